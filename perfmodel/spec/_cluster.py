@@ -1,0 +1,60 @@
+"""Clusters: devices joined by a hierarchy of networks."""
+
+from dataclasses import dataclass
+
+from perfmodel.errors import PerfModelError
+from perfmodel.spec._device import Device
+from perfmodel.units import positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkLevel:
+    """One tier of the network: the devices that it joins and what each device gets from it."""
+
+    name: str
+    """Interconnect name as in measurement tables, e.g. `NVLink3` or `InfiniBand HDR`."""
+    size: int
+    """Devices joined by this tier (the whole group, not the number of sub-groups)."""
+    bandwidth_bytes_per_s: float
+    """One-way bandwidth per device when all devices of the tier communicate."""
+    latency_s: float
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise PerfModelError(f"network level {self.name}: size must be at least 1, got {self.size}")
+        positive(f"network level {self.name}: bandwidth_bytes_per_s", self.bandwidth_bytes_per_s)
+        positive(f"network level {self.name}: latency_s", self.latency_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Identical devices under a hierarchy of network levels, innermost first."""
+
+    name: str
+    device: Device
+    levels: tuple[NetworkLevel, ...]
+    max_devices: int = 1 << 20
+    price_per_device_hour: float | None = None
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.levels:
+            raise PerfModelError(f"cluster {self.name}: at least one network level is needed")
+        sizes = [level.size for level in self.levels]
+        if any(b <= a or b % a for a, b in zip(sizes, sizes[1:], strict=False)):
+            raise PerfModelError(
+                f"cluster {self.name}: level sizes must grow and divide one another, got {sizes}"
+            )
+
+    @property
+    def devices_per_node(self) -> int:
+        """Devices joined by the innermost level."""
+        return self.levels[0].size
+
+    def level_of(self, span: int) -> int:
+        """Index of the innermost level whose size covers `span` consecutive ranks (last if none does)."""
+        for index, level in enumerate(self.levels):
+            if span <= level.size:
+                return index
+        return len(self.levels) - 1

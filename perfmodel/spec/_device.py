@@ -1,0 +1,72 @@
+"""Accelerators: nominal figures that analytical bounds and regressors are built on."""
+
+from dataclasses import dataclass, fields
+
+from perfmodel.errors import PerfModelError
+from perfmodel.units import positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeakRates:
+    """Dense peak rates in FLOP/s per element type; `None` where the device has no such unit."""
+
+    fp64: float | None = None
+    fp32: float | None = None
+    tf32: float | None = None
+    """Matrix rate for fp32 storage (TF32 on NVIDIA, matrix fp32 on AMD)."""
+    bf16: float | None = None
+    fp16: float | None = None
+    fp8: float | None = None
+    int8: float | None = None
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if value is not None:
+                positive(f"peak rate {f.name}", value)
+
+    def flops_per_s(self, dtype: str) -> float:
+        """Peak of `dtype` in FLOP/s, or of the nearest wider type that the device does have."""
+        for name in _FALLBACK.get(dtype, (dtype, "fp32")):
+            value = getattr(self, name, None)
+            if value is not None:
+                return value
+        raise PerfModelError(f"no peak rate is known for dtype {dtype!r}; add it to the device entry")
+
+
+_FALLBACK = {
+    "fp8": ("fp8", "bf16", "fp16", "fp32"),
+    "int8": ("int8", "fp8", "bf16", "fp16", "fp32"),
+    "bf16": ("bf16", "fp16", "fp32"),
+    "fp16": ("fp16", "bf16", "fp32"),
+    "tf32": ("tf32", "fp32"),
+    "fp32": ("fp32",),
+    "fp64": ("fp64", "fp32"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One accelerator (or CPU socket) with its nominal vendor figures."""
+
+    name: str
+    vendor: str
+    architecture: str
+    memory_bytes: float
+    memory_bandwidth_bytes_per_s: float
+    peak: PeakRates
+    compute_units: int
+    """Multiprocessors (NVIDIA SM, AMD CU, TPU core, CPU core)."""
+    clock_hz: float
+    """Boost clock."""
+    l2_bytes: float
+    link_bandwidth_bytes_per_s: float
+    """One-way bandwidth of the device's own scale-up link (NVLink, PCIe, ICI), all lanes together."""
+    power_w: float | None = None
+    source: str = ""
+    aliases: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("memory_bytes", "memory_bandwidth_bytes_per_s", "compute_units", "clock_hz",
+                     "l2_bytes", "link_bandwidth_bytes_per_s"):  # fmt: skip
+            positive(f"device {self.name}: {name}", getattr(self, name))

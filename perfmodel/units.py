@@ -1,0 +1,35 @@
+"""Units and element types. Everything inside the library is SI: seconds, bytes, FLOP/s."""
+
+from typing import Final
+
+from perfmodel.errors import PerfModelError, UnknownNameError
+
+KIB: Final = 1024
+MIB: Final = 1024**2
+GIB: Final = 1024**3
+GB: Final = 10**9
+
+DTYPE_BYTES: Final[dict[str, int]] = {
+    "fp64": 8,
+    "fp32": 4,
+    "tf32": 4,
+    "bf16": 2,
+    "fp16": 2,
+    "fp8": 1,
+    "int8": 1,
+}
+"""Bytes of one element as stored in memory (tf32 is a compute mode of 4-byte storage)."""
+
+
+def dtype_bytes(dtype: str) -> int:
+    """Bytes per element of `dtype`; raises `UnknownNameError` for a dtype not listed."""
+    try:
+        return DTYPE_BYTES[dtype]
+    except KeyError:
+        raise UnknownNameError("dtype", dtype, DTYPE_BYTES) from None
+
+
+def positive(name: str, value: float) -> None:
+    """Raise `PerfModelError` unless `value` is a finite number above zero."""
+    if not (value > 0 and value < float("inf")):
+        raise PerfModelError(f"{name} must be a finite number above zero, got {value!r}")

@@ -1,0 +1,18 @@
+"""Platform options are set here once, before anything imports JAX."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+DATA = Path(os.environ.get("PERFMODEL_DATA", Path(__file__).parents[2] / "shared" / "data"))
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The public measurement tables; the test is skipped, visibly, where they are absent."""
+    if not (DATA / "devices.csv").exists():
+        pytest.skip(f"measurement tables not found at {DATA}; set PERFMODEL_DATA")
+    return DATA
