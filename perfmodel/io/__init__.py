@@ -1,0 +1,9 @@
+"""Files in and out: measurement tables, atomic writes."""
+
+from perfmodel.io._atomic import write_atomic as write_atomic
+from perfmodel.io._atomic import write_bytes as write_bytes
+from perfmodel.io._atomic import write_json as write_json
+from perfmodel.io._atomic import write_text as write_text
+from perfmodel.io._tables import read_table as read_table
+from perfmodel.io._tables import table_kind as table_kind
+from perfmodel.io._tables import write_table as write_table

@@ -1,5 +1,16 @@
 """Explicit programs: schedules and communication turned into structures of events."""
 
+from perfmodel.program._build import build as build
+from perfmodel.program._draft import WHOLE as WHOLE
+from perfmodel.program._listing import Predecessor as Predecessor
+from perfmodel.program._listing import ProgramInstruction as ProgramInstruction
+from perfmodel.program._listing import instructions as instructions
+from perfmodel.program._listing import to_frame as to_frame
+from perfmodel.program._listing import to_text as to_text
+from perfmodel.program._spec import GradReduce as GradReduce
+from perfmodel.program._spec import ParamGather as ParamGather
+from perfmodel.program._spec import ProgramSpec as ProgramSpec
+from perfmodel.program._spec import Sends as Sends
 from perfmodel.program._structure import N_STREAMS as N_STREAMS
 from perfmodel.program._structure import Kind as Kind
 from perfmodel.program._structure import Stream as Stream

@@ -6,6 +6,7 @@ from perfmodel.spec._device import Device as Device
 from perfmodel.spec._device import PeakRates as PeakRates
 from perfmodel.spec._layout import Job as Job
 from perfmodel.spec._layout import Layout as Layout
+from perfmodel.spec._layout import Recompute as Recompute
 from perfmodel.spec._model import ConvLayer as ConvLayer
 from perfmodel.spec._model import ConvNet as ConvNet
 from perfmodel.spec._model import Experts as Experts
@@ -15,6 +16,7 @@ from perfmodel.spec._model import Model as Model
 from perfmodel.spec._model import Transformer as Transformer
 from perfmodel.spec._ops import Attention as Attention
 from perfmodel.spec._ops import Collective as Collective
+from perfmodel.spec._ops import CollectiveKind as CollectiveKind
 from perfmodel.spec._ops import Convolution as Convolution
 from perfmodel.spec._ops import Embedding as Embedding
 from perfmodel.spec._ops import Gemm as Gemm
@@ -23,3 +25,4 @@ from perfmodel.spec._ops import MemoryBound as MemoryBound
 from perfmodel.spec._ops import MoE as MoE
 from perfmodel.spec._ops import Op as Op
 from perfmodel.spec._ops import OptimizerStep as OptimizerStep
+from perfmodel.spec._ops import Pass as Pass

@@ -58,6 +58,11 @@ class Transformer:
     positions: Literal["learned", "rope", "alibi", "relative", "none"] = "learned"
     tied_embeddings: bool = True
     bias: bool = True
+    """Biases in all linear layers and layer norms."""
+    qkv_bias: bool = False
+    """Biases in the query, key and value projections even where `bias` is off (Qwen2)."""
+    qk_norm: bool = False
+    """Queries and keys normalised per head (Qwen3)."""
     causal: bool = True
     dropout: bool = True
     window: int = 0

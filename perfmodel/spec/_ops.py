@@ -202,7 +202,9 @@ class Convolution:
     @property
     def flops(self) -> float:
         """Direct-convolution FLOPs; `bwd` counts both gradients."""
-        macs = self.batch * self.c_out * self.h_out * self.w_out * self.c_in * self.k_h * self.k_w / self.groups
+        macs = (
+            self.batch * self.c_out * self.h_out * self.w_out * self.c_in * self.k_h * self.k_w / self.groups
+        )
         return 2.0 * macs * (2 if self.pass_ == "bwd" else 1)
 
     @property

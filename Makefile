@@ -1,0 +1,51 @@
+# Every target does its own set-up: a virtual environment in .venv with what it needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# pip's own notices are not ours to print
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+DATA ?= $(if $(PERFMODEL_DATA),$(PERFMODEL_DATA),../shared/data)
+
+.PHONY: plan test lint format bench validate report clean
+
+plan: $(VENV)/.plan ## search GPT-3 175B on 1024 A100s with the shipped calibration
+	@mkdir -p out
+	$(BIN)/perfmodel search --model gpt3-175b --cluster dgx-a100 --devices 1024 --global-batch 1536 \
+	  --top 15 --out out/plan.json --trace out/plan.trace.json.gz --png out/plan.png
+
+test: $(VENV)/.test ## all tests; those that need PERFMODEL_DATA skip visibly where it is absent
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: $(VENV)/.lint
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.bench ## ratios within one run, written to out/bench.json
+	$(BIN)/python benchmarks/run.py
+
+validate: $(VENV)/.plan ## every measured kernel and published run under PERFMODEL_DATA
+	$(BIN)/python validate/run.py --data $(DATA)
+
+clean:
+	rm -rf $(VENV) out
+
+# One stamp per set of extras; pyproject.toml alone decides what they hold.
+EXTRAS_plan := viz
+EXTRAS_test := test
+EXTRAS_lint := lint,test
+EXTRAS_bench := bench
+
+$(VENV)/.plan $(VENV)/.test $(VENV)/.lint $(VENV)/.bench: $(VENV)/.%: pyproject.toml | $(BIN)/python
+	$(PIP) --editable ".[$(EXTRAS_$*)]"
+	@touch $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "perfmodel needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)

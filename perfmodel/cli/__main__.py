@@ -1,0 +1,5 @@
+"""`python -m perfmodel.cli`."""
+
+from perfmodel.cli import main
+
+raise SystemExit(main())

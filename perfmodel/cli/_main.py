@@ -1,0 +1,31 @@
+"""Entry point: platform options in one place, bad input as one line and exit status 2."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from perfmodel.cli._parser import parser
+from perfmodel.errors import PerfModelError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status (0 ok, 2 bad input, 130 interrupted)."""
+    arguments = parser().parse_args(argv)
+    # the model's own arrays are small: an accelerator would only add latency
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    try:
+        from perfmodel.cli import _commands
+
+        return getattr(_commands, arguments.run)(arguments)
+    except PerfModelError as error:
+        print(f"perfmodel: {error}", file=sys.stderr)
+        return 2
+    except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
+        print(f"perfmodel: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("perfmodel: interrupted", file=sys.stderr)
+        return 130

@@ -1,0 +1,116 @@
+"""Commands and flags. Names are a contract: others script against them."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import perfmodel
+
+
+class _Parser(argparse.ArgumentParser):
+    """One line on stderr and exit status 2, instead of the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message}; see '{self.prog} --help'", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    top = _Parser(
+        prog="perfmodel",
+        description="Step time, memory and the best layout of distributed training, before a cluster is booked.",
+    )
+    top.add_argument("--version", action="version", version=f"perfmodel {perfmodel.__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _predict(commands)
+    _search(commands)
+    _timeline(commands)
+    _fit(commands)
+    _validate(commands)
+    doctor = commands.add_parser("doctor", help="what is installed, which devices, calibrations and caches")
+    doctor.set_defaults(run="doctor")
+    _json(doctor)
+    return top
+
+
+def _json(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="print one JSON object to stdout and nothing else")
+
+
+def _calibration(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--calibration", type=Path, metavar="DIR", help="directory made by 'perfmodel fit', instead of the shipped one"
+    )
+
+
+def _job(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--model", required=True, help="catalog name, Hugging Face config.json or TOML")
+    command.add_argument("--cluster", required=True, help="catalog name or TOML")
+    command.add_argument("--devices", type=int, metavar="N", help="devices used (default: what the layout needs)")
+    command.add_argument("--global-batch", type=int, required=True, metavar="B", help="sequences per step")
+    command.add_argument("--seq-len", type=int, metavar="S", help="tokens per sequence (default: the model's)")
+    command.add_argument("--dtype", default="bf16", choices=("bf16", "fp16", "fp32", "tf32", "fp8"))
+    command.add_argument("--mode", default="train", choices=("train", "inference"))
+    command.add_argument(
+        "--attention", default="flash", choices=("flash", "unfused"), help="fused attention, or materialised scores"
+    )
+    command.add_argument("--strict", action="store_true", help="refuse to extrapolate beyond the measurements")
+    _calibration(command)
+    _json(command)
+
+
+def _predict(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    command = commands.add_parser("predict", help="step time, memory and critical path of one layout")
+    _job(command)
+    command.add_argument(
+        "--layout", required=True, help='e.g. "tp=8,pp=16,dp=8,zero=1,recompute=selective" or DistSim\'s 8M16P8D'
+    )
+    command.set_defaults(run="predict")
+
+
+def _search(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    command = commands.add_parser("search", help="rank the layouts of a model on a cluster")
+    _job(command)
+    command.add_argument("--top", type=int, default=10, metavar="K", help="layouts to report (default 10)")
+    command.add_argument("--method", default="enumerate", help="enumerate")
+    command.add_argument("--fix", default="", metavar="LAYOUT", help='fix some dimensions, e.g. "tp=8,zero=1"')
+    command.add_argument("--out", type=Path, metavar="FILE", help="also write the result as JSON")
+    command.add_argument("--trace", type=Path, metavar="FILE", help="Chrome trace of the best layout (json or json.gz)")
+    command.add_argument("--png", type=Path, metavar="FILE", help="Gantt chart of the best layout")
+    command.set_defaults(run="search")
+
+
+def _timeline(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    command = commands.add_parser("timeline", help="what every device does when: Chrome trace and Gantt chart")
+    _job(command)
+    command.add_argument("--layout", required=True, help="as for predict")
+    command.add_argument("--out", type=Path, metavar="FILE", help="Chrome trace, opens in Perfetto (json or json.gz)")
+    command.add_argument("--png", type=Path, metavar="FILE", help="Gantt chart")
+    command.set_defaults(run="timeline")
+
+
+def _fit(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    command = commands.add_parser("fit", help="train cost models from tables of measurements")
+    command.add_argument("tables", nargs="+", type=Path, metavar="TABLE", help="csv, csv.gz or parquet")
+    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="calibration directory to write")
+    command.add_argument("--family", metavar="F", help="only this op family")
+    command.add_argument("--seed", type=int, default=0)
+    _json(command)
+    command.set_defaults(run="fit")
+
+
+def _validate(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    command = commands.add_parser("validate", help="hold predictions against measurements")
+    kinds = command.add_subparsers(dest="kind", required=True, metavar="KIND")
+    for kind, text in (
+        ("kernels", "tables of measured kernels and collectives"),
+        ("cases", "published end-to-end runs"),
+    ):
+        one = kinds.add_parser(kind, help=text)
+        one.add_argument("files", nargs="+", type=Path, metavar="FILE")
+        one.add_argument("--out", type=Path, metavar="FILE", help="write a prediction per row (csv)")
+        _calibration(one)
+        _json(one)
+        one.set_defaults(run=f"validate_{kind}")

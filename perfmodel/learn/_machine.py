@@ -1,0 +1,90 @@
+"""Device figures as numbers per row, the only thing a regressor knows of a device's hardware."""
+
+from dataclasses import asdict, dataclass
+from math import exp, log2
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel.spec import Device
+
+PEAK_NAMES: Final = ("fp64", "fp32", "tf32", "bf16", "fp8", "int8")
+
+
+class Machine(NamedTuple):
+    """Nominal figures of the device that each row runs on (arrays [n] or scalars)."""
+
+    peak: Float[Any, "n"]
+    """FLOP/s of the row's element type."""
+    bandwidth: Float[Any, "n"]
+    """Memory bandwidth in bytes/s."""
+    units: Float[Any, "n"]
+    """Multiprocessors."""
+    l2: Float[Any, "n"]
+    """Last-level cache in bytes."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The part of a `Device` that weights files keep for every device they were fitted on."""
+
+    name: str
+    vendor: str
+    architecture: str
+    bandwidth: float
+    units: float
+    l2: float
+    peaks: dict[str, float]
+    """FLOP/s by dtype class (`half` for fp16 and bf16)."""
+
+    @classmethod
+    def of(cls, device: Device) -> "Figures":
+        """Figures of a device; matrix fp32 units count for fp32 on AMD (MI100's nominal rate)."""
+        peaks = {name: device.peak.flops_per_s(name) for name in PEAK_NAMES}
+        if device.vendor == "AMD" and device.peak.tf32:
+            peaks["fp32"] = device.peak.tf32
+        peaks["half"] = peaks.pop("bf16")
+        return cls(device.name, device.vendor, device.architecture, device.memory_bandwidth_bytes_per_s,
+                   float(device.compute_units), device.l2_bytes, peaks)  # fmt: skip
+
+    def peak(self, dtype: str) -> float:
+        """FLOP/s of a dtype class; fp32's where the class is not known."""
+        return self.peaks.get(dtype, self.peaks["fp32"])
+
+    def machine(self, dtypes: np.ndarray) -> Machine:
+        """Figures for rows of the given dtype classes [n]."""
+        peak = np.array([self.peak(d) for d in dtypes], np.float64)
+        return Machine(peak, np.float64(self.bandwidth), np.float64(self.units), np.float64(self.l2))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for a weights file's metadata."""
+        return asdict(self)
+
+
+_GENERATION: Final = {
+    "Maxwell": 0, "Pascal": 1, "Volta": 2, "Turing": 2.5, "Ampere": 3, "Ada": 3.5, "Hopper": 4, "Blackwell": 5,
+    "GCN5": 1, "CDNA1": 2, "CDNA2": 3, "CDNA3": 4, "CDNA4": 5,
+}  # fmt: skip
+
+
+def similarity(a: Figures, b: Figures, dtype: str) -> float:
+    """How far a measurement on `b` tells about `a`: 1 for equal figures, towards 0 with distance.
+
+    Distance is summed over the doublings between peak rates, bandwidths, multiprocessors and
+    caches, plus a step per architecture generation and a long one between vendors.
+    """
+    distance = 0.0
+    for x, y, weight in (
+        (a.peak(dtype), b.peak(dtype), 0.5),
+        (a.bandwidth, b.bandwidth, 0.5),
+        (a.units, b.units, 0.5),
+        (a.l2, b.l2, 0.25),
+    ):
+        distance += weight * abs(log2(x / y))
+    if a.vendor != b.vendor:
+        distance += 4.0
+    elif a.architecture != b.architecture:
+        steps = abs(_GENERATION.get(a.architecture, 3) - _GENERATION.get(b.architecture, 3))
+        distance += 1.0 + steps
+    return exp(-distance)

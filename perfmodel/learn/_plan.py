@@ -1,0 +1,105 @@
+"""How a request is answered: directly, by a ratio to a measured kind, or from related devices."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+from perfmodel.learn._kinds import kind_distance
+from perfmodel.learn._machine import Figures, similarity
+from perfmodel.learn._stack import Stack
+
+Mode = Literal["direct", "ratio", "near", "far"]
+MAX_DONORS: Final = 3
+SHARPNESS: Final = 2.0
+"""Exponent on similarities when related devices are averaged."""
+NEAR_SIMILARITY: Final = 0.3
+"""From here on a related device counts as a near relative (same generation, like figures)."""
+
+
+class Term(NamedTuple):
+    """One evaluation of the regressor that enters the log time with a coefficient."""
+
+    coefficient: float
+    stack: int
+    kind: str
+    figures: Figures
+    """Device whose figures are used (the asked one, or a donor's own within a ratio)."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """log time = sum of coefficient x log time of every term."""
+
+    mode: Mode
+    terms: tuple[Term, ...]
+
+
+def make_plan(
+    stacks: Sequence[Stack], figures: Figures, kind: str, source: str | None, software: str | None
+) -> Plan | None:
+    """Choose stacks for `kind` on a device; `None` if no stack of the family has such a kind.
+
+    1. A stack of this device that has the kind (the named software if there is one, else the best
+       stand-in for a training job).
+    2. A stack of this device that has a related kind, times the ratio between the two kinds on the
+       most similar device that has both (backward over forward, say).
+    3. The most similar devices that have the kind, their log times averaged by similarity, each
+       under its own efficiencies and residual but with the asked device's figures.
+    """
+    own = [i for i, s in enumerate(stacks) if s.figures.name == figures.name]
+    order = {i: _rank(stacks[i], source, software) for i in range(len(stacks))}
+    direct = sorted((i for i in own if kind in stacks[i].kinds), key=order.__getitem__)
+    if direct:
+        return Plan("direct", (Term(1.0, direct[0], kind, figures),))
+    if own and (plan := _ratio(stacks, own, figures, kind, order)):
+        return plan
+    return _related(stacks, figures, kind, source, order)
+
+
+def _rank(stack: Stack, source: str | None, software: str | None) -> tuple[int, int, str]:
+    """Sort key of a stack for a request: named software, then named source, then preference."""
+    named = 2
+    if software is not None and (stack.software == software or stack.matches(software)):
+        named = 0 if source is None or stack.source == source else 1
+    elif source is not None and stack.source == source:
+        named = 1
+    return (named, *stack.preference())
+
+
+def _ratio(
+    stacks: Sequence[Stack], own: Sequence[int], figures: Figures, kind: str, order: dict[int, tuple]
+) -> Plan | None:
+    dtype = kind.split("/")[0]
+    best: tuple[float, tuple, Plan] | None = None
+    for mine in own:
+        for reference in stacks[mine].kinds:
+            step = kind_distance(kind, reference)
+            for donor, stack in enumerate(stacks):
+                if kind in stack.kinds and reference in stack.kinds and step < 4.0:
+                    cost = step - similarity(figures, stack.figures, dtype)
+                    if best is None or (cost, order[mine]) < best[:2]:
+                        terms = (
+                            Term(1.0, mine, reference, figures),
+                            Term(1.0, donor, kind, stack.figures),
+                            Term(-1.0, donor, reference, stack.figures),
+                        )
+                        best = (cost, order[mine], Plan("ratio", terms))
+    return best[2] if best else None
+
+
+def _related(
+    stacks: Sequence[Stack], figures: Figures, kind: str, source: str | None, order: dict[int, tuple]
+) -> Plan | None:
+    dtype = kind.split("/")[0]
+    able = [i for i, s in enumerate(stacks) if kind in s.kinds]
+    if not able:
+        return None
+    named = [i for i in able if order[i][0] == 0] or [i for i in able if order[i][0] == 1] or able
+    by_device: dict[str, int] = {}
+    for i in sorted(named, key=order.__getitem__):
+        by_device.setdefault(stacks[i].figures.name, i)
+    scored = sorted(((similarity(figures, stacks[i].figures, dtype), i) for i in by_device.values()), reverse=True)
+    top = scored[:MAX_DONORS]
+    total = sum(s**SHARPNESS for s, _ in top)
+    terms = tuple(Term(s**SHARPNESS / total, i, kind, figures) for s, i in top)
+    return Plan("near" if top[0][0] >= NEAR_SIMILARITY else "far", terms)

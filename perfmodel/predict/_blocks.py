@@ -1,0 +1,200 @@
+"""Times of a model's blocks on one device: the bottom of DistSim's hierarchy (section 4.3).
+
+A block (embedding, layer, head) of one shard is a handful of deduplicated events; its phases are
+dot products of event counts and event times. Everything above works on these few numbers.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel.cost import CollectiveModel, EventTimes, KernelModel
+from perfmodel.predict._framework import Framework
+from perfmodel.predict._placement import Placement
+from perfmodel.spec import Cluster, Collective, Job, KernelOp, Layout, Op
+from perfmodel.workload import BlockOps, Comm
+
+
+class Phase(IntEnum):
+    """Phases of a block in one micro-batch."""
+
+    FORWARD = 0
+    BACKWARD_INPUT = 1
+    BACKWARD_WEIGHT = 2
+    RECOMPUTE_SELECTIVE = 3
+    RECOMPUTE_FULL = 4
+
+
+N_PHASES = len(Phase)
+RECOMPUTE_MODES = ("none", "selective", "full")
+
+
+@dataclass(frozen=True)
+class BlockTable:
+    """Event counts and phase times of all block kinds of one shard."""
+
+    blocks: tuple[BlockOps, ...]
+    repeats: tuple[int, ...]
+    """How often each block occurs, in model order."""
+    ops: tuple[Op, ...]
+    """Distinct events of the shard."""
+    groups: tuple[str, ...]
+    """Process group of each event that is a collective, "" for kernels."""
+    counts: Float[np.ndarray, "blocks phases ops"]
+    times: EventTimes
+    gap_s: Float[np.ndarray, "blocks phases"]
+    """Idle time between kernels, and launch-bound excess over the kernels' own time."""
+    exposed: Float[np.ndarray, " ops"]
+    """Share of each event's time that is not hidden behind others (1 for kernels)."""
+
+    @property
+    def pairs(self) -> list[tuple[BlockOps, int]]:
+        """(block, repeats) in model order."""
+        return list(zip(self.blocks, self.repeats, strict=True))
+
+    @cached_property
+    def event_s(self) -> Float[np.ndarray, "blocks phases ops"]:
+        """Exposed seconds of every event in every phase."""
+        return self.counts * (self.times.time_s * self.exposed)
+
+    @cached_property
+    def phase_s(self) -> Float[np.ndarray, "blocks phases"]:
+        """Seconds of every phase of every block."""
+        return self.event_s.sum(axis=2) + self.gap_s
+
+    @cached_property
+    def params(self) -> Float[np.ndarray, " blocks"]:
+        """Dense parameters that one device holds of each block."""
+        return np.array([b.params - b.expert_params for b in self.blocks], float)
+
+    @cached_property
+    def expert_params(self) -> Float[np.ndarray, " blocks"]:
+        """Expert parameters that one device holds of each block."""
+        return np.array([b.expert_params for b in self.blocks], float)
+
+    @cached_property
+    def activation_bytes(self) -> Float[np.ndarray, "blocks modes"]:
+        """Bytes saved for backward per micro-batch under each of `RECOMPUTE_MODES`."""
+        return np.array(
+            [[getattr(b.activation_bytes, mode) for mode in RECOMPUTE_MODES] for b in self.blocks], float
+        )
+
+    @cached_property
+    def workspace_bytes(self) -> Float[np.ndarray, " blocks"]:
+        return np.array([b.workspace_bytes for b in self.blocks], float)
+
+    @cached_property
+    def boundary_bytes(self) -> float:
+        """Largest activation that a block hands to the next stage."""
+        return max(b.boundary_bytes for b in self.blocks)
+
+
+def block_table(
+    blocks: Sequence[tuple[BlockOps, int]],
+    layout: Layout,
+    job: Job,
+    cluster: Cluster,
+    timed: Callable[[Sequence[Op]], EventTimes],
+    framework: Framework,
+) -> BlockTable:
+    """Count, deduplicate and time (with `timed`) the events of `blocks`."""
+    index: dict[tuple[Op, str], int] = {}
+    entries: list[tuple[int, int, int, float]] = []
+    overlappable: dict[int, bool] = {}
+
+    def add(block: int, phase: Phase, op: Op, count: float, group: str = "") -> int:
+        where = index.setdefault((op, group), len(index))
+        entries.append((block, phase, where, count))
+        return where
+
+    for b, (block, _) in enumerate(blocks):
+        for phase, kernels_of_phase, comms in _phases(block):
+            for op, count in kernels_of_phase:
+                add(b, phase, op, count)
+            for comm in comms:
+                place = Placement.of(comm.group, layout)
+                if place.size > 1:
+                    event = place.collective(comm.collective, comm.bytes, job.dtype, cluster)
+                    overlappable[add(b, phase, event, comm.count, comm.group)] = comm.overlappable
+
+    ops = tuple(op for op, _ in index)
+    counts = np.zeros((len(blocks), N_PHASES, len(ops)))
+    rows = np.array(entries).reshape(-1, 4)
+    np.add.at(counts, tuple(rows[:, :3].astype(int).T), rows[:, 3])
+    times = timed(ops)
+    is_kernel = np.array([not isinstance(op, Collective) for op in ops])
+    launches = counts[:, :, is_kernel].sum(axis=2)
+    kernel_s = counts[:, :, is_kernel] @ times.time_s[is_kernel]
+    # the device waits for the host where launching takes longer than the kernels run
+    gap_s = np.maximum(launches * framework.kernel_gap_s, launches * framework.host_launch_s - kernel_s)
+    exposed = _exposed(counts, times.time_s, is_kernel, overlappable, layout)
+    return BlockTable(
+        blocks=tuple(b for b, _ in blocks),
+        repeats=tuple(n for _, n in blocks),
+        ops=ops,
+        groups=tuple(group for _, group in index),
+        counts=counts,
+        times=times,
+        gap_s=gap_s,
+        exposed=exposed,
+    )
+
+
+def event_times(
+    ops: Sequence[Op], cluster: Cluster, kernels: KernelModel, collectives: CollectiveModel
+) -> EventTimes:
+    """Times of a mixed list of kernels and collectives, in order."""
+    comm = [i for i, op in enumerate(ops) if isinstance(op, Collective)]
+    rest = [i for i, op in enumerate(ops) if not isinstance(op, Collective)]
+    time_s, lo_s, hi_s = np.zeros((3, len(ops)))
+    provenance = [""] * len(ops)
+    parts = []
+    if rest:
+        kernel_ops: list[KernelOp] = [ops[i] for i in rest]  # pyright: ignore[reportAssignmentType]
+        parts.append((rest, kernels.times(cluster.device, kernel_ops)))
+    if comm:
+        parts.append((comm, collectives.times(cluster, [ops[i] for i in comm])))  # pyright: ignore[reportArgumentType]
+    for where, part in parts:
+        time_s[where], lo_s[where], hi_s[where] = part.time_s, part.lo_s, part.hi_s
+        for i, name in zip(where, part.provenance, strict=True):
+            provenance[i] = name
+    return EventTimes(time_s=time_s, lo_s=lo_s, hi_s=hi_s, provenance=tuple(provenance))
+
+
+def _phases(block: BlockOps) -> tuple[tuple[Phase, tuple[tuple[KernelOp, int], ...], tuple[Comm, ...]], ...]:
+    return (
+        (Phase.FORWARD, block.forward, block.forward_comm),
+        (Phase.BACKWARD_INPUT, block.backward_input, block.backward_comm),
+        (Phase.BACKWARD_WEIGHT, block.backward_weight, ()),
+        (Phase.RECOMPUTE_SELECTIVE, block.recompute_selective, block.recompute_selective_comm),
+        (Phase.RECOMPUTE_FULL, block.recompute_full, block.recompute_full_comm),
+    )
+
+
+def _exposed(
+    counts: Float[np.ndarray, "blocks phases ops"],
+    time_s: Float[np.ndarray, " ops"],
+    is_kernel: np.ndarray,
+    overlappable: dict[int, bool],
+    layout: Layout,
+) -> Float[np.ndarray, " ops"]:
+    """Share of each collective that cannot hide behind the kernels of its own phase.
+
+    A collective cut into n ring steps hides all but its first step behind the products that feed
+    it, as far as they last: exposed = max(1/n, 1 - compute (1 - 1/n) / communication).
+    """
+    exposed = np.ones(len(time_s))
+    kernel_s = (counts * (time_s * is_kernel)).sum(axis=2)
+    for op, may_overlap in overlappable.items():
+        if not (may_overlap or layout.tp_overlap):
+            continue
+        users = counts[:, :, op] > 0
+        comm_s = (counts * (time_s * ~is_kernel)).sum(axis=2)[users]
+        n = max(2, layout.tp if not may_overlap else layout.cp)
+        share = 1 - (1 - 1 / n) * kernel_s[users] / comm_s
+        exposed[op] = float(np.max(np.maximum(share, 1 / n)))
+    return exposed

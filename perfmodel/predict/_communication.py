@@ -1,0 +1,105 @@
+"""Events between a model's blocks: sends, gradient reductions, weight gathers, optimizer steps."""
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel.predict._blocks import BlockTable
+from perfmodel.predict._memory import stored_dtype_bytes
+from perfmodel.predict._placement import Group, Placement
+from perfmodel.program import Kind, ProgramSpec
+from perfmodel.spec import Cluster, Collective, Job, Layout, Op
+from perfmodel.units import dtype_bytes
+from perfmodel.workload import optimizer_op
+
+ClassEvent = tuple[Kind, tuple[int, int], Op]
+"""An event that a class (kind, (stage, segment)) holds; a class may hold several."""
+
+
+def communication_events(
+    layout: Layout,
+    table: BlockTable,
+    spec: ProgramSpec,
+    counts: Float[np.ndarray, "stages segments blocks"],
+    job: Job,
+    cluster: Cluster,
+) -> list[ClassEvent]:
+    """Every event of the step that belongs to no block."""
+    events = _sends(layout, table, counts.shape[0], job, cluster) if layout.pp > 1 else []
+    groups: dict[Group, Float[np.ndarray, "stages segments"]] = {
+        "dp": counts @ table.params,
+        "expert_dp": counts @ table.expert_params,
+    }
+    for group, params in groups.items():
+        place = Placement.of(group, layout)
+        if place.size > 1:
+            events += _sharded_state(layout, place, params, job, cluster)
+        if job.mode == "train":
+            events += _optimizer(layout, place, params, spec, job)
+    if spec.tied_embedding:
+        n_bytes = table.params[0] * dtype_bytes(job.grad_dtype)
+        op = Placement.of("embedding", layout).collective("all_reduce", n_bytes, job.grad_dtype, cluster)
+        events += [(Kind.EMBEDDING_REDUCE, (stage, 0), op) for stage in (0, counts.shape[0] - 1)]
+    return events
+
+
+def _sends(layout: Layout, table: BlockTable, stages: int, job: Job, cluster: Cluster) -> list[ClassEvent]:
+    stride = Placement.of("pp", layout).stride
+    events: list[ClassEvent] = []
+    for stage in range(stages):
+        rank = stage % layout.pp
+        for kind, other in ((Kind.SEND_FORWARD, rank + 1), (Kind.SEND_BACKWARD, rank - 1)):
+            target = other % layout.pp * stride
+            events.append(
+                (kind, (stage, 0), send(table.boundary_bytes, rank * stride, target, job.dtype, cluster))
+            )
+    return events
+
+
+def send(n_bytes: float, source: int, target: int, dtype: str, cluster: Cluster) -> Collective:
+    """Point-to-point between two ranks; when it leaves the node, all devices of the node send at once."""
+    node = cluster.devices_per_node
+    same = source // node == target // node
+    levels = [i for i, level in enumerate(cluster.levels) if source // level.size == target // level.size]
+    return Collective(
+        collective="send_recv",
+        bytes=float(n_bytes),
+        num_ranks=2,
+        ranks_per_node=2 if same else 1,
+        dtype=dtype,
+        level=levels[0] if levels else len(cluster.levels) - 1,
+        concurrent=1 if same else node,
+    )
+
+
+def _sharded_state(
+    layout: Layout, place: Placement, params: Float[np.ndarray, "stages segments"], job: Job, cluster: Cluster
+) -> list[ClassEvent]:
+    reduce = "reduce_scatter" if layout.zero else "all_reduce"
+    wanted = [(Kind.GRAD_REDUCE, reduce, dtype_bytes(job.grad_dtype), job.grad_dtype)]
+    if layout.zero:
+        weight = stored_dtype_bytes(job)
+        wanted += [
+            (kind, "all_gather", weight, job.dtype)
+            for kind in (Kind.PARAM_GATHER, Kind.PARAM_GATHER_BACKWARD)
+        ]
+    return [
+        (kind, (s, g), place.collective(collective, params[s, g] * size, dtype, cluster))
+        for kind, collective, size, dtype in wanted
+        for s, g in np.argwhere(params > 0).tolist()
+    ]
+
+
+def _optimizer(
+    layout: Layout,
+    place: Placement,
+    params: Float[np.ndarray, "stages segments"],
+    spec: ProgramSpec,
+    job: Job,
+) -> list[ClassEvent]:
+    """One update per pipeline rank over all its chunks, on its shard of the states."""
+    per_rank = params.sum(axis=1).reshape(spec.chunks, spec.stages).sum(axis=0)
+    shards = place.size if layout.zero else 1
+    return [
+        (Kind.OPTIMIZER, (rank, 0), optimizer_op(-(-int(per_rank[rank]) // shards), job))
+        for rank in np.flatnonzero(per_rank > 0).tolist()
+    ]

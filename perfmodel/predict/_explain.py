@@ -1,0 +1,179 @@
+"""Why the step takes as long as it does: events on the critical path, breakdown, interval."""
+
+from collections import defaultdict
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel.cost import EventTimes
+from perfmodel.predict._blocks import Phase
+from perfmodel.predict._prediction import CriticalEvent
+from perfmodel.predict._step_model import Bundle, StepModel
+from perfmodel.program import Kind
+from perfmodel.spec import (
+    Attention,
+    Collective,
+    Convolution,
+    Embedding,
+    Gemm,
+    Layout,
+    MemoryBound,
+    MoE,
+    Op,
+    OptimizerStep,
+)  # fmt: skip
+
+_PHASES_OF = {
+    Kind.FORWARD: (Phase.FORWARD,),
+    Kind.BACKWARD: (Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT),
+    Kind.BACKWARD_INPUT: (Phase.BACKWARD_INPUT,),
+    Kind.BACKWARD_WEIGHT: (Phase.BACKWARD_WEIGHT,),
+}
+_GROUPS = {"tp": "tensor_parallel", "cp": "context_parallel", "ep": "expert_parallel"}
+_RECOMPUTE = {"selective": Phase.RECOMPUTE_SELECTIVE, "full": Phase.RECOMPUTE_FULL}
+
+
+def event_label(op: Op) -> str:
+    """A short, unique, readable name: operator, shape, pass."""
+    match op:
+        case Gemm():
+            many = f"{op.batch * op.groups}x" if op.batch * op.groups > 1 else ""
+            return f"{op.op} {many}{op.m}x{op.n}x{op.k} {op.pass_}"
+        case Attention():
+            return f"attention b{op.batch} h{op.heads}/{op.kv_heads} q{op.seq_q} kv{op.seq_kv} d{op.head_dim} {op.pass_}"
+        case MemoryBound():
+            return f"{op.op} {op.rows}x{op.hidden} {op.pass_}"
+        case Embedding():
+            return f"embedding {op.tokens}x{op.hidden} {op.pass_}"
+        case OptimizerStep():
+            return f"{op.op} {op.n_params} params"
+        case Convolution():
+            return f"conv {op.batch}x{op.c_in}x{op.h_in}x{op.w_in} to {op.c_out} k{op.k_h}s{op.stride_h} {op.pass_}"
+        case MoE():
+            return f"experts {op.tokens} tokens {op.hidden}x{op.inter} top{op.topk}/{op.experts} {op.pass_}"
+        case Collective():
+            where = "intra-node" if op.num_nodes == 1 else f"{op.num_nodes} nodes"
+            return f"{op.collective} {op.bytes / 1e6:.3g} MB x{op.num_ranks} ({where})"
+
+
+def phases_of(kind: Kind, layout: Layout) -> tuple[Phase, ...]:
+    """Block phases that an op of `kind` runs through."""
+    phases = _PHASES_OF.get(kind, ())
+    if kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT) and layout.recompute in _RECOMPUTE:
+        phases += (_RECOMPUTE[layout.recompute],)
+    return phases
+
+
+class CriticalPath:
+    """Seconds of the step by event, from the gradient of the step time."""
+
+    def __init__(self, model: StepModel, bundle: Bundle, gradient: Float[np.ndarray, " classes"]) -> None:
+        table, layout, counts = bundle.tables[0], bundle.layouts[0], bundle.counts
+        structure = model.prepared(bundle.spec).structure
+        weight = np.zeros(table.counts.shape[:2])
+        comm: dict[tuple[Kind, int, int], float] = {}
+        for c in np.flatnonzero(gradient):
+            name = Kind(int(structure.class_kind[c]))
+            s, g = int(structure.class_stage[c]), int(structure.class_segment[c])
+            blocks = counts[s].sum(axis=0) if g < 0 else counts[s, g]
+            for phase in phases_of(name, layout):
+                weight[:, phase] += gradient[c] * blocks
+            if not phases_of(name, layout):
+                for seg in range(counts.shape[1]) if g < 0 else (g,):
+                    comm[name, s, seg] = comm.get((name, s, seg), 0.0) + float(gradient[c])
+        self.ops: list[Op] = list(table.ops)
+        count = np.einsum("bp,bpo->o", weight, table.counts)
+        seconds = np.einsum("bp,bpo->o", weight, table.event_s)
+        half = _half_widths(table.times)
+        times = table.times.provenance
+        self.gap_s = float((weight * table.gap_s).sum())
+        extra: dict[Op, float] = defaultdict(float)
+        for name, where, op in model.class_events(bundle, 0):
+            if (name, *where) in comm:
+                extra[op] += comm[(name, *where)]
+        timed = model.timed(list(extra))
+        self.ops += list(extra)
+        self.count = np.concatenate([count, np.array(list(extra.values()))])
+        self.seconds = np.concatenate([seconds, self.count[len(count) :] * timed.time_s])
+        self.half_width = np.concatenate([half, _half_widths(timed)])
+        self.provenance = times + timed.provenance
+
+    def events(self) -> tuple[CriticalEvent, ...]:
+        """Events by falling share; host and launch gaps as an event of their own."""
+        order = np.argsort(-self.seconds, kind="stable")
+        named = [
+            CriticalEvent(
+                event=event_label(self.ops[i]), count=float(self.count[i]), time_s=float(self.seconds[i])
+            )
+            for i in order.tolist()
+            if self.seconds[i] > 0
+        ]
+        if self.gap_s > 0:
+            named.append(CriticalEvent(event="kernel launch gaps", count=1.0, time_s=self.gap_s))
+        return tuple(sorted(named, key=lambda e: -e.time_s))
+
+    def provenance_shares(self) -> dict[str, float]:
+        """Share of the critical path by origin of its times."""
+        shares = dict.fromkeys(("measured", "learned", "analytical", "extrapolated"), 0.0)
+        total = float(self.seconds.sum()) or 1.0
+        for name, value in zip(self.provenance, self.seconds.tolist(), strict=True):
+            shares[name] = shares.get(name, 0.0) + value / total
+        return shares
+
+    def relative_half_width(self, framework_error: float) -> float:
+        """90 % half-width of the step time, relative.
+
+        Errors within a family are taken as common to all its events (one regressor, one device),
+        errors of different families and of the framework as independent.
+        """
+        family: dict[str, float] = defaultdict(float)
+        for op, seconds, half in zip(self.ops, self.seconds.tolist(), self.half_width.tolist(), strict=True):
+            family[op.family] += seconds * half
+        total = float(self.seconds.sum()) + self.gap_s
+        return float(np.sqrt(sum(v**2 for v in family.values()) / total**2 + framework_error**2))
+
+
+def _half_widths(times: EventTimes) -> Float[np.ndarray, " ops"]:
+    return (times.hi_s - times.lo_s) / 2 / np.maximum(times.time_s, 1e-12)
+
+
+def breakdown(
+    model: StepModel,
+    bundle: Bundle,
+    durations: Float[np.ndarray, " classes"],
+    step_s: float,
+    without_dp_s: float,
+    without_comm_s: float,
+) -> dict[str, float]:
+    """Mean seconds per pipeline rank by activity; sums to the step time.
+
+    `without_dp_s` and `without_comm_s` are the step times with data-parallel communication, and
+    with sends as well, taken away: what they add is what the schedule leaves exposed.
+    """
+    table, layout, spec = bundle.tables[0], bundle.layouts[0], bundle.spec
+    prepared = model.prepared(spec)
+    blocks = bundle.counts.sum(axis=(0, 1))
+    per_rank = spec.micro_batches / spec.stages
+    comm = np.array([isinstance(op, Collective) for op in table.ops])
+    kernel_s = np.einsum("b,bpo->p", blocks, table.event_s[:, :, ~comm]) * per_rank
+    comm_by_group = dict.fromkeys(_GROUPS.values(), 0.0)
+    phases = [Phase.FORWARD]
+    if model.job.mode == "train":
+        phases += [Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT, *phases_of(Kind.BACKWARD, layout)[2:]]
+    for i in np.flatnonzero(comm).tolist():
+        seconds = float(np.einsum("b,bp->", blocks, table.event_s[:, phases, i]) * per_rank)
+        comm_by_group[_GROUPS[table.groups[i]]] += seconds
+    gap = float(np.einsum("b,bp->", blocks, table.gap_s[:, phases]) * per_rank)
+    result = {"forward": float(kernel_s[Phase.FORWARD])}
+    if model.job.mode == "train":
+        result["backward"] = float(kernel_s[Phase.BACKWARD_INPUT] + kernel_s[Phase.BACKWARD_WEIGHT])
+        result["recompute"] = float(sum(kernel_s[p] for p in phases_of(Kind.BACKWARD, layout)[2:]))
+    result |= {f"{name}_communication": value for name, value in comm_by_group.items()}
+    result["kernel_launch_gaps"] = gap
+    kinds = prepared.structure.class_kind
+    busy = durations * prepared.compute_count
+    result["optimizer"] = float(busy[kinds == Kind.OPTIMIZER].sum() / spec.stages)
+    result["data_parallel_communication_exposed"] = step_s - without_dp_s
+    result["pipeline_communication_exposed"] = without_dp_s - without_comm_s
+    result["bubble"] = step_s - sum(result.values())
+    return result

@@ -1,0 +1,186 @@
+"""The public prediction: one layout, fully explained."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel import catalog
+from perfmodel.cost import CollectiveModel, KernelModel
+from perfmodel.errors import NoDataError
+from perfmodel.predict._check import check_layout
+from perfmodel.predict._explain import CriticalPath, breakdown
+from perfmodel.predict._framework import Framework
+from perfmodel.predict._memory import CATEGORIES
+from perfmodel.predict._prediction import Prediction, StageMemory
+from perfmodel.predict._step_model import Bundle, Prepared, StepModel
+from perfmodel.program import Kind
+from perfmodel.spec import Cluster, Job, Layout, Model
+from perfmodel.timeline import makespan_and_grad, makespan_lanes, times
+from perfmodel.units import GIB
+from perfmodel.workload import step_flops
+
+_DP_KINDS = (Kind.GRAD_REDUCE, Kind.PARAM_GATHER, Kind.PARAM_GATHER_BACKWARD, Kind.EMBEDDING_REDUCE)
+_SEND_KINDS = (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
+
+
+@lru_cache(maxsize=64)
+def step_model(
+    model: Model,
+    cluster: Cluster,
+    job: Job,
+    calibration: Path | None = None,
+    framework: Framework = Framework(),  # noqa: B008 (frozen)
+) -> StepModel:
+    """The step model of a model, cluster and job, kept for later calls with the same arguments."""
+    return StepModel(
+        model=model,
+        job=job,
+        cluster=cluster,
+        kernels=KernelModel.load(calibration),
+        collectives=CollectiveModel.load(calibration),
+        framework=framework,
+    )
+
+
+def predict(
+    model: Model | str,
+    cluster: Cluster | str,
+    layout: Layout | str,
+    *,
+    global_batch: int,
+    seq_len: int | None = None,
+    devices: int | None = None,
+    job: Job | None = None,
+    calibration: Path | str | None = None,
+    framework: Framework | None = None,
+    timeline: bool = False,
+    strict: bool = False,
+) -> Prediction:
+    """Predict one training (or inference) step.
+
+    Args:
+        model: catalog name, path of a Hugging Face `config.json` or TOML, or a `Model`.
+        cluster: catalog name, path of a TOML, or a `Cluster`.
+        layout: a `Layout` or its notation, e.g. `"tp=8,pp=16,dp=8"` or `"8M16P8D"`.
+        global_batch: sequences (images) per step over all replicas.
+        seq_len: tokens per sequence; the model's own if not given.
+        devices: checked against the layout's degrees if given.
+        job: dtype, attention kind and so on; overrides `global_batch` and `seq_len` if given.
+        calibration: directory made by `perfmodel fit` that replaces the shipped one.
+        framework: host and allocator constants.
+        timeline: also keep start and end of every event (`Prediction.timeline`).
+        strict: refuse to extrapolate.
+
+    Raises:
+        UnknownNameError, LayoutError: for names or layouts that are not possible.
+        NoDataError: under `strict`, if part of the step rests on extrapolation.
+    """
+    model = catalog.model(model) if isinstance(model, str) else model
+    cluster = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
+    layout = Layout.parse(layout) if isinstance(layout, str) else layout
+    job = job or Job(global_batch=global_batch, seq_len=seq_len or model.seq_len)
+    check_layout(model, cluster, job, layout, devices)
+    path = Path(calibration) if calibration is not None else None
+    fixed = step_model(model, cluster, job, path, framework or Framework())
+    return explain(fixed, layout, timeline=timeline, strict=strict)
+
+
+def explain(fixed: StepModel, layout: Layout, *, timeline: bool = False, strict: bool = False) -> Prediction:
+    """The full prediction of one layout from its step model."""
+    (bundle,) = fixed.bundles([layout])
+    prepared, durations = fixed.prepared(bundle.spec), fixed.durations(bundle)[0]
+    step_s, gradient = makespan_and_grad(prepared.compiled, durations)
+    step_s = float(step_s)
+    path = CriticalPath(fixed, bundle, np.asarray(gradient, float))
+    half = path.relative_half_width(fixed.framework.relative_error)
+    memory = stage_memory(fixed, bundle)
+    capacity = fixed.cluster.device.memory_bytes
+    provenance = path.provenance_shares()
+    if strict and provenance["extrapolated"] + provenance["analytical"] > 0:
+        raise NoDataError(
+            f"{provenance['extrapolated'] + provenance['analytical']:.0%} of the step's time is extrapolated beyond "
+            f"the measurements for {fixed.cluster.device.name}; measure it (perfmodel calibrate) or drop --strict"
+        )
+    reasons = fit_reasons(memory, capacity, fixed.framework)
+    flops = step_flops(fixed.model, fixed.job).model_flops
+    per_device = flops / step_s / layout.devices
+    busy_s = float(durations @ prepared.compute_count)
+    ranks = prepared.structure.devices
+    return Prediction(
+        model=fixed.model.name,
+        cluster=fixed.cluster.name,
+        devices=layout.devices,
+        layout=layout,
+        global_batch=fixed.job.global_batch,
+        seq_len=fixed.job.seq_len,
+        step_time_s=step_s,
+        step_time_lo_s=step_s * max(0.0, 1 - half),
+        step_time_hi_s=step_s * (1 + half),
+        tokens_per_s_per_device=fixed.job.global_batch * fixed.job.seq_len / step_s / layout.devices,
+        tflops_per_device=per_device / 1e12,
+        mfu=per_device / fixed.cluster.device.peak.flops_per_s(fixed.job.dtype),
+        bubble_fraction=max(0.0, 1 - busy_s / (ranks * step_s)),
+        memory_per_stage=memory,
+        memory_capacity_bytes=capacity,
+        breakdown_s=breakdown(fixed, bundle, durations, step_s, *_without_communication(prepared, durations)),
+        critical_path=path.events(),
+        provenance=provenance,
+        fits=not reasons,
+        reasons=reasons,
+        warnings=_warnings(provenance, fixed),
+        timeline=times(prepared.structure, durations) if timeline else None,
+    )
+
+
+def stage_memory(fixed: StepModel, bundle: Bundle) -> tuple[StageMemory, ...]:
+    """Memory of every pipeline rank of a bundle's first layout."""
+    memory = fixed.memory(bundle)
+    rows = zip(*(getattr(memory, name)[0].tolist() for name in CATEGORIES), strict=True)
+    return tuple(StageMemory(**dict(zip(CATEGORIES, row, strict=True))) for row in rows)
+
+
+def fit_reasons(memory: Sequence[StageMemory], capacity: float, framework: Framework) -> tuple[str, ...]:
+    """Empty if every rank fits, else why the fullest does not and what its largest part is."""
+    worst = max(range(len(memory)), key=lambda i: memory[i].peak)
+    usable = capacity * (1 - framework.memory_margin)
+    if memory[worst].peak <= usable:
+        return ()
+    parts = {k: v for k, v in memory[worst].to_dict().items() if k != "peak"}
+    largest = max(parts, key=parts.__getitem__)
+    return (
+        f"out of memory: pipeline rank {worst} needs {memory[worst].peak / GIB:.1f} GiB of {usable / GIB:.1f} GiB usable; "
+        f"{largest} take {parts[largest] / GIB:.1f} GiB ({_REMEDY[largest]})",
+    )
+
+
+_REMEDY = {
+    "weights": "raise tp or pp, or use zero=3",
+    "gradients": "raise tp or pp, or use zero=2",
+    "optimizer": "raise zero, tp or pp",
+    "activations": "use recompute, a smaller micro_batch, sequence_parallel or a larger tp",
+    "buffers": "use a smaller micro_batch or a larger tp",
+}
+
+
+def _without_communication(
+    prepared: Prepared, durations: Float[np.ndarray, " classes"]
+) -> tuple[float, float]:
+    """Step times without data-parallel communication, and without sends either."""
+    kinds = prepared.structure.class_kind
+    no_dp = np.where(np.isin(kinds, _DP_KINDS), 0.0, durations)
+    no_comm = np.where(np.isin(kinds, _SEND_KINDS), 0.0, no_dp)
+    spans = makespan_lanes(prepared.compiled, np.stack([no_dp, no_comm]))
+    return float(spans[0]), float(spans[1])
+
+
+def _warnings(provenance: dict[str, float], fixed: StepModel) -> tuple[str, ...]:
+    beyond = provenance["extrapolated"] + provenance["analytical"]
+    if beyond < 0.01:
+        return ()
+    return (
+        f"{beyond:.0%} of the critical path is extrapolated beyond what was measured on {fixed.cluster.device.name}; "
+        "the interval is wider for it",
+    )

@@ -1,0 +1,141 @@
+"""What a prediction holds, and how it is shown."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.predict._memory import CATEGORIES
+from perfmodel.spec import Layout
+from perfmodel.timeline import Timeline
+from perfmodel.units import GIB
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageMemory:
+    """Bytes on one device of one pipeline rank, at the worst moment of the step."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    """Saved for backward, for all micro-batches in flight."""
+    buffers: float
+    """Transient workspace, communication buckets, gathered weights, framework context."""
+
+    @property
+    def peak(self) -> float:
+        return self.weights + self.gradients + self.optimizer + self.activations + self.buffers
+
+    def to_dict(self) -> dict[str, float]:
+        return {"peak": self.peak} | {k: getattr(self, k) for k in CATEGORIES}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticalEvent:
+    """An event's share of the critical path."""
+
+    event: str
+    count: float
+    """Occurrences on the critical path: d(step time) / d(event time)."""
+    time_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """Step time, memory and their explanation for one layout."""
+
+    model: str
+    cluster: str
+    devices: int
+    layout: Layout
+    global_batch: int
+    seq_len: int
+    step_time_s: float
+    step_time_lo_s: float
+    """Lower end of the 90 % interval."""
+    step_time_hi_s: float
+    tokens_per_s_per_device: float
+    tflops_per_device: float
+    """Model FLOPs (recompute not counted) per second and device, in 10^12."""
+    mfu: float
+    """Model FLOPs utilisation: model FLOP/s over the device's peak for the job's dtype."""
+    bubble_fraction: float
+    """Share of the pipeline ranks' time in which their compute stream idles."""
+    memory_per_stage: tuple[StageMemory, ...]
+    memory_capacity_bytes: float
+    breakdown_s: dict[str, float]
+    """Mean over pipeline ranks of the step's seconds by activity; sums to the step time."""
+    critical_path: tuple[CriticalEvent, ...]
+    provenance: dict[str, float]
+    """Share of the critical path's time by origin of the event times."""
+    fits: bool
+    reasons: tuple[str, ...] = ()
+    """Why the layout does not fit, or what to distrust."""
+    warnings: tuple[str, ...] = ()
+    timeline: Timeline | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def memory(self) -> StageMemory:
+        """The fullest pipeline rank's memory."""
+        return max(self.memory_per_stage, key=lambda stage: stage.peak)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; the keys are part of the command-line contract."""
+        return {
+            "model": self.model,
+            "cluster": self.cluster,
+            "devices": self.devices,
+            "layout": str(self.layout),
+            "global_batch": self.global_batch,
+            "seq_len": self.seq_len,
+            "step_time_s": self.step_time_s,
+            "step_time_lo_s": self.step_time_lo_s,
+            "step_time_hi_s": self.step_time_hi_s,
+            "tokens_per_s_per_device": self.tokens_per_s_per_device,
+            "tflops_per_device": self.tflops_per_device,
+            "mfu": self.mfu,
+            "bubble_fraction": self.bubble_fraction,
+            "memory_bytes": self.memory.to_dict()
+            | {"per_stage": [s.to_dict() for s in self.memory_per_stage]},
+            "memory_capacity_bytes": self.memory_capacity_bytes,
+            "breakdown_s": self.breakdown_s,
+            "critical_path": [
+                {"event": e.event, "count": e.count, "time_s": e.time_s} for e in self.critical_path
+            ],
+            "provenance": self.provenance,
+            "fits": self.fits,
+            "reasons": list(self.reasons),
+            "warnings": list(self.warnings),
+        }
+
+    def to_frame(self) -> "pd.DataFrame":
+        """The critical path as a table: event, count, time_s, share."""
+        import pandas as pd
+
+        frame = pd.DataFrame([vars(e) for e in self.critical_path], columns=["event", "count", "time_s"])
+        return frame.assign(share=frame["time_s"] / self.step_time_s)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                "step time",
+                f"{self.step_time_s:.4g} s ({self.step_time_lo_s:.4g} to {self.step_time_hi_s:.4g})",
+            ),
+            ("MFU", f"{self.mfu:.1%} ({self.tflops_per_device:.0f} TFLOP/s per device)"),
+            ("tokens per second and device", f"{self.tokens_per_s_per_device:,.0f}"),
+            ("bubble", f"{self.bubble_fraction:.1%}"),
+            (
+                "memory",
+                f"{self.memory.peak / GIB:.1f} of {self.memory_capacity_bytes / GIB:.0f} GiB"
+                + ("" if self.fits else " (does not fit)"),
+            ),
+            *((f"&nbsp;&nbsp;{k}", f"{v:.4g} s") for k, v in self.breakdown_s.items() if v),
+        ]
+        body = "".join(f"<tr><td>{k}</td><td>{v}</td></tr>" for k, v in rows)
+        return (
+            f"<table><caption>{self.model} on {self.devices} devices of {self.cluster}: "
+            f"{self.layout}</caption>{body}</table>"
+        )

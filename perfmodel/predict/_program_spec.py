@@ -1,0 +1,45 @@
+"""From a layout to the program whose structure it shares with many others."""
+
+from perfmodel.program import ProgramSpec
+from perfmodel.spec import Job, Layout
+
+MAX_SEGMENTS_OVERLAP = 4
+"""Buckets into which a stage's last backward is cut so that its gradient reduction can start."""
+MAX_SEGMENTS_GATHER = 16
+"""Layer groups that ZeRO-3 gathers one by one."""
+
+
+def program_spec(layout: Layout, job: Job, layers: int, tied_embeddings: bool) -> ProgramSpec:
+    """The program of one step of `layout`; `layers` bounds the segments of a stage.
+
+    Raises:
+        LayoutError: if the global batch does not divide into micro-batches.
+    """
+    training = job.mode == "train"
+    replicated = layout.dp * layout.cp > 1
+    per_stage = max(1, layers // (layout.pp * layout.vpp))
+    segments = 1
+    grad_reduce = gather = "none"
+    if training and replicated:
+        grad_reduce = "overlap" if layout.overlap_grad_reduce else "end"
+        if layout.overlap_grad_reduce:
+            segments = min(per_stage, MAX_SEGMENTS_OVERLAP)
+        if layout.zero in (1, 2):
+            gather = "step_overlap" if layout.overlap_param_gather else "step"
+    if replicated and layout.zero == 3:
+        gather = "layer" if layout.overlap_param_gather else "layer_serial"
+        segments = min(per_stage, MAX_SEGMENTS_GATHER)
+    return ProgramSpec(
+        schedule=layout.schedule,
+        stages=layout.pp,
+        micro_batches=job.num_microbatches(layout),
+        chunks=layout.vpp,
+        sends="lag",
+        grad_reduce=grad_reduce,
+        segments=segments,
+        param_gather=gather,
+        reduce_every_micro_batch=training and replicated and layout.zero >= 2,
+        tied_embedding=training and tied_embeddings and layout.pp > 1,
+        optimizer=training,
+        forward_only=not training,
+    )

@@ -1,0 +1,250 @@
+"""The step model: everything that stays fixed while layouts vary, and the batch evaluation of layouts.
+
+One code path serves `predict` (a batch of one) and `search` (thousands): events are timed once per
+shard, composed per program in NumPy, and all programs are evaluated in one JAX call.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel.cost import CollectiveModel, EventTimes, KernelModel
+from perfmodel.predict._blocks import BlockTable, Phase, block_table, event_times
+from perfmodel.predict._communication import ClassEvent, communication_events
+from perfmodel.predict._framework import Framework
+from perfmodel.predict._memory import MemoryBatch, memory_batch
+from perfmodel.predict._program_spec import program_spec
+from perfmodel.predict._stages import layer_count, stage_blocks
+from perfmodel.program import N_STREAMS, Kind, ProgramSpec, Stream, Structure, build
+from perfmodel.schedule import get_schedule, in_flight
+from perfmodel.spec import Cluster, Job, Layout, Model, Op
+from perfmodel.timeline import CompiledStructure, load_or_compile, makespan_many
+from perfmodel.workload import Shard, blocks
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A program's structure, compiled for evaluation."""
+
+    structure: Structure
+    compiled: CompiledStructure
+    compute_count: Float[np.ndarray, " classes"]
+    """Occurrences of each class on the compute streams."""
+
+
+@dataclass(frozen=True, eq=False)
+class Bundle:
+    """Layouts that share one program: a lane each."""
+
+    spec: ProgramSpec
+    lanes: tuple[int, ...]
+    """Positions in the caller's list."""
+    layouts: tuple[Layout, ...]
+    tables: tuple[BlockTable, ...]
+    counts: Float[np.ndarray, "stages segments blocks"]
+
+
+@dataclass(frozen=True, eq=False)
+class BatchResult:
+    """Step time of many layouts, in the caller's order."""
+
+    step_time_s: Float[np.ndarray, " layouts"]
+
+
+@dataclass(frozen=True, eq=False)
+class StepModel:
+    """A model, a job and a cluster with their cost models; layouts are what varies.
+
+    Results of deterministic sub-steps are memoised on the instance.
+    """
+
+    model: Model
+    job: Job
+    cluster: Cluster
+    kernels: KernelModel
+    collectives: CollectiveModel
+    framework: Framework = Framework()
+    _memo: dict[Hashable, object] = field(default_factory=dict, repr=False)
+
+    def _once(self, key: Hashable, make: Callable[[], T]) -> T:
+        if key not in self._memo:
+            self._memo[key] = make()
+        return self._memo[key]  # pyright: ignore[reportReturnType]
+
+    # --- events and blocks: the bottom of the hierarchy -----------------------------------------
+
+    def timed(self, ops: Sequence[Op]) -> EventTimes:
+        """Times of events; each distinct one is computed once (DistSim, observation 1)."""
+        known: dict[Op, tuple[float, float, float, str]] = self._once("events", dict)
+        new = list(dict.fromkeys(op for op in ops if op not in known))
+        if new:
+            times = event_times(new, self.cluster, self.kernels, self.collectives)
+            columns = (times.time_s.tolist(), times.lo_s.tolist(), times.hi_s.tolist(), times.provenance)
+            known.update(zip(new, zip(*columns, strict=True), strict=True))
+        rows = [known[op] for op in ops]
+        time_s, lo_s, hi_s = np.array([row[:3] for row in rows], float).reshape(-1, 3).T
+        return EventTimes(time_s=time_s, lo_s=lo_s, hi_s=hi_s, provenance=tuple(row[3] for row in rows))
+
+    def table(self, layout: Layout) -> BlockTable:
+        """Timed blocks of the layout's shard (raises `LayoutError` if the model does not divide)."""
+        key = (
+            "table", layout.tp, layout.cp, layout.ep, layout.micro_batch, layout.sequence_parallel, layout.tp_overlap,
+        )  # fmt: skip
+        return self._once(key, lambda: self._table(layout))
+
+    def _table(self, layout: Layout) -> BlockTable:
+        shard = Shard(
+            tp=layout.tp,
+            cp=layout.cp,
+            ep=layout.ep,
+            micro_batch=layout.micro_batch,
+            sequence_parallel=layout.sequence_parallel,
+        )
+        of_shard = blocks(self.model, self.job, shard)
+        return block_table(of_shard, layout, self.job, self.cluster, self.timed, self.framework)
+
+    # --- programs ---------------------------------------------------------------------------------
+
+    def spec(self, layout: Layout, table: BlockTable) -> ProgramSpec:
+        """The layout's program."""
+        key = (
+            "spec", layout.schedule, layout.pp, layout.vpp, layout.micro_batch * layout.dp,
+            layout.dp * layout.cp > 1, layout.zero, layout.overlap_grad_reduce, layout.overlap_param_gather,
+        )  # fmt: skip
+        tied = bool(getattr(self.model, "tied_embeddings", False))
+        return self._once(key, lambda: program_spec(layout, self.job, layer_count(table.pairs), tied))
+
+    def prepared(self, spec: ProgramSpec) -> Prepared:
+        """The program's structure, built and compiled once."""
+        return self._once(("prepared", spec), lambda: prepare(spec))
+
+    def bundles(self, layouts: Sequence[Layout]) -> list[Bundle]:
+        """Layouts sorted by the program that they share."""
+        tables = [self.table(layout) for layout in layouts]
+        by_spec: dict[ProgramSpec, list[int]] = defaultdict(list)
+        for lane, (layout, table) in enumerate(zip(layouts, tables, strict=True)):
+            by_spec[self.spec(layout, table)].append(lane)
+        bundles = []
+        for spec, lanes in by_spec.items():
+            table, stages = tables[lanes[0]], spec.stages * spec.chunks
+            counts = self._once(
+                ("stages", stages, spec.segments),
+                lambda t=table, n=stages, s=spec.segments: stage_blocks(t.pairs, n, s),
+            )
+            of_lanes = tuple(layouts[i] for i in lanes)
+            bundles.append(Bundle(spec, tuple(lanes), of_lanes, tuple(tables[i] for i in lanes), counts))
+        return bundles
+
+    # --- composition --------------------------------------------------------------------------------
+
+    def durations(self, bundle: Bundle) -> Float[np.ndarray, "lanes classes"]:
+        """Seconds of every class of the bundle's program, a row per layout."""
+        structure = self.prepared(bundle.spec).structure
+        phase = np.stack([t.phase_s for t in bundle.tables])
+        backward = phase[:, :, Phase.BACKWARD_INPUT] + recompute_s(phase, bundle.layouts)
+        weight = phase[:, :, Phase.BACKWARD_WEIGHT]
+        flat = bundle.counts.reshape(-1, bundle.counts.shape[2]).T
+        shape = (len(bundle.layouts), *bundle.counts.shape[:2])
+        out = np.stack([self._communication_s(bundle, lane) for lane in range(len(bundle.layouts))])
+        for kind, of_block in (
+            (Kind.FORWARD, phase[:, :, Phase.FORWARD]),
+            (Kind.BACKWARD, backward + weight),
+            (Kind.BACKWARD_INPUT, backward),
+            (Kind.BACKWARD_WEIGHT, weight),
+        ):
+            _fill(out, structure, kind, (of_block @ flat).reshape(shape))
+        return out
+
+    def class_events(self, bundle: Bundle, lane: int) -> list[ClassEvent]:
+        """Events between blocks of one of the bundle's layouts."""
+        layout, table = bundle.layouts[lane], bundle.tables[lane]
+        return communication_events(layout, table, bundle.spec, bundle.counts, self.job, self.cluster)
+
+    def _communication_s(self, bundle: Bundle, lane: int) -> Float[np.ndarray, " classes"]:
+        lay = bundle.layouts[lane]
+        key = (bundle.spec, lay.tp, lay.cp, lay.ep, lay.dp, lay.zero, lay.micro_batch, lay.sequence_parallel)
+        return self._once(key, lambda: self._communication_once(bundle, lane))
+
+    def _communication_once(self, bundle: Bundle, lane: int) -> Float[np.ndarray, " classes"]:
+        events = self.class_events(bundle, lane)
+        seconds = self.timed([op for *_, op in events]).time_s.tolist()
+        of_kind: dict[Kind, np.ndarray] = {}
+        for (kind, where, _), value in zip(events, seconds, strict=True):
+            of_kind.setdefault(kind, np.zeros(bundle.counts.shape[:2]))[where] += value
+        structure = self.prepared(bundle.spec).structure
+        out = np.zeros((1, structure.n_classes))
+        for kind, values in of_kind.items():
+            _fill(out, structure, kind, values[None])
+        return out[0]
+
+    # --- many layouts at once -------------------------------------------------------------------------
+
+    def memory(self, bundle: Bundle) -> MemoryBatch:
+        """Memory of a bundle's layouts; needs the order of events but no times."""
+        spec = bundle.spec
+        alive = self._once(
+            ("in flight", spec.schedule, spec.stages, spec.micro_batches, spec.chunks, spec.forward_only),
+            lambda: in_flight(
+                get_schedule(spec.schedule)(spec.stages, spec.micro_batches, spec.chunks)
+            ).astype(float),
+        )
+        return memory_batch(bundle.layouts, bundle.tables, bundle.counts, alive, self.job, self.framework)
+
+    def peak_memory(self, layouts: Sequence[Layout]) -> tuple[Float[np.ndarray, " layouts"], list[str]]:
+        """Peak bytes of every layout, and the category that takes most of them."""
+        peak, largest = np.zeros(len(layouts)), [""] * len(layouts)
+        for bundle in self.bundles(layouts):
+            memory = self.memory(bundle)
+            peak[list(bundle.lanes)] = memory.peak
+            for lane, name in zip(bundle.lanes, memory.largest, strict=True):
+                largest[lane] = name
+        return peak, largest
+
+    def evaluate(self, layouts: Sequence[Layout]) -> BatchResult:
+        """Step time of every layout by full evaluation of its schedule (float32)."""
+        bundles = self.bundles(layouts)
+        durations = [self.durations(bundle) for bundle in bundles]
+        spans = makespan_many([self.prepared(b.spec).compiled for b in bundles], durations)
+        time_s = np.zeros(len(layouts))
+        for bundle, span in zip(bundles, spans, strict=True):
+            time_s[list(bundle.lanes)] = np.asarray(span)
+        return BatchResult(time_s)
+
+
+def prepare(spec: ProgramSpec) -> Prepared:
+    """Build and compile a program (from the disk cache if it was built before)."""
+    structure, compiled = load_or_compile(spec.key(), lambda: build(spec))
+    compute = (structure.stream >= 0) & (structure.stream % N_STREAMS == Stream.COMPUTE)
+    count = np.bincount(structure.duration[compute], minlength=structure.n_classes).astype(float)
+    return Prepared(structure, compiled, count)
+
+
+def recompute_s(
+    phase: Float[np.ndarray, "lanes blocks phases"], layouts: Sequence[Layout]
+) -> Float[np.ndarray, "lanes blocks"]:
+    """Forward work repeated in backward under each layout's recompute mode."""
+    extra = np.zeros(phase.shape[:2])
+    for lane, layout in enumerate(layouts):
+        if layout.recompute == "selective":
+            extra[lane] = phase[lane, :, Phase.RECOMPUTE_SELECTIVE]
+        elif layout.recompute == "full":
+            extra[lane] = phase[lane, :, Phase.RECOMPUTE_FULL]
+    return extra
+
+
+def _fill(
+    out: Float[np.ndarray, "lanes classes"],
+    structure: Structure,
+    kind: Kind,
+    values: Float[np.ndarray, "lanes stages segments"],
+) -> None:
+    """out[:, classes of `kind`] = values[:, stage, segment]; segment -1 stands for the whole stage."""
+    where = np.flatnonzero(structure.class_kind == kind)
+    stage, segment = structure.class_stage[where], structure.class_segment[where]
+    out[:, where] = np.where(segment < 0, values.sum(axis=2)[:, stage], values[:, stage, segment])

@@ -1,0 +1,141 @@
+"""From a sorted draft to a structure: stream order, end of the step, binary joins, classes."""
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from perfmodel.program._draft import NO_STREAM, Draft, Edges, Ids
+from perfmodel.program._structure import Structure
+
+
+def assemble(draft: Draft) -> Structure:
+    """The structure of a draft whose ops are in program order."""
+    draft.edges = [_without_implied(draft, edges) for edges in draft.edges]
+    _connect_streams(draft)
+    _add_end(draft)
+    position, pred, lag_code = _binary_joins(draft)
+    ops = draft.columns()
+
+    def column(values: Ids, join: int) -> Int[np.ndarray, " ops"]:
+        out = np.full(len(pred), join, np.int32)
+        out[position] = values
+        return out
+
+    classes = _Classes(draft, column(ops.class_code, 0), lag_code)
+    return Structure(
+        duration=classes.index(column(ops.class_code, 0)),
+        pred=pred,
+        lag=classes.index(lag_code),
+        stream=column(ops.stream, NO_STREAM),
+        micro_batch=column(ops.micro_batch, -1),
+        class_kind=classes.kind,
+        class_stage=classes.stage,
+        class_segment=classes.segment,
+        alloc=column(ops.alloc, 0),
+        free=column(ops.free, 0),
+        devices=draft.devices,
+    )
+
+
+class _Classes:
+    """Numbers the class codes that occur, `Kind.ZERO` first."""
+
+    def __init__(self, draft: Draft, *codes: Ids) -> None:
+        occurs = np.zeros(max(int(c.max()) for c in codes) + 1, bool)
+        occurs[0] = True
+        for code in codes:
+            occurs[code] = True
+        self._number = (np.cumsum(occurs) - 1).astype(np.int32)
+        known = np.flatnonzero(occurs).astype(np.int32)
+        rest, segment = np.divmod(known, draft.segments + 1)
+        self.kind, self.stage = np.divmod(rest, draft.n_stages)
+        self.segment = np.where(known == 0, 0, segment - 1) if draft.segments > 1 else np.zeros_like(known)
+
+    def index(self, codes: Ids) -> Ids:
+        return self._number[codes]
+
+
+def _without_implied(draft: Draft, edges: Edges) -> Edges:
+    """Drops edges between ops of one stream, whose order says as much already."""
+    stream = draft.columns().stream
+    here = stream[edges.destination]
+    kept = (stream[edges.source] != here) | (here == NO_STREAM) | (edges.lag_code > 0)
+    return edges if kept.all() else Edges(*(column[kept] for column in edges))
+
+
+def _connect_streams(draft: Draft) -> None:
+    """Ops of one stream run one after another."""
+    stream = draft.columns().stream
+    order = np.argsort(stream.astype(np.int16 if stream.max() < 2**15 else np.int32), kind="stable")
+    follows = (stream[order[1:]] == stream[order[:-1]]) & (stream[order[1:]] != NO_STREAM)
+    draft.connect(order[:-1][follows], order[1:][follows])
+
+
+def _add_end(draft: Draft) -> None:
+    """The last op joins all ops that nothing else waits for."""
+    waited_for: Bool[np.ndarray, " ops"] = np.zeros(draft.n_ops, bool)
+    for edges in draft.edges:
+        waited_for[edges.source] = True
+    draft.connect(np.flatnonzero(~waited_for), draft.add_join())
+
+
+def _binary_joins(
+    draft: Draft,
+) -> tuple[Int[np.ndarray, " drafted"], Int[np.ndarray, "ops 2"], Int[np.ndarray, "ops 2"]]:
+    """Expand ops of more than two predecessors into trees of joins that stand right before them.
+
+    With k predecessors the tree is a binary heap of 2k - 1 nodes: node 0 is the op, nodes 1 to k - 2
+    are joins, n places before the op, the rest are the predecessors; node n has children 2n + 1, 2n + 2.
+
+    Returns:
+        Each drafted op's final position, and all ops' predecessors and lag codes.
+    """
+    edges = Edges(*map(np.concatenate, zip(*draft.edges, strict=True)))
+    place = np.concatenate(_places(draft))
+    degree = np.bincount(edges.destination, minlength=draft.n_ops)
+    position = np.arange(draft.n_ops) + np.cumsum(np.maximum(degree - 2, 0))
+    pred = np.full((position[-1] + 1, 2), -1, np.int32)
+    lag_code = np.zeros_like(pred)
+
+    direct = degree[edges.destination] <= 2
+    row, side = position[edges.destination[direct]], place[direct]
+    pred[row, side] = position[edges.source[direct]]
+    lag_code[row, side] = edges.lag_code[direct]
+    if direct.all():
+        return position, pred, lag_code
+
+    many = np.flatnonzero(degree > 2)
+    k = degree[many]
+    leaf_start = np.zeros(draft.n_ops, np.int64)
+    leaf_start[many] = np.cumsum(k) - k
+    leaf = np.empty(int(k.sum()), np.int64)  # edges of these ops, op by op
+    leaf[leaf_start[edges.destination[~direct]] + place[~direct]] = np.flatnonzero(~direct)
+
+    op = np.repeat(many, k - 1)
+    node = np.arange(len(op)) - np.repeat(np.cumsum(k - 1) - (k - 1), k - 1)
+    joins = degree[op] - 1
+    for side in (0, 1):
+        child = 2 * node + 1 + side
+        is_leaf = child >= joins
+        edge = leaf[leaf_start[op] + np.where(is_leaf, child - joins, 0)]
+        pred[position[op] - node, side] = np.where(
+            is_leaf, position[edges.source[edge]], position[op] - child
+        )
+        lag_code[position[op] - node, side] = np.where(is_leaf, edges.lag_code[edge], 0)
+    return position, pred, lag_code
+
+
+def _places(draft: Draft) -> list[Ids]:
+    """Place of every edge among those of its destination."""
+    seen = np.zeros(draft.n_ops, np.int64)
+    places = []
+    for edges in draft.edges:
+        count = np.bincount(edges.destination, minlength=draft.n_ops)
+        place = seen[edges.destination]
+        if count.max() > 1:  # otherwise destinations are distinct and need no sorting
+            order = np.argsort(edges.destination, kind="stable")
+            sorted_destination = edges.destination[order]
+            start = (np.cumsum(count) - count)[sorted_destination]
+            place[order] += np.arange(len(order)) - start
+        seen += count
+        places.append(place)
+    return places

@@ -1,0 +1,45 @@
+"""Spec to structure, in vectorised NumPy: cost is linear in the number of ops, without a loop over them."""
+
+from perfmodel.program._assemble import assemble
+from perfmodel.program._communication import (
+    add_layer_gathers,
+    add_reductions,
+    add_step_gathers,
+    add_transfers,
+)
+from perfmodel.program._draft import Draft
+from perfmodel.program._order import ProgramOrder
+from perfmodel.program._passes import add_passes
+from perfmodel.program._spec import ProgramSpec
+from perfmodel.program._step_end import add_step_end
+from perfmodel.program._structure import Structure
+from perfmodel.schedule import Schedule, require_valid
+
+
+def build(spec: ProgramSpec, schedule: Schedule | None = None) -> Structure:
+    """The structure of one step.
+
+    Classes are one per (kind, global stage, segment) that occurs. A class of segment 0..S-1 covers that
+    layer group of the stage; where a structure has split ops beside whole ones, whole ones have segment
+    `WHOLE` (-1). With one segment all are 0. Transfers are classed by the sending stage, the optimizer
+    by the stage of its device's chunk 0 (the op updates all chunks).
+
+    Args:
+        spec: what the step consists of.
+        schedule: an order of one's own in place of the one that `spec.schedule` names.
+
+    Raises:
+        PerfModelError: the schedule lacks or repeats work, or deadlocks.
+    """
+    schedule = spec.build_schedule() if schedule is None else schedule
+    require_valid(schedule)
+    draft = Draft(devices=schedule.devices, n_stages=schedule.n_stages, segments=spec.segments)
+    order = ProgramOrder(schedule.devices, spec.segments, lead_in=spec.gathers_ahead)
+    passes = add_passes(draft, spec, schedule, order)
+    add_transfers(draft, spec, passes, order)
+    add_reductions(draft, spec, passes, order)
+    add_layer_gathers(draft, spec, passes, order)
+    add_step_gathers(draft, spec, passes, order)
+    draft.sort()
+    add_step_end(draft, spec, schedule)
+    return assemble(draft)

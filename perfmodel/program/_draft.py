@@ -1,0 +1,113 @@
+"""The growing table of ops and edges from which a structure is assembled."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from perfmodel.program._structure import N_STREAMS, Kind, Stream
+
+WHOLE = -1
+"""Segment of a class that covers its whole stage, in structures where other ops are split."""
+
+NO_STREAM = -1
+Ids = Int[np.ndarray, "..."]
+Column = Ids | int
+"""A column of the op or edge table, or one value for all its entries."""
+
+
+class OpColumns(NamedTuple):
+    """The op table, one entry per op in each column."""
+
+    class_code: Ids
+    """Kind, stage and segment packed into one number (`Draft.class_code`); 0 for joins."""
+    stream: Ids
+    micro_batch: Ids
+    alloc: Ids
+    free: Ids
+    key: Ids
+    """Place in program order, any integers; only of use until `Draft.sort`."""
+
+
+class Edges(NamedTuple):
+    """Edges added together: ids of source and destination ops, and the class code of the delay."""
+
+    source: Ids
+    destination: Ids
+    lag_code: Ids
+
+
+@dataclass
+class Draft:
+    """Ops and edges added in bulk. Ids count up from 0.
+
+    First come ops with keys, in any order; `sort` then puts them in program order. Ops added after
+    that stand where they are added.
+    """
+
+    devices: int
+    n_stages: int
+    segments: int
+    edges: list[Edges] = field(default_factory=list)
+    n_ops: int = 0
+    _blocks: list[OpColumns] = field(default_factory=list)
+
+    def class_code(self, kind: Column, stage: Column, segment: Column = WHOLE) -> Column:
+        """Number of the class (kind, stage, segment); 0 is `Kind.ZERO`."""
+        return (kind * self.n_stages + stage) * (self.segments + 1) + segment + 1
+
+    def add(
+        self,
+        kind: Column,
+        device: Ids,
+        stream: Stream,
+        stage: Column,
+        *,
+        segment: Column = WHOLE,
+        micro_batch: Column = -1,
+        alloc: Column = 0,
+        free: Column = 0,
+        key: Column = 0,
+    ) -> Ids:
+        """Add one op per entry of `device` (other columns broadcast); returns their ids."""
+        code = self.class_code(kind, stage, segment)
+        return self._append(code, device * N_STREAMS + stream, micro_batch, alloc, free, key)
+
+    def add_join(self) -> int:
+        """Add one op of no duration that belongs to no stream; returns its id."""
+        return int(self._append(0, np.array([NO_STREAM]), -1, 0, 0, 0)[0])
+
+    def _append(self, class_code: Column, stream: Ids, *rest: Column) -> Ids:
+        count = len(stream)
+        self._blocks.append(OpColumns(*(np.broadcast_to(c, count) for c in (class_code, stream, *rest))))
+        self.n_ops += count
+        return np.arange(self.n_ops - count, self.n_ops)
+
+    def connect(self, source: Column, destination: Column, lag_code: Column = 0) -> None:
+        """Add edges (arguments broadcast); sources below 0 stand for none."""
+        source, destination, lag_code = np.broadcast_arrays(source, destination, lag_code)
+        real = source >= 0
+        self.edges.append(Edges(source[real], destination[real], lag_code[real]))
+
+    def columns(self) -> OpColumns:
+        """The whole op table."""
+        if len(self._blocks) > 1:
+            self._blocks = [OpColumns(*map(np.concatenate, zip(*self._blocks, strict=True)))]
+        return self._blocks[0]
+
+    def sort(self) -> None:
+        """Put all ops so far in the order of their keys; ids change accordingly."""
+        ops = self.columns()
+        order = np.argsort(ops.key)
+        self._blocks = [OpColumns(*(column[order] for column in ops))]
+        place = np.empty(self.n_ops, np.int32)
+        place[order] = np.arange(self.n_ops, dtype=np.int32)
+        self.edges = [Edges(place[e.source], place[e.destination], e.lag_code) for e in self.edges]
+
+    def last_on_streams(self) -> Int[np.ndarray, "devices streams"]:
+        """Id of the last op so far on every stream of every device, -1 where there is none."""
+        stream = self.columns().stream
+        last = np.full(self.devices * N_STREAMS + 1, -1)  # NO_STREAM lands in the extra entry
+        last[stream] = np.arange(self.n_ops)  # the last of repeated indices stays
+        return last[:-1].reshape(self.devices, N_STREAMS)

@@ -1,0 +1,102 @@
+"""Forward and backward ops: one per instruction, or one per segment where that matters."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from perfmodel.program._draft import WHOLE, Draft, Ids
+from perfmodel.program._order import Around, ProgramOrder
+from perfmodel.program._spec import ProgramSpec
+from perfmodel.program._structure import Kind, Stream
+from perfmodel.schedule import Phase, Schedule, is_backward_end
+
+_KIND = np.empty(len(Phase), np.int32)
+_KIND[Phase.FORWARD] = Kind.FORWARD
+_KIND[Phase.BACKWARD] = Kind.BACKWARD
+_KIND[Phase.BACKWARD_INPUT] = Kind.BACKWARD_INPUT
+_KIND[Phase.BACKWARD_WEIGHT] = Kind.BACKWARD_WEIGHT
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The schedule's instructions as compute ops, which have ids 0..n-1 in each device's order."""
+
+    schedule: Schedule
+    instruction: Int[np.ndarray, " ops"]
+    """Instruction that each op is a part of."""
+    part: Int[np.ndarray, " ops"]
+    """Place among the instruction's parts."""
+    segment: Int[np.ndarray, " ops"]
+    first: Int[np.ndarray, " instructions"]
+    """Id of each instruction's first part."""
+    last: Int[np.ndarray, " instructions"]
+
+    def op_column(self, per_instruction: np.ndarray) -> np.ndarray:
+        """A column of the instructions as a column of the ops."""
+        return per_instruction[self.instruction]
+
+
+def add_passes(draft: Draft, spec: ProgramSpec, schedule: Schedule, order: ProgramOrder) -> Passes:
+    """Add the compute ops. The first forward op of a micro-batch takes its activation memory, the last
+    backward op gives it back."""
+    parts = np.where(_split(spec, schedule), spec.segments, 1)
+    last = np.cumsum(parts) - 1
+    first = last + 1 - parts
+    instruction = np.repeat(np.arange(schedule.n_instructions), parts)
+    part = np.arange(len(instruction)) - first[instruction]
+    phase, stage, device = schedule.phase, schedule.instruction_stage, schedule.device
+    if spec.segments > 1:
+        backwards = (phase != Phase.FORWARD)[instruction]
+        segment = np.where(backwards, spec.segments - 1 - part, part)
+        segment = np.where(parts[instruction] > 1, segment, WHOLE)
+    else:
+        segment = np.full(len(instruction), WHOLE)
+    takes = phase == Phase.FORWARD
+    gives = takes if schedule.forward_only else is_backward_end(schedule)
+    alloc, free = np.zeros((2, len(instruction)), np.int32)
+    alloc[first] = np.where(takes, stage + 1, 0)
+    free[last] = np.where(gives, stage + 1, 0)
+    ids = draft.add(
+        _KIND[phase][instruction],
+        device[instruction],
+        Stream.COMPUTE,
+        stage[instruction],
+        segment=segment,
+        micro_batch=schedule.micro_batch[instruction],
+        alloc=alloc,
+        free=free,
+        key=order.key(schedule.slot[instruction], device[instruction], part, Around.COMPUTE),
+    )
+    return Passes(schedule, instruction, part, segment, ids[first], ids[last])
+
+
+def first_of_chunks(schedule: Schedule, among: Bool[np.ndarray, " instructions"]) -> Ids:
+    """First instruction among those marked of every chunk of every device that has one."""
+    marked = np.flatnonzero(among)
+    chunk = schedule.device[marked] * schedule.chunks + schedule.chunk[marked]
+    return marked[np.unique(chunk, return_index=True)[1]]
+
+
+def last_of_chunks(schedule: Schedule, among: Bool[np.ndarray, " instructions"]) -> Ids:
+    """Last instruction among those marked of every chunk of every device that has one."""
+    marked = np.flatnonzero(among)
+    last = np.full(schedule.devices * schedule.chunks, -1)
+    last[schedule.device[marked] * schedule.chunks + schedule.chunk[marked]] = marked  # last one stays
+    return last[last >= 0]
+
+
+def _split(spec: ProgramSpec, schedule: Schedule) -> Bool[np.ndarray, " instructions"]:
+    """Which instructions become one op per segment, because communication goes by segment there."""
+    n = schedule.n_instructions
+    if spec.segments == 1:
+        return np.zeros(n, bool)
+    if spec.gathers_by_layer:
+        return np.ones(n, bool)
+    split = np.zeros(n, bool)
+    if spec.grad_reduce == "overlap":
+        ends = is_backward_end(schedule)
+        split[ends if spec.reduce_every_micro_batch else last_of_chunks(schedule, ends)] = True
+    if spec.param_gather == "step_overlap":
+        split[first_of_chunks(schedule, schedule.phase == Phase.FORWARD)] = True
+    return split

@@ -1,0 +1,116 @@
+"""What fixes the structure of a step: the schedule and which communication runs where."""
+
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
+
+from perfmodel.errors import LayoutError
+from perfmodel.schedule import Schedule, forward_part, get_schedule
+
+Sends = Literal["lag", "op", "blocking"]
+GradReduce = Literal["none", "end", "overlap"]
+ParamGather = Literal["none", "step", "step_overlap", "layer", "layer_serial"]
+
+KEY_VERSION = 1
+"""Rises whenever `build` gives another structure for the same spec, so that old cache files are left."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramSpec:
+    """Everything that `build` needs, and nothing that only changes durations.
+
+    Raises:
+        LayoutError: a value that is out of range or contradicts another, with the remedy.
+    """
+
+    schedule: str = "1f1b"
+    """Name of a registered pipeline schedule."""
+    stages: int
+    """Pipeline stages, one device each (not counted by chunk)."""
+    micro_batches: int
+    chunks: int = 1
+    """Model chunks (virtual stages) per device; looped schedules have stages * chunks global stages."""
+    forward_only: bool = False
+    """Inference: the schedule's forward passes alone, without reductions or optimizer."""
+    sends: Sends = "lag"
+    """Transfers between stages: `lag` delays the receiver only (links do not queue), `op` occupies the
+    sender's SEND stream, `blocking` the sender's COMPUTE stream."""
+    grad_reduce: GradReduce = "none"
+    """`end`: whole chunks, serial, after the device's last backward. `overlap`: on DATA_COMM, each
+    segment as soon as its last backward is done."""
+    reduce_every_micro_batch: bool = False
+    """Gradients are reduced after every backward, not only the last (ZeRO 2 and 3). With
+    `grad_reduce="end"` each such reduction holds up COMPUTE."""
+    param_gather: ParamGather = "none"
+    """`step` (ZeRO 1 and 2): after the optimizer, chunk by chunk. `step_overlap`: at the start of the
+    step on DATA_COMM; the first forward of each segment waits for its own. `layer` (ZeRO 3): before
+    each segment's forward and backward, `prefetch` segments ahead; `layer_serial`: not ahead."""
+    prefetch: int = 1
+    """Segments that `param_gather="layer"` gathers ahead of the one being computed."""
+    segments: int = 1
+    """Layer groups per chunk. Passes are split into one op per segment only where communication is by
+    segment: everywhere under `layer`, otherwise in the first forward (`step_overlap`) and last
+    backward (`overlap`) of each chunk."""
+    tied_embedding: bool = False
+    """Gradients of tied embeddings are all-reduced between first and last stage."""
+    optimizer: bool = True
+    grad_norm_barrier: bool = True
+    """The global gradient norm makes every device's optimizer wait for all devices."""
+
+    def __post_init__(self) -> None:
+        for name in ("stages", "micro_batches", "chunks", "segments", "prefetch"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                remedy = "; for gathers that are not ahead use param_gather='layer_serial'"
+                raise LayoutError(
+                    f"program: {name} must be a whole number of at least 1, got {value!r}"
+                    + remedy * (name == "prefetch")
+                )
+        choices = {"sends": Sends, "grad_reduce": GradReduce, "param_gather": ParamGather}
+        for name, literal in choices.items():
+            if getattr(self, name) not in get_args(literal):
+                known = ", ".join(get_args(literal))
+                raise LayoutError(f"program: {name} must be one of {known}; got {getattr(self, name)!r}")
+        get_schedule(self.schedule)
+        if self.reduce_every_micro_batch and self.grad_reduce == "none":
+            raise LayoutError(
+                "program: reduce_every_micro_batch needs gradients to reduce; "
+                "set grad_reduce to 'overlap' or 'end'"
+            )
+        if self.is_forward_only:
+            self._check_forward_only()
+
+    def _check_forward_only(self) -> None:
+        if self.grad_reduce != "none":
+            raise LayoutError(
+                f"program: forward only has no gradients; set grad_reduce='none', not {self.grad_reduce!r}"
+            )
+        if self.param_gather in ("step", "step_overlap"):
+            raise LayoutError(
+                f"program: forward only has no optimizer step to gather weights after; "
+                f"use param_gather='none' or 'layer', not {self.param_gather!r}"
+            )
+
+    @property
+    def is_forward_only(self) -> bool:
+        """Whether the step has no backward passes, by flag or by schedule."""
+        return self.forward_only or self.schedule == "forward"
+
+    @property
+    def gathers_by_layer(self) -> bool:
+        """Whether weights are gathered before every use (ZeRO 3)."""
+        return self.param_gather in ("layer", "layer_serial")
+
+    @property
+    def gathers_ahead(self) -> int:
+        """Segments that weight gathers run ahead of compute."""
+        return self.prefetch if self.param_gather == "layer" else 0
+
+    def build_schedule(self) -> Schedule:
+        """The pipeline schedule that the spec names."""
+        schedule = get_schedule(self.schedule)(self.stages, self.micro_batches, self.chunks)
+        return forward_part(schedule) if self.forward_only else schedule
+
+    def key(self) -> str:
+        """A string that is equal for equal specs, now and in later runs (for a cache on disk)."""
+        values = (f"{f.name}={getattr(self, f.name)}" for f in fields(self))
+        return f"structure{KEY_VERSION};" + ";".join(values)

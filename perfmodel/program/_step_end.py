@@ -1,0 +1,72 @@
+"""The end of a step: remaining reductions, gradient norm, optimizer, gathering of new weights."""
+
+import numpy as np
+
+from perfmodel.program._draft import Draft
+from perfmodel.program._spec import ProgramSpec
+from perfmodel.program._structure import Kind, Stream
+from perfmodel.schedule import Schedule
+
+_BUSY = [Stream.COMPUTE, Stream.DATA_COMM]
+"""Streams whose work the end of the step waits for; what SEND carries, a receiver waits for."""
+
+
+def add_step_end(draft: Draft, spec: ProgramSpec, schedule: Schedule) -> None:
+    """Add everything after the passes; the draft must be sorted."""
+    if spec.is_forward_only or schedule.forward_only:
+        return
+    _add_final_reductions(draft, spec, schedule)
+    _add_embedding_reduce(draft, spec, schedule)
+    if spec.optimizer:
+        _add_optimizers(draft, spec, schedule)
+    if spec.param_gather == "step":
+        _add_final_gathers(draft, schedule)
+
+
+def _add_final_reductions(draft: Draft, spec: ProgramSpec, schedule: Schedule) -> None:
+    if spec.grad_reduce != "end" or spec.reduce_every_micro_batch:
+        return
+    compute = draft.last_on_streams()[:, Stream.COMPUTE]
+    for chunk in reversed(range(schedule.chunks)):
+        reductions = draft.add(
+            Kind.GRAD_REDUCE, np.arange(schedule.devices), Stream.DATA_COMM, schedule.stage[:, chunk]
+        )
+        if chunk == schedule.chunks - 1:
+            draft.connect(compute, reductions)
+
+
+def _add_embedding_reduce(draft: Draft, spec: ProgramSpec, schedule: Schedule) -> None:
+    """The first and last stage's devices meet: each side starts when both are ready."""
+    if not spec.tied_embedding:
+        return
+    ends = np.array([0, schedule.n_stages - 1])
+    devices = np.array([np.argwhere(schedule.stage == stage)[0][0] for stage in ends])
+    if devices[0] == devices[1]:
+        return
+    ready = draft.last_on_streams()[devices][:, _BUSY].ravel()
+    reductions = draft.add(Kind.EMBEDDING_REDUCE, devices, Stream.DATA_COMM, ends)
+    draft.connect(np.repeat(ready, 2), np.tile(reductions, len(ready)))
+
+
+def _add_optimizers(draft: Draft, spec: ProgramSpec, schedule: Schedule) -> None:
+    """One optimizer op per device; its class belongs to the stage of the device's chunk 0."""
+    ready = draft.last_on_streams()[:, _BUSY]
+    devices = np.arange(schedule.devices)
+    if spec.grad_norm_barrier and schedule.devices > 1:
+        barrier = draft.add_join()
+        draft.connect(ready.ravel(), barrier)
+        optimizers = draft.add(Kind.OPTIMIZER, devices, Stream.COMPUTE, schedule.stage[:, 0])
+        draft.connect(barrier, optimizers)
+    else:
+        optimizers = draft.add(Kind.OPTIMIZER, devices, Stream.COMPUTE, schedule.stage[:, 0])
+        draft.connect(ready[:, 1], optimizers)
+
+
+def _add_final_gathers(draft: Draft, schedule: Schedule) -> None:
+    updated = draft.last_on_streams()[:, Stream.COMPUTE]
+    for chunk in range(schedule.chunks):
+        gathers = draft.add(
+            Kind.PARAM_GATHER, np.arange(schedule.devices), Stream.DATA_COMM, schedule.stage[:, chunk]
+        )
+        if chunk == 0:
+            draft.connect(updated, gathers)

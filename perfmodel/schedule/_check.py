@@ -1,0 +1,111 @@
+"""Can a schedule run, and does it do all the work exactly once?"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool
+
+from perfmodel.errors import PerfModelError
+from perfmodel.schedule._dependencies import dependencies
+from perfmodel.schedule._schedule import NEVER, Instruction, Phase, Schedule
+
+ProblemKind = Literal["missing", "duplicate", "placement", "order", "deadlock"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with a schedule, at one instruction."""
+
+    kind: ProblemKind
+    instruction: Instruction
+    """Where; of missing work, the device and chunk that could do it, at position -1."""
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}"
+
+
+def check(schedule: Schedule) -> tuple[Problem, ...]:
+    """Everything wrong with a schedule; empty if it does all work once and cannot deadlock.
+
+    - missing / duplicate: a stage must run each micro-batch forward once and backward once (whole, or
+      as input and weight gradient); a schedule without any backward pass is inference and complete.
+    - placement: a backward runs on another device or chunk than its forward.
+    - order: an instruction stands before one of the same device that it depends on.
+    - deadlock: the first instruction of a device that waits for ever, and what it waits for.
+    """
+    problems = _work(schedule) + _placement_and_order(schedule)
+    return tuple(problems) if problems else tuple(_deadlocks(schedule))
+
+
+def require_valid(schedule: Schedule) -> None:
+    """Raise `PerfModelError` naming the first problem of the schedule, if it has any."""
+    if problems := check(schedule):
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise PerfModelError(f"schedule {schedule.name}: {problems[0]}{more}")
+
+
+def _work(schedule: Schedule) -> list[Problem]:
+    m, n_stages = schedule.micro_batches, schedule.n_stages
+    work = (
+        schedule.phase.astype(np.int64) * n_stages + schedule.instruction_stage
+    ) * m + schedule.micro_batch
+    count = np.bincount(work, minlength=len(Phase) * n_stages * m).reshape(len(Phase), n_stages, m)
+    split = (count[Phase.BACKWARD_INPUT] > 0) | (count[Phase.BACKWARD_WEIGHT] > 0)
+    trained = not schedule.forward_only
+    # By phase; a backward that is both whole and split shows as a whole one too many.
+    expected = np.stack([np.ones_like(split), trained & ~split, trained & split, trained & split])
+    problems = []
+    for phase, stage, batch in np.argwhere(count < expected).tolist():
+        device, chunk = (int(found[0]) if found.size else -1 for found in np.nonzero(schedule.stage == stage))
+        where = Instruction(device, -1, Phase(phase), chunk, batch)
+        message = f"no device runs {where.phase.symbol} of stage {stage} for micro-batch {batch}"
+        problems.append(Problem("missing", where, message))
+    surplus = (count > expected).ravel()[work]
+    if surplus.any():
+        first = np.zeros(len(work), bool)
+        first[np.unique(work, return_index=True)[1]] = True
+        first &= expected.ravel()[work]
+        for index in np.flatnonzero(surplus & ~first).tolist():
+            where = schedule[index]
+            problems.append(Problem("duplicate", where, f"{where} does work that is done elsewhere already"))
+    return problems
+
+
+def _placement_and_order(schedule: Schedule) -> list[Problem]:
+    own = dependencies(schedule).own
+    here = np.flatnonzero(own != NEVER)
+    there = own[here]
+    moved = (schedule.device[here] != schedule.device[there]) | (
+        schedule.chunk[here] != schedule.chunk[there]
+    )
+    early = (schedule.device[here] == schedule.device[there]) & (there > here)
+    problems = [
+        Problem("placement", schedule[i], f"{schedule[i]} belongs with {schedule[j]}, which runs elsewhere")
+        for i, j in zip(here[moved].tolist(), there[moved].tolist(), strict=True)
+    ]
+    problems += [
+        Problem("order", schedule[i], f"{schedule[i]} stands before {schedule[j]}, on which it depends")
+        for i, j in zip(here[early].tolist(), there[early].tolist(), strict=True)
+    ]
+    return problems
+
+
+def _deadlocks(schedule: Schedule) -> list[Problem]:
+    stuck = schedule.slot == NEVER
+    problems = []
+    for index in np.flatnonzero(_first_of_device(schedule, stuck)).tolist():
+        needs = [int(need[index]) for need in dependencies(schedule)]
+        cause = next(schedule[need] for need in needs if need != NEVER and stuck[need])
+        message = f"{schedule[index]} waits for {cause}, which never starts"
+        problems.append(Problem("deadlock", schedule[index], message))
+    return problems
+
+
+def _first_of_device(
+    schedule: Schedule, stuck: Bool[np.ndarray, " instructions"]
+) -> Bool[np.ndarray, " instructions"]:
+    """Marks each device's first stuck instruction (all later ones of the device are stuck too)."""
+    before = np.append(False, stuck[:-1]) & (schedule.position > 0)
+    return stuck & ~before

@@ -1,0 +1,137 @@
+"""A pipeline schedule: the order in which each device runs its forward and backward passes."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from perfmodel.errors import PerfModelError
+
+NEVER = -1
+"""Slot of an instruction that never starts (deadlock); index of an instruction that does not exist."""
+
+
+class Phase(IntEnum):
+    """What an instruction computes for one micro-batch on one stage."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    """Input and weight gradient in one."""
+    BACKWARD_INPUT = 2
+    BACKWARD_WEIGHT = 3
+
+    @property
+    def symbol(self) -> str:
+        """The usual abbreviation: F, B, BI or BW."""
+        return ("F", "B", "BI", "BW")[self]
+
+
+class Instruction(NamedTuple):
+    """One entry of a device's order, as shown to people."""
+
+    device: int
+    position: int
+    """Place in the device's order."""
+    phase: Phase
+    chunk: int
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return (
+            f"device {self.device} position {self.position} "
+            f"({self.phase.symbol} chunk {self.chunk} micro-batch {self.micro_batch})"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """Each device's instructions in order, device after device, as flat arrays.
+
+    Build one with `from_keys` or `from_orders`, which fill `slot`; `check` tells whether it can run.
+
+    Raises:
+        PerfModelError: a phase, chunk or micro-batch is out of range, or array lengths disagree.
+    """
+
+    name: str
+    stage: Int[np.ndarray, "devices chunks"]
+    """Global stage that each device runs as each of its chunks."""
+    micro_batches: int
+    offsets: Int[np.ndarray, " devices+1"]
+    """Device d runs instructions `offsets[d]` to `offsets[d + 1]` (exclusive)."""
+    phase: Int[np.ndarray, " instructions"]
+    chunk: Int[np.ndarray, " instructions"]
+    micro_batch: Int[np.ndarray, " instructions"]
+    slot: Int[np.ndarray, " instructions"]
+    """A start in unit time: grows along each device's order and along data dependencies; `NEVER` where
+    the instruction is stuck in a deadlock."""
+
+    def __post_init__(self) -> None:
+        limits = {"phase": len(Phase), "chunk": self.chunks, "micro_batch": self.micro_batches}
+        if self.offsets[0] != 0 or self.offsets[-1] != len(self.phase) or (np.diff(self.offsets) < 0).any():
+            raise PerfModelError(f"schedule {self.name}: offsets must rise from 0 to {len(self.phase)}")
+        for field, limit in limits.items():
+            values = getattr(self, field)
+            if len(values) != self.n_instructions:
+                raise PerfModelError(f"schedule {self.name}: {field} must have {self.n_instructions} entries")
+            bad = np.flatnonzero((values < 0) | (values >= limit))
+            if bad.size:
+                where = f"device {self.device[bad[0]]} position {self.position[bad[0]]}"
+                raise PerfModelError(
+                    f"schedule {self.name}: {where}: {field} {values[bad[0]]} is not in 0..{limit - 1}"
+                )
+
+    @property
+    def devices(self) -> int:
+        return self.stage.shape[0]
+
+    @property
+    def chunks(self) -> int:
+        """Model chunks (virtual stages) per device."""
+        return self.stage.shape[1]
+
+    @property
+    def n_stages(self) -> int:
+        """Global stages that a micro-batch passes through."""
+        return int(self.stage.max()) + 1
+
+    @property
+    def n_instructions(self) -> int:
+        return len(self.phase)
+
+    @cached_property
+    def device(self) -> Int[np.ndarray, " instructions"]:
+        """Device of each instruction."""
+        return np.repeat(np.arange(self.devices, dtype=np.int32), np.diff(self.offsets))
+
+    @cached_property
+    def position(self) -> Int[np.ndarray, " instructions"]:
+        """Place of each instruction in its device's order."""
+        return np.arange(self.n_instructions) - self.offsets[self.device]
+
+    @cached_property
+    def instruction_stage(self) -> Int[np.ndarray, " instructions"]:
+        """Global stage of each instruction."""
+        return self.stage[self.device, self.chunk]
+
+    @property
+    def forward_only(self) -> bool:
+        """Whether no instruction is a backward pass (inference)."""
+        return not self.phase.any()
+
+    def __getitem__(self, index: int) -> Instruction:
+        return Instruction(
+            int(self.device[index]),
+            int(self.position[index]),
+            Phase(self.phase[index]),
+            int(self.chunk[index]),
+            int(self.micro_batch[index]),
+        )
+
+    def order(self, device: int) -> Iterator[Instruction]:
+        """The instructions of one device, in order."""
+        return (self[i] for i in range(self.offsets[device], self.offsets[device + 1]))

@@ -1,0 +1,81 @@
+"""Schedules that flush the pipeline every step: GPipe, 1F1B, interleaved 1F1B; and forward only.
+
+Each is one formula: the start slot of micro-batch i of chunk c on device d, for forwards and for
+backwards. Slots grow along every data dependency, so that sorting a device's work by slot gives an
+order that cannot deadlock, for any number of micro-batches.
+"""
+
+import numpy as np
+from jaxtyping import Int
+
+from perfmodel.errors import LayoutError
+from perfmodel.schedule._construct import from_keys, looped_stages
+from perfmodel.schedule._registry import register
+from perfmodel.schedule._schedule import Phase, Schedule
+
+
+def _grid(p: int, m: int, v: int) -> tuple[Int[np.ndarray, "..."], ...]:
+    """Device, chunk and micro-batch numbers that broadcast to [devices, chunks, micro_batches]."""
+    return tuple(np.ogrid[:p, :v, :m])
+
+
+def _rounds(
+    p: int, v: int, chunk: Int[np.ndarray, "..."], i: Int[np.ndarray, "..."]
+) -> Int[np.ndarray, "..."]:
+    """Place in Megatron's sequence: groups of p micro-batches, each through all chunks in turn.
+
+    A last group of fewer than p leaves gaps, as if the missing micro-batches had been struck out.
+    """
+    return (i // p * v + chunk) * p + i % p
+
+
+@register("gpipe")
+def gpipe(devices: int, micro_batches: int, chunks: int) -> Schedule:
+    """All forwards, then all backwards (Huang et al. 2019, figure 2c).
+
+    With several chunks this is the breadth-first looped pipeline (Lamy-Poirier 2023, section 4).
+    """
+    p, m, v = devices, micro_batches, chunks
+    d, c, i = _grid(p, m, v)
+    lap = max(p, m)
+    forwards = (v - 1) * lap + m + p - 1
+    forward = d + c * lap + i
+    backward = forwards + (p - 1 - d) + (v - 1 - c) * lap + i
+    return from_keys("gpipe", looped_stages(p, v), {Phase.FORWARD: forward, Phase.BACKWARD: backward})
+
+
+@register("1f1b")
+def one_forward_one_backward(devices: int, micro_batches: int, chunks: int) -> Schedule:
+    """p - 1 - d warm-up forwards on device d, then one forward, one backward (DAPPLE, Fan et al. 2021)."""
+    if chunks != 1:
+        raise LayoutError(f"schedule 1f1b has one chunk per device, got {chunks}; use schedule=interleaved")
+    d, _, i = _grid(devices, micro_batches, 1)
+    forward = d + 2 * i
+    backward = 2 * devices - 1 - d + 2 * i
+    return from_keys("1f1b", looped_stages(devices, 1), {Phase.FORWARD: forward, Phase.BACKWARD: backward})
+
+
+@register("interleaved")
+def interleaved(devices: int, micro_batches: int, chunks: int) -> Schedule:
+    """Interleaved 1F1B (Narayanan et al. 2021, section 2.2).
+
+    2 (p - 1 - d) + (v - 1) p warm-up forwards on device d, then one forward, one backward, chunks
+    taking turns every p micro-batches. The micro-batch count need not be a multiple of p: the order is
+    that of the next multiple with the missing micro-batches struck out, which cannot deadlock. One
+    chunk per device is plain 1F1B, as in Megatron.
+    """
+    p, m, v = devices, micro_batches, chunks
+    if v == 1:
+        return one_forward_one_backward(p, m, 1)
+    d, c, i = _grid(p, m, v)
+    forward = 2 * (d + _rounds(p, v, c, i))
+    backward = 2 * (_rounds(p, v, v - 1 - c, i) + (p - 1 - d) + v * p - 1) + 1
+    return from_keys("interleaved", looped_stages(p, v), {Phase.FORWARD: forward, Phase.BACKWARD: backward})
+
+
+@register("forward")
+def forward_only(devices: int, micro_batches: int, chunks: int) -> Schedule:
+    """Forward passes alone (inference), chunks taking turns every p micro-batches."""
+    d, c, i = _grid(devices, micro_batches, chunks)
+    key = d + _rounds(devices, chunks, c, i)
+    return from_keys("forward", looped_stages(devices, chunks), {Phase.FORWARD: key})

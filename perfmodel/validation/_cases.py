@@ -1,0 +1,130 @@
+"""Published end-to-end runs against predictions."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from perfmodel.errors import PerfModelError, TableError
+from perfmodel.io import write_table
+from perfmodel.predict import explain, step_model
+from perfmodel.units import GB, GIB
+from perfmodel.validation._case_rows import Unusable, read_case
+from perfmodel.validation._metrics import errors
+
+COLUMNS = (
+    "case_id", "predicted_iter_time_s", "lo_s", "hi_s", "predicted_peak_memory_bytes", "fits", "skipped_reason",
+)  # fmt: skip
+_NEEDED = ("case_id", "source", "device", "tp", "pp", "dp", "micro_batch", "measured_iter_time_s")
+
+
+def validate_cases(
+    files: Sequence[Path | str],
+    calibration: Path | None = None,
+    out: Path | None = None,
+    *,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Predict every row of published-run tables and compare with what was measured.
+
+    Rows that cannot be predicted are listed with the reason, never dropped. Files of other kinds
+    (collective bandwidths, other predictors' results) are named under `skipped_files`.
+
+    Returns:
+        Per source and in all: `n`, `median_ape`, `mean_ape`, `p90_ape`, `spearman`, `coverage_90`, and
+        the same of `memory`; `skipped` counts reasons.
+
+    Raises:
+        TableError: if a file is missing, unreadable or no file is a table of runs.
+    """
+    tables, ignored = [], {}
+    for file in files:
+        table = _read(Path(file))
+        missing = [name for name in _NEEDED if name not in table]
+        if missing:
+            ignored[str(file)] = f"not a table of runs (no column {missing[0]})"
+        else:
+            tables.append(table)
+    if not tables:
+        raise TableError(f"{files[0]}: {next(iter(ignored.values()))}" if files else "no file given")
+    runs = pd.concat(tables, ignore_index=True)
+    predicted = pd.DataFrame(_predict_all(runs, calibration, progress), columns=list(COLUMNS))
+    if out is not None:
+        write_table(out, predicted)
+    return _report(runs, predicted) | {"skipped_files": ignored}
+
+
+def _read(path: Path) -> pd.DataFrame:
+    if not path.is_file():
+        raise TableError(f"{path}: no such file")
+    try:
+        return pd.read_csv(path, low_memory=False)
+    except (ValueError, pd.errors.ParserError, OSError) as error:
+        raise TableError(f"{path}: not a readable table ({str(error).splitlines()[0]})") from None
+
+
+def _predict_all(
+    runs: pd.DataFrame, calibration: Path | None, progress: Callable[[str, int, int], None] | None
+) -> list[tuple[Any, ...]]:
+    rows = runs.astype(object).where(runs.notna(), None).to_dict("records")
+    results = []
+    for done, row in enumerate(rows):
+        results.append(_predict_one(row, calibration))
+        if progress and done % 20 == 0:
+            progress("predicting", done, len(rows))
+    return results
+
+
+def _predict_one(row: dict[str, Any], calibration: Path | None) -> tuple[Any, ...]:
+    try:
+        case = read_case(row)
+        fixed = step_model(case.model, case.cluster, case.job, calibration)
+        result = explain(fixed, case.layout)
+    except Unusable as reason:
+        return (row["case_id"], None, None, None, None, None, str(reason))
+    except PerfModelError as error:
+        return (row["case_id"], None, None, None, None, None, f"cannot be laid out: {error}")
+    return (
+        row["case_id"],
+        result.step_time_s,
+        result.step_time_lo_s,
+        result.step_time_hi_s,
+        result.memory.peak,
+        result.fits,
+        None,
+    )
+
+
+def _report(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
+    status = runs.get("status", pd.Series("ok", index=runs.index))
+    measured_s = runs["measured_iter_time_s"].astype(float).where(status == "ok")
+    measured_bytes = _memory_bytes(runs)
+    usable = predicted["skipped_reason"].isna()
+    skipped = Counter(_group(reason) for reason in predicted.loc[~usable, "skipped_reason"])
+    if (missing := int((usable & measured_s.isna()).sum())) > 0:
+        skipped["predicted, but no step time was measured"] = missing
+
+    def figures(chosen: pd.Series) -> dict[str, Any]:
+        timed, weighed = chosen & usable & measured_s.notna(), chosen & usable & measured_bytes.notna()
+        columns = [predicted.loc[timed, c].astype(float) for c in ("predicted_iter_time_s", "lo_s", "hi_s")]
+        memory = predicted.loc[weighed, "predicted_peak_memory_bytes"].astype(float)
+        return errors(measured_s[timed], *columns) | {"memory": errors(measured_bytes[weighed], memory)}
+
+    sources = {str(s): figures(runs["source"] == s) for s in runs["source"].unique()}
+    everything = figures(pd.Series(True, index=runs.index))
+    return {"sources": sources, "all": everything, "skipped": dict(skipped.most_common())}
+
+
+def _memory_bytes(runs: pd.DataFrame) -> pd.Series:
+    if "measured_peak_memory_gb" not in runs:
+        return pd.Series(np.nan, index=runs.index)
+    unit = np.where(runs.get("memory_unit", "GB") == "GiB", GIB, GB)
+    return runs["measured_peak_memory_gb"].astype(float) * unit
+
+
+def _group(reason: str) -> str:
+    """Reasons without their figures, so that they can be counted."""
+    return "cannot be laid out: " + reason.split(": ", 2)[-1].split(";")[0] if ": " in reason else reason

@@ -1,0 +1,78 @@
+"""What a published table leaves unsaid, but its framework's documentation says.
+
+Each entry states facts about the software of a source (which overlaps it has, what it accumulates
+in), never a number tuned to its rows. A cell of the table always wins over an entry here.
+"""
+
+from dataclasses import dataclass
+
+from perfmodel.spec import Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conventions:
+    """Settings of a source's runs where its table has an empty cell."""
+
+    zero: int = 0
+    recompute: str = "none"
+    flash_attention: bool = True
+    sequence_parallel: bool = False
+    overlap_grad_reduce: bool = True
+    overlap_param_gather: bool = True
+    grad_dtype: str = "fp32"
+    fused_kernels: bool = True
+    vocab: int = 51200
+
+
+_MEGATRON_2021 = Conventions(
+    # Megatron-LM before 2023: gradients reduced after the last backward, no fused attention
+    flash_attention=False,
+    overlap_grad_reduce=False,
+    overlap_param_gather=False,
+)
+_BY_SOURCE: tuple[tuple[str, Conventions], ...] = (
+    ("Megatron-LM", _MEGATRON_2021),
+    ("Korthikanti", _MEGATRON_2021),
+    # Megatron-DeepSpeed; the simulator's configs say fp16, no ZeRO, no gradient bucketing
+    ("vTrain", Conventions(flash_attention=False, overlap_grad_reduce=False, grad_dtype="fp16", vocab=50304)),
+    # Megatron-DeepSpeed with ZeRO-1 and, before 2022-02-28, fp16 accumulation
+    ("BigScience", Conventions(flash_attention=False, overlap_grad_reduce=False, overlap_param_gather=False,
+                               grad_dtype="fp16", vocab=250880)),
+    ("Zero Bubble", Conventions(flash_attention=False, overlap_grad_reduce=False, vocab=50304)),
+    # the recipes use the distributed optimizer, fused attention and sequence parallelism with tp
+    ("NVIDIA NeMo", Conventions(zero=1, sequence_parallel=True)),
+    ("NVIDIA Megatron-Bridge", Conventions(zero=1, sequence_parallel=True)),
+    ("NeMo framework launcher", Conventions(flash_attention=False, recompute="selective")),
+    # Megatron-LM 0.14 run without communication overlap
+    ("SimuMax", Conventions(overlap_grad_reduce=False, overlap_param_gather=False)),
+    # nanotron reduces fp32 gradients after accumulation and shards with a reduce-scatter
+    ("ultrascale", Conventions(overlap_grad_reduce=True)),
+    # FSDP, mixed_precision=DEFAULT: bf16 weights and fp32 reduction
+    ("mosaicml", Conventions()),
+    ("OneFlow DLPerf", Conventions(flash_attention=False, vocab=50304, grad_dtype="fp16")),
+    # XLA keeps bf16 gradients of bf16 computations for the reduction
+    ("MaxText", Conventions(zero=3, grad_dtype="bf16")),
+    ("NVIDIA JAX-Toolbox", Conventions(grad_dtype="bf16", flash_attention=False)),
+    ("InternEvo", Conventions(grad_dtype="bf16")),
+)  # fmt: skip
+
+
+def conventions(source: str) -> Conventions:
+    """The conventions of a source by the start of its name; plain defaults for an unknown one."""
+    for start, found in _BY_SOURCE:
+        if source.startswith(start):
+            return found
+    return Conventions()
+
+
+def job_of(source: str, *, global_batch: int, seq_len: int, dtype: str, flash_attention: bool | None) -> Job:
+    """The job that a published row ran."""
+    usual = conventions(source)
+    return Job(
+        global_batch=global_batch,
+        seq_len=seq_len,
+        dtype=dtype,
+        flash_attention=usual.flash_attention if flash_attention is None else flash_attention,
+        grad_dtype="fp32" if dtype == "fp32" else usual.grad_dtype,
+        fused_kernels=usual.fused_kernels,
+    )

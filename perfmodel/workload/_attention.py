@@ -1,0 +1,79 @@
+"""The attention half of a layer: norm, projections, core, output projection, residual."""
+
+from perfmodel.spec import LatentAttention, Transformer
+from perfmodel.workload._attention_core import attention_core
+from perfmodel.workload._linear import column_linear, linear, row_linear
+from perfmodel.workload._local import Local
+from perfmodel.workload._piece import Piece, pointwise
+from perfmodel.workload._pointwise import head_norm, norm, residual, rotary, small_norm
+
+
+def self_attention(model: Transformer, local: Local, *, causal: bool) -> list[Piece]:
+    """Multi-head or grouped-query attention, or multi-head latent attention where the model has it."""
+    if model.latent_attention is not None:
+        return _latent_attention(model, local, model.latent_attention, causal=causal)
+    d, heads, kv = model.head_dim, local.heads, local.kv_heads
+    return [
+        norm(model, local),
+        column_linear(local, (heads + 2 * kv) * d, local.hidden, bias=model.bias or model.qkv_bias,
+                      kept_output=True),
+        *head_norm(model, local),
+        *rotary(model, local, (heads + kv) * d),
+        attention_core(local, kv_heads=kv, d_qk=d, d_v=d, seq_kv=local.seq_len, causal=causal,
+                       window=model.window, dropout=model.dropout),
+        *_output(model, local, heads * d),
+    ]  # fmt: skip
+
+
+def cross_attention(model: Transformer, local: Local, memory_len: int) -> list[Piece]:
+    """Decoder queries over the encoder's output of `memory_len` tokens per sequence (T5)."""
+    d, heads, kv = model.head_dim, local.heads, local.kv_heads
+    memory_tokens = local.shard.micro_batch * memory_len // local.shard.cp
+    return [
+        norm(model, local),
+        column_linear(local, heads * d, local.hidden, bias=model.bias, kept_output=True),
+        column_linear(local, 2 * kv * d, local.hidden, bias=model.bias, tokens=memory_tokens, kept_output=True),
+        attention_core(local, kv_heads=kv, d_qk=d, d_v=d, seq_kv=memory_len, causal=False, window=0,
+                       dropout=model.dropout),
+        *_output(model, local, heads * d),
+    ]  # fmt: skip
+
+
+def _latent_attention(
+    model: Transformer, local: Local, latent: LatentAttention, *, causal: bool
+) -> list[Piece]:
+    """Multi-head latent attention as it is trained, keys and values expanded to all heads
+    (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+
+    Down projections are replicated over tensor-parallel ranks and run on the rank's part of the
+    sequence; up projections are column-parallel and gather the compressed activations only.
+    """
+    heads, rows = local.heads, local.norm_tokens
+    rope, rank = latent.qk_rope_head_dim, latent.kv_lora_rank
+    d_qk, d_v = latent.qk_nope_head_dim + rope, latent.v_head_dim
+    if latent.q_lora_rank:
+        query = [
+            linear(local, rows, latent.q_lora_rank, local.hidden),
+            small_norm(model, local, rows, latent.q_lora_rank),
+            column_linear(local, heads * d_qk, latent.q_lora_rank, kept_output=True),
+        ]
+    else:
+        query = [column_linear(local, heads * d_qk, local.hidden, kept_output=True)]
+    # keys of all heads with the shared rotary part appended, and values
+    expanded = float(local.tokens * heads * (d_qk + d_v) * local.act_bytes)
+    return [
+        norm(model, local),
+        *query,
+        linear(local, rows, rank + rope, local.hidden, kept_input=0.0),
+        small_norm(model, local, rows, rank),
+        column_linear(local, heads * (latent.qk_nope_head_dim + d_v), rank),
+        *rotary(model, local, (heads + 1) * rope),
+        pointwise(local, [("add", 1)], local.tokens, heads * d_qk, saved_bytes=expanded),
+        attention_core(local, kv_heads=heads, d_qk=d_qk, d_v=d_v, seq_kv=local.seq_len, causal=causal,
+                       window=model.window, dropout=model.dropout),
+        *_output(model, local, heads * d_v),
+    ]  # fmt: skip
+
+
+def _output(model: Transformer, local: Local, width: int) -> list[Piece]:
+    return [row_linear(local, local.hidden, width, bias=model.bias), residual(model, local)]

@@ -1,0 +1,104 @@
+"""What a block of the model is made of: kernels, collectives, parameters and bytes on one device."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from perfmodel.errors import LayoutError
+from perfmodel.spec import CollectiveKind, KernelOp, Recompute
+
+Kernels = tuple[tuple[KernelOp, int], ...]
+"""Kernels in order of execution, each with how often it runs in a row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """The part of a layout that shapes depend on, so the key by which blocks are deduplicated."""
+
+    tp: int = 1
+    cp: int = 1
+    ep: int = 1
+    etp: int | None = None
+    """Tensor-parallel degree inside experts: 1, or `tp` (the default, `None`)."""
+    micro_batch: int = 1
+    sequence_parallel: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "cp", "ep", "micro_batch"):
+            if getattr(self, name) < 1:
+                raise LayoutError(f"shard: {name} must be at least 1, got {getattr(self, name)}")
+        if self.etp not in (None, 1, self.tp):
+            raise LayoutError(f"shard: etp must be 1 or tp={self.tp}, got {self.etp}")
+
+    @property
+    def expert_tp(self) -> int:
+        """Tensor-parallel degree inside experts."""
+        return self.tp if self.etp is None else self.etp
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comm:
+    """A collective inside a block, before it is placed on a network."""
+
+    collective: CollectiveKind
+    bytes: float
+    """Sized as nccl-tests does, see `perfmodel.spec.Collective`."""
+    group: Literal["tp", "cp", "ep", "dp"]
+    count: int = 1
+    overlappable: bool = False
+    """Independent of the kernel beside it (weight gradient, attention), so it can hide behind it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActivationBytes:
+    """Bytes that one micro-batch leaves behind for backward, under each recompute mode."""
+
+    none: float
+    selective: float
+    """Attention core recomputed (Korthikanti section 5)."""
+    full: float
+    """Only the block's input kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockOps:
+    """One block of the model for one micro-batch on one device.
+
+    Times, memory and FLOPs of a stage are sums over its blocks. Backward work is split into what
+    produces the input gradient (with all element-wise backward kernels) and the weight gradients.
+    """
+
+    name: str
+    forward: Kernels
+    backward_input: Kernels = ()
+    backward_weight: Kernels = ()
+    recompute_selective: Kernels = ()
+    """Forward work repeated in backward under selective recompute."""
+    recompute_full: Kernels = ()
+    """Forward work repeated in backward under full recompute."""
+    forward_comm: tuple[Comm, ...] = ()
+    backward_comm: tuple[Comm, ...] = ()
+    recompute_selective_comm: tuple[Comm, ...] = ()
+    recompute_full_comm: tuple[Comm, ...] = ()
+    params: int = 0
+    """Parameters that this device holds of this block (experts included, `tied_params` excluded)."""
+    expert_params: int = 0
+    """The part of `params` in routed experts, replicated over dp * cp / ep ranks only."""
+    tied_params: int = 0
+    """Parameters shared with the first embedding; held again only where the two are on different stages."""
+    activation_bytes: ActivationBytes = ActivationBytes(none=0.0, selective=0.0, full=0.0)
+    workspace_bytes: float = 0.0
+    """Transient peak inside the block beside what `activation_bytes` counts."""
+    boundary_bytes: float = 0.0
+    """Activation that one device sends if the next block is on another stage."""
+    boundary_comm: tuple[Comm, ...] = ()
+    """Collectives by which the receiving stage completes what was sent sharded."""
+
+    def recompute_workspace_bytes(self, recompute: Recompute) -> float:
+        """Transient peak in backward: the workspace and whatever recomputation brings back."""
+        held = self.activation_bytes
+        return self.workspace_bytes + held.none - getattr(held, recompute)
+
+
+def matmul_flops(kernels: Kernels) -> float:
+    """FLOPs in matrix products, attention and convolutions (element-wise work is not counted)."""
+    return sum(op.flops * count for op, count in kernels if op.family in ("gemm", "attention", "conv", "moe"))

@@ -1,0 +1,24 @@
+"""Every kind of model as blocks."""
+
+from functools import singledispatch
+
+from perfmodel.spec import ConvNet, Job, Mlp, Model, Transformer
+from perfmodel.workload._block import BlockOps, Shard
+from perfmodel.workload._transformer import transformer_blocks
+
+
+@singledispatch
+def blocks(model: Model, job: Job, shard: Shard) -> tuple[tuple[BlockOps, int], ...]:
+    """Blocks of `model` in order, each with how often it repeats, for one micro-batch on one device.
+
+    A pipeline may be cut between any two of them.
+
+    Raises:
+        LayoutError: if the shard does not divide the model; the message names the remedy.
+    """
+    raise TypeError(f"not a model: {model!r}")
+
+
+@blocks.register
+def _(model: Transformer, job: Job, shard: Shard) -> tuple[tuple[BlockOps, int], ...]:
+    return transformer_blocks(model, job, shard)

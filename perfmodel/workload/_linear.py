@@ -1,0 +1,115 @@
+"""Dense products with their gradients, plain, column-parallel and row-parallel.
+
+Collectives are Megatron's operators f and f-bar (arXiv 1909.08053, section 3) and, with sequence
+parallelism, g and g-bar (arXiv 2205.05198, section 4.2.2).
+"""
+
+from perfmodel.spec import Gemm
+from perfmodel.units import dtype_bytes
+from perfmodel.workload._block import Comm
+from perfmodel.workload._local import Local
+from perfmodel.workload._piece import Piece, memory
+
+
+def linear(
+    local: Local,
+    m: int,
+    n: int,
+    k: int,
+    *,
+    bias: int = 0,
+    kept_input: float = 1.0,
+    kept_output: bool = False,
+    forward_comm: tuple[Comm, ...] = (),
+    backward_comm: tuple[Comm, ...] = (),
+) -> Piece:
+    """Y[m, n] = X[m, k] W[k, n] with input gradient dX = dY W' and weight gradient dW' = dY' X.
+
+    Args:
+        bias: bias parameters held by this device.
+        kept_input: share of X kept for the weight gradient (0 if another piece keeps it).
+        kept_output: whether Y is kept too, for a later piece that needs it.
+    """
+    dtype = local.dtype
+    fp8 = dtype == "fp8"
+    return Piece(
+        forward=(
+            *((memory(local, "quantize_fp8_static", m, k),) if fp8 else ()),
+            Gemm(dtype=dtype, m=m, n=n, k=k),
+        ),
+        backward_input=(
+            *((memory(local, "quantize_fp8_static", m, n),) if fp8 else ()),
+            Gemm(dtype=dtype, m=m, n=k, k=n, pass_="dgrad"),
+        ),
+        backward_weight=(Gemm(dtype=dtype, m=n, n=k, k=m, pass_="wgrad", accumulate=accumulates(local)),),
+        forward_comm=forward_comm,
+        backward_comm=backward_comm,
+        params=n * k + bias,
+        # under fp8 the weight gradient needs only the quantised input
+        saved_bytes=float(m) * k * dtype_bytes(dtype) * kept_input
+        + (float(m) * n * local.act_bytes if kept_output else 0.0),
+    )
+
+
+def column_linear(
+    local: Local,
+    n: int,
+    k: int,
+    *,
+    bias: bool = False,
+    tokens: int | None = None,
+    kept_input: bool = True,
+    kept_output: bool = False,
+    communicate: bool = True,
+) -> Piece:
+    """Column-parallel product of `n` local columns over `tokens` rows (default: the shard's).
+
+    Backward reduces the input gradient. With sequence parallelism forward gathers the input, only
+    the rank's part of it is kept, and backward gathers it again behind the input gradient and
+    scatters the reduction behind the weight gradient.
+
+    Args:
+        communicate: False if a product beside it has gathered (and will reduce) the same input.
+    """
+    rows = local.tokens if tokens is None else tokens
+    n_bytes = float(rows) * k * local.act_bytes
+    forward: tuple[Comm, ...] = ()
+    backward: tuple[Comm, ...] = ()
+    if local.tp > 1 and communicate:
+        if local.sequence_parallel:
+            forward = (Comm(collective="all_gather", bytes=n_bytes, group="tp"),)
+            backward = (
+                Comm(collective="all_gather", bytes=n_bytes, group="tp", overlappable=True),
+                Comm(collective="reduce_scatter", bytes=n_bytes, group="tp", overlappable=True),
+            )
+        else:
+            backward = (Comm(collective="all_reduce", bytes=n_bytes, group="tp", overlappable=True),)
+    share = 1 / local.tp if local.sequence_parallel else 1.0
+    return linear(
+        local, rows, n, k, bias=n if bias else 0, kept_input=share if kept_input else 0.0,
+        kept_output=kept_output, forward_comm=forward, backward_comm=backward,
+    )  # fmt: skip
+
+
+def row_linear(local: Local, n: int, k: int, *, bias: bool = False) -> Piece:
+    """Row-parallel product of `k` local rows of the weight: the output is a sum over ranks.
+
+    Forward reduces it (scattered along the sequence with sequence parallelism, whose backward
+    gathers the output gradient).
+    """
+    n_bytes = float(local.tokens) * n * local.act_bytes
+    forward: tuple[Comm, ...] = ()
+    backward: tuple[Comm, ...] = ()
+    if local.sequence_parallel:
+        forward = (Comm(collective="reduce_scatter", bytes=n_bytes, group="tp"),)
+        backward = (Comm(collective="all_gather", bytes=n_bytes, group="tp"),)
+    elif local.tp > 1:
+        forward = (Comm(collective="all_reduce", bytes=n_bytes, group="tp"),)
+    return linear(
+        local, local.tokens, n, k, bias=n if bias else 0, forward_comm=forward, backward_comm=backward
+    )
+
+
+def accumulates(local: Local) -> bool:
+    """Whether weight gradients are added to an fp32 buffer by the product itself."""
+    return local.job.grad_dtype == "fp32" and local.act_dtype != "fp32"

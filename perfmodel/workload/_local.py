@@ -1,0 +1,120 @@
+"""Sizes that one device sees: a transformer's figures divided by a shard's degrees."""
+
+from dataclasses import dataclass
+
+from perfmodel.errors import LayoutError
+from perfmodel.spec import Job, Transformer
+from perfmodel.units import dtype_bytes
+from perfmodel.workload._block import Shard
+
+VOCAB_MULTIPLE = 128
+"""Megatron pads the vocabulary to a multiple of this times tp, so that shards stay aligned."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Local:
+    """Local sizes of one stack (encoder or decoder). Lengths in tokens, sizes in elements."""
+
+    job: Job
+    shard: Shard
+    seq_len: int
+    """Whole sequence."""
+    seq_local: int
+    """Tokens of one sequence on this device (seq_len / cp)."""
+    tokens: int
+    """micro_batch * seq_local: rows of the products inside tensor-parallel regions."""
+    norm_tokens: int
+    """Rows outside tensor-parallel regions: `tokens`, or a tp-th of it with sequence parallelism."""
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+    """Rows of this device's shard of the padded vocabulary."""
+    dtype: str
+    """Element type of matrix products."""
+    act_dtype: str
+    """Element type of stored activations and element-wise kernels (16 bit under fp8 and int8)."""
+
+    @property
+    def act_bytes(self) -> int:
+        return dtype_bytes(self.act_dtype)
+
+    @property
+    def tp(self) -> int:
+        return self.shard.tp
+
+    @property
+    def sequence_parallel(self) -> bool:
+        return self.shard.sequence_parallel and self.shard.tp > 1
+
+    @property
+    def hidden_bytes(self) -> float:
+        """Bytes of the whole hidden activation of this device's tensor-parallel group."""
+        return float(self.tokens * self.hidden * self.act_bytes)
+
+    @property
+    def norm_bytes(self) -> float:
+        """Bytes of the hidden activation as stored outside tensor-parallel regions."""
+        return float(self.norm_tokens * self.hidden * self.act_bytes)
+
+
+def padded_vocab(vocab: int, tp: int) -> int:
+    """Vocabulary padded to a multiple of `VOCAB_MULTIPLE` * tp (Megatron-LM's default)."""
+    multiple = VOCAB_MULTIPLE * tp
+    return -(-vocab // multiple) * multiple
+
+
+def storage_dtype(dtype: str) -> str:
+    """Element type in which activations are stored when products run in `dtype`."""
+    return {"fp8": "bf16", "int8": "bf16", "tf32": "fp32"}.get(dtype, dtype)
+
+
+def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Local:
+    """Divide `model` by `shard`.
+
+    Key and value heads are replicated where tp exceeds them, as Megatron-LM does.
+
+    Raises:
+        LayoutError: if heads, kv_heads, ffn_hidden or the sequence do not divide; names the remedy.
+    """
+    tp, cp = shard.tp, shard.cp
+    kv = model.kv_heads if model.latent_attention is None else model.heads
+    _divides(model, "heads", model.heads, "tp", tp)
+    _divides(model, "ffn_hidden", model.ffn_hidden, "tp", tp)
+    if kv % tp and tp % kv:
+        raise LayoutError(f"{model.name}: tp={tp} must divide kv_heads={kv} or be a multiple of it")
+    # load-balanced causal context parallelism gives each rank two chunks of the sequence
+    chunks = 2 * cp if cp > 1 and model.causal else cp
+    _divides(model, "sequence length", seq_len, "2*cp" if chunks > cp else "cp", chunks)
+    sequence_parallel = shard.sequence_parallel and tp > 1
+    if sequence_parallel:
+        _divides(model, "sequence length", seq_len, "tp*cp for sequence parallelism", tp * cp)
+    if cp > 1 and not job.flash_attention:
+        raise LayoutError(f"{model.name}: cp={cp} needs flash attention; set flash_attention or cp=1")
+    seq_local = seq_len // cp
+    tokens = shard.micro_batch * seq_local
+    return Local(
+        job=job,
+        shard=shard,
+        seq_len=seq_len,
+        seq_local=seq_local,
+        tokens=tokens,
+        norm_tokens=tokens // tp if sequence_parallel else tokens,
+        hidden=model.hidden,
+        heads=model.heads // tp,
+        kv_heads=max(1, kv // tp),
+        ffn=model.ffn_hidden // tp,
+        vocab=padded_vocab(model.vocab, tp) // tp,
+        dtype=job.dtype,
+        act_dtype=storage_dtype(job.dtype),
+    )
+
+
+def _divides(model: Transformer, what: str, value: int, by: str, degree: int) -> None:
+    if value % degree:
+        fitting = [d for d in range(1, degree) if value % d == 0]
+        raise LayoutError(
+            f"{model.name}: {what} {value} is not divisible by {by}={degree}; the nearest smaller that "
+            f"is: {fitting[-1]}"
+        )

@@ -1,0 +1,33 @@
+"""The optimizer step and gradient sizes."""
+
+from perfmodel.spec import Job, OptimizerStep
+from perfmodel.units import dtype_bytes
+from perfmodel.workload._local import storage_dtype
+
+
+def optimizer_op(n_params_local: int, job: Job, sharded: bool = False, *, tensors: int = 1) -> OptimizerStep:
+    """The update of the parameters whose states this device holds.
+
+    Traffic per parameter with fp32 states (mixed-precision Adam): gradient read, master weight,
+    momentum and variance read and written, weight in the compute type written. SGD keeps momentum
+    only. In fp32 training weight and master are one.
+
+    Args:
+        n_params_local: parameters updated here (already divided by the sharding degree).
+        sharded: states live in one flat buffer (ZeRO), so that the update is a single kernel.
+        tensors: separate parameter tensors otherwise.
+    """
+    weight = storage_dtype(job.dtype)
+    states = 3 if job.optimizer == "adam" else 2
+    traffic = dtype_bytes(job.grad_dtype) + 2 * 4 * states + (0 if weight == "fp32" else dtype_bytes(weight))
+    return OptimizerStep(
+        op=job.optimizer,
+        n_params=n_params_local,
+        bytes_per_param=float(traffic),
+        tensors=1 if sharded else tensors,
+    )
+
+
+def gradient_bytes(n_params: int, job: Job) -> float:
+    """Bytes of the accumulated gradients of `n_params` parameters, which data parallelism reduces."""
+    return float(n_params) * dtype_bytes(job.grad_dtype)

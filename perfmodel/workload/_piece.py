@@ -1,0 +1,131 @@
+"""Pieces: sub-layers with their forward and backward work, put together into blocks.
+
+Every piece saves for backward exactly the inputs that its own gradients need, the rule by which
+Korthikanti et al. (arXiv 2205.05198, section 4.1) count activation memory.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from perfmodel.spec import KernelOp, MemoryBound
+from perfmodel.workload._block import ActivationBytes, BlockOps, Comm, Kernels
+from perfmodel.workload._local import Local
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """One sub-layer. Kernels of each tuple are in order of execution."""
+
+    forward: tuple[KernelOp, ...] = ()
+    backward_input: tuple[KernelOp, ...] = ()
+    backward_weight: tuple[KernelOp, ...] = ()
+    forward_comm: tuple[Comm, ...] = ()
+    backward_comm: tuple[Comm, ...] = ()
+    attention_core: bool = False
+    """Repeated, and what it saves dropped, under selective recompute."""
+    params: int = 0
+    expert_params: int = 0
+    """The part of `params` in routed experts."""
+    saved_bytes: float = 0.0
+
+
+def assemble(
+    name: str,
+    local: Local,
+    pieces: Sequence[Piece],
+    *,
+    input_bytes: float | None,
+    workspace_bytes: float = 0.0,
+    tied_params: int = 0,
+    boundary_streams: int = 1,
+) -> BlockOps:
+    """Join pieces in forward order into a block; backward runs through them in reverse.
+
+    Args:
+        input_bytes: what full recompute keeps; `None` for blocks outside recomputation
+            (embedding, head), which save the same under every mode.
+        boundary_streams: hidden activations handed to the next block (2 in a T5 decoder, which
+            passes the encoder's output on).
+    """
+    train = local.job.mode == "train"
+    forward = _kernels(p.forward for p in pieces)
+    forward_comm = _comms(p.forward_comm for p in pieces)
+    core = [p for p in pieces if p.attention_core] if train else []
+    recomputed = train and input_bytes is not None
+    saved = sum(p.saved_bytes for p in pieces) if train else 0.0
+    boundary_bytes, boundary_comm = stage_boundary(local, boundary_streams)
+    return BlockOps(
+        name=name,
+        forward=forward,
+        backward_input=_kernels(p.backward_input for p in reversed(pieces)) if train else (),
+        backward_weight=_kernels(p.backward_weight for p in reversed(pieces)) if train else (),
+        recompute_selective=_kernels(p.forward for p in core),
+        recompute_full=forward if recomputed else (),
+        forward_comm=forward_comm,
+        backward_comm=_comms(p.backward_comm for p in reversed(pieces)) if train else (),
+        recompute_selective_comm=_comms(p.forward_comm for p in core),
+        recompute_full_comm=forward_comm if recomputed else (),
+        params=sum(p.params for p in pieces),
+        expert_params=sum(p.expert_params for p in pieces),
+        tied_params=tied_params,
+        activation_bytes=ActivationBytes(
+            none=saved,
+            selective=saved - sum(p.saved_bytes for p in core),
+            full=input_bytes if recomputed and input_bytes is not None else saved,
+        ),
+        workspace_bytes=workspace_bytes,
+        boundary_bytes=boundary_bytes,
+        boundary_comm=boundary_comm,
+    )
+
+
+def stage_boundary(local: Local, streams: int) -> tuple[float, tuple[Comm, ...]]:
+    """Bytes each device sends to the next stage, and how the receivers complete them.
+
+    With sequence parallelism a rank sends its own part of the sequence. Without it, ranks of a
+    tensor-parallel group hold equal activations: each sends a tp-th and the receivers gather
+    (scatter/gather optimisation, SC21 arXiv 2104.04473 section 4.1).
+    """
+    whole = local.hidden_bytes * streams
+    if local.tp == 1 or local.sequence_parallel:
+        return whole / local.tp, ()
+    return whole / local.tp, (Comm(collective="all_gather", bytes=whole, group="tp"),)
+
+
+def memory(
+    local: Local, op: str, rows: int, hidden: int, n_inputs: int = 1, *, backward: bool = False,
+    dtype: str | None = None,
+) -> MemoryBound:  # fmt: skip
+    """An element-wise or row-wise kernel on stored activations."""
+    return MemoryBound(
+        op=op, dtype=dtype or local.act_dtype, rows=rows, hidden=hidden, n_inputs=n_inputs,
+        pass_="bwd" if backward else "fwd",
+    )  # fmt: skip
+
+
+def pointwise(
+    local: Local, ops: Sequence[tuple[str, int]], rows: int, hidden: int, *, params: int = 0, saved_bytes: float
+) -> Piece:
+    """Element-wise kernels `(name, inputs)` over one tensor, each with one backward kernel."""
+    return Piece(
+        forward=tuple(memory(local, op, rows, hidden, n) for op, n in ops),
+        backward_input=tuple(memory(local, op, rows, hidden, n, backward=True) for op, n in reversed(ops)),
+        params=params,
+        saved_bytes=saved_bytes,
+    )
+
+
+def _kernels(parts: Iterable[tuple[KernelOp, ...]]) -> Kernels:
+    """Flatten, counting equal kernels that follow one another."""
+    out: list[tuple[KernelOp, int]] = []
+    for part in parts:
+        for op in part:
+            if out and out[-1][0] == op:
+                out[-1] = (op, out[-1][1] + 1)
+            else:
+                out.append((op, 1))
+    return tuple(out)
+
+
+def _comms(parts: Iterable[tuple[Comm, ...]]) -> tuple[Comm, ...]:
+    return tuple(comm for part in parts for comm in part)

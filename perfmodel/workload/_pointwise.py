@@ -1,0 +1,94 @@
+"""Norms, activations, residual additions and rotary embeddings.
+
+Kernel names are those of the measurement tables' `op` column, so that calibrated models know them.
+A fused RMS norm moves what a fused layer norm moves and is named, and timed, like one.
+"""
+
+from perfmodel.spec import Transformer
+from perfmodel.workload._local import Local
+from perfmodel.workload._piece import Piece, memory, pointwise
+
+
+def norm(model: Transformer, local: Local) -> Piece:
+    """Layer or RMS norm over the hidden size; keeps its input."""
+    return small_norm(model, local, local.norm_tokens, local.hidden)
+
+
+def norm_params(model: Transformer, size: int) -> int:
+    """A scale per element, and a shift for layer norms with biases."""
+    return size * (2 if model.norm == "layer_norm" and model.bias else 1)
+
+
+def residual(model: Transformer, local: Local) -> Piece:
+    """Bias, dropout and residual addition after a row-parallel product; keeps the dropout mask.
+
+    Backward also sums the gradients of the two branches.
+    """
+    rows, hidden = local.norm_tokens, local.hidden
+    eager = [*([("add", 1)] if model.bias else []), ("dropout", 1), ("add", 2)]
+    if not model.dropout:
+        ops = [("add", 2)] if local.job.fused_kernels or not model.bias else [("add", 1), ("add", 2)]
+        backward = ()
+    else:
+        ops = [("bias_dropout_add", 2)] if local.job.fused_kernels else eager
+        backward = (
+            memory(local, "bias_dropout_add", rows, hidden, 2, backward=True)
+            if local.job.fused_kernels
+            else memory(local, "dropout", rows, hidden, backward=True),
+        )
+    return Piece(
+        forward=tuple(memory(local, op, rows, hidden, n) for op, n in ops),
+        backward_input=(memory(local, "add", rows, hidden, 2), *backward),
+        saved_bytes=float(rows * hidden) if model.dropout else 0.0,
+    )
+
+
+def activation(model: Transformer, local: Local, rows: int, width: int) -> Piece:
+    """The feed-forward's nonlinearity over `rows` x `width`; keeps its inputs (ReLU: nothing more).
+
+    A gated unit has two inputs, gate and value.
+    """
+    tensor = float(rows) * width * local.act_bytes
+    if model.gated_ffn:
+        if local.job.fused_kernels:
+            ops = [(f"{model.activation}_mul", 2)]
+        else:
+            ops = [(model.activation, 1), ("mul", 2)]
+        # eager kernels also keep the activated gate
+        return pointwise(local, ops, rows, width, saved_bytes=tensor * (1 + len(ops)))
+    if model.activation == "relu":
+        return pointwise(local, [("relu", 1)], rows, width, saved_bytes=0.0)
+    if model.bias and local.job.fused_kernels:
+        return pointwise(local, [(f"bias_{model.activation}", 1)], rows, width, saved_bytes=tensor)
+    bias = [("add", 1)] if model.bias else []
+    return pointwise(local, [*bias, (model.activation, 1)], rows, width, saved_bytes=tensor)
+
+
+def rotary(model: Transformer, local: Local, width: int) -> list[Piece]:
+    """Rotation of `width` query and key elements per token; its gradient is a rotation back."""
+    if model.positions != "rope":
+        return []
+    name = "rope" if local.job.fused_kernels else "rope_unfused"
+    return [pointwise(local, [(name, 1)], local.tokens, width, saved_bytes=0.0)]
+
+
+def small_norm(model: Transformer, local: Local, rows: int, size: int) -> Piece:
+    """Norm over a compressed activation of `size` elements; keeps its input."""
+    fused = local.job.fused_kernels or model.norm == "layer_norm"
+    return pointwise(
+        local,
+        [("layer_norm" if fused else "rms_norm_unfused", 1)],
+        rows,
+        size,
+        params=norm_params(model, size),
+        saved_bytes=float(rows * size * local.act_bytes),
+    )
+
+
+def head_norm(model: Transformer, local: Local) -> list[Piece]:
+    """Norm of each head's query and key (Qwen3); keeps its input."""
+    if not model.qk_norm:
+        return []
+    rows, d = local.tokens * (local.heads + local.kv_heads), model.head_dim
+    saved = float(rows * d * local.act_bytes)
+    return [pointwise(local, [("qk_norm", 1)], rows, d, params=2 * d, saved_bytes=saved)]
