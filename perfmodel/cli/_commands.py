@@ -45,9 +45,7 @@ def search(arguments: argparse.Namespace) -> int:
             method=arguments.method,
             top=arguments.top,
             job=job,
-            space=space.restrict(
-                space.default_space(model, cluster, job, arguments.devices), arguments.fix
-            ),
+            space=space.restrict(space.default_space(model, cluster, job, arguments.devices), arguments.fix),
             calibration=arguments.calibration,
             strict=arguments.strict,
             progress=report,

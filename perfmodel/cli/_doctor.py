@@ -8,7 +8,19 @@ from typing import Any
 
 import perfmodel
 
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "pandas", "pyarrow", "safetensors", "scipy", "matplotlib", "torch")
+_PACKAGES = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "safetensors",
+    "scipy",
+    "matplotlib",
+    "torch",
+)
 
 
 def examine() -> dict[str, Any]:

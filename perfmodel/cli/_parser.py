@@ -41,7 +41,10 @@ def _json(command: argparse.ArgumentParser) -> None:
 
 def _calibration(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--calibration", type=Path, metavar="DIR", help="directory made by 'perfmodel fit', instead of the shipped one"
+        "--calibration",
+        type=Path,
+        metavar="DIR",
+        help="directory made by 'perfmodel fit', instead of the shipped one",
     )
 
 
@@ -54,7 +57,10 @@ def _job(command: argparse.ArgumentParser) -> None:
     command.add_argument("--dtype", default="bf16", choices=("bf16", "fp16", "fp32", "tf32", "fp8"))
     command.add_argument("--mode", default="train", choices=("train", "inference"))
     command.add_argument(
-        "--attention", default="flash", choices=("flash", "unfused"), help="fused attention, or materialised scores"
+        "--attention",
+        default="flash",
+        choices=("flash", "unfused"),
+        help="fused attention, or materialised scores",
     )
     command.add_argument("--strict", action="store_true", help="refuse to extrapolate beyond the measurements")
     _calibration(command)
@@ -65,7 +71,9 @@ def _predict(commands: "argparse._SubParsersAction[_Parser]") -> None:
     command = commands.add_parser("predict", help="step time, memory and critical path of one layout")
     _job(command)
     command.add_argument(
-        "--layout", required=True, help='e.g. "tp=8,pp=16,dp=8,zero=1,recompute=selective" or DistSim\'s 8M16P8D'
+        "--layout",
+        required=True,
+        help='e.g. "tp=8,pp=16,dp=8,zero=1,recompute=selective" or DistSim\'s 8M16P8D',
     )
     command.set_defaults(run="predict")
 

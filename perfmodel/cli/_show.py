@@ -59,7 +59,13 @@ def search(result: SearchResult) -> None:
         lay = p.layout
         options = [lay.schedule + (f" v{lay.vpp}" if lay.vpp > 1 else ""), f"zero {lay.zero}", lay.recompute]
         options += ["sp"] if lay.sequence_parallel else []
-        degrees = [lay.tp, lay.pp, lay.dp, *([lay.cp] if _any(result, "cp") else []), *([lay.ep] if _any(result, "ep") else [])]
+        degrees = [
+            lay.tp,
+            lay.pp,
+            lay.dp,
+            *([lay.cp] if _any(result, "cp") else []),
+            *([lay.ep] if _any(result, "ep") else []),
+        ]
         rows.append(
             (
                 str(place), *map(str, degrees), str(lay.micro_batch), " ".join(options), _s(p.step_time_s),
@@ -67,7 +73,13 @@ def search(result: SearchResult) -> None:
                 f"{p.memory.peak / GIB:.1f}",
             )
         )  # fmt: skip
-    names = ["tp", "pp", "dp", *(["cp"] if _any(result, "cp") else []), *(["ep"] if _any(result, "ep") else [])]
+    names = [
+        "tp",
+        "pp",
+        "dp",
+        *(["cp"] if _any(result, "cp") else []),
+        *(["ep"] if _any(result, "ep") else []),
+    ]
     heads = ("#", *names, "micro-batch", "options", "step", "90 % interval", "MFU", "bubble", "GiB")
     if result.layouts:
         best = result.layouts[0]
@@ -123,7 +135,12 @@ def cases(report: dict[str, Any]) -> None:
     for source, figures in report["sources"].items():
         rows.append((source, *(_figure(name, figures[name]) for name in _CASE_COLUMNS)))
         if figures["memory"]["n"]:
-            memory.append((source, *(_figure(n, figures["memory"][n]) for n in ("n", "median_ape", "mean_ape", "p90_ape"))))
+            memory.append(
+                (
+                    source,
+                    *(_figure(n, figures["memory"][n]) for n in ("n", "median_ape", "mean_ape", "p90_ape")),
+                )
+            )
     rows.append(("all", *(_figure(name, report["all"][name]) for name in _CASE_COLUMNS)))
     console = _console()
     console.print(_table("step time", ("source", *_CASE_COLUMNS), rows))

@@ -70,10 +70,7 @@ def hop_between_nodes(
 def shifted_hops(cluster: Cluster, fitted_s: Float64[np.ndarray, "levels"]) -> Float64[np.ndarray, "levels"]:
     """Fitted hop per level, moved by how far the level's latency is from its class's usual one."""
     usual = np.array(
-        [
-            link_class(level.name, cluster.device.name, i > 0).latency_s
-            for i, level in enumerate(cluster.levels)
-        ]
+        [link_class(level.name, cluster.device.name, i > 0).latency_s for i, level in enumerate(cluster.levels)]
     )
     stated = np.array([level.latency_s for level in cluster.levels])
     return np.maximum(fitted_s + stated - usual, (1 - MOST_HOP_SHIFT) * fitted_s)

@@ -60,9 +60,7 @@ def prior_vector(series: str) -> np.ndarray:
 def curve_of(vector: np.ndarray, rows: CollectiveRows) -> np.ndarray:
     """The physical curve [s] at `rows`, which share a kind; `vector` float64[8] or [8, n]."""
     constants = LinkConstants.from_vector(vector)
-    return np.asarray(
-        collective_curve(rows.kind[0], rows.buffer_bytes, rows.ranks, rows.ranks_per_node, constants)
-    )
+    return np.asarray(collective_curve(rows.kind[0], rows.buffer_bytes, rows.ranks, rows.ranks_per_node, constants))
 
 
 def fit_series(rows: CollectiveRows) -> tuple[Series, ...]:

@@ -16,9 +16,7 @@ _OTHER_KIND_OF_LINK: Final = 0.02
 _NO_RELATIVE: Final = 1e-6
 
 
-def relative_vector(
-    name: str, measured: Sequence[Series], between_nodes: bool = False
-) -> tuple[np.ndarray, float]:
+def relative_vector(name: str, measured: Sequence[Series], between_nodes: bool = False) -> tuple[np.ndarray, float]:
     """Constants expected of series `name` and the similarity (0..1) of its closest relative.
 
     The prior of its own links, moved as its relatives' fits moved from theirs: a weighted mean, so that

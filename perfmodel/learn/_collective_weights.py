@@ -72,9 +72,7 @@ def load_collective_weights(calibration: Path | None = None) -> CollectiveWeight
     except (SafetensorError, OSError, ValueError) as error:
         raise CalibrationError(f"{path}: truncated or not a weights file ({error}); fit it again") from None
     if meta.get("schema") != SCHEMA or meta.get("constants") != list(NAMES):
-        raise CalibrationError(
-            f"{path}: schema {meta.get('schema')!r} is not {SCHEMA!r} of this version; fit it again"
-        )
+        raise CalibrationError(f"{path}: schema {meta.get('schema')!r} is not {SCHEMA!r} of this version; fit it again")
     try:
         vectors, ranges = arrays.pop("series/vector"), arrays.pop("series/bytes")
         series = tuple(

@@ -53,3 +53,24 @@ def kind_distance(a: str, b: str) -> float:
     if pass_a != pass_b:
         distance += 1.0 if pass_b == "fwd" else 1.5
     return distance
+
+
+def stand_in(kind: str, known: Sequence[str]) -> str:
+    """The known kind closest to one that was never measured; `kind` itself if it was.
+
+    Ops that share a word (`layer_norm`, `rms_norm`) are alike; failing that an element-wise
+    activation stands in. The pass matters more than the op, the dtype most.
+    """
+    if kind in known:
+        return kind
+    dtype, op, direction = kind.split("/")
+    words = set(op.split("_"))
+
+    def cost(other: str) -> tuple[float, str]:
+        other_dtype, other_op, other_pass = other.split("/")
+        value = 4.0 * (other_dtype != dtype) + 3.0 * (other_pass != direction)
+        if other_op != op:
+            value += 2.0 - 1.0 * bool(words & set(other_op.split("_"))) - 0.5 * (other_op == "gelu")
+        return value, other
+
+    return min(known, key=cost)

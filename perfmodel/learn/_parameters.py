@@ -103,7 +103,7 @@ def residual(xp: Any, family: str, params: Parameters, z: Any, positions: Any, s
     h = xp.concatenate(parts, axis=1)
     for kernel, bias in zip(params.kernels[:-1], params.biases[:-1], strict=True):
         h = h @ kernel + bias
-        h = h / (1.0 + xp.exp(-h))  # SiLU
+        h = h * (0.5 + 0.5 * xp.tanh(0.5 * h))  # SiLU, finite at both ends
     return (h @ params.kernels[-1] + params.biases[-1])[:, 0]
 
 

@@ -187,10 +187,44 @@ _MEMORY_ALIASES: Final = {
     "max_pool3x3s2": "max_pool", "rope_fused": "rope", "scale_causal_softmax": "scaled_causal_softmax_fused",
 }  # fmt: skip
 _MEMORY_OPS: Final = frozenset(
-    "batch_norm bias_dropout_add bias_gelu dropout layer_norm max_pool avg_pool relu scale_mask_softmax "
-    "quantize_fp8_static add cross_entropy_unfused gelu masked_fill rms_norm_unfused rope_unfused "
-    "scaled_causal_softmax_fused softmax norm norm_unfused qk_norm rope silu silu_mul add_scalar div "
-    "div_scalar mul mul_scalar pow pow_scalar sub tanh where rms_or_layer_norm silu_mul_or_gelu".split()
+    [
+        "batch_norm",
+        "bias_dropout_add",
+        "bias_gelu",
+        "dropout",
+        "layer_norm",
+        "max_pool",
+        "avg_pool",
+        "relu",
+        "scale_mask_softmax",
+        "quantize_fp8_static",
+        "add",
+        "cross_entropy_unfused",
+        "gelu",
+        "masked_fill",
+        "rms_norm_unfused",
+        "rope_unfused",
+        "scaled_causal_softmax_fused",
+        "softmax",
+        "norm",
+        "norm_unfused",
+        "qk_norm",
+        "rope",
+        "silu",
+        "silu_mul",
+        "add_scalar",
+        "div",
+        "div_scalar",
+        "mul",
+        "mul_scalar",
+        "pow",
+        "pow_scalar",
+        "sub",
+        "tanh",
+        "where",
+        "rms_or_layer_norm",
+        "silu_mul_or_gelu",
+    ]
 )
 
 

@@ -10,7 +10,7 @@ from enum import IntEnum
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from perfmodel.cost import CollectiveModel, EventTimes, KernelModel
 from perfmodel.predict._framework import Framework
@@ -66,10 +66,13 @@ class BlockTable:
         """Seconds of every phase of every block."""
         return self.event_s.sum(axis=2) + self.gap_s
 
-    @cached_property
-    def params(self) -> Float[np.ndarray, " blocks"]:
-        """Dense parameters that one device holds of each block."""
-        return np.array([b.params - b.expert_params for b in self.blocks], float)
+    def dense_params(self, pipelined: bool) -> Float[np.ndarray, " blocks"]:
+        """Dense parameters that one device holds of each block.
+
+        A tied head holds its own copy of the embedding only where the two are on different stages.
+        """
+        tied = [b.tied_params if pipelined else 0 for b in self.blocks]
+        return np.array([b.params - b.expert_params for b in self.blocks], float) + np.array(tied, float)
 
     @cached_property
     def expert_params(self) -> Float[np.ndarray, " blocks"]:
@@ -79,18 +82,30 @@ class BlockTable:
     @cached_property
     def activation_bytes(self) -> Float[np.ndarray, "blocks modes"]:
         """Bytes saved for backward per micro-batch under each of `RECOMPUTE_MODES`."""
-        return np.array(
-            [[getattr(b.activation_bytes, mode) for mode in RECOMPUTE_MODES] for b in self.blocks], float
-        )
+        return np.array([[getattr(b.activation_bytes, mode) for mode in RECOMPUTE_MODES] for b in self.blocks], float)
 
     @cached_property
     def workspace_bytes(self) -> Float[np.ndarray, " blocks"]:
         return np.array([b.workspace_bytes for b in self.blocks], float)
 
     @cached_property
+    def boundary(self) -> BlockOps:
+        """The block whose output is the largest that a stage hands to the next."""
+        return max(self.blocks, key=lambda b: b.boundary_bytes)
+
+    @property
     def boundary_bytes(self) -> float:
-        """Largest activation that a block hands to the next stage."""
-        return max(b.boundary_bytes for b in self.blocks)
+        return self.boundary.boundary_bytes
+
+    @property
+    def boundary_comm(self) -> tuple[Comm, ...]:
+        """Collectives by which the receiver completes what was sent sharded."""
+        return self.boundary.boundary_comm
+
+    @property
+    def tied_params(self) -> int:
+        """Parameters that first and last stage share."""
+        return max(b.tied_params for b in self.blocks)
 
 
 def block_table(
@@ -102,14 +117,12 @@ def block_table(
     framework: Framework,
 ) -> BlockTable:
     """Count, deduplicate and time (with `timed`) the events of `blocks`."""
-    index: dict[tuple[Op, str], int] = {}
+    index: dict[tuple[Op, str, bool], int] = {}
     entries: list[tuple[int, int, int, float]] = []
-    overlappable: dict[int, bool] = {}
 
-    def add(block: int, phase: Phase, op: Op, count: float, group: str = "") -> int:
-        where = index.setdefault((op, group), len(index))
+    def add(block: int, phase: Phase, op: Op, count: float, group: str = "", overlappable: bool = False) -> None:
+        where = index.setdefault((op, group, overlappable), len(index))
         entries.append((block, phase, where, count))
-        return where
 
     for b, (block, _) in enumerate(blocks):
         for phase, kernels_of_phase, comms in _phases(block):
@@ -119,9 +132,9 @@ def block_table(
                 place = Placement.of(comm.group, layout)
                 if place.size > 1:
                     event = place.collective(comm.collective, comm.bytes, job.dtype, cluster)
-                    overlappable[add(b, phase, event, comm.count, comm.group)] = comm.overlappable
+                    add(b, phase, event, comm.count, comm.group, comm.overlappable)
 
-    ops = tuple(op for op, _ in index)
+    ops = tuple(op for op, *_ in index)
     counts = np.zeros((len(blocks), N_PHASES, len(ops)))
     rows = np.array(entries).reshape(-1, 4)
     np.add.at(counts, tuple(rows[:, :3].astype(int).T), rows[:, 3])
@@ -131,12 +144,13 @@ def block_table(
     kernel_s = counts[:, :, is_kernel] @ times.time_s[is_kernel]
     # the device waits for the host where launching takes longer than the kernels run
     gap_s = np.maximum(launches * framework.kernel_gap_s, launches * framework.host_launch_s - kernel_s)
+    overlappable = np.array([flag for *_, flag in index], bool)
     exposed = _exposed(counts, times.time_s, is_kernel, overlappable, layout)
     return BlockTable(
         blocks=tuple(b for b, _ in blocks),
         repeats=tuple(n for _, n in blocks),
         ops=ops,
-        groups=tuple(group for _, group in index),
+        groups=tuple(group for _, group, _ in index),
         counts=counts,
         times=times,
         gap_s=gap_s,
@@ -144,9 +158,7 @@ def block_table(
     )
 
 
-def event_times(
-    ops: Sequence[Op], cluster: Cluster, kernels: KernelModel, collectives: CollectiveModel
-) -> EventTimes:
+def event_times(ops: Sequence[Op], cluster: Cluster, kernels: KernelModel, collectives: CollectiveModel) -> EventTimes:
     """Times of a mixed list of kernels and collectives, in order."""
     comm = [i for i, op in enumerate(ops) if isinstance(op, Collective)]
     rest = [i for i, op in enumerate(ops) if not isinstance(op, Collective)]
@@ -178,23 +190,27 @@ def _phases(block: BlockOps) -> tuple[tuple[Phase, tuple[tuple[KernelOp, int], .
 def _exposed(
     counts: Float[np.ndarray, "blocks phases ops"],
     time_s: Float[np.ndarray, " ops"],
-    is_kernel: np.ndarray,
-    overlappable: dict[int, bool],
+    is_kernel: Bool[np.ndarray, " ops"],
+    overlappable: Bool[np.ndarray, " ops"],
     layout: Layout,
 ) -> Float[np.ndarray, " ops"]:
-    """Share of each collective that cannot hide behind the kernels of its own phase.
+    """Share of each event's time that cannot hide behind the kernels beside it.
 
-    A collective cut into n ring steps hides all but its first step behind the products that feed
-    it, as far as they last: exposed = max(1/n, 1 - compute (1 - 1/n) / communication).
+    An overlappable collective is independent of the kernels of its phase (in backward also of the weight
+    gradients) and hides as far as these last: exposed = max(0, 1 - compute / communication). Under
+    `tp_overlap` the others are cut into n = tp ring steps that feed, or are fed by, slices of a product, of
+    which all but one can hide: exposed = max(1/n, 1 - compute (1 - 1/n) / communication).
     """
     exposed = np.ones(len(time_s))
-    kernel_s = (counts * (time_s * is_kernel)).sum(axis=2)
-    for op, may_overlap in overlappable.items():
-        if not (may_overlap or layout.tp_overlap):
+    seconds = counts * time_s
+    compute_s = seconds[:, :, is_kernel].sum(axis=2)
+    compute_s[:, Phase.BACKWARD_INPUT] += compute_s[:, Phase.BACKWARD_WEIGHT]
+    for group, first in ((overlappable, 0.0), (~is_kernel & ~overlappable, 1 / layout.tp)):
+        if not group.any() or (first and not (layout.tp_overlap and layout.tp > 1)):
             continue
-        users = counts[:, :, op] > 0
-        comm_s = (counts * (time_s * ~is_kernel)).sum(axis=2)[users]
-        n = max(2, layout.tp if not may_overlap else layout.cp)
-        share = 1 - (1 - 1 / n) * kernel_s[users] / comm_s
-        exposed[op] = float(np.max(np.maximum(share, 1 / n)))
+        comm_s = seconds[:, :, group].sum(axis=2)
+        used = comm_s > 0
+        share = np.maximum(1 - compute_s[used] * (1 - first) / comm_s[used], first)
+        # one share per event: that of the phases where it weighs most
+        exposed[group] = np.average(share, weights=comm_s[used])
     return exposed

@@ -5,9 +5,7 @@ from perfmodel.schedule import get_schedule
 from perfmodel.spec import Cluster, Job, Layout, Model, Transformer
 
 
-def check_layout(
-    model: Model, cluster: Cluster, job: Job, layout: Layout, devices: int | None = None
-) -> None:
+def check_layout(model: Model, cluster: Cluster, job: Job, layout: Layout, devices: int | None = None) -> None:
     """Raise `LayoutError` (or `UnknownNameError`) naming the first thing that does not fit together."""
     get_schedule(layout.schedule)
     if devices is not None and layout.devices != devices:
@@ -49,9 +47,7 @@ def _check_transformer(model: Transformer, job: Job, layout: Layout) -> None:
         )
     layers = model.layers + model.decoder_layers
     if layout.pp * layout.vpp > layers:
-        raise LayoutError(
-            f"{model.name} has {layers} layers; pp*vpp = {layout.pp * layout.vpp} stages are too many"
-        )
+        raise LayoutError(f"{model.name} has {layers} layers; pp*vpp = {layout.pp * layout.vpp} stages are too many")
 
 
 def _divisors(n: int) -> str:

@@ -26,7 +26,7 @@ def communication_events(
     """Every event of the step that belongs to no block."""
     events = _sends(layout, table, counts.shape[0], job, cluster) if layout.pp > 1 else []
     groups: dict[Group, Float[np.ndarray, "stages segments"]] = {
-        "dp": counts @ table.params,
+        "dp": counts @ table.dense_params(layout.pp > 1),
         "expert_dp": counts @ table.expert_params,
     }
     for group, params in groups.items():
@@ -36,7 +36,7 @@ def communication_events(
         if job.mode == "train":
             events += _optimizer(layout, place, params, spec, job)
     if spec.tied_embedding:
-        n_bytes = table.params[0] * dtype_bytes(job.grad_dtype)
+        n_bytes = table.tied_params * dtype_bytes(job.grad_dtype)
         op = Placement.of("embedding", layout).collective("all_reduce", n_bytes, job.grad_dtype, cluster)
         events += [(Kind.EMBEDDING_REDUCE, (stage, 0), op) for stage in (0, counts.shape[0] - 1)]
     return events
@@ -45,13 +45,18 @@ def communication_events(
 def _sends(layout: Layout, table: BlockTable, stages: int, job: Job, cluster: Cluster) -> list[ClassEvent]:
     stride = Placement.of("pp", layout).stride
     events: list[ClassEvent] = []
+    # what was sent sharded is completed by the receiver before it can start
+    complete = [
+        Placement.of(comm.group, layout).collective(comm.collective, comm.bytes, job.dtype, cluster)
+        for comm in table.boundary_comm
+        for _ in range(comm.count)
+    ]
     for stage in range(stages):
         rank = stage % layout.pp
         for kind, other in ((Kind.SEND_FORWARD, rank + 1), (Kind.SEND_BACKWARD, rank - 1)):
             target = other % layout.pp * stride
-            events.append(
-                (kind, (stage, 0), send(table.boundary_bytes, rank * stride, target, job.dtype, cluster))
-            )
+            hop = send(table.boundary_bytes, rank * stride, target, job.dtype, cluster)
+            events += [(kind, (stage, 0), op) for op in (hop, *complete)]
     return events
 
 
@@ -78,10 +83,7 @@ def _sharded_state(
     wanted = [(Kind.GRAD_REDUCE, reduce, dtype_bytes(job.grad_dtype), job.grad_dtype)]
     if layout.zero:
         weight = stored_dtype_bytes(job)
-        wanted += [
-            (kind, "all_gather", weight, job.dtype)
-            for kind in (Kind.PARAM_GATHER, Kind.PARAM_GATHER_BACKWARD)
-        ]
+        wanted += [(kind, "all_gather", weight, job.dtype) for kind in (Kind.PARAM_GATHER, Kind.PARAM_GATHER_BACKWARD)]
     return [
         (kind, (s, g), place.collective(collective, params[s, g] * size, dtype, cluster))
         for kind, collective, size, dtype in wanted

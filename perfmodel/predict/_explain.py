@@ -40,7 +40,9 @@ def event_label(op: Op) -> str:
             many = f"{op.batch * op.groups}x" if op.batch * op.groups > 1 else ""
             return f"{op.op} {many}{op.m}x{op.n}x{op.k} {op.pass_}"
         case Attention():
-            return f"attention b{op.batch} h{op.heads}/{op.kv_heads} q{op.seq_q} kv{op.seq_kv} d{op.head_dim} {op.pass_}"
+            return (
+                f"attention b{op.batch} h{op.heads}/{op.kv_heads} q{op.seq_q} kv{op.seq_kv} d{op.head_dim} {op.pass_}"
+            )
         case MemoryBound():
             return f"{op.op} {op.rows}x{op.hidden} {op.pass_}"
         case Embedding():
@@ -102,9 +104,7 @@ class CriticalPath:
         """Events by falling share; host and launch gaps as an event of their own."""
         order = np.argsort(-self.seconds, kind="stable")
         named = [
-            CriticalEvent(
-                event=event_label(self.ops[i]), count=float(self.count[i]), time_s=float(self.seconds[i])
-            )
+            CriticalEvent(event=event_label(self.ops[i]), count=float(self.count[i]), time_s=float(self.seconds[i]))
             for i in order.tolist()
             if self.seconds[i] > 0
         ]

@@ -72,7 +72,8 @@ def memory_batch(
     def column(value: "list[float]") -> Float[np.ndarray, "lanes 1"]:
         return np.array(value, float)[:, None]
 
-    dense = per_rank(np.stack([t.params for t in tables]))
+    held = np.stack([t.dense_params(lay.pp > 1) for lay, t in zip(layouts, tables, strict=True)])
+    dense = per_rank(held)
     expert = per_rank(np.stack([t.expert_params for t in tables]))
     shards = column([lay.dp * lay.cp for lay in layouts])
     expert_shards = column([lay.dp * lay.cp // lay.ep for lay in layouts])
@@ -103,6 +104,6 @@ def memory_batch(
     buffers += framework.context_bytes
     buffers += np.where((zero < 3) & (shards > 1) & training, np.minimum(BUCKET_BYTES, gradients), 0.0)
     # ZeRO-3 holds two gathered segments: the one in use and the one prefetched
-    segment = np.stack([t.params + t.expert_params for t in tables]) @ counts.reshape(-1, counts.shape[2]).T
+    segment = (held + np.stack([t.expert_params for t in tables])) @ counts.reshape(-1, counts.shape[2]).T
     buffers += np.where(zero == 3, 2 * weight * segment.max(axis=1)[:, None], 0.0)
     return MemoryBatch(weights, gradients, optimizer, activations, buffers)

@@ -105,7 +105,7 @@ def explain(fixed: StepModel, layout: Layout, *, timeline: bool = False, strict:
             f"the measurements for {fixed.cluster.device.name}; measure it (perfmodel calibrate) or drop --strict"
         )
     reasons = fit_reasons(memory, capacity, fixed.framework)
-    flops = step_flops(fixed.model, fixed.job).model_flops
+    flops = step_flops(fixed.model, fixed.job).total
     per_device = flops / step_s / layout.devices
     busy_s = float(durations @ prepared.compute_count)
     ranks = prepared.structure.devices
@@ -151,7 +151,8 @@ def fit_reasons(memory: Sequence[StageMemory], capacity: float, framework: Frame
     parts = {k: v for k, v in memory[worst].to_dict().items() if k != "peak"}
     largest = max(parts, key=parts.__getitem__)
     return (
-        f"out of memory: pipeline rank {worst} needs {memory[worst].peak / GIB:.1f} GiB of {usable / GIB:.1f} GiB usable; "
+        f"out of memory: pipeline rank {worst} needs {memory[worst].peak / GIB:.1f} GiB "
+        f"of {usable / GIB:.1f} GiB usable; "
         f"{largest} take {parts[largest] / GIB:.1f} GiB ({_REMEDY[largest]})",
     )
 
@@ -165,9 +166,7 @@ _REMEDY = {
 }
 
 
-def _without_communication(
-    prepared: Prepared, durations: Float[np.ndarray, " classes"]
-) -> tuple[float, float]:
+def _without_communication(prepared: Prepared, durations: Float[np.ndarray, " classes"]) -> tuple[float, float]:
     """Step times without data-parallel communication, and without sends either."""
     kinds = prepared.structure.class_kind
     no_dp = np.where(np.isin(kinds, _DP_KINDS), 0.0, durations)

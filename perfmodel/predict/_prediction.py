@@ -98,13 +98,10 @@ class Prediction:
             "tflops_per_device": self.tflops_per_device,
             "mfu": self.mfu,
             "bubble_fraction": self.bubble_fraction,
-            "memory_bytes": self.memory.to_dict()
-            | {"per_stage": [s.to_dict() for s in self.memory_per_stage]},
+            "memory_bytes": self.memory.to_dict() | {"per_stage": [s.to_dict() for s in self.memory_per_stage]},
             "memory_capacity_bytes": self.memory_capacity_bytes,
             "breakdown_s": self.breakdown_s,
-            "critical_path": [
-                {"event": e.event, "count": e.count, "time_s": e.time_s} for e in self.critical_path
-            ],
+            "critical_path": [{"event": e.event, "count": e.count, "time_s": e.time_s} for e in self.critical_path],
             "provenance": self.provenance,
             "fits": self.fits,
             "reasons": list(self.reasons),

@@ -26,9 +26,7 @@ def even_split(items: int, parts: int) -> Int[np.ndarray, " parts"]:
     (Megatron and zero-bubble runs do the same with L = k p - 2 layers).
     """
     if items < parts:
-        raise LayoutError(
-            f"{items} layers cannot fill {parts} pipeline stages (pp * vpp); use at most {items}"
-        )
+        raise LayoutError(f"{items} layers cannot fill {parts} pipeline stages (pp * vpp); use at most {items}")
     sizes = np.full(parts, items // parts)
     extra = items % parts
     first = (parts - extra) // 2

@@ -69,7 +69,7 @@ class StepModel:
     cluster: Cluster
     kernels: KernelModel
     collectives: CollectiveModel
-    framework: Framework = Framework()
+    framework: Framework = field(default_factory=Framework)
     _memo: dict[Hashable, object] = field(default_factory=dict, repr=False)
 
     def _once(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -190,9 +190,7 @@ class StepModel:
         spec = bundle.spec
         alive = self._once(
             ("in flight", spec.schedule, spec.stages, spec.micro_batches, spec.chunks, spec.forward_only),
-            lambda: in_flight(
-                get_schedule(spec.schedule)(spec.stages, spec.micro_batches, spec.chunks)
-            ).astype(float),
+            lambda: in_flight(get_schedule(spec.schedule)(spec.stages, spec.micro_batches, spec.chunks)).astype(float),
         )
         return memory_batch(bundle.layouts, bundle.tables, bundle.counts, alive, self.job, self.framework)
 

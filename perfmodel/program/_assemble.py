@@ -14,26 +14,28 @@ def assemble(draft: Draft) -> Structure:
     _add_end(draft)
     position, pred, lag_code = _binary_joins(draft)
     ops = draft.columns()
-
-    def column(values: Ids, join: int) -> Int[np.ndarray, " ops"]:
-        out = np.full(len(pred), join, np.int32)
-        out[position] = values
-        return out
-
-    classes = _Classes(draft, column(ops.class_code, 0), lag_code)
+    class_code = _spread(ops.class_code, position, 0)
+    classes = _Classes(draft, class_code, lag_code)
     return Structure(
-        duration=classes.index(column(ops.class_code, 0)),
+        duration=classes.index(class_code),
         pred=pred,
         lag=classes.index(lag_code),
-        stream=column(ops.stream, NO_STREAM),
-        micro_batch=column(ops.micro_batch, -1),
+        stream=_spread(ops.stream, position, NO_STREAM),
+        micro_batch=_spread(ops.micro_batch, position, -1),
         class_kind=classes.kind,
         class_stage=classes.stage,
         class_segment=classes.segment,
-        alloc=column(ops.alloc, 0),
-        free=column(ops.free, 0),
+        alloc=_spread(ops.alloc, position, 0),
+        free=_spread(ops.free, position, 0),
         devices=draft.devices,
     )
+
+
+def _spread(column: Ids, position: Ids, join: int) -> Int[np.ndarray, " ops"]:
+    """A column of drafted ops as one of all ops; joins have the value `join`."""
+    out = np.full(position[-1] + 1, join, np.int32)
+    out[position] = column
+    return out
 
 
 class _Classes:
@@ -51,6 +53,7 @@ class _Classes:
         self.segment = np.where(known == 0, 0, segment - 1) if draft.segments > 1 else np.zeros_like(known)
 
     def index(self, codes: Ids) -> Ids:
+        """Class numbers of class codes."""
         return self._number[codes]
 
 
@@ -117,9 +120,7 @@ def _binary_joins(
         child = 2 * node + 1 + side
         is_leaf = child >= joins
         edge = leaf[leaf_start[op] + np.where(is_leaf, child - joins, 0)]
-        pred[position[op] - node, side] = np.where(
-            is_leaf, position[edges.source[edge]], position[op] - child
-        )
+        pred[position[op] - node, side] = np.where(is_leaf, position[edges.source[edge]], position[op] - child)
         lag_code[position[op] - node, side] = np.where(is_leaf, edges.lag_code[edge], 0)
     return position, pred, lag_code
 

@@ -7,7 +7,7 @@ from perfmodel.program._order import Around, ProgramOrder
 from perfmodel.program._passes import Passes, first_of_chunks, last_of_chunks
 from perfmodel.program._spec import ProgramSpec
 from perfmodel.program._structure import Kind, Stream
-from perfmodel.schedule import NEVER, Phase, dependencies, is_backward_end
+from perfmodel.schedule import NEVER, Phase
 
 
 def add_transfers(draft: Draft, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:
@@ -16,7 +16,7 @@ def add_transfers(draft: Draft, spec: ProgramSpec, passes: Passes, order: Progra
     Their class belongs to the sending stage.
     """
     s = passes.schedule
-    upstream = dependencies(s).upstream
+    upstream = s.dependencies.upstream
     receiver = np.flatnonzero(upstream != NEVER)
     receiver = receiver[s.device[upstream[receiver]] != s.device[receiver]]
     for kind, forward in ((Kind.SEND_FORWARD, True), (Kind.SEND_BACKWARD, False)):
@@ -45,7 +45,7 @@ def add_reductions(draft: Draft, spec: ProgramSpec, passes: Passes, order: Progr
     if spec.grad_reduce == "none" or not (overlap or spec.reduce_every_micro_batch):
         return
     s = passes.schedule
-    reduced = is_backward_end(s)
+    reduced = s.ends_backward
     if not spec.reduce_every_micro_batch:
         last = last_of_chunks(s, reduced)
         reduced = np.zeros(s.n_instructions, bool)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from perfmodel.program._structure import N_STREAMS, Kind, Stream
+from perfmodel.program._structure import N_STREAMS, Stream
 
 WHOLE = -1
 """Segment of a class that covers its whole stage, in structures where other ops are split."""
@@ -70,7 +70,7 @@ class Draft:
         free: Column = 0,
         key: Column = 0,
     ) -> Ids:
-        """Add one op per entry of `device` (other columns broadcast); returns their ids."""
+        """Add one op per entry of `device` (the other columns may be single values); returns their ids."""
         code = self.class_code(kind, stage, segment)
         return self._append(code, device * N_STREAMS + stream, micro_batch, alloc, free, key)
 
@@ -80,7 +80,8 @@ class Draft:
 
     def _append(self, class_code: Column, stream: Ids, *rest: Column) -> Ids:
         count = len(stream)
-        self._blocks.append(OpColumns(*(np.broadcast_to(c, count) for c in (class_code, stream, *rest))))
+        columns = (class_code, stream, *rest)
+        self._blocks.append(OpColumns(*(c if isinstance(c, np.ndarray) else np.full(count, c) for c in columns)))
         self.n_ops += count
         return np.arange(self.n_ops - count, self.n_ops)
 

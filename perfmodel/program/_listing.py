@@ -35,9 +35,7 @@ class ProgramInstruction(NamedTuple):
     predecessors: tuple[Predecessor, ...]
 
     def __str__(self) -> str:
-        where = (
-            f"device {self.device:<3} {self.stream.name:<9}" if self.stream is not None else "join" + " " * 16
-        )
+        where = f"device {self.device:<3} {self.stream.name:<9}" if self.stream is not None else "join" + " " * 16
         what = [self.kind.name]
         what += [
             f"{name} {value}"
@@ -49,8 +47,7 @@ class ProgramInstruction(NamedTuple):
             if value >= 0
         ]
         after = ", ".join(
-            f"{p.op}" + (f" + {p.lag.name} of stage {p.lag_stage}" if p.lag else "")
-            for p in self.predecessors
+            f"{p.op}" + (f" + {p.lag.name} of stage {p.lag_stage}" if p.lag else "") for p in self.predecessors
         )
         return f"{self.op:>6}  {where}  {' '.join(what)}" + (f"  after {after}" if after else "")
 

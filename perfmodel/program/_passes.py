@@ -9,7 +9,7 @@ from perfmodel.program._draft import WHOLE, Draft, Ids
 from perfmodel.program._order import Around, ProgramOrder
 from perfmodel.program._spec import ProgramSpec
 from perfmodel.program._structure import Kind, Stream
-from perfmodel.schedule import Phase, Schedule, is_backward_end
+from perfmodel.schedule import Phase, Schedule
 
 _KIND = np.empty(len(Phase), np.int32)
 _KIND[Phase.FORWARD] = Kind.FORWARD
@@ -53,7 +53,7 @@ def add_passes(draft: Draft, spec: ProgramSpec, schedule: Schedule, order: Progr
     else:
         segment = np.full(len(instruction), WHOLE)
     takes = phase == Phase.FORWARD
-    gives = takes if schedule.forward_only else is_backward_end(schedule)
+    gives = takes if schedule.forward_only else schedule.ends_backward
     alloc, free = np.zeros((2, len(instruction)), np.int32)
     alloc[first] = np.where(takes, stage + 1, 0)
     free[last] = np.where(gives, stage + 1, 0)
@@ -95,7 +95,7 @@ def _split(spec: ProgramSpec, schedule: Schedule) -> Bool[np.ndarray, " instruct
         return np.ones(n, bool)
     split = np.zeros(n, bool)
     if spec.grad_reduce == "overlap":
-        ends = is_backward_end(schedule)
+        ends = schedule.ends_backward
         split[ends if spec.reduce_every_micro_batch else last_of_chunks(schedule, ends)] = True
     if spec.param_gather == "step_overlap":
         split[first_of_chunks(schedule, schedule.phase == Phase.FORWARD)] = True

@@ -73,8 +73,7 @@ class ProgramSpec:
         get_schedule(self.schedule)
         if self.reduce_every_micro_batch and self.grad_reduce == "none":
             raise LayoutError(
-                "program: reduce_every_micro_batch needs gradients to reduce; "
-                "set grad_reduce to 'overlap' or 'end'"
+                "program: reduce_every_micro_batch needs gradients to reduce; set grad_reduce to 'overlap' or 'end'"
             )
         if self.is_forward_only:
             self._check_forward_only()

@@ -65,8 +65,6 @@ def _add_optimizers(draft: Draft, spec: ProgramSpec, schedule: Schedule) -> None
 def _add_final_gathers(draft: Draft, schedule: Schedule) -> None:
     updated = draft.last_on_streams()[:, Stream.COMPUTE]
     for chunk in range(schedule.chunks):
-        gathers = draft.add(
-            Kind.PARAM_GATHER, np.arange(schedule.devices), Stream.DATA_COMM, schedule.stage[:, chunk]
-        )
+        gathers = draft.add(Kind.PARAM_GATHER, np.arange(schedule.devices), Stream.DATA_COMM, schedule.stage[:, chunk])
         if chunk == 0:
             draft.connect(updated, gathers)

@@ -11,9 +11,6 @@ from perfmodel.schedule._construct import forward_part as forward_part
 from perfmodel.schedule._construct import from_keys as from_keys
 from perfmodel.schedule._construct import from_orders as from_orders
 from perfmodel.schedule._construct import looped_stages as looped_stages
-from perfmodel.schedule._dependencies import Dependencies as Dependencies
-from perfmodel.schedule._dependencies import dependencies as dependencies
-from perfmodel.schedule._dependencies import is_backward_end as is_backward_end
 from perfmodel.schedule._memory import in_flight as in_flight
 from perfmodel.schedule._memory import peak_live as peak_live
 from perfmodel.schedule._registry import Scheduler as Scheduler
@@ -21,6 +18,7 @@ from perfmodel.schedule._registry import get_schedule as get_schedule
 from perfmodel.schedule._registry import register as register
 from perfmodel.schedule._registry import schedule_names as schedule_names
 from perfmodel.schedule._schedule import NEVER as NEVER
+from perfmodel.schedule._schedule import Dependencies as Dependencies
 from perfmodel.schedule._schedule import Instruction as Instruction
 from perfmodel.schedule._schedule import Phase as Phase
 from perfmodel.schedule._schedule import Schedule as Schedule

@@ -1,13 +1,13 @@
 """Can a schedule run, and does it do all the work exactly once?"""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 
 from perfmodel.errors import PerfModelError
-from perfmodel.schedule._dependencies import dependencies
 from perfmodel.schedule._schedule import NEVER, Instruction, Phase, Schedule
 
 ProblemKind = Literal["missing", "duplicate", "placement", "order", "deadlock"]
@@ -41,24 +41,24 @@ def check(schedule: Schedule) -> tuple[Problem, ...]:
 
 def require_valid(schedule: Schedule) -> None:
     """Raise `PerfModelError` naming the first problem of the schedule, if it has any."""
-    if problems := check(schedule):
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise PerfModelError(f"schedule {schedule.name}: {problems[0]}{more}")
+    problems = check(schedule)
+    if problems:
+        first, *others = problems
+        more = f" (and {len(others)} more)" if others else ""
+        raise PerfModelError(f"schedule {schedule.name}: {first}{more}")
 
 
 def _work(schedule: Schedule) -> list[Problem]:
     m, n_stages = schedule.micro_batches, schedule.n_stages
-    work = (
-        schedule.phase.astype(np.int64) * n_stages + schedule.instruction_stage
-    ) * m + schedule.micro_batch
-    count = np.bincount(work, minlength=len(Phase) * n_stages * m).reshape(len(Phase), n_stages, m)
+    work = (schedule.phase.astype(np.int64) * n_stages + schedule.instruction_stage) * m + schedule.micro_batch
+    count = np.bincount(work, minlength=len(Phase) * n_stages * m).reshape(-1, n_stages, m)
     split = (count[Phase.BACKWARD_INPUT] > 0) | (count[Phase.BACKWARD_WEIGHT] > 0)
     trained = not schedule.forward_only
     # By phase; a backward that is both whole and split shows as a whole one too many.
     expected = np.stack([np.ones_like(split), trained & ~split, trained & split, trained & split])
     problems = []
     for phase, stage, batch in np.argwhere(count < expected).tolist():
-        device, chunk = (int(found[0]) if found.size else -1 for found in np.nonzero(schedule.stage == stage))
+        device, chunk = next(iter(np.argwhere(schedule.stage == stage).tolist()), (-1, -1))
         where = Instruction(device, -1, Phase(phase), chunk, batch)
         message = f"no device runs {where.phase.symbol} of stage {stage} for micro-batch {batch}"
         problems.append(Problem("missing", where, message))
@@ -74,38 +74,40 @@ def _work(schedule: Schedule) -> list[Problem]:
 
 
 def _placement_and_order(schedule: Schedule) -> list[Problem]:
-    own = dependencies(schedule).own
-    here = np.flatnonzero(own != NEVER)
-    there = own[here]
-    moved = (schedule.device[here] != schedule.device[there]) | (
-        schedule.chunk[here] != schedule.chunk[there]
-    )
-    early = (schedule.device[here] == schedule.device[there]) & (there > here)
-    problems = [
-        Problem("placement", schedule[i], f"{schedule[i]} belongs with {schedule[j]}, which runs elsewhere")
-        for i, j in zip(here[moved].tolist(), there[moved].tolist(), strict=True)
-    ]
-    problems += [
-        Problem("order", schedule[i], f"{schedule[i]} stands before {schedule[j]}, on which it depends")
-        for i, j in zip(here[early].tolist(), there[early].tolist(), strict=True)
-    ]
+    problems = []
+    device = schedule.device
+    place = device * schedule.chunks + schedule.chunk
+    for i, j in _pairs(schedule.dependencies.own, lambda here, there: place[here] != place[there]):
+        message = f"{schedule[i]} belongs with {schedule[j]}, which runs elsewhere"
+        problems.append(Problem("placement", schedule[i], message))
+    for need in schedule.dependencies:
+        for i, j in _pairs(need, lambda here, there: (device[here] == device[there]) & (there > here)):
+            message = f"{schedule[i]} stands before {schedule[j]}, on which it depends"
+            problems.append(Problem("order", schedule[i], message))
     return problems
+
+
+def _pairs(
+    need: Int[np.ndarray, " instructions"], wrong: Callable[[np.ndarray, np.ndarray], np.ndarray]
+) -> Iterator[tuple[int, int]]:
+    """Instructions and what they need, where `wrong` says so of the two index arrays."""
+    here = np.flatnonzero(need != NEVER)
+    bad = wrong(here, need[here])
+    return zip(here[bad].tolist(), need[here[bad]].tolist(), strict=True)
 
 
 def _deadlocks(schedule: Schedule) -> list[Problem]:
     stuck = schedule.slot == NEVER
     problems = []
     for index in np.flatnonzero(_first_of_device(schedule, stuck)).tolist():
-        needs = [int(need[index]) for need in dependencies(schedule)]
+        needs = [int(need[index]) for need in schedule.dependencies]
         cause = next(schedule[need] for need in needs if need != NEVER and stuck[need])
         message = f"{schedule[index]} waits for {cause}, which never starts"
         problems.append(Problem("deadlock", schedule[index], message))
     return problems
 
 
-def _first_of_device(
-    schedule: Schedule, stuck: Bool[np.ndarray, " instructions"]
-) -> Bool[np.ndarray, " instructions"]:
+def _first_of_device(schedule: Schedule, stuck: Bool[np.ndarray, " instructions"]) -> Bool[np.ndarray, " instructions"]:
     """Marks each device's first stuck instruction (all later ones of the device are stuck too)."""
     before = np.append(False, stuck[:-1]) & (schedule.position > 0)
     return stuck & ~before

@@ -7,8 +7,8 @@ import numpy as np
 from jaxtyping import Int
 
 from perfmodel.errors import PerfModelError
-from perfmodel.schedule._dependencies import dependencies, earliest_slots, respects
 from perfmodel.schedule._schedule import Phase, Schedule
+from perfmodel.schedule._slots import earliest_slots, slots_hold
 
 
 def looped_stages(devices: int, chunks: int) -> Int[np.ndarray, "devices chunks"]:
@@ -100,7 +100,4 @@ def forward_part(schedule: Schedule) -> Schedule:
 
 
 def _with_slots(schedule: Schedule) -> Schedule:
-    needs = dependencies(schedule)
-    if respects(schedule, schedule.slot, needs):
-        return schedule
-    return replace(schedule, slot=earliest_slots(schedule, needs))
+    return schedule if slots_hold(schedule) else replace(schedule, slot=earliest_slots(schedule))

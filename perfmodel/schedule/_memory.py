@@ -4,7 +4,6 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel.errors import PerfModelError
-from perfmodel.schedule._dependencies import is_backward_end
 from perfmodel.schedule._schedule import Phase, Schedule
 
 
@@ -15,8 +14,7 @@ def in_flight(schedule: Schedule) -> Int[np.ndarray, "devices chunks"]:
     gradient where that is split off). Without backward passes it lives for its forward alone.
     """
     peaks = [
-        _peak(schedule, (schedule.chunk == chunk).astype(np.int64)).astype(np.int64)
-        for chunk in range(schedule.chunks)
+        _peak(schedule, (schedule.chunk == chunk).astype(np.int64)).astype(np.int64) for chunk in range(schedule.chunks)
     ]
     return np.stack(peaks, axis=1)
 
@@ -41,8 +39,7 @@ def _peak(schedule: Schedule, size: np.ndarray) -> np.ndarray:
     if schedule.forward_only:
         alive = np.where(schedule.phase == Phase.FORWARD, size, 0)
     else:
-        ends = is_backward_end(schedule)
-        change = np.where(schedule.phase == Phase.FORWARD, size, np.where(ends, -size, 0))
+        change = np.where(schedule.phase == Phase.FORWARD, size, np.where(schedule.ends_backward, -size, 0))
         alive = np.cumsum(change)
         before = np.append(0, alive)[schedule.offsets[:-1]]
         alive = alive - before[schedule.device]  # totals of earlier devices cancel, but for rounding

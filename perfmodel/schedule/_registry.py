@@ -19,9 +19,7 @@ def register(name: str) -> Callable[[Scheduler], Scheduler]:
             counts = {"devices": devices, "micro_batches": micro_batches, "chunks": chunks}
             for what, count in counts.items():
                 if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                    raise LayoutError(
-                        f"schedule {name}: {what} must be a whole number of at least 1, got {count!r}"
-                    )
+                    raise LayoutError(f"schedule {name}: {what} must be a whole number of at least 1, got {count!r}")
             return scheduler(devices, micro_batches, chunks)
 
         if name in _SCHEDULERS:

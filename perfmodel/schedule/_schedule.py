@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from perfmodel.errors import PerfModelError
 
@@ -28,6 +28,20 @@ class Phase(IntEnum):
     def symbol(self) -> str:
         """The usual abbreviation: F, B, BI or BW."""
         return ("F", "B", "BI", "BW")[self]
+
+
+_ROLE = np.array([0, 1, 1, 2])
+"""By phase: forward, input gradient (alone or in a whole backward), weight gradient alone."""
+_FORWARD, _, _WEIGHT_GRADIENT = range(3)
+
+
+class Dependencies(NamedTuple):
+    """Indices of the instructions that each instruction waits for, `NEVER` for none."""
+
+    upstream: Int[np.ndarray, " instructions"]
+    """The neighbouring stage's: forward of the stage before, input gradient of the stage after."""
+    own: Int[np.ndarray, " instructions"]
+    """The same stage's: forward before backward, input gradient before weight gradient."""
 
 
 class Instruction(NamedTuple):
@@ -122,6 +136,28 @@ class Schedule:
     def forward_only(self) -> bool:
         """Whether no instruction is a backward pass (inference)."""
         return not self.phase.any()
+
+    @property
+    def ends_backward(self) -> Bool[np.ndarray, " instructions"]:
+        """Instructions that end a micro-batch's work on a stage: they complete its weight gradient."""
+        return (self.phase == Phase.BACKWARD) | (self.phase == Phase.BACKWARD_WEIGHT)
+
+    @cached_property
+    def dependencies(self) -> Dependencies:
+        """Data dependencies of every instruction; work that no instruction does is waited for by none.
+
+        Where several instructions do the same work, the first of them counts.
+        """
+        role, stage, batch = _ROLE[self.phase], self.instruction_stage, self.micro_batch
+        # One more stage on either side, which no instruction belongs to, stands for "none".
+        found = np.full((3, self.n_stages + 2, self.micro_batches), NEVER, np.int32)
+        latest_first = slice(None, None, -1)  # of repeated indices the last assigned stays
+        work = (role[latest_first], stage[latest_first] + 1, batch[latest_first])
+        found[work] = np.arange(self.n_instructions)[latest_first]
+        own = np.where(role == _FORWARD, NEVER, found[np.maximum(role - 1, 0), stage + 1, batch])
+        found[_WEIGHT_GRADIENT] = NEVER  # of use to no other stage
+        upstream = found[role, np.where(role == _FORWARD, stage, stage + 2), batch]
+        return Dependencies(upstream, own)
 
     def __getitem__(self, index: int) -> Instruction:
         return Instruction(

@@ -19,9 +19,7 @@ def _grid(p: int, m: int, v: int) -> tuple[Int[np.ndarray, "..."], ...]:
     return tuple(np.ogrid[:p, :v, :m])
 
 
-def _rounds(
-    p: int, v: int, chunk: Int[np.ndarray, "..."], i: Int[np.ndarray, "..."]
-) -> Int[np.ndarray, "..."]:
+def _rounds(p: int, v: int, chunk: Int[np.ndarray, "..."], i: Int[np.ndarray, "..."]) -> Int[np.ndarray, "..."]:
     """Place in Megatron's sequence: groups of p micro-batches, each through all chunks in turn.
 
     A last group of fewer than p leaves gaps, as if the missing micro-batches had been struck out.

@@ -97,10 +97,7 @@ def _pipelines(space: Space, pp: int, layers: int, rejected: Counter[str]) -> It
 def _options(space: Space, tp: int, replicas: int) -> list[dict[str, Any]]:
     zero = space.zero if replicas > 1 else tuple(z for z in space.zero if z == 0) or (0,)
     sequence = space.sequence_parallel if tp > 1 else (False,)
-    return [
-        {"zero": z, "recompute": r, "sequence_parallel": s}
-        for z, r, s in product(zero, space.recompute, sequence)
-    ]
+    return [{"zero": z, "recompute": r, "sequence_parallel": s} for z, r, s in product(zero, space.recompute, sequence)]
 
 
 def _divisors(n: int) -> tuple[int, ...]:
@@ -140,6 +137,4 @@ def restrict(space: Space, text: str) -> Space:
             changes[key] = (value,)
         else:
             fixed = (*fixed, (key, value))
-    return Space(
-        **{**{f: getattr(space, f) for f in space.__dataclass_fields__}, **changes, "fixed": tuple(fixed)}
-    )
+    return Space(**{**{f: getattr(space, f) for f in space.__dataclass_fields__}, **changes, "fixed": tuple(fixed)})

@@ -1,6 +1,7 @@
 """Clusters: devices joined by a hierarchy of networks."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from perfmodel.errors import PerfModelError
 from perfmodel.spec._device import Device
@@ -42,10 +43,8 @@ class Cluster:
         if not self.levels:
             raise PerfModelError(f"cluster {self.name}: at least one network level is needed")
         sizes = [level.size for level in self.levels]
-        if any(b <= a or b % a for a, b in zip(sizes, sizes[1:], strict=False)):
-            raise PerfModelError(
-                f"cluster {self.name}: level sizes must grow and divide one another, got {sizes}"
-            )
+        if any(b <= a or b % a for a, b in pairwise(sizes)):
+            raise PerfModelError(f"cluster {self.name}: level sizes must grow and divide one another, got {sizes}")
 
     @property
     def devices_per_node(self) -> int:

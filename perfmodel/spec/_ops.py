@@ -79,11 +79,10 @@ class Attention:
         """Matmul FLOPs of the visible part of the score matrix; backward counts 2.5 x forward
         (five products instead of two, flash attention 2, arXiv 2307.08691 section 3.1)."""
         q, kv = float(self.seq_q), float(self.seq_kv)
+        pairs = q * kv
         if self.causal:
             # query i (from the end) sees kv - (q - 1 - i) keys
             pairs = q * kv - q * (q - 1) / 2 if kv >= q else kv * (kv + 1) / 2
-        else:
-            pairs = q * kv
         if 0 < self.window < kv:
             pairs = min(pairs, q * self.window)
         per = 2.0 * pairs * (self.head_dim + (self.head_dim_v or self.head_dim))
@@ -202,9 +201,7 @@ class Convolution:
     @property
     def flops(self) -> float:
         """Direct-convolution FLOPs; `bwd` counts both gradients."""
-        macs = (
-            self.batch * self.c_out * self.h_out * self.w_out * self.c_in * self.k_h * self.k_w / self.groups
-        )
+        macs = self.batch * self.c_out * self.h_out * self.w_out * self.c_in * self.k_h * self.k_w / self.groups
         return 2.0 * macs * (2 if self.pass_ == "bwd" else 1)
 
     @property

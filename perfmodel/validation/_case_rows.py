@@ -116,7 +116,7 @@ def _global_batch(row: Row, layout: Layout) -> int:
 
 def _model(row: Row) -> Model:
     name, family = _text(row, "model"), _text(row, "family", "gpt")
-    if row.get("hidden") is None or row.get("heads") is None and row.get("layers") is None:
+    if row.get("hidden") is None or (row.get("heads") is None and row.get("layers") is None):
         try:
             return catalog.model(name)
         except PerfModelError:

@@ -39,9 +39,7 @@ def cross_attention(model: Transformer, local: Local, memory_len: int) -> list[P
     ]  # fmt: skip
 
 
-def _latent_attention(
-    model: Transformer, local: Local, latent: LatentAttention, *, causal: bool
-) -> list[Piece]:
+def _latent_attention(model: Transformer, local: Local, latent: LatentAttention, *, causal: bool) -> list[Piece]:
     """Multi-head latent attention as it is trained, keys and values expanded to all heads
     (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 
@@ -53,7 +51,7 @@ def _latent_attention(
     d_qk, d_v = latent.qk_nope_head_dim + rope, latent.v_head_dim
     if latent.q_lora_rank:
         query = [
-            linear(local, rows, latent.q_lora_rank, local.hidden),
+            linear(local.precision, rows, latent.q_lora_rank, local.hidden),
             small_norm(model, local, rows, latent.q_lora_rank),
             column_linear(local, heads * d_qk, latent.q_lora_rank, kept_output=True),
         ]
@@ -64,11 +62,11 @@ def _latent_attention(
     return [
         norm(model, local),
         *query,
-        linear(local, rows, rank + rope, local.hidden, kept_input=0.0),
+        linear(local.precision, rows, rank + rope, local.hidden, kept_input=0.0),
         small_norm(model, local, rows, rank),
         column_linear(local, heads * (latent.qk_nope_head_dim + d_v), rank),
         *rotary(model, local, (heads + 1) * rope),
-        pointwise(local, [("add", 1)], local.tokens, heads * d_qk, saved_bytes=expanded),
+        pointwise(local.precision, [("add", 1)], local.tokens, heads * d_qk, saved_bytes=expanded),
         attention_core(local, kv_heads=heads, d_qk=d_qk, d_v=d_v, seq_kv=local.seq_len, causal=causal,
                        window=model.window, dropout=model.dropout),
         *_output(model, local, heads * d_v),

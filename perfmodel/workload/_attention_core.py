@@ -25,12 +25,12 @@ def _materialised(local: Local, d_qk: int, d_v: int, seq_kv: int, *, dropout: bo
     """
     batch = local.shard.micro_batch * local.heads
     rows = batch * local.seq_local
-    scores = Gemm(op="bmm", dtype=local.act_dtype, batch=batch, m=local.seq_local, n=seq_kv, k=d_qk)
-    context = Gemm(op="bmm", dtype=local.act_dtype, batch=batch, m=local.seq_local, n=d_v, k=seq_kv)
+    scores = Gemm(op="bmm", dtype=local.precision.act_dtype, batch=batch, m=local.seq_local, n=seq_kv, k=d_qk)
+    context = Gemm(op="bmm", dtype=local.precision.act_dtype, batch=batch, m=local.seq_local, n=d_v, k=seq_kv)
     names = ["scale_mask_softmax"] if local.job.fused_kernels else ["mul_scalar", "masked_fill", "softmax"]
     if dropout:
         names.append("dropout")
-    between = pointwise(local, [(name, 1) for name in names], rows, seq_kv, saved_bytes=0.0)
+    between = pointwise(local.precision, [(name, 1) for name in names], rows, seq_kv, saved_bytes=0.0)
     return Piece(
         attention_core=True,
         forward=(scores, *between.forward, context),
@@ -39,9 +39,7 @@ def _materialised(local: Local, d_qk: int, d_v: int, seq_kv: int, *, dropout: bo
     )
 
 
-def _fused(
-    local: Local, kv_heads: int, d_qk: int, d_v: int, seq_kv: int, *, causal: bool, window: int
-) -> Piece:
+def _fused(local: Local, kv_heads: int, d_qk: int, d_v: int, seq_kv: int, *, causal: bool, window: int) -> Piece:
     """Flash attention, which keeps one fp32 statistic per query and head.
 
     Context parallelism passes keys and values around a ring. The causal ring is balanced by giving
@@ -53,15 +51,13 @@ def _fused(
 
     def kernel(seq: int, mask: bool) -> Attention:
         return Attention(
-            op="flash_attention", dtype=local.act_dtype, batch=local.shard.micro_batch, heads=local.heads,
+            op="flash_attention", dtype=local.precision.act_dtype, batch=local.shard.micro_batch, heads=local.heads,
             kv_heads=kv_heads, seq_q=q, seq_kv=seq, head_dim=d_qk, head_dim_v=0 if d_v == d_qk else d_v,
             causal=mask, window=window if window < seq else 0,
         )  # fmt: skip
 
-    if causal:
-        steps = (kernel(q, True), *((kernel(q // 2, False),) * (cp - 1)))
-    else:
-        steps = (kernel(seq_kv // cp, False),) * cp
+    others = (kernel(q // 2 if causal else seq_kv // cp, False),) * (cp - 1)
+    steps = (kernel(q if causal else seq_kv // cp, causal), *others)
     forward_comm: tuple[Comm, ...] = ()
     backward_comm: tuple[Comm, ...] = ()
     if cp > 1:

@@ -4,6 +4,8 @@ from functools import singledispatch
 
 from perfmodel.spec import ConvNet, Job, Mlp, Model, Transformer
 from perfmodel.workload._block import BlockOps, Shard
+from perfmodel.workload._convnet import convnet_blocks
+from perfmodel.workload._mlp import mlp_blocks
 from perfmodel.workload._transformer import transformer_blocks
 
 
@@ -19,6 +21,6 @@ def blocks(model: Model, job: Job, shard: Shard) -> tuple[tuple[BlockOps, int], 
     raise TypeError(f"not a model: {model!r}")
 
 
-@blocks.register
-def _(model: Transformer, job: Job, shard: Shard) -> tuple[tuple[BlockOps, int], ...]:
-    return transformer_blocks(model, job, shard)
+blocks.register(Transformer, transformer_blocks)
+blocks.register(Mlp, mlp_blocks)
+blocks.register(ConvNet, convnet_blocks)

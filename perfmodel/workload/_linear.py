@@ -7,12 +7,12 @@ parallelism, g and g-bar (arXiv 2205.05198, section 4.2.2).
 from perfmodel.spec import Gemm
 from perfmodel.units import dtype_bytes
 from perfmodel.workload._block import Comm
-from perfmodel.workload._local import Local
+from perfmodel.workload._local import Local, Precision
 from perfmodel.workload._piece import Piece, memory
 
 
 def linear(
-    local: Local,
+    precision: Precision,
     m: int,
     n: int,
     k: int,
@@ -30,24 +30,24 @@ def linear(
         kept_input: share of X kept for the weight gradient (0 if another piece keeps it).
         kept_output: whether Y is kept too, for a later piece that needs it.
     """
-    dtype = local.dtype
+    dtype = precision.dtype
     fp8 = dtype == "fp8"
     return Piece(
         forward=(
-            *((memory(local, "quantize_fp8_static", m, k),) if fp8 else ()),
+            *((memory(precision, "quantize_fp8_static", m, k),) if fp8 else ()),
             Gemm(dtype=dtype, m=m, n=n, k=k),
         ),
         backward_input=(
-            *((memory(local, "quantize_fp8_static", m, n),) if fp8 else ()),
+            *((memory(precision, "quantize_fp8_static", m, n),) if fp8 else ()),
             Gemm(dtype=dtype, m=m, n=k, k=n, pass_="dgrad"),
         ),
-        backward_weight=(Gemm(dtype=dtype, m=n, n=k, k=m, pass_="wgrad", accumulate=accumulates(local)),),
+        backward_weight=(Gemm(dtype=dtype, m=n, n=k, k=m, pass_="wgrad", accumulate=precision.accumulate),),
         forward_comm=forward_comm,
         backward_comm=backward_comm,
         params=n * k + bias,
         # under fp8 the weight gradient needs only the quantised input
         saved_bytes=float(m) * k * dtype_bytes(dtype) * kept_input
-        + (float(m) * n * local.act_bytes if kept_output else 0.0),
+        + (float(m) * n * precision.act_bytes if kept_output else 0.0),
     )
 
 
@@ -60,22 +60,18 @@ def column_linear(
     tokens: int | None = None,
     kept_input: bool = True,
     kept_output: bool = False,
-    communicate: bool = True,
 ) -> Piece:
     """Column-parallel product of `n` local columns over `tokens` rows (default: the shard's).
 
     Backward reduces the input gradient. With sequence parallelism forward gathers the input, only
     the rank's part of it is kept, and backward gathers it again behind the input gradient and
     scatters the reduction behind the weight gradient.
-
-    Args:
-        communicate: False if a product beside it has gathered (and will reduce) the same input.
     """
     rows = local.tokens if tokens is None else tokens
     n_bytes = float(rows) * k * local.act_bytes
     forward: tuple[Comm, ...] = ()
     backward: tuple[Comm, ...] = ()
-    if local.tp > 1 and communicate:
+    if local.tp > 1:
         if local.sequence_parallel:
             forward = (Comm(collective="all_gather", bytes=n_bytes, group="tp"),)
             backward = (
@@ -86,7 +82,7 @@ def column_linear(
             backward = (Comm(collective="all_reduce", bytes=n_bytes, group="tp", overlappable=True),)
     share = 1 / local.tp if local.sequence_parallel else 1.0
     return linear(
-        local, rows, n, k, bias=n if bias else 0, kept_input=share if kept_input else 0.0,
+        local.precision, rows, n, k, bias=n if bias else 0, kept_input=share if kept_input else 0.0,
         kept_output=kept_output, forward_comm=forward, backward_comm=backward,
     )  # fmt: skip
 
@@ -106,10 +102,5 @@ def row_linear(local: Local, n: int, k: int, *, bias: bool = False) -> Piece:
     elif local.tp > 1:
         forward = (Comm(collective="all_reduce", bytes=n_bytes, group="tp"),)
     return linear(
-        local, local.tokens, n, k, bias=n if bias else 0, forward_comm=forward, backward_comm=backward
+        local.precision, local.tokens, n, k, bias=n if bias else 0, forward_comm=forward, backward_comm=backward
     )
-
-
-def accumulates(local: Local) -> bool:
-    """Whether weight gradients are added to an fp32 buffer by the product itself."""
-    return local.job.grad_dtype == "fp32" and local.act_dtype != "fp32"

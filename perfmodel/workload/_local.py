@@ -12,6 +12,30 @@ VOCAB_MULTIPLE = 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Precision:
+    """Element types of a job's kernels."""
+
+    dtype: str
+    """Of matrix products."""
+    act_dtype: str
+    """Of stored activations, attention and element-wise kernels (16 bit under fp8 and int8)."""
+    act_bytes: int
+    accumulate: bool
+    """Weight gradients are added to an fp32 buffer by the product itself."""
+
+    @classmethod
+    def of(cls, job: Job) -> "Precision":
+        """The types that `job` computes in."""
+        act = storage_dtype(job.dtype)
+        return cls(
+            dtype=job.dtype,
+            act_dtype=act,
+            act_bytes=dtype_bytes(act),
+            accumulate=job.grad_dtype == "fp32" and act != "fp32",
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Local:
     """Local sizes of one stack (encoder or decoder). Lengths in tokens, sizes in elements."""
 
@@ -31,14 +55,12 @@ class Local:
     ffn: int
     vocab: int
     """Rows of this device's shard of the padded vocabulary."""
-    dtype: str
-    """Element type of matrix products."""
-    act_dtype: str
-    """Element type of stored activations and element-wise kernels (16 bit under fp8 and int8)."""
+    precision: Precision
 
     @property
     def act_bytes(self) -> int:
-        return dtype_bytes(self.act_dtype)
+        """Bytes of one stored activation."""
+        return self.precision.act_bytes
 
     @property
     def tp(self) -> int:
@@ -106,8 +128,7 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Loc
         kv_heads=max(1, kv // tp),
         ffn=model.ffn_hidden // tp,
         vocab=padded_vocab(model.vocab, tp) // tp,
-        dtype=job.dtype,
-        act_dtype=storage_dtype(job.dtype),
+        precision=Precision.of(job),
     )
 
 

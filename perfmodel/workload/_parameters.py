@@ -4,9 +4,7 @@ from dataclasses import dataclass
 from functools import singledispatch
 
 from perfmodel.spec import ConvNet, Mlp, Model, Transformer
-
-T5_RELATIVE_BUCKETS = 32
-"""Buckets of T5's relative position bias (arXiv 1910.10683, section 2.1), one value per head each."""
+from perfmodel.workload._embedding_head import T5_RELATIVE_BUCKETS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,9 +113,7 @@ def _attention(model: Transformer) -> tuple[int, int]:
         d_qk = latent.qk_nope_head_dim + latent.qk_rope_head_dim
         rank, q_rank = latent.kv_lora_rank, latent.q_lora_rank
         query = q_rank * (h + a * d_qk) if q_rank else h * a * d_qk
-        key_value = h * (rank + latent.qk_rope_head_dim) + rank * a * (
-            latent.qk_nope_head_dim + latent.v_head_dim
-        )
+        key_value = h * (rank + latent.qk_rope_head_dim) + rank * a * (latent.qk_nope_head_dim + latent.v_head_dim)
         return query + key_value + a * latent.v_head_dim * h, scale * (q_rank + rank)
     width = (a + 2 * kv) * d
     biases = (width if model.bias or model.qkv_bias else 0) + (h if model.bias else 0)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from perfmodel.spec import KernelOp, MemoryBound
 from perfmodel.workload._block import ActivationBytes, BlockOps, Comm, Kernels
-from perfmodel.workload._local import Local
+from perfmodel.workload._local import Precision
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,29 +31,27 @@ class Piece:
 
 def assemble(
     name: str,
-    local: Local,
     pieces: Sequence[Piece],
     *,
-    input_bytes: float | None,
+    train: bool,
+    input_bytes: float | None = None,
     workspace_bytes: float = 0.0,
+    boundary_bytes: float = 0.0,
+    boundary_comm: tuple[Comm, ...] = (),
     tied_params: int = 0,
-    boundary_streams: int = 1,
 ) -> BlockOps:
     """Join pieces in forward order into a block; backward runs through them in reverse.
 
     Args:
+        train: False leaves out everything but the forward pass.
         input_bytes: what full recompute keeps; `None` for blocks outside recomputation
             (embedding, head), which save the same under every mode.
-        boundary_streams: hidden activations handed to the next block (2 in a T5 decoder, which
-            passes the encoder's output on).
     """
-    train = local.job.mode == "train"
     forward = _kernels(p.forward for p in pieces)
     forward_comm = _comms(p.forward_comm for p in pieces)
     core = [p for p in pieces if p.attention_core] if train else []
     recomputed = train and input_bytes is not None
     saved = sum(p.saved_bytes for p in pieces) if train else 0.0
-    boundary_bytes, boundary_comm = stage_boundary(local, boundary_streams)
     return BlockOps(
         name=name,
         forward=forward,
@@ -79,37 +77,30 @@ def assemble(
     )
 
 
-def stage_boundary(local: Local, streams: int) -> tuple[float, tuple[Comm, ...]]:
-    """Bytes each device sends to the next stage, and how the receivers complete them.
-
-    With sequence parallelism a rank sends its own part of the sequence. Without it, ranks of a
-    tensor-parallel group hold equal activations: each sends a tp-th and the receivers gather
-    (scatter/gather optimisation, SC21 arXiv 2104.04473 section 4.1).
-    """
-    whole = local.hidden_bytes * streams
-    if local.tp == 1 or local.sequence_parallel:
-        return whole / local.tp, ()
-    return whole / local.tp, (Comm(collective="all_gather", bytes=whole, group="tp"),)
-
-
 def memory(
-    local: Local, op: str, rows: int, hidden: int, n_inputs: int = 1, *, backward: bool = False,
+    precision: Precision, op: str, rows: int, hidden: int, n_inputs: int = 1, *, backward: bool = False,
     dtype: str | None = None,
 ) -> MemoryBound:  # fmt: skip
-    """An element-wise or row-wise kernel on stored activations."""
+    """An element-wise or row-wise kernel on stored activations (or on `dtype`)."""
     return MemoryBound(
-        op=op, dtype=dtype or local.act_dtype, rows=rows, hidden=hidden, n_inputs=n_inputs,
+        op=op, dtype=dtype or precision.act_dtype, rows=rows, hidden=hidden, n_inputs=n_inputs,
         pass_="bwd" if backward else "fwd",
     )  # fmt: skip
 
 
 def pointwise(
-    local: Local, ops: Sequence[tuple[str, int]], rows: int, hidden: int, *, params: int = 0, saved_bytes: float
+    precision: Precision,
+    ops: Sequence[tuple[str, int]],
+    rows: int,
+    hidden: int,
+    *,
+    params: int = 0,
+    saved_bytes: float = 0.0,
 ) -> Piece:
     """Element-wise kernels `(name, inputs)` over one tensor, each with one backward kernel."""
     return Piece(
-        forward=tuple(memory(local, op, rows, hidden, n) for op, n in ops),
-        backward_input=tuple(memory(local, op, rows, hidden, n, backward=True) for op, n in reversed(ops)),
+        forward=tuple(memory(precision, op, rows, hidden, n) for op, n in ops),
+        backward_input=tuple(memory(precision, op, rows, hidden, n, backward=True) for op, n in reversed(ops)),
         params=params,
         saved_bytes=saved_bytes,
     )

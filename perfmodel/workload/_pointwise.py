@@ -32,13 +32,13 @@ def residual(model: Transformer, local: Local) -> Piece:
     else:
         ops = [("bias_dropout_add", 2)] if local.job.fused_kernels else eager
         backward = (
-            memory(local, "bias_dropout_add", rows, hidden, 2, backward=True)
+            memory(local.precision, "bias_dropout_add", rows, hidden, 2, backward=True)
             if local.job.fused_kernels
-            else memory(local, "dropout", rows, hidden, backward=True),
+            else memory(local.precision, "dropout", rows, hidden, backward=True),
         )
     return Piece(
-        forward=tuple(memory(local, op, rows, hidden, n) for op, n in ops),
-        backward_input=(memory(local, "add", rows, hidden, 2), *backward),
+        forward=tuple(memory(local.precision, op, rows, hidden, n) for op, n in ops),
+        backward_input=(memory(local.precision, "add", rows, hidden, 2), *backward),
         saved_bytes=float(rows * hidden) if model.dropout else 0.0,
     )
 
@@ -50,18 +50,16 @@ def activation(model: Transformer, local: Local, rows: int, width: int) -> Piece
     """
     tensor = float(rows) * width * local.act_bytes
     if model.gated_ffn:
-        if local.job.fused_kernels:
-            ops = [(f"{model.activation}_mul", 2)]
-        else:
-            ops = [(model.activation, 1), ("mul", 2)]
+        fused = [(f"{model.activation}_mul", 2)]
+        ops = fused if local.job.fused_kernels else [(model.activation, 1), ("mul", 2)]
         # eager kernels also keep the activated gate
-        return pointwise(local, ops, rows, width, saved_bytes=tensor * (1 + len(ops)))
+        return pointwise(local.precision, ops, rows, width, saved_bytes=tensor * (1 + len(ops)))
     if model.activation == "relu":
-        return pointwise(local, [("relu", 1)], rows, width, saved_bytes=0.0)
+        return pointwise(local.precision, [("relu", 1)], rows, width, saved_bytes=0.0)
     if model.bias and local.job.fused_kernels:
-        return pointwise(local, [(f"bias_{model.activation}", 1)], rows, width, saved_bytes=tensor)
+        return pointwise(local.precision, [(f"bias_{model.activation}", 1)], rows, width, saved_bytes=tensor)
     bias = [("add", 1)] if model.bias else []
-    return pointwise(local, [*bias, (model.activation, 1)], rows, width, saved_bytes=tensor)
+    return pointwise(local.precision, [*bias, (model.activation, 1)], rows, width, saved_bytes=tensor)
 
 
 def rotary(model: Transformer, local: Local, width: int) -> list[Piece]:
@@ -69,14 +67,14 @@ def rotary(model: Transformer, local: Local, width: int) -> list[Piece]:
     if model.positions != "rope":
         return []
     name = "rope" if local.job.fused_kernels else "rope_unfused"
-    return [pointwise(local, [(name, 1)], local.tokens, width, saved_bytes=0.0)]
+    return [pointwise(local.precision, [(name, 1)], local.tokens, width, saved_bytes=0.0)]
 
 
 def small_norm(model: Transformer, local: Local, rows: int, size: int) -> Piece:
     """Norm over a compressed activation of `size` elements; keeps its input."""
     fused = local.job.fused_kernels or model.norm == "layer_norm"
     return pointwise(
-        local,
+        local.precision,
         [("layer_norm" if fused else "rms_norm_unfused", 1)],
         rows,
         size,
@@ -91,4 +89,4 @@ def head_norm(model: Transformer, local: Local) -> list[Piece]:
         return []
     rows, d = local.tokens * (local.heads + local.kv_heads), model.head_dim
     saved = float(rows * d * local.act_bytes)
-    return [pointwise(local, [("qk_norm", 1)], rows, d, params=2 * d, saved_bytes=saved)]
+    return [pointwise(local.precision, [("qk_norm", 1)], rows, d, params=2 * d, saved_bytes=saved)]

@@ -2,54 +2,102 @@
 
 from perfmodel.spec import Job, Transformer
 from perfmodel.workload._attention import cross_attention, self_attention
-from perfmodel.workload._block import BlockOps, Shard
-from perfmodel.workload._embedding_head import embedding_block, head_block
+from perfmodel.workload._block import BlockOps, Comm, Shard
+from perfmodel.workload._embedding_head import embedding_pieces, head_pieces, head_workspace_bytes
+from perfmodel.workload._experts import expert_feed_forward
 from perfmodel.workload._feed_forward import feed_forward
 from perfmodel.workload._local import Local, local_sizes
 from perfmodel.workload._piece import Piece, assemble
+from perfmodel.workload._pointwise import norm
+
+Blocks = tuple[tuple[BlockOps, int], ...]
 
 
-def transformer_blocks(model: Transformer, job: Job, shard: Shard) -> tuple[tuple[BlockOps, int], ...]:
+def transformer_blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
     """Embedding, layers and head in model order, each with its repeat count."""
     if model.decoder_layers:
         return _encoder_decoder(model, job, shard)
     local = local_sizes(model, job, shard, job.seq_len)
     attention = self_attention(model, local, causal=model.causal)
-    dense = _layer("dense_layer", local, [*attention, *feed_forward(model, local)])
-    body: tuple[tuple[BlockOps, int], ...] = ((dense, model.layers),)
-    return ((embedding_block(model, local), 1), *body, (head_block(model, local), 1))
+    body: list[tuple[BlockOps, int]] = []
+    experts = model.experts
+    dense_layers = experts.first_dense_layers if experts else model.layers
+    if dense_layers:
+        body.append((_layer("dense_layer", local, [*attention, *feed_forward(model, local)]), dense_layers))
+    if experts:
+        pieces = [*attention, *expert_feed_forward(model, local, experts)]
+        body.append((_layer("moe_layer", local, pieces), model.layers - dense_layers))
+    return ((_embedding("embedding", model, local), 1), *body, (_head(model, local), 1))
 
 
-def _encoder_decoder(model: Transformer, job: Job, shard: Shard) -> tuple[tuple[BlockOps, int], ...]:
+def _encoder_decoder(model: Transformer, job: Job, shard: Shard) -> Blocks:
+    """Encoder, then decoder with cross-attention; the final encoder norm rides with the decoder's input."""
     encoder = local_sizes(model, job, shard, job.seq_len)
     decoder = local_sizes(model, job, shard, model.decoder_seq_len or job.seq_len)
-    encoder_layer = _layer(
-        "encoder_layer", encoder, [*self_attention(model, encoder, causal=False), *feed_forward(model, encoder)]
-    )
-    decoder_layer = _layer(
-        "decoder_layer",
-        decoder,
-        [
-            *self_attention(model, decoder, causal=True),
-            *cross_attention(model, decoder, encoder.seq_len),
-            *feed_forward(model, decoder),
-        ],
-        boundary_streams=2,
-    )
+    encoder_layer = [*self_attention(model, encoder, causal=False), *feed_forward(model, encoder)]
+    decoder_layer = [
+        *self_attention(model, decoder, causal=True),
+        *cross_attention(model, decoder, encoder.seq_len),
+        *feed_forward(model, decoder),
+    ]
+    passed_on = encoder.hidden_bytes
     return (
-        (embedding_block(model, encoder), 1),
-        (encoder_layer, model.layers),
-        (embedding_block(model, decoder, name="decoder_embedding", owner=False), 1),
-        (decoder_layer, model.decoder_layers),
-        (head_block(model, decoder), 1),
+        (_embedding("embedding", model, encoder), 1),
+        (_layer("encoder_layer", encoder, encoder_layer), model.layers),
+        (_embedding("decoder_embedding", model, decoder, encoder), 1),
+        (_layer("decoder_layer", decoder, decoder_layer, passed_on_bytes=passed_on), model.decoder_layers),
+        (_head(model, decoder), 1),
     )
 
 
-def _layer(name: str, local: Local, pieces: list[Piece], *, boundary_streams: int = 1) -> BlockOps:
-    """A recomputable layer; its workspace holds the gradients of hidden state and widest activation."""
+def _embedding(name: str, model: Transformer, local: Local, encoder: Local | None = None) -> BlockOps:
+    """The input block; T5's decoder input also normalises the output of `encoder` and passes it on."""
+    pieces = embedding_pieces(model, local, owner=encoder is None)
+    boundary_bytes, boundary_comm = _boundary(local, encoder.hidden_bytes if encoder else 0.0)
+    return assemble(
+        name,
+        [norm(model, encoder), *pieces] if encoder else pieces,
+        train=local.job.mode == "train",
+        workspace_bytes=local.hidden_bytes,
+        boundary_bytes=boundary_bytes,
+        boundary_comm=boundary_comm,
+        tied_params=local.vocab * local.hidden if encoder else 0,
+    )
+
+
+def _head(model: Transformer, local: Local) -> BlockOps:
+    return assemble(
+        "head",
+        head_pieces(model, local),
+        train=local.job.mode == "train",
+        workspace_bytes=head_workspace_bytes(local),
+        tied_params=local.vocab * local.hidden if model.tied_embeddings else 0,
+    )
+
+
+def _layer(name: str, local: Local, pieces: list[Piece], *, passed_on_bytes: float = 0.0) -> BlockOps:
+    """A recomputable layer; its workspace holds gradients of the hidden state and widest activation."""
+    boundary_bytes, boundary_comm = _boundary(local, passed_on_bytes)
     widest = max(local.ffn, local.hidden)
-    workspace = local.hidden_bytes + 2.0 * local.tokens * widest * local.act_bytes
-    return assemble(name, local, pieces, input_bytes=local.norm_bytes, workspace_bytes=workspace,
-                    boundary_streams=boundary_streams)  # fmt: skip
+    return assemble(
+        name,
+        pieces,
+        train=local.job.mode == "train",
+        input_bytes=local.norm_bytes,
+        workspace_bytes=local.hidden_bytes + 2.0 * local.tokens * widest * local.act_bytes,
+        boundary_bytes=boundary_bytes,
+        boundary_comm=boundary_comm,
+    )
 
 
+def _boundary(local: Local, passed_on_bytes: float) -> tuple[float, tuple[Comm, ...]]:
+    """Bytes each device sends to the next stage, and how the receivers complete them.
+
+    With sequence parallelism a rank sends its own part of the sequence. Without it, ranks of a
+    tensor-parallel group hold equal activations: each sends a tp-th and the receivers gather
+    (scatter/gather optimisation, SC21 arXiv 2104.04473 section 4.1).
+    """
+    whole = local.hidden_bytes + passed_on_bytes
+    if local.tp == 1 or local.sequence_parallel:
+        return whole / local.tp, ()
+    return whole / local.tp, (Comm(collective="all_gather", bytes=whole, group="tp"),)

@@ -1,0 +1,48 @@
+"""Warm `pm.predict` and batched evaluation, as multiples of the issue's limits and of the event loop."""
+
+import time
+
+import numpy as np
+
+from perfmodel import catalog
+from perfmodel.predict import explain, step_model
+from perfmodel.search import default_space, enumerate_layouts
+from perfmodel.spec import Job, Layout
+
+
+def _best_s(call, repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def run() -> dict[str, dict[str, object]]:
+    """GPT-3 175B on 1,024 A100s: one layout, the same with its timeline, and thousands at once."""
+    from collections import Counter
+
+    model, cluster = catalog.model("gpt3-175b"), catalog.cluster("dgx-a100")
+    job = Job(global_batch=1536, seq_len=2048)
+    fixed = step_model(model, cluster, job)
+    layout = Layout(tp=8, pp=16, dp=8, zero=1, recompute="selective", sequence_parallel=True)
+    explain(fixed, layout, timeline=True)
+    one_s = _best_s(lambda: explain(fixed, layout), 30)
+    timeline_s = _best_s(lambda: explain(fixed, layout, timeline=True), 30)
+    space = default_space(model, cluster, job, 1024)
+    candidates = list(enumerate_layouts(space, model, cluster, job, 1024, Counter()))
+    peak, _ = fixed.peak_memory(candidates)
+    feasible = [lay for lay, p in zip(candidates, peak, strict=True) if p <= cluster.device.memory_bytes]
+    fixed.evaluate(feasible)
+    batch_s = _best_s(lambda: fixed.evaluate(feasible), 5) / len(feasible)
+    return {
+        "predict/warm": {"ratio": one_s / 2e-3, "baseline": "2 ms", "unit": "x", "target": "<= 1", "seconds": one_s},
+        "predict/warm_with_timeline": {
+            "ratio": timeline_s / 20e-3, "baseline": "20 ms", "unit": "x", "target": "<= 1", "seconds": timeline_s,
+        },
+        "predict/batched_per_layout": {
+            "ratio": batch_s / 20e-6, "baseline": "20 us", "unit": "x", "target": "<= 1",
+            "seconds": batch_s, "layouts": int(np.size(feasible)),
+        },
+    }  # fmt: skip

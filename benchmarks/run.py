@@ -1,0 +1,34 @@
+"""All benchmarks, as ratios within one run: `make bench` writes out/bench.json.
+
+Every module beside this one has `run() -> {name: {"ratio": .., "baseline": .., "unit": ..}}`; names
+given on the command line run alone.
+"""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+OUT = HERE.parent / "out" / "bench.json"
+
+
+def main(chosen: list[str]) -> None:
+    sys.path.insert(0, str(HERE))
+    names = chosen or sorted(p.stem for p in HERE.glob("*.py") if p.stem not in ("run",))
+    results = json.loads(OUT.read_text()) if chosen and OUT.exists() else {}
+    for name in names:
+        module = importlib.import_module(name)
+        if not hasattr(module, "run"):
+            continue
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        for key, entry in module.run().items():
+            results[key] = entry
+            target = f" (target {entry['target']})" if "target" in entry else ""
+            print(f"{key:60s} {entry['ratio']:10.4g} {entry['unit']}, against {entry['baseline']}{target}")
+        OUT.parent.mkdir(exist_ok=True)
+        OUT.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

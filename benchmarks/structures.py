@@ -1,0 +1,94 @@
+"""Time to build structures: the vectorised builder against one that walks op by op in plain Python.
+
+`python benchmarks/structures.py` prints the ratios; `run()` returns them.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from itertools import pairwise
+
+from perfmodel.program import ProgramSpec, build
+from perfmodel.schedule import Phase, Schedule
+
+LARGE = "1f1b_p64_m512_sends"
+CASES = {
+    LARGE: ProgramSpec(stages=64, micro_batches=512, sends="op"),
+    "1f1b_p64_m512": ProgramSpec(stages=64, micro_batches=512),
+    "1f1b_p16_m192": ProgramSpec(stages=16, micro_batches=192),
+    "interleaved_p16_m192_v6": ProgramSpec(schedule="interleaved", stages=16, micro_batches=192, chunks=6),
+}
+
+
+def plain_build(spec: ProgramSpec) -> list[tuple[int, Phase, int, int, int]]:
+    """Ops (device, phase, stage, previous on the device, previous stage) in an executable order."""
+    schedule = spec.build_schedule()
+    queues = _queues(schedule)
+    place: dict[tuple[bool, int, int], int] = {}
+    last = [-1] * spec.stages
+    ops: list[tuple[int, Phase, int, int, int]] = []
+    ready = deque(range(spec.stages))
+    waiting: dict[tuple[bool, int, int], int] = {}
+    while ready:
+        device = ready.popleft()
+        queue = queues[device]
+        while queue:
+            phase, stage, micro_batch = queue[0]
+            forward = phase == Phase.FORWARD
+            source = stage - 1 if forward else stage + 1
+            need = (forward, source, micro_batch)
+            if 0 <= source < schedule.n_stages and need not in place:
+                waiting[need] = device
+                break
+            queue.popleft()
+            ops.append((device, phase, stage, last[device], place.get(need, -1)))
+            last[device] = len(ops) - 1
+            if spec.sends == "op" and 0 <= (stage + 1 if forward else stage - 1) < schedule.n_stages:
+                ops.append((device, phase, stage, last[device], -1))
+            done = (forward, stage, micro_batch)
+            place[done] = len(ops) - 1
+            if done in waiting:
+                ready.append(waiting.pop(done))
+    return ops
+
+
+def _queues(schedule: Schedule) -> list[deque[tuple[Phase, int, int]]]:
+    columns = (schedule.phase, schedule.instruction_stage, schedule.micro_batch)
+    work = list(zip(*(column.tolist() for column in columns), strict=True))
+    offsets = schedule.offsets.tolist()
+    return [deque(work[a:b]) for a, b in pairwise(offsets)]
+
+
+def _best_s(call: Callable[[], object], repeats: int = 5) -> float:
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def run() -> dict[str, dict[str, object]]:
+    """How many times faster `build` is than the plain builder, and its time against the design's limit."""
+    results: dict[str, dict[str, object]] = {}
+    for name, spec in CASES.items():
+        seconds, plain_s = _best_s(lambda s=spec: build(s)), _best_s(lambda s=spec: plain_build(s), 3)
+        results[f"structures/{name}"] = {
+            "ratio": plain_s / seconds,
+            "baseline": "op-by-op Python builder",
+            "unit": "x faster",
+            "seconds": seconds,
+            "ops": build(spec).n_ops,
+        }
+    results["structures/large_limit"] = {
+        "ratio": results[f"structures/{LARGE}"]["seconds"] / 0.35,
+        "baseline": "0.35 s",
+        "unit": "x",
+        "target": "<= 1",
+    }
+    return results
+
+
+if __name__ == "__main__":
+    for case, result in run().items():
+        print(f"{case}: {result['ratio']:.3g} {result['unit']}, against {result['baseline']}")

@@ -1,0 +1,105 @@
+"""Clusters by name or from a TOML file."""
+
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from perfmodel.catalog._devices import device, device_from_toml
+from perfmodel.catalog._names import index, resolve
+from perfmodel.catalog._toml import checked, package_tables, read_toml
+from perfmodel.errors import PerfModelError
+from perfmodel.spec import Cluster, NetworkLevel
+
+
+@dataclass(frozen=True, kw_only=True)
+class LevelEntry:
+    """A tier of the network as TOML states it."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    name: str
+    size: int
+    """Devices joined by the tier."""
+    bandwidth_gb_per_s: float
+    """One way per device, all devices of the tier communicating."""
+    latency_us: float
+    source: str = ""
+
+    def level(self) -> NetworkLevel:
+        """The same in SI units."""
+        return NetworkLevel(
+            name=self.name,
+            size=self.size,
+            bandwidth_bytes_per_s=self.bandwidth_gb_per_s * 1e9,
+            latency_s=self.latency_us * 1e-6,
+            source=self.source,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterEntry:
+    """A cluster as TOML states it: a device (catalog name, or a table of its own) and levels."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    device: Any
+    levels: tuple[LevelEntry, ...]
+    max_devices: int = 1 << 20
+    price_per_device_hour: float | None = None
+    source: str = ""
+    aliases: tuple[str, ...] = field(default=())
+
+    def cluster(self, name: str, where: str) -> Cluster:
+        """The same with its device resolved and in SI units."""
+        if isinstance(self.device, str):
+            found = device(self.device)
+        elif isinstance(self.device, dict):
+            found = device_from_toml(self.device, f"{where} device")
+        else:
+            raise PerfModelError(f"{where}: device: must be a catalog name or a table, got {self.device!r}")
+        return Cluster(
+            name=name,
+            device=found,
+            levels=tuple(entry.level() for entry in self.levels),
+            max_devices=self.max_devices,
+            price_per_device_hour=self.price_per_device_hour,
+            source=self.source,
+        )
+
+
+def cluster(name_or_path: str | Path) -> Cluster:
+    """A cluster by catalog name or alias, or from a `.toml` file.
+
+    Raises:
+        UnknownNameError: for a name that is neither in the catalog nor a file.
+        PerfModelError: for a file with missing, unknown or malformed keys; lists all of them.
+    """
+    path = Path(name_or_path)
+    if path.suffix == ".toml":
+        data = read_toml(path)
+        name = data.pop("name", path.stem)
+        return checked(ClusterEntry, data, str(path)).cluster(str(name), str(path))
+    entries, names = _catalog()
+    entry_name, where, entry = resolve("cluster", str(name_or_path), names, entries)
+    return entry.cluster(entry_name, where)
+
+
+def clusters() -> tuple[str, ...]:
+    """Names of all clusters in the catalog."""
+    return tuple(sorted(_catalog()[0]))
+
+
+_Entries = MappingProxyType[str, tuple[str, str, ClusterEntry]]
+
+
+@cache
+def _catalog() -> tuple[_Entries, MappingProxyType[str, str]]:
+    entries = {
+        name: (name, f"{file} [{name}]", checked(ClusterEntry, entry, f"{file} [{name}]"))
+        for file, tables in package_tables("clusters").items()
+        for name, entry in tables.items()
+    }
+    names = index((name, entry.aliases) for name, _, entry in entries.values())
+    return MappingProxyType(entries), MappingProxyType(names)

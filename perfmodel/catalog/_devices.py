@@ -1,0 +1,105 @@
+"""Devices by name."""
+
+from dataclasses import dataclass, field
+from functools import cache
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from perfmodel.catalog._cpu import CPU_NAMES, this_cpu
+from perfmodel.catalog._names import index, key, resolve
+from perfmodel.catalog._toml import checked, package_tables
+from perfmodel.errors import PerfModelError
+from perfmodel.spec import Device, PeakRates
+from perfmodel.units import GIB, MIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeakTflops:
+    """Dense peaks in 10^12 FLOP/s."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    fp64: float | None = None
+    fp32: float | None = None
+    tf32: float | None = None
+    bf16: float | None = None
+    fp16: float | None = None
+    fp8: float | None = None
+    int8: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceEntry:
+    """A device as TOML states it, in the units of data sheets."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    vendor: str
+    architecture: str
+    memory_gib: float
+    memory_bandwidth_gb_per_s: float
+    peak_tflops: PeakTflops
+    compute_units: int
+    clock_mhz: float
+    l2_mib: float
+    link_gb_per_s: float
+    """One way, all lanes together."""
+    power_w: float | None = None
+    source: str
+    aliases: tuple[str, ...] = field(default=())
+
+    def device(self, name: str) -> Device:
+        """The same in SI units."""
+        peak = {k: v * 1e12 for k, v in vars(self.peak_tflops).items() if v is not None}
+        return Device(
+            name=name,
+            vendor=self.vendor,
+            architecture=self.architecture,
+            memory_bytes=self.memory_gib * GIB,
+            memory_bandwidth_bytes_per_s=self.memory_bandwidth_gb_per_s * 1e9,
+            peak=PeakRates(**peak),
+            compute_units=self.compute_units,
+            clock_hz=self.clock_mhz * 1e6,
+            l2_bytes=self.l2_mib * MIB,
+            link_bandwidth_bytes_per_s=self.link_gb_per_s * 1e9,
+            power_w=self.power_w,
+            source=self.source,
+            aliases=self.aliases,
+        )
+
+
+def device(name: str) -> Device:
+    """A device by name or alias, e.g. `A100-SXM4-80GB` or `h100`; `cpu` is the machine at hand.
+
+    Raises:
+        UnknownNameError: with the nearest known names.
+    """
+    if key(name) in CPU_NAMES:
+        return this_cpu()
+    table, names = _catalog()
+    return resolve("device", name, names, table)
+
+
+def devices() -> tuple[str, ...]:
+    """Names of all devices in the catalog (aliases left out)."""
+    return (*sorted(_catalog()[0]), "cpu")
+
+
+def device_from_toml(data: dict[str, Any], where: str) -> Device:
+    """A device from a parsed TOML table that also has a `name`."""
+    data = dict(data)
+    name = data.pop("name", None)
+    if not isinstance(name, str):
+        raise PerfModelError(f"{where}: name: missing")
+    return checked(DeviceEntry, data, where).device(name)
+
+
+@cache
+def _catalog() -> tuple[MappingProxyType[str, Device], MappingProxyType[str, str]]:
+    table = {
+        name: checked(DeviceEntry, entry, f"{file} [{name}]").device(name)
+        for file, entries in package_tables("devices").items()
+        for name, entry in entries.items()
+    }
+    names = index([*((d.name, d.aliases) for d in table.values())])
+    return MappingProxyType(table), MappingProxyType(names)

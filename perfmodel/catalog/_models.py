@@ -1,0 +1,153 @@
+"""Models by name, from a Hugging Face `config.json`, or from a TOML file."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeVar
+
+from perfmodel.catalog._convnets import convnets
+from perfmodel.catalog._huggingface import read_config
+from perfmodel.catalog._names import index, resolve
+from perfmodel.catalog._toml import checked, package_tables, read_toml
+from perfmodel.errors import PerfModelError
+from perfmodel.spec import ConvLayer, ConvNet, Experts, LatentAttention, Mlp, Model, Transformer
+
+T = TypeVar("T")
+_FORBID: dict[str, Any] = {"extra": "forbid"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsEntry(Experts):
+    """Experts as TOML states them."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentAttentionEntry(LatentAttention):
+    """Latent attention as TOML states it."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerEntry(Transformer):
+    """A transformer as TOML states it; `kv_heads`, `head_dim` and `ffn_hidden` may be left out."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+
+    experts: ExpertsEntry | None = None
+    latent_attention: LatentAttentionEntry | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlpEntry(Mlp):
+    """A multi-layer perceptron as TOML states it."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvLayerEntry(ConvLayer):
+    """A layer of a convolutional network as TOML states it."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvNetEntry(ConvNet):
+    """A convolutional network as TOML states it."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+
+    stack: tuple[ConvLayerEntry, ...]
+
+
+def model(name_or_path: str | Path) -> Model:
+    """A model by catalog name or alias, from a `.toml` file, or from a Hugging Face `config.json`.
+
+    A TOML file has a `name`, a `kind` (`transformer`, the default, `mlp` or `convnet`) and the
+    fields of `perfmodel.spec.Transformer`, `Mlp` or `ConvNet`.
+
+    Raises:
+        UnknownNameError: for a name that is neither in the catalog nor a file.
+        PerfModelError: for a file with missing, unknown or malformed keys; lists all of them.
+    """
+    path = Path(name_or_path)
+    if path.suffix == ".json":
+        return read_config(path)
+    if path.suffix == ".toml":
+        data = read_toml(path)
+        return model_from_toml({"name": path.stem} | data, str(path))
+    table, names = _catalog()
+    return resolve("model", str(name_or_path), names, table)
+
+
+def models() -> tuple[str, ...]:
+    """Names of all models in the catalog."""
+    return tuple(sorted(_catalog()[0]))
+
+
+def model_from_toml(data: dict[str, Any], where: str) -> Model:
+    """A model from a parsed TOML table.
+
+    Raises:
+        PerfModelError: naming `where` and every key that is missing, unknown or malformed.
+    """
+    data = dict(data)
+    kind = data.pop("kind", "transformer")
+    match kind:
+        case "transformer":
+            return _plain(Transformer, checked(TransformerEntry, _with_defaults(data), where))
+        case "mlp":
+            return _plain(Mlp, checked(MlpEntry, data, where))
+        case "convnet":
+            return _plain(ConvNet, checked(ConvNetEntry, data, where))
+    raise PerfModelError(f"{where}: kind: must be transformer, mlp or convnet, got {kind!r}")
+
+
+def _with_defaults(data: dict[str, Any]) -> dict[str, Any]:
+    """Fill in what follows from the rest: all heads have keys, heads split the hidden size, 4x inner size."""
+    hidden, heads = data.get("hidden"), data.get("heads")
+    out = dict(data)
+    if isinstance(heads, int):
+        out.setdefault("kv_heads", heads)
+    if isinstance(hidden, int):
+        out.setdefault("ffn_hidden", 4 * hidden)
+        if isinstance(heads, int) and heads > 0:
+            out.setdefault("head_dim", hidden // heads)
+    return out
+
+
+_PLAIN: tuple[tuple[type, type], ...] = (
+    (ExpertsEntry, Experts),
+    (LatentAttentionEntry, LatentAttention),
+    (ConvLayerEntry, ConvLayer),
+)
+
+
+def _plain(kind: Callable[..., T], entry: Any) -> T:
+    """The entry as the `spec` class that it extends, so that equal models compare equal."""
+    return kind(**{f.name: _plain_value(getattr(entry, f.name)) for f in fields(entry)})
+
+
+def _plain_value(value: Any) -> Any:
+    for entry, kind in _PLAIN:
+        if isinstance(value, entry):
+            return _plain(kind, value)
+    if isinstance(value, tuple):
+        return tuple(_plain_value(v) for v in value)
+    return value
+
+
+@cache
+def _catalog() -> tuple[MappingProxyType[str, Model], MappingProxyType[str, str]]:
+    table: dict[str, Model] = {}
+    for file, content in package_tables("models").items():
+        for name, entry in content["models"].items():
+            table[name] = model_from_toml(content.get("defaults", {}) | {"name": name} | entry, f"{file} [{name}]")
+    table |= {net.name: net for net in convnets()}
+    names = index((m.name, m.aliases) for m in table.values())
+    return MappingProxyType(table), MappingProxyType(names)

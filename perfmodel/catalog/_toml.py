@@ -1,0 +1,66 @@
+"""TOML in: reading, and checking against an entry type with every error listed in one message."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeVar
+
+from perfmodel.errors import PerfModelError
+
+T = TypeVar("T")
+
+
+def package_tables(folder: str) -> dict[str, dict[str, Any]]:
+    """Contents of every TOML file in a folder of the packaged data, by file name."""
+    root = files("perfmodel.catalog") / "data" / folder
+    names = sorted(f.name for f in root.iterdir() if f.name.endswith(".toml"))
+    return {name: tomllib.loads((root / name).read_text("utf-8")) for name in names}
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Parse a user's TOML file.
+
+    Raises:
+        PerfModelError: if it cannot be read or is not TOML; names file and line.
+    """
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise PerfModelError(f"{path}: cannot be read ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise PerfModelError(f"{path}: not valid TOML: {error}") from None
+
+
+def checked(kind: type[T], data: Mapping[str, Any], where: str) -> T:
+    """Build `kind` (a dataclass with `__pydantic_config__`) from parsed TOML.
+
+    Raises:
+        PerfModelError: names `where` and, for every missing, unknown or malformed key, the key and
+            what is wrong with it.
+    """
+    from pydantic import ValidationError
+
+    try:
+        # strict JSON takes lists for tuples and whole numbers for floats, but no text for numbers
+        return _adapter(kind).validate_json(json.dumps(data, default=str), strict=True)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, e['loc'])) or 'entry'}: {_say(e['type'], e['msg'])}" for e in error.errors()
+        )
+        raise PerfModelError(f"{where}: {problems}") from None
+
+
+def _say(kind: str, message: str) -> str:
+    known = {"missing": "missing", "unexpected_keyword_argument": "unknown key", "extra_forbidden": "unknown key"}
+    return known.get(kind, message.removeprefix("Value error, "))
+
+
+@cache
+def _adapter(kind: type[T]) -> Any:
+    # pydantic takes a tenth of a second to import, so it is loaded only when a file is checked
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)

@@ -1,0 +1,30 @@
+"""The analytical bound: what a kernel takes at typical shares of the nominal rates."""
+
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float64
+
+from perfmodel.learn import Figures, Rows, kernel_physics
+from perfmodel.learn import power_join as power_join
+
+FIXED_S: Final = 4e-6
+"""Time of an empty kernel: launch latency and tail on current accelerators."""
+COMPUTE_SHARE: Final = 0.65
+MEMORY_SHARE: Final = 0.75
+HALF_WIDTH: Final = 0.6
+"""Half-width of the analytical 90 % interval, in log time."""
+_POWER: Final = 3.0
+
+
+def roofline_time(figures: Figures, rows: Rows) -> Float64[np.ndarray, "n"]:
+    """Seconds of every row by the wave-quantised roofline alone, no measurement behind it.
+
+    fixed + (compute^3 + memory^3)^(1/3), where compute is the wave-quantised work over 65 % of the
+    peak rate and memory the compulsory traffic over 75 % of the bandwidth (roofline: Williams et
+    al., CACM 52(4), 2009).
+    """
+    physics, machine = kernel_physics(figures, rows)
+    compute = physics.quantised_flops / (machine.peak * COMPUTE_SHARE)
+    memory = physics.bytes / (machine.bandwidth * MEMORY_SHARE)
+    return FIXED_S + power_join(np, compute, memory, _POWER)

@@ -1,0 +1,88 @@
+"""Fitting the base time's constants: robust least squares per stack and kind, with priors."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from jaxtyping import Float64
+
+from perfmodel.learn._inputs import machine_of, shape_with_flags
+from perfmodel.learn._parameters import FLOOR_POWER, JOINT_POWER, power_join
+from perfmodel.learn._physics import PHYSICS
+from perfmodel.learn._tables import Samples
+
+NO_FLOOR: Final = float(np.log(1e-9))
+_PRIOR_WEIGHT: Final = 2.0
+"""Priors count as this many measurements per constant."""
+_MOST_ROWS: Final = 3000
+
+
+class Base(NamedTuple):
+    """Log constants per group [G] and the group of every sample [n]."""
+
+    groups: tuple[tuple[int, str], ...]
+    """Stack index and kind of each group."""
+    index: np.ndarray
+    log_fixed_s: Float64[np.ndarray, "G"]
+    log_compute: Float64[np.ndarray, "G"]
+    log_memory: Float64[np.ndarray, "G"]
+    log_floor_s: Float64[np.ndarray, "G"]
+
+
+def fit_base(samples: Samples, seed: int = 0) -> Base:
+    """Constants of every (stack, kind) with at least one sample.
+
+    Each fit minimises soft-L1 log residuals over fixed time, compute and memory efficiency (and,
+    for eager sources, the launch floor), drawn to typical values where data are few.
+    """
+    rng = np.random.default_rng(seed)
+    groups, index = _group(samples)
+    constants = np.zeros((len(groups), 4))
+    for g, (stack, _) in enumerate(groups):
+        rows = np.flatnonzero(index == g)
+        if len(rows) > _MOST_ROWS:
+            rows = rng.choice(rows, _MOST_ROWS, replace=False)
+        constants[g] = _fit_group(samples.take(rows), samples.stacks[stack].eager)
+    return Base(groups, index, *constants.T)
+
+
+def _group(samples: Samples) -> tuple[tuple[tuple[int, str], ...], np.ndarray]:
+    kinds = np.unique(samples.rows.kind.astype(str))
+    code = np.searchsorted(kinds, samples.rows.kind.astype(str))
+    joint = samples.stack * len(kinds) + code
+    unique, index = np.unique(joint, return_inverse=True)
+    return tuple((int(u // len(kinds)), str(kinds[u % len(kinds)])) for u in unique), index
+
+
+def _fit_group(samples: Samples, eager: bool) -> np.ndarray:
+    from scipy.optimize import least_squares
+
+    machine = machine_of([s.figures for s in samples.stacks], samples.stack, samples.dtypes)
+    shape = shape_with_flags(samples.rows)
+    physics = PHYSICS[samples.rows.family](np, shape, machine)
+    compute, memory = physics.quantised_flops / machine.peak, physics.bytes / machine.bandwidth
+    target = np.log(samples.time_s)
+    lowest = float(np.quantile(target, 0.02))
+    fixed = np.log(3e-6) if eager else min(np.log(5e-6), lowest - 0.1)
+    prior = np.array([fixed, np.log(0.6), np.log(0.75), lowest - 0.05])
+    spread = np.array([0.1 if eager else 1.0, 1.0, 0.7, 0.3])
+    free = 4 if eager else 3
+
+    def residuals(p: Sequence[float]) -> np.ndarray:
+        kernel = np.exp(p[0]) + power_join(np, compute * np.exp(-p[1]), memory * np.exp(-p[2]), JOINT_POWER)
+        log_time = np.log(kernel)
+        if eager:
+            log_time = np.logaddexp(FLOOR_POWER * log_time, FLOOR_POWER * p[3]) / FLOOR_POWER
+        pull = (np.asarray(p) - prior[:free]) / spread[:free]
+        return np.concatenate([log_time - target, np.sqrt(_PRIOR_WEIGHT) * 0.3 * pull])
+
+    fit = least_squares(residuals, prior[:free], loss="soft_l1", f_scale=0.2, max_nfev=60)
+    result = np.append(fit.x, NO_FLOOR) if not eager else fit.x
+    return result
+
+
+def roofline_log_time(samples: Samples) -> Float64[np.ndarray, "n"]:
+    """Log seconds of the plain roofline max(FLOPs / peak, bytes / bandwidth): the first baseline."""
+    machine = machine_of([s.figures for s in samples.stacks], samples.stack, samples.dtypes)
+    physics = PHYSICS[samples.rows.family](np, shape_with_flags(samples.rows), machine)
+    return np.log(np.maximum(physics.flops / machine.peak, physics.bytes / machine.bandwidth))

@@ -1,0 +1,197 @@
+"""Errors on what training never saw: shapes, large shapes and whole devices kept out."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Float64
+
+from perfmodel.learn._base import fit_base
+from perfmodel.learn._errors import absolute_percent as absolute_percent
+from perfmodel.learn._errors import summary
+from perfmodel.learn._inputs import machine_of, shape_with_flags
+from perfmodel.learn._intervals import Intervals, Quantiles, bucketed, conformal, in_range_intervals
+from perfmodel.learn._kinds import KindCode
+from perfmodel.learn._machine import similarity
+from perfmodel.learn._parameters import Parameters
+from perfmodel.learn._physics import PHYSICS
+from perfmodel.learn._plan import NEAR_SIMILARITY
+from perfmodel.learn._recipe import Recipe
+from perfmodel.learn._regressor import Query, Regressor
+from perfmodel.learn._tables import Samples, split
+from perfmodel.learn._train import Report, train
+
+FEWEST_OF_DEVICE: Final = 200
+"""Samples from which a device is worth leaving out."""
+LARGE_SHARE: Final = 0.10
+"""Share of a stack's largest kernels (by FLOPs) that the large-left-out refit does not see."""
+_TYPICAL: Final = {"near": 0.2, "far": 0.5, "beyond": 0.2}
+"""Half-widths (log) used where a family has too few devices or sizes to measure them."""
+
+Staged = Callable[[str], Report | None]
+Checkpoint = Callable[[str], Path | None]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What was learned about errors."""
+
+    intervals: Intervals
+    record: dict[str, Any]
+    best_steps: int | None
+
+
+def evaluate(
+    samples: Samples, recipe: Recipe, code: KindCode, *, seed: int, checkpoint: Checkpoint, report: Staged,
+    devices: int = 8,
+) -> Evaluation:  # fmt: skip
+    """Train with parts kept out; intervals and the figures of the model card."""
+    fit_on, check_on, test = split(samples, recipe.holdout)
+    if len(fit_on) < 10 or len(test) < 5:
+        fit_on, check_on, test = np.arange(len(samples)), np.zeros(0, np.int64), np.arange(len(samples))
+    shapes = fit_part(samples, fit_on, check_on, recipe, code, seed, report("shapes out"), checkpoint("shapes"))
+    error, log_time = log_errors(shapes, samples, test)
+    labels = group_labels(samples)[test]
+    groups, family = in_range_intervals(error, log_time, labels)
+    record: dict[str, Any] = {"in_range": summary(samples, test, error)}
+    inside = Intervals(groups, family, family, family, family)
+    record["in_range"]["coverage_90"] = round(cross_coverage(error, log_time, labels, samples.shape_key[test]), 4)
+    beyond, record["large_left_out"] = _large(samples, recipe, code, seed, report, checkpoint)
+    near, far, record["device_left_out"] = _devices(samples, recipe, code, seed, report, checkpoint, devices)
+    intervals = replace(inside, near=near, far=far, beyond=beyond)
+    return Evaluation(intervals, record, None)
+
+
+def fit_part(
+    samples: Samples, fit_on: np.ndarray, check_on: np.ndarray, recipe: Recipe, code: KindCode, seed: int,
+    report: Report | None, checkpoint: Path | None, steps: int | None = None,
+) -> Regressor:  # fmt: skip
+    """A regressor that has seen only `fit_on` (and stopped by `check_on`)."""
+    seen = np.concatenate([fit_on, check_on]).astype(np.int64)
+    part = samples.take(seen)
+    kinds: list[dict[str, int]] = [{} for _ in samples.stacks]
+    for stack, kind in zip(part.stack, part.rows.kind, strict=True):
+        kinds[stack][kind] = kinds[stack].get(kind, 0) + 1
+    stacks = tuple(replace(s, kinds=k) for s, k in zip(samples.stacks, kinds, strict=True))
+    base = fit_base(part, seed)
+    params = train(
+        part, base, code, recipe, fit_on=np.arange(len(fit_on)), check_on=np.arange(len(fit_on), len(seen)),
+        steps=steps, seed=seed, report=report, checkpoint=checkpoint,
+    )  # fmt: skip
+    return bare_regressor(recipe, code, stacks, base.groups, params)
+
+
+def bare_regressor(recipe: Recipe, code: KindCode, stacks: tuple, groups: tuple, params: Parameters) -> Regressor:
+    """A regressor without intervals or record, for measuring errors."""
+    zero = Quantiles((), (0.0,), (0.0,))
+    none = Intervals({}, zero, zero, zero, zero)
+    return Regressor(
+        recipe.name, recipe.family, recipe.dtypes, params, stacks, groups, code, none, np.zeros(0, np.uint32), {}
+    )
+
+
+def log_errors(regressor: Regressor, samples: Samples, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """log(true / predicted) and predicted log seconds of the samples at `index`."""
+    error, log_time = np.zeros(len(index)), np.zeros(len(index))
+    queries = tuple(Query(s.figures, s.source, s.software) for s in samples.stacks)
+    for start in range(0, len(index), 50_000):
+        part = index[start : start + 50_000]
+        predicted = regressor.predict(samples.rows.take(part), queries, samples.stack[part], host_launch=True)
+        error[start : start + 50_000] = np.log(samples.time_s[part]) - predicted.log_time
+        log_time[start : start + 50_000] = predicted.log_time
+    return error, log_time
+
+
+def group_labels(samples: Samples) -> np.ndarray:
+    """`device|source|software|kind` of every sample."""
+    stacks = np.array([s.key for s in samples.stacks], object)[samples.stack]
+    return stacks + "|" + samples.rows.kind
+
+
+def cross_coverage(error: np.ndarray, log_time: np.ndarray, labels: np.ndarray, keys: np.ndarray) -> float:
+    """Share inside intervals calibrated on the other half of the kept-out shapes."""
+    half = (keys // np.uint64(7)) % np.uint64(2) == 0
+    covered = np.zeros(len(error), bool)
+    for side in (half, ~half):
+        if not side.any() or side.all():
+            return float("nan")
+        groups, family = in_range_intervals(error[side], log_time[side], labels[side])
+        rest = ~side
+        for label in set(labels[rest]):
+            mine = rest & (labels == label)
+            low, high = groups.get(label, family).at(log_time[mine])
+            covered[mine] = (error[mine] >= low) & (error[mine] <= high)
+    return float(covered.mean())
+
+
+def flops_of(samples: Samples) -> Float64[np.ndarray, "n"]:
+    """FLOPs of every sample: its size."""
+    machine = machine_of([s.figures for s in samples.stacks], samples.stack, samples.dtypes)
+    return PHYSICS[samples.rows.family](np, shape_with_flags(samples.rows), machine).flops
+
+
+def _large(
+    samples: Samples, recipe: Recipe, code: KindCode, seed: int, report: Staged, checkpoint: Checkpoint
+) -> tuple[Quantiles, dict[str, Any]]:
+    size = flops_of(samples)
+    large = np.zeros(len(samples), bool)
+    labels = group_labels(samples)
+    for label in set(labels):
+        mine = labels == label
+        if mine.sum() >= FEWEST_OF_DEVICE:
+            large |= mine & (size > np.quantile(size[mine], 1.0 - LARGE_SHARE))
+    if large.sum() < 50:
+        return _typical("beyond"), {"n": 0}
+    regressor = fit_part(
+        samples, np.flatnonzero(~large), np.zeros(0, np.int64), recipe, code, seed,
+        report("large out"), checkpoint("large"), recipe.device_steps,
+    )  # fmt: skip
+    index = np.flatnonzero(large)
+    error, log_time = log_errors(regressor, samples, index)
+    return bucketed(error, log_time), summary(samples, index, error)
+
+
+def _devices(
+    samples: Samples, recipe: Recipe, code: KindCode, seed: int, report: Staged, checkpoint: Checkpoint, most: int
+) -> tuple[Quantiles, Quantiles, dict[str, Any]]:
+    names = np.array([s.figures.name for s in samples.stacks], object)[samples.stack]
+    counts = {d: int((names == d).sum()) for d in set(names.tolist())}
+    chosen = sorted((d for d in counts if counts[d] >= FEWEST_OF_DEVICE), key=lambda d: (-counts[d], d))[:most]
+    errors: dict[str, list[np.ndarray]] = {"near": [], "far": []}
+    record: dict[str, Any] = {}
+    if len(counts) < 2:
+        return _typical("near"), _typical("far"), record
+    for device in chosen:
+        left_out = names == device
+        regressor = fit_part(
+            samples, np.flatnonzero(~left_out), np.zeros(0, np.int64), recipe, code, seed,
+            report(f"{device} out"), checkpoint(f"without-{device}"), recipe.device_steps,
+        )  # fmt: skip
+        rng = np.random.default_rng(seed)
+        index = np.flatnonzero(left_out)
+        index = np.sort(rng.choice(index, min(len(index), 20_000), replace=False))
+        error, _ = log_errors(regressor, samples, index)
+        relation = _relation(samples, device)
+        errors[relation].append(error)
+        record[device] = {"relation": relation, **summary(samples, index, error)}
+    return _pooled(errors["near"], "near"), _pooled(errors["far"], "far"), record
+
+
+def _relation(samples: Samples, device: str) -> str:
+    mine = next(s.figures for s in samples.stacks if s.figures.name == device)
+    dtype = str(samples.dtypes[0])
+    best = max(similarity(mine, s.figures, dtype) for s in samples.stacks if s.figures.name != device)
+    return "near" if best >= NEAR_SIMILARITY else "far"
+
+
+def _pooled(errors: list[np.ndarray], relation: str) -> Quantiles:
+    if not errors:
+        return _typical(relation)
+    low, high = conformal(np.concatenate(errors))
+    return Quantiles((), (low,), (high,))
+
+
+def _typical(relation: str) -> Quantiles:
+    return Quantiles((), (-_TYPICAL[relation],), (_TYPICAL[relation],))

@@ -1,0 +1,56 @@
+"""The trainable part as a Flax module; its arrays become the `Parameters` used everywhere else."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from perfmodel.learn._parameters import Parameters, residual
+from perfmodel.learn._physics import AXES
+from perfmodel.learn._recipe import Recipe
+
+
+class Residual(nnx.Module):
+    """Three hidden layers over features, a stack embedding and per-stack tables along shape axes."""
+
+    def __init__(self, family: str, features: int, stacks: int, recipe: Recipe, *, rngs: nnx.Rngs) -> None:
+        axes = AXES[family]
+        inputs = features + recipe.stack_size + recipe.table_size * len(axes)
+        first, second, third = recipe.hidden
+        self.first = nnx.Linear(inputs, first, rngs=rngs)
+        self.second = nnx.Linear(first, second, rngs=rngs)
+        self.third = nnx.Linear(second, third, rngs=rngs)
+        self.out = nnx.Linear(third, 1, kernel_init=nnx.initializers.normal(0.01), rngs=rngs)
+        self.stacks = nnx.Param(0.3 * rngs.params.normal((stacks, recipe.stack_size)))
+        for index, (_, low, high, per) in enumerate(axes):
+            nodes = int((high - low) * per) + 2
+            table = 0.02 * rngs.params.normal((stacks, nodes, recipe.table_size))
+            setattr(self, f"table_{index}", nnx.Param(table))
+
+    def arrays(self, frozen: Parameters) -> Parameters:
+        """`frozen` with this module's weights in place."""
+        layers = (self.first, self.second, self.third, self.out)
+        count = len(frozen.tables)
+        return frozen._replace(
+            kernels=tuple(layer.kernel[...] for layer in layers),
+            biases=tuple(layer.bias[...] for layer in layers),
+            stack_embedding=self.stacks[...],
+            tables=tuple(getattr(self, f"table_{i}")[...] for i in range(count)),
+        )
+
+    def __call__(self, family: str, frozen: Parameters, z: Any, positions: Any, stack: Any) -> Any:
+        """Residual [n] of standardised features [n, F]."""
+        return residual(jnp, family, self.arrays(frozen), z, positions, stack)
+
+
+def to_numpy(params: Parameters) -> Parameters:
+    """Parameters with NumPy arrays throughout (float32 weights, float64 base constants)."""
+    weights = {
+        "kernels": tuple(np.asarray(k, np.float32) for k in params.kernels),
+        "biases": tuple(np.asarray(b, np.float32) for b in params.biases),
+        "stack_embedding": np.asarray(params.stack_embedding, np.float32),
+        "tables": tuple(np.asarray(t, np.float32) for t in params.tables),
+    }
+    rest = {k: np.asarray(v) for k, v in params._asdict().items() if k not in weights}
+    return Parameters(**rest, **weights)

@@ -1,0 +1,91 @@
+"""Recipes: how one regressor is trained, read from TOML."""
+
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from perfmodel.errors import CalibrationError, UnknownNameError
+from perfmodel.learn._rows import FAMILIES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Settings of one regressor."""
+
+    name: str
+    """Name of the weights file."""
+    family: str
+    dtypes: tuple[str, ...] = ()
+    """Dtype classes that this regressor serves; empty for all."""
+    hidden: tuple[int, int, int] = (192, 192, 64)
+    stack_size: int = 12
+    """Width of the stack embedding."""
+    table_size: int = 8
+    """Width of the tables along shape axes."""
+    steps: int = 20_000
+    batch: int = 2048
+    learning_rate: float = 3e-3
+    weight_decay: float = 1e-4
+    rows_per_stack: int = 30_000
+    """Sampling weight of a stack saturates at this many rows."""
+    patience: int = 16
+    """Checks of the held-out error without gain before training stops."""
+    device_steps: int = 4_000
+    """Steps of each refit in which one device is left out."""
+    holdout: float = 0.15
+    """Share of shapes kept out to measure errors and intervals."""
+
+    def __post_init__(self) -> None:
+        if self.family not in FAMILIES:
+            raise UnknownNameError("op family", self.family, FAMILIES)
+        if self.steps < 1 or self.batch < 1 or not 0 < self.holdout < 1 or len(self.hidden) != 3:
+            raise CalibrationError(
+                f"recipe {self.name}: steps and batch must be positive, holdout between 0 and 1, "
+                "hidden three layer widths"
+            )
+
+
+def read_recipe(path: Path | str) -> Recipe:
+    """Read one recipe.
+
+    Raises:
+        CalibrationError: for a file that is not TOML, lacks `name` or `family`, or has unknown keys.
+    """
+    path = Path(path)
+    try:
+        values = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise CalibrationError(f"{path}: not a readable recipe ({error})") from None
+    known = {f.name for f in fields(Recipe)}
+    if unknown := set(values) - known:
+        raise CalibrationError(f"{path}: unknown keys {sorted(unknown)}; a recipe has {sorted(known)}")
+    if missing := {"name", "family"} - set(values):
+        raise CalibrationError(f"{path}: {sorted(missing)} missing")
+    lists = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    return Recipe(**lists)
+
+
+def default_recipes() -> tuple[Recipe, ...]:
+    """The recipes of the shipped weights, shrunk in time and size to what each family's data needs."""
+    return (
+        Recipe(name="gemm_half", family="gemm", dtypes=("half",), steps=40_000),
+        Recipe(name="gemm_fp32", family="gemm", dtypes=("fp32", "tf32", "fp64"), steps=16_000),
+        Recipe(name="gemm_fp8", family="gemm", dtypes=("fp8", "int8"), steps=16_000),
+        Recipe(name="attention", family="attention", steps=24_000),
+        Recipe(name="memory", family="memory", steps=20_000, hidden=(128, 128, 64)),
+        Recipe(name="moe", family="moe", steps=16_000),
+        Recipe(name="conv", family="conv", steps=10_000, batch=1024, hidden=(128, 128, 64)),
+        Recipe(name="embedding", family="embedding", steps=6_000, batch=1024, hidden=(64, 64, 32)),
+        Recipe(name="optimizer", family="optimizer", steps=2_000, batch=256, hidden=(16, 16, 16), stack_size=2,
+               table_size=2),
+    )  # fmt: skip
+
+
+def small_recipe(family: str, rows: int) -> Recipe:
+    """A recipe for a user's table: width and steps grow with the number of rows."""
+    width = 16 if rows < 500 else 64 if rows < 20_000 else 128
+    steps = 600 if rows < 500 else 3_000 if rows < 20_000 else 10_000
+    return Recipe(
+        name=family, family=family, hidden=(width, width, width // 2), stack_size=4, table_size=4, steps=steps,
+        batch=min(1024, max(32, rows // 2)), device_steps=max(200, steps // 4), holdout=0.2,
+    )  # fmt: skip

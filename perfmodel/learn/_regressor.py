@@ -1,0 +1,170 @@
+"""A fitted regressor of one op family: parameters, what it was fitted on, and predictions."""
+
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from perfmodel.learn._inputs import factorise, machine_of, shape_with_flags
+from perfmodel.learn._intervals import Intervals
+from perfmodel.learn._kinds import KindCode, stand_in
+from perfmodel.learn._machine import Figures, similarity
+from perfmodel.learn._parameters import Inputs, Parameters, predict_log_time
+from perfmodel.learn._physics import PHYSICS
+from perfmodel.learn._plan import Plan, make_plan
+from perfmodel.learn._rows import Rows
+from perfmodel.learn._stack import Stack
+
+PROVENANCE: Final = ("measured", "learned", "extrapolated", "analytical")
+"""Order of trust; codes of `Prediction.provenance` index into it."""
+
+_CELL: Final = 2.0
+"""Side of a cell of measured shapes, in doublings."""
+
+
+class Query(NamedTuple):
+    """What rows are asked for: a device, and optionally whose software."""
+
+    figures: Figures
+    source: str | None = None
+    software: str | None = None
+
+
+class Prediction(NamedTuple):
+    """Log seconds [n] with 90 % bounds and provenance codes."""
+
+    log_time: Float64[np.ndarray, "n"]
+    log_low: Float64[np.ndarray, "n"]
+    log_high: Float64[np.ndarray, "n"]
+    provenance: Int64[np.ndarray, "n"]
+
+
+@dataclass(frozen=True)
+class Regressor:
+    """Predicts one family (or some of its dtypes). Immutable but for a cache of plans."""
+
+    name: str
+    family: str
+    dtypes: tuple[str, ...]
+    """Dtype classes served; empty for all."""
+    params: Parameters
+    stacks: tuple[Stack, ...]
+    groups: tuple[tuple[int, str], ...]
+    """Stack index and kind of every group of base constants."""
+    code: KindCode
+    intervals: Intervals
+    cells: np.ndarray
+    """Sorted uint32 hashes of the coarse cells in which shapes were measured."""
+    record: dict[str, Any]
+    """Where it came from: tables and hashes, rows by source, seed, split, errors."""
+    _plans: dict[tuple, Plan] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Every kind that some stack has."""
+        return tuple(sorted({kind for _, kind in self.groups}))
+
+    def closeness(self, figures: Figures, dtype: str) -> float:
+        """How near the measured devices are to one: 2 if it is among them, -1 if the dtype is not served."""
+        if self.dtypes and dtype not in self.dtypes:
+            return -1.0
+        return max(
+            2.0 if s.figures.name == figures.name else similarity(figures, s.figures, dtype) for s in self.stacks
+        )
+
+    def predict(
+        self, rows: Rows, queries: tuple[Query, ...], query: Int64[np.ndarray, "n"], *, host_launch: bool = False
+    ) -> Prediction:
+        """Times of `rows`, row `i` on `queries[query[i]]`.
+
+        Args:
+            host_launch: add the launch floor that eager measurements contain.
+        """
+        n = len(rows)
+        kind_code, kinds = factorise(rows.kind)
+        joint = query * len(kinds) + kind_code
+        combos, combo_of = np.unique(joint, return_inverse=True)
+        plans = [self._plan(queries[c // len(kinds)], kinds[c % len(kinds)]) for c in combos]
+        order = np.argsort(combo_of, kind="stable")
+        bounds = np.searchsorted(combo_of[order], np.arange(len(combos) + 1))
+        row, terms, term_of = [], [], []
+        for c, plan in enumerate(plans):
+            mine = order[bounds[c] : bounds[c + 1]]
+            for term in plan.terms:
+                row.append(mine)
+                term_of.append(np.full(len(mine), len(terms)))
+                terms.append(term)
+        rows_at, term_at = np.concatenate(row), np.concatenate(term_of)
+        log_term, positions = self._evaluate(rows, rows_at, terms, term_at, host_launch)
+        coefficient = np.array([t.coefficient for t in terms])[term_at]
+        log_time = np.bincount(rows_at, coefficient * log_term, minlength=n)
+        first = np.zeros(n, np.int64)
+        first[rows_at[::-1]] = np.arange(len(rows_at))[::-1]
+        return self._with_bounds(log_time, plans, combo_of, terms, term_at[first], positions[first])
+
+    def _plan(self, query: Query, kind: str) -> Plan:
+        key = (query.figures.name, query.figures.bandwidth, query.source, query.software, kind)
+        if key not in self._plans:
+            known = stand_in(kind, self.kinds)
+            plan = make_plan(self.stacks, query.figures, known, query.source, query.software)
+            assert plan is not None  # `known` belongs to some stack
+            self._plans[key] = plan
+        return self._plans[key]
+
+    def _evaluate(
+        self, rows: Rows, rows_at: np.ndarray, terms: list, term_at: np.ndarray, host_launch: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        group_of = {g: i for i, g in enumerate(self.groups)}
+        kinds = np.array([t.kind for t in terms], object)
+        group = np.array([group_of[(t.stack, t.kind)] for t in terms])
+        stack = np.array([t.stack for t in terms])
+        taken = rows.take(rows_at)
+        taken = Rows(taken.family, taken.shape, kinds[term_at])
+        dtypes = np.array([k.partition("/")[0] for k in kinds], object)
+        shape = shape_with_flags(taken)
+        machine = machine_of([t.figures for t in terms], term_at, dtypes[term_at])
+        codes = np.stack([self.code.one_hot(k) for k in kinds])
+        inputs = Inputs(shape, machine, codes[term_at], stack[term_at], group[term_at])
+        log_time = predict_log_time(self.params, inputs, family=self.family, host_launch=host_launch)
+        axes = PHYSICS[self.family](np, shape, machine).axes
+        positions = np.stack([np.broadcast_to(a, log_time.shape) for a in axes], axis=1)
+        return np.asarray(log_time, np.float64), positions
+
+    def _with_bounds(
+        self, log_time: np.ndarray, plans: list[Plan], combo_of: np.ndarray, terms: list, term: np.ndarray,
+        positions: np.ndarray,
+    ) -> Prediction:  # fmt: skip
+        n = len(log_time)
+        modes = np.array([p.mode for p in plans])[combo_of]
+        stack = np.array([t.stack for t in terms])[term]
+        labels = np.array([f"{self.stacks[t.stack].key}|{t.kind}" for t in terms], object)[term]
+        inside = np.all(positions >= self.params.table_low[stack] - 1e-6, axis=1)
+        inside &= np.all(positions <= self.params.table_high[stack] + 1e-6, axis=1)
+        near_measured = np.isin(cell_hash(labels, positions), self.cells)
+        direct = modes == "direct"
+        provenance = np.where(direct & inside, np.where(near_measured, 0, 1), 2)
+        low, high = np.zeros(n), np.zeros(n)
+        in_range = direct & inside
+        for label in set(labels[in_range]):
+            mine = in_range & (labels == label)
+            low[mine], high[mine] = self.intervals.groups.get(label, self.intervals.family).at(log_time[mine])
+        for mask, quantiles in (
+            (direct & ~inside, self.intervals.beyond),
+            ((modes == "ratio") | (modes == "near"), self.intervals.near),
+            (modes == "far", self.intervals.far),
+        ):
+            if mask.any():
+                low[mask], high[mask] = quantiles.at(log_time[mask])
+        return Prediction(log_time, log_time + low, log_time + high, provenance)
+
+
+def cell_hash(labels: np.ndarray, positions: Float64[np.ndarray, "n A"]) -> np.ndarray:
+    """uint32 hash of a stack-and-kind label and the coarse cell that a shape lies in."""
+    import zlib
+
+    codes, names = factorise(labels)
+    value = np.array([zlib.crc32(name.encode()) for name in names], np.uint64)[codes]
+    for axis in np.floor(positions / _CELL).astype(np.int64).T:
+        value = (value * np.uint64(1_000_003) + (axis + 64).astype(np.uint64)) & np.uint64(0xFFFFFFFF)
+    return value.astype(np.uint32)

@@ -1,0 +1,122 @@
+"""Gantt chart of a step: one row per pipeline rank, as in the papers' schedule figures."""
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from perfmodel.io import write_bytes
+from perfmodel.predict import Prediction
+from perfmodel.program import Kind, Stream
+from perfmodel.viz._events import LABELS, Slices, slices
+from perfmodel.viz._trace import _timeline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colour-blind safe palette; one colour per kind of event in every picture
+COLOURS = {
+    Kind.FORWARD: "#56B4E9",
+    Kind.BACKWARD: "#009E73",
+    Kind.BACKWARD_INPUT: "#009E73",
+    Kind.BACKWARD_WEIGHT: "#F0E442",
+    Kind.SEND_FORWARD: "#999999",
+    Kind.SEND_BACKWARD: "#999999",
+    Kind.GRAD_REDUCE: "#D55E00",
+    Kind.PARAM_GATHER: "#CC79A7",
+    Kind.PARAM_GATHER_BACKWARD: "#CC79A7",
+    Kind.EMBEDDING_REDUCE: "#E69F00",
+    Kind.OPTIMIZER: "#0072B2",
+}
+_DRAWN_STREAMS = (Stream.COMPUTE, Stream.DATA_COMM)
+_LANE = {Stream.COMPUTE: (0.0, 0.62), Stream.DATA_COMM: (0.66, 0.22)}
+"""Top and height of each stream inside a rank's row."""
+
+
+def gantt(prediction: Prediction) -> "Figure":
+    """The whole step above, its first part enlarged below (with micro-batch numbers where they fit)."""
+    from matplotlib.figure import Figure
+
+    timeline = _timeline(prediction)
+    drawn = slices(timeline)
+    ranks, step_s = timeline.structure.devices, prediction.step_time_s
+    zoom_s = _zoom(drawn, ranks, step_s)
+    height = 0.6 + 0.22 * min(ranks, 40) + 0.4
+    panels = 2 if zoom_s < 0.7 * step_s else 1
+    figure = Figure(figsize=(10, height * panels + 0.9), layout="constrained", dpi=150)
+    axes = figure.subplots(panels, 1, squeeze=False)[:, 0]
+    for axis, (lo, hi) in zip(axes, ((0.0, step_s), (0.0, zoom_s)), strict=False):
+        _panel(axis, drawn, ranks, lo, hi)
+    if panels == 2:
+        axes[1].set_title(f"first {zoom_s:.3g} s", loc="left", fontsize=9)
+    axes[-1].set_xlabel("time in s")
+    figure.suptitle(
+        f"{prediction.model} on {prediction.devices} x {prediction.cluster}, {prediction.layout}\n"
+        f"step {step_s:.3f} s, bubble {prediction.bubble_fraction:.1%}, MFU {prediction.mfu:.1%}; "
+        "outlined: critical path",
+        fontsize=9,
+    )
+    _legend(figure, drawn)
+    return figure
+
+
+def write_gantt(prediction: Prediction, path: Path | str) -> None:
+    """Write the Gantt chart as PNG."""
+    buffer = io.BytesIO()
+    gantt(prediction).savefig(buffer, format="png")
+    write_bytes(path, buffer.getvalue())
+
+
+def _zoom(drawn: Slices, ranks: int, step_s: float) -> float:
+    """Long enough for the warm-up and a few micro-batches of steady state."""
+    compute = drawn.stream == Stream.COMPUTE
+    longest = float(np.median(drawn.duration_s[compute])) if compute.any() else step_s
+    return min(step_s, longest * (3 * ranks + 12))
+
+
+def _panel(axis: "Axes", drawn: Slices, ranks: int, lo_s: float, hi_s: float) -> None:
+    from matplotlib.collections import PolyCollection
+
+    span_s = hi_s - lo_s
+    boxes: list[Any] = []
+    faces: list[str] = []
+    edges: list[str] = []
+    for start, duration, device, stream, kind, _, micro_batch, critical in drawn:
+        if stream not in _DRAWN_STREAMS or start > hi_s or start + duration < lo_s:
+            continue
+        top, height = _LANE[Stream(stream)]
+        y0, y1 = device + top, device + top + height
+        x1 = start + duration
+        boxes.append([(start, y0), (x1, y0), (x1, y1), (start, y1)])
+        faces.append(COLOURS[Kind(kind)])
+        edges.append("#000000" if critical else "#ffffff")
+        if micro_batch >= 0 and stream == Stream.COMPUTE and duration / span_s > 0.011 and x1 <= hi_s:
+            axis.text((start + x1) / 2, (y0 + y1) / 2, str(micro_batch), ha="center", va="center", fontsize=6)
+    many = len(boxes) > 4000
+    axis.add_collection(
+        PolyCollection(boxes, facecolors=faces, edgecolors=faces if many else edges, linewidths=0.0 if many else 0.5)
+    )
+    axis.set_xlim(lo_s, hi_s)
+    axis.set_ylim(ranks, 0)
+    step = max(1, ranks // 16)
+    axis.set_yticks([d + 0.45 for d in range(0, ranks, step)], [str(d) for d in range(0, ranks, step)], fontsize=7)
+    axis.set_ylabel("pipeline rank", fontsize=8)
+    axis.tick_params(axis="x", labelsize=8)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+
+
+def _legend(figure: "Figure", drawn: Slices) -> None:
+    from matplotlib.patches import Patch
+
+    shown = [Kind(k) for k in np.unique(drawn.kind[np.isin(drawn.stream, _DRAWN_STREAMS)]).tolist()]
+    patches = [Patch(color=COLOURS[kind], label=LABELS[kind]) for kind in shown]
+    figure.legend(
+        handles=patches,
+        loc="outside lower center",
+        ncols=min(6, max(1, len(patches))),
+        fontsize=8,
+        frameon=False,
+    )

@@ -1,0 +1,190 @@
+"""The mixture-of-experts half of a layer, with tokens spread evenly over experts.
+
+Dispatch and combine follow Megatron-LM's all-to-all dispatcher: each token travels once per chosen
+expert over the expert-parallel ranks; with tensor-parallel experts and sequence parallelism the
+dispatched tokens are then gathered over the tensor-parallel ranks, and reduced back after.
+"""
+
+from dataclasses import dataclass, replace
+
+from perfmodel.errors import LayoutError
+from perfmodel.spec import Embedding, Experts, Gemm, KernelOp, MoE, Transformer
+from perfmodel.units import dtype_bytes
+from perfmodel.workload._block import Comm
+from perfmodel.workload._linear import column_linear, linear, row_linear
+from perfmodel.workload._local import Local
+from perfmodel.workload._piece import Piece, pointwise
+from perfmodel.workload._pointwise import activation, norm, residual
+
+
+def expert_feed_forward(model: Transformer, local: Local, experts: Experts) -> list[Piece]:
+    """Norm, router, dispatch, routed experts, combine, shared experts, residual.
+
+    Raises:
+        LayoutError: if experts or their sizes do not divide, or tensor parallelism is combined with
+            expert parallelism without sequence parallelism (which would send every token tp times).
+    """
+    routing = _routing(model, local, experts)
+    router = replace(local.precision, dtype=local.precision.act_dtype)
+    rows = routing.rows
+    pieces = [
+        norm(model, local),
+        linear(router, rows, experts.count, local.hidden),
+        pointwise(router, [("softmax", 1)], rows, experts.count, saved_bytes=4.0 * rows * experts.count),
+        _dispatch(local, routing),
+        _experts(model, local, experts, routing),
+        _combine(local, routing),
+    ]
+    if inner := experts.shared_ffn_hidden // local.tp:
+        width = inner * (2 if model.gated_ffn else 1)
+        pieces += [
+            column_linear(local, width, local.hidden, bias=model.bias, kept_input=False),
+            activation(model, local, local.tokens, inner),
+            row_linear(local, local.hidden, inner, bias=model.bias),
+        ]
+    return [*pieces, residual(model, local)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Routing:
+    """Token counts on one device."""
+
+    rows: int
+    """Tokens that this device routes."""
+    sent: int
+    """Token copies it sends: one per chosen expert."""
+    processed: int
+    """Token copies that reach its experts (all ranks send equally many)."""
+    local_experts: int
+    inner: int
+    """Inner size of an expert's shard."""
+    gathered: bool
+    """Dispatched tokens are gathered over tensor-parallel ranks."""
+
+    @property
+    def active_experts(self) -> int:
+        return max(1, min(self.local_experts, self.processed))
+
+    @property
+    def rows_per_expert(self) -> int:
+        return -(-self.processed // self.active_experts)
+
+
+def _routing(model: Transformer, local: Local, experts: Experts) -> _Routing:
+    shard = local.shard
+    tp, ep, etp = shard.tp, shard.ep, shard.expert_tp
+    for what, value, by, degree in (
+        ("experts", experts.count, "ep", ep),
+        ("expert ffn_hidden", experts.ffn_hidden, "tp inside experts", etp),
+        ("shared expert ffn_hidden", experts.shared_ffn_hidden, "tp", tp),
+    ):
+        if value % degree:
+            raise LayoutError(f"{model.name}: {what} {value} is not divisible by {by}={degree}")
+    if tp > 1 and (ep > 1 or etp == 1) and not local.sequence_parallel:
+        raise LayoutError(
+            f"{model.name}: experts over ep={ep} with tp={tp} need sequence_parallel=true, or every "
+            "tensor-parallel rank would send the same tokens"
+        )
+    rows = local.norm_tokens
+    gathered = etp > 1 and local.sequence_parallel
+    return _Routing(
+        rows=rows,
+        sent=rows * experts.topk,
+        processed=rows * experts.topk * (etp if gathered else 1),
+        local_experts=experts.count // ep,
+        inner=experts.ffn_hidden // etp,
+        gathered=gathered,
+    )
+
+
+def _dispatch(local: Local, routing: _Routing) -> Piece:
+    """Gather rows into expert order and send them; backward sums the copies' gradients."""
+    forward, backward = _exchange(local, routing)
+    gather = _gather(local, routing)
+    return Piece(forward=(gather,), backward_input=(replace(gather, pass_="bwd"),), forward_comm=forward,
+                 backward_comm=backward)  # fmt: skip
+
+
+def _combine(local: Local, routing: _Routing) -> Piece:
+    """Return the experts' outputs and add each token's copies, weighted by the router, in place.
+
+    Keeps the outputs, of which the router's gradient is made.
+    """
+    backward, forward = _exchange(local, routing)
+    if local.tp > 1 and not local.sequence_parallel:
+        forward = (Comm(collective="all_reduce", bytes=local.hidden_bytes, group="tp"),)
+        backward = (Comm(collective="all_reduce", bytes=local.hidden_bytes, group="tp"),)
+    gather = _gather(local, routing)
+    return Piece(
+        forward=(replace(gather, pass_="bwd"),),
+        backward_input=(gather,),
+        forward_comm=forward,
+        backward_comm=backward,
+        saved_bytes=float(routing.sent) * local.hidden * local.act_bytes,
+    )
+
+
+def _gather(local: Local, routing: _Routing) -> Embedding:
+    """Copying rows of the hidden activation is a table lookup; adding them back is its gradient."""
+    return Embedding(dtype=local.precision.act_dtype, tokens=routing.sent, hidden=local.hidden,
+                     vocab=routing.rows)  # fmt: skip
+
+
+def _exchange(local: Local, routing: _Routing) -> tuple[tuple[Comm, ...], tuple[Comm, ...]]:
+    """Collectives towards the experts, and those back."""
+    row_bytes = local.hidden * local.act_bytes
+    there: tuple[Comm, ...] = ()
+    back: tuple[Comm, ...] = ()
+    if local.shard.ep > 1:
+        there = back = (Comm(collective="all_to_all", bytes=float(routing.sent * row_bytes), group="ep"),)
+    if routing.gathered:
+        n_bytes = float(routing.processed * row_bytes)
+        there = (*there, Comm(collective="all_gather", bytes=n_bytes, group="tp"))
+        back = (Comm(collective="reduce_scatter", bytes=n_bytes, group="tp"), *back)
+    return there, back
+
+
+def _experts(model: Transformer, local: Local, experts: Experts, routing: _Routing) -> Piece:
+    """Routed experts: one fused kernel forward where gated, grouped products backward.
+
+    Grouped gradient products carry the shape of their forward product, as measured tables do.
+    Keeps the dispatched tokens, and input and output of the activation.
+    """
+    shard, hidden, inner = local.shard, local.hidden, routing.inner
+    dtype = local.precision.dtype
+    wide = inner * (2 if model.gated_ffn else 1)
+
+    def grouped(n: int, k: int) -> Gemm:
+        return Gemm(op="grouped_linear", dtype=dtype, groups=routing.active_experts,
+                    m=routing.rows_per_expert, n=n, k=k)  # fmt: skip
+
+    first, second = grouped(wide, hidden), grouped(hidden, inner)
+    between = activation(model, local, routing.processed, inner)
+    forward: tuple[KernelOp, ...] = (first, *between.forward, second)
+    if model.gated_ffn:
+        forward = (
+            MoE(
+                op="moe_ffn", dtype=dtype, tokens=routing.processed * shard.ep // experts.topk, hidden=hidden,
+                inter=experts.ffn_hidden, topk=experts.topk, experts=experts.count, moe_tp=shard.expert_tp,
+                moe_ep=shard.ep,
+            ),
+        )  # fmt: skip
+    accumulate = local.precision.accumulate
+    biases = wide + hidden if model.bias else 0
+    params = routing.local_experts * (hidden * (wide + inner) + biases)
+    kept = float(routing.processed) * (hidden + inner) * dtype_bytes(dtype)
+    return Piece(
+        forward=forward,
+        backward_input=(
+            replace(second, pass_="dgrad"),
+            *between.backward_input,
+            replace(first, pass_="dgrad"),
+        ),
+        backward_weight=(
+            replace(second, pass_="wgrad", accumulate=accumulate),
+            replace(first, pass_="wgrad", accumulate=accumulate),
+        ),
+        params=params,
+        expert_params=params,
+        saved_bytes=kept + between.saved_bytes,
+    )

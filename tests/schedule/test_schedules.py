@@ -1,0 +1,158 @@
+"""Orders of the built-in schedules against the papers' descriptions, written out as lists."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
+from perfmodel.schedule import (
+    NEVER,
+    Phase,
+    Schedule,
+    check,
+    forward_part,
+    from_keys,
+    from_orders,
+    get_schedule,
+    looped_stages,
+    register,
+    require_valid,
+    schedule_names,
+)
+
+F, B = Phase.FORWARD, Phase.BACKWARD
+Order = list[tuple[Phase, int, int]]
+
+
+def listed(schedule: Schedule) -> list[Order]:
+    return [[(i.phase, i.chunk, i.micro_batch) for i in schedule.order(d)] for d in range(schedule.devices)]
+
+
+def one_forward_one_backward(forwards: Order, backwards: Order, warm_up: int) -> Order:
+    """Warm-up forwards, then one forward and one backward in turn, then the remaining backwards."""
+    warm_up = min(warm_up, len(forwards))
+    order = forwards[:warm_up]
+    for k, forward in enumerate(forwards[warm_up:]):
+        order = [*order, forward, backwards[k]]
+    return order + backwards[len(forwards) - warm_up :]
+
+
+sizes = {"p": st.integers(1, 9), "m": st.integers(1, 20), "v": st.integers(1, 4)}
+
+
+@given(**sizes)
+def test_every_schedule_does_all_work_once_without_deadlock(p: int, m: int, v: int) -> None:
+    for name in schedule_names():
+        schedule = get_schedule(name)(p, m, 1 if name == "1f1b" else v)
+        assert check(schedule) == ()
+        assert schedule.forward_only == (name == "forward")
+        assert schedule.n_instructions == schedule.n_stages * m * (1 if name == "forward" else 2)
+
+
+@given(p=st.integers(1, 9), m=st.integers(1, 20))
+def test_gpipe_and_1f1b_orders(p: int, m: int) -> None:
+    forwards, backwards = [(F, 0, i) for i in range(m)], [(B, 0, i) for i in range(m)]
+    assert listed(get_schedule("gpipe")(p, m, 1)) == [forwards + backwards] * p
+    assert listed(get_schedule("1f1b")(p, m, 1)) == [
+        one_forward_one_backward(forwards, backwards, p - 1 - d) for d in range(p)
+    ]
+
+
+@given(p=st.integers(1, 6), rounds=st.integers(1, 4), v=st.integers(2, 4))
+def test_interleaved_is_megatron_order_for_multiples_of_p(p: int, rounds: int, v: int) -> None:
+    m = p * rounds
+    groups = [range(g * p, g * p + p) for g in range(rounds)]
+    forwards = [(F, c, i) for group in groups for c in range(v) for i in group]
+    backwards = [(B, c, i) for group in groups for c in reversed(range(v)) for i in group]
+    assert listed(get_schedule("interleaved")(p, m, v)) == [
+        one_forward_one_backward(forwards, backwards, 2 * (p - 1 - d) + (v - 1) * p) for d in range(p)
+    ]
+
+
+@given(**sizes)
+def test_ragged_interleaved_is_the_padded_order_with_missing_work_struck_out(p: int, m: int, v: int) -> None:
+    padded = listed(get_schedule("interleaved")(p, -(-m // p) * p, v))
+    struck = [[work for work in order if work[2] < m] for order in padded]
+    if v > 1:
+        assert listed(get_schedule("interleaved")(p, m, v)) == struck
+
+
+def test_ragged_last_group_with_megatron_warm_up_would_deadlock() -> None:
+    """Why the order is not simply Megatron's rule applied to a shorter last group."""
+    p, m, v = 6, 7, 4
+    groups = [range(6), range(6, 7)]
+    forwards = [(F, c, i) for group in groups for c in range(v) for i in group]
+    backwards = [(B, c, i) for group in groups for c in reversed(range(v)) for i in group]
+    orders = [one_forward_one_backward(forwards, backwards, 2 * (p - 1 - d) + (v - 1) * p) for d in range(p)]
+    naive = from_orders("naive", looped_stages(p, v), m, orders)
+    assert {problem.kind for problem in check(naive)} == {"deadlock"}
+    assert check(get_schedule("interleaved")(p, m, v)) == ()
+
+
+@given(p=st.integers(1, 6), m=st.integers(1, 9), v=st.integers(1, 3))
+def test_forward_part_equals_forward_order(p: int, m: int, v: int) -> None:
+    inference = forward_part(get_schedule("interleaved")(p, m, v))
+    assert listed(inference) == listed(get_schedule("forward")(p, m, v))
+    assert check(inference) == ()
+
+
+def test_keys_that_ignore_dependencies_still_give_valid_slots() -> None:
+    key = np.arange(8).reshape(1, 1, 8) * np.ones((3, 1, 1), int)
+    schedule = from_keys("late backwards", looped_stages(3, 1), {F: key, B: key + 8})
+    assert listed(schedule) == listed(get_schedule("gpipe")(3, 8, 1))
+    assert check(schedule) == ()
+    for need in schedule.dependencies:
+        waits = need != NEVER
+        assert (schedule.slot[need[waits]] < schedule.slot[waits]).all()
+
+
+def test_bidirectional_pipelines_are_one_formula() -> None:
+    """Chimera's order (Li and Hoefler 2021, figure 3) for m = p: stages live on two devices each."""
+    p = m = 6
+    d, i = np.arange(p)[:, None], np.arange(m)
+    absent = np.full((p, 2, m), -1)
+    down, up = i < m // 2, i >= m // 2
+    forward, backward = absent.copy(), absent.copy()
+    for chunk, here, stage in ((0, down, d), (1, up, p - 1 - d)):
+        start = 2 * (i % (m // 2))
+        forward[:, chunk] = np.where(here, stage + start, -1)
+        backward[:, chunk] = np.where(here, 2 * p - 1 - stage + start, -1)
+    stages = np.concatenate([d, p - 1 - d], axis=1)
+    chimera = from_keys("chimera", stages, {F: forward, B: backward})
+    assert check(chimera) == ()
+    assert chimera.slot.max() + 1 == 3 * p - 2  # bubble (p - 2) / (2m + p - 2) for equal passes
+
+
+def test_registry_names_and_suggests() -> None:
+    assert {"gpipe", "1f1b", "interleaved", "forward"} <= set(schedule_names())
+    with pytest.raises(UnknownNameError, match=r"unknown schedule 'interleave'.*'interleaved'"):
+        get_schedule("interleave")
+    with pytest.raises(PerfModelError, match="registered already"):
+        register("gpipe")(get_schedule("gpipe"))
+
+
+@pytest.mark.parametrize(("p", "m", "v"), [(0, 1, 1), (1, -1, 1), (1, 1, 0), (True, 1, 1), (2, 1.5, 1)])
+def test_counts_must_be_positive_whole_numbers(p: int, m: int, v: int) -> None:
+    with pytest.raises(LayoutError, match="whole number of at least 1"):
+        get_schedule("gpipe")(p, m, v)
+
+
+def test_1f1b_with_chunks_names_the_remedy() -> None:
+    with pytest.raises(LayoutError, match="schedule=interleaved"):
+        get_schedule("1f1b")(4, 8, 2)
+
+
+def test_impossible_instructions_are_refused_by_name() -> None:
+    with pytest.raises(PerfModelError, match=r"device 1 position 0: micro_batch 2 is not in 0\.\.1"):
+        from_orders("bad", looped_stages(2, 1), 2, [[(F, 0, 0)], [(F, 0, 2)]])
+    with pytest.raises(PerfModelError, match="1 orders for 2 devices"):
+        from_orders("bad", looped_stages(2, 1), 2, [[(F, 0, 0)]])
+    with pytest.raises(PerfModelError, match="one shape"):
+        from_keys("bad", looped_stages(1, 1), {F: np.zeros((1, 1, 2), int), B: np.zeros((1, 2), int)})
+
+
+def test_require_valid_counts_what_else_is_wrong() -> None:
+    empty = from_orders("empty", looped_stages(1, 1), 3, [[(F, 0, 0)]])
+    with pytest.raises(PerfModelError, match=r"missing: no device runs F of stage 0.*\(and 1 more\)"):
+        require_valid(empty)
