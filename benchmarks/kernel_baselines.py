@@ -8,18 +8,18 @@ log time on log shapes, FLOPs, bytes, device figures and kind; once as is, once 
 
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from perfmodel.io import read_table
 from perfmodel.learn import (
     Samples,
     absolute_percent,
     default_recipes,
     figures_lookup,
     gather,
-    kernel_tables,
+    kernel_table_paths,
     roofline_log_time,
     split,
     tree_features,
@@ -52,11 +52,11 @@ def baselines(samples: Samples, holdout: float) -> dict[str, float]:
 
 def main(names: list[str]) -> dict[str, Any]:
     """Baselines of the named regressors (all by default)."""
-    frames = kernel_tables(Path(os.environ["PERFMODEL_DATA"]))
+    frames = [read_table(path) for path in kernel_table_paths(os.environ["PERFMODEL_DATA"])]
     report = {}
     for recipe in default_recipes():
         if not names or recipe.name in names or recipe.family in names:
-            samples = gather(list(frames.values()), recipe.family, recipe.dtypes, figures_lookup())
+            samples = gather(frames, recipe.family, recipe.dtypes, figures_lookup())
             report[recipe.name] = baselines(samples, recipe.holdout)
             print(recipe.name, report[recipe.name], flush=True)
     return report

@@ -5,8 +5,8 @@ import time
 import numpy as np
 
 from perfmodel import catalog
-from perfmodel.predict import explain, step_model
-from perfmodel.search import default_space, enumerate_layouts
+from perfmodel.prediction import explain, step_model
+from perfmodel.layout_search import default_space, enumerate_layouts
 from perfmodel.spec import Job, Layout
 
 

@@ -1,3 +1,50 @@
-"""A performance model of distributed deep-learning training."""
+"""A performance model of distributed deep-learning training.
+
+    import perfmodel as pm
+    pm.predict("gpt3-175b", "dgx-a100", "tp=8,pp=16,dp=8", global_batch=1536)
+
+Names are imported on first use, so that `import perfmodel` stays immediate and starts no backend.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+_HOME = {
+    "Cluster": "spec", "Device": "spec", "Job": "spec", "Layout": "spec", "Mlp": "spec", "ConvNet": "spec",
+    "NetworkLevel": "spec", "PeakRates": "spec", "Transformer": "spec",
+    "PerfModelError": "errors",
+    "cluster": "catalog", "clusters": "catalog", "device": "catalog", "devices": "catalog",
+    "model": "catalog", "models": "catalog",
+    "read_table": "io",
+    "fit": "learn",
+    "Framework": "prediction", "Prediction": "prediction", "predict": "prediction",
+    "SearchResult": "layout_search", "search": "layout_search",
+    "validate_cases": "validation", "validate_kernels": "validation",
+    "gantt": "viz", "write_gantt": "viz", "write_trace": "viz",
+}  # fmt: skip
+__all__ = ["__version__", *_HOME]
+
+if TYPE_CHECKING:
+    from perfmodel.catalog import cluster, clusters, device, devices, model, models
+    from perfmodel.errors import PerfModelError
+    from perfmodel.io import read_table
+    from perfmodel.layout_search import SearchResult, search
+    from perfmodel.learn import fit
+    from perfmodel.prediction import Framework, Prediction, predict
+    from perfmodel.spec import Cluster, ConvNet, Device, Job, Layout, Mlp, NetworkLevel, PeakRates, Transformer
+    from perfmodel.validation import validate_cases, validate_kernels
+    from perfmodel.viz import gantt, write_gantt, write_trace
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'perfmodel' has no attribute {name!r}")
+    value = getattr(import_module(f"perfmodel.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

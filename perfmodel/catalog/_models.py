@@ -66,7 +66,8 @@ class ConvNetEntry(ConvNet):
 
 
 def model(name_or_path: str | Path) -> Model:
-    """A model by catalog name or alias, from a `.toml` file, or from a Hugging Face `config.json`.
+    """A model by catalog name or alias, from a `.toml` file, or from a Hugging Face `config.json`
+    (or the folder that holds it).
 
     A TOML file has a `name`, a `kind` (`transformer`, the default, `mlp` or `convnet`) and the
     fields of `perfmodel.spec.Transformer`, `Mlp` or `ConvNet`.
@@ -78,6 +79,8 @@ def model(name_or_path: str | Path) -> Model:
     path = Path(name_or_path)
     if path.suffix == ".json":
         return read_config(path)
+    if (path / "config.json").is_file():
+        return read_config(path / "config.json")
     if path.suffix == ".toml":
         data = read_toml(path)
         return model_from_toml({"name": path.stem} | data, str(path))

@@ -28,8 +28,7 @@ def timeline(arguments: argparse.Namespace) -> int:
 
 
 def search(arguments: argparse.Namespace) -> int:
-    import perfmodel.search as space
-    from perfmodel import catalog
+    from perfmodel import catalog, layout_search
     from perfmodel.io import write_json
 
     if arguments.devices is None:
@@ -37,7 +36,7 @@ def search(arguments: argparse.Namespace) -> int:
     model, cluster = catalog.model(arguments.model), catalog.cluster(arguments.cluster)
     job = _job(arguments, model.seq_len)
     with progress("search") as report:
-        result = space.search(
+        result = layout_search.search(
             model,
             cluster,
             devices=arguments.devices,
@@ -45,8 +44,10 @@ def search(arguments: argparse.Namespace) -> int:
             method=arguments.method,
             top=arguments.top,
             job=job,
-            space=space.restrict(space.default_space(model, cluster, job, arguments.devices), arguments.fix),
-            calibration=arguments.calibration,
+            space=layout_search.restrict(
+                layout_search.default_space(model, cluster, job, arguments.devices), arguments.fix
+            ),
+            calibration=_calibration(arguments),
             strict=arguments.strict,
             progress=report,
         )
@@ -118,7 +119,7 @@ def _job(arguments: argparse.Namespace, seq_len: int) -> Job:
 
 def _predict(arguments: argparse.Namespace, timeline: bool) -> Any:
     from perfmodel import catalog
-    from perfmodel.predict import predict
+    from perfmodel.prediction import predict
 
     model = catalog.model(arguments.model)
     return predict(

@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from perfmodel.predict import Prediction
-from perfmodel.search import SearchResult
+from perfmodel.layout_search import SearchResult
+from perfmodel.prediction import Prediction
 from perfmodel.units import GIB
 
 

@@ -13,7 +13,7 @@ from perfmodel.learn._collective_weights import CollectiveWeights as CollectiveW
 from perfmodel.learn._collective_weights import load_collective_weights as load_collective_weights
 from perfmodel.learn._errors import absolute_percent as absolute_percent
 from perfmodel.learn._fit import fit as fit
-from perfmodel.learn._inputs import factorise as factorise
+from perfmodel.learn._frame import factorise as factorise
 from perfmodel.learn._library import load_family as load_family
 from perfmodel.learn._library import shipped_folder as shipped_folder
 from perfmodel.learn._library import weights_folder as weights_folder
@@ -36,12 +36,11 @@ from perfmodel.learn._regressor import Regressor as Regressor
 from perfmodel.learn._rows import FAMILIES as KERNEL_FAMILIES
 from perfmodel.learn._rows import Rows as Rows
 from perfmodel.learn._rows import rows_from_ops as rows_from_ops
+from perfmodel.learn._shared_tables import kernel_table_paths as kernel_table_paths
+from perfmodel.learn._shared_tables import tree_features as tree_features
 from perfmodel.learn._tables import Samples as Samples
 from perfmodel.learn._tables import figures_lookup as figures_lookup
 from perfmodel.learn._tables import gather as gather
-from perfmodel.learn._tables import kernel_table_paths as kernel_table_paths
-from perfmodel.learn._tables import kernel_tables as kernel_tables
 from perfmodel.learn._tables import split as split
-from perfmodel.learn._tables import tree_features as tree_features
 from perfmodel.learn._weights import load_regressor as load_regressor
 from perfmodel.learn._weights import save_regressor as save_regressor

@@ -1,6 +1,5 @@
 """Errors on what training never saw: shapes, large shapes and whole devices kept out."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -20,8 +19,9 @@ from perfmodel.learn._physics import PHYSICS
 from perfmodel.learn._plan import NEAR_SIMILARITY
 from perfmodel.learn._recipe import Recipe
 from perfmodel.learn._regressor import Query, Regressor
+from perfmodel.learn._stages import Report, Stages
 from perfmodel.learn._tables import Samples, split
-from perfmodel.learn._train import Report, train
+from perfmodel.learn._train import train
 
 FEWEST_OF_DEVICE: Final = 200
 """Samples from which a device is worth leaving out."""
@@ -30,9 +30,6 @@ LARGE_SHARE: Final = 0.10
 _TYPICAL: Final = {"near": 0.2, "far": 0.5, "beyond": 0.2}
 """Half-widths (log) used where a family has too few devices or sizes to measure them."""
 
-Staged = Callable[[str], Report | None]
-Checkpoint = Callable[[str], Path | None]
-
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -40,35 +37,38 @@ class Evaluation:
 
     intervals: Intervals
     record: dict[str, Any]
-    best_steps: int | None
+    steps: int
+    """Gradient steps for the fit on all rows."""
 
 
 def evaluate(
-    samples: Samples, recipe: Recipe, code: KindCode, *, seed: int, checkpoint: Checkpoint, report: Staged,
+    samples: Samples, recipe: Recipe, code: KindCode, *, seed: int, stages: Stages,
     devices: int = 8,
 ) -> Evaluation:  # fmt: skip
     """Train with parts kept out; intervals and the figures of the model card."""
     fit_on, check_on, test = split(samples, recipe.holdout)
     if len(fit_on) < 10 or len(test) < 5:
         fit_on, check_on, test = np.arange(len(samples)), np.zeros(0, np.int64), np.arange(len(samples))
-    shapes = fit_part(samples, fit_on, check_on, recipe, code, seed, report("shapes out"), checkpoint("shapes"))
+    shapes, best_step = fit_part(
+        samples, fit_on, check_on, recipe, code, seed, stages.report("shapes out"), stages.checkpoint("shapes")
+    )
     error, log_time = log_errors(shapes, samples, test)
     labels = group_labels(samples)[test]
     groups, family = in_range_intervals(error, log_time, labels)
     record: dict[str, Any] = {"in_range": summary(samples, test, error)}
     inside = Intervals(groups, family, family, family, family)
     record["in_range"]["coverage_90"] = round(cross_coverage(error, log_time, labels, samples.shape_key[test]), 4)
-    beyond, record["large_left_out"] = _large(samples, recipe, code, seed, report, checkpoint)
-    near, far, record["device_left_out"] = _devices(samples, recipe, code, seed, report, checkpoint, devices)
+    beyond, record["large_left_out"] = _large(samples, recipe, code, seed, stages)
+    near, far, record["device_left_out"] = _devices(samples, recipe, code, seed, stages, devices)
     intervals = replace(inside, near=near, far=far, beyond=beyond)
-    return Evaluation(intervals, record, None)
+    return Evaluation(intervals, record, best_step)
 
 
 def fit_part(
     samples: Samples, fit_on: np.ndarray, check_on: np.ndarray, recipe: Recipe, code: KindCode, seed: int,
     report: Report | None, checkpoint: Path | None, steps: int | None = None,
-) -> Regressor:  # fmt: skip
-    """A regressor that has seen only `fit_on` (and stopped by `check_on`)."""
+) -> tuple[Regressor, int]:  # fmt: skip
+    """A regressor that has seen only `fit_on` (and stopped by `check_on`), and its gradient steps."""
     seen = np.concatenate([fit_on, check_on]).astype(np.int64)
     part = samples.take(seen)
     kinds: list[dict[str, int]] = [{} for _ in samples.stacks]
@@ -76,11 +76,11 @@ def fit_part(
         kinds[stack][kind] = kinds[stack].get(kind, 0) + 1
     stacks = tuple(replace(s, kinds=k) for s, k in zip(samples.stacks, kinds, strict=True))
     base = fit_base(part, seed)
-    params = train(
+    trained = train(
         part, base, code, recipe, fit_on=np.arange(len(fit_on)), check_on=np.arange(len(fit_on), len(seen)),
         steps=steps, seed=seed, report=report, checkpoint=checkpoint,
     )  # fmt: skip
-    return bare_regressor(recipe, code, stacks, base.groups, params)
+    return bare_regressor(recipe, code, stacks, base.groups, trained.params), trained.step
 
 
 def bare_regressor(recipe: Recipe, code: KindCode, stacks: tuple, groups: tuple, params: Parameters) -> Regressor:
@@ -133,7 +133,7 @@ def flops_of(samples: Samples) -> Float64[np.ndarray, "n"]:
 
 
 def _large(
-    samples: Samples, recipe: Recipe, code: KindCode, seed: int, report: Staged, checkpoint: Checkpoint
+    samples: Samples, recipe: Recipe, code: KindCode, seed: int, stages: Stages
 ) -> tuple[Quantiles, dict[str, Any]]:
     size = flops_of(samples)
     large = np.zeros(len(samples), bool)
@@ -144,9 +144,9 @@ def _large(
             large |= mine & (size > np.quantile(size[mine], 1.0 - LARGE_SHARE))
     if large.sum() < 50:
         return _typical("beyond"), {"n": 0}
-    regressor = fit_part(
+    regressor, _ = fit_part(
         samples, np.flatnonzero(~large), np.zeros(0, np.int64), recipe, code, seed,
-        report("large out"), checkpoint("large"), recipe.device_steps,
+        stages.report("large out"), stages.checkpoint("large"), recipe.device_steps,
     )  # fmt: skip
     index = np.flatnonzero(large)
     error, log_time = log_errors(regressor, samples, index)
@@ -154,7 +154,7 @@ def _large(
 
 
 def _devices(
-    samples: Samples, recipe: Recipe, code: KindCode, seed: int, report: Staged, checkpoint: Checkpoint, most: int
+    samples: Samples, recipe: Recipe, code: KindCode, seed: int, stages: Stages, most: int
 ) -> tuple[Quantiles, Quantiles, dict[str, Any]]:
     names = np.array([s.figures.name for s in samples.stacks], object)[samples.stack]
     counts = {d: int((names == d).sum()) for d in set(names.tolist())}
@@ -165,9 +165,9 @@ def _devices(
         return _typical("near"), _typical("far"), record
     for device in chosen:
         left_out = names == device
-        regressor = fit_part(
+        regressor, _ = fit_part(
             samples, np.flatnonzero(~left_out), np.zeros(0, np.int64), recipe, code, seed,
-            report(f"{device} out"), checkpoint(f"without-{device}"), recipe.device_steps,
+            stages.report(f"{device} out"), stages.checkpoint(f"without-{device}"), recipe.device_steps,
         )  # fmt: skip
         rng = np.random.default_rng(seed)
         index = np.flatnonzero(left_out)

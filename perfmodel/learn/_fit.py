@@ -1,14 +1,15 @@
-"""Fitting regressors from tables: train, measure errors on what was kept out, refit, save."""
+"""Fitting regressors from tables: train with parts kept out to know the errors, then on all rows."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from perfmodel.errors import TableError
+from perfmodel.errors import CalibrationError, TableError
 from perfmodel.learn._base import fit_base
+from perfmodel.learn._frame import text
 from perfmodel.learn._inputs import machine_of, shape_with_flags
 from perfmodel.learn._kinds import KindCode
 from perfmodel.learn._parameters import Parameters
@@ -16,12 +17,15 @@ from perfmodel.learn._physics import PHYSICS
 from perfmodel.learn._recipe import Recipe, small_recipe
 from perfmodel.learn._regressor import Regressor, cell_hash
 from perfmodel.learn._rows import FAMILIES
-from perfmodel.learn._tables import Samples, digest, figures_lookup, gather
-from perfmodel.learn._weights import save_regressor
+from perfmodel.learn._shared_tables import table_hashes
+from perfmodel.learn._tables import Samples, figures_lookup, gather
+from perfmodel.learn._weights import read_header, save_regressor
 
 if TYPE_CHECKING:
     from perfmodel.learn._evaluate import Evaluation
-    from perfmodel.learn._train import Report
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what is going on, steps done, steps in all)."""
 
 
 def fit(
@@ -32,53 +36,78 @@ def fit(
     recipes: Sequence[Recipe] | None = None,
     seed: int = 0,
     resume: bool = True,
-    quiet: bool = False,
+    progress: Progress | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Fit regressors to tables of kernel timings and write them to a calibration directory.
 
-    Each regressor is first trained with whole shapes kept out (errors and in-range intervals),
-    with large shapes kept out, and with each device kept out in turn (out-of-range intervals);
-    then once more on all rows, which is what is saved.
+    Each regressor is first trained with whole shapes kept out (errors and in-range intervals), with
+    large shapes kept out and with each device kept out in turn (out-of-range intervals), and at last
+    on all rows, which is what is saved as `<out>/<name>.safetensors`.
 
     Args:
         tables: csv, csv.gz or parquet files with the columns of the measurement schema.
         family: only this op family; all that the tables have by default.
         recipes: settings; sized to the number of rows by default.
-        resume: continue from checkpoints in `out` and skip regressors that are already there and
-            were fitted from the same files, recipe and seed.
+        resume: go on from checkpoints in `out`, and keep regressors there that were fitted from the
+            same files with the same recipe and seed.
 
     Returns:
-        By regressor name: errors, coverage, rows by source (the contents of its model card).
+        By regressor name: `rows`, `mean_ape` and `median_ape` (per cent) and `coverage_90` on shapes
+        kept out.
 
     Raises:
         TableError: for a malformed table, an unknown device, or no usable row.
     """
     from perfmodel.io import read_table
-    from perfmodel.learn._progress import progress
 
     out = Path(out)
     frames = [read_table(path) for path in tables]
-    present = {f for frame in frames if "op_family" in frame for f in frame["op_family"].unique()} & set(FAMILIES)
-    wanted = present if family is None else present & {family}
+    rows = {name: sum(int((text(frame, "op_family") == name).sum()) for frame in frames) for name in FAMILIES}
+    wanted = [name for name in FAMILIES if rows[name] and family in (None, name)]
     if not wanted:
         raise TableError(f"the tables hold no row of {family or 'a kernel family'}; families: {', '.join(FAMILIES)}")
-    hashes = digest(tables)
-    cards = {}
-    chosen = _recipes(frames, sorted(wanted), recipes)
-    with progress(quiet) as report:
-        for recipe in chosen:
-            samples = gather(frames, recipe.family, recipe.dtypes, figures_lookup())
-            regressor = fit_regressor(samples, recipe, seed=seed, hashes=hashes, out=out, resume=resume, report=report)
-            save_regressor(regressor, out)
-            cards[recipe.name] = regressor.record
-    return cards
+    chosen = recipes if recipes is not None else [small_recipe(name, rows[name]) for name in wanted]
+    hashes = table_hashes(tables)
+    result = {}
+    for recipe in chosen:
+        if recipe.family in wanted:
+            record = _done(out, recipe, seed, hashes) if resume else None
+            if record is None:
+                record = _fit_one(frames, recipe, seed, hashes, out, resume, progress)
+            result[recipe.name] = _headline(record)
+    return result
 
 
-def _recipes(frames: Iterable[pd.DataFrame], wanted: Sequence[str], recipes: Sequence[Recipe] | None) -> list[Recipe]:
-    if recipes is not None:
-        return [r for r in recipes if r.family in wanted]
-    counts = {f: sum(int((t["op_family"] == f).sum()) for t in frames if "op_family" in t) for f in wanted}
-    return [small_recipe(f, counts[f]) for f in wanted]
+def _fit_one(
+    frames: Sequence[pd.DataFrame], recipe: Recipe, seed: int, hashes: dict[str, str], out: Path, resume: bool,
+    progress: Progress | None,
+) -> dict[str, Any]:  # fmt: skip
+    samples = gather(frames, recipe.family, recipe.dtypes, figures_lookup())
+    regressor = fit_regressor(
+        samples, recipe, seed=seed, hashes=hashes, checkpoints=out if resume else None, progress=progress
+    )
+    save_regressor(regressor, out)
+    return regressor.record
+
+
+def _done(out: Path, recipe: Recipe, seed: int, hashes: dict[str, str]) -> dict[str, Any] | None:
+    """Record of a regressor that was already fitted from the same inputs."""
+    try:
+        record = read_header(out / f"{recipe.name}.safetensors")["record"]
+    except CalibrationError:
+        return None
+    same = (record.get("recipe"), record.get("seed"), record.get("tables")) == (recipe.to_dict(), seed, hashes)
+    return record if same else None
+
+
+def _headline(record: dict[str, Any]) -> dict[str, Any]:
+    kept_out = record["in_range"]
+    return {
+        "rows": sum(record["rows_by_source"].values()),
+        "mean_ape": kept_out["mean_ape"],
+        "median_ape": kept_out["median_ape"],
+        "coverage_90": kept_out["coverage_90"],
+    }
 
 
 def fit_regressor(
@@ -87,31 +116,25 @@ def fit_regressor(
     *,
     seed: int = 0,
     hashes: dict[str, str] | None = None,
-    out: Path | None = None,
-    resume: bool = True,
-    report: Any = None,
+    checkpoints: Path | None = None,
+    progress: Progress | None = None,
 ) -> Regressor:
-    """Evaluate a recipe on held-out data and fit it to all `samples`."""
+    """Measure a recipe's errors on kept-out data, then fit it to all `samples`."""
     from perfmodel.learn._evaluate import evaluate
+    from perfmodel.learn._stages import Stages
     from perfmodel.learn._train import train
 
     code = KindCode.of(sorted(set(samples.rows.kind.tolist())))
-
-    def checkpoint(stage: str) -> Path | None:
-        return out / f".{recipe.name}.{stage}.ckpt.npz" if out is not None and resume else None
-
-    def staged(stage: str) -> "Report | None":
-        return (
-            None if report is None else lambda now, steps, error: report(f"{recipe.name}: {stage}", now, steps, error)
-        )
-
-    evaluation = evaluate(samples, recipe, code, seed=seed, checkpoint=checkpoint, report=staged)
+    stages = Stages(recipe.name, checkpoints, progress)
+    evaluation = evaluate(samples, recipe, code, seed=seed, stages=stages)
     base = fit_base(samples, seed)
-    params = train(
-        samples, base, code, recipe, fit_on=np.arange(len(samples)), seed=seed,
-        steps=evaluation.best_steps, report=staged("all rows"), checkpoint=checkpoint("final"),
+    trained = train(
+        samples, base, code, recipe, fit_on=np.arange(len(samples)), stop_at=evaluation.steps, seed=seed,
+        report=stages.report("all rows"), checkpoint=stages.checkpoint("all"),
     )  # fmt: skip
-    return assemble(samples, recipe, code, base.groups, params, evaluation, seed=seed, hashes=hashes or {})
+    regressor = assemble(samples, recipe, code, base.groups, trained.params, evaluation, seed=seed, hashes=hashes or {})
+    stages.clear()
+    return regressor
 
 
 def assemble(
@@ -124,9 +147,9 @@ def assemble(
     positions = np.stack([np.broadcast_to(a, (len(samples),)) for a in axes], axis=1)
     stacks = np.array([s.key for s in samples.stacks], object)[samples.stack]
     cells = np.unique(cell_hash(stacks + "|" + samples.rows.kind, positions))
-    sources = np.array([s.source for s in samples.stacks], object)[samples.stack]
-    rows = {str(k): int(v) for k, v in zip(*np.unique(sources.astype(str), return_counts=True), strict=True)}
-    record = {"rows_by_source": rows, "seed": seed, "holdout": recipe.holdout, "tables": hashes, **evaluation.record}
+    sources = np.array([s.source for s in samples.stacks])[samples.stack]
+    rows = {str(k): int(v) for k, v in zip(*np.unique(sources, return_counts=True), strict=True)}
+    record = {"recipe": recipe.to_dict(), "seed": seed, "tables": hashes, "rows_by_source": rows, **evaluation.record}
     return Regressor(
         name=recipe.name, family=recipe.family, dtypes=recipe.dtypes, params=params, stacks=samples.stacks,
         groups=groups, code=code, intervals=evaluation.intervals, cells=cells, record=record,

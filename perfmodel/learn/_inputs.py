@@ -3,17 +3,11 @@
 from collections.abc import Sequence
 
 import numpy as np
-import pandas as pd
 
+from perfmodel.learn._frame import factorise
 from perfmodel.learn._kinds import KindCode, kind_flags
 from perfmodel.learn._machine import Figures, Machine
 from perfmodel.learn._rows import Rows
-
-
-def factorise(labels: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """Codes [n] and the distinct labels."""
-    codes, uniques = pd.factorize(labels)
-    return codes, [str(u) for u in uniques]
 
 
 def shape_with_flags(rows: Rows) -> dict[str, np.ndarray]:

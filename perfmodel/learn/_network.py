@@ -30,7 +30,7 @@ class Residual(nnx.Module):
 
     def arrays(self, frozen: Parameters) -> Parameters:
         """`frozen` with this module's weights in place."""
-        layers = (self.first, self.second, self.third, self.out)
+        layers: Any = (self.first, self.second, self.third, self.out)
         count = len(frozen.tables)
         return frozen._replace(
             kernels=tuple(layer.kernel[...] for layer in layers),

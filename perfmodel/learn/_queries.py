@@ -7,7 +7,8 @@ import pandas as pd
 from jaxtyping import Int64
 
 from perfmodel.errors import PerfModelError
-from perfmodel.learn._inputs import factorise, machine_of, shape_with_flags
+from perfmodel.learn._frame import factorise, relabel, text
+from perfmodel.learn._inputs import machine_of, shape_with_flags
 from perfmodel.learn._machine import Figures, Machine
 from perfmodel.learn._physics import PHYSICS, Physics
 from perfmodel.learn._regressor import Query
@@ -30,25 +31,23 @@ class TableQueries:
 def table_rows(table: pd.DataFrame, family: str) -> TableQueries:
     """Questions of a table's rows of one family; unknown devices, dtypes and shapes get a reason."""
     lookup = figures_lookup()
-    device_code, devices = factorise(table["device"].to_numpy(object))
+    device_code, devices = factorise(text(table, "device"))
     figures: list[Figures | None] = []
     for name in devices:
         try:
             figures.append(lookup(name))
         except PerfModelError:
             figures.append(None)
-    architectures = {d: (f.vendor, f.architecture) for d, f in zip(devices, figures, strict=True) if f is not None}
-    table = table.assign(dtype=effective_dtype(table, architectures))
+    known = {d: f for d, f in zip(devices, figures, strict=True) if f is not None}
+    table = table.assign(dtype=effective_dtype(table, known))
     rows, complete = rows_from_table(table, family)
     reasons = np.full(len(table), "", object)
     reasons[~complete] = "skipped: a shape column is empty"
-    known_dtype = np.array([d in DTYPE_BYTES or d.startswith("fp8") for d in table["dtype"].astype(str)])
-    reasons[~known_dtype] = "skipped: unknown dtype"
+    known_dtype = relabel(text(table, "dtype"), lambda d: d in DTYPE_BYTES or d.startswith("fp8"))
+    reasons[~known_dtype.astype(bool)] = "skipped: unknown dtype"
     unknown = np.array([f is None for f in figures])[device_code]
     reasons[unknown] = "skipped: unknown device"
-    source = table["source"].fillna("").astype(str) if "source" in table else pd.Series("measured", index=table.index)
-    software = software_label(table)
-    label = source.to_numpy(object) + "\0" + software.to_numpy(object)
+    label = text(table, "source", "measured") + "\0" + software_label(table)
     software_code, labels = factorise(label)
     joint = device_code * len(labels) + software_code
     unique, query = np.unique(joint, return_inverse=True)

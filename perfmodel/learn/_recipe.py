@@ -1,8 +1,9 @@
 """Recipes: how one regressor is trained, read from TOML."""
 
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from perfmodel.errors import CalibrationError, UnknownNameError
 from perfmodel.learn._rows import FAMILIES
@@ -44,6 +45,10 @@ class Recipe:
                 "hidden three layer widths"
             )
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as JSON gives them back."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
 
 def read_recipe(path: Path | str) -> Recipe:
     """Read one recipe.
@@ -61,8 +66,8 @@ def read_recipe(path: Path | str) -> Recipe:
         raise CalibrationError(f"{path}: unknown keys {sorted(unknown)}; a recipe has {sorted(known)}")
     if missing := {"name", "family"} - set(values):
         raise CalibrationError(f"{path}: {sorted(missing)} missing")
-    lists = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-    return Recipe(**lists)
+    settings: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    return Recipe(**settings)
 
 
 def default_recipes() -> tuple[Recipe, ...]:

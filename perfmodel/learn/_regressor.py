@@ -6,7 +6,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from perfmodel.learn._inputs import factorise, machine_of, shape_with_flags
+from perfmodel.learn._frame import factorise
+from perfmodel.learn._inputs import machine_of, shape_with_flags
 from perfmodel.learn._intervals import Intervals
 from perfmodel.learn._kinds import KindCode, stand_in
 from perfmodel.learn._machine import Figures, similarity

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64
 
+from perfmodel.learn._frame import number, relabel, text
 from perfmodel.spec import KernelOp
 
 SHAPE_COLUMNS: Final[dict[str, dict[str, float | None]]] = {
@@ -45,20 +46,21 @@ class Rows:
     def __len__(self) -> int:
         return len(self.kind)
 
+    @property
+    def dtypes(self) -> np.ndarray:
+        """Dtype class of every row (object dtype)."""
+        return relabel(self.kind, lambda kind: kind.partition("/")[0])
+
     def take(self, index: np.ndarray) -> "Rows":
         """The rows at `index`."""
         return Rows(self.family, {k: v[index] for k, v in self.shape.items()}, self.kind[index])
 
 
 def rows_from_ops(ops: Sequence[KernelOp]) -> Rows:
-    """Columns of ops that all belong to one family.
-
-    Raises:
-        PerfModelError: (from the op's own checks) never here; ops are valid by construction.
-    """
+    """Columns of ops that all belong to one family."""
     family = ops[0].family
     shape = {}
-    for name, default in SHAPE_COLUMNS[family].items():
+    for name in SHAPE_COLUMNS[family]:
         if name == "skew":
             values = [skew_of(op.distribution) for op in ops]  # type: ignore[union-attr]
         elif name in _CONSTANT:
@@ -84,14 +86,9 @@ def rows_from_table(table: pd.DataFrame, family: str) -> tuple[Rows, np.ndarray]
     for name, default in SHAPE_COLUMNS[family].items():
         column = aliases.get(name, name)
         if name == "skew":
-            labels = _text(table, "distribution")
-            codes, uniques = pd.factorize(labels)
-            shape[name] = np.array([skew_of(u) for u in uniques], np.float64)[codes]
+            shape[name] = relabel(text(table, "distribution"), skew_of).astype(np.float64)
             continue
-        if column in table:
-            values = pd.to_numeric(table[column], errors="coerce").to_numpy(np.float64, copy=True)
-        else:
-            values = np.full(len(table), np.nan)
+        values = number(table, column)
         missing = ~np.isfinite(values)
         if default is None:
             complete &= ~missing & (values > 0)
@@ -100,14 +97,13 @@ def rows_from_table(table: pd.DataFrame, family: str) -> tuple[Rows, np.ndarray]
             values[missing] = default
         shape[name] = values
     if family == "moe":
-        nongated = np.char.find(_text(table, "variant").astype(str), "nongated") >= 0
+        nongated = np.char.find(text(table, "variant").astype(str), "nongated") >= 0
         op_names = np.where(nongated, "moe_nongated", "moe").astype(object)
     else:
-        op_names = _text(table, "op")
-    layout = _text(table, "layout") if family == "gemm" else None
-    passes = _text(table, "pass")
-    passes[passes == ""] = "fwd"
-    return _finish(family, shape, op_names, _text(table, "dtype"), passes, layout), complete
+        op_names = text(table, "op")
+    layout = text(table, "layout") if family == "gemm" else None
+    passes = text(table, "pass", "fwd")
+    return _finish(family, shape, op_names, text(table, "dtype"), passes, layout), complete
 
 
 def skew_of(distribution: str) -> float:
@@ -127,13 +123,6 @@ def dtype_class(dtype: str) -> str:
 
 
 ELEMENT_BYTES: Final = {"half": 2.0, "fp32": 4.0, "tf32": 4.0, "fp64": 8.0, "fp8": 1.0, "int8": 1.0}
-
-
-def _text(table: pd.DataFrame, name: str) -> np.ndarray:
-    if name not in table:
-        return np.full(len(table), "", object)
-    column = table[name]
-    return column.astype(object).where(column.notna(), "").to_numpy(object, copy=True)
 
 
 def _finish(
@@ -161,24 +150,19 @@ def _finish(
         given = np.where(given == "", default, given).astype(str)
         shape["trans_a"] = (np.char.find(given, "T") == 0).astype(np.float64)
         shape["trans_b"] = (np.char.rfind(given, "T") == 1).astype(np.float64)
-        op_names = _relabel(op_names, lambda op: _GEMM_OPS.get(op, "linear"))
+        op_names = relabel(op_names, lambda op: _GEMM_OPS.get(op, "linear"))
     elif family == "memory":
         op_names = _memory_ops(op_names, shape["n_inputs"])
     elif family == "embedding":
-        op_names = _relabel(op_names, lambda op: "embedding+dropout" if "dropout" in op else "embedding")
+        op_names = relabel(op_names, lambda op: "embedding+dropout" if "dropout" in op else "embedding")
     elif family == "optimizer":
-        op_names = _relabel(op_names, lambda op: "sgd" if "sgd" in op else "adam")
+        op_names = relabel(op_names, lambda op: "sgd" if "sgd" in op else "adam")
     elif family == "conv":
         op_names = np.full(len(op_names), "conv2d", object)
-    classes = _relabel(dtypes, dtype_class)
+    classes = relabel(dtypes, dtype_class)
     shape["element_bytes"] = np.array([ELEMENT_BYTES.get(c, 4.0) for c in classes], np.float64)
     kind = classes + "/" + op_names + "/" + passes
     return Rows(family, shape, kind.astype(object))
-
-
-def _relabel(labels: np.ndarray, rule) -> np.ndarray:
-    codes, uniques = pd.factorize(labels)
-    return np.array([rule(str(u)) for u in uniques], object)[codes]
 
 
 _MEMORY_ALIASES: Final = {
@@ -186,46 +170,13 @@ _MEMORY_ALIASES: Final = {
     "bias_swiglu": "silu_mul", "residual_add": "add", "cross_entropy": "cross_entropy_unfused",
     "max_pool3x3s2": "max_pool", "rope_fused": "rope", "scale_causal_softmax": "scaled_causal_softmax_fused",
 }  # fmt: skip
-_MEMORY_OPS: Final = frozenset(
-    [
-        "batch_norm",
-        "bias_dropout_add",
-        "bias_gelu",
-        "dropout",
-        "layer_norm",
-        "max_pool",
-        "avg_pool",
-        "relu",
-        "scale_mask_softmax",
-        "quantize_fp8_static",
-        "add",
-        "cross_entropy_unfused",
-        "gelu",
-        "masked_fill",
-        "rms_norm_unfused",
-        "rope_unfused",
-        "scaled_causal_softmax_fused",
-        "softmax",
-        "norm",
-        "norm_unfused",
-        "qk_norm",
-        "rope",
-        "silu",
-        "silu_mul",
-        "add_scalar",
-        "div",
-        "div_scalar",
-        "mul",
-        "mul_scalar",
-        "pow",
-        "pow_scalar",
-        "sub",
-        "tanh",
-        "where",
-        "rms_or_layer_norm",
-        "silu_mul_or_gelu",
-    ]
-)
+_MEMORY_OPS: Final = frozenset({
+    "add", "add_scalar", "avg_pool", "batch_norm", "bias_dropout_add", "bias_gelu", "cross_entropy_unfused", "div",
+    "div_scalar", "dropout", "gelu", "layer_norm", "masked_fill", "max_pool", "mul", "mul_scalar", "norm",
+    "norm_unfused", "pow", "pow_scalar", "qk_norm", "quantize_fp8_static", "relu", "rms_norm_unfused",
+    "rms_or_layer_norm", "rope", "rope_unfused", "scale_mask_softmax", "scaled_causal_softmax_fused", "silu",
+    "silu_mul", "silu_mul_or_gelu", "softmax", "sub", "tanh", "where",
+})  # fmt: skip
 
 
 def _memory_ops(op_names: np.ndarray, n_inputs: np.ndarray) -> np.ndarray:
@@ -235,6 +186,6 @@ def _memory_ops(op_names: np.ndarray, n_inputs: np.ndarray) -> np.ndarray:
         op = _MEMORY_ALIASES.get(op, op)
         return op if op in _MEMORY_OPS else ""
 
-    named = _relabel(op_names, rule)
+    named = relabel(op_names, rule)
     generic = np.where(n_inputs >= 2, "add", "relu").astype(object)
     return np.where(named == "", generic, named).astype(object)

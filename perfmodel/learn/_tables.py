@@ -1,26 +1,23 @@
-"""From measurement tables to what a regressor is fitted on: cleaned, grouped, split."""
+"""From measurement tables to what a regressor is fitted on: cleaned, merged, split."""
 
-import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float64, Int64
 
 from perfmodel.errors import TableError, UnknownNameError
-from perfmodel.learn._inputs import machine_of, one_hot, shape_with_flags
-from perfmodel.learn._kinds import KindCode
+from perfmodel.learn._frame import factorise, number, text
 from perfmodel.learn._machine import Figures
-from perfmodel.learn._physics import PHYSICS
 from perfmodel.learn._rows import Rows, rows_from_table
 from perfmodel.learn._stack import Stack
 
-TF32_SOURCES = frozenset({"sailor_aceso", "xla_perf_tables"})
+TF32_SOURCES: Final = ("sailor_aceso", "xla_perf_tables")
 """Sources whose fp32 products run in TF32 on NVIDIA Ampere and later (their tables say so)."""
-_BEFORE_TF32 = frozenset({"Maxwell", "Pascal", "Volta", "Turing"})
+_BEFORE_TF32: Final = ("Maxwell", "Pascal", "Volta", "Turing")
+_NOT_SHAPE: Final = ("element_bytes", "trans_a", "trans_b", "accumulate")
 
 
 @dataclass(frozen=True)
@@ -44,107 +41,99 @@ class Samples:
 
     @property
     def dtypes(self) -> np.ndarray:
-        """Dtype class of every row."""
-        return np.array([k.partition("/")[0] for k in self.rows.kind], object)
+        """Dtype class of every row (object dtype)."""
+        return self.rows.dtypes
 
 
-def software_label(table: pd.DataFrame) -> pd.Series:
+def software_label(table: pd.DataFrame) -> np.ndarray:
     """Software of every row, with the variant where one source mixes kernels of several types."""
-    software = table["software"] if "software" in table else pd.Series("", index=table.index)
-    software = software.fillna("").astype(str).replace("", "unknown")
-    if "variant" in table and "source" in table:
-        typed = (table["source"] == "xla_perf_tables") & table["variant"].notna()
-        software = software.where(~typed, software + " " + table["variant"].fillna("").astype(str))
-    return software
+    software = text(table, "software", "unknown")
+    typed = (text(table, "source") == "xla_perf_tables") & (text(table, "variant") != "")
+    return np.where(typed, software + " " + text(table, "variant"), software).astype(object)
 
 
-def effective_dtype(table: pd.DataFrame, architectures: dict[str, tuple[str, str]]) -> pd.Series:
-    """Dtype by which a row ran: `tf32` where a source's fp32 is known to use tensor cores."""
-    dtype = table["dtype"].astype(str)
-    if "source" not in table:
-        return dtype
-    tensor = {name: vendor == "NVIDIA" and arch not in _BEFORE_TF32 for name, (vendor, arch) in architectures.items()}
-    uses = table["source"].isin(TF32_SOURCES) & table["device"].map(tensor).fillna(False).astype(bool)
-    uses &= table["op_family"].isin(["gemm"]) & (dtype == "fp32")
-    return dtype.where(~uses, "tf32")
+def effective_dtype(table: pd.DataFrame, figures: dict[str, Figures]) -> np.ndarray:
+    """Dtype by which rows ran: `tf32` where a source's fp32 is known to use tensor cores."""
+    dtype = text(table, "dtype")
+    tensor = [d for d, f in figures.items() if f.vendor == "NVIDIA" and f.architecture not in _BEFORE_TF32]
+    uses = np.isin(text(table, "source"), TF32_SOURCES) & np.isin(text(table, "device"), tensor)
+    uses &= (text(table, "op_family") == "gemm") & (dtype == "fp32")
+    return np.where(uses, "tf32", dtype).astype(object)
 
 
-def _trusted(table: pd.DataFrame) -> np.ndarray:
-    """Rows that may be fitted: not set apart as suspect, of a stated unit, and not known to be wrong.
+def trusted(table: pd.DataFrame) -> np.ndarray:
+    """Rows that may be fitted: a time, not set apart as suspect, of a stated unit, not known to be wrong.
 
-    NeuSight's P4 `linear` rows of its train and test splits disagree by 2.8x; the sources say
-    nothing about which is right, so the (few) test rows, which break the trend, are dropped.
+    NeuSight's P4 `linear` rows of its train and test splits disagree by 2.8x; the few test rows,
+    which break the trend of the many, are dropped.
     """
-    variant = table["variant"].fillna("").astype(str) if "variant" in table else pd.Series("", index=table.index)
-    bad = variant.str.startswith("suspect") | variant.eq("unit_not_stated")
-    if "origin_split" in table and "device" in table and "op" in table:
-        bad |= (table["device"] == "P4") & (table["op"] == "linear") & (table["origin_split"] == "test")
-    return ~bad.to_numpy()
+    variant = text(table, "variant").astype(str)
+    bad = np.char.startswith(variant, "suspect") | (variant == "unit_not_stated")
+    bad |= (text(table, "device") == "P4") & (text(table, "op") == "linear") & (text(table, "origin_split") == "test")
+    return ~bad & (number(table, "time_us") > 0)
 
 
 def gather(
     tables: Iterable[pd.DataFrame], family: str, dtypes: tuple[str, ...], figures_of: Callable[[str], Figures]
 ) -> Samples:
-    """Merge tables into the samples of one family.
+    """Merge tables into the samples of one family (of some dtype classes, if any are named).
 
     Raises:
-        TableError: if no usable row remains.
-        UnknownNameError: for a device that `figures_of` does not know.
+        TableError: if no usable row remains, or for a device that `figures_of` does not know.
     """
-    parts: list[tuple[Rows, np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
-    for table in tables:
-        table = table[(table["op_family"] == family).to_numpy() & usable_rows(table)]
-        if len(table):
-            known = {d: figures_of(d) for d in table["device"].unique()}
-            table = table.assign(
-                dtype=effective_dtype(table, {d: (f.vendor, f.architecture) for d, f in known.items()})
-            )
-            rows, complete = rows_from_table(table, family)
-            names = table["device"].map({d: f.name for d, f in known.items()}).to_numpy(object)
-            source = (table["source"] if "source" in table else pd.Series("measured", index=table.index)).fillna("")
-            keep = complete & (table["time_us"].to_numpy(np.float64) > 0)
-            if dtypes:
-                keep &= np.isin(np.array([k.partition("/")[0] for k in rows.kind], object), list(dtypes))
-            index = np.flatnonzero(keep)
-            parts.append((
-                rows.take(index), names[index], source.to_numpy(object)[index],
-                software_label(table).to_numpy(object)[index], table["time_us"].to_numpy(np.float64)[index] * 1e-6,
-            ))  # fmt: skip
-    parts = [p for p in parts if len(p[0])]
+    parts = [p for t in tables if (p := _part(t, family, dtypes, figures_of)) is not None]
     if not parts:
         raise TableError(f"no usable {family} row in the given tables")
-    return _merge(family, parts, figures_of)
+    return _merge(family, pd.concat(parts, ignore_index=True), figures_of)
 
 
-def usable_rows(table: pd.DataFrame) -> np.ndarray:
-    """Trusted rows with a number in the time column."""
-    return _trusted(table) & (pd.to_numeric(table["time_us"], errors="coerce") > 0).to_numpy()
+def _part(
+    table: pd.DataFrame, family: str, dtypes: tuple[str, ...], figures_of: Callable[[str], Figures]
+) -> pd.DataFrame | None:
+    """Usable rows of one table: shape columns, `kind`, and what identifies the stack."""
+    mine: Any = table[(text(table, "op_family") == family) & trusted(table)]
+    if not len(mine):
+        return None
+    figures = {device: figures_of(device) for device in factorise(text(mine, "device"))[1]}
+    rows, complete = rows_from_table(mine.assign(dtype=effective_dtype(mine, figures)), family)
+    if dtypes:
+        complete &= np.isin(rows.dtypes, dtypes)
+    frame = pd.DataFrame(rows.shape)
+    frame["kind"] = rows.kind
+    frame["device"] = [figures[d].name for d in text(mine, "device")]
+    frame["source"] = text(mine, "source", "measured")
+    frame["software"] = software_label(mine)
+    frame["time_s"] = number(mine, "time_us") * 1e-6
+    kept: Any = frame[complete]
+    return kept if len(kept) else None
 
 
-def _merge(family: str, parts: list, figures_of: Callable[[str], Figures]) -> Samples:
-    shape = {k: np.concatenate([p[0].shape[k] for p in parts]) for k in parts[0][0].shape}
-    frame = pd.DataFrame(shape)
-    frame["kind"] = np.concatenate([p[0].kind for p in parts])
-    for column, index in (("device", 1), ("source", 2), ("software", 3), ("time_s", 4)):
-        frame[column] = np.concatenate([p[index] for p in parts])
+def _merge(family: str, frame: pd.DataFrame, figures_of: Callable[[str], Figures]) -> Samples:
+    names = [c for c in frame.columns if c not in ("kind", "device", "source", "software", "time_s")]
     keys = [c for c in frame.columns if c != "time_s"]
-    frame = frame.groupby(keys, sort=True, as_index=False)["time_s"].median()
-    label = frame["device"] + "|" + frame["source"] + "|" + frame["software"]
-    codes, labels = pd.factorize(label, sort=True)
+    merged: Any = frame.groupby(keys, sort=True, as_index=False)["time_s"].median()
+    label = text(merged, "device") + "\0" + text(merged, "source") + "\0" + text(merged, "software")
+    labels, codes = np.unique(label.astype(str), return_inverse=True)
+    kind = text(merged, "kind")
     stacks = []
-    for label in labels:
-        device, source, software = label.split("|", 2)
-        mine = frame["kind"][codes == len(stacks)]
-        stacks.append(Stack(figures_of(device), source, software, {k: int(v) for k, v in mine.value_counts().items()}))
-    rows = Rows(family, {k: frame[k].to_numpy(np.float64) for k in shape}, frame["kind"].to_numpy(object))
-    key_columns = [k for k in shape if k not in ("element_bytes", "trans_a", "trans_b", "accumulate")]
-    shape_key = pd.util.hash_pandas_object(frame[key_columns], index=False).to_numpy()
-    return Samples(rows, codes.astype(np.int64), frame["time_s"].to_numpy(np.float64), tuple(stacks), shape_key)
+    for index, name in enumerate(labels):
+        device, source, software = name.split("\0")
+        kinds, counts = np.unique(kind[codes == index].astype(str), return_counts=True)
+        have = dict(zip(kinds.tolist(), counts.tolist(), strict=True))
+        stacks.append(Stack(figures_of(device), source, software, have))
+    rows = Rows(family, {name: number(merged, name) for name in names}, kind)
+    shape_key = _shape_key(merged[[n for n in names if n not in _NOT_SHAPE]])
+    return Samples(rows, codes.astype(np.int64), number(merged, "time_s"), tuple(stacks), shape_key)
+
+
+def _shape_key(shapes: Any) -> np.ndarray:
+    pandas: Any = pd
+    return pandas.util.hash_pandas_object(shapes, index=False).to_numpy(np.uint64)
 
 
 def held_out(samples: Samples, share: float) -> np.ndarray:
     """Bool mask of samples whose whole shape (on every device and software) is kept out."""
-    return samples.shape_key % 10_000 < share * 10_000
+    return samples.shape_key % np.uint64(10_000) < share * 10_000
 
 
 def split(samples: Samples, share: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -157,13 +146,8 @@ def split(samples: Samples, share: float) -> tuple[np.ndarray, np.ndarray, np.nd
     return np.flatnonzero(~test & ~check), order, np.flatnonzero(test)
 
 
-def digest(paths: Iterable[Path | str]) -> dict[str, str]:
-    """SHA-256 of every table file by `folder/name`, for the weights file's record."""
-    return {"/".join(Path(p).parts[-2:]): hashlib.sha256(Path(p).read_bytes()).hexdigest() for p in paths}
-
-
 def figures_lookup() -> Callable[[str], Figures]:
-    """Figures by catalog name or alias, remembered."""
+    """Figures by catalog name or alias, remembered; raises `TableError` for an unknown device."""
     from perfmodel.catalog import device
 
     known: dict[str, Figures] = {}
@@ -173,46 +157,7 @@ def figures_lookup() -> Callable[[str], Figures]:
             try:
                 known[name] = Figures.of(device(name))
             except UnknownNameError as error:
-                raise TableError(f"table names device {name!r}: {error}; add it to a device file") from None
+                raise TableError(f"the table names a device that is not in the catalog: {error}") from None
         return known[name]
 
     return lookup
-
-
-NOT_KERNELS: Final = ("collective", "moe_alltoall", "suspect_", "composite", "layers", "forward_layers", "e2e", "rnn")
-"""File name prefixes of shared tables that hold no kernels, or rows not to be fitted."""
-UNLICENSED: Final = ("alps_gh200",)
-"""Folders whose source states no licence: for validation only."""
-
-
-def kernel_table_paths(folder: Path) -> list[Path]:
-    """Licensed kernel tables under a folder of measurement tables, sorted."""
-    found = sorted(folder.glob("*/*.csv.gz"))
-    kernels = [p for p in found if p.parent.name not in UNLICENSED and not p.name.startswith(NOT_KERNELS)]
-    return [p for p in kernels if p.name != "edges.csv.gz" and p.parent.name != "published"]
-
-
-def kernel_tables(folder: Path) -> dict[str, pd.DataFrame]:
-    """The licensed kernel tables under a folder by `source/file`.
-
-    Raises:
-        TableError: if the folder holds none.
-    """
-    from perfmodel.io import read_table
-
-    paths = kernel_table_paths(Path(folder))
-    if not paths:
-        raise TableError(f"{folder}: no measurement tables found; set PERFMODEL_DATA to the folder that has them")
-    return {"/".join(p.parts[-2:]): read_table(p) for p in paths}
-
-
-def tree_features(samples: Samples, *, with_software: bool) -> Float64[np.ndarray, "n F"]:
-    """Inputs of the tree baseline: log shapes, FLOPs and bytes, device figures, kind (and stack)."""
-    machine = machine_of([s.figures for s in samples.stacks], samples.stack, samples.dtypes)
-    physics = PHYSICS[samples.rows.family](np, shape_with_flags(samples.rows), machine)
-    columns = [np.log2(1.0 + v) for v in samples.rows.shape.values()]
-    columns += [np.log2(physics.flops), np.log2(physics.bytes), *(np.log2(figure) for figure in machine)]
-    kinds = sorted(set(samples.rows.kind.tolist()))
-    code = one_hot(KindCode.of(kinds), samples.rows.kind)
-    extra = [samples.stack.astype(np.float64)] if with_software else []
-    return np.column_stack([*columns, code, *extra])

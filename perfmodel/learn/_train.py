@@ -1,7 +1,6 @@
 """Training one regressor: deterministic batches, cosine schedule, early stopping, checkpoints."""
 
-import io
-from collections.abc import Callable
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,18 +11,16 @@ import optax
 from flax import nnx
 from jaxtyping import Float64
 
-from perfmodel.io import write_bytes
 from perfmodel.learn._base import Base
+from perfmodel.learn._checkpoint import Run, load_run, save_run
 from perfmodel.learn._inputs import machine_of, one_hot, shape_with_flags
 from perfmodel.learn._kinds import KindCode
 from perfmodel.learn._network import Residual, to_numpy
 from perfmodel.learn._parameters import Inputs, Parameters, base_time, feature_matrix, join_floor, standardise
 from perfmodel.learn._physics import AXES
 from perfmodel.learn._recipe import Recipe
+from perfmodel.learn._stages import Report
 from perfmodel.learn._tables import Samples
-
-Report = Callable[[int, int, float], None]
-"""Called with (step, steps, held-out mean absolute log error) as training goes on."""
 
 
 class Design(NamedTuple):
@@ -39,6 +36,13 @@ class Design(NamedTuple):
     log_floor: Any
     log_time: Any
     """The measured target, float32 [n]."""
+
+
+class Trained(NamedTuple):
+    """Fitted parameters and the gradient step that they are from."""
+
+    params: Parameters
+    step: int
 
 
 def build_design(samples: Samples, base: Base, code: KindCode, fit_on: np.ndarray) -> tuple[Design, Parameters]:
@@ -93,17 +97,21 @@ def train(
     fit_on: np.ndarray,
     check_on: np.ndarray | None = None,
     steps: int | None = None,
+    stop_at: int | None = None,
     seed: int = 0,
     report: Report | None = None,
     checkpoint: Path | None = None,
-) -> Parameters:
+) -> Trained:
     """Fit the network on the samples `fit_on`; with `check_on`, keep the best weights and stop early.
 
     Args:
-        checkpoint: a file that is written now and then and resumed from if it fits this call.
+        steps: length of the learning-rate schedule; the recipe's by default.
+        stop_at: end there, as a run with `check_on` found best.
+        checkpoint: a file that is written now and then and resumed from if it is of this very run.
 
     Returns:
-        Parameters with NumPy arrays; equal inputs and seed give equal results on one machine.
+        Parameters with NumPy arrays, and the step they are from; equal inputs and seed give equal
+        results on one machine, resumed or not.
     """
     family = samples.rows.family
     steps = steps or recipe.steps
@@ -134,54 +142,29 @@ def train(
     batch_size = min(recipe.batch, max(8, len(fit_on)))
     every = max(1, steps // 40)
     checked = None if check_on is None or not len(check_on) else _rows(design, check_on[:16384])
-    start, best_error, best_state, waited = 0, np.inf, state, 0
-    if checkpoint is not None and (saved := _load(checkpoint, (state, moments), seed, steps)) is not None:
-        start, (state, moments) = saved
-        best_state = state
-    for now in range(start, steps):
-        if now % every == 0 or now == start:
+    run = Run(zlib.crc32(design.log_time.tobytes() + repr((recipe, seed, steps, len(fit_on))).encode()))
+    best = state
+    if checkpoint is not None and (saved := load_run(checkpoint, run.identity, (state, moments, best))) is not None:
+        run, (state, moments, best) = saved
+    for now in range(run.done, stop_at or steps):
+        if now % every == 0 or now == run.done:
             chunk = np.random.default_rng([seed, now - now % every])
             order = chunk.choice(fit_on, every * batch_size, p=probability)
         at = (now % every) * batch_size
         state, moments = step(state, moments, _rows(design, order[at : at + batch_size]))
-        if (now + 1) % every == 0 or now + 1 == steps:
-            error = float(evaluate(state, checked)) if checked is not None else np.nan
+        if (now + 1) % every == 0 or now + 1 == (stop_at or steps):
+            error = float(evaluate(state, checked)) if checked is not None else float("nan")
+            gained = checked is None or error < run.best_error
+            run = run.after(now + 1, error, gained)
+            best = state if gained else best
             if report is not None:
-                report(now + 1, steps, error)
+                report(now + 1, stop_at or steps, error)
             if checkpoint is not None:
-                _save(checkpoint, (state, moments), seed, steps, now + 1)
-            if checked is None or error < best_error:
-                best_error, best_state, waited = error, state, 0
-            else:
-                waited += 1
-                if waited >= recipe.patience:
-                    break
-    if checkpoint is not None:
-        checkpoint.unlink(missing_ok=True)
-    return to_numpy(nnx.merge(graph, best_state).arrays(frozen))
+                save_run(checkpoint, run, (state, moments, best))
+            if run.waited >= recipe.patience:
+                break
+    return Trained(to_numpy(nnx.merge(graph, best).arrays(frozen)), run.best_step)
 
 
 def _rows(design: Design, index: np.ndarray) -> Design:
     return Design(*(column[index] for column in design))
-
-
-def _save(path: Path, tree: Any, seed: int, steps: int, done: int) -> None:
-    leaves = {f"leaf_{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
-    buffer = io.BytesIO()
-    np.savez(buffer, meta=np.array([seed, steps, done]), **leaves)
-    write_bytes(path, buffer.getvalue())
-
-
-def _load(path: Path, like: Any, seed: int, steps: int) -> tuple[int, Any] | None:
-    """Step and state of a checkpoint of the same run; `None` if absent, damaged or of another run."""
-    try:
-        with np.load(path) as file:
-            meta = file["meta"]
-            saved = [file[f"leaf_{i}"] for i in range(len(jax.tree.leaves(like)))]
-    except (OSError, ValueError, KeyError, EOFError):
-        return None
-    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(like)]
-    if (int(meta[0]), int(meta[1])) != (seed, steps) or [a.shape for a in saved] != shapes:
-        return None
-    leaves = [jnp.asarray(a) for a in saved]
-    return int(meta[2]), jax.tree.unflatten(jax.tree.structure(like), leaves)

@@ -11,6 +11,7 @@ from perfmodel.schedule._construct import forward_part as forward_part
 from perfmodel.schedule._construct import from_keys as from_keys
 from perfmodel.schedule._construct import from_orders as from_orders
 from perfmodel.schedule._construct import looped_stages as looped_stages
+from perfmodel.schedule._memory import alive_at_peak as alive_at_peak
 from perfmodel.schedule._memory import in_flight as in_flight
 from perfmodel.schedule._memory import peak_live as peak_live
 from perfmodel.schedule._registry import Scheduler as Scheduler

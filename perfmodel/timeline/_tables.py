@@ -7,18 +7,20 @@ over the true number of ops, so padding costs memory, not time.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, UInt
 
-from perfmodel.timeline._compile import BUNDLE, NEVER_SLOT, SPARE_SLOT, ZERO_SLOT, CompiledStructure
+from perfmodel.timeline._allocate import BUNDLE, NEVER_SLOT, SPARE_SLOT, ZERO_SLOT
+
+if TYPE_CHECKING:
+    from perfmodel.timeline._compile import CompiledStructure
 
 SMALLEST_OPS: Final = 1024
 SMALLEST_SLOTS: Final = 256
-SMALLEST_CLASSES: Final = 128
 
 SOURCE_A, SOURCE_B, DESTINATION, DURATION, LAG_A, LAG_B = range(6)
 """Columns of a program; the last two are absent where no edge has a lag."""
@@ -32,64 +34,48 @@ def bucket(n: int, smallest: int) -> int:
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["program", "pred", "n_ops"],
-    meta_fields=["width", "n_slots", "n_classes"],
+    meta_fields=["width", "n_slots", "longest"],
 )
 @dataclass(frozen=True, eq=False)
 class OpTables:
     """One structure, or several end to end, as the program of a loop over single ops."""
 
-    program: UInt[Array, " padded*width"]
-    """Rows of `width` columns, flat: a scalar read from a flat array is the cheapest there is."""
-    pred: Int[Array, " padded*2"]
+    program: UInt[Array, " padded_ops*width"]
+    """Rows of `width` columns, flat: a scalar from a flat array is the cheapest read there is."""
+    pred: Int[Array, " padded_ops*2"]
     """Positions of both predecessors inside the op's own structure, flat; -1 for none."""
     n_ops: Int[Array, ""]
-    """Ops of the (longest) structure."""
+    """Ops of the structure, or of the longest."""
     width: int
     n_slots: int
-    n_classes: int
-    """Classes of one structure, padded (unused where several structures lie end to end)."""
+    longest: int
+    """Padded ops of the longest structure."""
 
     @property
     def padded_ops(self) -> int:
         return self.program.shape[0] // self.width
 
+    @property
+    def has_lags(self) -> bool:
+        return self.width > LAG_A
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=["rows", "n_bundles"], meta_fields=["has_lags", "n_slots"]
-)
+
+@partial(jax.tree_util.register_dataclass, data_fields=["rows", "n_bundles"], meta_fields=["has_lags", "n_slots"])
 @dataclass(frozen=True, eq=False)
 class BundleTables:
     """One structure as the program of a loop over bundles of independent ops."""
 
     rows: UInt[Array, "padded_bundles columns"]
-    """`BUNDLE` entries each of the program's columns but the destination, then the bundle's first slot."""
+    """`BUNDLE` entries of each program column but the destination, then the first slot written."""
     n_bundles: Int[Array, ""]
     has_lags: bool
     n_slots: int
 
 
-def op_tables(compiled: CompiledStructure) -> OpTables:
-    """`compiled` on the device, ready for the loops over single ops (kept with it once made)."""
-    return _kept(compiled, "op_tables", lambda: join([compiled]))
-
-
-def bundle_tables(compiled: CompiledStructure) -> BundleTables:
-    """`compiled` on the device, ready for the loop over bundles (kept with it once made)."""
-    return _kept(compiled, "bundle_tables", lambda: _bundle_tables(compiled))
-
-
-def _kept(compiled: CompiledStructure, name: str, make):
-    """Transfer once per structure; concrete arrays even where the caller is being traced."""
-    if name not in compiled.on_device:
-        with jax.ensure_compile_time_eval():
-            compiled.on_device[name] = make()
-    return compiled.on_device[name]
-
-
-def join(structures: Sequence[CompiledStructure]) -> OpTables:
-    """Programs of several structures end to end, in one table."""
-    n = sum(c.n_ops for c in structures)
-    width = 6 if any(c.has_lags for c in structures) else 4
+def join(structures: Sequence["CompiledStructure"]) -> OpTables:
+    """Programs of several structures end to end in one table."""
+    n, longest = sum(c.n_ops for c in structures), max(c.n_ops for c in structures)
+    width = LAG_B + 1 if any(c.has_lags for c in structures) else DURATION + 1
     program = np.zeros((bucket(n, SMALLEST_OPS), width), np.uint32)
     program[n:, : DESTINATION + 1] = ZERO_SLOT, NEVER_SLOT, SPARE_SLOT
     pred = np.full((len(program), 2), -1, np.int32)
@@ -104,38 +90,45 @@ def join(structures: Sequence[CompiledStructure]) -> OpTables:
         pred[rows] = c.pred
         at += c.n_ops
     return OpTables(
-        program=jnp.asarray(program.reshape(-1)),
-        pred=jnp.asarray(pred.reshape(-1)),
-        n_ops=jnp.int32(max(c.n_ops for c in structures)),
+        program=_on_device(program.reshape(-1)),
+        pred=_on_device(pred.reshape(-1)),
+        n_ops=_on_device(np.int32(longest)),
         width=width,
         n_slots=bucket(max(c.n_slots for c in structures), SMALLEST_SLOTS),
-        n_classes=bucket(max(c.n_classes for c in structures), SMALLEST_CLASSES),
+        longest=bucket(longest, SMALLEST_OPS),
     )
 
 
-def _bundle_tables(compiled: CompiledStructure) -> BundleTables:
+def lay_out(compiled: "CompiledStructure") -> BundleTables:
+    """The program by bundles; places of a bundle that no op fills compute 0 and are never read."""
     n_bundles = compiled.n_bundles
     padded = bucket(n_bundles, SMALLEST_OPS // BUNDLE)
     first = np.searchsorted(compiled.bundle, np.arange(n_bundles))
-    cell = compiled.bundle * BUNDLE + np.arange(compiled.n_ops) - first[compiled.bundle]
+    place = compiled.bundle * BUNDLE + np.arange(compiled.n_ops) - first[compiled.bundle]
 
-    def laid_out(column: UInt[np.ndarray, " ops"], fill: int) -> UInt[np.ndarray, "padded_bundles {BUNDLE}"]:
-        cells = np.full(padded * BUNDLE, fill, np.uint32)
-        cells[cell] = column
-        return cells.reshape(padded, BUNDLE)
+    def column(values: UInt[np.ndarray, " ops"], fill: int) -> UInt[np.ndarray, "padded_bundles {BUNDLE}"]:
+        places = np.full(padded * BUNDLE, fill, np.uint32)
+        places[place] = values
+        return places.reshape(padded, BUNDLE)
 
     columns = [
-        laid_out(compiled.source[:, 0], ZERO_SLOT),
-        laid_out(compiled.source[:, 1], NEVER_SLOT),
-        laid_out(compiled.duration, 0),
+        column(compiled.source[:, 0], ZERO_SLOT),
+        column(compiled.source[:, 1], NEVER_SLOT),
+        column(compiled.duration, 0),
     ]
     if compiled.has_lags:
-        columns += [laid_out(compiled.lag[:, 0], 0), laid_out(compiled.lag[:, 1], 0)]
-    block = np.zeros((padded, 1), np.uint32)
-    block[:n_bundles, 0] = compiled.destination[first] // BUNDLE * BUNDLE
+        columns += [column(compiled.lag[:, 0], 0), column(compiled.lag[:, 1], 0)]
+    first_slot = np.zeros((padded, 1), np.uint32)
+    first_slot[:n_bundles, 0] = compiled.destination[first] // BUNDLE * BUNDLE
     return BundleTables(
-        rows=jnp.asarray(np.concatenate([*columns, block], axis=1)),
-        n_bundles=jnp.int32(n_bundles),
+        rows=_on_device(np.concatenate([*columns, first_slot], axis=1)),
+        n_bundles=_on_device(np.int32(n_bundles)),
         has_lags=compiled.has_lags,
         n_slots=bucket(compiled.n_slots, SMALLEST_SLOTS),
     )
+
+
+def _on_device(array: np.ndarray | np.generic) -> Array:
+    """A concrete array even while the caller is being traced (tables are kept across traces)."""
+    with jax.ensure_compile_time_eval():
+        return jnp.asarray(array)

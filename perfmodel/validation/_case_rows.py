@@ -62,7 +62,7 @@ def read_case(row: Row) -> Case:
     if dtype not in ("bf16", "fp16", "fp32", "fp8", "tf32"):
         raise Unusable(f"dtype {dtype} is not modelled")
     flash = row.get("flash_attention")
-    seq_len = _count(row, "seq_len", model.seq_len)
+    seq_len = _count(row, "seq_len", conventions(source).seq_len or model.seq_len)
     job = job_of(
         source,
         global_batch=_global_batch(row, layout),

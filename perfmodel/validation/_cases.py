@@ -10,7 +10,7 @@ import pandas as pd
 
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.io import write_table
-from perfmodel.predict import explain, step_model
+from perfmodel.prediction import explain, step_model
 from perfmodel.units import GB, GIB
 from perfmodel.validation._case_rows import Unusable, read_case
 from perfmodel.validation._metrics import errors

@@ -22,6 +22,7 @@ class Conventions:
     grad_dtype: str = "fp32"
     fused_kernels: bool = True
     vocab: int = 51200
+    seq_len: int | None = None
 
 
 _MEGATRON_2021 = Conventions(
@@ -49,6 +50,8 @@ _BY_SOURCE: tuple[tuple[str, Conventions], ...] = (
     ("ultrascale", Conventions(overlap_grad_reduce=True)),
     # FSDP, mixed_precision=DEFAULT: bf16 weights and fp32 reduction
     ("mosaicml", Conventions()),
+    # the sequence length of every BERT pre-training benchmark of that report
+    ("OneFlow DLPerf v1.0", Conventions(flash_attention=False, vocab=30522, seq_len=128, grad_dtype="fp16")),
     ("OneFlow DLPerf", Conventions(flash_attention=False, vocab=50304, grad_dtype="fp16")),
     # XLA keeps bf16 gradients of bf16 computations for the reduction
     ("MaxText", Conventions(zero=3, grad_dtype="bf16")),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from perfmodel.io import write_bytes
-from perfmodel.predict import Prediction
+from perfmodel.prediction import Prediction
 from perfmodel.program import Kind, Stream
 from perfmodel.viz._events import LABELS, Slices, slices
 from perfmodel.viz._trace import _timeline

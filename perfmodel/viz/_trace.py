@@ -7,7 +7,7 @@ from typing import Any
 
 from perfmodel.errors import PerfModelError
 from perfmodel.io import write_bytes
-from perfmodel.predict import Prediction
+from perfmodel.prediction import Prediction
 from perfmodel.program import Kind
 from perfmodel.viz._events import LABELS, slices
 

@@ -25,14 +25,11 @@ def convnet_blocks(model: ConvNet, job: Job, shard: Shard) -> tuple[tuple[BlockO
         if getattr(shard, name) > 1:
             raise LayoutError(f"{model.name}: {name}={getattr(shard, name)} must be 1 for a convolutional network")
     precision = Precision.of(job)
-    out: list[tuple[BlockOps, int]] = []
-    for layers in _units(model):
-        block = _block(layers, precision, shard.micro_batch, train=job.mode == "train")
-        if out and out[-1][0] == block:
-            out[-1] = (block, out[-1][1] + 1)
-        else:
-            out.append((block, 1))
-    return tuple(out)
+    train = job.mode == "train"
+    return tuple(
+        (_block(unit, precision, shard.micro_batch, train=train), sum(1 for _ in equal))
+        for unit, equal in groupby(_units(model))
+    )
 
 
 def _units(model: ConvNet) -> Iterator[list[ConvLayer]]:

@@ -3,9 +3,9 @@
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.predict._blocks import BlockTable
-from perfmodel.predict._memory import stored_dtype_bytes
-from perfmodel.predict._placement import Group, Placement
+from perfmodel.prediction._blocks import BlockTable
+from perfmodel.prediction._memory import stored_dtype_bytes
+from perfmodel.prediction._placement import Group, Placement
 from perfmodel.program import Kind, ProgramSpec
 from perfmodel.spec import Cluster, Collective, Job, Layout, Op
 from perfmodel.units import dtype_bytes

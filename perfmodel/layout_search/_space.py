@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 from perfmodel.errors import LayoutError
-from perfmodel.predict import check_layout
+from perfmodel.prediction import check_layout
 from perfmodel.spec import Cluster, Job, Layout, Model, Transformer
 
 

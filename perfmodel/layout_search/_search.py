@@ -11,8 +11,8 @@ import numpy as np
 
 from perfmodel import catalog
 from perfmodel.errors import LayoutError, UnknownNameError
-from perfmodel.predict import Framework, Prediction, StepModel, explain, step_model
-from perfmodel.search._space import Space, default_space, enumerate_layouts
+from perfmodel.layout_search._space import Space, default_space, enumerate_layouts
+from perfmodel.prediction import Framework, Prediction, StepModel, explain, step_model
 from perfmodel.spec import Cluster, Job, Layout, Model
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def search(
     space: Space | None = None,
     calibration: Path | str | None = None,
     framework: Framework | None = None,
+    strict: bool = False,
     progress: Progress | None = None,
 ) -> SearchResult:
     """Rank the layouts of `model` on `devices` devices of `cluster` by predicted step time.
@@ -104,7 +105,7 @@ def search(
     if not candidates:
         reasons = "; ".join(f"{reason} ({count})" for reason, count in rejected.most_common())
         raise LayoutError(f"no layout of {model.name} is possible on {devices} devices: {reasons}")
-    return rank(fixed, candidates, rejected, top, started, progress)
+    return rank(fixed, candidates, rejected, top, started, progress, strict)
 
 
 def rank(
@@ -114,6 +115,7 @@ def rank(
     top: int,
     started: float,
     progress: Progress | None,
+    strict: bool = False,
 ) -> SearchResult:
     """Drop what does not fit, evaluate the rest exactly, explain the best `top`."""
     report = progress or (lambda *_: None)
@@ -128,7 +130,7 @@ def rank(
     step_s = fixed.evaluate(feasible).step_time_s if feasible else np.zeros(0)
     order = np.argsort(step_s, kind="stable")
     report("explain", 0, min(top, len(feasible)))
-    best = [explain(fixed, feasible[i]) for i in order[:top].tolist()]
+    best = [explain(fixed, feasible[i], strict=strict) for i in order[:top].tolist()]
     best.sort(key=lambda p: p.step_time_s)
     report("done", len(feasible), len(feasible))
     return SearchResult(

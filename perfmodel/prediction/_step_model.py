@@ -13,14 +13,14 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.cost import CollectiveModel, EventTimes, KernelModel
-from perfmodel.predict._blocks import BlockTable, Phase, block_table, event_times
-from perfmodel.predict._communication import ClassEvent, communication_events
-from perfmodel.predict._framework import Framework
-from perfmodel.predict._memory import MemoryBatch, memory_batch
-from perfmodel.predict._program_spec import program_spec
-from perfmodel.predict._stages import layer_count, stage_blocks
+from perfmodel.prediction._blocks import BlockTable, Phase, block_table, event_times
+from perfmodel.prediction._communication import ClassEvent, communication_events
+from perfmodel.prediction._framework import Framework
+from perfmodel.prediction._memory import MemoryBatch, memory_batch
+from perfmodel.prediction._program_spec import program_spec
+from perfmodel.prediction._stages import layer_count, stage_blocks
 from perfmodel.program import N_STREAMS, Kind, ProgramSpec, Stream, Structure, build
-from perfmodel.schedule import get_schedule, in_flight
+from perfmodel.schedule import alive_at_peak
 from perfmodel.spec import Cluster, Job, Layout, Model, Op
 from perfmodel.timeline import CompiledStructure, load_or_compile, makespan_many
 from perfmodel.workload import Shard, blocks
@@ -189,8 +189,8 @@ class StepModel:
         """Memory of a bundle's layouts; needs the order of events but no times."""
         spec = bundle.spec
         alive = self._once(
-            ("in flight", spec.schedule, spec.stages, spec.micro_batches, spec.chunks, spec.forward_only),
-            lambda: in_flight(get_schedule(spec.schedule)(spec.stages, spec.micro_batches, spec.chunks)).astype(float),
+            ("alive", spec.schedule, spec.stages, spec.micro_batches, spec.chunks, spec.forward_only),
+            lambda: alive_at_peak(spec.build_schedule()).astype(float),
         )
         return memory_batch(bundle.layouts, bundle.tables, bundle.counts, alive, self.job, self.framework)
 

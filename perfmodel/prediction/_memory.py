@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.predict._blocks import RECOMPUTE_MODES, BlockTable
-from perfmodel.predict._framework import Framework
+from perfmodel.prediction._blocks import RECOMPUTE_MODES, BlockTable
+from perfmodel.prediction._framework import Framework
 from perfmodel.spec import Job, Layout
 from perfmodel.units import dtype_bytes
 
@@ -57,12 +57,12 @@ def memory_batch(
     layouts: Sequence[Layout],
     tables: Sequence[BlockTable],
     counts: Float[np.ndarray, "stages segments blocks"],
-    in_flight: Float[np.ndarray, "ranks chunks"],
+    alive: Float[np.ndarray, "ranks chunks"],
     job: Job,
     framework: Framework,
 ) -> MemoryBatch:
-    """Memory of layouts that share one program (and so stages, segments and in-flight counts)."""
-    ranks, chunks = in_flight.shape
+    """Memory of layouts that share one program (and so stages, segments and counts of activations alive)."""
+    ranks, chunks = alive.shape
     training = job.mode == "train"
     stage = counts.sum(axis=1)
 
@@ -93,7 +93,7 @@ def memory_batch(
     per_block = saved[np.arange(len(layouts)), :, mode]
     if training:
         live = (per_block @ stage.T).reshape(-1, chunks, ranks)
-        activations = np.einsum("lcr,rc->lr", live, in_flight)
+        activations = np.einsum("lcr,rc->lr", live, alive)
     else:
         activations = np.zeros_like(dense)
     # one block is materialised in full while it is recomputed, beside its own workspace

@@ -6,9 +6,9 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.cost import EventTimes
-from perfmodel.predict._blocks import Phase
-from perfmodel.predict._prediction import CriticalEvent
-from perfmodel.predict._step_model import Bundle, StepModel
+from perfmodel.prediction._blocks import Phase
+from perfmodel.prediction._prediction import CriticalEvent
+from perfmodel.prediction._step_model import Bundle, StepModel
 from perfmodel.program import Kind
 from perfmodel.spec import (
     Attention,

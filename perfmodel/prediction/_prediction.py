@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.predict._memory import CATEGORIES
+from perfmodel.prediction._memory import CATEGORIES
 from perfmodel.spec import Layout
 from perfmodel.timeline import Timeline
 from perfmodel.units import GIB

@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from perfmodel.cost import CollectiveModel, EventTimes, KernelModel
-from perfmodel.predict._framework import Framework
-from perfmodel.predict._placement import Placement
+from perfmodel.prediction._framework import Framework
+from perfmodel.prediction._placement import Placement
 from perfmodel.spec import Cluster, Collective, Job, KernelOp, Layout, Op
 from perfmodel.workload import BlockOps, Comm
 

@@ -10,12 +10,12 @@ from jaxtyping import Float
 from perfmodel import catalog
 from perfmodel.cost import CollectiveModel, KernelModel
 from perfmodel.errors import NoDataError
-from perfmodel.predict._check import check_layout
-from perfmodel.predict._explain import CriticalPath, breakdown
-from perfmodel.predict._framework import Framework
-from perfmodel.predict._memory import CATEGORIES
-from perfmodel.predict._prediction import Prediction, StageMemory
-from perfmodel.predict._step_model import Bundle, Prepared, StepModel
+from perfmodel.prediction._check import check_layout
+from perfmodel.prediction._explain import CriticalPath, breakdown
+from perfmodel.prediction._framework import Framework
+from perfmodel.prediction._memory import CATEGORIES
+from perfmodel.prediction._prediction import Prediction, StageMemory
+from perfmodel.prediction._step_model import Bundle, Prepared, StepModel
 from perfmodel.program import Kind
 from perfmodel.spec import Cluster, Job, Layout, Model
 from perfmodel.timeline import makespan_and_grad, makespan_lanes, times

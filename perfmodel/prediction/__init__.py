@@ -1,0 +1,13 @@
+"""Model + cluster + layout -> prediction."""
+
+from perfmodel.prediction._check import check_layout as check_layout
+from perfmodel.prediction._explain import event_label as event_label
+from perfmodel.prediction._framework import Framework as Framework
+from perfmodel.prediction._predict import explain as explain
+from perfmodel.prediction._predict import fit_reasons as fit_reasons
+from perfmodel.prediction._predict import predict as predict
+from perfmodel.prediction._predict import step_model as step_model
+from perfmodel.prediction._prediction import CriticalEvent as CriticalEvent
+from perfmodel.prediction._prediction import Prediction as Prediction
+from perfmodel.prediction._prediction import StageMemory as StageMemory
+from perfmodel.prediction._step_model import StepModel as StepModel

@@ -1,0 +1,92 @@
+"""Register allocation: where in a small file of slots each op's end time lives.
+
+The live set of a pipeline schedule is a few values per device, so the evaluator keeps end times in
+*slots* that are reused, not in an array as long as the program. Ops are put in level order and cut
+into bundles of independent ops, each of which writes one contiguous block of slots: the same
+allocation serves a loop over single ops (one or few lanes) and a loop over bundles (many lanes).
+"""
+
+from typing import Final
+
+import numpy as np
+from jaxtyping import Int
+
+BUNDLE: Final = 16
+"""Ops of a bundle at most, and slots of a block."""
+
+GROUP: Final = 4
+"""No slot is written again before the end of the aligned group of this many positions that reads it
+last, so that a loop may process a group and then still read every source of the group."""
+
+ZERO_SLOT: Final = 0
+"""Holds 0, the start of an op without predecessors."""
+NEVER_SLOT: Final = 1
+"""Holds `NEVER_S`, the end of a predecessor that does not exist."""
+RESULT_SLOT: Final = 2
+"""Where the last op, the end of the step, puts its end time."""
+SPARE_SLOT: Final = 3
+"""Where padding writes."""
+NEVER_S: Final = -1e15
+"""Earlier than any event, yet finite, so that smooth maxima have finite gradients."""
+
+_FIRST_BLOCK: Final = 1
+"""Block 0 is the one that holds the four special slots."""
+
+
+def levels(pred: Int[np.ndarray, "ops 2"]) -> Int[np.ndarray, " ops"]:
+    """Length in ops of the longest path that ends in each op; the last op comes after all others.
+
+    A plain loop over lists: the recurrence does not vectorise (a pipeline has thousands of levels of
+    some tens of ops each).
+    """
+    of_op = [0]
+    append = of_op.append
+    for a, b in zip((pred[:, 0] + 1).tolist(), (pred[:, 1] + 1).tolist(), strict=True):
+        x = of_op[a]
+        y = of_op[b]
+        append(x + 1 if x > y else y + 1)
+    level = np.array(of_op[1:], dtype=np.int64)
+    level[-1] = level.max() + 1
+    return level
+
+
+def level_order(level: Int[np.ndarray, " ops"], pred: Int[np.ndarray, "ops 2"]) -> Int[np.ndarray, " ops"]:
+    """Ops by level, inside a level by the level of their last reader, so that blocks die together."""
+    last_read = np.zeros(len(level) + 1, np.int64)
+    np.maximum.at(last_read, pred[:, 0], level)
+    np.maximum.at(last_read, pred[:, 1], level)
+    return np.argsort(level * (level[-1] + 1) + last_read[:-1], kind="stable")
+
+
+def bundles(level: Int[np.ndarray, " ops"]) -> tuple[Int[np.ndarray, " ops"], Int[np.ndarray, " ops"]]:
+    """Bundle of each position and rank in it, cutting each level into runs of `BUNDLE` ops."""
+    new_level = np.r_[True, level[1:] != level[:-1]]
+    starts = np.flatnonzero(new_level)
+    in_level = np.arange(len(level)) - starts[np.cumsum(new_level) - 1]
+    rank = in_level % BUNDLE
+    return np.cumsum(rank == 0) - 1, rank
+
+
+def blocks(bundle: Int[np.ndarray, " ops"], pred: Int[np.ndarray, "ops 2"]) -> Int[np.ndarray, " ops"]:
+    """Block of slots of each position; a bundle's block is reused once all its values were read."""
+    n = len(bundle)
+    last_reader = np.arange(n + 1)
+    np.maximum.at(last_reader, pred[:, 0], np.arange(n))
+    np.maximum.at(last_reader, pred[:, 1], np.arange(n))
+    start = np.flatnonzero(np.r_[True, bundle[1:] != bundle[:-1]])
+    last_read = np.maximum.reduceat(last_reader[:-1], start)
+    reusable_from = np.searchsorted(start, (last_read // GROUP + 1) * GROUP)
+    released: list[list[int]] = [[] for _ in range(len(start) + 1)]
+    free: list[int] = []
+    n_blocks = _FIRST_BLOCK
+    of_bundle = []
+    for k, until in enumerate(reusable_from.tolist()):
+        free += released[k]
+        if free:
+            block = free.pop()
+        else:
+            block = n_blocks
+            n_blocks += 1
+        of_bundle.append(block)
+        released[until].append(block)
+    return np.array(of_bundle)[bundle]

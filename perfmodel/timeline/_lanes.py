@@ -1,0 +1,118 @@
+"""Many duration vectors on one structure, in single precision: what a search evaluates."""
+
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from perfmodel.timeline._compile import CompiledStructure
+from perfmodel.timeline._durations import Durations, checked, padded_classes, padded_lanes
+from perfmodel.timeline._loops import LANES, TILE, tile_of_lanes
+from perfmodel.timeline._precision import evaluation_of
+from perfmodel.timeline._rows import counts_of_rows, spans_of_rows
+from perfmodel.timeline._tables import BundleTables, OpTables
+
+D = TypeVar("D", np.ndarray, Array)
+
+
+def makespan_lanes(compiled: CompiledStructure, durations: Float[D, "lanes classes"]) -> Float[D, " lanes"]:
+    """`makespan` of each row of `durations`, in seconds.
+
+    More than 16 lanes run in tiles of 128, so that working memory does not grow with their number.
+    NumPy input is rounded to float32 and gives NumPy output; JAX input keeps its precision and may be
+    traced and differentiated as in `makespan`.
+
+    Args:
+        compiled: what `compile_structure` returned.
+        durations: seconds, shape (lanes, classes).
+
+    Raises:
+        PerfModelError: durations of another shape, or not finite.
+    """
+    lanes, few = len(durations), len(durations) <= LANES
+    padded, n_tiles = _prepared(compiled, durations, LANES if few else TILE)
+    with evaluation_of(padded):
+        if few:
+            spans = _few(compiled.op_tables, padded, n_tiles)
+        else:
+            spans = _many(compiled.op_tables, compiled.bundle_tables, padded, n_tiles)
+        return _as_given(spans, durations)[:lanes]
+
+
+def makespan_lanes_and_grad(
+    compiled: CompiledStructure, durations: Float[D, "lanes classes"]
+) -> tuple[Float[D, " lanes"], Float[D, "lanes classes"]]:
+    """`makespan_and_grad` of each row of `durations`; arguments and errors as for `makespan_lanes`."""
+    padded, n_rows = _prepared(compiled, durations, LANES)
+    with evaluation_of(padded):
+        spans, counts = _counts(compiled.op_tables, padded, n_rows)
+        lanes = len(durations)
+        return _as_given(spans, durations)[:lanes], _as_given(counts, durations)[:lanes, : compiled.n_classes]
+
+
+def _prepared(
+    compiled: CompiledStructure, durations: Durations, tile: int
+) -> tuple[Float[Durations, "padded_lanes padded_classes"], np.int32]:
+    durations = checked(durations, compiled.n_classes, ndim=2)
+    if isinstance(durations, np.ndarray):
+        durations = durations.astype(np.float32)
+    n_tiles = np.int32(-(-durations.shape[0] // tile))
+    return padded_lanes(padded_classes(durations), tile), n_tiles
+
+
+def _as_given(result: Array, durations: Durations) -> Durations:
+    return result if isinstance(durations, jax.Array) else np.asarray(result)
+
+
+@jax.custom_jvp
+def _spans_in_rows(
+    tables: OpTables, durations: Float[Array, "lanes classes"], n_rows: Int[Array, ""]
+) -> Float[Array, " lanes"]:
+    return spans_of_rows(tables, durations, n_rows)
+
+
+@_spans_in_rows.defjvp
+def _jvp_in_rows(primals, tangents):
+    tables, durations, n_rows = primals
+    fixed = lax.stop_gradient(durations)
+    spans, counts = counts_of_rows(tables, fixed, n_rows)
+    return _with_tangent(spans, counts, durations - fixed, tangents[1])
+
+
+@jax.custom_jvp
+def _spans_in_tiles(
+    op_tables: OpTables,
+    tables: BundleTables,
+    durations: Float[Array, "lanes classes"],
+    n_tiles: Int[Array, ""],
+) -> Float[Array, " lanes"]:
+    del op_tables  # for the derivative
+    tiles = durations.reshape(-1, TILE, durations.shape[1]).transpose(0, 2, 1)
+
+    def tile(i: Array, spans: Array) -> Array:
+        span = tile_of_lanes(tables, lax.dynamic_index_in_dim(tiles, i, keepdims=False))
+        return lax.dynamic_update_index_in_dim(spans, span, i, 0)
+
+    spans = jnp.zeros((tiles.shape[0], TILE), durations.dtype)
+    return lax.fori_loop(np.int32(0), n_tiles, tile, spans).reshape(-1)
+
+
+@_spans_in_tiles.defjvp
+def _jvp_in_tiles(primals, tangents):
+    op_tables, _, durations, n_tiles = primals
+    fixed = lax.stop_gradient(durations)
+    spans, counts = counts_of_rows(op_tables, fixed, n_tiles * np.int32(TILE // LANES))
+    return _with_tangent(spans, counts, durations - fixed, tangents[2])
+
+
+def _with_tangent(spans: Array, counts: Array, zero: Array, tangent: Array) -> tuple[Array, Array]:
+    """The added 0 carries the first derivative of the primal output into higher orders."""
+    return spans + (counts * zero).sum(axis=1), (counts * tangent).sum(axis=1)
+
+
+_few = jax.jit(_spans_in_rows)
+_many = jax.jit(_spans_in_tiles)
+_counts = jax.jit(counts_of_rows)

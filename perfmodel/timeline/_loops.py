@@ -1,0 +1,180 @@
+"""The loops that run a compiled program: one lane, sixteen lanes, or a tile of lanes by bundles.
+
+XLA:CPU turns a `while` whose body touches less than about 1 kB per iteration into a single function,
+and otherwise dispatches every fusion of the body on its own (30 to 60 times slower for scalars).
+The loops over single ops stay below that limit: scalars are read one by one from flat tables,
+indices are unsigned (no test for negative ones), and a value just written is read back from the new
+state (reading the old one would copy the slots at every step).
+"""
+
+from typing import Final, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, UInt
+
+from perfmodel.timeline._allocate import BUNDLE, GROUP, NEVER_S, NEVER_SLOT, RESULT_SLOT, SPARE_SLOT
+from perfmodel.timeline._tables import (
+    DESTINATION,
+    DURATION,
+    LAG_A,
+    LAG_B,
+    SOURCE_A,
+    SOURCE_B,
+    BundleTables,
+    OpTables,
+)
+
+LANES: Final = 16
+"""Lanes of the loop over single ops with a row of lanes."""
+TILE: Final = 128
+"""Lanes of the loop over bundles: the fewest for which XLA vectorises its row loops."""
+
+
+class Items(NamedTuple):
+    """What to run in a table of programs end to end: each item is a program with a row of lanes."""
+
+    first_op: Int[Array, " items"]
+    n_ops: Int[Array, " items"]
+    first_class: Int[Array, " items"]
+    """Row of the durations that holds the item's class 0."""
+    count: Int[Array, ""]
+    """Items that are real; the rest is padding."""
+
+
+def one_lane(
+    tables: OpTables, durations: Float[Array, " classes"], *, keep_ends: bool
+) -> tuple[Float[Array, ""], Float[Array, " positions"]]:
+    """Makespan, and with `keep_ends` the end time at every position (else an empty array).
+
+    Solves `end = max_j(end[pred_j] + d[lag_j]) + d[duration]`, `GROUP` ops per step.
+    """
+    slots = _slots(tables.n_slots, durations)
+    ends = jnp.zeros(tables.padded_ops if keep_ends else 0, durations.dtype)
+
+    def group(step: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        slots, ends = state
+        positions = [_unsigned(step) * np.uint32(GROUP) + np.uint32(i) for i in range(GROUP)]
+        for position in positions:
+            row = _row(tables, position)
+            a, b = _released(tables, slots, durations, row)
+            end = jnp.where(b > a, b, a) + _read(durations, row[DURATION])
+            slots = _write(slots, end, row[DESTINATION])
+        if keep_ends:
+            for position in positions:
+                destination = _read(tables.program, position * np.uint32(tables.width) + np.uint32(DESTINATION))
+                ends = _write(ends, _read(slots, destination), position)
+        return slots, ends
+
+    n_groups = (tables.n_ops + (GROUP - 1)) // GROUP
+    slots, ends = lax.fori_loop(np.int32(0), n_groups, group, (slots, ends))
+    return slots[RESULT_SLOT], ends
+
+
+def row_of_lanes(tables: OpTables, items: Items, durations: Float[Array, "rows lanes"]) -> Float[Array, "items lanes"]:
+    """Makespan of every item and lane."""
+
+    def item(i: Array, spans: Array) -> Array:
+        span, _ = run_item(tables, items, i, durations, decisions=None)
+        return _write(spans, span, _unsigned(i))
+
+    spans = jnp.zeros((items.n_ops.shape[0], durations.shape[1]), durations.dtype)
+    return lax.fori_loop(np.int32(0), items.count, item, spans)
+
+
+def run_item(
+    tables: OpTables,
+    items: Items,
+    i: Int[Array, ""],
+    durations: Float[Array, "rows lanes"],
+    decisions: Bool[Array, "positions lanes"] | None,
+) -> tuple[Float[Array, " lanes"], Bool[Array, "positions lanes"] | None]:
+    """Makespan of item `i`, and per position whether the second predecessor released the op.
+
+    The end of an op is written to its slot at the start of the next step, so that one fusion reads
+    all of its operands.
+    """
+    first_op, first_class = _unsigned(items.first_op[i]), _unsigned(items.first_class[i])
+
+    def op(k: Array, state: tuple[Array, Array, Array, Array | None]) -> tuple[Array, Array, Array, Array | None]:
+        slots, end, destination, decisions = state
+        slots = _write(slots, end, destination)
+        row = _row(tables, first_op + _unsigned(k))
+        a, b = _released(tables, slots, durations, row, first_class)
+        end = jnp.where(b > a, b, a) + _read(durations, first_class + row[DURATION])
+        if decisions is not None:
+            decisions = _write(decisions, b > a, _unsigned(k))
+        return slots, end, row[DESTINATION], decisions
+
+    start = (
+        _slots(tables.n_slots, durations),
+        jnp.zeros(durations.shape[1], durations.dtype),
+        jnp.uint32(SPARE_SLOT),
+        decisions,
+    )
+    _, end, _, decisions = lax.fori_loop(np.int32(0), items.n_ops[i], op, start)
+    return end, decisions
+
+
+def tile_of_lanes(tables: BundleTables, durations: Float[Array, "classes lanes"]) -> Float[Array, " lanes"]:
+    """Makespan of every lane; each step runs a bundle of independent ops for all lanes."""
+
+    def bundle(k: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        slots, ends, first_slot = state
+        slots = lax.dynamic_update_slice(slots, ends, (first_slot, np.uint32(0)))
+        row = _read(tables.rows, _unsigned(k))
+        columns = [row[i : i + BUNDLE] for i in range(0, row.shape[0] - 1, BUNDLE)]
+        a, b = _gather(slots, columns[0]), _gather(slots, columns[1])
+        if tables.has_lags:
+            a, b = a + _gather(durations, columns[3]), b + _gather(durations, columns[4])
+        return slots, jnp.where(b > a, b, a) + _gather(durations, columns[2]), row[-1]
+
+    lanes = durations.shape[1]
+    start = (
+        _slots(tables.n_slots, durations),
+        jnp.zeros((BUNDLE, lanes), durations.dtype),
+        jnp.uint32(BUNDLE),
+    )
+    _, ends, _ = lax.fori_loop(np.int32(0), tables.n_bundles, bundle, start)
+    return ends[0]
+
+
+def _slots(n: int, durations: Float[Array, "classes *lanes"]) -> Float[Array, "slots *lanes"]:
+    empty = jnp.zeros((n, *durations.shape[1:]), durations.dtype)
+    return empty.at[NEVER_SLOT].set(NEVER_S)
+
+
+def _row(tables: OpTables, position: UInt[Array, ""]) -> list[UInt[Array, ""]]:
+    at = position * np.uint32(tables.width)
+    return [_read(tables.program, at + np.uint32(i)) for i in range(tables.width)]
+
+
+def _released(
+    tables: OpTables,
+    slots: Float[Array, "slots *lanes"],
+    durations: Float[Array, "classes *lanes"],
+    row: list[UInt[Array, ""]],
+    first_class: UInt[Array, ""] | np.uint32 = np.uint32(0),
+) -> tuple[Float[Array, "*lanes"], Float[Array, "*lanes"]]:
+    """When each of the two predecessors releases the op of this row."""
+    a, b = _read(slots, row[SOURCE_A]), _read(slots, row[SOURCE_B])
+    if not tables.has_lags:
+        return a, b
+    return a + _read(durations, first_class + row[LAG_A]), b + _read(durations, first_class + row[LAG_B])
+
+
+def _unsigned(i: Int[Array, "..."]) -> UInt[Array, "..."]:
+    return i.astype(jnp.uint32)
+
+
+def _read(array: Array, i: UInt[Array, ""]) -> Array:
+    return lax.dynamic_index_in_dim(array, i, keepdims=False)
+
+
+def _write(array: Array, value: Array, i: UInt[Array, ""]) -> Array:
+    return lax.dynamic_update_index_in_dim(array, value, i, 0)
+
+
+def _gather(rows: Float[Array, "n lanes"], i: UInt[Array, " m"]) -> Float[Array, "m lanes"]:
+    return rows.at[i].get(mode="promise_in_bounds", wrap_negative_indices=False)

@@ -1,0 +1,84 @@
+import pytest
+
+from perfmodel.catalog import model, models
+from perfmodel.errors import PerfModelError, UnknownNameError
+from perfmodel.spec import ConvNet, Experts, Mlp, Transformer
+
+
+def test_every_listed_model_loads_and_names_its_source():
+    for name in models():
+        found = model(name)
+        assert found.name == name
+        assert found.source
+
+
+def test_names_ignore_case_and_have_aliases():
+    assert model("GPT-175B") is model("gpt3-175b")
+    assert model("Llama 2 70B") is model("llama2-70b")
+    assert model("gpt-1008.0B") is model("gpt-1t")
+    assert isinstance(model("VGG16"), ConvNet)
+    assert isinstance(model("mlp-17b"), Mlp)
+
+
+def test_an_unknown_name_is_answered_with_near_ones():
+    with pytest.raises(UnknownNameError, match=r"unknown model 'llama3-7b'.*llama"):
+        model("llama3-7b")
+
+
+def test_published_model_names_resolve():
+    names = [
+        "mpt-125m", "mpt-70b", "gpt3-126M", "gpt3-5B", "llama2-7b", "deepseekv3", "qwen3-235b-a22b", "t5-3b",
+        "llama-like-80B", "maxtext-1024B", "gpt-28.3B", "bert-base-pretrain",
+        "resnet50-v1.5", "internlm-7B", "llama3.1-405B", "nemotron-22b", "kimi-k2",
+    ]  # fmt: skip
+    for name in names:
+        model(name)
+
+
+MINIMAL = "layers = 2\nhidden = 64\nheads = 4\nvocab = 100\nseq_len = 16\n"
+
+
+def test_what_follows_from_the_rest_may_be_left_out(tmp_path):
+    path = tmp_path / "tiny.toml"
+    path.write_text(MINIMAL)
+    found = model(path)
+    assert isinstance(found, Transformer)
+    assert (found.name, found.kv_heads, found.head_dim, found.ffn_hidden) == ("tiny", 4, 16, 256)
+
+
+def test_experts_come_from_a_nested_table(tmp_path):
+    path = tmp_path / "moe.toml"
+    path.write_text(MINIMAL + "[experts]\ncount = 8\ntopk = 2\nffn_hidden = 32\n")
+    found = model(path)
+    assert isinstance(found, Transformer)
+    assert found.experts == Experts(count=8, topk=2, ffn_hidden=32)
+
+
+def test_a_convolutional_network_comes_from_toml(tmp_path):
+    path = tmp_path / "net.toml"
+    path.write_text(
+        'kind = "convnet"\n[[stack]]\nname = "c"\nop = "conv"\nc_in = 3\nsize_in = 8\nc_out = 4\nkernel = 3\n'
+    )
+    found = model(path)
+    assert isinstance(found, ConvNet)
+    assert found.stack[0].c_out == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (MINIMAL.replace("heads = 4\n", ""), r"heads: missing"),
+        (MINIMAL + "head = 3\n", r"head: unknown key"),
+        (MINIMAL + "kv_heads = 3\n", r"heads=4 must be a multiple of kv_heads=3"),
+        (MINIMAL.replace("64", "'64'"), r"hidden: Input should be a valid integer"),
+        (MINIMAL.replace("layers = 2", "layers = -2"), r"layers must be a finite number above zero"),
+        (MINIMAL + 'activation = "tanh"\n', r"activation: "),
+        (MINIMAL + "[experts]\ncount = 8\ntop = 2\n", r"experts\.topk: missing; .*experts\.top: unknown key"),
+        ('kind = "rnn"\n', r"kind: must be transformer, mlp or convnet"),
+    ],
+)
+def test_a_bad_file_is_refused_with_all_its_faults(tmp_path, text, message):
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    with pytest.raises(PerfModelError, match=message):
+        model(path)

@@ -1,0 +1,106 @@
+"""The command line: the contract's names and keys, one JSON object, one error line, exit status 2."""
+
+import gzip
+import json
+import subprocess
+import sys
+
+import pytest
+
+from perfmodel.cli import main
+
+JOB = ["--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--global-batch", "32"]
+
+
+def run(capsys, *argv: str) -> tuple[int, str, str]:
+    try:
+        status = main(list(argv))
+    except SystemExit as stop:
+        status = int(stop.code or 0)
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_predict_prints_one_json_object(capsys):
+    status, out, err = run(capsys, "predict", *JOB, "--devices", "16", "--layout", "tp=2,pp=2,dp=4", "--json")
+    assert (status, err) == (0, "")
+    result = json.loads(out)
+    assert result["devices"] == 16
+    assert result["step_time_lo_s"] < result["step_time_s"] < result["step_time_hi_s"]
+
+
+def test_predict_prints_a_summary(capsys):
+    status, out, _ = run(capsys, "predict", *JOB, "--layout", "2M2P4D,zero=1")
+    assert status == 0
+    for words in ("step time", "MFU", "memory", "critical path", "where the times come from"):
+        assert words in out
+
+
+def test_search_writes_everything(capsys, tmp_path):
+    files = [tmp_path / "plan.json", tmp_path / "plan.trace.json.gz", tmp_path / "plan.png"]
+    status, out, _ = run(
+        capsys, "search", *JOB, "--devices", "16", "--top", "3", "--fix", "tp=2,recompute=none",
+        "--out", str(files[0]), "--trace", str(files[1]), "--png", str(files[2]),
+    )  # fmt: skip
+    assert status == 0
+    assert "layouts scored by full schedule evaluation" in out
+    assert len(json.loads(files[0].read_text())["layouts"]) == 3
+    trace = json.loads(gzip.decompress(files[1].read_bytes()))
+    assert {e["ph"] for e in trace["traceEvents"]} == {"M", "X"}
+    assert files[2].read_bytes().startswith(b"\x89PNG")
+
+
+def test_timeline_is_a_chrome_trace(capsys, tmp_path):
+    path = tmp_path / "t.json"
+    status, out, _ = run(capsys, "timeline", *JOB, "--layout", "tp=2,pp=4,dp=2", "--out", str(path), "--json")
+    assert status == 0
+    events = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
+    step_us = json.loads(out)["step_time_s"] * 1e6
+    assert max(e["ts"] + e["dur"] for e in events) == pytest.approx(step_us, rel=1e-6)
+    assert {e["pid"] for e in events} == {0, 1, 2, 3}
+    forwards = [e for e in events if e["cat"] == "forward"]
+    assert {e["args"]["micro_batch"] for e in forwards} == set(range(16))
+
+
+def test_doctor(capsys):
+    status, out, _ = run(capsys, "doctor", "--json")
+    assert status == 0
+    assert json.loads(out)["packages"]["jax"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["predict", *JOB, "--layout", "tp=3"], "attention heads are not divisible by tp=3"),
+        (["predict", *JOB, "--layout", "tp=2", "--devices", "3"], "use tp, pp|3 devices|choose tp"),
+        (["predict", *JOB], "--layout"),
+        (["predict", "--model", "gpt5", "--cluster", "dgx-a100", "--global-batch", "8", "--layout", "dp=8"], "gpt5"),
+        (["search", *JOB], "--devices N is needed"),
+        (["search", *JOB, "--devices", "16", "--method", "magic"], "unknown search method"),
+        (["timeline", *JOB, "--layout", "dp=8"], "nothing to write"),
+        (["validate", "kernels", "absent.csv"], "absent.csv"),
+        (["validate", "cases", "absent.csv"], "absent.csv"),
+        (["predict", *JOB, "--layout", "dp=8", "--calibration", "nowhere"], "nowhere"),
+        (["frobnicate"], "invalid choice"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(capsys, argv, message):
+    import re
+
+    status, out, err = run(capsys, *argv)
+    assert status == 2
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1
+    assert re.search(message, err)
+
+
+def test_help_imports_no_jax():
+    code = (
+        "import sys; from perfmodel.cli._parser import parser; parser().format_help(); sys.exit('jax' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_importing_the_package_imports_no_jax():
+    code = "import sys, perfmodel as pm; pm.Layout(tp=2); sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

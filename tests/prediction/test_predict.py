@@ -1,0 +1,125 @@
+"""Predictions: accounts that must add up, agreement of the batch path, refusals."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel import catalog
+from perfmodel.errors import LayoutError, NoDataError, UnknownNameError
+from perfmodel.prediction import explain, predict, step_model
+from perfmodel.spec import Job, Layout
+
+JOB = Job(global_batch=64, seq_len=2048)
+
+
+@pytest.fixture(scope="module")
+def fixed():
+    return step_model(catalog.model("gpt3-1.3b"), catalog.cluster("dgx-a100"), JOB)
+
+
+layouts = st.builds(
+    Layout,
+    tp=st.sampled_from([1, 2, 8]),
+    pp=st.sampled_from([1, 2, 4]),
+    dp=st.sampled_from([1, 2, 8]),
+    micro_batch=st.sampled_from([1, 2]),
+    schedule=st.sampled_from(["1f1b", "gpipe"]),
+    zero=st.sampled_from([0, 1, 2, 3]),
+    recompute=st.sampled_from(["none", "selective", "full"]),
+    sequence_parallel=st.booleans(),
+    overlap_grad_reduce=st.booleans(),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(layouts)
+def test_accounts_add_up(fixed, layout):
+    p = explain(fixed, layout)
+    assert 0 < p.step_time_lo_s < p.step_time_s < p.step_time_hi_s
+    assert sum(p.breakdown_s.values()) == pytest.approx(p.step_time_s)
+    assert sum(e.time_s for e in p.critical_path) == pytest.approx(p.step_time_s, rel=1e-6)
+    assert sum(p.provenance.values()) == pytest.approx(1)
+    assert 0 <= p.bubble_fraction < 1
+    assert 0 < p.mfu < 1
+    assert len(p.memory_per_stage) == layout.pp
+    assert p.memory.peak == pytest.approx(
+        p.memory.weights + p.memory.gradients + p.memory.optimizer + p.memory.activations + p.memory.buffers
+    )
+    assert all(v >= -1e-9 * p.step_time_s for v in p.breakdown_s.values())
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.lists(layouts, min_size=1, max_size=12))
+def test_batch_equals_one_by_one(fixed, several):
+    batch = fixed.evaluate(several).step_time_s
+    one = [explain(fixed, layout).step_time_s for layout in several]
+    np.testing.assert_allclose(batch, one, rtol=1e-4)
+    peak, _ = fixed.peak_memory(several)
+    np.testing.assert_allclose(peak, [explain(fixed, layout).memory.peak for layout in several])
+
+
+def test_timeline_agrees_with_the_step_time(fixed):
+    p = explain(fixed, Layout(tp=2, pp=4, dp=2, zero=1), timeline=True)
+    assert p.timeline is not None
+    assert float(np.max(p.timeline.end_s)) == pytest.approx(p.step_time_s, rel=1e-9)
+    assert p.bubble_fraction == pytest.approx(p.timeline.bubble_fraction(), abs=1e-6)
+
+
+def test_more_of_a_resource_never_hurts(fixed):
+    base = explain(fixed, Layout(tp=1, pp=1, dp=8))
+    assert explain(fixed, Layout(tp=1, pp=1, dp=8, recompute="full")).step_time_s > base.step_time_s
+    assert explain(fixed, Layout(tp=1, pp=1, dp=8, overlap_grad_reduce=False)).step_time_s >= base.step_time_s
+    sharded = explain(fixed, Layout(tp=1, pp=1, dp=8, zero=3)).memory
+    assert sharded.weights < base.memory.weights / 7
+    assert explain(fixed, Layout(tp=1, pp=1, dp=8, recompute="full")).memory.activations < base.memory.activations / 5
+
+
+def test_gpipe_holds_all_micro_batches_and_1f1b_the_stages(fixed):
+    one = explain(fixed, Layout(pp=4, dp=1, schedule="1f1b")).memory_per_stage
+    all_ = explain(fixed, Layout(pp=4, dp=1, schedule="gpipe")).memory_per_stage
+    assert all_[1].activations == pytest.approx(one[1].activations * 64 / 3)
+
+
+def test_json_has_the_contract_keys(fixed):
+    keys = fixed and explain(fixed, Layout(tp=2, pp=2, dp=2)).to_dict()
+    assert set(keys) >= {
+        "step_time_s", "step_time_lo_s", "step_time_hi_s", "tokens_per_s_per_device", "tflops_per_device", "mfu",
+        "bubble_fraction", "memory_bytes", "breakdown_s", "critical_path", "provenance", "fits", "reasons",
+    }  # fmt: skip
+    assert set(keys["memory_bytes"]) >= {
+        "peak", "weights", "gradients", "optimizer", "activations", "buffers", "per_stage",
+    }  # fmt: skip
+    assert set(keys["critical_path"][0]) == {"event", "count", "time_s"}
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "layout", "more", "error", "message"),
+    [
+        ("gpt3-175", "dgx-a100", "tp=8,dp=8", {}, UnknownNameError, "did you mean .*gpt3-175b"),
+        ("gpt3-1.3b", "dgx-a10", "tp=8,dp=8", {}, UnknownNameError, "did you mean .*dgx-a100"),
+        ("gpt3-1.3b", "dgx-a100", "tp=8,pp=2,dp=8", {"devices": 64}, LayoutError, "128 devices, not 64; use dp=4"),
+        ("gpt3-1.3b", "dgx-a100", "dp=3", {}, LayoutError, "not divisible by dp"),
+        ("gpt3-1.3b", "dgx-a100", "tp=5,dp=8", {}, LayoutError, "16 attention heads|32 attention heads|24 attention"),
+        ("gpt3-1.3b", "dgx-a100", "pp=64", {}, LayoutError, "24 layers"),
+        ("gpt3-1.3b", "dgx-a100", "dp=8,ep=2", {}, LayoutError, "no experts"),
+        ("gpt3-1.3b", "dgx-a100", "dp=8,schedule=zigzag", {}, UnknownNameError, "zigzag"),
+        ("gpt3-1.3b", "dgx-a100", "dp=8,cp=3", {"seq_len": 2048}, LayoutError, "not divisible by 3"),
+        ("gpt3-1.3b", "dgx-a100", "pp=2,vpp=2,schedule=gpipe", {}, LayoutError, "interleaved"),
+    ],
+)
+def test_impossible_requests_name_the_remedy(model, cluster, layout, more, error, message):
+    with pytest.raises(error, match=message):
+        predict(model, cluster, layout, global_batch=64, **more)
+
+
+def test_strict_refuses_a_device_without_data():
+    with pytest.raises(NoDataError, match="extrapolated"):
+        predict("gpt3-1.3b", "piz-daint", "dp=8", global_batch=64, strict=True)
+
+
+def test_oversized_layout_says_what_to_change():
+    p = predict("gpt3-175b", "dgx-a100", "8M1P1D", global_batch=8)
+    assert not p.fits
+    assert "out of memory" in p.reasons[0]
+    assert "use" in p.reasons[0]

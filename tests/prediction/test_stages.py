@@ -1,0 +1,50 @@
+"""Dealing blocks to stages; placing groups on nodes."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel import catalog
+from perfmodel.errors import LayoutError
+from perfmodel.prediction._placement import Placement
+from perfmodel.prediction._stages import even_split, layer_count, stage_blocks
+from perfmodel.spec import Job, Layout
+from perfmodel.workload import Shard, blocks
+
+
+@given(st.integers(1, 200), st.integers(1, 60))
+def test_split_is_even_and_complete(items, parts):
+    if items < parts:
+        with pytest.raises(LayoutError, match=str(items)):
+            even_split(items, parts)
+        return
+    sizes = even_split(items, parts)
+    assert sizes.sum() == items
+    assert sizes.max() - sizes.min() <= 1
+
+
+def test_a_remainder_spares_first_and_last_stage():
+    # zero-bubble runs: L = k p - 2 layers, one less on both ends
+    assert even_split(22, 8).tolist() == [2, 3, 3, 3, 3, 3, 3, 2]
+
+
+@given(st.sampled_from([1, 2, 3, 4, 6]), st.integers(1, 5))
+def test_every_block_is_dealt_once(stages, segments):
+    model = catalog.model("gpt3-1.3b")
+    pairs = blocks(model, Job(global_batch=1, seq_len=128), Shard())
+    counts = stage_blocks(pairs, stages, segments)
+    assert counts.sum(axis=(0, 1)).tolist() == [n for _, n in pairs]
+    assert counts[0, 0, 0] == 1  # the embedding leads
+    assert counts[-1, :, -1].sum() == 1  # the head ends
+    assert layer_count(pairs) == model.layers
+    assert np.ptp(counts[:, :, 1].sum(axis=1)) <= 1
+
+
+def test_groups_know_their_nodes():
+    cluster = catalog.cluster("dgx-a100")
+    layout = Layout(tp=4, pp=4, dp=8)
+    tp = Placement.of("tp", layout).collective("all_reduce", 1e6, "bf16", cluster)
+    assert (tp.num_ranks, tp.ranks_per_node, tp.num_nodes, tp.level, tp.concurrent) == (4, 4, 1, 0, 1)
+    dp = Placement.of("dp", layout).collective("all_reduce", 1e6, "bf16", cluster)
+    assert (dp.num_ranks, dp.ranks_per_node, dp.num_nodes, dp.level, dp.concurrent) == (8, 2, 4, 1, 4)

@@ -1,0 +1,99 @@
+"""Activation memory against Korthikanti et al., arXiv 2205.05198, section 4 and table 2."""
+
+import pytest
+
+from perfmodel.catalog import model
+from perfmodel.spec import Job
+from perfmodel.workload import Shard, blocks
+
+B = 2
+GPT = model("gpt-22b")
+S, H, A, L, V = GPT.seq_len, GPT.hidden, GPT.heads, GPT.layers, GPT.vocab
+UNFUSED = Job(global_batch=B, seq_len=S, dtype="fp16", flash_attention=False)
+
+
+def parts(job=UNFUSED, **shard):
+    return {block.name: block for block, _ in blocks(GPT, job, Shard(micro_batch=B, **shard))}
+
+
+def test_one_device_equation_1():
+    layer = parts()["dense_layer"].activation_bytes
+    assert layer.none == pytest.approx(S * B * H * (34 + 5 * A * S / H))
+
+
+@pytest.mark.parametrize("t", [2, 4, 8])
+def test_tensor_parallel_equation_2(t):
+    layer = parts(tp=t)["dense_layer"].activation_bytes
+    assert layer.none == pytest.approx(S * B * H * (10 + 24 / t + 5 * A * S / (H * t)))
+
+
+@pytest.mark.parametrize("t", [2, 4, 8])
+def test_sequence_parallel_equation_4(t):
+    layer = parts(tp=t, sequence_parallel=True)["dense_layer"].activation_bytes
+    assert layer.none == pytest.approx(S * B * H / t * (34 + 5 * A * S / H))
+
+
+@pytest.mark.parametrize("t", [2, 8])
+def test_selective_recompute_equation_6(t):
+    layer = parts(tp=t, sequence_parallel=True)["dense_layer"].activation_bytes
+    assert layer.selective == pytest.approx(S * B * H / t * 34)
+    tensor_only = parts(tp=t)["dense_layer"].activation_bytes
+    assert tensor_only.selective == pytest.approx(S * B * H * (10 + 24 / t))
+
+
+def test_full_recompute_keeps_the_input():
+    assert parts()["dense_layer"].activation_bytes.full == 2 * S * B * H
+    assert parts(tp=8)["dense_layer"].activation_bytes.full == 2 * S * B * H
+    assert parts(tp=8, sequence_parallel=True)["dense_layer"].activation_bytes.full == 2 * S * B * H / 8
+
+
+def test_input_and_output_layers_section_4_3():
+    ends = parts(tp=8, sequence_parallel=True)
+    assert ends["embedding"].activation_bytes.none == S * B * H / 8  # dropout mask
+    assert ends["head"].activation_bytes.none == pytest.approx(4 * S * B * H / 8 * (1 + V / H))
+
+
+def test_recomputation_brings_back_what_was_not_kept():
+    layer = parts()["dense_layer"]
+    kept = layer.activation_bytes
+    assert layer.recompute_workspace_bytes("none") == layer.workspace_bytes
+    assert layer.recompute_workspace_bytes("full") - layer.workspace_bytes == kept.none - kept.full
+
+
+def test_flash_attention_keeps_one_statistic_per_row():
+    flash = Job(global_batch=B, seq_len=S, dtype="fp16")
+    layer = parts(job=flash)["dense_layer"].activation_bytes
+    assert layer.none - layer.selective == 4 * B * A * S
+    assert layer.selective == parts()["dense_layer"].activation_bytes.selective
+
+
+def test_context_parallelism_divides_everything():
+    flash = Job(global_batch=B, seq_len=S, dtype="bf16")
+    whole, quarter = parts(job=flash), parts(job=flash, cp=4)
+    for name in whole:
+        assert quarter[name].activation_bytes.none == whole[name].activation_bytes.none / 4
+
+
+def test_fp32_training_keeps_twice_the_bytes_less_the_masks():
+    fp32 = parts(job=Job(global_batch=B, seq_len=S, dtype="fp32", flash_attention=False))["dense_layer"]
+    masks = S * B * H * 2 + B * A * S * S
+    fp16 = parts()["dense_layer"].activation_bytes.none
+    assert fp32.activation_bytes.none == 2 * (fp16 - masks) + masks
+
+
+def test_llama_layer_written_out():
+    """GQA, gated feed-forward, no dropout: norm inputs and outputs, Q K V, output, gate, value, product."""
+    llama = model("llama3-8b")
+    s, h, d, f = llama.seq_len, llama.hidden, llama.head_dim, llama.ffn_hidden
+    layer = blocks(llama, Job(global_batch=1, seq_len=s), Shard())[1][0].activation_bytes
+    q, kv = llama.heads * d, llama.kv_heads * d
+    assert layer.none == 2 * s * (4 * h + q + 2 * kv + q + 3 * f) + 4 * s * llama.heads
+
+
+def test_inference_keeps_nothing():
+    job = Job(global_batch=B, seq_len=S, mode="inference")
+    for block in parts(job=job).values():
+        assert block.activation_bytes.none == 0
+        assert not block.backward_input
+        assert not block.backward_weight
+        assert not block.backward_comm

@@ -1,0 +1,188 @@
+"""Shapes, kernels, errors and speed of the blocks."""
+
+import time
+
+import pytest
+
+from perfmodel.catalog import model, models
+from perfmodel.errors import LayoutError
+from perfmodel.spec import ConvNet, Job, Transformer
+from perfmodel.workload import Shard, blocks, gradient_bytes, optimizer_op, parameter_count
+
+
+def shapes(block, phase="forward"):
+    return [(op.m, op.n, op.k) for op, _ in getattr(block, phase) if op.family == "gemm" and op.op == "linear"]
+
+
+def layer_of(name, job=None, **shard):
+    net = model(name)
+    job = job or Job(global_batch=1, seq_len=net.seq_len)
+    return next(b for b, _ in blocks(net, job, Shard(**shard)) if "layer" in b.name)
+
+
+def test_megatron_shapes_of_gpt3_on_eight_devices():
+    block = layer_of("gpt3-175b", tp=8, micro_batch=2)
+    n, h = 2 * 2048, 12288
+    assert shapes(block) == [(n, 3 * h // 8, h), (n, h, h // 8), (n, 4 * h // 8, h), (n, h, 4 * h // 8)]
+    assert shapes(block, "backward_input") == [(m, k, n) for m, n, k in reversed(shapes(block))]
+    assert shapes(block, "backward_weight") == [(n, k, m) for m, n, k in reversed(shapes(block))]
+    assert all(op.accumulate for op, _ in block.backward_weight)
+
+
+def test_grouped_queries_shrink_the_projection_and_replicate_when_few():
+    h, d = 8192, 128
+    assert shapes(layer_of("llama3-70b", tp=8))[0] == (8192, (8 + 2) * d, h)
+    assert shapes(layer_of("llama3-70b", tp=16))[0] == (8192, (4 + 2) * d, h)
+
+
+def test_vocabulary_is_padded_for_even_shards():
+    head = blocks(model("gpt2-345m"), Job(global_batch=1, seq_len=1024), Shard(tp=8))[-1][0]
+    assert shapes(head) == [(1024, 51200 // 8, 1024)]
+
+
+def test_latent_attention_projections():
+    block = layer_of("deepseek-v3")
+    s, h = 4096, 7168
+    assert shapes(block)[:5] == [
+        (s, 1536, h),
+        (s, 128 * 192, 1536),
+        (s, 576, h),
+        (s, 128 * 256, 512),
+        (s, h, 128 * 128),
+    ]
+    attention = next(op for op, _ in block.forward if op.family == "attention")
+    assert (attention.heads, attention.kv_heads, attention.head_dim, attention.head_dim_v) == (128, 128, 192, 128)
+
+
+def test_materialised_attention_is_two_batched_products_around_a_softmax():
+    job = Job(global_batch=1, seq_len=2048, dtype="fp16", flash_attention=False)
+    names = [op.op for op, _ in layer_of("gpt3-175b", job, tp=8).forward]
+    assert names == [
+        "layer_norm", "linear", "bmm", "scale_mask_softmax", "dropout", "bmm", "linear", "bias_dropout_add",
+        "layer_norm", "linear", "bias_gelu", "linear", "bias_dropout_add",
+    ]  # fmt: skip
+    eager = Job(global_batch=1, seq_len=2048, dtype="fp16", flash_attention=False, fused_kernels=False)
+    assert len(layer_of("gpt3-175b", eager, tp=8).forward) > len(names)
+
+
+def test_selective_recompute_repeats_the_attention_core():
+    job = Job(global_batch=1, seq_len=2048, flash_attention=False)
+    names = [op.op for op, _ in layer_of("gpt3-175b", job).recompute_selective]
+    assert names == ["bmm", "scale_mask_softmax", "dropout", "bmm"]
+    fused = layer_of("llama2-7b")
+    assert [op.op for op, _ in fused.recompute_selective] == ["flash_attention"]
+    assert fused.recompute_full == fused.forward
+
+
+def test_fp8_products_quantise_their_inputs_and_leave_the_rest_in_16_bit():
+    block = layer_of("llama3-8b", Job(global_batch=1, seq_len=4096, dtype="fp8"))
+    kinds = {(op.op, op.dtype) for op, _ in block.forward}
+    assert {("linear", "fp8"), ("quantize_fp8_static", "bf16"), ("flash_attention", "bf16")} <= kinds
+
+
+def test_experts_run_as_one_fused_kernel_and_grouped_gradients():
+    block = layer_of("mixtral-8x7b", ep=8)
+    (moe,) = (op for op, _ in block.forward if op.family == "moe")
+    assert (moe.tokens, moe.topk, moe.experts, moe.moe_ep) == (4096 * 8, 2, 8, 8)
+    grouped = [op for op, _ in block.backward_weight if op.op == "grouped_linear"]
+    assert [(op.groups, op.m, op.n, op.k) for op in grouped] == [(1, 8192, 4096, 14336), (1, 8192, 28672, 4096)]
+
+
+def test_encoder_decoder_layers_differ_by_cross_attention():
+    parts = {b.name: b for b, _ in blocks(model("t5-large"), Job(global_batch=1, seq_len=512), Shard())}
+    heads = 1024
+    assert shapes(parts["encoder_layer"])[0] == (512, 3 * heads, 1024)
+    assert (512, 2 * heads, 1024) in shapes(parts["decoder_layer"])
+    assert len(parts["decoder_layer"].forward) > len(parts["encoder_layer"].forward)
+
+
+def test_residual_units_repeat():
+    parts = blocks(model("resnet-50"), Job(global_batch=32, seq_len=1), Shard(micro_batch=32))
+    repeats = {b.name: n for b, n in parts}
+    assert [repeats[f"conv_{g}_rest"] for g in (2, 3, 4, 5)] == [2, 3, 5, 2]
+    assert parts[0][0].boundary_bytes == 32 * 64 * 112 * 112 * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "shard", "message"),
+    [
+        ("gpt3-175b", {"tp": 5}, r"heads 96 is not divisible by tp=5; the nearest smaller that is: 4"),
+        ("llama3-70b", {"tp": 64, "micro_batch": 1}, None),
+        ("llama2-34b", {"tp": 3}, r"heads 64 is not divisible by tp=3"),
+        ("gpt3-175b", {"cp": 3}, r"sequence length 2048 is not divisible by 2\*cp=6"),
+        ("bert-large", {"cp": 3}, r"sequence length 512 is not divisible by cp=3"),
+        ("mixtral-8x7b", {"ep": 3}, r"experts 8 is not divisible by ep=3"),
+        ("mixtral-8x7b", {"ep": 2, "tp": 2}, r"need sequence_parallel=true"),
+        ("resnet-50", {"tp": 2}, r"tp=2 must be 1 for a convolutional network"),
+        ("mlp-1b", {"tp": 3}, r"hidden 8192 is not divisible by tp=3"),
+        ("mlp-1b", {"cp": 2}, r"cp=2 and ep=1 must be 1"),
+    ],
+)  # fmt: skip
+def test_a_shard_that_does_not_divide_is_refused_with_a_remedy(name, shard, message):
+    net = model(name)
+    job = Job(global_batch=1, seq_len=net.seq_len)
+    if message is None:
+        blocks(net, job, Shard(**shard))
+    else:
+        with pytest.raises(LayoutError, match=message):
+            blocks(net, job, Shard(**shard))
+
+
+def test_sequence_parallelism_needs_a_divisible_sequence():
+    with pytest.raises(LayoutError, match=r"tp\*cp for sequence parallelism=8"):
+        blocks(model("gpt3-175b"), Job(global_batch=1, seq_len=1004), Shard(tp=8, sequence_parallel=True))
+
+
+def test_context_parallelism_needs_flash_attention():
+    with pytest.raises(LayoutError, match="needs flash attention"):
+        blocks(model("gpt3-175b"), Job(global_batch=1, seq_len=2048, flash_attention=False), Shard(cp=2))
+
+
+@pytest.mark.parametrize("bad", [{"tp": 0}, {"micro_batch": -1}, {"tp": 4, "etp": 2}])
+def test_a_shard_checks_itself(bad):
+    with pytest.raises(LayoutError):
+        Shard(**bad)
+
+
+@pytest.mark.parametrize("name", models())
+@pytest.mark.parametrize("flash", [True, False])
+@pytest.mark.parametrize("fused", [True, False])
+def test_every_model_builds_in_every_mode(name, flash, fused):
+    net = model(name)
+    job = Job(global_batch=2, seq_len=min(net.seq_len, 512), flash_attention=flash, fused_kernels=fused)
+    parts = blocks(net, job, Shard(micro_batch=2))
+    assert hash(parts)
+    for block, n in parts:
+        assert n >= 1
+        assert block.params >= block.expert_params >= 0
+        held = block.activation_bytes
+        assert held.none >= held.selective >= 0
+        if isinstance(net, Transformer):
+            assert held.selective >= held.full
+        assert all(op.bytes > 0 and count > 0 for op, count in block.forward)
+    if isinstance(net, ConvNet):
+        assert len(parts) >= 10
+
+
+def test_optimizer_traffic():
+    mixed = Job(global_batch=1, seq_len=1)
+    assert optimizer_op(1000, mixed).bytes == 30 * 1000  # gradient 4, states 12 + 12, weight 2
+    assert optimizer_op(1000, Job(global_batch=1, seq_len=1, dtype="fp32")).bytes == 28 * 1000
+    sgd = Job(global_batch=1, seq_len=1, optimizer="sgd", grad_dtype="bf16")
+    assert optimizer_op(1000, sgd, tensors=7).bytes == (2 + 16 + 2) * 1000
+    assert optimizer_op(1000, sgd, True, tensors=7).tensors == 1
+    assert gradient_bytes(parameter_count(model("llama2-7b")), mixed) == 4 * 6_738_415_616
+
+
+@pytest.mark.parametrize("name", ["gpt3-175b", "llama3-70b", "deepseek-v3", "t5-11b", "resnet-152"])
+def test_blocks_of_a_shard_take_under_a_millisecond(name):
+    """A search asks for some forty shards; the best of several runs ignores busy neighbours."""
+    net = model(name)
+    job = Job(global_batch=1, seq_len=net.seq_len)
+
+    def once():
+        start = time.perf_counter()
+        blocks(net, job, Shard())
+        return time.perf_counter() - start
+
+    assert min(once() for _ in range(20)) < 1e-3

@@ -1,0 +1,91 @@
+"""Parameter counts against what papers and model cards print."""
+
+import pytest
+
+from perfmodel.catalog import model, models
+from perfmodel.spec import Job, Transformer
+from perfmodel.workload import Shard, blocks, parameter_count, parameters
+from perfmodel.workload._local import padded_vocab
+
+EXACT = {
+    "gpt2-117m": 124_439_808, "gpt2-345m": 354_823_168, "gpt2-1.5b": 1_557_611_200,
+    "gpt2-1.3b": 1_389_327_360, "bert-48": 669_790_012,  # Chimera, table 4
+    "bert-large": 336_226_108, "t5-base": 222_903_552, "t5-large": 737_668_096, "t5-3b": 2_851_598_336,
+    "t5-11b": 11_307_321_344, "mt5-3b": 3_742_619_648,
+    "llama2-7b": 6_738_415_616, "llama2-13b": 13_015_864_320, "llama2-70b": 68_976_648_192,
+    "llama3-8b": 8_030_261_248, "llama3-70b": 70_553_706_496, "llama3.1-405b": 405_853_388_800,
+    "mistral-7b": 7_241_732_096, "mixtral-8x7b": 46_702_792_704, "deepseek-v2-lite": 15_706_484_224,
+    "deepseek-v2": 235_741_434_880, "qwen2-7b": 7_615_616_512, "qwen3-8b": 8_190_735_360,
+    "qwen3-235b-a22b": 235_093_634_560, "gpt-neox-20b": 20_554_567_680,
+    "vgg-16": 138_357_544, "resnet-50": 25_557_032, "resnet-101": 44_549_160, "resnet-152": 60_192_808,
+}  # fmt: skip
+"""Names on the left, sums of tensor sizes of the published checkpoints on the right."""
+
+ROUNDED = {
+    "gpt-1.7b": 1.7, "gpt-3.6b": 3.6, "gpt-7.5b": 7.5, "gpt-18.4b": 18.4, "gpt-39.1b": 39.1, "gpt-76.1b": 76.1,
+    "gpt-145.6b": 145.6, "gpt-310.1b": 310.1, "gpt-530b": 529.6, "gpt-1t": 1008.0, "gpt3-175b": 174.6,
+    "gpt-22b": 22.1, "deepseek-v3": 671.0, "bloom-176b": 176.2, "mixtral-8x22b": 140.6, "nemotron-4-340b": 341.0,
+    "maxtext-16b": 15.8, "maxtext-128b": 125.1, "maxtext-1024b": 997.5, "llama-like-80b": 80.0, "mlp-17b": 17.2,
+    "mlp-103b": 103.1, "mpt-7b": 6.7, "mpt-70b": 64.9, "qwen3-30b-a3b": 30.5, "kimi-k2": 1026.4,
+}  # fmt: skip
+"""Billions as printed in the sources of the catalog."""
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_count_of_a_published_checkpoint(name):
+    assert parameter_count(model(name)) == EXACT[name]
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_count_as_printed(name):
+    digits = 1
+    assert round(parameter_count(model(name)) / 1e9, digits) == pytest.approx(ROUNDED[name], abs=0.051)
+
+
+@pytest.mark.parametrize("name", ["gpt-1.7b", "gpt-39.1b", "gpt3-175b", "gpt-1t"])
+def test_megatron_equation_2(name):
+    """SC21 equation 2: 12 l h^2 (1 + 13/12h + (V + s)/12lh), which leaves out the final norm's 2h."""
+    gpt = model(name)
+    n, h = gpt.layers, gpt.hidden
+    assert parameter_count(gpt) - 2 * h == 12 * n * h**2 + 13 * n * h + (gpt.vocab + gpt.seq_len) * h
+
+
+def test_active_parameters_of_a_mixture():
+    assert parameters(model("mixtral-8x7b")).active == pytest.approx(12.88e9, rel=1e-3)  # 12.9B
+    assert parameters(model("deepseek-v3")).active == pytest.approx(37.5e9, rel=0.02)  # 37B
+    assert parameters(model("qwen3-235b-a22b")).active == pytest.approx(22e9, rel=0.02)
+    dense = parameters(model("llama2-7b"))
+    assert dense.active == dense.total
+
+
+@pytest.mark.parametrize("name", models())
+def test_blocks_hold_all_parameters(name):
+    """On one device, but for the padding of the vocabulary."""
+    net = model(name)
+    held = sum(b.params * n for b, n in blocks(net, Job(global_batch=1, seq_len=net.seq_len), Shard()))
+    pad = 0
+    if isinstance(net, Transformer):
+        tables = 1 if net.tied_embeddings else 2
+        pad = (padded_vocab(net.vocab, 1) - net.vocab) * (tables * net.hidden + net.pooler_and_mlm_head)
+    assert held == parameter_count(net) + pad
+
+
+def test_tied_tables_are_counted_beside():
+    tied = {b.name: b for b, _ in blocks(model("gpt3-175b"), Job(global_batch=1, seq_len=2048), Shard(tp=8))}
+    assert tied["head"].tied_params == 51200 // 8 * 12288
+    assert tied["head"].params == 2 * 12288
+    loose = {b.name: b for b, _ in blocks(model("llama2-7b"), Job(global_batch=1, seq_len=2048), Shard())}
+    assert loose["head"].tied_params == 0
+
+
+def test_experts_are_divided_by_expert_and_tensor_parallelism():
+    net, job = model("mixtral-8x7b"), Job(global_batch=1, seq_len=4096)
+
+    def held(**shard):
+        return blocks(net, job, Shard(sequence_parallel=True, **shard))[1][0].expert_params
+
+    whole = held()
+    assert whole == 8 * 3 * 4096 * 14336
+    assert held(ep=8) == whole // 8
+    assert held(ep=4, tp=2) == whole // 8
+    assert held(ep=4, tp=2, etp=1) == whole // 4
