@@ -126,6 +126,7 @@ def kernels(report: dict[str, Any]) -> None:
     _skipped(report["skipped"])
 
 
+_MEMORY_COLUMNS = ("n", "median_ape", "mean_ape", "p90_ape")
 _CASE_COLUMNS = ("n", "median_ape", "mean_ape", "p90_ape", "spearman", "coverage_90")
 
 
@@ -135,17 +136,12 @@ def cases(report: dict[str, Any]) -> None:
     for source, figures in report["sources"].items():
         rows.append((source, *(_figure(name, figures[name]) for name in _CASE_COLUMNS)))
         if figures["memory"]["n"]:
-            memory.append(
-                (
-                    source,
-                    *(_figure(n, figures["memory"][n]) for n in ("n", "median_ape", "mean_ape", "p90_ape")),
-                )
-            )
+            memory.append((source, *(_figure(name, figures["memory"][name]) for name in _MEMORY_COLUMNS)))
     rows.append(("all", *(_figure(name, report["all"][name]) for name in _CASE_COLUMNS)))
     console = _console()
     console.print(_table("step time", ("source", *_CASE_COLUMNS), rows))
     if memory:
-        console.print(_table("peak memory", ("source", "n", "median_ape", "mean_ape", "p90_ape"), memory))
+        console.print(_table("peak memory", ("source", *_MEMORY_COLUMNS), memory))
     _skipped(report["skipped"])
 
 

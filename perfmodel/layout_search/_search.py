@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from jaxtyping import Float
 
 from perfmodel import catalog
 from perfmodel.errors import LayoutError, UnknownNameError
@@ -31,14 +32,14 @@ class SearchResult:
     evaluated: int
     """Layouts scored by full schedule evaluation."""
     feasible: int
-    """Those of them that fit into memory."""
+    """Layouts that fit into memory; those not evaluated have a lower bound above the best found."""
     seconds: float
     layouts: tuple[Prediction, ...]
     """The best, fastest first."""
     rejected: dict[str, int]
     """Reason -> number of combinations."""
     step_time_s: np.ndarray
-    """Step times of all feasible layouts, ascending."""
+    """Step times of all evaluated layouts, ascending."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; the keys are part of the command-line contract."""
@@ -126,18 +127,43 @@ def rank(
     for part, count in Counter(np.asarray(largest)[~fits].tolist()).items():
         rejected[f"out of memory, mostly {part}"] += count
     feasible = [layout for layout, ok in zip(candidates, fits.tolist(), strict=True) if ok]
-    report("evaluate", 0, len(feasible))
-    step_s = fixed.evaluate(feasible).step_time_s if feasible else np.zeros(0)
-    order = np.argsort(step_s, kind="stable")
+    step_s, scored = _evaluate(fixed, feasible, top, report)
+    if scored < len(feasible):
+        rejected["cannot be among the best: compute alone takes longer"] += len(feasible) - scored
+    order = np.argsort(step_s, kind="stable")[:scored]
     report("explain", 0, min(top, len(feasible)))
     best = [explain(fixed, feasible[i], strict=strict) for i in order[:top].tolist()]
     best.sort(key=lambda p: p.step_time_s)
     report("done", len(feasible), len(feasible))
     return SearchResult(
-        evaluated=len(feasible),
+        evaluated=scored,
         feasible=len(feasible),
         seconds=time.perf_counter() - started,
         layouts=tuple(best),
         rejected=dict(rejected.most_common()),
         step_time_s=step_s[order],
     )
+
+
+FIRST_BATCH = 4096
+"""Layouts evaluated at least, most promising first, before bounds may end the search."""
+
+
+def _evaluate(
+    fixed: StepModel, feasible: list[Layout], top: int, report: Progress
+) -> tuple[Float[np.ndarray, " feasible"], int]:
+    """Step times, infinite where a lower bound rules the layout out of the best `top`; and how many were scored."""
+    step_s = np.full(len(feasible), np.inf)
+    bound_s = fixed.lower_bound_s(feasible)
+    order = np.argsort(bound_s, kind="stable")
+    done = 0
+    while done < len(feasible):
+        kth_s = np.partition(step_s, top - 1)[top - 1] if top <= done else np.inf
+        # the evaluation is single precision: leave room for its rounding
+        if done and bound_s[order[done]] > kth_s * (1 + 1e-4):
+            break
+        part = order[done : done + FIRST_BATCH]
+        step_s[part] = fixed.evaluate([feasible[i] for i in part.tolist()]).step_time_s
+        done += len(part)
+        report("evaluate", done, len(feasible))
+    return step_s, done

@@ -47,14 +47,14 @@ def table_rows(table: pd.DataFrame, family: str) -> TableQueries:
     reasons[~known_dtype.astype(bool)] = "skipped: unknown dtype"
     unknown = np.array([f is None for f in figures])[device_code]
     reasons[unknown] = "skipped: unknown device"
-    label = text(table, "source", "measured") + "\0" + software_label(table)
+    label = text(table, "source", "measured") + "\t" + software_label(table)
     software_code, labels = factorise(label)
     joint = device_code * len(labels) + software_code
     unique, query = np.unique(joint, return_inverse=True)
     some = next((f for f in figures if f is not None), None)
     queries = []
     for value in unique:
-        origin, _, name = labels[value % len(labels)].partition("\0")
+        origin, _, name = labels[value % len(labels)].partition("\t")
         device = figures[value // len(labels)] or some
         if device is not None:
             queries.append(Query(device, origin or None, name or None))

@@ -17,6 +17,7 @@ from perfmodel.learn._stack import Stack
 TF32_SOURCES: Final = ("sailor_aceso", "xla_perf_tables")
 """Sources whose fp32 products run in TF32 on NVIDIA Ampere and later (their tables say so)."""
 _BEFORE_TF32: Final = ("Maxwell", "Pascal", "Volta", "Turing")
+_BETWEEN: Final = "\t"
 _NOT_SHAPE: Final = ("element_bytes", "trans_a", "trans_b", "accumulate")
 
 
@@ -110,18 +111,18 @@ def _part(
 
 def _merge(family: str, frame: pd.DataFrame, figures_of: Callable[[str], Figures]) -> Samples:
     names = [c for c in frame.columns if c not in ("kind", "device", "source", "software", "time_s")]
-    keys = [c for c in frame.columns if c != "time_s"]
+    keys = ["device", "source", "software", "kind", *names]
     merged: Any = frame.groupby(keys, sort=True, as_index=False)["time_s"].median()
-    label = text(merged, "device") + "\0" + text(merged, "source") + "\0" + text(merged, "software")
-    labels, codes = np.unique(label.astype(str), return_inverse=True)
-    kind = text(merged, "kind")
+    label = text(merged, "device") + _BETWEEN + text(merged, "source") + _BETWEEN + text(merged, "software")
+    codes, labels = factorise(label)  # sorted, as the merged rows are
+    kind_codes, kinds = factorise(text(merged, "kind"))
     stacks = []
     for index, name in enumerate(labels):
-        device, source, software = name.split("\0")
-        kinds, counts = np.unique(kind[codes == index].astype(str), return_counts=True)
-        have = dict(zip(kinds.tolist(), counts.tolist(), strict=True))
+        counts = np.bincount(kind_codes[codes == index], minlength=len(kinds))
+        have = {kind: int(count) for kind, count in sorted(zip(kinds, counts, strict=True)) if count}
+        device, source, software = name.split(_BETWEEN)
         stacks.append(Stack(figures_of(device), source, software, have))
-    rows = Rows(family, {name: number(merged, name) for name in names}, kind)
+    rows = Rows(family, {name: number(merged, name) for name in names}, text(merged, "kind"))
     shape_key = _shape_key(merged[[n for n in names if n not in _NOT_SHAPE]])
     return Samples(rows, codes.astype(np.int64), number(merged, "time_s"), tuple(stacks), shape_key)
 

@@ -143,22 +143,35 @@ class StepModel:
 
     # --- composition --------------------------------------------------------------------------------
 
+    def pass_s(
+        self, bundle: Bundle
+    ) -> tuple[
+        Float[np.ndarray, "lanes stages segments"],
+        Float[np.ndarray, "lanes stages segments"],
+        Float[np.ndarray, "lanes stages segments"],
+    ]:
+        """Seconds of one micro-batch's forward, input gradient (with recompute) and weight gradient."""
+        phase = np.stack([t.phase_s for t in bundle.tables])
+        flat = bundle.counts.reshape(-1, bundle.counts.shape[2]).T
+        shape = (len(bundle.layouts), *bundle.counts.shape[:2])
+        backward = phase[:, :, Phase.BACKWARD_INPUT] + recompute_s(phase, bundle.layouts)
+        return tuple(
+            (of_block @ flat).reshape(shape)
+            for of_block in (phase[:, :, Phase.FORWARD], backward, phase[:, :, Phase.BACKWARD_WEIGHT])
+        )  # pyright: ignore[reportReturnType]
+
     def durations(self, bundle: Bundle) -> Float[np.ndarray, "lanes classes"]:
         """Seconds of every class of the bundle's program, a row per layout."""
         structure = self.prepared(bundle.spec).structure
-        phase = np.stack([t.phase_s for t in bundle.tables])
-        backward = phase[:, :, Phase.BACKWARD_INPUT] + recompute_s(phase, bundle.layouts)
-        weight = phase[:, :, Phase.BACKWARD_WEIGHT]
-        flat = bundle.counts.reshape(-1, bundle.counts.shape[2]).T
-        shape = (len(bundle.layouts), *bundle.counts.shape[:2])
+        forward, backward, weight = self.pass_s(bundle)
         out = np.stack([self._communication_s(bundle, lane) for lane in range(len(bundle.layouts))])
-        for kind, of_block in (
-            (Kind.FORWARD, phase[:, :, Phase.FORWARD]),
+        for kind, values in (
+            (Kind.FORWARD, forward),
             (Kind.BACKWARD, backward + weight),
             (Kind.BACKWARD_INPUT, backward),
             (Kind.BACKWARD_WEIGHT, weight),
         ):
-            _fill(out, structure, kind, (of_block @ flat).reshape(shape))
+            _fill(out, structure, kind, values)
         return out
 
     def class_events(self, bundle: Bundle, lane: int) -> list[ClassEvent]:
@@ -203,6 +216,24 @@ class StepModel:
             for lane, name in zip(bundle.lanes, memory.largest, strict=True):
                 largest[lane] = name
         return peak, largest
+
+    def lower_bound_s(self, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
+        """A step time that no order of events can beat, from the passes alone and without any structure.
+
+        Rank r starts no earlier than the first micro-batch has passed the ranks before it, works through all
+        its passes, and after its last backward the gradient still has to pass those ranks again:
+        max over r of m * sum over chunks (F + B) + sum over ranks s < r of (F_s + B_s), chunk 0.
+        """
+        bound = np.zeros(len(layouts))
+        for bundle in self.bundles(layouts):
+            spec = bundle.spec
+            forward, backward, weight = (values.sum(axis=2) for values in self.pass_s(bundle))
+            both = forward + (0.0 if spec.is_forward_only else backward + weight)
+            by_chunk = both.reshape(len(both), spec.chunks, spec.stages)
+            work = spec.micro_batches * by_chunk.sum(axis=1)
+            before = np.cumsum(by_chunk[:, 0], axis=1) - by_chunk[:, 0]
+            bound[list(bundle.lanes)] = (work + before).max(axis=1)
+        return bound
 
     def evaluate(self, layouts: Sequence[Layout]) -> BatchResult:
         """Step time of every layout by full evaluation of its schedule (float32)."""

@@ -67,6 +67,8 @@ class Transformer:
     dropout: bool = True
     window: int = 0
     """Sliding-window attention in tokens; 0 for none."""
+    full_attention_every: int = 0
+    """With a window: every n-th layer attends in full (GPT-OSS: 2); 0 for none."""
     token_types: int = 0
     """Rows of BERT's segment embedding; 0 for none."""
     pooler_and_mlm_head: bool = False

@@ -1,6 +1,23 @@
+"""The evaluator: structure and durations in; times, memory, gradients out (JAX)."""
+
+from perfmodel.timeline._attribution import Attribution as Attribution
+from perfmodel.timeline._attribution import attribution as attribution
+from perfmodel.timeline._cache import cache_dir as cache_dir
+from perfmodel.timeline._cache import load_or_compile as load_or_compile
+from perfmodel.timeline._compile import CompiledStructure as CompiledStructure
 from perfmodel.timeline._compile import compile_structure as compile_structure
-from perfmodel.timeline._makespan import makespan as makespan, makespan_and_grad as makespan_and_grad
-from perfmodel.timeline._lanes import (
-    makespan_lanes as makespan_lanes,
-    makespan_lanes_and_grad as makespan_lanes_and_grad,
-)
+from perfmodel.timeline._lanes import makespan_lanes as makespan_lanes
+from perfmodel.timeline._lanes import makespan_lanes_and_grad as makespan_lanes_and_grad
+from perfmodel.timeline._makespan import makespan as makespan
+from perfmodel.timeline._makespan import makespan_and_grad as makespan_and_grad
+from perfmodel.timeline._many import ProgramBatch as ProgramBatch
+from perfmodel.timeline._many import makespan_many as makespan_many
+from perfmodel.timeline._memory import MemorySteps as MemorySteps
+from perfmodel.timeline._memory import MemoryTimeline as MemoryTimeline
+from perfmodel.timeline._memory import memory as memory
+from perfmodel.timeline._smooth import Smoothing as Smoothing
+from perfmodel.timeline._smooth import smooth_makespan as smooth_makespan
+from perfmodel.timeline._timeline import Timeline as Timeline
+from perfmodel.timeline._timeline import times as times
+from perfmodel.timeline._traces import TraceCount as TraceCount
+from perfmodel.timeline._traces import count_traces as count_traces

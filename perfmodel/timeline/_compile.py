@@ -29,14 +29,9 @@ class CompiledStructure:
     """Op of the structure at each position; the last position holds the last op."""
     bundle: Int[np.ndarray, " ops"]
     """Bundle of each position, not descending; ops of one bundle do not depend on each other."""
-    source: UInt[np.ndarray, "ops 2"]
-    """Slots of the two predecessors' end times."""
-    destination: UInt[np.ndarray, " ops"]
-    """Slot of the op's own end time, never one of its sources."""
-    duration: UInt[np.ndarray, " ops"]
-    """Class of the op's duration."""
-    lag: UInt[np.ndarray, "ops_or_0 2"]
-    """Classes of the delays between predecessors' ends and the op's start; no rows if all are 0."""
+    program: UInt[np.ndarray, "ops columns"]
+    """Columns of each op: the slots of both predecessors' end times, the slot of its own (never one
+    of its sources), its duration class, and the lag classes unless all are 0."""
     pred: Int[np.ndarray, "ops 2"]
     """Positions of the two predecessors, -1 for none; a lone one comes first."""
     n_slots: int
@@ -58,10 +53,6 @@ class CompiledStructure:
     @property
     def n_bundles(self) -> int:
         return int(self.bundle[-1]) + 1
-
-    @property
-    def has_lags(self) -> bool:
-        return len(self.lag) > 0
 
     @cached_property
     def op_tables(self) -> OpTables:
@@ -92,14 +83,14 @@ def compile_structure(structure: Structure) -> CompiledStructure:
     n_slots = int(destination.max()) + 1
     destination[-1] = RESULT_SLOT
     source = np.where(pred < 0, [ZERO_SLOT, NEVER_SLOT], destination[pred])
+    columns = [source, destination[:, None], structure.duration[order][:, None]]
+    if lag.any():
+        columns.append(lag[order])
     return CompiledStructure(
         structure=structure,
         order=order.astype(np.int32),
         bundle=bundle.astype(np.int32),
-        source=source.astype(np.uint32),
-        destination=destination.astype(np.uint32),
-        duration=structure.duration[order].astype(np.uint32),
-        lag=lag[order].astype(np.uint32) if lag.any() else np.zeros((0, 2), np.uint32),
+        program=np.concatenate(columns, axis=1).astype(np.uint32),
         pred=pred,
         n_slots=n_slots,
     )

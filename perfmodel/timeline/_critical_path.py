@@ -11,7 +11,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-from perfmodel.timeline._loops import Items, _read, _unsigned, _write, run_item
+from perfmodel.timeline._indexing import read, unsigned, write
+from perfmodel.timeline._loops import Items, run_item
 from perfmodel.timeline._tables import DURATION, LAG_A, LAG_B, OpTables
 
 
@@ -21,13 +22,13 @@ def counts_of_one_lane(
     """Occurrences of each class on the critical path, from the end time at every position."""
 
     def second(position: UInt[Array, ""], first_pred: UInt[Array, ""], second_pred: UInt[Array, ""]) -> Array:
-        a, b = _read(ends, first_pred), _read(ends, second_pred)
+        a, b = read(ends, first_pred), read(ends, second_pred)
         if tables.has_lags:
-            a = a + _read(durations, _entry(tables, position, LAG_A))
-            b = b + _read(durations, _entry(tables, position, LAG_B))
+            a = a + read(durations, _entry(tables, position, LAG_A))
+            b = b + read(durations, _entry(tables, position, LAG_B))
         return b > a
 
-    return _walk(tables, jnp.zeros_like(durations), _add_one, tables.n_ops, second)
+    return _walk(tables, jnp.zeros_like(durations), _add_one, tables.n_ops, second, jnp.uint32(0))
 
 
 def row_of_counts(
@@ -39,19 +40,19 @@ def row_of_counts(
     def item(i: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         spans, counts, decisions = state
         span, decisions = run_item(tables, items, i, durations, decisions)
-        first_op, first_class = _unsigned(items.first_op[i]), _unsigned(items.first_class[i])
+        first_op, first_class = unsigned(items.first_op[i]), unsigned(items.first_class[i])
 
         def lane(j: Array, counts: Array) -> Array:
             def second(position: UInt[Array, ""], *_: Array) -> Array:
-                return lax.dynamic_slice(decisions, (position, _unsigned(j)), (1, 1))[0, 0]
+                return lax.dynamic_slice(decisions, (position, unsigned(j)), (1, 1))[0, 0]
 
             def add_one(counts: Array, of_class: Array) -> Array:
-                at = (first_class + of_class, _unsigned(j))
+                at = (first_class + of_class, unsigned(j))
                 return lax.dynamic_update_slice(counts, lax.dynamic_slice(counts, at, (1, 1)) + 1, at)
 
             return _walk(tables, counts, add_one, items.n_ops[i], second, first_op)
 
-        return _write(spans, span, _unsigned(i)), lax.fori_loop(np.int32(0), np.int32(lanes), lane, counts), decisions
+        return write(spans, span, unsigned(i)), lax.fori_loop(np.int32(0), np.int32(lanes), lane, counts), decisions
 
     start = (
         jnp.zeros((items.n_ops.shape[0], lanes), durations.dtype),
@@ -68,7 +69,7 @@ def _walk(
     add_one: Callable[[Array, Array], Array],
     n_ops: Int[Array, ""],
     second: Callable[[Array, Array, Array], Bool[Array, ""]],
-    first_op: UInt[Array, ""] | np.uint32 = np.uint32(0),
+    first_op: UInt[Array, ""],
 ) -> Float[Array, "..."]:
     """Follow the predecessors that released each op, from the last op to one that has none.
 
@@ -76,24 +77,24 @@ def _walk(
     """
 
     def step(state: tuple[Array, Array]) -> tuple[Array, Array]:
-        position, counts = _unsigned(state[0]), state[1]
+        position, counts = unsigned(state[0]), state[1]
         counts = add_one(counts, _entry(tables, first_op + position, DURATION))
         at = (first_op + position) * np.uint32(2)
-        first_pred, second_pred = _read(tables.pred, at), _read(tables.pred, at + np.uint32(1))
+        first_pred, second_pred = read(tables.pred, at), read(tables.pred, at + np.uint32(1))
         by_second = (second_pred >= 0) & second(
-            position, _unsigned(jnp.maximum(first_pred, 0)), _unsigned(jnp.maximum(second_pred, 0))
+            position, unsigned(jnp.maximum(first_pred, 0)), unsigned(jnp.maximum(second_pred, 0))
         )
         if tables.has_lags:
             column = jnp.where(by_second, np.uint32(LAG_B), np.uint32(LAG_A))
-            counts = add_one(counts, _read(tables.program, (first_op + position) * np.uint32(tables.width) + column))
+            counts = add_one(counts, read(tables.program, (first_op + position) * np.uint32(tables.width) + column))
         return jnp.where(by_second, second_pred, first_pred), counts
 
     return lax.while_loop(lambda state: state[0] >= 0, step, (n_ops - 1, counts))[1]
 
 
 def _add_one(counts: Float[Array, " classes"], of_class: UInt[Array, ""]) -> Float[Array, " classes"]:
-    return _write(counts, _read(counts, of_class) + 1, of_class)
+    return write(counts, read(counts, of_class) + 1, of_class)
 
 
 def _entry(tables: OpTables, position: UInt[Array, ""], column: int) -> UInt[Array, ""]:
-    return _read(tables.program, position * np.uint32(tables.width) + np.uint32(column))
+    return read(tables.program, position * np.uint32(tables.width) + np.uint32(column))

@@ -1,6 +1,6 @@
 """Many duration vectors on one structure, in single precision: what a search evaluates."""
 
-from typing import TypeVar
+from typing import overload
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,14 @@ from perfmodel.timeline._precision import evaluation_of
 from perfmodel.timeline._rows import counts_of_rows, spans_of_rows
 from perfmodel.timeline._tables import BundleTables, OpTables
 
-D = TypeVar("D", np.ndarray, Array)
 
-
-def makespan_lanes(compiled: CompiledStructure, durations: Float[D, "lanes classes"]) -> Float[D, " lanes"]:
+@overload
+def makespan_lanes(
+    compiled: CompiledStructure, durations: Float[np.ndarray, "lanes classes"]
+) -> Float[np.ndarray, " lanes"]: ...
+@overload
+def makespan_lanes(compiled: CompiledStructure, durations: Float[Array, "lanes classes"]) -> Float[Array, " lanes"]: ...
+def makespan_lanes(compiled, durations):
     """`makespan` of each row of `durations`, in seconds.
 
     More than 16 lanes run in tiles of 128, so that working memory does not grow with their number.
@@ -42,9 +46,15 @@ def makespan_lanes(compiled: CompiledStructure, durations: Float[D, "lanes class
         return _as_given(spans, durations)[:lanes]
 
 
+@overload
 def makespan_lanes_and_grad(
-    compiled: CompiledStructure, durations: Float[D, "lanes classes"]
-) -> tuple[Float[D, " lanes"], Float[D, "lanes classes"]]:
+    compiled: CompiledStructure, durations: Float[np.ndarray, "lanes classes"]
+) -> tuple[Float[np.ndarray, " lanes"], Float[np.ndarray, "lanes classes"]]: ...
+@overload
+def makespan_lanes_and_grad(
+    compiled: CompiledStructure, durations: Float[Array, "lanes classes"]
+) -> tuple[Float[Array, " lanes"], Float[Array, "lanes classes"]]: ...
+def makespan_lanes_and_grad(compiled, durations):
     """`makespan_and_grad` of each row of `durations`; arguments and errors as for `makespan_lanes`."""
     padded, n_rows = _prepared(compiled, durations, LANES)
     with evaluation_of(padded):

@@ -15,6 +15,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from perfmodel.timeline._allocate import BUNDLE, GROUP, NEVER_S, NEVER_SLOT, RESULT_SLOT, SPARE_SLOT
+from perfmodel.timeline._indexing import gather, read, unsigned, write
 from perfmodel.timeline._tables import (
     DESTINATION,
     DURATION,
@@ -35,11 +36,11 @@ TILE: Final = 128
 class Items(NamedTuple):
     """What to run in a table of programs end to end: each item is a program with a row of lanes."""
 
-    first_op: Int[Array, " items"]
-    n_ops: Int[Array, " items"]
-    first_class: Int[Array, " items"]
+    first_op: Int[Array | np.ndarray, " items"]
+    n_ops: Int[Array | np.ndarray, " items"]
+    first_class: Int[Array | np.ndarray, " items"]
     """Row of the durations that holds the item's class 0."""
-    count: Int[Array, ""]
+    count: Int[Array | np.integer, ""]
     """Items that are real; the rest is padding."""
 
 
@@ -55,16 +56,16 @@ def one_lane(
 
     def group(step: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
         slots, ends = state
-        positions = [_unsigned(step) * np.uint32(GROUP) + np.uint32(i) for i in range(GROUP)]
+        positions = [unsigned(step) * np.uint32(GROUP) + np.uint32(i) for i in range(GROUP)]
         for position in positions:
             row = _row(tables, position)
-            a, b = _released(tables, slots, durations, row)
-            end = jnp.where(b > a, b, a) + _read(durations, row[DURATION])
-            slots = _write(slots, end, row[DESTINATION])
+            a, b = _released(tables, slots, durations, row, jnp.uint32(0))
+            end = jnp.where(b > a, b, a) + read(durations, row[DURATION])
+            slots = write(slots, end, row[DESTINATION])
         if keep_ends:
             for position in positions:
-                destination = _read(tables.program, position * np.uint32(tables.width) + np.uint32(DESTINATION))
-                ends = _write(ends, _read(slots, destination), position)
+                destination = read(tables.program, position * np.uint32(tables.width) + np.uint32(DESTINATION))
+                ends = write(ends, read(slots, destination), position)
         return slots, ends
 
     n_groups = (tables.n_ops + (GROUP - 1)) // GROUP
@@ -75,9 +76,11 @@ def one_lane(
 def row_of_lanes(tables: OpTables, items: Items, durations: Float[Array, "rows lanes"]) -> Float[Array, "items lanes"]:
     """Makespan of every item and lane."""
 
+    no_decisions = jnp.zeros((0, durations.shape[1]), bool)
+
     def item(i: Array, spans: Array) -> Array:
-        span, _ = run_item(tables, items, i, durations, decisions=None)
-        return _write(spans, span, _unsigned(i))
+        span, _ = run_item(tables, items, i, durations, no_decisions)
+        return write(spans, span, unsigned(i))
 
     spans = jnp.zeros((items.n_ops.shape[0], durations.shape[1]), durations.dtype)
     return lax.fori_loop(np.int32(0), items.count, item, spans)
@@ -88,23 +91,25 @@ def run_item(
     items: Items,
     i: Int[Array, ""],
     durations: Float[Array, "rows lanes"],
-    decisions: Bool[Array, "positions lanes"] | None,
-) -> tuple[Float[Array, " lanes"], Bool[Array, "positions lanes"] | None]:
+    decisions: Bool[Array, "positions lanes"],
+) -> tuple[Float[Array, " lanes"], Bool[Array, "positions lanes"]]:
     """Makespan of item `i`, and per position whether the second predecessor released the op.
+
+    `decisions` is an array to write to, or an empty one if they are not wanted.
 
     The end of an op is written to its slot at the start of the next step, so that one fusion reads
     all of its operands.
     """
-    first_op, first_class = _unsigned(items.first_op[i]), _unsigned(items.first_class[i])
+    first_op, first_class = unsigned(items.first_op[i]), unsigned(items.first_class[i])
 
-    def op(k: Array, state: tuple[Array, Array, Array, Array | None]) -> tuple[Array, Array, Array, Array | None]:
+    def op(k: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
         slots, end, destination, decisions = state
-        slots = _write(slots, end, destination)
-        row = _row(tables, first_op + _unsigned(k))
+        slots = write(slots, end, destination)
+        row = _row(tables, first_op + unsigned(k))
         a, b = _released(tables, slots, durations, row, first_class)
-        end = jnp.where(b > a, b, a) + _read(durations, first_class + row[DURATION])
-        if decisions is not None:
-            decisions = _write(decisions, b > a, _unsigned(k))
+        end = jnp.where(b > a, b, a) + read(durations, first_class + row[DURATION])
+        if len(decisions) > 0:
+            decisions = write(decisions, b > a, unsigned(k))
         return slots, end, row[DESTINATION], decisions
 
     start = (
@@ -123,12 +128,12 @@ def tile_of_lanes(tables: BundleTables, durations: Float[Array, "classes lanes"]
     def bundle(k: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         slots, ends, first_slot = state
         slots = lax.dynamic_update_slice(slots, ends, (first_slot, np.uint32(0)))
-        row = _read(tables.rows, _unsigned(k))
+        row = read(tables.rows, unsigned(k))
         columns = [row[i : i + BUNDLE] for i in range(0, row.shape[0] - 1, BUNDLE)]
-        a, b = _gather(slots, columns[0]), _gather(slots, columns[1])
+        a, b = gather(slots, columns[0]), gather(slots, columns[1])
         if tables.has_lags:
-            a, b = a + _gather(durations, columns[3]), b + _gather(durations, columns[4])
-        return slots, jnp.where(b > a, b, a) + _gather(durations, columns[2]), row[-1]
+            a, b = a + gather(durations, columns[3]), b + gather(durations, columns[4])
+        return slots, jnp.where(b > a, b, a) + gather(durations, columns[2]), row[-1]
 
     lanes = durations.shape[1]
     start = (
@@ -147,7 +152,7 @@ def _slots(n: int, durations: Float[Array, "classes *lanes"]) -> Float[Array, "s
 
 def _row(tables: OpTables, position: UInt[Array, ""]) -> list[UInt[Array, ""]]:
     at = position * np.uint32(tables.width)
-    return [_read(tables.program, at + np.uint32(i)) for i in range(tables.width)]
+    return [read(tables.program, at + np.uint32(i)) for i in range(tables.width)]
 
 
 def _released(
@@ -155,26 +160,10 @@ def _released(
     slots: Float[Array, "slots *lanes"],
     durations: Float[Array, "classes *lanes"],
     row: list[UInt[Array, ""]],
-    first_class: UInt[Array, ""] | np.uint32 = np.uint32(0),
+    first_class: UInt[Array, ""],
 ) -> tuple[Float[Array, "*lanes"], Float[Array, "*lanes"]]:
     """When each of the two predecessors releases the op of this row."""
-    a, b = _read(slots, row[SOURCE_A]), _read(slots, row[SOURCE_B])
+    a, b = read(slots, row[SOURCE_A]), read(slots, row[SOURCE_B])
     if not tables.has_lags:
         return a, b
-    return a + _read(durations, first_class + row[LAG_A]), b + _read(durations, first_class + row[LAG_B])
-
-
-def _unsigned(i: Int[Array, "..."]) -> UInt[Array, "..."]:
-    return i.astype(jnp.uint32)
-
-
-def _read(array: Array, i: UInt[Array, ""]) -> Array:
-    return lax.dynamic_index_in_dim(array, i, keepdims=False)
-
-
-def _write(array: Array, value: Array, i: UInt[Array, ""]) -> Array:
-    return lax.dynamic_update_index_in_dim(array, value, i, 0)
-
-
-def _gather(rows: Float[Array, "n lanes"], i: UInt[Array, " m"]) -> Float[Array, "m lanes"]:
-    return rows.at[i].get(mode="promise_in_bounds", wrap_negative_indices=False)
+    return a + read(durations, first_class + row[LAG_A]), b + read(durations, first_class + row[LAG_B])

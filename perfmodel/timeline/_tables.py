@@ -24,6 +24,8 @@ SMALLEST_SLOTS: Final = 256
 
 SOURCE_A, SOURCE_B, DESTINATION, DURATION, LAG_A, LAG_B = range(6)
 """Columns of a program; the last two are absent where no edge has a lag."""
+NO_OP: Final = (ZERO_SLOT, NEVER_SLOT, SPARE_SLOT, 0, 0, 0)
+"""A row that changes nothing."""
 
 
 def bucket(n: int, smallest: int) -> int:
@@ -72,22 +74,21 @@ class BundleTables:
     n_slots: int
 
 
-def join(structures: Sequence["CompiledStructure"]) -> OpTables:
-    """Programs of several structures end to end in one table."""
+def join(structures: Sequence["CompiledStructure"], *, with_pred: bool = True) -> OpTables:
+    """Programs of several structures end to end in one table.
+
+    Without `pred` (empty then) the table serves the makespan, not its gradient.
+    """
     n, longest = sum(c.n_ops for c in structures), max(c.n_ops for c in structures)
-    width = LAG_B + 1 if any(c.has_lags for c in structures) else DURATION + 1
-    program = np.zeros((bucket(n, SMALLEST_OPS), width), np.uint32)
-    program[n:, : DESTINATION + 1] = ZERO_SLOT, NEVER_SLOT, SPARE_SLOT
-    pred = np.full((len(program), 2), -1, np.int32)
+    width = max(c.program.shape[1] for c in structures)
+    program = np.empty((bucket(n, SMALLEST_OPS), width), np.uint32)
+    program[:] = NO_OP[:width]
+    pred = np.full((len(program) if with_pred else 0, 2), -1, np.int32)
     at = 0
     for c in structures:
-        rows = slice(at, at + c.n_ops)
-        program[rows, :DESTINATION] = c.source
-        program[rows, DESTINATION] = c.destination
-        program[rows, DURATION] = c.duration
-        if c.has_lags:
-            program[rows, LAG_A:] = c.lag
-        pred[rows] = c.pred
+        program[at : at + c.n_ops, : c.program.shape[1]] = c.program
+        if with_pred:
+            pred[at : at + c.n_ops] = c.pred
         at += c.n_ops
     return OpTables(
         program=_on_device(program.reshape(-1)),
@@ -106,24 +107,17 @@ def lay_out(compiled: "CompiledStructure") -> BundleTables:
     first = np.searchsorted(compiled.bundle, np.arange(n_bundles))
     place = compiled.bundle * BUNDLE + np.arange(compiled.n_ops) - first[compiled.bundle]
 
-    def column(values: UInt[np.ndarray, " ops"], fill: int) -> UInt[np.ndarray, "padded_bundles {BUNDLE}"]:
-        places = np.full(padded * BUNDLE, fill, np.uint32)
-        places[place] = values
-        return places.reshape(padded, BUNDLE)
-
-    columns = [
-        column(compiled.source[:, 0], ZERO_SLOT),
-        column(compiled.source[:, 1], NEVER_SLOT),
-        column(compiled.duration, 0),
-    ]
-    if compiled.has_lags:
-        columns += [column(compiled.lag[:, 0], 0), column(compiled.lag[:, 1], 0)]
+    columns = [i for i in range(compiled.program.shape[1]) if i != DESTINATION]
+    places = np.empty((padded * BUNDLE, len(columns)), np.uint32)
+    places[:] = [NO_OP[i] for i in columns]
+    places[place] = compiled.program[:, columns]
+    by_column = places.reshape(padded, BUNDLE, -1).transpose(0, 2, 1).reshape(padded, -1)
     first_slot = np.zeros((padded, 1), np.uint32)
-    first_slot[:n_bundles, 0] = compiled.destination[first] // BUNDLE * BUNDLE
+    first_slot[:n_bundles, 0] = compiled.program[first, DESTINATION] // BUNDLE * BUNDLE
     return BundleTables(
-        rows=_on_device(np.concatenate([*columns, first_slot], axis=1)),
+        rows=_on_device(np.concatenate([by_column, first_slot], axis=1)),
         n_bundles=_on_device(np.int32(n_bundles)),
-        has_lags=compiled.has_lags,
+        has_lags=LAG_A in columns,
         n_slots=bucket(compiled.n_slots, SMALLEST_SLOTS),
     )
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perfmodel.errors import LayoutError
-from perfmodel.spec import CollectiveKind, KernelOp, Recompute
+from perfmodel.spec import CollectiveKind, KernelOp, Layout, Recompute
 
 Kernels = tuple[tuple[KernelOp, int], ...]
 """Kernels in order of execution, each with how often it runs in a row."""
@@ -28,6 +28,17 @@ class Shard:
                 raise LayoutError(f"shard: {name} must be at least 1, got {getattr(self, name)}")
         if self.etp not in (None, 1, self.tp):
             raise LayoutError(f"shard: etp must be 1 or tp={self.tp}, got {self.etp}")
+
+    @classmethod
+    def of(cls, layout: Layout) -> "Shard":
+        """What a device of `layout` sees."""
+        return cls(
+            tp=layout.tp,
+            cp=layout.cp,
+            ep=layout.ep,
+            micro_batch=layout.micro_batch,
+            sequence_parallel=layout.sequence_parallel,
+        )
 
     @property
     def expert_tp(self) -> int:

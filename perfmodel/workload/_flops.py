@@ -43,8 +43,8 @@ class ModelFlops:
     def hardware(self, recompute: Recompute) -> float:
         """Executed FLOPs of a step with recomputation, attention in full (for HFU).
 
-        Full recompute gives SC21 equation 3, 96 B s l h^2 (1 + s/6h + V/16lh); selective gives
-        Korthikanti equation 9 (appendix A), 72 B s l h^2 (1 + s/3h ...)-like, attention core once more.
+        Full recompute gives SC21 equation 3, 96 B s l h^2 (1 + s/6h + V/16lh); selective repeats
+        the attention core's forward products, 4 B s^2 h per layer.
         """
         again = {
             "none": 0.0,

@@ -46,20 +46,22 @@ def residual(model: Transformer, local: Local) -> Piece:
 def activation(model: Transformer, local: Local, rows: int, width: int) -> Piece:
     """The feed-forward's nonlinearity over `rows` x `width`; keeps its inputs (ReLU: nothing more).
 
-    A gated unit has two inputs, gate and value.
+    A gated unit has two inputs, gate and value; fused, it moves the same bytes whatever its
+    function and is named after the measured one.
     """
-    tensor = float(rows) * width * local.act_bytes
+    name, fused = model.activation, local.job.fused_kernels
+    inputs = 1
     if model.gated_ffn:
-        fused = [(f"{model.activation}_mul", 2)]
-        ops = fused if local.job.fused_kernels else [(model.activation, 1), ("mul", 2)]
-        # eager kernels also keep the activated gate
-        return pointwise(local.precision, ops, rows, width, saved_bytes=tensor * (1 + len(ops)))
-    if model.activation == "relu":
-        return pointwise(local.precision, [("relu", 1)], rows, width, saved_bytes=0.0)
-    if model.bias and local.job.fused_kernels:
-        return pointwise(local.precision, [(f"bias_{model.activation}", 1)], rows, width, saved_bytes=tensor)
-    bias = [("add", 1)] if model.bias else []
-    return pointwise(local.precision, [*bias, (model.activation, 1)], rows, width, saved_bytes=tensor)
+        ops = [("silu_mul", 2)] if fused else [(name, 1), ("mul", 2)]
+        inputs = 2 if fused else 3  # eager kernels also keep the activated gate
+    elif name == "relu":
+        ops, inputs = [("relu", 1)], 0
+    elif name == "gelu" and model.bias and fused:
+        ops = [("bias_gelu", 1)]
+    else:
+        ops = [*([("add", 1)] if model.bias else []), (name, 1)]
+    tensor = float(rows) * width * local.act_bytes
+    return pointwise(local.precision, ops, rows, width, saved_bytes=inputs * tensor)
 
 
 def rotary(model: Transformer, local: Local, width: int) -> list[Piece]:

@@ -25,7 +25,7 @@ def test_ranking_is_ascending_and_fits(result):
     assert times == sorted(times)
     assert all(p.fits for p in result.layouts)
     assert len(result.layouts) == 5
-    assert result.evaluated == result.feasible == len(result.step_time_s)
+    assert result.evaluated == len(result.step_time_s) <= result.feasible
     assert (result.step_time_s[:-1] <= result.step_time_s[1:]).all()
 
 
@@ -37,6 +37,20 @@ def test_winner_beats_every_layout_found_by_brute_force(result):
     for layout in candidates[:: max(1, len(candidates) // 60)]:
         p = explain(fixed, layout)
         assert not p.fits or p.step_time_s >= best * (1 - 1e-5)
+
+
+def test_the_bound_is_sound_and_prunes_no_winner(monkeypatch):
+    import perfmodel.layout_search._search as module
+
+    fixed = step_model(catalog.model(MODEL), catalog.cluster(CLUSTER), JOB)
+    space = default_space(fixed.model, fixed.cluster, JOB, DEVICES)
+    layouts = list(enumerate_layouts(space, fixed.model, fixed.cluster, JOB, DEVICES, Counter()))
+    assert (fixed.lower_bound_s(layouts) <= fixed.evaluate(layouts).step_time_s * (1 + 1e-5)).all()
+    whole = search(MODEL, CLUSTER, devices=DEVICES, global_batch=32, top=8)
+    monkeypatch.setattr(module, "FIRST_BATCH", 16)
+    pruned = search(MODEL, CLUSTER, devices=DEVICES, global_batch=32, top=8)
+    assert pruned.evaluated < whole.evaluated
+    assert [p.step_time_s for p in pruned.layouts] == [p.step_time_s for p in whole.layouts]
 
 
 def test_enumeration_is_complete_and_without_duplicates():
@@ -74,7 +88,7 @@ def test_refusals():
         restrict(space, "tpp=2")
     with pytest.raises(UnknownNameError, match="method"):
         search(MODEL, CLUSTER, devices=16, global_batch=32, method="guess")
-    with pytest.raises(LayoutError, match="no layout .* is possible"):
+    with pytest.raises(LayoutError, match=r"no layout .* is possible"):
         search(MODEL, CLUSTER, devices=7 * 11 * 13, global_batch=2)
 
 

@@ -1,12 +1,13 @@
 """Shapes, kernels, errors and speed of the blocks."""
 
+import gzip
 import time
 
 import pytest
 
 from perfmodel.catalog import model, models
 from perfmodel.errors import LayoutError
-from perfmodel.spec import ConvNet, Job, Transformer
+from perfmodel.spec import ConvNet, Job, Layout, Transformer
 from perfmodel.workload import Shard, blocks, gradient_bytes, optimizer_op, parameter_count
 
 
@@ -162,6 +163,30 @@ def test_every_model_builds_in_every_mode(name, flash, fused):
         assert all(op.bytes > 0 and count > 0 for op, count in block.forward)
     if isinstance(net, ConvNet):
         assert len(parts) >= 10
+
+
+def test_kernel_names_are_those_of_the_measurement_tables(data_dir):
+    measured = set()
+    for path in data_dir.glob("*/*.csv.gz"):
+        with gzip.open(path, "rt") as file:
+            header = file.readline().rstrip("\n").split(",")
+            if "op" in header:
+                where = header.index("op")
+                measured |= {line.split(",")[where] for line in file}
+    named = set()
+    for name in models():
+        net = model(name)
+        for flash, fused in ((True, True), (False, True), (False, False)):
+            job = Job(global_batch=1, seq_len=64, flash_attention=flash, fused_kernels=fused)
+            for block, _ in blocks(net, job, Shard()):
+                named |= {op.op for op, _ in (*block.forward, *block.backward_input, *block.backward_weight)}
+    # nobody measured a fused cross entropy
+    assert named - measured == {"cross_entropy"}
+
+
+def test_a_shard_is_what_a_layout_divides():
+    layout = Layout(tp=4, cp=2, dp=4, ep=8, pp=3, micro_batch=5, sequence_parallel=True)
+    assert Shard.of(layout) == Shard(tp=4, cp=2, ep=8, micro_batch=5, sequence_parallel=True)
 
 
 def test_optimizer_traffic():

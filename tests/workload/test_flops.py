@@ -24,8 +24,8 @@ def test_megatron_equation_3(name):
     assert flops.total == pytest.approx(72 * batch * s * n * h**2 * (1 + s / (6 * h) + v / (12 * n * h)))
 
 
-def test_korthikanti_selective_hardware_flops():
-    """Appendix A: selective recomputation repeats the attention core, 4 B s^2 h per layer."""
+def test_selective_recompute_repeats_the_attention_core():
+    """4 B s^2 h per layer."""
     gpt, batch = model("gpt-22b"), 4
     flops = step_flops(gpt, Job(global_batch=batch, seq_len=gpt.seq_len))
     again = flops.hardware("selective") - flops.hardware("none")

@@ -1,0 +1,129 @@
+"""Structures on disk: built and compiled once per machine, then loaded in milliseconds."""
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from perfmodel.program import Structure
+from perfmodel.timeline._compile import CompiledStructure, compile_structure
+
+FORMAT: Final = 1
+"""Rises with every change to the file layout, `Structure` or the compiled program."""
+
+_MAGIC: Final = b"perfmodel structure\n"
+_NARROW: Final = {"i": (np.int8, np.int16, np.int32), "u": (np.uint8, np.uint16, np.uint32)}
+
+
+def cache_dir() -> Path:
+    """Where structures are kept: `$PERFMODEL_CACHE`, else the platform's folder for user caches."""
+    if chosen := os.environ.get("PERFMODEL_CACHE"):
+        return Path(chosen)
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "perfmodel"
+
+
+def load_or_compile(key: str, build: Callable[[], Structure]) -> tuple[Structure, CompiledStructure]:
+    """The structure named `key` and its compiled form, from disk if they were there before.
+
+    A file that is missing, damaged or of another version is rebuilt and replaced without a word, and a
+    cache that cannot be written is done without.
+
+    Args:
+        key: equal for equal structures only, now and in later runs (`ProgramSpec.key()`).
+        build: makes the structure where the cache has none.
+    """
+    path = _path(key)
+    compiled = _load(path, key)
+    if compiled is None:
+        compiled = compile_structure(build())
+        _save(path, key, compiled)
+    return compiled.structure, compiled
+
+
+def _path(key: str) -> Path:
+    name = hashlib.sha256(f"{FORMAT} {key}".encode()).hexdigest()[:32]
+    return cache_dir() / "structures" / f"{name}.bin"
+
+
+def _save(path: Path, key: str, compiled: CompiledStructure) -> None:
+    """One line of JSON, then the arrays in the narrowest integers that hold them, through a rename."""
+    arrays = {f"structure.{k}": v for k, v in _arrays(compiled.structure).items()} | _arrays(compiled)
+    stored = {name: _narrowed(array) for name, array in arrays.items()}
+    body = b"".join(np.ascontiguousarray(array).tobytes() for array in stored.values())
+    header = {
+        "format": FORMAT,
+        "key": key,
+        "checksum": zlib.adler32(body),
+        "bytes": len(body),
+        "devices": compiled.structure.devices,
+        "n_slots": compiled.n_slots,
+        "arrays": [[name, array.shape, stored[name].dtype.str, array.dtype.str] for name, array in arrays.items()],
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(_MAGIC + json.dumps(header).encode() + b"\n" + body)
+        os.replace(temporary, path)
+    except OSError:
+        return
+
+
+def _load(path: Path, key: str) -> CompiledStructure | None:
+    """What `_save` wrote, or None where the file is not exactly that."""
+    try:
+        content = memoryview(path.read_bytes())
+        if content[: len(_MAGIC)] != _MAGIC:
+            return None
+        end = bytes(content[: 1 << 16]).index(b"\n", len(_MAGIC))
+        header = json.loads(bytes(content[len(_MAGIC) : end]))
+        body = content[end + 1 :]
+        valid = header["format"] == FORMAT and header["key"] == key and header["bytes"] == len(body)
+        if not valid or zlib.adler32(body) != header["checksum"]:
+            return None
+        arrays = _read_arrays(header["arrays"], body)
+        of_structure = {k.removeprefix("structure."): v for k, v in arrays.items() if k.startswith("structure.")}
+        of_compiled = {k: v for k, v in arrays.items() if not k.startswith("structure.")}
+        structure = Structure(**of_structure, devices=header["devices"])
+        return CompiledStructure(structure=structure, **of_compiled, n_slots=header["n_slots"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _read_arrays(entries: list, body: memoryview) -> dict[str, np.ndarray]:
+    arrays, at = {}, 0
+    for name, shape, stored, dtype in entries:
+        count = int(np.prod(shape))
+        narrow = np.frombuffer(body, stored, count, at)
+        arrays[name] = narrow.reshape(shape).astype(dtype)
+        at += narrow.nbytes
+    return arrays
+
+
+def _arrays(of: Structure | CompiledStructure) -> dict[str, np.ndarray]:
+    values = {field.name: getattr(of, field.name) for field in fields(of)}
+    return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+
+
+def _narrowed(array: np.ndarray) -> np.ndarray:
+    if array.dtype.kind not in _NARROW or array.size == 0:
+        return array
+    low, high = int(array.min()), int(array.max())
+    for dtype in _NARROW[array.dtype.kind]:
+        if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
+            return array.astype(dtype)
+    return array

@@ -1,0 +1,149 @@
+"""Many structures with a few duration vectors each, in one call: a search after enumeration."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from perfmodel.errors import PerfModelError
+from perfmodel.timeline._compile import CompiledStructure
+from perfmodel.timeline._critical_path import row_of_counts
+from perfmodel.timeline._durations import Durations, checked
+from perfmodel.timeline._loops import LANES, Items, row_of_lanes
+from perfmodel.timeline._precision import evaluation_of
+from perfmodel.timeline._tables import OpTables, bucket, join
+
+SMALLEST_ITEMS = 64
+SMALLEST_ROWS = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class ProgramBatch:
+    """Compiled structures end to end, for repeated calls of `makespan_many` with other durations."""
+
+    programs: tuple[CompiledStructure, ...]
+
+    @cached_property
+    def tables(self) -> OpTables:
+        """For the makespans alone."""
+        return join(self.programs, with_pred=False)
+
+    @cached_property
+    def tables_with_pred(self) -> OpTables:
+        """For makespans and derivatives."""
+        return join(self.programs)
+
+
+def makespan_many(
+    programs: Sequence[CompiledStructure] | ProgramBatch, durations: Sequence[Float[Durations, "lanes classes"]]
+) -> list[Float[Durations, " lanes"]]:
+    """`makespan_lanes` of several structures in one call, each with its own durations.
+
+    All programs lie end to end in one table and run one after another, 16 lanes at a time: the call
+    costs a single dispatch and shares one trace with all batches of like size.
+
+    Args:
+        programs: compiled structures, or a `ProgramBatch` of them (joined once for many calls).
+        durations: for each program seconds of shape (lanes, classes); NumPy input is rounded to
+            float32 and gives NumPy output, JAX input may be traced and differentiated.
+
+    Returns:
+        For each program the makespans of its lanes, in seconds.
+
+    Raises:
+        PerfModelError: not as many duration arrays as programs, or one of another shape or not finite.
+    """
+    batch = programs if isinstance(programs, ProgramBatch) else ProgramBatch(tuple(programs))
+    if len(durations) != len(batch.programs):
+        raise PerfModelError(
+            f"durations: one array per program is needed, got {len(durations)} for {len(batch.programs)} programs"
+        )
+    if not batch.programs:
+        return []
+    values = [checked(d, c.n_classes, ndim=2) for c, d in zip(batch.programs, durations, strict=True)]
+    traceable = any(isinstance(v, jax.Array) for v in values)
+    items = _items(batch.programs, [v.shape[0] for v in values])
+    if traceable:
+        spans = _run(batch.tables_with_pred, items, _rows_traced(values))
+    else:
+        rows = _rows(values)  # pyright: ignore[reportArgumentType]
+        with evaluation_of(rows):
+            spans = np.asarray(_run(batch.tables, items, rows))
+    return _by_program(spans, [v.shape[0] for v in values])
+
+
+def _items(programs: Sequence[CompiledStructure], lanes: Sequence[int]) -> Items:
+    """A program with more than `LANES` lanes is several items over the same ops."""
+    repeats = [-(-n // LANES) for n in lanes]
+    n_ops = np.array([c.n_ops for c in programs])
+    n_classes = np.repeat([c.n_classes for c in programs], repeats)
+    count = sum(repeats)
+    padding = (0, bucket(count, SMALLEST_ITEMS) - count)
+
+    def column(values: np.ndarray, fill: int) -> np.ndarray:
+        return np.pad(values, padding, constant_values=fill).astype(np.int32)
+
+    return Items(
+        first_op=column(np.repeat(np.cumsum(n_ops) - n_ops, repeats), 0),
+        n_ops=column(np.repeat(n_ops, repeats), 0),
+        first_class=column(np.cumsum(n_classes) - n_classes, int(n_classes.sum())),
+        count=np.int32(count),
+    )
+
+
+def _rows(values: Sequence[Float[np.ndarray, "lanes classes"]]) -> Float[np.ndarray, "rows {LANES}"]:
+    """Durations as the loop reads them: per item its classes below one another, class 0 set to 0."""
+    n = sum(-(-len(v) // LANES) * v.shape[1] for v in values)
+    rows = np.zeros((bucket(n, SMALLEST_ROWS), LANES), np.float32)
+    at = 0
+    for value in values:
+        classes = value.shape[1]
+        for first in range(0, len(value), LANES):
+            lanes = value[first : first + LANES]
+            rows[at + 1 : at + classes, : len(lanes)] = lanes[:, 1:].T
+            at += classes
+    return rows
+
+
+def _rows_traced(values: Sequence[Float[Durations, "lanes classes"]]) -> Float[Array, "rows {LANES}"]:
+    """`_rows` of JAX arrays."""
+    parts = []
+    for value in values:
+        lanes, classes = value.shape
+        padded = jnp.pad(value[:, 1:], ((0, -lanes % LANES), (1, 0)))
+        parts.append(padded.reshape(-1, LANES, classes).transpose(0, 2, 1).reshape(-1, LANES))
+    rows = jnp.concatenate(parts)
+    return jnp.pad(rows, ((0, bucket(rows.shape[0], SMALLEST_ROWS) - rows.shape[0]), (0, 0)))
+
+
+def _by_program(spans: Float[Durations, "items {LANES}"], lanes: Sequence[int]) -> list[Float[Durations, " lanes"]]:
+    flat = spans.reshape(-1)
+    first = np.cumsum([0] + [-(-n // LANES) * LANES for n in lanes])
+    return [flat[at : at + n] for at, n in zip(first[:-1].tolist(), lanes, strict=True)]
+
+
+@jax.custom_jvp
+def _spans(tables: OpTables, items: Items, rows: Float[Array, "rows {LANES}"]) -> Float[Array, "items {LANES}"]:
+    return row_of_lanes(tables, items, rows)
+
+
+@_spans.defjvp
+def _jvp(primals, tangents):
+    tables, items, rows = primals
+    fixed = lax.stop_gradient(rows)
+    spans, counts = row_of_counts(tables, items, fixed)
+    item_of_row = jnp.searchsorted(items.first_class, jnp.arange(rows.shape[0]), side="right") - 1
+
+    def by_item(values: Array) -> Array:
+        return jax.ops.segment_sum(counts * values, item_of_row, spans.shape[0])
+
+    # The added 0 carries the first derivative of the primal output into higher orders.
+    return spans + by_item(rows - fixed), by_item(tangents[2])
+
+
+_run = jax.jit(_spans)

@@ -1,0 +1,78 @@
+"""Memory of every device over time, by live ranges (DistIR, section 3.3)."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel.errors import PerfModelError
+from perfmodel.program import Structure
+from perfmodel.timeline._timeline import Timeline
+
+
+@dataclass(frozen=True, eq=False)
+class MemorySteps:
+    """Memory in use on one device, constant between the times."""
+
+    time_s: Float[np.ndarray, " steps"]
+    bytes: Float[np.ndarray, " steps"]
+    """In use from this time to the next; the first entry, at time 0, is the static state."""
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryTimeline:
+    """Memory in use on every device."""
+
+    peak_bytes: Float[np.ndarray, " devices"]
+    steps: tuple[MemorySteps, ...]
+    """One per device."""
+
+
+def memory(
+    structure: Structure,
+    times: Timeline,
+    class_bytes: Float[np.ndarray, " memory_classes"],
+    static_bytes: Float[np.ndarray, " devices"],
+) -> MemoryTimeline:
+    """Memory over time: an op takes its bytes at its start and gives bytes back at its end.
+
+    At equal times bytes are given back before others are taken: what ends makes room for what starts.
+
+    Args:
+        structure: its `alloc` and `free` name the memory class of each op (global stage + 1, 0 for none).
+        times: start and end of its ops.
+        class_bytes: bytes of each memory class, shape (stages + 1,); entry 0 is not used.
+        static_bytes: bytes that every device holds throughout, shape (devices,).
+
+    Raises:
+        PerfModelError: arrays of another shape, or an op of no device that takes or gives back memory.
+    """
+    class_bytes, static_bytes = np.asarray(class_bytes, float), np.asarray(static_bytes, float)
+    _check(structure, class_bytes, static_bytes)
+    takes, gives = np.flatnonzero(structure.alloc), np.flatnonzero(structure.free)
+    time_s = np.concatenate([times.end_s[gives], times.start_s[takes]])
+    change = np.concatenate([-class_bytes[structure.free[gives]], class_bytes[structure.alloc[takes]]])
+    device = structure.device[np.concatenate([gives, takes])]
+    order = np.lexsort((np.arange(len(device)) >= len(gives), time_s, device))
+    bounds = np.searchsorted(device[order], np.arange(structure.devices + 1))
+    steps = []
+    for rank, (first, end) in enumerate(pairwise(bounds.tolist())):
+        events = order[first:end]
+        in_use = static_bytes[rank] + np.cumsum(change[events])
+        steps.append(MemorySteps(np.r_[0.0, time_s[events]], np.r_[static_bytes[rank], in_use]))
+    return MemoryTimeline(np.array([s.bytes.max() for s in steps]), tuple(steps))
+
+
+def _check(structure: Structure, class_bytes: np.ndarray, static_bytes: np.ndarray) -> None:
+    needed = int(max(structure.alloc.max(), structure.free.max())) + 1
+    if class_bytes.ndim != 1 or len(class_bytes) < needed:
+        raise PerfModelError(f"memory: class_bytes needs {needed} entries (stages + 1), got shape {class_bytes.shape}")
+    if static_bytes.shape != (structure.devices,):
+        raise PerfModelError(
+            f"memory: static_bytes needs one entry for each of {structure.devices} devices, "
+            f"got shape {static_bytes.shape}"
+        )
+    homeless = (structure.device < 0) & ((structure.alloc > 0) | (structure.free > 0))
+    if homeless.any():
+        raise PerfModelError(f"memory: op {int(np.argmax(homeless))} takes or gives back memory but has no device")

@@ -1,0 +1,32 @@
+"""Counting traces: each costs a compilation, so a search must get by with few."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import jax.monitoring
+
+_TRACED = "/jax/core/compile/jaxpr_trace_duration"
+
+
+@dataclass
+class TraceCount:
+    """Functions traced so far inside a `count_traces` block."""
+
+    total: int = 0
+
+
+@contextmanager
+def count_traces() -> Iterator[TraceCount]:
+    """Counts how often JAX traces a jitted function (of any library) inside the block."""
+    count = TraceCount()
+
+    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        del duration_secs, kwargs
+        count.total += event == _TRACED
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield count
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
