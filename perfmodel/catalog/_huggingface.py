@@ -158,6 +158,12 @@ def _qwen3_moe(c: Config) -> dict[str, Any]:
     return _qwen3(c) | {"experts": experts}
 
 
+def _gpt_oss(c: Config) -> dict[str, Any]:
+    """Attention sinks are left out; every second layer attends in full."""
+    experts = Experts(count=c["num_local_experts"], topk=c["num_experts_per_tok"], ffn_hidden=c["intermediate_size"])
+    return _llama(c) | {"experts": experts, "bias": True, "full_attention_every": 2}
+
+
 def _qwen2_moe(c: Config) -> dict[str, Any]:
     experts = Experts(
         count=c["num_experts"], topk=c["num_experts_per_tok"], ffn_hidden=c["moe_intermediate_size"],
@@ -216,7 +222,7 @@ _FAMILIES: Mapping[str, Callable[[Config], dict[str, Any]]] = {
     "gpt2": _gpt2, "gpt_neox": _gpt_neox, "gptj": _gptj, "opt": _opt, "bloom": _bloom, "bert": _bert, "t5": _t5,
     "mt5": _t5, "llama": _llama, "mistral": _llama, "mixtral": _mixtral, "qwen2": _qwen2, "qwen2_moe": _qwen2_moe,
     "qwen3": _qwen3, "qwen3_moe": _qwen3_moe, "deepseek_v2": _deepseek, "deepseek_v3": _deepseek, "mpt": _mpt,
-    "falcon": _falcon,
+    "gpt_oss": _gpt_oss, "falcon": _falcon,
 }  # fmt: skip
 
 

@@ -165,6 +165,8 @@ def memory(xp: Any, x: Columns, machine: Machine) -> Physics:
     ]  # fmt: skip
     features += [_divides(xp, hidden, d) for d in (2, 4, 8, 128, 1024)]
     features += [_divides(xp, elements, d) for d in (4, 512)]
+    # fused softmax kernels (Megatron) want batch x heads = rows / hidden to be a multiple of four
+    features += [_divides(xp, rows, 4), _flag(xp, xp.mod(rows, 4 * hidden) == 0), _flag(xp, hidden > 2048)]
     return Physics(elements, elements, traffic, features, [_log2(xp, v) for v in (rows, hidden, resident)])
 
 
@@ -215,11 +217,37 @@ def conv(xp: Any, x: Columns, machine: Machine) -> Physics:
         _flag(xp, (x["k_h"] == 3) & (x["k_w"] == 3) & (x["stride_h"] == 1)),
         _flag(xp, (x["k_h"] == 1) & (x["k_w"] == 1)), _flag(xp, x["groups"] > 1), *tiles,
     ]  # fmt: skip
+    features += _winograd(xp, x, h_out, w_out, machine)
     features += [_divides(xp, x["c_in"], d) for d in (2, 4, 8, 32, 64)]
     features += [_divides(xp, x["c_out"], d) for d in (2, 4, 8, 32, 64)]
+    features += [c / (d * xp.ceil(c / d)) for c in (x["c_in"], x["c_out"]) for d in (8, 32, 64, 128)]
     features += [_divides(xp, m, d) for d in (4, 128)]
     axes = [_log2(xp, v) for v in (x["batch"], x["c_in"], x["c_out"], h_out, x["k_h"], waves)]
     return Physics(flops, xp.maximum(flops, quantised), traffic, features, axes)
+
+
+def _winograd(xp: Any, x: Columns, h_out: Any, w_out: Any, machine: Machine) -> list[Any]:
+    """Log times in us of the transform algorithms that libraries choose among, at the nominal rates.
+
+    F(t x t, k x k) does (t + k - 1)^2 products of [tiles, c_in] x [c_in, c_out] and moves the
+    transformed tiles through memory (Lavin and Gray, CVPR 2016, section 4).
+    """
+    features = []
+    size = x["element_bytes"]
+    for tile in (2, 4):
+        points = (tile + x["k_h"] - 1.0) * (tile + x["k_w"] - 1.0)
+        tiles = x["batch"] * xp.ceil(h_out / tile) * xp.ceil(w_out / tile)
+        area, _, waves = _tiled(xp, tiles, x["c_out"], points, machine.units)
+        multiply = 2.0 * area * x["c_in"] / machine.peak
+        moved = points * (tiles * (x["c_in"] + x["c_out"]) + x["c_in"] * x["c_out"]) * 2.0 * size
+        fill = h_out * w_out / (xp.ceil(h_out / tile) * xp.ceil(w_out / tile) * tile * tile)
+        fused = 2.0 * points * xp.ceil(tiles / 32.0) * 32.0 * xp.ceil(x["c_out"] / 64.0) * 64.0 * x["c_in"]
+        blocks = xp.ceil(tiles / 32.0) * xp.ceil(x["c_out"] / 64.0) / machine.units
+        features += [
+            _log2(xp, multiply * 1e6), _log2(xp, moved / machine.bandwidth * 1e6), fill, _log2(xp, waves),
+            _log2(xp, fused / machine.peak * 1e6), _log2(xp, blocks), blocks / xp.ceil(blocks),
+        ]  # fmt: skip
+    return features
 
 
 def moe(xp: Any, x: Columns, machine: Machine) -> Physics:

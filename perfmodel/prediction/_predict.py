@@ -18,7 +18,7 @@ from perfmodel.prediction._prediction import Prediction, StageMemory
 from perfmodel.prediction._step_model import Bundle, Prepared, StepModel
 from perfmodel.program import Kind
 from perfmodel.spec import Cluster, Job, Layout, Model
-from perfmodel.timeline import makespan_and_grad, makespan_lanes, times
+from perfmodel.timeline import makespan, makespan_and_grad, times
 from perfmodel.units import GIB
 from perfmodel.workload import step_flops
 
@@ -131,7 +131,7 @@ def explain(fixed: StepModel, layout: Layout, *, timeline: bool = False, strict:
         fits=not reasons,
         reasons=reasons,
         warnings=_warnings(provenance, fixed),
-        timeline=times(prepared.structure, durations) if timeline else None,
+        timeline=times(prepared.compiled, durations) if timeline else None,
     )
 
 
@@ -158,9 +158,9 @@ def fit_reasons(memory: Sequence[StageMemory], capacity: float, framework: Frame
 
 
 _REMEDY = {
-    "weights": "raise tp or pp, or use zero=3",
-    "gradients": "raise tp or pp, or use zero=2",
-    "optimizer": "raise zero, tp or pp",
+    "weights": "use zero=3 or a larger tp or pp",
+    "gradients": "use zero=2 or a larger tp or pp",
+    "optimizer": "use zero=1 or higher, or a larger tp or pp",
     "activations": "use recompute, a smaller micro_batch, sequence_parallel or a larger tp",
     "buffers": "use a smaller micro_batch or a larger tp",
 }
@@ -171,8 +171,7 @@ def _without_communication(prepared: Prepared, durations: Float[np.ndarray, " cl
     kinds = prepared.structure.class_kind
     no_dp = np.where(np.isin(kinds, _DP_KINDS), 0.0, durations)
     no_comm = np.where(np.isin(kinds, _SEND_KINDS), 0.0, no_dp)
-    spans = makespan_lanes(prepared.compiled, np.stack([no_dp, no_comm]))
-    return float(spans[0]), float(spans[1])
+    return float(makespan(prepared.compiled, no_dp)), float(makespan(prepared.compiled, no_comm))
 
 
 def _warnings(provenance: dict[str, float], fixed: StepModel) -> tuple[str, ...]:

@@ -67,8 +67,8 @@ class StepModel:
     model: Model
     job: Job
     cluster: Cluster
-    kernels: KernelModel
-    collectives: CollectiveModel
+    kernels: KernelModel = field(repr=False)
+    collectives: CollectiveModel = field(repr=False)
     framework: Framework = field(default_factory=Framework)
     _memo: dict[Hashable, object] = field(default_factory=dict, repr=False)
 
@@ -99,14 +99,7 @@ class StepModel:
         return self._once(key, lambda: self._table(layout))
 
     def _table(self, layout: Layout) -> BlockTable:
-        shard = Shard(
-            tp=layout.tp,
-            cp=layout.cp,
-            ep=layout.ep,
-            micro_batch=layout.micro_batch,
-            sequence_parallel=layout.sequence_parallel,
-        )
-        of_shard = blocks(self.model, self.job, shard)
+        of_shard = blocks(self.model, self.job, Shard.of(layout))
         return block_table(of_shard, layout, self.job, self.cluster, self.timed, self.framework)
 
     # --- programs ---------------------------------------------------------------------------------

@@ -86,11 +86,12 @@ def compile_structure(structure: Structure) -> CompiledStructure:
     columns = [source, destination[:, None], structure.duration[order][:, None]]
     if lag.any():
         columns.append(lag[order])
+    program = np.concatenate(columns, axis=1)
     return CompiledStructure(
         structure=structure,
         order=order.astype(np.int32),
         bundle=bundle.astype(np.int32),
-        program=np.concatenate(columns, axis=1).astype(np.uint32),
+        program=program.astype(np.uint16 if program.max() < 1 << 16 else np.uint32),
         pred=pred,
         n_slots=n_slots,
     )

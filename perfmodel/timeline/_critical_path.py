@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from perfmodel.timeline._indexing import read, unsigned, write
-from perfmodel.timeline._loops import Items, run_item
+from perfmodel.timeline._loops import Items, entry, run_item
 from perfmodel.timeline._tables import DURATION, LAG_A, LAG_B, OpTables
 
 
@@ -24,8 +24,8 @@ def counts_of_one_lane(
     def second(position: UInt[Array, ""], first_pred: UInt[Array, ""], second_pred: UInt[Array, ""]) -> Array:
         a, b = read(ends, first_pred), read(ends, second_pred)
         if tables.has_lags:
-            a = a + read(durations, _entry(tables, position, LAG_A))
-            b = b + read(durations, _entry(tables, position, LAG_B))
+            a = a + read(durations, entry(tables, position, LAG_A))
+            b = b + read(durations, entry(tables, position, LAG_B))
         return b > a
 
     return _walk(tables, jnp.zeros_like(durations), _add_one, tables.n_ops, second, jnp.uint32(0))
@@ -78,7 +78,7 @@ def _walk(
 
     def step(state: tuple[Array, Array]) -> tuple[Array, Array]:
         position, counts = unsigned(state[0]), state[1]
-        counts = add_one(counts, _entry(tables, first_op + position, DURATION))
+        counts = add_one(counts, entry(tables, first_op + position, DURATION))
         at = (first_op + position) * np.uint32(2)
         first_pred, second_pred = read(tables.pred, at), read(tables.pred, at + np.uint32(1))
         by_second = (second_pred >= 0) & second(
@@ -86,7 +86,7 @@ def _walk(
         )
         if tables.has_lags:
             column = jnp.where(by_second, np.uint32(LAG_B), np.uint32(LAG_A))
-            counts = add_one(counts, read(tables.program, (first_op + position) * np.uint32(tables.width) + column))
+            counts = add_one(counts, entry(tables, first_op + position, column))
         return jnp.where(by_second, second_pred, first_pred), counts
 
     return lax.while_loop(lambda state: state[0] >= 0, step, (n_ops - 1, counts))[1]
@@ -94,7 +94,3 @@ def _walk(
 
 def _add_one(counts: Float[Array, " classes"], of_class: UInt[Array, ""]) -> Float[Array, " classes"]:
     return write(counts, read(counts, of_class) + 1, of_class)
-
-
-def _entry(tables: OpTables, position: UInt[Array, ""], column: int) -> UInt[Array, ""]:
-    return read(tables.program, position * np.uint32(tables.width) + np.uint32(column))

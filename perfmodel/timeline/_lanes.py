@@ -100,14 +100,12 @@ def _spans_in_tiles(
     n_tiles: Int[Array, ""],
 ) -> Float[Array, " lanes"]:
     del op_tables  # for the derivative
-    tiles = durations.reshape(-1, TILE, durations.shape[1]).transpose(0, 2, 1)
 
     def tile(i: Array, spans: Array) -> Array:
-        span = tile_of_lanes(tables, lax.dynamic_index_in_dim(tiles, i, keepdims=False))
-        return lax.dynamic_update_index_in_dim(spans, span, i, 0)
+        of_tile = lax.dynamic_slice_in_dim(durations, i * TILE, TILE)
+        return lax.dynamic_update_slice_in_dim(spans, tile_of_lanes(tables, of_tile.T), i * TILE, 0)
 
-    spans = jnp.zeros((tiles.shape[0], TILE), durations.dtype)
-    return lax.fori_loop(np.int32(0), n_tiles, tile, spans).reshape(-1)
+    return lax.fori_loop(np.int32(0), n_tiles, tile, jnp.zeros(durations.shape[0], durations.dtype))
 
 
 @_spans_in_tiles.defjvp

@@ -64,7 +64,7 @@ def one_lane(
             slots = write(slots, end, row[DESTINATION])
         if keep_ends:
             for position in positions:
-                destination = read(tables.program, position * np.uint32(tables.width) + np.uint32(DESTINATION))
+                destination = entry(tables, position, DESTINATION)
                 ends = write(ends, read(slots, destination), position)
         return slots, ends
 
@@ -128,7 +128,7 @@ def tile_of_lanes(tables: BundleTables, durations: Float[Array, "classes lanes"]
     def bundle(k: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         slots, ends, first_slot = state
         slots = lax.dynamic_update_slice(slots, ends, (first_slot, np.uint32(0)))
-        row = read(tables.rows, unsigned(k))
+        row = unsigned(read(tables.rows, unsigned(k)))
         columns = [row[i : i + BUNDLE] for i in range(0, row.shape[0] - 1, BUNDLE)]
         a, b = gather(slots, columns[0]), gather(slots, columns[1])
         if tables.has_lags:
@@ -151,8 +151,12 @@ def _slots(n: int, durations: Float[Array, "classes *lanes"]) -> Float[Array, "s
 
 
 def _row(tables: OpTables, position: UInt[Array, ""]) -> list[UInt[Array, ""]]:
-    at = position * np.uint32(tables.width)
-    return [read(tables.program, at + np.uint32(i)) for i in range(tables.width)]
+    return [entry(tables, position, column) for column in range(tables.width)]
+
+
+def entry(tables: OpTables, position: UInt[Array, ""], column: int | UInt[Array, ""]) -> UInt[Array, ""]:
+    """One column of the program's row at a position."""
+    return unsigned(read(tables.program, position * np.uint32(tables.width) + jnp.uint32(column)))
 
 
 def _released(

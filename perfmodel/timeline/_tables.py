@@ -28,9 +28,10 @@ NO_OP: Final = (ZERO_SLOT, NEVER_SLOT, SPARE_SLOT, 0, 0, 0)
 """A row that changes nothing."""
 
 
-def bucket(n: int, smallest: int) -> int:
-    """The least power of two that holds `n`, and at least `smallest`."""
-    return max(smallest, 1 << (n - 1).bit_length())
+def bucket(n: int, smallest: int, steps: int = 1) -> int:
+    """The least size that holds `n`, out of `steps` per doubling of `smallest` (a power of two)."""
+    step = max(smallest, 1 << (max(n, 1) - 1).bit_length()) // (2 * steps)
+    return max(smallest, -(-n // step) * step) if step else smallest
 
 
 @partial(
@@ -81,8 +82,9 @@ def join(structures: Sequence["CompiledStructure"], *, with_pred: bool = True) -
     """
     n, longest = sum(c.n_ops for c in structures), max(c.n_ops for c in structures)
     width = max(c.program.shape[1] for c in structures)
-    program = np.empty((bucket(n, SMALLEST_OPS), width), np.uint32)
-    program[:] = NO_OP[:width]
+    dtype = np.result_type(*(c.program.dtype for c in structures))
+    program = np.zeros((bucket(n, SMALLEST_OPS, steps=1 if len(structures) == 1 else 4), width), dtype)
+    program[n:] = NO_OP[:width]
     pred = np.full((len(program) if with_pred else 0, 2), -1, np.int32)
     at = 0
     for c in structures:
@@ -108,11 +110,11 @@ def lay_out(compiled: "CompiledStructure") -> BundleTables:
     place = compiled.bundle * BUNDLE + np.arange(compiled.n_ops) - first[compiled.bundle]
 
     columns = [i for i in range(compiled.program.shape[1]) if i != DESTINATION]
-    places = np.empty((padded * BUNDLE, len(columns)), np.uint32)
+    places = np.empty((padded * BUNDLE, len(columns)), compiled.program.dtype)
     places[:] = [NO_OP[i] for i in columns]
     places[place] = compiled.program[:, columns]
     by_column = places.reshape(padded, BUNDLE, -1).transpose(0, 2, 1).reshape(padded, -1)
-    first_slot = np.zeros((padded, 1), np.uint32)
+    first_slot = np.zeros((padded, 1), compiled.program.dtype)
     first_slot[:n_bundles, 0] = compiled.program[first, DESTINATION] // BUNDLE * BUNDLE
     return BundleTables(
         rows=_on_device(np.concatenate([by_column, first_slot], axis=1)),

@@ -112,7 +112,10 @@ def _legend(figure: "Figure", drawn: Slices) -> None:
     from matplotlib.patches import Patch
 
     shown = [Kind(k) for k in np.unique(drawn.kind[np.isin(drawn.stream, _DRAWN_STREAMS)]).tolist()]
-    patches = [Patch(color=COLOURS[kind], label=LABELS[kind]) for kind in shown]
+    of_colour: dict[str, str] = {}
+    for kind in shown:
+        of_colour.setdefault(COLOURS[kind], LABELS[kind])
+    patches = [Patch(color=colour, label=label) for colour, label in of_colour.items()]
     figure.legend(
         handles=patches,
         loc="outside lower center",

@@ -8,10 +8,10 @@ from perfmodel.workload._piece import Piece, pointwise
 from perfmodel.workload._pointwise import head_norm, norm, residual, rotary, small_norm
 
 
-def self_attention(model: Transformer, local: Local, *, causal: bool) -> list[Piece]:
+def self_attention(model: Transformer, local: Local, *, causal: bool, window: int = 0) -> list[Piece]:
     """Multi-head or grouped-query attention, or multi-head latent attention where the model has it."""
     if model.latent_attention is not None:
-        return _latent_attention(model, local, model.latent_attention, causal=causal)
+        return _latent_attention(model, local, model.latent_attention, causal=causal, window=window)
     d, heads, kv = model.head_dim, local.heads, local.kv_heads
     return [
         norm(model, local),
@@ -20,26 +20,32 @@ def self_attention(model: Transformer, local: Local, *, causal: bool) -> list[Pi
         *head_norm(model, local),
         *rotary(model, local, (heads + kv) * d),
         attention_core(local, kv_heads=kv, d_qk=d, d_v=d, seq_kv=local.seq_len, causal=causal,
-                       window=model.window, dropout=model.dropout),
+                       window=window, dropout=model.dropout),
         *_output(model, local, heads * d),
     ]  # fmt: skip
 
 
 def cross_attention(model: Transformer, local: Local, memory_len: int) -> list[Piece]:
-    """Decoder queries over the encoder's output of `memory_len` tokens per sequence (T5)."""
+    """Decoder queries over the encoder's output of `memory_len` tokens per sequence (T5).
+
+    All decoder layers share that output, so none of them counts it as kept.
+    """
     d, heads, kv = model.head_dim, local.heads, local.kv_heads
     memory_tokens = local.shard.micro_batch * memory_len // local.shard.cp
     return [
         norm(model, local),
         column_linear(local, heads * d, local.hidden, bias=model.bias, kept_output=True),
-        column_linear(local, 2 * kv * d, local.hidden, bias=model.bias, tokens=memory_tokens, kept_output=True),
+        column_linear(local, 2 * kv * d, local.hidden, bias=model.bias, tokens=memory_tokens,
+                      kept_input=False, kept_output=True),
         attention_core(local, kv_heads=kv, d_qk=d, d_v=d, seq_kv=memory_len, causal=False, window=0,
                        dropout=model.dropout),
         *_output(model, local, heads * d),
     ]  # fmt: skip
 
 
-def _latent_attention(model: Transformer, local: Local, latent: LatentAttention, *, causal: bool) -> list[Piece]:
+def _latent_attention(
+    model: Transformer, local: Local, latent: LatentAttention, *, causal: bool, window: int
+) -> list[Piece]:
     """Multi-head latent attention as it is trained, keys and values expanded to all heads
     (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 
@@ -68,7 +74,7 @@ def _latent_attention(model: Transformer, local: Local, latent: LatentAttention,
         *rotary(model, local, (heads + 1) * rope),
         pointwise(local.precision, [("add", 1)], local.tokens, heads * d_qk, saved_bytes=expanded),
         attention_core(local, kv_heads=heads, d_qk=d_qk, d_v=d_v, seq_kv=local.seq_len, causal=causal,
-                       window=model.window, dropout=model.dropout),
+                       window=window, dropout=model.dropout),
         *_output(model, local, heads * d_v),
     ]  # fmt: skip
 

@@ -24,7 +24,7 @@ def expert_feed_forward(model: Transformer, local: Local, experts: Experts) -> l
         LayoutError: if experts or their sizes do not divide, or tensor parallelism is combined with
             expert parallelism without sequence parallelism (which would send every token tp times).
     """
-    routing = _routing(model, local, experts)
+    routing = route(model, local, experts)
     router = replace(local.precision, dtype=local.precision.act_dtype)
     rows = routing.rows
     pieces = [
@@ -46,8 +46,8 @@ def expert_feed_forward(model: Transformer, local: Local, experts: Experts) -> l
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Routing:
-    """Token counts on one device."""
+class Routing:
+    """Token counts of one device and its experts' sizes."""
 
     rows: int
     """Tokens that this device routes."""
@@ -70,7 +70,8 @@ class _Routing:
         return -(-self.processed // self.active_experts)
 
 
-def _routing(model: Transformer, local: Local, experts: Experts) -> _Routing:
+def route(model: Transformer, local: Local, experts: Experts) -> Routing:
+    """Spread the shard's tokens evenly over all experts; see `expert_feed_forward` for errors."""
     shard = local.shard
     tp, ep, etp = shard.tp, shard.ep, shard.expert_tp
     for what, value, by, degree in (
@@ -87,7 +88,7 @@ def _routing(model: Transformer, local: Local, experts: Experts) -> _Routing:
         )
     rows = local.norm_tokens
     gathered = etp > 1 and local.sequence_parallel
-    return _Routing(
+    return Routing(
         rows=rows,
         sent=rows * experts.topk,
         processed=rows * experts.topk * (etp if gathered else 1),
@@ -97,40 +98,37 @@ def _routing(model: Transformer, local: Local, experts: Experts) -> _Routing:
     )
 
 
-def _dispatch(local: Local, routing: _Routing) -> Piece:
+def _dispatch(local: Local, routing: Routing) -> Piece:
     """Gather rows into expert order and send them; backward sums the copies' gradients."""
-    forward, backward = _exchange(local, routing)
+    there, back = _exchange(local, routing)
     gather = _gather(local, routing)
-    return Piece(forward=(gather,), backward_input=(replace(gather, pass_="bwd"),), forward_comm=forward,
-                 backward_comm=backward)  # fmt: skip
+    return Piece(forward=(gather,), backward_input=(replace(gather, pass_="bwd"),), forward_comm=there,
+                 backward_comm=(*back, *_partial_sums(local)))  # fmt: skip
 
 
-def _combine(local: Local, routing: _Routing) -> Piece:
+def _combine(local: Local, routing: Routing) -> Piece:
     """Return the experts' outputs and add each token's copies, weighted by the router, in place.
 
     Keeps the outputs, of which the router's gradient is made.
     """
-    backward, forward = _exchange(local, routing)
-    if local.tp > 1 and not local.sequence_parallel:
-        forward = (Comm(collective="all_reduce", bytes=local.hidden_bytes, group="tp"),)
-        backward = (Comm(collective="all_reduce", bytes=local.hidden_bytes, group="tp"),)
+    there, back = _exchange(local, routing)
     gather = _gather(local, routing)
     return Piece(
         forward=(replace(gather, pass_="bwd"),),
         backward_input=(gather,),
-        forward_comm=forward,
-        backward_comm=backward,
+        forward_comm=(*back, *_partial_sums(local)),
+        backward_comm=there,
         saved_bytes=float(routing.sent) * local.hidden * local.act_bytes,
     )
 
 
-def _gather(local: Local, routing: _Routing) -> Embedding:
+def _gather(local: Local, routing: Routing) -> Embedding:
     """Copying rows of the hidden activation is a table lookup; adding them back is its gradient."""
     return Embedding(dtype=local.precision.act_dtype, tokens=routing.sent, hidden=local.hidden,
                      vocab=routing.rows)  # fmt: skip
 
 
-def _exchange(local: Local, routing: _Routing) -> tuple[tuple[Comm, ...], tuple[Comm, ...]]:
+def _exchange(local: Local, routing: Routing) -> tuple[tuple[Comm, ...], tuple[Comm, ...]]:
     """Collectives towards the experts, and those back."""
     row_bytes = local.hidden * local.act_bytes
     there: tuple[Comm, ...] = ()
@@ -144,7 +142,14 @@ def _exchange(local: Local, routing: _Routing) -> tuple[tuple[Comm, ...], tuple[
     return there, back
 
 
-def _experts(model: Transformer, local: Local, experts: Experts, routing: _Routing) -> Piece:
+def _partial_sums(local: Local) -> tuple[Comm, ...]:
+    """Without sequence parallelism all ranks route all tokens, and sum their shards' results."""
+    if local.tp == 1 or local.sequence_parallel:
+        return ()
+    return (Comm(collective="all_reduce", bytes=local.hidden_bytes, group="tp"),)
+
+
+def _experts(model: Transformer, local: Local, experts: Experts, routing: Routing) -> Piece:
     """Routed experts: one fused kernel forward where gated, grouped products backward.
 
     Grouped gradient products carry the shape of their forward product, as measured tables do.

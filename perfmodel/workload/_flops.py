@@ -104,8 +104,11 @@ def _(model: Transformer, job: Job) -> ModelFlops:
     d_qk, d_v = _head_dims(model)
     width = model.heads * (d_qk + d_v)
     pairs = float(s) * s
-    visible = _visible_pairs(s, model.window) if model.causal and not decoder else pairs
-    full, causal = encoder * pairs * width, encoder * visible * width
+    full = causal = encoder * pairs * width
+    if model.causal and not decoder:
+        every = model.full_attention_every
+        unbounded = encoder // every if every else 0
+        causal = width * ((encoder - unbounded) * _visible_pairs(s, model.window) + unbounded * _visible_pairs(s, 0))
     if decoder:
         query = h * model.heads * model.head_dim
         key_value = 2 * h * model.kv_heads * model.head_dim

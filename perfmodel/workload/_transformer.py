@@ -1,10 +1,10 @@
 """Transformers as a sequence of blocks."""
 
-from perfmodel.spec import Job, Transformer
+from perfmodel.spec import Experts, Job, Transformer
 from perfmodel.workload._attention import cross_attention, self_attention
 from perfmodel.workload._block import BlockOps, Comm, Shard
 from perfmodel.workload._embedding_head import embedding_pieces, head_pieces, head_workspace_bytes
-from perfmodel.workload._experts import expert_feed_forward
+from perfmodel.workload._experts import expert_feed_forward, route
 from perfmodel.workload._feed_forward import feed_forward
 from perfmodel.workload._local import Local, local_sizes
 from perfmodel.workload._piece import Piece, assemble
@@ -18,16 +18,41 @@ def transformer_blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
     if model.decoder_layers:
         return _encoder_decoder(model, job, shard)
     local = local_sizes(model, job, shard, job.seq_len)
-    attention = self_attention(model, local, causal=model.causal)
-    body: list[tuple[BlockOps, int]] = []
-    experts = model.experts
-    dense_layers = experts.first_dense_layers if experts else model.layers
-    if dense_layers:
-        body.append((_layer("dense_layer", local, [*attention, *feed_forward(model, local)]), dense_layers))
-    if experts:
-        pieces = [*attention, *expert_feed_forward(model, local, experts)]
-        body.append((_layer("moe_layer", local, pieces), model.layers - dense_layers))
+    body = _alternating(model, local) if model.window and model.full_attention_every else _uniform(model, local)
     return ((_embedding("embedding", model, local), 1), *body, (_head(model, local), 1))
+
+
+def _uniform(model: Transformer, local: Local) -> Blocks:
+    """Leading dense layers, then mixture-of-experts layers; one of the two for most models."""
+    attention = self_attention(model, local, causal=model.causal, window=model.window)
+    experts = model.experts
+    dense = experts.first_dense_layers if experts else model.layers
+    body: list[tuple[BlockOps, int]] = []
+    if dense:
+        body.append((_feed_forward_layer(model, local, attention, None), dense))
+    if experts:
+        body.append((_feed_forward_layer(model, local, attention, experts), model.layers - dense))
+    return tuple(body)
+
+
+def _alternating(model: Transformer, local: Local) -> Blocks:
+    """Windowed layers, every n-th in full; leading dense layers are not distinguished."""
+    windowed, full = (
+        _feed_forward_layer(
+            model, local, self_attention(model, local, causal=model.causal, window=window), model.experts
+        )
+        for window in (model.window, 0)
+    )
+    every = model.full_attention_every
+    return tuple((windowed if i % every else full, 1) for i in range(1, model.layers + 1))
+
+
+def _feed_forward_layer(model: Transformer, local: Local, attention: list[Piece], experts: Experts | None) -> BlockOps:
+    if experts is None:
+        return _layer("dense_layer", local, [*attention, *feed_forward(model, local)])
+    routing = route(model, local, experts)
+    pieces = [*attention, *expert_feed_forward(model, local, experts)]
+    return _layer("moe_layer", local, pieces, widest=routing.processed * routing.inner)
 
 
 def _encoder_decoder(model: Transformer, job: Job, shard: Shard) -> Blocks:
@@ -53,10 +78,12 @@ def _encoder_decoder(model: Transformer, job: Job, shard: Shard) -> Blocks:
 def _embedding(name: str, model: Transformer, local: Local, encoder: Local | None = None) -> BlockOps:
     """The input block; T5's decoder input also normalises the output of `encoder` and passes it on."""
     pieces = embedding_pieces(model, local, owner=encoder is None)
+    if encoder:
+        pieces = [norm(model, encoder), Piece(saved_bytes=encoder.norm_bytes), *pieces]
     boundary_bytes, boundary_comm = _boundary(local, encoder.hidden_bytes if encoder else 0.0)
     return assemble(
         name,
-        [norm(model, encoder), *pieces] if encoder else pieces,
+        pieces,
         train=local.job.mode == "train",
         workspace_bytes=local.hidden_bytes,
         boundary_bytes=boundary_bytes,
@@ -75,16 +102,17 @@ def _head(model: Transformer, local: Local) -> BlockOps:
     )
 
 
-def _layer(name: str, local: Local, pieces: list[Piece], *, passed_on_bytes: float = 0.0) -> BlockOps:
-    """A recomputable layer; its workspace holds gradients of the hidden state and widest activation."""
+def _layer(name: str, local: Local, pieces: list[Piece], *, passed_on_bytes: float = 0.0, widest: int = 0) -> BlockOps:
+    """A recomputable layer; its workspace holds gradients of the hidden state, and of input and output
+    of the widest activation (`widest` elements, or the dense feed-forward's)."""
     boundary_bytes, boundary_comm = _boundary(local, passed_on_bytes)
-    widest = max(local.ffn, local.hidden)
+    elements = widest or local.tokens * max(local.ffn, local.hidden)
     return assemble(
         name,
         pieces,
         train=local.job.mode == "train",
         input_bytes=local.norm_bytes,
-        workspace_bytes=local.hidden_bytes + 2.0 * local.tokens * widest * local.act_bytes,
+        workspace_bytes=local.hidden_bytes + 2.0 * elements * local.act_bytes,
         boundary_bytes=boundary_bytes,
         boundary_comm=boundary_comm,
     )

@@ -90,6 +90,18 @@ def test_llama_layer_written_out():
     assert layer.none == 2 * s * (4 * h + q + 2 * kv + q + 3 * f) + 4 * s * llama.heads
 
 
+def test_the_encoder_output_is_kept_once():
+    t5 = model("t5-large")
+    s, h, f = 512, t5.hidden, t5.ffn_hidden
+    parts = {b.name: b for b, _ in blocks(t5, Job(global_batch=1, seq_len=s, dtype="bf16"), Shard())}
+    statistics = 4 * s * t5.heads
+    one_attention = 2 * s * (2 * h + 3 * h + h) + s * h + statistics  # norm, Q K V, output, dropout mask
+    cross = one_attention  # its keys and values come from elsewhere but are as large
+    ffn = 2 * s * (2 * h + f) + s * h
+    assert parts["decoder_layer"].activation_bytes.none == one_attention + cross + ffn
+    assert parts["decoder_embedding"].activation_bytes.none == 2 * 2 * s * h + s * h
+
+
 def test_inference_keeps_nothing():
     job = Job(global_batch=B, seq_len=S, mode="inference")
     for block in parts(job=job).values():

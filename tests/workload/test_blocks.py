@@ -97,6 +97,13 @@ def test_encoder_decoder_layers_differ_by_cross_attention():
     assert len(parts["decoder_layer"].forward) > len(parts["encoder_layer"].forward)
 
 
+def test_every_second_layer_of_gpt_oss_attends_in_full():
+    net = model("gpt-oss-20b")
+    parts = blocks(net, Job(global_batch=1, seq_len=4096), Shard())
+    windows = [op.window for b, _ in parts for op, _ in b.forward if op.family == "attention"]
+    assert windows == [128, 0] * 12
+
+
 def test_residual_units_repeat():
     parts = blocks(model("resnet-50"), Job(global_batch=32, seq_len=1), Shard(micro_batch=32))
     repeats = {b.name: n for b, n in parts}

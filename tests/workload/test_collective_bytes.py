@@ -107,6 +107,12 @@ def test_tensor_parallel_experts_gather_dispatched_tokens():
     assert not [c for c in whole_experts.forward_comm if c.bytes == copies]
 
 
+def test_tensor_parallel_experts_without_sequence_parallelism_sum_partial_results():
+    net = model("mixtral-8x7b")
+    block = layer(net, Job(global_batch=1, seq_len=4096), tp=2)
+    assert kinds(block.forward_comm) == kinds(block.backward_comm) == {"all_reduce": 2}
+
+
 def test_decoder_stages_pass_the_encoder_on():
     t5 = model("t5-large")
     parts = {b.name: b for b, _ in blocks(t5, Job(global_batch=1, seq_len=512), Shard())}

@@ -27,6 +27,7 @@ ROUNDED = {
     "gpt-22b": 22.1, "deepseek-v3": 671.0, "bloom-176b": 176.2, "mixtral-8x22b": 140.6, "nemotron-4-340b": 341.0,
     "maxtext-16b": 15.8, "maxtext-128b": 125.1, "maxtext-1024b": 997.5, "llama-like-80b": 80.0, "mlp-17b": 17.2,
     "mlp-103b": 103.1, "mpt-7b": 6.7, "mpt-70b": 64.9, "qwen3-30b-a3b": 30.5, "kimi-k2": 1026.4,
+    "gpt-oss-120b": 116.8, "gpt-oss-20b": 20.9,
 }  # fmt: skip
 """Billions as printed in the sources of the catalog."""
 

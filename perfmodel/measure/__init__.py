@@ -1,0 +1,16 @@
+"""Timing of kernels and collectives on the machine at hand; JAX is imported when something is timed."""
+
+from perfmodel.measure._card import Card as Card
+from perfmodel.measure._card import card_path as card_path
+from perfmodel.measure._card import read_card as read_card
+from perfmodel.measure._collectives import measure_collectives as measure_collectives
+from perfmodel.measure._group import RankGroup as RankGroup
+from perfmodel.measure._harness import Sample as Sample
+from perfmodel.measure._harness import StoppingRule as StoppingRule
+from perfmodel.measure._harness import Timing as Timing
+from perfmodel.measure._harness import time_calls as time_calls
+from perfmodel.measure._kernels import measure_ops as measure_ops
+from perfmodel.measure._median import median_interval as median_interval
+from perfmodel.measure._plan import Plan as Plan
+from perfmodel.measure._plan import read_plan as read_plan
+from perfmodel.measure._run import run_plan as run_plan

@@ -1,0 +1,110 @@
+"""Cards: where a table's numbers come from, as a JSON file beside it."""
+
+import hashlib
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from perfmodel.errors import TableError
+from perfmodel.io import write_json
+from perfmodel.measure._harness import StoppingRule
+from perfmodel.measure._machine import machine, software
+from perfmodel.measure._rows import SUSPECT
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA_VERSION: Final = 1
+"""Of the tables' columns and of the card itself."""
+LICENCE: Final = "Apache-2.0"
+UNITS: Final = {
+    "time_us": "us", "time_us_std": "us", "bytes": "bytes", "ci95_half_width": "share of time_us",
+    "interference": "share of processor time",
+}  # fmt: skip
+"""Units of columns that have one; all others are counts, names or flags."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """Provenance of one table."""
+
+    table: str
+    """File name, in the card's own folder."""
+    table_sha256: str
+    rows: int
+    suspect_rows: int
+    """Rows that stayed above the interference limit, their `variant` says so; not for fitting."""
+    schema_version: int
+    units: dict[str, str]
+    device: str
+    machine: dict[str, str | int]
+    software: dict[str, str]
+    collector: str
+    collector_sha256: str
+    method: dict[str, Any]
+    licence: str
+    date: str
+
+
+def card_path(table: Path) -> Path:
+    """`x.csv` -> `x.card.json`."""
+    return table.with_name(table.name.split(".", 1)[0] + ".card.json")
+
+
+def collector_sha256() -> str:
+    """Hash over the sources of this package: tells measurements of different collectors apart."""
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def write_card(path: Path, table: "pd.DataFrame", rule: StoppingRule, method: dict[str, Any]) -> Card:
+    """Write the card of the table at `path`, which must be there already.
+
+    Raises:
+        TableError: if the table is empty or names more than one device.
+    """
+    devices = table["device"].unique() if len(table) else []
+    if len(devices) != 1:
+        raise TableError(f"{path}: a card describes rows of exactly one device, got {len(devices)}")
+    card = Card(
+        table=path.name,
+        table_sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        rows=len(table),
+        suspect_rows=table["variant"].tolist().count(SUSPECT),
+        schema_version=SCHEMA_VERSION,
+        units={name: unit for name, unit in UNITS.items() if name in table},
+        device=str(devices[0]),
+        machine=machine(),
+        software=software(),
+        collector="perfmodel.measure",
+        collector_sha256=collector_sha256(),
+        method={**asdict(rule), **method},
+        licence=LICENCE,
+        date=date.today().isoformat(),
+    )
+    write_json(card_path(path), asdict(card))
+    return card
+
+
+def read_card(path: Path) -> Card:
+    """Read the card of the table at `path` and check that they belong together.
+
+    Raises:
+        TableError: if the card is missing, malformed, of another schema version, or the table is
+            not the one that it describes.
+    """
+    import json
+
+    place = card_path(path)
+    try:
+        card = Card(**json.loads(place.read_text()))
+    except (OSError, json.JSONDecodeError, TypeError) as error:
+        raise TableError(f"{place}: not a readable card ({error})") from None
+    if card.schema_version != SCHEMA_VERSION:
+        raise TableError(f"{place}: schema version {card.schema_version}, this release reads {SCHEMA_VERSION}")
+    if card.table != path.name or card.table_sha256 != hashlib.sha256(path.read_bytes()).hexdigest():
+        raise TableError(f"{path}: not the table that {place.name} describes; measure again or restore it")
+    return card

@@ -1,0 +1,143 @@
+"""A group of local processes joined by JAX's gloo collectives."""
+
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any, Final, Self
+
+import numpy as np
+
+from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
+from perfmodel.measure._harness import Sample
+from perfmodel.measure._meter import Meter, usable_cores
+from perfmodel.measure._programs import JAX_DTYPES
+from perfmodel.measure._rank import serve
+from perfmodel.spec import Collective
+from perfmodel.units import dtype_bytes
+
+MEASURED_COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+START_TIMEOUT_S: Final = 90.0
+ANSWER_TIMEOUT_S: Final = 120.0
+MAX_RANKS: Final = 64
+
+
+class RankGroup:
+    """Context manager over `num_ranks` processes, rank r pinned to core r modulo the usable cores.
+
+    Raises:
+        PerfModelError: for fewer than 2 or more than 64 ranks.
+        CalibrationError: if a rank fails, dies or does not answer in time; the message names it.
+    """
+
+    def __init__(self, num_ranks: int) -> None:
+        if not 2 <= num_ranks <= MAX_RANKS:
+            raise PerfModelError(f"a collective needs 2 to {MAX_RANKS} ranks on one host, got {num_ranks}")
+        self.num_ranks = num_ranks
+        self._pipes: list[Connection] = []
+        self._processes: list[BaseProcess] = []
+
+    def __enter__(self) -> Self:
+        # a fresh interpreter per rank: JAX's threads do not survive a fork
+        context = get_context("spawn")
+        cores = usable_cores()
+        port = _free_port()
+        try:
+            for rank in range(self.num_ranks):
+                ours, theirs = context.Pipe()
+                arguments = (theirs, rank, self.num_ranks, port, cores[rank % len(cores)])
+                process = context.Process(target=serve, args=arguments, daemon=True)
+                process.start()
+                theirs.close()
+                self._pipes.append(ours)
+                self._processes.append(process)
+            self._answers(START_TIMEOUT_S)
+        except BaseException:
+            self._end(grace_s=0.0)
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for pipe in self._pipes:
+            with suppress(OSError):
+                pipe.send(("stop",))
+        self._end(grace_s=10.0 if exception[0] is None else 1.0)
+
+    def load(self, op: Collective) -> None:
+        """Make `op` the collective that `sample` and `values` run."""
+        check_collective(op)
+        if op.num_ranks != self.num_ranks:
+            raise PerfModelError(f"the group has {self.num_ranks} ranks, {op.collective} asks for {op.num_ranks}")
+        self._ask("load", op)
+
+    def sample(self, calls: int, meter: Meter) -> Sample:
+        """Run `calls` calls on all ranks; the slowest rank's time counts."""
+        before = meter.read(sum(self._ask("own_s")))
+        answers: Sequence[tuple[float, float]] = self._ask("run", calls)
+        after = meter.read(sum(self._ask("own_s")))
+        return Sample(calls, max(wall_s for wall_s, _ in answers), meter.interference(before, after))
+
+    def values(self) -> list[np.ndarray]:
+        """Result of the loaded collective, one float64 array per rank."""
+        return self._ask("values")
+
+    def _ask(self, *request: Any) -> list[Any]:
+        for rank, pipe in enumerate(self._pipes):
+            try:
+                pipe.send(request)
+            except OSError:
+                raise CalibrationError(_died(rank)) from None
+        return self._answers(ANSWER_TIMEOUT_S)
+
+    def _answers(self, timeout_s: float) -> list[Any]:
+        values = []
+        for rank, pipe in enumerate(self._pipes):
+            if not pipe.poll(timeout_s):
+                raise CalibrationError(f"rank {rank} did not answer within {timeout_s:g} s; is the machine overloaded?")
+            try:
+                status, value = pipe.recv()
+            except (EOFError, OSError):
+                raise CalibrationError(_died(rank)) from None
+            if status != "ok":
+                raise CalibrationError(f"rank {rank}: {value}")
+            values.append(value)
+        return values
+
+    def _end(self, grace_s: float) -> None:
+        for process in self._processes:
+            process.join(grace_s)
+            if process.is_alive():
+                process.terminate()
+                process.join()
+            process.close()
+        for pipe in self._pipes:
+            pipe.close()
+        self._pipes, self._processes = [], []
+
+
+def check_collective(op: Collective) -> None:
+    """Raise `PerfModelError` unless local processes can run `op` exactly as asked."""
+    if op.collective not in MEASURED_COLLECTIVES:
+        raise UnknownNameError("collective to measure", op.collective, MEASURED_COLLECTIVES)
+    if op.dtype not in JAX_DTYPES:
+        raise UnknownNameError("dtype to measure", op.dtype, JAX_DTYPES)
+    if op.num_nodes != 1:
+        raise PerfModelError(f"local ranks share one node; set ranks_per_node = num_ranks = {op.num_ranks}")
+    unit = dtype_bytes(op.dtype) * op.num_ranks
+    if op.bytes < unit or op.bytes % unit:
+        raise PerfModelError(
+            f"{op.collective} of {op.bytes:g} bytes does not split into {op.dtype} over {op.num_ranks} ranks; "
+            f"use a multiple of {unit}"
+        )
+
+
+def _died(rank: int) -> str:
+    return f"rank {rank} died; its last words are on standard error"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

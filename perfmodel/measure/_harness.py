@@ -1,0 +1,129 @@
+"""How long a call takes: repeat until the median is known well enough.
+
+Outlier policy: a sample is set aside for a cause, never for its value. The one cause is
+interference: other work held the processor for more than a set share of the sample. Slow samples
+without it stay; the median barely moves by them and the standard deviation shows them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import ceil
+from statistics import fmean, median, stdev
+from typing import Final
+
+from perfmodel.errors import PerfModelError
+from perfmodel.measure._median import relative_half_width
+from perfmodel.measure._meter import Meter
+from perfmodel.units import positive
+
+MIN_CLEAN: Final = 3
+"""Undisturbed samples that suffice to leave the disturbed ones out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoppingRule:
+    """When a measurement has run long enough, and which samples count."""
+
+    half_width: float = 0.02
+    """Wanted half-width of the median's confidence interval, as a share of the median."""
+    confidence: float = 0.95
+    min_repeats: int = 8
+    """Kept samples before the interval is looked at; at 95 % none exists below 6."""
+    max_repeats: int = 200
+    max_s: float = 1.0
+    """Time after which no further sample starts, those set aside counted in."""
+    min_sample_s: float = 2e-3
+    """Calls are bundled until a sample takes this long, well above the clock's resolution."""
+    interference_limit: float = 0.06
+    """Share of a sample's processor time that others may take before it is set aside."""
+
+    def __post_init__(self) -> None:
+        for name in ("half_width", "max_s", "min_sample_s"):
+            positive(f"stopping rule: {name}", getattr(self, name))
+        if not 0 < self.confidence < 1 or not 0 <= self.interference_limit < 1:
+            raise PerfModelError("stopping rule: confidence and interference_limit are shares between 0 and 1")
+        if not 1 <= self.min_repeats <= self.max_repeats:
+            raise PerfModelError(
+                f"stopping rule: 1 <= min_repeats <= max_repeats, got {self.min_repeats} and {self.max_repeats}"
+            )
+
+    def resolved_by(self, meter: Meter) -> "StoppingRule":
+        """The rule with samples long enough for the meter's counters."""
+        return replace(self, min_sample_s=max(self.min_sample_s, meter.min_sample_s))
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One timed bundle of calls."""
+
+    calls: int
+    wall_s: float
+    """Of all the calls together."""
+    interference: float
+    """Share [0, 1] of the processor time within `wall_s` that other work took."""
+
+    @property
+    def call_s(self) -> float:
+        return self.wall_s / self.calls
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """What the kept samples say about one call."""
+
+    median_s: float
+    std_s: float
+    """Standard deviation over the kept samples; 0 for a single one."""
+    n_repeats: int
+    """Kept samples."""
+    n_set_aside: int
+    """Samples left out for interference; 0 where too few were clean and all are used."""
+    half_width: float
+    """Reached half-width as a share of the median; infinite below 6 samples."""
+    interference: float
+    """Mean share over the samples used; above the rule's limit only where too few clean ones came."""
+
+
+SampleCalls = Callable[[int], Sample]
+"""Runs the given number of calls once and says how long they took together."""
+
+
+def time_calls(sample: SampleCalls, rule: StoppingRule, *, warmup_calls: int = 2) -> Timing:
+    """Median time of one call.
+
+    Warms up, bundles calls to `rule.min_sample_s`, then samples until the relative half-width of
+    the median's confidence interval is within `rule.half_width` or a cap is reached. Testing the
+    interval after each sample lowers its coverage a little below nominal; `rule.min_repeats` limits
+    that. Where the time is up with fewer than `MIN_CLEAN` clean samples among disturbed ones, all
+    samples are used and `Timing.interference` tells.
+
+    Raises:
+        PerfModelError: if a sample reports a time of zero or less (a broken clock).
+    """
+    first = sample(1)
+    if warmup_calls > 1:
+        first = sample(warmup_calls - 1)
+    positive("time of a warm-up call", first.wall_s)
+    calls = max(1, ceil(rule.min_sample_s / first.call_s))
+    kept: list[Sample] = []
+    disturbed: list[Sample] = []
+    spent_s = 0.0
+    while spent_s < rule.max_s and len(kept) < rule.max_repeats:
+        taken = sample(calls)
+        positive("time of a sample", taken.wall_s)
+        spent_s += taken.wall_s
+        (disturbed if taken.interference > rule.interference_limit else kept).append(taken)
+        enough = len(kept) >= rule.min_repeats
+        if enough and relative_half_width([s.call_s for s in kept], rule.confidence) <= rule.half_width:
+            break
+    clean = len(kept) >= MIN_CLEAN or not disturbed
+    used = kept if clean else [*kept, *disturbed]
+    times_s = [s.call_s for s in used]
+    return Timing(
+        median_s=median(times_s),
+        std_s=stdev(times_s) if len(used) > 1 else 0.0,
+        n_repeats=len(used),
+        n_set_aside=len(disturbed) if clean else 0,
+        half_width=relative_half_width(times_s, rule.confidence),
+        interference=fmean(s.interference for s in used),
+    )

@@ -1,0 +1,152 @@
+"""How much of the processor others took while something was timed."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+_PROC_STAT = Path("/proc/stat")
+_IDLE_FIELDS = (3, 4)
+"""Columns `idle` and `iowait` of a processor's line, after its name (proc(5))."""
+_GUEST_FIELDS = 2
+"""`guest` and `guest_nice` at the end are already part of `user` and `nice`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Counters at one moment; only differences mean anything."""
+
+    wall_s: float
+    own_s: float
+    """Processor time of the measured processes."""
+    busy_s: float
+    """Processor time of everybody on the watched cores."""
+
+
+class Meter(Protocol):
+    """Tells the interference between two readings."""
+
+    @property
+    def min_sample_s(self) -> float:
+        """Shortest interval that the counters resolve."""
+        ...
+
+    def read(self, own_s: float | None = None) -> Reading:
+        """The counters now; `own_s` where the measured processes are not this one."""
+        ...
+
+    def interference(self, before: Reading, after: Reading) -> float:
+        """Share [0, 1] of the processor time in between that others took."""
+        ...
+
+
+@dataclass(frozen=True)
+class OwnCoreMeter:
+    """For one busy thread on one core: what the thread did not get, others had.
+
+    The core is busy all the while, so its busy time less the own time is wall less own time. That
+    resolves samples far below the 10 ms ticks of the system's accounting.
+    """
+
+    wall_clock: Callable[[], float] = time.perf_counter
+    own_clock: Callable[[], float] = time.process_time
+    min_sample_s: float = 0.0
+
+    def read(self, own_s: float | None = None) -> Reading:
+        wall_s = self.wall_clock()
+        return Reading(wall_s, self.own_clock() if own_s is None else own_s, wall_s)
+
+    def interference(self, before: Reading, after: Reading) -> float:
+        return _share(before, after, cores=1)
+
+
+@dataclass(frozen=True)
+class MachineMeter:
+    """For several threads or processes: busy time of the watched cores less own processor time.
+
+    Reads `/proc/stat`, which counts in ticks of usually 10 ms: samples of a quarter of a second keep
+    the error at a few per cent.
+    """
+
+    cores: tuple[int, ...]
+    wall_clock: Callable[[], float] = time.perf_counter
+    own_clock: Callable[[], float] = time.process_time
+    stat: Path = _PROC_STAT
+    min_sample_s: float = 0.25
+
+    def read(self, own_s: float | None = None) -> Reading:
+        return Reading(self.wall_clock(), self.own_clock() if own_s is None else own_s, busy_s(self.cores, self.stat))
+
+    def interference(self, before: Reading, after: Reading) -> float:
+        return _share(before, after, cores=len(self.cores))
+
+
+@dataclass(frozen=True)
+class NoMeter:
+    """For accelerators and systems without counters: reports no interference."""
+
+    wall_clock: Callable[[], float] = time.perf_counter
+    min_sample_s: float = 0.0
+
+    def read(self, own_s: float | None = None) -> Reading:
+        return Reading(self.wall_clock(), 0.0, 0.0)
+
+    def interference(self, before: Reading, after: Reading) -> float:
+        return 0.0
+
+
+def usable_cores() -> tuple[int, ...]:
+    """Logical cores that this process may run on, sorted."""
+    affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
+    return tuple(sorted(affinity(0))) if affinity else tuple(range(os.cpu_count() or 1))
+
+
+def host_meter() -> Meter:
+    """The finest meter for CPU work of this process on the cores that it may use."""
+    return OwnCoreMeter() if len(usable_cores()) == 1 else machine_meter()
+
+
+def machine_meter() -> Meter:
+    """The meter for work of several processes on the cores that this one may use."""
+    return MachineMeter(usable_cores()) if _PROC_STAT.exists() else NoMeter()
+
+
+@contextmanager
+def pinned_to_one_core() -> Iterator[None]:
+    """Keep this thread, and what it starts meanwhile, on the last core that it may use.
+
+    XLA sizes its thread pool by the cores it finds when JAX first runs something: enter this before.
+    Does nothing where the system has no affinities.
+    """
+    before = usable_cores()
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    os.sched_setaffinity(0, {before[-1]})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def busy_s(cores: Iterable[int], stat: Path = _PROC_STAT) -> float:
+    """Seconds that the cores have been busy since boot, stolen time included."""
+    wanted = {f"cpu{core}" for core in cores}
+    ticks = 0
+    for line in stat.read_text().splitlines():
+        name, *values = line.split()
+        if name in wanted:
+            counts = [int(v) for v in values[: len(values) - _GUEST_FIELDS]]
+            ticks += sum(c for i, c in enumerate(counts) if i not in _IDLE_FIELDS)
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _share(before: Reading, after: Reading, *, cores: int) -> float:
+    available_s = (after.wall_s - before.wall_s) * cores
+    if available_s <= 0:
+        return 0.0
+    taken_s = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
+    return min(1.0, max(0.0, taken_s / available_s))

@@ -1,0 +1,115 @@
+"""Sweep plans: which ops to measure, written as TOML grids."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
+
+from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
+from perfmodel.measure._harness import StoppingRule
+from perfmodel.spec import Attention, Collective, Convolution, Embedding, Gemm, KernelOp, MemoryBound, OptimizerStep
+
+FAMILIES: Final[dict[str, type[KernelOp]]] = {
+    op.family: op for op in (Gemm, Attention, MemoryBound, Embedding, OptimizerStep, Convolution)
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What one run of `run_plan` measures on one device."""
+
+    device: str
+    """What the `device` column says."""
+    rule: StoppingRule
+    collective_rule: StoppingRule
+    kernels: tuple[KernelOp, ...]
+    collectives: tuple[Collective, ...]
+    kernel_table: str
+    collective_table: str
+    attempts: int
+    """Measurements of one row at most while others disturb it."""
+
+
+def read_plan(path: Path | str) -> Plan:
+    """Read a plan.
+
+    A `[[kernels]]` or `[[collectives]]` entry is a grid: every list stands for all of its values,
+    and a key that names several fields (`"m,n" = [[8, 8], [64, 8]]`) varies them together.
+
+    Raises:
+        CalibrationError: for a file that is not TOML, misses a key or has an unknown one, or
+            describes an impossible op; the message names file and entry.
+    """
+    path = Path(path)
+    try:
+        data = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise CalibrationError(f"{path}: not a readable plan ({error})") from None
+    known = {"device", "attempts", "rule", "collective_rule", "kernel_table", "collective_table", "kernels"}
+    if unknown := sorted(set(data) - known - {"collectives"}):
+        raise CalibrationError(f"{path}: unknown keys {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+    if not isinstance(data.get("device"), str):
+        raise CalibrationError(f"{path}: device is missing; name the device whose table this makes")
+    try:
+        rule = _make(StoppingRule, data.get("rule", {}), "rule")
+        return Plan(
+            device=data["device"],
+            rule=rule,
+            collective_rule=_make(StoppingRule, data.get("collective_rule", data.get("rule", {})), "collective_rule"),
+            kernels=tuple(op for i, grid in enumerate(data.get("kernels", ())) for op in _kernels(grid, i)),
+            collectives=tuple(op for i, grid in enumerate(data.get("collectives", ())) for op in _collectives(grid, i)),
+            kernel_table=data.get("kernel_table", "kernels.csv"),
+            collective_table=data.get("collective_table", "collectives.csv"),
+            attempts=int(data.get("attempts", 3)),
+        )
+    except PerfModelError as error:
+        raise CalibrationError(f"{path}: {error}") from None
+
+
+def expand(grid: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All points of a grid, the last key varying fastest."""
+    axes: list[list[dict[str, Any]]] = []
+    for key, value in grid.items():
+        names = [name.strip() for name in key.split(",")]
+        values: Sequence[Any] = value if isinstance(value, list) else [value]
+        points = [v if len(names) > 1 else [v] for v in values]
+        if any(not isinstance(p, list) or len(p) != len(names) for p in points):
+            raise CalibrationError(f"{key}: every value must be a list of {len(names)}")
+        axes.append([dict(zip(names, p, strict=True)) for p in points])
+    return [{k: v for part in point for k, v in part.items()} for point in product(*axes)]
+
+
+def _kernels(grid: dict[str, Any], index: int) -> list[KernelOp]:
+    family = grid.get("family")
+    if family not in FAMILIES:
+        raise UnknownNameError(f"family of kernels[{index}]", str(family), FAMILIES)
+    points = expand({"pass_" if k == "pass" else k: v for k, v in grid.items() if k != "family"})
+    return [_make(FAMILIES[family], point, f"kernels[{index}]") for point in points]
+
+
+def _collectives(grid: dict[str, Any], index: int) -> list[Collective]:
+    where = f"collectives[{index}]"
+    ops = []
+    for point in expand(grid):
+        ranks = point.get("num_ranks", 0)
+        # whole elements per rank, as close below the wanted size as they come
+        unit = 4 * ranks if point.get("dtype", "fp32") == "fp32" else 2 * ranks
+        if unit and isinstance(point.get("bytes"), int):
+            point["bytes"] -= point["bytes"] % unit
+        ops.append(_make(Collective, {"dtype": "fp32", "ranks_per_node": ranks, **point}, where))
+    return ops
+
+
+def _make(kind: type, values: dict[str, Any], where: str) -> Any:
+    known = {f.name for f in fields(kind)}
+    if unknown := sorted(set(values) - known):
+        raise UnknownNameError(f"key of {where}", unknown[0], known)
+    for name, value in values.items():
+        if isinstance(value, int | float) and not isinstance(value, bool) and not 0 <= value < float("inf"):
+            raise CalibrationError(f"{where}: {name} must be a finite number not below zero, got {value!r}")
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise CalibrationError(f"{where}: {error}") from None

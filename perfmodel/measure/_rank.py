@@ -1,0 +1,118 @@
+"""One rank of a process group: runs collectives when told to. Started by `RankGroup`."""
+
+import os
+import sys
+import time
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+from perfmodel.measure._programs import JAX_DTYPES
+from perfmodel.spec import Collective
+from perfmodel.units import dtype_bytes
+
+
+def serve(pipe: Connection, rank: int, num_ranks: int, port: int, core: int | None) -> None:
+    """Join the group and answer requests until told to stop.
+
+    A request is a tuple of a name and its arguments: `("load", Collective)`, `("run", calls)`,
+    `("values",)`, `("stop",)`; an answer is `("ok", value)` or `("error", text)`.
+    """
+    # the collectives' library prints to standard output, which belongs to the parent's result
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+    try:
+        session = _Session(rank, num_ranks, port)
+    except Exception as error:
+        pipe.send(("error", f"could not join the group: {error}"))
+        return
+    pipe.send(("ok", None))
+    while (request := _receive(pipe)) is not None:
+        name, *arguments = request
+        try:
+            pipe.send(("ok", getattr(session, name)(*arguments)))
+        except Exception as error:
+            pipe.send(("error", f"{name} failed: {error}"))
+    session.leave()
+
+
+def _receive(pipe: Connection) -> tuple[Any, ...] | None:
+    try:
+        request = pipe.recv()
+    except EOFError:  # the parent is gone
+        return None
+    return None if request[0] == "stop" else request
+
+
+class _Session:
+    """The rank's side of the group and the collective that is loaded."""
+
+    def __init__(self, rank: int, num_ranks: int, port: int) -> None:
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
+        import jax
+
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(f"127.0.0.1:{port}", num_ranks, rank, initialization_timeout=60)
+        self._rank = rank
+        self._mesh = jax.make_mesh((num_ranks,), ("rank",))
+
+    def load(self, op: Collective) -> None:
+        """Compile the collective and make this rank's buffer: element i holds i mod 1024, plus the rank."""
+        import jax
+        import numpy as np
+        from jax.sharding import NamedSharding, PartitionSpec
+
+        spec = PartitionSpec("rank")
+        count = local_elements(op)
+        local = (np.arange(count) % 1024 + self._rank).astype(jax.numpy.dtype(JAX_DTYPES[op.dtype]))
+        self._buffer = jax.make_array_from_process_local_data(NamedSharding(self._mesh, spec), local)
+        mapped = jax.shard_map(_operation(op), mesh=self._mesh, in_specs=spec, out_specs=spec, check_vma=False)
+        self._function = jax.jit(mapped)
+
+    def run(self, calls: int) -> tuple[float, float]:
+        """Seconds for `calls` calls after one that lines the ranks up, and processor seconds of both."""
+        import jax
+
+        own_s = time.process_time()
+        jax.block_until_ready(self._function(self._buffer))
+        start_s = time.perf_counter()
+        for _ in range(calls):
+            jax.block_until_ready(self._function(self._buffer))
+        return time.perf_counter() - start_s, time.process_time() - own_s
+
+    def own_s(self) -> float:
+        """Processor time of this rank so far."""
+        return time.process_time()
+
+    def values(self) -> Any:
+        """This rank's part of the result, as a NumPy array."""
+        import numpy as np
+
+        return np.asarray(self._function(self._buffer).addressable_shards[0].data, np.float64)
+
+    def leave(self) -> None:
+        import jax
+
+        jax.distributed.shutdown()
+
+
+def local_elements(op: Collective) -> int:
+    """Elements of one rank's input so that the collective moves `op.bytes` as nccl-tests counts."""
+    elements = int(op.bytes) // dtype_bytes(op.dtype)
+    return elements // op.num_ranks if op.collective == "all_gather" else elements
+
+
+def _operation(op: Collective) -> Any:
+    from jax import lax
+
+    ring = [(i, (i + 1) % op.num_ranks) for i in range(op.num_ranks)]
+    return {
+        "all_reduce": partial(lax.psum, axis_name="rank"),
+        "all_gather": partial(lax.all_gather, axis_name="rank", tiled=True),
+        "reduce_scatter": partial(lax.psum_scatter, axis_name="rank", tiled=True),
+        "all_to_all": partial(lax.all_to_all, axis_name="rank", split_axis=0, concat_axis=0, tiled=True),
+        # every rank sends to the next and receives from the one before, as nccl-tests' sendrecv does
+        "send_recv": partial(lax.ppermute, axis_name="rank", perm=ring),
+    }[op.collective]
