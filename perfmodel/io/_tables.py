@@ -66,10 +66,10 @@ def read_table(path: Path | str) -> pd.DataFrame:
         if name not in table:
             raise TableError(_missing(path, name, table))
     for name in table.columns.intersection(list(COLUMNS)):
-        table[name] = _checked(path, name, table[name], COLUMNS[name])
-    bad = ~(table["time_us"] > 0)
+        table[name] = _checked(path, name, pd.Series(table[name]), COLUMNS[name])
+    bad = np.asarray(table["time_us"] <= 0, bool)
     if bad.any():
-        row = int(np.argmax(bad.to_numpy()))
+        row = int(np.argmax(bad))
         raise TableError(
             f"{path}: time_us must be above zero microseconds, row {row} has {table['time_us'].iloc[row]!r}; "
             "drop the row or measure it again"
@@ -126,16 +126,15 @@ def _missing(path: Path, name: str, table: pd.DataFrame) -> str:
     return f"{path}: column {name!r} is missing; found {', '.join(map(str, table.columns))}"
 
 
-def _checked(path: Path, name: str, values: pd.Series, column: Column) -> pd.Series:
+def _checked(path: Path, name: str, values: pd.Series, column: Column) -> "pd.Series | np.ndarray":
+    empty = np.asarray(values.isna(), bool)
     if column.text:
-        return values.astype(object).where(values.notna(), "").astype(str)
-    numbers = pd.to_numeric(values, errors="coerce")
-    wrong = numbers.isna() & values.notna()
-    if name == "time_us":
-        wrong |= numbers.isna()
-    wrong |= np.isinf(numbers.to_numpy(float, na_value=np.nan)) | (numbers < column.low)
+        return np.where(empty, "", values.astype(object).astype(str).to_numpy(object))
+    numbers = np.asarray(pd.to_numeric(values, errors="coerce"), float)
+    wrong = np.isnan(numbers) & (~empty | (name == "time_us"))
+    wrong |= np.isinf(numbers) | (numbers < column.low)
     if wrong.any():
-        row = int(np.argmax(wrong.to_numpy()))
+        row = int(np.argmax(wrong))
         unit = f" {column.unit}" if column.unit else ""
         limit = f" of at least {column.low:g}{unit}" if np.isfinite(column.low) else ""
         raise TableError(f"{path}: {name} must be a finite number{limit}, row {row} has {values.iloc[row]!r}")

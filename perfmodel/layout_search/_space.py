@@ -71,7 +71,7 @@ def enumerate_layouts(
             if job.global_batch % (dp * micro_batch):
                 rejected["global batch not divisible by dp*micro_batch"] += 1
                 continue
-            degrees = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep, "micro_batch": micro_batch}
+            degrees: dict[str, Any] = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep, "micro_batch": micro_batch}
             try:
                 check_layout(model, cluster, job, Layout(**degrees), devices)
             except LayoutError as error:

@@ -29,7 +29,7 @@ SHORT_S: Final = 8e-6
 """Times below this are as noisy as the clock."""
 MOST_POINTS: Final = 4200
 DENSE_SERIES: Final = 256
-BINS: Final = 128
+BINS: Final = 224
 
 
 @dataclass(frozen=True)
@@ -42,20 +42,19 @@ class Family:
 
 
 def families(rows: CollectiveRows, most: int = MOST_POINTS) -> Iterator[Family]:
-    """One family per source; sources with more than `most` distinct points by kind, then by device too."""
-    source, kind, device = rows.part(0), rows.kind, rows.part(1)
-    for name in np.unique(source.astype(str)):
-        index = np.flatnonzero(source == name)
-        if _distinct(rows, index) <= most:
-            yield Family(name, index)
-            continue
-        for k in np.unique(kind[index].astype(str)):
-            part = index[kind[index] == k]
-            if _distinct(rows, part) <= most:
-                yield Family(f"{name}|{k}", part)
-                continue
-            for d in np.unique(device[part].astype(str)):
-                yield Family(f"{name}|{k}|{d}", part[device[part] == d])
+    """One family per source and algorithm; those with more than `most` points by kind, then by device too."""
+    names = family_names(rows)
+    pending = [(0, index) for index in _parts(names[0], np.arange(len(rows)))]
+    for depth, index in pending:
+        if depth + 1 < len(names) and _distinct(rows, index) > most:
+            pending += [(depth + 1, part) for part in _parts(names[depth + 1], index)]
+        else:
+            yield Family(names[depth][index[0]], index)
+
+
+def _parts(names: np.ndarray, index: np.ndarray) -> Iterator[np.ndarray]:
+    for name in np.unique(names[index].astype(str)):
+        yield index[names[index] == name]
 
 
 def _distinct(rows: CollectiveRows, index: np.ndarray) -> int:
@@ -64,9 +63,9 @@ def _distinct(rows: CollectiveRows, index: np.ndarray) -> int:
 
 def family_names(rows: CollectiveRows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The names under which a row's family may be stored, coarse to fine; str[n] each."""
-    source, kind, device = rows.part(0), rows.kind, rows.part(1)
-    by_kind = _join(source, kind)
-    return source, by_kind, _join(by_kind, device)
+    source = _join(rows.part(0), rows.part(4))
+    by_kind = _join(source, rows.kind)
+    return source, by_kind, _join(by_kind, rows.part(1))
 
 
 def point_labels(rows: CollectiveRows) -> np.ndarray:

@@ -48,6 +48,13 @@ class Figures:
         return cls(device.name, device.vendor, device.architecture, device.memory_bandwidth_bytes_per_s,
                    float(device.compute_units), device.l2_bytes, peaks)  # fmt: skip
 
+    def same_kernels(self, other: "Figures") -> bool:
+        """Whether kernels run alike: the same device, or one that differs in memory size only."""
+        mine = (self.architecture, self.bandwidth, self.units, self.l2, self.peaks)
+        return self.name == other.name or mine == (
+            other.architecture, other.bandwidth, other.units, other.l2, other.peaks
+        )  # fmt: skip
+
     def peak(self, dtype: str) -> float:
         """FLOP/s of a dtype class; fp32's where the class is not known."""
         return self.peaks.get(dtype, self.peaks["fp32"])

@@ -46,7 +46,7 @@ def make_plan(
     3. The most similar devices that have the kind, their log times averaged by similarity, each
        under its own efficiencies and residual but with the asked device's figures.
     """
-    own = [i for i, s in enumerate(stacks) if s.figures.name == figures.name]
+    own = [i for i, s in enumerate(stacks) if s.figures.same_kernels(figures)]
     order = {i: _rank(stacks[i], source, software) for i in range(len(stacks))}
     direct = sorted((i for i in own if kind in stacks[i].kinds), key=order.__getitem__)
     if direct:

@@ -71,7 +71,7 @@ class Regressor:
         if self.dtypes and dtype not in self.dtypes:
             return -1.0
         return max(
-            2.0 if s.figures.name == figures.name else similarity(figures, s.figures, dtype) for s in self.stacks
+            2.0 if s.figures.same_kernels(figures) else similarity(figures, s.figures, dtype) for s in self.stacks
         )
 
     def predict(

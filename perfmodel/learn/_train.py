@@ -130,8 +130,7 @@ def train(
     @jax.jit
     def step(state: Any, moments: Any, batch: Design) -> tuple[Any, Any]:
         def loss(state: Any) -> Any:
-            error = log_times(state, batch) - batch.log_time
-            return jnp.mean(jnp.sqrt(error * error + 1e-4))
+            return jnp.mean(percentage_loss(log_times(state, batch) - batch.log_time))
 
         updates, moments = optimiser.update(jax.grad(loss)(state), moments, state)
         return optax.apply_updates(state, updates), moments
@@ -164,6 +163,16 @@ def train(
             if run.waited >= recipe.patience:
                 break
     return Trained(to_numpy(nnx.merge(graph, best).arrays(frozen)), run.best_step)
+
+
+def percentage_loss(error: Any) -> Any:
+    """Smooth |predicted / true - 1| of log errors: what is reported is what is minimised.
+
+    Linear beyond a factor e either way, so that a bad start does not blow up.
+    """
+    inner = jnp.expm1(jnp.clip(error, -1.0, 1.0))
+    outer = jnp.maximum(jnp.abs(error) - 1.0, 0.0)
+    return jnp.sqrt(inner * inner + 1e-4) + outer
 
 
 def _rows(design: Design, index: np.ndarray) -> Design:

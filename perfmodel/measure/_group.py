@@ -1,10 +1,11 @@
 """A group of local processes joined by JAX's gloo collectives."""
 
 import socket
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, Self
 
@@ -29,7 +30,8 @@ class RankGroup:
 
     Raises:
         PerfModelError: for fewer than 2 or more than 64 ranks.
-        CalibrationError: if a rank fails, dies or does not answer in time; the message names it.
+        CalibrationError: if a rank fails, dies or does not answer in time; the message names it, and
+            the group is of no further use.
     """
 
     def __init__(self, num_ranks: int) -> None:
@@ -92,18 +94,26 @@ class RankGroup:
         return self._answers(ANSWER_TIMEOUT_S)
 
     def _answers(self, timeout_s: float) -> list[Any]:
-        values = []
-        for rank, pipe in enumerate(self._pipes):
-            if not pipe.poll(timeout_s):
-                raise CalibrationError(f"rank {rank} did not answer within {timeout_s:g} s; is the machine overloaded?")
-            try:
-                status, value = pipe.recv()
-            except (EOFError, OSError):
-                raise CalibrationError(_died(rank)) from None
-            if status != "ok":
-                raise CalibrationError(f"rank {rank}: {value}")
-            values.append(value)
-        return values
+        """One answer per rank; the first failure ends the group, as the others may wait for that rank."""
+        ranks = {pipe: rank for rank, pipe in enumerate(self._pipes)}
+        values: dict[int, Any] = {}
+        deadline_s = time.monotonic() + timeout_s
+        while len(values) < self.num_ranks:
+            waiting = [pipe for pipe, rank in ranks.items() if rank not in values]
+            ready = wait(waiting, max(0.0, deadline_s - time.monotonic()))
+            if not ready:
+                late = min(ranks[pipe] for pipe in waiting)
+                raise CalibrationError(f"rank {late} did not answer within {timeout_s:g} s; is the machine overloaded?")
+            for pipe in ready:
+                rank = ranks[pipe]  # type: ignore[index]
+                try:
+                    status, value = self._pipes[rank].recv()
+                except (EOFError, OSError):
+                    raise CalibrationError(_died(rank)) from None
+                if status != "ok":
+                    raise CalibrationError(f"rank {rank}: {value}")
+                values[rank] = value
+        return [values[rank] for rank in range(self.num_ranks)]
 
     def _end(self, grace_s: float) -> None:
         for process in self._processes:

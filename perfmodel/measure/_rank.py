@@ -18,8 +18,9 @@ def serve(pipe: Connection, rank: int, num_ranks: int, port: int, core: int | No
     A request is a tuple of a name and its arguments: `("load", Collective)`, `("run", calls)`,
     `("values",)`, `("stop",)`; an answer is `("ok", value)` or `("error", text)`.
     """
-    # the collectives' library prints to standard output, which belongs to the parent's result
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    # gloo announces itself on standard output, which belongs to the parent's result
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
     if core is not None:
         os.sched_setaffinity(0, {core})
     try:

@@ -70,35 +70,21 @@ class CriticalPath:
     """Seconds of the step by event, from the gradient of the step time."""
 
     def __init__(self, model: StepModel, bundle: Bundle, gradient: Float[np.ndarray, " classes"]) -> None:
-        table, layout, counts = bundle.tables[0], bundle.layouts[0], bundle.counts
-        structure = model.prepared(bundle.spec).structure
+        table, layout = bundle.tables[0], bundle.layouts[0]
+        passes, between = model.pass_classes(bundle), model.event_classes(bundle, 0)
         weight = np.zeros(table.counts.shape[:2])
-        comm: dict[tuple[Kind, int, int], float] = {}
-        for c in np.flatnonzero(gradient):
-            name = Kind(int(structure.class_kind[c]))
-            s, g = int(structure.class_stage[c]), int(structure.class_segment[c])
-            blocks = counts[s].sum(axis=0) if g < 0 else counts[s, g]
-            for phase in phases_of(name, layout):
-                weight[:, phase] += gradient[c] * blocks
-            if not phases_of(name, layout):
-                for seg in range(counts.shape[1]) if g < 0 else (g,):
-                    comm[name, s, seg] = comm.get((name, s, seg), 0.0) + float(gradient[c])
-        self.ops: list[Op] = list(table.ops)
-        count = np.einsum("bp,bpo->o", weight, table.counts)
-        seconds = np.einsum("bp,bpo->o", weight, table.event_s)
-        half = _half_widths(table.times)
-        times = table.times.provenance
+        for kind, where in passes.of_kind.items():
+            passed = gradient[where] @ passes.blocks[where]
+            for phase in phases_of(kind, layout):
+                weight[:, phase] += passed
         self.gap_s = float((weight * table.gap_s).sum())
-        extra: dict[Op, float] = defaultdict(float)
-        for name, where, op in model.class_events(bundle, 0):
-            if (name, *where) in comm:
-                extra[op] += comm[(name, *where)]
-        timed = model.timed(list(extra))
-        self.ops += list(extra)
-        self.count = np.concatenate([count, np.array(list(extra.values()))])
-        self.seconds = np.concatenate([seconds, self.count[len(count) :] * timed.time_s])
-        self.half_width = np.concatenate([half, _half_widths(timed)])
-        self.provenance = times + timed.provenance
+        self.ops: tuple[Op, ...] = table.ops + between.ops
+        inside = np.einsum("bp,bpo->o", weight, table.counts), np.einsum("bp,bpo->o", weight, table.event_s)
+        outside = between.occurrences(gradient)
+        self.count = np.concatenate([inside[0], outside])
+        self.seconds = np.concatenate([inside[1], outside * between.times.time_s])
+        self.half_width = np.concatenate([_half_widths(table.times), _half_widths(between.times)])
+        self.provenance = table.times.provenance + between.times.provenance
 
     def events(self) -> tuple[CriticalEvent, ...]:
         """Events by falling share; host and launch gaps as an event of their own."""
@@ -114,7 +100,7 @@ class CriticalPath:
 
     def provenance_shares(self) -> dict[str, float]:
         """Share of the critical path by origin of its times."""
-        shares = dict.fromkeys(("measured", "learned", "analytical", "extrapolated"), 0.0)
+        shares: dict[str, float] = dict.fromkeys(("measured", "learned", "analytical", "extrapolated"), 0.0)
         total = float(self.seconds.sum()) or 1.0
         for name, value in zip(self.provenance, self.seconds.tolist(), strict=True):
             shares[name] = shares.get(name, 0.0) + value / total

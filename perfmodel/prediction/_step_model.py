@@ -14,7 +14,8 @@ from jaxtyping import Float
 
 from perfmodel.cost import CollectiveModel, EventTimes, KernelModel
 from perfmodel.prediction._blocks import BlockTable, Phase, block_table, event_times
-from perfmodel.prediction._communication import ClassEvent, communication_events
+from perfmodel.prediction._classes import EventClasses, PassClasses, event_entries, pass_classes
+from perfmodel.prediction._communication import communication_events
 from perfmodel.prediction._framework import Framework
 from perfmodel.prediction._memory import MemoryBatch, memory_batch
 from perfmodel.prediction._program_spec import program_spec
@@ -22,7 +23,7 @@ from perfmodel.prediction._stages import layer_count, stage_blocks
 from perfmodel.program import N_STREAMS, Kind, ProgramSpec, Stream, Structure, build
 from perfmodel.schedule import alive_at_peak
 from perfmodel.spec import Cluster, Job, Layout, Model, Op
-from perfmodel.timeline import CompiledStructure, load_or_compile, makespan_many
+from perfmodel.timeline import CompiledStructure, ProgramBatch, load_or_compile, makespan_many
 from perfmodel.workload import Shard, blocks
 
 T = TypeVar("T")
@@ -136,58 +137,44 @@ class StepModel:
 
     # --- composition --------------------------------------------------------------------------------
 
-    def pass_s(
-        self, bundle: Bundle
-    ) -> tuple[
-        Float[np.ndarray, "lanes stages segments"],
-        Float[np.ndarray, "lanes stages segments"],
-        Float[np.ndarray, "lanes stages segments"],
-    ]:
-        """Seconds of one micro-batch's forward, input gradient (with recompute) and weight gradient."""
+    def pass_s(self, bundle: Bundle) -> dict[Kind, Float[np.ndarray, "lanes blocks"]]:
+        """Seconds that one micro-batch spends in each block, by kind of pass."""
         phase = np.stack([t.phase_s for t in bundle.tables])
-        flat = bundle.counts.reshape(-1, bundle.counts.shape[2]).T
-        shape = (len(bundle.layouts), *bundle.counts.shape[:2])
         backward = phase[:, :, Phase.BACKWARD_INPUT] + recompute_s(phase, bundle.layouts)
-        return tuple(
-            (of_block @ flat).reshape(shape)
-            for of_block in (phase[:, :, Phase.FORWARD], backward, phase[:, :, Phase.BACKWARD_WEIGHT])
-        )  # pyright: ignore[reportReturnType]
+        weight = phase[:, :, Phase.BACKWARD_WEIGHT]
+        return {
+            Kind.FORWARD: phase[:, :, Phase.FORWARD],
+            Kind.BACKWARD: backward + weight,
+            Kind.BACKWARD_INPUT: backward,
+            Kind.BACKWARD_WEIGHT: weight,
+        }
+
+    def pass_classes(self, bundle: Bundle) -> PassClasses:
+        """Blocks of each class of the bundle's program."""
+        key = ("pass classes", bundle.spec)
+        return self._once(key, lambda: pass_classes(self.prepared(bundle.spec).structure, bundle.counts))
+
+    def event_classes(self, bundle: Bundle, lane: int) -> EventClasses:
+        """Events between blocks in each class, for one of the bundle's layouts."""
+        lay = bundle.layouts[lane]
+        key = (bundle.spec, lay.tp, lay.cp, lay.ep, lay.dp, lay.zero, lay.micro_batch, lay.sequence_parallel)
+        return self._once(key, lambda: self._event_classes(bundle, lane))
+
+    def _event_classes(self, bundle: Bundle, lane: int) -> EventClasses:
+        layout, table = bundle.layouts[lane], bundle.tables[lane]
+        events = communication_events(layout, table, bundle.spec, bundle.counts, self.job, self.cluster)
+        ops, class_index, op_index = event_entries(self.prepared(bundle.spec).structure, events)
+        return EventClasses(ops, self.timed(ops), class_index, op_index)
 
     def durations(self, bundle: Bundle) -> Float[np.ndarray, "lanes classes"]:
         """Seconds of every class of the bundle's program, a row per layout."""
-        structure = self.prepared(bundle.spec).structure
-        forward, backward, weight = self.pass_s(bundle)
-        out = np.stack([self._communication_s(bundle, lane) for lane in range(len(bundle.layouts))])
-        for kind, values in (
-            (Kind.FORWARD, forward),
-            (Kind.BACKWARD, backward + weight),
-            (Kind.BACKWARD_INPUT, backward),
-            (Kind.BACKWARD_WEIGHT, weight),
-        ):
-            _fill(out, structure, kind, values)
+        n_classes, passes = self.prepared(bundle.spec).structure.n_classes, self.pass_classes(bundle)
+        out = np.stack([self.event_classes(bundle, lane).durations(n_classes) for lane in range(len(bundle.layouts))])
+        for kind, of_block in self.pass_s(bundle).items():
+            where = passes.of_kind[kind]
+            if len(where):
+                out[:, where] = of_block @ passes.blocks[where].T
         return out
-
-    def class_events(self, bundle: Bundle, lane: int) -> list[ClassEvent]:
-        """Events between blocks of one of the bundle's layouts."""
-        layout, table = bundle.layouts[lane], bundle.tables[lane]
-        return communication_events(layout, table, bundle.spec, bundle.counts, self.job, self.cluster)
-
-    def _communication_s(self, bundle: Bundle, lane: int) -> Float[np.ndarray, " classes"]:
-        lay = bundle.layouts[lane]
-        key = (bundle.spec, lay.tp, lay.cp, lay.ep, lay.dp, lay.zero, lay.micro_batch, lay.sequence_parallel)
-        return self._once(key, lambda: self._communication_once(bundle, lane))
-
-    def _communication_once(self, bundle: Bundle, lane: int) -> Float[np.ndarray, " classes"]:
-        events = self.class_events(bundle, lane)
-        seconds = self.timed([op for *_, op in events]).time_s.tolist()
-        of_kind: dict[Kind, np.ndarray] = {}
-        for (kind, where, _), value in zip(events, seconds, strict=True):
-            of_kind.setdefault(kind, np.zeros(bundle.counts.shape[:2]))[where] += value
-        structure = self.prepared(bundle.spec).structure
-        out = np.zeros((1, structure.n_classes))
-        for kind, values in of_kind.items():
-            _fill(out, structure, kind, values[None])
-        return out[0]
 
     # --- many layouts at once -------------------------------------------------------------------------
 
@@ -220,8 +207,9 @@ class StepModel:
         bound = np.zeros(len(layouts))
         for bundle in self.bundles(layouts):
             spec = bundle.spec
-            forward, backward, weight = (values.sum(axis=2) for values in self.pass_s(bundle))
-            both = forward + (0.0 if spec.is_forward_only else backward + weight)
+            of_block = self.pass_s(bundle)
+            both = of_block[Kind.FORWARD] + (0.0 if spec.is_forward_only else of_block[Kind.BACKWARD])
+            both = both @ bundle.counts.sum(axis=1).T
             by_chunk = both.reshape(len(both), spec.chunks, spec.stages)
             work = spec.micro_batches * by_chunk.sum(axis=1)
             before = np.cumsum(by_chunk[:, 0], axis=1) - by_chunk[:, 0]
@@ -231,8 +219,13 @@ class StepModel:
     def evaluate(self, layouts: Sequence[Layout]) -> BatchResult:
         """Step time of every layout by full evaluation of its schedule (float32)."""
         bundles = self.bundles(layouts)
-        durations = [self.durations(bundle) for bundle in bundles]
-        spans = makespan_many([self.prepared(b.spec).compiled for b in bundles], durations)
+        specs = tuple(bundle.spec for bundle in bundles)
+        # the joined tables are large, so only those of the last call are kept
+        last = self._memo.get("batch")
+        if not (isinstance(last, tuple) and last[0] == specs):
+            last = (specs, ProgramBatch(tuple(self.prepared(spec).compiled for spec in specs)))
+            self._memo["batch"] = last
+        spans = makespan_many(last[1], [self.durations(bundle) for bundle in bundles])
         time_s = np.zeros(len(layouts))
         for bundle, span in zip(bundles, spans, strict=True):
             time_s[list(bundle.lanes)] = np.asarray(span)
@@ -258,15 +251,3 @@ def recompute_s(
         elif layout.recompute == "full":
             extra[lane] = phase[lane, :, Phase.RECOMPUTE_FULL]
     return extra
-
-
-def _fill(
-    out: Float[np.ndarray, "lanes classes"],
-    structure: Structure,
-    kind: Kind,
-    values: Float[np.ndarray, "lanes stages segments"],
-) -> None:
-    """out[:, classes of `kind`] = values[:, stage, segment]; segment -1 stands for the whole stage."""
-    where = np.flatnonzero(structure.class_kind == kind)
-    stage, segment = structure.class_stage[where], structure.class_segment[where]
-    out[:, where] = np.where(segment < 0, values.sum(axis=2)[:, stage], values[:, stage, segment])

@@ -6,24 +6,25 @@ from dataclasses import dataclass
 
 import jax.monitoring
 
-_TRACED = "/jax/core/compile/jaxpr_trace_duration"
+_LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
+"""Once per trace of a function that is called, not for the functions traced inside it."""
 
 
 @dataclass
 class TraceCount:
-    """Functions traced so far inside a `count_traces` block."""
+    """Traces so far inside a `count_traces` block."""
 
     total: int = 0
 
 
 @contextmanager
 def count_traces() -> Iterator[TraceCount]:
-    """Counts how often JAX traces a jitted function (of any library) inside the block."""
+    """Counts how often JAX traces and lowers a function (of any library) inside the block."""
     count = TraceCount()
 
     def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
         del duration_secs, kwargs
-        count.total += event == _TRACED
+        count.total += event == _LOWERED
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:

@@ -99,30 +99,33 @@ def _predict_one(row: dict[str, Any], calibration: Path | None) -> tuple[Any, ..
 
 
 def _report(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
-    status = runs.get("status", pd.Series("ok", index=runs.index))
-    measured_s = runs["measured_iter_time_s"].astype(float).where(status == "ok")
+    ok = np.asarray(runs["status"] == "ok") if "status" in runs else np.ones(len(runs), bool)
+    measured_s = np.where(ok, np.asarray(runs["measured_iter_time_s"], float), np.nan)
     measured_bytes = _memory_bytes(runs)
-    usable = predicted["skipped_reason"].isna()
-    skipped = Counter(_group(reason) for reason in predicted.loc[~usable, "skipped_reason"])
-    if (missing := int((usable & measured_s.isna()).sum())) > 0:
+    reasons = [None if pd.isna(reason) else str(reason) for reason in predicted["skipped_reason"].tolist()]
+    usable = np.array([reason is None for reason in reasons])
+    skipped = Counter(_group(reason) for reason in reasons if reason is not None)
+    if (missing := int((usable & np.isnan(measured_s)).sum())) > 0:
         skipped["predicted, but no step time was measured"] = missing
+    names = ("predicted_iter_time_s", "lo_s", "hi_s", "predicted_peak_memory_bytes")
+    time_s, lo_s, hi_s, peak_bytes = (np.asarray(predicted[name], float) for name in names)
 
-    def figures(chosen: pd.Series) -> dict[str, Any]:
-        timed, weighed = chosen & usable & measured_s.notna(), chosen & usable & measured_bytes.notna()
-        columns = [predicted.loc[timed, c].astype(float) for c in ("predicted_iter_time_s", "lo_s", "hi_s")]
-        memory = predicted.loc[weighed, "predicted_peak_memory_bytes"].astype(float)
-        return errors(measured_s[timed], *columns) | {"memory": errors(measured_bytes[weighed], memory)}
+    def figures(chosen: np.ndarray) -> dict[str, Any]:
+        t, w = chosen & usable & ~np.isnan(measured_s), chosen & usable & ~np.isnan(measured_bytes)
+        memory = errors(measured_bytes[w], peak_bytes[w])
+        return errors(measured_s[t], time_s[t], lo_s[t], hi_s[t]) | {"memory": memory}
 
-    sources = {str(s): figures(runs["source"] == s) for s in runs["source"].unique()}
-    everything = figures(pd.Series(True, index=runs.index))
+    source = np.asarray(runs["source"], str)
+    sources = {name: figures(source == name) for name in dict.fromkeys(source.tolist())}
+    everything = figures(np.ones(len(runs), bool))
     return {"sources": sources, "all": everything, "skipped": dict(skipped.most_common())}
 
 
-def _memory_bytes(runs: pd.DataFrame) -> pd.Series:
+def _memory_bytes(runs: pd.DataFrame) -> np.ndarray:
     if "measured_peak_memory_gb" not in runs:
-        return pd.Series(np.nan, index=runs.index)
-    unit = np.where(runs.get("memory_unit", "GB") == "GiB", GIB, GB)
-    return runs["measured_peak_memory_gb"].astype(float) * unit
+        return np.full(len(runs), np.nan)
+    gib = np.asarray(runs["memory_unit"] == "GiB") if "memory_unit" in runs else np.zeros(len(runs), bool)
+    return np.asarray(runs["measured_peak_memory_gb"], float) * np.where(gib, GIB, GB)
 
 
 def _group(reason: str) -> str:

@@ -3,14 +3,15 @@
 from typing import Any
 
 import numpy as np
-import pandas as pd
+from numpy.typing import ArrayLike
+from scipy.stats import rankdata
 
 
 def errors(
-    measured: pd.Series,
-    predicted: pd.Series,
-    lo: pd.Series | None = None,
-    hi: pd.Series | None = None,
+    measured: ArrayLike,
+    predicted: ArrayLike,
+    lo: ArrayLike | None = None,
+    hi: ArrayLike | None = None,
 ) -> dict[str, Any]:
     """Absolute percentage errors as fractions of the measured value, rank correlation and coverage.
 
@@ -18,22 +19,24 @@ def errors(
         `n`, `median_ape`, `mean_ape`, `p90_ape`, `bias` (mean signed error), `spearman` (None below 3
         values) and `coverage_90` (share inside [lo, hi]; None without an interval); None where n is 0.
     """
-    n = len(measured)
+    y, p = np.asarray(measured, float), np.asarray(predicted, float)
+    n = len(y)
     if n == 0:
         names = ("median_ape", "mean_ape", "p90_ape", "bias", "spearman", "coverage_90")
         return {"n": 0} | dict.fromkeys(names)
-    y, p = measured.to_numpy(float), predicted.to_numpy(float)
     relative = p / y - 1
     ape = np.abs(relative)
-    inside = None if lo is None or hi is None else float(((lo.to_numpy() <= y) & (y <= hi.to_numpy())).mean())
-    ranks = [pd.Series(v).rank().to_numpy() for v in (y, p)]
-    varied = n > 2 and all(r.std() > 0 for r in ranks)
+    inside = None
+    if lo is not None and hi is not None:
+        inside = float(((np.asarray(lo, float) <= y) & (y <= np.asarray(hi, float))).mean())
+    ranks_y, ranks_p = rankdata(y), rankdata(p)
+    varied = n > 2 and ranks_y.std() > 0 and ranks_p.std() > 0
     return {
         "n": n,
         "median_ape": float(np.median(ape)),
         "mean_ape": float(ape.mean()),
         "p90_ape": float(np.quantile(ape, 0.9)),
         "bias": float(relative.mean()),
-        "spearman": float(np.corrcoef(*ranks)[0, 1]) if varied else None,
+        "spearman": float(np.corrcoef(ranks_y, ranks_p)[0, 1]) if varied else None,
         "coverage_90": inside,
     }

@@ -1,0 +1,70 @@
+"""What the duration classes of a program hold: blocks of the model, or events between them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from perfmodel.cost import EventTimes
+from perfmodel.prediction._communication import ClassEvent
+from perfmodel.program import WHOLE, Kind, Structure
+from perfmodel.spec import Op
+
+PASS_KINDS = (Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
+
+
+@dataclass(frozen=True, eq=False)
+class PassClasses:
+    """The classes that run through blocks."""
+
+    blocks: Float[np.ndarray, "classes blocks"]
+    """Blocks in the part of the model that a class passes; zero for classes of other kinds."""
+    of_kind: dict[Kind, Int[np.ndarray, " some"]]
+    """Classes of each kind of pass."""
+
+
+def pass_classes(structure: Structure, counts: Float[np.ndarray, "stages segments blocks"]) -> PassClasses:
+    """Deal the blocks of stages and segments to the classes of a structure."""
+    blocks = np.zeros((structure.n_classes, counts.shape[2]))
+    of_kind = {kind: np.flatnonzero(structure.class_kind == kind) for kind in PASS_KINDS}
+    whole = counts.sum(axis=1)
+    for where in of_kind.values():
+        stage, segment = structure.class_stage[where], structure.class_segment[where]
+        blocks[where] = np.where((segment == WHOLE)[:, None], whole[stage], counts[stage, segment])
+    return PassClasses(blocks, of_kind)
+
+
+@dataclass(frozen=True, eq=False)
+class EventClasses:
+    """The classes that hold events between blocks, as a sparse (class, event) incidence."""
+
+    ops: tuple[Op, ...]
+    times: EventTimes
+    class_index: Int[np.ndarray, " entries"]
+    op_index: Int[np.ndarray, " entries"]
+
+    def durations(self, n_classes: int) -> Float[np.ndarray, " classes"]:
+        """Seconds of each class; 0 where it holds no such event."""
+        return np.bincount(self.class_index, self.times.time_s[self.op_index], minlength=n_classes)
+
+    def occurrences(self, gradient: Float[np.ndarray, " classes"]) -> Float[np.ndarray, " ops"]:
+        """How often each event occurs, given how often each class does."""
+        return np.bincount(self.op_index, gradient[self.class_index], minlength=len(self.ops))
+
+
+def event_entries(
+    structure: Structure, events: Sequence[ClassEvent]
+) -> tuple[tuple[Op, ...], Int[np.ndarray, " entries"], Int[np.ndarray, " entries"]]:
+    """Distinct events, and the (class, event) pairs; an event of a segment is also part of the whole stage."""
+    columns = (structure.class_kind, structure.class_stage, structure.class_segment)
+    classes = {key: i for i, key in enumerate(zip(*(c.tolist() for c in columns), strict=True))}
+    index: dict[Op, int] = {}
+    pairs = [
+        (at, index.setdefault(op, len(index)))
+        for kind, (stage, segment), op in events
+        for part in (segment, WHOLE)
+        if (at := classes.get((int(kind), stage, part))) is not None
+    ]
+    table = np.array(pairs, np.int64).reshape(-1, 2)
+    return tuple(index), table[:, 0], table[:, 1]

@@ -1,0 +1,99 @@
+"""Real processes exchange data over gloo."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
+from perfmodel.measure import RankGroup, StoppingRule, measure_collectives
+from perfmodel.measure._collectives import collective_row
+from perfmodel.measure._group import check_collective
+from perfmodel.measure._meter import machine_meter
+from perfmodel.spec import Collective, CollectiveKind
+
+RANKS = 2
+
+
+def collective(kind: CollectiveKind, size: int = 64, **changes) -> Collective:
+    return Collective(
+        **{"collective": kind, "bytes": size, "num_ranks": RANKS, "ranks_per_node": RANKS, "dtype": "fp32", **changes}
+    )
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[RankGroup]:
+    with RankGroup(RANKS) as group:
+        yield group
+
+
+def buffers(op: Collective) -> list[np.ndarray]:
+    """What each rank holds before: i modulo 1024, plus its rank."""
+    count = int(op.bytes) // 4 // (op.num_ranks if op.collective == "all_gather" else 1)
+    return [np.arange(count) % 1024 + float(rank) for rank in range(op.num_ranks)]
+
+
+@pytest.mark.parametrize("size", [8, 64, 8192])
+def test_every_rank_ends_with_the_right_numbers(group: RankGroup, size: int):
+    def result(kind: CollectiveKind) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        op = collective(kind, size)
+        group.load(op)
+        return buffers(op), group.values()
+
+    held, values = result("all_reduce")
+    assert all(np.array_equal(v, held[0] + held[1]) for v in values)
+    held, values = result("all_gather")
+    assert all(np.array_equal(v, np.concatenate(held)) for v in values)
+    assert values[0].nbytes / 2 == size  # float64 copies of fp32: `bytes` is the gathered output
+    held, values = result("reduce_scatter")
+    assert np.array_equal(np.concatenate(values), held[0] + held[1])
+    held, values = result("all_to_all")
+    halves = [np.split(h, 2) for h in held]
+    assert all(np.array_equal(v, np.concatenate([halves[0][r], halves[1][r]])) for r, v in enumerate(values))
+    held, values = result("send_recv")
+    assert all(np.array_equal(v, held[rank - 1]) for rank, v in enumerate(values))
+
+
+def test_a_collective_becomes_a_row(group: RankGroup):
+    rule = StoppingRule(half_width=0.5, min_repeats=2, max_repeats=2, max_s=1.0, interference_limit=0.99)
+    row = collective_row(group, collective("all_reduce", 4096), "cpu", rule, machine_meter())
+    assert (row["collective"], row["bytes"], row["num_ranks"], row["num_nodes"]) == ("all_reduce", 4096, 2, 1)
+    assert (row["algorithm"], row["interconnect"]) == ("gloo", "loopback")
+    assert row["time_us"] > 0
+
+
+def test_failing_and_dying_ranks_are_named():
+    with RankGroup(RANKS) as group, pytest.raises(CalibrationError, match=r"rank [01]: no_such_request failed"):
+        group._ask("no_such_request")
+    with RankGroup(RANKS) as group:
+        group._processes[1].kill()
+        group._processes[1].join()
+        with pytest.raises(CalibrationError, match="rank 1 died"):
+            group._ask("own_s")
+
+
+@pytest.mark.parametrize(
+    ("op", "message"),
+    [
+        (collective("broadcast"), "broadcast"),
+        (collective("all_reduce", dtype="fp8"), "fp8"),
+        (collective("all_reduce", ranks_per_node=1), "ranks_per_node"),
+        (collective("reduce_scatter", 20), "multiple of 8"),
+        (collective("all_gather", 0), "multiple of 8"),
+    ],
+)
+def test_refuses_what_local_ranks_cannot_run(op: Collective, message: str):
+    with pytest.raises(PerfModelError, match=message):
+        check_collective(op)
+
+
+def test_refusals_come_before_any_process_starts():
+    with pytest.raises(UnknownNameError, match="broadcast"):
+        measure_collectives([collective("all_reduce"), collective("broadcast")], "cpu")
+    with pytest.raises(PerfModelError, match="2 to 64 ranks"):
+        RankGroup(1)
+
+
+def test_a_group_runs_only_collectives_of_its_size(group: RankGroup):
+    with pytest.raises(PerfModelError, match="2 ranks"):
+        group.load(collective("all_reduce", num_ranks=4, ranks_per_node=4))

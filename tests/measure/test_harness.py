@@ -1,0 +1,127 @@
+"""The harness on a made-up clock: no real time passes."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel.errors import PerfModelError
+from perfmodel.measure import Sample, StoppingRule, Timing, time_calls
+from perfmodel.measure._harness import MIN_CLEAN
+from perfmodel.measure._meter import MachineMeter
+
+RULE = StoppingRule(half_width=0.02, min_repeats=8, max_repeats=50, max_s=100.0, min_sample_s=0.01)
+
+
+class FakeMachine:
+    """Calls that take the given seconds in turn (the last for ever), with the given interference."""
+
+    def __init__(self, call_s: list[float], interference: Callable[[int], float] = lambda index: 0.0) -> None:
+        self.calls: list[int] = []
+        self._call_s, self._interference = call_s, interference
+
+    def __call__(self, calls: int) -> Sample:
+        index = len(self.calls)
+        self.calls.append(calls)
+        return Sample(calls, calls * self._call_s[min(index, len(self._call_s) - 1)], self._interference(index))
+
+
+def timed(machine: FakeMachine, rule: StoppingRule = RULE) -> Timing:
+    return time_calls(machine, rule)
+
+
+def test_steady_calls_stop_at_the_fewest_repeats():
+    timing = timed(FakeMachine([1e-3]))
+    assert (timing.n_repeats, timing.std_s, timing.half_width) == (8, pytest.approx(0, abs=1e-15), 0.0)
+    assert timing.median_s == pytest.approx(1e-3)
+
+
+def test_short_calls_are_bundled_above_the_clocks_resolution():
+    machine = FakeMachine([1e-6])
+    timed(machine)
+    assert machine.calls[:2] == [1, 1]  # warm-up
+    assert set(machine.calls[2:]) in ({10_000}, {10_001})
+
+
+def test_spread_calls_go_on_until_the_interval_is_narrow():
+    noise = [1.0 + 0.1 * ((7 * i) % 11 - 5) / 5 for i in range(400)]
+    timing = timed(FakeMachine(noise), StoppingRule(half_width=0.03, max_repeats=400, max_s=1e9))
+    assert 8 < timing.n_repeats < 400
+    assert timing.half_width <= 0.03
+
+
+def test_stops_at_the_cap_of_repeats_and_says_how_wide_the_interval_still_is():
+    timing = timed(FakeMachine([1.0, 1.0, *([1.0, 2.0] * 200)]))
+    assert timing.n_repeats == RULE.max_repeats
+    assert timing.half_width > RULE.half_width
+
+
+def test_stops_at_the_cap_of_time_even_with_few_repeats():
+    timing = timed(FakeMachine([40.0]))
+    assert timing.n_repeats == 3  # 40, 80, 120 s: none starts after 100 s
+    assert timing.half_width == float("inf")
+
+
+def test_a_slow_outlier_stays_and_hardly_moves_the_median():
+    times = [1e-2] * 6 + [1.0] + [1e-2] * 6
+    timing = timed(FakeMachine(times))
+    assert timing.median_s == pytest.approx(1e-2)
+    assert timing.n_set_aside == 0
+    assert timing.std_s > 0.1
+
+
+def test_disturbed_samples_are_set_aside_and_counted():
+    # every third sample is slow because others had half of the processor
+    machine = FakeMachine(
+        [2.0 if i % 3 == 0 else 1.0 for i in range(60)], lambda index: 0.5 if index % 3 == 0 else 0.01
+    )
+    timing = timed(machine)
+    assert timing.median_s == 1.0
+    assert (timing.n_repeats, timing.std_s) == (8, 0.0)
+    assert timing.n_set_aside == 4
+    assert timing.interference == pytest.approx(0.01)
+
+
+def test_without_clean_samples_all_are_used_and_the_interference_tells():
+    timing = timed(FakeMachine([1.0], lambda index: 0.4), StoppingRule(max_s=20.0))
+    assert timing.interference == pytest.approx(0.4)
+    assert (timing.n_repeats, timing.n_set_aside) == (20, 0)
+
+
+def test_few_clean_samples_are_enough():
+    timing = timed(FakeMachine([1.0], lambda index: 0.0 if index in (4, 9, 14) else 0.4), StoppingRule(max_s=20.0))
+    assert (timing.n_repeats, timing.n_set_aside, timing.interference) == (MIN_CLEAN, 17, 0.0)
+
+
+@given(st.lists(st.floats(1e-6, 10.0), min_size=1, max_size=40), st.lists(st.booleans(), min_size=1, max_size=40))
+def test_always_ends_within_its_caps_and_between_the_extremes(times: list[float], disturbed: list[bool]):
+    machine = FakeMachine(times, lambda index: float(disturbed[index % len(disturbed)]))
+    timing = timed(machine, StoppingRule(max_repeats=20, max_s=50.0, min_sample_s=1e-3))
+    assert min(times) * (1 - 1e-9) <= timing.median_s <= max(times) * (1 + 1e-9)
+    assert timing.n_repeats >= 1
+    assert timing.n_repeats + timing.n_set_aside == len(machine.calls) - 2
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("half_width", 0.0),
+        ("max_s", float("nan")),
+        ("confidence", 1.0),
+        ("min_repeats", 0),
+        ("interference_limit", 1.0),
+    ],
+)
+def test_refuses_rules_that_cannot_stop(field: str, value: float):
+    with pytest.raises(PerfModelError):
+        StoppingRule(**{field: value})
+
+
+def test_refuses_a_clock_that_stands_still():
+    with pytest.raises(PerfModelError, match="warm-up"):
+        timed(FakeMachine([0.0]))
+
+
+def test_the_meter_lengthens_samples_to_what_its_counters_resolve():
+    assert RULE.resolved_by(MachineMeter((0,))).min_sample_s == 0.25

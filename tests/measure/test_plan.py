@@ -1,0 +1,85 @@
+from pathlib import Path
+
+import pytest
+
+from perfmodel.errors import CalibrationError
+from perfmodel.measure import read_plan
+from perfmodel.measure._plan import expand
+from perfmodel.spec import Collective, Gemm, MemoryBound
+
+PLAN = """
+device = "box"
+[rule]
+half_width = 0.1
+[[kernels]]
+family = "gemm"
+pass = ["fwd", "dgrad"]
+m = [8, 16]
+"n,k" = [[4, 2], [6, 3]]
+dtype = "fp32"
+[[kernels]]
+family = "memory"
+op = "relu"
+"rows,hidden" = [[2, 3]]
+[[collectives]]
+collective = "all_reduce"
+num_ranks = [2, 3]
+bytes = 1024
+"""
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "plan.toml"
+    path.write_text(text)
+    return path
+
+
+def test_grids_become_ops(tmp_path: Path):
+    plan = read_plan(write(tmp_path, PLAN))
+    assert len(plan.kernels) == 9
+    assert plan.kernels[:3] == (
+        Gemm(m=8, n=4, k=2, dtype="fp32"),
+        Gemm(m=8, n=6, k=3, dtype="fp32"),
+        Gemm(m=16, n=4, k=2, dtype="fp32"),
+    )
+    assert plan.kernels[-1] == MemoryBound(op="relu", rows=2, hidden=3)
+    assert plan.rule.half_width == plan.collective_rule.half_width == 0.1
+    # 1024 bytes do not split over three ranks: the next smaller size that does
+    assert plan.collectives == (
+        Collective(collective="all_reduce", bytes=1024, num_ranks=2, ranks_per_node=2, dtype="fp32"),
+        Collective(collective="all_reduce", bytes=1020, num_ranks=3, ranks_per_node=3, dtype="fp32"),
+    )
+
+
+def test_joint_keys_vary_together():
+    assert expand({"a": [1, 2], "b, c": [[3, 4]], "d": 5}) == [
+        {"a": 1, "b": 3, "c": 4, "d": 5},
+        {"a": 2, "b": 3, "c": 4, "d": 5},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('device = "box"', "", "device is missing"),
+        ("[rule]", "[rules]", "unknown keys rules"),
+        ("half_width = 0.1", "half_width = -1", "half_width"),
+        ("half_width = 0.1", "width = 1", "width"),
+        ('family = "gemm"', 'family = "gem"', "gemm"),
+        ("m = [8, 16]", "mm = [8, 16]", "mm"),
+        ("m = [8, 16]", "m = [8, -16]", "m must be"),
+        ("m = [8, 16]", "", "'m'"),
+        ("[[4, 2], [6, 3]]", "[[4, 2], [6]]", "list of 2"),
+        ("num_ranks = [2, 3]", "", "num_ranks"),
+        ("[rule]", "[rule", "not a readable plan"),
+    ],
+)
+def test_bad_plans_are_refused_by_name(tmp_path: Path, old: str, new: str, message: str):
+    with pytest.raises(CalibrationError, match=message) as error:
+        read_plan(write(tmp_path, PLAN.replace(old, new)))
+    assert "plan.toml" in str(error.value)
+
+
+def test_a_missing_plan_is_named(tmp_path: Path):
+    with pytest.raises(CalibrationError, match=r"none\.toml"):
+        read_plan(tmp_path / "none.toml")

@@ -1,0 +1,126 @@
+"""Structures on disk: equal to fresh ones, and rebuilt whenever a file is not exactly what was written."""
+
+import dataclasses
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from timeline_cases import distinct_durations, pipeline_1f1b
+
+from perfmodel.program import ProgramSpec, build
+from perfmodel.timeline import _cache, cache_dir, load_or_compile, makespan
+
+SPEC = ProgramSpec(stages=4, micro_batches=8, grad_reduce="overlap")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("PERFMODEL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def only_file(folder: Path) -> Path:
+    (path,) = (folder / "structures").iterdir()
+    return path
+
+
+def fail():
+    raise RuntimeError("built although it was on disk")
+
+
+def assert_equal(a, b):
+    for field in dataclasses.fields(a):
+        x, y = getattr(a, field.name), getattr(b, field.name)
+        if dataclasses.is_dataclass(x):
+            assert_equal(x, y)
+        else:
+            np.testing.assert_array_equal(x, y)
+            assert getattr(x, "dtype", None) == getattr(y, "dtype", None)
+
+
+@pytest.mark.parametrize("structure", [build(SPEC), pipeline_1f1b(3, 7)], ids=["lags", "sends"])
+def test_loads_what_was_stored(structure):
+    _, stored = load_or_compile("key", lambda: structure)
+    loaded, compiled = load_or_compile("key", fail)
+    assert_equal(loaded, structure)
+    assert_equal(compiled, stored)
+    durations = distinct_durations(structure)
+    assert makespan(compiled, durations) == makespan(stored, durations)
+    assert not compiled.program.flags.writeable
+
+
+def damaged(content: bytes) -> list[bytes]:
+    middle = len(content) - 100
+    return [
+        b"",
+        content[:10],
+        content[: len(content) // 2],
+        content[:-1],
+        content + b"x",
+        b"x" + content,
+        content.replace(b'"format": 1', b'"format": 0'),
+        content.replace(b'"checksum": ', b'"checksum": 1'),
+        content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :],
+        content[: len(_cache._MAGIC)] + b"[]\n",
+        content[: len(_cache._MAGIC)] + b"\xff\xfe\n",
+    ]
+
+
+@pytest.mark.parametrize("case", range(11))
+def test_a_damaged_file_is_replaced(folder, case):
+    structure = pipeline_1f1b(3, 7)
+    load_or_compile("key", lambda: structure)
+    path = only_file(folder)
+    content = path.read_bytes()
+    path.write_bytes(damaged(content)[case])
+    built = []
+    _, compiled = load_or_compile("key", lambda: built.append(1) or structure)
+    assert built
+    assert compiled.n_ops == structure.n_ops
+    assert path.read_bytes() == content
+
+
+def test_another_key_is_another_structure(folder):
+    small, large = pipeline_1f1b(2, 2), pipeline_1f1b(3, 3)
+    load_or_compile("small", lambda: small)
+    path = only_file(folder)
+    assert load_or_compile("large", lambda: large)[0] is large
+    path.replace(_cache._path("other"))
+    assert load_or_compile("other", lambda: large)[0] is large
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("PERFMODEL_CACHE", str(tmp_path / "file"))
+    structure = pipeline_1f1b(2, 2)
+    assert load_or_compile("key", lambda: structure)[0] is structure
+
+
+@pytest.mark.parametrize(
+    ("platform", "variable", "inside"),
+    [
+        ("linux", "XDG_CACHE_HOME", "perfmodel"),
+        ("win32", "LOCALAPPDATA", "perfmodel"),
+        ("darwin", "HOME", "Library/Caches/perfmodel"),
+    ],
+)
+def test_where_caches_are(platform, variable, inside, tmp_path, monkeypatch):
+    monkeypatch.delenv("PERFMODEL_CACHE")
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setenv(variable, str(tmp_path))
+    assert cache_dir() == tmp_path / inside
+
+
+def test_loading_is_much_faster_than_building():
+    spec = ProgramSpec(stages=32, micro_batches=256, sends="op")
+    start = time.perf_counter()
+    load_or_compile("large", lambda: build(spec))
+    stored_s = time.perf_counter() - start
+    loaded_s = []
+    for _ in range(3):
+        start = time.perf_counter()
+        load_or_compile("large", fail)
+        loaded_s.append(time.perf_counter() - start)
+    assert min(loaded_s) < stored_s / 3

@@ -1,0 +1,147 @@
+"""Many duration vectors and many structures at once equal one at a time."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timeline_cases import distinct_durations, pipeline_1f1b, structures
+
+from perfmodel.errors import PerfModelError
+from perfmodel.program import ProgramSpec, build
+from perfmodel.timeline import (
+    ProgramBatch,
+    compile_structure,
+    count_traces,
+    makespan,
+    makespan_and_grad,
+    makespan_lanes,
+    makespan_lanes_and_grad,
+    makespan_many,
+)
+from perfmodel.timeline._lanes import _many
+from perfmodel.timeline._loops import TILE
+
+PIPELINE = pipeline_1f1b(4, 12)
+LAGGED = build(ProgramSpec(stages=4, micro_batches=8))
+
+
+def lanes_of(structure, lanes, seed=0):
+    return np.stack([distinct_durations(structure, seed + i) for i in range(lanes)]).astype(np.float32)
+
+
+def one_by_one(compiled, lanes):
+    pairs = [makespan_and_grad(compiled, lane) for lane in lanes]
+    return np.array([span for span, _ in pairs]), np.array([gradient for _, gradient in pairs])
+
+
+@pytest.mark.parametrize("structure", [PIPELINE, LAGGED], ids=["sends", "lags"])
+@pytest.mark.parametrize("lanes", [1, 16, 17, 128, 129, 300])
+def test_lanes_equal_singles(structure, lanes):
+    compiled, durations = compile_structure(structure), lanes_of(structure, lanes)
+    spans, gradients = one_by_one(compiled, durations)
+    np.testing.assert_array_equal(makespan_lanes(compiled, durations), spans)
+    both = makespan_lanes_and_grad(compiled, durations)
+    np.testing.assert_array_equal(both[0], spans)
+    np.testing.assert_array_equal(both[1], gradients)
+
+
+@settings(max_examples=25)
+@given(structures(), st.integers(0, 99))
+def test_any_structure_by_bundles(structure, seed):
+    compiled, durations = compile_structure(structure), lanes_of(structure, 20, seed)
+    np.testing.assert_array_equal(makespan_lanes(compiled, durations), one_by_one(compiled, durations)[0])
+
+
+@pytest.mark.parametrize("lanes", [5, 40])
+def test_derivatives_of_lanes(lanes):
+    compiled, durations = compile_structure(PIPELINE), lanes_of(PIPELINE, lanes)
+    _, gradients = one_by_one(compiled, durations)
+    weights = jnp.arange(1.0, lanes + 1)
+    batch = jnp.asarray(durations)
+    reverse = jax.grad(lambda d: makespan_lanes(compiled, d) @ weights)(batch)
+    np.testing.assert_allclose(reverse, gradients * np.asarray(weights)[:, None], rtol=1e-6)
+    _, forward = jax.jvp(lambda d: makespan_lanes(compiled, d), (batch,), (batch,))
+    np.testing.assert_allclose(forward, (gradients * durations).sum(axis=1), rtol=1e-5)
+
+
+def test_many_structures_equal_each_alone():
+    specs = [
+        ProgramSpec(stages=1, micro_batches=3),
+        ProgramSpec(stages=4, micro_batches=8, sends="op"),
+        ProgramSpec(schedule="interleaved", stages=4, micro_batches=8, chunks=3),
+    ]
+    programs = [compile_structure(s) for s in [PIPELINE, *map(build, specs)]]
+    durations = [lanes_of(c.structure, n) for c, n in zip(programs, (5, 16, 1, 37), strict=True)]
+    for batch in (programs, ProgramBatch(tuple(programs))):
+        for compiled, of_program, spans in zip(programs, durations, makespan_many(batch, durations), strict=True):
+            np.testing.assert_array_equal(spans, one_by_one(compiled, of_program)[0])
+
+
+@settings(max_examples=25)
+@given(st.lists(structures(max_ops=25), min_size=1, max_size=5), st.integers(0, 99))
+def test_many_of_any_structures(these, seed):
+    programs = [compile_structure(s) for s in these]
+    durations = [lanes_of(s, 1 + (seed + i) % 20, seed) for i, s in enumerate(these)]
+    for compiled, of_program, spans in zip(programs, durations, makespan_many(programs, durations), strict=True):
+        np.testing.assert_array_equal(spans, [makespan(compiled, lane) for lane in of_program])
+
+
+def test_derivatives_of_many():
+    programs = [compile_structure(PIPELINE), compile_structure(LAGGED)]
+    durations = [lanes_of(PIPELINE, 20), lanes_of(LAGGED, 3)]
+
+    def total(values):
+        return sum((i + 1.0) * s.sum() for i, s in enumerate(makespan_many(programs, values)))
+
+    gradients = jax.grad(total)([jnp.asarray(d) for d in durations])
+    for i, (compiled, of_program) in enumerate(zip(programs, durations, strict=True)):
+        np.testing.assert_allclose(gradients[i], (i + 1) * one_by_one(compiled, of_program)[1], rtol=1e-6)
+    tangents = jax.jvp(lambda v: makespan_many(programs, v), (durations_of(durations),) * 1, (durations_of(durations),))
+    for of_program, tangent, compiled in zip(durations, tangents[1], programs, strict=True):
+        np.testing.assert_allclose(tangent, one_by_one(compiled, of_program)[0], rtol=1e-5)
+
+
+def durations_of(arrays):
+    return [jnp.asarray(a) for a in arrays]
+
+
+def test_many_of_none():
+    assert makespan_many([], []) == []
+
+
+def test_a_search_needs_few_traces():
+    programs = [
+        compile_structure(build(ProgramSpec(schedule=schedule, stages=p, micro_batches=m, chunks=v)))
+        for schedule, v in (("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("interleaved", 4))
+        for p in (2, 4, 8)
+        for m in (8, 16, 32)
+    ]
+    with count_traces() as traces:
+        for n in range(1, len(programs), 3):
+            makespan_many(programs[:n], [lanes_of(c.structure, 1 + n % 9) for c in programs[:n]])
+        for compiled in programs[:9]:
+            makespan_and_grad(compiled, distinct_durations(compiled.structure))
+    assert traces.total <= 16
+
+
+def test_working_memory_does_not_grow_with_lanes():
+    compiled = compile_structure(PIPELINE)
+
+    def temporary_bytes(lanes):
+        shape = jax.ShapeDtypeStruct((lanes, TILE), jnp.float32)
+        lowered = _many.lower(compiled.op_tables, compiled.bundle_tables, shape, np.int32(lanes // TILE))
+        analysis = lowered.compile().memory_analysis()
+        assert analysis is not None
+        return analysis.temp_size_in_bytes
+
+    assert temporary_bytes(64 * TILE) - temporary_bytes(TILE) <= 2 * 64 * TILE * 4  # the results
+
+
+def test_bad_lanes():
+    compiled = compile_structure(PIPELINE)
+    with pytest.raises(PerfModelError, match=r"shape \(lanes, 4\)"):
+        makespan_lanes(compiled, np.ones(4))
+    with pytest.raises(PerfModelError, match="got 1 for 2 programs"):
+        makespan_many([compiled, compiled], [np.ones((1, 4))])
