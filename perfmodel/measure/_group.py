@@ -86,28 +86,36 @@ class RankGroup:
         return self._ask("values")
 
     def _ask(self, *request: Any) -> list[Any]:
+        if not self._pipes:
+            raise CalibrationError("the group of ranks is not running; enter it anew")
         for rank, pipe in enumerate(self._pipes):
             try:
                 pipe.send(request)
             except OSError:
+                self._end(grace_s=0.0)
                 raise CalibrationError(_died(rank)) from None
         return self._answers(ANSWER_TIMEOUT_S)
 
     def _answers(self, timeout_s: float) -> list[Any]:
         """One answer per rank; the first failure ends the group, as the others may wait for that rank."""
-        ranks = {pipe: rank for rank, pipe in enumerate(self._pipes)}
+        try:
+            return self._collect(time.monotonic() + timeout_s)
+        except CalibrationError:
+            self._end(grace_s=0.0)
+            raise
+
+    def _collect(self, deadline_s: float) -> list[Any]:
         values: dict[int, Any] = {}
-        deadline_s = time.monotonic() + timeout_s
         while len(values) < self.num_ranks:
-            waiting = [pipe for pipe, rank in ranks.items() if rank not in values]
-            ready = wait(waiting, max(0.0, deadline_s - time.monotonic()))
+            waiting = {pipe: rank for rank, pipe in enumerate(self._pipes) if rank not in values}
+            ready = wait(list(waiting), max(0.0, deadline_s - time.monotonic()))
             if not ready:
-                late = min(ranks[pipe] for pipe in waiting)
-                raise CalibrationError(f"rank {late} did not answer within {timeout_s:g} s; is the machine overloaded?")
-            for pipe in ready:
-                rank = ranks[pipe]  # type: ignore[index]
+                raise CalibrationError(f"rank {min(waiting.values())} does not answer; is the machine overloaded?")
+            for pipe, rank in waiting.items():
+                if pipe not in ready:
+                    continue
                 try:
-                    status, value = self._pipes[rank].recv()
+                    status, value = pipe.recv()
                 except (EOFError, OSError):
                     raise CalibrationError(_died(rank)) from None
                 if status != "ok":
@@ -119,7 +127,8 @@ class RankGroup:
         for process in self._processes:
             process.join(grace_s)
             if process.is_alive():
-                process.terminate()
+                # a rank stuck in a collective does not heed a polite signal
+                process.kill()
                 process.join()
             process.close()
         for pipe in self._pipes:

@@ -24,10 +24,11 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
     if not 0 < confidence < 1:
         raise PerfModelError(f"confidence must lie between 0 and 1, got {confidence!r}")
     n = len(values)
-    tail, cut = 0.0, -1
+    below, cut = 0, -1
     while cut + 1 < n / 2:
-        tail += comb(n, cut + 1) / 2.0**n
-        if 2 * tail > 1 - confidence:
+        below += comb(n, cut + 1)
+        # whole numbers: 2^n outgrows floating point
+        if 2 * below / (1 << n) > 1 - confidence:
             break
         cut += 1
     if cut < 0:

@@ -1,6 +1,7 @@
 """Is a layout possible at all? One clear error, before anything is computed."""
 
 from perfmodel.errors import LayoutError
+from perfmodel.prediction._stages import ENDS
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Cluster, Job, Layout, Model, Transformer
 
@@ -46,7 +47,7 @@ def _check_transformer(model: Transformer, job: Job, layout: Layout) -> None:
             f"sequence length {job.seq_len} is not divisible by {split} (cp, and tp with sequence_parallel)"
         )
     layers = model.layers + model.decoder_layers
-    if layout.pp * layout.vpp > layers:
+    if layout.pp * layout.vpp > layers + ENDS:
         raise LayoutError(f"{model.name} has {layers} layers; pp*vpp = {layout.pp * layout.vpp} stages are too many")
 
 

@@ -9,6 +9,10 @@ from perfmodel.errors import LayoutError
 from perfmodel.workload import BlockOps
 
 
+ENDS = 2
+"""Stages that may hold no layer: the first with the embedding alone, the last with the head alone."""
+
+
 def is_layer(block: BlockOps) -> bool:
     """Embeddings and heads ride along with the neighbouring layer; all else is partitioned."""
     return "embedding" not in block.name and "head" not in block.name
@@ -25,7 +29,7 @@ def even_split(items: int, parts: int) -> Int[np.ndarray, " parts"]:
     First and last stage also carry embedding and head, so they are the ones to keep short
     (Megatron and zero-bubble runs do the same with L = k p - 2 layers).
     """
-    if items < parts:
+    if items < parts - ENDS:
         raise LayoutError(f"{items} layers cannot fill {parts} pipeline stages (pp * vpp); use at most {items}")
     sizes = np.full(parts, items // parts)
     extra = items % parts
@@ -45,11 +49,24 @@ def stage_blocks(
     order = [i for i, (block, n) in enumerate(blocks) for _ in range(n)]
     layers = [pos for pos, i in enumerate(order) if is_layer(blocks[i][0])]
     per_stage = even_split(len(layers), stages)
-    sizes = np.concatenate([even_split(n, min(segments, n)).tolist() + [0] * (segments - min(segments, n))
-                            for n in per_stage.tolist()]).astype(int)  # fmt: skip
+    sizes = np.concatenate([_segment_sizes(n, segments) for n in per_stage.tolist()])
     slot_of_layer = np.repeat(np.arange(stages * segments), sizes)
     counts = np.zeros((stages * segments, len(blocks)))
-    # a rider joins the layer before it, or the first layer if none precedes
+    # embedding and head stand at the ends, other riders join the layer before them
     seen = np.searchsorted(np.array(layers), np.arange(len(order)), side="right") - 1
-    np.add.at(counts, (slot_of_layer[np.maximum(seen, 0)], np.array(order)), 1.0)
+    slot = slot_of_layer[np.maximum(seen, 0)]
+    ends = np.arange(len(order))
+    slot[ends < layers[0]] = 0
+    last_stage = sizes.reshape(stages, segments)[-1]
+    slot[ends > layers[-1]] = (stages - 1) * segments + max(0, np.count_nonzero(last_stage) - 1)
+    np.add.at(counts, (slot, np.array(order)), 1.0)
     return counts.reshape(stages, segments, len(blocks))
+
+
+def _segment_sizes(layers: int, segments: int) -> Int[np.ndarray, " segments"]:
+    """Layers of each segment of a stage; the last are empty where there are fewer layers than segments."""
+    sizes = np.zeros(segments, int)
+    filled = min(layers, segments)
+    if filled:
+        sizes[:filled] = even_split(layers, filled)
+    return sizes

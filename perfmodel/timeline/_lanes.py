@@ -1,6 +1,7 @@
 """Many duration vectors on one structure, in single precision: what a search evaluates."""
 
-from typing import overload
+from collections.abc import Callable
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from perfmodel.timeline._compile import CompiledStructure
 from perfmodel.timeline._durations import Durations, checked, padded_classes, padded_lanes
 from perfmodel.timeline._loops import LANES, TILE, tile_of_lanes
-from perfmodel.timeline._precision import evaluation_of
+from perfmodel.timeline._precision import in_numpy
 from perfmodel.timeline._rows import counts_of_rows, spans_of_rows
 from perfmodel.timeline._tables import BundleTables, OpTables
 
@@ -38,12 +39,9 @@ def makespan_lanes(compiled, durations):
     """
     lanes, few = len(durations), len(durations) <= LANES
     padded, n_tiles = _prepared(compiled, durations, LANES if few else TILE)
-    with evaluation_of(padded):
-        if few:
-            spans = _few(compiled.op_tables, padded, n_tiles)
-        else:
-            spans = _many(compiled.op_tables, compiled.bundle_tables, padded, n_tiles)
-        return _as_given(spans, durations)[:lanes]
+    if few:
+        return _run(_few, compiled.op_tables, padded, n_tiles)[:lanes]
+    return _run(_many, compiled.op_tables, compiled.bundle_tables, padded, n_tiles)[:lanes]
 
 
 @overload
@@ -57,10 +55,8 @@ def makespan_lanes_and_grad(
 def makespan_lanes_and_grad(compiled, durations):
     """`makespan_and_grad` of each row of `durations`; arguments and errors as for `makespan_lanes`."""
     padded, n_rows = _prepared(compiled, durations, LANES)
-    with evaluation_of(padded):
-        spans, counts = _counts(compiled.op_tables, padded, n_rows)
-        lanes = len(durations)
-        return _as_given(spans, durations)[:lanes], _as_given(counts, durations)[:lanes, : compiled.n_classes]
+    spans, counts = _run(_counts, compiled.op_tables, padded, n_rows)
+    return spans[: len(durations)], counts[: len(durations), : compiled.n_classes]
 
 
 def _prepared(
@@ -73,8 +69,11 @@ def _prepared(
     return padded_lanes(padded_classes(durations), tile), n_tiles
 
 
-def _as_given(result: Array, durations: Durations) -> Durations:
-    return result if isinstance(durations, jax.Array) else np.asarray(result)
+def _run(function: Callable[..., Any], *arguments: Any) -> Any:
+    """NumPy in, NumPy out."""
+    if isinstance(arguments[-2], np.ndarray):
+        return in_numpy(function, arguments[-2].dtype, *arguments)
+    return function(*arguments)
 
 
 @jax.custom_jvp

@@ -11,7 +11,7 @@ from perfmodel.timeline._compile import CompiledStructure
 from perfmodel.timeline._critical_path import counts_of_one_lane
 from perfmodel.timeline._durations import checked, padded_classes
 from perfmodel.timeline._loops import one_lane
-from perfmodel.timeline._precision import evaluation_of
+from perfmodel.timeline._precision import in_numpy
 from perfmodel.timeline._rows import counts_of_lanes, spans_of_lanes
 from perfmodel.timeline._tables import OpTables
 
@@ -37,9 +37,10 @@ def makespan(compiled, durations):
         PerfModelError: durations of another shape, or not finite.
     """
     durations = checked(durations, compiled.n_classes, ndim=1)
-    with evaluation_of(durations):
-        span = _span(compiled.op_tables, padded_classes(durations))
-        return np.asarray(span)[()] if isinstance(durations, np.ndarray) else span
+    padded = padded_classes(durations)
+    if isinstance(durations, np.ndarray):
+        return in_numpy(_span, durations.dtype, compiled.op_tables, padded)[()]
+    return _span(compiled.op_tables, padded)
 
 
 @overload
@@ -57,11 +58,12 @@ def makespan_and_grad(compiled, durations):
     itself. Arguments and errors are those of `makespan`.
     """
     durations = checked(durations, compiled.n_classes, ndim=1)
-    with evaluation_of(durations):
-        span, counts = _span_and_counts(compiled.op_tables, padded_classes(durations))
-        if isinstance(durations, np.ndarray):
-            return np.asarray(span)[()], np.asarray(counts)[: compiled.n_classes]
-        return span, counts[: compiled.n_classes]
+    padded = padded_classes(durations)
+    if isinstance(durations, np.ndarray):
+        span, counts = in_numpy(_span_and_counts, durations.dtype, compiled.op_tables, padded)
+        return span[()], counts[: compiled.n_classes]
+    span, counts = _span_and_counts(compiled.op_tables, padded)
+    return span, counts[: compiled.n_classes]
 
 
 @custom_batching.custom_vmap

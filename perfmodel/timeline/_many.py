@@ -15,7 +15,7 @@ from perfmodel.timeline._compile import CompiledStructure
 from perfmodel.timeline._critical_path import row_of_counts
 from perfmodel.timeline._durations import Durations, checked
 from perfmodel.timeline._loops import LANES, Items, row_of_lanes
-from perfmodel.timeline._precision import evaluation_of
+from perfmodel.timeline._precision import in_numpy
 from perfmodel.timeline._tables import OpTables, bucket, join
 
 SMALLEST_ITEMS = 64
@@ -72,8 +72,7 @@ def makespan_many(
         spans = _run(batch.tables_with_pred, items, _rows_traced(values))
     else:
         rows = _rows(values)  # pyright: ignore[reportArgumentType]
-        with evaluation_of(rows):
-            spans = np.asarray(_run(batch.tables, items, rows))
+        spans = in_numpy(_run, rows.dtype, batch.tables, items, rows)
     return _by_program(spans, [v.shape[0] for v in values])
 
 

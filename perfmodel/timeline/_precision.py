@@ -1,9 +1,11 @@
-"""Double precision for one evaluation, without touching the process's setting."""
+"""NumPy in, NumPy out, in the precision of the input and without touching JAX's global settings."""
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import jax
+import jax.core
 import numpy as np
 
 
@@ -16,12 +18,12 @@ def double_precision() -> AbstractContextManager:
     return enable_x64()
 
 
-@contextmanager
-def evaluation_of(durations: np.ndarray | jax.Array) -> Iterator[None]:
-    """Where to evaluate `durations`: NumPy input at once and in its own precision, JAX input as it comes."""
-    with ExitStack() as stack:
-        if isinstance(durations, np.ndarray):
-            stack.enter_context(jax.ensure_compile_time_eval())
-            if durations.dtype == np.float64:
-                stack.enter_context(double_precision())
-        yield
+def in_numpy(function: Callable[..., Any], dtype: np.dtype, *arguments: Any) -> Any:
+    """`function(*arguments)` evaluated at once, in the precision of `dtype`, as NumPy arrays."""
+    with double_precision() if dtype == np.float64 else nullcontext():
+        result = function(*arguments)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(result)):
+            # The caller is being traced. `function` is traced by now, so that this only runs it.
+            with jax.ensure_compile_time_eval():
+                result = function(*arguments)
+        return jax.tree.map(np.asarray, result)

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from perfmodel.timeline._compile import CompiledStructure
 
 SMALLEST_OPS: Final = 1024
-SMALLEST_SLOTS: Final = 256
+SMALLEST_JOINED_OPS: Final = 1 << 16
+SMALLEST_SLOTS: Final = 1024
+SMALLEST_TILE_SLOTS: Final = 256
+"""Fewer than elsewhere, as each of them is a row of a whole tile of lanes."""
 
 SOURCE_A, SOURCE_B, DESTINATION, DURATION, LAG_A, LAG_B = range(6)
 """Columns of a program; the last two are absent where no edge has a lag."""
@@ -52,7 +55,7 @@ class OpTables:
     width: int
     n_slots: int
     longest: int
-    """Padded ops of the longest structure."""
+    """Padded ops of the longest structure, 0 without `pred`."""
 
     @property
     def padded_ops(self) -> int:
@@ -83,7 +86,8 @@ def join(structures: Sequence["CompiledStructure"], *, with_pred: bool = True) -
     n, longest = sum(c.n_ops for c in structures), max(c.n_ops for c in structures)
     width = max(c.program.shape[1] for c in structures)
     dtype = np.result_type(*(c.program.dtype for c in structures))
-    program = np.zeros((bucket(n, SMALLEST_OPS, steps=1 if len(structures) == 1 else 4), width), dtype)
+    padded = bucket(n, SMALLEST_OPS) if len(structures) == 1 else bucket(n, SMALLEST_JOINED_OPS, steps=4)
+    program = np.zeros((padded, width), dtype)
     program[n:] = NO_OP[:width]
     pred = np.full((len(program) if with_pred else 0, 2), -1, np.int32)
     at = 0
@@ -98,7 +102,7 @@ def join(structures: Sequence["CompiledStructure"], *, with_pred: bool = True) -
         n_ops=_on_device(np.int32(longest)),
         width=width,
         n_slots=bucket(max(c.n_slots for c in structures), SMALLEST_SLOTS),
-        longest=bucket(longest, SMALLEST_OPS),
+        longest=bucket(longest, SMALLEST_OPS) if with_pred else 0,
     )
 
 
@@ -120,7 +124,7 @@ def lay_out(compiled: "CompiledStructure") -> BundleTables:
         rows=_on_device(np.concatenate([by_column, first_slot], axis=1)),
         n_bundles=_on_device(np.int32(n_bundles)),
         has_lags=LAG_A in columns,
-        n_slots=bucket(compiled.n_slots, SMALLEST_SLOTS),
+        n_slots=bucket(compiled.n_slots, SMALLEST_TILE_SLOTS),
     )
 
 

@@ -12,7 +12,7 @@ from perfmodel.program import N_STREAMS, Kind, Stream, Structure
 from perfmodel.timeline._compile import CompiledStructure, compile_structure
 from perfmodel.timeline._durations import checked, padded_classes
 from perfmodel.timeline._loops import one_lane
-from perfmodel.timeline._precision import evaluation_of
+from perfmodel.timeline._precision import in_numpy
 from perfmodel.timeline._tables import OpTables
 
 if TYPE_CHECKING:
@@ -89,8 +89,7 @@ def times(program: CompiledStructure | Structure, durations: Float[ArrayLike, " 
     structure = compiled.structure
     durations_s = np.asarray(checked(durations, structure.n_classes, ndim=1), np.float64).copy()
     durations_s[0] = 0
-    with evaluation_of(durations_s):
-        ends = np.asarray(_ends(compiled.op_tables, padded_classes(durations_s)))
+    ends = in_numpy(_ends, durations_s.dtype, compiled.op_tables, padded_classes(durations_s))
     end_s = np.empty(structure.n_ops)
     end_s[compiled.order] = ends[: structure.n_ops]
     start_s = _released_s(structure, end_s, durations_s).max(axis=1)

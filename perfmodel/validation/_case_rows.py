@@ -115,17 +115,18 @@ def _global_batch(row: Row, layout: Layout) -> int:
 
 
 def _model(row: Row) -> Model:
+    """The catalog's model where it has the row's name and shape, else one built from the row."""
     name, family = _text(row, "model"), _text(row, "family", "gpt")
-    if row.get("hidden") is None or (row.get("heads") is None and row.get("layers") is None):
-        try:
-            return catalog.model(name)
-        except PerfModelError:
-            raise Unusable("model shape is not stated and the name is not in the catalog") from None
+    named = catalog.model(name) if _known(name) else None
+    stated = row.get("hidden") is not None and (row.get("heads") is not None or row.get("layers") is not None)
+    if named is not None and (not stated or _same_shape(named, row)):
+        return named
+    if not stated:
+        raise Unusable("model shape is not stated and the name is not in the catalog")
     if family not in _FAMILY:
         return _by_name_with_layers(name, row)
     hidden = _count(row, "hidden")
-    # heads of 128 are what every large GPT of these tables has
-    heads = _count(row, "heads", max(1, hidden // 128))
+    heads = _count(row, "heads", _usual_heads(hidden, _count(row, "tp", 1)))
     source = _text(row, "source")
     model = Transformer(
         name=name,
@@ -141,6 +142,23 @@ def _model(row: Row) -> Model:
         **_FAMILY[family],
     )
     return _tied_or_not(model, row)
+
+
+def _same_shape(model: Model, row: Row) -> bool:
+    if not isinstance(model, Transformer):
+        return True
+    stated = {name: row.get(name) for name in ("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocab")}
+    layers = model.layers + model.decoder_layers
+    return all(
+        value is None or float(value) == (getattr(model, name) if name != "layers" else layers)
+        for name, value in stated.items()
+    )
+
+
+def _usual_heads(hidden: int, tp: int) -> int:
+    """Heads that divide the hidden size and tp, nearest to the usual 128 per head."""
+    fitting = [h for h in range(tp, hidden + 1, tp) if hidden % h == 0]
+    return min(fitting, key=lambda h: abs(hidden / h - 128), default=max(1, hidden // 128))
 
 
 def _tied_or_not(model: Transformer, row: Row) -> Transformer:
