@@ -24,6 +24,7 @@ _HOME = {
     "validate_cases": "validation", "validate_kernels": "validation",
     "gantt": "viz", "write_gantt": "viz", "write_trace": "viz",
 }  # fmt: skip
+_RENAMED = {"fit": "fit_calibration"}
 __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from perfmodel.errors import PerfModelError
     from perfmodel.io import read_table
     from perfmodel.layout_search import SearchResult, search
-    from perfmodel.learn import fit
+    from perfmodel.learn import fit_calibration as fit
     from perfmodel.prediction import Framework, Prediction, predict
     from perfmodel.spec import Cluster, ConvNet, Device, Job, Layout, Mlp, NetworkLevel, PeakRates, Transformer
     from perfmodel.validation import validate_cases, validate_kernels
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'perfmodel' has no attribute {name!r}")
-    value = getattr(import_module(f"perfmodel.{_HOME[name]}"), name)
+    value = getattr(import_module(f"perfmodel.{_HOME[name]}"), _RENAMED.get(name, name))
     globals()[name] = value
     return value
 

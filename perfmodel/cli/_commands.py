@@ -67,10 +67,10 @@ def search(arguments: argparse.Namespace) -> int:
 
 
 def fit(arguments: argparse.Namespace) -> int:
-    from perfmodel.learn import fit as fit_tables
+    from perfmodel.learn import fit_calibration
 
     with progress("fit") as report:
-        summary = fit_tables(
+        summary = fit_calibration(
             arguments.tables, arguments.out, family=arguments.family, seed=arguments.seed, progress=report
         )
     _emit(arguments, summary, lambda: _show.fit(summary, arguments.out))

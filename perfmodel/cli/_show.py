@@ -104,11 +104,12 @@ def written(files: Sequence[str]) -> None:
 
 def fit(summary: dict[str, Any], out: Path) -> None:
     """Fitted families and their errors."""
+    heads = list(dict.fromkeys(key for figures in summary.values() for key in figures))
     rows = [
-        (family, *(f"{v:.3g}" if isinstance(v, float) else str(v) for v in figures.values()))
+        (family, *(f"{v:.3g}" if isinstance(v := figures.get(key, "-"), float) else str(v) for key in heads))
         for family, figures in summary.items()
     ]
-    heads = ("family", *next(iter(summary.values())).keys()) if summary else ("family",)
+    heads = ["family", *heads]
     _console().print(_table("", heads, rows))
     print(f"wrote {out}")
 
@@ -190,7 +191,7 @@ def _console() -> Console:
 def _table(title: str, heads: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for i, head in enumerate(heads):
-        table.add_column(head, justify="left" if i == 0 or head in ("options", "device") else "right", no_wrap=True)
+        table.add_column(head, justify="left" if i == 0 or head in ("options", "device", "value") else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     return table

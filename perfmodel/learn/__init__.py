@@ -11,6 +11,7 @@ from perfmodel.learn._collective_predict import predict_collective_table as pred
 from perfmodel.learn._collective_reference import reference_vectors as reference_vectors
 from perfmodel.learn._collective_weights import CollectiveWeights as CollectiveWeights
 from perfmodel.learn._collective_weights import load_collective_weights as load_collective_weights
+from perfmodel.learn._calibration import fit_calibration as fit_calibration
 from perfmodel.learn._errors import absolute_percent as absolute_percent
 from perfmodel.learn._fit import fit as fit
 from perfmodel.learn._frame import factorise as factorise
@@ -43,4 +44,5 @@ from perfmodel.learn._tables import figures_lookup as figures_lookup
 from perfmodel.learn._tables import gather as gather
 from perfmodel.learn._tables import split as split
 from perfmodel.learn._weights import load_regressor as load_regressor
+from perfmodel.learn._weights import read_header as read_header
 from perfmodel.learn._weights import save_regressor as save_regressor
