@@ -44,30 +44,28 @@ Result = dict[str, float | int | str]
 
 def event_loop(structure: Structure) -> Callable[[list[float]], float]:
     """A discrete-event simulation in plain Python; successors are prepared outside the timed part."""
-    successors: list[list[tuple[int, int]]] = [[] for _ in range(structure.n_ops)]
+    successors: list[list[int]] = [[] for _ in range(structure.n_ops)]
     waits = [0] * structure.n_ops
-    for op, (preds, lags) in enumerate(zip(structure.pred.tolist(), structure.lag.tolist(), strict=True)):
-        for pred, lag in zip(preds, lags, strict=True):
+    for op, preds in enumerate(structure.pred.tolist()):
+        for pred in preds:
             if pred >= 0:
-                successors[pred].append((op, lag))
+                successors[pred].append(op)
                 waits[op] += 1
+    if structure.lag.any():
+        raise ValueError("this simulation has sends as ops, not as lags")
     duration_class = structure.duration.tolist()
-    last = structure.n_ops - 1
 
     def simulate(durations: list[float]) -> float:
-        waiting, start = waits.copy(), [0.0] * len(waits)
+        waiting = waits.copy()
         events = [(durations[duration_class[op]], op) for op, n in enumerate(waiting) if n == 0]
         heapq.heapify(events)
         end = 0.0
         while events:
             end, op = heapq.heappop(events)
-            if op == last:
-                break
-            for successor, lag in successors[op]:
-                start[successor] = max(start[successor], end + durations[lag])
+            for successor in successors[op]:
                 waiting[successor] -= 1
-                if waiting[successor] == 0:
-                    heapq.heappush(events, (start[successor] + durations[duration_class[successor]], successor))
+                if not waiting[successor]:
+                    heapq.heappush(events, (end + durations[duration_class[successor]], successor))
         return end
 
     return simulate

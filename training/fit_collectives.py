@@ -1,6 +1,7 @@
 """Fit the shipped collective weights: `python training/fit_collectives.py --data DIR [--out DIR]`."""
 
 import argparse
+import logging
 import tomllib
 from pathlib import Path
 
@@ -16,6 +17,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder with the public measurement tables")
     parser.add_argument("--out", type=Path, default=HERE.parent / "perfmodel" / "learn" / "weights")
     arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("jax").setLevel(logging.WARNING)
     plan = tomllib.loads((HERE / "collectives.toml").read_text())
     tables = [read_table(arguments.data / name) for name in plan["tables"]]
     fit_collectives(

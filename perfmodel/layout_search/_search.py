@@ -13,7 +13,7 @@ from jaxtyping import Float
 from perfmodel import catalog
 from perfmodel.errors import LayoutError, UnknownNameError
 from perfmodel.layout_search._space import Space, default_space, enumerate_layouts
-from perfmodel.prediction import Framework, Prediction, StepModel, explain, step_model
+from perfmodel.prediction import EAGER, Framework, Prediction, StepModel, explain, step_model
 from perfmodel.spec import Cluster, Job, Layout, Model
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def search(
     cluster = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
     job = job or Job(global_batch=global_batch, seq_len=seq_len or model.seq_len)
     path = Path(calibration) if calibration is not None else None
-    fixed = step_model(model, cluster, job, path, framework or Framework())
+    fixed = step_model(model, cluster, job, path, framework or EAGER)
     rejected: Counter[str] = Counter()
     space = space or default_space(model, cluster, job, devices)
     candidates = list(enumerate_layouts(space, model, cluster, job, devices, rejected))

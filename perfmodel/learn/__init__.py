@@ -10,7 +10,7 @@ from perfmodel.learn._collective_links import link_class as link_class
 from perfmodel.learn._collective_predict import predict_collective_table as predict_collective_table
 from perfmodel.learn._collective_reference import reference_vectors as reference_vectors
 from perfmodel.learn._collective_weights import CollectiveWeights as CollectiveWeights
-from perfmodel.learn._collective_weights import load_collective_weights as load_collective_weights
+from perfmodel.learn._collective_store import load_collective_weights as load_collective_weights
 from perfmodel.learn._calibration import fit_calibration as fit_calibration
 from perfmodel.learn._errors import absolute_percent as absolute_percent
 from perfmodel.learn._fit import fit as fit

@@ -12,6 +12,7 @@ from perfmodel.learn._physics import PHYSICS
 from perfmodel.learn._tables import Samples
 
 NO_FLOOR: Final = float(np.log(1e-9))
+_TYPICAL_FLOOR: Final = float(np.log(35e-6))
 _PRIOR_WEIGHT: Final = 2.0
 """Priors count as this many measurements per constant."""
 _MOST_ROWS: Final = 3000
@@ -64,7 +65,8 @@ def _fit_group(samples: Samples, eager: bool) -> np.ndarray:
     target = np.log(samples.time_s)
     lowest = float(np.quantile(target, 0.02))
     fixed = np.log(3e-6) if eager else min(np.log(5e-6), lowest - 0.1)
-    prior = np.array([fixed, np.log(0.6), np.log(0.75), lowest - 0.05])
+    # the shortest times show the launch floor only if they are as short as launches are
+    prior = np.array([fixed, np.log(0.6), np.log(0.75), min(lowest - 0.05, _TYPICAL_FLOOR)])
     spread = np.array([0.1 if eager else 1.0, 1.0, 0.7, 0.3])
     free = 4 if eager else 3
 
@@ -77,8 +79,9 @@ def _fit_group(samples: Samples, eager: bool) -> np.ndarray:
         return np.concatenate([log_time - target, np.sqrt(_PRIOR_WEIGHT) * 0.3 * pull])
 
     fit = least_squares(residuals, prior[:free], loss="soft_l1", f_scale=0.2, max_nfev=60)
-    result = np.append(fit.x, NO_FLOOR) if not eager else fit.x
-    return result
+    if not eager:
+        return np.append(fit.x, NO_FLOOR)
+    return np.append(fit.x[:3], min(fit.x[3], lowest))
 
 
 def roofline_log_time(samples: Samples) -> Float64[np.ndarray, "n"]:

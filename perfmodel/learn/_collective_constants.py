@@ -1,6 +1,5 @@
 """Interpretable constants of every measured series, fitted with priors from its links' nominal figures."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 

@@ -25,6 +25,8 @@ COMPONENTS: Final = (
 dtype; other devices of the same sweep; other kinds here; per-rank chunks over kinds; and what one exact
 size does on every device (frameworks that pad or copy misaligned tensors)."""
 
+CATEGORIES: Final = ("machine", "kind", "way", "placement", "stack", "dtype", "exact")
+COORDINATES: Final = ("size", "ranks", "chunk")
 SHORT_S: Final = 8e-6
 """Times below this are as noisy as the clock."""
 MOST_POINTS: Final = 4200

@@ -1,14 +1,23 @@
 """Predictions for the rows of collective tables."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import pandas as pd
 
-from perfmodel.learn._collective_constants import curve_of
+from perfmodel.learn import _moe_alltoall as moe
+from perfmodel.learn._collective_constants import Series, curve_of
+from perfmodel.learn._collective_correction import as_points, family_names
+from perfmodel.learn._collective_curve import LinkConstants
 from perfmodel.learn._collective_relatives import relative_vector
-from perfmodel.learn._collective_table import collective_rows
-from perfmodel.learn._collective_weights import CollectiveWeights
+from perfmodel.learn._collective_residual import ResidualNet, residual_features
+from perfmodel.learn._collective_table import CollectiveRows, collective_rows
+from perfmodel.learn._collective_weights import CollectiveWeights, Corrected
+
+PER_OCTAVE: Final = 0.05
+"""How much an interval widens (log time) per factor of two in size beyond the measured sizes."""
 
 
 @dataclass(frozen=True)
@@ -22,16 +31,129 @@ class TablePrediction:
 
 
 def predict_collective_table(weights: CollectiveWeights, table: pd.DataFrame) -> TablePrediction:
-    """Predict every row of a table; a row without a model gets NaN and `skipped: reason`."""
+    """Predict every row of a table; a row without a model gets NaN and `skipped: reason`.
+
+    Provenance: `measured` (this series, rank count and size range), `learned` (this series, another rank
+    count), `extrapolated` (a device or software never measured, or sizes beyond those measured).
+    """
+    n = len(table)
+    time_s, half = np.full(n, np.nan), np.full(n, np.nan)
+    is_moe = table["collective"].isin(moe.KINDS).to_numpy() if "collective" in table else np.zeros(n, dtype=bool)
+    provenance = np.full(n, "", dtype=object)
+    for index, predict in ((np.flatnonzero(~is_moe), _collectives), (np.flatnonzero(is_moe), _exchanges)):
+        if len(index):
+            time_s[index], half[index], provenance[index] = predict(weights, table.iloc[index])
+    return TablePrediction(time_s, time_s * np.exp(-half), time_s * np.exp(half), tuple(provenance.tolist()))
+
+
+def _collectives(weights: CollectiveWeights, table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rows = collective_rows(table)
-    time_s = np.full(len(rows), np.nan)
+    time_s, half = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
     provenance = np.array([f"skipped: {reason}" for reason in rows.skipped], dtype=object)
+    usable = np.flatnonzero(rows.skipped == "")
+    if len(usable):
+        time_s[usable], half[usable], provenance[usable] = predict_rows(weights, rows.take(usable))
+    return time_s, half, provenance
+
+
+def predict_rows(weights: CollectiveWeights, rows: CollectiveRows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Time [s], half-width of the interval in log time, provenance of rows that can all be priced."""
+    curve_s, vectors = physical_curves(rows, weights.series)
+    correction = pooled_residual(rows, vectors, curve_s, weights.nets)
+    half = np.full(len(rows), np.nan)
+    points, size = as_points(rows, curve_s), np.log2(rows.buffer_bytes)
+    names = family_names(rows)
+    for name, corrected in weights.corrections.items():
+        index = np.flatnonzero(np.logical_or.reduce([column == name for column in names]))
+        if len(index):
+            correction[index] += corrected.kriging.predict(points.take(index))
+            half[index] = _local_half(corrected, rows.series[index], size[index])
     known = {s.name: s for s in weights.series}
-    usable = rows.skipped == ""
-    for name in np.unique(rows.series[usable].astype(str)):
-        index = np.flatnonzero(usable & (rows.series == name))
-        own = known.get(name)
-        vector = own.vector if own else relative_vector(name, weights.series)[0]
-        time_s[index] = curve_of(vector, rows.take(index))
-        provenance[index] = "learned" if own else "extrapolated"
-    return TablePrediction(time_s, time_s * 0.8, time_s * 1.25, tuple(provenance.tolist()))
+    provenance = np.full(len(rows), "measured", dtype=object)
+    for name, index in groups_of(rows.series):
+        spread, source = _beyond(weights, known.get(name), rows.take(index))
+        half[index] = np.fmax(half[index], spread)
+        provenance[index] = source
+    return curve_s * np.exp(correction) * (rows.ranks > 1), half, provenance
+
+
+def _local_half(corrected: Corrected, group: np.ndarray, size: np.ndarray) -> np.ndarray:
+    half = np.full(len(size), np.nan)
+    for name, index in groups_of(group):
+        half[index] = corrected.quantiles.at(name, size[index])
+    return half
+
+
+def _beyond(weights: CollectiveWeights, series: Series | None, rows: CollectiveRows) -> tuple[np.ndarray, np.ndarray]:
+    """What unmeasured rank counts, sizes and machines add to an interval, and the provenance."""
+    kind = rows.kind[0]
+    if series is None:
+        return np.full(len(rows), weights.spread_of("device", kind)), np.full(len(rows), "extrapolated", object)
+    inside = rows.ranks <= rows.ranks_per_node
+    measured = np.where(inside, np.isin(rows.ranks, series.ranks), np.isin(rows.ranks, series.ranks_between))
+    octaves = np.maximum(np.log2(rows.buffer_bytes / series.high_bytes), np.log2(series.low_bytes / rows.buffer_bytes))
+    spread = np.where(measured, 0.0, weights.spread_of("ranks", kind)) + PER_OCTAVE * np.maximum(octaves, 0)
+    provenance = np.where(measured, "measured", "learned").astype(object)
+    provenance[octaves > 1] = "extrapolated"
+    return spread, provenance
+
+
+def physical_curves(rows: CollectiveRows, series: Sequence[Series]) -> tuple[np.ndarray, np.ndarray]:
+    """The curve [s] of every row, and its constants float64[8, n]: its own series', or of relatives."""
+    known = {s.name: s for s in series}
+    curve_s, vectors = np.zeros(len(rows)), np.zeros((8, len(rows)))
+    for name, index in groups_of(rows.series):
+        vector = known[name].vector if name in known else relative_vector(name, series)[0]
+        curve_s[index] = curve_of(vector, rows.take(index))
+        vectors[:, index] = vector[:, None]
+    return np.maximum(curve_s, 1e-9), vectors
+
+
+def pooled_residual(
+    rows: CollectiveRows, vectors: np.ndarray, curve_s: np.ndarray, nets: dict[str, ResidualNet]
+) -> np.ndarray:
+    """What the networks add to the logarithm of the curve, float64[n]."""
+    result = np.zeros(len(rows))
+    features = residual_features(rows, LinkConstants.from_vector(vectors), curve_s)
+    for kind, net in nets.items():
+        index = rows.kind == kind
+        result[index] = net.predict(features[index])
+    return result
+
+
+def groups_of(labels: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """Every distinct label with the indices where it stands."""
+    names, inverse = np.unique(labels.astype(str), return_inverse=True)
+    order = np.argsort(inverse, kind="stable")
+    parts = np.split(order, np.cumsum(np.bincount(inverse, minlength=len(names)))[:-1])
+    return list(zip(names.tolist(), parts, strict=True))
+
+
+def _exchanges(weights: CollectiveWeights, table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rows = moe.moe_rows(table)
+    time_s, half = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
+    provenance = np.array([f"skipped: {reason}" for reason in rows.skipped], dtype=object)
+    if not weights.moe.series:
+        return time_s, half, np.where(rows.skipped == "", "skipped: no moe_alltoall table was fitted", provenance)
+    usable = np.flatnonzero(rows.skipped == "")
+    if len(usable):
+        time_s[usable], half[usable], provenance[usable] = predict_moe_rows(weights, rows.take(usable))
+    return time_s, half, provenance
+
+
+def predict_moe_rows(weights: CollectiveWeights, rows: moe.MoeRows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Time [s], half-width of the interval in log time and provenance of exchanges."""
+    known = weights.moe.series
+    curve_s = moe.moe_curves(rows, known)
+    correction, half = np.zeros(len(rows)), np.full(len(rows), np.nan)
+    points = moe.moe_points(rows, curve_s)
+    names = moe.moe_family_names(rows)
+    for name, corrected in weights.moe.corrections.items():
+        index = np.flatnonzero(np.logical_or.reduce([column == name for column in names]))
+        if len(index):
+            correction[index] = corrected.kriging.predict(points.take(index))
+            half[index] = _local_half(corrected, rows.series[index], np.log2(rows.tokens[index]))
+    is_known = np.isin(rows.series.astype(str), list(known))
+    half = np.where(is_known & np.isfinite(half), half, weights.moe.spread)
+    provenance = np.where(is_known, "measured", "extrapolated").astype(object)
+    return curve_s * np.exp(correction), half, provenance

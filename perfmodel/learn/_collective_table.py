@@ -107,7 +107,7 @@ def _text(table: pd.DataFrame, name: str, n: int) -> np.ndarray:
     return table[name].astype(object).where(table[name].notna(), "").astype(str).to_numpy(dtype=object)
 
 
-def _mapped(values: np.ndarray, change) -> np.ndarray:  # noqa: ANN001 (str -> str)
+def _mapped(values: np.ndarray, change) -> np.ndarray:
     names, inverse = np.unique(values.astype(str), return_inverse=True)
     return np.array([change(name) for name in names], dtype=object)[inverse] if len(names) else values
 

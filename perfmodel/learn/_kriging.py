@@ -64,9 +64,7 @@ class Hyperparameters:
     @classmethod
     def default(cls, components: Sequence[Component]) -> "Hyperparameters":
         """Where the search starts; also what small tables use."""
-        return cls(
-            np.full(len(components), -5.0), tuple(np.full(len(c.along), 1.0) for c in components), -7.0, -6.0
-        )
+        return cls(np.full(len(components), -5.0), tuple(np.full(len(c.along), 1.0) for c in components), -7.0, -6.0)
 
 
 def shared_codes(component: Component, left: Points, right: Points) -> tuple[np.ndarray, np.ndarray]:

@@ -8,11 +8,11 @@ from scipy.optimize import minimize
 
 from perfmodel.learn._kriging import Component, Hyperparameters, Points, shared_codes
 
-MAX_POINTS: Final = 900
+MAX_POINTS: Final = 600
 """Of the sample that the likelihood is taken over."""
 MIN_POINTS: Final = 60
 """Smaller tables keep the defaults."""
-ITERATIONS: Final = 40
+ITERATIONS: Final = 30
 _BOUNDS: Final = (-12.0, 5.0)
 
 
@@ -36,10 +36,7 @@ def fit_hyperparameters(
         for component in components:
             codes, _ = shared_codes(component, chosen, chosen)
             masks.append(jnp.asarray(codes[:, None] == codes[None, :]))
-        gaps = {
-            name: jnp.asarray((value[:, None] - value[None, :]) ** 2)
-            for name, value in chosen.coordinates.items()
-        }
+        gaps = {name: jnp.asarray((value[:, None] - value[None, :]) ** 2) for name, value in chosen.coordinates.items()}
         target, unrest = jnp.asarray(observed), jnp.asarray(chosen.unrest)
 
         def kernel(vector: jax.Array) -> jax.Array:
@@ -48,9 +45,7 @@ def fit_hyperparameters(
                 term = jnp.exp(vector[i]) * masks[i]
                 if component.along:
                     lengths = vector[count + splits[i] : count + splits[i + 1]]
-                    square = sum(
-                        gaps[k] * jnp.exp(-2 * v) for k, v in zip(component.along, lengths, strict=True)
-                    )
+                    square = sum(gaps[k] * jnp.exp(-2 * v) for k, v in zip(component.along, lengths, strict=True))
                     distance = jnp.sqrt(square + 1e-12)  # keeps the gradient finite at zero distance
                     scaled = jnp.sqrt(3.0) * distance
                     term *= jnp.exp(-distance) if component.rough else (1 + scaled) * jnp.exp(-scaled)

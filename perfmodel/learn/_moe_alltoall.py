@@ -190,9 +190,7 @@ def moe_families(rows: MoeRows, most: int) -> list[tuple[str, np.ndarray]]:
             result.append((name, index))
             continue
         device = rows.part(1)
-        result += [
-            (f"{name}|{d}", index[device[index] == d]) for d in np.unique(device[index].astype(str))
-        ]
+        result += [(f"{name}|{d}", index[device[index] == d]) for d in np.unique(device[index].astype(str))]
     return result
 
 
@@ -200,3 +198,13 @@ def moe_family_names(rows: MoeRows) -> tuple[np.ndarray, np.ndarray]:
     """Names under which a row's family may be stored, coarse to fine."""
     way = rows.part(3) + "|" + rows.part(4)
     return way, way + "|" + rows.part(1)
+
+
+def moe_curves(rows: MoeRows, known: dict[str, np.ndarray]) -> np.ndarray:
+    """The physical curve [s] of every row: by its own series' constants, or by its relatives'."""
+    curve_s = np.zeros(len(rows))
+    for name in np.unique(rows.series.astype(str)):
+        index = np.flatnonzero(rows.series == name)
+        vector = known[name] if name in known else relative_moe_vector(name, known)
+        curve_s[index] = moe_curve(vector, rows.take(index))
+    return curve_s

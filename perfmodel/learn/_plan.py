@@ -10,9 +10,7 @@ from perfmodel.learn._stack import Stack
 
 Mode = Literal["direct", "ratio", "near", "far"]
 MAX_DONORS: Final = 3
-SHARPNESS: Final = 2.0
-"""Exponent on similarities when related devices are averaged."""
-NEAR_SIMILARITY: Final = 0.3
+NEAR_SIMILARITY: Final = 0.45
 """From here on a related device counts as a near relative (same generation, like figures)."""
 
 
@@ -100,6 +98,6 @@ def _related(
         by_device.setdefault(stacks[i].figures.name, i)
     scored = sorted(((similarity(figures, stacks[i].figures, dtype), i) for i in by_device.values()), reverse=True)
     top = scored[:MAX_DONORS]
-    total = sum(s**SHARPNESS for s, _ in top)
-    terms = tuple(Term(s**SHARPNESS / total, i, kind, figures) for s, i in top)
+    total = sum(s for s, _ in top)
+    terms = tuple(Term(s / total, i, kind, figures) for s, i in top)
     return Plan("near" if top[0][0] >= NEAR_SIMILARITY else "far", terms)

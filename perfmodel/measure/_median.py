@@ -1,7 +1,6 @@
 """Distribution-free confidence interval of a median."""
 
 from collections.abc import Sequence
-from math import comb
 from statistics import median
 
 from perfmodel.errors import PerfModelError
@@ -24,13 +23,14 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
     if not 0 < confidence < 1:
         raise PerfModelError(f"confidence must lie between 0 and 1, got {confidence!r}")
     n = len(values)
-    below, cut = 0, -1
+    # whole numbers: 2^n outgrows floating point
+    below, ways, cut = 0, 1, -1
     while cut + 1 < n / 2:
-        below += comb(n, cut + 1)
-        # whole numbers: 2^n outgrows floating point
+        below += ways
         if 2 * below / (1 << n) > 1 - confidence:
             break
         cut += 1
+        ways = ways * (n - cut) // (cut + 1)
     if cut < 0:
         return None
     ordered = sorted(values)

@@ -2,6 +2,8 @@
 
 from perfmodel.prediction._check import check_layout as check_layout
 from perfmodel.prediction._explain import event_label as event_label
+from perfmodel.prediction._framework import COMPILED as COMPILED
+from perfmodel.prediction._framework import EAGER as EAGER
 from perfmodel.prediction._framework import Framework as Framework
 from perfmodel.prediction._predict import explain as explain
 from perfmodel.prediction._predict import fit_reasons as fit_reasons

@@ -140,10 +140,9 @@ def block_table(
     np.add.at(counts, tuple(rows[:, :3].astype(int).T), rows[:, 3])
     times = timed(ops)
     is_kernel = np.array([not isinstance(op, Collective) for op in ops])
-    launches = counts[:, :, is_kernel].sum(axis=2)
-    kernel_s = counts[:, :, is_kernel] @ times.time_s[is_kernel]
-    # the device waits for the host where launching takes longer than the kernels run
-    gap_s = np.maximum(launches * framework.kernel_gap_s, launches * framework.host_launch_s - kernel_s)
+    launches, busy_s = counts.sum(axis=2), counts @ times.time_s
+    # the device waits for the host where launching takes longer than what is launched runs
+    gap_s = np.maximum(launches * framework.kernel_gap_s, launches * framework.host_op_s - busy_s)
     overlappable = np.array([flag for *_, flag in index], bool)
     exposed = _exposed(counts, times.time_s, is_kernel, overlappable, layout)
     return BlockTable(

@@ -7,6 +7,7 @@ from jaxtyping import Float
 
 from perfmodel.cost import EventTimes
 from perfmodel.prediction._blocks import Phase
+from perfmodel.prediction._framework import Framework
 from perfmodel.prediction._prediction import CriticalEvent
 from perfmodel.prediction._step_model import Bundle, StepModel
 from perfmodel.program import Kind
@@ -106,17 +107,19 @@ class CriticalPath:
             shares[name] = shares.get(name, 0.0) + value / total
         return shares
 
-    def relative_half_width(self, framework_error: float) -> float:
-        """90 % half-width of the step time, relative.
+    def interval(self, framework: Framework) -> tuple[float, float]:
+        """Ends of the 90 % interval as factors of the step time.
 
-        Errors within a family are taken as common to all its events (one regressor, one device),
-        errors of different families and of the framework as independent.
+        Errors within a family are taken as common to all its events (one regressor, one device), errors of
+        different families and of the framework as independent.
         """
         family: dict[str, float] = defaultdict(float)
         for op, seconds, half in zip(self.ops, self.seconds.tolist(), self.half_width.tolist(), strict=True):
             family[op.family] += seconds * half
         total = float(self.seconds.sum()) + self.gap_s
-        return float(np.sqrt(sum(v**2 for v in family.values()) / total**2 + framework_error**2))
+        events = sum(v**2 for v in family.values()) / total**2
+        lower, upper = ((events + own**2) ** 0.5 for own in (framework.faster, framework.slower))
+        return max(0.0, 1 - lower), 1 + upper
 
 
 def _half_widths(times: EventTimes) -> Float[np.ndarray, " ops"]:

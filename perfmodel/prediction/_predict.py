@@ -12,7 +12,7 @@ from perfmodel.cost import CollectiveModel, KernelModel
 from perfmodel.errors import NoDataError
 from perfmodel.prediction._check import check_layout
 from perfmodel.prediction._explain import CriticalPath, breakdown
-from perfmodel.prediction._framework import Framework
+from perfmodel.prediction._framework import EAGER, Framework
 from perfmodel.prediction._memory import CATEGORIES
 from perfmodel.prediction._prediction import Prediction, StageMemory
 from perfmodel.prediction._step_model import Bundle, Prepared, StepModel
@@ -32,7 +32,7 @@ def step_model(
     cluster: Cluster,
     job: Job,
     calibration: Path | None = None,
-    framework: Framework = Framework(),  # noqa: B008 (frozen)
+    framework: Framework = EAGER,
 ) -> StepModel:
     """The step model of a model, cluster and job, kept for later calls with the same arguments."""
     return StepModel(
@@ -70,7 +70,7 @@ def predict(
         devices: checked against the layout's degrees if given.
         job: dtype, attention kind and so on; overrides `global_batch` and `seq_len` if given.
         calibration: directory made by `perfmodel fit` that replaces the shipped one.
-        framework: host and allocator constants.
+        framework: host and allocator constants; `EAGER` (the default) or `COMPILED`.
         timeline: also keep start and end of every event (`Prediction.timeline`).
         strict: refuse to extrapolate.
 
@@ -84,7 +84,7 @@ def predict(
     job = job or Job(global_batch=global_batch, seq_len=seq_len or model.seq_len)
     check_layout(model, cluster, job, layout, devices)
     path = Path(calibration) if calibration is not None else None
-    fixed = step_model(model, cluster, job, path, framework or Framework())
+    fixed = step_model(model, cluster, job, path, framework or EAGER)
     return explain(fixed, layout, timeline=timeline, strict=strict)
 
 
@@ -95,7 +95,7 @@ def explain(fixed: StepModel, layout: Layout, *, timeline: bool = False, strict:
     step_s, gradient = makespan_and_grad(prepared.compiled, durations)
     step_s = float(step_s)
     path = CriticalPath(fixed, bundle, np.asarray(gradient, float))
-    half = path.relative_half_width(fixed.framework.relative_error)
+    lower, upper = path.interval(fixed.framework)
     memory = stage_memory(fixed, bundle)
     capacity = fixed.cluster.device.memory_bytes
     provenance = path.provenance_shares()
@@ -117,8 +117,8 @@ def explain(fixed: StepModel, layout: Layout, *, timeline: bool = False, strict:
         global_batch=fixed.job.global_batch,
         seq_len=fixed.job.seq_len,
         step_time_s=step_s,
-        step_time_lo_s=step_s * max(0.0, 1 - half),
-        step_time_hi_s=step_s * (1 + half),
+        step_time_lo_s=step_s * lower,
+        step_time_hi_s=step_s * upper,
         tokens_per_s_per_device=fixed.job.global_batch * fixed.job.seq_len / step_s / layout.devices,
         tflops_per_device=per_device / 1e12,
         mfu=per_device / fixed.cluster.device.peak.flops_per_s(fixed.job.dtype),

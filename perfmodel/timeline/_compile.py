@@ -56,12 +56,12 @@ class CompiledStructure:
 
     @cached_property
     def op_tables(self) -> OpTables:
-        """The program on JAX's default device, for the loops over single ops."""
+        """The program for the loops over single ops."""
         return join([self])
 
     @cached_property
     def bundle_tables(self) -> BundleTables:
-        """The program on JAX's default device, for the loop over bundles."""
+        """The program for the loop over bundles."""
         return lay_out(self)
 
 

@@ -1,6 +1,6 @@
 """Checking duration vectors, and padding them to shapes that share a trace."""
 
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -39,13 +39,17 @@ def checked(durations: ArrayLike, n_classes: int, ndim: int) -> Durations:
 def padded_classes(durations: Float[Durations, "*lanes classes"]) -> Float[Durations, "*lanes padded"]:
     """The last axis padded to a bucket, and class 0 set to the 0 that it stands for."""
     n = durations.shape[-1]
-    xp = np if isinstance(durations, np.ndarray) else jnp
+    xp = _namespace(durations)
     ends = (1, bucket(n, SMALLEST_CLASSES) - n)
-    return xp.pad(durations[..., 1:], [(0, 0)] * (durations.ndim - 1) + [ends])  # pyright: ignore
+    return xp.pad(durations[..., 1:], [(0, 0)] * (durations.ndim - 1) + [ends])
 
 
 def padded_lanes(durations: Float[Durations, "lanes classes"], tile: int) -> Float[Durations, "padded classes"]:
     """The first axis padded to `tile` times a power of two, by lanes of zeros."""
     lanes = durations.shape[0]
-    xp = np if isinstance(durations, np.ndarray) else jnp
-    return xp.pad(durations, [(0, tile * bucket(-(-lanes // tile), 1) - lanes), (0, 0)])  # pyright: ignore
+    xp = _namespace(durations)
+    return xp.pad(durations, [(0, tile * bucket(-(-lanes // tile), 1) - lanes), (0, 0)])
+
+
+def _namespace(array: Durations) -> Any:
+    return np if isinstance(array, np.ndarray) else jnp

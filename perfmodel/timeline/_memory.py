@@ -16,8 +16,8 @@ class MemorySteps:
     """Memory in use on one device, constant between the times."""
 
     time_s: Float[np.ndarray, " steps"]
-    bytes: Float[np.ndarray, " steps"]
-    """In use from this time to the next; the first entry, at time 0, is the static state."""
+    in_use_bytes: Float[np.ndarray, " steps"]
+    """From this time to the next; the first entry, at time 0, is the static state."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ def memory(
         events = order[first:end]
         in_use = static_bytes[rank] + np.cumsum(change[events])
         steps.append(MemorySteps(np.r_[0.0, time_s[events]], np.r_[static_bytes[rank], in_use]))
-    return MemoryTimeline(np.array([s.bytes.max() for s in steps]), tuple(steps))
+    return MemoryTimeline(np.array([s.in_use_bytes.max() for s in steps]), tuple(steps))
 
 
 def _check(structure: Structure, class_bytes: np.ndarray, static_bytes: np.ndarray) -> None:

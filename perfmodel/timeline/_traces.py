@@ -20,14 +20,17 @@ class TraceCount:
 @contextmanager
 def count_traces() -> Iterator[TraceCount]:
     """Counts how often JAX traces and lowers a function (of any library) inside the block."""
-    count = TraceCount()
+    count, active = TraceCount(), True
 
     def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
         del duration_secs, kwargs
-        count.total += event == _LOWERED
+        count.total += active and event == _LOWERED
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
         yield count
     finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
+        active = False
+        # Older versions of JAX cannot unregister; the listener then stays, inactive.
+        unregister = getattr(jax.monitoring, "unregister_event_duration_listener", lambda _: None)
+        unregister(listen)

@@ -10,9 +10,10 @@ import pandas as pd
 
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.io import write_table
-from perfmodel.prediction import explain, step_model
+from perfmodel.prediction import COMPILED, EAGER, explain, step_model
 from perfmodel.units import GB, GIB
 from perfmodel.validation._case_rows import Unusable, read_case
+from perfmodel.validation._conventions import conventions
 from perfmodel.validation._metrics import errors
 
 COLUMNS = (
@@ -81,7 +82,8 @@ def _predict_all(
 def _predict_one(row: dict[str, Any], calibration: Path | None) -> tuple[Any, ...]:
     try:
         case = read_case(row)
-        fixed = step_model(case.model, case.cluster, case.job, calibration)
+        framework = COMPILED if conventions(row["source"]).compiled else EAGER
+        fixed = step_model(case.model, case.cluster, case.job, calibration, framework)
         result = explain(fixed, case.layout)
     except Unusable as reason:
         return (row["case_id"], None, None, None, None, None, str(reason))

@@ -23,6 +23,8 @@ class Conventions:
     fused_kernels: bool = True
     vocab: int = 51200
     seq_len: int | None = None
+    compiled: bool = False
+    """The step is one compiled program (XLA), or replayed from a graph."""
 
 
 _MEGATRON_2021 = Conventions(
@@ -54,8 +56,8 @@ _BY_SOURCE: tuple[tuple[str, Conventions], ...] = (
     ("OneFlow DLPerf v1.0", Conventions(flash_attention=False, vocab=30522, seq_len=128, grad_dtype="fp16")),
     ("OneFlow DLPerf", Conventions(flash_attention=False, vocab=50304, grad_dtype="fp16")),
     # XLA keeps bf16 gradients of bf16 computations for the reduction
-    ("MaxText", Conventions(zero=3, grad_dtype="bf16")),
-    ("NVIDIA JAX-Toolbox", Conventions(grad_dtype="bf16", flash_attention=False)),
+    ("MaxText", Conventions(zero=3, grad_dtype="bf16", compiled=True)),
+    ("NVIDIA JAX-Toolbox", Conventions(grad_dtype="bf16", flash_attention=False, compiled=True)),
     ("InternEvo", Conventions(grad_dtype="bf16")),
 )  # fmt: skip
 

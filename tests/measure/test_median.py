@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
@@ -8,6 +8,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.measure import median_interval
 
 
+@settings(deadline=None)
 @given(st.integers(1, 200), st.sampled_from([0.8, 0.9, 0.95, 0.99]))
 def test_takes_the_narrowest_interval_that_the_binomial_law_allows(n: int, confidence: float):
     interval = median_interval([float(v) for v in range(n)], confidence)

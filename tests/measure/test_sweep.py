@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.errors import CalibrationError
@@ -49,6 +49,7 @@ def test_rows_come_in_order_and_once_per_distinct_op(tmp_path: Path):
     assert bench.measured == [3, 1, 2]
 
 
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.data())
 def test_an_interrupted_sweep_goes_on_with_the_next_row(budgets: list[int], data: st.DataObject):
     ops = list(range(8))

@@ -28,8 +28,8 @@ def test_equals_brute_force(structure, seed, tied):
             taken = CLASS_BYTES[structure.alloc[here & (timeline.start_s <= instant)]].sum()
             given_back = CLASS_BYTES[structure.free[here & (timeline.end_s <= instant)]].sum()
             last = np.flatnonzero(steps.time_s <= instant)[-1]
-            assert steps.bytes[last] == static[device] + taken - given_back
-        assert result.peak_bytes[device] == steps.bytes.max()
+            assert steps.in_use_bytes[last] == static[device] + taken - given_back
+        assert result.peak_bytes[device] == steps.in_use_bytes.max()
 
 
 def test_what_ends_makes_room_for_what_starts():
@@ -37,7 +37,7 @@ def test_what_ends_makes_room_for_what_starts():
     result = memory(structure, times(structure, np.array([0, 1.0])), np.array([0, 8.0]), np.array([1.0]))
     assert result.peak_bytes.tolist() == [9.0]
     assert result.steps[0].time_s.tolist() == [0, 0, 1, 1, 2]
-    assert result.steps[0].bytes.tolist() == [1, 9, 1, 9, 1]
+    assert result.steps[0].in_use_bytes.tolist() == [1, 9, 1, 9, 1]
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
@@ -49,7 +49,7 @@ def test_micro_batches_in_flight(schedule):
     result = memory(structure, times(structure, durations), np.ones(stages + 1), np.zeros(stages))
     in_flight = [micro_batches] * stages if schedule == "gpipe" else [4, 3, 2, 1]
     assert result.peak_bytes.tolist() == in_flight
-    assert [steps.bytes[-1] for steps in result.steps] == [0] * stages
+    assert [steps.in_use_bytes[-1] for steps in result.steps] == [0] * stages
 
 
 def test_bad_input():

@@ -1,0 +1,130 @@
+"""Published runs: rows become cases, what cannot is named, figures are right."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from perfmodel.cli import main
+from perfmodel.errors import TableError
+from perfmodel.validation import validate_cases
+from perfmodel.validation._case_rows import Unusable, read_case
+from perfmodel.validation._metrics import errors
+
+# Korthikanti et al. 2022 (arXiv 2205.05198), table 5: 22B and 175B on A100s
+KORTHIKANTI_22B = {
+    "case_id": "k22", "source": "Korthikanti et al. 2022 Table 5", "model": "gpt-22B", "family": "gpt",
+    "params_b": 22.1, "layers": 48, "hidden": 6144, "heads": 64, "ffn_hidden": 24576, "vocab": 51200, "seq_len": 2048,
+    "device": "A100-SXM4-80GB", "n_devices": 8, "devices_per_node": 8, "intra_link": "NVLink3/NVSwitch",
+    "inter_link": "8x HDR 200 Gbps InfiniBand per node", "dtype": "fp16", "tp": 8, "pp": 1, "vpp": 1, "dp": 1,
+    "zero_stage": 0, "schedule": "none", "micro_batch": 4, "num_microbatches": 1, "global_batch": 4,
+    "recompute": "full", "sequence_parallel": 0, "flash_attention": 0, "measured_iter_time_s": 1.42, "status": "ok",
+}  # fmt: skip
+SELECTIVE = KORTHIKANTI_22B | {
+    "case_id": "k22s", "recompute": "selective", "sequence_parallel": 1, "measured_iter_time_s": 1.10,
+}  # fmt: skip
+KORTHIKANTI_175B = KORTHIKANTI_22B | {
+    "case_id": "k175", "model": "gpt-175B", "params_b": 174.6, "layers": 96, "hidden": 12288, "heads": 96,
+    "ffn_hidden": 49152, "n_devices": 64, "pp": 8, "vpp": 3, "schedule": "interleaved-1f1b", "micro_batch": 1,
+    "num_microbatches": 64, "global_batch": 64, "measured_iter_time_s": 18.13,
+}  # fmt: skip
+
+
+def _file(tmp_path, *rows):
+    path = tmp_path / "runs.csv"
+    pd.DataFrame(rows).to_csv(path, index=False)
+    return path
+
+
+def test_published_steps_are_within_ten_per_cent(tmp_path):
+    report = validate_cases([_file(tmp_path, KORTHIKANTI_22B, SELECTIVE, KORTHIKANTI_175B)], out=tmp_path / "p.csv")
+    assert report["all"]["n"] == 3
+    assert report["all"]["mean_ape"] < 0.10
+    predicted = pd.read_csv(tmp_path / "p.csv")
+    assert predicted["case_id"].tolist() == ["k22", "k22s", "k175"]
+    assert (predicted["lo_s"] < predicted["predicted_iter_time_s"]).all()
+    assert predicted["skipped_reason"].isna().all()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"schedule": "ZB-2p"}, "schedule zb-2p is not modelled"),
+        ({"micro_batch": None}, "micro_batch is not stated"),
+        ({"dtype": "nvfp4"}, "dtype nvfp4"),
+        ({"hidden": None, "heads": None, "layers": None, "model": "nobody-9B"}, "not in the catalog"),
+        ({"tp": 4}, "do not multiply"),
+        ({"device": "Abacus"}, "Abacus"),
+        ({"tp": "many"}, "not a number"),
+        ({"heads": 60}, "heads"),
+    ],
+)
+def test_a_row_that_cannot_run_is_named_not_dropped(tmp_path, change, reason):
+    report = validate_cases([_file(tmp_path, KORTHIKANTI_22B, KORTHIKANTI_22B | change)], out=tmp_path / "p.csv")
+    assert report["all"]["n"] == 1
+    assert sum(report["skipped"].values()) == 1
+    assert reason in str(pd.read_csv(tmp_path / "p.csv")["skipped_reason"][1])
+
+
+def test_missing_cells_are_filled_from_what_is_known():
+    case = read_case({k: v for k, v in KORTHIKANTI_22B.items() if k not in ("vocab", "ffn_hidden", "vpp")})
+    assert case.model.ffn_hidden == 4 * 6144
+    assert case.layout.vpp == 1
+    assert case.job.flash_attention is False
+    assert case.layout.overlap_grad_reduce is False
+
+
+def test_layers_follow_from_the_parameter_count():
+    # BLOOM tuning: 200B of hidden 14400, layers not stated, a multiple of the pipeline depth
+    row = {k: v for k, v in KORTHIKANTI_22B.items() if k not in ("layers", "heads", "ffn_hidden")}
+    row |= {"hidden": 14400, "params_b": 200, "pp": 4, "n_devices": 32, "model": "x", "vocab": 250880}
+    case = read_case(row)
+    assert case.model.layers == 80
+    assert case.model.heads % 8 == 0
+    with pytest.raises(Unusable, match="layers"):
+        read_case({k: v for k, v in row.items() if k != "params_b"})
+
+
+def test_files_of_another_kind_are_named(tmp_path):
+    other = tmp_path / "other.csv"
+    other.write_text("id,size\n1,2\n")
+    report = validate_cases([_file(tmp_path, KORTHIKANTI_22B), other])
+    assert report["skipped_files"] == {str(other): "not a table of runs (no column case_id)"}
+    with pytest.raises(TableError, match="not a table of runs"):
+        validate_cases([other])
+
+
+def test_error_figures():
+    figures = errors([1.0, 2.0, 4.0], [1.1, 1.8, 4.0], [0.9, 1.9, 3.0], [1.2, 2.2, 5.0])
+    assert figures["n"] == 3
+    assert figures["mean_ape"] == pytest.approx(0.2 / 3)
+    assert figures["bias"] == pytest.approx(0, abs=1e-12)
+    assert figures["spearman"] == pytest.approx(1)
+    assert figures["coverage_90"] == 1.0
+    assert errors([], [])["mean_ape"] is None
+
+
+def test_command_line_prints_the_contract(capsys, tmp_path):
+    path = _file(tmp_path, KORTHIKANTI_22B, SELECTIVE)
+    assert main(["validate", "cases", str(path), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    keys = {"n", "median_ape", "mean_ape", "p90_ape", "spearman", "coverage_90", "memory"}
+    assert set(report["all"]) >= keys
+    assert set(report["sources"]["Korthikanti et al. 2022 Table 5"]) >= keys
+    assert np.isfinite(report["all"]["mean_ape"])
+
+
+def test_all_published_rows_are_predicted_or_named(data_dir, tmp_path):
+    """No row of any public table may crash, and the two Megatron tables stay within 10 %."""
+    files = [
+        f for f in sorted((data_dir / "published").glob("*.csv")) if f.stem not in ("vtrain", "ultrascale_playbook")
+    ]
+    report = validate_cases(files, out=tmp_path / "p.csv")
+    rows = pd.concat([pd.read_csv(f, low_memory=False) for f in files if str(f) not in report["skipped_files"]])
+    predicted = pd.read_csv(tmp_path / "p.csv")
+    assert len(predicted) == len(rows)
+    assert (predicted["predicted_iter_time_s"].notna() ^ predicted["skipped_reason"].notna()).all()
+    megatron = [report["sources"][name] for name in ("Korthikanti et al. 2022 Table 5", "Megatron-LM SC21 Table 1")]
+    weighted = sum(f["mean_ape"] * f["n"] for f in megatron) / sum(f["n"] for f in megatron)
+    assert weighted <= 0.10
