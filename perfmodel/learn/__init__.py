@@ -8,6 +8,7 @@ from perfmodel.learn._collective_curve import collective_curve as collective_cur
 from perfmodel.learn._collective_fit import fit_collectives as fit_collectives
 from perfmodel.learn._collective_links import link_class as link_class
 from perfmodel.learn._collective_predict import predict_collective_table as predict_collective_table
+from perfmodel.learn._collective_reference import ReferenceVectors as ReferenceVectors
 from perfmodel.learn._collective_reference import reference_vectors as reference_vectors
 from perfmodel.learn._collective_weights import CollectiveWeights as CollectiveWeights
 from perfmodel.learn._collective_store import load_collective_weights as load_collective_weights
@@ -28,7 +29,6 @@ from perfmodel.learn._queries import TableQueries as TableQueries
 from perfmodel.learn._queries import kernel_physics as kernel_physics
 from perfmodel.learn._queries import table_rows as table_rows
 from perfmodel.learn._recipe import Recipe as Recipe
-from perfmodel.learn._recipe import default_recipes as default_recipes
 from perfmodel.learn._recipe import read_recipe as read_recipe
 from perfmodel.learn._regressor import PROVENANCE as PROVENANCE
 from perfmodel.learn._regressor import Prediction as Prediction

@@ -19,7 +19,6 @@ class Run:
     identity: int
     """Checksum of targets, recipe and seed."""
     done: int = 0
-    best_step: int = 0
     best_error: float = float("inf")
     waited: int = 0
     """Checks since the best one."""
@@ -27,14 +26,14 @@ class Run:
     def after(self, step: int, error: float, gained: bool) -> "Run":
         """The run after a check at `step`."""
         if gained:
-            return replace(self, done=step, best_step=step, best_error=error, waited=0)
+            return replace(self, done=step, best_error=error, waited=0)
         return replace(self, done=step, waited=self.waited + 1)
 
 
 def save_run(path: Path, run: Run, tree: Any) -> None:
     """Write a run and its arrays (a pytree) to `path`."""
     leaves: Any = {f"leaf_{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
-    meta = np.array([run.identity, run.done, run.best_step, run.best_error, run.waited])
+    meta = np.array([run.identity, run.done, run.best_error, run.waited])
     buffer = io.BytesIO()
     np.savez(buffer, meta=meta, **leaves)
     write_bytes(path, buffer.getvalue())
@@ -51,5 +50,5 @@ def load_run(path: Path, identity: int, like: Any) -> tuple[Run, Any] | None:
         return None
     if int(meta[0]) != identity or [a.shape for a in leaves] != [np.shape(a) for a in expected]:
         return None
-    run = Run(int(meta[0]), int(meta[1]), int(meta[2]), float(meta[3]), int(meta[4]))
+    run = Run(int(meta[0]), int(meta[1]), float(meta[2]), int(meta[3]))
     return run, jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(a) for a in leaves])

@@ -18,6 +18,10 @@ KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "sen
 
 REFERENCE_PEERS: Final = 7
 """Peers in a node of eight."""
+HOP_RATIO_BETWEEN_NODES: Final = 2.5
+"""Latency of a bandwidth-protocol message between nodes over that of a low-latency one (NCCL's tuning table
+has factors from 2 to 5 by fabric)."""
+MOST_HOP_RATIO_OF_MANY_NODES: Final = 3.0
 
 
 @dataclass(frozen=True)
@@ -70,13 +74,17 @@ def collective_curve(
     several = xp.minimum(nodes - 1.0, 1.0)  # 0 inside one node, 1 from two nodes on
     peers = xp.maximum(xp.minimum(r, n) - 1.0, 1.0)
     bandwidth_intra = constants.bandwidth_intra * (peers / REFERENCE_PEERS) ** constants.peer_exponent
+    # the fitted ratio shapes the knee of one node; along thousands of hops it must be a latency again
+    ratio = constants.bandwidth_hop_ratio
+    hop_ratio = xp.where(nodes > 1.0, xp.minimum(ratio, MOST_HOP_RATIO_OF_MANY_NODES), ratio)
     best = None
     for hops_intra, hops_inter, volume_intra, volume_inter in _ways(kind, xp, n, r, nodes, several):
-        for hop_ratio, share in (
-            (1.0, constants.low_latency_share),
-            (constants.bandwidth_hop_ratio, 1.0),
+        for intra_ratio, inter_ratio, share in (
+            (1.0, 1.0, constants.low_latency_share),
+            (hop_ratio, HOP_RATIO_BETWEEN_NODES, 1.0),
         ):
-            latency_s = hop_ratio * (hops_intra * constants.hop_intra_s + hops_inter * constants.hop_inter_s)
+            latency_s = intra_ratio * hops_intra * constants.hop_intra_s
+            latency_s += inter_ratio * hops_inter * constants.hop_inter_s
             intra_s = volume_intra * buffer_bytes / (bandwidth_intra * share)
             inter_s = volume_inter * buffer_bytes / (constants.bandwidth_inter * share)
             time_s = larger(latency_s, larger(intra_s, inter_s, 6.0))

@@ -9,7 +9,7 @@ from jaxtyping import Float64
 
 from perfmodel.learn._base import fit_base
 from perfmodel.learn._errors import absolute_percent as absolute_percent
-from perfmodel.learn._errors import summary
+from perfmodel.learn._errors import figures_of_errors, summary
 from perfmodel.learn._inputs import machine_of, shape_with_flags
 from perfmodel.learn._intervals import Intervals, Quantiles, bucketed, conformal, in_range_intervals
 from perfmodel.learn._kinds import KindCode
@@ -25,6 +25,8 @@ from perfmodel.learn._train import train
 
 FEWEST_OF_DEVICE: Final = 200
 """Samples from which a device is worth leaving out."""
+MOST_DEVICES: Final = 4
+"""Devices left out in turn where a recipe names none."""
 LARGE_SHARE: Final = 0.10
 """Share of a stack's largest kernels (by FLOPs) that the large-left-out refit does not see."""
 _TYPICAL: Final = {"near": 0.2, "far": 0.5, "beyond": 0.2}
@@ -37,19 +39,18 @@ class Evaluation:
 
     intervals: Intervals
     record: dict[str, Any]
-    steps: int
-    """Gradient steps for the fit on all rows."""
+    params: Parameters
+    """Trained without the kept-out shapes."""
 
 
 def evaluate(
     samples: Samples, recipe: Recipe, code: KindCode, *, seed: int, stages: Stages,
-    devices: int = 8,
 ) -> Evaluation:  # fmt: skip
     """Train with parts kept out; intervals and the figures of the model card."""
     fit_on, check_on, test = split(samples, recipe.holdout)
     if len(fit_on) < 10 or len(test) < 5:
         fit_on, check_on, test = np.arange(len(samples)), np.zeros(0, np.int64), np.arange(len(samples))
-    shapes, best_step = fit_part(
+    shapes = fit_part(
         samples, fit_on, check_on, recipe, code, seed, stages.report("shapes out"), stages.checkpoint("shapes")
     )
     error, log_time = log_errors(shapes, samples, test)
@@ -59,16 +60,16 @@ def evaluate(
     inside = Intervals(groups, family, family, family, family)
     record["in_range"]["coverage_90"] = round(cross_coverage(error, log_time, labels, samples.shape_key[test]), 4)
     beyond, record["large_left_out"] = _large(samples, recipe, code, seed, stages)
-    near, far, record["device_left_out"] = _devices(samples, recipe, code, seed, stages, devices)
+    near, far, record["device_left_out"] = _devices(samples, recipe, code, seed, stages)
     intervals = replace(inside, near=near, far=far, beyond=beyond)
-    return Evaluation(intervals, record, best_step)
+    return Evaluation(intervals, record, shapes.params)
 
 
 def fit_part(
     samples: Samples, fit_on: np.ndarray, check_on: np.ndarray, recipe: Recipe, code: KindCode, seed: int,
     report: Report | None, checkpoint: Path | None, steps: int | None = None,
-) -> tuple[Regressor, int]:  # fmt: skip
-    """A regressor that has seen only `fit_on` (and stopped by `check_on`), and its gradient steps."""
+) -> Regressor:  # fmt: skip
+    """A regressor that has seen only `fit_on` (and was stopped by `check_on`)."""
     seen = np.concatenate([fit_on, check_on]).astype(np.int64)
     part = samples.take(seen)
     kinds: list[dict[str, int]] = [{} for _ in samples.stacks]
@@ -76,11 +77,11 @@ def fit_part(
         kinds[stack][kind] = kinds[stack].get(kind, 0) + 1
     stacks = tuple(replace(s, kinds=k) for s, k in zip(samples.stacks, kinds, strict=True))
     base = fit_base(part, seed)
-    trained = train(
+    params = train(
         part, base, code, recipe, fit_on=np.arange(len(fit_on)), check_on=np.arange(len(fit_on), len(seen)),
         steps=steps, seed=seed, report=report, checkpoint=checkpoint,
     )  # fmt: skip
-    return bare_regressor(recipe, code, stacks, base.groups, trained.params), trained.step
+    return bare_regressor(recipe, code, stacks, base.groups, params)
 
 
 def bare_regressor(recipe: Recipe, code: KindCode, stacks: tuple, groups: tuple, params: Parameters) -> Regressor:
@@ -144,30 +145,31 @@ def _large(
             large |= mine & (size > np.quantile(size[mine], 1.0 - LARGE_SHARE))
     if large.sum() < 50:
         return _typical("beyond"), {"n": 0}
-    regressor, _ = fit_part(
+    regressor = fit_part(
         samples, np.flatnonzero(~large), np.zeros(0, np.int64), recipe, code, seed,
-        stages.report("large out"), stages.checkpoint("large"), recipe.device_steps,
+        stages.report("large out"), stages.checkpoint("large"), recipe.left_out_steps,
     )  # fmt: skip
     index = np.flatnonzero(large)
     error, log_time = log_errors(regressor, samples, index)
-    return bucketed(error, log_time), summary(samples, index, error)
+    return bucketed(error, log_time), figures_of_errors(error)
 
 
 def _devices(
-    samples: Samples, recipe: Recipe, code: KindCode, seed: int, stages: Stages, most: int
+    samples: Samples, recipe: Recipe, code: KindCode, seed: int, stages: Stages
 ) -> tuple[Quantiles, Quantiles, dict[str, Any]]:
     names = np.array([s.figures.name for s in samples.stacks], object)[samples.stack]
     counts = {d: int((names == d).sum()) for d in set(names.tolist())}
-    chosen = sorted((d for d in counts if counts[d] >= FEWEST_OF_DEVICE), key=lambda d: (-counts[d], d))[:most]
+    largest = sorted((d for d in counts if counts[d] >= FEWEST_OF_DEVICE), key=lambda d: (-counts[d], d))
+    chosen = recipe.devices_out or largest[:MOST_DEVICES]
     errors: dict[str, list[np.ndarray]] = {"near": [], "far": []}
     record: dict[str, Any] = {}
     if len(counts) < 2:
         return _typical("near"), _typical("far"), record
     for device in chosen:
         left_out = names == device
-        regressor, _ = fit_part(
+        regressor = fit_part(
             samples, np.flatnonzero(~left_out), np.zeros(0, np.int64), recipe, code, seed,
-            stages.report(f"{device} out"), stages.checkpoint(f"without-{device}"), recipe.device_steps,
+            stages.report(f"{device} out"), stages.checkpoint(f"without-{device}"), recipe.left_out_steps,
         )  # fmt: skip
         rng = np.random.default_rng(seed)
         index = np.flatnonzero(left_out)
@@ -175,7 +177,7 @@ def _devices(
         error, _ = log_errors(regressor, samples, index)
         relation = _relation(samples, device)
         errors[relation].append(error)
-        record[device] = {"relation": relation, **summary(samples, index, error)}
+        record[device] = {"relation": relation, **figures_of_errors(error)}
     return _pooled(errors["near"], "near"), _pooled(errors["far"], "far"), record
 
 

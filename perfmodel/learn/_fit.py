@@ -128,11 +128,11 @@ def fit_regressor(
     stages = Stages(recipe.name, checkpoints, progress)
     evaluation = evaluate(samples, recipe, code, seed=seed, stages=stages)
     base = fit_base(samples, seed)
-    trained = train(
-        samples, base, code, recipe, fit_on=np.arange(len(samples)), stop_at=evaluation.steps, seed=seed,
-        report=stages.report("all rows"), checkpoint=stages.checkpoint("all"),
+    params = train(
+        samples, base, code, recipe, fit_on=np.arange(len(samples)), steps=recipe.refit_steps,
+        start=evaluation.params, seed=seed, report=stages.report("all rows"), checkpoint=stages.checkpoint("all"),
     )  # fmt: skip
-    regressor = assemble(samples, recipe, code, base.groups, trained.params, evaluation, seed=seed, hashes=hashes or {})
+    regressor = assemble(samples, recipe, code, base.groups, params, evaluation, seed=seed, hashes=hashes or {})
     stages.clear()
     return regressor
 

@@ -39,6 +39,16 @@ class Residual(nnx.Module):
             tables=tuple(getattr(self, f"table_{i}")[...] for i in range(count)),
         )
 
+    def start_from(self, params: Parameters) -> None:
+        """Take over the weights of an earlier training on the same stacks."""
+        layers: Any = (self.first, self.second, self.third, self.out)
+        for layer, kernel, bias in zip(layers, params.kernels, params.biases, strict=True):
+            layer.kernel[...] = jnp.asarray(kernel)
+            layer.bias[...] = jnp.asarray(bias)
+        self.stacks[...] = jnp.asarray(params.stack_embedding)
+        for index, table in enumerate(params.tables):
+            getattr(self, f"table_{index}")[...] = jnp.asarray(table)
+
     def __call__(self, family: str, frozen: Parameters, z: Any, positions: Any, stack: Any) -> Any:
         """Residual [n] of standardised features [n, F]."""
         return residual(jnp, family, self.arrays(frozen), z, positions, stack)

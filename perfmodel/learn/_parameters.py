@@ -116,14 +116,21 @@ def predict_log_time(
     device figures in `inputs` (and the parameters). With `host_launch` the software's launch
     floor is added, as eager measurements have it.
     """
+    return log_time_and_positions(params, inputs, family=family, host_launch=host_launch, xp=xp)[0]
+
+
+def log_time_and_positions(
+    params: Parameters, inputs: Inputs, *, family: str, host_launch: bool, xp: Any
+) -> tuple[Any, Any]:
+    """Log seconds [n], and where the shapes lie on the family's axes [n, A]."""
     physics, raw, positions = feature_matrix(xp, family, inputs)
     dtype = params.kernels[0].dtype
     z = standardise(xp, params, raw).astype(dtype)
     base = base_time(xp, params, physics, inputs.machine, inputs.group)
     log_kernel = xp.log(base) + residual(xp, family, params, z, positions, inputs.stack)
-    if not host_launch:
-        return log_kernel
-    return join_floor(xp, log_kernel, params.log_floor_s[inputs.group])
+    if host_launch:
+        log_kernel = join_floor(xp, log_kernel, params.log_floor_s[inputs.group])
+    return log_kernel, positions
 
 
 def join_floor(xp: Any, log_kernel: Any, log_floor: Any) -> Any:

@@ -6,12 +6,16 @@ from typing import Final, Literal, NamedTuple
 
 from perfmodel.learn._kinds import kind_distance
 from perfmodel.learn._machine import Figures, similarity
-from perfmodel.learn._stack import Stack
+from perfmodel.learn._stack import EAGER_SOURCES, Stack
 
 Mode = Literal["direct", "ratio", "near", "far"]
 MAX_DONORS: Final = 3
 NEAR_SIMILARITY: Final = 0.45
 """From here on a related device counts as a near relative (same generation, like figures)."""
+_TRUST: Final = (1.0, 0.8, 0.4)
+"""Factor on similarity for the software asked for, another of the same source, any other."""
+_OTHER_CLOCK: Final = 0.1
+"""Factor on similarity between sources that do and do not time the host's launch."""
 
 
 class Term(NamedTuple):
@@ -89,15 +93,18 @@ def _related(
     stacks: Sequence[Stack], figures: Figures, kind: str, source: str | None, order: dict[int, tuple]
 ) -> Plan | None:
     dtype = kind.split("/")[0]
-    able = [i for i, s in enumerate(stacks) if kind in s.kinds]
-    if not able:
+    scores: dict[str, tuple[float, int]] = {}
+    for i, stack in enumerate(stacks):
+        if kind in stack.kinds:
+            trust = _TRUST[order[i][0]] * (1.0 if (source in EAGER_SOURCES) == stack.eager else _OTHER_CLOCK)
+            score = trust * similarity(figures, stack.figures, dtype)
+            name = stack.figures.name
+            if name not in scores or (-score, order[i]) < (-scores[name][0], order[scores[name][1]]):
+                scores[name] = (score, i)
+    if not scores:
         return None
-    named = [i for i in able if order[i][0] == 0] or [i for i in able if order[i][0] == 1] or able
-    by_device: dict[str, int] = {}
-    for i in sorted(named, key=order.__getitem__):
-        by_device.setdefault(stacks[i].figures.name, i)
-    scored = sorted(((similarity(figures, stacks[i].figures, dtype), i) for i in by_device.values()), reverse=True)
-    top = scored[:MAX_DONORS]
-    total = sum(s for s, _ in top)
-    terms = tuple(Term(s / total, i, kind, figures) for s, i in top)
-    return Plan("near" if top[0][0] >= NEAR_SIMILARITY else "far", terms)
+    top = sorted(scores.values(), key=lambda s: (-s[0], s[1]))[:MAX_DONORS]
+    total = sum(score for score, _ in top)
+    terms = tuple(Term(score / total, i, kind, figures) for score, i in top)
+    nearest = max(similarity(figures, stacks[i].figures, dtype) for _, i in top)
+    return Plan("near" if nearest >= NEAR_SIMILARITY else "far", terms)

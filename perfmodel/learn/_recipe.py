@@ -31,8 +31,12 @@ class Recipe:
     """Sampling weight of a stack saturates at this many rows."""
     patience: int = 16
     """Checks of the held-out error without gain before training stops."""
-    device_steps: int = 4_000
-    """Steps of each refit in which one device is left out."""
+    refit_steps: int = 4_000
+    """Steps in which the network, trained without the kept-out shapes, goes on with all rows."""
+    left_out_steps: int = 4_000
+    """Steps of each training in which a device or the large shapes are left out."""
+    devices_out: tuple[str, ...] = ()
+    """Devices left out in turn; the four with most samples if none are named."""
     holdout: float = 0.15
     """Share of shapes kept out to measure errors and intervals."""
 
@@ -70,27 +74,11 @@ def read_recipe(path: Path | str) -> Recipe:
     return Recipe(**settings)
 
 
-def default_recipes() -> tuple[Recipe, ...]:
-    """The recipes of the shipped weights, shrunk in time and size to what each family's data needs."""
-    return (
-        Recipe(name="gemm_half", family="gemm", dtypes=("half",), steps=40_000),
-        Recipe(name="gemm_fp32", family="gemm", dtypes=("fp32", "tf32", "fp64"), steps=16_000),
-        Recipe(name="gemm_fp8", family="gemm", dtypes=("fp8", "int8"), steps=16_000),
-        Recipe(name="attention", family="attention", steps=24_000),
-        Recipe(name="memory", family="memory", steps=20_000, hidden=(128, 128, 64)),
-        Recipe(name="moe", family="moe", steps=16_000),
-        Recipe(name="conv", family="conv", steps=10_000, batch=1024, hidden=(128, 128, 64)),
-        Recipe(name="embedding", family="embedding", steps=6_000, batch=1024, hidden=(64, 64, 32)),
-        Recipe(name="optimizer", family="optimizer", steps=2_000, batch=256, hidden=(16, 16, 16), stack_size=2,
-               table_size=2),
-    )  # fmt: skip
-
-
 def small_recipe(family: str, rows: int) -> Recipe:
     """A recipe for a user's table: width and steps grow with the number of rows."""
     width = 16 if rows < 500 else 64 if rows < 20_000 else 128
     steps = 600 if rows < 500 else 3_000 if rows < 20_000 else 10_000
     return Recipe(
         name=family, family=family, hidden=(width, width, width // 2), stack_size=4, table_size=4, steps=steps,
-        batch=min(1024, max(32, rows // 2)), device_steps=max(200, steps // 4), holdout=0.2,
+        batch=min(1024, max(32, rows // 2)), refit_steps=steps // 3, left_out_steps=steps // 2, holdout=0.2,
     )  # fmt: skip

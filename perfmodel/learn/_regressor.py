@@ -11,8 +11,7 @@ from perfmodel.learn._inputs import machine_of, shape_with_flags
 from perfmodel.learn._intervals import Intervals
 from perfmodel.learn._kinds import KindCode, stand_in
 from perfmodel.learn._machine import Figures, similarity
-from perfmodel.learn._parameters import Inputs, Parameters, predict_log_time
-from perfmodel.learn._physics import PHYSICS
+from perfmodel.learn._parameters import Inputs, Parameters, log_time_and_positions
 from perfmodel.learn._plan import Plan, make_plan
 from perfmodel.learn._rows import Rows
 from perfmodel.learn._stack import Stack
@@ -127,9 +126,9 @@ class Regressor:
         machine = machine_of([t.figures for t in terms], term_at, dtypes[term_at])
         codes = np.stack([self.code.one_hot(k) for k in kinds])
         inputs = Inputs(shape, machine, codes[term_at], stack[term_at], group[term_at])
-        log_time = predict_log_time(self.params, inputs, family=self.family, host_launch=host_launch)
-        axes = PHYSICS[self.family](np, shape, machine).axes
-        positions = np.stack([np.broadcast_to(a, log_time.shape) for a in axes], axis=1)
+        log_time, positions = log_time_and_positions(
+            self.params, inputs, family=self.family, host_launch=host_launch, xp=np
+        )
         return np.asarray(log_time, np.float64), positions
 
     def _with_bounds(
@@ -144,7 +143,9 @@ class Regressor:
         inside &= np.all(positions <= self.params.table_high[stack] + 1e-6, axis=1)
         near_measured = np.isin(cell_hash(labels, positions), self.cells)
         direct = modes == "direct"
-        provenance = np.where(direct & inside, np.where(near_measured, 0, 1), 2)
+        provenance = np.where(
+            direct & inside & near_measured, 0, np.where(inside & (direct | (modes == "ratio")), 1, 2)
+        )
         low, high = np.zeros(n), np.zeros(n)
         in_range = direct & inside
         for label in set(labels[in_range]):

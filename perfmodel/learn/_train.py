@@ -38,13 +38,6 @@ class Design(NamedTuple):
     """The measured target, float32 [n]."""
 
 
-class Trained(NamedTuple):
-    """Fitted parameters and the gradient step that they are from."""
-
-    params: Parameters
-    step: int
-
-
 def build_design(samples: Samples, base: Base, code: KindCode, fit_on: np.ndarray) -> tuple[Design, Parameters]:
     """Features of all samples, and parameters whose scaling and ranges come from `fit_on` only."""
     family = samples.rows.family
@@ -97,28 +90,31 @@ def train(
     fit_on: np.ndarray,
     check_on: np.ndarray | None = None,
     steps: int | None = None,
-    stop_at: int | None = None,
+    start: Parameters | None = None,
     seed: int = 0,
     report: Report | None = None,
     checkpoint: Path | None = None,
-) -> Trained:
+) -> Parameters:
     """Fit the network on the samples `fit_on`; with `check_on`, keep the best weights and stop early.
 
     Args:
         steps: length of the learning-rate schedule; the recipe's by default.
-        stop_at: end there, as a run with `check_on` found best.
+        start: weights to go on from, at a third of the learning rate.
         checkpoint: a file that is written now and then and resumed from if it is of this very run.
 
     Returns:
-        Parameters with NumPy arrays, and the step they are from; equal inputs and seed give equal
+        Parameters with NumPy arrays; equal inputs and seed give equal
         results on one machine, resumed or not.
     """
     family = samples.rows.family
     steps = steps or recipe.steps
     design, frozen = build_design(samples, base, code, fit_on)
     model = Residual(family, design.z.shape[1], len(samples.stacks), recipe, rngs=nnx.Rngs(seed))
+    if start is not None:
+        model.start_from(start)
     graph, state = nnx.split(model)
-    schedule = optax.warmup_cosine_decay_schedule(0.0, recipe.learning_rate, max(1, steps // 40), steps, 1e-5)
+    rate = recipe.learning_rate * (1.0 if start is None else 1.0 / 3.0)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, max(1, steps // 40), steps, 1e-5)
     optimiser = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=recipe.weight_decay))
     device_frozen = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), frozen)
 
@@ -145,24 +141,24 @@ def train(
     best = state
     if checkpoint is not None and (saved := load_run(checkpoint, run.identity, (state, moments, best))) is not None:
         run, (state, moments, best) = saved
-    for now in range(run.done, stop_at or steps):
+    for now in range(run.done, steps):
         if now % every == 0 or now == run.done:
             chunk = np.random.default_rng([seed, now - now % every])
             order = chunk.choice(fit_on, every * batch_size, p=probability)
         at = (now % every) * batch_size
         state, moments = step(state, moments, _rows(design, order[at : at + batch_size]))
-        if (now + 1) % every == 0 or now + 1 == (stop_at or steps):
+        if (now + 1) % every == 0 or now + 1 == steps:
             error = float(evaluate(state, checked)) if checked is not None else float("nan")
             gained = checked is None or error < run.best_error
             run = run.after(now + 1, error, gained)
             best = state if gained else best
             if report is not None:
-                report(now + 1, stop_at or steps, error)
+                report(now + 1, steps, error)
             if checkpoint is not None:
                 save_run(checkpoint, run, (state, moments, best))
             if run.waited >= recipe.patience:
                 break
-    return Trained(to_numpy(nnx.merge(graph, best).arrays(frozen)), run.best_step)
+    return to_numpy(nnx.merge(graph, best).arrays(frozen))
 
 
 def percentage_loss(error: Any) -> Any:

@@ -7,6 +7,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
+from perfmodel.measure._meter import Usage
 from perfmodel.measure._programs import JAX_DTYPES
 from perfmodel.spec import Collective
 from perfmodel.units import dtype_bytes
@@ -16,7 +17,7 @@ def serve(pipe: Connection, rank: int, num_ranks: int, port: int, core: int | No
     """Join the group and answer requests until told to stop.
 
     A request is a tuple of a name and its arguments: `("load", Collective)`, `("run", calls)`,
-    `("values",)`, `("stop",)`; an answer is `("ok", value)` or `("error", text)`.
+    `("usage",)`, `("values",)`, `("stop",)`; an answer is `("ok", value)` or `("error", text)`.
     """
     # gloo announces itself on standard output, which belongs to the parent's result
     with open(os.devnull, "wb") as nowhere:
@@ -72,20 +73,19 @@ class _Session:
         mapped = jax.shard_map(_operation(op), mesh=self._mesh, in_specs=spec, out_specs=spec, check_vma=False)
         self._function = jax.jit(mapped)
 
-    def run(self, calls: int) -> tuple[float, float]:
-        """Seconds for `calls` calls after one that lines the ranks up, and processor seconds of both."""
+    def run(self, calls: int) -> float:
+        """Seconds for `calls` calls, after one that lines the ranks up."""
         import jax
 
-        own_s = time.process_time()
         jax.block_until_ready(self._function(self._buffer))
         start_s = time.perf_counter()
         for _ in range(calls):
             jax.block_until_ready(self._function(self._buffer))
-        return time.perf_counter() - start_s, time.process_time() - own_s
+        return time.perf_counter() - start_s
 
-    def own_s(self) -> float:
+    def usage(self) -> Usage:
         """Processor time of this rank so far."""
-        return time.process_time()
+        return Usage.of_this_process()
 
     def values(self) -> Any:
         """This rank's part of the result, as a NumPy array."""

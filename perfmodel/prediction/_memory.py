@@ -53,6 +53,12 @@ def stored_dtype_bytes(job: Job) -> int:
     return max(dtype_bytes(job.dtype), 2)
 
 
+def saved_bytes(layouts: Sequence[Layout], tables: Sequence[BlockTable]) -> Float[np.ndarray, "lanes blocks"]:
+    """Activation bytes that a micro-batch leaves behind for backward in each block, under each layout's recompute."""
+    mode = [RECOMPUTE_MODES.index(layout.recompute) for layout in layouts]
+    return np.stack([t.activation_bytes for t in tables])[np.arange(len(layouts)), :, mode]
+
+
 def memory_batch(
     layouts: Sequence[Layout],
     tables: Sequence[BlockTable],
@@ -89,8 +95,7 @@ def memory_batch(
     optimizer = state(optimizer_bytes_per_param(job), 1) if training else 0 * dense
 
     saved = np.stack([t.activation_bytes for t in tables])
-    mode = [RECOMPUTE_MODES.index(lay.recompute) for lay in layouts]
-    per_block = saved[np.arange(len(layouts)), :, mode]
+    per_block = saved_bytes(layouts, tables)
     if training:
         live = (per_block @ stage.T).reshape(-1, chunks, ranks)
         activations = np.einsum("lcr,rc->lr", live, alive)

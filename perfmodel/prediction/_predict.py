@@ -13,7 +13,7 @@ from perfmodel.errors import NoDataError
 from perfmodel.prediction._check import check_layout
 from perfmodel.prediction._explain import CriticalPath, breakdown
 from perfmodel.prediction._framework import EAGER, Framework
-from perfmodel.prediction._memory import CATEGORIES
+from perfmodel.prediction._memory import CATEGORIES, saved_bytes
 from perfmodel.prediction._prediction import Prediction, StageMemory
 from perfmodel.prediction._step_model import Bundle, Prepared, StepModel
 from perfmodel.program import Kind
@@ -131,6 +131,7 @@ def explain(fixed: StepModel, layout: Layout, *, timeline: bool = False, strict:
         fits=not reasons,
         reasons=reasons,
         warnings=_warnings(provenance, fixed),
+        saved_bytes_per_stage=tuple((bundle.counts.sum(axis=1) @ saved_bytes([layout], bundle.tables)[0]).tolist()),
         timeline=times(prepared.compiled, durations) if timeline else None,
     )
 

@@ -4,9 +4,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from perfmodel.errors import PerfModelError
 from perfmodel.prediction._memory import CATEGORIES
 from perfmodel.spec import Layout
-from perfmodel.timeline import Timeline
+from perfmodel.timeline import MemoryTimeline, Timeline, memory
 from perfmodel.units import GIB
 
 if TYPE_CHECKING:
@@ -75,12 +78,26 @@ class Prediction:
     reasons: tuple[str, ...] = ()
     """Why the layout does not fit, or what to distrust."""
     warnings: tuple[str, ...] = ()
+    saved_bytes_per_stage: tuple[float, ...] = field(default=(), repr=False)
+    """Activations that one micro-batch leaves behind for backward on each global stage."""
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def memory(self) -> StageMemory:
         """The fullest pipeline rank's memory."""
         return max(self.memory_per_stage, key=lambda stage: stage.peak)
+
+    def memory_over_time(self) -> MemoryTimeline:
+        """Bytes in use on every pipeline rank over the step: what stays, and activations by live ranges.
+
+        Raises:
+            PerfModelError: if the prediction was made without `timeline=True`.
+        """
+        if self.timeline is None:
+            raise PerfModelError("this prediction holds no timeline; call predict(..., timeline=True)")
+        static = np.array([stage.peak - stage.activations for stage in self.memory_per_stage])
+        taken = np.array([0.0, *self.saved_bytes_per_stage])
+        return memory(self.timeline.structure, self.timeline, taken, static)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; the keys are part of the command-line contract."""

@@ -24,7 +24,8 @@ def program_spec(layout: Layout, job: Job, layers: int, tied_embeddings: bool) -
         grad_reduce = "overlap" if layout.overlap_grad_reduce else "end"
         if layout.overlap_grad_reduce:
             segments = min(per_stage, MAX_SEGMENTS_OVERLAP)
-        if layout.zero in (1, 2):
+        # without ZeRO the gathers take no time: the layouts share one program with those of ZeRO 1
+        if layout.zero < 3:
             gather = "step_overlap" if layout.overlap_param_gather else "step"
     if replicated and layout.zero == 3:
         gather = "layer" if layout.overlap_param_gather else "layer_serial"

@@ -8,7 +8,6 @@ from jaxtyping import Float, Int
 from perfmodel.errors import LayoutError
 from perfmodel.workload import BlockOps
 
-
 ENDS = 2
 """Stages that may hold no layer: the first with the embedding alone, the last with the head alone."""
 

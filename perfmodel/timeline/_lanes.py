@@ -40,8 +40,8 @@ def makespan_lanes(compiled, durations):
     lanes, few = len(durations), len(durations) <= LANES
     padded, n_tiles = _prepared(compiled, durations, LANES if few else TILE)
     if few:
-        return _run(_few, compiled.op_tables, padded, n_tiles)[:lanes]
-    return _run(_many, compiled.op_tables, compiled.bundle_tables, padded, n_tiles)[:lanes]
+        return _run(_few, padded, n_tiles, compiled.op_tables)[:lanes]
+    return _run(_many, padded, n_tiles, compiled.op_tables, compiled.bundle_tables)[:lanes]
 
 
 @overload
@@ -55,7 +55,7 @@ def makespan_lanes_and_grad(
 def makespan_lanes_and_grad(compiled, durations):
     """`makespan_and_grad` of each row of `durations`; arguments and errors as for `makespan_lanes`."""
     padded, n_rows = _prepared(compiled, durations, LANES)
-    spans, counts = _run(_counts, compiled.op_tables, padded, n_rows)
+    spans, counts = _run(_counts, padded, n_rows, compiled.op_tables)
     return spans[: len(durations)], counts[: len(durations), : compiled.n_classes]
 
 
@@ -69,34 +69,38 @@ def _prepared(
     return padded_lanes(padded_classes(durations), tile), n_tiles
 
 
-def _run(function: Callable[..., Any], *arguments: Any) -> Any:
-    """NumPy in, NumPy out."""
-    if isinstance(arguments[-2], np.ndarray):
-        return in_numpy(function, arguments[-2].dtype, *arguments)
-    return function(*arguments)
+def _run(function: Callable[..., Any], durations: Durations, n_tiles: np.int32, *tables: Any) -> Any:
+    """`function(durations, n_tiles, *tables)`; NumPy in, NumPy out."""
+    if isinstance(durations, np.ndarray):
+        return in_numpy(function, durations.dtype, durations, n_tiles, *tables)
+    return function(durations, n_tiles, *tables)
+
+
+def _counts_in_rows(
+    durations: Float[Array, "lanes classes"], n_rows: Int[Array, ""], tables: OpTables
+) -> tuple[Float[Array, " lanes"], Float[Array, "lanes classes"]]:
+    return counts_of_rows(tables, durations, n_rows)
 
 
 @jax.custom_jvp
 def _spans_in_rows(
-    tables: OpTables, durations: Float[Array, "lanes classes"], n_rows: Int[Array, ""]
+    durations: Float[Array, "lanes classes"], n_rows: Int[Array, ""], tables: OpTables
 ) -> Float[Array, " lanes"]:
     return spans_of_rows(tables, durations, n_rows)
 
 
 @_spans_in_rows.defjvp
 def _jvp_in_rows(primals, tangents):
-    tables, durations, n_rows = primals
-    fixed = lax.stop_gradient(durations)
-    spans, counts = counts_of_rows(tables, fixed, n_rows)
-    return _with_tangent(spans, counts, durations - fixed, tangents[1])
+    durations, n_rows, tables = primals
+    return _with_tangent(tables, durations, n_rows, tangents[0])
 
 
 @jax.custom_jvp
 def _spans_in_tiles(
-    op_tables: OpTables,
-    tables: BundleTables,
     durations: Float[Array, "lanes classes"],
     n_tiles: Int[Array, ""],
+    op_tables: OpTables,
+    tables: BundleTables,
 ) -> Float[Array, " lanes"]:
     del op_tables  # for the derivative
 
@@ -109,17 +113,22 @@ def _spans_in_tiles(
 
 @_spans_in_tiles.defjvp
 def _jvp_in_tiles(primals, tangents):
-    op_tables, _, durations, n_tiles = primals
+    durations, n_tiles, op_tables, _ = primals
+    return _with_tangent(op_tables, durations, n_tiles * np.int32(TILE // LANES), tangents[0])
+
+
+def _with_tangent(
+    tables: OpTables,
+    durations: Float[Array, "lanes classes"],
+    n_rows: Int[Array, ""],
+    tangent: Float[Array, "lanes classes"],
+) -> tuple[Float[Array, " lanes"], Float[Array, " lanes"]]:
     fixed = lax.stop_gradient(durations)
-    spans, counts = counts_of_rows(op_tables, fixed, n_tiles * np.int32(TILE // LANES))
-    return _with_tangent(spans, counts, durations - fixed, tangents[2])
-
-
-def _with_tangent(spans: Array, counts: Array, zero: Array, tangent: Array) -> tuple[Array, Array]:
-    """The added 0 carries the first derivative of the primal output into higher orders."""
-    return spans + (counts * zero).sum(axis=1), (counts * tangent).sum(axis=1)
+    spans, counts = counts_of_rows(tables, fixed, n_rows)
+    # The added 0 carries the first derivative of the primal output into higher orders.
+    return spans + (counts * (durations - fixed)).sum(axis=1), (counts * tangent).sum(axis=1)
 
 
 _few = jax.jit(_spans_in_rows)
 _many = jax.jit(_spans_in_tiles)
-_counts = jax.jit(counts_of_rows)
+_counts = jax.jit(_counts_in_rows)

@@ -120,7 +120,7 @@ def _model(row: Row) -> Model:
     named = catalog.model(name) if _known(name) else None
     stated = row.get("hidden") is not None and (row.get("heads") is not None or row.get("layers") is not None)
     if named is not None and (not stated or _same_shape(named, row)):
-        return named
+        return _shorter_decoder(named, row)
     if not stated:
         raise Unusable("model shape is not stated and the name is not in the catalog")
     if family not in _FAMILY:
@@ -142,6 +142,13 @@ def _model(row: Row) -> Model:
         **_FAMILY[family],
     )
     return _tied_or_not(model, row)
+
+
+def _shorter_decoder(model: Model, row: Row) -> Model:
+    tokens = conventions(_text(row, "source")).decoder_seq_len
+    if isinstance(model, Transformer) and model.decoder_layers and tokens:
+        return replace(model, decoder_seq_len=tokens)
+    return model
 
 
 def _same_shape(model: Model, row: Row) -> bool:

@@ -23,6 +23,8 @@ class Conventions:
     fused_kernels: bool = True
     vocab: int = 51200
     seq_len: int | None = None
+    decoder_seq_len: int = 0
+    """Decoder tokens of encoder-decoder models; 0 for as many as the encoder's."""
     compiled: bool = False
     """The step is one compiled program (XLA), or replayed from a graph."""
 
@@ -45,7 +47,8 @@ _BY_SOURCE: tuple[tuple[str, Conventions], ...] = (
     # the recipes use the distributed optimizer, fused attention and sequence parallelism with tp
     ("NVIDIA NeMo", Conventions(zero=1, sequence_parallel=True)),
     ("NVIDIA Megatron-Bridge", Conventions(zero=1, sequence_parallel=True)),
-    ("NeMo framework launcher", Conventions(flash_attention=False, recompute="selective")),
+    # its T5 and mT5 recipes pre-train on 512 encoder and 128 decoder tokens
+    ("NeMo framework launcher", Conventions(flash_attention=False, recompute="selective", decoder_seq_len=128)),
     # Megatron-LM 0.14 run without communication overlap
     ("SimuMax", Conventions(overlap_grad_reduce=False, overlap_param_gather=False)),
     # nanotron reduces fp32 gradients after accumulation and shards with a reduce-scatter

@@ -9,6 +9,7 @@ import numpy as np
 from perfmodel.io import write_bytes
 from perfmodel.prediction import Prediction
 from perfmodel.program import Kind, Stream
+from perfmodel.units import GIB
 from perfmodel.viz._events import LABELS, Slices, slices
 from perfmodel.viz._trace import _timeline
 
@@ -36,7 +37,7 @@ _LANE = {Stream.COMPUTE: (0.0, 0.62), Stream.DATA_COMM: (0.66, 0.22)}
 
 
 def gantt(prediction: Prediction) -> "Figure":
-    """The whole step above, its first part enlarged below (with micro-batch numbers where they fit)."""
+    """The whole step, its first part enlarged (with micro-batch numbers where they fit), and memory over time."""
     from matplotlib.figure import Figure
 
     timeline = _timeline(prediction)
@@ -45,13 +46,13 @@ def gantt(prediction: Prediction) -> "Figure":
     zoom_s = _zoom(drawn, ranks, step_s)
     height = 0.6 + 0.22 * min(ranks, 40) + 0.4
     panels = 2 if zoom_s < 0.7 * step_s else 1
-    figure = Figure(figsize=(10, height * panels + 0.9), layout="constrained", dpi=150)
-    axes = figure.subplots(panels, 1, squeeze=False)[:, 0]
-    for axis, (lo, hi) in zip(axes, ((0.0, step_s), (0.0, zoom_s)), strict=False):
+    figure = Figure(figsize=(10, height * panels + 2.6), layout="constrained", dpi=150)
+    axes = figure.subplots(panels + 1, 1, squeeze=False, height_ratios=[height] * panels + [1.5])[:, 0]
+    for axis, (lo, hi) in zip(axes[:panels], ((0.0, step_s), (0.0, zoom_s)), strict=False):
         _panel(axis, drawn, ranks, lo, hi)
     if panels == 2:
         axes[1].set_title(f"first {zoom_s:.3g} s", loc="left", fontsize=9)
-    axes[-1].set_xlabel("time in s")
+    _memory_panel(axes[-1], prediction)
     figure.suptitle(
         f"{prediction.model} on {prediction.devices} x {prediction.cluster}, {prediction.layout}\n"
         f"step {step_s:.3f} s, bubble {prediction.bubble_fraction:.1%}, MFU {prediction.mfu:.1%}; "
@@ -104,6 +105,27 @@ def _panel(axis: "Axes", drawn: Slices, ranks: int, lo_s: float, hi_s: float) ->
     axis.set_yticks([d + 0.45 for d in range(0, ranks, step)], [str(d) for d in range(0, ranks, step)], fontsize=7)
     axis.set_ylabel("pipeline rank", fontsize=8)
     axis.tick_params(axis="x", labelsize=8)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+
+
+def _memory_panel(axis: "Axes", prediction: Prediction) -> None:
+    """Bytes in use on first, middle and last rank, below the device's capacity."""
+    steps = prediction.memory_over_time().steps
+    chosen = sorted({0, len(steps) // 2, len(steps) - 1})
+    for rank, colour in zip(chosen, ("#0072B2", "#E69F00", "#CC79A7"), strict=False):
+        time_s = np.append(steps[rank].time_s, prediction.step_time_s)
+        held = np.append(steps[rank].in_use_bytes, steps[rank].in_use_bytes[-1]) / GIB
+        axis.step(time_s, held, where="post", color=colour, linewidth=1.0, label=f"rank {rank}")
+    axis.axhline(
+        prediction.memory_capacity_bytes / GIB, color="#000000", linewidth=0.8, linestyle="--", label="capacity"
+    )
+    axis.set_xlim(0, prediction.step_time_s)
+    axis.set_ylim(0, None)
+    axis.set_ylabel("memory in GiB", fontsize=8)
+    axis.set_xlabel("time in s", fontsize=9)
+    axis.tick_params(labelsize=8)
+    axis.legend(fontsize=7, frameon=False, ncols=4, loc="lower right")
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
 

@@ -9,6 +9,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.io import write_bytes
 from perfmodel.prediction import Prediction
 from perfmodel.program import Kind
+from perfmodel.units import GIB
 from perfmodel.viz._events import LABELS, slices
 
 _STREAM_NAMES = ("compute", "data-parallel communication", "pipeline sends")
@@ -31,6 +32,11 @@ def trace_events(prediction: Prediction) -> dict[str, Any]:
                 "args": {"stage": stage, "micro_batch": micro_batch, "critical": critical},
             }
         )  # fmt: skip
+    for device, steps in enumerate(prediction.memory_over_time().steps):
+        events += [
+            {"ph": "C", "pid": device, "ts": at * 1e6, "name": "memory", "args": {"GiB": held / GIB}}
+            for at, held in zip(steps.time_s.tolist(), steps.in_use_bytes.tolist(), strict=True)
+        ]
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",

@@ -8,10 +8,12 @@ from perfmodel.measure._meter import (
     NoMeter,
     OwnCoreMeter,
     Reading,
+    Usage,
     busy_s,
     host_meter,
     pinned_to_one_core,
     usable_cores,
+    waited_s,
 )
 
 STAT = """cpu  300 0 100 900 50 0 0 10 60 0
@@ -37,11 +39,28 @@ def test_machine_meter_takes_own_time_off_the_busy_time_of_all_cores(tmp_path: P
     stat = tmp_path / "stat"
     stat.write_text(STAT)
     meter = MachineMeter((0, 1), wall_clock=iter([0.0, 10.0]).__next__, stat=stat)
-    before = meter.read(own_s=1.0)
+    before = meter.read(Usage(1.0, None))
     hz = os.sysconf("SC_CLK_TCK")
     # core 1 works for 8 s more, 5 s of them for the measured processes
     stat.write_text(STAT.replace("cpu1 200", f"cpu1 {200 + 8 * hz}"))
-    assert meter.interference(before, meter.read(own_s=6.0)) == pytest.approx(3.0 / 20.0)
+    assert meter.interference(before, meter.read(Usage(6.0, None))) == pytest.approx(3.0 / 20.0)
+
+
+def test_what_others_did_while_nobody_waited_is_no_interference():
+    meter = MachineMeter((0, 1))
+    before = Reading(0.0, 0.0, 0.0, 0.0)
+    assert meter.interference(before, Reading(1.0, 0.5, 2.0, 0.1)) == pytest.approx(0.05)
+    assert meter.interference(before, Reading(1.0, 1.9, 2.0, 0.8)) == pytest.approx(0.05)
+
+
+def test_waiting_is_summed_over_threads_and_processes(tmp_path: Path):
+    for task, nanoseconds in (("7", 2_000_000_000), ("8", 500_000_000)):
+        (tmp_path / task).mkdir()
+        (tmp_path / task / "schedstat").write_text(f"123 {nanoseconds} 9\n")
+    assert waited_s(tmp_path) == pytest.approx(2.5)
+    assert waited_s(tmp_path / "none") is None
+    assert Usage(1.0, 2.0) + Usage(3.0, 4.0) == Usage(4.0, 6.0)
+    assert Usage(1.0, 2.0) + Usage(3.0, None) == Usage(4.0, None)
 
 
 def test_shares_stay_between_zero_and_one():

@@ -66,6 +66,13 @@ def test_timeline_agrees_with_the_step_time(fixed):
     assert p.bubble_fraction == pytest.approx(p.timeline.bubble_fraction(), abs=1e-6)
 
 
+def test_memory_over_time_peaks_where_the_account_says(fixed):
+    for layout in (Layout(pp=4, dp=1), Layout(pp=4, dp=1, schedule="gpipe"), Layout(pp=4, vpp=2, dp=1)):
+        p = explain(fixed, layout, timeline=True)
+        peaks = p.memory_over_time().peak_bytes
+        np.testing.assert_allclose(peaks, [stage.peak for stage in p.memory_per_stage], rtol=0.02)
+
+
 def test_more_of_a_resource_never_hurts(fixed):
     base = explain(fixed, Layout(tp=1, pp=1, dp=8))
     assert explain(fixed, Layout(tp=1, pp=1, dp=8, recompute="full")).step_time_s > base.step_time_s

@@ -69,6 +69,18 @@ def test_1f1b_with_send_ops(stages, micro_batches, forward_s, backward_s, send_s
     assert makespan(compiled, np.array([0, forward_s, backward_s, send_s])) == expected
 
 
+def test_half_a_million_ops():
+    spec = ProgramSpec(stages=64, micro_batches=2048, sends="op")
+    compiled = compile_structure(build(spec))
+    assert compiled.n_ops > 500_000
+    kinds = {"forward": 1.0, "backward": 2.0, "send_forward": 1 / 8, "send_backward": 1 / 8}
+    durations = seconds_by_kind(compiled.structure, **kinds)
+    expected = makespan_1f1b(64, 2048, 1.0, 2.0, 1 / 8)
+    span, gradient = makespan_and_grad(compiled, durations)
+    assert span == gradient @ durations == expected
+    assert makespan(compiled, durations.astype(np.float32)) == pytest.approx(expected, rel=3e-5)
+
+
 def test_gradient_of_gpipe_is_chimeras_counts():
     """n_f = n_b = m + p - 1 forward and backward passes lie on the critical path (Chimera, section 3.4)."""
     structure = build(ProgramSpec(schedule="gpipe", stages=4, micro_batches=10))

@@ -98,13 +98,10 @@ def test_derivatives_of_many():
     gradients = jax.grad(total)([jnp.asarray(d) for d in durations])
     for i, (compiled, of_program) in enumerate(zip(programs, durations, strict=True)):
         np.testing.assert_allclose(gradients[i], (i + 1) * one_by_one(compiled, of_program)[1], rtol=1e-6)
-    tangents = jax.jvp(lambda v: makespan_many(programs, v), (durations_of(durations),) * 1, (durations_of(durations),))
-    for of_program, tangent, compiled in zip(durations, tangents[1], programs, strict=True):
+    arrays = [jnp.asarray(d) for d in durations]
+    _, tangents = jax.jvp(lambda values: makespan_many(programs, values), (arrays,), (arrays,))
+    for of_program, tangent, compiled in zip(durations, tangents, programs, strict=True):
         np.testing.assert_allclose(tangent, one_by_one(compiled, of_program)[0], rtol=1e-5)
-
-
-def durations_of(arrays):
-    return [jnp.asarray(a) for a in arrays]
 
 
 def test_many_of_none():
@@ -131,7 +128,7 @@ def test_working_memory_does_not_grow_with_lanes():
 
     def temporary_bytes(lanes):
         shape = jax.ShapeDtypeStruct((lanes, TILE), jnp.float32)
-        lowered = _many.lower(compiled.op_tables, compiled.bundle_tables, shape, np.int32(lanes // TILE))
+        lowered = _many.lower(shape, np.int32(lanes // TILE), compiled.op_tables, compiled.bundle_tables)
         analysis = lowered.compile().memory_analysis()
         assert analysis is not None
         return analysis.temp_size_in_bytes
