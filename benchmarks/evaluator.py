@@ -156,13 +156,13 @@ def _many_structures() -> dict[str, Result]:
 
     batch, full = ProgramBatch(tuple(programs)), lanes_of(LANES_PER_STRUCTURE)
     n_edges = sum(c.structure.n_edges for c in programs)
-    full_s = _best_s(lambda: makespan_many(batch, full), 7)
+    full_s = _best_s(lambda: makespan_many(batch, full), 15)
     layouts = [d[: 5 + i % 5] for i, d in enumerate(full)]
     with count_traces() as traces:
         cold_s = _best_s(lambda: makespan_many(ProgramBatch(tuple(programs)), layouts), 5)
         for n in (40, 80, 160):
             makespan_many(programs[:n], layouts[:n])
-    warm_s = _best_s(lambda: makespan_many(batch, layouts), 7)
+    warm_s = _best_s(lambda: makespan_many(batch, layouts), 15)
     edge_s = full_s / n_edges / LANES_PER_STRUCTURE
     about = {"structures": len(programs), "ops": sum(c.n_ops for c in programs)}
     return {

@@ -1,30 +1,34 @@
 """Baselines of the kernel regressors on the same kept-out shapes.
 
-    python benchmarks/kernel_baselines.py [FAMILY ...]      (PERFMODEL_DATA names the tables' folder)
+    PERFMODEL_DATA=DIR python benchmarks/kernel_baselines.py [RECIPE ...]
 
-Plain roofline: max(FLOPs / peak, bytes / bandwidth). Trees: gradient boosting (scikit-learn) of
-log time on log shapes, FLOPs, bytes, device figures and kind; once as is, once told the software.
+Plain roofline: max(FLOPs / peak, bytes / bandwidth). Trees: gradient boosting (scikit-learn) of log
+time on log shapes, FLOPs, bytes, device figures and kind; once as is, once told the software. Writes
+training/baselines.json, which training/report.py prints beside our own errors.
 """
 
+import json
 import os
 import sys
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 
-from perfmodel.io import read_table
+from perfmodel.io import read_table, write_json
 from perfmodel.learn import (
     Samples,
     absolute_percent,
-    default_recipes,
     figures_lookup,
     gather,
     kernel_table_paths,
+    read_recipe,
     roofline_log_time,
     split,
     tree_features,
 )
 
+TRAINING = Path(__file__).parents[1] / "training"
+OUT = TRAINING / "baselines.json"
 MOST_ROWS = 150_000
 """Rows that the trees are grown on (sampled), to keep a family under about two minutes."""
 
@@ -35,12 +39,10 @@ def baselines(samples: Samples, holdout: float) -> dict[str, float]:
 
     fit_on, check_on, test = split(samples, holdout)
     log_time = np.log(samples.time_s)
-    roofline = roofline_log_time(samples)[test]
-    result = {"roofline": float(absolute_percent(log_time[test] - roofline).mean())}
-    rng = np.random.default_rng(0)
+    result = {"roofline": float(absolute_percent(log_time[test] - roofline_log_time(samples)[test]).mean())}
     seen = np.concatenate([fit_on, check_on]).astype(np.int64)
-    seen = rng.choice(seen, min(len(seen), MOST_ROWS), replace=False)
-    for label, with_software in (("trees", False), ("trees, told the software", True)):
+    seen = np.random.default_rng(0).choice(seen, min(len(seen), MOST_ROWS), replace=False)
+    for label, with_software in (("trees", False), ("trees_told_software", True)):
         x = tree_features(samples, with_software=with_software)
         trees = HistGradientBoostingRegressor(
             max_iter=500, learning_rate=0.1, max_leaf_nodes=63, min_samples_leaf=10, random_state=0
@@ -50,16 +52,17 @@ def baselines(samples: Samples, holdout: float) -> dict[str, float]:
     return {k: round(v, 2) for k, v in result.items()}
 
 
-def main(names: list[str]) -> dict[str, Any]:
-    """Baselines of the named regressors (all by default)."""
-    frames = [read_table(path) for path in kernel_table_paths(os.environ["PERFMODEL_DATA"])]
-    report = {}
-    for recipe in default_recipes():
-        if not names or recipe.name in names or recipe.family in names:
-            samples = gather(frames, recipe.family, recipe.dtypes, figures_lookup())
-            report[recipe.name] = baselines(samples, recipe.holdout)
-            print(recipe.name, report[recipe.name], flush=True)
-    return report
+def main(names: list[str]) -> None:
+    """Baselines of the named recipes (all by default)."""
+    paths = kernel_table_paths(os.environ["PERFMODEL_DATA"])
+    known = json.loads(OUT.read_text()) if OUT.exists() else {}
+    for name in names or [p.stem for p in sorted((TRAINING / "recipes").glob("*.toml"))]:
+        recipe = read_recipe(TRAINING / "recipes" / f"{name}.toml")
+        frames = [read_table(p) for p in paths if p.name.startswith(recipe.family)]
+        samples = gather(frames, recipe.family, recipe.dtypes, figures_lookup())
+        known[name] = baselines(samples, recipe.holdout)
+        print(name, known[name], flush=True)
+        write_json(OUT, dict(sorted(known.items())))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # the model's own arrays are small: an accelerator would only add latency
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     try:
+        _keep_compilations()
         from perfmodel.cli import _commands
 
         return getattr(_commands, arguments.run)(arguments)
@@ -29,3 +30,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("perfmodel: interrupted", file=sys.stderr)
         return 130
+
+
+def _keep_compilations() -> None:
+    """Compiled evaluators stay on disk beside the structures, so that the next run starts at once."""
+    import jax
+
+    from perfmodel.timeline import cache_dir
+
+    jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -1,6 +1,7 @@
 """Regressors of kernel times: features, base time, training, intervals, weights files. JAX only on use."""
 
 from perfmodel.learn._base import roofline_log_time as roofline_log_time
+from perfmodel.learn._collective_alpha_beta import TERMS as TERMS
 from perfmodel.learn._collective_alpha_beta import alpha_beta_time as alpha_beta_time
 from perfmodel.learn._collective_alpha_beta import distsim_all_reduce_time as distsim_all_reduce_time
 from perfmodel.learn._collective_curve import LinkConstants as LinkConstants
@@ -16,6 +17,7 @@ from perfmodel.learn._calibration import fit_calibration as fit_calibration
 from perfmodel.learn._errors import absolute_percent as absolute_percent
 from perfmodel.learn._fit import fit as fit
 from perfmodel.learn._frame import factorise as factorise
+from perfmodel.learn._library import kernel_records as kernel_records
 from perfmodel.learn._library import load_family as load_family
 from perfmodel.learn._library import shipped_folder as shipped_folder
 from perfmodel.learn._library import weights_folder as weights_folder

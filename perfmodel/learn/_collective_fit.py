@@ -29,7 +29,7 @@ from perfmodel.learn._collective_store import FILE_NAME, save_collective_weights
 from perfmodel.learn._collective_studies import left_out_spread
 from perfmodel.learn._collective_table import CollectiveRows, collective_rows
 from perfmodel.learn._collective_weights import CollectiveWeights, Corrected, MoeWeights
-from perfmodel.learn._kriging import Hyperparameters, fit_kriging
+from perfmodel.learn._kriging import Hyperparameters, Kriging, fit_kriging
 from perfmodel.learn._kriging_hyper import MAX_POINTS, fit_hyperparameters
 from perfmodel.learn._local_intervals import conformal_quantile, local_quantiles
 
@@ -142,10 +142,7 @@ def fit_corrections(
         )
         kriging, left_out = fit_kriging(COMPONENTS, found, points, middle, shape_blocks(chosen))
         error = target - left_out[label]
-        quantiles = local_quantiles(own.series, np.log2(own.buffer_bytes), error)
-        corrections[family.name] = Corrected(kriging, quantiles)
-        mean = float(np.abs(np.expm1(-error)).mean())
-        _LOG.info("%s: %d points, %.1f %% on shapes left out", family.name, len(chosen), 100 * mean)
+        corrections[family.name] = _corrected(family.name, kriging, own.series, own.buffer_bytes, error)
     return corrections
 
 
@@ -165,10 +162,15 @@ def fit_moe(rows: moe.MoeRows, seed: int, start: MoeWeights | None, studies: boo
         own = rows.take(index)
         kriging, left_out = fit_kriging(moe.COMPONENTS, hyper, points.take(index), residual[index], moe.moe_blocks(own))
         error = residual[index] - left_out
-        corrections[name] = Corrected(kriging, local_quantiles(own.series, np.log2(own.tokens), error))
-        _LOG.info("%s: %d points, %.1f %% on shapes left out", name, len(own), 100 * np.abs(np.expm1(-error)).mean())
+        corrections[name] = _corrected(name, kriging, own.series, own.tokens, error)
     fitted = MoeWeights(known, corrections)
     return replace(fitted, spread=_moe_spread(rows, known)) if studies else fitted
+
+
+def _corrected(name: str, kriging: Kriging, group: np.ndarray, size: np.ndarray, error: np.ndarray) -> Corrected:
+    mean = float(np.abs(np.expm1(-error)).mean())
+    _LOG.info("%s: %d points, %.1f %% on shapes left out", name, len(kriging.weight), 100 * mean)
+    return Corrected(kriging, local_quantiles(group, np.log2(size), error), mean)
 
 
 def _moe_spread(rows: moe.MoeRows, known: dict[str, np.ndarray]) -> float:

@@ -59,6 +59,8 @@ def save_collective_weights(weights: CollectiveWeights, path: Path) -> None:
 def load_collective_weights(calibration: Path | None = None) -> CollectiveWeights:
     """Read the shipped weights, or `collectives.safetensors` of a calibration folder (or that file itself).
 
+    A folder that holds other weights but no collectives leaves them to the shipped ones.
+
     Raises:
         CalibrationError: if the file is missing, truncated, or of another schema version.
     """
@@ -68,6 +70,8 @@ def load_collective_weights(calibration: Path | None = None) -> CollectiveWeight
         path = Path(str(files("perfmodel.learn") / "weights" / FILE_NAME))
     else:
         path = Path(calibration)
+        if path.is_dir() and not (path / FILE_NAME).exists() and any(path.glob("*.safetensors")):
+            return load_collective_weights()
         path = path / FILE_NAME if path.suffix != ".safetensors" else path
     if not path.is_file():
         raise CalibrationError(f"{path}: no such calibration; make one with `perfmodel fit TABLE --out DIR`")
@@ -121,7 +125,7 @@ def _put(arrays: dict[str, np.ndarray], prefix: str, corrections: Mapping[str, C
         local, groups = corrected.quantiles.arrays()
         arrays |= {f"{prefix}/{i}/{key}": value for key, value in fix.items()}
         arrays |= {f"{prefix}/{i}/q/{key}": value for key, value in local.items()}
-        listed.append([name, names, groups])
+        listed.append([name, names, groups, corrected.left_out_error])
     return listed
 
 
@@ -133,10 +137,10 @@ def _take(
     columns: tuple[tuple[str, ...], tuple[str, ...]],
 ) -> dict[str, Corrected]:
     result = {}
-    for i, (name, names, groups) in enumerate(listed):
+    for i, (name, names, groups, error) in enumerate(listed):
         own = _under(arrays, f"{prefix}/{i}/")
         kriging = kriging_of(components, *columns, own, names)
-        result[name] = Corrected(kriging, LocalQuantiles.of(_under(own, "q/"), groups))
+        result[name] = Corrected(kriging, LocalQuantiles.of(_under(own, "q/"), groups), error)
     return result
 
 

@@ -29,7 +29,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def fit(
-    tables: Sequence[Path | str],
+    tables: Sequence[Path | str | pd.DataFrame],
     out: Path | str,
     *,
     family: str | None = None,
@@ -45,14 +45,15 @@ def fit(
     on all rows, which is what is saved as `<out>/<name>.safetensors`.
 
     Args:
-        tables: csv, csv.gz or parquet files with the columns of the measurement schema.
+        tables: files (csv, csv.gz, parquet) with the columns of the measurement schema, or frames that
+            `read_table` made.
         family: only this op family; all that the tables have by default.
         recipes: settings; sized to the number of rows by default.
         resume: go on from checkpoints in `out`, and keep regressors there that were fitted from the
             same files with the same recipe and seed.
 
     Returns:
-        By regressor name: `rows`, `mean_ape` and `median_ape` (per cent) and `coverage_90` on shapes
+        By regressor name: `rows`, and `mean_ape`, `median_ape` and `coverage_90` (fractions) on shapes
         kept out.
 
     Raises:
@@ -61,7 +62,7 @@ def fit(
     from perfmodel.io import read_table
 
     out = Path(out)
-    frames = [read_table(path) for path in tables]
+    frames = [table if isinstance(table, pd.DataFrame) else read_table(table) for table in tables]
     rows = {name: sum(int((text(frame, "op_family") == name).sum()) for frame in frames) for name in FAMILIES}
     wanted = [name for name in FAMILIES if rows[name] and family in (None, name)]
     if not wanted:
@@ -104,8 +105,8 @@ def _headline(record: dict[str, Any]) -> dict[str, Any]:
     kept_out = record["in_range"]
     return {
         "rows": sum(record["rows_by_source"].values()),
-        "mean_ape": kept_out["mean_ape"],
-        "median_ape": kept_out["median_ape"],
+        "mean_ape": kept_out["mean_ape"] / 100,
+        "median_ape": kept_out["median_ape"] / 100,
         "coverage_90": kept_out["coverage_90"],
     }
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
+from scipy.linalg import lapack
 
 DEGREES: Final = 4.0
 """Of the Student-t weights that keep outliers from bending their neighbours."""
-ROBUST_ROUNDS: Final = 3
+ROBUST_ROUNDS: Final = 2
 WEIGHTS: Final = (0.02, 1.2)
 
 
@@ -166,7 +166,7 @@ def fit_kriging(
     for _ in range(ROBUST_ROUNDS):
         matrix = kernel.copy()
         matrix[np.diag_indices(n)] += noise / robust + 1e-9
-        inverse = cho_solve(cho_factor(matrix, lower=True, overwrite_a=True), np.eye(n), overwrite_b=True)
+        inverse = _inverse(matrix)
         weight = inverse @ residual
         variance = np.ones(n)
         for index in groups:
@@ -175,6 +175,15 @@ def fit_kriging(
             variance[index] = np.diag(local)
         robust = np.clip((DEGREES + 1) / (DEGREES + (residual - without) ** 2 / variance), *WEIGHTS)
     return Kriging(tuple(components), hyper, points, weight), without
+
+
+def _inverse(matrix: np.ndarray) -> np.ndarray:
+    """Inverse of a positive definite matrix by its Cholesky factor, a third of the work of a solve."""
+    factor, failed = lapack.dpotrf(np.asfortranarray(matrix), lower=1, overwrite_a=1)
+    if failed:
+        raise np.linalg.LinAlgError(f"covariance is not positive definite at point {failed}")
+    inverse, _ = lapack.dpotri(factor, lower=1, overwrite_c=1)
+    return np.tril(inverse) + np.tril(inverse, -1).T
 
 
 def _members(block: np.ndarray) -> list[np.ndarray]:

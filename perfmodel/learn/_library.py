@@ -2,10 +2,12 @@
 
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from perfmodel.errors import CalibrationError
 from perfmodel.learn._regressor import Regressor
-from perfmodel.learn._weights import load_regressor
+from perfmodel.learn._rows import FAMILIES
+from perfmodel.learn._weights import load_regressor, read_header
 
 
 def shipped_folder() -> Path:
@@ -42,3 +44,10 @@ def load_family(folder: Path, family: str) -> tuple[Regressor, ...]:
 
 def _belongs(path: Path, family: str) -> bool:
     return path.stem == family or path.stem.startswith(f"{family}_")
+
+
+def kernel_records(folder: Path | None = None) -> dict[str, dict[str, Any]]:
+    """By regressor, the record of its making (data, seed, errors) from each weights file's metadata."""
+    paths = sorted((folder or shipped_folder()).glob("*.safetensors"))
+    kernels = [path for path in paths if any(_belongs(path, family) for family in FAMILIES)]
+    return {path.stem: read_header(path)["record"] for path in kernels}

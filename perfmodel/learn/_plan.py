@@ -12,7 +12,7 @@ Mode = Literal["direct", "ratio", "near", "far"]
 MAX_DONORS: Final = 3
 NEAR_SIMILARITY: Final = 0.45
 """From here on a related device counts as a near relative (same generation, like figures)."""
-_TRUST: Final = (1.0, 0.8, 0.4)
+_TRUST: Final = (1.0, 0.7, 0.05)
 """Factor on similarity for the software asked for, another of the same source, any other."""
 _OTHER_CLOCK: Final = 0.1
 """Factor on similarity between sources that do and do not time the host's launch."""

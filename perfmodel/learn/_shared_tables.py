@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float64
 
 from perfmodel.errors import TableError
@@ -35,9 +36,15 @@ def kernel_table_paths(folder: Path | str) -> list[Path]:
     return paths
 
 
-def table_hashes(paths: Iterable[Path | str]) -> dict[str, str]:
-    """SHA-256 of every table file by `folder/name`, for the weights file's record."""
-    return {"/".join(Path(p).parts[-2:]): hashlib.sha256(Path(p).read_bytes()).hexdigest() for p in paths}
+def table_hashes(tables: Iterable[Path | str | pd.DataFrame]) -> dict[str, str]:
+    """SHA-256 of every table by `folder/name` (`frame <index>` for frames), for the weights file's record."""
+    hashes = {}
+    for index, table in enumerate(tables):
+        if isinstance(table, pd.DataFrame):
+            hashes[f"frame {index}"] = hashlib.sha256(table.to_csv(index=False).encode()).hexdigest()
+        else:
+            hashes["/".join(Path(table).parts[-2:])] = hashlib.sha256(Path(table).read_bytes()).hexdigest()
+    return hashes
 
 
 def tree_features(samples: Samples, *, with_software: bool) -> Float64[np.ndarray, "n F"]:

@@ -3,18 +3,16 @@
 import socket
 import time
 from contextlib import suppress
-from functools import reduce
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from operator import add
 from typing import Any, Final, Self
 
 import numpy as np
 
 from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
 from perfmodel.measure._harness import Sample
-from perfmodel.measure._meter import Meter, Usage, usable_cores
+from perfmodel.measure._meter import Meter, usable_cores
 from perfmodel.measure._programs import JAX_DTYPES
 from perfmodel.measure._rank import serve
 from perfmodel.spec import Collective
@@ -77,17 +75,14 @@ class RankGroup:
 
     def sample(self, calls: int, meter: Meter) -> Sample:
         """Run `calls` calls on all ranks; the slowest rank's time counts."""
-        before = meter.read(self._usage())
+        before = meter.read(sum(self._ask("own_s")))
         wall_s = max(self._ask("run", calls))
-        after = meter.read(self._usage())
+        after = meter.read(sum(self._ask("own_s")))
         return Sample(calls, wall_s, meter.interference(before, after))
 
     def values(self) -> list[np.ndarray]:
         """Result of the loaded collective, one float64 array per rank."""
         return self._ask("values")
-
-    def _usage(self) -> Usage:
-        return reduce(add, self._ask("usage"))
 
     def _ask(self, *request: Any) -> list[Any]:
         if not self._pipes:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Protocol
 
 _PROC_STAT = Path("/proc/stat")
-_TASKS = Path("/proc/self/task")
 _IDLE_FIELDS = (3, 4)
 """Columns `idle` and `iowait` of a processor's line, after its name (proc(5))."""
 _GUEST_FIELDS = 2
@@ -25,24 +24,6 @@ class Reading:
     """Processor time of the measured processes."""
     busy_s: float
     """Processor time of everybody on the watched cores."""
-    waited_s: float | None = None
-    """Time that threads of the measured processes were ready but had no core; `None` if not known."""
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Processor time had and waited for, in seconds: of one process, or summed over several."""
-
-    own_s: float
-    waited_s: float | None
-
-    @classmethod
-    def of_this_process(cls) -> "Usage":
-        return cls(time.process_time(), waited_s())
-
-    def __add__(self, other: "Usage") -> "Usage":
-        known = self.waited_s is not None and other.waited_s is not None
-        return Usage(self.own_s + other.own_s, self.waited_s + other.waited_s if known else None)  # type: ignore[operator]
 
 
 class Meter(Protocol):
@@ -53,8 +34,8 @@ class Meter(Protocol):
         """Shortest interval that the counters resolve."""
         ...
 
-    def read(self, usage: Usage | None = None) -> Reading:
-        """The counters now; `usage` of the measured processes where they are not this one."""
+    def read(self, own_s: float | None = None) -> Reading:
+        """The counters now; `own_s` where the measured processes are not this one."""
         ...
 
     def interference(self, before: Reading, after: Reading) -> float:
@@ -74,9 +55,9 @@ class OwnCoreMeter:
     own_clock: Callable[[], float] = time.process_time
     min_sample_s: float = 0.0
 
-    def read(self, usage: Usage | None = None) -> Reading:
+    def read(self, own_s: float | None = None) -> Reading:
         wall_s = self.wall_clock()
-        return Reading(wall_s, usage.own_s if usage else self.own_clock(), wall_s)
+        return Reading(wall_s, self.own_clock() if own_s is None else own_s, wall_s)
 
     def interference(self, before: Reading, after: Reading) -> float:
         return _share(before, after, cores=1)
@@ -84,13 +65,11 @@ class OwnCoreMeter:
 
 @dataclass(frozen=True)
 class MachineMeter:
-    """For several threads or processes, by the smaller of two upper bounds.
+    """For several threads or processes: busy time of the watched cores less own processor time.
 
-    Others cannot take more than the busy time of the watched cores less the own processor time,
-    and cannot delay more than the time that own threads waited for a core. The first also counts
-    what others did while all own threads slept, the second where own threads waited for one another.
-    Busy time is counted in ticks of usually 10 ms (`/proc/stat`): samples of a quarter of a second
-    keep the error at a few per cent.
+    What others do while all measured threads sleep counts too, so the share is an upper bound.
+    Reads `/proc/stat`, which counts in ticks of usually 10 ms: samples of a quarter of a second keep
+    the error at a few per cent.
     """
 
     cores: tuple[int, ...]
@@ -98,9 +77,9 @@ class MachineMeter:
     stat: Path = _PROC_STAT
     min_sample_s: float = 0.25
 
-    def read(self, usage: Usage | None = None) -> Reading:
-        usage = usage or Usage.of_this_process()
-        return Reading(self.wall_clock(), usage.own_s, busy_s(self.cores, self.stat), usage.waited_s)
+    def read(self, own_s: float | None = None) -> Reading:
+        own_s = time.process_time() if own_s is None else own_s
+        return Reading(self.wall_clock(), own_s, busy_s(self.cores, self.stat))
 
     def interference(self, before: Reading, after: Reading) -> float:
         return _share(before, after, cores=len(self.cores))
@@ -113,7 +92,7 @@ class NoMeter:
     wall_clock: Callable[[], float] = time.perf_counter
     min_sample_s: float = 0.0
 
-    def read(self, usage: Usage | None = None) -> Reading:
+    def read(self, own_s: float | None = None) -> Reading:
         return Reading(self.wall_clock(), 0.0, 0.0)
 
     def interference(self, before: Reading, after: Reading) -> float:
@@ -154,6 +133,36 @@ def pinned_to_one_core() -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
+def wait_until_quiet(
+    limit: float,
+    patience_s: float,
+    busy_share: Callable[[float], float] | None = None,
+    look_s: float = 0.5,
+) -> float:
+    """Wait until the usable cores are busy for less than `limit` of the time, for `patience_s` at most.
+
+    Args:
+        busy_share: busy share of the cores over the next given seconds; default: the system's.
+
+    Returns:
+        Seconds waited, as far as the patience reached.
+    """
+    busy_share = busy_share or _busy_share
+    waited_s = 0.0
+    while waited_s < patience_s and busy_share(look_s) > limit:
+        waited_s += look_s
+    return waited_s
+
+
+def _busy_share(duration_s: float) -> float:
+    if not _PROC_STAT.exists():
+        return 0.0
+    cores = usable_cores()
+    before_s = busy_s(cores)
+    time.sleep(duration_s)
+    return (busy_s(cores) - before_s) / (duration_s * len(cores))
+
+
 def busy_s(cores: Iterable[int], stat: Path = _PROC_STAT) -> float:
     """Seconds that the cores have been busy since boot, stolen time included."""
     wanted = {f"cpu{core}" for core in cores}
@@ -166,19 +175,9 @@ def busy_s(cores: Iterable[int], stat: Path = _PROC_STAT) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def waited_s(tasks: Path = _TASKS) -> float | None:
-    """Seconds that this process's threads have stood in run queues; `None` where the kernel keeps no account."""
-    try:
-        return sum(int((task / "schedstat").read_text().split()[1]) for task in tasks.iterdir()) * 1e-9
-    except (OSError, IndexError):
-        return None
-
-
 def _share(before: Reading, after: Reading, *, cores: int) -> float:
     available_s = (after.wall_s - before.wall_s) * cores
     if available_s <= 0:
         return 0.0
     taken_s = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
-    if before.waited_s is not None and after.waited_s is not None:
-        taken_s = min(taken_s, after.waited_s - before.waited_s)
     return min(1.0, max(0.0, taken_s / available_s))

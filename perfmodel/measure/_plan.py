@@ -10,6 +10,7 @@ from typing import Any, Final
 from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
 from perfmodel.measure._harness import StoppingRule
 from perfmodel.spec import Attention, Collective, Convolution, Embedding, Gemm, KernelOp, MemoryBound, OptimizerStep
+from perfmodel.units import dtype_bytes
 
 FAMILIES: Final[dict[str, type[KernelOp]]] = {
     op.family: op for op in (Gemm, Attention, MemoryBound, Embedding, OptimizerStep, Convolution)
@@ -30,6 +31,8 @@ class Plan:
     collective_table: str
     attempts: int
     """Measurements of one row at most while others disturb it."""
+    patience_s: float
+    """Longest wait for a quiet machine in one pass over the collectives, which need all of it."""
 
 
 def read_plan(path: Path | str) -> Plan:
@@ -47,8 +50,8 @@ def read_plan(path: Path | str) -> Plan:
         data = tomllib.loads(path.read_text())
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise CalibrationError(f"{path}: not a readable plan ({error})") from None
-    known = {"device", "attempts", "rule", "collective_rule", "kernel_table", "collective_table", "kernels"}
-    if unknown := sorted(set(data) - known - {"collectives"}):
+    known = {f.name for f in fields(Plan)}
+    if unknown := sorted(set(data) - known):
         raise CalibrationError(f"{path}: unknown keys {', '.join(unknown)}; known: {', '.join(sorted(known))}")
     if not isinstance(data.get("device"), str):
         raise CalibrationError(f"{path}: device is missing; name the device whose table this makes")
@@ -63,6 +66,7 @@ def read_plan(path: Path | str) -> Plan:
             kernel_table=data.get("kernel_table", "kernels.csv"),
             collective_table=data.get("collective_table", "collectives.csv"),
             attempts=int(data.get("attempts", 3)),
+            patience_s=float(data.get("patience_s", 0.0)),
         )
     except PerfModelError as error:
         raise CalibrationError(f"{path}: {error}") from None
@@ -93,12 +97,11 @@ def _collectives(grid: dict[str, Any], index: int) -> list[Collective]:
     where = f"collectives[{index}]"
     ops = []
     for point in expand(grid):
-        ranks = point.get("num_ranks", 0)
-        # whole elements per rank, as close below the wanted size as they come
-        unit = 4 * ranks if point.get("dtype", "fp32") == "fp32" else 2 * ranks
-        if unit and isinstance(point.get("bytes"), int):
-            point["bytes"] -= point["bytes"] % unit
-        ops.append(_make(Collective, {"dtype": "fp32", "ranks_per_node": ranks, **point}, where))
+        point = {"dtype": "fp32", "ranks_per_node": point.get("num_ranks", 0), **point}
+        if isinstance(point.get("bytes"), int):
+            # whole elements per rank, as close below the wanted size as they come
+            point["bytes"] -= point["bytes"] % max(1, dtype_bytes(point["dtype"]) * point.get("num_ranks", 0))
+        ops.append(_make(Collective, point, where))
     return ops
 
 

@@ -7,7 +7,6 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-from perfmodel.measure._meter import Usage
 from perfmodel.measure._programs import JAX_DTYPES
 from perfmodel.spec import Collective
 from perfmodel.units import dtype_bytes
@@ -17,7 +16,7 @@ def serve(pipe: Connection, rank: int, num_ranks: int, port: int, core: int | No
     """Join the group and answer requests until told to stop.
 
     A request is a tuple of a name and its arguments: `("load", Collective)`, `("run", calls)`,
-    `("usage",)`, `("values",)`, `("stop",)`; an answer is `("ok", value)` or `("error", text)`.
+    `("own_s",)`, `("values",)`, `("stop",)`; an answer is `("ok", value)` or `("error", text)`.
     """
     # gloo announces itself on standard output, which belongs to the parent's result
     with open(os.devnull, "wb") as nowhere:
@@ -83,9 +82,9 @@ class _Session:
             jax.block_until_ready(self._function(self._buffer))
         return time.perf_counter() - start_s
 
-    def usage(self) -> Usage:
+    def own_s(self) -> float:
         """Processor time of this rank so far."""
-        return Usage.of_this_process()
+        return time.process_time()
 
     def values(self) -> Any:
         """This rank's part of the result, as a NumPy array."""

@@ -1,6 +1,6 @@
 """A plan run from start to finish: tables and cards."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from importlib.metadata import version
 from itertools import groupby
@@ -15,7 +15,7 @@ from perfmodel.measure._collectives import collective_row
 from perfmodel.measure._group import RankGroup, check_collective
 from perfmodel.measure._harness import StoppingRule
 from perfmodel.measure._kernels import call_overhead_s, device_meter, kernel_row
-from perfmodel.measure._meter import machine_meter, pinned_to_one_core
+from perfmodel.measure._meter import machine_meter, pinned_to_one_core, wait_until_quiet
 from perfmodel.measure._partial import PartialFile
 from perfmodel.measure._plan import Plan
 from perfmodel.measure._rows import MEASURED, Row, collective_columns, op_columns
@@ -72,7 +72,8 @@ def _run_collectives(plan: Plan, path: Path, progress: Progress) -> Card:
     rule, meter = plan.collective_rule, machine_meter()
 
     def measure(ops: Sequence[Collective]) -> Iterator[Row]:
-        for num_ranks, members in groupby(ops, key=lambda op: op.num_ranks):
+        quiet = _when_quiet(ops, rule.interference_limit, plan.patience_s)
+        for num_ranks, members in groupby(quiet, key=lambda op: op.num_ranks):
             with ExitStack() as stack:
                 group = stack.enter_context(RankGroup(num_ranks))
                 for op in members:
@@ -85,6 +86,13 @@ def _run_collectives(plan: Plan, path: Path, progress: Progress) -> Card:
         interference_limit=rule.interference_limit, attempts=plan.attempts,
     )  # fmt: skip
     return _finish(path, rows, rule.resolved_by(meter), partial, {"pinning": "rank r on core r modulo cores"})
+
+
+def _when_quiet(ops: Iterable[Collective], limit: float, patience_s: float) -> Iterator[Collective]:
+    """Hands out each op once the machine is quiet, or the patience for all of them is used up."""
+    for op in ops:
+        patience_s -= wait_until_quiet(limit, patience_s)
+        yield op
 
 
 def _partial(path: Path, device: str) -> PartialFile:

@@ -125,22 +125,26 @@ def run_item(
 def tile_of_lanes(tables: BundleTables, durations: Float[Array, "classes lanes"]) -> Float[Array, " lanes"]:
     """Makespan of every lane; each step runs a bundle of independent ops for all lanes.
 
-    As in `run_item`, a bundle's ends are written to their slots at the start of the next step.
+    As in `run_item`, a bundle's ends are written to their slots at the start of the next step. Until
+    then they lie in `ends` below a row that is not used: XLA would split the step's arithmetic among
+    threads, at many times its cost, were it not part of an update in place.
     """
 
     def bundle(k: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
         slots, ends = state
         row = unsigned(read(tables.rows, unsigned(k)))
-        slots = lax.dynamic_update_slice(slots, ends, (row[-1], jnp.uint32(0)))
+        slots = lax.dynamic_update_slice(slots, ends[1:], (row[-1], jnp.uint32(0)))
         columns = [row[i : i + BUNDLE] for i in range(0, row.shape[0] - 1, BUNDLE)]
         a, b = gather(slots, columns[0]), gather(slots, columns[1])
         if tables.has_lags:
             a, b = a + gather(durations, columns[3]), b + gather(durations, columns[4])
-        return slots, jnp.where(b > a, b, a) + gather(durations, columns[2])
+        end = jnp.where(b > a, b, a) + gather(durations, columns[2])
+        return slots, lax.dynamic_update_slice(ends, end, (1, 0))
 
-    start = _slots(tables.n_slots, durations), jnp.zeros((BUNDLE, durations.shape[1]), durations.dtype)
+    lanes = durations.shape[1]
+    start = _slots(tables.n_slots, durations), jnp.zeros((1 + BUNDLE, lanes), durations.dtype)
     _, ends = lax.fori_loop(np.int32(0), tables.n_bundles, bundle, start)
-    return ends[0]
+    return ends[1]
 
 
 def _slots(n: int, durations: Float[Array, "classes *lanes"]) -> Float[Array, "slots *lanes"]:

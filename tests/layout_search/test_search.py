@@ -97,3 +97,11 @@ def test_result_is_exported(result):
     frame = result.to_frame()
     assert len(frame) == 5
     assert "<table" in result._repr_html_()
+
+
+def test_a_whole_search_traces_few_functions():
+    from perfmodel.timeline import count_traces
+
+    with count_traces() as traces:
+        search("gpt3-2.7b", CLUSTER, devices=32, global_batch=64, seq_len=2048, top=5)
+    assert traces.total <= 16

@@ -69,7 +69,7 @@ def test_failing_and_dying_ranks_are_named():
         group._processes[1].kill()
         group._processes[1].join()
         with pytest.raises(CalibrationError, match="rank 1 died"):
-            group._ask("usage")
+            group._ask("own_s")
 
 
 @pytest.mark.parametrize(

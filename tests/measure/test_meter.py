@@ -1,4 +1,5 @@
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,11 @@ from perfmodel.measure._meter import (
     NoMeter,
     OwnCoreMeter,
     Reading,
-    Usage,
     busy_s,
     host_meter,
     pinned_to_one_core,
     usable_cores,
-    waited_s,
+    wait_until_quiet,
 )
 
 STAT = """cpu  300 0 100 900 50 0 0 10 60 0
@@ -39,28 +39,23 @@ def test_machine_meter_takes_own_time_off_the_busy_time_of_all_cores(tmp_path: P
     stat = tmp_path / "stat"
     stat.write_text(STAT)
     meter = MachineMeter((0, 1), wall_clock=iter([0.0, 10.0]).__next__, stat=stat)
-    before = meter.read(Usage(1.0, None))
+    before = meter.read(own_s=1.0)
     hz = os.sysconf("SC_CLK_TCK")
     # core 1 works for 8 s more, 5 s of them for the measured processes
     stat.write_text(STAT.replace("cpu1 200", f"cpu1 {200 + 8 * hz}"))
-    assert meter.interference(before, meter.read(Usage(6.0, None))) == pytest.approx(3.0 / 20.0)
+    assert meter.interference(before, meter.read(own_s=6.0)) == pytest.approx(3.0 / 20.0)
 
 
-def test_what_others_did_while_nobody_waited_is_no_interference():
-    meter = MachineMeter((0, 1))
-    before = Reading(0.0, 0.0, 0.0, 0.0)
-    assert meter.interference(before, Reading(1.0, 0.5, 2.0, 0.1)) == pytest.approx(0.05)
-    assert meter.interference(before, Reading(1.0, 1.9, 2.0, 0.8)) == pytest.approx(0.05)
+def test_waits_for_a_quiet_machine_as_long_as_patience_lasts():
+    assert wait_until_quiet(0.1, 60.0, _shares(0.9, 0.5, 0.05)) == 1.0
+    assert wait_until_quiet(0.1, 1.0, _shares(*[0.9] * 9)) == 1.0
+    assert wait_until_quiet(0.1, 0.0, _shares()) == 0.0
+    assert wait_until_quiet(1.1, 1.0) == 0.0
 
 
-def test_waiting_is_summed_over_threads_and_processes(tmp_path: Path):
-    for task, nanoseconds in (("7", 2_000_000_000), ("8", 500_000_000)):
-        (tmp_path / task).mkdir()
-        (tmp_path / task / "schedstat").write_text(f"123 {nanoseconds} 9\n")
-    assert waited_s(tmp_path) == pytest.approx(2.5)
-    assert waited_s(tmp_path / "none") is None
-    assert Usage(1.0, 2.0) + Usage(3.0, 4.0) == Usage(4.0, 6.0)
-    assert Usage(1.0, 2.0) + Usage(3.0, None) == Usage(4.0, None)
+def _shares(*shares: float) -> Callable[[float], float]:
+    left = iter(shares)
+    return lambda duration_s: next(left)
 
 
 def test_shares_stay_between_zero_and_one():

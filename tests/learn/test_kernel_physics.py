@@ -1,0 +1,92 @@
+"""The vectorised formulas against the ops' own, and NumPy against JAX."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.catalog import device
+from perfmodel.learn import Figures, kernel_physics, rows_from_ops
+from perfmodel.learn._inputs import machine_of, shape_with_flags
+from perfmodel.learn._physics import AXES, PHYSICS
+from perfmodel.spec import Attention, Convolution, Embedding, Gemm, KernelOp, MemoryBound, MoE, OptimizerStep
+
+FIGURES = Figures.of(device("A100-SXM4-80GB"))
+SIZE = st.integers(1, 4096)
+DTYPES = st.sampled_from(["bf16", "fp16", "fp32", "fp8"])
+PASSES = st.sampled_from(["fwd", "bwd", "dgrad", "wgrad"])
+
+gemms = st.builds(Gemm, m=SIZE, n=SIZE, k=SIZE, batch=st.integers(1, 64), dtype=DTYPES, pass_=PASSES)
+attentions = st.builds(
+    Attention, batch=SIZE, heads=st.sampled_from([8, 16, 32]), kv_heads=st.sampled_from([1, 4, 8]), seq_q=SIZE,
+    seq_kv=SIZE, head_dim=st.sampled_from([64, 128]), causal=st.booleans(), pass_=st.sampled_from(["fwd", "bwd"]),
+)  # fmt: skip
+memory = st.builds(
+    MemoryBound, op=st.sampled_from(["gelu", "layer_norm", "never_heard_of"]), rows=SIZE, hidden=SIZE,
+    n_inputs=st.integers(1, 4), dtype=DTYPES, pass_=st.sampled_from(["fwd", "bwd"]),
+)  # fmt: skip
+embeddings = st.builds(Embedding, tokens=SIZE, hidden=SIZE, vocab=SIZE, pass_=st.sampled_from(["fwd", "bwd"]))
+optimisers = st.builds(OptimizerStep, n_params=st.integers(1, 10**10), tensors=SIZE)
+convolutions = st.builds(
+    Convolution, batch=st.integers(1, 64), c_in=SIZE, h_in=st.integers(8, 64), w_in=st.integers(8, 64), c_out=SIZE,
+    k_h=st.integers(1, 7), k_w=st.integers(1, 7), stride_h=st.integers(1, 2), pad_h=st.integers(0, 3),
+    pass_=st.sampled_from(["fwd", "bwd", "dgrad"]),
+)  # fmt: skip
+
+
+@given(st.one_of(gemms, memory, embeddings, optimisers, convolutions))
+@settings(max_examples=80, deadline=None)
+def test_flops_and_bytes_equal_those_of_the_op(op: KernelOp) -> None:
+    physics, _ = kernel_physics(FIGURES, rows_from_ops([op]))
+    np.testing.assert_allclose(physics.bytes, op.bytes, rtol=1e-12)
+    if op.family != "embedding":
+        np.testing.assert_allclose(physics.flops, op.flops, rtol=1e-12)
+
+
+@given(attentions)
+@settings(max_examples=60, deadline=None)
+def test_attention_flops_and_bytes_equal_those_of_the_op(op: Attention) -> None:
+    if op.seq_q == 1 and not op.causal:
+        return  # one query sees every key either way
+    physics, _ = kernel_physics(FIGURES, rows_from_ops([op]))
+    np.testing.assert_allclose(physics.flops, op.flops, rtol=1e-12)
+    np.testing.assert_allclose(physics.bytes, op.bytes, rtol=1e-12)
+
+
+def test_moe_flops_equal_those_of_the_op() -> None:
+    op = MoE(tokens=512, hidden=4096, inter=14336, topk=2, experts=8, moe_ep=4)
+    physics, _ = kernel_physics(FIGURES, rows_from_ops([op]))
+    np.testing.assert_allclose(physics.flops, op.flops)
+
+
+def test_wave_quantisation_counts_whole_waves() -> None:
+    """109 tiles on 108 multiprocessors cost twice what 108 do (closed form)."""
+    one = [Gemm(m=128 * 108, n=128, k=8192), Gemm(m=128 * 109, n=128, k=8192)]
+    physics, machine = kernel_physics(FIGURES, rows_from_ops(one))
+    assert np.all(machine.units == 108)
+    assert physics.quantised_flops[0] == physics.flops[0]
+    assert physics.quantised_flops[1] > 1.05 * physics.flops[1]
+    assert np.all(physics.quantised_flops >= physics.flops)
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        Gemm(m=100, n=200, k=300), Attention(batch=2, heads=8, kv_heads=8, seq_q=300, seq_kv=300, head_dim=64),
+        MemoryBound(op="gelu", rows=100, hidden=77), Embedding(tokens=9, hidden=64, vocab=100),
+        OptimizerStep(n_params=10**6), Convolution(batch=2, c_in=3, h_in=32, w_in=32, c_out=8, k_h=3, k_w=3),
+        MoE(tokens=64, hidden=512, inter=1024, topk=2, experts=8),
+    ],
+    ids=lambda op: op.family,
+)  # fmt: skip
+def test_numpy_and_jax_agree(op: KernelOp) -> None:
+    rows = rows_from_ops([op, op])
+    machine = machine_of([FIGURES], np.zeros(2, int), rows.dtypes)
+    shape = shape_with_flags(rows)
+    ours = PHYSICS[op.family](np, shape, machine)
+    with jax.enable_x64(True):
+        theirs = PHYSICS[op.family](jax.numpy, shape, machine)
+    for a, b in zip(ours.features + ours.axes, theirs.features + theirs.axes, strict=True):
+        np.testing.assert_allclose(np.broadcast_to(a, 2), np.broadcast_to(b, 2), rtol=1e-6, atol=1e-6)
+    assert len(ours.axes) == len(AXES[op.family])

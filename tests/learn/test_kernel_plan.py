@@ -1,0 +1,90 @@
+"""Which measurements answer a request."""
+
+import pytest
+
+from perfmodel.catalog import device
+from perfmodel.learn._kinds import KindCode, kind_distance, stand_in
+from perfmodel.learn._machine import Figures, similarity
+from perfmodel.learn._plan import make_plan
+from perfmodel.learn._stack import Stack
+
+FWD, WGRAD = "half/linear/fwd", "half/linear/wgrad"
+
+
+def stack(name: str, software: str, kinds: tuple[str, ...], source: str = "lab") -> Stack:
+    return Stack(Figures.of(device(name)), source, software, dict.fromkeys(kinds, 100))
+
+
+STACKS = (
+    stack("A100-SXM4-80GB", "torch", (FWD,)),
+    stack("A100-SXM4-80GB", "trtllm-1", (FWD,), "aiconfigurator"),
+    stack("A100-PCIE-80GB", "torch", (FWD, WGRAD)),
+    stack("L4", "torch", (FWD,)),
+)
+
+
+def test_measured_kind_is_answered_directly() -> None:
+    plan = make_plan(STACKS, Figures.of(device("A100-SXM4-80GB")), FWD, None, None)
+    assert plan is not None
+    assert plan.mode == "direct"
+    assert plan.terms[0].stack == 0  # torch before a serving stack's own kernels
+
+
+def test_named_software_is_used() -> None:
+    plan = make_plan(STACKS, Figures.of(device("A100-SXM4-80GB")), FWD, None, "trtllm-1")
+    assert plan is not None
+    assert plan.terms[0].stack == 1
+
+
+def test_missing_pass_is_a_ratio_of_the_nearest_device_that_has_both() -> None:
+    plan = make_plan(STACKS, Figures.of(device("A100-SXM4-80GB")), WGRAD, None, None)
+    assert plan is not None
+    assert plan.mode == "ratio"
+    assert [(t.coefficient, t.stack, t.kind) for t in plan.terms] == [(1.0, 0, FWD), (1.0, 2, WGRAD), (-1.0, 2, FWD)]
+
+
+def test_unmeasured_device_leans_on_its_relatives() -> None:
+    plan = make_plan(STACKS, Figures.of(device("A100-SXM4-40GB")), FWD, "lab", "torch")
+    assert plan is not None
+    assert plan.mode == "near"
+    assert sum(t.coefficient for t in plan.terms) == pytest.approx(1.0)
+    weights = {STACKS[t.stack].figures.name: t.coefficient for t in plan.terms}
+    assert weights["A100-PCIE-80GB"] > weights["L4"]
+    assert all(t.figures.name == "A100-SXM4-40GB" for t in plan.terms)
+
+
+def test_other_vendor_is_far() -> None:
+    plan = make_plan(STACKS, Figures.of(device("MI250")), FWD, None, None)
+    assert plan is not None
+    assert plan.mode == "far"
+
+
+def test_no_stack_no_plan() -> None:
+    assert make_plan(STACKS, Figures.of(device("L4")), "fp8/linear/fwd", None, None) is None
+
+
+def test_similarity_is_symmetric_and_one_for_equals() -> None:
+    a, b = Figures.of(device("H100")), Figures.of(device("H200-SXM-141GB"))
+    assert similarity(a, a, "half") == 1.0
+    assert similarity(a, b, "half") == pytest.approx(similarity(b, a, "half"))
+    assert similarity(a, b, "half") > similarity(a, Figures.of(device("L4")), "half")
+
+
+def test_memory_size_alone_makes_no_other_kernels() -> None:
+    a, b = Figures.of(device("V100-SXM2-32GB")), Figures.of(device("V100"))
+    assert a.same_kernels(b)
+    assert not a.same_kernels(Figures.of(device("V100-PCIE-32GB")))
+
+
+def test_stand_in_prefers_pass_then_likeness() -> None:
+    known = ["half/gelu/bwd", "half/gelu/fwd", "half/layer_norm/bwd", "fp32/silu/bwd"]
+    assert stand_in("half/silu/bwd", known) == "half/gelu/bwd"
+    assert stand_in("half/rms_norm/bwd", known) == "half/layer_norm/bwd"
+    assert stand_in("half/gelu/fwd", known) == "half/gelu/fwd"
+    assert kind_distance(WGRAD, FWD) < kind_distance(WGRAD, "half/bmm/wgrad")
+
+
+def test_one_hot_ignores_unknown_parts() -> None:
+    code = KindCode.of([FWD, WGRAD])
+    assert code.one_hot(FWD).sum() == 3
+    assert code.one_hot("half/bmm/fwd").sum() == 2

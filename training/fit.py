@@ -1,0 +1,51 @@
+"""Fit the shipped kernel weights: `PERFMODEL_DATA=DIR python training/fit.py [RECIPE ...] [--out DIR]`.
+
+About two hours on two cores for all recipes; stops and resumes at any time. Afterwards
+`python benchmarks/kernel_baselines.py` and `python training/report.py` renew the report and cards.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from perfmodel.learn import fit, kernel_table_paths, read_recipe
+
+HERE = Path(__file__).parent
+
+
+def main() -> None:
+    """Fit the named recipes, or all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recipes", nargs="*", help="names of files in training/recipes; all by default")
+    parser.add_argument("--data", default=os.environ.get("PERFMODEL_DATA"), help="folder with the public tables")
+    parser.add_argument("--out", type=Path, default=HERE.parent / "perfmodel" / "learn" / "weights")
+    arguments = parser.parse_args()
+    if arguments.data is None:
+        parser.error("name the folder of the tables with --data or PERFMODEL_DATA")
+    paths = kernel_table_paths(arguments.data)
+    names = arguments.recipes or [p.stem for p in sorted((HERE / "recipes").glob("*.toml"))]
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )  # fmt: skip
+    with bar:
+        tasks = {}
+
+        def progress(what: str, done: int, total: int) -> None:
+            stage = what.partition(",")[0]
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(what, total=total)
+            bar.update(tasks[stage], description=what, completed=done)
+
+        for name in names:
+            recipe = read_recipe(HERE / "recipes" / f"{name}.toml")
+            tables = [p for p in paths if p.name.startswith(recipe.family)]
+            figures = fit(tables, arguments.out, family=recipe.family, recipes=[recipe], progress=progress)
+            print(name, figures[name])
+
+
+if __name__ == "__main__":
+    main()

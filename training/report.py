@@ -1,0 +1,101 @@
+"""Errors of the shipped kernel weights beside the baselines: `python training/report.py`.
+
+Reads the records that training left in the weights and training/baselines.json (from
+benchmarks/kernel_baselines.py, same kept-out shapes); writes training/report.md and cards/*.md.
+"""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from perfmodel.io import write_text
+from perfmodel.learn import kernel_records
+
+HERE = Path(__file__).parent
+BASELINES = ("roofline", "trees", "trees_told_software")
+
+
+def main() -> None:
+    """Write the report and the cards."""
+    records = kernel_records()
+    baselines = json.loads((HERE / "baselines.json").read_text())
+    sources = tomllib.loads((HERE / "sources.toml").read_text())
+    text = report(records, baselines)
+    write_text(HERE / "report.md", text)
+    for name, record in records.items():
+        write_text(HERE / "cards" / f"{name}.md", card(name, record, baselines.get(name, {}), sources))
+    print(text)
+
+
+def report(records: dict[str, dict[str, Any]], baselines: dict[str, dict[str, float]]) -> str:
+    """One line per regressor: errors on kept-out shapes against the baselines, and beyond the data."""
+    lines = [
+        "# Kernel regressors: mean absolute error in per cent on shapes that training never saw",
+        "",
+        "| regressor | kept-out rows | ours | roofline | trees | trees told the software | inside 90 % interval"
+        " | large shapes out | a device out (near relative measured) | a device out (generation not measured) |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for name, record in records.items():
+        inside = record["in_range"]
+        theirs = [f"{baselines[name][b]:.1f}" if name in baselines else "" for b in BASELINES]
+        large = record["large_left_out"]
+        cells = [
+            name, f"{inside['n']:,}", f"**{inside['mean_ape']:.1f}**", *theirs, f"{inside['coverage_90']:.1%}",
+            f"{large['mean_ape']:.1f}" if large["n"] else "", left_out(record, "near"), left_out(record, "far"),
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def left_out(record: dict[str, Any], relation: str) -> str:
+    """Errors on devices left out, by device."""
+    devices = record["device_left_out"]
+    return ", ".join(f"{d} {v['mean_ape']:.0f}" for d, v in devices.items() if v["relation"] == relation)
+
+
+def card(name: str, record: dict[str, Any], baselines: dict[str, float], sources: dict[str, Any]) -> str:
+    """Model card of one weights file."""
+    inside = record["in_range"]
+    lines = [
+        f"# Model card: {name}",
+        "",
+        "Flax regressor of log(time / wave-quantised roofline); form and use in `perfmodel/learn`.",
+        f"Recipe `training/recipes/{name}.toml`, seed {record['seed']}; tables by SHA-256 in the weights' metadata.",
+        "",
+        "| source | distinct rows | origin | licence |",
+        "|---|--:|---|---|",
+    ]
+    for source, rows in record["rows_by_source"].items():
+        lines.append(f"| {source} | {rows:,} | {sources[source]['origin']} | {sources[source]['licence']} |")
+    share = record["recipe"]["holdout"]
+    lines += [
+        "",
+        f"Errors below are on {share:.0%} of shapes, kept out on every device and software (split by shape hash); "
+        "the shipped weights then went on training with all rows.",
+        "",
+        f"Mean {inside['mean_ape']} %, median {inside['median_ape']} %, 90th percentile {inside['p90_ape']} %, "
+        f"bias {inside['bias']} %; {inside['coverage_90']:.1%} inside the 90 % interval "
+        "(calibrated on one half of the kept-out shapes, counted on the other). "
+        + "Baselines: " + ", ".join(f"{k.replace('_', ' ')} {v} %" for k, v in baselines.items()) + ".",
+        "",
+    ]  # fmt: skip
+    for title, key in (("dtype", "by_dtype"), ("device", "by_device"), ("source", "by_source")):
+        lines += table(title, inside[key])
+    lines += ["Beyond the data (trained without them):", ""]
+    beyond = {"largest tenth of shapes": record["large_left_out"]} if record["large_left_out"]["n"] else {}
+    beyond |= {f"{d} ({v['relation']} relative)": v for d, v in record["device_left_out"].items()}
+    return "\n".join(lines + table("left out", beyond))
+
+
+def table(title: str, figures: dict[str, dict[str, Any]]) -> list[str]:
+    """Error figures as a table."""
+    lines = [f"| {title} | n | mean % | median % | p90 % | bias % |", "|---|--:|--:|--:|--:|--:|"]
+    for label, f in figures.items():
+        lines.append(f"| {label} | {f['n']:,} | {f['mean_ape']} | {f['median_ape']} | {f['p90_ape']} | {f['bias']} |")
+    return [*lines, ""]
+
+
+if __name__ == "__main__":
+    main()
