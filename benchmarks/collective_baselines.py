@@ -23,7 +23,6 @@ from perfmodel.io import read_table, write_text
 from perfmodel.learn import (
     TERMS,
     collective_rows,
-    device_fold,
     fit_collectives,
     link_class,
     load_collective_weights,
@@ -51,7 +50,7 @@ def read(data: Path) -> pd.DataFrame:
     return table
 
 
-def _moe_entry(moe) -> np.ndarray:  # noqa: ANN001
+def _moe_entry(moe) -> np.ndarray:
     frame = pd.DataFrame({k: getattr(moe, k) for k in ("series", "hidden", "topk", "experts", "sms", "nodes")})
     return frame.astype(str).agg("|".join, axis=1).to_numpy()
 
@@ -132,7 +131,7 @@ def compare(train: pd.DataFrame, test: pd.DataFrame) -> pd.DataFrame:
     """Absolute relative errors of every method, whether our interval covers, one row per test row."""
     shipped = load_collective_weights()
     with tempfile.TemporaryDirectory() as folder:
-        weights = fit_collectives([train], Path(folder), start=shipped, studies=False, spread_of=shipped)
+        weights = fit_collectives([train], Path(folder), start=shipped, studies=False)
     ours = predict_collective_table(weights, test)
     truth = test["time_us"].to_numpy()
     methods = {"ours": ours.time_s * 1e6}

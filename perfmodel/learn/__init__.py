@@ -1,9 +1,11 @@
 """Regressors of kernel times: features, base time, training, intervals, weights files. JAX only on use."""
 
 from perfmodel.learn._base import roofline_log_time as roofline_log_time
+from perfmodel.learn._calibration import fit_calibration as fit_calibration
 from perfmodel.learn._collective_alpha_beta import TERMS as TERMS
 from perfmodel.learn._collective_alpha_beta import alpha_beta_time as alpha_beta_time
 from perfmodel.learn._collective_alpha_beta import distsim_all_reduce_time as distsim_all_reduce_time
+from perfmodel.learn._collective_card import collective_card as collective_card
 from perfmodel.learn._collective_curve import LinkConstants as LinkConstants
 from perfmodel.learn._collective_curve import collective_curve as collective_curve
 from perfmodel.learn._collective_fit import fit_collectives as fit_collectives
@@ -11,9 +13,10 @@ from perfmodel.learn._collective_links import link_class as link_class
 from perfmodel.learn._collective_predict import predict_collective_table as predict_collective_table
 from perfmodel.learn._collective_reference import ReferenceVectors as ReferenceVectors
 from perfmodel.learn._collective_reference import reference_vectors as reference_vectors
-from perfmodel.learn._collective_weights import CollectiveWeights as CollectiveWeights
 from perfmodel.learn._collective_store import load_collective_weights as load_collective_weights
-from perfmodel.learn._calibration import fit_calibration as fit_calibration
+from perfmodel.learn._collective_studies import ranks_fold as ranks_fold
+from perfmodel.learn._collective_table import collective_rows as collective_rows
+from perfmodel.learn._collective_weights import CollectiveWeights as CollectiveWeights
 from perfmodel.learn._errors import absolute_percent as absolute_percent
 from perfmodel.learn._fit import fit as fit
 from perfmodel.learn._frame import factorise as factorise
@@ -23,6 +26,7 @@ from perfmodel.learn._library import shipped_folder as shipped_folder
 from perfmodel.learn._library import weights_folder as weights_folder
 from perfmodel.learn._machine import Figures as Figures
 from perfmodel.learn._machine import Machine as Machine
+from perfmodel.learn._moe_alltoall import moe_rows as moe_rows
 from perfmodel.learn._parameters import Inputs as Inputs
 from perfmodel.learn._parameters import Parameters as Parameters
 from perfmodel.learn._parameters import power_join as power_join

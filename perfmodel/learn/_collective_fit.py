@@ -55,8 +55,9 @@ def fit_collectives(
         tables: collective tables as `read_table` gives them; `moe_alltoall` rows may stand among them.
         reference_sources: sources that cluster predictions stand on, best first; by default the largest.
         unhealthy: beginnings of series names whose links between nodes are no guide to other clusters.
-        start: an earlier fit whose hyperparameters are kept, which makes the fit several times faster.
-        studies: leave rank counts and devices out to learn how wide intervals must be there.
+        start: an earlier fit whose hyperparameters and networks are kept: several times faster.
+        studies: leave rank counts and devices out to learn how wide intervals must be there; if not, the
+            widths of `start` are kept.
 
     Raises:
         TableError: if no row of the tables can be used.
@@ -74,6 +75,8 @@ def fit_collectives(
         weights = replace(weights, grids=reference_grids(weights, rows))
         if studies:
             weights = replace(weights, spread=left_out_spread(rows, weights, _refit(seed)))
+        elif start:
+            weights = replace(weights, spread=start.spread)
     if len(exchanges):
         weights = replace(weights, moe=fit_moe(exchanges, seed, start.moe if start else None, studies))
     weights = replace(weights, notes={"seed": seed, "rows": len(rows), "exchange_rows": len(exchanges)})
@@ -164,7 +167,9 @@ def fit_moe(rows: moe.MoeRows, seed: int, start: MoeWeights | None, studies: boo
         error = residual[index] - left_out
         corrections[name] = _corrected(name, kriging, own.series, own.tokens, error)
     fitted = MoeWeights(known, corrections)
-    return replace(fitted, spread=_moe_spread(rows, known)) if studies else fitted
+    if studies:
+        return replace(fitted, spread=_moe_spread(rows, known))
+    return replace(fitted, spread=start.spread) if start else fitted
 
 
 def _corrected(name: str, kriging: Kriging, group: np.ndarray, size: np.ndarray, error: np.ndarray) -> Corrected:

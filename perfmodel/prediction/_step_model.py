@@ -120,10 +120,16 @@ class StepModel:
 
     def bundles(self, layouts: Sequence[Layout]) -> list[Bundle]:
         """Layouts sorted by the program that they share."""
-        tables = [self.table(layout) for layout in layouts]
+        placed: dict[Layout, tuple[BlockTable, ProgramSpec]] = self._once("placed", dict)
+        tables: list[BlockTable] = []
         by_spec: dict[ProgramSpec, list[int]] = defaultdict(list)
-        for lane, (layout, table) in enumerate(zip(layouts, tables, strict=True)):
-            by_spec[self.spec(layout, table)].append(lane)
+        for lane, layout in enumerate(layouts):
+            if layout not in placed:
+                table = self.table(layout)
+                placed[layout] = table, self.spec(layout, table)
+            table, spec = placed[layout]
+            tables.append(table)
+            by_spec[spec].append(lane)
         bundles = []
         for spec, lanes in by_spec.items():
             table, stages = tables[lanes[0]], spec.stages * spec.chunks
