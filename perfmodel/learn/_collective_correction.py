@@ -51,7 +51,7 @@ def families(rows: CollectiveRows, most: int = MOST_POINTS) -> Iterator[Family]:
         if depth + 1 < len(names) and _distinct(rows, index) > most:
             pending += [(depth + 1, part) for part in _parts(names[depth + 1], index)]
         else:
-            yield Family(names[depth][index[0]], index)
+            yield Family(str(names[depth][index[0]]), index)
 
 
 def _parts(names: np.ndarray, index: np.ndarray) -> Iterator[np.ndarray]:

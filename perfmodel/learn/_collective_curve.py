@@ -49,7 +49,8 @@ class LinkConstants:
     @classmethod
     def from_vector(cls, vector: Array) -> "LinkConstants":
         """From float64[8] or [8, n]: natural logarithms of the fields in order, the last one as it is."""
-        return cls(*np.exp(vector[:-1]), vector[-1])
+        launch, hop_intra, hop_inter, intra, inter, share, ratio = np.exp(vector[:-1])
+        return cls(launch, hop_intra, hop_inter, intra, inter, share, ratio, vector[-1])
 
     def take(self, index: Array) -> "LinkConstants":
         """The constants at `index` of every field."""

@@ -64,8 +64,8 @@ def fit_collectives(
     """
     table = pd.concat(list(tables), ignore_index=True) if tables else pd.DataFrame({"collective": []})
     is_moe = table["collective"].isin(moe.KINDS).to_numpy()
-    rows = _usable(collective_rows(table[~is_moe]))
-    exchanges = _usable_moe(moe.moe_rows(table[is_moe]))
+    rows = _usable(collective_rows(table.loc[~is_moe]))
+    exchanges = _usable_moe(moe.moe_rows(table.loc[is_moe]))
     if not len(rows) and not len(exchanges):
         raise TableError("no usable collective row: bytes, num_ranks and time_us are needed in each")
     sources = tuple(reference_sources) or tuple(pd.Series(rows.part(0)).value_counts().index)

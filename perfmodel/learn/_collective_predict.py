@@ -1,6 +1,6 @@
 """Predictions for the rows of collective tables."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -110,7 +110,7 @@ def physical_curves(rows: CollectiveRows, series: Sequence[Series]) -> tuple[np.
 
 
 def pooled_residual(
-    rows: CollectiveRows, vectors: np.ndarray, curve_s: np.ndarray, nets: dict[str, ResidualNet]
+    rows: CollectiveRows, vectors: np.ndarray, curve_s: np.ndarray, nets: Mapping[str, ResidualNet]
 ) -> np.ndarray:
     """What the networks add to the logarithm of the curve, float64[n]."""
     result = np.zeros(len(rows))

@@ -137,7 +137,7 @@ def _train(features: np.ndarray, target: np.ndarray, weight: np.ndarray, seed: i
 
     net = nnx.merge(graph, train(state))
     layers = tuple(
-        (np.asarray(layer.kernel[...], np.float64), np.asarray(layer.bias[...], np.float64))
-        for layer in (net.first, net.second, net.last)
+        (np.asarray(layer["kernel"][...], np.float64), np.asarray(layer["bias"][...], np.float64))
+        for layer in (nnx.state(getattr(net, name)) for name in ("first", "second", "last"))
     )
     return ResidualNet(mean, scale, layers, 1.0)

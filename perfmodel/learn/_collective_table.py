@@ -1,6 +1,7 @@
 """Collective tables in canonical form: what identifies a measured series, and why a row cannot be used."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -56,12 +57,8 @@ def collective_rows(table: pd.DataFrame) -> CollectiveRows:
     """
     n = len(table)
     text = {name: _text(table, name, n) for name in _TEXT}
-    number = {
-        name: pd.to_numeric(table[name], errors="coerce").to_numpy(np.float64, na_value=np.nan)
-        if name in table
-        else np.full(n, np.nan)
-        for name in ("num_ranks", "num_nodes", "ranks_per_node", "bytes", "time_us")
-    }
+    names = ("num_ranks", "num_nodes", "ranks_per_node", "bytes", "time_us")
+    number = {name: numbers(table, name) for name in names}
     ranks = number["num_ranks"]
     per_node = number["ranks_per_node"]
     by_nodes = np.ceil(ranks / np.maximum(number["num_nodes"], 1))
@@ -101,13 +98,21 @@ def _reasons(kind: np.ndarray, size: np.ndarray, ranks: np.ndarray) -> np.ndarra
     return reason
 
 
+def numbers(table: pd.DataFrame, name: str, default: float = np.nan) -> np.ndarray:
+    """A column as float64[n], `default` where it is missing or holds no number."""
+    if name not in table:
+        return np.full(len(table), default)
+    values = np.asarray(pd.to_numeric(table[name], errors="coerce"), np.float64)
+    return np.where(np.isfinite(values), values, default)
+
+
 def _text(table: pd.DataFrame, name: str, n: int) -> np.ndarray:
     if name not in table:
         return np.full(n, "", dtype=object)
     return table[name].astype(object).where(table[name].notna(), "").astype(str).to_numpy(dtype=object)
 
 
-def _mapped(values: np.ndarray, change) -> np.ndarray:
+def _mapped(values: np.ndarray, change: Callable[[str], str]) -> np.ndarray:
     names, inverse = np.unique(values.astype(str), return_inverse=True)
     return np.array([change(name) for name in names], dtype=object)[inverse] if len(names) else values
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from scipy.linalg import lapack
+from scipy.linalg import get_lapack_funcs
 
 DEGREES: Final = 4.0
 """Of the Student-t weights that keep outliers from bending their neighbours."""
@@ -179,10 +179,11 @@ def fit_kriging(
 
 def _inverse(matrix: np.ndarray) -> np.ndarray:
     """Inverse of a positive definite matrix by its Cholesky factor, a third of the work of a solve."""
-    factor, failed = lapack.dpotrf(np.asfortranarray(matrix), lower=1, overwrite_a=1)
+    factorise, invert = get_lapack_funcs(("potrf", "potri"), (matrix,))
+    factor, failed = factorise(np.asfortranarray(matrix), lower=1, overwrite_a=1)
     if failed:
         raise np.linalg.LinAlgError(f"covariance is not positive definite at point {failed}")
-    inverse, _ = lapack.dpotri(factor, lower=1, overwrite_c=1)
+    inverse, _ = invert(factor, lower=1, overwrite_c=1)
     return np.tril(inverse) + np.tril(inverse, -1).T
 
 

@@ -4,6 +4,7 @@ A token goes once to every distinct rank that holds one of its experts: `N (1 - 
 with balanced routing (the mean number of non-empty bins; Johnson and Kotz, "Urn Models", 1977, section 3.2).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -13,6 +14,7 @@ from scipy.optimize import least_squares
 
 from perfmodel.learn._collective_alpha_beta import larger, smaller
 from perfmodel.learn._collective_links import link_class
+from perfmodel.learn._collective_table import numbers
 from perfmodel.learn._kriging import Component, Points
 
 KINDS: Final = ("moe_dispatch", "moe_combine", "moe_prepare", "moe_combine_low_precision")
@@ -67,33 +69,26 @@ class MoeRows:
 def moe_rows(table: pd.DataFrame) -> MoeRows:
     """Canonical rows of a `moe_alltoall` table; a row that lacks a number says so in `skipped`."""
 
-    def number(name: str, default: float = np.nan) -> np.ndarray:
-        if name not in table:
-            return np.full(len(table), default)
-        values = pd.to_numeric(table[name], errors="coerce").to_numpy(np.float64, na_value=np.nan)
-        return np.where(np.isfinite(values), values, default)
-
     def text(name: str) -> pd.Series:
-        if name not in table:
-            return pd.Series("", index=table.index)
-        return table[name].where(table[name].notna(), "").astype(str)
+        column = table[name] if name in table else pd.Series("", index=table.index)
+        return pd.Series([str(v) if v == v else "" for v in column], index=table.index, dtype=object)
 
-    nodes = number("num_nodes", 1.0)
-    ranks = number("num_ranks")
+    nodes = numbers(table, "num_nodes", 1.0)
+    ranks = numbers(table, "num_ranks")
     ranks = np.where(np.isfinite(ranks), ranks, nodes * GPUS_PER_NODE)
     series = text("software") + "|" + text("device") + "|" + text("interconnect") + "|"
     series = series + text("collective") + "|" + text("mode") + "|" + text("dtype")
-    needed = {name: number(name) for name in ("tokens", "hidden", "topk", "experts")}
+    needed = {name: numbers(table, name) for name in ("tokens", "hidden", "topk", "experts")}
     skipped = np.full(len(table), "", dtype=object)
     for name, values in needed.items():
         skipped[(skipped == "") & ~(np.isfinite(values) & (values > 0))] = f"no {name}"
     return MoeRows(
         series=series.to_numpy(dtype=object),
         **needed,
-        sms=number("sms", ALL_MULTIPROCESSORS),
+        sms=numbers(table, "sms", ALL_MULTIPROCESSORS),
         ranks=ranks,
         nodes=nodes,
-        time_s=number("time_us") * 1e-6,
+        time_s=numbers(table, "time_us") * 1e-6,
         skipped=skipped,
     )
 
@@ -136,7 +131,7 @@ def fit_moe_series(rows: MoeRows) -> dict[str, np.ndarray]:
     return result
 
 
-def relative_moe_vector(series: str, known: dict[str, np.ndarray]) -> np.ndarray:
+def relative_moe_vector(series: str, known: Mapping[str, np.ndarray]) -> np.ndarray:
     """Constants of a series never measured: its closest relatives', moved by nominal bandwidth."""
     own, wanted = moe_prior(series), series.split("|")
     weights, moves = [1e-6], [np.zeros_like(own)]
@@ -200,7 +195,7 @@ def moe_family_names(rows: MoeRows) -> tuple[np.ndarray, np.ndarray]:
     return way, way + "|" + rows.part(1)
 
 
-def moe_curves(rows: MoeRows, known: dict[str, np.ndarray]) -> np.ndarray:
+def moe_curves(rows: MoeRows, known: Mapping[str, np.ndarray]) -> np.ndarray:
     """The physical curve [s] of every row: by its own series' constants, or by its relatives'."""
     curve_s = np.zeros(len(rows))
     for name in np.unique(rows.series.astype(str)):

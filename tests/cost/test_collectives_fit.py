@@ -72,7 +72,8 @@ def test_twenty_rows_of_gloo_are_enough(tmp_path):
     fit_collectives([table], tmp_path)
     times = CollectiveModel.load(tmp_path).table_times(table)
     assert np.abs(times.time_s * 1e6 / table["time_us"] - 1).mean() < 0.05
-    assert np.all(times.lo_s <= times.time_s) and np.all(times.time_s <= times.hi_s)
+    assert np.all(times.lo_s <= times.time_s)
+    assert np.all(times.time_s <= times.hi_s)
 
 
 def test_files_round_trip_and_do_not_depend_on_the_run(tmp_path):
@@ -114,7 +115,7 @@ def test_a_folder_of_other_weights_leaves_collectives_to_the_shipped_ones(tmp_pa
     assert [s.name for s in CollectiveModel.load(tmp_path).weights.series] == [s.name for s in shipped.weights.series]
 
 
-@pytest.mark.parametrize("keep", [0, 20, 5000])
+@pytest.mark.parametrize("keep", [0, 20, 3000])
 def test_truncated_calibration(tmp_path, keep):
     fit_collectives([_gloo()], tmp_path)
     path = tmp_path / FILE_NAME

@@ -55,7 +55,9 @@ def _dense(points: Points, hyper: Hyperparameters) -> np.ndarray:
 
 @pytest.fixture(name="hyper")
 def _hyper() -> Hyperparameters:
-    return Hyperparameters(np.array([-2.0, -3.0, -4.0]), (np.array([1.0, 0.5]), np.array([0.8]), np.zeros(0)), -6.0, -5.0)
+    return Hyperparameters(
+        np.array([-2.0, -3.0, -4.0]), (np.array([1.0, 0.5]), np.array([0.8]), np.zeros(0)), -6.0, -5.0
+    )
 
 
 def test_covariance_equals_the_element_wise_formula(hyper):
