@@ -15,6 +15,7 @@ import os
 import tempfile
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -50,17 +51,22 @@ def read(data: Path) -> pd.DataFrame:
     return table
 
 
-def _moe_entry(moe) -> np.ndarray:
-    frame = pd.DataFrame({k: getattr(moe, k) for k in ("series", "hidden", "topk", "experts", "sms", "nodes")})
-    return frame.astype(str).agg("|".join, axis=1).to_numpy()
+def _moe_entry(moe: Any) -> np.ndarray:
+    names = ("series", "hidden", "topk", "experts", "sms", "nodes")
+    return _joined(pd.DataFrame({name: getattr(moe, name) for name in names}))
+
+
+def _joined(frame: pd.DataFrame) -> np.ndarray:
+    rows = zip(*(frame[name].tolist() for name in frame), strict=True)
+    return np.array(["|".join(map(str, row)) for row in rows], dtype=object)
 
 
 def shapes_out(table: pd.DataFrame) -> np.ndarray:
     """Rows of the shapes that a stable hash keeps out."""
     columns = ["source", "device", "collective", "ranks", "per_node", "size", "hidden", "topk", "experts"]
-    key = table[columns].astype(str).agg("|".join, axis=1)
-    fraction = key.map({k: int(hashlib.sha256(k.encode()).hexdigest()[:8], 16) / 2**32 for k in key.unique()})
-    return (fraction < KEPT_OUT).to_numpy()
+    keys, inverse = np.unique(_joined(table[columns]).astype(str), return_inverse=True)
+    fraction = [int(hashlib.sha256(key.encode()).hexdigest()[:8], 16) / 2**32 for key in keys]
+    return np.array(fraction)[inverse] < KEPT_OUT
 
 
 def alpha_beta(train: pd.DataFrame, test: pd.DataFrame) -> np.ndarray:
@@ -92,7 +98,7 @@ def trees(train: pd.DataFrame, test: pd.DataFrame) -> np.ndarray:
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     names = ["source", "device", "interconnect", "collective", "algorithm", "mode", "software", "variant", "dtype"]
-    codes = {n: {v: i for i, v in enumerate(sorted(train[n].astype(str).unique()))} for n in names}
+    codes = {n: {v: i for i, v in enumerate(sorted({str(v) for v in train[n]}))} for n in names}
 
     def features(rows: pd.DataFrame) -> np.ndarray:
         link = [link_class(i, d, False) for i, d in zip(rows["interconnect"], rows["device"], strict=True)]
@@ -100,7 +106,7 @@ def trees(train: pd.DataFrame, test: pd.DataFrame) -> np.ndarray:
         numbers += [rows["size"].to_numpy() / rows["ranks"].to_numpy()]
         numbers.append(np.array([x.bandwidth_bytes_per_s for x in link]))
         columns = [np.log2(x) for x in numbers]
-        columns += [rows[n].astype(str).map(codes[n]).to_numpy(float) for n in names]
+        columns += [np.array([codes[n].get(str(v), np.nan) for v in rows[n]]) for n in names]
         return np.stack(columns, axis=1)
 
     model = HistGradientBoostingRegressor(

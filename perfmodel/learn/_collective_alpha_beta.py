@@ -125,8 +125,8 @@ def distsim_all_reduce_time(time_of_8_s: Array, ranks: Array) -> Array:
     return time_of_8_s * ((ranks - 1) / ranks) / (7 / 8)
 
 
-def larger(a: Array, b: Array, sharpness: float = 3.0) -> Array:
-    """Smooth maximum `(a^p + b^p)^(1/p)` of two times >= 0, between the maximum (p -> inf) and the sum (p = 1).
+def larger(a: Array, b: Array, sharpness: Array = 3.0) -> Array:
+    """Smooth maximum `(a^p + b^p)^(1/p)` of two times >= 0: their maximum for p -> inf, their sum for p = 1.
 
     Latency overlaps transfer in pipelined collectives, so that measured times lie nearer the maximum.
     """

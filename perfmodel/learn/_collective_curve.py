@@ -22,6 +22,11 @@ HOP_RATIO_BETWEEN_NODES: Final = 2.5
 """Latency of a bandwidth-protocol message between nodes over that of a low-latency one (NCCL's tuning table
 has factors from 2 to 5 by fabric)."""
 MOST_HOP_RATIO_OF_MANY_NODES: Final = 3.0
+OVERLAP_INSIDE: Final = 3.0
+"""Sharpness of the smooth maximum (`larger`) of latency and transfer inside a node."""
+SUM: Final = 1.0
+PIPELINED: Final = 0.5
+"""The same between nodes, where 1 gives the sum and 1/2 the optimally pipelined tree."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +67,11 @@ def collective_curve(
 ) -> Array:
     """Time [s] of one collective kind on `ranks` ranks, `ranks_per_node` of them to a node.
 
-    `launch + min over ring/tree and protocol of max(latency, transfer intra, transfer inter)`, with smooth
-    extrema. Differentiable in bytes, ranks and all constants; 0 hops and 0 bytes for one rank.
+    `launch + min over algorithm and protocol of join(latency, max(transfer intra, transfer inter))`, with smooth
+    extrema. Inside a node latency hides behind transfer (a smooth maximum fits the tables best). Between nodes
+    a ring waits for its hops (`latency + transfer`), and a tree is pipelined: with the best number of chunks it
+    takes `(sqrt(latency) + sqrt(transfer))^2` (Sanders et al. 2009, section 2: `k alpha + S beta + 2 sqrt(k
+    alpha S beta)`). Differentiable in bytes, ranks and all constants; 0 for one rank.
 
     Hops of a ring: each of its passes walks every node boundary once; of a tree: a chain inside the node and
     log2 of the nodes up (and down). A ring sends 2 (n - 1) / n of the buffer over each node's links, shared
@@ -79,7 +87,8 @@ def collective_curve(
     ratio = constants.bandwidth_hop_ratio
     hop_ratio = xp.where(nodes > 1.0, xp.minimum(ratio, MOST_HOP_RATIO_OF_MANY_NODES), ratio)
     best = None
-    for hops_intra, hops_inter, volume_intra, volume_inter in _ways(kind, xp, n, r, nodes, several):
+    for hops_intra, hops_inter, volume_intra, volume_inter, join in _ways(kind, xp, n, r, nodes, several):
+        sharpness = xp.where(nodes > 1.0, join, OVERLAP_INSIDE)
         for intra_ratio, inter_ratio, share in (
             (1.0, 1.0, constants.low_latency_share),
             (hop_ratio, HOP_RATIO_BETWEEN_NODES, 1.0),
@@ -88,15 +97,16 @@ def collective_curve(
             latency_s += inter_ratio * hops_inter * constants.hop_inter_s
             intra_s = volume_intra * buffer_bytes / (bandwidth_intra * share)
             inter_s = volume_inter * buffer_bytes / (constants.bandwidth_inter * share)
-            time_s = larger(latency_s, larger(intra_s, inter_s, 6.0))
+            time_s = larger(latency_s, larger(intra_s, inter_s, 6.0), sharpness)
             best = time_s if best is None else smaller(best, time_s)
     return (constants.launch_s + best) * xp.minimum(n - 1.0, 1.0)
 
 
 def _ways(
     kind: str, xp: ModuleType, n: Array, r: Array, nodes: Array, several: Array
-) -> tuple[tuple[Array, Array, Array, Array], ...]:
-    """Per algorithm: hops inside and between nodes, volume inside a node and per rank between nodes."""
+) -> tuple[tuple[Array, Array, Array, Array, float], ...]:
+    """Per algorithm: hops inside and between nodes, volume inside a node and per rank between nodes, and how
+    latency joins transfer between nodes (see `SUM`, `PIPELINED`)."""
     inside, share = xp.minimum(r, n), (n - 1) / n
     local = xp.minimum(inside - 1, 1.0)  # 0 where every rank of the group has a node to itself
     ring_intra, ring_inter = n - nodes, nodes * several
@@ -104,18 +114,18 @@ def _ways(
     if kind == "all_reduce":
         tree_volume = 2 * (1 - 2.0 ** (1 - nodes))
         return (
-            (2 * ring_intra, 2 * ring_inter, 2 * share * local, 2 * share * several / r),
-            (2 * tree_intra, 2 * tree_inter, 2 * share * local, tree_volume / r),
+            (2 * ring_intra, 2 * ring_inter, 2 * share * local, 2 * share * several / r, SUM),
+            (2 * tree_intra, 2 * tree_inter, 2 * share * local, tree_volume / r, PIPELINED),
         )
     if kind in ("all_gather", "reduce_scatter"):
-        return ((ring_intra, ring_inter, share * local, share * several / r),)
+        return ((ring_intra, ring_inter, share * local, share * several / r, SUM),)
     if kind == "all_to_all":
         # sends to all peers are posted at once: they queue for the link, they do not wait for one another
         hops_intra, hops_inter = 1 + 0.1 * (inside - 1), several + 0.2 * (nodes - 1)
-        return ((hops_intra, hops_inter, (inside - 1) / n, (n - inside) / n),)
+        return ((hops_intra, hops_inter, (inside - 1) / n, (n - inside) / n, SUM),)
     if kind == "send_recv":
-        return ((local, several, local, several),)
+        return ((local, several, local, several, SUM),)
     return (
-        (ring_intra, ring_inter, local, several / r),
-        (tree_intra, tree_inter, local, several / r),
+        (ring_intra, ring_inter, local, several / r, SUM),
+        (tree_intra, tree_inter, local, several / r, PIPELINED),
     )

@@ -12,8 +12,12 @@ Mode = Literal["direct", "ratio", "near", "far"]
 MAX_DONORS: Final = 3
 NEAR_SIMILARITY: Final = 0.45
 """From here on a related device counts as a near relative (same generation, like figures)."""
-_TRUST: Final = (1.0, 0.7, 0.05)
+_TRUST: Final = (1.0, 0.7, 0.005)
 """Factor on similarity for the software asked for, another of the same source, any other."""
+FEW_ROWS: Final = 30
+"""Rows of a kind from which a stack is believed; the same number halves the weight of a relative."""
+_TOO_UNLIKE: Final = 4.0
+"""Distance of kinds (another dtype) from which their ratio says nothing."""
 _OTHER_CLOCK: Final = 0.1
 """Factor on similarity between sources that do and do not time the host's launch."""
 
@@ -41,31 +45,31 @@ def make_plan(
 ) -> Plan | None:
     """Choose stacks for `kind` on a device; `None` if no stack of the family has such a kind.
 
-    1. A stack of this device that has the kind (the named software if there is one, else the best
-       stand-in for a training job).
-    2. A stack of this device that has a related kind, times the ratio between the two kinds on the
-       most similar device that has both (backward over forward, say).
-    3. The most similar devices that have the kind, their log times averaged by similarity, each
-       under its own efficiencies and residual but with the asked device's figures.
+    1. A stack of this device that has the kind: of the named software or at least source, or, where
+       none is named, the best stand-in for a training job.
+    2. A stack of this device (and source) that has a related kind, times the ratio between the two
+       kinds on the most similar device that has both (backward over forward, say).
+    3. The stacks that tell most about it: log times averaged over devices by similarity, trust in
+       the software and number of rows, each under its own efficiencies and residual but with the
+       asked device's figures.
     """
     own = [i for i, s in enumerate(stacks) if s.figures.same_kernels(figures)]
-    order = {i: _rank(stacks[i], source, software) for i in range(len(stacks))}
-    direct = sorted((i for i in own if kind in stacks[i].kinds), key=order.__getitem__)
+    mine = [i for i in own if source is None or stacks[i].source == source]
+    order = {i: _rank(stacks[i], kind, source, software) for i in range(len(stacks))}
+    direct = sorted((i for i in mine if kind in stacks[i].kinds), key=order.__getitem__)
     if direct:
         return Plan("direct", (Term(1.0, direct[0], kind, figures),))
-    if own and (plan := _ratio(stacks, own, figures, kind, order)):
-        return plan
-    return _related(stacks, figures, kind, source, order)
+    return _ratio(stacks, mine, figures, kind, order) or _related(stacks, figures, kind, source, order)
 
 
-def _rank(stack: Stack, source: str | None, software: str | None) -> tuple[int, int, str]:
-    """Sort key of a stack for a request: named software, then named source, then preference."""
+def _rank(stack: Stack, kind: str, source: str | None, software: str | None) -> tuple[int, bool, int, str]:
+    """Sort key of a stack for a request: named software, then named source, then rows and preference."""
     named = 2
-    if software is not None and (stack.software == software or stack.matches(software)):
+    if software is not None and stack.matches(software):
         named = 0 if source is None or stack.source == source else 1
     elif source is not None and stack.source == source:
         named = 1
-    return (named, *stack.preference())
+    return (named, stack.kinds.get(kind, 0) < FEW_ROWS, *stack.preference())
 
 
 def _ratio(
@@ -74,10 +78,10 @@ def _ratio(
     dtype = kind.split("/")[0]
     best: tuple[float, tuple, Plan] | None = None
     for mine in own:
-        for reference in stacks[mine].kinds:
-            step = kind_distance(kind, reference)
+        for reference, rows in stacks[mine].kinds.items():
+            step = kind_distance(kind, reference) + (rows < FEW_ROWS)
             for donor, stack in enumerate(stacks):
-                if kind in stack.kinds and reference in stack.kinds and step < 4.0:
+                if kind in stack.kinds and reference in stack.kinds and step < _TOO_UNLIKE:
                     cost = step - similarity(figures, stack.figures, dtype)
                     if best is None or (cost, order[mine]) < best[:2]:
                         terms = (
@@ -96,8 +100,11 @@ def _related(
     scores: dict[str, tuple[float, int]] = {}
     for i, stack in enumerate(stacks):
         if kind in stack.kinds:
-            trust = _TRUST[order[i][0]] * (1.0 if (source in EAGER_SOURCES) == stack.eager else _OTHER_CLOCK)
-            score = trust * similarity(figures, stack.figures, dtype)
+            trust = 1.0 if source is None else _TRUST[order[i][0]]
+            if source is not None and (source in EAGER_SOURCES) != stack.eager:
+                trust *= _OTHER_CLOCK
+            support = stack.kinds[kind] / (stack.kinds[kind] + FEW_ROWS)
+            score = trust * support * similarity(figures, stack.figures, dtype)
             name = stack.figures.name
             if name not in scores or (-score, order[i]) < (-scores[name][0], order[scores[name][1]]):
                 scores[name] = (score, i)
@@ -106,5 +113,5 @@ def _related(
     top = sorted(scores.values(), key=lambda s: (-s[0], s[1]))[:MAX_DONORS]
     total = sum(score for score, _ in top)
     terms = tuple(Term(score / total, i, kind, figures) for score, i in top)
-    nearest = max(similarity(figures, stacks[i].figures, dtype) for _, i in top)
+    nearest = sum(t.coefficient * similarity(figures, stacks[t.stack].figures, dtype) for t in terms)
     return Plan("near" if nearest >= NEAR_SIMILARITY else "far", terms)

@@ -118,7 +118,8 @@ def _model(row: Row) -> Model:
     """The catalog's model where it has the row's name and shape, else one built from the row."""
     name, family = _text(row, "model"), _text(row, "family", "gpt")
     named = catalog.model(name) if _known(name) else None
-    stated = row.get("hidden") is not None and (row.get("heads") is not None or row.get("layers") is not None)
+    known = [row.get(name) is not None for name in ("heads", "layers", "params_b")]
+    stated = row.get("hidden") is not None and any(known)
     if named is not None and (not stated or _same_shape(named, row)):
         return _shorter_decoder(named, row)
     if not stated:

