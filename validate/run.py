@@ -1,6 +1,6 @@
 """Everything measured against everything predicted: writes validate/report.json and report.md.
 
-    python validate/run.py --data DIR
+python validate/run.py --data DIR
 """
 
 import argparse
@@ -19,7 +19,9 @@ def main() -> None:
     arguments.add_argument("--data", type=Path, required=True)
     data = arguments.parse_args().data
     runs = sorted((data / "published").glob("*.csv"))
-    tables = [f for f in sorted(data.glob("*/*.csv.gz")) if not f.name.startswith(("suspect", "e2e", "layers", "edges"))]
+    tables = [
+        f for f in sorted(data.glob("*/*.csv.gz")) if not f.name.startswith(("suspect", "e2e", "layers", "edges"))
+    ]
     cases = validate_cases(runs)
     kernels = validate_kernels(tables)
     write_text(HERE / "report.json", json.dumps({"cases": cases, "kernels": kernels}, indent=1) + "\n")

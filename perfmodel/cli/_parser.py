@@ -82,7 +82,7 @@ def _search(commands: "argparse._SubParsersAction[_Parser]") -> None:
     command = commands.add_parser("search", help="rank the layouts of a model on a cluster")
     _job(command)
     command.add_argument("--top", type=int, default=10, metavar="K", help="layouts to report (default 10)")
-    command.add_argument("--method", default="enumerate", help="enumerate")
+    command.add_argument("--method", default="auto", help="enumerate, or auto (which enumerates: exact)")
     command.add_argument("--fix", default="", metavar="LAYOUT", help='fix some dimensions, e.g. "tp=8,zero=1"')
     command.add_argument("--out", type=Path, metavar="FILE", help="also write the result as JSON")
     command.add_argument("--trace", type=Path, metavar="FILE", help="Chrome trace of the best layout (json or json.gz)")

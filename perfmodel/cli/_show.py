@@ -54,6 +54,12 @@ def prediction(result: Prediction) -> None:
 def search(result: SearchResult) -> None:
     """The ranked table, why others were rejected, the winner's breakdown."""
     console = _console()
+    names = [
+        "tp",
+        "pp",
+        "dp",
+        *(name for name in ("cp", "ep") if any(getattr(p.layout, name) > 1 for p in result.layouts)),
+    ]
     rows = []
     for place, p in enumerate(result.layouts, 1):
         lay = p.layout
@@ -178,10 +184,6 @@ def _breakdown(console: Console, result: Prediction, title: str = "where the ste
     console.print(_table(title, ("mean over pipeline ranks", "time", "share"), rows))
 
 
-def _any(result: SearchResult, degree: str) -> bool:
-    return any(getattr(p.layout, degree) > 1 for p in result.layouts)
-
-
 def _console() -> Console:
     # wide enough for every table when the output goes to a file
     console = Console(highlight=False)
@@ -191,7 +193,8 @@ def _console() -> Console:
 def _table(title: str, heads: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for i, head in enumerate(heads):
-        table.add_column(head, justify="left" if i == 0 or head in ("options", "device", "value") else "right", no_wrap=True)
+        left = i == 0 or head in ("options", "device", "value")
+        table.add_column(head, justify="left" if left else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     return table

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
@@ -19,8 +19,8 @@ from perfmodel.spec import Cluster, Job, Layout, Model
 if TYPE_CHECKING:
     import pandas as pd
 
-Method = Literal["enumerate"]
-METHODS: tuple[Method, ...] = ("enumerate",)
+METHODS = ("enumerate", "auto")
+"""`auto` takes what is right for the space; discrete layouts are enumerated, which is exact."""
 Progress = Callable[[str, int, int], None]
 """Called with (what is done, how many, of how many)."""
 

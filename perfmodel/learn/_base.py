@@ -15,6 +15,8 @@ NO_FLOOR: Final = float(np.log(1e-9))
 _TYPICAL_FLOOR: Final = float(np.log(35e-6))
 _PRIOR_WEIGHT: Final = 2.0
 """Priors count as this many measurements per constant."""
+_SHOWS_FLOOR: Final = 500
+"""Rows of a kind from which its shortest times show the launch floor."""
 _MOST_ROWS: Final = 3000
 
 
@@ -38,12 +40,18 @@ def fit_base(samples: Samples, seed: int = 0) -> Base:
     """
     rng = np.random.default_rng(seed)
     groups, index = _group(samples)
+    rows = [np.flatnonzero(index == g) for g in range(len(groups))]
+    some = [rng.choice(r, _MOST_ROWS, replace=False) if len(r) > _MOST_ROWS else r for r in rows]
     constants = np.zeros((len(groups), 4))
-    for g, (stack, _) in enumerate(groups):
-        rows = np.flatnonzero(index == g)
-        if len(rows) > _MOST_ROWS:
-            rows = rng.choice(rows, _MOST_ROWS, replace=False)
-        constants[g] = _fit_group(samples.take(rows), samples.stacks[stack].eager)
+    # large groups first: what they say about launch floors is the prior of small ones
+    floors: dict[tuple[str, str], list[float]] = {}
+    for g in sorted(range(len(groups)), key=lambda g: -len(rows[g])):
+        stack = samples.stacks[groups[g][0]]
+        known = floors.setdefault((stack.source, groups[g][1]), [])
+        floor = float(np.median(known)) if known else _TYPICAL_FLOOR
+        constants[g] = _fit_group(samples.take(some[g]), stack.eager, floor)
+        if len(rows[g]) >= _SHOWS_FLOOR:
+            known.append(constants[g, 3])
     return Base(groups, index, *constants.T)
 
 
@@ -55,7 +63,7 @@ def _group(samples: Samples) -> tuple[tuple[tuple[int, str], ...], np.ndarray]:
     return tuple((int(u // len(kinds)), str(kinds[u % len(kinds)])) for u in unique), index
 
 
-def _fit_group(samples: Samples, eager: bool) -> np.ndarray:
+def _fit_group(samples: Samples, eager: bool, floor: float) -> np.ndarray:
     from scipy.optimize import least_squares
 
     machine = machine_of([s.figures for s in samples.stacks], samples.stack, samples.dtypes)
@@ -66,7 +74,7 @@ def _fit_group(samples: Samples, eager: bool) -> np.ndarray:
     lowest = float(np.quantile(target, 0.02))
     fixed = np.log(3e-6) if eager else min(np.log(5e-6), lowest - 0.1)
     # the shortest times show the launch floor only if they are as short as launches are
-    prior = np.array([fixed, np.log(0.6), np.log(0.75), min(lowest - 0.05, _TYPICAL_FLOOR)])
+    prior = np.array([fixed, np.log(0.6), np.log(0.75), min(lowest - 0.05, floor)])
     spread = np.array([0.1 if eager else 1.0, 1.0, 0.7, 0.3])
     free = 4 if eager else 3
 

@@ -100,18 +100,21 @@ def time_calls(sample: SampleCalls, rule: StoppingRule, *, warmup_calls: int = 2
     Raises:
         PerfModelError: if a sample reports a time of zero or less (a broken clock).
     """
-    first = sample(1)
-    if warmup_calls > 1:
-        first = sample(warmup_calls - 1)
-    positive("time of a warm-up call", first.wall_s)
-    calls = max(1, ceil(rule.min_sample_s / first.call_s))
+    for _ in range(warmup_calls):
+        positive("time of a warm-up call", sample(1).wall_s)
     kept: list[Sample] = []
     disturbed: list[Sample] = []
-    spent_s = 0.0
+    spent_s, calls, fastest_s = 0.0, 1, float("inf")
     while spent_s < rule.max_s and len(kept) < rule.max_repeats:
         taken = sample(calls)
         positive("time of a sample", taken.wall_s)
         spent_s += taken.wall_s
+        fastest_s = min(fastest_s, taken.call_s)
+        needed = ceil(rule.min_sample_s / fastest_s)
+        if needed > 2 * calls and spent_s < rule.max_s:
+            # the sample was too short to resolve anything: bundle more calls and forget it
+            calls = needed
+            continue
         (disturbed if taken.interference > rule.interference_limit else kept).append(taken)
         enough = len(kept) >= rule.min_repeats
         if enough and relative_half_width([s.call_s for s in kept], rule.confidence) <= rule.half_width:

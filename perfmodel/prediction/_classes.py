@@ -46,11 +46,12 @@ class EventClasses:
 
     def durations(self, n_classes: int) -> Float[np.ndarray, " classes"]:
         """Seconds of each class; 0 where it holds no such event."""
-        return np.bincount(self.class_index, self.times.time_s[self.op_index], minlength=n_classes)
+        # without entries bincount counts, in integers
+        return np.bincount(self.class_index, self.times.time_s[self.op_index], minlength=n_classes).astype(float)
 
     def occurrences(self, gradient: Float[np.ndarray, " classes"]) -> Float[np.ndarray, " ops"]:
         """How often each event occurs, given how often each class does."""
-        return np.bincount(self.op_index, gradient[self.class_index], minlength=len(self.ops))
+        return np.bincount(self.op_index, gradient[self.class_index], minlength=len(self.ops)).astype(float)
 
 
 def event_entries(

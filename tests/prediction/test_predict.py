@@ -120,6 +120,36 @@ def test_impossible_requests_name_the_remedy(model, cluster, layout, more, error
         predict(model, cluster, layout, global_batch=64, **more)
 
 
+def test_inference_is_the_forward_part_alone():
+    job = Job(global_batch=8, seq_len=2048, mode="inference")
+    p = predict("llama3-8b", "dgx-h100", "tp=8,micro_batch=8", global_batch=8, job=job)
+    trained = predict("llama3-8b", "dgx-h100", "tp=8,micro_batch=8", global_batch=8, seq_len=2048)
+    # no loss is computed, all else is the same
+    assert 0.9 * trained.breakdown_s["forward"] < p.breakdown_s["forward"] < trained.breakdown_s["forward"]
+    assert "backward" not in p.breakdown_s
+    assert p.memory.optimizer == p.memory.gradients == p.memory.activations == 0
+    assert sum(p.breakdown_s.values()) == pytest.approx(p.step_time_s)
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        ("mixtral-8x7b", "tp=2,pp=4,dp=8,ep=8,sequence_parallel=true"),
+        ("deepseek-v2-lite", "pp=3,dp=8,ep=8"),
+        ("t5-3b", "tp=2,dp=8"),
+        ("bert-large", "dp=8,micro_batch=4"),
+        ("mlp-1b", "tp=2,dp=8"),
+        ("resnet-50", "dp=8,micro_batch=32"),
+        ("vgg-16", "pp=2,dp=8"),
+    ],
+)
+def test_every_kind_of_model_is_predicted(model, layout):
+    p = predict(model, "dgx-a100", layout, global_batch=256)
+    assert 0 < p.step_time_s < 1e4
+    assert 0 < p.mfu < 1
+    assert sum(p.breakdown_s.values()) == pytest.approx(p.step_time_s)
+
+
 def test_strict_refuses_a_device_without_data():
     with pytest.raises(NoDataError, match="extrapolated"):
         predict("gpt3-1.3b", "piz-daint", "dp=8", global_batch=64, strict=True)
