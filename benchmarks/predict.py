@@ -5,8 +5,8 @@ from collections import Counter
 from dataclasses import replace
 
 from perfmodel import catalog
-from perfmodel.prediction import explain, step_model
 from perfmodel.layout_search import default_space, enumerate_layouts
+from perfmodel.prediction import explain, step_model
 from perfmodel.spec import Job, Layout
 
 

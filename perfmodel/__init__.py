@@ -25,7 +25,6 @@ _HOME = {
     "gantt": "viz", "write_gantt": "viz", "write_trace": "viz",
 }  # fmt: skip
 _RENAMED = {"fit": "fit_calibration"}
-__all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
     from perfmodel.catalog import cluster, clusters, device, devices, model, models

@@ -54,24 +54,14 @@ def prediction(result: Prediction) -> None:
 def search(result: SearchResult) -> None:
     """The ranked table, why others were rejected, the winner's breakdown."""
     console = _console()
-    names = [
-        "tp",
-        "pp",
-        "dp",
-        *(name for name in ("cp", "ep") if any(getattr(p.layout, name) > 1 for p in result.layouts)),
-    ]
+    used = [name for name in ("cp", "ep") if any(getattr(p.layout, name) > 1 for p in result.layouts)]
+    names = ["tp", "pp", "dp", *used]
     rows = []
     for place, p in enumerate(result.layouts, 1):
         lay = p.layout
         options = [lay.schedule + (f" v{lay.vpp}" if lay.vpp > 1 else ""), f"zero {lay.zero}", lay.recompute]
         options += ["sp"] if lay.sequence_parallel else []
-        degrees = [
-            lay.tp,
-            lay.pp,
-            lay.dp,
-            *([lay.cp] if _any(result, "cp") else []),
-            *([lay.ep] if _any(result, "ep") else []),
-        ]
+        degrees = [getattr(lay, name) for name in names]
         rows.append(
             (
                 str(place), *map(str, degrees), str(lay.micro_batch), " ".join(options), _s(p.step_time_s),
@@ -79,13 +69,6 @@ def search(result: SearchResult) -> None:
                 f"{p.memory.peak / GIB:.1f}",
             )
         )  # fmt: skip
-    names = [
-        "tp",
-        "pp",
-        "dp",
-        *(["cp"] if _any(result, "cp") else []),
-        *(["ep"] if _any(result, "ep") else []),
-    ]
     heads = ("#", *names, "micro-batch", "options", "step", "90 % interval", "MFU", "bubble", "GiB")
     if result.layouts:
         best = result.layouts[0]
@@ -95,7 +78,8 @@ def search(result: SearchResult) -> None:
         )
     console.print(_table("", heads, rows))
     console.print(
-        f"{result.evaluated:,} layouts scored by full schedule evaluation, {result.feasible:,} fit, in {result.seconds:.1f} s"
+        f"{result.evaluated:,} layouts scored by full schedule evaluation, {result.feasible:,} fit, "
+        f"in {result.seconds:.1f} s"
     )
     if result.rejected:
         console.print(_table("rejected", ("why", "layouts"), [(k, f"{v:,}") for k, v in result.rejected.items()]))

@@ -10,13 +10,12 @@ from jaxtyping import Float64
 from perfmodel.learn._base import fit_base
 from perfmodel.learn._errors import absolute_percent as absolute_percent
 from perfmodel.learn._errors import figures_of_errors, summary
+from perfmodel.learn._frame import factorise
 from perfmodel.learn._inputs import machine_of, shape_with_flags
 from perfmodel.learn._intervals import Intervals, Quantiles, bucketed, conformal, in_range_intervals
 from perfmodel.learn._kinds import KindCode
-from perfmodel.learn._machine import similarity
 from perfmodel.learn._parameters import Parameters
 from perfmodel.learn._physics import PHYSICS
-from perfmodel.learn._plan import NEAR_SIMILARITY
 from perfmodel.learn._recipe import Recipe
 from perfmodel.learn._regressor import Query, Regressor
 from perfmodel.learn._stages import Report, Stages
@@ -175,23 +174,30 @@ def _devices(
         index = np.flatnonzero(left_out)
         index = np.sort(rng.choice(index, min(len(index), 20_000), replace=False))
         error, _ = log_errors(regressor, samples, index)
-        relation = _relation(samples, device)
-        errors[relation].append(error)
+        near = _from_near(regressor, samples, index)
+        errors["near"].append(error[near])
+        errors["far"].append(error[~near])
+        relation = "near" if near.mean() > 0.5 else "far"
         record[device] = {"relation": relation, **figures_of_errors(error)}
     return _pooled(errors["near"], "near"), _pooled(errors["far"], "far"), record
 
 
-def _relation(samples: Samples, device: str) -> str:
-    mine = next(s.figures for s in samples.stacks if s.figures.name == device)
-    dtype = str(samples.dtypes[0])
-    best = max(similarity(mine, s.figures, dtype) for s in samples.stacks if s.figures.name != device)
-    return "near" if best >= NEAR_SIMILARITY else "far"
+def _from_near(regressor: Regressor, samples: Samples, index: np.ndarray) -> np.ndarray:
+    """Which samples were answered by a near relative (or by a ratio) rather than from far away."""
+    codes, labels = factorise(samples.stack[index].astype(str) + "\t" + samples.rows.kind[index].astype(str))
+    near = []
+    for label in labels:
+        stack, _, kind = label.partition("\t")
+        s = samples.stacks[int(stack)]
+        near.append(regressor.plan(Query(s.figures, s.source, s.software), kind).mode != "far")
+    return np.array(near)[codes]
 
 
 def _pooled(errors: list[np.ndarray], relation: str) -> Quantiles:
-    if not errors:
+    pooled = np.concatenate(errors) if errors else np.zeros(0)
+    if len(pooled) < FEWEST_OF_DEVICE:
         return _typical(relation)
-    low, high = conformal(np.concatenate(errors))
+    low, high = conformal(pooled)
     return Quantiles((), (low,), (high,))
 
 

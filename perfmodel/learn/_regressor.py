@@ -85,7 +85,7 @@ class Regressor:
         kind_code, kinds = factorise(rows.kind)
         joint = query * len(kinds) + kind_code
         combos, combo_of = np.unique(joint, return_inverse=True)
-        plans = [self._plan(queries[c // len(kinds)], kinds[c % len(kinds)]) for c in combos]
+        plans = [self.plan(queries[c // len(kinds)], kinds[c % len(kinds)]) for c in combos]
         order = np.argsort(combo_of, kind="stable")
         bounds = np.searchsorted(combo_of[order], np.arange(len(combos) + 1))
         row, terms, term_of = [], [], []
@@ -103,7 +103,8 @@ class Regressor:
         first[rows_at[::-1]] = np.arange(len(rows_at))[::-1]
         return self._with_bounds(log_time, plans, combo_of, terms, term_at[first], positions[first])
 
-    def _plan(self, query: Query, kind: str) -> Plan:
+    def plan(self, query: Query, kind: str) -> Plan:
+        """How a kind is answered on a device (remembered)."""
         key = (query.figures.name, query.figures.bandwidth, query.source, query.software, kind)
         if key not in self._plans:
             known = stand_in(kind, self.kinds)

@@ -12,6 +12,7 @@ import numpy as np
 from perfmodel.io import read_table, write_table
 from perfmodel.measure._card import Card, collector_sha256, write_card
 from perfmodel.measure._collectives import collective_row
+from perfmodel.measure._earlier import earlier_rows
 from perfmodel.measure._group import RankGroup, check_collective
 from perfmodel.measure._harness import StoppingRule
 from perfmodel.measure._kernels import call_overhead_s, device_meter, kernel_row
@@ -31,7 +32,8 @@ def run_plan(plan: Plan, folder: Path | str, progress: Progress = lambda op: Non
     """Measure what the plan asks for and write a table with its card per kind of op.
 
     Rows are kept in `.<table>.partial` while the sweep runs: started again after an interruption,
-    it goes on with the next row. Kernels run on one core, so call this before JAX has run anything.
+    it goes on with the next row; started again over a finished table, it measures the disturbed
+    rows again. Kernels run on one core, so call this before JAX has run anything.
 
     Args:
         progress: called with each op before it is measured.
@@ -63,6 +65,7 @@ def _run_kernels(plan: Plan, path: Path, progress: Progress) -> Card:
     rows = sweep(
         plan.kernels, op_columns, measure, partial,
         interference_limit=plan.rule.interference_limit, attempts=plan.attempts,
+        earlier=earlier_rows(path, plan.device, plan.kernels, op_columns),
     )  # fmt: skip
     overhead_us = round(call_overhead_s(plan.rule, meter) * 1e6, 2)
     return _finish(path, rows, plan.rule, partial, {"threads": 1, "call_overhead_us": overhead_us})
@@ -84,6 +87,7 @@ def _run_collectives(plan: Plan, path: Path, progress: Progress) -> Card:
     rows = sweep(
         plan.collectives, collective_columns, measure, partial,
         interference_limit=rule.interference_limit, attempts=plan.attempts,
+        earlier=earlier_rows(path, plan.device, plan.collectives, collective_columns),
     )  # fmt: skip
     return _finish(path, rows, rule.resolved_by(meter), partial, {"pinning": "rank r on core r modulo cores"})
 

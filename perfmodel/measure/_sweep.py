@@ -17,19 +17,23 @@ def sweep(
     *,
     interference_limit: float,
     attempts: int = 3,
+    earlier: Iterable[tuple[OpT, Row]] = (),
 ) -> list[Row]:
-    """Measure every op at least once; ops whose row was disturbed again, up to `attempts` times in all.
+    """Measure every op at least once; ops whose row was disturbed again, in up to `attempts` passes.
 
     Args:
         columns: the op's own columns, which tell it from the others.
         measure: yields the rows of the given ops in order, each as soon as it is measured.
-        partial: where rows are kept; measurements found there are not repeated.
+        partial: where rows are kept; undisturbed ones found there are not measured again.
+        earlier: rows that stand for their ops already.
 
     Returns:
         One row per distinct op in the order of `ops`: the least disturbed of its measurements.
     """
     by_key = {row_key(columns(op)): op for op in ops}
     found: dict[str, list[Row]] = {key: [] for key in by_key}
+    for op, row in earlier:
+        found[row_key(columns(op))].append(row)
     for record in partial.open():
         found.setdefault(record.key, []).append(record.row)
     for attempt in range(attempts):

@@ -13,7 +13,6 @@ from perfmodel.io import read_table, table_kind, write_table
 from perfmodel.validation._metrics import errors
 
 _SKIPPED: Final = "skipped: "
-COLUMNS: Final = ("file", "row", "predicted_time_us", "lo_us", "hi_us", "provenance", "skipped_reason")
 
 
 def validate_kernels(
@@ -60,28 +59,27 @@ def _times(table: pd.DataFrame, kind: str, calibration: Path | str | None) -> Ev
 
 
 def _frame(file: Path, times: EventTimes) -> pd.DataFrame:
-    provenance = pd.Series(times.provenance, dtype=object)
+    provenance: Any = pd.Series(times.provenance, dtype=object)
     skipped = provenance.str.startswith(_SKIPPED)
-    return pd.DataFrame(
-        {
-            "file": str(file),
-            "row": np.arange(len(provenance)),
-            "predicted_time_us": times.time_s * 1e6,
-            "lo_us": times.lo_s * 1e6,
-            "hi_us": times.hi_s * 1e6,
-            "provenance": provenance.where(~skipped, ""),
-            "skipped_reason": provenance.str.removeprefix(_SKIPPED).where(skipped, ""),
-        }
-    )[list(COLUMNS)]
+    columns = {
+        "file": str(file),
+        "row": np.arange(len(provenance)),
+        "predicted_time_us": times.time_s * 1e6,
+        "lo_us": times.lo_s * 1e6,
+        "hi_us": times.hi_s * 1e6,
+        "provenance": provenance.where(~skipped, ""),
+        "skipped_reason": provenance.str.removeprefix(_SKIPPED).where(skipped, ""),
+    }
+    return pd.DataFrame(columns)
 
 
 def _report(rows: pd.DataFrame, predictions: pd.DataFrame) -> dict[str, Any]:
     good = (predictions["skipped_reason"] == "") & np.isfinite(predictions["predicted_time_us"])
-    both = pd.concat([rows, predictions], axis=1)
+    both: Any = pd.concat([rows, predictions], axis=1)
     families: dict[str, dict[str, Any]] = {}
     for family, members in both[good].groupby("family", sort=True):
-        devices = {str(device): _errors(part) for device, part in members.groupby("device", sort=True)}
-        families[str(family)] = {"all": _errors(members)} | devices
+        devices = {str(device): _errors(pd.DataFrame(part)) for device, part in members.groupby("device", sort=True)}
+        families[str(family)] = {"all": _errors(pd.DataFrame(members))} | devices
     return {
         "families": families,
         "provenance": dict(Counter(predictions["provenance"][good].tolist())),
@@ -89,6 +87,6 @@ def _report(rows: pd.DataFrame, predictions: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _errors(part: pd.DataFrame) -> dict[str, Any]:
+def _errors(part: Any) -> dict[str, Any]:
     figures = errors(part["time_us"], part["predicted_time_us"], part["lo_us"], part["hi_us"])
     return {name: value for name, value in figures.items() if name != "spearman"}

@@ -5,11 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from perfmodel.errors import TableError
-from perfmodel.io import read_table
-from perfmodel.measure import card_path, read_card
+from perfmodel.io import read_table, write_table
+from perfmodel.measure import card_path, read_card, read_plan
+from perfmodel.measure._card import write_card
+from perfmodel.measure._earlier import earlier_rows
+from perfmodel.measure._rows import SUSPECT, op_columns
 
 ROOT = Path(__file__).parents[2]
 PLAN = """
@@ -51,6 +55,20 @@ def test_writes_a_table_and_its_card_and_nothing_else(folder: Path):
     assert "4.0" not in (folder / "kernels.csv").read_text().splitlines()[1].split(",")
     assert card.method["threads"] == 1
     assert card.method["call_overhead_us"] > 0
+
+
+def test_only_disturbed_rows_of_a_finished_table_are_measured_again(folder: Path, tmp_path: Path):
+    table = pd.read_csv(folder / "kernels.csv")
+    table["variant"] = ["", SUSPECT, ""]
+    table["interference"] = [0.0, 0.9, 0.0]
+    write_table(tmp_path / "kernels.csv", table)
+    plan = read_plan(folder / "plan.toml")
+    write_card(tmp_path / "kernels.csv", read_table(tmp_path / "kernels.csv"), plan.rule, {})
+    earlier = earlier_rows(tmp_path / "kernels.csv", plan.device, plan.kernels, op_columns)
+    assert [op for op, _ in earlier] == [plan.kernels[0], plan.kernels[2]]
+    assert [row["time_us"] for _, row in earlier] == table["time_us"].iloc[[0, 2]].tolist()
+    assert earlier_rows(tmp_path / "kernels.csv", "another device", plan.kernels, op_columns) == []
+    assert earlier_rows(tmp_path / "none.csv", plan.device, plan.kernels, op_columns) == []
 
 
 def test_a_card_does_not_fit_another_table(folder: Path, tmp_path: Path):

@@ -87,6 +87,14 @@ def test_attempts_before_an_interruption_count(tmp_path: Path):
     assert bench.measured + again.measured == [1, 2, 1, 2, 1, 2]
 
 
+def test_earlier_rows_stand_for_their_ops(tmp_path: Path):
+    bench = Bench()
+    earlier = [(2, {"size": 2, "time_us": 5.0, "interference": 0.0})]
+    rows = sweep([1, 2], columns, bench, PartialFile(tmp_path / "p", HEADER), interference_limit=0.06, earlier=earlier)
+    assert bench.measured == [1]
+    assert [row["time_us"] for row in rows] == [11.0, 5.0]
+
+
 def test_rows_of_another_collector_or_device_are_not_mixed_in(tmp_path: Path):
     path = tmp_path / "p"
     PartialFile(path, HEADER).open()
