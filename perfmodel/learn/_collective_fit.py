@@ -23,7 +23,7 @@ from perfmodel.learn._collective_correction import (
 )
 from perfmodel.learn._collective_curve import LinkConstants
 from perfmodel.learn._collective_grids import reference_grids
-from perfmodel.learn._collective_predict import physical_curves, pooled_residual
+from perfmodel.learn._collective_predict import local_at, physical_curves, pooled_residual
 from perfmodel.learn._collective_residual import ResidualNet, fit_residual, residual_features
 from perfmodel.learn._collective_store import FILE_NAME, save_collective_weights
 from perfmodel.learn._collective_studies import left_out_spread
@@ -31,7 +31,7 @@ from perfmodel.learn._collective_table import CollectiveRows, collective_rows
 from perfmodel.learn._collective_weights import CollectiveWeights, Corrected, MoeWeights
 from perfmodel.learn._kriging import Hyperparameters, Kriging, fit_kriging
 from perfmodel.learn._kriging_hyper import MAX_POINTS, fit_hyperparameters
-from perfmodel.learn._local_intervals import conformal_quantile, local_quantiles
+from perfmodel.learn._local_intervals import conformal_quantile, local_errors
 
 MOE_MOST_POINTS: Final = 2600
 _LOG: Final = logging.getLogger(__name__)
@@ -145,7 +145,10 @@ def fit_corrections(
         )
         kriging, left_out = fit_kriging(COMPONENTS, found, points, middle, shape_blocks(chosen))
         error = target - left_out[label]
-        corrections[family.name] = _corrected(family.name, kriging, own.series, own.buffer_bytes, error)
+        placement = points.categories["placement"]
+        corrections[family.name] = _corrected(
+            family.name, kriging, own.series, placement[label], own.buffer_bytes, error
+        )
     return corrections
 
 
@@ -165,17 +168,24 @@ def fit_moe(rows: moe.MoeRows, seed: int, start: MoeWeights | None, studies: boo
         own = rows.take(index)
         kriging, left_out = fit_kriging(moe.COMPONENTS, hyper, points.take(index), residual[index], moe.moe_blocks(own))
         error = residual[index] - left_out
-        corrections[name] = _corrected(name, kriging, own.series, own.tokens, error)
+        corrections[name] = _corrected(
+            name, kriging, own.series, points.categories["placement"][index], own.tokens, error
+        )
     fitted = MoeWeights(known, corrections)
     if studies:
         return replace(fitted, spread=_moe_spread(rows, known))
     return replace(fitted, spread=start.spread) if start else fitted
 
 
-def _corrected(name: str, kriging: Kriging, group: np.ndarray, size: np.ndarray, error: np.ndarray) -> Corrected:
-    mean = float(np.abs(np.expm1(-error)).mean())
+def _corrected(
+    name: str, kriging: Kriging, series: np.ndarray, placement: np.ndarray, size: np.ndarray, error: np.ndarray
+) -> Corrected:
+    x = np.log2(size)
+    errors = local_errors(series, x, error).joined(local_errors(series + "#" + placement, x, error))
+    centre, _ = local_at(errors, series, placement, x)
+    mean = float(np.abs(np.expm1(centre - error)).mean())
     _LOG.info("%s: %d points, %.1f %% on shapes left out", name, len(kriging.weight), 100 * mean)
-    return Corrected(kriging, local_quantiles(group, np.log2(size), error), mean)
+    return Corrected(kriging, errors, mean)
 
 
 def _moe_spread(rows: moe.MoeRows, known: dict[str, np.ndarray]) -> float:

@@ -14,7 +14,8 @@ from perfmodel.learn._collective_curve import LinkConstants
 from perfmodel.learn._collective_relatives import relative_vector
 from perfmodel.learn._collective_residual import ResidualNet, residual_features
 from perfmodel.learn._collective_table import CollectiveRows, collective_rows
-from perfmodel.learn._collective_weights import CollectiveWeights, Corrected
+from perfmodel.learn._collective_weights import CollectiveWeights
+from perfmodel.learn._local_intervals import LocalErrors
 
 PER_OCTAVE: Final = 0.05
 """How much an interval widens (log time) per factor of two in size beyond the measured sizes."""
@@ -66,8 +67,10 @@ def predict_rows(weights: CollectiveWeights, rows: CollectiveRows) -> tuple[np.n
     for name, corrected in weights.corrections.items():
         index = np.flatnonzero(np.logical_or.reduce([column == name for column in names]))
         if len(index):
-            correction[index] += corrected.kriging.predict(points.take(index))
-            half[index] = _local_half(corrected, rows.series[index], size[index])
+            centre, half[index] = local_at(
+                corrected.errors, rows.series[index], points.categories["placement"][index], size[index]
+            )
+            correction[index] += corrected.kriging.predict(points.take(index)) + centre
     known = {s.name: s for s in weights.series}
     provenance = np.full(len(rows), "measured", dtype=object)
     for name, index in groups_of(rows.series):
@@ -77,11 +80,15 @@ def predict_rows(weights: CollectiveWeights, rows: CollectiveRows) -> tuple[np.n
     return curve_s * np.exp(correction) * (rows.ranks > 1), half, provenance
 
 
-def _local_half(corrected: Corrected, group: np.ndarray, size: np.ndarray) -> np.ndarray:
-    half = np.full(len(size), np.nan)
-    for name, index in groups_of(group):
-        half[index] = corrected.quantiles.at(name, size[index])
-    return half
+def local_at(
+    errors: LocalErrors, series: np.ndarray, placement: np.ndarray, size: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Centre and half-width for rows: of their series and placement or, if that was not measured, series."""
+    centre, half = np.zeros(len(size)), np.full(len(size), np.nan)
+    for name, index in groups_of(series + "#" + placement):
+        known = name if name in errors.size else name.partition("#")[0]
+        centre[index], half[index] = errors.at(known, size[index])
+    return centre, half
 
 
 def _beyond(weights: CollectiveWeights, series: Series | None, rows: CollectiveRows) -> tuple[np.ndarray, np.ndarray]:
@@ -146,13 +153,15 @@ def predict_moe_rows(weights: CollectiveWeights, rows: moe.MoeRows) -> tuple[np.
     known = weights.moe.series
     curve_s = moe.moe_curves(rows, known)
     correction, half = np.zeros(len(rows)), np.full(len(rows), np.nan)
-    points = moe.moe_points(rows, curve_s)
+    points, size = moe.moe_points(rows, curve_s), np.log2(rows.tokens)
     names = moe.moe_family_names(rows)
     for name, corrected in weights.moe.corrections.items():
         index = np.flatnonzero(np.logical_or.reduce([column == name for column in names]))
         if len(index):
-            correction[index] = corrected.kriging.predict(points.take(index))
-            half[index] = _local_half(corrected, rows.series[index], np.log2(rows.tokens[index]))
+            centre, half[index] = local_at(
+                corrected.errors, rows.series[index], points.categories["placement"][index], size[index]
+            )
+            correction[index] = corrected.kriging.predict(points.take(index)) + centre
     is_known = np.isin(rows.series.astype(str), list(known))
     half = np.where(is_known & np.isfinite(half), half, weights.moe.spread)
     provenance = np.where(is_known, "measured", "extrapolated").astype(object)

@@ -16,7 +16,7 @@ from perfmodel.learn._collective_residual import ResidualNet
 from perfmodel.learn._collective_weights import CollectiveWeights, Corrected, MoeWeights, ReferenceGrid
 from perfmodel.learn._kriging import Component
 from perfmodel.learn._kriging_store import kriging_arrays, kriging_of
-from perfmodel.learn._local_intervals import LocalQuantiles
+from perfmodel.learn._local_intervals import LocalErrors
 
 SCHEMA: Final = "perfmodel-collectives/2"
 FILE_NAME: Final = "collectives.safetensors"
@@ -122,7 +122,7 @@ def _put(arrays: dict[str, np.ndarray], prefix: str, corrections: Mapping[str, C
     listed = []
     for i, (name, corrected) in enumerate(corrections.items()):
         fix, names = kriging_arrays(corrected.kriging)
-        local, groups = corrected.quantiles.arrays()
+        local, groups = corrected.errors.arrays()
         arrays |= {f"{prefix}/{i}/{key}": value for key, value in fix.items()}
         arrays |= {f"{prefix}/{i}/q/{key}": value for key, value in local.items()}
         listed.append([name, names, groups, corrected.left_out_error])
@@ -140,7 +140,7 @@ def _take(
     for i, (name, names, groups, error) in enumerate(listed):
         own = _under(arrays, f"{prefix}/{i}/")
         kriging = kriging_of(components, *columns, own, names)
-        result[name] = Corrected(kriging, LocalQuantiles.of(_under(own, "q/"), groups), error)
+        result[name] = Corrected(kriging, LocalErrors.of(_under(own, "q/"), groups), error)
     return result
 
 

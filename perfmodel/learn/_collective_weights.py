@@ -9,7 +9,7 @@ import numpy as np
 from perfmodel.learn._collective_constants import Series
 from perfmodel.learn._collective_residual import ResidualNet
 from perfmodel.learn._kriging import Kriging
-from perfmodel.learn._local_intervals import LocalQuantiles
+from perfmodel.learn._local_intervals import LocalErrors
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Corrected:
     """A family's measured corrections and how far off they are for shapes left out."""
 
     kriging: Kriging
-    quantiles: LocalQuantiles
+    errors: LocalErrors
     left_out_error: float
     """Mean absolute error (fraction) on shapes left out."""
 

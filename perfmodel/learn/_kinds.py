@@ -58,8 +58,8 @@ def kind_distance(a: str, b: str) -> float:
 def stand_in(kind: str, known: Sequence[str]) -> str:
     """The known kind closest to one that was never measured; `kind` itself if it was.
 
-    Ops that share a word (`layer_norm`, `rms_norm`) are alike; failing that an element-wise
-    activation stands in. The pass matters more than the op, the dtype most.
+    Ops that share a word (`layer_norm`, `rms_norm`) are alike, unless one is several unfused kernels;
+    failing that an element-wise activation stands in. The pass matters more than the op, the dtype most.
     """
     if kind in known:
         return kind
@@ -70,7 +70,9 @@ def stand_in(kind: str, known: Sequence[str]) -> str:
         other_dtype, other_op, other_pass = other.split("/")
         value = 4.0 * (other_dtype != dtype) + 3.0 * (other_pass != direction)
         if other_op != op:
-            value += 2.0 - 1.0 * bool(words & set(other_op.split("_"))) - 0.5 * (other_op == "gelu")
+            theirs = set(other_op.split("_"))
+            value += 2.0 - 1.0 * bool(words & theirs) - 0.5 * (other_op == "gelu")
+            value += 1.5 * (("unfused" in words) != ("unfused" in theirs))
         return value, other
 
     return min(known, key=cost)

@@ -6,7 +6,8 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.learn._machine import Machine
-from perfmodel.learn._physics import AXES, PHYSICS, Physics, common_features
+from perfmodel.learn._physics import AXES, PHYSICS, common_features
+from perfmodel.learn._work import Physics
 
 JOINT_POWER: Final = 3.0
 """Power of the norm that joins compute and memory time: between a sum (1) and a maximum (inf)."""

@@ -10,10 +10,11 @@ from perfmodel.errors import PerfModelError
 from perfmodel.learn._frame import factorise, relabel, text
 from perfmodel.learn._inputs import machine_of, shape_with_flags
 from perfmodel.learn._machine import Figures, Machine
-from perfmodel.learn._physics import PHYSICS, Physics
+from perfmodel.learn._physics import PHYSICS
 from perfmodel.learn._regressor import Query
 from perfmodel.learn._rows import Rows, rows_from_table
 from perfmodel.learn._tables import effective_dtype, figures_lookup, software_label
+from perfmodel.learn._work import Physics
 from perfmodel.units import DTYPE_BYTES
 
 

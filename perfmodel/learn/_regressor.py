@@ -1,5 +1,6 @@
 """A fitted regressor of one op family: parameters, what it was fitted on, and predictions."""
 
+import zlib
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -142,7 +143,7 @@ class Regressor:
         labels = np.array([f"{self.stacks[t.stack].key}|{t.kind}" for t in terms], object)[term]
         inside = np.all(positions >= self.params.table_low[stack] - 1e-6, axis=1)
         inside &= np.all(positions <= self.params.table_high[stack] + 1e-6, axis=1)
-        near_measured = np.isin(cell_hash(labels, positions), self.cells)
+        near_measured = _among(self.cells, cell_hash(labels, positions))
         direct = modes == "direct"
         provenance = np.where(
             direct & inside & near_measured, 0, np.where(inside & (direct | (modes == "ratio")), 1, 2)
@@ -162,10 +163,16 @@ class Regressor:
         return Prediction(log_time, log_time + low, log_time + high, provenance)
 
 
+def _among(ascending: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Whether each value is in an ascending array."""
+    if not len(ascending):
+        return np.zeros(len(values), bool)
+    at = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
+    return ascending[at] == values
+
+
 def cell_hash(labels: np.ndarray, positions: Float64[np.ndarray, "n A"]) -> np.ndarray:
     """uint32 hash of a stack-and-kind label and the coarse cell that a shape lies in."""
-    import zlib
-
     codes, names = factorise(labels)
     value = np.array([zlib.crc32(name.encode()) for name in names], np.uint64)[codes]
     for axis in np.floor(positions / _CELL).astype(np.int64).T:

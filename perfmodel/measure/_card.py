@@ -99,6 +99,8 @@ def read_card(path: Path) -> Card:
     import json
 
     place = card_path(path)
+    if not path.is_file():
+        raise TableError(f"{path}: no such table")
     try:
         card = Card(**json.loads(place.read_text()))
     except (OSError, json.JSONDecodeError, TypeError) as error:

@@ -14,7 +14,7 @@ from perfmodel.learn._kriging import (
 )
 from perfmodel.learn._kriging_hyper import fit_hyperparameters, pack, unpack
 from perfmodel.learn._kriging_store import kriging_arrays, kriging_of
-from perfmodel.learn._local_intervals import LocalQuantiles, conformal_quantile, local_quantiles
+from perfmodel.learn._local_intervals import LocalErrors, conformal_quantile, local_errors, relative_centre
 
 COMPONENTS = (Component(("machine",), ("size", "ranks")), Component(("machine", "kind"), ("size",), rough=True),
               Component(("kind",)))  # fmt: skip
@@ -152,17 +152,24 @@ def test_conformal_quantile_covers_its_level():
     assert 0.89 <= np.mean(inside) <= 0.92
 
 
-def test_local_quantiles_follow_the_noise_and_round_trip():
+def test_local_errors_follow_the_noise_and_round_trip():
     generator = np.random.default_rng(1)
     size = generator.uniform(10, 30, 4000)
     noise = np.where(size < 20, 0.2, 0.02)
     residual = generator.normal(0, noise)
     group = np.full(4000, "s", object)
-    found = local_quantiles(group, size, residual)
-    assert found.at("s", np.array([12.0]))[0] == pytest.approx(1.64 * 0.2, rel=0.3)
-    assert found.at("s", np.array([28.0]))[0] == pytest.approx(1.64 * 0.02, rel=0.3)
-    assert np.isnan(found.at("unknown", np.array([12.0]))[0])
-    again = LocalQuantiles.of(*found.arrays())
-    np.testing.assert_array_equal(again.at("s", size), found.at("s", size))
-    covered = np.mean(np.abs(generator.normal(0, noise)) <= found.at("s", size))
+    found = local_errors(group, size, residual)
+    assert found.at("s", np.array([12.0]))[1][0] == pytest.approx(1.64 * 0.2, rel=0.3)
+    assert found.at("s", np.array([28.0]))[1][0] == pytest.approx(1.64 * 0.02, rel=0.3)
+    assert np.isnan(found.at("unknown", np.array([12.0]))[1][0])
+    again = LocalErrors.of(*found.arrays())
+    np.testing.assert_array_equal(again.at("s", size)[1], found.at("s", size)[1])
+    covered = np.mean(np.abs(generator.normal(0, noise)) <= found.at("s", size)[1])
     assert 0.86 <= covered <= 0.95
+
+
+def test_relative_centre_minimises_the_mean_relative_error():
+    residual = np.random.default_rng(2).standard_t(2, 301) * 0.3
+    best = relative_centre(residual)
+    error = [np.mean(np.abs(np.exp(s - residual) - 1)) for s in np.linspace(-2, 2, 4001)]
+    assert np.mean(np.abs(np.exp(best - residual) - 1)) <= min(error) + 1e-6

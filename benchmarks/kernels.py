@@ -1,0 +1,58 @@
+"""Kernel times: a batch of new ops against one call per op, and against looking known ops up again."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from perfmodel.catalog import device
+from perfmodel.cost import KernelModel
+from perfmodel.spec import Attention, Embedding, Gemm, KernelOp, MemoryBound, OptimizerStep
+
+COUNT = 3000
+
+
+def fresh_ops(seed: int, count: int = COUNT) -> list[KernelOp]:
+    """Random ops over the families of a training step."""
+    sizes = np.random.default_rng(seed).integers(64, 8192, (count // 5, 3)).tolist()
+    ops: list[KernelOp] = [Gemm(m=m, n=n, k=k) for m, n, k in sizes]
+    ops += [
+        Attention(batch=1 + m % 8, heads=32, kv_heads=8, seq_q=n, seq_kv=n, head_dim=128, pass_=("fwd", "bwd")[k % 2])
+        for m, n, k in sizes
+    ]
+    ops += [MemoryBound(op="gelu", rows=m, hidden=n) for m, n, _ in sizes]
+    ops += [Embedding(tokens=m, hidden=n, vocab=10 * k) for m, n, k in sizes]
+    ops += [OptimizerStep(n_params=m * n, tensors=1 + k % 100) for m, n, k in sizes]
+    return ops
+
+
+def seconds(model: KernelModel, batches: Sequence[Sequence[KernelOp]]) -> float:
+    """Shortest time of one batch."""
+    best = float("inf")
+    for ops in batches:
+        start = time.perf_counter()
+        model.times(device("A100-SXM4-80GB"), ops)
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def run() -> dict[str, dict[str, Any]]:
+    """Ratios within this run."""
+    model = KernelModel.load()
+    model.times(device("A100-SXM4-80GB"), fresh_ops(0, 50))
+    batch = seconds(model, [fresh_ops(seed) for seed in range(1, 6)])
+    known = seconds(model, [fresh_ops(1)] * 5)
+    single = seconds(model, [[op] for op in fresh_ops(9, 50)])
+    text = f"{COUNT:,} new ops in {1e3 * batch:.0f} ms"
+    return {
+        "kernels: batch of new ops, per op": {
+            "ratio": COUNT * single / batch, "baseline": f"one call per op; {text}", "unit": "x faster",
+        },
+        "kernels: known ops again": {"ratio": batch / known, "baseline": text, "unit": "x faster"},
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    for name, entry in run().items():
+        print(name, entry)
