@@ -1,0 +1,117 @@
+"""Collective tables in canonical form: what makes one series, links by name, exchanges of experts."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from perfmodel.learn import collective_rows, link_class, moe_rows, ranks_fold
+from perfmodel.learn._collective_correction import DENSE_SERIES, families, point_labels, shape_blocks
+from perfmodel.learn._moe_alltoall import fit_moe_series, moe_curve, moe_prior, relative_moe_vector
+
+
+def _frame(**columns) -> pd.DataFrame:
+    base = {
+        "source": "s", "device": "A100", "interconnect": "NVSwitch", "collective": "all_reduce",
+        "algorithm": "auto", "num_ranks": 8, "num_nodes": 1, "ranks_per_node": 8, "bytes": 1e6,
+        "dtype": "fp16", "software": "nccl", "variant": "", "time_us": 10.0,
+    }  # fmt: skip
+    return pd.DataFrame(base | columns, index=range(max(len(v) for v in columns.values()) if columns else 1))
+
+
+def test_repeats_of_one_way_of_running_are_one_series():
+    rows = collective_rows(_frame(variant=["in_place", "out_of_place", "4_concurrent_groups", "default;in_place", "x"]))
+    assert [name.split("|")[5] for name in rows.series] == ["", "", "", "default", "x"]
+
+
+def test_placement_is_inferred_where_it_is_not_stated():
+    rows = collective_rows(
+        _frame(num_ranks=[4, 16, 32, 2], num_nodes=[np.nan, 2, np.nan, np.nan], ranks_per_node=[np.nan] * 4)
+    )
+    assert rows.ranks_per_node.tolist() == [4, 8, 8, 2]
+
+
+def test_a_send_is_a_group_of_two_on_one_node_or_on_two():
+    rows = collective_rows(_frame(collective=["send_recv"] * 3, num_ranks=[64, 2, 2], ranks_per_node=[64, 2, 1]))
+    assert rows.ranks.tolist() == [2, 2, 2]
+    assert rows.ranks_per_node.tolist() == [2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("interconnect", "device", "between", "name"),
+    [
+        ("NVSwitch-NVLink3", "A100-SXM4-80GB", False, "NVLink3"),
+        ("NVSwitch-DGX", "H100-80GB", False, "NVLink4"),
+        ("NVL72-NVLink5", "GB300-NVL72", False, "NVLink5"),
+        ("pairwise-NVLink-bridge+PCIe", "A40", False, "NVLink-bridge"),
+        ("NVLink3-intra+Slingshot11-inter", "A100-SXM4-80GB", True, "Slingshot"),
+        ("InfiniBand-NDR-inter", "GH200-96GB", True, "InfiniBand-NDR"),
+        ("PCIe3/IB", "TitanX", True, "InfiniBand-HDR"),
+        ("AWS EFA", "H100", True, "EFA"),
+        ("carrier pigeon", "H100", True, "unknown-inter"),
+    ],
+)
+def test_links_by_name(interconnect, device, between, name):
+    assert link_class(interconnect, device, between).name == name
+
+
+def test_dense_sweeps_are_binned_and_sparse_ones_are_not():
+    dense = collective_rows(_frame(bytes=np.linspace(1e6, 1e9, 4 * DENSE_SERIES)))
+    sparse = collective_rows(_frame(bytes=2.0 ** np.arange(10, 30)))
+    assert len(np.unique(point_labels(dense))) < DENSE_SERIES
+    assert len(np.unique(point_labels(sparse))) == 20
+
+
+def test_a_shape_is_one_block_whatever_dtype_or_software():
+    rows = collective_rows(
+        _frame(dtype=["fp16", "int8", "fp16", "fp16"], software=["a", "a", "b", "a"], bytes=[1e6, 1e6, 1e6, 2e6])
+    )
+    assert len(set(shape_blocks(rows)[:3])) == 1
+    assert shape_blocks(rows)[3] != shape_blocks(rows)[0]
+
+
+def test_families_split_until_they_are_small_and_keep_every_row_once():
+    kinds = ["all_reduce", "all_gather"] * 30
+    rows = collective_rows(
+        _frame(collective=kinds, device=["A100", "A100", "H100", "H100"] * 15, bytes=np.arange(1, 61) * 1e5)
+    )
+    names = {family.name: family.rows for family in families(rows, most=20)}
+    assert sorted(np.concatenate(list(names.values())).tolist()) == list(range(60))
+    assert all(len(name.split("|")) == 4 for name in names)
+    assert [f.name for f in families(rows, most=100)] == ["s|auto"]
+
+
+def test_rank_counts_between_others_are_the_ones_left_out():
+    rows = collective_rows(
+        _frame(num_ranks=[2, 4, 8, 16, 32], num_nodes=[1, 1, 1, 2, 4], ranks_per_node=[2, 4, 8, 8, 8])
+    )
+    assert (ranks_fold(rows) >= 0).tolist() == [False, True, False, False, False]
+
+
+def _exchange(tokens: np.ndarray, device: str = "H100-SXM-80GB", **more) -> pd.DataFrame:
+    base = {
+        "software": "deepep", "device": device, "interconnect": "NVSwitch-NVLink4",
+        "collective": "moe_dispatch", "mode": "normal", "num_nodes": 1, "tokens": tokens, "hidden": 7168,
+        "topk": 8, "experts": 256, "sms": 24, "time_us": 1.0,
+    }  # fmt: skip
+    return pd.DataFrame(base | more)
+
+
+def test_constants_of_exchanges_come_back_and_carry_to_relatives():
+    tokens = 2.0 ** np.arange(1, 17)
+    rows = moe_rows(pd.concat([_exchange(tokens, sms=s) for s in (4, 8, 24)], ignore_index=True))
+    truth = np.log([30e-6, 200e9, 45e9, 15e9])
+    known = fit_moe_series(rows.__class__(**{**vars(rows), "time_s": moe_curve(truth, rows)}))
+    (vector,) = known.values()
+    np.testing.assert_allclose(moe_curve(vector, rows), moe_curve(truth, rows), rtol=0.1)
+    other = rows.series[0].replace("H100-SXM-80GB", "H200-SXM-141GB")
+    np.testing.assert_allclose(relative_moe_vector(other, known), vector, atol=0.05)
+    np.testing.assert_allclose(relative_moe_vector(other, {}), moe_prior(other))
+
+
+def test_more_tokens_experts_per_token_or_nodes_take_longer():
+    vector = moe_prior(moe_rows(_exchange(np.array([1.0]))).series[0])
+    one = np.array([4096.0])
+    more = [_exchange(2 * one), _exchange(one, topk=16), _exchange(one, num_nodes=4)]
+    rows = moe_rows(pd.concat([_exchange(one), *more]))
+    base, *others = moe_curve(vector, rows)
+    assert all(other > base for other in others)
