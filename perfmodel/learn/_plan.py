@@ -12,7 +12,7 @@ Mode = Literal["direct", "ratio", "near", "far"]
 MAX_DONORS: Final = 3
 NEAR_SIMILARITY: Final = 0.45
 """From here on a related device counts as a near relative (same generation, like figures)."""
-_TRUST: Final = (1.0, 0.7, 0.005)
+_TRUST: Final = (1.0, 0.2, 0.005)
 """Factor on similarity for the software asked for, another of the same source, any other."""
 FEW_ROWS: Final = 30
 """Rows of a kind from which a stack is believed; the same number halves the weight of a relative."""
