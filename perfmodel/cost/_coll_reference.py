@@ -72,6 +72,9 @@ class Reference:
         exact &= (size >= found.low_bytes) & (size <= found.high_bytes)
         result = np.full(len(size), "extrapolated", dtype=object)
         result[groups.ranks <= found.most_ranks_between] = "analytical"
-        result[inside] = "learned" if found.same_link else "analytical"
+        if found.most_ranks_inside:
+            result[inside & (groups.ranks <= found.most_ranks_inside)] = "learned"
+        else:
+            result[inside] = "analytical"
         result[exact | (groups.ranks <= 1)] = "measured"
         return result

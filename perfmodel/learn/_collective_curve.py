@@ -17,7 +17,7 @@ KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "sen
 
 
 REFERENCE_PEERS: Final = 7
-"""Peers in a node of eight."""
+"""Peers in a node of eight; larger nodes are switched, their bandwidth grows no further."""
 HOP_RATIO_BETWEEN_NODES: Final = 2.5
 """Latency of a bandwidth-protocol message between nodes over that of a low-latency one (NCCL's tuning table
 has factors from 2 to 5 by fabric)."""
@@ -81,7 +81,7 @@ def collective_curve(
     n, r = ranks * 1.0, ranks_per_node * 1.0
     nodes = xp.maximum(n / r, 1.0)
     several = xp.minimum(nodes - 1.0, 1.0)  # 0 inside one node, 1 from two nodes on
-    peers = xp.maximum(xp.minimum(r, n) - 1.0, 1.0)
+    peers = xp.clip(xp.minimum(r, n) - 1.0, 1.0, REFERENCE_PEERS)
     bandwidth_intra = constants.bandwidth_intra * (peers / REFERENCE_PEERS) ** constants.peer_exponent
     # the fitted ratio shapes the knee of one node; along thousands of hops it must be a latency again
     ratio = constants.bandwidth_hop_ratio

@@ -25,8 +25,8 @@ class ReferenceVectors:
     """Rank counts measured inside a node of this very device."""
     low_bytes: float
     high_bytes: float
-    same_link: bool
-    """Whether its link class was measured at all."""
+    most_ranks_inside: int
+    """Most ranks measured inside a node on links of its class; 0 if that was never measured."""
     most_ranks_between: int
     """Most ranks measured between nodes of any machine."""
 
@@ -47,14 +47,15 @@ def reference_vectors(
     Stands on the reference sources (timed on the device, without dispatch cost) wherever one has the kind.
     Between nodes only series count whose links ran near their nominal rate.
     """
-    series = _of_reference_sources(weights, kind)
+    links = {link_class(level_names[0], name, False).name for name in device_names}
+    series = _of_reference_sources(weights, kind, links)
     measured = {s.name.split("|")[1] for s in series}
     device = next((name for name in device_names if name in measured), device_names[0])
     source = series[0].name.split("|") if series else ["", "", "", kind, "auto", ""]
     name = "|".join([source[0], device, level_names[0], source[3], source[4], source[5]])
     link = link_class(level_names[0], device, False)
     own = [s for s in series if s.name.split("|")[1] == device and s.name.split("|")[3] == kind]
-    akin = [s for s in series if link_class(s.name.split("|")[2], s.name.split("|")[1], False) == link]
+    akin = [s for s in series if _link(s) == link.name]
     healthy = [s for s in weights.series if s.ranks_between and not s.name.startswith(tuple(weights.unhealthy))]
     inter = [
         relative_vector("|".join(["", device, level, kind, "auto", ""]), healthy, True)[0] for level in level_names
@@ -66,18 +67,26 @@ def reference_vectors(
         ranks=np.array(sorted({r for s in own for r in s.ranks}), float),
         low_bytes=min((s.low_bytes for s in own), default=np.inf),
         high_bytes=max((s.high_bytes for s in own), default=0.0),
-        same_link=bool(akin),
+        most_ranks_inside=max((r for s in akin for r in s.ranks), default=0),
         most_ranks_between=max((r for s in healthy for r in s.ranks_between), default=0),
     )
 
 
-def _of_reference_sources(weights: CollectiveWeights, kind: str) -> list[Series]:
+def _of_reference_sources(weights: CollectiveWeights, kind: str, links: set[str]) -> list[Series]:
+    """Series of the first source that has the kind on these links, else of the first that has the kind."""
     wanted = "all_reduce" if kind == "broadcast" else kind
+    having = []
     for source in weights.reference_sources:
         found = [s for s in weights.series if s.ranks and _is_reference(s, source, wanted)]
-        if found:
+        if any(_link(s) in links for s in found):
             return found
-    return [s for s in weights.series if s.ranks]
+        having += [found] if found else []
+    return having[0] if having else [s for s in weights.series if s.ranks]
+
+
+def _link(series: Series) -> str:
+    _, device, interconnect, *_ = series.name.split("|")
+    return link_class(interconnect, device, False).name
 
 
 def _is_reference(series: Series, source: str, kind: str) -> bool:
