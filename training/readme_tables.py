@@ -2,7 +2,7 @@
 
     python training/readme_tables.py
 
-The tables are those that training/report.py, training/fit_collectives.py and validate/run.py wrote.
+The tables are those that training/report.py, benchmarks/collective_baselines.py and validate/run.py wrote.
 """
 
 import json
@@ -36,7 +36,7 @@ def main() -> None:
     parts = [
         "**Whole steps** (`make validate`; all sources in `validate/report.md`):\n\n" + "\n".join(lines),
         "**Kernels** (`python training/report.py`):\n\n" + body(ROOT / "training" / "report.md"),
-        "**Collectives** (`python training/fit_collectives.py`):\n\n"
+        "**Collectives** (`python benchmarks/collective_baselines.py`):\n\n"
         + body(ROOT / "training" / "collectives_report.md"),
     ]
     readme = ROOT / "README.md"

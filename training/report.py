@@ -79,7 +79,8 @@ def card(name: str, record: dict[str, Any], baselines: dict[str, float], sources
         "the shipped weights then went on training with all rows.",
         "",
         f"Mean {inside['mean_ape']} %, median {inside['median_ape']} %, 90th percentile {inside['p90_ape']} %, "
-        f"bias {inside['bias']} %. " + coverage(inside) + "Baselines: " + ", ".join(f"{k.replace('_', ' ')} {v} %" for k, v in baselines.items()) + ".",
+        f"bias {inside['bias']} %. {coverage(inside)}Baselines: "
+        + ", ".join(f"{k.replace('_', ' ')} {v} %" for k, v in baselines.items()) + ".",
         "",
     ]  # fmt: skip
     for title, key in (("dtype", "by_dtype"), ("device", "by_device"), ("source", "by_source")):

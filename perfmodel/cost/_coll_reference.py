@@ -5,13 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64
 
-from perfmodel.cost._alpha_beta import Groups, share_between_nodes, shifted_hops
+from perfmodel.cost._alpha_beta import Groups, Tiers, share_between_nodes
 from perfmodel.learn import (
     CollectiveWeights,
     LinkConstants,
     ReferenceVectors,
     collective_curve,
-    link_class,
     reference_vectors,
 )
 from perfmodel.spec import Cluster
@@ -22,7 +21,7 @@ class Reference:
     """One collective kind on one cluster."""
 
     kind: str
-    cluster: Cluster
+    tiers: Tiers
     found: ReferenceVectors
 
     @classmethod
@@ -30,7 +29,7 @@ class Reference:
         """Look up what the fits say of the cluster's device and network levels."""
         names = (cluster.device.name, *cluster.device.aliases)
         levels = tuple(level.name for level in cluster.levels)
-        return cls(kind, cluster, reference_vectors(weights, kind, names, levels))
+        return cls(kind, Tiers.of(cluster), reference_vectors(weights, kind, names, levels))
 
     def times(self, groups: Groups) -> tuple[Float64[np.ndarray, "n"], np.ndarray]:
         """Time [s] and provenance of every group; inside a node with the measured correction."""
@@ -46,21 +45,19 @@ class Reference:
 
     def constants(self, groups: Groups) -> LinkConstants:
         """Constants of the curve for every group: fitted efficiencies on the cluster's stated figures."""
-        cluster, device = self.cluster, self.cluster.device.name
-        nominal = np.array(
-            [link_class(level.name, device, i > 0).bandwidth_bytes_per_s for i, level in enumerate(cluster.levels)]
-        )
+        tiers, inter = self.tiers, self.found.inter
         base = LinkConstants.from_vector(self.found.intra)
-        efficiency = np.exp(self.found.inter[:, 4]) / nominal
-        fitted_hops = np.concatenate([[base.hop_intra_s], np.exp(self.found.inter[1:, 2])])
-        hops = shifted_hops(cluster, fitted_hops)
-        stated = cluster.levels[0].bandwidth_bytes_per_s / nominal[0]
+        efficiency = np.exp(inter[:, 4]) / tiers.nominal_bandwidth
+        fitted_hops = np.exp(inter[:, 2])
+        if not tiers.flat:
+            fitted_hops[0] = base.hop_intra_s
+        hops = tiers.hops(fitted_hops)
         return LinkConstants(
             launch_s=base.launch_s,
             hop_intra_s=hops[0],
             hop_inter_s=hops[groups.level],
-            bandwidth_intra=base.bandwidth_intra * stated,
-            bandwidth_inter=share_between_nodes(groups, cluster) * efficiency[groups.level],
+            bandwidth_intra=base.bandwidth_intra * tiers.stated_bandwidth[0] / tiers.nominal_bandwidth[0],
+            bandwidth_inter=share_between_nodes(groups, tiers) * efficiency[groups.level],
             low_latency_share=base.low_latency_share,
             bandwidth_hop_ratio=base.bandwidth_hop_ratio,
             peer_exponent=base.peer_exponent,

@@ -54,8 +54,9 @@ class CollectiveModel:
             by_kind.setdefault(op.collective, []).append(i)
         for kind, members in by_kind.items():
             index = np.array(members)
-            groups = Groups.of([ops[i] for i in members], cluster)
-            time_s[index], source = self._reference(kind, cluster).times(groups)
+            reference = self._reference(kind, cluster)
+            groups = Groups.of([ops[i] for i in members], reference.tiers)
+            time_s[index], source = reference.times(groups)
             provenance[index] = source
             for name in set(source.tolist()):
                 half[index[source == name]] = self._half_width(kind, name)

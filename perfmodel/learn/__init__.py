@@ -9,6 +9,7 @@ from perfmodel.learn._collective_card import collective_card as collective_card
 from perfmodel.learn._collective_curve import LinkConstants as LinkConstants
 from perfmodel.learn._collective_curve import collective_curve as collective_curve
 from perfmodel.learn._collective_fit import fit_collectives as fit_collectives
+from perfmodel.learn._collective_links import is_network as is_network
 from perfmodel.learn._collective_links import link_class as link_class
 from perfmodel.learn._collective_predict import predict_collective_table as predict_collective_table
 from perfmodel.learn._collective_reference import ReferenceVectors as ReferenceVectors

@@ -45,8 +45,8 @@ def prior_vector(series: str) -> np.ndarray:
     logs = np.log(
         [
             5e-6,
-            intra.latency_s,
-            2 * inter.latency_s,
+            intra.hop_s,
+            inter.hop_s,
             0.75 * intra.bandwidth_bytes_per_s,
             0.85 * inter.bandwidth_bytes_per_s,
             0.35,
