@@ -36,9 +36,11 @@ def main() -> None:
     parts = [
         "**Whole steps** (`make validate`; all sources in `validate/report.md`):\n\n" + "\n".join(lines),
         "**Kernels** (`python training/report.py`):\n\n" + body(ROOT / "training" / "report.md"),
-        "**Collectives** (`python benchmarks/collective_baselines.py`):\n\n"
-        + body(ROOT / "training" / "collectives_report.md"),
     ]
+    collectives = ROOT / "training" / "collectives_report.md"
+    if collectives.exists():
+        title = "**Collectives** (`python benchmarks/collective_baselines.py --report training/collectives_report.md`):"
+        parts.append(title + "\n\n" + body(collectives))
     readme = ROOT / "README.md"
     begin, end = "<!-- accuracy:begin (python training/readme_tables.py) -->", "<!-- accuracy:end -->"
     head, _, rest = readme.read_text().partition(begin)

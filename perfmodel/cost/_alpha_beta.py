@@ -10,7 +10,7 @@ from jaxtyping import Float64, Int64
 from perfmodel.learn import is_network, link_class
 from perfmodel.spec import Cluster, Collective
 
-MOST_HOP_SHIFT: Final = 0.8
+MOST_HOP_SHIFT: Final = 0.5
 """A level faster than its class's usual latency takes at most this share off the fitted hop."""
 
 
