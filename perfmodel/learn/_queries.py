@@ -46,6 +46,9 @@ def table_rows(table: pd.DataFrame, family: str) -> TableQueries:
     reasons[~complete] = "skipped: a shape column is empty"
     known_dtype = relabel(text(table, "dtype"), lambda d: d in DTYPE_BYTES or d.startswith("fp8"))
     reasons[~known_dtype.astype(bool)] = "skipped: unknown dtype"
+    variant = text(table, "variant").astype(str)
+    reasons[np.char.startswith(variant, "suspect")] = "skipped: marked as suspect"
+    reasons[variant == "unit_not_stated"] = "skipped: unit of the time is not stated"
     unknown = np.array([f is None for f in figures])[device_code]
     reasons[unknown] = "skipped: unknown device"
     label = text(table, "source", "measured") + "\t" + software_label(table)
