@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from perfmodel.cost._events import EventTimes
+from perfmodel.cost._known import KnownTimes
 from perfmodel.cost._roofline import HALF_WIDTH, roofline_time
 from perfmodel.learn import (
     KERNEL_FAMILIES,
@@ -27,6 +28,7 @@ from perfmodel.learn import (
 from perfmodel.spec import Device, KernelOp
 
 _MOST_REMEMBERED: Final = 500_000
+"""Ops per device whose times are kept."""
 _ANALYTICAL: Final = PROVENANCE.index("analytical")
 _CHUNK: Final = 40_000
 
@@ -37,8 +39,7 @@ class KernelModel:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._families: dict[str, tuple[Regressor, ...]] = {}
-        self._known: dict[tuple[Device, str | None], dict[KernelOp, tuple[float, float, float, str]]] = {}
-        self._remembered = 0
+        self._known: dict[tuple[Device, str | None], KnownTimes] = {}
 
     @classmethod
     def load(cls, calibration: Path | str | None = None) -> "KernelModel":
@@ -62,18 +63,17 @@ class KernelModel:
         Raises:
             CalibrationError: for weights that are truncated or of another schema version.
         """
-        known = self._known.setdefault((device, software), {})
-        new = [op for op in dict.fromkeys(ops) if op not in known]
+        known = self._known.setdefault((device, software), KnownTimes())
+        if len(known) > _MOST_REMEMBERED:
+            known.forget()
+        codes, new = known.codes(ops)
         if new:
-            if self._remembered > _MOST_REMEMBERED:
-                for table in self._known.values():
-                    table.clear()
-                self._remembered, new = 0, list(dict.fromkeys(ops))
-            self._remembered += len(new)
-            self._predict_ops(known, Query(Figures.of(device), None, software), new)
-        found = [known[op] for op in ops]
-        values = np.array([f[:3] for f in found], np.float64).reshape(-1, 3)
-        return EventTimes(values[:, 0], values[:, 1], values[:, 2], tuple(f[3] for f in found))
+            try:
+                known.add(self._predict_ops(Query(Figures.of(device), None, software), new))
+            except BaseException:
+                known.drop(new)
+                raise
+        return known.times(codes)
 
     def table_times(self, table: pd.DataFrame) -> EventTimes:
         """Times of the rows of a compute table as they were measured (launch floor included).
@@ -96,18 +96,19 @@ class KernelModel:
                     provenance[part[good]] = np.array(PROVENANCE, object)[prediction.provenance]
         return EventTimes(result[0], result[1], result[2], tuple(provenance.tolist()))
 
-    def _predict_ops(self, known: dict, query: Query, ops: Sequence[KernelOp]) -> None:
-        by_family: dict[str, list[KernelOp]] = {}
-        for op in ops:
-            by_family.setdefault(op.family, []).append(op)
+    def _predict_ops(self, query: Query, ops: Sequence[KernelOp]) -> Prediction:
+        by_family: dict[str, list[int]] = {}
+        for index, op in enumerate(ops):
+            by_family.setdefault(op.family, []).append(index)
+        n = len(ops)
+        total = Prediction(np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n, np.int64))
         for members in by_family.values():
-            rows = rows_from_ops(members)
+            rows = rows_from_ops([ops[i] for i in members])
             asked = TableQueries(rows, (query,), np.zeros(len(rows), np.int64), np.full(len(rows), "", object))
-            prediction = self._predict(asked, np.arange(len(rows)), host_launch=False)
-            seconds = np.exp([prediction.log_time, prediction.log_low, prediction.log_high]).T.tolist()
-            labels = [PROVENANCE[p] for p in prediction.provenance]
-            for op, (time_s, lo_s, hi_s), label in zip(members, seconds, labels, strict=True):
-                known[op] = (time_s, lo_s, hi_s, label)
+            part = self._predict(asked, np.arange(len(rows)), host_launch=False)
+            for whole, values in zip(total, part, strict=True):
+                whole[members] = values
+        return total
 
     def _predict(self, asked: TableQueries, index: np.ndarray, *, host_launch: bool = True) -> Prediction:
         """Predictions of some rows, each by the regressor of its dtype that knows the closest device."""

@@ -23,12 +23,13 @@ from perfmodel.learn._collective_correction import (
 )
 from perfmodel.learn._collective_curve import LinkConstants
 from perfmodel.learn._collective_grids import reference_grids
-from perfmodel.learn._collective_predict import local_at, physical_curves, pooled_residual
+from perfmodel.learn._collective_predict import entry_names, local_at, physical_curves, pooled_residual
 from perfmodel.learn._collective_residual import ResidualNet, fit_residual, residual_features
 from perfmodel.learn._collective_store import FILE_NAME, save_collective_weights
 from perfmodel.learn._collective_studies import left_out_spread
 from perfmodel.learn._collective_table import CollectiveRows, collective_rows
 from perfmodel.learn._collective_weights import CollectiveWeights, Corrected, MoeWeights
+from perfmodel.learn._fine_tables import FineTables, fit_fine_tables
 from perfmodel.learn._kriging import Hyperparameters, Kriging, fit_kriging
 from perfmodel.learn._kriging_hyper import MAX_POINTS, fit_hyperparameters
 from perfmodel.learn._local_intervals import conformal_quantile, local_errors
@@ -144,11 +145,11 @@ def fit_corrections(
             COMPONENTS, points, middle, likelihood_sample(chosen, MAX_POINTS, seed)
         )
         kriging, left_out = fit_kriging(COMPONENTS, found, points, middle, shape_blocks(chosen))
-        error = target - left_out[label]
-        placement = points.categories["placement"]
-        corrections[family.name] = _corrected(
-            family.name, kriging, own.series, placement[label], own.buffer_bytes, error
-        )
+        placement, size = points.categories["placement"][label], np.log2(own.buffer_bytes)
+        rest = target - kriging.predict(as_points(own, curve_s[family.rows]))
+        fine, without = fit_fine_tables(entry_names(own, placement), size, rest)
+        error = np.where(np.isnan(without), target - left_out[label], without)
+        corrections[family.name] = _corrected(family.name, kriging, fine, own.series, placement, size, error)
     return corrections
 
 
@@ -178,14 +179,19 @@ def fit_moe(rows: moe.MoeRows, seed: int, start: MoeWeights | None, studies: boo
 
 
 def _corrected(
-    name: str, kriging: Kriging, series: np.ndarray, placement: np.ndarray, size: np.ndarray, error: np.ndarray
+    name: str,
+    kriging: Kriging,
+    fine: FineTables,
+    series: np.ndarray,
+    placement: np.ndarray,
+    size: np.ndarray,
+    error: np.ndarray,
 ) -> Corrected:
-    x = np.log2(size)
-    errors = local_errors(series, x, error).joined(local_errors(series + "#" + placement, x, error))
-    centre, _ = local_at(errors, series, placement, x)
+    errors = local_errors(series, size, error).joined(local_errors(series + "#" + placement, size, error))
+    centre, _ = local_at(errors, series, placement, size)
     mean = float(np.abs(np.expm1(centre - error)).mean())
     _LOG.info("%s: %d points, %.1f %% on shapes left out", name, len(kriging.weight), 100 * mean)
-    return Corrected(kriging, errors, mean)
+    return Corrected(kriging, errors, fine, mean)
 
 
 def _moe_spread(rows: moe.MoeRows, known: dict[str, np.ndarray]) -> float:

@@ -71,6 +71,9 @@ def predict_rows(weights: CollectiveWeights, rows: CollectiveRows) -> tuple[np.n
                 corrected.errors, rows.series[index], points.categories["placement"][index], size[index]
             )
             correction[index] += corrected.kriging.predict(points.take(index)) + centre
+            entry = entry_names(rows.take(index), points.categories["placement"][index])
+            for label, part in groups_of(entry):
+                correction[index[part]] += corrected.fine.at(label, size[index[part]])
     known = {s.name: s for s in weights.series}
     provenance = np.full(len(rows), "measured", dtype=object)
     for name, index in groups_of(rows.series):
@@ -126,6 +129,11 @@ def pooled_residual(
         index = rows.kind == kind
         result[index] = net.predict(features[index])
     return result
+
+
+def entry_names(rows: CollectiveRows, placement: np.ndarray) -> np.ndarray:
+    """Series, placement, software and dtype of every row: one curve over sizes."""
+    return rows.series + "#" + placement + "#" + rows.stack + "#" + rows.dtype
 
 
 def groups_of(labels: np.ndarray) -> list[tuple[str, np.ndarray]]:

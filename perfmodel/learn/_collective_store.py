@@ -14,6 +14,7 @@ from perfmodel.learn import _moe_alltoall as moe
 from perfmodel.learn._collective_constants import NAMES, Series
 from perfmodel.learn._collective_residual import ResidualNet
 from perfmodel.learn._collective_weights import CollectiveWeights, Corrected, MoeWeights, ReferenceGrid
+from perfmodel.learn._fine_tables import FineTables
 from perfmodel.learn._kriging import Component
 from perfmodel.learn._kriging_store import kriging_arrays, kriging_of
 from perfmodel.learn._local_intervals import LocalErrors
@@ -123,9 +124,11 @@ def _put(arrays: dict[str, np.ndarray], prefix: str, corrections: Mapping[str, C
     for i, (name, corrected) in enumerate(corrections.items()):
         fix, names = kriging_arrays(corrected.kriging)
         local, groups = corrected.errors.arrays()
+        fine, entries = corrected.fine.arrays()
         arrays |= {f"{prefix}/{i}/{key}": value for key, value in fix.items()}
         arrays |= {f"{prefix}/{i}/q/{key}": value for key, value in local.items()}
-        listed.append([name, names, groups, corrected.left_out_error])
+        arrays |= {f"{prefix}/{i}/fine/{key}": value for key, value in fine.items()}
+        listed.append([name, names, groups, entries, corrected.left_out_error])
     return listed
 
 
@@ -137,10 +140,11 @@ def _take(
     columns: tuple[tuple[str, ...], tuple[str, ...]],
 ) -> dict[str, Corrected]:
     result = {}
-    for i, (name, names, groups, error) in enumerate(listed):
+    for i, (name, names, groups, entries, error) in enumerate(listed):
         own = _under(arrays, f"{prefix}/{i}/")
         kriging = kriging_of(components, *columns, own, names)
-        result[name] = Corrected(kriging, LocalErrors.of(_under(own, "q/"), groups), error)
+        errors = LocalErrors.of(_under(own, "q/"), groups)
+        result[name] = Corrected(kriging, errors, FineTables.of(_under(own, "fine/"), entries), error)
     return result
 
 

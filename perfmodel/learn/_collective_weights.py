@@ -8,6 +8,7 @@ import numpy as np
 
 from perfmodel.learn._collective_constants import Series
 from perfmodel.learn._collective_residual import ResidualNet
+from perfmodel.learn._fine_tables import FineTables
 from perfmodel.learn._kriging import Kriging
 from perfmodel.learn._local_intervals import LocalErrors
 
@@ -18,6 +19,7 @@ class Corrected:
 
     kriging: Kriging
     errors: LocalErrors
+    fine: FineTables
     left_out_error: float
     """Mean absolute error (fraction) on shapes left out."""
 
