@@ -169,8 +169,9 @@ def fit_moe(rows: moe.MoeRows, seed: int, start: MoeWeights | None, studies: boo
         own = rows.take(index)
         kriging, left_out = fit_kriging(moe.COMPONENTS, hyper, points.take(index), residual[index], moe.moe_blocks(own))
         error = residual[index] - left_out
+        placement = points.categories["placement"][index]
         corrections[name] = _corrected(
-            name, kriging, own.series, points.categories["placement"][index], own.tokens, error
+            name, kriging, FineTables({}, {}), own.series, placement, np.log2(own.tokens), error
         )
     fitted = MoeWeights(known, corrections)
     if studies:
