@@ -44,6 +44,8 @@ class DeviceEntry:
     l2_mib: float
     link_gb_per_s: float
     """One way, all lanes together."""
+    host_gb_per_s: float | None = None
+    """One way between device and host memory."""
     power_w: float | None = None
     source: str
     aliases: tuple[str, ...] = field(default=())
@@ -62,6 +64,7 @@ class DeviceEntry:
             clock_hz=self.clock_mhz * 1e6,
             l2_bytes=self.l2_mib * MIB,
             link_bandwidth_bytes_per_s=self.link_gb_per_s * 1e9,
+            host_bandwidth_bytes_per_s=self.host_gb_per_s * 1e9 if self.host_gb_per_s else None,
             power_w=self.power_w,
             source=self.source,
             aliases=self.aliases,

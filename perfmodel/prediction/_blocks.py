@@ -66,6 +66,13 @@ class BlockTable:
         """Seconds of every phase of every block."""
         return self.event_s.sum(axis=2) + self.gap_s
 
+    @cached_property
+    def overlapped_phase_s(self) -> Float[np.ndarray, "blocks phases"]:
+        """Seconds of every phase where the pass runs beside another: collectives hide behind compute, or
+        compute behind them (DeepSeek-V3, section 3.2.1; both passes of a pair taken to be alike)."""
+        collective_s = self.event_s[:, :, [group != "" for group in self.groups]].sum(axis=2)
+        return np.maximum(self.phase_s - collective_s, collective_s)
+
     def dense_params(self, pipelined: bool) -> Float[np.ndarray, " blocks"]:
         """Dense parameters that one device holds of each block.
 

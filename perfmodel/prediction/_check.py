@@ -8,7 +8,7 @@ from perfmodel.spec import Cluster, Job, Layout, Model, Transformer
 
 def check_layout(model: Model, cluster: Cluster, job: Job, layout: Layout, devices: int | None = None) -> None:
     """Raise `LayoutError` (or `UnknownNameError`) naming the first thing that does not fit together."""
-    get_schedule(layout.schedule)
+    scheduler = get_schedule(layout.schedule)
     if devices is not None and layout.devices != devices:
         raise LayoutError(
             f"layout {layout} uses tp*cp*pp*dp = {layout.tp}*{layout.cp}*{layout.pp}*{layout.dp} = "
@@ -18,16 +18,15 @@ def check_layout(model: Model, cluster: Cluster, job: Job, layout: Layout, devic
         raise LayoutError(
             f"layout {layout} needs {layout.devices} devices; cluster {cluster.name} has {cluster.max_devices}"
         )
-    if layout.schedule != "interleaved" and layout.vpp > 1:
-        raise LayoutError(f"vpp={layout.vpp} needs schedule=interleaved, not {layout.schedule}")
+    stages = int(scheduler.stage_map(layout.pp, scheduler.chunks_for(layout.vpp)).max()) + 1
     if isinstance(model, Transformer):
-        _check_transformer(model, job, layout)
+        _check_transformer(model, job, layout, stages)
     elif layout.cp > 1 or layout.ep > 1:
         raise LayoutError(f"model {model.name} has no sequence or experts to split; use cp=1 and ep=1")
     job.num_microbatches(layout)
 
 
-def _check_transformer(model: Transformer, job: Job, layout: Layout) -> None:
+def _check_transformer(model: Transformer, job: Job, layout: Layout, stages: int) -> None:
     if model.heads % layout.tp:
         raise LayoutError(
             f"{model.name}: {model.heads} attention heads are not divisible by tp={layout.tp}; "
@@ -47,8 +46,8 @@ def _check_transformer(model: Transformer, job: Job, layout: Layout) -> None:
             f"sequence length {job.seq_len} is not divisible by {split} (cp, and tp with sequence_parallel)"
         )
     layers = model.layers + model.decoder_layers
-    if layout.pp * layout.vpp > layers + ENDS:
-        raise LayoutError(f"{model.name} has {layers} layers; pp*vpp = {layout.pp * layout.vpp} stages are too many")
+    if stages > layers + ENDS:
+        raise LayoutError(f"{model.name} has {layers} layers; {stages} pipeline stages are too many")
 
 
 def _divisors(n: int) -> str:

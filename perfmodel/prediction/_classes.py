@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 
 from perfmodel.cost import EventTimes
 from perfmodel.prediction._communication import ClassEvent
+from perfmodel.prediction._variants import Variant
 from perfmodel.program import WHOLE, Kind, Structure
 from perfmodel.spec import Op
 
@@ -20,19 +21,26 @@ class PassClasses:
 
     blocks: Float[np.ndarray, "classes blocks"]
     """Blocks in the part of the model that a class passes; zero for classes of other kinds."""
-    of_kind: dict[Kind, Int[np.ndarray, " some"]]
-    """Classes of each kind of pass."""
+    of_variant: dict[Variant, dict[Kind, Int[np.ndarray, " some"]]]
+    """Classes of each kind of pass in each variant that occurs."""
 
 
 def pass_classes(structure: Structure, counts: Float[np.ndarray, "stages segments blocks"]) -> PassClasses:
     """Deal the blocks of stages and segments to the classes of a structure."""
     blocks = np.zeros((structure.n_classes, counts.shape[2]))
-    of_kind = {kind: np.flatnonzero(structure.class_kind == kind) for kind in PASS_KINDS}
+    of_pass = np.isin(structure.class_kind, PASS_KINDS)
+    of_variant = {
+        (span, index, bool(paired)): {
+            kind: np.flatnonzero((structure.class_kind == kind) & (structure.class_variant == variant))
+            for kind in PASS_KINDS
+        }
+        for variant, (span, index, paired) in enumerate(structure.variants.tolist())
+        if (of_pass & (structure.class_variant == variant)).any()
+    }
     whole = counts.sum(axis=1)
-    for where in of_kind.values():
-        stage, segment = structure.class_stage[where], structure.class_segment[where]
-        blocks[where] = np.where((segment == WHOLE)[:, None], whole[stage], counts[stage, segment])
-    return PassClasses(blocks, of_kind)
+    stage, segment = structure.class_stage[of_pass], structure.class_segment[of_pass]
+    blocks[of_pass] = np.where((segment == WHOLE)[:, None], whole[stage], counts[stage, segment])
+    return PassClasses(blocks, of_variant)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,14 +66,14 @@ def event_entries(
     structure: Structure, events: Sequence[ClassEvent]
 ) -> tuple[tuple[Op, ...], Int[np.ndarray, " entries"], Int[np.ndarray, " entries"]]:
     """Distinct events, and the (class, event) pairs; an event of a segment is also part of the whole stage."""
-    columns = (structure.class_kind, structure.class_stage, structure.class_segment)
+    columns = (structure.class_kind, structure.class_stage, structure.class_segment, structure.class_span)
     classes = {key: i for i, key in enumerate(zip(*(c.tolist() for c in columns), strict=True))}
     index: dict[Op, int] = {}
     pairs = [
         (at, index.setdefault(op, len(index)))
-        for kind, (stage, segment), op in events
+        for kind, (stage, segment, span), op in events
         for part in (segment, WHOLE)
-        if (at := classes.get((int(kind), stage, part))) is not None
+        if (at := classes.get((int(kind), stage, part, span))) is not None
     ]
     table = np.array(pairs, np.int64).reshape(-1, 2)
     return tuple(index), table[:, 0], table[:, 1]

@@ -1,5 +1,7 @@
 """Events between a model's blocks: sends, gradient reductions, weight gathers, optimizer steps."""
 
+from collections.abc import Iterable
+
 import numpy as np
 from jaxtyping import Float
 
@@ -11,26 +13,27 @@ from perfmodel.spec import Cluster, Collective, Job, Layout, Op
 from perfmodel.units import dtype_bytes
 from perfmodel.workload import optimizer_op
 
-ClassEvent = tuple[Kind, tuple[int, int], Op]
-"""An event that a class (kind, (stage, segment)) holds; a class may hold several."""
+ClassEvent = tuple[Kind, tuple[int, int, int], Op]
+"""An event that a class (kind, (stage, segment, micro-batches)) holds; a class may hold several."""
 
 
 def communication_events(
     layout: Layout,
     table: BlockTable,
     spec: ProgramSpec,
+    spans: Iterable[int],
     counts: Float[np.ndarray, "stages segments blocks"],
     job: Job,
     cluster: Cluster,
 ) -> list[ClassEvent]:
-    """Every event of the step that belongs to no block."""
-    events = _sends(layout, table, counts.shape[0], job, cluster) if layout.pp > 1 else []
+    """Every event of the step that belongs to no block; `spans`: how many micro-batches transfers may carry."""
+    events = _sends(layout, table, spec, spans, job, cluster) if layout.pp > 1 else []
     groups: dict[Group, Float[np.ndarray, "stages segments"]] = {
         "dp": counts @ table.dense_params(layout.pp > 1),
         "expert_dp": counts @ table.expert_params,
     }
     for group, params in groups.items():
-        place = Placement.of(group, layout)
+        place = Placement.of(group, layout).times(spec.replicas, layout)
         if place.size > 1:
             events += _sharded_state(layout, place, params, job, cluster)
         if job.mode == "train":
@@ -38,25 +41,31 @@ def communication_events(
     if spec.tied_embedding:
         n_bytes = table.tied_params * dtype_bytes(job.grad_dtype)
         op = Placement.of("embedding", layout).collective("all_reduce", n_bytes, job.grad_dtype, cluster)
-        events += [(Kind.EMBEDDING_REDUCE, (stage, 0), op) for stage in (0, counts.shape[0] - 1)]
+        events += [(Kind.EMBEDDING_REDUCE, (stage, 0, 1), op) for stage in (0, counts.shape[0] - 1)]
     return events
 
 
-def _sends(layout: Layout, table: BlockTable, stages: int, job: Job, cluster: Cluster) -> list[ClassEvent]:
+def _sends(
+    layout: Layout, table: BlockTable, spec: ProgramSpec, spans: Iterable[int], job: Job, cluster: Cluster
+) -> list[ClassEvent]:
+    """Transfers between stages; of replicas the first stands for all, whose hops cross the same links."""
     stride = Placement.of("pp", layout).stride
+    holder = {int(stage): rank for rank, stages in reversed([*enumerate(spec.stage_map)]) for stage in stages}
     events: list[ClassEvent] = []
-    # what was sent sharded is completed by the receiver before it can start
-    complete = [
-        Placement.of(comm.group, layout).collective(comm.collective, comm.bytes, job.dtype, cluster)
-        for comm in table.boundary_comm
-        for _ in range(comm.count)
-    ]
-    for stage in range(stages):
-        rank = stage % layout.pp
-        for kind, other in ((Kind.SEND_FORWARD, rank + 1), (Kind.SEND_BACKWARD, rank - 1)):
-            target = other % layout.pp * stride
-            hop = send(table.boundary_bytes, rank * stride, target, job.dtype, cluster)
-            events += [(kind, (stage, 0), op) for op in (hop, *complete)]
+    for span in spans:
+        share = span / spec.scheduler.slices
+        # what was sent sharded is completed by the receiver before it can start
+        complete = [
+            Placement.of(comm.group, layout).collective(comm.collective, comm.bytes * share, job.dtype, cluster)
+            for comm in table.boundary_comm
+            for _ in range(comm.count)
+        ]
+        for stage, rank in holder.items():
+            for kind, other in ((Kind.SEND_FORWARD, stage + 1), (Kind.SEND_BACKWARD, stage - 1)):
+                # around the ends nothing is sent
+                target = holder.get(other, (rank + 1) % layout.pp)
+                hop = send(table.boundary_bytes * share, rank * stride, target * stride, job.dtype, cluster)
+                events += [(kind, (stage, 0, span), op) for op in (hop, *complete)]
     return events
 
 
@@ -85,7 +94,7 @@ def _sharded_state(
         weight = stored_dtype_bytes(job)
         wanted += [(kind, "all_gather", weight, job.dtype) for kind in (Kind.PARAM_GATHER, Kind.PARAM_GATHER_BACKWARD)]
     return [
-        (kind, (s, g), place.collective(collective, params[s, g] * size, dtype, cluster))
+        (kind, (s, g, 1), place.collective(collective, params[s, g] * size, dtype, cluster))
         for kind, collective, size, dtype in wanted
         for s, g in np.argwhere(params > 0).tolist()
     ]
@@ -99,9 +108,9 @@ def _optimizer(
     job: Job,
 ) -> list[ClassEvent]:
     """One update per pipeline rank over all its chunks, on its shard of the states."""
-    per_rank = params.sum(axis=1).reshape(spec.chunks, spec.stages).sum(axis=0)
+    per_rank = params.sum(axis=1)[spec.stage_map].sum(axis=1)
     shards = place.size if layout.zero else 1
     return [
-        (Kind.OPTIMIZER, (rank, 0), optimizer_op(-(-int(per_rank[rank]) // shards), job))
+        (Kind.OPTIMIZER, (int(spec.stage_map[rank, 0]), 0, 1), optimizer_op(-(-int(per_rank[rank]) // shards), job))
         for rank in np.flatnonzero(per_rank > 0).tolist()
     ]

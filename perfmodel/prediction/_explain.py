@@ -70,25 +70,40 @@ def phases_of(kind: Kind, layout: Layout) -> tuple[Phase, ...]:
 class CriticalPath:
     """Seconds of the step by event, from the gradient of the step time."""
 
-    def __init__(self, model: StepModel, bundle: Bundle, gradient: Float[np.ndarray, " classes"]) -> None:
-        table, layout = bundle.tables[0], bundle.layouts[0]
+    def __init__(
+        self,
+        model: StepModel,
+        bundle: Bundle,
+        durations: Float[np.ndarray, " classes"],
+        gradient: Float[np.ndarray, " classes"],
+    ) -> None:
         passes, between = model.pass_classes(bundle), model.event_classes(bundle, 0)
-        weight = np.zeros(table.counts.shape[:2])
-        for kind, where in passes.of_kind.items():
-            passed = gradient[where] @ passes.blocks[where]
-            for phase in phases_of(kind, layout):
-                weight[:, phase] += passed
-        self.gap_s = float((weight * table.gap_s).sum())
-        self.ops: tuple[Op, ...] = table.ops + between.ops
-        inside = np.einsum("bp,bpo->o", weight, table.counts), np.einsum("bp,bpo->o", weight, table.event_s)
         outside = between.occurrences(gradient)
-        self.count = np.concatenate([inside[0], outside])
-        self.seconds = np.concatenate([inside[1], outside * between.times.time_s])
-        self.half_width = np.concatenate([_half_widths(table.times), _half_widths(between.times)])
-        self.provenance = table.times.provenance + between.times.provenance
+        self.gap_s = 0.0
+        self.ops: tuple[Op, ...] = between.ops
+        count, seconds, half_width = [outside], [outside * between.times.time_s], [_half_widths(between.times)]
+        self.provenance = between.times.provenance
+        for variant, of_kind in passes.of_variant.items():
+            table, hidden = model.variant_table(bundle.layouts[0], variant, bundle.spec.scheduler.slices), 1.0
+            weight = np.zeros(table.counts.shape[:2])
+            for kind, where in of_kind.items():
+                for phase in phases_of(kind, bundle.layouts[0]):
+                    weight[:, phase] += gradient[where] @ passes.blocks[where]
+            if variant[2]:
+                hidden = table.overlapped_phase_s / np.maximum(table.phase_s, 1e-12)
+            self.gap_s += float((weight * hidden * table.gap_s).sum())
+            self.ops += table.ops
+            count.append(np.einsum("bp,bpo->o", weight, table.counts))
+            seconds.append(np.einsum("bp,bpo->o", weight * hidden, table.event_s))
+            half_width.append(_half_widths(table.times))
+            self.provenance += table.times.provenance
+        self.count, self.seconds = np.concatenate(count), np.concatenate(seconds)
+        self.half_width = np.concatenate(half_width)
+        copies = np.isin(model.prepared(bundle.spec).structure.class_kind, (Kind.OFFLOAD, Kind.RELOAD))
+        self.copies_s = float((gradient * durations)[copies].sum())
 
     def events(self) -> tuple[CriticalEvent, ...]:
-        """Events by falling share; host and launch gaps as an event of their own."""
+        """Events by falling share; host and launch gaps, and copies to the host, as events of their own."""
         order = np.argsort(-self.seconds, kind="stable")
         named = [
             CriticalEvent(event=event_label(self.ops[i]), count=float(self.count[i]), time_s=float(self.seconds[i]))
@@ -97,6 +112,8 @@ class CriticalPath:
         ]
         if self.gap_s > 0:
             named.append(CriticalEvent(event="kernel launch gaps", count=1.0, time_s=self.gap_s))
+        if self.copies_s > 0:
+            named.append(CriticalEvent(event="copies to and from the host", count=1.0, time_s=self.copies_s))
         return tuple(sorted(named, key=lambda e: -e.time_s))
 
     def provenance_shares(self) -> dict[str, float]:
@@ -116,7 +133,7 @@ class CriticalPath:
         family: dict[str, float] = defaultdict(float)
         for op, seconds, half in zip(self.ops, self.seconds.tolist(), self.half_width.tolist(), strict=True):
             family[op.family] += seconds * half
-        total = float(self.seconds.sum()) + self.gap_s
+        total = float(self.seconds.sum()) + self.gap_s + self.copies_s
         events = sum(v**2 for v in family.values()) / total**2
         lower, upper = ((events + own**2) ** 0.5 for own in (framework.faster, framework.slower))
         return max(0.0, 1 - lower), 1 + upper
@@ -130,6 +147,7 @@ def breakdown(
     model: StepModel,
     bundle: Bundle,
     durations: Float[np.ndarray, " classes"],
+    compute_count: Float[np.ndarray, " classes"],
     step_s: float,
     without_dp_s: float,
     without_comm_s: float,
@@ -140,7 +158,7 @@ def breakdown(
     with sends as well, taken away: what they add is what the schedule leaves exposed.
     """
     table, layout, spec = bundle.tables[0], bundle.layouts[0], bundle.spec
-    prepared = model.prepared(spec)
+    structure = model.prepared(spec).structure
     blocks = bundle.counts.sum(axis=(0, 1))
     per_rank = spec.micro_batches / spec.stages
     comm = np.array([isinstance(op, Collective) for op in table.ops])
@@ -159,9 +177,8 @@ def breakdown(
         result["recompute"] = float(sum(kernel_s[p] for p in phases_of(Kind.BACKWARD, layout)[2:]))
     result |= {f"{name}_communication": value for name, value in comm_by_group.items()}
     result["kernel_launch_gaps"] = gap
-    kinds = prepared.structure.class_kind
-    busy = durations * prepared.compute_count
-    result["optimizer"] = float(busy[kinds == Kind.OPTIMIZER].sum() / spec.stages)
+    busy = durations * compute_count
+    result["optimizer"] = float(busy[structure.class_kind == Kind.OPTIMIZER].sum() / spec.stages)
     result["data_parallel_communication_exposed"] = step_s - without_dp_s
     result["pipeline_communication_exposed"] = without_dp_s - without_comm_s
     result["bubble"] = step_s - sum(result.values())

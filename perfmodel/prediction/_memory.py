@@ -6,9 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
+from perfmodel.errors import LayoutError
 from perfmodel.prediction._blocks import RECOMPUTE_MODES, BlockTable
 from perfmodel.prediction._framework import Framework
-from perfmodel.spec import Job, Layout
+from perfmodel.prediction._live import LiveState
+from perfmodel.spec import Device, Job, Layout
 from perfmodel.units import dtype_bytes
 
 BUCKET_BYTES = 2 * 40e6 * 4
@@ -53,6 +55,17 @@ def stored_dtype_bytes(job: Job) -> int:
     return max(dtype_bytes(job.dtype), 2)
 
 
+def host_bandwidth(device: Device) -> float:
+    """Bytes per second, one way, between a device and its host's memory.
+
+    Raises:
+        LayoutError: the device entry does not tell.
+    """
+    if device.host_bandwidth_bytes_per_s is None:
+        raise LayoutError(f"offload needs the host link of {device.name}; add host_gb_per_s to its device entry")
+    return device.host_bandwidth_bytes_per_s
+
+
 def saved_bytes(layouts: Sequence[Layout], tables: Sequence[BlockTable]) -> Float[np.ndarray, "lanes blocks"]:
     """Activation bytes that a micro-batch leaves behind for backward in each block, under each layout's recompute."""
     mode = [RECOMPUTE_MODES.index(layout.recompute) for layout in layouts]
@@ -63,17 +76,16 @@ def memory_batch(
     layouts: Sequence[Layout],
     tables: Sequence[BlockTable],
     counts: Float[np.ndarray, "stages segments blocks"],
-    alive: Float[np.ndarray, "ranks chunks"],
+    live: LiveState,
     job: Job,
     framework: Framework,
 ) -> MemoryBatch:
-    """Memory of layouts that share one program (and so stages, segments and counts of activations alive)."""
-    ranks, chunks = alive.shape
+    """Memory of layouts that share one program (and so stages, segments and what is alive)."""
     training = job.mode == "train"
     stage = counts.sum(axis=1)
 
     def per_rank(values: Float[np.ndarray, "lanes blocks"]) -> Float[np.ndarray, "lanes ranks"]:
-        return (values @ stage.T).reshape(len(values), chunks, ranks).sum(axis=1)
+        return (values @ stage.T)[:, live.stage].sum(axis=2)
 
     def column(value: "list[float]") -> Float[np.ndarray, "lanes 1"]:
         return np.array(value, float)[:, None]
@@ -90,21 +102,20 @@ def memory_batch(
         return n_bytes * np.where(sharded, dense / shards + expert / expert_shards, dense + expert)
 
     weight = stored_dtype_bytes(job)
-    weights = state(weight, 3)
+    weights = state(weight, 3) * live.versions
     gradients = state(dtype_bytes(job.grad_dtype), 2) if training else 0 * dense
     optimizer = state(optimizer_bytes_per_param(job), 1) if training else 0 * dense
 
     saved = np.stack([t.activation_bytes for t in tables])
     per_block = saved_bytes(layouts, tables)
     if training:
-        live = (per_block @ stage.T).reshape(-1, chunks, ranks)
-        activations = np.einsum("lcr,rc->lr", live, alive)
+        activations = ((per_block @ stage.T)[:, live.stage] * live.activations).sum(axis=2)
     else:
         activations = np.zeros_like(dense)
     # one block is materialised in full while it is recomputed, beside its own workspace
     workspace = np.stack([t.workspace_bytes for t in tables])
     transient = workspace + (saved[:, :, 0] - per_block if training else saved[:, :, 0])
-    present = (stage > 0).reshape(chunks, ranks, -1).any(axis=0)
+    present = (stage > 0)[live.stage].any(axis=1)
     buffers = np.where(present[None], transient[:, None, :], 0.0).max(axis=2)
     buffers += framework.context_bytes
     buffers += np.where((zero < 3) & (shards > 1) & training, np.minimum(BUCKET_BYTES, gradients), 0.0)

@@ -4,7 +4,7 @@ Rank order is the common one: tensor parallel fastest, then context, then data, 
 (Megatron-LM's default `tp-cp-ep-dp-pp`; expert groups are consecutive data-parallel ranks).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from perfmodel.spec import Cluster, Collective, Layout
@@ -18,6 +18,17 @@ class Placement:
 
     size: int
     stride: int
+    copies: int = 1
+    """So many groups of that kind are joined, which lie `copy_stride` apart."""
+    copy_stride: int = 0
+
+    def times(self, replicas: int, layout: Layout) -> "Placement":
+        """The group joined with its likes on the other pipeline ranks that hold replicas of a stage, taken
+        to be evenly spread (those of Chimera lie opposite each other)."""
+        if replicas == 1:
+            return self
+        stride = Placement.of("pp", layout).stride * layout.pp // replicas
+        return replace(self, size=self.size * replicas, copies=replicas, copy_stride=stride)
 
     @classmethod
     def of(cls, group: Group, layout: Layout) -> "Placement":
@@ -41,7 +52,15 @@ class Placement:
 
     def ranks_per_node(self, node: int) -> int:
         """Members of the group that share a node of `node` devices."""
-        return max(1, min(self.size, node // self.stride))
+        return max(1, min(self.size // self.copies, node // self.stride)) * self._copies_per_node(node)
+
+    def _copies_per_node(self, node: int) -> int:
+        return max(1, min(self.copies, node // self.copy_stride)) if self.copies > 1 else 1
+
+    @property
+    def reach(self) -> int:
+        """Ranks from the first to the last member."""
+        return (self.size // self.copies - 1) * self.stride + (self.copies - 1) * self.copy_stride + 1
 
     def collective(self, kind: str, n_bytes: float, dtype: str, cluster: Cluster) -> Collective:
         """The event of this group's collective on `cluster`.
@@ -57,6 +76,6 @@ class Placement:
             num_ranks=self.size,
             ranks_per_node=per_node,
             dtype=dtype,
-            level=cluster.level_of((self.size - 1) * self.stride + 1),
+            level=cluster.level_of(self.reach),
             concurrent=max(1, node // per_node) if leaves_node else 1,
         )

@@ -16,7 +16,7 @@ from perfmodel.prediction._framework import EAGER, Framework
 from perfmodel.prediction._memory import CATEGORIES, saved_bytes
 from perfmodel.prediction._prediction import Prediction, StageMemory
 from perfmodel.prediction._step_model import Bundle, Prepared, StepModel
-from perfmodel.program import Kind
+from perfmodel.program import Kind, Structure
 from perfmodel.spec import Cluster, Job, Layout, Model
 from perfmodel.timeline import makespan, makespan_and_grad, times
 from perfmodel.units import GIB
@@ -24,6 +24,8 @@ from perfmodel.workload import step_flops
 
 _DP_KINDS = (Kind.GRAD_REDUCE, Kind.PARAM_GATHER, Kind.PARAM_GATHER_BACKWARD, Kind.EMBEDDING_REDUCE)
 _SEND_KINDS = (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
+Term = tuple[Prepared, Float[np.ndarray, " classes"], float]
+"""A program, the durations of its classes, and the weight of its makespan in the step time."""
 
 
 @lru_cache(maxsize=64)
@@ -91,10 +93,10 @@ def predict(
 def explain(fixed: StepModel, layout: Layout, *, timeline: bool = False, strict: bool = False) -> Prediction:
     """The full prediction of one layout from its step model."""
     (bundle,) = fixed.bundles([layout])
-    prepared, durations = fixed.prepared(bundle.spec), fixed.durations(bundle)[0]
-    step_s, gradient = makespan_and_grad(prepared.compiled, durations)
-    step_s = float(step_s)
-    path = CriticalPath(fixed, bundle, np.asarray(gradient, float))
+    terms = [(fixed.prepared(b.spec), fixed.durations(b)[0], weight) for b, weight in fixed.terms(bundle)]
+    prepared, durations, _ = terms[0]
+    step_s, gradient, compute_count = _per_step(terms)
+    path = CriticalPath(fixed, bundle, durations, gradient)
     lower, upper = path.interval(fixed.framework)
     memory = stage_memory(fixed, bundle)
     capacity = fixed.cluster.device.memory_bytes
@@ -107,7 +109,7 @@ def explain(fixed: StepModel, layout: Layout, *, timeline: bool = False, strict:
     reasons = fit_reasons(memory, capacity, fixed.framework)
     flops = step_flops(fixed.model, fixed.job).total
     per_device = flops / step_s / layout.devices
-    busy_s = float(durations @ prepared.compute_count)
+    busy_s = float(durations @ compute_count)
     ranks = prepared.structure.devices
     return Prediction(
         model=fixed.model.name,
@@ -125,7 +127,7 @@ def explain(fixed: StepModel, layout: Layout, *, timeline: bool = False, strict:
         bubble_fraction=max(0.0, 1 - busy_s / (ranks * step_s)),
         memory_per_stage=memory,
         memory_capacity_bytes=capacity,
-        breakdown_s=breakdown(fixed, bundle, durations, step_s, *_without_communication(prepared, durations)),
+        breakdown_s=breakdown(fixed, bundle, durations, compute_count, step_s, *_without_communication(terms)),
         critical_path=path.events(),
         provenance=provenance,
         fits=not reasons,
@@ -167,12 +169,35 @@ _REMEDY = {
 }
 
 
-def _without_communication(prepared: Prepared, durations: Float[np.ndarray, " classes"]) -> tuple[float, float]:
+def _per_step(terms: Sequence[Term]) -> tuple[float, Float[np.ndarray, " classes"], Float[np.ndarray, " classes"]]:
+    """Step time, its gradient, and the occurrences of each class on compute streams; classes of the first term."""
+    step_s, gradient, count = 0.0, 0.0, 0.0
+    classes = {key: i for i, key in enumerate(_class_keys(terms[0][0].structure))}
+    for prepared, durations, weight in terms:
+        span, of_class = makespan_and_grad(prepared.compiled, durations)
+        index = [classes[key] for key in _class_keys(prepared.structure)]
+        step_s += weight * float(span)
+        gradient = gradient + weight * np.bincount(index, np.asarray(of_class, float), len(classes))
+        count = count + weight * np.bincount(index, prepared.compute_count, len(classes))
+    return step_s, np.asarray(gradient), np.asarray(count)
+
+
+def _class_keys(structure: Structure) -> list[tuple[int, ...]]:
+    variants = structure.variants[structure.class_variant].T
+    columns = (structure.class_kind, structure.class_stage, structure.class_segment, *variants)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def _without_communication(terms: Sequence[Term]) -> tuple[float, float]:
     """Step times without data-parallel communication, and without sends either."""
-    kinds = prepared.structure.class_kind
-    no_dp = np.where(np.isin(kinds, _DP_KINDS), 0.0, durations)
-    no_comm = np.where(np.isin(kinds, _SEND_KINDS), 0.0, no_dp)
-    return float(makespan(prepared.compiled, no_dp)), float(makespan(prepared.compiled, no_comm))
+    without = []
+    for kinds in (_DP_KINDS, (*_DP_KINDS, *_SEND_KINDS)):
+        spans = [
+            weight * float(makespan(p.compiled, np.where(np.isin(p.structure.class_kind, kinds), 0.0, durations)))
+            for p, durations, weight in terms
+        ]
+        without.append(sum(spans))
+    return without[0], without[1]
 
 
 def _warnings(provenance: dict[str, float], fixed: StepModel) -> tuple[str, ...]:

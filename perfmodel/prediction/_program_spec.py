@@ -16,12 +16,15 @@ def program_spec(layout: Layout, job: Job, layers: int, tied_embeddings: bool) -
         LayoutError: if the global batch does not divide into micro-batches.
     """
     training = job.mode == "train"
-    replicated = layout.dp * layout.cp > 1
-    per_stage = max(1, layers // (layout.pp * layout.vpp))
+    plain = ProgramSpec(schedule=layout.schedule, stages=layout.pp, micro_batches=1, chunks=layout.vpp)
+    scheduler, replicas = plain.scheduler, plain.replicas
+    replicated = layout.dp * layout.cp * replicas > 1
+    per_stage = max(1, layers // plain.n_stages)
     segments = 1
     grad_reduce = gather = "none"
     if training and replicated:
-        grad_reduce = "overlap" if layout.overlap_grad_reduce else "end"
+        eager = "overlap" if replicas == 1 else "eager_opt"
+        grad_reduce = eager if layout.overlap_grad_reduce else "end"
         if layout.overlap_grad_reduce:
             segments = min(per_stage, MAX_SEGMENTS_OVERLAP)
         # without ZeRO the gathers take no time: the layouts share one program with those of ZeRO 1
@@ -30,11 +33,18 @@ def program_spec(layout: Layout, job: Job, layers: int, tied_embeddings: bool) -
     if replicated and layout.zero == 3:
         gather = "layer" if layout.overlap_param_gather else "layer_serial"
         segments = min(per_stage, MAX_SEGMENTS_GATHER)
+    micro_batches, steps = job.num_microbatches(layout), 1
+    if training and (scheduler.asynchronous or scheduler.staggered):
+        # the pipeline is full once the first micro-batch is back, which a backward of all of them delays most
+        filling = layout.pp if not scheduler.plain else -(-2 * layout.pp // micro_batches)
+        steps = 2 * max(2, filling)
     return ProgramSpec(
         schedule=layout.schedule,
         stages=layout.pp,
-        micro_batches=job.num_microbatches(layout),
+        micro_batches=micro_batches,
         chunks=layout.vpp,
+        steps=steps,
+        offload=layout.offload and training,
         sends="lag",
         grad_reduce=grad_reduce,
         segments=segments,
@@ -43,4 +53,5 @@ def program_spec(layout: Layout, job: Job, layers: int, tied_embeddings: bool) -
         tied_embedding=training and tied_embeddings and layout.pp > 1,
         optimizer=training,
         forward_only=not training,
+        grad_norm_barrier=steps == 1,
     )

@@ -6,7 +6,7 @@ shard, composed per program in NumPy, and all programs are evaluated in one JAX 
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -17,11 +17,12 @@ from perfmodel.prediction._blocks import BlockTable, Phase, block_table, event_t
 from perfmodel.prediction._classes import EventClasses, PassClasses, event_entries, pass_classes
 from perfmodel.prediction._communication import communication_events
 from perfmodel.prediction._framework import Framework
-from perfmodel.prediction._memory import MemoryBatch, memory_batch
+from perfmodel.prediction._live import live_state
+from perfmodel.prediction._memory import MemoryBatch, host_bandwidth, memory_batch, saved_bytes
 from perfmodel.prediction._program_spec import program_spec
 from perfmodel.prediction._stages import layer_count, stage_blocks
+from perfmodel.prediction._variants import PLAIN, Variant, on_slice, sliced_job
 from perfmodel.program import N_STREAMS, Kind, ProgramSpec, Stream, Structure, build
-from perfmodel.schedule import alive_at_peak
 from perfmodel.spec import Cluster, Job, Layout, Model, Op
 from perfmodel.timeline import CompiledStructure, ProgramBatch, load_or_compile, makespan_many
 from perfmodel.workload import Shard, blocks
@@ -103,6 +104,19 @@ class StepModel:
         of_shard = blocks(self.model, self.job, Shard.of(layout))
         return block_table(of_shard, layout, self.job, self.cluster, self.timed, self.framework)
 
+    def variant_table(self, layout: Layout, variant: Variant, slices: int) -> BlockTable:
+        """Timed blocks of a pass that computes several micro-batches, or one of `slices` slices."""
+        span, index, _ = variant
+        if slices == 1:
+            return self.table(layout.replace(micro_batch=layout.micro_batch * span))
+        key = ("slice", index, slices, layout.tp, layout.cp, layout.ep, layout.micro_batch, layout.sequence_parallel)
+        return self._once((*key, layout.tp_overlap), lambda: self._slice_table(layout, index, slices))
+
+    def _slice_table(self, layout: Layout, index: int, slices: int) -> BlockTable:
+        job = sliced_job(self.job, slices)
+        of_shard = on_slice(blocks(self.model, job, Shard.of(layout)), index)
+        return block_table(of_shard, layout, job, self.cluster, self.timed, self.framework)
+
     # --- programs ---------------------------------------------------------------------------------
 
     def spec(self, layout: Layout, table: BlockTable) -> ProgramSpec:
@@ -110,6 +124,7 @@ class StepModel:
         key = (
             "spec", layout.schedule, layout.pp, layout.vpp, layout.micro_batch * layout.dp,
             layout.dp * layout.cp > 1, layout.zero, layout.overlap_grad_reduce, layout.overlap_param_gather,
+            layout.offload,
         )  # fmt: skip
         tied = bool(getattr(self.model, "tied_embeddings", False))
         return self._once(key, lambda: program_spec(layout, self.job, layer_count(table.pairs), tied))
@@ -132,7 +147,7 @@ class StepModel:
             by_spec[spec].append(lane)
         bundles = []
         for spec, lanes in by_spec.items():
-            table, stages = tables[lanes[0]], spec.stages * spec.chunks
+            table, stages = tables[lanes[0]], spec.n_stages
             counts = self._once(
                 ("stages", stages, spec.segments),
                 lambda t=table, n=stages, s=spec.segments: stage_blocks(t.pairs, n, s),
@@ -143,9 +158,13 @@ class StepModel:
 
     # --- composition --------------------------------------------------------------------------------
 
-    def pass_s(self, bundle: Bundle) -> dict[Kind, Float[np.ndarray, "lanes blocks"]]:
-        """Seconds that one micro-batch spends in each block, by kind of pass."""
-        phase = np.stack([t.phase_s for t in bundle.tables])
+    def pass_s(self, bundle: Bundle, variant: Variant = PLAIN) -> dict[Kind, Float[np.ndarray, "lanes blocks"]]:
+        """Seconds that a pass spends in each block, by kind of pass."""
+        tables = bundle.tables
+        slices = bundle.spec.scheduler.slices
+        if variant[:2] != PLAIN[:2] or slices > 1:
+            tables = [self.variant_table(layout, variant, slices) for layout in bundle.layouts]
+        phase = np.stack([t.overlapped_phase_s if variant[2] else t.phase_s for t in tables])
         backward = phase[:, :, Phase.BACKWARD_INPUT] + recompute_s(phase, bundle.layouts)
         weight = phase[:, :, Phase.BACKWARD_WEIGHT]
         return {
@@ -168,30 +187,53 @@ class StepModel:
 
     def _event_classes(self, bundle: Bundle, lane: int) -> EventClasses:
         layout, table = bundle.layouts[lane], bundle.tables[lane]
-        events = communication_events(layout, table, bundle.spec, bundle.counts, self.job, self.cluster)
-        ops, class_index, op_index = event_entries(self.prepared(bundle.spec).structure, events)
+        structure = self.prepared(bundle.spec).structure
+        spans = np.unique(structure.variants[:, 0]).tolist()
+        events = communication_events(layout, table, bundle.spec, spans, bundle.counts, self.job, self.cluster)
+        ops, class_index, op_index = event_entries(structure, events)
         return EventClasses(ops, self.timed(ops), class_index, op_index)
 
     def durations(self, bundle: Bundle) -> Float[np.ndarray, "lanes classes"]:
         """Seconds of every class of the bundle's program, a row per layout."""
         n_classes, passes = self.prepared(bundle.spec).structure.n_classes, self.pass_classes(bundle)
         out = np.stack([self.event_classes(bundle, lane).durations(n_classes) for lane in range(len(bundle.layouts))])
-        for kind, of_block in self.pass_s(bundle).items():
-            where = passes.of_kind[kind]
-            if len(where):
-                out[:, where] = of_block @ passes.blocks[where].T
+        for variant, of_kind in passes.of_variant.items():
+            for kind, of_block in self.pass_s(bundle, variant).items():
+                where = of_kind[kind]
+                if len(where):
+                    out[:, where] = of_block @ passes.blocks[where].T
+        if bundle.spec.offload:
+            self._add_host_copies(bundle, out)
         return out
+
+    def _add_host_copies(self, bundle: Bundle, out: Float[np.ndarray, "lanes classes"]) -> None:
+        """Copies of a stage's activations to and from host memory, at the link's nominal rate."""
+        structure = self.prepared(bundle.spec).structure
+        where = np.flatnonzero(np.isin(structure.class_kind, (Kind.OFFLOAD, Kind.RELOAD)))
+        of_stage = saved_bytes(bundle.layouts, bundle.tables) @ bundle.counts.sum(axis=1).T
+        moved = of_stage[:, structure.class_stage[where]] * structure.class_span[where]
+        out[:, where] = moved / bundle.spec.scheduler.slices / host_bandwidth(self.cluster.device)
+
+    def terms(self, bundle: Bundle) -> tuple[tuple[Bundle, float], ...]:
+        """Programs whose weighted makespans add up to the step time.
+
+        Without a flush between steps a step takes what a longer stream takes more than a shorter one.
+        """
+        spec = bundle.spec
+        if spec.steps == 1:
+            return ((bundle, 1.0),)
+        shorter = replace(spec, steps=spec.steps // 2)
+        weight = 1 / (spec.steps - shorter.steps)
+        return (bundle, weight), (replace(bundle, spec=shorter), -weight)
 
     # --- many layouts at once -------------------------------------------------------------------------
 
     def memory(self, bundle: Bundle) -> MemoryBatch:
         """Memory of a bundle's layouts; needs the order of events but no times."""
         spec = bundle.spec
-        alive = self._once(
-            ("alive", spec.schedule, spec.stages, spec.micro_batches, spec.chunks, spec.forward_only),
-            lambda: alive_at_peak(spec.build_schedule()).astype(float),
-        )
-        return memory_batch(bundle.layouts, bundle.tables, bundle.counts, alive, self.job, self.framework)
+        key = (spec.schedule, spec.stages, spec.micro_batches, spec.chunks, spec.forward_only, spec.steps, spec.offload)
+        live = self._once(("live", *key), lambda: live_state(spec))
+        return memory_batch(bundle.layouts, bundle.tables, bundle.counts, live, self.job, self.framework)
 
     def peak_memory(self, layouts: Sequence[Layout]) -> tuple[Float[np.ndarray, " layouts"], list[str]]:
         """Peak bytes of every layout, and the category that takes most of them."""
@@ -208,33 +250,38 @@ class StepModel:
 
         Rank r starts no earlier than the first micro-batch has passed the ranks before it, works through all
         its passes, and after its last backward the gradient still has to pass those ranks again:
-        max over r of m * sum over chunks (F + B) + sum over ranks s < r of (F_s + B_s), chunk 0.
+        max over r of m * sum over chunks (F + B) + sum over ranks s < r of (F_s + B_s), chunk 0. The second term
+        holds for pipelines that start on rank 0 and flush; with R replicas of every stage a chunk sees m / R
+        micro-batches. Passes of several micro-batches, slices and pairs may be faster than this says: 0 for those.
         """
         bound = np.zeros(len(layouts))
         for bundle in self.bundles(layouts):
             spec = bundle.spec
             of_block = self.pass_s(bundle)
+            if not spec.scheduler.plain:
+                continue
             both = of_block[Kind.FORWARD] + (0.0 if spec.is_forward_only else of_block[Kind.BACKWARD])
-            both = both @ bundle.counts.sum(axis=1).T
-            by_chunk = both.reshape(len(both), spec.chunks, spec.stages)
-            work = spec.micro_batches * by_chunk.sum(axis=1)
-            before = np.cumsum(by_chunk[:, 0], axis=1) - by_chunk[:, 0]
-            bound[list(bundle.lanes)] = (work + before).max(axis=1)
+            by_chunk = (both @ bundle.counts.sum(axis=1).T)[:, spec.stage_map]
+            bounds = spec.micro_batches // spec.replicas * by_chunk.sum(axis=2)
+            if spec.steps == 1 and spec.replicas == 1 and (spec.stage_map[:, 0] == np.arange(spec.stages)).all():
+                bounds = bounds + np.cumsum(by_chunk[:, :, 0], axis=1) - by_chunk[:, :, 0]
+            bound[list(bundle.lanes)] = bounds.max(axis=1)
         return bound
 
     def evaluate(self, layouts: Sequence[Layout]) -> BatchResult:
         """Step time of every layout by full evaluation of its schedule (float32)."""
         bundles = self.bundles(layouts)
-        specs = tuple(bundle.spec for bundle in bundles)
+        terms = [term for bundle in bundles for term in self.terms(bundle)]
+        specs = tuple(bundle.spec for bundle, _ in terms)
         # the joined tables are large, so only those of the last call are kept
         last = self._memo.get("batch")
         if not (isinstance(last, tuple) and last[0] == specs):
             last = (specs, ProgramBatch(tuple(self.prepared(spec).compiled for spec in specs)))
             self._memo["batch"] = last
-        spans = makespan_many(last[1], [self.durations(bundle) for bundle in bundles])
+        spans = makespan_many(last[1], [self.durations(bundle) for bundle, _ in terms])
         time_s = np.zeros(len(layouts))
-        for bundle, span in zip(bundles, spans, strict=True):
-            time_s[list(bundle.lanes)] = np.asarray(span)
+        for (bundle, weight), span in zip(terms, spans, strict=True):
+            time_s[list(bundle.lanes)] += weight * np.asarray(span)
         return BatchResult(time_s)
 
 

@@ -25,6 +25,8 @@ def assemble(draft: Draft) -> Structure:
         class_kind=classes.kind,
         class_stage=classes.stage,
         class_segment=classes.segment,
+        class_variant=classes.variant,
+        variants=draft.variants,
         alloc=_spread(ops.alloc, position, 0),
         free=_spread(ops.free, position, 0),
         devices=draft.devices,
@@ -49,7 +51,8 @@ class _Classes:
         self._number = (np.cumsum(occurs) - 1).astype(np.int32)
         known = np.flatnonzero(occurs).astype(np.int32)
         rest, segment = np.divmod(known, draft.segments + 1)
-        self.kind, self.stage = np.divmod(rest, draft.n_stages)
+        of_kind, self.stage = np.divmod(rest, draft.n_stages)
+        self.kind, self.variant = np.divmod(of_kind, len(draft.variants))
         self.segment = np.where(known == 0, 0, segment - 1) if draft.segments > 1 else np.zeros_like(known)
 
     def index(self, codes: Ids) -> Ids:

@@ -3,23 +3,26 @@
 from perfmodel.program._assemble import assemble
 from perfmodel.program._communication import (
     add_layer_gathers,
-    add_reductions,
     add_step_gathers,
     add_transfers,
 )
 from perfmodel.program._draft import Draft
+from perfmodel.program._offload import add_offloads
 from perfmodel.program._order import ProgramOrder
 from perfmodel.program._passes import add_passes
+from perfmodel.program._reductions import add_reductions
 from perfmodel.program._spec import ProgramSpec
 from perfmodel.program._step_end import add_step_end
 from perfmodel.program._structure import Structure
+from perfmodel.program._updates import add_updates
+from perfmodel.program._variants import variants_of
 from perfmodel.schedule import Schedule, require_valid
 
 
 def build(spec: ProgramSpec, schedule: Schedule | None = None) -> Structure:
     """The structure of one step.
 
-    Classes are one per (kind, global stage, segment) that occurs. A class of segment 0..S-1 covers that
+    Classes are one per (kind, variant, global stage, segment) that occurs. A class of segment 0..S-1 covers that
     layer group of the stage; where a structure has split ops beside whole ones, whole ones have segment
     `WHOLE` (-1). With one segment all are 0. Transfers are classed by the sending stage, the optimizer
     by the stage of its device's chunk 0 (the op updates all chunks).
@@ -33,11 +36,14 @@ def build(spec: ProgramSpec, schedule: Schedule | None = None) -> Structure:
     """
     schedule = spec.build_schedule() if schedule is None else schedule
     require_valid(schedule)
-    draft = Draft(devices=schedule.devices, n_stages=schedule.n_stages, segments=spec.segments)
+    variants = variants_of(schedule)
+    draft = Draft(schedule.devices, schedule.n_stages, spec.segments, variants.table)
     order = ProgramOrder(schedule.devices, spec.segments, lead_in=spec.gathers_ahead)
-    passes = add_passes(draft, spec, schedule, order)
+    passes = add_passes(draft, spec, schedule, variants, order)
     add_transfers(draft, spec, passes, order)
+    add_offloads(draft, spec, passes, order)
     add_reductions(draft, spec, passes, order)
+    add_updates(draft, spec, passes, order)
     add_layer_gathers(draft, spec, passes, order)
     add_step_gathers(draft, spec, passes, order)
     draft.sort()

@@ -1,10 +1,10 @@
-"""Communication during the passes: transfers between stages, gradient reduction, weight gathering."""
+"""Communication during the passes: transfers between stages, weight gathering."""
 
 import numpy as np
 
 from perfmodel.program._draft import WHOLE, Draft
 from perfmodel.program._order import Around, ProgramOrder
-from perfmodel.program._passes import Passes, first_of_chunks, last_of_chunks
+from perfmodel.program._passes import Passes, first_of_chunks
 from perfmodel.program._spec import ProgramSpec
 from perfmodel.program._structure import Kind, Stream
 from perfmodel.schedule import NEVER, Phase
@@ -23,46 +23,23 @@ def add_transfers(draft: Draft, spec: ProgramSpec, passes: Passes, order: Progra
         to = receiver[(s.phase[receiver] == Phase.FORWARD) == forward]
         sender = upstream[to]
         stage, device = s.instruction_stage[sender], s.device[sender]
+        variant = passes.variants.of_transfer[sender]
         if spec.sends == "lag":
-            draft.connect(passes.last[sender], passes.first[to], draft.class_code(kind, stage))
+            draft.connect(passes.end[sender], passes.start[to], draft.class_code(kind, stage, variant=variant))
             continue
-        last_part = passes.part[passes.last[sender]]
+        after = passes.end[sender]
+        last_part = passes.part[after]
         sends = draft.add(
             kind,
             device,
             Stream.SEND if spec.sends == "op" else Stream.COMPUTE,
             stage,
+            variant=variant,
             micro_batch=s.micro_batch[sender],
-            key=order.key(s.slot[sender], device, last_part, Around.SEND),
+            key=order.key(s.slot[passes.instruction[after]], device, last_part, Around.SEND),
         )
-        draft.connect(passes.last[sender], sends)
-        draft.connect(sends, passes.first[to])
-
-
-def add_reductions(draft: Draft, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:
-    """Gradient reductions that start before the device's last backward is done."""
-    overlap = spec.grad_reduce == "overlap"
-    if spec.grad_reduce == "none" or not (overlap or spec.reduce_every_micro_batch):
-        return
-    s = passes.schedule
-    reduced = s.ends_backward
-    if not spec.reduce_every_micro_batch:
-        last = last_of_chunks(s, reduced)
-        reduced = np.zeros(s.n_instructions, bool)
-        reduced[last] = True
-    after = np.flatnonzero(passes.op_column(reduced))
-    instruction = passes.instruction[after]
-    device = s.device[instruction]
-    reductions = draft.add(
-        Kind.GRAD_REDUCE,
-        device,
-        Stream.DATA_COMM if overlap else Stream.COMPUTE,
-        s.instruction_stage[instruction],
-        segment=passes.segment[after],
-        micro_batch=s.micro_batch[instruction] if spec.reduce_every_micro_batch else -1,
-        key=order.key(s.slot[instruction], device, passes.part[after], Around.REDUCE),
-    )
-    draft.connect(after, reductions)
+        draft.connect(after, sends)
+        draft.connect(sends, passes.start[to])
 
 
 def add_layer_gathers(draft: Draft, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from perfmodel.program._structure import N_STREAMS, Stream
+from perfmodel.program._structure import N_STREAMS, PLAIN, Stream
 
 WHOLE = -1
 """Segment of a class that covers its whole stage, in structures where other ops are split."""
@@ -49,13 +49,15 @@ class Draft:
     devices: int
     n_stages: int
     segments: int
+    variants: Int[np.ndarray, "variants 3"] = field(default_factory=lambda: PLAIN.copy())
     edges: list[Edges] = field(default_factory=list)
     n_ops: int = 0
     _blocks: list[OpColumns] = field(default_factory=list)
 
-    def class_code(self, kind: Column, stage: Column, segment: Column = WHOLE) -> Column:
-        """Number of the class (kind, stage, segment); 0 is `Kind.ZERO`."""
-        return (kind * self.n_stages + stage) * (self.segments + 1) + segment + 1
+    def class_code(self, kind: Column, stage: Column, segment: Column = WHOLE, variant: Column = 0) -> Column:
+        """Number of the class (kind, variant, stage, segment); 0 is `Kind.ZERO`."""
+        of_kind = kind * len(self.variants) + variant
+        return (of_kind * self.n_stages + stage) * (self.segments + 1) + segment + 1
 
     def add(
         self,
@@ -65,13 +67,14 @@ class Draft:
         stage: Column,
         *,
         segment: Column = WHOLE,
+        variant: Column = 0,
         micro_batch: Column = -1,
         alloc: Column = 0,
         free: Column = 0,
         key: Column = 0,
     ) -> Ids:
         """Add one op per entry of `device` (the other columns may be single values); returns their ids."""
-        code = self.class_code(kind, stage, segment)
+        code = self.class_code(kind, stage, segment, variant)
         return self._append(code, device * N_STREAMS + stream, micro_batch, alloc, free, key)
 
     def add_join(self) -> int:

@@ -17,6 +17,8 @@ class Around(IntEnum):
     COMPUTE = 1
     REDUCE = 2
     SEND = 3
+    UPDATE = 4
+    UPDATE_END = 5
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from perfmodel.program._draft import WHOLE, Draft, Ids
 from perfmodel.program._order import Around, ProgramOrder
 from perfmodel.program._spec import ProgramSpec
 from perfmodel.program._structure import Kind, Stream
+from perfmodel.program._variants import Variants
 from perfmodel.schedule import Phase, Schedule
 
 _KIND = np.empty(len(Phase), np.int32)
@@ -23,6 +24,7 @@ class Passes:
     """The schedule's instructions as compute ops, which have ids 0..n-1 in each device's order."""
 
     schedule: Schedule
+    variants: Variants
     instruction: Int[np.ndarray, " ops"]
     """Instruction that each op is a part of."""
     part: Int[np.ndarray, " ops"]
@@ -32,12 +34,23 @@ class Passes:
     """Id of each instruction's first part."""
     last: Int[np.ndarray, " instructions"]
 
+    @property
+    def start(self) -> Int[np.ndarray, " instructions"]:
+        """Op that needs an instruction's inputs: of a pair, the first op of the two."""
+        second = np.append(False, self.schedule.paired[:-1])
+        return np.where(second, np.roll(self.first, 1), self.first)
+
+    @property
+    def end(self) -> Int[np.ndarray, " instructions"]:
+        """Op whose end makes an instruction's outputs available: of a pair, the last op of the two."""
+        return np.where(self.schedule.paired, np.roll(self.last, -1), self.last)
+
     def op_column(self, per_instruction: np.ndarray) -> np.ndarray:
         """A column of the instructions as a column of the ops."""
         return per_instruction[self.instruction]
 
 
-def add_passes(draft: Draft, spec: ProgramSpec, schedule: Schedule, order: ProgramOrder) -> Passes:
+def add_passes(draft: Draft, spec: ProgramSpec, schedule: Schedule, variants: Variants, order: ProgramOrder) -> Passes:
     """Add the compute ops. The first forward op of a micro-batch takes its activation memory, the last
     backward op gives it back."""
     parts = np.where(_split(spec, schedule), spec.segments, 1)
@@ -63,27 +76,31 @@ def add_passes(draft: Draft, spec: ProgramSpec, schedule: Schedule, order: Progr
         Stream.COMPUTE,
         stage[instruction],
         segment=segment,
+        variant=variants.of_pass[instruction],
         micro_batch=schedule.micro_batch[instruction],
         alloc=alloc,
         free=free,
         key=order.key(schedule.slot[instruction], device[instruction], part, Around.COMPUTE),
     )
-    return Passes(schedule, instruction, part, segment, ids[first], ids[last])
+    return Passes(schedule, variants, instruction, part, segment, ids[first], ids[last])
 
 
 def first_of_chunks(schedule: Schedule, among: Bool[np.ndarray, " instructions"]) -> Ids:
-    """First instruction among those marked of every chunk of every device that has one."""
+    """First instruction among those marked of every chunk of every device that has one, in each step."""
     marked = np.flatnonzero(among)
-    chunk = schedule.device[marked] * schedule.chunks + schedule.chunk[marked]
-    return marked[np.unique(chunk, return_index=True)[1]]
+    return marked[np.unique(_chunk_of_step(schedule)[marked], return_index=True)[1]]
 
 
 def last_of_chunks(schedule: Schedule, among: Bool[np.ndarray, " instructions"]) -> Ids:
-    """Last instruction among those marked of every chunk of every device that has one."""
-    marked = np.flatnonzero(among)
-    last = np.full(schedule.devices * schedule.chunks, -1)
-    last[schedule.device[marked] * schedule.chunks + schedule.chunk[marked]] = marked  # last one stays
-    return last[last >= 0]
+    """Last instruction among those marked of every chunk of every device that has one, in each step."""
+    marked = np.flatnonzero(among)[::-1]
+    return marked[np.unique(_chunk_of_step(schedule)[marked], return_index=True)[1]]
+
+
+def _chunk_of_step(schedule: Schedule) -> Int[np.ndarray, " instructions"]:
+    """A number for every chunk of every device between two updates of its weights."""
+    step = np.cumsum(schedule.updates) - schedule.updates  # unique to a device, since devices lie one after another
+    return (step * schedule.devices + schedule.device) * schedule.chunks + schedule.chunk
 
 
 def _split(spec: ProgramSpec, schedule: Schedule) -> Bool[np.ndarray, " instructions"]:
@@ -94,7 +111,7 @@ def _split(spec: ProgramSpec, schedule: Schedule) -> Bool[np.ndarray, " instruct
     if spec.gathers_by_layer:
         return np.ones(n, bool)
     split = np.zeros(n, bool)
-    if spec.grad_reduce == "overlap":
+    if spec.grad_reduce in ("overlap", "eager_opt"):
         ends = schedule.ends_backward
         split[ends if spec.reduce_every_micro_batch else last_of_chunks(schedule, ends)] = True
     if spec.param_gather == "step_overlap":

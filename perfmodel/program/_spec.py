@@ -3,14 +3,17 @@
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
+import numpy as np
+from jaxtyping import Int
+
 from perfmodel.errors import LayoutError
-from perfmodel.schedule import Schedule, forward_part, get_schedule
+from perfmodel.schedule import Schedule, Scheduler, forward_part, get_schedule
 
 Sends = Literal["lag", "op", "blocking"]
-GradReduce = Literal["none", "end", "overlap"]
+GradReduce = Literal["none", "end", "overlap", "eager_opt"]
 ParamGather = Literal["none", "step", "step_overlap", "layer", "layer_serial"]
 
-KEY_VERSION = 1
+KEY_VERSION = 2
 """Rises whenever `build` gives another structure for the same spec, so that old cache files are left."""
 
 
@@ -28,7 +31,12 @@ class ProgramSpec:
     """Pipeline stages, one device each (not counted by chunk)."""
     micro_batches: int
     chunks: int = 1
-    """Model chunks (virtual stages) per device; looped schedules have stages * chunks global stages."""
+    """Model chunks (virtual stages) per device; 1 leaves it to the schedule."""
+    steps: int = 1
+    """Steps one after another in one structure, without a flush between them: each device updates its
+    weights and goes on. Asynchronous schedules know no other way."""
+    offload: bool = False
+    """Activations wait for their backward in host memory."""
     forward_only: bool = False
     """Inference: the schedule's forward passes alone, without reductions or optimizer."""
     sends: Sends = "lag"
@@ -36,7 +44,9 @@ class ProgramSpec:
     sender's SEND stream, `blocking` the sender's COMPUTE stream."""
     grad_reduce: GradReduce = "none"
     """`end`: whole chunks, serial, after the device's last backward. `overlap`: on DATA_COMM, each
-    segment as soon as its last backward is done."""
+    segment as soon as its last backward is done (Chimera's eager). `eager_opt`: that only for stages after
+    whose last backward the device is idle before its own last pass, the others at the end (Chimera,
+    section 3.2)."""
     reduce_every_micro_batch: bool = False
     """Gradients are reduced after every backward, not only the last (ZeRO 2 and 3). With
     `grad_reduce="end"` each such reduction holds up COMPUTE."""
@@ -57,7 +67,7 @@ class ProgramSpec:
     """The global gradient norm makes every device's optimizer wait for all devices."""
 
     def __post_init__(self) -> None:
-        for name in ("stages", "micro_batches", "chunks", "segments", "prefetch"):
+        for name in ("stages", "micro_batches", "chunks", "steps", "segments", "prefetch"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 remedy = "; for gathers that are not ahead use param_gather='layer_serial'"
@@ -70,7 +80,7 @@ class ProgramSpec:
             if getattr(self, name) not in get_args(literal):
                 known = ", ".join(get_args(literal))
                 raise LayoutError(f"program: {name} must be one of {known}; got {getattr(self, name)!r}")
-        get_schedule(self.schedule)
+        object.__setattr__(self, "chunks", self.scheduler.chunks_for(self.chunks))
         if self.reduce_every_micro_batch and self.grad_reduce == "none":
             raise LayoutError(
                 "program: reduce_every_micro_batch needs gradients to reduce; set grad_reduce to 'overlap' or 'end'"
@@ -90,6 +100,26 @@ class ProgramSpec:
             )
 
     @property
+    def scheduler(self) -> Scheduler:
+        """The schedule by its name."""
+        return get_schedule(self.schedule)
+
+    @property
+    def stage_map(self) -> Int[np.ndarray, "stages chunks"]:
+        """Global stage of every chunk of every device."""
+        return self.scheduler.stage_map(self.stages, self.chunks)
+
+    @property
+    def n_stages(self) -> int:
+        """Global stages that a micro-batch passes."""
+        return int(self.stage_map.max()) + 1
+
+    @property
+    def replicas(self) -> int:
+        """Copies of every stage's weights over the pipeline's devices."""
+        return self.stage_map.size // self.n_stages
+
+    @property
     def is_forward_only(self) -> bool:
         """Whether the step has no backward passes, by flag or by schedule."""
         return self.forward_only or self.schedule == "forward"
@@ -106,7 +136,7 @@ class ProgramSpec:
 
     def build_schedule(self) -> Schedule:
         """The pipeline schedule that the spec names."""
-        schedule = get_schedule(self.schedule)(self.stages, self.micro_batches, self.chunks)
+        schedule = self.scheduler(self.stages, self.micro_batches, self.chunks, self.steps)
         return forward_part(schedule) if self.forward_only else schedule
 
     def key(self) -> str:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from perfmodel.program._draft import Draft
+from perfmodel.program._reductions import reduced_after
 from perfmodel.program._spec import ProgramSpec
 from perfmodel.program._structure import Kind, Stream
 from perfmodel.schedule import Schedule
@@ -13,7 +14,7 @@ _BUSY = [Stream.COMPUTE, Stream.DATA_COMM]
 
 def add_step_end(draft: Draft, spec: ProgramSpec, schedule: Schedule) -> None:
     """Add everything after the passes; the draft must be sorted."""
-    if spec.is_forward_only or schedule.forward_only:
+    if spec.is_forward_only or schedule.forward_only or schedule.updates.any():
         return
     _add_final_reductions(draft, spec, schedule)
     _add_embedding_reduce(draft, spec, schedule)
@@ -24,15 +25,18 @@ def add_step_end(draft: Draft, spec: ProgramSpec, schedule: Schedule) -> None:
 
 
 def _add_final_reductions(draft: Draft, spec: ProgramSpec, schedule: Schedule) -> None:
-    if spec.grad_reduce != "end" or spec.reduce_every_micro_batch:
+    if spec.grad_reduce not in ("end", "eager_opt") or spec.reduce_every_micro_batch:
         return
+    early = np.zeros(schedule.n_stages, bool)
+    early[schedule.instruction_stage[reduced_after(spec, schedule)]] = True
     compute = draft.last_on_streams()[:, Stream.COMPUTE]
     for chunk in reversed(range(schedule.chunks)):
-        reductions = draft.add(
-            Kind.GRAD_REDUCE, np.arange(schedule.devices), Stream.DATA_COMM, schedule.stage[:, chunk]
-        )
-        if chunk == schedule.chunks - 1:
-            draft.connect(compute, reductions)
+        devices = np.flatnonzero(~early[schedule.stage[:, chunk]])
+        stage = schedule.stage[devices, chunk]
+        reductions = draft.add(Kind.GRAD_REDUCE, devices, Stream.DATA_COMM, stage)
+        # all devices that hold the stage have to be ready: this one, and those of its replicas
+        reduction, holder = np.nonzero((schedule.stage[None] == stage[:, None, None]).any(axis=2))
+        draft.connect(compute[holder], reductions[reduction])
 
 
 def _add_embedding_reduce(draft: Draft, spec: ProgramSpec, schedule: Schedule) -> None:

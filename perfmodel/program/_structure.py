@@ -4,11 +4,11 @@ Durations are a short vector indexed by *class* (DistSim's deduplicated events):
 serves every model, cluster and batch that lead to the same order of events.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from perfmodel.errors import PerfModelError
 
@@ -36,6 +36,10 @@ class Kind(IntEnum):
     EMBEDDING_REDUCE = 10
     """All-reduce of tied embedding gradients between first and last stage."""
     OPTIMIZER = 11
+    OFFLOAD = 12
+    """Activations of a stage copied to host memory after its forward."""
+    RELOAD = 13
+    """The same back again before its backward."""
 
 
 class Stream(IntEnum):
@@ -46,9 +50,15 @@ class Stream(IntEnum):
     """Gradient reduction and weight gathering."""
     SEND = 2
     """Point-to-point to the neighbouring stages."""
+    OFFLOAD = 3
+    """Copies to host memory."""
+    RELOAD = 4
+    """Copies from host memory."""
 
 
 N_STREAMS = len(Stream)
+PLAIN = np.array([[1, 0, 0]], np.int32)
+"""The one variant of most structures: single micro-batches of whole sequences, not overlapped."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,13 +88,21 @@ class Structure:
     class_segment: Int[np.ndarray, " classes"]
     """Layer group inside the stage (0 where a stage is one op)."""
     alloc: Int[np.ndarray, " ops"]
-    """Memory class whose bytes the op takes at its start: global stage + 1, 0 for none."""
+    """Memory class whose bytes the op takes at its start: global stage + 1, 0 for none. They are bytes per
+    micro-batch: an op of several takes (and gives back) so many times as much."""
     free: Int[np.ndarray, " ops"]
     """Memory class whose bytes the op gives back at its end, 0 for none."""
     devices: int
     """Pipeline ranks (tensor- and data-parallel replicas are identical and not repeated)."""
+    class_variant: Int[np.ndarray, " classes"] = field(default_factory=lambda: np.zeros(0, np.int32))
+    """Row of `variants` of each class (left out: 0 for all)."""
+    variants: Int[np.ndarray, "variants 3"] = field(default_factory=lambda: PLAIN.copy())
+    """Ways in which passes of one stage differ: micro-batches computed in one go, slice of the sequence,
+    and whether the pass runs overlapped with another (0 or 1)."""
 
     def __post_init__(self) -> None:
+        if not len(self.class_variant):
+            object.__setattr__(self, "class_variant", np.zeros(self.n_classes, np.int32))
         n = len(self.duration)
         if n == 0:
             raise PerfModelError("structure: at least one op is needed")
@@ -110,6 +128,21 @@ class Structure:
     @property
     def n_edges(self) -> int:
         return int((self.pred >= 0).sum())
+
+    @property
+    def class_span(self) -> Int[np.ndarray, " classes"]:
+        """Micro-batches that an op of each class computes in one go."""
+        return self.variants[self.class_variant, 0]
+
+    @property
+    def class_slice(self) -> Int[np.ndarray, " classes"]:
+        """Slice of the sequence that each class computes (0 where sequences are whole)."""
+        return self.variants[self.class_variant, 1]
+
+    @property
+    def class_paired(self) -> Bool[np.ndarray, " classes"]:
+        """Whether an op of each class runs overlapped with another pass."""
+        return self.variants[self.class_variant, 2] > 0
 
     @property
     def device(self) -> Int[np.ndarray, " ops"]:

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Int
 
 from perfmodel.errors import PerfModelError
 from perfmodel.schedule._schedule import NEVER, Instruction, Phase, Schedule
+from perfmodel.schedule._slots import waits
 
 ProblemKind = Literal["missing", "duplicate", "placement", "order", "deadlock"]
 
@@ -50,25 +51,26 @@ def require_valid(schedule: Schedule) -> None:
 
 def _work(schedule: Schedule) -> list[Problem]:
     m, n_stages = schedule.micro_batches, schedule.n_stages
-    work = (schedule.phase.astype(np.int64) * n_stages + schedule.instruction_stage) * m + schedule.micro_batch
+    index, batch = schedule.covers
+    work = (schedule.phase[index].astype(np.int64) * n_stages + schedule.instruction_stage[index]) * m + batch
     count = np.bincount(work, minlength=len(Phase) * n_stages * m).reshape(-1, n_stages, m)
     split = (count[Phase.BACKWARD_INPUT] > 0) | (count[Phase.BACKWARD_WEIGHT] > 0)
     trained = not schedule.forward_only
     # By phase; a backward that is both whole and split shows as a whole one too many.
     expected = np.stack([np.ones_like(split), trained & ~split, trained & split, trained & split])
     problems = []
-    for phase, stage, batch in np.argwhere(count < expected).tolist():
+    for phase, stage, micro_batch in np.argwhere(count < expected).tolist():
         device, chunk = next(iter(np.argwhere(schedule.stage == stage).tolist()), (-1, -1))
-        where = Instruction(device, -1, Phase(phase), chunk, batch)
-        message = f"no device runs {where.phase.symbol} of stage {stage} for micro-batch {batch}"
+        where = Instruction(device, -1, Phase(phase), chunk, micro_batch)
+        message = f"no device runs {where.phase.symbol} of stage {stage} for micro-batch {micro_batch}"
         problems.append(Problem("missing", where, message))
     surplus = (count > expected).ravel()[work]
     if surplus.any():
         first = np.zeros(len(work), bool)
         first[np.unique(work, return_index=True)[1]] = True
         first &= expected.ravel()[work]
-        for index in np.flatnonzero(surplus & ~first).tolist():
-            where = schedule[index]
+        for twice in np.unique(index[surplus & ~first]).tolist():
+            where = schedule[twice]
             problems.append(Problem("duplicate", where, f"{where} does work that is done elsewhere already"))
     return problems
 
@@ -80,7 +82,7 @@ def _placement_and_order(schedule: Schedule) -> list[Problem]:
     for i, j in _pairs(schedule.dependencies.own, lambda here, there: place[here] != place[there]):
         message = f"{schedule[i]} belongs with {schedule[j]}, which runs elsewhere"
         problems.append(Problem("placement", schedule[i], message))
-    for need in schedule.dependencies:
+    for need in waits(schedule):
         for i, j in _pairs(need, lambda here, there: (device[here] == device[there]) & (there > here)):
             message = f"{schedule[i]} stands before {schedule[j]}, on which it depends"
             problems.append(Problem("order", schedule[i], message))
@@ -100,7 +102,7 @@ def _deadlocks(schedule: Schedule) -> list[Problem]:
     stuck = schedule.slot == NEVER
     problems = []
     for index in np.flatnonzero(_first_of_device(schedule, stuck)).tolist():
-        needs = [int(need[index]) for need in schedule.dependencies]
+        needs = [int(need[index]) for need in waits(schedule)]
         cause = next(schedule[need] for need in needs if need != NEVER and stuck[need])
         message = f"{schedule[index]} waits for {cause}, which never starts"
         problems.append(Problem("deadlock", schedule[index], message))

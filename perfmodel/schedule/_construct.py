@@ -2,13 +2,28 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from perfmodel.errors import PerfModelError
 from perfmodel.schedule._schedule import Phase, Schedule
 from perfmodel.schedule._slots import earliest_slots, slots_hold
+
+
+class Work(NamedTuple):
+    """One entry of a device's order."""
+
+    phase: Phase
+    chunk: int
+    micro_batch: int
+    span: int = 1
+    """Consecutive micro-batches computed in one go."""
+    paired: bool = False
+    """Runs together with the next entry."""
+    updates: bool = False
+    """The device's weights are updated right after."""
 
 
 def looped_stages(devices: int, chunks: int) -> Int[np.ndarray, "devices chunks"]:
@@ -16,10 +31,19 @@ def looped_stages(devices: int, chunks: int) -> Int[np.ndarray, "devices chunks"
     return np.arange(chunks) * devices + np.arange(devices)[:, None]
 
 
+def v_stages(devices: int, chunks: int) -> Int[np.ndarray, "devices chunks"]:
+    """Stage map of pipelines that go forth and back: chunks alternate between falling and rising devices."""
+    down = np.arange(devices)[:, None]
+    return np.arange(chunks) * devices + np.where(np.arange(chunks) % 2, devices - 1 - down, down)
+
+
 def from_keys(
     name: str,
     stage: Int[np.ndarray, "devices chunks"],
     keys: Mapping[Phase, Int[np.ndarray, "devices chunks micro_batches"]],
+    *,
+    spans: Mapping[Phase, int] | None = None,
+    slices: int = 1,
 ) -> Schedule:
     """A schedule in which each device runs its work in the order of integer keys.
 
@@ -29,6 +53,9 @@ def from_keys(
         keys: for each phase, the sort key of every piece of work, below zero where the device does
             not do it. Keys that also grow along data dependencies (start slots in closed form) are
             kept as slots; otherwise slots are found by simulation.
+        spans: micro-batches that one instruction of a phase computes (default 1); its key stands at the
+            first of them. Fewer where micro-batches run out.
+        slices: slices per sequence, see `Schedule.slices`.
     """
     shapes = {phase: np.shape(key) for phase, key in keys.items()}
     if len(set(shapes.values())) != 1 or len(next(iter(shapes.values()))) != 3:
@@ -43,61 +70,135 @@ def from_keys(
     order = np.argsort(np.where(done, flat, np.iinfo(np.int64).max), axis=1, kind="stable")
     kept = np.arange(flat.shape[1]) < done.sum(axis=1)[:, None]
     which, chunk, micro_batch = np.unravel_index(order[kept], key.shape[1:])
-    schedule = Schedule(
-        name=name,
-        stage=np.asarray(stage, np.int32),
-        micro_batches=shape[2],
-        offsets=np.append(0, np.cumsum(done.sum(axis=1))),
-        phase=np.array([int(phase) for phase in keys], np.int8)[which],
-        chunk=chunk.astype(np.int32),
-        micro_batch=micro_batch.astype(np.int32),
+    span = np.array([(spans or {}).get(phase, 1) for phase in keys])[which]
+    schedule = _schedule(
+        name,
+        stage,
+        shape[2],
+        np.append(0, np.cumsum(done.sum(axis=1))),
+        np.array([int(phase) for phase in keys], np.int8)[which],
+        chunk,
+        micro_batch,
+        span=np.minimum(span, shape[2] - micro_batch),
         slot=np.take_along_axis(flat, order, axis=1)[kept],
+        slices=slices,
     )
-    return _with_slots(schedule)
+    return with_slots(schedule)
 
 
 def from_orders(
     name: str,
     stage: Int[np.ndarray, "devices chunks"],
     micro_batches: int,
-    orders: Sequence[Iterable[tuple[Phase, int, int]]],
+    orders: Sequence[Iterable[tuple[Any, ...]]],
+    *,
+    slices: int = 1,
 ) -> Schedule:
-    """A schedule from each device's list of (phase, chunk, micro-batch).
+    """A schedule from each device's list of `Work`, or of plain tuples of its first fields.
 
     Deadlocks are let through, with slot `NEVER`; `check` names them.
     """
-    rows = [np.array([(int(f), c, b) for f, c, b in order], np.int32).reshape(-1, 3) for order in orders]
+    rows = [np.array([Work(*work) for work in order], np.int32).reshape(-1, len(Work._fields)) for order in orders]
     if len(rows) != len(stage):
         raise PerfModelError(f"schedule {name}: {len(rows)} orders for {len(stage)} devices")
-    flat = np.concatenate(rows)
-    schedule = Schedule(
-        name=name,
-        stage=np.asarray(stage, np.int32),
-        micro_batches=micro_batches,
-        offsets=np.append(0, np.cumsum([len(row) for row in rows])),
-        phase=flat[:, 0].astype(np.int8),
-        chunk=flat[:, 1],
-        micro_batch=flat[:, 2],
-        slot=np.zeros(len(flat), np.int64),
+    phase, chunk, micro_batch, span, paired, updates = np.concatenate(rows).T
+    schedule = _schedule(
+        name,
+        stage,
+        micro_batches,
+        np.append(0, np.cumsum([len(row) for row in rows])),
+        phase.astype(np.int8),
+        chunk,
+        micro_batch,
+        span=span,
+        paired=paired.astype(bool),
+        updates=updates.astype(bool),
+        slices=slices,
     )
-    return _with_slots(schedule)
+    return with_slots(schedule)
 
 
 def forward_part(schedule: Schedule) -> Schedule:
     """The schedule without its backward passes (inference)."""
     keep = schedule.phase == Phase.FORWARD
-    counts = np.bincount(schedule.device[keep], minlength=schedule.devices)
-    return Schedule(
-        name=schedule.name,
-        stage=schedule.stage,
-        micro_batches=schedule.micro_batches,
-        offsets=np.append(0, np.cumsum(counts)),
-        phase=schedule.phase[keep],
-        chunk=schedule.chunk[keep],
-        micro_batch=schedule.micro_batch[keep],
+    return _schedule(
+        schedule.name,
+        schedule.stage,
+        schedule.micro_batches,
+        np.append(0, np.cumsum(np.bincount(schedule.device[keep], minlength=schedule.devices))),
+        schedule.phase[keep],
+        schedule.chunk[keep],
+        schedule.micro_batch[keep],
+        span=schedule.span[keep],
         slot=schedule.slot[keep],
+        slices=schedule.slices,
     )
 
 
-def _with_slots(schedule: Schedule) -> Schedule:
+def repeated(schedule: Schedule, steps: int) -> Schedule:
+    """Several steps one after another without a flush: each device updates its weights and goes on.
+
+    A device's next step follows its own last instruction, so that steps overlap over the devices.
+    """
+    if steps == 1:
+        return schedule
+    length = np.diff(schedule.offsets)
+    step, device = np.divmod(np.arange(steps * schedule.devices), schedule.devices)
+    by_device = np.lexsort((step, device))
+    step, device = step[by_device], device[by_device]
+    count = length[device]
+    offsets = np.append(0, np.cumsum(count))
+    index = np.arange(offsets[-1]) - np.repeat(offsets[:-1] - schedule.offsets[device], count)
+    updates = schedule.updates[index]
+    updates[offsets[1:][count > 0] - 1] = True
+    many = _schedule(
+        schedule.name,
+        schedule.stage,
+        schedule.micro_batches * steps,
+        schedule.offsets * steps,
+        schedule.phase[index],
+        schedule.chunk[index],
+        schedule.micro_batch[index] + np.repeat(step, count) * schedule.micro_batches,
+        span=schedule.span[index],
+        paired=schedule.paired[index],
+        updates=updates,
+        slices=schedule.slices,
+    )
+    return with_slots(many)
+
+
+def with_slots(schedule: Schedule) -> Schedule:
+    """The schedule with slots that respect it, found by simulation unless its own do."""
     return schedule if slots_hold(schedule) else replace(schedule, slot=earliest_slots(schedule))
+
+
+def _schedule(
+    name: str,
+    stage: Int[np.ndarray, "devices chunks"],
+    micro_batches: int,
+    offsets: Int[np.ndarray, " devices+1"],
+    phase: Int[np.ndarray, " instructions"],
+    chunk: Int[np.ndarray, " instructions"],
+    micro_batch: Int[np.ndarray, " instructions"],
+    *,
+    span: Int[np.ndarray, " instructions"] | None = None,
+    paired: Bool[np.ndarray, " instructions"] | None = None,
+    updates: Bool[np.ndarray, " instructions"] | None = None,
+    slot: Int[np.ndarray, " instructions"] | None = None,
+    slices: int = 1,
+) -> Schedule:
+    n = len(phase)
+    return Schedule(
+        name=name,
+        stage=np.asarray(stage, np.int32),
+        micro_batches=micro_batches,
+        offsets=offsets,
+        phase=phase,
+        chunk=chunk.astype(np.int32),
+        micro_batch=micro_batch.astype(np.int32),
+        span=np.ones(n, np.int32) if span is None else span.astype(np.int32),
+        paired=np.zeros(n, bool) if paired is None else paired,
+        updates=np.zeros(n, bool) if updates is None else updates,
+        slot=np.zeros(n, np.int64) if slot is None else slot,
+        slices=slices,
+    )

@@ -1,10 +1,12 @@
 """How many activations a schedule holds at once: decided by each device's order alone."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel.errors import PerfModelError
-from perfmodel.schedule._schedule import Phase, Schedule
+from perfmodel.schedule._schedule import NEVER, Phase, Schedule
 
 
 def in_flight(schedule: Schedule) -> Int[np.ndarray, "devices chunks"]:
@@ -14,7 +16,8 @@ def in_flight(schedule: Schedule) -> Int[np.ndarray, "devices chunks"]:
     gradient where that is split off). Without backward passes it lives for its forward alone.
     """
     peaks = [
-        _peak(schedule, (schedule.chunk == chunk).astype(np.int64)).astype(np.int64) for chunk in range(schedule.chunks)
+        _peak(schedule, np.where(schedule.chunk == chunk, schedule.span, 0)).astype(np.int64)
+        for chunk in range(schedule.chunks)
     ]
     return np.stack(peaks, axis=1)
 
@@ -25,17 +28,74 @@ def alive_at_peak(schedule: Schedule) -> Int[np.ndarray, "devices chunks"]:
     Chunks peak at different moments, so this is less than `in_flight` for looped schedules; times the bytes
     of each stage it is the peak wherever a device's chunks are about equally large.
     """
-    taken = schedule.phase == Phase.FORWARD
-    change = taken.astype(np.int64) - np.where(taken, 0, schedule.ends_backward)
     if schedule.forward_only:
         return in_flight(schedule)
+    return _most_alive(schedule, np.arange(schedule.n_instructions), schedule.chunk, _change(schedule))
+
+
+def _change(schedule: Schedule) -> Int[np.ndarray, " instructions"]:
+    """Micro-batches that begin to live with each instruction, less those that end."""
+    ending = np.where(schedule.ends_backward, -schedule.span, 0)
+    return np.where(schedule.phase == Phase.FORWARD, schedule.span, ending)
+
+
+def _most_alive(
+    schedule: Schedule,
+    instruction: Int[np.ndarray, " events"],
+    chunk: Int[np.ndarray, " events"],
+    change: Int[np.ndarray, " events"],
+) -> Int[np.ndarray, "devices chunks"]:
+    """Micro-batches alive per chunk when each device holds most in all; events of one instruction in order given."""
+    order = np.argsort(instruction, kind="stable")
+    instruction, chunk, change = instruction[order], chunk[order], change[order]
+    bounds = np.searchsorted(instruction, schedule.offsets)
     alive = np.zeros((schedule.devices, schedule.chunks), np.int64)
     for device in range(schedule.devices):
-        own = slice(schedule.offsets[device], schedule.offsets[device + 1])
+        own = slice(bounds[device], bounds[device + 1])
         until = int(np.argmax(np.cumsum(change[own]))) + 1 if own.stop > own.start else 0
-        chunk = schedule.chunk[own][:until]
-        np.add.at(alive[device], chunk, change[own][:until])
+        np.add.at(alive[device], chunk[own][:until], change[own][:until])
     return alive
+
+
+@dataclass(frozen=True, eq=False)
+class Offloads:
+    """Micro-batches whose activations leave the device between forward and backward, an entry each."""
+
+    forward: Int[np.ndarray, " offloads"]
+    """Instruction whose activations leave."""
+    next_but_one: Int[np.ndarray, " offloads"]
+    """The forward after next on the device, `NEVER` if there is none."""
+    backward: Int[np.ndarray, " offloads"]
+    """The first backward instruction that needs them."""
+
+
+def offloads(schedule: Schedule) -> Offloads:
+    """What is worth offloading: activations that are still waiting when the forward after next starts.
+
+    Forwards of several micro-batches whose backwards come one by one stay where they are.
+    """
+    forward = np.flatnonzero(schedule.phase == Phase.FORWARD)
+    device = schedule.device[forward]
+    later = np.append(forward[2:], [NEVER, NEVER])
+    later[np.append(device[2:], [NEVER, NEVER]) != device] = NEVER
+    own = schedule.dependencies.own
+    first = np.flatnonzero((schedule.phase == Phase.BACKWARD) | (schedule.phase == Phase.BACKWARD_INPUT))
+    backward = np.full(schedule.n_instructions, NEVER)
+    backward[own[first]] = first
+    single = (schedule.span[forward] == 1) & (backward[forward] != NEVER)
+    single &= schedule.span[np.maximum(backward[forward], 0)] == 1
+    worth = single & (later != NEVER) & (backward[forward] > later + 1)
+    return Offloads(forward[worth], later[worth], backward[forward][worth])
+
+
+def offloaded_at_peak(schedule: Schedule) -> Int[np.ndarray, "devices chunks"]:
+    """`alive_at_peak` where activations wait in host memory: out before the forward after next, back while
+    the instruction before their backward runs."""
+    moved = offloads(schedule)
+    one = np.ones(len(moved.forward), np.int64)
+    instruction = np.concatenate([moved.next_but_one, moved.backward - 1, np.arange(schedule.n_instructions)])
+    chunk = np.concatenate([schedule.chunk[moved.forward], schedule.chunk[moved.forward], schedule.chunk])
+    return _most_alive(schedule, instruction, chunk, np.concatenate([-one, one, _change(schedule)]))
 
 
 def peak_live(schedule: Schedule, stage_bytes: Float[np.ndarray, " stages"]) -> Float[np.ndarray, " devices"]:
@@ -50,7 +110,7 @@ def peak_live(schedule: Schedule, stage_bytes: Float[np.ndarray, " stages"]) -> 
         raise PerfModelError(
             f"stage_bytes must have one entry for each of {schedule.n_stages} stages, got {stage_bytes.shape}"
         )
-    return _peak(schedule, stage_bytes[schedule.instruction_stage])
+    return _peak(schedule, stage_bytes[schedule.instruction_stage] * schedule.span)
 
 
 def _peak(schedule: Schedule, size: np.ndarray) -> np.ndarray:

@@ -1,31 +1,121 @@
 """Schedules by name."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Int
 
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
+from perfmodel.schedule._construct import looped_stages, repeated
 from perfmodel.schedule._schedule import Schedule
+from perfmodel.schedule._text import read_schedule
+from perfmodel.schedule._versions import WeightPolicy
 
-Scheduler = Callable[[int, int, int], Schedule]
-"""(devices, micro_batches, chunks) -> Schedule."""
+StageMap = Callable[[int, int], Int[np.ndarray, "devices chunks"]]
+"""(devices, chunks) -> global stage of each device's chunks."""
 
+
+Builder = Callable[..., Schedule]
+"""(devices, micro_batches, chunks) -> Schedule; where its name takes a number (`chimera:4`), that is a further
+argument, and an asynchronous one gets the micro-batches of one step."""
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """A schedule by name, for any number of devices, micro-batches and chunks."""
+
+    name: str
+    build: Builder
+    stage_map: StageMap = looped_stages
+    """Stages of the devices, without building the schedule."""
+    chunks: int | None = None
+    """The number of chunks per device that the schedule is made for; None: any."""
+    number: Literal["", "pipelines", "slices", "slots"] = ""
+    """What a number after the name stands for (`name:number`), chunks per device if it is pipelines; empty
+    where none is taken."""
+    given: tuple[int, ...] = ()
+    """The number after the name."""
+    plain: bool = True
+    """Every pass computes one whole micro-batch on its own: no several at once, no slices, no pairs."""
+    weights: WeightPolicy = "flush"
+    """How weight versions are chosen; anything but `flush` updates them while other micro-batches are on
+    their way, and no step ends with a flush."""
+    staggered: bool = False
+    """A device starts its next step without waiting for the others to end theirs (the zero-bubble
+    schedules' post-validated optimizer step)."""
+
+    @property
+    def slices(self) -> int:
+        """Slices into which sequences are cut."""
+        return (self.given or (DEFAULT_SLICES,))[0] if self.number == "slices" else 1
+
+    def chunks_for(self, virtual_stages: int) -> int:
+        """Chunks per device where a layout asks for so many; 1 leaves it to the schedule.
+
+        Raises:
+            LayoutError: the schedule has another number of chunks.
+        """
+        own = self.given[0] if self.number == "pipelines" and self.given else self.chunks
+        if own is None or virtual_stages == own:
+            return virtual_stages
+        if virtual_stages != 1:
+            raise LayoutError(
+                f"schedule {self.label} has {own} chunk{'s' * (own > 1)} per device, got vpp={virtual_stages}; "
+                "leave vpp out" + "; or use schedule=interleaved" * (self.name == "1f1b")
+            )
+        return own
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether steps run into each other without a flush."""
+        return self.weights != "flush"
+
+    @property
+    def label(self) -> str:
+        """The name with its number, as `get_schedule` takes it."""
+        return ":".join([self.name, *map(str, self.given)])
+
+    def __call__(self, devices: int, micro_batches: int, chunks: int = 1, steps: int = 1) -> Schedule:
+        """The schedule of `steps` steps of `micro_batches` each.
+
+        Raises:
+            LayoutError: a count below 1, or one that the schedule cannot do.
+        """
+        counts = {"devices": devices, "micro_batches": micro_batches, "chunks": chunks, "steps": steps}
+        for what, count in counts.items():
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise LayoutError(f"schedule {self.label}: {what} must be a whole number of at least 1, got {count!r}")
+        chunks = self.chunks_for(chunks)
+        if self.asynchronous:
+            return self.build(devices, micro_batches * steps, chunks, micro_batches, *self.given)
+        return repeated(self.build(devices, micro_batches, chunks, *self.given), steps)
+
+
+DEFAULT_SLICES = 2
 _SCHEDULERS: dict[str, Scheduler] = {}
 
 
-def register(name: str) -> Callable[[Scheduler], Scheduler]:
-    """Decorator that makes a scheduler known under `name`; a name is given once."""
+def register(
+    name: str,
+    *,
+    stage_map: StageMap = looped_stages,
+    chunks: int | None = None,
+    number: Literal["", "pipelines", "slices", "slots"] = "",
+    plain: bool = True,
+    weights: WeightPolicy = "flush",
+    staggered: bool = False,
+) -> Callable[[Builder], Scheduler]:
+    """Decorator that makes a builder known under `name`; a name is given once. See `Scheduler`."""
 
-    def add(scheduler: Scheduler) -> Scheduler:
-        def checked(devices: int, micro_batches: int, chunks: int = 1) -> Schedule:
-            counts = {"devices": devices, "micro_batches": micro_batches, "chunks": chunks}
-            for what, count in counts.items():
-                if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                    raise LayoutError(f"schedule {name}: {what} must be a whole number of at least 1, got {count!r}")
-            return scheduler(devices, micro_batches, chunks)
-
+    def add(build: Builder) -> Scheduler:
         if name in _SCHEDULERS:
             raise PerfModelError(f"schedule {name!r} is registered already; choose another name")
-        _SCHEDULERS[name] = checked
-        return checked
+        scheduler = Scheduler(name, build, stage_map, chunks, number, (), plain, weights, staggered)
+        _SCHEDULERS[name] = scheduler
+        return scheduler
 
     return add
 
@@ -33,13 +123,41 @@ def register(name: str) -> Callable[[Scheduler], Scheduler]:
 def get_schedule(name: str) -> Scheduler:
     """The scheduler registered as `name`: call it with (devices, micro_batches, chunks).
 
+    A number after a colon goes to schedules that take one (`chimera:4`, `seq1f1b:2`); `file:PATH` reads a
+    schedule from a text file.
+
     Raises:
         UnknownNameError: no schedule has this name.
+        LayoutError: a number where none is taken, or one that is none.
     """
+    head, colon, tail = name.partition(":")
+    if head == "file" and colon:
+        return _from_file(name, tail)
     try:
-        return _SCHEDULERS[name]
+        scheduler = _SCHEDULERS[head]
     except KeyError:
         raise UnknownNameError("schedule", name, _SCHEDULERS) from None
+    if not colon:
+        return scheduler
+    if not scheduler.number:
+        raise LayoutError(f"schedule {head} takes no number, got {name!r}; use schedule={head}")
+    if not tail.isdecimal() or int(tail) < 1:
+        raise LayoutError(f"schedule {name!r}: {scheduler.number} must be a whole number of at least 1, as in {head}:2")
+    return Scheduler(**{**vars(scheduler), "given": (int(tail),)})
+
+
+def _from_file(name: str, path: str) -> Scheduler:
+    schedule = read_schedule(Path(path))
+
+    def build(devices: int, micro_batches: int, chunks: int, *_: int) -> Schedule:
+        if (devices, micro_batches) != (schedule.devices, schedule.micro_batches):
+            raise LayoutError(
+                f"schedule {name} is for {schedule.devices} devices and {schedule.micro_batches} micro-batches, "
+                f"not {devices} and {micro_batches}"
+            )
+        return schedule
+
+    return Scheduler(name, build, lambda devices, chunks: schedule.stage, schedule.chunks)
 
 
 def schedule_names() -> tuple[str, ...]:

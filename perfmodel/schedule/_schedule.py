@@ -36,12 +36,18 @@ _FORWARD, _, _WEIGHT_GRADIENT = range(3)
 
 
 class Dependencies(NamedTuple):
-    """Indices of the instructions that each instruction waits for, `NEVER` for none."""
+    """Indices of the instructions that each instruction waits for, `NEVER` for none.
+
+    An instruction of several micro-batches waits for the last of those that it needs on one device.
+    """
 
     upstream: Int[np.ndarray, " instructions"]
     """The neighbouring stage's: forward of the stage before, input gradient of the stage after."""
     own: Int[np.ndarray, " instructions"]
     """The same stage's: forward before backward, input gradient before weight gradient."""
+    neighbour: Int[np.ndarray, " instructions"]
+    """The same stage's pass of the neighbouring sequence slice: keys and values come from the slice
+    before, their gradients from the slice after."""
 
 
 class Instruction(NamedTuple):
@@ -53,12 +59,13 @@ class Instruction(NamedTuple):
     phase: Phase
     chunk: int
     micro_batch: int
+    span: int = 1
 
     def __str__(self) -> str:
-        return (
-            f"device {self.device} position {self.position} "
-            f"({self.phase.symbol} chunk {self.chunk} micro-batch {self.micro_batch})"
-        )
+        many = f"es {self.micro_batch} to {self.micro_batch + self.span - 1}"
+        which = many if self.span > 1 else f" {self.micro_batch}"
+        what = f"{self.phase.symbol} chunk {self.chunk} micro-batch{which}"
+        return f"device {self.device} position {self.position} ({what})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +73,8 @@ class Schedule:
     """Each device's instructions in order, device after device, as flat arrays.
 
     Build one with `from_keys` or `from_orders`, which fill `slot`; `check` tells whether it can run.
+    Several chunks may hold the same stage (replicas, as in bidirectional pipelines); a micro-batch then
+    passes the stage on one of them.
 
     Raises:
         PerfModelError: a phase, chunk or micro-batch is out of range, or array lengths disagree.
@@ -75,29 +84,39 @@ class Schedule:
     stage: Int[np.ndarray, "devices chunks"]
     """Global stage that each device runs as each of its chunks."""
     micro_batches: int
+    """Micro-batches that pass through; where sequences are sliced, a slice counts as one."""
     offsets: Int[np.ndarray, " devices+1"]
     """Device d runs instructions `offsets[d]` to `offsets[d + 1]` (exclusive)."""
     phase: Int[np.ndarray, " instructions"]
     chunk: Int[np.ndarray, " instructions"]
     micro_batch: Int[np.ndarray, " instructions"]
+    """The first micro-batch of the instruction."""
+    span: Int[np.ndarray, " instructions"]
+    """How many micro-batches from there on the instruction computes in one go."""
+    paired: Bool[np.ndarray, " instructions"]
+    """The instruction and the next one of its device run together, overlapped (DualPipe)."""
+    updates: Bool[np.ndarray, " instructions"]
+    """The device's weights are updated right after the instruction (none: once, at the end of the step)."""
     slot: Int[np.ndarray, " instructions"]
     """A start in unit time: grows along each device's order and along data dependencies; `NEVER` where
     the instruction is stuck in a deadlock."""
+    slices: int = 1
+    """Slices per sequence: micro-batch i is slice i % slices of sequence i // slices."""
 
     def __post_init__(self) -> None:
-        limits = {"phase": len(Phase), "chunk": self.chunks, "micro_batch": self.micro_batches}
+        last = self.micro_batches + 1 - self.span
+        limits = {"phase": len(Phase), "chunk": self.chunks, "micro_batch": last, "span": self.micro_batches + 1}
         if self.offsets[0] != 0 or self.offsets[-1] != len(self.phase) or (np.diff(self.offsets) < 0).any():
             raise PerfModelError(f"schedule {self.name}: offsets must rise from 0 to {len(self.phase)}")
         for field, limit in limits.items():
             values = getattr(self, field)
             if len(values) != self.n_instructions:
                 raise PerfModelError(f"schedule {self.name}: {field} must have {self.n_instructions} entries")
-            bad = np.flatnonzero((values < 0) | (values >= limit))
+            bad = np.flatnonzero((values < (field == "span")) | (values >= limit))
             if bad.size:
                 where = f"device {self.device[bad[0]]} position {self.position[bad[0]]}"
-                raise PerfModelError(
-                    f"schedule {self.name}: {where}: {field} {values[bad[0]]} is not in 0..{limit - 1}"
-                )
+                most = int(np.broadcast_to(limit, len(values))[bad[0]]) - 1
+                raise PerfModelError(f"schedule {self.name}: {where}: {field} {values[bad[0]]} is not in 0..{most}")
 
     @property
     def devices(self) -> int:
@@ -133,6 +152,11 @@ class Schedule:
         return self.stage[self.device, self.chunk]
 
     @property
+    def replicas(self) -> int:
+        """Copies of every stage's weights over the devices (bidirectional pipelines have several)."""
+        return self.stage.size // self.n_stages
+
+    @property
     def forward_only(self) -> bool:
         """Whether no instruction is a backward pass (inference)."""
         return not self.phase.any()
@@ -143,21 +167,40 @@ class Schedule:
         return (self.phase == Phase.BACKWARD) | (self.phase == Phase.BACKWARD_WEIGHT)
 
     @cached_property
+    def covers(self) -> tuple[Int[np.ndarray, " covered"], Int[np.ndarray, " covered"]]:
+        """Each instruction once for every micro-batch that it computes, and that micro-batch."""
+        index = np.repeat(np.arange(self.n_instructions), self.span)
+        place = np.arange(len(index)) - np.repeat(np.cumsum(self.span) - self.span, self.span)
+        return index, self.micro_batch[index] + place
+
+    @cached_property
     def dependencies(self) -> Dependencies:
         """Data dependencies of every instruction; work that no instruction does is waited for by none.
 
         Where several instructions do the same work, the first of them counts.
         """
-        role, stage, batch = _ROLE[self.phase], self.instruction_stage, self.micro_batch
+        index, batch = self.covers
+        role, stage = _ROLE[self.phase][index], self.instruction_stage[index]
         # One more stage on either side, which no instruction belongs to, stands for "none".
         found = np.full((3, self.n_stages + 2, self.micro_batches), NEVER, np.int32)
         latest_first = slice(None, None, -1)  # of repeated indices the last assigned stays
         work = (role[latest_first], stage[latest_first] + 1, batch[latest_first])
-        found[work] = np.arange(self.n_instructions)[latest_first]
+        found[work] = index[latest_first]
         own = np.where(role == _FORWARD, NEVER, found[np.maximum(role - 1, 0), stage + 1, batch])
+        neighbour = np.full_like(own, NEVER)
+        if self.slices > 1:
+            beside = batch + np.where(role == _FORWARD, -1, 1)
+            same = (beside // self.slices == batch // self.slices) & (role != _WEIGHT_GRADIENT)
+            neighbour[same] = found[role[same], stage[same] + 1, beside[same]]
         found[_WEIGHT_GRADIENT] = NEVER  # of use to no other stage
         upstream = found[role, np.where(role == _FORWARD, stage, stage + 2), batch]
-        return Dependencies(upstream, own)
+        return Dependencies(*map(self._last_of_cover, (upstream, own, neighbour)))
+
+    def _last_of_cover(self, need: Int[np.ndarray, " covered"]) -> Int[np.ndarray, " instructions"]:
+        """The latest instruction that any micro-batch of each instruction needs."""
+        if len(need) == self.n_instructions:
+            return need
+        return np.maximum.reduceat(need, np.cumsum(self.span) - self.span)
 
     def __getitem__(self, index: int) -> Instruction:
         return Instruction(
@@ -166,6 +209,7 @@ class Schedule:
             Phase(self.phase[index]),
             int(self.chunk[index]),
             int(self.micro_batch[index]),
+            int(self.span[index]),
         )
 
     def order(self, device: int) -> Iterator[Instruction]:

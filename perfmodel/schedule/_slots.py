@@ -12,7 +12,19 @@ def slots_hold(schedule: Schedule) -> bool:
     same_device = np.diff(schedule.device) == 0
     if (np.diff(slot)[same_device] <= 0).any():
         return False
-    return all(((slot[need] < slot) | (need == NEVER)).all() for need in schedule.dependencies)
+    return all(((need == NEVER) | (slot[need] < slot)).all() for need in waits(schedule))
+
+
+def waits(schedule: Schedule) -> list[Int[np.ndarray, " instructions"]]:
+    """What each instruction waits for: its own needs, and for the first of a pair those of its partner."""
+    needs = list(schedule.dependencies)
+    if schedule.paired.any():
+        first = np.flatnonzero(schedule.paired)
+        for need in schedule.dependencies:
+            partner = np.full_like(need, NEVER)
+            partner[first] = need[first + 1]
+            needs.append(partner)
+    return needs
 
 
 def earliest_slots(schedule: Schedule) -> Int[np.ndarray, " instructions"]:
@@ -23,13 +35,13 @@ def earliest_slots(schedule: Schedule) -> Int[np.ndarray, " instructions"]:
     n = schedule.n_instructions
     unknown = np.iinfo(np.int32).max
     slot = np.append(np.full(n, unknown, np.int32), np.int32(-1))  # last entry: nothing to wait for
-    waits = np.stack([np.where(need == NEVER, n, need) for need in schedule.dependencies])
+    needs = np.stack([np.where(need == NEVER, n, need) for need in waits(schedule)])
     here, end = schedule.offsets[:-1].copy(), schedule.offsets[1:]
     now = 0
     while True:
         active = np.flatnonzero(here < end)
         candidate = here[active]
-        ready = (slot[waits[:, candidate]] < now).all(axis=0)
+        ready = (slot[needs[:, candidate]] < now).all(axis=0)
         if not ready.any():
             break
         slot[candidate[ready]] = now

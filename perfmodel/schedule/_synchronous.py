@@ -5,10 +5,11 @@ backwards. Slots grow along every data dependency, so that sorting a device's wo
 order that cannot deadlock, for any number of micro-batches.
 """
 
+from dataclasses import replace
+
 import numpy as np
 from jaxtyping import Int
 
-from perfmodel.errors import LayoutError
 from perfmodel.schedule._construct import from_keys, looped_stages
 from perfmodel.schedule._registry import register
 from perfmodel.schedule._schedule import Phase, Schedule
@@ -31,7 +32,7 @@ def _rounds(p: int, v: int, chunk: Int[np.ndarray, "..."], i: Int[np.ndarray, ".
 def gpipe(devices: int, micro_batches: int, chunks: int) -> Schedule:
     """All forwards, then all backwards (Huang et al. 2019, figure 2c).
 
-    With several chunks this is the breadth-first looped pipeline (Lamy-Poirier 2023, section 4).
+    With several chunks this is the breadth-first looped pipeline.
     """
     p, m, v = devices, micro_batches, chunks
     d, c, i = _grid(p, m, v)
@@ -42,11 +43,18 @@ def gpipe(devices: int, micro_batches: int, chunks: int) -> Schedule:
     return from_keys("gpipe", looped_stages(p, v), {Phase.FORWARD: forward, Phase.BACKWARD: backward})
 
 
-@register("1f1b")
+@register("breadth-first")
+def breadth_first(devices: int, micro_batches: int, chunks: int) -> Schedule:
+    """Looped pipeline, each chunk run for all micro-batches before the next (Lamy-Poirier 2023, section 4).
+
+    It is GPipe's order over several chunks.
+    """
+    return replace(gpipe(devices, micro_batches, chunks), name="breadth-first")
+
+
+@register("1f1b", chunks=1)
 def one_forward_one_backward(devices: int, micro_batches: int, chunks: int) -> Schedule:
     """p - 1 - d warm-up forwards on device d, then one forward, one backward (DAPPLE, Fan et al. 2021)."""
-    if chunks != 1:
-        raise LayoutError(f"schedule 1f1b has one chunk per device, got {chunks}; use schedule=interleaved")
     d, _, i = _grid(devices, micro_batches, 1)
     forward = d + 2 * i
     backward = 2 * devices - 1 - d + 2 * i

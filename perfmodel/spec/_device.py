@@ -62,6 +62,8 @@ class Device:
     l2_bytes: float
     link_bandwidth_bytes_per_s: float
     """One-way bandwidth of the device's own scale-up link (NVLink, PCIe, ICI), all lanes together."""
+    host_bandwidth_bytes_per_s: float | None = None
+    """One-way bandwidth between the device and its host's memory (PCIe, or a coherent link)."""
     power_w: float | None = None
     source: str = ""
     aliases: tuple[str, ...] = ()

@@ -25,11 +25,12 @@ class Layout:
     ep: int = 1
     """Expert-parallel degree."""
     vpp: int = 1
-    """Virtual stages (model chunks) per pipeline rank."""
+    """Virtual stages (model chunks) per pipeline rank; 1 leaves it to the schedule."""
     micro_batch: int = 1
     """Sequences per micro-batch and data-parallel replica."""
     schedule: str = "1f1b"
-    """Pipeline schedule: `gpipe`, `1f1b` or `interleaved` (1F1B with vpp > 1)."""
+    """Pipeline schedule by name (`perfmodel schedules` lists them), with a number where it takes one
+    (`chimera:4`), or `file:PATH`."""
     zero: int = 0
     """ZeRO stage: 0 replicated, 1 optimizer states, 2 and gradients, 3 and weights sharded over dp * cp."""
     recompute: Recompute = "none"
@@ -42,6 +43,8 @@ class Layout:
     """ZeRO-3 weight all-gathers (and ZeRO-1/2 gathers after the step) are prefetched behind compute."""
     tp_overlap: bool = False
     """Tensor-parallel collectives hidden behind the products that feed them."""
+    offload: bool = False
+    """Activations wait for their backward in host memory."""
 
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "dp", "cp", "ep", "vpp", "micro_batch"):

@@ -15,6 +15,7 @@ from perfmodel.timeline._many import makespan_many as makespan_many
 from perfmodel.timeline._memory import MemorySteps as MemorySteps
 from perfmodel.timeline._memory import MemoryTimeline as MemoryTimeline
 from perfmodel.timeline._memory import memory as memory
+from perfmodel.timeline._precision import double_precision as double_precision
 from perfmodel.timeline._smooth import Smoothing as Smoothing
 from perfmodel.timeline._smooth import smooth_makespan as smooth_makespan
 from perfmodel.timeline._timeline import Timeline as Timeline

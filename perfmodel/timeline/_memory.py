@@ -35,7 +35,8 @@ def memory(
     class_bytes: Float[np.ndarray, " memory_classes"],
     static_bytes: Float[np.ndarray, " devices"],
 ) -> MemoryTimeline:
-    """Memory over time: an op takes its bytes at its start and gives bytes back at its end.
+    """Memory over time: an op takes its bytes at its start and gives bytes back at its end, once for every
+    micro-batch that it computes.
 
     At equal times bytes are given back before others are taken: what ends makes room for what starts.
 
@@ -52,7 +53,9 @@ def memory(
     _check(structure, class_bytes, static_bytes)
     takes, gives = np.flatnonzero(structure.alloc), np.flatnonzero(structure.free)
     time_s = np.concatenate([times.end_s[gives], times.start_s[takes]])
-    change = np.concatenate([-class_bytes[structure.free[gives]], class_bytes[structure.alloc[takes]]])
+    span = structure.class_span[structure.duration]
+    given, taken = class_bytes[structure.free[gives]] * span[gives], class_bytes[structure.alloc[takes]] * span[takes]
+    change = np.concatenate([-given, taken])
     device = structure.device[np.concatenate([gives, takes])]
     order = np.lexsort((np.arange(len(device)) >= len(gives), time_s, device))
     bounds = np.searchsorted(device[order], np.arange(structure.devices + 1))

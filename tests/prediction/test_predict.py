@@ -112,7 +112,7 @@ def test_json_has_the_contract_keys(fixed):
         ("gpt3-1.3b", "dgx-a100", "dp=8,ep=2", {}, LayoutError, "no experts"),
         ("gpt3-1.3b", "dgx-a100", "dp=8,schedule=zigzag", {}, UnknownNameError, "zigzag"),
         ("gpt3-1.3b", "dgx-a100", "dp=8,cp=3", {"seq_len": 2048}, LayoutError, "not divisible by 3"),
-        ("gpt3-1.3b", "dgx-a100", "pp=2,vpp=2,schedule=gpipe", {}, LayoutError, "interleaved"),
+        ("gpt3-1.3b", "dgx-a100", "pp=2,vpp=2,schedule=zb-h1", {}, LayoutError, "leave vpp out"),
     ],
 )
 def test_impossible_requests_name_the_remedy(model, cluster, layout, more, error, message):

@@ -143,7 +143,14 @@ class Simulator:
             return
         name = (Kind.GRAD_REDUCE, self._stage(i), segment, i.micro_batch if every else -1, device)
         stream = Stream.DATA_COMM if spec.grad_reduce == "overlap" else Stream.COMPUTE
-        self.queues[device, stream].append(Task(name, [(after, 0.0)]))
+        waits = [(after, 0.0)]
+        if not every:  # replicas of the stage on other devices take part
+            for other in range(self.schedule.devices):
+                same = [o for o in self.schedule.order(other) if self._stage(o) == self._stage(i)]
+                if other != device and same:
+                    last = self._last_reduced(same)
+                    waits.append(((KIND[last.phase], self._stage(i), segment, last.micro_batch, other), 0.0))
+        self.queues[device, stream].append(Task(name, waits))
 
     def _enqueue_send(self, i: Instruction, after: Name, device: int) -> None:
         if i.phase == Phase.BACKWARD_WEIGHT:
@@ -214,7 +221,8 @@ class Simulator:
             for d in devices:
                 for chunk in reversed(range(schedule.chunks)):
                     name = (Kind.GRAD_REDUCE, int(schedule.stage[d, chunk]), self.whole, -1, d)
-                    comm[d].append(Task(name, [(compute[d][-1].name, 0.0)]))
+                    holders = [o for o in devices if schedule.stage[d, chunk] in schedule.stage[o]]
+                    comm[d].append(Task(name, [(compute[o][-1].name, 0.0) for o in holders]))
         first, last = (next(d for d in devices if stage in schedule.stage[d]) for stage in (0, schedule.n_stages - 1))
         if spec.tied_embedding and first != last:
             waits = busy(first) + busy(last)

@@ -44,10 +44,19 @@ sizes = {"p": st.integers(1, 9), "m": st.integers(1, 20), "v": st.integers(1, 4)
 @given(**sizes)
 def test_every_schedule_does_all_work_once_without_deadlock(p: int, m: int, v: int) -> None:
     for name in schedule_names():
-        schedule = get_schedule(name)(p, m, 1 if name == "1f1b" else v)
+        scheduler = get_schedule(name)
+        chunks = scheduler.chunks or v
+        try:
+            schedule = scheduler(p, m, chunks)
+        except LayoutError as error:
+            assert "dualpipe" in name or "chimera" in name, error  # those that want an even number of stages
+            continue
         assert check(schedule) == ()
         assert schedule.forward_only == (name == "forward")
-        assert schedule.n_instructions == schedule.n_stages * m * (1 if name == "forward" else 2)
+        np.testing.assert_array_equal(schedule.stage, scheduler.stage_map(p, chunks))
+        work = schedule.span.sum() // schedule.slices
+        split = (schedule.phase == Phase.BACKWARD_WEIGHT).sum()
+        assert work - split == schedule.n_stages * m * (1 if name == "forward" else 2)
 
 
 @given(p=st.integers(1, 9), m=st.integers(1, 20))

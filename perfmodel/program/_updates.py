@@ -1,0 +1,68 @@
+"""Weight updates inside a stream of steps: optimizer, and gathering of sharded weights."""
+
+import numpy as np
+
+from perfmodel.program._draft import Draft
+from perfmodel.program._order import Around, ProgramOrder
+from perfmodel.program._passes import Passes, first_of_chunks
+from perfmodel.program._spec import ProgramSpec
+from perfmodel.program._structure import Kind, Stream
+from perfmodel.schedule import Phase
+
+
+def add_updates(draft: Draft, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:
+    """Where a schedule tells when weights are updated: each device does so on its own and goes on.
+
+    The optimizer waits for the reductions since the device's last update; passes after it wait for the
+    optimizer by the order of their stream, and first forwards for their gathered weights.
+    """
+    s = passes.schedule
+    at = np.flatnonzero(s.updates)
+    if not len(at) or not spec.optimizer:
+        return
+    device = s.device[at]
+    slot, part = s.slot[at], passes.part[passes.last[at]]
+    if spec.tied_embedding:
+        # each end's all-reduce takes its time where it stands; the two ends do not wait for each other, as
+        # devices in a stream are steps apart
+        ends = np.isin(s.stage[device], [0, s.n_stages - 1]).any(axis=1)
+        stage = np.where((s.stage[device] == 0).any(axis=1), 0, s.n_stages - 1)[ends]
+        key = order.key(slot[ends], device[ends], part[ends], Around.UPDATE)
+        draft.add(Kind.EMBEDDING_REDUCE, device[ends], Stream.COMPUTE, stage, key=key)
+    key = order.key(slot, device, part, Around.UPDATE_END)
+    optimizers = draft.add(Kind.OPTIMIZER, device, Stream.COMPUTE, s.stage[device, 0], key=key)
+    columns = draft.columns()
+    reductions = np.flatnonzero(columns.class_code // draft.class_code(1, 0, -1) == Kind.GRAD_REDUCE)
+    reductions = reductions[columns.stream[reductions] % len(Stream) == Stream.DATA_COMM]
+    if len(reductions):
+        waits = _next_of(columns.key[reductions], columns.stream[reductions] // len(Stream), key, device)
+        draft.connect(reductions, optimizers[waits])
+    if spec.param_gather in ("step", "step_overlap"):
+        _add_gathers(draft, passes, optimizers, order)
+
+
+def _next_of(key: np.ndarray, device: np.ndarray, later_key: np.ndarray, later_device: np.ndarray) -> np.ndarray:
+    """For each entry the first of the later ones on its device whose key is higher."""
+    scale = int(max(key.max(), later_key.max())) + 1
+    order = np.argsort(later_device * scale + later_key)
+    found = np.searchsorted((later_device * scale + later_key)[order], device * scale + key)
+    return order[found]
+
+
+def _add_gathers(draft: Draft, passes: Passes, optimizers: np.ndarray, order: ProgramOrder) -> None:
+    """Sharded weights are gathered chunk by chunk after each update but the last, before the next forwards."""
+    s = passes.schedule
+    firsts = first_of_chunks(s, s.phase == Phase.FORWARD)
+    step = np.cumsum(s.updates) - s.updates
+    own = step[firsts] - np.append(0, np.cumsum(s.updates))[s.offsets[:-1]][s.device[firsts]]
+    later = firsts[own > 0]
+    device = s.device[later]
+    gathers = draft.add(
+        Kind.PARAM_GATHER,
+        device,
+        Stream.DATA_COMM,
+        s.instruction_stage[later],
+        key=order.key(s.slot[later], device, 0, Around.GATHER),
+    )
+    draft.connect(gathers, passes.first[later])
+    draft.connect(optimizers[step[later] - 1], gathers)

@@ -1,0 +1,66 @@
+"""Pipelines without flushes: PipeDream, PipeDream-2BW, TiMePReSt's nF1B. Streams over many mini-batches."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from perfmodel.schedule._arrange import arrange
+from perfmodel.schedule._construct import from_keys, looped_stages
+from perfmodel.schedule._registry import register
+from perfmodel.schedule._schedule import Phase, Schedule
+from perfmodel.schedule._synchronous import one_forward_one_backward
+
+
+@register("pipedream", chunks=1, weights="stashing")
+def pipedream(devices: int, micro_batches: int, chunks: int, per_step: int) -> Schedule:
+    """1F1B in which every micro-batch is a mini-batch: weights are updated after each backward
+    (Narayanan et al. 2019)."""
+    return _one_by_one("pipedream", devices, micro_batches, 1)
+
+
+@register("pipedream-vertical-sync", chunks=1, weights="vertical_sync")
+def pipedream_vertical_sync(devices: int, micro_batches: int, chunks: int, per_step: int) -> Schedule:
+    """PipeDream with one weight version per micro-batch on all stages (section 3.3, vertical sync)."""
+    return _one_by_one("pipedream-vertical-sync", devices, micro_batches, 1)
+
+
+@register("pipedream-2bw", chunks=1, weights="double_buffering")
+def pipedream_2bw(devices: int, micro_batches: int, chunks: int, per_step: int) -> Schedule:
+    """1F1B with gradients of `per_step` micro-batches accumulated before each update (Narayanan et al. 2021)."""
+    return _one_by_one("pipedream-2bw", devices, micro_batches, per_step)
+
+
+@register("nf1b", chunks=1, number="slots", plain=False, weights="latest")
+def nf1b(devices: int, micro_batches: int, chunks: int, per_step: int, slots: int = 0) -> Schedule:
+    """TiMePReSt's nF1B (section 4.2): N forwards, one per micro-batch, then one backward of the mini-batch.
+
+    A backward that is ready goes before forwards.
+
+    Args:
+        per_step: N, the micro-batches of a mini-batch.
+        slots: how many forwards a backward lasts as long as; 2 N if not given. With 1 the order is that of
+            the paper's figures 7, 9 and 10.
+    """
+    i = np.broadcast_to(np.arange(micro_batches), (devices, 1, micro_batches))
+    pool = from_keys(
+        "nf1b",
+        looped_stages(devices, 1),
+        {Phase.FORWARD: i, Phase.BACKWARD: np.where(i % per_step == 0, micro_batches + i, -1)},
+        spans={Phase.BACKWARD: per_step},
+    )
+    forward = (pool.phase == Phase.FORWARD).astype(np.int64)
+    length = np.where(forward, 1, slots or 2 * per_step)
+    return _updating_every(1, arrange(pool, forward, forward, length=length))
+
+
+def _one_by_one(name: str, devices: int, micro_batches: int, per_update: int) -> Schedule:
+    """1F1B without flushes."""
+    return replace(_updating_every(per_update, one_forward_one_backward(devices, micro_batches)), name=name)
+
+
+def _updating_every(backwards: int, schedule: Schedule) -> Schedule:
+    """The schedule with weights updated after so many backwards of each device."""
+    ends = schedule.ends_backward
+    before = np.cumsum(ends)
+    first = np.append(0, before)[schedule.offsets[:-1]]
+    return replace(schedule, updates=ends & ((before - first[schedule.device]) % backwards == 0))

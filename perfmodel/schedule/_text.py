@@ -1,0 +1,111 @@
+"""Schedules as text: one line per device, its passes in order.
+
+    # two devices, whole backward passes; what follows a hash sign is not read
+    stages 0 | 1
+    F0 F1 B0 B1
+    F0 B0 F1 B1
+
+The first line gives the stage of every chunk of every device, devices separated by `|`. A pass is written
+`F0` (forward of micro-batch 0), `B0` (backward), `BI0` and `BW0` (input and weight gradient); `F0.1` is on
+chunk 1; `F0-3` takes micro-batches 0 to 3 in one go; `F2+B0` run together; `B0!` is followed by an update of
+the weights. `slices 2` on a line of its own tells that every two micro-batches are slices of one sequence.
+"""
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from perfmodel.errors import PerfModelError
+from perfmodel.schedule._construct import Work, from_orders
+from perfmodel.schedule._schedule import Phase, Schedule
+
+_PASS = re.compile(r"(BI|BW|F|B)(\d+)(?:-(\d+))?(?:\.(\d+))?(!?)")
+_PHASES = {phase.symbol: phase for phase in Phase}
+
+
+def read_schedule(path: Path) -> Schedule:
+    """The schedule in a text file.
+
+    Raises:
+        PerfModelError: no such file, or a line that cannot be read, with its number.
+    """
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PerfModelError(f"schedule file {path} cannot be read: {error}") from None
+    return parse_schedule(text, str(path))
+
+
+def parse_schedule(text: str, name: str = "custom") -> Schedule:
+    """The schedule that a text describes; it may still be wrong in ways that `check` finds.
+
+    Raises:
+        PerfModelError: a line that cannot be read, with its number.
+    """
+    stage: list[list[int]] | None = None
+    slices = 1
+    orders: list[list[Work]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        try:
+            if words[0] == "stages":
+                stage = [[int(word) for word in part.split()] for part in " ".join(words[1:]).split("|")]
+            elif words[0] == "slices":
+                (slices,) = (int(word) for word in words[1:])
+            else:
+                orders.append([work for word in words for work in _works(word)])
+        except ValueError as error:
+            raise PerfModelError(f"schedule {name}, line {number}: {error}") from None
+    if stage is None:
+        raise PerfModelError(f"schedule {name}: no line gives the stages, such as 'stages 0 | 1' for two devices")
+    if len({len(chunks) for chunks in stage}) != 1 or min(map(min, stage)) < 0:
+        raise PerfModelError(f"schedule {name}: every device needs the same number of stages, each at least 0")
+    if len(orders) != len(stage):
+        raise PerfModelError(f"schedule {name}: {len(orders)} lines of passes for {len(stage)} devices")
+    micro_batches = max((work.micro_batch + work.span for order in orders for work in order), default=0)
+    if micro_batches % slices:
+        raise PerfModelError(
+            f"schedule {name}: {micro_batches} micro-batches are not whole sequences of {slices} slices"
+        )
+    return from_orders(name, np.array(stage), micro_batches, orders, slices=slices)
+
+
+def _works(word: str) -> list[Work]:
+    parts = word.split("+")
+    if len(parts) > 2:
+        raise ValueError(f"{word!r} joins more than two passes")
+    return [_work(part, paired=i + 1 < len(parts)) for i, part in enumerate(parts)]
+
+
+def _work(word: str, paired: bool) -> Work:
+    match = _PASS.fullmatch(word)
+    if not match:
+        raise ValueError(f"{word!r} is not a pass such as F0, B3, BI3, BW3, F0.1, F0-1 or B3!")
+    symbol, first, last, chunk, update = match.groups()
+    span = int(last or first) - int(first) + 1
+    if span < 1:
+        raise ValueError(f"{word!r} counts micro-batches backwards")
+    return Work(_PHASES[symbol], int(chunk or 0), int(first), span, paired, bool(update))
+
+
+def schedule_text(schedule: Schedule) -> str:
+    """A schedule in the form that `parse_schedule` reads."""
+    lines = ["stages " + " | ".join(" ".join(map(str, chunks)) for chunks in schedule.stage.tolist())]
+    if schedule.slices > 1:
+        lines.append(f"slices {schedule.slices}")
+    for first, end in pairwise(schedule.offsets.tolist()):
+        words = [_word(schedule, i) for i in range(first, end)]
+        joined = "".join(word + ("+" if schedule.paired[first + i] else " ") for i, word in enumerate(words))
+        lines.append(joined.strip())
+    return "\n".join(lines) + "\n"
+
+
+def _word(schedule: Schedule, index: int) -> str:
+    at = schedule[index]
+    last = f"-{at.micro_batch + at.span - 1}" if at.span > 1 else ""
+    chunk = f".{at.chunk}" if at.chunk else ""
+    return f"{at.phase.symbol}{at.micro_batch}{last}{chunk}" + "!" * bool(schedule.updates[index])
