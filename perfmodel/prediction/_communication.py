@@ -27,7 +27,7 @@ def communication_events(
     cluster: Cluster,
 ) -> list[ClassEvent]:
     """Every event of the step that belongs to no block; `spans`: how many micro-batches transfers may carry."""
-    events = _sends(layout, table, spec, spans, job, cluster) if layout.pp > 1 else []
+    events = _sends(layout, table, spec, spans, counts, job, cluster) if layout.pp > 1 else []
     groups: dict[Group, Float[np.ndarray, "stages segments"]] = {
         "dp": counts @ table.dense_params(layout.pp > 1),
         "expert_dp": counts @ table.expert_params,
@@ -46,26 +46,38 @@ def communication_events(
 
 
 def _sends(
-    layout: Layout, table: BlockTable, spec: ProgramSpec, spans: Iterable[int], job: Job, cluster: Cluster
+    layout: Layout,
+    table: BlockTable,
+    spec: ProgramSpec,
+    spans: Iterable[int],
+    counts: Float[np.ndarray, "stages segments blocks"],
+    job: Job,
+    cluster: Cluster,
 ) -> list[ClassEvent]:
-    """Transfers between stages; of replicas the first stands for all, whose hops cross the same links."""
+    """Transfers between stages; of replicas the first stands for all, whose hops cross the same links.
+
+    What passes between two stages is the output of the last block of the earlier one.
+    """
     stride = Placement.of("pp", layout).stride
     holder = {int(stage): rank for rank, stages in reversed([*enumerate(spec.stage_map)]) for stage in stages}
     events: list[ClassEvent] = []
+    last_block = [int(np.flatnonzero(of_stage)[-1]) for of_stage in counts.sum(axis=1)]
+    hops = [(Kind.SEND_FORWARD, stage, stage + 1, last_block[stage]) for stage in range(spec.n_stages - 1)]
+    hops += [(Kind.SEND_BACKWARD, stage + 1, stage, last) for _, stage, _, last in hops]
     for span in spans:
         share = span / spec.scheduler.slices
-        # what was sent sharded is completed by the receiver before it can start
-        complete = [
-            Placement.of(comm.group, layout).collective(comm.collective, comm.bytes * share, job.dtype, cluster)
-            for comm in table.boundary_comm
-            for _ in range(comm.count)
-        ]
-        for stage, rank in holder.items():
-            for kind, other in ((Kind.SEND_FORWARD, stage + 1), (Kind.SEND_BACKWARD, stage - 1)):
-                # around the ends nothing is sent
-                target = holder.get(other, (rank + 1) % layout.pp)
-                hop = send(table.boundary_bytes * share, rank * stride, target * stride, job.dtype, cluster)
-                events += [(kind, (stage, 0, span), op) for op in (hop, *complete)]
+        for kind, source, target, last in hops:
+            block = table.blocks[last]
+            hop = send(
+                block.boundary_bytes * share, holder[source] * stride, holder[target] * stride, job.dtype, cluster
+            )
+            # what was sent sharded is completed by the receiver before it can start
+            complete = [
+                Placement.of(comm.group, layout).collective(comm.collective, comm.bytes * share, job.dtype, cluster)
+                for comm in block.boundary_comm
+                for _ in range(comm.count)
+            ]
+            events += [(kind, (source, 0, span), op) for op in (hop, *complete)]
     return events
 
 

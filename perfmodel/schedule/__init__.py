@@ -33,6 +33,9 @@ from perfmodel.schedule._memory import in_flight as in_flight
 from perfmodel.schedule._memory import offloaded_at_peak as offloaded_at_peak
 from perfmodel.schedule._memory import offloads as offloads
 from perfmodel.schedule._memory import peak_live as peak_live
+from perfmodel.schedule._optimise import PassTimes as PassTimes
+from perfmodel.schedule._optimise import optimised as optimised
+from perfmodel.schedule._optimise import starts_and_ends as starts_and_ends
 from perfmodel.schedule._registry import Scheduler as Scheduler
 from perfmodel.schedule._registry import get_schedule as get_schedule
 from perfmodel.schedule._registry import register as register

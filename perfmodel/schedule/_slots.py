@@ -16,11 +16,15 @@ def slots_hold(schedule: Schedule) -> bool:
 
 
 def waits(schedule: Schedule) -> list[Int[np.ndarray, " instructions"]]:
-    """What each instruction waits for: its own needs, and for the first of a pair those of its partner."""
+    """What each instruction waits for: its own needs, and for the first of a pair those of its partner.
+
+    What a pair computes is there when both have run: whoever needs the first waits for the second.
+    """
     needs = list(schedule.dependencies)
     if schedule.paired.any():
+        needs = [need + ((need != NEVER) & schedule.paired[need]) for need in needs]
         first = np.flatnonzero(schedule.paired)
-        for need in schedule.dependencies:
+        for need in needs[:3]:
             partner = np.full_like(need, NEVER)
             partner[first] = need[first + 1]
             needs.append(partner)

@@ -69,7 +69,7 @@ def parse_schedule(text: str, name: str = "custom") -> Schedule:
     micro_batches = max((work.micro_batch + work.span for order in orders for work in order), default=0)
     if micro_batches % slices:
         raise PerfModelError(
-            f"schedule {name}: {micro_batches} micro-batches are not whole sequences of {slices} slices"
+            f"schedule {name}: {micro_batches} micro-batches are no whole sequences of {slices} slices"
         )
     return from_orders(name, np.array(stage), micro_batches, orders, slices=slices)
 

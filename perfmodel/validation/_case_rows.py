@@ -6,6 +6,7 @@ from typing import Any
 
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError
+from perfmodel.schedule import schedule_names
 from perfmodel.spec import Cluster, Job, Layout, Model, Transformer
 from perfmodel.validation._conventions import conventions, job_of
 from perfmodel.workload import parameter_count
@@ -33,6 +34,8 @@ _DTYPES = {"mxfp8": "fp8", "fp8-mx": "fp8", "fp8-cs": "fp8"}
 _SCHEDULES = {
     "none": "1f1b", "": "1f1b", "1f1b": "1f1b", "interleaved-1f1b": "interleaved", "1f1b-i": "interleaved",
     "gpipe": "gpipe", "dapple": "1f1b",
+    # the authors search an order within a memory limit; these are their hand-made ones of the same memory
+    "zb-1p": "zb-h1", "zb-2p": "zb-h2", "zbv": "zb-v",
 }  # fmt: skip
 _FAMILY = {
     "gpt": {},
@@ -82,7 +85,7 @@ def read_case(row: Row) -> Case:
 def _layout(row: Row, source: str) -> Layout:
     usual = conventions(source)
     name = _text(row, "schedule").lower()
-    if name not in _SCHEDULES:
+    if name not in _SCHEDULES and name not in schedule_names():
         raise Unusable(f"schedule {name} is not modelled")
     vpp = _count(row, "vpp", 1)
     recompute = _text(row, "recompute") or usual.recompute
@@ -98,7 +101,7 @@ def _layout(row: Row, source: str) -> Layout:
         ep=_count(row, "ep", 1),
         vpp=vpp if pp > 1 else 1,
         micro_batch=_count(row, "micro_batch"),
-        schedule="interleaved" if vpp > 1 and pp > 1 else _SCHEDULES[name].replace("interleaved", "1f1b"),
+        schedule="interleaved" if vpp > 1 and pp > 1 else _SCHEDULES.get(name, name).replace("interleaved", "1f1b"),
         zero=usual.zero if zero is None else int(float(zero)),
         recompute=kind,  # pyright: ignore[reportArgumentType]
         sequence_parallel=usual.sequence_parallel if sequence is None else bool(float(sequence)),

@@ -46,11 +46,12 @@ def test_every_schedule_does_all_work_once_without_deadlock(p: int, m: int, v: i
     for name in schedule_names():
         scheduler = get_schedule(name)
         chunks = scheduler.chunks or v
-        try:
-            schedule = scheduler(p, m, chunks)
-        except LayoutError as error:
-            assert "dualpipe" in name or "chimera" in name, error  # those that want an even number of stages
+        even = name.startswith(("chimera", "dualpipe")) and name != "dualpipe-v"
+        if (even and p % 2) or (name == "dualpipe" and (m < p or m % 2)):
+            with pytest.raises(LayoutError, match="even number"):
+                scheduler(p, m, chunks)
             continue
+        schedule = scheduler(p, m, chunks)
         assert check(schedule) == ()
         assert schedule.forward_only == (name == "forward")
         np.testing.assert_array_equal(schedule.stage, scheduler.stage_map(p, chunks))

@@ -1,0 +1,12 @@
+"""Runs pipeline schedules on small JAX models: what they compute, not how long they take."""
+
+from perfmodel.interpreter._layers import Layer as Layer
+from perfmodel.interpreter._layers import LayeredModel as LayeredModel
+from perfmodel.interpreter._layers import causal_model as causal_model
+from perfmodel.interpreter._layers import mlp_model as mlp_model
+from perfmodel.interpreter._layers import sequential_gradients as sequential_gradients
+from perfmodel.interpreter._run import ScheduleRun as ScheduleRun
+from perfmodel.interpreter._run import run_schedule as run_schedule
+from perfmodel.interpreter._training import TrainingCurve as TrainingCurve
+from perfmodel.interpreter._training import train as train
+from perfmodel.interpreter._training import training_curve as training_curve

@@ -1,0 +1,163 @@
+"""Models as lists of small layers, so that a pass can be cut anywhere and weights exchanged in between.
+
+A layer is cut so finely (product, activation, attention) that its input is all that a framework would
+save: the backward of a layer with newer weights then computes what the framework would.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from perfmodel.errors import PerfModelError
+
+Params = Any
+"""A pytree of arrays."""
+Context = tuple[Array, ...]
+"""What earlier slices of the same sequences leave for later ones, one entry per slice."""
+Apply = Callable[[Params, Array, tuple[Any, ...]], tuple[Array, Any]]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """`apply(params, x, context) -> (y, left)`: `left` becomes the context of later slices (None: nothing)."""
+
+    name: str
+    apply: Apply
+    initial: Callable[[np.random.Generator], Params]
+    """Initial parameters, in double precision."""
+
+
+@dataclass(frozen=True)
+class LayeredModel:
+    """Layers in order, and the loss of a micro-batch."""
+
+    layers: tuple[Layer, ...]
+    loss: Callable[[Array, Array], Array]
+    """(output, target) -> mean over the micro-batch's examples."""
+
+    def initial(self, seed: int) -> list[Params]:
+        """Initial parameters of every layer."""
+        rng = np.random.default_rng(seed)
+        return [layer.initial(rng) for layer in self.layers]
+
+    def stages(self, n: int) -> list[range]:
+        """Layers of each of n stages, dealt out as evenly as can be.
+
+        Raises:
+            PerfModelError: fewer layers than stages.
+        """
+        if n > len(self.layers):
+            raise PerfModelError(f"{len(self.layers)} layers cannot fill {n} stages; use a deeper model")
+        bounds = [len(self.layers) * i // n for i in range(n + 1)]
+        return [range(a, b) for a, b in pairwise(bounds)]
+
+
+@partial(jax.jit, static_argnums=0)
+def forward(apply: Apply, params: Params, x: Array, context: tuple[Any, ...]) -> tuple[Array, Any]:
+    """Output of a layer, and what it leaves for later slices."""
+    return apply(params, x, context)
+
+
+@partial(jax.jit, static_argnums=0)
+def input_gradient(
+    apply: Apply, params: Params, x: Array, context: tuple[Any, ...], cotangent: tuple[Array, Any]
+) -> tuple[Array, tuple[Any, ...]]:
+    """Gradients with respect to a layer's input and context."""
+    return jax.vjp(partial(apply, params), x, context)[1](cotangent)
+
+
+@partial(jax.jit, static_argnums=0)
+def weight_gradient(
+    apply: Apply, params: Params, x: Array, context: tuple[Any, ...], cotangent: tuple[Array, Any]
+) -> Params:
+    """Gradient with respect to a layer's parameters."""
+    return jax.vjp(lambda p: apply(p, x, context), params)[1](cotangent)[0]
+
+
+@partial(jax.jit, static_argnums=0)
+def loss_and_gradient(loss: Callable[[Array, Array], Array], y: Array, target: Array) -> tuple[Array, Array]:
+    """Loss of a micro-batch, and its gradient with respect to the output."""
+    return jax.value_and_grad(loss)(y, target)
+
+
+def sequential_gradients(
+    model: LayeredModel, params: list[Params], inputs: Float[ArrayLike, "..."], targets: Float[ArrayLike, "..."]
+) -> tuple[float, list[Params]]:
+    """Mean loss and gradient over all micro-batches, whole sequences, one device: the reference.
+
+    Args:
+        model: the model.
+        params: parameters of every layer.
+        inputs, targets: arrays whose first axis counts micro-batches.
+    """
+
+    def mean_loss(parameters: list[Params]) -> Array:
+        def of_one(x: Array, target: Array) -> Array:
+            for layer, own in zip(model.layers, parameters, strict=True):
+                x, _ = layer.apply(own, x, ())
+            return model.loss(x, target)
+
+        return jnp.mean(jax.vmap(of_one)(jnp.asarray(inputs), jnp.asarray(targets)))
+
+    value, gradient = jax.value_and_grad(mean_loss)(params)
+    return float(value), gradient
+
+
+def mlp_model(width: int, depth: int) -> LayeredModel:
+    """`depth` pairs of a dense layer and a tanh, with squared error."""
+    dense = Layer("dense", _dense, partial(_dense_initial, width))
+    return LayeredModel((dense, Layer("tanh", _tanh, _nothing)) * depth, _squared_error)
+
+
+def causal_model(width: int, depth: int) -> LayeredModel:
+    """`depth` triples of causal single-head attention, dense layer and tanh, on inputs [batch, tokens, width]."""
+    attention = Layer("attention", _attention, partial(_attention_initial, width))
+    dense = Layer("dense", _dense, partial(_dense_initial, width))
+    return LayeredModel((attention, dense, Layer("tanh", _tanh, _nothing)) * depth, _squared_error)
+
+
+def _nothing(rng: np.random.Generator) -> Params:
+    return ()
+
+
+def _dense_initial(width: int, rng: np.random.Generator) -> Params:
+    return {"w": rng.normal(size=(width, width)) / width**0.5, "b": np.zeros(width)}
+
+
+def _attention_initial(width: int, rng: np.random.Generator) -> Params:
+    return {name: rng.normal(size=(width, width)) / width**0.5 for name in ("q", "k", "v")}
+
+
+def _dense(params: Params, x: Array, context: tuple[Any, ...]) -> tuple[Array, None]:
+    return x @ params["w"] + params["b"], None
+
+
+def _tanh(params: Params, x: Array, context: tuple[Any, ...]) -> tuple[Array, None]:
+    return jnp.tanh(x), None
+
+
+def _attention(params: Params, x: Array, context: tuple[Any, ...]) -> tuple[Array, Any]:
+    own = (x @ params["k"], x @ params["v"])
+    keys, values = (
+        jnp.concatenate([*earlier, mine], axis=-2) for earlier, mine in zip(_columns(context), own, strict=True)
+    )
+    scores = (x @ params["q"]) @ jnp.swapaxes(keys, -1, -2) / x.shape[-1] ** 0.5
+    seen = jnp.arange(keys.shape[-2])[None, :] <= keys.shape[-2] - x.shape[-2] + jnp.arange(x.shape[-2])[:, None]
+    return x + jax.nn.softmax(jnp.where(seen, scores, -1e30), axis=-1) @ values, own
+
+
+def _columns(context: tuple[Any, ...]) -> tuple[list[Array], list[Array]]:
+    """Keys and values of the slices before."""
+    return [keys for keys, _ in context], [values for _, values in context]
+
+
+def _squared_error(y: Array, target: Array) -> Array:
+    return jnp.mean((y - target) ** 2)

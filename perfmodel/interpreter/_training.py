@@ -1,0 +1,136 @@
+"""Training under a schedule's weight versions: loss against predicted wall-clock time."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+from jaxtyping import Float, Int
+
+from perfmodel.interpreter._layers import LayeredModel, Params
+from perfmodel.interpreter._run import ScheduleRun, run_schedule
+from perfmodel.program import Kind, ProgramSpec, build
+from perfmodel.schedule import PassTimes, get_schedule, weight_versions
+from perfmodel.timeline import times as event_times
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingCurve:
+    """Loss of a model trained under one schedule, update by update."""
+
+    schedule: str
+    time_s: Float[np.ndarray, " updates"]
+    """When every device has made the update, by the predicted timeline."""
+    loss: Float[np.ndarray, " updates"]
+    """Mean loss over the micro-batches of the update, as its forward passes saw it."""
+    version_difference: Int[np.ndarray, " updates"]
+    """Largest over the devices (1: no staleness)."""
+    held: Int[np.ndarray, " devices"]
+    """Most weight versions held at once."""
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per update: schedule, update, time_s, loss, version_difference."""
+        import pandas as pd
+
+        columns = {"time_s": self.time_s, "loss": self.loss, "version_difference": self.version_difference}
+        return pd.DataFrame({"schedule": self.schedule, "update": np.arange(1, len(self.loss) + 1), **columns})
+
+
+def train(
+    name: str,
+    model: LayeredModel,
+    params: list[Params],
+    inputs: Float[np.ndarray, "micro_batches ..."],
+    targets: Float[np.ndarray, "micro_batches ..."],
+    *,
+    stages: int,
+    per_step: int,
+    learning_rate: float,
+) -> ScheduleRun:
+    """Train by gradient descent under a schedule, one update per step of `per_step` micro-batches.
+
+    Schedules with a flush run one step after another; the others run as one stream over all micro-batches.
+    PipeDream's updates are one per micro-batch.
+    """
+    scheduler = get_schedule(name)
+    steps = len(inputs) // per_step
+    if scheduler.asynchronous:
+        schedule = scheduler(stages, per_step, 1, steps)
+        per_update = schedule.micro_batches // int(schedule.updates[schedule.device == 0].sum())
+        return run_schedule(
+            schedule, model, params, inputs, targets,
+            policy=scheduler.weights, learning_rate=learning_rate, per_update=per_update,
+        )  # fmt: skip
+    schedule = scheduler(stages, per_step)
+    losses = []
+    run = None
+    for step in range(steps):
+        own = slice(step * per_step, (step + 1) * per_step)
+        run = run_schedule(schedule, model, params, inputs[own], targets[own])
+        losses.append(run.losses)
+        params = jax.tree.map(lambda w, g: w - learning_rate * g, params, run.gradients)
+    assert run is not None
+    return ScheduleRun(np.concatenate(losses), run.gradients, params, run.held)
+
+
+def training_curve(
+    name: str,
+    model: LayeredModel,
+    params: list[Params],
+    inputs: Float[np.ndarray, "micro_batches ..."],
+    targets: Float[np.ndarray, "micro_batches ..."],
+    passes: PassTimes,
+    *,
+    per_step: int,
+    learning_rate: float,
+    update_s: float = 0.0,
+) -> TrainingCurve:
+    """Loss after each update against the time at which the predicted timeline makes it.
+
+    Args:
+        name: registered schedule.
+        model, params, inputs, targets: what is trained on what, see `run_schedule`.
+        passes: seconds of the passes of one micro-batch on each stage.
+        per_step: micro-batches per step (of a mini-batch).
+        learning_rate: of plain gradient descent.
+        update_s: seconds of one weight update on a device.
+    """
+    scheduler, stages = get_schedule(name), len(passes.forward_s)
+    steps = len(inputs) // per_step
+    run = train(
+        name, model, params, inputs, targets, stages=stages, per_step=per_step, learning_rate=learning_rate
+    )  # fmt: skip
+    stream = scheduler(stages, per_step, 1, steps) if scheduler.asynchronous else None
+    time_s = _update_times(name, stages, per_step, steps, passes, update_s)
+    loss = run.losses.reshape(len(time_s), -1).mean(axis=1)
+    if stream is None:
+        return TrainingCurve(name, time_s, loss, np.ones(steps, np.int64), run.held)
+    difference = weight_versions(stream, scheduler.weights).difference.max(axis=0)
+    return TrainingCurve(name, time_s, loss, difference, run.held)
+
+
+def _update_times(
+    name: str, stages: int, per_step: int, steps: int, passes: PassTimes, update_s: float
+) -> Float[np.ndarray, " updates"]:
+    """When the last device makes each update."""
+    scheduler = get_schedule(name)
+    flush = not scheduler.asynchronous
+    spec = ProgramSpec(schedule=name, stages=stages, micro_batches=per_step, steps=1 if flush else steps)
+    structure = build(spec)
+    durations = np.zeros(structure.n_classes)
+    for phase, of_stage in passes.by_phase.items():
+        own = structure.class_kind == Kind[phase.name]
+        durations[own] = of_stage[structure.class_stage[own]] * structure.class_span[own]
+    durations[np.isin(structure.class_kind, (Kind.SEND_FORWARD, Kind.SEND_BACKWARD))] = passes.transfer_s
+    durations[structure.class_kind == Kind.OPTIMIZER] = update_s
+    timeline = event_times(structure, durations)
+    optimizer = structure.kind == Kind.OPTIMIZER
+    ends = timeline.end_s[optimizer].reshape(-1) if flush else None
+    if ends is not None:
+        return float(ends.max()) * np.arange(1, steps + 1)
+    device = structure.device[optimizer]
+    by_device = [np.sort(timeline.end_s[optimizer][device == d]) for d in range(stages)]
+    return np.max(by_device, axis=0)

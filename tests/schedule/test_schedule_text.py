@@ -1,0 +1,76 @@
+"""Schedules as text, and the errors of those that cannot run."""
+
+import numpy as np
+import pytest
+
+from perfmodel.errors import LayoutError, PerfModelError
+from perfmodel.schedule import check, get_schedule, parse_schedule, schedule_names, schedule_text
+
+TWO = "stages 0 | 1\nF0 F1 B0 B1\nF0 B0 F1 B1\n"
+
+
+@pytest.mark.parametrize("name", schedule_names())
+def test_round_trip(name: str) -> None:
+    schedule = get_schedule(name)(4, 8)
+    again = parse_schedule(schedule_text(schedule))
+    for field in ("stage", "offsets", "phase", "chunk", "micro_batch", "span", "paired", "updates"):
+        np.testing.assert_array_equal(getattr(again, field), getattr(schedule, field))
+    assert again.slices == schedule.slices
+    assert check(again) == ()
+
+
+def test_comments_and_empty_lines_are_skipped() -> None:
+    schedule = parse_schedule("# hello\n\nstages 0 | 1  # two devices\nF0 B0\nF0 B0 # last\n")
+    assert schedule.n_instructions == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("F0 B0\n", "no line gives the stages"),
+        ("stages 0 | 1\nF0 B0\n", "1 lines of passes for 2 devices"),
+        ("stages 0 | 1\nF0 X0\nF0 B0\n", "line 2: 'X0' is not a pass"),
+        ("stages 0 | 1\nF0 B\nF0 B0\n", "line 2: 'B' is not a pass"),
+        ("stages 0 | x\nF0\nF0\n", "line 1"),
+        ("stages 0 | 1\nF3-1\nF0\n", "backwards"),
+        ("stages 0 | 1\nF0+F1+B0\nF0\n", "more than two"),
+        ("stages 0 | 1 2\nF0\nF0\n", "same number of stages"),
+        ("stages 0 | 1\nslices 2\nF0\nF0\n", "no whole sequences of 2 slices"),
+    ],
+)
+def test_what_cannot_be_read_is_named(text: str, message: str) -> None:
+    with pytest.raises(PerfModelError, match=message):
+        parse_schedule(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "instruction"),
+    [
+        (TWO.replace("F0 B0 F1 B1", "B0 F0 F1 B1"), "order", "device 1 position 0 (B chunk 0 micro-batch 0)"),
+        (TWO.replace("B0 B1\n", "B0\n", 1), "missing", "no device runs B of stage 0 for micro-batch 1"),
+        (TWO.replace("F0 F1 B0 B1", "F0 F1 F1 B0 B1"), "duplicate", "device 0 position 2"),
+        ("stages 0 | 1\nF0 B0 F1 B1\nF0 F1 B0 B1\n", "deadlock", "device 0 position 1 (B chunk 0 micro-batch 0)"),
+        ("stages 0 1 | 2 3\nF0 B0 F0.1 B0.1\nF0 F0.1 B0.1 B0\n", "order", "device 0 position 1"),
+    ],
+)
+def test_checker_names_the_instruction(text: str, kind: str, instruction: str) -> None:
+    problems = check(parse_schedule(text))
+    assert kind in {problem.kind for problem in problems}
+    assert any(instruction in str(problem) for problem in problems)
+
+
+def test_a_file_is_a_schedule(tmp_path) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_text(TWO)
+    scheduler = get_schedule(f"file:{path}")
+    assert scheduler(2, 2).n_instructions == 8
+    with pytest.raises(LayoutError, match="for 2 devices and 2 micro-batches, not 4 and 2"):
+        scheduler(4, 2)
+    with pytest.raises(PerfModelError, match="cannot be read"):
+        get_schedule(f"file:{tmp_path / 'none.txt'}")
+
+
+@pytest.mark.parametrize("name", ["1f1b:2", "chimera:0", "seq1f1b:x"])
+def test_numbers_after_names(name: str) -> None:
+    with pytest.raises(LayoutError, match=r"takes no number|whole number"):
+        get_schedule(name)

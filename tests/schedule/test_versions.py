@@ -1,0 +1,72 @@
+"""Staleness: versions that passes use, against the papers' statements (TiMePReSt section 4.4, PipeDream, 2BW)."""
+
+import numpy as np
+import pytest
+
+from perfmodel.errors import PerfModelError
+from perfmodel.schedule import get_schedule, weight_versions
+
+
+def timeprest(workers: int, micro_batches: int):
+    """nF1B in the unit time of the paper's figures, 30 mini-batches."""
+    return weight_versions(get_schedule("nf1b:1")(workers, micro_batches, 1, 30), "latest")
+
+
+GRID = [(w, n) for w in range(2, 17) for n in range(2, 17)]
+
+
+def test_version_difference_has_a_closed_form() -> None:
+    """Backward k starts at W + N - 1 + (k - 1)(N + 1) on the last worker and takes W slots to the first, so
+    v = ceil(W / (N + 1)): the paper counts N slots per mini-batch and forgets the one of the backward."""
+    for workers, n in GRID:
+        difference = timeprest(workers, n).difference
+        assert (difference[:, 15:] == -(-workers // (n + 1))).all()
+
+
+def test_papers_formula_holds_but_for_few_workers_and_micro_batches() -> None:
+    wrong = [(w, n) for w, n in GRID if timeprest(w, n).steady_difference[0] != (w + n - 2) // n]
+    assert len(wrong) == 22
+    assert min(wrong) == (6, 2)  # the smallest counterexample: 3 by the formula, 2 in the schedule
+    assert timeprest(6, 2).steady_difference[0] == 2
+
+
+def test_single_update_sequence_iff_few_workers() -> None:
+    for workers, n in GRID:
+        assert (timeprest(workers, n).sequences == 1) == (workers <= n + 1)
+
+
+def test_figure_7() -> None:
+    assert timeprest(4, 2).read[0, :6].tolist() == [0, 0, 1, 2, 3, 4]  # sequences {1, 3, 5, ..} and {2, 4, ..}
+    assert timeprest(4, 4).read[0, :4].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("p", [2, 4, 8])
+def test_pipedream_versions(p: int) -> None:
+    stashing = weight_versions(get_schedule("pipedream")(p, 1, 1, 4 * p), "stashing")
+    assert stashing.held.tolist() == list(range(p, 0, -1))
+    assert stashing.steady_difference.tolist() == list(range(p, 0, -1))
+    vertical = weight_versions(get_schedule("pipedream-vertical-sync")(p, 1, 1, 4 * p), "vertical_sync")
+    assert vertical.steady_difference.tolist() == [p] * p  # W(t + 1) = W(t) - f(W(t - p + 1))
+    assert vertical.sequences == p
+
+
+@pytest.mark.parametrize("p", [2, 4, 8])
+def test_2bw_needs_two_versions_and_is_one_step_late(p: int) -> None:
+    versions = weight_versions(get_schedule("pipedream-2bw")(p, p, 1, 5), "double_buffering")
+    assert versions.held.tolist() == [2] * p
+    assert (versions.difference[:, 1:] == 2).all()
+
+
+def test_flushing_schedules_have_one_version() -> None:
+    versions = weight_versions(get_schedule("zb-v")(4, 8), "flush")
+    assert not versions.used.any()
+    assert versions.held.tolist() == [1] * 4
+
+
+def test_versions_need_one_stage_per_device() -> None:
+    from perfmodel.schedule import repeated
+
+    schedule = repeated(get_schedule("interleaved")(2, 4, 2), 2)
+    with pytest.raises(PerfModelError, match="one stage per device"):
+        weight_versions(schedule, "stashing")
+    assert np.diff(schedule.offsets).tolist() == [32, 32]
