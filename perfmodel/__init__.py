@@ -20,6 +20,8 @@ _HOME = {
     "read_table": "io",
     "fit": "learn",
     "Framework": "prediction", "Prediction": "prediction", "predict": "prediction",
+    "compare_schedules": "prediction",
+    "schedule_facts": "schedule",
     "SearchResult": "layout_search", "search": "layout_search",
     "validate_cases": "validation", "validate_kernels": "validation",
     "gantt": "viz", "write_gantt": "viz", "write_trace": "viz",
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
     from perfmodel.io import read_table
     from perfmodel.layout_search import SearchResult, search
     from perfmodel.learn import fit_calibration as fit
-    from perfmodel.prediction import Framework, Prediction, predict
+    from perfmodel.prediction import Framework, Prediction, compare_schedules, predict
+    from perfmodel.schedule import schedule_facts
     from perfmodel.spec import Cluster, ConvNet, Device, Job, Layout, Mlp, NetworkLevel, PeakRates, Transformer
     from perfmodel.validation import validate_cases, validate_kernels
     from perfmodel.viz import gantt, write_gantt, write_trace

@@ -8,5 +8,6 @@ from perfmodel.interpreter._layers import sequential_gradients as sequential_gra
 from perfmodel.interpreter._run import ScheduleRun as ScheduleRun
 from perfmodel.interpreter._run import run_schedule as run_schedule
 from perfmodel.interpreter._training import TrainingCurve as TrainingCurve
+from perfmodel.interpreter._training import teacher_data as teacher_data
 from perfmodel.interpreter._training import train as train
 from perfmodel.interpreter._training import training_curve as training_curve

@@ -223,7 +223,7 @@ class _Machine:
         for (device, chunk), versions in self.weights.items():
             stage = int(s.stage[device, chunk])
             newest = versions[int(self.newest[device])]
-            own = self.gradients.get((device, chunk), jax.tree.map(jnp.zeros_like, newest))
+            own: list[Params] = self.gradients.get((device, chunk)) or jax.tree.map(jnp.zeros_like, newest)
             gradients[stage] = own if stage not in gradients else jax.tree.map(jnp.add, gradients[stage], own)
             params |= dict(zip(self.layers[stage], newest, strict=True))
         whole = s.micro_batches

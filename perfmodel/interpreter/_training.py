@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -134,3 +135,16 @@ def _update_times(
     device = structure.device[optimizer]
     by_device = [np.sort(timeline.end_s[optimizer][device == d]) for d in range(stages)]
     return np.max(by_device, axis=0)
+
+
+def teacher_data(
+    model: LayeredModel, micro_batches: int, *, examples: int, width: int, seed: int
+) -> tuple[Float[np.ndarray, "micro_batches examples width"], Float[np.ndarray, "micro_batches examples width"]]:
+    """Random inputs, and what the model with other weights than the initial ones makes of them."""
+    rng = np.random.default_rng(seed)
+    inputs = rng.normal(size=(micro_batches, examples, width))
+    teacher = model.initial(seed + 1000)
+    targets = inputs.reshape(-1, width)
+    for layer, own in zip(model.layers, teacher, strict=True):
+        targets = np.asarray(layer.apply(own, jnp.asarray(targets), ())[0])
+    return inputs, targets.reshape(inputs.shape)

@@ -1,6 +1,8 @@
 """Model + cluster + layout -> prediction."""
 
 from perfmodel.prediction._check import check_layout as check_layout
+from perfmodel.prediction._compare import Compared as Compared
+from perfmodel.prediction._compare import compare_schedules as compare_schedules
 from perfmodel.prediction._explain import event_label as event_label
 from perfmodel.prediction._framework import COMPILED as COMPILED
 from perfmodel.prediction._framework import EAGER as EAGER

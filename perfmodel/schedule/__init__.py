@@ -27,6 +27,8 @@ from perfmodel.schedule._doubling import backward_halving as backward_halving
 from perfmodel.schedule._doubling import forward_doubling as forward_doubling
 from perfmodel.schedule._dualpipe import dualpipe as dualpipe
 from perfmodel.schedule._dualpipe import dualpipe_v as dualpipe_v
+from perfmodel.schedule._facts import ScheduleFacts as ScheduleFacts
+from perfmodel.schedule._facts import schedule_facts as schedule_facts
 from perfmodel.schedule._memory import Offloads as Offloads
 from perfmodel.schedule._memory import alive_at_peak as alive_at_peak
 from perfmodel.schedule._memory import in_flight as in_flight

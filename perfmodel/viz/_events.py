@@ -21,6 +21,8 @@ LABELS = {
     Kind.PARAM_GATHER_BACKWARD: "weight gather (backward)",
     Kind.EMBEDDING_REDUCE: "embedding all-reduce",
     Kind.OPTIMIZER: "optimizer",
+    Kind.OFFLOAD: "offload to host",
+    Kind.RELOAD: "reload from host",
 }
 
 

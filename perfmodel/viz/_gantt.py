@@ -1,36 +1,22 @@
 """Gantt chart of a step: one row per pipeline rank, as in the papers' schedule figures."""
 
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perfmodel.io import write_bytes
 from perfmodel.prediction import Prediction
 from perfmodel.program import Kind, Stream
 from perfmodel.units import GIB
+from perfmodel.viz._colours import COLOURS
 from perfmodel.viz._events import LABELS, Slices, slices
+from perfmodel.viz._save import save_png
 from perfmodel.viz._trace import _timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colour-blind safe palette; one colour per kind of event in every picture
-COLOURS = {
-    Kind.FORWARD: "#56B4E9",
-    Kind.BACKWARD: "#009E73",
-    Kind.BACKWARD_INPUT: "#009E73",
-    Kind.BACKWARD_WEIGHT: "#F0E442",
-    Kind.SEND_FORWARD: "#999999",
-    Kind.SEND_BACKWARD: "#999999",
-    Kind.GRAD_REDUCE: "#D55E00",
-    Kind.PARAM_GATHER: "#CC79A7",
-    Kind.PARAM_GATHER_BACKWARD: "#CC79A7",
-    Kind.EMBEDDING_REDUCE: "#E69F00",
-    Kind.OPTIMIZER: "#0072B2",
-}
 _DRAWN_STREAMS = (Stream.COMPUTE, Stream.DATA_COMM)
 _LANE = {Stream.COMPUTE: (0.0, 0.62), Stream.DATA_COMM: (0.66, 0.22)}
 """Top and height of each stream inside a rank's row."""
@@ -65,9 +51,7 @@ def gantt(prediction: Prediction) -> "Figure":
 
 def write_gantt(prediction: Prediction, path: Path | str) -> None:
     """Write the Gantt chart as PNG."""
-    buffer = io.BytesIO()
-    gantt(prediction).savefig(buffer, format="png")
-    write_bytes(path, buffer.getvalue())
+    save_png(gantt(prediction), path)
 
 
 def _zoom(drawn: Slices, ranks: int, step_s: float) -> float:

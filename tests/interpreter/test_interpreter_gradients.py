@@ -6,8 +6,8 @@ import pytest
 
 from perfmodel.errors import PerfModelError
 from perfmodel.interpreter import LayeredModel, causal_model, mlp_model, run_schedule, sequential_gradients
-from perfmodel.schedule import Schedule, get_schedule, optimised, parse_schedule, schedule_names
 from perfmodel.schedule import PassTimes as Times
+from perfmodel.schedule import Schedule, get_schedule, optimised, parse_schedule, schedule_names
 from perfmodel.timeline import double_precision
 
 FLUSHING = [n for n in schedule_names() if not get_schedule(n).asynchronous and n not in ("forward", "seq1f1b")]

@@ -23,7 +23,13 @@ def float64():
 
 
 def plain_training(
-    model: LayeredModel, stages: int, x: np.ndarray, y: np.ndarray, per_update: int, forward: Versions, backward: Versions
+    model: LayeredModel,
+    stages: int,
+    x: np.ndarray,
+    y: np.ndarray,
+    per_update: int,
+    forward: Versions,
+    backward: Versions,
 ) -> tuple[list[float], list[Any]]:
     """Gradient descent one update at a time: activations made with the forward versions, gradients taken
     layer by layer at them with the backward versions, the step added to the newest weights."""

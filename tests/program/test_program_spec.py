@@ -32,7 +32,7 @@ def test_bad_values_name_the_remedy(changes: dict, message: str) -> None:
 
 
 def test_unknown_schedule_suggests() -> None:
-    with pytest.raises(UnknownNameError, match="did you mean .*'gpipe'"):
+    with pytest.raises(UnknownNameError, match=r"did you mean .*'gpipe'"):
         ProgramSpec(**BASE, schedule="gpip")
 
 

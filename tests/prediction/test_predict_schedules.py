@@ -1,0 +1,85 @@
+"""Every schedule on a real model: explained consistently, alone and in batches."""
+
+import numpy as np
+import pytest
+
+import perfmodel as pm
+from perfmodel import catalog
+from perfmodel.errors import LayoutError
+from perfmodel.prediction import step_model
+from perfmodel.schedule import schedule_names
+from perfmodel.spec import Job, Layout
+
+NAMES = [name for name in schedule_names() if name != "forward"] + ["chimera:4", "seq1f1b:4"]
+BASE = "tp=8,pp=4,dp=2,recompute=selective,sequence_parallel=true"
+
+
+def predict(name: str, more: str = "", **options) -> pm.Prediction:
+    return pm.predict("gpt3-6.7b", "dgx-a100", f"{BASE},schedule={name}{more}", global_batch=32, **options)
+
+
+@pytest.fixture(scope="module")
+def predictions() -> dict[str, pm.Prediction]:
+    return {name: predict(name) for name in NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parts_add_up(predictions, name: str) -> None:
+    p = predictions[name]
+    assert sum(p.breakdown_s.values()) == pytest.approx(p.step_time_s, rel=1e-6)
+    assert sum(event.time_s for event in p.critical_path) == pytest.approx(p.step_time_s, rel=1e-3)
+    assert 0 <= p.bubble_fraction < 1
+    assert sum(p.provenance.values()) == pytest.approx(1)
+
+
+def test_order_of_schedules(predictions) -> None:
+    step = {name: p.step_time_s for name, p in predictions.items()}
+    memory = {name: max(stage.activations for stage in p.memory_per_stage) for name, p in predictions.items()}
+    assert step["zb-h2"] < step["zb-h1"] < step["1f1b"] == pytest.approx(step["gpipe"], rel=0.02)
+    assert step["pipedream-2bw"] < step["zb-h1"]
+    assert step["gems"] == max(step[name] for name in ("gems", "1f1b", "chimera", "dualpipe"))
+    assert memory["v-min"] < memory["v-half"] < memory["zb-v"] < memory["zb-h2"] < memory["gpipe"]
+    assert memory["seq1f1b:4"] < memory["seq1f1b"] < memory["1f1b"]
+    weights = {name: max(stage.weights for stage in p.memory_per_stage) for name, p in predictions.items()}
+    assert weights["chimera:4"] > 1.5 * weights["chimera"] > 2 * weights["1f1b"]
+    assert weights["pipedream"] > 3 * weights["1f1b"]
+    assert weights["pipedream-2bw"] == pytest.approx(2 * weights["1f1b"])
+
+
+def test_batches_agree_with_single_predictions(predictions) -> None:
+    model, cluster = catalog.model("gpt3-6.7b"), catalog.cluster("dgx-a100")
+    fixed = step_model(model, cluster, Job(global_batch=32, seq_len=model.seq_len))
+    layouts = [Layout.parse(f"{BASE},schedule={name}") for name in NAMES]
+    ours = fixed.evaluate(layouts).step_time_s
+    np.testing.assert_allclose(ours, [predictions[name].step_time_s for name in NAMES], rtol=2e-4)
+    assert (fixed.lower_bound_s(layouts) <= ours * (1 + 1e-6)).all()
+
+
+def test_offload_trades_time_for_memory() -> None:
+    kept, moved = predict("gpipe"), predict("gpipe", ",offload=true", timeline=True)
+    assert max(s.activations for s in moved.memory_per_stage) < 0.4 * max(s.activations for s in kept.memory_per_stage)
+    assert moved.step_time_s >= kept.step_time_s
+    over_time = moved.memory_over_time()
+    planned = np.array([stage.peak for stage in moved.memory_per_stage])
+    assert (over_time.peak_bytes <= planned * 1.001).all()
+
+
+def test_offload_needs_a_host_link() -> None:
+    with pytest.raises(LayoutError, match="host_gb_per_s"):
+        pm.predict("gpt3-1.3b", "tpu-v5p-pod", "pp=4,schedule=gpipe,offload=true", global_batch=8)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("pp=3,dp=1,tp=1,schedule=chimera", "even number"),
+        ("pp=4,schedule=1f1b:2", "takes no number"),
+        ("pp=4,schedule=chimera,vpp=3", "leave vpp out"),
+        ("pp=4,schedule=seq1f1b:3", "not divisible into 3 slices"),
+        ("pp=4,schedule=dualpipe,micro_batch=16", "even number of at least 4"),
+        ("pp=32,schedule=zb-v", "stages are too many"),
+    ],
+)
+def test_impossible_schedules_are_named(text: str, message: str) -> None:
+    with pytest.raises(LayoutError, match=message):
+        pm.predict("gpt3-6.7b", "dgx-a100", text, global_batch=32)

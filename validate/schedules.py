@@ -1,0 +1,79 @@
+"""The papers' statements about schedules, checked: writes validate/schedules.md.
+
+python validate/schedules.py [--data DIR]
+"""
+
+import argparse
+from pathlib import Path
+
+import pandas as pd
+
+from perfmodel.io import write_text
+from perfmodel.validation import bubble_table, memory_table, version_table, vgg_table, zero_bubble_table
+
+HERE = Path(__file__).parent
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--data", type=Path, help="folder of the shared measurement tables")
+    data = arguments.parse_args().data
+    text = "\n".join(section for section in sections(data))
+    write_text(HERE / "schedules.md", text)
+    print(text)
+
+
+def sections(data: Path | None) -> list[str]:
+    versions = version_table()
+    wrong = versions[versions.simulated != versions.paper]
+    first = wrong.iloc[0]
+    vgg = vgg_table()
+    parts = [
+        "# Schedules against their papers\n\nWritten by `python validate/schedules.py --data DIR`.\n",
+        "## Bubble fractions (Chimera, table 2 and sections 3.1, 3.5)\n",
+        markdown(bubble_table()),
+        "## Weights and activations per device, m = 2 p (Chimera, table 2)\n",
+        markdown(memory_table()),
+        "## Version difference of TiMePReSt's nF1B (section 4.4)\n",
+        f"Simulated for W and N from 2 to 16: floor((W + N - 2) / N) is right in {len(versions) - len(wrong)} of "
+        f"{len(versions)} cases; the smallest counterexample is W = {first.W}, N = {first.N} (formula {first.paper}, "
+        f"simulated {first.simulated}). ceil(W / (N + 1)) is right in "
+        f"{(versions.simulated == versions.closed_form).sum()}: "
+        "successive backwards start N + 1 slots apart, not N. There is a single sequence of updates if and only if "
+        "W <= N + 1 in all cases: "
+        f"{((versions.sequences == 1) == (versions.W <= versions.N + 1)).all()}.\n",
+        markdown(wrong.head(5)),
+        "## VGG-16 on two machines, mini-batch 128, against PipeDream (TiMePReSt, section 5)\n",
+        markdown(vgg),
+    ]
+    if data is not None:
+        runs = zero_bubble_table(data / "published" / "zero_bubble.csv")
+        by = runs.groupby("schedule")
+        columns = {
+            "rows": by.size(),
+            "stated times alone": by.stated_only_error.apply(mean_abs),
+            "with the host's time per transfer": by.error.apply(mean_abs),
+            "memory GB": by.memory_gb.mean(),
+        }
+        parts += [
+            "## Zero-bubble runs from the stage times that they state\n",
+            f"{len(runs)} rows: mean absolute error {mean_abs(runs.stated_only_error):.1%} from the stated times "
+            f"alone, {mean_abs(runs.error):.1%} with the host's time per transfer.\n",
+            markdown(pd.DataFrame(columns).reset_index()),
+        ]
+    return parts
+
+
+def mean_abs(errors: pd.Series) -> float:
+    return float(errors.abs().mean())
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """A table of figures with three digits behind the point."""
+    cells = [[f"{v:.4f}" if isinstance(v, float) else str(v) for v in row] for row in table.itertuples(index=False)]
+    lines = [list(map(str, table.columns)), ["---"] * len(table.columns), *cells]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
