@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from perfmodel.cli import _show
+from perfmodel.cli import _schedules, _show
 from perfmodel.cli._progress import progress
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Job, Layout
@@ -91,6 +91,12 @@ def validate_cases(arguments: argparse.Namespace) -> int:
     with progress("cases") as report:
         result = validate_cases(arguments.files, _calibration(arguments), arguments.out, progress=report)
     _emit(arguments, result, lambda: _show.cases(result))
+    return 0
+
+
+def schedules(arguments: argparse.Namespace) -> int:
+    report = _schedules.run(arguments)
+    _emit(arguments, report, lambda: _schedules.show(report))
     return 0
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import perfmodel
+from perfmodel.cli import _schedules
 
 
 class _Parser(argparse.ArgumentParser):
@@ -29,6 +30,7 @@ def parser() -> argparse.ArgumentParser:
     _timeline(commands)
     _fit(commands)
     _validate(commands)
+    _json(_schedules.add_command(commands))
     doctor = commands.add_parser("doctor", help="what is installed, which devices, calibrations and caches")
     doctor.set_defaults(run="doctor")
     _json(doctor)

@@ -1,0 +1,48 @@
+"""Time to build every schedule and its structure, and how it grows: 32 stages, 512 micro-batches.
+
+`python benchmarks/schedules.py` prints the ratios; `run()` returns them.
+"""
+
+import time
+
+from perfmodel.program import ProgramSpec, build
+from perfmodel.schedule import get_schedule, schedule_names
+
+STAGES, MICRO_BATCHES = 32, 512
+
+
+def seconds(name: str, micro_batches: int) -> tuple[float, int]:
+    """Least of three builds, and the ops of the structure."""
+    chunks = get_schedule(name).chunks or 2
+    spec = ProgramSpec(schedule=name, stages=STAGES, micro_batches=micro_batches, chunks=chunks)
+    best, ops = float("inf"), 0
+    for _ in range(3):
+        start = time.perf_counter()
+        ops = build(spec).n_ops
+        best = min(best, time.perf_counter() - start)
+    return best, ops
+
+
+def run() -> dict[str, dict[str, object]]:
+    """For each schedule the seconds of a build, and the time per op against a build of half as many micro-batches."""
+    results: dict[str, dict[str, object]] = {}
+    for name in schedule_names():
+        (half_s, half_ops), (whole_s, ops) = seconds(name, MICRO_BATCHES // 2), seconds(name, MICRO_BATCHES)
+        results[f"schedule_{name}_build"] = {
+            "ratio": whole_s,
+            "baseline": f"nothing; {ops:,} ops",
+            "unit": "s",
+            "target": "<= 1",
+        }
+        results[f"schedule_{name}_growth"] = {
+            "ratio": whole_s / ops / (half_s / half_ops),
+            "baseline": "half as many micro-batches",
+            "unit": "x time per op",
+            "target": "<= 1.5",
+        }
+    return results
+
+
+if __name__ == "__main__":
+    for key, entry in run().items():
+        print(f"{key:45s} {entry['ratio']:8.3f} {entry['unit']}, against {entry['baseline']}")

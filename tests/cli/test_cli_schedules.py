@@ -1,0 +1,78 @@
+"""`perfmodel schedules`."""
+
+import json
+
+import pytest
+
+from perfmodel.cli import main
+from perfmodel.schedule import check, get_schedule
+
+
+def run_json(capsys, *arguments: str) -> dict:
+    assert main(["schedules", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_all_schedules_side_by_side(capsys) -> None:
+    report = run_json(capsys, "--stages", "4", "--micro-batches", "8")
+    step = {row["schedule"]: row["step_s"] for row in report["rows"]}
+    assert len(step) >= 20
+    assert step["1f1b"] == 33
+    assert step["zb-h2"] == 24
+    assert main(["schedules", "gpipe", "chimera:4", "--stages", "8"]) == 0
+    assert "chimera:4" in capsys.readouterr().out
+
+
+def test_odd_depths_skip_what_needs_even_ones(capsys) -> None:
+    report = run_json(capsys, "--stages", "3", "--micro-batches", "6")
+    assert any("chimera" in line and "even number" in line for line in report["skipped"])
+
+
+def test_own_model(capsys) -> None:
+    report = run_json(
+        capsys, "1f1b", "zb-h1", "--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--layout", "pp=4,dp=2",
+        "--global-batch", "32",
+    )  # fmt: skip
+    assert [row["schedule"] for row in report["rows"]] == ["zb-h1", "1f1b"]
+
+
+def test_pictures_curves_and_orders(capsys, tmp_path) -> None:
+    picture, curves, order = tmp_path / "s.png", tmp_path / "c.csv", tmp_path / "o.txt"
+    run_json(capsys, "chimera", "--stages", "4", "--micro-batches", "4", "--png", str(picture))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    trained = run_json(
+        capsys, "1f1b", "nf1b", "--train", "--steps", "4", "--stages", "2", "--micro-batches", "2",
+        "--out", str(curves), "--png", str(tmp_path / "t.png"),
+    )  # fmt: skip
+    assert [row["updates"] for row in trained["rows"]] == [4, 4]
+    assert curves.read_text().startswith("schedule,update,time_s,loss,version_difference")
+    run_json(capsys, "--optimise", "3", "--stages", "3", "--micro-batches", "6", "--out", str(order))
+    assert check(get_schedule(f"file:{order}")(3, 6)) == ()
+    table = run_json(capsys, f"file:{order}", "--stages", "3", "--micro-batches", "6")
+    assert table["rows"][0]["activations"][1] <= 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["zigzag"], "unknown schedule"),
+        (["chimera", "--stages", "5"], "even number"),
+        (["--model", "gpt3-1.3b"], "--model needs --cluster"),
+        (["--optimise", "4"], "needs --out"),
+        (["file:nowhere.txt"], "cannot be read"),
+        (["gpipe", "--forward-s", "-1"], "not negative"),
+        (["gpipe", "--micro-batches", "0"], "at least 1"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(capsys, arguments: list[str], message: str) -> None:
+    assert main(["schedules", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_deadlocked_file_is_named(capsys, tmp_path) -> None:
+    path = tmp_path / "stuck.txt"
+    path.write_text("stages 0 | 1\nF0 B0 F1 B1\nF0 F1 B0 B1\n")
+    assert main(["schedules", f"file:{path}", "--stages", "2", "--micro-batches", "2"]) == 2
+    assert "deadlock: device 0 position 1" in capsys.readouterr().err
