@@ -8,6 +8,7 @@ from typing import Any
 
 from perfmodel.errors import LayoutError
 from perfmodel.prediction import check_layout
+from perfmodel.schedule import get_schedule
 from perfmodel.spec import Cluster, Job, Layout, Model, Transformer
 
 
@@ -77,21 +78,39 @@ def enumerate_layouts(
             except LayoutError as error:
                 rejected[_short(error)] += 1
                 continue
-            for vpp, schedule in _pipelines(space, pp, layers, rejected):
+            for vpp, schedule in _pipelines(space, pp, layers, job.global_batch // (dp * micro_batch), rejected):
                 for options in _options(space, tp, dp * cp):
                     yield Layout(**degrees, vpp=vpp, schedule=schedule, **options, **fixed)
 
 
-def _pipelines(space: Space, pp: int, layers: int, rejected: Counter[str]) -> Iterator[tuple[int, str]]:
+def _pipelines(
+    space: Space, pp: int, layers: int, micro_batches: int, rejected: Counter[str]
+) -> Iterator[tuple[int, str]]:
     for vpp in space.vpp:
-        if vpp == 1:
+        if vpp == 1 and pp == 1:
             # one stage runs micro-batches one after the other whatever the schedule's name
-            yield from ((1, name) for name in (space.schedule if pp > 1 else space.schedule[:1]))
+            yield 1, "gpipe" if space.schedule == ("gpipe",) else "1f1b"
+        elif vpp == 1:
+            yield from ((1, name) for name in space.schedule if _possible(name, pp, layers, micro_batches, rejected))
         elif pp > 1 and "1f1b" in space.schedule:
             if layers % (pp * vpp):
                 rejected["layers not divisible by pp*vpp"] += 1
             else:
                 yield vpp, "interleaved"
+
+
+def _possible(name: str, pp: int, layers: int, micro_batches: int, rejected: Counter[str]) -> bool:
+    scheduler = get_schedule(name)
+    chunks = scheduler.chunks_for(1)
+    try:
+        scheduler.require(pp, micro_batches, chunks)
+    except LayoutError:
+        rejected[f"schedule {name} cannot do these stages and micro-batches"] += 1
+        return False
+    if scheduler.chunks and layers and int(scheduler.stage_map(pp, chunks).max()) + 1 > layers:
+        rejected[f"schedule {name} has more stages than layers"] += 1
+        return False
+    return True
 
 
 def _options(space: Space, tp: int, replicas: int) -> list[dict[str, Any]]:

@@ -18,12 +18,13 @@ def check_layout(model: Model, cluster: Cluster, job: Job, layout: Layout, devic
         raise LayoutError(
             f"layout {layout} needs {layout.devices} devices; cluster {cluster.name} has {cluster.max_devices}"
         )
-    stages = int(scheduler.stage_map(layout.pp, scheduler.chunks_for(layout.vpp)).max()) + 1
+    chunks = scheduler.chunks_for(layout.vpp)
+    stages = int(scheduler.stage_map(layout.pp, chunks).max()) + 1
     if isinstance(model, Transformer):
         _check_transformer(model, job, layout, stages)
     elif layout.cp > 1 or layout.ep > 1:
         raise LayoutError(f"model {model.name} has no sequence or experts to split; use cp=1 and ep=1")
-    job.num_microbatches(layout)
+    scheduler.require(layout.pp, job.num_microbatches(layout), chunks)
 
 
 def _check_transformer(model: Transformer, job: Job, layout: Layout, stages: int) -> None:

@@ -23,8 +23,9 @@ from perfmodel.prediction._program_spec import program_spec
 from perfmodel.prediction._stages import layer_count, stage_blocks
 from perfmodel.prediction._variants import PLAIN, Variant, on_slice, sliced_job
 from perfmodel.program import N_STREAMS, Kind, ProgramSpec, Stream, Structure, build
+from perfmodel.schedule import get_schedule
 from perfmodel.spec import Cluster, Job, Layout, Model, Op
-from perfmodel.timeline import CompiledStructure, ProgramBatch, load_or_compile, makespan_many
+from perfmodel.timeline import CompiledStructure, ProgramBatch, compile_structure, load_or_compile, makespan_many
 from perfmodel.workload import Shard, blocks
 
 T = TypeVar("T")
@@ -124,7 +125,7 @@ class StepModel:
         key = (
             "spec", layout.schedule, layout.pp, layout.vpp, layout.micro_batch * layout.dp,
             layout.dp * layout.cp > 1, layout.zero, layout.overlap_grad_reduce, layout.overlap_param_gather,
-            layout.offload,
+            layout.offload, get_schedule(layout.schedule).digest,
         )  # fmt: skip
         tied = bool(getattr(self.model, "tied_embeddings", False))
         return self._once(key, lambda: program_spec(layout, self.job, layer_count(table.pairs), tied))
@@ -139,7 +140,7 @@ class StepModel:
         tables: list[BlockTable] = []
         by_spec: dict[ProgramSpec, list[int]] = defaultdict(list)
         for lane, layout in enumerate(layouts):
-            if layout not in placed:
+            if layout not in placed or layout.schedule.startswith("file:"):  # files change
                 table = self.table(layout)
                 placed[layout] = table, self.spec(layout, table)
             table, spec = placed[layout]
@@ -232,7 +233,7 @@ class StepModel:
         """Memory of a bundle's layouts; needs the order of events but no times."""
         spec = bundle.spec
         key = (spec.schedule, spec.stages, spec.micro_batches, spec.chunks, spec.forward_only, spec.steps, spec.offload)
-        live = self._once(("live", *key), lambda: live_state(spec))
+        live = self._once(("live", *key, spec.digest), lambda: live_state(spec))
         return memory_batch(bundle.layouts, bundle.tables, bundle.counts, live, self.job, self.framework)
 
     def peak_memory(self, layouts: Sequence[Layout]) -> tuple[Float[np.ndarray, " layouts"], list[str]]:
@@ -287,7 +288,11 @@ class StepModel:
 
 def prepare(spec: ProgramSpec) -> Prepared:
     """Build and compile a program (from the disk cache if it was built before)."""
-    structure, compiled = load_or_compile(spec.key(), lambda: build(spec))
+    if spec.digest is None:  # a schedule of the caller's own, which may be another one next time
+        compiled = compile_structure(build(spec))
+        structure = compiled.structure
+    else:
+        structure, compiled = load_or_compile(spec.key(), lambda: build(spec))
     compute = (structure.stream >= 0) & (structure.stream % N_STREAMS == Stream.COMPUTE)
     count = np.bincount(structure.duration[compute], minlength=structure.n_classes).astype(float)
     return Prepared(structure, compiled, count)

@@ -1,6 +1,6 @@
 """What fixes the structure of a step: the schedule and which communication runs where."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
 import numpy as np
@@ -65,6 +65,8 @@ class ProgramSpec:
     optimizer: bool = True
     grad_norm_barrier: bool = True
     """The global gradient norm makes every device's optimizer wait for all devices."""
+    digest: str | None = field(default="", init=False)
+    """`Scheduler.digest`: tells apart specs whose schedules share a name."""
 
     def __post_init__(self) -> None:
         for name in ("stages", "micro_batches", "chunks", "steps", "segments", "prefetch"):
@@ -81,6 +83,7 @@ class ProgramSpec:
                 known = ", ".join(get_args(literal))
                 raise LayoutError(f"program: {name} must be one of {known}; got {getattr(self, name)!r}")
         object.__setattr__(self, "chunks", self.scheduler.chunks_for(self.chunks))
+        object.__setattr__(self, "digest", self.scheduler.digest)
         if self.reduce_every_micro_batch and self.grad_reduce == "none":
             raise LayoutError(
                 "program: reduce_every_micro_batch needs gradients to reduce; set grad_reduce to 'overlap' or 'end'"

@@ -20,7 +20,18 @@ def bidirectional_stages(devices: int, chunks: int) -> Int[np.ndarray, "devices 
     return np.where(np.arange(chunks) % 2, up, down)
 
 
-@register("chimera", stage_map=bidirectional_stages, chunks=2, number="pipelines")
+def even_pipelines(devices: int, micro_batches: int, pipelines: int) -> None:
+    """Raise `LayoutError` unless so many pipelines, half in each direction, can run over so many devices."""
+    if devices % 2:
+        raise LayoutError(f"bidirectional schedules need an even number of pipeline stages, got {devices}")
+    if pipelines % 2 or (devices // 2) % (pipelines // 2):
+        good = [2 * k for k in range(1, devices // 2 + 1) if (devices // 2) % k == 0]
+        raise LayoutError(
+            f"{pipelines} pipelines do not fit {devices} stages; use one of {', '.join(map(str, good))} pipelines"
+        )
+
+
+@register("chimera", stage_map=bidirectional_stages, chunks=2, number="pipelines", demands=even_pipelines)
 def chimera(devices: int, micro_batches: int, chunks: int, *_: int) -> Schedule:
     """2k pipelines, half of them in each direction (Li and Hoefler 2021, sections 3.1, 3.5 and 3.6).
 
@@ -29,12 +40,8 @@ def chimera(devices: int, micro_batches: int, chunks: int, *_: int) -> Schedule:
     every device these of all pipelines fall on different slots, and so do those of the next unit, 2 p slots
     later: units are concatenated directly (section 3.5). Of a unit that is not full (m < p, or a remainder)
     the missing micro-batches are struck out, evenly from all pipelines.
-
-    Raises:
-        LayoutError: p is odd, or k does not divide p / 2.
     """
     p, m, pipelines = devices, micro_batches, chunks
-    require_pairs("chimera", p, pipelines)
     stage = bidirectional_stages(p, pipelines)
     i = np.arange(m)
     unit, place = np.divmod(i, p)
@@ -54,15 +61,3 @@ def gems(devices: int, micro_batches: int, chunks: int) -> Schedule:
     own = np.broadcast_to(i % chunks == np.arange(chunks)[:, None], (devices, chunks, micro_batches))
     keys = {phase: np.where(own, 2 * i + (phase == Phase.BACKWARD), -1) for phase in (Phase.FORWARD, Phase.BACKWARD)}
     return from_keys("gems", stage, keys)
-
-
-def require_pairs(name: str, devices: int, pipelines: int) -> None:
-    """Raise `LayoutError` unless so many pipelines can run over so many devices."""
-    if devices % 2:
-        raise LayoutError(f"schedule {name} needs an even number of pipeline stages, got {devices}")
-    if pipelines % 2 or (devices // 2) % (pipelines // 2):
-        good = [2 * k for k in range(1, devices // 2 + 1) if (devices // 2) % k == 0]
-        raise LayoutError(
-            f"schedule {name}: {pipelines} pipelines do not fit {devices} stages; "
-            f"use one of {', '.join(map(str, good))}"
-        )

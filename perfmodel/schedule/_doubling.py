@@ -3,13 +3,13 @@
 import numpy as np
 
 from perfmodel.schedule._arrange import arrange
-from perfmodel.schedule._bidirectional import bidirectional_stages, require_pairs
+from perfmodel.schedule._bidirectional import bidirectional_stages, even_pipelines
 from perfmodel.schedule._construct import from_keys
 from perfmodel.schedule._registry import register
 from perfmodel.schedule._schedule import Phase, Schedule
 
 
-@register("chimera-doubling", stage_map=bidirectional_stages, chunks=2, plain=False)
+@register("chimera-doubling", stage_map=bidirectional_stages, chunks=2, plain=False, demands=even_pipelines)
 def forward_doubling(devices: int, micro_batches: int, chunks: int) -> Schedule:
     """Forwards of two micro-batches at once, so that they last about as long as a backward of one.
 
@@ -21,7 +21,7 @@ def forward_doubling(devices: int, micro_batches: int, chunks: int) -> Schedule:
     return _doubled("chimera-doubling", devices, micro_batches, chunks)
 
 
-@register("chimera-halving", stage_map=bidirectional_stages, chunks=2, plain=False)
+@register("chimera-halving", stage_map=bidirectional_stages, chunks=2, plain=False, demands=even_pipelines)
 def backward_halving(devices: int, micro_batches: int, chunks: int) -> Schedule:
     """The order of forward doubling, where a micro-batch is half of what a forward takes: backwards run on
     halves, and activations are not doubled. `micro_batches` counts the halves."""
@@ -29,7 +29,6 @@ def backward_halving(devices: int, micro_batches: int, chunks: int) -> Schedule:
 
 
 def _doubled(name: str, devices: int, micro_batches: int, chunks: int) -> Schedule:
-    require_pairs(name, devices, chunks)
     stage = bidirectional_stages(devices, chunks)
     i = np.arange(micro_batches)
     own = np.broadcast_to(i // 2 % chunks == np.arange(chunks)[:, None], (devices, chunks, micro_batches))

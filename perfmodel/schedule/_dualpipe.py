@@ -3,26 +3,25 @@
 from collections.abc import Iterator
 
 from perfmodel.errors import LayoutError
-from perfmodel.schedule._bidirectional import bidirectional_stages, require_pairs
+from perfmodel.schedule._bidirectional import bidirectional_stages, even_pipelines
 from perfmodel.schedule._construct import Work, from_orders, v_stages
 from perfmodel.schedule._registry import register
 from perfmodel.schedule._schedule import Phase, Schedule
 
 
-@register("dualpipe", stage_map=bidirectional_stages, chunks=2, plain=False)
-def dualpipe(devices: int, micro_batches: int, chunks: int) -> Schedule:
-    """Two directions over p devices; device d holds stages d and p - 1 - d, half the micro-batches go each way.
-
-    Raises:
-        LayoutError: p or m is odd, or m < p.
-    """
-    require_pairs("dualpipe", devices, chunks)
-    half, each = devices // 2, micro_batches // 2
-    if micro_batches % 2 or each < half:
+def _enough_for_both_ways(devices: int, micro_batches: int, chunks: int) -> None:
+    even_pipelines(devices, micro_batches, chunks)
+    if micro_batches % 2 or micro_batches < devices:
         raise LayoutError(
             f"schedule dualpipe on {devices} devices needs an even number of at least {devices} micro-batches, "
             f"got {micro_batches}"
         )
+
+
+@register("dualpipe", stage_map=bidirectional_stages, chunks=2, plain=False, demands=_enough_for_both_ways)
+def dualpipe(devices: int, micro_batches: int, chunks: int) -> Schedule:
+    """Two directions over p devices; device d holds stages d and p - 1 - d, half the micro-batches go each way."""
+    half, each = devices // 2, micro_batches // 2
     orders = []
     for device in range(devices):
         mirrored = device >= half

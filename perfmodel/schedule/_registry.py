@@ -1,5 +1,6 @@
 """Schedules by name."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,11 @@ from jaxtyping import Int
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
 from perfmodel.schedule._construct import looped_stages, repeated
 from perfmodel.schedule._schedule import Schedule
-from perfmodel.schedule._text import read_schedule
+from perfmodel.schedule._text import read_schedule, schedule_text
 from perfmodel.schedule._versions import WeightPolicy
 
+Demands = Callable[[int, int, int], None]
+"""(devices, micro_batches, chunks); raises `LayoutError`."""
 StageMap = Callable[[int, int], Int[np.ndarray, "devices chunks"]]
 """(devices, chunks) -> global stage of each device's chunks."""
 
@@ -43,6 +46,11 @@ class Scheduler:
     weights: WeightPolicy = "flush"
     """How weight versions are chosen; anything but `flush` updates them while other micro-batches are on
     their way, and no step ends with a flush."""
+    demands: Demands | None = None
+    """Raises `LayoutError` for devices, micro-batches or chunks that the schedule cannot do."""
+    digest: str | None = ""
+    """What tells apart structures of schedules of one name: empty for those of this package, a hash for a
+    file; None where nothing tells, so that structures must not outlive the process."""
     staggered: bool = False
     """A device starts its next step without waiting for the others to end theirs (the zero-bubble
     schedules' post-validated optimizer step)."""
@@ -68,6 +76,11 @@ class Scheduler:
             )
         return own
 
+    def require(self, devices: int, micro_batches: int, chunks: int) -> None:
+        """Raise `LayoutError` if the schedule cannot do these numbers."""
+        if self.demands is not None:
+            self.demands(devices, micro_batches, chunks)
+
     @property
     def asynchronous(self) -> bool:
         """Whether steps run into each other without a flush."""
@@ -89,6 +102,7 @@ class Scheduler:
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
                 raise LayoutError(f"schedule {self.label}: {what} must be a whole number of at least 1, got {count!r}")
         chunks = self.chunks_for(chunks)
+        self.require(devices, micro_batches, chunks)
         if self.asynchronous:
             return self.build(devices, micro_batches * steps, chunks, micro_batches, *self.given)
         return repeated(self.build(devices, micro_batches, chunks, *self.given), steps)
@@ -106,6 +120,7 @@ def register(
     number: Literal["", "pipelines", "slices", "slots"] = "",
     plain: bool = True,
     weights: WeightPolicy = "flush",
+    demands: Demands | None = None,
     staggered: bool = False,
 ) -> Callable[[Builder], Scheduler]:
     """Decorator that makes a builder known under `name`; a name is given once. See `Scheduler`."""
@@ -113,7 +128,8 @@ def register(
     def add(build: Builder) -> Scheduler:
         if name in _SCHEDULERS:
             raise PerfModelError(f"schedule {name!r} is registered already; choose another name")
-        scheduler = Scheduler(name, build, stage_map, chunks, number, (), plain, weights, staggered)
+        digest = "" if build.__module__.startswith("perfmodel.") else None
+        scheduler = Scheduler(name, build, stage_map, chunks, number, (), plain, weights, demands, digest, staggered)
         _SCHEDULERS[name] = scheduler
         return scheduler
 
@@ -149,15 +165,21 @@ def get_schedule(name: str) -> Scheduler:
 def _from_file(name: str, path: str) -> Scheduler:
     schedule = read_schedule(Path(path))
 
-    def build(devices: int, micro_batches: int, chunks: int, *_: int) -> Schedule:
+    def demands(devices: int, micro_batches: int, chunks: int) -> None:
         if (devices, micro_batches) != (schedule.devices, schedule.micro_batches):
             raise LayoutError(
                 f"schedule {name} is for {schedule.devices} devices and {schedule.micro_batches} micro-batches, "
                 f"not {devices} and {micro_batches}"
             )
-        return schedule
 
-    return Scheduler(name, build, lambda devices, chunks: schedule.stage, schedule.chunks)
+    return Scheduler(
+        name,
+        lambda devices, micro_batches, chunks: schedule,
+        lambda devices, chunks: schedule.stage,
+        schedule.chunks,
+        demands=demands,
+        digest=hashlib.sha256(schedule_text(schedule).encode()).hexdigest()[:16],
+    )
 
 
 def schedule_names() -> tuple[str, ...]:

@@ -28,7 +28,8 @@ def gantt(prediction: Prediction) -> "Figure":
 
     timeline = _timeline(prediction)
     drawn = slices(timeline)
-    ranks, step_s = timeline.structure.devices, prediction.step_time_s
+    # without a flush between steps the timeline is that of several
+    ranks, step_s = timeline.structure.devices, max(prediction.step_time_s, timeline.makespan_s)
     zoom_s = _zoom(drawn, ranks, step_s)
     height = 0.6 + 0.22 * min(ranks, 40) + 0.4
     panels = 2 if zoom_s < 0.7 * step_s else 1
@@ -41,7 +42,7 @@ def gantt(prediction: Prediction) -> "Figure":
     _memory_panel(axes[-1], prediction)
     figure.suptitle(
         f"{prediction.model} on {prediction.devices} x {prediction.cluster}, {prediction.layout}\n"
-        f"step {step_s:.3f} s, bubble {prediction.bubble_fraction:.1%}, MFU {prediction.mfu:.1%}; "
+        f"step {prediction.step_time_s:.3f} s, bubble {prediction.bubble_fraction:.1%}, MFU {prediction.mfu:.1%}; "
         "outlined: critical path",
         fontsize=9,
     )

@@ -6,6 +6,7 @@ import pytest
 import perfmodel as pm
 from perfmodel import catalog
 from perfmodel.errors import LayoutError
+from perfmodel.layout_search import default_space, restrict
 from perfmodel.prediction import step_model
 from perfmodel.schedule import schedule_names
 from perfmodel.spec import Job, Layout
@@ -83,3 +84,28 @@ def test_offload_needs_a_host_link() -> None:
 def test_impossible_schedules_are_named(text: str, message: str) -> None:
     with pytest.raises(LayoutError, match=message):
         pm.predict("gpt3-6.7b", "dgx-a100", text, global_batch=32)
+
+
+def test_a_schedule_file_is_read_anew_when_it_changes(tmp_path) -> None:
+    path = tmp_path / "order.txt"
+    orders = ("F0 F1 F2 F3 B0 B1 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3")
+    steps = []
+    for order in orders:
+        path.write_text(f"stages 0 | 1\n{order}\n{order}\n")
+        p = pm.predict("gpt3-1.3b", "dgx-a100", f"pp=2,micro_batch=2,schedule=file:{path}", global_batch=8)
+        steps.append(p.step_time_s)
+    assert steps[1] > 1.2 * steps[0]  # one micro-batch at a time keeps the other device waiting
+
+
+def test_search_may_be_held_to_a_schedule() -> None:
+    result = pm.search(
+        "gpt3-1.3b", "dgx-a100", devices=12, global_batch=24, top=3,
+        space=restrict(default_space(*_search_of()), "schedule=chimera"),
+    )  # fmt: skip
+    assert {p.layout.schedule for p in result.layouts} <= {"chimera", "1f1b"}
+    assert any("chimera" in reason for reason in result.rejected)
+
+
+def _search_of():
+    model = catalog.model("gpt3-1.3b")
+    return model, catalog.cluster("dgx-a100"), Job(global_batch=24, seq_len=model.seq_len), 12
