@@ -1,5 +1,8 @@
 from perfmodel.cost._collectives import CollectiveModel as CollectiveModel
 from perfmodel.cost._describe import describe_calibration as describe_calibration
 from perfmodel.cost._events import EventTimes as EventTimes
+from perfmodel.cost._events import PricesCollectives as PricesCollectives
+from perfmodel.cost._events import PricesKernels as PricesKernels
 from perfmodel.cost._kernels import KernelModel as KernelModel
+from perfmodel.cost._roofline import roofline_seconds as roofline_seconds
 from perfmodel.cost._roofline import roofline_time as roofline_time

@@ -1,12 +1,14 @@
 """The analytical bound: what a kernel takes at typical shares of the nominal rates."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 from jaxtyping import Float64
 
-from perfmodel.learn import Figures, Rows, kernel_physics
+from perfmodel.learn import Figures, Rows, kernel_physics, rows_from_ops
 from perfmodel.learn import power_join as power_join
+from perfmodel.spec import Device, KernelOp
 
 FIXED_S: Final = 4e-6
 """Time of an empty kernel: launch latency and tail on current accelerators."""
@@ -28,3 +30,15 @@ def roofline_time(figures: Figures, rows: Rows) -> Float64[np.ndarray, "n"]:
     compute = physics.quantised_flops / (machine.peak * COMPUTE_SHARE)
     memory = physics.bytes / (machine.bandwidth * MEMORY_SHARE)
     return FIXED_S + power_join(np, compute, memory, _POWER)
+
+
+def roofline_seconds(device: Device, ops: Sequence[KernelOp]) -> Float64[np.ndarray, "n"]:
+    """`roofline_time` of ops of any families on a device."""
+    out = np.zeros(len(ops))
+    by_family: dict[str, list[int]] = {}
+    for index, op in enumerate(ops):
+        by_family.setdefault(op.family, []).append(index)
+    figures = Figures.of(device)
+    for members in by_family.values():
+        out[members] = roofline_time(figures, rows_from_ops([ops[i] for i in members]))
+    return out

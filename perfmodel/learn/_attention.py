@@ -1,9 +1,16 @@
 """Fused attention: masked score pairs, query blocks and key splits."""
 
-from typing import Any
+from typing import Any, Final
 
 from perfmodel.learn._machine import Machine
-from perfmodel.learn._work import Columns, Physics, divides, flag, log2
+from perfmodel.learn._work import Columns, Physics, cached_share, divides, flag, log2
+
+_TILE: Final = 64.0
+"""Query rows of the smallest tile of a fused kernel."""
+_PACKED: Final = 32.0
+"""Query heads that decoding kernels pack into one tile per key head; beyond it every head reads the keys itself."""
+_BLOCK_OPS: Final = 2e5
+"""What starting and draining one block costs, in operations of a multiprocessor's vector lanes (about 1 us)."""
 
 
 def attention(xp: Any, x: Columns, machine: Machine) -> Physics:
@@ -46,6 +53,13 @@ def attention(xp: Any, x: Columns, machine: Machine) -> Physics:
     ]  # fmt: skip
     values = (q, kv, heads, batch, heads / x["kv_heads"], x["head_dim"], waves)
     axes = [log2(xp, v) for v in values]
-    # a part-filled last wave of query blocks costs a whole one; decoding splits keys instead
-    quantised = xp.where(q > 1, flops / xp.maximum(fill, 0.25), flops)
-    return Physics(flops, quantised, traffic, features, axes)
+    # a part-filled last wave of query blocks costs a whole one, a part-filled tile a whole one
+    padding = xp.ceil(q / _TILE) * _TILE / q
+    decoding = q <= 1
+    quantised = xp.where(decoding, flops, flops * padding / xp.maximum(fill, 0.1))
+    unpacked = heads / x["kv_heads"] > _PACKED
+    # one query row per sequence fills no tensor tile: it runs at the pace of the vector lanes
+    vector = xp.where(decoding, 0.5 * flops * xp.where(unpacked, 8.0, 1.0), 0.0)
+    decode_blocks = batch * xp.where(unpacked, heads, x["kv_heads"])
+    vector = vector + _BLOCK_OPS * (xp.where(decoding, decode_blocks, blocks) + side_n * x["kv_heads"])
+    return Physics(flops, quantised, traffic, features, axes, vector, cached_share(xp, traffic, machine))

@@ -10,6 +10,7 @@ from perfmodel.learn._inputs import machine_of, shape_with_flags
 from perfmodel.learn._parameters import FLOOR_POWER, JOINT_POWER, power_join
 from perfmodel.learn._physics import PHYSICS
 from perfmodel.learn._tables import Samples
+from perfmodel.learn._work import compute_seconds, memory_seconds
 
 NO_FLOOR: Final = float(np.log(1e-9))
 _TYPICAL_FLOOR: Final = float(np.log(35e-6))
@@ -69,13 +70,13 @@ def _fit_group(samples: Samples, eager: bool, floor: float) -> np.ndarray:
     machine = machine_of([s.figures for s in samples.stacks], samples.stack, samples.dtypes)
     shape = shape_with_flags(samples.rows)
     physics = PHYSICS[samples.rows.family](np, shape, machine)
-    compute, memory = physics.quantised_flops / machine.peak, physics.bytes / machine.bandwidth
+    compute, memory = compute_seconds(np, physics, machine), memory_seconds(np, physics, machine)
     target = np.log(samples.time_s)
     lowest = float(np.quantile(target, 0.02))
     fixed = np.log(3e-6) if eager else min(np.log(5e-6), lowest - 0.1)
     # the shortest times show the launch floor only if they are as short as launches are
     prior = np.array([fixed, np.log(0.6), np.log(0.75), min(lowest - 0.05, floor)])
-    spread = np.array([0.1 if eager else 1.0, 1.0, 0.7, 0.3])
+    spread = np.array([0.1 if eager else 1.0, 1.0, 0.35, 0.3])
     free = 4 if eager else 3
 
     def residuals(p: Sequence[float]) -> np.ndarray:

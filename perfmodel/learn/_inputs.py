@@ -27,8 +27,8 @@ def machine_of(figures: Sequence[Figures], index: np.ndarray, dtypes: np.ndarray
     """Device figures per row: `figures[index[i]]` at dtype class `dtypes[i]`."""
     codes, names = factorise(dtypes)
     peaks = np.array([[f.peak(name) for name in names] for f in figures])
-    rest = np.array([[f.bandwidth, f.units, f.l2] for f in figures])[index]
-    return Machine(peaks[index, codes], rest[:, 0], rest[:, 1], rest[:, 2])
+    rest = np.array([[f.bandwidth, f.units, f.l2, f.clock] for f in figures])[index]
+    return Machine(peaks[index, codes], rest[:, 0], rest[:, 1], rest[:, 2], rest[:, 3])
 
 
 def one_hot(code: KindCode, kinds: np.ndarray) -> np.ndarray:

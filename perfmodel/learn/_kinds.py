@@ -36,13 +36,14 @@ class KindCode:
 
 
 def kind_flags(kind: str) -> dict[str, float]:
-    """Shape flags that a kind fixes: whether both gradients are computed, masked or gated."""
+    """Shape flags that a kind fixes: whether both gradients are computed, masked or gated.
+
+    Causal and full attention keep the mask of their rows, which may stand in for each other.
+    """
     _, op, direction = kind.split("/")
     flags = {"bwd": float(direction == "bwd"), "nongated": float(op == "moe_nongated")}
-    if op in ("causal", "decode", "mixed"):
+    if op in ("decode", "mixed"):
         flags["causal"] = 1.0
-    elif op == "full":
-        flags["causal"] = 0.0
     return flags
 
 

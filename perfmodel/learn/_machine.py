@@ -23,6 +23,8 @@ class Machine(NamedTuple):
     """Multiprocessors."""
     l2: Float[Any, "n"]
     """Last-level cache in bytes."""
+    clock: Float[Any, "n"]
+    """Boost clock in Hz."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Figures:
     bandwidth: float
     units: float
     l2: float
+    clock: float
+    """Boost clock in Hz."""
     peaks: dict[str, float]
     """FLOP/s by dtype class (`half` for fp16 and bf16)."""
 
@@ -46,7 +50,7 @@ class Figures:
             peaks["fp32"] = device.peak.tf32
         peaks["half"] = peaks.pop("bf16")
         return cls(device.name, device.vendor, device.architecture, device.memory_bandwidth_bytes_per_s,
-                   float(device.compute_units), device.l2_bytes, peaks)  # fmt: skip
+                   float(device.compute_units), device.l2_bytes, device.clock_hz, peaks)  # fmt: skip
 
     def same_kernels(self, other: "Figures") -> bool:
         """Whether kernels run alike: the same device, or one that differs in memory size only."""
@@ -62,7 +66,9 @@ class Figures:
     def machine(self, dtypes: np.ndarray) -> Machine:
         """Figures for rows of the given dtype classes [n]."""
         peak = np.array([self.peak(d) for d in dtypes], np.float64)
-        return Machine(peak, np.float64(self.bandwidth), np.float64(self.units), np.float64(self.l2))
+        return Machine(
+            peak, np.float64(self.bandwidth), np.float64(self.units), np.float64(self.l2), np.float64(self.clock)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a weights file's metadata."""

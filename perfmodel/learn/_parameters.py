@@ -7,7 +7,7 @@ from jaxtyping import Float
 
 from perfmodel.learn._machine import Machine
 from perfmodel.learn._physics import AXES, PHYSICS, common_features
-from perfmodel.learn._work import Physics
+from perfmodel.learn._work import Physics, compute_seconds, memory_seconds
 
 JOINT_POWER: Final = 3.0
 """Power of the norm that joins compute and memory time: between a sum (1) and a maximum (inf)."""
@@ -64,8 +64,8 @@ def base_time(xp: Any, params: Parameters, physics: Physics, machine: Machine, g
     the compulsory traffic over the reached share of the bandwidth (Williams et al., CACM 2009,
     with Daydream-style fixed cost). Smooth in every figure except where a wave fills.
     """
-    compute = physics.quantised_flops / (machine.peak * xp.exp(params.log_compute[group]))
-    memory = physics.bytes / (machine.bandwidth * xp.exp(params.log_memory[group]))
+    compute = compute_seconds(xp, physics, machine) / xp.exp(params.log_compute[group])
+    memory = memory_seconds(xp, physics, machine) / xp.exp(params.log_memory[group])
     return xp.exp(params.log_fixed_s[group]) + power_join(xp, compute, memory, JOINT_POWER)
 
 

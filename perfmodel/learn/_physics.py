@@ -7,7 +7,7 @@ from perfmodel.learn._attention import attention
 from perfmodel.learn._machine import Machine
 from perfmodel.learn._products import conv, gemm, moe
 from perfmodel.learn._streams import embedding, memory, optimizer
-from perfmodel.learn._work import Columns, Physics, log2
+from perfmodel.learn._work import Columns, Physics, log2, vector_rate
 
 AXES: Final[dict[str, tuple[tuple[str, float, float, int], ...]]] = {
     "gemm": (("m", 0, 17, 4), ("n", 3, 18, 4), ("k", 3, 18, 4), ("products", 0, 14, 1),
@@ -32,7 +32,7 @@ PHYSICS: Final[dict[str, Callable[[Any, Columns, Machine], Physics]]] = {
 
 def common_features(xp: Any, physics: Physics, machine: Machine) -> list[Any]:
     """Inputs that every family has: work, its time at the nominal rates, and their balance."""
-    compute_s = physics.flops / machine.peak
+    compute_s = physics.flops / machine.peak + physics.vector_ops / vector_rate(xp, machine)
     memory_s = physics.bytes / machine.bandwidth
     return [
         log2(xp, physics.flops), log2(xp, physics.bytes), log2(xp, compute_s * 1e6),

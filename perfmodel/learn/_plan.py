@@ -6,14 +6,17 @@ from typing import Final, Literal, NamedTuple
 
 from perfmodel.learn._kinds import kind_distance
 from perfmodel.learn._machine import Figures, similarity
-from perfmodel.learn._stack import EAGER_SOURCES, Stack
+from perfmodel.learn._stack import EAGER_SOURCES, Stack, product
 
 Mode = Literal["direct", "ratio", "near", "far"]
-MAX_DONORS: Final = 3
+MAX_DONORS: Final = 6
 NEAR_SIMILARITY: Final = 0.45
 """From here on a related device counts as a near relative (same generation, like figures)."""
-_TRUST: Final = (1.0, 0.2, 0.005)
-"""Factor on similarity for the software asked for, another of the same source, any other."""
+_TRUST: Final = (1.0, 0.5, 0.05, 0.002)
+"""Factor on similarity for the software asked for, another version of it, another of the same source, any other.
+
+Steeper than similarity between generations: other software tells less than another device.
+"""
 FEW_ROWS: Final = 30
 """Rows of a kind from which a stack is believed; the same number halves the weight of a relative."""
 _TOO_UNLIKE: Final = 4.0
@@ -64,11 +67,11 @@ def make_plan(
 
 def _rank(stack: Stack, kind: str, source: str | None, software: str | None) -> tuple[int, bool, int, str]:
     """Sort key of a stack for a request: named software, then named source, then rows and preference."""
-    named = 2
+    named = 3
     if software is not None and stack.matches(software):
-        named = 0 if source is None or stack.source == source else 1
+        named = 0 if source is None or stack.source == source else 2
     elif source is not None and stack.source == source:
-        named = 1
+        named = 1 if software is not None and product(stack.software) == product(software) else 2
     return (named, stack.kinds.get(kind, 0) < FEW_ROWS, *stack.preference())
 
 

@@ -16,6 +16,7 @@ from perfmodel.learn._parameters import Inputs, Parameters, log_time_and_positio
 from perfmodel.learn._plan import Plan, make_plan
 from perfmodel.learn._rows import Rows
 from perfmodel.learn._stack import Stack
+from perfmodel.learn._transfer import term_constants
 
 PROVENANCE: Final = ("measured", "learned", "extrapolated", "analytical")
 """Order of trust; codes of `Prediction.provenance` index into it."""
@@ -117,9 +118,8 @@ class Regressor:
     def _evaluate(
         self, rows: Rows, rows_at: np.ndarray, terms: list, term_at: np.ndarray, host_launch: bool
     ) -> tuple[np.ndarray, np.ndarray]:
-        group_of = {g: i for i, g in enumerate(self.groups)}
         kinds = np.array([t.kind for t in terms], object)
-        group = np.array([group_of[(t.stack, t.kind)] for t in terms])
+        params = term_constants(self.params, self.stacks, self.groups, terms)
         stack = np.array([t.stack for t in terms])
         taken = rows.take(rows_at)
         taken = Rows(taken.family, taken.shape, kinds[term_at])
@@ -127,10 +127,8 @@ class Regressor:
         shape = shape_with_flags(taken)
         machine = machine_of([t.figures for t in terms], term_at, dtypes[term_at])
         codes = np.stack([self.code.one_hot(k) for k in kinds])
-        inputs = Inputs(shape, machine, codes[term_at], stack[term_at], group[term_at])
-        log_time, positions = log_time_and_positions(
-            self.params, inputs, family=self.family, host_launch=host_launch, xp=np
-        )
+        inputs = Inputs(shape, machine, codes[term_at], stack[term_at], term_at)
+        log_time, positions = log_time_and_positions(params, inputs, family=self.family, host_launch=host_launch, xp=np)
         return np.asarray(log_time, np.float64), positions
 
     def _with_bounds(

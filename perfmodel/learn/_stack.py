@@ -1,5 +1,6 @@
 """Stacks: one device under one software, the unit that measurements belong to."""
 
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +18,15 @@ TRAINING_ORDER: Final = (
 Training profilers come first, then torch/cuBLAS routes of serving stacks, own kernels of serving
 stacks, and eager timings last because their small kernels hide behind the launch floor.
 """
+
+
+def product(software: str) -> str:
+    """Name of a software without its version.
+
+    >>> product("trtllm-1.3.0rc20")
+    'trtllm'
+    """
+    return re.split(r"[-_ ]?v?\d", software, maxsplit=1)[0]
 
 
 @dataclass(frozen=True)

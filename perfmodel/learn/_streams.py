@@ -1,9 +1,14 @@
 """Kernels bound by memory: element-wise and row-wise ones, embeddings, optimizer steps."""
 
-from typing import Any
+from typing import Any, Final
 
 from perfmodel.learn._machine import Machine
-from perfmodel.learn._work import Columns, Physics, divides, flag, log2
+from perfmodel.learn._work import Columns, Physics, cached_share, divides, flag, log2
+
+_OPS_PER_ELEMENT: Final = 4.0
+"""Operations that an element costs the vector lanes: addresses, load, conversion, arithmetic, store."""
+_MANY_UNITS: Final = 8
+"""Multiprocessors from which elements are issued one per lane; few wide cores (TPU) handle whole vectors."""
 
 
 def memory(xp: Any, x: Columns, machine: Machine) -> Physics:
@@ -17,13 +22,15 @@ def memory(xp: Any, x: Columns, machine: Machine) -> Physics:
     features = [
         log2(xp, rows), log2(xp, hidden), log2(xp, elements), x["n_inputs"], log2(xp, resident),
         log2(xp, blocks), blocks / xp.ceil(blocks), log2(xp, per_unit), per_unit / xp.ceil(per_unit),
-        log2(xp, hidden * x["element_bytes"]), log2(xp, machine.units), log2(xp, machine.l2),
+        log2(xp, hidden * x["element_bytes"]),
     ]  # fmt: skip
     features += [divides(xp, hidden, d) for d in (2, 4, 8, 128, 1024)]
     features += [divides(xp, elements, d) for d in (4, 512)]
     # fused softmax kernels (Megatron) want batch x heads = rows / hidden to be a multiple of four
     features += [divides(xp, rows, 4), flag(xp, xp.mod(rows, 4 * hidden) == 0), flag(xp, hidden > 2048)]
-    return Physics(elements, elements, traffic, features, [log2(xp, v) for v in (rows, hidden, resident)])
+    axes = [log2(xp, v) for v in (rows, hidden, resident)]
+    vector = xp.where(machine.units >= _MANY_UNITS, _OPS_PER_ELEMENT * elements, 0.0)
+    return Physics(elements, elements, traffic, features, axes, vector, cached_share(xp, traffic, machine))
 
 
 def embedding(xp: Any, x: Columns, machine: Machine) -> Physics:

@@ -15,7 +15,7 @@ from perfmodel.learn._physics import AXES
 from perfmodel.learn._regressor import Regressor
 from perfmodel.learn._stack import Stack
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 FORMAT: Final = "perfmodel-kernels"
 _NEEDED: Final = ("name", "family", "dtypes", "stacks", "groups", "code", "intervals", "record", "layers")
 _TUPLES: Final = ("kernels", "biases", "tables")

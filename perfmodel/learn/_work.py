@@ -6,6 +6,8 @@ with respect to shapes or device figures are wanted), so each formula has one ho
 
 from typing import Any, Final, NamedTuple
 
+from perfmodel.learn._machine import Machine
+
 Columns = dict[str, Any]
 """Shape columns by name, arrays [n]."""
 
@@ -22,6 +24,39 @@ class Physics(NamedTuple):
     """Further inputs of the regressor, in a fixed order."""
     axes: list[Any]
     """Log2 positions for the per-stack tables, in the order of `AXES`."""
+    vector_ops: Any = 0.0
+    """Operations issued to the vector lanes rather than to the tensor units."""
+    cached: Any = 0.0
+    """Share of the traffic that the last-level cache serves when a kernel is run again and again."""
+
+
+_LANES: Final = 128.0
+"""Vector lanes of a multiprocessor that can be issued to in one cycle."""
+_CACHE_BYTES: Final = 38.0
+"""Bytes per cycle between a multiprocessor and the last-level cache: 64 nominally, 60 % of it reached."""
+_CACHE_EDGE: Final = 2.0
+"""How sharply hits end where the working set outgrows the cache."""
+
+
+def cached_share(xp: Any, working_set: Any, machine: Machine) -> Any:
+    """Share of a working set (bytes) still in the last-level cache from the repetition before."""
+    return 1.0 / (1.0 + (working_set / machine.l2) ** _CACHE_EDGE)
+
+
+def vector_rate(xp: Any, machine: Machine) -> Any:
+    """Operations per second of all vector lanes; at least a small share of the peak, for few wide cores."""
+    return xp.maximum(machine.units * machine.clock * _LANES, machine.peak / 256.0)
+
+
+def compute_seconds(xp: Any, physics: Physics, machine: Machine) -> Any:
+    """Time of the arithmetic at nominal rates."""
+    return physics.quantised_flops / machine.peak + physics.vector_ops / vector_rate(xp, machine)
+
+
+def memory_seconds(xp: Any, physics: Physics, machine: Machine) -> Any:
+    """Time of the traffic at nominal rates, of memory and of the cache in front of it."""
+    cache = xp.maximum(machine.units * machine.clock * _CACHE_BYTES, machine.bandwidth)
+    return physics.bytes * ((1.0 - physics.cached) / machine.bandwidth + physics.cached / cache)
 
 
 _TILES: Final = ((64, 64, 0.70), (128, 64, 0.85), (128, 128, 1.0), (128, 256, 1.1), (256, 128, 1.1))

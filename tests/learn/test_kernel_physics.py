@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +10,10 @@ from hypothesis import strategies as st
 from perfmodel.catalog import device
 from perfmodel.learn import Figures, kernel_physics, rows_from_ops
 from perfmodel.learn._inputs import machine_of, shape_with_flags
+from perfmodel.learn._machine import Machine
 from perfmodel.learn._physics import AXES, PHYSICS
+from perfmodel.learn._rows import rows_from_table
+from perfmodel.learn._work import Physics, cached_share, compute_seconds, memory_seconds
 from perfmodel.spec import Attention, Convolution, Embedding, Gemm, KernelOp, MemoryBound, MoE, OptimizerStep
 
 FIGURES = Figures.of(device("A100-SXM4-80GB"))
@@ -90,3 +94,30 @@ def test_numpy_and_jax_agree(op: KernelOp) -> None:
     for a, b in zip(ours.features + ours.axes, theirs.features + theirs.axes, strict=True):
         np.testing.assert_allclose(np.broadcast_to(a, 2), np.broadcast_to(b, 2), rtol=1e-6, atol=1e-6)
     assert len(ours.axes) == len(AXES[op.family])
+
+
+def test_traffic_within_the_cache_runs_at_its_rate() -> None:
+    machine = Machine(np.float64(1e14), np.float64(1e12), np.float64(100), np.float64(4e7), np.float64(1e9))
+    small, large = 4e4, 4e10
+    for moved, rate in ((small, 100 * 1e9 * 38), (large, 1e12)):
+        physics = Physics(1.0, 1.0, moved, [], [], 0.0, cached_share(np, moved, machine))
+        assert memory_seconds(np, physics, machine) == pytest.approx(moved / rate, rel=1e-3)
+
+
+def test_vector_work_does_not_depend_on_the_tensor_peak() -> None:
+    slow = Machine(np.float64(1e14), np.float64(1e12), np.float64(100), np.float64(4e7), np.float64(1e9))
+    physics = Physics(1.0, 0.0, 1.0, [], [], vector_ops=128e9)
+    assert compute_seconds(np, physics, slow) == pytest.approx(0.01)
+    assert compute_seconds(np, physics, slow._replace(peak=np.float64(1e15))) == pytest.approx(0.01)
+
+
+def test_serving_profiles_that_state_the_keys_of_a_whole_batch() -> None:
+    row = {
+        "source": "llmservingsim", "software": "vllm", "device": "H100-SXM5-80GB", "op": "flash_attention",
+        "phase": "decode", "dtype": "bf16", "batch": 8, "heads": 8, "kv_heads": 2, "seq_q": 1, "seq_kv": 4096,
+        "head_dim": 128, "causal": 1, "pass": "fwd",
+    }  # fmt: skip
+    table = pd.DataFrame([row, {**row, "software": "vllm-0.19.0"}, {**row, "phase": "prefill"}])
+    rows, complete = rows_from_table(table, "attention")
+    assert complete.all()
+    np.testing.assert_array_equal(rows.shape["seq_kv"], [512, 4096, 4096])
