@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 DATA ?= $(if $(PERFMODEL_DATA),$(PERFMODEL_DATA),../shared/data)
 
-.PHONY: plan test lint format bench validate report clean
+.PHONY: plan test grid lint format bench validate report clean
 
 plan: $(VENV)/.plan ## search GPT-3 175B on 1024 A100s with the shipped calibration
 	@mkdir -p out
@@ -15,6 +15,9 @@ plan: $(VENV)/.plan ## search GPT-3 175B on 1024 A100s with the shipped calibrat
 
 test: $(VENV)/.test ## all tests; those that need PERFMODEL_DATA skip visibly where it is absent
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+grid: $(VENV)/.test ## distributed programs against sequential ones in every combination of degrees
+	PERFMODEL_FULL_GRID=1 $(BIN)/python -m pytest -n 2 tests/distribute/test_equality.py
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from perfmodel.cli import _schedules, _show
+from perfmodel.cli import _run, _schedules, _show, _whatif
 from perfmodel.cli._progress import progress
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Job, Layout
@@ -94,10 +94,23 @@ def validate_cases(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def whatif(arguments: argparse.Namespace) -> int:
+    arguments.calibration = _calibration(arguments)
+    report = _whatif.run(arguments, lambda seq_len: _job(arguments, seq_len))
+    _emit(arguments, report, lambda: _whatif.show(report))
+    return 0
+
+
 def schedules(arguments: argparse.Namespace) -> int:
     report = _schedules.run(arguments)
     _emit(arguments, report, lambda: _schedules.show(report))
     return 0
+
+
+def run(arguments: argparse.Namespace) -> int:
+    report, status = _run.run(arguments)
+    _emit(arguments, report, lambda: _run.show(report))
+    return status
 
 
 def doctor(arguments: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import perfmodel
-from perfmodel.cli import _schedules
+from perfmodel.cli import _run, _schedules, _whatif
 
 
 class _Parser(argparse.ArgumentParser):
@@ -30,7 +30,9 @@ def parser() -> argparse.ArgumentParser:
     _timeline(commands)
     _fit(commands)
     _validate(commands)
+    _whatif.add_command(commands, _job)
     _json(_schedules.add_command(commands))
+    _json(_run.add_command(commands))
     doctor = commands.add_parser("doctor", help="what is installed, which devices, calibrations and caches")
     doctor.set_defaults(run="doctor")
     _json(doctor)

@@ -13,4 +13,5 @@ from perfmodel.measure._kernels import measure_ops as measure_ops
 from perfmodel.measure._median import median_interval as median_interval
 from perfmodel.measure._plan import Plan as Plan
 from perfmodel.measure._plan import read_plan as read_plan
+from perfmodel.measure._rank import RankSession as RankSession
 from perfmodel.measure._run import run_plan as run_plan

@@ -2,6 +2,7 @@
 
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -14,7 +15,7 @@ from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
 from perfmodel.measure._harness import Sample
 from perfmodel.measure._meter import Meter, usable_cores
 from perfmodel.measure._programs import JAX_DTYPES
-from perfmodel.measure._rank import serve
+from perfmodel.measure._rank import CollectiveSession, RankSession, serve
 from perfmodel.spec import Collective
 from perfmodel.units import dtype_bytes
 
@@ -27,16 +28,19 @@ MAX_RANKS: Final = 64
 class RankGroup:
     """Context manager over `num_ranks` processes, rank r pinned to core r modulo the usable cores.
 
+    Each process runs a session; by default one of collectives, which `load`, `sample` and `values` use.
+
     Raises:
         PerfModelError: for fewer than 2 or more than 64 ranks.
         CalibrationError: if a rank fails, dies or does not answer in time; the message names it, and
             the group is of no further use.
     """
 
-    def __init__(self, num_ranks: int) -> None:
+    def __init__(self, num_ranks: int, session: type[RankSession] = CollectiveSession) -> None:
         if not 2 <= num_ranks <= MAX_RANKS:
             raise PerfModelError(f"a collective needs 2 to {MAX_RANKS} ranks on one host, got {num_ranks}")
         self.num_ranks = num_ranks
+        self._session = session
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []
 
@@ -48,7 +52,7 @@ class RankGroup:
         try:
             for rank in range(self.num_ranks):
                 ours, theirs = context.Pipe()
-                arguments = (theirs, rank, self.num_ranks, port, cores[rank % len(cores)])
+                arguments = (theirs, rank, self.num_ranks, port, cores[rank % len(cores)], self._session)
                 process = context.Process(target=serve, args=arguments, daemon=True)
                 process.start()
                 theirs.close()
@@ -71,25 +75,30 @@ class RankGroup:
         check_collective(op)
         if op.num_ranks != self.num_ranks:
             raise PerfModelError(f"the group has {self.num_ranks} ranks, {op.collective} asks for {op.num_ranks}")
-        self._ask("load", op)
+        self.ask("load", op)
 
     def sample(self, calls: int, meter: Meter) -> Sample:
         """Run `calls` calls on all ranks; the slowest rank's time counts."""
-        before = meter.read(sum(self._ask("own_s")))
-        wall_s = max(self._ask("run", calls))
-        after = meter.read(sum(self._ask("own_s")))
+        before = meter.read(sum(self.ask("own_s")))
+        wall_s = max(self.ask("run", calls))
+        after = meter.read(sum(self.ask("own_s")))
         return Sample(calls, wall_s, meter.interference(before, after))
 
     def values(self) -> list[np.ndarray]:
         """Result of the loaded collective, one float64 array per rank."""
-        return self._ask("values")
+        return self.ask("values")
 
-    def _ask(self, *request: Any) -> list[Any]:
+    def ask(self, name: str, *arguments: Any) -> list[Any]:
+        """Call a method of every rank's session with the same arguments; returns one answer per rank."""
+        return self.ask_each(name, [arguments] * self.num_ranks)
+
+    def ask_each(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call a method of every rank's session, rank r with `arguments[r]`; returns one answer per rank."""
         if not self._pipes:
             raise CalibrationError("the group of ranks is not running; enter it anew")
         for rank, pipe in enumerate(self._pipes):
             try:
-                pipe.send(request)
+                pipe.send((name, *arguments[rank]))
             except OSError:
                 self._end(grace_s=0.0)
                 raise CalibrationError(_died(rank)) from None

@@ -1,4 +1,4 @@
-"""One rank of a process group: runs collectives when told to. Started by `RankGroup`."""
+"""One rank of a process group: does what a session can do, when told to. Started by `RankGroup`."""
 
 import os
 import sys
@@ -12,11 +12,13 @@ from perfmodel.spec import Collective
 from perfmodel.units import dtype_bytes
 
 
-def serve(pipe: Connection, rank: int, num_ranks: int, port: int, core: int | None) -> None:
+def serve(
+    pipe: Connection, rank: int, num_ranks: int, port: int, core: int | None, session_type: "type[RankSession]"
+) -> None:
     """Join the group and answer requests until told to stop.
 
-    A request is a tuple of a name and its arguments: `("load", Collective)`, `("run", calls)`,
-    `("own_s",)`, `("values",)`, `("stop",)`; an answer is `("ok", value)` or `("error", text)`.
+    A request is a tuple of a method of the session and its arguments, as `("run", calls)`, or `("stop",)`;
+    an answer is `("ok", value)` or `("error", text)`.
     """
     # gloo announces itself on standard output, which belongs to the parent's result
     with open(os.devnull, "wb") as nowhere:
@@ -24,7 +26,7 @@ def serve(pipe: Connection, rank: int, num_ranks: int, port: int, core: int | No
     if core is not None:
         os.sched_setaffinity(0, {core})
     try:
-        session = _Session(rank, num_ranks, port)
+        session = session_type(rank, num_ranks, port)
     except Exception as error:
         pipe.send(("error", f"could not join the group: {error}"))
         return
@@ -46,8 +48,8 @@ def _receive(pipe: Connection) -> tuple[Any, ...] | None:
     return None if request[0] == "stop" else request
 
 
-class _Session:
-    """The rank's side of the group and the collective that is loaded."""
+class RankSession:
+    """A rank's membership in the group; what its subclasses can do, `RankGroup.ask` asks for by name."""
 
     def __init__(self, rank: int, num_ranks: int, port: int) -> None:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
@@ -56,8 +58,22 @@ class _Session:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(f"127.0.0.1:{port}", num_ranks, rank, initialization_timeout=60)
-        self._rank = rank
-        self._mesh = jax.make_mesh((num_ranks,), ("rank",))
+        self.rank = rank
+        self.mesh = jax.make_mesh((num_ranks,), ("rank",))
+
+    def own_s(self) -> float:
+        """Processor time of this rank so far."""
+        return time.process_time()
+
+    def leave(self) -> None:
+        """Leave the group; nothing can be asked after this."""
+        import jax
+
+        jax.distributed.shutdown()
+
+
+class CollectiveSession(RankSession):
+    """Runs the one collective that is loaded."""
 
     def load(self, op: Collective) -> None:
         """Compile the collective and make this rank's buffer: element i holds i mod 1024, plus the rank."""
@@ -67,9 +83,9 @@ class _Session:
 
         spec = PartitionSpec("rank")
         count = local_elements(op)
-        local = (np.arange(count) % 1024 + self._rank).astype(jax.numpy.dtype(JAX_DTYPES[op.dtype]))
-        self._buffer = jax.make_array_from_process_local_data(NamedSharding(self._mesh, spec), local)
-        mapped = jax.shard_map(_operation(op), mesh=self._mesh, in_specs=spec, out_specs=spec, check_vma=False)
+        local = (np.arange(count) % 1024 + self.rank).astype(jax.numpy.dtype(JAX_DTYPES[op.dtype]))
+        self._buffer = jax.make_array_from_process_local_data(NamedSharding(self.mesh, spec), local)
+        mapped = jax.shard_map(_operation(op), mesh=self.mesh, in_specs=spec, out_specs=spec, check_vma=False)
         self._function = jax.jit(mapped)
 
     def run(self, calls: int) -> float:
@@ -82,20 +98,11 @@ class _Session:
             jax.block_until_ready(self._function(self._buffer))
         return time.perf_counter() - start_s
 
-    def own_s(self) -> float:
-        """Processor time of this rank so far."""
-        return time.process_time()
-
     def values(self) -> Any:
         """This rank's part of the result, as a NumPy array."""
         import numpy as np
 
         return np.asarray(self._function(self._buffer).addressable_shards[0].data, np.float64)
-
-    def leave(self) -> None:
-        import jax
-
-        jax.distributed.shutdown()
 
 
 def local_elements(op: Collective) -> int:

@@ -1,8 +1,11 @@
 """Many structures with a few duration vectors each, in one call: a search after enumeration."""
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +23,8 @@ from perfmodel.timeline._tables import OpTables, bucket, join
 
 SMALLEST_ITEMS = 64
 SMALLEST_ROWS = 4096
+LEAST_DIVIDED = 200_000
+"""Ops (times rows of lanes) from which a batch is divided among the cores."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,11 +32,13 @@ class ProgramBatch:
     """Compiled structures end to end, for repeated calls of `makespan_many` with other durations."""
 
     programs: tuple[CompiledStructure, ...]
+    _tables: dict[tuple[int, int], OpTables] = field(default_factory=dict, repr=False)
 
-    @cached_property
-    def tables(self) -> OpTables:
-        """For the makespans alone."""
-        return join(self.programs, with_pred=False)
+    def tables(self, first: int, end: int) -> OpTables:
+        """Of a range of the programs, for the makespans alone."""
+        if (first, end) not in self._tables:
+            self._tables[first, end] = join(self.programs[first:end], with_pred=False)
+        return self._tables[first, end]
 
     @cached_property
     def tables_with_pred(self) -> OpTables:
@@ -44,8 +51,9 @@ def makespan_many(
 ) -> list[Float[Durations, " lanes"]]:
     """`makespan_lanes` of several structures in one call, each with its own durations.
 
-    All programs lie end to end in one table and run one after another, 16 lanes at a time: the call
-    costs a single dispatch and shares one trace with all batches of like size.
+    Programs lie end to end in one table and run one after another, 16 lanes at a time: the call costs a
+    single dispatch per core, among which large batches are divided, and shares one trace with all batches
+    of like size.
 
     Args:
         programs: compiled structures, or a `ProgramBatch` of them (joined once for many calls).
@@ -67,13 +75,31 @@ def makespan_many(
         return []
     values = [checked(d, c.n_classes, ndim=2) for c, d in zip(batch.programs, durations, strict=True)]
     traceable = any(isinstance(v, jax.Array) for v in values)
-    items = _items(batch.programs, [v.shape[0] for v in values])
+    lanes = [v.shape[0] for v in values]
     if traceable:
-        spans = _run(batch.tables_with_pred, items, _rows_traced(values))
-    else:
-        rows = _rows(values)  # pyright: ignore[reportArgumentType]
-        spans = in_numpy(_run, rows.dtype, batch.tables, items, rows)
-    return _by_program(spans, [v.shape[0] for v in values])
+        return _by_program(_run(batch.tables_with_pred, _items(batch.programs, lanes), _rows_traced(values)), lanes)
+
+    def part(bounds: tuple[int, int]) -> list[Float[Durations, " lanes"]]:
+        own = slice(*bounds)
+        rows = _rows(values[own])  # pyright: ignore[reportArgumentType]
+        spans = in_numpy(_run, rows.dtype, batch.tables(*bounds), _items(batch.programs[own], lanes[own]), rows)
+        return _by_program(spans, lanes[own])
+
+    bounds = _divided(batch.programs, lanes, os.cpu_count() or 1)
+    if len(bounds) == 1:
+        return part(bounds[0])
+    with ThreadPoolExecutor(len(bounds)) as threads:
+        return [spans for found in threads.map(part, bounds) for spans in found]
+
+
+def _divided(programs: Sequence[CompiledStructure], lanes: Sequence[int], parts: int) -> list[tuple[int, int]]:
+    """Ranges of programs with about as much work each; one range where there is little."""
+    work = np.cumsum([c.n_ops * -(-n // LANES) for c, n in zip(programs, lanes, strict=True)])
+    if parts == 1 or work[-1] < LEAST_DIVIDED or len(programs) < parts:
+        return [(0, len(programs))]
+    ends = np.searchsorted(work, work[-1] * np.arange(1, parts) / parts) + 1
+    bounds = [0, *sorted({int(end) for end in ends if end < len(programs)}), len(programs)]
+    return list(pairwise(bounds))
 
 
 def _items(programs: Sequence[CompiledStructure], lanes: Sequence[int]) -> Items:

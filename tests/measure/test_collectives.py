@@ -64,12 +64,12 @@ def test_a_collective_becomes_a_row(group: RankGroup):
 
 def test_failing_and_dying_ranks_are_named():
     with RankGroup(RANKS) as group, pytest.raises(CalibrationError, match=r"rank [01]: no_such_request failed"):
-        group._ask("no_such_request")
+        group.ask("no_such_request")
     with RankGroup(RANKS) as group:
         group._processes[1].kill()
         group._processes[1].join()
         with pytest.raises(CalibrationError, match="rank 1 died"):
-            group._ask("own_s")
+            group.ask("own_s")
 
 
 @pytest.mark.parametrize(

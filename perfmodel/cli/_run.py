@@ -1,0 +1,116 @@
+"""`perfmodel run`: a program in its text form on local processes, checked against the reference executor."""
+
+import argparse
+import sys
+from collections.abc import Mapping
+from math import isnan
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.errors import PerfModelError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_TOLERANCE = {8: 1e-10, 4: 1e-4, 2: 5e-2, 1: 0.0}
+"""Largest relative error that rounding explains, by bytes of an element."""
+
+
+def add_command(commands: Any) -> argparse.ArgumentParser:
+    """Register the command."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "run", help="execute a distributed program on local processes, checked and timed"
+    )
+    command.add_argument("program", type=Path, metavar="PROGRAM", help="text form of a program")
+    command.add_argument("--ranks", type=int, required=True, metavar="N", help="processes: the program's devices")
+    command.add_argument("--inputs", type=Path, metavar="FILE", help="arrays by parameter name (npz); default: random")
+    command.add_argument("--seed", type=int, default=0, help="of random inputs")
+    command.add_argument("--repeats", type=int, default=3, metavar="R", help="timed runs (default 3)")
+    command.add_argument("--cluster", help="also predict the program's time on this cluster (catalog name or TOML)")
+    command.add_argument("--out", type=Path, metavar="FILE", help="measured timeline as Chrome trace (json or json.gz)")
+    command.set_defaults(run="run")
+    return command
+
+
+def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    """The report of one run, and the exit status: 0 if the numbers agree, else 1.
+
+    Raises:
+        PerfModelError: a program that is malformed or of another number of devices, or unusable inputs.
+    """
+    from perfmodel import execution
+    from perfmodel.ir import parse_function, undistributed
+
+    program = undistributed(parse_function(arguments.program.read_text()))
+    if program.n_devices != arguments.ranks:
+        raise PerfModelError(
+            f"{arguments.program}: the program is for {program.n_devices} devices, not {arguments.ranks}; "
+            f"use --ranks {program.n_devices}"
+        )
+    inputs = _inputs(arguments) or execution.random_inputs(program, arguments.seed)
+    expected = execution.execute(program, inputs)
+    print(f"running on {arguments.ranks} processes ...", file=sys.stderr)
+    result = execution.run(program, inputs, repeats=arguments.repeats)
+    errors = {name: _relative_error(result.outputs[name], value) for name, value in expected.items()}
+    agree = all(errors[name] <= _TOLERANCE[value.dtype.itemsize] for name, value in expected.items())
+    report: dict[str, Any] = {
+        "program": program.function.name,
+        "ranks": arguments.ranks,
+        "instructions": len(program.function.instructions),
+        "agrees_with_reference": agree,
+        "largest_relative_error": None if any(map(isnan, errors.values())) else max(errors.values(), default=0.0),
+        "makespan_s": result.timeline.makespan_s,
+        "makespans_s": result.makespans_s.tolist(),
+        "busy_s": result.timeline.device_busy_s().tolist(),
+        "clock_offset_s": result.clock_offset_s.tolist(),
+    }
+    if arguments.cluster:
+        report["predicted_s"] = _predicted_s(program.function, arguments.cluster)
+    if arguments.out:
+        execution.write_chrome_trace(result.program, result.timeline, arguments.out)
+        report["written"] = [str(arguments.out)]
+    return report, 0 if agree else 1
+
+
+def show(report: Mapping[str, Any]) -> None:
+    """The report for people."""
+    verdict = "agrees with" if report["agrees_with_reference"] else "DIFFERS from"
+    print(f"@{report['program']}: {report['instructions']} instructions on {report['ranks']} processes")
+    error = report["largest_relative_error"]
+    print(f"{verdict} the reference executor (largest relative error {'NaN' if error is None else f'{error:.1e}'})")
+    print(f"median of {len(report['makespans_s'])} runs: {1e3 * report['makespan_s']:.3f} ms")
+    for rank, busy_s in enumerate(report["busy_s"]):
+        print(f"  rank {rank}: busy {1e3 * busy_s:.3f} ms")
+    if "predicted_s" in report:
+        print(f"predicted on the cluster: {1e3 * report['predicted_s']:.3f} ms")
+    for path in report.get("written", ()):
+        print(f"wrote {path}")
+
+
+def _inputs(arguments: argparse.Namespace) -> "dict[str, np.ndarray] | None":
+    import numpy as np
+
+    if arguments.inputs is None:
+        return None
+    try:
+        with np.load(arguments.inputs) as arrays:
+            return dict(arrays)
+    except (OSError, ValueError) as error:
+        raise PerfModelError(f"{arguments.inputs}: not a readable npz file of arrays ({error})") from None
+
+
+def _relative_error(found: "np.ndarray", expected: "np.ndarray") -> float:
+    """NaN where only one of the two is NaN."""
+    import numpy as np
+
+    known = ~(np.isnan(found) & np.isnan(expected))
+    scale = float(abs(expected[known]).max(initial=0.0)) or 1.0
+    return float(abs(found[known] - expected[known]).max(initial=0.0)) / scale
+
+
+def _predicted_s(function: Any, cluster_name: str) -> float:
+    from perfmodel import catalog, execution
+
+    cluster = catalog.cluster(cluster_name)
+    structure = execution.program_structure(function, cluster)
+    return execution.simulate(structure, execution.cluster_timer(cluster)).makespan_s

@@ -1,0 +1,91 @@
+"""`perfmodel whatif`: a layout on other hardware, another network, or with a slow rank."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from perfmodel.errors import PerfModelError
+from perfmodel.spec import Job, Layout
+
+
+def add_command(commands: Any, add_job: Callable[[argparse.ArgumentParser], None]) -> None:
+    """Register the command; `add_job` adds the flags that say what is predicted."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "whatif", help="the same step with other hardware, network delays or a slow rank"
+    )
+    add_job(command)
+    command.add_argument("--layout", required=True, help="as for predict")
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="e.g. inter_node_bandwidth=2x, memory_bandwidth=+10%%, all_reduce_delay_s=0.002; may be repeated",
+    )
+    command.add_argument("--sweep", metavar="NAME=FIRST:LAST:COUNT", help="e.g. all_reduce_delay_s=0:0.01:11, a curve")
+    command.add_argument("--png", type=Path, metavar="FILE", help="picture of the curve")
+    command.set_defaults(run="whatif")
+
+
+def run(arguments: argparse.Namespace, job: Callable[[int], Job]) -> dict[str, Any]:
+    """What the command shows.
+
+    Raises:
+        PerfModelError: unknown parameters, impossible values or layouts.
+    """
+    from perfmodel import catalog
+    from perfmodel.prediction import step_model
+    from perfmodel.what_if import Scenario, in_scenario, parse_sweep, sweep
+
+    if arguments.png and not arguments.sweep:
+        raise PerfModelError("whatif: --png draws a curve; give --sweep NAME=FIRST:LAST:COUNT too")
+    scenario = Scenario.parse(arguments.set)
+    settings = parse_sweep(arguments.sweep) if arguments.sweep else []
+    model = catalog.model(arguments.model)
+    fixed = step_model(model, catalog.cluster(arguments.cluster), job(model.seq_len), arguments.calibration)
+    layout = Layout.parse(arguments.layout)
+    report = in_scenario(fixed, layout, scenario).to_dict()
+    if settings:
+        curve = sweep(fixed, layout, scenario, settings)
+        report["curve"] = curve.to_dict()
+        if arguments.png:
+            from perfmodel import viz
+
+            viz.write_curve(curve, arguments.png)
+            report["written"] = [str(arguments.png)]
+    return report
+
+
+def show(report: dict[str, Any]) -> None:
+    """The report as text."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    before, after = report["before"], report["after"]
+    if report["settings"]:
+        console.print(f"with {', '.join(report['settings'])}:")
+    fits = {True: "fits", False: "does not fit"}
+    console.print(
+        f"step time {before['step_time_s']:.4g} s ({fits[before['fits']]}) to {after['step_time_s']:.4g} s "
+        f"({fits[after['fits']]}), {report['change']:+.1%}"
+    )
+    table = Table(box=None, pad_edge=False)
+    table.add_column("10 % more of")
+    table.add_column("changes the step by", justify="right")
+    for name, value in sorted(report["sensitivity"].items(), key=lambda item: -abs(item[1])):
+        table.add_row(name, f"{1.1**value - 1:+.2%}")
+    console.print(table)
+    curve = report.get("curve")
+    if curve:
+        points = Table(box=None, pad_edge=False)
+        points.add_column(curve["name"], justify="right")
+        points.add_column("step", justify="right")
+        for value, seconds in zip(curve["values"], curve["step_s"], strict=True):
+            points.add_row(f"{value:.4g}{'x' * curve['multiple']}", f"{seconds:.4g} s")
+        console.print(points)
+        if curve["hidden_up_to"] is not None:
+            console.print(f"hidden up to {curve['hidden_up_to']:.3g} s")
+    for path in report.get("written", ()):
+        console.print(f"wrote {path}")

@@ -1,0 +1,12 @@
+"""Distribution as transforms from programs to programs: each may follow the others."""
+
+from perfmodel.distribute._checkpoint import checkpoint as checkpoint
+from perfmodel.distribute._distribute import Degrees as Degrees
+from perfmodel.distribute._distribute import distribute as distribute
+from perfmodel.distribute._parallel import data_parallel as data_parallel
+from perfmodel.distribute._parallel import expert_parallel as expert_parallel
+from perfmodel.distribute._parallel import tensor_parallel as tensor_parallel
+from perfmodel.distribute._pipeline import micro_batches as micro_batches
+from perfmodel.distribute._pipeline import pipeline as pipeline
+from perfmodel.distribute._spread import Plan as Plan
+from perfmodel.distribute._spread import spread as spread

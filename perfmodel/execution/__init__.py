@@ -1,0 +1,18 @@
+"""Execution of programs: what they compute (reference), when (simulated), and both for real (processes)."""
+
+from perfmodel.execution._export import chrome_trace as chrome_trace
+from perfmodel.execution._export import to_dot as to_dot
+from perfmodel.execution._export import write_chrome_trace as write_chrome_trace
+from perfmodel.execution._kernels import KERNELS as KERNELS
+from perfmodel.execution._reference import execute as execute
+from perfmodel.execution._reference import execute_function as execute_function
+from perfmodel.execution._reference import random_inputs as random_inputs
+from perfmodel.execution._run import Run as Run
+from perfmodel.execution._run import program_ranks as program_ranks
+from perfmodel.execution._run import run as run
+from perfmodel.execution._simulate import Timer as Timer
+from perfmodel.execution._simulate import cluster_timer as cluster_timer
+from perfmodel.execution._simulate import durations as durations
+from perfmodel.execution._simulate import simulate as simulate
+from perfmodel.execution._structure import ProgramStructure as ProgramStructure
+from perfmodel.execution._structure import program_structure as program_structure

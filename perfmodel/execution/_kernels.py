@@ -1,0 +1,196 @@
+"""JAX implementation of every op that runs on one device.
+
+A kernel takes its operands as arrays, the attributes and the types of the outputs (whose shapes are known
+beforehand), and returns one array or a tuple.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from types import MappingProxyType
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+
+from perfmodel.errors import PerfModelError
+from perfmodel.execution._attention_kernels import attention, attention_grad
+from perfmodel.execution._precision import JAX_DTYPES
+from perfmodel.ir import Instruction, Tensor
+
+Array = jax.Array
+Outputs = tuple[Tensor, ...]
+Values = Mapping[str, Any]
+Kernel = Callable[..., Any]
+
+
+def _matmul(a: Array, b: Array, attributes: Values, outputs: Outputs) -> Array:
+    a = jnp.swapaxes(a, -1, -2) if attributes.get("transpose_a") else a
+    b = jnp.swapaxes(b, -1, -2) if attributes.get("transpose_b") else b
+    return jnp.matmul(a, b)
+
+
+def _weight_grad(x: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
+    return x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
+
+
+def _gelu_grad(x: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
+    _, pullback = jax.vjp(partial(jax.nn.gelu, approximate=True), x)
+    return pullback(dy)[0]
+
+
+def _layer_norm(x: Array, gain: Array, shift: Array, epsilon: float) -> Array:
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True) + epsilon) * gain + shift
+
+
+def _layer_norm_grad(x: Array, gain: Array, dy: Array, attributes: Values, outputs: Outputs) -> Any:
+    function = partial(_layer_norm, epsilon=attributes.get("epsilon", 1e-5))
+    _, pullback = jax.vjp(function, x, gain, jnp.zeros_like(gain))
+    return pullback(dy)
+
+
+def _softmax_grad(y: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
+    return y * (dy - (y * dy).sum(-1, keepdims=True))
+
+
+def _local_rows(ids: Array, rows: int, attributes: Values) -> tuple[Array, Array]:
+    """Row numbers within this shard, and which of them are here."""
+    local = ids - attributes.get("offset", 0)
+    here = (local >= 0) & (local < rows)
+    return jnp.where(here, local, 0), here
+
+
+def _embedding(table: Array, ids: Array, attributes: Values, outputs: Outputs) -> Array:
+    local, here = _local_rows(ids, table.shape[0], attributes)
+    return jnp.where(here[..., None], table[local], 0)
+
+
+def _embedding_grad(table: Array, ids: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
+    local, here = _local_rows(ids, table.shape[0], attributes)
+    return jnp.zeros_like(table).at[local].add(jnp.where(here[..., None], dy, 0))
+
+
+def _pick(x: Array, labels: Array, attributes: Values, outputs: Outputs) -> Array:
+    local, here = _local_rows(labels, x.shape[-1], attributes)
+    return jnp.where(here[..., None], jnp.take_along_axis(x, local[..., None], -1), 0)
+
+
+def _pick_grad(x: Array, labels: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
+    local, here = _local_rows(labels, x.shape[-1], attributes)
+    hit = (jnp.arange(x.shape[-1]) == local[..., None]) & here[..., None]
+    return jnp.where(hit, dy, 0)
+
+
+def _places(chosen: Array, experts: int) -> Array:
+    """Place of each token among those of its expert, in order of tokens."""
+    one_hot = chosen.reshape(-1)[:, None] == jnp.arange(experts)
+    return (jnp.cumsum(one_hot, axis=0) * one_hot).sum(-1) - 1
+
+
+def _dispatch(x: Array, chosen: Array, attributes: Values, outputs: Outputs) -> Array:
+    experts, capacity, hidden = outputs[0].shape
+    buffers = jnp.zeros((experts, capacity, hidden), x.dtype)
+    # what goes beyond the capacity is out of bounds and so dropped
+    return buffers.at[chosen.reshape(-1), _places(chosen, experts)].set(x.reshape(-1, hidden), mode="drop")
+
+
+def _collect(buffers: Array, chosen: Array, attributes: Values, outputs: Outputs) -> Array:
+    experts, capacity, hidden = buffers.shape
+    places = _places(chosen, experts)
+    found = buffers[chosen.reshape(-1), jnp.minimum(places, capacity - 1)]
+    return jnp.where((places < capacity)[:, None], found, 0).reshape(*chosen.shape, hidden)
+
+
+def _adam(w: Array, g: Array, m: Array, v: Array, attributes: Values, outputs: Outputs) -> tuple[Array, ...]:
+    beta1, beta2, step = attributes["beta1"], attributes["beta2"], attributes["step"]
+    m = beta1 * m + (1 - beta1) * g
+    v = beta2 * v + (1 - beta2) * jnp.square(g)
+    update = (m / (1 - beta1**step)) / (jnp.sqrt(v / (1 - beta2**step)) + attributes["epsilon"])
+    return w - attributes["rate"] * update, m, v
+
+
+def _slice(x: Array, attributes: Values, outputs: Outputs) -> Array:
+    return jax.lax.slice_in_dim(x, attributes["start"], attributes["stop"], axis=attributes["axis"])
+
+
+def _constant(attributes: Values, outputs: Outputs) -> Array:
+    return jnp.array(attributes["value"], jax_dtype(outputs[0]))
+
+
+def _plain(function: Callable[..., Array]) -> Kernel:
+    """A kernel that needs nothing but its operands."""
+    return lambda *arrays, attributes, outputs: function(*arrays)
+
+
+KERNELS: Final[Mapping[str, Kernel]] = MappingProxyType({
+    "add": _plain(jnp.add),
+    "accumulate": _plain(jnp.add),
+    "sub": _plain(jnp.subtract),
+    "mul": _plain(jnp.multiply),
+    "div": _plain(jnp.divide),
+    "scale": lambda x, attributes, outputs: x * attributes["factor"],
+    "exp": _plain(jnp.exp),
+    "log": _plain(jnp.log),
+    "relu": _plain(lambda x: jnp.maximum(x, 0)),
+    "relu_grad": _plain(lambda x, dy: jnp.where(x > 0, dy, 0)),
+    "gelu": _plain(lambda x: jax.nn.gelu(x, approximate=True)),
+    "gelu_grad": _gelu_grad,
+    "sum": lambda x, attributes, outputs: x.sum(attributes["axes"]).reshape(outputs[0].shape),
+    "broadcast_like": lambda x, like, attributes, outputs: jnp.broadcast_to(x, like.shape),
+    "matmul": _matmul,
+    "matmul_weight_grad": _weight_grad,
+    "constant": _constant,
+    "shape": lambda x, attributes, outputs: jnp.array(x.shape, jax_dtype(outputs[0])),
+    "reshape": lambda x, *shape, attributes, outputs: x.reshape(outputs[0].shape),
+    "transpose": lambda x, attributes, outputs: x.transpose(attributes["permutation"]),
+    "split": lambda x, attributes, outputs: tuple(jnp.split(x, attributes["parts"], attributes["axis"])),
+    "concat": lambda *arrays, attributes, outputs: jnp.concatenate(arrays, attributes["axis"]),
+    "slice": _slice,
+    "take": lambda x, index, attributes, outputs: jnp.take(x, index, axis=attributes["axis"]),
+    "unsqueeze": lambda x, attributes, outputs: x.reshape(outputs[0].shape),
+    "layer_norm": lambda x, g, s, attributes, outputs: _layer_norm(x, g, s, attributes.get("epsilon", 1e-5)),
+    "layer_norm_grad": _layer_norm_grad,
+    "softmax": _plain(lambda x: jax.nn.softmax(x, axis=-1)),
+    "softmax_grad": _softmax_grad,
+    "attention": attention,
+    "attention_grad": attention_grad,
+    "embedding": _embedding,
+    "embedding_grad": _embedding_grad,
+    "row_max": _plain(lambda x: x.max(-1, keepdims=True)),
+    "pick": _pick,
+    "pick_grad": _pick_grad,
+    "argmax": lambda x, attributes, outputs: jnp.argmax(x, -1).astype(jax_dtype(outputs[0])),
+    "dispatch": _dispatch,
+    "collect": _collect,
+    "sgd": lambda w, g, attributes, outputs: w - attributes["rate"] * g,
+    "adam": _adam,
+})  # fmt: skip
+"""By name of the op."""
+
+
+def jax_dtype(tensor: Tensor) -> str:
+    """JAX's name of a tensor's dtype.
+
+    Raises:
+        PerfModelError: a dtype that programs cannot be executed in.
+    """
+    if tensor.dtype not in JAX_DTYPES:
+        raise PerfModelError(f"programs of dtype {tensor.dtype} can be simulated, not executed")
+    return JAX_DTYPES[tensor.dtype]
+
+
+def compiled_kernel(instruction: Instruction, outputs: Sequence[Tensor]) -> Callable[..., tuple[Array, ...]]:
+    """The kernel of an instruction, compiled once per op, attributes and output shapes; returns a tuple."""
+    # placement does not matter to a kernel
+    return _compiled(instruction.op, instruction.attributes, tuple(t.on(0) for t in outputs))
+
+
+@lru_cache(maxsize=4096)
+def _compiled(op: str, attributes: tuple[tuple[str, Any], ...], outputs: Outputs) -> Callable[..., tuple[Array, ...]]:
+    kernel, values = KERNELS[op], dict(attributes)
+
+    def run(*arrays: Array) -> tuple[Array, ...]:
+        result = kernel(*arrays, attributes=values, outputs=outputs)
+        return result if isinstance(result, tuple) else (result,)
+
+    return jax.jit(run)

@@ -1,0 +1,141 @@
+"""The reference executor: a whole distributed program, in one process, instruction by instruction.
+
+It says what a program computes (DistIR, section 3.1): collectives are plain functions of all their
+operands. A program is right if this gives what the undistributed one gives.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import reduce
+from types import MappingProxyType
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from perfmodel.errors import PerfModelError, UnknownNameError
+from perfmodel.execution._kernels import compiled_kernel, jax_dtype
+from perfmodel.ir import OPS, Function, Instruction, Program, Tensor
+from perfmodel.timeline import double_precision
+
+Arrays = Sequence[Any]
+"""JAX arrays from kernels, NumPy arrays from collectives; either serves the other."""
+
+
+def execute(program: Program, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Whole results of a program from whole inputs, both by name.
+
+    Float64 programs are computed in double precision, whatever JAX's global setting.
+
+    Raises:
+        UnknownNameError: an input is missing.
+        PerfModelError: an input of another shape, or replicas of a result that differ.
+    """
+    return program.join(execute_function(program.function, program.split(inputs)))
+
+
+def execute_function(function: Function, arguments: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returned values by name from the values of all parameters."""
+    with double_precision() if is_double(function) else nullcontext():
+        values = {p.name: argument(p.name, function.types[p.name], arguments) for p in function.parameters}
+        remaining = _uses(function)
+        for instruction in function.instructions:
+            outputs = [function.types[name] for name in instruction.outputs]
+            found = _evaluate(instruction, outputs, [values[name] for name in instruction.inputs])
+            values.update(zip(instruction.outputs, found, strict=True))
+            for name in {*instruction.inputs, *instruction.outputs}:
+                remaining[name] = remaining.get(name, 0) - (name in instruction.inputs)
+                if remaining[name] <= 0:
+                    del values[name]
+        return {name: np.asarray(values[name]) for name in function.outputs}
+
+
+def is_double(function: Function) -> bool:
+    """Whether any value needs 64 bits."""
+    return any(tensor.dtype in ("fp64", "int64") for tensor in function.types.values())
+
+
+def argument(name: str, tensor: Tensor, arguments: Mapping[str, np.ndarray]) -> jax.Array:
+    """One parameter's array: the known value of its type, or the one given.
+
+    Raises:
+        UnknownNameError: none is given.
+        PerfModelError: it has another shape.
+    """
+    if tensor.value is not None:
+        return jnp.array(tensor.value, jax_dtype(tensor))
+    if name not in arguments:
+        raise UnknownNameError("argument", name, arguments)
+    array = jnp.asarray(arguments[name], jax_dtype(tensor))
+    if array.shape != tensor.shape:
+        raise PerfModelError(f"argument %{name} must have shape {tensor.shape}, got {array.shape}")
+    return array
+
+
+def random_inputs(program: Program, seed: int = 0) -> dict[str, np.ndarray]:
+    """Whole inputs to try a program on: normal numbers of scale 0.5 and small indices.
+
+    Adam's second moments, whose root is taken, are positive.
+    """
+    rng = np.random.default_rng(seed)
+    limit = _smallest_table(program.function)
+    moments = {i.inputs[3] for i in program.function.instructions if i.op == "adam"}
+    arrays: dict[str, np.ndarray] = {}
+    for whole in program.inputs:
+        if whole.dtype.startswith("int"):
+            arrays[whole.name] = rng.integers(0, limit, whole.shape)
+        else:
+            values = 0.5 * rng.standard_normal(whole.shape)
+            positive = any(piece.value in moments for piece in whole.pieces)
+            arrays[whole.name] = np.abs(values) if positive else values
+    return arrays
+
+
+def _smallest_table(function: Function) -> int:
+    """Rows that every lookup table has: indices below this are valid everywhere."""
+    sizes = [
+        function.types[i.inputs[0]].shape[0 if i.op == "embedding" else -1]
+        for i in function.instructions
+        if i.op in ("embedding", "pick")
+    ]
+    return min(sizes, default=2)
+
+
+def _uses(function: Function) -> dict[str, int]:
+    """How often each value is still needed."""
+    count: dict[str, int] = {}
+    for instruction in function.instructions:
+        for name in set(instruction.inputs):
+            count[name] = count.get(name, 0) + 1
+    for name in function.outputs:
+        count[name] = count.get(name, 0) + 1
+    return count
+
+
+def _evaluate(instruction: Instruction, outputs: list[Tensor], arrays: list[Any]) -> Arrays:
+    if OPS[instruction.op].collective:
+        return _COLLECTIVES[instruction.op]([*map(np.asarray, arrays)], dict(instruction.attributes), len(outputs))
+    return compiled_kernel(instruction, outputs)(*arrays)
+
+
+def _reduced(arrays: Arrays, attributes: Mapping[str, Any]) -> np.ndarray:
+    return reduce(np.maximum if attributes.get("op", "sum") == "max" else np.add, arrays)
+
+
+def _all_to_all(arrays: Arrays, attributes: Mapping[str, Any], count: int) -> Arrays:
+    blocks = [np.split(array, count, attributes["split_axis"]) for array in arrays]
+    return [np.concatenate([row[j] for row in blocks], attributes["concat_axis"]) for j in range(count)]
+
+
+_COLLECTIVES: Final[Mapping[str, Callable[[Arrays, Mapping[str, Any], int], Arrays]]] = MappingProxyType({
+    "send": lambda x, a, n: x,
+    "broadcast": lambda x, a, n: [x[0]] * n,
+    "all_reduce": lambda x, a, n: [_reduced(x, a)] * n,
+    "reduce": lambda x, a, n: [_reduced(x, a)],
+    "all_gather": lambda x, a, n: [np.concatenate(x, a["axis"])] * n,
+    "gather": lambda x, a, n: [np.concatenate(x, a["axis"])],
+    "scatter": lambda x, a, n: np.split(x[0], n, a["axis"]),
+    "reduce_scatter": lambda x, a, n: np.split(_reduced(x, a), n, a["axis"]),
+    "all_to_all": _all_to_all,
+})  # fmt: skip

@@ -1,0 +1,159 @@
+"""Real execution: a program on as many processes as it has devices, timed instruction by instruction."""
+
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from perfmodel.errors import PerfModelError
+from perfmodel.execution._reference import is_double
+from perfmodel.execution._session import ProgramSession, RankCode
+from perfmodel.execution._structure import ProgramStructure, program_structure
+from perfmodel.ir import Program, instruction_devices, lower
+from perfmodel.measure import RankGroup
+from perfmodel.program import Kind
+from perfmodel.timeline import Timeline
+
+_CLOCK_ROUNDS: Final = 7
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What real processes computed, and when."""
+
+    outputs: Mapping[str, np.ndarray]
+    """Whole results by name."""
+    timeline: Timeline
+    """Measured times in the structure by which the program would be simulated: the run of median makespan."""
+    program: ProgramStructure
+    makespans_s: Float[np.ndarray, " runs"]
+    clock_offset_s: Float[np.ndarray, " ranks"]
+    """By how much each rank's clock was ahead of rank 0's, taken out of the times."""
+
+
+def program_ranks(num_ranks: int) -> RankGroup:
+    """Processes that run programs: a context manager, to be given to several `run`s in turn.
+
+    Raises:
+        PerfModelError: for fewer than 2 or more than 64 ranks.
+    """
+    return RankGroup(num_ranks, ProgramSession)
+
+
+def run(program: Program, inputs: Mapping[str, np.ndarray], *, repeats: int = 3, ranks: RankGroup | None = None) -> Run:
+    """Execute a program by one process per device, on this machine.
+
+    Every rank runs its own lowered program; collectives go through JAX (gloo on CPUs). A first run that
+    compiles is not timed. Times of all ranks are on rank 0's clock.
+
+    Args:
+        program: of 2 to 64 devices.
+        inputs: whole inputs by name.
+        repeats: timed runs.
+        ranks: running processes from `program_ranks`; by default fresh ones, which takes some seconds.
+
+    Raises:
+        PerfModelError: too few or too many devices or ranks, no repeats, or an input of another shape.
+        CalibrationError: a rank failed or died.
+    """
+    if repeats < 1:
+        raise PerfModelError(f"repeats must be at least 1, got {repeats}")
+    codes = _codes(program, inputs)
+    prepared = program_structure(program.function)
+    if ranks is not None and ranks.num_ranks != len(codes):
+        raise PerfModelError(f"the program is for {len(codes)} devices, but {ranks.num_ranks} ranks are running")
+    with program_ranks(len(codes)) if ranks is None else nullcontext(ranks) as group:
+        group.ask_each("load", [(code,) for code in codes])
+        group.ask("run")
+        recorded = [group.ask("run") for _ in range(repeats)]
+        values = group.ask("values")
+        offset_s = _clock_offsets(group)
+    timelines = [_timeline(prepared, codes, record, offset_s) for record in recorded]
+    makespans_s = np.array([timeline.makespan_s for timeline in timelines])
+    median = int(np.argsort(makespans_s)[(repeats - 1) // 2])
+    outputs = program.join({name: array for of_rank in values for name, array in of_rank.items()})
+    return Run(outputs, timelines[median], prepared, makespans_s, offset_s)
+
+
+def _codes(program: Program, inputs: Mapping[str, np.ndarray]) -> list[RankCode]:
+    function, types = program.function, program.types
+    arguments = program.split(inputs)
+    groups = dict(zip((i.outputs for i in function.instructions), instruction_devices(function), strict=True))
+    codes = []
+    for rank, instructions in enumerate(lower(function).ranks):
+        mine = [p.name for p in function.parameters if types[p.name].device == rank]
+        named = {name for i in instructions for name in (*i.inputs, *i.outputs)}
+        codes.append(
+            RankCode(
+                instructions,
+                tuple(groups[i.outputs] for i in instructions),
+                {name: types[name] for name in named},
+                {name: arguments[name] for name in mine},
+                {name: types[name] for name in mine},
+                tuple(dict.fromkeys(n for n in function.outputs if types[n].device == rank)),
+                is_double(function),
+            )
+        )
+    return codes
+
+
+def _clock_offsets(group: RankGroup) -> Float[np.ndarray, " ranks"]:
+    """How far each rank's clock is ahead of rank 0's.
+
+    A round asks all ranks at once, so that answers lie within the round's own duration of one another; the
+    shortest round counts. An offset that it cannot tell from none is none (one host, one clock).
+    """
+
+    best_s, offset_s = np.inf, np.zeros(group.num_ranks)
+    for _ in range(_CLOCK_ROUNDS):
+        start_s = time.perf_counter()
+        clock_s = np.array(group.ask("clock_s"))
+        took_s = time.perf_counter() - start_s
+        if took_s < best_s:
+            best_s, offset_s = took_s, clock_s - clock_s[0]
+    return np.where(np.abs(offset_s) <= best_s, 0.0, offset_s)
+
+
+def _timeline(
+    prepared: ProgramStructure,
+    codes: list[RankCode],
+    record: list[tuple[list[float], list[float]]],
+    offset_s: Float[np.ndarray, " ranks"],
+) -> Timeline:
+    """A run's times as a timeline that begins when the first rank does."""
+    structure = prepared.structure
+    start_s, end_s = np.zeros(structure.n_ops), np.zeros(structure.n_ops)
+    origin_s = min(reached[0] - offset_s[rank] for rank, (reached, _) in enumerate(record) if reached)
+    device, own = structure.device, prepared.instruction >= 0
+    for rank, (reached, done) in enumerate(record):
+        # the structure's ops of a device stand in the order of its program
+        ops = np.flatnonzero(own & (device == rank))
+        start_s[ops] = np.array(reached) - offset_s[rank] - origin_s
+        end_s[ops] = np.array(done) - offset_s[rank] - origin_s
+    # a collective starts when its last rank has reached it
+    met_s = np.zeros(len(prepared.function.instructions))
+    np.maximum.at(met_s, prepared.instruction[own], start_s[own])
+    start_s[own] = np.minimum(met_s[prepared.instruction[own]], end_s[own])
+    _fill_joins(structure.pred, np.flatnonzero(~own), start_s, end_s)
+    return Timeline(start_s, end_s, _class_means(structure.duration, structure.class_kind, start_s, end_s), structure)
+
+
+def _fill_joins(
+    pred: Int[np.ndarray, "ops 2"], joins: Int[np.ndarray, " joins"], start_s: np.ndarray, end_s: np.ndarray
+) -> None:
+    """Joins take no time: they are when the later of their predecessors ends."""
+    for join in joins.tolist():
+        ends = [end_s[p] for p in pred[join].tolist() if p >= 0]
+        start_s[join] = end_s[join] = max(ends, default=0.0)
+
+
+def _class_means(
+    duration: Int[np.ndarray, " ops"], kind: Int[np.ndarray, " classes"], start_s: np.ndarray, end_s: np.ndarray
+) -> Float[np.ndarray, " classes"]:
+    count = np.bincount(duration, minlength=len(kind))
+    total_s = np.bincount(duration, end_s - start_s, minlength=len(kind))
+    return np.where(kind == Kind.ZERO, 0.0, total_s / np.maximum(count, 1))

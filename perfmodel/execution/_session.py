@@ -1,0 +1,98 @@
+"""One rank of a real run: executes its own program, instruction by instruction, and notes when."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from perfmodel.execution._communicator import communicator
+from perfmodel.execution._kernels import compiled_kernel
+from perfmodel.execution._reference import argument
+from perfmodel.ir import OPS, Instruction, Tensor
+from perfmodel.measure import RankSession
+
+
+@dataclass(frozen=True)
+class RankCode:
+    """What one rank runs."""
+
+    instructions: tuple[Instruction, ...]
+    groups: tuple[tuple[int, ...], ...]
+    """Devices that each instruction runs on."""
+    types: Mapping[str, Tensor]
+    """Of every value that the instructions name, on whatever device."""
+    arguments: Mapping[str, np.ndarray]
+    """This rank's parameters."""
+    parameters: Mapping[str, Tensor]
+    outputs: tuple[str, ...]
+    """Returned values that live on this rank."""
+    double: bool
+
+
+class _Step(NamedTuple):
+    call: Callable[..., Sequence[Any]]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    dead: tuple[str, ...]
+    """Values that nothing after this step needs."""
+
+
+class ProgramSession(RankSession):
+    """Runs a rank's code when the group asks for it."""
+
+    def load(self, code: RankCode) -> None:
+        """Place the arguments and prepare every instruction."""
+        jax.config.update("jax_enable_x64", code.double)
+        self._arguments = {n: argument(n, tensor, code.arguments) for n, tensor in code.parameters.items()}
+        self._outputs = code.outputs
+        self._steps = _steps(code, self.rank)
+
+    def run(self) -> tuple[list[float], list[float]]:
+        """Execute once; seconds on this process's clock at which each instruction was reached and done."""
+        values = dict(self._arguments)
+        reached_s, done_s = [], []
+        self._line_up()
+        for step in self._steps:
+            operands = [values[name] for name in step.inputs]
+            reached_s.append(time.perf_counter())
+            results = jax.block_until_ready(step.call(*operands))
+            done_s.append(time.perf_counter())
+            values.update(zip(step.outputs, results, strict=False))  # a sender is left with nothing to name
+            for name in step.dead:
+                del values[name]
+        self._values = {name: values[name] for name in self._outputs}
+        return reached_s, done_s
+
+    def values(self) -> dict[str, np.ndarray]:
+        """Returned values of the last run that live here."""
+        return {name: np.asarray(value) for name, value in self._values.items()}
+
+    def clock_s(self) -> float:
+        """This process's clock."""
+        return time.perf_counter()
+
+    def _line_up(self) -> None:
+        multihost_utils.sync_global_devices("start")
+
+
+def _steps(code: RankCode, rank: int) -> list[_Step]:
+    needed = set(code.outputs)
+    steps: list[_Step] = []
+    for instruction, group in zip(reversed(code.instructions), reversed(code.groups), strict=True):
+        inputs = tuple(n for n in instruction.inputs if code.types[n].device == rank)
+        outputs = tuple(n for n in instruction.outputs if code.types[n].device == rank)
+        dead = tuple({n for n in (*inputs, *outputs) if n not in needed})
+        needed.update(inputs)
+        steps.append(_Step(_call(instruction, group, code, rank), inputs, outputs, dead))
+    return steps[::-1]
+
+
+def _call(instruction: Instruction, group: tuple[int, ...], code: RankCode, rank: int) -> Callable[..., Sequence[Any]]:
+    if not OPS[instruction.op].collective or len(group) == 1:
+        return compiled_kernel(instruction, [code.types[n] for n in instruction.outputs])
+    local = communicator(instruction, group, code.types[instruction.inputs[0]], rank)
+    return lambda *operand: (local(*operand or (None,)),)

@@ -1,0 +1,53 @@
+"""Predicted timelines of programs: their structure with durations from cost models."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel.cost import CollectiveModel, KernelModel
+from perfmodel.execution._structure import Event, ProgramStructure, distinct_ops, program_structure
+from perfmodel.ir import Function
+from perfmodel.spec import Cluster, Collective, Op
+from perfmodel.timeline import Timeline, times
+
+Timer = Callable[[Sequence[Op]], Float[np.ndarray, " ops"]]
+"""Seconds of each of some distinct kernels and collectives."""
+
+
+def cluster_timer(cluster: Cluster, calibration: Path | None = None) -> Timer:
+    """Times on a cluster by the cost models (raises `CalibrationError` for weights that cannot be read)."""
+    kernels, collectives = KernelModel.load(calibration), CollectiveModel.load(calibration)
+
+    def timer(ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
+        time_s = np.zeros(len(ops))
+        moving = [i for i, op in enumerate(ops) if isinstance(op, Collective)]
+        computing = [i for i, op in enumerate(ops) if not isinstance(op, Collective)]
+        if moving:
+            time_s[moving] = collectives.times(cluster, [op for op in ops if isinstance(op, Collective)]).time_s
+        if computing:
+            time_s[computing] = kernels.times(
+                cluster.device, [op for op in ops if not isinstance(op, Collective)]
+            ).time_s
+        return time_s
+
+    return timer
+
+
+def durations(events: Sequence[Event], timer: Timer) -> Float[np.ndarray, " classes"]:
+    """Seconds of each class: its kernels and collectives one after another."""
+    ops = distinct_ops(events)
+    time_s = dict(zip(ops, timer(ops).tolist(), strict=True)) if ops else {}
+    return np.array([sum(time_s[op] for op in work) for _, work in events])
+
+
+def simulate(program: ProgramStructure | Function, timer: Timer) -> Timeline:
+    """When every instruction runs on every device (DistIR, section 3.3).
+
+    Args:
+        program: a structure made for the timer's cluster, or a function (whose devices then share one node).
+        timer: as from `cluster_timer`.
+    """
+    prepared = program_structure(program) if isinstance(program, Function) else program
+    return times(prepared.structure, durations(prepared.events, timer))

@@ -1,0 +1,51 @@
+"""The distributed program: functions of instructions over devices, in static single assignment form.
+
+Build one with `Builder` or from `perfmodel.ir.models`, or `parse` its text; distribute it with
+`perfmodel.distribute`; execute and simulate it with `perfmodel.execution`. No JAX here.
+"""
+
+from perfmodel.ir._builder import Builder as Builder
+from perfmodel.ir._cost import Work as Work
+from perfmodel.ir._cost import work as work
+from perfmodel.ir._errors import ProgramError as ProgramError
+from perfmodel.ir._function import STREAMS as STREAMS
+from perfmodel.ir._function import UNTAGGED as UNTAGGED
+from perfmodel.ir._function import Function as Function
+from perfmodel.ir._function import Instruction as Instruction
+from perfmodel.ir._function import Module as Module
+from perfmodel.ir._function import Parameter as Parameter
+from perfmodel.ir._function import Stream as Stream
+from perfmodel.ir._function import Tag as Tag
+from perfmodel.ir._function import attributes as attributes
+from perfmodel.ir._gradient import gradient as gradient
+from perfmodel.ir._infer import Typing as Typing
+from perfmodel.ir._infer import infer as infer
+from perfmodel.ir._inline import inline as inline
+from perfmodel.ir._memory import LiveMemory as LiveMemory
+from perfmodel.ir._memory import live_memory as live_memory
+from perfmodel.ir._op import PARTIAL as PARTIAL
+from perfmodel.ir._op import REPLICATED as REPLICATED
+from perfmodel.ir._op import Answer as Answer
+from perfmodel.ir._op import OpDefinition as OpDefinition
+from perfmodel.ir._op import Partial as Partial
+from perfmodel.ir._op import Question as Question
+from perfmodel.ir._op import Replicated as Replicated
+from perfmodel.ir._op import Sharded as Sharded
+from perfmodel.ir._op import Sharding as Sharding
+from perfmodel.ir._parse import parse as parse
+from perfmodel.ir._parse import parse_function as parse_function
+from perfmodel.ir._parse import parse_ranks as parse_ranks
+from perfmodel.ir._program import Piece as Piece
+from perfmodel.ir._program import Program as Program
+from perfmodel.ir._program import Whole as Whole
+from perfmodel.ir._program import undistributed as undistributed
+from perfmodel.ir._ranks import RankPrograms as RankPrograms
+from perfmodel.ir._ranks import instruction_devices as instruction_devices
+from perfmodel.ir._ranks import lower as lower
+from perfmodel.ir._ranks import merge as merge
+from perfmodel.ir._text import to_text as to_text
+from perfmodel.ir._types import INTEGER_DTYPES as INTEGER_DTYPES
+from perfmodel.ir._types import ITEM_BYTES as ITEM_BYTES
+from perfmodel.ir._types import Shape as Shape
+from perfmodel.ir._types import Tensor as Tensor
+from perfmodel.ir.ops import OPS as OPS
