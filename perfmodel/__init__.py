@@ -21,6 +21,7 @@ _HOME = {
     "fit": "learn",
     "Framework": "prediction", "Prediction": "prediction", "predict": "prediction",
     "compare_schedules": "prediction",
+    "whatif": "what_if",
     "schedule_facts": "schedule",
     "SearchResult": "layout_search", "search": "layout_search",
     "validate_cases": "validation", "validate_kernels": "validation",
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from perfmodel.spec import Cluster, ConvNet, Device, Job, Layout, Mlp, NetworkLevel, PeakRates, Transformer
     from perfmodel.validation import validate_cases, validate_kernels
     from perfmodel.viz import gantt, write_gantt, write_trace
+    from perfmodel.what_if import whatif
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Bool, Float
 
-from perfmodel.cost import CollectiveModel, EventTimes, KernelModel
+from perfmodel.cost import EventTimes, PricesCollectives, PricesKernels
 from perfmodel.prediction._framework import Framework
 from perfmodel.prediction._placement import Placement
 from perfmodel.spec import Cluster, Collective, Job, KernelOp, Layout, Op
@@ -164,7 +164,9 @@ def block_table(
     )
 
 
-def event_times(ops: Sequence[Op], cluster: Cluster, kernels: KernelModel, collectives: CollectiveModel) -> EventTimes:
+def event_times(
+    ops: Sequence[Op], cluster: Cluster, kernels: PricesKernels, collectives: PricesCollectives
+) -> EventTimes:
     """Times of a mixed list of kernels and collectives, in order."""
     comm = [i for i, op in enumerate(ops) if isinstance(op, Collective)]
     rest = [i for i, op in enumerate(ops) if not isinstance(op, Collective)]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -51,11 +52,13 @@ class EventClasses:
     times: EventTimes
     class_index: Int[np.ndarray, " entries"]
     op_index: Int[np.ndarray, " entries"]
+    n_classes: int
 
-    def durations(self, n_classes: int) -> Float[np.ndarray, " classes"]:
+    @cached_property
+    def durations_s(self) -> Float[np.ndarray, " classes"]:
         """Seconds of each class; 0 where it holds no such event."""
         # without entries bincount counts, in integers
-        return np.bincount(self.class_index, self.times.time_s[self.op_index], minlength=n_classes).astype(float)
+        return np.bincount(self.class_index, self.times.time_s[self.op_index], minlength=self.n_classes).astype(float)
 
     def occurrences(self, gradient: Float[np.ndarray, " classes"]) -> Float[np.ndarray, " ops"]:
         """How often each event occurs, given how often each class does."""

@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.cost import CollectiveModel, EventTimes, KernelModel
+from perfmodel.cost import EventTimes, PricesCollectives, PricesKernels
 from perfmodel.prediction._blocks import BlockTable, Phase, block_table, event_times
 from perfmodel.prediction._classes import EventClasses, PassClasses, event_entries, pass_classes
 from perfmodel.prediction._communication import communication_events
@@ -70,8 +70,8 @@ class StepModel:
     model: Model
     job: Job
     cluster: Cluster
-    kernels: KernelModel = field(repr=False)
-    collectives: CollectiveModel = field(repr=False)
+    kernels: PricesKernels = field(repr=False)
+    collectives: PricesCollectives = field(repr=False)
     framework: Framework = field(default_factory=Framework)
     _memo: dict[Hashable, object] = field(default_factory=dict, repr=False)
 
@@ -192,12 +192,12 @@ class StepModel:
         spans = np.unique(structure.variants[:, 0]).tolist()
         events = communication_events(layout, table, bundle.spec, spans, bundle.counts, self.job, self.cluster)
         ops, class_index, op_index = event_entries(structure, events)
-        return EventClasses(ops, self.timed(ops), class_index, op_index)
+        return EventClasses(ops, self.timed(ops), class_index, op_index, structure.n_classes)
 
     def durations(self, bundle: Bundle) -> Float[np.ndarray, "lanes classes"]:
         """Seconds of every class of the bundle's program, a row per layout."""
-        n_classes, passes = self.prepared(bundle.spec).structure.n_classes, self.pass_classes(bundle)
-        out = np.stack([self.event_classes(bundle, lane).durations(n_classes) for lane in range(len(bundle.layouts))])
+        passes = self.pass_classes(bundle)
+        out = np.stack([self.event_classes(bundle, lane).durations_s for lane in range(len(bundle.layouts))])
         for variant, of_kind in passes.of_variant.items():
             for kind, of_block in self.pass_s(bundle, variant).items():
                 where = of_kind[kind]

@@ -1,5 +1,7 @@
 """Pictures and traces of predictions."""
 
+from perfmodel.viz._curve import draw_curve as draw_curve
+from perfmodel.viz._curve import write_curve as write_curve
 from perfmodel.viz._gantt import gantt as gantt
 from perfmodel.viz._gantt import write_gantt as write_gantt
 from perfmodel.viz._schedules import draw_schedules as draw_schedules

@@ -50,7 +50,7 @@ def test_published_steps_are_within_ten_per_cent(tmp_path):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"schedule": "ZB-2p"}, "schedule zb-2p is not modelled"),
+        ({"schedule": "zb-2p-sync"}, "schedule zb-2p-sync is not modelled"),
         ({"micro_batch": None}, "micro_batch is not stated"),
         ({"dtype": "nvfp4"}, "dtype nvfp4"),
         ({"hidden": None, "heads": None, "layers": None, "model": "nobody-9B"}, "not in the catalog"),

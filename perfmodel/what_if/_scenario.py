@@ -1,0 +1,152 @@
+"""Settings of a scenario, and what they change: cluster, device, collectives, framework, a slow rank."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
+from perfmodel.prediction import Framework
+from perfmodel.spec import Cluster, Device
+
+_COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
+HARDWARE: Final = (
+    "compute_rate", "memory_bandwidth", "intra_node_bandwidth", "inter_node_bandwidth", "intra_node_latency",
+    "inter_node_latency",
+)  # fmt: skip
+"""Parameters of the machine whose sensitivities are reported: multiples of what it is."""
+_FRAMEWORK: Final = ("host_op_s", "kernel_gap_s")
+NAMES: Final = (
+    *HARDWARE, "memory_bytes", "host_bandwidth", *_FRAMEWORK, *(f"{kind}_delay_s" for kind in _COLLECTIVES),
+    "slow_rank", "slow_factor",
+)  # fmt: skip
+"""Everything that may be set."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One parameter, made a multiple of what it was or given a value."""
+
+    name: str
+    how: Literal["times", "to"]
+    value: float
+
+    def of(self, before: float) -> float:
+        """The new value."""
+        return before * self.value if self.how == "times" else self.value
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value:g}{'x' if self.how == 'times' else ''}"
+
+
+def parse_setting(text: str) -> Setting:
+    """Read `name=2x` (twice as much), `name=+10%` (a tenth more) or `name=0.002` (a value in SI units).
+
+    Raises:
+        UnknownNameError: no such parameter.
+        PerfModelError: a value that is no number, not finite or negative.
+    """
+    name, sign, raw = (part.strip() for part in text.partition("="))
+    if name not in NAMES:
+        raise UnknownNameError("what-if parameter", name, NAMES)
+    if not sign:
+        raise PerfModelError(f"what-if: {text!r} gives no value; write {name}=2x, {name}=+10% or {name}=0.002")
+    relative = raw.endswith(("x", "%"))
+    try:
+        value = float(raw.rstrip("x%"))
+    except ValueError:
+        raise PerfModelError(f"what-if: {name} must be like 2x, +10% or 0.002, got {raw!r}") from None
+    if raw.endswith("%"):
+        value = 1 + value / 100
+    allowed_zero = not relative and (name.endswith("_s") or name == "slow_rank")
+    if not (0 < value < float("inf") or (value == 0 and allowed_zero)):
+        raise PerfModelError(f"what-if: {name} must be positive and finite, got {raw!r}")
+    return Setting(name, "times" if relative else "to", value)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Settings together."""
+
+    settings: tuple[Setting, ...] = ()
+
+    @classmethod
+    def parse(cls, texts: Sequence[str]) -> "Scenario":
+        """Read settings, see `parse_setting`; a parameter is set once."""
+        settings = tuple(map(parse_setting, texts))
+        names = [setting.name for setting in settings]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice:
+            raise PerfModelError(f"what-if: {twice} is set twice; give it once")
+        return cls(settings)
+
+    def and_also(self, setting: Setting) -> "Scenario":
+        """The scenario with one more setting, in place of an earlier one of the same name."""
+        return Scenario((*(s for s in self.settings if s.name != setting.name), setting))
+
+    def scaled(self, name: str, factor: float) -> "Scenario":
+        """The scenario with a parameter a multiple of what it is there."""
+        held = next((s for s in self.settings if s.name == name), Setting(name, "times", 1.0))
+        return self.and_also(replace(held, value=held.value * factor))
+
+    def _of(self, name: str, before: float) -> float:
+        return next((s.of(before) for s in self.settings if s.name == name), before)
+
+    def device(self, device: Device) -> Device:
+        """The device as the scenario has it."""
+        rate = self._factor("compute_rate")
+        peak = {k: None if v is None else v * rate for k, v in vars(device.peak).items()}
+        host = device.host_bandwidth_bytes_per_s
+        return replace(
+            device,
+            peak=replace(device.peak, **peak),
+            memory_bandwidth_bytes_per_s=self._of("memory_bandwidth", device.memory_bandwidth_bytes_per_s),
+            memory_bytes=self._of("memory_bytes", device.memory_bytes),
+            host_bandwidth_bytes_per_s=None if host is None else self._of("host_bandwidth", host),
+        )
+
+    def _factor(self, name: str) -> float:
+        setting = next((s for s in self.settings if s.name == name), None)
+        if setting and setting.how == "to":
+            raise PerfModelError(f"what-if: {name} is a multiple of what it is; write {name}={setting.value:g}x")
+        return setting.value if setting else 1.0
+
+    def cluster(self, cluster: Cluster) -> Cluster:
+        """The cluster as the scenario has it; its device stays, see `device`.
+
+        The first network level is inside a node, unless every device is a node of its own.
+        """
+        levels = []
+        for i, level in enumerate(cluster.levels):
+            where = "intra_node" if i == 0 and level.size > 1 else "inter_node"
+            levels.append(
+                replace(
+                    level,
+                    bandwidth_bytes_per_s=self._of(f"{where}_bandwidth", level.bandwidth_bytes_per_s),
+                    latency_s=self._of(f"{where}_latency", level.latency_s),
+                )
+            )
+        return replace(cluster, levels=tuple(levels))
+
+    def framework(self, framework: Framework) -> Framework:
+        """Host costs as the scenario has them."""
+        return replace(framework, **{name: self._of(name, getattr(framework, name)) for name in _FRAMEWORK})
+
+    @property
+    def delays_s(self) -> dict[str, float]:
+        """Seconds added to every collective of a kind."""
+        found = {kind: self._of(f"{kind}_delay_s", 0.0) for kind in _COLLECTIVES}
+        return {kind: delay for kind, delay in found.items() if delay}
+
+    def slowed(self, ranks: int) -> tuple[int, float] | None:
+        """The pipeline rank whose passes take longer, and how much longer.
+
+        Raises:
+            LayoutError: there is no such rank.
+        """
+        factor = self._factor("slow_factor")
+        if factor == 1:
+            return None
+        rank = self._of("slow_rank", 0.0)
+        if rank != int(rank) or not 0 <= rank < ranks:
+            raise LayoutError(f"what-if: slow_rank must be one of the pipeline ranks 0 to {ranks - 1}, got {rank:g}")
+        return int(rank), factor
