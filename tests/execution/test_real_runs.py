@@ -45,9 +45,11 @@ def two_ranks() -> Iterator[RankGroup]:
         (MLP, Degrees(data=2, zero=2)),
         (TRANSFORMER, Degrees(tensor=2)),
         (MLP, Degrees(pipeline=2, micro_batches=2, schedule="gpipe")),
+        (MLP, Degrees(pipeline=2, micro_batches=4, schedule="1f1b")),
+        (MLP, Degrees(pipeline=2, micro_batches=2, schedule="chimera")),
         (MLP, Degrees(pipeline=2, data=2, micro_batches=2, schedule="1f1b")),
     ],
-    ids=["D2", "T2", "P2-gpipe", "P2D2-1f1b"],
+    ids=["D2", "T2", "P2-gpipe", "P2-1f1b", "P2-chimera", "P2D2-1f1b"],
 )
 def test_real_runs_compute_what_the_reference_does(model: Program, degrees: Degrees, two_ranks: RankGroup) -> None:
     program = distribute(model, degrees)
