@@ -11,7 +11,8 @@ PAGES = sorted((Path(__file__).parent.parent / "docs").glob("*.md"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
-def test_code_of_a_page_runs(page: Path) -> None:
+def test_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     exec(compile("\n".join(blocks), str(page), "exec"), {"__name__": page.stem})
 

@@ -115,10 +115,11 @@ def rows_from_table(table: pd.DataFrame, family: str) -> tuple[Rows, np.ndarray]
 
 
 def _own_keys(table: pd.DataFrame, batch: np.ndarray, seq_kv: np.ndarray) -> np.ndarray:
-    """Cached keys of one sequence, where a source states those of the whole batch."""
+    """Keys that one sequence sees, where a source states the cached ones of the whole batch: its whole share,
+    and its own token's. A batch of more sequences than keys has none cached, and hardly takes any time."""
     shared = np.isin(text(table, "software"), _KEYS_OF_WHOLE_BATCH) & (text(table, "source") == "llmservingsim")
     shared &= (text(table, "phase") == "decode") & (batch > 1)
-    return np.where(shared, np.maximum(seq_kv / batch, 2.0), seq_kv)
+    return np.where(shared, seq_kv // np.maximum(batch, 1) + 1, seq_kv)
 
 
 def skew_of(distribution: str) -> float:

@@ -87,6 +87,13 @@ class Prediction:
         """The fullest pipeline rank's memory."""
         return max(self.memory_per_stage, key=lambda stage: stage.peak)
 
+    def epoch_time_s(self, samples: int) -> float:
+        """Seconds of one pass over so many sequences or images, one step after another.
+
+        Asynchronous schedules do not flush between steps; filling the pipeline once is left out.
+        """
+        return samples / self.global_batch * self.step_time_s
+
     def memory_over_time(self) -> MemoryTimeline:
         """Bytes in use on every pipeline rank over the step: what stays, and activations by live ranges.
 

@@ -88,7 +88,7 @@ def vgg_table(batch: int = 128, micro_batches: int = 8, images: int = 50_000) ->
             layout = f"pp=2,micro_batch={size},schedule={schedule}"
             p = predict("vgg-16", _two_machines(gbit), layout, global_batch=batch, job=job)
             memory = [stage.peak - 1e9 for stage in p.memory_per_stage]  # without the CUDA context
-            epochs = 3600 / (images / batch * p.step_time_s)
+            epochs = 3600 / p.epoch_time_s(images)
             rows.append((f"{gbit} Gbit/s", schedule, memory[0] / 1e9, memory[1] / 1e9, epochs))
     return pd.DataFrame(rows, columns=["network", "schedule", "stage 0 GB", "stage 1 GB", "epochs per hour"])
 

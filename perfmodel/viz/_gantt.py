@@ -39,7 +39,7 @@ def gantt(prediction: Prediction) -> "Figure":
         _panel(axis, drawn, ranks, lo, hi)
     if panels == 2:
         axes[1].set_title(f"first {zoom_s:.3g} s", loc="left", fontsize=9)
-    _memory_panel(axes[-1], prediction)
+    _memory_panel(axes[-1], prediction, step_s)
     figure.suptitle(
         f"{prediction.model} on {prediction.devices} x {prediction.cluster}, {prediction.layout}\n"
         f"step {prediction.step_time_s:.3f} s, bubble {prediction.bubble_fraction:.1%}, MFU {prediction.mfu:.1%}; "
@@ -94,23 +94,23 @@ def _panel(axis: "Axes", drawn: Slices, ranks: int, lo_s: float, hi_s: float) ->
         axis.spines[side].set_visible(False)
 
 
-def _memory_panel(axis: "Axes", prediction: Prediction) -> None:
+def _memory_panel(axis: "Axes", prediction: Prediction, end_s: float) -> None:
     """Bytes in use on first, middle and last rank, below the device's capacity."""
     steps = prediction.memory_over_time().steps
     chosen = sorted({0, len(steps) // 2, len(steps) - 1})
     for rank, colour in zip(chosen, ("#0072B2", "#E69F00", "#CC79A7"), strict=False):
-        time_s = np.append(steps[rank].time_s, prediction.step_time_s)
+        time_s = np.append(steps[rank].time_s, end_s)
         held = np.append(steps[rank].in_use_bytes, steps[rank].in_use_bytes[-1]) / GIB
         axis.step(time_s, held, where="post", color=colour, linewidth=1.0, label=f"rank {rank}")
     axis.axhline(
         prediction.memory_capacity_bytes / GIB, color="#000000", linewidth=0.8, linestyle="--", label="capacity"
     )
-    axis.set_xlim(0, prediction.step_time_s)
+    axis.set_xlim(0, end_s)
     axis.set_ylim(0, None)
     axis.set_ylabel("memory in GiB", fontsize=8)
     axis.set_xlabel("time in s", fontsize=9)
     axis.tick_params(labelsize=8)
-    axis.legend(fontsize=7, frameon=False, ncols=4, loc="lower right")
+    axis.legend(fontsize=7, frameon=False, ncols=4, loc="best")
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
 

@@ -111,13 +111,15 @@ def test_vector_work_does_not_depend_on_the_tensor_peak() -> None:
     assert compute_seconds(np, physics, slow._replace(peak=np.float64(1e15))) == pytest.approx(0.01)
 
 
-def test_serving_profiles_that_state_the_keys_of_a_whole_batch() -> None:
-    row = {
-        "source": "llmservingsim", "software": "vllm", "device": "H100-SXM5-80GB", "op": "flash_attention",
-        "phase": "decode", "dtype": "bf16", "batch": 8, "heads": 8, "kv_heads": 2, "seq_q": 1, "seq_kv": 4096,
-        "head_dim": 128, "causal": 1, "pass": "fwd",
+def test_keys_of_a_whole_batch_become_those_of_one_sequence() -> None:
+    """llmservingsim's decode rows on vllm: 64 keys over 4 sequences are 16 each and the token's own; over 128, none."""
+    columns = {
+        "source": "llmservingsim", "software": "vllm", "op": "flash_attention", "dtype": "bf16",
+        "phase": "decode", "batch": [1, 4, 128], "heads": 32, "kv_heads": 8, "seq_q": 1, "seq_kv": 64, "head_dim": 128,
+        "head_dim_v": 128, "causal": 1, "window": 0, "pass": "fwd",
     }  # fmt: skip
-    table = pd.DataFrame([row, {**row, "software": "vllm-0.19.0"}, {**row, "phase": "prefill"}])
-    rows, complete = rows_from_table(table, "attention")
+    rows, complete = rows_from_table(pd.DataFrame(columns), "attention")
     assert complete.all()
-    np.testing.assert_array_equal(rows.shape["seq_kv"], [512, 4096, 4096])
+    assert rows.shape["seq_kv"].tolist() == [64, 17, 1]
+    other, _ = rows_from_table(pd.DataFrame(columns | {"software": "vllm-0.19.0"}), "attention")
+    assert other.shape["seq_kv"].tolist() == [64, 64, 64]
