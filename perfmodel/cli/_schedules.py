@@ -2,10 +2,13 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import PerfModelError
 from perfmodel.units import GIB
+
+if TYPE_CHECKING:
+    from perfmodel.schedule import PassTimes
 
 _SAID_ONCE = ("stages", "micro_batches")
 _SHORT = {
@@ -52,10 +55,10 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         PerfModelError: flags that do not go together, unknown or impossible schedules.
     """
-    if arguments.model:
-        return _predicted(arguments)
     if arguments.optimise is not None:
         return _optimised(arguments)
+    if arguments.model:
+        return _predicted(arguments)
     return _trained(arguments) if arguments.train else _facts(arguments)
 
 
@@ -148,9 +151,7 @@ def _ones(n: int) -> Any:
 def _predicted(arguments: argparse.Namespace) -> dict[str, Any]:
     from perfmodel.prediction import compare_schedules
 
-    missing = [flag for flag in ("cluster", "layout", "global_batch") if getattr(arguments, flag) is None]
-    if missing:
-        raise PerfModelError(f"schedules: --model needs --{missing[0].replace('_', '-')} too")
+    _require_job(arguments)
     compared = compare_schedules(
         arguments.model,
         arguments.cluster,
@@ -178,15 +179,14 @@ def _predicted(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _optimised(arguments: argparse.Namespace) -> dict[str, Any]:
     from perfmodel.io import write_bytes
-    from perfmodel.schedule import PassTimes, alive_at_peak, get_schedule, optimised, schedule_text, starts_and_ends
+    from perfmodel.schedule import alive_at_peak, get_schedule, optimised, schedule_text, starts_and_ends
 
     if arguments.out is None:
         raise PerfModelError("schedules: --optimise needs --out FILE for the order (use it as schedule=file:FILE)")
-    half = arguments.backward_s / 2 * _ones(arguments.stages)
-    times = PassTimes(arguments.forward_s * _ones(arguments.stages), half, half, arguments.transfer_s)
-    best = optimised(times, arguments.micro_batches, arguments.optimise)
+    times, micro_batches = _pass_times(arguments)
+    best = optimised(times, micro_batches, arguments.optimise)
     write_bytes(arguments.out, schedule_text(best).encode())
-    others = [get_schedule(name)(arguments.stages, arguments.micro_batches) for name in ("1f1b", "zb-h1", "zb-h2")]
+    others = [get_schedule(name)(len(times.forward_s), micro_batches) for name in ("1f1b", "zb-h1", "zb-h2")]
     rows = [
         {
             "schedule": s.name,
@@ -196,6 +196,30 @@ def _optimised(arguments: argparse.Namespace) -> dict[str, Any]:
         for s in (best, *others)
     ]
     return {"rows": rows, "written": [str(arguments.out)]}
+
+
+def _pass_times(arguments: argparse.Namespace) -> "tuple[PassTimes, int]":
+    """Pass times and micro-batches: of the model's stages if one is named, else of equal ones."""
+    from perfmodel import catalog
+    from perfmodel.prediction import step_model
+    from perfmodel.schedule import PassTimes
+    from perfmodel.spec import Job, Layout
+
+    if not arguments.model:
+        half = arguments.backward_s / 2 * _ones(arguments.stages)
+        times = PassTimes(arguments.forward_s * _ones(arguments.stages), half, half, arguments.transfer_s)
+        return times, arguments.micro_batches
+    _require_job(arguments)
+    model, layout = catalog.model(arguments.model), Layout.parse(arguments.layout)
+    job = Job(global_batch=arguments.global_batch, seq_len=model.seq_len)
+    fixed = step_model(model, catalog.cluster(arguments.cluster), job)
+    return fixed.pass_times(layout), job.num_microbatches(layout)
+
+
+def _require_job(arguments: argparse.Namespace) -> None:
+    missing = [flag for flag in ("cluster", "layout", "global_batch") if getattr(arguments, flag) is None]
+    if missing:
+        raise PerfModelError(f"schedules: --model needs --{missing[0].replace('_', '-')} too")
 
 
 def _trained(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from perfmodel.prediction._program_spec import program_spec
 from perfmodel.prediction._stages import layer_count, stage_blocks
 from perfmodel.prediction._variants import PLAIN, Variant, on_slice, sliced_job
 from perfmodel.program import N_STREAMS, Kind, ProgramSpec, Stream, Structure, build
-from perfmodel.schedule import get_schedule
+from perfmodel.schedule import PassTimes, get_schedule
 from perfmodel.spec import Cluster, Job, Layout, Model, Op
 from perfmodel.timeline import CompiledStructure, ProgramBatch, compile_structure, load_or_compile, makespan_many
 from perfmodel.workload import Shard, blocks
@@ -174,6 +174,19 @@ class StepModel:
             Kind.BACKWARD_INPUT: backward,
             Kind.BACKWARD_WEIGHT: weight,
         }
+
+    def pass_times(self, layout: Layout) -> PassTimes:
+        """What a scheduler needs to make an order of one's own for a layout: seconds of every stage's passes
+        and of a transfer (the longest), one stage per device."""
+        (bundle,) = self.bundles([layout.replace(schedule="zb-h1", vpp=1)])
+        structure, durations_s = self.prepared(bundle.spec).structure, self.durations(bundle)[0]
+        of_stage = bundle.counts.sum(axis=1)
+        forward, of_input, weight = (
+            (self.pass_s(bundle)[kind] @ of_stage.T)[0]
+            for kind in (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
+        )
+        sends = np.isin(structure.class_kind, (Kind.SEND_FORWARD, Kind.SEND_BACKWARD))
+        return PassTimes(forward, of_input, weight, float(durations_s[sends].max(initial=0.0)))
 
     def pass_classes(self, bundle: Bundle) -> PassClasses:
         """Blocks of each class of the bundle's program."""

@@ -52,6 +52,16 @@ def test_pictures_curves_and_orders(capsys, tmp_path) -> None:
     assert table["rows"][0]["activations"][1] <= 3
 
 
+def test_an_order_made_for_a_model_is_used_by_its_layout(capsys, tmp_path) -> None:
+    order = tmp_path / "o.txt"
+    job = ["--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--layout", "pp=4,dp=2", "--global-batch", "16"]
+    made = run_json(capsys, "--optimise", "4", *job, "--out", str(order))
+    step = {row["schedule"]: row["step_s"] for row in made["rows"]}
+    assert step["optimised"] <= step["zb-h1"] < step["1f1b"]
+    used = run_json(capsys, f"file:{order}", "1f1b", *job)
+    assert used["rows"][0]["schedule"] == f"file:{order}"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
