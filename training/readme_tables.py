@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 RUNS = {
     "Megatron-LM SC21 Table 1": "Megatron-LM, SC21 table 1 (1.7B to 1T, 32 to 3,072 A100s)",
     "Korthikanti et al. 2022 Table 5": "Korthikanti et al. 2022, table 5 (22B to 1T, full and selective recompute)",
-    "Zero Bubble Pipeline Parallelism paper": "Zero Bubble paper (1F1B and interleaved rows)",
+    "Zero Bubble Pipeline Parallelism paper": "Zero Bubble paper (1F1B, interleaved, ZB-1p, ZB-2p)",
     "NVIDIA NeMo performance summary": "NVIDIA NeMo, H100",
     "mosaicml llm-foundry benchmarking table": "llm-foundry, FSDP on A100 and H100",
     "vTrain validation measurements": "vTrain, 1 to 512 A100s (host time per operator chosen with a look at it)",
