@@ -26,6 +26,9 @@ def add_command(commands: Any) -> argparse.ArgumentParser:
     command.add_argument("--inputs", type=Path, metavar="FILE", help="arrays by parameter name (npz); default: random")
     command.add_argument("--seed", type=int, default=0, help="of random inputs")
     command.add_argument("--repeats", type=int, default=3, metavar="R", help="timed runs (default 3)")
+    command.add_argument(
+        "--backend", default="jax", choices=("jax", "torch"), help="whose collectives move the data (default jax)"
+    )
     command.add_argument("--cluster", help="also predict the program's time on this cluster (catalog name or TOML)")
     command.add_argument("--out", type=Path, metavar="FILE", help="measured timeline as Chrome trace (json or json.gz)")
     command.set_defaults(run="run")
@@ -50,7 +53,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], int]:
     inputs = _inputs(arguments) or execution.random_inputs(program, arguments.seed)
     expected = execution.execute(program, inputs)
     print(f"running on {arguments.ranks} processes ...", file=sys.stderr)
-    result = execution.run(program, inputs, repeats=arguments.repeats)
+    result = execution.run(program, inputs, repeats=arguments.repeats, backend=arguments.backend)
     errors = {name: _relative_error(result.outputs[name], value) for name, value in expected.items()}
     agree = all(errors[name] <= _TOLERANCE[value.dtype.itemsize] for name, value in expected.items())
     report: dict[str, Any] = {

@@ -4,7 +4,8 @@ import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Final
+from importlib.util import find_spec
+from typing import Final, Literal
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -35,26 +36,44 @@ class Run:
     """By how much each rank's clock was ahead of rank 0's, taken out of the times."""
 
 
-def program_ranks(num_ranks: int) -> RankGroup:
+Backend = Literal["jax", "torch"]
+"""Whose collectives move the data; kernels are JAX's in any case."""
+
+
+def program_ranks(num_ranks: int, backend: Backend = "jax") -> RankGroup:
     """Processes that run programs: a context manager, to be given to several `run`s in turn.
 
     Raises:
-        PerfModelError: for fewer than 2 or more than 64 ranks.
+        PerfModelError: for fewer than 2 or more than 64 ranks, or torch where it is not installed.
     """
-    return RankGroup(num_ranks, ProgramSession)
+    if backend == "jax":
+        return RankGroup(num_ranks, ProgramSession)
+    if find_spec("torch") is None:
+        raise PerfModelError("backend torch needs torch; install the extra: pip install 'perfmodel[torch]'")
+    from perfmodel.execution._torch_session import TorchProgramSession
+
+    return RankGroup(num_ranks, TorchProgramSession)
 
 
-def run(program: Program, inputs: Mapping[str, np.ndarray], *, repeats: int = 3, ranks: RankGroup | None = None) -> Run:
+def run(
+    program: Program,
+    inputs: Mapping[str, np.ndarray],
+    *,
+    repeats: int = 3,
+    ranks: RankGroup | None = None,
+    backend: Backend = "jax",
+) -> Run:
     """Execute a program by one process per device, on this machine.
 
-    Every rank runs its own lowered program; collectives go through JAX (gloo on CPUs). A first run that
-    compiles is not timed. Times of all ranks are on rank 0's clock.
+    Every rank runs its own lowered program; collectives go through JAX or torch.distributed (gloo on CPUs).
+    A first run that compiles is not timed. Times of all ranks are on rank 0's clock.
 
     Args:
         program: of 2 to 64 devices.
         inputs: whole inputs by name.
         repeats: timed runs.
         ranks: running processes from `program_ranks`; by default fresh ones, which takes some seconds.
+        backend: of fresh processes.
 
     Raises:
         PerfModelError: too few or too many devices or ranks, no repeats, or an input of another shape.
@@ -66,7 +85,7 @@ def run(program: Program, inputs: Mapping[str, np.ndarray], *, repeats: int = 3,
     prepared = program_structure(program.function)
     if ranks is not None and ranks.num_ranks != len(codes):
         raise PerfModelError(f"the program is for {len(codes)} devices, but {ranks.num_ranks} ranks are running")
-    with program_ranks(len(codes)) if ranks is None else nullcontext(ranks) as group:
+    with program_ranks(len(codes), backend) if ranks is None else nullcontext(ranks) as group:
         group.ask_each("load", [(code,) for code in codes])
         group.ask("run")
         recorded = [group.ask("run") for _ in range(repeats)]
@@ -83,6 +102,7 @@ def _codes(program: Program, inputs: Mapping[str, np.ndarray]) -> list[RankCode]
     function, types = program.function, program.types
     arguments = program.split(inputs)
     groups = dict(zip((i.outputs for i in function.instructions), instruction_devices(function), strict=True))
+    all_groups = tuple(dict.fromkeys(group for group in groups.values() if len(group) > 1))
     codes = []
     for rank, instructions in enumerate(lower(function).ranks):
         mine = [p.name for p in function.parameters if types[p.name].device == rank]
@@ -95,6 +115,7 @@ def _codes(program: Program, inputs: Mapping[str, np.ndarray]) -> list[RankCode]
                 {name: arguments[name] for name in mine},
                 {name: types[name] for name in mine},
                 tuple(dict.fromkeys(n for n in function.outputs if types[n].device == rank)),
+                all_groups,
                 is_double(function),
             )
         )

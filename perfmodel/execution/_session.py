@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from perfmodel.execution._communicator import Local as Local
 from perfmodel.execution._communicator import communicator
 from perfmodel.execution._kernels import compiled_kernel
 from perfmodel.execution._reference import argument
@@ -30,6 +31,8 @@ class RankCode:
     parameters: Mapping[str, Tensor]
     outputs: tuple[str, ...]
     """Returned values that live on this rank."""
+    all_groups: tuple[tuple[int, ...], ...]
+    """Groups of devices that collectives of any rank run on, in an order that all ranks share."""
     double: bool
 
 
@@ -49,7 +52,7 @@ class ProgramSession(RankSession):
         jax.config.update("jax_enable_x64", code.double)
         self._arguments = {n: argument(n, tensor, code.arguments) for n, tensor in code.parameters.items()}
         self._outputs = code.outputs
-        self._steps = _steps(code, self.rank)
+        self._steps = self._prepared(code)
 
     def run(self) -> tuple[list[float], list[float]]:
         """Execute once; seconds on this process's clock at which each instruction was reached and done."""
@@ -75,24 +78,26 @@ class ProgramSession(RankSession):
         """This process's clock."""
         return time.perf_counter()
 
+    def communicator(self, instruction: Instruction, group: tuple[int, ...], operand: Tensor) -> Local:
+        """What this rank calls to take part in a collective."""
+        return communicator(instruction, group, operand, self.rank)
+
     def _line_up(self) -> None:
         multihost_utils.sync_global_devices("start")
 
+    def _prepared(self, code: RankCode) -> list[_Step]:
+        needed = set(code.outputs)
+        steps: list[_Step] = []
+        for instruction, group in zip(reversed(code.instructions), reversed(code.groups), strict=True):
+            inputs = tuple(n for n in instruction.inputs if code.types[n].device == self.rank)
+            outputs = tuple(n for n in instruction.outputs if code.types[n].device == self.rank)
+            dead = tuple({n for n in (*inputs, *outputs) if n not in needed})
+            needed.update(inputs)
+            steps.append(_Step(self._call(instruction, group, code), inputs, outputs, dead))
+        return steps[::-1]
 
-def _steps(code: RankCode, rank: int) -> list[_Step]:
-    needed = set(code.outputs)
-    steps: list[_Step] = []
-    for instruction, group in zip(reversed(code.instructions), reversed(code.groups), strict=True):
-        inputs = tuple(n for n in instruction.inputs if code.types[n].device == rank)
-        outputs = tuple(n for n in instruction.outputs if code.types[n].device == rank)
-        dead = tuple({n for n in (*inputs, *outputs) if n not in needed})
-        needed.update(inputs)
-        steps.append(_Step(_call(instruction, group, code, rank), inputs, outputs, dead))
-    return steps[::-1]
-
-
-def _call(instruction: Instruction, group: tuple[int, ...], code: RankCode, rank: int) -> Callable[..., Sequence[Any]]:
-    if not OPS[instruction.op].collective or len(group) == 1:
-        return compiled_kernel(instruction, [code.types[n] for n in instruction.outputs])
-    local = communicator(instruction, group, code.types[instruction.inputs[0]], rank)
-    return lambda *operand: (local(*operand or (None,)),)
+    def _call(self, instruction: Instruction, group: tuple[int, ...], code: RankCode) -> Callable[..., Sequence[Any]]:
+        if not OPS[instruction.op].collective or len(group) == 1:
+            return compiled_kernel(instruction, [code.types[n] for n in instruction.outputs])
+        local = self.communicator(instruction, group, code.types[instruction.inputs[0]])
+        return lambda *operand: (local(*operand or (None,)),)

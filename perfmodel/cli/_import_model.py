@@ -1,0 +1,147 @@
+"""`perfmodel import-model`: what somebody else's model costs, from its JAX function, compiled module or ONNX file."""
+
+import argparse
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.errors import PerfModelError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from perfmodel.importers import OpTable
+
+_SHOWN_ROWS = 15
+
+
+def add_command(commands: Any) -> argparse.ArgumentParser:
+    """Register the command."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "import-model", help="FLOPs, bytes, collectives and predicted time of a JAX, compiled or ONNX model"
+    )
+    command.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="FILE.py:FUNCTION, where FUNCTION() returns a JAX function and the tuple of its (abstract) arguments; "
+        "FILE.onnx; or the text of a compiled module (FILE.hlo, FILE.txt)",
+    )
+    command.add_argument("--target", metavar="NAME", help="cluster or device to predict the time on (name or TOML)")
+    command.add_argument(
+        "--devices", type=int, default=1, metavar="N",
+        help="fake devices to compile a sharded JAX function for; 1 traces it unsharded (default)",
+    )  # fmt: skip
+    command.add_argument(
+        "--dim", action="append", default=[], metavar="NAME=SIZE", help="size of a named dimension (ONNX; repeatable)"
+    )
+    command.add_argument("--trip-count", type=int, metavar="T", help="iterations of loops that state none")
+    command.add_argument("--out", type=Path, metavar="FILE", help="all kernels and collectives (csv)")
+    command.add_argument("--calibration", type=Path, metavar="DIR", help="directory made by 'perfmodel fit'")
+    command.set_defaults(run="import_model")
+    return command
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Totals of the model, its unmapped ops and, given a target, its predicted time.
+
+    Raises:
+        PerfModelError: a source of another kind or without such a function, or what the importers refuse.
+    """
+    table = _table(arguments)
+    report: dict[str, Any] = table.to_dict()
+    frame: "pd.DataFrame"
+    if arguments.target:
+        estimate = table.predict(arguments.target, calibration=arguments.calibration)
+        report["prediction"] = estimate.to_dict()
+        frame = estimate.to_frame()
+    else:
+        rows = table.to_frame()
+        order = (rows["count"] * rows["flops"]).sort_values(ascending=False).index
+        frame = rows.loc[order, ["family", "source", "count", "flops", "bytes"]]
+    if arguments.out:
+        frame.to_csv(arguments.out, index=False)
+        report["written"] = [str(arguments.out)]
+    report["rows"] = frame.head(_SHOWN_ROWS).to_dict(orient="records")
+    return report
+
+
+def show(report: Mapping[str, Any]) -> None:
+    """The report for people."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    devices = report["n_devices"]
+    console.print(f"{report['name']}: {report['flops']:.4g} FLOPs, {report['traffic_bytes']:.4g} bytes of traffic and "
+                  f"{report['communicated_bytes']:.4g} of collectives per device, {devices} device(s)")  # fmt: skip
+    if predicted := report.get("prediction"):
+        console.print(
+            f"predicted {1e3 * predicted['step_time_s']:.4g} ms ({1e3 * predicted['step_time_lo_s']:.4g} to "
+            f"{1e3 * predicted['step_time_hi_s']:.4g}); {1e3 * predicted['overlapped_time_s']:.4g} ms if all "
+            f"communication hid; MFU {predicted['mfu']:.1%}"
+        )
+    for item in report["unmapped"]:
+        share = item["count"] * item["flops"] / report["flops"] if report["flops"] else 1.0
+        console.print(f"not mapped: {item['name']} ({share:.2%} of FLOPs): {item['reason']}")
+    if report["rows"]:
+        table = Table(box=None, pad_edge=False)
+        for head in report["rows"][0]:
+            table.add_column(head, justify="left" if head in ("family", "source", "provenance") else "right")
+        for row in report["rows"]:
+            table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))
+        console.print(table)
+    for path in report.get("written", ()):
+        console.print(f"wrote {path}")
+
+
+def _table(arguments: argparse.Namespace) -> "OpTable":
+    from perfmodel import importers
+
+    path, _, function = arguments.source.partition(":")
+    suffix = Path(path).suffix
+    if suffix == ".onnx":
+        return importers.read_onnx(path, dims=dict(map(_dimension, arguments.dim)))
+    if suffix in (".hlo", ".txt"):
+        return importers.read_sharded(Path(path), trip_count=arguments.trip_count)
+    if suffix == ".py" and function:
+        _fake_devices(arguments.devices)
+        fn, args = _loaded(Path(path), function)
+        if arguments.devices > 1:
+            return importers.read_sharded(fn, *args, trip_count=arguments.trip_count, name=function)
+        return importers.trace(fn, *args, trip_count=arguments.trip_count, name=function)
+    raise PerfModelError(f"{arguments.source}: not FILE.py:FUNCTION, FILE.onnx, FILE.hlo or FILE.txt")
+
+
+def _fake_devices(count: int) -> None:
+    """CPU devices to compile for; must come before JAX starts its backend.
+
+    A compilation from the cache would come without the text of its module.
+    """
+    import jax
+
+    if count > 1:
+        jax.config.update("jax_num_cpu_devices", count)
+        jax.config.update("jax_enable_compilation_cache", False)
+
+
+def _loaded(path: Path, function: str) -> tuple[Any, tuple[Any, ...]]:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if not path.exists() or spec is None or spec.loader is None:
+        raise PerfModelError(f"{path}: no such file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = getattr(module, function, None)
+    if not callable(found):
+        raise PerfModelError(f"{path}: it has no function {function!r}")
+    made = found()
+    if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], (tuple, list))):
+        raise PerfModelError(f"{path}:{function}() must return a JAX function and the tuple of its arguments")
+    return made[0], tuple(made[1])
+
+
+def _dimension(text: str) -> tuple[str, int]:
+    name, _, size = text.partition("=")
+    if not name or not size.isdigit():
+        raise PerfModelError(f"--dim {text!r} is not NAME=SIZE")
+    return name, int(size)

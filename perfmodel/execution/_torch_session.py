@@ -1,0 +1,164 @@
+"""Ranks whose collectives go through torch.distributed (gloo); kernels stay JAX's. Needs the extra `torch`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from perfmodel.execution._kernels import jax_dtype
+from perfmodel.execution._session import Local, ProgramSession, RankCode
+from perfmodel.ir import Instruction, Tensor
+
+TorchTensor = Any
+"""A `torch.Tensor`; torch is there only with the extra."""
+
+
+def _torch() -> Any:
+    import torch  # pyright: ignore[reportMissingImports]
+
+    return torch
+
+
+def _dist() -> Any:
+    import torch.distributed  # pyright: ignore[reportMissingImports]
+
+    return torch.distributed
+
+
+class TorchProgramSession(ProgramSession):
+    """Runs a rank's code in a process group of torch.distributed."""
+
+    def __init__(self, rank: int, num_ranks: int, port: int) -> None:
+        dist = _dist()
+        jax.config.update("jax_platforms", "cpu")
+        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=num_ranks)
+        self.rank = rank
+        self._groups: dict[tuple[int, ...], Any] = {tuple(range(num_ranks)): dist.group.WORLD}
+
+    def load(self, code: RankCode) -> None:
+        """Make the process groups, which all ranks do in the same order, then as without torch."""
+        dist = _dist()
+        for group in code.all_groups:
+            members = tuple(sorted(group))
+            if members not in self._groups:
+                self._groups[members] = dist.new_group(list(members))
+        super().load(code)
+
+    def communicator(self, instruction: Instruction, group: tuple[int, ...], operand: Tensor) -> Local:
+        """What this rank calls to take part in a collective."""
+        return _Collective(instruction, group, operand, self.rank, self._groups[tuple(sorted(group))])
+
+    def _line_up(self) -> None:
+        dist = _dist()
+        dist.barrier()
+
+    def leave(self) -> None:
+        """Leave the group; nothing can be asked after this."""
+        dist = _dist()
+        dist.destroy_process_group()
+
+
+class _Collective:
+    """One collective of one rank. Members are kept in the instruction's order, torch sorts them."""
+
+    def __init__(
+        self, instruction: Instruction, group: tuple[int, ...], operand: Tensor, rank: int, handle: Any
+    ) -> None:
+        self.group, self.rank, self.handle = group, rank, handle
+        self.values: dict[str, Any] = dict(instruction.attributes)
+        self._body = _BODIES[instruction.op]
+        self._nothing = np.zeros(operand.shape, jax_dtype(operand))
+        self._dtype = jax_dtype(operand)
+
+    def __call__(self, operand: jax.Array | None) -> jax.Array:
+        mine = _to_torch(self._nothing if operand is None else np.array(operand))
+        return jnp.asarray(_to_numpy(self._body(self, mine), self._dtype))
+
+    @property
+    def place(self) -> int:
+        """This rank's position among the members."""
+        return self.group.index(self.rank)
+
+    def in_order(self, by_rank: Sequence[TorchTensor]) -> list[TorchTensor]:
+        """What torch gives in order of ranks, in order of the members."""
+        of = dict(zip(sorted(self.group), by_rank, strict=True))
+        return [of[member] for member in self.group]
+
+
+def _to_torch(array: np.ndarray) -> TorchTensor:
+    torch = _torch()
+    if array.dtype.name == "bfloat16":  # which numpy and torch do not share
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _to_numpy(tensor: TorchTensor, dtype: Any) -> np.ndarray:
+    torch = _torch()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.contiguous().view(torch.int16).numpy().view(dtype)
+    return tensor.numpy()
+
+
+def _send(c: _Collective, x: TorchTensor) -> TorchTensor:
+    dist = _dist()
+    if c.place == 0:
+        dist.send(x, c.group[1])
+    else:
+        dist.recv(x, c.group[0])
+    return x
+
+
+def _broadcast(c: _Collective, x: TorchTensor) -> TorchTensor:
+    dist = _dist()
+    dist.broadcast(x, c.group[0], group=c.handle)
+    return x
+
+
+def _reduced(c: _Collective, x: TorchTensor) -> TorchTensor:
+    dist = _dist()
+    op = dist.ReduceOp.MAX if c.values.get("op", "sum") == "max" else dist.ReduceOp.SUM
+    dist.all_reduce(x, op, group=c.handle)
+    return x
+
+
+def _gathered(c: _Collective, x: TorchTensor) -> TorchTensor:
+    torch, dist = _torch(), _dist()
+    parts = [torch.empty_like(x) for _ in c.group]
+    dist.all_gather(parts, x.contiguous(), group=c.handle)
+    return torch.cat(c.in_order(parts), dim=c.values["axis"])
+
+
+def _reduce_scatter(c: _Collective, x: TorchTensor) -> TorchTensor:
+    """gloo has none of its own for every reduction."""
+    return _reduced(c, x).chunk(len(c.group), c.values["axis"])[c.place].contiguous()
+
+
+def _all_to_all(c: _Collective, x: TorchTensor) -> TorchTensor:
+    torch, dist = _torch(), _dist()
+    parts = dict(zip(c.group, x.chunk(len(c.group), c.values["split_axis"]), strict=True))
+    sent = torch.stack([parts[member] for member in sorted(c.group)]).contiguous()
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=c.handle)
+    return torch.cat(c.in_order(list(received)), dim=c.values["concat_axis"])
+
+
+def _scatter(c: _Collective, x: TorchTensor) -> TorchTensor:
+    to = c.values["to"]
+    whole = _broadcast(c, x)
+    return whole.chunk(len(to), c.values["axis"])[to.index(c.rank) if c.rank in to else 0].contiguous()
+
+
+_BODIES: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType({
+    "send": _send,
+    "broadcast": _broadcast,
+    "all_reduce": _reduced,
+    "reduce": _reduced,
+    "all_gather": _gathered,
+    "gather": _gathered,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "scatter": _scatter,
+})  # fmt: skip
