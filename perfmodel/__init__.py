@@ -22,6 +22,8 @@ _HOME = {
     "Framework": "prediction", "Prediction": "prediction", "predict": "prediction",
     "compare_schedules": "prediction",
     "whatif": "what_if",
+    "OpTable": "importers", "read_onnx": "importers", "read_sharded": "importers", "trace": "importers",
+    "trace_program": "importers",
     "schedule_facts": "schedule",
     "SearchResult": "layout_search", "search": "layout_search",
     "validate_cases": "validation", "validate_kernels": "validation",
@@ -32,6 +34,7 @@ _RENAMED = {"fit": "fit_calibration"}
 if TYPE_CHECKING:
     from perfmodel.catalog import cluster, clusters, device, devices, model, models
     from perfmodel.errors import PerfModelError
+    from perfmodel.importers import OpTable, read_onnx, read_sharded, trace, trace_program
     from perfmodel.io import read_table
     from perfmodel.layout_search import SearchResult, search
     from perfmodel.learn import fit_calibration as fit

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from perfmodel.cli import _run, _schedules, _show, _whatif
+from perfmodel.cli import _import_model, _run, _schedules, _show, _whatif
 from perfmodel.cli._progress import progress
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Job, Layout
@@ -111,6 +111,12 @@ def run(arguments: argparse.Namespace) -> int:
     report, status = _run.run(arguments)
     _emit(arguments, report, lambda: _run.show(report))
     return status
+
+
+def import_model(arguments: argparse.Namespace) -> int:
+    report = _import_model.run(arguments)
+    _emit(arguments, report, lambda: _import_model.show(report))
+    return 0
 
 
 def doctor(arguments: argparse.Namespace) -> int:

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.errors import PerfModelError
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from perfmodel.importers import OpTable
 
 _SHOWN_ROWS = 15
@@ -50,15 +48,14 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     table = _table(arguments)
     report: dict[str, Any] = table.to_dict()
-    frame: "pd.DataFrame"
     if arguments.target:
         estimate = table.predict(arguments.target, calibration=arguments.calibration)
         report["prediction"] = estimate.to_dict()
         frame = estimate.to_frame()
     else:
-        rows = table.to_frame()
-        order = (rows["count"] * rows["flops"]).sort_values(ascending=False).index
-        frame = rows.loc[order, ["family", "source", "count", "flops", "bytes"]]
+        frame = table.to_frame()
+        frame = frame.iloc[(-frame["count"] * frame["flops"]).argsort()]
+        frame = frame.loc[:, ["family", "source", "count", "flops", "bytes"]]
     if arguments.out:
         frame.to_csv(arguments.out, index=False)
         report["written"] = [str(arguments.out)]

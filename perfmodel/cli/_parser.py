@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import perfmodel
-from perfmodel.cli import _run, _schedules, _whatif
+from perfmodel.cli import _import_model, _run, _schedules, _whatif
 
 
 class _Parser(argparse.ArgumentParser):
@@ -33,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
     _whatif.add_command(commands, _job)
     _json(_schedules.add_command(commands))
     _json(_run.add_command(commands))
+    _json(_import_model.add_command(commands))
     doctor = commands.add_parser("doctor", help="what is installed, which devices, calibrations and caches")
     doctor.set_defaults(run="doctor")
     _json(doctor)

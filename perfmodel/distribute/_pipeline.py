@@ -189,7 +189,7 @@ class _Pipeline:
         outputs = tuple([f"{name}{suffix}" for name in instruction.outputs])
         tag = replace(instruction.tag, micro_batch=k)
         values = instruction.attributes
-        if instruction.attribute("device") is not None:
+        if instruction.attribute("device") is not None or not instruction.inputs:
             values = attributes(**dict(values) | {"device": device})
         self._out.append(Instruction(instruction.op, inputs, outputs, values, tag))
         for name, output in zip(instruction.outputs, outputs, strict=True):

@@ -143,6 +143,8 @@ class _Spreading:
                 own = attributes(**dict(own) | {"offset": dict(own).get("offset", 0) + j * answer.offset_step})
             if moves:
                 own = self._moved(own, j)
+            elif not instruction.inputs:  # what comes from nowhere has to be told where it is
+                own = attributes(**dict(own) | {"device": self._device(self._types[instruction.outputs[0]].device, j)})
             inputs = tuple([names[j] for names in operands])
             self._out.append(Instruction(instruction.op, inputs, tuple([n[j] for n in outputs]), own, instruction.tag))
 

@@ -1,13 +1,16 @@
 """Which collectives, how many and how large: against the counts of the papers."""
 
 from collections import Counter
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from distribute_cases import program
 
 from perfmodel.distribute import Degrees, data_parallel, distribute, expert_parallel, tensor_parallel
 from perfmodel.errors import LayoutError
-from perfmodel.ir import OPS, Program, live_memory, work
+from perfmodel.execution import execute, random_inputs
+from perfmodel.ir import OPS, Program, live_memory, parse_function, undistributed, work
 from perfmodel.ir.models import Adam, TransformerSize, mlp, training_step, transformer_inference, transformer_loss
 
 LAYERS = 4
@@ -134,3 +137,21 @@ def test_work_does_not_depend_on_the_distribution() -> None:
 def test_what_does_not_divide_is_named(degrees: Degrees, says: str) -> None:
     with pytest.raises((LayoutError, ValueError), match=says):
         distribute(program("transformer"), degrees)
+
+
+def test_constants_stand_where_they_are_used() -> None:
+    """A constant has no operand that would say on which of the parts' devices it is."""
+    text = """func @f(%x: fp64[4, 2] @0, %w: fp64[2, 2] @0) {
+  %two = constant() {dtype="fp64", value=2.0}
+  %y = matmul(%x, %w)
+  %like = broadcast_like(%two, %y)
+  %z = mul(%y, %like)
+  return %z
+}"""
+    program = undistributed(parse_function(text), {"w": "parameter"})
+    data = replace(program.inputs[0], batch_axis=0)
+    program = replace(program, inputs=(data, *program.inputs[1:]))
+    x = random_inputs(program)
+    spread = data_parallel(program, 2)
+    np.testing.assert_allclose(execute(spread, x)["z"], execute(program, x)["z"])
+    assert {spread.types[name].device for name in spread.types if name.startswith("two")} == {0, 1}

@@ -56,7 +56,8 @@ OPTIONS = {
         ([(F64, (3, 6, 4)), (F64, (3, 2, 6))], {"transpose_a": True, "transpose_b": True}),
         ([(F64, X), (F64, (3, 6, 5))], {}),
     ],
-    "sum": [([(F64, X)], {"axes": (2,), "keep": True}), ([(F64, X)], {"axes": (1,)})],
+    "sum": [([(F64, X)], {"axes": axes}) for axes in ((1,), (2,), (1, 2), (0, 1))]
+    + [([(F64, X)], {"axes": (2,), "keep": True})],
     "attention": [([(F64, (2, 3, 12))], {"heads": 2})],
     "embedding": [([(F64, TABLE), (I32, IDS)], {"offset": 2})],
     "pick": [([(F64, X), (I32, IDS)], {"offset": 1})],

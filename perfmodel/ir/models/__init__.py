@@ -1,5 +1,6 @@
 """Model programs on one device, which the transforms of `perfmodel.distribute` distribute."""
 
+from perfmodel.ir.models._draft import ModelDraft as ModelDraft
 from perfmodel.ir.models._mlp import mlp as mlp
 from perfmodel.ir.models._training import Adam as Adam
 from perfmodel.ir.models._training import Sgd as Sgd

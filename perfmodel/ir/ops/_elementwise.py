@@ -163,8 +163,8 @@ def _sum_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
         return (None,)
     (x,) = i.inputs
     axes = i.attribute("axes")
-    if not i.attribute("keep") and b.types[dy].rank and min(axes, default=0) < b.types[x].rank - len(axes):
-        # the axes that stay must stand where broadcasting aligns them
+    if not i.attribute("keep") and b.types[dy].rank and sorted(axes) != list(range(len(axes))):
+        # the axes that stay must stand where broadcasting aligns them: last
         kept = tuple(1 if a in axes else n for a, n in enumerate(b.types[x].shape))
         dy = b.op("reshape", dy, shape=kept)
     return (b.op("broadcast_like", dy, x),)

@@ -66,7 +66,9 @@ def _reshape_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names
 
 
 def _shard_reshape(question: Question) -> Answer:
-    """The outermost factor of a group of merged or split axes stays sharded."""
+    """The outermost factor of a group of merged or split axes stays sharded; partial sums pass through."""
+    if question.shardings == (Partial("sum"),):
+        return Answer(question.shardings, question.shardings)
     question = question.settled()
     axis = question.sharded_axis(0)
     x, *dynamic = question.operands
@@ -97,6 +99,8 @@ def _transpose_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Nam
 
 
 def _shard_transpose(question: Question) -> Answer:
+    if question.shardings == (Partial("sum"),):
+        return Answer(question.shardings, question.shardings)
     question = question.settled()
     axis = question.sharded_axis(0)
     if axis is None:
@@ -158,6 +162,22 @@ def _slice(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Te
     return (x.with_shape([stop - start if i == axis else n for i, n in enumerate(x.shape)]),)
 
 
+def _slice_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+    """Zeros beside the slice."""
+    (dy,) = gradients
+    if dy is None:
+        return (None,)
+    (x,) = i.inputs
+    axis = axis_of(dict(i.attributes), "axis", b.types[x].rank)
+    n, start, stop = b.types[x].shape[axis], i.attribute("start"), i.attribute("stop")
+
+    def zeros(first: int, end: int) -> tuple[str, ...]:
+        return (b.op("scale", b.op("slice", x, axis=axis, start=first, stop=end), factor=0.0),) if end > first else ()
+
+    pieces = (*zeros(0, start), dy, *zeros(stop, n))
+    return (b.op("concat", *pieces, axis=axis) if len(pieces) > 1 else dy,)
+
+
 def _shard_beside_axis(question: Question) -> Answer:
     """Any sharding but along the op's own axis; partial sums pass through."""
     if all(s == Partial("sum") for s in question.shardings):
@@ -213,7 +233,7 @@ SHAPE = table(
         name="concat", infer=_concat, work=memory_bound("copy"), gradient=_concat_gradient, shard=_shard_beside_axis,
         fold=lambda x, a: np.concatenate(x, a["axis"]),
     ),
-    OpDefinition(name="slice", infer=_slice, work=free, shard=_shard_beside_axis),
+    OpDefinition(name="slice", infer=_slice, work=free, gradient=_slice_gradient, shard=_shard_beside_axis),
     OpDefinition(name="take", infer=_take, work=memory_bound("copy"), fold=_fold_take),
     OpDefinition(
         name="unsqueeze", infer=_unsqueeze, work=free, fold=lambda x, a: np.expand_dims(x[0], a["axes"])

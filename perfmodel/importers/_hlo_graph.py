@@ -1,0 +1,189 @@
+"""From a compiled module to a graph: calls and fusions inlined, loops repeated, tuples taken apart.
+
+Fusion is redone by this package's rule: what the laptop's CPU compiler fuses says little of an accelerator.
+Copies and layout changes are read in place.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from perfmodel.errors import PerfModelError
+from perfmodel.importers import _hlo_ops as ops
+from perfmodel.importers._dtypes import Array
+from perfmodel.importers._graph import Node, Region, Value, rows_of
+from perfmodel.importers._hlo_rules import Rules, called, widened
+from perfmodel.importers._hlo_text import Computation, HloModule, Instruction, Type
+from perfmodel.importers._mesh import parse_groups
+from perfmodel.importers._rows import CollectiveRow, Groups, Unmapped
+
+Operand = Any
+"""A `Value`, or a tuple of operands."""
+
+
+def region_of(module: HloModule, trip_count: int | None) -> Region:
+    """The graph of a module's entry; `trip_count` iterations are taken of loops that state none."""
+    entry = module.computations[module.entry]
+    walk = _Walk(module, trip_count, Rules(module.computations, widened(module)))
+    root = walk.inline(entry, _parameters(entry))
+    return Region(tuple(walk.nodes), tuple(_values(root)))
+
+
+@dataclass
+class _Walk:
+    """One pass over a computation and those that it calls."""
+
+    module: HloModule
+    trip_count: int | None
+    rules: Rules
+    nodes: list[Node] = field(default_factory=list)
+
+    def inline(self, computation: Computation, given: dict[str, Operand]) -> Operand:
+        """Append the nodes of a computation whose parameters are known; returns what its root is."""
+        known = dict(given)
+        for instruction in computation.instructions:
+            if instruction.name not in known:
+                operands = [known[name] for name in instruction.operands]
+                known[instruction.name] = self._instruction(instruction, operands)
+        return known[computation.root]
+
+    def _instruction(self, i: Instruction, operands: list[Operand]) -> Operand:
+        match i.opcode:
+            case "tuple":
+                return tuple(operands)
+            case "get-tuple-element":
+                return operands[0][int(i.attributes["index"])]
+            case "optimization-barrier":
+                return operands[0]
+            case "fusion" | "call" | "async-start":
+                return self._call(i, operands)
+            case "async-update" | "async-done":
+                return operands[0]
+            case "while":
+                return self._while(i, operands[0])
+            case "conditional":
+                return self._conditional(i, operands)
+        base = i.opcode.removesuffix("-start")
+        if base in ops.COLLECTIVES:
+            return self._collective(i, base, operands)
+        if i.opcode.removesuffix("-done") in ops.COLLECTIVES:
+            return operands[0]
+        return self._leaf(i, operands)
+
+    # --- calls and control flow -------------------------------------------------------------------
+
+    def _computation(self, i: Instruction, attribute: str) -> Computation:
+        return called(i, attribute, self.module.computations)
+
+    def _call(self, i: Instruction, operands: list[Operand]) -> Operand:
+        body = self._computation(i, "calls" if "calls" in i.attributes else "to_apply")
+        return self.inline(body, _parameters(body, operands))
+
+    def _while(self, i: Instruction, state: Operand) -> Operand:
+        """A loop with its count, if the compiler found it."""
+        found = re.search(r'"known_trip_count":\{"n":"(\d+)"', i.attributes.get("backend_config", ""))
+        count = int(found.group(1)) if found else self.trip_count
+        body = self._region(self._computation(i, "body"), [state], float(count if count is not None else 1))
+        out = _fresh(state)
+        inputs, outputs = tuple(_values(state)), tuple(_values(out))
+        if count is not None:
+            self.nodes.append(Node("while", "loop", inputs, outputs, work=body))
+            return out
+        reason = "its trip count is not known (FLOPs of one iteration); pass trip_count"
+        self._unmapped("while", reason, [body], inputs, outputs)
+        return out
+
+    def _conditional(self, i: Instruction, operands: list[Operand]) -> Operand:
+        """A choice that data makes: unmapped, with its largest branch."""
+        names = re.findall(r"%?([\w.\-]+)", i.attributes.get("branch_computations", "")) or [
+            i.attributes[key].lstrip("%") for key in ("true_computation", "false_computation")
+        ]
+        branches = [self._region(self.module.computations[name], [operand])
+                    for name, operand in zip(names, operands[1:], strict=True)]  # fmt: skip
+        out = _values_of_type(i.type)
+        reason = "which branch is taken depends on data (FLOPs of the largest branch)"
+        self._unmapped(i.opcode, reason, branches, tuple(v for o in operands for v in _values(o)), tuple(_values(out)))
+        return out
+
+    def _region(self, body: Computation, operands: Sequence[Operand], count: float = 1.0) -> Region:
+        walk = _Walk(self.module, self.trip_count, self.rules)
+        root = walk.inline(body, _parameters(body, [_fresh(o) for o in operands]))
+        return Region(tuple(walk.nodes), tuple(_values(root)), count)
+
+    def _unmapped(
+        self, name: str, reason: str, bodies: Sequence[Region], inputs: tuple[Value, ...], outputs: tuple[Value, ...]
+    ) -> None:
+        """Name what does not run a known number of times, collectives included."""
+        rows = [rows_of(body) for body in bodies]
+        flops = max(sum(r.count * r.flops for r in (*each.kernels, *each.unmapped)) for each in rows)
+        moved = max(sum(c.count * c.bytes for c in each.collectives) for each in rows)
+        if moved:
+            reason += f", with collectives of {moved:.0f} bytes"
+        self.nodes.append(Node(name, "unmapped", inputs, outputs, work=Unmapped(name, reason, flops)))
+
+    # --- single instructions ----------------------------------------------------------------------
+
+    def _collective(self, i: Instruction, base: str, operands: list[Operand]) -> Operand:
+        given = [value for operand in operands for value in _values(operand)]
+        kind = ops.COLLECTIVES[base]
+        groups = self._groups(i, kind)
+        n_bytes = sum(value.array.n_bytes for value in given)
+        if kind == "all_gather":
+            n_bytes *= len(groups[0])
+        dtype = max(given, key=lambda v: v.array.n_bytes).array.dtype if given else "fp32"
+        row = CollectiveRow(kind, n_bytes, groups, dtype, i.opcode)
+        out = _values_of_type(_result_type(i, base))
+        if base in ("all-reduce", "collective-permute") and len(given) == len(_values(out)):
+            # the result is as wide as what went in, which the compiler may have widened
+            made = [Value(value.array) for value in given]
+            out = tuple(made) if isinstance(out, tuple) else made[0]
+        self.nodes.append(Node(i.opcode, "collective", tuple(given), tuple(_values(out)), work=row))
+        return out
+
+    def _groups(self, i: Instruction, kind: str) -> Groups:
+        try:
+            if kind == "send_recv":
+                return parse_groups(i.attributes.get("source_target_pairs", ""), self.module.n_devices)
+            groups = i.attributes.get("replica_groups", "")
+            if "device_ids" in i.attributes:  # the order of a mesh's devices, itself after a comma
+                groups += f", device_ids={i.attributes['device_ids']}"
+            return parse_groups(groups, self.module.n_devices)
+        except PerfModelError as error:
+            raise PerfModelError(f"HLO %{i.name}: {error}") from None
+
+    def _leaf(self, i: Instruction, operands: list[Operand]) -> Operand:
+        inputs = tuple(value for operand in operands for value in _values(operand))
+        out = _values_of_type(i.type)
+        node = self.rules.node(i, inputs, tuple(_values(out)))
+        self.nodes.append(node)
+        return node.outputs[0] if isinstance(out, Value) else out
+
+
+def _result_type(i: Instruction, base: str) -> Type:
+    """Type of a collective's result: the start form of some also returns its operands."""
+    if i.opcode == base or base == "all-reduce" or not isinstance(i.type, tuple) or len(i.type) < 2:
+        return i.type
+    return i.type[1]
+
+
+def _parameters(computation: Computation, given: Sequence[Operand] | None = None) -> dict[str, Operand]:
+    """Operands of a computation by the names of its parameters; fresh ones where none are given."""
+    parameters = [i for i in computation.instructions if i.opcode == "parameter"]
+    if given is None:
+        return {i.name: _values_of_type(i.type) for i in parameters}
+    return {i.name: given[int(i.literal)] for i in parameters}
+
+
+def _values_of_type(kind: Type) -> Operand:
+    return Value(kind) if isinstance(kind, Array) else tuple(_values_of_type(part) for part in kind)
+
+
+def _fresh(operand: Operand) -> Operand:
+    return Value(operand.array) if isinstance(operand, Value) else tuple(_fresh(part) for part in operand)
+
+
+def _values(operand: Operand) -> list[Value]:
+    if isinstance(operand, Value):
+        return [operand]
+    return [value for part in operand for value in _values(part)]

@@ -1,0 +1,185 @@
+"""From a jaxpr to a graph: bodies inlined, loops repeated, collectives placed on their mesh."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Final
+
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from perfmodel.importers._dtypes import Array
+from perfmodel.importers._graph import Node, Region, Value, rows_of
+from perfmodel.importers._jaxpr_rules import leaf
+from perfmodel.importers._mesh import axis_groups
+from perfmodel.importers._rows import CollectiveRow, Groups, Unmapped
+from perfmodel.spec import CollectiveKind
+
+_INLINED: Final = frozenset({
+    "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call",
+    "custom_vjp_call_jaxpr", "custom_lin", "custom_transpose_call", "shard_map", "xla_call", "run_state", "named_call",
+})  # fmt: skip
+_BODIES: Final = ("jaxpr", "call_jaxpr", "fun_jaxpr", "fwd_jaxpr")
+_COLLECTIVES: Final[dict[str, CollectiveKind]] = {
+    "psum": "all_reduce", "psum2": "all_reduce", "psum_invariant": "all_reduce", "pmax": "all_reduce",
+    "pmin": "all_reduce", "all_gather": "all_gather", "all_gather_invariant": "all_gather",
+    "reduce_scatter": "reduce_scatter", "psum_scatter": "reduce_scatter", "all_to_all": "all_to_all",
+    "ppermute": "send_recv", "pbroadcast": "broadcast",
+}  # fmt: skip
+
+
+def region_of(closed: ClosedJaxpr, trip_count: int | None) -> Region:
+    """The graph of a whole function; `trip_count` iterations are taken of loops that state none."""
+    return _Walk(trip_count).region(closed.jaxpr, {})
+
+
+@dataclass
+class _Walk:
+    """One pass over a jaxpr and those inside it."""
+
+    trip_count: int | None
+    nodes: list[Node] = field(default_factory=list)
+
+    def region(self, jaxpr: Jaxpr, mesh: Mapping[str, int], count: float = 1.0) -> Region:
+        """A body as a graph of its own."""
+        walk = _Walk(self.trip_count)
+        values = {var: Value(_array(var)) for var in (*jaxpr.constvars, *jaxpr.invars)}
+        outputs = walk.inline(jaxpr, values, mesh)
+        return Region(tuple(walk.nodes), tuple(v for v in outputs if v is not None), count)
+
+    def inline(self, jaxpr: Jaxpr, values: dict[Any, Value], mesh: Mapping[str, int]) -> list[Value | None]:
+        """Append the nodes of a jaxpr whose inputs are known; returns its outputs (None for literals)."""
+
+        def read(atom: Any) -> Value | None:
+            if isinstance(atom, Literal):
+                return None
+            return values.setdefault(atom, Value(_array(atom)))
+
+        for eqn in jaxpr.eqns:
+            name, parameters = eqn.primitive.name, eqn.params
+            given = [read(atom) for atom in eqn.invars]
+            body = inlined_body(name, parameters, len(given))
+            if body is not None:
+                if name == "shard_map":
+                    found = self._on_one_device(body, given, eqn.outvars, {**mesh, **parameters["mesh"].shape})
+                else:
+                    found = self._call(body, given, mesh)
+                values.update(
+                    (var, Value(_array(var)) if value is None else value)
+                    for var, value in zip(eqn.outvars, found, strict=True)
+                )
+                continue
+            inputs = tuple(value for value in given if value is not None)
+            outputs = tuple(Value(_array(var)) for var in eqn.outvars)
+            values.update(zip(eqn.outvars, outputs, strict=True))
+            self.nodes += self._nodes(name, parameters, inputs, outputs, mesh)
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _call(self, body: Jaxpr, given: Sequence[Value | None], mesh: Mapping[str, int]) -> list[Value | None]:
+        inner = {var: Value(_array(var)) if value is None else value
+                 for var, value in zip(body.invars, given, strict=True)}  # fmt: skip
+        return self.inline(body, inner, mesh)
+
+    def _on_one_device(
+        self, body: Jaxpr, given: Sequence[Value | None], outvars: Sequence[Any], mesh: Mapping[str, int]
+    ) -> list[Value | None]:
+        """A call whose body sees the parts of its operands that one device holds."""
+
+        def as_seen(value: Value, var: Any) -> Value:
+            seen = Value(_array(var))
+            self.nodes.append(Node("shard_map", "view", (value,), (seen,)))
+            return seen
+
+        parts = [None if value is None else as_seen(value, var) for value, var in zip(given, body.invars, strict=True)]
+        found = self._call(body, parts, mesh)
+        return [None if value is None else as_seen(value, var) for value, var in zip(found, outvars, strict=True)]
+
+    def _nodes(
+        self,
+        name: str,
+        parameters: Mapping[str, Any],
+        inputs: tuple[Value, ...],
+        outputs: tuple[Value, ...],
+        mesh: Mapping[str, int],
+    ) -> list[Node]:
+        if name == "scan":
+            body = self.region(parameters["jaxpr"].jaxpr, mesh, float(parameters["length"]))
+            return [Node(name, "loop", inputs, outputs, work=body)]
+        if name == "while":
+            return [self._while(parameters, inputs, outputs, mesh)]
+        if name == "cond":
+            return [self._cond(parameters, inputs, outputs, mesh)]
+        if name in _COLLECTIVES:
+            return _collective(name, parameters, inputs, outputs, mesh)
+        if name == "pallas_call":
+            return [_pallas(parameters, inputs, outputs)]
+        return [leaf(name, parameters, inputs, outputs)]
+
+    def _while(self, parameters: Mapping[str, Any], inputs: Any, outputs: Any, mesh: Mapping[str, int]) -> Node:
+        """A loop that runs until a condition fails: how often, only its data tells."""
+        if self.trip_count is not None:
+            body = self.region(parameters["body_jaxpr"].jaxpr, mesh, float(self.trip_count))
+            return Node("while", "loop", inputs, outputs, work=body)
+        flops = self._flops(parameters["body_jaxpr"].jaxpr, mesh)
+        reason = "its trip count is not known (FLOPs of one iteration); pass trip_count, or write it as a scan"
+        return Node("while", "unmapped", inputs, outputs, work=Unmapped("while", reason, flops))
+
+    def _cond(self, parameters: Mapping[str, Any], inputs: Any, outputs: Any, mesh: Mapping[str, int]) -> Node:
+        """A choice: its only branch, or unmapped."""
+        branches = parameters["branches"]
+        if len(branches) == 1:
+            return Node("cond", "loop", inputs, outputs, work=self.region(branches[0].jaxpr, mesh))
+        flops = max(self._flops(branch.jaxpr, mesh) for branch in branches)
+        reason = "which branch is taken depends on data (FLOPs of the largest branch)"
+        return Node("cond", "unmapped", inputs, outputs, work=Unmapped("cond", reason, flops))
+
+    def _flops(self, jaxpr: Jaxpr, mesh: Mapping[str, int]) -> float:
+        rows = rows_of(self.region(jaxpr, mesh))
+        return sum(row.count * row.flops for row in (*rows.kernels, *rows.unmapped))
+
+
+def _array(var: Any) -> Array:
+    aval = var.aval
+    return Array.of(str(getattr(aval, "dtype", "token")), tuple(getattr(aval, "shape", ())))
+
+
+def inlined_body(name: str, parameters: Mapping[str, Any], n_inputs: int) -> Jaxpr | None:
+    """The jaxpr that an equation stands for, executed once on the equation's own operands."""
+    if name not in _INLINED:
+        return None
+    found = next((parameters[key] for key in _BODIES if key in parameters), None)
+    jaxpr = getattr(found, "jaxpr", found)
+    return jaxpr if jaxpr is not None and len(jaxpr.invars) == n_inputs else None
+
+
+def _collective(
+    name: str,
+    parameters: Mapping[str, Any],
+    inputs: tuple[Value, ...],
+    outputs: tuple[Value, ...],
+    mesh: Mapping[str, int],
+) -> list[Node]:
+    """One collective per operand, or views where no mesh axis is involved (a group of one)."""
+    axes = parameters.get("axes", parameters.get("axis_name", ()))
+    axes = tuple(a for a in ((axes,) if isinstance(axes, str) else axes) if isinstance(a, str))
+    kind = _COLLECTIVES[name]
+    if prod(mesh.get(axis, 1) for axis in axes) == 1:
+        return [Node(name, "view", (i,), (o,)) for i, o in zip(inputs, outputs, strict=True)]
+    groups = axis_groups(mesh, axes)
+    if kind == "send_recv":
+        groups = tuple((group[a], group[b]) for group in groups for a, b in parameters["perm"])
+    elif parameters.get("axis_index_groups"):
+        groups: Groups = tuple(tuple(g[i] for i in part) for g in groups for part in parameters["axis_index_groups"])
+    nodes = []
+    for i, o in zip(inputs, outputs, strict=True):
+        n_bytes = o.array.n_bytes if kind == "all_gather" else i.array.n_bytes
+        row = CollectiveRow(kind, n_bytes, groups, i.array.dtype, name)
+        nodes.append(Node(name, "collective", (i,), (o,), work=row))
+    return nodes
+
+
+def _pallas(parameters: Mapping[str, Any], inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Node:
+    """A hand-written kernel: what it costs is known only if its author states it."""
+    stated = parameters.get("cost_estimate")
+    flops = float(getattr(stated, "flops", 0)) or float(sum(o.array.n_elements for o in outputs))
+    reason = "a hand-written kernel (FLOPs as its cost_estimate states, or one per output element)"
+    return Node("pallas_call", "unmapped", inputs, outputs, work=Unmapped("pallas_call", reason, flops))
