@@ -16,6 +16,9 @@ from perfmodel.schedule._bidirectional import gems as gems
 from perfmodel.schedule._check import Problem as Problem
 from perfmodel.schedule._check import check as check
 from perfmodel.schedule._check import require_valid as require_valid
+from perfmodel.schedule._chimera_model import ChimeraModel as ChimeraModel
+from perfmodel.schedule._chimera_model import chimera_model as chimera_model
+from perfmodel.schedule._chimera_model import rabenseifner_s as rabenseifner_s
 from perfmodel.schedule._construct import Work as Work
 from perfmodel.schedule._construct import forward_part as forward_part
 from perfmodel.schedule._construct import from_keys as from_keys

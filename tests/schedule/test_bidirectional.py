@@ -8,7 +8,15 @@ from schedule_times import bubble_fraction, live_micro_batches, makespan, unifor
 
 from perfmodel.errors import LayoutError
 from perfmodel.program import Kind, ProgramSpec, build
-from perfmodel.schedule import bidirectional_stages, check, get_schedule, in_flight, weight_versions
+from perfmodel.schedule import (
+    bidirectional_stages,
+    check,
+    chimera_model,
+    get_schedule,
+    in_flight,
+    rabenseifner_s,
+    weight_versions,
+)
 from perfmodel.timeline import compile_structure, makespan_and_grad, times
 
 DEPTHS = [4, 6, 8, 16, 32]
@@ -154,3 +162,31 @@ def test_eager_opt_starts_only_what_bubbles_follow() -> None:
 def test_impossible_pipelines_name_the_remedy(name: str, p: int) -> None:
     with pytest.raises(LayoutError, match=r"even number|use one of"):
         get_schedule(name)(p, 8)
+
+
+@pytest.mark.parametrize(("p", "m"), [(4, 4), (6, 6), (8, 8), (8, 16), (16, 16)])
+def test_the_papers_performance_model_beside_the_evaluator(p: int, m: int) -> None:
+    """Section 3.4: exact without communication; with transfers and all-reduce close to what the evaluator finds."""
+    alone = chimera_model(p, m, forward_s=1, backward_s=2)
+    assert alone.step_s == makespan(get_schedule("chimera")(p, m), uniform(p, 1, 2))
+    if m == p:
+        assert (alone.forwards, alone.backwards) == (p, 2 * p - 2)
+    reduce_s = rabenseifner_s(1.5e9, 2, 1e-6, 1e9)
+    assert reduce_s == pytest.approx(1.5, rel=1e-5)
+    model = chimera_model(p, m, forward_s=1, backward_s=2, transfer_s=0.02, all_reduce_s=reduce_s)
+    structure = build(ProgramSpec(schedule="chimera", stages=p, micro_batches=m, grad_reduce="eager_opt"))
+    seconds = {
+        Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0, Kind.GRAD_REDUCE: reduce_s, Kind.SEND_FORWARD: 0.02,
+        Kind.SEND_BACKWARD: 0.02,
+    }  # fmt: skip
+    durations = np.array([seconds.get(Kind(kind), 0.0) for kind in structure.class_kind])
+    assert times(structure, durations).makespan_s == pytest.approx(model.step_s, rel=0.05)
+
+
+def test_all_reduce_hides_in_the_free_regions_of_figure_6() -> None:
+    assert chimera_model(6, 6, forward_s=1, backward_s=2, all_reduce_s=0.5).unoverlapped_s < 1
+    spans = [chimera_model(6, 6, forward_s=1, backward_s=2, all_reduce_s=s).unoverlapped_s for s in (0, 1, 2, 4, 8)]
+    assert spans[0] == 0
+    assert (np.diff(spans) >= 0).all()
+    assert spans[-1] - spans[-2] == pytest.approx(8)  # two stages per device, all of both exposed
+    assert rabenseifner_s(1e9, 1, 1e-6, 1e9) == 0

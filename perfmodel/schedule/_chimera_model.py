@@ -1,0 +1,104 @@
+"""Chimera's own performance model (Li and Hoefler 2021, section 3.4): a closed form beside the evaluator."""
+
+from dataclasses import dataclass
+from math import log2
+
+import numpy as np
+
+from perfmodel.schedule._bidirectional import chimera
+from perfmodel.schedule._optimise import PassTimes, starts_and_ends
+from perfmodel.schedule._registry import get_schedule
+from perfmodel.schedule._schedule import NEVER, Phase, Schedule
+
+
+@dataclass(frozen=True)
+class ChimeraModel:
+    """Step time by the paper's formula, term by term."""
+
+    forwards: int
+    """n_f, forwards on the critical path."""
+    backwards: int
+    """n_b, backwards on it."""
+    compute_s: float
+    """n_f T_f + n_b T_b."""
+    transfers_s: float
+    """(n_f + n_b) T_p2p; what middle bubbles would hide of it is not considered."""
+    unoverlapped_s: float
+    """What of the gradients' all-reduce the free regions of the worst device do not hold."""
+
+    @property
+    def step_s(self) -> float:
+        """T_iter, the sum of the three."""
+        return self.compute_s + self.transfers_s + self.unoverlapped_s
+
+
+def rabenseifner_s(n_bytes: float, ranks: int, latency_s: float, bytes_per_s: float) -> float:
+    """Time of an all-reduce: 2 log2(r) alpha + 2 (r - 1) / r S / bandwidth (section 3.4)."""
+    if ranks == 1:
+        return 0.0
+    return 2 * log2(ranks) * latency_s + 2 * (ranks - 1) / ranks * n_bytes / bytes_per_s
+
+
+def chimera_model(
+    devices: int,
+    micro_batches: int,
+    *,
+    forward_s: float,
+    backward_s: float,
+    transfer_s: float = 0.0,
+    all_reduce_s: float = 0.0,
+    pipelines: int = 2,
+) -> ChimeraModel:
+    """The paper's step time.
+
+    Args:
+        devices: p.
+        micro_batches: m, any number.
+        forward_s, backward_s: of a micro-batch on a stage (T_f, T_b).
+        transfer_s: between neighbouring stages (T_p2p).
+        all_reduce_s: of one stage's gradients over all its replicas (T_allreduce, see `rabenseifner_s`).
+        pipelines: 2k.
+
+    Raises:
+        LayoutError: pipelines that do not fit the devices.
+    """
+    get_schedule("chimera").require(devices, micro_batches, pipelines)
+    schedule = chimera(devices, micro_batches, pipelines)
+    half = backward_s / 2 * np.ones(devices)
+    times = PassTimes(forward_s * np.ones(devices), half, half)
+    start, end = starts_and_ends(schedule, times)
+    path = _critical_path(schedule, start, end)
+    forwards = int((schedule.phase[path] == Phase.FORWARD).sum())
+    backwards = len(path) - forwards
+    return ChimeraModel(
+        forwards=forwards,
+        backwards=backwards,
+        compute_s=forwards * forward_s + backwards * backward_s,
+        transfers_s=(forwards + backwards) * transfer_s,
+        unoverlapped_s=max(_unoverlapped_s(schedule, start, end, d, all_reduce_s) for d in range(devices)),
+    )
+
+
+def _critical_path(schedule: Schedule, start: np.ndarray, end: np.ndarray) -> list[int]:
+    """Instructions from the last one back to one that waits for none; ties go to the device's own order."""
+    needs = schedule.dependencies
+    at, path = int(end.argmax()), []
+    while at != NEVER:
+        path.append(at)
+        before = [at - 1] if schedule.position[at] else []
+        before += [int(need[at]) for need in needs if need[at] != NEVER]
+        at = next((i for i in before if np.isclose(end[i], start[at])), NEVER)
+    return path
+
+
+def _unoverlapped_s(schedule: Schedule, start: np.ndarray, end: np.ndarray, device: int, all_reduce_s: float) -> float:
+    """Figure 6: a stage's all-reduce may use the device's idle time after the stage's last backward, one
+    all-reduce after another; what is left at the end of all computation counts."""
+    own = slice(schedule.offsets[device], schedule.offsets[device + 1])
+    begin, finish, chunk = start[own], end[own], schedule.chunk[own]
+    ready = sorted(float(finish[chunk == c].max()) for c in np.unique(chunk))
+    left = 0.0
+    for now, later in zip(ready, [*ready[1:], float(end.max())], strict=True):
+        busy = float(np.clip(np.minimum(finish, later) - np.maximum(begin, now), 0, None).sum())
+        left = max(0.0, left + all_reduce_s - (later - now - busy))
+    return left
