@@ -35,6 +35,7 @@ def search(arguments: argparse.Namespace) -> int:
         raise PerfModelError("search: --devices N is needed (how many devices to lay the model out on)")
     model, cluster = catalog.model(arguments.model), catalog.cluster(arguments.cluster)
     job = _job(arguments, model.seq_len)
+    space = layout_search.default_space(model, cluster, job, arguments.devices)
     with progress("search") as report:
         result = layout_search.search(
             model,
@@ -44,9 +45,7 @@ def search(arguments: argparse.Namespace) -> int:
             method=arguments.method,
             top=arguments.top,
             job=job,
-            space=layout_search.restrict(
-                layout_search.default_space(model, cluster, job, arguments.devices), arguments.fix
-            ),
+            space=layout_search.restrict(layout_search.with_schedules(space, arguments.schedules), arguments.fix),
             calibration=_calibration(arguments),
             strict=arguments.strict,
             progress=report,

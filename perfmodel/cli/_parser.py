@@ -89,6 +89,9 @@ def _search(commands: "argparse._SubParsersAction[_Parser]") -> None:
     command.add_argument("--top", type=int, default=10, metavar="K", help="layouts to report (default 10)")
     command.add_argument("--method", default="auto", help="enumerate, or auto (which enumerates: exact)")
     command.add_argument("--fix", default="", metavar="LAYOUT", help='fix some dimensions, e.g. "tp=8,zero=1"')
+    command.add_argument(
+        "--schedules", default="", metavar="NAMES", help="pipeline schedules, as 1f1b,zb-h1,chimera; or all"
+    )
     command.add_argument("--out", type=Path, metavar="FILE", help="also write the result as JSON")
     command.add_argument("--trace", type=Path, metavar="FILE", help="Chrome trace of the best layout (json or json.gz)")
     command.add_argument("--png", type=Path, metavar="FILE", help="Gantt chart of the best layout")

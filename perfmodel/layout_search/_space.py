@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
 from perfmodel.errors import LayoutError
 from perfmodel.prediction import check_layout
-from perfmodel.schedule import get_schedule
+from perfmodel.schedule import get_schedule, schedule_names
 from perfmodel.spec import Cluster, Job, Layout, Model, Transformer
 
 
@@ -134,6 +134,24 @@ def _short(error: LayoutError) -> str:
         if words in text:
             return reason
     return text
+
+
+def with_schedules(space: Space, text: str) -> Space:
+    """The space with other pipeline schedules: names separated by commas, or `all` that flush (the asynchronous
+    ones train another way); `1f1b` brings the interleaved ones with it.
+
+    Raises:
+        UnknownNameError: for a name that no schedule has.
+    """
+    if not text:
+        return space
+    if text == "all":
+        flushing = (n for n in schedule_names() if n not in ("forward", "interleaved", "gems", "breadth-first"))
+        return replace(space, schedule=tuple(n for n in flushing if not get_schedule(n).asynchronous))
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    for name in names:
+        get_schedule(name)
+    return replace(space, schedule=tuple("1f1b" if name == "interleaved" else name for name in names))
 
 
 def restrict(space: Space, text: str) -> Space:

@@ -5,8 +5,8 @@ import pytest
 
 import perfmodel as pm
 from perfmodel import catalog
-from perfmodel.errors import LayoutError
-from perfmodel.layout_search import default_space, restrict
+from perfmodel.errors import LayoutError, UnknownNameError
+from perfmodel.layout_search import default_space, restrict, with_schedules
 from perfmodel.prediction import step_model
 from perfmodel.schedule import schedule_names
 from perfmodel.spec import Job, Layout
@@ -109,3 +109,18 @@ def test_search_may_be_held_to_a_schedule() -> None:
 def _search_of():
     model = catalog.model("gpt3-1.3b")
     return model, catalog.cluster("dgx-a100"), Job(global_batch=24, seq_len=model.seq_len), 12
+
+
+def test_search_over_schedules_never_loses_to_fewer() -> None:
+    model, cluster, job, devices = _search_of()
+    few = default_space(model, cluster, job, devices)
+    many = with_schedules(few, "all")
+    assert set(few.schedule) < set(many.schedule)
+    assert not {"nf1b", "pipedream", "forward"} & set(many.schedule)
+    best = [
+        pm.search(model, cluster, devices=devices, global_batch=24, job=job, space=space, top=1).layouts[0].step_time_s
+        for space in (with_schedules(few, "interleaved"), few, many)
+    ]
+    assert best[2] <= best[1] * (1 + 1e-6) <= best[0] * (1 + 2e-6)
+    with pytest.raises(UnknownNameError, match="zb-h1"):
+        with_schedules(few, "zb-h9")
