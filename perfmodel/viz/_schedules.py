@@ -10,6 +10,7 @@ from perfmodel.interpreter import TrainingCurve
 from perfmodel.program import Kind
 from perfmodel.schedule import PassTimes, Phase, Schedule, starts_and_ends
 from perfmodel.viz._colours import COLOURS
+from perfmodel.viz._events import LABELS
 from perfmodel.viz._save import save_png
 
 if TYPE_CHECKING:
@@ -31,8 +32,11 @@ def draw_schedules(schedules: Sequence[tuple[Schedule, PassTimes]]) -> "Figure":
     for axis, (schedule, times) in zip(axes, schedules, strict=True):
         _panel(axis, schedule, times)
     kinds = sorted({Kind[Phase(phase).name] for schedule, _ in schedules for phase in np.unique(schedule.phase)})
-    handles = [axes[0].barh(0, 0, color=COLOURS[kind], label=kind.name.lower().replace("_", " ")) for kind in kinds]
-    figure.legend(handles=handles, loc="outside upper right", ncols=len(kinds), fontsize=7, frameon=False)
+    labels: dict[str, list[str]] = {}
+    for kind in kinds:
+        labels.setdefault(COLOURS[kind], []).append(LABELS[kind])
+    handles = [axes[0].barh(0, 0, color=colour, label=", ".join(names)) for colour, names in labels.items()]
+    figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=7, frameon=False)
     return figure
 
 
