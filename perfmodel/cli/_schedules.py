@@ -106,7 +106,7 @@ def _chunks(arguments: argparse.Namespace, name: str) -> int:
 
 def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
     from perfmodel.errors import LayoutError
-    from perfmodel.schedule import PassTimes, get_schedule, require_valid, schedule_facts, schedule_names
+    from perfmodel.schedule import get_schedule, require_valid, schedule_facts, schedule_names
 
     rows, skipped, drawn = [], [], []
     for name in _names(arguments, [n for n in schedule_names() if n != "forward"]):
@@ -130,8 +130,7 @@ def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
             continue
         rows.append(facts.to_dict())
         part = arguments.stages / schedule.n_stages / schedule.slices
-        halves = [time * part * _ones(schedule.n_stages) for time in (arguments.forward_s, arguments.backward_s / 2)]
-        drawn.append((schedule, PassTimes(halves[0], halves[1], halves[1], arguments.transfer_s)))
+        drawn.append((schedule, _uniform(arguments, schedule.n_stages, part)))
     written = []
     if arguments.png:
         from perfmodel import viz
@@ -142,10 +141,13 @@ def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"title": title, "rows": rows, "skipped": skipped, "written": written}
 
 
-def _ones(n: int) -> Any:
-    import numpy as np
+def _uniform(arguments: argparse.Namespace, stages: int, part: float = 1.0) -> "PassTimes":
+    """Equal stages, each `part` of a p-th of the model."""
+    from perfmodel.schedule import PassTimes
 
-    return np.ones(n)
+    return PassTimes.uniform(
+        stages, arguments.forward_s * part, arguments.backward_s * part, transfer_s=arguments.transfer_s
+    )
 
 
 def _predicted(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -202,13 +204,10 @@ def _pass_times(arguments: argparse.Namespace) -> "tuple[PassTimes, int]":
     """Pass times and micro-batches: of the model's stages if one is named, else of equal ones."""
     from perfmodel import catalog
     from perfmodel.prediction import step_model
-    from perfmodel.schedule import PassTimes
     from perfmodel.spec import Job, Layout
 
     if not arguments.model:
-        half = arguments.backward_s / 2 * _ones(arguments.stages)
-        times = PassTimes(arguments.forward_s * _ones(arguments.stages), half, half, arguments.transfer_s)
-        return times, arguments.micro_batches
+        return _uniform(arguments, arguments.stages), arguments.micro_batches
     _require_job(arguments)
     model, layout = catalog.model(arguments.model), Layout.parse(arguments.layout)
     job = Job(global_batch=arguments.global_batch, seq_len=model.seq_len)
@@ -223,18 +222,15 @@ def _require_job(arguments: argparse.Namespace) -> None:
 
 
 def _trained(arguments: argparse.Namespace) -> dict[str, Any]:
-    import numpy as np
     import pandas as pd
 
     from perfmodel.interpreter import mlp_model, teacher_data, training_curve
     from perfmodel.io import write_table
-    from perfmodel.schedule import PassTimes
 
     p, m = arguments.stages, arguments.micro_batches
     model = mlp_model(16, p)
     inputs, targets = teacher_data(model, m * arguments.steps, examples=8, width=16, seed=0)
-    half = arguments.backward_s / 2 * np.ones(p)
-    passes = PassTimes(arguments.forward_s * np.ones(p), half, half, arguments.transfer_s)
+    passes = _uniform(arguments, p)
     curves = [
         training_curve(name, model, model.initial(1), inputs, targets, passes, per_step=m, learning_rate=0.3)
         for name in _names(arguments, ["1f1b", "zb-h1", "pipedream", "pipedream-2bw", "nf1b"])

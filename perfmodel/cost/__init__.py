@@ -3,6 +3,7 @@ from perfmodel.cost._describe import describe_calibration as describe_calibratio
 from perfmodel.cost._events import EventTimes as EventTimes
 from perfmodel.cost._events import PricesCollectives as PricesCollectives
 from perfmodel.cost._events import PricesKernels as PricesKernels
+from perfmodel.cost._events import event_times as event_times
 from perfmodel.cost._kernels import KernelModel as KernelModel
 from perfmodel.cost._roofline import roofline_seconds as roofline_seconds
 from perfmodel.cost._roofline import roofline_time as roofline_time

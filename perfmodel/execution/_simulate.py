@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.cost import CollectiveModel, KernelModel
+from perfmodel.cost import CollectiveModel, KernelModel, event_times
 from perfmodel.execution._structure import Event, ProgramStructure, distinct_ops, program_structure
 from perfmodel.ir import Function
-from perfmodel.spec import Cluster, Collective, Op
+from perfmodel.spec import Cluster, Op
 from perfmodel.timeline import Timeline, times
 
 Timer = Callable[[Sequence[Op]], Float[np.ndarray, " ops"]]
@@ -21,16 +21,7 @@ def cluster_timer(cluster: Cluster, calibration: Path | None = None) -> Timer:
     kernels, collectives = KernelModel.load(calibration), CollectiveModel.load(calibration)
 
     def timer(ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
-        time_s = np.zeros(len(ops))
-        moving = [i for i, op in enumerate(ops) if isinstance(op, Collective)]
-        computing = [i for i, op in enumerate(ops) if not isinstance(op, Collective)]
-        if moving:
-            time_s[moving] = collectives.times(cluster, [op for op in ops if isinstance(op, Collective)]).time_s
-        if computing:
-            time_s[computing] = kernels.times(
-                cluster.device, [op for op in ops if not isinstance(op, Collective)]
-            ).time_s
-        return time_s
+        return event_times(ops, cluster, kernels, collectives).time_s
 
     return timer
 

@@ -124,39 +124,33 @@ def _split_type(text: str) -> tuple[Type, str]:
 
 def _until_closed(text: str) -> tuple[str, str]:
     """Up to the parenthesis that closes the one before `text`, and what follows it."""
-    depth, quoted = 1, False
-    for i, character in enumerate(text):
-        if character == '"' and text[i - 1 : i] != "\\":
-            quoted = not quoted
-        elif quoted:
-            continue
-        elif character in _OPENING:
-            depth += 1
-        elif character in _CLOSING:
-            depth -= 1
-            if depth == 0:
-                return text[:i], text[i + 1 :]
+    for i, _, depth in _unquoted(text):
+        if depth < 0:
+            return text[:i], text[i + 1 :]
     raise ValueError("a parenthesis is not closed")
 
 
 def _top_level(text: str) -> Iterator[str]:
     """Parts between the commas that are in no bracket and no quotes."""
-    depth, quoted, start = 0, False, 0
-    for i, character in enumerate(text):
-        if character == '"' and text[i - 1 : i] != "\\":
-            quoted = not quoted
-        elif quoted:
-            continue
-        elif character in _OPENING:
-            depth += 1
-        elif character in _CLOSING:
-            depth -= 1
-        elif character == "," and depth == 0:
+    start = 0
+    for i, character, depth in _unquoted(text):
+        if character == "," and depth == 0:
             if part := text[start:i].strip():
                 yield part
             start = i + 1
     if part := text[start:].strip():
         yield part
+
+
+def _unquoted(text: str) -> Iterator[tuple[int, str, int]]:
+    """Every character outside quotes: its index, itself, and how many brackets are open after it."""
+    depth, quoted = 0, False
+    for i, character in enumerate(text):
+        if character == '"' and text[i - 1 : i] != "\\":
+            quoted = not quoted
+        elif not quoted:
+            depth += (character in _OPENING) - (character in _CLOSING)
+            yield i, character, depth
 
 
 def _attribute(part: str) -> tuple[str, str]:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
+from perfmodel.errors import PerfModelError
 from perfmodel.interpreter._layers import LayeredModel, Params
 from perfmodel.interpreter._run import ScheduleRun, run_schedule
 from perfmodel.program import Kind, ProgramSpec, build
@@ -55,9 +56,11 @@ def train(
 
     Schedules with a flush run one step after another; the others run as one stream over all micro-batches.
     PipeDream's updates are one per micro-batch.
+
+    Raises:
+        PerfModelError: inputs for less than one step.
     """
-    scheduler = get_schedule(name)
-    steps = len(inputs) // per_step
+    scheduler, steps = get_schedule(name), _whole_steps(len(inputs), per_step)
     if scheduler.asynchronous:
         schedule = scheduler(stages, per_step, 1, steps)
         per_update = schedule.micro_batches // int(schedule.updates[schedule.device == 0].sum())
@@ -66,15 +69,13 @@ def train(
             policy=scheduler.weights, learning_rate=learning_rate, per_update=per_update,
         )  # fmt: skip
     schedule = scheduler(stages, per_step)
-    losses = []
-    run = None
+    runs: list[ScheduleRun] = []
     for step in range(steps):
         own = slice(step * per_step, (step + 1) * per_step)
-        run = run_schedule(schedule, model, params, inputs[own], targets[own])
-        losses.append(run.losses)
-        params = jax.tree.map(lambda w, g: w - learning_rate * g, params, run.gradients)
-    assert run is not None
-    return ScheduleRun(np.concatenate(losses), run.gradients, params, run.held)
+        runs.append(run_schedule(schedule, model, params, inputs[own], targets[own]))
+        params = jax.tree.map(lambda w, g: w - learning_rate * g, params, runs[-1].gradients)
+    losses = np.concatenate([run.losses for run in runs])
+    return ScheduleRun(losses, runs[-1].gradients, params, runs[-1].held)
 
 
 def training_curve(
@@ -98,19 +99,30 @@ def training_curve(
         per_step: micro-batches per step (of a mini-batch).
         learning_rate: of plain gradient descent.
         update_s: seconds of one weight update on a device.
+
+    Raises:
+        PerfModelError: inputs for less than one step.
     """
     scheduler, stages = get_schedule(name), len(passes.forward_s)
-    steps = len(inputs) // per_step
+    steps = _whole_steps(len(inputs), per_step)
     run = train(
         name, model, params, inputs, targets, stages=stages, per_step=per_step, learning_rate=learning_rate
     )  # fmt: skip
-    stream = scheduler(stages, per_step, 1, steps) if scheduler.asynchronous else None
     time_s = _update_times(name, stages, per_step, steps, passes, update_s)
     loss = run.losses.reshape(len(time_s), -1).mean(axis=1)
-    if stream is None:
+    if not scheduler.asynchronous:
         return TrainingCurve(name, time_s, loss, np.ones(steps, np.int64), run.held)
+    stream = scheduler(stages, per_step, 1, steps)
     difference = weight_versions(stream, scheduler.weights).difference.max(axis=0)
     return TrainingCurve(name, time_s, loss, difference, run.held)
+
+
+def _whole_steps(micro_batches: int, per_step: int) -> int:
+    if not 0 < per_step <= micro_batches:
+        raise PerfModelError(
+            f"training needs micro-batches for at least one step of {per_step}, got {micro_batches}: give more inputs"
+        )
+    return micro_batches // per_step
 
 
 def _update_times(
@@ -129,18 +141,23 @@ def _update_times(
     durations[structure.class_kind == Kind.OPTIMIZER] = update_s
     timeline = event_times(structure, durations)
     optimizer = structure.kind == Kind.OPTIMIZER
-    ends = timeline.end_s[optimizer].reshape(-1) if flush else None
-    if ends is not None:
+    ends, device = timeline.end_s[optimizer], structure.device[optimizer]
+    if flush:
         return float(ends.max()) * np.arange(1, steps + 1)
-    device = structure.device[optimizer]
-    by_device = [np.sort(timeline.end_s[optimizer][device == d]) for d in range(stages)]
+    by_device = [np.sort(ends[device == d]) for d in range(stages)]
     return np.max(by_device, axis=0)
 
 
 def teacher_data(
     model: LayeredModel, micro_batches: int, *, examples: int, width: int, seed: int
 ) -> tuple[Float[np.ndarray, "micro_batches examples width"], Float[np.ndarray, "micro_batches examples width"]]:
-    """Random inputs, and what the model with other weights than the initial ones makes of them."""
+    """Random inputs, and what the model with other weights than the initial ones makes of them.
+
+    Raises:
+        PerfModelError: fewer than one micro-batch.
+    """
+    if micro_batches < 1:
+        raise PerfModelError(f"data for training needs at least one micro-batch, got {micro_batches}")
     rng = np.random.default_rng(seed)
     inputs = rng.normal(size=(micro_batches, examples, width))
     teacher = model.initial(seed + 1000)

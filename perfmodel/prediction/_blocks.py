@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Bool, Float
 
-from perfmodel.cost import EventTimes, PricesCollectives, PricesKernels
+from perfmodel.cost import EventTimes
 from perfmodel.prediction._framework import Framework
 from perfmodel.prediction._placement import Placement
 from perfmodel.spec import Cluster, Collective, Job, KernelOp, Layout, Op
@@ -162,27 +162,6 @@ def block_table(
         gap_s=gap_s,
         exposed=exposed,
     )
-
-
-def event_times(
-    ops: Sequence[Op], cluster: Cluster, kernels: PricesKernels, collectives: PricesCollectives
-) -> EventTimes:
-    """Times of a mixed list of kernels and collectives, in order."""
-    comm = [i for i, op in enumerate(ops) if isinstance(op, Collective)]
-    rest = [i for i, op in enumerate(ops) if not isinstance(op, Collective)]
-    time_s, lo_s, hi_s = np.zeros((3, len(ops)))
-    provenance = [""] * len(ops)
-    parts = []
-    if rest:
-        kernel_ops: list[KernelOp] = [ops[i] for i in rest]  # pyright: ignore[reportAssignmentType]
-        parts.append((rest, kernels.times(cluster.device, kernel_ops)))
-    if comm:
-        parts.append((comm, collectives.times(cluster, [ops[i] for i in comm])))  # pyright: ignore[reportArgumentType]
-    for where, part in parts:
-        time_s[where], lo_s[where], hi_s[where] = part.time_s, part.lo_s, part.hi_s
-        for i, name in zip(where, part.provenance, strict=True):
-            provenance[i] = name
-    return EventTimes(time_s=time_s, lo_s=lo_s, hi_s=hi_s, provenance=tuple(provenance))
 
 
 def _phases(block: BlockOps) -> tuple[tuple[Phase, tuple[tuple[KernelOp, int], ...], tuple[Comm, ...]], ...]:

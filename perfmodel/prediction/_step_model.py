@@ -12,8 +12,8 @@ from typing import TypeVar
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.cost import EventTimes, PricesCollectives, PricesKernels
-from perfmodel.prediction._blocks import BlockTable, Phase, block_table, event_times
+from perfmodel.cost import EventTimes, PricesCollectives, PricesKernels, event_times
+from perfmodel.prediction._blocks import BlockTable, Phase, block_table
 from perfmodel.prediction._classes import EventClasses, PassClasses, event_entries, pass_classes
 from perfmodel.prediction._communication import communication_events
 from perfmodel.prediction._framework import Framework

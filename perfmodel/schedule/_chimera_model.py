@@ -64,8 +64,7 @@ def chimera_model(
     """
     get_schedule("chimera").require(devices, micro_batches, pipelines)
     schedule = chimera(devices, micro_batches, pipelines)
-    half = backward_s / 2 * np.ones(devices)
-    times = PassTimes(forward_s * np.ones(devices), half, half)
+    times = PassTimes.uniform(devices, forward_s, backward_s)
     start, end = starts_and_ends(schedule, times)
     path = _critical_path(schedule, start, end)
     forwards = int((schedule.phase[path] == Phase.FORWARD).sum())

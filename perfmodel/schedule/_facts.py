@@ -66,9 +66,8 @@ def schedule_facts(
     schedule = scheduler(stages, micro_batches, chunks)
     # replicas hold whole p-ths of the model, chunks of one pipeline parts of it; slices parts of a sequence
     part = stages / schedule.n_stages / schedule.slices
-    ones = np.ones(schedule.n_stages) * part
-    times = PassTimes(
-        forward_s * ones, backward_s * (1 - weight_share) * ones, backward_s * weight_share * ones, transfer_s
+    times = PassTimes.uniform(
+        schedule.n_stages, forward_s * part, backward_s * part, weight_share=weight_share, transfer_s=transfer_s
     )
     step_s = _step_s(scheduler, schedule, times, micro_batches, chunks)
     busy_s = float(times.of(schedule).sum()) / stages

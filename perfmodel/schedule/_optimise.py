@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.schedule._construct import from_orders, looped_stages
+from perfmodel.schedule._memory import peak_live
 from perfmodel.schedule._schedule import NEVER, Phase, Schedule
 from perfmodel.schedule._slots import waits
 from perfmodel.schedule._zero_bubble import zb_h1, zb_h2
@@ -43,6 +44,15 @@ class PassTimes:
         everything = np.concatenate([*self.by_phase.values(), [self.transfer_s]])
         if not (np.isfinite(everything) & (everything >= 0)).all():
             raise PerfModelError("pass times must be finite and not negative")
+
+    @classmethod
+    def uniform(
+        cls, stages: int, forward_s: float, backward_s: float, *, weight_share: float = 0.5, transfer_s: float = 0.0
+    ) -> "PassTimes":
+        """Equal stages; `weight_share` of the backward is its weight gradient."""
+        ones = np.ones(stages)
+        of_weight = backward_s * weight_share
+        return cls(forward_s * ones, (backward_s - of_weight) * ones, of_weight * ones, transfer_s)
 
     @property
     def by_phase(self) -> dict[Phase, Float[np.ndarray, " stages"]]:
@@ -118,7 +128,7 @@ def optimised(
     found = [from_orders(name, looped_stages(stages, 1), micro_batches, order) for order in orders]
     # the hand-made orders are never lost to
     found += [
-        fixed for fixed in (zb_h1(stages, micro_batches), zb_h2(stages, micro_batches)) if _most_alive(fixed) <= limit
+        fixed for fixed in (zb_h1(stages, micro_batches), zb_h2(stages, micro_batches)) if _in_flight(fixed) <= limit
     ]
     best = min(found, key=lambda schedule: _cost(schedule, times, staggered))
     best = replace(best, name=name)
@@ -195,7 +205,7 @@ def _exchanged(schedule: Schedule, times: PassTimes, limit: int, staggered: bool
             if schedule.device[i] != schedule.device[i + 1]:
                 continue
             other = _with_exchanged(schedule, i)
-            if (other.slot == NEVER).any() or _most_alive(other) > limit:
+            if (other.slot == NEVER).any() or _in_flight(other) > limit:
                 continue
             other_cost = _cost(other, times, staggered)
             if other_cost < cost * (1 - 1e-12):
@@ -213,7 +223,6 @@ def _with_exchanged(schedule: Schedule, i: int) -> Schedule:
     return from_orders(schedule.name, schedule.stage, schedule.micro_batches, entries)
 
 
-def _most_alive(schedule: Schedule) -> int:
-    change: Int[np.ndarray, " instructions"] = (schedule.phase == _FORWARD).astype(np.int64) - schedule.ends_backward
-    alive = np.cumsum(change)
-    return int((alive - np.append(0, alive)[schedule.offsets[:-1]][schedule.device]).max())
+def _in_flight(schedule: Schedule) -> int:
+    """Most micro-batches that a device holds at once."""
+    return int(peak_live(schedule, np.ones(schedule.n_stages)).max())

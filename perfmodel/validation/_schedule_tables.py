@@ -109,8 +109,13 @@ def zero_bubble_table(path: Path) -> pd.DataFrame:
     to issue it: `_OPS_PER_TRANSFER` operators of an eager framework. Nothing is fitted.
     """
     published: list[dict[str, Any]] = pd.read_csv(path).to_dict("records")
-    rows = [row for row in published if row["schedule"] in _MEASURED and _TIMES.search(str(row["notes"]))]
-    composed_s = np.array([_composed_s(row) for row in rows]).reshape(-1, 2)
+    stated = [
+        (row, times)
+        for row in published
+        if row["schedule"] in _MEASURED and (times := _TIMES.search(str(row["notes"])))
+    ]
+    rows = [row for row, _ in stated]
+    composed_s = np.array([_composed_s(row, times) for row, times in stated]).reshape(-1, 2)
     table = pd.DataFrame(
         {
             "case_id": [row["case_id"] for row in rows],
@@ -126,10 +131,8 @@ def zero_bubble_table(path: Path) -> pd.DataFrame:
     return table
 
 
-def _composed_s(row: Mapping[str, Any]) -> Float[np.ndarray, "2"]:
+def _composed_s(row: Mapping[str, Any], stated: re.Match[str]) -> Float[np.ndarray, "2"]:
     """Step time of a row from the stated times alone, and with the host's time per transfer."""
-    stated = _TIMES.search(str(row["notes"]))
-    assert stated is not None
     host_s = np.array([0.0, _OPS_PER_TRANSFER * EAGER.host_op_s])
     forward_s, input_s, weight_s, send_s = (float(text) / 1e3 for text in stated.groups())
     name = _MEASURED[row["schedule"]]

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from perfmodel.interpreter import LayeredModel, mlp_model, run_schedule, train, training_curve
+from perfmodel.errors import PerfModelError
+from perfmodel.interpreter import LayeredModel, mlp_model, run_schedule, teacher_data, train, training_curve
 from perfmodel.schedule import PassTimes, get_schedule, weight_versions
 from perfmodel.timeline import double_precision
 
@@ -185,3 +186,14 @@ def test_held_versions_are_those_that_the_analysis_counts() -> None:
         model = mlp_model(4, 3)
         run = run_schedule(schedule, model, model.initial(0), x, y, policy=scheduler.weights, learning_rate=RATE)
         np.testing.assert_array_equal(run.held, weight_versions(schedule, scheduler.weights).held)
+
+
+def test_training_needs_one_whole_step() -> None:
+    model = mlp_model(4, 2)
+    x, y = np.zeros((3, 2, 4)), np.zeros((3, 2, 4))
+    for name in ("1f1b", "pipedream"):
+        for per_step in (0, 4):
+            with pytest.raises(PerfModelError, match=f"one step of {per_step}, got 3"):
+                train(name, model, model.initial(1), x, y, stages=2, per_step=per_step, learning_rate=0.1)
+    with pytest.raises(PerfModelError, match="at least one micro-batch, got -3"):
+        teacher_data(model, -3, examples=2, width=4, seed=0)
