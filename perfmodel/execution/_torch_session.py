@@ -11,6 +11,7 @@ import numpy as np
 from perfmodel.execution._kernels import jax_dtype
 from perfmodel.execution._session import Local, ProgramSession, RankCode
 from perfmodel.ir import Instruction, Tensor
+from perfmodel.measure import Place
 
 TorchTensor = Any
 """A `torch.Tensor`; torch is there only with the extra."""
@@ -31,12 +32,14 @@ def _dist() -> Any:
 class TorchProgramSession(ProgramSession):
     """Runs a rank's code in a process group of torch.distributed."""
 
-    def __init__(self, rank: int, num_ranks: int, port: int) -> None:
+    def __init__(self, place: Place) -> None:
         dist = _dist()
         jax.config.update("jax_platforms", "cpu")
-        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=num_ranks)
-        self.rank = rank
-        self._groups: dict[tuple[int, ...], Any] = {tuple(range(num_ranks)): dist.group.WORLD}
+        dist.init_process_group(
+            "gloo", init_method=f"tcp://{place.coordinator}", rank=place.rank, world_size=place.num_ranks
+        )
+        self.rank = place.rank
+        self._groups: dict[tuple[int, ...], Any] = {tuple(range(place.num_ranks)): dist.group.WORLD}
 
     def load(self, code: RankCode) -> None:
         """Make the process groups, which all ranks do in the same order, then as without torch."""

@@ -9,9 +9,12 @@ from perfmodel.measure._harness import Sample as Sample
 from perfmodel.measure._harness import StoppingRule as StoppingRule
 from perfmodel.measure._harness import Timing as Timing
 from perfmodel.measure._harness import time_calls as time_calls
+from perfmodel.measure._hosts import EmulatedHosts as EmulatedHosts
+from perfmodel.measure._hosts import Host as Host
 from perfmodel.measure._kernels import measure_ops as measure_ops
 from perfmodel.measure._median import median_interval as median_interval
 from perfmodel.measure._plan import Plan as Plan
 from perfmodel.measure._plan import read_plan as read_plan
+from perfmodel.measure._rank import Place as Place
 from perfmodel.measure._rank import RankSession as RankSession
 from perfmodel.measure._run import run_plan as run_plan

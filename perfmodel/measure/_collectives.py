@@ -1,12 +1,13 @@
 """Collectives timed between local processes."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from perfmodel.measure._group import RankGroup, check_collective
 from perfmodel.measure._harness import StoppingRule, time_calls
+from perfmodel.measure._hosts import Host
 from perfmodel.measure._meter import Meter, machine_meter
 from perfmodel.measure._rows import SOURCE, Row, collective_columns, timing_columns
 from perfmodel.spec import Collective
@@ -22,19 +23,22 @@ def measure_collectives(
     collectives: Iterable[Collective],
     device_name: str,
     *,
+    hosts: Sequence[Host] = (),
+    interconnect: str = INTERCONNECT,
     rule: StoppingRule | None = None,
     progress: Callable[[int, Collective], None] | None = None,
 ) -> "pd.DataFrame":
-    """Time collectives between processes of this host over gloo (TCP on the loopback interface).
+    """Time collectives between processes over gloo: of this host (TCP on the loopback interface), or of several.
 
     Ranks are pinned to one core each, in turn where there are fewer cores. A time is that of one
     call, the slowest rank's, in a row of calls each waited for; `send_recv` is a ring shift. Groups
     are started once per run of equal `num_ranks`.
 
     Args:
-        collectives: each with `ranks_per_node = num_ranks` and `bytes` a multiple of
-            `num_ranks` elements.
+        collectives: each with as many nodes as there are hosts, and `bytes` a multiple of `num_ranks` elements.
         device_name: what the `device` column says.
+        hosts: where the ranks run; none: all on this host.
+        interconnect: what the column of that name says.
 
     Returns:
         One row per collective with the columns of a measurement table (times in microseconds).
@@ -48,14 +52,15 @@ def measure_collectives(
     rule = rule or StoppingRule()
     wanted = list(collectives)
     for op in wanted:
-        check_collective(op)
+        check_collective(op, max(1, len(hosts)))
     rows: list[Row] = []
     for num_ranks, members in groupby(wanted, key=lambda op: op.num_ranks):
-        with RankGroup(num_ranks) as group:
+        with RankGroup(num_ranks, hosts=hosts) as group:
             for op in members:
                 if progress is not None:
                     progress(len(rows), op)
-                rows.append(collective_row(group, op, device_name, rule, machine_meter()))
+                row = collective_row(group, op, device_name, rule, machine_meter())
+                rows.append(row | {"interconnect": interconnect})
     return pd.DataFrame(rows)
 
 

@@ -13,9 +13,10 @@ import numpy as np
 
 from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
 from perfmodel.measure._harness import Sample
+from perfmodel.measure._hosts import Host
 from perfmodel.measure._meter import Meter, usable_cores
 from perfmodel.measure._programs import JAX_DTYPES
-from perfmodel.measure._rank import CollectiveSession, RankSession, serve
+from perfmodel.measure._rank import CollectiveSession, Place, RankSession, serve
 from perfmodel.spec import Collective
 from perfmodel.units import dtype_bytes
 
@@ -30,17 +31,25 @@ class RankGroup:
 
     Each process runs a session; by default one of collectives, which `load`, `sample` and `values` use.
 
+    Args:
+        hosts: where the ranks run, equally many on each, next to one another; none: all on this host.
+
     Raises:
-        PerfModelError: for fewer than 2 or more than 64 ranks.
+        PerfModelError: for fewer than 2 or more than 64 ranks, or ranks that the hosts cannot share out.
         CalibrationError: if a rank fails, dies or does not answer in time; the message names it, and
             the group is of no further use.
     """
 
-    def __init__(self, num_ranks: int, session: type[RankSession] = CollectiveSession) -> None:
+    def __init__(
+        self, num_ranks: int, session: type[RankSession] = CollectiveSession, hosts: Sequence[Host] = ()
+    ) -> None:
         if not 2 <= num_ranks <= MAX_RANKS:
             raise PerfModelError(f"a collective needs 2 to {MAX_RANKS} ranks on one host, got {num_ranks}")
+        if hosts and num_ranks % len(hosts):
+            raise PerfModelError(f"{num_ranks} ranks do not divide over {len(hosts)} hosts")
         self.num_ranks = num_ranks
-        self._session = session
+        self.ranks_per_node = num_ranks // max(1, len(hosts))
+        self._session, self._hosts = session, tuple(hosts)
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []
 
@@ -48,11 +57,13 @@ class RankGroup:
         # a fresh interpreter per rank: JAX's threads do not survive a fork
         context = get_context("spawn")
         cores = usable_cores()
-        port = _free_port()
+        coordinator = f"{self._hosts[0].address if self._hosts else '127.0.0.1'}:{_free_port()}"
         try:
             for rank in range(self.num_ranks):
                 ours, theirs = context.Pipe()
-                arguments = (theirs, rank, self.num_ranks, port, cores[rank % len(cores)], self._session)
+                host = self._hosts[rank // self.ranks_per_node] if self._hosts else None
+                where = Place(rank, self.num_ranks, coordinator, cores[rank % len(cores)], host)
+                arguments = (theirs, where, self._session)
                 process = context.Process(target=serve, args=arguments, daemon=True)
                 process.start()
                 theirs.close()
@@ -72,7 +83,7 @@ class RankGroup:
 
     def load(self, op: Collective) -> None:
         """Make `op` the collective that `sample` and `values` run."""
-        check_collective(op)
+        check_collective(op, max(1, len(self._hosts)))
         if op.num_ranks != self.num_ranks:
             raise PerfModelError(f"the group has {self.num_ranks} ranks, {op.collective} asks for {op.num_ranks}")
         self.ask("load", op)
@@ -144,14 +155,17 @@ class RankGroup:
         self._pipes, self._processes = [], []
 
 
-def check_collective(op: Collective) -> None:
-    """Raise `PerfModelError` unless local processes can run `op` exactly as asked."""
+def check_collective(op: Collective, hosts: int = 1) -> None:
+    """Raise `PerfModelError` unless processes on this many hosts can run `op` exactly as asked."""
     if op.collective not in MEASURED_COLLECTIVES:
         raise UnknownNameError("collective to measure", op.collective, MEASURED_COLLECTIVES)
     if op.dtype not in JAX_DTYPES:
         raise UnknownNameError("dtype to measure", op.dtype, JAX_DTYPES)
-    if op.num_nodes != 1:
-        raise PerfModelError(f"local ranks share one node; set ranks_per_node = num_ranks = {op.num_ranks}")
+    if op.num_nodes != hosts:
+        raise PerfModelError(
+            f"{op.num_ranks} ranks on {hosts} host{'s' * (hosts > 1)} have ranks_per_node = {op.num_ranks // hosts}, "
+            f"not {op.ranks_per_node}"
+        )
     unit = dtype_bytes(op.dtype) * op.num_ranks
     if op.bytes < unit or op.bytes % unit:
         raise PerfModelError(

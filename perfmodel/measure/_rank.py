@@ -3,18 +3,32 @@
 import os
 import sys
 import time
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
+from perfmodel.measure._hosts import Host
 from perfmodel.measure._programs import JAX_DTYPES
 from perfmodel.spec import Collective
 from perfmodel.units import dtype_bytes
 
 
-def serve(
-    pipe: Connection, rank: int, num_ranks: int, port: int, core: int | None, session_type: "type[RankSession]"
-) -> None:
+@dataclass(frozen=True)
+class Place:
+    """Which rank of which group a process is, and where it runs."""
+
+    rank: int
+    num_ranks: int
+    coordinator: str
+    """`host:port` at which rank 0 brings the group together."""
+    core: int | None = None
+    """Core to keep to."""
+    host: Host | None = None
+    """Emulated host to move to."""
+
+
+def serve(pipe: Connection, place: Place, session_type: "type[RankSession]") -> None:
     """Join the group and answer requests until told to stop.
 
     A request is a tuple of a method of the session and its arguments, as `("run", calls)`, or `("stop",)`;
@@ -23,10 +37,12 @@ def serve(
     # gloo announces itself on standard output, which belongs to the parent's result
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
-    if core is not None:
-        os.sched_setaffinity(0, {core})
+    if place.core is not None:
+        os.sched_setaffinity(0, {place.core})
     try:
-        session = session_type(rank, num_ranks, port)
+        if place.host is not None:
+            place.host.enter()
+        session = session_type(place)
     except Exception as error:
         pipe.send(("error", f"could not join the group: {error}"))
         return
@@ -51,15 +67,15 @@ def _receive(pipe: Connection) -> tuple[Any, ...] | None:
 class RankSession:
     """A rank's membership in the group; what its subclasses can do, `RankGroup.ask` asks for by name."""
 
-    def __init__(self, rank: int, num_ranks: int, port: int) -> None:
+    def __init__(self, place: Place) -> None:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
         import jax
 
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(f"127.0.0.1:{port}", num_ranks, rank, initialization_timeout=60)
-        self.rank = rank
-        self.mesh = jax.make_mesh((num_ranks,), ("rank",))
+        jax.distributed.initialize(place.coordinator, place.num_ranks, place.rank, initialization_timeout=60)
+        self.rank = place.rank
+        self.mesh = jax.make_mesh((place.num_ranks,), ("rank",))
 
     def own_s(self) -> float:
         """Processor time of this rank so far."""

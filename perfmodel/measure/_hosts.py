@@ -1,0 +1,163 @@
+"""Hosts made of network namespaces on one machine, joined by links of a set bandwidth and latency (Linux, root).
+
+What runs on one of them reaches the others only through its shaped link, as on a real network, and its own ranks
+through the loopback interface: groups within and between nodes, on one machine.
+"""
+
+import ctypes
+import os
+import shutil
+import socket
+import subprocess
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from itertools import count
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Final, Self
+
+from perfmodel.errors import CalibrationError, PerfModelError
+from perfmodel.measure._switch import TAP_MTU, serve_switch
+from perfmodel.units import positive
+
+_CLONE_NEWUTS: Final = 0x04000000
+_CLONE_NEWNET: Final = 0x40000000
+_NAMESPACES: Final = Path("/var/run/netns")
+_BURST_BYTES: Final = 16384
+"""What a link lets through at once after a pause; small, so that messages take their size over the bandwidth."""
+_QUEUE_S: Final = 2.0
+"""Waiting time at which a link drops: beyond what the senders' windows hold."""
+_MAX_HOSTS: Final = 64
+_numbers = count()
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where a rank runs."""
+
+    address: str
+    """By which the other hosts reach it."""
+    namespace: str
+    """Network namespace on this machine."""
+
+    def enter(self) -> None:
+        """Move this thread, and those it starts, onto the host; for a fresh process that does one rank's work.
+
+        The host's name becomes its address, which is how collective libraries find the interface to listen on.
+        Ranks that share a core run at real-time priority, so that one that has just got its message need not wait
+        for the end of another's time slice, several milliseconds that no real host would take.
+
+        Raises:
+            CalibrationError: without the right to do so.
+        """
+        libc = ctypes.CDLL(None, use_errno=True)
+        handle = os.open(_NAMESPACES / self.namespace, os.O_RDONLY)
+        try:
+            if libc.setns(handle, _CLONE_NEWNET) or libc.unshare(_CLONE_NEWUTS):
+                raise CalibrationError(f"cannot enter namespace {self.namespace}: {os.strerror(ctypes.get_errno())}")
+        finally:
+            os.close(handle)
+        socket.sethostname(self.address)
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+
+
+class EmulatedHosts:
+    """Context manager over hosts in namespaces of their own, every one with a link to a common switch.
+
+    Bandwidth is shaped where a host sends (a token bucket); the latency of the link is added by a small switch in
+    user space, which is left out where `latency_s` is 0.
+
+    Raises:
+        PerfModelError: for fewer than 2 or more than 64 hosts, or a bandwidth or latency that is none.
+        CalibrationError: where the system cannot make them; the message says what is missing.
+    """
+
+    def __init__(self, count: int, bandwidth_bytes_per_s: float, latency_s: float = 0.0) -> None:
+        if not 2 <= count <= _MAX_HOSTS:
+            raise PerfModelError(f"emulated hosts: 2 to {_MAX_HOSTS} of them, got {count}")
+        positive("emulated hosts: bandwidth_bytes_per_s", bandwidth_bytes_per_s)
+        if not 0 <= latency_s < 1:
+            raise PerfModelError(f"emulated hosts: latency_s must be between 0 and 1 s, got {latency_s!r}")
+        self._bandwidth_bytes_per_s, self._latency_s = bandwidth_bytes_per_s, latency_s
+        self._prefix = f"pm{os.getpid() % 10**6}x{next(_numbers)}"
+        self.hosts = tuple(Host(f"10.213.0.{i + 1}", f"{self._prefix}h{i}") for i in range(count))
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        if missing := unavailable():
+            raise CalibrationError(f"hosts cannot be emulated here: {missing}")
+        with ExitStack() as stack:
+            for host in self.hosts:
+                _command("ip", "netns", "add", host.namespace)
+                stack.callback(_quietly, "ip", "netns", "del", host.namespace)
+            if self._latency_s:
+                self._join_by_switch(stack)
+            else:
+                self._join_by_bridge(stack)
+            for host in self.hosts:
+                self._configure(host)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def _join_by_bridge(self, stack: ExitStack) -> None:
+        bridge = f"{self._prefix}b"
+        _command("ip", "link", "add", bridge, "type", "bridge")
+        stack.callback(_quietly, "ip", "link", "del", bridge)
+        _command("ip", "link", "set", bridge, "up")
+        for i, host in enumerate(self.hosts):
+            port = f"{self._prefix}p{i}"
+            _command("ip", "link", "add", port, "type", "veth", "peer", "name", "net0", "netns", host.namespace)
+            _command("ip", "link", "set", port, "master", bridge, "up")
+
+    def _join_by_switch(self, stack: ExitStack) -> None:
+        taps = [f"{self._prefix}t{i}" for i in range(len(self.hosts))]
+        context = get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=serve_switch, args=(theirs, taps, self._latency_s), daemon=True)
+        process.start()
+        theirs.close()
+        stack.callback(process.join, 5.0)
+        stack.callback(process.terminate)
+        stack.callback(ours.close)
+        if not ours.poll(30.0) or ours.recv() != "ready":
+            raise CalibrationError("the switch between emulated hosts did not start")
+        for tap, host in zip(taps, self.hosts, strict=True):
+            _command("ip", "link", "set", tap, "netns", host.namespace, "name", "net0")
+            _command("ip", "-n", host.namespace, "link", "set", "net0", "mtu", str(TAP_MTU))
+
+    def _configure(self, host: Host) -> None:
+        inside = ("ip", "-n", host.namespace)
+        _command(*inside, "address", "add", f"{host.address}/24", "dev", "net0")
+        _command(*inside, "link", "set", "lo", "up")
+        _command(*inside, "link", "set", "net0", "up")
+        rate_bits_per_s = round(8 * self._bandwidth_bytes_per_s)
+        burst_bytes = max(_BURST_BYTES, TAP_MTU + 14) if self._latency_s else _BURST_BYTES
+        limit_bytes = round(_QUEUE_S * self._bandwidth_bytes_per_s) + burst_bytes
+        # what data centres set: a connection keeps its window while the ranks compute
+        _command("ip", "netns", "exec", host.namespace, "sysctl", "-qw", "net.ipv4.tcp_slow_start_after_idle=0")
+        _command(
+            "tc", "-n", host.namespace, "qdisc", "add", "dev", "net0", "root", "tbf",
+            "rate", f"{rate_bits_per_s}bit", "burst", f"{burst_bytes}b", "limit", f"{limit_bytes}b",
+        )  # fmt: skip
+
+
+def unavailable() -> str:
+    """What this system lacks to emulate hosts; empty where it can."""
+    if not hasattr(os, "geteuid") or os.geteuid() != 0:
+        return "it takes root's rights"
+    tools = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    return f"{' and '.join(tools)} not found (package iproute2)" if tools else ""
+
+
+def _command(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CalibrationError(f"{' '.join(words)}: {done.stderr.strip() or f'exit status {done.returncode}'}")
+
+
+def _quietly(*words: str) -> None:
+    with suppress(CalibrationError):
+        _command(*words)
