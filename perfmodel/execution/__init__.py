@@ -4,6 +4,10 @@ from perfmodel.execution._export import chrome_trace as chrome_trace
 from perfmodel.execution._export import to_dot as to_dot
 from perfmodel.execution._export import write_chrome_trace as write_chrome_trace
 from perfmodel.execution._kernels import KERNELS as KERNELS
+from perfmodel.execution._pair_times import PairTimes as PairTimes
+from perfmodel.execution._pair_times import measure_pair as measure_pair
+from perfmodel.execution._predict_ranks import predict_ranks as predict_ranks
+from perfmodel.execution._rank_events import rank_events as rank_events
 from perfmodel.execution._reference import execute as execute
 from perfmodel.execution._reference import execute_function as execute_function
 from perfmodel.execution._reference import random_inputs as random_inputs

@@ -19,8 +19,8 @@ from perfmodel.execution._kernels import jax_dtype
 from perfmodel.ir import Instruction, Tensor
 
 _AXIS: Final = "rank"
-Local = Callable[[jax.Array | None], jax.Array]
-"""From a rank's operand (None where it has none) to what the collective leaves on it."""
+Local = Callable[[jax.Array | None], tuple[jax.Array, ...]]
+"""From a rank's operand (None where it has none) to what the collective leaves on it: its result comes first."""
 
 
 def communicator(instruction: Instruction, group: tuple[int, ...], whole_input: Tensor, rank: int) -> Local:
@@ -38,7 +38,7 @@ def communicator(instruction: Instruction, group: tuple[int, ...], whole_input: 
     body = partial(_BODIES[instruction.op], values=dict(instruction.attributes), group=group)
     mapped = jax.jit(
         jax.shard_map(
-            lambda x: body(x[0])[None],
+            lambda x: jax.tree.map(lambda y: y[None], body(x[0])),
             mesh=mesh,
             in_specs=PartitionSpec(_AXIS),
             out_specs=PartitionSpec(_AXIS),
@@ -49,10 +49,10 @@ def communicator(instruction: Instruction, group: tuple[int, ...], whole_input: 
     nothing = jnp.zeros(whole_input.shape, jax_dtype(whole_input))
     here = devices[rank]
 
-    def call(operand: jax.Array | None) -> jax.Array:
+    def call(operand: jax.Array | None) -> tuple[jax.Array, ...]:
         local = jax.device_put((nothing if operand is None else operand)[None], here)
-        result = mapped(jax.make_array_from_single_device_arrays(shape, sharding, [local]))
-        return result.addressable_shards[0].data[0]
+        results = mapped(jax.make_array_from_single_device_arrays(shape, sharding, [local]))
+        return tuple(result.addressable_shards[0].data[0] for result in jax.tree.leaves(results))
 
     return call
 
@@ -63,8 +63,9 @@ def _reduced(x: jax.Array, values: Mapping[str, Any], group: tuple[int, ...]) ->
 
 
 def _reduce_scatter(x: jax.Array, values: Mapping[str, Any], group: tuple[int, ...]) -> jax.Array:
-    if values.get("op", "sum") == "max":
-        return _slice(lax.pmax(x, _AXIS), values["axis"], len(group), lax.axis_index(_AXIS))
+    # gloo's own spins while it waits, which takes the core from ranks that share it
+    if values.get("op", "sum") == "max" or jax.default_backend() == "cpu":
+        return _slice(_reduced(x, values, group), values["axis"], len(group), lax.axis_index(_AXIS))
     return lax.psum_scatter(x, _AXIS, scatter_dimension=values["axis"], tiled=True)
 
 
@@ -76,8 +77,11 @@ def _all_gather(x: jax.Array, values: Mapping[str, Any], group: tuple[int, ...])
     return lax.all_gather(x, _AXIS, axis=values["axis"], tiled=True)
 
 
-def _send(x: jax.Array, values: Mapping[str, Any], group: tuple[int, ...]) -> jax.Array:
-    return lax.ppermute(x, _AXIS, [(0, 1)])
+def _send(x: jax.Array, values: Mapping[str, Any], group: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """With an acknowledgement, so that the sender too is done when the message has arrived, not when the system has
+    taken a copy of it: an instruction of several devices runs on all of them at once (DistIR, section 2.1)."""
+    received = lax.ppermute(x, _AXIS, [(0, 1)])
+    return received, lax.ppermute(received.ravel()[:1], _AXIS, [(1, 0)])
 
 
 def _broadcast(x: jax.Array, values: Mapping[str, Any], group: tuple[int, ...]) -> jax.Array:
@@ -96,7 +100,7 @@ def _slice(x: jax.Array, axis: int, parts: int, index: jax.Array) -> jax.Array:
     return lax.dynamic_slice_in_dim(x, index * size, size, axis)
 
 
-_BODIES: Final[Mapping[str, Callable[..., jax.Array]]] = MappingProxyType({
+_BODIES: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType({
     "send": _send,
     "broadcast": _broadcast,
     "all_reduce": _reduced,

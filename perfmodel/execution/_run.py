@@ -1,7 +1,7 @@
 """Real execution: a program on as many processes as it has devices, timed instruction by instruction."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -13,10 +13,10 @@ from jaxtyping import Float, Int
 from perfmodel.errors import PerfModelError
 from perfmodel.execution._reference import is_double
 from perfmodel.execution._session import ProgramSession, RankCode
+from perfmodel.execution._shared_cores import class_means_s
 from perfmodel.execution._structure import ProgramStructure, program_structure
 from perfmodel.ir import Program, instruction_devices, lower
-from perfmodel.measure import RankGroup
-from perfmodel.program import Kind
+from perfmodel.measure import Host, RankGroup, machine_meter
 from perfmodel.timeline import Timeline
 
 _CLOCK_ROUNDS: Final = 7
@@ -28,31 +28,41 @@ class Run:
 
     outputs: Mapping[str, np.ndarray]
     """Whole results by name."""
-    timeline: Timeline
-    """Measured times in the structure by which the program would be simulated: the run of median makespan."""
+    timelines: tuple[Timeline, ...]
+    """Measured times of every run, in the structure by which the program would be simulated."""
     program: ProgramStructure
-    makespans_s: Float[np.ndarray, " runs"]
+    interference: Float[np.ndarray, " runs"]
+    """Share of the processor time during each run that other work took."""
     clock_offset_s: Float[np.ndarray, " ranks"]
     """By how much each rank's clock was ahead of rank 0's, taken out of the times."""
+
+    @property
+    def makespans_s(self) -> Float[np.ndarray, " runs"]:
+        return np.array([timeline.makespan_s for timeline in self.timelines])
+
+    @property
+    def timeline(self) -> Timeline:
+        """The run of median makespan."""
+        return self.timelines[int(np.argsort(self.makespans_s)[(len(self.timelines) - 1) // 2])]
 
 
 Backend = Literal["jax", "torch"]
 """Whose collectives move the data; kernels are JAX's in any case."""
 
 
-def program_ranks(num_ranks: int, backend: Backend = "jax") -> RankGroup:
-    """Processes that run programs: a context manager, to be given to several `run`s in turn.
+def program_ranks(num_ranks: int, backend: Backend = "jax", hosts: Sequence[Host] = ()) -> RankGroup:
+    """Processes that run programs, on this host or several: a context manager, to be given to several `run`s in turn.
 
     Raises:
         PerfModelError: for fewer than 2 or more than 64 ranks, or torch where it is not installed.
     """
     if backend == "jax":
-        return RankGroup(num_ranks, ProgramSession)
+        return RankGroup(num_ranks, ProgramSession, hosts)
     if find_spec("torch") is None:
         raise PerfModelError("backend torch needs torch; install the extra: pip install 'perfmodel[torch]'")
     from perfmodel.execution._torch_session import TorchProgramSession
 
-    return RankGroup(num_ranks, TorchProgramSession)
+    return RankGroup(num_ranks, TorchProgramSession, hosts)
 
 
 def run(
@@ -88,14 +98,21 @@ def run(
     with program_ranks(len(codes), backend) if ranks is None else nullcontext(ranks) as group:
         group.ask_each("load", [(code,) for code in codes])
         group.ask("run")
-        recorded = [group.ask("run") for _ in range(repeats)]
+        recorded, interference = zip(*(_watched_run(group) for _ in range(repeats)), strict=True)
         values = group.ask("values")
         offset_s = _clock_offsets(group)
-    timelines = [_timeline(prepared, codes, record, offset_s) for record in recorded]
-    makespans_s = np.array([timeline.makespan_s for timeline in timelines])
-    median = int(np.argsort(makespans_s)[(repeats - 1) // 2])
+    timelines = tuple(_timeline(prepared, codes, record, offset_s) for record in recorded)
     outputs = program.join({name: array for of_rank in values for name, array in of_rank.items()})
-    return Run(outputs, timelines[median], prepared, makespans_s, offset_s)
+    return Run(outputs, timelines, prepared, np.array(interference), offset_s)
+
+
+def _watched_run(group: RankGroup) -> tuple[list[tuple[list[float], list[float]]], float]:
+    """What the ranks noted, and the share of the processor time that others took meanwhile."""
+    meter = machine_meter()
+    before = meter.read(time.process_time() + sum(group.ask("own_s")))
+    noted = group.ask("run")
+    after = meter.read(time.process_time() + sum(group.ask("own_s")))
+    return noted, meter.interference(before, after)
 
 
 def _codes(program: Program, inputs: Mapping[str, np.ndarray]) -> list[RankCode]:
@@ -160,7 +177,7 @@ def _timeline(
     np.maximum.at(met_s, prepared.instruction[own], start_s[own])
     start_s[own] = np.minimum(met_s[prepared.instruction[own]], end_s[own])
     _fill_joins(structure.pred, np.flatnonzero(~own), start_s, end_s)
-    return Timeline(start_s, end_s, _class_means(structure.duration, structure.class_kind, start_s, end_s), structure)
+    return Timeline(start_s, end_s, class_means_s(structure, end_s - start_s), structure)
 
 
 def _fill_joins(
@@ -170,11 +187,3 @@ def _fill_joins(
     for join in joins.tolist():
         ends = [end_s[p] for p in pred[join].tolist() if p >= 0]
         start_s[join] = end_s[join] = max(ends, default=0.0)
-
-
-def _class_means(
-    duration: Int[np.ndarray, " ops"], kind: Int[np.ndarray, " classes"], start_s: np.ndarray, end_s: np.ndarray
-) -> Float[np.ndarray, " classes"]:
-    count = np.bincount(duration, minlength=len(kind))
-    total_s = np.bincount(duration, end_s - start_s, minlength=len(kind))
-    return np.where(kind == Kind.ZERO, 0.0, total_s / np.maximum(count, 1))

@@ -64,7 +64,8 @@ class ProgramSession(RankSession):
             reached_s.append(time.perf_counter())
             results = jax.block_until_ready(step.call(*operands))
             done_s.append(time.perf_counter())
-            values.update(zip(step.outputs, results, strict=False))  # a sender is left with nothing to name
+            # a sender is left with nothing to name, and acknowledgements have no name
+            values.update(zip(step.outputs, results, strict=False))
             for name in step.dead:
                 del values[name]
         self._values = {name: values[name] for name in self._outputs}
@@ -100,4 +101,4 @@ class ProgramSession(RankSession):
         if not OPS[instruction.op].collective or len(group) == 1:
             return compiled_kernel(instruction, [code.types[n] for n in instruction.outputs])
         local = self.communicator(instruction, group, code.types[instruction.inputs[0]])
-        return lambda *operand: (local(*operand or (None,)),)
+        return lambda *operand: local(*operand or (None,))

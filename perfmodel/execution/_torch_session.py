@@ -76,9 +76,9 @@ class _Collective:
         self._nothing = np.zeros(operand.shape, jax_dtype(operand))
         self._dtype = jax_dtype(operand)
 
-    def __call__(self, operand: jax.Array | None) -> jax.Array:
+    def __call__(self, operand: jax.Array | None) -> tuple[jax.Array]:
         mine = _to_torch(self._nothing if operand is None else np.array(operand))
-        return jnp.asarray(_to_numpy(self._body(self, mine), self._dtype))
+        return (jnp.asarray(_to_numpy(self._body(self, mine), self._dtype)),)
 
     @property
     def place(self) -> int:
@@ -106,11 +106,15 @@ def _to_numpy(tensor: TorchTensor, dtype: Any) -> np.ndarray:
 
 
 def _send(c: _Collective, x: TorchTensor) -> TorchTensor:
-    dist = _dist()
+    """Acknowledged, as without torch."""
+    torch, dist = _torch(), _dist()
+    acknowledgement = torch.zeros(1)
     if c.place == 0:
         dist.send(x, c.group[1])
+        dist.recv(acknowledgement, c.group[1])
     else:
         dist.recv(x, c.group[0])
+        dist.send(acknowledgement, c.group[0])
     return x
 
 

@@ -13,6 +13,9 @@ from perfmodel.measure._hosts import EmulatedHosts as EmulatedHosts
 from perfmodel.measure._hosts import Host as Host
 from perfmodel.measure._kernels import measure_ops as measure_ops
 from perfmodel.measure._median import median_interval as median_interval
+from perfmodel.measure._meter import machine_meter as machine_meter
+from perfmodel.measure._meter import usable_cores as usable_cores
+from perfmodel.measure._meter import wait_until_quiet as wait_until_quiet
 from perfmodel.measure._plan import Plan as Plan
 from perfmodel.measure._plan import read_plan as read_plan
 from perfmodel.measure._rank import Place as Place

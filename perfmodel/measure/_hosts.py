@@ -23,8 +23,13 @@ from perfmodel.units import positive
 _CLONE_NEWUTS: Final = 0x04000000
 _CLONE_NEWNET: Final = 0x40000000
 _NAMESPACES: Final = Path("/var/run/netns")
+_MTU: Final = 9000
+"""Large frames, as in data centres, leave the cores to the ranks."""
 _BURST_BYTES: Final = 16384
 """What a link lets through at once after a pause; small, so that messages take their size over the bandwidth."""
+_SEND_BUFFER_BYTES: Final = 131072
+"""What a sender may have under way before it has to wait for the link; fixed, so that it does not depend on what
+the connection carried before. A link of long latency gets twice its bandwidth-delay product."""
 _QUEUE_S: Final = 2.0
 """Waiting time at which a link drops: beyond what the senders' windows hold."""
 _MAX_HOSTS: Final = 64
@@ -110,7 +115,7 @@ class EmulatedHosts:
         for i, host in enumerate(self.hosts):
             port = f"{self._prefix}p{i}"
             _command("ip", "link", "add", port, "type", "veth", "peer", "name", "net0", "netns", host.namespace)
-            _command("ip", "link", "set", port, "master", bridge, "up")
+            _command("ip", "link", "set", port, "mtu", str(_MTU), "master", bridge, "up")
 
     def _join_by_switch(self, stack: ExitStack) -> None:
         taps = [f"{self._prefix}t{i}" for i in range(len(self.hosts))]
@@ -126,18 +131,22 @@ class EmulatedHosts:
             raise CalibrationError("the switch between emulated hosts did not start")
         for tap, host in zip(taps, self.hosts, strict=True):
             _command("ip", "link", "set", tap, "netns", host.namespace, "name", "net0")
-            _command("ip", "-n", host.namespace, "link", "set", "net0", "mtu", str(TAP_MTU))
 
     def _configure(self, host: Host) -> None:
         inside = ("ip", "-n", host.namespace)
         _command(*inside, "address", "add", f"{host.address}/24", "dev", "net0")
         _command(*inside, "link", "set", "lo", "up")
-        _command(*inside, "link", "set", "net0", "up")
+        _command(*inside, "link", "set", "net0", "mtu", str(TAP_MTU if self._latency_s else _MTU), "up")
         rate_bits_per_s = round(8 * self._bandwidth_bytes_per_s)
         burst_bytes = max(_BURST_BYTES, TAP_MTU + 14) if self._latency_s else _BURST_BYTES
         limit_bytes = round(_QUEUE_S * self._bandwidth_bytes_per_s) + burst_bytes
-        # what data centres set: a connection keeps its window while the ranks compute
-        _command("ip", "netns", "exec", host.namespace, "sysctl", "-qw", "net.ipv4.tcp_slow_start_after_idle=0")
+        buffer_bytes = max(_SEND_BUFFER_BYTES, round(4 * self._bandwidth_bytes_per_s * self._latency_s))
+        _command(
+            "ip", "netns", "exec", host.namespace, "sysctl", "-qw",
+            # what data centres set: a connection keeps its window while the ranks compute
+            "net.ipv4.tcp_slow_start_after_idle=0",
+            f"net.ipv4.tcp_wmem=4096 {buffer_bytes} {buffer_bytes}",
+        )  # fmt: skip
         _command(
             "tc", "-n", host.namespace, "qdisc", "add", "dev", "net0", "root", "tbf",
             "rate", f"{rate_bits_per_s}bit", "burst", f"{burst_bytes}b", "limit", f"{limit_bytes}b",

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Protocol
 
 _PROC_STAT = Path("/proc/stat")
-_IDLE_FIELDS = (3, 4)
-"""Columns `idle` and `iowait` of a processor's line, after its name (proc(5))."""
+_IDLE_FIELDS = (3, 4, 5, 6)
+"""Columns `idle`, `iowait`, `irq` and `softirq` of a processor's line, after its name (proc(5)). The system's work
+for messages is in the last two: where ranks exchange them, it is theirs and no interference."""
 _GUEST_FIELDS = 2
 """`guest` and `guest_nice` at the end are already part of `user` and `nice`."""
 

@@ -1,0 +1,211 @@
+"""The loop closed on the machine at hand: calibrate on two ranks, predict, run on up to eight, compare."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel import catalog
+from perfmodel.execution import PairTimes, Run, measure_pair, predict_ranks, program_ranks, random_inputs, rank_events
+from perfmodel.execution import run as run_program
+from perfmodel.ir import Program
+from perfmodel.measure import EmulatedHosts, Host, RankGroup, usable_cores, wait_until_quiet
+from perfmodel.spec import Cluster, NetworkLevel
+from perfmodel.timeline import Timeline
+from perfmodel.validation._live_cases import LiveCase, check_cases, live_cases
+from perfmodel.validation._timelines import compare_timelines
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+INTERFERENCE_LIMIT: Final = 0.06
+"""Share of the processor time that others may take during an iteration before it is set aside."""
+_PATIENCE_S: Final = 20.0
+_ATTEMPTS: Final = 3
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveSettings:
+    """How the emulated cluster looks and how often each configuration runs."""
+
+    bandwidth_bytes_per_s: float = 5e6
+    """Of each host's link, one way."""
+    iterations: int = 4
+    """Of each of the two measurements of a configuration."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveResult:
+    """One configuration, predicted and measured."""
+
+    case: str
+    ranks: int
+    predicted_s: float
+    lo_s: float
+    """90 % interval."""
+    hi_s: float
+    measured_s: float
+    """Median over the undisturbed iterations of both measurements."""
+    noise: float
+    """How far apart the two measurements' medians are, as a share of their mean."""
+    device_error: float
+    """Mean over the devices of the activity error (DistSim, section 5.3)."""
+    stage_error: float
+    """Median over stages and micro-batches (DistSim, section 5.4)."""
+    set_aside: int
+    """Iterations left out for interference."""
+    disturbed: bool
+    """Whether no undisturbed iteration came, so that disturbed ones are all there is."""
+
+    @property
+    def error(self) -> float:
+        """Relative error of the step time."""
+        return self.predicted_s / self.measured_s - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveReport:
+    """All configurations."""
+
+    results: tuple[LiveResult, ...]
+    check_errors: tuple[float, ...]
+    """Relative errors of the calibration's own two-rank programs."""
+    half_width: float
+    """Of the 90 % interval, in log time."""
+    calibration: PairTimes
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per configuration."""
+        import pandas as pd
+
+        columns = LiveResult.__dataclass_fields__
+        return pd.DataFrame([{name: getattr(r, name) for name in columns} | {"error": r.error} for r in self.results])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures of the whole, and the rows."""
+        from scipy.stats import spearmanr
+
+        table = self.to_frame()
+        inside = (table["lo_s"] <= table["measured_s"]) & (table["measured_s"] <= table["hi_s"])
+        return {
+            "configurations": len(table),
+            "mean_step_error": float(table["error"].abs().mean()),
+            "largest_step_error": float(table["error"].abs().max()),
+            "mean_device_error": float(table["device_error"].mean()),
+            "median_stage_error": float(table["stage_error"].median()),
+            "spearman": float(spearmanr(table["predicted_s"], table["measured_s"]).statistic),
+            "coverage_90": float(inside.mean()),
+            "mean_noise": float(table["noise"].mean()),
+            "largest_noise": float(table["noise"].max()),
+            "iterations_set_aside": int(table["set_aside"].sum()),
+            "disturbed_configurations": int(table["disturbed"].sum()),
+            "check_errors": list(self.check_errors),
+            "interval_half_width": self.half_width,
+            "results": table.to_dict("records"),
+        }
+
+
+def validate_live(
+    settings: LiveSettings | None = None,
+    cases: Sequence[LiveCase] | None = None,
+    checks: Sequence[LiveCase] | None = None,
+    progress: Progress = lambda *_: None,
+) -> LiveReport:
+    """Calibrate on two ranks, predict every configuration, then measure it on emulated hosts.
+
+    The interval comes from the calibration's own programs on two ranks: their log errors are a sample of what any
+    prediction may be off by, so that a further one lies within t * s * sqrt(1 + 1/k) of zero (Student's t of k - 1
+    degrees of freedom) with a probability of 90 %.
+
+    Raises:
+        CalibrationError: hosts cannot be emulated here (Linux, root, iproute2), or a rank failed.
+    """
+    settings = settings or LiveSettings()
+    cases = live_cases() if cases is None else list(cases)
+    checks = check_cases() if checks is None else list(checks)
+    programs = {case: case.program() for case in (*checks, *cases)}
+    with EmulatedHosts(max(2, *(c.hosts for c in programs)), settings.bandwidth_bytes_per_s) as emulated:
+        events = [e for case, p in programs.items() for e in rank_events(p.function, _cluster(case, settings))]
+        pair = measure_pair(events, emulated.hosts, progress)
+        predicted = {case: _predict(case, p, pair, settings) for case, p in programs.items()}
+        runs = _measure(programs, emulated.hosts, settings, progress)
+    checked = [_result(case, predicted[case], runs[case], 0.0) for case in checks]
+    half_width = _interval(np.log([1 + result.error for result in checked]))
+    return LiveReport(
+        results=tuple(_result(case, predicted[case], runs[case], half_width) for case in cases),
+        check_errors=tuple(result.error for result in checked),
+        half_width=half_width,
+        calibration=pair,
+    )
+
+
+def _interval(log_errors: Float[np.ndarray, " checks"]) -> float:
+    from scipy.stats import t
+
+    k = len(log_errors)
+    return float(t.ppf(0.95, k - 1) * np.sqrt(np.mean(log_errors**2) * (1 + 1 / k)))
+
+
+def _cluster(case: LiveCase, settings: LiveSettings) -> Cluster:
+    inner = NetworkLevel(name="loopback", size=case.ranks_per_host, bandwidth_bytes_per_s=1e9, latency_s=1e-5)
+    outer = NetworkLevel(
+        name="emulated", size=case.ranks, bandwidth_bytes_per_s=settings.bandwidth_bytes_per_s, latency_s=1e-4
+    )
+    return Cluster(name="emulated hosts", device=catalog.device("cpu"), levels=(inner, outer))
+
+
+def _predict(case: LiveCase, program: Program, pair: PairTimes, settings: LiveSettings) -> Timeline:
+    cores = usable_cores()
+    of_rank = [cores[rank % len(cores)] for rank in range(case.ranks)]
+    return predict_ranks(program.function, _cluster(case, settings), pair, of_rank)
+
+
+def _measure(
+    programs: dict[LiveCase, Program], hosts: Sequence[Host], settings: LiveSettings, progress: Progress
+) -> dict[LiveCase, list[Run]]:
+    """Every configuration twice, on ranks started once per number of ranks and hosts."""
+    runs: dict[LiveCase, list[Run]] = {}
+    ordered = sorted(programs, key=lambda case: (case.ranks, case.hosts))
+    for (ranks, n_hosts), alike in groupby(ordered, key=lambda case: (case.ranks, case.hosts)):
+        with program_ranks(ranks, hosts=hosts[:n_hosts]) as group:
+            for case in alike:
+                progress(case.name, len(runs), len(programs))
+                runs[case] = [_undisturbed(programs[case], group, settings.iterations) for _ in range(2)]
+    return runs
+
+
+def _undisturbed(program: Program, group: RankGroup, iterations: int) -> Run:
+    """A run of which at least half of the iterations are undisturbed, or the last attempt at one."""
+    inputs = random_inputs(program)
+    for _ in range(_ATTEMPTS):
+        result = run_program(program, inputs, repeats=iterations, ranks=group)
+        if np.mean(result.interference <= INTERFERENCE_LIMIT) >= 0.5:
+            break
+        wait_until_quiet(INTERFERENCE_LIMIT, _PATIENCE_S)
+    return result
+
+
+def _result(case: LiveCase, predicted: Timeline, runs: Sequence[Run], half_width: float) -> LiveResult:
+    clean = [[t for t, i in zip(r.timelines, r.interference, strict=True) if i <= INTERFERENCE_LIMIT] for r in runs]
+    disturbed = not all(clean)
+    used = [list(r.timelines) for r in runs] if disturbed else clean
+    medians_s = [float(np.median([t.makespan_s for t in timelines])) for timelines in used]
+    timelines = [t for of_run in used for t in of_run]
+    errors = compare_timelines(predicted, timelines)
+    return LiveResult(
+        case=case.name,
+        ranks=case.ranks,
+        predicted_s=predicted.makespan_s,
+        lo_s=predicted.makespan_s * float(np.exp(-half_width)),
+        hi_s=predicted.makespan_s * float(np.exp(half_width)),
+        measured_s=float(np.median([t.makespan_s for t in timelines])),
+        noise=abs(medians_s[0] - medians_s[1]) / float(np.mean(medians_s)),
+        device_error=float(np.nanmean(errors.activity_error)),
+        stage_error=errors.median_stage_error,
+        set_aside=sum(len(r.timelines) for r in runs) - len(timelines),
+        disturbed=disturbed,
+    )

@@ -1,0 +1,41 @@
+"""Calibrate on two ranks, predict, run for real on up to eight, compare: `python validate/live.py [--out DIR]`.
+
+Needs Linux, root and iproute2: the ranks run on hosts made of network namespaces.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from perfmodel.errors import PerfModelError
+from perfmodel.io import write_json, write_text
+from perfmodel.validation import live_report, validate_live
+
+
+def main() -> int:
+    """Run everything, write the report, print its figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for live.md and live.json")
+    arguments = parser.parse_args()
+    try:
+        with Progress(console=Console(stderr=True)) as bar:
+            task = bar.add_task("calibrating", total=None)
+            report = validate_live(progress=lambda what, n, total: bar.update(
+                task, description=what, completed=n, total=total or None
+            ))  # fmt: skip
+    except PerfModelError as error:
+        print(f"live: {error}", file=sys.stderr)
+        return 2
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    write_json(arguments.out / "live.json", report.to_dict())
+    text = live_report(report)
+    write_text(arguments.out / "live.md", text)
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
