@@ -7,3 +7,5 @@ from perfmodel.validation._schedule_tables import memory_table as memory_table
 from perfmodel.validation._schedule_tables import version_table as version_table
 from perfmodel.validation._schedule_tables import vgg_table as vgg_table
 from perfmodel.validation._schedule_tables import zero_bubble_table as zero_bubble_table
+from perfmodel.validation._timeline_errors import TimelineErrors as TimelineErrors
+from perfmodel.validation._timelines import compare_timelines as compare_timelines
