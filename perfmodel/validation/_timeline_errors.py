@@ -61,12 +61,12 @@ class TimelineErrors:
     @property
     def median_stage_error(self) -> float:
         """Median `error` over devices, stages, phases and micro-batches; NaN without passes."""
-        return float(self.stages["error"].median())
+        return float(np.median(self.stages["error"])) if len(self.stages) else np.nan
 
     @property
     def largest_stage_error(self) -> float:
         """What section 5.4 reports (1.71 %): the largest median error of any stage on any device."""
-        return float(self.stages["error"].max())
+        return float(np.max(self.stages["error"])) if len(self.stages) else np.nan
 
     def to_frame(self) -> "pd.DataFrame":
         """`stages`, as a copy."""

@@ -31,7 +31,7 @@ def two_stage_step() -> Structure:
             micro_batch.append(mb)
             before = [place[device, order[position - 1]]] if position else []
             before += [place[0, what]] if device and not backward else []
-            pred.append((before + [-1, -1])[:2])
+            pred.append([*before, -1, -1][:2])
     duration.append(0)
     stream.append(-1)
     micro_batch.append(-1)
