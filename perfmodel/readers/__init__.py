@@ -6,6 +6,7 @@ from perfmodel.readers._measured_trace import ActivityKind as ActivityKind
 from perfmodel.readers._measured_trace import MeasuredTrace as MeasuredTrace
 from perfmodel.readers._measured_trace import trace_of as trace_of
 from perfmodel.readers._options import ReadOptions as ReadOptions
+from perfmodel.readers._own import write_measured_trace as write_measured_trace
 from perfmodel.readers._read import FORMATS as FORMATS
 from perfmodel.readers._read import TABLE_FORMATS as TABLE_FORMATS
 from perfmodel.readers._read import TRACE_FORMATS as TRACE_FORMATS

@@ -45,8 +45,14 @@ def read_nccl_json(path: Path, data: Mapping[str, Any], options: ReadOptions, sk
     threads, gpus = (integer(config.get(name, 1), name, path, 1) for name in ("nthreads", "ngpus"))
     processes = [mapping(d, "devices", path) for d in listing(config.get("devices"), "devices", path)]
     # the file lists the first rank of every process
-    names = ("hostname", "device_info")
-    first_ranks = [(str(p.get("group", 0)), *(text(p.get(n, ""), n, path) for n in names)) for p in processes]
+    first_ranks = [
+        (
+            str(p.get("group", 0)),
+            text(p.get("hostname", ""), "hostname", path),
+            text(p.get("device_info", ""), "info", path),
+        )
+        for p in processes
+    ]
     if threads * gpus * len(first_ranks) > _MOST_RANKS:
         raise TableError(f"{path}: {threads} threads of {gpus} GPUs in {len(first_ranks)} processes; repair the config")
     group = group_columns([rank for rank in first_ranks for _ in range(threads * gpus)], options, str(path))

@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final
 
 import pandas as pd
@@ -37,14 +38,15 @@ class CollectiveCalls:
         found = []
         for key, of_device in self._calls.items():
             row, counts = self._row[key], {len(each) for each in of_device.values()}
-            whole = len(of_device) == row["num_ranks"] and len(counts) == 1
-            each = (
-                zip(*of_device.values(), strict=True)
-                if whole
-                else ((t,) for times in of_device.values() for t in times)
-            )
-            variant = "kernel of the last rank to arrive" if whole else "kernel with the wait for other ranks"
-            found += [row | {"time_us": min(times), "variant": variant} for times in each]
+            whole = len(of_device) == row["num_ranks"] > 1 == len(counts)
+            if whole:
+                times_us, variant = list(map(min, *of_device.values())), "kernel of the last rank to arrive"
+            else:
+                times_us, variant = (
+                    list(chain.from_iterable(of_device.values())),
+                    "kernel with the wait for other ranks",
+                )
+            found += [row | {"time_us": time_us, "variant": variant} for time_us in times_us]
         return found
 
 
@@ -94,7 +96,8 @@ def _joined(rows: list[Row]) -> pd.DataFrame:
         time_us_std=("time_us_std", "first"),
         n_repeats=("n_repeats", "sum"),
     ).reset_index()
-    joined["time_us_std"] = joined["spread"].fillna(pd.to_numeric(joined["time_us_std"]))
+    stated = pd.Series(joined["time_us_std"], dtype=float)
+    joined["time_us_std"] = joined["spread"].where(joined["spread"].notna(), stated)
     joined["n_repeats"] = joined["n_repeats"].astype(int)
     names = [n for n in joined.columns if n != "spread"]
     order = [n for n in _FIRST if n in names]

@@ -104,7 +104,7 @@ def xplane_rows(files: Sequence[XplaneFile], options: ReadOptions, skipped: Coun
                 time_us = event.duration_ps * 1e-6
                 row = {"source": "xplane", "device": options.name_of("")} | row
                 if "collective" in row:
-                    row |= {"algorithm": "auto"} | options.nodes(row["num_ranks"])
+                    row |= {"algorithm": "auto"} | options.nodes(int(row["num_ranks"]))
                     calls.add(row, f"{name} {_instruction(event)}", (position, device), time_us)
                 else:
                     rows.append(row | {"time_us": time_us, "software": "xla", "variant": "xplane"})
