@@ -130,8 +130,8 @@ def _data(section: _Section, words: list[str], where: str, options: ReadOptions,
     size = number(words[columns.index("size")], "size", where, 0)
     dtype = words[columns.index("type")]
     made = []
-    for layout, at in zip(("out_of_place", "in_place"), blocks, strict=False):
-        of_block = dict(zip(columns[at:], words[at:], strict=False))
+    for layout, at, end in zip(("out_of_place", "in_place"), blocks, [*blocks[1:], len(columns)], strict=False):
+        of_block = dict(zip(columns[at:end], words[at:end], strict=True))
         if columns[at] == "cputime":
             skipped["time of the CPU (nccl-tests -C), not of the collective"] += 1
             continue

@@ -161,7 +161,8 @@ def _tags_of_both(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace]) -> s
     def names(trace: MeasuredTrace, ops: Int[np.ndarray, " ops"]) -> set[str]:
         return {trace.names[number] for number in np.unique(trace.name[ops])}
 
-    if len(names(predicted, ours)) > 1 and all(names(s, ops) == names(predicted, ours) for s, ops in theirs):
+    # a run also records what the prediction gives no time
+    if len(names(predicted, ours)) > 1 and all(names(s, ops) >= names(predicted, ours) for s, ops in theirs):
         return "name"
     if all((step.phase[ops] > 0).any() for step, ops in theirs):
         known = ["phase"]
@@ -182,9 +183,9 @@ def _groups(trace: MeasuredTrace, device: int, by: str) -> dict[Key, Int[np.ndar
     found: dict[Key, list[int]] = {}
     for op in ops.tolist():
         phase = PHASES[trace.phase[op]]
-        tags = [int(getattr(trace, tag)[op]) for tag in ("stage", "micro_batch") if tag in by]
+        tags = [int(getattr(trace, tag)[op]) for tag in ("stage", "micro_batch") if tag in by or by == "name"]
         # an optimizer step belongs to no micro-batch, and profilers do not say its stage
-        key = (trace.names[trace.name[op]],) if by == "name" else (phase, *(tags if phase in _PASSES else ()))
+        key = (trace.names[trace.name[op]], *tags) if by == "name" else (phase, *(tags if phase in _PASSES else ()))
         if by == "name" or phase:
             found.setdefault(key, []).append(op)
     return {key: np.array(each) for key, each in found.items()}
