@@ -89,6 +89,7 @@ def show(report: Mapping[str, Any]) -> None:
         print(f"stage error: {errors}; worst:")
         for row in sorted(report["stages"], key=lambda r: -(r["error"] or 0))[:_SHOWN_STAGES]:
             known = [f"{tag} {row[tag]}" for tag in ("device", "stage", "micro_batch") if row[tag] >= 0]
-            print(f"  {' '.join(known)} {row['phase'].replace('_', ' ')}: start {row['start_error']:.2%}, end {row['end_error']:.2%} off")
+            where = f"{' '.join(known)} {row['phase'].replace('_', ' ')}"
+            print(f"  {where}: start {row['start_error']:.2%}, end {row['end_error']:.2%} off")
     for path in report["written"]:
         print(f"wrote {path}")

@@ -87,11 +87,12 @@ def number(value: Any, what: str, where: object, low: float = -math.inf) -> floa
 
 
 def integer(value: Any, what: str, where: object, low: int = 0) -> int:
-    """`value` as a whole number of at least `low` (raises `TableError` as `number` does)."""
+    """`value` as a whole number from `low` to below 2^62 (raises `TableError` as `number` does)."""
     found = number(value, what, where, low)
     if found != int(found) or found >= 2**62:
         raise TableError(f"{where}: {what} must be a whole number, got {_short(value)}; {_REMEDY}")
-    return int(found)
+    # nanoseconds of an epoch do not fit into a float
+    return value if isinstance(value, int) else int(found)
 
 
 def text(value: Any, what: str, where: object) -> str:

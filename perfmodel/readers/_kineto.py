@@ -6,7 +6,7 @@ CPU: its outermost operators are the activities.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -89,12 +89,12 @@ def read_kineto(path: Path, position: int = 0) -> KinetoFile:
 def kineto_activities(files: Sequence[KinetoFile]) -> list[Activity]:
     """Activities of all ranks on one clock; a device for every (rank, device) that has any."""
     base_ns = min(file.base_ns for file in files)
+    # old traces count microseconds from the epoch: take that out before it costs digits
+    origin_us = min((e.start_us for file in files for e in (*file.device_work, *file.operators)), default=0.0)
     found = []
     for file in files:
-        shift_s = (file.base_ns - base_ns) * 1e-9
-        for activity in _of_file(file):
-            shifted = {"start_s": activity.start_s + shift_s, "end_s": activity.end_s + shift_s}
-            found.append(((file.rank, activity.device), replace(activity, **shifted)))
+        shift_us = (file.base_ns - base_ns) * 1e-3 - origin_us
+        found += [((file.rank, activity.device), activity) for activity in _of_file(file, shift_us)]
     return numbered(found)
 
 
@@ -117,7 +117,7 @@ def operators_by_id(file: KinetoFile) -> dict[int, ChromeEvent]:
     return {number: event for event in file.operators if (number := external_id(event)) is not None}
 
 
-def _of_file(file: KinetoFile) -> list[Activity]:
+def _of_file(file: KinetoFile, shift_us: float) -> list[Activity]:
     events = list(file.device_work) or outermost(file.operators)
     on_device = bool(file.device_work)
     by_id = operators_by_id(file) if on_device else {}
@@ -130,17 +130,18 @@ def _of_file(file: KinetoFile) -> list[Activity]:
     tags = _tags(file, np.array(launched_us, float))
     threads = {key: number for number, key in enumerate(dict.fromkeys((e.pid, e.tid) for e in events))}
     return [
-        _activity(event, tag, on_device, threads[event.pid, event.tid]) for event, tag in zip(events, tags, strict=True)
+        _activity(event, tag, on_device, threads[event.pid, event.tid], shift_us)
+        for event, tag in zip(events, tags, strict=True)
     ]
 
 
-def _activity(event: ChromeEvent, tags: Tags, on_device: bool, thread: int) -> Activity:
+def _activity(event: ChromeEvent, tags: Tags, on_device: bool, thread: int, shift_us: float) -> Activity:
     kind = ActivityKind.COPY if event.category.lower() in _COPIES else kind_of(event.name)
     device = integer(event.args.get("device", 0), "device", event.where) if on_device else 0
     stream = integer(event.args.get("stream", thread), "stream", event.where) if on_device else thread
+    start_s, end_s = (event.start_us + shift_us) * 1e-6, (event.end_us + shift_us) * 1e-6
     return Activity(
-        device, stream, event.start_us * 1e-6, event.end_us * 1e-6, event.name, kind, tags.phase, tags.stage,
-        tags.micro_batch, tags.step,
+        device, stream, start_s, end_s, event.name, kind, tags.phase, tags.stage, tags.micro_batch, tags.step
     )  # fmt: skip
 
 

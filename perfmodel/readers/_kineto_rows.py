@@ -38,9 +38,9 @@ def _operator_rows(file: KinetoFile, options: ReadOptions, skipped: Counter[str]
             continue  # part of an operator that has a row itself
         row = op_row(_torch_op(event, around))
         if row is None:
-            if "Input Dims" not in event.args and file.device_work:
+            if has_row(event.name) and "Input Dims" not in event.args:
                 skipped["no input shapes (profile with record_shapes=True)"] += 1
-            elif file.device_work:
+            elif has_row(event.name) or file.device_work:
                 skipped[f"no row for operator {event.name}"] += 1
             continue
         variant = "kineto kernels" if file.device_work else "kineto cpu operator"
