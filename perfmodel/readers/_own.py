@@ -38,10 +38,10 @@ def read_own(path: Path) -> list[Activity]:
 def _activity(event: ChromeEvent) -> Activity:
     device, stream = device_and_stream(event)
     args = event.args
-    phase = args.get("phase", "")
-    phase = "optimizer" if phase == "update" else phase
+    phase = args.get("event", "")
+    phase = "" if phase == "zero" else phase
     if phase not in PHASES:
-        raise TableError(f"{event.where}: unknown phase {phase!r}; write the trace again with this release")
+        raise TableError(f"{event.where}: unknown event {phase!r}; write the trace again with this release")
 
     def tag(name: str) -> int:
         return integer(args.get(name, -1), name, event.where, -1)
@@ -70,7 +70,7 @@ def write_measured_trace(trace: MeasuredTrace, path: Path | str, format: str) ->
         for device in sorted({row["device"] for row in rows})
     ]
     for row, kind in zip(rows, trace.kind.tolist(), strict=True):
-        tags = {name: row[name] for name in ("phase", "stage", "micro_batch", "step")}
+        tags = {"event": row["phase"]} | {name: row[name] for name in ("stage", "micro_batch", "step")}
         events.append(
             {
                 "ph": "X", "pid": row["device"], "tid": row["stream"], "ts": row["start_s"] * 1e6,

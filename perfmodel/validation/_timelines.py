@@ -15,7 +15,7 @@ PASSES = (Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT
 def compare_timelines(predicted: Timeline, measured: Timeline | Sequence[Timeline]) -> TimelineErrors:
     """Batch-time, per-device and per-stage errors of a prediction (DistSim, sections 5.2 to 5.4).
 
-    Computations are the ops of the compute streams that the structure gives a time, whatever runs there in order
+    Computations are the ops of the compute streams that the prediction gives a time, whatever runs there in order
     with the kernels (as tensor-parallel collectives do) included; communication beside them is not compared.
     Passes of a program whose ops are single instructions run from the first instruction's start to the last's end.
 
@@ -32,7 +32,8 @@ def compare_timelines(predicted: Timeline, measured: Timeline | Sequence[Timelin
     s = predicted.structure
     for run in runs:
         _require_same(s, run.structure)
-    ops = np.flatnonzero((s.stream >= 0) & (s.stream % N_STREAMS == Stream.COMPUTE) & (s.kind != Kind.ZERO))
+    takes_time = (s.kind != Kind.ZERO) & (predicted.end_s > predicted.start_s)
+    ops = np.flatnonzero((s.stream >= 0) & (s.stream % N_STREAMS == Stream.COMPUTE) & takes_time)
     names = np.array([kind.name.lower() for kind in Kind])
     activities = Activities(
         device=s.device[ops],
