@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from perfmodel.cli import _import_model, _run, _schedules, _show, _whatif
+from perfmodel.cli import _compare, _import_model, _import_table, _run, _schedules, _show, _whatif
 from perfmodel.cli._progress import progress
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Job, Layout
@@ -115,6 +115,18 @@ def run(arguments: argparse.Namespace) -> int:
 def import_model(arguments: argparse.Namespace) -> int:
     report = _import_model.run(arguments)
     _emit(arguments, report, lambda: _import_model.show(report))
+    return 0
+
+
+def import_table(arguments: argparse.Namespace) -> int:
+    report = _import_table.run(arguments)
+    _emit(arguments, report, lambda: _import_table.show(report))
+    return 0
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    report = _compare.run(arguments)
+    _emit(arguments, report, lambda: _compare.show(report))
     return 0
 
 

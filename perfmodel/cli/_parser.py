@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import perfmodel
-from perfmodel.cli import _import_model, _run, _schedules, _whatif
+from perfmodel.cli import _compare, _import_model, _import_table, _run, _schedules, _whatif
 
 
 class _Parser(argparse.ArgumentParser):
@@ -34,6 +34,8 @@ def parser() -> argparse.ArgumentParser:
     _json(_schedules.add_command(commands))
     _json(_run.add_command(commands))
     _json(_import_model.add_command(commands))
+    _json(_import_table.add_command(commands))
+    _json(_compare.add_command(commands))
     doctor = commands.add_parser("doctor", help="what is installed, which devices, calibrations and caches")
     doctor.set_defaults(run="doctor")
     _json(doctor)

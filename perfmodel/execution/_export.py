@@ -10,7 +10,7 @@ import numpy as np
 from perfmodel.execution._structure import ProgramStructure
 from perfmodel.io import write_bytes
 from perfmodel.ir import Function, instruction_devices
-from perfmodel.program import N_STREAMS, Stream
+from perfmodel.program import N_STREAMS, Kind, Stream
 from perfmodel.timeline import Timeline
 
 
@@ -56,7 +56,7 @@ def chrome_trace(program: ProgramStructure, timeline: Timeline) -> dict[str, Any
                 "name": f"%{instruction.outputs[0]}", "cat": instruction.op,
                 "args": {
                     "op": instruction.op, "phase": tag.phase, "layer": tag.layer, "micro_batch": tag.micro_batch,
-                    "stream": Stream(stream).name.lower(),
+                    "stream": Stream(stream).name.lower(), "event": Kind(int(structure.kind[op])).name.lower(),
                 },
             }
         )  # fmt: skip

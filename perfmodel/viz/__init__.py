@@ -1,5 +1,7 @@
 """Pictures and traces of predictions."""
 
+from perfmodel.viz._comparison import draw_comparison as draw_comparison
+from perfmodel.viz._comparison import write_comparison as write_comparison
 from perfmodel.viz._curve import draw_curve as draw_curve
 from perfmodel.viz._curve import write_curve as write_curve
 from perfmodel.viz._gantt import gantt as gantt

@@ -29,7 +29,9 @@ def trace_events(prediction: Prediction) -> dict[str, Any]:
             {
                 "ph": "X", "pid": device, "tid": stream, "ts": start * 1e6, "dur": duration * 1e6, "cat": label,
                 "name": f"{label} {micro_batch}" if micro_batch >= 0 else label,
-                "args": {"stage": stage, "micro_batch": micro_batch, "critical": critical},
+                "args": {
+                    "event": Kind(kind).name.lower(), "stage": stage, "micro_batch": micro_batch, "critical": critical,
+                },
             }
         )  # fmt: skip
     for device, steps in enumerate(prediction.memory_over_time().steps):

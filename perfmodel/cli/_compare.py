@@ -1,0 +1,95 @@
+"""`perfmodel compare`: a predicted timeline against a measured one."""
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_SHOWN_STAGES = 12
+
+
+def add_command(commands: Any) -> argparse.ArgumentParser:
+    """Register the command."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "compare", help="errors of a predicted timeline against a measured one: batch time, devices, stages"
+    )
+    command.add_argument(
+        "--predicted", type=Path, required=True, metavar="TRACE", help="from 'perfmodel timeline --out'"
+    )
+    command.add_argument(
+        "--measured", type=Path, nargs="+", required=True, metavar="TRACE",
+        help="of a profiler (a file per rank), of 'perfmodel run --out', or of 'perfmodel import --timeline'",
+    )  # fmt: skip
+    command.add_argument(
+        "--format", default="auto", metavar="F", help="of the measured trace (default: by its content)"
+    )
+    command.add_argument(
+        "--replicas", type=int, default=1, metavar="R",
+        help="measured devices per predicted pipeline rank (tensor x data parallel; default 1)",
+    )  # fmt: skip
+    command.add_argument(
+        "--out", type=Path, metavar="FILE", help="errors per device, stage, phase and micro-batch (csv)"
+    )
+    command.add_argument("--png", type=Path, metavar="FILE", help="both timelines, one above the other")
+    command.set_defaults(run="compare")
+    return command
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The errors, and the files written.
+
+    Raises:
+        PerfModelError: traces that cannot be read, or of other numbers of devices.
+    """
+    from perfmodel import readers
+    from perfmodel.io import write_table
+    from perfmodel.validation import compare_traces
+
+    predicted = readers.read_trace("auto", [arguments.predicted])
+    measured = readers.read_trace(arguments.format, arguments.measured)
+    comparison = compare_traces(predicted, measured, arguments.replicas)
+    report = comparison.to_dict() | {"written": []}
+    if arguments.out:
+        write_table(arguments.out, comparison.errors.to_frame())
+        report["written"].append(str(arguments.out))
+    if arguments.png:
+        from perfmodel.viz import write_comparison
+
+        title = f"batch time {comparison.errors.batch_time_error:.2%} off"
+        if report["mean_activity_error"] is not None:
+            title += f", activities {report['mean_activity_error']:.2%} (matched by {comparison.matched_by})"
+        write_comparison(predicted, measured, arguments.png, title)
+        report["written"].append(str(arguments.png))
+    return report
+
+
+def show(report: Mapping[str, Any]) -> None:
+    """The report for people."""
+    predicted_ms, measured_ms = 1e3 * report["predicted_batch_s"], 1e3 * report["measured_batch_s"]
+    steps = f"mean of {report['runs']} steps" if report["runs"] > 1 else "one step"
+    print(f"batch time: {predicted_ms:.4g} ms predicted, {measured_ms:.4g} ms measured ({steps}), "
+          f"error {report['batch_time_error']:.2%}")  # fmt: skip
+    print(
+        f"idle: {report['predicted_bubble_fraction']:.2%} predicted, {report['measured_bubble_fraction']:.2%} measured"
+    )
+    if report["mean_activity_error"] is None:
+        print("activities could not be matched: annotate the passes (docs/traces.md) for errors per device and stage")
+    else:
+        print(f"matched by {report['matched_by']}: {report['predicted_share']:.0%} of the predicted and "
+              f"{report['measured_share']:.0%} of the measured computations")  # fmt: skip
+        print(f"activity error per device: mean {report['mean_activity_error']:.2%}, "
+              f"largest {report['largest_activity_error']:.2%}")  # fmt: skip
+        for device in report["devices"]:
+            if device["activity_error"] is not None:
+                error = f"{device['activity_error']:.2%} (bias {device['activity_bias']:+.2%})"
+                idle = f"idle {device['predicted_idle']:.1%} predicted, {device['measured_idle']:.1%} measured"
+                print(f"  device {device['device']}: {error}, {idle}")
+    if report["stages"]:
+        errors = f"median {report['median_stage_error']:.2%}, largest {report['largest_stage_error']:.2%}"
+        print(f"stage error: {errors}; worst:")
+        for row in sorted(report["stages"], key=lambda r: -(r["error"] or 0))[:_SHOWN_STAGES]:
+            known = [f"{tag} {row[tag]}" for tag in ("device", "stage", "micro_batch") if row[tag] >= 0]
+            where = f"{' '.join(known)} {row['phase'].replace('_', ' ')}"
+            print(f"  {where}: start {row['start_error']:.2%}, end {row['end_error']:.2%} off")
+    for path in report["written"]:
+        print(f"wrote {path}")

@@ -1,0 +1,131 @@
+"""Files to text, JSON and checked values; whatever is wrong becomes one `TableError` that names the place."""
+
+import gzip
+import json
+import math
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from perfmodel.errors import TableError
+
+_GZIP: Final = b"\x1f\x8b"
+_LARGEST: Final = 1e30
+"""Beyond any time in any unit or any size: what lies above it is damage."""
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file's bytes, uncompressed if they are gzip's.
+
+    Raises:
+        TableError: no such file, an empty one, or a damaged or truncated gzip stream.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise TableError(f"{path}: {(error.strerror or 'cannot be read').lower()}; name a file") from None
+    if data.startswith(_GZIP):
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as error:
+            raise TableError(f"{path}: damaged or truncated gzip data ({_first_line(error)}); copy it again") from None
+    if not data.strip():
+        raise TableError(f"{path}: the file is empty; export it again")
+    return data
+
+
+def read_text(path: Path) -> str:
+    """A text file (UTF-8).
+
+    Raises:
+        TableError: as `read_bytes`, or bytes that are no text.
+    """
+    try:
+        text = read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise TableError(f"{path}: not a text file (byte {error.start}); is it of the format you named?") from None
+    if "\0" in text:
+        raise TableError(f"{path}: not a text file (it has NUL characters); is it of the format you named?")
+    return text
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file that holds one object.
+
+    Raises:
+        TableError: as `read_text`, not JSON, or JSON of another kind.
+    """
+    text = read_text(path)
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise TableError(
+            f"{path}: not complete JSON (line {error.lineno}: {error.msg}); was the export cut short?"
+        ) from None
+    except (RecursionError, ValueError) as error:
+        raise TableError(f"{path}: not usable JSON ({_first_line(error)}); export it again") from None
+    if not isinstance(value, dict):
+        raise TableError(f"{path}: the JSON is a {type(value).__name__}, not an object; is it of the format you named?")
+    return value
+
+
+def number(value: Any, what: str, where: object, low: float = -math.inf) -> float:
+    """`value` as a finite float of at least `low`; text that is a number counts.
+
+    Raises:
+        TableError: naming `what` and `where` (file and line or record).
+    """
+    try:
+        found = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    if not (low <= found < _LARGEST and found > -_LARGEST):
+        limit = f" of at least {low:g}" if low > -math.inf else ""
+        raise TableError(f"{where}: {what} must be a finite number{limit}, got {_short(value)}; {_REMEDY}")
+    return found
+
+
+def integer(value: Any, what: str, where: object, low: int = 0) -> int:
+    """`value` as a whole number from `low` to below 2^62 (raises `TableError` as `number` does)."""
+    found = number(value, what, where, low)
+    if found != int(found) or found >= 2**62:
+        raise TableError(f"{where}: {what} must be a whole number, got {_short(value)}; {_REMEDY}")
+    # nanoseconds of an epoch do not fit into a float
+    return value if isinstance(value, int) else int(found)
+
+
+def text(value: Any, what: str, where: object) -> str:
+    """`value` as text (raises `TableError` for anything else)."""
+    if not isinstance(value, str):
+        raise TableError(f"{where}: {what} must be text, got {_short(value)}; {_REMEDY}")
+    return value
+
+
+def mapping(value: Any, what: str, where: object) -> Mapping[str, Any]:
+    """`value` as a JSON object (raises `TableError` for anything else)."""
+    if not isinstance(value, dict):
+        raise TableError(f"{where}: {what} must be an object, got {_short(value)}; {_REMEDY}")
+    return value
+
+
+def listing(value: Any, what: str, where: object) -> list[Any]:
+    """`value` as a JSON array (raises `TableError` for anything else)."""
+    if not isinstance(value, list):
+        raise TableError(f"{where}: {what} must be a list, got {_short(value)}; {_REMEDY}")
+    return value
+
+
+_REMEDY: Final = "repair the record or export the file again"
+
+
+def _short(value: Any) -> str:
+    try:
+        shown = repr(value)
+    except ValueError:  # an integer of too many digits
+        return "a number of thousands of digits"
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

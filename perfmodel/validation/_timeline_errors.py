@@ -1,0 +1,183 @@
+"""Errors of predicted timelines as DistSim (arXiv 2306.08423) defines them in sections 5.2 to 5.4.
+
+What the paper leaves open is read as follows. Errors are per cent of "the whole training" in section 5.4 and
+have no stated base in 5.2 and 5.3: here all are shares of the measured batch time. A bias is taken without its
+sign before it is averaged, so that early and late events do not cancel (the signed mean stands beside it).
+Of several measured runs the batch time is the mean (5.2, "the average batch-time"), a stage's error the median
+(5.4), and a device's error the mean over runs.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from perfmodel.errors import PerfModelError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, eq=False)
+class Activities:
+    """Computations of a step as predicted and as measured in some runs, one by one, each side on its own clock."""
+
+    device: Int[np.ndarray, " activities"]
+    stage: Int[np.ndarray, " activities"]
+    phase: np.ndarray
+    """What is computed: forward, backward, ... (text)."""
+    micro_batch: Int[np.ndarray, " activities"]
+    is_pass: Bool[np.ndarray, " activities"]
+    """Part of a forward or backward pass of a stage."""
+    predicted_s: Float[np.ndarray, "activities 2"]
+    """Start and end."""
+    measured_s: Float[np.ndarray, "runs activities 2"]
+
+
+@dataclass(frozen=True, eq=False)
+class TimelineErrors:
+    """How far a predicted timeline is from measured ones; errors are fractions (0.01 is 1 %)."""
+
+    predicted_batch_s: float
+    measured_batch_s: float
+    """Mean over the runs."""
+    batch_time_error: float
+    """Section 5.2: |predicted - measured| / measured batch time."""
+    activity_error: Float[np.ndarray, " devices"]
+    """Section 5.3: |predicted - measured| start and end time stamps / measured batch time, mean over the
+    device's computations and runs; NaN for a device without computations."""
+    activity_bias: Float[np.ndarray, " devices"]
+    """The same with its sign: above zero where the prediction is late."""
+    predicted_idle: Float[np.ndarray, " devices"]
+    """Share of the batch time in which the device computes nothing (its pipeline bubble and waits)."""
+    measured_idle: Float[np.ndarray, " devices"]
+    stages: "pd.DataFrame"
+    """Section 5.4, a row per device, stage, phase and micro-batch: `start_error` and `end_error`, |predicted -
+    measured| time stamp / measured batch time, median over the runs; `error`, the same of the mean of both; and
+    `time_error`, (predicted - measured) / measured duration of the pass, which the paper does not have."""
+    runs: int
+
+    @property
+    def median_stage_error(self) -> float:
+        """Median `error` over devices, stages, phases and micro-batches; NaN without passes."""
+        return float(np.median(self.stages["error"])) if len(self.stages) else np.nan
+
+    @property
+    def largest_stage_error(self) -> float:
+        """What section 5.4 reports (1.71 %): the largest median error of any stage on any device."""
+        return float(np.max(self.stages["error"])) if len(self.stages) else np.nan
+
+    def to_frame(self) -> "pd.DataFrame":
+        """`stages`, as a copy."""
+        return self.stages.copy()
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types only; NaN becomes None."""
+        per_device = ("activity_error", "activity_bias", "predicted_idle", "measured_idle")
+        known = self.activity_error[~np.isnan(self.activity_error)]
+        return {
+            "runs": self.runs,
+            "predicted_batch_s": self.predicted_batch_s,
+            "measured_batch_s": self.measured_batch_s,
+            "batch_time_error": self.batch_time_error,
+            "mean_activity_error": _number(known.mean()) if len(known) else None,
+            "largest_activity_error": _number(known.max()) if len(known) else None,
+            "median_stage_error": _number(self.median_stage_error),
+            "largest_stage_error": _number(self.largest_stage_error),
+            "predicted_bubble_fraction": float(self.predicted_idle.mean()),
+            "measured_bubble_fraction": float(self.measured_idle.mean()),
+            "devices": [
+                {"device": device} | {name: _number(getattr(self, name)[device]) for name in per_device}
+                for device in range(len(self.activity_error))
+            ],
+            "stages": [
+                {k: _number(v) if isinstance(v, float) else v for k, v in row.items()}
+                for row in self.stages.to_dict(orient="records")
+            ],
+        }
+
+
+def timeline_errors(
+    activities: Activities,
+    predicted_batch_s: float,
+    measured_batch_s: Float[np.ndarray, " runs"],
+    predicted_busy_s: Float[np.ndarray, " devices"],
+    measured_busy_s: Float[np.ndarray, "runs devices"],
+) -> TimelineErrors:
+    """All errors, on a common clock whose zero is the start of the computation predicted to come first
+    (section 5.4: "the start timestamp of the first stage as the global standard time").
+
+    Raises:
+        PerfModelError: a batch time that is not above zero.
+    """
+    for name, batch_s in (("predicted", predicted_batch_s), *(("measured", float(b)) for b in measured_batch_s)):
+        if not 0 < batch_s < np.inf:
+            raise PerfModelError(f"the {name} step takes {batch_s:g} s: nothing to compare; give a step with events")
+    if not np.isfinite(activities.measured_s).all():
+        raise PerfModelError("measured time stamps must be finite; leave out what was not measured")
+    devices = len(predicted_busy_s)
+    predicted_s, measured_s = _on_common_clock(activities)
+    late = (predicted_s - measured_s) / measured_batch_s[:, None, None]
+    mean_batch_s = float(measured_batch_s.mean())
+    return TimelineErrors(
+        predicted_batch_s=predicted_batch_s,
+        measured_batch_s=mean_batch_s,
+        batch_time_error=abs(predicted_batch_s - mean_batch_s) / mean_batch_s,
+        activity_error=_device_means(activities.device, np.abs(late).mean(axis=(0, 2)), devices),
+        activity_bias=_device_means(activities.device, late.mean(axis=(0, 2)), devices),
+        predicted_idle=1 - predicted_busy_s / predicted_batch_s,
+        measured_idle=(1 - measured_busy_s / measured_batch_s[:, None]).mean(axis=0),
+        stages=_stage_errors(activities, predicted_s, measured_s, measured_batch_s),
+        runs=len(measured_batch_s),
+    )
+
+
+def _on_common_clock(activities: Activities) -> tuple[np.ndarray, np.ndarray]:
+    predicted_s, measured_s = activities.predicted_s, activities.measured_s
+    if not len(predicted_s):
+        return predicted_s, measured_s
+    first = np.lexsort((activities.device, predicted_s[:, 0]))[0]
+    return predicted_s - predicted_s[first, 0], measured_s - measured_s[:, first, :1, None]
+
+
+def _device_means(device: np.ndarray, value: np.ndarray, devices: int) -> Float[np.ndarray, " devices"]:
+    count = np.bincount(device, minlength=devices)
+    total = np.bincount(device, value, minlength=devices)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def _stage_errors(
+    activities: Activities, predicted_s: np.ndarray, measured_s: np.ndarray, batch_s: Float[np.ndarray, " runs"]
+) -> "pd.DataFrame":
+    """Passes from their first start to their last end."""
+    import pandas as pd
+
+    names = ["device", "stage", "phase", "micro_batch"]
+    keys = pd.DataFrame({name: getattr(activities, name)[activities.is_pass] for name in names})
+    groups = keys.groupby(names, sort=True)
+    number = groups.ngroup().to_numpy()
+    rows = keys.assign(number=number).drop_duplicates("number").sort_values("number")[names].reset_index(drop=True)
+
+    def spans(stamps_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        start_s, end_s = np.full(len(rows), np.inf), np.full(len(rows), -np.inf)
+        np.minimum.at(start_s, number, stamps_s[activities.is_pass, 0])
+        np.maximum.at(end_s, number, stamps_s[activities.is_pass, 1])
+        return start_s, end_s
+
+    start_s, end_s = spans(predicted_s)
+    start, end, both, time = (np.zeros((len(batch_s), len(rows))) for _ in range(4))
+    for run, of_run in enumerate(measured_s):
+        run_start_s, run_end_s = spans(of_run)
+        start[run] = np.abs(start_s - run_start_s) / batch_s[run]
+        end[run] = np.abs(end_s - run_end_s) / batch_s[run]
+        both[run] = (start[run] + end[run]) / 2
+        took_s = run_end_s - run_start_s
+        known = took_s > 0
+        time[run] = np.where(known, (end_s - start_s) / np.where(known, took_s, 1) - 1, np.nan)
+    medians = {"start_error": start, "end_error": end, "error": both, "time_error": time}
+    return rows.assign(**{name: np.median(values, axis=0) for name, values in medians.items()})
+
+
+def _number(value: Any) -> float | None:
+    return None if np.isnan(value) else float(value)

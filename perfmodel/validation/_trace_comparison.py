@@ -1,0 +1,221 @@
+"""Measured traces of any profiler against predicted timelines.
+
+Activities are matched by device and by what both sides say of them: name, or phase, stage and micro-batch. What
+the measured trace does not tell apart is not told apart in the prediction either. Where one side is finer (single
+kernels within a predicted pass) both are compared from their first start to their last end; a trace without any
+tags is matched in order, where the numbers of activities agree. Otherwise only batch time and idle time are
+compared.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from perfmodel.errors import PerfModelError
+from perfmodel.program import N_STREAMS, Kind, Stream
+from perfmodel.readers import PHASES, ActivityKind, MeasuredTrace
+from perfmodel.timeline import Timeline
+from perfmodel.validation._timeline_errors import Activities, TimelineErrors, timeline_errors
+
+_PASSES: Final = ("forward", "backward", "backward_input", "backward_weight")
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class TraceComparison:
+    """Errors of a prediction against a measured trace, and how much of the two was matched."""
+
+    errors: TimelineErrors
+    matched_by: str
+    """`name`; the tags that were used; `order`; or `nothing`, where only batch and idle times are compared."""
+    predicted_share: float
+    """Share of the predicted computations that was found in every measured step."""
+    measured_share: float
+    """The same of the measured ones."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types only."""
+        how = {name: getattr(self, name) for name in ("matched_by", "predicted_share", "measured_share")}
+        return self.errors.to_dict() | how
+
+
+def compare_traces(predicted: Timeline | MeasuredTrace, measured: MeasuredTrace, replicas: int = 1) -> TraceComparison:
+    """Batch-time, per-device and per-stage errors (DistSim, sections 5.2 to 5.4) against a measured trace.
+
+    Each step that the profiler marked is a run. A device is idle while none of the matched activities runs on it
+    (without any: none of its computations).
+
+    Args:
+        predicted: a timeline, or a trace of one (`readers.read_trace("perfmodel", ...)`).
+        measured: of `replicas` times as many devices.
+        replicas: measured devices per predicted one (tensor- and data-parallel ranks), which must be numbered next to
+            each other, as where the pipeline is the outermost dimension (Megatron-LM).
+
+    Raises:
+        PerfModelError: numbers of devices that do not fit.
+    """
+    trace = timeline_trace(predicted) if isinstance(predicted, Timeline) else predicted
+    if replicas < 1 or measured.devices != trace.devices * replicas:
+        raise PerfModelError(
+            f"{measured.devices} devices measured, {trace.devices} predicted with {replicas} replicas each; "
+            "say how many measured devices share a predicted one (replicas), or record all ranks"
+        )
+    steps = measured.steps()
+    matching = _match(trace, steps, replicas)
+    batch_s = predicted.makespan_s if isinstance(predicted, Timeline) else trace.batch_time_s
+    errors = timeline_errors(
+        matching.activities,
+        batch_s,
+        np.array([step.batch_time_s for step in steps]),
+        np.repeat(_busy_s(trace), replicas) if not matching.by else matching.predicted_busy_s(measured.devices),
+        np.stack([_busy_s(step) for step in steps]) if not matching.by else matching.measured_busy_s(measured.devices),
+    )
+    total = sum(len(_computations(step)) for step in steps), len(_computations(trace)) * replicas
+    return TraceComparison(
+        errors,
+        matching.by or "nothing",
+        matching.n_predicted / max(total[1], 1),
+        matching.n_measured / max(total[0], 1),
+    )
+
+
+def timeline_trace(timeline: Timeline) -> MeasuredTrace:
+    """A timeline's ops as a trace (transfers that are folded into lags left out)."""
+    s = timeline.structure
+    ops = np.flatnonzero((s.stream >= 0) & (s.kind != Kind.ZERO) & (timeline.end_s > timeline.start_s))
+    if not len(ops):
+        raise PerfModelError("the predicted timeline has no op that takes time; nothing to compare")
+    ops = ops[np.argsort(timeline.start_s[ops], kind="stable")]
+    names, number = np.unique(np.array(PHASES)[s.kind[ops]], return_inverse=True)
+    stream = s.stream[ops] % N_STREAMS
+    copies = np.isin(stream, (Stream.OFFLOAD, Stream.RELOAD))
+    kind = np.where(stream == Stream.COMPUTE, ActivityKind.COMPUTE, ActivityKind.COMMUNICATION)
+    return MeasuredTrace(
+        device=s.device[ops], stream=stream, start_s=timeline.start_s[ops], end_s=timeline.end_s[ops], name=number,
+        names=tuple(names.tolist()), kind=np.where(copies, ActivityKind.COPY, kind), phase=s.kind[ops],
+        stage=s.class_stage[s.duration[ops]], micro_batch=s.micro_batch[ops], step=np.full(len(ops), -1),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class _Matching:
+    """Activities found on both sides, and how many of each side's computations they hold."""
+
+    activities: Activities
+    by: str
+    n_predicted: int
+    n_measured: int
+
+    def predicted_busy_s(self, devices: int) -> Float[np.ndarray, " devices"]:
+        return _union_s(self.activities.device, self.activities.predicted_s, devices)
+
+    def measured_busy_s(self, devices: int) -> Float[np.ndarray, "runs devices"]:
+        return np.stack([_union_s(self.activities.device, run, devices) for run in self.activities.measured_s])
+
+
+def _match(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace], replicas: int) -> _Matching:
+    by = _tags_of_both(predicted, steps)
+    rows: list[tuple[int, int]] = []
+    stamps: list[tuple[Float[np.ndarray, "activities 2"], Float[np.ndarray, "runs activities 2"]]] = []
+    n_predicted = n_measured = 0
+    for device in range(predicted.devices * replicas if by else 0):
+        ours = _groups(predicted, device // replicas, by)
+        theirs = [_groups(step, device, by) for step in steps]
+        for key, ops in ours.items():
+            found = [groups[key] for groups in theirs if key in groups]
+            if len(found) < len(steps):
+                continue
+            n_predicted, n_measured = n_predicted + len(ops), n_measured + sum(map(len, found))
+            # one by one where both sides are equally fine, else from first start to last end
+            single = all(len(each) == len(ops) for each in found)
+            chosen = ops if single else ops[:1]
+            rows += [(device, op) for op in chosen.tolist()]
+            measured = [_stamps(step, each, single) for step, each in zip(steps, found, strict=True)]
+            stamps.append((_stamps(predicted, ops, single), np.stack(measured)))
+    devices, ops = np.array(rows, int).reshape(-1, 2).T
+    phase = np.array(PHASES)[predicted.phase[ops]]
+    return _Matching(
+        Activities(
+            device=devices,
+            stage=predicted.stage[ops],
+            phase=phase,
+            micro_batch=predicted.micro_batch[ops] if "micro_batch" in by or by == "name" else np.full(len(ops), -1),
+            is_pass=np.isin(phase, _PASSES),
+            predicted_s=np.concatenate([p for p, _ in stamps]) if stamps else np.zeros((0, 2)),
+            measured_s=np.concatenate([m for _, m in stamps], axis=1) if stamps else np.zeros((len(steps), 0, 2)),
+        ),
+        by if rows else "",
+        n_predicted,
+        n_measured,
+    )
+
+
+def _tags_of_both(predicted: MeasuredTrace, steps: Sequence[MeasuredTrace]) -> str:
+    """By what activities are matched."""
+    ours = _computations(predicted)
+    theirs = [(step, _computations(step)) for step in steps]
+
+    def names(trace: MeasuredTrace, ops: Int[np.ndarray, " ops"]) -> set[str]:
+        return {trace.names[number] for number in np.unique(trace.name[ops])}
+
+    # a run also records what the prediction gives no time
+    if len(names(predicted, ours)) > 1 and all(names(s, ops) >= names(predicted, ours) for s, ops in theirs):
+        return "name"
+    if all((step.phase[ops] > 0).any() for step, ops in theirs):
+        known = ["phase"]
+        for tag in ("stage", "micro_batch"):
+            sides = [(predicted, ours), *theirs]
+            known += [tag] if all((getattr(trace, tag)[ops] >= 0).any() for trace, ops in sides) else []
+        return ", ".join(known)
+    counts = [np.bincount(trace.device[ops]).tolist() for trace, ops in ((predicted, ours), *theirs)]
+    return "order" if all(count == counts[0] for count in counts) else ""
+
+
+def _groups(trace: MeasuredTrace, device: int, by: str) -> dict[Key, Int[np.ndarray, " ops"]]:
+    """Computations of a device that are alike, by what they are alike in; each in order of start."""
+    ops = _computations(trace)
+    ops = ops[trace.device[ops] == device]
+    if by == "order":
+        return {(n,): ops[n : n + 1] for n in range(len(ops))}
+    found: dict[Key, list[int]] = {}
+    for op in ops.tolist():
+        phase = PHASES[trace.phase[op]]
+        tags = [int(getattr(trace, tag)[op]) for tag in ("stage", "micro_batch") if tag in by or by == "name"]
+        # an optimizer step belongs to no micro-batch, and profilers do not say its stage
+        key = (trace.names[trace.name[op]], *tags) if by == "name" else (phase, *(tags if phase in _PASSES else ()))
+        if by == "name" or phase:
+            found.setdefault(key, []).append(op)
+    return {key: np.array(each) for key, each in found.items()}
+
+
+def _computations(trace: MeasuredTrace) -> Int[np.ndarray, " ops"]:
+    ops = np.flatnonzero(trace.kind == ActivityKind.COMPUTE)
+    return ops[np.argsort(trace.start_s[ops], kind="stable")]
+
+
+def _stamps(trace: MeasuredTrace, ops: Int[np.ndarray, " ops"], single: bool) -> Float[np.ndarray, "activities 2"]:
+    start_s, end_s = trace.start_s[ops], trace.end_s[ops]
+    return np.stack([start_s, end_s], axis=1) if single else np.array([[start_s.min(), end_s.max()]])
+
+
+def _busy_s(trace: MeasuredTrace) -> Float[np.ndarray, " devices"]:
+    ops = _computations(trace)
+    return _union_s(trace.device[ops], np.stack([trace.start_s[ops], trace.end_s[ops]], axis=1), trace.devices)
+
+
+def _union_s(
+    device: Int[np.ndarray, " intervals"], stamps_s: Float[np.ndarray, "intervals 2"], devices: int
+) -> Float[np.ndarray, " devices"]:
+    """Seconds in which at least one of a device's intervals lies."""
+    total_s = np.zeros(devices)
+    for each in range(devices):
+        own = stamps_s[device == each]
+        own = own[np.argsort(own[:, 0], kind="stable")]
+        reached_s = np.maximum.accumulate(own[:, 1])
+        # each interval adds what lies beyond all that began before it
+        before_s = np.concatenate([own[:1, 0], reached_s[:-1]])
+        total_s[each] = np.maximum(reached_s - np.maximum(before_s, own[:, 0]), 0).sum()
+    return total_s
