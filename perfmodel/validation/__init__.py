@@ -2,6 +2,13 @@
 
 from perfmodel.validation._cases import validate_cases as validate_cases
 from perfmodel.validation._kernels import validate_kernels as validate_kernels
+from perfmodel.validation._live import LiveReport as LiveReport
+from perfmodel.validation._live import LiveResult as LiveResult
+from perfmodel.validation._live import LiveSettings as LiveSettings
+from perfmodel.validation._live import validate_live as validate_live
+from perfmodel.validation._live_cases import LiveCase as LiveCase
+from perfmodel.validation._live_cases import live_cases as live_cases
+from perfmodel.validation._live_report import live_report as live_report
 from perfmodel.validation._schedule_tables import bubble_table as bubble_table
 from perfmodel.validation._schedule_tables import memory_table as memory_table
 from perfmodel.validation._schedule_tables import version_table as version_table

@@ -1,7 +1,7 @@
 """The loop closed on the machine at hand: calibrate on two ranks, predict, run on up to eight, compare."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
@@ -82,30 +82,31 @@ class LiveReport:
         """One row per configuration."""
         import pandas as pd
 
-        columns = LiveResult.__dataclass_fields__
-        return pd.DataFrame([{name: getattr(r, name) for name in columns} | {"error": r.error} for r in self.results])
+        return pd.DataFrame([asdict(r) | {"error": r.error} for r in self.results])
 
     def to_dict(self) -> dict[str, Any]:
         """The figures of the whole, and the rows."""
         from scipy.stats import spearmanr
 
-        table = self.to_frame()
-        inside = (table["lo_s"] <= table["measured_s"]) & (table["measured_s"] <= table["hi_s"])
+        rows = self.results
+        errors = np.abs([r.error for r in rows])
+        noise = [r.noise for r in rows]
+        ranks = spearmanr([r.predicted_s for r in rows], [r.measured_s for r in rows])
         return {
-            "configurations": len(table),
-            "mean_step_error": float(table["error"].abs().mean()),
-            "largest_step_error": float(table["error"].abs().max()),
-            "mean_device_error": float(table["device_error"].mean()),
-            "median_stage_error": float(table["stage_error"].median()),
-            "spearman": float(spearmanr(table["predicted_s"], table["measured_s"]).statistic),
-            "coverage_90": float(inside.mean()),
-            "mean_noise": float(table["noise"].mean()),
-            "largest_noise": float(table["noise"].max()),
-            "iterations_set_aside": int(table["set_aside"].sum()),
-            "disturbed_configurations": int(table["disturbed"].sum()),
+            "configurations": len(rows),
+            "mean_step_error": float(errors.mean()),
+            "largest_step_error": float(errors.max()),
+            "mean_device_error": float(np.mean([r.device_error for r in rows])),
+            "median_stage_error": float(np.nanmedian([r.stage_error for r in rows])),
+            "spearman": float(ranks[0]),  # pyright: ignore[reportArgumentType]
+            "coverage_90": float(np.mean([r.lo_s <= r.measured_s <= r.hi_s for r in rows])),
+            "mean_noise": float(np.mean(noise)),
+            "largest_noise": float(np.max(noise)),
+            "iterations_set_aside": sum(r.set_aside for r in rows),
+            "disturbed_configurations": sum(r.disturbed for r in rows),
             "check_errors": list(self.check_errors),
             "interval_half_width": self.half_width,
-            "results": table.to_dict("records"),
+            "results": [asdict(r) | {"error": r.error} for r in rows],
         }
 
 

@@ -20,8 +20,8 @@ def live_report(report: LiveReport) -> str:
     lines = [
         "# Live validation",
         "",
-        f"Calibrated on two ranks, then {figures['configurations']} configurations predicted and run on 2 to 8 ranks in "
-        "network namespaces (`make live`).",
+        f"Calibrated on two ranks, then {figures['configurations']} configurations predicted and run on 2 to 8 ranks "
+        "in network namespaces (`make live`).",
         "",
         "| figure | reached | to reach | |",
         "|---|--:|--:|---|",
