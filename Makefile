@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 DATA ?= $(if $(PERFMODEL_DATA),$(PERFMODEL_DATA),../shared/data)
 
-.PHONY: plan test grid lint format bench validate report clean
+.PHONY: plan test grid lint format bench validate live clean
 
 plan: $(VENV)/.plan ## search GPT-3 175B on 1024 A100s with the shipped calibration
 	@mkdir -p out
@@ -34,6 +34,9 @@ bench: $(VENV)/.bench ## ratios within one run, written to out/bench.json
 
 validate: $(VENV)/.plan ## every measured kernel and published run under PERFMODEL_DATA
 	$(BIN)/python validate/run.py --data $(DATA)
+
+live: $(VENV)/.plan ## calibrate on 2 ranks, predict, run on up to 8 in network namespaces (Linux, root), compare; 20 minutes
+	$(BIN)/python validate/live.py --out out
 
 clean:
 	rm -rf $(VENV) out

@@ -3,6 +3,7 @@
 from perfmodel.distribute._checkpoint import checkpoint as checkpoint
 from perfmodel.distribute._distribute import Degrees as Degrees
 from perfmodel.distribute._distribute import distribute as distribute
+from perfmodel.distribute._distribute import on_one_stream as on_one_stream
 from perfmodel.distribute._parallel import data_parallel as data_parallel
 from perfmodel.distribute._parallel import expert_parallel as expert_parallel
 from perfmodel.distribute._parallel import tensor_parallel as tensor_parallel

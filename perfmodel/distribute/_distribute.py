@@ -1,6 +1,6 @@
 """The D/T/P transform: data, tensor and pipeline parallelism with micro-batches, ZeRO and checkpointing at once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfmodel.distribute._checkpoint import checkpoint
 from perfmodel.distribute._parallel import data_parallel, expert_parallel, tensor_parallel
@@ -94,3 +94,9 @@ def distribute(program: Program, degrees: Degrees) -> Program:
     program = tensor_parallel(program, degrees.tensor, sequence_parallel=degrees.sequence_parallel)
     program = expert_parallel(program, degrees.expert, stride=degrees.tensor)
     return data_parallel(program, degrees.data, zero=degrees.zero, stride=degrees.tensor * degrees.expert)
+
+
+def on_one_stream(program: Program) -> Program:
+    """The same with every instruction on the compute stream: what ranks do that run one instruction at a time."""
+    alone = tuple(replace(i, tag=replace(i.tag, stream="compute")) for i in program.function.instructions)
+    return replace(program, function=replace(program.function, instructions=alone))

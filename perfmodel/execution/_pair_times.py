@@ -1,8 +1,9 @@
 """Times of events from measurements on two ranks (DistSim, section 4.2): kernels, and transfers between any number.
 
-A call of n ranks takes `d + count(n) * alpha + sent(n) * beta - credit`: the rank's own work for the call, the latency
-of every message that it sends one after another, and all their bytes through its link, which may let some through at
-once after a pause. For a ring that is DistSim's 2 (n - 1) / n, with the latencies beside the bytes.
+A call of n ranks takes `d + count(n) * alpha + sent(n) * beta`: the rank's own work for the call, the latency of every
+message that it sends one after another, and all their bytes through its link. For a ring that is DistSim's
+2 (n - 1) / n, with the latencies beside the bytes. After a pause a link may let some bytes through at once (its token
+bucket has filled), which shortens the call by up to a credit.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,9 +43,9 @@ class Curve:
     """In a row of calls."""
 
     def at(self, operand_bytes: float) -> float:
-        """After a pause, linear between the points and on beyond the last."""
+        """In a row of calls, linear between the points and on beyond the last."""
         beyond = max(0.0, operand_bytes - self.bytes[-1])
-        return float(np.interp(operand_bytes, self.bytes, self.time_s) + beyond * self.s_per_byte)
+        return float(np.interp(operand_bytes, self.bytes, self.steady_s) + beyond * self.s_per_byte)
 
     @property
     def s_per_byte(self) -> float:
@@ -65,7 +66,9 @@ class EventTime(NamedTuple):
     core_s: float
     """In which it needs its core."""
     network_s: float = 0.0
-    """In which it then waits for messages."""
+    """In which it then waits for messages, of a link that is never idle."""
+    credit_s: float = 0.0
+    """By which that may be shorter after as long a pause."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +79,8 @@ class PairTimes:
     transfers: Mapping[Link, Curve]
     call_s: float
     """A rank's own work for the call of a transfer."""
+    core_factor: float = 1.0
+    """By how much work on cores takes longer between messages than when measured, from whole programs."""
 
     def time(self, event: RankEvent) -> EventTime:
         """Time of an event on each of its ranks.
@@ -86,7 +91,7 @@ class PairTimes:
         if isinstance(event, Kernel):
             if event not in self.kernels_s:
                 raise NoDataError(f"kernel {event.instruction.op} of {list(map(str, event.inputs))} was not measured")
-            return EventTime(self.kernels_s[event])
+            return EventTime(self.core_factor * self.kernels_s[event])
         link = (event.kind, event.across_hosts)
         if link not in self.transfers:
             where = "between hosts" if event.across_hosts else "within a host"
@@ -94,10 +99,11 @@ class PairTimes:
         curve, two, all_ranks = self.transfers[link], messages(event.kind, PAIR), messages(event.kind, event.ranks)
         operand_bytes = event.bytes * event.concurrent  # which share the links
         if event.ranks == PAIR:
-            return EventTime(self.call_s, max(0.0, curve.at(operand_bytes) - self.call_s))
-        latency_s = max(0.0, curve.time_s[0] - self.call_s) / two.count
-        bandwidth_s = operand_bytes * all_ranks.sent / two.sent * curve.s_per_byte
-        return EventTime(self.call_s, all_ranks.count * latency_s + max(0.0, bandwidth_s - curve.credit_s))
+            network_s = max(0.0, curve.at(operand_bytes) - self.call_s)
+        else:
+            latency_s = max(0.0, curve.time_s[0] - self.call_s) / two.count
+            network_s = all_ranks.count * latency_s + operand_bytes * all_ranks.sent / two.sent * curve.s_per_byte
+        return EventTime(self.core_factor * self.call_s, network_s, curve.credit_s)
 
 
 def measure_pair(

@@ -28,5 +28,5 @@ def predict_ranks(function: Function, cluster: Cluster, pair: PairTimes, cores: 
     prepared = program_structure(function, cluster)
     structure, instruction = prepared.structure, prepared.instruction
     times_s = np.array([*(pair.time(event) for event in rank_events(function, cluster)), EventTime(0.0)])
-    core_s, network_s = times_s[instruction].T  # joins are instruction -1 and take no time
-    return simulate_on_cores(structure, core_s, network_s, cores)
+    core_s, network_s, credit_s = times_s[instruction].T  # joins are instruction -1 and take no time
+    return simulate_on_cores(structure, core_s, network_s, credit_s, cores)

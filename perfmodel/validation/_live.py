@@ -1,7 +1,7 @@
 """The loop closed on the machine at hand: calibrate on two ranks, predict, run on up to eight, compare."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +25,8 @@ INTERFERENCE_LIMIT: Final = 0.06
 """Share of the processor time that others may take during an iteration before it is set aside."""
 _PATIENCE_S: Final = 20.0
 _ATTEMPTS: Final = 3
+_FACTORS: Final = (0.5, 8.0)
+"""Between which work on cores may take longer than measured."""
 Progress = Callable[[str, int, int], None]
 
 
@@ -34,7 +36,7 @@ class LiveSettings:
 
     bandwidth_bytes_per_s: float = 5e6
     """Of each host's link, one way."""
-    iterations: int = 4
+    iterations: int = 3
     """Of each of the two measurements of a configuration."""
 
 
@@ -105,6 +107,7 @@ class LiveReport:
             "iterations_set_aside": sum(r.set_aside for r in rows),
             "disturbed_configurations": sum(r.disturbed for r in rows),
             "check_errors": list(self.check_errors),
+            "core_factor": self.calibration.core_factor,
             "interval_half_width": self.half_width,
             "results": [asdict(r) | {"error": r.error} for r in rows],
         }
@@ -118,9 +121,10 @@ def validate_live(
 ) -> LiveReport:
     """Calibrate on two ranks, predict every configuration, then measure it on emulated hosts.
 
-    The interval comes from the calibration's own programs on two ranks: their log errors are a sample of what any
-    prediction may be off by, so that a further one lies within t * s * sqrt(1 + 1/k) of zero (Student's t of k - 1
-    degrees of freedom) with a probability of 90 %.
+    Two-rank programs belong to the calibration. They tell how much longer work on cores takes between messages than
+    when it was measured by itself (caches have gone cold), and what remains of their log errors is a sample of what
+    any prediction may be off by: a further one lies within t * s * sqrt(1 + 1/k) of zero with a probability of 90 %,
+    by Student's t of the k - 1 degrees of freedom that the one fitted factor leaves.
 
     Raises:
         CalibrationError: hosts cannot be emulated here (Linux, root, iproute2), or a rank failed.
@@ -132,23 +136,45 @@ def validate_live(
     with EmulatedHosts(max(2, *(c.hosts for c in programs)), settings.bandwidth_bytes_per_s) as emulated:
         events = [e for case, p in programs.items() for e in rank_events(p.function, _cluster(case, settings))]
         pair = measure_pair(events, emulated.hosts, progress)
-        predicted = {case: _predict(case, p, pair, settings) for case, p in programs.items()}
-        runs = _measure(programs, emulated.hosts, settings, progress)
-    checked = [_result(case, predicted[case], runs[case], 0.0) for case in checks]
-    half_width = _interval(np.log([1 + result.error for result in checked]))
+        checked = _measure({case: programs[case] for case in checks}, emulated.hosts, settings, progress)
+        pair, log_errors = _fit_core_factor(pair, programs, checked, settings)
+        predicted = {case: _predict(case, programs[case], pair, settings) for case in cases}
+        runs = _measure({case: programs[case] for case in cases}, emulated.hosts, settings, progress)
+    half_width = _interval(log_errors)
     return LiveReport(
         results=tuple(_result(case, predicted[case], runs[case], half_width) for case in cases),
-        check_errors=tuple(result.error for result in checked),
+        check_errors=tuple(np.expm1(log_errors).tolist()),
         half_width=half_width,
         calibration=pair,
     )
+
+
+def _fit_core_factor(
+    pair: PairTimes,
+    programs: dict[LiveCase, Program],
+    checked: dict[LiveCase, list[Run]],
+    settings: LiveSettings,
+) -> tuple[PairTimes, Float[np.ndarray, " checks"]]:
+    """The factor of least squares of log(predicted / measured), and these."""
+    from scipy.optimize import minimize_scalar
+
+    measured_s = np.array([_result_s(runs) for runs in checked.values()])
+
+    def log_errors(factor: float) -> Float[np.ndarray, " checks"]:
+        scaled = replace(pair, core_factor=factor)
+        predicted_s = [_predict(case, programs[case], scaled, settings).makespan_s for case in checked]
+        return np.log(predicted_s / measured_s)
+
+    found = minimize_scalar(lambda f: float((log_errors(f) ** 2).sum()), bounds=_FACTORS, method="bounded")
+    factor = float(found.x)  # pyright: ignore[reportAttributeAccessIssue]
+    return replace(pair, core_factor=factor), log_errors(factor)
 
 
 def _interval(log_errors: Float[np.ndarray, " checks"]) -> float:
     from scipy.stats import t
 
     k = len(log_errors)
-    return float(t.ppf(0.95, k - 1) * np.sqrt(np.mean(log_errors**2) * (1 + 1 / k)))
+    return float(t.ppf(0.95, k - 1) * np.sqrt((log_errors**2).sum() / (k - 1) * (1 + 1 / k)))
 
 
 def _cluster(case: LiveCase, settings: LiveSettings) -> Cluster:
@@ -190,10 +216,18 @@ def _undisturbed(program: Program, group: RankGroup, iterations: int) -> Run:
     return result
 
 
-def _result(case: LiveCase, predicted: Timeline, runs: Sequence[Run], half_width: float) -> LiveResult:
+def _clean(runs: Sequence[Run]) -> tuple[list[list[Timeline]], bool]:
+    """Undisturbed iterations of each measurement, or all where one of them has none (then True)."""
     clean = [[t for t, i in zip(r.timelines, r.interference, strict=True) if i <= INTERFERENCE_LIMIT] for r in runs]
-    disturbed = not all(clean)
-    used = [list(r.timelines) for r in runs] if disturbed else clean
+    return (clean, False) if all(clean) else ([list(r.timelines) for r in runs], True)
+
+
+def _result_s(runs: Sequence[Run]) -> float:
+    return float(np.median([t.makespan_s for of_run in _clean(runs)[0] for t in of_run]))
+
+
+def _result(case: LiveCase, predicted: Timeline, runs: Sequence[Run], half_width: float) -> LiveResult:
+    used, disturbed = _clean(runs)
     medians_s = [float(np.median([t.makespan_s for t in timelines])) for timelines in used]
     timelines = [t for of_run in used for t in of_run]
     errors = compare_timelines(predicted, timelines)
@@ -203,7 +237,7 @@ def _result(case: LiveCase, predicted: Timeline, runs: Sequence[Run], half_width
         predicted_s=predicted.makespan_s,
         lo_s=predicted.makespan_s * float(np.exp(-half_width)),
         hi_s=predicted.makespan_s * float(np.exp(half_width)),
-        measured_s=float(np.median([t.makespan_s for t in timelines])),
+        measured_s=_result_s(runs),
         noise=abs(medians_s[0] - medians_s[1]) / float(np.mean(medians_s)),
         device_error=float(np.nanmean(errors.activity_error)),
         stage_error=errors.median_stage_error,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from perfmodel.distribute import Degrees, distribute
+from perfmodel.distribute import Degrees, distribute, on_one_stream
 from perfmodel.ir import Program
 from perfmodel.ir.models import TransformerSize, mlp, training_step, transformer_loss
 
@@ -41,7 +41,8 @@ class LiveCase:
         return " ".join(words)
 
     def program(self) -> Program:
-        return distribute(_model(self.model), self.degrees)
+        """On one stream, as real ranks run one instruction at a time."""
+        return on_one_stream(distribute(_model(self.model), self.degrees))
 
 
 @lru_cache(maxsize=8)

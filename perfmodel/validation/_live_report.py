@@ -37,7 +37,8 @@ def live_report(report: LiveReport) -> str:
         f"Noise floor, the same configuration measured twice: mean {figures['mean_noise']:.1%}, largest "
         f"{figures['largest_noise']:.1%}. Iterations set aside for interference: {figures['iterations_set_aside']}; "
         f"configurations without an undisturbed one: {figures['disturbed_configurations']}.",
-        f"The calibration's own two-rank programs were off by {checks}, which gives the 90 % interval of "
+        f"The calibration's own two-rank programs say that work on cores takes {figures['core_factor']:.2f} times as "
+        f"long as by itself; they are then off by {checks}, which gives the 90 % interval of "
         f"±{figures['interval_half_width']:.1%}.",
         "",
         "| configuration | ranks | predicted ms | measured ms | error | noise | device | stage | set aside |",

@@ -1,0 +1,43 @@
+"""Live validation on a few small configurations: calibrated, predicted, run for real and compared."""
+
+import json
+
+import pytest
+
+from perfmodel.distribute import Degrees
+from perfmodel.measure._hosts import unavailable
+from perfmodel.validation import LiveCase, LiveSettings, live_cases, live_report, validate_live
+
+needs_hosts = pytest.mark.skipif(bool(unavailable()), reason=f"hosts cannot be emulated here: {unavailable()}")
+
+
+def test_there_are_forty_configurations_and_none_belongs_to_the_calibration():
+    from perfmodel.validation._live_cases import check_cases
+
+    cases = live_cases()
+    assert len(set(cases)) == len(cases) >= 40
+    assert {case.ranks for case in cases} == {2, 4, 8}
+    assert not set(cases) & set(check_cases())
+    assert all(case.ranks == 2 for case in check_cases())
+    schedules = {case.degrees.schedule for case in cases if case.degrees.pipeline > 1}
+    assert schedules == {"gpipe", "1f1b", "interleaved"}
+    assert {case.degrees.zero for case in cases} == {0, 1, 2, 3}
+
+
+@needs_hosts
+def test_the_loop_closes_on_small_configurations():
+    cases = [
+        LiveCase(model="mlp-s", degrees=Degrees(pipeline=2, micro_batches=4)),
+        LiveCase(model="mlp-s", degrees=Degrees(tensor=2, data=2), ranks_per_host=2),
+    ]
+    checks = [LiveCase(model="check-mlp", degrees=Degrees(pipeline=2, micro_batches=m)) for m in (2, 4)]
+    report = validate_live(LiveSettings(bandwidth_bytes_per_s=5e7, iterations=1), cases, checks)
+    figures = json.loads(json.dumps(report.to_dict()))
+    assert figures["configurations"] == 2
+    assert len(figures["check_errors"]) == 2
+    for row in figures["results"]:
+        assert 0 < row["lo_s"] < row["predicted_s"] < row["hi_s"]
+        assert row["measured_s"] > 0
+    text = live_report(report)
+    assert cases[0].name in text
+    assert "90 % interval" in text
