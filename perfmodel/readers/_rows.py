@@ -13,6 +13,7 @@ Row = dict[str, Any]
 
 _FIRST: Final = ("source", "device", "interconnect", "op_family", "op", "collective", "algorithm", "dtype", "pass")
 _LAST: Final = ("time_us", "time_us_std", "n_repeats", "software", "variant")
+_LARGEST: Final = 2**62
 _MEASURED: Final = ("time_us", "time_us_std", "n_repeats")
 
 
@@ -70,13 +71,13 @@ class Measurements:
 
 def measurements(format: str, rows: Iterable[Row], skipped: Mapping[str, int]) -> Measurements:
     """Rows of both kinds, repeats joined."""
-    rows = list(rows)
-    return Measurements(
-        format,
-        _joined([row for row in rows if "collective" not in row]),
-        _joined([row for row in rows if "collective" in row]),
-        dict(Counter(skipped).most_common()),
-    )
+    counts, kernels, collectives = Counter(skipped), [], []
+    for row in rows:
+        if any(isinstance(value, int) and value >= _LARGEST for value in row.values()):
+            counts["a size beyond that of any tensor"] += 1
+        else:
+            (collectives if "collective" in row else kernels).append(row)
+    return Measurements(format, _joined(kernels), _joined(collectives), dict(counts.most_common()))
 
 
 def _joined(rows: list[Row]) -> pd.DataFrame:

@@ -37,16 +37,20 @@ def op_row(op: TorchOp) -> Row | None:
     """The row's own columns (family, op, element type, shape, pass); none for an operator without a row, or one
     whose arguments have other shapes than its rule expects."""
     rule = _RULES.get(op.name.removeprefix("aten::"))
-    if rule is None:
+    if rule is None or not all(_is_shape(s) or (isinstance(s, tuple) and all(map(_is_shape, s))) for s in op.shapes):
         return None
     try:
         row = rule(op)
     except (IndexError, ValueError, TypeError):  # not the arguments that this operator has
         return None
-    if row is None or any(isinstance(v, int) and v < 1 and k not in _MAY_BE_ZERO for k, v in row.items()):
+    if any(isinstance(v, int) and v < 1 and k not in _MAY_BE_ZERO for k, v in row.items()):
         return None
     dtype = next((DTYPES[d] for d in op.dtypes if d in DTYPES), "")
     return {"dtype": dtype, "pass": "bwd" if "backward" in op.name else "fwd"} | row
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, tuple) and all(type(size) is int and 0 <= size < 2**31 for size in value)
 
 
 def has_row(name: str) -> bool:
@@ -70,9 +74,10 @@ def _gemm(op: TorchOp, a: int, b: int) -> Row:
         raise ValueError("inner sizes differ")
     row: Row = {"op_family": "gemm", "op": "linear", "m": m, "n": n, "k": k, "batch": 1}
     if _is_gradient(op):
-        # the weight gradient multiplies by the transposed incoming gradient (autograd's formulas for mm)
-        transposed = bool(op.strides) and len(op.strides[a]) == 2 and op.strides[a][0] == 1 < op.strides[a][1]
-        row["pass"] = "" if not op.strides else "wgrad" if transposed else "dgrad"
+        # the weight gradient multiplies by the transposed incoming gradient (autograd's formulas for mm); strides
+        # of an expanded one do not tell
+        rows_apart, columns_apart = op.strides[a] if op.strides else (0, 0)
+        row["pass"] = "wgrad" if rows_apart == 1 < columns_apart else "dgrad" if columns_apart == 1 else ""
     return row
 
 
@@ -165,7 +170,7 @@ def _pair(text: str) -> Sequence[int]:
 
 _BSHD: Final = "bshd"
 _BHSD: Final = "bhsd"
-_RULES: Final[dict[str, Callable[[TorchOp], Row | None]]] = {
+_RULES: Final[dict[str, Callable[[TorchOp], Row]]] = {
     "mm": lambda op: _gemm(op, 0, 1),
     "addmm": lambda op: _gemm(op, 1, 2),
     "_addmm_activation": lambda op: _gemm(op, 1, 2),

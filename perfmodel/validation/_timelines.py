@@ -9,7 +9,7 @@ from perfmodel.program import N_STREAMS, Kind, Stream, Structure
 from perfmodel.timeline import Timeline
 from perfmodel.validation._timeline_errors import Activities, TimelineErrors, timeline_errors
 
-PASSES = (Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
+_PASSES = (Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 
 
 def compare_timelines(predicted: Timeline, measured: Timeline | Sequence[Timeline]) -> TimelineErrors:
@@ -40,7 +40,7 @@ def compare_timelines(predicted: Timeline, measured: Timeline | Sequence[Timelin
         stage=s.class_stage[s.duration[ops]],
         phase=names[s.kind[ops]],
         micro_batch=s.micro_batch[ops],
-        is_pass=np.isin(s.kind[ops], PASSES),
+        is_pass=np.isin(s.kind[ops], _PASSES),
         predicted_s=_stamps(predicted, ops),
         measured_s=np.stack([_stamps(run, ops) for run in runs]),
     )

@@ -3,6 +3,7 @@
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from perfmodel.readers import (
     write_measured_trace,
 )
 from perfmodel.readers._annotations import Tags, parse_tags
+from perfmodel.readers._torch_ops import AUTOGRAD, TorchOp, op_row
 from perfmodel.readers._xspace import read_xspace
 
 
@@ -261,3 +263,22 @@ def test_unknown_formats_and_files(tmp_path: Path) -> None:
         read_trace("nsys", [tmp_path / "x"])
     with pytest.raises(TableError, match="holds no activity"):
         MeasuredTrace(*[np.zeros(0, int)] * 5, (), *[np.zeros(0, int)] * 5)
+
+
+@pytest.mark.parametrize(
+    ("strides", "gradient"),
+    [(((1, 32), (16, 1)), "wgrad"), (((64, 1), (16, 1)), "dgrad"), (((0, 0), (16, 1)), ""), ((), "")],
+)
+def test_which_gradient_a_product_is(strides: tuple[tuple[int, int], ...], gradient: str) -> None:
+    """A sum's incoming gradient is expanded (strides 0): it does not tell."""
+    call = TorchOp("aten::mm", ((32, 64), (64, 16)), ("float", "float"), (), strides, (f"{AUTOGRAD}: AddmmBackward0",))
+    row = op_row(call)
+    assert row is not None
+    assert (row["pass"], row["m"], row["n"], row["k"]) == (gradient, 32, 16, 64)
+
+
+@pytest.mark.parametrize(
+    "shapes", [((32, 64), (63, 16)), ((32, "a"), (64, 16)), ((32, -1), (64, 16)), ((32,), ()), ((0, 64), (64, 16))]
+)
+def test_products_of_impossible_shapes_have_no_row(shapes: tuple[Any, ...]) -> None:
+    assert op_row(TorchOp("aten::mm", shapes, ("float", "float"))) is None
