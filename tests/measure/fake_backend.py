@@ -20,11 +20,11 @@ attempts = 2
 max_s = 1.0
 [[kernels]]
 family = "optimizer"
-n_params = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
+n_params = [1, 2, 3, 5, 7, 8]
 bytes_per_param = 28.0
 cache = ["warm", "cold"]
 """
-ROWS = 24
+ROWS = 12
 
 
 def call_s(op: KernelOp) -> float:

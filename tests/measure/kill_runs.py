@@ -15,12 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fake_backend import PLAN, FakeBackend, install, measured
+from fake_backend import PLAN, ROWS, FakeBackend, call_s, install, measured
 
 import perfmodel.cli
 from perfmodel.io import read_table
-from perfmodel.measure import card_path, read_card
+from perfmodel.measure import card_path, read_card, read_plan
 from perfmodel.measure._partial import PartialFile, Record
+from perfmodel.measure._rows import point_key, row_key
 
 LONGEST_S = 0.25
 """A run from start to end, forked with everything imported, takes about half of this."""
@@ -52,9 +53,10 @@ def until_finished(out: Path, phase: str, draw: random.Random, seen: Counter[str
         assert not again, f"measured before the kill, and again: {again}"
         final = check(out)
         if not killed:
+            check_finished(out)
             seen["ended by itself"] += 1
             return
-        seen[f"{phase}: {stage(out)}"] += 1
+        seen[f"{phase}: {stage(out, fresh=len(measured(out / 'log')) == begun)}"] += 1
 
 
 def one_run(out: Path, draw: random.Random) -> bool:
@@ -62,7 +64,7 @@ def one_run(out: Path, draw: random.Random) -> bool:
     if draw.random() < 0.5:
         wait_s, step = draw.uniform(0, LONGEST_S), None
     else:
-        wait_s, step = 60.0, draw.randrange(80)
+        wait_s, step = 60.0, draw.randrange(1, draw.choice((12, 50)))
     how = draw.random()
     child = os.fork()
     if child == 0:
@@ -126,7 +128,7 @@ def check(out: Path) -> frozenset[str]:
     """Whatever is there is whole; the keys of rows that need not be measured again."""
     table = out / "kernels.csv"
     if table.exists():
-        assert len(read_table(table)) == 24
+        assert len(read_table(table)) == ROWS
     if card_path(table).exists():
         json.loads(card_path(table).read_text())
     records = PartialFile(out / ".kernels.csv.partial", {}).read(any_header=True)
@@ -139,23 +141,29 @@ def check(out: Path) -> frozenset[str]:
     return frozenset(clean | {key for key, count in attempts.items() if count == 2})
 
 
-def stage(out: Path) -> str:
-    """How far the killed run had come, by what it left."""
+def check_finished(out: Path) -> None:
+    """Every row of the plan once, with its own time, and nothing else in the folder."""
+    points = read_plan(out / "plan.toml").kernel_points
+    rows = read_table(out / "kernels.csv").to_dict("records")
+    assert [row_key(row) for row in rows] == [point_key(point) for point in points]
+    assert [row["time_us"] for row in rows] == [1e6 * call_s(point.op) for point in points]
+    read_card(out / "kernels.csv")
+    assert {p.name for p in out.iterdir()} == {"kernels.csv", "kernels.card.json", "plan.toml", "log"}
+
+
+def stage(out: Path, *, fresh: bool) -> str:
+    """How far the killed run had come, by what it left; `fresh` if it measured nothing."""
     table, partial = out / "kernels.csv", PartialFile(out / ".kernels.csv.partial", {})
     records = partial.read(any_header=True)
     if records is None:
-        return "done, but for the lock" if table.exists() else "nothing yet"
-    if not any(not record.earlier for record in records):
-        return "no row yet"
-    if not table.exists():
-        return "rows"
-    if not card_path(table).exists():
-        return "table without card"
-    try:
-        read_card(table)
-    except ValueError:
-        return "table with the card before"
-    return "table and card, rows not yet given up" if table.stat().st_mtime >= partial.path.stat().st_mtime else "rows"
+        return "nothing written" if fresh else "all but giving up the lock"
+    if table.exists() and table.stat().st_mtime_ns > partial.path.stat().st_mtime_ns:
+        try:
+            read_card(table)
+        except ValueError:
+            return "table without its card"
+        return "table and card, partial file still there"
+    return "no row yet" if all(record.earlier for record in records) else "rows"
 
 
 if __name__ == "__main__":

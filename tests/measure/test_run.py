@@ -3,19 +3,22 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from perfmodel.errors import TableError
+from perfmodel.errors import CalibrationError, TableError
 from perfmodel.io import read_table, write_table
-from perfmodel.measure import card_path, read_card, read_plan
+from perfmodel.measure import StoppingRule, card_path, read_card, read_plan
 from perfmodel.measure._card import write_card
-from perfmodel.measure._earlier import earlier_rows
-from perfmodel.measure._rows import SUSPECT, op_columns
+from perfmodel.measure._finished import finished_rows
+from perfmodel.measure._partial import Record
+from perfmodel.measure._rows import SUSPECT, point_key
+from perfmodel.measure._sweep import is_pending
 
-ROOT = Path(__file__).parents[2]
+PACKAGES = ("jax", "jaxlib", "numpy", "perfmodel")
 PLAN = """
 device = "box"
 kernel_table = "kernels.csv"
@@ -75,8 +78,8 @@ def changed(path: Path, change: Callable[[pd.DataFrame], None]) -> pd.DataFrame:
     return table
 
 
-def kept(path: Path, **plan: Any) -> dict[str, Record]:
-    return {record.key: record for record in finished_rows(path, plan.get("device", "box"), PACKAGES)}
+def kept(path: Path) -> dict[str, Record]:
+    return {record.key: record for record in finished_rows(path, "box", PACKAGES)}
 
 
 def test_rows_of_a_finished_table_are_known_again(copied: Path):
@@ -106,7 +109,7 @@ def test_a_table_measured_otherwise_is_not_overwritten(copied: Path):
     with pytest.raises(CalibrationError, match="another device"):
         finished_rows(path, "another box", PACKAGES)
     with pytest.raises(CalibrationError, match="another software"):
-        run_plan(read_plan(copied / "plan.toml"), copied, Fake())
+        finished_rows(path, "box", ("torch",))
     card_path(path).unlink()
     with pytest.raises(CalibrationError, match="without its card"):
         finished_rows(path, "box", PACKAGES)
