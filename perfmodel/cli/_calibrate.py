@@ -28,7 +28,9 @@ def add_command(commands: Any) -> argparse.ArgumentParser:
     )
     command.add_argument("--plan", type=Path, metavar="FILE", help="sweep plan (TOML)")
     command.add_argument("--out", type=Path, metavar="DIR", help="folder for the tables and their cards")
-    command.add_argument("--backend", default="jax", choices=BACKENDS, help="whose kernels and collectives (default jax)")
+    command.add_argument(
+        "--backend", default="jax", choices=BACKENDS, help="whose kernels and collectives (default jax)"
+    )
     command.add_argument(
         "--resume",
         action="store_true",
@@ -147,8 +149,10 @@ def _measure(arguments: argparse.Namespace, plan: "Plan") -> list[dict[str, Any]
 
 
 def guess_s(device: str, points: "Sequence[Point]") -> list[float]:
-    """Seconds of one call of each kernel by the shipped calibration, or by a roofline of this CPU for a device
-    that no catalog knows; NaN for collectives, whose network is not known."""
+    """Seconds of one call: kernels by the shipped calibration, collectives by their bytes over the device's links.
+
+    A device that no catalog knows is taken for this CPU, by its roofline.
+    """
     from perfmodel import catalog
     from perfmodel.cost import KernelModel
     from perfmodel.spec import Collective
@@ -159,7 +163,14 @@ def guess_s(device: str, points: "Sequence[Point]") -> list[float]:
         known = catalog.device("cpu")
     kernels = [point.op for point in points if not isinstance(point.op, Collective)]
     times = iter(KernelModel.load().times(known, kernels).time_s.tolist())
-    return [float("nan") if isinstance(point.op, Collective) else next(times) for point in points]
+    inside = known.link_bandwidth_bytes_per_s
+    between = min(inside, known.host_bandwidth_bytes_per_s or inside)  # a network card is no faster than its slot
+    return [
+        point.op.bytes / (inside if point.op.num_nodes == 1 else between)
+        if isinstance(point.op, Collective)
+        else next(times)
+        for point in points
+    ]
 
 
 def _read_nccl_tests(path: Path) -> "pd.DataFrame":

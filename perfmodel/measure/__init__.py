@@ -22,6 +22,7 @@ from perfmodel.measure._median import median_interval as median_interval
 from perfmodel.measure._meter import machine_meter as machine_meter
 from perfmodel.measure._meter import usable_cores as usable_cores
 from perfmodel.measure._meter import wait_until_quiet as wait_until_quiet
+from perfmodel.measure._nccl_tests import NcclTests as NcclTests
 from perfmodel.measure._plan import Plan as Plan
 from perfmodel.measure._plan import read_plan as read_plan
 from perfmodel.measure._rank import Place as Place

@@ -61,11 +61,12 @@ def estimate_plan(plan: Plan, backend: str, guess: GuessCalls) -> list[PointEsti
     guessed = guess((*kernels, *collectives))
     seconds = [_kernel_s(p, plan.rule, t, SETUP_S[backend]) for p, t in zip(kernels, guessed, strict=False)]
     if backend == "nccl-tests":
-        for run, _ in geometric_runs(collectives):
-            seconds += [PROGRAM_START_S / len(run)] * len(run)
+        calls = plan.nccl_tests.calls_per_size if plan.nccl_tests else 0
+        start_s = [PROGRAM_START_S / len(run) for run, _ in geometric_runs(collectives) for _ in run]
+        seconds += [s + calls * _known(t, 0.0) for s, t in zip(start_s, guessed[len(kernels) :], strict=True)]
     else:
         for index, (point, call_s) in enumerate(zip(collectives, guessed[len(kernels) :], strict=True)):
-            fresh = index == 0 or point.op.num_ranks != collectives[index - 1].op.num_ranks
+            fresh = index == 0 or point.collective.num_ranks != collectives[index - 1].collective.num_ranks
             seconds.append(_samples_s(rule, call_s) + SETUP_S[backend] + (GROUP_START_S if fresh else 0.0))
     points = (*kernels, *collectives)
     return [_estimate(point, s) for point, s in zip(points, seconds, strict=True)]

@@ -27,5 +27,8 @@ def finished_rows(path: Path, device: str, packages: Sequence[str]) -> list[Reco
     expected = {"device": device, "collector_sha256": collector_sha256(), "software": software(packages)}
     if differing := [name for name, value in expected.items() if getattr(card, name) != value]:
         raise CalibrationError(f"{path}: was measured with another {', '.join(differing)}; {away}")
-    rows = [{str(k): v for k, v in row.items() if present(v) or k == "variant"} for row in read_table(path).to_dict("records")]
+    rows = [
+        {str(k): v for k, v in row.items() if present(v) or k == "variant"}
+        for row in read_table(path).to_dict("records")
+    ]
     return [Record(row_key(row), row, earlier=True) for row in rows]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from perfmodel.measure._backend import Backend, open_backend
 from perfmodel.measure._harness import StoppingRule, time_calls
 from perfmodel.measure._rows import SOURCE, Point, Row, op_columns, timing_columns
-from perfmodel.spec import Collective, KernelOp
+from perfmodel.spec import KernelOp
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,8 +50,7 @@ def measure_ops(
 
 def kernel_row(backend: Backend, point: Point, device_name: str, rule: StoppingRule) -> Row:
     """Measure one op: its row of the table."""
-    op, cold = point.op, point.cold
-    assert not isinstance(op, Collective)
+    op, cold = point.kernel, point.cold
     timing = time_calls(backend.sampler(op, cold=cold), sampling_rule(rule, backend, cold))
     return {
         "source": SOURCE,

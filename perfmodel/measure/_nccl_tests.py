@@ -1,11 +1,12 @@
 """Collectives measured by the programs of nccl-tests, started through a launcher (mpirun, srun)."""
 
+import re
 import shlex
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +21,14 @@ PROGRAMS: Final = {
     "all_reduce": "all_reduce_perf", "all_gather": "all_gather_perf", "reduce_scatter": "reduce_scatter_perf",
     "all_to_all": "alltoall_perf", "send_recv": "sendrecv_perf", "broadcast": "broadcast_perf",
 }  # fmt: skip
-DTYPES: Final = {"fp32": "float", "bf16": "bfloat16", "fp16": "half", "fp8": "fp8_e4m3", "fp64": "double", "int8": "int8"}
+DTYPES: Final = {
+    "fp32": "float",
+    "bf16": "bfloat16",
+    "fp16": "half",
+    "fp8": "fp8_e4m3",
+    "fp64": "double",
+    "int8": "int8",
+}
 
 ReadOutput = Callable[[Path], "pd.DataFrame"]
 """Rows of a file of nccl-tests' output, with at least the columns `bytes` and `time_us`."""
@@ -41,6 +49,16 @@ class NcclTests:
     """Of every program: warm-up, iterations per time, times whose median counts."""
     timeout_s: float = 900.0
     """Of one run of a program."""
+
+    @property
+    def calls_per_size(self) -> int:
+        """Calls that a program makes of one size: warm-up and iterations, out of place and in place, every time."""
+
+        def of(flag: str, default: int) -> int:
+            found = re.search(rf"(?:^|\s){flag}\s*(\d+)", self.arguments)
+            return int(found[1]) if found else default
+
+        return 2 * of("-N", 1) * (of("-w", 1) + of("-n", 20))
 
     def command(self, op: Collective, least: int, most: int, factor: int) -> list[str]:
         """The command that measures sizes from `least` to `most` bytes, each `factor` times the one before."""
@@ -84,23 +102,25 @@ def nccl_tests_rows(
     Raises:
         CalibrationError: if a program fails, or does not print a size that it was asked for.
     """
-    for _, members in groupby(points, key=lambda p: collective_columns(p.op) | {"bytes": 0}):
+    for _, members in groupby(points, key=lambda p: collective_columns(p.collective) | {"bytes": 0}):
         for run, factor in geometric_runs(list(members)):
             for point in run:
                 progress(point)
-            op = run[0].op
-            table = _measured(tests.command(op, int(op.bytes), int(run[-1].op.bytes), factor), tests.timeout_s, read)
+            op = run[0].collective
+            table = _measured(
+                tests.command(op, int(op.bytes), int(run[-1].collective.bytes), factor), tests.timeout_s, read
+            )
             for point in run:
-                yield _row(point.op, table, device, interconnect)
+                yield _row(point.collective, table, device, interconnect)
 
 
 def geometric_runs(points: Sequence[Point]) -> list[tuple[list[Point], int]]:
     """Cut into runs whose sizes grow by one whole factor each, with that factor (2 for a single size)."""
     runs: list[tuple[list[Point], int]] = []
-    for before, point in pairwise([None, *points]):
-        if before is not None:
+    for point in points:
+        if runs:
             run, factor = runs[-1]
-            quotient, rest = divmod(int(point.op.bytes), int(before.op.bytes))
+            quotient, rest = divmod(int(point.collective.bytes), int(run[-1].collective.bytes))
             if rest == 0 and quotient > 1 and (len(run) == 1 or quotient == factor):
                 runs[-1] = ([*run, point], quotient)
                 continue
@@ -130,7 +150,7 @@ def _measured(command: list[str], timeout_s: float, read: ReadOutput) -> "pd.Dat
 
 def _row(op: Collective, table: "pd.DataFrame", device: str, interconnect: str) -> Row:
     """The out-of-place time of a size, as nccl-tests printed it; it tells no interval of a median."""
-    found = [row for row in table.to_dict("records") if row["bytes"] == op.bytes]
+    found: list[Row] = [dict(row) for row in table.to_dict("records") if row["bytes"] == op.bytes]
     row = min(found, key=lambda row: "in_place" in str(row.get("variant", "")), default=None)
     if row is None:
         raise CalibrationError(f"nccl-tests printed no time of {op.collective} of {op.bytes:g} bytes")
@@ -142,7 +162,7 @@ def _row(op: Collective, table: "pd.DataFrame", device: str, interconnect: str) 
         "algorithm": str(row.get("algorithm", "auto")),
         **collective_columns(op),
         "time_us": float(row["time_us"]),
-        "time_us_std": float(spread_us) if present(spread_us) else 0.0,
+        "time_us_std": float(spread_us or 0.0) if present(spread_us) else 0.0,
         "n_repeats": int(row.get("n_repeats", 1)),
         "n_set_aside": 0,
         "ci95_half_width": None,

@@ -86,7 +86,11 @@ def read_plan(path: Path | str) -> Plan:
             collective_rule=_make(StoppingRule, data.get("collective_rule", data.get("rule", {})), "collective_rule"),
             kernels=tuple(op for op, cache in points if cache == "warm"),
             cold_kernels=tuple(op for op, cache in points if cache == "cold"),
-            collectives=tuple(op for i, grid in enumerate(data.get("collectives", ())) for op in _collectives(grid, i, tests is not None)),
+            collectives=tuple(
+                op
+                for i, grid in enumerate(data.get("collectives", ()))
+                for op in _collectives(grid, i, tests is not None)
+            ),
             kernel_table=data.get("kernel_table", "kernels.csv"),
             collective_table=data.get("collective_table", "collectives.csv"),
             attempts=int(data.get("attempts", 3)),

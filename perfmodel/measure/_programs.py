@@ -17,7 +17,7 @@ from perfmodel.spec import Attention, Convolution, Embedding, Gemm, KernelOp, Me
 
 JAX_DTYPES: Final[dict[str, str]] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 FP8: Final = "float8_e4m3fn"
-MOST_RANDOM: Final = 1 << 24
+MOST_RANDOM: Final = 1 << 22
 """Distinct random elements of an array; a larger one repeats them, as drawing them takes longer than timing."""
 
 
@@ -55,16 +55,17 @@ def program(op: KernelOp, seed: int = 0) -> Program:
     raise AssertionError(op)
 
 
-def random_values(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    """Standard normal float32 values; beyond `MOST_RANDOM` elements they repeat."""
+def random_values(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Standard normal float32 values of the shape; of `MOST_RANDOM` elements, to be repeated, if that is smaller."""
     size = prod(shape)
-    return np.resize(rng.standard_normal(min(size, MOST_RANDOM), np.float32), shape)
+    return rng.standard_normal(shape if size <= MOST_RANDOM else MOST_RANDOM, np.float32)
 
 
 def _array(rng: np.random.Generator, dtype: str, *shape: int) -> Any:
     import jax.numpy as jnp
 
-    return jnp.asarray(random_values(rng, *shape), FP8 if dtype == "fp8" else JAX_DTYPES[dtype])
+    values = jnp.asarray(random_values(rng, shape), FP8 if dtype == "fp8" else JAX_DTYPES[dtype])
+    return values if values.shape == shape else jnp.resize(values, shape)
 
 
 def _differentiated(

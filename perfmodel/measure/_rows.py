@@ -35,6 +35,18 @@ class Point:
     cold: bool = False
     """With the op's data out of the caches before every call."""
 
+    @property
+    def kernel(self) -> KernelOp:
+        """The op of a kernel's row."""
+        assert not isinstance(self.op, Collective)
+        return self.op
+
+    @property
+    def collective(self) -> Collective:
+        """The op of a collective's row."""
+        assert isinstance(self.op, Collective)
+        return self.op
+
 
 def point_key(point: Point) -> str:
     """Identity of a row before it is measured."""

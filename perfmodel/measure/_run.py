@@ -134,11 +134,13 @@ def _collectives(plan: Plan, folder: Path, backend: str, progress: Progress) -> 
 
     def measure(points: Sequence[Point]) -> Iterator[Row]:
         quiet = _when_quiet(points, rule.interference_limit, plan.patience_s)
-        for num_ranks, members in groupby(quiet, key=lambda point: point.op.num_ranks):
+        for num_ranks, members in groupby(quiet, key=lambda point: point.collective.num_ranks):
             with RankGroup(num_ranks, transport.session) as group:
                 for point in members:
                     progress(point)
-                    yield collective_row(group, point.op, plan.device, rule, meter, transport, plan.interconnect)
+                    yield collective_row(
+                        group, point.collective, plan.device, rule, meter, transport, plan.interconnect
+                    )
 
     return TableRun(
         path=folder / plan.collective_table, device=plan.device, points=plan.collective_points, measure=measure,
@@ -151,7 +153,7 @@ def _by_nccl_tests(plan: Plan, folder: Path, progress: Progress, read: ReadOutpu
     tests = plan.nccl_tests
     if plan.kernel_points or not plan.collectives or tests is None or read is None:
         raise CalibrationError(
-            "backend nccl-tests measures collectives only: its plan has [[collectives]] and [nccl_tests], no [[kernels]]"
+            "backend nccl-tests measures collectives only: a plan of [[collectives]] and [nccl_tests], no [[kernels]]"
         )
     for op in plan.collectives:
         check_nccl_tests(op)

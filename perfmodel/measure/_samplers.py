@@ -26,9 +26,7 @@ def queued_sampler(timed: Program, meter: Meter, wait: Callable[[Any], Any], *, 
     return sample
 
 
-def cold_sampler(
-    timed: Program, meter: Meter, wait: Callable[[Any], Any], flush: Callable[[], None]
-) -> SampleCalls:
+def cold_sampler(timed: Program, meter: Meter, wait: Callable[[Any], Any], flush: Callable[[], None]) -> SampleCalls:
     """Calls each after a flush of the caches; only the calls themselves count as time.
 
     Interference is that of flushes and calls together, which others disturb alike.

@@ -33,7 +33,9 @@ def check_kernel(op: KernelOp, dtypes: Collection[str]) -> None:
         raise UnknownNameError(f"pass of {op.op}", op.pass_, PASSES[type(op)])
     match op:
         case Gemm(dtype="fp8") if op.pass_ == "bwd" or op.accumulate or op.batch * op.groups > 1:
-            raise PerfModelError(f"fp8 products are measured singly, as fwd, dgrad or wgrad without accumulation; got {op}")
+            raise PerfModelError(
+                f"fp8 products are measured singly, as fwd, dgrad or wgrad without accumulation; got {op}"
+            )
         case MemoryBound() if op.op not in MEMORY_OPS:
             raise UnknownNameError("memory-bound kernel to measure", op.op, MEMORY_OPS)
         case MemoryBound() if op.n_inputs != MEMORY_OPS[op.op]:
@@ -44,5 +46,5 @@ def check_kernel(op: KernelOp, dtypes: Collection[str]) -> None:
             raise PerfModelError(f"heads = {op.heads} must be a multiple of kv_heads = {op.kv_heads}")
         case OptimizerStep() if (op.op, op.dtype, op.bytes_per_param, op.tensors) != ("adam", "fp32", 28.0, 1):
             raise PerfModelError(
-                f"the optimizer measured is fp32 adam over one flat tensor (bytes_per_param = 28, tensors = 1); got {op}"
+                f"the optimizer measured is fp32 adam over one tensor (bytes_per_param = 28, tensors = 1); got {op}"
             )

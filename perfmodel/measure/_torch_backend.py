@@ -15,7 +15,7 @@ from perfmodel.measure._rows import Row
 from perfmodel.measure._samplers import Calls, cold_sampler, queued_sampler
 from perfmodel.measure._supported import check_kernel
 from perfmodel.measure._torch_programs import torch_module, torch_program
-from perfmodel.spec import KernelOp
+from perfmodel.spec import Gemm, KernelOp
 from perfmodel.units import MIB
 
 FP8_CAPABILITY: Final = (8, 9)
@@ -45,7 +45,9 @@ class TorchBackend:
     @property
     def software(self) -> str:
         torch = torch_module()
-        return f"torch{torch.__version__.partition('+')[0]}-{f'cuda{torch.version.cuda}' if self.accelerator else 'cpu'}"
+        return (
+            f"torch{torch.__version__.partition('+')[0]}-{f'cuda{torch.version.cuda}' if self.accelerator else 'cpu'}"
+        )
 
     @property
     def method(self) -> Row:
@@ -62,7 +64,7 @@ class TorchBackend:
                 f"{op.dtype} products need an NVIDIA GPU of compute capability {needed[0]}.{needed[1]} or newer; "
                 f"this is {self.accelerator or 'a CPU'}: remove them from the plan"
             )
-        if op.dtype == "fp8" and (op.n % FP8_MULTIPLE or op.k % FP8_MULTIPLE):
+        if isinstance(op, Gemm) and op.dtype == "fp8" and (op.n % FP8_MULTIPLE or op.k % FP8_MULTIPLE):
             raise PerfModelError(f"fp8 products need n and k to be multiples of {FP8_MULTIPLE}; got {op}")
 
     def variant(self, op: KernelOp) -> str:
@@ -79,7 +81,7 @@ class TorchBackend:
     def overhead_sampler(self) -> SampleCalls:
         torch = torch_module()
         one = torch.zeros((), device="cuda" if self.accelerator else "cpu")
-        return self._sampler(Program(torch.inference_mode()(one.add), (1,)))
+        return self._sampler(Program(one.add, (1,)))
 
     def _sampler(self, timed: Program, *, cold: bool = False) -> SampleCalls:
         if self.accelerator:

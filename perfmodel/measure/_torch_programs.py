@@ -6,6 +6,7 @@ forward saved; embeddings get their dense gradient.
 
 from collections.abc import Callable
 from functools import partial
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -55,8 +56,12 @@ class _Tensors:
 
     def __call__(self, *shape: int) -> Tensor:
         torch = torch_module()
-        values = torch.from_numpy(random_values(self.rng, *shape)).to(self.device)
-        return values.to(torch.float8_e4m3fn if self.dtype == "fp8" else getattr(torch, TORCH_DTYPES[self.dtype]))
+        dtype = torch.float8_e4m3fn if self.dtype == "fp8" else getattr(torch, TORCH_DTYPES[self.dtype])
+        values = torch.from_numpy(random_values(self.rng, shape)).to(self.device).to(dtype)
+        if values.shape == shape:
+            return values
+        size = prod(shape)
+        return values.repeat(-(-size // values.numel()))[:size].clone().view(shape)
 
     def indices(self, high: int, count: int) -> Tensor:
         return torch_module().from_numpy(self.rng.integers(0, high, count)).to(self.device)
@@ -68,7 +73,7 @@ def _differentiated(
     """The function itself for `fwd`; else the backward pass to the inputs that `wanted` names for the pass."""
     torch = torch_module()
     if op.pass_ == "fwd":
-        return Program(torch.inference_mode()(function), inputs)
+        return Program(function, inputs)
     chosen = [inputs[i].requires_grad_() for i in wanted[op.pass_]]
     output = function(*inputs)
     gradient = torch.ones_like(output)
@@ -84,14 +89,13 @@ def _gemm(op: Gemm, make: _Tensors) -> Program:
             weight = (*leading, op.k, op.n) if leading else (op.n, op.k)
             return _differentiated(op, function, (make(*leading, op.m, op.k), make(*weight)), {"bwd": (0, 1)})
         case "dgrad":  # the output's gradient [m, k] times the weight [k, n]
-            function = torch.inference_mode()(torch.matmul)
-            return Program(function, (make(*leading, op.m, op.k), make(*leading, op.k, op.n)))
+            return Program(torch.matmul, (make(*leading, op.m, op.k), make(*leading, op.k, op.n)))
         case "wgrad":
             a, b = make(*leading, op.k, op.m), make(*leading, op.k, op.n)
             if not op.accumulate:
-                return Program(torch.inference_mode()(lambda a, b: torch.matmul(a.mT, b)), (a, b))
+                return Program(lambda a, b: torch.matmul(a.mT, b), (a, b))
             total = torch.zeros((*leading, op.m, op.n), dtype=torch.float32, device=make.device)
-            return Program(torch.inference_mode()(lambda a, b: total.add_(torch.matmul(a.mT, b))), (a, b))
+            return Program(lambda a, b: total.add_(torch.matmul(a.mT, b)), (a, b))
     raise AssertionError(op.pass_)
 
 
@@ -100,7 +104,7 @@ def _fp8_gemm(op: Gemm, make: _Tensors) -> Program:
     torch = torch_module()
     one = torch.ones((), device=make.device)
     multiply = partial(torch._scaled_mm, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
-    return Program(torch.inference_mode()(multiply), (make(op.m, op.k), make(op.n, op.k).t()))
+    return Program(multiply, (make(op.m, op.k), make(op.n, op.k).t()))
 
 
 def _memory(op: MemoryBound, make: _Tensors) -> Program:

@@ -1,4 +1,4 @@
-"""Ranks whose collectives go through torch.distributed: gloo between CPUs, NCCL between GPUs. Needs the extra `torch`."""
+"""Ranks whose collectives torch.distributed does: gloo between CPUs, NCCL between GPUs. Needs the extra `torch`."""
 
 import time
 from collections.abc import Callable, Mapping

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,7 @@ LONGEST_S = 0.25
 
 
 def main(folder: Path, kills: int, seed: int) -> None:
-    import perfmodel.cli._commands  # children shall not spend their time on imports
-
+    import_module("perfmodel.cli._commands")  # children shall not spend their time on imports
     draw = random.Random(seed)
     seen: Counter[str] = Counter()
     campaign = 0

@@ -135,5 +135,3 @@ def test_cards_of_another_schema_or_shape_are_refused(folder: Path, tmp_path: Pa
     card_path(path).write_text(json.dumps({**values, "schema_version": 99}))
     with pytest.raises(TableError, match="schema version 99"):
         read_card(path)
-
-
