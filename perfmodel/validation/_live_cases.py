@@ -81,9 +81,7 @@ def _live_cases() -> Iterator[LiveCase]:
                 yield LiveCase(
                     model=model, degrees=Degrees(pipeline=stages, micro_batches=micro_batches, schedule=schedule)
                 )
-        yield LiveCase(
-            model=model, degrees=Degrees(pipeline=4, micro_batches=4, schedule="interleaved", chunks=2)
-        )
+        yield LiveCase(model=model, degrees=Degrees(pipeline=4, micro_batches=4, schedule="interleaved", chunks=2))
         yield LiveCase(model=model, degrees=Degrees(data=2, pipeline=2, micro_batches=4))
         yield LiveCase(model=model, degrees=Degrees(tensor=2, pipeline=2, micro_batches=4))
     yield LiveCase(model="mlp-s", degrees=Degrees(data=8))
