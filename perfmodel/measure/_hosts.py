@@ -66,6 +66,25 @@ class Host:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 
 
+@dataclass(frozen=True, kw_only=True)
+class EmulatedNetwork:
+    """What joins emulated hosts.
+
+    Raises:
+        PerfModelError: for a bandwidth or latency that is none.
+    """
+
+    bandwidth_bytes_per_s: float
+    """Of each host's link, one way."""
+    latency_s: float = 0.0
+    """Of a message from host to host, beyond this machine's own."""
+
+    def __post_init__(self) -> None:
+        positive("emulated network: bandwidth_bytes_per_s", self.bandwidth_bytes_per_s)
+        if not 0 <= self.latency_s < 1:
+            raise PerfModelError(f"emulated network: latency_s must be between 0 and 1 s, got {self.latency_s!r}")
+
+
 class EmulatedHosts:
     """Context manager over hosts in namespaces of their own, every one with a link to a common switch.
 
@@ -80,10 +99,8 @@ class EmulatedHosts:
     def __init__(self, count: int, bandwidth_bytes_per_s: float, latency_s: float = 0.0) -> None:
         if not 2 <= count <= _MAX_HOSTS:
             raise PerfModelError(f"emulated hosts: 2 to {_MAX_HOSTS} of them, got {count}")
-        positive("emulated hosts: bandwidth_bytes_per_s", bandwidth_bytes_per_s)
-        if not 0 <= latency_s < 1:
-            raise PerfModelError(f"emulated hosts: latency_s must be between 0 and 1 s, got {latency_s!r}")
-        self._bandwidth_bytes_per_s, self._latency_s = bandwidth_bytes_per_s, latency_s
+        network = EmulatedNetwork(bandwidth_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s)
+        self._bandwidth_bytes_per_s, self._latency_s = network.bandwidth_bytes_per_s, network.latency_s
         self._prefix = f"pm{os.getpid() % 10**6}x{next(_numbers)}"
         self.hosts = tuple(Host(f"10.213.0.{i + 1}", f"{self._prefix}h{i}") for i in range(count))
         self._stack = ExitStack()

@@ -10,6 +10,7 @@ from typing import Any, Final
 from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
 from perfmodel.measure._collectives import INTERCONNECT
 from perfmodel.measure._harness import StoppingRule
+from perfmodel.measure._hosts import EmulatedNetwork
 from perfmodel.measure._nccl_tests import ALIGNMENT, NcclTests
 from perfmodel.measure._rows import Point
 from perfmodel.measure._supported import MEASURED_FAMILIES
@@ -43,6 +44,8 @@ class Plan:
     """Measure whatever accelerator is found, also where it is not the one that `device` names."""
     nccl_tests: NcclTests | None = None
     """How nccl-tests is started, for the backend of that name."""
+    emulated_network: EmulatedNetwork | None = None
+    """Links between the nodes of collectives that this machine emulates by network namespaces."""
 
     @property
     def kernel_points(self) -> tuple[Point, ...]:
@@ -79,7 +82,7 @@ def read_plan(path: Path | str) -> Plan:
     try:
         rule = _make(StoppingRule, data.get("rule", {}), "rule")
         points = [point for i, grid in enumerate(data.get("kernels", ())) for point in _kernels(grid, i)]
-        tests = data.get("nccl_tests")
+        tests, network = data.get("nccl_tests"), data.get("emulated_network")
         return Plan(
             device=data["device"],
             rule=rule,
@@ -98,6 +101,7 @@ def read_plan(path: Path | str) -> Plan:
             interconnect=str(data.get("interconnect", INTERCONNECT)),
             any_device=bool(data.get("any_device", False)),
             nccl_tests=None if tests is None else _make(NcclTests, tests, "nccl_tests"),
+            emulated_network=None if network is None else _make(EmulatedNetwork, network, "emulated_network"),
         )
     except PerfModelError as error:
         raise CalibrationError(f"{path}: {error}") from None

@@ -1,8 +1,8 @@
 """A plan run from start to finish: tables and cards."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +18,7 @@ from perfmodel.measure._device_check import check_device
 from perfmodel.measure._finished import finished_rows
 from perfmodel.measure._group import RankGroup, check_collective
 from perfmodel.measure._harness import StoppingRule
+from perfmodel.measure._hosts import EmulatedHosts, Host
 from perfmodel.measure._kernels import call_overhead_s, kernel_row
 from perfmodel.measure._lock import locked
 from perfmodel.measure._machine import software
@@ -27,6 +28,7 @@ from perfmodel.measure._partial import PartialFile
 from perfmodel.measure._plan import Plan
 from perfmodel.measure._rows import MEASURED, Point, Row, point_key
 from perfmodel.measure._sweep import Measure, sweep
+from perfmodel.spec import Collective
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,7 +103,7 @@ def tables(
         yield _by_nccl_tests(plan, folder, progress, read_nccl_tests)
         return
     for op in plan.collectives:
-        check_collective(op)
+        check_collective(op, op.num_nodes if plan.emulated_network else 1)
     if plan.kernel_points:
         with open_backend(backend) as opened:
             yield _kernels(plan, folder, opened, progress)
@@ -139,8 +141,8 @@ def _collectives(plan: Plan, folder: Path, backend: str, progress: Progress) -> 
 
     def measure(points: Sequence[Point]) -> Iterator[Row]:
         quiet = _when_quiet(points, rule.interference_limit, plan.patience_s)
-        for num_ranks, members in groupby(quiet, key=lambda point: point.collective.num_ranks):
-            with RankGroup(num_ranks, transport.session) as group:
+        for (num_ranks, num_nodes), members in groupby(quiet, key=lambda p: _group_of(p.collective)):
+            with _hosts(plan, num_nodes) as hosts, RankGroup(num_ranks, transport.session, hosts) as group:
                 for point in members:
                     progress(point)
                     yield collective_row(
@@ -150,8 +152,27 @@ def _collectives(plan: Plan, folder: Path, backend: str, progress: Progress) -> 
     return TableRun(
         path=folder / plan.collective_table, device=plan.device, points=plan.collective_points, measure=measure,
         rule=rule, attempts=plan.attempts, packages=(transport.package, "numpy", "perfmodel"),
-        method=lambda: {"pinning": "rank r on core r modulo cores"},
+        method=lambda: {"pinning": "rank r on core r modulo cores", **_network(plan)},
     )  # fmt: skip
+
+
+def _group_of(op: Collective) -> tuple[int, int]:
+    return op.num_ranks, op.num_nodes
+
+
+@contextmanager
+def _hosts(plan: Plan, num_nodes: int) -> Iterator[tuple[Host, ...]]:
+    """Where the ranks of groups over so many nodes run."""
+    network = plan.emulated_network
+    if num_nodes == 1 or network is None:
+        yield ()
+        return
+    with EmulatedHosts(num_nodes, network.bandwidth_bytes_per_s, network.latency_s) as emulated:
+        yield emulated.hosts
+
+
+def _network(plan: Plan) -> Mapping[str, Any]:
+    return {"emulated_network": asdict(plan.emulated_network)} if plan.emulated_network else {}
 
 
 def _by_nccl_tests(plan: Plan, folder: Path, progress: Progress, read: ReadOutput | None) -> TableRun:
