@@ -12,28 +12,32 @@ from rich.progress import Progress
 
 from perfmodel.errors import PerfModelError
 from perfmodel.io import write_json, write_text
-from perfmodel.validation import live_report, validate_live
+from perfmodel.validation import collective_cases, live_cases, live_report, validate_live
 
 
 def main() -> int:
-    """Run everything, write the report, print its figures."""
+    """Run everything, write the reports, print their figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for live.md and live.json")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the reports (md and json)")
+    parser.add_argument("--only", choices=("steps", "collectives"), help="one of the two sets of configurations")
     arguments = parser.parse_args()
-    try:
-        with Progress(console=Console(stderr=True)) as bar:
-            task = bar.add_task("calibrating", total=None)
-            report = validate_live(progress=lambda what, n, total: bar.update(
-                task, description=what, completed=n, total=total or None
-            ))  # fmt: skip
-    except PerfModelError as error:
-        print(f"live: {error}", file=sys.stderr)
-        return 2
+    sets = {"steps": ("live", live_cases), "collectives": ("live_collectives", collective_cases)}
     arguments.out.mkdir(parents=True, exist_ok=True)
-    write_json(arguments.out / "live.json", report.to_dict())
-    text = live_report(report)
-    write_text(arguments.out / "live.md", text)
-    print(text)
+    for chosen in [arguments.only] if arguments.only else sets:
+        name, cases = sets[chosen]
+        try:
+            with Progress(console=Console(stderr=True)) as bar:
+                task = bar.add_task("calibrating", total=None)
+                report = validate_live(cases=cases(), progress=lambda what, n, total, bar=bar, task=task: bar.update(
+                    task, description=what, completed=n, total=total or None
+                ))  # fmt: skip
+        except PerfModelError as error:
+            print(f"live: {error}", file=sys.stderr)
+            return 2
+        write_json(arguments.out / f"{name}.json", report.to_dict())
+        text = live_report(report)
+        write_text(arguments.out / f"{name}.md", text)
+        print(text)
     return 0
 
 

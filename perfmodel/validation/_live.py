@@ -16,6 +16,7 @@ from perfmodel.measure import EmulatedHosts, Host, RankGroup, usable_cores, wait
 from perfmodel.spec import Cluster, NetworkLevel
 from perfmodel.timeline import Timeline
 from perfmodel.validation._live_cases import LiveCase, check_cases, live_cases
+from perfmodel.validation._live_collectives import CollectiveCase
 from perfmodel.validation._timelines import compare_timelines
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ _ATTEMPTS: Final = 3
 _FACTORS: Final = (0.5, 8.0)
 """Between which work on cores may take longer than measured."""
 Progress = Callable[[str, int, int], None]
+Case = LiveCase | CollectiveCase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +117,8 @@ class LiveReport:
 
 def validate_live(
     settings: LiveSettings | None = None,
-    cases: Sequence[LiveCase] | None = None,
-    checks: Sequence[LiveCase] | None = None,
+    cases: Sequence[Case] | None = None,
+    checks: Sequence[Case] | None = None,
     progress: Progress = lambda *_: None,
 ) -> LiveReport:
     """Calibrate on two ranks, predict every configuration, then measure it on emulated hosts.
@@ -132,7 +134,7 @@ def validate_live(
     settings = settings or LiveSettings()
     cases = live_cases() if cases is None else list(cases)
     checks = check_cases() if checks is None else list(checks)
-    programs = {case: case.program() for case in (*checks, *cases)}
+    programs: dict[Case, Program] = {case: case.program() for case in (*checks, *cases)}
     with EmulatedHosts(max(2, *(c.hosts for c in programs)), settings.bandwidth_bytes_per_s) as emulated:
         events = [e for case, p in programs.items() for e in rank_events(p.function, _cluster(case, settings))]
         pair = measure_pair(events, emulated.hosts, progress)
@@ -151,8 +153,8 @@ def validate_live(
 
 def _fit_core_factor(
     pair: PairTimes,
-    programs: dict[LiveCase, Program],
-    checked: dict[LiveCase, list[Run]],
+    programs: dict[Case, Program],
+    checked: dict[Case, list[Run]],
     settings: LiveSettings,
 ) -> tuple[PairTimes, Float[np.ndarray, " checks"]]:
     """The factor of least squares of log(predicted / measured), and these."""
@@ -177,7 +179,7 @@ def _interval(log_errors: Float[np.ndarray, " checks"]) -> float:
     return float(t.ppf(0.95, k - 1) * np.sqrt((log_errors**2).sum() / (k - 1) * (1 + 1 / k)))
 
 
-def _cluster(case: LiveCase, settings: LiveSettings) -> Cluster:
+def _cluster(case: Case, settings: LiveSettings) -> Cluster:
     inner = NetworkLevel(name="loopback", size=case.ranks_per_host, bandwidth_bytes_per_s=1e9, latency_s=1e-5)
     outer = NetworkLevel(
         name="emulated", size=case.ranks, bandwidth_bytes_per_s=settings.bandwidth_bytes_per_s, latency_s=1e-4
@@ -185,17 +187,17 @@ def _cluster(case: LiveCase, settings: LiveSettings) -> Cluster:
     return Cluster(name="emulated hosts", device=catalog.device("cpu"), levels=(inner, outer))
 
 
-def _predict(case: LiveCase, program: Program, pair: PairTimes, settings: LiveSettings) -> Timeline:
+def _predict(case: Case, program: Program, pair: PairTimes, settings: LiveSettings) -> Timeline:
     cores = usable_cores()
     of_rank = [cores[rank % len(cores)] for rank in range(case.ranks)]
     return predict_ranks(program.function, _cluster(case, settings), pair, of_rank)
 
 
 def _measure(
-    programs: dict[LiveCase, Program], hosts: Sequence[Host], settings: LiveSettings, progress: Progress
-) -> dict[LiveCase, list[Run]]:
+    programs: dict[Case, Program], hosts: Sequence[Host], settings: LiveSettings, progress: Progress
+) -> dict[Case, list[Run]]:
     """Every configuration twice, on ranks started once per number of ranks and hosts."""
-    runs: dict[LiveCase, list[Run]] = {}
+    runs: dict[Case, list[Run]] = {}
     ordered = sorted(programs, key=lambda case: (case.ranks, case.hosts))
     for (ranks, n_hosts), alike in groupby(ordered, key=lambda case: (case.ranks, case.hosts)):
         with program_ranks(ranks, hosts=hosts[:n_hosts]) as group:
@@ -226,7 +228,7 @@ def _result_s(runs: Sequence[Run]) -> float:
     return float(np.median([t.makespan_s for of_run in _clean(runs)[0] for t in of_run]))
 
 
-def _result(case: LiveCase, predicted: Timeline, runs: Sequence[Run], half_width: float) -> LiveResult:
+def _result(case: Case, predicted: Timeline, runs: Sequence[Run], half_width: float) -> LiveResult:
     used, disturbed = _clean(runs)
     medians_s = [float(np.median([t.makespan_s for t in timelines])) for timelines in used]
     timelines = [t for of_run in used for t in of_run]
