@@ -7,6 +7,7 @@ whenever a run comes to its end. No row may be lost, doubled or measured again, 
 
 import argparse
 import json
+import math
 import random
 import signal
 import subprocess
@@ -50,7 +51,7 @@ def main() -> None:
     parser.add_argument("--backend", default="jax", choices=("jax", "torch"))
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    draw, seen, longest_s, folders = random.Random(arguments.seed), Counter[str](), 5.0, 0
+    draw, seen, folders = random.Random(arguments.seed), Counter[str](), 0
     while seen["killed"] < arguments.kills:
         folders += 1
         with tempfile.TemporaryDirectory() as name:
@@ -58,34 +59,44 @@ def main() -> None:
             (folder / "plan.toml").write_text(PLAN)
             finished = False
             while not finished:
-                enough = seen["killed"] >= arguments.kills
-                before, start_s = rows(folder), time.monotonic()
-                finished = run(folder, arguments.backend, None if enough else draw.uniform(0.2, longest_s))
-                if finished:
-                    longest_s = max(longest_s, time.monotonic() - start_s)
+                before, going = rows(folder), seen["killed"] < arguments.kills
+                # while Python, the framework and the ranks start; else that long after something was written
+                kill_after_s = draw.uniform(0.1, 3.0) if going else math.inf
+                finished = run(folder, arguments.backend, kill_after_s, from_first_write=draw.random() < 0.8)
                 after = rows(folder)
                 # what was measured before is there still, with the very same time
                 assert before.items() <= after.items(), "a row was lost or measured again"
                 seen["ended" if finished else "killed"] += 1
-                seen["killed with rows to go on from"] += not finished and 0 < len(after) < len(points(folder))
+                if not finished:
+                    seen["of them amid measuring"] += len(after) > len(before)
+                    seen["of them with a table there already"] += (folder / "kernels.csv").exists()
             check_finished(folder)
     print(json.dumps({"backend": arguments.backend, "folders": folders, **seen}))
 
 
-def run(folder: Path, backend: str, kill_after_s: float | None) -> bool:
+def run(folder: Path, backend: str, kill_after_s: float, *, from_first_write: bool) -> bool:
     """One run of the command; whether it came to its end."""
     words = ["calibrate", "--plan", "plan.toml", "--out", str(folder), "--backend", backend]
     with (folder / "output").open("w") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "perfmodel.cli", *words], cwd=folder, stdout=output, stderr=subprocess.STDOUT
         )
-        try:
-            status = process.wait(kill_after_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            status = process.wait()
+        before, start_s = written(folder), time.monotonic()
+        while process.poll() is None:
+            if from_first_write and written(folder) == before:
+                start_s = time.monotonic()
+            if time.monotonic() - start_s > kill_after_s:
+                process.kill()
+                break
+            time.sleep(0.01)
+        status = process.wait()
     assert status in (0, -signal.SIGKILL), (folder / "output").read_text()
     return status == 0
+
+
+def written(folder: Path) -> dict[str, int]:
+    """Sizes of the files of rows."""
+    return {path.name: path.stat().st_size for path in folder.glob(".*.partial")}
 
 
 def points(folder: Path) -> list[str]:

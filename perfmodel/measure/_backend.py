@@ -43,7 +43,7 @@ class Backend(Protocol):
         """Tells how much others disturbed."""
         ...
 
-    def check(self, op: KernelOp) -> None:
+    def check(self, op: KernelOp, *, cold: bool = False) -> None:
         """Raise `PerfModelError` unless the op can be measured on this device."""
         ...
 

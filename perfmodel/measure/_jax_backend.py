@@ -49,12 +49,17 @@ class JaxBackend:
             return {"calls": "queued, waited for once per sample", "fp32_products": "not rounded to tf32 or bf16"}
         return {"calls": "each waited for", "threads": 1}
 
-    def check(self, op: KernelOp) -> None:
+    def check(self, op: KernelOp, *, cold: bool = False) -> None:
         check_kernel(op, ("fp8", *JAX_DTYPES) if op.family == "gemm" else JAX_DTYPES)
         if op.dtype == "fp8" and self.capability < FP8_CAPABILITY:
             raise PerfModelError(
                 f"fp8 products need an NVIDIA GPU of compute capability {FP8_CAPABILITY} or newer; this is "
                 f"{self.accelerator or 'a CPU'}: remove them from the plan"
+            )
+        if cold and self.accelerator:
+            raise PerfModelError(
+                "JAX cannot time a single call on an accelerator apart from its launch; "
+                'use --backend torch for cache = "cold"'
             )
 
     def variant(self, op: KernelOp) -> str:
@@ -63,16 +68,10 @@ class JaxBackend:
     def sampler(self, op: KernelOp, *, cold: bool = False) -> SampleCalls:
         import jax
 
-        if not cold and self.accelerator and op.dtype == "fp32":
-            return _unrounded(self._queued(program(op)))
-        if not cold:
-            return self._queued(program(op))
-        if self.accelerator:
-            raise PerfModelError(
-                "JAX cannot time a single call on an accelerator apart from its launch; "
-                'use --backend torch for cache = "cold"'
-            )
-        return cold_sampler(program(op), self.meter, jax.block_until_ready, self._flush)
+        if cold:
+            return cold_sampler(program(op), self.meter, jax.block_until_ready, self._flush)
+        sample = self._queued(program(op))
+        return _unrounded(sample) if self.accelerator and op.dtype == "fp32" else sample
 
     def overhead_sampler(self) -> SampleCalls:
         import jax

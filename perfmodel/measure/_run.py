@@ -114,8 +114,8 @@ def tables(
 def _kernels(plan: Plan, folder: Path, backend: Backend, progress: Progress) -> TableRun:
     if not plan.any_device:
         check_device(plan.device, backend.accelerator)
-    for op in (*plan.kernels, *plan.cold_kernels):
-        backend.check(op)
+    for point in plan.kernel_points:
+        backend.check(point.kernel, cold=point.cold)
 
     def measure(points: Sequence[Point]) -> Iterator[Row]:
         for point in points:

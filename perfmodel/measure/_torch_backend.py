@@ -54,7 +54,7 @@ class TorchBackend:
             return {"calls": "queued, between CUDA events"}
         return {"calls": "each in turn", "threads": 1}
 
-    def check(self, op: KernelOp) -> None:
+    def check(self, op: KernelOp, *, cold: bool = False) -> None:
         extra = ("fp8", "tf32") if op.family == "gemm" else ()
         check_kernel(op, (*extra, "fp32", "bf16", "fp16"))
         needed = {"fp8": FP8_CAPABILITY, "tf32": TF32_CAPABILITY}.get(op.dtype, (0, 0))

@@ -44,7 +44,7 @@ class FakeBackend:
     def __init__(self, log: Path) -> None:
         self.log = log
 
-    def check(self, op: KernelOp) -> None:
+    def check(self, op: KernelOp, *, cold: bool = False) -> None:
         if op.family != "optimizer":
             raise PerfModelError(f"the fake measures no {op.family}")
 

@@ -3,16 +3,18 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
 import pytest
 
 from perfmodel import catalog
-from perfmodel.errors import UnknownNameError
+from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.io import read_table, write_table
-from perfmodel.measure import StoppingRule, measure_ops, open_backend, time_calls
+from perfmodel.measure import Sample, StoppingRule, measure_ops, open_backend, time_calls
 from perfmodel.measure._backend import Backend
 from perfmodel.measure._caches import host_flush
+from perfmodel.measure._jax_backend import JaxBackend, _unrounded
 from perfmodel.measure._kernels import call_overhead_s, kernel_row
-from perfmodel.measure._meter import OwnCoreMeter
+from perfmodel.measure._meter import NoMeter, OwnCoreMeter
 from perfmodel.measure._programs import Program
 from perfmodel.measure._rows import Point
 from perfmodel.measure._samplers import cold_sampler
@@ -46,8 +48,8 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
 
 def test_updates_in_place_are_fed_back(backend: Backend):
     # a donated buffer may not be used twice: the second call fails unless the first one's result is passed on
-    timing = time_calls(backend.sampler(OptimizerStep(n_params=64, bytes_per_param=28.0)), RULE)
-    assert timing.n_repeats >= 6
+    sample = backend.sampler(OptimizerStep(n_params=64, bytes_per_param=28.0))
+    assert [sample(calls).calls for calls in (1, 3, 1)] == [1, 3, 1]
 
 
 def test_more_work_takes_longer_and_every_call_has_a_cost(backend: Backend):
@@ -102,6 +104,33 @@ def test_ends_near_its_time_cap(cap_s: float):
     with open_backend("jax") as backend:
         timing = time_calls(backend.sampler(Gemm(m=8, n=8, k=8, dtype="fp32")), rule)
     assert timing.n_repeats * rule.min_sample_s < 5 * cap_s
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "cold", "message"),
+    [
+        (9.0, "fp32", True, "--backend torch for cache"),
+        (8.0, "fp8", False, "capability 8.9"),
+        (0.0, "tf32", False, "tf32"),
+    ],
+)
+def test_jax_on_an_accelerator_refuses_what_it_cannot_time(capability: float, dtype: str, cold: bool, message: str):
+    backend = JaxBackend("gpu", "NVIDIA X", capability, NoMeter())
+    with pytest.raises(PerfModelError, match=message):
+        backend.check(Gemm(m=16, n=16, k=16, dtype=dtype), cold=cold)
+    JaxBackend("gpu", "NVIDIA X", 9.0, NoMeter()).check(Gemm(m=16, n=16, k=16, dtype="fp8"))
+
+
+def test_calls_on_an_accelerator_are_queued_and_fp32_products_not_rounded():
+    op = Gemm(m=4, n=4, k=4, dtype="fp32")
+    precisions = []
+    backend = JaxBackend("gpu", "NVIDIA X", 9.0, NoMeter())
+    sample = _unrounded(
+        lambda calls: precisions.append(jax.config.jax_default_matmul_precision) or Sample(calls, 1.0, 0)
+    )
+    assert sample(3).calls == backend.sampler(op)(3).calls == 3
+    assert precisions == ["highest"]
+    assert "queued" in backend.method["calls"]
 
 
 def test_unknown_backends_are_named():
