@@ -4,6 +4,7 @@ from perfmodel.measure._card import Card as Card
 from perfmodel.measure._card import card_path as card_path
 from perfmodel.measure._card import read_card as read_card
 from perfmodel.measure._collectives import measure_collectives as measure_collectives
+from perfmodel.measure._effort import measuring_s as measuring_s
 from perfmodel.measure._group import RankGroup as RankGroup
 from perfmodel.measure._harness import Sample as Sample
 from perfmodel.measure._harness import StoppingRule as StoppingRule
@@ -19,5 +20,9 @@ from perfmodel.measure._meter import wait_until_quiet as wait_until_quiet
 from perfmodel.measure._plan import Plan as Plan
 from perfmodel.measure._plan import read_plan as read_plan
 from perfmodel.measure._rank import Place as Place
+from perfmodel.measure._plan_text import plan_text as plan_text
+from perfmodel.measure._plan_text import write_plan as write_plan
+from perfmodel.measure._point_to_point import transfer_time_s as transfer_time_s
+from perfmodel.measure._programs import check_kernel as check_kernel
 from perfmodel.measure._rank import RankSession as RankSession
 from perfmodel.measure._run import run_plan as run_plan

@@ -5,7 +5,7 @@ output's gradient and recomputes what it needs inside the same kernel.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -52,6 +52,24 @@ def program(op: KernelOp, seed: int = 0) -> Program:
         case Convolution():
             return _convolution(op, rng)
     raise PerfModelError(f"no JAX program measures {op.family!r}; remove it from the plan")
+
+
+def check_kernel(op: KernelOp) -> None:
+    """Raise `PerfModelError` unless `program` can make `op`; needs no memory for the op's own sizes."""
+    match op:
+        case Gemm():
+            op = replace(op, m=1, n=1, k=1, batch=1, groups=1)
+        case MemoryBound():
+            op = replace(op, rows=1, hidden=1)
+        case Embedding():
+            op = replace(op, tokens=1, hidden=1, vocab=1)
+        case Attention():
+            op = replace(op, batch=1, seq_q=1, seq_kv=1)
+        case OptimizerStep():
+            op = replace(op, n_params=1)
+        case Convolution():
+            op = replace(op, batch=1)
+    program(op)
 
 
 def _array(rng: np.random.Generator, dtype: str, *shape: int) -> Any:

@@ -14,4 +14,6 @@ from perfmodel.prediction._predict import step_model as step_model
 from perfmodel.prediction._prediction import CriticalEvent as CriticalEvent
 from perfmodel.prediction._prediction import Prediction as Prediction
 from perfmodel.prediction._prediction import StageMemory as StageMemory
+from perfmodel.prediction._shares import EventShares as EventShares
+from perfmodel.prediction._shares import event_shares as event_shares
 from perfmodel.prediction._step_model import StepModel as StepModel

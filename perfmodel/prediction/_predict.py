@@ -93,9 +93,9 @@ def predict(
 def explain(fixed: StepModel, layout: Layout, *, timeline: bool = False, strict: bool = False) -> Prediction:
     """The full prediction of one layout from its step model."""
     (bundle,) = fixed.bundles([layout])
-    terms = [(fixed.prepared(b.spec), fixed.durations(b)[0], weight) for b, weight in fixed.terms(bundle)]
+    terms = step_terms(fixed, bundle)
     prepared, durations, _ = terms[0]
-    step_s, gradient, compute_count = _per_step(terms)
+    step_s, gradient, compute_count = per_step(terms)
     path = CriticalPath(fixed, bundle, durations, gradient)
     lower, upper = path.interval(fixed.framework)
     memory = stage_memory(fixed, bundle)
@@ -169,7 +169,12 @@ _REMEDY = {
 }
 
 
-def _per_step(terms: Sequence[Term]) -> tuple[float, Float[np.ndarray, " classes"], Float[np.ndarray, " classes"]]:
+def step_terms(fixed: StepModel, bundle: Bundle) -> list[Term]:
+    """Programs that make up the step of a bundle's first layout."""
+    return [(fixed.prepared(b.spec), fixed.durations(b)[0], weight) for b, weight in fixed.terms(bundle)]
+
+
+def per_step(terms: Sequence[Term]) -> tuple[float, Float[np.ndarray, " classes"], Float[np.ndarray, " classes"]]:
     """Step time, its gradient, and the occurrences of each class on compute streams; classes of the first term."""
     step_s, gradient, count = 0.0, 0.0, 0.0
     classes = {key: i for i, key in enumerate(_class_keys(terms[0][0].structure))}

@@ -1,0 +1,257 @@
+"""The events of a model only: what some layouts need measured, and what that saves (DistSim sections 4, 6)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfmodel import catalog
+from perfmodel.calibration._two_nodes import reachable
+from perfmodel.errors import PerfModelError
+from perfmodel.measure import Plan, StoppingRule, check_kernel, measuring_s
+from perfmodel.prediction import EventShares, StepModel, check_layout, event_shares, step_model
+from perfmodel.spec import Attention, Cluster, Collective, Job, KernelOp, Layout, Model, Op
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NODES = 2
+"""Nodes that suffice: one cannot measure what passes between nodes (DistSim section 1)."""
+ITERATIONS = 100
+"""Steps of a direct run whose mean is taken as the step time (DistSim section 5.2)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutCost:
+    """One layout's share of the saving."""
+
+    layout: Layout
+    step_time_s: float
+    executions: float
+    """Kernels and collectives that one step runs, counted on every device that takes part."""
+    distinct: int
+    """Different ones among them."""
+    new: int
+    """Measurements that this layout needs beyond those of the layouts before it."""
+    run_device_s: float
+    """Device-seconds of running the layout itself for the plan's iterations."""
+    measure_device_s: tuple[float, float]
+    """Device-seconds of its new measurements: at least, and where every one runs to the rule's caps."""
+    once_device_s: float
+    """Device-seconds of running each new measurement's event a single time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelPlan:
+    """Measurements that tell the step time of a model under some layouts."""
+
+    model: str
+    cluster: str
+    iterations: int
+    plan: Plan
+    """Ready for `run_plan` or `write_plan`."""
+    extrapolated: dict[Collective, tuple[Collective, ...]] = field(repr=False)
+    """Collectives out of reach of two nodes, and the measurements that they are extrapolated from."""
+    unmeasured: dict[Op, str] = field(repr=False)
+    """Events that no collector measures, and why; their times stay predicted."""
+    unmeasured_share: float
+    """Share of the layouts' critical paths that these take."""
+    layouts: tuple[LayoutCost, ...]
+
+    @property
+    def run_device_s(self) -> float:
+        """Device-seconds of running every layout."""
+        return sum(cost.run_device_s for cost in self.layouts)
+
+    @property
+    def measure_device_s(self) -> tuple[float, float]:
+        """Device-seconds of the whole plan: at least, at most."""
+        least, most = zip(*(cost.measure_device_s for cost in self.layouts), strict=True)
+        return sum(least), sum(most)
+
+    @property
+    def relative_scale(self) -> float:
+        """Measuring over running with every event and every step repeated equally often: what the events'
+        redundancy alone saves (the relative scale of DistSim table 3)."""
+        once_s = sum(cost.once_device_s for cost in self.layouts)
+        return once_s * self.iterations / self.run_device_s
+
+    def to_dict(self) -> dict[str, Any]:
+        """The saving report as plain values."""
+        least, most = self.measure_device_s
+        return {
+            "model": self.model,
+            "cluster": self.cluster,
+            "layouts": len(self.layouts),
+            "iterations": self.iterations,
+            "executions": sum(cost.executions for cost in self.layouts),
+            "measurements": len(self.plan.kernels) + len(self.plan.collectives),
+            "kernels": len(self.plan.kernels),
+            "collectives": len(self.plan.collectives),
+            "extrapolated": len(self.extrapolated),
+            "unmeasured": len(self.unmeasured),
+            "unmeasured_share": self.unmeasured_share,
+            "unmeasured_reasons": sorted(set(self.unmeasured.values())),
+            "run_device_s": self.run_device_s,
+            "measure_device_s": least,
+            "measure_device_most_s": most,
+            "saving": 1 - least / self.run_device_s,
+            "relative_scale": self.relative_scale,
+            "per_layout": self.to_frame().to_dict("records"),
+        }
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per layout."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            [
+                {
+                    "layout": str(cost.layout),
+                    "devices": cost.layout.devices,
+                    "step_time_s": cost.step_time_s,
+                    "executions": cost.executions,
+                    "distinct": cost.distinct,
+                    "new": cost.new,
+                    "run_device_s": cost.run_device_s,
+                    "measure_device_s": cost.measure_device_s[0],
+                    "measure_device_most_s": cost.measure_device_s[1],
+                }
+                for cost in self.layouts
+            ]
+        )
+
+
+def model_plan(
+    model: Model | str,
+    cluster: Cluster | str,
+    job: Job,
+    layouts: Sequence[Layout | str],
+    *,
+    device: str | None = None,
+    calibration: Path | str | None = None,
+    nodes: int = NODES,
+    iterations: int = ITERATIONS,
+    rule: StoppingRule | None = None,
+    collective_rule: StoppingRule | None = None,
+) -> ModelPlan:
+    """The distinct kernels and collectives of some layouts, each once, as measurements on at most two nodes.
+
+    Args:
+        device: what the tables' `device` column will say; the cluster's device if not given.
+        calibration: whose predictions tell how long running and measuring take.
+        nodes: how many nodes are at hand; with 1, collectives between nodes are left unmeasured.
+        iterations: steps for which a layout would be run to know its step time.
+        rule: when a kernel's measurement has run long enough.
+        collective_rule: the same for collectives; as `rule` if not given.
+
+    Raises:
+        PerfModelError: for no layout, a layout that is impossible, or a name that is not known.
+    """
+    model = catalog.model(model) if isinstance(model, str) else model
+    cluster = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
+    parsed = [Layout.parse(layout) if isinstance(layout, str) else layout for layout in layouts]
+    if not parsed:
+        raise PerfModelError("no layout given; name at least one, e.g. 'tp=8,pp=2,dp=4'")
+    if nodes < 1 or iterations < 1:
+        raise PerfModelError(f"nodes and iterations must be at least 1, got {nodes} and {iterations}")
+    for layout in parsed:
+        check_layout(model, cluster, job, layout, None)
+    fixed = step_model(model, cluster, job, Path(calibration) if calibration is not None else None)
+    shares = [event_shares(fixed, layout) for layout in parsed]
+    rule = rule or StoppingRule()
+    return _assemble(fixed, parsed, shares, device or cluster.device.name, nodes, iterations, rule,
+                     collective_rule or rule)  # fmt: skip
+
+
+def _assemble(
+    fixed: StepModel, layouts: Sequence[Layout], shares: Sequence[EventShares], device: str, nodes: int,
+    iterations: int, rule: StoppingRule, collective_rule: StoppingRule,
+) -> ModelPlan:  # fmt: skip
+    chosen: dict[Op, None] = {}
+    extrapolated: dict[Collective, tuple[Collective, ...]] = {}
+    unmeasured: dict[Op, str] = {}
+    costs, lost_s = [], 0.0
+    for layout, share in zip(layouts, shares, strict=True):
+        new: dict[Op, None] = {}
+        for op, critical_s in zip(share.ops, share.critical_s.tolist(), strict=True):
+            if reason := why_not_measured(op, nodes):
+                unmeasured[op] = reason
+                lost_s += critical_s / share.step_time_s
+                continue
+            wanted: tuple[Op, ...] = (op,)
+            if isinstance(op, Collective):
+                found = reachable(op, fixed.cluster, nodes=nodes)
+                wanted = found.ops
+                if not found.exact:
+                    extrapolated[op] = found.ops
+            new |= dict.fromkeys(w for w in wanted if w not in chosen)
+        chosen |= new
+        costs.append(_cost(fixed, layout, share, list(new), iterations, rule, collective_rule))
+    plan = Plan(
+        device=device,
+        rule=rule,
+        collective_rule=collective_rule,
+        kernels=tuple(sorted((op for op in chosen if not isinstance(op, Collective)), key=_kind)),
+        # one group of ranks after the other: starting one takes longer than a collective
+        collectives=tuple(sorted((op for op in chosen if isinstance(op, Collective)), key=_kind)),
+        kernel_table="kernels.csv",
+        collective_table="collectives.csv",
+        attempts=3,
+        patience_s=0.0,
+    )
+    return ModelPlan(
+        model=fixed.model.name,
+        cluster=fixed.cluster.name,
+        iterations=iterations,
+        plan=plan,
+        extrapolated=extrapolated,
+        unmeasured=unmeasured,
+        unmeasured_share=lost_s / len(layouts),
+        layouts=tuple(costs),
+    )
+
+
+def _cost(
+    fixed: StepModel, layout: Layout, share: EventShares, new: Sequence[Op], iterations: int, rule: StoppingRule,
+    collective_rule: StoppingRule,
+) -> LayoutCost:  # fmt: skip
+    least, most, once = 0.0, 0.0, 0.0
+    for op, time_s in zip(new, fixed.timed(new).time_s.tolist() if new else (), strict=True):
+        ranks = op.num_ranks if isinstance(op, Collective) else 1
+        effort = measuring_s(collective_rule if isinstance(op, Collective) else rule, time_s)
+        least, most, once = least + ranks * effort.least, most + ranks * effort.most, once + ranks * time_s
+    return LayoutCost(
+        layout=layout,
+        step_time_s=share.step_time_s,
+        executions=float(share.executions.sum()),
+        distinct=len(share.ops),
+        new=len(new),
+        run_device_s=layout.devices * share.step_time_s * iterations,
+        measure_device_s=(least, most),
+        once_device_s=once,
+    )
+
+
+def why_not_measured(op: Op, nodes: int = NODES) -> str:
+    """Why no collector times an op; empty where one does."""
+    if isinstance(op, Collective):
+        return f"{op.collective} between nodes, with one node at hand" if op.num_nodes > nodes == 1 else ""
+    return _why_no_program(op)
+
+
+@lru_cache(maxsize=4096)
+def _why_no_program(op: KernelOp) -> str:
+    try:
+        check_kernel(op)
+    except PerfModelError as error:
+        return str(error)
+    return ""
+
+
+def _kind(op: Op) -> tuple[str, ...]:
+    """Ops of one kind side by side, so that a plan's text is short."""
+    if isinstance(op, Collective):
+        return (f"{op.num_ranks:6}", f"{op.ranks_per_node:6}", op.collective, op.dtype, f"{op.bytes:20.0f}")
+    return (op.family, op.op, op.dtype, op.pass_)

@@ -1,0 +1,47 @@
+"""What to measure of a collective where only two nodes can be had (DistSim section 4.2)."""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from perfmodel.spec import Cluster, Collective
+from perfmodel.units import dtype_bytes
+
+ALL_REDUCE_RANKS: Final = 8
+"""Ranks beyond which an all-reduce is extrapolated (DistSim section 4.2)."""
+
+
+@dataclass(frozen=True)
+class Reachable:
+    """The measurements that tell a collective's time."""
+
+    ops: tuple[Collective, ...]
+    """The collective itself or, to extrapolate from, its likes of fewer ranks, the largest first."""
+    exact: bool
+    """Whether the collective itself is measured."""
+
+
+def reachable(op: Collective, cluster: Cluster, *, nodes: int = 2) -> Reachable:
+    """Measurements on at most `nodes` nodes from which the time of `op` follows.
+
+    A collective that fits is measured as it is, alone: that like groups share the links at the same time is what
+    `CollectiveModel` adds from the stated bandwidths. One of more nodes, or an all-reduce of more than
+    `ALL_REDUCE_RANKS` ranks, is measured with the same bytes, as many ranks to a node as it has and may have, at
+    the largest feasible rank count and at half of it: from these `CollectiveModel` extrapolates (hops grow with
+    the ranks, the bytes a rank sends with 2 (n - 1) / n), or `distsim_all_reduce_time` from the largest alone.
+    """
+    most = ALL_REDUCE_RANKS if op.collective == "all_reduce" else op.num_ranks
+    if op.num_nodes <= nodes and op.num_ranks <= most:
+        return Reachable((_alone(op, op.num_ranks, op.ranks_per_node),), True)
+    span = min(op.num_nodes, nodes)
+    per_node = min(op.ranks_per_node, max(1, most // span), cluster.devices_per_node)
+    sizes = dict.fromkeys(size for size in (per_node, per_node // 2) if size)
+    return Reachable(tuple(_alone(op, span * size, size) for size in sizes if span * size > 1), False)
+
+
+def _alone(op: Collective, ranks: int, per_node: int) -> Collective:
+    """The collective over other ranks, with no other group beside it and whole elements on each rank."""
+    unit = dtype_bytes(op.dtype) * ranks
+    n_bytes = max(unit, int(op.bytes) // unit * unit)
+    return replace(
+        op, bytes=float(n_bytes), num_ranks=ranks, ranks_per_node=per_node, level=int(ranks > per_node), concurrent=1
+    )
