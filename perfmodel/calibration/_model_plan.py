@@ -11,7 +11,7 @@ from perfmodel.calibration._two_nodes import reachable
 from perfmodel.errors import PerfModelError
 from perfmodel.measure import Plan, StoppingRule, check_kernel, measuring_s
 from perfmodel.prediction import EventShares, StepModel, check_layout, event_shares, step_model
-from perfmodel.spec import Attention, Cluster, Collective, Job, KernelOp, Layout, Model, Op
+from perfmodel.spec import Cluster, Collective, Job, KernelOp, Layout, Model, Op
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -26,7 +26,7 @@ class EventTimes:
 class PricesKernels(Protocol):
     """Whatever tells kernel times: the calibrated model, or a variation of it."""
 
-    def times(self, device: Device, ops: Sequence[KernelOp]) -> EventTimes:
+    def times(self, device: Device, ops: Sequence[KernelOp], /) -> EventTimes:
         """Time of each op on a device."""
         ...
 
@@ -34,7 +34,7 @@ class PricesKernels(Protocol):
 class PricesCollectives(Protocol):
     """Whatever tells times of collectives."""
 
-    def times(self, cluster: Cluster, ops: Sequence[Collective]) -> EventTimes:
+    def times(self, cluster: Cluster, ops: Sequence[Collective], /) -> EventTimes:
         """Time of each op on a cluster."""
         ...
 

@@ -21,6 +21,11 @@ from perfmodel.learn._collective_weights import CollectiveWeights as CollectiveW
 from perfmodel.learn._errors import absolute_percent as absolute_percent
 from perfmodel.learn._fit import fit as fit
 from perfmodel.learn._frame import factorise as factorise
+from perfmodel.learn._kriging import Component as Component
+from perfmodel.learn._kriging import Hyperparameters as Hyperparameters
+from perfmodel.learn._kriging import Points as Points
+from perfmodel.learn._kriging import covariance as covariance
+from perfmodel.learn._kriging_hyper import fit_hyperparameters as fit_hyperparameters
 from perfmodel.learn._library import kernel_records as kernel_records
 from perfmodel.learn._library import load_family as load_family
 from perfmodel.learn._library import shipped_folder as shipped_folder
@@ -32,6 +37,7 @@ from perfmodel.learn._parameters import Inputs as Inputs
 from perfmodel.learn._parameters import Parameters as Parameters
 from perfmodel.learn._parameters import power_join as power_join
 from perfmodel.learn._parameters import predict_log_time as predict_log_time
+from perfmodel.learn._physics import AXES as AXES
 from perfmodel.learn._queries import TableQueries as TableQueries
 from perfmodel.learn._queries import kernel_physics as kernel_physics
 from perfmodel.learn._queries import table_rows as table_rows

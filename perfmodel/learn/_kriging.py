@@ -104,16 +104,19 @@ def _blocks(left: np.ndarray, right: np.ndarray) -> Iterator[tuple[np.ndarray, n
         yield order_left[a0:a1], order_right[b0:b1]
 
 
-def covariance(components: Sequence[Component], hyper: Hyperparameters, points: Points) -> np.ndarray:
-    """Noise-free covariance float64[n, n] of `points`."""
-    total = np.zeros((len(points), len(points)))
+def covariance(
+    components: Sequence[Component], hyper: Hyperparameters, points: Points, others: Points | None = None
+) -> np.ndarray:
+    """Noise-free covariance float64[n, m] of `points` with `others`, or with one another."""
+    others = points if others is None else others
+    total = np.zeros((len(points), len(others)))
     for i, component in enumerate(components):
-        codes, _ = shared_codes(component, points, points)
-        for index, _ in _blocks(codes, codes):
-            part = {k: points.coordinates[k][index] for k in (component.along or points.coordinates)}
-            total[np.ix_(index, index)] += np.exp(hyper.variance[i]) * correlation(
-                component, hyper.length[i], part, part
-            )
+        for a, b in _blocks(*shared_codes(component, points, others)):
+            names = component.along or tuple(points.coordinates)
+            left = {k: points.coordinates[k][a] for k in names}
+            right = {k: others.coordinates[k][b] for k in names}
+            near = correlation(component, hyper.length[i], left, right)
+            total[np.ix_(a, b)] += np.exp(hyper.variance[i]) * near
     return total
 
 

@@ -29,6 +29,8 @@ from perfmodel.timeline import CompiledStructure, ProgramBatch, compile_structur
 from perfmodel.workload import Shard, blocks
 
 T = TypeVar("T")
+_WITHOUT_PRICES = ("spec", "prepared", "stages", "pass classes", "live")
+"""Memoised results that hold at any price."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +81,11 @@ class StepModel:
         if key not in self._memo:
             self._memo[key] = make()
         return self._memo[key]  # pyright: ignore[reportReturnType]
+
+    def repriced(self, kernels: PricesKernels, collectives: PricesCollectives) -> "StepModel":
+        """The same step at other prices; what no price changes is shared with this one."""
+        shared = {k: v for k, v in self._memo.items() if isinstance(k, tuple) and k[0] in _WITHOUT_PRICES}
+        return replace(self, kernels=kernels, collectives=collectives, _memo=shared)
 
     # --- events and blocks: the bottom of the hierarchy -----------------------------------------
 

@@ -1,0 +1,226 @@
+"""What is believed of events' times once some were measured: kriging of log residuals over a base price.
+
+The posterior is that of an infinite ensemble of functions which all agree with the measurements; its covariance
+is the members' disagreement, and says also which measurement would settle which event.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import log
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float
+from scipy.linalg import cholesky, solve_triangular
+
+from perfmodel.learn import (
+    AXES,
+    Component,
+    Figures,
+    Hyperparameters,
+    Points,
+    covariance,
+    fit_hyperparameters,
+    kernel_physics,
+    rows_from_ops,
+)
+from perfmodel.spec import Collective, Device, Op
+
+Base = Callable[[Sequence[Op]], Float[np.ndarray, " ops"]]
+"""Seconds of ops before anything is measured: the present calibration's, or an analytical bound's."""
+
+NOISE: Final = 2 * log(0.01)
+"""Log variance of a measured median: the stopping rule's half-width of 2 % is two standard deviations."""
+SHORT_NOISE: Final = 2 * log(0.05)
+"""The same beside the clock's resolution."""
+SHORT_S: Final = 8e-6
+FEWEST: Final = 16
+"""Measurements of a group from which hyperparameters are fitted to them."""
+START: Final = {"offset": 2 * log(0.4), "kind": 2 * log(0.2), "smooth": 2 * log(0.25), "rough": 2 * log(0.15)}
+"""Log variances believed before: a base off by half, shapes that depart from it by a quarter."""
+OWN: Final = 2 * log(0.05)
+"""Log variance of what is an event's own and tells nothing of its neighbours, believed before."""
+COLLECTIVE_AXES: Final = ("bytes", "ranks", "nodes")
+
+
+def group_of(op: Op) -> str:
+    """Ops that inform one another."""
+    return "collective" if isinstance(op, Collective) else op.family
+
+
+def components(axes: tuple[str, ...]) -> tuple[Component, ...]:
+    """What a residual is the sum of: an offset, one per kind, a smooth trend of all kinds, a rough one per kind,
+    and what is an event's own."""
+    return (
+        Component(()),
+        Component(("kind",)),
+        Component((), axes),
+        Component(("kind",), axes, rough=True),
+        Component(("event",)),
+    )
+
+
+@dataclass(frozen=True)
+class Group:
+    """The measured events of one group, conditioned on."""
+
+    components: tuple[Component, ...]
+    hyper: Hyperparameters
+    points: Points
+    lower: Float[np.ndarray, "measured measured"]
+    """Cholesky factor L of their covariance with noise."""
+    white: Float[np.ndarray, " measured"]
+    """L^-1 times their log residuals."""
+
+
+@dataclass(frozen=True)
+class Located:
+    """Events of one group in a list of events, and how the measured ones bear on them."""
+
+    index: np.ndarray
+    points: Points
+    known: Float[np.ndarray, "measured events"]
+    """L^-1 times the covariance of the measured events with these; no rows before anything is measured."""
+
+
+Events = dict[str, Located]
+"""A list of events by group."""
+
+
+def take(events: Events, position: int) -> Events:
+    """One event of a list, as a list of its own."""
+    for name, part in events.items():
+        at = np.flatnonzero(part.index == position)
+        if len(at):
+            return {name: Located(np.zeros(1, int), part.points.take(at), part.known[:, at])}
+    raise IndexError(position)
+
+
+@dataclass(frozen=True)
+class Beliefs:
+    """Log times of any ops, normally distributed given the measurements."""
+
+    base: Base
+    device: Device
+    measured: Mapping[Op, float] = field(default_factory=dict)
+    """Op to seconds."""
+    groups: Mapping[str, Group] = field(default_factory=dict)
+
+    def log_time(self, ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
+        """Expected log seconds; a measured op's own."""
+        result = np.log(self.base(ops))
+        for name, part in self.locate(ops).items():
+            if name in self.groups:
+                result[part.index] += self.groups[name].white @ part.known
+        known = [i for i, op in enumerate(ops) if op in self.measured]
+        result[known] = np.log([self.measured[ops[i]] for i in known])
+        return result
+
+    def locate(self, ops: Sequence[Op]) -> Events:
+        """What covariances need to know of `ops`."""
+        events = {}
+        for name, index in by_group(ops).items():
+            mine = [ops[i] for i in index]
+            points, group = points_of(mine, self.device, np.log(self.base(mine))), self.groups.get(name)
+            known = np.zeros((0, len(mine)))
+            if group:
+                near = covariance(group.components, group.hyper, group.points, points)
+                known = solve_triangular(group.lower, near, lower=True)
+            events[name] = Located(index, points, known)
+        return events
+
+    def covariance(self, left: Events, right: Events) -> Float[np.ndarray, "left right"]:
+        """Posterior covariance of log times (Rasmussen and Williams, eq. 2.24); different groups are independent."""
+        result = np.zeros([sum(len(part.index) for part in events.values()) for events in (left, right)])
+        for name in left.keys() & right.keys():
+            a, b = left[name], right[name]
+            of_group = covariance(*self._believed(name, a.points), a.points, b.points) - a.known.T @ b.known
+            result[np.ix_(a.index, b.index)] = of_group
+        return result
+
+    def variance(self, events: Events) -> Float[np.ndarray, " events"]:
+        """Posterior variance of log times: the diagonal of their covariance."""
+        result = np.zeros(sum(len(part.index) for part in events.values()))
+        for name, part in events.items():
+            # every component correlates an event fully with itself
+            before = np.exp(self._believed(name, part.points)[1].variance).sum()
+            result[part.index] = before - (part.known**2).sum(axis=0)
+        return np.maximum(result, 1e-12)
+
+    def _believed(self, name: str, points: Points) -> tuple[tuple[Component, ...], Hyperparameters]:
+        if name in self.groups:
+            return self.groups[name].components, self.groups[name].hyper
+        kinds = components(tuple(points.coordinates))
+        return kinds, prior(kinds)
+
+
+def prior(kinds: Sequence[Component], own: float = OWN) -> Hyperparameters:
+    """What is believed before enough is measured."""
+    default = Hyperparameters.default(kinds)
+    return Hyperparameters(np.array([*START.values(), own]), default.length, NOISE, SHORT_NOISE)
+
+
+def condition(base: Base, device: Device, measured: Mapping[Op, float], earlier: Beliefs | None = None) -> Beliefs:
+    """Beliefs given measured seconds.
+
+    Args:
+        earlier: beliefs whose hyperparameters are kept for groups that have grown by less than a quarter.
+    """
+    ops = list(measured)
+    groups = {}
+    for name, index in by_group(ops).items():
+        mine = [ops[i] for i in index]
+        log_base = np.log(base(mine))
+        points = points_of(mine, device, log_base)
+        residual = np.log([measured[op] for op in mine]) - log_base
+        last = earlier.groups.get(name) if earlier else None
+        kinds = components(tuple(points.coordinates))
+        hyper = last.hyper if last and len(mine) < 1.25 * len(last.points) else _fit(kinds, points, residual)
+        matrix = covariance(kinds, hyper, points)
+        matrix[np.diag_indices(len(mine))] += np.exp(hyper.noise) + np.exp(hyper.noise_short) * points.unrest
+        lower = cholesky(matrix, lower=True)
+        groups[name] = Group(kinds, hyper, points, lower, solve_triangular(lower, residual, lower=True))
+    return Beliefs(base, device, dict(measured), groups)
+
+
+def _fit(kinds: tuple[Component, ...], points: Points, residual: np.ndarray) -> Hyperparameters:
+    """Hyperparameters of maximum likelihood; scatter beyond the noise of measuring is the events' own."""
+    if len(points) < FEWEST:
+        return prior(kinds)
+    shared = kinds[:-1]
+    found = fit_hyperparameters(shared, points, residual, np.arange(len(points)), FEWEST)
+    own = max(np.exp(found.noise) - np.exp(NOISE), 1e-6)
+    return Hyperparameters(
+        np.append(found.variance, np.log(own)), (*found.length, np.zeros(0)), NOISE, found.noise_short
+    )
+
+
+def by_group(ops: Sequence[Op]) -> dict[str, np.ndarray]:
+    """Indices of the ops of each group."""
+    index: dict[str, list[int]] = {}
+    for i, op in enumerate(ops):
+        index.setdefault(group_of(op), []).append(i)
+    return {name: np.array(members) for name, members in index.items()}
+
+
+def points_of(ops: Sequence[Op], device: Device, log_base: np.ndarray) -> Points:
+    """Ops of one group as kriging points: what work they are on this device, in doublings."""
+    if isinstance(ops[0], Collective):
+        table = np.array([(op.bytes, op.num_ranks, op.num_nodes) for op in ops], float)  # pyright: ignore
+        axes: dict[str, np.ndarray] = dict(zip(COLLECTIVE_AXES, np.log2(np.maximum(table, 1)).T, strict=True))
+        kinds = np.array([op.collective for op in ops], object)  # pyright: ignore
+    else:
+        rows = rows_from_ops(ops)  # pyright: ignore[reportArgumentType]
+        physics, _ = kernel_physics(Figures.of(device), rows)
+        names = [name for name, *_ in AXES[rows.family]]
+        axes = dict(zip(names, (np.broadcast_to(axis, len(ops)) for axis in physics.axes), strict=True))
+        kinds = rows.kind
+    events = np.array([_label(op) for op in ops], object)
+    return Points({"kind": kinds, "event": events}, axes, np.minimum(1.0, (SHORT_S / np.exp(log_base)) ** 2))
+
+
+def _label(op: Op) -> str:
+    """What two ops share that are one event; groups that share the links of a collective do not make it another."""
+    if isinstance(op, Collective):
+        return f"{op.collective} {op.bytes:.4g} {op.num_ranks} {op.ranks_per_node} {op.dtype}"
+    return repr(op)
