@@ -40,6 +40,10 @@ START: Final = {"offset": 2 * log(0.4), "kind": 2 * log(0.2), "smooth": 2 * log(
 """Log variances believed before: a base off by half, shapes that depart from it by a quarter."""
 OWN: Final = 2 * log(0.05)
 """Log variance of what is an event's own and tells nothing of its neighbours, believed before."""
+LEAST_OWN: Final = 2 * log(0.02)
+"""The least that is believed of it after a fit: kernels of neighbouring shapes differ by as much."""
+MOST_FITTED: Final = 256
+"""Points that hyperparameters are fitted to."""
 COLLECTIVE_AXES: Final = ("bytes", "ranks", "nodes")
 
 
@@ -184,15 +188,20 @@ def condition(base: Base, device: Device, measured: Mapping[Op, float], earlier:
 
 
 def _fit(kinds: tuple[Component, ...], points: Points, residual: np.ndarray) -> Hyperparameters:
-    """Hyperparameters of maximum likelihood; scatter beyond the noise of measuring is the events' own."""
-    if len(points) < FEWEST:
+    """Hyperparameters of maximum likelihood; scatter beyond the noise of measuring is the events' own.
+
+    Variances are raised by 1 + p / n for the p parameters that n points told (as in Akaike's final prediction error),
+    since those that fit few points best leave too little to doubt.
+    """
+    n = len(points)
+    if n < FEWEST:
         return prior(kinds)
-    shared = kinds[:-1]
-    found = fit_hyperparameters(shared, points, residual, np.arange(len(points)), FEWEST)
-    own = max(np.exp(found.noise) - np.exp(NOISE), 1e-6)
-    return Hyperparameters(
-        np.append(found.variance, np.log(own)), (*found.length, np.zeros(0)), NOISE, found.noise_short
-    )
+    sample = np.random.default_rng(0).permutation(n)[:MOST_FITTED]
+    found = fit_hyperparameters(kinds[:-1], points, residual, sample, FEWEST)
+    own = max(np.exp(found.noise) - np.exp(NOISE), np.exp(LEAST_OWN))
+    doubt = np.log1p((len(found.variance) + sum(map(len, found.length)) + 2) / n)
+    variance = np.append(found.variance, np.log(own)) + doubt
+    return Hyperparameters(variance, (*found.length, np.zeros(0)), NOISE, found.noise_short)
 
 
 def by_group(ops: Sequence[Op]) -> dict[str, np.ndarray]:

@@ -19,3 +19,11 @@ from perfmodel.validation._timelines import compare_timelines as compare_timelin
 from perfmodel.validation._trace_comparison import TraceComparison as TraceComparison
 from perfmodel.validation._trace_comparison import compare_traces as compare_traces
 from perfmodel.validation._trace_comparison import timeline_trace as timeline_trace
+from perfmodel.validation._selection_report import selection_report as selection_report
+from perfmodel.validation._selection_study import study as selection_study
+from perfmodel.validation._selection_tables import PREFILL_DEVICES as PREFILL_DEVICES
+from perfmodel.validation._selection_tables import PREFILL_MODELS as PREFILL_MODELS
+from perfmodel.validation._selection_tables import TRAINING_DEVICES as TRAINING_DEVICES
+from perfmodel.validation._selection_tables import TRAINING_WIDTHS as TRAINING_WIDTHS
+from perfmodel.validation._selection_tables import prefill_case as prefill_case
+from perfmodel.validation._selection_tables import training_case as training_case

@@ -1,0 +1,53 @@
+"""Active selection against uniform grids, random points and pure uncertainty: writes active_selection.json and .md.
+
+python validate/active_selection.py --data DIR [--report]
+
+Interrupted, it goes on with the next run; `--report` only writes the report of the runs there are.
+"""
+
+import argparse
+import json
+from itertools import product
+from pathlib import Path
+
+from perfmodel.io import write_json, write_text
+from perfmodel.validation import (
+    PREFILL_DEVICES,
+    PREFILL_MODELS,
+    TRAINING_DEVICES,
+    TRAINING_WIDTHS,
+    prefill_case,
+    selection_report,
+    selection_study,
+    training_case,
+)
+
+HERE = Path(__file__).parent
+SEEDS = (0, 1)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--data", type=Path, required=True)
+    arguments.add_argument("--report", action="store_true")
+    chosen = arguments.parse_args()
+    results = HERE / "active_selection.json"
+    runs = json.loads(results.read_text()) if results.exists() else []
+    done = [run["run"] for run in runs]
+    training = product(SEEDS, (False, True), TRAINING_WIDTHS, TRAINING_DEVICES)
+    prefill = product(SEEDS[:1], (False, True), PREFILL_MODELS, PREFILL_DEVICES)
+    wanted = [("training", *run) for run in training] + [("prefill", *run) for run in prefill]
+    # setting by setting, so that an interrupted study still has some of each
+    for kind, seed, held_out, model, device in sorted(wanted, key=lambda run: (run[1], run[2])):
+        run = [kind, device, str(model), seed, held_out]
+        if chosen.report or run in done:
+            continue
+        case = (training_case if kind == "training" else prefill_case)(chosen.data, device, model, seed)
+        runs.append({"run": run, "points": selection_study(case, exclude_needed=held_out, seed=seed)})
+        write_json(results, runs)
+        print(*run, flush=True)
+    write_text(HERE / "active_selection.md", selection_report(runs))
+
+
+if __name__ == "__main__":
+    main()
