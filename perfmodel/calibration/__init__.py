@@ -5,12 +5,15 @@ from perfmodel.calibration._active import Selection as Selection
 from perfmodel.calibration._active import select as select
 from perfmodel.calibration._beliefs import Beliefs as Beliefs
 from perfmodel.calibration._beliefs import condition as condition
+from perfmodel.calibration._calibrate import calibrate_model as calibrate_model
 from perfmodel.calibration._choose import choose as choose
 from perfmodel.calibration._choose import most_uncertain as most_uncertain
 from perfmodel.calibration._choose import step_variance as step_variance
 from perfmodel.calibration._model_plan import LayoutCost as LayoutCost
 from perfmodel.calibration._model_plan import ModelPlan as ModelPlan
 from perfmodel.calibration._model_plan import model_plan as model_plan
+from perfmodel.calibration._report import plan_report as plan_report
+from perfmodel.calibration._report import selection_report as selection_report
 from perfmodel.calibration._steps import HALF_WIDTH as HALF_WIDTH
 from perfmodel.calibration._steps import LayoutSteps as LayoutSteps
 from perfmodel.calibration._steps import Steps as Steps

@@ -42,7 +42,7 @@ OWN: Final = 2 * log(0.05)
 """Log variance of what is an event's own and tells nothing of its neighbours, believed before."""
 LEAST_OWN: Final = 2 * log(0.02)
 """The least that is believed of it after a fit: kernels of neighbouring shapes differ by as much."""
-MOST_FITTED: Final = 256
+MOST_FITTED: Final = 128
 """Points that hyperparameters are fitted to."""
 COLLECTIVE_AXES: Final = ("bytes", "ranks", "nodes")
 
@@ -168,7 +168,7 @@ def condition(base: Base, device: Device, measured: Mapping[Op, float], earlier:
     """Beliefs given measured seconds.
 
     Args:
-        earlier: beliefs whose hyperparameters are kept for groups that have grown by less than a quarter.
+        earlier: beliefs whose hyperparameters are kept for groups that have grown by less than half.
     """
     ops = list(measured)
     groups = {}
@@ -179,7 +179,7 @@ def condition(base: Base, device: Device, measured: Mapping[Op, float], earlier:
         residual = np.log([measured[op] for op in mine]) - log_base
         last = earlier.groups.get(name) if earlier else None
         kinds = components(tuple(points.coordinates))
-        hyper = last.hyper if last and len(mine) < 1.25 * len(last.points) else _fit(kinds, points, residual)
+        hyper = last.hyper if last and len(mine) < 1.5 * len(last.points) else _fit(kinds, points, residual)
         matrix = covariance(kinds, hyper, points)
         matrix[np.diag_indices(len(mine))] += np.exp(hyper.noise) + np.exp(hyper.noise_short) * points.unrest
         lower = cholesky(matrix, lower=True)

@@ -39,15 +39,15 @@ class LayoutCost:
     measure_device_s: tuple[float, float]
     """Device-seconds of its new measurements: at least, and where every one runs to the rule's caps."""
     once_device_s: float
-    """Device-seconds of running each new measurement's event a single time."""
+    """Device-seconds of running each new event a single time, those without a collector too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPlan:
     """Measurements that tell the step time of a model under some layouts."""
 
-    model: str
-    cluster: str
+    fixed: StepModel = field(repr=False)
+    """Model, job and cluster, with the calibration that predicted the times."""
     iterations: int
     plan: Plan
     """Ready for `run_plan` or `write_plan`."""
@@ -56,7 +56,7 @@ class ModelPlan:
     unmeasured: dict[Op, str] = field(repr=False)
     """Events that no collector measures, and why; their times stay predicted."""
     unmeasured_share: float
-    """Share of the layouts' critical paths that these take."""
+    """Share of the layouts' step times that these take, in the mean."""
     layouts: tuple[LayoutCost, ...]
 
     @property
@@ -81,8 +81,8 @@ class ModelPlan:
         """The saving report as plain values."""
         least, most = self.measure_device_s
         return {
-            "model": self.model,
-            "cluster": self.cluster,
+            "model": self.fixed.model.name,
+            "cluster": self.fixed.cluster.name,
             "layouts": len(self.layouts),
             "iterations": self.iterations,
             "executions": sum(cost.executions for cost in self.layouts),
@@ -175,8 +175,11 @@ def _assemble(
     costs, lost_s = [], 0.0
     for layout, share in zip(layouts, shares, strict=True):
         new: dict[Op, None] = {}
+        lost: dict[Op, None] = {}
         for op, critical_s in zip(share.ops, share.critical_s.tolist(), strict=True):
             if reason := why_not_measured(op, nodes):
+                if op not in unmeasured:
+                    lost[op] = None
                 unmeasured[op] = reason
                 lost_s += critical_s / share.step_time_s
                 continue
@@ -188,7 +191,7 @@ def _assemble(
                     extrapolated[op] = found.ops
             new |= dict.fromkeys(w for w in wanted if w not in chosen)
         chosen |= new
-        costs.append(_cost(fixed, layout, share, list(new), iterations, rule, collective_rule))
+        costs.append(_cost(fixed, layout, share, list(new), list(lost), iterations, rule, collective_rule))
     plan = Plan(
         device=device,
         rule=rule,
@@ -202,8 +205,7 @@ def _assemble(
         patience_s=0.0,
     )
     return ModelPlan(
-        model=fixed.model.name,
-        cluster=fixed.cluster.name,
+        fixed=fixed,
         iterations=iterations,
         plan=plan,
         extrapolated=extrapolated,
@@ -214,14 +216,16 @@ def _assemble(
 
 
 def _cost(
-    fixed: StepModel, layout: Layout, share: EventShares, new: Sequence[Op], iterations: int, rule: StoppingRule,
-    collective_rule: StoppingRule,
+    fixed: StepModel, layout: Layout, share: EventShares, new: Sequence[Op], lost: Sequence[Op], iterations: int,
+    rule: StoppingRule, collective_rule: StoppingRule,
 ) -> LayoutCost:  # fmt: skip
     least, most, once = 0.0, 0.0, 0.0
-    for op, time_s in zip(new, fixed.timed(new).time_s.tolist() if new else (), strict=True):
+    for op, time_s in zip([*new, *lost], fixed.timed([*new, *lost]).time_s.tolist(), strict=True):
         ranks = op.num_ranks if isinstance(op, Collective) else 1
-        effort = measuring_s(collective_rule if isinstance(op, Collective) else rule, time_s)
-        least, most, once = least + ranks * effort.least, most + ranks * effort.most, once + ranks * time_s
+        once += ranks * time_s
+        if op not in lost:
+            effort = measuring_s(collective_rule if isinstance(op, Collective) else rule, time_s)
+            least, most = least + ranks * effort.least, most + ranks * effort.most
     return LayoutCost(
         layout=layout,
         step_time_s=share.step_time_s,

@@ -10,7 +10,7 @@ from typing import Any, Final
 from perfmodel.io import write_text
 from perfmodel.measure._harness import StoppingRule
 from perfmodel.measure._plan import Plan
-from perfmodel.spec import Op
+from perfmodel.spec import Collective, Op
 
 _LABELS: Final = ("family", "op", "collective", "dtype", "pass", "accumulate", "causal", "phase")
 """Keys by which neighbouring ops must agree to share an entry."""
@@ -39,7 +39,7 @@ def _entries(table: str, ops: Iterable[Op]) -> list[str]:
 
 def _columns(op: Op) -> dict[str, Any]:
     """Fields that tell the op from the default one."""
-    columns = {} if hasattr(op, "collective") else {"family": op.family}
+    columns: dict[str, Any] = {} if isinstance(op, Collective) else {"family": op.family}
     for f in fields(op):
         value = getattr(op, f.name)
         if value != f.default or f.name in ("dtype", "pass_"):
@@ -67,5 +67,5 @@ def _key(name: str) -> str:
 
 
 def _value(value: Any) -> str:
-    """JSON's strings, numbers, booleans and lists are TOML's."""
-    return json.dumps(value)
+    """JSON's strings, numbers, booleans and lists are TOML's, but for characters beyond the basic plane and DEL."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -196,7 +196,8 @@ def _optimizer(op: OptimizerStep, rng: np.random.Generator) -> Program:
 
     if op.op != "adam" or op.dtype != "fp32" or op.bytes_per_param != 28.0 or op.tensors != 1:
         raise PerfModelError(
-            f"the optimizer measured is fp32 adam over one flat tensor (bytes_per_param = 28, tensors = 1); got {op}"
+            f"the optimizer measured is fp32 adam over one flat tensor (bytes_per_param = 28, tensors = 1); "
+            f"got {op.dtype} {op.op} with {op.bytes_per_param:g} and {op.tensors}"
         )
 
     def adam(weight: Any, momentum: Any, variance: Any, gradient: Any) -> tuple[Any, Any, Any]:

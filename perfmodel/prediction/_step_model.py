@@ -132,7 +132,7 @@ class StepModel:
         key = (
             "spec", layout.schedule, layout.pp, layout.vpp, layout.micro_batch * layout.dp,
             layout.dp * layout.cp > 1, layout.zero, layout.overlap_grad_reduce, layout.overlap_param_gather,
-            layout.offload, get_schedule(layout.schedule).digest,
+            layout.offload, get_schedule(layout.schedule).digest, layer_count(table.pairs),
         )  # fmt: skip
         tied = bool(getattr(self.model, "tied_embeddings", False))
         return self._once(key, lambda: program_spec(layout, self.job, layer_count(table.pairs), tied))
@@ -145,19 +145,20 @@ class StepModel:
         """Layouts sorted by the program that they share."""
         placed: dict[Layout, tuple[BlockTable, ProgramSpec]] = self._once("placed", dict)
         tables: list[BlockTable] = []
-        by_spec: dict[ProgramSpec, list[int]] = defaultdict(list)
+        # a stack of linear layers is cut into other blocks where it is split
+        by_spec: dict[tuple[ProgramSpec, tuple[int, ...]], list[int]] = defaultdict(list)
         for lane, layout in enumerate(layouts):
             if layout not in placed or layout.schedule.startswith("file:"):  # files change
                 table = self.table(layout)
                 placed[layout] = table, self.spec(layout, table)
             table, spec = placed[layout]
             tables.append(table)
-            by_spec[spec].append(lane)
+            by_spec[spec, table.repeats].append(lane)
         bundles = []
-        for spec, lanes in by_spec.items():
+        for (spec, repeats), lanes in by_spec.items():
             table, stages = tables[lanes[0]], spec.n_stages
             counts = self._once(
-                ("stages", stages, spec.segments),
+                ("stages", stages, spec.segments, repeats),
                 lambda t=table, n=stages, s=spec.segments: stage_blocks(t.pairs, n, s),
             )
             of_lanes = tuple(layouts[i] for i in lanes)
@@ -197,7 +198,7 @@ class StepModel:
 
     def pass_classes(self, bundle: Bundle) -> PassClasses:
         """Blocks of each class of the bundle's program."""
-        key = ("pass classes", bundle.spec)
+        key = ("pass classes", bundle.spec, bundle.tables[0].repeats)
         return self._once(key, lambda: pass_classes(self.prepared(bundle.spec).structure, bundle.counts))
 
     def event_classes(self, bundle: Bundle, lane: int) -> EventClasses:

@@ -32,9 +32,8 @@ def _grids(runs: Sequence[Run]) -> list[str]:
             ours = needed["ours"]
             share = f"{ours / points:.2f}" if ours else "-"
             cells = [f"{needed[s]:.0f}" if needed[s] else f"over {curves[s][0][-1]:.0f}" for s in STRATEGIES]
-            lines.append(
-                f"| {name} | {len(members)} | {points:.0f} | {error:.2%} | {cells[0]} | {share} | {cells[1]} | {cells[2]} |"
-            )
+            row = [name, str(len(members)), f"{points:.0f}", f"{error:.2%}", cells[0], share, *cells[1:]]
+            lines.append(f"| {' | '.join(row)} |")
     return lines
 
 
@@ -75,10 +74,10 @@ Written by `python validate/active_selection.py --data DIR`; every run is in `ac
 
 Measuring a kernel is reading its row of a public table. *Training*: steps of GPTs of 16 layers (linear layers forward
 and backward, fp16, estimate_train_time). *Prefill*: forward steps of published models (linear layers and causal
-attention, bf16, aiconfigurator). A run has 8 layouts of one model, drawn by its seed (tensor-parallel degree,
+attention, bf16, aiconfigurator). A run has 6 layouts of one model, drawn by its seed (tensor-parallel degree,
 micro-batch, sequence length, pipeline stages), all of whose studied kernels stand in the table: the true step time is
 the timeline with each at its table time, and nothing of it is interpolated. All else of the step (other kernels,
-collectives, launch gaps) has the same analytic time on both sides. The error is the mean over the 8 layouts of
+collectives, launch gaps) has the same analytic time on both sides. The error is the mean over the 6 layouts of
 |predicted / true - 1| of the whole step time. Models of the widths 4096 and 5120 were looked at while this was built
 and are not reported.
 

@@ -125,40 +125,41 @@ def study(case: Case, *, exclude_needed: bool, seed: int) -> dict[str, list[Poin
     order = [rows[i] for i in np.random.default_rng(seed).permutation(len(rows))]
     pool = list(dict.fromkeys([op for op in needed if op in set(rows)] + order))[:CANDIDATES]
 
-    def by_weight(beliefs: Beliefs, open_ops: list[Op]) -> list[int]:
-        state = case.at(beliefs)
-        return choose(beliefs, beliefs.locate(state.ops), state.shares, beliefs.locate(open_ops), BATCH)
+    def by_weight(beliefs: Beliefs, state: StepShares, rest: list[Op]) -> list[int]:
+        return choose(beliefs, beliefs.locate(state.ops), state.shares, beliefs.locate(rest), BATCH)
+
+    def by_doubt(beliefs: Beliefs, state: StepShares, rest: list[Op]) -> list[int]:
+        return most_uncertain(beliefs, beliefs.locate(rest), BATCH)
 
     return {
-        "grid": [_point(case, truth, _believed(case, ops, None)) for ops in grids(rows, needed)],
-        "random": _sequence(case, truth, order, lambda _, rest: list(range(min(BATCH, len(rest))))),
-        "uncertainty": _sequence(
-            case, truth, pool, lambda beliefs, rest: most_uncertain(beliefs, beliefs.locate(rest), BATCH)
-        ),
+        "grid": [_point(truth, beliefs := _believed(case, ops), case.at(beliefs)) for ops in grids(rows, needed)],
+        "random": _sequence(case, truth, order, lambda beliefs, state, rest: list(range(min(BATCH, len(rest))))),
+        "uncertainty": _sequence(case, truth, pool, by_doubt),
         "ours": _sequence(case, truth, pool, by_weight),
     }
 
 
 def _sequence(
-    case: Case, truth: np.ndarray, pool: list[Op], pick: Callable[[Beliefs, list[Op]], list[int]]
+    case: Case, truth: np.ndarray, pool: list[Op], pick: Callable[[Beliefs, StepShares, list[Op]], list[int]]
 ) -> list[Point]:
-    beliefs = _believed(case, [], None)
-    points = [_point(case, truth, beliefs)]
+    beliefs = _believed(case, [])
+    state = case.at(beliefs)
+    points = [_point(truth, beliefs, state)]
     while len(beliefs.measured) < MOST and pool:
-        chosen = [pool[i] for i in pick(beliefs, pool)]
+        chosen = [pool[i] for i in pick(beliefs, state, pool)]
         pool = [op for op in pool if op not in set(chosen)]
         beliefs = _believed(case, [*beliefs.measured, *chosen], beliefs)
-        points.append(_point(case, truth, beliefs))
+        state = case.at(beliefs)
+        points.append(_point(truth, beliefs, state))
     return points
 
 
-def _believed(case: Case, ops: Sequence[Op], earlier: Beliefs | None) -> Beliefs:
+def _believed(case: Case, ops: Sequence[Op], earlier: Beliefs | None = None) -> Beliefs:
     base = lambda wanted: roofline_seconds(case.device, wanted)  # noqa: E731
     return condition(base, case.device, {op: case.table[op] for op in ops}, earlier)
 
 
-def _point(case: Case, truth: np.ndarray, beliefs: Beliefs) -> Point:
-    state = case.at(beliefs)
+def _point(truth: np.ndarray, beliefs: Beliefs, state: StepShares) -> Point:
     half = SIGMAS * np.sqrt(step_variance(beliefs, beliefs.locate(state.ops), state.shares))
     off = np.log(state.step_time_s / truth)
     error = np.abs(np.expm1(off)).mean()

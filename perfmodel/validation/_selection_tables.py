@@ -16,7 +16,7 @@ from perfmodel.spec import Attention, Gemm, Job, Layout, Model, Op, Transformer
 from perfmodel.validation._selection_study import Case, Entry
 from perfmodel.workload import Shard, blocks
 
-LAYOUTS: Final = 8
+LAYOUTS: Final = 6
 """Layouts of interest of a case."""
 TRAINING_DEVICES: Final = {"A100-SXM4-80GB": "dgx-a100", "GH200-96GB": "dgx-h100"}
 """Devices of estimate_train_time, and a cluster whose network stands in; collectives are the same on both sides."""
@@ -47,7 +47,7 @@ def prefill_case(data: Path, device: str, model: str, seed: int) -> Case:
     attention = attention[(attention.device == device) & attention.software.str.startswith(software)]
     sizes = ["batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim"]
     for key, time_us in attention[attention.window == 0].groupby(sizes).time_us.median().items():
-        shape = dict(zip(sizes, map(int, key), strict=True))
+        shape: dict[str, Any] = dict(zip(sizes, map(int, key), strict=True))
         table[Attention(op="flash_attention", phase="", **shape)] = time_us * 1e-6
     cluster = "dgx-h100" if device.startswith("H100") else "dgx-a100"
     return _case(catalog.model(model), cluster, device, table, as_is, seed, "inference")

@@ -1,0 +1,68 @@
+"""The gradient of the step time by event against finite differences."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from perfmodel import catalog
+from perfmodel.cost import EventTimes
+from perfmodel.prediction import event_shares, step_model
+from perfmodel.spec import Job, Layout, Mlp, Op
+
+
+@dataclass(frozen=True)
+class Slower:
+    """Prices with one op slower by a factor."""
+
+    prices: object
+    slow: Op
+    factor: float
+
+    def times(self, where, ops) -> EventTimes:
+        t = self.prices.times(where, ops)  # pyright: ignore
+        factor = np.array([self.factor if op == self.slow else 1.0 for op in ops])
+        return EventTimes(t.time_s * factor, t.lo_s, t.hi_s, t.provenance)
+
+
+@pytest.mark.parametrize("text", ["tp=2,pp=2,dp=2,micro_batch=2", "tp=4,pp=1,dp=2,zero=1,recompute=selective"])
+def test_shares_are_the_gradient(text: str):
+    model, cluster = catalog.model("gpt3-6.7b"), catalog.cluster("dgx-a100")
+    fixed, layout = step_model(model, cluster, Job(global_batch=32, seq_len=2048)), Layout.parse(text)
+    share = event_shares(fixed, layout)
+    assert share.critical_s.sum() + share.gap_s == pytest.approx(share.step_time_s, rel=1e-5)
+    largest = np.argsort(-share.critical_s)[:4].tolist()
+    for i in largest:
+        step = 1e-3
+        slower = fixed.repriced(
+            Slower(fixed.kernels, share.ops[i], 1 + step), Slower(fixed.collectives, share.ops[i], 1 + step)
+        )
+        difference_s = event_shares(slower, layout).step_time_s - share.step_time_s
+        assert difference_s / step == pytest.approx(share.critical_s[i], rel=2e-2)
+
+
+def test_repriced_shares_structures_and_no_prices():
+    model, cluster = catalog.model("gpt3-6.7b"), catalog.cluster("dgx-a100")
+    fixed, layout = step_model(model, cluster, Job(global_batch=32, seq_len=2048)), Layout(tp=2, pp=2, dp=2)
+    before = event_shares(fixed, layout)
+    again = fixed.repriced(fixed.kernels, fixed.collectives)
+    (first,), (second,) = fixed.bundles([layout]), again.bundles([layout])
+    assert fixed.prepared(first.spec) is again.prepared(second.spec)
+    assert event_shares(again, layout).step_time_s == before.step_time_s
+    op = before.ops[int(np.argmax(before.critical_s))]
+    assert event_shares(again.repriced(Slower(fixed.kernels, op, 2.0), fixed.collectives), layout).step_time_s > (
+        1.05 * before.step_time_s
+    )
+    assert event_shares(fixed, layout).step_time_s == before.step_time_s
+
+
+def test_layouts_whose_blocks_differ_do_not_share_them():
+    """A split stack of linear layers comes in pairs of layers, an unsplit one layer by layer."""
+    model, cluster = Mlp(name="stack", layers=4, hidden=512), catalog.cluster("dgx-a100")
+    job, split, whole = Job(global_batch=32, seq_len=1, dtype="fp32"), Layout(tp=2, dp=2), Layout(dp=2)
+    alone = [event_shares(step_model.__wrapped__(model, cluster, job), layout).step_time_s for layout in (split, whole)]
+    for order in ((split, whole), (whole, split)):
+        fixed = step_model.__wrapped__(model, cluster, job)
+        times_s = {layout: event_shares(fixed, layout).step_time_s for layout in order}
+        assert [times_s[split], times_s[whole]] == alone
+        assert fixed.evaluate([split, whole]).step_time_s == pytest.approx(alone)
