@@ -2,13 +2,12 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
 from perfmodel.io import write_text
-from perfmodel.measure._harness import StoppingRule
 from perfmodel.measure._plan import Plan
 from perfmodel.spec import Collective, Op
 
@@ -23,11 +22,11 @@ def write_plan(path: Path | str, plan: Plan) -> None:
 
 def plan_text(plan: Plan) -> str:
     """The plan as TOML; neighbouring ops of one kind share an entry, the sizes in which they differ a joint key."""
-    head = {f.name: getattr(plan, f.name) for f in fields(plan)}
-    kernels, collectives = head.pop("kernels"), head.pop("collectives")
-    rules: dict[str, StoppingRule] = {name: head.pop(name) for name in ("rule", "collective_rule")}
-    parts = ["\n".join(_lines(head.items()))]
-    parts += [f"[{name}]\n" + "\n".join(_lines(vars(rule).items())) for name, rule in rules.items()]
+    stated = {f.name: value for f in fields(plan) if (value := getattr(plan, f.name)) != f.default}
+    kernels, collectives = stated.pop("kernels"), stated.pop("collectives")
+    tables = {name: stated.pop(name) for name, value in list(stated.items()) if is_dataclass(value)}
+    parts = ["\n".join(_lines(stated.items()))]
+    parts += [f"[{name}]\n" + "\n".join(_lines(vars(table).items())) for name, table in tables.items()]
     parts += _entries("kernels", kernels) + _entries("collectives", collectives)
     return "\n\n".join(parts) + "\n"
 

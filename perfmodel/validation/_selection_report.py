@@ -45,8 +45,8 @@ def _grids(runs: Sequence[Run]) -> list[str]:
     return [
         *lines,
         f"\nOurs needs at most a third of the grid's points in {sum(s <= 1 / 3 for s in more)} of {len(more)} pairs of "
-        f"device and grid with {CORNERS} points or more, and in {sum(s <= 1 / 3 for s in few)} of {len(few)} with fewer "
-        "(two sizes per axis: the corners of the range).",
+        f"device and grid with {CORNERS} points or more, and in {sum(s <= 1 / 3 for s in few)} of {len(few)} with "
+        "fewer (two levels per size: the corners of the range).",
     ]
 
 
