@@ -19,11 +19,11 @@ from perfmodel.measure._meter import usable_cores as usable_cores
 from perfmodel.measure._meter import wait_until_quiet as wait_until_quiet
 from perfmodel.measure._plan import Plan as Plan
 from perfmodel.measure._plan import read_plan as read_plan
-from perfmodel.measure._rank import Place as Place
 from perfmodel.measure._plan_text import plan_text as plan_text
 from perfmodel.measure._plan_text import write_plan as write_plan
 from perfmodel.measure._point_to_point import transfer_time_s as transfer_time_s
 from perfmodel.measure._programs import check_kernel as check_kernel
+from perfmodel.measure._rank import Place as Place
 from perfmodel.measure._rank import RankSession as RankSession
 from perfmodel.measure._recorded import recorded_s as recorded_s
 from perfmodel.measure._run import run_plan as run_plan

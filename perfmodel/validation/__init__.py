@@ -14,11 +14,6 @@ from perfmodel.validation._schedule_tables import memory_table as memory_table
 from perfmodel.validation._schedule_tables import version_table as version_table
 from perfmodel.validation._schedule_tables import vgg_table as vgg_table
 from perfmodel.validation._schedule_tables import zero_bubble_table as zero_bubble_table
-from perfmodel.validation._timeline_errors import TimelineErrors as TimelineErrors
-from perfmodel.validation._timelines import compare_timelines as compare_timelines
-from perfmodel.validation._trace_comparison import TraceComparison as TraceComparison
-from perfmodel.validation._trace_comparison import compare_traces as compare_traces
-from perfmodel.validation._trace_comparison import timeline_trace as timeline_trace
 from perfmodel.validation._selection_report import selection_report as selection_report
 from perfmodel.validation._selection_study import study as selection_study
 from perfmodel.validation._selection_tables import PREFILL_DEVICES as PREFILL_DEVICES
@@ -27,3 +22,8 @@ from perfmodel.validation._selection_tables import TRAINING_DEVICES as TRAINING_
 from perfmodel.validation._selection_tables import TRAINING_WIDTHS as TRAINING_WIDTHS
 from perfmodel.validation._selection_tables import prefill_case as prefill_case
 from perfmodel.validation._selection_tables import training_case as training_case
+from perfmodel.validation._timeline_errors import TimelineErrors as TimelineErrors
+from perfmodel.validation._timelines import compare_timelines as compare_timelines
+from perfmodel.validation._trace_comparison import TraceComparison as TraceComparison
+from perfmodel.validation._trace_comparison import compare_traces as compare_traces
+from perfmodel.validation._trace_comparison import timeline_trace as timeline_trace
