@@ -10,7 +10,7 @@ import json
 from itertools import product
 from pathlib import Path
 
-from perfmodel.io import write_json, write_text
+from perfmodel.io import write_text
 from perfmodel.validation import (
     PREFILL_DEVICES,
     PREFILL_MODELS,
@@ -24,6 +24,10 @@ from perfmodel.validation import (
 
 HERE = Path(__file__).parent
 SEEDS = (0, 1)
+CASES = [
+    *(("training", width, device) for width in TRAINING_WIDTHS for device in TRAINING_DEVICES),
+    *(("prefill", model, device) for model in PREFILL_MODELS for device in PREFILL_DEVICES),
+]
 
 
 def main() -> None:
@@ -34,17 +38,14 @@ def main() -> None:
     results = HERE / "active_selection.json"
     runs = json.loads(results.read_text()) if results.exists() else []
     done = [run["run"] for run in runs]
-    training = product(SEEDS, (False, True), TRAINING_WIDTHS, TRAINING_DEVICES)
-    prefill = product(SEEDS[:1], (False, True), PREFILL_MODELS, PREFILL_DEVICES)
-    wanted = [("training", *run) for run in training] + [("prefill", *run) for run in prefill]
-    # setting by setting, so that an interrupted study still has some of each
-    for kind, seed, held_out, model, device in sorted(wanted, key=lambda run: (run[1], run[2])):
+    settings = [(seed, False) for seed in SEEDS] + [(SEEDS[0], True)]
+    for (seed, held_out), (kind, model, device) in product(settings, CASES):
         run = [kind, device, str(model), seed, held_out]
         if chosen.report or run in done:
             continue
         case = (training_case if kind == "training" else prefill_case)(chosen.data, device, model, seed)
         runs.append({"run": run, "points": selection_study(case, exclude_needed=held_out, seed=seed)})
-        write_json(results, runs)
+        write_text(results, "[\n" + ",\n".join(map(json.dumps, runs)) + "\n]\n")
         print(*run, flush=True)
     write_text(HERE / "active_selection.md", selection_report(runs))
 

@@ -13,7 +13,7 @@ from perfmodel.calibration._model_plan import LayoutCost as LayoutCost
 from perfmodel.calibration._model_plan import ModelPlan as ModelPlan
 from perfmodel.calibration._model_plan import model_plan as model_plan
 from perfmodel.calibration._report import plan_report as plan_report
-from perfmodel.calibration._report import selection_report as selection_report
+from perfmodel.calibration._report import selection_text as selection_text
 from perfmodel.calibration._steps import HALF_WIDTH as HALF_WIDTH
 from perfmodel.calibration._steps import LayoutSteps as LayoutSteps
 from perfmodel.calibration._steps import Steps as Steps

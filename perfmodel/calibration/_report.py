@@ -38,7 +38,7 @@ def plan_report(plan: ModelPlan) -> str:
     return "\n".join(lines)
 
 
-def selection_report(selection: Selection) -> str:
+def selection_text(selection: Selection) -> str:
     """Measurements and the widest interval round by round, and why it stopped."""
     last = selection.rounds[-1]
     lines = [f"{r.measurements:5} measurements: step times within {r.half_width.max():.1%}" for r in selection.rounds]

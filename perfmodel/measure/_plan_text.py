@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +11,7 @@ from perfmodel.io import write_text
 from perfmodel.measure._plan import Plan
 from perfmodel.spec import Collective, Op
 
-_LABELS: Final = ("family", "op", "collective", "dtype", "pass", "accumulate", "causal", "phase", "cache")
+_LABELS: Final = ("family", "op", "collective", "dtype", "pass", "accumulate", "causal", "phase")
 """Keys by which neighbouring ops must agree to share an entry."""
 
 
@@ -22,11 +22,11 @@ def write_plan(path: Path | str, plan: Plan) -> None:
 
 def plan_text(plan: Plan) -> str:
     """The plan as TOML; neighbouring ops of one kind share an entry, the sizes in which they differ a joint key."""
-    head = {f.name: getattr(plan, f.name) for f in fields(plan)}
-    ops = {name: head.pop(name) for name in ("kernels", "cold_kernels", "collectives")}
-    tables = {name: head.pop(name) for name in ("rule", "collective_rule", "nccl_tests", "emulated_network")}
-    parts = ["\n".join(_lines(head.items()))]
-    parts += [f"[{name}]\n" + "\n".join(_lines(vars(table).items())) for name, table in tables.items() if table]
+    stated = {f.name: value for f in fields(plan) if (value := getattr(plan, f.name)) != f.default}
+    ops = {name: stated.pop(name, ()) for name in ("kernels", "cold_kernels", "collectives")}
+    tables = {name: stated.pop(name) for name, value in list(stated.items()) if is_dataclass(value)}
+    parts = ["\n".join(_lines(stated.items()))]
+    parts += [f"[{name}]\n" + "\n".join(_lines(vars(table).items())) for name, table in tables.items()]
     parts += _entries("kernels", map(_columns, ops["kernels"]))
     parts += _entries("kernels", ({**_columns(op), "cache": "cold"} for op in ops["cold_kernels"]))
     parts += _entries("collectives", map(_columns, ops["collectives"]))
@@ -35,7 +35,7 @@ def plan_text(plan: Plan) -> str:
 
 def _entries(table: str, rows: Iterable[dict[str, Any]]) -> list[str]:
     of_kind = groupby(rows, key=lambda row: (list(row), [row.get(name) for name in _LABELS]))
-    return [f"[[{table}]]\n" + "\n".join(_grid(list(rows))) for _, rows in of_kind]
+    return [f"[[{table}]]\n" + "\n".join(_grid(list(alike))) for _, alike in of_kind]
 
 
 def _columns(op: Op) -> dict[str, Any]:

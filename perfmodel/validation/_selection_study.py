@@ -163,7 +163,8 @@ def _point(truth: np.ndarray, beliefs: Beliefs, state: StepShares) -> Point:
     half = SIGMAS * np.sqrt(step_variance(beliefs, beliefs.locate(state.ops), state.shares))
     off = np.log(state.step_time_s / truth)
     error = np.abs(np.expm1(off)).mean()
-    return Point(len(beliefs.measured), float(error), float(half.mean()), float((np.abs(off) <= half).mean()))
+    rest = (round(float(value), 6) for value in (error, half.mean(), (np.abs(off) <= half).mean()))
+    return Point(len(beliefs.measured), *rest)
 
 
 def within(ops: Sequence[Op], needed: Sequence[Op]) -> list[Op]:
