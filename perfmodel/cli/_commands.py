@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from perfmodel.cli import _compare, _import_model, _import_table, _run, _schedules, _show, _whatif
+from perfmodel.cli import _calibrate, _compare, _import_model, _import_table, _run, _schedules, _show, _whatif
 from perfmodel.cli._progress import progress
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Job, Layout
@@ -127,6 +127,12 @@ def import_table(arguments: argparse.Namespace) -> int:
 def compare(arguments: argparse.Namespace) -> int:
     report = _compare.run(arguments)
     _emit(arguments, report, lambda: _compare.show(report))
+    return 0
+
+
+def calibrate(arguments: argparse.Namespace) -> int:
+    report = _calibrate.run(arguments)
+    _emit(arguments, report, lambda: _calibrate.show(report))
     return 0
 
 

@@ -11,10 +11,11 @@ from perfmodel.errors import PerfModelError
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status (0 ok, 2 bad input, 130 interrupted)."""
     arguments = parser().parse_args(argv)
-    # the model's own arrays are small: an accelerator would only add latency
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     try:
-        _keep_compilations()
+        if arguments.run != "calibrate":  # which measures whatever device there is
+            # the model's own arrays are small: an accelerator would only add latency
+            os.environ.setdefault("JAX_PLATFORMS", "cpu")
+            _keep_compilations()
         from perfmodel.cli import _commands
 
         return getattr(_commands, arguments.run)(arguments)
@@ -27,8 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except KeyboardInterrupt:
-        print("perfmodel: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(f"perfmodel: {stop or 'interrupted'}", file=sys.stderr)
         return 130
 
 

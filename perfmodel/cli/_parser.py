@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import perfmodel
-from perfmodel.cli import _compare, _import_model, _import_table, _run, _schedules, _whatif
+from perfmodel.cli import _calibrate, _compare, _import_model, _import_table, _run, _schedules, _whatif
 
 
 class _Parser(argparse.ArgumentParser):
@@ -31,6 +31,7 @@ def parser() -> argparse.ArgumentParser:
     _fit(commands)
     _validate(commands)
     _whatif.add_command(commands, _job)
+    _json(_calibrate.add_command(commands))
     _json(_schedules.add_command(commands))
     _json(_run.add_command(commands))
     _json(_import_model.add_command(commands))

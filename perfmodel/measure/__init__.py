@@ -1,9 +1,15 @@
 """Timing of kernels and collectives on the machine at hand; JAX is imported when something is timed."""
 
+from perfmodel.measure._backend import open_backend as open_backend
 from perfmodel.measure._card import Card as Card
 from perfmodel.measure._card import card_path as card_path
 from perfmodel.measure._card import read_card as read_card
 from perfmodel.measure._collectives import measure_collectives as measure_collectives
+from perfmodel.measure._diff import compare as compare
+from perfmodel.measure._estimate import RemainingTime as RemainingTime
+from perfmodel.measure._estimate import estimate_plan as estimate_plan
+from perfmodel.measure._estimate import kept_rows as kept_rows
+from perfmodel.measure._estimate import summary as summary
 from perfmodel.measure._group import RankGroup as RankGroup
 from perfmodel.measure._harness import Sample as Sample
 from perfmodel.measure._harness import StoppingRule as StoppingRule
@@ -16,8 +22,10 @@ from perfmodel.measure._median import median_interval as median_interval
 from perfmodel.measure._meter import machine_meter as machine_meter
 from perfmodel.measure._meter import usable_cores as usable_cores
 from perfmodel.measure._meter import wait_until_quiet as wait_until_quiet
+from perfmodel.measure._nccl_tests import NcclTests as NcclTests
 from perfmodel.measure._plan import Plan as Plan
 from perfmodel.measure._plan import read_plan as read_plan
 from perfmodel.measure._rank import Place as Place
 from perfmodel.measure._rank import RankSession as RankSession
+from perfmodel.measure._rows import Point as Point
 from perfmodel.measure._run import run_plan as run_plan

@@ -1,6 +1,7 @@
 """Cards: where a table's numbers come from, as a JSON file beside it."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
@@ -60,8 +61,20 @@ def collector_sha256() -> str:
     return digest.hexdigest()
 
 
-def write_card(path: Path, table: "pd.DataFrame", rule: StoppingRule, method: dict[str, Any]) -> Card:
+def write_card(
+    path: Path,
+    table: "pd.DataFrame",
+    rule: StoppingRule,
+    method: dict[str, Any],
+    *,
+    packages: Sequence[str] = (),
+    accelerator: str | None = None,
+) -> Card:
     """Write the card of the table at `path`, which must be there already.
+
+    Args:
+        packages: Python packages whose versions belong to the measurements.
+        accelerator: its name as the driver gives it.
 
     Raises:
         TableError: if the table is empty or names more than one device.
@@ -73,12 +86,12 @@ def write_card(path: Path, table: "pd.DataFrame", rule: StoppingRule, method: di
         table=path.name,
         table_sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
         rows=len(table),
-        suspect_rows=table["variant"].tolist().count(SUSPECT),
+        suspect_rows=int(table["variant"].str.startswith(SUSPECT).sum()),
         schema_version=SCHEMA_VERSION,
         units={name: unit for name, unit in UNITS.items() if name in table},
         device=str(devices[0]),
-        machine=machine(),
-        software=software(),
+        machine={**machine(), **({"accelerator": accelerator} if accelerator else {})},
+        software=software(packages),
         collector="perfmodel.measure",
         collector_sha256=collector_sha256(),
         method={**asdict(rule), **method},

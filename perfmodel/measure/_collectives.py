@@ -1,14 +1,17 @@
 """Collectives timed between local processes."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
+from perfmodel.measure._backend import require
 from perfmodel.measure._group import RankGroup, check_collective
 from perfmodel.measure._harness import StoppingRule, time_calls
 from perfmodel.measure._hosts import Host
-from perfmodel.measure._meter import Meter, machine_meter
+from perfmodel.measure._meter import Meter, NoMeter, machine_meter
+from perfmodel.measure._rank import CollectiveSession, RankSession
 from perfmodel.measure._rows import SOURCE, Row, collective_columns, timing_columns
 from perfmodel.spec import Collective
 
@@ -16,23 +19,64 @@ if TYPE_CHECKING:
     import pandas as pd
 
 INTERCONNECT: Final = "loopback"
-ALGORITHM: Final = "gloo"
+"""`interconnect` column where a plan does not name one: ranks on one host without links of their own."""
+
+
+@dataclass(frozen=True)
+class Transport:
+    """What moves the data between ranks."""
+
+    name: str
+    """`algorithm` column."""
+    session: type[RankSession]
+    """What each rank runs."""
+    package: str
+    """Python package that it comes with."""
+
+    @property
+    def software(self) -> str:
+        """`software` column."""
+        return f"{self.package}{version(self.package).partition('+')[0]}-{self.name}"
+
+    def meter(self) -> Meter:
+        """Others disturb gloo's threads, not NCCL's kernels."""
+        return NoMeter() if self.name == "nccl" else machine_meter()
+
+
+JAX_GLOO: Final = Transport("gloo", CollectiveSession, "jax")
+
+
+def transport_of(backend: str) -> Transport:
+    """JAX's gloo; or torch's NCCL where there are CUDA GPUs, else torch's gloo.
+
+    Raises:
+        PerfModelError: where torch is not installed.
+    """
+    require(backend)
+    if backend == "jax":
+        return JAX_GLOO
+    from perfmodel.measure._torch_programs import torch_module
+    from perfmodel.measure._torch_rank import GlooSession, NcclSession
+
+    session = NcclSession if torch_module().cuda.is_available() else GlooSession
+    return Transport(session.transport, session, "torch")
 
 
 def measure_collectives(
     collectives: Iterable[Collective],
     device_name: str,
     *,
+    transport: Transport = JAX_GLOO,
     hosts: Sequence[Host] = (),
     interconnect: str = INTERCONNECT,
     rule: StoppingRule | None = None,
     progress: Callable[[int, Collective], None] | None = None,
 ) -> "pd.DataFrame":
-    """Time collectives between processes over gloo: of this host (TCP on the loopback interface), or of several.
+    """Time collectives between processes over gloo (by default JAX's): of this host (TCP on the loopback interface), or of several.
 
     Ranks are pinned to one core each, in turn where there are fewer cores. A time is that of one
-    call, the slowest rank's, in a row of calls each waited for; `send_recv` is a ring shift. Groups
-    are started once per run of equal `num_ranks`.
+    call, the slowest rank's, in a row of calls (each waited for over gloo, queued over NCCL);
+    `send_recv` is a ring shift. Groups are started once per run of equal `num_ranks`.
 
     Args:
         collectives: each with as many nodes as there are hosts, and `bytes` a multiple of `num_ranks` elements.
@@ -55,25 +99,32 @@ def measure_collectives(
         check_collective(op, max(1, len(hosts)))
     rows: list[Row] = []
     for num_ranks, members in groupby(wanted, key=lambda op: op.num_ranks):
-        with RankGroup(num_ranks, hosts=hosts) as group:
+        with RankGroup(num_ranks, transport.session, hosts) as group:
             for op in members:
                 if progress is not None:
                     progress(len(rows), op)
-                row = collective_row(group, op, device_name, rule, machine_meter())
-                rows.append(row | {"interconnect": interconnect})
+                rows.append(collective_row(group, op, device_name, rule, transport.meter(), transport, interconnect))
     return pd.DataFrame(rows)
 
 
-def collective_row(group: RankGroup, op: Collective, device_name: str, rule: StoppingRule, meter: Meter) -> Row:
+def collective_row(
+    group: RankGroup,
+    op: Collective,
+    device_name: str,
+    rule: StoppingRule,
+    meter: Meter,
+    transport: Transport = JAX_GLOO,
+    interconnect: str = INTERCONNECT,
+) -> Row:
     """Measure one collective on a running group: its row of the table."""
     group.load(op)
     timing = time_calls(lambda calls: group.sample(calls, meter), rule.resolved_by(meter))
     return {
         "source": SOURCE,
         "device": device_name,
-        "interconnect": INTERCONNECT,
-        "algorithm": ALGORITHM,
+        "interconnect": interconnect,
+        "algorithm": transport.name,
         **collective_columns(op),
         **timing_columns(timing, rule),
-        "software": f"jax{version('jax')}-gloo",
+        "software": transport.software,
     }

@@ -47,9 +47,13 @@ class StoppingRule:
                 f"stopping rule: 1 <= min_repeats <= max_repeats, got {self.min_repeats} and {self.max_repeats}"
             )
 
+    def with_samples_of(self, min_sample_s: float) -> "StoppingRule":
+        """The rule with shorter or longer samples."""
+        return replace(self, min_sample_s=min_sample_s)
+
     def resolved_by(self, meter: Meter) -> "StoppingRule":
         """The rule with samples long enough for the meter's counters."""
-        return replace(self, min_sample_s=max(self.min_sample_s, meter.min_sample_s))
+        return self.with_samples_of(max(self.min_sample_s, meter.min_sample_s))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,9 @@
 import os
 import platform
 import re
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final
-
-PACKAGES: Final = ("jax", "jaxlib", "numpy", "perfmodel")
 
 
 def machine() -> dict[str, str | int]:
@@ -15,22 +13,15 @@ def machine() -> dict[str, str | int]:
     return {"cpu_model": _cpu_model(), "cores": os.cpu_count() or 1, "architecture": platform.machine()}
 
 
-def software() -> dict[str, str]:
-    """Versions of Python, the kernel and the packages that are timed; those not installed are left out."""
+def software(packages: Iterable[str]) -> dict[str, str]:
+    """Versions of Python, the system and packages; those not installed are left out."""
     found = {"python": platform.python_version(), "system": platform.system()}
-    for name in PACKAGES:
+    for name in packages:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
     return found
-
-
-def software_label() -> str:
-    """`software` column of a table: the JAX version and its backend."""
-    import jax
-
-    return f"jax{jax.__version__}-{jax.default_backend()}"
 
 
 def _cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

@@ -117,19 +117,19 @@ def machine_meter() -> Meter:
 
 
 @contextmanager
-def pinned_to_one_core() -> Iterator[None]:
+def pinned_to_one_core() -> Iterator[Callable[[], None]]:
     """Keep this thread, and what it starts meanwhile, on the last core that it may use.
 
     XLA sizes its thread pool by the cores it finds when JAX first runs something: enter this before.
-    Does nothing where the system has no affinities.
+    Does nothing where the system has no affinities. Gives a function that ends the pinning early.
     """
     before = usable_cores()
     if not hasattr(os, "sched_setaffinity"):
-        yield
+        yield lambda: None
         return
     os.sched_setaffinity(0, {before[-1]})
     try:
-        yield
+        yield lambda: os.sched_setaffinity(0, before)
     finally:
         os.sched_setaffinity(0, before)
 

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,17 +11,19 @@ from perfmodel.io import write_text
 from perfmodel.measure._rows import Row
 
 
-def row_key(columns: Mapping[str, object]) -> str:
-    """Identity of a row: its op's columns in canonical form."""
-    return json.dumps(dict(columns), sort_keys=True)
-
-
 @dataclass(frozen=True)
 class Record:
     """One measurement of one row."""
 
     key: str
+    """`row_key` of the row."""
     row: Row
+    earlier: bool = False
+    """From a finished table: no attempt of this sweep."""
+
+    def line(self) -> str:
+        earlier = {"earlier": True} if self.earlier else {}
+        return json.dumps({"key": self.key, "row": self.row, **earlier}) + "\n"
 
 
 @dataclass(frozen=True)
@@ -35,36 +37,48 @@ class PartialFile:
     header: Mapping[str, str]
     """What must agree for two runs to belong together: device, collector, software."""
 
-    def open(self) -> list[Record]:
-        """Records of an earlier run; starts the file where there is none.
+    def open(self, earlier: Callable[[], Sequence[Record]] = tuple) -> list[Record]:
+        """Records of an interrupted run; where there is none, starts the file with `earlier()`.
 
         Raises:
             CalibrationError: if the file was written under another header.
         """
-        lines = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
-        whole = [line for line in lines if line.endswith("\n")]
+        records = self.read()
+        if records is None:
+            records = list(earlier())
+            self._rewrite(records)
+        elif not self.path.read_bytes().endswith(b"\n"):
+            self._rewrite(records)
+        return records
+
+    def read(self, *, any_header: bool = False) -> list[Record] | None:
+        """Records of an interrupted run, the file left as it is; `None` where there is none."""
+        # bytes: a line may be torn within a character
+        lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
+        whole = [line for line in lines if line.endswith(b"\n")]
         if not whole:
-            write_text(self.path, json.dumps(dict(self.header)) + "\n")
-            return []
+            return None
         try:
             header, *entries = [json.loads(line) for line in whole]
-            records = [Record(entry["key"], entry["row"]) for entry in entries]
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            records = [Record(**entry) for entry in entries]
+        except (ValueError, TypeError) as error:
             raise CalibrationError(f"{self.path}: not a partial table ({error}); remove it to start anew") from None
-        if header != dict(self.header):
+        if not any_header and header != dict(self.header):
             differing = sorted(k for k in {*header, *self.header} if header.get(k) != self.header.get(k))
             raise CalibrationError(
                 f"{self.path}: rows of an interrupted sweep were measured with another {', '.join(differing)}; "
-                "remove the file to measure anew"
+                "move it away to measure anew"
             )
-        if len(whole) < len(lines):
-            write_text(self.path, "".join(whole))
         return records
+
+    def _rewrite(self, records: Sequence[Record]) -> None:
+        header = json.dumps(dict(self.header)) + "\n"
+        write_text(self.path, header + "".join(record.line() for record in records))
 
     def append(self, record: Record) -> None:
         """Add a record and wait until it is on disk."""
         with self.path.open("a") as file:
-            file.write(json.dumps({"key": record.key, "row": record.row}) + "\n")
+            file.write(record.line())
             file.flush()
             os.fsync(file.fileno())
 

@@ -7,18 +7,18 @@ output's gradient and recomputes what it needs inside the same kernel.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any, Final
 
 import numpy as np
 
-from perfmodel.errors import PerfModelError, UnknownNameError
+from perfmodel.measure._supported import check_kernel
 from perfmodel.spec import Attention, Convolution, Embedding, Gemm, KernelOp, MemoryBound, OptimizerStep
 
 JAX_DTYPES: Final[dict[str, str]] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-MEMORY_OPS: Final[dict[str, int]] = {
-    "add": 2, "mul": 2, "silu_mul": 2, "relu": 1, "gelu": 1, "silu": 1, "tanh": 1, "softmax": 1, "layer_norm": 1,
-}  # fmt: skip
-"""Memory-bound kernels with a JAX program, and their number of inputs."""
+FP8: Final = "float8_e4m3fn"
+MOST_RANDOM: Final = 1 << 22
+"""Distinct random elements of an array; a larger one repeats them, as drawing them takes longer than timing."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,12 @@ class Program:
 
 
 def program(op: KernelOp, seed: int = 0) -> Program:
-    """The op as a jitted JAX function with its inputs on the default device.
+    """The op as a jitted JAX function with its inputs on the default device; fp8 products give bf16.
 
     Raises:
         PerfModelError: for a family, pass, element type or kernel without a program.
     """
+    check_kernel(op, ("fp8", *JAX_DTYPES) if isinstance(op, Gemm) else JAX_DTYPES)
     rng = np.random.default_rng(seed)
     match op:
         case Gemm():
@@ -51,15 +52,20 @@ def program(op: KernelOp, seed: int = 0) -> Program:
             return _optimizer(op, rng)
         case Convolution():
             return _convolution(op, rng)
-    raise PerfModelError(f"no JAX program measures {op.family!r}; remove it from the plan")
+    raise AssertionError(op)
+
+
+def random_values(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Standard normal float32 values of the shape; of `MOST_RANDOM` elements, to be repeated, if that is smaller."""
+    size = prod(shape)
+    return rng.standard_normal(shape if size <= MOST_RANDOM else MOST_RANDOM, np.float32)
 
 
 def _array(rng: np.random.Generator, dtype: str, *shape: int) -> Any:
     import jax.numpy as jnp
 
-    if dtype not in JAX_DTYPES:
-        raise UnknownNameError("dtype to measure", dtype, JAX_DTYPES)
-    return jnp.asarray(rng.standard_normal(shape, np.float32), JAX_DTYPES[dtype])
+    values = jnp.asarray(random_values(rng, shape), FP8 if dtype == "fp8" else JAX_DTYPES[dtype])
+    return values if values.shape == shape else jnp.resize(values, shape)
 
 
 def _differentiated(
@@ -71,8 +77,6 @@ def _differentiated(
 
     if op.pass_ == "fwd":
         return Program(jax.jit(function), inputs)
-    if op.pass_ not in wanted:
-        raise UnknownNameError(f"pass of {op.op}", op.pass_, ["fwd", *wanted])
     chosen = wanted[op.pass_]
 
     def backward(gradient: Any, *values: Any) -> tuple[Any, ...]:
@@ -94,22 +98,23 @@ def _gemm(op: Gemm, rng: np.random.Generator) -> Program:
 
     leading = tuple(size for size in (op.batch, op.groups) if size > 1)
     array = partial(_array, rng, op.dtype)
+    matmul = partial(jnp.matmul, preferred_element_type=jnp.bfloat16 if op.dtype == "fp8" else None)
     match op.pass_:
         case "fwd" | "bwd":
             inputs = (array(*leading, op.m, op.k), array(*leading, op.k, op.n))
-            return _differentiated(op, jnp.matmul, inputs, {"bwd": (0, 1)})
+            return _differentiated(op, matmul, inputs, {"bwd": (0, 1)})
         case "dgrad":
-            function = lambda a, b: jnp.matmul(a, jnp.swapaxes(b, -1, -2))  # noqa: E731
+            function = lambda a, b: matmul(a, jnp.swapaxes(b, -1, -2))  # noqa: E731
             return Program(jax.jit(function), (array(*leading, op.m, op.k), array(*leading, op.n, op.k)))
         case "wgrad":
             a, b = array(*leading, op.k, op.m), array(*leading, op.k, op.n)
             if not op.accumulate:
-                return Program(jax.jit(lambda a, b: jnp.matmul(jnp.swapaxes(a, -1, -2), b)), (a, b))
+                return Program(jax.jit(lambda a, b: matmul(jnp.swapaxes(a, -1, -2), b)), (a, b))
             product = partial(jnp.matmul, preferred_element_type=jnp.float32)
             function = lambda c, a, b: (c + product(jnp.swapaxes(a, -1, -2), b),)  # noqa: E731
             total = jnp.zeros((*leading, op.m, op.n), jnp.float32)
             return Program(jax.jit(function, donate_argnums=0), (total, a, b), carried=1)
-    raise UnknownNameError(f"pass of {op.op}", op.pass_, ["fwd", "bwd", "dgrad", "wgrad"])
+    raise AssertionError(op.pass_)
 
 
 def _memory(op: MemoryBound, rng: np.random.Generator) -> Program:
@@ -121,19 +126,20 @@ def _memory(op: MemoryBound, rng: np.random.Generator) -> Program:
         normal = (wide - wide.mean(-1, keepdims=True)) * jax.lax.rsqrt(wide.var(-1, keepdims=True) + 1e-5)
         return (normal * scale + shift).astype(x.dtype)
 
+    def rms_norm(x: Any, scale: Any) -> Any:
+        wide = x.astype(jnp.float32)
+        return (wide * jax.lax.rsqrt((wide * wide).mean(-1, keepdims=True) + 1e-5) * scale).astype(x.dtype)
+
     functions: dict[str, Callable[..., Any]] = {
         "add": jnp.add, "mul": jnp.multiply, "silu_mul": lambda x, y: jax.nn.silu(x) * y, "relu": jax.nn.relu,
         "gelu": jax.nn.gelu, "silu": jax.nn.silu, "tanh": jnp.tanh, "softmax": jax.nn.softmax,
-        "layer_norm": layer_norm,
+        "layer_norm": layer_norm, "rms_norm": rms_norm,
     }  # fmt: skip
-    if op.op not in functions:
-        raise UnknownNameError("memory-bound kernel to measure", op.op, functions)
-    n_inputs = MEMORY_OPS[op.op]
-    if op.n_inputs != n_inputs:
-        raise PerfModelError(f"{op.op} has n_inputs = {n_inputs}, got {op.n_inputs}")
-    inputs = tuple(_array(rng, op.dtype, op.rows, op.hidden) for _ in range(n_inputs))
+    inputs = tuple(_array(rng, op.dtype, op.rows, op.hidden) for _ in range(op.n_inputs))
+    if op.op in ("layer_norm", "rms_norm"):
+        inputs += (jnp.ones(op.hidden, jnp.float32),)
     if op.op == "layer_norm":
-        inputs += (jnp.ones(op.hidden, jnp.float32), jnp.zeros(op.hidden, jnp.float32))
+        inputs += (jnp.zeros(op.hidden, jnp.float32),)
     return _differentiated(op, functions[op.op], inputs, {"bwd": tuple(range(len(inputs)))})
 
 
@@ -151,10 +157,6 @@ def _attention(op: Attention, rng: np.random.Generator) -> Program:
     import jax
     import jax.numpy as jnp
 
-    if op.window:
-        raise PerfModelError(f"attention with a sliding window ({op.window}) has no JAX program; use window = 0")
-    if op.heads % op.kv_heads:
-        raise PerfModelError(f"heads = {op.heads} must be a multiple of kv_heads = {op.kv_heads}")
     group, dv = op.heads // op.kv_heads, op.head_dim_v or op.head_dim
     q = _array(rng, op.dtype, op.batch, op.kv_heads, group, op.seq_q, op.head_dim)
     k = _array(rng, op.dtype, op.batch, op.kv_heads, op.seq_kv, op.head_dim)
@@ -175,11 +177,6 @@ def _optimizer(op: OptimizerStep, rng: np.random.Generator) -> Program:
     """Adam (arXiv 1412.6980, algorithm 1) on flat arrays updated in place, all fp32: 28 bytes per parameter."""
     import jax
     import jax.numpy as jnp
-
-    if op.op != "adam" or op.dtype != "fp32" or op.bytes_per_param != 28.0 or op.tensors != 1:
-        raise PerfModelError(
-            f"the optimizer measured is fp32 adam over one flat tensor (bytes_per_param = 28, tensors = 1); got {op}"
-        )
 
     def adam(weight: Any, momentum: Any, variance: Any, gradient: Any) -> tuple[Any, Any, Any]:
         momentum = 0.9 * momentum + 0.1 * gradient

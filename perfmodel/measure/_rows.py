@@ -1,20 +1,78 @@
 """Ops and timings as rows of a measurement table."""
 
-from dataclasses import fields
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from math import isnan
 from typing import Any, Final
 
 from perfmodel.measure._harness import StoppingRule, Timing
-from perfmodel.spec import Collective, KernelOp
+from perfmodel.spec import Collective, KernelOp, Op
 
 SOURCE: Final = "perfmodel"
 SUSPECT: Final = "suspect_interference"
-"""`variant` of rows that kept being disturbed; not for fitting."""
+"""Start of the `variant` of rows that kept being disturbed; not for fitting."""
+COLD: Final = "cold"
+"""End of the `variant` of rows measured with the op's data out of the caches."""
 
 MEASURED: Final = ("time_us", "time_us_std", "ci95_half_width", "interference")
 """Columns of real numbers; all other numeric ones hold whole numbers."""
 
+NOT_IDENTITY: Final = frozenset({
+    *MEASURED, "n_repeats", "n_set_aside", "source", "device", "interconnect", "algorithm", "software", "variant",
+})  # fmt: skip
+"""Columns that do not tell one row of a plan from another."""
+
 Row = dict[str, Any]
 """Column -> value, JSON types only."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """What one row of a table measures."""
+
+    op: Op
+    cold: bool = False
+    """With the op's data out of the caches before every call."""
+
+    @property
+    def kernel(self) -> KernelOp:
+        """The op of a kernel's row."""
+        assert not isinstance(self.op, Collective)
+        return self.op
+
+    @property
+    def collective(self) -> Collective:
+        """The op of a collective's row."""
+        assert isinstance(self.op, Collective)
+        return self.op
+
+
+def point_key(point: Point) -> str:
+    """Identity of a row before it is measured."""
+    op = point.op
+    return _key(collective_columns(op) if isinstance(op, Collective) else op_columns(op), point.cold)
+
+
+def row_key(row: Mapping[str, Any]) -> str:
+    """Identity of a measured row, also of one read back from a table: `point_key` of its point."""
+    return _key({k: v for k, v in row.items() if k not in NOT_IDENTITY}, str(row.get("variant", "")).endswith(COLD))
+
+
+def _key(columns: Mapping[str, Any], cold: bool) -> str:
+    # tables hold whole numbers as 4.0 beside empty cells, and cells that an op lacks are empty
+    values = {k: int(v) if isinstance(v, float) and v == int(v) else v for k, v in columns.items() if present(v)}
+    return json.dumps({**values, **({"cache": COLD} if cold else {})}, sort_keys=True)
+
+
+def present(value: Any) -> bool:
+    """Whether a cell holds something."""
+    return value is not None and value != "" and not (isinstance(value, float) and isnan(value))
+
+
+def is_suspect(row: Mapping[str, Any]) -> bool:
+    """Whether others disturbed the row to the end."""
+    return str(row.get("variant", "")).startswith(SUSPECT)
 
 
 def op_columns(op: KernelOp) -> Row:
@@ -36,7 +94,12 @@ def collective_columns(op: Collective) -> Row:
     }
 
 
-def timing_columns(timing: Timing, rule: StoppingRule, variant: str = "") -> Row:
+def variant_name(parts: Iterable[str]) -> str:
+    """`variant` of a row: what is special about it, in words joined by underscores."""
+    return "_".join(part for part in parts if part)
+
+
+def timing_columns(timing: Timing, rule: StoppingRule, variant: str = "", *, cold: bool = False) -> Row:
     """Median, spread and quality of a timing; `variant` gives way to `SUSPECT` where it was disturbed."""
     disturbed = timing.interference > rule.interference_limit
     return {
@@ -47,5 +110,5 @@ def timing_columns(timing: Timing, rule: StoppingRule, variant: str = "") -> Row
         # no interval below 6 repeats: an empty cell, as tables hold no infinities
         "ci95_half_width": round(timing.half_width, 5) if timing.half_width < float("inf") else None,
         "interference": round(timing.interference, 4),
-        "variant": SUSPECT if disturbed else variant,
+        "variant": variant_name((SUSPECT if disturbed else variant, COLD if cold else "")),
     }

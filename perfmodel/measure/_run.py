@@ -1,119 +1,219 @@
 """A plan run from start to finish: tables and cards."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from importlib.metadata import version
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from perfmodel.errors import CalibrationError
 from perfmodel.io import read_table, write_table
-from perfmodel.measure._card import Card, collector_sha256, write_card
-from perfmodel.measure._collectives import collective_row
-from perfmodel.measure._earlier import earlier_rows
+from perfmodel.measure._backend import Backend, open_backend
+from perfmodel.measure._card import Card, card_path, collector_sha256, read_card, write_card
+from perfmodel.measure._collectives import collective_row, transport_of
+from perfmodel.measure._device_check import check_device
+from perfmodel.measure._finished import finished_rows
 from perfmodel.measure._group import RankGroup, check_collective
 from perfmodel.measure._harness import StoppingRule
-from perfmodel.measure._kernels import call_overhead_s, device_meter, kernel_row
-from perfmodel.measure._meter import machine_meter, pinned_to_one_core, wait_until_quiet
+from perfmodel.measure._kernels import call_overhead_s, kernel_row
+from perfmodel.measure._lock import locked
+from perfmodel.measure._machine import software
+from perfmodel.measure._meter import wait_until_quiet
+from perfmodel.measure._nccl_tests import ReadOutput, check_nccl_tests, nccl_tests_rows
 from perfmodel.measure._partial import PartialFile
 from perfmodel.measure._plan import Plan
-from perfmodel.measure._rows import MEASURED, Row, collective_columns, op_columns
-from perfmodel.measure._sweep import sweep
-from perfmodel.spec import Collective, KernelOp, Op
+from perfmodel.measure._rows import MEASURED, Point, Row, point_key
+from perfmodel.measure._sweep import Measure, sweep
 
-Progress = Callable[[Op], None]
+Progress = Callable[[Point], None]
 
 OUTLIERS: Final = "samples above interference_limit are set aside; none is dropped for its value"
 
 
-def run_plan(plan: Plan, folder: Path | str, progress: Progress = lambda op: None) -> list[Card]:
+@dataclass(frozen=True, kw_only=True)
+class TableRun:
+    """What fills one table."""
+
+    path: Path
+    device: str
+    points: tuple[Point, ...]
+    measure: Measure
+    rule: StoppingRule
+    attempts: int
+    packages: tuple[str, ...]
+    accelerator: str | None = None
+    method: Callable[[], Mapping[str, Any]]
+    """Figures for the card that tell how it was measured."""
+
+    @property
+    def partial(self) -> PartialFile:
+        """Rows of this table while it is not finished."""
+        header = {"device": self.device, "collector": collector_sha256(), **software(self.packages)}
+        return PartialFile(self.path.with_name(f".{self.path.name}.partial"), header)
+
+
+def run_plan(
+    plan: Plan,
+    folder: Path | str,
+    backend: str = "jax",
+    *,
+    progress: Progress = lambda point: None,
+    only_missing: bool = False,
+    read_nccl_tests: ReadOutput | None = None,
+) -> list[Card]:
     """Measure what the plan asks for and write a table with its card per kind of op.
 
     Rows are kept in `.<table>.partial` while the sweep runs: started again after an interruption,
-    it goes on with the next row; started again over a finished table, it measures the disturbed
-    rows again. Kernels run on one core, so call this before JAX has run anything.
+    however it came, it goes on with the next row; started again over a finished table, it measures
+    the disturbed rows again, and those that the plan has gained. No row is ever dropped or
+    overwritten by one of another device, software or collector. Kernels run on one core, so call
+    this before JAX has run anything.
 
     Args:
-        progress: called with each op before it is measured.
+        backend: `jax`, `torch`, or `nccl-tests` for collectives alone.
+        progress: called with each point before it is measured.
+        only_missing: leave finished tables as they are, their disturbed rows too.
+        read_nccl_tests: reads a file of nccl-tests' output; needed for that backend.
 
     Raises:
-        PerfModelError: for an op that cannot be measured.
-        CalibrationError: if a rank fails, or a partial file belongs to another device or collector.
+        PerfModelError: for an op that cannot be measured; nothing has been measured then.
+        CalibrationError: if another run holds the folder, the device is not the plan's, a rank fails, or
+            rows in the folder belong to another device, software or collector.
     """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        _tidy(plan, folder)
+        return [_run_table(table, only_missing) for table in tables(plan, folder, backend, progress, read_nccl_tests)]
+
+
+def tables(
+    plan: Plan, folder: Path, backend: str, progress: Progress, read_nccl_tests: ReadOutput | None = None
+) -> Iterator[TableRun]:
+    """The tables of a plan, all of it checked before the first one; each is to be run before the next is asked for."""
+    if backend == "nccl-tests":
+        yield _by_nccl_tests(plan, folder, progress, read_nccl_tests)
+        return
     for op in plan.collectives:
         check_collective(op)
-    cards = []
-    if plan.kernels:
-        with pinned_to_one_core():
-            cards.append(_run_kernels(plan, Path(folder) / plan.kernel_table, progress))
+    if plan.kernel_points:
+        with open_backend(backend) as opened:
+            yield _kernels(plan, folder, opened, progress)
     if plan.collectives:
-        cards.append(_run_collectives(plan, Path(folder) / plan.collective_table, progress))
-    return cards
+        yield _collectives(plan, folder, backend, progress)
 
 
-def _run_kernels(plan: Plan, path: Path, progress: Progress) -> Card:
-    meter = device_meter()
+def _kernels(plan: Plan, folder: Path, backend: Backend, progress: Progress) -> TableRun:
+    if not plan.any_device:
+        check_device(plan.device, backend.accelerator)
+    for op in (*plan.kernels, *plan.cold_kernels):
+        backend.check(op)
 
-    def measure(ops: Sequence[KernelOp]) -> Iterator[Row]:
-        for op in ops:
-            progress(op)
-            yield kernel_row(op, plan.device, plan.rule, meter)
+    def measure(points: Sequence[Point]) -> Iterator[Row]:
+        for point in points:
+            progress(point)
+            yield kernel_row(backend, point, plan.device, plan.rule)
 
-    partial = _partial(path, plan.device)
-    rows = sweep(
-        plan.kernels, op_columns, measure, partial,
-        interference_limit=plan.rule.interference_limit, attempts=plan.attempts,
-        earlier=earlier_rows(path, plan.device, plan.kernels, op_columns),
+    def method() -> Mapping[str, Any]:
+        return {**backend.method, "call_overhead_us": round(call_overhead_s(backend, plan.rule) * 1e6, 2)}
+
+    return TableRun(
+        path=folder / plan.kernel_table, device=plan.device, points=plan.kernel_points, measure=measure,
+        rule=plan.rule, attempts=plan.attempts, packages=backend.packages, accelerator=backend.accelerator,
+        method=method,
     )  # fmt: skip
-    overhead_us = round(call_overhead_s(plan.rule, meter) * 1e6, 2)
-    return _finish(path, rows, plan.rule, partial, {"threads": 1, "call_overhead_us": overhead_us})
 
 
-def _run_collectives(plan: Plan, path: Path, progress: Progress) -> Card:
-    rule, meter = plan.collective_rule, machine_meter()
+def _collectives(plan: Plan, folder: Path, backend: str, progress: Progress) -> TableRun:
+    transport = transport_of(backend)
+    meter = transport.meter()
+    rule = plan.collective_rule.resolved_by(meter)
 
-    def measure(ops: Sequence[Collective]) -> Iterator[Row]:
-        quiet = _when_quiet(ops, rule.interference_limit, plan.patience_s)
-        for num_ranks, members in groupby(quiet, key=lambda op: op.num_ranks):
-            with ExitStack() as stack:
-                group = stack.enter_context(RankGroup(num_ranks))
-                for op in members:
-                    progress(op)
-                    yield collective_row(group, op, plan.device, rule, meter)
+    def measure(points: Sequence[Point]) -> Iterator[Row]:
+        quiet = _when_quiet(points, rule.interference_limit, plan.patience_s)
+        for num_ranks, members in groupby(quiet, key=lambda point: point.collective.num_ranks):
+            with RankGroup(num_ranks, transport.session) as group:
+                for point in members:
+                    progress(point)
+                    yield collective_row(
+                        group, point.collective, plan.device, rule, meter, transport, plan.interconnect
+                    )
 
-    partial = _partial(path, plan.device)
-    rows = sweep(
-        plan.collectives, collective_columns, measure, partial,
-        interference_limit=rule.interference_limit, attempts=plan.attempts,
-        earlier=earlier_rows(path, plan.device, plan.collectives, collective_columns),
+    return TableRun(
+        path=folder / plan.collective_table, device=plan.device, points=plan.collective_points, measure=measure,
+        rule=rule, attempts=plan.attempts, packages=(transport.package, "numpy", "perfmodel"),
+        method=lambda: {"pinning": "rank r on core r modulo cores"},
     )  # fmt: skip
-    return _finish(path, rows, rule.resolved_by(meter), partial, {"pinning": "rank r on core r modulo cores"})
 
 
-def _when_quiet(ops: Iterable[Collective], limit: float, patience_s: float) -> Iterator[Collective]:
-    """Hands out each op once the machine is quiet, or the patience for all of them is used up."""
-    for op in ops:
-        patience_s -= wait_until_quiet(limit, patience_s)
-        yield op
+def _by_nccl_tests(plan: Plan, folder: Path, progress: Progress, read: ReadOutput | None) -> TableRun:
+    tests = plan.nccl_tests
+    if plan.kernel_points or not plan.collectives or tests is None or read is None:
+        raise CalibrationError(
+            "backend nccl-tests measures collectives only: a plan of [[collectives]] and [nccl_tests], no [[kernels]]"
+        )
+    for op in plan.collectives:
+        check_nccl_tests(op)
+        tests.command(op, 1, 1, 2)  # refuses a launcher that cannot be filled in
+
+    def measure(points: Sequence[Point]) -> Iterator[Row]:
+        return nccl_tests_rows(points, tests, read, plan.device, plan.interconnect, progress)
+
+    return TableRun(
+        path=folder / plan.collective_table, device=plan.device, points=plan.collective_points, measure=measure,
+        rule=plan.collective_rule, attempts=1, packages=("perfmodel",),
+        method=lambda: {"nccl_tests": tests.arguments},
+    )  # fmt: skip
 
 
-def _partial(path: Path, device: str) -> PartialFile:
-    header = {"device": device, "collector": collector_sha256(), "jax": version("jax")}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return PartialFile(path.with_name(f".{path.name}.partial"), header)
+def _run_table(table: TableRun, only_missing: bool) -> Card:
+    partial = table.partial
+
+    def earlier() -> Sequence[Any]:
+        return finished_rows(table.path, table.device, table.packages)
+
+    if only_missing and partial.read() is None:
+        have = {record.key for record in earlier()}
+        if have and have >= set(map(point_key, table.points)):
+            return read_card(table.path)
+    rows = sweep(
+        table.points, table.measure, partial,
+        interference_limit=table.rule.interference_limit, attempts=table.attempts, earlier=earlier,
+    )  # fmt: skip
+    return _finish(table, rows, partial)
 
 
-def _finish(path: Path, rows: list[Row], rule: StoppingRule, partial: PartialFile, method: dict[str, Any]) -> Card:
+def _finish(table: TableRun, rows: list[Row], partial: PartialFile) -> Card:
+    """Write the table, then its card; rows leave the partial file last, so that all of this can be done again."""
     import pandas as pd
 
-    table = pd.DataFrame(rows)
+    frame = pd.DataFrame(rows)
     # sizes are whole numbers also where a family lacks the column
-    numbers = table.select_dtypes("float").columns.difference(MEASURED)
-    whole = [name for name in numbers if np.all(np.mod(table[name].dropna().to_numpy(), 1) == 0)]
-    table = table.astype(dict.fromkeys(whole, "Int64"))
-    write_table(path, table)
-    card = write_card(path, read_table(path), rule, {"outliers": OUTLIERS, **method})
+    numbers = frame.select_dtypes("float").columns.difference(MEASURED)
+    whole = [name for name in numbers if np.all(np.mod(frame[name].dropna().to_numpy(), 1) == 0)]
+    method = {"outliers": OUTLIERS, **table.method()}
+    write_table(table.path, frame.astype(dict.fromkeys(whole, "Int64")))
+    card = write_card(
+        table.path, read_table(table.path), table.rule, method, packages=table.packages, accelerator=table.accelerator
+    )
     partial.remove()
     return card
+
+
+def _when_quiet(points: Iterable[Point], limit: float, patience_s: float) -> Iterator[Point]:
+    """Hands out each point once the machine is quiet, or the patience for all of them is used up."""
+    for point in points:
+        patience_s -= wait_until_quiet(limit, patience_s)
+        yield point
+
+
+def _tidy(plan: Plan, folder: Path) -> None:
+    """Remove what writes left behind that were killed before their rename."""
+    for table in (folder / plan.kernel_table, folder / plan.collective_table):
+        for name in (table.name, card_path(table).name, f".{table.name}.partial"):
+            for left in folder.glob(f".{name}.*.tmp"):
+                with suppress(OSError):
+                    left.unlink()

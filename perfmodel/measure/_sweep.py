@@ -1,53 +1,52 @@
 """Many measurements: resumable, disturbed rows measured again."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Sequence
 
-from perfmodel.measure._partial import PartialFile, Record, row_key
-from perfmodel.measure._rows import Row
+from perfmodel.measure._partial import PartialFile, Record
+from perfmodel.measure._rows import Point, Row, point_key
 
-OpT = TypeVar("OpT")
+Measure = Callable[[Sequence[Point]], Iterable[Row]]
+"""Yields the rows of the given points in order, each as soon as it is measured."""
 
 
 def sweep(
-    ops: Sequence[OpT],
-    columns: Callable[[OpT], Row],
-    measure: Callable[[Sequence[OpT]], Iterable[Row]],
+    points: Sequence[Point],
+    measure: Measure,
     partial: PartialFile,
     *,
     interference_limit: float,
     attempts: int = 3,
-    earlier: Iterable[tuple[OpT, Row]] = (),
+    earlier: Callable[[], Sequence[Record]] = tuple,
 ) -> list[Row]:
-    """Measure every op at least once; ops whose row was disturbed again, in up to `attempts` passes.
+    """Measure every point at least once; those whose row was disturbed again, in up to `attempts` passes.
 
     Args:
-        columns: the op's own columns, which tell it from the others.
-        measure: yields the rows of the given ops in order, each as soon as it is measured.
         partial: where rows are kept; undisturbed ones found there are not measured again.
-        earlier: rows that stand for their ops already.
+        earlier: rows of a finished table, asked for where no interrupted run is found.
 
     Returns:
-        One row per distinct op in the order of `ops`: the least disturbed of its measurements.
+        One row per distinct point in the order of `points`, the least disturbed of its measurements;
+        then rows found of points that were not asked for, which stay in the table.
     """
-    by_key = {row_key(columns(op)): op for op in ops}
-    found: dict[str, list[Row]] = {key: [] for key in by_key}
-    for op, row in earlier:
-        found[row_key(columns(op))].append(row)
-    for record in partial.open():
-        found.setdefault(record.key, []).append(record.row)
+    wanted = {point_key(point): point for point in points}
+    found: dict[str, list[Record]] = {key: [] for key in wanted}
+    for record in partial.open(earlier):
+        found.setdefault(record.key, []).append(record)
     for attempt in range(attempts):
-        pending = [key for key in by_key if _wanted(found[key], attempt, interference_limit)]
-        for key, row in zip(pending, measure([by_key[key] for key in pending]), strict=True):
-            partial.append(Record(key, row))
-            found[key].append(row)
-    return [least_disturbed(found[key]) for key in by_key]
+        pending = [key for key in wanted if is_pending(found[key], attempt, interference_limit)]
+        for key, row in zip(pending, measure([wanted[key] for key in pending]), strict=True):
+            record = Record(key, row)
+            partial.append(record)
+            found[key].append(record)
+    return [least_disturbed(records) for records in found.values()]
 
 
-def least_disturbed(rows: Sequence[Mapping[str, float]]) -> Row:
+def least_disturbed(records: Sequence[Record]) -> Row:
     """The row with the smallest interference, the first of equals."""
-    return dict(min(rows, key=lambda row: row["interference"]))
+    return dict(min((record.row for record in records), key=lambda row: row["interference"]))
 
 
-def _wanted(rows: Sequence[Row], attempt: int, limit: float) -> bool:
-    return len(rows) <= attempt and all(row["interference"] > limit for row in rows)
+def is_pending(records: Sequence[Record], attempt: int, limit: float) -> bool:
+    """Whether a point has no undisturbed row and was measured at most `attempt` times by this sweep."""
+    measured = sum(not record.earlier for record in records)
+    return measured <= attempt and all(record.row["interference"] > limit for record in records)

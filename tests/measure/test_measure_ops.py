@@ -1,14 +1,21 @@
 """One tiny kernel from op to table."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from perfmodel import catalog
+from perfmodel.errors import UnknownNameError
 from perfmodel.io import read_table, write_table
-from perfmodel.measure import StoppingRule, measure_ops
-from perfmodel.measure._kernels import call_overhead_s, time_program
-from perfmodel.measure._meter import NoMeter
-from perfmodel.measure._programs import program
+from perfmodel.measure import StoppingRule, measure_ops, open_backend, time_calls
+from perfmodel.measure._backend import Backend
+from perfmodel.measure._caches import host_flush
+from perfmodel.measure._kernels import call_overhead_s, kernel_row
+from perfmodel.measure._meter import OwnCoreMeter
+from perfmodel.measure._programs import Program
+from perfmodel.measure._rows import Point
+from perfmodel.measure._samplers import cold_sampler
 from perfmodel.spec import Gemm, OptimizerStep
 
 RULE = StoppingRule(half_width=0.2, max_repeats=20, max_s=0.5, min_repeats=6, interference_limit=0.99)
@@ -30,16 +37,54 @@ def test_a_tiny_gemm_becomes_a_row_of_a_table(tmp_path: Path):
     assert row["software"].startswith("jax")
 
 
-def test_updates_in_place_are_fed_back():
+@pytest.fixture(params=["jax", "torch"])
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    pytest.importorskip(request.param, reason=f"{request.param} is not installed")
+    with open_backend(request.param) as opened:
+        yield opened
+
+
+def test_updates_in_place_are_fed_back(backend: Backend):
     # a donated buffer may not be used twice: the second call fails unless the first one's result is passed on
-    timing = time_program(program(OptimizerStep(n_params=64, bytes_per_param=28.0)), RULE, NoMeter())
+    timing = time_calls(backend.sampler(OptimizerStep(n_params=64, bytes_per_param=28.0)), RULE)
     assert timing.n_repeats >= 6
 
 
-def test_more_work_takes_longer_and_every_call_has_a_cost():
-    small, large = (time_program(program(Gemm(m=n, n=n, k=n, dtype="fp32")), RULE, NoMeter()) for n in (16, 512))
+def test_more_work_takes_longer_and_every_call_has_a_cost(backend: Backend):
+    small, large = (time_calls(backend.sampler(Gemm(m=n, n=n, k=n, dtype="fp32")), RULE) for n in (16, 512))
     assert small.median_s < large.median_s
-    assert 0 < call_overhead_s(RULE, NoMeter()) < large.median_s
+    assert 0 < call_overhead_s(backend, RULE) < large.median_s
+
+
+def test_cold_rows_say_so(backend: Backend):
+    row = kernel_row(backend, Point(Gemm(m=4, n=256, k=256, dtype="fp32"), cold=True), "this-cpu", RULE)
+    assert row["variant"] == "cold"
+    assert row["time_us"] > 0
+
+
+def test_time_of_flushes_does_not_count_but_their_disturbance_does():
+    clock = [0.0]
+
+    def spend(seconds: float) -> None:
+        clock[0] += seconds
+
+    # the thread gets all of a call's second and nine of a flush's ten
+    meter = OwnCoreMeter(wall_clock=lambda: clock[0], own_clock=lambda: clock[0] - clock[0] // 11)
+    sample = cold_sampler(Program(spend, (1.0,)), meter, lambda output: None, lambda: spend(10.0))(3)
+    assert (sample.calls, sample.wall_s) == (3, 3.0)
+    assert sample.interference == pytest.approx(3 / 33)
+
+
+def test_a_flush_reaches_beyond_the_caches():
+    flush, size = host_flush()
+    assert size >= 2 * catalog.device("cpu").l2_bytes
+    flush()
+
+
+def test_a_cpu_says_what_it_is(backend: Backend):
+    assert backend.accelerator is None
+    assert backend.software.endswith("-cpu")
+    assert backend.method["threads"] == 1
 
 
 def test_an_empty_list_is_an_empty_table():
@@ -54,5 +99,11 @@ def test_the_rule_is_the_callers():
 @pytest.mark.parametrize("cap_s", [0.02, 0.2])
 def test_ends_near_its_time_cap(cap_s: float):
     rule = StoppingRule(half_width=1e-9, max_repeats=10**6, max_s=cap_s)
-    timing = time_program(program(Gemm(m=8, n=8, k=8, dtype="fp32")), rule, NoMeter())
+    with open_backend("jax") as backend:
+        timing = time_calls(backend.sampler(Gemm(m=8, n=8, k=8, dtype="fp32")), rule)
     assert timing.n_repeats * rule.min_sample_s < 5 * cap_s
+
+
+def test_unknown_backends_are_named():
+    with pytest.raises(UnknownNameError, match="tensorflow"), open_backend("tensorflow"):
+        pass

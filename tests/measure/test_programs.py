@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import PerfModelError, UnknownNameError
-from perfmodel.measure._programs import JAX_DTYPES, MEMORY_OPS, program
+from perfmodel.measure._programs import JAX_DTYPES, program
+from perfmodel.measure._supported import MEMORY_OPS
 from perfmodel.spec import Attention, Convolution, Embedding, Gemm, KernelOp, MemoryBound, MoE, OptimizerStep
 
 
@@ -62,6 +63,28 @@ def test_memory_bound_kernels_have_a_gradient_by_finite_differences(op: str, n_i
             moved[index] = argument + sign * step * direction
             sides.append(np.asarray(forward.function(*moved), np.float64).sum())
         assert (sides[0] - sides[1]) / (2 * step) == pytest.approx((gradients[index] * direction).sum(), abs=2e-2)
+
+
+def test_rms_norm_against_numpy():
+    (x, _), (y,) = run(MemoryBound(op="rms_norm", rows=4, hidden=9, dtype="fp32"))
+    close(y, x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5))
+
+
+def test_fp8_products_multiply_what_the_operands_hold():
+    for pass_ in ("fwd", "dgrad", "wgrad"):
+        timed = program(Gemm(m=16, n=16, k=32, dtype="fp8", pass_=pass_))
+        a, b = (np.asarray(x, np.float64) for x in timed.arguments)
+        product = (a.T if pass_ == "wgrad" else a) @ (b.T if pass_ == "dgrad" else b)
+        result = timed.function(*timed.arguments)
+        assert result.dtype == "bfloat16"
+        close(np.asarray(result, np.float64), product, 0.02)
+
+
+def test_large_arrays_repeat_their_random_values(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("perfmodel.measure._programs.MOST_RANDOM", 4)
+    values = np.asarray(program(MemoryBound(op="relu", rows=2, hidden=5, dtype="fp32")).arguments[0])
+    assert values.shape == (2, 5)
+    assert values.ravel()[4:8].tolist() == values.ravel()[:4].tolist()
 
 
 def test_softmax_and_layer_norm_against_numpy():
@@ -132,6 +155,7 @@ def test_element_types_are_kept(dtype: str):
         (Attention(batch=1, heads=2, kv_heads=2, seq_q=2, seq_kv=2, head_dim=2, window=1), "window"),
         (Attention(batch=1, heads=3, kv_heads=2, seq_q=2, seq_kv=2, head_dim=2), "multiple"),
         (OptimizerStep(n_params=3), "bytes_per_param"),
+        (Gemm(m=16, n=16, k=16, dtype="fp8", pass_="bwd"), "fp8 products are measured singly"),
     ],
 )
 def test_refuses_what_it_cannot_measure(op: KernelOp, message: str):
@@ -141,7 +165,7 @@ def test_refuses_what_it_cannot_measure(op: KernelOp, message: str):
 
 def test_unknown_types_and_passes_are_named():
     with pytest.raises(UnknownNameError, match="fp8"):
-        program(Gemm(m=2, n=2, k=2, dtype="fp8"))
+        program(MemoryBound(op="relu", rows=2, hidden=2, dtype="fp8"))
     with pytest.raises(UnknownNameError, match="grad_accum"):
         program(Gemm(m=2, n=2, k=2, dtype="fp32", pass_="grad_accum"))
     with pytest.raises(UnknownNameError, match="wgrad"):

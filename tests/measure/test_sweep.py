@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import CalibrationError
 from perfmodel.measure._partial import PartialFile, Record
-from perfmodel.measure._rows import Row
+from perfmodel.measure._rows import Point, Row, point_key
 from perfmodel.measure._sweep import sweep
+from perfmodel.spec import OptimizerStep
 
 HEADER = {"device": "cpu", "collector": "c0"}
 
 
-def columns(op: int) -> Row:
-    return {"size": op}
+def point(size: int) -> Point:
+    return Point(OptimizerStep(n_params=size))
 
 
 class Bench:
@@ -28,31 +29,32 @@ class Bench:
         self.measured: list[int] = []
         self._budget, self._disturbed = budget, dict(disturbed or {})
 
-    def __call__(self, ops: Sequence[int]) -> Iterator[Row]:
-        for op in ops:
+    def __call__(self, points: Sequence[Point]) -> Iterator[Row]:
+        for op in (p.op.n_params for p in points):
             if len(self.measured) == self._budget:
                 raise KeyboardInterrupt
             self.measured.append(op)
             left = self._disturbed.get(op, 0)
             self._disturbed[op] = left - 1
-            yield {"size": op, "time_us": 10.0 * op + 1, "interference": 0.1 * left if left > 0 else 0.01}
+            yield {"n_params": op, "time_us": 10.0 * op + 1, "interference": 0.1 * left if left > 0 else 0.01}
 
 
 def run(path: Path, ops: Sequence[int], bench: Bench, attempts: int = 3) -> list[Row]:
-    return sweep(ops, columns, bench, PartialFile(path, HEADER), interference_limit=0.06, attempts=attempts)
+    points = list(map(point, ops))
+    return sweep(points, bench, PartialFile(path, HEADER), interference_limit=0.06, attempts=attempts)
 
 
 def test_rows_come_in_order_and_once_per_distinct_op(tmp_path: Path):
     bench = Bench()
     rows = run(tmp_path / "p", [3, 1, 2, 1], bench)
-    assert [row["size"] for row in rows] == [3, 1, 2]
+    assert [row["n_params"] for row in rows] == [3, 1, 2]
     assert bench.measured == [3, 1, 2]
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.data())
 def test_an_interrupted_sweep_goes_on_with_the_next_row(budgets: list[int], data: st.DataObject):
-    ops = list(range(8))
+    ops = list(range(1, 9))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "p"
         done: list[int] = []
@@ -89,10 +91,31 @@ def test_attempts_before_an_interruption_count(tmp_path: Path):
 
 def test_earlier_rows_stand_for_their_ops(tmp_path: Path):
     bench = Bench()
-    earlier = [(2, {"size": 2, "time_us": 5.0, "interference": 0.0})]
-    rows = sweep([1, 2], columns, bench, PartialFile(tmp_path / "p", HEADER), interference_limit=0.06, earlier=earlier)
-    assert bench.measured == [1]
-    assert [row["time_us"] for row in rows] == [11.0, 5.0]
+    earlier = [
+        Record(point_key(point(size)), {"n_params": size, "time_us": 5.0, "interference": taken}, earlier=True)
+        for size, taken in ((2, 0.0), (3, 0.9), (7, 0.0))
+    ]
+    partial = PartialFile(tmp_path / "p", HEADER)
+    points = list(map(point, [1, 2, 3]))
+    rows = sweep(points, bench, partial, interference_limit=0.06, attempts=1, earlier=lambda: earlier)
+    # a disturbed one is measured again however few attempts there are, one not asked for stays
+    assert bench.measured == [1, 3]
+    assert [row["time_us"] for row in rows] == [11.0, 5.0, 31.0, 5.0]
+    assert partial.open()[:3] == earlier  # kept with the new ones: the table may be rewritten at any moment
+
+
+def test_earlier_rows_are_not_asked_for_where_an_interrupted_run_is_found(tmp_path: Path):
+    bench = Bench(budget=1)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "p", [1, 2], bench)
+
+    def never() -> list[Record]:
+        raise AssertionError
+
+    rest = Bench()
+    partial = PartialFile(tmp_path / "p", HEADER)
+    sweep(list(map(point, [1, 2])), rest, partial, interference_limit=0.06, earlier=never)
+    assert rest.measured == [2]
 
 
 def test_rows_of_another_collector_or_device_are_not_mixed_in(tmp_path: Path):

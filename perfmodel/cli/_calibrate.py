@@ -1,0 +1,228 @@
+"""`perfmodel calibrate`: measure this machine by a plan; `calibrate diff`: two calibrations side by side."""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.cli._remaining import Remaining, remaining
+from perfmodel.errors import CalibrationError, PerfModelError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from perfmodel.measure import Plan, Point
+
+BACKENDS = ("jax", "torch", "nccl-tests")
+
+
+def add_command(commands: Any) -> argparse.ArgumentParser:
+    """Register the command."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "calibrate", help="measure kernels and collectives on this machine; compare two calibrations"
+    )
+    command.add_argument("--plan", type=Path, metavar="FILE", help="sweep plan (TOML)")
+    command.add_argument("--out", type=Path, metavar="DIR", help="folder for the tables and their cards")
+    command.add_argument(
+        "--backend", default="jax", choices=BACKENDS, help="whose kernels and collectives (default jax)"
+    )
+    command.add_argument(
+        "--resume",
+        action="store_true",
+        help="only what is missing: finished tables stay as they are. Without it an interrupted run goes on all the "
+        "same, and disturbed rows of finished tables are measured again",
+    )
+    command.add_argument("--dry-run", action="store_true", help="device-minutes that are left, without measuring")
+    model = command.add_argument_group("a plan made for a model, instead of --plan")
+    model.add_argument("--model", help="catalog name, Hugging Face config.json or TOML")
+    model.add_argument("--cluster", help="catalog name or TOML")
+    model.add_argument(
+        "--layouts", action="append", default=[], metavar="LAYOUTS", help='e.g. "tp=8,dp=4;tp=4,pp=2,dp=4"; repeatable'
+    )
+    model.add_argument("--global-batch", type=int, metavar="B", help="sequences per step")
+    model.add_argument("--seq-len", type=int, metavar="S", help="tokens per sequence (default: the model's)")
+    model.add_argument("--dtype", default="bf16", choices=("bf16", "fp16", "fp32", "tf32", "fp8"))
+    model.add_argument("--device", metavar="NAME", help="device measured (default: the cluster's)")
+    command.set_defaults(run="calibrate")
+    kinds = command.add_subparsers(dest="kind", metavar="diff")
+    diff = kinds.add_parser("diff", help="two tables or folders of tables, row by row")
+    diff.add_argument("first", type=Path, metavar="A")
+    diff.add_argument("second", type=Path, metavar="B")
+    diff.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON object to stdout")
+    return command
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the command shows.
+
+    Raises:
+        PerfModelError: bad input, a plan that cannot be measured here, or a folder that is not this run's.
+        KeyboardInterrupt: on SIGINT or SIGTERM, with what to do next as its message.
+    """
+    from perfmodel import measure
+
+    if arguments.kind == "diff":
+        return measure.compare(arguments.first, arguments.second)
+    if arguments.backend != "jax" or arguments.dry_run:
+        # JAX only guesses times then: a GPU's memory belongs to what is measured
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    else:
+        with measure.open_backend("jax"):
+            pass  # JAX keeps the thread pool that it starts with, whatever uses it first: that of one core
+    plan, saving = _plan(arguments)
+    if arguments.out is None and not arguments.dry_run:
+        raise PerfModelError("calibrate: --out DIR is needed (where the tables go)")
+    if not (plan.kernel_points or plan.collectives):
+        raise PerfModelError("calibrate: the plan asks for nothing; give it [[kernels]] or [[collectives]]")
+    report: dict[str, Any] = {"device": plan.device, "backend": arguments.backend}
+    if saving is not None:
+        report["saving"] = saving
+    if arguments.dry_run:
+        return report | _dry_run(arguments, plan)
+    return report | {"tables": _measure(arguments, plan)}
+
+
+def _plan(arguments: argparse.Namespace) -> "tuple[Plan, dict[str, Any] | None]":
+    """The plan, and for one made for a model what it saves."""
+    from perfmodel import measure
+
+    if (arguments.plan is None) == (arguments.model is None):
+        raise PerfModelError("calibrate: give --plan FILE, or --model, --cluster, --layouts and --global-batch")
+    if arguments.plan is not None:
+        return measure.read_plan(arguments.plan), None
+    for name in ("cluster", "layouts", "global_batch"):
+        if not getattr(arguments, name):
+            raise PerfModelError(f"calibrate: --model needs --{name.replace('_', '-')} too")
+    from perfmodel import catalog
+    from perfmodel.calibration import model_plan  # pyright: ignore[reportMissingImports]
+    from perfmodel.spec import Job, Layout
+
+    model, cluster = catalog.model(arguments.model), catalog.cluster(arguments.cluster)
+    seq_len = model.seq_len if arguments.seq_len is None else arguments.seq_len
+    job = Job(global_batch=arguments.global_batch, seq_len=seq_len, dtype=arguments.dtype)
+    layouts = [Layout.parse(text) for part in arguments.layouts for text in part.split(";") if text.strip()]
+    made = model_plan(model, cluster, job, layouts, device=arguments.device or cluster.device.name)
+    return made.plan, made.to_dict()
+
+
+def _dry_run(arguments: argparse.Namespace, plan: "Plan") -> dict[str, Any]:
+    from perfmodel import measure
+
+    estimates = measure.estimate_plan(plan, arguments.backend, lambda points: guess_s(plan.device, points))
+    kept = measure.kept_rows(plan, arguments.out) if arguments.out else set()
+    left = [estimate for estimate in estimates if estimate.key not in kept]
+    return {**measure.summary(left), "rows_kept": len(estimates) - len(left)}
+
+
+def _measure(arguments: argparse.Namespace, plan: "Plan") -> list[dict[str, Any]]:
+    from perfmodel import measure
+
+    def cards(bar: Remaining) -> list[measure.Card]:
+        return measure.run_plan(
+            plan, arguments.out, arguments.backend,
+            progress=bar, only_missing=arguments.resume, read_nccl_tests=_read_nccl_tests,
+        )  # fmt: skip
+
+    estimates = measure.estimate_plan(plan, arguments.backend, lambda points: guess_s(plan.device, points))
+    kept = measure.kept_rows(plan, arguments.out)
+    left = [estimate for estimate in estimates if estimate.key not in kept]
+    if len(left) < len(estimates):
+        print(f"{len(estimates) - len(left)} of {len(estimates)} rows are measured already", file=sys.stderr)
+    try:
+        with _terminable(), remaining(measure.RemainingTime(left), len(estimates)) as bar:
+            written = cards(bar)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"interrupted; rows measured so far are kept in {arguments.out}: the same command goes on with the next one"
+        ) from None
+    except OSError as error:
+        raise CalibrationError(
+            f"{error.filename or arguments.out}: {error.strerror or error}; rows measured so far are kept: mend it, "
+            "then give the same command again"
+        ) from None
+    return [{"path": str(arguments.out / card.table), **asdict(card)} for card in written]
+
+
+def guess_s(device: str, points: "Sequence[Point]") -> list[float]:
+    """Seconds of one call: kernels by the shipped calibration, collectives by their bytes over the device's links.
+
+    A device that no catalog knows is taken for this CPU, by its roofline.
+    """
+    from perfmodel import catalog
+    from perfmodel.cost import KernelModel
+    from perfmodel.spec import Collective
+
+    try:
+        known = catalog.device(device)
+    except PerfModelError:
+        known = catalog.device("cpu")
+    kernels = [point.op for point in points if not isinstance(point.op, Collective)]
+    times = iter(KernelModel.load().times(known, kernels).time_s.tolist())
+    inside = known.link_bandwidth_bytes_per_s
+    between = min(inside, known.host_bandwidth_bytes_per_s or inside)  # a network card is no faster than its slot
+    return [
+        point.op.bytes / (inside if point.op.num_nodes == 1 else between)
+        if isinstance(point.op, Collective)
+        else next(times)
+        for point in points
+    ]
+
+
+def _read_nccl_tests(path: Path) -> "pd.DataFrame":
+    from perfmodel.readers import read_measurements  # pyright: ignore[reportMissingImports]
+
+    found = read_measurements("nccl-tests", [path])
+    return getattr(found, "collectives", found)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM, by which schedulers stop jobs, ends the run as Ctrl-C does."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def show(report: dict[str, Any]) -> None:
+    """The report for people."""
+    if "cards" in report:
+        _show_diff(report)
+        return
+    for name, value in report.get("saving", {}).items():
+        print(f"{name.replace('_', ' ')}: {value}")
+    if "tables" in report:
+        for card in report["tables"]:
+            print(f"{card['path']}: {card['rows']} rows, {card['suspect_rows']} of them disturbed")
+        return
+    done = f", {report['rows_kept']} measured already" if report["rows_kept"] else ""
+    print(f"{report['rows']} rows to measure on {report['device']} by {report['backend']}{done}")
+    for name, family in report["families"].items():
+        print(f"  {name:15}{family['rows']:6} rows{family['device_minutes']:9.1f} device-minutes")
+    print(f"about {report['device_minutes']:.1f} device-minutes, {report['minutes']:.1f} minutes in all")
+
+
+def _show_diff(report: dict[str, Any]) -> None:
+    print(f"{'':15}{'rows':>7}{'B / A':>9}{'apart':>8}{'only A':>8}{'only B':>8}")
+    for name, family in report["families"].items():
+        ratio = "-" if family["median_ratio"] is None else f"{family['median_ratio']:.3f}"
+        apart = "-" if family["beyond_intervals"] is None else f"{family['beyond_intervals']:.0%}"
+        counts = f"{family['only_in_first']:8}{family['only_in_second']:8}"
+        print(f"{name:15}{family['rows']:7}{ratio:>9}{apart:>8}{counts}")
+    print("apart: rows whose confidence intervals do not meet")
+    if any(report["suspect_rows"]):
+        print(f"left out as disturbed: {report['suspect_rows'][0]} rows of A, {report['suspect_rows'][1]} of B")
+    for name, (a, b) in report["cards"].items():
+        print(f"{name}: {a} | {b}")
+    if not report["cards"]:
+        print("machine, software and collector are the same")

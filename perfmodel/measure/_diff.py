@@ -1,0 +1,118 @@
+"""Two calibrations held against each other, row by row."""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from perfmodel.errors import TableError
+from perfmodel.io import read_table
+from perfmodel.measure._card import Card, card_path, read_card
+from perfmodel.measure._rows import Row, is_suspect, present, row_key
+
+SUFFIXES: Final = (".csv", ".csv.gz", ".parquet")
+CARD_FIELDS: Final = ("device", "machine", "software", "collector_sha256", "method")
+
+
+def compare(first: Path | str, second: Path | str) -> dict[str, Any]:
+    """What differs between two tables, or between all tables with cards in two folders.
+
+    Rows are matched by op, shape and cache; those that were disturbed to the end stay out. Where one
+    side has several rows of one identity (other people's tables), their median counts.
+
+    Returns:
+        `families`: per op family or collective its `rows` on both sides, the median of
+        second / first (`median_ratio`), the share of rows with two confidence intervals
+        (`with_intervals` of them) whose intervals do not meet (`beyond_intervals`), and rows `only_in_first`,
+        `only_in_second`. `suspect_rows` left out per side. `cards`: what differs, name -> both values.
+
+    Raises:
+        TableError: if a side is missing, unreadable, or a folder without tables.
+    """
+    sides = [_rows(Path(path)) for path in (first, second)]
+    keyed = [_by_key(rows) for rows in sides]
+    families: dict[str, dict[str, Any]] = {}
+    for key in dict.fromkeys([*keyed[0], *keyed[1]]):
+        a, b = (side.get(key) for side in keyed)
+        counts = families.setdefault(
+            _family(a or b or {}), {"ratios": [], "apart": [], "only_in_first": 0, "only_in_second": 0}
+        )
+        if a is None or b is None:
+            counts["only_in_second" if a is None else "only_in_first"] += 1
+            continue
+        counts["ratios"].append(b["time_us"] / a["time_us"])
+        if present(a.get("ci95_half_width")) and present(b.get("ci95_half_width")):
+            counts["apart"].append(_apart(a, b))
+    return {
+        "first": str(first),
+        "second": str(second),
+        "families": {name: _figures(counts) for name, counts in families.items()},
+        "suspect_rows": [sum(map(is_suspect, rows)) for rows in sides],
+        "cards": _card_differences(*(_cards(Path(path)) for path in (first, second))),
+    }
+
+
+def _figures(counts: dict[str, Any]) -> dict[str, Any]:
+    ratios, apart = counts["ratios"], counts["apart"]
+    return {
+        "rows": len(ratios),
+        "median_ratio": median(ratios) if ratios else None,
+        "with_intervals": len(apart),
+        "beyond_intervals": sum(apart) / len(apart) if apart else None,
+        "only_in_first": counts["only_in_first"],
+        "only_in_second": counts["only_in_second"],
+    }
+
+
+def _apart(a: Row, b: Row) -> bool:
+    """Whether the medians' confidence intervals do not meet."""
+    half_us = a["time_us"] * a["ci95_half_width"] + b["time_us"] * b["ci95_half_width"]
+    return abs(a["time_us"] - b["time_us"]) > half_us
+
+
+def _tables(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = sorted(p for p in path.iterdir() if p.name.endswith(SUFFIXES) and card_path(p).exists())
+    if not found:
+        raise TableError(f"{path}: holds no table with a card; name a table or a folder made by perfmodel calibrate")
+    return found
+
+
+def _rows(path: Path) -> list[Row]:
+    return [{str(k): v for k, v in row.items()} for p in _tables(path) for row in read_table(p).to_dict("records")]
+
+
+def _by_key(rows: Iterable[Row]) -> dict[str, Row]:
+    grouped: dict[str, list[Row]] = {}
+    for row in rows:
+        if not is_suspect(row):
+            grouped.setdefault(row_key(row), []).append(row)
+    return {key: {**same[0], "time_us": median(row["time_us"] for row in same)} for key, same in grouped.items()}
+
+
+def _family(row: Row) -> str:
+    return str(row["collective"] if present(row.get("collective")) else row["op_family"])
+
+
+def _cards(path: Path) -> list[Card]:
+    return [read_card(p) for p in _tables(path) if card_path(p).exists()]
+
+
+def _card_differences(first: list[Card], second: list[Card]) -> dict[str, list[Any]]:
+    """Name -> both values, those of several tables joined; a side without cards has `None`."""
+    flat = [_flat(cards) for cards in (first, second)]
+    names = dict.fromkeys([*flat[0], *flat[1]])
+    return {n: [side.get(n) for side in flat] for n in names if flat[0].get(n) != flat[1].get(n)}
+
+
+def _flat(cards: list[Card]) -> dict[str, Any]:
+    values: dict[str, list[Any]] = {}
+    for card in cards:
+        for name in CARD_FIELDS:
+            value = asdict(card)[name]
+            for inner, v in value.items() if isinstance(value, dict) else [("", value)]:
+                values.setdefault(f"{name}.{inner}".rstrip("."), []).append(v)
+    distinct = {name: list(dict.fromkeys(map(str, found))) for name, found in values.items()}
+    return {name: found[0] if len(found) == 1 else found for name, found in distinct.items()}

@@ -1,0 +1,159 @@
+"""How long a plan takes: before it runs, and while it does.
+
+The stopping rule bounds a row: at most `max_repeats` samples or `max_s` seconds, at least `min_repeats`
+samples of the longer of one call and `min_sample_s`. Between these, rows are taken to need
+`TYPICAL_REPEATS` times the fewest samples. The time of a call is a guess from outside (a calibrated
+model or a roofline); where there is none, calls are taken to be shorter than `min_sample_s`. Once rows
+are measured, what they took corrects the rest, family by family.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from math import isnan
+from pathlib import Path
+from typing import Any, Final
+
+from perfmodel.io import read_table
+from perfmodel.measure._harness import StoppingRule
+from perfmodel.measure._meter import MachineMeter
+from perfmodel.measure._nccl_tests import geometric_runs
+from perfmodel.measure._partial import PartialFile
+from perfmodel.measure._plan import Plan
+from perfmodel.measure._rows import Point, point_key, row_key
+from perfmodel.spec import Collective
+
+TYPICAL_REPEATS: Final = 4
+"""Samples of a row over `min_repeats`; the median of datasets/cpu_kernels.csv is 4.5, those set aside counted."""
+WARMUP_CALLS: Final = 3
+"""Calls before the first sample that counts."""
+SETUP_S: Final = {"jax": 0.35, "torch": 0.05, "nccl-tests": 0.0}
+"""Building and compiling one op and its inputs."""
+GROUP_START_S: Final = 6.0
+"""Starting a group of ranks."""
+PROGRAM_START_S: Final = 15.0
+"""Starting a program of nccl-tests on all nodes."""
+FLUSH_S: Final = 0.02
+"""Flushing the caches before a cold call."""
+TRUST_S: Final = 20.0
+"""Measured seconds of a family that weigh as much as what all families tell about it."""
+
+GuessCalls = Callable[[Sequence[Point]], Sequence[float]]
+"""Seconds of one call of each point, NaN where nothing is known."""
+
+
+@dataclass(frozen=True)
+class PointEstimate:
+    """What measuring one row takes."""
+
+    key: str
+    family: str
+    seconds: float
+    devices: int
+    """Held meanwhile."""
+
+
+def estimate_plan(plan: Plan, backend: str, guess: GuessCalls) -> list[PointEstimate]:
+    """Every row of a plan in the order of measuring, each measured once."""
+    kernels, collectives = plan.kernel_points, plan.collective_points
+    # ranks on CPUs are metered by counters of the system, which want long samples
+    rule = plan.collective_rule if backend == "nccl-tests" else plan.collective_rule.resolved_by(MachineMeter(()))
+    guessed = guess((*kernels, *collectives))
+    seconds = [_kernel_s(p, plan.rule, t, SETUP_S[backend]) for p, t in zip(kernels, guessed, strict=False)]
+    if backend == "nccl-tests":
+        calls = plan.nccl_tests.calls_per_size if plan.nccl_tests else 0
+        start_s = [PROGRAM_START_S / len(run) for run, _ in geometric_runs(collectives) for _ in run]
+        seconds += [s + calls * _known(t, 0.0) for s, t in zip(start_s, guessed[len(kernels) :], strict=True)]
+    else:
+        for index, (point, call_s) in enumerate(zip(collectives, guessed[len(kernels) :], strict=True)):
+            fresh = index == 0 or point.collective.num_ranks != collectives[index - 1].collective.num_ranks
+            seconds.append(_samples_s(rule, call_s) + SETUP_S[backend] + (GROUP_START_S if fresh else 0.0))
+    points = (*kernels, *collectives)
+    return [_estimate(point, s) for point, s in zip(points, seconds, strict=True)]
+
+
+def kept_rows(plan: Plan, folder: Path) -> set[str]:
+    """Keys of rows that an interrupted or finished run left in the folder; nothing is written."""
+    keys: set[str] = set()
+    for name in (plan.kernel_table, plan.collective_table):
+        records = PartialFile(folder / f".{name}.partial", {}).read(any_header=True)
+        if records is not None:
+            keys |= {record.key for record in records}
+        elif (folder / name).is_file():
+            keys |= {row_key(row) for row in read_table(folder / name).to_dict("records")}
+    return keys
+
+
+def _estimate(point: Point, seconds: float) -> PointEstimate:
+    op = point.op
+    return PointEstimate(point_key(point), op.family, seconds, op.num_ranks if isinstance(op, Collective) else 1)
+
+
+def _kernel_s(point: Point, rule: StoppingRule, call_s: float, setup_s: float) -> float:
+    if point.cold:  # samples are single calls, each after a flush that no limit counts
+        return setup_s + (WARMUP_CALLS + TYPICAL_REPEATS * rule.min_repeats) * (FLUSH_S + _known(call_s, 0.0))
+    return setup_s + _samples_s(rule, call_s)
+
+
+def _samples_s(rule: StoppingRule, call_s: float) -> float:
+    call_s = _known(call_s, 0.0)
+    sample_s = max(call_s, rule.min_sample_s)
+    repeats = min(rule.max_repeats, TYPICAL_REPEATS * rule.min_repeats)
+    return WARMUP_CALLS * call_s + min(repeats * sample_s, rule.max_s + sample_s)
+
+
+def _known(value: float, otherwise: float) -> float:
+    return otherwise if isnan(value) else value
+
+
+@dataclass
+class RemainingTime:
+    """What is left of a plan, corrected by what its rows took so far."""
+
+    estimates: Sequence[PointEstimate]
+    """Of the rows not measured yet."""
+    clock: Callable[[], float] = time.monotonic
+    _left: dict[str, PointEstimate] = field(init=False)
+    _took_s: dict[str, float] = field(init=False, default_factory=dict)
+    _expected_s: dict[str, float] = field(init=False, default_factory=dict)
+    _current: PointEstimate | None = field(init=False, default=None)
+    _started_s: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        self._left = {estimate.key: estimate for estimate in self.estimates}
+
+    @property
+    def rows_left(self) -> int:
+        """Rows not begun."""
+        return len(self._left)
+
+    def start(self, point: Point) -> None:
+        """A point's measurement begins, and the one before has ended."""
+        now_s = self.clock()
+        if (done := self._current) is not None:
+            self._took_s[done.family] = self._took_s.get(done.family, 0.0) + now_s - self._started_s
+            self._expected_s[done.family] = self._expected_s.get(done.family, 0.0) + done.seconds
+        self._current = self._left.pop(point_key(point), None)  # a disturbed row again: no part of the estimate
+        self._started_s = now_s
+
+    def device_s(self) -> float:
+        """Device-seconds until the plan is done, the running row in full."""
+        rest = [*self._left.values(), *([self._current] if self._current else [])]
+        return sum(estimate.devices * estimate.seconds * self._ratio(estimate.family) for estimate in rest)
+
+    def _ratio(self, family: str) -> float:
+        """Measured over expected time of a family, shrunk towards that of all, which is shrunk towards 1."""
+        overall = (sum(self._took_s.values()) + TRUST_S) / (sum(self._expected_s.values()) + TRUST_S)
+        return (self._took_s.get(family, 0.0) + TRUST_S * overall) / (self._expected_s.get(family, 0.0) + TRUST_S)
+
+
+def summary(estimates: Iterable[PointEstimate]) -> dict[str, Any]:
+    """Rows, device-minutes and minutes per family and in all, as `--dry-run` prints them."""
+    families: dict[str, dict[str, float]] = {}
+    for estimate in estimates:
+        family = families.setdefault(estimate.family, {"rows": 0, "device_minutes": 0.0, "minutes": 0.0})
+        family["rows"] += 1
+        family["device_minutes"] += estimate.devices * estimate.seconds / 60
+        family["minutes"] += estimate.seconds / 60
+    total = {name: sum(f[name] for f in families.values()) for name in ("rows", "device_minutes", "minutes")}
+    return {**total, "families": families}

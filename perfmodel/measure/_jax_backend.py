@@ -1,0 +1,115 @@
+"""JAX on a CPU, GPU or TPU."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from perfmodel.errors import PerfModelError
+from perfmodel.measure._caches import host_flush
+from perfmodel.measure._harness import Sample, SampleCalls
+from perfmodel.measure._meter import Meter, NoMeter, host_meter
+from perfmodel.measure._programs import JAX_DTYPES, Program, program
+from perfmodel.measure._rows import Row
+from perfmodel.measure._samplers import cold_sampler, queued_sampler
+from perfmodel.measure._supported import check_kernel
+from perfmodel.spec import Attention, KernelOp
+
+FP8_CAPABILITY: Final = 8.9
+"""CUDA compute capability from which matrix units take fp8 (Ada, Hopper)."""
+
+
+@dataclass(frozen=True)
+class JaxBackend:
+    """The default JAX device.
+
+    A time is that of one call of the jitted op with its inputs in memory and the output allocated
+    anew, dispatch included. On a CPU each call is waited for; on an accelerator a sample's calls are
+    queued and waited for once, so that the time is the kernel's, or the host's launch rate where
+    that is slower: `call_overhead_us` on the card is this floor.
+    """
+
+    platform: str
+    accelerator: str | None
+    capability: float
+    """CUDA compute capability; 0 elsewhere."""
+    meter: Meter
+    packages = ("jax", "jaxlib", "numpy", "perfmodel")
+
+    @property
+    def software(self) -> str:
+        import jax
+
+        return f"jax{jax.__version__}-{self.platform}"
+
+    @property
+    def method(self) -> Row:
+        if self.accelerator:
+            return {"calls": "queued, waited for once per sample", "fp32_products": "not rounded to tf32 or bf16"}
+        return {"calls": "each waited for", "threads": 1}
+
+    def check(self, op: KernelOp) -> None:
+        check_kernel(op, ("fp8", *JAX_DTYPES) if op.family == "gemm" else JAX_DTYPES)
+        if op.dtype == "fp8" and self.capability < FP8_CAPABILITY:
+            raise PerfModelError(
+                f"fp8 products need an NVIDIA GPU of compute capability {FP8_CAPABILITY} or newer; this is "
+                f"{self.accelerator or 'a CPU'}: remove them from the plan"
+            )
+
+    def variant(self, op: KernelOp) -> str:
+        return "unfused" if isinstance(op, Attention) else ""
+
+    def sampler(self, op: KernelOp, *, cold: bool = False) -> SampleCalls:
+        import jax
+
+        if not cold and self.accelerator and op.dtype == "fp32":
+            return _unrounded(self._queued(program(op)))
+        if not cold:
+            return self._queued(program(op))
+        if self.accelerator:
+            raise PerfModelError(
+                "JAX cannot time a single call on an accelerator apart from its launch; "
+                'use --backend torch for cache = "cold"'
+            )
+        return cold_sampler(program(op), self.meter, jax.block_until_ready, self._flush)
+
+    def overhead_sampler(self) -> SampleCalls:
+        import jax
+        import jax.numpy as jnp
+
+        return self._queued(Program(jax.jit(lambda x: x + 1), (jnp.zeros(()),)))
+
+    def _queued(self, timed: Program) -> SampleCalls:
+        import jax
+
+        return queued_sampler(timed, self.meter, jax.block_until_ready, every_call=not self.accelerator)
+
+    @cached_property
+    def _flush(self) -> Any:
+        return host_flush()[0]
+
+
+@contextmanager
+def jax_backend() -> Iterator[JaxBackend]:
+    """The default device."""
+    import jax
+
+    device = jax.devices()[0]
+    try:
+        capability = float(getattr(device, "compute_capability", 0.0))
+    except ValueError:  # AMD names an architecture
+        capability = 0.0
+    accelerator = None if device.platform == "cpu" else device.device_kind
+    yield JaxBackend(device.platform, accelerator, capability, NoMeter() if accelerator else host_meter())
+
+
+def _unrounded(sample: SampleCalls) -> SampleCalls:
+    """With fp32 products in fp32, which accelerators otherwise round to tf32 or bf16."""
+    import jax
+
+    def sample_unrounded(calls: int) -> Sample:
+        with jax.default_matmul_precision("highest"):
+            return sample(calls)
+
+    return sample_unrounded

@@ -1,0 +1,62 @@
+"""How calls of a program are timed by the host's clock."""
+
+from collections.abc import Callable
+from typing import Any
+
+from perfmodel.measure._harness import Sample, SampleCalls
+from perfmodel.measure._meter import Meter
+from perfmodel.measure._programs import Program
+
+
+def queued_sampler(timed: Program, meter: Meter, wait: Callable[[Any], Any], *, every_call: bool) -> SampleCalls:
+    """Calls in a row. `every_call` waits for each: a CPU would otherwise run independent calls at the same time."""
+    call = Calls(timed)
+
+    def sample(calls: int) -> Sample:
+        output: Any = None
+        before = meter.read()
+        for _ in range(calls):
+            output = call()
+            if every_call:
+                wait(output)
+        wait(output)
+        after = meter.read()
+        return Sample(calls, after.wall_s - before.wall_s, meter.interference(before, after))
+
+    return sample
+
+
+def cold_sampler(timed: Program, meter: Meter, wait: Callable[[Any], Any], flush: Callable[[], None]) -> SampleCalls:
+    """Calls each after a flush of the caches; only the calls themselves count as time.
+
+    Interference is that of flushes and calls together, which others disturb alike.
+    """
+    call = Calls(timed)
+
+    def sample(calls: int) -> Sample:
+        wall_s = 0.0
+        first = last = meter.read()
+        for _ in range(calls):
+            flush()
+            before = meter.read()
+            wait(call())
+            last = meter.read()
+            wall_s += last.wall_s - before.wall_s
+        return Sample(calls, wall_s, meter.interference(first, last))
+
+    return sample
+
+
+class Calls:
+    """Calls a program again and again, its carried arguments fed back."""
+
+    def __init__(self, timed: Program) -> None:
+        self._timed = timed
+        self._arguments = timed.arguments
+
+    def __call__(self) -> Any:
+        timed = self._timed
+        output = timed.function(*self._arguments)
+        if timed.carried:
+            self._arguments = (*output[: timed.carried], *self._arguments[timed.carried :])
+        return output

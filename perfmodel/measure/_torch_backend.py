@@ -1,0 +1,141 @@
+"""torch on a CPU or CUDA GPU. Needs the extra `torch`."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from perfmodel.errors import PerfModelError
+from perfmodel.measure._caches import FLUSH_FACTOR, host_flush
+from perfmodel.measure._harness import Sample, SampleCalls
+from perfmodel.measure._meter import Meter, NoMeter, host_meter
+from perfmodel.measure._programs import Program
+from perfmodel.measure._rows import Row
+from perfmodel.measure._samplers import Calls, cold_sampler, queued_sampler
+from perfmodel.measure._supported import check_kernel
+from perfmodel.measure._torch_programs import torch_module, torch_program
+from perfmodel.spec import Gemm, KernelOp
+from perfmodel.units import MIB
+
+FP8_CAPABILITY: Final = (8, 9)
+"""CUDA compute capability from which matrix units take fp8 (Ada, Hopper)."""
+TF32_CAPABILITY: Final = (8, 0)
+FP8_MULTIPLE: Final = 16
+"""k and n of an fp8 product, as cuBLASLt wants them."""
+L2_BYTES: Final = 128 * MIB
+"""Assumed where torch does not tell; more than any GPU's to date."""
+
+
+@dataclass(frozen=True)
+class TorchBackend:
+    """The first CUDA GPU if there is one, else the CPU.
+
+    On a CPU a time is that of one call, on one thread. On a GPU it lies between CUDA events around
+    a sample's calls, which are queued: the kernel's time, or the host's launch rate where that is
+    slower (`call_overhead_us` on the card is this floor). Cold calls have events of their own.
+    """
+
+    accelerator: str | None
+    capability: tuple[int, int]
+    """CUDA compute capability; (0, 0) on a CPU."""
+    meter: Meter
+    packages = ("torch", "numpy", "perfmodel")
+
+    @property
+    def software(self) -> str:
+        torch = torch_module()
+        return (
+            f"torch{torch.__version__.partition('+')[0]}-{f'cuda{torch.version.cuda}' if self.accelerator else 'cpu'}"
+        )
+
+    @property
+    def method(self) -> Row:
+        if self.accelerator:
+            return {"calls": "queued, between CUDA events"}
+        return {"calls": "each in turn", "threads": 1}
+
+    def check(self, op: KernelOp) -> None:
+        extra = ("fp8", "tf32") if op.family == "gemm" else ()
+        check_kernel(op, (*extra, "fp32", "bf16", "fp16"))
+        needed = {"fp8": FP8_CAPABILITY, "tf32": TF32_CAPABILITY}.get(op.dtype, (0, 0))
+        if self.capability < needed:
+            raise PerfModelError(
+                f"{op.dtype} products need an NVIDIA GPU of compute capability {needed[0]}.{needed[1]} or newer; "
+                f"this is {self.accelerator or 'a CPU'}: remove them from the plan"
+            )
+        if isinstance(op, Gemm) and op.dtype == "fp8" and (op.n % FP8_MULTIPLE or op.k % FP8_MULTIPLE):
+            raise PerfModelError(f"fp8 products need n and k to be multiples of {FP8_MULTIPLE}; got {op}")
+
+    def variant(self, op: KernelOp) -> str:
+        return ""
+
+    def sampler(self, op: KernelOp, *, cold: bool = False) -> SampleCalls:
+        torch = torch_module()
+        # a process-wide switch: right for this op until the next one is built
+        torch.backends.cuda.matmul.allow_tf32 = op.dtype == "tf32"
+        torch.backends.cudnn.allow_tf32 = False
+        timed = torch_program(op, "cuda" if self.accelerator else "cpu")
+        return self._sampler(timed, cold=cold)
+
+    def overhead_sampler(self) -> SampleCalls:
+        torch = torch_module()
+        one = torch.zeros((), device="cuda" if self.accelerator else "cpu")
+        return self._sampler(Program(one.add, (1,)))
+
+    def _sampler(self, timed: Program, *, cold: bool = False) -> SampleCalls:
+        if self.accelerator:
+            return event_sampler(timed, self._flush if cold else None)
+        if cold:
+            return cold_sampler(timed, self.meter, lambda _: None, self._flush)
+        return queued_sampler(timed, self.meter, lambda _: None, every_call=False)
+
+    @cached_property
+    def _flush(self) -> Callable[[], Any]:
+        if not self.accelerator:
+            return host_flush()[0]
+        torch = torch_module()
+        l2_bytes = getattr(torch.cuda.get_device_properties(0), "L2_cache_size", L2_BYTES)
+        return torch.empty(FLUSH_FACTOR * l2_bytes, dtype=torch.int8, device="cuda").zero_
+
+
+def event_sampler(timed: Program, flush: Callable[[], Any] | None) -> SampleCalls:
+    """Calls between CUDA events: around all of them, or with `flush` around each, the caches flushed before."""
+    torch, call = torch_module(), Calls(timed)
+
+    def between(calls: int) -> tuple[Any, Any]:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(calls):
+            call()
+        end.record()
+        return start, end
+
+    def sample(calls: int) -> Sample:
+        if flush is None:
+            spans = [between(calls)]
+        else:
+            spans = []
+            for _ in range(calls):
+                flush()  # on the same stream: done before the first event
+                spans.append(between(1))
+        torch.cuda.synchronize()
+        return Sample(calls, sum(start.elapsed_time(end) for start, end in spans) * 1e-3, 0.0)
+
+    return sample
+
+
+@contextmanager
+def torch_backend() -> Iterator[TorchBackend]:
+    """torch on one thread; products in the element type that rows name."""
+    torch = torch_module()
+    if torch.cuda.is_available():
+        name, capability = torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)
+        yield TorchBackend(name, capability, NoMeter())
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield TorchBackend(None, (0, 0), host_meter())
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,138 @@
+"""Ranks whose collectives torch.distributed does: gloo between CPUs, NCCL between GPUs. Needs the extra `torch`."""
+
+import time
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, Final
+
+from perfmodel.measure._rank import RankSession, local_elements
+from perfmodel.measure._torch_programs import TORCH_DTYPES, torch_module
+from perfmodel.spec import Collective
+
+Tensor = Any
+"""A `torch.Tensor`."""
+
+
+class GlooSession(RankSession):
+    """Runs the one collective that is loaded, on the CPU."""
+
+    transport: ClassVar[str] = "gloo"
+    device: ClassVar[str] = "cpu"
+
+    def __init__(self, rank: int, num_ranks: int, port: int) -> None:
+        self.rank = rank
+        torch = torch_module()
+        torch.set_num_threads(1)
+        self.take_device()
+        _dist().init_process_group(
+            self.transport, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=num_ranks
+        )
+
+    def take_device(self) -> None:
+        """Make this rank's device the current one."""
+
+    def load(self, op: Collective) -> None:
+        """Make this rank's buffers: element i of the input holds i mod 1024, plus the rank."""
+        torch = torch_module()
+        dtype = getattr(torch, TORCH_DTYPES[op.dtype])
+        count = local_elements(op)
+        self._input = (torch.arange(count, device=self.device) % 1024 + self.rank).to(dtype)
+        sizes = {"all_gather": count * op.num_ranks, "reduce_scatter": count // op.num_ranks}
+        self._output = torch.empty(sizes.get(op.collective, count), dtype=dtype, device=self.device)
+        self._call, self._num_ranks = _CALLS[op.collective], op.num_ranks
+        self._reset()
+
+    def run(self, calls: int) -> float:
+        """Seconds for `calls` calls, after one that lines the ranks up."""
+        self._once()
+        self._wait()
+        start_s = time.perf_counter()
+        for _ in range(calls):
+            self._once()
+        self._wait()
+        return time.perf_counter() - start_s
+
+    def values(self) -> Any:
+        """This rank's part of the result, as a NumPy array."""
+        self._reset()
+        self._once()
+        self._wait()
+        return self._output.double().cpu().numpy()
+
+    def leave(self) -> None:
+        """Leave the group; nothing can be asked after this."""
+        _dist().destroy_process_group()
+
+    def _once(self) -> None:
+        self._call(self._output, self._input, self.rank, self._num_ranks)
+
+    def _reset(self) -> None:
+        if self._call is _all_reduce:
+            self._output.copy_(self._input)
+
+    def _wait(self) -> None:
+        """Until the device has done what it was given: gloo's calls return when they are done."""
+
+
+class NcclSession(GlooSession):
+    """The same on GPUs, one per rank."""
+
+    transport = "nccl"
+    device = "cuda"
+
+    def take_device(self) -> None:
+        torch = torch_module()
+        if self.rank >= torch.cuda.device_count():
+            raise RuntimeError(f"NCCL takes one GPU per rank, this node has {torch.cuda.device_count()}")
+        torch.cuda.set_device(self.rank)
+
+    def _wait(self) -> None:
+        torch_module().cuda.synchronize()
+
+
+def _dist() -> Any:
+    import torch.distributed  # pyright: ignore[reportMissingImports]
+
+    return torch.distributed
+
+
+def _all_reduce(output: Tensor, _: Tensor, rank: int, num_ranks: int) -> None:
+    """In place, as training reduces gradients."""
+    _dist().all_reduce(output)
+
+
+def _all_gather(output: Tensor, mine: Tensor, rank: int, num_ranks: int) -> None:
+    _single("all_gather")(output, mine)
+
+
+def _reduce_scatter(output: Tensor, mine: Tensor, rank: int, num_ranks: int) -> None:
+    _single("reduce_scatter")(output, mine)
+
+
+def _all_to_all(output: Tensor, mine: Tensor, rank: int, num_ranks: int) -> None:
+    _dist().all_to_all_single(output, mine)
+
+
+def _ring_shift(output: Tensor, mine: Tensor, rank: int, num_ranks: int) -> None:
+    """Every rank sends to the next and receives from the one before, as nccl-tests' sendrecv does."""
+    dist = _dist()
+    send = dist.P2POp(dist.isend, mine, (rank + 1) % num_ranks)
+    receive = dist.P2POp(dist.irecv, output, (rank - 1) % num_ranks)
+    for request in dist.batch_isend_irecv([send, receive]):
+        request.wait()
+
+
+def _single(name: str) -> Callable[..., Any]:
+    """The form on single tensors, whose name changed between releases."""
+    dist = _dist()
+    older = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor"}
+    return getattr(dist, f"{name}_single", None) or getattr(dist, older[name])
+
+
+_CALLS: Final[Mapping[str, Callable[..., None]]] = MappingProxyType({
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "send_recv": _ring_shift,
+})  # fmt: skip

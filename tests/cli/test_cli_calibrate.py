@@ -1,0 +1,181 @@
+"""`perfmodel calibrate` as users call it: estimates, bad input, plans made for models, nccl-tests, diff."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from perfmodel.cli import main
+from perfmodel.measure import read_plan
+from perfmodel.spec import Job, Layout
+
+ROOT = Path(__file__).parents[2]
+TINY = """
+device = "EPYC-Genoa-core"
+[rule]
+half_width = 0.5
+max_s = 0.02
+[[kernels]]
+family = "gemm"
+m = [4, 8]
+"n,k" = [[4, 4]]
+dtype = "fp32"
+cache = ["warm", "cold"]
+"""
+FAKE = ROOT / "tests" / "measure" / "fake_nccl_tests.py"
+NCCL = f"""
+device = "A100-SXM4-80GB"
+[nccl_tests]
+launcher = "{sys.executable} {FAKE} -np {{num_ranks}}"
+[[collectives]]
+num_ranks = 4
+collective = "all_reduce"
+bytes = [1024, 2048, 4096]
+dtype = "bf16"
+"""
+
+
+def run(capsys, *argv: object) -> tuple[int, str, str]:
+    try:
+        status = main(["calibrate", *map(str, argv)])
+    except SystemExit as stop:
+        status = int(stop.code or 0)
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.toml"
+    path.write_text(TINY)
+    return path
+
+
+@pytest.fixture(params=["jax", "torch"])
+def measured(request: pytest.FixtureRequest, tiny: Path) -> tuple[Path, dict[str, Any], str]:
+    """Folder, JSON and standard error of a run in a process of its own."""
+    pytest.importorskip(request.param, reason=f"{request.param} is not installed")
+    out = tiny.parent / request.param
+    words = [
+        sys.executable,
+        "-m",
+        "perfmodel.cli",
+        "calibrate",
+        "--plan",
+        tiny,
+        "--out",
+        out,
+        "--backend",
+        request.param,
+    ]
+    done = subprocess.run([*map(str, words), "--json"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return out, json.loads(done.stdout), done.stderr
+
+
+def test_a_plan_becomes_a_table_with_its_card(measured: tuple[Path, dict[str, Any], str], capsys, tiny: Path):
+    out, report, err = measured
+    (table,) = report["tables"]
+    assert (table["path"], table["rows"]) == (str(out / "kernels.csv"), 4)
+    assert report["backend"] in table["software"]
+    assert "device-minutes left" in err
+    # nothing is left to do, and diff finds nothing
+    status, text, _ = run(capsys, "--plan", tiny, "--out", out, "--dry-run", "--json")
+    assert (status, json.loads(text)["rows"], json.loads(text)["rows_kept"]) == (0, 0, 4)
+    status, text, _ = run(capsys, "diff", out, out / "kernels.csv", "--json")
+    assert status == 0
+    assert json.loads(text)["families"]["gemm"]["rows"] == 4 - table["suspect_rows"]
+    status, text, _ = run(capsys, "diff", out, out)
+    assert "machine, software and collector are the same" in text
+
+
+def test_dry_run_says_what_each_family_takes_and_writes_nothing(capsys, tiny: Path):
+    status, text, err = run(capsys, "--plan", tiny, "--out", tiny.parent / "o", "--dry-run")
+    assert (status, err) == (0, "")
+    assert "4 rows to measure on EPYC-Genoa-core by jax" in text
+    assert "device-minutes" in text
+    assert not (tiny.parent / "o").exists()
+    status, text, _ = run(capsys, "--plan", tiny, "--dry-run", "--json")
+    report = json.loads(text)
+    assert report["families"]["gemm"]["rows"] == report["rows"] == 4
+    assert 0 < report["device_minutes"] < 1
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [("cpu.toml", "jax"), ("cpu_torch.toml", "torch"), ("gpu.toml", "torch"), ("two_nodes.toml", "nccl-tests")],
+)
+def test_shipped_plans_can_be_estimated(capsys, name: str, backend: str):
+    status, text, _ = run(capsys, "--plan", ROOT / "calibrate" / name, "--backend", backend, "--dry-run", "--json")
+    assert status == 0
+    report = json.loads(text)
+    plan = read_plan(ROOT / "calibrate" / name)
+    assert report["rows"] == len(plan.kernel_points) + len(plan.collectives)
+    if name.startswith("cpu"):
+        assert report["minutes"] < 8
+
+
+def test_nccl_tests_output_is_read(capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("perfmodel.readers", reason="no readers")
+    (tmp_path / "plan.toml").write_text(NCCL)
+    status, text, err = run(
+        capsys, "--plan", tmp_path / "plan.toml", "--out", tmp_path / "o", "--backend", "nccl-tests", "--json"
+    )
+    assert status == 0, err
+    table = pd.read_csv(tmp_path / "o" / "collectives.csv")
+    assert table["time_us"].tolist() == [11.02, 12.05, 14.1]
+    assert json.loads(text)["tables"][0]["device"] == "A100-SXM4-80GB"
+
+
+def test_a_plan_can_be_made_for_a_model(capsys, tiny: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: list[Any] = []
+
+    def model_plan(model: Any, cluster: Any, job: Job, layouts: list[Layout], *, device: str) -> Any:
+        asked.extend([model.name, cluster.name, job, layouts, device])
+        return SimpleNamespace(plan=read_plan(tiny), to_dict=lambda: {"rows_saved": 7})
+
+    stub = ModuleType("perfmodel.calibration")
+    stub.model_plan = model_plan  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "perfmodel.calibration", stub)
+    flags = ["--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--global-batch", 32, "--seq-len", 1024]
+    status, text, _ = run(
+        capsys, *flags, "--layouts", "tp=2,dp=4;tp=4,dp=2", "--layouts", "pp=8", "--dry-run", "--json"
+    )
+    assert status == 0
+    assert json.loads(text)["saving"] == {"rows_saved": 7}
+    assert json.loads(text)["rows"] == 4
+    assert asked[2:] == [
+        Job(global_batch=32, seq_len=1024, dtype="bf16"),
+        [Layout.parse("tp=2,dp=4"), Layout.parse("tp=4,dp=2"), Layout.parse("pp=8")],
+        "A100-SXM4-80GB",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--out", "x"], "give --plan FILE, or --model"),
+        (["--plan", "nowhere.toml", "--out", "x"], "nowhere.toml: not a readable plan"),
+        (["--plan", "{tiny}"], "--out DIR is needed"),
+        (["--plan", "{tiny}", "--model", "gpt3-1.3b", "--out", "x"], "give --plan FILE, or --model"),
+        (["--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--out", "x"], "--model needs --layouts too"),
+        (["--plan", "{tiny}", "--out", "x", "--backend", "tensorflow"], "invalid choice"),
+        (["--plan", "{tiny}", "--out", "{tiny}"], "plan.toml"),
+        (["--plan", "{tiny}", "--out", "x", "--backend", "nccl-tests"], "collectives only"),
+        (["diff", "absent.csv", "absent.csv"], "absent.csv: no such"),
+        (["diff", "absent.csv"], "required: B"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(capsys, tiny: Path, monkeypatch: pytest.MonkeyPatch, argv, message):
+    monkeypatch.chdir(tiny.parent)
+    monkeypatch.setattr("perfmodel.cli._calibrate.guess_s", lambda device, points: [float("nan")] * len(points))
+    status, out, err = run(capsys, *(word.format(tiny=tiny) for word in argv))
+    assert status == 2
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1
+    assert message in err
