@@ -114,7 +114,7 @@ def _dry_run(arguments: argparse.Namespace, plan: "Plan") -> dict[str, Any]:
     from perfmodel import measure
 
     estimates = measure.estimate_plan(plan, arguments.backend, lambda points: guess_s(plan.device, points))
-    kept = measure.kept_rows(plan, arguments.out) if arguments.out else set()
+    kept = measure.kept_rows(plan, arguments.out) if arguments.out else {}
     left = [estimate for estimate in estimates if estimate.key not in kept]
     return {**measure.summary(left), "rows_kept": len(estimates) - len(left)}
 
@@ -174,10 +174,9 @@ def guess_s(device: str, points: "Sequence[Point]") -> list[float]:
 
 
 def _read_nccl_tests(path: Path) -> "pd.DataFrame":
-    from perfmodel.readers import read_measurements  # pyright: ignore[reportMissingImports]
+    from perfmodel.readers import read_measurements
 
-    found = read_measurements("nccl-tests", [path])
-    return getattr(found, "collectives", found)
+    return read_measurements("nccl-tests", [path])
 
 
 @contextmanager

@@ -49,6 +49,7 @@ def table_rows(table: pd.DataFrame, family: str) -> TableQueries:
     variant = text(table, "variant").astype(str)
     reasons[np.char.startswith(variant, "suspect")] = "skipped: marked as suspect"
     reasons[variant == "unit_not_stated"] = "skipped: unit of the time is not stated"
+    reasons[np.char.endswith(variant, "cold")] = "skipped: measured with cold caches"
     unknown = np.array([f is None for f in figures])[device_code]
     reasons[unknown] = "skipped: unknown device"
     label = text(table, "source", "measured") + "\t" + software_label(table)

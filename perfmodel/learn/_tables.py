@@ -63,13 +63,14 @@ def effective_dtype(table: pd.DataFrame, figures: dict[str, Figures]) -> np.ndar
 
 
 def trusted(table: pd.DataFrame) -> np.ndarray:
-    """Rows that may be fitted: a time, not set apart as suspect, of a stated unit, not known to be wrong.
+    """Rows that may be fitted: a time, not set apart as suspect, of a stated unit, not wrong, of warm caches.
 
     NeuSight's P4 `linear` rows of its train and test splits disagree by 2.8x; the few test rows,
     which break the trend of the many, are dropped.
     """
     variant = text(table, "variant").astype(str)
     bad = np.char.startswith(variant, "suspect") | (variant == "unit_not_stated")
+    bad |= np.char.endswith(variant, "cold")
     bad |= (text(table, "device") == "P4") & (text(table, "op") == "linear") & (text(table, "origin_split") == "test")
     return ~bad & (number(table, "time_us") > 0)
 

@@ -28,4 +28,6 @@ from perfmodel.measure._plan import read_plan as read_plan
 from perfmodel.measure._rank import Place as Place
 from perfmodel.measure._rank import RankSession as RankSession
 from perfmodel.measure._rows import Point as Point
+from perfmodel.measure._rows import point_key as point_key
 from perfmodel.measure._run import run_plan as run_plan
+from perfmodel.measure._supported import check_kernel as check_kernel

@@ -38,6 +38,14 @@ class Transport:
         """`software` column."""
         return f"{self.package}{version(self.package).partition('+')[0]}-{self.name}"
 
+    def accelerator(self) -> str | None:
+        """Name of the devices that hold the data, as their driver gives it; `None` for CPUs."""
+        if self.name != "nccl":
+            return None
+        from perfmodel.measure._torch_programs import torch_module
+
+        return torch_module().cuda.get_device_name(0)
+
     def meter(self) -> Meter:
         """Others disturb gloo's threads, not NCCL's kernels."""
         return NoMeter() if self.name == "nccl" else machine_meter()
@@ -72,7 +80,7 @@ def measure_collectives(
     rule: StoppingRule | None = None,
     progress: Callable[[int, Collective], None] | None = None,
 ) -> "pd.DataFrame":
-    """Time collectives between processes over gloo (by default JAX's): of this host (TCP on the loopback interface), or of several.
+    """Time collectives between processes: of this host (over gloo by TCP on the loopback interface), or of several.
 
     Ranks are pinned to one core each, in turn where there are fewer cores. A time is that of one
     call, the slowest rank's, in a row of calls (each waited for over gloo, queued over NCCL);
@@ -81,6 +89,7 @@ def measure_collectives(
     Args:
         collectives: each with as many nodes as there are hosts, and `bytes` a multiple of `num_ranks` elements.
         device_name: what the `device` column says.
+        transport: what moves the data, by default JAX's gloo.
         hosts: where the ranks run; none: all on this host.
         interconnect: what the column of that name says.
 

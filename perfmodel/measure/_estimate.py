@@ -20,7 +20,7 @@ from perfmodel.measure._meter import MachineMeter
 from perfmodel.measure._nccl_tests import geometric_runs
 from perfmodel.measure._partial import PartialFile
 from perfmodel.measure._plan import Plan
-from perfmodel.measure._rows import Point, point_key, row_key
+from perfmodel.measure._rows import Point, Row, point_key, row_key
 from perfmodel.spec import Collective
 
 TYPICAL_REPEATS: Final = 4
@@ -72,16 +72,16 @@ def estimate_plan(plan: Plan, backend: str, guess: GuessCalls) -> list[PointEsti
     return [_estimate(point, s) for point, s in zip(points, seconds, strict=True)]
 
 
-def kept_rows(plan: Plan, folder: Path) -> set[str]:
-    """Keys of rows that an interrupted or finished run left in the folder; nothing is written."""
-    keys: set[str] = set()
+def kept_rows(plan: Plan, folder: Path) -> dict[str, Row]:
+    """Rows that an interrupted or finished run left in the folder, by `point_key`; nothing is written."""
+    kept: dict[str, Row] = {}
     for name in (plan.kernel_table, plan.collective_table):
         records = PartialFile(folder / f".{name}.partial", {}).read(any_header=True)
         if records is not None:
-            keys |= {record.key for record in records}
+            kept |= {record.key: record.row for record in records}
         elif (folder / name).is_file():
-            keys |= {row_key(row) for row in read_table(folder / name).to_dict("records")}
-    return keys
+            kept |= {row_key(row): dict(row) for row in read_table(folder / name).to_dict("records")}
+    return kept
 
 
 def _estimate(point: Point, seconds: float) -> PointEstimate:

@@ -145,7 +145,7 @@ def _measured(command: list[str], timeout_s: float, read: ReadOutput) -> "pd.Dat
         try:
             return read(path)
         except PerfModelError as error:
-            raise CalibrationError(f"unreadable output ({error}) from: {shown}") from None
+            raise CalibrationError(f"{error}; this was: {shown}") from None
 
 
 def _row(op: Collective, table: "pd.DataFrame", device: str, interconnect: str) -> Row:

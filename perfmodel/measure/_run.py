@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from perfmodel.measure._partial import PartialFile
 from perfmodel.measure._plan import Plan
 from perfmodel.measure._rows import MEASURED, Point, Row, point_key
 from perfmodel.measure._sweep import Measure, sweep
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Progress = Callable[[Point], None]
 
@@ -129,6 +132,8 @@ def _kernels(plan: Plan, folder: Path, backend: Backend, progress: Progress) -> 
 
 def _collectives(plan: Plan, folder: Path, backend: str, progress: Progress) -> TableRun:
     transport = transport_of(backend)
+    if not plan.any_device:
+        check_device(plan.device, transport.accelerator())
     meter = transport.meter()
     rule = plan.collective_rule.resolved_by(meter)
 
@@ -159,8 +164,14 @@ def _by_nccl_tests(plan: Plan, folder: Path, progress: Progress, read: ReadOutpu
         check_nccl_tests(op)
         tests.command(op, 1, 1, 2)  # refuses a launcher that cannot be filled in
 
+    def checked(path: Path) -> "pd.DataFrame":
+        table = read(path)
+        for found in set(table.get("device", ())) - {""} if not plan.any_device else ():
+            check_device(plan.device, found)
+        return table
+
     def measure(points: Sequence[Point]) -> Iterator[Row]:
-        return nccl_tests_rows(points, tests, read, plan.device, plan.interconnect, progress)
+        return nccl_tests_rows(points, tests, checked, plan.device, plan.interconnect, progress)
 
     return TableRun(
         path=folder / plan.collective_table, device=plan.device, points=plan.collective_points, measure=measure,

@@ -23,8 +23,8 @@ PASSES: Final[dict[type[KernelOp], tuple[str, ...]]] = {
 MEASURED_FAMILIES: Final[dict[str, type[KernelOp]]] = {op.family: op for op in PASSES}
 
 
-def check_kernel(op: KernelOp, dtypes: Collection[str]) -> None:
-    """Raise `PerfModelError` unless every backend that has `dtypes` has a program for the op."""
+def check_kernel(op: KernelOp, dtypes: Collection[str] = ("fp32", "bf16", "fp16")) -> None:
+    """Raise `PerfModelError` unless backends have a program for the op; by default those of any device."""
     if type(op) not in PASSES:
         raise PerfModelError(f"no program measures {op.family!r}; remove it from the plan")
     if op.dtype not in dtypes:

@@ -45,9 +45,8 @@ class TorchBackend:
     @property
     def software(self) -> str:
         torch = torch_module()
-        return (
-            f"torch{torch.__version__.partition('+')[0]}-{f'cuda{torch.version.cuda}' if self.accelerator else 'cpu'}"
-        )
+        toolkit = f"cuda{torch.version.cuda}" if torch.version.cuda else f"rocm{torch.version.hip}"
+        return f"torch{torch.__version__.partition('+')[0]}-{toolkit if self.accelerator else 'cpu'}"
 
     @property
     def method(self) -> Row:

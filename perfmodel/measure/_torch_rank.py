@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
-from perfmodel.measure._rank import RankSession, local_elements
+from perfmodel.measure._rank import Place, RankSession, local_elements
 from perfmodel.measure._torch_programs import TORCH_DTYPES, torch_module
 from perfmodel.spec import Collective
 
@@ -19,13 +19,12 @@ class GlooSession(RankSession):
     transport: ClassVar[str] = "gloo"
     device: ClassVar[str] = "cpu"
 
-    def __init__(self, rank: int, num_ranks: int, port: int) -> None:
-        self.rank = rank
-        torch = torch_module()
-        torch.set_num_threads(1)
+    def __init__(self, place: Place) -> None:
+        self.rank = place.rank
+        torch_module().set_num_threads(1)
         self.take_device()
         _dist().init_process_group(
-            self.transport, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=num_ranks
+            self.transport, init_method=f"tcp://{place.coordinator}", rank=place.rank, world_size=place.num_ranks
         )
 
     def take_device(self) -> None:

@@ -99,6 +99,6 @@ def test_what_rows_took_corrects_the_rest_family_by_family():
 
 def test_rows_kept_are_found_without_touching_anything(plan, tmp_path: Path):
     (tmp_path / "plan.toml").unlink()
-    assert kept_rows(plan, tmp_path) == set()
-    assert kept_rows(plan, tmp_path / "not made yet") == set()
+    assert kept_rows(plan, tmp_path) == {}
+    assert kept_rows(plan, tmp_path / "not made yet") == {}
     assert list(tmp_path.iterdir()) == []

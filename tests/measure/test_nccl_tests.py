@@ -118,3 +118,16 @@ def test_runs_cover_all_sizes_in_order():
     assert [([int(p.op.bytes) for p in run], factor) for run, factor in runs] == [
         ([8, 16, 32], 2), ([96, 288], 3), ([300], 2), ([200], 2),
     ]  # fmt: skip
+
+
+def test_the_gpus_that_nccl_tests_lists_must_be_the_plans(tmp_path: Path):
+    def read_named(path: Path) -> pd.DataFrame:
+        return read(path).assign(device="H100-SXM5-80GB")
+
+    with pytest.raises(CalibrationError, match="the plan's device is A100-SXM4-80GB, found H100-SXM5-80GB"):
+        run_plan(plan_in(tmp_path), tmp_path, "nccl-tests", read_nccl_tests=read_named)
+
+
+def test_gloo_between_cpus_is_not_filed_under_a_gpu(tmp_path: Path):
+    with pytest.raises(CalibrationError, match="A100-SXM4-80GB, found a CPU"):
+        run_plan(plan_in(tmp_path, "ranks_per_node = 8", ""), tmp_path, "jax")

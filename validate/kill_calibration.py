@@ -1,0 +1,116 @@
+"""Kill real calibrations: `python validate/kill_calibration.py [--kills 50] [--backend jax|torch] [--seed 0]`.
+
+A tiny plan of kernels and collectives is run by `perfmodel calibrate`, which is killed (SIGKILL, its ranks left
+behind) after random times until there were as many kills as asked for, and then left to end; a new folder is begun
+whenever a run comes to its end. No row may be lost, doubled or measured again, no file half written.
+"""
+
+import argparse
+import json
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from perfmodel.io import read_table
+from perfmodel.measure import card_path, kept_rows, point_key, read_card, read_plan
+
+PLAN = """
+device = "this CPU"
+attempts = 1
+[rule]
+half_width = 0.5
+max_s = 0.05
+interference_limit = 0.99
+[collective_rule]
+min_repeats = 1
+max_repeats = 1
+interference_limit = 0.99
+[[kernels]]
+family = "gemm"
+dtype = "fp32"
+cache = ["warm", "cold"]
+m = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+"n,k" = [[16, 16], [32, 32]]
+[[collectives]]
+collective = ["all_reduce", "all_gather"]
+num_ranks = 2
+bytes = 1024
+"""
+
+
+def main() -> None:
+    """Kill, check, report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--backend", default="jax", choices=("jax", "torch"))
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    draw, seen, longest_s, folders = random.Random(arguments.seed), Counter[str](), 5.0, 0
+    while seen["killed"] < arguments.kills:
+        folders += 1
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            (folder / "plan.toml").write_text(PLAN)
+            finished = False
+            while not finished:
+                enough = seen["killed"] >= arguments.kills
+                before, start_s = rows(folder), time.monotonic()
+                finished = run(folder, arguments.backend, None if enough else draw.uniform(0.2, longest_s))
+                if finished:
+                    longest_s = max(longest_s, time.monotonic() - start_s)
+                after = rows(folder)
+                # what was measured before is there still, with the very same time
+                assert before.items() <= after.items(), "a row was lost or measured again"
+                seen["ended" if finished else "killed"] += 1
+                seen["killed with rows to go on from"] += not finished and 0 < len(after) < len(points(folder))
+            check_finished(folder)
+    print(json.dumps({"backend": arguments.backend, "folders": folders, **seen}))
+
+
+def run(folder: Path, backend: str, kill_after_s: float | None) -> bool:
+    """One run of the command; whether it came to its end."""
+    words = ["calibrate", "--plan", "plan.toml", "--out", str(folder), "--backend", backend]
+    with (folder / "output").open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "perfmodel.cli", *words], cwd=folder, stdout=output, stderr=subprocess.STDOUT
+        )
+        try:
+            status = process.wait(kill_after_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            status = process.wait()
+    assert status in (0, -signal.SIGKILL), (folder / "output").read_text()
+    return status == 0
+
+
+def points(folder: Path) -> list[str]:
+    """Keys of the plan's rows."""
+    plan = read_plan(folder / "plan.toml")
+    return [point_key(point) for point in (*plan.kernel_points, *plan.collective_points)]
+
+
+def rows(folder: Path) -> dict[str, float]:
+    """Times of the rows that the folder holds, by their keys; whatever is there must be whole."""
+    for table in (folder / "kernels.csv", folder / "collectives.csv"):
+        if card_path(table).exists():
+            json.loads(card_path(table).read_text())
+    return {key: row["time_us"] for key, row in kept_rows(read_plan(folder / "plan.toml"), folder).items()}
+
+
+def check_finished(folder: Path) -> None:
+    """Both tables with their cards, every row of the plan once, and nothing else."""
+    tables = [folder / "kernels.csv", folder / "collectives.csv"]
+    assert sum(read_card(table).rows for table in tables) == len(points(folder))
+    assert sum(len(read_table(table)) for table in tables) == len(points(folder))
+    assert set(rows(folder)) == set(points(folder))
+    expected = {"plan.toml", "output", *(t.name for t in tables), *(card_path(t).name for t in tables)}
+    assert {path.name for path in folder.iterdir()} == expected
+
+
+if __name__ == "__main__":
+    main()
