@@ -16,7 +16,7 @@ from perfmodel.errors import CalibrationError, PerfModelError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from perfmodel.measure import Plan, Point
+    from perfmodel.measure import Agent, Launch, Plan, Point
 
 BACKENDS = ("jax", "torch", "nccl-tests")
 
@@ -38,6 +38,16 @@ def add_command(commands: Any) -> argparse.ArgumentParser:
         "same, and disturbed rows of finished tables are measured again",
     )
     command.add_argument("--dry-run", action="store_true", help="device-minutes that are left, without measuring")
+    nodes = command.add_argument_group(
+        "several nodes", "one process per rank, started by torchrun, mpirun or srun; see calibrate/TWO_NODES.md"
+    )
+    nodes.add_argument("--launched", action="store_true", help="this is one of the processes that a launcher started")
+    nodes.add_argument("--process", type=int, metavar="I", help="its number, where the launcher does not tell it")
+    nodes.add_argument("--processes", type=int, metavar="N", help="how many there are")
+    nodes.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens (default: a free port)")
+    nodes.add_argument(
+        "--launch-timeout", type=float, default=120.0, metavar="S", help="wait for all to come (default 120)"
+    )
     model = command.add_argument_group("a plan made for a model, instead of --plan")
     model.add_argument("--model", help="catalog name, Hugging Face config.json or TOML")
     model.add_argument("--cluster", help="catalog name or TOML")
@@ -68,6 +78,11 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
     if arguments.kind == "diff":
         return measure.compare(arguments.first, arguments.second)
+    launch = _launch(arguments)
+    if launch is not None and launch.index:
+        with _terminable():
+            measure.serve_agent(launch, arguments.out, arguments.launch_timeout)
+        return {"process": launch.index}
     if arguments.backend != "jax" or arguments.dry_run:
         # JAX only guesses times then: a GPU's memory belongs to what is measured
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -84,7 +99,32 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         report["saving"] = saving
     if arguments.dry_run:
         return report | _dry_run(arguments, plan)
-    return report | {"tables": _measure(arguments, plan)}
+    return report | {"tables": _measure(arguments, plan, launch)}
+
+
+def _launch(arguments: argparse.Namespace) -> "Launch | None":
+    """Which of the started processes this is; `None`: it measures alone."""
+    from perfmodel.measure import find_launch
+
+    launch = find_launch(process=arguments.process, processes=arguments.processes, coordinator=arguments.coordinator)
+    if not arguments.launched and arguments.process is None:
+        if launch is not None and launch.count > 1 and arguments.backend != "nccl-tests":
+            print(
+                f"process {launch.index} of {launch.count} of {launch.launcher} measures alone; with --launched they "
+                "would measure together",
+                file=sys.stderr,
+            )
+        return None
+    if launch is None:
+        raise PerfModelError(
+            "calibrate: --launched, but no torchrun, mpirun or srun started this; give --process I --processes N"
+        )
+    if arguments.backend == "nccl-tests" or arguments.dry_run:
+        what = "--dry-run" if arguments.dry_run else "--backend nccl-tests, which starts its own programs,"
+        raise PerfModelError(f"calibrate: {what} goes without a launcher and --launched")
+    if arguments.out is None:
+        raise PerfModelError("calibrate: --out DIR is needed (where the tables go)")
+    return launch
 
 
 def _plan(arguments: argparse.Namespace) -> "tuple[Plan, dict[str, Any] | None]":
@@ -119,14 +159,15 @@ def _dry_run(arguments: argparse.Namespace, plan: "Plan") -> dict[str, Any]:
     return {**measure.summary(left), "rows_kept": len(estimates) - len(left)}
 
 
-def _measure(arguments: argparse.Namespace, plan: "Plan") -> list[dict[str, Any]]:
+def _measure(arguments: argparse.Namespace, plan: "Plan", launch: "Launch | None") -> list[dict[str, Any]]:
     from perfmodel import measure
 
     def cards(bar: Remaining) -> list[measure.Card]:
-        return measure.run_plan(
-            plan, arguments.out, arguments.backend,
-            progress=bar, only_missing=arguments.resume, read_nccl_tests=_read_nccl_tests,
-        )  # fmt: skip
+        with _gathered(arguments, launch) as agents:
+            return measure.run_plan(
+                plan, arguments.out, arguments.backend, progress=bar, only_missing=arguments.resume,
+                read_nccl_tests=_read_nccl_tests, agents=agents,
+            )  # fmt: skip
 
     estimates = measure.estimate_plan(plan, arguments.backend, lambda points: guess_s(plan.device, points))
     kept = measure.kept_rows(plan, arguments.out)
@@ -146,6 +187,22 @@ def _measure(arguments: argparse.Namespace, plan: "Plan") -> list[dict[str, Any]
             "then give the same command again"
         ) from None
     return [{"path": str(arguments.out / card.table), **asdict(card)} for card in written]
+
+
+@contextmanager
+def _gathered(arguments: argparse.Namespace, launch: "Launch | None") -> "Iterator[tuple[Agent, ...]]":
+    """The processes that were started, all come; none where this one measures alone."""
+    from perfmodel import measure
+
+    if launch is None:
+        yield ()
+        return
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    print(f"process 0 of {launch.count}, by {launch.launcher}, on {launch.node}: waits for the others", file=sys.stderr)
+    with measure.gathered(launch, arguments.out, arguments.launch_timeout) as agents:
+        nodes = len({agent.hello.node for agent in agents})
+        print(f"{len(agents)} processes on {nodes} node{'s' * (nodes > 1)}", file=sys.stderr)
+        yield agents
 
 
 def guess_s(device: str, points: "Sequence[Point]") -> list[float]:

@@ -132,6 +132,8 @@ def compare(arguments: argparse.Namespace) -> int:
 
 def calibrate(arguments: argparse.Namespace) -> int:
     report = _calibrate.run(arguments)
+    if "process" in report:  # one of several: process 0 reports
+        return 0
     _emit(arguments, report, lambda: _calibrate.show(report))
     return 0
 

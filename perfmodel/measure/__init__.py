@@ -1,5 +1,8 @@
 """Timing of kernels and collectives on the machine at hand; JAX is imported when something is timed."""
 
+from perfmodel.measure._agents import Agent as Agent
+from perfmodel.measure._agents import gathered as gathered
+from perfmodel.measure._agents import serve_agent as serve_agent
 from perfmodel.measure._backend import open_backend as open_backend
 from perfmodel.measure._card import Card as Card
 from perfmodel.measure._card import card_path as card_path
@@ -20,6 +23,8 @@ from perfmodel.measure._hosts import EmulatedHosts as EmulatedHosts
 from perfmodel.measure._hosts import EmulatedNetwork as EmulatedNetwork
 from perfmodel.measure._hosts import Host as Host
 from perfmodel.measure._kernels import measure_ops as measure_ops
+from perfmodel.measure._launch import Launch as Launch
+from perfmodel.measure._launch import find_launch as find_launch
 from perfmodel.measure._median import median_interval as median_interval
 from perfmodel.measure._meter import machine_meter as machine_meter
 from perfmodel.measure._meter import usable_cores as usable_cores

@@ -1,22 +1,21 @@
-"""A group of local processes joined by JAX's gloo collectives."""
+"""A group of processes joined by collectives, on this host or on those of agents."""
 
-import socket
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from dataclasses import replace
+from multiprocessing.connection import wait
 from typing import Any, Final, Self
 
 import numpy as np
 
 from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
+from perfmodel.measure._agents import Agent
 from perfmodel.measure._harness import Sample
 from perfmodel.measure._hosts import Host
-from perfmodel.measure._meter import Meter, usable_cores
+from perfmodel.measure._meter import MachineMeter, Meter, Reading, usable_cores
 from perfmodel.measure._programs import JAX_DTYPES
-from perfmodel.measure._rank import CollectiveSession, Place, RankSession, serve
+from perfmodel.measure._rank import CollectiveSession, Place, RankSession
+from perfmodel.measure._rank_process import RankProcess, free_port
 from perfmodel.spec import Collective
 from perfmodel.units import dtype_bytes
 
@@ -33,6 +32,7 @@ class RankGroup:
 
     Args:
         hosts: where the ranks run, equally many on each, next to one another; none: all on this host.
+        agents: instead, one per rank in their order (`members`).
 
     Raises:
         PerfModelError: for fewer than 2 or more than 64 ranks, or ranks that the hosts cannot share out.
@@ -41,59 +41,86 @@ class RankGroup:
     """
 
     def __init__(
-        self, num_ranks: int, session: type[RankSession] = CollectiveSession, hosts: Sequence[Host] = ()
+        self,
+        num_ranks: int,
+        session: type[RankSession] = CollectiveSession,
+        hosts: Sequence[Host] = (),
+        agents: Sequence[Agent] = (),
     ) -> None:
-        if not 2 <= num_ranks <= MAX_RANKS:
+        if num_ranks < 2 or (num_ranks > MAX_RANKS and not agents):
             raise PerfModelError(f"a collective needs 2 to {MAX_RANKS} ranks on one host, got {num_ranks}")
-        if hosts and num_ranks % len(hosts):
-            raise PerfModelError(f"{num_ranks} ranks do not divide over {len(hosts)} hosts")
+        nodes = [agent.hello.node for agent in agents]
+        self._num_nodes = max(1, len(hosts), len(set(nodes)))
+        if num_ranks % self._num_nodes:
+            raise PerfModelError(f"{num_ranks} ranks do not divide over {self._num_nodes} hosts")
         self.num_ranks = num_ranks
-        self.ranks_per_node = num_ranks // max(1, len(hosts))
-        self._session, self._hosts = session, tuple(hosts)
-        self._pipes: list[Connection] = []
-        self._processes: list[BaseProcess] = []
+        self.ranks_per_node = num_ranks // self._num_nodes
+        self._session, self._hosts, self._agents = session, tuple(hosts), tuple(agents)
+        self._members: list[RankProcess | Agent] = []
 
     def __enter__(self) -> Self:
-        # a fresh interpreter per rank: JAX's threads do not survive a fork
-        context = get_context("spawn")
-        cores = usable_cores()
-        coordinator = f"{self._hosts[0].address if self._hosts else '127.0.0.1'}:{_free_port()}"
         try:
+            if self._agents:
+                coordinator = f"{self._agents[0].hello.address}:{self._agents[0].free_port()}"
+            else:
+                coordinator = f"{self._hosts[0].address if self._hosts else '127.0.0.1'}:{free_port()}"
             for rank in range(self.num_ranks):
-                ours, theirs = context.Pipe()
-                host = self._hosts[rank // self.ranks_per_node] if self._hosts else None
-                where = Place(rank, self.num_ranks, coordinator, cores[rank % len(cores)], host)
-                arguments = (theirs, where, self._session)
-                process = context.Process(target=serve, args=arguments, daemon=True)
-                process.start()
-                theirs.close()
-                self._pipes.append(ours)
-                self._processes.append(process)
+                self._members.append(self._start(rank, coordinator))
             self._answers(START_TIMEOUT_S)
         except BaseException:
             self._end(grace_s=0.0)
             raise
         return self
 
+    def _start(self, rank: int, coordinator: str) -> RankProcess | Agent:
+        if self._agents:
+            agent = self._agents[rank]
+            try:
+                agent.start(
+                    Place(rank, self.num_ranks, coordinator, local_rank=rank % self.ranks_per_node), self._session
+                )
+            except OSError:
+                raise CalibrationError(_gone(rank, agent)) from None
+            return agent
+        host = self._hosts[rank // self.ranks_per_node] if self._hosts else None
+        place = Place(rank, self.num_ranks, coordinator, host=host, local_rank=rank)
+        return RankProcess(place.on_one_of(usable_cores()), self._session)
+
     def __exit__(self, *exception: object) -> None:
-        for pipe in self._pipes:
-            with suppress(OSError):
-                pipe.send(("stop",))
+        for member in self._members:
+            member.stop()
         self._end(grace_s=10.0 if exception[0] is None else 1.0)
 
     def load(self, op: Collective) -> None:
         """Make `op` the collective that `sample` and `values` run."""
-        check_collective(op, max(1, len(self._hosts)))
+        check_collective(op, self._num_nodes)
         if op.num_ranks != self.num_ranks:
             raise PerfModelError(f"the group has {self.num_ranks} ranks, {op.collective} asks for {op.num_ranks}")
         self.ask("load", op)
 
     def sample(self, calls: int, meter: Meter) -> Sample:
         """Run `calls` calls on all ranks; the slowest rank's time counts."""
-        before = meter.read(sum(self.ask("own_s")))
+        before = self._readings(meter)
         wall_s = max(self.ask("run", calls))
-        after = meter.read(sum(self.ask("own_s")))
-        return Sample(calls, wall_s, meter.interference(before, after))
+        after = self._readings(meter)
+        shares = [meter.interference(*pair) for (meter, *pair) in zip(self._meters(meter), before, after, strict=True)]
+        return Sample(calls, wall_s, max(shares))
+
+    def _readings(self, meter: Meter) -> list[Reading]:
+        """One per node: its cores, and the processor time of its ranks."""
+        if not self._agents:
+            return [meter.read(sum(self.ask("own_s")))]
+        each = self.ask_each("reading", [(m,) for m in self._meters(meter) for _ in range(self.ranks_per_node)])
+        nodes = [each[i : i + self.ranks_per_node] for i in range(0, self.num_ranks, self.ranks_per_node)]
+        return [replace(node[0], own_s=sum(reading.own_s for reading in node)) for node in nodes]
+
+    def _meters(self, meter: Meter) -> list[Meter]:
+        """The meter of each node: it watches the cores that the node's ranks may use."""
+        if not (self._agents and isinstance(meter, MachineMeter)):
+            return [meter] * (self._num_nodes if self._agents else 1)
+        starts = range(0, self.num_ranks, self.ranks_per_node)
+        nodes = [self._agents[i : i + self.ranks_per_node] for i in starts]
+        return [replace(meter, cores=tuple(sorted({c for a in node for c in a.hello.cores}))) for node in nodes]
 
     def values(self) -> list[np.ndarray]:
         """Result of the loaded collective, one float64 array per rank."""
@@ -105,14 +132,14 @@ class RankGroup:
 
     def ask_each(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call a method of every rank's session, rank r with `arguments[r]`; returns one answer per rank."""
-        if not self._pipes:
+        if not self._members:
             raise CalibrationError("the group of ranks is not running; enter it anew")
-        for rank, pipe in enumerate(self._pipes):
+        for rank, member in enumerate(self._members):
             try:
-                pipe.send((name, *arguments[rank]))
+                member.send((name, *arguments[rank]))
             except OSError:
                 self._end(grace_s=0.0)
-                raise CalibrationError(_died(rank)) from None
+                raise CalibrationError(_gone(rank, member)) from None
         return self._answers(ANSWER_TIMEOUT_S)
 
     def _answers(self, timeout_s: float) -> list[Any]:
@@ -126,33 +153,27 @@ class RankGroup:
     def _collect(self, deadline_s: float) -> list[Any]:
         values: dict[int, Any] = {}
         while len(values) < self.num_ranks:
-            waiting = {pipe: rank for rank, pipe in enumerate(self._pipes) if rank not in values}
+            waiting = {member: rank for rank, member in enumerate(self._members) if rank not in values}
             ready = wait(list(waiting), max(0.0, deadline_s - time.monotonic()))
             if not ready:
-                raise CalibrationError(f"rank {min(waiting.values())} does not answer; is the machine overloaded?")
-            for pipe, rank in waiting.items():
-                if pipe not in ready:
+                member, rank = next(iter(waiting.items()))
+                raise CalibrationError(f"{_name(rank, member)} does not answer; is the machine overloaded?")
+            for member, rank in waiting.items():
+                if member not in ready:
                     continue
                 try:
-                    status, value = pipe.recv()
+                    status, value = member.recv()
                 except (EOFError, OSError):
-                    raise CalibrationError(_died(rank)) from None
+                    raise CalibrationError(_gone(rank, member)) from None
                 if status != "ok":
-                    raise CalibrationError(f"rank {rank}: {value}")
+                    raise CalibrationError(f"{_name(rank, member)}: {value}")
                 values[rank] = value
         return [values[rank] for rank in range(self.num_ranks)]
 
     def _end(self, grace_s: float) -> None:
-        for process in self._processes:
-            process.join(grace_s)
-            if process.is_alive():
-                # a rank stuck in a collective does not heed a polite signal
-                process.kill()
-                process.join()
-            process.close()
-        for pipe in self._pipes:
-            pipe.close()
-        self._pipes, self._processes = [], []
+        for member in self._members:
+            member.end(grace_s)
+        self._members = []
 
 
 def check_collective(op: Collective, hosts: int = 1) -> None:
@@ -174,11 +195,9 @@ def check_collective(op: Collective, hosts: int = 1) -> None:
         )
 
 
-def _died(rank: int) -> str:
-    return f"rank {rank} died; its last words are on standard error"
+def _gone(rank: int, member: RankProcess | Agent) -> str:
+    return f"{_name(rank, member)} {member.gone}"
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def _name(rank: int, member: RankProcess | Agent) -> str:
+    return f"rank {rank}{f' ({member.hello})' if isinstance(member, Agent) else ''}"

@@ -3,12 +3,15 @@
 import os
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Self
 
 from perfmodel.measure._hosts import Host
+from perfmodel.measure._launch import forget_launcher
+from perfmodel.measure._meter import Meter, Reading
 from perfmodel.measure._programs import JAX_DTYPES
 from perfmodel.spec import Collective
 from perfmodel.units import dtype_bytes
@@ -26,6 +29,14 @@ class Place:
     """Core to keep to."""
     host: Host | None = None
     """Emulated host to move to."""
+    local_rank: int = 0
+    """Its number among the ranks of its node."""
+    device: int | None = None
+    """Its GPU among those that it sees; none: that of its local rank."""
+
+    def on_one_of(self, cores: Sequence[int]) -> Self:
+        """With a core of its own, as far as they reach."""
+        return replace(self, core=cores[self.local_rank % len(cores)])
 
 
 def serve(pipe: Connection, place: Place, session_type: "type[RankSession]") -> None:
@@ -34,6 +45,7 @@ def serve(pipe: Connection, place: Place, session_type: "type[RankSession]") -> 
     A request is a tuple of a method of the session and its arguments, as `("run", calls)`, or `("stop",)`;
     an answer is `("ok", value)` or `("error", text)`.
     """
+    forget_launcher()
     # gloo announces itself on standard output, which belongs to the parent's result
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
@@ -80,6 +92,10 @@ class RankSession:
     def own_s(self) -> float:
         """Processor time of this rank so far."""
         return time.process_time()
+
+    def reading(self, meter: Meter) -> Reading:
+        """Of a meter on this rank's node."""
+        return meter.read(self.own_s())
 
     def leave(self) -> None:
         """Leave the group; nothing can be asked after this."""

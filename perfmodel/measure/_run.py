@@ -11,9 +11,10 @@ import numpy as np
 
 from perfmodel.errors import CalibrationError
 from perfmodel.io import read_table, write_table
+from perfmodel.measure._agents import Agent, members
 from perfmodel.measure._backend import Backend, open_backend
 from perfmodel.measure._card import Card, card_path, collector_sha256, read_card, write_card
-from perfmodel.measure._collectives import collective_row, transport_of
+from perfmodel.measure._collectives import INTERCONNECT, collective_row, transport_of
 from perfmodel.measure._device_check import check_device
 from perfmodel.measure._finished import finished_rows
 from perfmodel.measure._group import RankGroup, check_collective
@@ -68,6 +69,7 @@ def run_plan(
     progress: Progress = lambda point: None,
     only_missing: bool = False,
     read_nccl_tests: ReadOutput | None = None,
+    agents: Sequence[Agent] = (),
 ) -> list[Card]:
     """Measure what the plan asks for and write a table with its card per kind of op.
 
@@ -82,6 +84,7 @@ def run_plan(
         progress: called with each point before it is measured.
         only_missing: leave finished tables as they are, their disturbed rows too.
         read_nccl_tests: reads a file of nccl-tests' output; needed for that backend.
+        agents: the processes of a launch (`gathered`), which collectives then run on; none: processes of this host.
 
     Raises:
         PerfModelError: for an op that cannot be measured; nothing has been measured then.
@@ -92,23 +95,36 @@ def run_plan(
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         _tidy(plan, folder)
-        return [_run_table(table, only_missing) for table in tables(plan, folder, backend, progress, read_nccl_tests)]
+        found = tables(plan, folder, backend, progress, read_nccl_tests, agents)
+        return [_run_table(table, only_missing) for table in found]
 
 
 def tables(
-    plan: Plan, folder: Path, backend: str, progress: Progress, read_nccl_tests: ReadOutput | None = None
+    plan: Plan,
+    folder: Path,
+    backend: str,
+    progress: Progress,
+    read_nccl_tests: ReadOutput | None = None,
+    agents: Sequence[Agent] = (),
 ) -> Iterator[TableRun]:
     """The tables of a plan, all of it checked before the first one; each is to be run before the next is asked for."""
     if backend == "nccl-tests":
         yield _by_nccl_tests(plan, folder, progress, read_nccl_tests)
         return
+    if agents and plan.emulated_network:
+        raise CalibrationError("[emulated_network]: a run started on real nodes has its own network; remove it")
     for op in plan.collectives:
-        check_collective(op, op.num_nodes if plan.emulated_network else 1)
+        check_collective(op, op.num_nodes if agents or plan.emulated_network else 1)
+        members(agents, op)
+        if op.num_nodes > 1 and plan.interconnect == INTERCONNECT:
+            raise CalibrationError(
+                'collectives between nodes: name the network in the plan, as interconnect = "infiniband"'
+            )
     if plan.kernel_points:
         with open_backend(backend) as opened:
             yield _kernels(plan, folder, opened, progress)
     if plan.collectives:
-        yield _collectives(plan, folder, backend, progress)
+        yield _collectives(plan, folder, backend, progress, agents)
 
 
 def _kernels(plan: Plan, folder: Path, backend: Backend, progress: Progress) -> TableRun:
@@ -132,7 +148,7 @@ def _kernels(plan: Plan, folder: Path, backend: Backend, progress: Progress) -> 
     )  # fmt: skip
 
 
-def _collectives(plan: Plan, folder: Path, backend: str, progress: Progress) -> TableRun:
+def _collectives(plan: Plan, folder: Path, backend: str, progress: Progress, agents: Sequence[Agent]) -> TableRun:
     transport = transport_of(backend)
     if not plan.any_device:
         check_device(plan.device, transport.accelerator())
@@ -141,9 +157,13 @@ def _collectives(plan: Plan, folder: Path, backend: str, progress: Progress) -> 
 
     def measure(points: Sequence[Point]) -> Iterator[Row]:
         quiet = _when_quiet(points, rule.interference_limit, plan.patience_s)
-        for (num_ranks, num_nodes), members in groupby(quiet, key=lambda p: _group_of(p.collective)):
-            with _hosts(plan, num_nodes) as hosts, RankGroup(num_ranks, transport.session, hosts) as group:
-                for point in members:
+        on = groupby(quiet, key=lambda point: _group_of(point.collective, agents))
+        for (num_ranks, num_nodes, ranks), alike in on:
+            with (
+                _hosts(plan, num_nodes) as hosts,
+                RankGroup(num_ranks, transport.session, hosts, agents=ranks) as group,
+            ):
+                for point in alike:
                     progress(point)
                     yield collective_row(
                         group, point.collective, plan.device, rule, meter, transport, plan.interconnect
@@ -152,17 +172,17 @@ def _collectives(plan: Plan, folder: Path, backend: str, progress: Progress) -> 
     return TableRun(
         path=folder / plan.collective_table, device=plan.device, points=plan.collective_points, measure=measure,
         rule=rule, attempts=plan.attempts, packages=(transport.package, "numpy", "perfmodel"),
-        method=lambda: {"pinning": "rank r on core r modulo cores", **_network(plan)},
+        method=lambda: {"pinning": "rank r on core r modulo cores", **_network(plan), **_spread(agents)},
     )  # fmt: skip
 
 
-def _group_of(op: Collective) -> tuple[int, int]:
-    return op.num_ranks, op.num_nodes
+def _group_of(op: Collective, agents: Sequence[Agent]) -> tuple[int, int, Sequence[Agent]]:
+    return op.num_ranks, op.num_nodes, members(agents, op)
 
 
 @contextmanager
 def _hosts(plan: Plan, num_nodes: int) -> Iterator[tuple[Host, ...]]:
-    """Where the ranks of groups over so many nodes run."""
+    """Where the ranks of groups over so many emulated nodes run."""
     network = plan.emulated_network
     if num_nodes == 1 or network is None:
         yield ()
@@ -173,6 +193,10 @@ def _hosts(plan: Plan, num_nodes: int) -> Iterator[tuple[Host, ...]]:
 
 def _network(plan: Plan) -> Mapping[str, Any]:
     return {"emulated_network": asdict(plan.emulated_network)} if plan.emulated_network else {}
+
+
+def _spread(agents: Sequence[Agent]) -> Mapping[str, int]:
+    return {"nodes": len({a.hello.node for a in agents}), "processes": len(agents)} if agents else {}
 
 
 def _by_nccl_tests(plan: Plan, folder: Path, progress: Progress, read: ReadOutput | None) -> TableRun:

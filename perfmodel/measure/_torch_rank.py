@@ -22,12 +22,12 @@ class GlooSession(RankSession):
     def __init__(self, place: Place) -> None:
         self.rank = place.rank
         torch_module().set_num_threads(1)
-        self.take_device()
+        self.take_device(place.local_rank if place.device is None else place.device)
         _dist().init_process_group(
             self.transport, init_method=f"tcp://{place.coordinator}", rank=place.rank, world_size=place.num_ranks
         )
 
-    def take_device(self) -> None:
+    def take_device(self, index: int) -> None:
         """Make this rank's device the current one."""
 
     def load(self, op: Collective) -> None:
@@ -79,11 +79,11 @@ class NcclSession(GlooSession):
     transport = "nccl"
     device = "cuda"
 
-    def take_device(self) -> None:
+    def take_device(self, index: int) -> None:
         torch = torch_module()
-        if self.rank >= torch.cuda.device_count():
+        if index >= torch.cuda.device_count():
             raise RuntimeError(f"NCCL takes one GPU per rank, this node has {torch.cuda.device_count()}")
-        torch.cuda.set_device(self.rank)
+        torch.cuda.set_device(index)
 
     def _wait(self) -> None:
         torch_module().cuda.synchronize()

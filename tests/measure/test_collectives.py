@@ -66,8 +66,8 @@ def test_failing_and_dying_ranks_are_named():
     with RankGroup(RANKS) as group, pytest.raises(CalibrationError, match=r"rank [01]: no_such_request failed"):
         group.ask("no_such_request")
     with RankGroup(RANKS) as group:
-        group._processes[1].kill()
-        group._processes[1].join()
+        group._members[1].process.kill()
+        group._members[1].process.join()
         with pytest.raises(CalibrationError, match="rank 1 died"):
             group.ask("own_s")
 

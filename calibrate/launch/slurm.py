@@ -1,0 +1,60 @@
+"""Calibrate several nodes under SLURM from Python, by submitit (extra `cluster`), resubmitted until it is done.
+
+python calibrate/launch/slurm.py PLAN OUT --nodes 2 --per-node 8 --gpus-per-node 8 --partition gpu -- --backend torch
+
+A job that its time limit ends is queued again by submitit and goes on with the next row. `--cluster local` runs the
+same processes on this host, to try it.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import submitit
+
+
+class Calibrate:
+    """What every task of the job runs: one rank's process."""
+
+    def __init__(self, plan: Path, out: Path, options: list[str]) -> None:
+        self.arguments = ["calibrate", "--plan", str(plan), "--out", str(out), *options]
+
+    def __call__(self) -> None:
+        from perfmodel.cli import main
+
+        task = submitit.JobEnvironment()
+        place = ["--launched", "--process", str(task.global_rank), "--processes", str(task.num_tasks)]
+        if main([*self.arguments, *place]):
+            raise SystemExit("the calibration did not finish; its standard error says why")
+
+    def checkpoint(self) -> submitit.helpers.DelayedSubmission:
+        """The same again: what is measured stays on disk."""
+        return submitit.helpers.DelayedSubmission(self)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--per-node", type=int, default=1, help="processes, that is ranks, per node")
+    parser.add_argument("--gpus-per-node", type=int, default=0)
+    parser.add_argument("--partition")
+    parser.add_argument("--minutes", type=int, default=60)
+    parser.add_argument("--cluster", help="slurm or local (default: slurm where it is installed)")
+    parser.add_argument("options", nargs="*", help="for perfmodel calibrate, after --")
+    given = parser.parse_args()
+    executor = submitit.AutoExecutor(folder=given.out / "jobs", cluster=given.cluster)
+    executor.update_parameters(
+        nodes=given.nodes, tasks_per_node=given.per_node, gpus_per_node=given.gpus_per_node, timeout_min=given.minutes
+    )
+    if given.partition:
+        executor.update_parameters(slurm_partition=given.partition)
+    job = executor.submit(Calibrate(given.plan.resolve(), given.out.resolve(), given.options))
+    print(f"job {job.job_id}; logs in {given.out / 'jobs'}", file=sys.stderr)
+    job.results()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
