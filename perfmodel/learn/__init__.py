@@ -21,8 +21,10 @@ from perfmodel.learn._collective_weights import CollectiveWeights as CollectiveW
 from perfmodel.learn._errors import absolute_percent as absolute_percent
 from perfmodel.learn._fit import fit as fit
 from perfmodel.learn._frame import factorise as factorise
+from perfmodel.learn._library import END_TO_END_FILE as END_TO_END_FILE
 from perfmodel.learn._library import kernel_records as kernel_records
 from perfmodel.learn._library import load_family as load_family
+from perfmodel.learn._library import measured_kinds as measured_kinds
 from perfmodel.learn._library import shipped_folder as shipped_folder
 from perfmodel.learn._library import weights_folder as weights_folder
 from perfmodel.learn._machine import Figures as Figures

@@ -1,0 +1,52 @@
+"""What a step takes beyond its events: stragglers, time that overlapped communication costs the passes beside it."""
+
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from perfmodel.prediction._framework import Framework
+from perfmodel.program import WHOLE, Kind, ProgramSpec, Structure
+from perfmodel.spec import Layout
+
+_BACKWARD = (Kind.BACKWARD, Kind.BACKWARD_INPUT)
+
+
+def beside_passes(spec: ProgramSpec, structure: Structure) -> Int[np.ndarray, "pairs 2"]:
+    """(class of an overlapped reduction or gather, class of the passes of the same segment) of a program."""
+    hidden: dict[Kind, tuple[Kind, ...]] = {}
+    if spec.grad_reduce in ("overlap", "eager_opt"):
+        hidden[Kind.GRAD_REDUCE] = _BACKWARD
+    if spec.param_gather in ("step_overlap", "layer"):
+        hidden |= {Kind.PARAM_GATHER: (Kind.FORWARD,), Kind.PARAM_GATHER_BACKWARD: _BACKWARD}
+    every_pass = spec.gathers_by_layer or spec.reduce_every_micro_batch
+    kind, stage, segment = structure.class_kind, structure.class_stage, structure.class_segment
+    pairs = [
+        pair
+        for comm, passes in hidden.items()
+        for pair in product(np.flatnonzero(kind == comm).tolist(), np.flatnonzero(np.isin(kind, passes)).tolist())
+        if stage[pair[0]] == stage[pair[1]]
+        and segment[pair[0]] == segment[pair[1]]
+        # a whole pass is also that of the micro-batches with no communication beside them
+        and (every_pass or segment[pair[0]] != WHOLE)
+    ]
+    return np.array(pairs, np.int64).reshape(-1, 2)
+
+
+def with_step_costs(
+    durations: Float[np.ndarray, "lanes classes"],
+    framework: Framework,
+    layouts: Sequence[Layout],
+    structure: Structure,
+    pairs: Int[np.ndarray, "pairs 2"],
+) -> Float[np.ndarray, "lanes classes"]:
+    """Durations as a real step has them; the overhead of the step rides with its optimizer."""
+    if not framework.costs_steps:
+        return durations
+    out = durations.copy()
+    comm, passes = pairs.T
+    np.add.at(out, (slice(None), passes), framework.dp_overlap_loss * durations[:, comm])
+    out *= np.array([[framework.slowest_of(layout.devices)] for layout in layouts])
+    out[:, structure.class_kind == Kind.OPTIMIZER] += framework.step_overhead_s
+    return out
