@@ -13,6 +13,7 @@ from perfmodel.calibration._priors import NOISE, Prior, priors
 from perfmodel.calibration._result import EndToEnd, FittedParameter, mean_error
 from perfmodel.calibration._runs import Run
 from perfmodel.errors import PerfModelError
+from perfmodel.io import write_bytes
 from perfmodel.prediction import GAUSS_90, KERNEL_FACTORS, LINK_FACTORS, LOSSES, Adjustment, save_adjustments
 
 _FELT = 0.005
@@ -58,8 +59,17 @@ def calibrate_end_to_end(
     if strict and contradictions:
         raise PerfModelError(f"{'; '.join(contradictions)}; look at the runs and the tables, or drop --strict")
     if out is not None:
+        _copy_weights(folder, Path(out))
         save_adjustments(Path(out), {device: fitted.adjustment for device, fitted in found.items()})
     return found
+
+
+def _copy_weights(base: Path | None, out: Path) -> None:
+    """The parameters belong to the cost models that they correct."""
+    if base is None or base.resolve() == out.resolve():
+        return
+    for path in sorted(base.glob("*.safetensors")):
+        write_bytes(out / path.name, path.read_bytes())
 
 
 def _fit(device: str, runs: Sequence[Run], base: Path | None, progress: Report | None) -> EndToEnd:

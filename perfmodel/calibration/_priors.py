@@ -62,18 +62,24 @@ def priors(models: Iterable[tuple[StepModel, Sequence[Layout]]], base: Path | No
                 weight[name] += seconds
                 spread[name] += seconds * half
             if not isinstance(op, Collective):
-                dtypes[op.family] |= {kind.partition("/")[0] for kind in rows_from_ops([op]).kind}
+                dtypes[factors_of(op)[0]] |= {kind.partition("/")[0] for kind in rows_from_ops([op]).kind}
     half_width = {name: spread[name] / weight[name] for name in weight if weight[name] > 0}
     found = []
     for name, half in half_width.items():
         if name in KERNEL_FACTORS:
-            kinds = measured_kinds(base, device, name)
-            n = sum(count for kind, count in kinds.items() if kind.partition("/")[0] in dtypes[name])
+            n = _measured(base, device, name, dtypes[name])
             found.append(Prior(name, sqrt(CONTEXT**2 + (half / GAUSS_90) ** 2 / (1 + n / COMMON)), n, half))
         else:
             found.append(Prior(name, max(CONTEXT, half / GAUSS_90), None, half))
     found += [Prior(name, WIDTHS[name], None, 0.0) for name in (*HOST_FACTORS, *LOSSES)]
     return found
+
+
+def _measured(base: Path | None, device: str, name: str, dtypes: set[str]) -> int:
+    """Kernels of the device, in the dtypes that the runs use, that a factor stands against."""
+    kinds = measured_kinds(base, device, "gemm" if name == "bmm" else name)
+    parts = [(*kind.split("/"), count) for kind, count in kinds.items()]
+    return sum(count for dtype, op, _, count in parts if dtype in dtypes and (op == "bmm") == (name == "bmm"))
 
 
 def _events(model: StepModel, layouts: Sequence[Layout]) -> Iterable[tuple[Op, float, float]]:

@@ -21,18 +21,18 @@ SCHEMA: Final = "end-to-end/1"
 END_TO_END: Final = "end-to-end"
 """Provenance of times that runs have moved, or confirmed."""
 
-_FAMILIES: Final = ("gemm", "attention", "memory", "embedding", "optimizer", "conv", "moe")
+KERNEL_FACTORS: Final = ("gemm", "bmm", "attention", "memory", "embedding", "optimizer", "conv", "moe")
 _KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
 _TIERS: Final = ("intra_node", "inter_node")
 HOST_FACTORS: Final = ("host_op_s", "kernel_gap_s")
 LOSSES: Final = ("tp_overlap_loss", "dp_overlap_loss", "straggling", "step_overhead_s")
 """Fields of `Framework` that are 0 unless runs say otherwise, and never negative."""
-KERNEL_FACTORS: Final = _FAMILIES
 LINK_FACTORS: Final = tuple(
     name for tier in _TIERS for name in (f"{tier}.alpha", *(f"{tier}.{kind}.beta" for kind in _KINDS))
 )
 PARAMETERS: Final = (*KERNEL_FACTORS, *LINK_FACTORS, *HOST_FACTORS, *LOSSES)
-"""Everything that runs can move. A family: log factor of its kernels' time. `alpha`, `beta`: log factors of the
+"""Everything that runs can move. A family: log factor of its kernels' time (`bmm`: of the products of many small
+matrices, as unfused attention has them, apart from the other `gemm`s). `alpha`, `beta`: log factors of the
 latency of a network tier's collectives, and of the rest of a collective's time (inverse bandwidth). `HOST_FACTORS`:
 log factors of fields of `Framework`. `LOSSES`: amounts added to fields of `Framework`."""
 
@@ -40,7 +40,8 @@ log factors of fields of `Framework`. `LOSSES`: amounts added to fields of `Fram
 def factors_of(op: Op) -> tuple[str, str]:
     """Names of the log factors of an op's fixed part (latency) and of the rest of its time."""
     if not isinstance(op, Collective):
-        return op.family, op.family
+        name = "bmm" if op.op == "bmm" else op.family
+        return name, name
     tier = _TIERS[op.num_nodes > 1]
     return f"{tier}.alpha", f"{tier}.{op.collective}.beta"
 
