@@ -8,13 +8,22 @@ from pathlib import Path
 import numpy as np
 
 from perfmodel.calibration._observations import Observations, Report
-from perfmodel.calibration._posterior import DEGREES_OF_FREEDOM, Posterior, maximise
-from perfmodel.calibration._priors import NOISE, Prior, priors
+from perfmodel.calibration._posterior import DEGREES_OF_FREEDOM, Posterior, Vector, maximise, robust_weight
+from perfmodel.calibration._priors import AMPLITUDE, NOISE, Prior, priors
 from perfmodel.calibration._result import EndToEnd, FittedParameter, mean_error
 from perfmodel.calibration._runs import Run
 from perfmodel.errors import PerfModelError
 from perfmodel.io import write_bytes
-from perfmodel.prediction import GAUSS_90, KERNEL_FACTORS, LINK_FACTORS, LOSSES, Adjustment, save_adjustments
+from perfmodel.prediction import (
+    GAUSS_90,
+    KERNEL_FACTORS,
+    LINK_FACTORS,
+    LOSSES,
+    Adjustment,
+    Discrepancy,
+    covariance,
+    save_adjustments,
+)
 
 _FELT = 0.005
 """Change of a step, by one standard deviation of a prior, from which a run says something of a parameter."""
@@ -78,31 +87,56 @@ def _fit(device: str, runs: Sequence[Run], base: Path | None, progress: Report |
     names = tuple(prior.name for prior in known)
     start = Adjustment(device=device, values=tuple((name, 0.0) for name in names))
     before = observed.log_errors(start)[: len(runs)]
+    n, p = len(runs), len(known)
+    # offsets of runs as so many more parameters: factor @ z with z standard normal
+    factor = np.zeros((len(observed.weight), n))
+    factor[:n] = np.linalg.cholesky(covariance(observed.coordinates, AMPLITUDE))
+
+    def errors(x: Vector) -> np.ndarray:
+        return observed.log_errors(start.at(names, x[:p])) + factor @ x[p:]
+
+    def errors_and_gradient(x: Vector) -> tuple[np.ndarray, np.ndarray]:
+        error, gradient = observed.log_errors_and_gradient(start.at(names, x[:p]), names, progress)
+        return error + factor @ x[p:], np.hstack([gradient, factor])
+
     posterior = maximise(
-        lambda x: observed.log_errors(start.at(names, x)),
-        lambda x: observed.log_errors_and_gradient(start.at(names, x), names, progress),
+        errors,
+        errors_and_gradient,
         observed.weight,
-        np.array([prior.sd for prior in known]),
-        np.array([prior.lowest for prior in known]),
+        np.array([prior.sd for prior in known] + [1.0] * n),
+        np.array([prior.lowest for prior in known] + [-np.inf] * n),
         NOISE,
     )
-    parameters = tuple(_parameter(i, prior, posterior, len(runs), device) for i, prior in enumerate(known))
+    parameters = tuple(_parameter(i, prior, posterior, n, device) for i, prior in enumerate(known))
+    offset, error = (factor @ posterior.values[p:])[:n], posterior.errors[:n]
     adjustment = Adjustment(
         device=device,
-        values=tuple(zip(names, posterior.values.tolist(), strict=True)),
-        covariance=tuple(map(tuple, posterior.covariance.tolist())),
+        values=tuple(zip(names, posterior.values[:p].tolist(), strict=True)),
+        covariance=tuple(map(tuple, posterior.covariance[:p, :p].tolist())),
         informed=frozenset(p.name for p in parameters if p.informed),
         half_width=tuple((prior.name, prior.half_width) for prior in known if prior.half_width),
         noise=posterior.noise,
         degrees_of_freedom=DEGREES_OF_FREEDOM,
+        discrepancy=Discrepancy(
+            at=tuple(map(tuple, observed.coordinates.tolist())),
+            offset=tuple(offset.tolist()),
+            variance=tuple((posterior.noise**2 / robust_weight(error, posterior.noise)).tolist()),
+            amplitude=AMPLITUDE,
+        ),
     )
+    apart = np.abs(offset) + np.abs(error)
     return EndToEnd(
         device=device,
         runs=len(runs),
         parameters=parameters,
         adjustment=adjustment,
         error_before=mean_error(before),
-        error_after=mean_error(posterior.errors[: len(runs)]),
+        error_after=mean_error(error),
+        unexplained=tuple(
+            (runs[i].name, float(np.expm1(-error[i] + offset[i])))
+            for i in np.argsort(-apart).tolist()
+            if apart[i] > 3 * NOISE
+        ),
     )
 
 

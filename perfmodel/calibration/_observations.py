@@ -51,7 +51,12 @@ class Observations:
                     (bundle,) = group.model.bundles([runs[at].layout])
                     self._traced[at] = _traced(runs[at], group.model.prepared(bundle.spec))
         self.weight = np.concatenate([np.ones(len(runs)), *(t.weight for t in self._traced.values())])
+        self.coordinates = self._coordinates()
         self._measured_s = np.array([run.measured_s for run in runs])
+
+    def _coordinates(self) -> Float[np.ndarray, "runs coordinates"]:
+        where = {at: group.model.coordinates(self.runs[at].layout) for group in self.groups for at in group.runs}
+        return np.array([where[at] for at in range(len(self.runs))])
 
     def log_errors(self, adjustment: Adjustment) -> Float[np.ndarray, " observations"]:
         """log(predicted / measured): of every step, then of what the timelines add."""

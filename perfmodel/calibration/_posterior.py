@@ -65,7 +65,7 @@ def maximise(
         information, hessian = _hessians(e, gradient, weight, precision, scale)
         determined = float(np.trace(np.linalg.solve(hessian, information)))
         left = max(weight.sum() - determined, 0.0)
-        squares = float((weight * _robust(e, scale) * e**2).sum())
+        squares = float((weight * robust_weight(e, scale) * e**2).sum())
         before, scale = scale, ((squares + PSEUDO_RUNS * noise**2) / (left + PSEUDO_RUNS)) ** 0.5
         if abs(np.log(scale / before)) < 0.01:
             break
@@ -73,7 +73,8 @@ def maximise(
     return Posterior(x, np.linalg.inv(hessian), scale, e, gradient)
 
 
-def _robust(e: Float[np.ndarray, " observations"], scale: float) -> Float[np.ndarray, " observations"]:
+def robust_weight(e: Float[np.ndarray, " observations"], scale: float) -> Float[np.ndarray, " observations"]:
+    """Weight of each observation relative to normal noise of that scale."""
     return (DEGREES_OF_FREEDOM + 1) / (DEGREES_OF_FREEDOM + (e / scale) ** 2)
 
 
@@ -85,7 +86,7 @@ def _hessians(
     scale: float,
 ) -> tuple[Float[np.ndarray, "parameters parameters"], Float[np.ndarray, "parameters parameters"]]:
     """Gauss-Newton information of the observations, and with the priors'."""
-    u = weight * _robust(e, scale) / scale**2
+    u = weight * robust_weight(e, scale) / scale**2
     information = gradient.T @ (u[:, None] * gradient)
     return information, information + np.diag(precision)
 
@@ -110,7 +111,7 @@ def _round(
     damping, now = 1e-3, cost(x, e)
     for _ in range(_STEPS):
         _, hessian = _hessians(e, gradient, weight, precision, scale)
-        slope = gradient.T @ (weight * _robust(e, scale) * e) / scale**2 + x * precision
+        slope = gradient.T @ (weight * robust_weight(e, scale) * e) / scale**2 + x * precision
         free = (x > lowest) | (slope < 0)
         step = np.zeros(len(x))
         damped = hessian + damping * np.diag(np.diag(hessian))

@@ -30,8 +30,10 @@ WIDTHS: Final = {
 """Of what no table holds: frameworks differ by a factor of 2 in host time and of 3 in gaps; GPUs of one make differ by
 a per cent in speed (Sinha et al., SC22: mostly 1 to 2 %); an overlapped collective may cost its neighbours some
 tenths of its time; loaders and loggers take some 10 ms."""
-NOISE: Final = log((1 + EAGER.slower) / (1 - EAGER.faster)) / 2 / GAUSS_90
-"""Scale of log(measured / predicted) before any run: that of the interval that predictions carry without runs."""
+AMPLITUDE: Final = log((1 + EAGER.slower) / (1 - EAGER.faster)) / 2 / GAUSS_90 / sqrt(2)
+NOISE: Final = AMPLITUDE
+"""Standard deviations of log(measured / predicted) before any run, of what like runs share and of what they do not:
+together the interval that predictions carry without runs."""
 
 
 @dataclass(frozen=True)

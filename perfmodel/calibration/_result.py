@@ -51,6 +51,8 @@ class EndToEnd:
     """Mean of |predicted / measured - 1| over the runs, from the cost models alone."""
     error_after: float
     """The same of these very runs after the fit: no measure of accuracy."""
+    unexplained: tuple[tuple[str, float], ...]
+    """Runs that no parameter explains, worst first, and how much longer they took than the parameters say."""
 
     @property
     def contradictions(self) -> tuple[str, ...]:
@@ -65,6 +67,7 @@ class EndToEnd:
             "error_before": self.error_before,
             "error_after": self.error_after,
             "noise": self.adjustment.noise,
+            "unexplained": dict(self.unexplained),
             "contradictions": list(self.contradictions),
             "parameters": [vars(p) | {"sigmas": p.sigmas} for p in self.parameters],
         }

@@ -9,6 +9,10 @@ from perfmodel.cli._progress import Report
 from perfmodel.errors import PerfModelError
 
 
+_SHOWN = 8
+"""Runs that are named where many stand apart."""
+
+
 def check(arguments: argparse.Namespace) -> None:
     """Refuse contradictory or missing arguments.
 
@@ -62,6 +66,8 @@ def show(report: dict[str, Any], out: Path) -> None:
         console.print(table)
         for text in fitted["contradictions"]:
             console.print(f"warning: {text}")
+        for name, excess in [*fitted["unexplained"].items()][:_SHOWN]:
+            console.print(f"no parameter explains {name}: {excess:+.0%}")
         console.print(
             f"mean error of these runs {fitted['error_before']:.1%} before, {fitted['error_after']:.1%} after the fit to "
             f"them; {fitted['noise']:.1%} is left to noise"

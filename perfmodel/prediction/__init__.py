@@ -12,6 +12,8 @@ from perfmodel.prediction._adjustment import save_adjustments as save_adjustment
 from perfmodel.prediction._check import check_layout as check_layout
 from perfmodel.prediction._compare import Compared as Compared
 from perfmodel.prediction._compare import compare_schedules as compare_schedules
+from perfmodel.prediction._discrepancy import Discrepancy as Discrepancy
+from perfmodel.prediction._discrepancy import covariance as covariance
 from perfmodel.prediction._end_to_end import GAUSS_90 as GAUSS_90
 from perfmodel.prediction._explain import event_label as event_label
 from perfmodel.prediction._framework import COMPILED as COMPILED

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +14,7 @@ from perfmodel.cost import EventTimes
 from perfmodel.errors import CalibrationError
 from perfmodel.io import write_json
 from perfmodel.learn import END_TO_END_FILE
+from perfmodel.prediction._discrepancy import Discrepancy
 from perfmodel.prediction._framework import Framework
 from perfmodel.spec import Collective, Op
 
@@ -62,8 +63,10 @@ class Adjustment:
     """By parameter the log half-width of the 90 % intervals of the events in the runs that it moved."""
     noise: float = 0.0
     """Scale of log(measured / predicted) that no parameter explains."""
-    degrees_of_freedom: float = field(default=4.0)
+    degrees_of_freedom: float = 4.0
     """Of the Student t distribution of that noise."""
+    discrepancy: Discrepancy | None = None
+    """What runs that resemble one another have in common beyond the parameters."""
 
     @cached_property
     def of(self) -> dict[str, float]:
@@ -82,6 +85,10 @@ class Adjustment:
     def at(self, names: Sequence[str], values: Iterable[float]) -> "Adjustment":
         """The same with other values."""
         return replace(self, values=tuple(zip(names, map(float, values), strict=True)))
+
+    def without_discrepancy(self) -> "Adjustment":
+        """The parameters alone."""
+        return replace(self, discrepancy=None)
 
     def times(
         self, ops: Sequence[Op], times: EventTimes, latency_s: Float64[np.ndarray, "n"]
@@ -114,6 +121,7 @@ class Adjustment:
             "half_width": dict(self.half_width),
             "noise": self.noise,
             "degrees_of_freedom": self.degrees_of_freedom,
+            "discrepancy": self.discrepancy.to_dict() if self.discrepancy else None,
         }
 
     @classmethod
@@ -130,6 +138,7 @@ class Adjustment:
             half_width=tuple((str(k), float(v)) for k, v in value["half_width"].items()),
             noise=float(value["noise"]),
             degrees_of_freedom=float(value["degrees_of_freedom"]),
+            discrepancy=Discrepancy.from_dict(value["discrepancy"]) if value["discrepancy"] else None,
         )
 
 

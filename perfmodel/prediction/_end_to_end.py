@@ -20,14 +20,17 @@ def end_to_end_interval(
 ) -> tuple[float, float]:
     """Ends of the 90 % interval as factors of the step time (Laplace's approximation, log-normal).
 
-    The variance of the log step time has three parts: what the runs left open of the fitted parameters
+    The variance of the log step time has four parts: what the runs left open of the fitted parameters
     (g' C g with the gradient g of the log step time), what makes events of this step less certain than
-    those of the runs (parameters that no run touched count in full), and the noise between one run and another.
+    those of the runs (parameters that no run touched count in full), what is unknown of the discrepancy this far
+    from the runs, and the noise between one run and another.
     """
     derivatives = step_derivatives(fixed, [layout], adjustment.names)
     gradient = derivatives.by_parameter[0] / derivatives.step_s[0]
     fitted = float(gradient @ np.asarray(adjustment.covariance) @ gradient) if adjustment.covariance else 0.0
     variance = fitted + _events_beyond_runs(adjustment, path, derivatives.step_s[0])
+    if adjustment.discrepancy is not None:
+        variance += adjustment.discrepancy.spread(fixed.coordinates(layout))
     noise = adjustment.noise * float(stdtrit(adjustment.degrees_of_freedom, 0.95))
     half = float(np.hypot(GAUSS_90 * variance**0.5, noise))
     return exp(-half), exp(half)

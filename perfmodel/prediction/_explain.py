@@ -102,7 +102,7 @@ class CriticalPath:
         copies = np.isin(model.prepared(bundle.spec).structure.class_kind, (Kind.OFFLOAD, Kind.RELOAD))
         self.copies_s = float((gradient * durations)[copies].sum())
         accounted_s = float(self.seconds.sum()) + self.gap_s + self.copies_s
-        self.step_costs_s = max(0.0, float(gradient @ durations) - accounted_s) if model.host.costs_steps else 0.0
+        self.step_costs_s = float(gradient @ durations) - accounted_s if model.adjusted_steps else 0.0
 
     def events(self) -> tuple[CriticalEvent, ...]:
         """Events by falling share; host and launch gaps, and copies to the host, as events of their own."""
@@ -116,8 +116,8 @@ class CriticalPath:
             named.append(CriticalEvent(event="kernel launch gaps", count=1.0, time_s=self.gap_s))
         if self.copies_s > 0:
             named.append(CriticalEvent(event="copies to and from the host", count=1.0, time_s=self.copies_s))
-        if self.step_costs_s > 0:
-            name = "stragglers, lost overlap and overhead of the step"
+        if self.step_costs_s:
+            name = "stragglers, lost overlap, overhead, and what like runs showed"
             named.append(CriticalEvent(event=name, count=1.0, time_s=self.step_costs_s))
         return tuple(sorted(named, key=lambda e: -e.time_s))
 
@@ -183,13 +183,15 @@ def breakdown(
     result |= {f"{name}_communication": value for name, value in comm_by_group.items()}
     result["kernel_launch_gaps"] = gap
     busy = durations * compute_count
-    overhead_s, slowest = model.host.step_overhead_s, model.host.slowest_of(layout.devices)
+    overhead_s, (slowest, like) = model.host.step_overhead_s, model.step_factors(layout)
     optimizer_s = float(busy[structure.class_kind == Kind.OPTIMIZER].sum() / spec.stages)
-    result["optimizer"] = max(0.0, optimizer_s - overhead_s) / slowest
-    result["data_parallel_communication_exposed"] = (step_s - without_dp_s) / slowest
-    result["pipeline_communication_exposed"] = (without_dp_s - without_comm_s) / slowest
-    if model.host.costs_steps:
+    result["optimizer"] = max(0.0, optimizer_s - overhead_s) / (slowest * like)
+    result["data_parallel_communication_exposed"] = (step_s - without_dp_s) / (slowest * like)
+    result["pipeline_communication_exposed"] = (without_dp_s - without_comm_s) / (slowest * like)
+    if model.adjusted_steps:
         result["step_overhead"] = min(overhead_s, optimizer_s)  # inference has neither
-        result["stragglers"] = (step_s - result["step_overhead"]) * (1 - 1 / slowest)
+        usual_s = (step_s - result["step_overhead"]) / (slowest * like)
+        result["stragglers"] = usual_s * (slowest - 1)
+        result["beyond_all_parameters"] = usual_s * slowest * (like - 1)
     result["bubble"] = step_s - sum(result.values())
     return result

@@ -1,6 +1,5 @@
 """What a step takes beyond its events: stragglers, time that overlapped communication costs the passes beside it."""
 
-from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
@@ -8,7 +7,6 @@ from jaxtyping import Float, Int
 
 from perfmodel.prediction._framework import Framework
 from perfmodel.program import WHOLE, Kind, ProgramSpec, Structure
-from perfmodel.spec import Layout
 
 _BACKWARD = (Kind.BACKWARD, Kind.BACKWARD_INPUT)
 
@@ -37,16 +35,14 @@ def beside_passes(spec: ProgramSpec, structure: Structure) -> Int[np.ndarray, "p
 def with_step_costs(
     durations: Float[np.ndarray, "lanes classes"],
     framework: Framework,
-    layouts: Sequence[Layout],
+    scale: Float[np.ndarray, " lanes"],
     structure: Structure,
     pairs: Int[np.ndarray, "pairs 2"],
 ) -> Float[np.ndarray, "lanes classes"]:
-    """Durations as a real step has them; the overhead of the step rides with its optimizer."""
-    if not framework.costs_steps:
-        return durations
-    out = durations.copy()
+    """Durations as a real step has them: all `scale` times as long; the step's overhead rides with its optimizer."""
     comm, passes = pairs.T
+    out = durations.copy()
     np.add.at(out, (slice(None), passes), framework.dp_overlap_loss * durations[:, comm])
-    out *= np.array([[framework.slowest_of(layout.devices)] for layout in layouts])
+    out *= scale[:, None]
     out[:, structure.class_kind == Kind.OPTIMIZER] += framework.step_overhead_s
     return out

@@ -17,6 +17,7 @@ from perfmodel.prediction._adjustment import Adjustment
 from perfmodel.prediction._blocks import BlockTable, Phase, block_table
 from perfmodel.prediction._classes import EventClasses, PassClasses, event_entries, pass_classes
 from perfmodel.prediction._communication import communication_events
+from perfmodel.prediction._discrepancy import Coordinates, coordinates
 from perfmodel.prediction._framework import Framework
 from perfmodel.prediction._live import live_state
 from perfmodel.prediction._memory import MemoryBatch, host_bandwidth, memory_batch, saved_bytes
@@ -28,7 +29,7 @@ from perfmodel.program import N_STREAMS, Kind, ProgramSpec, Stream, Structure, b
 from perfmodel.schedule import PassTimes, get_schedule
 from perfmodel.spec import Cluster, Collective, Job, Layout, Model, Op
 from perfmodel.timeline import CompiledStructure, ProgramBatch, compile_structure, load_or_compile, makespan_many
-from perfmodel.workload import Shard, blocks
+from perfmodel.workload import Shard, blocks, parameter_count
 
 T = TypeVar("T")
 
@@ -252,9 +253,28 @@ class StepModel:
                     out[:, where] = of_block @ passes.blocks[where].T
         if bundle.spec.offload:
             self._add_host_copies(bundle, out)
+        if not self.adjusted_steps:
+            return out
+        scale = np.prod([self.step_factors(layout) for layout in bundle.layouts], axis=1)
         structure = self.prepared(bundle.spec).structure
         pairs = self._once(("beside", bundle.spec), lambda: beside_passes(bundle.spec, structure))
-        return with_step_costs(out, self.host, bundle.layouts, structure, pairs)
+        return with_step_costs(out, self.host, scale, structure, pairs)
+
+    @property
+    def adjusted_steps(self) -> bool:
+        """Whether a step takes anything else than its events and the gaps between them."""
+        return self.host.costs_steps or bool(self.adjustment and self.adjustment.discrepancy)
+
+    def step_factors(self, layout: Layout) -> tuple[float, float]:
+        """What stragglers, and what runs like this one have shown beyond all parameters, multiply the step by."""
+        adjustment = self.adjustment
+        like = adjustment.discrepancy.mean(self.coordinates(layout)) if adjustment and adjustment.discrepancy else 0.0
+        return self.host.slowest_of(layout.devices), float(np.exp(like))
+
+    def coordinates(self, layout: Layout) -> Coordinates:
+        """Where a layout of this model stands among runs."""
+        parameters = self._once("parameters", lambda: parameter_count(self.model))
+        return coordinates(parameters, self.job.seq_len, layout)
 
     def _add_host_copies(self, bundle: Bundle, out: Float[np.ndarray, "lanes classes"]) -> None:
         """Copies of a stage's activations to and from host memory, at the link's nominal rate."""
