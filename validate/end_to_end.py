@@ -30,7 +30,7 @@ SOURCES = {  # table, pattern of its case_id
 }
 HEAD = """# End-to-end calibration
 
-Made by `python validate/end_to_end.py --data DIR`. `perfmodel fit --runs` on one part of the runs, errors on the others.
+Made by `python validate/end_to_end.py --data DIR`: fitted to one part of the runs, errors in per cent on the others.
 """
 
 
@@ -118,13 +118,16 @@ def worst(runs: list[Run]) -> str:
         errors.append(abs(step_s / run.measured_s - 1))
     order = np.argsort(errors)[::-1]
     lines = [
-        "Runs of vTrain on several nodes that the parameters, fitted to all 67 of them, leave off by most. They took far",
-        "longer than runs beside them that differ in micro-batch or in one degree; no hardware figure tells why.",
+        "Runs of vTrain on several nodes that the parameters, fitted to all of them, leave off by most: they took far",
+        "longer than runs beside them that differ in micro-batch or in one degree, and no hardware figure tells why.",
         "", "| run | off by |", "|---|--:|",
     ]  # fmt: skip
     lines += [f"| {runs[i].name} | {100 * errors[i]:.0f} % |" for i in order[:5]]
     share, rest = sum(errors[i] for i in order[:5]) / len(runs), np.mean([errors[i] for i in order[5:]])
-    lines += ["", f"These five alone are {100 * share:.1f} points of the mean; the mean of the others is {100 * rest:.1f} %."]
+    lines += [
+        "",
+        f"These five alone are {100 * share:.1f} points of the mean; the mean of the others is {100 * rest:.1f} %.",
+    ]
     return "\n".join(lines)
 
 

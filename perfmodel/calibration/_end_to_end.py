@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 
 from perfmodel.calibration._observations import Observations, Report
-from perfmodel.calibration._posterior import DEGREES_OF_FREEDOM, Posterior, Vector, maximise, robust_weight
+from perfmodel.calibration._posterior import DEGREES_OF_FREEDOM, Posterior, maximise, robust_weight
 from perfmodel.calibration._priors import AMPLITUDE, NOISE, Prior, priors
 from perfmodel.calibration._result import EndToEnd, FittedParameter, mean_error
 from perfmodel.calibration._runs import Run
 from perfmodel.errors import PerfModelError
 from perfmodel.io import write_bytes
 from perfmodel.prediction import (
+    EAGER,
     GAUSS_90,
     KERNEL_FACTORS,
     LINK_FACTORS,
@@ -88,23 +89,15 @@ def _fit(device: str, runs: Sequence[Run], base: Path | None, progress: Report |
     start = Adjustment(device=device, values=tuple((name, 0.0) for name in names))
     before = observed.log_errors(start)[: len(runs)]
     n, p = len(runs), len(known)
-    # offsets of runs as so many more parameters: factor @ z with z standard normal
+    # offsets of runs are factor @ z with z standard normal
     factor = np.zeros((len(observed.weight), n))
     factor[:n] = np.linalg.cholesky(covariance(observed.coordinates, AMPLITUDE))
-
-    def errors(x: Vector) -> np.ndarray:
-        return observed.log_errors(start.at(names, x[:p])) + factor @ x[p:]
-
-    def errors_and_gradient(x: Vector) -> tuple[np.ndarray, np.ndarray]:
-        error, gradient = observed.log_errors_and_gradient(start.at(names, x[:p]), names, progress)
-        return error + factor @ x[p:], np.hstack([gradient, factor])
-
     posterior = maximise(
-        errors,
-        errors_and_gradient,
+        lambda x: observed.log_errors_and_gradient(start.at(names, x), names, progress),
+        factor,
         observed.weight,
-        np.array([prior.sd for prior in known] + [1.0] * n),
-        np.array([prior.lowest for prior in known] + [-np.inf] * n),
+        np.array([prior.sd for prior in known]),
+        np.array([prior.lowest for prior in known]),
         NOISE,
     )
     parameters = tuple(_parameter(i, prior, posterior, n, device) for i, prior in enumerate(known))
@@ -132,6 +125,7 @@ def _fit(device: str, runs: Sequence[Run], base: Path | None, progress: Report |
         adjustment=adjustment,
         error_before=mean_error(before),
         error_after=mean_error(error),
+        beyond=_beyond(np.exp(-before)),
         unexplained=tuple(
             (runs[i].name, float(np.expm1(-error[i] + offset[i])))
             for i in np.argsort(-apart).tolist()
@@ -156,6 +150,17 @@ def _parameter(i: int, prior: Prior, posterior: Posterior, runs: int, device: st
     )
 
 
+def _beyond(ratio: np.ndarray) -> str:
+    """In words, if most runs took longer or shorter than predictions without runs ever allow."""
+    middle = float(np.median(ratio))
+    if 1 - EAGER.faster <= middle <= 1 + EAGER.slower:
+        return ""
+    return (
+        f"runs contradict the tables on the whole: the middle one of {len(ratio)} is {middle - 1:+.0%} off the "
+        f"prediction, expected {-EAGER.faster:+.0%} to {EAGER.slower:+.0%}"
+    )
+
+
 def _contradiction(prior: Prior, value: float, runs: int, device: str) -> str:
     """The shift in words, with what stands against it."""
     edge = GAUSS_90 * prior.sd
@@ -165,6 +170,7 @@ def _contradiction(prior: Prior, value: float, runs: int, device: str) -> str:
     moved = f"{prior.name} {abs(shift):.0%} {'slower' if shift > 0 else 'faster'}"
     allowed = f"90 % prior {expm1(-edge):+.0%} to {expm1(edge):+.0%}, {runs} runs"
     if prior.name in KERNEL_FACTORS:
-        return f"runs contradict the kernel tables: {moved} than {prior.measured:,} measured kernels of {device} ({allowed})"
+        against = f"{prior.measured:,} measured kernels of {device}"
+        return f"runs contradict the kernel tables: {moved} than {against} ({allowed})"
     source = "collective tables" if prior.name in LINK_FACTORS else "assumptions"
     return f"runs contradict the {source}: {moved} ({allowed})"

@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from perfmodel.calibration._runs import Run
 from perfmodel.errors import PerfModelError
-from perfmodel.prediction import Adjustment, Prepared, StepModel, step_derivatives, step_model, step_times_s
+from perfmodel.prediction import Adjustment, Prepared, StepModel, step_derivatives, step_model
 from perfmodel.program import Kind
 
 _LEAST_SHARE = 0.01
@@ -60,13 +60,7 @@ class Observations:
 
     def log_errors(self, adjustment: Adjustment) -> Float[np.ndarray, " observations"]:
         """log(predicted / measured): of every step, then of what the timelines add."""
-        if self._traced:
-            return self.log_errors_and_gradient(adjustment, ())[0]
-        step_s = np.zeros(len(self.runs))
-        for group in self.groups:
-            layouts = [self.runs[at].layout for at in group.runs]
-            step_s[list(group.runs)] = step_times_s(group.model.adjusted(adjustment), layouts)
-        return np.log(step_s / self._measured_s)
+        return self.log_errors_and_gradient(adjustment, ())[0]
 
     def log_errors_and_gradient(
         self, adjustment: Adjustment, names: Sequence[str], report: Report | None = None

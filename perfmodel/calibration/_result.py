@@ -51,13 +51,15 @@ class EndToEnd:
     """Mean of |predicted / measured - 1| over the runs, from the cost models alone."""
     error_after: float
     """The same of these very runs after the fit: no measure of accuracy."""
+    beyond: str = ""
+    """In words, where the runs as a whole are outside what predictions allow."""
     unexplained: tuple[tuple[str, float], ...]
     """Runs that no parameter explains, worst first, and how much longer they took than the parameters say."""
 
     @property
     def contradictions(self) -> tuple[str, ...]:
         """Where runs and tables disagree, in words."""
-        return tuple(p.contradiction for p in self.parameters if p.contradiction)
+        return tuple(text for text in (self.beyond, *(p.contradiction for p in self.parameters)) if text)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

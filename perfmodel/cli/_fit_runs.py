@@ -8,7 +8,6 @@ from typing import Any
 from perfmodel.cli._progress import Report
 from perfmodel.errors import PerfModelError
 
-
 _SHOWN = 8
 """Runs that are named where many stand apart."""
 
@@ -69,8 +68,8 @@ def show(report: dict[str, Any], out: Path) -> None:
         for name, excess in [*fitted["unexplained"].items()][:_SHOWN]:
             console.print(f"no parameter explains {name}: {excess:+.0%}")
         console.print(
-            f"mean error of these runs {fitted['error_before']:.1%} before, {fitted['error_after']:.1%} after the fit to "
-            f"them; {fitted['noise']:.1%} is left to noise"
+            f"mean error of these runs {fitted['error_before']:.1%} before, {fitted['error_after']:.1%} after the fit "
+            f"to them; {fitted['noise']:.1%} is left to noise"
         )
     for reason, count in report["skipped_runs"].items():
         console.print(f"{count} rows are no runs: {reason}")

@@ -16,8 +16,8 @@ from perfmodel.learn._collective_residual import ResidualNet
 from perfmodel.learn._collective_weights import CollectiveWeights, Corrected, MoeWeights, ReferenceGrid
 from perfmodel.learn._fine_tables import FineTables
 from perfmodel.learn._kriging import Component
-from perfmodel.learn._library import END_TO_END_FILE
 from perfmodel.learn._kriging_store import kriging_arrays, kriging_of
+from perfmodel.learn._library import END_TO_END_FILE
 from perfmodel.learn._local_intervals import LocalErrors
 
 SCHEMA: Final = "perfmodel-collectives/2"

@@ -9,7 +9,6 @@ from perfmodel.learn._regressor import Regressor
 from perfmodel.learn._rows import FAMILIES
 from perfmodel.learn._weights import load_regressor, read_header
 
-
 END_TO_END_FILE = "end_to_end.json"
 """Parameters that measured runs gave, beside the weights or alone."""
 

@@ -90,9 +90,7 @@ class Adjustment:
         """The parameters alone."""
         return replace(self, discrepancy=None)
 
-    def times(
-        self, ops: Sequence[Op], times: EventTimes, latency_s: Float64[np.ndarray, "n"]
-    ) -> EventTimes:
+    def times(self, ops: Sequence[Op], times: EventTimes, latency_s: Float64[np.ndarray, "n"]) -> EventTimes:
         """Times of events after the factors: latency e^alpha + (time - latency) e^beta (Hockney 1994, each
         term scaled by itself)."""
         factor = {name: float(np.exp(self.of[name])) for name in (*KERNEL_FACTORS, *LINK_FACTORS)}
@@ -101,8 +99,7 @@ class Adjustment:
         share = np.minimum(latency_s / np.maximum(times.time_s, 1e-300), 1.0)
         by = fixed * share + rest * (1 - share)
         told = (
-            END_TO_END if (pair[1] in self.informed) else was
-            for pair, was in zip(names, times.provenance, strict=True)
+            END_TO_END if (pair[1] in self.informed) else was for pair, was in zip(names, times.provenance, strict=True)
         )
         return EventTimes(times.time_s * by, times.lo_s * by, times.hi_s * by, tuple(told))
 

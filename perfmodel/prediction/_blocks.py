@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from perfmodel.cost import EventTimes
 from perfmodel.prediction._framework import Framework
 from perfmodel.prediction._placement import Placement
-from perfmodel.spec import Cluster, Collective, Job, KernelOp, Layout, Op
+from perfmodel.spec import Cluster, Job, KernelOp, Layout, Op
 from perfmodel.workload import BlockOps, Comm
 
 

@@ -12,8 +12,8 @@ from perfmodel.cost import CollectiveModel, KernelModel
 from perfmodel.errors import NoDataError
 from perfmodel.prediction._adjustment import Adjustment, load_adjustments
 from perfmodel.prediction._check import check_layout
-from perfmodel.prediction._explain import CriticalPath, breakdown
 from perfmodel.prediction._end_to_end import end_to_end_interval
+from perfmodel.prediction._explain import CriticalPath, breakdown
 from perfmodel.prediction._framework import EAGER, Framework
 from perfmodel.prediction._memory import CATEGORIES, saved_bytes
 from perfmodel.prediction._prediction import Prediction, StageMemory
