@@ -255,10 +255,9 @@ class StepModel:
             self._add_host_copies(bundle, out)
         if not self.adjusted_steps:
             return out
-        scale = np.prod([self.step_factors(layout) for layout in bundle.layouts], axis=1)
         structure = self.prepared(bundle.spec).structure
         pairs = self._once(("beside", bundle.spec), lambda: beside_passes(bundle.spec, structure))
-        return with_step_costs(out, self.host, scale, structure, pairs)
+        return with_step_costs(out, self.host, self._scale(bundle), structure, pairs)
 
     @property
     def adjusted_steps(self) -> bool:
@@ -270,6 +269,9 @@ class StepModel:
         adjustment = self.adjustment
         like = adjustment.discrepancy.mean(self.coordinates(layout)) if adjustment and adjustment.discrepancy else 0.0
         return self.host.slowest_of(layout.devices), float(np.exp(like))
+
+    def _scale(self, bundle: Bundle) -> Float[np.ndarray, " lanes"]:
+        return np.prod([self.step_factors(layout) for layout in bundle.layouts], axis=1)
 
     def coordinates(self, layout: Layout) -> Coordinates:
         """Where a layout of this model stands among runs."""
@@ -335,7 +337,7 @@ class StepModel:
             bounds = spec.micro_batches // spec.replicas * by_chunk.sum(axis=2)
             if spec.steps == 1 and spec.replicas == 1 and (spec.stage_map[:, 0] == np.arange(spec.stages)).all():
                 bounds = bounds + np.cumsum(by_chunk[:, :, 0], axis=1) - by_chunk[:, :, 0]
-            bound[list(bundle.lanes)] = bounds.max(axis=1)
+            bound[list(bundle.lanes)] = bounds.max(axis=1) * self._scale(bundle)
         return bound
 
     def evaluate(self, layouts: Sequence[Layout]) -> BatchResult:

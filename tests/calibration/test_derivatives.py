@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel import catalog
-from perfmodel.prediction import PARAMETERS, Adjustment, step_derivatives, step_model, step_times_s
+from perfmodel.prediction import PARAMETERS, Adjustment, Discrepancy, step_derivatives, step_model, step_times_s
 from perfmodel.spec import Job, Layout
 
 LAYOUTS = [
@@ -49,6 +49,17 @@ def test_adjusted_is_what_a_fresh_model_gives(fixed) -> None:
     back = fixed.adjusted(HERE).adjusted(None)
     assert np.allclose(step_times_s(back, LAYOUTS), step_times_s(fixed, LAYOUTS), rtol=1e-12)
     assert np.allclose(fixed.adjusted(HERE).evaluate(LAYOUTS).step_time_s, step_times_s(fresh, LAYOUTS), rtol=1e-4)
+
+
+def test_bounds_stay_bounds_where_runs_were_faster(fixed) -> None:
+    where = tuple(fixed.coordinates(layout) for layout in LAYOUTS)
+    near = Discrepancy(at=where, offset=(-0.3,) * len(where), variance=(1e-4,) * len(where), amplitude=0.1)
+    model = fixed.adjusted(replace(HERE, discrepancy=near))
+    assert np.allclose(
+        step_times_s(model, LAYOUTS), np.exp(-0.3) * step_times_s(fixed.adjusted(HERE), LAYOUTS), rtol=1e-3
+    )
+    assert (model.lower_bound_s(LAYOUTS[:3]) <= step_times_s(model, LAYOUTS[:3])).all()
+    assert near.spread(where[0]) < 0.01 * near.spread(tuple(x + 20 for x in where[0]))
 
 
 def test_parameters_are_what_they_say(fixed) -> None:
