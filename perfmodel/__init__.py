@@ -22,16 +22,18 @@ _HOME = {
     "Framework": "prediction", "Prediction": "prediction", "predict": "prediction",
     "compare_schedules": "prediction",
     "whatif": "what_if",
+    "EndToEnd": "calibration", "Run": "calibration", "calibrate_end_to_end": "calibration",
     "OpTable": "importers", "read_onnx": "importers", "read_sharded": "importers", "trace": "importers",
     "trace_program": "importers",
     "schedule_facts": "schedule",
     "SearchResult": "layout_search", "search": "layout_search",
-    "validate_cases": "validation", "validate_kernels": "validation",
+    "read_runs": "validation", "validate_cases": "validation", "validate_kernels": "validation",
     "gantt": "viz", "write_gantt": "viz", "write_trace": "viz",
 }  # fmt: skip
 _RENAMED = {"fit": "fit_calibration"}
 
 if TYPE_CHECKING:
+    from perfmodel.calibration import EndToEnd, Run, calibrate_end_to_end
     from perfmodel.catalog import cluster, clusters, device, devices, model, models
     from perfmodel.errors import PerfModelError
     from perfmodel.importers import OpTable, read_onnx, read_sharded, trace, trace_program
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from perfmodel.prediction import Framework, Prediction, compare_schedules, predict
     from perfmodel.schedule import schedule_facts
     from perfmodel.spec import Cluster, ConvNet, Device, Job, Layout, Mlp, NetworkLevel, PeakRates, Transformer
-    from perfmodel.validation import validate_cases, validate_kernels
+    from perfmodel.validation import read_runs, validate_cases, validate_kernels
     from perfmodel.viz import gantt, write_gantt, write_trace
     from perfmodel.what_if import whatif
 

@@ -1,4 +1,4 @@
-"""Calibrating a cluster for one model: which events to measure, and in which order."""
+"""Calibrating a cluster: which events to measure for a model and in which order, and what whole runs say."""
 
 from perfmodel.calibration._active import Round as Round
 from perfmodel.calibration._active import Selection as Selection
@@ -9,11 +9,15 @@ from perfmodel.calibration._calibrate import calibrate_model as calibrate_model
 from perfmodel.calibration._choose import choose as choose
 from perfmodel.calibration._choose import most_uncertain as most_uncertain
 from perfmodel.calibration._choose import step_variance as step_variance
+from perfmodel.calibration._end_to_end import calibrate_end_to_end as calibrate_end_to_end
 from perfmodel.calibration._model_plan import LayoutCost as LayoutCost
 from perfmodel.calibration._model_plan import ModelPlan as ModelPlan
 from perfmodel.calibration._model_plan import model_plan as model_plan
 from perfmodel.calibration._report import plan_report as plan_report
 from perfmodel.calibration._report import selection_text as selection_text
+from perfmodel.calibration._result import EndToEnd as EndToEnd
+from perfmodel.calibration._result import FittedParameter as FittedParameter
+from perfmodel.calibration._runs import Run as Run
 from perfmodel.calibration._steps import HALF_WIDTH as HALF_WIDTH
 from perfmodel.calibration._steps import LayoutSteps as LayoutSteps
 from perfmodel.calibration._steps import Steps as Steps

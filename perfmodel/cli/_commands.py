@@ -66,13 +66,25 @@ def search(arguments: argparse.Namespace) -> int:
 
 
 def fit(arguments: argparse.Namespace) -> int:
+    from perfmodel.cli import _fit_runs
     from perfmodel.learn import fit_calibration
 
+    _fit_runs.check(arguments)
+    summary: dict[str, Any] = {}
     with progress("fit") as report:
-        summary = fit_calibration(
-            arguments.tables, arguments.out, family=arguments.family, seed=arguments.seed, progress=report
-        )
-    _emit(arguments, summary, lambda: _show.fit(summary, arguments.out))
+        if arguments.tables:
+            summary = fit_calibration(
+                arguments.tables, arguments.out, family=arguments.family, seed=arguments.seed, progress=report
+            )
+        runs = _fit_runs.run(arguments, report) if arguments.runs else {}
+
+    def show() -> None:
+        if summary:
+            _show.fit(summary, arguments.out)
+        if runs:
+            _fit_runs.show(runs, arguments.out)
+
+    _emit(arguments, summary | runs, show)
     return 0
 
 

@@ -111,8 +111,15 @@ def _timeline(commands: "argparse._SubParsersAction[_Parser]") -> None:
 
 
 def _fit(commands: "argparse._SubParsersAction[_Parser]") -> None:
-    command = commands.add_parser("fit", help="train cost models from tables of measurements")
-    command.add_argument("tables", nargs="+", type=Path, metavar="TABLE", help="csv, csv.gz or parquet")
+    command = commands.add_parser("fit", help="train cost models from tables of measurements and of runs")
+    command.add_argument("tables", nargs="*", type=Path, metavar="TABLE", help="csv, csv.gz or parquet")
+    command.add_argument(
+        "--runs", type=Path, metavar="RUNS.csv", help="measured steps of whole runs (columns of validate cases)"
+    )
+    command.add_argument(
+        "--base", type=Path, metavar="DIR", help="calibration that --runs corrects (default: TABLEs, else the shipped)"
+    )
+    command.add_argument("--strict", action="store_true", help="refuse runs that contradict the tables")
     command.add_argument("--out", type=Path, required=True, metavar="DIR", help="calibration directory to write")
     command.add_argument("--family", metavar="F", help="only this op family")
     command.add_argument("--seed", type=int, default=0)

@@ -26,8 +26,10 @@ from perfmodel.learn._kriging import Hyperparameters as Hyperparameters
 from perfmodel.learn._kriging import Points as Points
 from perfmodel.learn._kriging import covariance as covariance
 from perfmodel.learn._kriging_hyper import fit_hyperparameters as fit_hyperparameters
+from perfmodel.learn._library import END_TO_END_FILE as END_TO_END_FILE
 from perfmodel.learn._library import kernel_records as kernel_records
 from perfmodel.learn._library import load_family as load_family
+from perfmodel.learn._library import measured_kinds as measured_kinds
 from perfmodel.learn._library import shipped_folder as shipped_folder
 from perfmodel.learn._library import weights_folder as weights_folder
 from perfmodel.learn._machine import Figures as Figures

@@ -17,6 +17,7 @@ from perfmodel.learn._collective_weights import CollectiveWeights, Corrected, Mo
 from perfmodel.learn._fine_tables import FineTables
 from perfmodel.learn._kriging import Component
 from perfmodel.learn._kriging_store import kriging_arrays, kriging_of
+from perfmodel.learn._library import END_TO_END_FILE
 from perfmodel.learn._local_intervals import LocalErrors
 
 SCHEMA: Final = "perfmodel-collectives/2"
@@ -71,7 +72,7 @@ def load_collective_weights(calibration: Path | None = None) -> CollectiveWeight
         path = Path(str(files("perfmodel.learn") / "weights" / FILE_NAME))
     else:
         path = Path(calibration)
-        if path.is_dir() and not (path / FILE_NAME).exists() and any(path.glob("*.safetensors")):
+        if path.is_dir() and not (path / FILE_NAME).exists() and _holds_others(path):
             return load_collective_weights()
         path = path / FILE_NAME if path.suffix != ".safetensors" else path
     if not path.is_file():
@@ -88,6 +89,10 @@ def load_collective_weights(calibration: Path | None = None) -> CollectiveWeight
         return _weights(meta, arrays)
     except (KeyError, IndexError, ValueError, TypeError) as error:
         raise CalibrationError(f"{path}: incomplete weights file ({error!r}); fit it again") from None
+
+
+def _holds_others(folder: Path) -> bool:
+    return any(folder.glob("*.safetensors")) or (folder / END_TO_END_FILE).is_file()
 
 
 def _weights(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> CollectiveWeights:

@@ -9,6 +9,9 @@ from perfmodel.learn._regressor import Regressor
 from perfmodel.learn._rows import FAMILIES
 from perfmodel.learn._weights import load_regressor, read_header
 
+END_TO_END_FILE = "end_to_end.json"
+"""Parameters that measured runs gave, beside the weights or alone."""
+
 
 def shipped_folder() -> Path:
     """The folder of the weights that come with the package."""
@@ -26,7 +29,7 @@ def weights_folder(calibration: Path | str | None) -> Path:
     folder = Path(calibration)
     if not folder.is_dir():
         raise CalibrationError(f"{folder}: no such calibration; make one with `perfmodel fit TABLE --out {folder}`")
-    if not any(folder.glob("*.safetensors")):
+    if not any(folder.glob("*.safetensors")) and not (folder / END_TO_END_FILE).is_file():
         raise CalibrationError(f"{folder}: holds no weights (*.safetensors); make them with `perfmodel fit`")
     return folder.resolve()
 
@@ -44,6 +47,19 @@ def load_family(folder: Path, family: str) -> tuple[Regressor, ...]:
 
 def _belongs(path: Path, family: str) -> bool:
     return path.stem == family or path.stem.startswith(f"{family}_")
+
+
+def measured_kinds(calibration: Path | str | None, device: str, family: str) -> dict[str, int]:
+    """By kind (`dtype/op/pass`), how many measured kernels of a device its regressors of a family rest on."""
+    counts: dict[str, int] = {}
+    for folder in dict.fromkeys((weights_folder(calibration), shipped_folder())):
+        for path in sorted(folder.glob("*.safetensors")):
+            if _belongs(path, family):
+                for stack in read_header(path)["stacks"]:
+                    if stack["figures"]["name"] == device:
+                        for kind, n in stack["kinds"].items():
+                            counts[kind] = counts.get(kind, 0) + n
+    return counts
 
 
 def kernel_records(folder: Path | None = None) -> dict[str, dict[str, Any]]:

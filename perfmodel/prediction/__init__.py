@@ -1,8 +1,20 @@
 """Model + cluster + layout -> prediction."""
 
+from perfmodel.prediction._adjustment import HOST_FACTORS as HOST_FACTORS
+from perfmodel.prediction._adjustment import KERNEL_FACTORS as KERNEL_FACTORS
+from perfmodel.prediction._adjustment import LINK_FACTORS as LINK_FACTORS
+from perfmodel.prediction._adjustment import LOSSES as LOSSES
+from perfmodel.prediction._adjustment import PARAMETERS as PARAMETERS
+from perfmodel.prediction._adjustment import Adjustment as Adjustment
+from perfmodel.prediction._adjustment import factors_of as factors_of
+from perfmodel.prediction._adjustment import load_adjustments as load_adjustments
+from perfmodel.prediction._adjustment import save_adjustments as save_adjustments
 from perfmodel.prediction._check import check_layout as check_layout
 from perfmodel.prediction._compare import Compared as Compared
 from perfmodel.prediction._compare import compare_schedules as compare_schedules
+from perfmodel.prediction._discrepancy import Discrepancy as Discrepancy
+from perfmodel.prediction._discrepancy import covariance as covariance
+from perfmodel.prediction._end_to_end import GAUSS_90 as GAUSS_90
 from perfmodel.prediction._explain import event_label as event_label
 from perfmodel.prediction._framework import COMPILED as COMPILED
 from perfmodel.prediction._framework import EAGER as EAGER
@@ -14,6 +26,10 @@ from perfmodel.prediction._predict import step_model as step_model
 from perfmodel.prediction._prediction import CriticalEvent as CriticalEvent
 from perfmodel.prediction._prediction import Prediction as Prediction
 from perfmodel.prediction._prediction import StageMemory as StageMemory
+from perfmodel.prediction._sensitivity import StepDerivatives as StepDerivatives
+from perfmodel.prediction._sensitivity import step_derivatives as step_derivatives
+from perfmodel.prediction._sensitivity import step_times_s as step_times_s
 from perfmodel.prediction._shares import EventShares as EventShares
 from perfmodel.prediction._shares import event_shares as event_shares
+from perfmodel.prediction._step_model import Prepared as Prepared
 from perfmodel.prediction._step_model import StepModel as StepModel

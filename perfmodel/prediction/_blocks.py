@@ -5,7 +5,7 @@ dot products of event counts and event times. Everything above works on these fe
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 
@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from perfmodel.cost import EventTimes
 from perfmodel.prediction._framework import Framework
 from perfmodel.prediction._placement import Placement
-from perfmodel.spec import Cluster, Collective, Job, KernelOp, Layout, Op
+from perfmodel.spec import Cluster, Job, KernelOp, Layout, Op
 from perfmodel.workload import BlockOps, Comm
 
 
@@ -50,6 +50,17 @@ class BlockTable:
     """Idle time between kernels, and launch-bound excess over the kernels' own time."""
     exposed: Float[np.ndarray, " ops"]
     """Share of each event's time that is not hidden behind others (1 for kernels)."""
+    overlappable: Bool[np.ndarray, " ops"]
+    """Collectives that do not depend on the kernels of their phase."""
+    ring_steps: int
+    """Parts that `tp_overlap` cuts the other collectives into; 1 for none."""
+
+    def retimed(self, times: EventTimes, framework: Framework) -> "BlockTable":
+        """The same events with other times and host costs."""
+        gap_s, exposed = _idle_and_exposed(
+            self.counts, times.time_s, self.groups, self.overlappable, self.ring_steps, framework
+        )
+        return replace(self, times=times, gap_s=gap_s, exposed=exposed)
 
     @property
     def pairs(self) -> list[tuple[BlockOps, int]]:
@@ -146,21 +157,21 @@ def block_table(
     rows = np.array(entries).reshape(-1, 4)
     np.add.at(counts, tuple(rows[:, :3].astype(int).T), rows[:, 3])
     times = timed(ops)
-    is_kernel = np.array([not isinstance(op, Collective) for op in ops])
-    launches, busy_s = counts.sum(axis=2), counts @ times.time_s
-    # the device waits for the host where launching takes longer than what is launched runs
-    gap_s = np.maximum(launches * framework.kernel_gap_s, launches * framework.host_op_s - busy_s)
+    groups = tuple(group for _, group, _ in index)
     overlappable = np.array([flag for *_, flag in index], bool)
-    exposed = _exposed(counts, times.time_s, is_kernel, overlappable, layout)
+    ring_steps = layout.tp if layout.tp_overlap else 1
+    gap_s, exposed = _idle_and_exposed(counts, times.time_s, groups, overlappable, ring_steps, framework)
     return BlockTable(
         blocks=tuple(b for b, _ in blocks),
         repeats=tuple(n for _, n in blocks),
         ops=ops,
-        groups=tuple(group for _, group, _ in index),
+        groups=groups,
         counts=counts,
         times=times,
         gap_s=gap_s,
         exposed=exposed,
+        overlappable=overlappable,
+        ring_steps=ring_steps,
     )
 
 
@@ -174,12 +185,29 @@ def _phases(block: BlockOps) -> tuple[tuple[Phase, tuple[tuple[KernelOp, int], .
     )
 
 
+def _idle_and_exposed(
+    counts: Float[np.ndarray, "blocks phases ops"],
+    time_s: Float[np.ndarray, " ops"],
+    groups: Sequence[str],
+    overlappable: Bool[np.ndarray, " ops"],
+    ring_steps: int,
+    framework: Framework,
+) -> tuple[Float[np.ndarray, "blocks phases"], Float[np.ndarray, " ops"]]:
+    """`gap_s` and `exposed` of a table whose events take so long."""
+    launches, busy_s = counts.sum(axis=2), counts @ time_s
+    # the device waits for the host where launching takes longer than what is launched runs
+    gap_s = np.maximum(launches * framework.kernel_gap_s, launches * framework.host_op_s - busy_s)
+    is_kernel = np.array([group == "" for group in groups], bool)
+    exposed = _exposed(counts, time_s, is_kernel, overlappable, ring_steps)
+    return gap_s, exposed + framework.tp_overlap_loss * (1 - exposed)
+
+
 def _exposed(
     counts: Float[np.ndarray, "blocks phases ops"],
     time_s: Float[np.ndarray, " ops"],
     is_kernel: Bool[np.ndarray, " ops"],
     overlappable: Bool[np.ndarray, " ops"],
-    layout: Layout,
+    ring_steps: int,
 ) -> Float[np.ndarray, " ops"]:
     """Share of each event's time that cannot hide behind the kernels beside it.
 
@@ -192,8 +220,8 @@ def _exposed(
     seconds = counts * time_s
     compute_s = seconds[:, :, is_kernel].sum(axis=2)
     compute_s[:, Phase.BACKWARD_INPUT] += compute_s[:, Phase.BACKWARD_WEIGHT]
-    for group, first in ((overlappable, 0.0), (~is_kernel & ~overlappable, 1 / layout.tp)):
-        if not group.any() or (first and not (layout.tp_overlap and layout.tp > 1)):
+    for group, first in ((overlappable, 0.0), (~is_kernel & ~overlappable, 1 / ring_steps)):
+        if not group.any() or first == 1:
             continue
         comm_s = seconds[:, :, group].sum(axis=2)
         used = comm_s > 0

@@ -101,6 +101,8 @@ class CriticalPath:
         self.half_width = np.concatenate(half_width)
         copies = np.isin(model.prepared(bundle.spec).structure.class_kind, (Kind.OFFLOAD, Kind.RELOAD))
         self.copies_s = float((gradient * durations)[copies].sum())
+        accounted_s = float(self.seconds.sum()) + self.gap_s + self.copies_s
+        self.step_costs_s = float(gradient @ durations) - accounted_s if model.adjusted_steps else 0.0
 
     def events(self) -> tuple[CriticalEvent, ...]:
         """Events by falling share; host and launch gaps, and copies to the host, as events of their own."""
@@ -114,6 +116,9 @@ class CriticalPath:
             named.append(CriticalEvent(event="kernel launch gaps", count=1.0, time_s=self.gap_s))
         if self.copies_s > 0:
             named.append(CriticalEvent(event="copies to and from the host", count=1.0, time_s=self.copies_s))
+        if self.step_costs_s:
+            name = "stragglers, lost overlap, overhead, and what like runs showed"
+            named.append(CriticalEvent(event=name, count=1.0, time_s=self.step_costs_s))
         return tuple(sorted(named, key=lambda e: -e.time_s))
 
     def provenance_shares(self) -> dict[str, float]:
@@ -133,7 +138,7 @@ class CriticalPath:
         family: dict[str, float] = defaultdict(float)
         for op, seconds, half in zip(self.ops, self.seconds.tolist(), self.half_width.tolist(), strict=True):
             family[op.family] += seconds * half
-        total = float(self.seconds.sum()) + self.gap_s + self.copies_s
+        total = float(self.seconds.sum()) + self.gap_s + self.copies_s + self.step_costs_s
         events = sum(v**2 for v in family.values()) / total**2
         lower, upper = ((events + own**2) ** 0.5 for own in (framework.faster, framework.slower))
         return max(0.0, 1 - lower), 1 + upper
@@ -152,7 +157,7 @@ def breakdown(
     without_dp_s: float,
     without_comm_s: float,
 ) -> dict[str, float]:
-    """Mean seconds per pipeline rank by activity; sums to the step time.
+    """Mean seconds per pipeline rank by activity; sums to the step time (lost overlap counts as bubble).
 
     `without_dp_s` and `without_comm_s` are the step times with data-parallel communication, and
     with sends as well, taken away: what they add is what the schedule leaves exposed.
@@ -178,8 +183,15 @@ def breakdown(
     result |= {f"{name}_communication": value for name, value in comm_by_group.items()}
     result["kernel_launch_gaps"] = gap
     busy = durations * compute_count
-    result["optimizer"] = float(busy[structure.class_kind == Kind.OPTIMIZER].sum() / spec.stages)
-    result["data_parallel_communication_exposed"] = step_s - without_dp_s
-    result["pipeline_communication_exposed"] = without_dp_s - without_comm_s
+    overhead_s, (slowest, like) = model.host.step_overhead_s, model.step_factors(layout)
+    optimizer_s = float(busy[structure.class_kind == Kind.OPTIMIZER].sum() / spec.stages)
+    result["optimizer"] = max(0.0, optimizer_s - overhead_s) / (slowest * like)
+    result["data_parallel_communication_exposed"] = (step_s - without_dp_s) / (slowest * like)
+    result["pipeline_communication_exposed"] = (without_dp_s - without_comm_s) / (slowest * like)
+    if model.adjusted_steps:
+        result["step_overhead"] = min(overhead_s, optimizer_s)  # inference has neither
+        usual_s = (step_s - result["step_overhead"]) / (slowest * like)
+        result["stragglers"] = usual_s * (slowest - 1)
+        result["beyond_all_parameters"] = usual_s * slowest * (like - 1)
     result["bubble"] = step_s - sum(result.values())
     return result

@@ -1,6 +1,7 @@
 """What the training framework adds to the sum of its kernels: named, physical constants."""
 
 from dataclasses import dataclass
+from math import exp, log, sqrt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,6 +15,16 @@ class Framework:
     and backward of a nanotron layer of some 40 operators, half of that per operator in Megatron."""
     kernel_gap_s: float = 1.0e-6
     """Device idle time between two dependent kernels of one stream."""
+    tp_overlap_loss: float = 0.0
+    """Share of a block's hidden collectives that shows after all: they take part of the device from the kernels
+    they hide behind."""
+    dp_overlap_loss: float = 0.0
+    """The same of gradient reductions and weight gathers that run beside passes."""
+    straggling: float = 0.0
+    """Relative spread of the ranks' speeds. A step waits for the slowest of n ranks, which takes
+    exp(spread sqrt(2 ln n)) of the usual time (mean of the largest of n normal draws, to first order)."""
+    step_overhead_s: float = 0.0
+    """Time of a step that no kernel accounts for: data loading, logging, bookkeeping."""
     context_bytes: float = 1.0e9
     """CUDA context, library handles and communicator buffers that no tensor accounts for."""
     memory_margin: float = 0.04
@@ -23,6 +34,15 @@ class Framework:
     """90 % range of what no kernel table knows, relative to the step time: kernels timed alone run at clocks and with
     caches that training does not sustain, and stragglers, contention and unmodelled work only ever add. Most of the
     published runs lie between the prediction and a quarter above it."""
+
+    @property
+    def costs_steps(self) -> bool:
+        """Whether a step takes more than its events and the gaps between them."""
+        return self.dp_overlap_loss > 0 or self.straggling > 0 or self.step_overhead_s > 0
+
+    def slowest_of(self, ranks: int) -> float:
+        """Time of the slowest of so many ranks, relative to the usual one."""
+        return exp(self.straggling * sqrt(2 * log(ranks)))
 
 
 EAGER = Framework()

@@ -10,7 +10,9 @@ from jaxtyping import Float
 from perfmodel import catalog
 from perfmodel.cost import CollectiveModel, KernelModel
 from perfmodel.errors import NoDataError
+from perfmodel.prediction._adjustment import Adjustment, load_adjustments
 from perfmodel.prediction._check import check_layout
+from perfmodel.prediction._end_to_end import end_to_end_interval
 from perfmodel.prediction._explain import CriticalPath, breakdown
 from perfmodel.prediction._framework import EAGER, Framework
 from perfmodel.prediction._memory import CATEGORIES, saved_bytes
@@ -28,7 +30,6 @@ Term = tuple[Prepared, Float[np.ndarray, " classes"], float]
 """A program, the durations of its classes, and the weight of its makespan in the step time."""
 
 
-@lru_cache(maxsize=64)
 def step_model(
     model: Model,
     cluster: Cluster,
@@ -36,7 +37,24 @@ def step_model(
     calibration: Path | None = None,
     framework: Framework = EAGER,
 ) -> StepModel:
-    """The step model of a model, cluster and job, kept for later calls with the same arguments."""
+    """The step model of a model, cluster and job, kept for later calls with the same arguments.
+
+    Raises:
+        CalibrationError: `calibration` holds unreadable weights or parameters of runs.
+    """
+    adjustment = load_adjustments(calibration).get(cluster.device.name)
+    return _step_model(model, cluster, job, calibration, framework, adjustment)
+
+
+@lru_cache(maxsize=64)
+def _step_model(
+    model: Model,
+    cluster: Cluster,
+    job: Job,
+    calibration: Path | None,
+    framework: Framework,
+    adjustment: Adjustment | None,
+) -> StepModel:
     return StepModel(
         model=model,
         job=job,
@@ -44,6 +62,7 @@ def step_model(
         kernels=KernelModel.load(calibration),
         collectives=CollectiveModel.load(calibration),
         framework=framework,
+        adjustment=adjustment,
     )
 
 
@@ -97,7 +116,7 @@ def explain(fixed: StepModel, layout: Layout, *, timeline: bool = False, strict:
     prepared, durations, _ = terms[0]
     step_s, gradient, compute_count = per_step(terms)
     path = CriticalPath(fixed, bundle, durations, gradient)
-    lower, upper = path.interval(fixed.framework)
+    lower, upper = _interval(fixed, layout, path)
     memory = stage_memory(fixed, bundle)
     capacity = fixed.cluster.device.memory_bytes
     provenance = path.provenance_shares()
@@ -136,6 +155,12 @@ def explain(fixed: StepModel, layout: Layout, *, timeline: bool = False, strict:
         saved_bytes_per_stage=tuple((bundle.counts.sum(axis=1) @ saved_bytes([layout], bundle.tables)[0]).tolist()),
         timeline=times(prepared.compiled, durations) if timeline else None,
     )
+
+
+def _interval(fixed: StepModel, layout: Layout, path: CriticalPath) -> tuple[float, float]:
+    if fixed.adjustment is not None:
+        return end_to_end_interval(fixed, fixed.adjustment, layout, path)
+    return path.interval(fixed.framework)
 
 
 def stage_memory(fixed: StepModel, bundle: Bundle) -> tuple[StageMemory, ...]:

@@ -13,20 +13,23 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.cost import EventTimes, PricesCollectives, PricesKernels, event_times
+from perfmodel.prediction._adjustment import Adjustment
 from perfmodel.prediction._blocks import BlockTable, Phase, block_table
 from perfmodel.prediction._classes import EventClasses, PassClasses, event_entries, pass_classes
 from perfmodel.prediction._communication import communication_events
+from perfmodel.prediction._discrepancy import Coordinates, coordinates
 from perfmodel.prediction._framework import Framework
 from perfmodel.prediction._live import live_state
 from perfmodel.prediction._memory import MemoryBatch, host_bandwidth, memory_batch, saved_bytes
 from perfmodel.prediction._program_spec import program_spec
 from perfmodel.prediction._stages import layer_count, stage_blocks
+from perfmodel.prediction._step_costs import beside_passes, with_step_costs
 from perfmodel.prediction._variants import PLAIN, Variant, on_slice, sliced_job
 from perfmodel.program import N_STREAMS, Kind, ProgramSpec, Stream, Structure, build
 from perfmodel.schedule import PassTimes, get_schedule
-from perfmodel.spec import Cluster, Job, Layout, Model, Op
+from perfmodel.spec import Cluster, Collective, Job, Layout, Model, Op
 from perfmodel.timeline import CompiledStructure, ProgramBatch, compile_structure, load_or_compile, makespan_many
-from perfmodel.workload import Shard, blocks
+from perfmodel.workload import Shard, blocks, parameter_count
 
 T = TypeVar("T")
 _WITHOUT_PRICES = ("spec", "prepared", "stages", "pass classes", "live")
@@ -75,6 +78,9 @@ class StepModel:
     kernels: PricesKernels = field(repr=False)
     collectives: PricesCollectives = field(repr=False)
     framework: Framework = field(default_factory=Framework)
+    """Host costs before `adjustment`."""
+    adjustment: Adjustment | None = None
+    """What measured runs said, on top of the cost models."""
     _memo: dict[Hashable, object] = field(default_factory=dict, repr=False)
 
     def _once(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -99,7 +105,36 @@ class StepModel:
             known.update(zip(new, zip(*columns, strict=True), strict=True))
         rows = [known[op] for op in ops]
         time_s, lo_s, hi_s = np.array([row[:3] for row in rows], float).reshape(-1, 3).T
-        return EventTimes(time_s=time_s, lo_s=lo_s, hi_s=hi_s, provenance=tuple(row[3] for row in rows))
+        times = EventTimes(time_s=time_s, lo_s=lo_s, hi_s=hi_s, provenance=tuple(row[3] for row in rows))
+        return self.adjustment.times(ops, times, self._latency_s(ops)) if self.adjustment else times
+
+    def _latency_s(self, ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
+        """What collectives take that carry next to nothing; 0 for kernels."""
+        known: dict[Op, float] = self._once("latencies", dict)
+        new = list(dict.fromkeys(op for op in ops if isinstance(op, Collective) and op not in known))
+        if new:
+            empty = self.collectives.times(self.cluster, [replace(op, bytes=1.0) for op in new])
+            known.update(zip(new, empty.time_s.tolist(), strict=True))
+        return np.array([known.get(op, 0.0) for op in ops])
+
+    @property
+    def host(self) -> Framework:
+        """Host costs as the runs have them."""
+        adjustment = self.adjustment
+        return self._once("host", lambda: adjustment.framework(self.framework)) if adjustment else self.framework
+
+    def adjusted(self, adjustment: Adjustment | None) -> "StepModel":
+        """The same step with other parameters: everything but times is shared."""
+        for shared in ("events", "latencies"):  # as the cost models have them
+            self._once(shared, dict)
+        kept = {key: value for key, value in self._memo.items() if key not in ("host", "placed", "batch")}
+        other = replace(self, adjustment=adjustment, _memo=kept)
+        for key, value in list(kept.items()):
+            if isinstance(value, BlockTable):
+                kept[key] = value.retimed(other.timed(value.ops), other.host)
+            elif isinstance(value, EventClasses):
+                kept[key] = replace(value, times=other.timed(value.ops))
+        return other
 
     def table(self, layout: Layout) -> BlockTable:
         """Timed blocks of the layout's shard (raises `LayoutError` if the model does not divide)."""
@@ -110,7 +145,7 @@ class StepModel:
 
     def _table(self, layout: Layout) -> BlockTable:
         of_shard = blocks(self.model, self.job, Shard.of(layout))
-        return block_table(of_shard, layout, self.job, self.cluster, self.timed, self.framework)
+        return block_table(of_shard, layout, self.job, self.cluster, self.timed, self.host)
 
     def variant_table(self, layout: Layout, variant: Variant, slices: int) -> BlockTable:
         """Timed blocks of a pass that computes several micro-batches, or one of `slices` slices."""
@@ -123,7 +158,7 @@ class StepModel:
     def _slice_table(self, layout: Layout, index: int, slices: int) -> BlockTable:
         job = sliced_job(self.job, slices)
         of_shard = on_slice(blocks(self.model, job, Shard.of(layout)), index)
-        return block_table(of_shard, layout, job, self.cluster, self.timed, self.framework)
+        return block_table(of_shard, layout, job, self.cluster, self.timed, self.host)
 
     # --- programs ---------------------------------------------------------------------------------
 
@@ -226,7 +261,30 @@ class StepModel:
                     out[:, where] = of_block @ passes.blocks[where].T
         if bundle.spec.offload:
             self._add_host_copies(bundle, out)
-        return out
+        if not self.adjusted_steps:
+            return out
+        structure = self.prepared(bundle.spec).structure
+        pairs = self._once(("beside", bundle.spec), lambda: beside_passes(bundle.spec, structure))
+        return with_step_costs(out, self.host, self._scale(bundle), structure, pairs)
+
+    @property
+    def adjusted_steps(self) -> bool:
+        """Whether a step takes anything else than its events and the gaps between them."""
+        return self.host.costs_steps or bool(self.adjustment and self.adjustment.discrepancy)
+
+    def step_factors(self, layout: Layout) -> tuple[float, float]:
+        """What stragglers, and what runs like this one have shown beyond all parameters, multiply the step by."""
+        adjustment = self.adjustment
+        like = adjustment.discrepancy.mean(self.coordinates(layout)) if adjustment and adjustment.discrepancy else 0.0
+        return self.host.slowest_of(layout.devices), float(np.exp(like))
+
+    def _scale(self, bundle: Bundle) -> Float[np.ndarray, " lanes"]:
+        return np.prod([self.step_factors(layout) for layout in bundle.layouts], axis=1)
+
+    def coordinates(self, layout: Layout) -> Coordinates:
+        """Where a layout of this model stands among runs."""
+        parameters = self._once("parameters", lambda: parameter_count(self.model))
+        return coordinates(parameters, self.job.seq_len, layout)
 
     def _add_host_copies(self, bundle: Bundle, out: Float[np.ndarray, "lanes classes"]) -> None:
         """Copies of a stage's activations to and from host memory, at the link's nominal rate."""
@@ -287,7 +345,7 @@ class StepModel:
             bounds = spec.micro_batches // spec.replicas * by_chunk.sum(axis=2)
             if spec.steps == 1 and spec.replicas == 1 and (spec.stage_map[:, 0] == np.arange(spec.stages)).all():
                 bounds = bounds + np.cumsum(by_chunk[:, :, 0], axis=1) - by_chunk[:, :, 0]
-            bound[list(bundle.lanes)] = bounds.max(axis=1)
+            bound[list(bundle.lanes)] = bounds.max(axis=1) * self._scale(bundle)
         return bound
 
     def evaluate(self, layouts: Sequence[Layout]) -> BatchResult:

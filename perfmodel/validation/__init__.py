@@ -11,6 +11,7 @@ from perfmodel.validation._live_cases import live_cases as live_cases
 from perfmodel.validation._live_collectives import CollectiveCase as CollectiveCase
 from perfmodel.validation._live_collectives import collective_cases as collective_cases
 from perfmodel.validation._live_report import live_report as live_report
+from perfmodel.validation._runs import read_runs as read_runs
 from perfmodel.validation._schedule_tables import bubble_table as bubble_table
 from perfmodel.validation._schedule_tables import memory_table as memory_table
 from perfmodel.validation._schedule_tables import version_table as version_table

@@ -43,10 +43,10 @@ def validate_cases(
     """
     tables, ignored = [], {}
     for file in files:
-        table = _read(Path(file))
-        missing = [name for name in _NEEDED if name not in table]
+        table = read_rows(Path(file))
+        missing = missing_column(table)
         if missing:
-            ignored[str(file)] = f"not a table of runs (no column {missing[0]})"
+            ignored[str(file)] = f"not a table of runs (no column {missing})"
         else:
             tables.append(table)
     if not tables:
@@ -58,7 +58,17 @@ def validate_cases(
     return _report(runs, predicted) | {"skipped_files": ignored}
 
 
-def _read(path: Path) -> pd.DataFrame:
+def missing_column(table: pd.DataFrame) -> str | None:
+    """The first column that a table of runs needs and this one lacks."""
+    return next((name for name in _NEEDED if name not in table), None)
+
+
+def read_rows(path: Path) -> pd.DataFrame:
+    """Any csv file.
+
+    Raises:
+        TableError: a file that is missing or no table.
+    """
     if not path.is_file():
         raise TableError(f"{path}: no such file")
     try:

@@ -195,6 +195,7 @@ def _in_scenario(fixed: StepModel, scenario: Scenario) -> StepModel:
         kernels=kernels,
         collectives=DelayedCollectives(fixed.collectives, delays_s) if delays_s else fixed.collectives,
         framework=scenario.framework(fixed.framework),
+        adjustment=fixed.adjustment,
     )
 
 

@@ -1,0 +1,176 @@
+"""Parameters of the cost models from measured runs, through the timeline."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from math import expm1
+from pathlib import Path
+
+import numpy as np
+
+from perfmodel.calibration._observations import Observations, Report
+from perfmodel.calibration._posterior import DEGREES_OF_FREEDOM, Posterior, maximise, robust_weight
+from perfmodel.calibration._priors import AMPLITUDE, NOISE, Prior, priors
+from perfmodel.calibration._result import EndToEnd, FittedParameter, mean_error
+from perfmodel.calibration._runs import Run
+from perfmodel.errors import PerfModelError
+from perfmodel.io import write_bytes
+from perfmodel.prediction import (
+    EAGER,
+    GAUSS_90,
+    KERNEL_FACTORS,
+    LINK_FACTORS,
+    LOSSES,
+    Adjustment,
+    Discrepancy,
+    covariance,
+    save_adjustments,
+)
+
+_FELT = 0.005
+"""Change of a step, by one standard deviation of a prior, from which a run says something of a parameter."""
+_NARROWED = 0.9
+
+
+def calibrate_end_to_end(
+    runs: Sequence[Run],
+    *,
+    out: Path | str | None = None,
+    base: Path | str | None = None,
+    strict: bool = False,
+    progress: Report | None = None,
+) -> dict[str, EndToEnd]:
+    """Fit the physical parameters that move predicted steps to measured runs, device by device.
+
+    The parameters (`perfmodel.prediction.PARAMETERS`) are log factors of kernel families, of latency and inverse
+    bandwidth of each network tier, and of host costs; and losses: overlap, stragglers, overhead per step. Their priors
+    are what the tables say, as wide as the tables' own intervals allow; the posterior's maximum is found by
+    Gauss-Newton steps whose gradients come through the timeline, and its width by Laplace's approximation.
+
+    Args:
+        runs: what was run and measured; a dozen layouts say more than a dozen repeats of one.
+        out: calibration directory to leave the parameters in, for `calibration=` of every prediction.
+        base: calibration directory whose cost models the runs correct; the shipped one by default.
+        strict: refuse where runs contradict the tables.
+
+    Returns:
+        By device, the fit.
+
+    Raises:
+        PerfModelError: no runs, a run that cannot be laid out, or under `strict` a contradiction.
+    """
+    if not runs:
+        raise PerfModelError("end-to-end calibration: no runs to fit to; give measured step times")
+    by_device: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        by_device[run.cluster.device.name].append(run)
+    folder = None if base is None else Path(base)
+    found = {device: _fit(device, own, folder, progress) for device, own in by_device.items()}
+    contradictions = [text for fitted in found.values() for text in fitted.contradictions]
+    if strict and contradictions:
+        raise PerfModelError(f"{'; '.join(contradictions)}; look at the runs and the tables, or drop --strict")
+    if out is not None:
+        _copy_weights(folder, Path(out))
+        save_adjustments(Path(out), {device: fitted.adjustment for device, fitted in found.items()})
+    return found
+
+
+def _copy_weights(base: Path | None, out: Path) -> None:
+    """The parameters belong to the cost models that they correct."""
+    if base is None or base.resolve() == out.resolve():
+        return
+    for path in sorted(base.glob("*.safetensors")):
+        write_bytes(out / path.name, path.read_bytes())
+
+
+def _fit(device: str, runs: Sequence[Run], base: Path | None, progress: Report | None) -> EndToEnd:
+    observed = Observations(runs, base)
+    known = priors(((g.model, [runs[at].layout for at in g.runs]) for g in observed.groups), base, device)
+    names = tuple(prior.name for prior in known)
+    start = Adjustment(device=device, values=tuple((name, 0.0) for name in names))
+    before = observed.log_errors(start)[: len(runs)]
+    n, p = len(runs), len(known)
+    # offsets of runs are factor @ z with z standard normal
+    factor = np.zeros((len(observed.weight), n))
+    factor[:n] = np.linalg.cholesky(covariance(observed.coordinates, AMPLITUDE))
+    posterior = maximise(
+        lambda x: observed.log_errors_and_gradient(start.at(names, x), names, progress),
+        factor,
+        observed.weight,
+        np.array([prior.sd for prior in known]),
+        np.array([prior.lowest for prior in known]),
+        NOISE,
+    )
+    parameters = tuple(_parameter(i, prior, posterior, n, device) for i, prior in enumerate(known))
+    offset, error = (factor @ posterior.values[p:])[:n], posterior.errors[:n]
+    adjustment = Adjustment(
+        device=device,
+        values=tuple(zip(names, posterior.values[:p].tolist(), strict=True)),
+        covariance=tuple(map(tuple, posterior.covariance[:p, :p].tolist())),
+        informed=frozenset(p.name for p in parameters if p.informed),
+        half_width=tuple((prior.name, prior.half_width) for prior in known if prior.half_width),
+        noise=posterior.noise,
+        degrees_of_freedom=DEGREES_OF_FREEDOM,
+        discrepancy=Discrepancy(
+            at=tuple(map(tuple, observed.coordinates.tolist())),
+            offset=tuple(offset.tolist()),
+            variance=tuple((posterior.noise**2 / robust_weight(error, posterior.noise)).tolist()),
+            amplitude=AMPLITUDE,
+        ),
+    )
+    apart = np.abs(offset) + np.abs(error)
+    return EndToEnd(
+        device=device,
+        runs=len(runs),
+        parameters=parameters,
+        adjustment=adjustment,
+        error_before=mean_error(before),
+        error_after=mean_error(error),
+        beyond=_beyond(np.exp(-before)),
+        unexplained=tuple(
+            (runs[i].name, float(np.expm1(-error[i] + offset[i])))
+            for i in np.argsort(-apart).tolist()
+            if apart[i] > 3 * NOISE
+        ),
+    )
+
+
+def _parameter(i: int, prior: Prior, posterior: Posterior, runs: int, device: str) -> FittedParameter:
+    value, sd = float(posterior.values[i]), float(posterior.covariance[i, i]) ** 0.5
+    felt = int((np.abs(posterior.gradient[:runs, i]) * prior.sd >= _FELT).sum())
+    return FittedParameter(
+        name=prior.name,
+        prior_sd=prior.sd,
+        value=value,
+        lo=max(prior.lowest, value - GAUSS_90 * sd),
+        hi=value + GAUSS_90 * sd,
+        measured_kernels=prior.measured,
+        runs=felt,
+        informed=sd < _NARROWED * prior.sd,
+        contradiction=_contradiction(prior, value, felt, device) if abs(value) > GAUSS_90 * prior.sd else "",
+    )
+
+
+def _beyond(ratio: np.ndarray) -> str:
+    """In words, if most runs took longer or shorter than predictions without runs ever allow."""
+    middle = float(np.median(ratio))
+    if 1 - EAGER.faster <= middle <= 1 + EAGER.slower:
+        return ""
+    return (
+        f"runs contradict the tables on the whole: the middle one of {len(ratio)} is {middle - 1:+.0%} off the "
+        f"prediction, expected {-EAGER.faster:+.0%} to {EAGER.slower:+.0%}"
+    )
+
+
+def _contradiction(prior: Prior, value: float, runs: int, device: str) -> str:
+    """The shift in words, with what stands against it."""
+    edge = GAUSS_90 * prior.sd
+    if prior.name in LOSSES:
+        return f"runs contradict the assumptions: {prior.name} {value:.3g}, expected below {edge:.3g} ({runs} runs)"
+    shift = expm1(value)
+    moved = f"{prior.name} {abs(shift):.0%} {'slower' if shift > 0 else 'faster'}"
+    allowed = f"90 % prior {expm1(-edge):+.0%} to {expm1(edge):+.0%}, {runs} runs"
+    if prior.name in KERNEL_FACTORS:
+        against = f"{prior.measured:,} measured kernels of {device}"
+        return f"runs contradict the kernel tables: {moved} than {against} ({allowed})"
+    source = "collective tables" if prior.name in LINK_FACTORS else "assumptions"
+    return f"runs contradict the {source}: {moved} ({allowed})"

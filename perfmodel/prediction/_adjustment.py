@@ -1,0 +1,172 @@
+"""What measured runs say of the cost models: named physical parameters, their uncertainty, and how they move times."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Float64
+
+from perfmodel.cost import EventTimes
+from perfmodel.errors import CalibrationError
+from perfmodel.io import write_json
+from perfmodel.learn import END_TO_END_FILE
+from perfmodel.prediction._discrepancy import Discrepancy
+from perfmodel.prediction._framework import Framework
+from perfmodel.spec import Collective, Op
+
+SCHEMA: Final = "end-to-end/1"
+END_TO_END: Final = "end-to-end"
+"""Provenance of times that runs have moved, or confirmed."""
+
+KERNEL_FACTORS: Final = ("gemm", "bmm", "attention", "memory", "embedding", "optimizer", "conv", "moe")
+_KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
+_TIERS: Final = ("intra_node", "inter_node")
+HOST_FACTORS: Final = ("host_op_s", "kernel_gap_s")
+LOSSES: Final = ("tp_overlap_loss", "dp_overlap_loss", "straggling", "step_overhead_s")
+"""Fields of `Framework` that are 0 unless runs say otherwise, and never negative."""
+LINK_FACTORS: Final = tuple(
+    name for tier in _TIERS for name in (f"{tier}.alpha", *(f"{tier}.{kind}.beta" for kind in _KINDS))
+)
+PARAMETERS: Final = (*KERNEL_FACTORS, *LINK_FACTORS, *HOST_FACTORS, *LOSSES)
+"""Everything that runs can move. A family: log factor of its kernels' time (`bmm`: of the products of many small
+matrices, as unfused attention has them, apart from the other `gemm`s). `alpha`, `beta`: log factors of the
+latency of a network tier's collectives, and of the rest of a collective's time (inverse bandwidth). `HOST_FACTORS`:
+log factors of fields of `Framework`. `LOSSES`: amounts added to fields of `Framework`."""
+
+
+def factors_of(op: Op) -> tuple[str, str]:
+    """Names of the log factors of an op's fixed part (latency) and of the rest of its time."""
+    if not isinstance(op, Collective):
+        name = "bmm" if op.op == "bmm" else op.family
+        return name, name
+    tier = _TIERS[op.num_nodes > 1]
+    return f"{tier}.alpha", f"{tier}.{op.collective}.beta"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adjustment:
+    """Parameters of one device's runs at the posterior's maximum, with its Laplace approximation."""
+
+    device: str
+    """Device whose runs these are of; other devices are left as they were."""
+    values: tuple[tuple[str, float], ...]
+    """By parameter; those left out are 0."""
+    covariance: tuple[tuple[float, ...], ...] = ()
+    """Posterior covariance in the order of `values`; empty for none."""
+    informed: frozenset[str] = frozenset()
+    """Parameters that the runs narrowed: times that rest on them are `end-to-end`."""
+    half_width: tuple[tuple[str, float], ...] = ()
+    """By parameter the log half-width of the 90 % intervals of the events in the runs that it moved."""
+    noise: float = 0.0
+    """Scale of log(measured / predicted) that no parameter explains."""
+    degrees_of_freedom: float = 4.0
+    """Of the Student t distribution of that noise."""
+    discrepancy: Discrepancy | None = None
+    """What runs that resemble one another have in common beyond the parameters."""
+
+    @cached_property
+    def of(self) -> dict[str, float]:
+        """Value of each parameter."""
+        return dict.fromkeys(PARAMETERS, 0.0) | dict(self.values)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Parameters that were fitted, in the order of the covariance."""
+        return tuple(name for name, _ in self.values)
+
+    def moved(self, name: str, by: float) -> "Adjustment":
+        """The same with one parameter moved."""
+        return replace(self, values=tuple((self.of | {name: self.of[name] + by}).items()))
+
+    def at(self, names: Sequence[str], values: Iterable[float]) -> "Adjustment":
+        """The same with other values."""
+        return replace(self, values=tuple(zip(names, map(float, values), strict=True)))
+
+    def without_discrepancy(self) -> "Adjustment":
+        """The parameters alone."""
+        return replace(self, discrepancy=None)
+
+    def times(self, ops: Sequence[Op], times: EventTimes, latency_s: Float64[np.ndarray, "n"]) -> EventTimes:
+        """Times of events after the factors: latency e^alpha + (time - latency) e^beta (Hockney 1994, each
+        term scaled by itself)."""
+        factor = {name: float(np.exp(self.of[name])) for name in (*KERNEL_FACTORS, *LINK_FACTORS)}
+        names = [factors_of(op) for op in ops]
+        fixed, rest = (np.array([factor[pair[i]] for pair in names]) for i in (0, 1))
+        share = np.minimum(latency_s / np.maximum(times.time_s, 1e-300), 1.0)
+        by = fixed * share + rest * (1 - share)
+        told = (
+            END_TO_END if (pair[1] in self.informed) else was for pair, was in zip(names, times.provenance, strict=True)
+        )
+        return EventTimes(times.time_s * by, times.lo_s * by, times.hi_s * by, tuple(told))
+
+    def framework(self, framework: Framework) -> Framework:
+        """Host costs and losses after the parameters."""
+        scaled = {name: getattr(framework, name) * float(np.exp(self.of[name])) for name in HOST_FACTORS}
+        added = {name: getattr(framework, name) + self.of[name] for name in LOSSES}
+        return replace(framework, **scaled, **added)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "values": dict(self.values),
+            "covariance": [list(row) for row in self.covariance],
+            "informed": sorted(self.informed),
+            "half_width": dict(self.half_width),
+            "noise": self.noise,
+            "degrees_of_freedom": self.degrees_of_freedom,
+            "discrepancy": self.discrepancy.to_dict() if self.discrepancy else None,
+        }
+
+    @classmethod
+    def from_dict(cls, device: str, value: Mapping[str, Any]) -> "Adjustment":
+        """Inverse of `to_dict`."""
+        unknown = set(value["values"]) - set(PARAMETERS)
+        if unknown:
+            raise ValueError(f"unknown parameter {min(unknown)}")
+        return cls(
+            device=device,
+            values=tuple((str(k), float(v)) for k, v in value["values"].items()),
+            covariance=tuple(tuple(map(float, row)) for row in value["covariance"]),
+            informed=frozenset(value["informed"]),
+            half_width=tuple((str(k), float(v)) for k, v in value["half_width"].items()),
+            noise=float(value["noise"]),
+            degrees_of_freedom=float(value["degrees_of_freedom"]),
+            discrepancy=Discrepancy.from_dict(value["discrepancy"]) if value["discrepancy"] else None,
+        )
+
+
+def save_adjustments(folder: Path, adjustments: Mapping[str, Adjustment]) -> Path:
+    """Write what runs said, by device, into a calibration directory."""
+    path = folder / END_TO_END_FILE
+    devices = {device: adjustment.to_dict() for device, adjustment in adjustments.items()}
+    write_json(path, {"schema": SCHEMA, "devices": devices})
+    return path
+
+
+def load_adjustments(calibration: Path | None) -> dict[str, Adjustment]:
+    """What runs said, by device, in a calibration directory; nothing without a directory or such a file.
+
+    Raises:
+        CalibrationError: the file is truncated or of another schema version.
+    """
+    path = None if calibration is None else calibration / END_TO_END_FILE
+    if path is None or not path.is_file():
+        return {}
+    return _load(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _load(path: Path, _changed_ns: int) -> dict[str, Adjustment]:
+    try:
+        content = json.loads(path.read_text())
+        if content["schema"] != SCHEMA:
+            raise CalibrationError(f"{path}: schema {content['schema']!r} is not {SCHEMA!r} of this version; fit again")
+        return {device: Adjustment.from_dict(device, value) for device, value in content["devices"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, CalibrationError):
+            raise
+        raise CalibrationError(f"{path}: truncated or not parameters of runs ({error}); fit again") from None

@@ -1,0 +1,47 @@
+"""The 90 % interval of a prediction that rests on measured runs."""
+
+from math import exp
+
+import numpy as np
+from scipy.special import stdtrit
+
+from perfmodel.prediction._adjustment import Adjustment, factors_of
+from perfmodel.prediction._explain import CriticalPath
+from perfmodel.prediction._sensitivity import step_derivatives
+from perfmodel.prediction._step_model import StepModel
+from perfmodel.spec import Layout
+
+GAUSS_90 = 1.6448536269514722
+"""95 % quantile of the normal distribution: half-width of a 90 % interval in standard deviations."""
+
+
+def end_to_end_interval(
+    fixed: StepModel, adjustment: Adjustment, layout: Layout, path: CriticalPath
+) -> tuple[float, float]:
+    """Ends of the 90 % interval as factors of the step time (Laplace's approximation, log-normal).
+
+    The variance of the log step time has four parts: what the runs left open of the fitted parameters
+    (g' C g with the gradient g of the log step time), what makes events of this step less certain than
+    those of the runs (parameters that no run touched count in full), what is unknown of the discrepancy this far
+    from the runs, and the noise between one run and another.
+    """
+    derivatives = step_derivatives(fixed, [layout], adjustment.names)
+    gradient = derivatives.by_parameter[0] / derivatives.step_s[0]
+    fitted = float(gradient @ np.asarray(adjustment.covariance) @ gradient) if adjustment.covariance else 0.0
+    variance = fitted + _events_beyond_runs(adjustment, path, derivatives.step_s[0])
+    if adjustment.discrepancy is not None:
+        variance += adjustment.discrepancy.spread(fixed.coordinates(layout))
+    noise = adjustment.noise * float(stdtrit(adjustment.degrees_of_freedom, 0.95))
+    half = float(np.hypot(GAUSS_90 * variance**0.5, noise))
+    return exp(-half), exp(half)
+
+
+def _events_beyond_runs(adjustment: Adjustment, path: CriticalPath, step_s: float) -> float:
+    """Variance from events whose own intervals are wider than those of the runs' events."""
+    seen = dict(adjustment.half_width)
+    share: dict[str, float] = {}
+    for op, seconds, half in zip(path.ops, path.seconds.tolist(), path.half_width.tolist(), strict=True):
+        name = factors_of(op)[1]
+        beyond = max(0.0, half**2 - seen.get(name, 0.0) ** 2) ** 0.5
+        share[name] = share.get(name, 0.0) + seconds * beyond / step_s
+    return sum((value / GAUSS_90) ** 2 for value in share.values())

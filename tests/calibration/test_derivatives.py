@@ -1,0 +1,76 @@
+"""Derivatives through the timeline against finite differences; adjusted models against models made anew."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from perfmodel import catalog
+from perfmodel.prediction import PARAMETERS, Adjustment, Discrepancy, step_derivatives, step_model, step_times_s
+from perfmodel.spec import Job, Layout
+
+LAYOUTS = [
+    Layout.parse(text)
+    for text in (
+        "tp=2,pp=2,dp=16,zero=1", "tp=1,pp=4,dp=16,zero=3", "tp=4,pp=1,dp=8,tp_overlap=true,sequence_parallel=true",
+        "tp=1,pp=4,dp=4,schedule=zb-h1", "tp=1,pp=4,dp=4,schedule=pipedream-2bw",
+    )
+]  # fmt: skip
+HERE = Adjustment(
+    device="A100-SXM4-80GB",
+    values=(("gemm", 0.1), ("inter_node.alpha", -0.2), ("straggling", 0.01), ("dp_overlap_loss", 0.1)),
+)
+_STEP = 1e-4
+
+
+@pytest.fixture(scope="module")
+def fixed():
+    model = catalog.model("gpt3-1.3b")
+    return step_model(model, catalog.cluster("dgx-a100"), Job(global_batch=512, seq_len=model.seq_len))
+
+
+def test_derivatives_are_those_of_finite_differences(fixed) -> None:
+    found = step_derivatives(fixed.adjusted(HERE), LAYOUTS, PARAMETERS)
+    assert np.allclose(found.step_s, step_times_s(fixed.adjusted(HERE), LAYOUTS), rtol=1e-12)
+    slopes = [
+        (step_times_s(fixed.adjusted(HERE.moved(name, _STEP)), LAYOUTS)
+         - step_times_s(fixed.adjusted(HERE.moved(name, -_STEP)), LAYOUTS)) / (2 * _STEP)
+        for name in PARAMETERS
+    ]  # fmt: skip
+    assert np.allclose(found.by_parameter, np.array(slopes).T, rtol=2e-3, atol=1e-5)
+    moved = {name for i, name in enumerate(PARAMETERS) if np.abs(found.by_parameter[:, i]).max() > 1e-6}
+    assert {"gemm", "memory", "optimizer", "host_op_s", "step_overhead_s", "inter_node.send_recv.beta"} <= moved
+
+
+def test_adjusted_is_what_a_fresh_model_gives(fixed) -> None:
+    """Shared structures and retimed tables against a model that never saw other parameters."""
+    fresh = replace(fixed, adjustment=HERE, _memo={})
+    assert np.allclose(step_times_s(fixed.adjusted(HERE), LAYOUTS), step_times_s(fresh, LAYOUTS), rtol=1e-12)
+    back = fixed.adjusted(HERE).adjusted(None)
+    assert np.allclose(step_times_s(back, LAYOUTS), step_times_s(fixed, LAYOUTS), rtol=1e-12)
+    assert np.allclose(fixed.adjusted(HERE).evaluate(LAYOUTS).step_time_s, step_times_s(fresh, LAYOUTS), rtol=1e-4)
+
+
+def test_bounds_stay_bounds_where_runs_were_faster(fixed) -> None:
+    where = tuple(fixed.coordinates(layout) for layout in LAYOUTS)
+    near = Discrepancy(at=where, offset=(-0.3,) * len(where), variance=(1e-4,) * len(where), amplitude=0.1)
+    model = fixed.adjusted(replace(HERE, discrepancy=near))
+    assert np.allclose(
+        step_times_s(model, LAYOUTS), np.exp(-0.3) * step_times_s(fixed.adjusted(HERE), LAYOUTS), rtol=1e-3
+    )
+    assert (model.lower_bound_s(LAYOUTS[:3]) <= step_times_s(model, LAYOUTS[:3])).all()
+    assert near.spread(where[0]) < 0.01 * near.spread(tuple(x + 20 for x in where[0]))
+
+
+def test_parameters_are_what_they_say(fixed) -> None:
+    def step_s(**values: float) -> np.ndarray:
+        return step_times_s(fixed.adjusted(replace(HERE, values=tuple(values.items()))), LAYOUTS)
+
+    plain = step_s()
+    assert np.allclose(step_s(step_overhead_s=0.5), plain + 0.5, rtol=1e-9)
+    ranks = np.array([layout.devices for layout in LAYOUTS])
+    assert np.allclose(step_s(straggling=0.02), plain * np.exp(0.02 * np.sqrt(2 * np.log(ranks))), rtol=1e-9)
+    lost = step_s(dp_overlap_loss=1.0)
+    assert (lost >= plain - 1e-12).all()
+    assert lost[1] > plain[1] * 1.02  # ZeRO 3 hides gathers behind every pass
+    assert step_s(tp_overlap_loss=1.0)[2] > plain[2]

@@ -1,0 +1,195 @@
+"""Known parameters come back from synthetic runs; few runs move little, and say so."""
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import perfmodel as pm
+from perfmodel import catalog
+from perfmodel.calibration import Run, calibrate_end_to_end
+from perfmodel.cli import main
+from perfmodel.errors import CalibrationError, PerfModelError
+from perfmodel.prediction import PARAMETERS, Adjustment, explain, load_adjustments, step_model, step_times_s
+from perfmodel.spec import Job, Layout
+from perfmodel.timeline import times
+
+CLUSTER = catalog.cluster("dgx-a100")
+DEVICE = CLUSTER.device.name
+LAYOUTS = [
+    "tp=1,pp=1,dp=16,micro_batch=1", "tp=1,pp=4,dp=8,micro_batch=2", "tp=2,pp=2,dp=16,zero=1", "tp=4,pp=2,dp=2",
+    "tp=8,pp=1,dp=8,micro_batch=4", "tp=2,pp=4,dp=4,micro_batch=2", "tp=1,pp=2,dp=64,zero=3", "tp=4,pp=1,dp=32",
+    "tp=1,pp=8,dp=4,recompute=full", "tp=8,pp=2,dp=2,micro_batch=2,recompute=selective", "tp=2,pp=1,dp=8,zero=3",
+    "tp=1,pp=1,dp=64,overlap_grad_reduce=false", "tp=2,pp=1,dp=64,zero=1,overlap_grad_reduce=false",
+    "tp=1,pp=4,dp=32,overlap_grad_reduce=false", "tp=4,pp=2,dp=16,overlap_grad_reduce=false,micro_batch=2",
+]  # fmt: skip
+
+
+def models(name: str):
+    model = catalog.model(name)
+    return step_model(model, CLUSTER, Job(global_batch=256, seq_len=model.seq_len))
+
+
+def synthetic(
+    truth: dict[str, float], noise: float = 0.0, names: Sequence[str] = ("gpt3-1.3b", "gpt3-6.7b")
+) -> list[Run]:
+    """Runs of a cluster on which `truth` holds."""
+    rng, runs = np.random.default_rng(0), []
+    there = Adjustment(device=DEVICE, values=tuple(truth.items()))
+    for name in names:
+        fixed, layouts = models(name), [Layout.parse(text) for text in LAYOUTS]
+        step_s = step_times_s(fixed.adjusted(there), layouts) * np.exp(noise * rng.standard_normal(len(layouts)))
+        runs += [
+            Run(name=f"{name} {lay}", model=fixed.model, cluster=CLUSTER, job=fixed.job, layout=lay, measured_s=s)
+            for lay, s in zip(layouts, step_s.tolist(), strict=True)
+        ]
+    return runs
+
+
+def fitted(runs: list[Run], **options):
+    return calibrate_end_to_end(runs, **options)[DEVICE]
+
+
+def test_known_parameters_come_back() -> None:
+    truth = {"gemm": 0.04, "inter_node.all_reduce.beta": 0.5, "straggling": 0.01, "step_overhead_s": 0.04}
+    found = fitted(synthetic(truth, noise=0.003))
+    for p in found.parameters:
+        value = truth.get(p.name, 0.0)
+        assert p.lo - 0.01 <= value <= p.hi + 0.01, p
+    of = {p.name: p for p in found.parameters}
+    assert of["inter_node.all_reduce.beta"].value == pytest.approx(0.5, abs=0.15)
+    assert of["inter_node.all_reduce.beta"].informed
+    assert not of["intra_node.alpha"].informed
+    by_runs = explain(models("gpt3-6.7b").adjusted(found.adjustment), Layout.parse("tp=1,pp=1,dp=64"))
+    assert by_runs.provenance["end-to-end"] > 0.01
+    assert found.error_after < 0.01 < found.error_before
+
+
+def test_other_layouts_of_the_cluster_are_predicted() -> None:
+    truth = {"gemm": 0.05, "memory": 0.04, "inter_node.all_reduce.beta": 0.6, "step_overhead_s": 0.03}
+    runs = synthetic(truth, noise=0.005)
+    found = fitted(runs[::2])
+    for run in runs[1::2]:
+        fixed = models(run.model.name)
+        before, after = (explain(m, run.layout) for m in (fixed, fixed.adjusted(found.adjustment)))
+        assert abs(after.step_time_s / run.measured_s - 1) < 0.03
+        assert after.step_time_lo_s < run.measured_s < after.step_time_hi_s
+        assert after.step_time_hi_s / after.step_time_lo_s < before.step_time_hi_s / before.step_time_lo_s
+        assert sum(after.breakdown_s.values()) == pytest.approx(after.step_time_s)
+        assert sum(e.time_s for e in after.critical_path) == pytest.approx(after.step_time_s, rel=1e-6)
+
+
+def test_three_runs_do_not_overrule_thousands_of_kernels() -> None:
+    """Everything 30 % slower in three runs: the kernel tables stay where they are, and what moved is said."""
+    plain = synthetic({}, names=("gpt3-1.3b",))[:3]
+    runs = [Run(**{**vars(run), "measured_s": 1.3 * run.measured_s}) for run in plain]
+    found = fitted(runs)
+    of = {p.name: p for p in found.parameters}
+    assert of["gemm"].measured_kernels > 10_000
+    for name in ("gemm", "memory", "attention"):
+        assert 0 < of[name].value < 0.02
+    assert "middle one of 3 is +30% off" in found.contradictions[0]
+
+
+def test_many_runs_that_contradict_the_tables_say_so() -> None:
+    runs = synthetic({"gemm": 0.3, "attention": 0.3, "memory": 0.3})
+    found = fitted(runs)
+    assert any("contradict the kernel tables: gemm" in t and "measured kernels" in t for t in found.contradictions)
+    with pytest.raises(PerfModelError, match="contradict"):
+        fitted(runs, strict=True)
+
+
+def test_runs_that_agree_change_nothing() -> None:
+    runs = synthetic({})
+    found = fitted(runs)
+    assert all(p.value == pytest.approx(0, abs=1e-3) for p in found.parameters)
+    assert not found.contradictions
+    assert not found.unexplained
+    assert fitted(runs[:2]).adjustment.noise > found.adjustment.noise  # two runs cannot show that there is none
+
+
+def test_one_outlier_is_set_aside() -> None:
+    runs = synthetic({"inter_node.all_reduce.beta": 0.4}, noise=0.005)
+    runs[4] = Run(**{**vars(runs[4]), "measured_s": 2 * runs[4].measured_s})
+    found = fitted(runs)
+    assert found.unexplained[0][0] == runs[4].name
+    assert found.unexplained[0][1] == pytest.approx(1.0, abs=0.3)
+    assert {p.name: p for p in found.parameters}["inter_node.all_reduce.beta"].value == pytest.approx(0.4, abs=0.2)
+
+
+def test_a_timeline_tells_kernels_from_communication() -> None:
+    """One traced run separates what one step time cannot."""
+    fixed, layout = models("gpt3-1.3b"), Layout.parse("tp=1,pp=2,dp=16,overlap_grad_reduce=false")
+    truth = Adjustment(device=DEVICE, values=(("inter_node.all_reduce.beta", 0.6),))
+    slow = fixed.adjusted(truth)
+    (bundle,) = slow.bundles([layout])
+    measured = times(slow.prepared(bundle.spec).compiled, slow.durations(bundle)[0])
+    run = Run(
+        name="traced", model=fixed.model, cluster=CLUSTER, job=fixed.job, layout=layout,
+        measured_s=measured.makespan_s, timeline=measured,
+    )  # fmt: skip
+    plain = Run(**{**vars(run), "timeline": None})
+    with_trace, without = (
+        {p.name: p for p in fitted([r]).parameters}["inter_node.all_reduce.beta"] for r in (run, plain)
+    )
+    assert with_trace.value > 2 * without.value
+    assert with_trace.hi - with_trace.lo < without.hi - without.lo
+    with pytest.raises(PerfModelError, match="of another program"):
+        fitted([Run(**{**vars(run), "layout": Layout.parse("tp=1,pp=4,dp=16")})])
+
+
+def test_bad_runs_are_refused() -> None:
+    with pytest.raises(PerfModelError, match="no runs"):
+        calibrate_end_to_end([])
+    run = synthetic({})[0]
+    with pytest.raises(PerfModelError, match="positive and finite"):
+        Run(**{**vars(run), "measured_s": float("nan")})
+
+
+def test_calibration_directory(tmp_path) -> None:
+    """What is written is what predictions read; other devices are left alone."""
+    found = calibrate_end_to_end(synthetic({"inter_node.all_reduce.beta": 0.6}), out=tmp_path)[DEVICE]
+    assert load_adjustments(tmp_path) == {DEVICE: found.adjustment}
+    assert set(dict(found.adjustment.values)) <= set(PARAMETERS)
+    options = {"layout": LAYOUTS[0], "global_batch": 256}
+    before, after = (
+        pm.predict("gpt3-1.3b", CLUSTER, **options),
+        pm.predict("gpt3-1.3b", CLUSTER, calibration=tmp_path, **options),
+    )
+    assert after.step_time_s > before.step_time_s * 1.01
+    fixed = step_model(catalog.model("gpt3-1.3b"), CLUSTER, Job(global_batch=256, seq_len=2048), tmp_path)
+    (batch_s,) = fixed.evaluate([Layout.parse(LAYOUTS[0])]).step_time_s
+    assert batch_s == pytest.approx(after.step_time_s, rel=1e-5)
+    other = [pm.predict("gpt3-1.3b", "dgx-h100", calibration=c, **options).step_time_s for c in (None, tmp_path)]
+    assert other[0] == other[1]
+    (tmp_path / "end_to_end.json").write_text('{"schema": "end-to-end/1", "devices": {"x": {"values": {"y": 1}}}}')
+    with pytest.raises(CalibrationError, match="unknown parameter y"):
+        pm.predict("gpt3-1.3b", CLUSTER, calibration=tmp_path, **options)
+
+
+RUN = {
+    "case_id": "k22", "source": "Korthikanti et al. 2022 Table 5", "model": "gpt-22B", "family": "gpt",
+    "params_b": 22.1, "layers": 48, "hidden": 6144, "heads": 64, "ffn_hidden": 24576, "vocab": 51200, "seq_len": 2048,
+    "device": "A100-SXM4-80GB", "n_devices": 8, "devices_per_node": 8, "intra_link": "NVLink3/NVSwitch",
+    "inter_link": "8x HDR 200 Gbps InfiniBand per node", "dtype": "fp16", "tp": 8, "pp": 1, "vpp": 1, "dp": 1,
+    "zero_stage": 0, "schedule": "none", "micro_batch": 4, "num_microbatches": 1, "global_batch": 4,
+    "recompute": "full", "sequence_parallel": 0, "flash_attention": 0, "measured_iter_time_s": 1.42, "status": "ok",
+}  # fmt: skip
+
+
+def test_command_line(tmp_path, capsys) -> None:
+    file, out = tmp_path / "runs.csv", tmp_path / "cal"
+    pd.DataFrame([RUN, RUN | {"case_id": "x", "heads": 60}, RUN | {"case_id": "y", "status": "oom"}]).to_csv(file)
+    assert main(["fit", "--runs", str(file), "--out", str(out), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["end_to_end"][DEVICE]["runs"] == 1
+    assert sum(report["skipped_runs"].values()) == 2
+    assert main(["fit", "--runs", str(file), "--out", str(out)]) == 0
+    assert "posterior" in capsys.readouterr().out
+    assert main(["validate", "cases", str(file), "--calibration", str(out)]) == 0
+    for wrong in ([], ["--base", "b"], ["--runs", "no.csv"], ["--runs", str(file), "--base", "no"]):
+        capsys.readouterr()
+        assert main(["fit", "--out", "x", *wrong]) == 2
+        assert len(capsys.readouterr().err.strip().splitlines()) == 1
