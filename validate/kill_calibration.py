@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 from perfmodel.io import read_table
@@ -96,7 +97,11 @@ def run(folder: Path, backend: str, kill_after_s: float, *, from_first_write: bo
 
 def written(folder: Path) -> dict[str, int]:
     """Sizes of the files of rows."""
-    return {path.name: path.stat().st_size for path in folder.glob(".*.partial")}
+    sizes = {}
+    for path in folder.glob(".*.partial"):
+        with suppress(FileNotFoundError):  # the run has just given it up
+            sizes[path.name] = path.stat().st_size
+    return sizes
 
 
 def points(folder: Path) -> list[str]:

@@ -1,7 +1,8 @@
 """Runs `perfmodel calibrate` in processes of its own and kills them: `python kill_runs.py FOLDER KILLS SEED`.
 
 Kills come from outside after a random time, and from inside at a random one of the steps that write: before or after
-it, or within it, a line half written. Prints what was seen as JSON.
+it, or within it, a line half written. Before those, one folder sees a kill at each of `AIMS`. Prints what was seen as
+JSON.
 """
 
 import json
@@ -13,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,20 @@ from perfmodel.measure import card_path, read_card, read_plan
 from perfmodel.measure._partial import PartialFile, Record
 from perfmodel.measure._rows import point_key, row_key
 
+AIMS = (
+    "before .kernels.csv.partial", "after .kernels.csv.partial", "in row 1", "before kernels.csv", "after kernels.csv",
+    "after kernels.card.json",
+)  # fmt: skip
+"""Before or after a file is put in place, and in the midst of a row."""
 LONGEST_S = 0.25
 """A run from start to end, forked with everything imported, takes about half of this."""
+known: dict[Path, frozenset[str]] = {}
+"""Rows of the folder in use that need not be measured again."""
 
 
 def main(folder: Path, kills: int, seed: int) -> None:
-    import_module("perfmodel.cli._commands")  # children shall not spend their time on imports
+    # children shall not spend their time on imports
+    import_module("perfmodel.cli._commands")
     draw = random.Random(seed)
     seen: Counter[str] = Counter()
     campaign = 0
@@ -39,43 +49,48 @@ def main(folder: Path, kills: int, seed: int) -> None:
         out.mkdir()
         (out / "plan.toml").write_text(PLAN)
         for phase in ("first run", "disturbed rows again"):
-            until_finished(out, phase, draw, seen)
+            for aim in AIMS if campaign == 1 else ():
+                killed_or_done(out, phase, seen, lambda aim=aim: kill_aimed(aim))
+            while killed_or_done(out, phase, seen, *random_kill(draw)):
+                pass
     json.dump({"campaigns": campaign, "stages": seen}, sys.stdout)
 
 
-def until_finished(out: Path, phase: str, draw: random.Random, seen: Counter[str]) -> None:
-    """Kill runs into one folder until one comes to its end; checks the folder after each."""
-    final: frozenset[str] = frozenset()
-    while True:
-        begun = len(measured(out / "log"))
-        killed = one_run(out, draw)
-        again = final.intersection(measured(out / "log")[begun:])
-        assert not again, f"measured before the kill, and again: {again}"
-        final = check(out)
-        if not killed:
-            check_finished(out)
-            seen["ended by itself"] += 1
-            return
-        seen[f"{phase}: {stage(out, fresh=len(measured(out / 'log')) == begun)}"] += 1
+def killed_or_done(
+    out: Path, phase: str, seen: Counter[str], arm: Callable[[], None] = lambda: None, wait_s: float = 60.0
+) -> bool:
+    """One run into a folder, which is checked after it; whether it was killed before its end."""
+    global known
+    begun = len(measured(out / "log"))
+    killed = one_run(out, arm, wait_s)
+    again = known.get(out, frozenset()).intersection(measured(out / "log")[begun:])
+    assert not again, f"measured before the kill, and again: {again}"
+    known = {out: check(out)}
+    if not killed:
+        check_finished(out)
+    seen[f"{phase}: {stage(out, fresh=len(measured(out / 'log')) == begun)}" if killed else "ended by itself"] += 1
+    return killed
 
 
-def one_run(out: Path, draw: random.Random) -> bool:
-    """Fork a run; whether it was killed before its end."""
+def random_kill(draw: random.Random) -> tuple[Callable[[], None], float]:
+    """What to do in the child, and how long to wait for its end."""
     if draw.random() < 0.5:
-        wait_s, step = draw.uniform(0, LONGEST_S), None
-    else:
-        wait_s, step = 60.0, draw.randrange(1, draw.choice((12, 50)))
-    how = draw.random()
+        return lambda: None, draw.uniform(0, LONGEST_S)
+    step, how = draw.randrange(1, draw.choice((12, 50))), draw.random()
+    return lambda: kill_at(step, how), 60.0
+
+
+def one_run(out: Path, arm: Callable[[], None], wait_s: float) -> bool:
+    """Fork a run; whether it was killed before its end."""
     child = os.fork()
     if child == 0:
-        if step is not None:
-            kill_at(step, how)
+        arm()
         os._exit(calibrate(out))
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
-            assert status == 0 or os.WIFSIGNALED(status), f"exit status {status}"
+            assert status == 0 or os.WTERMSIG(status) == signal.SIGKILL, f"exit status {status}"
             return status != 0
         time.sleep(0.001)
     os.kill(child, signal.SIGKILL)
@@ -92,36 +107,62 @@ def calibrate(out: Path) -> int:
     return status
 
 
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def kill_at(step: int, how: float) -> None:
     """Kill this process at the given one of its writing steps: before it, after it, or in the middle of a line."""
-    count = 0
+    steps = count(1)
 
     def hooked(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count == step and how < 0.5:
-                os.kill(os.getpid(), signal.SIGKILL)
+            mine = next(steps) == step
+            if mine and how < 0.5:
+                die()
             result = function(*arguments, **named)
-            if count == step:
-                os.kill(os.getpid(), signal.SIGKILL)
+            if mine:
+                die()
             return result
 
         return call
 
-    def torn(partial: PartialFile, record: Record) -> None:
-        nonlocal count
-        count += 1
-        if count == step:
-            with partial.path.open("a") as file:
-                file.write(record.line()[: int(how * len(record.line()))])
-            os.kill(os.getpid(), signal.SIGKILL)
-        append(partial, record)
-
-    append = PartialFile.append
-    PartialFile.append = torn
     for name in ("replace", "fsync", "chmod", "unlink"):
         setattr(os, name, hooked(getattr(os, name)))
+    tear(lambda: next(steps) == step, how)
+
+
+def kill_aimed(aim: str) -> None:
+    """Kill this process at one of `AIMS`."""
+    when, _, what = aim.partition(" ")
+    if when == "in":
+        rows = count(1)
+        tear(lambda: f"row {next(rows)}" == what, 0.5)
+        return
+    replace = os.replace
+
+    def replaced(source: Any, target: Any) -> None:
+        if when == "before" and Path(target).name == what:
+            die()
+        replace(source, target)
+        if Path(target).name == what:
+            die()
+
+    os.replace = replaced
+
+
+def tear(now: Callable[[], bool], share: float) -> None:
+    """Kill this process when it appends a row and `now()` says so, that share of the line written."""
+    append = PartialFile.append
+
+    def torn(partial: PartialFile, record: Record) -> None:
+        if now():
+            with partial.path.open("a") as file:
+                file.write(record.line()[: int(share * len(record.line()))])
+            die()
+        append(partial, record)
+
+    PartialFile.append = torn
 
 
 def check(out: Path) -> frozenset[str]:
