@@ -91,8 +91,8 @@ attention, bf16, aiconfigurator). A run has 6 layouts of one model, drawn by its
 micro-batch, sequence length, pipeline stages), all of whose studied kernels stand in the table: the true step time is
 the timeline with each at its table time, and nothing of it is interpolated. All else of the step (other kernels,
 collectives, launch gaps) has the same analytic time on both sides. The error is the mean over the 6 layouts of
-|predicted / true - 1| of the whole step time. Models of the widths 4096 and 5120 were looked at while this was built
-and are not reported.
+|predicted / true - 1| of the whole step time. Nothing was chosen by these models: while this was built, training at the
+widths 4096 and 5120 was looked at, which is not reported.
 
 All strategies have the same regressor: kriging on log(time / wave-quantised roofline), no other table behind it. The
 uniform grid is equally spaced in log size over the range that the layouts need, for each kind of kernel, each point
