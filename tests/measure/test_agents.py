@@ -23,6 +23,7 @@ from perfmodel.measure._agents import Agent, Hello, members
 from perfmodel.measure._hosts import unavailable
 from perfmodel.measure._launch import forget_launcher
 from perfmodel.measure._meeting import KEY, NAME
+from perfmodel.measure._rank_process import free_port
 
 ROOT = Path(__file__).parents[2]
 PLAN = """
@@ -198,6 +199,17 @@ def test_the_secret_is_for_the_user_alone_or_comes_from_the_environment(
     monkeypatch.setenv(KEY, "short")
     with pytest.raises(CalibrationError, match="at least 16"):
         serve_agent(launch(1), tmp_path, 1.0)
+
+
+def test_without_a_shared_folder_address_and_secret_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(KEY, "s" * 32)
+    port = free_port()
+    agent = threading.Thread(target=serve_agent, args=(launch(1, port=port), tmp_path / "elsewhere", 20.0))
+    agent.start()
+    with gathered(launch(0, port=port), tmp_path, 20.0) as agents:
+        assert [agent.hello.node for agent in agents] == ["node-0", "node-1"]
+    agent.join(20.0)
+    assert not agent.is_alive()
 
 
 def test_two_processes_of_one_number_are_refused(tmp_path: Path):
