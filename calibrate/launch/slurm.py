@@ -1,9 +1,9 @@
 """Calibrate several nodes under SLURM from Python, by submitit (extra `cluster`), resubmitted until it is done.
 
-python calibrate/launch/slurm.py PLAN OUT --nodes 2 --per-node 8 --gpus-per-node 8 --partition gpu -- --backend torch
+python calibrate/launch/slurm.py PLAN OUT --nodes 2 --per-node 8 --gpus-per-node 8 --partition gpu --backend torch
 
-A job that its time limit ends is queued again by submitit and goes on with the next row. `--cluster local` runs the
-same processes on this host, to try it.
+Options that it does not know go to `perfmodel calibrate`. A job that its time limit ends is queued again by submitit
+and goes on with the next row. `--cluster local --nodes 1` runs the same processes on this host, to try it.
 """
 
 import argparse
@@ -25,7 +25,7 @@ class Calibrate:
         task = submitit.JobEnvironment()
         place = ["--launched", "--process", str(task.global_rank), "--processes", str(task.num_tasks)]
         if main([*self.arguments, *place]):
-            raise SystemExit("the calibration did not finish; its standard error says why")
+            raise RuntimeError("the calibration did not finish; its standard error says why")
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:
         """The same again: what is measured stays on disk."""
@@ -33,7 +33,9 @@ class Calibrate:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("plan", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--nodes", type=int, default=2)
@@ -42,15 +44,17 @@ def main() -> int:
     parser.add_argument("--partition")
     parser.add_argument("--minutes", type=int, default=60)
     parser.add_argument("--cluster", help="slurm or local (default: slurm where it is installed)")
-    parser.add_argument("options", nargs="*", help="for perfmodel calibrate, after --")
-    given = parser.parse_args()
+    given, options = parser.parse_known_args()
     executor = submitit.AutoExecutor(folder=given.out / "jobs", cluster=given.cluster)
     executor.update_parameters(
-        nodes=given.nodes, tasks_per_node=given.per_node, gpus_per_node=given.gpus_per_node, timeout_min=given.minutes
+        nodes=given.nodes,
+        tasks_per_node=given.per_node,
+        gpus_per_node=given.gpus_per_node or None,
+        timeout_min=given.minutes,
     )
     if given.partition:
         executor.update_parameters(slurm_partition=given.partition)
-    job = executor.submit(Calibrate(given.plan.resolve(), given.out.resolve(), given.options))
+    job = executor.submit(Calibrate(given.plan.resolve(), given.out.resolve(), options))
     print(f"job {job.job_id}; logs in {given.out / 'jobs'}", file=sys.stderr)
     job.results()
     return 0

@@ -118,7 +118,10 @@ def gathered(launch: Launch, folder: Path, timeout_s: float) -> Iterator[tuple[A
         with Server(meeting, folder) as server:
             while missing := sorted(set(range(launch.count)) - set(agents)):
                 connection = server.accept(missing, launch, timeout_s)
-                agent = Agent(connection, connection.recv())
+                try:
+                    agent = Agent(connection, connection.recv())
+                except (EOFError, OSError):
+                    continue  # came and went: it is still missing
                 try:
                     _check(agent.hello, agents)
                 except CalibrationError as error:
@@ -157,8 +160,8 @@ def serve_orders(connection: Connection) -> str | None:
     rank: RankProcess | None = None
     try:
         while True:
-            for ready in wait([connection, *([rank] if rank else [])]):
-                if ready is rank and rank is not None:
+            for ready in wait([connection, *([rank.fileno()] if rank else [])]):
+                if ready is not connection and rank is not None:
                     try:
                         connection.send(rank.recv())
                     except EOFError:

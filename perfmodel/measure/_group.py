@@ -153,14 +153,17 @@ class RankGroup:
     def _collect(self, deadline_s: float) -> list[Any]:
         values: dict[int, Any] = {}
         while len(values) < self.num_ranks:
-            waiting = {member: rank for rank, member in enumerate(self._members) if rank not in values}
+            waiting = {member.fileno(): rank for rank, member in enumerate(self._members) if rank not in values}
             ready = wait(list(waiting), max(0.0, deadline_s - time.monotonic()))
             if not ready:
-                member, rank = next(iter(waiting.items()))
-                raise CalibrationError(f"{_name(rank, member)} does not answer; is the machine overloaded?")
-            for member, rank in waiting.items():
-                if member not in ready:
+                rank = min(waiting.values())
+                raise CalibrationError(
+                    f"{_name(rank, self._members[rank])} does not answer; is the machine overloaded?"
+                )
+            for handle, rank in waiting.items():
+                if handle not in ready:
                     continue
+                member = self._members[rank]
                 try:
                     status, value = member.recv()
                 except (EOFError, OSError):
@@ -185,7 +188,7 @@ def check_collective(op: Collective, hosts: int = 1) -> None:
     if op.num_nodes != hosts:
         raise PerfModelError(
             f"{op.num_ranks} ranks on {hosts} host{'s' * (hosts > 1)} have ranks_per_node = {op.num_ranks // hosts}, "
-            f"not {op.ranks_per_node}"
+            f"not {op.ranks_per_node}; ranks of several hosts are started by a launcher (--launched)"
         )
     unit = dtype_bytes(op.dtype) * op.num_ranks
     if op.bytes < unit or op.bytes % unit:

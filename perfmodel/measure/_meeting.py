@@ -21,6 +21,7 @@ KEY: Final = "PERFMODEL_LAUNCH_KEY"
 NAME: Final = ".launch.json"
 MIN_KEY: Final = 16
 HANDSHAKE_S: Final = 10
+KEEPALIVE_S: Final = 60
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,7 @@ def _authenticated(peer: socket.socket, key: str, *, first: bool) -> Connection 
     with peer:
         peer.setblocking(True)
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a node that loses power says no goodbye
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
         _set_patience(peer, HANDSHAKE_S)
         connection, steps = Connection(os.dup(peer.fileno())), [deliver_challenge, answer_challenge]
         try:
