@@ -36,8 +36,9 @@ def main() -> None:
 
 
 def saving(plans: dict[str, ModelPlan]) -> list[str]:
-    names = ("case", "layouts", "events of a step of each, in all", "measurements", "extrapolated", "without a collector",
-             "relative scale", "measuring, device-s", "running 100 steps of each, device-s", "saving")  # fmt: skip
+    names = ("case", "layouts", "events of a step of each, in all", "measurements", "extrapolated",
+             "without a collector", "relative scale", "measuring, device-s",
+             "running 100 steps of each, device-s", "saving")  # fmt: skip
     lines = [f"| {' | '.join(names)} |", "|---" + "|--:" * (len(names) - 1) + "|"]
     for title, plan in plans.items():
         d = plan.to_dict()

@@ -60,20 +60,19 @@ def maximise(
     p, n = len(sd), offsets.shape[1]
     scales = np.concatenate([sd, np.ones(n)])
     bounds = np.concatenate([lowest, np.full(n, -np.inf)])
-    x, best = np.zeros(p + n), None
+    x = np.zeros(p + n)
+    tried: list[tuple[float, Posterior]] = []
     for attempt in range(_TANGENTS):
         e, gradient = errors_and_gradient(x[:p])
         slopes = np.hstack([gradient, offsets])
         found = _of_tangent(e - gradient @ x[:p], slopes, weight, scales, bounds, noise, x)
         error = e + offsets @ x[p:]
-        cost = _cost(x, error, weight, scales, found.noise)
-        if best is None or cost < best[0]:
-            best = cost, replace(found, values=x, errors=error)
+        tried.append((_cost(x, error, weight, scales, found.noise), replace(found, values=x, errors=error)))
         moved = float((np.abs(found.values - x)[:p] / sd).max(initial=0.0))
         if moved < _ENOUGH:
             break
         x = x + (found.values - x) / (1 if attempt < _TANGENTS // 2 else 2)
-    return best[1]
+    return min(tried, key=lambda pair: pair[0])[1]
 
 
 def _of_tangent(

@@ -11,8 +11,9 @@ def plan_report(plan: ModelPlan) -> str:
     d = plan.to_dict()
     least, most = plan.measure_device_s
     lines = [
-        f"{d['model']} on {d['cluster']}: one step of each of {d['layouts']} layouts runs {d['executions']:,.0f} events "
-        f"in all; measuring {d['kernels']} kernels and {d['collectives']} collectives tells them.",
+        f"{d['model']} on {d['cluster']}: one step of each of {d['layouts']} layouts runs "
+        f"{d['executions']:,.0f} events in all; measuring {d['kernels']} kernels "
+        f"and {d['collectives']} collectives tells them.",
         "",
         f"{'layout':40} {'devices':>7} {'step s':>9} {'events run':>12} {'distinct':>8} {'new':>4} {'device-s':>16}",
     ]

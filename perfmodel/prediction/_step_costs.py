@@ -42,7 +42,7 @@ def with_step_costs(
     """Durations as a real step has them: all `scale` times as long; the step's overhead rides with its optimizer."""
     comm, passes = pairs.T
     out = durations.copy()
-    np.add.at(out, (slice(None), passes), framework.dp_overlap_loss * durations[:, comm])
+    np.add.at(out.T, passes, framework.dp_overlap_loss * durations.T[comm])
     out *= scale[:, None]
     out[:, structure.class_kind == Kind.OPTIMIZER] += framework.step_overhead_s
     return out
