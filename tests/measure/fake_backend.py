@@ -33,7 +33,7 @@ def call_s(op: KernelOp) -> float:
 
 
 class FakeBackend:
-    """Steps of a multiple of 5 parameters are disturbed the first time, those of a multiple of 7 the first three."""
+    """Steps of 5 parameters are disturbed the first time, those of 7 until the log has a `quiet` beside it."""
 
     accelerator = None
     software = "fake1.0-cpu"
@@ -57,7 +57,7 @@ class FakeBackend:
         with self.log.open("a") as file:
             file.write(json.dumps(key) + "\n")
         n = op.n_params  # pyright: ignore[reportAttributeAccessIssue]
-        disturbed = (n % 5 == 0 and before < 1) or (n % 7 == 0 and before < 3)
+        disturbed = (n == 5 and before < 1) or (n == 7 and not self.log.with_name("quiet").exists())
         return lambda calls: Sample(calls, calls * call_s(op), 0.5 if disturbed else 0.0)
 
     def overhead_sampler(self) -> SampleCalls:
