@@ -211,7 +211,8 @@ def _by_nccl_tests(plan: Plan, folder: Path, progress: Progress, read: ReadOutpu
 
     def checked(path: Path) -> "pd.DataFrame":
         table = read(path)
-        for found in set(table.get("device", ())) - {""} if not plan.any_device else ():
+        named = set(table["device"]) if "device" in table and not plan.any_device else set()
+        for found in named - {""}:
             check_device(plan.device, found)
         return table
 
