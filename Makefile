@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 DATA ?= $(if $(PERFMODEL_DATA),$(PERFMODEL_DATA),../shared/data)
 
-.PHONY: plan test grid lint format bench validate live clean
+.PHONY: plan test grid lint format docs bench validate gate live clean
 
 plan: $(VENV)/.plan ## search GPT-3 175B on 1024 A100s with the shipped calibration
 	@mkdir -p out
@@ -29,11 +29,17 @@ format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(VENV)/.docs ## the documentation site in out/docs, notebooks run; a warning is an error
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --jobs 2 --quiet -d out/doctrees docs out/docs
+
 bench: $(VENV)/.bench ## ratios within one run, written to out/bench.json
 	$(BIN)/python benchmarks/run.py
 
-validate: $(VENV)/.plan ## every measured kernel and published run under PERFMODEL_DATA
+validate: $(VENV)/.plan ## every measured kernel and published run under PERFMODEL_DATA: validate/report.md, .html, .json
 	$(BIN)/python validate/run.py --data $(DATA)
+
+gate: $(VENV)/.plan ## fails where a source of published runs is less accurate than the committed report says
+	$(BIN)/python validate/gate.py --data $(DATA)
 
 live: $(VENV)/.plan ## calibrate on 2 ranks, predict, run on up to 8 in network namespaces (Linux, root), compare; 20 minutes
 	$(BIN)/python validate/live.py --out out
@@ -46,8 +52,9 @@ EXTRAS_plan := viz
 EXTRAS_test := test
 EXTRAS_lint := lint,test
 EXTRAS_bench := bench
+EXTRAS_docs := docs
 
-$(VENV)/.plan $(VENV)/.test $(VENV)/.lint $(VENV)/.bench: $(VENV)/.%: pyproject.toml | $(BIN)/python
+$(VENV)/.plan $(VENV)/.test $(VENV)/.lint $(VENV)/.bench $(VENV)/.docs: $(VENV)/.%: pyproject.toml | $(BIN)/python
 	$(PIP) --editable ".[$(EXTRAS_$*)]"
 	@touch $@
 

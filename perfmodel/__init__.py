@@ -26,7 +26,9 @@ _HOME = {
     "OpTable": "importers", "read_onnx": "importers", "read_sharded": "importers", "trace": "importers",
     "trace_program": "importers",
     "schedule_facts": "schedule",
-    "SearchResult": "layout_search", "search": "layout_search",
+    "SearchResult": "layout_search", "search": "layout_search", "pareto": "layout_search", "ask": "layout_search",
+    "Tariff": "layout_search",
+    "devices_for": "design", "memory_to_fit": "design", "overtake": "design", "rank_upgrades": "design",
     "read_runs": "validation", "validate_cases": "validation", "validate_kernels": "validation",
     "gantt": "viz", "write_gantt": "viz", "write_trace": "viz",
 }  # fmt: skip
@@ -35,10 +37,11 @@ _RENAMED = {"fit": "fit_calibration"}
 if TYPE_CHECKING:
     from perfmodel.calibration import EndToEnd, Run, calibrate_end_to_end
     from perfmodel.catalog import cluster, clusters, device, devices, model, models
+    from perfmodel.design import devices_for, memory_to_fit, overtake, rank_upgrades
     from perfmodel.errors import PerfModelError
     from perfmodel.importers import OpTable, read_onnx, read_sharded, trace, trace_program
     from perfmodel.io import read_table
-    from perfmodel.layout_search import SearchResult, search
+    from perfmodel.layout_search import SearchResult, Tariff, ask, pareto, search
     from perfmodel.learn import fit_calibration as fit
     from perfmodel.prediction import Framework, Prediction, compare_schedules, predict
     from perfmodel.schedule import schedule_facts

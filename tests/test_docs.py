@@ -1,22 +1,54 @@
-"""Every Python block of the documentation runs, page by page."""
+"""The documentation's code, page by page: Python runs, `shell` commands run, other commands at least parse."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from perfmodel.cli import main
+from perfmodel.cli._parser import parser
 from perfmodel.schedule import parse_schedule, require_valid
 
-PAGES = sorted((Path(__file__).parent.parent / "docs").glob("*.md"))
+ROOT = Path(__file__).parents[1]
+COPIED = {"accuracy", "notebooks", "reference"}
+"""Folders that docs/conf.py makes."""
+PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name not in COPIED]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
+def commands(text: str) -> list[list[str]]:
+    """Arguments of every `perfmodel` command of a block."""
+    lines = text.replace("\\\n", " ").splitlines()
+    words = [shlex.split(line.removeprefix("$ "), comments=True) for line in lines if "perfmodel" in line]
+    return [line[1 : line.index(">") if ">" in line else None] for line in words if line[0] == "perfmodel"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT / "docs")) for page in PAGES])
 def test_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the page's order; a block that begins with a comment `# NAME.toml` (or .csv, .py) becomes this file."""
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    exec(compile("\n".join(blocks), str(page), "exec"), {"__name__": page.stem})
+    namespace: dict[str, object] = {"__name__": page.stem}
+    for language, text in BLOCK.findall(page.read_text()):
+        if named := re.match(r"# (\w+\.(?:toml|csv|py|txt))\n", text):
+            Path(named[1]).write_text(text)
+        elif language == "python":
+            exec(compile(text, str(page), "exec"), namespace)
+        elif language == "shell":
+            for argv in commands(text):
+                assert main(argv) == 0, argv
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.stem)
+def test_commands_of_a_page_parse(page: Path) -> None:
+    text = page.read_text()
+    in_tables = re.findall(r"^\|.*`(perfmodel [^`]* --[^`]* [^`]*)`", text, re.MULTILINE)
+    for block in (*(block for _, block in BLOCK.findall(text)), *in_tables):
+        for argv in commands(block):
+            if not any("..." in word for word in argv):
+                parser().parse_args(argv)
 
 
 def test_schedule_in_the_page_can_run() -> None:
-    (text,) = re.findall(r"```\n(# 1F1B.*?)```", (PAGES[0].parent / "schedules.md").read_text(), re.DOTALL)
+    (text,) = re.findall(r"```\n(# 1F1B.*?)```", (ROOT / "docs" / "schedules.md").read_text(), re.DOTALL)
     require_valid(parse_schedule(text))

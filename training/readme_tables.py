@@ -34,8 +34,8 @@ def main() -> None:
         figures = report["sources"][source]
         lines.append(f"| {title} | {figures['n']} | {figures['mean_ape']:.1%} | {figures['median_ape']:.1%} |")
     parts = [
-        "**Whole steps** (`make validate`; all sources in `validate/report.md`; nothing is fitted on these rows):\n\n"
-        + "\n".join(lines),
+        "**Whole steps** (`make validate`; all sources beside the project's bars: `validate/report.md`;\n"
+        "constants fitted to published runs leave out the source of the rows):\n\n" + "\n".join(lines),
         "**Kernels** (`python training/report.py`):\n\n" + body(ROOT / "training" / "report.md"),
     ]
     collectives = ROOT / "training" / "collectives_report.md"

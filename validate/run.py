@@ -1,6 +1,6 @@
-"""Everything measured against everything predicted: writes validate/report.json and report.md.
+"""Everything measured against everything predicted: writes validate/report.json, report.md and report.html.
 
-python validate/run.py --data DIR
+python validate/run.py --data DIR [--runs-only]
 """
 
 import argparse
@@ -9,26 +9,32 @@ from pathlib import Path
 
 import pandas as pd
 
+from perfmodel.display import progress
 from perfmodel.io import write_text
-from perfmodel.validation import validate_cases, validate_kernels
+from perfmodel.validation import published_record, record_html, record_text, validate_kernels
 
 HERE = Path(__file__).parent
-FIGURES = ("n", "median_ape", "mean_ape", "p90_ape", "coverage_90")
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--data", type=Path, required=True)
-    data = arguments.parse_args().data
-    runs = sorted((data / "published").glob("*.csv"))
-    tables = [f for f in sorted(data.glob("*/*.csv.gz")) if measured(f)]
-    cases = validate_cases(runs)
+    arguments.add_argument("--runs-only", action="store_true", help="kernels as they were in the last report")
+    asked = arguments.parse_args()
+    with progress("runs") as report:
+        record, frame = published_record(sorted((asked.data / "published").glob("*.csv")), progress=report)
     # the report is committed: file names, not the folders of this machine
-    cases["skipped_files"] = {Path(file).name: reason for file, reason in cases["skipped_files"].items()}
-    kernels = validate_kernels(tables)
-    write_text(HERE / "report.json", json.dumps({"cases": cases, "kernels": kernels}, indent=1) + "\n")
-    write_text(HERE / "report.md", markdown(cases, kernels))
-    print((HERE / "report.md").read_text())
+    record["skipped_files"] = {Path(file).name: reason for file, reason in record["skipped_files"].items()}
+    if asked.runs_only:
+        kernels = json.loads((HERE / "report.json").read_text())["kernels"]
+    else:
+        kernels = validate_kernels([f for f in sorted(asked.data.glob("*/*.csv.gz")) if measured(f)])
+    live = json.loads((HERE / "live.json").read_text())
+    text = record_text(record, kernels, live)
+    write_text(HERE / "report.json", json.dumps({"cases": record, "kernels": kernels}, indent=1) + "\n")
+    write_text(HERE / "report.md", text)
+    write_text(HERE / "report.html", record_html(text, frame))
+    print(text.partition("## Kernels")[0])
 
 
 def measured(path: Path) -> bool:
@@ -36,26 +42,6 @@ def measured(path: Path) -> bool:
     columns = set(pd.read_csv(path, nrows=1).columns)
     kernels = {"op_family", "dtype", "time_us"} <= columns
     return not path.name.startswith("suspect") and (kernels or {"collective", "time_us"} <= columns)
-
-
-def markdown(cases: dict, kernels: dict) -> str:
-    lines = ["# Predicted against measured", "", "Made by `make validate`.", "", "## Step time of published runs", ""]
-    lines += table("source", [(s, f) for s, f in cases["sources"].items() if f["n"]] + [("all", cases["all"])])
-    lines += ["", "## Peak memory of published runs", ""]
-    lines += table("source", [(s, f["memory"]) for s, f in cases["sources"].items() if f["memory"]["n"]])
-    lines += ["", "## Rows of published runs that are not predicted", "", "| why | rows |", "|---|--:|"]
-    lines += [f"| {reason} | {count} |" for reason, count in cases["skipped"].items()]
-    lines += ["", "## Kernels and collectives (training rows included)", ""]
-    rows = [(f"{family}, {device}", f) for family, d in kernels["families"].items() for device, f in d.items()]
-    return "\n".join(lines + table("family, device", rows)) + "\n"
-
-
-def table(head: str, rows: list[tuple[str, dict]]) -> list[str]:
-    def cell(name: str, value: float | None) -> str:
-        return "-" if value is None else f"{value:,}" if name == "n" else f"{100 * value:.1f} %"
-
-    lines = [f"| {head} | " + " | ".join(FIGURES) + " |", "|---" + "|--:" * len(FIGURES) + "|"]
-    return lines + [f"| {name} | " + " | ".join(cell(k, f.get(k)) for k in FIGURES) + " |" for name, f in rows]
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ from perfmodel.calibration._end_to_end import calibrate_end_to_end as calibrate_
 from perfmodel.calibration._model_plan import LayoutCost as LayoutCost
 from perfmodel.calibration._model_plan import ModelPlan as ModelPlan
 from perfmodel.calibration._model_plan import model_plan as model_plan
+from perfmodel.calibration._priors import Prior as Prior
+from perfmodel.calibration._priors import priors as priors
 from perfmodel.calibration._report import plan_report as plan_report
 from perfmodel.calibration._report import selection_text as selection_text
 from perfmodel.calibration._result import EndToEnd as EndToEnd

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from perfmodel.calibration._beliefs import Base, Beliefs, condition
 from perfmodel.calibration._choose import choose, step_variance
 from perfmodel.calibration._steps import HALF_WIDTH, Steps
+from perfmodel.display import frame_html
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Device, Op
 
@@ -56,6 +57,9 @@ class Selection:
 
         rows = [{"measurements": r.measurements, "half_width": float(r.half_width.max())} for r in self.rounds]
         return pd.DataFrame(rows)
+
+    def _repr_html_(self) -> str:
+        return frame_html(self.to_frame(), f"{self.reason} after {self.rounds[-1].measurements} measurements")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""

@@ -12,6 +12,7 @@ from perfmodel.calibration._posterior import DEGREES_OF_FREEDOM, Posterior, maxi
 from perfmodel.calibration._priors import AMPLITUDE, NOISE, Prior, priors
 from perfmodel.calibration._result import EndToEnd, FittedParameter, mean_error
 from perfmodel.calibration._runs import Run
+from perfmodel.display import shows_progress
 from perfmodel.errors import PerfModelError
 from perfmodel.io import write_bytes
 from perfmodel.prediction import (
@@ -31,6 +32,7 @@ _FELT = 0.005
 _NARROWED = 0.9
 
 
+@shows_progress("fit to runs")
 def calibrate_end_to_end(
     runs: Sequence[Run],
     *,

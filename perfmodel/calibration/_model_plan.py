@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel import catalog
 from perfmodel.calibration._two_nodes import reachable
+from perfmodel.display import frame_html
 from perfmodel.errors import PerfModelError
 from perfmodel.measure import Plan, StoppingRule, check_kernel, measuring_s
 from perfmodel.prediction import EventShares, StepModel, check_layout, event_shares, step_model
@@ -121,6 +122,11 @@ class ModelPlan:
                 for cost in self.layouts
             ]
         )
+
+    def _repr_html_(self) -> str:
+        least, most = self.measure_device_s
+        line = f"measuring takes {least:,.0f} to {most:,.0f} device-seconds, running {self.run_device_s:,.0f}"
+        return frame_html(self.to_frame(), line)
 
 
 def model_plan(

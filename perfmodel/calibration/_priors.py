@@ -87,8 +87,7 @@ def _measured(base: Path | None, device: str, name: str, dtypes: set[str]) -> in
 def _events(model: StepModel, layouts: Sequence[Layout]) -> Iterable[tuple[Op, float, float]]:
     """(event, its seconds in one pass of every block or one step, log half-width of its interval)."""
     for bundle in model.bundles(layouts):
-        for lane, table in enumerate(bundle.tables):
-            between = model.event_classes(bundle, lane)
+        for table, between in zip(bundle.tables, model.event_classes(bundle), strict=True):
             counted = (
                 (table.ops, table.times, np.einsum("bpo,b->o", table.counts, np.array(table.repeats, float))),
                 (between.ops, between.times, np.ones(len(between.ops))),

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from perfmodel.display import folded, frame_html, paragraph
 from perfmodel.prediction import Adjustment
 
 if TYPE_CHECKING:
@@ -79,6 +80,11 @@ class EndToEnd:
         import pandas as pd
 
         return pd.DataFrame([vars(p) for p in self.parameters])
+
+    def _repr_html_(self) -> str:
+        errors = f"mean error {self.error_before:.1%} before, {self.error_after:.1%} after the fit to these runs"
+        facts = paragraph(f"{self.device}, {self.runs} runs", errors, *self.contradictions)
+        return facts + folded("parameters", frame_html(self.to_frame()), opened=True)
 
 
 def mean_error(log_errors: np.ndarray) -> float:

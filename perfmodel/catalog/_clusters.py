@@ -26,6 +26,8 @@ class LevelEntry:
     """One way per device, all devices of the tier communicating."""
     latency_us: float
     source: str = ""
+    contention: float = 0.0
+    """Exponent of the number of nodes by which collectives take longer than alone on the network."""
 
     def level(self) -> NetworkLevel:
         """The same in SI units."""
@@ -35,6 +37,7 @@ class LevelEntry:
             bandwidth_bytes_per_s=self.bandwidth_gb_per_s * 1e9,
             latency_s=self.latency_us * 1e-6,
             source=self.source,
+            contention=self.contention,
         )
 
 

@@ -47,6 +47,7 @@ class DeviceEntry:
     host_gb_per_s: float | None = None
     """One way between device and host memory."""
     power_w: float | None = None
+    idle_power_w: float | None = None
     source: str
     aliases: tuple[str, ...] = field(default=())
 
@@ -66,6 +67,7 @@ class DeviceEntry:
             link_bandwidth_bytes_per_s=self.link_gb_per_s * 1e9,
             host_bandwidth_bytes_per_s=self.host_gb_per_s * 1e9 if self.host_gb_per_s else None,
             power_w=self.power_w,
+            idle_power_w=self.idle_power_w,
             source=self.source,
             aliases=self.aliases,
         )

@@ -36,6 +36,11 @@ _OTHER_GBIT = 12.5
 """100 Gbit/s Ethernet shared by a server of 8, for devices that no reference system holds."""
 _PCIE_GB = {"Kepler": 15.75, "Pascal": 15.75, "Volta": 15.75, "Turing": 15.75, "Ampere": 31.5, "Ada": 31.5}
 
+EFA_CONTENTION = 0.30
+"""Exponent of the number of nodes by which collectives over AWS EFA take longer: medians of all-reduce, all-gather and
+reduce-scatter of 256 MB over 2 to 64 nodes in a shared cluster (Ultra-Scale Playbook, cluster measurements), fitted by
+`validate/fit_frameworks.py`. No step time went into it."""
+
 
 def cluster_for(device_name: str, devices_per_node: int | None, intra_link: str, inter_link: str) -> Cluster:
     """The cluster that a published table's words most likely mean; empty words are allowed.
@@ -108,6 +113,7 @@ def _inter(found: Device, node: int, words: str) -> NetworkLevel | None:
         bandwidth_bytes_per_s=gbit * 1e9 / 8,
         latency_s=_latency_s(text, _LATENCY_S["dcn"] if found.vendor == "Google" else _DEFAULT_LATENCY_S),
         source=source,
+        contention=EFA_CONTENTION if "efa" in text else 0.0,
     )
 
 

@@ -6,10 +6,28 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from perfmodel.cli import _calibrate, _compare, _import_model, _import_table, _run, _schedules, _show, _whatif
-from perfmodel.cli._progress import progress
+from perfmodel.cli import (
+    _calibrate,
+    _compare,
+    _design,
+    _emulate,
+    _import_model,
+    _import_table,
+    _plot,
+    _run,
+    _schedules,
+    _search,
+    _show,
+    _whatif,
+)
+from perfmodel.display import progress
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Job, Layout
+
+IMPOSSIBLE = 2
+"""Exit status of a search that no layout can satisfy."""
+INTERRUPTED = 130
+"""Exit status of a search that was ended by Ctrl-C, after it has shown the best so far."""
 
 
 def predict(arguments: argparse.Namespace) -> int:
@@ -19,50 +37,43 @@ def predict(arguments: argparse.Namespace) -> int:
 
 
 def timeline(arguments: argparse.Namespace) -> int:
-    if not (arguments.out or arguments.png):
-        raise PerfModelError("timeline: nothing to write; give --out FILE (trace) or --png FILE (Gantt chart)")
+    if not (arguments.out or arguments.png or arguments.html):
+        raise PerfModelError(
+            "timeline: nothing to write; give --out FILE (trace), --png FILE (Gantt chart) or --html FILE (interactive)"
+        )
     prediction = _predict(arguments, timeline=True)
-    written = _pictures(prediction, arguments.out, arguments.png)
+    written = _pictures(prediction, arguments.out, arguments.png, arguments.html)
     _emit(arguments, prediction.to_dict() | {"written": written}, lambda: _show.written(written))
     return 0
 
 
 def search(arguments: argparse.Namespace) -> int:
-    from perfmodel import catalog, layout_search
-    from perfmodel.io import write_json
-
-    if arguments.devices is None:
-        raise PerfModelError("search: --devices N is needed (how many devices to lay the model out on)")
-    model, cluster = catalog.model(arguments.model), catalog.cluster(arguments.cluster)
-    job = _job(arguments, model.seq_len)
-    space = layout_search.default_space(model, cluster, job, arguments.devices)
-    with progress("search") as report:
-        result = layout_search.search(
-            model,
-            cluster,
-            devices=arguments.devices,
-            global_batch=arguments.global_batch,
-            method=arguments.method,
-            top=arguments.top,
-            job=job,
-            space=layout_search.restrict(layout_search.with_schedules(space, arguments.schedules), arguments.fix),
-            calibration=_calibration(arguments),
-            strict=arguments.strict,
-            progress=report,
-        )
-    if arguments.out:
-        write_json(arguments.out, result.to_dict())
-    written = [str(arguments.out)] if arguments.out else []
+    arguments.calibration = _calibration(arguments)
+    if arguments.pareto:
+        front = _search.run_pareto(arguments, lambda seq_len: _job(arguments, seq_len))
+        if not front.layouts:
+            raise PerfModelError("search: no layout fits and satisfies the constraints; without --pareto it says why")
+        files = _search.write(arguments, front)
+        _emit(arguments, front.to_dict(), lambda: (_search.show_pareto(front), _show.written(files)))
+        return 0
+    result = _search.run(arguments, lambda seq_len: _job(arguments, seq_len))
+    written = _search.write(arguments, result)
     if result.layouts and (arguments.trace or arguments.png):
-        arguments.layout = str(result.layouts[0].layout)
+        best = result.layouts[0]
+        arguments.layout, arguments.devices, arguments.global_batch = str(best.layout), None, best.global_batch
         written += _pictures(_predict(arguments, timeline=True), arguments.trace, arguments.png)
 
     def show() -> None:
-        _show.search(result)
+        _search.show(result)
         _show.written(written)
 
+    if result.impossible and not arguments.json:
+        raise PerfModelError(str(result.impossible))
     _emit(arguments, result.to_dict(), show)
-    return 0
+    if result.impossible:
+        print(f"perfmodel: {result.impossible}", file=sys.stderr)
+        return IMPOSSIBLE
+    return 0 if result.complete else INTERRUPTED
 
 
 def fit(arguments: argparse.Namespace) -> int:
@@ -71,7 +82,7 @@ def fit(arguments: argparse.Namespace) -> int:
 
     _fit_runs.check(arguments)
     summary: dict[str, Any] = {}
-    with progress("fit") as report:
+    with progress("fit", silent=arguments.json) as report:
         if arguments.tables:
             summary = fit_calibration(
                 arguments.tables, arguments.out, family=arguments.family, seed=arguments.seed, progress=report
@@ -97,9 +108,13 @@ def validate_kernels(arguments: argparse.Namespace) -> int:
 
 
 def validate_cases(arguments: argparse.Namespace) -> int:
-    from perfmodel.validation import validate_cases
+    from perfmodel.validation import explain_cases, validate_cases
 
-    with progress("cases") as report:
+    if arguments.explain is not None:
+        found = explain_cases(arguments.files, arguments.explain or None, _calibration(arguments), arguments.tables)
+        _emit(arguments, {"cases": [one.to_dict() for one in found]}, lambda: _show.residuals(found))
+        return 0
+    with progress("cases", silent=arguments.json) as report:
         result = validate_cases(arguments.files, _calibration(arguments), arguments.out, progress=report)
     _emit(arguments, result, lambda: _show.cases(result))
     return 0
@@ -109,6 +124,20 @@ def whatif(arguments: argparse.Namespace) -> int:
     arguments.calibration = _calibration(arguments)
     report = _whatif.run(arguments, lambda seq_len: _job(arguments, seq_len))
     _emit(arguments, report, lambda: _whatif.show(report))
+    return 0
+
+
+def design(arguments: argparse.Namespace) -> int:
+    arguments.calibration = _calibration(arguments)
+    report = _design.run(arguments, lambda seq_len: _job(arguments, seq_len))
+    _emit(arguments, report, lambda: _design.show(report))
+    return 0
+
+
+def plot(arguments: argparse.Namespace) -> int:
+    calibration = _calibration(arguments) if hasattr(arguments, "calibration") else None
+    report = _plot.run(arguments, _job, calibration)
+    _emit(arguments, report, lambda: _show.written(report["written"]))
     return 0
 
 
@@ -142,6 +171,12 @@ def compare(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def emulate(arguments: argparse.Namespace) -> int:
+    report = _emulate.run(arguments)
+    _emit(arguments, report, lambda: _emulate.show(report))
+    return 0
+
+
 def calibrate(arguments: argparse.Namespace) -> int:
     report = _calibrate.run(arguments)
     if "process" in report:  # one of several: process 0 reports
@@ -153,7 +188,7 @@ def calibrate(arguments: argparse.Namespace) -> int:
 def doctor(arguments: argparse.Namespace) -> int:
     from perfmodel.cli._doctor import examine
 
-    report = examine()
+    report = examine(arguments.calibration, clear_cache=arguments.clear_cache)
     _emit(arguments, report, lambda: _show.doctor(report))
     return 0
 
@@ -191,7 +226,7 @@ def _predict(arguments: argparse.Namespace, timeline: bool) -> Any:
     )
 
 
-def _pictures(prediction: Any, trace: Path | None, png: Path | None) -> list[str]:
+def _pictures(prediction: Any, trace: Path | None, png: Path | None, html: Path | None = None) -> list[str]:
     from perfmodel import viz
 
     written = []
@@ -201,6 +236,9 @@ def _pictures(prediction: Any, trace: Path | None, png: Path | None) -> list[str
     if png:
         viz.write_gantt(prediction, png)
         written.append(str(png))
+    if html:
+        viz.write_interactive(prediction, html)
+        written.append(str(html))
     return written
 
 

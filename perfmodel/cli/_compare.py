@@ -53,12 +53,12 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         write_table(arguments.out, comparison.errors.to_frame())
         report["written"].append(str(arguments.out))
     if arguments.png:
-        from perfmodel.viz import write_comparison
+        from perfmodel.viz import draw_comparison, save_figure
 
         title = f"batch time {comparison.errors.batch_time_error:.2%} off"
         if report["mean_activity_error"] is not None:
             title += f", activities {report['mean_activity_error']:.2%} (matched by {comparison.matched_by})"
-        write_comparison(predicted, measured, arguments.png, title)
+        save_figure(draw_comparison(predicted, measured, title), arguments.png)
         report["written"].append(str(arguments.png))
     return report
 

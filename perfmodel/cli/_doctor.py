@@ -1,12 +1,17 @@
-"""`perfmodel doctor`: what is installed, what it can see, and what looks stale."""
+"""`perfmodel doctor`: what is installed, what it can see, and what is wrong with it."""
 
+import argparse
 import os
 import platform
+import re
+import shutil
 import sys
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import perfmodel
+from perfmodel.errors import PerfModelError
 
 _PACKAGES = (
     "jax",
@@ -21,23 +26,59 @@ _PACKAGES = (
     "matplotlib",
     "torch",
 )
+_PROGRAMS = {
+    "all_reduce_perf": "perfmodel calibrate --backend nccl-tests",
+    "mpirun": "calibration over several nodes",
+    "srun": "calibration over several nodes",
+    "nsys": "profiles for perfmodel import nsys",
+    "ip": "emulated hosts",
+}
+_SETTINGS = ("PERFMODEL_DATA", "PERFMODEL_CACHE", "PERFMODEL_CACHE_LIMIT_GB", "JAX_PLATFORMS", "XLA_FLAGS")
 
 
-def examine() -> dict[str, Any]:
-    """Versions, devices, shipped calibration, caches and settings, as plain values."""
+def add_command(commands: Any) -> argparse.ArgumentParser:
+    """Register the command."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "doctor", help="what is installed, which devices, calibrations and caches"
+    )
+    command.add_argument(
+        "--calibration", type=Path, metavar="DIR", help="also describe this calibration, made by 'perfmodel fit'"
+    )
+    command.add_argument("--clear-cache", action="store_true", help="first delete what is kept between runs")
+    command.set_defaults(run="doctor")
+    return command
+
+
+def examine(calibration: Path | None = None, *, clear_cache: bool = False) -> dict[str, Any]:
+    """Versions, extras, devices, programs, calibrations, caches and settings, as plain values; `problems` in words.
+
+    Raises:
+        CalibrationError: if `calibration` is missing or unreadable.
+    """
     from perfmodel.cost import describe_calibration
-    from perfmodel.timeline import cache_dir
+    from perfmodel.timeline import CACHE_SHARES, cache_dir
 
+    if clear_cache:
+        for kind in CACHE_SHARES:
+            shutil.rmtree(cache_dir() / kind, ignore_errors=True)
+    own = {} if calibration is None else {"own_calibration": describe_calibration(calibration)}
+    problems: list[str] = []
     return {
         "perfmodel": perfmodel.__version__,
+        "installed_in": str(Path(perfmodel.__file__).parent),
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
         "packages": {name: _version(name) for name in _PACKAGES},
-        "jax_devices": _jax_devices(),
+        "extras": _extras(),
+        "jax_devices": _jax_devices(problems),
+        "torch_devices": _torch_devices(problems),
+        "programs": {name: shutil.which(name) or f"not found (for {use})" for name, use in _PROGRAMS.items()},
         "calibration": describe_calibration(None),
-        "caches": {"structures": str(cache_dir())},
-        "settings": {k: os.environ.get(k) for k in ("PERFMODEL_DATA", "PERFMODEL_CACHE", "JAX_PLATFORMS")},
+        **own,
+        "caches": _caches(problems),
+        "settings": {name: os.environ.get(name) for name in _SETTINGS},
+        "problems": problems,
     }
 
 
@@ -48,7 +89,56 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _jax_devices() -> list[str]:
+def _extras() -> dict[str, str]:
+    """For every extra, whether all that it asks for is installed."""
+    asked: dict[str, list[str]] = {}
+    for line in metadata.requires("perfmodel") or ():
+        if found := re.match(r"([\w.-]+).*\bextra == ['\"]([\w-]+)", line):
+            asked.setdefault(found[2], []).append(found[1])
+    missing = {extra: [name for name in names if _version(name) is None] for extra, names in asked.items()}
+    return {
+        extra: f"without {', '.join(names)}: pip install 'perfmodel[{extra}]'" if names else "installed"
+        for extra, names in missing.items()
+    }
+
+
+def _jax_devices(problems: list[str]) -> list[str]:
     import jax
 
-    return [str(device) for device in jax.devices()]
+    try:
+        return [str(device) for device in jax.devices()]
+    except RuntimeError as error:
+        problems.append(f"JAX finds no device: {str(error).splitlines()[0]}")
+        return []
+
+
+def _torch_devices(problems: list[str]) -> list[str]:
+    if _version("torch") is None:
+        return []
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        problems.append(f"torch is installed and cannot be imported: {error}")
+        return []
+    return ["cpu", *(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))]
+
+
+def _caches(problems: list[str]) -> dict[str, Any]:
+    from perfmodel.timeline import CACHE_SHARES, cache_dir, cache_limit_bytes
+
+    folder = cache_dir()
+    report: dict[str, Any] = {"folder": str(folder)}
+    try:
+        report["limit_bytes"] = int(cache_limit_bytes())
+    except PerfModelError as error:
+        problems.append(str(error))
+    for kind in CACHE_SHARES:
+        sizes = [path.stat().st_size for path in (folder / kind).rglob("*") if path.is_file()]
+        report |= {kind: str(folder / kind), f"{kind}_files": len(sizes), f"{kind}_bytes": sum(sizes)}
+    used = sum(report[f"{kind}_bytes"] for kind in CACHE_SHARES)
+    if used > report.get("limit_bytes", used):
+        problems.append(f"caches hold {used / 1e9:.1f} GB, more than their limit: perfmodel doctor --clear-cache")
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not os.access(existing, os.W_OK):
+        problems.append(f"{existing} cannot be written, so nothing is kept between runs; set PERFMODEL_CACHE")
+    return report

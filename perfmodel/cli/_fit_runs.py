@@ -5,7 +5,7 @@ from math import expm1
 from pathlib import Path
 from typing import Any
 
-from perfmodel.cli._progress import Report
+from perfmodel.display import Report
 from perfmodel.errors import PerfModelError
 
 _SHOWN = 8

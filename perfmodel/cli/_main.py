@@ -12,7 +12,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status (0 ok, 2 bad input, 130 interrupted)."""
     arguments = parser().parse_args(argv)
     try:
-        if arguments.run != "calibrate":  # which measures whatever device there is
+        if arguments.run == "completion":
+            from perfmodel.cli._completion import script
+
+            print(script(arguments.shell, parser()))
+            return 0
+        if arguments.run not in ("calibrate", "doctor"):  # which look at whatever device there is
             # the model's own arrays are small: an accelerator would only add latency
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
             _keep_compilations()
@@ -37,8 +42,10 @@ def _keep_compilations() -> None:
     """Compiled evaluators stay on disk beside the structures, so that the next run starts at once."""
     import jax
 
-    from perfmodel.timeline import cache_dir
+    from perfmodel.io import drop_least_recently_used
+    from perfmodel.timeline import cache_dir, cache_limit_bytes
 
+    drop_least_recently_used(cache_dir() / "xla", cache_limit_bytes("xla"))
     jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

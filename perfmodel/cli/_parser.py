@@ -6,7 +6,21 @@ from pathlib import Path
 from typing import NoReturn
 
 import perfmodel
-from perfmodel.cli import _calibrate, _compare, _import_model, _import_table, _run, _schedules, _whatif
+from perfmodel.cli import (
+    _calibrate,
+    _compare,
+    _completion,
+    _design,
+    _doctor,
+    _emulate,
+    _import_model,
+    _import_table,
+    _plot,
+    _run,
+    _schedules,
+    _search,
+    _whatif,
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -26,20 +40,22 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"perfmodel {perfmodel.__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _predict(commands)
-    _search(commands)
+    _search.add_command(commands, _job)
+    _design.add_command(commands, _job)
     _timeline(commands)
     _fit(commands)
     _validate(commands)
     _whatif.add_command(commands, _job)
+    _plot.add_command(commands, _job, _calibration, _json)
     _json(_calibrate.add_command(commands))
     _json(_schedules.add_command(commands))
     _json(_run.add_command(commands))
     _json(_import_model.add_command(commands))
     _json(_import_table.add_command(commands))
     _json(_compare.add_command(commands))
-    doctor = commands.add_parser("doctor", help="what is installed, which devices, calibrations and caches")
-    doctor.set_defaults(run="doctor")
-    _json(doctor)
+    _json(_emulate.add_command(commands))
+    _json(_doctor.add_command(commands))
+    _completion.add_command(commands)
     return top
 
 
@@ -56,11 +72,17 @@ def _calibration(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _job(command: argparse.ArgumentParser) -> None:
+def _job(command: argparse.ArgumentParser, batches: bool = False) -> None:
     command.add_argument("--model", required=True, help="catalog name, Hugging Face config.json or TOML")
     command.add_argument("--cluster", required=True, help="catalog name or TOML")
     command.add_argument("--devices", type=int, metavar="N", help="devices used (default: what the layout needs)")
-    command.add_argument("--global-batch", type=int, required=True, metavar="B", help="sequences per step")
+    if batches:
+        command.add_argument(
+            "--global-batch", "--batches", type=_search.whole_numbers, required=True, metavar="B[,B...]",
+            help="sequences per step; several are ranked together",
+        )  # fmt: skip
+    else:
+        command.add_argument("--global-batch", type=int, required=True, metavar="B", help="sequences per step")
     command.add_argument("--seq-len", type=int, metavar="S", help="tokens per sequence (default: the model's)")
     command.add_argument("--dtype", default="bf16", choices=("bf16", "fp16", "fp32", "tf32", "fp8"))
     command.add_argument("--mode", default="train", choices=("train", "inference"))
@@ -86,27 +108,13 @@ def _predict(commands: "argparse._SubParsersAction[_Parser]") -> None:
     command.set_defaults(run="predict")
 
 
-def _search(commands: "argparse._SubParsersAction[_Parser]") -> None:
-    command = commands.add_parser("search", help="rank the layouts of a model on a cluster")
-    _job(command)
-    command.add_argument("--top", type=int, default=10, metavar="K", help="layouts to report (default 10)")
-    command.add_argument("--method", default="auto", help="enumerate, or auto (which enumerates: exact)")
-    command.add_argument("--fix", default="", metavar="LAYOUT", help='fix some dimensions, e.g. "tp=8,zero=1"')
-    command.add_argument(
-        "--schedules", default="", metavar="NAMES", help="pipeline schedules, as 1f1b,zb-h1,chimera; or all"
-    )
-    command.add_argument("--out", type=Path, metavar="FILE", help="also write the result as JSON")
-    command.add_argument("--trace", type=Path, metavar="FILE", help="Chrome trace of the best layout (json or json.gz)")
-    command.add_argument("--png", type=Path, metavar="FILE", help="Gantt chart of the best layout")
-    command.set_defaults(run="search")
-
-
 def _timeline(commands: "argparse._SubParsersAction[_Parser]") -> None:
     command = commands.add_parser("timeline", help="what every device does when: Chrome trace and Gantt chart")
     _job(command)
     command.add_argument("--layout", required=True, help="as for predict")
     command.add_argument("--out", type=Path, metavar="FILE", help="Chrome trace, opens in Perfetto (json or json.gz)")
     command.add_argument("--png", type=Path, metavar="FILE", help="Gantt chart")
+    command.add_argument("--html", type=Path, metavar="FILE", help="interactive timeline, opens in any browser")
     command.set_defaults(run="timeline")
 
 
@@ -137,6 +145,18 @@ def _validate(commands: "argparse._SubParsersAction[_Parser]") -> None:
         one = kinds.add_parser(kind, help=text)
         one.add_argument("files", nargs="+", type=Path, metavar="FILE")
         one.add_argument("--out", type=Path, metavar="FILE", help="write a prediction per row (csv)")
+        if kind == "cases":
+            one.add_argument(
+                "--explain",
+                nargs="?",
+                const="",
+                metavar="CASE_ID",
+                help="why a run's prediction missed (the five largest errors without an id)",
+            )
+            one.add_argument(
+                "--tables", nargs="+", type=Path, default=[], metavar="FILE",
+                help="with --explain: measured kernels, to show the nearest",
+            )  # fmt: skip
         _calibration(one)
         _json(one)
         one.set_defaults(run=f"validate_{kind}")

@@ -135,7 +135,7 @@ def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.png:
         from perfmodel import viz
 
-        viz.write_schedules(drawn, arguments.png)
+        viz.save_figure(viz.draw_schedules(drawn), arguments.png)
         written.append(str(arguments.png))
     title = f"{arguments.stages} stages, {arguments.micro_batches} micro-batches"
     return {"title": title, "rows": rows, "skipped": skipped, "written": written}
@@ -242,7 +242,7 @@ def _trained(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.png:
         from perfmodel import viz
 
-        viz.write_training_curves(curves, arguments.png)
+        viz.save_figure(viz.draw_training_curves(curves), arguments.png)
         written.append(str(arguments.png))
     rows = [
         {

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace, job: Callable[[int], Job]) -> dict[str, A
         if arguments.png:
             from perfmodel import viz
 
-            viz.write_curve(curve, arguments.png)
+            viz.save_figure(viz.draw_curves([curve]), arguments.png)
             report["written"] = [str(arguments.png)]
     return report
 

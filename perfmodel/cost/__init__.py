@@ -5,5 +5,6 @@ from perfmodel.cost._events import PricesCollectives as PricesCollectives
 from perfmodel.cost._events import PricesKernels as PricesKernels
 from perfmodel.cost._events import event_times as event_times
 from perfmodel.cost._kernels import KernelModel as KernelModel
+from perfmodel.cost._roofline import measured_work as measured_work
 from perfmodel.cost._roofline import roofline_seconds as roofline_seconds
 from perfmodel.cost._roofline import roofline_time as roofline_time

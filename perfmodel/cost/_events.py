@@ -1,7 +1,7 @@
 """Times of events with intervals and provenance."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -21,6 +21,10 @@ class EventTimes:
     """Upper end of the 90 % interval."""
     provenance: tuple[str, ...]
     """`measured`, `learned`, `analytical`, `extrapolated`, or `skipped: reason`."""
+
+    def scaled(self, by: Float64[np.ndarray, "n"]) -> "EventTimes":
+        """The same with every time and its interval multiplied."""
+        return replace(self, time_s=self.time_s * by, lo_s=self.lo_s * by, hi_s=self.hi_s * by)
 
 
 class PricesKernels(Protocol):
@@ -52,7 +56,9 @@ def event_times(
         kernel_ops: list[KernelOp] = [ops[i] for i in rest]  # pyright: ignore[reportAssignmentType]
         parts.append((rest, kernels.times(cluster.device, kernel_ops)))
     if comm:
-        parts.append((comm, collectives.times(cluster, [ops[i] for i in comm])))  # pyright: ignore[reportArgumentType]
+        sent: list[Collective] = [ops[i] for i in comm]  # pyright: ignore[reportAssignmentType]
+        shared = [op.num_nodes ** cluster.levels[op.level].contention if op.num_nodes > 1 else 1.0 for op in sent]
+        parts.append((comm, collectives.times(cluster, sent).scaled(np.array(shared))))
     for where, part in parts:
         time_s[where], lo_s[where], hi_s[where] = part.time_s, part.lo_s, part.hi_s
         for i, name in zip(where, part.provenance, strict=True):

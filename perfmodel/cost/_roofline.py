@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float64
 
-from perfmodel.learn import Figures, Rows, kernel_physics, rows_from_ops
+from perfmodel.learn import KERNEL_FAMILIES, Figures, Rows, kernel_physics, rows_from_ops, table_rows
 from perfmodel.learn import power_join as power_join
 from perfmodel.spec import Device, KernelOp
 
@@ -42,3 +43,34 @@ def roofline_seconds(device: Device, ops: Sequence[KernelOp]) -> Float64[np.ndar
     for members in by_family.values():
         out[members] = roofline_time(figures, rows_from_ops([ops[i] for i in members]))
     return out
+
+
+def measured_work(table: pd.DataFrame, device: Device) -> pd.DataFrame:
+    """Work and time of every measured kernel of a device, for a roofline.
+
+    Args:
+        table: measured kernels, as `perfmodel.io.read_table` reads them.
+
+    Returns:
+        A row per kernel that can be read: `family`, `dtype`, `flops`, `bytes` (compulsory traffic), `time_s`.
+    """
+    own_device = table["device"].isin([device.name, *device.aliases])
+    parts = []
+    for family in KERNEL_FAMILIES:
+        own = pd.DataFrame(table[own_device & (table["op_family"] == family)])
+        if own.empty:
+            continue
+        asked = table_rows(own, family)
+        good = np.flatnonzero(asked.reasons == "")
+        rows = asked.rows.take(good)
+        physics, _ = kernel_physics(Figures.of(device), rows)
+        columns = {
+            "family": family,
+            "dtype": np.asarray(own["dtype"])[good],
+            "flops": physics.flops,
+            "bytes": physics.bytes,
+            "time_s": np.asarray(own["time_us"], float)[good] * 1e-6,
+        }
+        parts.append(pd.DataFrame(columns))
+    empty = pd.DataFrame(columns=["family", "dtype", "flops", "bytes", "time_s"])
+    return pd.concat(parts, ignore_index=True) if parts else empty

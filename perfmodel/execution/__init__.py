@@ -4,6 +4,7 @@ from perfmodel.execution._export import chrome_trace as chrome_trace
 from perfmodel.execution._export import to_dot as to_dot
 from perfmodel.execution._export import write_chrome_trace as write_chrome_trace
 from perfmodel.execution._kernels import KERNELS as KERNELS
+from perfmodel.execution._kernels import jax_dtype as jax_dtype
 from perfmodel.execution._pair_times import PairTimes as PairTimes
 from perfmodel.execution._pair_times import measure_pair as measure_pair
 from perfmodel.execution._predict_ranks import predict_ranks as predict_ranks
@@ -13,7 +14,10 @@ from perfmodel.execution._reference import execute_function as execute_function
 from perfmodel.execution._reference import random_inputs as random_inputs
 from perfmodel.execution._run import Run as Run
 from perfmodel.execution._run import program_ranks as program_ranks
+from perfmodel.execution._run import rank_codes as rank_codes
 from perfmodel.execution._run import run as run
+from perfmodel.execution._session import ProgramSession as ProgramSession
+from perfmodel.execution._session import RankCode as RankCode
 from perfmodel.execution._simulate import Timer as Timer
 from perfmodel.execution._simulate import cluster_timer as cluster_timer
 from perfmodel.execution._simulate import durations as durations

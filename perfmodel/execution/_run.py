@@ -91,7 +91,7 @@ def run(
     """
     if repeats < 1:
         raise PerfModelError(f"repeats must be at least 1, got {repeats}")
-    codes = _codes(program, inputs)
+    codes = rank_codes(program, inputs)
     prepared = program_structure(program.function)
     if ranks is not None and ranks.num_ranks != len(codes):
         raise PerfModelError(f"the program is for {len(codes)} devices, but {ranks.num_ranks} ranks are running")
@@ -115,7 +115,8 @@ def _watched_run(group: RankGroup) -> tuple[list[tuple[list[float], list[float]]
     return noted, meter.interference(before, after)
 
 
-def _codes(program: Program, inputs: Mapping[str, np.ndarray]) -> list[RankCode]:
+def rank_codes(program: Program, inputs: Mapping[str, np.ndarray]) -> list[RankCode]:
+    """What each rank of a program runs, with its share of the inputs."""
     function, types = program.function, program.types
     arguments = program.split(inputs)
     groups = dict(zip((i.outputs for i in function.instructions), instruction_devices(function), strict=True))

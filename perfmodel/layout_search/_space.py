@@ -1,20 +1,33 @@
-"""The discrete space of layouts: every combination of degrees and options that can run."""
+"""The discrete space of layouts: which values every field may take."""
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import product
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import permutations
 
-from perfmodel.errors import LayoutError
-from perfmodel.prediction import check_layout
+from perfmodel.errors import LayoutError, UnknownNameError
 from perfmodel.schedule import get_schedule, schedule_names
-from perfmodel.spec import Cluster, Job, Layout, Model, Transformer
+from perfmodel.spec import Cluster, Job, Layout, Model, PerStage, Transformer
+
+OPTIONS = {
+    "overlap": ("overlap_grad_reduce", "overlap_param_gather"),
+    "tp_overlap": ("tp_overlap",),
+    "recompute": ("recompute_full_layers",),
+    "offload": ("offload",),
+    "order": ("order",),
+}
+"""Names under which fields that a search holds at their defaults can be let free, see `with_options`."""
+_ORDERS = tuple("-".join(order).replace("dp", "ep-dp") for order in permutations(("tp", "cp", "dp", "pp")))
+_FULL_LAYERS = (None, *((n,) for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)))
+LOOPED = {"1f1b": "interleaved", "breadth-first": "breadth-first"}
+"""Schedules that a larger `vpp` makes another of: by the name in a space that of their layouts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """Which values every dimension may take; degrees that do not divide are counted as rejected."""
+    """Which values every dimension may take; degrees that do not divide are counted as rejected.
+
+    Where a field makes no difference (sequence parallelism without tensor parallelism, ZeRO without replicas),
+    layouts have its first value.
+    """
 
     tp: tuple[int, ...]
     pp: tuple[int, ...]
@@ -25,115 +38,69 @@ class Space:
     schedule: tuple[str, ...] = ("1f1b", "gpipe")
     zero: tuple[int, ...] = (0, 1, 2, 3)
     recompute: tuple[str, ...] = ("none", "selective", "full")
+    recompute_full_layers: tuple[PerStage, ...] = (None,)
+    """Beside every other mode of recompute; see `Layout.recompute_full_layers`. At most one number each."""
     sequence_parallel: tuple[bool, ...] = (True, False)
-    fixed: tuple[tuple[str, Any], ...] = field(default=())
-    """Layout fields that are the same everywhere, e.g. overlap options."""
+    overlap_grad_reduce: tuple[bool, ...] = (True,)
+    overlap_param_gather: tuple[bool, ...] = (True,)
+    tp_overlap: tuple[bool, ...] = (False,)
+    offload: tuple[bool, ...] = (False,)
+    order: tuple[str, ...] = (Layout().order,)
+    """Of those that place all process groups alike only the first is taken."""
+    fewer_devices: bool = False
+    """Whether layouts may leave devices unused."""
 
 
-def default_space(model: Model, cluster: Cluster, job: Job, devices: int) -> Space:
-    """Everything that model, cluster and batch allow.
+def default_space(model: Model, cluster: Cluster, job: Job, devices: int, *, fewer_devices: bool = False) -> Space:
+    """Everything that model, cluster and batch allow, with the options that frameworks set by default.
 
     Tensor parallel goes up to two nodes (beyond, its collectives cross the network several times a
-    layer), context parallel is offered from 16k tokens on.
+    layer), context parallel is offered from 16k tokens on. With `fewer_devices` degrees may also be powers of two
+    and divisors of the layers.
     """
     transformer = isinstance(model, Transformer)
     layers = model.layers + model.decoder_layers if transformer else getattr(model, "layers", 1)
-    degrees = _divisors(devices)
+    degrees = stages = _divisors(devices)
+    if fewer_devices:
+        degrees = tuple(sorted({*degrees, *(1 << i for i in range(devices.bit_length()))}))
+        stages = tuple(sorted({*degrees, *_divisors(layers)}))
     experts = model.experts.count if transformer and model.experts else 1
     training = job.mode == "train"
     return Space(
         tp=tuple(d for d in degrees if d <= 2 * cluster.devices_per_node),
-        pp=tuple(d for d in degrees if d <= layers),
+        pp=tuple(d for d in stages if d <= min(layers, devices)),
         cp=tuple(d for d in degrees if d <= 16) if transformer and job.seq_len >= 16384 else (1,),
-        ep=tuple(d for d in _divisors(experts) if devices % d == 0),
+        ep=tuple(d for d in _divisors(experts) if fewer_devices or devices % d == 0),
         vpp=tuple(d for d in range(1, 13) if layers % d == 0),
-        micro_batch=tuple(d for d in _divisors(job.global_batch) if d <= 16),
+        micro_batch=tuple(d for d in _divisors(job.global_batch) if d <= 16 or not training),
         schedule=("1f1b", "gpipe") if training else ("gpipe",),
         zero=(0, 1, 2, 3) if training else (0,),
         recompute=("none", "selective", "full") if training else ("none",),
+        fewer_devices=fewer_devices,
     )
 
 
-def enumerate_layouts(
-    space: Space, model: Model, cluster: Cluster, job: Job, devices: int, rejected: Counter[str]
-) -> Iterator[Layout]:
-    """All valid layouts of `space` on exactly `devices` devices; `rejected` counts why others are not."""
-    layers = model.layers + model.decoder_layers if isinstance(model, Transformer) else 0
-    fixed = dict(space.fixed)
-    for tp, cp, pp in product(space.tp, space.cp, space.pp):
-        if devices % (tp * cp * pp):
-            rejected["tp*cp*pp does not divide the devices"] += 1
-            continue
-        dp = devices // (tp * cp * pp)
-        for ep, micro_batch in product(space.ep, space.micro_batch):
-            if (dp * cp) % ep:
-                rejected["ep does not divide dp*cp"] += 1
-                continue
-            if job.global_batch % (dp * micro_batch):
-                rejected["global batch not divisible by dp*micro_batch"] += 1
-                continue
-            degrees: dict[str, Any] = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep, "micro_batch": micro_batch}
-            try:
-                check_layout(model, cluster, job, Layout(**degrees), devices)
-            except LayoutError as error:
-                rejected[_short(error)] += 1
-                continue
-            for vpp, schedule in _pipelines(space, pp, layers, job.global_batch // (dp * micro_batch), rejected):
-                for options in _options(space, tp, dp * cp):
-                    yield Layout(**degrees, vpp=vpp, schedule=schedule, **options, **fixed)
+def with_options(space: Space, text: str, cluster: Cluster) -> Space:
+    """The space with further options let free: names of `OPTIONS` separated by commas, or `all`.
 
-
-def _pipelines(
-    space: Space, pp: int, layers: int, micro_batches: int, rejected: Counter[str]
-) -> Iterator[tuple[int, str]]:
-    for vpp in space.vpp:
-        if vpp == 1 and pp == 1:
-            # one stage runs micro-batches one after the other whatever the schedule's name
-            yield 1, "gpipe" if space.schedule == ("gpipe",) else "1f1b"
-        elif vpp == 1:
-            yield from ((1, name) for name in space.schedule if _possible(name, pp, layers, micro_batches, rejected))
-        elif pp > 1 and "1f1b" in space.schedule:
-            if layers % (pp * vpp):
-                rejected["layers not divisible by pp*vpp"] += 1
-            else:
-                yield vpp, "interleaved"
-
-
-def _possible(name: str, pp: int, layers: int, micro_batches: int, rejected: Counter[str]) -> bool:
-    scheduler = get_schedule(name)
-    chunks = scheduler.chunks_for(1)
-    try:
-        scheduler.require(pp, micro_batches, chunks)
-    except LayoutError:
-        rejected[f"schedule {name} cannot do these stages and micro-batches"] += 1
-        return False
-    if scheduler.chunks and layers and int(scheduler.stage_map(pp, chunks).max()) + 1 > layers:
-        rejected[f"schedule {name} has more stages than layers"] += 1
-        return False
-    return True
-
-
-def _options(space: Space, tp: int, replicas: int) -> list[dict[str, Any]]:
-    zero = space.zero if replicas > 1 else tuple(z for z in space.zero if z == 0) or (0,)
-    sequence = space.sequence_parallel if tp > 1 else (False,)
-    return [{"zero": z, "recompute": r, "sequence_parallel": s} for z, r, s in product(zero, space.recompute, sequence)]
+    Raises:
+        UnknownNameError: for a name that is none of them.
+    """
+    names = list(OPTIONS) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    changes: dict[str, tuple[object, ...]] = {}
+    for name in names:
+        if name not in OPTIONS:
+            raise UnknownNameError("search option", name, (*OPTIONS, "all"))
+        for field in OPTIONS[name]:
+            values = {"order": _ORDERS, "recompute_full_layers": _FULL_LAYERS}.get(field, (True, False))
+            changes[field] = tuple(dict.fromkeys((*getattr(space, field), *values)))
+    if cluster.device.host_bandwidth_bytes_per_s is None and text == "all":
+        changes["offload"] = (False,)
+    return replace(space, **changes)  # pyright: ignore[reportArgumentType]
 
 
 def _divisors(n: int) -> tuple[int, ...]:
     return tuple(d for d in range(1, n + 1) if n % d == 0)
-
-
-def _short(error: LayoutError) -> str:
-    text = str(error)
-    for words, reason in (
-        ("attention heads", "attention heads not divisible by tp"),
-        ("experts", "experts not divisible by ep"),
-        ("sequence length", "sequence not divisible by cp (and tp)"),
-        ("stages are too many", "more stages than layers"),
-    ):
-        if words in text:
-            return reason
-    return text
 
 
 def with_schedules(space: Space, text: str) -> Space:
@@ -146,7 +113,7 @@ def with_schedules(space: Space, text: str) -> Space:
     if not text:
         return space
     if text == "all":
-        flushing = (n for n in schedule_names() if n not in ("forward", "interleaved", "gems", "breadth-first"))
+        flushing = (n for n in schedule_names() if n not in ("forward", "interleaved"))
         return replace(space, schedule=tuple(n for n in flushing if not get_schedule(n).asynchronous))
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     for name in names:
@@ -164,14 +131,10 @@ def restrict(space: Space, text: str) -> Space:
         return space
     keys = [item.partition("=")[0].strip() for item in text.split(",") if item.strip()]
     layout = Layout.parse(text)
-    changes: dict[str, Any] = {}
-    fixed: Sequence[tuple[str, Any]] = space.fixed
+    changes: dict[str, tuple[object, ...]] = {}
     for key in keys:
         value = getattr(layout, key)
         if key == "dp":
             raise LayoutError("a search derives dp from the devices; fix tp, pp or cp instead")
-        if hasattr(space, key):
-            changes[key] = (value,)
-        else:
-            fixed = (*fixed, (key, value))
-    return Space(**{**{f: getattr(space, f) for f in space.__dataclass_fields__}, **changes, "fixed": tuple(fixed)})
+        changes[key] = (value,)
+    return replace(space, **changes)  # pyright: ignore[reportArgumentType]

@@ -6,12 +6,25 @@ from typing import Any
 
 import pandas as pd
 
+from perfmodel.display import frame_html, shows_progress
 from perfmodel.errors import TableError
 from perfmodel.io import read_table, table_kind
 from perfmodel.learn._collective_fit import fit_collectives
 from perfmodel.learn._fit import Progress, fit
 
 
+class FitReport(dict[str, dict[str, Any]]):
+    """Figures by fitted file."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per fitted file: `family` and its figures."""
+        return pd.DataFrame([{"family": family, **figures} for family, figures in self.items()])
+
+    def _repr_html_(self) -> str:
+        return frame_html(self.to_frame())
+
+
+@shows_progress("fit")
 def fit_calibration(
     tables: Sequence[Path | str | pd.DataFrame] | Path | str | pd.DataFrame,
     out: Path | str,
@@ -20,7 +33,7 @@ def fit_calibration(
     seed: int = 0,
     resume: bool = True,
     progress: Progress | None = None,
-) -> dict[str, dict[str, Any]]:
+) -> FitReport:
     """Fit cost models to tables of kernels, collectives or both, and write a calibration directory.
 
     `KernelModel.load(out)` and `CollectiveModel.load(out)` read it; what it lacks, the shipped weights serve.
@@ -41,9 +54,9 @@ def fit_calibration(
     kinds = [table_kind(frame) for frame in frames]
     kernels = [t for t, kind in zip(given, kinds, strict=True) if kind == "compute"]
     collectives = [f for f, kind in zip(frames, kinds, strict=True) if kind == "collective"]
-    summary: dict[str, dict[str, Any]] = {}
+    summary = FitReport()
     if kernels and family != "collectives":
-        summary |= fit(kernels, out, family=family, seed=seed, resume=resume, progress=progress)
+        summary.update(fit(kernels, out, family=family, seed=seed, resume=resume, progress=progress))
     if collectives and family in (None, "collectives"):
         weights = fit_collectives(collectives, Path(out), seed)
         summary["collectives"] = {"rows": sum(map(len, collectives)), "series": len(weights.series)}

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
@@ -66,8 +67,6 @@ def load_collective_weights(calibration: Path | None = None) -> CollectiveWeight
     Raises:
         CalibrationError: if the file is missing, truncated, or of another schema version.
     """
-    from safetensors import SafetensorError, safe_open
-
     if calibration is None:
         path = Path(str(files("perfmodel.learn") / "weights" / FILE_NAME))
     else:
@@ -77,6 +76,13 @@ def load_collective_weights(calibration: Path | None = None) -> CollectiveWeight
         path = path / FILE_NAME if path.suffix != ".safetensors" else path
     if not path.is_file():
         raise CalibrationError(f"{path}: no such calibration; make one with `perfmodel fit TABLE --out DIR`")
+    return _read(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, _changed_ns: int) -> CollectiveWeights:
+    from safetensors import SafetensorError, safe_open
+
     try:
         with safe_open(str(path), framework="numpy") as handle:
             meta = json.loads((handle.metadata() or {}).get("perfmodel", "{}"))

@@ -54,7 +54,8 @@ def make_plan(
        kinds on the most similar device that has both (backward over forward, say).
     3. The stacks that tell most about it: log times averaged over devices by similarity, trust in
        the software and number of rows, each under its own efficiencies and residual but with the
-       asked device's figures.
+       asked device's figures. Where nearer relatives were timed in forward alone, their forward, times the
+       ratio between the two passes on the most similar device that has both.
     """
     own = [i for i, s in enumerate(stacks) if s.figures.same_kernels(figures)]
     mine = [i for i in own if source is None or stacks[i].source == source]
@@ -62,7 +63,38 @@ def make_plan(
     direct = sorted((i for i in mine if kind in stacks[i].kinds), key=order.__getitem__)
     if direct:
         return Plan("direct", (Term(1.0, direct[0], kind, figures),))
-    return _ratio(stacks, mine, figures, kind, order) or _related(stacks, figures, kind, source, order)
+    ratio = _ratio(stacks, mine, figures, kind, order)
+    if ratio is not None:
+        return ratio
+    related = _related(stacks, figures, kind, source, order)
+    forward = _through_forward(stacks, figures, kind, source, software)
+    if related is None or forward is None or _nearest(forward, stacks, kind) <= _nearest(related, stacks, kind):
+        return related
+    return forward
+
+
+def _through_forward(
+    stacks: Sequence[Stack], figures: Figures, kind: str, source: str | None, software: str | None
+) -> Plan | None:
+    """Forward of related devices, times the ratio to it on the most similar device that has both passes."""
+    dtype, op, direction = kind.split("/")
+    forward = f"{dtype}/{op}/fwd"
+    donors = [i for i, s in enumerate(stacks) if min(s.kinds.get(kind, 0), s.kinds.get(forward, 0)) >= FEW_ROWS]
+    if direction == "fwd" or not donors:
+        return None
+    order = {i: _rank(stacks[i], forward, source, software) for i in range(len(stacks))}
+    base = _related(stacks, figures, forward, source, order)
+    assert base is not None  # the donors have it
+    donor = max(donors, key=lambda i: similarity(figures, stacks[i].figures, dtype))
+    own = stacks[donor].figures
+    return Plan(base.mode, (*base.terms, Term(1.0, donor, kind, own), Term(-1.0, donor, forward, own)))
+
+
+def _nearest(plan: Plan, stacks: Sequence[Stack], kind: str) -> float:
+    """Mean similarity of the devices that a plan moves to the asked one."""
+    dtype = kind.split("/")[0]
+    moved = [t for t in plan.terms if not stacks[t.stack].figures.same_kernels(t.figures)]
+    return sum(t.coefficient * similarity(t.figures, stacks[t.stack].figures, dtype) for t in moved)
 
 
 def _rank(stack: Stack, kind: str, source: str | None, software: str | None) -> tuple[int, bool, int, str]:

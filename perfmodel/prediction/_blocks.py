@@ -4,8 +4,8 @@ A block (embedding, layer, head) of one shard is a handful of deduplicated event
 dot products of event counts and event times. Everything above works on these few numbers.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from functools import cached_property
 
@@ -15,7 +15,8 @@ from jaxtyping import Bool, Float
 from perfmodel.cost import EventTimes
 from perfmodel.prediction._framework import Framework
 from perfmodel.prediction._placement import Placement
-from perfmodel.spec import Cluster, Job, KernelOp, Layout, Op
+from perfmodel.prediction._stages import is_layer
+from perfmodel.spec import Cluster, Job, KernelOp, Op
 from perfmodel.workload import BlockOps, Comm
 
 
@@ -31,11 +32,13 @@ class Phase(IntEnum):
 
 N_PHASES = len(Phase)
 RECOMPUTE_MODES = ("none", "selective", "full")
+RECOMPUTE = {"selective": Phase.RECOMPUTE_SELECTIVE, "full": Phase.RECOMPUTE_FULL}
+"""Phase that repeats forward work in backward under each mode that has one."""
 
 
-@dataclass(frozen=True)
-class BlockTable:
-    """Event counts and phase times of all block kinds of one shard."""
+@dataclass(frozen=True, eq=False)
+class BlockDraft:
+    """Counted events, parameters and bytes of all block kinds of one shard, before events are timed."""
 
     blocks: tuple[BlockOps, ...]
     repeats: tuple[int, ...]
@@ -45,44 +48,18 @@ class BlockTable:
     groups: tuple[str, ...]
     """Process group of each event that is a collective, "" for kernels."""
     counts: Float[np.ndarray, "blocks phases ops"]
-    times: EventTimes
-    gap_s: Float[np.ndarray, "blocks phases"]
-    """Idle time between kernels, and launch-bound excess over the kernels' own time."""
-    exposed: Float[np.ndarray, " ops"]
-    """Share of each event's time that is not hidden behind others (1 for kernels)."""
     overlappable: Bool[np.ndarray, " ops"]
-    """Collectives that do not depend on the kernels of their phase."""
-    ring_steps: int
-    """Parts that `tp_overlap` cuts the other collectives into; 1 for none."""
+    """Collectives that are independent of the kernels beside them."""
 
-    def retimed(self, times: EventTimes, framework: Framework) -> "BlockTable":
-        """The same events with other times and host costs."""
-        gap_s, exposed = _idle_and_exposed(
-            self.counts, times.time_s, self.groups, self.overlappable, self.ring_steps, framework
-        )
-        return replace(self, times=times, gap_s=gap_s, exposed=exposed)
+    @cached_property
+    def layers(self) -> Bool[np.ndarray, " blocks"]:
+        """Which blocks are layers, that is, can be recomputed."""
+        return np.array([is_layer(block) for block in self.blocks])
 
     @property
     def pairs(self) -> list[tuple[BlockOps, int]]:
         """(block, repeats) in model order."""
         return list(zip(self.blocks, self.repeats, strict=True))
-
-    @cached_property
-    def event_s(self) -> Float[np.ndarray, "blocks phases ops"]:
-        """Exposed seconds of every event in every phase."""
-        return self.counts * (self.times.time_s * self.exposed)
-
-    @cached_property
-    def phase_s(self) -> Float[np.ndarray, "blocks phases"]:
-        """Seconds of every phase of every block."""
-        return self.event_s.sum(axis=2) + self.gap_s
-
-    @cached_property
-    def overlapped_phase_s(self) -> Float[np.ndarray, "blocks phases"]:
-        """Seconds of every phase where the pass runs beside another: collectives hide behind compute, or
-        compute behind them (DeepSeek-V3, section 3.2.1; both passes of a pair taken to be alike)."""
-        collective_s = self.event_s[:, :, [group != "" for group in self.groups]].sum(axis=2)
-        return np.maximum(self.phase_s - collective_s, collective_s)
 
     def dense_params(self, pipelined: bool) -> Float[np.ndarray, " blocks"]:
         """Dense parameters that one device holds of each block.
@@ -106,6 +83,41 @@ class BlockTable:
     def workspace_bytes(self) -> Float[np.ndarray, " blocks"]:
         return np.array([b.workspace_bytes for b in self.blocks], float)
 
+
+@dataclass(frozen=True, eq=False)
+class BlockTable(BlockDraft):
+    """Event counts and phase times of all block kinds of one shard."""
+
+    times: EventTimes
+    gap_s: Float[np.ndarray, "blocks phases"]
+    """Idle time between kernels, and launch-bound excess over the kernels' own time."""
+    exposed: Float[np.ndarray, " ops"]
+    """Share of each event's time that is not hidden behind others (1 for kernels)."""
+    ring_steps: int
+    """Parts that `tp_overlap` cuts collectives into that depend on the kernels beside them; 1 for none."""
+
+    def retimed(self, times: EventTimes, framework: Framework) -> "BlockTable":
+        """The same events with other times and host costs."""
+        gap_s, exposed = _idle_and_exposed(self, times, self.ring_steps, framework)
+        return replace(self, times=times, gap_s=gap_s, exposed=exposed)
+
+    @cached_property
+    def event_s(self) -> Float[np.ndarray, "blocks phases ops"]:
+        """Exposed seconds of every event in every phase."""
+        return self.counts * (self.times.time_s * self.exposed)
+
+    @cached_property
+    def phase_s(self) -> Float[np.ndarray, "blocks phases"]:
+        """Seconds of every phase of every block."""
+        return self.event_s.sum(axis=2) + self.gap_s
+
+    @cached_property
+    def overlapped_phase_s(self) -> Float[np.ndarray, "blocks phases"]:
+        """Seconds of every phase where the pass runs beside another: collectives hide behind compute, or
+        compute behind them (DeepSeek-V3, section 3.2.1; both passes of a pair taken to be alike)."""
+        collective_s = self.event_s[:, :, [group != "" for group in self.groups]].sum(axis=2)
+        return np.maximum(self.phase_s - collective_s, collective_s)
+
     @cached_property
     def boundary(self) -> BlockOps:
         """The block whose output is the largest that a stage hands to the next."""
@@ -126,15 +138,13 @@ class BlockTable:
         return max(b.tied_params for b in self.blocks)
 
 
-def block_table(
+def draft_blocks(
     blocks: Sequence[tuple[BlockOps, int]],
-    layout: Layout,
+    places: Mapping[str, Placement],
     job: Job,
     cluster: Cluster,
-    timed: Callable[[Sequence[Op]], EventTimes],
-    framework: Framework,
-) -> BlockTable:
-    """Count, deduplicate and time (with `timed`) the events of `blocks`."""
+) -> BlockDraft:
+    """Count and deduplicate the events of `blocks`, whose process groups lie at `places`."""
     index: dict[tuple[Op, str, bool], int] = {}
     entries: list[tuple[int, int, int, float]] = []
 
@@ -144,33 +154,37 @@ def block_table(
 
     for b, (block, _) in enumerate(blocks):
         for phase, kernels_of_phase, comms in _phases(block):
+            if job.frozen and phase == Phase.BACKWARD_WEIGHT:
+                continue
             for op, count in kernels_of_phase:
                 add(b, phase, op, count)
             for comm in comms:
-                place = Placement.of(comm.group, layout)
+                place = places[comm.group]
                 if place.size > 1:
                     event = place.collective(comm.collective, comm.bytes, job.dtype, cluster)
                     add(b, phase, event, comm.count, comm.group, comm.overlappable)
 
-    ops = tuple(op for op, *_ in index)
-    counts = np.zeros((len(blocks), N_PHASES, len(ops)))
+    counts = np.zeros((len(blocks), N_PHASES, len(index)))
     rows = np.array(entries).reshape(-1, 4)
     np.add.at(counts, tuple(rows[:, :3].astype(int).T), rows[:, 3])
-    times = timed(ops)
-    groups = tuple(group for _, group, _ in index)
-    overlappable = np.array([flag for *_, flag in index], bool)
-    ring_steps = layout.tp if layout.tp_overlap else 1
-    gap_s, exposed = _idle_and_exposed(counts, times.time_s, groups, overlappable, ring_steps, framework)
-    return BlockTable(
+    return BlockDraft(
         blocks=tuple(b for b, _ in blocks),
         repeats=tuple(n for _, n in blocks),
-        ops=ops,
-        groups=groups,
+        ops=tuple(op for op, *_ in index),
+        groups=tuple(group for _, group, _ in index),
         counts=counts,
+        overlappable=np.array([flag for *_, flag in index], bool),
+    )
+
+
+def time_blocks(draft: BlockDraft, times: EventTimes, framework: Framework, ring_steps: int) -> BlockTable:
+    """The table of a draft whose events take `times`; see `BlockTable.ring_steps`."""
+    gap_s, exposed = _idle_and_exposed(draft, times, ring_steps, framework)
+    return BlockTable(
+        **{f.name: getattr(draft, f.name) for f in fields(draft)},
         times=times,
         gap_s=gap_s,
         exposed=exposed,
-        overlappable=overlappable,
         ring_steps=ring_steps,
     )
 
@@ -186,19 +200,14 @@ def _phases(block: BlockOps) -> tuple[tuple[Phase, tuple[tuple[KernelOp, int], .
 
 
 def _idle_and_exposed(
-    counts: Float[np.ndarray, "blocks phases ops"],
-    time_s: Float[np.ndarray, " ops"],
-    groups: Sequence[str],
-    overlappable: Bool[np.ndarray, " ops"],
-    ring_steps: int,
-    framework: Framework,
+    draft: BlockDraft, times: EventTimes, ring_steps: int, framework: Framework
 ) -> tuple[Float[np.ndarray, "blocks phases"], Float[np.ndarray, " ops"]]:
     """`gap_s` and `exposed` of a table whose events take so long."""
-    launches, busy_s = counts.sum(axis=2), counts @ time_s
+    launches, busy_s = draft.counts.sum(axis=2), draft.counts @ times.time_s
     # the device waits for the host where launching takes longer than what is launched runs
     gap_s = np.maximum(launches * framework.kernel_gap_s, launches * framework.host_op_s - busy_s)
-    is_kernel = np.array([group == "" for group in groups], bool)
-    exposed = _exposed(counts, time_s, is_kernel, overlappable, ring_steps)
+    is_kernel = np.array([group == "" for group in draft.groups], bool)
+    exposed = _exposed(draft.counts, times.time_s, is_kernel, draft.overlappable, ring_steps)
     return gap_s, exposed + framework.tp_overlap_loss * (1 - exposed)
 
 

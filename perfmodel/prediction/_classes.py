@@ -1,6 +1,5 @@
 """What the duration classes of a program hold: blocks of the model, or events between them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -8,12 +7,20 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel.cost import EventTimes
-from perfmodel.prediction._communication import ClassEvent
+from perfmodel.prediction._blocks import Phase
+from perfmodel.prediction._communication import NO_EVENT, CommunicationEvents
 from perfmodel.prediction._variants import Variant
 from perfmodel.program import WHOLE, Kind, Structure
 from perfmodel.spec import Op
 
-PASS_KINDS = (Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
+PHASES = {
+    Kind.FORWARD: [Phase.FORWARD],
+    Kind.BACKWARD: [Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT],
+    Kind.BACKWARD_INPUT: [Phase.BACKWARD_INPUT],
+    Kind.BACKWARD_WEIGHT: [Phase.BACKWARD_WEIGHT],
+}
+"""Phases of a block that each kind of pass runs through; input gradients may first recompute the forward."""
+PASS_KINDS = tuple(PHASES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,13 +29,30 @@ class PassClasses:
 
     blocks: Float[np.ndarray, "classes blocks"]
     """Blocks in the part of the model that a class passes; zero for classes of other kinds."""
+    full: Float[np.ndarray, "classes blocks"]
+    """Those of them that are recomputed in full whatever the layout says of the others."""
     of_variant: dict[Variant, dict[Kind, Int[np.ndarray, " some"]]]
     """Classes of each kind of pass in each variant that occurs."""
 
+    @cached_property
+    def weights(self) -> dict[Variant, Float[np.ndarray, "3*blocks classes"]]:
+        """For each variant, how often each class runs forward, input gradient and weight gradient of each block."""
+        found = {}
+        for variant, of_kind in self.of_variant.items():
+            weights = np.zeros((3, self.blocks.shape[1], len(self.blocks)))
+            for kind, where in of_kind.items():
+                for phase in PHASES[kind]:
+                    weights[phase][:, where] = self.blocks[where].T
+            found[variant] = weights.reshape(-1, len(self.blocks))
+        return found
 
-def pass_classes(structure: Structure, counts: Float[np.ndarray, "stages segments blocks"]) -> PassClasses:
+
+def pass_classes(
+    structure: Structure,
+    counts: Float[np.ndarray, "stages segments blocks"],
+    full: Float[np.ndarray, "stages segments blocks"],
+) -> PassClasses:
     """Deal the blocks of stages and segments to the classes of a structure."""
-    blocks = np.zeros((structure.n_classes, counts.shape[2]))
     of_pass = np.isin(structure.class_kind, PASS_KINDS)
     of_variant = {
         (span, index, bool(paired)): {
@@ -38,10 +62,11 @@ def pass_classes(structure: Structure, counts: Float[np.ndarray, "stages segment
         for variant, (span, index, paired) in enumerate(structure.variants.tolist())
         if (of_pass & (structure.class_variant == variant)).any()
     }
-    whole = counts.sum(axis=1)
     stage, segment = structure.class_stage[of_pass], structure.class_segment[of_pass]
-    blocks[of_pass] = np.where((segment == WHOLE)[:, None], whole[stage], counts[stage, segment])
-    return PassClasses(blocks, of_variant)
+    dealt = np.zeros((2, structure.n_classes, counts.shape[2]))
+    for out, held in zip(dealt, (counts, full), strict=True):
+        out[of_pass] = np.where((segment == WHOLE)[:, None], held.sum(axis=1)[stage], held[stage, segment])
+    return PassClasses(blocks=dealt[0], full=dealt[1], of_variant=of_variant)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,17 +91,18 @@ class EventClasses:
 
 
 def event_entries(
-    structure: Structure, events: Sequence[ClassEvent]
-) -> tuple[tuple[Op, ...], Int[np.ndarray, " entries"], Int[np.ndarray, " entries"]]:
-    """Distinct events, and the (class, event) pairs; an event of a segment is also part of the whole stage."""
-    columns = (structure.class_kind, structure.class_stage, structure.class_segment, structure.class_span)
-    classes = {key: i for i, key in enumerate(zip(*(c.tolist() for c in columns), strict=True))}
-    index: dict[Op, int] = {}
-    pairs = [
-        (at, index.setdefault(op, len(index)))
-        for kind, (stage, segment, span), op in events
-        for part in (segment, WHOLE)
-        if (at := classes.get((int(kind), stage, part, span))) is not None
-    ]
-    table = np.array(pairs, np.int64).reshape(-1, 2)
-    return tuple(index), table[:, 0], table[:, 1]
+    structure: Structure, events: CommunicationEvents
+) -> tuple[Int[np.ndarray, " entries"], Int[np.ndarray, " entries"]]:
+    """The (class, event) pairs; an event of a segment is also part of the whole stage."""
+    classes, numbers = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for table in events.tables:
+        of_kind = np.flatnonzero((structure.class_kind == table.kind) & (structure.class_span == table.span))
+        stage, segment = structure.class_stage[of_kind], structure.class_segment[of_kind]
+        whole = segment == WHOLE
+        part = table.index[stage[~whole], segment[~whole]]
+        parts = table.index[stage[whole]]
+        classes += [of_kind[~whole], np.repeat(of_kind[whole], parts.shape[1])]
+        numbers += [part, parts.reshape(-1)]
+    class_index, op_index = np.concatenate(classes), np.concatenate(numbers)
+    real = op_index != NO_EVENT
+    return class_index[real], op_index[real]

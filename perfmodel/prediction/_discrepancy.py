@@ -4,6 +4,7 @@ Kennedy and O'Hagan (J. R. Stat. Soc. B 63, 2001) calibrate a model together wit
 parameters have to explain what is not theirs, and runs that resemble one another count as so many witnesses.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -75,6 +76,12 @@ class Discrepancy:
         """Variance of the log offset of a layout."""
         near = self._near(where)
         return self.amplitude**2 - float(near @ self._precision @ near)
+
+    def joint(self, where: Sequence[Coordinates]) -> Float[np.ndarray, "n n"]:
+        """Covariance of the log offsets of layouts; its diagonal is `spread`."""
+        at = np.array(where)
+        near = self.amplitude**2 * correlation(at, self._points)
+        return self.amplitude**2 * correlation(at, at) - near @ self._precision @ near.T
 
     def _near(self, where: Coordinates) -> Float[np.ndarray, " runs"]:
         return self.amplitude**2 * correlation(np.array([where]), self._points)[0]

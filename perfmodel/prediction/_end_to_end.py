@@ -6,6 +6,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from perfmodel.prediction._adjustment import Adjustment, factors_of
+from perfmodel.prediction._errors import OWN
 from perfmodel.prediction._explain import CriticalPath
 from perfmodel.prediction._sensitivity import step_derivatives
 from perfmodel.prediction._step_model import StepModel
@@ -17,8 +18,9 @@ GAUSS_90 = 1.6448536269514722
 
 def end_to_end_interval(
     fixed: StepModel, adjustment: Adjustment, layout: Layout, path: CriticalPath
-) -> tuple[float, float]:
-    """Ends of the 90 % interval as factors of the step time (Laplace's approximation, log-normal).
+) -> tuple[tuple[float, float], dict[str, float]]:
+    """Ends of the 90 % interval as factors of the step time (Laplace's approximation, log-normal), and where it comes
+    from, as `Prediction.error_sources`.
 
     The variance of the log step time has four parts: what the runs left open of the fitted parameters
     (g' C g with the gradient g of the log step time), what makes events of this step less certain than
@@ -27,21 +29,26 @@ def end_to_end_interval(
     """
     derivatives = step_derivatives(fixed, [layout], adjustment.names)
     gradient = derivatives.by_parameter[0] / derivatives.step_s[0]
-    fitted = float(gradient @ np.asarray(adjustment.covariance) @ gradient) if adjustment.covariance else 0.0
-    variance = fitted + _events_beyond_runs(adjustment, path, derivatives.step_s[0])
+    sources = {f"events: {name}": sd for name, sd in _events_beyond_runs(adjustment, path, derivatives.step_s[0])}
+    if adjustment.covariance:
+        # independent combinations of parameters: the columns of a root of their covariance
+        values, vectors = np.linalg.eigh(np.asarray(adjustment.covariance))
+        loads = gradient @ (vectors * np.sqrt(np.maximum(values, 0.0)))
+        sources |= {f"fit: {i}": float(load) for i, load in enumerate(loads)}
+    variance = sum(sd**2 for sd in sources.values())
     if adjustment.discrepancy is not None:
         variance += adjustment.discrepancy.spread(fixed.coordinates(layout))
     noise = adjustment.noise * float(stdtrit(adjustment.degrees_of_freedom, 0.95))
     half = float(np.hypot(GAUSS_90 * variance**0.5, noise))
-    return exp(-half), exp(half)
+    return (exp(-half), exp(half)), sources | {OWN: noise / GAUSS_90}
 
 
-def _events_beyond_runs(adjustment: Adjustment, path: CriticalPath, step_s: float) -> float:
-    """Variance from events whose own intervals are wider than those of the runs' events."""
+def _events_beyond_runs(adjustment: Adjustment, path: CriticalPath, step_s: float) -> list[tuple[str, float]]:
+    """Standard deviations from events whose own intervals are wider than those of the runs' events."""
     seen = dict(adjustment.half_width)
     share: dict[str, float] = {}
     for op, seconds, half in zip(path.ops, path.seconds.tolist(), path.half_width.tolist(), strict=True):
         name = factors_of(op)[1]
         beyond = max(0.0, half**2 - seen.get(name, 0.0) ** 2) ** 0.5
         share[name] = share.get(name, 0.0) + seconds * beyond / step_s
-    return sum((value / GAUSS_90) ** 2 for value in share.values())
+    return [(name, value / GAUSS_90) for name, value in share.items()]

@@ -6,10 +6,12 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.cost import EventTimes
-from perfmodel.prediction._blocks import Phase
+from perfmodel.prediction._blocks import N_PHASES, RECOMPUTE, Phase
+from perfmodel.prediction._bundle import Bundle
+from perfmodel.prediction._classes import PHASES
 from perfmodel.prediction._framework import Framework
 from perfmodel.prediction._prediction import CriticalEvent
-from perfmodel.prediction._step_model import Bundle, StepModel
+from perfmodel.prediction._step_model import StepModel
 from perfmodel.program import Kind
 from perfmodel.spec import (
     Attention,
@@ -24,14 +26,7 @@ from perfmodel.spec import (
     OptimizerStep,
 )  # fmt: skip
 
-_PHASES_OF = {
-    Kind.FORWARD: (Phase.FORWARD,),
-    Kind.BACKWARD: (Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT),
-    Kind.BACKWARD_INPUT: (Phase.BACKWARD_INPUT,),
-    Kind.BACKWARD_WEIGHT: (Phase.BACKWARD_WEIGHT,),
-}
 _GROUPS = {"tp": "tensor_parallel", "cp": "context_parallel", "ep": "expert_parallel"}
-_RECOMPUTE = {"selective": Phase.RECOMPUTE_SELECTIVE, "full": Phase.RECOMPUTE_FULL}
 
 
 def event_label(op: Op) -> str:
@@ -59,12 +54,17 @@ def event_label(op: Op) -> str:
             return f"{op.collective} {op.bytes / 1e6:.3g} MB x{op.num_ranks} ({where})"
 
 
-def phases_of(kind: Kind, layout: Layout) -> tuple[Phase, ...]:
-    """Block phases that an op of `kind` runs through."""
-    phases = _PHASES_OF.get(kind, ())
-    if kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT) and layout.recompute in _RECOMPUTE:
-        phases += (_RECOMPUTE[layout.recompute],)
-    return phases
+def phase_counts(
+    kind: Kind, layout: Layout, blocks: Float[np.ndarray, "*some blocks"], full: Float[np.ndarray, "*some blocks"]
+) -> Float[np.ndarray, "*some blocks phases"]:
+    """How often ops of `kind` run through each phase of their blocks, `full` of which are recomputed in full."""
+    counts = np.zeros((*blocks.shape, N_PHASES))
+    counts[..., PHASES[kind]] = blocks[..., None]
+    if Phase.BACKWARD_INPUT in PHASES[kind]:
+        if layout.recompute in RECOMPUTE:
+            counts[..., RECOMPUTE[layout.recompute]] = blocks - full
+        counts[..., Phase.RECOMPUTE_FULL] += full
+    return counts
 
 
 class CriticalPath:
@@ -77,7 +77,7 @@ class CriticalPath:
         durations: Float[np.ndarray, " classes"],
         gradient: Float[np.ndarray, " classes"],
     ) -> None:
-        passes, between = model.pass_classes(bundle), model.event_classes(bundle, 0)
+        passes, between = model.pass_classes(bundle), model.event_classes(bundle)[0]
         outside = between.occurrences(gradient)
         self.gap_s = 0.0
         self.ops: tuple[Op, ...] = between.ops
@@ -87,8 +87,8 @@ class CriticalPath:
             table, hidden = model.variant_table(bundle.layouts[0], variant, bundle.spec.scheduler.slices), 1.0
             weight = np.zeros(table.counts.shape[:2])
             for kind, where in of_kind.items():
-                for phase in phases_of(kind, bundle.layouts[0]):
-                    weight[:, phase] += gradient[where] @ passes.blocks[where]
+                counts = phase_counts(kind, bundle.layouts[0], passes.blocks[where], passes.full[where])
+                weight += np.tensordot(gradient[where], counts, 1)
             if variant[2]:
                 hidden = table.overlapped_phase_s / np.maximum(table.phase_s, 1e-12)
             self.gap_s += float((weight * hidden * table.gap_s).sum())
@@ -129,17 +129,21 @@ class CriticalPath:
             shares[name] = shares.get(name, 0.0) + value / total
         return shares
 
+    def family_half_widths(self) -> dict[str, float]:
+        """Half-width of the 90 % interval of the step time that each op family contributes, relative to it."""
+        family: dict[str, float] = defaultdict(float)
+        for op, seconds, half in zip(self.ops, self.seconds.tolist(), self.half_width.tolist(), strict=True):
+            family[op.family] += seconds * half
+        total = float(self.seconds.sum()) + self.gap_s + self.copies_s + self.step_costs_s
+        return {name: value / total for name, value in family.items()}
+
     def interval(self, framework: Framework) -> tuple[float, float]:
         """Ends of the 90 % interval as factors of the step time.
 
         Errors within a family are taken as common to all its events (one regressor, one device), errors of
         different families and of the framework as independent.
         """
-        family: dict[str, float] = defaultdict(float)
-        for op, seconds, half in zip(self.ops, self.seconds.tolist(), self.half_width.tolist(), strict=True):
-            family[op.family] += seconds * half
-        total = float(self.seconds.sum()) + self.gap_s + self.copies_s + self.step_costs_s
-        events = sum(v**2 for v in family.values()) / total**2
+        events = sum(v**2 for v in self.family_half_widths().values())
         lower, upper = ((events + own**2) ** 0.5 for own in (framework.faster, framework.slower))
         return max(0.0, 1 - lower), 1 + upper
 
@@ -164,24 +168,21 @@ def breakdown(
     """
     table, layout, spec = bundle.tables[0], bundle.layouts[0], bundle.spec
     structure = model.prepared(spec).structure
-    blocks = bundle.counts.sum(axis=(0, 1))
     per_rank = spec.micro_batches / spec.stages
+    kinds = (Kind.FORWARD, Kind.BACKWARD) if model.job.mode == "train" else (Kind.FORWARD,)
+    blocks, full = bundle.counts.sum(axis=(0, 1)), bundle.full.sum(axis=(0, 1))
+    count = per_rank * np.sum([phase_counts(kind, layout, blocks, full) for kind in kinds], axis=0)
     comm = np.array([isinstance(op, Collective) for op in table.ops])
-    kernel_s = np.einsum("b,bpo->p", blocks, table.event_s[:, :, ~comm]) * per_rank
+    kernel_s = np.einsum("bp,bpo->p", count, table.event_s[:, :, ~comm])
     comm_by_group = dict.fromkeys(_GROUPS.values(), 0.0)
-    phases = [Phase.FORWARD]
-    if model.job.mode == "train":
-        phases += [Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT, *phases_of(Kind.BACKWARD, layout)[2:]]
     for i in np.flatnonzero(comm).tolist():
-        seconds = float(np.einsum("b,bp->", blocks, table.event_s[:, phases, i]) * per_rank)
-        comm_by_group[_GROUPS[table.groups[i]]] += seconds
-    gap = float(np.einsum("b,bp->", blocks, table.gap_s[:, phases]) * per_rank)
+        comm_by_group[_GROUPS[table.groups[i]]] += float((count * table.event_s[:, :, i]).sum())
     result = {"forward": float(kernel_s[Phase.FORWARD])}
     if model.job.mode == "train":
         result["backward"] = float(kernel_s[Phase.BACKWARD_INPUT] + kernel_s[Phase.BACKWARD_WEIGHT])
-        result["recompute"] = float(sum(kernel_s[p] for p in phases_of(Kind.BACKWARD, layout)[2:]))
+        result["recompute"] = float(kernel_s[[Phase.RECOMPUTE_SELECTIVE, Phase.RECOMPUTE_FULL]].sum())
     result |= {f"{name}_communication": value for name, value in comm_by_group.items()}
-    result["kernel_launch_gaps"] = gap
+    result["kernel_launch_gaps"] = float((count * table.gap_s).sum())
     busy = durations * compute_count
     overhead_s, (slowest, like) = model.host.step_overhead_s, model.step_factors(layout)
     optimizer_s = float(busy[structure.class_kind == Kind.OPTIMIZER].sum() / spec.stages)

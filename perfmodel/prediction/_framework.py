@@ -1,7 +1,12 @@
 """What the training framework adds to the sum of its kernels: named, physical constants."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import exp, log, sqrt
+
+from perfmodel.prediction._sustained import Sustained, sustained
+from perfmodel.spec import Attention, Convolution, Device, Gemm, MoE, Op
+
+_SUSTAINED = ("bf16", "fp16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,9 +20,20 @@ class Framework:
     and backward of a nanotron layer of some 40 operators, half of that per operator in Megatron."""
     kernel_gap_s: float = 1.0e-6
     """Device idle time between two dependent kernels of one stream."""
+    attention_slowdown: float = 1.0
+    """Time of fused attention relative to the fastest kernels measured on the device: older generations of the
+    kernel are slower. FlashAttention-2 on H100 takes 1.5 to 2 times as long as FlashAttention-3 (Shah et al. 2024,
+    section 4.1), and the first FlashAttention and its Triton version 1.3 to 3 times as long as the second (Dao 2023,
+    section 4.1)."""
+    sustained: Sustained = field(default_factory=sustained)
+    """By architecture, log of the time of 16-bit matrix products and attention in a training step relative to the same
+    kernels timed alone: under sustained load the power limit lowers the clock."""
     tp_overlap_loss: float = 0.0
     """Share of a block's hidden collectives that shows after all: they take part of the device from the kernels
     they hide behind."""
+    blocking_sends: bool = False
+    """A transfer between stages holds up the sender's kernels (one stream for everything, as in DistIR, section 2.1)
+    instead of running beside them."""
     dp_overlap_loss: float = 0.0
     """The same of gradient reductions and weight gathers that run beside passes."""
     straggling: float = 0.0
@@ -39,6 +55,13 @@ class Framework:
     def costs_steps(self) -> bool:
         """Whether a step takes more than its events and the gaps between them."""
         return self.dp_overlap_loss > 0 or self.straggling > 0 or self.step_overhead_s > 0
+
+    def slowdown(self, op: Op, device: Device) -> float:
+        """Time of an event in training relative to the cost models' time for it."""
+        if not isinstance(op, (Attention, Convolution, Gemm, MoE)):
+            return 1.0
+        clock = exp(dict(self.sustained).get(device.architecture, 0.0)) if op.dtype in _SUSTAINED else 1.0
+        return clock * (self.attention_slowdown if isinstance(op, Attention) else 1.0)
 
     def slowest_of(self, ranks: int) -> float:
         """Time of the slowest of so many ranks, relative to the usual one."""

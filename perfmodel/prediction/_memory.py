@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from perfmodel.errors import LayoutError
 from perfmodel.prediction._blocks import RECOMPUTE_MODES, BlockTable
@@ -22,30 +22,37 @@ CATEGORIES = ("weights", "gradients", "optimizer", "activations", "buffers")
 
 @dataclass(frozen=True)
 class MemoryBatch:
-    """Bytes per lane (a layout) and pipeline rank, by category."""
+    """Bytes per layout and pipeline rank, by category."""
 
-    weights: Float[np.ndarray, "lanes ranks"]
-    gradients: Float[np.ndarray, "lanes ranks"]
-    optimizer: Float[np.ndarray, "lanes ranks"]
-    activations: Float[np.ndarray, "lanes ranks"]
-    buffers: Float[np.ndarray, "lanes ranks"]
-
-    @property
-    def largest(self) -> list[str]:
-        """The category that takes most of each lane's fullest rank."""
-        parts = np.stack([getattr(self, name) for name in CATEGORIES])
-        fullest = parts.sum(axis=0).argmax(axis=1)
-        return [CATEGORIES[i] for i in parts[:, np.arange(len(fullest)), fullest].argmax(axis=0).tolist()]
+    weights: Float[np.ndarray, "*layouts ranks"]
+    gradients: Float[np.ndarray, "*layouts ranks"]
+    optimizer: Float[np.ndarray, "*layouts ranks"]
+    activations: Float[np.ndarray, "*layouts ranks"]
+    buffers: Float[np.ndarray, "*layouts ranks"]
 
     @property
-    def peak(self) -> Float[np.ndarray, " lanes"]:
-        """The fullest rank of each lane."""
-        total = self.weights + self.gradients + self.optimizer + self.activations + self.buffers
-        return total.max(axis=1)
+    def total(self) -> Float[np.ndarray, "*layouts ranks"]:
+        """Bytes of all categories."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.buffers
+
+    @property
+    def largest(self) -> Int[np.ndarray, "*layouts"]:
+        """The category (its place in `CATEGORIES`) that takes most of each layout's fullest rank."""
+        fullest = self.total.argmax(axis=-1)[..., None]
+        parts = [np.take_along_axis(getattr(self, name), fullest, axis=-1)[..., 0] for name in CATEGORIES]
+        return np.stack(parts).argmax(axis=0)
+
+    @property
+    def peak(self) -> Float[np.ndarray, "*layouts"]:
+        """The fullest rank of each layout."""
+        return self.total.max(axis=-1)
 
 
 def optimizer_bytes_per_param(job: Job) -> float:
-    """Adam: two fp32 moments, and an fp32 master copy where weights are narrower (ZeRO, section 3.1)."""
+    """Adam: two fp32 moments, and an fp32 master copy where weights are narrower (ZeRO, section 3.1). SGD: one moment
+    instead of two, or nothing at all if it is plain."""
+    if job.optimizer == "plain-sgd":
+        return 0.0
     master = 4.0 if dtype_bytes(job.dtype) < 4 else 0.0
     return master + (8.0 if job.optimizer == "adam" else 4.0)
 
@@ -66,60 +73,106 @@ def host_bandwidth(device: Device) -> float:
     return device.host_bandwidth_bytes_per_s
 
 
-def saved_bytes(layouts: Sequence[Layout], tables: Sequence[BlockTable]) -> Float[np.ndarray, "lanes blocks"]:
-    """Activation bytes that a micro-batch leaves behind for backward in each block, under each layout's recompute."""
+def _kept_bytes(layouts: Sequence[Layout], tables: Sequence[BlockTable]) -> Float[np.ndarray, "lanes blocks"]:
+    """Activation bytes that each block leaves behind per micro-batch under each layout's recompute."""
     mode = [RECOMPUTE_MODES.index(layout.recompute) for layout in layouts]
-    return np.stack([t.activation_bytes for t in tables])[np.arange(len(layouts)), :, mode]
+    return np.stack([table.activation_bytes[:, at] for table, at in zip(tables, mode, strict=True)])
+
+
+def saved_per_stage(
+    layouts: Sequence[Layout],
+    tables: Sequence[BlockTable],
+    counts: Float[np.ndarray, "stages segments blocks"],
+    full: Float[np.ndarray, "stages segments blocks"],
+) -> Float[np.ndarray, "lanes stages"]:
+    """Activation bytes that a micro-batch leaves behind in every stage; `full`: blocks recomputed in full."""
+    saved = _kept_bytes(layouts, tables)
+    least = np.stack([t.activation_bytes[:, -1] for t in tables])
+    return saved @ counts.sum(axis=1).T - (saved - least) @ full.sum(axis=1).T
 
 
 def memory_batch(
     layouts: Sequence[Layout],
     tables: Sequence[BlockTable],
     counts: Float[np.ndarray, "stages segments blocks"],
+    full: Float[np.ndarray, "stages segments blocks"],
     live: LiveState,
     job: Job,
     framework: Framework,
 ) -> MemoryBatch:
-    """Memory of layouts that share one program (and so stages, segments and what is alive)."""
-    training = job.mode == "train"
-    stage = counts.sum(axis=1)
+    """Memory of layouts that share one program (and so stages, segments and what is alive).
 
-    def per_rank(values: Float[np.ndarray, "lanes blocks"]) -> Float[np.ndarray, "lanes ranks"]:
-        return (values @ stage.T)[:, live.stage].sum(axis=2)
-
-    def column(value: "list[float]") -> Float[np.ndarray, "lanes 1"]:
-        return np.array(value, float)[:, None]
-
+    `full`: blocks that are recomputed in full whatever the layouts say of the others.
+    """
     held = np.stack([t.dense_params(lay.pp > 1) for lay, t in zip(layouts, tables, strict=True)])
-    dense = per_rank(held)
-    expert = per_rank(np.stack([t.expert_params for t in tables]))
-    shards = column([lay.dp * lay.cp for lay in layouts])
-    expert_shards = column([lay.dp * lay.cp // lay.ep for lay in layouts])
-    zero = column([lay.zero for lay in layouts])
+    experts = np.stack([t.expert_params for t in tables])
+    saved = np.stack([t.activation_bytes for t in tables])
+    workspace = np.stack([t.workspace_bytes for t in tables])
+    on_rank, again = (part.sum(axis=1)[live.stage].sum(axis=1) for part in (counts, full))
+    # one block is materialised in full while it is recomputed, beside its own workspace
+    rebuilt = saved[:, :, 0] - _kept_bytes(layouts, tables) if job.mode == "train" else saved[:, :, 0]
+    transient = np.where(on_rank > 0, (workspace + rebuilt)[:, None], 0.0).max(axis=2)
+    if again.any():
+        in_full = np.where(again > 0, (workspace + saved[:, :, 0] - saved[:, :, -1])[:, None], 0.0)
+        transient = np.maximum(transient, in_full.max(axis=2))
+    segment = np.tensordot(held + experts, counts, (1, 2)).max(axis=2)
+    return rank_memory(
+        dense=held @ on_rank.T,
+        expert=experts @ on_rank.T,
+        shards=np.array([[lay.dp * lay.cp] for lay in layouts]),
+        expert_shards=np.array([[lay.dp * lay.cp // lay.ep] for lay in layouts]),
+        zero=np.array([[lay.zero] for lay in layouts]),
+        versions=live.versions,
+        activations=(saved_per_stage(layouts, tables, counts, full)[:, live.stage] * live.activations).sum(axis=2),
+        transient=transient,
+        segment=segment[:, live.stage].max(axis=2),
+        job=job,
+        framework=framework,
+    )
 
-    def state(n_bytes: float, sharded_from: int) -> Float[np.ndarray, "lanes ranks"]:
+
+def rank_memory(
+    *,
+    dense: Float[np.ndarray, "*layouts ranks"],
+    expert: Float[np.ndarray, "*layouts ranks"],
+    shards: Int[np.ndarray, "*layouts 1"],
+    expert_shards: Int[np.ndarray, "*layouts 1"],
+    zero: Int[np.ndarray, "*layouts 1"],
+    versions: Int[np.ndarray, "*layouts ranks"],
+    activations: Float[np.ndarray, "*layouts ranks"],
+    transient: Float[np.ndarray, "*layouts ranks"],
+    segment: Float[np.ndarray, "*layouts ranks"],
+    job: Job,
+    framework: Framework,
+) -> MemoryBatch:
+    """Memory of pipeline ranks from what they hold; arguments broadcast.
+
+    Args:
+        dense, expert: parameters held, outside and inside routed experts.
+        shards, expert_shards: ranks that the two are replicated over, or sharded by `zero`.
+        zero: ZeRO stage.
+        versions: copies of the weights.
+        activations: bytes alive at the peak (if training).
+        transient: bytes of the largest block while it runs.
+        segment: parameters of the rank's largest layer group that ZeRO 3 gathers at once.
+        job, framework: element types, optimizer and allocator.
+    """
+    training = job.mode == "train"
+    trained = training and not job.frozen
+
+    def state(n_bytes: float, sharded_from: int) -> Float[np.ndarray, "*layouts ranks"]:
         sharded = zero >= sharded_from
         return n_bytes * np.where(sharded, dense / shards + expert / expert_shards, dense + expert)
 
     weight = stored_dtype_bytes(job)
-    weights = state(weight, 3) * live.versions
-    gradients = state(dtype_bytes(job.grad_dtype), 2) if training else 0 * dense
-    optimizer = state(optimizer_bytes_per_param(job), 1) if training else 0 * dense
-
-    saved = np.stack([t.activation_bytes for t in tables])
-    per_block = saved_bytes(layouts, tables)
-    if training:
-        activations = ((per_block @ stage.T)[:, live.stage] * live.activations).sum(axis=2)
-    else:
-        activations = np.zeros_like(dense)
-    # one block is materialised in full while it is recomputed, beside its own workspace
-    workspace = np.stack([t.workspace_bytes for t in tables])
-    transient = workspace + (saved[:, :, 0] - per_block if training else saved[:, :, 0])
-    present = (stage > 0)[live.stage].any(axis=1)
-    buffers = np.where(present[None], transient[:, None, :], 0.0).max(axis=2)
-    buffers += framework.context_bytes
-    buffers += np.where((zero < 3) & (shards > 1) & training, np.minimum(BUCKET_BYTES, gradients), 0.0)
+    half = 2 if job.half_gradients and dtype_bytes(job.dtype) <= 2 else 0
+    gradients = state(dtype_bytes(job.grad_dtype) + half, 2) * trained
+    buffers = transient + framework.context_bytes
+    buffers = buffers + np.where((zero < 3) & (shards > 1) & trained, np.minimum(BUCKET_BYTES, gradients), 0.0)
     # ZeRO-3 holds two gathered segments: the one in use and the one prefetched
-    segment = (held + np.stack([t.expert_params for t in tables])) @ counts.reshape(-1, counts.shape[2]).T
-    buffers += np.where(zero == 3, 2 * weight * segment.max(axis=1)[:, None], 0.0)
-    return MemoryBatch(weights, gradients, optimizer, activations, buffers)
+    buffers = buffers + np.where(zero == 3, 2 * weight * segment, 0.0)
+    parts = (
+        state(weight, 3) * versions, gradients, state(optimizer_bytes_per_param(job), 1) * trained,
+        activations * training, buffers,
+    )  # fmt: skip
+    return MemoryBatch(*np.broadcast_arrays(*parts))

@@ -11,13 +11,14 @@ from perfmodel import catalog
 from perfmodel.cost import CollectiveModel, KernelModel
 from perfmodel.errors import NoDataError
 from perfmodel.prediction._adjustment import Adjustment, load_adjustments
+from perfmodel.prediction._bundle import Bundle, Prepared
 from perfmodel.prediction._check import check_layout
-from perfmodel.prediction._end_to_end import end_to_end_interval
+from perfmodel.prediction._end_to_end import GAUSS_90, end_to_end_interval
 from perfmodel.prediction._explain import CriticalPath, breakdown
 from perfmodel.prediction._framework import EAGER, Framework
-from perfmodel.prediction._memory import CATEGORIES, saved_bytes
+from perfmodel.prediction._memory import CATEGORIES, saved_per_stage
 from perfmodel.prediction._prediction import Prediction, StageMemory
-from perfmodel.prediction._step_model import Bundle, Prepared, StepModel
+from perfmodel.prediction._step_model import StepModel
 from perfmodel.program import Kind, Structure
 from perfmodel.spec import Cluster, Job, Layout, Model
 from perfmodel.timeline import makespan, makespan_and_grad, times
@@ -116,7 +117,7 @@ def explain(fixed: StepModel, layout: Layout, *, timeline: bool = False, strict:
     prepared, durations, _ = terms[0]
     step_s, gradient, compute_count = per_step(terms)
     path = CriticalPath(fixed, bundle, durations, gradient)
-    lower, upper = _interval(fixed, layout, path)
+    (lower, upper), error_sources = _interval(fixed, layout, path)
     memory = stage_memory(fixed, bundle)
     capacity = fixed.cluster.device.memory_bytes
     provenance = path.provenance_shares()
@@ -151,16 +152,20 @@ def explain(fixed: StepModel, layout: Layout, *, timeline: bool = False, strict:
         provenance=provenance,
         fits=not reasons,
         reasons=reasons,
+        error_sources=error_sources,
         warnings=_warnings(provenance, fixed),
-        saved_bytes_per_stage=tuple((bundle.counts.sum(axis=1) @ saved_bytes([layout], bundle.tables)[0]).tolist()),
+        saved_bytes_per_stage=tuple(saved_per_stage([layout], bundle.tables, bundle.counts, bundle.full)[0].tolist()),
         timeline=times(prepared.compiled, durations) if timeline else None,
     )
 
 
-def _interval(fixed: StepModel, layout: Layout, path: CriticalPath) -> tuple[float, float]:
+def _interval(fixed: StepModel, layout: Layout, path: CriticalPath) -> tuple[tuple[float, float], dict[str, float]]:
+    """Ends of the 90 % interval as factors of the step time, and where it comes from."""
     if fixed.adjustment is not None:
         return end_to_end_interval(fixed, fixed.adjustment, layout, path)
-    return path.interval(fixed.framework)
+    sources = {f"events: {name}": half / GAUSS_90 for name, half in path.family_half_widths().items()}
+    framework = (fixed.framework.faster + fixed.framework.slower) / 2 / GAUSS_90
+    return path.interval(fixed.framework), sources | {"framework": framework}
 
 
 def stage_memory(fixed: StepModel, bundle: Bundle) -> tuple[StageMemory, ...]:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from perfmodel.display import prediction_html
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction._memory import CATEGORIES
 from perfmodel.spec import Layout
-from perfmodel.timeline import MemoryTimeline, Timeline, memory
-from perfmodel.units import GIB
+from perfmodel.timeline import MemoryTimeline, Timeline, memory, timeline_frame
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,6 +78,9 @@ class Prediction:
     reasons: tuple[str, ...] = ()
     """Why the layout does not fit, or what to distrust."""
     warnings: tuple[str, ...] = ()
+    error_sources: dict[str, float] = field(default_factory=dict, repr=False)
+    """Standard deviation of the logarithm of the step time by source of error; the same name is the same error in other
+    layouts of the machine (`log_covariance`)."""
     saved_bytes_per_stage: tuple[float, ...] = field(default=(), repr=False)
     """Activations that one micro-batch leaves behind for backward on each global stage."""
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
@@ -140,23 +143,7 @@ class Prediction:
         return frame.assign(share=frame["time_s"] / self.step_time_s)
 
     def _repr_html_(self) -> str:
-        rows = [
-            (
-                "step time",
-                f"{self.step_time_s:.4g} s ({self.step_time_lo_s:.4g} to {self.step_time_hi_s:.4g})",
-            ),
-            ("MFU", f"{self.mfu:.1%} ({self.tflops_per_device:.0f} TFLOP/s per device)"),
-            ("tokens per second and device", f"{self.tokens_per_s_per_device:,.0f}"),
-            ("bubble", f"{self.bubble_fraction:.1%}"),
-            (
-                "memory",
-                f"{self.memory.peak / GIB:.1f} of {self.memory_capacity_bytes / GIB:.0f} GiB"
-                + ("" if self.fits else " (does not fit)"),
-            ),
-            *((f"&nbsp;&nbsp;{k}", f"{v:.4g} s") for k, v in self.breakdown_s.items() if v),
-        ]
-        body = "".join(f"<tr><td>{k}</td><td>{v}</td></tr>" for k, v in rows)
-        return (
-            f"<table><caption>{self.model} on {self.devices} devices of {self.cluster}: "
-            f"{self.layout}</caption>{body}</table>"
-        )
+        shown = ""
+        if self.timeline is not None:
+            shown = timeline_frame(self.timeline, self.memory_over_time(), self.memory_capacity_bytes)
+        return prediction_html(self.to_dict(), shown)

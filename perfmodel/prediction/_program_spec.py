@@ -1,6 +1,6 @@
 """From a layout to the program whose structure it shares with many others."""
 
-from perfmodel.program import ProgramSpec
+from perfmodel.program import ProgramSpec, Sends
 from perfmodel.spec import Job, Layout
 
 MAX_SEGMENTS_OVERLAP = 4
@@ -9,7 +9,7 @@ MAX_SEGMENTS_GATHER = 16
 """Layer groups that ZeRO-3 gathers one by one."""
 
 
-def program_spec(layout: Layout, job: Job, layers: int, tied_embeddings: bool) -> ProgramSpec:
+def program_spec(layout: Layout, job: Job, layers: int, tied_embeddings: bool, sends: Sends = "lag") -> ProgramSpec:
     """The program of one step of `layout`; `layers` bounds the segments of a stage.
 
     Raises:
@@ -45,7 +45,7 @@ def program_spec(layout: Layout, job: Job, layers: int, tied_embeddings: bool) -
         chunks=layout.vpp,
         steps=steps,
         offload=layout.offload and training,
-        sends="lag",
+        sends=sends,
         grad_reduce=grad_reduce,
         segments=segments,
         param_gather=gather,

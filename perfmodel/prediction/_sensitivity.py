@@ -13,7 +13,8 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.prediction._adjustment import Adjustment
-from perfmodel.prediction._step_model import Prepared, StepModel
+from perfmodel.prediction._bundle import Prepared
+from perfmodel.prediction._step_model import StepModel
 from perfmodel.spec import Layout
 from perfmodel.timeline import makespan, makespan_and_grad
 

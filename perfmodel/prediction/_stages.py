@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from perfmodel.errors import LayoutError
+from perfmodel.spec import PerStage
 from perfmodel.workload import BlockOps
 
 ENDS = 2
@@ -38,17 +39,20 @@ def even_split(items: int, parts: int) -> Int[np.ndarray, " parts"]:
 
 
 def stage_blocks(
-    blocks: Sequence[tuple[BlockOps, int]], stages: int, segments: int
+    blocks: Sequence[tuple[BlockOps, int]], stages: int, segments: int, partition: PerStage = None
 ) -> Float[np.ndarray, "stages segments blocks"]:
-    """How many of each block every segment of every stage holds.
+    """How many of each block every segment of every stage holds; `partition`: layers of every stage.
 
     Raises:
-        LayoutError: if there are fewer layers than stages.
+        LayoutError: if there are fewer layers than stages, or the partition does not fit stages and layers.
     """
     order = [i for i, (block, n) in enumerate(blocks) for _ in range(n)]
     layers = [pos for pos, i in enumerate(order) if is_layer(blocks[i][0])]
-    per_stage = even_split(len(layers), stages)
-    sizes = np.concatenate([_segment_sizes(n, segments) for n in per_stage.tolist()])
+    if partition is None:
+        per_stage = even_split(len(layers), stages)
+    else:
+        per_stage = _checked(partition, len(layers), stages, (layers[0] > 0, layers[-1] < len(order) - 1))
+    sizes = np.concatenate([segment_sizes(n, segments) for n in per_stage.tolist()])
     slot_of_layer = np.repeat(np.arange(stages * segments), sizes)
     counts = np.zeros((stages * segments, len(blocks)))
     # embedding and head stand at the ends, other riders join the layer before them
@@ -62,10 +66,66 @@ def stage_blocks(
     return counts.reshape(stages, segments, len(blocks))
 
 
-def _segment_sizes(layers: int, segments: int) -> Int[np.ndarray, " segments"]:
+def by_layer(
+    blocks: Sequence[tuple[BlockOps, int]],
+) -> tuple[Float[np.ndarray, " blocks"], Float[np.ndarray, "layers blocks"], Float[np.ndarray, " blocks"]]:
+    """Blocks before the first layer, with each layer (its own and its riders), and after the last."""
+    order = [i for i, (_, n) in enumerate(blocks) for _ in range(n)]
+    one = np.eye(len(blocks))[order]
+    starts = [at for at, i in enumerate(order) if is_layer(blocks[i][0])]
+    end = starts[-1] + 1
+    return one[: starts[0]].sum(axis=0), np.add.reduceat(one[:end], starts, axis=0), one[end:].sum(axis=0)
+
+
+def segment_sizes(layers: int, segments: int) -> Int[np.ndarray, " segments"]:
     """Layers of each segment of a stage; the last are empty where there are fewer layers than segments."""
     sizes = np.zeros(segments, int)
     filled = min(layers, segments)
     if filled:
         sizes[:filled] = even_split(layers, filled)
+    return sizes
+
+
+def leading_layers(
+    counts: Float[np.ndarray, "stages segments blocks"],
+    layers: Bool[np.ndarray, " blocks"],
+    per_stage: Int[np.ndarray, "#stages"],
+) -> Float[np.ndarray, "stages segments blocks"]:
+    """The first layers of every stage, so many of each; `layers` marks the blocks that are layers."""
+    in_order = np.where(layers, counts, 0.0).reshape(len(counts), -1)
+    before = np.cumsum(in_order, axis=1) - in_order
+    return np.clip(per_stage[:, None] - before, 0.0, in_order).reshape(counts.shape)
+
+
+def fully_recomputed(
+    counts: Float[np.ndarray, "stages segments blocks"], layers: Bool[np.ndarray, " blocks"], per_stage: PerStage
+) -> Float[np.ndarray, "stages segments blocks"]:
+    """How many of each block every segment of every stage recomputes in full: the first layers of the stage.
+
+    Raises:
+        LayoutError: not a number per stage (nor one for all), or more layers than a stage has.
+    """
+    if per_stage is None:
+        return np.zeros_like(counts)
+    held = counts[:, :, layers].sum(axis=(1, 2))
+    if len(per_stage) > 1 and (len(per_stage) != len(counts) or (np.array(per_stage) > held).any()):
+        raise LayoutError(
+            f"recompute_full_layers={'-'.join(map(str, per_stage))} must name at most the layers of each of "
+            f"{len(counts)} stages, {'-'.join(f'{n:.0f}' for n in held)}"
+        )
+    return leading_layers(counts, layers, np.array(per_stage))
+
+
+def _checked(
+    partition: tuple[int, ...], layers: int, stages: int, riders: tuple[bool, bool]
+) -> Int[np.ndarray, " stages"]:
+    sizes = np.array(partition)
+    held = sizes > 0
+    held[0] |= riders[0]
+    held[-1] |= riders[1]
+    if len(sizes) != stages or sizes.sum() != layers or not held.all():
+        raise LayoutError(
+            f"partition={'-'.join(map(str, partition))} must share {layers} layers among {stages} pipeline stages, "
+            "at least one each (but for a first with an embedding and a last with a head)"
+        )
     return sizes

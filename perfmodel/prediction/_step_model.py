@@ -14,55 +14,31 @@ from jaxtyping import Float
 
 from perfmodel.cost import EventTimes, PricesCollectives, PricesKernels, event_times
 from perfmodel.prediction._adjustment import Adjustment
-from perfmodel.prediction._blocks import BlockTable, Phase, block_table
+from perfmodel.prediction._blocks import RECOMPUTE, BlockDraft, BlockTable, Phase, draft_blocks, time_blocks
+from perfmodel.prediction._bundle import BatchResult, Bundle, Division, Prepared, prepare
 from perfmodel.prediction._classes import EventClasses, PassClasses, event_entries, pass_classes
-from perfmodel.prediction._communication import communication_events
+from perfmodel.prediction._communication import CommunicationEvents, communication_events
 from perfmodel.prediction._discrepancy import Coordinates, coordinates
 from perfmodel.prediction._framework import Framework
-from perfmodel.prediction._live import live_state
-from perfmodel.prediction._memory import MemoryBatch, host_bandwidth, memory_batch, saved_bytes
+from perfmodel.prediction._live import LiveState, live_state
+from perfmodel.prediction._memory import CATEGORIES, MemoryBatch, host_bandwidth, memory_batch, saved_per_stage
+from perfmodel.prediction._placement import Group, Placement
 from perfmodel.prediction._program_spec import program_spec
-from perfmodel.prediction._stages import layer_count, stage_blocks
+from perfmodel.prediction._stages import fully_recomputed, layer_count, stage_blocks
 from perfmodel.prediction._step_costs import beside_passes, with_step_costs
 from perfmodel.prediction._variants import PLAIN, Variant, on_slice, sliced_job
-from perfmodel.program import N_STREAMS, Kind, ProgramSpec, Stream, Structure, build
+from perfmodel.program import Kind, ProgramSpec
 from perfmodel.schedule import PassTimes, get_schedule
-from perfmodel.spec import Cluster, Collective, Job, Layout, Model, Op
-from perfmodel.timeline import CompiledStructure, ProgramBatch, compile_structure, load_or_compile, makespan_many
-from perfmodel.workload import Shard, blocks, parameter_count
+from perfmodel.spec import Cluster, Collective, Job, Layout, Model, Op, PerStage
+from perfmodel.timeline import ProgramBatch, makespan_many
+from perfmodel.workload import BlockOps, Shard, blocks, parameter_count
 
 T = TypeVar("T")
-_WITHOUT_PRICES = ("spec", "prepared", "stages", "pass classes", "live")
+BLOCK_GROUPS: tuple[Group, ...] = ("tp", "cp", "ep")
+"""Process groups whose collectives run inside blocks."""
+_PASSES = [Phase.FORWARD, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT]
+_WITHOUT_PRICES = ("blocks", "places", "draft", "spec", "prepared", "stages", "full", "pass classes", "events", "live")
 """Memoised results that hold at any price."""
-
-
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """A program's structure, compiled for evaluation."""
-
-    structure: Structure
-    compiled: CompiledStructure
-    compute_count: Float[np.ndarray, " classes"]
-    """Occurrences of each class on the compute streams."""
-
-
-@dataclass(frozen=True, eq=False)
-class Bundle:
-    """Layouts that share one program: a lane each."""
-
-    spec: ProgramSpec
-    lanes: tuple[int, ...]
-    """Positions in the caller's list."""
-    layouts: tuple[Layout, ...]
-    tables: tuple[BlockTable, ...]
-    counts: Float[np.ndarray, "stages segments blocks"]
-
-
-@dataclass(frozen=True, eq=False)
-class BatchResult:
-    """Step time of many layouts, in the caller's order."""
-
-    step_time_s: Float[np.ndarray, " layouts"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +77,7 @@ class StepModel:
         new = list(dict.fromkeys(op for op in ops if op not in known))
         if new:
             times = event_times(new, self.cluster, self.kernels, self.collectives)
+            times = times.scaled(np.array([self.framework.slowdown(op, self.cluster.device) for op in new]))
             columns = (times.time_s.tolist(), times.lo_s.tolist(), times.hi_s.tolist(), times.provenance)
             known.update(zip(new, zip(*columns, strict=True), strict=True))
         rows = [known[op] for op in ops]
@@ -132,33 +109,53 @@ class StepModel:
         for key, value in list(kept.items()):
             if isinstance(value, BlockTable):
                 kept[key] = value.retimed(other.timed(value.ops), other.host)
-            elif isinstance(value, EventClasses):
-                kept[key] = replace(value, times=other.timed(value.ops))
+            elif isinstance(key, tuple) and key[0] == "event classes" and isinstance(value, dict):
+                kept[key] = {lay: replace(one, times=other.timed(one.ops)) for lay, one in value.items()}
         return other
 
     def table(self, layout: Layout) -> BlockTable:
         """Timed blocks of the layout's shard (raises `LayoutError` if the model does not divide)."""
-        key = (
-            "table", layout.tp, layout.cp, layout.ep, layout.micro_batch, layout.sequence_parallel, layout.tp_overlap,
-        )  # fmt: skip
-        return self._once(key, lambda: self._table(layout))
+        key = ("table", *self._shard_key(layout), layout.tp_overlap)
+        return self._once(key, lambda: self._table(layout, self.draft(layout)))
 
-    def _table(self, layout: Layout) -> BlockTable:
-        of_shard = blocks(self.model, self.job, Shard.of(layout))
-        return block_table(of_shard, layout, self.job, self.cluster, self.timed, self.host)
+    def draft(self, layout: Layout) -> BlockDraft:
+        """Blocks of the layout's shard, before they are timed."""
+        return self._once(
+            ("draft", *self._shard_key(layout)), lambda: self._draft(layout, self.job, self.shard_blocks(layout))
+        )
+
+    def shard_blocks(self, layout: Layout) -> Sequence[tuple[BlockOps, int]]:
+        """Blocks of the layout's shard (raises `LayoutError` if the model does not divide)."""
+        return self._once(("blocks", *_degrees(layout)), lambda: blocks(self.model, self.job, Shard.of(layout)))
+
+    def _draft(self, layout: Layout, job: Job, of_shard: Sequence[tuple[BlockOps, int]]) -> BlockDraft:
+        places = {group: Placement.of(group, layout) for group in BLOCK_GROUPS}
+        return draft_blocks(of_shard, places, job, self.cluster)
+
+    def _table(self, layout: Layout, draft: BlockDraft) -> BlockTable:
+        return time_blocks(draft, self.timed(draft.ops), self.host, layout.tp if layout.tp_overlap else 1)
+
+    def _shard_key(self, layout: Layout) -> tuple[Hashable, ...]:
+        """What the events of a layout's blocks depend on."""
+        ranks = layout.order, layout.tp, layout.cp, layout.dp, layout.ep, layout.pp
+        places = self._once(
+            ("places", *ranks),
+            lambda: tuple(Placement.of(group, layout).on_network(self.cluster) for group in BLOCK_GROUPS),
+        )
+        return *_degrees(layout), *places
 
     def variant_table(self, layout: Layout, variant: Variant, slices: int) -> BlockTable:
         """Timed blocks of a pass that computes several micro-batches, or one of `slices` slices."""
         span, index, _ = variant
         if slices == 1:
             return self.table(layout.replace(micro_batch=layout.micro_batch * span))
-        key = ("slice", index, slices, layout.tp, layout.cp, layout.ep, layout.micro_batch, layout.sequence_parallel)
-        return self._once((*key, layout.tp_overlap), lambda: self._slice_table(layout, index, slices))
+        key = ("slice", index, slices, *self._shard_key(layout), layout.tp_overlap)
+        return self._once(key, lambda: self._slice_table(layout, index, slices))
 
     def _slice_table(self, layout: Layout, index: int, slices: int) -> BlockTable:
         job = sliced_job(self.job, slices)
         of_shard = on_slice(blocks(self.model, job, Shard.of(layout)), index)
-        return block_table(of_shard, layout, job, self.cluster, self.timed, self.host)
+        return self._table(layout, self._draft(layout, job, of_shard))
 
     # --- programs ---------------------------------------------------------------------------------
 
@@ -170,7 +167,13 @@ class StepModel:
             layout.offload, get_schedule(layout.schedule).digest, layer_count(table.pairs),
         )  # fmt: skip
         tied = bool(getattr(self.model, "tied_embeddings", False))
-        return self._once(key, lambda: program_spec(layout, self.job, layer_count(table.pairs), tied))
+
+        def make() -> ProgramSpec:
+            sends = "blocking" if self.framework.blocking_sends else "lag"
+            spec = program_spec(layout, self.job, layer_count(table.pairs), tied, sends)
+            return self._once(("spec", spec), lambda: spec)  # one object for equal ones
+
+        return self._once(key, make)
 
     def prepared(self, spec: ProgramSpec) -> Prepared:
         """The program's structure, built and compiled once."""
@@ -179,36 +182,46 @@ class StepModel:
     def bundles(self, layouts: Sequence[Layout]) -> list[Bundle]:
         """Layouts sorted by the program that they share."""
         placed: dict[Layout, tuple[BlockTable, ProgramSpec]] = self._once("placed", dict)
-        tables: list[BlockTable] = []
+        found: list[tuple[BlockTable, ProgramSpec]] = []
         # a stack of linear layers is cut into other blocks where it is split
-        by_spec: dict[tuple[ProgramSpec, tuple[int, ...]], list[int]] = defaultdict(list)
+        alike: dict[tuple[int, Division], list[int]] = defaultdict(list)
         for lane, layout in enumerate(layouts):
-            if layout not in placed or layout.schedule.startswith("file:"):  # files change
+            place = placed.get(layout)
+            if place is None or layout.schedule.startswith("file:"):  # files change
                 table = self.table(layout)
-                placed[layout] = table, self.spec(layout, table)
-            table, spec = placed[layout]
-            tables.append(table)
-            by_spec[spec, table.repeats].append(lane)
+                place = placed[layout] = table, self.spec(layout, table)
+            found.append(place)
+            division = place[0].repeats, layout.partition, layout.recompute_full_layers
+            alike[id(place[1]), division].append(lane)
         bundles = []
-        for (spec, repeats), lanes in by_spec.items():
-            table, stages = tables[lanes[0]], spec.n_stages
-            counts = self._once(
-                ("stages", stages, spec.segments, repeats),
-                lambda t=table, n=stages, s=spec.segments: stage_blocks(t.pairs, n, s),
+        for (_, division), lanes in alike.items():
+            table, spec = found[lanes[0]]
+            counts, full = self._once(
+                ("stages", spec.n_stages, spec.segments, division),
+                lambda t=table, s=spec, d=division: _divide(t, s, *d[1:]),
             )
-            of_lanes = tuple(layouts[i] for i in lanes)
-            bundles.append(Bundle(spec, tuple(lanes), of_lanes, tuple(tables[i] for i in lanes), counts))
+            tables, of_lanes = tuple(found[i][0] for i in lanes), tuple(layouts[i] for i in lanes)
+            bundles.append(Bundle(spec, tuple(lanes), of_lanes, tables, division, counts, full))
         return bundles
 
     # --- composition --------------------------------------------------------------------------------
 
-    def pass_s(self, bundle: Bundle, variant: Variant = PLAIN) -> dict[Kind, Float[np.ndarray, "lanes blocks"]]:
-        """Seconds that a pass spends in each block, by kind of pass."""
+    def phase_s(self, bundle: Bundle, variant: Variant = PLAIN) -> Float[np.ndarray, "lanes blocks phases"]:
+        """Seconds that each phase of a pass spends in each block."""
         tables = bundle.tables
         slices = bundle.spec.scheduler.slices
         if variant[:2] != PLAIN[:2] or slices > 1:
             tables = [self.variant_table(layout, variant, slices) for layout in bundle.layouts]
-        phase = np.stack([t.overlapped_phase_s if variant[2] else t.phase_s for t in tables])
+        return np.stack([t.overlapped_phase_s if variant[2] else t.phase_s for t in tables])
+
+    def full_recompute_s(self, bundle: Bundle, variant: Variant = PLAIN) -> Float[np.ndarray, "lanes blocks"]:
+        """Seconds that a full recompute adds to a block's backward, beyond what the layout recomputes anyway."""
+        phase = self.phase_s(bundle, variant)
+        return phase[:, :, Phase.RECOMPUTE_FULL] - recompute_s(phase, bundle.layouts)
+
+    def pass_s(self, bundle: Bundle, variant: Variant = PLAIN) -> dict[Kind, Float[np.ndarray, "lanes blocks"]]:
+        """Seconds that a pass spends in each block, by kind of pass (`full_recompute_s` comes on top)."""
+        phase = self.phase_s(bundle, variant)
         backward = phase[:, :, Phase.BACKWARD_INPUT] + recompute_s(phase, bundle.layouts)
         weight = phase[:, :, Phase.BACKWARD_WEIGHT]
         return {
@@ -228,37 +241,56 @@ class StepModel:
             (self.pass_s(bundle)[kind] @ of_stage.T)[0]
             for kind in (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
         )
+        of_input = of_input + (self.full_recompute_s(bundle) @ bundle.full.sum(axis=1).T)[0]
         sends = np.isin(structure.class_kind, (Kind.SEND_FORWARD, Kind.SEND_BACKWARD))
         return PassTimes(forward, of_input, weight, float(durations_s[sends].max(initial=0.0)))
 
     def pass_classes(self, bundle: Bundle) -> PassClasses:
         """Blocks of each class of the bundle's program."""
-        key = ("pass classes", bundle.spec, bundle.tables[0].repeats)
-        return self._once(key, lambda: pass_classes(self.prepared(bundle.spec).structure, bundle.counts))
+        key = ("pass classes", bundle.spec, bundle.division)
+        return self._once(key, lambda: pass_classes(self.prepared(bundle.spec).structure, bundle.counts, bundle.full))
 
-    def event_classes(self, bundle: Bundle, lane: int) -> EventClasses:
-        """Events between blocks in each class, for one of the bundle's layouts."""
-        lay = bundle.layouts[lane]
-        key = (bundle.spec, lay.tp, lay.cp, lay.ep, lay.dp, lay.zero, lay.micro_batch, lay.sequence_parallel)
-        return self._once(key, lambda: self._event_classes(bundle, lane))
+    def events(self, bundle: Bundle, lane: int) -> CommunicationEvents:
+        """Events between blocks of one of the bundle's layouts."""
+        spec, lay = bundle.spec, bundle.layouts[lane]
+        spans = tuple(np.unique(self.prepared(spec).structure.variants[:, 0]).tolist())
+        program = (spec.stage_map.tobytes(), spec.segments, spec.scheduler.slices, spans, spec.tied_embedding)
+        key = ("events", *program, *bundle.division[:2], *_degrees(lay), lay.pp, lay.dp, lay.zero, lay.order)
+        return self._once(
+            key,
+            lambda: communication_events(
+                lay, bundle.tables[lane], spec, spans, bundle.counts, self.job, self.cluster
+            ),
+        )  # fmt: skip
+
+    def event_classes(self, bundle: Bundle) -> list[EventClasses]:
+        """Events between blocks in each class, for each of the bundle's layouts."""
+        known: dict[Hashable, EventClasses] = self._once(("event classes", bundle.spec, *bundle.division[:2]), dict)
+        found = []
+        for lane, lay in enumerate(bundle.layouts):
+            key = (*_degrees(lay), lay.dp, lay.zero, lay.order)
+            if key not in known:
+                known[key] = self._event_classes(bundle, lane)
+            found.append(known[key])
+        return found
 
     def _event_classes(self, bundle: Bundle, lane: int) -> EventClasses:
-        layout, table = bundle.layouts[lane], bundle.tables[lane]
-        structure = self.prepared(bundle.spec).structure
-        spans = np.unique(structure.variants[:, 0]).tolist()
-        events = communication_events(layout, table, bundle.spec, spans, bundle.counts, self.job, self.cluster)
-        ops, class_index, op_index = event_entries(structure, events)
-        return EventClasses(ops, self.timed(ops), class_index, op_index, structure.n_classes)
+        events, structure = self.events(bundle, lane), self.prepared(bundle.spec).structure
+        ops = tuple(events.ops)
+        return EventClasses(ops, self.timed(ops), *event_entries(structure, events), structure.n_classes)
 
     def durations(self, bundle: Bundle) -> Float[np.ndarray, "lanes classes"]:
         """Seconds of every class of the bundle's program, a row per layout."""
-        passes = self.pass_classes(bundle)
-        out = np.stack([self.event_classes(bundle, lane).durations_s for lane in range(len(bundle.layouts))])
+        passes, layouts = self.pass_classes(bundle), bundle.layouts
+        out = np.stack([events.durations_s for events in self.event_classes(bundle)])
         for variant, of_kind in passes.of_variant.items():
-            for kind, of_block in self.pass_s(bundle, variant).items():
-                where = of_kind[kind]
-                if len(where):
-                    out[:, where] = of_block @ passes.blocks[where].T
+            phase = self.phase_s(bundle, variant)
+            once = phase[:, :, _PASSES].transpose(0, 2, 1)
+            once[:, Phase.BACKWARD_INPUT] += recompute_s(phase, layouts)
+            out += once.reshape(len(layouts), -1) @ passes.weights[variant]
+            if bundle.full.any():
+                where = np.concatenate([of_kind[Kind.BACKWARD], of_kind[Kind.BACKWARD_INPUT]])
+                out[:, where] += self.full_recompute_s(bundle, variant) @ passes.full[where].T
         if bundle.spec.offload:
             self._add_host_copies(bundle, out)
         if not self.adjusted_steps:
@@ -290,7 +322,7 @@ class StepModel:
         """Copies of a stage's activations to and from host memory, at the link's nominal rate."""
         structure = self.prepared(bundle.spec).structure
         where = np.flatnonzero(np.isin(structure.class_kind, (Kind.OFFLOAD, Kind.RELOAD)))
-        of_stage = saved_bytes(bundle.layouts, bundle.tables) @ bundle.counts.sum(axis=1).T
+        of_stage = saved_per_stage(bundle.layouts, bundle.tables, bundle.counts, bundle.full)
         moved = of_stage[:, structure.class_stage[where]] * structure.class_span[where]
         out[:, where] = moved / bundle.spec.scheduler.slices / host_bandwidth(self.cluster.device)
 
@@ -310,10 +342,13 @@ class StepModel:
 
     def memory(self, bundle: Bundle) -> MemoryBatch:
         """Memory of a bundle's layouts; needs the order of events but no times."""
-        spec = bundle.spec
+        live = self.live(bundle.spec)
+        return memory_batch(bundle.layouts, bundle.tables, bundle.counts, bundle.full, live, self.job, self.framework)
+
+    def live(self, spec: ProgramSpec) -> LiveState:
+        """What the program keeps on every rank."""
         key = (spec.schedule, spec.stages, spec.micro_batches, spec.chunks, spec.forward_only, spec.steps, spec.offload)
-        live = self._once(("live", *key, spec.digest), lambda: live_state(spec))
-        return memory_batch(bundle.layouts, bundle.tables, bundle.counts, live, self.job, self.framework)
+        return self._once(("live", *key, spec.digest), lambda: live_state(spec, spec.build_schedule()))
 
     def peak_memory(self, layouts: Sequence[Layout]) -> tuple[Float[np.ndarray, " layouts"], list[str]]:
         """Peak bytes of every layout, and the category that takes most of them."""
@@ -321,32 +356,9 @@ class StepModel:
         for bundle in self.bundles(layouts):
             memory = self.memory(bundle)
             peak[list(bundle.lanes)] = memory.peak
-            for lane, name in zip(bundle.lanes, memory.largest, strict=True):
-                largest[lane] = name
+            for lane, part in zip(bundle.lanes, memory.largest.tolist(), strict=True):
+                largest[lane] = CATEGORIES[part]
         return peak, largest
-
-    def lower_bound_s(self, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
-        """A step time that no order of events can beat, from the passes alone and without any structure.
-
-        Rank r starts no earlier than the first micro-batch has passed the ranks before it, works through all
-        its passes, and after its last backward the gradient still has to pass those ranks again:
-        max over r of m * sum over chunks (F + B) + sum over ranks s < r of (F_s + B_s), chunk 0. The second term
-        holds for pipelines that start on rank 0 and flush; with R replicas of every stage a chunk sees m / R
-        micro-batches. Passes of several micro-batches, slices and pairs may be faster than this says: 0 for those.
-        """
-        bound = np.zeros(len(layouts))
-        for bundle in self.bundles(layouts):
-            spec = bundle.spec
-            of_block = self.pass_s(bundle)
-            if not spec.scheduler.plain:
-                continue
-            both = of_block[Kind.FORWARD] + (0.0 if spec.is_forward_only else of_block[Kind.BACKWARD])
-            by_chunk = (both @ bundle.counts.sum(axis=1).T)[:, spec.stage_map]
-            bounds = spec.micro_batches // spec.replicas * by_chunk.sum(axis=2)
-            if spec.steps == 1 and spec.replicas == 1 and (spec.stage_map[:, 0] == np.arange(spec.stages)).all():
-                bounds = bounds + np.cumsum(by_chunk[:, :, 0], axis=1) - by_chunk[:, :, 0]
-            bound[list(bundle.lanes)] = bounds.max(axis=1) * self._scale(bundle)
-        return bound
 
     def evaluate(self, layouts: Sequence[Layout]) -> BatchResult:
         """Step time of every layout by full evaluation of its schedule (float32)."""
@@ -365,16 +377,16 @@ class StepModel:
         return BatchResult(time_s)
 
 
-def prepare(spec: ProgramSpec) -> Prepared:
-    """Build and compile a program (from the disk cache if it was built before)."""
-    if spec.digest is None:  # a schedule of the caller's own, which may be another one next time
-        compiled = compile_structure(build(spec))
-        structure = compiled.structure
-    else:
-        structure, compiled = load_or_compile(spec.key(), lambda: build(spec))
-    compute = (structure.stream >= 0) & (structure.stream % N_STREAMS == Stream.COMPUTE)
-    count = np.bincount(structure.duration[compute], minlength=structure.n_classes).astype(float)
-    return Prepared(structure, compiled, count)
+def _divide(
+    table: BlockTable, spec: ProgramSpec, partition: PerStage, full_layers: PerStage
+) -> tuple[Float[np.ndarray, "stages segments blocks"], Float[np.ndarray, "stages segments blocks"]]:
+    """Blocks of every segment of every stage, and those of them that are recomputed in full."""
+    counts = stage_blocks(table.pairs, spec.n_stages, spec.segments, partition)
+    return counts, fully_recomputed(counts, table.layers, full_layers)
+
+
+def _degrees(layout: Layout) -> tuple[int, ...]:
+    return layout.tp, layout.cp, layout.ep, layout.micro_batch, layout.sequence_parallel
 
 
 def recompute_s(
@@ -383,8 +395,6 @@ def recompute_s(
     """Forward work repeated in backward under each layout's recompute mode."""
     extra = np.zeros(phase.shape[:2])
     for lane, layout in enumerate(layouts):
-        if layout.recompute == "selective":
-            extra[lane] = phase[lane, :, Phase.RECOMPUTE_SELECTIVE]
-        elif layout.recompute == "full":
-            extra[lane] = phase[lane, :, Phase.RECOMPUTE_FULL]
+        if layout.recompute in RECOMPUTE:
+            extra[lane] = phase[lane, :, RECOMPUTE[layout.recompute]]
     return extra

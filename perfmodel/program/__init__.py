@@ -15,3 +15,5 @@ from perfmodel.program._structure import N_STREAMS as N_STREAMS
 from perfmodel.program._structure import Kind as Kind
 from perfmodel.program._structure import Stream as Stream
 from perfmodel.program._structure import Structure as Structure
+from perfmodel.program._variants import Variants as Variants
+from perfmodel.program._variants import variants_of as variants_of

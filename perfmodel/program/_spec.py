@@ -1,6 +1,7 @@
 """What fixes the structure of a step: the schedule and which communication runs where."""
 
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Literal, get_args
 
 import numpy as np
@@ -107,7 +108,7 @@ class ProgramSpec:
         """The schedule by its name."""
         return get_schedule(self.schedule)
 
-    @property
+    @cached_property
     def stage_map(self) -> Int[np.ndarray, "stages chunks"]:
         """Global stage of every chunk of every device."""
         return self.scheduler.stage_map(self.stages, self.chunks)

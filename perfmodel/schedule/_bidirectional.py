@@ -29,6 +29,8 @@ def even_pipelines(devices: int, micro_batches: int, pipelines: int) -> None:
         raise LayoutError(
             f"{pipelines} pipelines do not fit {devices} stages; use one of {', '.join(map(str, good))} pipelines"
         )
+    if 2 < pipelines > micro_batches:
+        raise LayoutError(f"{pipelines} pipelines need as many micro-batches or more, got {micro_batches}")
 
 
 @register("chimera", stage_map=bidirectional_stages, chunks=2, number="pipelines", demands=even_pipelines)

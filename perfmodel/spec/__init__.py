@@ -4,8 +4,10 @@ from perfmodel.spec._cluster import Cluster as Cluster
 from perfmodel.spec._cluster import NetworkLevel as NetworkLevel
 from perfmodel.spec._device import Device as Device
 from perfmodel.spec._device import PeakRates as PeakRates
+from perfmodel.spec._layout import EagerKernel as EagerKernel
 from perfmodel.spec._layout import Job as Job
 from perfmodel.spec._layout import Layout as Layout
+from perfmodel.spec._layout import PerStage as PerStage
 from perfmodel.spec._layout import Recompute as Recompute
 from perfmodel.spec._model import ConvLayer as ConvLayer
 from perfmodel.spec._model import ConvNet as ConvNet

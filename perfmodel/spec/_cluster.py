@@ -20,8 +20,15 @@ class NetworkLevel:
     """One-way bandwidth per device when all devices of the tier communicate."""
     latency_s: float
     source: str = ""
+    contention: float = 0.0
+    """Collectives over n nodes take n^contention times what their algorithm and the bandwidth explain: flows that hash
+    onto the same links, and other tenants. 0 for a fat tree of one's own."""
 
     def __post_init__(self) -> None:
+        if self.contention < 0:
+            raise PerfModelError(
+                f"network level {self.name}: contention must be 0 (none) or a positive exponent, got {self.contention}"
+            )
         if self.size < 1:
             raise PerfModelError(f"network level {self.name}: size must be at least 1, got {self.size}")
         positive(f"network level {self.name}: bandwidth_bytes_per_s", self.bandwidth_bytes_per_s)

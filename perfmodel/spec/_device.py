@@ -65,6 +65,9 @@ class Device:
     host_bandwidth_bytes_per_s: float | None = None
     """One-way bandwidth between the device and its host's memory (PCIe, or a coherent link)."""
     power_w: float | None = None
+    """Nominal (thermal design) power."""
+    idle_power_w: float | None = None
+    """Power while nothing runs."""
     source: str = ""
     aliases: tuple[str, ...] = ()
 

@@ -7,6 +7,12 @@ from typing import Any, Literal
 from perfmodel.errors import LayoutError, UnknownNameError
 
 Recompute = Literal["none", "selective", "full"]
+DIMENSIONS = ("tp", "cp", "ep", "dp", "pp")
+"""What ranks are numbered by, in Megatron-LM's default order."""
+EagerKernel = Literal["norm", "rope", "activation", "residual", "softmax", "cross_entropy"]
+"""Work that frameworks do in one fused kernel or in several element-wise ones."""
+PerStage = tuple[int, ...] | None
+"""A whole number per pipeline stage, in model order; written `7-9-9-7`."""
 _DISTSIM = re.compile(r"^(\d+)M(\d+)P(\d+)D$", re.IGNORECASE)
 
 
@@ -45,6 +51,13 @@ class Layout:
     """Tensor-parallel collectives hidden behind the products that feed them."""
     offload: bool = False
     """Activations wait for their backward in host memory."""
+    order: str = "-".join(DIMENSIONS)
+    """Dimensions from that of consecutive ranks to the outermost (Megatron-LM's notation)."""
+    partition: PerStage = None
+    """Layers of every pipeline stage; None: as even as can be."""
+    recompute_full_layers: PerStage = None
+    """So many layers of every stage, the first ones, are recomputed in full, the others as `recompute` says
+    (Megatron-LM's recompute method `block`); one number: of every stage alike, as far as it has them."""
 
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "dp", "cp", "ep", "vpp", "micro_batch"):
@@ -55,6 +68,18 @@ class Layout:
             raise LayoutError(f"layout: zero must be 0, 1, 2 or 3, got {self.zero!r}")
         if self.recompute not in ("none", "selective", "full"):
             raise LayoutError(f"layout: recompute must be none, selective or full, got {self.recompute!r}")
+        names = self.order.split("-")
+        if sorted(names) != sorted(DIMENSIONS) or names.index("dp") != names.index("ep") + 1:
+            raise LayoutError(
+                f"layout: order must name each of {', '.join(DIMENSIONS)} once with ep right before dp, as in "
+                f"{'-'.join(DIMENSIONS)}; got {self.order!r}"
+            )
+        for name in ("partition", "recompute_full_layers"):
+            value = getattr(self, name)
+            if value is not None and not all(isinstance(n, int) and n >= 0 for n in value):
+                raise LayoutError(f"layout: {name} must be a whole number per stage, like 7-9-9-7, got {value!r}")
+        if self.recompute == "full" and self.recompute_full_layers is not None:
+            raise LayoutError("layout: recompute=full leaves nothing to recompute_full_layers; give one of them")
         if (self.dp * self.cp) % self.ep:
             raise LayoutError(f"layout: ep={self.ep} must divide dp*cp={self.dp * self.cp}")
         if self.vpp > 1 and self.pp == 1:
@@ -102,11 +127,22 @@ class Layout:
         for f in fields(self)[3:]:
             value = getattr(self, f.name)
             if value != f.default:
-                shown.append(f"{f.name}={str(value).lower() if isinstance(value, bool) else value}")
+                shown.append(f"{f.name}={_written(value)}")
         return ",".join(shown)
 
 
+def _written(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "-".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _convert(key: str, raw: str, kind: Any) -> Any:
+    if kind == PerStage:
+        try:
+            return tuple(map(int, raw.split("-")))
+        except ValueError:
+            raise LayoutError(f"layout: {key} must be a whole number per stage, like 7-9-9-7, got {raw!r}") from None
     if kind is bool:
         if raw.lower() in ("true", "1", "yes"):
             return True
@@ -136,12 +172,27 @@ class Job:
     """Element type in which gradients are accumulated and reduced."""
     fused_kernels: bool = True
     """Fused norm, bias-gelu, rope and cross-entropy kernels; otherwise element-wise eager ones."""
-    optimizer: Literal["adam", "sgd"] = "adam"
+    eager_kernels: tuple[EagerKernel, ...] = ()
+    """Kinds of work left to eager kernels though `fused_kernels` has the others fused."""
+    keep_gathered: bool = False
+    """Under sequence parallelism, inputs of column-parallel products are kept as they were gathered instead of being
+    gathered again in backward: 2 s b h bytes a product that no tensor parallelism divides, and a collective less."""
+    half_gradients: bool = False
+    """16-bit gradients have a buffer of their own beside the fp32 one that they are accumulated in."""
+    frozen: bool = False
+    """Weights are not trained (LoRA and other adapters, whose own work is left out): no gradients of them, no
+    reduction, no optimizer."""
+    optimizer: Literal["adam", "sgd", "plain-sgd"] = "adam"
+    """`sgd` keeps a momentum; `plain-sgd` keeps nothing and updates weights in their own element type."""
 
     def __post_init__(self) -> None:
         for name in ("global_batch", "seq_len"):
             if getattr(self, name) < 1:
                 raise LayoutError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    def fuses(self, kind: EagerKernel) -> bool:
+        """Whether a kind of element-wise work runs as one kernel."""
+        return self.fused_kernels and kind not in self.eager_kernels
 
     def num_microbatches(self, layout: Layout) -> int:
         """Micro-batches per replica and step; raises `LayoutError` if the batch does not divide."""

@@ -4,6 +4,8 @@ from perfmodel.timeline._attribution import Attribution as Attribution
 from perfmodel.timeline._attribution import attribution as attribution
 from perfmodel.timeline._cache import cache_dir as cache_dir
 from perfmodel.timeline._cache import load_or_compile as load_or_compile
+from perfmodel.timeline._cache_limit import SHARES as CACHE_SHARES
+from perfmodel.timeline._cache_limit import cache_limit_bytes as cache_limit_bytes
 from perfmodel.timeline._compile import CompiledStructure as CompiledStructure
 from perfmodel.timeline._compile import compile_structure as compile_structure
 from perfmodel.timeline._lanes import makespan_lanes as makespan_lanes
@@ -15,7 +17,11 @@ from perfmodel.timeline._many import makespan_many as makespan_many
 from perfmodel.timeline._memory import MemorySteps as MemorySteps
 from perfmodel.timeline._memory import MemoryTimeline as MemoryTimeline
 from perfmodel.timeline._memory import memory as memory
+from perfmodel.timeline._page import timeline_frame as timeline_frame
 from perfmodel.timeline._precision import double_precision as double_precision
+from perfmodel.timeline._slices import KIND_NAMES as KIND_NAMES
+from perfmodel.timeline._slices import Slices as Slices
+from perfmodel.timeline._slices import slices as slices
 from perfmodel.timeline._smooth import Smoothing as Smoothing
 from perfmodel.timeline._smooth import smooth_makespan as smooth_makespan
 from perfmodel.timeline._timeline import Timeline as Timeline

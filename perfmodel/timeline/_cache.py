@@ -1,4 +1,8 @@
-"""Structures on disk: built and compiled once per machine, then loaded in milliseconds."""
+"""Structures on disk: built and compiled once per machine, then loaded in milliseconds.
+
+Files lie in as many folders as a name's first digit has values, each kept within its part of the limit whenever one is
+added: the cache never exceeds the limit, and no process has to look at all of it.
+"""
 
 import hashlib
 import json
@@ -13,13 +17,16 @@ from typing import Final
 
 import numpy as np
 
+from perfmodel.io import drop_least_recently_used, mark_used
 from perfmodel.program import Structure
+from perfmodel.timeline._cache_limit import cache_limit_bytes
 from perfmodel.timeline._compile import CompiledStructure, compile_structure
 
 FORMAT: Final = 1
 """Rises with every change to the file layout, `Structure` or the compiled program."""
 
 _MAGIC: Final = b"perfmodel structure\n"
+_FOLDERS: Final = 16
 _NARROW: Final = {"i": (np.int8, np.int16, np.int32), "u": (np.uint8, np.uint16, np.uint32)}
 
 
@@ -40,7 +47,7 @@ def load_or_compile(key: str, build: Callable[[], Structure]) -> tuple[Structure
     """The structure named `key` and its compiled form, from disk if they were there before.
 
     A file that is missing, damaged or of another version is rebuilt and replaced without a word, and a
-    cache that cannot be written is done without.
+    cache that cannot be written is done without. Those used least recently make room (`cache_limit_bytes`).
 
     Args:
         key: equal for equal structures only, now and in later runs (`ProgramSpec.key()`).
@@ -56,7 +63,7 @@ def load_or_compile(key: str, build: Callable[[], Structure]) -> tuple[Structure
 
 def _path(key: str) -> Path:
     name = hashlib.sha256(f"{FORMAT} {key}".encode()).hexdigest()[:32]
-    return cache_dir() / "structures" / f"{name}.bin"
+    return cache_dir() / "structures" / name[0] / f"{name}.bin"
 
 
 def _save(path: Path, key: str, compiled: CompiledStructure) -> None:
@@ -73,14 +80,19 @@ def _save(path: Path, key: str, compiled: CompiledStructure) -> None:
         "n_slots": compiled.n_slots,
         "arrays": [[name, array.shape, stored[name].dtype.str, array.dtype.str] for name, array in arrays.items()],
     }
+    content = _MAGIC + json.dumps(header).encode() + b"\n" + body
+    limit_bytes = cache_limit_bytes("structures") / _FOLDERS
+    if len(content) > limit_bytes:
+        return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent)
         with os.fdopen(handle, "wb") as file:
-            file.write(_MAGIC + json.dumps(header).encode() + b"\n" + body)
+            file.write(content)
         os.replace(temporary, path)
     except OSError:
         return
+    drop_least_recently_used(path.parent, limit_bytes)
 
 
 def _load(path: Path, key: str) -> CompiledStructure | None:
@@ -99,6 +111,7 @@ def _load(path: Path, key: str) -> CompiledStructure | None:
         of_structure = {k.removeprefix("structure."): v for k, v in arrays.items() if k.startswith("structure.")}
         of_compiled = {k: v for k, v in arrays.items() if not k.startswith("structure.")}
         structure = Structure(**of_structure, devices=header["devices"])
+        mark_used(path)
         return CompiledStructure(structure=structure, **of_compiled, n_slots=header["n_slots"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -19,7 +19,7 @@ from perfmodel.timeline._critical_path import row_of_counts
 from perfmodel.timeline._durations import Durations, checked
 from perfmodel.timeline._loops import LANES, Items, row_of_lanes
 from perfmodel.timeline._precision import in_numpy
-from perfmodel.timeline._tables import OpTables, bucket, join
+from perfmodel.timeline._tables import OpTables, bucket, join, n_cpu_devices
 
 SMALLEST_ITEMS = 64
 SMALLEST_ROWS = 4096
@@ -32,13 +32,14 @@ class ProgramBatch:
     """Compiled structures end to end, for repeated calls of `makespan_many` with other durations."""
 
     programs: tuple[CompiledStructure, ...]
-    _tables: dict[tuple[int, int], OpTables] = field(default_factory=dict, repr=False)
+    _tables: dict[tuple[int, int, int], OpTables] = field(default_factory=dict, repr=False)
 
-    def tables(self, first: int, end: int) -> OpTables:
-        """Of a range of the programs, for the makespans alone."""
-        if (first, end) not in self._tables:
-            self._tables[first, end] = join(self.programs[first:end], with_pred=False)
-        return self._tables[first, end]
+    def tables(self, first: int, end: int, device: int) -> OpTables:
+        """Of a range of the programs, for the makespans alone, on one of the CPU devices that JAX has."""
+        key = first, end, device
+        if key not in self._tables:
+            self._tables[key] = join(self.programs[first:end], with_pred=False, device=device)
+        return self._tables[key]
 
     @cached_property
     def tables_with_pred(self) -> OpTables:
@@ -52,8 +53,8 @@ def makespan_many(
     """`makespan_lanes` of several structures in one call, each with its own durations.
 
     Programs lie end to end in one table and run one after another, 16 lanes at a time: the call costs a
-    single dispatch per core, among which large batches are divided, and shares one trace with all batches
-    of like size.
+    single dispatch per core (or CPU device of JAX, if there are more), among which large batches are divided,
+    and shares one trace with all batches of like size.
 
     Args:
         programs: compiled structures, or a `ProgramBatch` of them (joined once for many calls).
@@ -79,17 +80,20 @@ def makespan_many(
     if traceable:
         return _by_program(_run(batch.tables_with_pred, _items(batch.programs, lanes), _rows_traced(values)), lanes)
 
-    def part(bounds: tuple[int, int]) -> list[Float[Durations, " lanes"]]:
+    devices = n_cpu_devices()
+
+    def part(bounds: tuple[int, int], device: int = 0) -> list[Float[Durations, " lanes"]]:
         own = slice(*bounds)
         rows = _rows(values[own])  # pyright: ignore[reportArgumentType]
-        spans = in_numpy(_run, rows.dtype, batch.tables(*bounds), _items(batch.programs[own], lanes[own]), rows)
-        return _by_program(spans, lanes[own])
+        tables, items = batch.tables(*bounds, device), _items(batch.programs[own], lanes[own])
+        return _by_program(in_numpy(_run, rows.dtype, tables, items, rows), lanes[own])
 
-    bounds = _divided(batch.programs, lanes, os.cpu_count() or 1)
+    bounds = _divided(batch.programs, lanes, max(os.cpu_count() or 1, devices))
     if len(bounds) == 1:
         return part(bounds[0])
     with ThreadPoolExecutor(len(bounds)) as threads:
-        return [spans for found in threads.map(part, bounds) for spans in found]
+        parts = threads.map(part, bounds, [n % devices for n in range(len(bounds))])
+        return [spans for found in parts for spans in found]
 
 
 def _divided(programs: Sequence[CompiledStructure], lanes: Sequence[int], parts: int) -> list[tuple[int, int]]:

@@ -2,13 +2,19 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float
 
+from perfmodel.display import frame_html
 from perfmodel.errors import PerfModelError
 from perfmodel.program import Structure
 from perfmodel.timeline._timeline import Timeline
+from perfmodel.units import GIB
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +33,19 @@ class MemoryTimeline:
     peak_bytes: Float[np.ndarray, " devices"]
     steps: tuple[MemorySteps, ...]
     """One per device."""
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per change: device, time_s, in_use_bytes."""
+        import pandas as pd
+
+        parts = [pd.DataFrame({"device": i, **vars(own)}) for i, own in enumerate(self.steps)]
+        return pd.concat(parts, ignore_index=True)
+
+    def _repr_html_(self) -> str:
+        import pandas as pd
+
+        peaks = {"device": range(len(self.steps)), "peak GiB": self.peak_bytes / GIB}
+        return frame_html(pd.DataFrame(peaks))
 
 
 def memory(

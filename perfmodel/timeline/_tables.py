@@ -7,7 +7,7 @@ over the true number of ops, so padding costs memory, not time.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import numpy as np
@@ -78,8 +78,8 @@ class BundleTables:
     n_slots: int
 
 
-def join(structures: Sequence["CompiledStructure"], *, with_pred: bool = True) -> OpTables:
-    """Programs of several structures end to end in one table.
+def join(structures: Sequence["CompiledStructure"], *, with_pred: bool = True, device: int = 0) -> OpTables:
+    """Programs of several structures end to end in one table, on one of JAX's CPU devices.
 
     Without `pred` (empty then) the table serves the makespan, not its gradient.
     """
@@ -99,9 +99,9 @@ def join(structures: Sequence["CompiledStructure"], *, with_pred: bool = True) -
             pred[at : at + c.n_ops] = c.pred
         at += c.n_ops
     return OpTables(
-        program=_on_cpu(program.reshape(-1)),
-        pred=_on_cpu(pred.reshape(-1)),
-        n_ops=_on_cpu(np.int32(longest)),
+        program=_on_cpu(program.reshape(-1), device),
+        pred=_on_cpu(pred.reshape(-1), device),
+        n_ops=_on_cpu(np.int32(longest), device),
         width=width,
         n_slots=bucket(max(c.n_slots for c in structures), SMALLEST_SLOTS),
         longest=bucket(longest, SMALLEST_OPS) if with_pred else 0,
@@ -130,14 +130,23 @@ def lay_out(compiled: "CompiledStructure") -> BundleTables:
     )
 
 
-def _on_cpu(array: np.ndarray | np.generic) -> Array:
+def n_cpu_devices() -> int:
+    """CPU devices that JAX has (1 unless its host platform is told otherwise)."""
+    return max(1, len(_cpu_devices()))
+
+
+def _cpu_devices() -> list[Any]:
+    try:
+        return jax.local_devices(backend="cpu")
+    except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
+        return []
+
+
+def _on_cpu(array: np.ndarray | np.generic, device: int = 0) -> Array:
     """Committed to the CPU: these loops are long and scalar, and an accelerator would crawl through them.
 
     A concrete array even while the caller is being traced, as tables are kept across traces.
     """
-    try:
-        cpu = jax.local_devices(backend="cpu")[0]
-    except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
-        cpu = None
+    devices = _cpu_devices()
     with jax.ensure_compile_time_eval():
-        return jax.device_put(array, cpu)
+        return jax.device_put(array, devices[device] if devices else None)

@@ -18,6 +18,8 @@ from perfmodel.timeline._tables import OpTables
 if TYPE_CHECKING:
     import pandas as pd
 
+    from perfmodel.timeline._memory import MemoryTimeline
+
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
@@ -73,6 +75,25 @@ class Timeline:
                 "end_s": self.end_s,
             }
         )
+
+    def to_html(
+        self, memory: "MemoryTimeline | None" = None, capacity_bytes: float | None = None, title: str = ""
+    ) -> str:
+        """An interactive page that needs no network: zoom, move, search, the critical path, memory below.
+
+        Args:
+            memory: in use on every device, if it is to be shown.
+            capacity_bytes: of a device, likewise.
+            title: of the page.
+        """
+        from perfmodel.timeline._page import timeline_html
+
+        return timeline_html(self, memory, capacity_bytes, title)
+
+    def _repr_html_(self) -> str:
+        from perfmodel.timeline._page import timeline_frame
+
+        return timeline_frame(self)
 
 
 def times(program: CompiledStructure | Structure, durations: Float[ArrayLike, " classes"]) -> Timeline:

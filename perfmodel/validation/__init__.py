@@ -1,6 +1,12 @@
 """Predictions held against measurements."""
 
+from perfmodel.validation._case_rows import read_case as read_case
+from perfmodel.validation._cases import cases_report as cases_report
+from perfmodel.validation._cases import predict_cases as predict_cases
+from perfmodel.validation._cases import read_tables as read_tables
 from perfmodel.validation._cases import validate_cases as validate_cases
+from perfmodel.validation._conventions import framework_of as framework_of
+from perfmodel.validation._gate import worse as worse
 from perfmodel.validation._kernels import validate_kernels as validate_kernels
 from perfmodel.validation._live import LiveReport as LiveReport
 from perfmodel.validation._live import LiveResult as LiveResult
@@ -11,12 +17,31 @@ from perfmodel.validation._live_cases import live_cases as live_cases
 from perfmodel.validation._live_collectives import CollectiveCase as CollectiveCase
 from perfmodel.validation._live_collectives import collective_cases as collective_cases
 from perfmodel.validation._live_report import live_report as live_report
+from perfmodel.validation._optimise_tables import brute_force_agrees as brute_force_agrees
+from perfmodel.validation._optimise_tables import continuous_study as continuous_study
+from perfmodel.validation._optimise_tables import hardware_table as hardware_table
+from perfmodel.validation._optimise_tables import mixed_device_table as mixed_device_table
+from perfmodel.validation._optimise_tables import mixed_study as mixed_study
+from perfmodel.validation._optimise_tables import model_partitions as model_partitions
+from perfmodel.validation._optimise_tables import partition_study as partition_study
+from perfmodel.validation._optimise_tables import random_chain as random_chain
+from perfmodel.validation._optimise_tables import size_table as size_table
+from perfmodel.validation._optimisers import OPTIMISERS as OPTIMISERS
+from perfmodel.validation._parity import parity_rows as parity_rows
+from perfmodel.validation._record import published_record as published_record
+from perfmodel.validation._record_html import record_html as record_html
+from perfmodel.validation._record_text import record_text as record_text
+from perfmodel.validation._report import ValidationReport as ValidationReport
+from perfmodel.validation._residuals import CaseResidual as CaseResidual
+from perfmodel.validation._residuals import explain_case as explain_case
+from perfmodel.validation._residuals import explain_cases as explain_cases
 from perfmodel.validation._runs import read_runs as read_runs
 from perfmodel.validation._schedule_tables import bubble_table as bubble_table
 from perfmodel.validation._schedule_tables import memory_table as memory_table
 from perfmodel.validation._schedule_tables import version_table as version_table
 from perfmodel.validation._schedule_tables import vgg_table as vgg_table
 from perfmodel.validation._schedule_tables import zero_bubble_table as zero_bubble_table
+from perfmodel.validation._search_sections import SEARCH_SECTIONS as SEARCH_SECTIONS
 from perfmodel.validation._selection_report import selection_report as selection_report
 from perfmodel.validation._selection_study import study as selection_study
 from perfmodel.validation._selection_tables import PREFILL_DEVICES as PREFILL_DEVICES

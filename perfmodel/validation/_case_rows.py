@@ -72,6 +72,7 @@ def read_case(row: Row) -> Case:
         seq_len=seq_len,
         dtype=dtype,
         flash_attention=None if flash is None else bool(float(flash)),
+        frozen="LoRA" in _text(row, "notes"),
     )
     cluster = catalog.cluster_for(
         _text(row, "device"),

@@ -8,27 +8,31 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from perfmodel.display import shows_progress
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.io import write_table
-from perfmodel.prediction import COMPILED, EAGER, explain, step_model
+from perfmodel.prediction import Framework, explain, step_model
 from perfmodel.units import GB, GIB
 from perfmodel.validation._case_rows import Unusable, read_case
-from perfmodel.validation._conventions import conventions
+from perfmodel.validation._conventions import framework_of
 from perfmodel.validation._metrics import errors
+from perfmodel.validation._report import ValidationReport
 
 COLUMNS = (
     "case_id", "predicted_iter_time_s", "lo_s", "hi_s", "predicted_peak_memory_bytes", "fits", "skipped_reason",
+    "model_flops_per_device", "extrapolated_share",
 )  # fmt: skip
 _NEEDED = ("case_id", "source", "device", "tp", "pp", "dp", "micro_batch", "measured_iter_time_s")
 
 
+@shows_progress("cases")
 def validate_cases(
     files: Sequence[Path | str],
     calibration: Path | None = None,
     out: Path | None = None,
     *,
     progress: Callable[[str, int, int], None] | None = None,
-) -> dict[str, Any]:
+) -> ValidationReport:
     """Predict every row of published-run tables and compare with what was measured.
 
     Rows that cannot be predicted are listed with the reason, never dropped. Files of other kinds
@@ -37,6 +41,19 @@ def validate_cases(
     Returns:
         Per source and in all: `n`, `median_ape`, `mean_ape`, `p90_ape`, `spearman`, `coverage_90`, and
         the same of `memory`; `skipped` counts reasons.
+
+    Raises:
+        TableError: if a file is missing, unreadable or no file is a table of runs.
+    """
+    runs, ignored = read_tables(files)
+    predicted = predict_cases(runs, calibration, progress)
+    if out is not None:
+        write_table(out, predicted)
+    return ValidationReport(cases_report(runs, predicted) | {"skipped_files": ignored})
+
+
+def read_tables(files: Sequence[Path | str]) -> tuple[pd.DataFrame, dict[str, str]]:
+    """All rows of the tables of runs among some files, and why other files are none.
 
     Raises:
         TableError: if a file is missing, unreadable or no file is a table of runs.
@@ -51,11 +68,7 @@ def validate_cases(
             tables.append(table)
     if not tables:
         raise TableError(f"{files[0]}: {next(iter(ignored.values()))}" if files else "no file given")
-    runs = pd.concat(tables, ignore_index=True)
-    predicted = pd.DataFrame(_predict_all(runs, calibration, progress), columns=list(COLUMNS))
-    if out is not None:
-        write_table(out, predicted)
-    return _report(runs, predicted) | {"skipped_files": ignored}
+    return pd.concat(tables, ignore_index=True), ignored
 
 
 def missing_column(table: pd.DataFrame) -> str | None:
@@ -77,43 +90,56 @@ def read_rows(path: Path) -> pd.DataFrame:
         raise TableError(f"{path}: not a readable table ({str(error).splitlines()[0]})") from None
 
 
-def _predict_all(
-    runs: pd.DataFrame, calibration: Path | None, progress: Callable[[str, int, int], None] | None
-) -> list[tuple[Any, ...]]:
+def predict_cases(
+    runs: pd.DataFrame,
+    calibration: Path | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> pd.DataFrame:
+    """A row of `COLUMNS` per run."""
     rows = runs.astype(object).where(runs.notna(), None).to_dict("records")
     results = []
     for done, row in enumerate(rows):
         results.append(_predict_one(row, calibration))
         if progress and done % 20 == 0:
             progress("predicting", done, len(rows))
-    return results
+    return pd.DataFrame(results, columns=list(COLUMNS))
 
 
 def _predict_one(row: dict[str, Any], calibration: Path | None) -> tuple[Any, ...]:
     try:
         case = read_case(row)
-        framework = COMPILED if conventions(row["source"]).compiled else EAGER
+        framework = framework_of(row["source"], case.cluster.device)
         fixed = step_model(case.model, case.cluster, case.job, calibration, framework)
         result = explain(fixed, case.layout)
     except Unusable as reason:
-        return (row["case_id"], None, None, None, None, None, str(reason))
+        return _unpredicted(row, str(reason))
     except PerfModelError as error:
-        return (row["case_id"], None, None, None, None, None, f"cannot be laid out: {error}")
+        return _unpredicted(row, f"cannot be laid out: {error}")
     return (
         row["case_id"],
         result.step_time_s,
         result.step_time_lo_s,
         result.step_time_hi_s,
-        result.memory.peak,
+        result.memory.peak - _outside_tensors(row, framework),
         result.fits,
         None,
+        result.tflops_per_device * result.step_time_s * 1e12,
+        result.provenance["extrapolated"] + result.provenance["analytical"],
     )
 
 
-def _report(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
-    ok = np.asarray(runs["status"] == "ok") if "status" in runs else np.ones(len(runs), bool)
-    measured_s = np.where(ok, np.asarray(runs["measured_iter_time_s"], float), np.nan)
-    measured_bytes = _memory_bytes(runs)
+def _outside_tensors(row: dict[str, Any], framework: Framework) -> float:
+    """Bytes of a prediction that a run's measure does not see: torch's counters know no context and no libraries."""
+    return framework.context_bytes if "torch" in str(row.get("memory_kind") or "") else 0.0
+
+
+def _unpredicted(row: dict[str, Any], reason: str) -> tuple[Any, ...]:
+    return (row["case_id"], None, None, None, None, None, reason, None, None)
+
+
+def cases_report(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
+    measured_s = measured_times_s(runs)
+    measured_bytes = memory_bytes(runs)
     reasons = [None if pd.isna(reason) else str(reason) for reason in predicted["skipped_reason"].tolist()]
     usable = np.array([reason is None for reason in reasons])
     skipped = Counter(_group(reason) for reason in reasons if reason is not None)
@@ -133,7 +159,14 @@ def _report(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
     return {"sources": sources, "all": everything, "skipped": dict(skipped.most_common())}
 
 
-def _memory_bytes(runs: pd.DataFrame) -> np.ndarray:
+def measured_times_s(runs: pd.DataFrame) -> np.ndarray:
+    """Step time of every run that ended well and was timed, NaN of others."""
+    ok = np.asarray(runs["status"] == "ok") if "status" in runs else np.ones(len(runs), bool)
+    return np.where(ok, np.asarray(runs["measured_iter_time_s"], float), np.nan)
+
+
+def memory_bytes(runs: pd.DataFrame) -> np.ndarray:
+    """Measured peak memory, NaN where none was."""
     if "measured_peak_memory_gb" not in runs:
         return np.full(len(runs), np.nan)
     gib = np.asarray(runs["memory_unit"] == "GiB") if "memory_unit" in runs else np.zeros(len(runs), bool)

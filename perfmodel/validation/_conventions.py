@@ -4,9 +4,10 @@ Each entry states facts about the software of a source (which overlaps it has, w
 in), never a number tuned to its rows. A cell of the table always wins over an entry here.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from perfmodel.spec import Job
+from perfmodel.prediction import COMPILED, EAGER, AttentionKernel, Framework, attention_slowdown, sustained
+from perfmodel.spec import Device, EagerKernel, Job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,13 +21,19 @@ class Conventions:
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
     grad_dtype: str = "fp32"
-    fused_kernels: bool = True
+    keep_gathered: bool = False
+    half_gradients: bool = False
+    """Both as in `Job`."""
+    eager_kernels: tuple[EagerKernel, ...] = ()
+    """Kinds of element-wise work that the framework does not fuse."""
     vocab: int = 51200
     seq_len: int | None = None
     decoder_seq_len: int = 0
     """Decoder tokens of encoder-decoder models; 0 for as many as the encoder's."""
     compiled: bool = False
     """The step is one compiled program (XLA), or replayed from a graph."""
+    attention: AttentionKernel = "fastest"
+    """Generation of the fused attention kernel."""
 
 
 _MEGATRON_2021 = Conventions(
@@ -51,17 +58,26 @@ _BY_SOURCE: tuple[tuple[str, Conventions], ...] = (
     ("NeMo framework launcher", Conventions(flash_attention=False, recompute="selective", decoder_seq_len=128)),
     # Megatron-LM 0.14 run without communication overlap
     ("SimuMax", Conventions(overlap_grad_reduce=False, overlap_param_gather=False)),
-    # nanotron reduces fp32 gradients after accumulation and shards with a reduce-scatter
-    ("ultrascale", Conventions(overlap_grad_reduce=True)),
-    # FSDP, mixed_precision=DEFAULT: bf16 weights and fp32 reduction
-    ("mosaicml", Conventions()),
+    # nanotron: fp32 gradients beside 16-bit ones; FlashAttention-2 with its fused norm and rotary kernels; SwiGLU and
+    # the fp32 sharded cross-entropy are eager; gathered inputs and 16-bit
+    # gradients are kept, which its own memory rows show (two versions of the framework are mixed in them)
+    (
+        "ultrascale",
+        Conventions(
+            eager_kernels=("activation", "cross_entropy"), attention="flash-2", keep_gathered=True, half_gradients=True,
+        ),
+    ),
+    # FSDP, mixed_precision=DEFAULT: bf16 weights and fp32 reduction; attn_impl=triton, fused cross-entropy
+    ("mosaicml", Conventions(eager_kernels=("activation",), attention="flash-1-triton")),
+    # torch.compile over the blocks, scaled_dot_product_attention (FlashAttention-2)
+    ("fms-fsdp", Conventions(attention="flash-2")),
     # the sequence length of every BERT pre-training benchmark of that report
     ("OneFlow DLPerf v1.0", Conventions(flash_attention=False, vocab=30522, seq_len=128, grad_dtype="fp16")),
     ("OneFlow DLPerf", Conventions(flash_attention=False, vocab=50304, grad_dtype="fp16")),
     # XLA keeps bf16 gradients of bf16 computations for the reduction
     ("MaxText", Conventions(zero=3, grad_dtype="bf16", compiled=True)),
     ("NVIDIA JAX-Toolbox", Conventions(grad_dtype="bf16", flash_attention=False, compiled=True)),
-    ("InternEvo", Conventions(grad_dtype="bf16")),
+    ("InternEvo", Conventions(grad_dtype="bf16", attention="flash-2")),
 )  # fmt: skip
 
 
@@ -73,7 +89,18 @@ def conventions(source: str) -> Conventions:
     return Conventions()
 
 
-def job_of(source: str, *, global_batch: int, seq_len: int, dtype: str, flash_attention: bool | None) -> Job:
+def framework_of(source: str, device: Device) -> Framework:
+    """Host costs and kernels of a source's runs on a device, nothing in them fitted on the source itself."""
+    usual = conventions(source)
+    base = COMPILED if usual.compiled else EAGER
+    return replace(
+        base, attention_slowdown=attention_slowdown(usual.attention, device), sustained=sustained(without=source)
+    )
+
+
+def job_of(
+    source: str, *, global_batch: int, seq_len: int, dtype: str, flash_attention: bool | None, frozen: bool = False
+) -> Job:
     """The job that a published row ran."""
     usual = conventions(source)
     return Job(
@@ -82,5 +109,8 @@ def job_of(source: str, *, global_batch: int, seq_len: int, dtype: str, flash_at
         dtype=dtype,
         flash_attention=usual.flash_attention if flash_attention is None else flash_attention,
         grad_dtype="fp32" if dtype == "fp32" else usual.grad_dtype,
-        fused_kernels=usual.fused_kernels,
+        eager_kernels=usual.eager_kernels,
+        keep_gathered=usual.keep_gathered,
+        half_gradients=usual.half_gradients,
+        frozen=frozen,
     )

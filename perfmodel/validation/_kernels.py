@@ -11,13 +11,14 @@ import pandas as pd
 from perfmodel.cost import EventTimes, KernelModel
 from perfmodel.io import read_table, table_kind, write_table
 from perfmodel.validation._metrics import errors
+from perfmodel.validation._report import ValidationReport
 
 _SKIPPED: Final = "skipped: "
 
 
 def validate_kernels(
     files: Sequence[Path | str], calibration: Path | str | None = None, out: Path | str | None = None
-) -> dict[str, Any]:
+) -> ValidationReport:
     """Predict every row of measurement tables and compare with what was measured.
 
     Kernels and collectives may be mixed. Rows that cannot be predicted are counted by reason.
@@ -39,17 +40,18 @@ def validate_kernels(
     for file in files:
         table = read_table(file)
         kind = table_kind(table, file)
-        times = _times(table, kind, calibration)
+        times = predicted_times(table, kind, calibration)
         family = table["collective"] if kind == "collective" else table["op_family"]
         measured.append(pd.DataFrame({"family": family, "device": table["device"], "time_us": table["time_us"]}))
         predicted.append(_frame(Path(file), times))
     rows, predictions = pd.concat(measured, ignore_index=True), pd.concat(predicted, ignore_index=True)
     if out is not None:
         write_table(out, predictions)
-    return _report(rows, predictions)
+    return ValidationReport(_report(rows, predictions))
 
 
-def _times(table: pd.DataFrame, kind: str, calibration: Path | str | None) -> EventTimes:
+def predicted_times(table: pd.DataFrame, kind: str, calibration: Path | str | None) -> EventTimes:
+    """Times of a checked table's rows; NaN and `skipped: reason` where they cannot be priced."""
     if kind == "compute":
         return KernelModel.load(calibration).table_times(table)
     from perfmodel.cost import CollectiveModel

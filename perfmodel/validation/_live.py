@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel import catalog
+from perfmodel.display import frame_html
 from perfmodel.execution import PairTimes, Run, measure_pair, predict_ranks, program_ranks, random_inputs, rank_events
 from perfmodel.execution import run as run_program
 from perfmodel.ir import Program
@@ -87,6 +88,9 @@ class LiveReport:
         import pandas as pd
 
         return pd.DataFrame([asdict(r) | {"error": r.error} for r in self.results])
+
+    def _repr_html_(self) -> str:
+        return frame_html(self.to_frame())
 
     def to_dict(self) -> dict[str, Any]:
         """The figures of the whole, and the rows."""

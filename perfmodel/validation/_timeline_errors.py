@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from perfmodel.display import frame_html
 from perfmodel.errors import PerfModelError
 
 if TYPE_CHECKING:
@@ -71,6 +72,10 @@ class TimelineErrors:
     def to_frame(self) -> "pd.DataFrame":
         """`stages`, as a copy."""
         return self.stages.copy()
+
+    def _repr_html_(self) -> str:
+        line = f"batch time {self.batch_time_error:.2%} off, largest stage error {self.largest_stage_error:.2%}"
+        return frame_html(self.to_frame(), line)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON types only; NaN becomes None."""

@@ -9,16 +9,20 @@ compared.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from perfmodel.display import folded, frame_html, paragraph
 from perfmodel.errors import PerfModelError
 from perfmodel.program import N_STREAMS, Kind, Stream
 from perfmodel.readers import PHASES, ActivityKind, MeasuredTrace
 from perfmodel.timeline import Timeline
 from perfmodel.validation._timeline_errors import Activities, TimelineErrors, timeline_errors
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _PASSES: Final = ("forward", "backward", "backward_input", "backward_weight")
 Key = tuple[Any, ...]
@@ -40,6 +44,20 @@ class TraceComparison:
         """JSON types only."""
         how = {name: getattr(self, name) for name in ("matched_by", "predicted_share", "measured_share")}
         return self.errors.to_dict() | how
+
+    def to_frame(self) -> "pd.DataFrame":
+        """`TimelineErrors.to_frame`: one row per device, stage, phase and micro-batch."""
+        return self.errors.to_frame()
+
+    def _repr_html_(self) -> str:
+        e = self.errors
+        lines = [
+            f"batch time: {e.predicted_batch_s:.4g} s predicted, {e.measured_batch_s:.4g} s measured, "
+            f"error {e.batch_time_error:.2%}",
+            f"matched by {self.matched_by}: {self.predicted_share:.0%} of the predicted and {self.measured_share:.0%} "
+            "of the measured computations",
+        ]
+        return paragraph(*lines) + folded("errors of stages", frame_html(self.to_frame()))
 
 
 def compare_traces(predicted: Timeline | MeasuredTrace, measured: MeasuredTrace, replicas: int = 1) -> TraceComparison:

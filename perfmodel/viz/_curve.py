@@ -1,33 +1,74 @@
-"""Step time against one parameter."""
+"""Step time against parameters of the machine."""
 
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from perfmodel.viz._save import save_png
+from perfmodel.display import LINES, VERMILLION
+from perfmodel.errors import PerfModelError
+from perfmodel.viz._style import Width, new_figure, styled, time_unit
 from perfmodel.what_if import Curve
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_LEAST_SPAN = 0.1
+"""Share of the step that the axis shows at least, so that a flat curve looks flat."""
 
-def draw_curve(curve: Curve) -> "Figure":
-    """A line with its points; of a delay also how much of it is hidden."""
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5, 3.2), layout="constrained", dpi=150)
-    axis = figure.subplots()
-    axis.plot(curve.values, curve.step_s, color="#0072B2", marker="o", markersize=3, linewidth=1.2)
-    if curve.hidden_up_to is not None and curve.hidden_up_to <= max(curve.values):
-        axis.axvline(curve.hidden_up_to, color="#D55E00", linewidth=1, linestyle="--")
-        axis.text(curve.hidden_up_to, min(curve.step_s), f" hidden up to {curve.hidden_up_to:.3g} s", fontsize=7)
-    axis.set_xlabel(curve.name.replace("_s", " / s").replace("_", " ") + (" (multiple)" if curve.multiple else ""))
-    axis.set_ylabel("step time / s")
-    axis.set_ylim(0, None)
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
+@styled
+def draw_curves(curves: Sequence[Curve], width: Width = "column") -> "Figure":
+    """A panel for all parameters that are swept as multiples of what they are, and one for each other.
+
+    Of a delay, up to where the step does not feel it.
+
+    Raises:
+        PerfModelError: no curve.
+    """
+    if not curves:
+        raise PerfModelError("what-if picture: no curve to draw; give at least one sweep")
+    multiples = [curve for curve in curves if curve.multiple]
+    panels = [multiples] * bool(multiples) + [[curve] for curve in curves if not curve.multiple]
+    beside = min(len(panels), 1 if width == "column" else 3)
+    rows = -(-len(panels) // beside)
+    figure = new_figure(width, 2.1 * rows)
+    grid = figure.subplots(rows, beside, squeeze=False).ravel()
+    for axis, panel in zip(grid, panels, strict=False):
+        _panel(axis, panel)
+    for axis in grid[len(panels) :]:
+        axis.set_axis_off()
+    if len(multiples) > 1:
+        grid[0].legend(grid[0].get_lines(), [_words(curve.name) for curve in multiples], loc="best")
     return figure
 
 
-def write_curve(curve: Curve, path: Path) -> None:
-    """Write the picture as PNG, atomically."""
-    save_png(draw_curve(curve), path)
+def _panel(axis: "Axes", curves: Sequence[Curve]) -> None:
+    longest_s = max(max(curve.step_s) for curve in curves)
+    per_s, unit = time_unit(longest_s)
+    first = curves[0]
+    seconds = first.name.endswith("_s") and not first.multiple
+    scale, of_values = time_unit(max(first.values)) if seconds else (1.0, "")
+    for i, curve in enumerate(curves):
+        steps = [per_s * s for s in curve.step_s]
+        values = [scale * v for v in curve.values]
+        axis.plot(values, steps, color=LINES[i % len(LINES)], marker=_MARKERS[i % len(_MARKERS)])
+    if first.multiple:
+        axis.set_xlabel(f"{_words(first.name)}, multiple" if len(curves) == 1 else "multiple of what it is")
+        if min(first.values) > 0 and max(first.values) / min(first.values) >= 4:
+            axis.set_xscale("log", base=2)
+            axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
+    else:
+        axis.set_xlabel(f"{_words(first.name)} in {of_values}" if seconds else _words(first.name))
+    if first.hidden_up_to and min(first.values) <= first.hidden_up_to <= max(first.values):
+        axis.axvline(first.hidden_up_to * scale, color=VERMILLION, linewidth=0.8, linestyle="--")
+        axis.set_title(f"hidden up to {first.hidden_up_to * scale:.3g} {of_values}", color=VERMILLION)
+    lo, hi = min(min(curve.step_s) for curve in curves) * per_s, longest_s * per_s
+    room = max(hi - lo, _LEAST_SPAN * hi)
+    axis.set_ylim((lo + hi - 1.15 * room) / 2, (lo + hi + 1.15 * room) / 2)
+    axis.set_ylabel(f"step time in {unit}")
+
+
+def _words(name: str) -> str:
+    """A parameter's name for people, without its unit."""
+    return name.removesuffix("_s").replace("_", " ")

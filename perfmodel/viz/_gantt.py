@@ -1,132 +1,168 @@
 """Gantt chart of a step: one row per pipeline rank, as in the papers' schedule figures."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from jaxtyping import Float, Int
 
+from perfmodel.display import EVENTS, shade
 from perfmodel.prediction import Prediction
-from perfmodel.program import Kind, Stream
-from perfmodel.units import GIB
-from perfmodel.viz._colours import COLOURS
-from perfmodel.viz._events import LABELS, Slices, slices
-from perfmodel.viz._save import save_png
-from perfmodel.viz._trace import _timeline
+from perfmodel.program import ProgramSpec, Stream
+from perfmodel.timeline import KIND_NAMES, Slices, slices
+from perfmodel.viz._boxes import Boxes, draw_boxes
+from perfmodel.viz._memory import memory_lines
+from perfmodel.viz._require import timeline_of
+from perfmodel.viz._style import (
+    WIDTHS_IN,
+    Width,
+    device_ticks,
+    legend_below,
+    new_figure,
+    save_figure,
+    set_title,
+    styled,
+    time_unit,
+)
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_DRAWN_STREAMS = (Stream.COMPUTE, Stream.DATA_COMM)
-_LANE = {Stream.COMPUTE: (0.0, 0.62), Stream.DATA_COMM: (0.66, 0.22)}
-"""Top and height of each stream inside a rank's row."""
+_SIDE: Final = (Stream.DATA_COMM, Stream.OFFLOAD, Stream.RELOAD)
+_PASS_IN: Final = 0.1
+"""Width of a pass from which a number of two digits can be read in it."""
+_LIGHTEST: Final = 0.6
+"""Share of the way to white of the last chunk's colour."""
 
 
-def gantt(prediction: Prediction) -> "Figure":
-    """The whole step, its first part enlarged (with micro-batch numbers where they fit), and memory over time."""
-    from matplotlib.figure import Figure
+@styled
+def gantt(prediction: Prediction, width: Width = "page") -> "Figure":
+    """The whole step, its first part enlarged (with micro-batch numbers where they fit), and memory over time.
 
-    timeline = _timeline(prediction)
+    A black strip under a box says that it is on the critical path, a black line where the path goes to another rank.
+    Chunks of the model, and the two directions of a bidirectional pipeline, are shades of a kind's colour.
+
+    Raises:
+        PerfModelError: the prediction holds no timeline.
+    """
+    timeline = timeline_of(prediction)
     drawn = slices(timeline)
+    drawn = drawn.select(np.isin(drawn.stream, (Stream.COMPUTE, *_SIDE))).joined()
     # without a flush between steps the timeline is that of several
-    ranks, step_s = timeline.structure.devices, max(prediction.step_time_s, timeline.makespan_s)
-    zoom_s = _zoom(drawn, ranks, step_s)
-    height = 0.6 + 0.22 * min(ranks, 40) + 0.4
-    panels = 2 if zoom_s < 0.7 * step_s else 1
-    figure = Figure(figsize=(10, height * panels + 2.6), layout="constrained", dpi=150)
-    axes = figure.subplots(panels + 1, 1, squeeze=False, height_ratios=[height] * panels + [1.5])[:, 0]
-    for axis, (lo, hi) in zip(axes[:panels], ((0.0, step_s), (0.0, zoom_s)), strict=False):
-        _panel(axis, drawn, ranks, lo, hi)
-    if panels == 2:
-        axes[1].set_title(f"first {zoom_s:.3g} s", loc="left", fontsize=9)
-    _memory_panel(axes[-1], prediction, step_s)
-    figure.suptitle(
-        f"{prediction.model} on {prediction.devices} x {prediction.cluster}, {prediction.layout}\n"
-        f"step {prediction.step_time_s:.3f} s, bubble {prediction.bubble_fraction:.1%}, MFU {prediction.mfu:.1%}; "
-        "outlined: critical path",
-        fontsize=9,
+    ranks, end_s = timeline.structure.devices, max(prediction.step_time_s, timeline.makespan_s)
+    zoom_s = _zoom_s(drawn, end_s, width)
+    views = [end_s] if zoom_s > 0.7 * end_s else [end_s, zoom_s]
+    row_in = max(0.07, min(0.17, 3.0 / ranks))
+    chunks = stage_chunks(prediction)
+    figure = new_figure(width, len(views) * (ranks * row_in + 0.42) + 1.9)
+    axes = figure.subplots(
+        len(views) + 1, 1, squeeze=False, height_ratios=[ranks * row_in] * len(views) + [0.75]
+    )[:, 0]  # fmt: skip
+    for axis, view_s in zip(axes, views, strict=False):
+        per_s, unit = time_unit(view_s)
+        draw_boxes(axis, _boxes(drawn, chunks, per_s), 0.0, view_s * per_s, row_in)
+        device_ticks(axis, ranks, "pipeline rank")
+        axis.set_xlabel(f"time in {unit}" if view_s == zoom_s and len(views) == 2 else "")
+    if len(views) == 2:
+        ends = (0, zoom_s * time_unit(end_s)[0])
+        axes[0].plot(
+            ends, (0, 0), color="black", linewidth=2, solid_capstyle="butt", clip_on=False,
+            transform=axes[0].get_xaxis_transform(),
+        )  # fmt: skip
+        axes[1].set_title(f"the first {zoom_s * per_s:.3g} {unit}, enlarged")
+    memory_lines(axes[-1], prediction, end_s)
+    set_title(
+        figure,
+        f"{prediction.model} on {prediction.devices} x {prediction.cluster}, {prediction.layout}",
+        f"step {prediction.step_time_s:.3g} s, bubble {prediction.bubble_fraction:.1%}, MFU {prediction.mfu:.1%}",
     )
-    _legend(figure, drawn)
+    legend_below(figure, *pass_legend(drawn, chunks), handler_map=_side_by_side())
     return figure
 
 
-def write_gantt(prediction: Prediction, path: Path | str) -> None:
-    """Write the Gantt chart as PNG."""
-    save_png(gantt(prediction), path)
+def write_gantt(prediction: Prediction, path: Path | str, width: Width = "page") -> None:
+    """Write the Gantt chart as PNG, PDF or SVG."""
+    save_figure(gantt(prediction, width), path)
 
 
-def _zoom(drawn: Slices, ranks: int, step_s: float) -> float:
-    """Long enough for the warm-up and a few micro-batches of steady state."""
-    compute = drawn.stream == Stream.COMPUTE
-    longest = float(np.median(drawn.duration_s[compute])) if compute.any() else step_s
-    return min(step_s, longest * (3 * ranks + 12))
+def stage_chunks(prediction: Prediction) -> Int[np.ndarray, "devices chunks"]:
+    """Global stage of every chunk of every pipeline rank."""
+    layout = prediction.layout
+    return ProgramSpec(schedule=layout.schedule, stages=layout.pp, micro_batches=1, chunks=layout.vpp).stage_map
 
 
-def _panel(axis: "Axes", drawn: Slices, ranks: int, lo_s: float, hi_s: float) -> None:
-    from matplotlib.collections import PolyCollection
-
-    span_s = hi_s - lo_s
-    boxes: list[Any] = []
-    faces: list[str] = []
-    edges: list[str] = []
-    for start, duration, device, stream, kind, _, micro_batch, critical in drawn:
-        if stream not in _DRAWN_STREAMS or start > hi_s or start + duration < lo_s:
-            continue
-        top, height = _LANE[Stream(stream)]
-        y0, y1 = device + top, device + top + height
-        x1 = start + duration
-        boxes.append([(start, y0), (x1, y0), (x1, y1), (start, y1)])
-        faces.append(COLOURS[Kind(kind)])
-        edges.append("#000000" if critical else "#ffffff")
-        if micro_batch >= 0 and stream == Stream.COMPUTE and duration / span_s > 0.011 and x1 <= hi_s:
-            axis.text((start + x1) / 2, (y0 + y1) / 2, str(micro_batch), ha="center", va="center", fontsize=6)
-    many = len(boxes) > 4000
-    axis.add_collection(
-        PolyCollection(boxes, facecolors=faces, edgecolors=faces if many else edges, linewidths=0.0 if many else 0.5)
-    )
-    axis.set_xlim(lo_s, hi_s)
-    axis.set_ylim(ranks, 0)
-    step = max(1, ranks // 16)
-    axis.set_yticks([d + 0.45 for d in range(0, ranks, step)], [str(d) for d in range(0, ranks, step)], fontsize=7)
-    axis.set_ylabel("pipeline rank", fontsize=8)
-    axis.tick_params(axis="x", labelsize=8)
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
+def chunk_shades(colour: str, chunks: int) -> list[str]:
+    """A kind's colour for each chunk of a device, the first as it is, the last lightest."""
+    return [shade(colour, _LIGHTEST * i / max(1, chunks - 1)) for i in range(chunks)]
 
 
-def _memory_panel(axis: "Axes", prediction: Prediction, end_s: float) -> None:
-    """Bytes in use on first, middle and last rank, below the device's capacity."""
-    steps = prediction.memory_over_time().steps
-    chosen = sorted({0, len(steps) // 2, len(steps) - 1})
-    for rank, colour in zip(chosen, ("#0072B2", "#E69F00", "#CC79A7"), strict=False):
-        time_s = np.append(steps[rank].time_s, end_s)
-        held = np.append(steps[rank].in_use_bytes, steps[rank].in_use_bytes[-1]) / GIB
-        axis.step(time_s, held, where="post", color=colour, linewidth=1.0, label=f"rank {rank}")
-    axis.axhline(
-        prediction.memory_capacity_bytes / GIB, color="#000000", linewidth=0.8, linestyle="--", label="capacity"
-    )
-    axis.set_xlim(0, end_s)
-    axis.set_ylim(0, None)
-    axis.set_ylabel("memory in GiB", fontsize=8)
-    axis.set_xlabel("time in s", fontsize=9)
-    axis.tick_params(labelsize=8)
-    axis.legend(fontsize=7, frameon=False, ncols=4, loc="best")
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
-
-
-def _legend(figure: "Figure", drawn: Slices) -> None:
+def pass_legend(drawn: Slices, stage_map: Int[np.ndarray, "devices chunks"]) -> tuple[list[Any], list[str]]:
+    """Handles and labels of the kinds drawn; of passes one patch per shade."""
     from matplotlib.patches import Patch
 
-    shown = [Kind(k) for k in np.unique(drawn.kind[np.isin(drawn.stream, _DRAWN_STREAMS)]).tolist()]
-    of_colour: dict[str, str] = {}
-    for kind in shown:
-        of_colour.setdefault(COLOURS[kind], LABELS[kind])
-    patches = [Patch(color=colour, label=label) for colour, label in of_colour.items()]
-    figure.legend(
-        handles=patches,
-        loc="outside lower center",
-        ncols=min(6, max(1, len(patches))),
-        fontsize=8,
-        frameon=False,
+    chunks = stage_map.shape[1]
+    down = stage_map[-1] >= stage_map[0]
+    shades_mean = "" if chunks == 1 else f"chunks 0 to {chunks - 1}"
+    if chunks == 2 and down[0] != down[1]:
+        shades_mean = "down, up"
+    handles, labels = [], []
+    for kind in np.unique(drawn.kind).tolist():
+        look = EVENTS[KIND_NAMES[kind]]
+        passes = chunks > 1 and (drawn.stream[drawn.kind == kind] == Stream.COMPUTE).all() and kind_of_pass(kind)
+        handles.append(tuple(Patch(color=c) for c in chunk_shades(look.colour, chunks if passes else 1)))
+        labels.append(f"{look.label} ({shades_mean})" if passes else look.label)
+    return handles, labels
+
+
+def kind_of_pass(kind: int) -> bool:
+    """Whether the kind is a forward or backward pass."""
+    return KIND_NAMES[kind].startswith(("forward", "backward"))
+
+
+def _side_by_side() -> dict[type, Any]:
+    from matplotlib.legend_handler import HandlerTuple
+
+    return {tuple: HandlerTuple(ndivide=None, pad=0)}
+
+
+def _zoom_s(drawn: Slices, end_s: float, width: Width) -> float:
+    """How much of the step can be drawn so wide that the numbers of its passes can be read."""
+    passes = drawn.duration_s[(drawn.stream == Stream.COMPUTE) & (drawn.micro_batch >= 0)]
+    typical_s = float(np.quantile(passes, 0.25)) if len(passes) else end_s
+    return min(end_s, typical_s * WIDTHS_IN[width] / _PASS_IN)
+
+
+def _boxes(drawn: Slices, stage_map: Int[np.ndarray, "devices chunks"], per_s: float) -> Boxes:
+    chunk = np.argmax(stage_map[drawn.device] == drawn.stage[:, None], axis=1)
+    shades = {
+        kind: chunk_shades(EVENTS[KIND_NAMES[kind]].colour, stage_map.shape[1]) for kind in set(drawn.kind.tolist())
+    }
+    compute = drawn.stream == Stream.COMPUTE
+    top, height = _lanes(drawn.stream)
+    return Boxes(
+        left=drawn.start_s * per_s,
+        right=drawn.end_s * per_s,
+        top=drawn.device + top,
+        height=height,
+        colour=[
+            shades[kind][c if kind_of_pass(kind) else 0]
+            for kind, c in zip(drawn.kind.tolist(), chunk.tolist(), strict=True)
+        ],
+        label=[
+            str(m) if m >= 0 and own else ""
+            for m, own in zip(drawn.micro_batch.tolist(), compute.tolist(), strict=True)
+        ],
+        critical=drawn.critical,
     )
+
+
+def _lanes(stream: Int[np.ndarray, " slices"]) -> tuple[Float[np.ndarray, " slices"], Float[np.ndarray, " slices"]]:
+    """Top and height inside a rank's row: computation above, other streams that are used below."""
+    used: Sequence[int] = [s for s in _SIDE if (stream == s).any()]
+    compute_high = 0.9 if not used else 0.62
+    high = 0.26 / max(1, len(used))
+    top, height = np.full(len(stream), 0.05), np.full(len(stream), compute_high)
+    for place, each in enumerate(used):
+        top[stream == each], height[stream == each] = 0.69 + place * high, high
+    return top, height

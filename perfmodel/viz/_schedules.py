@@ -1,89 +1,80 @@
 """Pictures of schedules as in the papers' figures, and of training under their weight versions."""
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from perfmodel.display import EVENTS, LINES
 from perfmodel.interpreter import TrainingCurve
-from perfmodel.program import Kind
 from perfmodel.schedule import PassTimes, Phase, Schedule, starts_and_ends
-from perfmodel.viz._colours import COLOURS
-from perfmodel.viz._events import LABELS
-from perfmodel.viz._save import save_png
+from perfmodel.viz._boxes import Boxes, draw_boxes
+from perfmodel.viz._gantt import chunk_shades
+from perfmodel.viz._style import Width, device_ticks, legend_below, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_NUMBERED_UP_TO = 60
-"""Passes on a device up to which their micro-batch numbers can be read."""
+_ROW_IN: Final = 0.15
 
 
-def draw_schedules(schedules: Sequence[tuple[Schedule, PassTimes]]) -> "Figure":
-    """One panel per schedule: a row per device, a box per pass with its micro-batch, framed on chunks above 0."""
-    from matplotlib.figure import Figure
+@styled
+def draw_schedules(schedules: Sequence[tuple[Schedule, PassTimes]], width: Width = "page") -> "Figure":
+    """One panel per schedule: a row per device, a box per pass with its micro-batch, lighter on chunks above 0."""
+    from matplotlib.patches import Patch
 
-    heights = [0.8 + 0.22 * schedule.devices for schedule, _ in schedules]
-    figure = Figure(figsize=(10, sum(heights) + 0.4), layout="constrained", dpi=150)
+    heights = [_ROW_IN * schedule.devices for schedule, _ in schedules]
+    figure = new_figure(width, sum(heights) + 0.36 * len(schedules) + 0.35)
     axes = figure.subplots(len(schedules), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axis, (schedule, times) in zip(axes, schedules, strict=True):
         _panel(axis, schedule, times)
-    kinds = sorted({Kind[Phase(phase).name] for schedule, _ in schedules for phase in np.unique(schedule.phase)})
+    names = [_name(phase) for phase in sorted({p for schedule, _ in schedules for p in schedule.phase.tolist()})]
     labels: dict[str, list[str]] = {}
-    for kind in kinds:
-        labels.setdefault(COLOURS[kind], []).append(LABELS[kind])
-    handles = [axes[0].barh(0, 0, color=colour, label=", ".join(names)) for colour, names in labels.items()]
-    figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=7, frameon=False)
+    for name in names:
+        labels.setdefault(EVENTS[name].colour, []).append(EVENTS[name].label)
+    legend_below(figure, [Patch(color=colour) for colour in labels], [", ".join(same) for same in labels.values()])
     return figure
-
-
-def write_schedules(schedules: Sequence[tuple[Schedule, PassTimes]], path: Path) -> None:
-    """Write the picture as PNG, atomically."""
-    save_png(draw_schedules(schedules), path)
 
 
 def _panel(axis: "Axes", schedule: Schedule, times: PassTimes) -> None:
     start, end = starts_and_ends(schedule, times)
-    busiest = int(np.diff(schedule.offsets).max())
-    idle = 1 - float((end - start).sum()) / (schedule.devices * float(end.max()))
-    for i, (phase, chunk) in enumerate(zip(schedule.phase.tolist(), schedule.chunk.tolist(), strict=True)):
-        y = float(schedule.device[i])
-        colour = COLOURS[Kind[Phase(phase).name]]
-        axis.broken_barh(
-            [(start[i], end[i] - start[i])], (y - 0.42, 0.84), facecolor=colour,
-            edgecolor="black" if chunk else "white", linewidth=0.7 if chunk else 0.3,
-        )  # fmt: skip
-        if busiest <= _NUMBERED_UP_TO:
-            first = int(schedule.micro_batch[i])
-            text = f"{first}" if schedule.span[i] == 1 else f"{first}-{first + schedule.span[i] - 1}"
-            axis.text((start[i] + end[i]) / 2, y, text, ha="center", va="center", fontsize=4.5)
-    axis.set_title(f"{schedule.name}: {end.max():.4g} s, {idle:.1%} idle", loc="left", fontsize=8)
-    axis.set_xlim(0, end.max())
-    axis.set_ylim(schedule.devices - 0.5, -0.5)
-    axis.set_yticks(range(schedule.devices))
-    axis.set_ylabel("device", fontsize=7)
-    axis.tick_params(labelsize=6)
+    span_s = float(end.max())
+    idle = 1 - float((end - start).sum()) / (schedule.devices * span_s)
+    shades = {p: chunk_shades(EVENTS[_name(p)].colour, schedule.chunks) for p in set(schedule.phase.tolist())}
+    boxes = Boxes(
+        left=start,
+        right=end,
+        top=schedule.device + 0.05,
+        height=np.full(len(start), 0.9),
+        colour=[shades[p][c] for p, c in zip(schedule.phase.tolist(), schedule.chunk.tolist(), strict=True)],
+        label=[
+            f"{first}" if span == 1 else f"{first}-{first + span - 1}"
+            for first, span in zip(schedule.micro_batch.tolist(), schedule.span.tolist(), strict=True)
+        ],
+        critical=np.zeros(len(start), bool),
+    )
+    draw_boxes(axis, boxes, 0.0, span_s, _ROW_IN)
+    device_ticks(axis, schedule.devices, "device")
+    axis.set_title(f"{schedule.name}: {span_s:.4g} s, {idle:.1%} idle", pad=2)
 
 
-def draw_training_curves(curves: Sequence[TrainingCurve]) -> "Figure":
+def _name(phase: int) -> str:
+    return Phase(phase).name.lower()
+
+
+@styled
+def draw_training_curves(curves: Sequence[TrainingCurve], width: Width = "page") -> "Figure":
     """Loss against predicted wall-clock time, and against updates: hardware and statistical efficiency."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 3.6), layout="constrained", dpi=150)
+    figure = new_figure(width, 2.6)
     by_time, by_update = figure.subplots(1, 2, sharey=True)
-    for curve, colour in zip(curves, _LINES * (len(curves) // len(_LINES) + 1), strict=False):
-        label = f"{curve.schedule} (version difference {curve.version_difference[-1]})"
-        by_time.plot(curve.time_s, curve.loss, color=colour, label=label, linewidth=1)
-        by_update.plot(np.arange(1, len(curve.loss) + 1), curve.loss, color=colour, linewidth=1)
-    by_time.set(xlabel="predicted time / s", ylabel="loss", yscale="log")
+    lines, labels = [], []
+    for i, curve in enumerate(curves):
+        style = {"color": LINES[i % len(LINES)], "linestyle": ("-", "--", ":", "-.")[i // len(LINES) % 4]}
+        lines += by_time.plot(curve.time_s, curve.loss, **style)
+        labels.append(f"{curve.schedule} (version difference {curve.version_difference[-1]})")
+        by_update.plot(np.arange(1, len(curve.loss) + 1), curve.loss, **style)
+    by_time.set(xlabel="predicted time in s", ylabel="loss", yscale="log")
     by_update.set(xlabel="update")
-    by_time.legend(fontsize=7)
+    legend_below(figure, lines, labels)
     return figure
-
-
-def write_training_curves(curves: Sequence[TrainingCurve], path: Path) -> None:
-    """Write the picture as PNG, atomically."""
-    save_png(draw_training_curves(curves), path)

@@ -5,32 +5,32 @@ import json
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import PerfModelError
+from perfmodel.display import EVENTS
 from perfmodel.io import write_bytes
 from perfmodel.prediction import Prediction
-from perfmodel.program import Kind
+from perfmodel.timeline import KIND_NAMES, slices
 from perfmodel.units import GIB
-from perfmodel.viz._events import LABELS, slices
+from perfmodel.viz._require import timeline_of
 
 _STREAM_NAMES = ("compute", "data-parallel communication", "pipeline sends")
 
 
 def trace_events(prediction: Prediction) -> dict[str, Any]:
     """The timeline as a Chrome trace (Trace Event Format, complete events, microseconds)."""
-    timeline = _timeline(prediction)
+    timeline = timeline_of(prediction)
     events: list[dict[str, Any]] = []
     for device in range(timeline.structure.devices):
         events.append(_meta("process_name", device, 0, f"pipeline rank {device}"))
         events.append({"ph": "M", "name": "process_sort_index", "pid": device, "args": {"sort_index": device}})
         events += [_meta("thread_name", device, tid, name) for tid, name in enumerate(_STREAM_NAMES)]
     for start, duration, device, stream, kind, stage, micro_batch, critical in slices(timeline):
-        label = LABELS[Kind(kind)]
+        label = EVENTS[KIND_NAMES[kind]].label
         events.append(
             {
                 "ph": "X", "pid": device, "tid": stream, "ts": start * 1e6, "dur": duration * 1e6, "cat": label,
                 "name": f"{label} {micro_batch}" if micro_batch >= 0 else label,
                 "args": {
-                    "event": Kind(kind).name.lower(), "stage": stage, "micro_batch": micro_batch, "critical": critical,
+                    "event": KIND_NAMES[kind], "stage": stage, "micro_batch": micro_batch, "critical": critical,
                 },
             }
         )  # fmt: skip
@@ -60,9 +60,3 @@ def write_trace(prediction: Prediction, path: Path | str) -> None:
 
 def _meta(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
-
-
-def _timeline(prediction: Prediction) -> Any:
-    if prediction.timeline is None:
-        raise PerfModelError("this prediction holds no timeline; call predict(..., timeline=True)")
-    return prediction.timeline

@@ -1,5 +1,6 @@
 """What if the hardware, the network or a rank were different: before and after, sensitivities, curves."""
 
+from perfmodel.what_if._scenario import HARDWARE as HARDWARE
 from perfmodel.what_if._scenario import NAMES as NAMES
 from perfmodel.what_if._scenario import Scenario as Scenario
 from perfmodel.what_if._scenario import Setting as Setting
@@ -7,6 +8,8 @@ from perfmodel.what_if._scenario import parse_setting as parse_setting
 from perfmodel.what_if._study import Curve as Curve
 from perfmodel.what_if._study import WhatIf as WhatIf
 from perfmodel.what_if._study import in_scenario as in_scenario
+from perfmodel.what_if._study import model_in_scenario as model_in_scenario
 from perfmodel.what_if._study import parse_sweep as parse_sweep
+from perfmodel.what_if._study import step_s as step_s
 from perfmodel.what_if._study import sweep as sweep
 from perfmodel.what_if._study import whatif as whatif

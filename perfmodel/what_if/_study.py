@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel import catalog
+from perfmodel.display import frame_html, whatif_html
 from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.prediction import StepModel, check_layout, step_model
 from perfmodel.program import N_STREAMS, Stream
@@ -59,6 +60,9 @@ class WhatIf:
         frame = pd.DataFrame({"parameter": list(self.sensitivity), "sensitivity": list(self.sensitivity.values())})
         return frame.sort_values("sensitivity", key=lambda s: -s.abs(), ignore_index=True)
 
+    def _repr_html_(self) -> str:
+        return whatif_html(self.to_dict())
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -81,6 +85,10 @@ class Curve:
         import pandas as pd
 
         return pd.DataFrame({self.name: self.values, "step_s": self.step_s})
+
+    def _repr_html_(self) -> str:
+        hidden = "" if self.hidden_up_to is None else f"hidden up to {self.hidden_up_to:.3g} s"
+        return frame_html(self.to_frame(), hidden)
 
 
 def whatif(
@@ -161,7 +169,7 @@ def parse_sweep(text: str) -> list[Setting]:
 
 def step_s(fixed: StepModel, layout: Layout, scenario: Scenario) -> float:
     """Step time of a layout in a scenario."""
-    model = _in_scenario(fixed, scenario)
+    model = model_in_scenario(fixed, scenario)
     (bundle,) = model.bundles([layout])
     slowed = scenario.slowed(layout.pp)
     total = 0.0
@@ -184,7 +192,8 @@ def _slower(structure: Any, rank: int, factor: float) -> Float[np.ndarray, " cla
     return factors
 
 
-def _in_scenario(fixed: StepModel, scenario: Scenario) -> StepModel:
+def model_in_scenario(fixed: StepModel, scenario: Scenario) -> StepModel:
+    """The step model of the machine as the scenario has it (but for a slow rank)."""
     device, cluster = scenario.device(fixed.cluster.device), scenario.cluster(fixed.cluster)
     kernels = fixed.kernels if device == fixed.cluster.device else ScaledKernels(fixed.kernels, device)
     delays_s = scenario.delays_s

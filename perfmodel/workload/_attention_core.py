@@ -27,7 +27,7 @@ def _materialised(local: Local, d_qk: int, d_v: int, seq_kv: int, *, dropout: bo
     rows = batch * local.seq_local
     scores = Gemm(op="bmm", dtype=local.precision.act_dtype, batch=batch, m=local.seq_local, n=seq_kv, k=d_qk)
     context = Gemm(op="bmm", dtype=local.precision.act_dtype, batch=batch, m=local.seq_local, n=d_v, k=seq_kv)
-    names = ["scale_mask_softmax"] if local.job.fused_kernels else ["mul_scalar", "masked_fill", "softmax"]
+    names = ["scale_mask_softmax"] if local.job.fuses("softmax") else ["mul_scalar", "masked_fill", "softmax"]
     if dropout:
         names.append("dropout")
     between = pointwise(local.precision, [(name, 1) for name in names], rows, seq_kv, saved_bytes=0.0)

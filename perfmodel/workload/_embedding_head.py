@@ -54,7 +54,7 @@ def head_pieces(model: Transformer, local: Local) -> list[Piece]:
 
 def head_workspace_bytes(local: Local) -> float:
     """16-bit logits or their gradient; eager cross entropy also holds a second fp32 copy."""
-    width = local.act_bytes + (0 if local.job.fused_kernels else 4)
+    width = local.act_bytes + (0 if local.job.fuses("cross_entropy") else 4)
     return float(local.tokens) * local.vocab * width
 
 
@@ -86,7 +86,7 @@ def _lookup(local: Local, tokens: int, rows: int) -> Piece:
 def _cross_entropy(local: Local) -> Piece:
     """Vocabulary-parallel cross entropy: maximum, target logit and sum of exponentials are each
     reduced over the tensor-parallel ranks, one fp32 value per token."""
-    name, dtype = ("cross_entropy", "fp32") if local.job.fused_kernels else ("cross_entropy_unfused", None)
+    name, dtype = ("cross_entropy", "fp32") if local.job.fuses("cross_entropy") else ("cross_entropy_unfused", None)
     small = Comm(collective="all_reduce", bytes=4.0 * local.tokens, group="tp", count=3)
     forward = memory(local.precision, name, local.tokens, local.vocab, dtype=dtype)
     return Piece(

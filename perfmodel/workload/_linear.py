@@ -64,8 +64,8 @@ def column_linear(
     """Column-parallel product of `n` local columns over `tokens` rows (default: the shard's).
 
     Backward reduces the input gradient. With sequence parallelism forward gathers the input, only
-    the rank's part of it is kept, and backward gathers it again behind the input gradient and
-    scatters the reduction behind the weight gradient.
+    the rank's part of it is kept (unless `Job.keep_gathered`), and backward gathers it again behind the
+    input gradient and scatters the reduction behind the weight gradient.
     """
     rows = local.tokens if tokens is None else tokens
     n_bytes = float(rows) * k * local.act_bytes
@@ -74,13 +74,12 @@ def column_linear(
     if local.tp > 1:
         if local.sequence_parallel:
             forward = (Comm(collective="all_gather", bytes=n_bytes, group="tp"),)
-            backward = (
-                Comm(collective="all_gather", bytes=n_bytes, group="tp", overlappable=True),
-                Comm(collective="reduce_scatter", bytes=n_bytes, group="tp", overlappable=True),
-            )
+            again = Comm(collective="all_gather", bytes=n_bytes, group="tp", overlappable=True)
+            scatter = Comm(collective="reduce_scatter", bytes=n_bytes, group="tp", overlappable=True)
+            backward = (scatter,) if local.job.keep_gathered else (again, scatter)
         else:
             backward = (Comm(collective="all_reduce", bytes=n_bytes, group="tp", overlappable=True),)
-    share = 1 / local.tp if local.sequence_parallel else 1.0
+    share = 1 / local.tp if local.sequence_parallel and not local.job.keep_gathered else 1.0
     return linear(
         local.precision, rows, n, k, bias=n if bias else 0, kept_input=share if kept_input else 0.0,
         kept_output=kept_output, forward_comm=forward, backward_comm=backward,

@@ -31,7 +31,9 @@ def mlp_blocks(model: Mlp, job: Job, shard: Shard) -> tuple[tuple[BlockOps, int]
                         boundary_bytes=n_bytes)  # fmt: skip
 
     def relu(width: int) -> Piece:
-        return pointwise(precision, [("relu", 1)], rows, width)
+        # in place, its output is all that is kept, as the next layer's input; else its gradient is taken of its input
+        saved = 0.0 if job.fused_kernels else float(rows) * width * precision.act_bytes
+        return pointwise(precision, [("relu", 1)], rows, width, saved_bytes=saved)
 
     if tp == 1:
         return ((layer("mlp_layer", [linear(precision, rows, hidden, hidden), relu(hidden)]), model.layers),)

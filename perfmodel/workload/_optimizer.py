@@ -10,7 +10,7 @@ def optimizer_op(n_params_local: int, job: Job, sharded: bool = False, *, tensor
 
     Traffic per parameter with fp32 states (mixed-precision Adam): gradient read, master weight,
     momentum and variance read and written, weight in the compute type written. SGD keeps momentum
-    only. In fp32 training weight and master are one.
+    only. In fp32 training weight and master are one. Plain SGD reads gradient and weight and writes the weight.
 
     Args:
         n_params_local: parameters updated here (already divided by the sharding degree).
@@ -19,9 +19,12 @@ def optimizer_op(n_params_local: int, job: Job, sharded: bool = False, *, tensor
     """
     weight = storage_dtype(job.dtype)
     states = 3 if job.optimizer == "adam" else 2
-    traffic = dtype_bytes(job.grad_dtype) + 2 * 4 * states + (0 if weight == "fp32" else dtype_bytes(weight))
+    updated = 2 * 4 * states + (0 if weight == "fp32" else dtype_bytes(weight))
+    if job.optimizer == "plain-sgd":
+        updated = 2 * dtype_bytes(weight)
+    traffic = dtype_bytes(job.grad_dtype) + updated
     return OptimizerStep(
-        op=job.optimizer,
+        op="adam" if job.optimizer == "adam" else "sgd",
         n_params=n_params_local,
         bytes_per_param=float(traffic),
         tensors=1 if sharded else tensors,

@@ -27,13 +27,13 @@ def residual(model: Transformer, local: Local) -> Piece:
     rows, hidden = local.norm_tokens, local.hidden
     eager = [*([("add", 1)] if model.bias else []), ("dropout", 1), ("add", 2)]
     if not model.dropout:
-        ops = [("add", 2)] if local.job.fused_kernels or not model.bias else [("add", 1), ("add", 2)]
+        ops = [("add", 2)] if local.job.fuses("residual") or not model.bias else [("add", 1), ("add", 2)]
         backward = ()
     else:
-        ops = [("bias_dropout_add", 2)] if local.job.fused_kernels else eager
+        ops = [("bias_dropout_add", 2)] if local.job.fuses("residual") else eager
         backward = (
             memory(local.precision, "bias_dropout_add", rows, hidden, 2, backward=True)
-            if local.job.fused_kernels
+            if local.job.fuses("residual")
             else memory(local.precision, "dropout", rows, hidden, backward=True),
         )
     return Piece(
@@ -49,7 +49,7 @@ def activation(model: Transformer, local: Local, rows: int, width: int) -> Piece
     A gated unit has two inputs, gate and value; fused, it moves the same bytes whatever its
     function and is named after the measured one.
     """
-    name, fused = model.activation, local.job.fused_kernels
+    name, fused = model.activation, local.job.fuses("activation")
     inputs = 1
     if model.gated_ffn:
         ops = [("silu_mul", 2)] if fused else [(name, 1), ("mul", 2)]
@@ -68,13 +68,13 @@ def rotary(model: Transformer, local: Local, width: int) -> list[Piece]:
     """Rotation of `width` query and key elements per token; its gradient is a rotation back."""
     if model.positions != "rope":
         return []
-    name = "rope" if local.job.fused_kernels else "rope_unfused"
+    name = "rope" if local.job.fuses("rope") else "rope_unfused"
     return [pointwise(local.precision, [(name, 1)], local.tokens, width, saved_bytes=0.0)]
 
 
 def small_norm(model: Transformer, local: Local, rows: int, size: int) -> Piece:
     """Norm over a compressed activation of `size` elements; keeps its input."""
-    fused = local.job.fused_kernels or model.norm == "layer_norm"
+    fused = local.job.fuses("norm") or model.norm == "layer_norm"
     return pointwise(
         local.precision,
         [("layer_norm" if fused else "rms_norm_unfused", 1)],

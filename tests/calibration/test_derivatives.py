@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from perfmodel import catalog
-from perfmodel.prediction import PARAMETERS, Adjustment, Discrepancy, step_derivatives, step_model, step_times_s
+from perfmodel.prediction import (
+    PARAMETERS,
+    Adjustment,
+    Discrepancy,
+    lower_bounds_s,
+    step_derivatives,
+    step_model,
+    step_times_s,
+)
 from perfmodel.spec import Job, Layout
 
 LAYOUTS = [
@@ -58,7 +66,7 @@ def test_bounds_stay_bounds_where_runs_were_faster(fixed) -> None:
     assert np.allclose(
         step_times_s(model, LAYOUTS), np.exp(-0.3) * step_times_s(fixed.adjusted(HERE), LAYOUTS), rtol=1e-3
     )
-    assert (model.lower_bound_s(LAYOUTS[:3]) <= step_times_s(model, LAYOUTS[:3])).all()
+    assert (lower_bounds_s(model, LAYOUTS[:3]) <= step_times_s(model, LAYOUTS[:3])).all()
     assert near.spread(where[0]) < 0.01 * near.spread(tuple(x + 20 for x in where[0]))
 
 

@@ -1,23 +1,26 @@
-"""Search: complete, ranked, honest about what it rejected."""
+"""Search: complete, ranked, certified, honest about what it rejected."""
 
 from collections import Counter
-from itertools import product
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from perfmodel import catalog
+import perfmodel.layout_search._evaluate as evaluation
 from perfmodel.errors import LayoutError, UnknownNameError
-from perfmodel.layout_search import default_space, enumerate_layouts, restrict, search
-from perfmodel.prediction import explain, step_model
-from perfmodel.spec import Job
+from perfmodel.layout_search import default_space, enumerate_layouts, restrict, search, with_options, with_schedules
+from perfmodel.prediction import explain
+from perfmodel.spec import Layout
 
-MODEL, CLUSTER, DEVICES = "gpt3-1.3b", "dgx-a100", 16
-JOB = Job(global_batch=32, seq_len=2048)
+
+def found(case, *, space=None, top=5, **options):
+    return search(case.model, case.cluster, devices=case.devices, global_batch=case.job.global_batch, job=case.job,
+                  space=space, top=top, **options)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def result():
-    return search(MODEL, CLUSTER, devices=DEVICES, global_batch=32, seq_len=2048, top=5)
+def result(case):
+    return found(case)
 
 
 def test_ranking_is_ascending_and_fits(result):
@@ -29,79 +32,105 @@ def test_ranking_is_ascending_and_fits(result):
     assert (result.step_time_s[:-1] <= result.step_time_s[1:]).all()
 
 
-def test_winner_beats_every_layout_found_by_brute_force(result):
-    fixed = step_model(catalog.model(MODEL), catalog.cluster(CLUSTER), JOB)
-    best = result.layouts[0].step_time_s
-    space = default_space(fixed.model, fixed.cluster, JOB, DEVICES)
-    candidates = list(enumerate_layouts(space, fixed.model, fixed.cluster, JOB, DEVICES, Counter()))
-    for layout in candidates[:: max(1, len(candidates) // 60)]:
-        p = explain(fixed, layout)
-        assert not p.fits or p.step_time_s >= best * (1 - 1e-5)
+def test_no_layout_that_was_pruned_beats_the_winners(case, monkeypatch):
+    space = default_space(case.model, case.cluster, case.job, case.devices)
+    space = with_options(with_schedules(space, "1f1b,gpipe,zb-h1,chimera"), "overlap,tp_overlap", case.cluster)
+    space = restrict(space, "micro_batch=1")
+    monkeypatch.setattr(evaluation, "FIRST_BATCH", 8)
+    monkeypatch.setattr(evaluation, "BATCH", 64)
+    pruned = found(case, space=space, top=8)
+    layouts = list(enumerate_layouts(space, case.model, case.cluster, case.job, case.devices, Counter()))
+    peak, _ = case.fixed.peak_memory(layouts)
+    usable = case.cluster.device.memory_bytes * (1 - case.fixed.framework.memory_margin)
+    feasible = [layout for layout, p in zip(layouts, peak.tolist(), strict=True) if p <= usable]
+    every = np.sort(case.fixed.evaluate(feasible).step_time_s)
+    assert pruned.feasible == len(feasible)
+    assert pruned.evaluated < 0.5 * len(feasible)
+    np.testing.assert_allclose([p.step_time_s for p in pruned.layouts], every[:8], rtol=1e-5)
+    assert pruned.certificate == "exact"
+    assert pruned.gap == 0
+    assert all(
+        bound_s <= p.step_time_s * (1 + 1e-5) for p, bound_s in zip(pruned.layouts, pruned.bounds_s, strict=True)
+    )
 
 
-def test_the_bound_is_sound_and_prunes_no_winner(monkeypatch):
-    import perfmodel.layout_search._search as module
-
-    fixed = step_model(catalog.model(MODEL), catalog.cluster(CLUSTER), JOB)
-    space = default_space(fixed.model, fixed.cluster, JOB, DEVICES)
-    layouts = list(enumerate_layouts(space, fixed.model, fixed.cluster, JOB, DEVICES, Counter()))
-    assert (fixed.lower_bound_s(layouts) <= fixed.evaluate(layouts).step_time_s * (1 + 1e-5)).all()
-    whole = search(MODEL, CLUSTER, devices=DEVICES, global_batch=32, top=8)
-    monkeypatch.setattr(module, "FIRST_BATCH", 16)
-    pruned = search(MODEL, CLUSTER, devices=DEVICES, global_batch=32, top=8)
-    assert pruned.evaluated < whole.evaluated
-    assert [p.step_time_s for p in pruned.layouts] == [p.step_time_s for p in whole.layouts]
-
-
-def test_enumeration_is_complete_and_without_duplicates():
-    model, cluster = catalog.model(MODEL), catalog.cluster(CLUSTER)
-    space = default_space(model, cluster, JOB, DEVICES)
-    layouts = list(enumerate_layouts(space, model, cluster, JOB, DEVICES, Counter()))
-    assert len(layouts) == len(set(layouts))
-    assert all(layout.devices == DEVICES for layout in layouts)
-    degrees = {(lay.tp, lay.pp, lay.dp) for lay in layouts}
-    powers = (1, 2, 4, 8, 16)
-    expected = {
-        (tp, pp, DEVICES // (tp * pp))
-        for tp, pp in product(powers, powers)
-        if DEVICES % (tp * pp) == 0 and model.heads % tp == 0 and pp <= model.layers
-    }
-    assert degrees == expected
+def test_every_layout_that_fits_has_a_row(case, result):
+    frame = result.frame()
+    assert len(frame) == result.feasible
+    evaluated = frame.dropna(subset="step_time_s")
+    assert len(evaluated) == result.evaluated
+    assert (evaluated["bound_s"] <= evaluated["step_time_s"] * (1 + 1e-5)).all()
+    best = frame.loc[frame["step_time_s"].idxmin()]
+    winner = result.layouts[0]
+    assert best["peak_bytes"] == pytest.approx(winner.memory.peak)
+    for name in ("tp", "pp", "dp", "schedule", "vpp", "zero", "recompute", "sequence_parallel", "order", "micro_batch"):
+        assert best[name] == getattr(winner.layout, name), name
 
 
-def test_dimensions_can_be_fixed():
-    result = search(
-        MODEL, CLUSTER, devices=DEVICES, global_batch=32, seq_len=2048, top=3,
-        space=restrict(
-            default_space(catalog.model(MODEL), catalog.cluster(CLUSTER), JOB, DEVICES), "tp=2,zero=1,tp_overlap=true"
-        ),
-    )  # fmt: skip
-    assert {(p.layout.tp, p.layout.tp_overlap) for p in result.layouts} == {(2, True)}
-    assert {p.layout.zero for p in result.layouts} <= {0, 1}
+def test_dimensions_can_be_fixed(case):
+    space = default_space(case.model, case.cluster, case.job, case.devices)
+    fixed = found(case, space=restrict(space, "tp=2,zero=1,tp_overlap=true,order=ep-dp-tp-cp-pp"), top=3)
+    assert {(p.layout.tp, p.layout.tp_overlap) for p in fixed.layouts} == {(2, True)}
+    assert {p.layout.zero for p in fixed.layouts} <= {0, 1}
+    assert {p.layout.order for p in fixed.layouts} == {"ep-dp-tp-cp-pp"}
 
 
-def test_refusals():
-    space = default_space(catalog.model(MODEL), catalog.cluster(CLUSTER), JOB, DEVICES)
-    with pytest.raises(LayoutError, match="derives dp"):
-        restrict(space, "dp=2")
-    with pytest.raises(UnknownNameError, match="did you mean"):
-        restrict(space, "tpp=2")
+def test_recomputing_some_layers_beats_all_or_none_where_memory_is_short(case):
+    plain = "tp=1,pp=4,micro_batch=2,vpp=1,schedule=1f1b,zero=1"
+    fields = Layout.parse(f"dp=2,{plain}")
+    none, full = case.fixed.peak_memory([fields, fields.replace(recompute="full")])[0].tolist()
+    # all activations do not fit, half of them do
+    usable = (none + full) / 2 / (1 - case.fixed.framework.memory_margin)
+    cluster = replace(case.cluster, device=replace(case.cluster.device, memory_bytes=usable))
+    short = replace(case, cluster=cluster)
+    space = restrict(default_space(case.model, cluster, case.job, case.devices), plain)
+    few = found(short, space=space, top=1).layouts[0]
+    many = found(short, space=with_options(space, "recompute", cluster), top=1).layouts[0]
+    assert few.layout.recompute == "full"
+    assert many.layout.recompute_full_layers
+    assert many.step_time_s < few.step_time_s
+
+
+def test_fewer_devices_win_where_the_batch_is_small(case):
+    job = replace(case.job, global_batch=2, seq_len=128)
+    small = replace(case, job=job, devices=7)
+    space = default_space(small.model, small.cluster, job, 7, fewer_devices=True)
+    best = found(small, space=space, top=1).layouts[0]
+    assert best.devices < 7
+
+
+def test_inference_is_searched(case):
+    served = replace(case, job=replace(case.job, mode="inference"))
+    result = found(served, top=3)
+    assert {p.layout.recompute for p in result.layouts} == {"none"}
+    assert result.layouts[0].step_time_s < found(case, top=1).layouts[0].step_time_s
+
+
+def test_refusals(case):
     with pytest.raises(UnknownNameError, match="method"):
-        search(MODEL, CLUSTER, devices=16, global_batch=32, method="guess")
+        found(case, method="guess")
     with pytest.raises(LayoutError, match=r"no layout .* is possible"):
-        search(MODEL, CLUSTER, devices=7 * 11 * 13, global_batch=2)
+        search(case.model, case.cluster, devices=7 * 11 * 13, global_batch=2)
 
 
 def test_result_is_exported(result):
-    assert set(result.to_dict()) >= {"evaluated", "feasible", "seconds", "layouts", "rejected"}
-    frame = result.to_frame()
-    assert len(frame) == 5
+    exported = result.to_dict()
+    assert set(exported) >= {"evaluated", "feasible", "seconds", "layouts", "rejected", "lower_bound_s", "gap",
+                             "certificate", "complete"}  # fmt: skip
+    assert set(exported["layouts"][0]) >= {"layout", "step_time_s", "lower_bound_s", "gap"}
+    assert exported["layouts"][0]["gap"] == 0
+    assert len(result.to_frame()) == 5
     assert "<table" in result._repr_html_()
 
 
-def test_a_whole_search_traces_few_functions():
+def test_a_whole_search_traces_few_functions(case):
     from perfmodel.timeline import count_traces
 
     with count_traces() as traces:
-        search("gpt3-2.7b", CLUSTER, devices=32, global_batch=64, seq_len=2048, top=5)
+        search("gpt3-2.7b", case.cluster, devices=32, global_batch=64, seq_len=2048, top=5)
     assert traces.total <= 16
+
+
+def test_explained_times_are_those_ranked_by(case, result):
+    for p in result.layouts[:2]:
+        assert explain(case.fixed, p.layout).step_time_s == p.step_time_s

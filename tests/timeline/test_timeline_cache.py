@@ -1,16 +1,19 @@
 """Structures on disk: equal to fresh ones, and rebuilt whenever a file is not exactly what was written."""
 
 import dataclasses
+import os
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 from timeline_cases import distinct_durations, pipeline_1f1b
 
+from perfmodel.errors import PerfModelError
 from perfmodel.program import ProgramSpec, build
-from perfmodel.timeline import _cache, cache_dir, load_or_compile, makespan
+from perfmodel.timeline import _cache, cache_dir, cache_limit_bytes, load_or_compile, makespan
 
 SPEC = ProgramSpec(stages=4, micro_batches=8, grad_reduce="overlap")
 
@@ -22,7 +25,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def only_file(folder: Path) -> Path:
-    (path,) = (folder / "structures").iterdir()
+    (path,) = (folder / "structures").rglob("*.bin")
     return path
 
 
@@ -87,6 +90,7 @@ def test_another_key_is_another_structure(folder):
     load_or_compile("small", lambda: small)
     path = only_file(folder)
     assert load_or_compile("large", lambda: large)[0] is large
+    _cache._path("other").parent.mkdir(exist_ok=True)
     path.replace(_cache._path("other"))
     assert load_or_compile("other", lambda: large)[0] is large
 
@@ -124,3 +128,46 @@ def test_loading_is_much_faster_than_building():
         load_or_compile("large", fail)
         loaded_s.append(time.perf_counter() - start)
     assert min(loaded_s) < stored_s / 3
+
+
+def sizes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*.bin"))
+
+
+def test_the_least_recently_used_make_room(folder, monkeypatch):
+    structure = pipeline_1f1b(2, 2)
+    load_or_compile("0", lambda: structure)
+    size = only_file(folder).stat().st_size + 16  # keys differ in length
+    same = [str(i) for i in range(2000) if _cache._path(str(i)).parent == _cache._path("0").parent][:4]
+    monkeypatch.setenv("PERFMODEL_CACHE_LIMIT_GB", str(3.5 * size * 16 / 0.75e9))
+    for age, key in enumerate(same[:3]):
+        load_or_compile(key, lambda: structure)
+        os.utime(_cache._path(key), (1e9 - age, 1e9 - age))
+    load_or_compile(same[2], fail)  # the oldest by writing, now used last
+    load_or_compile(same[3], lambda: structure)
+    assert [_cache._path(key).exists() for key in same] == [True, False, True, True]
+
+
+def test_threads_stay_within_the_limit_together(folder, monkeypatch):
+    structure = pipeline_1f1b(2, 2)
+    load_or_compile("key", lambda: structure)
+    limit = 40 * only_file(folder).stat().st_size
+    monkeypatch.setenv("PERFMODEL_CACHE_LIMIT_GB", str(limit / 0.75e9))
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda i: load_or_compile(f"key {i}", lambda: structure)[0], range(400)))
+    assert all(one.n_ops == structure.n_ops for one in found)
+    assert 0 < sizes(folder) <= limit
+    assert not [path for path in folder.rglob("tmp*") if path.is_file()]
+
+
+def test_no_cache_at_all(folder, monkeypatch):
+    monkeypatch.setenv("PERFMODEL_CACHE_LIMIT_GB", "0")
+    load_or_compile("key", lambda: pipeline_1f1b(2, 2))
+    assert sizes(folder) == 0
+
+
+@pytest.mark.parametrize("value", ["much", "-1", "inf", "nan"])
+def test_a_limit_that_is_no_size_is_refused(value, monkeypatch):
+    monkeypatch.setenv("PERFMODEL_CACHE_LIMIT_GB", value)
+    with pytest.raises(PerfModelError, match="PERFMODEL_CACHE_LIMIT_GB"):
+        cache_limit_bytes()

@@ -15,7 +15,7 @@ from perfmodel.program import ProgramSpec, build
 from perfmodel.readers import PHASES, Activity, ActivityKind, MeasuredTrace, read_trace, trace_of
 from perfmodel.timeline import Timeline, times
 from perfmodel.validation import compare_timelines, compare_traces, timeline_trace
-from perfmodel.viz import draw_comparison, write_comparison
+from perfmodel.viz import draw_comparison, save_figure
 
 
 def pipeline(forward_s: float = 1.0, backward_s: float = 2.0) -> Timeline:
@@ -119,8 +119,8 @@ def test_picture_of_both(tmp_path: Path) -> None:
     predicted, measured = timeline_trace(pipeline()), kernels_of(pipeline(1.0, 2.5), steps=2)
     figure = draw_comparison(predicted, measured, "title")
     panels = [axis for axis in figure.axes if axis.collections]
-    assert [axis.get_title(loc="left").split(",")[0] for axis in panels] == ["predicted", "measured"]
+    assert [axis.get_title(loc="left").split(":")[0] for axis in panels] == ["predicted", "measured"]
     boxes = [sum(len(c.get_paths()) for c in axis.collections if isinstance(c, PolyCollection)) for axis in panels]
     assert boxes == [predicted.n, measured.steps()[0].n]
-    write_comparison(predicted, measured, tmp_path / "both.png")
+    save_figure(figure, tmp_path / "both.png")
     assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")

@@ -1,4 +1,4 @@
-"""Pictures and traces show what the timeline holds."""
+"""Slices and traces show what the timeline holds."""
 
 import gzip
 import json
@@ -8,14 +8,9 @@ import pytest
 
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction import predict
-from perfmodel.program import Kind, Stream
-from perfmodel.viz import gantt, trace_events, write_gantt, write_trace
-from perfmodel.viz._events import slices
-
-
-@pytest.fixture(scope="module")
-def prediction():
-    return predict("gpt3-1.3b", "dgx-a100", "tp=2,pp=4,dp=4,zero=1", global_batch=32, timeline=True)
+from perfmodel.program import Stream
+from perfmodel.timeline import slices
+from perfmodel.viz import gantt, interactive, trace_events, write_gantt, write_interactive, write_trace
 
 
 def test_slices_cover_every_op_that_takes_time_and_every_transfer(prediction):
@@ -23,7 +18,7 @@ def test_slices_cover_every_op_that_takes_time_and_every_transfer(prediction):
     drawn = slices(prediction.timeline)
     took = (prediction.timeline.end_s > prediction.timeline.start_s) & (s.stream >= 0)
     transfers = (s.lag > 0) & (prediction.timeline.durations_s[s.lag] > 0)
-    assert len(drawn.start_s) == took.sum() + transfers.sum()
+    assert len(drawn) == took.sum() + transfers.sum()
     compute = drawn.stream == Stream.COMPUTE
     np.testing.assert_allclose(
         np.bincount(drawn.device[compute], drawn.duration_s[compute]), prediction.timeline.device_busy_s()
@@ -34,8 +29,20 @@ def test_slices_of_one_compute_stream_never_overlap(prediction):
     drawn = slices(prediction.timeline)
     for device in range(4):
         own = (drawn.device == device) & (drawn.stream == Stream.COMPUTE)
-        ends = drawn.start_s[own] + drawn.duration_s[own]
-        assert (drawn.start_s[own][1:] >= ends[:-1] - 1e-12).all()
+        assert (drawn.start_s[own][1:] >= drawn.end_s[own][:-1] - 1e-12).all()
+
+
+def test_joined_slices_are_fewer_and_take_the_same_time(prediction):
+    drawn = slices(prediction.timeline)
+    joined = drawn.joined()
+    assert len(joined) < len(drawn)
+    for kind in np.unique(drawn.kind):
+        of_all, of_joined = (float(d.duration_s[d.kind == kind].sum()) for d in (drawn, joined))
+        assert of_joined == pytest.approx(of_all)
+    # a forward of one micro-batch on one rank is one pass
+    passes = joined.select((joined.stream == Stream.COMPUTE) & (joined.micro_batch >= 0))
+    tags = np.stack([passes.device, passes.kind, passes.micro_batch], axis=1)
+    assert len(np.unique(tags, axis=0)) == len(passes) == 4 * 8 * 2
 
 
 def test_trace_has_every_micro_batch_on_every_rank(prediction):
@@ -53,17 +60,11 @@ def test_files_are_written(prediction, tmp_path):
     assert json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes()))["traceEvents"]
     write_gantt(prediction, tmp_path / "t.png")
     assert (tmp_path / "t.png").read_bytes()[:4] == b"\x89PNG"
+    write_interactive(prediction, tmp_path / "t.html")
+    assert (tmp_path / "t.html").read_text() == interactive(prediction)
 
 
-def test_gantt_draws_each_rank_and_names_each_kind(prediction):
-    figure = gantt(prediction)
-    assert len(figure.axes) in (2, 3)
-    labels = {text.get_text() for legend in figure.legends for text in legend.get_texts()}
-    assert {"forward", "backward", "gradient reduction"} <= labels
-    kinds = {Kind(k) for k in np.unique(slices(prediction.timeline).kind).tolist()}
-    assert Kind.SEND_FORWARD in kinds
-
-
-def test_without_a_timeline_the_error_says_how():
+@pytest.mark.parametrize("show", [gantt, interactive, trace_events])
+def test_without_a_timeline_the_error_says_how(show):
     with pytest.raises(PerfModelError, match="timeline=True"):
-        gantt(predict("gpt3-1.3b", "dgx-a100", "dp=8", global_batch=8))
+        show(predict("gpt3-1.3b", "dgx-a100", "dp=8", global_batch=8))

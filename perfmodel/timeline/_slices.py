@@ -7,23 +7,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from perfmodel.program import N_STREAMS, Kind, Stream
-from perfmodel.timeline import Timeline
+from perfmodel.timeline._timeline import Timeline
 
-LABELS = {
-    Kind.FORWARD: "forward",
-    Kind.BACKWARD: "backward",
-    Kind.BACKWARD_INPUT: "backward (input)",
-    Kind.BACKWARD_WEIGHT: "backward (weight)",
-    Kind.SEND_FORWARD: "send activation",
-    Kind.SEND_BACKWARD: "send gradient",
-    Kind.GRAD_REDUCE: "gradient reduction",
-    Kind.PARAM_GATHER: "weight gather",
-    Kind.PARAM_GATHER_BACKWARD: "weight gather (backward)",
-    Kind.EMBEDDING_REDUCE: "embedding all-reduce",
-    Kind.OPTIMIZER: "optimizer",
-    Kind.OFFLOAD: "offload to host",
-    Kind.RELOAD: "reload from host",
-}
+KIND_NAMES = tuple(kind.name.lower() for kind in Kind)
+"""Of `display.EVENTS`, in the order of `Kind`."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +27,32 @@ class Slices:
     critical: Bool[np.ndarray, " slices"]
     """On the critical path."""
 
+    @property
+    def end_s(self) -> Float[np.ndarray, " slices"]:
+        return self.start_s + self.duration_s
+
+    def __len__(self) -> int:
+        return len(self.start_s)
+
     def __iter__(self) -> Iterator[tuple[float, float, int, int, int, int, int, bool]]:
         columns = (getattr(self, name) for name in self.__dataclass_fields__)
         return iter(zip(*(c.tolist() for c in columns), strict=True))
+
+    def select(self, chosen: "Bool[np.ndarray, ' slices'] | Int[np.ndarray, ' chosen']") -> "Slices":
+        """Some of the slices."""
+        return Slices(**{name: getattr(self, name)[chosen] for name in self.__dataclass_fields__})
+
+    def joined(self) -> "Slices":
+        """Slices that follow each other at once and differ in nothing else (segments of a pass) as one."""
+        tags = np.stack([self.device, self.stream, self.kind, self.stage, self.micro_batch, self.critical])
+        order = np.lexsort((self.start_s, *tags))
+        tags, start_s, end_s = tags[:, order], self.start_s[order], self.end_s[order]
+        apart = np.abs(start_s[1:] - end_s[:-1]) > 1e-9 * max(float(self.end_s.max(initial=0)), 1e-12)
+        first = np.flatnonzero(np.r_[True, apart | (tags[:, 1:] != tags[:, :-1]).any(axis=0)][: len(order)])
+        last = np.r_[first[1:], len(order)][: len(first)] - 1
+        found = self.select(order[first])
+        found = Slices(**{**vars(found), "duration_s": end_s[last] - start_s[first]})
+        return found.select(np.lexsort((found.stream, found.device, found.start_s)))
 
 
 def slices(timeline: Timeline) -> Slices:
@@ -68,5 +78,4 @@ def slices(timeline: Timeline) -> Slices:
         micro_batch=np.concatenate([s.micro_batch[ops], s.micro_batch[op]]),
         critical=np.concatenate([path[ops], path[op] & path[source]]),
     )
-    order = np.lexsort((joined.stream, joined.device, joined.start_s))
-    return Slices(**{name: getattr(joined, name)[order] for name in joined.__dataclass_fields__})
+    return joined.select(np.lexsort((joined.stream, joined.device, joined.start_s)))

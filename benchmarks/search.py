@@ -1,0 +1,100 @@
+"""Searching layouts: pricing the whole space, exact evaluation with structures cached, and whole searches."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+
+from perfmodel import catalog
+from perfmodel.layout_search import (
+    Candidates,
+    Space,
+    default_space,
+    enumerate_grids,
+    gather,
+    search,
+    with_options,
+    with_schedules,
+)
+from perfmodel.prediction import StepModel, price_grids, step_model
+from perfmodel.spec import Job, Model
+
+MODEL, CLUSTER, JOB = catalog.model("gpt3-175b"), catalog.cluster("dgx-a100"), Job(global_batch=1536, seq_len=2048)
+EVALUATED = 20_000
+SINGLY = 200
+
+
+def whole_space(devices: int) -> Space:
+    """Every schedule and every option."""
+    return with_options(with_schedules(default_space(MODEL, CLUSTER, JOB, devices), "all"), "all", CLUSTER)
+
+
+def priced(fixed: StepModel, space: Space, devices: int) -> tuple[Candidates, float]:
+    """All layouts with memory and bound, and the seconds that took."""
+    start = time.perf_counter()
+    grids = enumerate_grids(space, MODEL, CLUSTER, JOB, devices, Counter())
+    found = gather(price_grids(fixed, list(grids)), CLUSTER.device.memory_bytes, Counter())
+    return found, time.perf_counter() - start
+
+
+def exact_evaluations(model: Model, devices: int, global_batch: int) -> dict[str, dict[str, object]]:
+    """Layouts of the default space that fit, a random part of them, all evaluated in one call and one by one."""
+    job = Job(global_batch=global_batch, seq_len=2048)
+    fixed = step_model(model, CLUSTER, job)
+    space = default_space(model, CLUSTER, job, devices)
+    grids = enumerate_grids(space, model, CLUSTER, job, devices, Counter())
+    candidates = gather(price_grids(fixed, list(grids)), CLUSTER.device.memory_bytes, Counter())
+    layouts = candidates.layouts(sample(candidates, EVALUATED))
+    singly = layouts[:: len(layouts) // SINGLY][:SINGLY]
+    together_s = min(seconds_of(lambda: fixed.evaluate(layouts)) for _ in range(4)) / len(layouts)
+    singly_s = min(seconds_of(lambda: [fixed.evaluate([one]) for one in singly]) for _ in range(2)) / len(singly)
+    bundles = fixed.bundles(layouts)
+    ops = sum(len(b.lanes) * fixed.prepared(b.spec).structure.duration.size for b in bundles) / len(layouts)
+    return {
+        f"exact_evaluations_per_s_{model.name}_{devices}_devices": {
+            "ratio": 1 / together_s, "unit": "layouts/s", "target": 5e4,
+            "baseline": f"{len(layouts):,} layouts, {len(bundles):,} cached programs of {ops:,.0f} ops on average",
+        },
+        f"together_over_singly_{model.name}_{devices}_devices": {
+            "ratio": singly_s / together_s, "unit": "x", "baseline": "the same evaluated one after the other",
+        },
+    }  # fmt: skip
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """Seconds of one call."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def sample(candidates: Candidates, count: int) -> np.ndarray:
+    """Numbers of layouts that fit."""
+    fits = np.flatnonzero(np.isfinite(candidates.bound_s))
+    return np.sort(np.random.default_rng(0).choice(fits, min(count, len(fits)), replace=False))
+
+
+def run() -> dict[str, dict[str, object]]:
+    space = whole_space(1024)
+    priced(step_model(MODEL, CLUSTER, JOB), space, 1024)  # pipelines into the cache
+    candidates, seconds = priced(step_model(MODEL, CLUSTER, JOB), space, 1024)
+    everything = sum(cost.grid.size for cost in candidates.costs)
+    results: dict[str, dict[str, object]] = {
+        "layouts_priced_per_s": {
+            "ratio": everything / seconds, "unit": "layouts/s", "target": 1e6,
+            "baseline": f"{everything:,} layouts of GPT-3 175B on 1,024 devices, memory and bound of each",
+        }
+    }  # fmt: skip
+    for model, devices, batch in (("gpt3-13b", 128, 512), (MODEL.name, 1024, JOB.global_batch)):
+        results |= exact_evaluations(catalog.model(model), devices, batch)
+    for devices, target_s in ((1024, 5.0), (16384, 20.0)):
+        space = whole_space(devices)
+        # the first compiles
+        searches = [search(MODEL, CLUSTER, devices=devices, global_batch=1536, space=space) for _ in range(3)]
+        found = min(searches, key=lambda result: result.seconds)
+        results[f"search_gpt3_{devices}_devices"] = {
+            "ratio": found.seconds, "unit": "s", "target": target_s,
+            "baseline": f"every schedule and option; {found.certificate}, {found.evaluated:,} evaluated",
+        }  # fmt: skip
+    return results

@@ -1,0 +1,50 @@
+"""The documentation site (`make docs`): Sphinx, with Markdown pages and notebooks by MyST."""
+
+import re
+import sys
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+
+import _pages
+
+import perfmodel
+
+_pages.collect()
+
+project = "perfmodel"
+author = "The perfmodel developers"
+version = release = perfmodel.__version__
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
+exclude_patterns = ["**.ipynb_checkpoints"]
+html_theme = "furo"
+html_title = f"perfmodel {version}"
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+nb_execution_mode = "cache"
+nb_execution_timeout = 120
+nb_execution_in_temp = True
+nb_execution_raise_on_error = True
+nb_merge_streams = True
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+napoleon_numpy_docstring = False
+# names that two facades share, in annotations; the page of the facade says which is meant
+suppress_warnings = ["ref.python", "config.cache"]
+
+
+def _plain_text(_app: Sphinx, what: str, _name: str, _obj: object, _options: object, lines: list[str]) -> None:
+    """Docstrings here are plain text with `code`: everything else that reStructuredText would read is escaped."""
+    parts = re.split(r"`([^`]+)`", "\n".join(lines))
+    parts[::2] = [re.sub(r"([\\*|_])", r"\\\1", part) for part in parts[::2]]
+    # an escaped space ends markup where a letter follows, and is not shown
+    parts[1::2] = [rf"\ ``{part}``\ " for part in parts[1::2]]
+    lines[:] = "".join(parts).split("\n")
+    if what in ("attribute", "property"):  # else what stands before a colon would be taken for a type
+        lines.insert(0, "")
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("autodoc-process-docstring", _plain_text, priority=100)

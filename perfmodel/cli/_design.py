@@ -1,0 +1,136 @@
+"""`perfmodel design QUESTION`: what the machine would have to be."""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from perfmodel.cli._search import add_space, space_of
+from perfmodel.display import progress
+from perfmodel.errors import PerfModelError
+from perfmodel.spec import Job, Layout
+from perfmodel.units import GIB
+
+
+def add_command(commands: Any, add_job: Callable[[argparse.ArgumentParser], None]) -> None:
+    """Register the command; `add_job` adds the flags that say what is predicted."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "design", help="which part to upgrade first, how much memory, how many devices, when a layout wins"
+    )
+    questions = command.add_subparsers(dest="question", required=True, metavar="QUESTION")
+
+    def ask(name: str, text: str) -> argparse.ArgumentParser:
+        one = questions.add_parser(name, help=text)
+        add_job(one)
+        one.set_defaults(run="design")
+        return one
+
+    upgrade = ask("upgrade", "which part of the machine to upgrade first, with the best layout searched anew")
+    add_space(upgrade)
+    upgrade.add_argument("--share", type=float, default=0.1, metavar="X", help="size of the upgrades (default 0.1)")
+    upgrade.add_argument(
+        "--upgrade-price", action="append", default=[], metavar="NAME=MONEY",
+        help="of one upgrade, e.g. inter_node_bandwidth=1000; may be repeated",
+    )  # fmt: skip
+    memory = ask("memory", "how much memory makes a layout fit")
+    memory.add_argument("--layout", required=True, help="as for predict")
+    devices = ask("devices", "how many devices a step time needs, of at most --devices")
+    add_space(devices)
+    devices.add_argument("--below", type=float, required=True, metavar="S", help="seconds that a step may take")
+    overtake = ask("overtake", "how much faster a part must be for one layout to beat another")
+    overtake.add_argument("--layout", required=True, help="as for predict")
+    overtake.add_argument("--against", required=True, metavar="LAYOUT", help="the layout to beat")
+    overtake.add_argument("--parameter", default="inter_node_bandwidth", metavar="NAME", help="as whatif names it")
+
+
+def run(arguments: argparse.Namespace, job: Callable[[int], Job]) -> dict[str, Any]:
+    """What the command shows.
+
+    Raises:
+        PerfModelError: bad input.
+    """
+    from perfmodel import catalog, design
+    from perfmodel.layout_search import ask
+    from perfmodel.prediction import step_model
+
+    model, cluster = catalog.model(arguments.model), catalog.cluster(arguments.cluster)
+    wanted = job(model.seq_len)
+    if arguments.question in ("memory", "overtake"):
+        fixed = step_model(model, cluster, wanted, arguments.calibration)
+        layout = Layout.parse(arguments.layout)
+        if arguments.question == "memory":
+            return {"question": "memory"} | design.memory_to_fit(fixed, layout).to_dict()
+        against = Layout.parse(arguments.against)
+        return {"question": "overtake"} | design.overtake(fixed, layout, against, arguments.parameter).to_dict()
+    if arguments.devices is None:
+        raise PerfModelError(f"design {arguments.question}: --devices N is needed")
+    arguments.fewer_devices = arguments.fewer_devices or arguments.question == "devices"
+    question = ask(
+        model, cluster, devices=arguments.devices, global_batch=arguments.global_batch, job=wanted,
+        space=space_of(arguments, model, cluster), calibration=arguments.calibration,
+    )  # fmt: skip
+    if arguments.question == "devices":
+        if not arguments.below > 0:
+            raise PerfModelError(f"design devices: --below must be above 0, got {arguments.below:g}")
+        return {"question": "devices"} | design.devices_for(question, arguments.below).to_dict()
+    with progress("design") as report:
+        prices = dict(map(_price, arguments.upgrade_price))
+        found = design.rank_upgrades(question, share=arguments.share, prices=prices, progress=report)
+    return {"question": "upgrade"} | found.to_dict()
+
+
+def _price(text: str) -> tuple[str, float]:
+    name, _, money = text.partition("=")
+    try:
+        return name.strip(), float(money)
+    except ValueError:
+        raise PerfModelError(f"design: a price is NAME=MONEY, like memory_bytes=500; got {text!r}") from None
+
+
+def show(report: dict[str, Any]) -> None:
+    """The report as text."""
+    {"memory": _memory, "devices": _devices, "overtake": _overtake, "upgrade": _upgrade}[report["question"]](report)
+
+
+def _memory(report: dict[str, Any]) -> None:
+    parts = ", ".join(f"{name} {value / GIB:.1f}" for name, value in report["parts_bytes"].items())
+    print(f"{report['layout']} fits with {report['memory_bytes'] / GIB:.1f} GiB per device or more; the cluster's has "
+          f"{report['has_bytes'] / GIB:.1f} GiB: it {'fits' if report['fits'] else 'does not fit'}")  # fmt: skip
+    print(f"the fullest rank takes {report['peak_bytes'] / GIB:.1f} GiB: {parts}")
+    print(f"devices with enough: {', '.join(report['devices'][:6]) or 'none in the catalog'}")
+
+
+def _devices(report: dict[str, Any]) -> None:
+    if report["devices"] is None:
+        print(f"no layout takes less than {report['below_s']:g} s; the fastest takes {report['step_time_s']:.4g} s: "
+              f"{report['layout']}")  # fmt: skip
+    else:
+        print(f"{report['devices']} devices: {report['layout']} takes {report['step_time_s']:.4g} s")
+
+
+def _overtake(report: dict[str, Any]) -> None:
+    first, second = report["first"], report["second"]
+    print(f"now {first} takes {report['first_s']:.4g} s, {second} {report['second_s']:.4g} s")
+    if report["multiple"] is None:
+        ahead = first if report["first_s"] < report["second_s"] else second
+        print(f"{ahead} stays ahead whatever {report['parameter']} is, up to 1000 times and down to a thousandth")
+    else:
+        print(f"they are equal, at {report['equal_s']:.4g} s, with {report['multiple']:.3g} times the "
+              f"{report['parameter']}")  # fmt: skip
+
+
+def _upgrade(report: dict[str, Any]) -> None:
+    from perfmodel.cli._show import duration, new_console, table
+
+    console = new_console()
+    console.print(f"best layout {report['layout']}: {duration(report['step_time_s'])}")
+    priced = any(row["price"] is not None for row in report["upgrades"])
+    rows = [
+        (
+            row["parameter"], row["change"], f"{row['kept_gain']:.2%}", f"{row['gain']:.2%}",
+            *([f"{row['gain_per_price']:.3g}" if row["price"] else "-"] * priced),
+            row["layout"] if row["changes_layout"] else "the same",
+        )
+        for row in report["upgrades"]
+    ]  # fmt: skip
+    heads = ("upgrade", "by", "saves", "with the best layout", *["share per money"] * priced, "options")
+    console.print(table("", heads, rows))

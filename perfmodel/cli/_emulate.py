@@ -1,0 +1,333 @@
+"""`perfmodel emulate`: a training script as some ranks of a cluster that is not there."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.errors import PerfModelError
+
+if TYPE_CHECKING:
+    from perfmodel.emulation import Prices
+    from perfmodel.spec import Cluster
+    from perfmodel.what_if import Scenario
+
+_SWEPT_EVERY = 4
+
+
+def add_command(commands: Any) -> argparse.ArgumentParser:
+    """Register the command."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "emulate", help="run an unmodified training script as if it were some ranks of a cluster: -- python train.py"
+    )
+    command.add_argument("--world-size", type=int, required=True, metavar="N", help="ranks the script believes in")
+    command.add_argument("--cluster", required=True, help="catalog name or TOML: where the emulated ranks are")
+    command.add_argument("--real-ranks", default="0", metavar="R,...", help="ranks that run the script (default 0)")
+    command.add_argument("--calibration", type=Path, metavar="DIR", help="made by 'perfmodel fit', of the collectives")
+    command.add_argument(
+        "--prices", metavar="FILE|MODULE:FUNCTION",
+        help="times of collectives instead of the calibration's: csv (collective,ranks,bytes,time_s[,core_s]) "
+        "or a function of perfmodel.spec.Collective",
+    )  # fmt: skip
+    command.add_argument(
+        "--occupancy", type=Path, metavar="FILE", help="csv as for --prices: core_s, processor time of collectives"
+    )
+    command.add_argument(
+        "--measure", type=Path, metavar="FILE",
+        help="instead of a script: measure times and core time of torch's collectives between N ranks here",
+    )  # fmt: skip
+    command.add_argument(
+        "--delay", action="append", default=[], metavar="KIND=TIME", help="added to collectives, all_reduce=2ms"
+    )
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="network, as for whatif: inter_node_bandwidth=2x",
+    )
+    command.add_argument(
+        "--straggler", type=float, default=1.0, metavar="F", help="emulated ranks take F times as long"
+    )
+    command.add_argument("--jitter", type=float, metavar="S", help="log-normal spread of emulated ranks' compute time")
+    command.add_argument("--fail", metavar="RANK@CALL", help="an emulated rank that dies at a collective of the world")
+    command.add_argument("--sweep", metavar="KIND=FIRST:LAST:COUNT", help="delays in turn, as all_reduce=0:10ms:11")
+    command.add_argument(
+        "--every", type=int, default=_SWEPT_EVERY, metavar="I", help="iterations for which each delay of a sweep stays"
+    )
+    command.add_argument("--png", type=Path, metavar="FILE", help="picture of the sweep's curve")
+    command.add_argument("--seed", type=int, default=0, help="of jitter")
+    command.add_argument(
+        "--pin",
+        action="store_true",
+        help="keep every real rank on a core of its own, on which threads of collectives come first",
+    )
+    command.add_argument("--timeout", type=float, default=300.0, metavar="S", help="longest silence of a rank")
+    command.add_argument("--out", type=Path, metavar="DIR", help="tables, and the timeline for Perfetto")
+    command.add_argument("--model", help="with --layout and --global-batch: compare with the prediction")
+    command.add_argument("--layout", help="as for predict")
+    command.add_argument("--global-batch", type=int, metavar="B", help="sequences per step")
+    command.add_argument("--seq-len", type=int, metavar="S", help="tokens per sequence (default: the model's)")
+    command.add_argument("--dtype", default="fp32", choices=("bf16", "fp16", "fp32", "tf32"))
+    command.add_argument("script", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="as from a shell")
+    command.set_defaults(run="emulate")
+    return command
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The report, and the files written.
+
+    Raises:
+        PerfModelError: impossible settings, and whatever ends an emulation, with rank, call and number.
+    """
+    from perfmodel import catalog
+    from perfmodel.emulation import Emulation, emulate, emulated_curve, measure_prices
+    from perfmodel.io import write_text
+    from perfmodel.measure import usable_cores
+    from perfmodel.what_if import Scenario
+
+    if arguments.measure:
+        table = measure_prices(arguments.world_size)
+        write_text(arguments.measure, table.to_csv(index=False))
+        return {"measured": table.to_dict(orient="records"), "written": [str(arguments.measure)]}
+    known = [arguments.model, arguments.layout, arguments.global_batch]
+    if any(value is not None for value in known) and None in known:
+        raise PerfModelError("emulate: a prediction to compare with takes --model, --layout and --global-batch")
+    if arguments.png and not arguments.sweep:
+        raise PerfModelError("emulate: --png draws a curve; give --sweep KIND=FIRST:LAST:COUNT too")
+    scenario = Scenario.parse(arguments.set)
+    cluster = scenario.cluster(catalog.cluster(arguments.cluster))
+    prices, jitter = _prices(arguments, cluster)
+    script = tuple(arguments.script[1:] if arguments.script[:1] == ["--"] else arguments.script)
+    if len(script) == 1 and script[0].endswith(".ir"):
+        return _program(arguments, Path(script[0]), cluster, prices)
+    swept, delays_s = _sweep(arguments.sweep)
+    result = emulate(
+        Emulation(
+            command=script,
+            world_size=arguments.world_size,
+            ranks_per_node=cluster.devices_per_node,
+            real_ranks=_ranks(arguments.real_ranks),
+            prices=prices,
+            cores=usable_cores() if arguments.pin else (),
+            timeout_s=arguments.timeout,
+            conditions=_conditions(arguments, scenario)
+            | {"swept": swept, "sweep_s": delays_s, "sweep_every": max(1, arguments.every)}
+            | {"jitter": jitter if arguments.jitter is None else arguments.jitter},
+        ),
+        arguments.out,
+    )
+    report: dict[str, Any] = {"cluster": cluster.name} | result.to_dict()
+    written = _write(result, arguments.out) if arguments.out else []
+    if swept:
+        curve = emulated_curve(result, swept, delays_s, max(1, arguments.every))
+        report["curve"] = curve.to_dict()
+        if arguments.png:
+            from perfmodel.viz import draw_emulated_curve, save_figure
+
+            save_figure(draw_emulated_curve(curve), arguments.png)
+            written.append(str(arguments.png))
+    elif report["iterations"]:
+        report["slack_s"] = _slack(result)
+    if arguments.model:
+        report["predicted"] = _predicted(arguments, cluster, report, written)
+    return report | {"written": written}
+
+
+def _program(arguments: argparse.Namespace, path: Path, cluster: "Cluster", prices: "Prices") -> dict[str, Any]:
+    """A program in its text form: JAX kernels of its real ranks, one after another."""
+    from perfmodel.emulation import emulate_program
+    from perfmodel.execution import random_inputs
+    from perfmodel.ir import parse_function, undistributed
+
+    program = undistributed(parse_function(path.read_text()))
+    if program.n_devices != arguments.world_size:
+        raise PerfModelError(f"{path}: the program is for {program.n_devices} devices, not {arguments.world_size}")
+    inputs = random_inputs(program, arguments.seed)
+    runs = [emulate_program(program, inputs, prices, rank) for rank in _ranks(arguments.real_ranks)]
+    ranks = [
+        {"rank": r.rank, "instructions": len(r.instructions), "step_s": r.step_s, "communication_s": r.communication_s}
+        for r in runs
+    ]
+    return {"cluster": cluster.name, "world_size": arguments.world_size, "ranks": ranks, "written": []}
+
+
+def _prices(arguments: argparse.Namespace, cluster: "Cluster") -> "tuple[Prices, float]":
+    from perfmodel.emulation import Prices, PriceTable, modelled, plugged
+
+    occupancy = PriceTable.read(arguments.occupancy) if arguments.occupancy else None
+    name = arguments.prices
+    if name and ":" in name and not Path(name).exists():
+        return Prices(cluster, plugged(name), occupancy), 0.0
+    if name:
+        table = PriceTable.read(Path(name))
+        return Prices(cluster, table.time_s, occupancy or table), table.jitter
+    from perfmodel.cost import CollectiveModel
+
+    calibrated = CollectiveModel.load(arguments.calibration)
+    return Prices(cluster, modelled(cluster, calibrated), occupancy), occupancy.jitter if occupancy else 0.0
+
+
+def _conditions(arguments: argparse.Namespace, scenario: "Scenario") -> dict[str, Any]:
+    from perfmodel.emulation import parse_seconds
+
+    delays_s = dict(scenario.delays_s)
+    for text in arguments.delay:
+        kind, _, value = text.partition("=")
+        _check_kind(kind)
+        delays_s[kind] = parse_seconds(value)
+    if not arguments.straggler > 0:
+        raise PerfModelError(f"emulate: --straggler must be positive, got {arguments.straggler:g}")
+    if arguments.jitter is not None and not 0 <= arguments.jitter < 2:
+        raise PerfModelError(f"emulate: --jitter must be between 0 and 2, got {arguments.jitter:g}")
+    conditions = {"delays_s": delays_s, "straggler": arguments.straggler, "seed": arguments.seed}
+    if arguments.fail:
+        rank, _, call = arguments.fail.partition("@")
+        real = _ranks(arguments.real_ranks)
+        if not (rank.isdecimal() and call.isdecimal()) or int(rank) in real or int(rank) >= arguments.world_size:
+            raise PerfModelError(
+                f"emulate: --fail is RANK@CALL with an emulated rank, as 3@100; got {arguments.fail!r}"
+            )
+        conditions |= {"fail_rank": int(rank), "fail_call": int(call)}
+    return conditions
+
+
+def _sweep(text: str | None) -> tuple[str, tuple[float, ...]]:
+    import numpy as np
+
+    from perfmodel.emulation import parse_seconds
+
+    if not text:
+        return "", ()
+    kind, _, span = text.partition("=")
+    parts = span.split(":")
+    if len(parts) != 3 or not parts[2].isdecimal() or int(parts[2]) < 2:
+        raise PerfModelError(f"emulate: a sweep is KIND=FIRST:LAST:COUNT, like all_reduce=0:10ms:11; got {text!r}")
+    _check_kind(kind)
+    return kind, tuple(np.linspace(parse_seconds(parts[0]), parse_seconds(parts[1]), int(parts[2])).tolist())
+
+
+def _check_kind(kind: str) -> None:
+    from perfmodel.emulation._orders import KINDS
+    from perfmodel.errors import UnknownNameError
+
+    if kind not in (*KINDS, "send_recv"):
+        raise UnknownNameError("collective", kind, (*KINDS, "send_recv"))
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise PerfModelError(f"emulate: --real-ranks is like 0 or 0,8; got {text!r}") from None
+
+
+def _write(result: Any, out: Path) -> list[str]:
+    from perfmodel.emulation import measured_trace
+    from perfmodel.io import write_text
+    from perfmodel.readers import write_measured_trace
+
+    written = [out / "collectives.csv", out / "iterations.csv"]
+    write_text(written[0], result.collectives().to_csv(index=False))
+    write_text(written[1], result.iterations().to_csv(index=False))
+    if len(result.iterations()):
+        written.append(out / "timeline.json.gz")
+        write_measured_trace(measured_trace(result), written[-1], "emulation")
+    return list(map(str, written))
+
+
+def _slack(result: Any) -> dict[str, dict[str, float]]:
+    """By kind of collective: how many are felt, and what delay of each would be hidden."""
+    import numpy as np
+
+    from perfmodel.emulation import replay, typical
+
+    rank = result.ranks[0]
+    count = int((rank.marks.name == "iteration_end").sum())
+    found = replay(typical(rank, np.arange(min(4, count - 1), count)))
+    kinds = sorted({kind for kind in found.kinds if kind})
+    return {
+        kind: {
+            "count": float(found.of(kind).sum()), "felt": found.felt(kind), "hidden_s": found.slack_s(kind),
+        }
+        for kind in kinds
+    }  # fmt: skip
+
+
+def _predicted(
+    arguments: argparse.Namespace, cluster: "Cluster", report: Mapping[str, Any], written: Sequence[str]
+) -> dict[str, Any]:
+    from dataclasses import replace
+
+    from perfmodel import catalog
+    from perfmodel.prediction import EAGER, predict
+    from perfmodel.spec import Job, Layout
+
+    model = catalog.model(arguments.model)
+    job = Job(
+        global_batch=arguments.global_batch,
+        seq_len=arguments.seq_len or model.seq_len,
+        dtype=arguments.dtype,
+        flash_attention=False,
+    )
+    layout = Layout.parse(arguments.layout)
+    prediction = predict(
+        model, cluster, layout, global_batch=arguments.global_batch, job=job, calibration=arguments.calibration,
+        framework=replace(EAGER, context_bytes=0.0),  # measured since the script joined its world, on no GPU
+    )  # fmt: skip
+    if prediction.devices != arguments.world_size:
+        raise PerfModelError(
+            f"emulate: layout {layout} is for {prediction.devices} devices, --world-size is {arguments.world_size}"
+        )
+    return {
+        "iteration_s": prediction.step_time_s,
+        "iteration_error": prediction.step_time_s / report["iteration_s"] - 1,
+        "memory_bytes": prediction.memory.peak,
+        "memory_error": prediction.memory.peak / max(1, report["training_memory_bytes"]) - 1,
+    }
+
+
+def show(report: Mapping[str, Any]) -> None:
+    """The report for people."""
+    if "ranks" in report:
+        for r in report["ranks"]:
+            print(f"rank {r['rank']} of {report['world_size']} on {report['cluster']}: {1e3 * r['step_s']:.4g} ms, "
+                  f"{1e3 * r['communication_s']:.4g} ms of it in collectives")  # fmt: skip
+    elif "measured" in report:
+        for row in report["measured"]:
+            print(
+                f"{row['collective']:>15} {row['bytes']:>10} bytes, {row['ranks']} ranks: "
+                f"{1e3 * row['time_s']:.3f} ms, {1e3 * row['core_s']:.3f} ms of the core"
+            )
+    else:
+        real = ", ".join(map(str, report["real_ranks"]))
+        print(f"rank {real} of {report['world_size']} on {report['cluster']}: {report['collectives']} collectives")
+        if report["iterations"]:
+            _show_iterations(report)
+        print(f"peak memory {report['peak_memory_bytes'] / 2**20:.0f} MiB, "
+              f"{report['training_memory_bytes'] / 2**20:.0f} MiB of it since the script joined its world")  # fmt: skip
+    for path in report["written"]:
+        print(f"wrote {path}")
+
+
+def _show_iterations(report: Mapping[str, Any]) -> None:
+    print(f"iteration {1e3 * report['iteration_s']:.4g} ms (median of {report['iterations']}; "
+          f"{1e3 * report['iteration_p10_s']:.4g} to {1e3 * report['iteration_p90_s']:.4g}): "
+          f"forward {1e3 * report['forward_s']:.4g}, backward {1e3 * report['backward_s']:.4g}, "
+          f"optimizer {1e3 * report['optimizer_s']:.4g} ms")  # fmt: skip
+    print(f"communication {1e3 * report['communication_s']:.4g} ms, {report['overlap']:.0%} of it overlapped; "
+          f"core busy {report['utilisation']:.0%}")  # fmt: skip
+    for kind, slack in report.get("slack_s", {}).items():
+        print(f"{kind}: {slack['felt']:.0f} of {slack['count']:.0f} felt; "
+              f"{1e3 * slack['hidden_s']:.3g} ms of delay of each are hidden for the others")  # fmt: skip
+    if curve := report.get("curve"):
+        print(f"{'delay':>9} {'emulated':>10} {'predicted':>10}")
+        for delay_s, emulated_s, predicted_s in zip(
+            curve["delays_s"], curve["emulated_s"], curve["predicted_s"], strict=True
+        ):
+            print(f"{1e3 * delay_s:6.3g} ms {1e3 * emulated_s:7.4g} ms {1e3 * predicted_s:7.4g} ms")
+        print(f"{1e3 * curve['hidden_s']:.3g} ms of {curve['collective']} delay are hidden behind computing: "
+              f"{curve['felt']:.0f} felt before, {curve['felt_at_most']:.0f} at the end")  # fmt: skip
+    if predicted := report.get("predicted"):
+        print(f"predicted {1e3 * predicted['iteration_s']:.4g} ms ({predicted['iteration_error']:+.1%}), "
+              f"memory {predicted['memory_bytes'] / 2**20:.0f} MiB ({predicted['memory_error']:+.1%})")  # fmt: skip

@@ -1,0 +1,126 @@
+"""`perfmodel plot KIND`: one picture per kind, all with the same --out and --width."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from perfmodel.cli import _plot_data
+from perfmodel.spec import Job
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MakeJob = Callable[[argparse.Namespace, int], Job]
+KINDS: Final = {
+    "gantt": "what every pipeline rank does when, with micro-batch numbers and the critical path",
+    "memory": "memory in use on every pipeline rank over the step",
+    "links": "how busy the links of every pipeline rank are over the step",
+    "breakdown": "where the step goes, layout by layout",
+    "pareto": "layouts between step time, memory and cost",
+    "whatif": "step time against parameters of the machine",
+    "bubble": "bubble against micro-batches, schedule by schedule",
+    "schedules": "pipeline schedules, drawn as in the papers",
+    "roofline": "measured kernels under a device's roofs",
+    "parity": "predicted against measured times, with intervals",
+    "compare": "a predicted timeline above a measured one",
+}
+_OF_A_STEP: Final = ("gantt", "memory", "links")
+
+
+def add_command(
+    commands: Any,
+    add_job: Callable[[argparse.ArgumentParser], None],
+    add_calibration: Callable[[argparse.ArgumentParser], None],
+    add_json: Callable[[argparse.ArgumentParser], None],
+) -> None:
+    """Register the command and its kinds."""
+    command: argparse.ArgumentParser = commands.add_parser("plot", help="pictures for papers, as PNG, PDF or SVG")
+    kinds = command.add_subparsers(dest="kind", required=True, metavar="KIND")
+    for kind, text in KINDS.items():
+        one = kinds.add_parser(kind, help=text)
+        if kind in (*_OF_A_STEP, "breakdown", "pareto", "whatif"):
+            add_job(one)
+        else:
+            add_json(one)
+        if kind in ("roofline", "parity"):
+            add_calibration(one) if kind == "parity" else None
+            one.add_argument("files", nargs="+", type=Path, metavar="TABLE", help="measured kernels, collectives, runs")
+        _own_flags(kind, one)
+        one.add_argument("--out", type=Path, required=True, metavar="FILE", help="picture: .png, .pdf or .svg")
+        one.add_argument(
+            "--width", choices=("column", "page"), help="as wide as a paper's column or page (default: by kind)"
+        )
+        one.set_defaults(run="plot")
+
+
+def _own_flags(kind: str, one: argparse.ArgumentParser) -> None:
+    if kind in (*_OF_A_STEP, "whatif"):
+        one.add_argument("--layout", required=True, help="as for predict")
+    if kind == "whatif":
+        one.add_argument("--sweep", action="append", required=True, metavar="NAME=FIRST:LAST:COUNT",
+                         help="as for whatif; may be repeated")  # fmt: skip
+        one.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="as for whatif")
+    if kind == "breakdown":
+        one.add_argument("--layouts", metavar="LIST", help="separated by ';' (default: the best of every tp, pp, dp)")
+        one.add_argument("--top", type=int, default=12, metavar="K", help="bars at most without --layouts (default 12)")
+    if kind == "pareto":
+        one.add_argument("--device-counts", metavar="LIST", help="such as 64,128,256, instead of --devices")
+        one.add_argument("--price", type=float, metavar="P", help="of a device-hour, to show cost in money")
+    if kind in ("bubble", "schedules"):
+        one.add_argument("names", nargs="*", metavar="NAME", help="schedules (default: all that train)")
+        one.add_argument("--stages", type=int, default=8, metavar="P", help="pipeline devices (default 8)")
+        one.add_argument("--forward-s", type=float, default=1.0, metavar="S", help="a p-th of the model (default 1)")
+        one.add_argument("--backward-s", type=float, default=2.0, metavar="S", help="likewise (default 2)")
+        one.add_argument("--transfer-s", type=float, default=0.0, metavar="S", help="between stages (default 0)")
+        one.add_argument("--chunks", type=int, default=2, metavar="V", help="for schedules that take any (default 2)")
+    if kind == "schedules":
+        one.add_argument("--micro-batches", type=int, default=16, metavar="M", help="of a step (default 16)")
+    if kind == "bubble":
+        one.add_argument("--micro-batches", default="8,16,32,64", metavar="LIST", help="default 8,16,32,64")
+    if kind == "roofline":
+        one.add_argument("--device", required=True, help="catalog name or alias: whose kernels and roofs")
+    if kind == "compare":
+        one.add_argument("--predicted", type=Path, required=True, metavar="TRACE", help="from 'timeline --out'")
+        one.add_argument("--measured", type=Path, nargs="+", required=True, metavar="TRACE", help="as for compare")
+        one.add_argument("--format", default="auto", metavar="F", help="of the measured trace (default: by content)")
+
+
+def run(arguments: argparse.Namespace, make_job: MakeJob, calibration: Path | None) -> dict[str, Any]:
+    """Draw and write one picture.
+
+    Raises:
+        PerfModelError: what the picture needs is missing, or impossible.
+    """
+    from perfmodel import viz
+
+    figure = _draw(arguments, make_job, calibration)
+    viz.save_figure(figure, arguments.out)
+    return {"kind": arguments.kind, "written": [str(arguments.out)]}
+
+
+def _draw(arguments: argparse.Namespace, make_job: MakeJob, calibration: Path | None) -> "Figure":
+    from perfmodel import viz
+
+    kind, wide = arguments.kind, {} if arguments.width is None else {"width": arguments.width}
+    if kind in _OF_A_STEP:
+        draw = {"gantt": viz.gantt, "memory": viz.draw_memory, "links": viz.draw_link_utilisation}[kind]
+        return draw(_plot_data.step(arguments, make_job, calibration), **wide)
+    if kind == "breakdown":
+        return viz.draw_breakdown(_plot_data.layouts_of_degrees(arguments, make_job, calibration), **wide)
+    if kind == "pareto":
+        table, cost_label = _plot_data.all_layouts(arguments, make_job, calibration)
+        # on one number of devices cost is but another unit of time
+        cost = "cost" if len(set(table["devices"])) > 1 else ""
+        return viz.draw_pareto(table, cost, cost_label, **wide)
+    if kind == "whatif":
+        return viz.draw_curves(_plot_data.curves(arguments, make_job, calibration), **wide)
+    if kind == "bubble":
+        return viz.draw_bubble_curves(_plot_data.bubbles(arguments), **wide)
+    if kind == "schedules":
+        return viz.draw_schedules(_plot_data.schedules(arguments), **wide)
+    if kind == "roofline":
+        return viz.draw_roofline(*_plot_data.device_and_kernels(arguments), **wide)
+    if kind == "parity":
+        return viz.draw_parity(_plot_data.parity(arguments, calibration), **wide)
+    return viz.draw_comparison(*_plot_data.traces(arguments), **wide)

@@ -1,0 +1,223 @@
+"""What `perfmodel plot` draws, from its arguments."""
+
+import argparse
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.display import progress
+from perfmodel.errors import LayoutError, PerfModelError
+from perfmodel.spec import Device, Job, Layout
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from perfmodel.prediction import Prediction, StepModel
+    from perfmodel.readers import MeasuredTrace
+    from perfmodel.schedule import PassTimes, Schedule, ScheduleFacts
+    from perfmodel.what_if import Curve
+
+MakeJob = Callable[[argparse.Namespace, int], Job]
+
+
+def step_model(arguments: argparse.Namespace, make_job: MakeJob, calibration: Path | None) -> "StepModel":
+    """The model, cluster and job of the arguments."""
+    from perfmodel import catalog, prediction
+
+    model = catalog.model(arguments.model)
+    return prediction.step_model(
+        model, catalog.cluster(arguments.cluster), make_job(arguments, model.seq_len), calibration
+    )
+
+
+def step(arguments: argparse.Namespace, make_job: MakeJob, calibration: Path | None) -> "Prediction":
+    """One layout with its timeline."""
+    return _explained(
+        step_model(arguments, make_job, calibration), Layout.parse(arguments.layout), arguments.devices, True
+    )
+
+
+def _explained(fixed: "StepModel", layout: Layout, devices: int | None, timeline: bool) -> "Prediction":
+    from perfmodel.prediction import check_layout, explain
+
+    check_layout(fixed.model, fixed.cluster, fixed.job, layout, devices)
+    return explain(fixed, layout, timeline=timeline)
+
+
+def layouts_of_degrees(
+    arguments: argparse.Namespace, make_job: MakeJob, calibration: Path | None
+) -> "list[Prediction]":
+    """The layouts that are named; else the best of every (tp, pp, dp) that fits, the fastest of them."""
+    from perfmodel.prediction import explain
+
+    fixed = step_model(arguments, make_job, calibration)
+    if arguments.layouts:
+        named = [Layout.parse(text) for text in arguments.layouts.split(";") if text.strip()]
+        return [_explained(fixed, layout, arguments.devices, False) for layout in named]
+    if arguments.devices is None:
+        raise PerfModelError(
+            "plot breakdown: give --layouts 'LAYOUT;LAYOUT', or --devices N for the best of each degree"
+        )
+    best: dict[tuple[int, int, int], tuple[float, Layout]] = {}
+    for layout, step_s, _ in _scored(fixed, arguments.devices, arguments.json):
+        key = (layout.tp, layout.pp, layout.dp)
+        if key not in best or step_s < best[key][0]:
+            best[key] = (step_s, layout)
+    fastest = sorted(best.items(), key=lambda item: item[1][0])[: arguments.top]
+    return [explain(fixed, layout) for _, (_, layout) in sorted(fastest, key=lambda item: item[0])]
+
+
+def all_layouts(
+    arguments: argparse.Namespace, make_job: MakeJob, calibration: Path | None
+) -> "tuple[pd.DataFrame, str]":
+    """Every layout that fits on each number of devices, with its cost; and what the cost is in."""
+    import pandas as pd
+
+    counts = _numbers(arguments.device_counts, "--device-counts") if arguments.device_counts else [arguments.devices]
+    if counts == [None]:
+        raise PerfModelError("plot pareto: give --devices N, or --device-counts N,N,...")
+    fixed = step_model(arguments, make_job, calibration)
+    rows = []
+    for devices in counts:
+        rows += [
+            {"layout": str(layout), "devices": devices, "step_time_s": step_s, "peak_bytes": peak_bytes}
+            for layout, step_s, peak_bytes in _scored(fixed, devices, arguments.json)
+        ]
+    table = pd.DataFrame(rows, columns=["layout", "devices", "step_time_s", "peak_bytes"])
+    device_hours = table["devices"] * table["step_time_s"] / 3600
+    if arguments.price is None:
+        return table.assign(cost=device_hours), "device-hours per step"
+    return table.assign(cost=device_hours * arguments.price), "price of a step"
+
+
+def _scored(fixed: "StepModel", devices: int, silent: bool) -> Iterator[tuple[Layout, float, float]]:
+    """Layouts that fit, with step time and peak memory."""
+    from perfmodel.layout_search import default_space, enumerate_layouts
+
+    space = default_space(fixed.model, fixed.cluster, fixed.job, devices)
+    rejected: Counter[str] = Counter()
+    found = list(enumerate_layouts(space, fixed.model, fixed.cluster, fixed.job, devices, rejected))
+    with progress("layouts", silent) as report:
+        report("memory", 0, len(found))
+        peak_bytes = fixed.peak_memory(found)[0] if found else []
+        usable_bytes = fixed.cluster.device.memory_bytes * (1 - fixed.framework.memory_margin)
+        fitting = [(layout, float(p)) for layout, p in zip(found, peak_bytes, strict=True) if p <= usable_bytes]
+        if not fitting:
+            raise LayoutError(f"no layout of {fixed.model.name} fits on {devices} devices; give more of them")
+        report("step times", 0, len(fitting))
+        step_s = fixed.evaluate([layout for layout, _ in fitting]).step_time_s.tolist()
+    yield from ((layout, s, p) for (layout, p), s in zip(fitting, step_s, strict=True))
+
+
+def curves(arguments: argparse.Namespace, make_job: MakeJob, calibration: Path | None) -> "list[Curve]":
+    """A curve per --sweep."""
+    from perfmodel.what_if import Scenario, parse_sweep, sweep
+
+    fixed, scenario = step_model(arguments, make_job, calibration), Scenario.parse(arguments.set)
+    sweeps = [parse_sweep(text) for text in arguments.sweep]
+    found = []
+    with progress("sweeps", silent=arguments.json) as report:
+        for done, settings in enumerate(sweeps):
+            report(settings[0].name, done, len(sweeps))
+            found.append(sweep(fixed, Layout.parse(arguments.layout), scenario, settings))
+    return found
+
+
+def bubbles(arguments: argparse.Namespace) -> "list[ScheduleFacts]":
+    """Facts of every schedule at every number of micro-batches that it can run with."""
+    from perfmodel.schedule import schedule_facts
+
+    found, times = [], {name: getattr(arguments, name) for name in ("forward_s", "backward_s", "transfer_s")}
+    for name in _names(arguments):
+        for micro_batches in _numbers(arguments.micro_batches, "--micro-batches"):
+            try:
+                facts = schedule_facts(name, arguments.stages, micro_batches, chunks=_chunks(arguments, name), **times)
+            except LayoutError:  # such as micro-batches that a schedule cannot divide
+                continue
+            found.append(facts)
+    return found
+
+
+def schedules(arguments: argparse.Namespace) -> "list[tuple[Schedule, PassTimes]]":
+    """Schedules with equal stages."""
+    from perfmodel.schedule import PassTimes, get_schedule, require_valid
+
+    drawn = []
+    for name in _names(arguments):
+        try:
+            schedule = get_schedule(name)(arguments.stages, arguments.micro_batches, _chunks(arguments, name))
+            require_valid(schedule)
+        except LayoutError:
+            if arguments.names:
+                raise
+            continue
+        part = arguments.stages / schedule.n_stages / schedule.slices
+        times = PassTimes.uniform(
+            schedule.n_stages, arguments.forward_s * part, arguments.backward_s * part, transfer_s=arguments.transfer_s
+        )
+        drawn.append((schedule, times))
+    return drawn
+
+
+def _names(arguments: argparse.Namespace) -> list[str]:
+    from perfmodel.schedule import get_schedule, schedule_names
+
+    for name in arguments.names:
+        get_schedule(name)
+    return arguments.names or [name for name in schedule_names() if name != "forward"]
+
+
+def _chunks(arguments: argparse.Namespace, name: str) -> int:
+    from perfmodel.schedule import get_schedule
+
+    looped = name.partition(":")[0] in ("interleaved", "breadth-first")
+    return arguments.chunks if looped else get_schedule(name).chunks_for(1)
+
+
+def device_and_kernels(arguments: argparse.Namespace) -> "tuple[Device, pd.DataFrame]":
+    """The device, and work and time of its kernels in the tables."""
+    import pandas as pd
+
+    from perfmodel import catalog
+    from perfmodel.cost import measured_work
+    from perfmodel.io import read_table, table_kind
+
+    device = catalog.device(arguments.device)
+    tables = [(read_table(path), path) for path in arguments.files]
+    if wrong := [path for table, path in tables if table_kind(table, path) != "compute"]:
+        raise PerfModelError(f"plot roofline: {wrong[0]} is not a table of kernels; give only such")
+    return device, pd.concat([measured_work(table, device) for table, _ in tables], ignore_index=True)
+
+
+def parity(arguments: argparse.Namespace, calibration: Path | None) -> "pd.DataFrame":
+    """Rows of the tables with their predictions."""
+    from perfmodel.validation import parity_rows
+
+    with progress("parity", silent=arguments.json) as report:
+        return parity_rows(arguments.files, calibration, progress=report)
+
+
+def traces(arguments: argparse.Namespace) -> "tuple[MeasuredTrace, MeasuredTrace, str]":
+    """Both traces and the title."""
+    from perfmodel import readers
+    from perfmodel.validation import compare_traces
+
+    predicted = readers.read_trace("auto", [arguments.predicted])
+    measured = readers.read_trace(arguments.format, arguments.measured)
+    if measured.devices % predicted.devices:
+        raise PerfModelError(
+            f"plot compare: {measured.devices} devices measured, {predicted.devices} predicted; record all ranks"
+        )
+    errors = compare_traces(predicted, measured, measured.devices // predicted.devices).errors
+    return predicted, measured, f"batch time {errors.batch_time_error:.2%} off"
+
+
+def _numbers(text: Any, flag: str) -> list[int]:
+    try:
+        found = [int(part) for part in str(text).split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise PerfModelError(f"plot: {flag} takes whole numbers above zero separated by commas, got {text!r}")
+    return found

@@ -1,0 +1,96 @@
+"""The interactive timeline: one HTML file that needs nothing else, drawn on a canvas."""
+
+import base64
+import html
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final
+
+from perfmodel.display._palette import Look, ramp, text_colour
+
+if TYPE_CHECKING:  # the command line imports this package before it needs an array
+    import numpy as np
+    from jaxtyping import Float
+
+COLUMNS: Final = {
+    "start": "float64", "duration": "float64", "device": "int32", "stream": "uint8", "kind": "uint8",
+    "stage": "int32", "micro_batch": "int32", "critical": "uint8",
+}  # fmt: skip
+"""Of the events that the page shows, with the types in which it holds them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryLine:
+    """Memory of one device, constant between the times."""
+
+    time_s: "Float[np.ndarray, ' steps']"
+    in_use_bytes: "Float[np.ndarray, ' steps']"
+
+
+def timeline_page(
+    events: Mapping[str, Any],
+    *,
+    kinds: Sequence[Look],
+    streams: Sequence[str],
+    devices: int,
+    end_s: float,
+    memory: Sequence[MemoryLine] = (),
+    capacity_bytes: float | None = None,
+    title: str = "timeline",
+    device_word: str = "rank",
+) -> str:
+    """A page that zooms, moves, searches and tells what is under the pointer.
+
+    Args:
+        events: a column for each of `COLUMNS`, of equal lengths, in any order; times in seconds, `kind` a place in
+            `kinds`, `stream` one in `streams` (the first is drawn highest), -1 where an event has no micro-batch.
+        kinds: colour and name of each kind.
+        memory: a line per device, drawn below; none leaves it out.
+        device_word: what a row is called.
+    """
+    import numpy as np
+
+    columns = {name: np.asarray(events[name]) for name in COLUMNS}
+    order = np.lexsort((columns["start"], columns["stream"], columns["device"]))
+    data = {name: _packed(columns[name][order], kind) for name, kind in COLUMNS.items()} | {
+        "end_s": float(end_s),
+        "devices": devices,
+        "device_word": device_word,
+        "kinds": [{"label": k.label, "colour": k.colour, "text": text_colour(k.colour)} for k in kinds],
+        "streams": list(streams),
+        "capacity_bytes": capacity_bytes,
+        "memory": [
+            {"colour": colour, "time": _packed(m.time_s, "float64"), "bytes": _packed(m.in_use_bytes, "float64")}
+            for m, colour in zip(memory, ramp(len(memory)), strict=True)
+        ],
+    }
+    assets = files("perfmodel.display") / "assets"
+    parts = {
+        "TITLE": html.escape(title),
+        "STYLE": (assets / "timeline.css").read_text("utf-8"),
+        "SCRIPT": (assets / "timeline.js").read_text("utf-8"),
+        # nothing in the data may end its element
+        "DATA": json.dumps(data).replace("<", "\\u003c"),
+    }
+    page = (assets / "timeline.html").read_text("utf-8")
+    before, *rest = page.split("@")
+    # odd pieces are the names between the signs
+    return before + "".join(parts[p] if i % 2 == 0 else p for i, p in enumerate(rest))
+
+
+def inline_frame(page: str, height_px: int = 480) -> str:
+    """The page as an element of another, as notebooks show it."""
+    return (
+        f'<iframe srcdoc="{html.escape(page)}" style="width: 100%; height: {height_px}px; border: 1px solid #ddd" '
+        'title="timeline"></iframe>'
+    )
+
+
+def _packed(values: "np.ndarray", kind: str) -> str:
+    import numpy as np
+
+    return base64.b64encode(
+        np.ascontiguousarray(values, kind).astype(np.dtype(kind).newbyteorder("<")).tobytes()
+    ).decode()

@@ -1,0 +1,88 @@
+"""One colour and one name per kind of event, in every picture, table and page.
+
+The hues are those of Okabe and Ito, "Color Universal Design" (2008), which readers with any kind of colour vision
+tell apart. Pipeline replicas and model chunks are lighter shades of their kind's colour, so that they stay apart in
+greyscale too.
+"""
+
+from typing import Final, NamedTuple
+
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+YELLOW, BLUE, VERMILLION, PURPLE, GREY = "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#999999"
+
+
+class Look(NamedTuple):
+    """How one kind is shown."""
+
+    colour: str
+    """#RRGGBB."""
+    label: str
+
+
+EVENTS: Final = {
+    "forward": Look(SKY, "forward"),
+    "backward": Look(GREEN, "backward"),
+    "backward_input": Look(GREEN, "backward (input)"),
+    "backward_weight": Look(YELLOW, "backward (weight)"),
+    "send_forward": Look(GREY, "send activation"),
+    "send_backward": Look("#6E6E6E", "send gradient"),
+    "grad_reduce": Look(VERMILLION, "gradient reduction"),
+    "param_gather": Look(PURPLE, "weight gather"),
+    "param_gather_backward": Look("#E3B5CF", "weight gather (backward)"),
+    "embedding_reduce": Look(ORANGE, "embedding all-reduce"),
+    "optimizer": Look(BLUE, "optimizer"),
+    "offload": Look("#8C6D46", "offload to host"),
+    "reload": Look("#C3A983", "reload from host"),
+    "compute": Look("#5B7083", "computation"),
+    "communication": Look(VERMILLION, "communication"),
+    "copy": Look("#8C6D46", "copy"),
+}
+"""By the name of a `program.Kind`, or of a `readers.ActivityKind` where a trace does not tell more."""
+
+PARTS: Final = {
+    "forward": Look(SKY, "forward"),
+    "recompute": Look("#B7DEF6", "recompute"),
+    "backward": Look(GREEN, "backward"),
+    "tensor_parallel_communication": Look(ORANGE, "tensor-parallel comm."),
+    "context_parallel_communication": Look("#F3CF80", "context-parallel comm."),
+    "expert_parallel_communication": Look(PURPLE, "expert-parallel comm."),
+    "data_parallel_communication_exposed": Look(VERMILLION, "data-parallel comm., exposed"),
+    "pipeline_communication_exposed": Look(GREY, "pipeline comm., exposed"),
+    "optimizer": Look(BLUE, "optimizer"),
+    "kernel_launch_gaps": Look("#5B7083", "launch gaps"),
+    "bubble": Look("#E6E6E6", "bubble"),
+}
+"""By the name of a part of `Prediction.breakdown_s`, in the order in which bars stack them."""
+
+LINES: Final = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
+"""Of curves that stand for no kind of event."""
+
+
+def shade(colour: str, lightness: float) -> str:
+    """The colour moved towards white by a share of the way (0 leaves it)."""
+    return "#" + "".join(f"{round(c + (255 - c) * lightness):02X}" for c in _rgb(colour))
+
+
+def text_colour(background: str) -> str:
+    """Black or white, whichever contrasts more by the relative luminance of WCAG 2.1."""
+    linear = [(c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4) for c in _rgb(background)]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return BLACK if (luminance + 0.05) ** 2 > 0.05 * 1.05 else "#FFFFFF"
+
+
+def _rgb(colour: str) -> tuple[int, int, int]:
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return red, green, blue
+
+
+def ramp(n: int) -> list[str]:
+    """Colours of `n` ordered things, dark to light: the cividis map (Nuñez et al., PLoS ONE 13(7), 2018) up to where
+    it is still seen on white."""
+    knots = ("#00204C", "#31446B", "#666970", "#958F78", "#CBBA69")
+    at = [i / max(1, n - 1) * (len(knots) - 1) for i in range(n)]
+    return [_between(knots[int(a)], knots[min(int(a) + 1, len(knots) - 1)], a % 1) for a in at]
+
+
+def _between(first: str, second: str, share: float) -> str:
+    pairs = zip(_rgb(first), _rgb(second), strict=True)
+    return "#" + "".join(f"{round(a + (b - a) * share):02X}" for a, b in pairs)

@@ -1,0 +1,100 @@
+"""Progress of what takes its time: a bar on a terminal or in a notebook, silence elsewhere."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, Final, ParamSpec, TypeVar
+
+from perfmodel.display._html import escaped
+
+Report = Callable[[str, int, int], None]
+"""Called with (what is done, how many, of how many)."""
+_BEGINS_AFTER_S: Final = 1.0
+_EVERY_S: Final = 0.1
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def shows_progress(title: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """For functions with a keyword `progress: Report | None`: without one, a bar where there is somebody to see it."""
+
+    def wrap(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            if kwargs.get("progress") is not None:
+                return function(*args, **kwargs)
+            with progress(title) as report:
+                return function(*args, **{**kwargs, "progress": report})  # pyright: ignore[reportCallIssue]
+
+        return called
+
+    return wrap
+
+
+@contextmanager
+def progress(title: str, silent: bool = False) -> Iterator[Report]:
+    """A callable that draws a bar while the context lasts.
+
+    Args:
+        silent: draw none, as where a command prints JSON only.
+    """
+    if not silent and _in_notebook():
+        with _notebook_bar(title) as report:
+            yield report
+    elif not silent and sys.stderr.isatty():
+        with _terminal_bar(title) as report:
+            yield report
+    else:
+        yield lambda *_: None
+
+
+def _in_notebook() -> bool:
+    """Whether a Jupyter kernel runs this; nothing is imported for it."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is not None and hasattr(shell, "kernel")
+
+
+@contextmanager
+def _terminal_bar(title: str) -> Iterator[Report]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=None)
+
+        def report(what: str, done: int, total: int) -> None:
+            bar.update(task, description=f"{title}: {what}", completed=done, total=total)
+
+        yield report
+
+
+@contextmanager
+def _notebook_bar(title: str) -> Iterator[Report]:
+    from IPython.display import HTML, display  # pyright: ignore[reportMissingImports]
+
+    handle: Any = None
+    began_s = last_s = time.monotonic()
+
+    def report(what: str, done: int, total: int) -> None:
+        nonlocal handle, last_s
+        now_s = time.monotonic()
+        if now_s - began_s < _BEGINS_AFTER_S or now_s - last_s < _EVERY_S:
+            return
+        last_s = now_s
+        shown = HTML(
+            f'<progress value="{done}" max="{max(total, 1)}"></progress> '
+            f"{escaped(title)}: {escaped(what)}, {done:,} of {total:,}, {now_s - began_s:.0f} s"
+        )
+        if handle is None:
+            handle = display(shown, display_id=True)
+        else:
+            handle.update(shown)
+
+    yield report
+    if handle is not None:
+        handle.update(HTML(""))

@@ -1,0 +1,86 @@
+"""Waiting on the clock and keeping a core busy, both without the interpreter's lock."""
+
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+_PR_SET_TIMERSLACK: Final = 29
+_CHUNK: Final = 65536
+"""Bytes that are copied at once while a core is kept busy: some microseconds."""
+_SLICE_S: Final = 5e-4
+_MAX_SLICES: Final = 64
+_SHORTEST_SLEEP_S: Final = 5e-6
+
+
+def fine_timers() -> None:
+    """Let this thread's sleeps end when they should: Linux rounds them up by 50 microseconds otherwise."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+
+
+def own_threads() -> set[int]:
+    """Threads of this process; empty where the system does not tell."""
+    try:
+        return {int(path.name) for path in Path("/proc/self/task").iterdir()}
+    except OSError:
+        return set()
+
+
+def come_first(threads: Iterable[int]) -> None:
+    """Let threads run before all others of their core as soon as they are awake; 0 is the calling one.
+
+    Real-time priority, above that of ranks on emulated hosts. Without the right to it nothing changes.
+    """
+    if hasattr(os, "sched_setscheduler"):
+        for thread in threads:
+            with suppress(OSError):
+                os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(2))
+
+
+class Core:
+    """Keeps the thread's core busy as a collective library does: by moving data through its caches."""
+
+    def __init__(self, torch: Any) -> None:
+        self._from = torch.zeros(16 * _CHUNK, dtype=torch.uint8)
+        self._to = torch.empty(_CHUNK, dtype=torch.uint8)
+        self._chunks = self._from.split(_CHUNK)
+        self._next = 0
+
+    def work_until(self, thread_s: float) -> None:
+        """Until this thread has had so many seconds of processor time."""
+        while time.thread_time() < thread_s:
+            self._to.copy_(self._chunks[self._next])
+            self._next = (self._next + 1) % len(self._chunks)
+
+    def occupy(self, begin_s: float, delay_s: float, core_s: float, thread_s: float) -> None:
+        """Return `delay_s` after `begin_s`, the core busy for `core_s` of it, in turn with waiting.
+
+        A collective's messages follow one another, so what the core does for others meanwhile comes on top.
+
+        Args:
+            begin_s: on `time.perf_counter`.
+            delay_s: what it takes on an idle core.
+            core_s: processor time of it.
+            thread_s: this thread's processor time when the collective's first work began.
+        """
+        slices = max(1, min(_MAX_SLICES, int(delay_s / _SLICE_S)))
+        lost_s = 0.0
+        for number in range(1, slices + 1):
+            share = number / slices
+            if core_s > 0:
+                wall_s, own_s = time.perf_counter(), time.thread_time()
+                self.work_until(thread_s + core_s * share)
+                lost_s += (time.perf_counter() - wall_s) - (time.thread_time() - own_s)
+            sleep_until(begin_s + delay_s * share + lost_s)
+
+
+def sleep_until(end_s: float) -> None:
+    """Until a moment on `time.perf_counter`."""
+    left_s = end_s - time.perf_counter()
+    if left_s > _SHORTEST_SLEEP_S:
+        time.sleep(left_s)

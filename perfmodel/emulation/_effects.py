@@ -1,0 +1,137 @@
+"""What collectives leave in the buffers: data of real ranks for real, of emulated ones something of the right shape.
+
+Emulated ranks compute nothing. To reductions they add nothing; what they would have gathered or sent is a copy of
+this rank's own, so that sizes that scripts exchange fit; what comes from them alone (a message) is zeros.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch  # pyright: ignore[reportMissingImports]
+import torch.distributed as dist  # pyright: ignore[reportMissingImports]
+
+Tensor = Any
+"""A `torch.Tensor`."""
+
+
+class Effects:
+    """Of the collectives of one group on one rank."""
+
+    _group: Any
+
+    def __init__(self, own: int, size: int, real: tuple[int, ...], group: Any) -> None:
+        """
+        Args:
+            own: this rank's place in the group.
+            size: ranks of the group.
+            real: places of the real ranks, in order.
+            group: process group of these; None for one.
+        """
+        self._own, self._size, self._real, self._group = own, size, real, group
+
+    def release(self) -> None:
+        """Leave the group of the real ranks."""
+        self._group = None
+
+    def all_reduce(self, tensors: Sequence[Tensor], op: Any) -> None:
+        if self._group is not None:
+            options = dist.AllreduceOptions()
+            options.reduceOp = op
+            for tensor in tensors:
+                if op == dist.ReduceOp.AVG:
+                    self._averaged(tensor)
+                else:
+                    self._group.allreduce([tensor], options).wait()
+
+    def all_gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]) -> None:
+        for parts, mine in zip(outputs, inputs, strict=True):
+            for part in parts:
+                if part.data_ptr() != mine.data_ptr():
+                    part.copy_(mine.view_as(part) if part.shape != mine.shape else mine)
+            if self._group is not None:
+                self._group.allgather([[parts[place] for place in self._real]], [mine.contiguous()]).wait()
+
+    def reduce_scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], op: Any) -> None:
+        for output, parts in zip(outputs, inputs, strict=True):
+            if self._group is None:
+                output.copy_(parts[self._own].view_as(output))
+                continue
+            reduced = torch.stack([parts[place].reshape(-1) for place in self._real])
+            self.all_reduce([reduced], op)
+            output.copy_(reduced[self._real.index(self._own)].view_as(output))
+
+    def all_to_all(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> None:
+        for place, part in enumerate(received):
+            mine = sent[place]
+            if part.shape == mine.shape:
+                part.copy_(mine)
+            elif place == self._own or place not in self._real:
+                part.zero_()
+        if self._group is not None:
+            requests = []
+            for number, place in enumerate(self._real):
+                if place != self._own:
+                    requests.append(self._group.send([sent[place].contiguous()], number, 0))
+                    requests.append(self._group.recv([received[place]], number, 0))
+            for request in requests:
+                request.wait()
+
+    def broadcast(self, tensors: Sequence[Tensor], root: int) -> None:
+        """From an emulated root: what the lowest real rank has."""
+        if self._group is not None:
+            options = dist.BroadcastOptions()
+            options.rootRank = self._real.index(root) if root in self._real else 0
+            for tensor in tensors:
+                self._group.broadcast([tensor], options).wait()
+
+    def reduce(self, tensors: Sequence[Tensor], root: int, op: Any) -> None:
+        if self._group is not None:
+            copies = [tensor.clone() for tensor in tensors]
+            self.all_reduce(copies, op)
+            if root == self._own:
+                for tensor, copy in zip(tensors, copies, strict=True):
+                    tensor.copy_(copy)
+
+    def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], root: int) -> None:
+        if self._group is not None:
+            outputs_of_all = [[torch.empty_like(mine) for _ in range(self._size)] for mine in inputs]
+            self.all_gather(outputs_of_all, inputs)
+        else:
+            outputs_of_all = [[mine] * self._size for mine in inputs]
+        if root == self._own:
+            for parts, gathered in zip(outputs, outputs_of_all, strict=True):
+                for part, data in zip(parts, gathered, strict=True):
+                    part.copy_(data)
+
+    def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], root: int) -> None:
+        for number, output in enumerate(outputs):
+            parts = list(inputs[number]) if root == self._own else []
+            if root == self._own:
+                output.copy_(parts[self._own])
+            elif root not in self._real:
+                output.zero_()
+            if self._group is not None and root in self._real:
+                options = dist.ScatterOptions()
+                options.rootRank = self._real.index(root)
+                sent = [[parts[place] for place in self._real]] if parts else []
+                self._group.scatter([output], sent, options).wait()
+
+    def send(self, tensors: Sequence[Tensor], peer: int, tag: int) -> None:
+        if peer in self._real:
+            self._group.send(list(tensors), self._real.index(peer), tag).wait()
+
+    def recv(self, tensors: Sequence[Tensor], peer: int, tag: int) -> None:
+        if peer in self._real:
+            self._group.recv(list(tensors), self._real.index(peer), tag).wait()
+        else:
+            for tensor in tensors:
+                tensor.zero_()
+
+    def barrier(self) -> None:
+        if self._group is not None:
+            self._group.barrier().wait()
+
+    def _averaged(self, tensor: Tensor) -> None:
+        """gloo has no average of its own in all versions."""
+        self._group.allreduce([tensor]).wait()
+        tensor.div_(len(self._real)) if tensor.is_floating_point() else tensor.floor_divide_(len(self._real))

@@ -1,0 +1,130 @@
+"""The emulated cluster as its real ranks meet it: prices of collectives, agreement between ranks, a watchdog.
+
+NeuronaBox's controller (section 2.2) keeps a bitmap per operation; here it is what every real rank says that it does.
+"""
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Listener
+from typing import Any
+
+Prices = Callable[[str, int, tuple[int, ...]], tuple[float, float]]
+"""From kind, bytes and members to seconds, and seconds of the core."""
+
+
+@dataclass
+class _Meeting:
+    """One operation of one channel, as far as its real members have come to it."""
+
+    members: tuple[int, ...]
+    sequence: int
+    calls: dict[int, str] = field(default_factory=dict)
+    issued_s: float = 0.0
+    since_s: float = 0.0
+
+
+class Environment:
+    """Answers the real ranks at a socket until it is closed."""
+
+    def __init__(self, address: str, prices: Prices) -> None:
+        """
+        Args:
+            address: path of the socket to make.
+            prices: asked once per kind, size and group.
+        """
+        self._prices, self._listener = prices, Listener(address, "AF_UNIX")
+        self._changed = threading.Condition()
+        self._groups: dict[str, tuple[int, ...]] = {}
+        self._meetings: dict[tuple[str, int], _Meeting] = {}
+        self._last: dict[int, str] = {}
+        self.clock_s = 0.0
+        """Of the watchdog, who sets it; it stands still while the whole machine is suspended."""
+        self.failure = ""
+        """What is wrong, of the first that is; empty while all is well."""
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def close(self) -> None:
+        """Stop answering."""
+        with suppress(OSError):
+            self._listener.close()
+
+    def fail(self, text: str) -> None:
+        """End the emulation; the first reason stays."""
+        with self._changed:
+            self.failure = self.failure or text
+            self._changed.notify_all()
+
+    def stuck(self, timeout_s: float, ended: set[int]) -> str:
+        """The operation that a real rank has not come to for too long, or never will; empty for none."""
+        with self._changed:
+            for (channel, _), meeting in self._meetings.items():
+                absent = [rank for rank in meeting.members if rank not in meeting.calls]
+                late = self.clock_s - meeting.since_s > timeout_s
+                if absent and (late or ended & set(absent)):
+                    rank, call = next(iter(meeting.calls.items()))
+                    others = "; ".join(
+                        f"rank {r} {'has ended' if r in ended else 'has not come'}, its last call was "
+                        f"{self._last.get(r, 'none')}"
+                        for r in absent
+                    )
+                    return f"deadlock: rank {rank} waits in {call}, {_where(channel, meeting.sequence)}; {others}"
+        return ""
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                connection = self._listener.accept()
+            except OSError:  # closed
+                return
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: Connection) -> None:
+        with suppress(OSError, EOFError):
+            while True:
+                rank, name, *arguments = connection.recv()
+                connection.send(self._answer(rank, name, arguments))
+
+    def _answer(self, rank: int, name: str, arguments: list[Any]) -> tuple[str, Any]:
+        try:
+            return "ok", getattr(self, f"_on_{name}")(rank, *arguments)
+        except Exception as error:
+            self.fail(str(error))
+            return "error", self.failure
+
+    def _on_group(self, rank: int, group: str, members: tuple[int, ...]) -> None:
+        with self._changed:
+            if self._groups.setdefault(group, members) != members:
+                other = self._groups[group]
+                raise ValueError(f"rank {rank}: group {group} is of ranks {members}, for other ranks of {other}")
+
+    def _on_price(self, rank: int, group: str, kind: str, nbytes: int) -> tuple[float, float]:
+        return self._prices(kind, nbytes, self._groups[group])
+
+    def _on_failed(self, rank: int, text: str) -> None:
+        self.fail(text)
+
+    def _on_meet(
+        self, rank: int, channel: str, members: tuple[int, ...], sequence: int, call: str, issued_s: float
+    ) -> float:
+        """When the last member came to the operation; all must have come to the same one."""
+        where = _where(channel, sequence)
+        with self._changed:
+            meeting = self._meetings.setdefault((channel, sequence), _Meeting(members, sequence, since_s=self.clock_s))
+            for other, theirs in meeting.calls.items():
+                if theirs != call:
+                    raise ValueError(f"{where}: rank {rank} calls {call}, but rank {other} calls {theirs}")
+            meeting.calls[rank] = call
+            meeting.issued_s = max(meeting.issued_s, issued_s)
+            self._last[rank] = f"{call}, {where}"
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self.failure or len(meeting.calls) == len(members))
+            if self.failure:
+                raise ValueError(self.failure)
+            self._meetings.pop((channel, sequence), None)
+            return meeting.issued_s
+
+
+def _where(channel: str, sequence: int) -> str:
+    return f"call #{sequence} of group {channel}"

@@ -1,0 +1,96 @@
+"""What a rank's process is told by the one that started it, and what every call of a collective says of itself."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Self
+
+from perfmodel.errors import PerfModelError
+
+VARIABLE: Final = "PERFMODEL_EMULATION"
+KINDS: Final = (
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "send",
+    "recv", "barrier",
+)  # fmt: skip
+
+_UNITS: Final = {"ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orders:
+    """For one real rank; travels as JSON in an environment variable."""
+
+    address: str
+    """Of the socket at which the emulated environment answers; empty: only record, on a real network."""
+    rank: int
+    world_size: int
+    real_ranks: tuple[int, ...]
+    out: str
+    """Folder for what the rank recorded."""
+    pinned: bool = False
+    """The rank keeps to one core: threads that serve collectives run first on it, so that a message that comes while
+    the script computes does not wait for the scheduler's next tick, 4 ms that it takes at random."""
+    delays_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds added to every collective of a kind."""
+    swept: str = ""
+    """Kind of collective whose added delay changes with the iteration."""
+    sweep_s: tuple[float, ...] = ()
+    """Its delays, one after another and again from the first."""
+    sweep_every: int = 1
+    """Iterations for which each of them stays."""
+    straggler: float = 1.0
+    """How much longer emulated ranks compute than this one."""
+    jitter: float = 0.0
+    """Standard deviation of the log of each emulated rank's compute time."""
+    fail_rank: int = -1
+    """Emulated rank that dies."""
+    fail_call: int = 0
+    """At which collective of the world group, counted from 1."""
+    seed: int = 0
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        fields: dict[str, Any] = json.loads(os.environ[VARIABLE])
+        listed: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+        return cls(**listed)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a collective, as the ranks that take part in it must agree on it."""
+
+    kind: str
+    """One of `KINDS`."""
+    nbytes: int
+    """Sized as nccl-tests does, see `perfmodel.spec.Collective`; for a barrier one element."""
+    dtype: str
+    detail: str = ""
+    """Reduction, root, peer or split sizes."""
+
+    def __str__(self) -> str:
+        words = f"{self.kind} of {self.nbytes} bytes of {self.dtype}"
+        return f"{words} ({self.detail})" if self.detail else words
+
+
+def parse_seconds(text: str) -> float:
+    """Read `2ms`, `50us` or `0.002` (seconds).
+
+    Raises:
+        PerfModelError: no time, or a negative one.
+    """
+    number, unit = (text[:-2], text[-2:]) if text[-2:] in _UNITS else (text.removesuffix("s"), "")
+    try:
+        value = float(number) * _UNITS.get(unit, 1.0)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise PerfModelError(f"emulation: {text!r} is no time; write 2ms, 50us or 0.002")
+    return value
+
+
+class EmulationError(PerfModelError, RuntimeError):
+    """What the script asked of the emulated cluster cannot be: names the rank, the call and its number."""

@@ -1,0 +1,75 @@
+"""One real rank: its orders, its notes, its line to the emulated environment."""
+
+import atexit
+import os
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any, Final
+
+from perfmodel.emulation._conditions import Conditions
+from perfmodel.emulation._line import Line
+from perfmodel.emulation._orders import Call, Orders
+from perfmodel.emulation._record import Record
+
+_TRIALS: Final = 25
+_TRIAL_S: Final = 1e-3
+_TRIAL_CORE_S: Final = 5e-4
+_COLD_FLOATS: Final = 1 << 22
+_COLD_PRODUCTS: Final = 8
+"""What a script does between calls drives a call's code and data out of the core's caches."""
+
+
+class Rank:
+    """What the groups of a process share; made when the script joins its world."""
+
+    def __init__(self, orders: Orders, torch: Any) -> None:
+        self.orders = orders
+        self.line = Line(orders.address, orders.rank)
+        self.conditions = Conditions(orders)
+        self.record = Record(orders)
+        self.record.on_optimizer = self.conditions.together
+        self.record.watch_training(torch)
+        self._overhead, self._trial = (0.0, 0.0), False
+        self.at_end: list[Callable[[], None]] = []
+        self._torch, self._process = torch, os.getpid()
+        atexit.register(self._leave)
+
+    def _leave(self) -> None:
+        if os.getpid() == self._process:  # not a child's that was forked from it
+            self.record.write()
+            for end in self.at_end:
+                end()
+
+    def measure_overhead(self, call: Callable[[], Any]) -> None:
+        """Find what a waited-for call takes beyond what it is planned to take, to be taken off from now on.
+
+        Before each call the caches are filled with something else, as computing does.
+        """
+        times_s, cores_s = [], []
+        self._trial = True
+        memory, matrix = self._torch.ones(_COLD_FLOATS), self._torch.ones(256, 256)
+        for _ in range(_TRIALS):
+            memory.add_(1.0)
+            for _ in range(_COLD_PRODUCTS):
+                self._torch.mm(matrix, matrix)
+            start_s, core_s = time.perf_counter(), time.process_time()
+            call().wait()
+            times_s.append(time.perf_counter() - start_s - _TRIAL_S)
+            cores_s.append(time.process_time() - core_s - _TRIAL_CORE_S)
+        self._trial = False
+        self._overhead = max(0.0, median(times_s)), max(0.0, median(cores_s))
+        self.record.collectives.clear()
+        self.record.tell("joining its world")
+
+    def price(self, group: str, call: Call) -> tuple[float, float]:
+        """Seconds of a call, and those for which it takes the core, less what emulating it takes by itself."""
+        if self._trial:
+            return _TRIAL_S, _TRIAL_CORE_S
+        delay_s, core_s = self.line.price(group, call)
+        return max(0.0, delay_s - self._overhead[0]), max(0.0, core_s - self._overhead[1])
+
+    def fail(self, error: Exception) -> None:
+        """Tell the environment, which ends the other ranks too."""
+        text = str(error)
+        self.line.ask("failed", text if text.startswith("rank ") else f"rank {self.orders.rank}: {text}")

@@ -1,0 +1,95 @@
+"""Where exact evaluations run: here, in processes of this machine, or on a Dask cluster."""
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
+
+from perfmodel.errors import PerfModelError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Executor(Protocol):
+    """Runs a picklable function on many items; results come in the order of the items."""
+
+    workers: int
+
+    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Sequence[R]:
+        """`[function(item) for item in items]`, wherever that is computed."""
+        ...
+
+
+class Here:
+    """This process."""
+
+    workers = 1
+
+    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Sequence[R]:
+        return [function(item) for item in items]
+
+
+class Processes:
+    """Fresh processes of this machine, which keep what they have worked out between calls."""
+
+    def __init__(self, pool: ProcessPoolExecutor, workers: int) -> None:
+        self._pool, self.workers = pool, workers
+
+    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Sequence[R]:
+        return list(self._pool.map(function, items))
+
+
+class Dask:
+    """Workers of a Dask.distributed cluster; each needs this package."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self.workers = max(1, len(client.scheduler_info()["workers"]))
+
+    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Sequence[R]:
+        # not pure: the same call must not be answered from an earlier one of another version of the package
+        return self._client.gather(self._client.map(function, items, pure=False))
+
+
+@contextmanager
+def open_executor(workers: int = 1, dask: str = "") -> Iterator[Executor]:
+    """An executor that lasts as long as the context.
+
+    Args:
+        workers: processes of this machine; 1: this one.
+        dask: address of a Dask scheduler, used instead.
+
+    Raises:
+        PerfModelError: fewer than one worker, no Dask installed, or no scheduler at the address.
+    """
+    if workers < 1:
+        raise PerfModelError(f"workers must be at least 1, got {workers}")
+    if dask:
+        with _client(dask) as client:
+            yield Dask(client)
+    elif workers == 1:
+        yield Here()
+    else:
+        # JAX runs threads, which a fork would not survive
+        context = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(
+            workers, context, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)
+        )
+        try:
+            yield Processes(pool, workers)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _client(address: str) -> Any:
+    try:
+        from distributed import Client  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise PerfModelError("a Dask cluster needs Dask: pip install 'perfmodel[dask]'") from None
+    try:
+        return Client(address, timeout=10)
+    except (OSError, ValueError) as error:
+        raise PerfModelError(f"no Dask scheduler answers at {address}: {error}") from None

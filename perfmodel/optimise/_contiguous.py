@@ -1,0 +1,202 @@
+"""Contiguous partitions by dynamic programming: exact minima over all ways to cut a chain of layers.
+
+A stage that holds layers i to j - 1 costs what a table says; the tables are indexed [kind, stage, i, j], with
+`inf` where a stage cannot hold those layers. Kinds are kinds of devices, of which a supply is given.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from perfmodel.errors import PerfModelError
+
+Table = Float[np.ndarray, "kinds stages cuts cuts"]
+_BATCH: Final = 16
+"""Thresholds tried at once."""
+_EQUAL: Final = 1e-12
+_NOTHING: Final = -1e300
+"""Below every cost: what the stages after the last need."""
+
+
+class NothingFitsError(PerfModelError):
+    """No way to cut is possible."""
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """One way to cut, and what it costs."""
+
+    partition: tuple[int, ...]
+    """Layers of every stage."""
+    kinds: tuple[int, ...]
+    """Kind of device of every stage."""
+    sum: float
+    """Of the first table over the stages (0 where there is none)."""
+    max: float
+    """Of the second table over the stages (0 where there is none)."""
+
+    @property
+    def value(self) -> float:
+        """What was minimised."""
+        return self.sum + self.max
+
+
+def least_sum_plus_max(added: Table, largest: Table, supply: Sequence[int] | None = None) -> list[Cuts]:
+    """Minimise sum over stages of `added` plus max over stages of `largest`.
+
+    The least sum under the constraint max <= T falls as T rises, so intervals of T are halved, the most
+    promising first, until every interval's bound (least sum of its upper end plus its lower end) is no better
+    than the best cut found.
+
+    Args:
+        added, largest: costs, see the module.
+        supply: devices of each kind; together as many as stages. One kind may be left out.
+
+    Returns:
+        The cuts met on the way, the best first: the front of sums against maxima around the optimum.
+
+    Raises:
+        NothingFitsError: no partition is possible.
+        PerfModelError: the supply does not add up.
+    """
+    supply = _checked(added, supply)
+    possible = np.isfinite(added) & np.isfinite(largest)
+    added, largest = (np.where(possible, table, np.inf) for table in (added, largest))
+    smallest = _least_max(largest, supply)
+    widest, tightest = _least_sums(added, largest, np.array([np.inf, smallest]), supply)
+    if widest is None or tightest is None:
+        raise NothingFitsError("no way to cut the layers into these stages fits")
+    found = {cuts.partition + cuts.kinds: cuts for cuts in (widest, tightest)}
+    best = min(widest.value, tightest.value)
+    open_intervals = [(tightest.max, widest.max, widest.sum)]
+    while open_intervals:
+        # a cut strictly inside costs at least the sum of the upper end and more than the lower end
+        open_intervals = [
+            x for x in open_intervals if x[1] - x[0] > _EQUAL * x[1] and x[2] + x[0] < best * (1 - _EQUAL)
+        ]
+        open_intervals.sort(key=lambda x: x[2] + x[0])
+        chosen, open_intervals = open_intervals[:_BATCH], open_intervals[_BATCH:]
+        middles = np.array([(low + high) / 2 for low, high, _ in chosen])
+        solved = _least_sums(added, largest, middles, supply) if chosen else []
+        for (low, high, sum_high), middle, cuts in zip(chosen, middles.tolist(), solved, strict=True):
+            assert cuts is not None  # the lower end is possible
+            found[cuts.partition + cuts.kinds] = cuts
+            best = min(best, cuts.value)
+            open_intervals += [(low, cuts.max, cuts.sum), (middle, high, sum_high)]
+    return sorted(found.values(), key=lambda cuts: cuts.value)
+
+
+def least_critical_path(own: Table, passed: Table, supply: Sequence[int] | None = None) -> float:
+    """Minimise over cuts the max over stages r of own[r] + sum over stages s < r of passed[s].
+
+    With own = m (F + B) and passed = F + B (and transfers) this is the least, over all partitions, of the bound
+    that `StepModel.lower_bound_s` gives for one: no partition's step is shorter under any order of passes.
+    """
+    supply = _checked(own, supply)
+
+    def extended(rest: np.ndarray, own_s: np.ndarray, passed_s: np.ndarray) -> np.ndarray:
+        return np.maximum(own_s, passed_s + rest[..., None, :]).min(axis=-1)
+
+    return float(_backwards(extended, (own, passed), supply)[0])
+
+
+def _least_max(largest: Table, supply: tuple[int, ...]) -> float:
+    def extended(rest: np.ndarray, table: np.ndarray) -> np.ndarray:
+        return np.maximum(table, rest[..., None, :]).min(axis=-1)
+
+    return float(_backwards(extended, (largest,), supply)[0])
+
+
+def _backwards(
+    extended: Callable[..., np.ndarray], tables: tuple[Table, ...], supply: tuple[int, ...]
+) -> Float[np.ndarray, " cuts"]:
+    """Values of the best cuts of the layers from each one on, from the last stage back to the first."""
+    cuts = tables[0].shape[-1]
+    empty = np.full(cuts, np.inf)
+    end = empty.copy()
+    end[-1] = _NOTHING
+    # value of the layers from i on, by devices of each kind that are left for them
+    values: dict[tuple[int, ...], np.ndarray] = {(0,) * len(supply): end}
+    for stage in reversed(range(tables[0].shape[1])):
+        longer: dict[tuple[int, ...], np.ndarray] = {}
+        for used, rest in values.items():
+            for kind, state in _one_more(used, supply):
+                value = extended(rest, *(table[kind, stage] for table in tables))
+                longer[state] = np.minimum(longer.get(state, empty), value)
+        values = longer
+    return values[supply]
+
+
+def _least_sums(
+    added: Table, largest: Table, thresholds: Float[np.ndarray, " thresholds"], supply: tuple[int, ...]
+) -> list[Cuts | None]:
+    """For each threshold the cuts of least sum whose maximum is no larger; None where there are none."""
+    _, stages, cuts, _ = added.shape
+    limits = thresholds[:, None, None]
+    start = np.full((len(thresholds), cuts), np.inf)
+    start[:, 0] = 0.0
+    values: dict[tuple[int, ...], np.ndarray] = {(0,) * len(supply): start}
+    came_from: list[dict[tuple[int, ...], tuple[np.ndarray, np.ndarray]]] = []
+    for stage in range(stages):
+        longer: dict[tuple[int, ...], np.ndarray] = {}
+        origin: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray]] = {}
+        for used, value in values.items():
+            for kind, state in _one_more(used, supply):
+                allowed = np.where(largest[kind, stage] <= limits, added[kind, stage], np.inf)
+                total = allowed + value[:, :, None]
+                first = total.argmin(axis=1)
+                least = np.take_along_axis(total, first[:, None], axis=1)[:, 0]
+                if state not in longer:
+                    longer[state], origin[state] = least, (first, np.full_like(first, kind))
+                    continue
+                better = least < longer[state]
+                longer[state] = np.where(better, least, longer[state])
+                origin[state] = np.where(better, first, origin[state][0]), np.where(better, kind, origin[state][1])
+        values = longer
+        came_from.append(origin)
+    sums = values[supply][:, -1]
+    return [
+        _traced(came_from, lane, supply, float(sums[lane]), largest) if np.isfinite(sums[lane]) else None
+        for lane in range(len(thresholds))
+    ]
+
+
+def _traced(
+    came_from: list[dict[tuple[int, ...], tuple[Int[np.ndarray, "lanes cuts"], Int[np.ndarray, "lanes cuts"]]]],
+    lane: int,
+    supply: tuple[int, ...],
+    total: float,
+    largest: Table,
+) -> Cuts:
+    """The cuts behind a value, walked back from the last layer."""
+    state, end = supply, largest.shape[-1] - 1
+    sizes, kinds, maximum = [], [], -np.inf
+    for stage in reversed(range(len(came_from))):
+        first, of_kind = came_from[stage][state]
+        start, kind = int(first[lane, end]), int(of_kind[lane, end])
+        maximum = max(maximum, float(largest[kind, stage, start, end]))
+        sizes.append(end - start)
+        kinds.append(kind)
+        state = tuple(n - (k == kind) for k, n in enumerate(state))
+        end = start
+    return Cuts(tuple(reversed(sizes)), tuple(reversed(kinds)), total, maximum)
+
+
+def _one_more(used: tuple[int, ...], supply: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Kinds of which a device is left, and the devices used with it."""
+    for kind, n in enumerate(supply):
+        if used[kind] < n:
+            yield kind, tuple(u + (k == kind) for k, u in enumerate(used))
+
+
+def _checked(table: Table, supply: Sequence[int] | None) -> tuple[int, ...]:
+    kinds, stages = table.shape[:2]
+    supply = (stages,) if supply is None else tuple(supply)
+    if len(supply) != kinds or sum(supply) != stages or min(supply) < 0:
+        raise PerfModelError(
+            f"devices of {kinds} kinds for {stages} stages are needed, got {', '.join(map(str, supply))}"
+        )
+    return supply

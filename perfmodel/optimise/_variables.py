@@ -1,0 +1,182 @@
+"""Unknowns of a relaxation: free real numbers in, values inside the feasible set out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from perfmodel.errors import PerfModelError
+
+
+class Variable(Protocol):
+    """One unknown, an array."""
+
+    @property
+    def free_shape(self) -> tuple[int, ...]:
+        """Shape of the free real numbers."""
+        ...
+
+    def relaxed(self, free: Float[Array, "..."], temperature: Float[Array, ""]) -> Array:
+        """The value, differentiable; at a low temperature close to a rounded one."""
+        ...
+
+    def rounded(self, free: Float[np.ndarray, "..."]) -> np.ndarray:
+        """The value that the free numbers stand for in the end."""
+        ...
+
+    @property
+    def polytope(self) -> "Polytope | None":
+        """All values, where they are a convex set."""
+        ...
+
+
+@dataclass(frozen=True)
+class Polytope:
+    """Numbers between bounds, whose sum may be fixed."""
+
+    low: float
+    high: float
+    total: float | None = None
+
+
+@dataclass(frozen=True)
+class Box:
+    """Real numbers between bounds, by a logistic function; evenly in the logarithm where `log`."""
+
+    shape: tuple[int, ...]
+    low: float
+    high: float
+    log: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high or (self.log and self.low <= 0):
+            raise PerfModelError(f"box: low < high (and above 0 with log) is needed, got {self.low} and {self.high}")
+
+    @property
+    def polytope(self) -> Polytope | None:
+        return Polytope(self.low, self.high)
+
+    @property
+    def free_shape(self) -> tuple[int, ...]:
+        return self.shape
+
+    def relaxed(self, free: Float[Array, "..."], temperature: Float[Array, ""]) -> Array:
+        del temperature
+        share = jax.nn.sigmoid(free)
+        if self.log:
+            return self.low * (self.high / self.low) ** share
+        return self.low + (self.high - self.low) * share
+
+    def rounded(self, free: Float[np.ndarray, "..."]) -> np.ndarray:
+        return _plain(self, free)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """`n` parts of a total, none below `least`, by a softmax."""
+
+    n: int
+    total: float = 1.0
+    least: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.n < 1 or self.least < 0 or self.least * self.n >= self.total:
+            raise PerfModelError(f"shares: {self.n} parts of at least {self.least} do not fit into {self.total}")
+
+    @property
+    def polytope(self) -> Polytope | None:
+        return Polytope(self.least, self.total, self.total)
+
+    @property
+    def free_shape(self) -> tuple[int, ...]:
+        return (self.n,)
+
+    def relaxed(self, free: Float[Array, " n"], temperature: Float[Array, ""]) -> Float[Array, " n"]:
+        del temperature
+        return self.least + (self.total - self.least * self.n) * jax.nn.softmax(free)
+
+    def rounded(self, free: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+        return _plain(self, free)
+
+
+@dataclass(frozen=True)
+class WholeShares:
+    """A whole number of things dealt to `n` parts, none below `least`: contiguous stages, micro-batch sizes.
+
+    Relaxed to real parts; rounded at the running sums, so that parts stay near and keep their total.
+    """
+
+    n: int
+    total: int
+    least: int = 0
+
+    def __post_init__(self) -> None:
+        if self.n < 1 or self.least < 0 or self.least * self.n > self.total:
+            raise PerfModelError(f"whole shares: {self.n} parts of at least {self.least} do not fit into {self.total}")
+
+    @property
+    def polytope(self) -> Polytope | None:
+        return Polytope(self.least, self.total, self.total)  # that of the relaxed parts
+
+    @property
+    def free_shape(self) -> tuple[int, ...]:
+        return (self.n,)
+
+    def relaxed(self, free: Float[Array, " n"], temperature: Float[Array, ""]) -> Float[Array, " n"]:
+        del temperature
+        return self.least + (self.total - self.least * self.n) * jax.nn.softmax(free)
+
+    def rounded(self, free: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+        more = np.asarray(_plain(self, free), float) - self.least
+        ends = np.rint(np.cumsum(more)).astype(int)
+        ends[-1] = self.total - self.least * self.n
+        return np.diff(np.append(0, ends)) + self.least
+
+
+@dataclass(frozen=True)
+class Choices:
+    """For each of `n` places one of `options`, by a softmax over them that hardens with falling temperature.
+
+    With `straight_through` the value is one-hot already, and only its gradient is the softmax's (Bengio et al. 2013).
+    """
+
+    n: int
+    options: int
+    straight_through: bool = False
+
+    @property
+    def polytope(self) -> Polytope | None:
+        return None
+
+    @property
+    def free_shape(self) -> tuple[int, ...]:
+        return (self.n, self.options)
+
+    def relaxed(self, free: Float[Array, "n options"], temperature: Float[Array, ""]) -> Float[Array, "n options"]:
+        soft = jax.nn.softmax(free / temperature, axis=-1)
+        if not self.straight_through:
+            return soft
+        hard = jax.nn.one_hot(free.argmax(axis=-1), self.options, dtype=soft.dtype)
+        return soft + jax.lax.stop_gradient(hard - soft)
+
+    def rounded(self, free: Float[np.ndarray, "n options"]) -> Float[np.ndarray, "n options"]:
+        return np.eye(self.options)[np.asarray(free).argmax(axis=-1)]
+
+
+def starts(
+    variables: Mapping[str, Variable], n: int, spread: float, key: Array
+) -> dict[str, Float[Array, "starts ..."]]:
+    """Free numbers of `n` starts: the first in the middle of everything, the others random about it."""
+    keys = jax.random.split(key, len(variables))
+    return {
+        name: spread * jax.random.normal(k, (n, *variable.free_shape)).at[0].set(0.0)
+        for k, (name, variable) in zip(keys, variables.items(), strict=True)
+    }
+
+
+def _plain(variable: Any, free: np.ndarray) -> np.ndarray:
+    return np.asarray(variable.relaxed(jnp.asarray(free), jnp.asarray(1.0)))

@@ -1,0 +1,31 @@
+"""Generations of fused attention kernels: how much longer the older ones take.
+
+The kernel tables hold the fastest kernel of each device (cuDNN, FlashAttention-3 or like it from Hopper on,
+FlashAttention-2 before), but frameworks of an earlier day ran what there was.
+"""
+
+from math import sqrt
+from typing import Final, Literal
+
+from perfmodel.spec import Device
+
+AttentionKernel = Literal["fastest", "flash-2", "flash-1-triton", "flash-1"]
+
+_SINCE_HOPPER: Final = sqrt(1.5 * 1.75)
+"""FlashAttention-3 is 1.5 to 2.0 times as fast as FlashAttention-2 in forward and 1.5 to 1.75 times in backward,
+the larger part (Shah et al. 2024, section 4.1); here the geometric mean of the latter."""
+_OLDER: Final = {
+    "flash-2": 1.0,
+    "flash-1-triton": sqrt(1.3 * 2.5),
+    "flash-1": sqrt(1.7 * 3.0),
+}
+"""FlashAttention-2 is 1.3 to 2.5 times as fast as the first in Triton and 1.7 to 3.0 times as fast as the first
+(Dao 2023, section 4.1); geometric means."""
+_BEFORE_HOPPER: Final = ("Volta", "Turing", "Ampere", "Ada")
+
+
+def attention_slowdown(kernel: AttentionKernel, device: Device) -> float:
+    """Time of a generation of fused attention relative to the fastest measured on a device."""
+    if kernel == "fastest" or device.vendor != "NVIDIA":
+        return 1.0
+    return _OLDER[kernel] * (1.0 if device.architecture in _BEFORE_HOPPER else _SINCE_HOPPER)

@@ -1,0 +1,99 @@
+"""Layouts by the million: products of a few choices, never written out one by one."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from perfmodel.errors import LayoutError
+from perfmodel.spec import Layout, PerStage, Recompute
+
+
+class PipelineChoice(NamedTuple):
+    """How micro-batches pass the stages."""
+
+    schedule: str
+    vpp: int
+
+
+class ShardChoice(NamedTuple):
+    """How blocks and ranks lie on devices, beyond the degrees."""
+
+    sequence_parallel: bool
+    tp_overlap: bool
+    order: str
+
+
+class RecomputeChoice(NamedTuple):
+    """What backward computes again."""
+
+    recompute: Recompute
+    recompute_full_layers: PerStage = None
+    """At most one number, for all stages alike."""
+
+
+class StateChoice(NamedTuple):
+    """How weights, gradients and optimizer states lie and move."""
+
+    zero: int
+    overlap_grad_reduce: bool
+    overlap_param_gather: bool
+    offload: bool
+
+
+@dataclass(frozen=True, eq=False)
+class LayoutGrid:
+    """All layouts of the same degrees and micro-batch: every pipeline with every shard, recompute and state."""
+
+    degrees: Layout
+    """Degrees and micro-batch; what else it says is of no account."""
+    pipelines: tuple[PipelineChoice, ...]
+    shards: tuple[ShardChoice, ...]
+    recomputes: tuple[RecomputeChoice, ...]
+    states: tuple[StateChoice, ...]
+    valid: Bool[np.ndarray, "pipelines shards recomputes states"]
+    """Combinations that are layouts of their own (broadcasts)."""
+
+    @classmethod
+    def of(cls, layout: Layout) -> "LayoutGrid":
+        """A grid of one layout, of even stages.
+
+        Raises:
+            LayoutError: the layout divides its layers, or what it recomputes, stage by stage.
+        """
+        if layout.partition is not None or len(layout.recompute_full_layers or ()) > 1:
+            raise LayoutError(f"grids have stages alike, not {layout}")
+        kinds = (PipelineChoice, ShardChoice, RecomputeChoice, StateChoice)
+        chosen: list[Any] = [(kind(*(getattr(layout, name) for name in kind._fields)),) for kind in kinds]
+        return cls(layout, *chosen, valid=np.ones((1, 1, 1, 1), bool))
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Choices along each axis."""
+        return len(self.pipelines), len(self.shards), len(self.recomputes), len(self.states)
+
+    @cached_property
+    def size(self) -> int:
+        """Valid layouts."""
+        return int(np.broadcast_to(self.valid, self.shape).sum())
+
+    def choices(self, index: int) -> dict[str, object]:
+        """Layout fields, beyond the degrees, at a flat place of the product."""
+        p, s, r, z = np.unravel_index(index, self.shape)
+        chosen = self.pipelines[p], self.shards[s], self.recomputes[r], self.states[z]
+        return {name: value for choice in chosen for name, value in choice._asdict().items()}
+
+    def layout(self, index: int) -> Layout:
+        """The layout at a flat place of the product."""
+        return self.degrees.replace(**self.choices(index))
+
+    def places(self) -> Int[np.ndarray, " valid"]:
+        """Flat places of the valid layouts."""
+        return np.flatnonzero(np.broadcast_to(self.valid, self.shape))
+
+    def layouts(self) -> Iterator[Layout]:
+        """The valid layouts, one by one."""
+        yield from map(self.layout, self.places().tolist())

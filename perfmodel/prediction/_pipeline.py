@@ -1,0 +1,154 @@
+"""What a search needs to know of a pipeline without building its program: memory alive, and bounding paths."""
+
+import hashlib
+import io
+import zipfile
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from perfmodel.io import drop_least_recently_used, mark_used, write_atomic
+from perfmodel.prediction._live import LiveState, live_state
+from perfmodel.prediction._paths import Paths, cycles, flushed_paths, joined, steady_paths, undominated
+from perfmodel.prediction._stages import leading_layers
+from perfmodel.program import ProgramSpec
+from perfmodel.timeline import cache_dir, cache_limit_bytes
+
+VERSION = 4
+"""Rises whenever a summary of the same program changes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pipeline:
+    """Ranks and paths of a program, without those that others make irrelevant for a model's blocks."""
+
+    live: LiveState
+    """Ranks that may be the fullest."""
+    paths: Paths
+    """Paths that may be the longest."""
+
+    def encoded(self) -> Float[np.ndarray, " values"]:
+        """All arrays, one after another behind their sizes."""
+        n_paths, n_variants, n_stages, _ = self.paths.passes.shape
+        live = self.live
+        sizes = (*live.stage.shape, n_paths, n_variants, n_stages, live.split)
+        arrays = (live.stage, live.activations, live.versions, live.warm_up, *vars(self.paths).values())
+        return np.concatenate([np.array(sizes, float), *(np.asarray(a, float).reshape(-1) for a in arrays)])
+
+    @classmethod
+    def decoded(cls, values: Float[np.ndarray, " values"]) -> "Pipeline":
+        """The pipeline of `encoded` values."""
+        ranks, chunks, paths, variants, stages, split = values[:6].astype(int).tolist()
+        shapes = (
+            (ranks, chunks), (ranks, chunks), (ranks,), (ranks,), (paths, variants, stages, 3), (paths, 2, stages),
+            (variants, 3), (paths, variants, stages, 3), (paths,),
+        )  # fmt: skip
+        ends = np.cumsum([np.prod(shape) for shape in shapes])
+        stage, alive, versions, warm_up, passes, sends, table, transit, cycle = (
+            part.reshape(shape) for part, shape in zip(np.split(values[6:], ends[:-1]), shapes, strict=True)
+        )
+        live = LiveState(stage.astype(int), alive, versions.astype(int), warm_up.astype(int), bool(split))
+        return cls(live, Paths(passes, sends, table.astype(int), transit, cycle))
+
+
+def summarise(
+    spec: ProgramSpec, counts: Float[np.ndarray, "stages segments blocks"], layers: Bool[np.ndarray, " blocks"]
+) -> Pipeline:
+    """The pipeline of a program whose stages hold the blocks counted, in the segments that ZeRO 3 gathers (`layers`
+    marks those that are layers)."""
+    schedule = spec.build_schedule()
+    live = live_state(spec, schedule)
+    paths = flushed_paths(schedule) if spec.steps == 1 else steady_paths(schedule, spec.steps)
+    if spec.scheduler.staggered and spec.steps > 1:
+        paths = joined(paths, cycles(replace(spec, steps=1).build_schedule(), spec.steps))
+    stage = counts.sum(axis=1)
+    most = 0 if spec.is_forward_only else int(stage[:, layers].sum(axis=1).max(initial=0.0))
+    features = [
+        stage[live.stage].sum(axis=1),
+        stage[live.stage].sum(axis=1) * live.versions[:, None],
+        counts[live.stage].reshape(len(live.stage), -1),
+    ]
+    for n in range(most + 1):
+        full = leading_layers(counts, layers, np.array([n])).sum(axis=1)
+        features += [(part[live.stage] * live.activations[..., None]).sum(axis=1) for part in (full, stage - full)]
+        features.append(full[live.stage].sum(axis=1) > 0)
+    ranks = undominated(np.concatenate(features, axis=1))
+    if spec.steps == 1:
+        work = np.einsum("kvsp,sb->kvpb", paths.passes, stage).reshape(len(paths.passes), -1)
+        kept = undominated(np.concatenate([work, paths.sends.reshape(len(work), -1)], axis=1))
+        parts = ("passes", "sends", "transit", "cycle")
+        paths = replace(paths, **{name: getattr(paths, name)[kept] for name in parts})
+    kept = {name: getattr(live, name)[ranks] for name in ("stage", "activations", "versions", "warm_up")}
+    return Pipeline(replace(live, **kept), paths)
+
+
+@dataclass(eq=False)
+class PipelineCache:
+    """Pipelines on disk, a file per schedule and division of a model into blocks."""
+
+    directory: Path = field(default_factory=lambda: cache_dir() / "pipelines")
+    _known: dict[Path, dict[str, Float[np.ndarray, " values"]]] = field(default_factory=dict)
+    _new: set[Path] = field(default_factory=set)
+
+    def get(
+        self,
+        spec: ProgramSpec,
+        counts: Float[np.ndarray, "stages segments blocks"],
+        layers: Bool[np.ndarray, " blocks"],
+        model: Hashable,
+    ) -> Pipeline:
+        """`summarise`, unless it is known; `model` stands for the blocks of the whole model.
+
+        Schedules of the caller's own, which may be others next time, are not kept.
+        """
+        if spec.digest is None:
+            return summarise(spec, counts, layers)
+        path = self.directory / _file_name(spec.schedule, spec.digest, model)
+        if path not in self._known:
+            self._known[path] = _load(path)
+        known = self._known[path]
+        key = f"{spec.stages} {spec.micro_batches} {spec.chunks} {spec.steps} {spec.offload} {spec.forward_only}"
+        if key not in known:
+            known[key] = summarise(spec, counts, layers).encoded()
+            self._new.add(path)
+        return Pipeline.decoded(known[key])
+
+    def save(self) -> None:
+        """Write what is new; a cache that cannot be written is done without."""
+        for path in self._new:
+            entries = _load(path) | self._known[path]
+            ends = np.cumsum([len(values) for values in entries.values()])
+            arrays = {"keys": np.array(list(entries)), "ends": ends, "values": np.concatenate(list(entries.values()))}
+            try:
+                write_atomic(path, lambda file, a=arrays: file.write(_npz(a)))
+            except OSError:
+                return
+        if self._new:
+            drop_least_recently_used(self.directory, cache_limit_bytes("pipelines"))
+        self._new.clear()
+
+
+@lru_cache(maxsize=4096)
+def _file_name(schedule: str, digest: str, model: Hashable) -> str:
+    return hashlib.sha256(f"{VERSION} {schedule} {digest} {model}".encode()).hexdigest()[:32] + ".npz"
+
+
+def _npz(arrays: dict[str, np.ndarray]) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)  # pyright: ignore[reportArgumentType]
+    return buffer.getvalue()
+
+
+def _load(path: Path) -> dict[str, Float[np.ndarray, " values"]]:
+    """What `PipelineCache.save` wrote; nothing where the file is not exactly that."""
+    try:
+        with np.load(path) as file:
+            parts = np.split(file["values"], file["ends"][:-1])
+            mark_used(path)
+            return dict(zip(file["keys"].tolist(), parts, strict=True))
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return {}

@@ -1,0 +1,175 @@
+"""Times and memory of every stage that a layout's pipeline could have: what partitions are optimised over."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from perfmodel.errors import LayoutError
+from perfmodel.prediction._blocks import RECOMPUTE_MODES
+from perfmodel.prediction._bundle import Bundle
+from perfmodel.prediction._communication import NO_EVENT, CommunicationEvents, add_sends
+from perfmodel.prediction._live import LiveState
+from perfmodel.prediction._memory import memory_batch
+from perfmodel.prediction._stages import by_layer, is_layer, segment_sizes
+from perfmodel.prediction._step_model import StepModel
+from perfmodel.program import Kind
+from perfmodel.spec import Layout
+
+OfStages = Float[np.ndarray, "stages cuts cuts"]
+
+
+@dataclass(frozen=True, eq=False)
+class StageCosts:
+    """Costs of stage s with layers i to j - 1, indexed [s, i, j]."""
+
+    forward_s: OfStages
+    """Seconds per micro-batch; `inf` where the stage is impossible or does not fit into memory."""
+    backward_s: OfStages
+    """The same, with what is recomputed; 0 for inference."""
+    sends_s: Float[np.ndarray, "stages cuts"]
+    """Both transfers between a stage that ends before layer j and the next one; 0 after the last stage."""
+    full_layers: Int[np.ndarray, "stages cuts cuts"]
+    """Layers, the first ones, that have to be recomputed in full for the stage to fit."""
+
+    @property
+    def both_s(self) -> OfStages:
+        """Forward and backward."""
+        return self.forward_s + self.backward_s
+
+
+def stage_costs(fixed: StepModel, layout: Layout, recompute_to_fit: bool = True) -> StageCosts:
+    """Costs of all stages of a pipeline with one stage per rank.
+
+    Args:
+        fixed: model, job, cluster and cost models.
+        layout: everything but partition and recompute by stage, which the costs are for.
+        recompute_to_fit: a stage that does not fit recomputes as few of its layers in full as make it fit (with
+            buffers for the largest of them); otherwise it is impossible.
+
+    Raises:
+        LayoutError: a schedule with several stages per rank, or with passes of several kinds.
+    """
+    layout = layout.replace(partition=None, recompute_full_layers=None)
+    (bundle,) = fixed.bundles([layout])
+    if not one_stage_per_rank(bundle):
+        raise LayoutError(f"costs of stages need a schedule with one plain stage per rank, not {layout.schedule}")
+    before, layers, after = by_layer(bundle.tables[0].pairs)
+    prefix = np.concatenate([np.zeros_like(layers[:1]), np.cumsum(layers, axis=0)])
+    held = np.repeat((prefix[None, :] - prefix[:, None])[None], bundle.spec.stages, axis=0)
+    held[0] += before
+    held[-1] += after
+    of_block = fixed.pass_s(bundle)
+    recomputes = recompute_to_fit and layout.recompute != "full" and fixed.job.mode == "train"
+    full, fits = _full_layers(fixed, bundle, recomputes)
+    good = fits & _possible(bundle)
+    recomputed_s = prefix @ fixed.full_recompute_s(bundle)[0]
+    start = np.arange(len(prefix))[:, None]
+    extra_s = recomputed_s[np.minimum(start + full, len(layers))] - recomputed_s[start]
+    backward_s = 0.0 if fixed.job.mode != "train" else held @ of_block[Kind.BACKWARD][0] + extra_s
+    return StageCosts(
+        forward_s=np.where(good, held @ of_block[Kind.FORWARD][0], np.inf),
+        backward_s=np.where(good, backward_s, np.inf),
+        sends_s=_sends_s(fixed, bundle, before, layers),
+        full_layers=np.where(good, full, 0),
+    )
+
+
+def one_stage_per_rank(bundle: Bundle) -> bool:
+    """Whether every rank holds one stage, in order, that no other holds, and computes plain passes."""
+    spec = bundle.spec
+    return spec.scheduler.plain and spec.stage_map.tolist() == [[s] for s in range(spec.stages)]
+
+
+def _possible(bundle: Bundle) -> np.ndarray:
+    """Stages hold something, only an embedding or head at the ends; the first starts and the last ends the model."""
+    before, layers, after = by_layer(bundle.tables[0].pairs)
+    cuts = len(layers) + 1
+    start, end = np.arange(cuts)[:, None], np.arange(cuts)
+    possible = np.repeat((start < end)[None], bundle.spec.stages, axis=0)
+    possible[0] |= (start == end) & before.any()
+    possible[-1] |= (start == end) & after.any()
+    possible[0] &= start == 0
+    possible[-1] &= end == cuts - 1
+    return possible
+
+
+def _full_layers(
+    fixed: StepModel, bundle: Bundle, recomputes: bool
+) -> tuple[Int[np.ndarray, "stages cuts cuts"], np.ndarray]:
+    """The fewest layers that every stage must recompute in full, and whether it fits then."""
+    usable = fixed.cluster.device.memory_bytes * (1 - fixed.framework.memory_margin)
+    fits = _memory(fixed, bundle, full=False) <= usable
+    full = np.zeros(fits.shape, int)
+    if not recomputes or fits.all():
+        return full, fits
+    _, layers, _ = by_layer(bundle.tables[0].pairs)
+    saved = bundle.tables[0].activation_bytes
+    mode = RECOMPUTE_MODES.index(bundle.layouts[0].recompute)
+    freed = np.append(0.0, np.cumsum(layers @ (saved[:, mode] - saved[:, -1])))
+    start, end = np.arange(len(freed))[:, None], np.arange(len(freed))
+    alive = fixed.live(bundle.spec).activations[:, 0]
+    everything = _memory(fixed, bundle, full=True)
+    # bytes that may be left per micro-batch alive when all layers are recomputed
+    spare = (usable - everything) / alive[:, None, None]
+    enough = np.searchsorted(freed, freed[end] - spare) - start
+    full = np.where(fits, 0, np.clip(enough, 1, end - start))
+    return full, fits | ((spare >= 0) & (start < end))
+
+
+def _memory(fixed: StepModel, bundle: Bundle, full: bool) -> OfStages:
+    """Bytes of every possible stage, with all of its layers recomputed in full or only as the layout says."""
+    table, spec = bundle.tables[0], bundle.spec
+    before, layers, after = by_layer(table.pairs)
+    prefix = np.concatenate([np.zeros_like(layers[:1]), np.cumsum(layers, axis=0)])
+    bounds = np.cumsum([np.append(0, segment_sizes(n, spec.segments)) for n in range(len(prefix))], axis=1)
+    live = fixed.live(spec)
+    out = np.full((spec.stages, len(prefix), len(prefix)), np.inf)
+    start, end, memory = np.zeros(0, int), np.zeros(0, int), None
+    for stage, possible in enumerate(_possible(bundle)):
+        if memory is None or stage in (1, spec.stages - 1):  # those in between are alike
+            start, end = np.nonzero(possible)
+            counts = np.diff(prefix[start[:, None] + bounds[end - start]], axis=1)
+            again = counts * [is_layer(block) * full for block in table.blocks]
+            if stage == 0:
+                counts[:, 0] += before
+            if stage == spec.stages - 1:
+                counts[:, 0] += after
+            one = np.ones(len(start), int)
+            alone = LiveState(np.cumsum(one)[:, None] - 1, one[:, None], one, one, split=False)
+            memory = memory_batch(bundle.layouts, bundle.tables, counts, again, alone, fixed.job, fixed.framework)
+        out[stage, start, end] = (
+            memory.weights[0] * live.versions[stage]
+            + memory.gradients[0]
+            + memory.optimizer[0]
+            + memory.activations[0] * live.activations[stage, 0]
+            + memory.buffers[0]
+        )
+    return out
+
+
+def _sends_s(
+    fixed: StepModel,
+    bundle: Bundle,
+    before: Float[np.ndarray, " blocks"],
+    layers: Float[np.ndarray, "layers blocks"],
+) -> Float[np.ndarray, "stages cuts"]:
+    """Transfers of both directions by the block that a stage ends with."""
+    spec, layout, table = bundle.spec, bundle.layouts[0], bundle.tables[0]
+    out = np.zeros((spec.stages, len(layers) + 1))
+    if spec.stages == 1:
+        return out
+    ends = [int(np.flatnonzero(blocks)[-1]) if blocks.any() else 0 for blocks in (before, *layers)]
+    for block in set(ends):
+        counts = np.zeros((spec.stages, 1, len(table.blocks)))
+        counts[..., block] = 1
+        events = CommunicationEvents()
+        add_sends(events, layout, table, spec, 1, counts, fixed.job, fixed.cluster)
+        wanted = Kind.SEND_FORWARD if spec.is_forward_only else None
+        seconds = fixed.timed(tuple(events.ops)).time_s
+        for of_kind in events.tables:
+            source = np.flatnonzero(of_kind.index[:, 0] != NO_EVENT)
+            if wanted in (None, of_kind.kind):
+                hop = source - (of_kind.kind == Kind.SEND_BACKWARD)
+                out[np.ix_(hop, np.array(ends) == block)] += seconds[of_kind.index[source]]
+    return out

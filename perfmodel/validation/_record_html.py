@@ -1,0 +1,94 @@
+"""The record as one HTML file with its plots inside."""
+
+import base64
+import io
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_STYLE = """body{font:15px/1.45 sans-serif;max-width:75em;margin:2em auto;padding:0 1em}
+table{border-collapse:collapse;margin:1em 0}td,th{border-bottom:1px solid #ddd;padding:.25em .7em;text-align:right}
+td:first-child,th:first-child{text-align:left}img{max-width:100%}"""
+
+
+def record_html(text: str, frame: pd.DataFrame) -> str:
+    """The Markdown report and the runs (of `published_record`) as HTML; plots are drawn with matplotlib."""
+    pictures = "".join(
+        f'<h2>{escape(title)}</h2><img alt="{escape(title)}" src="data:image/png;base64,{_png(figure)}">'
+        for title, figure in _plots(frame)
+    )
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Predicted against measured</title>'
+        f"<style>{_STYLE}</style>{pictures}{_body(text)}</html>\n"
+    )
+
+
+def _body(text: str) -> str:
+    """HTML of the Markdown that `record_text` writes: headings, paragraphs, tables."""
+    out = []
+    for block in text.strip().split("\n\n"):
+        lines = block.split("\n")
+        if block.startswith("#"):
+            level = len(block) - len(block.lstrip("#"))
+            out.append(f"<h{level}>{escape(block.lstrip('# '))}</h{level}>")
+        elif lines[0].startswith("| ") and len(lines) > 1:
+            rows = [[escape(cell.strip()) for cell in line.strip("|").split("|")] for line in (lines[0], *lines[2:])]
+            html = [
+                "<tr>" + "".join(f"<{tag}>{cell}</{tag}>" for cell in row) + "</tr>"
+                for row, tag in zip(rows, ["th", *["td"] * len(rows)], strict=False)
+            ]
+            out.append(f"<table>{''.join(html)}</table>")
+        else:
+            out.append(f"<p>{escape(block)}</p>")
+    return "".join(out)
+
+
+def _plots(frame: pd.DataFrame) -> "list[tuple[str, Figure]]":
+    from matplotlib.figure import Figure
+
+    good: Any = frame[np.isfinite(frame["measured_s"]) & frame["predicted_iter_time_s"].notna()].copy()
+    good["error"] = good["predicted_iter_time_s"].astype(float) / good["measured_s"] - 1
+    names: list[str] = good["source"].value_counts().index.tolist()
+    scatter = Figure(figsize=(9, 7), layout="constrained")
+    axes = scatter.subplots()
+    for place, name in enumerate(names):
+        rows = good[good["source"] == name]
+        axes.loglog(
+            rows["measured_s"], rows["predicted_iter_time_s"].astype(float), ls="", ms=4, alpha=0.6,
+            color=f"C{place % 10}", marker="osv^xD"[place // 10 % 6], label=name,
+        )  # fmt: skip
+    span = [good["measured_s"].min(), good["measured_s"].max()]
+    axes.plot(span, span, color="0.3", lw=1)
+    axes.set(xlabel="measured step time [s]", ylabel="predicted step time [s]")
+    axes.legend(fontsize=6, loc="upper left")
+
+    spread = Figure(figsize=(9, 0.35 * len(names) + 1.2), layout="constrained")
+    axes = spread.subplots()
+    errors = [100 * good[good["source"] == name]["error"].to_numpy(float) for name in names[::-1]]
+    axes.boxplot(errors, orientation="horizontal", whis=(5, 95), showfliers=False)
+    axes.set_yticks(range(1, len(names) + 1), names[::-1], fontsize=7)
+    axes.axvline(0, color="0.3", lw=1)
+    axes.set(xlabel="error [% of measured time]; box: quartiles, whiskers: 5 and 95 %", xlim=(-100, 100))
+
+    memory: Any = frame[np.isfinite(frame["measured_bytes"]) & frame["predicted_peak_memory_bytes"].notna()]
+    peaks = Figure(figsize=(9, 6), layout="constrained")
+    axes = peaks.subplots()
+    for name, rows in memory.groupby("source"):
+        predicted = rows["predicted_peak_memory_bytes"].astype(float)
+        axes.plot(rows["measured_bytes"] / 1e9, predicted / 1e9, ".", label=name)
+    top = float(memory["measured_bytes"].max()) / 1e9 if len(memory) else 1.0
+    axes.plot([0, top], [0, top], color="0.3", lw=1)
+    axes.set(xlabel="measured peak memory [GB]", ylabel="predicted [GB]")
+    axes.legend(fontsize=7)
+    return [("Step time", scatter), ("Errors by source", spread), ("Peak memory", peaks)]
+
+
+def _png(figure: "Figure") -> str:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=90)
+    return base64.b64encode(buffer.getvalue()).decode()

@@ -1,0 +1,137 @@
+"""The record as Markdown."""
+
+from collections.abc import Iterable
+from typing import Any
+
+FIGURES = ("n", "median_ape", "mean_ape", "p90_ape", "bias", "spearman", "coverage_90")
+
+
+def record_text(record: dict[str, Any], kernels: dict[str, Any] | None, live: dict[str, Any] | None) -> str:
+    """The report of everything.
+
+    Args:
+        record: of `published_record`.
+        kernels: of `validate_kernels`; None leaves the part out.
+        live: the figures of `validate/live.json`.
+    """
+    sources = record["sources"]
+    timed = [(name, figures) for name, figures in sources.items() if figures["n"]]
+    parts = [
+        "# Predicted against measured",
+        "Made by `make validate`. What is fitted to published runs (`validate/fit_frameworks.py`: one number per "
+        "device architecture) leaves out the source that it is held against. Not blind: settings that tables leave "
+        "unsaid (`perfmodel/validation/_conventions.py`) were read with residuals in view; of the playbook, kept "
+        "gathered inputs and 16-bit gradients were inferred from its own memory rows, and the contention of EFA from "
+        "collectives of its own cluster. Errors are relative to the measured time.",
+        "## Bars",
+        _bars(record["bars"]),
+        _missing(record["bars"]),
+        "## Step time of published runs",
+        _figures("source", [*timed, ("all", record["all"])]),
+        "## Beside other predictors",
+        "Mean errors on the rows that both predict. `one FLOP rate`: the median rate of the other rows of the same "
+        "source, device and dtype; it is told what ours is not, the other measurements of that source.",
+        _others(record["others"]),
+        "## Order of layouts",
+        "Over groups of at least 5 layouts of one job on as many devices. Regret: how much longer the layout predicted "
+        "fastest takes than the fastest measured.",
+        _table(
+            ("source", "groups", "Spearman", "mean regret", "largest regret"),
+            (
+                (name, f["groups"], f"{f['spearman']:.2f}", _percent(f["regret"]), _percent(f["worst_regret"]))
+                for name, f in record["ranking"].items()
+            ),
+        ),
+        "## Peak memory of published runs",
+        _figures("source", [(name, f["memory"]) for name, f in sources.items() if f["memory"]["n"]]),
+        _others(record["others_memory"]),
+        "## Fits, or does not",
+        _table(
+            ("source", "ran", "of them told to fit", "did not run", "of them told not to fit"),
+            ((name, *(f"{v:,}" for v in f.values())) for name, f in record["fits"].items()),
+        ),
+        "## Rows of published runs that are not predicted",
+        _table(("why", "rows"), ((reason, f"{count:,}") for reason, count in record["skipped"].items())),
+        "## Live runs and papers' tables",
+        _live(live),
+    ]
+    if kernels is not None:
+        rows = [(f"{family}, {device}", f) for family, d in kernels["families"].items() for device, f in d.items()]
+        parts += ["## Kernels and collectives (training rows included; those kept out: `training/report.md`)"]
+        parts += [_figures("family, device", rows)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _bars(bars: dict[str, Any]) -> str:
+    rows = []
+    for name, bar in bars.items():
+        for what in ("time", "memory"):
+            if what in bar and bar[what]["n"]:
+                found = bar[what]
+                mark = "reached" if found["error"] <= found["to_reach"] else "missed"
+                rows.append(
+                    (
+                        name, what, f"{found['n']:,}", bar["statistic"], _percent(found["error"]),
+                        _percent(found["to_reach"]), mark, _percent(found["bias"], sign=True), bar["elsewhere"],
+                    )
+                )  # fmt: skip
+    head = ("rows", "what", "n", "statistic", "error", "to reach", "", "mean signed error", "best known elsewhere")
+    return _table(head, rows)
+
+
+def _missing(bars: dict[str, Any]) -> str:
+    """What is missing where a bar is missed."""
+    missed = {
+        name: bar["missing"]
+        for name, bar in bars.items()
+        if any(w in bar and bar[w]["n"] and bar[w]["error"] > bar[w]["to_reach"] for w in ("time", "memory"))
+    }
+    return _table(("missed", "which term is missing"), missed.items()) if missed else ""
+
+
+def _others(others: dict[str, Any]) -> str:
+    rows = [
+        (predictor, source, f"{f['n']:,}", _percent(f["ours"]), _percent(f["theirs"]))
+        for predictor, by_source in others.items()
+        for source, f in by_source.items()
+    ]
+    return _table(("predictor", "source", "n", "ours", "theirs"), rows) if rows else ""
+
+
+def _live(live: dict[str, Any] | None) -> str:
+    papers = (
+        "Papers' own tables: bubbles, memory and staleness of schedules and Zero Bubble's throughput in "
+        "`validate/schedules.md`, DistSim's profiling cost in `validate/distsim_profiling.md`, calibration by whole "
+        "runs in `validate/end_to_end.md`, optimisers in `validate/optimise.md`."
+    )
+    if live is None:
+        return papers
+    figures = (
+        ("configurations", live["configurations"]),
+        ("step time, mean error", _percent(live["mean_step_error"])),
+        ("step time, largest error", _percent(live["largest_step_error"])),
+        ("activity of a device, mean error", _percent(live["mean_device_error"])),
+        ("Spearman", f"{live['spearman']:.3f}"),
+        ("inside the 90 % interval", _percent(live["coverage_90"])),
+    )
+    return f"{_table(('live (`validate/live.md`)', 'reached'), figures)}\n\n{papers}"
+
+
+def _figures(head: str, rows: list[tuple[str, dict[str, Any]]]) -> str:
+    def cell(name: str, value: float | None) -> str:
+        if value is None:
+            return "-"
+        if name in ("n", "spearman"):
+            return f"{value:,}" if name == "n" else f"{value:.2f}"
+        return _percent(value, sign=name == "bias")
+
+    return _table((head, *FIGURES), ((name, *(cell(k, f.get(k)) for k in FIGURES)) for name, f in rows))
+
+
+def _percent(value: float | None, sign: bool = False) -> str:
+    return "-" if value is None else f"{100 * value:{'+' if sign else ''}.1f} %"
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|---" + "|--:" * (len(head) - 1) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(map(str, row)) + " |" for row in rows)])

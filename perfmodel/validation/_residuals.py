@@ -1,0 +1,195 @@
+"""The residual explorer: why a prediction missed, and what would have to be otherwise."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from math import log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from perfmodel import catalog
+from perfmodel.calibration import priors
+from perfmodel.errors import PerfModelError, TableError
+from perfmodel.io import read_table
+from perfmodel.prediction import LOSSES, event_label, event_shares, explain, step_derivatives, step_model
+from perfmodel.spec import Collective, Device, Op
+from perfmodel.validation._case_rows import Row, read_case
+from perfmodel.validation._cases import predict_cases, read_tables
+from perfmodel.validation._conventions import framework_of
+
+MOST_EVENTS = 8
+WORST = 5
+"""Runs that are explained where none is named."""
+
+
+@dataclass(frozen=True)
+class EventResidual:
+    """An event of the critical path and the measurement nearest to it."""
+
+    event: str
+    time_s: float
+    """Seconds of the step."""
+    provenance: str
+    nearest: str = ""
+    """Measured kernel of the same device, family, operator and pass; empty where no table given has one."""
+    nearest_us: float | None = None
+    doublings: float | None = None
+    """How far its shape is off: sum of |log2| over the dimensions."""
+
+
+@dataclass(frozen=True)
+class TermChange:
+    """How far one parameter alone would have to move to explain the error."""
+
+    parameter: str
+    share: float
+    """d log(step time) / d parameter: for a log factor, its share of the step."""
+    needed: float
+    """Log of the factor on its time; for a loss, its amount."""
+    prior_sd: float
+
+    @property
+    def deviations(self) -> float:
+        """The same in standard deviations of what is known of it without runs."""
+        return self.needed / self.prior_sd
+
+
+@dataclass(frozen=True)
+class CaseResidual:
+    """One run explained."""
+
+    case_id: str
+    measured_s: float
+    predicted_s: float
+    lo_s: float
+    hi_s: float
+    breakdown_s: dict[str, float]
+    """Seconds by activity, summing to the prediction."""
+    extrapolated: float
+    """Share of the critical path that rests on no measurement of this device."""
+    events: tuple[EventResidual, ...]
+    terms: tuple[TermChange, ...]
+    """Most likely first."""
+
+    @property
+    def error(self) -> float:
+        """Relative to the measured time."""
+        return self.predicted_s / self.measured_s - 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self) | {"error": self.error}
+
+
+def explain_case(row: Row, calibration: Path | None = None, tables: Sequence[pd.DataFrame] = ()) -> CaseResidual:
+    """Explain the error of one published run.
+
+    The step is linear in small changes of the parameters that runs can move (`perfmodel.prediction.PARAMETERS`), with
+    derivatives through the timeline; `needed` is the change that alone makes up log(measured / predicted).
+
+    Args:
+        row: cells of a table of runs, None where empty.
+        calibration: directory made by `perfmodel fit`.
+        tables: measured kernels and collectives (of `perfmodel.io.read_table`), among which the nearest are looked up.
+
+    Raises:
+        PerfModelError: a row that cannot be predicted, or was not timed.
+    """
+    case = read_case(row)
+    measured = row.get("measured_iter_time_s")
+    if measured is None:
+        raise PerfModelError(f"{case.case_id}: no step time was measured; nothing to explain")
+    framework = framework_of(str(row.get("source") or ""), case.cluster.device)
+    fixed = step_model(case.model, case.cluster, case.job, calibration, framework)
+    found = explain(fixed, case.layout)
+    known = priors([(fixed, [case.layout])], calibration, case.cluster.device.name)
+    derivatives = step_derivatives(fixed, [case.layout], [prior.name for prior in known])
+    by_parameter = derivatives.by_parameter[0] / derivatives.step_s[0]
+    gap = log(float(measured) / found.step_time_s)
+    terms = [
+        TermChange(prior.name, float(share), gap / float(share), prior.sd)
+        for prior, share in zip(known, by_parameter, strict=True)
+        if share > 1e-4 and not (prior.name in LOSSES and gap < 0)
+    ]
+    shares = event_shares(fixed, case.layout)
+    order = np.argsort(-shares.critical_s)[:MOST_EVENTS].tolist()
+    timed = fixed.timed(shares.ops)
+    return CaseResidual(
+        case_id=case.case_id,
+        measured_s=float(measured),
+        predicted_s=found.step_time_s,
+        lo_s=found.step_time_lo_s,
+        hi_s=found.step_time_hi_s,
+        breakdown_s=found.breakdown_s,
+        extrapolated=found.provenance["extrapolated"] + found.provenance["analytical"],
+        events=tuple(
+            EventResidual(
+                event_label(shares.ops[i]),
+                float(shares.critical_s[i]),
+                timed.provenance[i],
+                *_nearest(shares.ops[i], case.cluster.device, tables),
+            )
+            for i in order
+            if shares.critical_s[i] > 0
+        ),
+        terms=tuple(sorted(terms, key=lambda term: abs(term.deviations))),
+    )
+
+
+def explain_cases(
+    files: Sequence[Path], case_id: str | None = None, calibration: Path | None = None, tables: Sequence[Path] = ()
+) -> list[CaseResidual]:
+    """Explain one run of some tables by its id, or the five with the largest errors of those that were timed.
+
+    Raises:
+        TableError: for an unreadable file, or an id that no table has.
+    """
+    runs, _ = read_tables(files)
+    if case_id is not None:
+        chosen = runs[runs["case_id"] == case_id]
+        if chosen.empty:
+            raise TableError(f"no run {case_id!r} in these tables; the first is {runs['case_id'].iloc[0]!r}")
+    else:
+        predicted = predict_cases(runs, calibration)["predicted_iter_time_s"].astype(float)
+        off = np.abs(np.log(np.asarray(predicted, float) / np.asarray(runs["measured_iter_time_s"], float)))
+        chosen = runs.iloc[np.argsort(-np.nan_to_num(off))[:WORST]]
+    measured = [read_table(path) for path in tables]
+    cells: Any = chosen.astype(object).where(chosen.notna(), None)
+    return [explain_case(row, calibration, measured) for row in cells.to_dict("records")]
+
+
+def _nearest(op: Op, device: Device, tables: Sequence[pd.DataFrame]) -> tuple[str, float | None, float | None]:
+    """Label, microseconds and distance of the measured event nearest to one."""
+    best: tuple[str, float | None, float | None] = ("", None, None)
+    for table in tables:
+        own: Any = table[_of_device(table["device"], device)]
+        if isinstance(op, Collective):
+            own = own[own["collective"] == op.collective] if "collective" in own else own.iloc[:0]
+        elif "op_family" in own:
+            own = own[(own["op_family"] == op.family) & (own["op"] == op.op)]
+            own = own[own["pass"] == op.pass_]
+        else:
+            continue
+        names = [f.name for f in fields(op) if f.name in own and isinstance(getattr(op, f.name), (int, float))]
+        names = [name for name in names if getattr(op, name) and not isinstance(getattr(op, name), bool)]
+        if own.empty or not names:
+            continue
+        shape = own[names].astype(float).replace(0, np.nan).fillna(1.0).to_numpy()
+        off = np.abs(np.log2(shape / np.array([float(getattr(op, name)) for name in names]))).sum(axis=1)
+        at = int(off.argmin())
+        if best[2] is None or off[at] < best[2]:
+            words = " ".join(f"{name}={value:g}" for name, value in zip(names, shape[at], strict=True))
+            best = (words, float(own["time_us"].iloc[at]), float(off[at]))
+    return best
+
+
+def _of_device(names: Any, device: Device) -> pd.Series:
+    def same(name: object) -> bool:
+        try:
+            return catalog.device(str(name)).name == device.name
+        except PerfModelError:
+            return False
+
+    return names.map({name: same(name) for name in names.unique()}).astype(bool)

@@ -1,0 +1,26 @@
+"""A prediction's timeline as one interactive HTML file."""
+
+from pathlib import Path
+
+from perfmodel.io import write_text
+from perfmodel.prediction import Prediction
+from perfmodel.viz._require import timeline_of
+
+
+def interactive(prediction: Prediction) -> str:
+    """The page: zoom, move, search, what is under the pointer, the critical path, and memory below.
+
+    Raises:
+        PerfModelError: the prediction holds no timeline.
+    """
+    title = (
+        f"{prediction.model} on {prediction.devices} x {prediction.cluster}, {prediction.layout}: "
+        f"step {prediction.step_time_s:.4g} s, bubble {prediction.bubble_fraction:.1%}, MFU {prediction.mfu:.1%}"
+    )
+    timeline = timeline_of(prediction)
+    return timeline.to_html(prediction.memory_over_time(), prediction.memory_capacity_bytes, title)
+
+
+def write_interactive(prediction: Prediction, path: Path | str) -> None:
+    """Write the page, which opens in any browser without a network."""
+    write_text(path, interactive(prediction))

@@ -1,0 +1,81 @@
+"""Predicted against measured times, with the predictions' intervals."""
+
+from textwrap import shorten
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from perfmodel.display import BLUE, GREY, VERMILLION
+from perfmodel.errors import PerfModelError
+from perfmodel.viz._style import Width, legend_below, new_figure, styled
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_INTERVALS_UP_TO = 150
+"""Rows up to which each has its interval drawn; of more, a regular sample has."""
+_POINTS_UP_TO = 5000
+
+
+@styled
+def draw_parity(rows: "pd.DataFrame", width: Width = "column") -> "Figure":
+    """A panel per group: a point per row, its 90 % interval, the line of equality and +-25 % beside it.
+
+    Args:
+        rows: `group`, `measured_s`, `predicted_s`, `lo_s`, `hi_s` (interval of the prediction); rows with a NaN are
+            left out.
+
+    Raises:
+        PerfModelError: no row that has both times.
+    """
+    rows = rows.loc[(rows[["measured_s", "predicted_s", "lo_s", "hi_s"]] > 0).all(axis=1)]
+    if rows.empty:
+        raise PerfModelError("parity picture: no row was both measured and predicted")
+    groups = [(str(name), own) for name, own in rows.groupby("group", sort=True)]
+    across = min(len(groups), 2 if width == "column" else 4)
+    down = -(-len(groups) // across)
+    side_in = {"column": 3.4, "page": 7.0}[width] / across
+    figure = new_figure(width, min(side_in, 2.6) * down + 0.3)
+    grid = figure.subplots(down, across, squeeze=False).ravel()
+    for axis, (name, own) in zip(grid, groups, strict=False):
+        _panel(axis, name, own)
+    for axis in grid[len(groups) :]:
+        axis.set_axis_off()
+    for place, axis in enumerate(grid[: len(groups)]):
+        axis.set_ylabel("predicted seconds" if place % across == 0 else "")
+        axis.set_xlabel("measured seconds" if place + across >= len(groups) else "")
+    legend_below(figure, *grid[0].get_legend_handles_labels())
+    return figure
+
+
+def _panel(axis: "Axes", name: str, rows: "pd.DataFrame") -> None:
+    from matplotlib.ticker import NullFormatter
+
+    measured, predicted, lo, hi = (rows[c].to_numpy() for c in ("measured_s", "predicted_s", "lo_s", "hi_s"))
+    ends = np.array([min(measured.min(), predicted.min()) / 1.5, max(measured.max(), predicted.max()) * 1.5])
+    room = max(1.0, (10 * ends[0] / ends[1]) ** 0.5)  # at least a decade, so that its ticks can be read
+    ends *= [1 / room, room]
+    axis.fill_between(ends, ends / 1.25, ends * 1.25, color=GREY, alpha=0.25, linewidth=0, label="within 25 %")
+    axis.plot(ends, ends, color="black", linewidth=0.7, label="equal")
+    shown = np.arange(0, len(rows), -(-len(rows) // _POINTS_UP_TO))
+    ranked = np.argsort(measured, kind="stable")
+    sample = ranked[:: -(-len(rows) // _INTERVALS_UP_TO)]
+    every = "90 % intervals" if len(sample) == len(rows) else "90 % intervals of a sample"
+    axis.vlines(measured[sample], lo[sample], hi[sample], color=VERMILLION, linewidth=0.5, alpha=0.7, label=every)
+    size = 6 if len(shown) < 300 else 2
+    axis.scatter(measured[shown], predicted[shown], s=size, color=BLUE, linewidths=0, alpha=0.6, rasterized=True,
+                 label="rows" if len(shown) < 300 else None)  # fmt: skip
+    error = np.abs(predicted / measured - 1)
+    inside = float(((lo <= measured) & (measured <= hi)).mean())
+    axis.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    axis.set_title(
+        f"{shorten(name, 26, placeholder='...')}\n{len(rows):,} rows, {inside:.0%} in the interval\n"
+        f"error {error.mean():.1%}, median {np.median(error):.1%}",
+        fontsize=6,
+        pad=3,
+    )
+    axis.set_aspect("equal")
+    for side in (axis.xaxis, axis.yaxis):
+        side.set_minor_formatter(NullFormatter())

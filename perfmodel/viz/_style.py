@@ -1,0 +1,132 @@
+"""What all pictures share: widths of a paper's column and page, type sizes, plain axes, files."""
+
+import io
+import re
+import textwrap
+from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar
+
+from perfmodel.errors import PerfModelError
+from perfmodel.io import write_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Width = Literal["column", "page"]
+WIDTHS_IN: Final = {"column": 3.4, "page": 7.0}
+"""Inches of one column and of both in the usual two-column proceedings."""
+SUFFIXES: Final = (".png", ".pdf", ".svg")
+_SMALL, _BODY = 6.5, 7.5
+_STYLE: Final[dict[Any, Any]] = {
+    "font.size": _BODY, "axes.titlesize": _BODY, "axes.labelsize": _BODY, "xtick.labelsize": _SMALL,
+    "ytick.labelsize": _SMALL, "legend.fontsize": _SMALL, "figure.titlesize": _BODY,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.6, "axes.titlelocation": "left",
+    "xtick.major.width": 0.6, "ytick.major.width": 0.6, "xtick.major.size": 2.5, "ytick.major.size": 2.5,
+    "xtick.minor.width": 0.4, "ytick.minor.width": 0.4, "xtick.minor.size": 1.5, "ytick.minor.size": 1.5,
+    "lines.linewidth": 1.1, "lines.markersize": 3, "legend.frameon": False, "legend.handlelength": 1.4,
+    "legend.columnspacing": 1.2, "legend.handletextpad": 0.5, "legend.borderaxespad": 0.3, "hatch.linewidth": 0.5,
+    "figure.dpi": 100, "figure.constrained_layout.h_pad": 0.04, "figure.constrained_layout.w_pad": 0.03,
+}  # fmt: skip
+_FILE_STYLE: Final[dict[Any, Any]] = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "perfmodel"}
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def styled(draw: Callable[P, R]) -> Callable[P, R]:
+    """Run a drawing function under the pictures' type sizes and lines."""
+
+    @wraps(draw)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> R:
+        import matplotlib as mpl
+
+        with mpl.rc_context(_STYLE):
+            return draw(*args, **kwargs)
+
+    return drawn
+
+
+def new_figure(width: Width, height_in: float) -> "Figure":
+    """An empty figure of a column's or a page's width.
+
+    Raises:
+        PerfModelError: another width.
+    """
+    from matplotlib.figure import Figure
+
+    if width not in WIDTHS_IN:
+        raise PerfModelError(f"picture: width must be one of {', '.join(WIDTHS_IN)}, got {width!r}")
+    return Figure(figsize=(WIDTHS_IN[width], height_in), layout="constrained")
+
+
+def save_figure(figure: "Figure", path: Path | str) -> None:
+    """Write a figure as PNG (300 dots per inch), PDF or SVG by the file's suffix, atomically.
+
+    Raises:
+        PerfModelError: another suffix.
+    """
+    import matplotlib as mpl
+
+    suffix = Path(path).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise PerfModelError(f"{path}: a picture is written as {', '.join(SUFFIXES)}; name the file so")
+    buffer = io.BytesIO()
+    undated: dict[str, Any] = {".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}[suffix]
+    with mpl.rc_context(_FILE_STYLE):
+        figure.savefig(buffer, format=suffix[1:], dpi=300, metadata=undated)
+    write_bytes(path, buffer.getvalue())
+
+
+def set_title(figure: "Figure", *lines: str) -> None:
+    """Lines above everything, broken where the figure ends."""
+    # a character of a proportional face is about half as wide as high
+    most = int(figure.get_figwidth() * 72 / (_BODY * 0.56))
+    if text := "\n".join(wrapped(line, most) for line in lines if line):
+        figure.suptitle(text, x=0.01, ha="left", fontsize=_BODY)
+
+
+def wrapped(text: str, most: int) -> str:
+    """Text in lines of at most so many characters; layouts are broken after their commas."""
+    return "\n".join(textwrap.wrap(re.sub(r",(?=\S)", ", ", text), most))
+
+
+def legend_below(figure: "Figure", handles: Sequence[Any], labels: Sequence[str], **options: Any) -> None:
+    """A legend under the picture, in as many columns as its width takes."""
+    if not handles:
+        return
+    room = figure.get_figwidth() * 72 / _SMALL  # in heights of a character
+    widths = [0.5 * len(label) + 3.6 for label in labels]
+    columns = len(labels) if sum(widths) < room else max(1, int(room / max(widths)))
+    rows = -(-len(labels) // columns)
+    columns = -(-len(labels) // rows)  # as even as the rows allow
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, **options)
+
+
+def time_unit(seconds: float) -> tuple[float, str]:
+    """Units per second and the unit's name, for an axis that ends at so many seconds."""
+    for per_s, name in ((1.0, "s"), (1e3, "ms")):
+        if seconds * per_s >= 1:
+            return per_s, name
+    return 1e6, "µs"
+
+
+def log_ticks(axis: Any, values: Sequence[float]) -> None:
+    """Plain numbers at the given places of a logarithmic x or y axis, and nowhere else."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    axis.set_major_locator(FixedLocator(list(values)))
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_locator(NullLocator())
+
+
+def device_ticks(axis: "Axes", devices: int, label: str) -> None:
+    """Numbers of rows, the first at the top; every one, or so many that they do not touch."""
+    every = max(1, -(-devices // 16))
+    axis.set_ylim(devices, 0)
+    axis.set_yticks([d + 0.5 for d in range(0, devices, every)], [str(d) for d in range(0, devices, every)])
+    axis.tick_params(axis="y", length=0)
+    axis.spines["left"].set_visible(False)
+    axis.set_ylabel(label)

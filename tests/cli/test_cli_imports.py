@@ -1,0 +1,25 @@
+"""What `import perfmodel` and `--help` leave unimported: their speed, without a clock."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"jax", "flax", "optax", "torch", "matplotlib", "pandas", "pyarrow", "scipy", "numpy", "pydantic", "rich"}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import perfmodel",
+        "from perfmodel.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass",
+        "from perfmodel.cli import main\ntry:\n    main(['search', '--help'])\nexcept SystemExit:\n    pass",
+    ],
+    ids=["import", "help", "search help"],
+)
+def test_heavy_modules_stay_out(code):
+    asked = f"{code}\nimport sys; print('modules', *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    modules = set(done.stdout.rsplit("modules", 1)[1].split())
+    assert "perfmodel" in modules
+    assert not modules & HEAVY

@@ -1,0 +1,51 @@
+"""`perfmodel doctor` reports what there is, and what is wrong, without failing."""
+
+import json
+
+import pytest
+
+from perfmodel.cli import main
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("PERFMODEL_CACHE", str(tmp_path))
+    (tmp_path / "structures").mkdir()
+    (tmp_path / "structures" / "one.bin").write_bytes(bytes(3000))
+    return tmp_path
+
+
+def doctor(capsys, *arguments):
+    assert main(["doctor", "--json", *arguments]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_reports_extras_devices_and_caches(capsys, cache):
+    report = doctor(capsys)
+    assert report["packages"]["jax"]
+    assert report["jax_devices"]
+    assert report["extras"]["viz"] == "installed"
+    caches = report["caches"]
+    assert (caches["folder"], caches["structures_files"], caches["structures_bytes"]) == (str(cache), 1, 3000)
+    assert caches["limit_bytes"] == 2e9
+    assert not report["problems"]
+
+
+def test_names_a_cache_above_its_limit_and_clears_it(capsys, monkeypatch):
+    monkeypatch.setenv("PERFMODEL_CACHE_LIMIT_GB", "1e-6")
+    (problem,) = doctor(capsys)["problems"]
+    assert "--clear-cache" in problem
+    report = doctor(capsys, "--clear-cache")
+    assert report["caches"]["structures_files"] == 0
+    assert not report["problems"]
+
+
+def test_names_a_setting_that_is_wrong(capsys, monkeypatch):
+    monkeypatch.setenv("PERFMODEL_CACHE_LIMIT_GB", "much")
+    (problem,) = doctor(capsys)["problems"]
+    assert "PERFMODEL_CACHE_LIMIT_GB='much'" in problem
+
+
+def test_describes_ones_own_calibration(capsys, tmp_path):
+    assert main(["doctor", "--calibration", str(tmp_path / "nowhere")]) == 2
+    assert "nowhere" in capsys.readouterr().err

@@ -1,0 +1,34 @@
+"""What must not hang: `wrong.py CASE`."""
+
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+case = sys.argv[1]
+if case == "no group":
+    sys.exit(0)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+if case == "size":
+    dist.all_reduce(torch.ones(2 + rank))
+elif case == "order":
+    dist.barrier() if rank else dist.all_reduce(torch.ones(2))
+elif case == "deadlock":
+    dist.all_reduce(torch.ones(2))
+    time.sleep(60) if rank else dist.all_reduce(torch.ones(2))
+elif case == "left":
+    None if rank else dist.all_reduce(torch.ones(2))
+elif case == "silent":
+    time.sleep(60)
+elif case == "sparse":
+    dist.all_reduce(torch.eye(3).to_sparse())
+elif case == "objects":
+    dist.broadcast_object_list([None], 1)
+elif case == "calls":
+    for _ in range(5):
+        dist.all_reduce(torch.ones(2))
+elif case == "raises":
+    dist.barrier()
+    raise ValueError("no data")

@@ -1,0 +1,119 @@
+"""Named terms of frameworks: clocks under load, kernel generations, contention, what is kept and left eager."""
+
+from dataclasses import replace
+from math import exp, log
+
+import numpy as np
+import pytest
+
+from perfmodel import catalog
+from perfmodel.cost import CollectiveModel, KernelModel, event_times
+from perfmodel.errors import PerfModelError
+from perfmodel.prediction import EAGER, attention_slowdown, explain, step_model, step_times_s, sustained
+from perfmodel.prediction._sustained import source_group, source_medians
+from perfmodel.spec import Attention, Collective, Gemm, Job, Layout, MemoryBound
+
+A100, H100 = catalog.device("A100-SXM4-80GB"), catalog.device("H100-SXM5-80GB")
+MODEL = catalog.model("gpt3-6.7b")
+LAYOUT = Layout(tp=8, dp=1, sequence_parallel=True)
+
+
+def step_s(job: Job, layout: Layout = LAYOUT, **changes: object) -> float:
+    fixed = step_model(MODEL, catalog.cluster("dgx-a100"), job, None, replace(EAGER, **changes))
+    return float(step_times_s(fixed, [layout])[0])
+
+
+def test_slowdowns_of_one_op_multiply() -> None:
+    framework = replace(EAGER, attention_slowdown=1.5, sustained=(("Ampere", 0.1),))
+    attention = Attention(op="flash_attention", batch=1, heads=8, kv_heads=8, seq_q=512, seq_kv=512, head_dim=64)
+    assert framework.slowdown(attention, A100) == pytest.approx(1.5 * exp(0.1))
+    assert framework.slowdown(attention, H100) == pytest.approx(1.5)
+    assert framework.slowdown(Gemm(m=8, n=8, k=8), A100) == pytest.approx(exp(0.1))
+    assert framework.slowdown(Gemm(m=8, n=8, k=8, dtype="fp8"), A100) == 1.0
+    assert framework.slowdown(MemoryBound(op="gelu", rows=8, hidden=8, n_inputs=1), A100) == 1.0
+
+
+def test_sustained_is_the_median_of_other_groups_with_the_tables_own_zero() -> None:
+    values = source_medians()["Ampere"]
+    groups: dict[str, list[float]] = {}
+    for name, value in values.items():
+        groups.setdefault(source_group(name), []).append(value)
+    for left_out in ("", *values):
+        kept = [np.median(v) for g, v in groups.items() if not left_out or g != source_group(left_out)]
+        assert dict(sustained(left_out))["Ampere"] == pytest.approx(max(0.0, float(np.median([0.0, *kept]))))
+
+
+def test_sustained_slows_a_step_by_the_share_of_products() -> None:
+    job = Job(global_batch=8, seq_len=2048)
+    base, slower = step_s(job, sustained=()), step_s(job, sustained=(("Ampere", 0.1),))
+    assert 1 < slower / base < exp(0.1)
+    assert step_s(job, sustained=(("Hopper", 0.1),)) == base
+
+
+def test_older_attention_kernels_are_slower_and_hopper_widens_the_gap() -> None:
+    assert attention_slowdown("fastest", H100) == attention_slowdown("flash-2", A100) == 1.0
+    assert 1.0 < attention_slowdown("flash-2", H100) < 2.0
+    ratio = attention_slowdown("flash-1-triton", H100) / attention_slowdown("flash-1-triton", A100)
+    assert ratio == pytest.approx(attention_slowdown("flash-2", H100))
+    assert attention_slowdown("flash-1", A100) > attention_slowdown("flash-1-triton", A100) > 1.0
+
+
+def test_contention_multiplies_collectives_between_nodes_only() -> None:
+    calm = catalog.cluster("dgx-h100")
+    inner, outer = calm.levels[0], replace(calm.levels[-1], contention=0.5)
+    busy = replace(calm, levels=(*calm.levels[:-1], outer))
+    ops = [
+        Collective(collective="all_reduce", bytes=1e8, num_ranks=128, ranks_per_node=8, level=len(calm.levels) - 1),
+        Collective(collective="all_reduce", bytes=1e8, num_ranks=inner.size, ranks_per_node=inner.size, level=0),
+    ]
+    models = KernelModel.load(), CollectiveModel.load()
+    before, after = (event_times(ops, cluster, *models) for cluster in (calm, busy))
+    np.testing.assert_allclose(after.time_s / before.time_s, [4.0, 1.0], rtol=1e-12)
+    np.testing.assert_allclose(after.hi_s / after.time_s, before.hi_s / before.time_s)
+    with pytest.raises(PerfModelError, match="contention must be"):
+        replace(outer, contention=-1.0)
+
+
+def test_kept_gathered_inputs_cost_memory_and_save_time() -> None:
+    job = Job(global_batch=8, seq_len=2048)
+    cluster, kept = catalog.cluster("dgx-a100"), replace(job, keep_gathered=True)
+    usual, whole = (explain(step_model(MODEL, cluster, one), LAYOUT) for one in (job, kept))
+    # the query-key-value and the first feed-forward product of each layer, and the head's: (1 - 1/tp) 2 s b h each
+    products = 2 * MODEL.layers + 1
+    more = (whole.memory.peak - usual.memory.peak) / (2 * 2048 * MODEL.hidden * (1 - 1 / 8))
+    assert more == pytest.approx(products)
+    assert whole.step_time_s <= usual.step_time_s
+
+
+def test_eager_kernels_slow_a_step_each_and_half_gradients_cost_two_bytes() -> None:
+    job = Job(global_batch=8, seq_len=2048)
+    base = step_s(job)
+    for kind in ("activation", "cross_entropy"):
+        assert step_s(replace(job, eager_kernels=(kind,))) > base
+    cluster = catalog.cluster("dgx-a100")
+    usual, more = (
+        explain(step_model(MODEL, cluster, one), LAYOUT).memory_per_stage[0].gradients
+        for one in (job, replace(job, half_gradients=True))
+    )
+    assert more / usual == pytest.approx(6 / 4)
+
+
+def test_gradients_of_unmeasured_devices_follow_the_nearest_forward() -> None:
+    """A TPU v5e has no relative with gradients: its own generation was timed forward only."""
+    kernels = KernelModel.load()
+    for name in ("TPU-v5e", "H200-SXM", "GB200"):
+        ops = [Gemm(m=8192, n=8192, k=8192, pass_=direction) for direction in ("fwd", "dgrad", "wgrad")]
+        forward, dgrad, wgrad = kernels.times(catalog.device(name), ops).time_s
+        assert abs(log(dgrad / forward)) < 0.25
+        assert abs(log(wgrad / forward)) < 0.25
+
+
+def test_frozen_weights_have_no_gradients_and_no_optimizer() -> None:
+    job, cluster, layout = Job(global_batch=16, seq_len=2048), catalog.cluster("dgx-a100"), Layout(tp=4, dp=2)
+    usual, frozen = (explain(step_model(MODEL, cluster, one), layout) for one in (job, replace(job, frozen=True)))
+    assert frozen.memory.gradients == frozen.memory.optimizer == 0
+    assert frozen.memory.weights == usual.memory.weights
+    assert frozen.breakdown_s["optimizer"] == frozen.breakdown_s["data_parallel_communication_exposed"] == 0
+    assert frozen.breakdown_s["forward"] == pytest.approx(usual.breakdown_s["forward"])
+    # of forward and both gradients, one third is gone
+    assert 0.55 < frozen.step_time_s / usual.step_time_s < 0.75

@@ -1,0 +1,52 @@
+"""The gate on accuracy, and a fast subset of the published record held against it."""
+
+import copy
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from perfmodel.validation import cases_report, predict_cases, read_tables, worse
+
+ROOT = Path(__file__).parents[2]
+DATA = os.environ.get("PERFMODEL_DATA")
+
+
+def report(error: float, n: int = 10, memory: float = 0.1, kernels: float = 0.02) -> dict:
+    source = {"n": n, "mean_ape": error, "memory": {"n": 3, "mean_ape": memory}}
+    return {
+        "cases": {"sources": {"one": source}},
+        "kernels": {"families": {"gemm": {"all": {"n": 5, "mean_ape": kernels}}}},
+    }
+
+
+def test_equal_or_better_passes() -> None:
+    assert worse(report(0.1), report(0.1)) == []
+    assert worse(report(0.1), report(0.05)) == []
+
+
+def test_small_growth_passes_and_larger_fails() -> None:
+    assert worse(report(0.02), report(0.0249)) == []
+    assert worse(report(0.02), report(0.026)) == ["one, step time: mean error 2.6%, 2.0% before"]
+    assert worse(report(0.40), report(0.415)) == []
+    assert len(worse(report(0.40), report(0.43))) == 1
+
+
+def test_memory_kernels_and_lost_rows_are_held_too() -> None:
+    assert "peak memory" in worse(report(0.1), report(0.1, memory=0.2))[0]
+    assert worse(report(0.1), report(0.1, kernels=0.05))[0].startswith("kernels, gemm")
+    assert "9 rows predicted" in worse(report(0.1), report(0.01, n=9))[0]
+    gone = copy.deepcopy(report(0.1))
+    gone["cases"]["sources"] = {}
+    assert "no longer predicted" in worse(report(0.1), gone)[0]
+
+
+@pytest.mark.skipif(DATA is None, reason="PERFMODEL_DATA is not set")
+def test_no_source_of_the_subset_is_less_accurate_than_committed() -> None:
+    before = json.loads((ROOT / "validate" / "gate.json").read_text())
+    runs, _ = read_tables(sorted((Path(str(DATA)) / "published").glob("*.csv")))
+    runs = runs[runs["case_id"].isin(before["runs"])].reset_index(drop=True)
+    assert len(runs) == len(before["runs"])
+    after = {"cases": cases_report(runs, predict_cases(runs)), "kernels": {}}
+    assert worse(before, after) == []

@@ -1,0 +1,140 @@
+"""Searches of papers and choices among runs: published figures typed in, and a table of our own."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from perfmodel import catalog
+from perfmodel.prediction import Framework, step_model
+from perfmodel.spec import Job, Layout
+from perfmodel.validation import SEARCH_SECTIONS
+from perfmodel.validation import _search_chimera as chimera
+from perfmodel.validation import _search_distir as distir
+from perfmodel.validation import _search_distsim as distsim
+from perfmodel.validation import _search_groups as groups
+from perfmodel.validation import _search_megatron as megatron
+from perfmodel.validation._search_rank import rank
+from perfmodel.validation._search_report import markdown_table
+
+
+def test_distsim_finds_the_papers_best_and_worst():
+    """DistSim, arXiv 2306.08423, section 6: 2D x 8P is best, 16M worst, of 15 strategies."""
+    table, ours = distsim.distsim_table()
+    assert len(table) == 15
+    assert (ours["best"], ours["worst"]) == (distsim.PAPER["best"], distsim.PAPER["worst"]) == ("1M8P2D", "16M1P1D")
+    assert 5 < ours["best/worst"] < 12
+
+
+@pytest.mark.parametrize("batch", [16384, 131072])
+def test_distir_has_as_many_layouts_as_the_paper(batch):
+    """DistIR, arXiv 2111.05426, table 1: 75 layouts of a batch."""
+    layouts = list(distir._grid(batch, "1f1b"))
+    assert len(layouts) == len(set(layouts)) == 75
+    assert all(lay.devices == 16 for lay in layouts)
+
+
+def test_distir_counts_inference_layouts_as_the_paper():
+    """Table 1: 1,035 layouts over all batches (some are too small for 128 micro-batches)."""
+    assert sum(len(list(distir._grid(batch, "gpipe"))) for batch in distir.BATCHES) == 1035
+
+
+@pytest.mark.parametrize(
+    ("model", "batch"), [("mlp-1b", 128), ("mlp-1b", 262144), ("mlp-17b", 4096), ("mlp-103b", 1024)]
+)
+def test_distir_rows_of_table_2(model, batch):
+    found = distir.training_search(model, batch)
+    assert distir.name(found.layouts[0], batch) == distir.TRAINING[model][batch]
+
+
+def test_a_row_that_does_not_fit_is_not_held():
+    found = distir.training_search("mlp-103b", 128)
+    row = distir._compare(found, 128, "16/1/1/1")
+    assert not row["held"]
+    assert np.isinf(row["paper's/ours"])
+
+
+def test_ranked_layouts_are_in_order_and_leave_out_what_does_not_divide():
+    model, job = catalog.model("mlp-1b"), Job(global_batch=16, seq_len=1)
+    layouts = [Layout(dp=4), Layout(tp=4), Layout(dp=3), Layout(tp=4)]
+    found = rank(model, catalog.cluster("dgx-2"), job, layouts)
+    assert sorted(map(str, found.layouts)) == sorted(map(str, layouts[:2]))
+    assert (np.diff(found.step_s) >= 0).all()
+    assert found.place(found.layouts[1]) == 1
+    assert found.place(Layout(dp=3)) is None
+    assert found.only([False, True]).layouts == found.layouts[1:]
+    assert rank(model, catalog.cluster("dgx-2"), job, [Layout(dp=3)]).layouts == ()
+
+
+def test_blocking_sends_lengthen_pipelines_only():
+    model, cluster, job = catalog.model("mlp-17b"), catalog.cluster("dgx-2"), Job(global_batch=4096, seq_len=1)
+    layouts = [Layout(pp=4, micro_batch=64, dp=1), Layout(tp=4, micro_batch=4096)]
+    free, held = (
+        step_model(model, cluster, job, None, Framework(blocking_sends=b)).evaluate(layouts).step_time_s
+        for b in (False, True)
+    )
+    assert held[0] > free[0] * (1 + 1e-4)
+    assert held[1] == free[1]
+
+
+def test_plain_sgd_keeps_no_states():
+    model, cluster = catalog.model("mlp-1b"), catalog.cluster("dgx-2")
+    peaks = []
+    for optimizer in ("plain-sgd", "sgd", "adam"):
+        job = Job(global_batch=16, seq_len=1, dtype="fp16", grad_dtype="fp16", optimizer=optimizer)
+        peaks.append(step_model(model, cluster, job).peak_memory([Layout()])[0][0])
+    parameters = 16 * 8192**2
+    assert np.allclose(np.diff(peaks), [8 * parameters, 4 * parameters], rtol=0.01)
+
+
+def test_chimera_order_of_synchronous_schemes():
+    """Chimera, arXiv 2107.06925, figure 14: Chimera, DAPPLE, GPipe, GEMS on Bert-48."""
+    table = chimera.chimera_table(chimera.STUDIES[0]).set_index("scheme")
+    rates = table.loc[["chimera", "1f1b", "gpipe", "gems"], "at the paper's choice"].to_numpy()
+    assert (np.diff(rates) < 0).all()
+    assert table.loc["chimera", "paper's/ours"] < 1.05
+
+
+def _runs() -> pd.DataFrame:
+    common = {
+        "source": "s", "model": "m", "layers": 2, "hidden": 8, "seq_len": 4, "dtype": "bf16", "device": "d",
+        "global_batch": 8, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "micro_batch": 1, "zero_stage": 0, "recompute": "none",
+        "sequence_parallel": 0, "skipped_reason": None,
+    }  # fmt: skip
+    rows = [
+        # tp, devices, measured, predicted, status, fits
+        (1, 4, 1.0, 3.0, "ok", True), (2, 4, 1.5, 2.0, "ok", True), (4, 4, 4.0, 4.0, "ok", True),
+        (1, 8, 5.0, 1.0, "ok", True), (1, 8, 7.0, 1.0, "ok", True), (2, 8, 8.0, 2.0, "ok", False),
+        (4, 8, None, 1.0, "oom", False), (8, 8, None, 1.0, "oom_or_crash", True), (1, 16, 1.0, 1.0, "ok", True),
+    ]  # fmt: skip
+    names = ("tp", "n_devices", "measured_iter_time_s", "predicted_iter_time_s", "status", "fits")
+    return pd.DataFrame([common | dict(zip(names, row, strict=True)) | {"dp": row[1] // row[0]} for row in rows])
+
+
+def test_regret_is_what_our_choice_costs():
+    table = groups.group_table(_runs())
+    assert table["n_devices"].tolist() == [4, 8]  # one run is no choice
+    assert table["runs"].tolist() == [3, 2]  # repeats are one run
+    assert table["regret"].tolist() == pytest.approx([0.5, 0.0])
+    assert table["spearman"].iloc[0] == pytest.approx(0.5)
+    assert groups.group_summary(table)["regret, median"] == pytest.approx(0.25)
+
+
+def test_fit_is_right_where_runs_ran_and_failed_as_said():
+    figures = groups.fit_figures(_runs())
+    assert figures["n"] == 9
+    assert figures["accuracy"] == pytest.approx(7 / 9)
+    assert (figures["ran, said not to"], figures["failed, said to fit"]) == (1, 1)
+
+
+def test_megatron_layouts_are_in_the_space_searched(data_dir):
+    table = megatron.megatron_table(data_dir)
+    assert len(table) == 10
+    assert table["all, rank"].notna().all()
+    assert (table["rule, of"] <= table["all, of"]).all()
+    assert np.median(np.abs(table["predicted_s"] / table["measured_s"] - 1)) < 0.10
+
+
+def test_markdown_says_what_a_cell_is():
+    text = markdown_table(pd.DataFrame({"a": [1.23456, np.inf], "b": [True, False], "c": ["x", None]}))
+    assert text.splitlines()[2:] == ["| 1.235 | yes | x |", "| does not fit | **no** | - |"]
+    assert set(SEARCH_SECTIONS) == {"distsim", "distir", "chimera", "megatron", "groups"}

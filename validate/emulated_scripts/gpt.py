@@ -1,0 +1,67 @@
+"""A causal transformer under DistributedDataParallel (FSDP=1: fully_shard): the model of `gpt.toml`."""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+VOCABULARY, HIDDEN, LAYERS, HEADS, LENGTH = 8192, 512, 6, 8, 128
+BATCH = int(os.environ.get("BATCH", "4"))
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)
+        self.qkv, self.out = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+        self.up, self.down = nn.Linear(HIDDEN, 4 * HIDDEN), nn.Linear(4 * HIDDEN, HIDDEN)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.qkv(self.norm1(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        found = nn.functional.scaled_dot_product_attention(*parts.unbind(0), is_causal=True)
+        x = x + self.out(found.transpose(1, 2).flatten(2))
+        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+
+
+class Gpt(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, HIDDEN)
+        self.places = nn.Parameter(torch.zeros(LENGTH, HIDDEN))
+        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.norm = nn.LayerNorm(HIDDEN)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.words(words) + self.places
+        for layer in self.layers:
+            x = layer(x)
+        return self.norm(x) @ self.words.weight.T
+
+
+def main(steps: int) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    dist.init_process_group("gloo")
+    model = Gpt()
+    if os.environ.get("FSDP"):
+        for layer in model.layers:
+            fully_shard(layer)
+        fully_shard(model)
+    else:
+        model = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    words = torch.randint(0, VOCABULARY, (BATCH, LENGTH))
+    for _ in range(steps):
+        loss = nn.functional.cross_entropy(model(words).flatten(0, 1), words.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,47 @@
+"""A recurrent language model under DistributedDataParallel (FSDP=1: fully_shard), on random words."""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+VOCABULARY, HIDDEN, LAYERS, LENGTH, BATCH = 2000, 192, 2, 24, 8
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, HIDDEN)
+        self.memory = nn.LSTM(HIDDEN, HIDDEN, LAYERS, batch_first=True)
+        self.head = nn.Linear(HIDDEN, VOCABULARY)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.head(self.memory(self.words(words))[0])
+
+
+def main(steps: int) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    dist.init_process_group("gloo")
+    model = Recurrent()
+    if os.environ.get("FSDP"):
+        fully_shard(model.head)
+        fully_shard(model)
+    else:
+        model = DistributedDataParallel(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    words = torch.randint(0, VOCABULARY, (BATCH, LENGTH))
+    for _ in range(steps):
+        loss = nn.functional.cross_entropy(model(words).flatten(0, 1), words.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,281 @@
+"""Emulated ranks against real ones on this machine: `python validate/emulation.py [--out DIR] [--only PART...]`.
+
+Parts, each added to the report as it is done: prices, micro, steps, host_prices, hosts, curve, what_if, scale,
+memory. The steps take Linux with two cores, hosts also root and iproute2.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from perfmodel import catalog
+from perfmodel.emulation import (
+    EmulatedRun,
+    Emulation,
+    Prices,
+    PriceTable,
+    emulate,
+    emulated_curve,
+    measure_prices,
+    replay,
+    typical,
+)
+from perfmodel.io import write_json, write_text
+from perfmodel.measure import EmulatedHosts, usable_cores
+from perfmodel.prediction import EAGER, predict
+from perfmodel.program import Kind
+from perfmodel.spec import Job, Layout
+
+SCRIPTS = Path(__file__).parent / "emulated_scripts"
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
+"""Memory is kept once it was taken, in all runs alike: whether gloo's buffers are taken anew for every call depends
+on what a process did before, and makes large messages up to half slower or not."""
+SEEN, UNSEEN = ("resnet", "bert", "recommend"), ("lstm", "vit")
+"""Scripts that the method was made with, and others that it was not."""
+MODELS = tuple(f"{model} {how}" for model in (*SEEN, *UNSEEN) for how in ("ddp", "fsdp"))
+STEPS = 13
+SCRIPT = replace(EAGER, context_bytes=0.0)
+"""Without a GPU's context; what importing takes is left out of measured memory."""
+LINK_BYTES_PER_S = 5e6
+
+
+def script(name: str, *arguments: object, **options: object) -> tuple[str, ...]:
+    """A command with environment variables of its own."""
+    words = [f"{key}={value}" for key, value in options.items()]
+    return ("env", *words, sys.executable, str(SCRIPTS / f"{name}.py"), *map(str, arguments))
+
+
+def prices_of(out: Path, name: str = "prices") -> PriceTable:
+    return PriceTable.read(out / f"emulation_{name}.csv")
+
+
+def run_real(command: Sequence[str], world_size: int, **more: Any) -> EmulatedRun:
+    return emulate(Emulation(
+        command=tuple(command), world_size=world_size, real_ranks=tuple(range(world_size)), cores=usable_cores(), **more
+    ))  # fmt: skip
+
+
+def run_emulated(command: Sequence[str], world_size: int, table: PriceTable, **more: Any) -> EmulatedRun:
+    """Rank 0 alone, on the first core."""
+    conditions = {"jitter": table.jitter} | more.pop("conditions", {})
+    prices = Prices(catalog.cluster("localhost"), table.time_s, table)
+    return emulate(Emulation(
+        command=tuple(command), world_size=world_size, prices=prices, cores=usable_cores()[:1],
+        conditions=conditions, **more,
+    ))  # fmt: skip
+
+
+def prices(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    kinds = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+    table = pd.concat([measure_prices(2, kinds, calls=16) for _ in range(2)])
+    table = table.groupby(["collective", "ranks", "bytes"], as_index=False).mean()
+    write_text(out / "emulation_prices.csv", table.to_csv(index=False))
+    return {"jitter": float(table.jitter.iloc[0]), "rows": len(table)}
+
+
+def micro(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The paper's table 1: two real runs, and the emulation that was told what the first found."""
+    sizes, kinds = (1 << 10, 1 << 12, 1 << 15, 1 << 18, 1 << 21, 1 << 24), ("all_reduce", "all_gather")
+    found = [measure_prices(2, kinds, sizes, calls=24) for _ in range(2)]
+    write_text(out / "emulation_micro.csv", found[0].to_csv(index=False))
+    table = prices_of(out, "micro")
+    told = Prices(catalog.cluster("localhost"), table.time_s, table)
+    found.append(measure_prices(2, kinds, sizes, calls=24, prices=told))
+    return {
+        "rows": [
+            {
+                "collective": rows[0].collective, "bytes": int(rows[0].bytes), "real_s": rows[0].time_s,
+                "again_s": rows[1].time_s, "emulated_s": rows[2].time_s,
+                "overhead": rows[2].time_s / rows[0].time_s - 1, "noise": rows[1].time_s / rows[0].time_s - 1,
+            }
+            for rows in zip(*(f.itertuples() for f in found), strict=True)
+        ]
+    }  # fmt: skip
+
+
+def steps(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Real and emulated launches in turn; the noise floor is how far halves of the real ones are apart."""
+    table, result = prices_of(out), {}
+    for name in arguments.models or MODELS:
+        model, how = name.split()
+        command = script(model, STEPS, **({"FSDP": 1} if how == "fsdp" else {}))
+        spans: dict[str, list[np.ndarray]] = {"real": [], "emulated": []}
+        for launch in range(arguments.launches):
+            spans["real"].append(run_real(command, 2).iteration_s())
+            conditions = {"seed": launch}
+            spans["emulated"].append(run_emulated(command, 2, table, conditions=conditions).iteration_s())
+        result[name] = compared(spans["real"], spans["emulated"])
+        print(name, result[name], file=sys.stderr)
+        saved(out, "steps", result)
+    return result
+
+
+def compared(real: Sequence[np.ndarray], emulated: Sequence[np.ndarray]) -> dict[str, Any]:
+    """Medians over all iterations, and by launch."""
+    real_s, emulated_s = (float(np.median(np.concatenate(s))) for s in (real, emulated))
+    by_launch = [float(np.median(s)) for s in real]
+    return {
+        "real_s": real_s, "emulated_s": emulated_s, "error": emulated_s / real_s - 1,
+        "noise": (max(by_launch) - min(by_launch)) / real_s, "iterations": sum(map(len, real)),
+        "real_launches_s": by_launch, "emulated_launches_s": [float(np.median(s)) for s in emulated],
+    }  # fmt: skip
+
+
+def host_prices(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Of collectives between hosts in namespaces with shaped links; sizes are not those of the script."""
+    kinds, sizes = ("all_reduce", "broadcast", "all_gather"), (1 << 8, 1 << 14, 1 << 18, 1 << 20)
+    for ranks in arguments.ranks:
+        with EmulatedHosts(ranks, LINK_BYTES_PER_S) as emulated:
+            table = measure_prices(ranks, kinds, sizes, calls=3, hosts=emulated.hosts)
+        write_text(out / f"emulation_hosts{ranks}.csv", table.assign(jitter=0.0).to_csv(index=False))
+    return {}
+
+
+def hosts(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The script on such hosts, and emulated."""
+    result = {}
+    for ranks in arguments.ranks:
+        command = script("mlp", 16, WIDTH=192)
+        with EmulatedHosts(ranks, LINK_BYTES_PER_S) as emulated:
+            real = [run_real(command, ranks, hosts=emulated.hosts).iteration_s() for _ in range(arguments.launches)]
+        found = run_emulated(command, ranks, prices_of(out, f"hosts{ranks}")).iteration_s()
+        result[f"{ranks} ranks"] = compared(real, [found])
+    return result
+
+
+def curve(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The paper's figure 4."""
+    from perfmodel.viz import draw_emulated_curve, save_figure
+
+    delays_s, every, result = tuple(np.linspace(0, 0.01, 11).tolist()), 4, {}
+    table = prices_of(out)
+    for name, occupancy in (("library on the core (gloo)", table), ("library beside it (GPU)", None)):
+        found = emulate(Emulation(
+            command=script("bert", every * len(delays_s) * 3 + 1, BUCKET_MB=1, BATCH=3), world_size=2,
+            prices=Prices(catalog.cluster("localhost"), table.time_s, occupancy), cores=usable_cores()[:1],
+            conditions={"swept": "all_reduce", "sweep_s": delays_s, "sweep_every": every},
+        ))  # fmt: skip
+        one = emulated_curve(found, "all_reduce", delays_s, every)
+        save_figure(draw_emulated_curve(one), out / f"emulation_curve_{'gpu' if occupancy is None else 'gloo'}.png")
+        result[name] = one.to_dict()
+    return result
+
+
+def what_if(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Less bandwidth and slower ranks: emulated, and predicted from one run without either.
+
+    Half the bandwidth doubles what the network takes; with a straggler everybody's next collective waits until it
+    has computed as long as it does.
+    """
+    table, result = prices_of(out), {}
+
+    def run(slower: float, **conditions: object) -> EmulatedRun:
+        network = Prices(catalog.cluster("localhost"), lambda op: slower * 3 * table.time_s(op))
+        return emulate(Emulation(
+            command=script("bert", STEPS, BUCKET_MB=1, BATCH=3), world_size=2, prices=network, conditions=conditions,
+            cores=usable_cores()[:1],
+        ))  # fmt: skip
+
+    base = run(1.0)
+    numbers = base.iterations().iteration.to_numpy()[3:]
+    found = replay(typical(base.ranks[0], numbers))
+    kinds = found.structure.class_kind
+    passes = np.isin(kinds, (Kind.FORWARD, Kind.BACKWARD))
+    for name, emulated, factors in (
+        ("as it is", base, np.ones(len(kinds))),
+        ("half the bandwidth", run(2.0), 1 + found.of("all_reduce")),
+        ("a quarter of the bandwidth", run(4.0), 1 + 3 * found.of("all_reduce")),
+        ("ranks 1.2 times as slow", run(1.0, straggler=1.2), 1 + 0.2 * passes),
+        ("ranks 1.5 times as slow", run(1.0, straggler=1.5), 1 + 0.5 * passes),
+    ):
+        predicted_s = replace(found, durations_s=found.durations_s * factors).time_s()
+        emulated_s = float(np.median(emulated.iteration_s()))
+        result[name] = {"emulated_s": emulated_s, "predicted_s": predicted_s}
+    return result
+
+
+def scale(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Calls answered per second and memory, by world size; what takes no time in the model."""
+    result = {}
+    for ranks in (2, 64, 1024):
+        with tempfile.TemporaryDirectory() as folder:
+            rate = Path(folder) / "rate"
+            none = Prices(catalog.cluster("localhost"), lambda _: 0.0)
+            found = emulate(Emulation(
+                command=script("many_calls", 2000, rate), world_size=ranks, prices=none, cores=usable_cores()[:1]
+            ))  # fmt: skip
+            result[str(ranks)] = {
+                "calls_per_s": float(rate.read_text()), "peak_memory_bytes": found.to_dict()["peak_memory_bytes"]
+            }  # fmt: skip
+    return result
+
+
+def memory(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Peak memory of a real rank and of the same rank emulated, since it joined its world, against the prediction."""
+    model, batch, result = catalog.model(str(SCRIPTS / "gpt.toml")), 4, {}
+    for how, zero in (("ddp", 0), ("fsdp", 3)):
+        for ranks in (2, 8):
+            # memory that is not needed goes back to the system
+            options = {"MALLOC_MMAP_THRESHOLD_": 1 << 16, "MALLOC_TRIM_THRESHOLD_": 1 << 16, "BATCH": batch}
+            command = script("gpt", 4, **options, **({"FSDP": 1} if zero else {}))
+            job = Job(global_batch=ranks * batch, seq_len=model.seq_len, dtype="fp32", fused_kernels=False)
+            layout = Layout(dp=ranks, zero=zero, micro_batch=batch)
+            found = predict(
+                model, catalog.cluster("localhost"), layout, global_batch=job.global_batch, job=job, framework=SCRIPT
+            )
+            none = Prices(catalog.cluster("localhost"), lambda _: 0.0)
+            emulated = emulate(Emulation(command=command, world_size=ranks, prices=none)).to_dict()
+            one = {"predicted_bytes": found.memory.peak, "emulated_bytes": emulated["training_memory_bytes"]}
+            if ranks == 2:
+                one["real_bytes"] = run_real(command, ranks).to_dict()["training_memory_bytes"]
+            result[f"gpt {how}, {ranks} ranks"] = one | {"parts": found.memory.to_dict()}
+    return result
+
+
+PARTS: dict[str, Callable[[Path, argparse.Namespace], dict[str, Any]]] = {
+    "prices": prices, "micro": micro, "steps": steps, "host_prices": host_prices, "hosts": hosts,
+    "curve": curve, "what_if": what_if, "scale": scale, "memory": memory,
+}  # fmt: skip
+
+
+def saved(out: Path, part: str, found: dict[str, Any]) -> dict[str, Any]:
+    """The report so far."""
+    path = out / "emulation.json"
+    report = json.loads(path.read_text()) if path.exists() else {}
+    report[part] = report.get(part, {}) | found
+    write_json(path, report)
+    return report
+
+
+def main() -> int:
+    """Run the parts, print and write the report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the reports (md, json, csv, png)")
+    parser.add_argument("--only", nargs="+", choices=tuple(PARTS), help="some of the parts")
+    parser.add_argument("--models", nargs="+", choices=MODELS, help="of the steps")
+    parser.add_argument("--ranks", nargs="+", type=int, default=[4, 8], help="on emulated hosts")
+    parser.add_argument("--launches", type=int, default=5, help="of every configuration")
+    arguments = parser.parse_args()
+    os.environ.update(MALLOC)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    report: dict[str, Any] = {}
+    for part in arguments.only or PARTS:
+        report = saved(arguments.out, part, PARTS[part](arguments.out, arguments))
+    from emulation_report import text
+
+    write_text(arguments.out / "emulation.md", text(report))
+    print(text(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
