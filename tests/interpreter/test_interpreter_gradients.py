@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.interpreter import LayeredModel, causal_model, mlp_model, run_schedule, sequential_gradients
 from perfmodel.schedule import PassTimes as Times
 from perfmodel.schedule import Schedule, get_schedule, optimised, parse_schedule, schedule_names
@@ -51,9 +51,12 @@ def test_gradients_equal_the_sequential_models(name: str, p: int, m: int) -> Non
         assert_equals_sequential(schedule, mlp_model(4, schedule.n_stages), *_data(m, 3, 4))
 
 
-@pytest.mark.parametrize(("p", "pipelines"), [(4, 4), (8, 2), (8, 4), (8, 8)])
-@pytest.mark.parametrize("m", [3, 8, 11])
+@pytest.mark.parametrize(
+    ("p", "pipelines", "m"), [(4, 4, 4), (4, 4, 8), (4, 4, 11), (8, 2, 3), (8, 2, 11), (8, 4, 5), (8, 8, 8), (8, 8, 11)]
+)
 def test_chimera_with_2k_pipelines(p: int, pipelines: int, m: int) -> None:
+    with pytest.raises(LayoutError, match="as many micro-batches or more"):
+        get_schedule("chimera:4")(p, 3)
     schedule = get_schedule(f"chimera:{pipelines}")(p, m)
     assert_equals_sequential(schedule, mlp_model(4, p), *_data(m, 2, 4))
 

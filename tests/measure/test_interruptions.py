@@ -116,9 +116,13 @@ def test_signals_end_the_run_with_the_way_on(
         return sampler(self, op, cold=cold)
 
     before = signal.getsignal(signal.SIGTERM)
-    with monkeypatch.context() as patch:
-        patch.setattr(FakeBackend, "sampler", interrupted)
-        assert command(out) == 130
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs deaf to it
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(FakeBackend, "sampler", interrupted)
+            assert command(out) == 130
+    finally:
+        signal.signal(signal.SIGINT, inherited)
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert "interrupted" in last
     assert "the same command goes on" in last

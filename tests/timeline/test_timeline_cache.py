@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -117,17 +116,10 @@ def test_where_caches_are(platform, variable, inside, tmp_path, monkeypatch):
     assert cache_dir() == tmp_path / inside
 
 
-def test_loading_is_much_faster_than_building():
+def test_a_large_structure_is_loaded_not_built():
     spec = ProgramSpec(stages=32, micro_batches=256, sends="op")
-    start = time.perf_counter()
-    load_or_compile("large", lambda: build(spec))
-    stored_s = time.perf_counter() - start
-    loaded_s = []
-    for _ in range(3):
-        start = time.perf_counter()
-        load_or_compile("large", fail)
-        loaded_s.append(time.perf_counter() - start)
-    assert min(loaded_s) < stored_s / 3
+    _, built = load_or_compile("large", lambda: build(spec))
+    assert load_or_compile("large", fail)[1].n_ops == built.n_ops
 
 
 def sizes(folder: Path) -> int:

@@ -1,7 +1,6 @@
 """Shapes, kernels, errors and speed of the blocks."""
 
 import gzip
-import time
 
 import pytest
 
@@ -204,17 +203,3 @@ def test_optimizer_traffic():
     assert optimizer_op(1000, sgd, tensors=7).bytes == (2 + 16 + 2) * 1000
     assert optimizer_op(1000, sgd, True, tensors=7).tensors == 1
     assert gradient_bytes(parameter_count(model("llama2-7b")), mixed) == 4 * 6_738_415_616
-
-
-@pytest.mark.parametrize("name", ["gpt3-175b", "llama3-70b", "deepseek-v3", "t5-11b", "resnet-152"])
-def test_blocks_of_a_shard_take_under_a_millisecond(name):
-    """A search asks for some forty shards; the best of several runs ignores busy neighbours."""
-    net = model(name)
-    job = Job(global_batch=1, seq_len=net.seq_len)
-
-    def once():
-        start = time.perf_counter()
-        blocks(net, job, Shard())
-        return time.perf_counter() - start
-
-    assert min(once() for _ in range(20)) < 1e-3

@@ -1,0 +1,93 @@
+"""Errors by operator on shapes that a regressor of one source and device never saw."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from perfmodel.learn._errors import figures_of_errors
+from perfmodel.learn._evaluate import fit_part, log_errors
+from perfmodel.learn._frame import text
+from perfmodel.learn._kinds import KindCode
+from perfmodel.learn._recipe import Recipe
+from perfmodel.learn._rows import FAMILIES
+from perfmodel.learn._stages import Report
+from perfmodel.learn._tables import Samples, figures_lookup, gather
+
+CHECK_SHARE: Final = 0.05
+"""Share of the shapes trained on that only stop training early."""
+
+
+def operator_errors(
+    tables: Sequence[pd.DataFrame], recipe: Recipe, *, column: str = "op", share: float = 0.2, seed: int = 0,
+    report: Report | None = None,
+) -> pd.DataFrame:  # fmt: skip
+    """Train on a random share of the shapes and report the errors on the rest, operator by operator.
+
+    A shape is drawn with all its passes: none of them is trained on if it is kept out. Rows of one
+    shape under several names of an operator count under each.
+
+    Args:
+        tables: measurements of one op family (other rows are ignored).
+        recipe: sizes and steps of the network.
+        column: what names the operator.
+        share: of the shapes, kept out.
+
+    Returns:
+        One row per operator and pass: `family`, `operator`, `pass`, `n` (shapes kept out), `mean_ape`,
+        `median_ape`, `p90_ape`, `bias` (per cent).
+
+    Raises:
+        TableError: for a malformed table or no usable row.
+    """
+    figures_of = figures_lookup()
+    samples = gather(tables, recipe.family, recipe.dtypes, figures_of)
+    draw = _Draw(samples, share, seed)
+    regressor = fit_part(
+        samples, np.flatnonzero(draw.group == 0), np.flatnonzero(draw.group == 1), recipe,
+        KindCode.of(sorted(set(samples.rows.kind.tolist()))), seed, report, None,
+    )  # fmt: skip
+    rows = []
+    every = pd.concat(list(tables), ignore_index=True)
+    every = every[text(every, "op_family") == recipe.family]
+    names = text(every, column) + "\t" + text(every, "pass")
+    for name in sorted(set(names)):
+        part: Any = every[names == name]
+        mine = _on_stacks(gather([part], recipe.family, recipe.dtypes, figures_of), samples)
+        error, _ = log_errors(regressor, mine, np.flatnonzero(draw.kept_out(mine)))
+        operator, _, which = name.partition("\t")
+        rows.append({"family": recipe.family, "operator": operator, "pass": which, **figures_of_errors(error)})
+    return pd.DataFrame(rows)
+
+
+class _Draw:
+    """Which shapes are trained on (0), stop training (1), are kept out (2)."""
+
+    def __init__(self, samples: Samples, share: float, seed: int) -> None:
+        self._keys, index = np.unique(samples.shape_key, return_inverse=True)
+        place = np.random.default_rng(seed).permutation(len(self._keys)) / len(self._keys)
+        by_shape = np.where(place < share, 2, np.where(place < share + CHECK_SHARE, 1, 0))
+        self.group = by_shape[index]
+        self._out = self._keys[by_shape == 2]
+
+    def kept_out(self, samples: Samples) -> np.ndarray:
+        """Mask of the samples whose shape is kept out."""
+        return np.isin(samples.shape_key, self._out)
+
+
+def _on_stacks(part: Samples, whole: Samples) -> Samples:
+    """`part` with the stacks of `whole`, which a regressor of `whole` knows by index."""
+    place = {s.key: i for i, s in enumerate(whole.stacks)}
+    stack = np.array([place[s.key] for s in part.stacks])[part.stack]
+    return replace(part, stack=stack, stacks=whole.stacks)
+
+
+def operator_recipe(family: str) -> Recipe:
+    """What the study trains: the width of the shipped regressors, fewer steps for fewer rows.
+
+    Raises:
+        UnknownNameError: for an unknown family.
+    """
+    return Recipe(name=family, family=family, steps=6_000 if family in FAMILIES else 0, patience=40)
