@@ -35,6 +35,7 @@ from perfmodel.learn._library import weights_folder as weights_folder
 from perfmodel.learn._machine import Figures as Figures
 from perfmodel.learn._machine import Machine as Machine
 from perfmodel.learn._moe_alltoall import moe_rows as moe_rows
+from perfmodel.learn._operator_study import operator_errors as operator_errors
 from perfmodel.learn._parameters import Inputs as Inputs
 from perfmodel.learn._parameters import Parameters as Parameters
 from perfmodel.learn._parameters import power_join as power_join

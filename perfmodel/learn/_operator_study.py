@@ -12,9 +12,8 @@ from perfmodel.learn._evaluate import fit_part, log_errors
 from perfmodel.learn._frame import text
 from perfmodel.learn._kinds import KindCode
 from perfmodel.learn._recipe import Recipe
-from perfmodel.learn._rows import FAMILIES
 from perfmodel.learn._stages import Report
-from perfmodel.learn._tables import Samples, figures_lookup, gather
+from perfmodel.learn._tables import Samples, figures_lookup, gather, trusted
 
 CHECK_SHARE: Final = 0.05
 """Share of the shapes trained on that only stop training early."""
@@ -30,7 +29,7 @@ def operator_errors(
     shape under several names of an operator count under each.
 
     Args:
-        tables: measurements of one op family (other rows are ignored).
+        tables: measurements of one op family (other rows, and those not to be trusted, are ignored).
         recipe: sizes and steps of the network.
         column: what names the operator.
         share: of the shapes, kept out.
@@ -51,7 +50,7 @@ def operator_errors(
     )  # fmt: skip
     rows = []
     every = pd.concat(list(tables), ignore_index=True)
-    every = every[text(every, "op_family") == recipe.family]
+    every = every[(text(every, "op_family") == recipe.family) & trusted(every)]
     names = text(every, column) + "\t" + text(every, "pass")
     for name in sorted(set(names)):
         part: Any = every[names == name]
@@ -82,12 +81,3 @@ def _on_stacks(part: Samples, whole: Samples) -> Samples:
     place = {s.key: i for i, s in enumerate(whole.stacks)}
     stack = np.array([place[s.key] for s in part.stacks])[part.stack]
     return replace(part, stack=stack, stacks=whole.stacks)
-
-
-def operator_recipe(family: str) -> Recipe:
-    """What the study trains: the width of the shipped regressors, fewer steps for fewer rows.
-
-    Raises:
-        UnknownNameError: for an unknown family.
-    """
-    return Recipe(name=family, family=family, steps=6_000 if family in FAMILIES else 0, patience=40)

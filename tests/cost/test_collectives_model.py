@@ -1,6 +1,5 @@
 """Collectives on clusters: sensible for any of them, smooth, shared links, fast."""
 
-
 import numpy as np
 import pandas as pd
 import pytest
