@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from perfmodel.validation import cases_report, predict_cases, read_tables, worse
 
 ROOT = Path(__file__).parents[2]
-DATA = os.environ.get("PERFMODEL_DATA")
 
 
 def report(error: float, n: int = 10, memory: float = 0.1, kernels: float = 0.02) -> dict:
@@ -42,10 +40,10 @@ def test_memory_kernels_and_lost_rows_are_held_too() -> None:
     assert "no longer predicted" in worse(report(0.1), gone)[0]
 
 
-@pytest.mark.skipif(DATA is None, reason="PERFMODEL_DATA is not set")
-def test_no_source_of_the_subset_is_less_accurate_than_committed() -> None:
+@pytest.mark.shared
+def test_no_source_of_the_subset_is_less_accurate_than_committed(data_dir: Path) -> None:
     before = json.loads((ROOT / "validate" / "gate.json").read_text())
-    runs, _ = read_tables(sorted((Path(str(DATA)) / "published").glob("*.csv")))
+    runs, _ = read_tables(sorted((data_dir / "published").glob("*.csv")))
     runs = runs[runs["case_id"].isin(before["runs"])].reset_index(drop=True)
     assert len(runs) == len(before["runs"])
     after = {"cases": cases_report(runs, predict_cases(runs)), "kernels": {}}
