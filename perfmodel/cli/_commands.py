@@ -8,6 +8,7 @@ from typing import Any
 
 from perfmodel.cli import (
     _calibrate,
+    _catalog,
     _compare,
     _design,
     _emulate,
@@ -182,6 +183,15 @@ def calibrate(arguments: argparse.Namespace) -> int:
     if "process" in report:  # one of several: process 0 reports
         return 0
     _emit(arguments, report, lambda: _calibrate.show(report))
+    return 0
+
+
+def catalog(arguments: argparse.Namespace) -> int:
+    records = _catalog.entries(arguments.kind, arguments.word)
+    if not records:
+        raise PerfModelError(f"catalog: none of the {arguments.kind} has {arguments.word!r} in its name")
+    heads, rows = _catalog.rows(arguments.kind, records)
+    _emit(arguments, {arguments.kind: records}, lambda: _show.new_console().print(_show.table("", heads, rows)))
     return 0
 
 

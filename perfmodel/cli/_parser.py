@@ -8,6 +8,7 @@ from typing import NoReturn
 import perfmodel
 from perfmodel.cli import (
     _calibrate,
+    _catalog,
     _compare,
     _completion,
     _design,
@@ -54,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     _json(_import_table.add_command(commands))
     _json(_compare.add_command(commands))
     _json(_emulate.add_command(commands))
+    _json(_catalog.add_command(commands))
     _json(_doctor.add_command(commands))
     _completion.add_command(commands)
     return top

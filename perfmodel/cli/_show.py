@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from perfmodel.prediction import Prediction
@@ -176,10 +177,10 @@ def new_console() -> Console:
 def table(title: str, heads: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for i, head in enumerate(heads):
-        left = i == 0 or head in ("options", "device", "value")
+        left = i == 0 or head in ("options", "device", "kind", "value", "network, from the inside")
         table.add_column(head, justify="left" if left else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))  # a bracket is no markup
     return table
 
 

@@ -162,7 +162,7 @@ def _loosened(constraint: Constraint, violation: float) -> str:
     if not right.names:
         threshold = float(right(_none).lo)
         moved = _up(threshold + violation) if sign[0] == "<" else _down(threshold - violation)
-        return f"{left.text} {sign} {moved!r}"
+        return f"{left.text} {sign} {moved:.12g}"
     return f"{left.text} {sign} {right.text} {'+' if sign[0] == '<' else '-'} {_up(violation)!r}"
 
 
