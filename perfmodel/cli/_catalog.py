@@ -1,0 +1,90 @@
+"""`perfmodel catalog`: what can be named, with the figures that tell one from another."""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.units import GIB
+
+if TYPE_CHECKING:
+    from perfmodel.spec import Cluster, Device, Model
+
+KINDS = ("models", "clusters", "devices")
+
+
+def add_command(commands: Any) -> argparse.ArgumentParser:
+    """The sub-command and its arguments."""
+    command = commands.add_parser("catalog", help="the models, clusters and devices that have names")
+    command.add_argument("kind", choices=KINDS)
+    command.add_argument("word", nargs="?", default="", metavar="WORD", help="only names that contain it")
+    command.set_defaults(run="catalog")
+    return command
+
+
+def entries(kind: str, word: str = "") -> list[dict[str, Any]]:
+    """One record per name that contains `word`: SI units, as `--json` prints them."""
+    from perfmodel import catalog
+
+    find, names, record = {
+        "models": (catalog.model, catalog.models, _model),
+        "clusters": (catalog.cluster, catalog.clusters, _cluster),
+        "devices": (catalog.device, catalog.devices, _device),
+    }[kind]
+    return [{"name": name, **record(find(name))} for name in names() if word.lower() in name.lower()]
+
+
+def rows(kind: str, records: list[dict[str, Any]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The records as a table for people: heads and cells."""
+    if kind == "models":
+        heads = ("model", "kind", "parameters", "layers", "hidden", "tokens per sequence")
+        return heads, [
+            (r["name"], r["kind"], f"{r['parameters'] / 1e9:,.3g} G", _count(r["layers"]), _count(r["hidden"]),
+             _count(r["seq_len"]))
+            for r in records
+        ]  # fmt: skip
+    if kind == "clusters":
+        heads = ("cluster", "device", "per node", "network, from the inside")
+        return heads, [(r["name"], r["device"], f"{r['devices_per_node']:,}", "; ".join(r["levels"])) for r in records]
+    heads = ("device", "memory", "memory bandwidth", "half precision", "fp32")
+    return heads, [
+        (r["name"], f"{r['memory_bytes'] / GIB:,.0f} GiB", f"{r['memory_bandwidth_bytes_per_s'] / 1e9:,.0f} GB/s",
+         _teraflops(r["half_flops_per_s"]), _teraflops(r["fp32_flops_per_s"]))
+        for r in records
+    ]  # fmt: skip
+
+
+def _model(model: "Model") -> dict[str, Any]:
+    from perfmodel.workload import parameter_count
+
+    return {
+        "kind": type(model).__name__,
+        "parameters": parameter_count(model),
+        "layers": getattr(model, "layers", None),
+        "hidden": getattr(model, "hidden", None),
+        "seq_len": model.seq_len,
+    }
+
+
+def _cluster(cluster: "Cluster") -> dict[str, Any]:
+    levels = [f"{t.name}: {t.size} at {t.bandwidth_bytes_per_s / 1e9:,.4g} GB/s" for t in cluster.levels]
+    return {"device": cluster.device.name, "devices_per_node": cluster.devices_per_node, "levels": levels}
+
+
+def _device(device: "Device") -> dict[str, Any]:
+    peak = device.peak
+    return {
+        "vendor": device.vendor,
+        "architecture": device.architecture,
+        "memory_bytes": device.memory_bytes,
+        "memory_bandwidth_bytes_per_s": device.memory_bandwidth_bytes_per_s,
+        "half_flops_per_s": peak.bf16 or peak.fp16,
+        "fp32_flops_per_s": peak.fp32,
+        "source": device.source,
+    }
+
+
+def _count(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def _teraflops(value: float | None) -> str:
+    return "-" if value is None else f"{value / 1e12:,.4g} TFLOP/s"

@@ -1,0 +1,47 @@
+"""`perfmodel catalog` lists what has a name; messages name it when there is much to list."""
+
+import json
+
+import pytest
+
+from perfmodel import catalog
+from perfmodel.cli import main
+from perfmodel.errors import UnknownNameError
+
+
+@pytest.mark.parametrize("kind", ["models", "clusters", "devices"])
+def test_every_name_is_listed_with_its_figures(kind, capsys):
+    assert main(["catalog", kind, "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)[kind]
+    assert [entry["name"] for entry in listed] == list(getattr(catalog, kind)())
+
+
+def test_a_word_narrows_the_list(capsys):
+    assert main(["catalog", "models", "GPT3-175"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert "gpt3-175b" in lines[1]
+    assert "175 G" in lines[1]
+    assert "12,288" in lines[1]
+
+
+def test_a_word_that_nothing_contains_is_named(capsys):
+    assert main(["catalog", "devices", "abacus"]) == 2
+    assert "none of the devices has 'abacus' in its name" in capsys.readouterr().err
+
+
+def test_unknown_names_get_the_nearest_or_examples():
+    with pytest.raises(UnknownNameError, match="did you mean .*'gpt3-175b'"):
+        catalog.model("gpt3-175")
+    with pytest.raises(UnknownNameError, match="'perfmodel catalog' lists all") as caught:
+        catalog.model("zzzzzz")
+    assert len(str(caught.value)) < 300
+    assert "known: a, b" in str(UnknownNameError("letter", "zz", ["b", "a", "b"]))
+
+
+def test_brackets_are_printed_as_they_are(capsys):
+    """Names of extras stand in brackets, which the table's markup would swallow."""
+    from perfmodel.cli import _show
+
+    _show.new_console().print(_show.table("", ("what", "value"), [("extras", "pip install 'perfmodel[viz]'")]))
+    assert "perfmodel[viz]" in capsys.readouterr().out
