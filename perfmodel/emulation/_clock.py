@@ -48,17 +48,25 @@ def come_first(threads: Iterable[int]) -> None:
 class Core:
     """Keeps the thread's core busy as a collective library does: by moving data through its caches."""
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: Any, copies_per_s: float = 0.0) -> None:
+        """
+        Args:
+            torch: the module.
+            copies_per_s: of a core where processor times of collectives were measured; 0: whatever this one does.
+                Work is then the same number of copies, and takes longer while this core is slower than that one
+                (shared with others, or at a lower clock), as the library's own work would.
+        """
         self._from = torch.zeros(_CHUNKS * _CHUNK, dtype=torch.uint8)
         self._to = torch.empty(_CHUNK, dtype=torch.uint8)
         self._chunks = self._from.split(_CHUNK)
-        self._next = 0
+        self._next, self._copies_per_s = 0, copies_per_s
 
-    def work_until(self, thread_s: float) -> None:
-        """Until this thread has had so many seconds of processor time."""
-        while time.thread_time() < thread_s:
-            self._to.copy_(self._chunks[self._next])
-            self._next = (self._next + 1) % len(self._chunks)
+    def copies_per_s(self, copies: int = 1000) -> float:
+        """What this core does now."""
+        begin_s = time.thread_time()
+        for _ in range(copies):
+            self._copy()
+        return copies / max(time.thread_time() - begin_s, 1e-9)
 
     def occupy(self, begin_s: float, delay_s: float, core_s: float, thread_s: float, waits: bool = False) -> float:
         """Return `delay_s` after `begin_s`, the core busy for `core_s` of it, in turn with waiting.
@@ -77,14 +85,28 @@ class Core:
         """
         slices = max(1, min(_MAX_SLICES, int(delay_s / _SLICE_S)))
         lost_s = 0.0
+        if core_s > 0:  # what has led here is the first of it
+            core_s = max(0.0, core_s - (time.thread_time() - thread_s))
         for number in range(1, slices + 1):
-            share = number / slices
             if core_s > 0:
-                wall_s, own_s = time.perf_counter(), time.thread_time()
-                self.work_until(thread_s + core_s * share)
-                lost_s += (time.perf_counter() - wall_s) - (time.thread_time() - own_s)
-            sleep_until(begin_s + delay_s * share + lost_s, watch=waits and number == slices)
+                lost_s += self._work(core_s / slices)
+            sleep_until(begin_s + delay_s * number / slices + lost_s, watch=waits and number == slices)
         return begin_s + delay_s + lost_s
+
+    def _work(self, core_s: float) -> float:
+        """Work of so many seconds; returns by how much longer it took, or less if below 0."""
+        begin_s, own_s = time.perf_counter(), time.thread_time()
+        if self._copies_per_s:
+            for _ in range(round(core_s * self._copies_per_s)):
+                self._copy()
+            return time.perf_counter() - begin_s - core_s
+        while time.thread_time() - own_s < core_s:
+            self._copy()
+        return (time.perf_counter() - begin_s) - (time.thread_time() - own_s)
+
+    def _copy(self) -> None:
+        self._to.copy_(self._chunks[self._next])
+        self._next = (self._next + 1) % _CHUNKS
 
 
 def sleep_until(end_s: float, watch: bool = False) -> None:

@@ -267,7 +267,7 @@ class EmulatedGroup(_ProcessGroup):
 
         work = EmulatedWork(noted, call, plan, effect, result, rank.conditions.together)
         if channel not in self._lanes:
-            self._lanes[channel] = Lane(rank.fail, rank.orders.pinned)
+            self._lanes[channel] = Lane(rank.fail, rank.orders.pinned, rank.orders.copies_per_s)
         if at_once:
             record.served(self._lanes[channel].answer(work))
             rank.conditions.together(noted.wait_end_s)

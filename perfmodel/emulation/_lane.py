@@ -96,16 +96,17 @@ class EmulatedWork(dist.Work):
 class Lane:
     """One at a time, in the order in which they were called."""
 
-    def __init__(self, failed: Callable[[Exception], None], first: bool) -> None:
+    def __init__(self, failed: Callable[[Exception], None], first: bool, copies_per_s: float = 0.0) -> None:
         """
         Args:
             failed: told of errors.
             first: whether the lane's thread runs before the script's.
+            copies_per_s: speed of the core of which processor times speak.
         """
         self._failed, self._first = failed, first
         self._queue: SimpleQueue[EmulatedWork | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._core = Core(torch)
+        self._core = Core(torch, copies_per_s)
         self._turn, self._counted = threading.Lock(), threading.Lock()
         self._under_way = 0
         self._free_s = 0.0
