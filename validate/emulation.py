@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from emulation_turns import come_before_others, in_turn
 
 from perfmodel import catalog
 from perfmodel.emulation import (
@@ -43,8 +44,10 @@ SEEN, UNSEEN = ("resnet", "bert", "recommend"), ("lstm", "vit")
 """Scripts that the method was made with, and others that it was not."""
 MODELS = tuple(f"{model} {how}" for model in (*SEEN, *UNSEEN) for how in ("ddp", "fsdp"))
 STEPS = 13
-SCRIPT = replace(EAGER, context_bytes=0.0)
-"""Without a GPU's context; what importing takes is left out of measured memory."""
+ENDLESS = 10**6
+TURN_S, START_S = 1.5, 12.0
+LEAST = 30
+"""Iterations of each kind that a median is of."""
 LINK_BYTES_PER_S = 5e6
 
 
@@ -66,7 +69,7 @@ def run_real(command: Sequence[str], world_size: int, **more: Any) -> EmulatedRu
 
 def run_emulated(command: Sequence[str], world_size: int, table: PriceTable, **more: Any) -> EmulatedRun:
     """Rank 0 alone, on the first core."""
-    conditions = {"jitter": table.jitter} | more.pop("conditions", {})
+    conditions = table.conditions | more.pop("conditions", {})
     prices = Prices(catalog.cluster("localhost"), table.time_s, table)
     return emulate(Emulation(
         command=tuple(command), world_size=world_size, prices=prices, cores=usable_cores()[:1],
@@ -76,8 +79,7 @@ def run_emulated(command: Sequence[str], world_size: int, table: PriceTable, **m
 
 def prices(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     kinds = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
-    table = pd.concat([measure_prices(2, kinds, calls=16) for _ in range(2)])
-    table = table.groupby(["collective", "ranks", "bytes"], as_index=False).mean()
+    table = measure_prices(2, kinds, calls=32)
     write_text(out / "emulation_prices.csv", table.to_csv(index=False))
     return {"jitter": float(table.jitter.iloc[0]), "rows": len(table)}
 
@@ -93,7 +95,7 @@ def micro(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "rows": [
             {
-                "collective": rows[0].collective, "bytes": int(rows[0].bytes), "real_s": rows[0].time_s,
+                "collective": rows[0].collective, "bytes": int(rows[0].bytes), "told_s": rows[0].time_s,
                 "again_s": rows[1].time_s, "emulated_s": rows[2].time_s,
                 "overhead": rows[2].time_s / rows[0].time_s - 1, "noise": rows[1].time_s / rows[0].time_s - 1,
             }
@@ -103,20 +105,57 @@ def micro(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def steps(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Real and emulated launches in turn; the noise floor is how far halves of the real ones are apart."""
+    """Real and emulated runs in turn: each rank emulated by itself on its own core, of which the slower counts.
+
+    Both emulations are awake together, for the cores of a shared machine are neither alike nor independent: what an
+    emulated rank gains from an idle neighbour is none of the emulation's doing (`--alone` shows it).
+    """
     table, result = prices_of(out), {}
+    prices = Prices(catalog.cluster("localhost"), table.time_s, table)
+
+    def emulated(command: tuple[str, ...], rank: int) -> Emulation:
+        return Emulation(
+            command=command, world_size=2, real_ranks=(rank,), prices=prices, cores=usable_cores()[rank : rank + 1],
+            conditions=table.conditions,
+        )  # fmt: skip
+
     for name in arguments.models or MODELS:
         model, how = name.split()
-        command = script(model, STEPS, **({"FSDP": 1} if how == "fsdp" else {}))
-        spans: dict[str, list[np.ndarray]] = {"real": [], "emulated": []}
-        for launch in range(arguments.launches):
-            spans["real"].append(run_real(command, 2).iteration_s())
-            conditions = {"seed": launch}
-            spans["emulated"].append(run_emulated(command, 2, table, conditions=conditions).iteration_s())
-        result[name] = compared(spans["real"], spans["emulated"])
+        command = script(model, ENDLESS, **({"FSDP": 1} if how == "fsdp" else {}))
+        real = Emulation(command=command, world_size=2, real_ranks=(0, 1), cores=usable_cores())
+        kinds = {"real": [real], "emulated": [emulated(command, 0), emulated(command, 1)]}
+        if arguments.alone:
+            kinds["alone"] = [emulated(command, 0)]
+        found = in_turn(kinds, turn_s=TURN_S, total_s=arguments.seconds, start_s=START_S)
+        path = out / f"emulation_steps_{name.replace(' ', '_')}.csv"
+        former = pd.read_csv(path) if path.exists() else pd.DataFrame()
+        found = found.assign(turn=found.turn + (former.turn.max() + 1 if len(former) else 0))
+        table_of_all = pd.concat([former, found], ignore_index=True)
+        write_text(path, table_of_all.to_csv(index=False, float_format="%.6g"))
+        result[name] = compared_in_turn(table_of_all)
         print(name, result[name], file=sys.stderr)
         saved(out, "steps", result)
     return result
+
+
+def compared_in_turn(table: pd.DataFrame) -> dict[str, Any]:
+    """Medians over all iterations of turns that others left alone, as far as there are enough of them."""
+    for most in (0.03, 0.06, 0.1, 0.2, 2.0):
+        kept: Any = table[table.stolen <= most]
+        if kept.groupby("kind").size().reindex(["real", "emulated"]).fillna(0).min() >= LEAST:
+            break
+    medians: Any = kept.groupby("kind")[["time_s", "forward_s", "backward_s", "optimizer_s"]].median()
+    real: Any = kept[kept.kind == "real"]
+    halves = [float(real[real.turn % 4 // 2 == half].time_s.median()) for half in (0, 1)]
+    errors = medians / medians.loc["real"] - 1
+    return {
+        "real_s": float(medians.time_s["real"]), "emulated_s": float(medians.time_s["emulated"]),
+        "error": float(errors.time_s["emulated"]), "noise": abs(halves[0] / halves[1] - 1),
+        "iterations": int(kept.groupby("kind").size().min()), "turns": int(kept.groupby("kind").turn.nunique().min()),
+        "stolen_at_most": float(kept.stolen.max()),
+        **{f"{part}_error": float(errors[part]["emulated"]) for part in ("forward_s", "backward_s", "optimizer_s")},
+        **({"alone_error": float(errors.time_s["alone"])} if "alone" in errors.index else {}),
+    }  # fmt: skip
 
 
 def compared(real: Sequence[np.ndarray], emulated: Sequence[np.ndarray]) -> dict[str, Any]:
@@ -189,15 +228,15 @@ def what_if(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     numbers = base.iterations().iteration.to_numpy()[3:]
     found = replay(typical(base.ranks[0], numbers))
     kinds = found.structure.class_kind
-    passes = np.isin(kinds, (Kind.FORWARD, Kind.BACKWARD))
-    for name, emulated, factors in (
-        ("as it is", base, np.ones(len(kinds))),
-        ("half the bandwidth", run(2.0), 1 + found.of("all_reduce")),
-        ("a quarter of the bandwidth", run(4.0), 1 + 3 * found.of("all_reduce")),
-        ("ranks 1.2 times as slow", run(1.0, straggler=1.2), 1 + 0.2 * passes),
-        ("ranks 1.5 times as slow", run(1.0, straggler=1.5), 1 + 0.5 * passes),
+    passes_s = np.isin(kinds, (Kind.FORWARD, Kind.BACKWARD)) * found.durations_s
+    for name, emulated, more_s in (
+        ("as it is", base, 0 * passes_s),
+        ("half the bandwidth", run(2.0), found.told_s),
+        ("a quarter of the bandwidth", run(4.0), 3 * found.told_s),
+        ("ranks 1.2 times as slow", run(1.0, straggler=1.2), 0.2 * passes_s),
+        ("ranks 1.5 times as slow", run(1.0, straggler=1.5), 0.5 * passes_s),
     ):
-        predicted_s = replace(found, durations_s=found.durations_s * factors).time_s()
+        predicted_s = replace(found, durations_s=found.durations_s + more_s).time_s()
         emulated_s = float(np.median(emulated.iteration_s()))
         result[name] = {"emulated_s": emulated_s, "predicted_s": predicted_s}
     return result
@@ -220,23 +259,34 @@ def scale(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def memory(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Peak memory of a real rank and of the same rank emulated, since it joined its world, against the prediction."""
+    """Peak memory of a real rank and of the same rank emulated, since it joined its world, against the prediction.
+
+    What the libraries take for themselves, as a context does on a GPU, is what a model of next to no size takes.
+    """
     model, batch, result = catalog.model(str(SCRIPTS / "gpt.toml")), 4, {}
+    none = Prices(catalog.cluster("localhost"), lambda _: 0.0)
+    # memory that is not needed goes back to the system
+    options = {"MALLOC_MMAP_THRESHOLD_": 1 << 16, "MALLOC_TRIM_THRESHOLD_": 1 << 16, "BATCH": batch}
+
+    def taken(run: EmulatedRun) -> int:
+        return run.to_dict()["training_memory_bytes"]
+
     for how, zero in (("ddp", 0), ("fsdp", 3)):
+        options |= {"FSDP": 1} if zero else {}
+        small = script("gpt", 4, SMALL=1, **options)
+        own_bytes = taken(emulate(Emulation(command=small, world_size=2, prices=none)))
         for ranks in (2, 8):
-            # memory that is not needed goes back to the system
-            options = {"MALLOC_MMAP_THRESHOLD_": 1 << 16, "MALLOC_TRIM_THRESHOLD_": 1 << 16, "BATCH": batch}
-            command = script("gpt", 4, **options, **({"FSDP": 1} if zero else {}))
+            command = script("gpt", 4, **options)
             job = Job(global_batch=ranks * batch, seq_len=model.seq_len, dtype="fp32", fused_kernels=False)
             layout = Layout(dp=ranks, zero=zero, micro_batch=batch)
             found = predict(
-                model, catalog.cluster("localhost"), layout, global_batch=job.global_batch, job=job, framework=SCRIPT
-            )
-            none = Prices(catalog.cluster("localhost"), lambda _: 0.0)
-            emulated = emulate(Emulation(command=command, world_size=ranks, prices=none)).to_dict()
-            one = {"predicted_bytes": found.memory.peak, "emulated_bytes": emulated["training_memory_bytes"]}
+                model, catalog.cluster("localhost"), layout, global_batch=job.global_batch, job=job,
+                framework=replace(EAGER, context_bytes=float(own_bytes)),
+            )  # fmt: skip
+            emulated = emulate(Emulation(command=command, world_size=ranks, prices=none))
+            one = {"predicted_bytes": found.memory.peak, "emulated_bytes": taken(emulated), "context_bytes": own_bytes}
             if ranks == 2:
-                one["real_bytes"] = run_real(command, ranks).to_dict()["training_memory_bytes"]
+                one["real_bytes"] = taken(run_real(command, ranks))
             result[f"gpt {how}, {ranks} ranks"] = one | {"parts": found.memory.to_dict()}
     return result
 
@@ -263,9 +313,12 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=tuple(PARTS), help="some of the parts")
     parser.add_argument("--models", nargs="+", choices=MODELS, help="of the steps")
     parser.add_argument("--ranks", nargs="+", type=int, default=[4, 8], help="on emulated hosts")
-    parser.add_argument("--launches", type=int, default=5, help="of every configuration")
+    parser.add_argument("--launches", type=int, default=5, help="of every configuration on emulated hosts")
+    parser.add_argument("--seconds", type=float, default=44, help="of all turns of a model of the steps")
+    parser.add_argument("--alone", action="store_true", help="steps: emulation with the other core idle, too")
     arguments = parser.parse_args()
     os.environ.update(MALLOC)
+    come_before_others()
     arguments.out.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {}
     for part in arguments.only or PARTS:

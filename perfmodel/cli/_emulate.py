@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         raise PerfModelError("emulate: --png draws a curve; give --sweep KIND=FIRST:LAST:COUNT too")
     scenario = Scenario.parse(arguments.set)
     cluster = scenario.cluster(catalog.cluster(arguments.cluster))
-    prices, jitter = _prices(arguments, cluster)
+    prices, measured = _prices(arguments, cluster)
     script = tuple(arguments.script[1:] if arguments.script[:1] == ["--"] else arguments.script)
     if len(script) == 1 and script[0].endswith(".ir"):
         return _program(arguments, Path(script[0]), cluster, prices)
@@ -111,9 +111,9 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             prices=prices,
             cores=usable_cores() if arguments.pin else (),
             timeout_s=arguments.timeout,
-            conditions=_conditions(arguments, scenario)
-            | {"swept": swept, "sweep_s": delays_s, "sweep_every": max(1, arguments.every)}
-            | {"jitter": jitter if arguments.jitter is None else arguments.jitter},
+            conditions=measured
+            | _conditions(arguments, scenario)
+            | {"swept": swept, "sweep_s": delays_s, "sweep_every": max(1, arguments.every)},
         ),
         arguments.out,
     )
@@ -152,20 +152,22 @@ def _program(arguments: argparse.Namespace, path: Path, cluster: "Cluster", pric
     return {"cluster": cluster.name, "world_size": arguments.world_size, "ranks": ranks, "written": []}
 
 
-def _prices(arguments: argparse.Namespace, cluster: "Cluster") -> "tuple[Prices, float]":
+def _prices(arguments: argparse.Namespace, cluster: "Cluster") -> "tuple[Prices, dict[str, float]]":
+    """With what is known of the machine that core times were measured on."""
     from perfmodel.emulation import Prices, PriceTable, modelled, plugged
 
     occupancy = PriceTable.read(arguments.occupancy) if arguments.occupancy else None
+    measured = occupancy.conditions if occupancy else {}
     name = arguments.prices
     if name and ":" in name and not Path(name).exists():
-        return Prices(cluster, plugged(name), occupancy), 0.0
+        return Prices(cluster, plugged(name), occupancy), measured
     if name:
         table = PriceTable.read(Path(name))
-        return Prices(cluster, table.time_s, occupancy or table), table.jitter
+        return Prices(cluster, table.time_s, occupancy or table), table.conditions | measured
     from perfmodel.cost import CollectiveModel
 
     calibrated = CollectiveModel.load(arguments.calibration)
-    return Prices(cluster, modelled(cluster, calibrated), occupancy), occupancy.jitter if occupancy else 0.0
+    return Prices(cluster, modelled(cluster, calibrated), occupancy), measured
 
 
 def _conditions(arguments: argparse.Namespace, scenario: "Scenario") -> dict[str, Any]:
@@ -180,7 +182,9 @@ def _conditions(arguments: argparse.Namespace, scenario: "Scenario") -> dict[str
         raise PerfModelError(f"emulate: --straggler must be positive, got {arguments.straggler:g}")
     if arguments.jitter is not None and not 0 <= arguments.jitter < 2:
         raise PerfModelError(f"emulate: --jitter must be between 0 and 2, got {arguments.jitter:g}")
-    conditions = {"delays_s": delays_s, "straggler": arguments.straggler, "seed": arguments.seed}
+    conditions: dict[str, Any] = {"delays_s": delays_s, "straggler": arguments.straggler, "seed": arguments.seed}
+    if arguments.jitter is not None:
+        conditions["jitter"] = arguments.jitter
     if arguments.fail:
         rank, _, call = arguments.fail.partition("@")
         real = _ranks(arguments.real_ranks)

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any, Final
 
 _PR_SET_TIMERSLACK: Final = 29
-_CHUNK: Final = 65536
-"""Bytes that are copied at once while a core is kept busy: some microseconds."""
+_CHUNK: Final = 16384
+"""Bytes that are copied at once while a core is kept busy: about a microsecond."""
+_CHUNKS: Final = 64
 _SLICE_S: Final = 5e-4
 _MAX_SLICES: Final = 64
 _SHORTEST_SLEEP_S: Final = 5e-6
+_WATCHED_S: Final = 1.5e-4
+"""Before its end a wait looks at the clock all the time: to wake takes this long at times."""
 
 
 def fine_timers() -> None:
@@ -45,19 +48,27 @@ def come_first(threads: Iterable[int]) -> None:
 class Core:
     """Keeps the thread's core busy as a collective library does: by moving data through its caches."""
 
-    def __init__(self, torch: Any) -> None:
-        self._from = torch.zeros(16 * _CHUNK, dtype=torch.uint8)
+    def __init__(self, torch: Any, copies_per_s: float = 0.0) -> None:
+        """
+        Args:
+            torch: the module.
+            copies_per_s: of a core where processor times of collectives were measured; 0: whatever this one does.
+                Work is then the same number of copies, and takes longer while this core is slower than that one
+                (shared with others, or at a lower clock), as the library's own work would.
+        """
+        self._from = torch.zeros(_CHUNKS * _CHUNK, dtype=torch.uint8)
         self._to = torch.empty(_CHUNK, dtype=torch.uint8)
         self._chunks = self._from.split(_CHUNK)
-        self._next = 0
+        self._next, self._copies_per_s = 0, copies_per_s
 
-    def work_until(self, thread_s: float) -> None:
-        """Until this thread has had so many seconds of processor time."""
-        while time.thread_time() < thread_s:
-            self._to.copy_(self._chunks[self._next])
-            self._next = (self._next + 1) % len(self._chunks)
+    def copies_per_s(self, copies: int = 1000) -> float:
+        """What this core does now."""
+        begin_s = time.thread_time()
+        for _ in range(copies):
+            self._copy()
+        return copies / max(time.thread_time() - begin_s, 1e-9)
 
-    def occupy(self, begin_s: float, delay_s: float, core_s: float, thread_s: float) -> None:
+    def occupy(self, begin_s: float, delay_s: float, core_s: float, thread_s: float, waits: bool = False) -> float:
         """Return `delay_s` after `begin_s`, the core busy for `core_s` of it, in turn with waiting.
 
         A collective's messages follow one another, so what the core does for others meanwhile comes on top.
@@ -67,20 +78,46 @@ class Core:
             delay_s: what it takes on an idle core.
             core_s: processor time of it.
             thread_s: this thread's processor time when the collective's first work began.
+            waits: the script's own thread, which would only wait, may watch the clock.
+
+        Returns:
+            When it was due; to wake may have taken longer.
         """
         slices = max(1, min(_MAX_SLICES, int(delay_s / _SLICE_S)))
         lost_s = 0.0
+        if core_s > 0:  # what has led here is the first of it
+            core_s = max(0.0, core_s - (time.thread_time() - thread_s))
         for number in range(1, slices + 1):
-            share = number / slices
             if core_s > 0:
-                wall_s, own_s = time.perf_counter(), time.thread_time()
-                self.work_until(thread_s + core_s * share)
-                lost_s += (time.perf_counter() - wall_s) - (time.thread_time() - own_s)
-            sleep_until(begin_s + delay_s * share + lost_s)
+                lost_s += self._work(core_s / slices)
+            sleep_until(begin_s + delay_s * number / slices + lost_s, watch=waits and number == slices)
+        return begin_s + delay_s + lost_s
+
+    def _work(self, core_s: float) -> float:
+        """Work of so many seconds; returns by how much longer it took, or less if below 0."""
+        begin_s, own_s = time.perf_counter(), time.thread_time()
+        if self._copies_per_s:
+            for _ in range(round(core_s * self._copies_per_s)):
+                self._copy()
+            return time.perf_counter() - begin_s - core_s
+        while time.thread_time() - own_s < core_s:
+            self._copy()
+        return (time.perf_counter() - begin_s) - (time.thread_time() - own_s)
+
+    def _copy(self) -> None:
+        self._to.copy_(self._chunks[self._next])
+        self._next = (self._next + 1) % _CHUNKS
 
 
-def sleep_until(end_s: float) -> None:
-    """Until a moment on `time.perf_counter`."""
-    left_s = end_s - time.perf_counter()
+def sleep_until(end_s: float, watch: bool = False) -> None:
+    """Until a moment on `time.perf_counter`.
+
+    Args:
+        end_s: the moment.
+        watch: keep to it more closely, by looking at the clock at last; other threads may run between the looks.
+    """
+    left_s = end_s - time.perf_counter() - (_WATCHED_S if watch else 0.0)
     if left_s > _SHORTEST_SLEEP_S:
         time.sleep(left_s)
+    while watch and time.perf_counter() < end_s:
+        time.sleep(0)

@@ -49,7 +49,7 @@ class EmulatedGroup(_ProcessGroup):
         """Find out what a call takes to emulate, before the script makes its own."""
         tensor, members = torch.zeros(1), self._real_members
         self._real_members = ()
-        self._rank.measure_overhead(lambda: dist.all_reduce(tensor, group=self, async_op=True))
+        self._rank.measure_overhead(lambda at_once: dist.all_reduce(tensor, group=self, async_op=not at_once))
         self._real_members = members
         self._sequence.clear()
 
@@ -87,7 +87,7 @@ class EmulatedGroup(_ProcessGroup):
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> EmulatedWork:
         tensors, op = _listed(tensors), _reduction(opts)
         call = self._call("all_reduce", tensors, tensors, _named(op))
-        return self._submit(call, tensors, lambda: self._effects.all_reduce(tensors, op))
+        return self._submit(call, tensors, lambda: self._effects.all_reduce(tensors, op), opts)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> EmulatedWork:
         return self.allreduce(tensors, opts)
@@ -96,7 +96,7 @@ class EmulatedGroup(_ProcessGroup):
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         call = self._call("all_gather", list(chain(*outputs)), inputs)
-        return self._submit(call, outputs, lambda: self._effects.all_gather(outputs, inputs))
+        return self._submit(call, outputs, lambda: self._effects.all_gather(outputs, inputs), opts)
 
     def all_gather_single(self, output: Tensor, mine: Tensor, opts: Any = None) -> EmulatedWork:
         return self.all_gather_single_coalesced([output], [mine], opts)
@@ -108,14 +108,14 @@ class EmulatedGroup(_ProcessGroup):
             parts = [list(output.view(self.size(), -1)) for output in outputs]
             self._effects.all_gather(parts, [i.reshape(-1) for i in inputs])
 
-        return self._submit(call, outputs, effect)
+        return self._submit(call, outputs, effect, opts)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> EmulatedWork:
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         op = _reduction(opts)
         call = self._call("reduce_scatter", list(chain(*inputs)), outputs, _named(op))
-        return self._submit(call, outputs, lambda: self._effects.reduce_scatter(outputs, inputs, op))
+        return self._submit(call, outputs, lambda: self._effects.reduce_scatter(outputs, inputs, op), opts)
 
     def reduce_scatter_single(self, output: Tensor, whole: Tensor, opts: Any = None) -> EmulatedWork:
         return self.reduce_scatter_single_coalesced([output], [whole], opts)
@@ -128,57 +128,59 @@ class EmulatedGroup(_ProcessGroup):
             parts = [list(whole.reshape(self.size(), -1)) for whole in inputs]
             self._effects.reduce_scatter([output.view(-1) for output in outputs], parts, op)
 
-        return self._submit(call, outputs, effect)
+        return self._submit(call, outputs, effect, opts)
 
     def all_to_all_single(
         self, output: Tensor, mine: Tensor, output_sizes: Any = (), input_sizes: Any = (), opts: Any = None
     ) -> EmulatedWork:
         received = _split(output, output_sizes, self.size())
         sent = _split(mine, input_sizes, self.size())
-        return self._exchange(received, sent, mine, [output])
+        return self._exchange(received, sent, mine, [output], opts)
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> EmulatedWork:
-        return self._exchange(outputs, inputs, inputs, outputs)
+        return self._exchange(outputs, inputs, inputs, outputs, opts)
 
-    def _exchange(self, received: Any, sent: Any, buffer: Any, result: Any) -> EmulatedWork:
+    def _exchange(self, received: Any, sent: Any, buffer: Any, result: Any, opts: Any) -> EmulatedWork:
         # ranks may send different numbers of bytes: what must agree is the type
         call = Call("all_to_all", _nbytes(_listed(buffer)), _dtype(sent))
-        return self._submit(call, result, lambda: self._effects.all_to_all(received, sent), signature="all_to_all")
+        return self._submit(
+            call, result, lambda: self._effects.all_to_all(received, sent), opts, signature="all_to_all"
+        )
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> EmulatedWork:
         tensors = _listed(tensors)
         root = _root(opts)
         call = self._call("broadcast", tensors, tensors, f"root {self.members[root]}")
-        return self._submit(call, tensors, lambda: self._effects.broadcast(tensors, root))
+        return self._submit(call, tensors, lambda: self._effects.broadcast(tensors, root), opts)
 
     def reduce(self, tensors: Any, opts: Any = None, *more: Any) -> EmulatedWork:
         tensors, root, op = _listed(tensors), _root(opts), _reduction(opts)
         call = self._call("reduce", tensors, tensors, f"{_named(op)}, root {self.members[root]}")
-        return self._submit(call, tensors, lambda: self._effects.reduce(tensors, root, op))
+        return self._submit(call, tensors, lambda: self._effects.reduce(tensors, root, op), opts)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any) -> EmulatedWork:
         root = _root(opts)
         nbytes = _nbytes(inputs) * self.size()
         call = Call("gather", nbytes, _dtype(inputs), f"root {self.members[root]}")
-        return self._submit(call, outputs, lambda: self._effects.gather(outputs, inputs, root))
+        return self._submit(call, outputs, lambda: self._effects.gather(outputs, inputs, root), opts)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any) -> EmulatedWork:
         root = _root(opts)
         call = Call("scatter", _nbytes(outputs) * self.size(), _dtype(outputs), f"root {self.members[root]}")
-        return self._submit(call, outputs, lambda: self._effects.scatter(outputs, inputs, root))
+        return self._submit(call, outputs, lambda: self._effects.scatter(outputs, inputs, root), opts)
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> EmulatedWork:
         call = Call("send", _nbytes(tensors), _dtype(tensors))
         channel = f"{self.rank()}>{peer} tag {tag}"
-        return self._submit(call, tensors, lambda: self._effects.send(tensors, peer, tag), channel, peer)
+        return self._submit(call, tensors, lambda: self._effects.send(tensors, peer, tag), None, channel, peer)
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int) -> EmulatedWork:
         call = Call("recv", _nbytes(tensors), _dtype(tensors))
         channel = f"{peer}>{self.rank()} tag {tag}"
-        return self._submit(call, tensors, lambda: self._effects.recv(tensors, peer, tag), channel, peer)
+        return self._submit(call, tensors, lambda: self._effects.recv(tensors, peer, tag), None, channel, peer)
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> EmulatedWork:
-        return self._submit(Call("barrier", 1, "uint8"), [], self._effects.barrier)
+        return self._submit(Call("barrier", 1, "uint8"), [], self._effects.barrier, opts)
 
     def recv_anysource(self, *_: Any) -> Any:
         self._refuse("recv from any source: name the sender")
@@ -218,11 +220,15 @@ class EmulatedGroup(_ProcessGroup):
         call: Call,
         result: Any,
         effect: Callable[[], None],
+        opts: Any,
         channel: str = "",
         peer: int | None = None,
         signature: str = "",
     ) -> EmulatedWork:
-        """Queue a call behind those of the same channel: the whole group's, or one between two ranks."""
+        """A call comes behind those of the same channel: the whole group's, or one between two ranks.
+
+        Where the caller waits for it (`async_op=False`) it is done on return.
+        """
         rank = self._rank
         number = self._sequence[channel] = self._sequence.get(channel, -1) + 1
         if call.dtype.startswith("sparse"):
@@ -232,7 +238,7 @@ class EmulatedGroup(_ProcessGroup):
         record = rank.record
         noted = Noted(
             self.name_, channel, self.size(), number, call.kind, call.nbytes, record.iteration, time.perf_counter(),
-            time.thread_time(),
+            record.thread_s(),
         )  # fmt: skip
         record.collectives.append(noted)
         where = f"rank {rank.orders.rank}: {call.kind} #{number} of group {self.name_}{channel and f', {channel}'}"
@@ -246,6 +252,7 @@ class EmulatedGroup(_ProcessGroup):
         agreed = Call("message", call.nbytes, call.dtype) if peer is not None else call
         agreed = Call(signature, 0, call.dtype) if signature else agreed
         alive = self.members if peer is None else (rank.orders.rank, self.members[peer])
+        at_once = not getattr(opts, "asyncOp", True)
 
         def plan() -> Plan:
             rank.conditions.check_alive(alive, where)
@@ -254,14 +261,18 @@ class EmulatedGroup(_ProcessGroup):
                 start_s = rank.line.meet(
                     f"{self.name_}{channel and f', {channel}'}", meets, number, agreed, noted.issued_s
                 )
-            delay_s, core_s = rank.price(self.name_, call) if emulated else (0.0, 0.0)
+            delay_s, *more = rank.price(self.name_, call, at_once) if emulated else (0.0, 0.0, 0.0, 0.0)
             late_s = rank.conditions.late_s(noted.issued_s, emulated)
-            return Plan(start_s + late_s, delay_s + rank.conditions.extra_s(call, noted.iteration), core_s)
+            return Plan(start_s + late_s, delay_s + rank.conditions.extra_s(call, noted.iteration), *more)
 
         work = EmulatedWork(noted, call, plan, effect, result, rank.conditions.together)
         if channel not in self._lanes:
-            self._lanes[channel] = Lane(rank.fail, rank.orders.pinned)
-        self._lanes[channel].put(work)
+            self._lanes[channel] = Lane(rank.fail, rank.orders.pinned, rank.orders.copies_per_s)
+        if at_once:
+            record.served(self._lanes[channel].answer(work))
+            rank.conditions.together(noted.wait_end_s)
+        else:
+            self._lanes[channel].put(work)
         return work
 
 

@@ -85,7 +85,7 @@ class _Session(ProgramSession):
         time_s, _ = self._prices(instruction.op, operand.n_bytes * gathered, group)
 
         def answer(*_: Any) -> Sequence[Any]:
-            sleep_until(time.perf_counter() + time_s)
+            sleep_until(time.perf_counter() + time_s, watch=True)
             return results
 
         return answer

@@ -22,6 +22,8 @@ from perfmodel.measure import Host
 
 _LOOK_S: Final = 0.05
 _GRACE_S: Final = 2.0
+_START_S: Final = 600.0
+"""A rank that imports its libraries tells nothing, and on a busy machine that takes long."""
 _INJECTED: Final = Path(__file__).parent / "inject"
 
 
@@ -168,9 +170,9 @@ def _watch(
             before, since_s = told.get(rank, (None, 0.0))
             if where != before:
                 told[rank] = where, clock_s
-            elif code is None and clock_s - since_s > emulation.timeout_s:
+            elif code is None and clock_s - since_s > (emulation.timeout_s if where else _START_S):
                 raise EmulationError(
-                    f"rank {rank}: silent for {emulation.timeout_s:g} s after {where or 'its start'}; "
+                    f"rank {rank}: silent for {clock_s - since_s:.0f} s after {where or 'its start'}; "
                     "raise --timeout if it is at work"
                 )
         if all(code == 0 for code in codes.values()):

@@ -17,6 +17,9 @@ class Plan:
     delay_s: float
     core_s: float
     """Processor time that the collective library takes on this rank."""
+    over_s: float = 0.0
+    """What emulating it takes by itself, to be taken off; a call that queues behind another does not show it."""
+    over_core_s: float = 0.0
 
 
 class Line:

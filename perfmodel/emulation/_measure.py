@@ -40,7 +40,8 @@ def measure_prices(
 
     Returns:
         collective, ranks, bytes, time_s, core_s (processor time of rank 0's process per call), means of calls; jitter
-        (standard deviation of the log of a rank's time for the same work).
+        (standard deviation of the log of a rank's time for the same work); copies_per_s (speed of the core, see
+        `_clock.Core`: the median, at which all processor times are stated, whatever it was when each was measured).
     """
     import pandas as pd
 
@@ -54,4 +55,22 @@ def measure_prices(
                 cores=usable_cores(), hosts=tuple(hosts),
             )
         )  # fmt: skip
-        return pd.DataFrame(json.loads(out.read_text()), columns=[*COLUMNS, "core_s", "jitter"])
+        table = pd.DataFrame(json.loads(out.read_text()), columns=[*COLUMNS, "core_s", "jitter", "copies_per_s"])
+    return table if prices is not None else at_one_speed(table)
+
+
+def at_one_speed(table: "pd.DataFrame") -> "pd.DataFrame":
+    """Processor times as on a core of the median speed: that of a shared machine drifts while it is measured.
+
+    Args:
+        table: time_s, core_s, and copies_per_s when each row was measured.
+
+    Returns:
+        The same with one copies_per_s; what a call waits is left alone.
+    """
+    usual = float(table.copies_per_s.median())
+    faster = table.copies_per_s / usual
+    works_s = table[["core_s", "time_s"]].min(axis=1)
+    return table.assign(
+        time_s=table.time_s + works_s * (faster - 1), core_s=table.core_s * faster, copies_per_s=usual
+    )  # fmt: skip

@@ -7,10 +7,13 @@ library's threads asleep: calls in a tight loop take less of the core, and do no
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
+from statistics import median
 from typing import Any, Final
+
+from perfmodel.emulation._clock import Core
 
 _WARM_UP: Final = 3
 _COMPUTE_S: Final = 0.015
@@ -18,6 +21,7 @@ _SKEW_S: Final = 0.002
 _JITTER_ROUNDS: Final = 20
 _JITTER_WORK: Final = 10
 _PRODUCTS: Final = 12
+_COPIES: Final = 300
 _KEPT: Final = 0.95
 """Share of the calls that count, the shortest: others are the machine's doing."""
 
@@ -29,15 +33,17 @@ def main(out: str, kinds: str, sizes: str, calls: str) -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rows = []
-    random = Random(dist.get_rank())
+    rows, rates = [], []
+    random, core = Random(dist.get_rank()), Core(torch)
     for kind in kinds.split(","):
         for nbytes in map(int, sizes.split(",")):
             call = _call(dist, torch, kind, nbytes)
-            rows.append([kind, dist.get_world_size(), nbytes, *_timed(dist, torch, call, int(calls), random)])
+            time_s, core_s, copies_per_s = _timed(dist, torch, call, int(calls), random, core)
+            rows.append([kind, dist.get_world_size(), nbytes, time_s, core_s])
+            rates.append(copies_per_s)
     jitter = _jitter(dist, torch)
     if dist.get_rank() == 0:
-        Path(out).write_text(json.dumps([[*row, jitter] for row in rows]))
+        Path(out).write_text(json.dumps([[*row, jitter, rate] for row, rate in zip(rows, rates, strict=True)]))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -66,10 +72,12 @@ def _call(dist: Any, torch: Any, kind: str, nbytes: int) -> Callable[[], Any]:
     return calls[kind]
 
 
-def _timed(dist: Any, torch: Any, call: Callable[[], Any], calls: int, random: Random) -> tuple[float, float]:
-    """From the last rank's call to the end, and of the core where this rank is the last."""
+def _timed(
+    dist: Any, torch: Any, call: Callable[[], Any], calls: int, random: Random, core: Core
+) -> tuple[float, float, float]:
+    """From the last rank's call to the end, and of the core where this rank is the last; the core's speed."""
     matrix, memory = torch.ones(256, 256), torch.ones(1 << 22)
-    times_s, cores_s = [], []
+    times_s, cores_s, rates = [], [], []
     for number in range(calls + _WARM_UP):
         until_s = time.perf_counter() + _COMPUTE_S + random.uniform(0.0, _SKEW_S)
         memory.add_(1.0)
@@ -86,13 +94,18 @@ def _timed(dist: Any, torch: Any, call: Callable[[], Any], calls: int, random: R
             times_s.append(max(0.0, end_s - last_s))  # a sender may be done before the last has come
             if last_s == start_s:
                 cores_s.append(core_s)
-    return _mean(times_s), _mean(cores_s or [0.0])
+            rates.append(core.copies_per_s(_COPIES))
+    return _mean(times_s), _mean(cores_s or [0.0]), median(rates)
 
 
 def _jitter(dist: Any, torch: Any) -> float:
-    """Standard deviation of the log of a rank's time for the same work, beside the others'."""
+    """Standard deviation of the log of a rank's time for the same work, from round to round, beside the others'.
+
+    Without what makes one rank slower all the time, and what slows all at once; by the median of the deviations, which
+    a few rounds that the machine disturbed do not move.
+    """
     matrix, memory = torch.ones(256, 256), torch.ones(1 << 22)
-    squares = []
+    rounds = []
     for _ in range(_JITTER_ROUNDS):
         start_s = time.perf_counter()
         for _ in range(_JITTER_WORK):
@@ -102,8 +115,20 @@ def _jitter(dist: Any, torch: Any) -> float:
         mine = torch.tensor([time.perf_counter() - start_s], dtype=torch.double).log()
         logs = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
         dist.all_gather(logs, mine)
-        squares.append(float(torch.cat(logs).var()))
-    return _mean(squares) ** 0.5
+        rounds.append(torch.cat(logs))
+    return spread(torch.stack(rounds).tolist())
+
+
+def spread(rounds: Sequence[Sequence[float]]) -> float:
+    """Standard deviation of rows whose means, and columns whose medians, are of no matter.
+
+    Of n values less their mean the variance is (n - 1) / n of theirs; 0.6745: median deviation of a normal variable.
+    """
+    ranks = len(rounds[0])
+    rows = [[value - sum(row) / ranks for value in row] for row in rounds]
+    usual = [median(column) for column in zip(*rows, strict=True)]
+    off = median(abs(value - m) for row in rows for value, m in zip(row, usual, strict=True))
+    return off / 0.6745 * (ranks / (ranks - 1)) ** 0.5
 
 
 def _mean(values: list[float]) -> float:

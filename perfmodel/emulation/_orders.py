@@ -41,6 +41,8 @@ class Orders:
     """Iterations for which each of them stays."""
     straggler: float = 1.0
     """How much longer emulated ranks compute than this one."""
+    copies_per_s: float = 0.0
+    """Speed of a core where the processor times of collectives were measured, see `_clock.Core`; 0: not known."""
     jitter: float = 0.0
     """Standard deviation of the log of each emulated rank's compute time."""
     fail_rank: int = -1

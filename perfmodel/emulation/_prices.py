@@ -72,11 +72,13 @@ class PriceTable:
     """Rows of bytes, time_s, core_s by kind and ranks, ordered by bytes."""
     jitter: float = 0.0
     """Standard deviation of the log of a rank's compute time, where it was measured beside."""
+    copies_per_s: float = 0.0
+    """Speed of the core that `core_s` was measured on, likewise; 0: not known."""
 
     @classmethod
     def read(cls, path: Path) -> "PriceTable":
-        """Read a CSV of collective, ranks, bytes, time_s and, where known, core_s (processor time of it) and
-        jitter.
+        """Read a CSV of collective, ranks, bytes, time_s and, where known, core_s (processor time of it), jitter and
+        copies_per_s.
 
         Raises:
             TableError: columns or values that are missing or impossible.
@@ -100,8 +102,13 @@ class PriceTable:
         groups: Any = table.groupby(["collective", "ranks"])
         for (kind, ranks), rows in groups:
             curves[str(kind), int(ranks)] = rows.sort_values("bytes")[["bytes", "time_s", "core_s"]].to_numpy(float)
-        jitter = float(table.jitter.iloc[0]) if "jitter" in table else 0.0
-        return cls(path, curves, jitter)
+        one = {name: float(table[name].iloc[0]) for name in ("jitter", "copies_per_s") if name in table and len(table)}
+        return cls(path, curves, **one)
+
+    @property
+    def conditions(self) -> dict[str, float]:
+        """Of the machine of the measurements, for `Emulation.conditions`."""
+        return {"jitter": self.jitter, "copies_per_s": self.copies_per_s}
 
     def time_s(self, op: Collective) -> float:
         """Between rows by a straight line, beyond them in proportion to bytes.

@@ -30,7 +30,7 @@ class Rank:
         self.record = Record(orders)
         self.record.on_optimizer = self.conditions.together
         self.record.watch_training(torch)
-        self._overhead, self._trial = (0.0, 0.0), False
+        self._overhead, self._trial = {False: (0.0, 0.0), True: (0.0, 0.0)}, False
         self.at_end: list[Callable[[], None]] = []
         self._torch, self._process = torch, os.getpid()
         atexit.register(self._leave)
@@ -41,33 +41,38 @@ class Rank:
             for end in self.at_end:
                 end()
 
-    def measure_overhead(self, call: Callable[[], Any]) -> None:
-        """Find what a waited-for call takes beyond what it is planned to take, to be taken off from now on.
+    def measure_overhead(self, call: Callable[[bool], Any]) -> None:
+        """Find what a call takes beyond what it is planned to take, which is taken off from now on.
 
         Before each call the caches are filled with something else, as computing does.
+
+        Args:
+            call: makes one that is answered at once, or else one to wait for.
         """
-        times_s, cores_s = [], []
-        self._trial = True
         memory, matrix = self._torch.ones(_COLD_FLOATS), self._torch.ones(256, 256)
-        for _ in range(_TRIALS):
-            memory.add_(1.0)
-            for _ in range(_COLD_PRODUCTS):
-                self._torch.mm(matrix, matrix)
-            start_s, core_s = time.perf_counter(), time.process_time()
-            call().wait()
-            times_s.append(time.perf_counter() - start_s - _TRIAL_S)
-            cores_s.append(time.process_time() - core_s - _TRIAL_CORE_S)
+        self._trial = True
+        for at_once in (False, True):
+            times_s, cores_s = [], []
+            for _ in range(_TRIALS):
+                memory.add_(1.0)
+                for _ in range(_COLD_PRODUCTS):
+                    self._torch.mm(matrix, matrix)
+                start_s, core_s = time.perf_counter(), time.process_time()
+                work = call(at_once)
+                if not at_once:
+                    work.wait()
+                times_s.append(time.perf_counter() - start_s - _TRIAL_S)
+                cores_s.append(time.process_time() - core_s - _TRIAL_CORE_S)
+            self._overhead[at_once] = max(0.0, median(times_s)), max(0.0, median(cores_s))
         self._trial = False
-        self._overhead = max(0.0, median(times_s)), max(0.0, median(cores_s))
         self.record.collectives.clear()
         self.record.tell("joining its world")
 
-    def price(self, group: str, call: Call) -> tuple[float, float]:
-        """Seconds of a call, and those for which it takes the core, less what emulating it takes by itself."""
+    def price(self, group: str, call: Call, at_once: bool) -> tuple[float, float, float, float]:
+        """Seconds of a call and of its core, and what of both emulating it takes by itself."""
         if self._trial:
-            return _TRIAL_S, _TRIAL_CORE_S
-        delay_s, core_s = self.line.price(group, call)
-        return max(0.0, delay_s - self._overhead[0]), max(0.0, core_s - self._overhead[1])
+            return _TRIAL_S, _TRIAL_CORE_S, 0.0, 0.0
+        return *self.line.price(group, call), *self._overhead[at_once]
 
     def fail(self, error: Exception) -> None:
         """Tell the environment, which ends the other ranks too."""

@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -37,7 +38,7 @@ class Noted:
     iteration: int
     issued_s: float
     thread_s: float = 0.0
-    """Processor time of the calling thread by then."""
+    """Processor time of the calling thread by then, its script's own."""
     start_s: float = 0.0
     end_s: float = 0.0
     delay_s: float = 0.0
@@ -54,8 +55,9 @@ class Record:
         self.collectives: list[Noted] = []
         self.marks: list[tuple[str, float, float, float]] = []
         self.iteration = 0
+        self._served_s: dict[int, float] = {}
         _reset_peak()
-        self._resident_at_start = _peak_bytes()
+        self._resident_at_start, self._code_at_start = _peak_bytes(), _code_bytes()
         self._progress = Path(orders.out) / f"rank{orders.rank}.progress"
         self._handle = os.open(self._progress, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         self._optimizer: Any = None
@@ -65,7 +67,16 @@ class Record:
 
     def mark(self, name: str) -> None:
         """Note a moment of the script's own thread."""
-        self.marks.append((name, time.perf_counter(), time.thread_time(), time.process_time()))
+        self.marks.append((name, time.perf_counter(), self.thread_s(), time.process_time()))
+
+    def thread_s(self) -> float:
+        """Processor time of the calling thread, without what it was lent for collectives."""
+        return time.thread_time() - self._served_s.get(threading.get_ident(), 0.0)
+
+    def served(self, core_s: float) -> None:
+        """Note that the calling thread spent processor time as the collective library would have."""
+        thread = threading.get_ident()
+        self._served_s[thread] = self._served_s.get(thread, 0.0) + core_s
 
     def tell(self, text: str) -> None:
         """Where the rank is, for a watchdog to read."""
@@ -113,6 +124,7 @@ class Record:
             "marks": {name: [mark[i] for mark in self.marks] for i, name in enumerate(MARK_COLUMNS)},
             "peak_bytes": _peak_bytes(),
             "start_bytes": self._resident_at_start,
+            "code_bytes": max(0, _code_bytes() - self._code_at_start),
         }
         path = Path(self.orders.out) / f"rank{self.orders.rank}.json"
         partial = path.with_suffix(".partial")
@@ -122,11 +134,24 @@ class Record:
 
 def _peak_bytes() -> int:
     """Largest resident memory of this process since it was last reset, else so far."""
+    found = _status_bytes("VmHWM:")
+    if found is not None:
+        return found
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _code_bytes() -> int:
+    """Resident pages of files: code of libraries, of which each part comes in when it is first run."""
+    return _status_bytes("RssFile:") or 0
+
+
+def _status_bytes(name: str) -> int | None:
+    """A line of this process's status; None where the system has none."""
     with suppress(OSError, ValueError):
         for line in _STATUS.read_text().splitlines():
-            if line.startswith("VmHWM:"):
+            if line.startswith(name):
                 return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return None
 
 
 def _reset_peak() -> None:

@@ -28,6 +28,8 @@ class Replay:
     """Kind of collective of each class, empty for spans."""
     core_s: Float[np.ndarray, " classes"]
     """Processor time of each collective, spread over its duration; it comes before the thread's own."""
+    told_s: Float[np.ndarray, " classes"]
+    """What the emulation was told that each collective takes; of its duration the calling thread has a part."""
 
     @cached_property
     def _compiled(self) -> CompiledStructure:
@@ -96,7 +98,7 @@ def replay(iteration: Iteration) -> Replay:
             late_s = max(0.0, float(call.start_s - call.issued_s)) if lane not in last_of_lane else 0.0
             place = ops.add(
                 at_once_s + late_s, Kind.GRAD_REDUCE, Stream.DATA_COMM, [thread, last_of_lane.get(lane, -1)],
-                call.kind, stream[lane], min(float(call.core_s), at_once_s),
+                call.kind, stream[lane], min(float(call.core_s), at_once_s), float(call.delay_s),
             )  # fmt: skip
             last_of_lane[lane] = calls[span.issues] = place
     return ops.finished(thread)
@@ -106,7 +108,7 @@ class _Ops:
     """A structure under way; every op has a class of its own."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[float, Kind, int, list[int], str, float]] = []
+        self._rows: list[tuple[float, Kind, int, list[int], str, float, float]] = []
 
     def add(
         self,
@@ -117,21 +119,22 @@ class _Ops:
         collective: str = "",
         device: int = 0,
         core_s: float = 0.0,
+        told_s: float = 0.0,
     ) -> int:
         pred = [op for op in dict.fromkeys(before) if op >= 0]
-        self._rows.append((max(0.0, time_s), kind, device * N_STREAMS + stream, pred, collective, core_s))
+        self._rows.append((max(0.0, time_s), kind, device * N_STREAMS + stream, pred, collective, core_s, told_s))
         return len(self._rows) - 1
 
     def joined(self, before: Sequence[int]) -> list[int]:
         """At most two ops in place of any number."""
         ops = [op for op in dict.fromkeys(before) if op >= 0]
         while len(ops) > 2:
-            self._rows.append((0.0, Kind.ZERO, -1, ops[:2], "", 0.0))
+            self._rows.append((0.0, Kind.ZERO, -1, ops[:2], "", 0.0, 0.0))
             ops = [*ops[2:], len(self._rows) - 1]
         return ops
 
     def finished(self, thread: int) -> Replay:
-        self._rows.append((0.0, Kind.ZERO, -1, [thread], "", 0.0))
+        self._rows.append((0.0, Kind.ZERO, -1, [thread], "", 0.0, 0.0))
         n = len(self._rows)
         pred = np.full((n, 2), -1)
         for op, row in enumerate(self._rows):
@@ -147,5 +150,5 @@ class _Ops:
             devices=1 + max(row[2] for row in self._rows) // N_STREAMS,
         )  # fmt: skip
         durations_s = np.array([0.0, *(row[0] for row in self._rows)])
-        core_s = np.array([0.0, *(row[5] for row in self._rows)])
-        return Replay(structure, durations_s, ("", *(row[4] for row in self._rows)), core_s)
+        core_s, told_s = (np.array([0.0, *(row[i] for row in self._rows)]) for i in (5, 6))
+        return Replay(structure, durations_s, ("", *(row[4] for row in self._rows)), core_s, told_s)

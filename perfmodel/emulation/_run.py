@@ -32,6 +32,13 @@ class RankRun:
     """Largest resident memory."""
     start_bytes: int
     """What of it there was when the script joined its world."""
+    code_bytes: int = 0
+    """Pages of libraries' code that came in since, of which a model's memory knows nothing."""
+
+    @property
+    def training_bytes(self) -> int:
+        """Largest memory for the training itself."""
+        return self.peak_bytes - self.start_bytes - self.code_bytes
 
     def iterations(self) -> "pd.DataFrame":
         """One row per iteration after the first: time_s, its parts, and what the core and the network did.
@@ -98,7 +105,7 @@ class EmulatedRun:
             "real_ranks": [rank.rank for rank in self.ranks],
             "collectives": sum(len(rank.collectives) for rank in self.ranks),
             "peak_memory_bytes": max(rank.peak_bytes for rank in self.ranks),
-            "training_memory_bytes": max(rank.peak_bytes - rank.start_bytes for rank in self.ranks),
+            "training_memory_bytes": max(rank.training_bytes for rank in self.ranks),
         }
         table: Any = self.iterations()
         if not len(table):
@@ -129,7 +136,7 @@ def read_run(folder: Path) -> EmulatedRun:
         ranks.append(
             RankRun(
                 data["rank"], data["world_size"], pd.DataFrame(data["collectives"]), pd.DataFrame(data["marks"]),
-                data["peak_bytes"], data["start_bytes"],
+                data["peak_bytes"], data["start_bytes"], data["code_bytes"],
             )
         )  # fmt: skip
     if not ranks:

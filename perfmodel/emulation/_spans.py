@@ -73,6 +73,8 @@ def iteration(rank: "RankRun", number: int) -> Iteration:
         elif what == "wait":
             spans.append(Span(at_s, max(at_s, moment_s), phase, after, -1))
             at_s, after = max(at_s, float(calls.wait_end_s[value])), (value,)
+            issued_thread_s += max(0.0, moment_s - issued_s)  # it does not work while it waits
+            issued_s = at_s
         else:
             pending = [p for p in range(len(calls)) if p not in waited and calls.issued_s[p] <= moment_s]
             end_s = moment_s

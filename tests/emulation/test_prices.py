@@ -3,17 +3,20 @@
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from perfmodel import catalog
 from perfmodel.emulation import Prices, PriceTable, modelled, parse_seconds, plugged
+from perfmodel.emulation._measure import at_one_speed
+from perfmodel.emulation._measured_rank import spread
 from perfmodel.emulation._prices import core_s, placed
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.spec import Collective
 
-TABLE = """collective,ranks,bytes,time_s,core_s,jitter
-all_reduce,2,1000,0.001,0.0005,0.03
-all_reduce,2,3000,0.003,0.0015,0.03
+TABLE = """collective,ranks,bytes,time_s,core_s,jitter,copies_per_s
+all_reduce,2,1000,0.001,0.0005,0.03,1e6
+all_reduce,2,3000,0.003,0.0015,0.03,1e6
 """
 
 
@@ -31,7 +34,23 @@ def table(tmp_path: Path) -> PriceTable:
 def test_table_between_and_beyond_its_rows(table: PriceTable, nbytes: float, time_s: float) -> None:
     assert table.time_s(all_reduce(nbytes)) == pytest.approx(time_s)
     assert table.core_s(all_reduce(nbytes)) == pytest.approx(time_s / 2)
-    assert table.jitter == 0.03
+    assert table.conditions == {"jitter": 0.03, "copies_per_s": 1e6}
+
+
+def test_processor_times_are_stated_for_one_speed_of_the_core() -> None:
+    columns = ["time_s", "core_s", "copies_per_s"]
+    slow, usual, busy = (0.005, 0.004, 0.5e6), (0.003, 0.002, 1e6), (0.003, 0.004, 2e6)
+    found = at_one_speed(pd.DataFrame([slow, usual, busy], columns=columns))
+    assert found.copies_per_s.tolist() == [1e6] * 3
+    assert found.core_s.tolist() == pytest.approx([0.002, 0.002, 0.008])
+    assert found.time_s.tolist() == pytest.approx([0.003, 0.003, 0.006])  # 1 ms of waiting, 1 ms, none
+
+
+def test_jitter_is_what_neither_all_ranks_nor_one_have_at_all_times() -> None:
+    random = np.random.default_rng(0)
+    rounds = random.normal(0, 0.03, (4000, 3)) + random.normal(0, 0.2, (4000, 1)) + np.array([0.0, 0.4, 0.1])
+    assert spread(rounds.tolist()) == pytest.approx(0.03, rel=0.05)
+    assert spread([[0.1, 0.2], [0.3, 0.4]]) == pytest.approx(0.0, abs=1e-12)
 
 
 def test_core_time_of_other_numbers_of_ranks_follows_the_ring(table: PriceTable) -> None:

@@ -32,7 +32,7 @@ def overlapped(delays_s: Sequence[float], calls_s: Sequence[tuple[float, float]]
             values = {
                 "group": "0", "lane": "", "ranks": 2, "sequence": place, "kind": "all_reduce", "bytes": 8,
                 "iteration": number, "issued_s": now_s + issued_s, "thread_s": thread_s + issued_s,
-                "start_s": now_s + start_s, "end_s": now_s + free_s, "delay_s": 0.0, "core_s": 0.0,
+                "start_s": now_s + start_s, "end_s": now_s + free_s, "delay_s": span_s + delay_s, "core_s": 0.0,
                 "wait_start_s": 0.0, "wait_end_s": 0.0,
             }  # fmt: skip
             calls.append([values[name] for name in COLLECTIVE_COLUMNS])
@@ -64,6 +64,12 @@ def test_replay_answers_delays_as_the_closed_form_does(delay_s: float) -> None:
     found = replay(iteration(overlapped([0.0, 0.0]), 1))
     assert found.time_s("all_reduce", delay_s) == pytest.approx(closed_form_s(delay_s))
     assert found.time_s("all_gather", delay_s) == pytest.approx(closed_form_s(0.0))
+
+
+def test_replay_knows_what_collectives_were_told_to_take() -> None:
+    found = replay(iteration(overlapped([0.0, 0.001]), 2))
+    assert found.told_s[found.of("all_reduce") > 0] == pytest.approx([span_s + 0.001 for _, span_s in CALLS_S])
+    assert found.told_s.sum() == pytest.approx(found.told_s @ found.of("all_reduce"))
 
 
 def test_slack_and_what_is_felt() -> None:

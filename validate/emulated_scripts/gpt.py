@@ -9,7 +9,9 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-VOCABULARY, HIDDEN, LAYERS, HEADS, LENGTH = 8192, 512, 6, 8, 128
+SMALL = bool(os.environ.get("SMALL"))
+"""A model that takes next to no memory, to find what the libraries take for themselves."""
+VOCABULARY, HIDDEN, LAYERS, HEADS, LENGTH = (64, 32, 1, 8, 128) if SMALL else (8192, 512, 6, 8, 128)
 BATCH = int(os.environ.get("BATCH", "4"))
 
 

@@ -3,12 +3,13 @@
 import sys
 import time
 
-import torch
-import torch.distributed as dist
-
 case = sys.argv[1]
 if case == "no group":
     sys.exit(0)
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 if case == "size":
@@ -17,11 +18,11 @@ elif case == "order":
     dist.barrier() if rank else dist.all_reduce(torch.ones(2))
 elif case == "deadlock":
     dist.all_reduce(torch.ones(2))
-    time.sleep(60) if rank else dist.all_reduce(torch.ones(2))
+    time.sleep(600) if rank else dist.all_reduce(torch.ones(2))
 elif case == "left":
     None if rank else dist.all_reduce(torch.ones(2))
 elif case == "silent":
-    time.sleep(60)
+    time.sleep(600)
 elif case == "sparse":
     dist.all_reduce(torch.eye(3).to_sparse())
 elif case == "objects":

@@ -1,0 +1,160 @@
+"""Runs of several kinds, of which one at a time is awake, in short turns.
+
+The speed of a shared machine drifts by several per cent within a minute. What is compared is awake within seconds.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pandas as pd
+
+from perfmodel.emulation import Emulation, EmulationError, emulate, read_run
+from perfmodel.errors import PerfModelError
+
+
+def in_turn(kinds: Mapping[str, Sequence[Emulation]], *, turn_s: float, total_s: float, start_s: float) -> pd.DataFrame:
+    """Start all runs, then wake one kind after another until the time is up; scripts are cut off, so let them be long.
+
+    Args:
+        kinds: what is awake together, by name; the slowest run of it is what counts.
+        turn_s: for which one is awake.
+        total_s: of all turns.
+        start_s: for which all are awake at first, until they train.
+
+    Returns:
+        Iterations on the slowest of their ranks, as of `EmulatedRun.iterations`, with kind, turn and stolen (core
+        seconds per second of the turn that the hypervisor or other processes took); whole ones, without the first of
+        every turn.
+    """
+    with TemporaryDirectory(prefix="perfmodel-") as folder:
+        found = {
+            name: [_Run(kind, Path(folder) / f"{name}{n}") for n, kind in enumerate(together)]
+            for name, together in kinds.items()
+        }
+        turns = {name: _Turns() for name in kinds}
+        try:
+            time.sleep(start_s)
+            _send(signal.SIGSTOP, *found.values())
+            order, end_s = list(kinds), time.perf_counter() + total_s
+            while time.perf_counter() < end_s:
+                for name in order:
+                    turns[name].take(found[name], turn_s)
+                order.reverse()
+        finally:
+            for together in found.values():
+                for run in together:
+                    run.end()
+        tables = [_awake(read_run(found[name][0].out).iterations(), turns[name]).assign(kind=name) for name in kinds]
+    table = pd.concat(tables, ignore_index=True)
+    return table.sort_values("time_s").groupby(["kind", "turn", "iteration"], as_index=False).last()
+
+
+def come_before_others() -> None:
+    """Let ranks that are started from now on run before what else runs here, as far as the system lets us."""
+
+    def watch() -> None:
+        done: set[int] = set()
+        while True:
+            for group in _children() - done:
+                with suppress(OSError):  # of the whole session (sched(7): autogroup)
+                    Path(f"/proc/{group}/autogroup").write_text("-20")
+                done.add(group)
+            time.sleep(0.2)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+class _Turns:
+    """When runs were awake."""
+
+    def __init__(self) -> None:
+        self.awake_s, self.stolen_s = list[tuple[float, float]](), list[float]()
+
+    def take(self, runs: "Sequence[_Run]", turn_s: float) -> None:
+        for run in runs:
+            run.check()
+        groups = {group for run in runs for group in run.groups}
+        begin_s, stolen_s = time.perf_counter(), _used_by_others_s(groups)
+        _send(signal.SIGCONT, runs)
+        time.sleep(turn_s)
+        _send(signal.SIGSTOP, runs)
+        self.awake_s.append((begin_s, time.perf_counter()))
+        self.stolen_s.append(_used_by_others_s(groups) - stolen_s)
+
+
+def _send(sign: int, *kinds: "Sequence[_Run]") -> None:
+    for run in chain(*kinds):
+        run.send(sign)
+
+
+class _Run:
+    def __init__(self, emulation: Emulation, out: Path) -> None:
+        self.out = out
+        before = _children()
+        self._thread = threading.Thread(target=self._emulate, args=(replace(emulation, timeout_s=1e6),))
+        self._thread.start()
+        while len(started := _children() - before) < len(emulation.real_ranks) and self._thread.is_alive():
+            time.sleep(0.01)
+        self.groups = started
+
+    def _emulate(self, emulation: Emulation) -> None:
+        with suppress(EmulationError):  # that the script was interrupted
+            emulate(emulation, self.out)
+
+    def send(self, sign: int) -> None:
+        for group in self.groups:
+            with suppress(ProcessLookupError):
+                os.killpg(group, sign)
+
+    def check(self) -> None:
+        """Raises `PerfModelError` for a script that ended."""
+        if not self._thread.is_alive():
+            raise PerfModelError(f"{self.out.name}: the script ended before its turns did; give it more iterations")
+
+    def end(self) -> None:
+        """Interrupted as from the keyboard, a script leaves what it recorded."""
+        self.send(signal.SIGINT)
+        self.send(signal.SIGCONT)
+        self._thread.join()
+
+
+def _children() -> set[int]:
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            if int(stat.read_text().rsplit(")", 1)[1].split()[1]) == os.getpid():
+                found.add(int(stat.parent.name))
+    return found
+
+
+def _used_by_others_s(groups: set[int]) -> float:
+    """Core seconds so far of all processes but these and this one, and of the hypervisor's other machines (proc(5))."""
+    user, nice, system, _, _, irq, soft, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    total = user + nice + system + irq + soft + steal
+    for process in (*groups, os.getpid()):
+        fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+        total -= int(fields[11]) + int(fields[12])
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def _slowest(table: pd.DataFrame) -> pd.DataFrame:
+    return table.sort_values("time_s").groupby(["turn", "iteration"], as_index=False).last()
+
+
+def _awake(table: Any, turns: _Turns) -> pd.DataFrame:
+    """Iterations within a turn, whose first is cold."""
+    parts = []
+    for turn, ((begin_s, end_s), stolen_s) in enumerate(zip(turns.awake_s, turns.stolen_s, strict=True)):
+        inside = table[(table.start_s > begin_s) & (table.start_s + table.time_s < end_s)]
+        first = inside.groupby("rank").iteration.transform("min")
+        parts.append(inside[inside.iteration > first].assign(turn=turn, stolen=stolen_s / (end_s - begin_s)))
+    return pd.concat(parts, ignore_index=True)
