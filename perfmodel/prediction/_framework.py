@@ -43,6 +43,15 @@ class Framework:
     """Time of a step that no kernel accounts for: data loading, logging, bookkeeping."""
     context_bytes: float = 1.0e9
     """CUDA context, library handles and communicator buffers that no tensor accounts for."""
+    bucket_bytes: float = 320e6
+    """Copies of gradients that a reduction holds in flight: two buckets of 40 M fp32 elements (Megatron-LM's default
+    size before its buffers were reduced in place); 0 where they are reduced where they lie (Megatron-LM's contiguous
+    gradient buffers, without overlap)."""
+    ddp_buckets: bool = False
+    """Without ZeRO, torch's DistributedDataParallel keeps a 16-bit bucket of every gradient besides."""
+    cached_weight_gradients: bool = False
+    """Gradients accumulate inside the products, and autograd is handed a dummy of the weight's shape instead, kept for
+    each distinct shape (Transformer Engine's `get_dummy_wgrad`)."""
     memory_margin: float = 0.04
     """Share of device memory that fragmentation makes unusable; a layout fits below the rest."""
     faster: float = 0.08

@@ -9,6 +9,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.schedule import schedule_names
 from perfmodel.spec import Cluster, Job, Layout, Model, Transformer
 from perfmodel.validation._conventions import conventions, job_of
+from perfmodel.validation._memory_facts import memory_facts, partition_by_cost
 from perfmodel.workload import parameter_count
 
 Row = Mapping[str, Any]
@@ -57,6 +58,8 @@ def read_case(row: Row) -> Case:
     source = _text(row, "source")
     model = _model(row)
     layout = _layout(row, source)
+    if memory_facts(source).balanced_by_cost:
+        layout = layout.replace(partition=partition_by_cost(model, layout.pp))
     n_devices = _count(row, "n_devices", layout.devices)
     if layout.devices != n_devices:
         raise Unusable("degrees do not multiply to the devices")

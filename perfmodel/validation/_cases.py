@@ -11,10 +11,11 @@ import pandas as pd
 from perfmodel.display import shows_progress
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.io import write_table
-from perfmodel.prediction import Framework, explain, step_model
+from perfmodel.prediction import explain, step_model
 from perfmodel.units import GB, GIB
 from perfmodel.validation._case_rows import Unusable, read_case
 from perfmodel.validation._conventions import framework_of
+from perfmodel.validation._memory_facts import seen_bytes
 from perfmodel.validation._metrics import errors
 from perfmodel.validation._report import ValidationReport
 
@@ -120,17 +121,12 @@ def _predict_one(row: dict[str, Any], calibration: Path | None) -> tuple[Any, ..
         result.step_time_s,
         result.step_time_lo_s,
         result.step_time_hi_s,
-        result.memory.peak - _outside_tensors(row, framework),
+        seen_bytes(result, framework, row["source"], str(row.get("memory_kind") or "")),
         result.fits,
         None,
         result.tflops_per_device * result.step_time_s * 1e12,
         result.provenance["extrapolated"] + result.provenance["analytical"],
     )
-
-
-def _outside_tensors(row: dict[str, Any], framework: Framework) -> float:
-    """Bytes of a prediction that a run's measure does not see: torch's counters know no context and no libraries."""
-    return framework.context_bytes if "torch" in str(row.get("memory_kind") or "") else 0.0
 
 
 def _unpredicted(row: dict[str, Any], reason: str) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.prediction import COMPILED, EAGER, AttentionKernel, Framework, attention_slowdown, sustained
 from perfmodel.spec import Device, EagerKernel, Job
+from perfmodel.validation._memory_facts import memory_facts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +60,11 @@ _BY_SOURCE: tuple[tuple[str, Conventions], ...] = (
     # Megatron-LM 0.14 run without communication overlap
     ("SimuMax", Conventions(overlap_grad_reduce=False, overlap_param_gather=False)),
     # nanotron: fp32 gradients beside 16-bit ones; FlashAttention-2 with its fused norm and rotary kernels; SwiGLU and
-    # the fp32 sharded cross-entropy are eager; gathered inputs and 16-bit
-    # gradients are kept, which its own memory rows show (two versions of the framework are mixed in them)
+    # the fp32 sharded cross-entropy are eager; `tp_recompute_allgather` is true by default; every 16-bit gradient
+    # lives until the end of a micro-batch's backward, when all are added to the fp32 ones
     (
         "ultrascale",
-        Conventions(
-            eager_kernels=("activation", "cross_entropy"), attention="flash-2", keep_gathered=True, half_gradients=True,
-        ),
+        Conventions(eager_kernels=("activation", "cross_entropy"), attention="flash-2", half_gradients=True),
     ),
     # FSDP, mixed_precision=DEFAULT: bf16 weights and fp32 reduction; attn_impl=triton, fused cross-entropy
     ("mosaicml", Conventions(eager_kernels=("activation",), attention="flash-1-triton")),
@@ -92,10 +91,12 @@ def conventions(source: str) -> Conventions:
 def framework_of(source: str, device: Device) -> Framework:
     """Host costs and kernels of a source's runs on a device, nothing in them fitted on the source itself."""
     usual = conventions(source)
-    base = COMPILED if usual.compiled else EAGER
+    base, memory = COMPILED if usual.compiled else EAGER, memory_facts(source)
     return replace(
-        base, attention_slowdown=attention_slowdown(usual.attention, device), sustained=sustained(without=source)
-    )
+        base, attention_slowdown=attention_slowdown(usual.attention, device), sustained=sustained(without=source),
+        bucket_bytes=memory.bucket_bytes, ddp_buckets=memory.ddp_buckets,
+        cached_weight_gradients=memory.cached_weight_gradients,
+    )  # fmt: skip
 
 
 def job_of(
