@@ -18,6 +18,10 @@ class Framework:
     framework. A block of short operators runs no faster than this; 0 for a compiled step (XLA, CUDA graphs).
     Small models show it as a floor per layer that neither batch nor tensor parallelism lowers: 4.5 ms for forward
     and backward of a nanotron layer of some 40 operators, half of that per operator in Megatron."""
+    forward_bookkeeping: int = 0
+    backward_bookkeeping: int = 0
+    """Operators that a layer's passes issue beyond the kernels counted here: sums over masks, products in parts,
+    partial sums. They take the host's time and next to none of the device's."""
     kernel_gap_s: float = 1.0e-6
     """Device idle time between two dependent kernels of one stream."""
     attention_slowdown: float = 1.0

@@ -96,6 +96,8 @@ def _layout(row: Row, source: str) -> Layout:
     kind = next((k for k in ("full", "selective") if recompute.startswith(k)), "none")
     zero = row.get("zero_stage")
     sequence = row.get("sequence_parallel")
+    stage = usual.zero if zero is None else int(float(zero))
+    overlaps = usual.zero_overlaps or stage == 0
     pp = _count(row, "pp")
     return Layout(
         tp=_count(row, "tp"),
@@ -106,11 +108,11 @@ def _layout(row: Row, source: str) -> Layout:
         vpp=vpp if pp > 1 else 1,
         micro_batch=_count(row, "micro_batch"),
         schedule="interleaved" if vpp > 1 and pp > 1 else _SCHEDULES.get(name, name).replace("interleaved", "1f1b"),
-        zero=usual.zero if zero is None else int(float(zero)),
+        zero=stage,
         recompute=kind,  # pyright: ignore[reportArgumentType]
         sequence_parallel=usual.sequence_parallel if sequence is None else bool(float(sequence)),
-        overlap_grad_reduce=usual.overlap_grad_reduce,
-        overlap_param_gather=usual.overlap_param_gather,
+        overlap_grad_reduce=usual.overlap_grad_reduce and overlaps,
+        overlap_param_gather=usual.overlap_param_gather and overlaps,
     )
 
 
