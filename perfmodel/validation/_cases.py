@@ -15,7 +15,7 @@ from perfmodel.prediction import explain, step_model
 from perfmodel.units import GB, GIB
 from perfmodel.validation._case_rows import Unusable, read_case
 from perfmodel.validation._conventions import framework_of
-from perfmodel.validation._memory_facts import seen_bytes
+from perfmodel.validation._memory_seen import seen_bytes
 from perfmodel.validation._metrics import errors
 from perfmodel.validation._report import ValidationReport
 
@@ -121,7 +121,7 @@ def _predict_one(row: dict[str, Any], calibration: Path | None) -> tuple[Any, ..
         result.step_time_s,
         result.step_time_lo_s,
         result.step_time_hi_s,
-        seen_bytes(result, framework, row["source"], str(row.get("memory_kind") or "")),
+        seen_bytes(result, case, framework, row["source"], str(row.get("memory_kind") or "")),
         result.fits,
         None,
         result.tflops_per_device * result.step_time_s * 1e12,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
-from perfmodel.prediction import Framework, Prediction
+from perfmodel.prediction import Framework
 from perfmodel.spec import Model, PerStage, Transformer
 
 Counter = Literal["allocated", "reserved", "device"]
@@ -20,6 +20,8 @@ class MemoryFacts:
     """Where the table does not say."""
     first_rank: bool = False
     """The figure is that of global rank 0, on the first pipeline stage, instead of the fullest rank's."""
+    keeps_outputs: bool = False
+    """What a stage sends is kept until its backward (Megatron-LM frees it once it is sent)."""
     balanced_by_cost: bool = False
     """Stages are cut by the multiplications of layers and head (`partition_by_cost`)."""
     bucket_bytes: float = Framework.bucket_bytes
@@ -30,10 +32,11 @@ class MemoryFacts:
 
 _BY_SOURCE: tuple[tuple[str, MemoryFacts], ...] = (
     # nanotron's `log_throughput` prints torch's counters on rank 0 after `log_memory` has reset that of allocated
-    # bytes, so that only the reserved ones know of activations; `build_model` cuts stages by cost; without ZeRO the
-    # model is wrapped in DistributedDataParallel, with it fp32 gradients are reduced where they lie
-    ("ultrascale", MemoryFacts(counter="reserved", first_rank=True, balanced_by_cost=True, bucket_bytes=0.0,
-                               ddp_buckets=True)),
+    # bytes, so that only the reserved ones know of activations; its pipeline state holds every activation sent;
+    # `build_model` cuts stages by cost; without ZeRO the model is wrapped in DistributedDataParallel, with it fp32
+    # gradients are reduced where they lie
+    ("ultrascale", MemoryFacts(counter="reserved", first_rank=True, keeps_outputs=True, balanced_by_cost=True,
+                               bucket_bytes=0.0, ddp_buckets=True)),
     # Megatron-LM 0.14 with Transformer Engine 2: gradients reduced in their contiguous buffers
     ("SimuMax", MemoryFacts(bucket_bytes=0.0, cached_weight_gradients=True)),
     # Megatron-LM reports torch's maximum of allocated bytes
@@ -41,37 +44,9 @@ _BY_SOURCE: tuple[tuple[str, MemoryFacts], ...] = (
     # DeepSpeed's defaults: `reduce_bucket_size` and `allgather_bucket_size` of 5e8 16-bit elements each
     ("BigScience", MemoryFacts(counter="device", bucket_bytes=2 * 5e8 * 2)),
 )  # fmt: skip
-FRAGMENTATION = 0.15
-"""Share of reserved bytes that holds no tensor: the mean over eight language models under torch's caching allocator
-that GMLake reports (Guo et al. 2024, arXiv 2401.08156). Weights, gradients and optimizer states are allocated once and
-fit their segments; activations and workspaces of many sizes leave the holes."""
-
-
 def memory_facts(source: str) -> MemoryFacts:
     """The facts of a source by the start of its name; plain defaults for an unknown one."""
     return next((facts for start, facts in _BY_SOURCE if source.startswith(start)), MemoryFacts())
-
-
-def counter_of(source: str, memory_kind: str) -> Counter:
-    """What a memory figure counts, by the framework's reports or the words of the table."""
-    stated = memory_facts(source).counter
-    if stated is not None:
-        return stated
-    if "reserved" in memory_kind:
-        return "reserved"
-    return "allocated" if "torch" in memory_kind or "allocated" in memory_kind else "device"
-
-
-def seen_bytes(prediction: Prediction, framework: Framework, source: str, memory_kind: str) -> float:
-    """Peak memory as a source's counter sees it, on the rank that it watches."""
-    counter, stages = counter_of(source, memory_kind), prediction.memory_per_stage
-    if memory_facts(source).first_rank:
-        stages = stages[:1]
-    context = 0.0 if counter == "device" else framework.context_bytes
-    share = 0.0 if counter == "allocated" else FRAGMENTATION / (1 - FRAGMENTATION)
-    return max(
-        stage.peak - context + share * (stage.activations + stage.buffers - framework.context_bytes) for stage in stages
-    )
 
 
 def partition_by_cost(model: Model, stages: int) -> PerStage:
