@@ -44,6 +44,8 @@ _BY_SOURCE: tuple[tuple[str, MemoryFacts], ...] = (
     # DeepSpeed's defaults: `reduce_bucket_size` and `allgather_bucket_size` of 5e8 16-bit elements each
     ("BigScience", MemoryFacts(counter="device", bucket_bytes=2 * 5e8 * 2)),
 )  # fmt: skip
+
+
 def memory_facts(source: str) -> MemoryFacts:
     """The facts of a source by the start of its name; plain defaults for an unknown one."""
     return next((facts for start, facts in _BY_SOURCE if source.startswith(start)), MemoryFacts())

@@ -22,11 +22,11 @@ def transformer_blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
     found = _blocks(model, job, shard)
     if not (job.half_gradients and job.mode == "train"):
         return found
-    precision, hidden = Precision.of(job), model.hidden
-    return tuple(
-        (accumulated(block, precision, hidden, 1 if block.name.endswith(("embedding", "head")) else WEIGHTS_OF_A_LAYER), n)
-        for block, n in found
-    )
+
+    def weights(block: BlockOps) -> int:
+        return 1 if block.name.endswith(("embedding", "head")) else WEIGHTS_OF_A_LAYER
+
+    return tuple((accumulated(block, Precision.of(job), model.hidden, weights(block)), n) for block, n in found)
 
 
 def _blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
