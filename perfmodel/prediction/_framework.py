@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from math import exp, log, sqrt
 
 from perfmodel.prediction._sustained import Sustained, sustained
+from perfmodel.prediction._unknown import Unknown, unknown
 from perfmodel.spec import Attention, Convolution, Device, Gemm, MoE, Op
 
 _SUSTAINED = ("bf16", "fp16")
@@ -60,9 +61,13 @@ class Framework:
     """Share of device memory that fragmentation makes unusable; a layout fits below the rest."""
     faster: float = 0.08
     slower: float = 0.25
-    """90 % range of what no kernel table knows, relative to the step time: kernels timed alone run at clocks and with
-    caches that training does not sustain, and stragglers, contention and unmodelled work only ever add. Most of the
-    published runs lie between the prediction and a quarter above it."""
+    """Where most runs lie, relative to the prediction: what calibration by whole runs expects of one site before it has
+    any, and what importers know of graphs. Kernels timed alone run at clocks and with caches that training does not
+    sustain, and stragglers, contention and unmodelled work only ever add."""
+    unknown: Unknown = field(default_factory=unknown)
+    """What of the step no kernel table knows, for its 90 % interval."""
+    unstated: float = 0.0
+    """Share of the run's settings that had to be assumed."""
 
     @property
     def costs_steps(self) -> bool:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pandas as pd
 from perfmodel.display import shows_progress
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.io import write_table
-from perfmodel.prediction import explain, step_model
+from perfmodel.prediction import GAUSS_90, explain, step_model
 from perfmodel.units import GB, GIB
 from perfmodel.validation._case_rows import Unusable, read_case
 from perfmodel.validation._conventions import framework_of
@@ -21,8 +22,10 @@ from perfmodel.validation._report import ValidationReport
 
 COLUMNS = (
     "case_id", "predicted_iter_time_s", "lo_s", "hi_s", "predicted_peak_memory_bytes", "fits", "skipped_reason",
-    "model_flops_per_device", "extrapolated_share",
+    "model_flops_per_device", "extrapolated_share", "host_share", "network_share", "unstated_share",
+    "events_half_width",
 )  # fmt: skip
+_SETTINGS = ("recompute", "zero_stage", "sequence_parallel", "flash_attention", "micro_batch")
 _NEEDED = ("case_id", "source", "device", "tp", "pp", "dp", "micro_batch", "measured_iter_time_s")
 
 
@@ -109,7 +112,7 @@ def predict_cases(
 def _predict_one(row: dict[str, Any], calibration: Path | None) -> tuple[Any, ...]:
     try:
         case = read_case(row)
-        framework = framework_of(row["source"], case.cluster.device)
+        framework = replace(framework_of(row["source"], case.cluster.device), unstated=unstated_share(row))
         fixed = step_model(case.model, case.cluster, case.job, calibration, framework)
         result = explain(fixed, case.layout)
     except Unusable as reason:
@@ -125,12 +128,20 @@ def _predict_one(row: dict[str, Any], calibration: Path | None) -> tuple[Any, ..
         result.fits,
         None,
         result.tflops_per_device * result.step_time_s * 1e12,
-        result.provenance["extrapolated"] + result.provenance["analytical"],
+        *(result.unknown_shares[name] for name in ("extrapolated", "host", "network")),
+        framework.unstated,
+        GAUSS_90 * sum(sd**2 for name, sd in result.error_sources.items() if name.startswith("events")) ** 0.5,
     )
 
 
+def unstated_share(row: dict[str, Any]) -> float:
+    """Share of the settings that decide a run which its row leaves empty."""
+    return sum(row.get(name) in (None, "") for name in _SETTINGS) / len(_SETTINGS)
+
+
 def _unpredicted(row: dict[str, Any], reason: str) -> tuple[Any, ...]:
-    return (row["case_id"], None, None, None, None, None, reason, None, None)
+    told = {"case_id": row["case_id"], "skipped_reason": reason}
+    return tuple(told.get(name) for name in COLUMNS)
 
 
 def cases_report(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:

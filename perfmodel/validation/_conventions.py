@@ -6,7 +6,7 @@ in), never a number tuned to its rows. A cell of the table always wins over an e
 
 from dataclasses import dataclass, replace
 
-from perfmodel.prediction import COMPILED, EAGER, AttentionKernel, Framework, attention_slowdown, sustained
+from perfmodel.prediction import COMPILED, EAGER, AttentionKernel, Framework, attention_slowdown, sustained, unknown
 from perfmodel.spec import Device, EagerKernel, Job
 from perfmodel.validation._memory_facts import memory_facts
 
@@ -107,7 +107,7 @@ def framework_of(source: str, device: Device) -> Framework:
     return replace(
         base, attention_slowdown=attention_slowdown(usual.attention, device), sustained=sustained(without=source),
         forward_bookkeeping=usual.forward_bookkeeping, backward_bookkeeping=usual.backward_bookkeeping,
-        bucket_bytes=memory.bucket_bytes, ddp_buckets=memory.ddp_buckets,
+        unknown=unknown(without=source), bucket_bytes=memory.bucket_bytes, ddp_buckets=memory.ddp_buckets,
         cached_weight_gradients=memory.cached_weight_gradients,
     )  # fmt: skip
 
