@@ -57,3 +57,6 @@ from perfmodel.prediction._stages import segment_sizes as segment_sizes
 from perfmodel.prediction._step_model import StepModel as StepModel
 from perfmodel.prediction._sustained import source_group as source_group
 from perfmodel.prediction._sustained import sustained as sustained
+from perfmodel.prediction._unknown import TERMS as TERMS
+from perfmodel.prediction._unknown import Unknown as Unknown
+from perfmodel.prediction._unknown import unknown as unknown

@@ -204,8 +204,11 @@ def _idle_and_exposed(
 ) -> tuple[Float[np.ndarray, "blocks phases"], Float[np.ndarray, " ops"]]:
     """`gap_s` and `exposed` of a table whose events take so long."""
     launches, busy_s = draft.counts.sum(axis=2), draft.counts @ times.time_s
+    issued = launches.copy()
+    issued[draft.layers, Phase.FORWARD] += framework.forward_bookkeeping
+    issued[draft.layers, Phase.BACKWARD_INPUT] += framework.backward_bookkeeping
     # the device waits for the host where launching takes longer than what is launched runs
-    gap_s = np.maximum(launches * framework.kernel_gap_s, launches * framework.host_op_s - busy_s)
+    gap_s = np.maximum(launches * framework.kernel_gap_s, issued * framework.host_op_s - busy_s)
     is_kernel = np.array([group == "" for group in draft.groups], bool)
     exposed = _exposed(draft.counts, times.time_s, is_kernel, draft.overlappable, ring_steps)
     return gap_s, exposed + framework.tp_overlap_loss * (1 - exposed)

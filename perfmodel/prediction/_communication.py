@@ -169,7 +169,8 @@ def _add_sharded_state(
     job: Job,
     cluster: Cluster,
 ) -> None:
-    reduce = "reduce_scatter" if layout.zero else "all_reduce"
+    whole = layout.zero == 0 or (layout.zero == 1 and job.all_reduce_gradients)
+    reduce = "all_reduce" if whole else "reduce_scatter"
     wanted = [(Kind.GRAD_REDUCE, reduce, dtype_bytes(job.grad_dtype), job.grad_dtype)]
     if layout.zero:
         weight = stored_dtype_bytes(job)

@@ -1,6 +1,7 @@
 """Why the step takes as long as it does: events on the critical path, breakdown, interval."""
 
 from collections import defaultdict
+from math import exp
 
 import numpy as np
 from jaxtyping import Float
@@ -137,15 +138,27 @@ class CriticalPath:
         total = float(self.seconds.sum()) + self.gap_s + self.copies_s + self.step_costs_s
         return {name: value / total for name, value in family.items()}
 
+    def shares(self) -> dict[str, float]:
+        """Shares of the step that rest on little (`TERMS` of what is unknown)."""
+        total = float(self.seconds.sum()) + self.gap_s + self.copies_s + self.step_costs_s
+        between = np.array([isinstance(op, Collective) and op.num_nodes > 1 for op in self.ops], bool)
+        known = self.provenance_shares()
+        return {
+            "extrapolated": known["extrapolated"] + known["analytical"],
+            "host": self.gap_s / total,
+            "network": float(self.seconds[between].sum()) / total,
+        }
+
     def interval(self, framework: Framework) -> tuple[float, float]:
         """Ends of the 90 % interval as factors of the step time.
 
         Errors within a family are taken as common to all its events (one regressor, one device), errors of
-        different families and of the framework as independent.
+        different families and of what no table knows as independent.
         """
         events = sum(v**2 for v in self.family_half_widths().values())
-        lower, upper = ((events + own**2) ** 0.5 for own in (framework.faster, framework.slower))
-        return max(0.0, 1 - lower), 1 + upper
+        own = framework.unknown.half_widths(self.shares() | {"unstated": framework.unstated})
+        lower, upper = ((events + half**2) ** 0.5 for half in own)
+        return exp(-lower), exp(upper)
 
 
 def _half_widths(times: EventTimes) -> Float[np.ndarray, " ops"]:

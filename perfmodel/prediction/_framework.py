@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from math import exp, log, sqrt
 
 from perfmodel.prediction._sustained import Sustained, sustained
+from perfmodel.prediction._unknown import Unknown, unknown
 from perfmodel.spec import Attention, Convolution, Device, Gemm, MoE, Op
 
 _SUSTAINED = ("bf16", "fp16")
@@ -18,6 +19,10 @@ class Framework:
     framework. A block of short operators runs no faster than this; 0 for a compiled step (XLA, CUDA graphs).
     Small models show it as a floor per layer that neither batch nor tensor parallelism lowers: 4.5 ms for forward
     and backward of a nanotron layer of some 40 operators, half of that per operator in Megatron."""
+    forward_bookkeeping: int = 0
+    backward_bookkeeping: int = 0
+    """Operators that a layer's passes issue beyond the kernels counted here: sums over masks, products in parts,
+    partial sums. They take the host's time and next to none of the device's."""
     kernel_gap_s: float = 1.0e-6
     """Device idle time between two dependent kernels of one stream."""
     attention_slowdown: float = 1.0
@@ -43,13 +48,26 @@ class Framework:
     """Time of a step that no kernel accounts for: data loading, logging, bookkeeping."""
     context_bytes: float = 1.0e9
     """CUDA context, library handles and communicator buffers that no tensor accounts for."""
+    bucket_bytes: float = 320e6
+    """Copies of gradients that a reduction holds in flight: two buckets of 40 M fp32 elements (Megatron-LM's default
+    size before its buffers were reduced in place); 0 where they are reduced where they lie (Megatron-LM's contiguous
+    gradient buffers, without overlap)."""
+    ddp_buckets: bool = False
+    """Without ZeRO, torch's DistributedDataParallel keeps a 16-bit bucket of every gradient besides."""
+    cached_weight_gradients: bool = False
+    """Gradients accumulate inside the products, and autograd is handed a dummy of the weight's shape instead, kept for
+    each distinct shape (Transformer Engine's `get_dummy_wgrad`)."""
     memory_margin: float = 0.04
     """Share of device memory that fragmentation makes unusable; a layout fits below the rest."""
     faster: float = 0.08
     slower: float = 0.25
-    """90 % range of what no kernel table knows, relative to the step time: kernels timed alone run at clocks and with
-    caches that training does not sustain, and stragglers, contention and unmodelled work only ever add. Most of the
-    published runs lie between the prediction and a quarter above it."""
+    """Where most runs lie, relative to the prediction: what calibration by whole runs expects of one site before it has
+    any, and what importers know of graphs. Kernels timed alone run at clocks and with caches that training does not
+    sustain, and stragglers, contention and unmodelled work only ever add."""
+    unknown: Unknown = field(default_factory=unknown)
+    """What of the step no kernel table knows, for its 90 % interval."""
+    unstated: float = 0.0
+    """Share of the run's settings that had to be assumed."""
 
     @property
     def costs_steps(self) -> bool:

@@ -9,7 +9,7 @@ from perfmodel.prediction._blocks import RECOMPUTE_MODES
 from perfmodel.prediction._grid import LayoutGrid
 from perfmodel.prediction._grid_model import GridModel
 from perfmodel.prediction._grid_pipelines import Ranks
-from perfmodel.prediction._memory import MemoryBatch, rank_memory
+from perfmodel.prediction._memory import MemoryBatch, dummy_gradient_bytes, rank_memory
 
 
 def grid_memory(
@@ -56,6 +56,7 @@ def _memory(
     again = ranks.recomputes[:, None, full]
     in_full = np.where(again, (dropped_full + workspace[:, None])[None, :, :, None], 0.0)
     transient = np.maximum(own, in_full).max(axis=-1)
+    dummy = np.array([dummy_gradient_bytes(draft, fixed.job, fixed.framework) for draft in drafts])[:, None, None]
     return rank_memory(
         dense=(ranks.held @ dense)[:, None, None, None],
         expert=(ranks.held @ expert)[:, None, None, None],
@@ -64,7 +65,7 @@ def _memory(
         zero=zero[:, None],
         versions=ranks.versions[:, None, None, None],
         activations=alive[:, :, :, None],
-        transient=transient[:, :, :, None],
+        transient=(transient + dummy)[:, :, :, None],
         segment=segment[:, None, None, None],
         job=fixed.job,
         framework=fixed.framework,

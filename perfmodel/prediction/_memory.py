@@ -7,15 +7,11 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel.errors import LayoutError
-from perfmodel.prediction._blocks import RECOMPUTE_MODES, BlockTable
+from perfmodel.prediction._blocks import RECOMPUTE_MODES, BlockDraft, BlockTable
 from perfmodel.prediction._framework import Framework
 from perfmodel.prediction._live import LiveState
-from perfmodel.spec import Device, Job, Layout
+from perfmodel.spec import Device, Gemm, Job, Layout
 from perfmodel.units import dtype_bytes
-
-BUCKET_BYTES = 2 * 40e6 * 4
-"""Two gradient buckets of 40 M fp32 elements in flight (Megatron-LM's default bucket size)."""
-
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "buffers")
 
@@ -124,11 +120,20 @@ def memory_batch(
         zero=np.array([[lay.zero] for lay in layouts]),
         versions=live.versions,
         activations=(saved_per_stage(layouts, tables, counts, full)[:, live.stage] * live.activations).sum(axis=2),
-        transient=transient,
+        transient=transient + np.array([[dummy_gradient_bytes(table, job, framework)] for table in tables]),
         segment=segment[:, live.stage].max(axis=2),
         job=job,
         framework=framework,
     )
+
+
+def dummy_gradient_bytes(draft: BlockDraft, job: Job, framework: Framework) -> float:
+    """Bytes of a gradient of every distinct weight shape of the layers, where the framework keeps such dummies."""
+    if not framework.cached_weight_gradients or job.mode != "train" or job.frozen:
+        return 0.0
+    layers = [block for block, is_one in zip(draft.blocks, draft.layers.tolist(), strict=True) if is_one]
+    products = [op for block in layers for op, _ in block.backward_weight if isinstance(op, Gemm)]
+    return float(sum(m * n for m, n in {(op.m, op.n) for op in products}) * stored_dtype_bytes(job))
 
 
 def rank_memory(
@@ -168,7 +173,10 @@ def rank_memory(
     half = 2 if job.half_gradients and dtype_bytes(job.dtype) <= 2 else 0
     gradients = state(dtype_bytes(job.grad_dtype) + half, 2) * trained
     buffers = transient + framework.context_bytes
-    buffers = buffers + np.where((zero < 3) & (shards > 1) & trained, np.minimum(BUCKET_BYTES, gradients), 0.0)
+    reduced = (shards > 1) & trained
+    buffers = buffers + np.where((zero < 3) & reduced, np.minimum(framework.bucket_bytes, gradients), 0.0)
+    if framework.ddp_buckets:
+        buffers = buffers + np.where((zero == 0) & reduced, weight * (dense + expert), 0.0)
     # ZeRO-3 holds two gathered segments: the one in use and the one prefetched
     buffers = buffers + np.where(zero == 3, 2 * weight * segment, 0.0)
     parts = (

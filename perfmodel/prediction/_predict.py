@@ -19,6 +19,7 @@ from perfmodel.prediction._framework import EAGER, Framework
 from perfmodel.prediction._memory import CATEGORIES, saved_per_stage
 from perfmodel.prediction._prediction import Prediction, StageMemory
 from perfmodel.prediction._step_model import StepModel
+from perfmodel.prediction._unknown import TERMS
 from perfmodel.program import Kind, Structure
 from perfmodel.spec import Cluster, Job, Layout, Model
 from perfmodel.timeline import makespan, makespan_and_grad, times
@@ -153,6 +154,7 @@ def explain(fixed: StepModel, layout: Layout, *, timeline: bool = False, strict:
         fits=not reasons,
         reasons=reasons,
         error_sources=error_sources,
+        unknown_shares=path.shares(),
         warnings=_warnings(provenance, fixed),
         saved_bytes_per_stage=tuple(saved_per_stage([layout], bundle.tables, bundle.counts, bundle.full)[0].tolist()),
         timeline=times(prepared.compiled, durations) if timeline else None,
@@ -164,8 +166,10 @@ def _interval(fixed: StepModel, layout: Layout, path: CriticalPath) -> tuple[tup
     if fixed.adjustment is not None:
         return end_to_end_interval(fixed, fixed.adjustment, layout, path)
     sources = {f"events: {name}": half / GAUSS_90 for name, half in path.family_half_widths().items()}
-    framework = (fixed.framework.faster + fixed.framework.slower) / 2 / GAUSS_90
-    return path.interval(fixed.framework), sources | {"framework": framework}
+    framework, shares = fixed.framework, path.shares() | {"constant": 1.0, "unstated": fixed.framework.unstated}
+    slopes = zip(TERMS, framework.unknown.faster, framework.unknown.slower, strict=True)
+    terms = {f"unknown: {name}": (low + high) / 2 * shares[name] / GAUSS_90 for name, low, high in slopes}
+    return path.interval(framework), sources | terms
 
 
 def stage_memory(fixed: StepModel, bundle: Bundle) -> tuple[StageMemory, ...]:

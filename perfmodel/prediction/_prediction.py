@@ -81,6 +81,8 @@ class Prediction:
     error_sources: dict[str, float] = field(default_factory=dict, repr=False)
     """Standard deviation of the logarithm of the step time by source of error; the same name is the same error in other
     layouts of the machine (`log_covariance`)."""
+    unknown_shares: dict[str, float] = field(default_factory=dict, repr=False)
+    """Shares of the step that rest on little: `extrapolated`, `host`, `network`."""
     saved_bytes_per_stage: tuple[float, ...] = field(default=(), repr=False)
     """Activations that one micro-batch leaves behind for backward on each global stage."""
     timeline: Timeline | None = field(default=None, repr=False, compare=False)

@@ -9,8 +9,9 @@ from perfmodel.errors import LayoutError, UnknownNameError
 Recompute = Literal["none", "selective", "full"]
 DIMENSIONS = ("tp", "cp", "ep", "dp", "pp")
 """What ranks are numbered by, in Megatron-LM's default order."""
-EagerKernel = Literal["norm", "rope", "activation", "residual", "softmax", "cross_entropy"]
-"""Work that frameworks do in one fused kernel or in several element-wise ones."""
+EagerKernel = Literal["norm", "rope", "activation", "residual", "softmax", "cross_entropy", "attention_layout"]
+"""Work that frameworks do in one fused kernel or in several element-wise ones; `attention_layout`: queries, keys and
+values are copied into the order that the attention kernel takes them in."""
 PerStage = tuple[int, ...] | None
 """A whole number per pipeline stage, in model order; written `7-9-9-7`."""
 _DISTSIM = re.compile(r"^(\d+)M(\d+)P(\d+)D$", re.IGNORECASE)
@@ -178,7 +179,10 @@ class Job:
     """Under sequence parallelism, inputs of column-parallel products are kept as they were gathered instead of being
     gathered again in backward: 2 s b h bytes a product that no tensor parallelism divides, and a collective less."""
     half_gradients: bool = False
-    """16-bit gradients have a buffer of their own beside the fp32 one that they are accumulated in."""
+    """16-bit gradients have a buffer of their own beside the fp32 one, to which kernels of their own add them after
+    every backward, one per weight."""
+    all_reduce_gradients: bool = False
+    """ZeRO 1 reduces all gradients on all ranks, instead of each part on the rank that updates it."""
     frozen: bool = False
     """Weights are not trained (LoRA and other adapters, whose own work is left out): no gradients of them, no
     reduction, no optimizer."""

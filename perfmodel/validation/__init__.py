@@ -7,6 +7,7 @@ from perfmodel.validation._cases import read_tables as read_tables
 from perfmodel.validation._cases import validate_cases as validate_cases
 from perfmodel.validation._conventions import framework_of as framework_of
 from perfmodel.validation._gate import worse as worse
+from perfmodel.validation._interval_fit import fit_unknown as fit_unknown
 from perfmodel.validation._kernels import validate_kernels as validate_kernels
 from perfmodel.validation._live import LiveReport as LiveReport
 from perfmodel.validation._live import LiveResult as LiveResult

@@ -9,6 +9,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.schedule import schedule_names
 from perfmodel.spec import Cluster, Job, Layout, Model, Transformer
 from perfmodel.validation._conventions import conventions, job_of
+from perfmodel.validation._memory_facts import memory_facts, partition_by_cost
 from perfmodel.workload import parameter_count
 
 Row = Mapping[str, Any]
@@ -57,6 +58,8 @@ def read_case(row: Row) -> Case:
     source = _text(row, "source")
     model = _model(row)
     layout = _layout(row, source)
+    if memory_facts(source).balanced_by_cost:
+        layout = layout.replace(partition=partition_by_cost(model, layout.pp))
     n_devices = _count(row, "n_devices", layout.devices)
     if layout.devices != n_devices:
         raise Unusable("degrees do not multiply to the devices")
@@ -93,6 +96,8 @@ def _layout(row: Row, source: str) -> Layout:
     kind = next((k for k in ("full", "selective") if recompute.startswith(k)), "none")
     zero = row.get("zero_stage")
     sequence = row.get("sequence_parallel")
+    stage = usual.zero if zero is None else int(float(zero))
+    overlaps = usual.zero_overlaps or stage == 0
     pp = _count(row, "pp")
     return Layout(
         tp=_count(row, "tp"),
@@ -103,11 +108,11 @@ def _layout(row: Row, source: str) -> Layout:
         vpp=vpp if pp > 1 else 1,
         micro_batch=_count(row, "micro_batch"),
         schedule="interleaved" if vpp > 1 and pp > 1 else _SCHEDULES.get(name, name).replace("interleaved", "1f1b"),
-        zero=usual.zero if zero is None else int(float(zero)),
+        zero=stage,
         recompute=kind,  # pyright: ignore[reportArgumentType]
         sequence_parallel=usual.sequence_parallel if sequence is None else bool(float(sequence)),
-        overlap_grad_reduce=usual.overlap_grad_reduce,
-        overlap_param_gather=usual.overlap_param_gather,
+        overlap_grad_reduce=usual.overlap_grad_reduce and overlaps,
+        overlap_param_gather=usual.overlap_param_gather and overlaps,
     )
 
 

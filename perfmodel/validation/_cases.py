@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,20 @@ import pandas as pd
 from perfmodel.display import shows_progress
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.io import write_table
-from perfmodel.prediction import Framework, explain, step_model
+from perfmodel.prediction import GAUSS_90, explain, step_model
 from perfmodel.units import GB, GIB
 from perfmodel.validation._case_rows import Unusable, read_case
 from perfmodel.validation._conventions import framework_of
+from perfmodel.validation._memory_seen import seen_bytes
 from perfmodel.validation._metrics import errors
 from perfmodel.validation._report import ValidationReport
 
 COLUMNS = (
     "case_id", "predicted_iter_time_s", "lo_s", "hi_s", "predicted_peak_memory_bytes", "fits", "skipped_reason",
-    "model_flops_per_device", "extrapolated_share",
+    "model_flops_per_device", "extrapolated_share", "host_share", "network_share", "unstated_share",
+    "events_half_width",
 )  # fmt: skip
+_SETTINGS = ("recompute", "zero_stage", "sequence_parallel", "flash_attention", "micro_batch")
 _NEEDED = ("case_id", "source", "device", "tp", "pp", "dp", "micro_batch", "measured_iter_time_s")
 
 
@@ -108,7 +112,7 @@ def predict_cases(
 def _predict_one(row: dict[str, Any], calibration: Path | None) -> tuple[Any, ...]:
     try:
         case = read_case(row)
-        framework = framework_of(row["source"], case.cluster.device)
+        framework = replace(framework_of(row["source"], case.cluster.device), unstated=unstated_share(row))
         fixed = step_model(case.model, case.cluster, case.job, calibration, framework)
         result = explain(fixed, case.layout)
     except Unusable as reason:
@@ -120,21 +124,24 @@ def _predict_one(row: dict[str, Any], calibration: Path | None) -> tuple[Any, ..
         result.step_time_s,
         result.step_time_lo_s,
         result.step_time_hi_s,
-        result.memory.peak - _outside_tensors(row, framework),
+        seen_bytes(result, case, framework, row["source"], str(row.get("memory_kind") or "")),
         result.fits,
         None,
         result.tflops_per_device * result.step_time_s * 1e12,
-        result.provenance["extrapolated"] + result.provenance["analytical"],
+        *(result.unknown_shares[name] for name in ("extrapolated", "host", "network")),
+        framework.unstated,
+        GAUSS_90 * sum(sd**2 for name, sd in result.error_sources.items() if name.startswith("events")) ** 0.5,
     )
 
 
-def _outside_tensors(row: dict[str, Any], framework: Framework) -> float:
-    """Bytes of a prediction that a run's measure does not see: torch's counters know no context and no libraries."""
-    return framework.context_bytes if "torch" in str(row.get("memory_kind") or "") else 0.0
+def unstated_share(row: dict[str, Any]) -> float:
+    """Share of the settings that decide a run which its row leaves empty."""
+    return sum(row.get(name) in (None, "") for name in _SETTINGS) / len(_SETTINGS)
 
 
 def _unpredicted(row: dict[str, Any], reason: str) -> tuple[Any, ...]:
-    return (row["case_id"], None, None, None, None, None, reason, None, None)
+    told = {"case_id": row["case_id"], "skipped_reason": reason}
+    return tuple(told.get(name) for name in COLUMNS)
 
 
 def cases_report(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:

@@ -6,8 +6,9 @@ in), never a number tuned to its rows. A cell of the table always wins over an e
 
 from dataclasses import dataclass, replace
 
-from perfmodel.prediction import COMPILED, EAGER, AttentionKernel, Framework, attention_slowdown, sustained
+from perfmodel.prediction import COMPILED, EAGER, AttentionKernel, Framework, attention_slowdown, sustained, unknown
 from perfmodel.spec import Device, EagerKernel, Job
+from perfmodel.validation._memory_facts import memory_facts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,13 @@ class Conventions:
     grad_dtype: str = "fp32"
     keep_gathered: bool = False
     half_gradients: bool = False
-    """Both as in `Job`."""
+    all_reduce_gradients: bool = False
+    """All three as in `Job`."""
+    zero_overlaps: bool = True
+    """False: with ZeRO, gradients are reduced after the last backward and weights gathered after the step."""
+    forward_bookkeeping: int = 0
+    backward_bookkeeping: int = 0
+    """Both as in `Framework`."""
     eager_kernels: tuple[EagerKernel, ...] = ()
     """Kinds of element-wise work that the framework does not fuse."""
     vocab: int = 51200
@@ -59,12 +66,16 @@ _BY_SOURCE: tuple[tuple[str, Conventions], ...] = (
     # Megatron-LM 0.14 run without communication overlap
     ("SimuMax", Conventions(overlap_grad_reduce=False, overlap_param_gather=False)),
     # nanotron: fp32 gradients beside 16-bit ones; FlashAttention-2 with its fused norm and rotary kernels; SwiGLU and
-    # the fp32 sharded cross-entropy are eager; gathered inputs and 16-bit
-    # gradients are kept, which its own memory rows show (two versions of the framework are mixed in them)
+    # the fp32 sharded cross-entropy are eager; `tp_recompute_allgather` is true by default; every 16-bit gradient
+    # lives until the end of a micro-batch's backward, when all are added to the fp32 ones; with ZeRO there is no
+    # DistributedDataParallel, and `sync_gradients_across_dp` all-reduces at the end. Operators counted in its llama
+    # layer: 30 forward (six over masks; products beside a gather in three parts) and 38 backward, of which 19 and 25
+    # are counted as kernels here
     (
         "ultrascale",
         Conventions(
-            eager_kernels=("activation", "cross_entropy"), attention="flash-2", keep_gathered=True, half_gradients=True,
+            eager_kernels=("activation", "cross_entropy", "attention_layout"), attention="flash-2", half_gradients=True,
+            all_reduce_gradients=True, zero_overlaps=False, forward_bookkeeping=11, backward_bookkeeping=13,
         ),
     ),
     # FSDP, mixed_precision=DEFAULT: bf16 weights and fp32 reduction; attn_impl=triton, fused cross-entropy
@@ -92,10 +103,13 @@ def conventions(source: str) -> Conventions:
 def framework_of(source: str, device: Device) -> Framework:
     """Host costs and kernels of a source's runs on a device, nothing in them fitted on the source itself."""
     usual = conventions(source)
-    base = COMPILED if usual.compiled else EAGER
+    base, memory = COMPILED if usual.compiled else EAGER, memory_facts(source)
     return replace(
-        base, attention_slowdown=attention_slowdown(usual.attention, device), sustained=sustained(without=source)
-    )
+        base, attention_slowdown=attention_slowdown(usual.attention, device), sustained=sustained(without=source),
+        forward_bookkeeping=usual.forward_bookkeeping, backward_bookkeeping=usual.backward_bookkeeping,
+        unknown=unknown(without=source), bucket_bytes=memory.bucket_bytes, ddp_buckets=memory.ddp_buckets,
+        cached_weight_gradients=memory.cached_weight_gradients,
+    )  # fmt: skip
 
 
 def job_of(
@@ -112,5 +126,6 @@ def job_of(
         eager_kernels=usual.eager_kernels,
         keep_gathered=usual.keep_gathered,
         half_gradients=usual.half_gradients,
+        all_reduce_gradients=usual.all_reduce_gradients,
         frozen=frozen,
     )

@@ -5,7 +5,7 @@ from perfmodel.workload._attention_core import attention_core
 from perfmodel.workload._linear import column_linear, linear, row_linear
 from perfmodel.workload._local import Local
 from perfmodel.workload._piece import Piece, pointwise
-from perfmodel.workload._pointwise import head_norm, norm, residual, rotary, small_norm
+from perfmodel.workload._pointwise import attention_layout, head_norm, norm, residual, rotary, small_norm
 
 
 def self_attention(model: Transformer, local: Local, *, causal: bool, window: int = 0) -> list[Piece]:
@@ -18,6 +18,7 @@ def self_attention(model: Transformer, local: Local, *, causal: bool, window: in
         column_linear(local, (heads + 2 * kv) * d, local.hidden, bias=model.bias or model.qkv_bias,
                       kept_output=True),
         *head_norm(model, local),
+        *attention_layout(model, local),
         *rotary(model, local, (heads + kv) * d),
         attention_core(local, kv_heads=kv, d_qk=d, d_v=d, seq_kv=local.seq_len, causal=causal,
                        window=window, dropout=model.dropout),

@@ -31,7 +31,7 @@ class Precision:
             dtype=job.dtype,
             act_dtype=act,
             act_bytes=dtype_bytes(act),
-            accumulate=job.grad_dtype == "fp32" and act != "fp32",
+            accumulate=job.grad_dtype == "fp32" and act != "fp32" and not job.half_gradients,
         )
 
 

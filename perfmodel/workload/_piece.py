@@ -5,7 +5,7 @@ Korthikanti et al. (arXiv 2205.05198, section 4.1) count activation memory.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfmodel.spec import KernelOp, MemoryBound
 from perfmodel.workload._block import ActivationBytes, BlockOps, Comm, Kernels
@@ -104,6 +104,19 @@ def pointwise(
         params=params,
         saved_bytes=saved_bytes,
     )
+
+
+def accumulated(block: BlockOps, precision: Precision, hidden: int, tensors: int) -> BlockOps:
+    """The block with kernels that add its 16-bit gradients to fp32 ones, one for each of so many weights.
+
+    A weight is read in 16 bits and read and written in 32, 10 of the 12 bytes of an fp32 addition.
+    """
+    held = block.params + block.tied_params
+    rows = round(held * 10 / 12 / hidden / tensors)
+    if not rows:
+        return block
+    add = memory(precision, "add", rows, hidden, 2, dtype="fp32")
+    return replace(block, backward_weight=(*block.backward_weight, (add, tensors)))
 
 
 def _kernels(parts: Iterable[tuple[KernelOp, ...]]) -> Kernels:

@@ -72,6 +72,16 @@ def rotary(model: Transformer, local: Local, width: int) -> list[Piece]:
     return [pointwise(local.precision, [(name, 1)], local.tokens, width, saved_bytes=0.0)]
 
 
+def attention_layout(model: Transformer, local: Local) -> list[Piece]:
+    """Copies of queries, keys and values into the order of the attention kernel: all at once, then keys and values
+    twice more, once to join them and once to interleave them (nanotron); their gradients go the same ways back."""
+    if local.job.fuses("attention_layout"):
+        return []
+    d, kv = model.head_dim, 2 * local.kv_heads
+    widths = ((local.heads + kv) * d, kv * d, kv * d)
+    return [pointwise(local.precision, [("mul_scalar", 1)], local.tokens, width) for width in widths]
+
+
 def small_norm(model: Transformer, local: Local, rows: int, size: int) -> Piece:
     """Norm over a compressed activation of `size` elements; keeps its input."""
     fused = local.job.fuses("norm") or model.norm == "layer_norm"

@@ -6,15 +6,30 @@ from perfmodel.workload._block import BlockOps, Comm, Shard
 from perfmodel.workload._embedding_head import embedding_pieces, head_pieces, head_workspace_bytes
 from perfmodel.workload._experts import expert_feed_forward, route
 from perfmodel.workload._feed_forward import feed_forward
-from perfmodel.workload._local import Local, local_sizes
-from perfmodel.workload._piece import Piece, assemble
+from perfmodel.workload._local import Local, Precision, local_sizes
+from perfmodel.workload._piece import Piece, accumulated, assemble
 from perfmodel.workload._pointwise import norm
 
 Blocks = tuple[tuple[BlockOps, int], ...]
 
 
+WEIGHTS_OF_A_LAYER = 6
+"""Tensors of a layer whose gradients are added up apart: four products and two norms."""
+
+
 def transformer_blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
     """Embedding, layers and head in model order, each with its repeat count."""
+    found = _blocks(model, job, shard)
+    if not (job.half_gradients and job.mode == "train"):
+        return found
+
+    def weights(block: BlockOps) -> int:
+        return 1 if block.name.endswith(("embedding", "head")) else WEIGHTS_OF_A_LAYER
+
+    return tuple((accumulated(block, Precision.of(job), model.hidden, weights(block)), n) for block, n in found)
+
+
+def _blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
     if model.decoder_layers:
         return _encoder_decoder(model, job, shard)
     local = local_sizes(model, job, shard, job.seq_len)
