@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 DATA ?= $(if $(PERFMODEL_DATA),$(PERFMODEL_DATA),../shared/data)
 
+# tests and notebooks start the package in dozens of processes: compiled once, even where that is switched off
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: plan test grid lint format docs bench validate gate live clean
 
 plan: $(VENV)/.plan ## search GPT-3 175B on 1024 A100s with the shipped calibration
@@ -53,8 +56,9 @@ EXTRAS_test := test
 EXTRAS_lint := lint,test
 EXTRAS_bench := bench
 EXTRAS_docs := docs
+EXTRAS_browser := test,browser
 
-$(VENV)/.plan $(VENV)/.test $(VENV)/.lint $(VENV)/.bench $(VENV)/.docs: $(VENV)/.%: pyproject.toml | $(BIN)/python
+$(VENV)/.plan $(VENV)/.test $(VENV)/.lint $(VENV)/.bench $(VENV)/.docs $(VENV)/.browser: $(VENV)/.%: pyproject.toml | $(BIN)/python
 	$(PIP) --editable ".[$(EXTRAS_$*)]"
 	@touch $@
 
