@@ -17,7 +17,7 @@ plan: $(VENV)/.plan ## search GPT-3 175B on 1024 A100s with the shipped calibrat
 	  --top 15 --out out/plan.json --trace out/plan.trace.json.gz --png out/plan.png
 
 test: $(VENV)/.test ## all tests; those that need PERFMODEL_DATA skip visibly where it is absent
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 grid: $(VENV)/.test ## distributed programs against sequential ones in every combination of degrees
 	PERFMODEL_FULL_GRID=1 $(BIN)/python -m pytest -n 2 tests/distribute/test_equality.py
