@@ -59,9 +59,10 @@ def draw_roofline(device: Device, kernels: "pd.DataFrame", width: Width = "colum
             f"{', '.join(sorted(dtypes))}: {peak / 1e12:.3g} TFLOP/s", (right, peak), xytext=(0, 2),
             textcoords="offset points", ha="right", va="bottom", fontsize=6, path_effects=halo,
         )  # fmt: skip
+    middle = (left * min(peaks) / bandwidth) ** 0.5  # of the slope; the text ends above it
     axis.annotate(
-        f"{bandwidth / 1e12:.3g} TB/s", (left, left * bandwidth), xytext=(2, 4), textcoords="offset points",
-        fontsize=6, path_effects=halo, va="bottom", rotation=45, rotation_mode="anchor", transform_rotates_text=True,
+        f"{bandwidth / 1e12:.3g} TB/s", (middle, middle * bandwidth), xytext=(-3, 2), textcoords="offset points",
+        ha="right", va="bottom", fontsize=6,
     )  # fmt: skip
     axis.set(xscale="log", yscale="log", xlim=(left, right), ylim=(rate.min() / 2, max(peaks) * 2.5))
     axis.set_xlabel("arithmetic intensity in FLOP per byte")
