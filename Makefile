@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 DATA ?= $(if $(PERFMODEL_DATA),$(PERFMODEL_DATA),../shared/data)
 
+# tests and notebooks start the package in dozens of processes: compiled once, even where that is switched off
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: plan test grid lint format docs bench validate gate live clean
 
 plan: $(VENV)/.plan ## search GPT-3 175B on 1024 A100s with the shipped calibration
@@ -14,7 +17,7 @@ plan: $(VENV)/.plan ## search GPT-3 175B on 1024 A100s with the shipped calibrat
 	  --top 15 --out out/plan.json --trace out/plan.trace.json.gz --png out/plan.png
 
 test: $(VENV)/.test ## all tests; those that need PERFMODEL_DATA skip visibly where it is absent
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 grid: $(VENV)/.test ## distributed programs against sequential ones in every combination of degrees
 	PERFMODEL_FULL_GRID=1 $(BIN)/python -m pytest -n 2 tests/distribute/test_equality.py
@@ -53,8 +56,9 @@ EXTRAS_test := test
 EXTRAS_lint := lint,test
 EXTRAS_bench := bench
 EXTRAS_docs := docs
+EXTRAS_browser := test,browser
 
-$(VENV)/.plan $(VENV)/.test $(VENV)/.lint $(VENV)/.bench $(VENV)/.docs: $(VENV)/.%: pyproject.toml | $(BIN)/python
+$(VENV)/.plan $(VENV)/.test $(VENV)/.lint $(VENV)/.bench $(VENV)/.docs $(VENV)/.browser: $(VENV)/.%: pyproject.toml | $(BIN)/python
 	$(PIP) --editable ".[$(EXTRAS_$*)]"
 	@touch $@
 

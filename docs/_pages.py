@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import hashlib
 import importlib
 import inspect
 import pkgutil
@@ -34,6 +35,13 @@ def collect() -> None:
     for path, content in pages.items():
         if not path.exists() or path.read_bytes() != content:
             path.write_bytes(content)
+
+
+def fingerprint() -> str:
+    """Changes with every file of the package: results of notebooks are kept for as long as it does not."""
+    sources = (path for path in sorted((HERE.parent / "perfmodel").rglob("*")) if path.is_file())
+    kept = (path.read_bytes() for path in sources if path.suffix != ".pyc")
+    return hashlib.sha256(b"".join(kept)).hexdigest()[:16]
 
 
 def _copied() -> Iterator[tuple[str, Path]]:

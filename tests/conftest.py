@@ -14,6 +14,14 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 DATA = Path(os.environ.get("PERFMODEL_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 
+LONGEST = ("test_live.py", "test_cases.py", "test_trace_program.py", "test_agents.py", "test_docs.py")
+"""Files that take a minute or so: begun first, lest one worker waits for another's last file."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The public measurement tables; the test is skipped, visibly, where they are absent."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from perfmodel.display import frame_html
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
 from perfmodel.layout_search import Goal, Progress, Question, fastest
 from perfmodel.what_if import HARDWARE, Scenario, Setting, in_scenario, step_s
@@ -55,6 +56,9 @@ class Upgrades:
         import pandas as pd
 
         return pd.DataFrame([asdict(upgrade) for upgrade in self.upgrades])
+
+    def _repr_html_(self) -> str:
+        return frame_html(self.to_frame())
 
 
 def rank_upgrades(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from jaxtyping import Float
 
+from perfmodel.display import frame_html
 from perfmodel.emulation._orders import EmulationError
 from perfmodel.emulation._replay import replay
 from perfmodel.emulation._run import EmulatedRun
@@ -63,6 +64,9 @@ class EmulatedCurve:
 
         names = ("delays_s", "emulated_s", "spread_s", "iterations", "predicted_s")
         return pd.DataFrame({name: getattr(self, name) for name in names})
+
+    def _repr_html_(self) -> str:
+        return frame_html(self.to_frame())
 
 
 def emulated_curve(run: EmulatedRun, collective: str, delays_s: Sequence[float], every: int) -> EmulatedCurve:

@@ -10,6 +10,7 @@ import pandas as pd
 
 from perfmodel import catalog
 from perfmodel.cost import CollectiveModel, EventTimes, KernelModel
+from perfmodel.display import frame_html
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.importers._rows import CollectiveRow, KernelRow
 from perfmodel.prediction import COMPILED
@@ -48,6 +49,9 @@ class StepEstimate:
     def to_frame(self) -> pd.DataFrame:
         """One row per distinct kernel and collective with its time, the most expensive first."""
         return self.rows.copy()
+
+    def _repr_html_(self) -> str:
+        return frame_html(self.to_frame())
 
 
 def resolve(target: Cluster | Device | str) -> Cluster | Device:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
+from perfmodel.display import frame_html
 from perfmodel.errors import PerfModelError
 from perfmodel.interpreter._layers import LayeredModel, Params
 from perfmodel.interpreter._run import ScheduleRun, run_schedule
@@ -39,6 +40,9 @@ class TrainingCurve:
 
         columns = {"time_s": self.time_s, "loss": self.loss, "version_difference": self.version_difference}
         return pd.DataFrame({"schedule": self.schedule, "update": np.arange(1, len(self.loss) + 1), **columns})
+
+    def _repr_html_(self) -> str:
+        return frame_html(self.to_frame())
 
 
 def train(

@@ -4,7 +4,6 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from perfmodel.learn._collective_curve import LinkConstants, collective_curve
 from perfmodel.learn._collective_links import link_class
@@ -69,6 +68,8 @@ def fit_series(rows: CollectiveRows) -> tuple[Series, ...]:
 
 
 def _fit_one(name: str, rows: CollectiveRows) -> Series:
+    from scipy.optimize import least_squares
+
     thin, weight = thinned(rows, POINTS_PER_GROUP)
     prior = prior_vector(name)
     observed = np.log(thin.time_s)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from scipy.linalg import get_lapack_funcs
 
 DEGREES: Final = 4.0
 """Of the Student-t weights that keep outliers from bending their neighbours."""
@@ -182,6 +181,8 @@ def fit_kriging(
 
 def _inverse(matrix: np.ndarray) -> np.ndarray:
     """Inverse of a positive definite matrix by its Cholesky factor, a third of the work of a solve."""
+    from scipy.linalg import get_lapack_funcs
+
     factorise, invert = get_lapack_funcs(("potrf", "potri"), (matrix,))
     factor, failed = factorise(np.asfortranarray(matrix), lower=1, overwrite_a=1)
     if failed:

@@ -5,7 +5,6 @@ from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
-from scipy.optimize import minimize
 
 from perfmodel.learn._kriging import Component, Hyperparameters, Points, shared_codes
 
@@ -34,6 +33,7 @@ def fit_hyperparameters(
         return start
     import jax
     import jax.numpy as jnp
+    from scipy.optimize import minimize
 
     chosen = points.take(sample)
     # padded to few sizes, each compiled once

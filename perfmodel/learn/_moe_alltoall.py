@@ -10,7 +10,6 @@ from typing import Final
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import least_squares
 
 from perfmodel.learn._collective_alpha_beta import larger, smaller
 from perfmodel.learn._collective_links import link_class
@@ -116,6 +115,8 @@ def moe_curve(vector: np.ndarray, rows: MoeRows) -> np.ndarray:
 
 def fit_moe_series(rows: MoeRows) -> dict[str, np.ndarray]:
     """Constants of every series: least squares on log time, with priors from nominal link rates."""
+    from scipy.optimize import least_squares
+
     result = {}
     for name in np.unique(rows.series.astype(str)):
         own = rows.take(rows.series == name)

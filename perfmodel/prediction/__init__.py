@@ -15,6 +15,7 @@ from perfmodel.prediction._bundle import Bundle as Bundle
 from perfmodel.prediction._bundle import Prepared as Prepared
 from perfmodel.prediction._check import check_layout as check_layout
 from perfmodel.prediction._compare import Compared as Compared
+from perfmodel.prediction._compare import Comparison as Comparison
 from perfmodel.prediction._compare import compare_schedules as compare_schedules
 from perfmodel.prediction._discrepancy import Discrepancy as Discrepancy
 from perfmodel.prediction._discrepancy import covariance as covariance

@@ -3,7 +3,6 @@
 from math import exp
 
 import numpy as np
-from scipy.special import stdtrit
 
 from perfmodel.prediction._adjustment import Adjustment, factors_of
 from perfmodel.prediction._errors import OWN
@@ -38,6 +37,8 @@ def end_to_end_interval(
     variance = sum(sd**2 for sd in sources.values())
     if adjustment.discrepancy is not None:
         variance += adjustment.discrepancy.spread(fixed.coordinates(layout))
+    from scipy.special import stdtrit
+
     noise = adjustment.noise * float(stdtrit(adjustment.degrees_of_freedom, 0.95))
     half = float(np.hypot(GAUSS_90 * variance**0.5, noise))
     return (exp(-half), exp(half)), sources | {OWN: noise / GAUSS_90}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from perfmodel.display import frame_html
 from perfmodel.errors import TableError
 
 if TYPE_CHECKING:
@@ -106,6 +107,9 @@ class MeasuredTrace:
                 "end_s": self.end_s,
             }
         )
+
+    def _repr_html_(self) -> str:
+        return frame_html(self.to_frame())
 
     def _arrays(self) -> tuple[str, ...]:
         return tuple(name for name in self.__dataclass_fields__ if name != "names")

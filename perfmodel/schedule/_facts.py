@@ -1,15 +1,19 @@
 """A schedule in figures: time and bubble, memory, staleness; what the papers' comparison tables hold."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from perfmodel.display import frame_html
 from perfmodel.schedule._memory import peak_live
 from perfmodel.schedule._optimise import PassTimes, starts_and_ends
 from perfmodel.schedule._registry import Scheduler, get_schedule
 from perfmodel.schedule._schedule import Schedule
 from perfmodel.schedule._versions import weight_versions
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +39,18 @@ class ScheduleFacts:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return asdict(self)
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row; `activations` and `weights` by their least and most, as `activations_least` and so on."""
+        import pandas as pd
+
+        row = self.to_dict()
+        for name in ("activations", "weights"):
+            row[f"{name}_least"], row[f"{name}_most"] = row.pop(name)
+        return pd.DataFrame([row])
+
+    def _repr_html_(self) -> str:
+        return frame_html(self.to_frame())
 
 
 def schedule_facts(

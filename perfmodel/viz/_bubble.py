@@ -32,7 +32,7 @@ def draw_bubble_curves(facts: Sequence[ScheduleFacts], width: Width = "column") 
         axis.plot(
             [f.micro_batches for f in own], [100 * f.bubble_fraction for f in own], label=name,
             color=LINES[i % len(LINES)], marker=_MARKERS[i % len(_MARKERS)], linestyle=_STYLES[i // len(LINES) % 4],
-            markersize=max(2.5, 6 - 0.6 * i),
+            markersize=max(2.0, 4.5 - 0.5 * i),
         )  # fmt: skip
     axis.set_xscale("log", base=2)
     log_ticks(axis.xaxis, sorted({f.micro_batches for f in facts}))

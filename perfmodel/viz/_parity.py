@@ -44,14 +44,14 @@ def draw_parity(rows: "pd.DataFrame", width: Width = "column") -> "Figure":
     for axis in grid[len(groups) :]:
         axis.set_axis_off()
     for place, axis in enumerate(grid[: len(groups)]):
-        axis.set_ylabel("predicted seconds" if place % across == 0 else "")
-        axis.set_xlabel("measured seconds" if place + across >= len(groups) else "")
+        axis.set_ylabel("predicted time in s" if place % across == 0 else "")
+        axis.set_xlabel("measured time in s" if place + across >= len(groups) else "")
     legend_below(figure, *grid[0].get_legend_handles_labels())
     return figure
 
 
 def _panel(axis: "Axes", name: str, rows: "pd.DataFrame") -> None:
-    from matplotlib.ticker import NullFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     measured, predicted, lo, hi = (rows[c].to_numpy() for c in ("measured_s", "predicted_s", "lo_s", "hi_s"))
     ends = np.array([min(measured.min(), predicted.min()) / 1.5, max(measured.max(), predicted.max()) * 1.5])
@@ -70,12 +70,14 @@ def _panel(axis: "Axes", name: str, rows: "pd.DataFrame") -> None:
     error = np.abs(predicted / measured - 1)
     inside = float(((lo <= measured) & (measured <= hi)).mean())
     axis.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    counted = f"{len(rows):,} row{'s' * (len(rows) != 1)}, {inside:.0%} in the interval"
     axis.set_title(
-        f"{shorten(name, 26, placeholder='...')}\n{len(rows):,} rows, {inside:.0%} in the interval\n"
-        f"error {error.mean():.1%}, median {np.median(error):.1%}",
+        f"{shorten(name, 26, placeholder='...')}\n{counted}\nMAPE {error.mean():.1%}, median {np.median(error):.1%}",
         fontsize=6,
         pad=3,
     )
     axis.set_aspect("equal")
     for side in (axis.xaxis, axis.yaxis):
+        side.set_major_locator(LogLocator(numticks=6))
+        side.set_minor_locator(LogLocator(subs="all", numticks=99))
         side.set_minor_formatter(NullFormatter())

@@ -30,6 +30,7 @@ def draw_roofline(device: Device, kernels: "pd.DataFrame", width: Width = "colum
         PerfModelError: no kernel with work and time above zero.
     """
     import matplotlib.patheffects as effects
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     kernels = kernels.loc[(kernels["flops"] > 0) & (kernels["bytes"] > 0) & (kernels["time_s"] > 0)]
     if kernels.empty:
@@ -58,13 +59,18 @@ def draw_roofline(device: Device, kernels: "pd.DataFrame", width: Width = "colum
             f"{', '.join(sorted(dtypes))}: {peak / 1e12:.3g} TFLOP/s", (right, peak), xytext=(0, 2),
             textcoords="offset points", ha="right", va="bottom", fontsize=6, path_effects=halo,
         )  # fmt: skip
+    middle = (left * min(peaks) / bandwidth) ** 0.5  # of the slope; the text ends above it
     axis.annotate(
-        f"{bandwidth / 1e12:.3g} TB/s", (left, left * bandwidth), xytext=(3, 7), textcoords="offset points",
-        fontsize=6, path_effects=halo, va="bottom",
+        f"{bandwidth / 1e12:.3g} TB/s", (middle, middle * bandwidth), xytext=(-3, 2), textcoords="offset points",
+        ha="right", va="bottom", fontsize=6,
     )  # fmt: skip
     axis.set(xscale="log", yscale="log", xlim=(left, right), ylim=(rate.min() / 2, max(peaks) * 2.5))
     axis.set_xlabel("arithmetic intensity in FLOP per byte")
-    axis.set_ylabel("FLOP/s")
+    axis.set_ylabel("rate in FLOP/s")
+    for side in (axis.xaxis, axis.yaxis):
+        side.set_major_locator(LogLocator(numticks=12))
+        side.set_minor_locator(LogLocator(subs="all", numticks=99))
+        side.set_minor_formatter(NullFormatter())
     axis.set_title(device.name)
     handles, labels = axis.get_legend_handles_labels()
     legend_below(figure, handles, labels, markerscale=1.8)

@@ -21,23 +21,32 @@ _ROW_IN: Final = 0.15
 
 @styled
 def draw_schedules(schedules: Sequence[tuple[Schedule, PassTimes]], width: Width = "page") -> "Figure":
-    """One panel per schedule: a row per device, a box per pass with its micro-batch, lighter on chunks above 0."""
+    """One panel per schedule on one scale of time: a row per device, a box per pass with its micro-batch.
+
+    Chunks above 0 (of a bidirectional schedule, the direction up) are lighter.
+    """
     from matplotlib.patches import Patch
 
     heights = [_ROW_IN * schedule.devices for schedule, _ in schedules]
-    figure = new_figure(width, sum(heights) + 0.36 * len(schedules) + 0.35)
+    figure = new_figure(width, sum(heights) + 0.36 * len(schedules) + 0.5)
     axes = figure.subplots(len(schedules), 1, squeeze=False, height_ratios=heights)[:, 0]
+    ends_s = [float(starts_and_ends(schedule, times)[1].max()) for schedule, times in schedules]
     for axis, (schedule, times) in zip(axes, schedules, strict=True):
-        _panel(axis, schedule, times)
+        _panel(axis, schedule, times, max(ends_s))
+    axes[-1].set_xlabel("time in s")
     names = [_name(phase) for phase in sorted({p for schedule, _ in schedules for p in schedule.phase.tolist()})]
     labels: dict[str, list[str]] = {}
     for name in names:
         labels.setdefault(EVENTS[name].colour, []).append(EVENTS[name].label)
-    legend_below(figure, [Patch(color=colour) for colour in labels], [", ".join(same) for same in labels.values()])
+    patches, texts = [Patch(color=colour) for colour in labels], [", ".join(same) for same in labels.values()]
+    if any(schedule.chunks > 1 for schedule, _ in schedules):
+        patches.append(Patch(color=chunk_shades(EVENTS["forward"].colour, 2)[1]))
+        texts.append("lighter: further chunks, direction up")
+    legend_below(figure, patches, texts)
     return figure
 
 
-def _panel(axis: "Axes", schedule: Schedule, times: PassTimes) -> None:
+def _panel(axis: "Axes", schedule: Schedule, times: PassTimes, longest_s: float) -> None:
     start, end = starts_and_ends(schedule, times)
     span_s = float(end.max())
     idle = 1 - float((end - start).sum()) / (schedule.devices * span_s)
@@ -54,7 +63,7 @@ def _panel(axis: "Axes", schedule: Schedule, times: PassTimes) -> None:
         ],
         critical=np.zeros(len(start), bool),
     )
-    draw_boxes(axis, boxes, 0.0, span_s, _ROW_IN)
+    draw_boxes(axis, boxes, 0.0, longest_s, _ROW_IN)
     device_ticks(axis, schedule.devices, "device")
     axis.set_title(f"{schedule.name}: {span_s:.4g} s, {idle:.1%} idle", pad=2)
 

@@ -106,7 +106,7 @@ def test_what_killed_writes_left_is_removed(out: Path, fake: FakeBackend):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_the_run_with_the_way_on(
-    out: Path, fake: FakeBackend, monkeypatch: pytest.MonkeyPatch, capsys, number: signal.Signals
+    out: Path, fake: FakeBackend, monkeypatch: pytest.MonkeyPatch, capsys, request, number: signal.Signals
 ):
     sampler = FakeBackend.sampler
 
@@ -115,6 +115,9 @@ def test_signals_end_the_run_with_the_way_on(
             os.kill(os.getpid(), number)
         return sampler(self, op, cold=cold)
 
+    # processes started in the background of a script ignore it
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, inherited))
     before = signal.getsignal(signal.SIGTERM)
     inherited = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs deaf to it
     try:

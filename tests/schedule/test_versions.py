@@ -1,5 +1,7 @@
 """Staleness: versions that passes use, against the papers' statements (TiMePReSt section 4.4, PipeDream, 2BW)."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.schedule import get_schedule, weight_versions
 
 
+@cache
 def timeprest(workers: int, micro_batches: int):
     """nF1B in the unit time of the paper's figures, 30 mini-batches."""
     return weight_versions(get_schedule("nf1b:1")(workers, micro_batches, 1, 30), "latest")

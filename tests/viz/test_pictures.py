@@ -188,7 +188,7 @@ def test_parity_draws_every_row_with_its_interval(width):
     for axis, part in zip(figure.axes, (measured[:20], measured[20:]), strict=False):
         points = next(c for c in axis.collections if isinstance(c, PathCollection)).get_offsets()
         np.testing.assert_allclose(points, np.stack([part, 1.1 * part], axis=1))
-        assert "error 10.0%" in axis.get_title("left")
+        assert "MAPE 10.0%" in axis.get_title("left")
         assert "100% in the interval" in axis.get_title("left")
     assert_legible(figure)
 

@@ -9,6 +9,7 @@ import pytest
 
 import perfmodel as pm
 from perfmodel.display import frame_html, progress, shows_progress
+from perfmodel.schedule import schedule_facts
 from perfmodel.timeline import timeline_frame
 from perfmodel.validation import ValidationReport
 from perfmodel.what_if import Curve
@@ -125,3 +126,23 @@ def test_a_function_that_shows_progress_gets_a_report_unless_it_has_one():
     assert work(3) == 3
     assert work(4, progress=lambda *a: seen.append(a)) == 4
     assert seen == [("one", 1, 1)]
+
+
+def test_schedules_of_a_layout_side_by_side():
+    found = pm.compare_schedules(
+        "gpt3-1.3b", "dgx-a100", "tp=2,pp=4", schedules=["1f1b", "gpipe", "gems"], global_batch=9
+    )
+    frame = found.to_frame()
+    assert frame["schedule"].tolist() == [one.schedule for one in found]
+    assert frame["step_time_s"].dropna().is_monotonic_increasing
+    read = Reader(found._repr_html_())
+    assert {"1f1b", "gpipe"} <= set(read.summaries)
+    assert all(one.reason in read.cells for one in found if not one.prediction)
+    assert [Reader(one._repr_html_()) for one in found]
+
+
+def test_facts_of_a_schedule():
+    facts = schedule_facts("chimera", 4, 8)
+    (row,) = facts.to_frame().to_dict("records")
+    assert (row["activations_least"], row["activations_most"]) == facts.activations
+    assert "chimera" in Reader(facts._repr_html_()).cells
