@@ -34,22 +34,27 @@ class Conventions:
     """The step is one compiled program (XLA), or replayed from a graph."""
     attention: AttentionKernel = "fastest"
     """Generation of the fused attention kernel."""
+    blocking_sends: bool = False
+    """Transfers between pipeline stages hold up the sender's kernels."""
 
 
 _MEGATRON_2021 = Conventions(
-    # Megatron-LM before 2023: gradients reduced after the last backward, no fused attention
+    # Megatron-LM before 2023: gradients reduced after the last backward, no fused attention; its cross entropy is a
+    # series of torch operators on fp32 logits (megatron/mpu/cross_entropy.py), and every transfer between stages ends
+    # in a device synchronisation (megatron/p2p_communication.py)
     flash_attention=False,
     overlap_grad_reduce=False,
     overlap_param_gather=False,
+    eager_kernels=("cross_entropy",),
+    blocking_sends=True,
 )
 _BY_SOURCE: tuple[tuple[str, Conventions], ...] = (
     ("Megatron-LM", _MEGATRON_2021),
     ("Korthikanti", _MEGATRON_2021),
     # Megatron-DeepSpeed; the simulator's configs say fp16, no ZeRO, no gradient bucketing
-    ("vTrain", Conventions(flash_attention=False, overlap_grad_reduce=False, grad_dtype="fp16", vocab=50304)),
+    ("vTrain", replace(_MEGATRON_2021, grad_dtype="fp16", vocab=50304)),
     # Megatron-DeepSpeed with ZeRO-1 and, before 2022-02-28, fp16 accumulation
-    ("BigScience", Conventions(flash_attention=False, overlap_grad_reduce=False, overlap_param_gather=False,
-                               grad_dtype="fp16", vocab=250880)),
+    ("BigScience", replace(_MEGATRON_2021, grad_dtype="fp16", vocab=250880)),
     ("Zero Bubble", Conventions(flash_attention=False, overlap_grad_reduce=False, vocab=50304)),
     # the recipes use the distributed optimizer, fused attention and sequence parallelism with tp
     ("NVIDIA NeMo", Conventions(zero=1, sequence_parallel=True)),
@@ -57,7 +62,7 @@ _BY_SOURCE: tuple[tuple[str, Conventions], ...] = (
     # its T5 and mT5 recipes pre-train on 512 encoder and 128 decoder tokens
     ("NeMo framework launcher", Conventions(flash_attention=False, recompute="selective", decoder_seq_len=128)),
     # Megatron-LM 0.14 run without communication overlap
-    ("SimuMax", Conventions(overlap_grad_reduce=False, overlap_param_gather=False)),
+    ("SimuMax", Conventions(overlap_grad_reduce=False, overlap_param_gather=False, blocking_sends=True)),
     # nanotron: fp32 gradients beside 16-bit ones; FlashAttention-2 with its fused norm and rotary kernels; SwiGLU and
     # the fp32 sharded cross-entropy are eager; gathered inputs and 16-bit
     # gradients are kept, which its own memory rows show (two versions of the framework are mixed in them)
@@ -94,7 +99,10 @@ def framework_of(source: str, device: Device) -> Framework:
     usual = conventions(source)
     base = COMPILED if usual.compiled else EAGER
     return replace(
-        base, attention_slowdown=attention_slowdown(usual.attention, device), sustained=sustained(without=source)
+        base,
+        attention_slowdown=attention_slowdown(usual.attention, device),
+        sustained=sustained(without=source),
+        blocking_sends=usual.blocking_sends,
     )
 
 
