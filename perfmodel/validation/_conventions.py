@@ -121,4 +121,5 @@ def job_of(
         keep_gathered=usual.keep_gathered,
         half_gradients=usual.half_gradients,
         frozen=frozen,
+        compiled=usual.compiled,
     )
