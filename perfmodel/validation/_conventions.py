@@ -27,11 +27,17 @@ class Conventions:
     eager_kernels: tuple[EagerKernel, ...] = ()
     """Kinds of element-wise work that the framework does not fuse."""
     vocab: int = 51200
+    heads: int | None = None
+    """None for the number nearest to 128 elements per head."""
     seq_len: int | None = None
     decoder_seq_len: int = 0
     """Decoder tokens of encoder-decoder models; 0 for as many as the encoder's."""
     compiled: bool = False
     """The step is one compiled program (XLA), or replayed from a graph."""
+    stops_recompute: bool = False
+    """As in `Job`; compiled steps do anyway."""
+    selective_layers: bool = False
+    """`selective` recompute means whole layers, as many as the ratio of hardware to model FLOPs tells."""
     attention: AttentionKernel = "fastest"
     """Generation of the fused attention kernel."""
     blocking_sends: bool = False
@@ -53,8 +59,8 @@ _BY_SOURCE: tuple[tuple[str, Conventions], ...] = (
     ("Korthikanti", _MEGATRON_2021),
     # Megatron-DeepSpeed; the simulator's configs say fp16, no ZeRO, no gradient bucketing
     ("vTrain", replace(_MEGATRON_2021, grad_dtype="fp16", vocab=50304)),
-    # Megatron-DeepSpeed with ZeRO-1 and, before 2022-02-28, fp16 accumulation
-    ("BigScience", replace(_MEGATRON_2021, grad_dtype="fp16", vocab=250880)),
+    # Megatron-DeepSpeed with ZeRO-1 and, before 2022-02-28, fp16 accumulation; runs of the first sweep that state their heads have 96
+    ("BigScience", replace(_MEGATRON_2021, grad_dtype="fp16", vocab=250880, heads=96)),
     ("Zero Bubble", Conventions(flash_attention=False, overlap_grad_reduce=False, vocab=50304)),
     # the recipes use the distributed optimizer, fused attention and sequence parallelism with tp
     ("NVIDIA NeMo", Conventions(zero=1, sequence_parallel=True)),
@@ -74,8 +80,9 @@ _BY_SOURCE: tuple[tuple[str, Conventions], ...] = (
     ),
     # FSDP, mixed_precision=DEFAULT: bf16 weights and fp32 reduction; attn_impl=triton, fused cross-entropy
     ("mosaicml", Conventions(eager_kernels=("activation",), attention="flash-1-triton")),
-    # torch.compile over the blocks, scaled_dot_product_attention (FlashAttention-2)
-    ("fms-fsdp", Conventions(attention="flash-2")),
+    # torch.compile over the blocks, scaled_dot_product_attention (FlashAttention-2); some blocks are checkpointed, by
+    # torch's checkpoint without reentry, which stops early
+    ("fms-fsdp", Conventions(attention="flash-2", stops_recompute=True, selective_layers=True)),
     # the sequence length of every BERT pre-training benchmark of that report
     ("OneFlow DLPerf v1.0", Conventions(flash_attention=False, vocab=30522, seq_len=128, grad_dtype="fp16")),
     ("OneFlow DLPerf", Conventions(flash_attention=False, vocab=50304, grad_dtype="fp16")),
@@ -121,5 +128,5 @@ def job_of(
         keep_gathered=usual.keep_gathered,
         half_gradients=usual.half_gradients,
         frozen=frozen,
-        compiled=usual.compiled,
+        stops_recompute=usual.stops_recompute or usual.compiled,
     )

@@ -39,7 +39,7 @@ def assemble(
     boundary_bytes: float = 0.0,
     boundary_comm: tuple[Comm, ...] = (),
     tied_params: int = 0,
-    compiled: bool = False,
+    stops_recompute: bool = False,
 ) -> BlockOps:
     """Join pieces in forward order into a block; backward runs through them in reverse.
 
@@ -47,14 +47,13 @@ def assemble(
         train: False leaves out everything but the forward pass.
         input_bytes: what full recompute keeps; `None` for blocks outside recomputation
             (embedding, head), which save the same under every mode.
-        compiled: full recompute leaves out the last product and what follows it, whose results backward does not
-            need: a compiler drops them as dead code, an eager framework repeats the whole block.
+        stops_recompute: full recompute leaves out the last product and what follows it (`Job.stops_recompute`).
     """
     forward = _kernels(p.forward for p in pieces)
     forward_comm = _comms(p.forward_comm for p in pieces)
     core = [p for p in pieces if p.attention_core] if train else []
     recomputed = train and input_bytes is not None
-    repeated = pieces[: _last_product(pieces)] if compiled else pieces
+    repeated = pieces[: _last_product(pieces)] if stops_recompute else pieces
     saved = sum(p.saved_bytes for p in pieces) if train else 0.0
     return BlockOps(
         name=name,
