@@ -4,7 +4,7 @@ python validate/fit_frameworks.py --data DIR
 
 Writes perfmodel/prediction/sustained.json: by architecture and source, the median of log(measured / predicted) over
 the share of the step that 16-bit products take. Predictions take the median over sources; the validation of a source
-leaves its own out. Prints the exponent of AWS EFA's contention (`perfmodel/catalog/_words.py`).
+leaves its own out. Prints what collectives say of AWS EFA and Omni-Path (`perfmodel/catalog/_words.py`).
 """
 
 import argparse
@@ -31,6 +31,8 @@ MOST_NODES = 64
 LEAST_ROWS = 3
 MOST_ROWS = 150
 """Of a source that are drawn (seed 0)."""
+OMNI_PATH_NODE_GB = 4 * 12.5
+"""Four links of 100 Gbit/s."""
 UNSTATED = ("NVIDIA", "NeMo", "OneFlow DLPerf v1.0", "MaxText")
 """Sources whose tables leave recompute or the kernels to recipes, or whose device was never measured."""
 
@@ -51,6 +53,8 @@ def main() -> None:
                 print(f"{architecture:10s} {source!s:50s} {len(logs):4d} {logs.median():+.3f}", flush=True)
     write_json(OUT, {name: found[name] for name in sorted(found)})
     print(f"EFA contention: {contention(data / 'collectives.csv'):.2f}")
+    share, exponent = omni_path(data / "collectives.csv")
+    print(f"Omni-Path: share delivered {share:.2f}, contention {exponent:.2f}")
 
 
 def runs_of(file: Path) -> pd.DataFrame:
@@ -103,6 +107,17 @@ def contention(file: Path) -> float:
     beyond = np.log(bus / CollectiveModel.load().times(cluster, ops).time_s / table["busbw_GBps"])
     nodes = np.log(table["n_nodes"].to_numpy(float))
     return float(nodes @ beyond / (nodes @ nodes))
+
+
+def omni_path(file: Path) -> tuple[float, float]:
+    """Share of the links' rate and exponent of the nodes: the exponent of the one pair that differs in nodes alone,
+    and the median over all of the share that is left."""
+    table = pd.read_csv(file)
+    table = table[table["link"].str.contains("Omni-Path") & (table["collective"] == "all_reduce")]
+    nodes, rate = table["n_nodes"].to_numpy(float), table["busbw_GBps"].to_numpy(float) / OMNI_PATH_NODE_GB
+    (few, many) = (rate[(table["id"] == name).to_numpy()][0] for name in ("jz-v100-n4", "jz-v100-n16"))
+    exponent = float(np.log(few / many) / np.log(16 / 4))
+    return float(np.median(rate * nodes**exponent)), exponent
 
 
 if __name__ == "__main__":

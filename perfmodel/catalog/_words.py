@@ -41,6 +41,18 @@ EFA_CONTENTION = 0.30
 reduce-scatter of 256 MB over 2 to 64 nodes in a shared cluster (Ultra-Scale Playbook, cluster measurements), fitted by
 `validate/fit_frameworks.py`. No step time went into it."""
 
+OMNI_PATH_DELIVERED = 0.31
+OMNI_PATH_CONTENTION = 0.32
+"""Share of the links' rate that collectives of NCCL get over Omni-Path, and the exponent of the number of nodes: the
+all-reduces that BigScience timed on Jean Zay (10.6 and 6.8 GB/s of 50 with V100 on 4 and 16 nodes, 5.1 with A100 on
+4), fitted by `validate/fit_frameworks.py`. No step time went into it."""
+_SHARED = {
+    "efa": (1.0, EFA_CONTENTION),
+    "omni-path": (OMNI_PATH_DELIVERED, OMNI_PATH_CONTENTION),
+    "omnipath": (OMNI_PATH_DELIVERED, OMNI_PATH_CONTENTION),
+}
+"""Share of the nominal rate, and contention, of networks that collectives were measured on."""
+
 
 def cluster_for(device_name: str, devices_per_node: int | None, intra_link: str, inter_link: str) -> Cluster:
     """The cluster that a published table's words most likely mean; empty words are allowed.
@@ -110,10 +122,10 @@ def _inter(found: Device, node: int, words: str) -> NetworkLevel | None:
     return NetworkLevel(
         name=words.strip() or "scale-out network",
         size=-(-UNBOUNDED // node) * node,
-        bandwidth_bytes_per_s=gbit * 1e9 / 8,
+        bandwidth_bytes_per_s=gbit * 1e9 / 8 * next((s for word, (s, _) in _SHARED.items() if word in text), 1.0),
         latency_s=_latency_s(text, _LATENCY_S["dcn"] if found.vendor == "Google" else _DEFAULT_LATENCY_S),
         source=source,
-        contention=EFA_CONTENTION if "efa" in text else 0.0,
+        contention=next((exponent for word, (_, exponent) in _SHARED.items() if word in text), 0.0),
     )
 
 

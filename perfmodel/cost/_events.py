@@ -26,6 +26,17 @@ class EventTimes:
         """The same with every time and its interval multiplied."""
         return replace(self, time_s=self.time_s * by, lo_s=self.lo_s * by, hi_s=self.hi_s * by)
 
+    def at_most(self, where: Sequence[int], bounds: "EventTimes") -> "EventTimes":
+        """The same with those of the events at `where` that take longer than their `bounds` replaced by these."""
+        columns = [np.array(column) for column in (self.time_s, self.lo_s, self.hi_s)]
+        provenance = list(self.provenance)
+        for at, i in enumerate(where):
+            if bounds.time_s[at] < columns[0][i]:
+                for column, bound in zip(columns, (bounds.time_s, bounds.lo_s, bounds.hi_s), strict=True):
+                    column[i] = bound[at]
+                provenance[i] = bounds.provenance[at]
+        return EventTimes(*columns, tuple(provenance))
+
 
 class PricesKernels(Protocol):
     """Whatever tells kernel times: the calibrated model, or a variation of it."""

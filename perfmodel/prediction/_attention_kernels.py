@@ -4,10 +4,11 @@ The kernel tables hold the fastest kernel of each device (cuDNN, FlashAttention-
 FlashAttention-2 before), but frameworks of an earlier day ran what there was.
 """
 
+from dataclasses import replace
 from math import sqrt
 from typing import Final, Literal
 
-from perfmodel.spec import Device
+from perfmodel.spec import Attention, Device, Job, Op
 
 AttentionKernel = Literal["fastest", "flash-2", "flash-1-triton", "flash-1"]
 
@@ -22,6 +23,21 @@ _OLDER: Final = {
 """FlashAttention-2 is 1.3 to 2.5 times as fast as the first in Triton and 1.7 to 3.0 times as fast as the first
 (Dao 2023, section 4.1); geometric means."""
 _BEFORE_HOPPER: Final = ("Volta", "Turing", "Ampere", "Ada")
+
+
+FORWARD_SHARE: Final = 2 / 5
+"""Products of a flash forward (2) over those of its backward (5)."""
+
+
+def training_forward(op: Op, device: Device, job: Job) -> Attention | None:
+    """The backward whose FLOP rate an attention forward reaches at least; None where the tables time training kernels.
+
+    Of TPUs the tables hold the paged attention of inference servers, whose forward takes longer than a backward. A
+    training kernel keeps its keys and values in one piece, and its forward has no atomics and fewer products.
+    """
+    if not isinstance(op, Attention) or op.pass_ != "fwd" or device.vendor != "Google" or job.mode != "train":
+        return None
+    return replace(op, pass_="bwd")
 
 
 def attention_slowdown(kernel: AttentionKernel, device: Device) -> float:

@@ -54,6 +54,8 @@ class Placement:
 
     def ranks_per_node(self, node: int) -> int:
         """Members of the group that share a node of `node` devices."""
+        if self.reach <= node:
+            return self.size
         return prod(max(1, min(n, node // stride)) for n, stride in self.axes)
 
     def on_network(self, cluster: Cluster) -> tuple[int, int, int, int]:

@@ -14,6 +14,7 @@ from jaxtyping import Float
 
 from perfmodel.cost import EventTimes, PricesCollectives, PricesKernels, event_times
 from perfmodel.prediction._adjustment import Adjustment
+from perfmodel.prediction._attention_kernels import FORWARD_SHARE, training_forward
 from perfmodel.prediction._blocks import RECOMPUTE, BlockDraft, BlockTable, Phase, draft_blocks, time_blocks
 from perfmodel.prediction._bundle import BatchResult, Bundle, Division, Prepared, prepare
 from perfmodel.prediction._classes import EventClasses, PassClasses, event_entries, pass_classes
@@ -76,14 +77,23 @@ class StepModel:
         known: dict[Op, tuple[float, float, float, str]] = self._once("events", dict)
         new = list(dict.fromkeys(op for op in ops if op not in known))
         if new:
+            device = self.cluster.device
             times = event_times(new, self.cluster, self.kernels, self.collectives)
-            times = times.scaled(np.array([self.framework.slowdown(op, self.cluster.device) for op in new]))
+            times = times.scaled(np.array([self.framework.slowdown(op, device) for op in new]))
+            times = times.at_most(*self._bounds(new))
             columns = (times.time_s.tolist(), times.lo_s.tolist(), times.hi_s.tolist(), times.provenance)
             known.update(zip(new, zip(*columns, strict=True), strict=True))
         rows = [known[op] for op in ops]
         time_s, lo_s, hi_s = np.array([row[:3] for row in rows], float).reshape(-1, 3).T
         times = EventTimes(time_s=time_s, lo_s=lo_s, hi_s=hi_s, provenance=tuple(row[3] for row in rows))
         return self.adjustment.times(ops, times, self._latency_s(ops)) if self.adjustment else times
+
+    def _bounds(self, ops: Sequence[Op]) -> tuple[list[int], EventTimes]:
+        """Which events cannot take longer than some others do, with those times (`training_forward`)."""
+        bounded = [i for i, op in enumerate(ops) if training_forward(op, self.cluster.device, self.job) is not None]
+        by = [training_forward(ops[i], self.cluster.device, self.job) for i in bounded]
+        times = event_times([op for op in by if op is not None], self.cluster, self.kernels, self.collectives)
+        return bounded, times.scaled(np.full(len(bounded), FORWARD_SHARE))
 
     def _latency_s(self, ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
         """What collectives take that carry next to nothing; 0 for kernels."""

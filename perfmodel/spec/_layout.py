@@ -186,6 +186,9 @@ class Job:
     frozen: bool = False
     """Weights are not trained (LoRA and other adapters, whose own work is left out): no gradients of them, no
     reduction, no optimizer."""
+    stops_recompute: bool = False
+    """Full recompute stops before a block's last product, whose result backward does not need: under a compiler (XLA)
+    that sees forward and backward as one, and torch's checkpoint without reentry."""
     optimizer: Literal["adam", "sgd", "plain-sgd"] = "adam"
     """`sgd` keeps a momentum; `plain-sgd` keeps nothing and updates weights in their own element type."""
 

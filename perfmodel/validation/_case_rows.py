@@ -83,7 +83,18 @@ def read_case(row: Row) -> Case:
         _text(row, "intra_link"),
         _text(row, "inter_link"),
     )
-    return Case(_text(row, "case_id"), model, cluster, job, layout)
+    return Case(_text(row, "case_id"), model, cluster, job, _selected_layers(layout, model, row, source))
+
+
+def _selected_layers(layout: Layout, model: Model, row: Row, source: str) -> Layout:
+    """Selective recompute of whole layers: a share f of them makes HFU / MFU = 1 + f / 3, a forward being a third."""
+    hardware, useful = row.get("measured_hfu"), row.get("measured_mfu")
+    if not conventions(source).selective_layers or layout.recompute != "selective" or layout.pp > 1:
+        return layout
+    if hardware is None or useful is None or not isinstance(model, Transformer):
+        return layout
+    repeated = round(min(1.0, max(0.0, 3 * (float(hardware) / float(useful) - 1))) * model.layers)
+    return layout.replace(recompute="none", recompute_full_layers=(repeated,))
 
 
 def _layout(row: Row, source: str) -> Layout:
@@ -136,8 +147,8 @@ def _model(row: Row) -> Model:
     if family not in _FAMILY:
         return _by_name_with_layers(name, row)
     hidden = _count(row, "hidden")
-    heads = _count(row, "heads", _usual_heads(hidden, _count(row, "tp", 1)))
     source = _text(row, "source")
+    heads = _count(row, "heads", conventions(source).heads or _usual_heads(hidden, _count(row, "tp", 1)))
     model = Transformer(
         name=name,
         layers=_layers(row, hidden),

@@ -34,29 +34,40 @@ class Conventions:
     eager_kernels: tuple[EagerKernel, ...] = ()
     """Kinds of element-wise work that the framework does not fuse."""
     vocab: int = 51200
+    heads: int | None = None
+    """None for the number nearest to 128 elements per head."""
     seq_len: int | None = None
     decoder_seq_len: int = 0
     """Decoder tokens of encoder-decoder models; 0 for as many as the encoder's."""
     compiled: bool = False
     """The step is one compiled program (XLA), or replayed from a graph."""
+    stops_recompute: bool = False
+    """As in `Job`; compiled steps do anyway."""
+    selective_layers: bool = False
+    """`selective` recompute means whole layers, as many as the ratio of hardware to model FLOPs tells."""
     attention: AttentionKernel = "fastest"
     """Generation of the fused attention kernel."""
+    blocking_sends: bool = False
+    """Transfers between pipeline stages hold up the sender's kernels."""
 
 
 _MEGATRON_2021 = Conventions(
-    # Megatron-LM before 2023: gradients reduced after the last backward, no fused attention
+    # Megatron-LM before 2023: gradients reduced after the last backward, no fused attention; its cross entropy is a
+    # series of torch operators on fp32 logits (megatron/mpu/cross_entropy.py), and every transfer between stages ends
+    # in a device synchronisation (megatron/p2p_communication.py)
     flash_attention=False,
     overlap_grad_reduce=False,
     overlap_param_gather=False,
+    eager_kernels=("cross_entropy",),
+    blocking_sends=True,
 )
 _BY_SOURCE: tuple[tuple[str, Conventions], ...] = (
     ("Megatron-LM", _MEGATRON_2021),
     ("Korthikanti", _MEGATRON_2021),
     # Megatron-DeepSpeed; the simulator's configs say fp16, no ZeRO, no gradient bucketing
-    ("vTrain", Conventions(flash_attention=False, overlap_grad_reduce=False, grad_dtype="fp16", vocab=50304)),
-    # Megatron-DeepSpeed with ZeRO-1 and, before 2022-02-28, fp16 accumulation
-    ("BigScience", Conventions(flash_attention=False, overlap_grad_reduce=False, overlap_param_gather=False,
-                               grad_dtype="fp16", vocab=250880)),
+    ("vTrain", replace(_MEGATRON_2021, grad_dtype="fp16", vocab=50304)),
+    # Megatron-DeepSpeed with ZeRO-1 and, before 2022-02-28, fp16 accumulation; runs of the first sweep that state their heads have 96
+    ("BigScience", replace(_MEGATRON_2021, grad_dtype="fp16", vocab=250880, heads=96)),
     ("Zero Bubble", Conventions(flash_attention=False, overlap_grad_reduce=False, vocab=50304)),
     # the recipes use the distributed optimizer, fused attention and sequence parallelism with tp
     ("NVIDIA NeMo", Conventions(zero=1, sequence_parallel=True)),
@@ -64,7 +75,7 @@ _BY_SOURCE: tuple[tuple[str, Conventions], ...] = (
     # its T5 and mT5 recipes pre-train on 512 encoder and 128 decoder tokens
     ("NeMo framework launcher", Conventions(flash_attention=False, recompute="selective", decoder_seq_len=128)),
     # Megatron-LM 0.14 run without communication overlap
-    ("SimuMax", Conventions(overlap_grad_reduce=False, overlap_param_gather=False)),
+    ("SimuMax", Conventions(overlap_grad_reduce=False, overlap_param_gather=False, blocking_sends=True)),
     # nanotron: fp32 gradients beside 16-bit ones; FlashAttention-2 with its fused norm and rotary kernels; SwiGLU and
     # the fp32 sharded cross-entropy are eager; `tp_recompute_allgather` is true by default; every 16-bit gradient
     # lives until the end of a micro-batch's backward, when all are added to the fp32 ones; with ZeRO there is no
@@ -80,8 +91,9 @@ _BY_SOURCE: tuple[tuple[str, Conventions], ...] = (
     ),
     # FSDP, mixed_precision=DEFAULT: bf16 weights and fp32 reduction; attn_impl=triton, fused cross-entropy
     ("mosaicml", Conventions(eager_kernels=("activation",), attention="flash-1-triton")),
-    # torch.compile over the blocks, scaled_dot_product_attention (FlashAttention-2)
-    ("fms-fsdp", Conventions(attention="flash-2")),
+    # torch.compile over the blocks, scaled_dot_product_attention (FlashAttention-2); some blocks are checkpointed, by
+    # torch's checkpoint without reentry, which stops early
+    ("fms-fsdp", Conventions(attention="flash-2", stops_recompute=True, selective_layers=True)),
     # the sequence length of every BERT pre-training benchmark of that report
     ("OneFlow DLPerf v1.0", Conventions(flash_attention=False, vocab=30522, seq_len=128, grad_dtype="fp16")),
     ("OneFlow DLPerf", Conventions(flash_attention=False, vocab=50304, grad_dtype="fp16")),
@@ -106,6 +118,7 @@ def framework_of(source: str, device: Device) -> Framework:
     base, memory = COMPILED if usual.compiled else EAGER, memory_facts(source)
     return replace(
         base, attention_slowdown=attention_slowdown(usual.attention, device), sustained=sustained(without=source),
+        blocking_sends=usual.blocking_sends,
         forward_bookkeeping=usual.forward_bookkeeping, backward_bookkeeping=usual.backward_bookkeeping,
         unknown=unknown(without=source), bucket_bytes=memory.bucket_bytes, ddp_buckets=memory.ddp_buckets,
         cached_weight_gradients=memory.cached_weight_gradients,
@@ -128,4 +141,5 @@ def job_of(
         half_gradients=usual.half_gradients,
         all_reduce_gradients=usual.all_reduce_gradients,
         frozen=frozen,
+        stops_recompute=usual.stops_recompute or usual.compiled,
     )

@@ -7,6 +7,11 @@ from perfmodel.workload._block import Comm
 from perfmodel.workload._local import Local
 from perfmodel.workload._piece import Piece, pointwise
 
+TENSOR_CORE_BYTES = 16
+"""Rows of a product's operands have to be multiples of this for tensor cores to run it at their rate (NVIDIA, Matrix
+Multiplication Background User's Guide, section 3). A batched product with other rows, as with heads of 150 elements,
+is accumulated in fp32 on the ordinary cores, and is priced as an fp32 product."""
+
 
 def attention_core(
     local: Local, *, kv_heads: int, d_qk: int, d_v: int, seq_kv: int, causal: bool, window: int, dropout: bool
@@ -25,8 +30,14 @@ def _materialised(local: Local, d_qk: int, d_v: int, seq_kv: int, *, dropout: bo
     """
     batch = local.shard.micro_batch * local.heads
     rows = batch * local.seq_local
-    scores = Gemm(op="bmm", dtype=local.precision.act_dtype, batch=batch, m=local.seq_local, n=seq_kv, k=d_qk)
-    context = Gemm(op="bmm", dtype=local.precision.act_dtype, batch=batch, m=local.seq_local, n=d_v, k=seq_kv)
+
+    def product(n: int, k: int, head: int) -> Gemm:
+        aligned = head * local.act_bytes % TENSOR_CORE_BYTES == 0
+        return Gemm(
+            op="bmm", dtype=local.precision.act_dtype if aligned else "fp32", batch=batch, m=local.seq_local, n=n, k=k
+        )
+
+    scores, context = product(seq_kv, d_qk, d_qk), product(d_v, seq_kv, d_v)
     names = ["scale_mask_softmax"] if local.job.fuses("softmax") else ["mul_scalar", "masked_fill", "softmax"]
     if dropout:
         names.append("dropout")

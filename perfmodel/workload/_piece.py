@@ -39,6 +39,7 @@ def assemble(
     boundary_bytes: float = 0.0,
     boundary_comm: tuple[Comm, ...] = (),
     tied_params: int = 0,
+    stops_recompute: bool = False,
 ) -> BlockOps:
     """Join pieces in forward order into a block; backward runs through them in reverse.
 
@@ -46,11 +47,13 @@ def assemble(
         train: False leaves out everything but the forward pass.
         input_bytes: what full recompute keeps; `None` for blocks outside recomputation
             (embedding, head), which save the same under every mode.
+        stops_recompute: full recompute leaves out the last product and what follows it (`Job.stops_recompute`).
     """
     forward = _kernels(p.forward for p in pieces)
     forward_comm = _comms(p.forward_comm for p in pieces)
     core = [p for p in pieces if p.attention_core] if train else []
     recomputed = train and input_bytes is not None
+    repeated = pieces[: _last_product(pieces)] if stops_recompute else pieces
     saved = sum(p.saved_bytes for p in pieces) if train else 0.0
     return BlockOps(
         name=name,
@@ -58,11 +61,11 @@ def assemble(
         backward_input=_kernels(p.backward_input for p in reversed(pieces)) if train else (),
         backward_weight=_kernels(p.backward_weight for p in reversed(pieces)) if train else (),
         recompute_selective=_kernels(p.forward for p in core),
-        recompute_full=forward if recomputed else (),
+        recompute_full=_kernels(p.forward for p in repeated) if recomputed else (),
         forward_comm=forward_comm,
         backward_comm=_comms(p.backward_comm for p in reversed(pieces)) if train else (),
         recompute_selective_comm=_comms(p.forward_comm for p in core),
-        recompute_full_comm=forward_comm if recomputed else (),
+        recompute_full_comm=_comms(p.forward_comm for p in repeated) if recomputed else (),
         params=sum(p.params for p in pieces),
         expert_params=sum(p.expert_params for p in pieces),
         tied_params=tied_params,
@@ -75,6 +78,12 @@ def assemble(
         boundary_bytes=boundary_bytes,
         boundary_comm=boundary_comm,
     )
+
+
+def _last_product(pieces: Sequence[Piece]) -> int:
+    """Position of the last piece with a dense or expert product; the number of pieces if there is none."""
+    held = [any(op.family in ("gemm", "moe") for op in piece.forward) for piece in pieces]
+    return max((i for i, holds in enumerate(held) if holds), default=len(pieces))
 
 
 def memory(

@@ -130,6 +130,7 @@ def _layer(name: str, local: Local, pieces: list[Piece], *, passed_on_bytes: flo
         workspace_bytes=local.hidden_bytes + 2.0 * elements * local.act_bytes,
         boundary_bytes=boundary_bytes,
         boundary_comm=boundary_comm,
+        stops_recompute=local.job.stops_recompute,
     )
 
 
