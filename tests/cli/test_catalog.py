@@ -31,7 +31,7 @@ def test_a_word_that_nothing_contains_is_named(capsys):
 
 
 def test_unknown_names_get_the_nearest_or_examples():
-    with pytest.raises(UnknownNameError, match="did you mean .*'gpt3-175b'"):
+    with pytest.raises(UnknownNameError, match=r"did you mean .*'gpt3-175b'"):
         catalog.model("gpt3-175")
     with pytest.raises(UnknownNameError, match="'perfmodel catalog' lists all") as caught:
         catalog.model("zzzzzz")
