@@ -26,6 +26,8 @@ class Conventions:
     half_gradients: bool = False
     all_reduce_gradients: bool = False
     """All three as in `Job`."""
+    weighted_experts: bool = False
+    """As in `Job`."""
     zero_overlaps: bool = True
     """False: with ZeRO, gradients are reduced after the last backward and weights gathered after the step."""
     forward_bookkeeping: int = 0
@@ -64,7 +66,7 @@ _BY_SOURCE: tuple[tuple[str, Conventions], ...] = (
     # its T5 and mT5 recipes pre-train on 512 encoder and 128 decoder tokens
     ("NeMo framework launcher", Conventions(flash_attention=False, recompute="selective", decoder_seq_len=128)),
     # Megatron-LM 0.14 run without communication overlap
-    ("SimuMax", Conventions(overlap_grad_reduce=False, overlap_param_gather=False)),
+    ("SimuMax", Conventions(overlap_grad_reduce=False, overlap_param_gather=False, weighted_experts=True)),
     # nanotron: fp32 gradients beside 16-bit ones; FlashAttention-2 with its fused norm and rotary kernels; SwiGLU and
     # the fp32 sharded cross-entropy are eager; `tp_recompute_allgather` is true by default; every 16-bit gradient
     # lives until the end of a micro-batch's backward, when all are added to the fp32 ones; with ZeRO there is no
@@ -127,5 +129,6 @@ def job_of(
         keep_gathered=usual.keep_gathered,
         half_gradients=usual.half_gradients,
         all_reduce_gradients=usual.all_reduce_gradients,
+        weighted_experts=usual.weighted_experts,
         frozen=frozen,
     )
