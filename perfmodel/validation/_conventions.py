@@ -43,6 +43,8 @@ class Conventions:
     """The step is one compiled program (XLA), or replayed from a graph."""
     attention: AttentionKernel = "fastest"
     """Generation of the fused attention kernel."""
+    blocking_sends: bool = False
+    """Transfers between pipeline stages hold up the sender's kernels."""
 
 
 _MEGATRON_2021 = Conventions(
@@ -72,12 +74,13 @@ _BY_SOURCE: tuple[tuple[str, Conventions], ...] = (
     # lives until the end of a micro-batch's backward, when all are added to the fp32 ones; with ZeRO there is no
     # DistributedDataParallel, and `sync_gradients_across_dp` all-reduces at the end. Operators counted in its llama
     # layer: 30 forward (six over masks; products beside a gather in three parts) and 38 backward, of which 19 and 25
-    # are counted as kernels here
+    # are counted as kernels here; `send_tensors` waits for what it sends
     (
         "ultrascale",
         Conventions(
             eager_kernels=("activation", "cross_entropy", "attention_layout"), attention="flash-2", half_gradients=True,
-            all_reduce_gradients=True, zero_overlaps=False, forward_bookkeeping=11, backward_bookkeeping=13,
+            all_reduce_gradients=True, zero_overlaps=False, blocking_sends=True, forward_bookkeeping=11,
+            backward_bookkeeping=13,
         ),
     ),
     # FSDP, mixed_precision=DEFAULT: bf16 weights and fp32 reduction; attn_impl=triton, fused cross-entropy
@@ -108,6 +111,7 @@ def framework_of(source: str, device: Device) -> Framework:
     base, memory = COMPILED if usual.compiled else EAGER, memory_facts(source)
     return replace(
         base, attention_slowdown=attention_slowdown(usual.attention, device), sustained=sustained(without=source),
+        blocking_sends=usual.blocking_sends,
         forward_bookkeeping=usual.forward_bookkeeping, backward_bookkeeping=usual.backward_bookkeeping,
         unknown=unknown(without=source), bucket_bytes=memory.bucket_bytes, ddp_buckets=memory.ddp_buckets,
         cached_weight_gradients=memory.cached_weight_gradients,
