@@ -9,6 +9,8 @@ but its group. Run it again after anything that moves predicted step times, `val
 import argparse
 from pathlib import Path
 
+import pandas as pd
+
 from perfmodel.display import progress
 from perfmodel.io import write_json
 from perfmodel.validation import fit_unknown, predict_cases, read_tables
@@ -21,7 +23,7 @@ def main() -> None:
     arguments.add_argument("--data", type=Path, required=True)
     data = arguments.parse_args().data / "published"
     runs, _ = read_tables(sorted(data.glob("*.csv")))
-    timed = runs[(runs["status"] == "ok") & runs["measured_iter_time_s"].notna()].reset_index(drop=True)
+    timed = pd.DataFrame(runs[(runs["status"] == "ok") & runs["measured_iter_time_s"].notna()]).reset_index(drop=True)
     with progress("runs") as report:
         predicted = predict_cases(timed, progress=report)
     found = fit_unknown(timed, predicted)

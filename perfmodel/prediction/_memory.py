@@ -133,7 +133,9 @@ def dummy_gradient_bytes(draft: BlockDraft, job: Job, framework: Framework) -> f
         return 0.0
     layers = [block for block, is_one in zip(draft.blocks, draft.layers.tolist(), strict=True) if is_one]
     products = [op for block in layers for op, _ in block.backward_weight if isinstance(op, Gemm)]
-    return float(sum(m * n for m, n in {(op.m, op.n) for op in products}) * stored_dtype_bytes(job))
+    # a grouped product's gradient has the dimensions of its forward: rows, then the weight's two
+    shapes = {(op.n, op.k) if op.groups > 1 else (op.m, op.n) for op in products}
+    return float(sum(m * n for m, n in shapes) * stored_dtype_bytes(job))
 
 
 def rank_memory(

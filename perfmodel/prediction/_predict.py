@@ -19,7 +19,6 @@ from perfmodel.prediction._framework import EAGER, Framework
 from perfmodel.prediction._memory import CATEGORIES, saved_per_stage
 from perfmodel.prediction._prediction import Prediction, StageMemory
 from perfmodel.prediction._step_model import StepModel
-from perfmodel.prediction._unknown import TERMS
 from perfmodel.program import Kind, Structure
 from perfmodel.spec import Cluster, Job, Layout, Model
 from perfmodel.timeline import makespan, makespan_and_grad, times
@@ -166,10 +165,9 @@ def _interval(fixed: StepModel, layout: Layout, path: CriticalPath) -> tuple[tup
     if fixed.adjustment is not None:
         return end_to_end_interval(fixed, fixed.adjustment, layout, path)
     sources = {f"events: {name}": half / GAUSS_90 for name, half in path.family_half_widths().items()}
-    framework, shares = fixed.framework, path.shares() | {"constant": 1.0, "unstated": fixed.framework.unstated}
-    slopes = zip(TERMS, framework.unknown.faster, framework.unknown.slower, strict=True)
-    terms = {f"unknown: {name}": (low + high) / 2 * shares[name] / GAUSS_90 for name, low, high in slopes}
-    return path.interval(framework), sources | terms
+    framework = fixed.framework
+    own = framework.unknown.half_widths(path.shares() | {"unstated": framework.unstated})
+    return path.interval(framework), sources | {"unknown": sum(own) / 2 / GAUSS_90}
 
 
 def stage_memory(fixed: StepModel, bundle: Bundle) -> tuple[StageMemory, ...]:

@@ -183,6 +183,9 @@ class Job:
     every backward, one per weight."""
     all_reduce_gradients: bool = False
     """ZeRO 1 reduces all gradients on all ranks, instead of each part on the rank that updates it."""
+    weighted_experts: bool = False
+    """The router's weights multiply the activation inside the experts, so that their outputs are not kept for the
+    router's gradient (Megatron-Core since 0.12)."""
     frozen: bool = False
     """Weights are not trained (LoRA and other adapters, whose own work is left out): no gradients of them, no
     reduction, no optimizer."""

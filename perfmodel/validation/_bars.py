@@ -75,14 +75,14 @@ BARS = (
         missing="Recipes that the tables leave out: FSDP on GB200 is some 25 % slower than predicted, packed "
         "fine-tuning over pipelines 20 % faster."),
     Bar("playbook, pp = 1, tp <= 8", _one_stage, "median", 0.10, elsewhere="27 %",
-        missing="Host time of that framework at micro-batch 1, and a share by which even its one-node runs are "
-        "slower than any other source on H100."),
+        missing="Runs of a second version of the framework (below), the network at 256 and 512 devices."),
     Bar("playbook, MFU >= 10 %", _efficient, "median", 0.15, elsewhere="25 %",
-        missing="The same, and its pipeline engine."),
+        missing="The same, and its pipeline engine: with 2 to 16 stages even fast runs take 15 % longer."),
     Bar("playbook, peak memory", _playbook, "median", memory=0.06,
-        missing="Two versions of the framework: with one stage and MFU above 10 % the median is near 0, slow runs "
-        "gather inputs again (four bytes a token, hidden unit and layer less), and pipelines keep more than one "
-        "stage's share of activations."),
+        missing="Two versions of the framework, which no column tells apart: of the rows whose memory can, two thirds "
+        "gather inputs again in backward, as here, the others keep them (up to 40 % more, the fast and small ones). In "
+        "the slow ones a micro-batch takes about a second more whatever the model, tp, pp and micro-batch are, which "
+        "is most of the time error of the sweep, of its ranking and of its coverage."),
     Bar("MaxText TPU", _starts("case_id", "maxtext"), "mean", 0.10,
         missing="Attention kernels for training on TPU: the tables hold those of inference, whose forward takes "
         "longer than a backward."),

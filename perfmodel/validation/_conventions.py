@@ -26,6 +26,8 @@ class Conventions:
     half_gradients: bool = False
     all_reduce_gradients: bool = False
     """All three as in `Job`."""
+    weighted_experts: bool = False
+    """As in `Job`."""
     zero_overlaps: bool = True
     """False: with ZeRO, gradients are reduced after the last backward and weights gathered after the step."""
     forward_bookkeeping: int = 0
@@ -75,18 +77,20 @@ _BY_SOURCE: tuple[tuple[str, Conventions], ...] = (
     # its T5 and mT5 recipes pre-train on 512 encoder and 128 decoder tokens
     ("NeMo framework launcher", Conventions(flash_attention=False, recompute="selective", decoder_seq_len=128)),
     # Megatron-LM 0.14 run without communication overlap
-    ("SimuMax", Conventions(overlap_grad_reduce=False, overlap_param_gather=False, blocking_sends=True)),
+    ("SimuMax", Conventions(overlap_grad_reduce=False, overlap_param_gather=False, blocking_sends=True,
+                            weighted_experts=True)),
     # nanotron: fp32 gradients beside 16-bit ones; FlashAttention-2 with its fused norm and rotary kernels; SwiGLU and
     # the fp32 sharded cross-entropy are eager; `tp_recompute_allgather` is true by default; every 16-bit gradient
     # lives until the end of a micro-batch's backward, when all are added to the fp32 ones; with ZeRO there is no
     # DistributedDataParallel, and `sync_gradients_across_dp` all-reduces at the end. Operators counted in its llama
     # layer: 30 forward (six over masks; products beside a gather in three parts) and 38 backward, of which 19 and 25
-    # are counted as kernels here
+    # are counted as kernels here; `send_tensors` waits for what it sends
     (
         "ultrascale",
         Conventions(
             eager_kernels=("activation", "cross_entropy", "attention_layout"), attention="flash-2", half_gradients=True,
-            all_reduce_gradients=True, zero_overlaps=False, forward_bookkeeping=11, backward_bookkeeping=13,
+            all_reduce_gradients=True, zero_overlaps=False, blocking_sends=True, forward_bookkeeping=11,
+            backward_bookkeeping=13,
         ),
     ),
     # FSDP, mixed_precision=DEFAULT: bf16 weights and fp32 reduction; attn_impl=triton, fused cross-entropy
@@ -140,6 +144,7 @@ def job_of(
         keep_gathered=usual.keep_gathered,
         half_gradients=usual.half_gradients,
         all_reduce_gradients=usual.all_reduce_gradients,
+        weighted_experts=usual.weighted_experts,
         frozen=frozen,
         stops_recompute=usual.stops_recompute or usual.compiled,
     )

@@ -24,6 +24,8 @@ class MemoryFacts:
     """What a stage sends is kept until its backward (Megatron-LM frees it once it is sent)."""
     balanced_by_cost: bool = False
     """Stages are cut by the multiplications of layers and head (`partition_by_cost`)."""
+    planned: bool = False
+    """Tensors are placed before the run, so that nothing is lost between them (OneFlow)."""
     bucket_bytes: float = Framework.bucket_bytes
     ddp_buckets: bool = False
     cached_weight_gradients: bool = False
@@ -41,6 +43,7 @@ _BY_SOURCE: tuple[tuple[str, MemoryFacts], ...] = (
     ("SimuMax", MemoryFacts(bucket_bytes=0.0, cached_weight_gradients=True)),
     # Megatron-LM reports torch's maximum of allocated bytes
     ("Zero Bubble", MemoryFacts(counter="allocated")),
+    ("OneFlow DLPerf GPT", MemoryFacts(counter="device", planned=True)),
     # DeepSpeed's defaults: `reduce_bucket_size` and `allgather_bucket_size` of 5e8 16-bit elements each
     ("BigScience", MemoryFacts(counter="device", bucket_bytes=2 * 5e8 * 2)),
 )  # fmt: skip

@@ -31,7 +31,7 @@ def seen_bytes(prediction: Prediction, case: Case, framework: Framework, source:
     counter, facts = counter_of(source, memory_kind), memory_facts(source)
     stages = prediction.memory_per_stage[: 1 if facts.first_rank else None]
     least = framework.context_bytes if counter == "device" else workspace_bytes(case.cluster.device)
-    share = 0.0 if counter == "allocated" else FRAGMENTATION / (1 - FRAGMENTATION)
+    share = 0.0 if counter == "allocated" or facts.planned else FRAGMENTATION / (1 - FRAGMENTATION)
     outputs = output_bytes(case) if facts.keeps_outputs else 0.0
     transient = [stage.activations + stage.buffers - framework.context_bytes + outputs for stage in stages]
     settled = [stage.weights + stage.gradients + stage.optimizer for stage in stages]

@@ -19,10 +19,11 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any] | None, live: di
     parts = [
         "# Predicted against measured",
         "Made by `make validate`. What is fitted to published runs (`validate/fit_frameworks.py`: one number per "
-        "device architecture) leaves out the source that it is held against. Not blind: settings that tables leave "
-        "unsaid (`perfmodel/validation/_conventions.py`) were read with residuals in view; of the playbook, kept "
-        "gathered inputs and 16-bit gradients were inferred from its own memory rows, and the contention of EFA from "
-        "collectives of its own cluster. Errors are relative to the measured time.",
+        "device architecture; `validate/fit_intervals.py`: half-widths of intervals) leaves out the source that it is "
+        "held against. Not blind: settings that tables leave "
+        "unsaid (`perfmodel/validation/_conventions.py`) were read with residuals in view; of the playbook, what "
+        "nanotron keeps, copies, reduces and launches was read off its source (`_memory_facts.py`), and the contention "
+        "of EFA off collectives of its own cluster. Errors are relative to the measured time.",
         "## Bars",
         _bars(record["bars"]),
         _missing(record["bars"]),

@@ -109,16 +109,17 @@ def _dispatch(local: Local, routing: Routing) -> Piece:
 def _combine(local: Local, routing: Routing) -> Piece:
     """Return the experts' outputs and add each token's copies, weighted by the router, in place.
 
-    Keeps the outputs, of which the router's gradient is made.
+    Keeps the outputs, of which the router's gradient is made, unless the experts themselves apply its weights.
     """
     there, back = _exchange(local, routing)
+    kept = 0.0 if local.job.weighted_experts else float(routing.sent) * local.hidden * local.act_bytes
     gather = _gather(local, routing)
     return Piece(
         forward=(replace(gather, pass_="bwd"),),
         backward_input=(gather,),
         forward_comm=(*back, *_partial_sums(local)),
         backward_comm=there,
-        saved_bytes=float(routing.sent) * local.hidden * local.act_bytes,
+        saved_bytes=kept,
     )
 
 

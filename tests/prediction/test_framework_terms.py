@@ -11,7 +11,8 @@ from perfmodel.cost import CollectiveModel, KernelModel, event_times
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction import EAGER, attention_slowdown, explain, step_model, step_times_s, sustained
 from perfmodel.prediction._sustained import source_group, source_medians
-from perfmodel.spec import Attention, Collective, Gemm, Job, Layout, MemoryBound
+from perfmodel.spec import Attention, Collective, Gemm, Job, KernelOp, Layout, MemoryBound
+from perfmodel.workload import Kernels, Shard, blocks
 
 A100, H100 = catalog.device("A100-SXM4-80GB"), catalog.device("H100-SXM5-80GB")
 MODEL = catalog.model("gpt3-6.7b")
@@ -117,3 +118,55 @@ def test_frozen_weights_have_no_gradients_and_no_optimizer() -> None:
     assert frozen.breakdown_s["forward"] == pytest.approx(usual.breakdown_s["forward"])
     # of forward and both gradients, one third is gone
     assert 0.55 < frozen.step_time_s / usual.step_time_s < 0.75
+
+
+def test_gradients_added_up_apart_cost_a_kernel_per_weight_and_micro_batch() -> None:
+    job = Job(global_batch=8, seq_len=2048)
+    apart = replace(job, half_gradients=True)
+    (usual, _), (more, _) = (blocks(MODEL, one, Shard(tp=8))[1] for one in (job, apart))
+    added = more.backward_weight[len(usual.backward_weight) :]
+    ((op, count),) = added
+    # 10 bytes a parameter: a 16-bit gradient read, an fp32 one read and written
+    assert count == 6
+    assert count * op.bytes == pytest.approx(10 * usual.params, rel=0.01)
+    # and the products no longer accumulate themselves
+    assert not any(op.accumulate for op, _ in more.backward_weight if isinstance(op, Gemm))
+
+
+def test_zero_1_that_reduces_everything_on_every_rank_takes_longer() -> None:
+    job = Job(global_batch=64, seq_len=2048)
+    cluster, layout = catalog.cluster("dgx-a100"), Layout(tp=1, dp=64, zero=1, overlap_grad_reduce=False)
+    scattered, whole = (
+        explain(step_model(MODEL, cluster, one), layout).breakdown_s["data_parallel_communication_exposed"]
+        for one in (job, replace(job, all_reduce_gradients=True))
+    )
+    # an all-reduce is a scatter and a gather; the gather of 16-bit weights comes on top of either
+    assert 1.2 < whole / scattered < 2.0
+
+
+def test_layouts_of_attention_are_copied_to_and_back() -> None:
+    job = Job(global_batch=8, seq_len=2048)
+    copied = replace(job, eager_kernels=("attention_layout",))
+    (usual, _), (more, _) = (blocks(MODEL, one, Shard(tp=8))[1] for one in (job, copied))
+
+    def copies(kernels: Kernels) -> list[KernelOp]:
+        return [op for op, count in kernels for _ in range(count) if op.op == "mul_scalar"]
+
+    assert not copies(usual.forward)
+    width = MODEL.hidden // 8
+    assert [op.hidden for op in copies(more.forward) if isinstance(op, MemoryBound)] == [
+        3 * width,
+        2 * width,
+        2 * width,
+    ]
+    assert len(copies(more.backward_input)) == 3
+
+
+def test_operators_without_kernels_raise_the_floor_of_short_layers() -> None:
+    job, cluster = Job(global_batch=8, seq_len=128), catalog.cluster("dgx-a100")
+    usual, more = (
+        explain(step_model(MODEL, cluster, job, None, replace(EAGER, **changes)), LAYOUT).step_time_s
+        for changes in ({}, {"forward_bookkeeping": 11, "backward_bookkeeping": 13})
+    )
+    micro_batches = job.num_microbatches(LAYOUT)
+    assert more - usual == pytest.approx(24 * EAGER.host_op_s * MODEL.layers * micro_batches, rel=0.05)
