@@ -41,7 +41,7 @@ EFA_CONTENTION = 0.30
 reduce-scatter of 256 MB over 2 to 64 nodes in a shared cluster (Ultra-Scale Playbook, cluster measurements), fitted by
 `validate/fit_frameworks.py`. No step time went into it."""
 
-OMNI_PATH_DELIVERED = 0.31
+OMNI_PATH_DELIVERED = 0.33
 OMNI_PATH_CONTENTION = 0.32
 """Share of the links' rate that collectives of NCCL get over Omni-Path, and the exponent of the number of nodes: the
 all-reduces that BigScience timed on Jean Zay (10.6 and 6.8 GB/s of 50 with V100 on 4 and 16 nodes, 5.1 with A100 on
