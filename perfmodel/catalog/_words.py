@@ -66,6 +66,7 @@ def cluster_for(device_name: str, devices_per_node: int | None, intra_link: str,
        Slingshot-11 200, NDR 400, XDR 800 Gbit/s. A named InfiniBand or Slingshot rate without a
        count is one link per device.
     3. EFA without a rate: 400 Gbit/s per node with A100 (p4d), 3,200 with H100 and later (p5).
+       Omni-Path delivers `OMNI_PATH_DELIVERED` of its rate.
     4. Anything else, and nothing: the reference system of the device (DGX and the like).
     5. `none ...`: a single node (for TPUs: a single slice).
     6. Inside a node: the device's own link, `PCIe` the host link. `NVL72` joins 72 devices.
