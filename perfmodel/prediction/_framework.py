@@ -26,8 +26,9 @@ class Framework:
     section 4.1), and the first FlashAttention and its Triton version 1.3 to 3 times as long as the second (Dao 2023,
     section 4.1)."""
     sustained: Sustained | None = None
-    """None for the constants of all published sources, read when first needed. By architecture, log of the time of 16-bit matrix products and attention in a training step relative to the same
-    kernels timed alone: under sustained load the power limit lowers the clock."""
+    """By architecture, log of the time of 16-bit matrix products and attention in a training step relative to the same
+    kernels timed alone: under sustained load the power limit lowers the clock. None for what all published sources
+    say, read when first needed."""
     tp_overlap_loss: float = 0.0
     """Share of a block's hidden collectives that shows after all: they take part of the device from the kernels
     they hide behind."""

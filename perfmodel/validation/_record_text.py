@@ -22,9 +22,9 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any] | None, live: di
         "device architecture) leaves out the source that it is held against. Not blind: settings that tables leave "
         "unsaid (`perfmodel/validation/_conventions.py`) were read with residuals in view; of the playbook, kept "
         "gathered inputs and 16-bit gradients were inferred from its own memory rows, and the contention of EFA from "
-        "collectives of its own cluster; so were rate and contention of Omni-Path, from all-reduces on BLOOM's, the heads "
-        "of whose first sweep are those of its runs that state them. Host time per operator rests on operators counted in "
-        "nanotron. Errors are relative to the measured time.",
+        "collectives of its own cluster; so were rate and contention of Omni-Path, from all-reduces on BLOOM's, the "
+        "heads of whose first sweep are those of its runs that state them. Host time per operator rests on operators "
+        "counted in nanotron. Errors are relative to the measured time.",
         "## Bars",
         _bars(record["bars"]),
         _missing(record["bars"]),

@@ -142,7 +142,8 @@ def _attention_core(heads: int, head_dim: int, micro_batch: int = 1) -> list[obj
 @pytest.mark.parametrize(("head_dim", "dtype"), [(144, "bf16"), (108, "fp32"), (150, "fp32"), (104, "bf16")])
 def test_batched_products_with_unaligned_rows_leave_the_tensor_cores(head_dim: int, dtype: str) -> None:
     products = [op for op in _attention_core(16, head_dim) if isinstance(op, Gemm)]
-    assert len(products) == 2 and {op.dtype for op in products} == {dtype}
+    assert len(products) == 2
+    assert {op.dtype for op in products} == {dtype}
 
 
 def test_softmax_is_fused_over_multiples_of_four_matrices() -> None:
@@ -150,14 +151,16 @@ def test_softmax_is_fused_over_multiples_of_four_matrices() -> None:
         return [op.op for op in _attention_core(heads, 128, micro_batch) if isinstance(op, MemoryBound)]
 
     assert "scale_mask_softmax" in names(2, 2)
-    assert "scale_mask_softmax" not in names(2, 1) and "softmax" in names(2, 1)
+    assert "scale_mask_softmax" not in names(2, 1)
+    assert "softmax" in names(2, 1)
 
 
 def test_recompute_that_stops_early_leaves_out_the_last_product() -> None:
     job = Job(global_batch=8, seq_len=2048)
     whole, early = (blocks(MODEL, replace(job, stops_recompute=stops), Shard()) for stops in (False, True))
     for (a, _), (b, _) in zip(whole, early, strict=True):
-        assert a.forward == b.forward and a.backward_input == b.backward_input
+        assert a.forward == b.forward
+        assert a.backward_input == b.backward_input
         if a.recompute_full:
             left_out = [op for op, _ in a.recompute_full[len(b.recompute_full) :]]
             assert b.recompute_full == a.recompute_full[: len(b.recompute_full)]
@@ -182,7 +185,8 @@ def test_omni_path_delivers_a_share_and_contends() -> None:
     ]  # fmt: skip
     times = event_times(ops, cluster, KernelModel.load(), CollectiveModel.load()).time_s
     bus = [2 * (n - 1) / n * 4 / t for n, t in zip((16, 64), times, strict=True)]
-    assert bus[0] == pytest.approx(10.6, rel=0.1) and bus[1] == pytest.approx(6.8, rel=0.15)
+    assert bus[0] == pytest.approx(10.6, rel=0.1)
+    assert bus[1] == pytest.approx(6.8, rel=0.15)
 
 
 def test_constants_of_published_runs_are_not_read_on_import() -> None:
