@@ -74,8 +74,8 @@ BARS = (
     Bar("BLOOM tuning", _starts("case_id", "bloom"), "mean", 0.07, elsewhere="naive 11 %",
         missing="Three runs with 12, 14 and 26 heads of 128 elements per device take 10 to 17 % longer than runs that "
         "differ in the number of heads alone; some 50 ms per micro-batch and stage that do not grow with it (with "
-        "tp = 8, micro-batch 1 is 14 %, 2 is 10 %, 4 is 5 % too fast); the links inside a node, of which the table says "
-        "'4 between GPU pairs' (at 100 GB/s the error is 7.5 %, with tp = 8 too slow instead); and the network, "
+        "tp = 8, micro-batch 1 is 14 %, 2 is 10 %, 4 is 5 % too fast); the links inside a node, of which the table "
+        "says '4 between GPU pairs' (at 100 GB/s the error is 7.5 %, with tp = 8 too slow instead); and the network, "
         "bettered on 25 February by an unknown amount."),
     Bar("NVIDIA Llama tables", _nvidia_llama, "mean", 0.08, elsewhere="naive 9.9 %",
         missing="Recipes that the tables leave out: FSDP on GB200 is some 25 % slower than predicted, packed "
