@@ -41,7 +41,7 @@ EFA_CONTENTION = 0.30
 reduce-scatter of 256 MB over 2 to 64 nodes in a shared cluster (Ultra-Scale Playbook, cluster measurements), fitted by
 `validate/fit_frameworks.py`. No step time went into it."""
 
-OMNI_PATH_DELIVERED = 0.31
+OMNI_PATH_DELIVERED = 0.33
 OMNI_PATH_CONTENTION = 0.32
 """Share of the links' rate that collectives of NCCL get over Omni-Path, and the exponent of the number of nodes: the
 all-reduces that BigScience timed on Jean Zay (10.6 and 6.8 GB/s of 50 with V100 on 4 and 16 nodes, 5.1 with A100 on
@@ -66,6 +66,7 @@ def cluster_for(device_name: str, devices_per_node: int | None, intra_link: str,
        Slingshot-11 200, NDR 400, XDR 800 Gbit/s. A named InfiniBand or Slingshot rate without a
        count is one link per device.
     3. EFA without a rate: 400 Gbit/s per node with A100 (p4d), 3,200 with H100 and later (p5).
+       Omni-Path delivers `OMNI_PATH_DELIVERED` of its rate.
     4. Anything else, and nothing: the reference system of the device (DGX and the like).
     5. `none ...`: a single node (for TPUs: a single slice).
     6. Inside a node: the device's own link, `PCIe` the host link. `NVL72` joins 72 devices.

@@ -28,14 +28,13 @@ class EventTimes:
 
     def at_most(self, where: Sequence[int], bounds: "EventTimes") -> "EventTimes":
         """The same with those of the events at `where` that take longer than their `bounds` replaced by these."""
-        columns = [np.array(column) for column in (self.time_s, self.lo_s, self.hi_s)]
+        time_s, lo_s, hi_s = self.time_s.copy(), self.lo_s.copy(), self.hi_s.copy()
         provenance = list(self.provenance)
         for at, i in enumerate(where):
-            if bounds.time_s[at] < columns[0][i]:
-                for column, bound in zip(columns, (bounds.time_s, bounds.lo_s, bounds.hi_s), strict=True):
-                    column[i] = bound[at]
+            if bounds.time_s[at] < time_s[i]:
+                time_s[i], lo_s[i], hi_s[i] = bounds.time_s[at], bounds.lo_s[at], bounds.hi_s[at]
                 provenance[i] = bounds.provenance[at]
-        return EventTimes(*columns, tuple(provenance))
+        return EventTimes(time_s, lo_s, hi_s, tuple(provenance))
 
 
 class PricesKernels(Protocol):

@@ -1,7 +1,9 @@
 """Generations of fused attention kernels: how much longer the older ones take.
 
 The kernel tables hold the fastest kernel of each device (cuDNN, FlashAttention-3 or like it from Hopper on,
-FlashAttention-2 before), but frameworks of an earlier day ran what there was.
+FlashAttention-2 before), but frameworks of an earlier day ran what there was. No table of ours times one generation
+against another; the ratios are the ranges of the papers' abstracts and introductions, quoted from memory and never
+fitted to a run.
 """
 
 from dataclasses import replace

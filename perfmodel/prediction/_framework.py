@@ -1,6 +1,6 @@
 """What the training framework adds to the sum of its kernels: named, physical constants."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import exp, log, sqrt
 
 from perfmodel.prediction._sustained import Sustained, sustained
@@ -14,11 +14,11 @@ _SUSTAINED = ("bf16", "fp16")
 class Framework:
     """Host and allocator costs of a training framework (defaults: eager PyTorch, Megatron-LM like)."""
 
-    host_op_s: float = 60e-6
+    host_op_s: float = 66e-6
     """Host time to issue one operator: Python, autograd and dispatch of the few kernels that it is in an eager
     framework. A block of short operators runs no faster than this; 0 for a compiled step (XLA, CUDA graphs).
     Small models show it as a floor per layer that neither batch nor tensor parallelism lowers: 4.5 ms for forward
-    and backward of a nanotron layer of some 40 operators, half of that per operator in Megatron."""
+    and backward of a nanotron layer of 68 operators (30 and 38, counted in its source)."""
     forward_bookkeeping: int = 0
     backward_bookkeeping: int = 0
     """Operators that a layer's passes issue beyond the kernels counted here: sums over masks, products in parts,
@@ -30,9 +30,10 @@ class Framework:
     kernel are slower. FlashAttention-2 on H100 takes 1.5 to 2 times as long as FlashAttention-3 (Shah et al. 2024,
     section 4.1), and the first FlashAttention and its Triton version 1.3 to 3 times as long as the second (Dao 2023,
     section 4.1)."""
-    sustained: Sustained = field(default_factory=sustained)
+    sustained: Sustained | None = None
     """By architecture, log of the time of 16-bit matrix products and attention in a training step relative to the same
-    kernels timed alone: under sustained load the power limit lowers the clock."""
+    kernels timed alone: under sustained load the power limit lowers the clock. None for what all published sources
+    say, read when first needed."""
     tp_overlap_loss: float = 0.0
     """Share of a block's hidden collectives that shows after all: they take part of the device from the kernels
     they hide behind."""
@@ -78,7 +79,8 @@ class Framework:
         """Time of an event in training relative to the cost models' time for it."""
         if not isinstance(op, (Attention, Convolution, Gemm, MoE)):
             return 1.0
-        clock = exp(dict(self.sustained).get(device.architecture, 0.0)) if op.dtype in _SUSTAINED else 1.0
+        slower = sustained() if self.sustained is None else self.sustained
+        clock = exp(dict(slower).get(device.architecture, 0.0)) if op.dtype in _SUSTAINED else 1.0
         return clock * (self.attention_slowdown if isinstance(op, Attention) else 1.0)
 
     def slowest_of(self, ranks: int) -> float:

@@ -68,7 +68,8 @@ _BY_SOURCE: tuple[tuple[str, Conventions], ...] = (
     ("Korthikanti", _MEGATRON_2021),
     # Megatron-DeepSpeed; the simulator's configs say fp16, no ZeRO, no gradient bucketing
     ("vTrain", replace(_MEGATRON_2021, grad_dtype="fp16", vocab=50304)),
-    # Megatron-DeepSpeed with ZeRO-1 and, before 2022-02-28, fp16 accumulation; runs of the first sweep that state their heads have 96
+    # Megatron-DeepSpeed with ZeRO-1 and, before 2022-02-28, fp16 accumulation; the runs of the first sweep that state
+    # their heads have 96
     ("BigScience", replace(_MEGATRON_2021, grad_dtype="fp16", vocab=250880, heads=96)),
     ("Zero Bubble", Conventions(flash_attention=False, overlap_grad_reduce=False, vocab=50304)),
     # the recipes use the distributed optimizer, fused attention and sequence parallelism with tp

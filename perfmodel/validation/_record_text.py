@@ -20,10 +20,12 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any] | None, live: di
         "# Predicted against measured",
         "Made by `make validate`. What is fitted to published runs (`validate/fit_frameworks.py`: one number per "
         "device architecture; `validate/fit_intervals.py`: half-widths of intervals) leaves out the source that it is "
-        "held against. Not blind: settings that tables leave "
-        "unsaid (`perfmodel/validation/_conventions.py`) were read with residuals in view; of the playbook, what "
-        "nanotron keeps, copies, reduces and launches was read off its source (`_memory_facts.py`), and the contention "
-        "of EFA off collectives of its own cluster. Errors are relative to the measured time.",
+        "held against. Not blind: settings that tables leave unsaid (`perfmodel/validation/_conventions.py`) were read "
+        "with residuals in view; of the playbook, what nanotron keeps, copies, reduces and launches was read off its "
+        "source (`_memory_facts.py`), and the host time per operator rests on operators counted there; the contention "
+        "of EFA was read off collectives of the playbook's own cluster, and so were rate and contention of Omni-Path, "
+        "from all-reduces on BLOOM's, the heads of whose first sweep are those of its runs that state them. Errors are "
+        "relative to the measured time.",
         "## Bars",
         _bars(record["bars"]),
         _missing(record["bars"]),

@@ -12,6 +12,10 @@ TENSOR_CORE_BYTES = 16
 Multiplication Background User's Guide, section 3). A batched product with other rows, as with heads of 150 elements,
 is accumulated in fp32 on the ordinary cores, and is priced as an fp32 product."""
 
+SOFTMAX_BLOCK = 4
+"""Megatron-LM's fused softmax takes batches of a multiple of this many score matrices, and leaves others to torch
+(`FusedScaleMaskSoftmax.is_kernel_available`)."""
+
 
 def attention_core(
     local: Local, *, kv_heads: int, d_qk: int, d_v: int, seq_kv: int, causal: bool, window: int, dropout: bool
@@ -38,7 +42,8 @@ def _materialised(local: Local, d_qk: int, d_v: int, seq_kv: int, *, dropout: bo
         )
 
     scores, context = product(seq_kv, d_qk, d_qk), product(d_v, seq_kv, d_v)
-    names = ["scale_mask_softmax"] if local.job.fuses("softmax") else ["mul_scalar", "masked_fill", "softmax"]
+    fused = local.job.fuses("softmax") and batch % SOFTMAX_BLOCK == 0
+    names = ["scale_mask_softmax"] if fused else ["mul_scalar", "masked_fill", "softmax"]
     if dropout:
         names.append("dropout")
     between = pointwise(local.precision, [(name, 1) for name in names], rows, seq_kv, saved_bytes=0.0)

@@ -1,5 +1,7 @@
 """Named terms of frameworks: clocks under load, kernel generations, contention, what is kept and left eager."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from math import exp, log
 
@@ -10,6 +12,8 @@ from perfmodel import catalog
 from perfmodel.cost import CollectiveModel, KernelModel, event_times
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction import EAGER, attention_slowdown, explain, step_model, step_times_s, sustained
+from perfmodel.prediction._attention_kernels import FORWARD_SHARE
+from perfmodel.prediction._placement import Placement
 from perfmodel.prediction._sustained import source_group, source_medians
 from perfmodel.spec import Attention, Collective, Gemm, Job, KernelOp, Layout, MemoryBound
 from perfmodel.workload import Kernels, Shard, blocks
@@ -170,3 +174,74 @@ def test_operators_without_kernels_raise_the_floor_of_short_layers() -> None:
     )
     micro_batches = job.num_microbatches(LAYOUT)
     assert more - usual == pytest.approx(24 * EAGER.host_op_s * MODEL.layers * micro_batches, rel=0.05)
+
+
+def test_a_group_within_a_node_crosses_no_network() -> None:
+    cluster = catalog.cluster("dgx-a100")
+    ends = Placement.of("embedding", Layout(tp=1, pp=8, dp=1)).collective("all_reduce", 1e6, "bf16", cluster)
+    assert (ends.num_ranks, ends.num_nodes, ends.level) == (2, 1, 0)
+    apart = Placement.of("embedding", Layout(tp=1, pp=16, dp=1)).collective("all_reduce", 1e6, "bf16", cluster)
+    assert (apart.num_nodes, apart.level) == (2, 1)
+
+
+def _attention_core(heads: int, head_dim: int, micro_batch: int = 1) -> list[object]:
+    net = replace(MODEL, heads=heads, kv_heads=heads, head_dim=head_dim, hidden=heads * head_dim)
+    job = Job(global_batch=8, seq_len=2048, flash_attention=False)
+    layer = next(b for b, _ in blocks(net, job, Shard(micro_batch=micro_batch)) if b.recompute_selective)
+    return [op for op, _ in layer.recompute_selective]
+
+
+@pytest.mark.parametrize(("head_dim", "dtype"), [(144, "bf16"), (108, "fp32"), (150, "fp32"), (104, "bf16")])
+def test_batched_products_with_unaligned_rows_leave_the_tensor_cores(head_dim: int, dtype: str) -> None:
+    products = [op for op in _attention_core(16, head_dim) if isinstance(op, Gemm)]
+    assert len(products) == 2
+    assert {op.dtype for op in products} == {dtype}
+
+
+def test_softmax_is_fused_over_multiples_of_four_matrices() -> None:
+    def names(heads: int, micro_batch: int) -> list[str]:
+        return [op.op for op in _attention_core(heads, 128, micro_batch) if isinstance(op, MemoryBound)]
+
+    assert "scale_mask_softmax" in names(2, 2)
+    assert "scale_mask_softmax" not in names(2, 1)
+    assert "softmax" in names(2, 1)
+
+
+def test_recompute_that_stops_early_leaves_out_the_last_product() -> None:
+    job = Job(global_batch=8, seq_len=2048)
+    whole, early = (blocks(MODEL, replace(job, stops_recompute=stops), Shard()) for stops in (False, True))
+    for (a, _), (b, _) in zip(whole, early, strict=True):
+        assert a.forward == b.forward
+        assert a.backward_input == b.backward_input
+        if a.recompute_full:
+            left_out = [op for op, _ in a.recompute_full[len(b.recompute_full) :]]
+            assert b.recompute_full == a.recompute_full[: len(b.recompute_full)]
+            assert [type(op) for op in left_out].count(Gemm) == 1
+
+
+def test_attention_of_tpu_training_is_bounded_by_its_backward() -> None:
+    job = Job(global_batch=8, seq_len=2048)
+    forward = Attention(op="flash_attention", batch=4, heads=32, kv_heads=32, seq_q=2048, seq_kv=2048, head_dim=128)
+    for device, bounded in (("TPU-v5e", True), ("A100-SXM4-80GB", False)):
+        cluster = catalog.cluster_for(device, 8, "", "")
+        fixed = step_model(MODEL, cluster, job, None, replace(EAGER, sustained=()))
+        forward_s, backward_s = fixed.timed([forward, replace(forward, pass_="bwd")]).time_s
+        alone_s = event_times([forward], cluster, fixed.kernels, fixed.collectives).time_s[0]
+        assert forward_s == pytest.approx(min(alone_s, FORWARD_SHARE * backward_s) if bounded else alone_s)
+
+
+def test_omni_path_delivers_a_share_and_contends() -> None:
+    cluster = catalog.cluster_for("V100-SXM2-32GB", 4, "NVLink2", "Omni-Path, 4 links per node")
+    ops = [
+        Collective(collective="all_reduce", bytes=4e9, num_ranks=n, ranks_per_node=4, level=1) for n in (16, 64)
+    ]  # fmt: skip
+    times = event_times(ops, cluster, KernelModel.load(), CollectiveModel.load()).time_s
+    bus = [2 * (n - 1) / n * 4 / t for n, t in zip((16, 64), times, strict=True)]
+    assert bus[0] == pytest.approx(10.6, rel=0.1)
+    assert bus[1] == pytest.approx(6.8, rel=0.15)
+
+
+def test_constants_of_published_runs_are_not_read_on_import() -> None:
+    code = "import perfmodel.prediction._sustained as s, perfmodel; print(s.source_medians.cache_info().misses)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert out.stdout.strip() == "0"

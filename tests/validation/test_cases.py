@@ -128,3 +128,13 @@ def test_all_published_rows_are_predicted_or_named(data_dir, tmp_path):
     megatron = [report["sources"][name] for name in ("Korthikanti et al. 2022 Table 5", "Megatron-LM SC21 Table 1")]
     weighted = sum(f["mean_ape"] * f["n"] for f in megatron) / sum(f["n"] for f in megatron)
     assert weighted <= 0.10
+
+
+def test_selective_checkpointing_of_whole_layers_is_read_from_the_flop_ratio():
+    row = KORTHIKANTI_22B | {
+        "source": "fms-fsdp README", "recompute": "selective", "zero_stage": 3, "tp": 1, "dp": 8, "global_batch": 32,
+        "measured_mfu": 0.60, "measured_hfu": 0.70, "flash_attention": 1,
+    }  # fmt: skip
+    layout = read_case(row).layout
+    assert (layout.recompute, layout.recompute_full_layers) == ("none", (24,))  # half of 48: 1 + f / 3 = 7 / 6
+    assert read_case(row | {"measured_hfu": None}).layout.recompute == "selective"
