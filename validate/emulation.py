@@ -45,7 +45,7 @@ SEEN, UNSEEN = ("resnet", "bert", "recommend"), ("lstm", "vit")
 MODELS = tuple(f"{model} {how}" for model in (*SEEN, *UNSEEN) for how in ("ddp", "fsdp"))
 STEPS = 13
 ENDLESS = 10**6
-TURN_S, START_S = 1.5, 12.0
+TURN_S, START_S = 1.5, 9.0
 LEAST = 30
 """Iterations of each kind that a median is of."""
 LINK_BYTES_PER_S = 5e6

@@ -18,8 +18,8 @@ def _steps(found: Mapping[str, Any]) -> list[str]:
         "## Two ranks, one core each", "",
         "Median iterations; bar 2 %. A real and an emulated run take turns of 1.5 s, so that the machine's drifts meet "
         "both; a turn's first iteration is left out, and turns of which others (processes, the hypervisor) took more "
-        "core seconds per second than the column says. Each rank is emulated by itself on its own core, both at once; the "
-        "slower one counts. Noise: half of the real run's turns against the other half. Parts: errors of forward, "
+        "core seconds per second than the column says. Each rank is emulated by itself on its own core, both at once; "
+        "the slower one counts. Noise: half of the real run's turns against the other half. Parts: errors of forward, "
         "backward and optimizer.", "",
         "| script | real | emulated | error | noise | iterations | turns | taken at most | parts |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|",

@@ -86,7 +86,7 @@ class EmulatedGroup(_ProcessGroup):
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> EmulatedWork:
         tensors, op = _listed(tensors), _reduction(opts)
-        call = self._call("all_reduce", tensors, tensors, _named(op))
+        call = self._call("all_reduce", tensors, tensors, self._named(op))
         return self._submit(call, tensors, lambda: self._effects.all_reduce(tensors, op), opts)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> EmulatedWork:
@@ -114,7 +114,7 @@ class EmulatedGroup(_ProcessGroup):
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         op = _reduction(opts)
-        call = self._call("reduce_scatter", list(chain(*inputs)), outputs, _named(op))
+        call = self._call("reduce_scatter", list(chain(*inputs)), outputs, self._named(op))
         return self._submit(call, outputs, lambda: self._effects.reduce_scatter(outputs, inputs, op), opts)
 
     def reduce_scatter_single(self, output: Tensor, whole: Tensor, opts: Any = None) -> EmulatedWork:
@@ -122,7 +122,7 @@ class EmulatedGroup(_ProcessGroup):
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> EmulatedWork:
         op = _reduction(opts)
-        call = self._call("reduce_scatter", inputs, outputs, _named(op))
+        call = self._call("reduce_scatter", inputs, outputs, self._named(op))
 
         def effect() -> None:
             parts = [list(whole.reshape(self.size(), -1)) for whole in inputs]
@@ -155,7 +155,7 @@ class EmulatedGroup(_ProcessGroup):
 
     def reduce(self, tensors: Any, opts: Any = None, *more: Any) -> EmulatedWork:
         tensors, root, op = _listed(tensors), _root(opts), _reduction(opts)
-        call = self._call("reduce", tensors, tensors, f"{_named(op)}, root {self.members[root]}")
+        call = self._call("reduce", tensors, tensors, f"{self._named(op)}, root {self.members[root]}")
         return self._submit(call, tensors, lambda: self._effects.reduce(tensors, root, op), opts)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any) -> EmulatedWork:
@@ -206,6 +206,12 @@ class EmulatedGroup(_ProcessGroup):
 
     def _call(self, kind: str, sized: Sequence[Tensor], typed: Sequence[Tensor], detail: str = "") -> Call:
         return Call(kind, _nbytes(sized), _dtype(typed), detail)
+
+    def _named(self, op: Any) -> str:
+        """For other real ranks to agree on; to look it up takes as long as the rest of a call."""
+        if len(self._real_members) < 2:
+            return ""
+        return next((name for name in _REDUCTIONS if op == getattr(dist.ReduceOp, name)), "other reduction").lower()
 
     def _refuse(self, what: str) -> None:
         number = self._sequence.get("", 0)
@@ -294,10 +300,6 @@ def _dtype(tensors: Sequence[Tensor]) -> str:
 
 def _reduction(opts: Any) -> Any:
     return getattr(opts, "reduceOp", dist.ReduceOp.SUM)
-
-
-def _named(op: Any) -> str:
-    return next((name for name in _REDUCTIONS if op == getattr(dist.ReduceOp, name)), "other reduction").lower()
 
 
 def _root(opts: Any) -> int:
