@@ -52,6 +52,7 @@ class EmulatedGroup(_ProcessGroup):
         self._rank.measure_overhead(lambda at_once: dist.all_reduce(tensor, group=self, async_op=not at_once))
         self._real_members = members
         self._sequence.clear()
+        self._close_lanes()
 
     def getBackendName(self) -> str:
         return "emulated"  # by which torch's own code in C++ knows that it has no gloo or NCCL object to look into
@@ -75,10 +76,13 @@ class EmulatedGroup(_ProcessGroup):
     def _end_coalescing(self, device: Any) -> None:
         return None
 
-    def shutdown(self) -> None:
+    def _close_lanes(self) -> None:
         for lane in self._lanes.values():
             lane.close()
         self._lanes.clear()
+
+    def shutdown(self) -> None:
+        self._close_lanes()
         self._effects.release()  # before the interpreter goes, as gloo's own threads demand
 
     def abort(self) -> None:
@@ -273,7 +277,7 @@ class EmulatedGroup(_ProcessGroup):
 
         work = EmulatedWork(noted, call, plan, effect, result, rank.conditions.together)
         if channel not in self._lanes:
-            self._lanes[channel] = Lane(rank.fail, rank.orders.pinned, rank.orders.copies_per_s)
+            self._lanes[channel] = Lane(rank.fail, rank.orders.pinned, rank.copies_per_s)
         if at_once:
             record.served(self._lanes[channel].answer(work))
             rank.conditions.together(noted.wait_end_s)

@@ -68,6 +68,11 @@ class Rank:
         self.record.collectives.clear()
         self.record.tell("joining its world")
 
+    @property
+    def copies_per_s(self) -> float:
+        """Of the core that processor times are of; 0 while the overhead is measured, which is of this core now."""
+        return 0.0 if self._trial else self.orders.copies_per_s
+
     def price(self, group: str, call: Call, at_once: bool) -> tuple[float, float, float, float]:
         """Seconds of a call and of its core, and what of both emulating it takes by itself."""
         if self._trial:
