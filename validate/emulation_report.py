@@ -36,7 +36,9 @@ def _steps(found: Mapping[str, Any]) -> list[str]:
 def _hosts(found: Mapping[str, Any]) -> list[str]:
     lines = [
         "## Hosts in network namespaces with shaped links", "",
-        "Median iterations; bar 5 %. Noise: largest difference between launches of the real run.", "",
+        "Median iterations; bar 5 %. More ranks than cores compute at the same time, each by so much more slowly: the "
+        "emulated ones are told to be stragglers by ranks over cores. Noise: largest difference between real launches "
+        "(none with one).", "",
         "| script | real | emulated | error | noise | iterations |", "|---|--:|--:|--:|--:|--:|",
     ]  # fmt: skip
     return lines + [
@@ -129,16 +131,21 @@ def _memory(found: Mapping[str, Any]) -> list[str]:
 
 _NOTES: Final = (
     "## What is missing or missed", "",
-    "- Steps: scripts without a row were not measured in this form (FSDP2, and the unseen `lstm` and `vit`). An "
-    "emulated step is a little too fast; a second emulation beside it, to share memory as the real ranks do, did not "
-    "change that. The cause is not known.",
-    "- Small collectives: real ones take a third of a millisecond, about what a call costs that goes through Python "
-    "to another thread and back, so an emulated one cannot be as short. Real launches differ by more than the bar.",
-    "- Hosts: ranks without a row were not measured.",
-    "- Memory: the prediction knows neither DistributedDataParallel's buckets as they are here nor what the "
-    "allocator keeps.",
-    "- Made before the last changes of code: the scale (one thread's priority and notes changed), and the step row "
-    "and the prices (the replay, which they do not use, changed).",
+    "- The machine: two cores of a shared host that slow each other by up to a half, at times for minutes. Steps are "
+    "therefore compared in turns, and what an emulated call keeps of the core is an amount of work; prices are still "
+    "measured minutes before. Scripts without a row were not measured in this form.",
+    "- Steps: `bert ddp` and `resnet ddp` miss the bar. Where the emulation is too fast, forward and optimizer are so as "
+    "much as backward, though no collective runs in them: perhaps real ranks, which do the same at the same moment, are "
+    "more in each other's way than two emulations that are not in step. `bert` was measured with a jitter of 10 % from "
+    "a restless moment of the machine (prices then, not those here), which makes its backward wait.",
+    "- Collectives by themselves: no quiet moment. The launches (told, emulated, real again) differ by what the machine "
+    "does in between, up to fivefold, which says nothing of the emulation.",
+    "- Hosts: 4 ranks were measured with an earlier form (one that did not slow emulated ranks by ranks over cores). "
+    "With 8 the price is too low: 355 ms for 1 MiB is below the ring's 367 ms at the links' bandwidth. The shaper's "
+    "bucket of tokens fills while a measured rank pauses, longer than a training one does.",
+    "- The curve was measured before collectives of the caller's thread and amounts of work.",
+    "- Memory under FSDP2: predicted too large. The prediction holds the largest gathered group twice, embedding and "
+    "first layer together; `fully_shard` holds the root and two layers.",
 )  # fmt: skip
 
 _SECTIONS = {
