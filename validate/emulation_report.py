@@ -134,16 +134,18 @@ _NOTES: Final = (
     "- The machine: two cores of a shared host that slow each other by up to a half, at times for minutes. Steps are "
     "therefore compared in turns, and what an emulated call keeps of the core is an amount of work; prices are still "
     "measured minutes before. Scripts without a row were not measured in this form.",
-    "- Steps: `bert ddp` and `resnet ddp` miss the bar. Where the emulation is too fast, forward and optimizer are so as "
-    "much as backward, though no collective runs in them: perhaps real ranks, which do the same at the same moment, are "
-    "more in each other's way than two emulations that are not in step. `bert` was measured with a jitter of 10 % from "
-    "a restless moment of the machine (prices then, not those here), which makes its backward wait.",
-    "- Collectives by themselves: no quiet moment. The launches (told, emulated, real again) differ by what the machine "
-    "does in between, up to fivefold, which says nothing of the emulation.",
-    "- Hosts: 4 ranks were measured with an earlier form (one that did not slow emulated ranks by ranks over cores). "
-    "With 8 the price is too low: 355 ms for 1 MiB is below the ring's 367 ms at the links' bandwidth. The shaper's "
-    "bucket of tokens fills while a measured rank pauses, longer than a training one does.",
-    "- The curve was measured before collectives of the caller's thread and amounts of work.",
+    "- Steps: `bert ddp` and `resnet ddp` miss the bar. Where the emulation is too fast, forward and optimizer are so "
+    "as much as backward, though no collective runs in them: perhaps real ranks, which do the same at the same moment, "
+    "are more in each other's way than two emulations that are not in step. `bert` was measured with prices of a "
+    "restless moment (not those kept here), whose jitter of 10 % makes backward wait.",
+    "- Collectives by themselves: the bar is missed, and was not measured in quiet. Told, emulated and real again are "
+    "launches one after another, between which the machine's speed changed up to fivefold.",
+    "- Hosts: 8 ranks miss the bar. The price is too low: 355 ms for 1 MiB is below the ring's 367 ms at the links' "
+    "bandwidth; perhaps the shaper's bucket of tokens fills while a measured rank pauses, longer than a training one "
+    "does. 4 ranks were measured with an earlier form, which did not slow emulated ranks by ranks over cores.",
+    "- Made before the last changes of code: the curve (before calls were answered on the caller's thread, and work by "
+    "amount); steps, what-if, scale and memory (a call's own overhead was then the median of trials, not their lower "
+    "quartile).",
     "- Memory under FSDP2: predicted too large. The prediction holds the largest gathered group twice, embedding and "
     "first layer together; `fully_shard` holds the root and two layers.",
 )  # fmt: skip
