@@ -1,7 +1,7 @@
 """`perfmodel emulate`: a training script as some ranks of a cluster that is not there."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +9,7 @@ from perfmodel.errors import PerfModelError
 
 if TYPE_CHECKING:
     from perfmodel.emulation import Prices
+    from perfmodel.prediction import Prediction
     from perfmodel.spec import Cluster
     from perfmodel.what_if import Scenario
 
@@ -93,6 +94,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     known = [arguments.model, arguments.layout, arguments.global_batch]
     if any(value is not None for value in known) and None in known:
         raise PerfModelError("emulate: a prediction to compare with takes --model, --layout and --global-batch")
+    if arguments.every < 1:
+        raise PerfModelError(f"emulate: --every must be at least 1 iteration, got {arguments.every}")
     if arguments.png and not arguments.sweep:
         raise PerfModelError("emulate: --png draws a curve; give --sweep KIND=FIRST:LAST:COUNT too")
     scenario = Scenario.parse(arguments.set)
@@ -100,8 +103,9 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     prices, measured = _prices(arguments, cluster)
     script = tuple(arguments.script[1:] if arguments.script[:1] == ["--"] else arguments.script)
     if len(script) == 1 and script[0].endswith(".ir"):
-        return _program(arguments, Path(script[0]), cluster, prices)
+        return _program(arguments, Path(script[0]), cluster, prices, scenario)
     swept, delays_s = _sweep(arguments.sweep)
+    predicted = _predicted(arguments, cluster) if arguments.model else None
     result = emulate(
         Emulation(
             command=script,
@@ -113,14 +117,14 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             timeout_s=arguments.timeout,
             conditions=measured
             | _conditions(arguments, scenario)
-            | {"swept": swept, "sweep_s": delays_s, "sweep_every": max(1, arguments.every)},
+            | {"swept": swept, "sweep_s": delays_s, "sweep_every": arguments.every},
         ),
         arguments.out,
     )
     report: dict[str, Any] = {"cluster": cluster.name} | result.to_dict()
     written = _write(result, arguments.out) if arguments.out else []
     if swept:
-        curve = emulated_curve(result, swept, delays_s, max(1, arguments.every))
+        curve = emulated_curve(result, swept, delays_s, arguments.every)
         report["curve"] = curve.to_dict()
         if arguments.png:
             from perfmodel.viz import draw_emulated_curve, save_figure
@@ -129,27 +133,58 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             written.append(str(arguments.png))
     elif report["iterations"]:
         report["slack_s"] = _slack(result)
-    if arguments.model:
-        report["predicted"] = _predicted(arguments, cluster, report, written)
+    if predicted is not None and report["iterations"]:
+        report["predicted"] = {
+            "iteration_s": predicted.step_time_s,
+            "iteration_error": predicted.step_time_s / report["iteration_s"] - 1,
+            "memory_bytes": predicted.memory.peak,
+            "memory_error": predicted.memory.peak / max(1, report["training_memory_bytes"]) - 1,
+        }
     return report | {"written": written}
 
 
-def _program(arguments: argparse.Namespace, path: Path, cluster: "Cluster", prices: "Prices") -> dict[str, Any]:
+def _program(
+    arguments: argparse.Namespace, path: Path, cluster: "Cluster", prices: "Prices", scenario: "Scenario"
+) -> dict[str, Any]:
     """A program in its text form: JAX kernels of its real ranks, one after another."""
+    from dataclasses import replace
+
+    import pandas as pd
+
     from perfmodel.emulation import emulate_program
     from perfmodel.execution import random_inputs
+    from perfmodel.io import write_text
     from perfmodel.ir import parse_function, undistributed
 
+    of_scripts = {
+        "--straggler": arguments.straggler != 1, "--jitter": arguments.jitter is not None, "--fail": arguments.fail,
+        "--sweep": arguments.sweep, "--pin": arguments.pin, "--model": arguments.model,
+    }  # fmt: skip
+    if given := [name for name, value in of_scripts.items() if value]:
+        raise PerfModelError(f"emulate: {', '.join(given)} is for scripts; a program takes --delay, --set and --out")
     program = undistributed(parse_function(path.read_text()))
     if program.n_devices != arguments.world_size:
         raise PerfModelError(f"{path}: the program is for {program.n_devices} devices, not {arguments.world_size}")
     inputs = random_inputs(program, arguments.seed)
-    runs = [emulate_program(program, inputs, prices, rank) for rank in _ranks(arguments.real_ranks)]
+    delays_s, seconds = _conditions(arguments, scenario)["delays_s"], prices.seconds
+    delayed = replace(prices, seconds=lambda op: seconds(op) + delays_s.get(op.collective, 0.0))
+    runs = [emulate_program(program, inputs, delayed, rank) for rank in _ranks(arguments.real_ranks)]
     ranks = [
         {"rank": r.rank, "instructions": len(r.instructions), "step_s": r.step_s, "communication_s": r.communication_s}
         for r in runs
     ]
-    return {"cluster": cluster.name, "world_size": arguments.world_size, "ranks": ranks, "written": []}
+    written = []
+    if arguments.out:
+        tables = [
+            pd.DataFrame(
+                {"rank": r.rank, "instruction": r.instructions, "collective": r.collective}
+                | {f"repeat{n}_s": spans_s for n, spans_s in enumerate(r.spans_s)}
+            )
+            for r in runs
+        ]
+        written.append(str(arguments.out / "instructions.csv"))
+        write_text(Path(written[0]), pd.concat(tables).to_csv(index=False))
+    return {"cluster": cluster.name, "world_size": arguments.world_size, "ranks": ranks, "written": written}
 
 
 def _prices(arguments: argparse.Namespace, cluster: "Cluster") -> "tuple[Prices, dict[str, float]]":
@@ -188,7 +223,8 @@ def _conditions(arguments: argparse.Namespace, scenario: "Scenario") -> dict[str
     if arguments.fail:
         rank, _, call = arguments.fail.partition("@")
         real = _ranks(arguments.real_ranks)
-        if not (rank.isdecimal() and call.isdecimal()) or int(rank) in real or int(rank) >= arguments.world_size:
+        numbers = rank.isdecimal() and call.isdecimal() and int(call) > 0
+        if not numbers or int(rank) in real or int(rank) >= arguments.world_size:
             raise PerfModelError(
                 f"emulate: --fail is RANK@CALL with an emulated rank, as 3@100; got {arguments.fail!r}"
             )
@@ -258,9 +294,8 @@ def _slack(result: Any) -> dict[str, dict[str, float]]:
     }  # fmt: skip
 
 
-def _predicted(
-    arguments: argparse.Namespace, cluster: "Cluster", report: Mapping[str, Any], written: Sequence[str]
-) -> dict[str, Any]:
+def _predicted(arguments: argparse.Namespace, cluster: "Cluster") -> "Prediction":
+    """Of the same layout, before anything runs."""
     from dataclasses import replace
 
     from perfmodel import catalog
@@ -283,12 +318,7 @@ def _predicted(
         raise PerfModelError(
             f"emulate: layout {layout} is for {prediction.devices} devices, --world-size is {arguments.world_size}"
         )
-    return {
-        "iteration_s": prediction.step_time_s,
-        "iteration_error": prediction.step_time_s / report["iteration_s"] - 1,
-        "memory_bytes": prediction.memory.peak,
-        "memory_error": prediction.memory.peak / max(1, report["training_memory_bytes"]) - 1,
-    }
+    return prediction
 
 
 def show(report: Mapping[str, Any]) -> None:

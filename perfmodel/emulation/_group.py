@@ -52,6 +52,7 @@ class EmulatedGroup(_ProcessGroup):
         self._rank.measure_overhead(lambda at_once: dist.all_reduce(tensor, group=self, async_op=not at_once))
         self._real_members = members
         self._sequence.clear()
+        self._close_lanes()
 
     def getBackendName(self) -> str:
         return "emulated"  # by which torch's own code in C++ knows that it has no gloo or NCCL object to look into
@@ -75,10 +76,13 @@ class EmulatedGroup(_ProcessGroup):
     def _end_coalescing(self, device: Any) -> None:
         return None
 
-    def shutdown(self) -> None:
+    def _close_lanes(self) -> None:
         for lane in self._lanes.values():
             lane.close()
         self._lanes.clear()
+
+    def shutdown(self) -> None:
+        self._close_lanes()
         self._effects.release()  # before the interpreter goes, as gloo's own threads demand
 
     def abort(self) -> None:
@@ -86,7 +90,7 @@ class EmulatedGroup(_ProcessGroup):
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> EmulatedWork:
         tensors, op = _listed(tensors), _reduction(opts)
-        call = self._call("all_reduce", tensors, tensors, _named(op))
+        call = self._call("all_reduce", tensors, tensors, self._named(op))
         return self._submit(call, tensors, lambda: self._effects.all_reduce(tensors, op), opts)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> EmulatedWork:
@@ -114,7 +118,7 @@ class EmulatedGroup(_ProcessGroup):
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         op = _reduction(opts)
-        call = self._call("reduce_scatter", list(chain(*inputs)), outputs, _named(op))
+        call = self._call("reduce_scatter", list(chain(*inputs)), outputs, self._named(op))
         return self._submit(call, outputs, lambda: self._effects.reduce_scatter(outputs, inputs, op), opts)
 
     def reduce_scatter_single(self, output: Tensor, whole: Tensor, opts: Any = None) -> EmulatedWork:
@@ -122,7 +126,7 @@ class EmulatedGroup(_ProcessGroup):
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> EmulatedWork:
         op = _reduction(opts)
-        call = self._call("reduce_scatter", inputs, outputs, _named(op))
+        call = self._call("reduce_scatter", inputs, outputs, self._named(op))
 
         def effect() -> None:
             parts = [list(whole.reshape(self.size(), -1)) for whole in inputs]
@@ -155,7 +159,7 @@ class EmulatedGroup(_ProcessGroup):
 
     def reduce(self, tensors: Any, opts: Any = None, *more: Any) -> EmulatedWork:
         tensors, root, op = _listed(tensors), _root(opts), _reduction(opts)
-        call = self._call("reduce", tensors, tensors, f"{_named(op)}, root {self.members[root]}")
+        call = self._call("reduce", tensors, tensors, f"{self._named(op)}, root {self.members[root]}")
         return self._submit(call, tensors, lambda: self._effects.reduce(tensors, root, op), opts)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any) -> EmulatedWork:
@@ -206,6 +210,12 @@ class EmulatedGroup(_ProcessGroup):
 
     def _call(self, kind: str, sized: Sequence[Tensor], typed: Sequence[Tensor], detail: str = "") -> Call:
         return Call(kind, _nbytes(sized), _dtype(typed), detail)
+
+    def _named(self, op: Any) -> str:
+        """For other real ranks to agree on; to look it up takes as long as the rest of a call."""
+        if len(self._real_members) < 2:
+            return ""
+        return next((name for name in _REDUCTIONS if op == getattr(dist.ReduceOp, name)), "other reduction").lower()
 
     def _refuse(self, what: str) -> None:
         number = self._sequence.get("", 0)
@@ -267,7 +277,7 @@ class EmulatedGroup(_ProcessGroup):
 
         work = EmulatedWork(noted, call, plan, effect, result, rank.conditions.together)
         if channel not in self._lanes:
-            self._lanes[channel] = Lane(rank.fail, rank.orders.pinned, rank.orders.copies_per_s)
+            self._lanes[channel] = Lane(rank.fail, rank.orders.pinned, rank.copies_per_s)
         if at_once:
             record.served(self._lanes[channel].answer(work))
             rank.conditions.together(noted.wait_end_s)
@@ -294,10 +304,6 @@ def _dtype(tensors: Sequence[Tensor]) -> str:
 
 def _reduction(opts: Any) -> Any:
     return getattr(opts, "reduceOp", dist.ReduceOp.SUM)
-
-
-def _named(op: Any) -> str:
-    return next((name for name in _REDUCTIONS if op == getattr(dist.ReduceOp, name)), "other reduction").lower()
 
 
 def _root(opts: Any) -> int:

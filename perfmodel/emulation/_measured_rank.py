@@ -21,7 +21,6 @@ _SKEW_S: Final = 0.002
 _JITTER_ROUNDS: Final = 20
 _JITTER_WORK: Final = 10
 _PRODUCTS: Final = 12
-_COPIES: Final = 300
 _KEPT: Final = 0.95
 """Share of the calls that count, the shortest: others are the machine's doing."""
 
@@ -94,7 +93,7 @@ def _timed(
             times_s.append(max(0.0, end_s - last_s))  # a sender may be done before the last has come
             if last_s == start_s:
                 cores_s.append(core_s)
-            rates.append(core.copies_per_s(_COPIES))
+            rates.append(core.copies_per_s())
     return _mean(times_s), _mean(cores_s or [0.0]), median(rates)
 
 

@@ -4,7 +4,7 @@ import atexit
 import os
 import time
 from collections.abc import Callable
-from statistics import median
+from statistics import quantiles
 from typing import Any, Final
 
 from perfmodel.emulation._conditions import Conditions
@@ -63,10 +63,15 @@ class Rank:
                     work.wait()
                 times_s.append(time.perf_counter() - start_s - _TRIAL_S)
                 cores_s.append(time.process_time() - core_s - _TRIAL_CORE_S)
-            self._overhead[at_once] = max(0.0, median(times_s)), max(0.0, median(cores_s))
+            self._overhead[at_once] = max(0.0, _usual(times_s)), max(0.0, _usual(cores_s))
         self._trial = False
         self.record.collectives.clear()
         self.record.tell("joining its world")
+
+    @property
+    def copies_per_s(self) -> float:
+        """Of the core that processor times are of; 0 while the overhead is measured, which is of this core now."""
+        return 0.0 if self._trial else self.orders.copies_per_s
 
     def price(self, group: str, call: Call, at_once: bool) -> tuple[float, float, float, float]:
         """Seconds of a call and of its core, and what of both emulating it takes by itself."""
@@ -78,3 +83,8 @@ class Rank:
         """Tell the environment, which ends the other ranks too."""
         text = str(error)
         self.line.ask("failed", text if text.startswith("rank ") else f"rank {self.orders.rank}: {text}")
+
+
+def _usual(times_s: list[float]) -> float:
+    """Lower quartile: what else runs on the machine only adds."""
+    return quantiles(times_s)[0]

@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from perfmodel.cli import main
@@ -22,6 +23,10 @@ COMMAND = ("--", sys.executable, str(SCRIPT))
         (("--real-ranks", "8", *COMMAND), "different ones of 0 to 7"),
         (("--real-ranks", "a", *COMMAND), "like 0 or 0,8"),
         (("--fail", "0@3", *COMMAND), "with an emulated rank"),
+        (("--fail", "3@0", *COMMAND), "with an emulated rank"),
+        (("--every", "0", "--sweep", "all_reduce=0:1ms:3", *COMMAND), "--every must be at least 1"),
+        (("--model", "gpt3-125m", "--layout", "dp=4", "--global-batch", "8", *COMMAND), "is for 4 devices"),
+        (("--jitter", "0.1", "--", str(PROGRAM)), "--jitter is for scripts"),
         (("--sweep", "all_reduce=1ms", *COMMAND), "KIND=FIRST:LAST:COUNT"),
         (("--png", "x.png", *COMMAND), "give --sweep"),
         (("--jitter", "-1", *COMMAND), "between 0 and 2"),
@@ -40,12 +45,18 @@ def test_bad_input_is_one_line(more: tuple[str, ...], message: str, capsys: pyte
     assert "\n" not in error
 
 
-def test_program_of_jax_kernels(capsys: pytest.CaptureFixture[str]) -> None:
+def test_program_of_jax_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["emulate", "--world-size", "2", "--cluster", "localhost", "--real-ranks", "0,1", "--json"]
-    assert main([*arguments, "--", str(PROGRAM)]) == 0
-    ranks = json.loads(capsys.readouterr().out)["ranks"]
-    assert [r["rank"] for r in ranks] == [0, 1]
-    assert all(r["step_s"] > r["communication_s"] > 0 for r in ranks)
+    more = ["--delay", "send_recv=2ms", "--out", str(tmp_path / "out")]
+    assert main([*arguments, *more, "--", str(PROGRAM)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [r["rank"] for r in report["ranks"]] == [0, 1]
+    assert all(r["step_s"] > r["communication_s"] > 0 for r in report["ranks"])
+    table = pd.read_csv(report["written"][0])
+    assert len(table) == sum(r["instructions"] for r in report["ranks"])
+    sends = table[table.collective]
+    assert len(sends) > 0
+    assert (sends.repeat0_s > 0.002).all()
 
 
 def test_script_leaves_tables_and_a_timeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
