@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from perfmodel.prediction import Prediction
@@ -179,7 +180,7 @@ def table(title: str, heads: Iterable[str], rows: Iterable[Sequence[str]]) -> Ta
         left = i == 0 or head in ("options", "device", "value")
         table.add_column(head, justify="left" if left else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))  # brackets are text, as in the names of extras
     return table
 
 
