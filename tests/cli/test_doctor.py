@@ -52,8 +52,8 @@ def test_describes_ones_own_calibration(capsys, tmp_path):
 
 
 def test_the_table_says_how_to_install_an_extra(capsys, monkeypatch):
-    monkeypatch.setattr(
-        "perfmodel.cli._doctor._extras", lambda: {"onnx": "without onnx: pip install 'perfmodel[onnx]'"}
-    )
+    remedy = "without onnx: pip install 'perfmodel[onnx]'"
+    monkeypatch.setattr("perfmodel.cli._doctor._extras", lambda: {"onnx": remedy})
+    monkeypatch.setenv("COLUMNS", "200")
     assert main(["doctor"]) == 0
     assert remedy in capsys.readouterr().out
