@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
@@ -47,5 +48,13 @@ def _plain_text(_app: Sphinx, what: str, _name: str, _obj: object, _options: obj
         lines.insert(0, "")
 
 
+def _pictures_are_shown(app: Sphinx, error: Exception | None) -> None:
+    """A picture that a notebook shows as its name only is an error."""
+    pages = [] if error else (Path(app.outdir) / "notebooks").glob("*.html")
+    if named := [page.stem for page in pages if "&lt;Figure size" in page.read_text(encoding="utf-8")]:
+        raise ExtensionError(f"pictures without their image in the notebooks {', '.join(named)}")
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("build-finished", _pictures_are_shown)
     app.connect("autodoc-process-docstring", _plain_text, priority=100)

@@ -90,6 +90,8 @@ def _save(path: Path, key: str, compiled: CompiledStructure) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
         os.replace(temporary, path)
+        for flat in path.parent.parent.glob("*.bin"):  # of versions without folders, whose limit counts no more
+            flat.unlink(missing_ok=True)
     except OSError:
         return
     drop_least_recently_used(path.parent, limit_bytes)

@@ -4,7 +4,7 @@ import io
 import re
 import textwrap
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar
 
@@ -20,6 +20,7 @@ WIDTHS_IN: Final = {"column": 3.4, "page": 7.0}
 """Inches of one column and of both in the usual two-column proceedings."""
 SUFFIXES: Final = (".png", ".pdf", ".svg")
 _SMALL, _BODY = 6.5, 7.5
+_NOTEBOOK_DPI: Final = 150
 _STYLE: Final[dict[Any, Any]] = {
     "font.size": _BODY, "axes.titlesize": _BODY, "axes.labelsize": _BODY, "xtick.labelsize": _SMALL,
     "ytick.labelsize": _SMALL, "legend.fontsize": _SMALL, "figure.titlesize": _BODY,
@@ -55,11 +56,23 @@ def new_figure(width: Width, height_in: float) -> "Figure":
     Raises:
         PerfModelError: another width.
     """
-    from matplotlib.figure import Figure
-
     if width not in WIDTHS_IN:
         raise PerfModelError(f"picture: width must be one of {', '.join(WIDTHS_IN)}, got {width!r}")
-    return Figure(figsize=(WIDTHS_IN[width], height_in), layout="constrained")
+    return _picture()(figsize=(WIDTHS_IN[width], height_in), layout="constrained")
+
+
+@cache
+def _picture() -> "type[Figure]":
+    """Figures that notebooks show by themselves, without any setting of matplotlib."""
+    from matplotlib.figure import Figure
+
+    class Picture(Figure):
+        def _repr_png_(self) -> bytes:
+            buffer = io.BytesIO()
+            self.savefig(buffer, format="png", dpi=_NOTEBOOK_DPI)
+            return buffer.getvalue()
+
+    return Picture
 
 
 def save_figure(figure: "Figure", path: Path | str) -> None:

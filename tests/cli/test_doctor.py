@@ -49,3 +49,11 @@ def test_names_a_setting_that_is_wrong(capsys, monkeypatch):
 def test_describes_ones_own_calibration(capsys, tmp_path):
     assert main(["doctor", "--calibration", str(tmp_path / "nowhere")]) == 2
     assert "nowhere" in capsys.readouterr().err
+
+
+def test_the_table_says_how_to_install_an_extra(capsys, monkeypatch):
+    remedy = "without onnx: pip install 'perfmodel[onnx]'"
+    monkeypatch.setattr("perfmodel.cli._doctor._extras", lambda: {"onnx": remedy})
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["doctor"]) == 0
+    assert remedy in capsys.readouterr().out

@@ -126,6 +126,14 @@ def sizes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*.bin"))
 
 
+def test_files_of_earlier_versions_go(folder):
+    (folder / "structures").mkdir(parents=True, exist_ok=True)
+    (folder / "structures" / "old.bin").write_bytes(b"perfmodel structure\n")
+    load_or_compile("0", lambda: pipeline_1f1b(2, 2))
+    assert not (folder / "structures" / "old.bin").exists()
+    assert only_file(folder)
+
+
 def test_the_least_recently_used_make_room(folder, monkeypatch):
     structure = pipeline_1f1b(2, 2)
     load_or_compile("0", lambda: structure)

@@ -271,6 +271,10 @@ def test_files_of_every_kind_and_refusals(prediction, tmp_path):
         viz.draw_memory(prediction, "wide")
 
 
+def test_notebooks_show_pictures_by_themselves(prediction):
+    assert viz.draw_memory(prediction)._repr_png_().startswith(b"\x89PNG")
+
+
 def test_colours_of_events_are_apart_and_text_on_them_is_seen():
     named = ("forward", "backward", "backward_weight", "grad_reduce", "param_gather", "embedding_reduce", "optimizer")
     rgb = np.array([[int(EVENTS[n].colour[i : i + 2], 16) for i in (1, 3, 5)] for n in named])
