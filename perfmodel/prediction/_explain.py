@@ -156,7 +156,7 @@ class CriticalPath:
         different families and of what no table knows as independent.
         """
         events = sum(v**2 for v in self.family_half_widths().values())
-        own = framework.unknown.half_widths(self.shares() | {"unstated": framework.unstated})
+        own = framework.half_widths(self.shares())
         lower, upper = ((events + half**2) ** 0.5 for half in own)
         return exp(-lower), exp(upper)
 

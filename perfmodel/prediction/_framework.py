@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import exp, log, sqrt
 
 from perfmodel.prediction._sustained import Sustained, sustained
-from perfmodel.prediction._unknown import Unknown, unknown
+from perfmodel.prediction._unknown import Shares, Unknown, unknown
 from perfmodel.spec import Attention, Convolution, Device, Gemm, MoE, Op
 
 _SUSTAINED = ("bf16", "fp16")
@@ -65,10 +65,16 @@ class Framework:
     """Where most runs lie, relative to the prediction: what calibration by whole runs expects of one site before it has
     any, and what importers know of graphs. Kernels timed alone run at clocks and with caches that training does not
     sustain, and stragglers, contention and unmodelled work only ever add."""
-    unknown: Unknown = field(default_factory=unknown)
-    """What of the step no kernel table knows, for its 90 % interval."""
+    unknown: Unknown | None = None
+    """What of the step no kernel table knows, for its 90 % interval; None for what the residuals of all published
+    sources say, read when first needed."""
     unstated: float = 0.0
     """Share of the run's settings that had to be assumed."""
+
+    def half_widths(self, shares: Shares) -> tuple[float, float]:
+        """Log half-widths, below and above, of a step with these shares of what is known badly."""
+        known = unknown() if self.unknown is None else self.unknown
+        return known.half_widths({**shares, "unstated": self.unstated})
 
     @property
     def costs_steps(self) -> bool:

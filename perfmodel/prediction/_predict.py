@@ -166,7 +166,7 @@ def _interval(fixed: StepModel, layout: Layout, path: CriticalPath) -> tuple[tup
         return end_to_end_interval(fixed, fixed.adjustment, layout, path)
     sources = {f"events: {name}": half / GAUSS_90 for name, half in path.family_half_widths().items()}
     framework = fixed.framework
-    own = framework.unknown.half_widths(path.shares() | {"unstated": framework.unstated})
+    own = framework.half_widths(path.shares())
     return path.interval(framework), sources | {"unknown": sum(own) / 2 / GAUSS_90}
 
 
