@@ -49,7 +49,7 @@ def operator_errors(
         KindCode.of(sorted(set(samples.rows.kind.tolist()))), seed, report, None,
     )  # fmt: skip
     rows = []
-    every = pd.concat(list(tables), ignore_index=True)
+    every: Any = pd.concat(list(tables), ignore_index=True)
     every = every[(text(every, "op_family") == recipe.family) & trusted(every)]
     names = text(every, column) + "\t" + text(every, "pass")
     for name in sorted(set(names)):
