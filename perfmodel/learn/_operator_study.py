@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 
 from perfmodel.learn._errors import figures_of_errors
-from perfmodel.learn._evaluate import fit_part, log_errors
 from perfmodel.learn._frame import text
 from perfmodel.learn._kinds import KindCode
 from perfmodel.learn._recipe import Recipe
@@ -41,6 +40,8 @@ def operator_errors(
     Raises:
         TableError: for a malformed table or no usable row.
     """
+    from perfmodel.learn._evaluate import fit_part, log_errors  # JAX on use only
+
     figures_of = figures_lookup()
     samples = gather(tables, recipe.family, recipe.dtypes, figures_of)
     draw = _Draw(samples, share, seed)
