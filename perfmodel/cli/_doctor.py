@@ -116,7 +116,7 @@ def _torch_devices(problems: list[str]) -> list[str]:
     if _version("torch") is None:
         return []
     try:
-        import torch
+        import torch  # pyright: ignore[reportMissingImports]
     except (ImportError, OSError) as error:
         problems.append(f"torch is installed and cannot be imported: {error}")
         return []
