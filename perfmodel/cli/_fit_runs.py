@@ -37,13 +37,12 @@ def run(arguments: argparse.Namespace, progress: Report) -> dict[str, Any]:
 
 def show(report: dict[str, Any], out: Path) -> None:
     """Parameters before and after, then contradictions."""
-    from rich.console import Console
     from rich.table import Table
 
+    from perfmodel.cli import _show
     from perfmodel.prediction import GAUSS_90, LOSSES
 
-    console = Console(highlight=False)
-    console = console if console.is_terminal else Console(highlight=False, width=150)
+    console = _show.new_console()
     for device, fitted in report["end_to_end"].items():
         table = Table(box=None, pad_edge=False, title_justify="left", title=f"{device}, {fitted['runs']} runs")
         for head in ("parameter", "prior, 90 %", "posterior", "90 %", "sigmas", "kernels behind it", "runs", ""):

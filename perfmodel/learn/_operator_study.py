@@ -44,9 +44,10 @@ def operator_errors(
 
     figures_of = figures_lookup()
     samples = gather(tables, recipe.family, recipe.dtypes, figures_of)
-    draw = _Draw(samples, share, seed)
+    drawn = _drawn(samples, share, seed)
+    kept_out = samples.shape_key[drawn == 2]
     regressor = fit_part(
-        samples, np.flatnonzero(draw.group == 0), np.flatnonzero(draw.group == 1), recipe,
+        samples, np.flatnonzero(drawn == 0), np.flatnonzero(drawn == 1), recipe,
         KindCode.of(sorted(set(samples.rows.kind.tolist()))), seed, report, None,
     )  # fmt: skip
     rows = []
@@ -56,25 +57,17 @@ def operator_errors(
     for name in sorted(set(names)):
         part: Any = every[names == name]
         mine = _on_stacks(gather([part], recipe.family, recipe.dtypes, figures_of), samples)
-        error, _ = log_errors(regressor, mine, np.flatnonzero(draw.kept_out(mine)))
+        error, _ = log_errors(regressor, mine, np.flatnonzero(np.isin(mine.shape_key, kept_out)))
         operator, _, which = name.partition("\t")
         rows.append({"family": recipe.family, "operator": operator, "pass": which, **figures_of_errors(error)})
     return pd.DataFrame(rows)
 
 
-class _Draw:
-    """Which shapes are trained on (0), stop training (1), are kept out (2)."""
-
-    def __init__(self, samples: Samples, share: float, seed: int) -> None:
-        self._keys, index = np.unique(samples.shape_key, return_inverse=True)
-        place = np.random.default_rng(seed).permutation(len(self._keys)) / len(self._keys)
-        by_shape = np.where(place < share, 2, np.where(place < share + CHECK_SHARE, 1, 0))
-        self.group = by_shape[index]
-        self._out = self._keys[by_shape == 2]
-
-    def kept_out(self, samples: Samples) -> np.ndarray:
-        """Mask of the samples whose shape is kept out."""
-        return np.isin(samples.shape_key, self._out)
+def _drawn(samples: Samples, share: float, seed: int) -> np.ndarray:
+    """Of every sample, whether its shape is trained on (0), stops training (1) or is kept out (2)."""
+    keys, index = np.unique(samples.shape_key, return_inverse=True)
+    place = np.random.default_rng(seed).permutation(len(keys)) / len(keys)
+    return np.where(place < share, 2, np.where(place < share + CHECK_SHARE, 1, 0))[index]
 
 
 def _on_stacks(part: Samples, whole: Samples) -> Samples:
