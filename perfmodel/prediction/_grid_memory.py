@@ -9,7 +9,7 @@ from perfmodel.prediction._blocks import RECOMPUTE_MODES
 from perfmodel.prediction._grid import LayoutGrid
 from perfmodel.prediction._grid_model import GridModel
 from perfmodel.prediction._grid_pipelines import Ranks
-from perfmodel.prediction._memory import MemoryBatch, dummy_gradient_bytes, rank_memory
+from perfmodel.prediction._memory import MemoryBatch, dummy_gradient_bytes, gathered_params, rank_memory
 
 
 def grid_memory(
@@ -47,9 +47,7 @@ def _memory(
     dense, expert = drafts[0].dense_params(lay.pp > 1), drafts[0].expert_params
     terms = [model.terms(grid, choice, offload) for choice in grid.pipelines]
     ranks = Ranks.of(terms)
-    segment = np.zeros(ranks.held.shape[:2])
-    for row, of_pipeline in zip(segment, terms, strict=True):
-        row[: len(of_pipeline.parts)] = (of_pipeline.parts @ (dense + expert)).max(axis=1)
+    gathered = gathered_params(dense + expert, drafts[0].layers, ranks.held)
     alive = np.einsum("prb,scb->pscr", ranks.alive, kept)
     alive = alive - np.einsum("pcrb,scb->pscr", ranks.alive_full[:, full], kept - saved[:, None, :, -1])
     own = np.where((ranks.held > 0)[:, None, None], (dropped + workspace[:, None])[None, :, :, None], 0.0)
@@ -66,7 +64,7 @@ def _memory(
         versions=ranks.versions[:, None, None, None],
         activations=alive[:, :, :, None],
         transient=(transient + dummy)[:, :, :, None],
-        segment=segment[:, None, None, None],
+        gathered=gathered[:, None, None, None],
         job=fixed.job,
         framework=fixed.framework,
     )

@@ -82,10 +82,9 @@ class GridModel:
         return self._once(("terms", choice, layout.pp, job.num_microbatches(layout), offload, repeats), make)
 
     def _counts(self, draft: BlockDraft, stages: int) -> tuple[np.ndarray, np.ndarray]:
-        """Blocks of every stage in the segments that ZeRO 3 gathers; those that are recomputed in full, under each
-        of `full_layers`."""
-        counts = stage_blocks(draft.pairs, stages, _segments(draft, stages, MAX_SEGMENTS_GATHER))
-        full = [fully_recomputed(counts, draft.layers, n).sum(axis=1) for n in self.full_layers]
+        """Blocks of every stage; those that are recomputed in full, under each of `full_layers`."""
+        counts = stage_blocks(draft.pairs, stages, 1).sum(axis=1)
+        full = [fully_recomputed(counts, draft.layers, n) for n in self.full_layers]
         return counts, np.stack(full)
 
     def full_places(self, grid: LayoutGrid) -> Int[np.ndarray, " recomputes"]:

@@ -41,37 +41,34 @@ class PipelineTerms:
     """Those of them that are recomputed in full."""
     recomputes: Bool[np.ndarray, "fulls ranks blocks"]
     """Whether a rank recomputes such a block in full."""
-    parts: Float[np.ndarray, "ranks parts blocks"]
-    """Blocks of each part of a rank that ZeRO 3 gathers at once."""
 
 
 def pipeline_terms(
     spec: ProgramSpec,
     pipeline: Pipeline,
-    counts: Float[np.ndarray, "stages segments blocks"],
+    counts: Float[np.ndarray, "stages blocks"],
     full: Float[np.ndarray, "fulls stages blocks"],
 ) -> PipelineTerms:
     """Put a model's blocks, and those of them that are recomputed in full, into a pipeline."""
-    live, passes, stage = pipeline.live, pipeline.paths.passes, counts.sum(axis=1)
+    live, passes = pipeline.live, pipeline.paths.passes
     in_full, alive = full[:, live.stage], live.activations[..., None]
     return PipelineTerms(
         spec=spec,
         variants=pipeline.paths.variants,
-        blocks=stage.sum(axis=0),
-        work=np.einsum("kvsp,sb->kvpb", passes, stage).reshape(len(passes), -1),
-        again=np.einsum("kvs,sb->kvb", passes[..., 1], stage).reshape(len(passes), -1),
+        blocks=counts.sum(axis=0),
+        work=np.einsum("kvsp,sb->kvpb", passes, counts).reshape(len(passes), -1),
+        again=np.einsum("kvs,sb->kvb", passes[..., 1], counts).reshape(len(passes), -1),
         again_full=np.einsum("kvs,lsb->lkvb", passes[..., 1], full).reshape(len(full), len(passes), -1),
-        transit=np.einsum("kvsp,sb->kvpb", pipeline.paths.transit, stage).reshape(len(passes), -1),
+        transit=np.einsum("kvsp,sb->kvpb", pipeline.paths.transit, counts).reshape(len(passes), -1),
         cycle=pipeline.paths.cycle,
         # of the last micro-batch's way back, no rank but the last waits for weight gradients
         reductions=max(0.0, passes[..., 2].sum(axis=(1, 2)).min() - passes.shape[2]) / live.stage.shape[1],
         sends=pipeline.paths.sends.reshape(len(passes), -1),
-        held=stage[live.stage].sum(axis=1),
+        held=counts[live.stage].sum(axis=1),
         versions=live.versions.astype(float),
-        alive=(stage[live.stage] * alive).sum(axis=1),
+        alive=(counts[live.stage] * alive).sum(axis=1),
         alive_full=(in_full * alive).sum(axis=2),
         recomputes=in_full.sum(axis=2) > 0,
-        parts=counts[live.stage].reshape(len(live.stage), -1, counts.shape[2]),
     )
 
 

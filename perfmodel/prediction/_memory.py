@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from perfmodel.errors import LayoutError
 from perfmodel.prediction._blocks import RECOMPUTE_MODES, BlockDraft, BlockTable
@@ -111,7 +111,8 @@ def memory_batch(
     if again.any():
         in_full = np.where(again > 0, (workspace + saved[:, :, 0] - saved[:, :, -1])[:, None], 0.0)
         transient = np.maximum(transient, in_full.max(axis=2))
-    segment = np.tensordot(held + experts, counts, (1, 2)).max(axis=2)
+    params = held + experts
+    gathered = [gathered_params(of_one, t.layers, on_rank) for of_one, t in zip(params, tables, strict=True)]
     return rank_memory(
         dense=held @ on_rank.T,
         expert=experts @ on_rank.T,
@@ -121,10 +122,20 @@ def memory_batch(
         versions=live.versions,
         activations=(saved_per_stage(layouts, tables, counts, full)[:, live.stage] * live.activations).sum(axis=2),
         transient=transient + np.array([[dummy_gradient_bytes(table, job, framework)] for table in tables]),
-        segment=segment[:, live.stage].max(axis=2),
+        gathered=np.stack(gathered),
         job=job,
         framework=framework,
     )
+
+
+def gathered_params(
+    params: Float[np.ndarray, " blocks"], layers: Bool[np.ndarray, " blocks"], held: Float[np.ndarray, "*ranks blocks"]
+) -> Float[np.ndarray, "*ranks"]:
+    """Parameters that ZeRO 3 holds unsharded at once on ranks that hold so many of each block: what is outside of
+    layers, which torch's `fully_shard` keeps from forward to backward, the layer in use and the one prefetched."""
+    layer = np.where((held > 0) & layers, params, 0.0).max(axis=-1)
+    several = np.where(layers, held, 0.0).sum(axis=-1) > 1
+    return held @ np.where(layers, 0.0, params) + np.where(several, 2, 1) * layer
 
 
 def dummy_gradient_bytes(draft: BlockDraft, job: Job, framework: Framework) -> float:
@@ -148,7 +159,7 @@ def rank_memory(
     versions: Int[np.ndarray, "*layouts ranks"],
     activations: Float[np.ndarray, "*layouts ranks"],
     transient: Float[np.ndarray, "*layouts ranks"],
-    segment: Float[np.ndarray, "*layouts ranks"],
+    gathered: Float[np.ndarray, "*layouts ranks"],
     job: Job,
     framework: Framework,
 ) -> MemoryBatch:
@@ -161,7 +172,7 @@ def rank_memory(
         versions: copies of the weights.
         activations: bytes alive at the peak (if training).
         transient: bytes of the largest block while it runs.
-        segment: parameters of the rank's largest layer group that ZeRO 3 gathers at once.
+        gathered: parameters that ZeRO 3 holds unsharded at once (`gathered_params`).
         job, framework: element types, optimizer and allocator.
     """
     training = job.mode == "train"
@@ -179,8 +190,7 @@ def rank_memory(
     buffers = buffers + np.where((zero < 3) & reduced, np.minimum(framework.bucket_bytes, gradients), 0.0)
     if framework.ddp_buckets:
         buffers = buffers + np.where((zero == 0) & reduced, weight * (dense + expert), 0.0)
-    # ZeRO-3 holds two gathered segments: the one in use and the one prefetched
-    buffers = buffers + np.where(zero == 3, 2 * weight * segment, 0.0)
+    buffers = buffers + np.where(zero == 3, weight * gathered, 0.0)
     parts = (
         state(weight, 3) * versions, gradients, state(optimizer_bytes_per_param(job), 1) * trained,
         activations * training, buffers,

@@ -18,7 +18,7 @@ from perfmodel.prediction._stages import leading_layers
 from perfmodel.program import ProgramSpec
 from perfmodel.timeline import cache_dir, cache_limit_bytes
 
-VERSION = 4
+VERSION = 5
 """Rises whenever a summary of the same program changes."""
 
 
@@ -56,29 +56,26 @@ class Pipeline:
 
 
 def summarise(
-    spec: ProgramSpec, counts: Float[np.ndarray, "stages segments blocks"], layers: Bool[np.ndarray, " blocks"]
+    spec: ProgramSpec, counts: Float[np.ndarray, "stages blocks"], layers: Bool[np.ndarray, " blocks"]
 ) -> Pipeline:
-    """The pipeline of a program whose stages hold the blocks counted, in the segments that ZeRO 3 gathers (`layers`
-    marks those that are layers)."""
+    """The pipeline of a program whose stages hold the blocks counted (`layers` marks those that are layers)."""
     schedule = spec.build_schedule()
     live = live_state(spec, schedule)
     paths = flushed_paths(schedule) if spec.steps == 1 else steady_paths(schedule, spec.steps)
     if spec.scheduler.staggered and spec.steps > 1:
         paths = joined(paths, cycles(replace(spec, steps=1).build_schedule(), spec.steps))
-    stage = counts.sum(axis=1)
-    most = 0 if spec.is_forward_only else int(stage[:, layers].sum(axis=1).max(initial=0.0))
+    most = 0 if spec.is_forward_only else int(counts[:, layers].sum(axis=1).max(initial=0.0))
     features = [
-        stage[live.stage].sum(axis=1),
-        stage[live.stage].sum(axis=1) * live.versions[:, None],
-        counts[live.stage].reshape(len(live.stage), -1),
+        counts[live.stage].sum(axis=1),
+        counts[live.stage].sum(axis=1) * live.versions[:, None],
     ]
     for n in range(most + 1):
-        full = leading_layers(counts, layers, np.array([n])).sum(axis=1)
-        features += [(part[live.stage] * live.activations[..., None]).sum(axis=1) for part in (full, stage - full)]
+        full = leading_layers(counts, layers, np.array([n]))
+        features += [(part[live.stage] * live.activations[..., None]).sum(axis=1) for part in (full, counts - full)]
         features.append(full[live.stage].sum(axis=1) > 0)
     ranks = undominated(np.concatenate(features, axis=1))
     if spec.steps == 1:
-        work = np.einsum("kvsp,sb->kvpb", paths.passes, stage).reshape(len(paths.passes), -1)
+        work = np.einsum("kvsp,sb->kvpb", paths.passes, counts).reshape(len(paths.passes), -1)
         kept = undominated(np.concatenate([work, paths.sends.reshape(len(work), -1)], axis=1))
         parts = ("passes", "sends", "transit", "cycle")
         paths = replace(paths, **{name: getattr(paths, name)[kept] for name in parts})
@@ -97,7 +94,7 @@ class PipelineCache:
     def get(
         self,
         spec: ProgramSpec,
-        counts: Float[np.ndarray, "stages segments blocks"],
+        counts: Float[np.ndarray, "stages blocks"],
         layers: Bool[np.ndarray, " blocks"],
         model: Hashable,
     ) -> Pipeline:

@@ -87,10 +87,10 @@ def segment_sizes(layers: int, segments: int) -> Int[np.ndarray, " segments"]:
 
 
 def leading_layers(
-    counts: Float[np.ndarray, "stages segments blocks"],
+    counts: Float[np.ndarray, "stages *segments blocks"],
     layers: Bool[np.ndarray, " blocks"],
     per_stage: Int[np.ndarray, "#stages"],
-) -> Float[np.ndarray, "stages segments blocks"]:
+) -> Float[np.ndarray, "stages *segments blocks"]:
     """The first layers of every stage, so many of each; `layers` marks the blocks that are layers."""
     in_order = np.where(layers, counts, 0.0).reshape(len(counts), -1)
     before = np.cumsum(in_order, axis=1) - in_order
@@ -98,8 +98,8 @@ def leading_layers(
 
 
 def fully_recomputed(
-    counts: Float[np.ndarray, "stages segments blocks"], layers: Bool[np.ndarray, " blocks"], per_stage: PerStage
-) -> Float[np.ndarray, "stages segments blocks"]:
+    counts: Float[np.ndarray, "stages *segments blocks"], layers: Bool[np.ndarray, " blocks"], per_stage: PerStage
+) -> Float[np.ndarray, "stages *segments blocks"]:
     """How many of each block every segment of every stage recomputes in full: the first layers of the stage.
 
     Raises:
@@ -107,7 +107,7 @@ def fully_recomputed(
     """
     if per_stage is None:
         return np.zeros_like(counts)
-    held = counts[:, :, layers].sum(axis=(1, 2))
+    held = counts[..., layers].reshape(len(counts), -1).sum(axis=1)
     if len(per_stage) > 1 and (len(per_stage) != len(counts) or (np.array(per_stage) > held).any()):
         raise LayoutError(
             f"recompute_full_layers={'-'.join(map(str, per_stage))} must name at most the layers of each of "

@@ -1,5 +1,7 @@
 """Predictions: accounts that must add up, agreement of the batch path, refusals."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from perfmodel import catalog
 from perfmodel.errors import LayoutError, NoDataError, UnknownNameError
 from perfmodel.prediction import explain, predict, step_model
+from perfmodel.prediction._memory import gathered_params
 from perfmodel.spec import Job, Layout
 
 JOB = Job(global_batch=64, seq_len=2048)
@@ -80,6 +83,16 @@ def test_more_of_a_resource_never_hurts(fixed):
     sharded = explain(fixed, Layout(tp=1, pp=1, dp=8, zero=3)).memory
     assert sharded.weights < base.memory.weights / 7
     assert explain(fixed, Layout(tp=1, pp=1, dp=8, recompute="full")).memory.activations < base.memory.activations / 5
+
+
+def test_zero_3_holds_what_is_outside_of_layers_and_two_layers(fixed):
+    params, layers = np.array([7.0, 3.0, 2.0]), np.array([False, True, True])
+    held = np.array([[1.0, 4.0, 1.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
+    np.testing.assert_array_equal(gathered_params(params, layers, held), [7 + 2 * 3, 3, 7])
+    few, many = (
+        explain(step_model(replace(fixed.model, layers=n), fixed.cluster, JOB), Layout(dp=8, zero=3)) for n in (12, 24)
+    )
+    assert many.memory.buffers == pytest.approx(few.memory.buffers)
 
 
 def test_gpipe_holds_all_micro_batches_and_1f1b_the_stages(fixed):
