@@ -31,18 +31,19 @@ def _starts(column: str, *starts: str) -> Chosen:
     return lambda runs: pd.Series(runs[column].astype(str).str.startswith(starts))
 
 
-def _playbook(runs: pd.DataFrame) -> pd.Series:
+def playbook(runs: pd.DataFrame) -> pd.Series:
+    """Runs of the ultra-scale playbook's sweep."""
     return pd.Series(runs["case_id"].str.startswith("usp-"))
 
 
 def _one_stage(runs: pd.DataFrame) -> pd.Series:
-    return pd.Series(_playbook(runs) & (runs["pp"] == 1) & (runs["tp"] <= 8))
+    return pd.Series(playbook(runs) & (runs["pp"] == 1) & (runs["tp"] <= 8))
 
 
 def _efficient(runs: pd.DataFrame) -> pd.Series:
     if "measured_mfu" not in runs:
         return pd.Series(False, index=runs.index)
-    return pd.Series(_playbook(runs) & (runs["measured_mfu"].astype(float) >= 0.10))
+    return pd.Series(playbook(runs) & (runs["measured_mfu"].astype(float) >= 0.10))
 
 
 def _nvidia_llama(runs: pd.DataFrame) -> pd.Series:
@@ -83,12 +84,11 @@ BARS = (
     Bar("playbook, pp = 1, tp <= 8", _one_stage, "median", 0.10, elsewhere="27 %",
         missing="Runs of a second version of the framework (below), the network at 256 and 512 devices."),
     Bar("playbook, MFU >= 10 %", _efficient, "median", 0.15, elsewhere="25 %",
-        missing="The same, and its pipeline engine: with 2 to 16 stages even fast runs take 15 % longer."),
-    Bar("playbook, peak memory", _playbook, "median", memory=0.06,
+        missing="The same, and what pipelined runs take more for every layer and micro-batch (below)."),
+    Bar("playbook, peak memory", playbook, "median", memory=0.06,
         missing="Two versions of the framework, which no column tells apart: of the rows whose memory can, two thirds "
-        "gather inputs again in backward, as here, the others keep them (up to 40 % more, the fast and small ones). In "
-        "the slow ones a micro-batch takes about a second more whatever the model, tp, pp and micro-batch are, which "
-        "is most of the time error of the sweep, of its ranking and of its coverage."),
+        "gather inputs again in backward, as here, the others keep them (up to 40 % more, the fast and small ones). "
+        "What makes its pipelined runs slow is shown below."),
     Bar("MaxText TPU", _starts("case_id", "maxtext"), "mean", 0.10,
         missing="Attention kernels for training on TPU, whose forward is only bounded here by the rate of a backward."),
 )  # fmt: skip

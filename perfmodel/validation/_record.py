@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perfmodel.validation._bars import BARS, Bar
+from perfmodel.validation._bars import BARS, Bar, playbook
 from perfmodel.validation._baselines import naive_times_s, reference_predictions
 from perfmodel.validation._cases import cases_report, measured_times_s, memory_bytes, predict_cases, read_tables
+from perfmodel.validation._excess import pipeline_excess
 from perfmodel.validation._metrics import errors
 from perfmodel.validation._ranking import fits_table, ranking
 
@@ -30,7 +31,8 @@ def published_record(
 
     Returns:
         What `validate_cases` returns, with `bars` (name -> reached and to reach), `others` (predictor -> source ->
-        figures of ours and theirs on the same rows), `ranking` and `fits`; and the runs with `measured_s`,
+        figures of ours and theirs on the same rows), `ranking`, `fits` and
+        `excess` (of the sweep of nanotron); and the runs with `measured_s`,
         `measured_bytes` and the columns of the predictions.
 
     Raises:
@@ -55,6 +57,7 @@ def published_record(
         "others_memory": {name: _beside(runs, measured_bytes, peak, bytes_) for name, (_, bytes_) in theirs.items()},
         "ranking": ranking(runs, measured_s, time_s),
         "fits": fits_table(runs, predicted["fits"]),
+        "excess": pipeline_excess(frame[playbook(frame)]),
     }
     return record, frame
 

@@ -48,6 +48,7 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any] | None, live: di
         "## Peak memory of published runs",
         _figures("source", [(name, f["memory"]) for name, f in sources.items() if f["memory"]["n"]]),
         _others(record["others_memory"]),
+        *_excess(record["excess"]),
         "## Fits, or does not",
         _table(
             ("source", "ran", "of them told to fit", "did not run", "of them told not to fit"),
@@ -90,6 +91,40 @@ def _missing(bars: dict[str, Any]) -> str:
         if any(w in bar and bar[w]["n"] and bar[w]["error"] > bar[w]["to_reach"] for w in ("time", "memory"))
     }
     return _table(("missed", "which term is missing"), missed.items()) if missed else ""
+
+
+def _excess(excess: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """What the playbook's sweep takes beyond its prediction, which is most of the sweep's error."""
+    if not excess["by_tp"]:
+        return []
+
+    def number(value: float | None, digits: int) -> str:
+        return "-" if value is None else f"{value:.{digits}f}"
+
+    return [
+        "## Pipelines of nanotron",
+        "Most of the playbook's time error, of its ranking and of its coverage comes from pipelined runs. Measured "
+        "less predicted, runs of at least 8 micro-batches: a layer takes so many milliseconds more per micro-batch "
+        "that three quarters of the runs take still more. It hardly depends on model, micro-batch and number of "
+        "stages, and rises faster than tp; with one stage it is next to nothing within a node. No other source has "
+        "it, so that no term for it can be held against rows that it was not fitted on.",
+        _table(
+            ("tp", "runs", "one stage", "several stages"),
+            (
+                (row["tp"], row["runs"], *(f"{number(row[k], 1)} ms" for k in ("one_stage_ms", "several_stages_ms")))
+                for row in excess["by_tp"]
+            ),
+        ),
+        "Besides, some runs take much longer per micro-batch than a quarter of those alike in tp, stages and model, by "
+        "the same time whatever the micro-batch, as if every transfer between stages waited a quarter of a second:",
+        _table(
+            ("stages", "runs", "slow ones", "more per micro-batch"),
+            (
+                (row["pp"], row["runs"], row["slow"], "-" if row["more_s"] is None else f"{row['more_s']:.2f} s")
+                for row in excess["by_pp"]
+            ),
+        ),
+    ]
 
 
 def _others(others: dict[str, Any]) -> str:

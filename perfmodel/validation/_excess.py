@@ -1,0 +1,51 @@
+"""What pipelined runs of one framework take beyond their prediction, by tensor parallel degree and pipeline stages.
+
+Evidence of a term that is missing, not a part of any prediction.
+"""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+LEAST_MICRO_BATCHES = 8
+"""From here on filling the pipeline and the optimizer are a small part of the step."""
+QUARTILE = 0.25
+SLOW_S = 0.4
+"""Of a micro-batch, beyond what a quarter of the runs of the same tp, stages and model take."""
+
+
+def pipeline_excess(runs: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
+    """Measured less predicted time of each micro-batch, in two tables.
+
+    Args:
+        runs: of one framework, with `measured_s` and `predicted_iter_time_s`, seconds per step.
+
+    Returns:
+        `by_tp`: per tp, milliseconds per micro-batch and layer of a stage that three quarters of the runs exceed, with
+        one stage and with several. `by_pp`: per number of stages, how many of the runs take `SLOW_S` more per
+        micro-batch than a quarter of those alike but for micro-batch and devices, and the median of that, seconds.
+    """
+    names = ["tp", "pp", "layers", "num_microbatches", "measured_s", "predicted_iter_time_s"]
+    known = runs.reindex(columns=[*names, "model"]).dropna()
+    frame = known[names].astype(float).assign(model=known["model"])
+    frame = frame[frame["num_microbatches"] >= LEAST_MICRO_BATCHES]
+    extra_s = (frame["measured_s"] - frame["predicted_iter_time_s"]) / frame["num_microbatches"]
+    frame["per_layer_s"] = extra_s * frame["pp"] / frame["layers"]
+    alike = frame.groupby(["tp", "pp", "model"])["per_layer_s"].transform("quantile", QUARTILE)
+    frame["beyond_s"] = (frame["per_layer_s"] - alike) * frame["layers"] / frame["pp"]
+
+    def quartile_ms(part: pd.DataFrame) -> float | None:
+        return float(1e3 * part["per_layer_s"].quantile(QUARTILE)) if len(part) else None
+
+    by_tp = [
+        {"tp": int(tp), "runs": len(part), "one_stage_ms": quartile_ms(part[part["pp"] == 1]),
+         "several_stages_ms": quartile_ms(part[part["pp"] > 1])}
+        for tp, part in frame.groupby("tp")
+    ]  # fmt: skip
+    by_pp = []
+    for pp, part in frame.groupby("pp"):
+        slow = part["beyond_s"][part["beyond_s"] > SLOW_S]
+        more_s = float(np.median(slow)) if len(slow) else None
+        by_pp.append({"pp": int(pp), "runs": len(part), "slow": len(slow), "more_s": more_s})  # pyright: ignore[reportArgumentType]
+    return {"by_tp": by_tp, "by_pp": by_pp}
