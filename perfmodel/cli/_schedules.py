@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.cli._emit import reporting
+from perfmodel.cli._flags import add_json
 from perfmodel.errors import PerfModelError
 from perfmodel.units import GIB
 
@@ -18,7 +20,7 @@ _SHORT = {
 }  # fmt: skip
 
 
-def add_command(commands: Any) -> argparse.ArgumentParser:
+def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "schedules", help="compare pipeline schedules: time, bubble, memory, staleness"
@@ -45,8 +47,8 @@ def add_command(commands: Any) -> argparse.ArgumentParser:
     command.add_argument("--steps", type=int, default=40, metavar="N", help="updates to train for (default 40)")
     command.add_argument("--out", type=Path, metavar="FILE", help="order as text, or training curves as csv")
     command.add_argument("--png", type=Path, metavar="FILE", help="picture of the schedules, or of the curves")
-    command.set_defaults(run="schedules")
-    return command
+    add_json(command)
+    command.set_defaults(run=reporting(run, show))
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -64,20 +66,14 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def show(report: dict[str, Any]) -> None:
     """The report as tables."""
-    from rich.console import Console
-    from rich.table import Table
+    from perfmodel.cli._show import new_console, table
 
-    console = Console(highlight=False)
+    console = new_console()
     if report["rows"]:
-        heads = [head for head in report["rows"][0] if head not in _SAID_ONCE]
-        table = Table(box=None, pad_edge=False, title=report.get("title"), title_justify="left")
-        for i, head in enumerate(heads):
-            table.add_column(
-                str(_SHORT.get(head, head.replace("_", " "))), justify="left" if i == 0 else "right", no_wrap=i == 0
-            )
-        for row in report["rows"]:
-            table.add_row(*(_cell(row[head]) for head in heads))
-        console.print(table)
+        names: list[str] = [name for name in report["rows"][0] if name not in _SAID_ONCE]
+        heads = [_SHORT.get(name, name.replace("_", " ")) for name in names]
+        cells = [[_cell(row[name]) for name in names] for row in report["rows"]]
+        console.print(table(report.get("title", ""), heads, cells))
     for line in (*report.get("skipped", ()), *(f"wrote {path}" for path in report["written"])):
         console.print(line)
 
