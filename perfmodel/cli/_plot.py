@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from perfmodel.cli import _plot_data
 from perfmodel.cli._emit import reporting
 from perfmodel.cli._flags import add_calibration, add_job, add_json
+from perfmodel.cli._schedules import add_pipeline
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,12 +63,7 @@ def _own_flags(kind: str, one: argparse.ArgumentParser) -> None:
         one.add_argument("--device-counts", metavar="LIST", help="such as 64,128,256, instead of --devices")
         one.add_argument("--price", type=float, metavar="P", help="of a device-hour, to show cost in money")
     if kind in ("bubble", "schedules"):
-        one.add_argument("names", nargs="*", metavar="NAME", help="schedules (default: all that train)")
-        one.add_argument("--stages", type=int, default=8, metavar="P", help="pipeline devices (default 8)")
-        one.add_argument("--forward-s", type=float, default=1.0, metavar="S", help="a p-th of the model (default 1)")
-        one.add_argument("--backward-s", type=float, default=2.0, metavar="S", help="likewise (default 2)")
-        one.add_argument("--transfer-s", type=float, default=0.0, metavar="S", help="between stages (default 0)")
-        one.add_argument("--chunks", type=int, default=2, metavar="V", help="for schedules that take any (default 2)")
+        add_pipeline(one)
     if kind == "schedules":
         one.add_argument("--micro-batches", type=int, default=16, metavar="M", help="of a step (default 16)")
     if kind == "bubble":

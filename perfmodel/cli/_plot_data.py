@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._flags import job_of
+from perfmodel.cli._schedules import chunks_of, named, uniform_times
 from perfmodel.display import progress
 from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.spec import Device, Layout
@@ -121,10 +122,12 @@ def bubbles(arguments: argparse.Namespace) -> "list[ScheduleFacts]":
     from perfmodel.schedule import schedule_facts
 
     found, times = [], {name: getattr(arguments, name) for name in ("forward_s", "backward_s", "transfer_s")}
-    for name in _names(arguments):
+    for name in named(arguments):
         for micro_batches in _numbers(arguments.micro_batches, "--micro-batches"):
             try:
-                facts = schedule_facts(name, arguments.stages, micro_batches, chunks=_chunks(arguments, name), **times)
+                facts = schedule_facts(
+                    name, arguments.stages, micro_batches, chunks=chunks_of(arguments, name), **times
+                )
             except LayoutError:  # such as micro-batches that a schedule cannot divide
                 continue
             found.append(facts)
@@ -133,38 +136,20 @@ def bubbles(arguments: argparse.Namespace) -> "list[ScheduleFacts]":
 
 def schedules(arguments: argparse.Namespace) -> "list[tuple[Schedule, PassTimes]]":
     """Schedules with equal stages."""
-    from perfmodel.schedule import PassTimes, get_schedule, require_valid
+    from perfmodel.schedule import get_schedule, require_valid
 
     drawn = []
-    for name in _names(arguments):
+    for name in named(arguments):
         try:
-            schedule = get_schedule(name)(arguments.stages, arguments.micro_batches, _chunks(arguments, name))
+            schedule = get_schedule(name)(arguments.stages, arguments.micro_batches, chunks_of(arguments, name))
             require_valid(schedule)
         except LayoutError:
             if arguments.names:
                 raise
             continue
         part = arguments.stages / schedule.n_stages / schedule.slices
-        times = PassTimes.uniform(
-            schedule.n_stages, arguments.forward_s * part, arguments.backward_s * part, transfer_s=arguments.transfer_s
-        )
-        drawn.append((schedule, times))
+        drawn.append((schedule, uniform_times(arguments, schedule.n_stages, part)))
     return drawn
-
-
-def _names(arguments: argparse.Namespace) -> list[str]:
-    from perfmodel.schedule import get_schedule, schedule_names
-
-    for name in arguments.names:
-        get_schedule(name)
-    return arguments.names or [name for name in schedule_names() if name != "forward"]
-
-
-def _chunks(arguments: argparse.Namespace, name: str) -> int:
-    from perfmodel.schedule import get_schedule
-
-    looped = name.partition(":")[0] in ("interleaved", "breadth-first")
-    return arguments.chunks if looped else get_schedule(name).chunks_for(1)
 
 
 def device_and_kernels(arguments: argparse.Namespace) -> "tuple[Device, pd.DataFrame]":
