@@ -86,7 +86,7 @@ def test_a_missing_plan_is_named(tmp_path: Path):
 
 
 def test_a_point_is_a_kernels_or_a_collectives():
-    gemm, reduce = Gemm(m=2, n=2, k=2), Collective(collective="all_reduce", bytes=8.0, num_ranks=2)
+    gemm, reduce = Gemm(m=2, n=2, k=2), Collective(collective="all_reduce", bytes=8.0, num_ranks=2, ranks_per_node=2)
     assert Point(gemm).kernel == gemm
     assert Point(reduce).collective == reduce
     with pytest.raises(PerfModelError, match="all_reduce is a collective, not a kernel"):

@@ -131,7 +131,7 @@ def test_fit_is_right_where_runs_ran_and_failed_as_said():
 def test_megatron_searches_transformers_only():
     job = Job(global_batch=8, seq_len=1)
     case = Case("row 1", catalog.model("resnet50"), catalog.cluster("dgx-a100"), job, Layout(dp=8))
-    with pytest.raises(PerfModelError, match="row 1: Megatron-LM trains transformers, resnet50 is none"):
+    with pytest.raises(PerfModelError, match="row 1: Megatron-LM trains transformers, resnet-50 is none"):
         megatron.megatron_search(case)
 
 
