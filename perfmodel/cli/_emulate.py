@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.cli._emit import reporting
+from perfmodel.cli._flags import add_json
 from perfmodel.errors import PerfModelError
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 _SWEPT_EVERY = 4
 
 
-def add_command(commands: Any) -> argparse.ArgumentParser:
+def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "emulate", help="run an unmodified training script as if it were some ranks of a cluster: -- python train.py"
@@ -71,8 +73,8 @@ def add_command(commands: Any) -> argparse.ArgumentParser:
     command.add_argument("--seq-len", type=int, metavar="S", help="tokens per sequence (default: the model's)")
     command.add_argument("--dtype", default="fp32", choices=("bf16", "fp16", "fp32", "tf32"))
     command.add_argument("script", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="as from a shell")
-    command.set_defaults(run="emulate")
-    return command
+    add_json(command)
+    command.set_defaults(run=reporting(run, show))
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -321,7 +323,7 @@ def _predicted(arguments: argparse.Namespace, cluster: "Cluster") -> "Prediction
     return prediction
 
 
-def show(report: Mapping[str, Any]) -> None:
+def show(report: dict[str, Any]) -> None:
     """The report for people."""
     if "ranks" in report:
         for r in report["ranks"]:

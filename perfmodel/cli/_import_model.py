@@ -2,10 +2,11 @@
 
 import argparse
 import importlib.util
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.cli._emit import reporting
+from perfmodel.cli._flags import add_calibration, add_json
 from perfmodel.errors import PerfModelError
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 _SHOWN_ROWS = 15
 
 
-def add_command(commands: Any) -> argparse.ArgumentParser:
+def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "import-model", help="FLOPs, bytes, collectives and predicted time of a JAX, compiled or ONNX model"
@@ -35,9 +36,9 @@ def add_command(commands: Any) -> argparse.ArgumentParser:
     )
     command.add_argument("--trip-count", type=int, metavar="T", help="iterations of loops that state none")
     command.add_argument("--out", type=Path, metavar="FILE", help="all kernels and collectives (csv)")
-    command.add_argument("--calibration", type=Path, metavar="DIR", help="directory made by 'perfmodel fit'")
-    command.set_defaults(run="import_model")
-    return command
+    add_calibration(command)
+    add_json(command)
+    command.set_defaults(run=reporting(run, show))
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -63,12 +64,11 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     return report
 
 
-def show(report: Mapping[str, Any]) -> None:
+def show(report: dict[str, Any]) -> None:
     """The report for people."""
-    from rich.console import Console
-    from rich.table import Table
+    from perfmodel.cli._show import new_console, table
 
-    console = Console(highlight=False)
+    console = new_console()
     devices = report["n_devices"]
     console.print(f"{report['name']}: {report['flops']:.4g} FLOPs, {report['traffic_bytes']:.4g} bytes of traffic and "
                   f"{report['communicated_bytes']:.4g} of collectives per device, {devices} device(s)")  # fmt: skip
@@ -82,12 +82,8 @@ def show(report: Mapping[str, Any]) -> None:
         share = item["count"] * item["flops"] / report["flops"] if report["flops"] else 1.0
         console.print(f"not mapped: {item['name']} ({share:.2%} of FLOPs): {item['reason']}")
     if report["rows"]:
-        table = Table(box=None, pad_edge=False)
-        for head in report["rows"][0]:
-            table.add_column(head, justify="left" if head in ("family", "source", "provenance") else "right")
-        for row in report["rows"]:
-            table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))
-        console.print(table)
+        cells = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()] for row in report["rows"]]
+        console.print(table("", report["rows"][0], cells))
     for path in report.get("written", ()):
         console.print(f"wrote {path}")
 

@@ -12,18 +12,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status (0 ok, 2 bad input, 130 interrupted)."""
     arguments = parser().parse_args(argv)
     try:
-        if arguments.run == "completion":
-            from perfmodel.cli._completion import script
-
-            print(script(arguments.shell, parser()))
-            return 0
-        if arguments.run not in ("calibrate", "doctor"):  # which look at whatever device there is
+        if arguments.command not in ("calibrate", "doctor", "completion"):  # of any device, or of none
             # the model's own arrays are small: an accelerator would only add latency
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
             _keep_compilations()
-        from perfmodel.cli import _commands
-
-        return getattr(_commands, arguments.run)(arguments)
+        return arguments.run(arguments)
     except PerfModelError as error:
         print(f"perfmodel: {error}", file=sys.stderr)
         return 2

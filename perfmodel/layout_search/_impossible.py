@@ -17,7 +17,6 @@ from perfmodel.layout_search._objective import Goal, Objective
 from perfmodel.layout_search._quantities import NAMES
 from perfmodel.layout_search._question import Question, price
 from perfmodel.layout_search._space import Space, default_space, with_options
-from perfmodel.prediction import CATEGORIES
 from perfmodel.units import GIB
 
 MULTIPLES: Final = (2, 3, 4, 6, 8, 16, 32)
@@ -82,7 +81,6 @@ def nothing_fits(question: Question, candidates: Candidates) -> Impossible:
     (layout,) = candidates.layouts(np.array([number]))
     need = float(peak[number])
     _, (largest,) = question.fixed.peak_memory([layout])
-    assert largest in CATEGORIES
     binding = (
         f"memory: no layout fits; the smallest, {layout}, needs {need / GIB:.1f} GiB on its fullest device "
         f"(mostly {largest}), of {question.usable_bytes / GIB:.1f} GiB usable"

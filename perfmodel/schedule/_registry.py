@@ -51,6 +51,8 @@ class Scheduler:
     digest: str | None = ""
     """What tells apart structures of schedules of one name: empty for those of this package, a hash for a
     file; None where nothing tells, so that structures must not outlive the process."""
+    looped: bool = False
+    """Made for several chunks per device, of which it takes any number."""
     staggered: bool = False
     """A device starts its next step without waiting for the others to end theirs (the zero-bubble
     schedules' post-validated optimizer step)."""
@@ -121,6 +123,7 @@ def register(
     plain: bool = True,
     weights: WeightPolicy = "flush",
     demands: Demands | None = None,
+    looped: bool = False,
     staggered: bool = False,
 ) -> Callable[[Builder], Scheduler]:
     """Decorator that makes a builder known under `name`; a name is given once. See `Scheduler`."""
@@ -129,7 +132,9 @@ def register(
         if name in _SCHEDULERS:
             raise PerfModelError(f"schedule {name!r} is registered already; choose another name")
         digest = "" if build.__module__.startswith("perfmodel.") else None
-        scheduler = Scheduler(name, build, stage_map, chunks, number, (), plain, weights, demands, digest, staggered)
+        scheduler = Scheduler(
+            name, build, stage_map, chunks, number, (), plain, weights, demands, digest, looped, staggered
+        )
         _SCHEDULERS[name] = scheduler
         return scheduler
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from perfmodel.display import EVENTS, LINES
+from perfmodel.errors import PerfModelError
 from perfmodel.interpreter import TrainingCurve
 from perfmodel.schedule import PassTimes, Phase, Schedule, starts_and_ends
 from perfmodel.viz._boxes import Boxes, draw_boxes
@@ -24,13 +25,20 @@ def draw_schedules(schedules: Sequence[tuple[Schedule, PassTimes]], width: Width
     """One panel per schedule on one scale of time: a row per device, a box per pass with its micro-batch.
 
     Chunks above 0 (of a bidirectional schedule, the direction up) are lighter.
+
+    Raises:
+        PerfModelError: no schedules, or passes that take no time.
     """
     from matplotlib.patches import Patch
 
+    if not schedules:
+        raise PerfModelError("schedules picture: no schedule can run with these stages and micro-batches; change them")
     heights = [_ROW_IN * schedule.devices for schedule, _ in schedules]
     figure = new_figure(width, sum(heights) + 0.36 * len(schedules) + 0.5)
     axes = figure.subplots(len(schedules), 1, squeeze=False, height_ratios=heights)[:, 0]
     ends_s = [float(starts_and_ends(schedule, times)[1].max()) for schedule, times in schedules]
+    if not min(ends_s) > 0:
+        raise PerfModelError("schedules picture: passes that take no time cannot be drawn; give times above 0")
     for axis, (schedule, times) in zip(axes, schedules, strict=True):
         _panel(axis, schedule, times, max(ends_s))
     axes[-1].set_xlabel("time in s")
