@@ -21,6 +21,7 @@ WIDTHS_IN: Final = {"column": 3.4, "page": 7.0}
 SUFFIXES: Final = (".png", ".pdf", ".svg")
 _SMALL, _BODY = 6.5, 7.5
 _NOTEBOOK_DPI: Final = 150
+_FEW_ROWS: Final = 2
 _STYLE: Final[dict[Any, Any]] = {
     "font.size": _BODY, "axes.titlesize": _BODY, "axes.labelsize": _BODY, "xtick.labelsize": _SMALL,
     "ytick.labelsize": _SMALL, "legend.fontsize": _SMALL, "figure.titlesize": _BODY,
@@ -136,10 +137,15 @@ def log_ticks(axis: Any, values: Sequence[float]) -> None:
 
 
 def device_ticks(axis: "Axes", devices: int, label: str) -> None:
-    """Numbers of rows, the first at the top; every one, or so many that they do not touch."""
+    """Numbers of rows, the first at the top; every one, or so many that they do not touch.
+
+    What they number stands beside the axis where there are rows enough, else in front of each.
+    """
     every = max(1, -(-devices // 16))
+    short = label.split()[-1]
+    before = f"{short} " if devices <= _FEW_ROWS else ""
     axis.set_ylim(devices, 0)
-    axis.set_yticks([d + 0.5 for d in range(0, devices, every)], [str(d) for d in range(0, devices, every)])
+    axis.set_yticks([d + 0.5 for d in range(0, devices, every)], [f"{before}{d}" for d in range(0, devices, every)])
     axis.tick_params(axis="y", length=0)
     axis.spines["left"].set_visible(False)
-    axis.set_ylabel(label)
+    axis.set_ylabel("" if before else short if devices <= 2 * _FEW_ROWS else label)
