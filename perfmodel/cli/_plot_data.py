@@ -3,6 +3,7 @@
 import argparse
 from collections import Counter
 from collections.abc import Callable, Iterator
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,8 @@ def all_layouts(
     """Every layout that fits on each number of devices, with its cost; and what the cost is in."""
     import pandas as pd
 
+    if arguments.price is not None and not 0 <= arguments.price < inf:
+        raise PerfModelError(f"plot pareto: --price must be a finite number of at least 0, got {arguments.price}")
     counts = _numbers(arguments.device_counts, "--device-counts") if arguments.device_counts else [arguments.devices]
     if counts == [None]:
         raise PerfModelError("plot pareto: give --devices N, or --device-counts N,N,...")

@@ -100,6 +100,8 @@ def search(
         raise UnknownNameError("search method", method, METHODS)
     if robust and robust not in ORDERS:
         raise UnknownNameError("robust order", robust, ORDERS)
+    if top < 1:
+        raise PerfModelError(f"search: top must be at least 1 layout, got {top}")
     several = not isinstance(global_batch, int)
     questions = [
         ask(
@@ -143,7 +145,14 @@ def ask(
     framework: Framework | None = None,
     settings: Sequence[str] = (),
 ) -> Question:
-    """The question that the arguments of `search` ask."""
+    """The question that the arguments of `search` ask.
+
+    Raises:
+        PerfModelError: devices below 1.
+        UnknownNameError: for an unknown model or cluster.
+    """
+    if devices < 1:
+        raise PerfModelError(f"search: devices must be at least 1, got {devices}")
     model = catalog.model(model) if isinstance(model, str) else model
     cluster = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
     job = job or Job(global_batch=global_batch, seq_len=seq_len or model.seq_len)

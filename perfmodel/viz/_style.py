@@ -8,6 +8,7 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar
 
+from perfmodel.display import require_picture
 from perfmodel.errors import PerfModelError
 from perfmodel.io import write_bytes
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 Width = Literal["column", "page"]
 WIDTHS_IN: Final = {"column": 3.4, "page": 7.0}
 """Inches of one column and of both in the usual two-column proceedings."""
-SUFFIXES: Final = (".png", ".pdf", ".svg")
 _SMALL, _BODY = 6.5, 7.5
 _NOTEBOOK_DPI: Final = 150
 _FEW_ROWS: Final = 2
@@ -84,9 +84,7 @@ def save_figure(figure: "Figure", path: Path | str) -> None:
     """
     import matplotlib as mpl
 
-    suffix = Path(path).suffix.lower()
-    if suffix not in SUFFIXES:
-        raise PerfModelError(f"{path}: a picture is written as {', '.join(SUFFIXES)}; name the file so")
+    suffix = require_picture(path)
     buffer = io.BytesIO()
     undated: dict[str, Any] = {".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}[suffix]
     with mpl.rc_context(_FILE_STYLE):
