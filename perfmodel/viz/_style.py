@@ -8,7 +8,7 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar
 
-from perfmodel.display import require_picture
+from perfmodel.display import require_matplotlib, require_picture
 from perfmodel.errors import PerfModelError
 from perfmodel.io import write_bytes
 
@@ -43,6 +43,7 @@ def styled(draw: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> R:
+        require_matplotlib()
         import matplotlib as mpl
 
         with mpl.rc_context(_STYLE):

@@ -89,7 +89,7 @@ def test_doctor(capsys):
         (["search", *JOB, "--devices", "-4"], "devices must be at least 1, got -4"),
         (["search", *JOB, "--devices", "8", "--objective", "1/0"], "'1/0' is a finite number for no layout"),
         (["search", *JOB, "--devices", "8", "--png", "best.bmp"], "best.bmp: a picture is written as .png"),
-        (["timeline", *JOB, "--layout", "dp=8", "--png", "."], "is a folder; give another --png"),
+        (["timeline", *JOB, "--layout", "dp=8", "--png", "taken.png"], "is a folder; give another --png"),
         (["fit", "absent.csv", "--out", __file__], "is a file, not a folder; give another --out"),
         (
             ["timeline", *JOB, "--layout", "dp=8", "--out", f"{__file__}/t.json"],
@@ -107,13 +107,21 @@ def test_doctor(capsys):
 def test_bad_input_is_one_line_and_status_2(capsys, argv, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("BINARY").write_bytes(bytes(range(128, 256)))
-    Path("broken.py").write_text("def lacking(x):\n    return x\ndef step():\n    return (lambda: 1 / 0)()\n")
+    Path("broken.py").write_text("def lacking(x):\n    return x\ndef step():\n    return (lambda x: 1 / 0), (1.0,)\n")
+    Path("taken.png").mkdir()
     Path("cut.py").write_text("def step(:")
     status, out, err = run(capsys, *argv)
     assert status == 2
     assert out == ""
     assert len(err.strip().splitlines()) == 1
     assert re.search(message, err)
+
+
+def test_pictures_without_matplotlib_are_refused_before_anything_is_computed(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    status, out, err = run(capsys, "timeline", "--model", "gpt5", *JOB[2:], "--layout", "dp=8", "--png", "x.png")
+    assert (status, out) == (2, "")
+    assert re.fullmatch(r"perfmodel: pictures need matplotlib .* pip install 'perfmodel\[viz\]'", err.strip())
 
 
 def test_help_imports_no_jax():
