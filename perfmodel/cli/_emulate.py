@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.cli._emit import reporting
 from perfmodel.cli._flags import add_json
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from perfmodel.what_if import Scenario
 
 _SWEPT_EVERY = 4
+_MOST_POINTS: Final = 1000
 
 
 def add_command(commands: Any) -> None:
@@ -245,6 +246,8 @@ def _sweep(text: str | None) -> tuple[str, tuple[float, ...]]:
     parts = span.split(":")
     if len(parts) != 3 or not parts[2].isdecimal() or int(parts[2]) < 2:
         raise PerfModelError(f"emulate: a sweep is KIND=FIRST:LAST:COUNT, like all_reduce=0:10ms:11; got {text!r}")
+    if int(parts[2]) > _MOST_POINTS:
+        raise PerfModelError(f"emulate: a sweep has at most {_MOST_POINTS:,} points; got {text!r}")
     _check_kind(kind)
     return kind, tuple(np.linspace(parse_seconds(parts[0]), parse_seconds(parts[1]), int(parts[2])).tolist())
 

@@ -2,6 +2,8 @@
 
 import argparse
 import importlib.util
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,9 +102,10 @@ def _table(arguments: argparse.Namespace) -> "OpTable":
     if suffix == ".py" and function:
         _fake_devices(arguments.devices)
         fn, args = _loaded(Path(path), function)
-        if arguments.devices > 1:
-            return importers.read_sharded(fn, *args, trip_count=arguments.trip_count, name=function)
-        return importers.trace(fn, *args, trip_count=arguments.trip_count, name=function)
+        read = importers.read_sharded if arguments.devices > 1 else importers.trace
+        return _of_the_file(
+            Path(path), lambda: read(fn, *args, trip_count=arguments.trip_count, name=function), inside=True
+        )
     raise PerfModelError(f"{arguments.source}: not FILE.py:FUNCTION, FILE.onnx, FILE.hlo or FILE.txt")
 
 
@@ -122,15 +125,35 @@ def _loaded(path: Path, function: str) -> tuple[Any, tuple[Any, ...]]:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if not path.exists() or spec is None or spec.loader is None:
         raise PerfModelError(f"{path}: no such file")
+    loader = spec.loader
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    _of_the_file(path, lambda: loader.exec_module(module))
     found = getattr(module, function, None)
     if not callable(found):
         raise PerfModelError(f"{path}: it has no function {function!r}")
-    made = found()
+    made = _of_the_file(path, found)
     if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], (tuple, list))):
         raise PerfModelError(f"{path}:{function}() must return a JAX function and the tuple of its arguments")
     return made[0], tuple(made[1])
+
+
+def _of_the_file(path: Path, call: Callable[[], Any], inside: bool = False) -> Any:
+    """What a call of the user's file returns.
+
+    Raises:
+        PerfModelError: what the call raised (if `inside`: within the file), in one line with the place.
+    """
+    try:
+        return call()
+    except PerfModelError:
+        raise
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        if inside and not lines:
+            raise
+        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+        where = f"{path}, line {line}" if line else str(path)
+        raise PerfModelError(f"{where}: {type(error).__name__}: {error}") from error
 
 
 def _dimension(text: str) -> tuple[str, int]:

@@ -3,6 +3,7 @@
 import argparse
 from collections import Counter
 from collections.abc import Iterator
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._flags import job_of
@@ -67,6 +68,8 @@ def all_layouts(arguments: argparse.Namespace) -> "tuple[pd.DataFrame, str]":
     """Every layout that fits on each number of devices, with its cost; and what the cost is in."""
     import pandas as pd
 
+    if arguments.price is not None and not 0 <= arguments.price < inf:
+        raise PerfModelError(f"plot pareto: --price must be a finite number of at least 0, got {arguments.price}")
     counts = _numbers(arguments.device_counts, "--device-counts") if arguments.device_counts else [arguments.devices]
     if counts == [None]:
         raise PerfModelError("plot pareto: give --devices N, or --device-counts N,N,...")

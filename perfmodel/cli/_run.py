@@ -52,7 +52,11 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     from perfmodel import execution
     from perfmodel.ir import parse_function, undistributed
 
-    program = undistributed(parse_function(arguments.program.read_text()))
+    try:
+        text = arguments.program.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise PerfModelError(f"{arguments.program}: not the text of a program ({error})") from None
+    program = undistributed(parse_function(text))
     if program.n_devices != arguments.ranks:
         raise PerfModelError(
             f"{arguments.program}: the program is for {program.n_devices} devices, not {arguments.ranks}; "

@@ -258,7 +258,7 @@ def show(result: "SearchResult") -> None:
         best = result.layouts[0]
         batches = ", ".join(str(b.layouts[0].global_batch) for b in result.batches if b.layouts)
         console.print(
-            f"{best.model} on {best.devices} x {best.cluster}, global batch {batches or best.global_batch}, "
+            f"{best.model} on {best.devices} devices of {best.cluster}, global batch {batches or best.global_batch}, "
             f"sequence {best.seq_len}"
         )
     goal = [f"objective {result.objective}"] * (result.objective != "step_time")

@@ -20,7 +20,7 @@ def prediction(result: Prediction) -> None:
     console = new_console()
     fits = "fits" if result.fits else "DOES NOT FIT"
     console.print(
-        f"{result.model} on {result.devices} x {result.cluster}, global batch {result.global_batch}, "
+        f"{result.model} on {result.devices} devices of {result.cluster}, global batch {result.global_batch}, "
         f"sequence {result.seq_len}\nlayout {result.layout}"
     )
     console.print(

@@ -105,7 +105,14 @@ def nothing_satisfies(question: Question, goal: Goal, best: Best) -> Impossible:
 
     A constraint's nearest possible threshold is the least violation of it by layouts that satisfy all others, which
     is a search of its own.
+
+    Raises:
+        LayoutError: there is no constraint, so that the objective itself has no value.
     """
+    if not goal.constraints:
+        raise LayoutError(
+            f"search: the objective {goal.objective.name!r} is a finite number for no layout that fits; change it"
+        )
     changes: list[Change] = []
     for which, constraint in enumerate(goal.constraints):
         others = goal.constraints[:which] + goal.constraints[which + 1 :]

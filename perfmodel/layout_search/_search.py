@@ -101,7 +101,7 @@ def search(
     if robust and robust not in ORDERS:
         raise UnknownNameError("robust order", robust, ORDERS)
     if top < 1:
-        raise PerfModelError(f"search: top must be at least 1, got {top}")
+        raise PerfModelError(f"search: top must be at least 1 layout, got {top}")
     several = not isinstance(global_batch, int)
     if several and not len(global_batch):
         raise PerfModelError("search: there is no global batch to try; give at least one")
