@@ -148,7 +148,8 @@ def _of_the_file(path: Path, call: Callable[[], Any], inside: bool = False) -> A
     except PerfModelError:
         raise
     except Exception as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
         if inside and not lines:
             raise
         line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
