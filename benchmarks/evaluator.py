@@ -10,13 +10,13 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import jax
 import numba
 import numpy as np
+from timing import best_s
 
 from perfmodel.program import ProgramSpec, Structure, build
 from perfmodel.timeline import (
@@ -242,12 +242,7 @@ def _reported(compiled: CompiledStructure) -> dict[str, Result]:
 
 def _best_s(call: Callable[[], object], repeats: int) -> float:
     call()
-    best = float("inf")
-    for _ in range(repeats):
-        start = time.perf_counter()
-        jax.block_until_ready(call())
-        best = min(best, time.perf_counter() - start)
-    return best
+    return best_s(lambda: jax.block_until_ready(call()), repeats)
 
 
 def _faster(baseline_s: float, seconds: float, baseline: str, target: str = "") -> Result:

@@ -9,9 +9,10 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
+from timing import best_s
 
 from perfmodel.distribute import Degrees, distribute
 from perfmodel.execution import durations, program_structure
@@ -56,15 +57,6 @@ def interpret(function: Function) -> float:
     return max(clock.values())
 
 
-def _best_s(call: Callable[[], object], repeats: int) -> float:
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
 def speed_and_growth() -> dict[str, dict[str, object]]:
     """Makespan of a cached structure against the interpreter, and time per instruction as programs grow."""
     model = training_step(mlp(2048, (256,) * 17))
@@ -74,15 +66,15 @@ def speed_and_growth() -> dict[str, dict[str, object]]:
         function = distribute(model, Degrees(data=2, tensor=2, pipeline=4, micro_batches=count)).function
         n = len(function.instructions)
         _ = function.types
-        build_ns.append(1e9 * _best_s(lambda f=function: program_structure(f), 2) / n)
+        build_ns.append(1e9 * best_s(lambda f=function: program_structure(f), 2) / n)
         program = program_structure(function)
         seconds = durations(program.events, timer)
         compiled = compile_structure(program.structure)
         value = float(makespan(compiled, seconds))
         if abs(value / interpret(function) - 1) > 1e-5:
             raise SystemExit("simulation and interpreter disagree")
-        evaluate_ns.append(1e9 * _best_s(lambda c=compiled, s=seconds: np.asarray(makespan(c, s)), 5) / n)
-        interpret_ns = 1e9 * _best_s(lambda f=function: interpret(f), 2) / n
+        evaluate_ns.append(1e9 * best_s(lambda c=compiled, s=seconds: np.asarray(makespan(c, s)), 5) / n)
+        interpret_ns = 1e9 * best_s(lambda f=function: interpret(f), 2) / n
     results["ir/speed"] = {
         "ratio": interpret_ns / evaluate_ns[-1], "baseline": "line-by-line Python interpreter", "unit": "x faster",
         "target": ">= 100", "ns_per_instruction": evaluate_ns[-1], "instructions": n,

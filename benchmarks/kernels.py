@@ -1,10 +1,10 @@
 """Kernel times: a batch of new ops against one call per op, and against looking known ops up again."""
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from timing import seconds_of
 
 from perfmodel.catalog import device
 from perfmodel.cost import KernelModel
@@ -29,12 +29,7 @@ def fresh_ops(seed: int, count: int = COUNT) -> list[KernelOp]:
 
 def seconds(model: KernelModel, batches: Sequence[Sequence[KernelOp]]) -> float:
     """Shortest time of one batch."""
-    best = float("inf")
-    for ops in batches:
-        start = time.perf_counter()
-        model.times(device("A100-SXM4-80GB"), ops)
-        best = min(best, time.perf_counter() - start)
-    return best
+    return min(seconds_of(lambda ops=ops: model.times(device("A100-SXM4-80GB"), ops)) for ops in batches)
 
 
 def run() -> dict[str, dict[str, Any]]:

@@ -1,22 +1,14 @@
 """Warm `pm.predict` and batched evaluation, as multiples of the issue's limits and of the event loop."""
 
-import time
 from collections import Counter
 from dataclasses import replace
+
+from timing import best_s
 
 from perfmodel import catalog
 from perfmodel.layout_search import default_space, enumerate_layouts
 from perfmodel.prediction import explain, step_model
 from perfmodel.spec import Job, Layout
-
-
-def _best_s(call, repeats: int) -> float:
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return min(times)
 
 
 def run() -> dict[str, dict[str, object]]:
@@ -26,15 +18,15 @@ def run() -> dict[str, dict[str, object]]:
     fixed = step_model(model, cluster, job)
     layout = Layout(tp=8, pp=16, dp=8, zero=1, recompute="selective", sequence_parallel=True)
     explain(fixed, layout, timeline=True)
-    one_s = _best_s(lambda: explain(fixed, layout), 30)
-    timeline_s = _best_s(lambda: explain(fixed, layout, timeline=True), 30)
+    one_s = best_s(lambda: explain(fixed, layout), 30)
+    timeline_s = best_s(lambda: explain(fixed, layout, timeline=True), 30)
     # the space in which a closed-form tool needs 1.6 ms per layout: 1F1B and interleaved, ZeRO 0 and 1
     space = replace(default_space(model, cluster, job, 1024), schedule=("1f1b",), zero=(0, 1))
     candidates = list(enumerate_layouts(space, model, cluster, job, 1024, Counter()))
     peak, _ = fixed.peak_memory(candidates)
     feasible = [lay for lay, p in zip(candidates, peak, strict=True) if p <= cluster.device.memory_bytes]
     fixed.evaluate(feasible)
-    batch_s = _best_s(lambda: fixed.evaluate(feasible), 5) / len(feasible)
+    batch_s = best_s(lambda: fixed.evaluate(feasible), 5) / len(feasible)
     return {
         "predict/warm": {"ratio": one_s / 2e-3, "baseline": "2 ms", "unit": "x", "target": "<= 1", "seconds": one_s},
         "predict/warm_with_timeline": {

@@ -3,7 +3,7 @@
 `python benchmarks/schedules.py` prints the ratios; `run()` returns them.
 """
 
-import time
+from timing import best_s
 
 from perfmodel.program import ProgramSpec, build
 from perfmodel.schedule import get_schedule, schedule_names
@@ -15,12 +15,7 @@ def seconds(name: str, micro_batches: int) -> tuple[float, int]:
     """Least of three builds, and the ops of the structure."""
     chunks = get_schedule(name).chunks or 2
     spec = ProgramSpec(schedule=name, stages=STAGES, micro_batches=micro_batches, chunks=chunks)
-    best, ops = float("inf"), 0
-    for _ in range(3):
-        start = time.perf_counter()
-        ops = build(spec).n_ops
-        best = min(best, time.perf_counter() - start)
-    return best, ops
+    return best_s(lambda: build(spec), 3), build(spec).n_ops
 
 
 def run() -> dict[str, dict[str, object]]:

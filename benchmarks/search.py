@@ -2,9 +2,9 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
 
 import numpy as np
+from timing import best_s
 
 from perfmodel import catalog
 from perfmodel.layout_search import (
@@ -47,8 +47,8 @@ def exact_evaluations(model: Model, devices: int, global_batch: int) -> dict[str
     candidates = gather(price_grids(fixed, list(grids)), CLUSTER.device.memory_bytes, Counter())
     layouts = candidates.layouts(sample(candidates, EVALUATED))
     singly = layouts[:: len(layouts) // SINGLY][:SINGLY]
-    together_s = min(seconds_of(lambda: fixed.evaluate(layouts)) for _ in range(4)) / len(layouts)
-    singly_s = min(seconds_of(lambda: [fixed.evaluate([one]) for one in singly]) for _ in range(2)) / len(singly)
+    together_s = best_s(lambda: fixed.evaluate(layouts), 4) / len(layouts)
+    singly_s = best_s(lambda: [fixed.evaluate([one]) for one in singly], 2) / len(singly)
     bundles = fixed.bundles(layouts)
     ops = sum(len(b.lanes) * fixed.prepared(b.spec).structure.duration.size for b in bundles) / len(layouts)
     return {
@@ -60,13 +60,6 @@ def exact_evaluations(model: Model, devices: int, global_batch: int) -> dict[str
             "ratio": singly_s / together_s, "unit": "x", "baseline": "the same evaluated one after the other",
         },
     }  # fmt: skip
-
-
-def seconds_of(work: Callable[[], object]) -> float:
-    """Seconds of one call."""
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 def sample(candidates: Candidates, count: int) -> np.ndarray:

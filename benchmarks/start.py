@@ -5,7 +5,8 @@
 
 import subprocess
 import sys
-import time
+
+from timing import best_s
 
 CASES = {"import": ["-c", "import perfmodel"], "help": ["-m", "perfmodel.cli", "--help"]}
 TARGETS_S = {"import": 0.3, "help": 0.5}
@@ -13,12 +14,8 @@ TARGETS_S = {"import": 0.3, "help": 0.5}
 
 def seconds(arguments: list[str], repeats: int = 7) -> float:
     """The quickest of some runs of Python."""
-    taken = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
-        taken.append(time.perf_counter() - start)
-    return min(taken)
+    command = [sys.executable, *arguments]
+    return best_s(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL), repeats)
 
 
 def run() -> dict[str, dict[str, object]]:

@@ -3,10 +3,10 @@
 `python benchmarks/structures.py` prints the ratios; `run()` returns them.
 """
 
-import time
 from collections import deque
-from collections.abc import Callable
 from itertools import pairwise
+
+from timing import best_s
 
 from perfmodel.program import ProgramSpec, build
 from perfmodel.schedule import Phase, Schedule
@@ -59,20 +59,11 @@ def _queues(schedule: Schedule) -> list[deque[tuple[Phase, int, int]]]:
     return [deque(work[a:b]) for a, b in pairwise(offsets)]
 
 
-def _best_s(call: Callable[[], object], repeats: int = 5) -> float:
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
 def run() -> dict[str, dict[str, object]]:
     """How many times faster `build` is than the plain builder, and its time against the design's limit."""
     results: dict[str, dict[str, object]] = {}
     for name, spec in CASES.items():
-        seconds, plain_s = _best_s(lambda s=spec: build(s)), _best_s(lambda s=spec: plain_build(s), 3)
+        seconds, plain_s = best_s(lambda s=spec: build(s), 5), best_s(lambda s=spec: plain_build(s), 3)
         results[f"structures/{name}"] = {
             "ratio": plain_s / seconds,
             "baseline": "op-by-op Python builder",

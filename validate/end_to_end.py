@@ -41,9 +41,9 @@ def main() -> None:
     multi = runs_of(data / "vtrain.csv", "vtrain-multi")
     folds = {
         f"random thirds, {SEEDS} seeds": thirds(multi, SEEDS),
-        "one model": by(multi, [run.model.name for run in multi]),
-        "one cluster size": by(multi, [run.layout.devices for run in multi]),
-        "pp up to 4, or above": by(multi, [run.layout.pp > 4 for run in multi]),
+        "one model": by([run.model.name for run in multi]),
+        "one cluster size": by([run.layout.devices for run in multi]),
+        "pp up to 4, or above": by([run.layout.pp > 4 for run in multi]),
     }
     rows = [figures(f"vTrain, several nodes: fitted {name}", multi, splits) for name, splits in folds.items()]
     for name, (file, pattern) in SOURCES.items():
@@ -69,7 +69,7 @@ def thirds(runs: Sequence[Run], seeds: int) -> Iterator[tuple[np.ndarray, np.nda
         yield from ((order[k::3], np.setdiff1d(order, order[k::3])) for k in range(3))
 
 
-def by(runs: Sequence[Run], keys: Sequence[object]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def by(keys: Sequence[object]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     labels = np.array([str(key) for key in keys])
     yield from ((np.flatnonzero(labels == key), np.flatnonzero(labels != key)) for key in np.unique(labels))
 

@@ -12,6 +12,7 @@ from perfmodel.calibration._runs import Run
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction import Adjustment, Prepared, StepModel, step_derivatives, step_model
 from perfmodel.program import Kind
+from perfmodel.timeline import Timeline
 
 _LEAST_SHARE = 0.01
 """Classes that take less of the measured step say little, and mostly about the clock."""
@@ -47,9 +48,9 @@ class Observations:
         self._traced: dict[int, _Traced] = {}
         for group in self.groups:
             for at in group.runs:
-                if runs[at].timeline is not None:
+                if (timeline := runs[at].timeline) is not None:
                     (bundle,) = group.model.bundles([runs[at].layout])
-                    self._traced[at] = _traced(runs[at], group.model.prepared(bundle.spec))
+                    self._traced[at] = _traced(runs[at], timeline, group.model.prepared(bundle.spec))
         self.weight = np.concatenate([np.ones(len(runs)), *(t.weight for t in self._traced.values())])
         self.coordinates = self._coordinates()
         self._measured_s = np.array([run.measured_s for run in runs])
@@ -98,9 +99,7 @@ def _groups(runs: Sequence[Run], base: Path | None) -> list[_Group]:
     return groups
 
 
-def _traced(run: Run, prepared: Prepared) -> _Traced:
-    timeline = run.timeline
-    assert timeline is not None
+def _traced(run: Run, timeline: Timeline, prepared: Prepared) -> _Traced:
     mine, structure = prepared.structure, timeline.structure
     columns = ("duration", "class_kind", "class_stage", "class_segment")
     if not all(np.array_equal(getattr(mine, name), getattr(structure, name)) for name in columns):

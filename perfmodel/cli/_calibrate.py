@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.cli._emit import emit
+from perfmodel.cli._flags import add_json
 from perfmodel.cli._remaining import Remaining, remaining
 from perfmodel.errors import CalibrationError, PerfModelError
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 BACKENDS = ("jax", "torch", "nccl-tests")
 
 
-def add_command(commands: Any) -> argparse.ArgumentParser:
+def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "calibrate", help="measure kernels and collectives on this machine; compare two calibrations"
@@ -58,13 +60,20 @@ def add_command(commands: Any) -> argparse.ArgumentParser:
     model.add_argument("--seq-len", type=int, metavar="S", help="tokens per sequence (default: the model's)")
     model.add_argument("--dtype", default="bf16", choices=("bf16", "fp16", "fp32", "tf32", "fp8"))
     model.add_argument("--device", metavar="NAME", help="device measured (default: the cluster's)")
-    command.set_defaults(run="calibrate")
+    add_json(command)
+    command.set_defaults(run=_execute)
     kinds = command.add_subparsers(dest="kind", metavar="diff")
     diff = kinds.add_parser("diff", help="two tables or folders of tables, row by row")
     diff.add_argument("first", type=Path, metavar="A")
     diff.add_argument("second", type=Path, metavar="B")
     diff.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON object to stdout")
-    return command
+
+
+def _execute(arguments: argparse.Namespace) -> int:
+    report = run(arguments)
+    if "process" not in report:  # one of several: process 0 reports
+        emit(arguments, report, lambda: show(report))
+    return 0
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -3,6 +3,9 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.cli._emit import emit
+from perfmodel.cli._flags import add_json
+from perfmodel.errors import PerfModelError
 from perfmodel.units import GIB
 
 if TYPE_CHECKING:
@@ -11,13 +14,24 @@ if TYPE_CHECKING:
 KINDS = ("models", "clusters", "devices")
 
 
-def add_command(commands: Any) -> argparse.ArgumentParser:
+def add_command(commands: Any) -> None:
     """The sub-command and its arguments."""
     command = commands.add_parser("catalog", help="the models, clusters and devices that have names")
     command.add_argument("kind", choices=KINDS)
     command.add_argument("word", nargs="?", default="", metavar="WORD", help="only names that contain it")
-    command.set_defaults(run="catalog")
-    return command
+    add_json(command)
+    command.set_defaults(run=_execute)
+
+
+def _execute(arguments: argparse.Namespace) -> int:
+    from perfmodel.cli import _show
+
+    records = entries(arguments.kind, arguments.word)
+    if not records:
+        raise PerfModelError(f"catalog: none of the {arguments.kind} has {arguments.word!r} in its name")
+    heads, cells = rows(arguments.kind, records)
+    emit(arguments, {arguments.kind: records}, lambda: _show.new_console().print(_show.table("", heads, cells)))
+    return 0
 
 
 def entries(kind: str, word: str = "") -> list[dict[str, Any]]:

@@ -1,14 +1,16 @@
 """`perfmodel compare`: a predicted timeline against a measured one."""
 
 import argparse
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from perfmodel.cli._emit import reporting
+from perfmodel.cli._flags import add_json
 
 _SHOWN_STAGES = 12
 
 
-def add_command(commands: Any) -> argparse.ArgumentParser:
+def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "compare", help="errors of a predicted timeline against a measured one: batch time, devices, stages"
@@ -31,8 +33,8 @@ def add_command(commands: Any) -> argparse.ArgumentParser:
         "--out", type=Path, metavar="FILE", help="errors per device, stage, phase and micro-batch (csv)"
     )
     command.add_argument("--png", type=Path, metavar="FILE", help="both timelines, one above the other")
-    command.set_defaults(run="compare")
-    return command
+    add_json(command)
+    command.set_defaults(run=reporting(run, show))
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -63,7 +65,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     return report
 
 
-def show(report: Mapping[str, Any]) -> None:
+def show(report: dict[str, Any]) -> None:
     """The report for people."""
     predicted_ms, measured_ms = 1e3 * report["predicted_batch_s"], 1e3 * report["measured_batch_s"]
     steps = f"mean of {report['runs']} steps" if report["runs"] > 1 else "one step"

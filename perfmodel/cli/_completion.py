@@ -14,7 +14,14 @@ def add_command(commands: Any) -> None:
         "completion", help='shell completion: eval "$(perfmodel completion bash)"'
     )
     command.add_argument("shell", choices=SHELLS)
-    command.set_defaults(run="completion")
+    command.set_defaults(run=_execute)
+
+
+def _execute(arguments: argparse.Namespace) -> int:
+    from perfmodel.cli._parser import parser
+
+    print(script(arguments.shell, parser()))
+    return 0
 
 
 def script(shell: str, top: argparse.ArgumentParser) -> str:

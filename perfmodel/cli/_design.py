@@ -1,18 +1,19 @@
 """`perfmodel design QUESTION`: what the machine would have to be."""
 
 import argparse
-from collections.abc import Callable
 from typing import Any
 
+from perfmodel.cli._emit import reporting
+from perfmodel.cli._flags import add_job, job_of
 from perfmodel.cli._search import add_space, space_of
 from perfmodel.display import progress
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import Job, Layout
+from perfmodel.spec import Layout
 from perfmodel.units import GIB
 
 
-def add_command(commands: Any, add_job: Callable[[argparse.ArgumentParser], None]) -> None:
-    """Register the command; `add_job` adds the flags that say what is predicted."""
+def add_command(commands: Any) -> None:
+    """Register the command and its questions."""
     command: argparse.ArgumentParser = commands.add_parser(
         "design", help="which part to upgrade first, how much memory, how many devices, when a layout wins"
     )
@@ -21,7 +22,7 @@ def add_command(commands: Any, add_job: Callable[[argparse.ArgumentParser], None
     def ask(name: str, text: str) -> argparse.ArgumentParser:
         one = questions.add_parser(name, help=text)
         add_job(one)
-        one.set_defaults(run="design")
+        one.set_defaults(run=reporting(run, show))
         return one
 
     upgrade = ask("upgrade", "which part of the machine to upgrade first, with the best layout searched anew")
@@ -42,7 +43,7 @@ def add_command(commands: Any, add_job: Callable[[argparse.ArgumentParser], None
     overtake.add_argument("--parameter", default="inter_node_bandwidth", metavar="NAME", help="as whatif names it")
 
 
-def run(arguments: argparse.Namespace, job: Callable[[int], Job]) -> dict[str, Any]:
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """What the command shows.
 
     Raises:
@@ -53,7 +54,7 @@ def run(arguments: argparse.Namespace, job: Callable[[int], Job]) -> dict[str, A
     from perfmodel.prediction import step_model
 
     model, cluster = catalog.model(arguments.model), catalog.cluster(arguments.cluster)
-    wanted = job(model.seq_len)
+    wanted = job_of(arguments, model.seq_len)
     if arguments.question in ("memory", "overtake"):
         fixed = step_model(model, cluster, wanted, arguments.calibration)
         layout = Layout.parse(arguments.layout)

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import perfmodel
+from perfmodel.cli._emit import emit
+from perfmodel.cli._flags import add_json
 from perfmodel.errors import PerfModelError
 
 _PACKAGES = (
@@ -36,7 +38,7 @@ _PROGRAMS = {
 _SETTINGS = ("PERFMODEL_DATA", "PERFMODEL_CACHE", "PERFMODEL_CACHE_LIMIT_GB", "JAX_PLATFORMS", "XLA_FLAGS")
 
 
-def add_command(commands: Any) -> argparse.ArgumentParser:
+def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "doctor", help="what is installed, which devices, calibrations and caches"
@@ -45,8 +47,16 @@ def add_command(commands: Any) -> argparse.ArgumentParser:
         "--calibration", type=Path, metavar="DIR", help="also describe this calibration, made by 'perfmodel fit'"
     )
     command.add_argument("--clear-cache", action="store_true", help="first delete what is kept between runs")
-    command.set_defaults(run="doctor")
-    return command
+    add_json(command)
+    command.set_defaults(run=_execute)
+
+
+def _execute(arguments: argparse.Namespace) -> int:
+    from perfmodel.cli import _show
+
+    report = examine(arguments.calibration, clear_cache=arguments.clear_cache)
+    emit(arguments, report, lambda: _show.doctor(report))
+    return 0
 
 
 def examine(calibration: Path | None = None, *, clear_cache: bool = False) -> dict[str, Any]:

@@ -3,8 +3,10 @@
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from perfmodel.cli._emit import reporting
+from perfmodel.cli._flags import add_json
 from perfmodel.errors import PerfModelError
 
 if TYPE_CHECKING:
@@ -14,9 +16,10 @@ if TYPE_CHECKING:
     from perfmodel.what_if import Scenario
 
 _SWEPT_EVERY = 4
+_MOST_POINTS: Final = 1000
 
 
-def add_command(commands: Any) -> argparse.ArgumentParser:
+def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "emulate", help="run an unmodified training script as if it were some ranks of a cluster: -- python train.py"
@@ -71,8 +74,8 @@ def add_command(commands: Any) -> argparse.ArgumentParser:
     command.add_argument("--seq-len", type=int, metavar="S", help="tokens per sequence (default: the model's)")
     command.add_argument("--dtype", default="fp32", choices=("bf16", "fp16", "fp32", "tf32"))
     command.add_argument("script", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="as from a shell")
-    command.set_defaults(run="emulate")
-    return command
+    add_json(command)
+    command.set_defaults(run=reporting(run, show))
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -243,6 +246,8 @@ def _sweep(text: str | None) -> tuple[str, tuple[float, ...]]:
     parts = span.split(":")
     if len(parts) != 3 or not parts[2].isdecimal() or int(parts[2]) < 2:
         raise PerfModelError(f"emulate: a sweep is KIND=FIRST:LAST:COUNT, like all_reduce=0:10ms:11; got {text!r}")
+    if int(parts[2]) > _MOST_POINTS:
+        raise PerfModelError(f"emulate: a sweep has at most {_MOST_POINTS:,} points; got {text!r}")
     _check_kind(kind)
     return kind, tuple(np.linspace(parse_seconds(parts[0]), parse_seconds(parts[1]), int(parts[2])).tolist())
 
@@ -321,7 +326,7 @@ def _predicted(arguments: argparse.Namespace, cluster: "Cluster") -> "Prediction
     return prediction
 
 
-def show(report: Mapping[str, Any]) -> None:
+def show(report: dict[str, Any]) -> None:
     """The report for people."""
     if "ranks" in report:
         for r in report["ranks"]:

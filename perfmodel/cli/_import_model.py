@@ -2,10 +2,13 @@
 
 import argparse
 import importlib.util
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.cli._emit import reporting
+from perfmodel.cli._flags import add_calibration, add_json
 from perfmodel.errors import PerfModelError
 
 if TYPE_CHECKING:
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
 _SHOWN_ROWS = 15
 
 
-def add_command(commands: Any) -> argparse.ArgumentParser:
+def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "import-model", help="FLOPs, bytes, collectives and predicted time of a JAX, compiled or ONNX model"
@@ -35,9 +38,9 @@ def add_command(commands: Any) -> argparse.ArgumentParser:
     )
     command.add_argument("--trip-count", type=int, metavar="T", help="iterations of loops that state none")
     command.add_argument("--out", type=Path, metavar="FILE", help="all kernels and collectives (csv)")
-    command.add_argument("--calibration", type=Path, metavar="DIR", help="directory made by 'perfmodel fit'")
-    command.set_defaults(run="import_model")
-    return command
+    add_calibration(command)
+    add_json(command)
+    command.set_defaults(run=reporting(run, show))
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -63,12 +66,11 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     return report
 
 
-def show(report: Mapping[str, Any]) -> None:
+def show(report: dict[str, Any]) -> None:
     """The report for people."""
-    from rich.console import Console
-    from rich.table import Table
+    from perfmodel.cli._show import new_console, table
 
-    console = Console(highlight=False)
+    console = new_console()
     devices = report["n_devices"]
     console.print(f"{report['name']}: {report['flops']:.4g} FLOPs, {report['traffic_bytes']:.4g} bytes of traffic and "
                   f"{report['communicated_bytes']:.4g} of collectives per device, {devices} device(s)")  # fmt: skip
@@ -82,12 +84,8 @@ def show(report: Mapping[str, Any]) -> None:
         share = item["count"] * item["flops"] / report["flops"] if report["flops"] else 1.0
         console.print(f"not mapped: {item['name']} ({share:.2%} of FLOPs): {item['reason']}")
     if report["rows"]:
-        table = Table(box=None, pad_edge=False)
-        for head in report["rows"][0]:
-            table.add_column(head, justify="left" if head in ("family", "source", "provenance") else "right")
-        for row in report["rows"]:
-            table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))
-        console.print(table)
+        cells = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()] for row in report["rows"]]
+        console.print(table("", report["rows"][0], cells))
     for path in report.get("written", ()):
         console.print(f"wrote {path}")
 
@@ -104,9 +102,10 @@ def _table(arguments: argparse.Namespace) -> "OpTable":
     if suffix == ".py" and function:
         _fake_devices(arguments.devices)
         fn, args = _loaded(Path(path), function)
-        if arguments.devices > 1:
-            return importers.read_sharded(fn, *args, trip_count=arguments.trip_count, name=function)
-        return importers.trace(fn, *args, trip_count=arguments.trip_count, name=function)
+        read = importers.read_sharded if arguments.devices > 1 else importers.trace
+        return _of_the_file(
+            Path(path), lambda: read(fn, *args, trip_count=arguments.trip_count, name=function), inside=True
+        )
     raise PerfModelError(f"{arguments.source}: not FILE.py:FUNCTION, FILE.onnx, FILE.hlo or FILE.txt")
 
 
@@ -126,15 +125,36 @@ def _loaded(path: Path, function: str) -> tuple[Any, tuple[Any, ...]]:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if not path.exists() or spec is None or spec.loader is None:
         raise PerfModelError(f"{path}: no such file")
+    loader = spec.loader
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    _of_the_file(path, lambda: loader.exec_module(module))
     found = getattr(module, function, None)
     if not callable(found):
         raise PerfModelError(f"{path}: it has no function {function!r}")
-    made = found()
+    made = _of_the_file(path, found)
     if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], (tuple, list))):
         raise PerfModelError(f"{path}:{function}() must return a JAX function and the tuple of its arguments")
     return made[0], tuple(made[1])
+
+
+def _of_the_file(path: Path, call: Callable[[], Any], inside: bool = False) -> Any:
+    """What a call of the user's file returns.
+
+    Raises:
+        PerfModelError: what the call raised (if `inside`: within the file), in one line with the place.
+    """
+    try:
+        return call()
+    except PerfModelError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
+        if inside and not lines:
+            raise
+        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+        where = f"{path}, line {line}" if line else str(path)
+        raise PerfModelError(f"{where}: {type(error).__name__}: {error}") from error
 
 
 def _dimension(text: str) -> tuple[str, int]:

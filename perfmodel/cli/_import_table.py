@@ -1,17 +1,18 @@
 """`perfmodel import`: files of benchmarks and profilers to measurement tables and traces."""
 
 import argparse
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.cli._emit import reporting
+from perfmodel.cli._flags import add_json
 from perfmodel.errors import PerfModelError, TableError
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def add_command(commands: Any) -> argparse.ArgumentParser:
+def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "import", help="output of nccl-tests, OSU, torch, Nsight Systems or JAX profilers as a measurement table"
@@ -30,8 +31,8 @@ def add_command(commands: Any) -> argparse.ArgumentParser:
     )
     command.add_argument("--ranks", type=int, metavar="N", help="ranks of the collectives, where the files do not say")
     command.add_argument("--ranks-per-node", type=int, metavar="N", help="the same within a node")
-    command.set_defaults(run="import_table")
-    return command
+    add_json(command)
+    command.set_defaults(run=reporting(run, show))
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     return report
 
 
-def show(report: Mapping[str, Any]) -> None:
+def show(report: dict[str, Any]) -> None:
     """The report for people."""
     for table in report.get("tables", ()):
         print(f"{table['rows']} rows of {table['kind']} ({table['what']}) to {table['file']}")

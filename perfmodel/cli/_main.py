@@ -1,41 +1,57 @@
 """Entry point: platform options in one place, bad input as one line and exit status 2."""
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
 
 from perfmodel.cli._parser import parser
+from perfmodel.display import require_picture
 from perfmodel.errors import PerfModelError
+
+_FOLDERS: Final = ("calibrate", "fit", "emulate")
+"""Commands whose --out is a folder."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status (0 ok, 2 bad input, 130 interrupted)."""
     arguments = parser().parse_args(argv)
     try:
-        if arguments.run == "completion":
-            from perfmodel.cli._completion import script
-
-            print(script(arguments.shell, parser()))
-            return 0
-        if arguments.run not in ("calibrate", "doctor"):  # which look at whatever device there is
+        if arguments.command not in ("calibrate", "doctor", "completion"):  # of any device, or of none
             # the model's own arrays are small: an accelerator would only add latency
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
             _keep_compilations()
-        from perfmodel.cli import _commands
-
-        return getattr(_commands, arguments.run)(arguments)
+        _require_outputs(arguments)
+        return arguments.run(arguments)
     except PerfModelError as error:
         print(f"perfmodel: {error}", file=sys.stderr)
-        return 2
-    except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
-        print(f"perfmodel: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.filename is None:  # no file of the user's
+            raise
+        print(f"perfmodel: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt as stop:
         print(f"perfmodel: {stop or 'interrupted'}", file=sys.stderr)
         return 130
+
+
+def _require_outputs(arguments: argparse.Namespace) -> None:
+    """Refuse outputs that cannot be written before anything is computed for them."""
+    for name in ("png", "html", "trace", "out"):
+        path: Path | None = getattr(arguments, name, None)
+        if path is None:
+            continue
+        if name == "png" or (name == "out" and arguments.command == "plot"):
+            require_picture(path)
+        folder = name == "out" and arguments.command in _FOLDERS
+        if path.exists() and path.is_dir() != folder:
+            raise PerfModelError(f"{path}: is a {'file, not a folder' if folder else 'folder'}; give another --{name}")
 
 
 def _keep_compilations() -> None:

@@ -1,17 +1,17 @@
 """`perfmodel plot KIND`: one picture per kind, all with the same --out and --width."""
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.cli import _plot_data
-from perfmodel.spec import Job
+from perfmodel.cli._emit import reporting
+from perfmodel.cli._flags import add_calibration, add_job, add_json
+from perfmodel.cli._schedules import add_pipeline
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MakeJob = Callable[[argparse.Namespace, int], Job]
 KINDS: Final = {
     "gantt": "what every pipeline rank does when, with micro-batch numbers and the critical path",
     "memory": "memory in use on every pipeline rank over the step",
@@ -28,12 +28,7 @@ KINDS: Final = {
 _OF_A_STEP: Final = ("gantt", "memory", "links")
 
 
-def add_command(
-    commands: Any,
-    add_job: Callable[[argparse.ArgumentParser], None],
-    add_calibration: Callable[[argparse.ArgumentParser], None],
-    add_json: Callable[[argparse.ArgumentParser], None],
-) -> None:
+def add_command(commands: Any) -> None:
     """Register the command and its kinds."""
     command: argparse.ArgumentParser = commands.add_parser("plot", help="pictures for papers, as PNG, PDF or SVG")
     kinds = command.add_subparsers(dest="kind", required=True, metavar="KIND")
@@ -51,7 +46,7 @@ def add_command(
         one.add_argument(
             "--width", choices=("column", "page"), help="as wide as a paper's column or page (default: by kind)"
         )
-        one.set_defaults(run="plot")
+        one.set_defaults(run=reporting(run, _show_written))
 
 
 def _own_flags(kind: str, one: argparse.ArgumentParser) -> None:
@@ -68,12 +63,7 @@ def _own_flags(kind: str, one: argparse.ArgumentParser) -> None:
         one.add_argument("--device-counts", metavar="LIST", help="such as 64,128,256, instead of --devices")
         one.add_argument("--price", type=float, metavar="P", help="of a device-hour, to show cost in money")
     if kind in ("bubble", "schedules"):
-        one.add_argument("names", nargs="*", metavar="NAME", help="schedules (default: all that train)")
-        one.add_argument("--stages", type=int, default=8, metavar="P", help="pipeline devices (default 8)")
-        one.add_argument("--forward-s", type=float, default=1.0, metavar="S", help="a p-th of the model (default 1)")
-        one.add_argument("--backward-s", type=float, default=2.0, metavar="S", help="likewise (default 2)")
-        one.add_argument("--transfer-s", type=float, default=0.0, metavar="S", help="between stages (default 0)")
-        one.add_argument("--chunks", type=int, default=2, metavar="V", help="for schedules that take any (default 2)")
+        add_pipeline(one)
     if kind == "schedules":
         one.add_argument("--micro-batches", type=int, default=16, metavar="M", help="of a step (default 16)")
     if kind == "bubble":
@@ -86,7 +76,7 @@ def _own_flags(kind: str, one: argparse.ArgumentParser) -> None:
         one.add_argument("--format", default="auto", metavar="F", help="of the measured trace (default: by content)")
 
 
-def run(arguments: argparse.Namespace, make_job: MakeJob, calibration: Path | None) -> dict[str, Any]:
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Draw and write one picture.
 
     Raises:
@@ -94,27 +84,33 @@ def run(arguments: argparse.Namespace, make_job: MakeJob, calibration: Path | No
     """
     from perfmodel import viz
 
-    figure = _draw(arguments, make_job, calibration)
+    figure = _draw(arguments)
     viz.save_figure(figure, arguments.out)
     return {"kind": arguments.kind, "written": [str(arguments.out)]}
 
 
-def _draw(arguments: argparse.Namespace, make_job: MakeJob, calibration: Path | None) -> "Figure":
+def _show_written(report: dict[str, Any]) -> None:
+    from perfmodel.cli import _show
+
+    _show.written(report["written"])
+
+
+def _draw(arguments: argparse.Namespace) -> "Figure":
     from perfmodel import viz
 
     kind, wide = arguments.kind, {} if arguments.width is None else {"width": arguments.width}
     if kind in _OF_A_STEP:
         draw = {"gantt": viz.gantt, "memory": viz.draw_memory, "links": viz.draw_link_utilisation}[kind]
-        return draw(_plot_data.step(arguments, make_job, calibration), **wide)
+        return draw(_plot_data.step(arguments), **wide)
     if kind == "breakdown":
-        return viz.draw_breakdown(_plot_data.layouts_of_degrees(arguments, make_job, calibration), **wide)
+        return viz.draw_breakdown(_plot_data.layouts_of_degrees(arguments), **wide)
     if kind == "pareto":
-        table, cost_label = _plot_data.all_layouts(arguments, make_job, calibration)
+        table, cost_label = _plot_data.all_layouts(arguments)
         # on one number of devices cost is but another unit of time
         cost = "cost" if len(set(table["devices"])) > 1 else ""
         return viz.draw_pareto(table, cost, cost_label, **wide)
     if kind == "whatif":
-        return viz.draw_curves(_plot_data.curves(arguments, make_job, calibration), **wide)
+        return viz.draw_curves(_plot_data.curves(arguments), **wide)
     if kind == "bubble":
         return viz.draw_bubble_curves(_plot_data.bubbles(arguments), **wide)
     if kind == "schedules":
@@ -122,5 +118,5 @@ def _draw(arguments: argparse.Namespace, make_job: MakeJob, calibration: Path | 
     if kind == "roofline":
         return viz.draw_roofline(*_plot_data.device_and_kernels(arguments), **wide)
     if kind == "parity":
-        return viz.draw_parity(_plot_data.parity(arguments, calibration), **wide)
+        return viz.draw_parity(_plot_data.parity(arguments), **wide)
     return viz.draw_comparison(*_plot_data.traces(arguments), **wide)

@@ -2,13 +2,15 @@
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
+from math import inf
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.cli._flags import job_of
+from perfmodel.cli._schedules import chunks_of, named, uniform_times
 from perfmodel.display import progress
 from perfmodel.errors import LayoutError, PerfModelError
-from perfmodel.spec import Device, Job, Layout
+from perfmodel.spec import Device, Layout
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,24 +20,20 @@ if TYPE_CHECKING:
     from perfmodel.schedule import PassTimes, Schedule, ScheduleFacts
     from perfmodel.what_if import Curve
 
-MakeJob = Callable[[argparse.Namespace, int], Job]
 
-
-def step_model(arguments: argparse.Namespace, make_job: MakeJob, calibration: Path | None) -> "StepModel":
+def step_model(arguments: argparse.Namespace) -> "StepModel":
     """The model, cluster and job of the arguments."""
     from perfmodel import catalog, prediction
 
     model = catalog.model(arguments.model)
     return prediction.step_model(
-        model, catalog.cluster(arguments.cluster), make_job(arguments, model.seq_len), calibration
+        model, catalog.cluster(arguments.cluster), job_of(arguments, model.seq_len), arguments.calibration
     )
 
 
-def step(arguments: argparse.Namespace, make_job: MakeJob, calibration: Path | None) -> "Prediction":
+def step(arguments: argparse.Namespace) -> "Prediction":
     """One layout with its timeline."""
-    return _explained(
-        step_model(arguments, make_job, calibration), Layout.parse(arguments.layout), arguments.devices, True
-    )
+    return _explained(step_model(arguments), Layout.parse(arguments.layout), arguments.devices, True)
 
 
 def _explained(fixed: "StepModel", layout: Layout, devices: int | None, timeline: bool) -> "Prediction":
@@ -45,13 +43,11 @@ def _explained(fixed: "StepModel", layout: Layout, devices: int | None, timeline
     return explain(fixed, layout, timeline=timeline)
 
 
-def layouts_of_degrees(
-    arguments: argparse.Namespace, make_job: MakeJob, calibration: Path | None
-) -> "list[Prediction]":
+def layouts_of_degrees(arguments: argparse.Namespace) -> "list[Prediction]":
     """The layouts that are named; else the best of every (tp, pp, dp) that fits, the fastest of them."""
     from perfmodel.prediction import explain
 
-    fixed = step_model(arguments, make_job, calibration)
+    fixed = step_model(arguments)
     if arguments.layouts:
         named = [Layout.parse(text) for text in arguments.layouts.split(";") if text.strip()]
         return [_explained(fixed, layout, arguments.devices, False) for layout in named]
@@ -68,16 +64,16 @@ def layouts_of_degrees(
     return [explain(fixed, layout) for _, (_, layout) in sorted(fastest, key=lambda item: item[0])]
 
 
-def all_layouts(
-    arguments: argparse.Namespace, make_job: MakeJob, calibration: Path | None
-) -> "tuple[pd.DataFrame, str]":
+def all_layouts(arguments: argparse.Namespace) -> "tuple[pd.DataFrame, str]":
     """Every layout that fits on each number of devices, with its cost; and what the cost is in."""
     import pandas as pd
 
+    if arguments.price is not None and not 0 <= arguments.price < inf:
+        raise PerfModelError(f"plot pareto: --price must be a finite number of at least 0, got {arguments.price}")
     counts = _numbers(arguments.device_counts, "--device-counts") if arguments.device_counts else [arguments.devices]
     if counts == [None]:
         raise PerfModelError("plot pareto: give --devices N, or --device-counts N,N,...")
-    fixed = step_model(arguments, make_job, calibration)
+    fixed = step_model(arguments)
     rows = []
     for devices in counts:
         rows += [
@@ -110,11 +106,11 @@ def _scored(fixed: "StepModel", devices: int, silent: bool) -> Iterator[tuple[La
     yield from ((layout, s, p) for (layout, p), s in zip(fitting, step_s, strict=True))
 
 
-def curves(arguments: argparse.Namespace, make_job: MakeJob, calibration: Path | None) -> "list[Curve]":
+def curves(arguments: argparse.Namespace) -> "list[Curve]":
     """A curve per --sweep."""
     from perfmodel.what_if import Scenario, parse_sweep, sweep
 
-    fixed, scenario = step_model(arguments, make_job, calibration), Scenario.parse(arguments.set)
+    fixed, scenario = step_model(arguments), Scenario.parse(arguments.set)
     sweeps = [parse_sweep(text) for text in arguments.sweep]
     found = []
     with progress("sweeps", silent=arguments.json) as report:
@@ -129,10 +125,12 @@ def bubbles(arguments: argparse.Namespace) -> "list[ScheduleFacts]":
     from perfmodel.schedule import schedule_facts
 
     found, times = [], {name: getattr(arguments, name) for name in ("forward_s", "backward_s", "transfer_s")}
-    for name in _names(arguments):
+    for name in named(arguments):
         for micro_batches in _numbers(arguments.micro_batches, "--micro-batches"):
             try:
-                facts = schedule_facts(name, arguments.stages, micro_batches, chunks=_chunks(arguments, name), **times)
+                facts = schedule_facts(
+                    name, arguments.stages, micro_batches, chunks=chunks_of(arguments, name), **times
+                )
             except LayoutError:  # such as micro-batches that a schedule cannot divide
                 continue
             found.append(facts)
@@ -141,38 +139,20 @@ def bubbles(arguments: argparse.Namespace) -> "list[ScheduleFacts]":
 
 def schedules(arguments: argparse.Namespace) -> "list[tuple[Schedule, PassTimes]]":
     """Schedules with equal stages."""
-    from perfmodel.schedule import PassTimes, get_schedule, require_valid
+    from perfmodel.schedule import get_schedule, require_valid
 
     drawn = []
-    for name in _names(arguments):
+    for name in named(arguments):
         try:
-            schedule = get_schedule(name)(arguments.stages, arguments.micro_batches, _chunks(arguments, name))
+            schedule = get_schedule(name)(arguments.stages, arguments.micro_batches, chunks_of(arguments, name))
             require_valid(schedule)
         except LayoutError:
             if arguments.names:
                 raise
             continue
         part = arguments.stages / schedule.n_stages / schedule.slices
-        times = PassTimes.uniform(
-            schedule.n_stages, arguments.forward_s * part, arguments.backward_s * part, transfer_s=arguments.transfer_s
-        )
-        drawn.append((schedule, times))
+        drawn.append((schedule, uniform_times(arguments, schedule.n_stages, part)))
     return drawn
-
-
-def _names(arguments: argparse.Namespace) -> list[str]:
-    from perfmodel.schedule import get_schedule, schedule_names
-
-    for name in arguments.names:
-        get_schedule(name)
-    return arguments.names or [name for name in schedule_names() if name != "forward"]
-
-
-def _chunks(arguments: argparse.Namespace, name: str) -> int:
-    from perfmodel.schedule import get_schedule
-
-    looped = name.partition(":")[0] in ("interleaved", "breadth-first")
-    return arguments.chunks if looped else get_schedule(name).chunks_for(1)
 
 
 def device_and_kernels(arguments: argparse.Namespace) -> "tuple[Device, pd.DataFrame]":
@@ -190,12 +170,12 @@ def device_and_kernels(arguments: argparse.Namespace) -> "tuple[Device, pd.DataF
     return device, pd.concat([measured_work(table, device) for table, _ in tables], ignore_index=True)
 
 
-def parity(arguments: argparse.Namespace, calibration: Path | None) -> "pd.DataFrame":
+def parity(arguments: argparse.Namespace) -> "pd.DataFrame":
     """Rows of the tables with their predictions."""
     from perfmodel.validation import parity_rows
 
     with progress("parity", silent=arguments.json) as report:
-        return parity_rows(arguments.files, calibration, progress=report)
+        return parity_rows(arguments.files, arguments.calibration, progress=report)
 
 
 def traces(arguments: argparse.Namespace) -> "tuple[MeasuredTrace, MeasuredTrace, str]":

@@ -7,6 +7,8 @@ from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.cli._emit import emit
+from perfmodel.cli._flags import add_json
 from perfmodel.errors import PerfModelError
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ _TOLERANCE = {8: 1e-10, 4: 1e-4, 2: 5e-2, 1: 0.0}
 """Largest relative error that rounding explains, by bytes of an element."""
 
 
-def add_command(commands: Any) -> argparse.ArgumentParser:
+def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "run", help="execute a distributed program on local processes, checked and timed"
@@ -31,12 +33,18 @@ def add_command(commands: Any) -> argparse.ArgumentParser:
     )
     command.add_argument("--cluster", help="also predict the program's time on this cluster (catalog name or TOML)")
     command.add_argument("--out", type=Path, metavar="FILE", help="measured timeline as Chrome trace (json or json.gz)")
-    command.set_defaults(run="run")
-    return command
+    add_json(command)
+    command.set_defaults(run=_execute)
 
 
-def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], int]:
-    """The report of one run, and the exit status: 0 if the numbers agree, else 1.
+def _execute(arguments: argparse.Namespace) -> int:
+    report = run(arguments)
+    emit(arguments, report, lambda: show(report))
+    return 0 if report["agrees_with_reference"] else 1
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The report of one run.
 
     Raises:
         PerfModelError: a program that is malformed or of another number of devices, or unusable inputs.
@@ -44,7 +52,11 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], int]:
     from perfmodel import execution
     from perfmodel.ir import parse_function, undistributed
 
-    program = undistributed(parse_function(arguments.program.read_text()))
+    try:
+        text = arguments.program.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise PerfModelError(f"{arguments.program}: not the text of a program ({error})") from None
+    program = undistributed(parse_function(text))
     if program.n_devices != arguments.ranks:
         raise PerfModelError(
             f"{arguments.program}: the program is for {program.n_devices} devices, not {arguments.ranks}; "
@@ -72,7 +84,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], int]:
     if arguments.out:
         execution.write_chrome_trace(result.program, result.timeline, arguments.out)
         report["written"] = [str(arguments.out)]
-    return report, 0 if agree else 1
+    return report
 
 
 def show(report: Mapping[str, Any]) -> None:

@@ -1,9 +1,12 @@
 """`perfmodel schedules`: all pipeline schedules side by side, drawn, checked, optimised, or trained with."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.cli._emit import reporting
+from perfmodel.cli._flags import add_json
 from perfmodel.errors import PerfModelError
 from perfmodel.units import GIB
 
@@ -18,20 +21,13 @@ _SHORT = {
 }  # fmt: skip
 
 
-def add_command(commands: Any) -> argparse.ArgumentParser:
+def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "schedules", help="compare pipeline schedules: time, bubble, memory, staleness"
     )
-    command.add_argument(
-        "names", nargs="*", metavar="NAME", help="schedules, such as chimera:4 or file:PATH (default: all)"
-    )
-    command.add_argument("--stages", type=int, default=8, metavar="P", help="pipeline devices (default 8)")
+    add_pipeline(command)
     command.add_argument("--micro-batches", type=int, default=16, metavar="M", help="of a step (default 16)")
-    command.add_argument("--chunks", type=int, default=2, metavar="V", help="for schedules that take any (default 2)")
-    command.add_argument("--forward-s", type=float, default=1.0, metavar="S", help="a p-th of the model (default 1)")
-    command.add_argument("--backward-s", type=float, default=2.0, metavar="S", help="likewise (default 2)")
-    command.add_argument("--transfer-s", type=float, default=0.0, metavar="S", help="between stages (default 0)")
     command.add_argument("--model", help="predict this model instead; needs --cluster, --layout and --global-batch")
     command.add_argument("--cluster", help="catalog name or TOML")
     command.add_argument("--layout", help="everything but the schedule, e.g. 'tp=8,pp=16,dp=8'")
@@ -45,8 +41,20 @@ def add_command(commands: Any) -> argparse.ArgumentParser:
     command.add_argument("--steps", type=int, default=40, metavar="N", help="updates to train for (default 40)")
     command.add_argument("--out", type=Path, metavar="FILE", help="order as text, or training curves as csv")
     command.add_argument("--png", type=Path, metavar="FILE", help="picture of the schedules, or of the curves")
-    command.set_defaults(run="schedules")
-    return command
+    add_json(command)
+    command.set_defaults(run=reporting(run, show))
+
+
+def add_pipeline(command: argparse.ArgumentParser) -> None:
+    """Flags that name schedules and the pipeline they run on."""
+    command.add_argument(
+        "names", nargs="*", metavar="NAME", help="schedules, such as chimera:4 or file:PATH (default: all)"
+    )
+    command.add_argument("--stages", type=int, default=8, metavar="P", help="pipeline devices (default 8)")
+    command.add_argument("--chunks", type=int, default=2, metavar="V", help="for schedules that take any (default 2)")
+    command.add_argument("--forward-s", type=float, default=1.0, metavar="S", help="a p-th of the model (default 1)")
+    command.add_argument("--backward-s", type=float, default=2.0, metavar="S", help="likewise (default 2)")
+    command.add_argument("--transfer-s", type=float, default=0.0, metavar="S", help="between stages (default 0)")
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -64,20 +72,14 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def show(report: dict[str, Any]) -> None:
     """The report as tables."""
-    from rich.console import Console
-    from rich.table import Table
+    from perfmodel.cli._show import new_console, table
 
-    console = Console(highlight=False)
+    console = new_console()
     if report["rows"]:
-        heads = [head for head in report["rows"][0] if head not in _SAID_ONCE]
-        table = Table(box=None, pad_edge=False, title=report.get("title"), title_justify="left")
-        for i, head in enumerate(heads):
-            table.add_column(
-                str(_SHORT.get(head, head.replace("_", " "))), justify="left" if i == 0 else "right", no_wrap=i == 0
-            )
-        for row in report["rows"]:
-            table.add_row(*(_cell(row[head]) for head in heads))
-        console.print(table)
+        names: list[str] = [name for name in report["rows"][0] if name not in _SAID_ONCE]
+        heads = [_SHORT.get(name, name.replace("_", " ")) for name in names]
+        cells = [[_cell(row[name]) for name in names] for row in report["rows"]]
+        console.print(table(report.get("title", ""), heads, cells))
     for line in (*report.get("skipped", ()), *(f"wrote {path}" for path in report["written"])):
         console.print(line)
 
@@ -89,28 +91,34 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _names(arguments: argparse.Namespace, default: list[str]) -> list[str]:
-    from perfmodel.schedule import get_schedule
+def named(arguments: argparse.Namespace, default: Sequence[str] = ()) -> list[str]:
+    """The schedules asked for; else `default`, or all that train.
+
+    Raises:
+        UnknownNameError: a schedule that there is not.
+    """
+    from perfmodel.schedule import get_schedule, schedule_names
 
     for name in arguments.names:
         get_schedule(name)
-    return arguments.names or default
+    return arguments.names or list(default) or [name for name in schedule_names() if name != "forward"]
 
 
-def _chunks(arguments: argparse.Namespace, name: str) -> int:
+def chunks_of(arguments: argparse.Namespace, name: str) -> int:
+    """Chunks per device of a schedule: --chunks for those that take any."""
     from perfmodel.schedule import get_schedule
 
-    looped = name.partition(":")[0] in ("interleaved", "breadth-first")
-    return arguments.chunks if looped else get_schedule(name).chunks_for(1)
+    scheduler = get_schedule(name)
+    return arguments.chunks if scheduler.looped else scheduler.chunks_for(1)
 
 
 def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
     from perfmodel.errors import LayoutError
-    from perfmodel.schedule import get_schedule, require_valid, schedule_facts, schedule_names
+    from perfmodel.schedule import get_schedule, require_valid, schedule_facts
 
     rows, skipped, drawn = [], [], []
-    for name in _names(arguments, [n for n in schedule_names() if n != "forward"]):
-        chunks = _chunks(arguments, name)
+    for name in named(arguments):
+        chunks = chunks_of(arguments, name)
         try:
             schedule = get_schedule(name)(arguments.stages, arguments.micro_batches, chunks)
             require_valid(schedule)
@@ -130,7 +138,7 @@ def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
             continue
         rows.append(facts.to_dict())
         part = arguments.stages / schedule.n_stages / schedule.slices
-        drawn.append((schedule, _uniform(arguments, schedule.n_stages, part)))
+        drawn.append((schedule, uniform_times(arguments, schedule.n_stages, part)))
     written = []
     if arguments.png:
         from perfmodel import viz
@@ -141,7 +149,7 @@ def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"title": title, "rows": rows, "skipped": skipped, "written": written}
 
 
-def _uniform(arguments: argparse.Namespace, stages: int, part: float = 1.0) -> "PassTimes":
+def uniform_times(arguments: argparse.Namespace, stages: int, part: float = 1.0) -> "PassTimes":
     """Equal stages, each `part` of a p-th of the model."""
     from perfmodel.schedule import PassTimes
 
@@ -158,7 +166,7 @@ def _predicted(arguments: argparse.Namespace) -> dict[str, Any]:
         arguments.model,
         arguments.cluster,
         arguments.layout,
-        schedules=_names(arguments, []),
+        schedules=named(arguments),
         global_batch=arguments.global_batch,
     )
     rows = [
@@ -207,7 +215,7 @@ def _pass_times(arguments: argparse.Namespace) -> "tuple[PassTimes, int]":
     from perfmodel.spec import Job, Layout
 
     if not arguments.model:
-        return _uniform(arguments, arguments.stages), arguments.micro_batches
+        return uniform_times(arguments, arguments.stages), arguments.micro_batches
     _require_job(arguments)
     model, layout = catalog.model(arguments.model), Layout.parse(arguments.layout)
     job = Job(global_batch=arguments.global_batch, seq_len=model.seq_len)
@@ -230,10 +238,10 @@ def _trained(arguments: argparse.Namespace) -> dict[str, Any]:
     p, m = arguments.stages, arguments.micro_batches
     model = mlp_model(16, p)
     inputs, targets = teacher_data(model, m * arguments.steps, examples=8, width=16, seed=0)
-    passes = _uniform(arguments, p)
+    passes = uniform_times(arguments, p)
     curves = [
         training_curve(name, model, model.initial(1), inputs, targets, passes, per_step=m, learning_rate=0.3)
-        for name in _names(arguments, ["1f1b", "zb-h1", "pipedream", "pipedream-2bw", "nf1b"])
+        for name in named(arguments, ["1f1b", "zb-h1", "pipedream", "pipedream-2bw", "nf1b"])
     ]
     written = []
     if arguments.out:

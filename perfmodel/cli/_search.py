@@ -1,10 +1,14 @@
 """`perfmodel search`: the best layouts, under which objective and constraints, and why no others."""
 
 import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.cli._emit import emit
+from perfmodel.cli._flags import add_job, job_of
+from perfmodel.cli._predict import predicted, write_pictures
 from perfmodel.display import progress
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Cluster, Job, Layout, Model
@@ -15,10 +19,16 @@ if TYPE_CHECKING:
     from perfmodel.prediction import Prediction
 
 
-def add_command(commands: Any, add_job: Callable[[argparse.ArgumentParser, bool], None]) -> None:
-    """Register the command; `add_job` adds the flags that say what is predicted."""
+IMPOSSIBLE = 2
+"""Exit status of a search that no layout can satisfy."""
+INTERRUPTED = 130
+"""Exit status of a search that was ended by Ctrl-C, after it has shown the best so far."""
+
+
+def add_command(commands: Any) -> None:
+    """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser("search", help="rank the layouts of a model on a cluster")
-    add_job(command, True)
+    add_job(command, batches=True)
     command.add_argument("--top", type=int, default=10, metavar="K", help="layouts to report (default 10)")
     command.add_argument(
         "--method",
@@ -42,7 +52,7 @@ def add_command(commands: Any, add_job: Callable[[argparse.ArgumentParser, bool]
     command.add_argument("--out", type=Path, metavar="FILE", help="also write the result as JSON")
     command.add_argument("--trace", type=Path, metavar="FILE", help="Chrome trace of the best layout (json or json.gz)")
     command.add_argument("--png", type=Path, metavar="FILE", help="Gantt chart of the best layout")
-    command.set_defaults(run="search")
+    command.set_defaults(run=_execute)
 
 
 def add_space(command: argparse.ArgumentParser) -> None:
@@ -80,14 +90,6 @@ def add_goal(command: argparse.ArgumentParser) -> None:
     )
 
 
-def whole_numbers(text: str) -> list[int]:
-    """Whole numbers above 0 separated by commas."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers above 0, like 1,2,4,8")
-    return [int(part) for part in parts]
-
-
 def space_of(arguments: argparse.Namespace, model: Model, cluster: Cluster) -> "Callable[[Job], Space]":
     """The space that the flags describe, for any job."""
     from perfmodel import layout_search
@@ -114,7 +116,32 @@ def tariff_of(arguments: argparse.Namespace) -> "Tariff":
     )
 
 
-def run(arguments: argparse.Namespace, job: Callable[[int], Job]) -> "SearchResult":
+def _execute(arguments: argparse.Namespace) -> int:
+    from perfmodel.cli import _show
+
+    if arguments.pareto:
+        front = run_pareto(arguments)
+        if not front.layouts:
+            raise PerfModelError("search: no layout fits and satisfies the constraints; without --pareto it says why")
+        files = write(arguments, front)
+        emit(arguments, front.to_dict(), lambda: (show_pareto(front), _show.written(files)))
+        return 0
+    result = run(arguments)
+    files = write(arguments, result)
+    if result.layouts and (arguments.trace or arguments.png):
+        best = result.layouts[0]
+        arguments.layout, arguments.devices, arguments.global_batch = str(best.layout), None, best.global_batch
+        files += write_pictures(predicted(arguments, timeline=True), arguments.trace, arguments.png)
+    if result.impossible and not arguments.json:
+        raise PerfModelError(str(result.impossible))
+    emit(arguments, result.to_dict(), lambda: (show(result), _show.written(files)))
+    if result.impossible:
+        print(f"perfmodel: {result.impossible}", file=sys.stderr)
+        return IMPOSSIBLE
+    return 0 if result.complete else INTERRUPTED
+
+
+def run(arguments: argparse.Namespace) -> "SearchResult":
     """What the command finds.
 
     Raises:
@@ -139,7 +166,7 @@ def run(arguments: argparse.Namespace, job: Callable[[int], Job]) -> "SearchResu
             tariff=tariff_of(arguments),
             robust=arguments.robust,
             top=arguments.top,
-            job=job(model.seq_len),
+            job=job_of(arguments, model.seq_len),
             space=space_of(arguments, model, cluster),
             calibration=arguments.calibration,
             strict=arguments.strict,
@@ -150,7 +177,7 @@ def run(arguments: argparse.Namespace, job: Callable[[int], Job]) -> "SearchResu
         )
 
 
-def run_pareto(arguments: argparse.Namespace, job: Callable[[int], Job]) -> "ParetoFront":
+def run_pareto(arguments: argparse.Namespace) -> "ParetoFront":
     """The front that the command asks for.
 
     Raises:
@@ -165,8 +192,9 @@ def run_pareto(arguments: argparse.Namespace, job: Callable[[int], Job]) -> "Par
     model, cluster = catalog.model(arguments.model), catalog.cluster(arguments.cluster)
     arguments.global_batch = arguments.global_batch[0]
     question = layout_search.ask(
-        model, cluster, devices=arguments.devices, global_batch=arguments.global_batch, job=job(model.seq_len),
-        space=space_of(arguments, model, cluster), calibration=arguments.calibration,
+        model, cluster, devices=arguments.devices, global_batch=arguments.global_batch,
+        job=job_of(arguments, model.seq_len), space=space_of(arguments, model, cluster),
+        calibration=arguments.calibration,
     )  # fmt: skip
     with progress("pareto") as report:
         return layout_search.pareto(
@@ -230,7 +258,7 @@ def show(result: "SearchResult") -> None:
         best = result.layouts[0]
         batches = ", ".join(str(b.layouts[0].global_batch) for b in result.batches if b.layouts)
         console.print(
-            f"{best.model} on {best.devices} x {best.cluster}, global batch {batches or best.global_batch}, "
+            f"{best.model} on {best.devices} devices of {best.cluster}, global batch {batches or best.global_batch}, "
             f"sequence {best.seq_len}"
         )
     goal = [f"objective {result.objective}"] * (result.objective != "step_time")

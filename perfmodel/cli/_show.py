@@ -20,7 +20,7 @@ def prediction(result: Prediction) -> None:
     console = new_console()
     fits = "fits" if result.fits else "DOES NOT FIT"
     console.print(
-        f"{result.model} on {result.devices} x {result.cluster}, global batch {result.global_batch}, "
+        f"{result.model} on {result.devices} devices of {result.cluster}, global batch {result.global_batch}, "
         f"sequence {result.seq_len}\nlayout {result.layout}"
     )
     console.print(
@@ -174,11 +174,16 @@ def new_console() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=150)
 
 
+_WORDS = frozenset({
+    "", "options", "device", "kind", "value", "source", "provenance", "network, from the inside",
+})  # fmt: skip
+"""Heads of columns of words; those of figures are on the right."""
+
+
 def table(title: str, heads: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for i, head in enumerate(heads):
-        left = i == 0 or head in ("options", "device", "kind", "value", "network, from the inside")
-        table.add_column(head, justify="left" if left else "right", no_wrap=True)
+        table.add_column(head, justify="left" if i == 0 or head in _WORDS else "right", no_wrap=True)
     for row in rows:
         table.add_row(*map(escape, row))  # a bracket is no markup
     return table

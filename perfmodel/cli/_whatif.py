@@ -1,16 +1,17 @@
 """`perfmodel whatif`: a layout on other hardware, another network, or with a slow rank."""
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from perfmodel.cli._emit import reporting
+from perfmodel.cli._flags import add_job, job_of
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import Job, Layout
+from perfmodel.spec import Layout
 
 
-def add_command(commands: Any, add_job: Callable[[argparse.ArgumentParser], None]) -> None:
-    """Register the command; `add_job` adds the flags that say what is predicted."""
+def add_command(commands: Any) -> None:
+    """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "whatif", help="the same step with other hardware, network delays or a slow rank"
     )
@@ -25,10 +26,10 @@ def add_command(commands: Any, add_job: Callable[[argparse.ArgumentParser], None
     )
     command.add_argument("--sweep", metavar="NAME=FIRST:LAST:COUNT", help="e.g. all_reduce_delay_s=0:0.01:11, a curve")
     command.add_argument("--png", type=Path, metavar="FILE", help="picture of the curve")
-    command.set_defaults(run="whatif")
+    command.set_defaults(run=reporting(run, show))
 
 
-def run(arguments: argparse.Namespace, job: Callable[[int], Job]) -> dict[str, Any]:
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """What the command shows.
 
     Raises:
@@ -43,7 +44,9 @@ def run(arguments: argparse.Namespace, job: Callable[[int], Job]) -> dict[str, A
     scenario = Scenario.parse(arguments.set)
     settings = parse_sweep(arguments.sweep) if arguments.sweep else []
     model = catalog.model(arguments.model)
-    fixed = step_model(model, catalog.cluster(arguments.cluster), job(model.seq_len), arguments.calibration)
+    fixed = step_model(
+        model, catalog.cluster(arguments.cluster), job_of(arguments, model.seq_len), arguments.calibration
+    )
     layout = Layout.parse(arguments.layout)
     report = in_scenario(fixed, layout, scenario).to_dict()
     if settings:
@@ -59,10 +62,9 @@ def run(arguments: argparse.Namespace, job: Callable[[int], Job]) -> dict[str, A
 
 def show(report: dict[str, Any]) -> None:
     """The report as text."""
-    from rich.console import Console
-    from rich.table import Table
+    from perfmodel.cli._show import new_console, table
 
-    console = Console(highlight=False)
+    console = new_console()
     before, after = report["before"], report["after"]
     if report["settings"]:
         console.print(f"with {', '.join(report['settings'])}:")
@@ -71,20 +73,16 @@ def show(report: dict[str, Any]) -> None:
         f"step time {before['step_time_s']:.4g} s ({fits[before['fits']]}) to {after['step_time_s']:.4g} s "
         f"({fits[after['fits']]}), {report['change']:+.1%}"
     )
-    table = Table(box=None, pad_edge=False)
-    table.add_column("10 % more of")
-    table.add_column("changes the step by", justify="right")
-    for name, value in sorted(report["sensitivity"].items(), key=lambda item: -abs(item[1])):
-        table.add_row(name, f"{1.1**value - 1:+.2%}")
-    console.print(table)
+    sensitivity = sorted(report["sensitivity"].items(), key=lambda item: -abs(item[1]))
+    rows = [(name, f"{1.1**value - 1:+.2%}") for name, value in sensitivity]
+    console.print(table("", ("10 % more of", "changes the step by"), rows))
     curve = report.get("curve")
     if curve:
-        points = Table(box=None, pad_edge=False)
-        points.add_column(curve["name"], justify="right")
-        points.add_column("step", justify="right")
-        for value, seconds in zip(curve["values"], curve["step_s"], strict=True):
-            points.add_row(f"{value:.4g}{'x' * curve['multiple']}", f"{seconds:.4g} s")
-        console.print(points)
+        points = [
+            (f"{value:.4g}{'x' * curve['multiple']}", f"{seconds:.4g} s")
+            for value, seconds in zip(curve["values"], curve["step_s"], strict=True)
+        ]
+        console.print(table("", (curve["name"], "step"), points))
         if curve["hidden_up_to"] is not None:
             console.print(f"hidden up to {curve['hidden_up_to']:.3g} s")
     for path in report.get("written", ()):

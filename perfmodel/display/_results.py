@@ -93,8 +93,8 @@ def whatif_html(values: Mapping[str, Any]) -> str:
 
 def _job(values: Mapping[str, Any]) -> str:
     return (
-        f"{values['model']} on {values['devices']} x {values['cluster']}, global batch {values['global_batch']}, "
-        f"sequence {values['seq_len']}"
+        f"{values['model']} on {values['devices']} devices of {values['cluster']}, "
+        f"global batch {values['global_batch']}, sequence {values['seq_len']}"
     )
 
 

@@ -101,7 +101,7 @@ def run(
         recorded, interference = zip(*(_watched_run(group) for _ in range(repeats)), strict=True)
         values = group.ask("values")
         offset_s = _clock_offsets(group)
-    timelines = tuple(_timeline(prepared, codes, record, offset_s) for record in recorded)
+    timelines = tuple(_timeline(prepared, record, offset_s) for record in recorded)
     outputs = program.join({name: array for of_rank in values for name, array in of_rank.items()})
     return Run(outputs, timelines, prepared, np.array(interference), offset_s)
 
@@ -159,7 +159,6 @@ def _clock_offsets(group: RankGroup) -> Float[np.ndarray, " ranks"]:
 
 def _timeline(
     prepared: ProgramStructure,
-    codes: list[RankCode],
     record: list[tuple[list[float], list[float]]],
     offset_s: Float[np.ndarray, " ranks"],
 ) -> Timeline:

@@ -7,5 +7,6 @@ from perfmodel.io._atomic import write_text as write_text
 from perfmodel.io._least_recently_used import drop_least_recently_used as drop_least_recently_used
 from perfmodel.io._least_recently_used import mark_used as mark_used
 from perfmodel.io._tables import read_table as read_table
+from perfmodel.io._tables import require_whole_rows as require_whole_rows
 from perfmodel.io._tables import table_kind as table_kind
 from perfmodel.io._tables import write_table as write_table

@@ -9,8 +9,26 @@ from typing import Any, BinaryIO
 
 
 def write_atomic(path: Path | str, write: Callable[[BinaryIO], object]) -> None:
-    """Call `write` on a temporary file beside `path`, then rename it over `path`."""
+    """Call `write` on a temporary file beside `path`, then rename it over `path`.
+
+    A device or a pipe, such as `/dev/stdout`, is written itself.
+
+    Raises:
+        OSError: `path` cannot be written; the error names it, not the temporary file.
+    """
     path = Path(path)
+    try:
+        _write_atomic(path, write)
+    except OSError as error:
+        why = "its folder is a file" if isinstance(error, FileExistsError) else error.strerror
+        raise OSError(error.errno, f"cannot be written ({why}); give another path", str(path)) from error
+
+
+def _write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    if path.exists() and not (path.is_file() or path.is_dir()):  # a device or a pipe, which must not be replaced
+        with path.open("wb") as file:
+            write(file)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:

@@ -1,5 +1,7 @@
 """Measurement tables: one declared schema, checked at the door."""
 
+import csv
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -46,6 +48,7 @@ REQUIRED: Final[dict[TableKind, tuple[str, ...]]] = {
     "compute": ("device", "op_family", "dtype", "time_us"),
     "collective": ("device", "collective", "num_ranks", "time_us"),
 }
+_TAIL_BYTES: Final = 1 << 16
 _UNITLESS: Final = {"time": "time_us", "latency": "time_us", "duration": "time_us", "size": "bytes"}
 
 
@@ -71,7 +74,7 @@ def read_table(path: Path | str) -> pd.DataFrame:
     if bad.any():
         row = int(np.argmax(bad))
         raise TableError(
-            f"{path}: time_us must be above zero microseconds, row {row} has {table['time_us'].iloc[row]!r}; "
+            f"{path}: time_us must be above zero microseconds, row {row} has {table['time_us'].iloc[row]}; "
             "drop the row or measure it again"
         )
     return table.reset_index(drop=True)
@@ -109,10 +112,25 @@ def _load(path: Path) -> pd.DataFrame:
     try:
         if path.suffix == ".parquet":
             return pd.read_parquet(path)
+        if path.suffix == ".csv":
+            require_whole_rows(path)
         return pd.read_csv(path, low_memory=False)
+    except TableError:
+        raise
     except (ValueError, OSError, EOFError, pd.errors.ParserError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0]
         raise TableError(f"{path}: not a readable table ({reason}); is the file complete?") from None
+
+
+def require_whole_rows(path: Path) -> None:
+    """Raise `TableError` if a csv file ends within a row: the last one has no line end, and cells are missing."""
+    with path.open("rb") as file:
+        columns = len(next(csv.reader([file.readline().decode()]), []))
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _TAIL_BYTES))
+        last = file.read().rpartition(b"\n")[2].decode(errors="replace")
+    if 0 < len(next(csv.reader([last]), [])) < columns:
+        raise TableError(f"{path}: ends within a row ({last[:40]!r}); is the file complete?")
 
 
 def _missing(path: Path, name: str, table: pd.DataFrame) -> str:
@@ -137,5 +155,5 @@ def _checked(path: Path, name: str, values: pd.Series, column: Column) -> "pd.Se
         row = int(np.argmax(wrong))
         unit = f" {column.unit}" if column.unit else ""
         limit = f" of at least {column.low:g}{unit}" if np.isfinite(column.low) else ""
-        raise TableError(f"{path}: {name} must be a finite number{limit}, row {row} has {values.iloc[row]!r}")
+        raise TableError(f"{path}: {name} must be a finite number{limit}, row {row} has {values.iloc[row]}")
     return numbers

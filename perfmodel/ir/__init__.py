@@ -23,7 +23,6 @@ from perfmodel.ir._infer import infer as infer
 from perfmodel.ir._inline import inline as inline
 from perfmodel.ir._memory import LiveMemory as LiveMemory
 from perfmodel.ir._memory import live_memory as live_memory
-from perfmodel.ir._op import PARTIAL as PARTIAL
 from perfmodel.ir._op import REPLICATED as REPLICATED
 from perfmodel.ir._op import Answer as Answer
 from perfmodel.ir._op import OpDefinition as OpDefinition

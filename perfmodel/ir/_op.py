@@ -42,7 +42,6 @@ class Partial:
 Sharding = Replicated | Sharded | Partial
 """How a tensor is spread over the parts of one parallel dimension (GSPMD, Xu et al. 2021, section 3)."""
 REPLICATED: Final = Replicated()
-PARTIAL: Final = Partial()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from perfmodel.layout_search._objective import Goal, Objective
 from perfmodel.layout_search._quantities import NAMES
 from perfmodel.layout_search._question import Question, price
 from perfmodel.layout_search._space import Space, default_space, with_options
-from perfmodel.prediction import CATEGORIES
 from perfmodel.units import GIB
 
 MULTIPLES: Final = (2, 3, 4, 6, 8, 16, 32)
@@ -82,7 +81,6 @@ def nothing_fits(question: Question, candidates: Candidates) -> Impossible:
     (layout,) = candidates.layouts(np.array([number]))
     need = float(peak[number])
     _, (largest,) = question.fixed.peak_memory([layout])
-    assert largest in CATEGORIES
     binding = (
         f"memory: no layout fits; the smallest, {layout}, needs {need / GIB:.1f} GiB on its fullest device "
         f"(mostly {largest}), of {question.usable_bytes / GIB:.1f} GiB usable"
@@ -107,7 +105,14 @@ def nothing_satisfies(question: Question, goal: Goal, best: Best) -> Impossible:
 
     A constraint's nearest possible threshold is the least violation of it by layouts that satisfy all others, which
     is a search of its own.
+
+    Raises:
+        LayoutError: there is no constraint, so that the objective itself has no value.
     """
+    if not goal.constraints:
+        raise LayoutError(
+            f"search: the objective {goal.objective.name!r} is a finite number for no layout that fits; change it"
+        )
     changes: list[Change] = []
     for which, constraint in enumerate(goal.constraints):
         others = goal.constraints[:which] + goal.constraints[which + 1 :]

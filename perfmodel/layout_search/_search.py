@@ -14,7 +14,7 @@ from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
 from perfmodel.layout_search._batches import best_of_batches
 from perfmodel.layout_search._candidates import Candidates
 from perfmodel.layout_search._checkpoint import Evaluations, fingerprint
-from perfmodel.layout_search._evaluate import evaluate
+from perfmodel.layout_search._evaluate import Evaluated, evaluate
 from perfmodel.layout_search._executor import Executor, Here, open_executor
 from perfmodel.layout_search._impossible import Impossible, nothing_divides, nothing_fits, nothing_satisfies
 from perfmodel.layout_search._improve import METHODS, improve
@@ -93,14 +93,18 @@ def search(
     Raises:
         LayoutError: if no layout is possible at all (the message counts the reasons).
         UnknownNameError: for an unknown model, cluster, method, objective or quantity.
-        PerfModelError: a formula that is none; a price that nothing tells; a `resume` file of another search; no
-            Dask, or no scheduler at the address.
+        PerfModelError: no layouts to rank or no batch; a formula that is none; a price that nothing tells; a `resume`
+            file of another search; no Dask, or no scheduler at the address.
     """
     if method not in METHODS:
         raise UnknownNameError("search method", method, METHODS)
     if robust and robust not in ORDERS:
         raise UnknownNameError("robust order", robust, ORDERS)
+    if top < 1:
+        raise PerfModelError(f"search: top must be at least 1 layout, got {top}")
     several = not isinstance(global_batch, int)
+    if several and not len(global_batch):
+        raise PerfModelError("search: there is no global batch to try; give at least one")
     questions = [
         ask(
             model, cluster, devices=devices, global_batch=batch, seq_len=seq_len, space=space, calibration=calibration,
@@ -143,7 +147,13 @@ def ask(
     framework: Framework | None = None,
     settings: Sequence[str] = (),
 ) -> Question:
-    """The question that the arguments of `search` ask."""
+    """The question that the arguments of `search` ask.
+
+    Raises:
+        PerfModelError: no devices, and as `search`.
+    """
+    if devices < 1:
+        raise PerfModelError(f"search: devices must be at least 1, got {devices}")
     model = catalog.model(model) if isinstance(model, str) else model
     cluster = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
     job = job or Job(global_batch=global_batch, seq_len=seq_len or model.seq_len)
@@ -186,17 +196,10 @@ def _search(
     score.count_impossible(rejected)
     wanted = max(top, ROBUST_POOL if robust else 0)
     found = evaluate(score, wanted, question.context, executor, known, report, cutoff)
+    _count_rejected(rejected, goal, score, found)
     kept = int(np.isfinite(found.value).sum())
-    if kept < len(found.number):
-        rejected["does not satisfy the constraints"] += len(found.number) - kept
-    possible = int(np.isfinite(score.bound).sum())
-    if len(found.number) < possible:
-        why = "cannot be among the best: a lower bound on their time is longer" if found.complete else "not evaluated"
-        if not goal.plain and found.complete:
-            why = "cannot be among the best: the objective is worse even at a lower bound on their time"
-        rejected[why] += possible - len(found.number)
-    report("explain", 0, min(max(top, ROBUST_POOL if robust else 0), kept))
-    numbers = found.number[: min(max(top, ROBUST_POOL if robust else 0), kept)]
+    numbers = found.number[: min(wanted, kept)]
+    report("explain", 0, len(numbers))
     best = [explain(fixed, layout, strict=strict) for layout in candidates.layouts(numbers)]
     value = goal.value(goal.of(best)) if best else np.zeros(0)
     step_s = np.array([p.step_time_s for p in best])
@@ -254,6 +257,22 @@ def _search(
         robust=robust,
         robustness=sure,
     )
+
+
+def _count_rejected(rejected: Counter[str], goal: Goal, score: Score, found: Evaluated) -> None:
+    """Add the possible layouts that are not ranked: evaluated in vain, or not at all."""
+    failed = len(found.number) - int(np.isfinite(found.value).sum())
+    if failed:
+        rejected["does not satisfy the constraints"] += failed
+    left = int(np.isfinite(score.bound).sum()) - len(found.number)
+    if not left:
+        return
+    if not found.complete:
+        rejected["not evaluated"] += left
+    elif goal.plain:
+        rejected["cannot be among the best: a lower bound on their time is longer"] += left
+    else:
+        rejected["cannot be among the best: the objective is worse even at a lower bound on their time"] += left
 
 
 def _why_not(question: Question, goal: Goal, candidates: Candidates, executor: Executor) -> Impossible:

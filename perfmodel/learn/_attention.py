@@ -62,4 +62,4 @@ def attention(xp: Any, x: Columns, machine: Machine) -> Physics:
     vector = xp.where(decoding, 0.5 * flops * xp.where(unpacked, 8.0, 1.0), 0.0)
     decode_blocks = batch * xp.where(unpacked, heads, x["kv_heads"])
     vector = vector + _BLOCK_OPS * (xp.where(decoding, decode_blocks, blocks) + side_n * x["kv_heads"])
-    return Physics(flops, quantised, traffic, features, axes, vector, cached_share(xp, traffic, machine))
+    return Physics(flops, quantised, traffic, features, axes, vector, cached_share(traffic, machine))

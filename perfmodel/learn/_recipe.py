@@ -63,7 +63,7 @@ def read_recipe(path: Path | str) -> Recipe:
     path = Path(path)
     try:
         values = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CalibrationError(f"{path}: not a readable recipe ({error})") from None
     known = {f.name for f in fields(Recipe)}
     if unknown := set(values) - known:

@@ -30,7 +30,7 @@ def memory(xp: Any, x: Columns, machine: Machine) -> Physics:
     features += [divides(xp, rows, 4), flag(xp, xp.mod(rows, 4 * hidden) == 0), flag(xp, hidden > 2048)]
     axes = [log2(xp, v) for v in (rows, hidden, resident)]
     vector = xp.where(machine.units >= _MANY_UNITS, _OPS_PER_ELEMENT * elements, 0.0)
-    return Physics(elements, elements, traffic, features, axes, vector, cached_share(xp, traffic, machine))
+    return Physics(elements, elements, traffic, features, axes, vector, cached_share(traffic, machine))
 
 
 def embedding(xp: Any, x: Columns, machine: Machine) -> Physics:

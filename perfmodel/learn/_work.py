@@ -38,7 +38,7 @@ _CACHE_EDGE: Final = 2.0
 """How sharply hits end where the working set outgrows the cache."""
 
 
-def cached_share(xp: Any, working_set: Any, machine: Machine) -> Any:
+def cached_share(working_set: Any, machine: Machine) -> Any:
     """Share of a working set (bytes) still in the last-level cache from the repetition before."""
     return 1.0 / (1.0 + (working_set / machine.l2) ** _CACHE_EDGE)
 

@@ -72,7 +72,7 @@ def read_plan(path: Path | str) -> Plan:
     path = Path(path)
     try:
         data = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CalibrationError(f"{path}: not a readable plan ({error})") from None
     known = {f.name for f in fields(Plan)} - {"cold_kernels"}
     if unknown := sorted(set(data) - known):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from math import isnan
 from typing import Any, Final
 
+from perfmodel.errors import PerfModelError
 from perfmodel.measure._harness import StoppingRule, Timing
 from perfmodel.spec import Collective, KernelOp, Op
 
@@ -37,14 +38,24 @@ class Point:
 
     @property
     def kernel(self) -> KernelOp:
-        """The op of a kernel's row."""
-        assert not isinstance(self.op, Collective)
+        """The op of a kernel's row.
+
+        Raises:
+            PerfModelError: the row is a collective's.
+        """
+        if isinstance(self.op, Collective):
+            raise PerfModelError(f"{self.op.collective} is a collective, not a kernel; take `collective`")
         return self.op
 
     @property
     def collective(self) -> Collective:
-        """The op of a collective's row."""
-        assert isinstance(self.op, Collective)
+        """The op of a collective's row.
+
+        Raises:
+            PerfModelError: the row is a kernel's.
+        """
+        if not isinstance(self.op, Collective):
+            raise PerfModelError(f"{self.op.family} is a kernel, not a collective; take `kernel`")
         return self.op
 
 

@@ -76,16 +76,12 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Shares:
-    """`n` parts of a total, none below `least`, by a softmax."""
+class _Parts:
+    """`n` real parts of a total, none below `least`, by a softmax."""
 
     n: int
-    total: float = 1.0
-    least: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.n < 1 or self.least < 0 or self.least * self.n >= self.total:
-            raise PerfModelError(f"shares: {self.n} parts of at least {self.least} do not fit into {self.total}")
+    total: float
+    least: float
 
     @property
     def polytope(self) -> Polytope | None:
@@ -99,36 +95,35 @@ class Shares:
         del temperature
         return self.least + (self.total - self.least * self.n) * jax.nn.softmax(free)
 
+
+@dataclass(frozen=True)
+class Shares(_Parts):
+    """`n` parts of a total, none below `least`."""
+
+    total: float = 1.0
+    least: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.n < 1 or self.least < 0 or self.least * self.n >= self.total:
+            raise PerfModelError(f"shares: {self.n} parts of at least {self.least} do not fit into {self.total}")
+
     def rounded(self, free: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         return _plain(self, free)
 
 
 @dataclass(frozen=True)
-class WholeShares:
+class WholeShares(_Parts):
     """A whole number of things dealt to `n` parts, none below `least`: contiguous stages, micro-batch sizes.
 
     Relaxed to real parts; rounded at the running sums, so that parts stay near and keep their total.
     """
 
-    n: int
     total: int
     least: int = 0
 
     def __post_init__(self) -> None:
         if self.n < 1 or self.least < 0 or self.least * self.n > self.total:
             raise PerfModelError(f"whole shares: {self.n} parts of at least {self.least} do not fit into {self.total}")
-
-    @property
-    def polytope(self) -> Polytope | None:
-        return Polytope(self.least, self.total, self.total)  # that of the relaxed parts
-
-    @property
-    def free_shape(self) -> tuple[int, ...]:
-        return (self.n,)
-
-    def relaxed(self, free: Float[Array, " n"], temperature: Float[Array, ""]) -> Float[Array, " n"]:
-        del temperature
-        return self.least + (self.total - self.least * self.n) * jax.nn.softmax(free)
 
     def rounded(self, free: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         more = np.asarray(_plain(self, free), float) - self.least

@@ -2,8 +2,7 @@
 
 The kernel tables hold the fastest kernel of each device (cuDNN, FlashAttention-3 or like it from Hopper on,
 FlashAttention-2 before), but frameworks of an earlier day ran what there was. No table of ours times one generation
-against another; the ratios are the ranges of the papers' abstracts and introductions, quoted from memory and never
-fitted to a run.
+against another: the ratios are assumptions, of the size that the kernels' authors report, and never fitted to a run.
 """
 
 from dataclasses import replace
@@ -15,15 +14,16 @@ from perfmodel.spec import Attention, Device, Job, Op
 AttentionKernel = Literal["fastest", "flash-2", "flash-1-triton", "flash-1"]
 
 _SINCE_HOPPER: Final = sqrt(1.5 * 1.75)
-"""FlashAttention-3 is 1.5 to 2.0 times as fast as FlashAttention-2 in forward and 1.5 to 1.75 times in backward,
-the larger part (Shah et al. 2024, section 4.1); here the geometric mean of the latter."""
+"""FlashAttention-3 is 1.5 to 2.0 times as fast as FlashAttention-2 on H100 (Shah et al. 2024, arXiv 2407.08608,
+abstract). Assumed: the lower half of that range, since the backward pass, the larger part, gains less; its geometric
+mean."""
 _OLDER: Final = {
     "flash-2": 1.0,
     "flash-1-triton": sqrt(1.3 * 2.5),
     "flash-1": sqrt(1.7 * 3.0),
 }
-"""FlashAttention-2 is 1.3 to 2.5 times as fast as the first in Triton and 1.7 to 3.0 times as fast as the first
-(Dao 2023, section 4.1); geometric means."""
+"""Time relative to FlashAttention-2, assumed: geometric means of 1.3 to 2.5 and of 1.7 to 3.0. Dao 2023 (arXiv
+2307.08691, abstract) says of the first that it takes about twice as long."""
 _BEFORE_HOPPER: Final = ("Volta", "Turing", "Ampere", "Ada")
 
 

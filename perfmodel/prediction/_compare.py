@@ -83,10 +83,8 @@ def compare_schedules(
     for done, name in enumerate(names):
         if progress:
             progress(name, done, len(names))
-        looped = name in ("interleaved", "breadth-first")
         try:
-            get_schedule(name)
-            own = layout.replace(schedule=name, vpp=max(2, layout.vpp) if looped else 1)
+            own = layout.replace(schedule=name, vpp=max(2, layout.vpp) if get_schedule(name).looped else 1)
             found.append(Compared(name, predict(model, cluster, own, **options)))
         except LayoutError as error:
             found.append(Compared(name, None, str(error)))

@@ -28,8 +28,7 @@ class Framework:
     attention_slowdown: float = 1.0
     """Time of fused attention relative to the fastest kernels measured on the device: older generations of the
     kernel are slower. FlashAttention-2 on H100 takes 1.5 to 2 times as long as FlashAttention-3 (Shah et al. 2024,
-    section 4.1), and the first FlashAttention and its Triton version 1.3 to 3 times as long as the second (Dao 2023,
-    section 4.1)."""
+    arXiv 2407.08608, abstract); for earlier ones the ratios are assumed (`_attention_kernels`)."""
     sustained: Sustained | None = None
     """By architecture, log of the time of 16-bit matrix products and attention in a training step relative to the same
     kernels timed alone: under sustained load the power limit lowers the clock. None for what all published sources

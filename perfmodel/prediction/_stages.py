@@ -46,7 +46,7 @@ def stage_blocks(
     Raises:
         LayoutError: if there are fewer layers than stages, or the partition does not fit stages and layers.
     """
-    order = [i for i, (block, n) in enumerate(blocks) for _ in range(n)]
+    order = [i for i, (_, n) in enumerate(blocks) for _ in range(n)]
     layers = [pos for pos, i in enumerate(order) if is_layer(blocks[i][0])]
     if partition is None:
         per_stage = even_split(len(layers), stages)

@@ -53,9 +53,7 @@ def _add_gathers(draft: Draft, passes: Passes, optimizers: np.ndarray, order: Pr
     """Sharded weights are gathered chunk by chunk after each update but the last, before the next forwards."""
     s = passes.schedule
     firsts = first_of_chunks(s, s.phase == Phase.FORWARD)
-    step = np.cumsum(s.updates) - s.updates
-    own = step[firsts] - np.append(0, np.cumsum(s.updates))[s.offsets[:-1]][s.device[firsts]]
-    later = firsts[own > 0]
+    later = firsts[s.updates_before[firsts] > 0]
     device = s.device[later]
     gathers = draft.add(
         Kind.PARAM_GATHER,
@@ -65,4 +63,5 @@ def _add_gathers(draft: Draft, passes: Passes, optimizers: np.ndarray, order: Pr
         key=order.key(s.slot[later], device, 0, Around.GATHER),
     )
     draft.connect(gathers, passes.first[later])
-    draft.connect(optimizers[step[later] - 1], gathers)
+    done = np.cumsum(s.updates) - s.updates  # of all devices, one after another, as the optimizers are
+    draft.connect(optimizers[done[later] - 1], gathers)

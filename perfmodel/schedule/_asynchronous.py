@@ -61,6 +61,4 @@ def _one_by_one(name: str, devices: int, micro_batches: int, per_update: int) ->
 def _updating_every(backwards: int, schedule: Schedule) -> Schedule:
     """The schedule with weights updated after so many backwards of each device."""
     ends = schedule.ends_backward
-    before = np.cumsum(ends)
-    first = np.append(0, before)[schedule.offsets[:-1]]
-    return replace(schedule, updates=ends & ((before - first[schedule.device]) % backwards == 0))
+    return replace(schedule, updates=ends & (schedule.running_total(ends) % backwards == 0))

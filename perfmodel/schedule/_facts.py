@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from perfmodel.display import frame_html
+from perfmodel.errors import PerfModelError
 from perfmodel.schedule._memory import peak_live
 from perfmodel.schedule._optimise import PassTimes, starts_and_ends
 from perfmodel.schedule._registry import Scheduler, get_schedule
@@ -77,6 +78,7 @@ def schedule_facts(
 
     Raises:
         UnknownNameError, LayoutError: unknown or impossible schedules.
+        PerfModelError: times that are no times, or a step that takes none.
     """
     scheduler = get_schedule(name)
     schedule = scheduler(stages, micro_batches, chunks)
@@ -86,6 +88,8 @@ def schedule_facts(
         schedule.n_stages, forward_s * part, backward_s * part, weight_share=weight_share, transfer_s=transfer_s
     )
     step_s = _step_s(scheduler, schedule, times, micro_batches, chunks)
+    if not step_s > 0:
+        raise PerfModelError(f"schedule {scheduler.label}: a step without time has no bubble; give times above 0")
     busy_s = float(times.of(schedule).sum()) / stages
     if scheduler.asynchronous:
         schedule = scheduler(stages, micro_batches, chunks, 2 * max(2, stages))

@@ -119,9 +119,7 @@ def _peak(schedule: Schedule, size: np.ndarray) -> np.ndarray:
         alive = np.where(schedule.phase == Phase.FORWARD, size, 0)
     else:
         change = np.where(schedule.phase == Phase.FORWARD, size, np.where(schedule.ends_backward, -size, 0))
-        alive = np.cumsum(change)
-        before = np.append(0, alive)[schedule.offsets[:-1]]
-        alive = alive - before[schedule.device]  # totals of earlier devices cancel, but for rounding
+        alive = schedule.running_total(change)
     peak = np.zeros(schedule.devices, alive.dtype)
     busy = np.diff(schedule.offsets) > 0
     peak[busy] = np.maximum.reduceat(alive, schedule.offsets[:-1][busy])

@@ -29,7 +29,7 @@ class PassTimes:
     """Seconds of one micro-batch's passes on every stage, and of a transfer between stages.
 
     Raises:
-        PerfModelError: arrays of different lengths, or times that are negative or not finite.
+        PerfModelError: arrays of different lengths or none, or times that are negative or not finite.
     """
 
     forward_s: Float[np.ndarray, " stages"]
@@ -39,7 +39,7 @@ class PassTimes:
 
     def __post_init__(self) -> None:
         shapes = {np.shape(self.forward_s), np.shape(self.backward_input_s), np.shape(self.backward_weight_s)}
-        if len(shapes) != 1 or len(next(iter(shapes))) != 1:
+        if len(shapes) != 1 or len(next(iter(shapes))) != 1 or shapes == {(0,)}:
             raise PerfModelError(f"pass times need one entry per stage each, got shapes {sorted(shapes)}")
         everything = np.concatenate([*self.by_phase.values(), [self.transfer_s]])
         if not (np.isfinite(everything) & (everything >= 0)).all():
@@ -50,7 +50,7 @@ class PassTimes:
         cls, stages: int, forward_s: float, backward_s: float, *, weight_share: float = 0.5, transfer_s: float = 0.0
     ) -> "PassTimes":
         """Equal stages; `weight_share` of the backward is its weight gradient."""
-        ones = np.ones(stages)
+        ones = np.ones(max(stages, 0))
         of_weight = backward_s * weight_share
         return cls(forward_s * ones, (backward_s - of_weight) * ones, of_weight * ones, transfer_s)
 

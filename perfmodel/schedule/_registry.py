@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 from jaxtyping import Int
@@ -15,6 +15,8 @@ from perfmodel.schedule._schedule import Schedule
 from perfmodel.schedule._text import read_schedule, schedule_text
 from perfmodel.schedule._versions import WeightPolicy
 
+MOST_PASSES: Final = 2**23
+"""Micro-batches times chunks of all devices, beyond which a schedule's order takes gigabytes."""
 Demands = Callable[[int, int, int], None]
 """(devices, micro_batches, chunks); raises `LayoutError`."""
 StageMap = Callable[[int, int], Int[np.ndarray, "devices chunks"]]
@@ -51,6 +53,8 @@ class Scheduler:
     digest: str | None = ""
     """What tells apart structures of schedules of one name: empty for those of this package, a hash for a
     file; None where nothing tells, so that structures must not outlive the process."""
+    looped: bool = False
+    """Made for several chunks per device, of which it takes any number."""
     staggered: bool = False
     """A device starts its next step without waiting for the others to end theirs (the zero-bubble
     schedules' post-validated optimizer step)."""
@@ -102,6 +106,11 @@ class Scheduler:
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
                 raise LayoutError(f"schedule {self.label}: {what} must be a whole number of at least 1, got {count!r}")
         chunks = self.chunks_for(chunks)
+        if (passes := devices * micro_batches * chunks * steps) > MOST_PASSES:
+            raise LayoutError(
+                f"schedule {self.label}: {micro_batches} micro-batches on {devices} devices are {passes:,} passes of "
+                f"chunks, more than the {MOST_PASSES:,} that are laid out; take a smaller batch or larger micro-batches"
+            )
         self.require(devices, micro_batches, chunks)
         if self.asynchronous:
             return self.build(devices, micro_batches * steps, chunks, micro_batches, *self.given)
@@ -121,6 +130,7 @@ def register(
     plain: bool = True,
     weights: WeightPolicy = "flush",
     demands: Demands | None = None,
+    looped: bool = False,
     staggered: bool = False,
 ) -> Callable[[Builder], Scheduler]:
     """Decorator that makes a builder known under `name`; a name is given once. See `Scheduler`."""
@@ -129,7 +139,9 @@ def register(
         if name in _SCHEDULERS:
             raise PerfModelError(f"schedule {name!r} is registered already; choose another name")
         digest = "" if build.__module__.startswith("perfmodel.") else None
-        scheduler = Scheduler(name, build, stage_map, chunks, number, (), plain, weights, demands, digest, staggered)
+        scheduler = Scheduler(
+            name, build, stage_map, chunks, number, (), plain, weights, demands, digest, looped, staggered
+        )
         _SCHEDULERS[name] = scheduler
         return scheduler
 

@@ -146,6 +146,17 @@ class Schedule:
         """Place of each instruction in its device's order."""
         return np.arange(self.n_instructions) - self.offsets[self.device]
 
+    def running_total(self, change: np.ndarray) -> np.ndarray:
+        """Sums of a column of the instructions along each device's order, up to and with each instruction."""
+        total = np.cumsum(change)
+        before = np.append(0, total)[self.offsets[:-1]]
+        return total - before[self.device]  # totals of earlier devices cancel, but for rounding
+
+    @cached_property
+    def updates_before(self) -> Int[np.ndarray, " instructions"]:
+        """Updates of the device's weights before each instruction."""
+        return self.running_total(self.updates) - self.updates
+
     @cached_property
     def instruction_stage(self) -> Int[np.ndarray, " instructions"]:
         """Global stage of each instruction."""

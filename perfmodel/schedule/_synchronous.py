@@ -43,7 +43,7 @@ def gpipe(devices: int, micro_batches: int, chunks: int) -> Schedule:
     return from_keys("gpipe", looped_stages(p, v), {Phase.FORWARD: forward, Phase.BACKWARD: backward})
 
 
-@register("breadth-first")
+@register("breadth-first", looped=True)
 def breadth_first(devices: int, micro_batches: int, chunks: int) -> Schedule:
     """Looped pipeline, each chunk run for all micro-batches before the next (Lamy-Poirier 2023, section 4).
 
@@ -61,7 +61,7 @@ def one_forward_one_backward(devices: int, micro_batches: int, chunks: int) -> S
     return from_keys("1f1b", looped_stages(devices, 1), {Phase.FORWARD: forward, Phase.BACKWARD: backward})
 
 
-@register("interleaved")
+@register("interleaved", looped=True)
 def interleaved(devices: int, micro_batches: int, chunks: int) -> Schedule:
     """Interleaved 1F1B (Narayanan et al. 2021, section 2.2).
 

@@ -51,9 +51,7 @@ def zb_v(devices: int, micro_batches: int, chunks: int) -> Schedule:
     Forwards move slowly and input gradients at once. A device that would be idle runs first forwards ahead
     of their turn as long as 2 p + 1 chunks, and two in reserve, fit; then weight gradients.
     """
-    forward, backward = _building_block(devices, (Steps(5, 5, 1, 1), Steps(4, 4, 2, 2)))
-    again = _PERIOD * np.arange(micro_batches)
-    keys = {Phase.FORWARD: forward[:, :, None] + again, Phase.BACKWARD_INPUT: backward[:, :, None] + again}
+    keys = _keys(*_building_block(devices, (Steps(5, 5, 1, 1), Steps(4, 4, 2, 2))), micro_batches)
     last = keys[Phase.BACKWARD_INPUT].max() + 1
     keys[Phase.BACKWARD_WEIGHT] = keys[Phase.BACKWARD_INPUT] + last
     pool = from_keys("zb-v", v_stages(devices, 2), keys)
@@ -66,11 +64,18 @@ def zb_v(devices: int, micro_batches: int, chunks: int) -> Schedule:
 def _v_schedule(name: str, devices: int, micro_batches: int, choices: Sequence[Steps]) -> Schedule:
     """Forwards and input gradients in the order of the building block, weight gradients in the gaps."""
     forward, backward = _building_block(devices, choices)
-    again = _PERIOD * np.arange(micro_batches)
-    keys = {Phase.FORWARD: forward[:, :, None] + again, Phase.BACKWARD_INPUT: backward[:, :, None] + again}
+    keys = _keys(forward, backward, micro_batches)
     pool = from_keys(name, v_stages(devices, 2), keys | {Phase.BACKWARD_WEIGHT: keys[Phase.BACKWARD_INPUT]})
     weight = (pool.phase == Phase.BACKWARD_WEIGHT).astype(np.int64)
     return arrange(pool, weight, weight, _in_flight(forward, backward))
+
+
+def _keys(
+    forward: Int[np.ndarray, "devices 2"], backward: Int[np.ndarray, "devices 2"], micro_batches: int
+) -> dict[Phase, Int[np.ndarray, "devices 2 micro_batches"]]:
+    """Slots of all forwards and input gradients, the building block repeated."""
+    again = _PERIOD * np.arange(micro_batches)
+    return {Phase.FORWARD: forward[:, :, None] + again, Phase.BACKWARD_INPUT: backward[:, :, None] + again}
 
 
 def _building_block(

@@ -67,7 +67,7 @@ def weight_versions(schedule: Schedule, policy: WeightPolicy) -> WeightVersions:
         raise PerfModelError(
             f"schedule {schedule.name}: weight versions are defined for one stage per device, in order"
         )
-    local = _updates_before(schedule)
+    local = schedule.updates_before
     forward = schedule.phase == Phase.FORWARD
     first, last = schedule.device == 0, schedule.device == schedule.devices - 1
     batch, m = schedule.micro_batch, schedule.micro_batches
@@ -95,13 +95,6 @@ def weight_versions(schedule: Schedule, policy: WeightPolicy) -> WeightVersions:
     np.minimum.at(read, (schedule.device[ends], local[ends]), used[ends])
     complete = int((last & schedule.updates).sum())
     return WeightVersions(used, read[:, :complete], _held(schedule, local, used))
-
-
-def _updates_before(schedule: Schedule) -> Int[np.ndarray, " instructions"]:
-    """Updates of the device before each instruction."""
-    after = np.cumsum(schedule.updates)
-    start = np.append(0, after)[schedule.offsets[:-1]]
-    return after - schedule.updates - start[schedule.device]
 
 
 def _held(

@@ -100,21 +100,27 @@ class Layout:
         """Read `"tp=8,pp=16,..."` or DistSim's notation `8M16P1D` (section 5.1: model, pipeline, data).
 
         Raises:
-            LayoutError: for a value that does not parse.
+            LayoutError: for a value that does not parse, a key that is given twice, or an empty text.
             UnknownNameError: for a key that no layout has.
         """
+        if not text.strip(" ,"):
+            raise LayoutError("layout: it is empty; give degrees, such as tp=8,pp=4,dp=2")
         head, _, rest = text.strip().partition(",")
         values: dict[str, Any] = dict(defaults)
         if match := _DISTSIM.match(head.strip()):
             values |= dict(zip(("tp", "pp", "dp"), map(int, match.groups()), strict=True))
             text = rest
         types = {f.name: f.type for f in fields(cls)}
+        given = {"tp", "pp", "dp"} if match else set[str]()
         for item in filter(None, (part.strip() for part in text.split(","))):
             key, sign, raw = (s.strip() for s in item.partition("="))
             if not sign:
                 raise LayoutError(f"layout: {item!r} is not key=value (nor like 8M16P1D)")
             if key not in types:
                 raise UnknownNameError("layout key", key, types)
+            if key in given:
+                raise LayoutError(f"layout: {key} is given twice, the second time as {raw!r}; leave one out")
+            given.add(key)
             values[key] = _convert(key, raw, types[key])
         return cls(**values)
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from perfmodel.display import shows_progress
 from perfmodel.errors import PerfModelError, TableError
-from perfmodel.io import write_table
+from perfmodel.io import require_whole_rows, write_table
 from perfmodel.prediction import GAUSS_90, explain, step_model
 from perfmodel.units import GB, GIB
 from perfmodel.validation._case_rows import Unusable, read_case
@@ -89,7 +89,11 @@ def read_rows(path: Path) -> pd.DataFrame:
     if not path.is_file():
         raise TableError(f"{path}: no such file")
     try:
+        if path.suffix == ".csv":
+            require_whole_rows(path)
         return pd.read_csv(path, low_memory=False)
+    except TableError:
+        raise
     except (ValueError, pd.errors.ParserError, OSError) as error:
         raise TableError(f"{path}: not a readable table ({str(error).splitlines()[0]})") from None
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Bool
 
 LEAST_MICRO_BATCHES = 8
 """From here on filling the pipeline and the optimizer are a small part of the step."""
@@ -35,17 +36,20 @@ def pipeline_excess(runs: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
     alike = frame.groupby(["tp", "pp", "model"])["per_layer_s"].transform("quantile", QUARTILE)
     frame["beyond_s"] = (frame["per_layer_s"] - alike) * frame["layers"] / frame["pp"]
 
-    def quartile_ms(part: pd.DataFrame) -> float | None:
-        return float(1e3 * part["per_layer_s"].quantile(QUARTILE)) if len(part) else None
+    tp, pp, per_layer_s, beyond_s = (np.asarray(frame[k], float) for k in ("tp", "pp", "per_layer_s", "beyond_s"))
+
+    def quartile_ms(chosen: Bool[np.ndarray, " runs"]) -> float | None:
+        return float(1e3 * np.quantile(per_layer_s[chosen], QUARTILE)) if chosen.any() else None
 
     by_tp = [
-        {"tp": int(tp), "runs": len(part), "one_stage_ms": quartile_ms(part[part["pp"] == 1]),
-         "several_stages_ms": quartile_ms(part[part["pp"] > 1])}
-        for tp, part in frame.groupby("tp")
+        {"tp": int(n), "runs": int((tp == n).sum()), "one_stage_ms": quartile_ms((tp == n) & (pp == 1)),
+         "several_stages_ms": quartile_ms((tp == n) & (pp > 1))}
+        for n in np.unique(tp)
     ]  # fmt: skip
     by_pp = []
-    for pp, part in frame.groupby("pp"):
-        slow = part["beyond_s"][part["beyond_s"] > SLOW_S]
+    for n in np.unique(pp):
+        of_runs = beyond_s[pp == n]
+        slow = of_runs[of_runs > SLOW_S]
         more_s = float(np.median(slow)) if len(slow) else None
-        by_pp.append({"pp": int(pp), "runs": len(part), "slow": len(slow), "more_s": more_s})  # pyright: ignore[reportArgumentType]
+        by_pp.append({"pp": int(n), "runs": len(of_runs), "slow": len(slow), "more_s": more_s})
     return {"by_tp": by_tp, "by_pp": by_pp}

@@ -6,9 +6,10 @@ from perfmodel.validation._case_rows import Case
 from perfmodel.validation._memory_facts import Counter, memory_facts
 
 FRAGMENTATION = 0.15
-"""Share of reserved bytes that holds no tensor: the mean over eight language models under torch's caching allocator
-that GMLake reports (Guo et al. 2024, arXiv 2401.08156). Weights, gradients and optimizer states are allocated once and
-fit their segments; activations and workspaces of many sizes leave the holes."""
+"""Share of reserved bytes that holds no tensor, assumed: as much as GMLake takes off torch's caching allocator's
+fragmentation, in the mean over eight language models (Guo et al. 2024, arXiv 2401.08156, abstract), which says nothing
+of what is left. Weights, gradients and optimizer states are allocated once and fit their segments; activations and
+workspaces of many sizes leave the holes."""
 _WORKSPACES = 2
 """Handles of cuBLAS, one of the thread that runs forward and one of autograd's."""
 _WORKSPACE_BYTES = {"Hopper": 32 * 2**20, "Blackwell": 32 * 2**20}

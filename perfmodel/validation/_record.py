@@ -57,7 +57,7 @@ def published_record(
         "others_memory": {name: _beside(runs, measured_bytes, peak, bytes_) for name, (_, bytes_) in theirs.items()},
         "ranking": ranking(runs, measured_s, time_s),
         "fits": fits_table(runs, predicted["fits"]),
-        "excess": pipeline_excess(frame[playbook(frame)]),
+        "excess": pipeline_excess(frame.loc[playbook(frame)]),
     }
     return record, frame
 

@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from perfmodel.display import LINES, VERMILLION
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _STYLE = """body{font:15px/1.45 sans-serif;max-width:75em;margin:2em auto;padding:0 1em}
 table{border-collapse:collapse;margin:1em 0}td,th{border-bottom:1px solid #ddd;padding:.25em .7em;text-align:right}
 td:first-child,th:first-child{text-align:left}img{max-width:100%}"""
+
+
+_MARKERS = "osv^xD"
 
 
 def record_html(text: str, frame: pd.DataFrame) -> str:
@@ -54,38 +59,42 @@ def _plots(frame: pd.DataFrame) -> "list[tuple[str, Figure]]":
     good: Any = frame[np.isfinite(frame["measured_s"]) & frame["predicted_iter_time_s"].notna()].copy()
     good["error"] = good["predicted_iter_time_s"].astype(float) / good["measured_s"] - 1
     names: list[str] = good["source"].value_counts().index.tolist()
+    looks = {name: _look(place) for place, name in enumerate(sorted(set(frame["source"])))}
     scatter = Figure(figsize=(9, 7), layout="constrained")
     axes = scatter.subplots()
-    for place, name in enumerate(names):
+    for name in names:
         rows = good[good["source"] == name]
-        axes.loglog(
-            rows["measured_s"], rows["predicted_iter_time_s"].astype(float), ls="", ms=4, alpha=0.6,
-            color=f"C{place % 10}", marker="osv^xD"[place // 10 % 6], label=name,
-        )  # fmt: skip
+        predicted = rows["predicted_iter_time_s"].astype(float)
+        axes.loglog(rows["measured_s"], predicted, ls="", ms=4, alpha=0.6, label=name, **looks[name])
     span = [good["measured_s"].min(), good["measured_s"].max()]
     axes.plot(span, span, color="0.3", lw=1)
-    axes.set(xlabel="measured step time [s]", ylabel="predicted step time [s]")
+    axes.set(xlabel="measured step time in s", ylabel="predicted step time in s")
     axes.legend(fontsize=6, loc="upper left")
 
     spread = Figure(figsize=(9, 0.35 * len(names) + 1.2), layout="constrained")
     axes = spread.subplots()
     errors = [100 * good[good["source"] == name]["error"].to_numpy(float) for name in names[::-1]]
-    axes.boxplot(errors, orientation="horizontal", whis=(5, 95), showfliers=False)
+    axes.boxplot(errors, orientation="horizontal", whis=(5, 95), showfliers=False, medianprops={"color": VERMILLION})
     axes.set_yticks(range(1, len(names) + 1), names[::-1], fontsize=7)
     axes.axvline(0, color="0.3", lw=1)
-    axes.set(xlabel="error [% of measured time]; box: quartiles, whiskers: 5 and 95 %", xlim=(-100, 100))
+    axes.set(xlabel="error in % of measured time; box: quartiles, whiskers: 5 and 95 %", xlim=(-100, 100))
 
     memory: Any = frame[np.isfinite(frame["measured_bytes"]) & frame["predicted_peak_memory_bytes"].notna()]
     peaks = Figure(figsize=(9, 6), layout="constrained")
     axes = peaks.subplots()
     for name, rows in memory.groupby("source"):
         predicted = rows["predicted_peak_memory_bytes"].astype(float)
-        axes.plot(rows["measured_bytes"] / 1e9, predicted / 1e9, ".", label=name)
+        axes.plot(rows["measured_bytes"] / 1e9, predicted / 1e9, ls="", ms=4, alpha=0.6, label=name, **looks[str(name)])
     top = float(memory["measured_bytes"].max()) / 1e9 if len(memory) else 1.0
     axes.plot([0, top], [0, top], color="0.3", lw=1)
-    axes.set(xlabel="measured peak memory [GB]", ylabel="predicted [GB]")
+    axes.set(xlabel="measured peak memory in GB", ylabel="predicted peak memory in GB")
     axes.legend(fontsize=7)
     return [("Step time", scatter), ("Errors by source", spread), ("Peak memory", peaks)]
+
+
+def _look(place: int) -> dict[str, Any]:
+    """Colour and marker of the so-manyth source."""
+    return {"color": LINES[place % len(LINES)], "marker": _MARKERS[place // len(LINES) % len(_MARKERS)]}
 
 
 def _png(figure: "Figure") -> str:

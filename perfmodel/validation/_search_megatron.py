@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
+from perfmodel.errors import PerfModelError
 from perfmodel.spec import Layout, Transformer
 from perfmodel.validation._case_rows import Case, read_case
 from perfmodel.validation._cases import read_rows
@@ -49,8 +50,13 @@ def megatron_table(data: Path, progress: Callable[[str, int, int], None] | None 
 
 
 def megatron_search(case: Case) -> Ranked:
-    """All layouts of a case's model and devices that fit, fastest first."""
-    assert isinstance(case.model, Transformer)
+    """All layouts of a case's model and devices that fit, fastest first.
+
+    Raises:
+        PerfModelError: the model is no transformer.
+    """
+    if not isinstance(case.model, Transformer):
+        raise PerfModelError(f"{case.case_id}: Megatron-LM trains transformers, {case.model.name} is none")
     devices, layers = case.layout.devices, case.model.layers
     divisors = [n for n in range(1, layers + 1) if layers % n == 0]
     layouts = [

@@ -1,10 +1,10 @@
 """Boxes in rows: what every picture of passes over time is made of."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from perfmodel.display import text_colour
 
@@ -18,6 +18,14 @@ _POINTS_PER_DIGIT: Final = 0.62
 _STRIP: Final = 0.16
 """Share of a box's height that the critical path's strip takes."""
 _LEAST_LABEL_PT: Final = 3.8
+_NARROW_PT: Final = 1.5
+"""Boxes below this width blend into colours that no legend names."""
+_COLUMN_PT: Final = 1.5
+"""Between the points at which shares of time are drawn."""
+_MOST_COLUMNS: Final = 8
+"""That a share is averaged over."""
+_LEAST_NARROW: Final = 20
+"""Narrow boxes of a lane from which their shares are drawn instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +41,16 @@ class Boxes:
     """Written inside where it fits."""
     critical: Bool[np.ndarray, " boxes"]
 
+    def unlabelled(self) -> "Boxes":
+        """The same without labels."""
+        return replace(self, label=[""] * len(self.label))
+
 
 def draw_boxes(axis: "Axes", boxes: Boxes, lo: float, hi: float, row_in: float) -> None:
     """Boxes that meet `lo`..`hi`, labels where they fit, and the critical path as a black strip and line.
+
+    Where a row's boxes are too narrow to be told apart, the shares of the time that their colours take are stacked in
+    the row instead.
 
     Args:
         axis: gets the limits `lo`..`hi`.
@@ -47,15 +62,19 @@ def draw_boxes(axis: "Axes", boxes: Boxes, lo: float, hi: float, row_in: float) 
     shown = np.flatnonzero((boxes.right > lo) & (boxes.left < hi))
     axis_in = axis.get_figure().get_figwidth() - _MARGIN_IN  # type: ignore[union-attr]
     wide_pt = (boxes.right - boxes.left) * 72 * axis_in / (hi - lo)
-    colours = [boxes.colour[i] for i in shown.tolist()]
+    whole, lanes = _apart(boxes, shown, wide_pt)
     axis.add_collection(
         PolyCollection(
-            _corners(boxes, shown, 0.0, 1.0),
-            facecolors=colours,
-            edgecolors=["white" if wide else "none" for wide in (wide_pt[shown] > 2).tolist()],
+            _corners(boxes, whole, 0.0, 1.0),
+            facecolors=[boxes.colour[i] for i in whole.tolist()],
+            edgecolors=["white" if wide else "none" for wide in (wide_pt[whole] > 2).tolist()],
             linewidths=0.4,
         )
     )
+    column = _COLUMN_PT * (hi - lo) / (72 * axis_in)
+    stacked = [boxes.colour[i] for lane in lanes for i in lane.tolist()]
+    for lane in lanes:
+        _draw_shares(axis, boxes, lane, list(dict.fromkeys(stacked)), np.arange(lo, hi + column, column))
     critical = shown[boxes.critical[shown]]
     if len(critical):
         strips = _corners(boxes, critical, 1 - _STRIP, 1.0)
@@ -70,6 +89,49 @@ def draw_boxes(axis: "Axes", boxes: Boxes, lo: float, hi: float, row_in: float) 
                 (boxes.left[i] + boxes.right[i]) / 2, middle, boxes.label[i], fontsize=size_pt, ha="center",
                 va="center_baseline", color=text_colour(boxes.colour[i]), clip_on=True,
             )  # fmt: skip
+
+
+def _apart(
+    boxes: Boxes, shown: Int[np.ndarray, " shown"], wide_pt: Float[np.ndarray, " boxes"]
+) -> tuple[Int[np.ndarray, " whole"], list[Int[np.ndarray, " lane"]]]:
+    """Boxes to draw one by one, and those of lanes full of narrow ones."""
+    narrow = shown[wide_pt[shown] < _NARROW_PT]
+    places = np.stack([boxes.top[narrow], boxes.height[narrow]], axis=1)
+    found, lane_of = np.unique(places, axis=0, return_inverse=True)
+    lanes = [narrow[lane_of.ravel() == lane] for lane in range(len(found))]
+    lanes = [lane for lane in lanes if len(lane) >= _LEAST_NARROW]
+    return np.setdiff1d(shown, np.concatenate(lanes)) if lanes else shown, lanes
+
+
+def _draw_shares(
+    axis: "Axes", boxes: Boxes, lane: Int[np.ndarray, " lane"], colours: list[str], at: Float[np.ndarray, " points"]
+) -> None:
+    """Of one lane's boxes: at every point the shares of the time around it by colour, stacked upwards."""
+    own = np.array([boxes.colour[i] for i in lane.tolist()])
+    starts = [np.sort(boxes.left[lane[own == colour]]) for colour in colours]
+    periods = [float(np.median(np.diff(one))) for one in starts if len(one) > 1]
+    column = at[1] - at[0]
+    span = min(max(column, *periods), _MOST_COLUMNS * column) if periods else column
+    shares = np.stack([_share(boxes, lane[own == colour], at, span) for colour in colours])
+    shares /= np.maximum(1, shares.sum(axis=0))  # boxes of one lane may overlap in a measured trace
+    bottom, height = float((boxes.top + boxes.height)[lane[0]]), float(boxes.height[lane[0]])
+    for colour, below, share in zip(colours, np.cumsum(shares, axis=0) - shares, shares, strict=True):
+        if share.any():
+            ends = bottom - height * below, bottom - height * (below + share)
+            axis.fill_between(at, *ends, where=share > 0, color=colour, linewidth=0)
+
+
+def _share(
+    boxes: Boxes, chosen: Int[np.ndarray, " chosen"], at: Float[np.ndarray, " points"], span: float
+) -> Float[np.ndarray, " points"]:
+    """Share of the `span` around every point that the boxes cover."""
+    if not len(chosen):
+        return np.zeros(len(at))
+    chosen = chosen[np.argsort(boxes.left[chosen], kind="stable")]
+    knots = np.stack([boxes.left[chosen], boxes.right[chosen]], axis=1).ravel()
+    covered = np.repeat(np.r_[0.0, np.cumsum(boxes.right[chosen] - boxes.left[chosen])], 2)[1:-1]
+    before, after = (np.interp(at + d, np.maximum.accumulate(knots), covered) for d in (-span / 2, span / 2))
+    return (after - before) / span
 
 
 def _corners(boxes: Boxes, chosen: Any, upper: float, lower: float) -> list[np.ndarray]:

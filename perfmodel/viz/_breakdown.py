@@ -50,7 +50,8 @@ def draw_breakdown(predictions: Sequence[Prediction], width: Width = "column") -
             labels.append(look.label)
     totals = per_s * np.array([[p.step_time_s, p.step_time_lo_s, p.step_time_hi_s] for p in predictions])
     spread = np.abs(totals[:, 1:] - totals[:, :1]).T
-    axis.errorbar(x, totals[:, 0], spread, fmt="none", ecolor="black", elinewidth=0.6, capsize=1.5, capthick=0.6)
+    look = {"ecolor": "black", "elinewidth": 0.6, "capsize": 1.5, "capthick": 0.6}
+    whiskers = axis.errorbar(x, totals[:, 0], spread, fmt="none", **look)
     for i, p in enumerate(predictions):
         if not p.fits:
             axis.text(i, totals[i, 2], "does not fit", rotation=90, ha="center", va="bottom", fontsize=5.5)
@@ -58,7 +59,7 @@ def draw_breakdown(predictions: Sequence[Prediction], width: Width = "column") -
     axis.set_xlim(-0.6, len(x) - 0.4)
     _degrees(axis, predictions, rows)
     # bars are read from the bottom up, so is the legend
-    legend_below(figure, handles[::-1], labels[::-1])
+    legend_below(figure, [whiskers, *handles[::-1]], ["90 % interval", *labels[::-1]])
     return figure
 
 

@@ -1,5 +1,6 @@
 """A predicted and a measured timeline, one above the other on the same time axis."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 _COMPUTE_LANE: Final = (0.05, 0.62)
 _SIDE_LANE: Final = (0.69, 0.26)
+_SEEN_GAP: Final = 0.001
+"""Share of the step that is half a point of a page's width."""
 
 
 @styled
@@ -22,11 +25,13 @@ def draw_comparison(
 ) -> "Figure":
     """Two panels of one row per device: computations above, communication and copies below.
 
-    Both begin with their first computation. Of a measured trace of several steps the first is drawn.
+    Both begin with their first computation. Of a measured trace of several steps the first is drawn. Kernels of one
+    pass with no gap that could be seen are one box.
     """
     from matplotlib.patches import Patch
 
-    step = measured.steps()[0]
+    predicted_s, measured_s = predicted.batch_time_s, measured.steps()[0].batch_time_s
+    predicted, step = _joined(predicted), _joined(measured.steps()[0])
     row_in = max(0.07, min(0.2, 3.0 / max(predicted.devices, step.devices)))
     heights = [row_in * trace.devices for trace in (predicted, step)]
     figure = new_figure(width, sum(heights) + 1.15 + 0.12 * title.count("\n"))
@@ -35,16 +40,30 @@ def draw_comparison(
     end_s = max(float(t.end_s.max()) - o for t, o in zip((predicted, step), origins_s, strict=True))
     per_s, unit = time_unit(end_s)
     drawn: dict[str, str] = {}
-    for axis, name, trace, origin_s in zip(axes, ("predicted", "measured"), (predicted, step), origins_s, strict=True):
+    titles = (f"predicted: {predicted_s * per_s:.4g} {unit}", f"measured: {measured_s * per_s:.4g} {unit}")
+    for axis, name, trace, origin_s in zip(axes, titles, (predicted, step), origins_s, strict=True):
         looks = [EVENTS[_event(trace, i)] for i in range(trace.n)]
         drawn |= {look.label: look.colour for look in looks}
         draw_boxes(axis, _boxes(trace, [look.colour for look in looks], origin_s, per_s), 0.0, end_s * per_s, row_in)
         device_ticks(axis, trace.devices, "device")
-        axis.set_title(f"{name}: {trace.batch_time_s * per_s:.4g} {unit}", pad=2)
+        axis.set_title(name, pad=2)
     axes[1].set_xlabel(f"time since the first computation in {unit}")
     set_title(figure, title)
     legend_below(figure, [Patch(color=colour) for colour in drawn.values()], list(drawn))
     return figure
+
+
+def _joined(trace: MeasuredTrace) -> MeasuredTrace:
+    """Activities of one pass that follow each other on a stream with hardly a gap as one."""
+    order = np.lexsort((trace.start_s, trace.stream, trace.device))
+    tags = np.stack([trace.device, trace.stream, trace.kind, trace.phase, trace.stage, trace.micro_batch])[:, order]
+    start_s, end_s = trace.start_s[order], trace.end_s[order]
+    apart = (start_s[1:] - end_s[:-1] > _SEEN_GAP * trace.batch_time_s) | (tags[:, 1:] != tags[:, :-1]).any(axis=0)
+    passes = (trace.phase[order] > 0) & (trace.kind[order] == ActivityKind.COMPUTE)
+    first = np.flatnonzero(np.r_[True, apart | ~passes[1:]])
+    ends_s = np.maximum.reduceat(end_s, first)
+    kept = trace.select(order[first])
+    return replace(kept, end_s=ends_s)
 
 
 def _first_computation_s(trace: MeasuredTrace) -> float:

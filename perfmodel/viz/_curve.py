@@ -1,5 +1,6 @@
 """Step time against parameters of the machine."""
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_HYPHENED = re.compile(r"\b(all|reduce|inter|intra) (reduce|gather|scatter|to all|node)")
 _LEAST_SPAN = 0.1
 """Share of the step that the axis shows at least, so that a flat curve looks flat."""
 
@@ -54,7 +56,7 @@ def _panel(axis: "Axes", curves: Sequence[Curve]) -> None:
         values = [scale * v for v in curve.values]
         axis.plot(values, steps, color=LINES[i % len(LINES)], marker=_MARKERS[i % len(_MARKERS)])
     if first.multiple:
-        axis.set_xlabel(f"{_words(first.name)}, multiple" if len(curves) == 1 else "multiple of what it is")
+        axis.set_xlabel(f"{_words(first.name)}, as a multiple" if len(curves) == 1 else "multiple of what it is")
         if min(first.values) > 0 and max(first.values) / min(first.values) >= 4:
             axis.set_xscale("log", base=2)
             axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
@@ -71,4 +73,5 @@ def _panel(axis: "Axes", curves: Sequence[Curve]) -> None:
 
 def _words(name: str) -> str:
     """A parameter's name for people, without its unit."""
-    return name.removesuffix("_s").replace("_", " ")
+    words = name.removesuffix("_s").replace("_", " ")
+    return _HYPHENED.sub(r"\1-\2", words)

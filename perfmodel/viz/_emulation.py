@@ -27,11 +27,11 @@ def draw_emulated_curve(curve: EmulatedCurve, width: Width = "column") -> "Figur
     if ms[0] < hidden_ms < ms[-1]:
         axis.axvline(hidden_ms, color="grey", linewidth=0.8, linestyle="--")
         axis.annotate(
-            f"slack {hidden_ms:.3g} ms", (hidden_ms, 0), xycoords=("data", "axes fraction"), xytext=(2, 2),
+            f"hidden up to {hidden_ms:.3g} ms", (hidden_ms, 0), xycoords=("data", "axes fraction"), xytext=(2, 2),
             textcoords="offset points",
         )  # fmt: skip
-    axis.set_xlabel(f"delay of every {curve.collective.replace('_', '-')} / ms")
-    axis.set_ylabel("iteration / ms")
+    axis.set_xlabel(f"delay of every {curve.collective.replace('_', '-')} in ms")
+    axis.set_ylabel("iteration time in ms")
     axis.set_ylim(0, None)
     axis.legend()
     return figure

@@ -40,6 +40,8 @@ _LIGHTEST: Final = 0.6
 def gantt(prediction: Prediction, width: Width = "page") -> "Figure":
     """The whole step, its first part enlarged (with micro-batch numbers where they fit), and memory over time.
 
+    Of passes that are too short to be drawn one by one, the row shows the shares of the time, stacked.
+
     A black strip under a box says that it is on the critical path, a black line where the path goes to another rank.
     Chunks of the model, and the two directions of a bidirectional pipeline, are shades of a kind's colour.
 
@@ -53,15 +55,16 @@ def gantt(prediction: Prediction, width: Width = "page") -> "Figure":
     ranks, end_s = timeline.structure.devices, max(prediction.step_time_s, timeline.makespan_s)
     zoom_s = _zoom_s(drawn, end_s, width)
     views = [end_s] if zoom_s > 0.7 * end_s else [end_s, zoom_s]
-    row_in = max(0.07, min(0.17, 3.0 / ranks))
+    # numbers are read in the last view, which gets the room for them
+    rows_in = [max(0.05, min(0.17, 2.2 / ranks)), max(0.07, min(0.17, 3.9 / ranks))][-len(views) :]
     chunks = stage_chunks(prediction)
-    figure = new_figure(width, len(views) * (ranks * row_in + 0.42) + 1.9)
-    axes = figure.subplots(
-        len(views) + 1, 1, squeeze=False, height_ratios=[ranks * row_in] * len(views) + [0.75]
-    )[:, 0]  # fmt: skip
-    for axis, view_s in zip(axes, views, strict=False):
+    heights = [ranks * row_in for row_in in rows_in]
+    figure = new_figure(width, sum(heights) + 0.42 * len(views) + 1.9)
+    axes = figure.subplots(len(views) + 1, 1, squeeze=False, height_ratios=[*heights, 0.75])[:, 0]
+    for axis, view_s, row_in in zip(axes, views, rows_in, strict=False):
         per_s, unit = time_unit(view_s)
-        draw_boxes(axis, _boxes(drawn, chunks, per_s), 0.0, view_s * per_s, row_in)
+        boxes = _boxes(drawn, chunks, per_s)
+        draw_boxes(axis, boxes if view_s == views[-1] else boxes.unlabelled(), 0.0, view_s * per_s, row_in)
         device_ticks(axis, ranks, "pipeline rank")
         axis.set_xlabel(f"time in {unit}" if view_s == zoom_s and len(views) == 2 else "")
     if len(views) == 2:
@@ -74,7 +77,7 @@ def gantt(prediction: Prediction, width: Width = "page") -> "Figure":
     memory_lines(axes[-1], prediction, end_s)
     set_title(
         figure,
-        f"{prediction.model} on {prediction.devices} x {prediction.cluster}, {prediction.layout}",
+        f"{prediction.model} on {prediction.devices} devices of {prediction.cluster}, {prediction.layout}",
         f"step {prediction.step_time_s:.3g} s, bubble {prediction.bubble_fraction:.1%}, MFU {prediction.mfu:.1%}",
     )
     legend_below(figure, *pass_legend(drawn, chunks), handler_map=_side_by_side())

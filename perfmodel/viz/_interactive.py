@@ -14,7 +14,7 @@ def interactive(prediction: Prediction) -> str:
         PerfModelError: the prediction holds no timeline.
     """
     title = (
-        f"{prediction.model} on {prediction.devices} x {prediction.cluster}, {prediction.layout}: "
+        f"{prediction.model} on {prediction.devices} devices of {prediction.cluster}, {prediction.layout}: "
         f"step {prediction.step_time_s:.4g} s, bubble {prediction.bubble_fraction:.1%}, MFU {prediction.mfu:.1%}"
     )
     timeline = timeline_of(prediction)

@@ -1,11 +1,14 @@
 """Memory in use on every pipeline rank over the step."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from jaxtyping import Float
 
 from perfmodel.display import ramp
 from perfmodel.prediction import Prediction
+from perfmodel.timeline import MemorySteps
 from perfmodel.units import GIB
 from perfmodel.viz._require import timeline_of
 from perfmodel.viz._style import Width, new_figure, set_title, styled, time_unit
@@ -16,11 +19,20 @@ if TYPE_CHECKING:
 
 _NAMED_UP_TO = 4
 """Ranks up to which each line has its name in the legend."""
+_ALL_UP_TO: Final = 16
+_COLUMN_PT: Final = 4.0
+"""Width below which a micro-batch's rise and fall cannot be told from the next one's."""
+_TIGHT: Final = {"columnspacing": 0.9, "handletextpad": 0.4, "borderaxespad": 0.2}
+_LEAST_SHARE: Final = 0.4
+"""Of the capacity, that must be used for the axis to go up to it."""
 
 
 @styled
 def draw_memory(prediction: Prediction, width: Width = "column") -> "Figure":
     """One line per pipeline rank, from dark (first) to light (last), under the device's capacity.
+
+    Of more micro-batches than can be told apart, the highest use of every few points of width; the axis says so. Of
+    more than 16 ranks some at equal distances, and the fullest.
 
     Raises:
         PerfModelError: the prediction holds no timeline.
@@ -37,15 +49,46 @@ def memory_lines(axis: "Axes", prediction: Prediction, end_s: float) -> None:
     steps = prediction.memory_over_time().steps
     per_s, unit = time_unit(end_s)
     named = set(range(len(steps))) if len(steps) <= _NAMED_UP_TO else {0, len(steps) // 2, len(steps) - 1}
-    for rank, (own, colour) in enumerate(zip(steps, ramp(len(steps)), strict=True)):
-        time = np.append(own.time_s, end_s) * per_s
-        held = np.append(own.in_use_bytes, own.in_use_bytes[-1]) / GIB
-        label = f"rank {rank}" if rank in named else None
-        axis.step(time, held, where="post", color=colour, linewidth=0.8, label=label)
+    columns = int(axis.get_figure().get_figwidth() * 72 / _COLUMN_PT)  # type: ignore[union-attr]
+    crowded = max(len(own.time_s) for own in steps) > 2 * columns
+    edges_s = np.linspace(0, end_s, columns + 1)
+    highest = 0.0
+    colours = ramp(len(steps))
+    for rank in drawn_ranks(steps):
+        own = steps[rank]
+        time_s, held_bytes = (edges_s[:-1], highs(own, edges_s)) if crowded else (own.time_s, own.in_use_bytes)
+        held = np.append(held_bytes, held_bytes[-1]) / GIB
+        highest = max(highest, float(held.max()))
+        # wider below, so that equal lines show under each other
+        wide = 0.8 + 0.25 * (len(steps) - 1 - rank) * (len(steps) <= _NAMED_UP_TO)
+        axis.step(
+            np.append(time_s, end_s) * per_s, held, where="post", color=colours[rank], linewidth=wide,
+            label=f"{'rank ' * (rank == 0)}{rank}" if rank in named else None,
+        )  # fmt: skip
     capacity = prediction.memory_capacity_bytes / GIB
-    axis.axhline(capacity, color="black", linewidth=0.8, linestyle="--", label="capacity")
+    beyond = highest < _LEAST_SHARE * capacity
+    name = f"capacity {capacity:.3g} GiB" + " (above)" * beyond
+    axis.axhline(capacity, color="black", linewidth=0.8, linestyle="--", label=name)
     axis.set_xlim(0, end_s * per_s)
-    axis.set_ylim(0, None)
+    axis.set_ylim(0, 1.2 * highest if beyond else 1.05 * max(highest, capacity))
     axis.set_ylabel("memory in GiB")
-    axis.set_xlabel(f"time in {unit}")
-    axis.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=min(5, len(named) + 1))
+    each = f" (highest of every {edges_s[1] * per_s:.2g} {unit})" if crowded else ""
+    axis.set_xlabel(f"time in {unit}{each}")
+    axis.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(named) + 1, **_TIGHT)
+
+
+def drawn_ranks(steps: Sequence[MemorySteps]) -> list[int]:
+    """All; of more than can be told apart some at equal distances, and the fullest."""
+    if len(steps) <= _ALL_UP_TO:
+        return list(range(len(steps)))
+    fullest = int(np.argmax([own.in_use_bytes.max() for own in steps]))
+    return sorted({fullest, len(steps) // 2, *np.linspace(0, len(steps) - 1, _ALL_UP_TO // 2 + 1).astype(int).tolist()})
+
+
+def highs(steps: MemorySteps, edges_s: Float[np.ndarray, " bins+1"]) -> Float[np.ndarray, " bins"]:
+    """Most bytes in use within every bin."""
+    first = np.searchsorted(steps.time_s, edges_s[:-1], side="right") - 1
+    last = np.searchsorted(steps.time_s, edges_s[1:], side="left")
+    padded = np.append(steps.in_use_bytes, -np.inf)
+    bounds = np.stack([np.maximum(first, 0), np.maximum(last, first + 1)], axis=1).ravel()
+    return np.maximum.reduceat(padded, bounds)[::2]

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LETTERS = "ABCDEFGH"
+_ROUND = tuple(float(f"{d}e{e}") for e in range(-6, 9) for d in (1, 1.5, 2, 3, 5, 7))
+"""Where the logarithmic axes may have ticks."""
 
 
 @styled
@@ -25,7 +27,8 @@ def draw_pareto(
     """Step time against memory, and against cost where there is one; the fronts, with some of their layouts named.
 
     Args:
-        layouts: a row per layout: `layout`, `step_time_s`, `peak_bytes` (as `SearchResult.to_frame` has them).
+        layouts: a row per layout: `layout`, `step_time_s`, `peak_bytes` (as `SearchResult.to_frame` has them); with
+            `devices` too, where they differ, the layouts are named with it.
         cost: column of what a step costs, in any unit; none by default.
         cost_label: of its axis.
         named: layouts of the first panel's front that get a letter and a line below.
@@ -34,13 +37,14 @@ def draw_pareto(
         PerfModelError: a column that is missing, or no row.
     """
     from matplotlib.lines import Line2D
+    from matplotlib.patheffects import withStroke
 
     wanted = ["layout", "step_time_s", "peak_bytes", *([cost] if cost else [])]
     if missing := [name for name in wanted if name not in layouts]:
         raise PerfModelError(f"Pareto picture: the table has no column {missing[0]}; it needs {', '.join(wanted)}")
     if layouts.empty:
         raise PerfModelError("Pareto picture: the table has no layout; widen the search")
-    per_s, unit = time_unit(float(np.min(layouts["step_time_s"])))
+    per_s, unit = time_unit(float(np.median(layouts["step_time_s"])))
     time = layouts["step_time_s"].to_numpy() * per_s
     sides = [(layouts["peak_bytes"].to_numpy() / GIB, "peak memory in GiB")]
     if cost:
@@ -51,6 +55,7 @@ def draw_pareto(
     axes = figure.subplots(*shape, squeeze=False).ravel()
     efficient = non_dominated(np.stack([time, *(values for values, _ in sides)], axis=1))
     fronts = [_panel(axis, time, *side, efficient) for axis, side in zip(axes, sides, strict=True)]
+    counts = layouts["devices"].to_numpy() if "devices" in layouts else np.zeros(1)
     for axis in axes if beside else axes[-1:]:
         axis.set_xlabel(f"step time in {unit}")
     chosen = fronts[0][np.unique(np.linspace(0, len(fronts[0]) - 1, min(named, len(fronts[0]))).round().astype(int))]
@@ -58,9 +63,13 @@ def draw_pareto(
     most = int(figure.get_figwidth() * 72 / 4.2)
     for letter, i in zip(_LETTERS, chosen.tolist(), strict=False):
         for axis, (values, _) in zip(axes, sides, strict=True):
-            axis.annotate(letter, (time[i], values[i]), xytext=(2, 2), textcoords="offset points", fontsize=7)
-        handles.append(Line2D([], [], linestyle="", marker=f"${letter}$", color="black", markersize=4.5))
-        labels.append(wrapped(str(layouts["layout"].iloc[i]), most))
+            axis.plot(time[i], values[i], "o", color="none", markeredgecolor="black", markersize=4.2, zorder=4)
+            axis.annotate(letter, (time[i], values[i]), xytext=(2, 3), textcoords="offset points", fontsize=7,
+                          path_effects=[withStroke(linewidth=1.5, foreground="white")], zorder=5)  # fmt: skip
+        handles.append(Line2D([], [], linestyle="", marker=f"$\\mathrm{{{letter}}}$", color="black", markersize=4.5,
+                              markeredgewidth=0))  # fmt: skip
+        on = f"{counts[i]} devices: " if len(set(counts.tolist())) > 1 else ""
+        labels.append(wrapped(on + str(layouts["layout"].iloc[i]), most))
     figure.legend(handles, labels, loc="outside lower left", fontsize=6)
     return figure
 
@@ -79,16 +88,19 @@ def _panel(
     if efficient.sum() > len(edge):
         rest = np.setdiff1d(np.flatnonzero(efficient), edge)
         axis.scatter(time[rest], values[rest], s=7, facecolors="none", edgecolors=BLUE, linewidths=0.6,
-                     label="not beaten in time, memory and cost")  # fmt: skip
+                     label="Pareto front of time, memory and cost")  # fmt: skip
     axis.step(time[edge], values[edge], where="post", color=VERMILLION, linewidth=0.9)
-    axis.plot(time[edge], values[edge], "o", color=VERMILLION, markersize=3, label="not beaten in both of a panel")
+    name = "Pareto front" if efficient.sum() == len(edge) else "Pareto front of a panel's two"
+    axis.plot(time[edge], values[edge], "o", color=VERMILLION, markersize=3, label=name)
     axis.set_xscale("log")
     slowest = float(time[efficient].max())
     axis.set_xlim(0.97 * time.min(), 1.1 * slowest)
-    rounds = [d * 10.0**e for e in range(-1, 7) for d in (1, 1.5, 2, 3, 5, 7)]
-    log_ticks(axis.xaxis, [t for t in rounds if 0.97 * time.min() <= t <= 1.1 * slowest])
+    log_ticks(axis.xaxis, [t for t in _ROUND if 0.97 * time.min() <= t <= 1.1 * slowest])
+    axis.set_yscale("log")
     seen = values[time <= 1.1 * slowest]
-    axis.set_ylim(0, 1.05 * float(seen.max()))
+    lowest, highest = 0.8 * float(seen.min()), 1.25 * float(seen.max())
+    axis.set_ylim(lowest, highest)
+    log_ticks(axis.yaxis, [v for v in _ROUND if lowest <= v <= highest][:: 1 + (highest > 60 * lowest)])
     axis.set_ylabel(label)
     return edge
 

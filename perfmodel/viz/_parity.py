@@ -37,7 +37,7 @@ def draw_parity(rows: "pd.DataFrame", width: Width = "column") -> "Figure":
     across = min(len(groups), 2 if width == "column" else 4)
     down = -(-len(groups) // across)
     side_in = {"column": 3.4, "page": 7.0}[width] / across
-    figure = new_figure(width, min(side_in, 2.6) * down + 0.3)
+    figure = new_figure(width, (min(side_in, 2.6) + 0.3) * down + 0.3)
     grid = figure.subplots(down, across, squeeze=False).ravel()
     for axis, (name, own) in zip(grid, groups, strict=False):
         _panel(axis, name, own)
@@ -62,21 +62,21 @@ def _panel(axis: "Axes", name: str, rows: "pd.DataFrame") -> None:
     shown = np.arange(0, len(rows), -(-len(rows) // _POINTS_UP_TO))
     ranked = np.argsort(measured, kind="stable")
     sample = ranked[:: -(-len(rows) // _INTERVALS_UP_TO)]
-    every = "90 % intervals" if len(sample) == len(rows) else "90 % intervals of a sample"
+    every = "90 % interval" if len(sample) == len(rows) else "90 % interval (a sample)"
     axis.vlines(measured[sample], lo[sample], hi[sample], color=VERMILLION, linewidth=0.5, alpha=0.7, label=every)
     size = 6 if len(shown) < 300 else 2
     axis.scatter(measured[shown], predicted[shown], s=size, color=BLUE, linewidths=0, alpha=0.6, rasterized=True,
-                 label="rows" if len(shown) < 300 else None)  # fmt: skip
+                 label="rows")  # fmt: skip
     error = np.abs(predicted / measured - 1)
     inside = float(((lo <= measured) & (measured <= hi)).mean())
     axis.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
-    counted = f"{len(rows):,} row{'s' * (len(rows) != 1)}, {inside:.0%} in the interval"
+    counted = f"{len(rows):,} row{'s' * (len(rows) != 1)}, {inside:.0%} inside"
     axis.set_title(
-        f"{shorten(name, 26, placeholder='...')}\n{counted}\nMAPE {error.mean():.1%}, median {np.median(error):.1%}",
+        f"{shorten(name, 24, placeholder='...')}\n{counted}\nMAPE {error.mean():.1%}, median {np.median(error):.1%}",
         fontsize=6,
         pad=3,
     )
-    axis.set_aspect("equal")
+    axis.set_box_aspect(1)
     for side in (axis.xaxis, axis.yaxis):
         side.set_major_locator(LogLocator(numticks=6))
         side.set_minor_locator(LogLocator(subs="all", numticks=99))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from perfmodel.display import EVENTS, LINES
+from perfmodel.errors import PerfModelError
 from perfmodel.interpreter import TrainingCurve
 from perfmodel.schedule import PassTimes, Phase, Schedule, starts_and_ends
 from perfmodel.viz._boxes import Boxes, draw_boxes
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _ROW_IN: Final = 0.15
+_LEAST_ROW_IN: Final = 0.06
+_PANEL_IN: Final = 3.9
+"""Height of a panel up to which its rows are as high as they are."""
 
 
 @styled
@@ -24,15 +28,23 @@ def draw_schedules(schedules: Sequence[tuple[Schedule, PassTimes]], width: Width
     """One panel per schedule on one scale of time: a row per device, a box per pass with its micro-batch.
 
     Chunks above 0 (of a bidirectional schedule, the direction up) are lighter.
+
+    Raises:
+        PerfModelError: no schedules, or passes that take no time.
     """
     from matplotlib.patches import Patch
 
-    heights = [_ROW_IN * schedule.devices for schedule, _ in schedules]
+    if not schedules:
+        raise PerfModelError("schedules picture: no schedule can run with these stages and micro-batches; change them")
+    row_in = max(_LEAST_ROW_IN, min(_ROW_IN, _PANEL_IN / max(schedule.devices for schedule, _ in schedules)))
+    heights = [row_in * schedule.devices for schedule, _ in schedules]
     figure = new_figure(width, sum(heights) + 0.36 * len(schedules) + 0.5)
     axes = figure.subplots(len(schedules), 1, squeeze=False, height_ratios=heights)[:, 0]
     ends_s = [float(starts_and_ends(schedule, times)[1].max()) for schedule, times in schedules]
+    if not min(ends_s) > 0:
+        raise PerfModelError("schedules picture: passes that take no time cannot be drawn; give times above 0")
     for axis, (schedule, times) in zip(axes, schedules, strict=True):
-        _panel(axis, schedule, times, max(ends_s))
+        _panel(axis, schedule, times, max(ends_s), row_in)
     axes[-1].set_xlabel("time in s")
     names = [_name(phase) for phase in sorted({p for schedule, _ in schedules for p in schedule.phase.tolist()})]
     labels: dict[str, list[str]] = {}
@@ -46,7 +58,7 @@ def draw_schedules(schedules: Sequence[tuple[Schedule, PassTimes]], width: Width
     return figure
 
 
-def _panel(axis: "Axes", schedule: Schedule, times: PassTimes, longest_s: float) -> None:
+def _panel(axis: "Axes", schedule: Schedule, times: PassTimes, longest_s: float, row_in: float) -> None:
     start, end = starts_and_ends(schedule, times)
     span_s = float(end.max())
     idle = 1 - float((end - start).sum()) / (schedule.devices * span_s)
@@ -63,7 +75,7 @@ def _panel(axis: "Axes", schedule: Schedule, times: PassTimes, longest_s: float)
         ],
         critical=np.zeros(len(start), bool),
     )
-    draw_boxes(axis, boxes, 0.0, longest_s, _ROW_IN)
+    draw_boxes(axis, boxes, 0.0, longest_s, row_in)
     device_ticks(axis, schedule.devices, "device")
     axis.set_title(f"{schedule.name}: {span_s:.4g} s, {idle:.1%} idle", pad=2)
 

@@ -8,6 +8,7 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar
 
+from perfmodel.display import require_matplotlib, require_picture
 from perfmodel.errors import PerfModelError
 from perfmodel.io import write_bytes
 
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
 Width = Literal["column", "page"]
 WIDTHS_IN: Final = {"column": 3.4, "page": 7.0}
 """Inches of one column and of both in the usual two-column proceedings."""
-SUFFIXES: Final = (".png", ".pdf", ".svg")
 _SMALL, _BODY = 6.5, 7.5
 _NOTEBOOK_DPI: Final = 150
+_FEW_ROWS: Final = 2
 _STYLE: Final[dict[Any, Any]] = {
     "font.size": _BODY, "axes.titlesize": _BODY, "axes.labelsize": _BODY, "xtick.labelsize": _SMALL,
     "ytick.labelsize": _SMALL, "legend.fontsize": _SMALL, "figure.titlesize": _BODY,
@@ -42,6 +43,7 @@ def styled(draw: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> R:
+        require_matplotlib()
         import matplotlib as mpl
 
         with mpl.rc_context(_STYLE):
@@ -83,9 +85,7 @@ def save_figure(figure: "Figure", path: Path | str) -> None:
     """
     import matplotlib as mpl
 
-    suffix = Path(path).suffix.lower()
-    if suffix not in SUFFIXES:
-        raise PerfModelError(f"{path}: a picture is written as {', '.join(SUFFIXES)}; name the file so")
+    suffix = require_picture(path)
     buffer = io.BytesIO()
     undated: dict[str, Any] = {".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}[suffix]
     with mpl.rc_context(_FILE_STYLE):
@@ -136,10 +136,15 @@ def log_ticks(axis: Any, values: Sequence[float]) -> None:
 
 
 def device_ticks(axis: "Axes", devices: int, label: str) -> None:
-    """Numbers of rows, the first at the top; every one, or so many that they do not touch."""
+    """Numbers of rows, the first at the top; every one, or so many that they do not touch.
+
+    What they number stands beside the axis where there are rows enough, else in front of each.
+    """
     every = max(1, -(-devices // 16))
+    short = label.split()[-1]
+    before = f"{short} " if devices <= _FEW_ROWS else ""
     axis.set_ylim(devices, 0)
-    axis.set_yticks([d + 0.5 for d in range(0, devices, every)], [str(d) for d in range(0, devices, every)])
+    axis.set_yticks([d + 0.5 for d in range(0, devices, every)], [f"{before}{d}" for d in range(0, devices, every)])
     axis.tick_params(axis="y", length=0)
     axis.spines["left"].set_visible(False)
-    axis.set_ylabel(label)
+    axis.set_ylabel("" if before else short if devices <= 2 * _FEW_ROWS else label)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from jaxtyping import Float
@@ -25,6 +25,9 @@ _STEP = 0.01
 """Relative change by which sensitivities are taken."""
 _HIDDEN = 1e-3
 """A delay is hidden as long as the step grows by no more than this share."""
+
+MOST_POINTS: Final = 10_000
+"""Of a sweep: each is a step time of its own."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,8 @@ def parse_sweep(text: str) -> list[Setting]:
     parts = raw.split(":")
     if len(parts) != 3 or not parts[2].strip().isdecimal() or int(parts[2]) < 2:
         raise PerfModelError(f"what-if: a sweep is name=first:last:count, like {name}=0:0.01:11; got {text!r}")
+    if int(parts[2]) > MOST_POINTS:
+        raise PerfModelError(f"what-if: a sweep has at most {MOST_POINTS:,} points; got {text!r}")
     first, last = (parse_setting(f"{name}={part}") for part in parts[:2])
     if first.how != last.how:
         raise PerfModelError(f"what-if: both ends of the sweep {text!r} must be values, or both multiples")

@@ -9,7 +9,6 @@ from perfmodel.workload._block import matmul_flops as matmul_flops
 from perfmodel.workload._blocks import blocks as blocks
 from perfmodel.workload._flops import ModelFlops as ModelFlops
 from perfmodel.workload._flops import step_flops as step_flops
-from perfmodel.workload._optimizer import gradient_bytes as gradient_bytes
 from perfmodel.workload._optimizer import optimizer_op as optimizer_op
 from perfmodel.workload._parameters import Parameters as Parameters
 from perfmodel.workload._parameters import parameter_count as parameter_count

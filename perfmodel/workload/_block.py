@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perfmodel.errors import LayoutError
-from perfmodel.spec import CollectiveKind, KernelOp, Layout, Recompute
+from perfmodel.spec import CollectiveKind, KernelOp, Layout
 
 Kernels = tuple[tuple[KernelOp, int], ...]
 """Kernels in order of execution, each with how often it runs in a row."""
@@ -103,11 +103,6 @@ class BlockOps:
     """Activation that one device sends if the next block is on another stage."""
     boundary_comm: tuple[Comm, ...] = ()
     """Collectives by which the receiving stage completes what was sent sharded."""
-
-    def recompute_workspace_bytes(self, recompute: Recompute) -> float:
-        """Transient peak in backward: the workspace and whatever recomputation brings back."""
-        held = self.activation_bytes
-        return self.workspace_bytes + held.none - getattr(held, recompute)
 
 
 def matmul_flops(kernels: Kernels) -> float:

@@ -1,4 +1,4 @@
-"""The optimizer step and gradient sizes."""
+"""The optimizer step."""
 
 from perfmodel.spec import Job, OptimizerStep
 from perfmodel.units import dtype_bytes
@@ -36,8 +36,3 @@ def optimizer_op(n_params_local: int, job: Job, sharded: bool = False, *, tensor
         bytes_per_param=float(traffic),
         tensors=1 if sharded else tensors,
     )
-
-
-def gradient_bytes(n_params: int, job: Job) -> float:
-    """Bytes of the accumulated gradients of `n_params` parameters, which data parallelism reduces."""
-    return float(n_params) * dtype_bytes(job.grad_dtype)

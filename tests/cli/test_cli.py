@@ -2,8 +2,10 @@
 
 import gzip
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -82,16 +84,44 @@ def test_doctor(capsys):
         (["validate", "cases", "absent.csv"], "absent.csv"),
         (["predict", *JOB, "--layout", "dp=8", "--calibration", "nowhere"], "nowhere"),
         (["frobnicate"], "invalid choice"),
+        (["predict", *JOB[:4], "--global-batch", "9" * 20, "--layout", "dp=1"], "take a smaller batch"),
+        (["search", *JOB, "--devices", "8", "--top", "0"], "top must be at least 1 layout, got 0"),
+        (["search", *JOB, "--devices", "-4"], "devices must be at least 1, got -4"),
+        (["search", *JOB, "--devices", "8", "--objective", "1/0"], "'1/0' is a finite number for no layout"),
+        (["search", *JOB, "--devices", "8", "--png", "best.bmp"], "best.bmp: a picture is written as .png"),
+        (["timeline", *JOB, "--layout", "dp=8", "--png", "taken.png"], "is a folder; give another --png"),
+        (["fit", "absent.csv", "--out", __file__], "is a file, not a folder; give another --out"),
+        (
+            ["timeline", *JOB, "--layout", "dp=8", "--out", f"{__file__}/t.json"],
+            "t.json: cannot be written",
+        ),
+        (["plot", "pareto", *JOB, "--devices", "8", "--price", "nan", "--out", "x.png"], "--price must be .* got nan"),
+        (["whatif", *JOB, "--layout", "dp=8", "--sweep", "compute_rate=1x:2x:99999"], "at most 10,000 points"),
+        (["run", "BINARY", "--ranks", "2"], "not the text of a program"),
+        (["calibrate", "--plan", "BINARY", "--out", "x"], "BINARY"),
+        (["import-model", "broken.py:step", "--target", "dgx-h100"], "broken.py, line 4: ZeroDivisionError"),
+        (["import-model", "broken.py:lacking", "--target", "dgx-h100"], "broken.py: TypeError: lacking.. missing"),
+        (["import-model", "cut.py:step", "--target", "dgx-h100"], "cut.py, line 1: SyntaxError"),
     ],
 )
-def test_bad_input_is_one_line_and_status_2(capsys, argv, message):
-    import re
-
+def test_bad_input_is_one_line_and_status_2(capsys, argv, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("BINARY").write_bytes(bytes(range(128, 256)))
+    Path("broken.py").write_text("def lacking(x):\n    return x\ndef step():\n    return (lambda x: 1 / 0), (1.0,)\n")
+    Path("taken.png").mkdir()
+    Path("cut.py").write_text("def step(:")
     status, out, err = run(capsys, *argv)
     assert status == 2
     assert out == ""
     assert len(err.strip().splitlines()) == 1
     assert re.search(message, err)
+
+
+def test_pictures_without_matplotlib_are_refused_before_anything_is_computed(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    status, out, err = run(capsys, "timeline", "--model", "gpt5", *JOB[2:], "--layout", "dp=8", "--png", "x.png")
+    assert (status, out) == (2, "")
+    assert re.fullmatch(r"perfmodel: pictures need matplotlib .* pip install 'perfmodel\[viz\]'", err.strip())
 
 
 def test_help_imports_no_jax():

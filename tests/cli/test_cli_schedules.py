@@ -72,6 +72,9 @@ def test_an_order_made_for_a_model_is_used_by_its_layout(capsys, tmp_path) -> No
         (["file:nowhere.txt"], "cannot be read"),
         (["gpipe", "--forward-s", "-1"], "not negative"),
         (["gpipe", "--micro-batches", "0"], "at least 1"),
+        (["gpipe", "--forward-s", "0", "--backward-s", "0"], "gpipe: a step without time"),
+        (["--optimise", "4", "--stages", "0", "--out", "unwritten.txt"], "one entry per stage"),
+        (["--stages", "0", "--png", "unwritten.png"], "no schedule can run"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(capsys, arguments: list[str], message: str) -> None:

@@ -1,6 +1,8 @@
 """Tables are checked at the door: every defect is named with file, column and row."""
 
 import gzip
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pandas as pd
 import pytest
@@ -91,3 +93,31 @@ def test_interrupted_write_keeps_the_old_file(tmp_path):
 def test_public_tables_are_readable(data_dir):
     for file in sorted(data_dir.glob("*/gemm.csv.gz")):
         assert (read_table(file)["time_us"] > 0).all()
+
+
+def test_row_that_breaks_off_is_named(tmp_path):
+    path = _write(tmp_path, GOOD.rstrip()[:-10])
+    with pytest.raises(TableError, match=r"ends within a row .*is the file complete"):
+        read_table(path)
+    assert len(read_table(_write(tmp_path, GOOD.rstrip()))) == 2  # no line end, but all cells
+
+
+def test_what_cannot_be_written_is_named_by_its_own_name(tmp_path):
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "folder").mkdir()
+    for path, why in ((tmp_path / "folder", "directory"), (tmp_path / "file" / "x", "its folder is a file")):
+        with pytest.raises(OSError, match=f"cannot be written .*{why}") as caught:
+            write_text(path, "new")
+        assert caught.value.filename == str(path)
+    assert (tmp_path / "file").read_text() == "kept"
+    assert {p.name for p in tmp_path.iterdir()} == {"file", "folder"}
+
+
+def test_a_pipe_is_written_and_stays_one(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(path.read_text)
+        write_text(path, "through")
+        assert read.result(timeout=10) == "through"
+    assert path.is_fifo()

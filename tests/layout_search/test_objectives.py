@@ -181,3 +181,16 @@ def test_command(capsys):
     assert "cost" in capsys.readouterr().out
     assert main([*common, "--constraint", "memry_bytes<7e10"]) == 2
     assert "did you mean 'memory_bytes'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"top": 0}, "top must be at least 1, got 0"),
+        ({"devices": 0}, "devices must be at least 1, got 0"),
+        ({"global_batch": []}, "no global batch to try"),
+    ],
+)
+def test_a_search_for_nothing_is_refused(wrong, said):
+    with pytest.raises(PerfModelError, match=said):
+        search("gpt3-1.3b", "dgx-a100", **({"devices": 8, "global_batch": 16} | wrong))

@@ -100,7 +100,7 @@ def test_traffic_within_the_cache_runs_at_its_rate() -> None:
     machine = Machine(np.float64(1e14), np.float64(1e12), np.float64(100), np.float64(4e7), np.float64(1e9))
     small, large = 4e4, 4e10
     for moved, rate in ((small, 100 * 1e9 * 38), (large, 1e12)):
-        physics = Physics(1.0, 1.0, moved, [], [], 0.0, cached_share(np, moved, machine))
+        physics = Physics(1.0, 1.0, moved, [], [], 0.0, cached_share(moved, machine))
         assert memory_seconds(np, physics, machine) == pytest.approx(moved / rate, rel=1e-3)
 
 

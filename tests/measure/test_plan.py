@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.errors import CalibrationError
-from perfmodel.measure import read_plan
+from perfmodel.errors import CalibrationError, PerfModelError
+from perfmodel.measure import Point, read_plan
 from perfmodel.measure._plan import expand
 from perfmodel.spec import Collective, Gemm, MemoryBound
 
@@ -83,3 +83,13 @@ def test_bad_plans_are_refused_by_name(tmp_path: Path, old: str, new: str, messa
 def test_a_missing_plan_is_named(tmp_path: Path):
     with pytest.raises(CalibrationError, match=r"none\.toml"):
         read_plan(tmp_path / "none.toml")
+
+
+def test_a_point_is_a_kernels_or_a_collectives():
+    gemm, reduce = Gemm(m=2, n=2, k=2), Collective(collective="all_reduce", bytes=8.0, num_ranks=2, ranks_per_node=2)
+    assert Point(gemm).kernel == gemm
+    assert Point(reduce).collective == reduce
+    with pytest.raises(PerfModelError, match="all_reduce is a collective, not a kernel"):
+        _ = Point(reduce).kernel
+    with pytest.raises(PerfModelError, match="gemm is a kernel, not a collective"):
+        _ = Point(gemm).collective

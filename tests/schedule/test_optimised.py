@@ -50,5 +50,7 @@ def test_bad_input_is_named() -> None:
         PassTimes(np.array([1.0]), np.array([-1.0]), np.array([1.0]))
     with pytest.raises(PerfModelError, match="one entry per stage"):
         PassTimes(np.ones(2), np.ones(3), np.ones(2))
+    with pytest.raises(PerfModelError, match="one entry per stage each"):
+        PassTimes.uniform(0, 1.0, 2.0)
     with pytest.raises(LayoutError, match="at least 1"):
         optimised(uniform(2, 1, 1), 4, 0)

@@ -45,6 +45,9 @@ def test_virtual_stages_imply_the_interleaved_schedule():
         ("sequence_parallel=maybe", LayoutError, "true or false"),
         ("dp=6,ep=4", LayoutError, "ep=4 must divide"),
         ("vpp=2", LayoutError, "pp > 1"),
+        ("tp=8,tp=4", LayoutError, "tp is given twice"),
+        ("8M1P1D,pp=2", LayoutError, "pp is given twice"),
+        (" ", LayoutError, "it is empty"),
     ],
 )
 def test_refusals_name_the_value(text, error, message):

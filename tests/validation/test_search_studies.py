@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 from perfmodel import catalog
+from perfmodel.errors import PerfModelError
 from perfmodel.prediction import Framework, step_model
 from perfmodel.spec import Job, Layout
 from perfmodel.validation import SEARCH_SECTIONS
@@ -13,6 +14,7 @@ from perfmodel.validation import _search_distir as distir
 from perfmodel.validation import _search_distsim as distsim
 from perfmodel.validation import _search_groups as groups
 from perfmodel.validation import _search_megatron as megatron
+from perfmodel.validation._case_rows import Case
 from perfmodel.validation._search_rank import rank
 from perfmodel.validation._search_report import markdown_table
 
@@ -124,6 +126,13 @@ def test_fit_is_right_where_runs_ran_and_failed_as_said():
     assert figures["n"] == 9
     assert figures["accuracy"] == pytest.approx(7 / 9)
     assert (figures["ran, said not to"], figures["failed, said to fit"]) == (1, 1)
+
+
+def test_megatron_searches_transformers_only():
+    job = Job(global_batch=8, seq_len=1)
+    case = Case("row 1", catalog.model("resnet50"), catalog.cluster("dgx-a100"), job, Layout(dp=8))
+    with pytest.raises(PerfModelError, match="row 1: Megatron-LM trains transformers, resnet-50 is none"):
+        megatron.megatron_search(case)
 
 
 def test_megatron_layouts_are_in_the_space_searched(data_dir):

@@ -53,13 +53,6 @@ def test_input_and_output_layers_section_4_3():
     assert ends["head"].activation_bytes.none == pytest.approx(4 * S * B * H / 8 * (1 + V / H))
 
 
-def test_recomputation_brings_back_what_was_not_kept():
-    layer = parts()["dense_layer"]
-    kept = layer.activation_bytes
-    assert layer.recompute_workspace_bytes("none") == layer.workspace_bytes
-    assert layer.recompute_workspace_bytes("full") - layer.workspace_bytes == kept.none - kept.full
-
-
 def test_flash_attention_keeps_one_statistic_per_row():
     flash = Job(global_batch=B, seq_len=S, dtype="fp16")
     layer = parts(job=flash)["dense_layer"].activation_bytes

@@ -1,0 +1,120 @@
+"""`perfmodel fit`: cost models from tables of measurements, their parameters from measured steps."""
+
+import argparse
+from math import expm1
+from pathlib import Path
+from typing import Any
+
+from perfmodel.cli._emit import emit
+from perfmodel.cli._flags import add_json
+from perfmodel.display import Report, progress
+from perfmodel.errors import PerfModelError
+
+_SHOWN = 8
+"""Runs that are named where many stand apart."""
+
+
+def add_command(commands: Any) -> None:
+    """Register the command."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "fit", help="train cost models from tables of measurements and of runs"
+    )
+    command.add_argument("tables", nargs="*", type=Path, metavar="TABLE", help="csv, csv.gz or parquet")
+    command.add_argument(
+        "--runs", type=Path, metavar="RUNS.csv", help="measured steps of whole runs (columns of validate cases)"
+    )
+    command.add_argument(
+        "--base", type=Path, metavar="DIR", help="calibration that --runs corrects (default: TABLEs, else the shipped)"
+    )
+    command.add_argument("--strict", action="store_true", help="refuse runs that contradict the tables")
+    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="calibration directory to write")
+    command.add_argument("--family", metavar="F", help="only this op family")
+    command.add_argument("--seed", type=int, default=0)
+    add_json(command)
+    command.set_defaults(run=_execute)
+
+
+def _execute(arguments: argparse.Namespace) -> int:
+    from perfmodel.cli import _show
+    from perfmodel.learn import fit_calibration
+
+    _check(arguments)
+    summary: dict[str, Any] = {}
+    with progress("fit", silent=arguments.json) as report:
+        if arguments.tables:
+            summary = fit_calibration(
+                arguments.tables, arguments.out, family=arguments.family, seed=arguments.seed, progress=report
+            )
+        runs = _to_runs(arguments, report) if arguments.runs else {}
+
+    def show() -> None:
+        if summary:
+            _show.fit(summary, arguments.out)
+        if runs:
+            _show_runs(runs, arguments.out)
+
+    emit(arguments, summary | runs, show)
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse contradictory or missing arguments.
+
+    Raises:
+        PerfModelError: naming them.
+    """
+    if not arguments.tables and not arguments.runs:
+        raise PerfModelError("fit: nothing to fit to; give TABLE... (kernels, collectives) or --runs RUNS.csv")
+    if arguments.base and (arguments.tables or not arguments.runs):
+        raise PerfModelError("fit: --base DIR is what --runs corrects in place of TABLEs; give --runs and no TABLE")
+
+
+def _to_runs(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:
+    """Fit and save; by device what was found, and rows that are no runs."""
+    from perfmodel.calibration import calibrate_end_to_end
+    from perfmodel.validation import read_runs
+
+    runs, skipped = read_runs(arguments.runs)
+    base = arguments.out if arguments.tables else arguments.base
+    found = calibrate_end_to_end(runs, out=arguments.out, base=base, strict=arguments.strict, progress=report)
+    return {"end_to_end": {device: fitted.to_dict() for device, fitted in found.items()}, "skipped_runs": skipped}
+
+
+def _show_runs(report: dict[str, Any], out: Path) -> None:
+    """Parameters before and after, then contradictions."""
+    from perfmodel.cli import _show
+
+    console = _show.new_console()
+    for device, fitted in report["end_to_end"].items():
+        heads = ("parameter", "prior, 90 %", "posterior", "90 %", "sigmas", "kernels behind it", "runs", "")
+        rows = [_parameter_row(p) for p in fitted["parameters"]]
+        console.print(_show.table(f"{device}, {fitted['runs']} runs", heads, rows))
+        for text in fitted["contradictions"]:
+            console.print(f"warning: {text}")
+        for name, excess in [*fitted["unexplained"].items()][:_SHOWN]:
+            console.print(f"no parameter explains {name}: {excess:+.0%}")
+        console.print(
+            f"mean error of these runs {fitted['error_before']:.1%} before, {fitted['error_after']:.1%} after the fit "
+            f"to them; {fitted['noise']:.1%} is left to noise"
+        )
+    for reason, count in report["skipped_runs"].items():
+        console.print(f"{count} rows are no runs: {reason}")
+    console.print(f"wrote {out}")
+
+
+def _parameter_row(p: dict[str, Any]) -> tuple[str, ...]:
+    from perfmodel.prediction import GAUSS_90, LOSSES
+
+    amount = p["name"] in LOSSES
+    edge = GAUSS_90 * p["prior_sd"]
+    word = (lambda x: f"{x:.3g}") if amount else (lambda x: f"{expm1(x):+.1%}")
+    return (
+        p["name"],
+        f"{word(0.0 if amount else -edge)} .. {word(edge)}",
+        word(p["value"]),
+        f"{word(p['lo'])} .. {word(p['hi'])}",
+        f"{p['sigmas']:+.1f}",
+        "-" if p["measured_kernels"] is None else f"{p['measured_kernels']:,}",
+        str(p["runs"]),
+        "contradicts" if p["contradiction"] else "" if p["informed"] else "as before",
+    )
