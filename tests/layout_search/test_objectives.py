@@ -186,7 +186,7 @@ def test_command(capsys):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"top": 0}, "top must be at least 1, got 0"),
+        ({"top": 0}, "top must be at least 1 layout, got 0"),
         ({"devices": 0}, "devices must be at least 1, got 0"),
         ({"global_batch": []}, "no global batch to try"),
     ],
