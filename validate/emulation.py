@@ -178,7 +178,7 @@ def host_prices(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     kinds, sizes = ("all_reduce", "broadcast", "all_gather"), (1 << 8, 1 << 14, 1 << 18, 1 << 20)
     for ranks in arguments.ranks:
         with EmulatedHosts(ranks, LINK_BYTES_PER_S) as emulated:
-            table = measure_prices(ranks, kinds, sizes, calls=3, hosts=emulated.hosts)
+            table = measure_prices(ranks, kinds, sizes, calls=12, hosts=emulated.hosts)
         write_text(out / f"emulation_hosts{ranks}.csv", table.assign(jitter=0.0).to_csv(index=False))
     return {}
 
@@ -188,14 +188,16 @@ def hosts(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
     Where ranks outnumber the cores, they compute at the same time and by so much more slowly than the emulated one.
     """
-    result = {}
+    result, command = {}, script("mlp", 16, WIDTH=192)
     for ranks in arguments.ranks:
-        command = script("mlp", 16, WIDTH=192)
-        with EmulatedHosts(ranks, LINK_BYTES_PER_S) as emulated:
-            real = [run_real(command, ranks, hosts=emulated.hosts).iteration_s() for _ in range(arguments.launches)]
         crowded = {"straggler": max(1.0, ranks / len(usable_cores()))}
-        found = run_emulated(command, ranks, prices_of(out, f"hosts{ranks}"), conditions=crowded).iteration_s()
-        result[f"{ranks} ranks"] = compared(real, [found])
+        real, found = [], []
+        with EmulatedHosts(ranks, LINK_BYTES_PER_S) as emulated:
+            for _ in range(arguments.launches):  # in turns: the speed of a shared machine drifts
+                real.append(run_real(command, ranks, hosts=emulated.hosts).iteration_s())
+                table = prices_of(out, f"hosts{ranks}")
+                found.append(run_emulated(command, ranks, table, conditions=crowded).iteration_s())
+        result[f"{ranks} ranks"] = compared(real, found)
     return result
 
 

@@ -131,7 +131,7 @@ def spread(rounds: Sequence[Sequence[float]]) -> float:
 
 
 def _mean(values: list[float]) -> float:
-    kept = sorted(values)[: max(1, round(_KEPT * len(values)))]
+    kept = sorted(values)[: max(1, int(_KEPT * len(values)))]
     return sum(kept) / len(kept)
 
 
