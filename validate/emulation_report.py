@@ -132,22 +132,24 @@ def _memory(found: Mapping[str, Any]) -> list[str]:
 
 _NOTES: Final = (
     "## What is missing or missed", "",
-    "- The machine: two cores of a shared host that slow each other by up to a half, at times for minutes. Steps are "
-    "therefore compared in turns, and what an emulated call keeps of the core is an amount of work; prices are still "
-    "measured minutes before. Scripts without a row were not measured in this form.",
-    "- Steps: `bert ddp` and `resnet ddp` miss the bar. Where the emulation is too fast, forward and optimizer are so "
-    "as much as backward, though no collective runs in them: perhaps real ranks, which do the same at the same moment, "
-    "are more in each other's way than two emulations that are not in step. `bert` was measured with prices of a "
-    "restless moment (not those kept here), whose jitter of 10 % makes backward wait.",
-    "- Collectives by themselves: within the bar from 2 MiB on; small calls, of half a millisecond, come out up to a "
-    "tenth too short or, one, 6 % too long, which is how far two real runs are apart in half of the rows.",
-    "- Hosts: 8 ranks miss the bar. The price is too low: 355 ms for 1 MiB is below the ring's 367 ms at the links' "
-    "bandwidth; perhaps the shaper's bucket of tokens fills while a measured rank pauses, longer than a training one "
-    "does. 4 ranks were measured with an earlier form, which did not slow emulated ranks by ranks over cores.",
-    "- Made before the last changes of code: the curve (before calls were answered on the caller's thread, and work by "
-    "amount).",
-    "- Memory under FSDP2: predicted too large. The prediction holds the largest gathered group twice, embedding and "
-    "first layer together; `fully_shard` holds the root and two layers.",
+    "- The machine: two cores of a shared host that slow each other by up to a half, at times for minutes or hours. "
+    "Steps, hosts and the micro-benchmark are therefore compared in turns, and what an emulated call keeps of the core "
+    "is an amount of work; prices are still measured minutes before.",
+    "- Steps: `recommend` under both and `resnet fsdp` meet the bar. Else the emulation is too fast, and forward and "
+    "optimizer are so as much as backward, though under DistributedDataParallel no collective runs in them: perhaps "
+    "real ranks, which do the same at the same moment, are more in each other's way than two emulations that are not "
+    "in step. `bert`, `lstm`, `vit` and `resnet fsdp` were measured on a restless machine, with prices of that hour "
+    "(not those kept here, jitter 10 to 13 %); their noise is that of the same hour. Least is right about small models "
+    "under FSDP2, with many small calls.",
+    "- Collectives by themselves: no overhead above 0.3 %. Calls up to 256 KiB, of half a millisecond to one, come out "
+    "2.5 to 6.3 % too short, less than two real runs in succession differ.",
+    "- Hosts: 8 ranks miss the bar, with more noise between launches than error. Eight ranks compute on two cores; the "
+    "emulated one is told to be slower by ranks over cores, and measured alone.",
+    "- The curve and the other conditions are from a quiet hour and an earlier form (before calls were answered on the "
+    "caller's thread, and work by amount). Repeated with today's code on a machine that took 1.6 to 1.8 times as long "
+    "for the same iteration, emulated times scattered by a tenth from delay to delay, which leaves nothing to compare.",
+    "- Memory under FSDP2: predicted a tenth too large; the largest moment of every part is added up, though not all "
+    "come together.",
 )  # fmt: skip
 
 _SECTIONS = {
