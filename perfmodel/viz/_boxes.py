@@ -20,6 +20,8 @@ _STRIP: Final = 0.16
 _LEAST_LABEL_PT: Final = 3.8
 _NARROW_PT: Final = 1.5
 """Boxes below this width blend into colours that no legend names."""
+_SHORT_PT: Final = 6.0
+"""Boxes below this width join the narrow ones of their lane, so that a lane is drawn in one way."""
 _COLUMN_PT: Final = 1.5
 """Between the points at which shares of time are drawn."""
 _MOST_COLUMNS: Final = 8
@@ -95,11 +97,11 @@ def _apart(
     boxes: Boxes, shown: Int[np.ndarray, " shown"], wide_pt: Float[np.ndarray, " boxes"]
 ) -> tuple[Int[np.ndarray, " whole"], list[Int[np.ndarray, " lane"]]]:
     """Boxes to draw one by one, and those of lanes full of narrow ones."""
-    narrow = shown[wide_pt[shown] < _NARROW_PT]
-    places = np.stack([boxes.top[narrow], boxes.height[narrow]], axis=1)
+    short = shown[wide_pt[shown] < _SHORT_PT]
+    places = np.stack([boxes.top[short], boxes.height[short]], axis=1)
     found, lane_of = np.unique(places, axis=0, return_inverse=True)
-    lanes = [narrow[lane_of.ravel() == lane] for lane in range(len(found))]
-    lanes = [lane for lane in lanes if len(lane) >= _LEAST_NARROW]
+    lanes = [short[lane_of.ravel() == lane] for lane in range(len(found))]
+    lanes = [lane for lane in lanes if np.count_nonzero(wide_pt[lane] < _NARROW_PT) >= _LEAST_NARROW]
     return np.setdiff1d(shown, np.concatenate(lanes)) if lanes else shown, lanes
 
 
