@@ -65,6 +65,9 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     if arguments.optimise is not None:
         return _optimised(arguments)
+    for flag, number in (("--stages", arguments.stages), ("--micro-batches", arguments.micro_batches)):
+        if number is not None and number < 1:
+            raise PerfModelError(f"schedules: {flag} must be at least 1, got {number}")
     if arguments.model:
         return _predicted(arguments)
     return _trained(arguments) if arguments.train else _facts(arguments)

@@ -74,7 +74,9 @@ def test_an_order_made_for_a_model_is_used_by_its_layout(capsys, tmp_path) -> No
         (["gpipe", "--micro-batches", "0"], "at least 1"),
         (["gpipe", "--forward-s", "0", "--backward-s", "0"], "gpipe: a step without time"),
         (["--optimise", "4", "--stages", "0", "--out", "unwritten.txt"], "one entry per stage"),
-        (["--stages", "0", "--png", "unwritten.png"], "no schedule can run"),
+        (["--stages", "0"], "--stages must be at least 1, got 0"),
+        (["--micro-batches", "-3"], "--micro-batches must be at least 1, got -3"),
+        (["chimera-doubling", "--stages", "5", "--png", "unwritten.png"], "even"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(capsys, arguments: list[str], message: str) -> None:
