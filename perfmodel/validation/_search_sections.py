@@ -35,14 +35,12 @@ def _distsim(_data: Path) -> Section:
 | best over second | {paper["best/second"]:.3f} | {ours["best/second"]:.3f} | - |
 | best, iterations/s | {paper["iterations_per_s"]:.2f} | {ours["iterations_per_s"]:.2f} | - |
 
-The paper states neither sequence length, element type, micro-batch, network, kernels nor the order of ranks. `as
-assumed`
-is what Megatron-LM does by default with BERT in half precision; other readings were looked at while this was written,
-and the one that agrees best is not the one taken. Best and worst are as in the paper under {held(alike)} readings, best
-over worst is within {distsim.WITHIN:.0%} under {held(close)}. Passes of one sequence are partly bound by the host's
-launches, so that much follows from how many kernels a layer is. No A10 was ever measured: its kernels are priced
-through
-their relatives.
+The paper states neither sequence length, element type, micro-batch, network, kernels nor the order of ranks.
+`as assumed` is what Megatron-LM does by default with BERT in half precision; other readings were looked at
+while this was written, and the one that agrees best is not the one taken. Best and worst are as in the paper
+under {held(alike)} readings, best over worst is within {distsim.WITHIN:.0%} under {held(close)}. Passes of
+one sequence are partly bound by the host's launches, so that much follows from how many kernels a layer is.
+No A10 was ever measured: its kernels are priced through their relatives.
 
 {markdown_table(readings)}
 All strategies as assumed:
@@ -99,8 +97,8 @@ _CHIMERA: Final = """## Chimera: schemes on Piz Daint (section 4.2)
 
 `1f1b` is DAPPLE, R recompute; `paper's/ours`: time of the paper's choice over that of ours, both by our evaluation. The
 paper's choices are those of the legends of figures 14 and 15 (as transcribed by another reader), its throughputs
-those of section 4.2.3 at the largest
-scale. The network is the nominal one: the authors ran GLOO over IP on it, through host memory, and do not
+those of section 4.2.3 at the largest scale.
+The network is the nominal one: the authors ran GLOO over IP on it, through host memory, and do not
 state what that reaches. With half of the nominal bandwidth ours is the paper's choice for Bert-48; for GPT-2 even an
 eighth does not explain it. There their PyTorch ran out of memory, and recomputed (R), where by our memory layouts fit
 without, so that we choose fewer stages. PipeDream-2BW comes out faster than Chimera, where they measured it slower.
