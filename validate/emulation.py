@@ -45,7 +45,8 @@ SEEN, UNSEEN = ("resnet", "bert", "recommend"), ("lstm", "vit")
 MODELS = tuple(f"{model} {how}" for model in (*SEEN, *UNSEEN) for how in ("ddp", "fsdp"))
 STEPS = 13
 ENDLESS = 10**6
-TURN_S, START_S = 1.5, 9.0
+KINDS = ("real", "both", "each")
+TURN_S, START_S = 1.5, 12.0
 LEAST = 30
 """Iterations of each kind that a median is of."""
 LINK_BYTES_PER_S = 5e6
@@ -109,27 +110,31 @@ def micro(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def steps(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Real and emulated runs in turn: each rank emulated by itself on its own core, of which the slower counts.
+    """Real and emulated runs in turn, of which the slower rank counts.
 
-    Both emulations are awake together, for the cores of a shared machine are neither alike nor independent: what an
-    emulated rank gains from an idle neighbour is none of the emulation's doing (`--alone` shows it).
+    Emulated are `both` ranks, which wait for one another (`Orders.apart`) while their calls take what the prices say,
+    and `each` by itself on its own core, both awake. The cores of a shared machine are not independent: a rank runs
+    faster while its neighbour waits, which real ranks do at the same time and ranks that are not in step do not.
     """
     table, result = prices_of(out), {}
     prices = Prices(catalog.cluster("localhost"), table.time_s, table)
 
-    def emulated(command: tuple[str, ...], rank: int) -> Emulation:
+    def emulated(command: tuple[str, ...], *ranks: int) -> Emulation:
         return Emulation(
-            command=command, world_size=2, real_ranks=(rank,), prices=prices, cores=usable_cores()[rank : rank + 1],
-            conditions=table.conditions,
+            command=command, world_size=2, real_ranks=ranks, prices=prices,
+            cores=tuple(usable_cores()[rank] for rank in ranks),
+            conditions=table.conditions | {"apart": len(ranks) > 1},
         )  # fmt: skip
 
     for name in arguments.models or MODELS:
         model, how = name.split()
         command = script(model, ENDLESS, **({"FSDP": 1} if how == "fsdp" else {}))
         real = Emulation(command=command, world_size=2, real_ranks=(0, 1), cores=usable_cores())
-        kinds = {"real": [real], "emulated": [emulated(command, 0), emulated(command, 1)]}
-        if arguments.alone:
-            kinds["alone"] = [emulated(command, 0)]
+        kinds = {
+            "real": [real],
+            "both": [emulated(command, 0, 1)],
+            "each": [emulated(command, 0), emulated(command, 1)],
+        }  # fmt: skip
         found = in_turn(kinds, turn_s=TURN_S, total_s=arguments.seconds, start_s=START_S)
         path = out / f"emulation_steps_{name.replace(' ', '_')}.csv"
         former = pd.read_csv(path) if path.exists() else pd.DataFrame()
@@ -146,19 +151,18 @@ def compared_in_turn(table: pd.DataFrame) -> dict[str, Any]:
     """Medians over all iterations of turns that others left alone, as far as there are enough of them."""
     for most in (0.03, 0.06, 0.1, 0.2, 2.0):
         kept: Any = table[table.stolen <= most]
-        if kept.groupby("kind").size().reindex(["real", "emulated"]).fillna(0).min() >= LEAST:
+        if kept.groupby("kind").size().reindex(KINDS).fillna(0).min() >= LEAST:
             break
     medians: Any = kept.groupby("kind")[["time_s", "forward_s", "backward_s", "optimizer_s"]].median()
     real: Any = kept[kept.kind == "real"]
     halves = [float(real[real.turn % 4 // 2 == half].time_s.median()) for half in (0, 1)]
     errors = medians / medians.loc["real"] - 1
     return {
-        "real_s": float(medians.time_s["real"]), "emulated_s": float(medians.time_s["emulated"]),
-        "error": float(errors.time_s["emulated"]), "noise": abs(halves[0] / halves[1] - 1),
+        **{f"{kind}_s": float(medians.time_s[kind]) for kind in KINDS},
+        **{f"{kind}_error": float(errors.time_s[kind]) for kind in KINDS[1:]}, "noise": abs(halves[0] / halves[1] - 1),
         "iterations": int(kept.groupby("kind").size().min()), "turns": int(kept.groupby("kind").turn.nunique().min()),
         "stolen_at_most": float(kept.stolen.max()),
-        **{f"{part}_error": float(errors[part]["emulated"]) for part in ("forward_s", "backward_s", "optimizer_s")},
-        **({"alone_error": float(errors.time_s["alone"])} if "alone" in errors.index else {}),
+        **{f"{part}_error": float(errors[part]["both"]) for part in ("forward_s", "backward_s", "optimizer_s")},
     }  # fmt: skip
 
 
@@ -324,8 +328,7 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", choices=MODELS, help="of the steps")
     parser.add_argument("--ranks", nargs="+", type=int, default=[4, 8], help="on emulated hosts")
     parser.add_argument("--launches", type=int, default=5, help="of every configuration on emulated hosts")
-    parser.add_argument("--seconds", type=float, default=44, help="of all turns of a model of the steps")
-    parser.add_argument("--alone", action="store_true", help="steps: emulation with the other core idle, too")
+    parser.add_argument("--seconds", type=float, default=60, help="of all turns of a model of the steps")
     arguments = parser.parse_args()
     os.environ.update(MALLOC)
     come_before_others()

@@ -27,6 +27,9 @@ def add_command(commands: Any) -> None:
     command.add_argument("--world-size", type=int, required=True, metavar="N", help="ranks the script believes in")
     command.add_argument("--cluster", required=True, help="catalog name or TOML: where the emulated ranks are")
     command.add_argument("--real-ranks", default="0", metavar="R,...", help="ranks that run the script (default 0)")
+    command.add_argument(
+        "--apart", action="store_true", help="real ranks exchange no data either: they wait for one another only"
+    )
     command.add_argument("--calibration", type=Path, metavar="DIR", help="made by 'perfmodel fit', of the collectives")
     command.add_argument(
         "--prices", metavar="FILE|MODULE:FUNCTION",
@@ -120,7 +123,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             timeout_s=arguments.timeout,
             conditions=measured
             | _conditions(arguments, scenario)
-            | {"swept": swept, "sweep_s": delays_s, "sweep_every": arguments.every},
+            | {"swept": swept, "sweep_s": delays_s, "sweep_every": arguments.every, "apart": arguments.apart},
         ),
         arguments.out,
     )

@@ -38,8 +38,8 @@ class EmulatedGroup(_ProcessGroup):
         super().__init__(own, len(members))
         self.name_, self.members, self._rank = name, members, rank
         self._real_members = tuple(m for m in members if m in rank.orders.real_ranks)
-        self._emulated = len(members) - len(self._real_members)
-        self._effects = Effects(own, len(members), tuple(map(members.index, self._real_members)), real)
+        exchanging = (rank.orders.rank,) if rank.orders.apart else self._real_members
+        self._effects = Effects(own, len(members), tuple(map(members.index, exchanging)), real)
         self._lanes: dict[str, Lane] = {}
         self._sequence: dict[str, int] = {}
         rank.line.ask("group", name, members)
@@ -258,7 +258,8 @@ class EmulatedGroup(_ProcessGroup):
             if peer is None
             else tuple(sorted({rank.orders.rank, self.members[peer]} & set(rank.orders.real_ranks)))
         )
-        emulated = self._emulated if peer is None else 2 - len(meets)
+        emulated = (len(self.members) if peer is None else 2) - len(meets)
+        priced = emulated > 0 or rank.orders.apart
         agreed = Call("message", call.nbytes, call.dtype) if peer is not None else call
         agreed = Call(signature, 0, call.dtype) if signature else agreed
         alive = self.members if peer is None else (rank.orders.rank, self.members[peer])
@@ -271,7 +272,7 @@ class EmulatedGroup(_ProcessGroup):
                 start_s = rank.line.meet(
                     f"{self.name_}{channel and f', {channel}'}", meets, number, agreed, noted.issued_s
                 )
-            delay_s, *more = rank.price(self.name_, call, at_once) if emulated else (0.0, 0.0, 0.0, 0.0)
+            delay_s, *more = rank.price(self.name_, call, at_once) if priced else (0.0, 0.0, 0.0, 0.0)
             late_s = rank.conditions.late_s(noted.issued_s, emulated)
             return Plan(start_s + late_s, delay_s + rank.conditions.extra_s(call, noted.iteration), *more)
 

@@ -73,7 +73,7 @@ class _Installed:
         members = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
         real = [rank for rank in members if rank in orders.real_ranks]
         group = None
-        if len(real) > 1:
+        if len(real) > 1 and not orders.apart:
             store = self._c10d.PrefixStore("real ranks", options.store)
             timeout = options.timeout or _TIMEOUT
             group = self._c10d.ProcessGroupGloo(store, real.index(orders.rank), len(real), timeout=timeout)
@@ -87,11 +87,15 @@ class _Installed:
         def checked(*arguments: Any, **named: Any) -> Any:
             given = parameters.bind(*arguments, **named).arguments
             source = given.get("src", None if name == "recv_object_list" else 0)
-            if source is not None and source not in self._orders.real_ranks:
-                error = EmulationError(
-                    f"rank {self._orders.rank}: {name} from rank {source}, which is emulated and has no objects; "
-                    f"make it real: --real-ranks {source},{self._orders.rank}"
+            orders = self._orders
+            absent = source is not None and source not in orders.real_ranks
+            if absent or (orders.apart and source not in (None, orders.rank)):
+                why = (
+                    f"emulated and has no objects; make it real: --real-ranks {source},{orders.rank}"
+                    if absent
+                    else "told to exchange nothing; leave --apart out"
                 )
+                error = EmulationError(f"rank {orders.rank}: {name} from rank {source}, which is {why}")
                 self._rank.fail(error)
                 raise error
             return function(*arguments, **named)

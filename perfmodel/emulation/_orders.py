@@ -28,6 +28,9 @@ class Orders:
     real_ranks: tuple[int, ...]
     out: str
     """Folder for what the rank recorded."""
+    apart: bool = False
+    """Real ranks exchange no data either: their calls begin when the last of them has come, and take what the prices
+    say for all ranks."""
     pinned: bool = False
     """The rank keeps to one core: threads that serve collectives run first on it, so that a message that comes while
     the script computes does not wait for the scheduler's next tick, 4 ms that it takes at random."""

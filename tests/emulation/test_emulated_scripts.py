@@ -1,6 +1,7 @@
 """Unmodified scripts as ranks of emulated worlds; skipped where torch is not installed."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,24 @@ def test_pipeline_whose_stages_are_all_real() -> None:
     run = emulate(emulation("pipeline.py", world_size=2, real=(0, 1)))
     assert {"send", "recv"} <= set(run.collectives().kind)
     assert len(run.iterations()) == 4
+
+
+def test_real_ranks_apart_wait_for_one_another_and_for_the_model_alone() -> None:
+    prices = Prices(catalog.cluster("dgx-a100"), lambda op: 0.05)
+    orders = emulation("apart.py", world_size=2, real=(0, 1), conditions={"apart": True})
+    calls = emulate(replace(orders, prices=prices)).collectives()
+    reduction = calls[calls.kind == "all_reduce"].set_index("rank")
+    late_s = reduction.issued_s[1] - reduction.issued_s[0]
+    assert late_s > 0.1
+    assert (reduction.start_s >= reduction.issued_s[1]).all()
+    taken_s = reduction.end_s - reduction.issued_s[1]
+    assert taken_s.between(0.03, 0.5).all()  # what emulating takes by itself is taken off
+    assert ((calls.end_s - calls.start_s) > 0.03).all()
+
+
+def test_real_ranks_apart_have_no_objects_for_each_other() -> None:
+    with pytest.raises(EmulationError, match=r"rank 0: broadcast_object_list from rank 1, .*leave --apart out"):
+        emulate(emulation("wrong.py", "objects", world_size=2, real=(0, 1), quiet=True, conditions={"apart": True}))
 
 
 @pytest.mark.parametrize(
