@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("recipes", nargs="*", help="names of files in training/recipes; all by default")
     parser.add_argument("--data", default=os.environ.get("PERFMODEL_DATA"), help="folder with the public tables")
     parser.add_argument("--out", type=Path, default=HERE.parent / "perfmodel" / "learn" / "weights")
+    parser.add_argument("--seed", type=int, default=0, help="of the start and the order of rows (default 0)")
     arguments = parser.parse_args()
     if arguments.data is None:
         parser.error("name the folder of the tables with --data or PERFMODEL_DATA")
@@ -43,7 +44,9 @@ def main() -> None:
         for name in names:
             recipe = read_recipe(HERE / "recipes" / f"{name}.toml")
             tables = [p for p in paths if p.name.startswith(recipe.family)]
-            figures = fit(tables, arguments.out, family=recipe.family, recipes=[recipe], progress=progress)
+            figures = fit(
+                tables, arguments.out, family=recipe.family, recipes=[recipe], seed=arguments.seed, progress=progress
+            )
             print(name, figures[name])
 
 
