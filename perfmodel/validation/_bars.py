@@ -72,7 +72,8 @@ BARS = (
         "too slow; and a dozen runs with few sequences per device, near the limit of memory, 9 to 23 % too fast."),
     Bar("Zero Bubble", _starts("case_id", "zb-"), "mean", 0.04, elsewhere="14.4 %",
         missing="Products take 6 % longer in its steps than alone, in those of other sources on Ampere 2 % (the "
-        "median, `perfmodel/prediction/sustained.json`): nearly all its models and schedules come out 1 to 7 % too fast."),
+        "median, `perfmodel/prediction/sustained.json`): nearly all its models and schedules come out 1 to 7 % too "
+        "fast."),
     Bar("BLOOM tuning", _starts("case_id", "bloom"), "mean", 0.07, elsewhere="naive 11 %",
         missing="Three runs with 12, 14 and 26 heads of 128 elements per device take 10 to 17 % longer than runs that "
         "differ in the number of heads alone; some 50 ms per micro-batch and stage that do not grow with it (with "
