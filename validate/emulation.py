@@ -188,20 +188,24 @@ def host_prices(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def hosts(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The script on such hosts, and emulated.
+    """The script on such hosts, and emulated: rank 0 alone, and all ranks apart.
 
-    Where ranks outnumber the cores, they compute at the same time and by so much more slowly than the emulated one.
+    Where ranks outnumber the cores, they compute at the same time and by so much more slowly than one alone: its
+    emulated others are told to.
     """
     result, command = {}, script("mlp", 16, WIDTH=192)
     for ranks in arguments.ranks:
         crowded = {"straggler": max(1.0, ranks / len(usable_cores()))}
-        real, found = [], []
+        real, apart, alone = [], [], []
         with EmulatedHosts(ranks, LINK_BYTES_PER_S) as emulated:
+            table = prices_of(out, f"hosts{ranks}")
+            prices = Prices(catalog.cluster("localhost"), table.time_s, table)
+            together = table.conditions | {"apart": True}
             for _ in range(arguments.launches):  # in turns: the speed of a shared machine drifts
                 real.append(run_real(command, ranks, hosts=emulated.hosts).iteration_s())
-                table = prices_of(out, f"hosts{ranks}")
-                found.append(run_emulated(command, ranks, table, conditions=crowded).iteration_s())
-        result[f"{ranks} ranks"] = compared(real, found)
+                apart.append(run_real(command, ranks, prices=prices, conditions=together).iteration_s())
+                alone.append(run_emulated(command, ranks, table, conditions=crowded).iteration_s())
+        result[f"{ranks} ranks"] = compared(real, alone) | {"apart_error": compared(real, apart)["error"]}
     return result
 
 

@@ -35,6 +35,7 @@ def in_turn(kinds: Mapping[str, Sequence[Emulation]], *, turn_s: float, total_s:
         seconds per second of the turn that the hypervisor or other processes took); whole ones, without the first of
         every turn.
     """
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
     with TemporaryDirectory(prefix="perfmodel-") as folder:
         found = {
             name: [_Run(kind, Path(folder) / f"{name}{n}") for n, kind in enumerate(together)]
