@@ -145,7 +145,7 @@ right in {percent(fit["accuracy"])} (bar 90 %). `any run`: what the slowest run 
 
 {markdown_table(pd.DataFrame(rows))}
 {markdown_table(pd.DataFrame(fits))}
-The median regret of every source is below the bar; the mean is not. In the playbook's sweep it is
+The median regret of all groups is below the bar; the mean is not. In the playbook's sweep it is
 {percent(small)} over groups below 128 devices and {percent(large)} from there on, where we take steps to
 be up to several times faster than that software ran them. The sweep's failed runs "crashed or ran out of memory";
 all that ran are said to fit. vTrain has no failed runs, so that its share is no
