@@ -63,6 +63,11 @@ def prices_of(out: Path, name: str = "prices") -> PriceTable:
     return PriceTable.read(out / f"emulation_{name}.csv")
 
 
+def priced(table: PriceTable) -> Prices:
+    """What the table holds, times and core seconds."""
+    return Prices(catalog.cluster("localhost"), table.time_s, table)
+
+
 def run_real(command: Sequence[str], world_size: int, **more: Any) -> EmulatedRun:
     return emulate(Emulation(
         command=tuple(command), world_size=world_size, real_ranks=tuple(range(world_size)), cores=usable_cores(), **more
@@ -72,7 +77,7 @@ def run_real(command: Sequence[str], world_size: int, **more: Any) -> EmulatedRu
 def run_emulated(command: Sequence[str], world_size: int, table: PriceTable, **more: Any) -> EmulatedRun:
     """Rank 0 alone, on the first core."""
     conditions = table.conditions | more.pop("conditions", {})
-    prices = Prices(catalog.cluster("localhost"), table.time_s, table)
+    prices = priced(table)
     return emulate(Emulation(
         command=tuple(command), world_size=world_size, prices=prices, cores=usable_cores()[:1],
         conditions=conditions, **more,
@@ -96,7 +101,7 @@ def micro(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             write_text(Path(folder) / "emulation_micro.csv", real.to_csv(index=False))
             table = prices_of(Path(folder), "micro")
-        told = Prices(catalog.cluster("localhost"), table.time_s, table)
+        told = priced(table)
         emulated = measure_prices(2, kinds, sizes, calls=24, prices=told)
         found.append(real.assign(emulated_s=emulated.time_s, round=number))
     rows = pd.concat(found, ignore_index=True)
@@ -117,7 +122,7 @@ def steps(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     faster while its neighbour waits, which real ranks do at the same time and ranks that are not in step do not.
     """
     table, result = prices_of(out), {}
-    prices = Prices(catalog.cluster("localhost"), table.time_s, table)
+    prices = priced(table)
 
     def emulated(command: tuple[str, ...], *ranks: int) -> Emulation:
         return Emulation(
@@ -199,7 +204,7 @@ def hosts(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         real, apart, alone = [], [], []
         with EmulatedHosts(ranks, LINK_BYTES_PER_S) as emulated:
             table = prices_of(out, f"hosts{ranks}")
-            prices = Prices(catalog.cluster("localhost"), table.time_s, table)
+            prices = priced(table)
             together = table.conditions | {"apart": True}
             for _ in range(arguments.launches):  # in turns: the speed of a shared machine drifts
                 real.append(run_real(command, ranks, hosts=emulated.hosts).iteration_s())

@@ -38,8 +38,8 @@ class EmulatedGroup(_ProcessGroup):
         super().__init__(own, len(members))
         self.name_, self.members, self._rank = name, members, rank
         self._real_members = tuple(m for m in members if m in rank.orders.real_ranks)
-        exchanging = (rank.orders.rank,) if rank.orders.apart else self._real_members
-        self._effects = Effects(own, len(members), tuple(map(members.index, exchanging)), real)
+        exchanging = tuple(place for place, m in enumerate(members) if m in rank.orders.exchanging)
+        self._effects = Effects(own, len(members), exchanging, real)
         self._lanes: dict[str, Lane] = {}
         self._sequence: dict[str, int] = {}
         rank.line.ask("group", name, members)

@@ -71,9 +71,9 @@ class _Installed:
 
         orders = self._orders
         members = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
-        real = [rank for rank in members if rank in orders.real_ranks]
+        real = [rank for rank in members if rank in orders.exchanging]
         group = None
-        if len(real) > 1 and not orders.apart:
+        if len(real) > 1:
             store = self._c10d.PrefixStore("real ranks", options.store)
             timeout = options.timeout or _TIMEOUT
             group = self._c10d.ProcessGroupGloo(store, real.index(orders.rank), len(real), timeout=timeout)
@@ -88,12 +88,11 @@ class _Installed:
             given = parameters.bind(*arguments, **named).arguments
             source = given.get("src", None if name == "recv_object_list" else 0)
             orders = self._orders
-            absent = source is not None and source not in orders.real_ranks
-            if absent or (orders.apart and source not in (None, orders.rank)):
+            if source is not None and source not in orders.exchanging:
                 why = (
-                    f"emulated and has no objects; make it real: --real-ranks {source},{orders.rank}"
-                    if absent
-                    else "told to exchange nothing; leave --apart out"
+                    "told to exchange nothing; leave --apart out"
+                    if source in orders.real_ranks
+                    else f"emulated and has no objects; make it real: --real-ranks {source},{orders.rank}"
                 )
                 error = EmulationError(f"rank {orders.rank}: {name} from rank {source}, which is {why}")
                 self._rank.fail(error)

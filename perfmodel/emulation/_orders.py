@@ -54,6 +54,11 @@ class Orders:
     """At which collective of the world group, counted from 1."""
     seed: int = 0
 
+    @property
+    def exchanging(self) -> tuple[int, ...]:
+        """Ranks whose data this one gets, itself among them."""
+        return (self.rank,) if self.apart else self.real_ranks
+
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
