@@ -17,7 +17,11 @@ from perfmodel.cli._parser import parser
 HERE = Path(__file__).parent
 MADE = ("notebooks", "accuracy", "reference")
 _COPIES = {"notebooks/*.ipynb": "notebooks", "validate/*.md": "accuracy", "validate/*.png": "accuracy"}
-_RENAMED = {"training/report.md": "accuracy/kernels.md", "training/collectives_report.md": "accuracy/collectives.md"}
+_RENAMED = {
+    "training/report.md": "accuracy/kernels.md",
+    "training/kinds_left_out.md": "accuracy/kinds_left_out.md",
+    "training/collectives_report.md": "accuracy/collectives.md",
+}
 
 
 def collect() -> None:

@@ -20,7 +20,7 @@ from perfmodel.learn._recipe import Recipe
 from perfmodel.learn._regressor import Query, Regressor
 from perfmodel.learn._stages import Report, Stages
 from perfmodel.learn._tables import Samples, split
-from perfmodel.learn._train import train
+from perfmodel.learn._train import train_members
 
 FEWEST_OF_DEVICE: Final = 200
 """Samples from which a device is worth leaving out."""
@@ -76,7 +76,7 @@ def fit_part(
         kinds[stack][kind] = kinds[stack].get(kind, 0) + 1
     stacks = tuple(replace(s, kinds=k) for s, k in zip(samples.stacks, kinds, strict=True))
     base = fit_base(part, seed)
-    params = train(
+    params = train_members(
         part, base, code, recipe, fit_on=np.arange(len(fit_on)), check_on=np.arange(len(fit_on), len(seen)),
         steps=steps, seed=seed, report=report, checkpoint=checkpoint,
     )  # fmt: skip

@@ -97,8 +97,9 @@ def _done(out: Path, recipe: Recipe, seed: int, hashes: dict[str, str]) -> dict[
         record = read_header(out / f"{recipe.name}.safetensors")["record"]
     except CalibrationError:
         return None
-    same = (record.get("recipe"), record.get("seed"), record.get("tables")) == (recipe.to_dict(), seed, hashes)
-    return record if same else None
+    if "recipe" not in record or (record.get("seed"), record.get("tables")) != (seed, hashes):
+        return None
+    return record if Recipe.from_dict(record["recipe"]) == recipe else None
 
 
 def _headline(record: dict[str, Any]) -> dict[str, Any]:
@@ -123,13 +124,13 @@ def fit_regressor(
     """Measure a recipe's errors on kept-out data, then fit it to all `samples`."""
     from perfmodel.learn._evaluate import evaluate
     from perfmodel.learn._stages import Stages
-    from perfmodel.learn._train import train
+    from perfmodel.learn._train import train_members
 
     code = KindCode.of(sorted(set(samples.rows.kind.tolist())))
     stages = Stages(recipe.name, checkpoints, progress)
     evaluation = evaluate(samples, recipe, code, seed=seed, stages=stages)
     base = fit_base(samples, seed)
-    params = train(
+    params = train_members(
         samples, base, code, recipe, fit_on=np.arange(len(samples)), steps=recipe.refit_steps,
         start=evaluation.params, seed=seed, report=stages.report("all rows"), checkpoint=stages.checkpoint("all"),
     )  # fmt: skip

@@ -59,6 +59,10 @@ class Figures:
             other.architecture, other.bandwidth, other.units, other.l2, other.peaks
         )  # fmt: skip
 
+    def same_silicon(self, other: "Figures") -> bool:
+        """Whether the multiprocessors are alike in kind and number; clocks, caches and memory may differ."""
+        return (self.architecture, self.units) == (other.architecture, other.units)
+
     def peak(self, dtype: str) -> float:
         """FLOP/s of a dtype class; fp32's where the class is not known."""
         return self.peaks.get(dtype, self.peaks["fp32"])

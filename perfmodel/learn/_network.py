@@ -1,5 +1,6 @@
 """The trainable part as a Flax module; its arrays become the `Parameters` used everywhere else."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -64,3 +65,22 @@ def to_numpy(params: Parameters) -> Parameters:
     }
     rest = {k: np.asarray(v) for k, v in params._asdict().items() if k not in weights}
     return Parameters(**rest, **weights)
+
+
+def stack_members(members: Sequence[Parameters]) -> Parameters:
+    """One set of parameters with the networks of several, which differ in nothing else."""
+    several = {
+        name: tuple(np.stack(layer) for layer in zip(*(getattr(m, name) for m in members), strict=True))
+        for name in ("kernels", "biases", "tables")
+    }
+    return members[0]._replace(stack_embedding=np.stack([m.stack_embedding for m in members]), **several)
+
+
+def member(params: Parameters, index: int) -> Parameters:
+    """One network of several; of a single one, itself."""
+    if params.stack_embedding.ndim == 2:
+        return params
+    one: dict[str, Any] = {
+        name: tuple(layer[index] for layer in getattr(params, name)) for name in ("kernels", "biases", "tables")
+    }
+    return params._replace(stack_embedding=params.stack_embedding[index], **one)

@@ -33,10 +33,11 @@ class Parameters(NamedTuple):
     low: Float[Any, "F"]
     """Smallest value of each feature in training; inputs are clipped to it."""
     high: Float[Any, "F"]
-    kernels: tuple[Float[Any, "in out"], ...]
-    biases: tuple[Float[Any, "out"], ...]
-    stack_embedding: Float[Any, "S E"]
-    tables: tuple[Float[Any, "S nodes R"], ...]
+    kernels: tuple[Float[Any, "*M in out"], ...]
+    """Weights of the networks of M members, or of one network without that axis."""
+    biases: tuple[Float[Any, "*M out"], ...]
+    stack_embedding: Float[Any, "*M S E"]
+    tables: tuple[Float[Any, "*M S nodes R"], ...]
     """One table per axis: what a stack learned at each node, interpolated between nodes."""
     table_low: Float[Any, "S A"]
     """Log2 range in which a stack was measured; positions are clipped to it."""
@@ -92,20 +93,26 @@ def standardise(xp: Any, params: Parameters, raw: Any) -> Any:
 
 
 def residual(xp: Any, family: str, params: Parameters, z: Any, positions: Any, stack: Any) -> Any:
-    """Log of true over base time [n]: an MLP on features, stack embedding and table read-outs."""
+    """Log of true over base time [n]: an MLP on features, stack embedding and table read-outs; the mean of members.
+
+    Networks that differ in their random start alone agree where kernels were measured and scatter where
+    they were not; their mean scatters least (Lakshminarayanan et al., NeurIPS 2017, deep ensembles).
+    """
     inside = xp.clip(positions, params.table_low[stack], params.table_high[stack])
-    parts = [z, params.stack_embedding[stack]]
+    embedding = params.stack_embedding[..., stack, :]
+    parts = [xp.broadcast_to(z, (*embedding.shape[:-1], z.shape[1])), embedding]
     for axis, (_, low, high, per) in enumerate(AXES[family]):
         u = (xp.clip(inside[:, axis], low, high - 1e-3) - low) * per
         node = xp.floor(u).astype(np.int32)
         weight = (u - node).astype(z.dtype)[:, None]
         table = params.tables[axis]
-        parts.append(table[stack, node] * (1 - weight) + table[stack, node + 1] * weight)
-    h = xp.concatenate(parts, axis=1)
+        parts.append(table[..., stack, node, :] * (1 - weight) + table[..., stack, node + 1, :] * weight)
+    h = xp.concatenate(parts, axis=-1)
     for kernel, bias in zip(params.kernels[:-1], params.biases[:-1], strict=True):
-        h = h @ kernel + bias
+        h = h @ kernel + bias[..., None, :]
         h = h * (0.5 + 0.5 * xp.tanh(0.5 * h))  # SiLU, finite at both ends
-    return (h @ params.kernels[-1] + params.biases[-1])[:, 0]
+    out = (h @ params.kernels[-1] + params.biases[-1][..., None, :])[..., 0]
+    return out.mean(axis=0) if out.ndim == 2 else out
 
 
 def predict_log_time(
@@ -127,11 +134,18 @@ def log_time_and_positions(
     physics, raw, positions = feature_matrix(xp, family, inputs)
     dtype = params.kernels[0].dtype
     z = standardise(xp, params, raw).astype(dtype)
-    base = base_time(xp, params, physics, inputs.machine, inputs.group)
-    log_kernel = xp.log(base) + residual(xp, family, params, z, positions, inputs.stack)
+    log_base = xp.log(base_time(xp, params, physics, inputs.machine, inputs.group))
+    correction = residual(xp, family, params, z, positions, inputs.stack)
+    log_kernel, log_floor = log_base + correction, params.log_floor_s[inputs.group]
     if host_launch:
-        log_kernel = join_floor(xp, log_kernel, params.log_floor_s[inputs.group])
-    return log_kernel, positions
+        return join_floor(xp, log_kernel, log_floor), positions
+    # a time that hides behind the host's launch says nothing of the kernel: there the base time stands
+    return log_base + correction * told_of_kernel(xp, log_kernel, log_floor), positions
+
+
+def told_of_kernel(xp: Any, log_kernel: Any, log_floor: Any) -> Any:
+    """How far the measured log time moves with the kernel's (0 to 1): the derivative of `join_floor`."""
+    return 0.5 + 0.5 * xp.tanh(0.5 * FLOOR_POWER * (log_kernel - log_floor))
 
 
 def join_floor(xp: Any, log_kernel: Any, log_floor: Any) -> Any:

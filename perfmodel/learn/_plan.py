@@ -1,6 +1,6 @@
-"""How a request is answered: directly, by a ratio to a measured kind, or from related devices."""
+"""How a request is answered: directly, by a ratio to a measured kind, by a sibling, or from related devices."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
@@ -8,7 +8,7 @@ from perfmodel.learn._kinds import kind_distance
 from perfmodel.learn._machine import Figures, similarity
 from perfmodel.learn._stack import EAGER_SOURCES, Stack, product
 
-Mode = Literal["direct", "ratio", "near", "far"]
+Mode = Literal["direct", "ratio", "sibling", "near", "far"]
 MAX_DONORS: Final = 6
 NEAR_SIMILARITY: Final = 0.45
 """From here on a related device counts as a near relative (same generation, like figures)."""
@@ -51,7 +51,9 @@ def make_plan(
     1. A stack of this device that has the kind: of the named software or at least source, or, where
        none is named, the best stand-in for a training job.
     2. A stack of this device (and source) that has a related kind, times the ratio between the two
-       kinds on the most similar device that has both (backward over forward, say).
+       kinds on the most similar device that has both (backward over forward, say). Where the related kind is
+       another op, its kind on siblings tells more (`training/kinds_left_out.py`): devices of the same
+       silicon with another memory, in the same software or where the ratio is not of one software either.
     3. The stacks that tell most about it: log times averaged over devices by similarity, trust in
        the software and number of rows, each under its own efficiencies and residual but with the
        asked device's figures. Where nearer relatives were timed in forward alone, their forward, times the
@@ -59,13 +61,13 @@ def make_plan(
     """
     own = [i for i, s in enumerate(stacks) if s.figures.same_kernels(figures)]
     mine = [i for i in own if source is None or stacks[i].source == source]
-    order = {i: _rank(stacks[i], kind, source, software) for i in range(len(stacks))}
+    order = {i: preference_for(stacks[i], kind, source, software) for i in range(len(stacks))}
     direct = sorted((i for i in mine if kind in stacks[i].kinds), key=order.__getitem__)
     if direct:
         return Plan("direct", (Term(1.0, direct[0], kind, figures),))
-    ratio = _ratio(stacks, mine, figures, kind, order)
+    ratio = ratio_plan(stacks, mine, figures, kind, order)
     if ratio is not None:
-        return ratio
+        return _sibling(stacks, figures, kind, source, order, ratio) or ratio
     related = _related(stacks, figures, kind, source, order)
     forward = _through_forward(stacks, figures, kind, source, software)
     if related is None or forward is None or _nearest(forward, stacks, kind) <= _nearest(related, stacks, kind):
@@ -82,7 +84,7 @@ def _through_forward(
     donors = [i for i, s in enumerate(stacks) if min(s.kinds.get(kind, 0), s.kinds.get(forward, 0)) >= FEW_ROWS]
     if direction == "fwd" or not donors:
         return None
-    order = {i: _rank(stacks[i], forward, source, software) for i in range(len(stacks))}
+    order = {i: preference_for(stacks[i], forward, source, software) for i in range(len(stacks))}
     base = _related(stacks, figures, forward, source, order)
     assert base is not None  # the donors have it
     donor = max(donors, key=lambda i: similarity(figures, stacks[i].figures, dtype))
@@ -97,7 +99,7 @@ def _nearest(plan: Plan, stacks: Sequence[Stack], kind: str) -> float:
     return sum(t.coefficient * similarity(t.figures, stacks[t.stack].figures, dtype) for t in moved)
 
 
-def _rank(stack: Stack, kind: str, source: str | None, software: str | None) -> tuple[int, bool, int, str]:
+def preference_for(stack: Stack, kind: str, source: str | None, software: str | None) -> tuple[int, bool, int, str]:
     """Sort key of a stack for a request: named software, then named source, then rows and preference."""
     named = 3
     if software is not None and stack.matches(software):
@@ -107,9 +109,10 @@ def _rank(stack: Stack, kind: str, source: str | None, software: str | None) -> 
     return (named, stack.kinds.get(kind, 0) < FEW_ROWS, *stack.preference())
 
 
-def _ratio(
+def ratio_plan(
     stacks: Sequence[Stack], own: Sequence[int], figures: Figures, kind: str, order: dict[int, tuple]
 ) -> Plan | None:
+    """The nearest kind that a stack of `own` has, times the ratio to it on the most similar device that has both."""
     dtype = kind.split("/")[0]
     best: tuple[float, tuple, Plan] | None = None
     for mine in own:
@@ -128,13 +131,29 @@ def _ratio(
     return best[2] if best else None
 
 
-def _related(
-    stacks: Sequence[Stack], figures: Figures, kind: str, source: str | None, order: dict[int, tuple]
+def _sibling(
+    stacks: Sequence[Stack], figures: Figures, kind: str, source: str | None, order: dict[int, tuple], ratio: Plan
 ) -> Plan | None:
+    """The kind on devices of the same silicon, where they tell more of it than a ratio does."""
+    reference, donor = ratio.terms[:2]
+    if reference.kind.split("/")[1] == kind.split("/")[1]:
+        return None
+    alike = {i for i, s in enumerate(stacks) if s.figures.same_silicon(figures) and not s.figures.same_kernels(figures)}
+    siblings = _related(stacks, figures, kind, source, order, among=alike)
+    if siblings is None:
+        return None
+    mine, first = stacks[reference.stack].source, stacks[siblings.terms[0].stack].source
+    return Plan("sibling", siblings.terms) if first == mine or stacks[donor.stack].source != mine else None
+
+
+def _related(
+    stacks: Sequence[Stack], figures: Figures, kind: str, source: str | None, order: dict[int, tuple],
+    among: Collection[int] | None = None,
+) -> Plan | None:  # fmt: skip
     dtype = kind.split("/")[0]
     scores: dict[str, tuple[float, int]] = {}
     for i, stack in enumerate(stacks):
-        if kind in stack.kinds:
+        if kind in stack.kinds and (among is None or i in among):
             trust = 1.0 if source is None else _TRUST[order[i][0]]
             if source is not None and (source in EAGER_SOURCES) != stack.eager:
                 trust *= _OTHER_CLOCK

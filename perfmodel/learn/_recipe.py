@@ -1,6 +1,7 @@
 """Recipes: how one regressor is trained, read from TOML."""
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -39,19 +40,27 @@ class Recipe:
     """Devices left out in turn; the four with most samples if none are named."""
     holdout: float = 0.15
     """Share of shapes kept out to measure errors and intervals."""
+    members: int = 1
+    """Networks that differ in their seed; the mean of their log times is predicted."""
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
             raise UnknownNameError("op family", self.family, FAMILIES)
-        if self.steps < 1 or self.batch < 1 or not 0 < self.holdout < 1 or len(self.hidden) != 3:
+        if self.steps < 1 or self.batch < 1 or self.members < 1 or not 0 < self.holdout < 1 or len(self.hidden) != 3:
             raise CalibrationError(
-                f"recipe {self.name}: steps and batch must be positive, holdout between 0 and 1, "
+                f"recipe {self.name}: steps, batch and members must be positive, holdout between 0 and 1, "
                 "hidden three layer widths"
             )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as JSON gives them back."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Recipe":
+        """Inverse of `to_dict`; settings that an older record lacks take their defaults."""
+        settings: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return cls(**settings)
 
 
 def read_recipe(path: Path | str) -> Recipe:
@@ -70,8 +79,7 @@ def read_recipe(path: Path | str) -> Recipe:
         raise CalibrationError(f"{path}: unknown keys {sorted(unknown)}; a recipe has {sorted(known)}")
     if missing := {"name", "family"} - set(values):
         raise CalibrationError(f"{path}: {sorted(missing)} missing")
-    settings: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-    return Recipe(**settings)
+    return Recipe.from_dict(values)
 
 
 def small_recipe(family: str, rows: int) -> Recipe:

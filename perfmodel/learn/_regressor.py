@@ -143,9 +143,8 @@ class Regressor:
         inside &= np.all(positions <= self.params.table_high[stack] + 1e-6, axis=1)
         near_measured = _among(self.cells, cell_hash(labels, positions))
         direct = modes == "direct"
-        provenance = np.where(
-            direct & inside & near_measured, 0, np.where(inside & (direct | (modes == "ratio")), 1, 2)
-        )
+        moved = np.isin(modes, ("ratio", "sibling"))
+        provenance = np.where(direct & inside & near_measured, 0, np.where(inside & (direct | moved), 1, 2))
         low, high = np.zeros(n), np.zeros(n)
         in_range = direct & inside
         for label in set(labels[in_range]):
@@ -153,7 +152,7 @@ class Regressor:
             low[mine], high[mine] = self.intervals.groups.get(label, self.intervals.family).at(log_time[mine])
         for mask, quantiles in (
             (direct & ~inside, self.intervals.beyond),
-            ((modes == "ratio") | (modes == "near"), self.intervals.near),
+            (moved | (modes == "near"), self.intervals.near),
             (modes == "far", self.intervals.far),
         ):
             if mask.any():

@@ -15,7 +15,7 @@ from perfmodel.learn._base import Base
 from perfmodel.learn._checkpoint import Run, load_run, save_run
 from perfmodel.learn._inputs import machine_of, one_hot, shape_with_flags
 from perfmodel.learn._kinds import KindCode
-from perfmodel.learn._network import Residual, to_numpy
+from perfmodel.learn._network import Residual, member, stack_members, to_numpy
 from perfmodel.learn._parameters import Inputs, Parameters, base_time, feature_matrix, join_floor, standardise
 from perfmodel.learn._physics import AXES
 from perfmodel.learn._recipe import Recipe
@@ -159,6 +159,36 @@ def train(
             if run.waited >= recipe.patience:
                 break
     return to_numpy(nnx.merge(graph, best).arrays(frozen))
+
+
+def train_members(
+    samples: Samples, base: Base, code: KindCode, recipe: Recipe, *, fit_on: np.ndarray,
+    check_on: np.ndarray | None = None, steps: int | None = None, start: Parameters | None = None, seed: int = 0,
+    report: Report | None = None, checkpoint: Path | None = None,
+) -> Parameters:  # fmt: skip
+    """`train` once for every member of a recipe, by the seeds `seed`, `seed` + 1, ...; their networks stacked."""
+    trained = [
+        train(
+            samples, base, code, recipe, fit_on=fit_on, check_on=check_on, steps=steps,
+            start=None if start is None else member(start, i), seed=seed + i,
+            report=_in_turn(report, i, recipe.members), checkpoint=_of_member(checkpoint, i),
+        )
+        for i in range(recipe.members)
+    ]  # fmt: skip
+    return trained[0] if len(trained) == 1 else stack_members(trained)
+
+
+def _in_turn(report: Report | None, index: int, members: int) -> Report | None:
+    """Progress of one member as part of that of all."""
+    if report is None:
+        return None
+    return lambda now, steps, error: report(index * steps + now, members * steps, error)
+
+
+def _of_member(checkpoint: Path | None, index: int) -> Path | None:
+    if checkpoint is None or index == 0:
+        return checkpoint
+    return checkpoint.with_name(f"{checkpoint.name.removesuffix('.ckpt.npz')}.{index}.ckpt.npz")
 
 
 def percentage_loss(error: Any) -> Any:

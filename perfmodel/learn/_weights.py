@@ -106,7 +106,7 @@ def load_regressor(path: Path) -> Regressor:
         cells = arrays["cells"]
     except KeyError as error:
         raise CalibrationError(f"{path}: array {error} is missing; fit the weights again") from None
-    if len(params.log_fixed_s) != len(groups) or len(params.stack_embedding) != len(stacks):
+    if len(params.log_fixed_s) != len(groups) or params.stack_embedding.shape[-2] != len(stacks):
         raise CalibrationError(f"{path}: arrays and description disagree in size; fit the weights again")
     if not all(np.isfinite(a).all() for name, a in arrays.items() if name != "cells"):
         raise CalibrationError(f"{path}: weights hold values that are not finite; fit them again")

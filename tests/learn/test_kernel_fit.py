@@ -11,11 +11,13 @@ import pytest
 from perfmodel.catalog import device
 from perfmodel.cost import KernelModel
 from perfmodel.errors import CalibrationError, TableError
-from perfmodel.learn import Recipe, figures_lookup, fit, gather, load_regressor, split
+from perfmodel.learn import Query, Recipe, figures_lookup, fit, gather, load_regressor, save_regressor, split
 from perfmodel.learn._base import fit_base
+from perfmodel.learn._fit import fit_regressor
 from perfmodel.learn._kinds import KindCode
+from perfmodel.learn._network import member
 from perfmodel.learn._stages import Stages
-from perfmodel.learn._train import train
+from perfmodel.learn._train import train, train_members
 from perfmodel.spec import Gemm
 
 TINY = Recipe(
@@ -104,6 +106,41 @@ def test_training_is_deterministic_and_resumes(tmp_path: Path) -> None:
     with pytest.raises(Stop):
         run(stop_half_way, path)
     np.testing.assert_array_equal(whole, run(checkpoint=path))
+
+
+def test_members_are_averaged_saved_and_resumed(tmp_path: Path) -> None:
+    samples = gather([gemm_table(60)], "gemm", (), figures_lookup())
+    recipe = replace(TINY, members=2, steps=8, refit_steps=4, left_out_steps=4)
+    regressor = fit_regressor(samples, recipe, seed=3)
+    rows, query, at = samples.rows, (Query(samples.stacks[0].figures),), np.zeros(len(samples), np.int64)
+    each = [replace(regressor, params=member(regressor.params, i)).predict(rows, query, at).log_time for i in (0, 1)]
+    assert np.abs(each[0] - each[1]).max() > 1e-4
+    whole = regressor.predict(rows, query, at).log_time
+    np.testing.assert_allclose(whole, np.mean(each, axis=0), rtol=1e-6)
+    again = load_regressor(save_regressor(regressor, tmp_path))
+    np.testing.assert_allclose(again.predict(rows, query, at).log_time, whole, rtol=1e-3)  # tables are kept as float16
+
+
+def test_members_go_on_where_they_were_stopped(tmp_path: Path) -> None:
+    samples = gather([gemm_table(60)], "gemm", (), figures_lookup())
+    code, base = KindCode.of(sorted(set(samples.rows.kind))), fit_base(samples)
+    recipe = replace(TINY, members=2, steps=40)
+    at = np.arange(len(samples))
+    path = Stages("gemm", tmp_path).checkpoint("all")
+    seen: list[int] = []
+
+    def stop_in_the_second(now: int, steps: int, error: float) -> None:
+        seen.append(now)
+        if now > 60:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_members(samples, base, code, recipe, fit_on=at, report=stop_in_the_second, checkpoint=path)
+    resumed = train_members(samples, base, code, recipe, fit_on=at, checkpoint=path)
+    whole = train_members(samples, base, code, recipe, fit_on=at)
+    np.testing.assert_array_equal(resumed.kernels[0], whole.kernels[0])
+    assert seen == sorted(seen)
+    assert len(list(tmp_path.glob(".gemm.*.ckpt.npz"))) == 2
 
 
 def test_damaged_checkpoint_is_ignored(tmp_path: Path) -> None:

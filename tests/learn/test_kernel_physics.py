@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.catalog import device
+from perfmodel.cost import KernelModel
 from perfmodel.learn import Figures, kernel_physics, rows_from_ops
 from perfmodel.learn._inputs import machine_of, shape_with_flags
 from perfmodel.learn._machine import Machine
+from perfmodel.learn._parameters import join_floor, told_of_kernel
 from perfmodel.learn._physics import AXES, PHYSICS
 from perfmodel.learn._rows import rows_from_table
 from perfmodel.learn._work import Physics, cached_share, compute_seconds, memory_seconds
@@ -123,3 +125,22 @@ def test_keys_of_a_whole_batch_become_those_of_one_sequence() -> None:
     assert rows.shape["seq_kv"].tolist() == [64, 17, 1]
     other, _ = rows_from_table(pd.DataFrame(columns | {"software": "vllm-0.19.0"}), "attention")
     assert other.shape["seq_kv"].tolist() == [64, 64, 64]
+
+
+def test_a_time_behind_the_launch_tells_nothing_of_the_kernel() -> None:
+    floor = np.log(100e-6)
+    slope = jax.grad(lambda kernel: join_floor(jax.numpy, kernel, floor))
+    for kernel_s in (1e-6, 60e-6, 100e-6, 150e-6, 1e-3):
+        told = told_of_kernel(np, np.log(kernel_s), floor)
+        assert told == pytest.approx(float(slope(np.log(kernel_s))), abs=1e-5)
+    assert told_of_kernel(np, np.log(30e-6), floor) < 1e-4
+    assert told_of_kernel(np, np.log(1e-6), np.log(1e-9)) == pytest.approx(1.0)  # timed without the host
+
+
+def test_fused_kernels_take_no_longer_than_their_parts() -> None:
+    a100, kernels = device("A100-SXM4-80GB"), KernelModel.load()
+    for rows, hidden in ((2048, 4096), (2048, 16384), (8192, 16384), (4096, 12288)):
+        for direction in ("fwd", "bwd"):
+            ops = [MemoryBound(op=op, rows=rows, hidden=hidden, pass_=direction) for op in ("bias_gelu", "gelu", "add")]
+            fused, gelu, add = kernels.times(a100, ops).time_s
+            assert fused < 1.05 * (gelu + add), (rows, hidden, direction)

@@ -5,7 +5,7 @@ import pytest
 from perfmodel.catalog import device
 from perfmodel.learn._kinds import KindCode, kind_distance, stand_in
 from perfmodel.learn._machine import Figures, similarity
-from perfmodel.learn._plan import make_plan
+from perfmodel.learn._plan import Plan, make_plan
 from perfmodel.learn._stack import Stack
 
 FWD, WGRAD = "half/linear/fwd", "half/linear/wgrad"
@@ -41,6 +41,32 @@ def test_missing_pass_is_a_ratio_of_the_nearest_device_that_has_both() -> None:
     assert plan is not None
     assert plan.mode == "ratio"
     assert [(t.coefficient, t.stack, t.kind) for t in plan.terms] == [(1.0, 0, FWD), (1.0, 2, WGRAD), (-1.0, 2, FWD)]
+
+
+ADD, NORM = "half/add/fwd", "half/norm/fwd"
+
+
+def plan_of_norm(*stacks: Stack) -> Plan:
+    plan = make_plan(stacks, Figures.of(device("A100-SXM4-80GB")), NORM, None, None)
+    assert plan is not None
+    return plan
+
+
+def test_another_op_in_other_software_tells_less_than_the_kind_on_the_same_silicon() -> None:
+    plan = plan_of_norm(
+        stack("A100-SXM4-80GB", "torch", (ADD,)),
+        stack("A100-SXM4-40GB", "apex", (ADD, NORM), "other lab"),
+        stack("L4", "torch", (NORM,)),
+    )
+    assert plan.mode == "sibling"
+    assert [(t.coefficient, t.stack, t.kind) for t in plan.terms] == [(1.0, 1, NORM)]
+    assert plan.terms[0].figures.name == "A100-SXM4-80GB"
+
+
+def test_ratio_within_one_software_goes_before_a_sibling_of_another() -> None:
+    own, donor = stack("A100-SXM4-80GB", "torch", (ADD,)), stack("L4", "torch", (ADD, NORM))
+    assert plan_of_norm(own, donor, stack("A100-SXM4-40GB", "apex", (NORM,), "other lab")).mode == "ratio"
+    assert plan_of_norm(own, donor, stack("A100-SXM4-40GB", "torch", (NORM,))).mode == "sibling"
 
 
 def test_unmeasured_device_leans_on_its_relatives() -> None:

@@ -18,7 +18,7 @@ def test_shipped_weights_were_fitted_by_these_recipes() -> None:
     studied = {name: record for name, record in records.items() if "recipe" in record}
     assert studied
     for name, record in studied.items():
-        assert record["recipe"] == recipes[name].to_dict(), name
+        assert Recipe.from_dict(record["recipe"]) == recipes[name], name
 
 
 @pytest.mark.parametrize(

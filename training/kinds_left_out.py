@@ -1,0 +1,106 @@
+"""Kinds of kernels hidden from the plan, one at a time: `PERFMODEL_DATA=DIR python training/kinds_left_out.py`.
+
+Where a device's own measurements lack a kind, its time is either a ratio to a measured kind or that of devices of the
+same silicon. Every kind that a device and another one of its silicon have is hidden on the device, and predicted both
+ways from what is left. (The regressors have seen the rows: what is compared is the plan, not the network.) Writes
+training/kinds_left_out.md.
+"""
+
+import argparse
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from perfmodel.io import read_table, write_text
+from perfmodel.learn import Query, Regressor, Samples, figures_lookup, gather, kernel_table_paths, load_regressor
+from perfmodel.learn._plan import Plan, preference_for, ratio_plan
+from perfmodel.learn._stack import Stack
+
+HERE = Path(__file__).parent
+WEIGHTS = HERE.parent / "perfmodel" / "learn" / "weights"
+FEWEST = 10
+MOST = 400
+"""Rows of a kind that are predicted."""
+TITLE = "# Kinds hidden on a device: mean of the kinds' median absolute errors in per cent"
+
+
+class RatioOnly(Regressor):
+    """Answers by a ratio to another kind where there is one, never by a sibling."""
+
+    def plan(self, query: Query, kind: str) -> Plan:
+        """As the regressor's, without siblings."""
+        order = {i: preference_for(s, kind, None, None) for i, s in enumerate(self.stacks)}
+        own = [i for i, s in enumerate(self.stacks) if s.figures.same_kernels(query.figures)]
+        return ratio_plan(self.stacks, own, query.figures, kind, order) or super().plan(query, kind)
+
+
+def main() -> None:
+    """Predict, print and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", default=os.environ.get("PERFMODEL_DATA"), help="folder with the public tables")
+    data = parser.parse_args().data
+    if data is None:
+        parser.error("name the folder of the tables with --data or PERFMODEL_DATA")
+    frames = [read_table(path) for path in kernel_table_paths(data)]
+    rows: list[dict[str, Any]] = []
+    for path in sorted(WEIGHTS.glob("*.safetensors")):
+        if path.stem != "collectives":
+            regressor = load_regressor(path)
+            samples = gather(frames, regressor.family, regressor.dtypes, figures_lookup())
+            rows += hidden_kinds(regressor, samples)
+    table = pd.DataFrame(rows)
+    chosen: Any = table[table["mode"] == "sibling"].groupby("regressor")
+    summary = chosen.agg(kinds=("kind", "size"), ratio=("ratio", "mean"), sibling=("ours", "mean")).reset_index()
+    asked: Any = table.groupby("regressor")["kind"].size()
+    lines = [TITLE, "", "| regressor | kinds hidden | answered by a sibling | those by a ratio | by the sibling |"]
+    lines.append("|---|--:|--:|--:|--:|")
+    for name, kinds, ratio, sibling in summary.itertuples(index=False):
+        lines.append(f"| {name} | {asked[name]} | {kinds} | {ratio:.1f} | **{sibling:.1f}** |")
+    text = "\n".join(lines) + "\n"
+    write_text(HERE / "kinds_left_out.md", text)
+    print(table.to_string(index=False, float_format="%.1f"))
+    print(text)
+
+
+def hidden_kinds(regressor: Regressor, samples: Samples) -> Iterator[dict[str, Any]]:
+    """One row per stack and kind that some device of the same silicon has too."""
+    keys = np.array([s.key for s in samples.stacks], object)[samples.stack]
+    for stack in regressor.stacks:
+        figures = stack.figures
+        alike = [s for s in regressor.stacks if s.figures.same_silicon(figures) and not s.figures.same_kernels(figures)]
+        for kind in sorted(stack.kinds):
+            index = np.flatnonzero((keys == stack.key) & (samples.rows.kind == kind))
+            if len(index) < FEWEST or not any(kind in s.kinds for s in alike):
+                continue
+            left = tuple(without(s, kind) if s.figures.same_kernels(figures) else s for s in regressor.stacks)
+            index = index[:: max(1, len(index) // MOST)]
+            ours = replace(regressor, stacks=left, _plans={})
+            ratio = RatioOnly(**vars(ours) | {"_plans": {}})
+            query = Query(figures)
+            yield {
+                "regressor": regressor.name, "device": figures.name, "source": stack.source, "kind": kind,
+                "n": len(index), "mode": ours.plan(query, kind).mode,
+                "ratio": error(ratio, samples, index, query), "ours": error(ours, samples, index, query),
+            }  # fmt: skip
+
+
+def without(stack: Stack, kind: str) -> Stack:
+    """A stack that was not asked for `kind`."""
+    return replace(stack, kinds={k: n for k, n in stack.kinds.items() if k != kind})
+
+
+def error(regressor: Regressor, samples: Samples, index: np.ndarray, query: Query) -> float:
+    """Median absolute error in per cent."""
+    at = np.zeros(len(index), np.int64)
+    eager = samples.stacks[samples.stack[index[0]]].eager
+    predicted = regressor.predict(samples.rows.take(index), (query,), at, host_launch=eager)
+    return 100 * float(np.median(np.abs(np.expm1(predicted.log_time - np.log(samples.time_s[index])))))
+
+
+if __name__ == "__main__":
+    main()
