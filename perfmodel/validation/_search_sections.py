@@ -99,9 +99,10 @@ _CHIMERA: Final = """## Chimera: schemes on Piz Daint (section 4.2)
 paper's choices are those of the legends of figures 14 and 15 (as transcribed by another reader), its throughputs
 those of section 4.2.3 at the largest scale.
 The network is the nominal one: the authors ran GLOO over IP on it, through host memory, and do not
-state what that reaches. With half of the nominal bandwidth ours is the paper's choice for Bert-48; for GPT-2 even an
-eighth does not explain it. There their PyTorch ran out of memory, and recomputed (R), where by our memory layouts fit
-without, so that we choose fewer stages. PipeDream-2BW comes out faster than Chimera, where they measured it slower.
+state what that reaches. With half of the nominal bandwidth the paper's choice for Bert-48 is within 1 % of ours; for
+GPT-2 even an eighth does not explain it. There their PyTorch ran out of memory, and recomputed (R), where by our memory
+layouts fit without, so that we choose fewer stages. PipeDream-2BW comes out faster than Chimera, where they measured it
+slower.
 """
 
 
