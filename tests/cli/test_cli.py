@@ -134,3 +134,8 @@ def test_help_imports_no_jax():
 def test_importing_the_package_imports_no_jax():
     code = "import sys, perfmodel as pm; pm.Layout(tp=2); sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_package_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "perfmodel", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("perfmodel ")
