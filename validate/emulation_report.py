@@ -144,7 +144,9 @@ _NOTES: Final = (
     "too slow: perhaps because its many small calls each ask when the other rank came. Each rank by itself is too fast "
     "by up to a quarter: these cores run faster while their neighbour waits, and only real ranks wait together.",
     "- Collectives by themselves: no overhead above 0.3 %. Calls up to 256 KiB, of half a millisecond to one, come out "
-    "2.5 to 6.3 % too short, less than two real runs in succession differ.",
+    "2.5 to 6.3 % too short, less than two real runs in succession differ. The emulation's own path takes 0.25 to "
+    "0.45 ms where computing has emptied the caches, which is taken off; in an hour in which the interpreter was "
+    "slower and gloo faster (0.44 ms), so much was not left to take off, and they came out 0.4 to 10.8 % too long.",
     "- Hosts: all ranks apart are 9 % too slow: what answers them takes its time on the cores that they share.",
     "- The curve and the other conditions are from a quiet hour and an earlier form (before calls were answered on the "
     "caller's thread, and work by amount). Repeated with today's code on a machine that took 1.6 to 1.8 times as long "
