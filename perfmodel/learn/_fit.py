@@ -97,9 +97,11 @@ def _done(out: Path, recipe: Recipe, seed: int, hashes: dict[str, str]) -> dict[
         record = read_header(out / f"{recipe.name}.safetensors")["record"]
     except CalibrationError:
         return None
-    if "recipe" not in record or (record.get("seed"), record.get("tables")) != (seed, hashes):
+    try:
+        same = Recipe.from_dict(record["recipe"]) == recipe
+    except (KeyError, TypeError):  # of a release with other settings
         return None
-    return record if Recipe.from_dict(record["recipe"]) == recipe else None
+    return record if same and (record.get("seed"), record.get("tables")) == (seed, hashes) else None
 
 
 def _headline(record: dict[str, Any]) -> dict[str, Any]:
