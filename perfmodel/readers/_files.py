@@ -77,7 +77,7 @@ def number(value: Any, what: str, where: object, low: float = -math.inf) -> floa
         TableError: naming `what` and `where` (file and line or record).
     """
     try:
-        found = math.nan if isinstance(value, bool) else float(value)
+        found = math.nan if isinstance(value, bool | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):
         found = math.nan
     if not (low <= found < _LARGEST and found > -_LARGEST):

@@ -3,10 +3,12 @@
 import gzip
 import json
 from collections.abc import Callable
+from contextlib import closing
 from copy import deepcopy
 from functools import reduce
 from operator import getitem
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -170,25 +172,27 @@ def test_odd_json_values(format: str, sound: dict[str, bytes], tmp_path: Path, d
 def test_odd_database_values(table: str, sound: dict[str, bytes], tmp_path: Path, data: st.DataObject) -> None:
     import sqlite3
 
-    path = tmp_path / "odd.sqlite"
-    path.write_bytes(sound["nsys"])
     values = st.one_of(
         st.none(),
         st.integers(-(2**63), 2**63 - 1),
         st.floats(allow_nan=False),
         st.text(max_size=5),
         st.binary(max_size=5),
+        st.sampled_from([b"0", b"17", "0", "17", "1e3"]),
     )
-    with sqlite3.connect(path) as db:
-        columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
-        column = data.draw(st.sampled_from(columns), label="column")
-        value = data.draw(values, label="value")
-        try:
-            db.execute(f'UPDATE {table} SET "{column}" = ?', (value,))
-        except sqlite3.Error:
-            return
-    db.close()
-    read_everything("nsys", path)
+    # a file of its own for every example: the journal of an unfinished change would be applied to the next one's
+    with TemporaryDirectory(dir=tmp_path) as folder:
+        path = Path(folder) / "odd.sqlite"
+        path.write_bytes(sound["nsys"])
+        with closing(sqlite3.connect(path)) as db, db:
+            columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
+            column = data.draw(st.sampled_from(columns), label="column")
+            value = data.draw(values, label="value")
+            try:
+                db.execute(f'UPDATE {table} SET "{column}" = ?', (value,))
+            except sqlite3.Error:
+                return
+        read_everything("nsys", path)
 
 
 @FUZZ

@@ -169,6 +169,19 @@ def test_nsys_of_another_schema(tmp_path: Path) -> None:
         read_trace("nsys", [path])
 
 
+@pytest.mark.parametrize("column", ["start", "end", "deviceId", "streamId"])
+def test_nsys_with_a_blob_of_digits_for_a_number(column: str, tmp_path: Path) -> None:
+    import sqlite3
+
+    path = cases.nsys_file(tmp_path / "report.sqlite")
+    with sqlite3.connect(path) as db:
+        db.execute(f"UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET \"{column}\" = x'30'")
+    options = ReadOptions(device="A100-SXM4-80GB")
+    for read in (lambda: read_trace("nsys", [path]), lambda: import_measurements("nsys", [path], options)):
+        with pytest.raises(TableError, match=r"row 0: (start|end|\w+Id) must be a finite number.*got b'0'"):
+            read()
+
+
 def test_xplane_of_a_gpu(tmp_path: Path) -> None:
     path = tmp_path / "host.xplane.pb"
     path.write_bytes(cases.gpu_xspace())
