@@ -17,12 +17,22 @@ import numpy as np
 import pandas as pd
 
 from perfmodel.io import read_table, write_text
-from perfmodel.learn import Query, Regressor, Samples, figures_lookup, gather, kernel_table_paths, load_regressor
+from perfmodel.learn import (
+    Query,
+    Regressor,
+    Samples,
+    absolute_percent,
+    figures_lookup,
+    gather,
+    kernel_records,
+    kernel_table_paths,
+    load_regressor,
+    shipped_folder,
+)
 from perfmodel.learn._plan import Plan, preference_for, ratio_plan
 from perfmodel.learn._stack import Stack
 
 HERE = Path(__file__).parent
-WEIGHTS = HERE.parent / "perfmodel" / "learn" / "weights"
 FEWEST = 10
 MOST = 400
 """Rows of a kind that are predicted."""
@@ -48,11 +58,10 @@ def main() -> None:
         parser.error("name the folder of the tables with --data or PERFMODEL_DATA")
     frames = [read_table(path) for path in kernel_table_paths(data)]
     rows: list[dict[str, Any]] = []
-    for path in sorted(WEIGHTS.glob("*.safetensors")):
-        if path.stem != "collectives":
-            regressor = load_regressor(path)
-            samples = gather(frames, regressor.family, regressor.dtypes, figures_lookup())
-            rows += hidden_kinds(regressor, samples)
+    for name in kernel_records():
+        regressor = load_regressor(shipped_folder() / f"{name}.safetensors")
+        samples = gather(frames, regressor.family, regressor.dtypes, figures_lookup())
+        rows += hidden_kinds(regressor, samples)
     table = pd.DataFrame(rows)
     chosen: Any = table[table["mode"] == "sibling"].groupby("regressor")
     summary = chosen.agg(kinds=("kind", "size"), ratio=("ratio", "mean"), sibling=("ours", "mean")).reset_index()
@@ -99,7 +108,7 @@ def error(regressor: Regressor, samples: Samples, index: np.ndarray, query: Quer
     at = np.zeros(len(index), np.int64)
     eager = samples.stacks[samples.stack[index[0]]].eager
     predicted = regressor.predict(samples.rows.take(index), (query,), at, host_launch=eager)
-    return 100 * float(np.median(np.abs(np.expm1(predicted.log_time - np.log(samples.time_s[index])))))
+    return float(np.median(absolute_percent(np.log(samples.time_s[index]) - predicted.log_time)))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from perfmodel.learn._parameters import Parameters, residual
+from perfmodel.learn._parameters import LAYERED, Parameters, residual
 from perfmodel.learn._physics import AXES
 from perfmodel.learn._recipe import Recipe
 
@@ -71,7 +71,7 @@ def stack_members(members: Sequence[Parameters]) -> Parameters:
     """One set of parameters with the networks of several, which differ in nothing else."""
     several = {
         name: tuple(np.stack(layer) for layer in zip(*(getattr(m, name) for m in members), strict=True))
-        for name in ("kernels", "biases", "tables")
+        for name in LAYERED
     }
     return members[0]._replace(stack_embedding=np.stack([m.stack_embedding for m in members]), **several)
 
@@ -80,7 +80,5 @@ def member(params: Parameters, index: int) -> Parameters:
     """One network of several; of a single one, itself."""
     if params.stack_embedding.ndim == 2:
         return params
-    one: dict[str, Any] = {
-        name: tuple(layer[index] for layer in getattr(params, name)) for name in ("kernels", "biases", "tables")
-    }
+    one: dict[str, Any] = {name: tuple(layer[index] for layer in getattr(params, name)) for name in LAYERED}
     return params._replace(stack_embedding=params.stack_embedding[index], **one)

@@ -17,6 +17,10 @@ FEATURE_CLIP: Final = 6.0
 """Standard deviations beyond which a feature says no more."""
 
 
+LAYERED: Final = ("kernels", "biases", "tables")
+"""Fields of `Parameters` that are tuples of arrays."""
+
+
 class Parameters(NamedTuple):
     """Everything fitted (a pytree). G groups (stack and kind), S stacks, F features, A axes."""
 

@@ -10,7 +10,7 @@ from perfmodel.errors import CalibrationError
 from perfmodel.io import write_bytes
 from perfmodel.learn._intervals import Intervals
 from perfmodel.learn._kinds import KindCode
-from perfmodel.learn._parameters import Parameters
+from perfmodel.learn._parameters import LAYERED, Parameters
 from perfmodel.learn._physics import AXES
 from perfmodel.learn._regressor import Regressor
 from perfmodel.learn._stack import Stack
@@ -18,7 +18,6 @@ from perfmodel.learn._stack import Stack
 SCHEMA_VERSION: Final = 2
 FORMAT: Final = "perfmodel-kernels"
 _NEEDED: Final = ("name", "family", "dtypes", "stacks", "groups", "code", "intervals", "record", "layers")
-_TUPLES: Final = ("kernels", "biases", "tables")
 
 
 def save_regressor(regressor: Regressor, directory: Path) -> Path:
@@ -27,7 +26,7 @@ def save_regressor(regressor: Regressor, directory: Path) -> Path:
 
     arrays: dict[str, np.ndarray] = {"cells": regressor.cells}
     for name, value in regressor.params._asdict().items():
-        if name in _TUPLES:
+        if name in LAYERED:
             for i, array in enumerate(value):
                 arrays[f"{name}.{i}"] = np.ascontiguousarray(array, np.float16 if name == "tables" else np.float32)
         else:
@@ -98,7 +97,7 @@ def load_regressor(path: Path) -> Regressor:
         values: dict[str, Any] = {}
         for name in Parameters._fields:
             count = len(AXES[family]) if name == "tables" else described["layers"]
-            if name in _TUPLES:
+            if name in LAYERED:
                 values[name] = tuple(arrays[f"{name}.{i}"].astype(np.float32) for i in range(count))
             else:
                 values[name] = arrays[name].astype(np.float32)
