@@ -9,18 +9,21 @@ DATA ?= $(if $(PERFMODEL_DATA),$(PERFMODEL_DATA),../shared/data)
 # tests and notebooks start the package in dozens of processes: compiled once, even where that is switched off
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: plan test grid lint format docs bench validate gate live clean
+.PHONY: plan test slow grid lint format docs bench validate gate live clean
 
-plan: $(VENV)/.plan ## search GPT-3 175B on 1024 A100s with the shipped calibration
+plan: $(VENV)/.plan ## search GPT-3 175B on 1024 A100s for Megatron-Core with the shipped calibration
 	@mkdir -p out
 	$(BIN)/perfmodel search --model gpt3-175b --cluster dgx-a100 --devices 1024 --global-batch 1536 \
-	  --top 15 --out out/plan.json --trace out/plan.trace.json.gz --png out/plan.png
+	  --framework megatron-core --top 15 --out out/plan.json --trace out/plan.trace.json.gz --png out/plan.png
 
-test: $(VENV)/.test ## all tests; those that need PERFMODEL_DATA skip visibly where it is absent
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+test: $(VENV)/.test ## all tests; those that need PERFMODEL_DATA, torch or a browser skip, and say so, where it is absent
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
-grid: $(VENV)/.test ## distributed programs against sequential ones in every combination of degrees
-	PERFMODEL_FULL_GRID=1 $(BIN)/python -m pytest -n 2 tests/distribute/test_equality.py
+slow: $(VENV)/.test ## the tests that 'make test' leaves out: more processes of torch
+	$(BIN)/python -m pytest -n 2 -m slow
+
+grid: $(VENV)/.test ## distributed programs against sequential ones and predictions in every combination of degrees
+	PERFMODEL_FULL_GRID=1 $(BIN)/python -m pytest -n 2 tests/distribute/test_equality.py tests/distribute/test_against_prediction.py
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
@@ -57,9 +60,12 @@ EXTRAS_lint := lint,test
 EXTRAS_bench := bench
 EXTRAS_docs := docs
 EXTRAS_browser := test,browser
+EXTRAS_torch := test,torch
+# the version that continuous integration tests with; the package takes older ones and newer ones too
+PINS_torch := torch==2.13.0
 
-$(VENV)/.plan $(VENV)/.test $(VENV)/.lint $(VENV)/.bench $(VENV)/.docs $(VENV)/.browser: $(VENV)/.%: pyproject.toml | $(BIN)/python
-	$(PIP) --editable ".[$(EXTRAS_$*)]"
+$(VENV)/.plan $(VENV)/.test $(VENV)/.lint $(VENV)/.bench $(VENV)/.docs $(VENV)/.browser $(VENV)/.torch: $(VENV)/.%: pyproject.toml | $(BIN)/python
+	$(PIP) --editable ".[$(EXTRAS_$*)]" $(PINS_$*)
 	@touch $@
 
 $(BIN)/python:

@@ -20,12 +20,12 @@ from perfmodel.learn import (
     absolute_percent,
     figures_lookup,
     gather,
-    kernel_table_paths,
     read_recipe,
     roofline_log_time,
     split,
     tree_features,
 )
+from perfmodel.readers import kernel_table_paths
 
 TRAINING = Path(__file__).parents[1] / "training"
 OUT = TRAINING / "baselines.json"

@@ -4,8 +4,8 @@
 """
 
 import numpy as np
-
-from perfmodel.validation import OPTIMISERS, continuous_study, mixed_study, partition_study
+from studies.optimise_tables import continuous_study, mixed_study, partition_study
+from studies.optimisers import OPTIMISERS
 
 
 def run() -> dict[str, dict[str, object]]:

@@ -7,26 +7,27 @@ from timing import best_s
 
 from perfmodel import catalog
 from perfmodel.layout_search import default_space, enumerate_layouts
-from perfmodel.prediction import explain, step_model
-from perfmodel.spec import Job, Layout
+from perfmodel.prediction import evaluate, explain, peak_memory, step_problem
+from perfmodel.spec import Job, Layout, Problem
 
 
 def run() -> dict[str, dict[str, object]]:
     """GPT-3 175B on 1,024 A100s: one layout, the same with its timeline, and thousands at once."""
     model, cluster = catalog.model("gpt3-175b"), catalog.cluster("dgx-a100")
     job = Job(global_batch=1536, seq_len=2048)
-    fixed = step_model(model, cluster, job)
+    fixed = step_problem(model, cluster, job)
     layout = Layout(tp=8, pp=16, dp=8, zero=1, recompute="selective", sequence_parallel=True)
     explain(fixed, layout, timeline=True)
     one_s = best_s(lambda: explain(fixed, layout), 30)
     timeline_s = best_s(lambda: explain(fixed, layout, timeline=True), 30)
     # the space in which a closed-form tool needs 1.6 ms per layout: 1F1B and interleaved, ZeRO 0 and 1
-    space = replace(default_space(model, cluster, job, 1024), schedule=("1f1b",), zero=(0, 1))
-    candidates = list(enumerate_layouts(space, model, cluster, job, 1024, Counter()))
-    peak, _ = fixed.peak_memory(candidates)
+    problem = Problem(model=model, cluster=cluster, job=job, devices=1024)
+    space = replace(default_space(problem), schedule=("1f1b",), zero=(0, 1))
+    candidates = list(enumerate_layouts(space, problem, Counter()))
+    peak, _ = peak_memory(fixed, candidates)
     feasible = [lay for lay, p in zip(candidates, peak, strict=True) if p <= cluster.device.memory_bytes]
-    fixed.evaluate(feasible)
-    batch_s = best_s(lambda: fixed.evaluate(feasible), 5) / len(feasible)
+    evaluate(fixed, feasible)
+    batch_s = best_s(lambda: evaluate(fixed, feasible), 5) / len(feasible)
     return {
         "predict/warm": {"ratio": one_s / 2e-3, "baseline": "2 ms", "unit": "x", "target": "<= 1", "seconds": one_s},
         "predict/warm_with_timeline": {

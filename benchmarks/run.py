@@ -14,7 +14,7 @@ OUT = HERE.parent / "out" / "bench.json"
 
 
 def main(chosen: list[str]) -> None:
-    sys.path.insert(0, str(HERE))
+    sys.path[:0] = [str(HERE), str(HERE.parent / "validate")]  # benchmarks, and the studies that some time
     names = chosen or sorted(p.stem for p in HERE.glob("*.py") if p.stem not in ("run",))
     results = json.loads(OUT.read_text()) if chosen and OUT.exists() else {}
     for name in names:

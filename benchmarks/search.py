@@ -9,7 +9,7 @@ from timing import best_s
 from perfmodel import catalog
 from perfmodel.layout_search import (
     Candidates,
-    Space,
+    SearchSpace,
     default_space,
     enumerate_grids,
     gather,
@@ -17,23 +17,32 @@ from perfmodel.layout_search import (
     with_options,
     with_schedules,
 )
-from perfmodel.prediction import StepModel, price_grids, step_model
-from perfmodel.spec import Job, Model
+from perfmodel.prediction import StepProblem, bundles, evaluate, prepared, price_grids, step_problem
+from perfmodel.spec import Job, Model, Problem
 
 MODEL, CLUSTER, JOB = catalog.model("gpt3-175b"), catalog.cluster("dgx-a100"), Job(global_batch=1536, seq_len=2048)
 EVALUATED = 20_000
 SINGLY = 200
 
 
-def whole_space(devices: int) -> Space:
+def problem_on(devices: int) -> Problem:
+    """The job on so many devices."""
+    return Problem(model=MODEL, cluster=CLUSTER, job=JOB, devices=devices)
+
+
+def whole_space(devices: int) -> SearchSpace:
     """Every schedule and every option."""
-    return with_options(with_schedules(default_space(MODEL, CLUSTER, JOB, devices), "all"), "all", CLUSTER)
+    return with_options(
+        with_schedules(default_space(problem_on(devices)), "all"),
+        "all",
+        CLUSTER,
+    )
 
 
-def priced(fixed: StepModel, space: Space, devices: int) -> tuple[Candidates, float]:
+def priced(fixed: StepProblem, space: SearchSpace, devices: int) -> tuple[Candidates, float]:
     """All layouts with memory and bound, and the seconds that took."""
     start = time.perf_counter()
-    grids = enumerate_grids(space, MODEL, CLUSTER, JOB, devices, Counter())
+    grids = enumerate_grids(space, problem_on(devices), Counter())
     found = gather(price_grids(fixed, list(grids)), CLUSTER.device.memory_bytes, Counter())
     return found, time.perf_counter() - start
 
@@ -41,20 +50,20 @@ def priced(fixed: StepModel, space: Space, devices: int) -> tuple[Candidates, fl
 def exact_evaluations(model: Model, devices: int, global_batch: int) -> dict[str, dict[str, object]]:
     """Layouts of the default space that fit, a random part of them, all evaluated in one call and one by one."""
     job = Job(global_batch=global_batch, seq_len=2048)
-    fixed = step_model(model, CLUSTER, job)
-    space = default_space(model, CLUSTER, job, devices)
-    grids = enumerate_grids(space, model, CLUSTER, job, devices, Counter())
+    fixed = step_problem(model, CLUSTER, job)
+    problem = Problem(model=model, cluster=CLUSTER, job=job, devices=devices)
+    grids = enumerate_grids(default_space(problem), problem, Counter())
     candidates = gather(price_grids(fixed, list(grids)), CLUSTER.device.memory_bytes, Counter())
     layouts = candidates.layouts(sample(candidates, EVALUATED))
     singly = layouts[:: len(layouts) // SINGLY][:SINGLY]
-    together_s = best_s(lambda: fixed.evaluate(layouts), 4) / len(layouts)
-    singly_s = best_s(lambda: [fixed.evaluate([one]) for one in singly], 2) / len(singly)
-    bundles = fixed.bundles(layouts)
-    ops = sum(len(b.lanes) * fixed.prepared(b.spec).structure.duration.size for b in bundles) / len(layouts)
+    together_s = best_s(lambda: evaluate(fixed, layouts), 4) / len(layouts)
+    singly_s = best_s(lambda: [evaluate(fixed, [one]) for one in singly], 2) / len(singly)
+    found = bundles(fixed, layouts)
+    ops = sum(len(b.lanes) * prepared(b.spec).structure.duration.size for b in found) / len(layouts)
     return {
         f"exact_evaluations_per_s_{model.name}_{devices}_devices": {
             "ratio": 1 / together_s, "unit": "layouts/s", "target": 5e4,
-            "baseline": f"{len(layouts):,} layouts, {len(bundles):,} cached programs of {ops:,.0f} ops on average",
+            "baseline": f"{len(layouts):,} layouts, {len(found):,} cached programs of {ops:,.0f} ops on average",
         },
         f"together_over_singly_{model.name}_{devices}_devices": {
             "ratio": singly_s / together_s, "unit": "x", "baseline": "the same evaluated one after the other",
@@ -70,9 +79,9 @@ def sample(candidates: Candidates, count: int) -> np.ndarray:
 
 def run() -> dict[str, dict[str, object]]:
     space = whole_space(1024)
-    priced(step_model(MODEL, CLUSTER, JOB), space, 1024)  # pipelines into the cache
-    candidates, seconds = priced(step_model(MODEL, CLUSTER, JOB), space, 1024)
-    everything = sum(cost.grid.size for cost in candidates.costs)
+    priced(step_problem(MODEL, CLUSTER, JOB), space, 1024)  # pipelines into the cache
+    _, seconds = priced(step_problem(MODEL, CLUSTER, JOB), space, 1024)
+    everything = sum(grid.size for grid in enumerate_grids(space, problem_on(1024), Counter()))
     results: dict[str, dict[str, object]] = {
         "layouts_priced_per_s": {
             "ratio": everything / seconds, "unit": "layouts/s", "target": 1e6,

@@ -1,5 +1,6 @@
 """The documentation site (`make docs`): Sphinx, with Markdown pages and notebooks by MyST."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ import _pages
 import perfmodel
 
 _pages.collect()
+# notebooks run in a folder of their own: the studies of papers by their place
+os.environ["PYTHONPATH"] = str(Path(__file__).parents[1] / "validate")
 
 project = "perfmodel"
 author = "The perfmodel developers"

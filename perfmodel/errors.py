@@ -1,7 +1,9 @@
 """The package's exceptions: each names what is wrong, where, and what to do about it."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from difflib import get_close_matches
+from enum import Enum
 from typing import Final
 
 MOST_NAMES: Final = 40
@@ -34,12 +36,85 @@ def _some(names: list[str]) -> str:
     return f"{', '.join(names[:: len(names) // FEW_NAMES + 1])} and more; 'perfmodel catalog' lists all"
 
 
+class Reason(Enum):
+    """Why a layout is left out: what errors carry, searches count and suggestions start from.
+
+    Each has its words, in which `{}` stands for what it is about (`Rejection.about`), and the fields of a layout or
+    problem of which other values can remove it.
+    """
+
+    DEVICES = "tp*cp*pp does not divide the devices", ("tp", "cp", "pp", "devices")
+    CAPACITY = "more devices than the cluster has", ("devices",)
+    BATCH = "global batch not divisible by dp*micro_batch", ("tp", "cp", "pp", "micro_batch", "devices", "global_batch")
+    HEADS = "attention heads not divisible by tp", ("tp",)
+    KV_HEADS = "key and value heads do not divide by tp, nor tp by them", ("tp",)
+    HIDDEN = "hidden size not divisible by tp", ("tp",)
+    PAIRED_LAYERS = "tp pairs layers, of which there is an odd number", ("tp",)
+    SEQUENCE = "sequence not divisible by cp (and tp)", ("cp", "tp", "sequence_parallel")
+    UNFUSED_CONTEXT = "context parallelism needs fused attention", ("cp",)
+    EXPERT_RANKS = "ep does not divide dp*cp", ("tp", "cp", "pp", "ep", "devices")
+    FOLDED_RANKS = "ep*etp does not divide tp*cp*dp", ("tp", "cp", "pp", "ep", "etp", "devices")
+    EXPERTS = "experts not divisible by ep", ("ep",)
+    EXPERT_HIDDEN = "size of experts not divisible by tp", ("tp", "etp")
+    EXPERT_SEQUENCE = "experts need sequence parallelism", ("tp", "ep", "sequence_parallel")
+    UNSPLIT = "the model has nothing to split by {}", ("tp", "cp", "ep")
+    STAGES = "more stages than layers", ("pp", "schedule")
+    UNEVEN_CHUNKS = "layers not divisible by pp*vpp", ("pp", "vpp")
+    CHUNKS = "schedule {} has its own number of chunks per device", ("vpp", "schedule")
+    SCHEDULE = "schedule {} cannot do these stages and micro-batches", (
+        "tp", "cp", "pp", "micro_batch", "schedule", "devices", "global_batch",
+    )  # fmt: skip
+    SCHEDULE_STAGES = "schedule {} has more stages than layers", ("pp", "schedule")
+    SLICES = "sequence not divisible into the slices of schedule {}", ("schedule",)
+    PER_STAGE = "{} does not fit the stages and their layers", ("pp",)
+    HOST_LINK = "the device has no link to host memory", ("offload",)
+    FRAMEWORK = "{}", ("framework",)
+    MEMORY = "out of memory, mostly {}", (
+        "tp", "cp", "pp", "ep", "micro_batch", "zero", "recompute", "sequence_parallel", "offload", "devices",
+        "memory_bytes",
+    )  # fmt: skip
+    CONSTRAINT = "cannot satisfy {}", ("constraint",)
+    CONSTRAINTS = "does not satisfy the constraints", ("constraint",)
+    SLOWER = "cannot be among the best: a lower bound on their time is longer", ()
+    WORSE = "cannot be among the best: the objective is worse even at a lower bound on their time", ()
+    DOMINATED = "dominated even at lower bounds, or cannot satisfy the constraints", ()
+    VARIANT = "no faster than a variant that fits and recomputes or offloads less", ()
+    NOT_EVALUATED = "not evaluated", ()
+
+    def __init__(self, words: str, frees: tuple[str, ...]) -> None:
+        self.words, self.frees = words, frees
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A reason, and what it is about where its words leave that open: a schedule, a part of memory, a constraint."""
+
+    reason: Reason
+    about: str = ""
+
+    def __str__(self) -> str:
+        return self.reason.words.format(self.about)
+
+
 class LayoutError(PerfModelError):
     """A layout that cannot run this model on this cluster."""
+
+    def __init__(self, message: str, reason: Reason | None = None, about: str = "") -> None:
+        super().__init__(message)
+        self.rejection = Rejection(reason, about) if reason else None
+        """Why, as searches count it; None for words that no layout can have, and for schedules of one's own."""
+
+    def __reduce__(self) -> tuple:  # so that workers send it whole
+        found = self.rejection
+        return type(self), (str(self), found and found.reason, found.about if found else "")
 
 
 class TableError(PerfModelError):
     """A measurement table that is malformed, truncated or has impossible values."""
+
+
+class LaunchFileError(PerfModelError):
+    """A launch file of a training framework that is broken, or a layout that no such file can state."""
 
 
 class CalibrationError(PerfModelError):

@@ -1,6 +1,8 @@
 """Units and element types. Everything inside the library is SI: seconds, bytes, FLOP/s."""
 
-from typing import Final
+from collections.abc import Mapping
+from numbers import Integral
+from typing import Any, Final
 
 from perfmodel.errors import PerfModelError, UnknownNameError
 
@@ -16,9 +18,11 @@ DTYPE_BYTES: Final[dict[str, int]] = {
     "bf16": 2,
     "fp16": 2,
     "fp8": 1,
+    "fp4": 1,
     "int8": 1,
 }
-"""Bytes of one element as stored in memory (tf32 is a compute mode of 4-byte storage)."""
+"""Bytes of one element as stored in memory (tf32 is a compute mode of 4-byte storage; fp4 with its scales takes 9/16 of
+a byte and is rounded up)."""
 
 
 def dtype_bytes(dtype: str) -> int:
@@ -27,6 +31,18 @@ def dtype_bytes(dtype: str) -> int:
         return DTYPE_BYTES[dtype]
     except KeyError:
         raise UnknownNameError("dtype", dtype, DTYPE_BYTES) from None
+
+
+def whole(owner: str, sizes: Mapping[str, Any], least: int = 1, most: int = 10**9) -> None:
+    """Raise `PerfModelError` unless all of `owner`'s sizes are whole numbers from `least` to `most`; names all that are
+    not."""
+    wrong = [
+        f"{name}={value!r}"[:60]
+        for name, value in sizes.items()
+        if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) <= most
+    ]
+    if wrong:
+        raise PerfModelError(f"{owner}: {', '.join(wrong)} must be whole numbers from {least} to {most:,}")
 
 
 def positive(name: str, value: float) -> None:

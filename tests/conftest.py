@@ -1,10 +1,16 @@
 """Platform options are set here once, before anything imports JAX."""
 
+import ctypes
+import gc
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+from perfmodel.session import current_session
 
 # examples are judged by their results: how long one takes says something of the machine's load only. A gate tells
 # good code from bad by the same examples every time; PERFMODEL_EXPLORE=1 draws others
@@ -29,3 +35,32 @@ def data_dir() -> Path:
     if not (DATA / "devices.csv").exists():
         pytest.skip(f"measurement tables not found at {DATA}; set PERFMODEL_DATA")
     return DATA
+
+
+MOST_RESIDENT_BYTES = 1.2e9
+GROWTH_BYTES = 0.4e9
+RESIDENT_BYTES = [0.0]
+"""After the last time that compiled code was dropped: what cannot go does not make every test compile anew."""
+
+
+@pytest.fixture(autouse=True)
+def as_a_test_finds_it() -> Iterator[None]:
+    """No test may leave JAX in another precision for the next one; what was compiled goes once it takes much memory."""
+    yield
+    if "jax" in sys.modules:
+        jax = sys.modules["jax"]
+        assert not jax.config.jax_enable_x64
+        if resident_bytes() > max(MOST_RESIDENT_BYTES, RESIDENT_BYTES[0] + GROWTH_BYTES):
+            current_session().clear()
+            jax.clear_caches()
+            gc.collect()
+            ctypes.CDLL(None).malloc_trim(0)
+            RESIDENT_BYTES[0] = resident_bytes()
+
+
+def resident_bytes() -> int:
+    """Of this process; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except FileNotFoundError:
+        return 0

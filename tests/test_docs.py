@@ -26,12 +26,13 @@ def commands(text: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT / "docs")) for page in PAGES])
 def test_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the page's order; a block that begins with a comment `# NAME.toml` (or .csv, .py) becomes this file."""
+    """In the page's order; a block that begins with a comment `# NAME.toml` (or .csv, .sh ...) becomes this file."""
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": page.stem}
     for language, text in BLOCK.findall(page.read_text()):
-        if named := re.match(r"# (\w+\.(?:toml|csv|py|txt))\n", text):
-            Path(named[1]).write_text(text)
+        if named := re.match(r"# (\w+\.(?:toml|csv|py|txt|sh|ya?ml|json))\n", text):
+            # JSON has no comments
+            Path(named[1]).write_text(text[named.end() :] if named[1].endswith(".json") else text)
         elif language == "python":
             exec(compile(text, str(page), "exec"), namespace)
         elif language == "shell":

@@ -25,15 +25,18 @@ from perfmodel.learn import (
     figures_lookup,
     gather,
     kernel_records,
-    kernel_table_paths,
     load_regressor,
     shipped_folder,
 )
 from perfmodel.learn._plan import Plan, preference_for, ratio_plan
 from perfmodel.learn._stack import Stack
+from perfmodel.readers import kernel_table_paths
+from perfmodel.session import Store
 
 HERE = Path(__file__).parent
 FEWEST = 10
+PLANS = 4096
+"""Remembered of each regressor."""
 MOST = 400
 """Rows of a kind that are predicted."""
 TITLE = "# Kinds hidden on a device: mean of the kinds' median absolute errors in per cent"
@@ -42,11 +45,11 @@ TITLE = "# Kinds hidden on a device: mean of the kinds' median absolute errors i
 class RatioOnly(Regressor):
     """Answers by a ratio to another kind where there is one, never by a sibling."""
 
-    def plan(self, query: Query, kind: str) -> Plan:
+    def plan(self, query: Query, kind: str, *, direct: bool = True) -> Plan:
         """As the regressor's, without siblings."""
         order = {i: preference_for(s, kind, None, None) for i, s in enumerate(self.stacks)}
         own = [i for i, s in enumerate(self.stacks) if s.figures.same_kernels(query.figures)]
-        return ratio_plan(self.stacks, own, query.figures, kind, order) or super().plan(query, kind)
+        return ratio_plan(self.stacks, own, query.figures, kind, order) or super().plan(query, kind, direct=direct)
 
 
 def main() -> None:
@@ -88,8 +91,8 @@ def hidden_kinds(regressor: Regressor, samples: Samples) -> Iterator[dict[str, A
                 continue
             left = tuple(without(s, kind) if s.figures.same_kernels(figures) else s for s in regressor.stacks)
             index = index[:: max(1, len(index) // MOST)]
-            ours = replace(regressor, stacks=left, _plans={})
-            ratio = RatioOnly(**vars(ours) | {"_plans": {}})
+            ours = replace(regressor, stacks=left, _plans=Store(PLANS))
+            ratio = RatioOnly(**vars(ours) | {"_plans": Store(PLANS)})
             query = Query(figures)
             yield {
                 "regressor": regressor.name, "device": figures.name, "source": stack.source, "kind": kind,
@@ -106,7 +109,7 @@ def without(stack: Stack, kind: str) -> Stack:
 def error(regressor: Regressor, samples: Samples, index: np.ndarray, query: Query) -> float:
     """Median absolute error in per cent."""
     at = np.zeros(len(index), np.int64)
-    eager = samples.stacks[samples.stack[index[0]]].eager
+    eager = samples.stacks[samples.stack[index[0]]].host_launch
     predicted = regressor.predict(samples.rows.take(index), (query,), at, host_launch=eager)
     return float(np.median(absolute_percent(np.log(samples.time_s[index]) - predicted.log_time)))
 

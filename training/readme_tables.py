@@ -2,7 +2,7 @@
 
     python training/readme_tables.py
 
-The figures are those that training/report.py, benchmarks/collective_baselines.py, validate/operators.py and
+The figures are those that training/report.py, training/fit_collectives.py, validate/operators.py and
 validate/run.py wrote; each table names the report that has the rest.
 """
 
@@ -14,30 +14,37 @@ from perfmodel.learn import kernel_records
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- accuracy:begin (python training/readme_tables.py) -->", "<!-- accuracy:end -->"
-KEPT_OUT = {"shapes": "shapes", "ranks": "numbers of ranks", "devices": "devices"}
 
 
 def steps() -> str:
-    """Published runs: the groups that the project set itself bars for, and all of them."""
+    """Published runs by source, the mean over sources first."""
     cases = json.loads((ROOT / "validate" / "report.json").read_text())["cases"]
+    mean, generic = cases["over_sources"], cases["generic"]
     lines = [
-        "**Whole steps** (`make validate` writes `validate/report.md`: all sources, memory, intervals, what is missing "
-        "where a bar is missed). Constants fitted to published runs leave out the source of the rows:",
+        "**Whole steps** (`make validate` writes `validate/report.md`: memory, intervals, order of layouts, other "
+        "predictors). Every run is predicted as `predict --framework` predicts what its row says; constants fitted to "
+        "published runs leave out its source. `generic`: the same without the framework. Width: upper over lower end "
+        "of the 90 % interval:",
         "",
-        "| published runs | rows | error | bar | best known elsewhere |",
-        "|---|--:|--:|--:|---|",
+        "| published runs | framework | rows | mean error | as `generic` | bias | inside 90 % | width | memory |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
+        f"| **mean over {mean['sources']} sources** | | | **{mean['mean_ape']:.1%}** "
+        f"| {generic['over_sources']['mean_ape']:.1%} | {mean['bias']:+.1%} | {mean['coverage_90']:.0%} "
+        f"| {mean['width_90']:.2f} | |",
     ]
-    for name, bar in cases["bars"].items():
-        for what in ("time", "memory"):
-            if what in bar:
-                title = f"{name}, memory" if what == "memory" and "memory" not in name else name
-                of = bar[what]
-                lines.append(
-                    f"| {title} | {of['n']:,} | {bar['statistic']} {of['error']:.1%} | {of['to_reach']:.1%} "
-                    f"| {bar['elsewhere'] if what == 'time' else '-'} |"
-                )
+    for name, of in cases["sources"].items():
+        if of["n"]:
+            memory = f"{of['memory']['mean_ape']:.1%}" if of["memory"]["n"] else ""
+            lines.append(
+                f"| {name} | {', '.join(of['frameworks'])} | {of['n']:,} | {of['mean_ape']:.1%} "
+                f"| {generic['sources'][name]['mean_ape']:.1%} | {of['bias']:+.1%} | {of['coverage_90']:.0%} "
+                f"| {of['width_90']:.2f} | {memory} |"
+            )
     every = cases["all"]
-    lines.append(f"| all | {every['n']:,} | mean {every['mean_ape']:.1%}, median {every['median_ape']:.1%} | | |")
+    lines.append(
+        f"| all runs together | | {every['n']:,} | {every['mean_ape']:.1%} | | {every['bias']:+.1%} "
+        f"| {every['coverage_90']:.0%} | {every['width_90']:.2f} | |"
+    )
     return "\n".join(lines)
 
 
@@ -61,19 +68,17 @@ def kernels() -> str:
 
 
 def collectives() -> str:
-    """Collectives, all kinds together."""
+    """Collectives, all kinds together, small and large messages apart."""
     lines = [
-        "**Collectives**, the same (`training/collectives_report.md`, by kind and source):",
+        "**Collectives**, the same (`training/collectives_report.md`, by kind):",
         "",
-        "| kept out | rows | ours | alpha-beta | trees | interpolation | inside 90 % interval |",
-        "|---|--:|--:|--:|--:|--:|--:|",
+        "| kept out | messages | rows | ours | median | series alike | physics | interpolation | in 90 % interval |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
-    table = (ROOT / "training" / "collectives_report.md").read_text().partition("By source")[0]
-    for line in table.splitlines():
+    for line in (ROOT / "training" / "collectives_report.md").read_text().splitlines():
         cells = [c.strip() for c in line.strip("| ").split("|")]
-        if len(cells) == 8 and cells[0] in KEPT_OUT and cells[1] == "all":
-            rows = f"{int(cells[2]):,}"
-            lines.append("| " + " | ".join([KEPT_OUT[cells[0]], rows, *cells[3:7], f"{cells[7]}%"]) + " |")
+        if len(cells) == 10 and cells[2] == "all":
+            lines.append("| " + " | ".join([*cells[:2], f"{int(cells[3]):,}", *cells[4:9], f"{cells[9]}%"]) + " |")
     return "\n".join(lines)
 
 

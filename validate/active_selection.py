@@ -10,17 +10,18 @@ import json
 from itertools import product
 from pathlib import Path
 
-from perfmodel.io import write_text
-from perfmodel.validation import (
+from studies.selection_report import selection_report
+from studies.selection_study import study as selection_study
+from studies.selection_tables import (
     PREFILL_DEVICES,
     PREFILL_MODELS,
     TRAINING_DEVICES,
     TRAINING_WIDTHS,
     prefill_case,
-    selection_report,
-    selection_study,
     training_case,
 )
+
+from perfmodel.io import write_text
 
 HERE = Path(__file__).parent
 SEEDS = (0, 1)

@@ -7,6 +7,7 @@ A third of a source's runs (or one model, or one cluster size) is fitted; errors
 
 import argparse
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import pandas as pd
 
 from perfmodel.calibration import EndToEnd, Run, calibrate_end_to_end
 from perfmodel.io import write_text
-from perfmodel.prediction import explain, step_model
+from perfmodel.prediction import Site, explain, step_problem
 from perfmodel.validation import read_runs
 
 HERE = Path(__file__).parent
@@ -60,7 +61,8 @@ def runs_of(file: Path, pattern: str) -> list[Run]:
     frame = frame[frame["case_id"].str.contains(pattern) & frame["measured_iter_time_s"].notna()]
     if len(frame) > MOST:
         frame = frame.sample(MOST, random_state=0)
-    return read_runs(frame)[0]
+    source = {row.case_id: row.source for row in frame.itertuples()}
+    return [replace(run, site=Site.without(str(source[run.name]))) for run in read_runs(frame)[0]]
 
 
 def thirds(runs: Sequence[Run], seeds: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -76,7 +78,7 @@ def by(keys: Sequence[object]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 def predicted(run: Run, fitted: dict[str, EndToEnd]) -> tuple[float, float]:
     """Error relative to the measured time, and whether the interval covers that."""
-    model = step_model(run.model, run.cluster, run.job, None, run.framework)
+    model = step_problem(run.model, run.cluster, run.job, None, run.framework, run.site)
     device = run.cluster.device.name
     found = explain(model.adjusted(fitted[device].adjustment) if device in fitted else model, run.layout)
     inside = found.step_time_lo_s <= run.measured_s <= found.step_time_hi_s
@@ -113,7 +115,7 @@ def worst(runs: list[Run]) -> str:
     parameters_only = {d: f.adjustment.without_discrepancy() for d, f in fitted.items()}
     errors = []
     for run in runs:
-        model = step_model(run.model, run.cluster, run.job, None, run.framework)
+        model = step_problem(run.model, run.cluster, run.job, None, run.framework, run.site)
         step_s = explain(model.adjusted(parameters_only[run.cluster.device.name]), run.layout).step_time_s
         errors.append(abs(step_s / run.measured_s - 1))
     order = np.argsort(errors)[::-1]

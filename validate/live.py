@@ -9,10 +9,13 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
+from studies.live import validate_live
+from studies.live_cases import live_cases
+from studies.live_collectives import collective_cases
+from studies.live_report import live_report
 
 from perfmodel.errors import PerfModelError
 from perfmodel.io import write_json, write_text
-from perfmodel.validation import collective_cases, live_cases, live_report, validate_live
 
 
 def main() -> int:

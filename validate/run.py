@@ -8,10 +8,13 @@ import json
 from pathlib import Path
 
 import pandas as pd
+from studies.record import published_record
+from studies.record_html import record_html
+from studies.record_text import record_text
 
 from perfmodel.display import progress
 from perfmodel.io import write_text
-from perfmodel.validation import published_record, record_html, record_text, validate_kernels
+from perfmodel.validation import validate_kernels
 
 HERE = Path(__file__).parent
 

@@ -7,9 +7,9 @@ import argparse
 from pathlib import Path
 
 import pandas as pd
+from studies.schedule_tables import bubble_table, memory_table, version_table, vgg_table, zero_bubble_table
 
 from perfmodel.io import write_text
-from perfmodel.validation import bubble_table, memory_table, version_table, vgg_table, zero_bubble_table
 
 HERE = Path(__file__).parent
 

@@ -7,8 +7,9 @@ import argparse
 import json
 from pathlib import Path
 
+from studies.search_sections import SEARCH_SECTIONS
+
 from perfmodel.io import write_text
-from perfmodel.validation import SEARCH_SECTIONS
 
 HERE = Path(__file__).parent
 PARTS = HERE.parent / "out" / "search"

@@ -2,13 +2,13 @@
 
 from perfmodel.calibration._active import Round as Round
 from perfmodel.calibration._active import Selection as Selection
+from perfmodel.calibration._active import choose as choose
+from perfmodel.calibration._active import most_uncertain as most_uncertain
 from perfmodel.calibration._active import select as select
+from perfmodel.calibration._active import step_variance as step_variance
 from perfmodel.calibration._beliefs import Beliefs as Beliefs
 from perfmodel.calibration._beliefs import condition as condition
 from perfmodel.calibration._calibrate import calibrate_model as calibrate_model
-from perfmodel.calibration._choose import choose as choose
-from perfmodel.calibration._choose import most_uncertain as most_uncertain
-from perfmodel.calibration._choose import step_variance as step_variance
 from perfmodel.calibration._end_to_end import calibrate_end_to_end as calibrate_end_to_end
 from perfmodel.calibration._model_plan import LayoutCost as LayoutCost
 from perfmodel.calibration._model_plan import ModelPlan as ModelPlan
@@ -25,4 +25,8 @@ from perfmodel.calibration._steps import LayoutSteps as LayoutSteps
 from perfmodel.calibration._steps import Steps as Steps
 from perfmodel.calibration._steps import StepShares as StepShares
 from perfmodel.calibration._two_nodes import Reachable as Reachable
+from perfmodel.calibration._two_nodes import distsim_all_reduce_time as distsim_all_reduce_time
 from perfmodel.calibration._two_nodes import reachable as reachable
+from perfmodel.display import shorten_reprs
+
+shorten_reprs(__name__)

@@ -13,14 +13,16 @@ import numpy as np
 from jaxtyping import Float
 from scipy.linalg import cholesky, solve_triangular
 
-from perfmodel.learn import (
-    AXES,
+from perfmodel.calibration._covariance import (
     Component,
-    Figures,
     Hyperparameters,
     Points,
     covariance,
     fit_hyperparameters,
+)
+from perfmodel.learn import (
+    AXES,
+    Figures,
     kernel_physics,
     rows_from_ops,
 )

@@ -14,7 +14,7 @@ from perfmodel.calibration._model_plan import ModelPlan
 from perfmodel.calibration._steps import LayoutSteps
 from perfmodel.errors import CalibrationError, PerfModelError
 from perfmodel.measure import Plan, recorded_s, run_plan, write_plan
-from perfmodel.prediction import StepModel
+from perfmodel.prediction import StepProblem, priced_events
 from perfmodel.spec import Op
 
 Run = Callable[[Plan, Path], Any]
@@ -91,6 +91,6 @@ def of_plan(plan: Plan, ops: Mapping[Op, float]) -> Plan:
     return replace(plan, kernels=kernels, collectives=tuple(op for op in plan.collectives if op in ops))
 
 
-def _base(fixed: StepModel) -> Callable[[Sequence[Op]], np.ndarray]:
+def _base(fixed: StepProblem) -> Callable[[Sequence[Op]], np.ndarray]:
     """The present calibration's prices."""
-    return lambda ops: np.maximum(fixed.timed(ops).time_s, 1e-9)
+    return lambda ops: np.maximum(priced_events(fixed, ops).time_s, 1e-9)

@@ -11,16 +11,17 @@ from perfmodel.calibration._observations import Observations, Report
 from perfmodel.calibration._posterior import DEGREES_OF_FREEDOM, Posterior, maximise, robust_weight
 from perfmodel.calibration._priors import AMPLITUDE, NOISE, Prior, priors
 from perfmodel.calibration._result import EndToEnd, FittedParameter, mean_error
-from perfmodel.calibration._runs import Run
+from perfmodel.calibration._runs import Run, check_units
 from perfmodel.display import shows_progress
 from perfmodel.errors import PerfModelError
 from perfmodel.io import write_bytes
 from perfmodel.prediction import (
-    EAGER,
+    FASTER,
     GAUSS_90,
     KERNEL_FACTORS,
     LINK_FACTORS,
     LOSSES,
+    SLOWER,
     Adjustment,
     Discrepancy,
     covariance,
@@ -58,7 +59,8 @@ def calibrate_end_to_end(
         By device, the fit.
 
     Raises:
-        PerfModelError: no runs, a run that cannot be laid out, or under `strict` a contradiction.
+        PerfModelError: no runs, a run that cannot be laid out, a step that is not in seconds, or under `strict` a
+            contradiction.
     """
     if not runs:
         raise PerfModelError("end-to-end calibration: no runs to fit to; give measured step times")
@@ -90,6 +92,7 @@ def _fit(device: str, runs: Sequence[Run], base: Path | None, progress: Report |
     names = tuple(prior.name for prior in known)
     start = Adjustment(device=device, values=tuple((name, 0.0) for name in names))
     before = observed.log_errors(start)[: len(runs)]
+    check_units(runs, np.exp(before) * [run.measured_s for run in runs])
     n, p = len(runs), len(known)
     # offsets of runs are factor @ z with z standard normal
     factor = np.zeros((len(observed.weight), n))
@@ -155,11 +158,11 @@ def _parameter(i: int, prior: Prior, posterior: Posterior, runs: int, device: st
 def _beyond(ratio: np.ndarray) -> str:
     """In words, if most runs took longer or shorter than predictions without runs ever allow."""
     middle = float(np.median(ratio))
-    if 1 - EAGER.faster <= middle <= 1 + EAGER.slower:
+    if 1 - FASTER <= middle <= 1 + SLOWER:
         return ""
     return (
         f"runs contradict the tables on the whole: the middle one of {len(ratio)} is {middle - 1:+.0%} off the "
-        f"prediction, expected {-EAGER.faster:+.0%} to {EAGER.slower:+.0%}"
+        f"prediction, expected {-FASTER:+.0%} to {SLOWER:+.0%}"
     )
 
 

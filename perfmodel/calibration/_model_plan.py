@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel import catalog
 from perfmodel.calibration._two_nodes import reachable
+from perfmodel.cost import interconnect_of
 from perfmodel.display import frame_html
 from perfmodel.errors import PerfModelError
 from perfmodel.measure import Plan, StoppingRule, check_kernel, measuring_s
-from perfmodel.prediction import EventShares, StepModel, check_layout, event_shares, step_model
-from perfmodel.spec import Cluster, Collective, Job, KernelOp, Layout, Model, Op
+from perfmodel.prediction import EventShares, StepProblem, event_shares, layout_of, priced_events, step_problem_of
+from perfmodel.spec import Cluster, Collective, Framework, Job, Layout, Model, Op
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,7 +47,7 @@ class LayoutCost:
 class ModelPlan:
     """Measurements that tell the step time of a model under some layouts."""
 
-    fixed: StepModel = field(repr=False)
+    fixed: StepProblem = field(repr=False)
     """Model, job and cluster, with the calibration that predicted the times."""
     iterations: int
     plan: Plan
@@ -136,6 +136,7 @@ def model_plan(
     layouts: Sequence[Layout | str],
     *,
     device: str | None = None,
+    framework: Framework | str | None = None,
     calibration: Path | str | None = None,
     nodes: int = NODES,
     iterations: int = ITERATIONS,
@@ -145,6 +146,7 @@ def model_plan(
     """The distinct kernels and collectives of some layouts, each once, as measurements on at most two nodes.
 
     Args:
+        framework: the training framework, as in `perfmodel.predict`.
         device: what the tables' `device` column will say; the cluster's device if not given.
         calibration: whose predictions tell how long running and measuring take.
         nodes: how many nodes are at hand; with 1, collectives between nodes are left unmeasured.
@@ -155,24 +157,21 @@ def model_plan(
     Raises:
         PerfModelError: for no layout, a layout that is impossible, or a name that is not known.
     """
-    model = catalog.model(model) if isinstance(model, str) else model
-    cluster = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
-    parsed = [Layout.parse(layout) if isinstance(layout, str) else layout for layout in layouts]
-    if not parsed:
+    problem = catalog.problem(model, cluster, job=job, framework=framework)
+    if not layouts:
         raise PerfModelError("no layout given; name at least one, e.g. 'tp=8,pp=2,dp=4'")
     if nodes < 1 or iterations < 1:
         raise PerfModelError(f"nodes and iterations must be at least 1, got {nodes} and {iterations}")
-    for layout in parsed:
-        check_layout(model, cluster, job, layout, None)
-    fixed = step_model(model, cluster, job, Path(calibration) if calibration is not None else None)
+    parsed = [layout_of(problem, layout)[0] for layout in layouts]
+    fixed = step_problem_of(problem, calibration)
     shares = [event_shares(fixed, layout) for layout in parsed]
     rule = rule or StoppingRule()
-    return _assemble(fixed, parsed, shares, device or cluster.device.name, nodes, iterations, rule,
+    return _assemble(fixed, parsed, shares, device or problem.cluster.device.name, nodes, iterations, rule,
                      collective_rule or rule)  # fmt: skip
 
 
 def _assemble(
-    fixed: StepModel, layouts: Sequence[Layout], shares: Sequence[EventShares], device: str, nodes: int,
+    fixed: StepProblem, layouts: Sequence[Layout], shares: Sequence[EventShares], device: str, nodes: int,
     iterations: int, rule: StoppingRule, collective_rule: StoppingRule,
 ) -> ModelPlan:  # fmt: skip
     chosen: dict[Op, None] = {}
@@ -200,6 +199,7 @@ def _assemble(
         costs.append(_cost(fixed, layout, share, list(new), list(lost), iterations, rule, collective_rule))
     plan = Plan(
         device=device,
+        interconnect=interconnect_of(fixed.cluster),
         rule=rule,
         collective_rule=collective_rule,
         kernels=tuple(sorted((op for op in chosen if not isinstance(op, Collective)), key=_kind)),
@@ -222,11 +222,11 @@ def _assemble(
 
 
 def _cost(
-    fixed: StepModel, layout: Layout, share: EventShares, new: Sequence[Op], lost: Sequence[Op], iterations: int,
+    fixed: StepProblem, layout: Layout, share: EventShares, new: Sequence[Op], lost: Sequence[Op], iterations: int,
     rule: StoppingRule, collective_rule: StoppingRule,
 ) -> LayoutCost:  # fmt: skip
     least, most, once = 0.0, 0.0, 0.0
-    for op, time_s in zip([*new, *lost], fixed.timed([*new, *lost]).time_s.tolist(), strict=True):
+    for op, time_s in zip([*new, *lost], priced_events(fixed, [*new, *lost]).time_s.tolist(), strict=True):
         ranks = op.num_ranks if isinstance(op, Collective) else 1
         once += ranks * time_s
         if op not in lost:
@@ -248,11 +248,6 @@ def why_not_measured(op: Op, nodes: int = NODES) -> str:
     """Why no collector times an op; empty where one does."""
     if isinstance(op, Collective):
         return f"{op.collective} between nodes, with one node at hand" if op.num_nodes > nodes == 1 else ""
-    return _why_no_program(op)
-
-
-@lru_cache(maxsize=4096)
-def _why_no_program(op: KernelOp) -> str:
     try:
         check_kernel(op)
     except PerfModelError as error:

@@ -10,7 +10,16 @@ from jaxtyping import Float
 
 from perfmodel.calibration._runs import Run
 from perfmodel.errors import PerfModelError
-from perfmodel.prediction import Adjustment, Prepared, StepModel, step_derivatives, step_model
+from perfmodel.prediction import (
+    Adjustment,
+    Prepared,
+    StepProblem,
+    bundles,
+    layout_coordinates,
+    prepared,
+    step_derivatives,
+    step_problem,
+)
 from perfmodel.program import Kind
 from perfmodel.timeline import Timeline
 
@@ -34,7 +43,7 @@ class _Traced:
 class _Group:
     """Runs of one step model."""
 
-    model: StepModel
+    model: StepProblem
     runs: tuple[int, ...]
     """Places in the whole list."""
 
@@ -49,14 +58,18 @@ class Observations:
         for group in self.groups:
             for at in group.runs:
                 if (timeline := runs[at].timeline) is not None:
-                    (bundle,) = group.model.bundles([runs[at].layout])
-                    self._traced[at] = _traced(runs[at], timeline, group.model.prepared(bundle.spec))
+                    (bundle,) = bundles(group.model, [runs[at].layout])
+                    self._traced[at] = _traced(runs[at], timeline, prepared(bundle.spec))
         self.weight = np.concatenate([np.ones(len(runs)), *(t.weight for t in self._traced.values())])
         self.coordinates = self._coordinates()
         self._measured_s = np.array([run.measured_s for run in runs])
 
     def _coordinates(self) -> Float[np.ndarray, "runs coordinates"]:
-        where = {at: group.model.coordinates(self.runs[at].layout) for group in self.groups for at in group.runs}
+        where = {
+            at: layout_coordinates(group.model.setting, self.runs[at].layout)
+            for group in self.groups
+            for at in group.runs
+        }
         return np.array([where[at] for at in range(len(self.runs))])
 
     def log_errors(self, adjustment: Adjustment) -> Float[np.ndarray, " observations"]:
@@ -90,11 +103,11 @@ class Observations:
 def _groups(runs: Sequence[Run], base: Path | None) -> list[_Group]:
     by_model: dict[tuple, list[int]] = defaultdict(list)
     for at, run in enumerate(runs):
-        by_model[run.model, run.cluster, run.job, run.framework].append(at)
+        by_model[run.model, run.cluster, run.job, run.framework, run.site].append(at)
     groups = []
-    for (model, cluster, job, framework), members in by_model.items():
-        fixed = step_model(model, cluster, job, base, framework).adjusted(None)
-        fixed.bundles([runs[at].layout for at in members])  # times every event once, for all parameters
+    for (model, cluster, job, framework, site), members in by_model.items():
+        fixed = step_problem(model, cluster, job, base, framework, site).adjusted(None)
+        bundles(fixed, [runs[at].layout for at in members])  # times every event once, for all parameters
         groups.append(_Group(fixed, tuple(members)))
     return groups
 

@@ -15,7 +15,18 @@ from typing import Final
 import numpy as np
 
 from perfmodel.learn import measured_kinds, rows_from_ops
-from perfmodel.prediction import EAGER, GAUSS_90, HOST_FACTORS, KERNEL_FACTORS, LOSSES, StepModel, factors_of
+from perfmodel.prediction import (
+    FASTER,
+    GAUSS_90,
+    HOST_FACTORS,
+    KERNEL_FACTORS,
+    LOSSES,
+    SLOWER,
+    StepProblem,
+    bundles,
+    event_classes,
+    factors_of,
+)
 from perfmodel.spec import Collective, Layout, Op
 
 CONTEXT: Final = 0.03
@@ -30,7 +41,7 @@ WIDTHS: Final = {
 """Of what no table holds: frameworks differ by a factor of 2 in host time and of 3 in gaps; GPUs of one make differ by
 a per cent in speed (Sinha et al., SC22: mostly 1 to 2 %); an overlapped collective may cost its neighbours some
 tenths of its time; loaders and loggers take some 10 ms."""
-AMPLITUDE: Final = log((1 + EAGER.slower) / (1 - EAGER.faster)) / 2 / GAUSS_90 / sqrt(2)
+AMPLITUDE: Final = log((1 + SLOWER) / (1 - FASTER)) / 2 / GAUSS_90 / sqrt(2)
 NOISE: Final = AMPLITUDE
 """Standard deviations of log(measured / predicted) before any run, of what like runs share and of what they do not:
 together the interval that predictions carry without runs."""
@@ -53,7 +64,7 @@ class Prior:
         return 0.0 if self.name in LOSSES else -np.inf
 
 
-def priors(models: Iterable[tuple[StepModel, Sequence[Layout]]], base: Path | None, device: str) -> list[Prior]:
+def priors(models: Iterable[tuple[StepProblem, Sequence[Layout]]], base: Path | None, device: str) -> list[Prior]:
     """Priors of every parameter that moves an event of the runs, and of the host costs and losses."""
     weight: dict[str, float] = defaultdict(float)
     spread: dict[str, float] = defaultdict(float)
@@ -84,10 +95,10 @@ def _measured(base: Path | None, device: str, name: str, dtypes: set[str]) -> in
     return sum(count for dtype, op, _, count in parts if dtype in dtypes and (op == "bmm") == (name == "bmm"))
 
 
-def _events(model: StepModel, layouts: Sequence[Layout]) -> Iterable[tuple[Op, float, float]]:
+def _events(model: StepProblem, layouts: Sequence[Layout]) -> Iterable[tuple[Op, float, float]]:
     """(event, its seconds in one pass of every block or one step, log half-width of its interval)."""
-    for bundle in model.bundles(layouts):
-        for table, between in zip(bundle.tables, model.event_classes(bundle), strict=True):
+    for bundle in bundles(model, layouts):
+        for table, between in zip(bundle.tables, event_classes(model, bundle), strict=True):
             counted = (
                 (table.ops, table.times, np.einsum("bpo,b->o", table.counts, np.array(table.repeats, float))),
                 (between.ops, between.times, np.ones(len(between.ops))),

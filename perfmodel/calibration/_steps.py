@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from perfmodel.calibration._beliefs import Beliefs
 from perfmodel.cost import EventTimes, PricesCollectives, PricesKernels
-from perfmodel.prediction import EventShares, StepModel, event_shares
+from perfmodel.prediction import EventShares, StepProblem, event_shares, priced_events
 from perfmodel.spec import Layout, Op
 
 HALF_WIDTH = 1.645
@@ -70,10 +70,10 @@ class Believed:
 class LayoutSteps:
     """Steps of a model's layouts."""
 
-    fixed: StepModel
+    fixed: StepProblem
     layouts: tuple[Layout, ...]
     unmeasured: frozenset[Op] = frozenset()
-    """Events that stay at the step model's own prices."""
+    """Events that stay at the problem's own prices."""
 
     def at(self, beliefs: Beliefs) -> StepShares:
         """Every layout evaluated with its events at their expected times."""
@@ -96,12 +96,12 @@ class LayoutSteps:
         return StepShares(np.array([share.step_time_s for share in found]), tuple(index), shares, rest)
 
     def _rest(self, share: EventShares) -> float:
-        """Half-width that events at the step model's own prices cause, errors of a family common to all."""
+        """Half-width that events at the problem's own prices cause, errors of a family common to all."""
         where = [i for i, op in enumerate(share.ops) if op in self.unmeasured]
         ops = [share.ops[i] for i in where]
         if not ops:
             return 0.0
-        times = self.fixed.timed(ops)
+        times = priced_events(self.fixed, ops)
         half = (times.hi_s - times.lo_s) / 2 / np.maximum(times.time_s, 1e-12)
         families: dict[str, float] = {}
         for op, value in zip(ops, (share.critical_s[where] * half).tolist(), strict=True):

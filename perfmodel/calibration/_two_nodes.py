@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Final
 
+import numpy as np
+
 from perfmodel.spec import Cluster, Collective
 from perfmodel.units import dtype_bytes
 
@@ -45,3 +47,12 @@ def _alone(op: Collective, ranks: int, per_node: int) -> Collective:
     return replace(
         op, bytes=float(n_bytes), num_ranks=ranks, ranks_per_node=per_node, level=int(ranks > per_node), concurrent=1
     )
+
+
+def distsim_all_reduce_time(time_of_8_s: float | np.ndarray, ranks: float | np.ndarray) -> float | np.ndarray:
+    """All-reduce time [s] of more than 8 ranks from the measured time of 8 (DistSim section 4.2).
+
+    The bytes a device sends are 2 (N - 1) P / N, so the time scales by `[2 (N - 1) / N] / [2 * 7 / 8]`;
+    the latency, which does grow with N, is left out: a baseline, not what `CollectiveModel` uses.
+    """
+    return time_of_8_s * ((ranks - 1) / ranks) / (7 / 8)

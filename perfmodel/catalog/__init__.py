@@ -1,9 +1,20 @@
-"""Devices, clusters and models by name, each number with its source. No JAX."""
+"""Devices, clusters, models and training frameworks by name, each number with its source. No JAX."""
 
 from perfmodel.catalog._clusters import cluster as cluster
 from perfmodel.catalog._clusters import clusters as clusters
 from perfmodel.catalog._devices import device as device
 from perfmodel.catalog._devices import devices as devices
+from perfmodel.catalog._frameworks import framework as framework
+from perfmodel.catalog._frameworks import framework_versions as framework_versions
+from perfmodel.catalog._frameworks import frameworks as frameworks
 from perfmodel.catalog._models import model as model
 from perfmodel.catalog._models import models as models
+from perfmodel.catalog._problem import PROBLEM_WORDS as PROBLEM_WORDS
+from perfmodel.catalog._problem import problem as problem
+from perfmodel.catalog._toml import checked as checked
 from perfmodel.catalog._words import cluster_for as cluster_for
+from perfmodel.catalog._words import compute_network as compute_network
+from perfmodel.catalog._words import states_rate as states_rate
+from perfmodel.display import shorten_reprs
+
+shorten_reprs(__name__)

@@ -49,7 +49,7 @@ class ClusterEntry:
 
     device: Any
     levels: tuple[LevelEntry, ...]
-    max_devices: int = 1 << 20
+    max_devices: int | None = None
     price_per_device_hour: float | None = None
     source: str = ""
     aliases: tuple[str, ...] = field(default=())

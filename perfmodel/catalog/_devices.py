@@ -25,6 +25,7 @@ class PeakTflops:
     bf16: float | None = None
     fp16: float | None = None
     fp8: float | None = None
+    fp4: float | None = None
     int8: float | None = None
 
 
@@ -65,7 +66,7 @@ class DeviceEntry:
             clock_hz=self.clock_mhz * 1e6,
             l2_bytes=self.l2_mib * MIB,
             link_bandwidth_bytes_per_s=self.link_gb_per_s * 1e9,
-            host_bandwidth_bytes_per_s=self.host_gb_per_s * 1e9 if self.host_gb_per_s else None,
+            host_bandwidth_bytes_per_s=None if self.host_gb_per_s is None else self.host_gb_per_s * 1e9,
             power_w=self.power_w,
             idle_power_w=self.idle_power_w,
             source=self.source,
@@ -82,7 +83,8 @@ def device(name: str) -> Device:
     if key(name) in CPU_NAMES:
         return this_cpu()
     table, names = _catalog()
-    return resolve("device", name, names, table)
+    plain = "-".join(word for word in key(name).split("-") if word not in _MAKERS_WORDS)
+    return resolve("device", name if key(name) in names else plain if plain in names else name, names, table)
 
 
 def devices() -> tuple[str, ...]:
@@ -97,6 +99,13 @@ def device_from_toml(data: dict[str, Any], where: str) -> Device:
     if not isinstance(name, str):
         raise PerfModelError(f"{where}: name: missing")
     return checked(DeviceEntry, data, where).device(name)
+
+
+_MAKERS_WORDS = frozenset({
+    "nvidia", "tesla", "geforce", "amd", "instinct", "radeon", "intel", "habana", "google", "cloud",
+    "hbm2", "hbm2e", "hbm3", "hbm3e", "oam", "cts",
+})  # fmt: skip
+"""What drivers and submitters add to a device's name: `NVIDIA H100 80GB HBM3`, `AMD Instinct MI300X OAM`."""
 
 
 @cache

@@ -12,7 +12,7 @@ from perfmodel.catalog._huggingface import read_config
 from perfmodel.catalog._names import index, resolve
 from perfmodel.catalog._toml import checked, package_tables, read_toml
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import ConvLayer, ConvNet, Experts, LatentAttention, Mlp, Model, Transformer
+from perfmodel.spec import ConvLayer, ConvNet, Experts, LatentAttention, Mamba, Mlp, Model, Transformer
 
 T = TypeVar("T")
 _FORBID: dict[str, Any] = {"extra": "forbid"}
@@ -33,6 +33,13 @@ class LatentAttentionEntry(LatentAttention):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MambaEntry(Mamba):
+    """Mamba-2 mixers as TOML states them."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+
+
+@dataclass(frozen=True, kw_only=True)
 class TransformerEntry(Transformer):
     """A transformer as TOML states it; `kv_heads`, `head_dim` and `ffn_hidden` may be left out."""
 
@@ -40,6 +47,7 @@ class TransformerEntry(Transformer):
 
     experts: ExpertsEntry | None = None
     latent_attention: LatentAttentionEntry | None = None
+    mamba: MambaEntry | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +73,9 @@ class ConvNetEntry(ConvNet):
     stack: tuple[ConvLayerEntry, ...]
 
 
-def model(name_or_path: str | Path) -> Model:
+def model(name_or_path: str | Path | Model) -> Model:
     """A model by catalog name or alias, from a `.toml` file, or from a Hugging Face `config.json`
-    (or the folder that holds it).
+    (or the folder that holds it); a model is itself.
 
     A TOML file has a `name`, a `kind` (`transformer`, the default, `mlp` or `convnet`) and the
     fields of `perfmodel.spec.Transformer`, `Mlp` or `ConvNet`.
@@ -76,6 +84,8 @@ def model(name_or_path: str | Path) -> Model:
         UnknownNameError: for a name that is neither in the catalog nor a file.
         PerfModelError: for a file with missing, unknown or malformed keys; lists all of them.
     """
+    if isinstance(name_or_path, Model):
+        return name_or_path
     path = Path(name_or_path)
     if path.suffix == ".json":
         return read_config(path)
@@ -127,6 +137,7 @@ def _with_defaults(data: dict[str, Any]) -> dict[str, Any]:
 _PLAIN: tuple[tuple[type, type], ...] = (
     (ExpertsEntry, Experts),
     (LatentAttentionEntry, LatentAttention),
+    (MambaEntry, Mamba),
     (ConvLayerEntry, ConvLayer),
 )
 

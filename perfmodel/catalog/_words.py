@@ -2,6 +2,7 @@
 
 import re
 
+from perfmodel.catalog._clusters import cluster, clusters
 from perfmodel.catalog._devices import device
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Cluster, Device, NetworkLevel
@@ -9,11 +10,13 @@ from perfmodel.spec import Cluster, Device, NetworkLevel
 UNBOUNDED = 1 << 20
 """Least number of devices of the outermost level where the words state no size."""
 NVL72_DEVICES = 72
+LARGEST_TPU_HOST = 8
+"""Chips of the largest TPU host (v5e, Google Cloud TPU documentation); slices are joined beyond hosts."""
 
 _LATENCY_S = {
     "nvlink": 2e-6, "infinity": 2e-6, "xgmi": 2e-6, "ici": 1e-6, "pcie": 5e-6, "infiniband": 5e-6, "edr": 5e-6,
     "hdr": 5e-6, "ndr": 5e-6, "xdr": 5e-6, "roce": 6e-6, "omni-path": 5e-6, "omnipath": 5e-6,
-    "slingshot": 5e-6, "efa": 15e-6, "dcn": 50e-6, "ethernet": 25e-6, "tcp": 25e-6,
+    "slingshot": 5e-6, "efa": 15e-6, "dcn": 50e-6, "ethernet": 25e-6, "gbe": 25e-6, "tcp": 25e-6,
 }  # fmt: skip
 """One hop of a collective: NCCL's tuning tables for NVLink, PCIe and verbs networks, published
 message latencies for EFA (SRD) and data-centre Ethernet. The first word found counts."""
@@ -27,25 +30,27 @@ _EFA_NODE_GBIT = {"Ampere": 400, "Hopper": 3200, "Blackwell": 3200}
 
 _REFERENCE_GBIT = {
     "Pascal": 100, "Volta": 50, "Ampere": 200, "Hopper": 400, "Blackwell": 400, "CDNA2": 200, "CDNA3": 400,
-    "CDNA4": 400, "TPU-v3": 25, "TPU-v4": 50, "TPU-v5e": 25, "TPU-v5p": 50, "Trillium": 100,
+    "CDNA4": 400, "Gaudi2": 300, "Gaudi3": 600,
+    "TPU-v3": 25, "TPU-v4": 50, "TPU-v5e": 25, "TPU-v5p": 50, "Trillium": 100,
 }  # fmt: skip
 """Gbit/s per device of the maker's reference system: DGX-1 (4 EDR for 8), DGX A100, H100 and B200
-data sheets; TPU data-centre network per chip (Google Cloud TPU documentation)."""
+data sheets; three ports of each Gaudi (HLS-Gaudi2 and Gaudi 3 server documentation); TPU data-centre network per chip
+(Google Cloud TPU documentation)."""
 _BLACKWELL_ULTRA_GBIT = 800
 _OTHER_GBIT = 12.5
 """100 Gbit/s Ethernet shared by a server of 8, for devices that no reference system holds."""
 _PCIE_GB = {"Kepler": 15.75, "Pascal": 15.75, "Volta": 15.75, "Turing": 15.75, "Ampere": 31.5, "Ada": 31.5}
 
-EFA_CONTENTION = 0.30
-"""Exponent of the number of nodes by which collectives over AWS EFA take longer: medians of all-reduce, all-gather and
-reduce-scatter of 256 MB over 2 to 64 nodes in a shared cluster (Ultra-Scale Playbook, cluster measurements), fitted by
-`validate/fit_frameworks.py`. No step time went into it."""
+EFA_CONTENTION = 0.24
+"""Exponent of the number of nodes by which collectives over AWS EFA take longer than the collective model says: medians
+of all-reduce, all-gather and reduce-scatter of 256 MB over 2 to 64 nodes in a shared cluster (Ultra-Scale Playbook,
+cluster measurements), fitted by `validate/networks.py`. No step time went into it."""
 
-OMNI_PATH_DELIVERED = 0.33
-OMNI_PATH_CONTENTION = 0.32
-"""Share of the links' rate that collectives of NCCL get over Omni-Path, and the exponent of the number of nodes: the
-all-reduces that BigScience timed on Jean Zay (10.6 and 6.8 GB/s of 50 with V100 on 4 and 16 nodes, 5.1 with A100 on
-4), fitted by `validate/fit_frameworks.py`. No step time went into it."""
+OMNI_PATH_DELIVERED = 0.35
+OMNI_PATH_CONTENTION = 0.26
+"""Share of the links' rate that collectives of NCCL get over Omni-Path, and the exponent of the number of nodes, beside
+the collective model: the all-reduces that BigScience timed on Jean Zay (10.6 and 6.8 GB/s of 50 with V100 on 4 and 16
+nodes, 5.1 with A100 on 4), fitted by `validate/networks.py`. No step time went into it."""
 _SHARED = {
     "efa": (1.0, EFA_CONTENTION),
     "omni-path": (OMNI_PATH_DELIVERED, OMNI_PATH_CONTENTION),
@@ -69,9 +74,12 @@ def cluster_for(device_name: str, devices_per_node: int | None, intra_link: str,
        Omni-Path delivers `OMNI_PATH_DELIVERED` of its rate.
     4. Anything else, and nothing: the reference system of the device (DGX and the like).
     5. `none ...`: a single node (for TPUs: a single slice).
-    6. Inside a node: the device's own link, `PCIe` the host link. `NVL72` joins 72 devices.
-    7. TPU: the node is the slice; its torus counts as one level at the rate of all links together,
-       which is right for collectives over the whole slice and optimistic along one axis.
+    6. Inside a node: the device's own link, `PCIe` the host link. `NVL72`, in words or a device's name, joins 72.
+    7. Of networks for several purposes (`Compute: ..., Management: ...`) the one for computing counts, see
+       `compute_network`.
+    8. TPU: the node is the slice, which is a whole pod where only the host's size is told; its torus counts as one
+       level at the rate of all links together, which is right for collectives over the whole slice and optimistic
+       along one axis.
 
     Raises:
         UnknownNameError: for a device that the catalog does not know.
@@ -81,21 +89,56 @@ def cluster_for(device_name: str, devices_per_node: int | None, intra_link: str,
     if devices_per_node is not None and devices_per_node < 1:
         raise PerfModelError(f"devices_per_node must be at least 1, got {devices_per_node}")
     inner = _intra(found, devices_per_node or 8, intra_link)
-    outer = _inter(found, inner.size, inter_link)
+    outer = _inter(found, inner.size, compute_network(inter_link))
     words = "; ".join(w.strip() for w in (intra_link, inter_link) if w.strip())
     return Cluster(
         name=f"{found.name} x{inner.size}" + (f" ({words})" if words else ""),
         device=found,
         levels=(inner,) if outer is None else (inner, outer),
-        max_devices=inner.size if outer is None else outer.size,
         source="from the words of a published table",
     )
 
 
+def compute_network(words: str) -> str:
+    """The words for the network that the devices' collectives use, of those for all networks of a machine.
+
+    Clauses for computing (`Compute:`, `for EW`) count alone; else all but those for management, storage, north-south
+    traffic and the host's own buses, and Ethernet without a rate only where InfiniBand is not named beside it.
+    """
+    clauses = [clause.strip() for clause in re.split(r"[,;]| and ", words) if clause.strip()]
+    if chosen := [_unlabelled(clause) for clause in clauses if _FOR_COMPUTE.search(clause)]:
+        return ", ".join(chosen)
+    kept = [clause for clause in clauses if not _FOR_OTHERS.search(clause)]
+    if any(_INFINIBAND.search(clause) for clause in kept):
+        kept = [clause for clause in kept if not _BARE_ETHERNET.fullmatch(clause)]
+    return words.strip() if len(kept) == len(clauses) else ", ".join(kept)
+
+
+def states_rate(words: str) -> bool:
+    """Whether the words for a network name a rate, or links of known rate."""
+    return _stated_gbit(words.lower(), 1) is not None
+
+
+def _unlabelled(clause: str) -> str:
+    return re.sub(r"^[^:]*:\s*", "", clause)
+
+
+_FOR_COMPUTE = re.compile(r"^[^:]*\bcompute\b[^:]*:|\bfor ew\b|\beast-west\b", re.IGNORECASE)
+_FOR_OTHERS = re.compile(
+    r"^[^:]*\b(management|storage|host|in-band|out-of-band)\b[^:]*:"
+    r"|\bfor ns\b|\bnorth-south\b|pcie|^gig(a|abit)? ?ethernet$",
+    re.IGNORECASE,
+)
+_INFINIBAND = re.compile(r"infiniband|\bib\b|\b[ehnx]dr\b", re.IGNORECASE)
+_BARE_ETHERNET = re.compile(r"(gig(a|abit)? ?)?ethernet", re.IGNORECASE)
+
+
 def _intra(found: Device, size: int, words: str) -> NetworkLevel:
     text = words.lower()
-    if "nvl72" in text:
+    if "nvl72" in f"{text} {found.name.lower()}":
         size = NVL72_DEVICES
+    if found.vendor == "Google" and not text and size <= LARGEST_TPU_HOST:
+        size = max((one.devices_per_node for one in map(cluster, clusters()) if one.device == found), default=size)
     bandwidth = found.link_bandwidth_bytes_per_s
     if "pcie" in text and "nvlink" not in text:
         bandwidth = min(bandwidth, _PCIE_GB.get(found.architecture, 63.0) * 1e9)
@@ -132,8 +175,8 @@ def _inter(found: Device, node: int, words: str) -> NetworkLevel | None:
 
 def _stated_gbit(text: str, node: int) -> float | None:
     """Gbit/s per device if the words state a rate or a count of links of known rate."""
-    share = 1 if re.search(r"per (gpu|device|chip|accelerator)", text) else node
-    if many := re.search(r"(\d+)x\s+(?:[a-z-]+\s+)*(\d+)\s*gb", text):
+    share = 1 if re.search(r"per (gpu|device|chip|accelerator|card)", text) else node
+    if many := re.search(r"(\d+)\s*x\s*(?:[a-z][\w-]*\s+)*(\d+)\s*gb", text):
         return int(many[1]) * int(many[2]) / share
     if rate := re.search(r"([\d.]+)\s*(g|t)b(?:ps|it|/s|\b)", text):
         return float(rate[1]) * (1000 if rate[2] == "t" else 1) / share

@@ -10,8 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli._emit import emit
-from perfmodel.cli._flags import add_json
+from perfmodel.cli._emit import emit, note
+from perfmodel.cli._flags import add_framework, add_json, framework_of, layout_of
+from perfmodel.cli._launch import add_from
 from perfmodel.cli._remaining import Remaining, remaining
 from perfmodel.errors import CalibrationError, PerfModelError
 
@@ -52,13 +53,15 @@ def add_command(commands: Any) -> None:
     )
     model = command.add_argument_group("a plan made for a model, instead of --plan")
     model.add_argument("--model", help="catalog name, Hugging Face config.json or TOML")
+    add_from(model)
     model.add_argument("--cluster", help="catalog name or TOML")
     model.add_argument(
         "--layouts", action="append", default=[], metavar="LAYOUTS", help='e.g. "tp=8,dp=4;tp=4,pp=2,dp=4"; repeatable'
     )
     model.add_argument("--global-batch", type=int, metavar="B", help="sequences per step")
     model.add_argument("--seq-len", type=int, metavar="S", help="tokens per sequence (default: the model's)")
-    model.add_argument("--dtype", default="bf16", choices=("bf16", "fp16", "fp32", "tf32", "fp8"))
+    add_framework(command)
+    model.add_argument("--dtype", choices=("bf16", "fp16", "fp32", "tf32", "fp8", "fp4", "int8"))
     model.add_argument("--device", metavar="NAME", help="device measured (default: the cluster's)")
     add_json(command)
     command.set_defaults(run=_execute)
@@ -149,13 +152,18 @@ def _plan(arguments: argparse.Namespace) -> "tuple[Plan, dict[str, Any] | None]"
             raise PerfModelError(f"calibrate: --model needs --{name.replace('_', '-')} too")
     from perfmodel import catalog
     from perfmodel.calibration import model_plan  # pyright: ignore[reportMissingImports]
-    from perfmodel.spec import Job, Layout
 
     model, cluster = catalog.model(arguments.model), catalog.cluster(arguments.cluster)
-    seq_len = model.seq_len if arguments.seq_len is None else arguments.seq_len
-    job = Job(global_batch=arguments.global_batch, seq_len=seq_len, dtype=arguments.dtype)
-    layouts = [Layout.parse(text) for part in arguments.layouts for text in part.split(";") if text.strip()]
-    made = model_plan(model, cluster, job, layouts, device=arguments.device or cluster.device.name)
+    framework = framework_of(arguments)
+    job = framework.job(
+        model, cluster.device, global_batch=arguments.global_batch, seq_len=arguments.seq_len, dtype=arguments.dtype
+    )
+    note(job.assumed)
+    layouts = [
+        layout_of(arguments, text, model) for part in arguments.layouts for text in part.split(";") if text.strip()
+    ]
+    device = arguments.device or cluster.device.name
+    made = model_plan(model, cluster, job, layouts, device=device, framework=framework)
     return made.plan, made.to_dict()
 
 

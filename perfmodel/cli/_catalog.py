@@ -9,14 +9,14 @@ from perfmodel.errors import PerfModelError
 from perfmodel.units import GIB
 
 if TYPE_CHECKING:
-    from perfmodel.spec import Cluster, Device, Model
+    from perfmodel.spec import Cluster, Device, Framework, Model
 
-KINDS = ("models", "clusters", "devices")
+KINDS = ("models", "clusters", "devices", "frameworks")
 
 
 def add_command(commands: Any) -> None:
     """The sub-command and its arguments."""
-    command = commands.add_parser("catalog", help="the models, clusters and devices that have names")
+    command = commands.add_parser("catalog", help="the models, clusters, devices and frameworks that have names")
     command.add_argument("kind", choices=KINDS)
     command.add_argument("word", nargs="?", default="", metavar="WORD", help="only names that contain it")
     add_json(command)
@@ -38,6 +38,9 @@ def entries(kind: str, word: str = "") -> list[dict[str, Any]]:
     """One record per name that contains `word`: SI units, as `--json` prints them."""
     from perfmodel import catalog
 
+    if kind == "frameworks":
+        known = [one for name in catalog.frameworks() for one in catalog.framework_versions(name)]
+        return [{"name": one.name, **_framework(one)} for one in known if word.lower() in one.label]
     find, names, record = {
         "models": (catalog.model, catalog.models, _model),
         "clusters": (catalog.cluster, catalog.clusters, _cluster),
@@ -58,6 +61,14 @@ def rows(kind: str, records: list[dict[str, Any]]) -> tuple[tuple[str, ...], lis
     if kind == "clusters":
         heads = ("cluster", "device", "per node", "network, from the inside")
         return heads, [(r["name"], r["device"], f"{r['devices_per_node']:,}", "; ".join(r["levels"])) for r in records]
+    if kind == "frameworks":
+        heads = ("framework", "steps", "attention", "differs in", "runs schedules")
+        return heads, [
+            (f"{r['name']}@{r['since']}" if r["since"] else r["name"], r["facts"].get("execution", "eager"),
+             r["facts"].get("attention", "fastest") if r["facts"].get("flash_attention", True) else "unfused",
+             f"{len(r['facts'])} facts", ", ".join(r["facts"].get("schedules", ())) or "all")
+            for r in records
+        ]  # fmt: skip
     heads = ("device", "memory", "memory bandwidth", "half precision", "fp32")
     return heads, [
         (r["name"], f"{r['memory_bytes'] / GIB:,.0f} GiB", f"{r['memory_bandwidth_bytes_per_s'] / 1e9:,.0f} GB/s",
@@ -94,6 +105,17 @@ def _device(device: "Device") -> dict[str, Any]:
         "fp32_flops_per_s": peak.fp32,
         "source": device.source,
     }
+
+
+def _framework(framework: "Framework") -> dict[str, Any]:
+    """Since when, from where, and the facts in which it differs from `generic`."""
+    from dataclasses import fields
+
+    told = ("name", "since", "sources")
+    facts = {f.name: getattr(framework, f.name) for f in fields(framework) if f.name not in told}
+    usual = {f.name: f.default for f in fields(framework)}
+    different = {name: value for name, value in facts.items() if value != usual[name]}
+    return {"since": framework.since, "sources": list(framework.sources), "facts": different}
 
 
 def _count(value: int | None) -> str:

@@ -30,7 +30,7 @@ def script(shell: str, top: argparse.ArgumentParser) -> str:
 
     from perfmodel import catalog
 
-    names = {"model": catalog.models(), "cluster": catalog.clusters()}
+    names = {"model": catalog.models(), "cluster": catalog.clusters(), "framework": catalog.frameworks()}
     for one in parsers(top):
         for action in one._actions:
             if action.dest in names and action.option_strings:

@@ -4,11 +4,10 @@ import argparse
 from typing import Any
 
 from perfmodel.cli._emit import reporting
-from perfmodel.cli._flags import add_job, job_of
+from perfmodel.cli._flags import add_job, add_layout, layout_of, problem_of
 from perfmodel.cli._search import add_space, space_of
 from perfmodel.display import progress
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import Layout
 from perfmodel.units import GIB
 
 
@@ -33,12 +32,12 @@ def add_command(commands: Any) -> None:
         help="of one upgrade, e.g. inter_node_bandwidth=1000; may be repeated",
     )  # fmt: skip
     memory = ask("memory", "how much memory makes a layout fit")
-    memory.add_argument("--layout", required=True, help="as for predict")
+    add_layout(memory)
     devices = ask("devices", "how many devices a step time needs, of at most --devices")
     add_space(devices)
     devices.add_argument("--below", type=float, required=True, metavar="S", help="seconds that a step may take")
     overtake = ask("overtake", "how much faster a part must be for one layout to beat another")
-    overtake.add_argument("--layout", required=True, help="as for predict")
+    add_layout(overtake)
     overtake.add_argument("--against", required=True, metavar="LAYOUT", help="the layout to beat")
     overtake.add_argument("--parameter", default="inter_node_bandwidth", metavar="NAME", help="as whatif names it")
 
@@ -49,26 +48,21 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         PerfModelError: bad input.
     """
-    from perfmodel import catalog, design
+    from perfmodel import design
     from perfmodel.layout_search import ask
-    from perfmodel.prediction import step_model
+    from perfmodel.prediction import step_problem_of
 
-    model, cluster = catalog.model(arguments.model), catalog.cluster(arguments.cluster)
-    wanted = job_of(arguments, model.seq_len)
+    problem = problem_of(arguments)
     if arguments.question in ("memory", "overtake"):
-        fixed = step_model(model, cluster, wanted, arguments.calibration)
-        layout = Layout.parse(arguments.layout)
+        fixed = step_problem_of(problem, arguments.calibration)
+        layout = layout_of(arguments, arguments.layout, problem.model)
         if arguments.question == "memory":
             return {"question": "memory"} | design.memory_to_fit(fixed, layout).to_dict()
-        against = Layout.parse(arguments.against)
+        against = layout_of(arguments, arguments.against, problem.model)
         return {"question": "overtake"} | design.overtake(fixed, layout, against, arguments.parameter).to_dict()
-    if arguments.devices is None:
-        raise PerfModelError(f"design {arguments.question}: --devices N is needed")
+    problem.require_devices()
     arguments.fewer_devices = arguments.fewer_devices or arguments.question == "devices"
-    question = ask(
-        model, cluster, devices=arguments.devices, global_batch=arguments.global_batch, job=wanted,
-        space=space_of(arguments, model, cluster), calibration=arguments.calibration,
-    )  # fmt: skip
+    question = ask(problem, space=space_of(arguments, problem), calibration=arguments.calibration)
     if arguments.question == "devices":
         if not arguments.below > 0:
             raise PerfModelError(f"design devices: --below must be above 0, got {arguments.below:g}")

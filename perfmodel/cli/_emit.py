@@ -1,17 +1,23 @@
 """What a command has to say: as one JSON object, or as text for people."""
 
 import argparse
-import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+from perfmodel.display import json_text
+
+
+def note(lines: Iterable[str]) -> None:
+    """What a result rests on or fails at, one line each on stderr: neither JSON nor a picture is in its way."""
+    for line in lines:
+        print(f"perfmodel: {line}", file=sys.stderr)
 
 
 def emit(arguments: argparse.Namespace, report: Mapping[str, Any], show: Callable[[], object]) -> None:
     """Print `report` where --json asks for it; else call `show`."""
     if arguments.json:
-        json.dump(report, sys.stdout)
-        sys.stdout.write("\n")
+        sys.stdout.write(json_text(report) + "\n")
     else:
         show()
 

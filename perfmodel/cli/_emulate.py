@@ -1,22 +1,23 @@
 """`perfmodel emulate`: a training script as some ranks of a cluster that is not there."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.cli._emit import reporting
-from perfmodel.cli._flags import add_json
+from perfmodel.cli._flags import add_framework, add_json, framework_of, layout_of
+from perfmodel.cli._launch import add_from
 from perfmodel.errors import PerfModelError
 
 if TYPE_CHECKING:
     from perfmodel.emulation import Prices
-    from perfmodel.prediction import Prediction
     from perfmodel.spec import Cluster
     from perfmodel.what_if import Scenario
 
 _SWEPT_EVERY = 4
 _MOST_POINTS: Final = 1000
+_BUSY_S: Final = 2e-3
 
 
 def add_command(commands: Any) -> None:
@@ -72,7 +73,9 @@ def add_command(commands: Any) -> None:
     command.add_argument("--timeout", type=float, default=300.0, metavar="S", help="longest silence of a rank")
     command.add_argument("--out", type=Path, metavar="DIR", help="tables, and the timeline for Perfetto")
     command.add_argument("--model", help="with --layout and --global-batch: compare with the prediction")
+    add_from(command)
     command.add_argument("--layout", help="as for predict")
+    add_framework(command)
     command.add_argument("--global-batch", type=int, metavar="B", help="sequences per step")
     command.add_argument("--seq-len", type=int, metavar="S", help="tokens per sequence (default: the model's)")
     command.add_argument("--dtype", default="fp32", choices=("bf16", "fp16", "fp32", "tf32"))
@@ -91,12 +94,12 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     from perfmodel.emulation import Emulation, emulate, emulated_curve, measure_prices
     from perfmodel.io import write_text
     from perfmodel.measure import usable_cores
-    from perfmodel.what_if import Scenario
 
     if arguments.measure:
         table = measure_prices(arguments.world_size)
         write_text(arguments.measure, table.to_csv(index=False))
         return {"measured": table.to_dict(orient="records"), "written": [str(arguments.measure)]}
+    delays_s, scenario = _asked(arguments)
     known = [arguments.model, arguments.layout, arguments.global_batch]
     if any(value is not None for value in known) and None in known:
         raise PerfModelError("emulate: a prediction to compare with takes --model, --layout and --global-batch")
@@ -104,14 +107,16 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         raise PerfModelError(f"emulate: --every must be at least 1 iteration, got {arguments.every}")
     if arguments.png and not arguments.sweep:
         raise PerfModelError("emulate: --png draws a curve; give --sweep KIND=FIRST:LAST:COUNT too")
-    scenario = Scenario.parse(arguments.set)
+    if arguments.sweep and arguments.model:
+        raise PerfModelError("emulate: with --sweep iterations differ; give --delay to compare one with --model")
     cluster = scenario.cluster(catalog.cluster(arguments.cluster))
+    cluster.require(arguments.world_size, "the emulated world")
     prices, measured = _prices(arguments, cluster)
     script = tuple(arguments.script[1:] if arguments.script[:1] == ["--"] else arguments.script)
     if len(script) == 1 and script[0].endswith(".ir"):
-        return _program(arguments, Path(script[0]), cluster, prices, scenario)
-    swept, delays_s = _sweep(arguments.sweep)
-    predicted = _predicted(arguments, cluster) if arguments.model else None
+        return _program(arguments, Path(script[0]), cluster, prices, delays_s)
+    swept, sweep_s = _sweep(arguments.sweep)
+    predicted = _predicted(arguments, scenario, delays_s) if arguments.model else None
     result = emulate(
         Emulation(
             command=script,
@@ -122,15 +127,22 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             cores=usable_cores() if arguments.pin else (),
             timeout_s=arguments.timeout,
             conditions=measured
-            | _conditions(arguments, scenario)
-            | {"swept": swept, "sweep_s": delays_s, "sweep_every": arguments.every, "apart": arguments.apart},
+            | _conditions(arguments)
+            | {
+                "delays_s": delays_s,
+                "swept": swept,
+                "sweep_s": sweep_s,
+                "sweep_every": arguments.every,
+                "apart": arguments.apart,
+            },
         ),
         arguments.out,
     )
     report: dict[str, Any] = {"cluster": cluster.name} | result.to_dict()
+    report["never_called"] = _never_called({*delays_s, *filter(None, [swept])}, result.collectives().kind)
     written = _write(result, arguments.out) if arguments.out else []
     if swept:
-        curve = emulated_curve(result, swept, delays_s, arguments.every)
+        curve = emulated_curve(result, swept, sweep_s, arguments.every)
         report["curve"] = curve.to_dict()
         if arguments.png:
             from perfmodel.viz import draw_emulated_curve, save_figure
@@ -140,17 +152,18 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     elif report["iterations"]:
         report["slack_s"] = _slack(result)
     if predicted is not None and report["iterations"]:
+        iteration_s, memory_bytes = predicted
         report["predicted"] = {
-            "iteration_s": predicted.step_time_s,
-            "iteration_error": predicted.step_time_s / report["iteration_s"] - 1,
-            "memory_bytes": predicted.memory.peak,
-            "memory_error": predicted.memory.peak / max(1, report["training_memory_bytes"]) - 1,
+            "iteration_s": iteration_s,
+            "iteration_error": iteration_s / report["iteration_s"] - 1,
+            "memory_bytes": memory_bytes,
+            "memory_error": memory_bytes / max(1, report["training_memory_bytes"]) - 1,
         }
     return report | {"written": written}
 
 
 def _program(
-    arguments: argparse.Namespace, path: Path, cluster: "Cluster", prices: "Prices", scenario: "Scenario"
+    arguments: argparse.Namespace, path: Path, cluster: "Cluster", prices: "Prices", delays_s: Mapping[str, float]
 ) -> dict[str, Any]:
     """A program in its text form: JAX kernels of its real ranks, one after another."""
     from dataclasses import replace
@@ -172,8 +185,7 @@ def _program(
     if program.n_devices != arguments.world_size:
         raise PerfModelError(f"{path}: the program is for {program.n_devices} devices, not {arguments.world_size}")
     inputs = random_inputs(program, arguments.seed)
-    delays_s, seconds = _conditions(arguments, scenario)["delays_s"], prices.seconds
-    delayed = replace(prices, seconds=lambda op: seconds(op) + delays_s.get(op.collective, 0.0))
+    delayed = replace(prices, delays_s=delays_s)
     runs = [emulate_program(program, inputs, delayed, rank) for rank in _ranks(arguments.real_ranks)]
     ranks = [
         {"rank": r.rank, "instructions": len(r.instructions), "step_s": r.step_s, "communication_s": r.communication_s}
@@ -190,7 +202,18 @@ def _program(
         ]
         written.append(str(arguments.out / "instructions.csv"))
         write_text(Path(written[0]), pd.concat(tables).to_csv(index=False))
-    return {"cluster": cluster.name, "world_size": arguments.world_size, "ranks": ranks, "written": written}
+    called = (kind for r in runs for kind, across in zip(r.instructions, r.collective, strict=True) if across)
+    return {
+        "cluster": cluster.name, "world_size": arguments.world_size, "ranks": ranks,
+        "never_called": _never_called(delays_s, called), "written": written,
+    }  # fmt: skip
+
+
+def _never_called(delayed: Iterable[str], called: Iterable[str]) -> list[str]:
+    """Kinds that were to take longer, of which there was none."""
+    from perfmodel.emulation._orders import delayed_as
+
+    return sorted({*delayed} - {delayed_as(kind) for kind in called})
 
 
 def _prices(arguments: argparse.Namespace, cluster: "Cluster") -> "tuple[Prices, dict[str, float]]":
@@ -211,19 +234,42 @@ def _prices(arguments: argparse.Namespace, cluster: "Cluster") -> "tuple[Prices,
     return Prices(cluster, modelled(cluster, calibrated), occupancy), measured
 
 
-def _conditions(arguments: argparse.Namespace, scenario: "Scenario") -> dict[str, Any]:
-    from perfmodel.emulation import parse_seconds
+def _asked(arguments: argparse.Namespace) -> "tuple[dict[str, float], Scenario]":
+    """Delays by kind, and the network as it is to be.
 
+    Raises:
+        PerfModelError: what is set twice, or would change nothing.
+    """
+    from perfmodel.emulation import parse_seconds
+    from perfmodel.emulation._orders import check_delay
+    from perfmodel.what_if import NETWORK, Scenario
+
+    scenario = Scenario.parse(arguments.set)
     delays_s = dict(scenario.delays_s)
+    for setting in scenario.settings:
+        if not setting.name.endswith("_delay_s") and setting.name not in NETWORK:
+            raise PerfModelError(
+                f"emulate: the script computes for real, so that {setting.name} cannot be set; --set takes "
+                f"{', '.join(NETWORK)} and delays, --straggler makes other ranks slower"
+            )
+        if setting.name in NETWORK and arguments.prices:
+            raise PerfModelError(f"emulate: --prices know nothing of {setting.name}; leave one of the two out")
     for text in arguments.delay:
         kind, _, value = text.partition("=")
-        _check_kind(kind)
-        delays_s[kind] = parse_seconds(value)
-    if not arguments.straggler > 0:
-        raise PerfModelError(f"emulate: --straggler must be positive, got {arguments.straggler:g}")
+        delay_s = parse_seconds(value)
+        check_delay(kind, delay_s)
+        if kind in delays_s:
+            raise PerfModelError(f"emulate: the delay of {kind} is set twice; give it once")
+        delays_s[kind] = delay_s
+    return delays_s, scenario
+
+
+def _conditions(arguments: argparse.Namespace) -> dict[str, Any]:
+    if not 0 < arguments.straggler < float("inf"):
+        raise PerfModelError(f"emulate: --straggler must be positive and finite, got {arguments.straggler:g}")
     if arguments.jitter is not None and not 0 <= arguments.jitter < 2:
         raise PerfModelError(f"emulate: --jitter must be between 0 and 2, got {arguments.jitter:g}")
-    conditions: dict[str, Any] = {"delays_s": delays_s, "straggler": arguments.straggler, "seed": arguments.seed}
+    conditions: dict[str, Any] = {"straggler": arguments.straggler, "seed": arguments.seed}
     if arguments.jitter is not None:
         conditions["jitter"] = arguments.jitter
     if arguments.fail:
@@ -242,6 +288,7 @@ def _sweep(text: str | None) -> tuple[str, tuple[float, ...]]:
     import numpy as np
 
     from perfmodel.emulation import parse_seconds
+    from perfmodel.emulation._orders import check_delay
 
     if not text:
         return "", ()
@@ -251,16 +298,9 @@ def _sweep(text: str | None) -> tuple[str, tuple[float, ...]]:
         raise PerfModelError(f"emulate: a sweep is KIND=FIRST:LAST:COUNT, like all_reduce=0:10ms:11; got {text!r}")
     if int(parts[2]) > _MOST_POINTS:
         raise PerfModelError(f"emulate: a sweep has at most {_MOST_POINTS:,} points; got {text!r}")
-    _check_kind(kind)
-    return kind, tuple(np.linspace(parse_seconds(parts[0]), parse_seconds(parts[1]), int(parts[2])).tolist())
-
-
-def _check_kind(kind: str) -> None:
-    from perfmodel.emulation._orders import KINDS
-    from perfmodel.errors import UnknownNameError
-
-    if kind not in (*KINDS, "send_recv"):
-        raise UnknownNameError("collective", kind, (*KINDS, "send_recv"))
+    first_s, last_s = (parse_seconds(part) for part in parts[:2])
+    check_delay(kind, first_s)
+    return kind, tuple(np.linspace(first_s, last_s, int(parts[2])).tolist())
 
 
 def _ranks(text: str) -> tuple[int, ...]:
@@ -302,31 +342,47 @@ def _slack(result: Any) -> dict[str, dict[str, float]]:
     }  # fmt: skip
 
 
-def _predicted(arguments: argparse.Namespace, cluster: "Cluster") -> "Prediction":
-    """Of the same layout, before anything runs."""
+def _predicted(
+    arguments: argparse.Namespace, scenario: "Scenario", delays_s: Mapping[str, float]
+) -> tuple[float, float]:
+    """Step time and peak memory of the same layout under the same delays and stragglers, before anything runs.
+
+    Raises:
+        PerfModelError: a layout of another number of devices, or stragglers in a pipeline.
+    """
     from dataclasses import replace
 
     from perfmodel import catalog
-    from perfmodel.prediction import EAGER, predict
-    from perfmodel.spec import Job, Layout
+    from perfmodel.prediction import check_layout, peak_memory, step_problem
+    from perfmodel.what_if import NAMES, Setting, step_s
 
-    model = catalog.model(arguments.model)
-    job = Job(
+    model, cluster = catalog.model(arguments.model), catalog.cluster(arguments.cluster)
+    named = framework_of(arguments)
+    job = named.job(
+        model,
+        cluster.device,
         global_batch=arguments.global_batch,
-        seq_len=arguments.seq_len or model.seq_len,
+        seq_len=arguments.seq_len,
         dtype=arguments.dtype,
         flash_attention=False,
     )
-    layout = Layout.parse(arguments.layout)
-    prediction = predict(
-        model, cluster, layout, global_batch=arguments.global_batch, job=job, calibration=arguments.calibration,
-        framework=replace(EAGER, context_bytes=0.0),  # measured since the script joined its world, on no GPU
-    )  # fmt: skip
-    if prediction.devices != arguments.world_size:
+    layout = layout_of(arguments, arguments.layout, model)
+    if layout.devices != arguments.world_size:
         raise PerfModelError(
-            f"emulate: layout {layout} is for {prediction.devices} devices, --world-size is {arguments.world_size}"
+            f"emulate: layout {layout} is for {layout.devices} devices, --world-size is {arguments.world_size}"
         )
-    return prediction
+    check_layout(model, cluster, job, layout)
+    framework = replace(named, context_bytes=0.0)  # measured since the script joined its world, on no GPU
+    fixed = step_problem(model, cluster, job, arguments.calibration, framework)
+    for kind, delay_s in delays_s.items():
+        if f"{kind}_delay_s" in NAMES:  # a step has no others
+            scenario = scenario.and_also(Setting(f"{kind}_delay_s", "to", delay_s))
+    if arguments.straggler > 1:
+        if layout.pp > 1:
+            raise PerfModelError("emulate: which stages a straggler slows is not said; --model takes no --straggler")
+        scenario = scenario.and_also(Setting("slow_factor", "times", arguments.straggler))
+    peak_bytes, _ = peak_memory(fixed, [layout])
+    return step_s(fixed, layout, scenario), float(peak_bytes[0])
 
 
 def show(report: dict[str, Any]) -> None:
@@ -348,6 +404,11 @@ def show(report: dict[str, Any]) -> None:
             _show_iterations(report)
         print(f"peak memory {report['peak_memory_bytes'] / 2**20:.0f} MiB, "
               f"{report['training_memory_bytes'] / 2**20:.0f} MiB of it since the script joined its world")  # fmt: skip
+    if report.get("overhead_s", 0.0) > _BUSY_S:
+        print(f"to emulate a call took {1e3 * report['overhead_s']:.3g} ms by itself, which was taken off: "
+              "the machine is busy with something else, do not trust times")  # fmt: skip
+    for kind in report.get("never_called", ()):
+        print(f"no {kind} was called: its delay changed nothing")
     for path in report["written"]:
         print(f"wrote {path}")
 

@@ -1,4 +1,4 @@
-"""`perfmodel fit`: cost models from tables of measurements, their parameters from measured steps."""
+"""`perfmodel fit`: cost models from tables of measurements, their parameters from measured steps, unknown sites."""
 
 import argparse
 from math import expm1
@@ -26,6 +26,18 @@ def add_command(commands: Any) -> None:
     command.add_argument(
         "--base", type=Path, metavar="DIR", help="calibration that --runs corrects (default: TABLEs, else the shipped)"
     )
+    command.add_argument(
+        "--sites",
+        action="store_true",
+        help="TABLEs are published runs: fit clocks under load and half-widths of intervals of an unknown site",
+    )
+    command.add_argument(
+        "--unstated",
+        action="append",
+        default=[],
+        metavar="SOURCE",
+        help="with --sites: beginning of the name of a source that leaves its settings unsaid; repeatable",
+    )
     command.add_argument("--strict", action="store_true", help="refuse runs that contradict the tables")
     command.add_argument("--out", type=Path, required=True, metavar="DIR", help="calibration directory to write")
     command.add_argument("--family", metavar="F", help="only this op family")
@@ -40,6 +52,8 @@ def _execute(arguments: argparse.Namespace) -> int:
 
     _check(arguments)
     summary: dict[str, Any] = {}
+    if arguments.sites:
+        return _sites(arguments)
     with progress("fit", silent=arguments.json) as report:
         if arguments.tables:
             summary = fit_calibration(
@@ -63,10 +77,42 @@ def _check(arguments: argparse.Namespace) -> None:
     Raises:
         PerfModelError: naming them.
     """
-    if not arguments.tables and not arguments.runs:
+    if not arguments.tables and not arguments.runs and not arguments.sites:
         raise PerfModelError("fit: nothing to fit to; give TABLE... (kernels, collectives) or --runs RUNS.csv")
+    if arguments.sites and (arguments.runs or arguments.base or arguments.family or not arguments.tables):
+        raise PerfModelError(
+            "fit: --sites takes published runs as TABLE...; give no --runs, --base or --family with it"
+        )
+    if arguments.unstated and not arguments.sites:
+        raise PerfModelError("fit: --unstated SOURCE belongs to --sites; give both or neither")
     if arguments.base and (arguments.tables or not arguments.runs):
         raise PerfModelError("fit: --base DIR is what --runs corrects in place of TABLEs; give --runs and no TABLE")
+
+
+def _sites(arguments: argparse.Namespace) -> int:
+    """Fit, write and show the constants of an unknown site."""
+    from perfmodel.cli import _show
+    from perfmodel.prediction import TERMS
+    from perfmodel.validation import fit_sites
+
+    with progress("fit", silent=arguments.json) as report:
+        found = fit_sites(arguments.tables, arguments.out, unstated=arguments.unstated, progress=report)
+
+    def show() -> None:
+        console = _show.new_console()
+        heads = ("architecture", "source", "products longer by")
+        of = found["sustained"].items()
+        rows = [(name, source, f"{expm1(log):+.1%}") for name, logs in of for source, log in logs.items()]
+        console.print(_show.table("Products in training relative to alone", heads, rows))
+        sides = found["unknown"][""]
+        rows = [(name, *(f"{sides[side][i]:.3f}" for side in ("faster", "slower"))) for i, name in enumerate(TERMS)]
+        console.print(_show.table("Log half-widths of 90 % intervals", ("share of the step", "faster", "slower"), rows))
+        for file, why in found["skipped_files"].items():
+            console.print(f"{file}: {why}")
+        console.print(f"wrote {arguments.out}")
+
+    emit(arguments, found, show)
+    return 0
 
 
 def _to_runs(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:

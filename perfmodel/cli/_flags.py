@@ -3,7 +3,9 @@
 import argparse
 from pathlib import Path
 
-from perfmodel.spec import Job
+from perfmodel.cli._emit import note
+from perfmodel.cli._launch import add_from, job_fields, require
+from perfmodel.spec import Device, Framework, Job, Layout, Model, Problem
 
 
 def add_json(command: argparse.ArgumentParser) -> None:
@@ -21,41 +23,106 @@ def add_calibration(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_framework(
+    command: argparse.ArgumentParser, what: str = "which fills what is not said; default generic"
+) -> None:
+    """Which training framework runs."""
+    command.add_argument(
+        "--framework", metavar="NAME[@YEAR]", help=f"training framework ('perfmodel catalog frameworks'), {what}"
+    )
+
+
+def framework_of(arguments: argparse.Namespace) -> Framework:
+    """The framework that the flag of `add_framework` names.
+
+    Raises:
+        UnknownNameError, PerfModelError: as `catalog.framework`.
+    """
+    from perfmodel import catalog
+
+    return catalog.framework(arguments.framework or "generic")
+
+
+def layout_of(arguments: argparse.Namespace, text: str, model: Model) -> Layout:
+    """A layout in its notation, completed and checked as the framework has it; says what was assumed.
+
+    Raises:
+        LayoutError, UnknownNameError: as `Layout.parse`.
+    """
+    framework = framework_of(arguments)
+    layout, assumed = framework.layout(text, model)
+    note([*([assumed] if assumed else []), *framework.cannot_run(layout)])
+    return layout
+
+
 def add_job(command: argparse.ArgumentParser, batches: bool = False) -> None:
     """What is predicted, by what, and --json; with `batches` for several global batches."""
-    command.add_argument("--model", required=True, help="catalog name, Hugging Face config.json or TOML")
-    command.add_argument("--cluster", required=True, help="catalog name or TOML")
+    add_from(command, "model", "cluster", "global_batch")
+    command.add_argument("--model", help="catalog name, Hugging Face config.json or TOML")
+    command.add_argument("--cluster", help="catalog name or TOML")
     command.add_argument("--devices", type=int, metavar="N", help="devices used (default: what the layout needs)")
     if batches:
         command.add_argument(
-            "--global-batch", "--batches", type=_whole_numbers, required=True, metavar="B[,B...]",
+            "--global-batch", "--batches", type=_whole_numbers, metavar="B[,B...]",
             help="sequences per step; several are ranked together",
         )  # fmt: skip
     else:
-        command.add_argument("--global-batch", type=int, required=True, metavar="B", help="sequences per step")
+        command.add_argument("--global-batch", type=int, metavar="B", help="sequences per step")
     command.add_argument("--seq-len", type=int, metavar="S", help="tokens per sequence (default: the model's)")
-    command.add_argument("--dtype", default="bf16", choices=("bf16", "fp16", "fp32", "tf32", "fp8"))
+    command.add_argument(
+        "--dtype", choices=("bf16", "fp16", "fp32", "tf32", "fp8", "fp4", "int8"),
+        help="element type (default: the first of bf16, fp16, fp32 that the device has)",
+    )  # fmt: skip
     command.add_argument("--mode", default="train", choices=("train", "inference"))
     command.add_argument(
         "--attention",
-        default="flash",
         choices=("flash", "unfused"),
-        help="fused attention, or materialised scores",
+        help="fused attention, or materialised scores (default: as the framework has it, generic: flash)",
     )
+    add_framework(command)
     command.add_argument("--strict", action="store_true", help="refuse to extrapolate beyond the measurements")
     add_calibration(command)
     add_json(command)
 
 
-def job_of(arguments: argparse.Namespace, seq_len: int) -> Job:
-    """The job that the flags of `add_job` describe, for a model of `seq_len` tokens per sequence."""
-    return Job(
+def add_layout(command: argparse.ArgumentParser, text: str = "as for predict") -> None:
+    """The layout of a command that takes one."""
+    command.add_argument("--layout", help=text)
+    require(command, "layout")
+
+
+def job_of(arguments: argparse.Namespace, model: Model, device: Device, *, quiet: bool = False) -> Job:
+    """The job that the flags of `add_job` describe, for a model and a kind of device; says what it assumes
+    unless it is `quiet`, as the text of `predict` does by itself."""
+    said = job_fields(arguments)
+    if arguments.attention is not None:
+        said["flash_attention"] = arguments.attention == "flash"
+    job = framework_of(arguments).job(
+        model,
+        device,
         global_batch=arguments.global_batch,
-        seq_len=seq_len if arguments.seq_len is None else arguments.seq_len,
+        seq_len=arguments.seq_len,
         dtype=arguments.dtype,
         mode=arguments.mode,
-        flash_attention=arguments.attention == "flash",
+        **said,
     )
+    if not quiet and (arguments.command != "predict" or arguments.json):
+        note(job.assumed)
+    return job
+
+
+def problem_of(arguments: argparse.Namespace, *, quiet: bool = False) -> Problem:
+    """The problem that the flags of `add_job` describe; of several global batches that of the first. Says what it
+    assumes as `job_of`."""
+    from perfmodel import catalog
+
+    model, cluster = catalog.model(arguments.model), catalog.cluster(arguments.cluster)
+    if isinstance(arguments.global_batch, list):
+        arguments.global_batch = arguments.global_batch[0]
+    job = job_of(arguments, model, cluster.device, quiet=quiet)
+    return Problem(
+        model=model, cluster=cluster, job=job, framework=framework_of(arguments), devices=arguments.devices
+    )  # fmt: skip
 
 
 def _calibration(text: str) -> Path | None:

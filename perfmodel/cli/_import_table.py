@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._emit import reporting
 from perfmodel.cli._flags import add_json
-from perfmodel.errors import PerfModelError, TableError
+from perfmodel.errors import PerfModelError, TableError, UnknownNameError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,6 +31,12 @@ def add_command(commands: Any) -> None:
     )
     command.add_argument("--ranks", type=int, metavar="N", help="ranks of the collectives, where the files do not say")
     command.add_argument("--ranks-per-node", type=int, metavar="N", help="the same within a node")
+    command.add_argument("--collective", default="", metavar="KIND", help="of logs that do not name their program")
+    command.add_argument("--cluster", metavar="NAME", help="where collectives ran: names their links and the device")
+    command.add_argument(
+        "--interconnect", default="", metavar="WORDS",
+        help="instead of --cluster: the links, as 'NVLink3 + InfiniBand HDR'; other rates as 'RoCE@50GB/s'",
+    )  # fmt: skip
     add_json(command)
     command.set_defaults(run=reporting(run, show))
 
@@ -42,6 +48,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         PerfModelError: nothing to write, files that the readers refuse, or no row for a table that was asked for.
     """
     from perfmodel import readers
+    from perfmodel.cli._links import links_of
 
     if not (arguments.out or arguments.timeline):
         raise PerfModelError("import: nothing to write; give --out TABLE (rows) or --timeline FILE (trace)")
@@ -49,10 +56,16 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     report: dict[str, Any] = {"format": format, "written": []}
     if arguments.out:
         options = readers.ReadOptions(
-            device=arguments.device, ranks=arguments.ranks, ranks_per_node=arguments.ranks_per_node
-        )
+            device=arguments.device, ranks=arguments.ranks, ranks_per_node=arguments.ranks_per_node,
+            collective=arguments.collective,
+        )  # fmt: skip
+        links = links_of(arguments.cluster, arguments.interconnect)
         found = readers.import_measurements(format, arguments.files, options)
-        report |= found.to_dict() | {"tables": _write_tables(arguments, found)}
+        tables = _tables(arguments, found)
+        if "collective" in tables:
+            tables["collective"] = links.applied(tables["collective"], arguments.files[0])
+            report["set_aside"] = links.set_aside(tables["collective"])
+        report |= found.to_dict() | {"tables": _write_tables(arguments.out, tables)}
         report["written"] += [table["file"] for table in report["tables"]]
     if arguments.timeline:
         trace = readers.read_trace(format, arguments.files)
@@ -68,6 +81,8 @@ def show(report: dict[str, Any]) -> None:
         print(f"{table['rows']} rows of {table['kind']} ({table['what']}) to {table['file']}")
         if not table["device"]:
             print("  no device named in the files; give --device NAME to use these rows for fitting")
+    for reason, count in report.get("set_aside", {}).items():
+        print(f"  fit will set aside {count}: {reason}")
     for reason, count in report.get("skipped", {}).items():
         print(f"skipped {count}: {reason}")
     if "activities" in report:
@@ -77,11 +92,12 @@ def show(report: dict[str, Any]) -> None:
         print(f"wrote {report['written'][-1]}")
 
 
-def _write_tables(arguments: argparse.Namespace, found: Any) -> list[dict[str, Any]]:
-    """One file, or one per kind where the files hold both."""
-    from perfmodel.errors import UnknownNameError
-    from perfmodel.io import read_table, write_table
+def _tables(arguments: argparse.Namespace, found: Any) -> "dict[str, pd.DataFrame]":
+    """The tables to write, by kind.
 
+    Raises:
+        TableError: if there is no row for them.
+    """
     tables: dict[str, pd.DataFrame] = {"compute": found.kernels, "collective": found.collectives}
     if arguments.kind:
         if arguments.kind not in tables:
@@ -91,9 +107,16 @@ def _write_tables(arguments: argparse.Namespace, found: Any) -> list[dict[str, A
     if not tables:
         reasons = "; ".join(f"{reason} ({count})" for reason, count in list(found.skipped.items())[:3])
         raise TableError(f"{arguments.files[0]}: no row for a table in it{f': {reasons}' if reasons else ''}")
+    return tables
+
+
+def _write_tables(out: Path, tables: "dict[str, pd.DataFrame]") -> list[dict[str, Any]]:
+    """One file, or one per kind where the files hold both."""
+    from perfmodel.io import read_table, write_table
+
     written = []
     for kind, table in tables.items():
-        path = arguments.out
+        path = out
         if len(tables) > 1 and kind == "collective":
             name, dot, suffixes = path.name.partition(".")
             path = path.with_name(f"{name}.collectives{dot}{suffixes}")

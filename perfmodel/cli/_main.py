@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from perfmodel.cli._interrupts import INTERRUPTED, uninterrupted
+from perfmodel.cli._launch import complete
 from perfmodel.cli._parser import parser
 from perfmodel.display import require_picture
 from perfmodel.errors import PerfModelError
@@ -15,7 +17,7 @@ _FOLDERS: Final = ("calibrate", "fit", "emulate")
 """Commands whose --out is a folder."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def run(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status (0 ok, 2 bad input, 130 interrupted)."""
     arguments = parser().parse_args(argv)
     try:
@@ -24,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
             _keep_compilations()
         _require_outputs(arguments)
+        complete(arguments)
         return arguments.run(arguments)
     except PerfModelError as error:
         print(f"perfmodel: {error}", file=sys.stderr)
@@ -37,13 +40,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"perfmodel: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
-        print(f"perfmodel: {stop or 'interrupted'}", file=sys.stderr)
-        return 130
+        with uninterrupted():
+            print(f"perfmodel: {str(stop) or 'interrupted'}", file=sys.stderr)
+            return INTERRUPTED
 
 
 def _require_outputs(arguments: argparse.Namespace) -> None:
     """Refuse outputs that cannot be written before anything is computed for them."""
-    for name in ("png", "html", "trace", "out"):
+    for name in ("png", "html", "trace", "out", "export"):
         path: Path | None = getattr(arguments, name, None)
         if path is None:
             continue

@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.cli import _plot_data
 from perfmodel.cli._emit import reporting
-from perfmodel.cli._flags import add_calibration, add_job, add_json
-from perfmodel.cli._schedules import add_pipeline
+from perfmodel.cli._flags import add_calibration, add_job, add_json, add_layout
+from perfmodel.cli._predict import note_layout
+from perfmodel.cli._schedule_facts import add_pipeline, facts_and_drawings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from perfmodel.prediction import Prediction
 
 KINDS: Final = {
     "gantt": "what every pipeline rank does when, with micro-batch numbers and the critical path",
@@ -51,7 +54,7 @@ def add_command(commands: Any) -> None:
 
 def _own_flags(kind: str, one: argparse.ArgumentParser) -> None:
     if kind in (*_OF_A_STEP, "whatif"):
-        one.add_argument("--layout", required=True, help="as for predict")
+        add_layout(one)
     if kind == "whatif":
         one.add_argument("--sweep", action="append", required=True, metavar="NAME=FIRST:LAST:COUNT",
                          help="as for whatif; may be repeated")  # fmt: skip
@@ -84,9 +87,15 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     from perfmodel import viz
 
-    figure = _draw(arguments)
+    figure, layouts = _draw(arguments)
     viz.save_figure(figure, arguments.out)
-    return {"kind": arguments.kind, "written": [str(arguments.out)]}
+    report = {"kind": arguments.kind, "written": [str(arguments.out)]}
+    if not layouts:
+        return report
+    for prediction in layouts:
+        note_layout(prediction)
+    reasons = [f"layout {p.layout}: {reason}" for p in layouts for reason in p.reasons]
+    return report | {"fits": all(p.fits for p in layouts), "reasons": reasons}
 
 
 def _show_written(report: dict[str, Any]) -> None:
@@ -95,26 +104,37 @@ def _show_written(report: dict[str, Any]) -> None:
     _show.written(report["written"])
 
 
-def _draw(arguments: argparse.Namespace) -> "Figure":
+def _draw(arguments: argparse.Namespace) -> "tuple[Figure, list[Prediction]]":
+    """The picture, and the layouts in it that were chosen by the user."""
     from perfmodel import viz
 
-    kind, wide = arguments.kind, {} if arguments.width is None else {"width": arguments.width}
-    if kind in _OF_A_STEP:
-        draw = {"gantt": viz.gantt, "memory": viz.draw_memory, "links": viz.draw_link_utilisation}[kind]
-        return draw(_plot_data.step(arguments), **wide)
-    if kind == "breakdown":
-        return viz.draw_breakdown(_plot_data.layouts_of_degrees(arguments), **wide)
+    wide: dict[str, Any] = {} if arguments.width is None else {"width": arguments.width}
+    if arguments.kind in _OF_A_STEP:
+        draw = {"gantt": viz.gantt, "memory": viz.draw_memory, "links": viz.draw_link_utilisation}[arguments.kind]
+        step = _plot_data.step(arguments)
+        return draw(step, **wide), [step]
+    if arguments.kind == "breakdown":
+        layouts = _plot_data.layouts_of_degrees(arguments)
+        return viz.draw_breakdown(layouts, **wide), layouts
+    if arguments.kind == "whatif":
+        curves, step = _plot_data.curves(arguments)
+        return viz.draw_curves(curves, **wide), [step]
+    return _draw_other(arguments, wide), []
+
+
+def _draw_other(arguments: argparse.Namespace, wide: dict[str, Any]) -> "Figure":
+    from perfmodel import viz
+
+    kind: str = arguments.kind
     if kind == "pareto":
         table, cost_label = _plot_data.all_layouts(arguments)
         # on one number of devices cost is but another unit of time
         cost = "cost" if len(set(table["devices"])) > 1 else ""
         return viz.draw_pareto(table, cost, cost_label, **wide)
-    if kind == "whatif":
-        return viz.draw_curves(_plot_data.curves(arguments), **wide)
     if kind == "bubble":
         return viz.draw_bubble_curves(_plot_data.bubbles(arguments), **wide)
     if kind == "schedules":
-        return viz.draw_schedules(_plot_data.schedules(arguments), **wide)
+        return viz.draw_schedules(facts_and_drawings(arguments)[0], **wide)
     if kind == "roofline":
         return viz.draw_roofline(*_plot_data.device_and_kernels(arguments), **wide)
     if kind == "parity":

@@ -6,37 +6,35 @@ from collections.abc import Iterator
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli._flags import job_of
-from perfmodel.cli._schedules import chunks_of, named, uniform_times
+from perfmodel.cli._flags import layout_of, problem_of
+from perfmodel.cli._schedule_facts import chunks_of, named
 from perfmodel.display import progress
 from perfmodel.errors import LayoutError, PerfModelError
-from perfmodel.spec import Device, Layout
+from perfmodel.spec import Device, Layout, Problem
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from perfmodel.prediction import Prediction, StepModel
+    from perfmodel.prediction import Prediction, StepProblem, evaluate, peak_memory
     from perfmodel.readers import MeasuredTrace
-    from perfmodel.schedule import PassTimes, Schedule, ScheduleFacts
+    from perfmodel.schedule import ScheduleFacts
     from perfmodel.what_if import Curve
 
 
-def step_model(arguments: argparse.Namespace) -> "StepModel":
+def step_problem(arguments: argparse.Namespace) -> "StepProblem":
     """The model, cluster and job of the arguments."""
-    from perfmodel import catalog, prediction
+    from perfmodel import prediction
 
-    model = catalog.model(arguments.model)
-    return prediction.step_model(
-        model, catalog.cluster(arguments.cluster), job_of(arguments, model.seq_len), arguments.calibration
-    )
+    return prediction.step_problem_of(problem_of(arguments), arguments.calibration)
 
 
 def step(arguments: argparse.Namespace) -> "Prediction":
     """One layout with its timeline."""
-    return _explained(step_model(arguments), Layout.parse(arguments.layout), arguments.devices, True)
+    fixed = step_problem(arguments)
+    return _explained(fixed, layout_of(arguments, arguments.layout, fixed.model), arguments.devices, True)
 
 
-def _explained(fixed: "StepModel", layout: Layout, devices: int | None, timeline: bool) -> "Prediction":
+def _explained(fixed: "StepProblem", layout: Layout, devices: int | None, timeline: bool) -> "Prediction":
     from perfmodel.prediction import check_layout, explain
 
     check_layout(fixed.model, fixed.cluster, fixed.job, layout, devices)
@@ -47,9 +45,9 @@ def layouts_of_degrees(arguments: argparse.Namespace) -> "list[Prediction]":
     """The layouts that are named; else the best of every (tp, pp, dp) that fits, the fastest of them."""
     from perfmodel.prediction import explain
 
-    fixed = step_model(arguments)
+    fixed = step_problem(arguments)
     if arguments.layouts:
-        named = [Layout.parse(text) for text in arguments.layouts.split(";") if text.strip()]
+        named = [layout_of(arguments, text, fixed.model) for text in arguments.layouts.split(";") if text.strip()]
         return [_explained(fixed, layout, arguments.devices, False) for layout in named]
     if arguments.devices is None:
         raise PerfModelError(
@@ -73,7 +71,7 @@ def all_layouts(arguments: argparse.Namespace) -> "tuple[pd.DataFrame, str]":
     counts = _numbers(arguments.device_counts, "--device-counts") if arguments.device_counts else [arguments.devices]
     if counts == [None]:
         raise PerfModelError("plot pareto: give --devices N, or --device-counts N,N,...")
-    fixed = step_model(arguments)
+    fixed = step_problem(arguments)
     rows = []
     for devices in counts:
         rows += [
@@ -87,37 +85,37 @@ def all_layouts(arguments: argparse.Namespace) -> "tuple[pd.DataFrame, str]":
     return table.assign(cost=device_hours * arguments.price), "price of a step"
 
 
-def _scored(fixed: "StepModel", devices: int, silent: bool) -> Iterator[tuple[Layout, float, float]]:
+def _scored(fixed: "StepProblem", devices: int, silent: bool) -> Iterator[tuple[Layout, float, float]]:
     """Layouts that fit, with step time and peak memory."""
     from perfmodel.layout_search import default_space, enumerate_layouts
 
-    space = default_space(fixed.model, fixed.cluster, fixed.job, devices)
-    rejected: Counter[str] = Counter()
-    found = list(enumerate_layouts(space, fixed.model, fixed.cluster, fixed.job, devices, rejected))
+    problem = Problem(model=fixed.model, cluster=fixed.cluster, job=fixed.job, devices=devices)
+    found = list(enumerate_layouts(default_space(problem), problem, Counter()))
     with progress("layouts", silent) as report:
         report("memory", 0, len(found))
-        peak_bytes = fixed.peak_memory(found)[0] if found else []
+        peak_bytes = peak_memory(fixed, found)[0] if found else []
         usable_bytes = fixed.cluster.device.memory_bytes * (1 - fixed.framework.memory_margin)
         fitting = [(layout, float(p)) for layout, p in zip(found, peak_bytes, strict=True) if p <= usable_bytes]
         if not fitting:
             raise LayoutError(f"no layout of {fixed.model.name} fits on {devices} devices; give more of them")
         report("step times", 0, len(fitting))
-        step_s = fixed.evaluate([layout for layout, _ in fitting]).step_time_s.tolist()
+        step_s = evaluate(fixed, [layout for layout, _ in fitting]).step_time_s.tolist()
     yield from ((layout, s, p) for (layout, p), s in zip(fitting, step_s, strict=True))
 
 
-def curves(arguments: argparse.Namespace) -> "list[Curve]":
-    """A curve per --sweep."""
+def curves(arguments: argparse.Namespace) -> "tuple[list[Curve], Prediction]":
+    """A curve per --sweep, and the layout on the machine as it is."""
     from perfmodel.what_if import Scenario, parse_sweep, sweep
 
-    fixed, scenario = step_model(arguments), Scenario.parse(arguments.set)
+    fixed, scenario = step_problem(arguments), Scenario.parse(arguments.set)
+    layout = layout_of(arguments, arguments.layout, fixed.model)
     sweeps = [parse_sweep(text) for text in arguments.sweep]
     found = []
     with progress("sweeps", silent=arguments.json) as report:
         for done, settings in enumerate(sweeps):
             report(settings[0].name, done, len(sweeps))
-            found.append(sweep(fixed, Layout.parse(arguments.layout), scenario, settings))
-    return found
+            found.append(sweep(fixed, layout, scenario, settings))
+    return found, _explained(fixed, layout, arguments.devices, False)
 
 
 def bubbles(arguments: argparse.Namespace) -> "list[ScheduleFacts]":
@@ -135,24 +133,6 @@ def bubbles(arguments: argparse.Namespace) -> "list[ScheduleFacts]":
                 continue
             found.append(facts)
     return found
-
-
-def schedules(arguments: argparse.Namespace) -> "list[tuple[Schedule, PassTimes]]":
-    """Schedules with equal stages."""
-    from perfmodel.schedule import get_schedule, require_valid
-
-    drawn = []
-    for name in named(arguments):
-        try:
-            schedule = get_schedule(name)(arguments.stages, arguments.micro_batches, chunks_of(arguments, name))
-            require_valid(schedule)
-        except LayoutError:
-            if arguments.names:
-                raise
-            continue
-        part = arguments.stages / schedule.n_stages / schedule.slices
-        drawn.append((schedule, uniform_times(arguments, schedule.n_stages, part)))
-    return drawn
 
 
 def device_and_kernels(arguments: argparse.Namespace) -> "tuple[Device, pd.DataFrame]":

@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli._emit import emit
-from perfmodel.cli._flags import add_job, job_of
+from perfmodel.cli._emit import emit, note
+from perfmodel.cli._flags import add_job, add_layout, layout_of, problem_of
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Layout
 
@@ -19,11 +19,7 @@ def add_predict(commands: Any) -> None:
         "predict", help="step time, memory and critical path of one layout"
     )
     add_job(command)
-    command.add_argument(
-        "--layout",
-        required=True,
-        help='e.g. "tp=8,pp=16,dp=8,zero=1,recompute=selective" or DistSim\'s 8M16P8D',
-    )
+    add_layout(command, 'e.g. "tp=8,pp=16,dp=8,zero=1,recompute=selective" or DistSim\'s 8M16P8D')
     command.set_defaults(run=_predict)
 
 
@@ -33,33 +29,34 @@ def add_timeline(commands: Any) -> None:
         "timeline", help="what every device does when: Chrome trace and Gantt chart"
     )
     add_job(command)
-    command.add_argument("--layout", required=True, help="as for predict")
+    add_layout(command)
     command.add_argument("--out", type=Path, metavar="FILE", help="Chrome trace, opens in Perfetto (json or json.gz)")
     command.add_argument("--png", type=Path, metavar="FILE", help="Gantt chart")
     command.add_argument("--html", type=Path, metavar="FILE", help="interactive timeline, opens in any browser")
     command.set_defaults(run=_timeline)
 
 
-def predicted(arguments: argparse.Namespace, *, timeline: bool = False) -> "Prediction":
-    """The prediction that the flags ask for.
+def predicted(arguments: argparse.Namespace, layout: Layout | None = None, *, timeline: bool = False) -> "Prediction":
+    """The prediction that the flags ask for, of `layout` in place of theirs where it is given.
 
     Raises:
         PerfModelError: bad input.
     """
-    from perfmodel import catalog, prediction
+    from perfmodel import prediction
 
-    model = catalog.model(arguments.model)
     return prediction.predict(
-        model,
-        arguments.cluster,
-        Layout.parse(arguments.layout),
-        global_batch=arguments.global_batch,
-        devices=arguments.devices,
-        job=job_of(arguments, model.seq_len),
+        problem_of(arguments),
+        layout=arguments.layout if layout is None else layout,
         calibration=arguments.calibration,
         timeline=timeline,
         strict=arguments.strict,
     )
+
+
+def note_layout(prediction: "Prediction") -> None:
+    """Say on stderr what a picture does not show: that the layout does not fit, or runs as something else."""
+    layout = prediction.layout
+    note(f"layout {layout}: {line}" for line in (*prediction.reasons, *layout.remarks))
 
 
 def write_pictures(
@@ -90,7 +87,10 @@ def _timeline(arguments: argparse.Namespace) -> int:
         raise PerfModelError(
             "timeline: nothing to write; give --out FILE (trace), --png FILE (Gantt chart) or --html FILE (interactive)"
         )
-    result = predicted(arguments, timeline=True)
+    from perfmodel import catalog
+
+    result = predicted(arguments, layout_of(arguments, arguments.layout, catalog.model(arguments.model)), timeline=True)
+    note_layout(result)
     written = write_pictures(result, arguments.out, arguments.png, arguments.html)
     emit(arguments, result.to_dict() | {"written": written}, lambda: _show.written(written))
     return 0

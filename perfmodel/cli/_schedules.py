@@ -1,21 +1,31 @@
 """`perfmodel schedules`: all pipeline schedules side by side, drawn, checked, optimised, or trained with."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli._emit import reporting
-from perfmodel.cli._flags import add_json
+from perfmodel.cli._emit import note, reporting
+from perfmodel.cli._flags import add_framework, add_json, framework_of, layout_of
+from perfmodel.cli._launch import add_from
+from perfmodel.cli._schedule_facts import (
+    add_pipeline,
+    facts_and_drawings,
+    named,
+    named_facts,
+    require_times_alone,
+    uniform_times,
+)
 from perfmodel.errors import PerfModelError
 from perfmodel.units import GIB
 
 if TYPE_CHECKING:
     from perfmodel.schedule import PassTimes
 
-_SAID_ONCE = ("stages", "micro_batches")
+_SAID_ONCE = ("stages", "micro_batches", "makespan_bubble_fraction")
+"""Columns of the rows that the table leaves out."""
 _SHORT = {
     "bubble_fraction": "bubble", "version_difference": "staleness", "update_sequences": "sequences",
+    "makespan_s": "makespan", "steady_interval_s": "steady interval",
     "step_s": "step", "step_time_s": "step", "step_time_lo_s": "from", "step_time_hi_s": "to",
     "peak_memory_gib": "GiB", "micro_batches_in_flight": "in flight",
 }  # fmt: skip
@@ -28,8 +38,13 @@ def add_command(commands: Any) -> None:
     )
     add_pipeline(command)
     command.add_argument("--micro-batches", type=int, default=16, metavar="M", help="of a step (default 16)")
+    command.add_argument(
+        "--times", metavar="F,B,W", help="forward, input and weight gradient of a chunk, such as 1,1,1; exact"
+    )
     command.add_argument("--model", help="predict this model instead; needs --cluster, --layout and --global-batch")
+    add_from(command)
     command.add_argument("--cluster", help="catalog name or TOML")
+    add_framework(command)
     command.add_argument("--layout", help="everything but the schedule, e.g. 'tp=8,pp=16,dp=8'")
     command.add_argument("--global-batch", type=int, metavar="B", help="sequences per step")
     command.add_argument(
@@ -45,24 +60,14 @@ def add_command(commands: Any) -> None:
     command.set_defaults(run=reporting(run, show))
 
 
-def add_pipeline(command: argparse.ArgumentParser) -> None:
-    """Flags that name schedules and the pipeline they run on."""
-    command.add_argument(
-        "names", nargs="*", metavar="NAME", help="schedules, such as chimera:4 or file:PATH (default: all)"
-    )
-    command.add_argument("--stages", type=int, default=8, metavar="P", help="pipeline devices (default 8)")
-    command.add_argument("--chunks", type=int, default=2, metavar="V", help="for schedules that take any (default 2)")
-    command.add_argument("--forward-s", type=float, default=1.0, metavar="S", help="a p-th of the model (default 1)")
-    command.add_argument("--backward-s", type=float, default=2.0, metavar="S", help="likewise (default 2)")
-    command.add_argument("--transfer-s", type=float, default=0.0, metavar="S", help="between stages (default 0)")
-
-
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """The rows that the command shows.
 
     Raises:
         PerfModelError: flags that do not go together, unknown or impossible schedules.
     """
+    if arguments.times is not None:
+        require_times_alone(arguments)
     if arguments.optimise is not None:
         return _optimised(arguments)
     for flag, number in (("--stages", arguments.stages), ("--micro-batches", arguments.micro_batches)):
@@ -80,6 +85,8 @@ def show(report: dict[str, Any]) -> None:
     console = new_console()
     if report["rows"]:
         names: list[str] = [name for name in report["rows"][0] if name not in _SAID_ONCE]
+        if "steady_interval_s" in names:
+            names.remove("step_s")  # the same
         heads = [_SHORT.get(name, name.replace("_", " ")) for name in names]
         cells = [[_cell(row[name]) for name in names] for row in report["rows"]]
         console.print(table(report.get("title", ""), heads, cells))
@@ -94,83 +101,40 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def named(arguments: argparse.Namespace, default: Sequence[str] = ()) -> list[str]:
-    """The schedules asked for; else `default`, or all that train.
-
-    Raises:
-        UnknownNameError: a schedule that there is not.
-    """
-    from perfmodel.schedule import get_schedule, schedule_names
-
-    for name in arguments.names:
-        get_schedule(name)
-    return arguments.names or list(default) or [name for name in schedule_names() if name != "forward"]
-
-
-def chunks_of(arguments: argparse.Namespace, name: str) -> int:
-    """Chunks per device of a schedule: --chunks for those that take any."""
-    from perfmodel.schedule import get_schedule
-
-    scheduler = get_schedule(name)
-    return arguments.chunks if scheduler.looped else scheduler.chunks_for(1)
-
-
 def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
-    from perfmodel.errors import LayoutError
-    from perfmodel.schedule import get_schedule, require_valid, schedule_facts
-
-    rows, skipped, drawn = [], [], []
-    for name in named(arguments):
-        chunks = chunks_of(arguments, name)
-        try:
-            schedule = get_schedule(name)(arguments.stages, arguments.micro_batches, chunks)
-            require_valid(schedule)
-            facts = schedule_facts(
-                name,
-                arguments.stages,
-                arguments.micro_batches,
-                forward_s=arguments.forward_s,
-                backward_s=arguments.backward_s,
-                transfer_s=arguments.transfer_s,
-                chunks=chunks,
-            )
-        except LayoutError as error:
-            if arguments.names:
-                raise
-            skipped.append(f"{name}: {error}")
-            continue
-        rows.append(facts.to_dict())
-        part = arguments.stages / schedule.n_stages / schedule.slices
-        drawn.append((schedule, uniform_times(arguments, schedule.n_stages, part)))
+    found, skipped = facts_and_drawings(arguments)
     written = []
     if arguments.png:
         from perfmodel import viz
 
-        viz.save_figure(viz.draw_schedules(drawn), arguments.png)
+        viz.save_figure(viz.draw_schedules(found), arguments.png)
         written.append(str(arguments.png))
-    title = f"{arguments.stages} stages, {arguments.micro_batches} micro-batches"
-    return {"title": title, "rows": rows, "skipped": skipped, "written": written}
-
-
-def uniform_times(arguments: argparse.Namespace, stages: int, part: float = 1.0) -> "PassTimes":
-    """Equal stages, each `part` of a p-th of the model."""
-    from perfmodel.schedule import PassTimes
-
-    return PassTimes.uniform(
-        stages, arguments.forward_s * part, arguments.backward_s * part, transfer_s=arguments.transfer_s
-    )
+    return {
+        "title": f"{arguments.stages} stages, {arguments.micro_batches} micro-batches",
+        "schedules": [named_facts(facts) for *_, facts in found],
+        "rows": [facts.to_dict() for *_, facts in found],
+        "skipped": skipped,
+        "written": written,
+    }
 
 
 def _predicted(arguments: argparse.Namespace) -> dict[str, Any]:
+    from perfmodel import catalog
     from perfmodel.prediction import compare_schedules
 
     _require_job(arguments)
+    model, cluster = catalog.model(arguments.model), catalog.cluster(arguments.cluster)
+    framework = framework_of(arguments)
+    job = framework.job(model, cluster.device, global_batch=arguments.global_batch)
+    note(job.assumed)
     compared = compare_schedules(
-        arguments.model,
-        arguments.cluster,
-        arguments.layout,
+        model,
+        cluster,
+        layout_of(arguments, arguments.layout, model),
         schedules=named(arguments),
         global_batch=arguments.global_batch,
+        job=job,
+        framework=framework,
     )
     rows = [
         {
@@ -214,16 +178,18 @@ def _optimised(arguments: argparse.Namespace) -> dict[str, Any]:
 def _pass_times(arguments: argparse.Namespace) -> "tuple[PassTimes, int]":
     """Pass times and micro-batches: of the model's stages if one is named, else of equal ones."""
     from perfmodel import catalog
-    from perfmodel.prediction import step_model
-    from perfmodel.spec import Job, Layout
+    from perfmodel.prediction import check_layout, pass_times, step_problem
 
     if not arguments.model:
         return uniform_times(arguments, arguments.stages), arguments.micro_batches
     _require_job(arguments)
-    model, layout = catalog.model(arguments.model), Layout.parse(arguments.layout)
-    job = Job(global_batch=arguments.global_batch, seq_len=model.seq_len)
-    fixed = step_model(model, catalog.cluster(arguments.cluster), job)
-    return fixed.pass_times(layout), job.num_microbatches(layout)
+    model, cluster = catalog.model(arguments.model), catalog.cluster(arguments.cluster)
+    layout, framework = layout_of(arguments, arguments.layout, model), framework_of(arguments)
+    job = framework.job(model, cluster.device, global_batch=arguments.global_batch)
+    note(job.assumed)
+    check_layout(model, cluster, job, layout)
+    fixed = step_problem(model, cluster, job, framework=framework)
+    return pass_times(fixed, layout), job.num_microbatches(layout)
 
 
 def _require_job(arguments: argparse.Namespace) -> None:

@@ -3,26 +3,27 @@
 import argparse
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._emit import emit
-from perfmodel.cli._flags import add_job, job_of
+from perfmodel.cli._flags import add_job, problem_of
+from perfmodel.cli._launch import add_export, export_best, export_framework
 from perfmodel.cli._predict import predicted, write_pictures
 from perfmodel.display import progress
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import Cluster, Job, Layout, Model
+from perfmodel.spec import Layout, Problem
 from perfmodel.units import GIB
 
 if TYPE_CHECKING:
-    from perfmodel.layout_search import ParetoFront, SearchResult, Space, Tariff
+    from perfmodel.layout_search import ParetoFront, SearchResult, SearchSpace, Tariff
     from perfmodel.prediction import Prediction
 
 
 IMPOSSIBLE = 2
 """Exit status of a search that no layout can satisfy."""
-INTERRUPTED = 130
-"""Exit status of a search that was ended by Ctrl-C, after it has shown the best so far."""
 
 
 def add_command(commands: Any) -> None:
@@ -50,6 +51,7 @@ def add_command(commands: Any) -> None:
         "--resume", type=Path, metavar="FILE", help="keep what was evaluated here, and go on from it if it exists"
     )
     command.add_argument("--out", type=Path, metavar="FILE", help="also write the result as JSON")
+    add_export(command)
     command.add_argument("--trace", type=Path, metavar="FILE", help="Chrome trace of the best layout (json or json.gz)")
     command.add_argument("--png", type=Path, metavar="FILE", help="Gantt chart of the best layout")
     command.set_defaults(run=_execute)
@@ -90,18 +92,13 @@ def add_goal(command: argparse.ArgumentParser) -> None:
     )
 
 
-def space_of(arguments: argparse.Namespace, model: Model, cluster: Cluster) -> "Callable[[Job], Space]":
-    """The space that the flags describe, for any job."""
+def space_of(arguments: argparse.Namespace, problem: Problem) -> "SearchSpace":
+    """The space that the flags describe."""
     from perfmodel import layout_search
 
-    def space(job: Job) -> "Space":
-        every = layout_search.default_space(
-            model, cluster, job, arguments.devices, fewer_devices=arguments.fewer_devices
-        )  # fmt: skip
-        every = layout_search.with_options(every, arguments.options, cluster)
-        return layout_search.restrict(layout_search.with_schedules(every, arguments.schedules), arguments.fix)
-
-    return space
+    every = layout_search.default_space(problem, fewer_devices=arguments.fewer_devices)
+    every = layout_search.with_options(every, arguments.options, problem.cluster)
+    return layout_search.restrict(layout_search.with_schedules(every, arguments.schedules), arguments.fix)
 
 
 def tariff_of(arguments: argparse.Namespace) -> "Tariff":
@@ -126,19 +123,35 @@ def _execute(arguments: argparse.Namespace) -> int:
         files = write(arguments, front)
         emit(arguments, front.to_dict(), lambda: (show_pareto(front), _show.written(files)))
         return 0
+    if arguments.export:
+        export_framework(arguments)  # refused before anything is searched
     result = run(arguments)
     files = write(arguments, result)
-    if result.layouts and (arguments.trace or arguments.png):
+    if result.complete and result.layouts and arguments.export:
+        files.append(_export(arguments, result))
+    if result.complete and result.layouts and (arguments.trace or arguments.png):
         best = result.layouts[0]
-        arguments.layout, arguments.devices, arguments.global_batch = str(best.layout), None, best.global_batch
-        files += write_pictures(predicted(arguments, timeline=True), arguments.trace, arguments.png)
+        arguments.devices, arguments.global_batch = None, best.global_batch
+        files += write_pictures(predicted(arguments, best.layout, timeline=True), arguments.trace, arguments.png)
     if result.impossible and not arguments.json:
         raise PerfModelError(str(result.impossible))
-    emit(arguments, result.to_dict(), lambda: (show(result), _show.written(files)))
+    if result.layouts or result.complete or arguments.json:
+        emit(arguments, result.to_dict(), lambda: (show(result), _show.written(files)))
     if result.impossible:
         print(f"perfmodel: {result.impossible}", file=sys.stderr)
         return IMPOSSIBLE
-    return 0 if result.complete else INTERRUPTED
+    if not result.complete:
+        raise KeyboardInterrupt(result.certificate)
+    return 0
+
+
+def _export(arguments: argparse.Namespace, result: "SearchResult") -> str:
+    """Write the best layout that the framework can run as its launch file; the file's name."""
+    problem = problem_of(arguments, quiet=True)
+    jobs = [replace(problem.job, global_batch=p.global_batch) for p in result.layouts]
+    node = problem.cluster.devices_per_node
+    path, _ = export_best(arguments, [p.layout for p in result.layouts], jobs, problem.model, node)
+    return str(path)
 
 
 def run(arguments: argparse.Namespace) -> "SearchResult":
@@ -147,33 +160,31 @@ def run(arguments: argparse.Namespace) -> "SearchResult":
     Raises:
         PerfModelError: bad input.
     """
-    from perfmodel import catalog, layout_search
+    from perfmodel import layout_search
 
-    if arguments.devices is None:
-        raise PerfModelError("search: --devices N is needed (how many devices to lay the model out on)")
-    model, cluster = catalog.model(arguments.model), catalog.cluster(arguments.cluster)
     batches: list[int] = arguments.global_batch
-    arguments.global_batch = batches[0]
+    problem = problem_of(arguments)
+    problem.require_devices()
+    options = layout_search.SearchOptions(
+        method=arguments.method,
+        objective=arguments.objective,
+        constraints=arguments.constraint,
+        tariff=tariff_of(arguments),
+        robust=arguments.robust,
+        batches=batches if len(batches) > 1 else (),
+        top=arguments.top,
+        strict=arguments.strict,
+        workers=arguments.workers,
+        dask=arguments.dask,
+        resume=arguments.resume,
+    )
     with progress("search") as report:
         return layout_search.search(
-            model,
-            cluster,
-            devices=arguments.devices,
-            global_batch=batches if len(batches) > 1 else batches[0],
-            method=arguments.method,
-            objective=arguments.objective,
-            constraints=arguments.constraint,
-            tariff=tariff_of(arguments),
-            robust=arguments.robust,
-            top=arguments.top,
-            job=job_of(arguments, model.seq_len),
-            space=space_of(arguments, model, cluster),
+            problem,
+            space=lambda each: space_of(arguments, each),
+            options=options,
             calibration=arguments.calibration,
-            strict=arguments.strict,
             progress=report,
-            workers=arguments.workers,
-            dask=arguments.dask,
-            resume=arguments.resume,
         )
 
 
@@ -183,19 +194,13 @@ def run_pareto(arguments: argparse.Namespace) -> "ParetoFront":
     Raises:
         PerfModelError: bad input.
     """
-    from perfmodel import catalog, layout_search
+    from perfmodel import layout_search
 
-    if arguments.devices is None:
-        raise PerfModelError("search: --devices N is needed (how many devices to lay the model out on)")
     if len(arguments.global_batch) > 1:
         raise PerfModelError("search: --pareto takes one --global-batch")
-    model, cluster = catalog.model(arguments.model), catalog.cluster(arguments.cluster)
-    arguments.global_batch = arguments.global_batch[0]
-    question = layout_search.ask(
-        model, cluster, devices=arguments.devices, global_batch=arguments.global_batch,
-        job=job_of(arguments, model.seq_len), space=space_of(arguments, model, cluster),
-        calibration=arguments.calibration,
-    )  # fmt: skip
+    problem = problem_of(arguments)
+    problem.require_devices()
+    question = layout_search.ask(problem, space=space_of(arguments, problem), calibration=arguments.calibration)
     with progress("pareto") as report:
         return layout_search.pareto(
             question, [name.strip() for name in arguments.pareto.split(",") if name.strip()],
@@ -276,9 +281,17 @@ def show(result: "SearchResult") -> None:
     if rest := len(result.improvements) - len(faster):
         console.print(f"stages of {rest} layouts cut anew: no faster than even ones")
     console.print(f"method {result.method}: {result.why}")
+    console.print(f"space: {result.space}")
+    if result.framework != "generic":
+        console.print(f"only layouts that {result.framework} can run")
+    if beyond := result.beyond:
+        gain = f", {beyond.gain:.1%} better" if isfinite(beyond.gain) else ""
+        why = f" ({'; '.join(beyond.cannot_run)})"
+        console.print(f"beyond it: {beyond.layout}: {duration(beyond.step_time_s)}{gain}{why}")
+    alike = f", {result.alike:,} of them but variants of better ones in what they recompute or offload"
     console.print(
-        f"{result.evaluated:,} layouts scored by full schedule evaluation, {result.feasible:,} fit, "
-        f"in {result.seconds:.1f} s; {'' if result.complete else 'interrupted, best so far: '}{result.certificate}"
+        f"{result.evaluated:,} layouts scored by full schedule evaluation{alike * (result.alike > 0)}, "
+        f"{result.feasible:,} fit, in {result.seconds:.1f} s; {result.certificate}"
     )
     if result.rejected:
         console.print(table("rejected", ("why", "layouts"), [(k, f"{v:,}") for k, v in result.rejected.items()]))
@@ -312,8 +325,9 @@ def _columns(result: "SearchResult") -> "dict[str, Callable[[int, Prediction], s
 def _options(layout: Layout) -> list[tuple[str, bool]]:
     """Words for what differs from what frameworks do by default."""
     return [
-        ("sp", layout.sequence_parallel),
-        ("grads at end", not layout.overlap_grad_reduce and layout.dp * layout.cp > 1),
+        (f"etp {layout.etp}", layout.expert_tp != layout.tp),
+        ("sp", layout.effective_sequence_parallel),
+        ("grads at end", not layout.overlap_grad_reduce and layout.replicated),
         ("no prefetch", not layout.overlap_param_gather and layout.zero > 0),
         ("tp overlap", layout.tp_overlap),
         ("offload", layout.offload),

@@ -61,14 +61,18 @@ def written(files: Sequence[str]) -> None:
 
 
 def fit(summary: dict[str, Any], out: Path) -> None:
-    """Fitted families and their errors."""
-    heads = list(dict.fromkeys(key for figures in summary.values() for key in figures))
-    rows = [
-        (family, *(f"{v:.3g}" if isinstance(v := figures.get(key, "-"), float) else str(v) for key in heads))
-        for family, figures in summary.items()
-    ]
+    """Fitted families and their errors; of collectives, whose place they take and what was set aside."""
+    heads = list(
+        dict.fromkeys(k for figures in summary.values() for k, v in figures.items() if not isinstance(v, dict))
+    )
+    rows = [(family, *(_given(figures.get(key)) for key in heads)) for family, figures in summary.items()]
     heads = ["family", *heads]
     new_console().print(table("", heads, rows))
+    collectives = summary.get("collectives", {})
+    for fabric, names in collectives.get("replaced", {}).items():
+        print(f"replaces {len(names)} shipped series: {fabric}")
+    for reason, count in collectives.get("set_aside", {}).items():
+        print(f"{count:,} rows set aside: {reason}")
     print(f"wrote {out}")
 
 
@@ -81,7 +85,9 @@ def kernels(report: dict[str, Any]) -> None:
     for family, devices in report["families"].items():
         for device, figures in devices.items():
             rows.append((family, device, *(_figure(name, figures[name]) for name in _KERNEL_COLUMNS)))
+    rows.append(("all", "all", *(_figure(name, report["all"][name]) for name in _KERNEL_COLUMNS)))
     new_console().print(table("absolute percentage errors", ("family", "device", *_KERNEL_COLUMNS), rows))
+    _nothing("row", report)
     _skipped(report["skipped"])
 
 
@@ -99,6 +105,7 @@ def cases(report: dict[str, Any]) -> None:
     rows.append(("all", *(_figure(name, report["all"][name]) for name in _CASE_COLUMNS)))
     console = new_console()
     console.print(table("step time", ("source", *_CASE_COLUMNS), rows))
+    _nothing("step time", report)
     if memory:
         console.print(table("peak memory", ("source", *_MEMORY_COLUMNS), memory))
     _skipped(report["skipped"])
@@ -146,12 +153,21 @@ def _said(name: str, value: Any) -> str:
     return f"{value / 1e6:,.0f} MB" if name.endswith("_bytes") else str(value)
 
 
+def _given(value: Any) -> str:
+    return "-" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
 def _figure(name: str, value: float | None) -> str:
     if value is None:
         return "-"
     if name == "n":
         return f"{value:,}"
     return f"{value:.2f}" if name == "spearman" else f"{100 * value:.1f} %"
+
+
+def _nothing(what: str, report: dict[str, Any]) -> None:
+    if not report["all"]["n"]:
+        print(f"no {what} could be compared" if report["skipped"] else "the tables hold no rows")
 
 
 def _skipped(skipped: dict[str, int]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.cli._emit import emit
-from perfmodel.cli._flags import add_calibration, add_json
+from perfmodel.cli._flags import add_calibration, add_framework, add_json
 from perfmodel.display import progress
 
 
@@ -21,6 +21,7 @@ def add_command(commands: Any) -> None:
         one.add_argument("files", nargs="+", type=Path, metavar="FILE")
         one.add_argument("--out", type=Path, metavar="FILE", help="write a prediction per row (csv)")
         if kind == "cases":
+            add_framework(one, "for every run, instead of the framework that its row names")
             one.add_argument(
                 "--explain",
                 nargs="?",
@@ -51,10 +52,14 @@ def _cases(arguments: argparse.Namespace) -> int:
     from perfmodel.validation import explain_cases, validate_cases
 
     if arguments.explain is not None:
-        found = explain_cases(arguments.files, arguments.explain or None, arguments.calibration, arguments.tables)
+        found = explain_cases(
+            arguments.files, arguments.explain or None, arguments.calibration, arguments.tables, arguments.framework
+        )
         emit(arguments, {"cases": [one.to_dict() for one in found]}, lambda: _show.residuals(found))
         return 0
     with progress("cases", silent=arguments.json) as report:
-        result = validate_cases(arguments.files, arguments.calibration, arguments.out, progress=report)
+        result = validate_cases(
+            arguments.files, arguments.calibration, arguments.out, framework=arguments.framework, progress=report
+        )
     emit(arguments, result, lambda: _show.cases(result))
     return 0

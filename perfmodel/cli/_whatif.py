@@ -4,10 +4,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from perfmodel.cli._emit import reporting
-from perfmodel.cli._flags import add_job, job_of
+from perfmodel.cli._emit import note, reporting
+from perfmodel.cli._flags import add_job, add_layout, layout_of, problem_of
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import Layout
 
 
 def add_command(commands: Any) -> None:
@@ -16,7 +15,7 @@ def add_command(commands: Any) -> None:
         "whatif", help="the same step with other hardware, network delays or a slow rank"
     )
     add_job(command)
-    command.add_argument("--layout", required=True, help="as for predict")
+    add_layout(command)
     command.add_argument(
         "--set",
         action="append",
@@ -35,19 +34,17 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         PerfModelError: unknown parameters, impossible values or layouts.
     """
-    from perfmodel import catalog
-    from perfmodel.prediction import step_model
+    from perfmodel.prediction import step_problem_of
     from perfmodel.what_if import Scenario, in_scenario, parse_sweep, sweep
 
     if arguments.png and not arguments.sweep:
         raise PerfModelError("whatif: --png draws a curve; give --sweep NAME=FIRST:LAST:COUNT too")
     scenario = Scenario.parse(arguments.set)
     settings = parse_sweep(arguments.sweep) if arguments.sweep else []
-    model = catalog.model(arguments.model)
-    fixed = step_model(
-        model, catalog.cluster(arguments.cluster), job_of(arguments, model.seq_len), arguments.calibration
-    )
-    layout = Layout.parse(arguments.layout)
+    problem = problem_of(arguments)
+    fixed = step_problem_of(problem, arguments.calibration)
+    layout = layout_of(arguments, arguments.layout, problem.model)
+    note(layout.remarks)
     report = in_scenario(fixed, layout, scenario).to_dict()
     if settings:
         curve = sweep(fixed, layout, scenario, settings)

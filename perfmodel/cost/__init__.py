@@ -1,4 +1,5 @@
 from perfmodel.cost._collectives import CollectiveModel as CollectiveModel
+from perfmodel.cost._collectives import interconnect_of as interconnect_of
 from perfmodel.cost._describe import describe_calibration as describe_calibration
 from perfmodel.cost._events import EventTimes as EventTimes
 from perfmodel.cost._events import PricesCollectives as PricesCollectives
@@ -8,3 +9,6 @@ from perfmodel.cost._kernels import KernelModel as KernelModel
 from perfmodel.cost._roofline import measured_work as measured_work
 from perfmodel.cost._roofline import roofline_seconds as roofline_seconds
 from perfmodel.cost._roofline import roofline_time as roofline_time
+from perfmodel.display import shorten_reprs
+
+shorten_reprs(__name__)

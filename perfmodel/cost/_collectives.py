@@ -1,79 +1,141 @@
-"""Time of collectives: a physical curve with fitted constants, a learned residual, measured corrections."""
+"""Time of collectives: one model, asked by clusters and ops or by the rows of tables."""
 
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import pandas as pd
 
-from perfmodel.cost._alpha_beta import Groups
-from perfmodel.cost._coll_reference import Reference
 from perfmodel.cost._events import EventTimes
-from perfmodel.learn import CollectiveWeights, load_collective_weights, predict_collective_table
+from perfmodel.learn import (
+    MOE_KINDS,
+    CollectivePrices,
+    CollectiveRequest,
+    CollectiveWeights,
+    Fabric,
+    Groups,
+    WeightFiles,
+    collective_rows,
+    collective_weights,
+    is_known,
+    is_network,
+    link_class,
+    moe_rows,
+    predict_collective_rows,
+    predict_moe,
+    weight_files,
+)
+from perfmodel.session import current_session
 from perfmodel.spec import Cluster, Collective
-
-INTERVALS: Final = {"measured": 0.12, "learned": 0.3, "analytical": 0.5, "extrapolated": 0.7}
-"""Half-width of the 90 % interval in log time by provenance. `measured`: tables of one machine differ by this
-between library versions and boards; `learned`: at least this, else what rank counts left out taught. Between
-nodes (`analytical`, `extrapolated`): what covers 85 to 90 % of two machines never fitted, Alps (4 to 1024 GH200)
-and an H100 cluster on EFA (8 to 512), whose own runs spread by factors of 2 to 5."""
 
 
 class CollectiveModel:
-    """Predicts all_reduce, all_gather, reduce_scatter, all_to_all, send_recv and broadcast."""
+    """Predicts all_reduce, all_gather, reduce_scatter, all_to_all, send_recv and broadcast.
+
+    A cluster is a fabric: a device, link classes and their rates; so is a row of a table. A row that names a measured
+    series (source, software and so on) gets that series' times; any other row, and every op on a cluster, the usual
+    times of its fabric. Rows and ops that mean the same get the same.
+    """
 
     def __init__(self, weights: CollectiveWeights) -> None:
         self.weights = weights
-        self._reference = lru_cache(maxsize=256)(self._fresh_reference)
+        self._prices = CollectivePrices(weights)
 
     @classmethod
-    def load(cls, calibration: Path | None = None) -> "CollectiveModel":
-        """The shipped model, or the one that `perfmodel fit` left in folder `calibration`.
+    def load(cls, calibration: Path | str | None = None) -> "CollectiveModel":
+        """The shipped model, or the one that `perfmodel fit` left in folder `calibration`, as it is now.
 
         Raises:
             CalibrationError: if the weights are missing, truncated or of another schema version.
         """
-        return cls(load_collective_weights(calibration))
+        return cls.of(weight_files(calibration))
+
+    @classmethod
+    def of(cls, weights: WeightFiles) -> "CollectiveModel":
+        """The model of some weights, kept by the session."""
+        return current_session().cost_models.once((cls, weights), lambda: cls(collective_weights(weights)))
 
     def times(self, cluster: Cluster, ops: Sequence[Collective]) -> EventTimes:
         """Time of each op, alone on the network but for its `concurrent` groups; 0 for one rank.
 
-        The constants are those measured on the cluster's device or, where it was not measured, those of its
-        link class and then of relatives, scaled to the stated bandwidths; latencies move with the stated
-        ones. Provenance: `measured` (this device, kind, rank count and size range), `learned` (this link
-        class), `analytical` (between nodes, and links of a class never measured), `extrapolated` (more ranks
-        than were ever measured on such links).
+        Never falls with bytes, ranks (inside a switched node, and with the nodes), latency or sharing, nor rises
+        with bandwidth. Provenance: `measured` (this device, fabric, kind, rank count and size range), `learned`
+        (this fabric, or these links on other devices), `analytical` (physics of a link class that was measured
+        elsewhere), `extrapolated` (physics of links or rank counts never measured).
         """
         n = len(ops)
-        time_s, half = np.zeros(n), np.zeros(n)
-        provenance = np.full(n, "measured", dtype=object)
+        time_s, half, least_s, provenance = np.zeros(n), np.zeros(n), np.zeros(n), np.full(n, "measured", dtype=object)
+        fabric = Fabric.of(cluster)
+        columns = np.array(
+            [(op.bytes, op.num_ranks, op.ranks_per_node, op.level, op.concurrent) for op in ops], np.float64
+        ).reshape(-1, 5)
         by_kind: dict[str, list[int]] = {}
         for i, op in enumerate(ops):
             by_kind.setdefault(op.collective, []).append(i)
         for kind, members in by_kind.items():
             index = np.array(members)
-            reference = self._reference(kind, cluster)
-            groups = Groups.of([ops[i] for i in members], reference.tiers)
-            time_s[index], source = reference.times(groups)
-            provenance[index] = source
-            for name in set(source.tolist()):
-                half[index[source == name]] = self._half_width(kind, name)
-        return EventTimes(time_s, time_s * np.exp(-half), time_s * np.exp(half), tuple(provenance.tolist()))
+            priced = self._prices.price(CollectiveRequest(kind, fabric), _groups(columns[index], fabric))
+            time_s[index], half[index], provenance[index] = priced.time_s, priced.half_width, priced.provenance
+            least_s[index] = priced.least_s
+        return _event_times(time_s, half, provenance, least_s)
 
     def table_times(self, table: pd.DataFrame) -> EventTimes:
         """Times of the rows of a collective table (columns of the data README, also `moe_alltoall`).
 
         Rows it cannot price get NaN and `skipped: reason`; nothing is raised for them.
         """
-        prediction = predict_collective_table(self.weights, table)
-        return EventTimes(prediction.time_s, prediction.lo_s, prediction.hi_s, prediction.provenance)
+        n = len(table)
+        time_s, half, provenance = np.full(n, np.nan), np.full(n, np.nan), np.full(n, "", dtype=object)
+        least_s = np.zeros(n)
+        is_moe = table["collective"].isin(MOE_KINDS).to_numpy() if "collective" in table else np.zeros(n, dtype=bool)
+        for exchange in (False, True):
+            index = np.flatnonzero(is_moe == exchange)
+            if not len(index):
+                continue
+            rows = moe_rows(table.iloc[index]) if exchange else collective_rows(table.iloc[index])
+            provenance[index] = np.array([f"skipped: {reason}" for reason in rows.skipped], dtype=object)
+            at = np.flatnonzero(rows.skipped == "")
+            if exchange:
+                found = predict_moe(self.weights.moe, moe_rows(table.iloc[index[at]]))
+            else:
+                priced = predict_collective_rows(self._prices, collective_rows(table.iloc[index[at]]))
+                found = priced.time_s, priced.half_width, priced.provenance
+                least_s[index[at]] = priced.least_s
+            time_s[index[at]], half[index[at]], provenance[index[at]] = found
+        return _event_times(time_s, half, provenance, least_s)
 
-    def _fresh_reference(self, kind: str, cluster: Cluster) -> Reference:
-        return Reference.of(self.weights, kind, cluster)
 
-    def _half_width(self, kind: str, provenance: str) -> float:
-        if provenance == "learned" and self.weights.spread:
-            return max(INTERVALS[provenance], self.weights.spread_of("ranks", kind))
-        return INTERVALS[provenance]
+def _event_times(time_s: np.ndarray, half: np.ndarray, provenance: np.ndarray, least_s: np.ndarray) -> EventTimes:
+    lo_s = np.maximum(time_s * np.exp(-half), least_s)
+    return EventTimes(time_s, lo_s, time_s * np.exp(half), tuple(provenance.tolist()))
+
+
+def _groups(columns: np.ndarray, fabric: Fabric) -> Groups:
+    """Groups of ops on a cluster: over at least its first network level where they leave a node."""
+    size, ranks, per_node, reached, concurrent = columns.T
+    last = len(fabric.levels) - 1
+    level = np.clip(reached.astype(np.int64), 0, last)
+    if fabric.flat:
+        per_node = np.ones(len(ranks))
+    else:
+        per_node = np.clip(per_node, 1, ranks)
+        level = np.where(ranks > per_node, np.maximum(level, min(1, last)), 0)
+    return Groups(size, ranks, per_node, level, np.maximum(concurrent, 1.0))
+
+
+def interconnect_of(cluster: Cluster) -> str:
+    """Its links in the words of tables, with the rate where it differs from what the name says.
+
+    Between nodes a name says the rate of an adapter, which devices may share; only a higher rate is stated.
+    """
+    device, words = cluster.device.name, []
+    flat = is_network(cluster.levels[0].name, device)
+    for index, level in enumerate(cluster.levels[:2]):
+        between = flat or index > 0
+        nominal = link_class(level.name, device, between).bandwidth_bytes_per_s
+        shared = between and is_known(level.name, device, between)
+        rate = max(level.bandwidth_bytes_per_s, nominal) if shared else level.bandwidth_bytes_per_s
+        name = level.name.replace("+", " ").replace("@", " ")
+        told = rate == nominal and is_known(level.name, device, between)
+        words.append(name if told else f"{name}@{rate / 1e9:g}GB/s")
+    return " + ".join(words)

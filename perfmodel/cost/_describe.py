@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from perfmodel.learn import load_collective_weights, read_header, weights_folder
+from perfmodel.learn import collective_weights, read_header, weight_files, weights_folder
 
 
 def describe_calibration(calibration: Path | str | None = None) -> dict[str, str]:
@@ -15,8 +15,9 @@ def describe_calibration(calibration: Path | str | None = None) -> dict[str, str
     lines = {"folder": str(folder)}
     for path in sorted(folder.glob("*.safetensors")):
         if path.stem == "collectives":
-            series = load_collective_weights(folder).series
-            lines[path.stem] = f"{len(series)} measured series"
+            weights = collective_weights(weight_files(folder))
+            odd = [f"{count:,} rows set aside: {why}" for why, count in weights.notes.get("set_aside", {}).items()]
+            lines[path.stem] = "; ".join([f"{len(weights.series)} measured series", *odd])
             continue
         stacks = read_header(path)["stacks"]
         rows = sum(sum(stack["kinds"].values()) for stack in stacks)

@@ -1,7 +1,6 @@
 """Times of compute kernels: measured, learned, extrapolated or analytical, in that order of trust."""
 
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -9,8 +8,8 @@ import numpy as np
 import pandas as pd
 
 from perfmodel.cost._events import EventTimes
-from perfmodel.cost._known import KnownTimes
-from perfmodel.cost._roofline import HALF_WIDTH, roofline_time
+from perfmodel.cost._roofline import HALF_WIDTH, as_measured, roofline_seconds, roofline_time
+from perfmodel.io import factorise
 from perfmodel.learn import (
     KERNEL_FAMILIES,
     PROVENANCE,
@@ -19,39 +18,97 @@ from perfmodel.learn import (
     Query,
     Regressor,
     TableQueries,
-    factorise,
+    WeightFiles,
     load_family,
     rows_from_ops,
     table_rows,
-    weights_folder,
+    weight_files,
 )
+from perfmodel.session import Store, current_session
 from perfmodel.spec import Device, KernelOp
+
+_LABELS = np.array(PROVENANCE, object)
+
+
+class KnownTimes:
+    """Times of ops on one device under one software."""
+
+    def __init__(self) -> None:
+        self._code: dict[KernelOp, int] = {}
+        self._seconds = np.zeros((0, 3))
+        self._provenance = np.zeros(0, np.int64)
+
+    def __len__(self) -> int:
+        return len(self._code)
+
+    def codes(self, ops: Sequence[KernelOp]) -> tuple[np.ndarray, list[KernelOp]]:
+        """Position of every op, and the distinct ones that were not known (`add` their times next)."""
+        code, before = self._code, len(self._code)
+        positions = np.array([code.setdefault(op, len(code)) for op in ops], np.int64)
+        if len(code) == before:
+            return positions, []
+        fresh, first = np.unique(positions, return_index=True)
+        return positions, [ops[i] for i in first[fresh >= before]]
+
+    def add(self, prediction: Prediction) -> None:
+        """Times of the new ops, in the order that `codes` gave them."""
+        seconds = np.exp(np.stack([prediction.log_time, prediction.log_low, prediction.log_high], axis=1))
+        start, end = len(self._code) - len(seconds), len(self._code)
+        if end > len(self._seconds):
+            room = max(2 * len(self._seconds), end)
+            self._seconds = np.concatenate([self._seconds[:start], np.zeros((room - start, 3))])
+            self._provenance = np.concatenate([self._provenance[:start], np.zeros(room - start, np.int64)])
+        self._seconds[start:end] = seconds
+        self._provenance[start:end] = prediction.provenance
+
+    def drop(self, new: Sequence[KernelOp]) -> None:
+        """Take new ops back that could not be predicted."""
+        for op in new:
+            del self._code[op]
+
+    def forget(self) -> None:
+        """Start anew."""
+        self.__init__()
+
+    def times(self, codes: np.ndarray) -> EventTimes:
+        """Times at positions."""
+        time_s, lo_s, hi_s = self._seconds[codes].T
+        return EventTimes(time_s, lo_s, hi_s, tuple(_LABELS[self._provenance[codes]].tolist()))
+
 
 _MOST_REMEMBERED: Final = 500_000
 """Ops per device whose times are kept."""
+_MOST_DEVICES: Final = 32
+"""For which they are."""
 _ANALYTICAL: Final = PROVENANCE.index("analytical")
+_EXTRAPOLATED: Final = PROVENANCE.index("extrapolated")
 _CHUNK: Final = 40_000
 
 
 class KernelModel:
-    """Predicts every op family from the weights of one calibration. Thread-compatible, lazy."""
+    """Predicts every op family from the weights of one calibration, each taken from its file when first asked for."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, weights: WeightFiles) -> None:
+        self._weights = weights
         self._families: dict[str, tuple[Regressor, ...]] = {}
-        self._known: dict[tuple[Device, str | None], KnownTimes] = {}
+        self._known = Store(_MOST_DEVICES)
 
     @classmethod
     def load(cls, calibration: Path | str | None = None) -> "KernelModel":
-        """The shipped calibration, or that of a directory made by `perfmodel fit`.
+        """The shipped calibration, or that of a directory made by `perfmodel fit`, as it is now.
 
         A directory's regressors come before the shipped ones; families that it lacks are served by
-        the shipped ones. Weights are read when a family is first asked for.
+        the shipped ones.
 
         Raises:
             CalibrationError: if the directory is missing or holds no weights.
         """
-        return _load(weights_folder(calibration))
+        return cls.of(weight_files(calibration))
+
+    @classmethod
+    def of(cls, weights: WeightFiles) -> "KernelModel":
+        """The model of some weights, kept by the session."""
+        return current_session().cost_models.once((cls, weights), lambda: cls(weights))
 
     def times(self, device: Device, ops: Sequence[KernelOp], *, software: str | None = None) -> EventTimes:
         """Kernel times of `ops` on one device, without the host's launch cost.
@@ -63,20 +120,23 @@ class KernelModel:
         Raises:
             CalibrationError: for weights that are truncated or of another schema version.
         """
-        known = self._known.setdefault((device, software), KnownTimes())
+        known = self._known.once((device, software), KnownTimes)
         if len(known) > _MOST_REMEMBERED:
             known.forget()
         codes, new = known.codes(ops)
         if new:
             try:
-                known.add(self._predict_ops(Query(Figures.of(device), None, software), new))
+                known.add(self._predict_new(device, software, new))
             except BaseException:
                 known.drop(new)
                 raise
         return known.times(codes)
 
     def table_times(self, table: pd.DataFrame) -> EventTimes:
-        """Times of the rows of a compute table as they were measured (launch floor included).
+        """Times of the rows of a compute table as they were measured.
+
+        A row of a source that the weights rest on is asked of that source's software, with the host's launch floor
+        where the source timed eager calls; any other row gets what `times` answers for the same op.
 
         Rows that cannot be priced get NaN and provenance `skipped: reason`; nothing is raised for them.
         """
@@ -89,12 +149,26 @@ class KernelModel:
                 part = index[start : start + _CHUNK]
                 asked = table_rows(table.iloc[part], family)
                 provenance[part] = asked.reasons
-                good = np.flatnonzero(asked.reasons == "")
-                if len(good):
-                    prediction = self._predict(asked, good)
-                    result[:, part[good]] = np.exp([prediction.log_time, prediction.log_low, prediction.log_high])
-                    provenance[part[good]] = np.array(PROVENANCE, object)[prediction.provenance]
+                for host_launch in (False, True):
+                    good = np.flatnonzero((asked.reasons == "") & (asked.host_launch == host_launch))
+                    if len(good):
+                        prediction = self._predict(asked, good, host_launch=host_launch)
+                        result[:, part[good]] = np.exp([prediction.log_time, prediction.log_low, prediction.log_high])
+                        provenance[part[good]] = np.array(PROVENANCE, object)[prediction.provenance]
         return EventTimes(result[0], result[1], result[2], tuple(provenance.tolist()))
+
+    def _predict_new(self, device: Device, software: str | None, ops: Sequence[KernelOp]) -> Prediction:
+        """Times of ops; in element types that nobody measured, at the share of the roofline that the nearest measured
+        one reaches."""
+        priced = [as_measured(device, op) for op in ops]
+        found = self._predict_ops(Query(Figures.of(device), None, software), priced)
+        at = [i for i, (op, measured) in enumerate(zip(ops, priced, strict=True)) if op is not measured]
+        if at:
+            own_s, measured_s = (roofline_seconds(device, [of[i] for i in at]) for of in (ops, priced))
+            found.log_time[at] += np.log(own_s / measured_s)
+            found.log_low[at], found.log_high[at] = found.log_time[at] - HALF_WIDTH, found.log_time[at] + HALF_WIDTH
+            found.provenance[at] = _EXTRAPOLATED
+        return found
 
     def _predict_ops(self, query: Query, ops: Sequence[KernelOp]) -> Prediction:
         by_family: dict[str, list[int]] = {}
@@ -104,13 +178,16 @@ class KernelModel:
         total = Prediction(np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n, np.int64))
         for members in by_family.values():
             rows = rows_from_ops([ops[i] for i in members])
-            asked = TableQueries(rows, (query,), np.zeros(len(rows), np.int64), np.full(len(rows), "", object))
-            part = self._predict(asked, np.arange(len(rows)), host_launch=False)
+            n_rows = len(rows)
+            asked = TableQueries(
+                rows, (query,), np.zeros(n_rows, np.int64), np.full(n_rows, "", object), np.zeros(n_rows, bool)
+            )
+            part = self._predict(asked, np.arange(len(rows)))
             for whole, values in zip(total, part, strict=True):
                 whole[members] = values
         return total
 
-    def _predict(self, asked: TableQueries, index: np.ndarray, *, host_launch: bool = True) -> Prediction:
+    def _predict(self, asked: TableQueries, index: np.ndarray, *, host_launch: bool = False) -> Prediction:
         """Predictions of some rows, each by the regressor of its dtype that knows the closest device."""
         rows, query = asked.rows.take(index), asked.query[index]
         n = len(rows)
@@ -137,10 +214,5 @@ class KernelModel:
 
     def _regressors(self, family: str) -> tuple[Regressor, ...]:
         if family not in self._families:
-            self._families[family] = load_family(self._folder, family)
+            self._families[family] = load_family(self._weights, family)
         return self._families[family]
-
-
-@lru_cache(maxsize=8)
-def _load(folder: Path) -> KernelModel:
-    return KernelModel(folder)

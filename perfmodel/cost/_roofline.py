@@ -1,6 +1,7 @@
 """The analytical bound: what a kernel takes at typical shares of the nominal rates."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -18,6 +19,7 @@ MEMORY_SHARE: Final = 0.75
 HALF_WIDTH: Final = 0.6
 """Half-width of the analytical 90 % interval, in log time."""
 _POWER: Final = 3.0
+_UNMEASURED: Final = ("fp4", "int8")
 
 
 def roofline_time(figures: Figures, rows: Rows) -> Float64[np.ndarray, "n"]:
@@ -40,9 +42,18 @@ def roofline_seconds(device: Device, ops: Sequence[KernelOp]) -> Float64[np.ndar
     for index, op in enumerate(ops):
         by_family.setdefault(op.family, []).append(index)
     figures = Figures.of(device)
+    figures = replace(figures, peaks=figures.peaks | {"fp4": device.peak.flops_per_s("fp4")})
     for members in by_family.values():
         out[members] = roofline_time(figures, rows_from_ops([ops[i] for i in members]))
     return out
+
+
+def as_measured(device: Device, op: KernelOp) -> KernelOp:
+    """The same kernel in the nearest element type that kernels are measured in and the device has, for 4-bit floats and
+    8-bit integers, of which there are no measurements."""
+    if op.dtype not in _UNMEASURED:
+        return op
+    return replace(op, dtype=next(name for name in ("fp8", "bf16", "fp16", "fp32") if name in device.dtypes))
 
 
 def measured_work(table: pd.DataFrame, device: Device) -> pd.DataFrame:

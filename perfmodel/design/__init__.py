@@ -9,3 +9,6 @@ from perfmodel.design._overtake import overtake as overtake
 from perfmodel.design._upgrade import Upgrade as Upgrade
 from perfmodel.design._upgrade import Upgrades as Upgrades
 from perfmodel.design._upgrade import rank_upgrades as rank_upgrades
+from perfmodel.display import shorten_reprs
+
+shorten_reprs(__name__)

@@ -35,6 +35,6 @@ def devices_for(question: Question, below_s: float) -> DevicesNeeded:
     if found is None:
         best = fastest(question, Goal.parse(question.fixed))
         if best is None:
-            raise LayoutError(f"no layout of {question.model.name} fits on {question.devices} devices or fewer")
+            raise LayoutError(f"no layout of {question.problem.model.name} fits on {question.devices} devices or fewer")
         return DevicesNeeded(below_s, None, str(best.layout), best.step_time_s)
     return DevicesNeeded(below_s, found.layout.devices, str(found.layout), found.step_time_s)

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from perfmodel import catalog
-from perfmodel.prediction import StepModel, check_layout, explain
+from perfmodel.prediction import StepProblem, check_layout, explain
 from perfmodel.spec import Layout
 
 
@@ -34,7 +34,7 @@ class MemoryNeeded:
         return asdict(self) | {"fits": self.fits}
 
 
-def memory_to_fit(fixed: StepModel, layout: Layout) -> MemoryNeeded:
+def memory_to_fit(fixed: StepProblem, layout: Layout) -> MemoryNeeded:
     """The least device memory with which a layout fits: exact under the memory model.
 
     peak <= memory (1 - margin), so memory = peak / (1 - margin).

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from perfmodel.prediction import StepModel, check_layout
+from perfmodel.prediction import StepProblem, check_layout
 from perfmodel.spec import Layout
 from perfmodel.what_if import Scenario, Setting, step_s
 
@@ -36,7 +36,7 @@ class Overtaking:
         return asdict(self)
 
 
-def overtake(fixed: StepModel, first: Layout, second: Layout, parameter: str = "inter_node_bandwidth") -> Overtaking:
+def overtake(fixed: StepProblem, first: Layout, second: Layout, parameter: str = "inter_node_bandwidth") -> Overtaking:
     """The multiple of a parameter of the machine at which two layouts take equally long.
 
     The difference of step times is taken at multiples spread evenly in their logarithm; between those next to 1 where

@@ -90,7 +90,8 @@ def rank_upgrades(
     goal = Goal.parse(question.fixed)
     now = fastest(question, goal)
     if now is None:
-        raise LayoutError(f"no layout of {question.model.name} fits on {question.devices} devices; see `search`")
+        name = question.problem.model.name
+        raise LayoutError(f"no layout of {name} fits on {question.devices} devices; see `search`")
     fixed, before_s = question.fixed, step_s(question.fixed, now.layout, Scenario())
     slopes = in_scenario(fixed, now.layout, Scenario()).sensitivity
     found = []

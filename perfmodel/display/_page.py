@@ -2,12 +2,12 @@
 
 import base64
 import html
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
+from perfmodel.display._json import json_text
 from perfmodel.display._palette import Look, ramp, text_colour
 
 if TYPE_CHECKING:  # the command line imports this package before it needs an array
@@ -72,7 +72,7 @@ def timeline_page(
         "STYLE": (assets / "timeline.css").read_text("utf-8"),
         "SCRIPT": (assets / "timeline.js").read_text("utf-8"),
         # nothing in the data may end its element
-        "DATA": json.dumps(data).replace("<", "\\u003c"),
+        "DATA": json_text(data).replace("<", "\\u003c"),
     }
     page = (assets / "timeline.html").read_text("utf-8")
     before, *rest = page.split("@")

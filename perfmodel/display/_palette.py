@@ -48,6 +48,7 @@ PARTS: Final = {
     "expert_parallel_communication": Look(PURPLE, "expert-parallel comm."),
     "data_parallel_communication_exposed": Look(VERMILLION, "data-parallel comm., exposed"),
     "pipeline_communication_exposed": Look(GREY, "pipeline comm., exposed"),
+    "host_copies_exposed": Look("#C8A27E", "copies to the host, exposed"),
     "optimizer": Look(BLUE, "optimizer"),
     "kernel_launch_gaps": Look("#5B7083", "launch gaps"),
     "bubble": Look("#E6E6E6", "bubble"),

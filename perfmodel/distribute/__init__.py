@@ -1,5 +1,6 @@
 """Distribution as transforms from programs to programs: each may follow the others."""
 
+from perfmodel.display import shorten_reprs
 from perfmodel.distribute._checkpoint import checkpoint as checkpoint
 from perfmodel.distribute._distribute import Degrees as Degrees
 from perfmodel.distribute._distribute import distribute as distribute
@@ -11,3 +12,5 @@ from perfmodel.distribute._pipeline import micro_batches as micro_batches
 from perfmodel.distribute._pipeline import pipeline as pipeline
 from perfmodel.distribute._spread import Plan as Plan
 from perfmodel.distribute._spread import spread as spread
+
+shorten_reprs(__name__)

@@ -48,8 +48,13 @@ class Degrees:
         Fused attention recomputes its core in any case, so that selective recomputation is none.
 
         Raises:
-            LayoutError: context parallelism or offloading, which no transform does, or a batch that does not divide.
+            LayoutError: context parallelism, offloading or experts sharded otherwise than the rest (`etp`), which no
+                transform does, or a batch that does not divide.
         """
+        if layout.expert_tp != layout.tp:
+            raise LayoutError(
+                f"layout {layout}: programs shard experts over tp={layout.tp} ranks as all else; leave etp out"
+            )
         if layout.cp > 1 or layout.offload:
             raise LayoutError(f"layout {layout}: programs have no context parallelism and no offloading; use cp=1")
         micro_batches, rest = divmod(global_batch, layout.dp * layout.micro_batch)
@@ -61,10 +66,10 @@ class Degrees:
             pipeline=layout.pp,
             expert=layout.ep,
             micro_batches=micro_batches,
-            schedule=layout.schedule,
+            schedule=layout.effective_schedule,
             chunks=layout.vpp,
             zero=layout.zero,
-            sequence_parallel=layout.sequence_parallel,
+            sequence_parallel=layout.effective_sequence_parallel,
             checkpoint=layout.recompute == "full",
         )
 

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from perfmodel.errors import LayoutError
 from perfmodel.ir import Function, Instruction
-from perfmodel.schedule import Phase, Schedule
+from perfmodel.schedule import Phase, Schedule, even_split
 
 PassKind = tuple[Phase, int]
 """A phase and the stage that runs it."""
@@ -28,14 +30,14 @@ class Passes:
 
 
 def default_stages(layers: int, n_stages: int) -> tuple[int, ...]:
-    """Stage of each layer: contiguous groups whose sizes differ by at most one.
+    """Stage of each layer, by `even_split`; first and last layer carry embedding and head, so no stage is empty.
 
     Raises:
         LayoutError: fewer layers than stages.
     """
     if layers < n_stages:
         raise LayoutError(f"{layers} layers do not fill {n_stages} pipeline stages; use fewer stages")
-    return tuple(layer * n_stages // layers for layer in range(layers))
+    return tuple(np.repeat(np.arange(n_stages), even_split(layers, n_stages)).tolist())
 
 
 def n_layers(function: Function) -> int:

@@ -40,4 +40,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'perfmodel.emulation' has no attribute {name!r}")
     value = getattr(import_module(f"perfmodel.emulation.{_HOME[name]}"), name)
     globals()[name] = value
+    if isinstance(value, type):
+        from perfmodel.display import shorten_reprs
+
+        shorten_reprs(__name__)
     return value

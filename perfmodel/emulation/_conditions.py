@@ -5,7 +5,7 @@ import random
 from statistics import NormalDist
 from typing import Final
 
-from perfmodel.emulation._orders import Call, EmulationError, Orders
+from perfmodel.emulation._orders import Call, EmulationError, Orders, delayed_as
 
 _NORMAL: Final = NormalDist()
 _LEAST: Final = 1e-12
@@ -24,10 +24,11 @@ class Conditions:
     def extra_s(self, call: Call, iteration: int) -> float:
         """Seconds by which the network takes longer."""
         orders = self._orders
-        if call.kind == orders.swept:
-            return orders.sweep_s[iteration // orders.sweep_every % len(orders.sweep_s)]
-        kind = "send_recv" if call.kind in ("send", "recv") else call.kind
-        return orders.delays_s.get(kind, 0.0)
+        kind = delayed_as(call.kind)
+        delay_s = orders.delays_s.get(kind, 0.0)
+        if kind == orders.swept:
+            delay_s += orders.sweep_s[iteration // orders.sweep_every % len(orders.sweep_s)]
+        return delay_s
 
     def late_s(self, issued_s: float, emulated: int) -> float:
         """By how much the last of the emulated members comes after this rank.

@@ -274,7 +274,9 @@ class EmulatedGroup(_ProcessGroup):
                 )
             delay_s, *more = rank.price(self.name_, call, at_once) if priced else (0.0, 0.0, 0.0, 0.0)
             late_s = rank.conditions.late_s(noted.issued_s, emulated)
-            return Plan(start_s + late_s, delay_s + rank.conditions.extra_s(call, noted.iteration), *more)
+            if len(alive) > 1:  # else nothing crosses a network
+                delay_s += rank.conditions.extra_s(call, noted.iteration)
+            return Plan(start_s + late_s, delay_s, *more)
 
         work = EmulatedWork(noted, call, plan, effect, result, rank.conditions.together)
         if channel not in self._lanes:

@@ -57,6 +57,8 @@ class Emulation:
             raise PerfModelError(
                 f"emulation: real ranks must be different ones of 0 to {self.world_size - 1}, got {self.real_ranks}"
             )
+        if self.prices is not None:
+            self.prices.cluster.require(self.world_size, "the emulated world")
         if not self.command:
             raise PerfModelError("emulation: no command; give it after --, as in: -- python train.py")
         if shutil.which(self.command[0]) is None:

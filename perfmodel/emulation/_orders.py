@@ -3,10 +3,11 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from math import isfinite
 from typing import Any, Final, Self
 
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import PerfModelError, UnknownNameError
 
 VARIABLE: Final = "PERFMODEL_EMULATION"
 KINDS: Final = (
@@ -14,6 +15,9 @@ KINDS: Final = (
     "recv", "barrier",
 )  # fmt: skip
 
+_SIDES: Final = ("send", "recv")
+DELAYED: Final = (*(kind for kind in KINDS if kind not in _SIDES), "send_recv")
+"""Kinds that may take longer; a message does as a whole, on both of its sides."""
 _UNITS: Final = {"ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
@@ -54,6 +58,23 @@ class Orders:
     """At which collective of the world group, counted from 1."""
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        for kind, delay_s in (*self.delays_s.items(), *((self.swept, delay_s) for delay_s in self.sweep_s)):
+            check_delay(kind, delay_s)
+        if self.swept and (not self.sweep_s or self.sweep_every < 1):
+            raise PerfModelError(
+                f"emulation: a sweep of {self.swept} takes one delay or more, each for 1 iteration or more; "
+                f"got {len(self.sweep_s)}, each for {self.sweep_every}"
+            )
+        if not (isfinite(self.straggler) and self.straggler > 0):
+            raise PerfModelError(f"emulation: the straggler's factor must be positive and finite, got {self.straggler}")
+        if not 0 <= self.jitter < 2:
+            raise PerfModelError(f"emulation: the jitter must be at least 0 and below 2, got {self.jitter}")
+
+    def without_what_if(self) -> Self:
+        """The cluster as it is: no delays, slow ranks or failures."""
+        return replace(self, delays_s={}, swept="", sweep_s=(), straggler=1.0, jitter=0.0, fail_rank=-1)
+
     @property
     def exchanging(self) -> tuple[int, ...]:
         """Ranks whose data this one gets, itself among them."""
@@ -84,6 +105,24 @@ class Call:
     def __str__(self) -> str:
         words = f"{self.kind} of {self.nbytes} bytes of {self.dtype}"
         return f"{words} ({self.detail})" if self.detail else words
+
+
+def delayed_as(kind: str) -> str:
+    """The kind under which a call's delay is known, one of `DELAYED`."""
+    return "send_recv" if kind in _SIDES else kind
+
+
+def check_delay(kind: str, delay_s: float) -> None:
+    """Refuse what cannot be added to a collective.
+
+    Raises:
+        UnknownNameError: no kind of collective, or one side of a message.
+        PerfModelError: a delay that is negative or no number.
+    """
+    if kind not in DELAYED:
+        raise UnknownNameError("collective", kind, DELAYED)
+    if not 0 <= delay_s < float("inf"):
+        raise PerfModelError(f"emulation: the delay of {kind} must be finite and at least 0 s, got {delay_s!r}")
 
 
 def parse_seconds(text: str) -> float:

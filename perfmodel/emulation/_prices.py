@@ -1,13 +1,14 @@
 """What collectives of the emulated cluster take: by the calibrated model, a table, or a function of the user's."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from perfmodel.emulation._orders import check_delay, delayed_as
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.spec import Cluster, Collective
 
@@ -141,6 +142,12 @@ class Prices:
     seconds: Seconds
     occupancy: PriceTable | None = None
     """Where the library takes the core of its rank for a part of the time; None where it does not (GPUs)."""
+    delays_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds added to every collective of a kind, one of `_orders.DELAYED`."""
+
+    def __post_init__(self) -> None:
+        for kind, delay_s in self.delays_s.items():
+            check_delay(kind, delay_s)
 
     def __call__(self, kind: str, nbytes: int, members: Sequence[int]) -> tuple[float, float]:
         """Seconds of a call, and for how many of them it takes the core.
@@ -154,7 +161,8 @@ class Prices:
         time_s = float(self.seconds(op))
         if not 0 <= time_s < float("inf"):
             raise PerfModelError(f"prices: {op.collective} of {op.bytes} bytes cannot take {time_s!r} s")
-        return time_s, 0.0 if self.occupancy is None else min(time_s, core_s(self.occupancy, op))
+        busy_s = 0.0 if self.occupancy is None else min(time_s, core_s(self.occupancy, op))
+        return time_s + self.delays_s.get(delayed_as(kind), 0.0), busy_s
 
 
 def core_s(table: PriceTable, op: Collective) -> float:

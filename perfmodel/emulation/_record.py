@@ -55,6 +55,7 @@ class Record:
         self.collectives: list[Noted] = []
         self.marks: list[tuple[str, float, float, float]] = []
         self.iteration = 0
+        self.overhead_s = 0.0
         self._served_s: dict[int, float] = {}
         _reset_peak()
         self._resident_at_start, self._code_at_start = _peak_bytes(), _code_bytes()
@@ -124,6 +125,7 @@ class Record:
             "marks": {name: [mark[i] for mark in self.marks] for i, name in enumerate(MARK_COLUMNS)},
             "peak_bytes": _peak_bytes(),
             "start_bytes": self._resident_at_start,
+            "overhead_s": self.overhead_s,
             "code_bytes": max(0, _code_bytes() - self._code_at_start),
         }
         path = Path(self.orders.out) / f"rank{self.orders.rank}.json"

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Float
 
+from perfmodel.emulation._orders import delayed_as
 from perfmodel.emulation._shared_core import User, done_at_s, own_s, users_of
 from perfmodel.emulation._spans import Iteration
 from perfmodel.program import N_STREAMS, Kind, Stream, Structure
@@ -36,8 +37,8 @@ class Replay:
         return compile_structure(self.structure)
 
     def of(self, kind: str) -> Float[np.ndarray, " classes"]:
-        """1 for the collectives of a kind."""
-        return np.array([float(k == kind) for k in self.kinds])
+        """1 for the collectives of a kind; `send_recv` for both sides of messages."""
+        return np.array([float(bool(k) and kind in (k, delayed_as(k))) for k in self.kinds])
 
     def time_s(self, kind: str = "", delay_s: float = 0.0) -> float:
         """The iteration with a delay added to every collective of a kind."""
@@ -51,7 +52,7 @@ class Replay:
     def _delayed_s(self, kind: str, delay_s: float) -> Float[np.ndarray, " classes"]:
         """Durations under a delay: spans grow by what collectives that are then under way take of the core."""
         spans = self.structure
-        durations_s = self.durations_s + self.of(kind) * delay_s
+        durations_s = np.maximum(0.0, self.durations_s + self.of(kind) * delay_s)
         ends_s, users = np.zeros(spans.n_ops), []
         for op, (of_class, before) in enumerate(zip(spans.duration, spans.pred, strict=True)):
             start_s = float(max((ends_s[b] for b in before if b >= 0), default=0.0))

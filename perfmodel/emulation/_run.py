@@ -34,6 +34,8 @@ class RankRun:
     """What of it there was when the script joined its world."""
     code_bytes: int = 0
     """Pages of libraries' code that came in since, of which a model's memory knows nothing."""
+    overhead_s: float = 0.0
+    """What emulating a call takes by itself, which was taken off; far more than 1 ms on a machine that is busy."""
 
     @property
     def training_bytes(self) -> int:
@@ -103,6 +105,7 @@ class EmulatedRun:
         summary: dict[str, Any] = {
             "world_size": self.ranks[0].world_size,
             "real_ranks": [rank.rank for rank in self.ranks],
+            "overhead_s": max(rank.overhead_s for rank in self.ranks),
             "collectives": sum(len(rank.collectives) for rank in self.ranks),
             "peak_memory_bytes": max(rank.peak_bytes for rank in self.ranks),
             "training_memory_bytes": max(rank.training_bytes for rank in self.ranks),
@@ -136,7 +139,7 @@ def read_run(folder: Path) -> EmulatedRun:
         ranks.append(
             RankRun(
                 data["rank"], data["world_size"], pd.DataFrame(data["collectives"]), pd.DataFrame(data["marks"]),
-                data["peak_bytes"], data["start_bytes"], data["code_bytes"],
+                data["peak_bytes"], data["start_bytes"], data["code_bytes"], data["overhead_s"],
             )
         )  # fmt: skip
     if not ranks:

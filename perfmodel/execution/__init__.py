@@ -1,5 +1,6 @@
 """Execution of programs: what they compute (reference), when (simulated), and both for real (processes)."""
 
+from perfmodel.display import shorten_reprs
 from perfmodel.execution._export import chrome_trace as chrome_trace
 from perfmodel.execution._export import to_dot as to_dot
 from perfmodel.execution._export import write_chrome_trace as write_chrome_trace
@@ -24,3 +25,5 @@ from perfmodel.execution._simulate import durations as durations
 from perfmodel.execution._simulate import simulate as simulate
 from perfmodel.execution._structure import ProgramStructure as ProgramStructure
 from perfmodel.execution._structure import program_structure as program_structure
+
+shorten_reprs(__name__)

@@ -1,12 +1,12 @@
 """Programs as pictures: Graphviz DOT, and Chrome traces of timelines."""
 
 import gzip
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from perfmodel.display import json_text
 from perfmodel.execution._structure import ProgramStructure
 from perfmodel.io import write_bytes
 from perfmodel.ir import Function, instruction_devices
@@ -69,5 +69,5 @@ def chrome_trace(program: ProgramStructure, timeline: Timeline) -> dict[str, Any
 
 def write_chrome_trace(program: ProgramStructure, timeline: Timeline, path: Path | str) -> None:
     """Write the trace as JSON, compressed if the name ends in .gz."""
-    data = json.dumps(chrome_trace(program, timeline)).encode()
+    data = json_text(chrome_trace(program, timeline)).encode()
     write_bytes(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)

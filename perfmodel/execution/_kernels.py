@@ -5,7 +5,7 @@ beforehand), and returns one array or a tuple.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.execution._attention_kernels import attention, attention_grad
 from perfmodel.execution._precision import JAX_DTYPES
 from perfmodel.ir import Instruction, Tensor
+from perfmodel.session import current_session
 
 Array = jax.Array
 Outputs = tuple[Tensor, ...]
@@ -181,16 +182,18 @@ def jax_dtype(tensor: Tensor) -> str:
 
 def compiled_kernel(instruction: Instruction, outputs: Sequence[Tensor]) -> Callable[..., tuple[Array, ...]]:
     """The kernel of an instruction, compiled once per op, attributes and output shapes; returns a tuple."""
-    # placement does not matter to a kernel
-    return _compiled(instruction.op, instruction.attributes, tuple(t.on(0) for t in outputs))
+    # placement does not matter to a kernel; attributes that are equal but written differently, as 1, 1.0 and true, are
+    # other kernels
+    attributes, shapes = instruction.attributes, tuple(t.on(0) for t in outputs)
+    key = instruction.op, attributes, shapes, repr(attributes)
+    return current_session().kernels.once(key, lambda: _compiled(instruction.op, dict(attributes), shapes))
 
 
-@lru_cache(maxsize=4096)
-def _compiled(op: str, attributes: tuple[tuple[str, Any], ...], outputs: Outputs) -> Callable[..., tuple[Array, ...]]:
-    kernel, values = KERNELS[op], dict(attributes)
+def _compiled(op: str, attributes: dict[str, Any], outputs: Outputs) -> Callable[..., tuple[Array, ...]]:
+    kernel = KERNELS[op]
 
     def run(*arrays: Array) -> tuple[Array, ...]:
-        result = kernel(*arrays, attributes=values, outputs=outputs)
+        result = kernel(*arrays, attributes=attributes, outputs=outputs)
         return result if isinstance(result, tuple) else (result,)
 
     return jax.jit(run)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from perfmodel.execution._kernels import compiled_kernel
 from perfmodel.execution._reference import argument
 from perfmodel.ir import OPS, Instruction, Tensor
 from perfmodel.measure import RankSession
+from perfmodel.timeline import double_precision
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,10 @@ class ProgramSession(RankSession):
 
     def load(self, code: RankCode) -> None:
         """Place the arguments and prepare every instruction."""
-        jax.config.update("jax_enable_x64", code.double)
-        self._arguments = {n: argument(n, tensor, code.arguments) for n, tensor in code.parameters.items()}
+        with double_precision() if code.double else nullcontext():
+            self._arguments = {n: argument(n, tensor, code.arguments) for n, tensor in code.parameters.items()}
+            self._steps = self._prepared(code)
         self._outputs = code.outputs
-        self._steps = self._prepared(code)
 
     def run(self) -> tuple[list[float], list[float]]:
         """Execute once; seconds on this process's clock at which each instruction was reached and done."""
@@ -94,7 +96,8 @@ class ProgramSession(RankSession):
             outputs = tuple(n for n in instruction.outputs if code.types[n].device == self.rank)
             dead = tuple({n for n in (*inputs, *outputs) if n not in needed})
             needed.update(inputs)
-            steps.append(_Step(self._call(instruction, group, code), inputs, outputs, dead))
+            call = self._call(instruction, group, code)
+            steps.append(_Step(_in_double(call) if code.double else call, inputs, outputs, dead))
         return steps[::-1]
 
     def _call(self, instruction: Instruction, group: tuple[int, ...], code: RankCode) -> Callable[..., Sequence[Any]]:
@@ -102,3 +105,13 @@ class ProgramSession(RankSession):
             return compiled_kernel(instruction, [code.types[n] for n in instruction.outputs])
         local = self.communicator(instruction, group, code.types[instruction.inputs[0]])
         return lambda *operand: local(*operand or (None,))
+
+
+def _in_double(call: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+    """The call in 64 bits, whatever its process computes in besides: it may be the user's own."""
+
+    def in_double(*operands: Any) -> Sequence[Any]:
+        with double_precision():
+            return call(*operands)
+
+    return in_double

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from perfmodel.cost import CollectiveModel, KernelModel, event_times
 from perfmodel.execution._structure import Event, ProgramStructure, distinct_ops, program_structure
 from perfmodel.ir import Function
+from perfmodel.learn import weight_files
 from perfmodel.spec import Cluster, Op
 from perfmodel.timeline import Timeline, times
 
@@ -18,7 +19,8 @@ Timer = Callable[[Sequence[Op]], Float[np.ndarray, " ops"]]
 
 def cluster_timer(cluster: Cluster, calibration: Path | None = None) -> Timer:
     """Times on a cluster by the cost models (raises `CalibrationError` for weights that cannot be read)."""
-    kernels, collectives = KernelModel.load(calibration), CollectiveModel.load(calibration)
+    weights = weight_files(calibration)
+    kernels, collectives = KernelModel.of(weights), CollectiveModel.of(weights)
 
     def timer(ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
         return event_times(ops, cluster, kernels, collectives).time_s

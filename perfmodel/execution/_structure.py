@@ -50,10 +50,12 @@ def program_structure(function: Function, cluster: Cluster | None = None) -> Pro
         cluster: whose nodes the devices fill in order of their numbers; None: one node holds all.
 
     Raises:
-        PerfModelError: a function without instructions.
+        PerfModelError: a function without instructions, or for more devices than the cluster has.
     """
     if not function.instructions:
         raise PerfModelError(f"@{function.name} has no instructions to run")
+    if cluster is not None:
+        cluster.require(function.n_devices, f"@{function.name}")
     nodes = _Nodes(function, cluster)
     source, destination = nodes.edges()
     joined = binary_joins(len(nodes.device) + 1, source, destination)  # one more for the end

@@ -4,6 +4,7 @@
 predict a time; `trace_program` gives a program of the IR, which can be distributed and executed too.
 """
 
+from perfmodel.display import shorten_reprs
 from perfmodel.importers._estimate import StepEstimate as StepEstimate
 from perfmodel.importers._onnx import read_onnx as read_onnx
 from perfmodel.importers._program import trace_program as trace_program
@@ -13,3 +14,5 @@ from perfmodel.importers._rows import Unmapped as Unmapped
 from perfmodel.importers._sharded import read_sharded as read_sharded
 from perfmodel.importers._table import OpTable as OpTable
 from perfmodel.importers._trace import trace as trace
+
+shorten_reprs(__name__)

@@ -13,7 +13,8 @@ from perfmodel.cost import CollectiveModel, EventTimes, KernelModel
 from perfmodel.display import frame_html
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.importers._rows import CollectiveRow, KernelRow
-from perfmodel.prediction import COMPILED
+from perfmodel.learn import WeightFiles, weight_files
+from perfmodel.prediction import COMPILED, FASTER, SLOWER
 from perfmodel.spec import Cluster, Device
 
 _PRODUCTS: Final = ("gemm", "conv", "attention")
@@ -85,12 +86,11 @@ def estimate(
         raise PerfModelError(
             f"the program communicates between {n_devices} devices; name a cluster, not the device {device.name}"
         )
-    if isinstance(place, Cluster) and n_devices > place.max_devices:
-        raise PerfModelError(
-            f"the program has {n_devices} ranks, cluster {place.name} {place.max_devices} devices; choose a larger one"
-        )
-    computed = _kernel_times(kernels, device, calibration)
-    moved = _collective_times(collectives, place, calibration)
+    if isinstance(place, Cluster):
+        place.require(n_devices, "the program")
+    weights = weight_files(calibration)
+    computed = _kernel_times(kernels, device, weights)
+    moved = _collective_times(collectives, place, weights)
     count = np.array([row.count for row in (*kernels, *collectives)])
     time_s, lo_s, hi_s = (
         count * np.concatenate([getattr(computed, name), getattr(moved, name)]) for name in ("time_s", "lo_s", "hi_s")
@@ -107,8 +107,9 @@ def estimate(
     room = device.memory_bytes * (1 - COMPILED.memory_margin) - COMPILED.context_bytes
     return StepEstimate(
         step_time_s=total,
-        step_time_lo_s=float(lo_s.sum()) * (1 - COMPILED.faster),
-        step_time_hi_s=float(hi_s.sum()) * (1 + COMPILED.slower),
+        # no less than the kernels alone, however lucky the rest
+        step_time_lo_s=max(float(lo_s.sum()) * (1 - FASTER), float(lo_s[: len(kernels)].sum())),
+        step_time_hi_s=float(hi_s.sum()) * (1 + SLOWER),
         overlapped_time_s=max(kernel_s, total - kernel_s),
         kernel_time_s=kernel_s,
         collective_time_s=total - kernel_s,
@@ -124,20 +125,20 @@ def estimate(
     )
 
 
-def _kernel_times(kernels: Sequence[KernelRow], device: Device, calibration: Path | None) -> EventTimes:
+def _kernel_times(kernels: Sequence[KernelRow], device: Device, weights: WeightFiles) -> EventTimes:
     if not kernels:
         return _NOTHING
-    times = KernelModel.load(calibration).times(device, [row.op for row in kernels])
+    times = KernelModel.of(weights).times(device, [row.op for row in kernels])
     gap = COMPILED.kernel_gap_s
     return EventTimes(times.time_s + gap, times.lo_s + gap, times.hi_s + gap, times.provenance)
 
 
 def _collective_times(
-    collectives: Sequence[CollectiveRow], place: Cluster | Device, calibration: Path | None
+    collectives: Sequence[CollectiveRow], place: Cluster | Device, weights: WeightFiles
 ) -> EventTimes:
     if not collectives or not isinstance(place, Cluster):
         return _NOTHING
-    return CollectiveModel.load(calibration).times(place, [row.on(place) for row in collectives])
+    return CollectiveModel.of(weights).times(place, [row.on(place) for row in collectives])
 
 
 _NOTHING: Final = EventTimes(np.zeros(0), np.zeros(0), np.zeros(0), ())

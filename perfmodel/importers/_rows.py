@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from perfmodel.errors import PerfModelError
 from perfmodel.spec import Cluster, Collective, CollectiveKind, KernelOp
 
 Groups = tuple[tuple[int, ...], ...]
@@ -55,11 +54,7 @@ class CollectiveRow:
             PerfModelError: a rank that the cluster does not have.
         """
         highest = max((max(group, default=0) for group in self.groups), default=0)
-        if highest >= cluster.max_devices:
-            raise PerfModelError(
-                f"the program has {highest + 1} ranks, cluster {cluster.name} {cluster.max_devices} devices; "
-                "choose a larger cluster"
-            )
+        cluster.require(highest + 1, "the program")
         node = cluster.devices_per_node
         spread = [Counter(rank // node for rank in group) for group in self.groups]
         widest = max(range(len(spread)), key=lambda i: len(spread[i]))

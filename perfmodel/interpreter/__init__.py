@@ -1,5 +1,6 @@
 """Runs pipeline schedules on small JAX models: what they compute, not how long they take."""
 
+from perfmodel.display import shorten_reprs
 from perfmodel.interpreter._layers import Layer as Layer
 from perfmodel.interpreter._layers import LayeredModel as LayeredModel
 from perfmodel.interpreter._layers import causal_model as causal_model
@@ -11,3 +12,5 @@ from perfmodel.interpreter._training import TrainingCurve as TrainingCurve
 from perfmodel.interpreter._training import teacher_data as teacher_data
 from perfmodel.interpreter._training import train as train
 from perfmodel.interpreter._training import training_curve as training_curve
+
+shorten_reprs(__name__)

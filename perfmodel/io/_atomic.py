@@ -1,11 +1,12 @@
 """Atomic file writes: a reader sees the old file or the new one, never half of either."""
 
-import json
 import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from perfmodel.display import json_text
 
 
 def write_atomic(path: Path | str, write: Callable[[BinaryIO], object]) -> None:
@@ -56,5 +57,5 @@ def write_text(path: Path | str, text: str) -> None:
 
 
 def write_json(path: Path | str, value: Any) -> None:
-    """Write `value` to `path` atomically as indented JSON."""
-    write_text(path, json.dumps(value, indent=1) + "\n")
+    """Write `value` to `path` atomically as indented JSON, see `json_text`."""
+    write_text(path, json_text(value, indent=1) + "\n")

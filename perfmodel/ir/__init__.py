@@ -4,6 +4,7 @@ Build one with `Builder` or from `perfmodel.ir.models`, or `parse` its text; dis
 `perfmodel.distribute`; execute and simulate it with `perfmodel.execution`. No JAX here.
 """
 
+from perfmodel.display import shorten_reprs
 from perfmodel.ir._builder import Builder as Builder
 from perfmodel.ir._cost import Work as Work
 from perfmodel.ir._cost import work as work
@@ -48,3 +49,5 @@ from perfmodel.ir._types import ITEM_BYTES as ITEM_BYTES
 from perfmodel.ir._types import Shape as Shape
 from perfmodel.ir._types import Tensor as Tensor
 from perfmodel.ir.ops import OPS as OPS
+
+shorten_reprs(__name__)

@@ -9,7 +9,6 @@ func @step(%x: fp32[8, 4] @0, %w: fp32[4, 4] @0) {
 
 import json
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from typing import Any
 
 from perfmodel.ir._function import CALL, UNTAGGED, Attributes, Function, Instruction, Module, Parameter, Tag
@@ -72,7 +71,6 @@ def _value(name: str, tensor: Tensor | None, known_value: bool) -> str:
     return f"%{name}: {tensor}{known}"
 
 
-@lru_cache(maxsize=4096)
 def _attributes(attributes: Attributes) -> str:
     return f" {{{', '.join(f'{name}={_literal(value)}' for name, value in attributes)}}}" if attributes else ""
 
@@ -83,7 +81,6 @@ def _literal(value: Any) -> str:
     return json.dumps(value) if isinstance(value, (str, bool)) else repr(value)
 
 
-@lru_cache(maxsize=4096)
 def _tag(tag: Tag) -> str:
     if tag == UNTAGGED:
         return ""

@@ -8,7 +8,7 @@ from typing import Final
 from perfmodel.units import DTYPE_BYTES
 
 ITEM_BYTES: Final[dict[str, int]] = {
-    name: size for name, size in DTYPE_BYTES.items() if name not in ("tf32", "int8")
+    name: size for name, size in DTYPE_BYTES.items() if name not in ("tf32", "int8", "fp4")
 } | {"int8": 1, "int32": 4, "int64": 8, "bool": 1}
 """Bytes of one element by dtype."""
 

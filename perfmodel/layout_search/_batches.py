@@ -4,21 +4,27 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from perfmodel.errors import Rejection
 from perfmodel.layout_search._objective import Objective
 from perfmodel.layout_search._result import SearchResult
 
 
-def best_of_batches(found: Sequence[SearchResult], objective: Objective, top: int) -> SearchResult:
-    """The best layouts over all batches; its candidates are those of the batch of the best."""
+def best_of_batches(
+    found: Sequence[SearchResult], batches: Sequence[int], objective: Objective, top: int
+) -> SearchResult:
+    """The best layouts over all batches; its candidates are those of the batch of the best.
+
+    Batches after the last one found were not searched.
+    """
     rows = [
         (objective.shown(result.values[i]), result.layouts[i].step_time_s, which, i)
         for which, result in enumerate(found)
         for i in range(len(result.layouts))
     ]
     rows = sorted(rows)[:top]
-    rejected: Counter[str] = Counter()
+    rejections: Counter[Rejection] = Counter()
     for result in found:
-        rejected.update(result.rejected)
+        rejections.update(result.rejections)
 
     def of(name: str) -> tuple:
         return tuple(getattr(found[which], name)[i] for *_, which, i in rows)
@@ -33,10 +39,13 @@ def best_of_batches(found: Sequence[SearchResult], objective: Objective, top: in
         values=of("values"),
         quantities=of("quantities"),
         bounds_s=of("bounds_s"),
-        rejected=dict(rejected.most_common()),
+        rejections=dict(rejections.most_common()),
         lower_bound=objective.shown(min(bounds)),
         lower_bound_s=min(result.lower_bound_s for result in found),
-        complete=all(result.complete for result in found),
+        complete=all(result.complete for result in found) and len(found) == len(batches),
+        unresolved=sum(result.unresolved for result in found),
+        unsearched=tuple(batches[len(found) :]),
+        alike=sum(result.alike for result in found),
         batches=tuple(found),
         robustness=None,
         impossible=None if rows else next((r.impossible for r in reversed(found) if r.impossible), None),

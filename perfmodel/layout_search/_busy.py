@@ -6,27 +6,28 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.layout_search._candidates import Candidates
-from perfmodel.prediction import LayoutGrid, StepModel, pass_work_s
+from perfmodel.prediction import LayoutGrid, StepProblem, bundles, durations, pass_work_s, prepared, weighted_programs
 from perfmodel.spec import Layout
 
 
-def busy_s(fixed: StepModel, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
+def busy_s(fixed: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
     """Busy seconds of a step, mean over pipeline ranks: all durations on compute streams, as `Prediction` has them."""
     found = np.zeros(len(layouts))
-    for bundle in fixed.bundles(layouts):
-        for term, weight in fixed.terms(bundle):
-            prepared = fixed.prepared(term.spec)
+    for bundle in bundles(fixed, layouts):
+        for one, weight in weighted_programs(bundle):
+            program = prepared(one.spec)
             found[list(bundle.lanes)] += (
-                weight * (fixed.durations(term) @ prepared.compute_count) / prepared.structure.devices
+                weight * (durations(fixed, one) @ program.compute_count) / program.structure.devices
             )
     return found
 
 
-def busy_bound_s(fixed: StepModel, candidates: Candidates) -> Float[np.ndarray, " layouts"]:
+def busy_bound_s(fixed: StepProblem, candidates: Candidates) -> Float[np.ndarray, " layouts"]:
     """Busy seconds that no layout stays below: its passes alone, spread evenly over the ranks."""
-    return np.concatenate([_of_grid(fixed, cost.grid).reshape(-1) for cost in candidates.costs])
+    parts = [_of_grid(fixed, cost.grid).reshape(-1) for cost in candidates.costs]
+    return np.concatenate(parts) if parts else np.zeros(0)
 
 
-def _of_grid(fixed: StepModel, grid: LayoutGrid) -> Float[np.ndarray, "pipelines shards recomputes states"]:
+def _of_grid(fixed: StepProblem, grid: LayoutGrid) -> Float[np.ndarray, "pipelines shards recomputes states"]:
     work_s = pass_work_s(fixed, grid)
     return np.broadcast_to(work_s[..., None], grid.shape)

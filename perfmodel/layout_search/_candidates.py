@@ -1,14 +1,15 @@
 """All layouts of a search in one row of numbers: what each needs and what it cannot beat."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
-from perfmodel.prediction import CATEGORIES, GridCosts
+from perfmodel.errors import LayoutError, Reason, Rejection
+from perfmodel.prediction import CATEGORIES, GridCosts, RecomputeChoice
 from perfmodel.spec import Layout
 
 if TYPE_CHECKING:
@@ -17,13 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Every layout of some grids under one number: its place in them end to end."""
+    """Every layout under one number: its place in grids end to end, choices of which none fits left out."""
 
     costs: tuple[GridCosts, ...]
     bound_s: Float[np.ndarray, " layouts"]
     """A step time that each layout does not beat; infinite where it does not fit or is no layout of its own."""
     feasible: int
     """Layouts that fit into memory."""
+    smallest: tuple[Layout, float]
+    """The layout of all, those that do not fit included, that needs least memory, and its bytes."""
 
     @property
     def starts(self) -> Int[np.ndarray, " grids"]:
@@ -33,16 +36,66 @@ class Candidates:
 
     def layouts(self, numbers: Int[np.ndarray, " some"]) -> list[Layout]:
         """Some layouts by their numbers."""
+        return [self.costs[grid].grid.layout(place) for grid, place in self._places(numbers)]
+
+    def peak_bytes(self, numbers: Int[np.ndarray, " some"]) -> Float[np.ndarray, " some"]:
+        """Memory of some layouts."""
+        found = []
+        for grid, place in self._places(numbers):
+            cost = self.costs[grid]
+            p, s, r, z = np.unravel_index(place, cost.grid.shape)
+            found.append(cost.peak_bytes[p, cost.of_shard[s], r, cost.of_state[z]])
+        return np.array(found, float)
+
+    def distinct(self, numbers: Int[np.ndarray, " some"], prices: Sequence[Hashable]) -> Int[np.ndarray, " kept"]:
+        """Places of layouts, among some ordered by preference, that are not one with a preferred one.
+
+        Layouts are one where they differ only in what they recompute or offload, which costs time and serves to fit;
+        or in options that change nothing: of the same degrees, micro-batch and pipeline at the same price.
+        """
+        seen: set[Hashable] = set()
+        kept = []
+        for at, ((grid, place), price) in enumerate(zip(self._places(numbers), prices, strict=True)):
+            choices = self.costs[grid].grid
+            p, s, _, z = map(int, np.unravel_index(place, choices.shape))
+            keys = {(grid, p, s, choices.states[z]._replace(offload=False)), (grid, p, price)}
+            if not keys & seen:
+                kept.append(at)
+            seen |= keys
+        return np.array(kept, np.int64)
+
+    def dominated(self, numbers: Int[np.ndarray, " some"]) -> Bool[np.ndarray, " some"]:
+        """Which layouts cannot be faster than another that fits: the same but for less to recompute or offload.
+
+        Recomputing more only lengthens backward passes, and offloading only adds transfers to wait for, in an otherwise
+        equal program; the end of a program is monotone in its durations and in what it waits for.
+        """
         starts = self.starts
         of_grid = np.searchsorted(starts, numbers, side="right") - 1
-        pairs = zip(of_grid.tolist(), (numbers - starts[of_grid]).tolist(), strict=True)
-        return [self.costs[grid].grid.layout(place) for grid, place in pairs]
+        found = np.zeros(len(numbers), bool)
+        for which in np.unique(of_grid).tolist():
+            some = np.flatnonzero(of_grid == which)
+            grid = self.costs[which].grid
+            fits = np.isfinite(self.bound_s[starts[which] :][: self.costs[which].bound_s.size].reshape(grid.shape))
+            p, s, r, z = np.unravel_index(numbers[some] - starts[which], grid.shape)
+            kept = np.array([grid.states.index(state._replace(offload=False)) if state.offload
+                             and state._replace(offload=False) in grid.states else i
+                             for i, state in enumerate(grid.states)])  # fmt: skip
+            less = fits[p, s, :, kept[z]] & _recomputes_no_more(grid.recomputes)[r]
+            less[np.arange(len(some)), r] &= kept[z] != z
+            found[some] = less.any(axis=1)
+        return found
+
+    def _places(self, numbers: Int[np.ndarray, " some"]) -> list[tuple[int, int]]:
+        """Grid of some layouts, and their place in it."""
+        starts = self.starts
+        of_grid = np.searchsorted(starts, numbers, side="right") - 1
+        return list(zip(of_grid.tolist(), (numbers - starts[of_grid]).tolist(), strict=True))
 
     def column(self, name: str) -> Float[np.ndarray, " layouts"]:
         """A numeric field of every layout: degrees, `devices`, `micro_batch`, `zero`, `vpp` or `memory_bytes`."""
-        return np.concatenate(
-            [np.broadcast_to(_column(cost, name), cost.grid.shape).reshape(-1) for cost in self.costs]
-        )
+        parts = [np.broadcast_to(_column(cost, name), cost.grid.shape).reshape(-1) for cost in self.costs]
+        return np.concatenate(parts) if parts else np.zeros(0)
 
     def frame(self, numbers: Int[np.ndarray, " some"] | None = None) -> "pd.DataFrame":
         """One row per layout (those that fit, if none are named): its fields, peak bytes and bound."""
@@ -60,20 +113,38 @@ class Candidates:
         return pd.concat(frames, ignore_index=True).assign(number=numbers) if frames else pd.DataFrame()
 
 
-def gather(costs: Iterable[GridCosts], usable_bytes: float, rejected: Counter[str]) -> Candidates:
-    """Join priced grids; layouts that need more than `usable_bytes` are counted in `rejected` by what is largest."""
+def _recomputes_no_more(choices: Sequence[RecomputeChoice]) -> Bool[np.ndarray, "choices choices"]:
+    """Whether the choice of the column recomputes nothing that the choice of the row does not."""
+    mode = np.array([("none", "selective", "full").index(choice.recompute) for choice in choices])
+    full = np.array([sum(c.recompute_full_layers or ()) if c.recompute != "full" else np.inf for c in choices])
+    return (mode[None, :] <= mode[:, None]) & (full[None, :] <= full[:, None])
+
+
+def gather(costs: Iterable[GridCosts], usable_bytes: float, rejected: Counter[Rejection]) -> Candidates:
+    """Join priced grids; layouts that need more than `usable_bytes` are counted in `rejected` by what is largest.
+
+    Grids of which no layout fits are left out.
+    """
     kept, bounds, feasible = [], [], 0
+    smallest: tuple[Layout, float] | None = None
     for cost in costs:
         fits = _spread(cost, cost.peak_bytes <= usable_bytes)
         valid = np.broadcast_to(cost.grid.valid, cost.grid.shape)
-        too_large = np.bincount(_spread(cost, cost.largest)[valid & ~fits], minlength=len(CATEGORIES))
+        too_large = cost.left_out + cost.too_large(usable_bytes)
         for part, count in zip(CATEGORIES, too_large.tolist(), strict=True):
             if count:
-                rejected[f"out of memory, mostly {part}"] += count
-        feasible += int((valid & fits).sum())
-        kept.append(cost)
-        bounds.append(np.where(valid & fits, cost.bound_s, np.float32(np.inf)).reshape(-1))
-    return Candidates(tuple(kept), np.concatenate(bounds), feasible)
+                rejected[Rejection(Reason.MEMORY, part)] += count
+        if smallest is None or cost.peak_bytes.min() < smallest[1]:
+            peak = np.where(valid, _spread(cost, cost.peak_bytes), np.inf)
+            if smallest is None or peak.min() < smallest[1]:
+                smallest = cost.grid.layout(int(peak.argmin())), float(peak.min())
+        if number := int((valid & fits).sum()):
+            feasible += number
+            kept.append(cost)
+            bounds.append(np.where(valid & fits, cost.bound_s, np.float32(np.inf)).reshape(-1))
+    if smallest is None:
+        raise LayoutError("there is no layout to price")
+    return Candidates(tuple(kept), np.concatenate(bounds) if bounds else np.zeros(0, np.float32), feasible, smallest)
 
 
 def _spread(cost: GridCosts, of_memory: np.ndarray) -> np.ndarray:
@@ -89,7 +160,7 @@ def _column(cost: GridCosts, name: str) -> Float[np.ndarray, "..."]:
             return np.array([float(state.zero) for state in grid.states])
         case "vpp":
             return np.array([float(choice.vpp) for choice in grid.pipelines])[:, None, None, None]
-    return np.array(getattr(grid.degrees, name), float)
+    return np.array(getattr(grid.degrees, "expert_tp" if name == "etp" else name), float)
 
 
 def _frame(cost: GridCosts, places: Int[np.ndarray, " some"]) -> "pd.DataFrame":

@@ -2,12 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from perfmodel import prediction
 from perfmodel.layout_search._candidates import Candidates
 from perfmodel.layout_search._checkpoint import Evaluations
 from perfmodel.layout_search._executor import Executor
@@ -17,9 +18,12 @@ from perfmodel.spec import Layout
 
 FIRST_BATCH = 64
 """Layouts evaluated before a bound can rule any out (or as many as are wanted, if more)."""
-BATCH = 1024
+BATCH = 256
+NEAR = 8
+"""Times a batch: of so many layouts with the lowest bounds those that a variant rules out are left out at once."""
 PART = 1024
 """Layouts among which the least bound is taken together."""
+_NEVER = (np.inf, np.inf)
 SHARES = 4
 """Parts of a batch for each worker, so that a slow one does not hold up the others."""
 
@@ -33,6 +37,10 @@ class Evaluated:
     step_s: Float[np.ndarray, " evaluated"]
     value: Float[np.ndarray, " evaluated"]
     """As the goal ranks them, ascending; infinite where a constraint does not hold."""
+    distinct: Int[np.ndarray, " kept"]
+    """Places of those that are not one with a better one, see `Candidates.distinct`."""
+    dominated: Int[np.ndarray, " dominated"]
+    """Layouts that no bound rules out, but a variant does (`Candidates.dominated`)."""
     complete: bool
     """Whether every other layout has a bound above the last wanted; False after an interrupt."""
 
@@ -45,33 +53,66 @@ def evaluate(
     known: Evaluations,
     report: Callable[[str, int, int], None],
     cutoff: float = np.inf,
+    distinct: bool = False,
+    prune: bool = False,
 ) -> Evaluated:
-    """Evaluate layouts in the order of their bounds until none that is left can be among the best `top`, or below
-    `cutoff`.
+    """Evaluate layouts in the order of their bounds until none that is left can be among the best `top` (that are
+    `distinct`, if asked for), or below `cutoff`.
 
     An interrupt (Ctrl-C) ends it with what is known by then.
+
+    Args:
+        prune: leave out layouts that a variant rules out (`Candidates.dominated`); only where the goal is the step
+            time alone.
     """
+    prune = prune and score.goal.plain
     candidates, bound = score.candidates, score.bound
     first = min(max(FIRST_BATCH, top), int(np.isfinite(bound).sum()))
-    numbers = _lowest(bound, first)
     found: dict[int, tuple[float, float]] = {}
+    dominated: list[Int[np.ndarray, " dominated"]] = []
+
+    def promising(numbers: Int[np.ndarray, " some"]) -> Int[np.ndarray, " rest"]:
+        """Some layouts without those that a variant rules out, which are noted."""
+        if not prune:
+            return numbers
+        lost = candidates.dominated(numbers)
+        dominated.append(numbers[lost])
+        return numbers[~lost]
+
+    numbers = promising(_lowest(bound, first))
     complete = not first
     try:
-        while len(numbers):
+        while not complete:
             evaluate_some(candidates, numbers, context, executor, known)
             found |= _valued(score, numbers, known)
-            worst = sorted(found.values())[: max(1, top)][-1] if len(found) >= top else (np.inf, np.inf)
+            ranked = _ranked(candidates, found, distinct)
+            worst = found[int(ranked.number[ranked.distinct[top - 1]])] if len(ranked.distinct) >= top else _NEVER
             rest = score.below(*min(worst, (cutoff, np.inf)))
-            rest = rest[~np.isin(rest, np.array(list(found)))]
+            rest = rest[~np.isin(rest, np.concatenate([np.array(list(found), np.int64), *dominated]))]
+            complete = not len(rest)
             report("evaluate", len(found), len(found) + len(rest))
-            numbers = rest[np.lexsort((candidates.bound_s[rest], bound[rest]))][:BATCH]
-        complete = True
+            if len(rest) > NEAR * BATCH:
+                rest = rest[np.argpartition(bound[rest], NEAR * BATCH)[: NEAR * BATCH]]
+            rest = promising(rest[np.lexsort((rest, candidates.bound_s[rest], bound[rest]))])
+            numbers = rest[:BATCH]
     except KeyboardInterrupt:
         found |= _valued(score, np.array(list(known.step_s), np.int64), known)
+    return replace(
+        _ranked(candidates, found, distinct),
+        complete=complete,
+        dominated=np.concatenate([np.zeros(0, np.int64), *dominated]),
+    )
+
+
+def _ranked(candidates: Candidates, found: dict[int, tuple[float, float]], distinct: bool) -> Evaluated:
     number = np.array(sorted(found), np.int64)
     value, step_s = np.array([found[n] for n in number.tolist()]).reshape(-1, 2).T
-    order = np.lexsort((step_s, value))
-    return Evaluated(number[order], step_s[order], value[order], complete)
+    order = np.lexsort((candidates.peak_bytes(number), step_s, value))
+    number, step_s, value = number[order], step_s[order], value[order]
+    kept = np.arange(len(number))
+    if distinct:
+        kept = candidates.distinct(number, list(zip(value.tolist(), step_s.tolist(), strict=True)))
+    return Evaluated(number, step_s, value, kept, np.zeros(0, np.int64), complete=False)
 
 
 def _valued(score: Score, numbers: Int[np.ndarray, " some"], known: Evaluations) -> dict[int, tuple[float, float]]:
@@ -126,5 +167,5 @@ def _shares(layouts: Sequence[Layout], workers: int) -> list[list[int]]:
 
 
 def _step_s(context: Context, layouts: Sequence[Layout]) -> list[float]:
-    """Step times of some layouts; a worker keeps the step model from one call to the next."""
-    return model_of(context).evaluate(layouts).step_time_s.tolist()
+    """Step times of some layouts; a worker keeps the problem from one call to the next."""
+    return prediction.evaluate(model_of(context), layouts).step_time_s.tolist()

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -39,7 +40,14 @@ class Processes:
         self._pool, self.workers = pool, workers
 
     def map(self, function: Callable[[T], R], items: Sequence[T]) -> Sequence[R]:
-        return list(self._pool.map(function, items))
+        with _deaf():  # processes start as they are needed
+            calls = [self._pool.submit(function, item) for item in items]
+        try:
+            return [call.result() for call in calls]
+        except KeyboardInterrupt:  # nobody waits for what they are still at
+            for process in list((self._pool._processes or {}).values()):
+                process.kill()
+            raise
 
 
 class Dask:
@@ -75,13 +83,30 @@ def open_executor(workers: int = 1, dask: str = "") -> Iterator[Executor]:
     else:
         # JAX runs threads, which a fork would not survive
         context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(
-            workers, context, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)
-        )
+        pool = ProcessPoolExecutor(workers, context)
         try:
             yield Processes(pool, workers)
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Processes that start meanwhile ignore interrupts from their first moment on; this one hears them afterwards.
+
+    What a process ignores is inherited (a mask alone is not enough, as `multiprocessing` unblocks signals for its own
+    helper); while they are blocked, interrupts of this one are kept.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _client(address: str) -> Any:

@@ -2,7 +2,7 @@
 
 import ast
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from perfmodel.errors import PerfModelError, UnknownNameError
@@ -21,7 +21,8 @@ class Expression:
     """A formula that has been read and found harmless."""
 
     text: str
-    tree: ast.expr
+    tree: ast.expr = field(compare=False)
+    """Of the text, which alone tells formulas apart: nodes are never equal."""
 
     @classmethod
     def parse(cls, text: str, names: Iterable[str]) -> "Expression":

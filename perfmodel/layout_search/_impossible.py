@@ -1,22 +1,21 @@
 """Why a request cannot be met, and the nearest changes that would make it possible: computed, not guessed."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import combinations
 from math import ceil, floor, log10
 from typing import Any, Final
 
-import numpy as np
-
-from perfmodel.errors import LayoutError
+from perfmodel.errors import LayoutError, Rejection
 from perfmodel.layout_search._candidates import Candidates
 from perfmodel.layout_search._enumerate import enumerate_grids
 from perfmodel.layout_search._expression import Constraint, Expression
 from perfmodel.layout_search._objective import Goal, Objective
 from perfmodel.layout_search._quantities import NAMES
 from perfmodel.layout_search._question import Question, price
-from perfmodel.layout_search._space import Space, default_space, with_options
+from perfmodel.layout_search._space import SearchSpace, default_space, with_options
+from perfmodel.prediction import peak_memory
 from perfmodel.units import GIB
 
 MULTIPLES: Final = (2, 3, 4, 6, 8, 16, 32)
@@ -57,14 +56,29 @@ class Impossible:
         return {"binding": self.binding, "changes": [{"what": c.what, "to": c.to} for c in self.changes]}
 
 
-def nothing_divides(question: Question, error: LayoutError) -> Impossible:
-    """Where no layout of the space is possible at all: what to fix no longer, the nearest devices and batch."""
-    changes = [_freed(question, name) for name in _restricted(question) if _possible(_with_default(question, name))]
-    for n in _around(question.devices, question.cluster.max_devices):
+def nothing_divides(question: Question, error: LayoutError, rejected: Iterable[Rejection]) -> Impossible:
+    """Where no layout of the space is possible at all: what to fix no longer, the nearest devices and batch.
+
+    Args:
+        question: what cannot be laid out.
+        error: as the search met it.
+        rejected: why combinations were left out; only what their reasons name (`Reason.frees`) is changed.
+    """
+    if error.rejection:
+        rejected = [*rejected, error.rejection]
+    named = {name for rejection in rejected for name in rejection.reason.frees}
+    freed = [name for name in _restricted(question) if name in named]
+    changes = [_freed(question, name) for name in freed if _possible(_with_default(question, name))]
+    if "framework" in named and _possible(question.beyond_framework):
+        label = question.problem.framework.label
+        changes.append(Change(f"another framework than {label}", {"any_framework": True}))
+    there = question.problem.cluster.capacity
+    for n in _around(min(question.devices, there + 1), there) if "devices" in named else ():
         if _possible(_on_devices(question, n)):
             changes.append(Change(f"{n} devices", {"devices": n}))
             break
-    for n in _around(question.job.global_batch, question.job.global_batch + NEAR):
+    near = _around(question.problem.job.global_batch, question.problem.job.global_batch + NEAR)
+    for n in near if "global_batch" in named else ():
         if _possible(_with_batch(question, n)):
             changes.append(Change(f"a global batch of {n}", {"global_batch": n}))
             break
@@ -73,14 +87,8 @@ def nothing_divides(question: Question, error: LayoutError) -> Impossible:
 
 def nothing_fits(question: Question, candidates: Candidates) -> Impossible:
     """Where no layout fits into memory: how much would do, on how many devices, or with which options."""
-    peak = candidates.column("memory_bytes")
-    valid = np.concatenate(
-        [np.broadcast_to(cost.grid.valid, cost.grid.shape).reshape(-1) for cost in candidates.costs]
-    )  # fmt: skip
-    number = int(np.where(valid, peak, np.inf).argmin())
-    (layout,) = candidates.layouts(np.array([number]))
-    need = float(peak[number])
-    _, (largest,) = question.fixed.peak_memory([layout])
+    layout, need = candidates.smallest
+    _, (largest,) = peak_memory(question.fixed, [layout])
     binding = (
         f"memory: no layout fits; the smallest, {layout}, needs {need / GIB:.1f} GiB on its fullest device "
         f"(mostly {largest}), of {question.usable_bytes / GIB:.1f} GiB usable"
@@ -88,13 +96,13 @@ def nothing_fits(question: Question, candidates: Candidates) -> Impossible:
     enough = need / (1 - question.fixed.framework.memory_margin)
     changes = [Change(f"{_up(enough / GIB)} GiB per device", {"memory_bytes": _up(enough / GIB) * GIB})]
     changes += [_freed(question, name) for name in _restricted(question) if _fits(_with_default(question, name))]
-    options = ["recompute"] + ["offload"] * (question.cluster.device.host_bandwidth_bytes_per_s is not None)
-    for name in options if question.job.mode == "train" else ():
-        if _fits(replace(question, space=with_options(question.space, name, question.cluster))):
+    options = ["recompute"] + ["offload"] * (question.problem.cluster.device.host_bandwidth_bytes_per_s is not None)
+    for name in options if question.problem.job.mode == "train" else ():
+        if _fits(replace(question, space=with_options(question.space, name, question.problem.cluster))):
             changes.append(Change(f"--options {name}", {"options": name}))
     for k in MULTIPLES:
         n = k * question.devices
-        if n <= question.cluster.max_devices and _fits(_on_devices(question, n)):
+        if n <= question.problem.cluster.capacity and _fits(_on_devices(question, n)):
             changes.append(Change(f"{n} devices", {"devices": n}))
             break
     return Impossible(binding, tuple(changes))
@@ -138,7 +146,7 @@ def nothing_satisfies(question: Question, goal: Goal, best: Best) -> Impossible:
             changes.append(Change(f"--fewer-devices, by {possible[1]}", {"fewer_devices": True}))
     for k in MULTIPLES[:5]:
         n = k * question.devices
-        if n > question.cluster.max_devices:
+        if n > question.problem.cluster.capacity:
             break
         try:
             possible = best(_on_devices(question, n), goal)
@@ -196,9 +204,9 @@ def _rounded(value: float, way: Callable[[float], int], more: float) -> float:
 def _restricted(question: Question) -> Iterator[str]:
     """Fields of the space that have fewer values than by default."""
     default = _default(question)
-    for field in fields(Space):
+    for field in fields(SearchSpace):
         own, usual = getattr(question.space, field.name), getattr(default, field.name)
-        if field.name != "fewer_devices" and not set(usual) <= set(own):
+        if not isinstance(usual, bool) and not set(usual) <= set(own):
             yield field.name
 
 
@@ -206,10 +214,8 @@ def _restricted_degrees(question: Question) -> set[str]:
     return {"tp", "pp", "ep"} & set(_restricted(question))
 
 
-def _default(question: Question) -> Space:
-    return default_space(
-        question.model, question.cluster, question.job, question.devices, fewer_devices=question.space.fewer_devices
-    )  # fmt: skip
+def _default(question: Question) -> SearchSpace:
+    return default_space(question.problem, fewer_devices=question.space.fewer_devices)
 
 
 def _with_default(question: Question, name: str) -> Question:
@@ -226,19 +232,19 @@ def _moved(question: Question, other: Question) -> Question:
     kept = {name: getattr(question.space, name) for name in _restricted(question)}
     extra = {
         field.name: getattr(question.space, field.name)
-        for field in fields(Space)
-        if field.name in ("schedule", "offload", "order", "tp_overlap", "recompute_full_layers")
-        or field.name.startswith("overlap")
+        for field in fields(SearchSpace)
+        if field.name in ("schedule", "etp", "offload", "order", "tp_overlap", "recompute_full_layers")
+        or field.name.startswith(("overlap", "any_"))
     }
     return replace(other, space=replace(_default(other), **(extra | kept)))
 
 
 def _on_devices(question: Question, devices: int) -> Question:
-    return _moved(question, replace(question, devices=devices))
+    return _moved(question, question.of(devices=devices))
 
 
 def _with_batch(question: Question, batch: int) -> Question:
-    return _moved(question, replace(question, job=replace(question.job, global_batch=batch)))
+    return _moved(question, question.of(global_batch=batch))
 
 
 def _around(n: int, most: int) -> Iterator[int]:
@@ -251,10 +257,11 @@ def _around(n: int, most: int) -> Iterator[int]:
 
 
 def _possible(question: Question) -> bool:
-    grids = enumerate_grids(
-        question.space, question.model, question.cluster, question.job, question.devices, Counter()
-    )  # fmt: skip
-    return next(grids, None) is not None
+    grids = enumerate_grids(question.space, question.problem, Counter())
+    try:
+        return next(grids, None) is not None
+    except LayoutError:  # more devices than there are
+        return False
 
 
 def _fits(question: Question) -> bool:

@@ -14,7 +14,6 @@ from perfmodel.optimise import PartitionResult, choose_method, partition_bound_s
 from perfmodel.prediction import Prediction
 from perfmodel.spec import Layout
 
-METHODS: Final = ("enumerate", "relax", "auto")
 MOST: Final = 4
 """Layouts whose stages are cut anew (a second or two each), the most promising by their bounds."""
 WORTH: Final = 1e-3

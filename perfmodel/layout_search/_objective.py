@@ -9,12 +9,13 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float, Int
 
+from perfmodel.errors import Reason, Rejection
 from perfmodel.layout_search._busy import busy_bound_s, busy_s
 from perfmodel.layout_search._candidates import Candidates
 from perfmodel.layout_search._expression import Constraint, Expression, Quantity
 from perfmodel.layout_search._intervals import Interval
 from perfmodel.layout_search._quantities import NAMES, TIMES, Quantities, Tariff
-from perfmodel.prediction import Prediction, StepModel
+from perfmodel.prediction import Prediction, StepProblem
 
 OBJECTIVES: Final = {
     "step_time": "step_time_s",
@@ -66,7 +67,7 @@ STEP_TIME: Final = Objective.parse("step_time")
 
 @dataclass(frozen=True, eq=False)
 class Goal:
-    """An objective under constraints, for the layouts of one step model.
+    """An objective under constraints, for the layouts of one problem.
 
     Every layout's quantities lie in known intervals before any is evaluated: its step time in [bound, infinity), its
     memory and degrees exactly. Interval arithmetic gives a lower bound of the objective, and which constraints
@@ -76,7 +77,7 @@ class Goal:
     f(T, degrees) >= f(bound, degrees), so that it is as tight as that of the step time is.
     """
 
-    fixed: StepModel
+    fixed: StepProblem
     objective: Objective = STEP_TIME
     constraints: tuple[Constraint, ...] = ()
     tariff: Tariff = field(default_factory=Tariff)
@@ -84,7 +85,7 @@ class Goal:
     @classmethod
     def parse(
         cls,
-        fixed: StepModel,
+        fixed: StepProblem,
         objective: str = "step_time",
         constraints: Sequence[str] = (),
         tariff: Tariff | None = None,
@@ -140,7 +141,7 @@ class Goal:
             return np.array([float(getattr(p.layout, name)) for p in predictions])
 
         taken = step_s or Interval.exactly(np.array([p.step_time_s for p in predictions]))
-        busy = np.array([1 - p.bubble_fraction for p in predictions])
+        busy = np.array([p.busy_fraction for p in predictions])
         return self._quantities(column, taken, lambda: taken * Interval.exactly(busy))
 
     def value(self, quantity: Quantity) -> Float[np.ndarray, " layouts"]:
@@ -178,13 +179,13 @@ class Score:
         as_fast = self.candidates.bound_s <= worst_s * (1 + ROUNDING)
         return np.flatnonzero(np.isfinite(self.bound) & ((self.bound < worst) | ((self.bound == worst) & as_fast)))
 
-    def count_impossible(self, rejected: Counter[str]) -> None:
+    def count_impossible(self, rejected: Counter[Rejection]) -> None:
         """Count the layouts that fit but cannot satisfy a constraint, by the first that they cannot."""
         left = np.isfinite(self.candidates.bound_s)
         for constraint in self.goal.constraints:
             possible = left & self.goal.can_hold(constraint, self.goal.before(self.candidates))
             if lost := int((left & ~possible).sum()):
-                rejected[f"cannot satisfy {constraint}"] += lost
+                rejected[Rejection(Reason.CONSTRAINT, str(constraint))] += lost
             left = possible
 
     def value(

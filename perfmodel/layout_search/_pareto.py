@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import PerfModelError, Reason, Rejection
 from perfmodel.layout_search._candidates import Candidates
 from perfmodel.layout_search._checkpoint import Evaluations
 from perfmodel.layout_search._evaluate import evaluate_some
@@ -98,13 +98,13 @@ def pareto(
     if len(objectives) < 2:
         raise PerfModelError(f"a Pareto front needs two objectives or more, got {', '.join(objectives) or 'none'}")
     goals = [Goal.parse(question.fixed, SHORT.get(name, name), constraints, tariff) for name in objectives]
-    rejected: Counter[str] = Counter()
+    rejected: Counter[Rejection] = Counter()
     report = progress or (lambda *_: None)
     candidates = price(question, rejected, report)
     with open_executor(workers, dask) as executor:
         numbers, values, evaluated = _front(question, goals, candidates, executor, report)
     if left := candidates.feasible - evaluated:
-        rejected["dominated even at lower bounds, or cannot satisfy the constraints"] += left
+        rejected[Rejection(Reason.DOMINATED)] += left
     layouts = [explain(question.fixed, layout) for layout in candidates.layouts(numbers)]
     shown = [goal.objective.shown for goal in goals]
     return ParetoFront(
@@ -116,7 +116,7 @@ def pareto(
         evaluated=evaluated,
         feasible=candidates.feasible,
         seconds=time.perf_counter() - started,
-        rejected=dict(rejected.most_common()),
+        rejected={str(why): count for why, count in rejected.most_common()},
     )
 
 

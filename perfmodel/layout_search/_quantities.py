@@ -10,11 +10,12 @@ from jaxtyping import Float
 
 from perfmodel.errors import PerfModelError
 from perfmodel.layout_search._intervals import Interval
-from perfmodel.prediction import StepModel
+from perfmodel.prediction import StepProblem
+from perfmodel.spec import DIMENSIONS
 from perfmodel.units import GIB
 from perfmodel.workload import step_flops
 
-DEGREES: Final = ("tp", "pp", "dp", "cp", "ep", "vpp", "micro_batch", "zero", "devices")
+DEGREES: Final = (*(d.key for d in DIMENSIONS), "vpp", "micro_batch", "zero", "devices")
 MEMORY: Final = ("memory_bytes", "memory_gib")
 TIMES: Final = (
     "step_time_s", "tokens_per_s", "tokens_per_s_per_device", "mfu", "cost", "energy_j", "power_w", "train_time_s",
@@ -46,7 +47,7 @@ class Tariff:
         if self.tokens == 0:
             raise PerfModelError("tokens must be above 0")
 
-    def completed(self, fixed: StepModel) -> "Tariff":
+    def completed(self, fixed: StepProblem) -> "Tariff":
         """The same, with what it does not say taken from the catalog's entries of cluster and device."""
         given, device = fixed.cluster.price_per_device_hour, fixed.cluster.device
         return Tariff(
@@ -61,7 +62,7 @@ class Tariff:
 class Quantities:
     """Named quantities of some layouts of one job."""
 
-    fixed: StepModel
+    fixed: StepProblem
     tariff: Tariff
     """Complete."""
     column: Callable[[str], Float[np.ndarray, " layouts"]]

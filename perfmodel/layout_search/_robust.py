@@ -13,8 +13,6 @@ from perfmodel.layout_search._intervals import Interval
 from perfmodel.layout_search._objective import STEP_TIME, Goal
 from perfmodel.prediction import Prediction, log_covariance
 
-ORDERS: Final = ("regret", "upper", "best")
-"""Robust orders: by expected regret, by the upper end of the 90 % interval, by the probability to be the best."""
 DRAWS: Final = 2**13
 TINY: Final = 1e-12
 

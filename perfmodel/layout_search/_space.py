@@ -1,11 +1,15 @@
 """The discrete space of layouts: which values every field may take."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import permutations
+from math import isqrt
+from typing import Any, Final
 
 from perfmodel.errors import LayoutError, UnknownNameError
+from perfmodel.prediction import layer_count
 from perfmodel.schedule import get_schedule, schedule_names
-from perfmodel.spec import Cluster, Job, Layout, Model, PerStage, Transformer
+from perfmodel.spec import Cluster, ConvNet, Layout, PerStage, Problem, Transformer
+from perfmodel.workload import Shard, blocks
 
 OPTIONS = {
     "overlap": ("overlap_grad_reduce", "overlap_param_gather"),
@@ -13,16 +17,21 @@ OPTIONS = {
     "recompute": ("recompute_full_layers",),
     "offload": ("offload",),
     "order": ("order",),
+    "folding": ("etp",),
 }
 """Names under which fields that a search holds at their defaults can be let free, see `with_options`."""
 _ORDERS = tuple("-".join(order).replace("dp", "ep-dp") for order in permutations(("tp", "cp", "dp", "pp")))
 _FULL_LAYERS = (None, *((n,) for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)))
+_VALUES = {"order": _ORDERS, "recompute_full_layers": _FULL_LAYERS, "etp": (None, 1)}
+"""What fields that are no switches may be let free to."""
+MOST_SHOWN: Final = 12
+"""Values of one dimension that a text names."""
 LOOPED = {"1f1b": "interleaved", "breadth-first": "breadth-first"}
 """Schedules that a larger `vpp` makes another of: by the name in a space that of their layouts."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Space:
+class SearchSpace:
     """Which values every dimension may take; degrees that do not divide are counted as rejected.
 
     Where a field makes no difference (sequence parallelism without tensor parallelism, ZeRO without replicas),
@@ -33,6 +42,8 @@ class Space:
     pp: tuple[int, ...]
     cp: tuple[int, ...]
     ep: tuple[int, ...]
+    etp: tuple[int | None, ...] = (None,)
+    """Of a model without experts the first only."""
     vpp: tuple[int, ...]
     micro_batch: tuple[int, ...]
     schedule: tuple[str, ...] = ("1f1b", "gpipe")
@@ -49,38 +60,67 @@ class Space:
     """Of those that place all process groups alike only the first is taken."""
     fewer_devices: bool = False
     """Whether layouts may leave devices unused."""
+    any_framework: bool = False
+    """Whether layouts that the problem's framework cannot run are tried too."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def __str__(self) -> str:
+        """Every dimension with its values, those that have but their usual one left out."""
+        usual = {field.name: field.default for field in fields(self)}
+        shown = {name: getattr(self, name) for name in usual if not isinstance(usual[name], bool)}
+        words = [
+            f"{name} {_values(values)}" for name, values in shown.items() if len(values) > 1 or values != usual[name]
+        ]
+        devices = "dp so that at most all devices are used" if self.fewer_devices else "dp the devices that are left"
+        return ", ".join([*words, devices])
 
 
-def default_space(model: Model, cluster: Cluster, job: Job, devices: int, *, fewer_devices: bool = False) -> Space:
+def _values(values: tuple[Any, ...]) -> str:
+    """A few values in full, the ends of many."""
+    words = ["-".join(map(str, value)) if isinstance(value, tuple) else str(value) for value in values]
+    words = [word.lower() if word in ("True", "False", "None") else word for word in words]
+    if len(words) > MOST_SHOWN:
+        return f"{words[0]} {words[1]} .. {words[-1]} ({len(words)})"
+    return " ".join(words)
+
+
+def default_space(problem: Problem, *, fewer_devices: bool = False) -> SearchSpace:
     """Everything that model, cluster and batch allow, with the options that frameworks set by default.
 
-    Tensor parallel goes up to two nodes (beyond, its collectives cross the network several times a
-    layer), context parallel is offered from 16k tokens on. With `fewer_devices` degrees may also be powers of two
-    and divisors of the layers.
+    Micro-batches are all divisors of the batch. Tensor parallel goes up to two nodes (beyond, its collectives cross
+    the network several times a layer), context parallel is offered from 16k tokens on. With `fewer_devices` degrees
+    may also be powers of two and divisors of the layers. A framework's own schedules are tried besides the usual ones
+    (what it cannot run is left out where layouts are enumerated).
     """
+    model, cluster, job, devices = problem.model, problem.cluster, problem.job, problem.require_devices()
     transformer = isinstance(model, Transformer)
-    layers = model.layers + model.decoder_layers if transformer else getattr(model, "layers", 1)
+    layers = layer_count(blocks(model, job, Shard()))
     degrees = stages = _divisors(devices)
     if fewer_devices:
         degrees = tuple(sorted({*degrees, *(1 << i for i in range(devices.bit_length()))}))
         stages = tuple(sorted({*degrees, *_divisors(layers)}))
     experts = model.experts.count if transformer and model.experts else 1
     training = job.mode == "train"
-    return Space(
-        tp=tuple(d for d in degrees if d <= 2 * cluster.devices_per_node),
+    flushing = (name for name in problem.framework.schedules if not get_schedule(name).asynchronous)
+    own = tuple("1f1b" if name == "interleaved" else name for name in flushing)
+    return SearchSpace(
+        tp=tuple(d for d in degrees if d <= 2 * cluster.devices_per_node) if not isinstance(model, ConvNet) else (1,),
         pp=tuple(d for d in stages if d <= min(layers, devices)),
         cp=tuple(d for d in degrees if d <= 16) if transformer and job.seq_len >= 16384 else (1,),
         ep=tuple(d for d in _divisors(experts) if fewer_devices or devices % d == 0),
         vpp=tuple(d for d in range(1, 13) if layers % d == 0),
-        micro_batch=tuple(d for d in _divisors(job.global_batch) if d <= 16 or not training),
-        schedule=("1f1b", "gpipe") if training else ("gpipe",),
+        micro_batch=_divisors(job.global_batch),
+        schedule=tuple(dict.fromkeys(("1f1b", "gpipe", *own))) if training else ("gpipe",),
         zero=(0, 1, 2, 3) if training else (0,),
         recompute=("none", "selective", "full") if training else ("none",),
         fewer_devices=fewer_devices,
     )
 
 
-def with_options(space: Space, text: str, cluster: Cluster) -> Space:
+def with_options(space: SearchSpace, text: str, cluster: Cluster) -> SearchSpace:
     """The space with further options let free: names of `OPTIONS` separated by commas, or `all`.
 
     Raises:
@@ -92,7 +132,7 @@ def with_options(space: Space, text: str, cluster: Cluster) -> Space:
         if name not in OPTIONS:
             raise UnknownNameError("search option", name, (*OPTIONS, "all"))
         for field in OPTIONS[name]:
-            values = {"order": _ORDERS, "recompute_full_layers": _FULL_LAYERS}.get(field, (True, False))
+            values = _VALUES.get(field, (True, False))
             changes[field] = tuple(dict.fromkeys((*getattr(space, field), *values)))
     if cluster.device.host_bandwidth_bytes_per_s is None and text == "all":
         changes["offload"] = (False,)
@@ -100,10 +140,11 @@ def with_options(space: Space, text: str, cluster: Cluster) -> Space:
 
 
 def _divisors(n: int) -> tuple[int, ...]:
-    return tuple(d for d in range(1, n + 1) if n % d == 0)
+    small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
+    return tuple(sorted({*small, *(n // d for d in small)}))
 
 
-def with_schedules(space: Space, text: str) -> Space:
+def with_schedules(space: SearchSpace, text: str) -> SearchSpace:
     """The space with other pipeline schedules: names separated by commas, or `all` that flush (the asynchronous
     ones train another way); `1f1b` brings the interleaved ones with it.
 
@@ -121,7 +162,7 @@ def with_schedules(space: Space, text: str) -> Space:
     return replace(space, schedule=tuple("1f1b" if name == "interleaved" else name for name in names))
 
 
-def restrict(space: Space, text: str) -> Space:
+def restrict(space: SearchSpace, text: str) -> SearchSpace:
     """Fix some dimensions by a layout notation, e.g. `"tp=8,zero=1"`.
 
     Raises:
@@ -129,12 +170,9 @@ def restrict(space: Space, text: str) -> Space:
     """
     if not text:
         return space
-    keys = [item.partition("=")[0].strip() for item in text.split(",") if item.strip()]
-    layout = Layout.parse(text)
-    changes: dict[str, tuple[object, ...]] = {}
-    for key in keys:
-        value = getattr(layout, key)
-        if key == "dp":
-            raise LayoutError("a search derives dp from the devices; fix tp, pp or cp instead")
-        changes[key] = (value,)
-    return replace(space, **changes)  # pyright: ignore[reportArgumentType]
+    values = Layout.values(text)
+    if "dp" in values:
+        raise LayoutError("a search derives dp from the devices; fix tp, pp or cp instead")
+    # with so many replicas that experts find their ranks: whether they do is for the search to say
+    Layout(**values, dp=values.get("ep", 1) * (values.get("etp") or 1))
+    return replace(space, **{key: (value,) for key, value in values.items()})

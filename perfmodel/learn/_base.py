@@ -6,10 +6,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from perfmodel.learn._inputs import machine_of, shape_with_flags
 from perfmodel.learn._parameters import FLOOR_POWER, JOINT_POWER, power_join
-from perfmodel.learn._physics import PHYSICS
-from perfmodel.learn._tables import Samples
+from perfmodel.learn._tables import Samples, physics_of
 from perfmodel.learn._work import compute_seconds, memory_seconds
 
 NO_FLOOR: Final = float(np.log(1e-9))
@@ -40,7 +38,7 @@ def fit_base(samples: Samples, seed: int = 0) -> Base:
     for eager sources, the launch floor), drawn to typical values where data are few.
     """
     rng = np.random.default_rng(seed)
-    groups, index = _group(samples)
+    groups, index = groups_of_samples(samples)
     rows = [np.flatnonzero(index == g) for g in range(len(groups))]
     some = [rng.choice(r, _MOST_ROWS, replace=False) if len(r) > _MOST_ROWS else r for r in rows]
     constants = np.zeros((len(groups), 4))
@@ -50,13 +48,14 @@ def fit_base(samples: Samples, seed: int = 0) -> Base:
         stack = samples.stacks[groups[g][0]]
         known = floors.setdefault((stack.source, groups[g][1]), [])
         floor = float(np.median(known)) if known else _TYPICAL_FLOOR
-        constants[g] = _fit_group(samples.take(some[g]), stack.eager, floor)
+        constants[g] = _fit_group(samples.take(some[g]), stack.host_launch, floor)
         if len(rows[g]) >= _SHOWS_FLOOR:
             known.append(constants[g, 3])
     return Base(groups, index, *constants.T)
 
 
-def _group(samples: Samples) -> tuple[tuple[tuple[int, str], ...], np.ndarray]:
+def groups_of_samples(samples: Samples) -> tuple[tuple[tuple[int, str], ...], np.ndarray]:
+    """Every pair of stack index and kind that was measured, and which of them each sample has [n]."""
     kinds = np.unique(samples.rows.kind.astype(str))
     code = np.searchsorted(kinds, samples.rows.kind.astype(str))
     joint = samples.stack * len(kinds) + code
@@ -64,37 +63,28 @@ def _group(samples: Samples) -> tuple[tuple[tuple[int, str], ...], np.ndarray]:
     return tuple((int(u // len(kinds)), str(kinds[u % len(kinds)])) for u in unique), index
 
 
-def _fit_group(samples: Samples, eager: bool, floor: float) -> np.ndarray:
+def _fit_group(samples: Samples, host_launch: bool, floor: float) -> np.ndarray:
     from scipy.optimize import least_squares
 
-    machine = machine_of([s.figures for s in samples.stacks], samples.stack, samples.dtypes)
-    shape = shape_with_flags(samples.rows)
-    physics = PHYSICS[samples.rows.family](np, shape, machine)
+    physics, machine = physics_of(samples)
     compute, memory = compute_seconds(np, physics, machine), memory_seconds(np, physics, machine)
     target = np.log(samples.time_s)
     lowest = float(np.quantile(target, 0.02))
-    fixed = np.log(3e-6) if eager else min(np.log(5e-6), lowest - 0.1)
+    fixed = np.log(3e-6) if host_launch else min(np.log(5e-6), lowest - 0.1)
     # the shortest times show the launch floor only if they are as short as launches are
     prior = np.array([fixed, np.log(0.6), np.log(0.75), min(lowest - 0.05, floor)])
-    spread = np.array([0.1 if eager else 1.0, 1.0, 0.35, 0.3])
-    free = 4 if eager else 3
+    spread = np.array([0.1 if host_launch else 1.0, 1.0, 0.35, 0.3])
+    free = 4 if host_launch else 3
 
     def residuals(p: Sequence[float]) -> np.ndarray:
         kernel = np.exp(p[0]) + power_join(np, compute * np.exp(-p[1]), memory * np.exp(-p[2]), JOINT_POWER)
         log_time = np.log(kernel)
-        if eager:
+        if host_launch:
             log_time = np.logaddexp(FLOOR_POWER * log_time, FLOOR_POWER * p[3]) / FLOOR_POWER
         pull = (np.asarray(p) - prior[:free]) / spread[:free]
         return np.concatenate([log_time - target, np.sqrt(_PRIOR_WEIGHT) * 0.3 * pull])
 
     fit = least_squares(residuals, prior[:free], loss="soft_l1", f_scale=0.2, max_nfev=60)
-    if not eager:
+    if not host_launch:
         return np.append(fit.x, NO_FLOOR)
     return np.append(fit.x[:3], min(fit.x[3], lowest))
-
-
-def roofline_log_time(samples: Samples) -> Float64[np.ndarray, "n"]:
-    """Log seconds of the plain roofline max(FLOPs / peak, bytes / bandwidth): the first baseline."""
-    machine = machine_of([s.figures for s in samples.stacks], samples.stack, samples.dtypes)
-    physics = PHYSICS[samples.rows.family](np, shape_with_flags(samples.rows), machine)
-    return np.log(np.maximum(physics.flops / machine.peak, physics.bytes / machine.bandwidth))

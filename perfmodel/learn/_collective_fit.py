@@ -1,214 +1,184 @@
-"""Fitting of collective models from measurement tables."""
+"""Curves of what was measured beside physics, and the joining of a site's fit with the shipped one.
 
-import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, Final
+One curve per measured placement (ranks, ranks per node) of a key: a series with its software and element type, a
+series, a fabric on one device, or links inside a node on any device.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
 
 import numpy as np
 import pandas as pd
 
-from perfmodel.errors import TableError
-from perfmodel.learn import _moe_alltoall as moe
-from perfmodel.learn._collective_constants import Series, fit_series
-from perfmodel.learn._collective_correction import (
-    COMPONENTS,
-    MOST_POINTS,
-    as_points,
-    families,
-    likelihood_sample,
-    point_labels,
-    shape_blocks,
+from perfmodel.io import groups_of
+from perfmodel.learn._collective_physics import Effect
+from perfmodel.learn._collective_physics_fit import fit_physics, physical_time
+from perfmodel.learn._collective_rows import CollectiveRows, SeriesKey
+from perfmodel.learn._collective_weights import (
+    GRID,
+    HIGHEST,
+    LOWEST,
+    PER_OCTAVE,
+    CollectiveWeights,
+    Curve,
+    CurveKey,
+    EntryKey,
+    FabricKey,
+    LinksKey,
+    MeasuredPlace,
 )
-from perfmodel.learn._collective_curve import LinkConstants
-from perfmodel.learn._collective_grids import reference_grids
-from perfmodel.learn._collective_predict import entry_names, local_at, physical_curves, pooled_residual
-from perfmodel.learn._collective_residual import ResidualNet, fit_residual, residual_features
-from perfmodel.learn._collective_store import FILE_NAME, save_collective_weights
-from perfmodel.learn._collective_studies import left_out_spread
-from perfmodel.learn._collective_table import CollectiveRows, collective_rows
-from perfmodel.learn._collective_weights import CollectiveWeights, Corrected, MoeWeights
-from perfmodel.learn._fine_tables import FineTables, fit_fine_tables
-from perfmodel.learn._kriging import Hyperparameters, Kriging, fit_kriging
-from perfmodel.learn._kriging_hyper import MAX_POINTS, fit_hyperparameters
-from perfmodel.learn._local_intervals import conformal_quantile, local_errors
+from perfmodel.learn._fabrics import Fabric
 
-MOE_MOST_POINTS: Final = 2600
-_LOG: Final = logging.getLogger(__name__)
+Key = TypeVar("Key")
 
 
-def fit_collectives(
-    tables: Sequence[pd.DataFrame],
-    out: Path,
-    seed: int = 0,
-    *,
-    reference_sources: Sequence[str] = (),
-    unhealthy: Sequence[str] = (),
-    start: CollectiveWeights | None = None,
-    studies: bool = True,
-) -> CollectiveWeights:
-    """Fit curves, pooled residuals, corrections and intervals; write `out/collectives.safetensors`.
+@dataclass(frozen=True)
+class Sources:
+    """What is known of the sources of tables, as in `training/collectives.toml`."""
 
-    Deterministic for one seed. A table of twenty rows is enough: what it is too small for is left out.
-
-    Args:
-        tables: collective tables as `read_table` gives them; `moe_alltoall` rows may stand among them.
-        reference_sources: sources that cluster predictions stand on, best first; by default the largest.
-        unhealthy: beginnings of series names whose links between nodes are no guide to other clusters.
-        start: an earlier fit whose hyperparameters and networks are kept: several times faster.
-        studies: leave rank counts and devices out to learn how wide intervals must be there; if not, the
-            widths of `start` are kept.
-
-    Raises:
-        TableError: if no row of the tables can be used.
-    """
-    table = pd.concat(list(tables), ignore_index=True) if tables else pd.DataFrame({"collective": []})
-    is_moe = table["collective"].isin(moe.KINDS).to_numpy()
-    rows = _usable(collective_rows(table.loc[~is_moe]))
-    exchanges = _usable_moe(moe.moe_rows(table.loc[is_moe]))
-    if not len(rows) and not len(exchanges):
-        raise TableError("no usable collective row: bytes, num_ranks and time_us are needed in each")
-    sources = tuple(reference_sources) or tuple(pd.Series(rows.part(0)).value_counts().index)
-    weights = CollectiveWeights(series=(), reference_sources=sources, unhealthy=tuple(unhealthy))
-    if len(rows):
-        weights = fit_rows(rows, weights, seed, start)
-        weights = replace(weights, grids=reference_grids(weights, rows))
-        if studies:
-            weights = replace(weights, spread=left_out_spread(rows, weights, _refit(seed)))
-        elif start:
-            weights = replace(weights, spread=start.spread)
-    if len(exchanges):
-        weights = replace(weights, moe=fit_moe(exchanges, seed, start.moe if start else None, studies))
-    weights = replace(weights, notes={"seed": seed, "rows": len(rows), "exchange_rows": len(exchanges)})
-    save_collective_weights(weights, Path(out) / FILE_NAME)
-    return weights
+    reference: tuple[str, ...] = ()
+    """Sources timed on the device, best first, that a fabric's usual price stands on; by default all, largest first."""
+    unhealthy: tuple[tuple[str, ...], ...] = ()
+    """First parts of series whose network ran far below its rate: no guide to others."""
+    physics_only: tuple[str, ...] = ()
+    """Sources that state no licence: constants are fitted to them, their figures are not kept."""
+    forced: bool = False
+    """Whether a series of a forced algorithm may stand for a fabric where nothing else was measured."""
 
 
-def _refit(seed: int) -> Any:
-    def refit(rows: CollectiveRows, weights: CollectiveWeights) -> CollectiveWeights:
-        return fit_rows(rows, replace(weights, series=(), corrections={}), seed, weights)
-
-    return refit
+NO_SOURCES: Final = Sources()
+"""Nothing is known of them."""
 
 
 def fit_rows(
-    rows: CollectiveRows, base: CollectiveWeights, seed: int, start: CollectiveWeights | None
-) -> CollectiveWeights:
-    """Curves, networks (kept from `start`, if given) and corrections of measured rows."""
-    series = fit_series(rows)
-    _LOG.info("fitted the constants of %d series", len(series))
-    nets = dict(start.nets) if start else fit_nets(rows, series, seed)
-    hyper = {name: c.kriging.hyper for name, c in start.corrections.items()} if start else {}
-    corrections = fit_corrections(rows, series, nets, hyper, seed)
-    return replace(base, series=series, nets=nets, corrections=corrections)
-
-
-def fit_nets(rows: CollectiveRows, series: Sequence[Series], seed: int) -> dict[str, ResidualNet]:
-    """One residual network per collective kind that enough machines were measured with."""
-    curve_s, vectors = physical_curves(rows, series)
-    features = residual_features(rows, LinkConstants.from_vector(vectors), curve_s)
-    residual = np.log(rows.time_s / curve_s)
-    label = point_labels(rows)
-    _, first = np.unique(label, return_index=True)
-    machine = rows.part(0) + "|" + rows.part(1)
-    nets = {}
-    for kind in np.unique(rows.kind.astype(str)):
-        index = first[rows.kind[first] == kind]
-        _, entry, count = np.unique(rows.series[index].astype(str), return_inverse=True, return_counts=True)
-        net = fit_residual(features[index], residual[index], 1.0 / count[entry], machine[index], seed)
-        if net is not None:
-            nets[kind] = net
-            _LOG.info("%s: pooled residual, shrinkage %.2f", kind, net.shrinkage)
-    return nets
-
-
-def fit_corrections(
     rows: CollectiveRows,
-    series: Sequence[Series],
-    nets: dict[str, ResidualNet],
-    hyper: Mapping[str, Hyperparameters],
-    seed: int,
-) -> dict[str, Corrected]:
-    """Kriging of every family, with intervals from shapes left out."""
-    curve_s, vectors = physical_curves(rows, series)
-    residual = np.log(rows.time_s / curve_s) - pooled_residual(rows, vectors, curve_s, nets)
-    corrections = {}
-    for family in families(rows, MOST_POINTS):
-        own, target = rows.take(family.rows), residual[family.rows]
-        label = point_labels(own)
-        _, first = np.unique(label, return_index=True)
-        middle = pd.Series(target).groupby(label).median().to_numpy()
-        chosen = own.take(first)
-        points = as_points(chosen, curve_s[family.rows][first])
-        found = hyper.get(family.name) or fit_hyperparameters(
-            COMPONENTS, points, middle, likelihood_sample(chosen, MAX_POINTS, seed)
-        )
-        kriging, left_out = fit_kriging(COMPONENTS, found, points, middle, shape_blocks(chosen))
-        placement, size = points.categories["placement"][label], np.log2(own.buffer_bytes)
-        rest = target - kriging.predict(as_points(own, curve_s[family.rows]))
-        fine, without = fit_fine_tables(entry_names(own, placement), size, rest)
-        error = np.where(np.isnan(without), target - left_out[label], without)
-        corrections[family.name] = _corrected(family.name, kriging, fine, own.series, placement, size, error)
-    return corrections
+    base: CollectiveWeights | None,
+    sources: Sources = NO_SOURCES,
+    start: Mapping[Effect, float] | None = None,
+) -> CollectiveWeights:
+    """Physics (or that of `base`) and the curves of what was measured; `start`: effects to begin the search at."""
+    healthy = ~(rows.starting(sources.unhealthy) & rows.between)
+    physics = dict(base.physics) if base else fit_physics(rows.take(healthy), start)
+    own = rows.take(~np.isin(rows.of_series("source"), sources.physics_only))
+    weights = CollectiveWeights(physics=physics, most_ranks=_most_ranks(rows.take(healthy)))
+    if len(own):
+        weights = replace(weights, curves=fit_all_curves(own, physics, sources), measured_on=_measured_on(own))
+    return _merged(weights, base) if base else weights
 
 
-def fit_moe(rows: moe.MoeRows, seed: int, start: MoeWeights | None, studies: bool) -> MoeWeights:
-    """Curves and corrections of mixture-of-experts exchanges; hyperparameters are shared by all families."""
-    known = moe.fit_moe_series(rows)
-    curve_s = moe.moe_curves(rows, known)
-    residual = np.log(rows.time_s / curve_s)
-    points = moe.moe_points(rows, curve_s)
-    if start and start.corrections:
-        hyper = next(iter(start.corrections.values())).kriging.hyper
-    else:
-        sample = np.random.default_rng(seed).permutation(len(rows))[:MAX_POINTS]
-        hyper = fit_hyperparameters(moe.COMPONENTS, points, residual, sample)
-    corrections = {}
-    for name, index in moe.moe_families(rows, MOE_MOST_POINTS):
-        own = rows.take(index)
-        kriging, left_out = fit_kriging(moe.COMPONENTS, hyper, points.take(index), residual[index], moe.moe_blocks(own))
-        error = residual[index] - left_out
-        placement = points.categories["placement"][index]
-        corrections[name] = _corrected(
-            name, kriging, FineTables({}, {}), own.series, placement, np.log2(own.tokens), error
-        )
-    fitted = MoeWeights(known, corrections)
-    if studies:
-        return replace(fitted, spread=_moe_spread(rows, known))
-    return replace(fitted, spread=start.spread) if start else fitted
+def fit_curve(ranks: float, ranks_per_node: float, size: np.ndarray, residual: np.ndarray) -> Curve:
+    """Medians of quarter octaves, joined; `size` is log2 bytes, `residual` log(measured / physical), float64[n]."""
+    order = np.argsort(size, kind="stable")
+    x, y = np.clip(size[order], LOWEST, HIGHEST), residual[order]
+    cell = np.round(x * PER_OCTAVE).astype(int)
+    first = np.flatnonzero(np.diff(cell, prepend=cell[0] - 1))
+    middle = np.array([part.mean() for part in np.split(x, first[1:])])
+    value = np.array([np.median(part) for part in np.split(y, first[1:])])
+    start, end = cell[0] - LOWEST * PER_OCTAVE, cell[-1] - LOWEST * PER_OCTAVE
+    return Curve(ranks, ranks_per_node, int(start), np.interp(GRID[start : end + 1], middle, value).astype(np.float32))
 
 
-def _corrected(
-    name: str,
-    kriging: Kriging,
-    fine: FineTables,
-    series: np.ndarray,
-    placement: np.ndarray,
-    size: np.ndarray,
-    error: np.ndarray,
-) -> Corrected:
-    errors = local_errors(series, size, error).joined(local_errors(series + "#" + placement, size, error))
-    centre, _ = local_at(errors, series, placement, size)
-    mean = float(np.abs(np.expm1(centre - error)).mean())
-    _LOG.info("%s: %d points, %.1f %% on shapes left out", name, len(kriging.weight), 100 * mean)
-    return Corrected(kriging, errors, fine, mean)
+def fit_curves(
+    groups: Iterable[tuple[Key, np.ndarray]], ranks: np.ndarray, ranks_per_node: np.ndarray, size: np.ndarray,
+    residual: np.ndarray,
+) -> dict[Key, dict[tuple[float, float], Curve]]:  # fmt: skip
+    """One curve per key and placement; `groups`: keys with the indices of their rows."""
+    result: dict[Key, dict[tuple[float, float], Curve]] = {}
+    for label, index in groups:
+        for place in sorted(set(zip(ranks[index].tolist(), ranks_per_node[index].tolist(), strict=True))):
+            own = index[(ranks[index] == place[0]) & (ranks_per_node[index] == place[1])]
+            result.setdefault(label, {})[place] = fit_curve(*place, size[own], residual[own])
+    return result
 
 
-def _moe_spread(rows: moe.MoeRows, known: dict[str, np.ndarray]) -> float:
-    """Error of the curve alone for each device, its constants taken from the others."""
-    device, errors = rows.part(1), []
-    for name in np.unique(device.astype(str)):
-        others = {k: v for k, v in known.items() if k.split("|")[1] != name}
-        if others:
-            own = rows.take(device == name)
-            errors.append(np.log(own.time_s / moe.moe_curves(own, others)))
-    return conformal_quantile(np.concatenate(errors)) if errors else MoeWeights().spread
+def fit_all_curves(
+    rows: CollectiveRows, physics: Mapping[Effect, float], sources: Sources
+) -> dict[CurveKey, dict[tuple[float, float], Curve]]:
+    """Curves of series, of their software and element types, and of fabrics as usual."""
+    rows = rows.take(~np.isin(rows.of_series("source"), sources.physics_only))
+    residual = np.log(rows.time_s / np.maximum(physical_time(physics, rows), 1e-9))
+    place = (rows.ranks, rows.ranks_per_node, np.log2(rows.buffer_bytes), residual)
+    series = fit_curves(((rows.keys[code], index) for (code,), index in groups_of(rows.series)), *place)
+    entries = groups_of(rows.series, rows.software, rows.dtype)
+    # a series run with one software and element type is its own entry
+    several = {code for code, count in Counter(code for (code, *_), _ in entries).items() if count > 1}
+    of_entries = [(EntryKey(rows.keys[code], *run), index) for (code, *run), index in entries if code in several]
+    return {**series, **fit_curves(of_entries, *place), **_usual(rows, series, sources)}
 
 
-def _usable(rows: CollectiveRows) -> CollectiveRows:
-    return rows.take((rows.skipped == "") & np.isfinite(rows.time_s) & (rows.time_s > 0) & (rows.ranks > 1))
+def _usual(
+    rows: CollectiveRows, series: Mapping[SeriesKey, Mapping[tuple[float, float], Curve]], sources: Sources
+) -> dict[FabricKey | LinksKey, dict[tuple[float, float], Curve]]:
+    """A fabric's usual curves: at each placement those of the best reference source that measured it."""
+    order = sources.reference or tuple(pd.Series(rows.of_series("source")).value_counts().index)
+    candidates: dict[FabricKey | LinksKey, dict[tuple[float, float], dict[int, list[Curve]]]] = {}
+    for (code,), (at, *_) in groups_of(rows.series):
+        key = rows.keys[code]
+        if key.source not in order or (not rows.any_algorithm[at] and not sources.forced):
+            continue
+        fabric: Fabric = rows.fabric[at]  # pyright: ignore[reportAssignmentType]
+        # a forced algorithm counts where the library's own choice was not measured
+        rank = order.index(key.source) + (0 if rows.any_algorithm[at] else len(order))
+        for place, curve in series[key].items():
+            between = place[0] > place[1]
+            if between and key.starts(sources.unhealthy):
+                continue
+            for usual in CollectiveWeights.usual_keys(fabric, str(rows.kind[at]), between, -1):
+                candidates.setdefault(usual, {}).setdefault(place, {}).setdefault(rank, []).append(curve)
+    return {
+        key: {place: mean_curve(by_rank[min(by_rank)]) for place, by_rank in places.items()}
+        for key, places in candidates.items()
+    }
 
 
-def _usable_moe(rows: moe.MoeRows) -> moe.MoeRows:
-    return rows.take((rows.skipped == "") & np.isfinite(rows.time_s) & (rows.time_s > 0))
+def mean_curve(curves: Iterable[Curve]) -> Curve:
+    """The mean of several curves of one placement, over all sizes that one of them was measured at."""
+    several = list(curves)
+    start = min(c.start for c in several)
+    end = max(c.start + len(c.value) for c in several)
+    value = np.mean([c.everywhere()[start:end] for c in several], axis=0)
+    return Curve(several[0].ranks, several[0].ranks_per_node, start, value.astype(np.float32))
+
+
+def _measured_on(rows: CollectiveRows) -> dict[SeriesKey, tuple[MeasuredPlace, ...]]:
+    """What every series was measured on, inside nodes first."""
+    result: dict[SeriesKey, dict[MeasuredPlace, None]] = {}
+    columns = zip(rows.series.tolist(), rows.kind, rows.fabric, rows.between.tolist(), strict=True)
+    for code, kind, fabric, between in sorted(dict.fromkeys(columns), key=lambda x: (x[0], x[3])):
+        link = fabric.levels[-1].link if between else fabric.inside.link
+        result.setdefault(rows.keys[code], {})[MeasuredPlace(str(kind), fabric.device, link, between)] = None
+    return {key: tuple(places) for key, places in result.items()}
+
+
+def _merged(own: CollectiveWeights, base: CollectiveWeights) -> CollectiveWeights:
+    """`base` with the usual curves of its fabrics and kinds replaced where `own` measured them.
+
+    Shipped series stay, to predict their own rows by; what is usual on links of other devices stays as well.
+    """
+    usual = {key: curves for key, curves in own.curves.items() if not isinstance(key, LinksKey)}
+    measured = {place for places in own.measured_on.values() for place in places}
+    replaced: dict[str, list[str]] = {}
+    for key, places in base.measured_on.items():
+        for place in measured & set(places):
+            replaced.setdefault(str(place), []).append(str(key))
+    kept = sum(series.key not in own.curves for series in base.series) + len(base.moe.series)
+    return replace(
+        base,
+        curves={**base.curves, **usual},
+        measured_on={**base.measured_on, **own.measured_on},
+        most_ranks={
+            k: max(base.most_ranks.get(k, 0), own.most_ranks.get(k, 0)) for k in {*base.most_ranks, *own.most_ranks}
+        },
+        notes={**base.notes, "replaced": replaced, "kept": kept, "own": len(own.series)},
+    )
+
+
+def _most_ranks(rows: CollectiveRows) -> dict[str, int]:
+    result: dict[str, int] = {}
+    for fabric, n, r in set(zip(rows.fabric, rows.ranks, rows.ranks_per_node, strict=True)):
+        link = fabric.inside.link if n <= r else fabric.levels[-1].link
+        if not link.startswith("unknown"):
+            result[link] = max(result.get(link, 0), int(n))
+    return result

@@ -5,21 +5,25 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Float64
 
-from perfmodel.learn._base import fit_base
-from perfmodel.learn._errors import absolute_percent as absolute_percent
-from perfmodel.learn._errors import figures_of_errors, summary
-from perfmodel.learn._frame import factorise
-from perfmodel.learn._inputs import machine_of, shape_with_flags
-from perfmodel.learn._intervals import Intervals, Quantiles, bucketed, conformal, in_range_intervals
+from perfmodel.io import factorise
+from perfmodel.learn._base import fit_base, groups_of_samples
+from perfmodel.learn._intervals import (
+    Intervals,
+    Quantiles,
+    bucketed,
+    conformal,
+    figures_of_errors,
+    in_range_intervals,
+    summary,
+)
+from perfmodel.learn._intervals import absolute_percent as absolute_percent
 from perfmodel.learn._kinds import KindCode
 from perfmodel.learn._parameters import Parameters
-from perfmodel.learn._physics import PHYSICS
-from perfmodel.learn._recipe import Recipe
-from perfmodel.learn._regressor import Query, Regressor
-from perfmodel.learn._stages import Report, Stages
-from perfmodel.learn._tables import Samples, split
+from perfmodel.learn._queries import Query
+from perfmodel.learn._recipe import Recipe, Report, Stages
+from perfmodel.learn._regressor import Regressor
+from perfmodel.learn._tables import Samples, physics_of, split
 from perfmodel.learn._train import train_members
 
 FEWEST_OF_DEVICE: Final = 200
@@ -47,17 +51,19 @@ def evaluate(
 ) -> Evaluation:  # fmt: skip
     """Train with parts kept out; intervals and the figures of the model card."""
     fit_on, check_on, test = split(samples, recipe.holdout)
-    if len(fit_on) < 10 or len(test) < 5:
-        fit_on, check_on, test = np.arange(len(samples)), np.zeros(0, np.int64), np.arange(len(samples))
+    if len(fit_on) < 10 or len(test) < 5:  # too few rows to keep any out
+        fit_on, check_on, test = np.arange(len(samples)), np.zeros(0, np.int64), np.zeros(0, np.int64)
     shapes = fit_part(
         samples, fit_on, check_on, recipe, code, seed, stages.report("shapes out"), stages.checkpoint("shapes")
     )
     error, log_time = log_errors(shapes, samples, test)
-    labels = group_labels(samples)[test]
-    groups, family = in_range_intervals(error, log_time, labels)
+    pairs, group = groups_of_samples(samples)
+    group = group[test]
+    known, family = in_range_intervals(error, log_time, group) if len(test) else ({}, _typical("near"))
+    groups = {pairs[code]: quantiles for code, quantiles in known.items()}
     record: dict[str, Any] = {"in_range": summary(samples, test, error)}
     inside = Intervals(groups, family, family, family, family)
-    record["in_range"]["coverage_90"] = round(cross_coverage(error, log_time, labels, samples.shape_key[test]), 4)
+    record["in_range"]["coverage_90"] = cross_coverage(error, log_time, group, samples.shape_key[test])
     beyond, record["large_left_out"] = _large(samples, recipe, code, seed, stages)
     near, far, record["device_left_out"] = _devices(samples, recipe, code, seed, stages)
     intervals = replace(inside, near=near, far=far, beyond=beyond)
@@ -104,42 +110,30 @@ def log_errors(regressor: Regressor, samples: Samples, index: np.ndarray) -> tup
     return error, log_time
 
 
-def group_labels(samples: Samples) -> np.ndarray:
-    """`device|source|software|kind` of every sample."""
-    stacks = np.array([s.key for s in samples.stacks], object)[samples.stack]
-    return stacks + "|" + samples.rows.kind
-
-
-def cross_coverage(error: np.ndarray, log_time: np.ndarray, labels: np.ndarray, keys: np.ndarray) -> float:
-    """Share inside intervals calibrated on the other half of the kept-out shapes."""
+def cross_coverage(error: np.ndarray, log_time: np.ndarray, group: np.ndarray, keys: np.ndarray) -> float | None:
+    """Share inside intervals calibrated on the other half of the kept-out shapes; None without two halves."""
     half = (keys // np.uint64(7)) % np.uint64(2) == 0
     covered = np.zeros(len(error), bool)
     for side in (half, ~half):
         if not side.any() or side.all():
-            return float("nan")
-        groups, family = in_range_intervals(error[side], log_time[side], labels[side])
+            return None
+        groups, family = in_range_intervals(error[side], log_time[side], group[side])
         rest = ~side
-        for label in set(labels[rest]):
-            mine = rest & (labels == label)
-            low, high = groups.get(label, family).at(log_time[mine])
+        for code in np.unique(group[rest]).tolist():
+            mine = rest & (group == code)
+            low, high = groups.get(code, family).at(log_time[mine])
             covered[mine] = (error[mine] >= low) & (error[mine] <= high)
-    return float(covered.mean())
-
-
-def flops_of(samples: Samples) -> Float64[np.ndarray, "n"]:
-    """FLOPs of every sample: its size."""
-    machine = machine_of([s.figures for s in samples.stacks], samples.stack, samples.dtypes)
-    return PHYSICS[samples.rows.family](np, shape_with_flags(samples.rows), machine).flops
+    return round(float(covered.mean()), 4)
 
 
 def _large(
     samples: Samples, recipe: Recipe, code: KindCode, seed: int, stages: Stages
 ) -> tuple[Quantiles, dict[str, Any]]:
-    size = flops_of(samples)
+    size = physics_of(samples)[0].flops
     large = np.zeros(len(samples), bool)
-    labels = group_labels(samples)
-    for label in set(labels):
-        mine = labels == label
+    pairs, group = groups_of_samples(samples)
+    for number in range(len(pairs)):
+        mine = group == number
         if mine.sum() >= FEWEST_OF_DEVICE:
             large |= mine & (size > np.quantile(size[mine], 1.0 - LARGE_SHARE))
     if large.sum() < 50:

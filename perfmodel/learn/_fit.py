@@ -1,29 +1,40 @@
-"""Fitting regressors from tables: train with parts kept out to know the errors, then on all rows."""
+"""Fitting from tables: kernels and collectives side by side in one calibration directory."""
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pandas as pd
 
+from perfmodel.display import frame_html, shows_progress
 from perfmodel.errors import CalibrationError, TableError
-from perfmodel.learn._base import fit_base
-from perfmodel.learn._frame import text
-from perfmodel.learn._inputs import machine_of, shape_with_flags
+from perfmodel.io import read_table, table_kind, text
+from perfmodel.learn import _moe_alltoall as moe
+from perfmodel.learn._base import fit_base, groups_of_samples
+from perfmodel.learn._collective_fit import NO_SOURCES, Sources, fit_rows
+from perfmodel.learn._collective_studies import shape_spread, usable
+from perfmodel.learn._collective_weights import (
+    FILE_NAME,
+    CollectiveWeights,
+    Scope,
+    collective_weights,
+    save_collective_weights,
+)
 from perfmodel.learn._kinds import KindCode
 from perfmodel.learn._parameters import Parameters
-from perfmodel.learn._physics import PHYSICS
 from perfmodel.learn._recipe import Recipe, small_recipe
 from perfmodel.learn._regressor import Regressor, cell_hash
 from perfmodel.learn._rows import FAMILIES
-from perfmodel.learn._shared_tables import table_hashes
-from perfmodel.learn._tables import Samples, figures_lookup, gather
-from perfmodel.learn._weights import read_header, save_regressor
+from perfmodel.learn._tables import Samples, figures_lookup, gather, physics_of, table_hashes
+from perfmodel.learn._weights import read_header, save_regressor, weight_files
 
 if TYPE_CHECKING:
     from perfmodel.learn._evaluate import Evaluation
 
+_LOG: Final = logging.getLogger(__name__)
 Progress = Callable[[str, int, int], None]
 """Called with (what is going on, steps done, steps in all)."""
 
@@ -53,8 +64,8 @@ def fit(
             same files with the same recipe and seed.
 
     Returns:
-        By regressor name: `rows`, and `mean_ape`, `median_ape` and `coverage_90` (fractions) on shapes
-        kept out.
+        By regressor name: `rows`, how many were `kept_out` to tell errors by, and `mean_ape`, `median_ape` and
+        `coverage_90` (fractions, None without any) on shapes kept out.
 
     Raises:
         TableError: for a malformed table, an unknown device, or no usable row.
@@ -106,12 +117,9 @@ def _done(out: Path, recipe: Recipe, seed: int, hashes: dict[str, str]) -> dict[
 
 def _headline(record: dict[str, Any]) -> dict[str, Any]:
     kept_out = record["in_range"]
-    return {
-        "rows": sum(record["rows_by_source"].values()),
-        "mean_ape": kept_out["mean_ape"] / 100,
-        "median_ape": kept_out["median_ape"] / 100,
-        "coverage_90": kept_out["coverage_90"],
-    }
+    errors = {name: kept_out[name] / 100 if kept_out["n"] else None for name in ("mean_ape", "median_ape")}
+    rows = {"rows": sum(record["rows_by_source"].values()), "kept_out": kept_out["n"]}
+    return rows | errors | {"coverage_90": kept_out["coverage_90"]}
 
 
 def fit_regressor(
@@ -125,7 +133,7 @@ def fit_regressor(
 ) -> Regressor:
     """Measure a recipe's errors on kept-out data, then fit it to all `samples`."""
     from perfmodel.learn._evaluate import evaluate
-    from perfmodel.learn._stages import Stages
+    from perfmodel.learn._recipe import Stages
     from perfmodel.learn._train import train_members
 
     code = KindCode.of(sorted(set(samples.rows.kind.tolist())))
@@ -146,11 +154,9 @@ def assemble(
     evaluation: "Evaluation", *, seed: int, hashes: dict[str, str],
 ) -> Regressor:  # fmt: skip
     """Put fitted parameters, intervals and the record of their making together."""
-    machine = machine_of([s.figures for s in samples.stacks], samples.stack, samples.dtypes)
-    axes = PHYSICS[recipe.family](np, shape_with_flags(samples.rows), machine).axes
+    axes = physics_of(samples)[0].axes
     positions = np.stack([np.broadcast_to(a, (len(samples),)) for a in axes], axis=1)
-    stacks = np.array([s.key for s in samples.stacks], object)[samples.stack]
-    cells = np.unique(cell_hash(stacks + "|" + samples.rows.kind, positions))
+    cells = np.unique(cell_hash(samples.stacks, *groups_of_samples(samples), positions))
     sources = np.array([s.source for s in samples.stacks])[samples.stack]
     rows = {str(k): int(v) for k, v in zip(*np.unique(sources, return_counts=True), strict=True)}
     record = {"recipe": recipe.to_dict(), "seed": seed, "tables": hashes, "rows_by_source": rows, **evaluation.record}
@@ -158,3 +164,105 @@ def assemble(
         name=recipe.name, family=recipe.family, dtypes=recipe.dtypes, params=params, stacks=samples.stacks,
         groups=groups, code=code, intervals=evaluation.intervals, cells=cells, record=record,
     )  # fmt: skip
+
+
+class FitReport(dict[str, dict[str, Any]]):
+    """Figures by fitted file."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per fitted file: `family` and its figures."""
+        return pd.DataFrame([{"family": family, **figures} for family, figures in self.items()])
+
+    def _repr_html_(self) -> str:
+        return frame_html(self.to_frame())
+
+
+@shows_progress("fit")
+def fit_calibration(
+    tables: Sequence[Path | str | pd.DataFrame] | Path | str | pd.DataFrame,
+    out: Path | str,
+    *,
+    family: str | None = None,
+    seed: int = 0,
+    resume: bool = True,
+    progress: Progress | None = None,
+) -> FitReport:
+    """Fit cost models to tables of kernels, collectives or both, and write a calibration directory.
+
+    `KernelModel.load(out)` and `CollectiveModel.load(out)` read it; what it lacks, the shipped weights serve. Series of
+    collectives take the place of shipped ones of the same fabric (device and links) and kind only.
+
+    Args:
+        tables: files (csv, csv.gz, parquet), or frames that `read_table` made.
+        family: only this op family, or `collectives`.
+        resume: go on from checkpoints in `out`.
+
+    Returns:
+        By fitted file: `rows` and the errors on shapes kept out (fractions), or of collectives the number of
+        `series`, of shipped ones `kept`, by fabric the names of those `replaced`, and by reason the rows `set_aside`.
+
+    Raises:
+        TableError: for a malformed table, or if no table has a usable row of the wanted family.
+    """
+    given = [tables] if isinstance(tables, Path | str | pd.DataFrame) else list(tables)
+    frames = [(t if isinstance(t, pd.DataFrame) else read_table(t)) for t in given]
+    kinds = [table_kind(frame) for frame in frames]
+    kernels = [t for t, kind in zip(given, kinds, strict=True) if kind == "compute"]
+    collectives = [f for f, kind in zip(frames, kinds, strict=True) if kind == "collective"]
+    summary = FitReport()
+    if kernels and family != "collectives":
+        summary.update(fit(kernels, out, family=family, seed=seed, resume=resume, progress=progress))
+    if collectives and family in (None, "collectives"):
+        summary["collectives"] = _fit_beside_shipped(collectives, Path(out))
+    if not summary:
+        raise TableError(f"no table has rows of family {family!r}; found {', '.join(sorted(set(kinds)))} tables")
+    return summary
+
+
+def _fit_beside_shipped(tables: Sequence[pd.DataFrame], out: Path) -> dict[str, Any]:
+    """Fit, join with the shipped weights, write; what became of rows and series."""
+    notes = fit_collectives(
+        tables, out, base=collective_weights(weight_files(None)), sources=Sources(forced=True)
+    ).notes
+    facts = {name: notes[name] for name in ("kept", "replaced", "set_aside")}
+    return {"rows": sum(map(len, tables)), "series": notes["own"] + notes["own_exchanges"]} | facts
+
+
+def fit_collectives(
+    tables: Sequence[pd.DataFrame],
+    out: Path,
+    *,
+    base: CollectiveWeights | None = None,
+    sources: Sources = NO_SOURCES,
+    spread: Mapping[Scope, float] | None = None,
+) -> CollectiveWeights:
+    """Fit the collective model and write `out/collectives.safetensors`.
+
+    With `base`, its physics is kept and the tables' series replace those of the same fabrics and kinds; `notes`
+    tells what was replaced. Without, physics is fitted too.
+
+    Args:
+        tables: collective tables as `read_table` gives them; `moe_alltoall` rows may stand among them.
+        spread: widths of intervals from studies (`study_collectives`), beside those of the measured series.
+
+    Raises:
+        TableError: if no row of the tables can be used.
+    """
+    rows, exchanges, odd = usable(tables, sources)
+    if not len(rows) and not len(exchanges):
+        why = next(iter(odd), "bytes, num_ranks and time_us are needed in each")
+        raise TableError(f"no usable collective row: {why}")
+    for words, count in odd.items():
+        _LOG.info("set aside %d rows: %s", count, words)
+    weights = fit_rows(rows, base, sources) if len(rows) else base or CollectiveWeights(physics={})
+    if len(rows):
+        measured = {**weights.spread, **(spread or {}), **shape_spread(rows, weights, sources)}
+        weights = replace(weights, spread=measured)
+    if len(exchanges):
+        weights = replace(weights, moe=moe.fit_moe(exchanges, weights.moe))
+    facts = {"rows": len(rows), "exchange_rows": len(exchanges), "set_aside": odd}
+    facts["own_exchanges"] = len(np.unique(exchanges.series))
+    notes = {"replaced": {}, "kept": 0, "own": 0, **weights.notes, **facts}
+    weights = replace(weights, notes=notes)
+    save_collective_weights(weights, Path(out) / FILE_NAME)
+    return weights

@@ -1,10 +1,53 @@
-"""90 % intervals: conformal quantiles of log errors on shapes, sizes and devices kept out."""
+"""Errors of predictions, and 90 % intervals: conformal quantiles on shapes, sizes and devices kept out."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Float64
+
+from perfmodel.learn._tables import Samples
+
+
+def conformal_quantile(residual: np.ndarray, level: float = 0.9) -> float:
+    """The `ceil((n + 1) level) / n` quantile of absolute residuals (split conformal; Lei et al., JASA 113, 2018)."""
+    n = len(residual)
+    if n == 0:
+        return float("nan")
+    return float(np.quantile(np.abs(residual), min(1.0, np.ceil((n + 1) * level) / n), method="higher"))
+
+
+def absolute_percent(error: Float64[np.ndarray, "n"]) -> np.ndarray:
+    """Absolute percentage errors from log(true / predicted)."""
+    return 100.0 * np.abs(np.expm1(-error))
+
+
+def summary(samples: Samples, index: np.ndarray, error: np.ndarray) -> dict[str, Any]:
+    """Mean, median and 90th percentile of absolute percentage errors, in all and by dtype, device and source."""
+    devices = np.array([s.figures.name for s in samples.stacks], object)[samples.stack[index]]
+    sources = np.array([s.source for s in samples.stacks], object)[samples.stack[index]]
+    dtypes = samples.dtypes[index]
+
+    def by(labels: np.ndarray) -> dict[str, dict[str, float]]:
+        return {str(v): figures_of_errors(error[labels == v]) for v in sorted(set(labels.tolist()))}
+
+    return {**figures_of_errors(error), "by_dtype": by(dtypes), "by_device": by(devices), "by_source": by(sources)}
+
+
+def figures_of_errors(error: Float64[np.ndarray, "n"]) -> dict[str, float]:
+    """Count, mean, median and 90th percentile of the absolute percentage error, and the bias in per cent."""
+    if not len(error):
+        return {"n": 0}
+    ape = absolute_percent(error)
+    return {
+        "n": len(ape),
+        "mean_ape": round(float(ape.mean()), 2),
+        "median_ape": round(float(np.median(ape)), 2),
+        "p90_ape": round(float(np.quantile(ape, 0.9)), 2),
+        "bias": round(float(100 * np.expm1(-np.mean(error))), 2),
+    }
+
 
 COVERAGE: Final = 0.90
 _FEWEST: Final = 40
@@ -63,8 +106,8 @@ def bucketed(error: np.ndarray, log_time: np.ndarray) -> Quantiles:
 class Intervals:
     """Interval offsets of one regressor."""
 
-    groups: dict[str, Quantiles]
-    """In range, by `stack|kind`."""
+    groups: Mapping[tuple[int, str], Quantiles]
+    """In range, by index of the stack and kind."""
     family: Quantiles
     """In range, groups with few kept-out samples."""
     near: Quantiles
@@ -77,7 +120,7 @@ class Intervals:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a weights file's metadata."""
         return {
-            "groups": {k: v.to_list() for k, v in self.groups.items()},
+            "groups": [[stack, kind, v.to_list()] for (stack, kind), v in self.groups.items()],
             "family": self.family.to_list(), "near": self.near.to_list(),
             "far": self.far.to_list(), "beyond": self.beyond.to_list(),
         }  # fmt: skip
@@ -86,18 +129,19 @@ class Intervals:
     def from_dict(cls, value: dict[str, Any]) -> "Intervals":
         """Inverse of `to_dict`."""
         rest = {k: Quantiles.from_list(value[k]) for k in ("family", "near", "far", "beyond")}
-        return cls(groups={k: Quantiles.from_list(v) for k, v in value["groups"].items()}, **rest)
+        groups = {(int(stack), str(kind)): Quantiles.from_list(v) for stack, kind, v in value["groups"]}
+        return cls(groups=groups, **rest)
 
 
 def in_range_intervals(
-    error: np.ndarray, log_time: np.ndarray, labels: np.ndarray
-) -> tuple[dict[str, Quantiles], Quantiles]:
-    """Per-group and pooled quantiles of held-out errors log(true / predicted)."""
+    error: np.ndarray, log_time: np.ndarray, group: np.ndarray
+) -> tuple[dict[int, Quantiles], Quantiles]:
+    """Per-group and pooled quantiles of held-out errors log(true / predicted); `group`: int[n]."""
     groups = {}
-    for label in np.unique(labels.astype(str)):
-        mine = labels == label
+    for code in np.unique(group).tolist():
+        mine = group == code
         if mine.sum() >= _FEWEST:
-            groups[str(label)] = bucketed(error[mine], log_time[mine])
-    few = np.array([str(label) not in groups for label in labels])
+            groups[code] = bucketed(error[mine], log_time[mine])
+    few = ~np.isin(group, list(groups))
     pooled = few if few.sum() >= _FEWEST else np.ones(len(error), bool)
     return groups, bucketed(error[pooled], log_time[pooled])

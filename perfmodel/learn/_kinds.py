@@ -1,9 +1,14 @@
-"""Kinds (`dtype/op/pass`): their one-hot code and the flags that follow from them."""
+"""Kinds (`dtype/op/pass`): their distances and codes, and rows as the inputs of a regressor."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from perfmodel.io import factorise
+from perfmodel.learn._rows import Rows
+from perfmodel.learn._stack import Figures, Machine
+from perfmodel.spec import NONGATED_MOE
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ def kind_flags(kind: str) -> dict[str, float]:
     Causal and full attention keep the mask of their rows, which may stand in for each other.
     """
     _, op, direction = kind.split("/")
-    flags = {"bwd": float(direction == "bwd"), "nongated": float(op == "moe_nongated")}
+    flags = {"bwd": float(direction == "bwd"), "nongated": float(op == NONGATED_MOE)}
     if op in ("decode", "mixed"):
         flags["causal"] = 1.0
     return flags
@@ -54,6 +59,22 @@ def kind_distance(a: str, b: str) -> float:
     if pass_a != pass_b:
         distance += 1.0 if pass_b == "fwd" else 1.5
     return distance
+
+
+_ONE_PRODUCT = ("dgrad", "wgrad", "bwd_one_gemm", "fwd")
+
+
+def _pass_cost(asked: str, other: str) -> float:
+    """How badly a pass stands in for another. A gradient of a product is a product as forward is; both gradients
+    together, or their addition to others, are not, and a gradient product of which nobody says which (`bwd_one_gemm`)
+    was timed on too few shapes to speak for others."""
+    if asked == other:
+        return 0.0
+    if asked in _ONE_PRODUCT:
+        return {"fwd": 2.5, "bwd_one_gemm": 3.5}.get(other, 3.0 if other in _ONE_PRODUCT else 6.0)
+    if "grad_accum" in (asked, other):
+        return 6.0
+    return 3.0 if other == "fwd" or other not in _ONE_PRODUCT else 3.5
 
 
 def stand_in(kind: str, known: Sequence[str]) -> str:
@@ -69,7 +90,7 @@ def stand_in(kind: str, known: Sequence[str]) -> str:
 
     def cost(other: str) -> tuple[float, str]:
         other_dtype, other_op, other_pass = other.split("/")
-        value = 4.0 * (other_dtype != dtype) + 3.0 * (other_pass != direction)
+        value = 4.0 * (other_dtype != dtype) + _pass_cost(direction, other_pass)
         if other_op != op:
             theirs = set(other_op.split("_"))
             value += 2.0 - 1.0 * bool(words & theirs) - 0.5 * (other_op == "gelu")
@@ -77,3 +98,30 @@ def stand_in(kind: str, known: Sequence[str]) -> str:
         return value, other
 
     return min(known, key=cost)
+
+
+def shape_with_flags(rows: Rows) -> dict[str, np.ndarray]:
+    """The rows' shape columns with the flags that their kinds fix."""
+    codes, kinds = factorise(rows.kind)
+    flags = [kind_flags(kind) for kind in kinds]
+    shape = dict(rows.shape)
+    for name in ("bwd", "nongated"):
+        shape[name] = np.array([f[name] for f in flags])[codes]
+    if rows.family == "attention":
+        given = np.array([f.get("causal", -1.0) for f in flags])[codes]
+        shape["causal"] = np.where(given >= 0, given, shape["causal"])
+    return shape
+
+
+def machine_of(figures: Sequence[Figures], index: np.ndarray, dtypes: np.ndarray) -> Machine:
+    """Device figures per row: `figures[index[i]]` at dtype class `dtypes[i]`."""
+    codes, names = factorise(dtypes)
+    peaks = np.array([[f.peak(name) for name in names] for f in figures])
+    rest = np.array([[f.bandwidth, f.units, f.l2, f.clock] for f in figures])[index]
+    return Machine(peaks[index, codes], rest[:, 0], rest[:, 1], rest[:, 2], rest[:, 3])
+
+
+def one_hot(code: KindCode, kinds: np.ndarray) -> np.ndarray:
+    """Kind codes of rows [n, K]."""
+    index, names = factorise(kinds)
+    return np.stack([code.one_hot(name) for name in names])[index]

@@ -7,12 +7,12 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from perfmodel.learn._errors import figures_of_errors
-from perfmodel.learn._frame import text
+from perfmodel.io import text
+from perfmodel.learn._intervals import figures_of_errors
 from perfmodel.learn._kinds import KindCode
-from perfmodel.learn._recipe import Recipe
-from perfmodel.learn._stages import Report
-from perfmodel.learn._tables import Samples, figures_lookup, gather, trusted
+from perfmodel.learn._recipe import Recipe, Report
+from perfmodel.learn._tables import Samples, figures_lookup, gather, may_be_fitted
+from perfmodel.readers import clean_kernels
 
 CHECK_SHARE: Final = 0.05
 """Share of the shapes trained on that only stop training early."""
@@ -51,9 +51,11 @@ def operator_errors(
         KindCode.of(sorted(set(samples.rows.kind.tolist()))), seed, report, None,
     )  # fmt: skip
     rows = []
-    every: Any = pd.concat(list(tables), ignore_index=True)
-    every = every[(text(every, "op_family") == recipe.family) & trusted(every)]
-    names = text(every, column) + "\t" + text(every, "pass")
+    stated = pd.concat(list(tables), ignore_index=True)
+    every: Any = clean_kernels(stated)
+    usable = (text(every, "op_family") == recipe.family) & may_be_fitted(every)
+    names = (text(stated, column) + "\t" + text(stated, "pass"))[usable]
+    every = every[usable]
     for name in sorted(set(names)):
         part: Any = every[names == name]
         mine = _on_stacks(gather([part], recipe.family, recipe.dtypes, figures_of), samples)

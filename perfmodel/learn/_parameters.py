@@ -5,8 +5,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.learn._machine import Machine
 from perfmodel.learn._physics import AXES, PHYSICS, common_features
+from perfmodel.learn._stack import Machine
 from perfmodel.learn._work import Physics, compute_seconds, memory_seconds
 
 JOINT_POWER: Final = 3.0
@@ -113,10 +113,19 @@ def residual(xp: Any, family: str, params: Parameters, z: Any, positions: Any, s
         parts.append(table[..., stack, node, :] * (1 - weight) + table[..., stack, node + 1, :] * weight)
     h = xp.concatenate(parts, axis=-1)
     for kernel, bias in zip(params.kernels[:-1], params.biases[:-1], strict=True):
-        h = h @ kernel + bias[..., None, :]
+        h = _each_by(xp, h, kernel) + bias[..., None, :]
         h = h * (0.5 + 0.5 * xp.tanh(0.5 * h))  # SiLU, finite at both ends
-    out = (h @ params.kernels[-1] + params.biases[-1][..., None, :])[..., 0]
+    out = (_each_by(xp, h, params.kernels[-1]) + params.biases[-1][..., None, :])[..., 0]
     return out.mean(axis=0) if out.ndim == 2 else out
+
+
+def _each_by(xp: Any, rows: Any, matrix: Any) -> Any:
+    """`rows @ matrix`; in NumPy row by row, so that no row's rounding depends on how many others there are.
+
+    A product of many rows takes other kernels, which add in another order, for other numbers of them: a time would
+    depend on what else was asked in the same call, and so on what was remembered from earlier ones.
+    """
+    return (rows[..., None, :] @ matrix[..., None, :, :])[..., 0, :] if xp is np else rows @ matrix
 
 
 def predict_log_time(

@@ -1,21 +1,47 @@
-"""A measurement table's rows as questions to a regressor: what kernel, on what device, whose software."""
+"""What a regressor is asked and what it answers; a measurement table's rows as such questions."""
 
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 
 from perfmodel.errors import PerfModelError
-from perfmodel.learn._frame import factorise, relabel, text
-from perfmodel.learn._inputs import machine_of, shape_with_flags
-from perfmodel.learn._machine import Figures, Machine
+from perfmodel.io import factorise, relabel, text
+from perfmodel.learn._kinds import machine_of, shape_with_flags
 from perfmodel.learn._physics import PHYSICS
-from perfmodel.learn._regressor import Query
 from perfmodel.learn._rows import Rows, rows_from_table
-from perfmodel.learn._tables import effective_dtype, figures_lookup, software_label
+from perfmodel.learn._stack import Figures, Machine
+from perfmodel.learn._tables import figures_lookup
 from perfmodel.learn._work import Physics
+from perfmodel.readers import clean_kernels
 from perfmodel.units import DTYPE_BYTES
+
+PROVENANCE: Final = ("measured", "learned", "extrapolated", "analytical")
+"""Order of trust; codes of `Prediction.provenance` index into it."""
+
+
+class Query(NamedTuple):
+    """What rows are asked for: a device, and optionally whose software."""
+
+    figures: Figures
+    source: str | None = None
+    software: str | None = None
+
+
+class Prediction(NamedTuple):
+    """Log seconds [n] with 90 % bounds and provenance codes."""
+
+    log_time: Float64[np.ndarray, "n"]
+    log_low: Float64[np.ndarray, "n"]
+    log_high: Float64[np.ndarray, "n"]
+    provenance: Int64[np.ndarray, "n"]
+
+    @classmethod
+    def empty(cls, n: int) -> "Prediction":
+        """Room for `n` answers."""
+        return cls(np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n, np.int64))
 
 
 @dataclass(frozen=True)
@@ -27,6 +53,8 @@ class TableQueries:
     query: Int64[np.ndarray, "n"]
     reasons: np.ndarray
     """`skipped: why` per row, empty where the row can be asked (object dtype)."""
+    host_launch: np.ndarray
+    """Whether the row's time contains the host's launch, bool[n]."""
 
 
 def table_rows(table: pd.DataFrame, family: str) -> TableQueries:
@@ -39,21 +67,17 @@ def table_rows(table: pd.DataFrame, family: str) -> TableQueries:
             figures.append(lookup(name))
         except PerfModelError:
             figures.append(None)
-    known = {d: f for d, f in zip(devices, figures, strict=True) if f is not None}
-    table = table.assign(dtype=effective_dtype(table, known))
+    table = clean_kernels(table)
     rows, complete = rows_from_table(table, family)
     reasons = np.full(len(table), "", object)
     reasons[~complete] = "skipped: a shape column is empty"
     known_dtype = relabel(text(table, "dtype"), lambda d: d in DTYPE_BYTES or d.startswith("fp8"))
     reasons[~known_dtype.astype(bool)] = "skipped: unknown dtype"
-    variant = text(table, "variant").astype(str)
-    reasons[np.char.startswith(variant, "suspect")] = "skipped: marked as suspect"
-    reasons[variant == "unit_not_stated"] = "skipped: unit of the time is not stated"
-    reasons[np.char.endswith(variant, "cold")] = "skipped: measured with cold caches"
+    flaw = table["flaw"].to_numpy(object)
+    reasons[flaw != ""] = "skipped: " + flaw[flaw != ""]
     unknown = np.array([f is None for f in figures])[device_code]
     reasons[unknown] = "skipped: unknown device"
-    label = text(table, "source", "measured") + "\t" + software_label(table)
-    software_code, labels = factorise(label)
+    software_code, labels = factorise(text(table, "source") + "\t" + text(table, "software"))
     joint = device_code * len(labels) + software_code
     unique, query = np.unique(joint, return_inverse=True)
     some = next((f for f in figures if f is not None), None)
@@ -63,7 +87,7 @@ def table_rows(table: pd.DataFrame, family: str) -> TableQueries:
         device = figures[value // len(labels)] or some
         if device is not None:
             queries.append(Query(device, origin or None, name or None))
-    return TableQueries(rows, tuple(queries), query, reasons)
+    return TableQueries(rows, tuple(queries), query, reasons, table["host_launch"].to_numpy(bool))
 
 
 def kernel_physics(figures: Figures, rows: Rows) -> tuple[Physics, Machine]:

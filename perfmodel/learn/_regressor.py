@@ -1,45 +1,27 @@
 """A fitted regressor of one op family: parameters, what it was fitted on, and predictions."""
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from perfmodel.learn._frame import factorise
-from perfmodel.learn._inputs import machine_of, shape_with_flags
+from perfmodel.io import factorise
+from perfmodel.learn._gradients import added, gradient_products, share_of, way, whole_backward
 from perfmodel.learn._intervals import Intervals
-from perfmodel.learn._kinds import KindCode, stand_in
-from perfmodel.learn._machine import Figures, similarity
+from perfmodel.learn._kinds import KindCode, machine_of, shape_with_flags, stand_in
 from perfmodel.learn._parameters import Inputs, Parameters, log_time_and_positions
-from perfmodel.learn._plan import Plan, make_plan
-from perfmodel.learn._rows import Rows
-from perfmodel.learn._stack import Stack
-from perfmodel.learn._transfer import term_constants
+from perfmodel.learn._plan import Plan, make_plan, on_behalf_of, term_constants
+from perfmodel.learn._queries import Prediction, Query
+from perfmodel.learn._rows import Rows, as_measured
+from perfmodel.learn._stack import Figures, Stack, similarity
+from perfmodel.session import Store
 
-PROVENANCE: Final = ("measured", "learned", "extrapolated", "analytical")
-"""Order of trust; codes of `Prediction.provenance` index into it."""
-
+_MOST_PLANS: Final = 4096
 _CELL: Final = 2.0
 """Side of a cell of measured shapes, in doublings."""
-
-
-class Query(NamedTuple):
-    """What rows are asked for: a device, and optionally whose software."""
-
-    figures: Figures
-    source: str | None = None
-    software: str | None = None
-
-
-class Prediction(NamedTuple):
-    """Log seconds [n] with 90 % bounds and provenance codes."""
-
-    log_time: Float64[np.ndarray, "n"]
-    log_low: Float64[np.ndarray, "n"]
-    log_high: Float64[np.ndarray, "n"]
-    provenance: Int64[np.ndarray, "n"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +42,7 @@ class Regressor:
     """Sorted uint32 hashes of the coarse cells in which shapes were measured."""
     record: dict[str, Any]
     """Where it came from: tables and hashes, rows by source, seed, split, errors."""
-    _plans: dict[tuple, Plan] = field(default_factory=dict, compare=False, repr=False)
+    _plans: Store = field(default_factory=lambda: Store(_MOST_PLANS), compare=False, repr=False)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -80,14 +62,51 @@ class Regressor:
     ) -> Prediction:
         """Times of `rows`, row `i` on `queries[query[i]]`.
 
+        Both gradients of a product take as long as the two apart (`learn._gradients`).
+
         Args:
             host_launch: add the launch floor that eager measurements contain.
         """
+        asked, combo_of = _combinations(rows, query)
+        ways = [way(self.family, kind, queries[q], self.stacks, self.plan) for q, kind in asked]
+        way_of = np.array(ways, object)[combo_of]
+
+        def own(part: Rows, at: np.ndarray) -> Prediction:
+            return self._by_plans(part, queries, query[at], host_launch)
+
+        out = Prediction.empty(len(rows))
+        for how in sorted(set(ways)):
+            at = np.flatnonzero(way_of == how)
+            part = rows.take(at)
+            if how == "itself":
+                answer = own(part, at)
+            elif how == "near measured":
+                answer = own(part, at)
+                far = np.flatnonzero(answer.provenance > 0)
+                moved = self._by_plans(part.take(far), queries, query[at[far]], host_launch, direct=False)
+                for total, value in zip(answer, moved, strict=True):
+                    total[far] = value
+            elif how == "sum":
+                once, other = gradient_products(part)
+                answer = added(own(once, at), own(other, at))
+            else:
+                whole = whole_backward(part)
+                once, other = gradient_products(whole)
+                answer = share_of(own(whole, at), own(part, at), own(once, at), own(other, at))
+            for total, value in zip(out, answer, strict=True):
+                total[at] = value
+        return out
+
+    def _by_plans(
+        self, rows: Rows, queries: tuple[Query, ...], query: Int64[np.ndarray, "n"], host_launch: bool, *,
+        direct: bool = True,
+    ) -> Prediction:  # fmt: skip
+        """Times of rows, each by the plan of its own kind."""
         n = len(rows)
-        kind_code, kinds = factorise(rows.kind)
-        joint = query * len(kinds) + kind_code
-        combos, combo_of = np.unique(joint, return_inverse=True)
-        plans = [self.plan(queries[c // len(kinds)], kinds[c % len(kinds)]) for c in combos]
+        if not n:
+            return Prediction.empty(0)
+        combos, combo_of = _combinations(rows, query)
+        plans = [self.plan(queries[q], kind, direct=direct) for q, kind in combos]
         order = np.argsort(combo_of, kind="stable")
         bounds = np.searchsorted(combo_of[order], np.arange(len(combos) + 1))
         row, terms, term_of = [], [], []
@@ -105,15 +124,15 @@ class Regressor:
         first[rows_at[::-1]] = np.arange(len(rows_at))[::-1]
         return self._with_bounds(log_time, plans, combo_of, terms, term_at[first], positions[first])
 
-    def plan(self, query: Query, kind: str) -> Plan:
-        """How a kind is answered on a device (remembered)."""
-        key = (query.figures.name, query.figures.bandwidth, query.source, query.software, kind)
-        if key not in self._plans:
-            known = stand_in(kind, self.kinds)
-            plan = make_plan(self.stacks, query.figures, known, query.source, query.software)
-            assert plan is not None  # `known` belongs to some stack
-            self._plans[key] = plan
-        return self._plans[key]
+    def plan(self, query: Query, kind: str, *, direct: bool = True) -> Plan:
+        """How a kind is answered on a device (remembered); without `direct`, as if it was not measured there."""
+        return self._plans.once((query, kind, direct), lambda: self._plan(query, kind, direct))
+
+    def _plan(self, query: Query, kind: str, direct: bool) -> Plan:
+        known = stand_in(kind, self.kinds)
+        plan = make_plan(self.stacks, query.figures, known, query.source, query.software, direct=direct)
+        assert plan is not None  # `known` belongs to some stack
+        return on_behalf_of(plan, known, kind)
 
     def _evaluate(
         self, rows: Rows, rows_at: np.ndarray, terms: list, term_at: np.ndarray, host_launch: bool
@@ -122,7 +141,7 @@ class Regressor:
         params = term_constants(self.params, self.stacks, self.groups, terms)
         stack = np.array([t.stack for t in terms])
         taken = rows.take(rows_at)
-        taken = Rows(taken.family, taken.shape, kinds[term_at])
+        taken = as_measured(taken, kinds[term_at], np.array([t.work or t.kind for t in terms], object)[term_at])
         dtypes = np.array([k.partition("/")[0] for k in kinds], object)
         shape = shape_with_flags(taken)
         machine = machine_of([t.figures for t in terms], term_at, dtypes[term_at])
@@ -138,18 +157,20 @@ class Regressor:
         n = len(log_time)
         modes = np.array([p.mode for p in plans])[combo_of]
         stack = np.array([t.stack for t in terms])[term]
-        labels = np.array([f"{self.stacks[t.stack].key}|{t.kind}" for t in terms], object)[term]
+        measured = list(dict.fromkeys((t.stack, t.kind) for t in terms))
+        group = np.array([measured.index((t.stack, t.kind)) for t in terms])[term]
         inside = np.all(positions >= self.params.table_low[stack] - 1e-6, axis=1)
         inside &= np.all(positions <= self.params.table_high[stack] + 1e-6, axis=1)
-        near_measured = _among(self.cells, cell_hash(labels, positions))
+        near_measured = _among(self.cells, cell_hash(self.stacks, measured, group, positions))
         direct = modes == "direct"
         moved = np.isin(modes, ("ratio", "sibling"))
         provenance = np.where(direct & inside & near_measured, 0, np.where(inside & (direct | moved), 1, 2))
         low, high = np.zeros(n), np.zeros(n)
         in_range = direct & inside
-        for label in set(labels[in_range]):
-            mine = in_range & (labels == label)
-            low[mine], high[mine] = self.intervals.groups.get(label, self.intervals.family).at(log_time[mine])
+        for code in np.unique(group[in_range]):
+            mine = in_range & (group == code)
+            quantiles = self.intervals.groups.get(measured[code], self.intervals.family)
+            low[mine], high[mine] = quantiles.at(log_time[mine])
         for mask, quantiles in (
             (direct & ~inside, self.intervals.beyond),
             (moved | (modes == "near"), self.intervals.near),
@@ -160,6 +181,13 @@ class Regressor:
         return Prediction(log_time, log_time + low, log_time + high, provenance)
 
 
+def _combinations(rows: Rows, query: np.ndarray) -> tuple[list[tuple[int, str]], np.ndarray]:
+    """The distinct pairs of query and kind, and which of them each row has [n]."""
+    kind_code, kinds = factorise(rows.kind)
+    combos, combo_of = np.unique(query * len(kinds) + kind_code, return_inverse=True)
+    return [(int(c // len(kinds)), kinds[c % len(kinds)]) for c in combos], combo_of
+
+
 def _among(ascending: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Whether each value is in an ascending array."""
     if not len(ascending):
@@ -168,10 +196,11 @@ def _among(ascending: np.ndarray, values: np.ndarray) -> np.ndarray:
     return ascending[at] == values
 
 
-def cell_hash(labels: np.ndarray, positions: Float64[np.ndarray, "n A"]) -> np.ndarray:
-    """uint32 hash of a stack-and-kind label and the coarse cell that a shape lies in."""
-    codes, names = factorise(labels)
-    value = np.array([zlib.crc32(name.encode()) for name in names], np.uint64)[codes]
+def cell_hash(
+    stacks: Sequence[Stack], groups: Sequence[tuple[int, str]], group: np.ndarray, positions: Float64[np.ndarray, "n A"]
+) -> np.ndarray:
+    """uint32 hash of every row's stack and kind (`groups[group[i]]`) and the coarse cell that its shape lies in."""
+    value = np.array([zlib.crc32(f"{stacks[s].key}|{kind}".encode()) for s, kind in groups], np.uint64)[group]
     for axis in np.floor(positions / _CELL).astype(np.int64).T:
         value = (value * np.uint64(1_000_003) + (axis + 64).astype(np.uint64)) & np.uint64(0xFFFFFFFF)
     return value.astype(np.uint32)

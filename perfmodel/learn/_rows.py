@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64
 
-from perfmodel.learn._frame import number, relabel, text
-from perfmodel.spec import KernelOp
+from perfmodel.io import number, relabel, text
+from perfmodel.spec import NONGATED_MOE, KernelOp
+from perfmodel.units import DTYPE_BYTES
 
 SHAPE_COLUMNS: Final[dict[str, dict[str, float | None]]] = {
     "gemm": {"m": None, "n": None, "k": None, "batch": 1, "groups": 1, "accumulate": 0},
@@ -26,19 +27,12 @@ SHAPE_COLUMNS: Final[dict[str, dict[str, float | None]]] = {
 }  # fmt: skip
 """Numbers that describe a kernel, by family; the value stands in where a row states none."""
 
+ATTENTION_MASKS: Final = ("causal", "full")
+"""Fused attention over whole sequences, each with its mask."""
 FAMILIES: Final = tuple(SHAPE_COLUMNS)
 
 _CONSTANT: Final[dict[str, float]] = {"mixed_n_decode": 0.0, "mixed_kv_decode": 0.0}
 _GEMM_LAYOUT: Final = {"dgrad": "NN", "wgrad": "NT"}
-_KEYS_OF_WHOLE_BATCH: Final = ("vllm",)
-"""Software of llmservingsim whose decode rows state the cached keys of all sequences together.
-
-Read as keys of each sequence, nine in ten of its larger rows would beat the memory bandwidth, by up to
-ten times; read as their sum, times stay one to three times those of other sources at every batch.
-"""
-_LAYER_NORM_MODELS: Final = ("Phi-mini-MoE-instruct",)
-"""Models of llmservingsim whose norms are LayerNorm, one kernel of torch, though its `norm_unfused` rows call
-them RMSNorm of several: on the same device and shape they take a seventh of the time of those that are."""
 _GEMM_OPS: Final = {"bmm": "bmm", "grouped_linear": "grouped_linear"}
 
 
@@ -84,7 +78,10 @@ def rows_from_ops(ops: Sequence[KernelOp]) -> Rows:
 
 
 def rows_from_table(table: pd.DataFrame, family: str) -> tuple[Rows, np.ndarray]:
-    """Columns of a table's rows of one family, and which of them are complete.
+    """Columns of a clean table's rows of one family, and which of them are complete.
+
+    Args:
+        table: as `perfmodel.readers.clean_kernels` gives it.
 
     Returns:
         The rows (incomplete ones hold placeholders of one) and a bool mask [n] of complete ones.
@@ -105,27 +102,9 @@ def rows_from_table(table: pd.DataFrame, family: str) -> tuple[Rows, np.ndarray]
         else:
             values[missing] = default
         shape[name] = values
-    if family == "attention":
-        shape["seq_kv"] = _own_keys(table, shape["batch"], shape["seq_kv"])
-    if family == "moe":
-        nongated = np.char.find(text(table, "variant").astype(str), "nongated") >= 0
-        op_names = np.where(nongated, "moe_nongated", "moe").astype(object)
-    else:
-        op_names = text(table, "op")
-        single = (op_names == "norm_unfused") & (text(table, "source") == "llmservingsim")
-        single &= np.isin(text(table, "model"), _LAYER_NORM_MODELS)
-        op_names = np.where(single, "layer_norm", op_names).astype(object)
     layout = text(table, "layout") if family == "gemm" else None
     passes = text(table, "pass", "fwd")
-    return _finish(family, shape, op_names, text(table, "dtype"), passes, layout), complete
-
-
-def _own_keys(table: pd.DataFrame, batch: np.ndarray, seq_kv: np.ndarray) -> np.ndarray:
-    """Keys that one sequence sees, where a source states the cached ones of the whole batch: its whole share,
-    and its own token's. A batch of more sequences than keys has none cached, and hardly takes any time."""
-    shared = np.isin(text(table, "software"), _KEYS_OF_WHOLE_BATCH) & (text(table, "source") == "llmservingsim")
-    shared &= (text(table, "phase") == "decode") & (batch > 1)
-    return np.where(shared, seq_kv // np.maximum(batch, 1) + 1, seq_kv)
+    return _finish(family, shape, text(table, "op"), text(table, "dtype"), passes, layout), complete
 
 
 def skew_of(distribution: str) -> float:
@@ -144,7 +123,8 @@ def dtype_class(dtype: str) -> str:
     return "fp8" if dtype.startswith("fp8") else dtype
 
 
-ELEMENT_BYTES: Final = {"half": 2.0, "fp32": 4.0, "tf32": 4.0, "fp64": 8.0, "fp8": 1.0, "int8": 1.0}
+def _element_bytes(dtype_class: str) -> float:
+    return float(DTYPE_BYTES.get("bf16" if dtype_class == "half" else dtype_class, 4))
 
 
 def _finish(
@@ -159,19 +139,11 @@ def _finish(
     if family == "attention":
         shape["head_dim_v"] = np.where(shape["head_dim_v"] > 0, shape["head_dim_v"], shape["head_dim"])
         mixed = shape["mixed_n_decode"] > 0
-        # decode rows of serving profilers repeat the batch in mixed_n_decode
         decode = (shape["seq_q"] == 1) & (shape["seq_kv"] > 1)
-        shape["mixed_n_decode"] = np.where(mixed & ~decode, shape["mixed_n_decode"], 0.0)
-        shape["mixed_kv_decode"] = np.where(mixed & ~decode, shape["mixed_kv_decode"], 0.0)
         mode = np.where(shape["causal"] > 0, "causal", "full")
         op_names = np.where(decode, "decode", np.where(mixed, "mixed", mode)).astype(object)
     elif family == "gemm":
-        base = np.array([_GEMM_LAYOUT.get(p, "") for p in passes], object)
-        given = base if layout is None else np.where(layout != "", layout, base)
-        default = np.where(op_names == "bmm", "NN", "TN")
-        given = np.where(given == "", default, given).astype(str)
-        shape["trans_a"] = (np.char.find(given, "T") == 0).astype(np.float64)
-        shape["trans_b"] = (np.char.rfind(given, "T") == 1).astype(np.float64)
+        shape |= product_layout(op_names, passes, layout)
         op_names = relabel(op_names, lambda op: _GEMM_OPS.get(op, "linear"))
     elif family == "memory":
         op_names = _memory_ops(op_names, shape["n_inputs"])
@@ -181,10 +153,48 @@ def _finish(
         op_names = relabel(op_names, lambda op: "sgd" if "sgd" in op else "adam")
     elif family == "conv":
         op_names = np.full(len(op_names), "conv2d", object)
+    elif family == "moe":
+        op_names = np.where(op_names == NONGATED_MOE, NONGATED_MOE, "moe").astype(object)
     classes = relabel(dtypes, dtype_class)
-    shape["element_bytes"] = np.array([ELEMENT_BYTES.get(c, 4.0) for c in classes], np.float64)
+    shape["element_bytes"] = relabel(classes, _element_bytes).astype(np.float64)
     kind = classes + "/" + op_names + "/" + passes
     return Rows(family, shape, kind.astype(object))
+
+
+def product_layout(
+    op_names: np.ndarray, passes: np.ndarray, layout: np.ndarray | None = None
+) -> dict[str, Float64[np.ndarray, "n"]]:
+    """Whether the operands of products are transposed: as `layout` says (`TN`, ...), else as their pass has it."""
+    base = np.array([_GEMM_LAYOUT.get(p, "") for p in passes], object)
+    given = base if layout is None else np.where(layout != "", layout, base)
+    default = np.where(op_names == "bmm", "NN", "TN")
+    given = np.where(given == "", default, given).astype(str)
+    return {
+        "trans_a": (np.char.find(given, "T") == 0).astype(np.float64),
+        "trans_b": (np.char.rfind(given, "T") == 1).astype(np.float64),
+    }
+
+
+def as_measured(rows: Rows, kinds: np.ndarray, work: np.ndarray) -> Rows:
+    """Rows as those of the kinds by which they are answered, doing the work of others.
+
+    Operands of a product lie as the measured op and pass have them (where only forward was timed, `NN` was not), and
+    scores are masked as in the measured op.
+    """
+    shape = rows.shape
+    ops, passes = (relabel(kinds, lambda kind, at=at: kind.split("/")[at]) for at in (1, 2))
+    if rows.family == "gemm":
+        as_asked = relabel(rows.kind, _without_dtype) == relabel(kinds, _without_dtype)
+        measured = product_layout(ops, passes)
+        shape = shape | {name: np.where(as_asked, shape[name], flag) for name, flag in measured.items()}
+    if rows.family == "attention":
+        moved = (relabel(work, _without_dtype) != relabel(rows.kind, _without_dtype)) & np.isin(ops, ATTENTION_MASKS)
+        shape = shape | {"causal": np.where(moved, (ops == "causal").astype(np.float64), shape["causal"])}
+    return Rows(rows.family, shape, work)
+
+
+def _without_dtype(kind: str) -> str:
+    return kind.partition("/")[2]
 
 
 _MEMORY_ALIASES: Final = {

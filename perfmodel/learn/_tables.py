@@ -1,7 +1,9 @@
 """From measurement tables to what a regressor is fitted on: cleaned, merged, split."""
 
+import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -9,15 +11,17 @@ import pandas as pd
 from jaxtyping import Float64, Int64
 
 from perfmodel.errors import TableError, UnknownNameError
-from perfmodel.learn._frame import factorise, number, text
-from perfmodel.learn._machine import Figures
+from perfmodel.io import factorise, hashed, number, relabel, text
+from perfmodel.learn._kinds import KindCode, machine_of, one_hot, shape_with_flags
+from perfmodel.learn._physics import PHYSICS
 from perfmodel.learn._rows import Rows, rows_from_table
-from perfmodel.learn._stack import Stack
+from perfmodel.learn._stack import Figures, Machine, Stack
+from perfmodel.learn._work import Physics
+from perfmodel.readers import clean_kernels
 
-TF32_SOURCES: Final = ("sailor_aceso", "xla_perf_tables")
-"""Sources whose fp32 products run in TF32 on NVIDIA Ampere and later (their tables say so)."""
-_BEFORE_TF32: Final = ("Maxwell", "Pascal", "Volta", "Turing")
-_BETWEEN: Final = "\t"
+_STACK: Final = ("device", "source", "software")
+_OF_STACK: Final = ("host_launch", "order")
+"""Columns that tell stacks apart, and what is alike for all rows of one."""
 _NOT_SHAPE: Final = ("element_bytes", "trans_a", "trans_b", "accumulate")
 
 
@@ -46,35 +50,6 @@ class Samples:
         return self.rows.dtypes
 
 
-def software_label(table: pd.DataFrame) -> np.ndarray:
-    """Software of every row, with the variant where one source mixes kernels of several types."""
-    software = text(table, "software", "unknown")
-    typed = (text(table, "source") == "xla_perf_tables") & (text(table, "variant") != "")
-    return np.where(typed, software + " " + text(table, "variant"), software).astype(object)
-
-
-def effective_dtype(table: pd.DataFrame, figures: dict[str, Figures]) -> np.ndarray:
-    """Dtype by which rows ran: `tf32` where a source's fp32 is known to use tensor cores."""
-    dtype = text(table, "dtype")
-    tensor = [d for d, f in figures.items() if f.vendor == "NVIDIA" and f.architecture not in _BEFORE_TF32]
-    uses = np.isin(text(table, "source"), TF32_SOURCES) & np.isin(text(table, "device"), tensor)
-    uses &= (text(table, "op_family") == "gemm") & (dtype == "fp32")
-    return np.where(uses, "tf32", dtype).astype(object)
-
-
-def trusted(table: pd.DataFrame) -> np.ndarray:
-    """Rows that may be fitted: a time, not set apart as suspect, of a stated unit, not wrong, of warm caches.
-
-    NeuSight's P4 `linear` rows of its train and test splits disagree by 2.8x; the few test rows,
-    which break the trend of the many, are dropped.
-    """
-    variant = text(table, "variant").astype(str)
-    bad = np.char.startswith(variant, "suspect") | (variant == "unit_not_stated")
-    bad |= np.char.endswith(variant, "cold")
-    bad |= (text(table, "device") == "P4") & (text(table, "op") == "linear") & (text(table, "origin_split") == "test")
-    return ~bad & (number(table, "time_us") > 0)
-
-
 def gather(
     tables: Iterable[pd.DataFrame], family: str, dtypes: tuple[str, ...], figures_of: Callable[[str], Figures]
 ) -> Samples:
@@ -93,44 +68,48 @@ def _part(
     table: pd.DataFrame, family: str, dtypes: tuple[str, ...], figures_of: Callable[[str], Figures]
 ) -> pd.DataFrame | None:
     """Usable rows of one table: shape columns, `kind`, and what identifies the stack."""
-    mine: Any = table[(text(table, "op_family") == family) & trusted(table)]
+    table = clean_kernels(table)
+    mine: Any = table[(text(table, "op_family") == family) & may_be_fitted(table)]
     if not len(mine):
         return None
-    figures = {device: figures_of(device) for device in factorise(text(mine, "device"))[1]}
-    rows, complete = rows_from_table(mine.assign(dtype=effective_dtype(mine, figures)), family)
+    rows, complete = rows_from_table(mine, family)
     if dtypes:
         complete &= np.isin(rows.dtypes, dtypes)
     frame = pd.DataFrame(rows.shape)
     frame["kind"] = rows.kind
-    frame["device"] = [figures[d].name for d in text(mine, "device")]
-    frame["source"] = text(mine, "source", "measured")
-    frame["software"] = software_label(mine)
+    frame["device"] = relabel(text(mine, "device"), lambda name: figures_of(name).name)
+    for name in (*_STACK[1:], *_OF_STACK):
+        frame[name] = mine[name].to_numpy()
     frame["time_s"] = number(mine, "time_us") * 1e-6
     kept: Any = frame[complete]
     return kept if len(kept) else None
 
 
+def may_be_fitted(table: pd.DataFrame) -> np.ndarray:
+    """Rows of a clean table with a time that says something of its kernel and that its source does not contradict."""
+    return (table["flaw"] == "").to_numpy() & ~table["contradicted"].to_numpy() & (number(table, "time_us") > 0)
+
+
 def _merge(family: str, frame: pd.DataFrame, figures_of: Callable[[str], Figures]) -> Samples:
-    names = [c for c in frame.columns if c not in ("kind", "device", "source", "software", "time_s")]
-    keys = ["device", "source", "software", "kind", *names]
-    merged: Any = frame.groupby(keys, sort=True, as_index=False)["time_s"].median()
-    label = text(merged, "device") + _BETWEEN + text(merged, "source") + _BETWEEN + text(merged, "software")
-    codes, labels = factorise(label)  # sorted, as the merged rows are
+    names = [c for c in frame.columns if c not in (*_STACK, *_OF_STACK, "kind", "time_s")]
+    merged: Any = frame.groupby([*_STACK, "kind", *names], sort=True, as_index=False)["time_s"].median()
+    facts = frame.groupby(list(_STACK), sort=True)[list(_OF_STACK)].first()
+    codes = merged.groupby(list(_STACK), sort=True).ngroup().to_numpy(np.int64)  # sorted, as the merged rows are
     kind_codes, kinds = factorise(text(merged, "kind"))
     stacks = []
-    for index, name in enumerate(labels):
+    for index, ((device, source, software), (host_launch, order)) in enumerate(
+        zip(facts.index, facts.to_numpy(object), strict=True)
+    ):
         counts = np.bincount(kind_codes[codes == index], minlength=len(kinds))
         have = {kind: int(count) for kind, count in sorted(zip(kinds, counts, strict=True)) if count}
-        device, source, software = name.split(_BETWEEN)
-        stacks.append(Stack(figures_of(device), source, software, have))
+        stacks.append(Stack(figures_of(device), source, software, have, bool(host_launch), int(order)))
     rows = Rows(family, {name: number(merged, name) for name in names}, text(merged, "kind"))
     shape_key = _shape_key(merged[[n for n in names if n not in _NOT_SHAPE]])
-    return Samples(rows, codes.astype(np.int64), number(merged, "time_s"), tuple(stacks), shape_key)
+    return Samples(rows, codes, number(merged, "time_s"), tuple(stacks), shape_key)
 
 
-def _shape_key(shapes: Any) -> np.ndarray:
-    pandas: Any = pd
-    return pandas.util.hash_pandas_object(shapes, index=False).to_numpy(np.uint64)
+def _shape_key(shapes: pd.DataFrame) -> np.ndarray:
+    return hashed([shapes[name].to_numpy() for name in shapes])
 
 
 def held_out(samples: Samples, share: float) -> np.ndarray:
@@ -163,3 +142,36 @@ def figures_lookup() -> Callable[[str], Figures]:
         return known[name]
 
     return lookup
+
+
+def physics_of(samples: Samples) -> tuple[Physics, Machine]:
+    """What every sample has to do, and the figures of its device."""
+    machine = machine_of([s.figures for s in samples.stacks], samples.stack, samples.dtypes)
+    return PHYSICS[samples.rows.family](np, shape_with_flags(samples.rows), machine), machine
+
+
+def table_hashes(tables: Iterable[Path | str | pd.DataFrame]) -> dict[str, str]:
+    """SHA-256 of every table by `folder/name` (`frame <index>` for frames), for the weights file's record."""
+    hashes = {}
+    for index, table in enumerate(tables):
+        if isinstance(table, pd.DataFrame):
+            hashes[f"frame {index}"] = hashlib.sha256(table.to_csv(index=False).encode()).hexdigest()
+        else:
+            hashes["/".join(Path(table).parts[-2:])] = hashlib.sha256(Path(table).read_bytes()).hexdigest()
+    return hashes
+
+
+def roofline_log_time(samples: Samples) -> Float64[np.ndarray, "n"]:
+    """Log seconds of the plain roofline max(FLOPs / peak, bytes / bandwidth): the first baseline."""
+    physics, machine = physics_of(samples)
+    return np.log(np.maximum(physics.flops / machine.peak, physics.bytes / machine.bandwidth))
+
+
+def tree_features(samples: Samples, *, with_software: bool) -> Float64[np.ndarray, "n F"]:
+    """Inputs of the tree baseline: log shapes, FLOPs and bytes, device figures, kind (and stack)."""
+    physics, machine = physics_of(samples)
+    columns = [np.log2(1.0 + v) for v in samples.rows.shape.values()]
+    columns += [np.log2(physics.flops), np.log2(physics.bytes), *(np.log2(figure) for figure in machine)]
+    code = one_hot(KindCode.of(sorted(set(samples.rows.kind.tolist()))), samples.rows.kind)
+    extra = [samples.stack.astype(np.float64)] if with_software else []
+    return np.column_stack([*columns, code, *extra])

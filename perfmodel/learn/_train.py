@@ -12,14 +12,11 @@ from flax import nnx
 from jaxtyping import Float64
 
 from perfmodel.learn._base import Base
-from perfmodel.learn._checkpoint import Run, load_run, save_run
-from perfmodel.learn._inputs import machine_of, one_hot, shape_with_flags
-from perfmodel.learn._kinds import KindCode
-from perfmodel.learn._network import Residual, member, stack_members, to_numpy
+from perfmodel.learn._kinds import KindCode, machine_of, one_hot, shape_with_flags
+from perfmodel.learn._network import Residual, Run, load_run, member, save_run, stack_members, to_numpy
 from perfmodel.learn._parameters import Inputs, Parameters, base_time, feature_matrix, join_floor, standardise
 from perfmodel.learn._physics import AXES
-from perfmodel.learn._recipe import Recipe
-from perfmodel.learn._stages import Report
+from perfmodel.learn._recipe import Recipe, Report
 from perfmodel.learn._tables import Samples
 
 

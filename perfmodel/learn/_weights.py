@@ -1,6 +1,11 @@
-"""Weights files: safetensors with the whole description in their metadata."""
+"""Weights files (safetensors with the whole description in their metadata), and where they are found."""
 
+import hashlib
 import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,9 +18,11 @@ from perfmodel.learn._kinds import KindCode
 from perfmodel.learn._parameters import LAYERED, Parameters
 from perfmodel.learn._physics import AXES
 from perfmodel.learn._regressor import Regressor
+from perfmodel.learn._rows import FAMILIES
 from perfmodel.learn._stack import Stack
+from perfmodel.session import current_session
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 FORMAT: Final = "perfmodel-kernels"
 _NEEDED: Final = ("name", "family", "dtypes", "stacks", "groups", "code", "intervals", "record", "layers")
 
@@ -48,6 +55,29 @@ def save_regressor(regressor: Regressor, directory: Path) -> Path:
     return path
 
 
+def read_weights(path: Path) -> bytes:
+    """Content of a weights file (raises `CalibrationError` where there is none)."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> CalibrationError:
+    reason = str(error).splitlines()[0]
+    return CalibrationError(f"{path}: weights are missing or truncated ({reason}); fit or install them again")
+
+
+def parse_weights(content: bytes) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """Metadata and arrays of a safetensors file (raises `SafetensorError` or `ValueError` where it is none)."""
+    from safetensors.numpy import load
+
+    arrays = load(content)
+    # the format: length of the header (8 bytes, little-endian), header (JSON), arrays
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return header.get("__metadata__", {}), arrays
+
+
 def read_header(path: Path) -> dict[str, Any]:
     """Metadata of a weights file without its arrays.
 
@@ -60,9 +90,12 @@ def read_header(path: Path) -> dict[str, Any]:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
     except (SafetensorError, OSError) as error:
-        raise CalibrationError(
-            f"{path}: weights are missing or truncated ({str(error).splitlines()[0]}); fit or install them again"
-        ) from None
+        raise _unreadable(path, error) from None
+    return _described(metadata, path)
+
+
+def _described(metadata: dict[str, str], path: Path) -> dict[str, Any]:
+    """What the metadata of a file describe."""
     if metadata.get("format") != FORMAT:
         raise CalibrationError(f"{path}: not a kernel weights file (format {metadata.get('format')!r})")
     if metadata.get("schema_version") != str(SCHEMA_VERSION):
@@ -80,16 +113,22 @@ def read_header(path: Path) -> dict[str, Any]:
     return described
 
 
-def load_regressor(path: Path) -> Regressor:
+def load_regressor(path: Path, content: bytes | None = None) -> Regressor:
     """Read a weights file.
+
+    Args:
+        content: of the file, if it has been read.
 
     Raises:
         CalibrationError: as `read_header`, or if an array is missing, misshapen or not finite.
     """
-    from safetensors.numpy import load_file
+    from safetensors import SafetensorError
 
-    described = read_header(path)
-    arrays = load_file(path)
+    try:
+        metadata, arrays = parse_weights(read_weights(path) if content is None else content)
+    except (SafetensorError, ValueError) as error:
+        raise _unreadable(path, error) from None
+    described = _described(metadata, path)
     stacks = tuple(Stack.from_dict(s) for s in described["stacks"])
     groups = tuple((int(s), str(k)) for s, k in described["groups"])
     family = described["family"]
@@ -115,3 +154,132 @@ def load_regressor(path: Path) -> Regressor:
         groups=groups, code=code, intervals=Intervals.from_dict(described["intervals"]), cells=cells,
         record=described["record"],
     )  # fmt: skip
+
+
+END_TO_END_FILE = "end_to_end.json"
+"""Parameters that measured runs gave, beside the weights or alone."""
+
+
+_SETTLED_NS: Final = 2_000_000_000
+"""Age from which a file's times tell it from another: coarse clocks give files written in quick succession the same."""
+_ATTEMPTS: Final = 20
+
+
+@dataclass(frozen=True)
+class WeightFiles:
+    """All files of a calibration folder as they were at one moment; equal if folder and content are."""
+
+    folder: Path
+    digest: str
+    """Of names and contents; empty for the shipped folder, which does not change."""
+    content: Mapping[str, bytes] | None = field(compare=False, repr=False)
+    """By file name; None for the shipped folder, whose files are read when they are asked for."""
+
+    @property
+    def names(self) -> list[str]:
+        """Of all files, sorted."""
+        return sorted(self.content if self.content is not None else (path.name for path in _files(self.folder)))
+
+    def read(self, name: str) -> bytes:
+        """Content of a file (raises `CalibrationError` where it cannot be read)."""
+        return self.content[name] if self.content is not None else read_weights(self.folder / name)
+
+
+def weight_files(calibration: Path | str | None) -> WeightFiles:
+    """The files of a calibration as they are now: read anew if anything in the folder has changed.
+
+    Raises:
+        CalibrationError: as `weights_folder`; or files that do not stop changing.
+    """
+    folder = weights_folder(calibration)
+    if folder == shipped_folder():
+        return WeightFiles(folder, "", None)
+    seen = _signature(folder)
+    if time.time_ns() - max((changed for _, *times in seen for changed in times[:2]), default=0) < _SETTLED_NS:
+        return _read_all(folder)
+    return current_session().weight_files.once((folder, seen), lambda: _read_all(folder))
+
+
+def _files(folder: Path) -> list[Path]:
+    return [*folder.glob("*.safetensors"), *folder.glob(END_TO_END_FILE)]
+
+
+def _signature(folder: Path) -> tuple[tuple[str, int, int, int, int], ...]:
+    """Name, times of change, size and number of every file: another one wherever a file was replaced or written to."""
+    found = [(path.name, path.stat()) for path in _files(folder)]
+    return tuple(sorted((name, s.st_mtime_ns, s.st_ctime_ns, s.st_size, s.st_ino) for name, s in found))
+
+
+def _read_all(folder: Path) -> WeightFiles:
+    """Contents that were there together: the folder has not changed while they were read."""
+    for _ in range(_ATTEMPTS):
+        try:
+            before = _signature(folder)
+            content = {name: (folder / name).read_bytes() for name, *_ in before}
+            if before and _signature(folder) == before:
+                break
+        except FileNotFoundError:
+            pass
+        time.sleep(0.01)
+    else:
+        raise CalibrationError(f"{folder}: its weights keep changing; wait until `perfmodel fit` has ended")
+    digest = hashlib.sha256()
+    for name, data in sorted(content.items()):
+        digest.update(f"{name} {len(data)} ".encode() + data)
+    return WeightFiles(folder, digest.hexdigest(), content)
+
+
+def shipped_folder() -> Path:
+    """The folder of the weights that come with the package."""
+    return Path(str(files("perfmodel.learn") / "weights"))
+
+
+def weights_folder(calibration: Path | str | None) -> Path:
+    """The folder to read weights from: the shipped one for `None`.
+
+    Raises:
+        CalibrationError: if the folder does not exist or holds no weights file.
+    """
+    if calibration is None or str(calibration) == "default":
+        return shipped_folder()
+    folder = Path(calibration)
+    if not folder.is_dir():
+        raise CalibrationError(f"{folder}: no such calibration; make one with `perfmodel fit TABLE --out {folder}`")
+    if not any(folder.glob("*.safetensors")) and not (folder / END_TO_END_FILE).is_file():
+        raise CalibrationError(f"{folder}: holds no weights (*.safetensors); make them with `perfmodel fit`")
+    return folder.resolve()
+
+
+def load_family(weights: WeightFiles, family: str) -> tuple[Regressor, ...]:
+    """Regressors of a family: those of a calibration, then the shipped ones.
+
+    Raises:
+        CalibrationError: for a file that is truncated or of another schema version.
+    """
+    found = dict.fromkeys((weights, weight_files(None)))
+    paths = [(w, w.folder / name) for w in found for name in w.names if name.endswith(".safetensors")]
+    return tuple(load_regressor(path, w.read(path.name)) for w, path in paths if _belongs(path, family))
+
+
+def _belongs(path: Path, family: str) -> bool:
+    return path.stem == family or path.stem.startswith(f"{family}_")
+
+
+def measured_kinds(calibration: Path | str | None, device: str, family: str) -> dict[str, int]:
+    """By kind (`dtype/op/pass`), how many measured kernels of a device its regressors of a family rest on."""
+    counts: dict[str, int] = {}
+    for folder in dict.fromkeys((weights_folder(calibration), shipped_folder())):
+        for path in sorted(folder.glob("*.safetensors")):
+            if _belongs(path, family):
+                for stack in read_header(path)["stacks"]:
+                    if stack["figures"]["name"] == device:
+                        for kind, n in stack["kinds"].items():
+                            counts[kind] = counts.get(kind, 0) + n
+    return counts
+
+
+def kernel_records(folder: Path | None = None) -> dict[str, dict[str, Any]]:
+    """By regressor, the record of its making (data, seed, errors) from each weights file's metadata."""
+    paths = sorted((folder or shipped_folder()).glob("*.safetensors"))
+    kernels = [path for path in paths if any(_belongs(path, family) for family in FAMILIES)]
+    return {path.stem: read_header(path)["record"] for path in kernels}

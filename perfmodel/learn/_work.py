@@ -1,4 +1,4 @@
-"""What physics formulas are made of: quantities per row, and how outputs are cut into tiles and waves.
+"""What physics formulas are made of: quantities per row, tiles and waves; and the kernels bound by memory.
 
 Every function takes the array namespace `xp` (numpy for the hot path, jax.numpy where gradients
 with respect to shapes or device figures are wanted), so each formula has one home.
@@ -6,7 +6,8 @@ with respect to shapes or device figures are wanted), so each formula has one ho
 
 from typing import Any, Final, NamedTuple
 
-from perfmodel.learn._machine import Machine
+from perfmodel.learn._stack import Machine
+from perfmodel.spec import embedding_work, memory_work, optimizer_work
 
 Columns = dict[str, Any]
 """Shape columns by name, arrays [n]."""
@@ -93,3 +94,53 @@ def tiled(xp: Any, m: Any, n: Any, products: Any, units: Any) -> tuple[Any, list
         if (rows, columns) == (128, 128):
             waves_128 = waves
     return best, features, waves_128
+
+
+_OPS_PER_ELEMENT: Final = 4.0
+"""Operations that an element costs the vector lanes: addresses, load, conversion, arithmetic, store."""
+_MANY_UNITS: Final = 8
+"""Multiprocessors from which elements are issued one per lane; few wide cores (TPU) handle whole vectors."""
+
+
+def memory(xp: Any, x: Columns, machine: Machine) -> Physics:
+    """Element-wise and row-wise kernels."""
+    rows, hidden = x["rows"], x["hidden"]
+    elements, traffic = memory_work(xp, x)
+    blocks = elements / (machine.units * 4096.0)
+    per_unit = rows / machine.units
+    resident = traffic / machine.l2
+    features = [
+        log2(xp, rows), log2(xp, hidden), log2(xp, elements), x["n_inputs"], log2(xp, resident),
+        log2(xp, blocks), blocks / xp.ceil(blocks), log2(xp, per_unit), per_unit / xp.ceil(per_unit),
+        log2(xp, hidden * x["element_bytes"]),
+    ]  # fmt: skip
+    features += [divides(xp, hidden, d) for d in (2, 4, 8, 128, 1024)]
+    features += [divides(xp, elements, d) for d in (4, 512)]
+    # fused softmax kernels (Megatron) want batch x heads = rows / hidden to be a multiple of four
+    features += [divides(xp, rows, 4), flag(xp, xp.mod(rows, 4 * hidden) == 0), flag(xp, hidden > 2048)]
+    axes = [log2(xp, v) for v in (rows, hidden, resident)]
+    vector = xp.where(machine.units >= _MANY_UNITS, _OPS_PER_ELEMENT * elements, 0.0)
+    return Physics(elements, elements, traffic, features, axes, vector, cached_share(traffic, machine))
+
+
+def embedding(xp: Any, x: Columns, machine: Machine) -> Physics:
+    """Rows gathered and written, or their gradients scattered."""
+    tokens, hidden, vocab = x["tokens"], x["hidden"], x["vocab"]
+    elements, traffic = embedding_work(xp, x)
+    moved = elements * x["element_bytes"]
+    table = vocab * hidden * x["element_bytes"]
+    features = [
+        log2(xp, tokens), log2(xp, hidden), log2(xp, vocab), log2(xp, moved / machine.l2),
+        log2(xp, table / machine.l2), log2(xp, tokens / vocab), log2(xp, table / moved),
+        divides(xp, hidden, 128), divides(xp, hidden, 1024),
+    ]  # fmt: skip
+    axes = [log2(xp, v) for v in (tokens, hidden, vocab)]
+    return Physics(elements, elements, traffic, features, axes)
+
+
+def optimizer(xp: Any, x: Columns, machine: Machine) -> Physics:
+    """One update of all local parameters."""
+    count, tensors = x["n_params"], x["tensors"]
+    flops, traffic = optimizer_work(xp, x)
+    features = [log2(xp, count), log2(xp, tensors), log2(xp, count / tensors), log2(xp, traffic / machine.l2)]
+    return Physics(flops, flops, traffic, features, [log2(xp, count), log2(xp, tensors)])

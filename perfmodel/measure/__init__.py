@@ -1,5 +1,6 @@
 """Timing of kernels and collectives on the machine at hand; JAX is imported when something is timed."""
 
+from perfmodel.display import shorten_reprs
 from perfmodel.measure._agents import Agent as Agent
 from perfmodel.measure._agents import gathered as gathered
 from perfmodel.measure._agents import serve_agent as serve_agent
@@ -42,3 +43,5 @@ from perfmodel.measure._rows import Point as Point
 from perfmodel.measure._rows import point_key as point_key
 from perfmodel.measure._run import run_plan as run_plan
 from perfmodel.measure._supported import check_kernel as check_kernel
+
+shorten_reprs(__name__)

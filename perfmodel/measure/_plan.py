@@ -2,11 +2,12 @@
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
+from perfmodel.catalog import checked
 from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
 from perfmodel.measure._collectives import INTERCONNECT
 from perfmodel.measure._harness import StoppingRule
@@ -15,8 +16,10 @@ from perfmodel.measure._nccl_tests import ALIGNMENT, NcclTests
 from perfmodel.measure._rows import Point
 from perfmodel.measure._supported import MEASURED_FAMILIES
 from perfmodel.spec import Collective, KernelOp
-from perfmodel.units import dtype_bytes
+from perfmodel.units import dtype_bytes, whole
 
+LARGEST: Final = 2**53
+"""Whole numbers beyond are none of an op's sizes, nor exact as floats."""
 CACHES: Final = ("warm", "cold")
 
 
@@ -58,6 +61,53 @@ class Plan:
         return tuple(map(Point, self.collectives))
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlanFile:
+    """A plan as TOML states it."""
+
+    device: str
+    kernels: tuple[dict[str, Any], ...] = ()
+    collectives: tuple[dict[str, Any], ...] = ()
+    rule: dict[str, Any] = field(default_factory=dict)
+    collective_rule: dict[str, Any] | None = None
+    """`rule` if not given."""
+    kernel_table: str = "kernels.csv"
+    collective_table: str = "collectives.csv"
+    attempts: int = 3
+    patience_s: float = 0.0
+    interconnect: str = INTERCONNECT
+    any_device: bool = False
+    nccl_tests: dict[str, Any] | None = None
+    emulated_network: dict[str, Any] | None = None
+
+    def plan(self) -> Plan:
+        """The same with its grids expanded."""
+        whole("plan", {"attempts": self.attempts})
+        if not 0 <= self.patience_s < float("inf"):
+            raise CalibrationError(f"patience_s must be a finite number of at least 0, got {self.patience_s}")
+        tests, network = self.nccl_tests, self.emulated_network
+        collective_rule = self.rule if self.collective_rule is None else self.collective_rule
+        points = [point for i, grid in enumerate(self.kernels) for point in _kernels(grid, i)]
+        return Plan(
+            device=self.device,
+            rule=_make(StoppingRule, self.rule, "rule"),
+            collective_rule=_make(StoppingRule, collective_rule, "collective_rule"),
+            kernels=tuple(op for op, cache in points if cache == "warm"),
+            cold_kernels=tuple(op for op, cache in points if cache == "cold"),
+            collectives=tuple(
+                op for i, grid in enumerate(self.collectives) for op in _collectives(grid, i, tests is not None)
+            ),
+            kernel_table=self.kernel_table,
+            collective_table=self.collective_table,
+            attempts=self.attempts,
+            patience_s=self.patience_s,
+            interconnect=self.interconnect,
+            any_device=self.any_device,
+            nccl_tests=None if tests is None else _make(NcclTests, tests, "nccl_tests"),
+            emulated_network=None if network is None else _make(EmulatedNetwork, network, "emulated_network"),
+        )
+
+
 def read_plan(path: Path | str) -> Plan:
     """Read a plan.
 
@@ -72,37 +122,15 @@ def read_plan(path: Path | str) -> Plan:
     path = Path(path)
     try:
         data = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CalibrationError(f"{path}: not a readable plan ({error})") from None
-    known = {f.name for f in fields(Plan)} - {"cold_kernels"}
+    known = {f.name for f in fields(PlanFile)}
     if unknown := sorted(set(data) - known):
         raise CalibrationError(f"{path}: unknown keys {', '.join(unknown)}; known: {', '.join(sorted(known))}")
     if not isinstance(data.get("device"), str):
         raise CalibrationError(f"{path}: device is missing; name the device whose table this makes")
     try:
-        rule = _make(StoppingRule, data.get("rule", {}), "rule")
-        points = [point for i, grid in enumerate(data.get("kernels", ())) for point in _kernels(grid, i)]
-        tests, network = data.get("nccl_tests"), data.get("emulated_network")
-        return Plan(
-            device=data["device"],
-            rule=rule,
-            collective_rule=_make(StoppingRule, data.get("collective_rule", data.get("rule", {})), "collective_rule"),
-            kernels=tuple(op for op, cache in points if cache == "warm"),
-            cold_kernels=tuple(op for op, cache in points if cache == "cold"),
-            collectives=tuple(
-                op
-                for i, grid in enumerate(data.get("collectives", ()))
-                for op in _collectives(grid, i, tests is not None)
-            ),
-            kernel_table=data.get("kernel_table", "kernels.csv"),
-            collective_table=data.get("collective_table", "collectives.csv"),
-            attempts=int(data.get("attempts", 3)),
-            patience_s=float(data.get("patience_s", 0.0)),
-            interconnect=str(data.get("interconnect", INTERCONNECT)),
-            any_device=bool(data.get("any_device", False)),
-            nccl_tests=None if tests is None else _make(NcclTests, tests, "nccl_tests"),
-            emulated_network=None if network is None else _make(EmulatedNetwork, network, "emulated_network"),
-        )
+        return checked(PlanFile, data, "plan").plan()
     except PerfModelError as error:
         raise CalibrationError(f"{path}: {error}") from None
 
@@ -123,12 +151,12 @@ def expand(grid: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _kernels(grid: dict[str, Any], index: int) -> list[tuple[KernelOp, str]]:
     """The ops of a grid, each with its cache."""
     where, family = f"kernels[{index}]", grid.get("family")
-    if family not in MEASURED_FAMILIES:
+    if not isinstance(family, str) or family not in MEASURED_FAMILIES:
         raise UnknownNameError(f"family of {where}", str(family), MEASURED_FAMILIES)
     ops = []
     for point in expand({"pass_" if k == "pass" else k: v for k, v in grid.items() if k != "family"}):
         cache = point.pop("cache", "warm")
-        if cache not in CACHES:
+        if not isinstance(cache, str) or cache not in CACHES:
             raise UnknownNameError(f"cache of {where}", str(cache), CACHES)
         ops.append((_make(MEASURED_FAMILIES[family], point, where), cache))
     return ops
@@ -138,23 +166,28 @@ def _collectives(grid: dict[str, Any], index: int, nccl_tests: bool) -> list[Col
     where = f"collectives[{index}]"
     ops = []
     for point in expand(grid):
-        point = {"dtype": "fp32", "ranks_per_node": point.get("num_ranks", 0), **point}
-        if isinstance(point.get("bytes"), int):
+        given = point.get("bytes")
+        op: Collective = _make(Collective, {"dtype": "fp32", "ranks_per_node": point.get("num_ranks"), **point}, where)
+        if isinstance(given, int):
             # whole elements per rank, as close below the wanted size as they come
-            unit = ALIGNMENT if nccl_tests else dtype_bytes(point["dtype"])
-            point["bytes"] -= point["bytes"] % max(1, unit * point.get("num_ranks", 0))
-        ops.append(_make(Collective, point, where))
+            unit = (ALIGNMENT if nccl_tests else dtype_bytes(op.dtype)) * op.num_ranks
+            op = replace(op, bytes=given - given % unit)
+        ops.append(op)
     return ops
 
 
 def _make(kind: type, values: dict[str, Any], where: str) -> Any:
+    if not isinstance(values, dict):
+        raise CalibrationError(f"{where}: must be a table of keys, got {values!r}")
     known = {f.name for f in fields(kind)}
     if unknown := sorted(set(values) - known):
         raise UnknownNameError(f"key of {where}", unknown[0], known)
-    for name, value in values.items():
-        if isinstance(value, int | float) and not isinstance(value, bool) and not 0 <= value < float("inf"):
-            raise CalibrationError(f"{where}: {name} must be a finite number not below zero, got {value!r}")
-    try:
-        return kind(**values)
-    except TypeError as error:
-        raise CalibrationError(f"{where}: {error}") from None
+    made = checked(kind, values, where)
+    for f in fields(kind):
+        value = getattr(made, f.name)
+        least = 0 if f.default == 0 or isinstance(value, float) else 1
+        if isinstance(value, int | float) and not isinstance(value, bool) and not least <= value <= LARGEST:
+            raise CalibrationError(f"{where}: {f.name} must be between {least} and {LARGEST}, got {value!r:.40}")
+        if f.name == "dtype":
+            dtype_bytes(str(value))
+    return made

@@ -1,5 +1,6 @@
 """The best of what enumeration cannot reach: exact solvers, gradient relaxation, and certificates."""
 
+from perfmodel.display import shorten_reprs
 from perfmodel.optimise._assign import Assignment as Assignment
 from perfmodel.optimise._assign import assign as assign
 from perfmodel.optimise._bandwidth import BandwidthResult as BandwidthResult
@@ -41,3 +42,5 @@ from perfmodel.optimise._variables import Box as Box
 from perfmodel.optimise._variables import Choices as Choices
 from perfmodel.optimise._variables import Shares as Shares
 from perfmodel.optimise._variables import WholeShares as WholeShares
+
+shorten_reprs(__name__)

@@ -13,7 +13,7 @@ from perfmodel.optimise._certificate import Certificate
 from perfmodel.optimise._cutting_planes import convex_bound
 from perfmodel.optimise._relax import Relaxation, Values, relax
 from perfmodel.optimise._variables import Shares
-from perfmodel.prediction import StepModel
+from perfmodel.prediction import StepProblem, bundles, durations, prepared
 from perfmodel.program import Kind
 from perfmodel.spec import Layout
 from perfmodel.timeline import makespan
@@ -47,7 +47,7 @@ class BandwidthResult:
         return vars(self) | {"certificate": self.certificate.to_dict(self.step_time_s)}
 
 
-def split_bandwidth(fixed: StepModel, layout: Layout, *, least: float = 0.05, steps: int = 800) -> BandwidthResult:
+def split_bandwidth(fixed: StepProblem, layout: Layout, *, least: float = 0.05, steps: int = 800) -> BandwidthResult:
     """The best split of a fixed sum of bandwidths over the pipeline's links.
 
     A link for every direction of every hop between stages, and for every stage's data-parallel group. Transfers
@@ -76,15 +76,15 @@ def split_bandwidth(fixed: StepModel, layout: Layout, *, least: float = 0.05, st
     )
 
 
-def bandwidth_problem(fixed: StepModel, layout: Layout, *, least: float = 0.05) -> tuple[Relaxation, list[str]]:
+def bandwidth_problem(fixed: StepProblem, layout: Layout, *, least: float = 0.05) -> tuple[Relaxation, list[str]]:
     """The split as a relaxation in `links`, and the links' names."""
-    (bundle,) = fixed.bundles([layout])
+    (bundle,) = bundles(fixed, [layout])
     if bundle.spec.steps > 1:
         raise LayoutError(f"a split of bandwidth needs a schedule that flushes, not {layout.schedule}")
-    structure = fixed.prepared(bundle.spec).structure
+    structure = prepared(bundle.spec).structure
     scenario = Scenario.parse([f"{where}_node_bandwidth={_FASTER:g}x" for where in ("intra", "inter")])
     faster = model_in_scenario(fixed, scenario)
-    now_s, then_s = (model.durations(model.bundles([layout])[0])[0] for model in (fixed, faster))
+    now_s, then_s = (durations(model, bundles(model, [layout])[0])[0] for model in (fixed, faster))
     names = [_link(kind, stage) for kind, stage in zip(structure.class_kind, structure.class_stage, strict=True)]
     links = sorted({name for name, seconds in zip(names, now_s, strict=True) if name and seconds > 0})
     if len(links) < 2:
@@ -94,7 +94,7 @@ def bandwidth_problem(fixed: StepModel, layout: Layout, *, least: float = 0.05) 
     volume_s = np.clip(volume_s, 0.0, now_s)
     constants = {"latency": now_s - volume_s, "volume": volume_s, "of_class": of_class}
     variables = {"links": Shares(len(links), float(len(links)), least)}
-    return Relaxation(variables, (fixed.prepared(bundle.spec).compiled,), _durations, constants), links
+    return Relaxation(variables, (prepared(bundle.spec).compiled,), _durations, constants), links
 
 
 def _durations(values: Values) -> tuple[Float[Array, " classes"]]:

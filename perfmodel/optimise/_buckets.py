@@ -13,7 +13,16 @@ from jaxtyping import Float
 
 from perfmodel.errors import LayoutError
 from perfmodel.optimise._pipeline import descend
-from perfmodel.prediction import Bundle, StepModel, by_layer, segment_sizes
+from perfmodel.prediction import (
+    Bundle,
+    StepProblem,
+    bundles,
+    by_layer,
+    durations,
+    prepared,
+    segment_sizes,
+    with_segments,
+)
 from perfmodel.spec import Layout
 from perfmodel.timeline import makespan, makespan_lanes
 
@@ -38,7 +47,7 @@ class BucketResult:
         return dict(vars(self))
 
 
-def size_buckets(fixed: StepModel, layout: Layout, *, numbers: Sequence[int] = NUMBERS) -> BucketResult:
+def size_buckets(fixed: StepProblem, layout: Layout, *, numbers: Sequence[int] = NUMBERS) -> BucketResult:
     """The best grouping of each stage's layers into gradient buckets, by descent from equal ones.
 
     Args:
@@ -50,17 +59,17 @@ def size_buckets(fixed: StepModel, layout: Layout, *, numbers: Sequence[int] = N
         LayoutError: no overlapped reductions to group.
     """
     began = time.perf_counter()
-    (bundle,) = fixed.bundles([layout])
+    (bundle,) = bundles(fixed, [layout])
     if bundle.spec.grad_reduce not in ("overlap", "eager_opt") or bundle.spec.gathers_by_layer or bundle.spec.steps > 1:
         raise LayoutError(f"layout {layout} has no overlapped gradient reductions to group; use dp > 1 and zero < 3")
     found = [_Grouping(fixed, bundle, n) for n in sorted(set(numbers))]
     ends = [(grouping, *descend([grouping.equal], grouping.moves, grouping.step_s)) for grouping in found]
     grouping, best, *_ = min(ends, key=lambda end: end[2])
-    given = fixed.prepared(bundle.spec).compiled
+    given = prepared(bundle.spec).compiled
     return BucketResult(
         buckets=best,
         step_time_s=float(makespan(grouping.prepared.compiled, grouping.durations(best))),
-        given_s=float(makespan(given, fixed.durations(bundle)[0])),
+        given_s=float(makespan(given, durations(fixed, bundle)[0])),
         evaluated=sum(end[3] for end in ends),
         seconds=time.perf_counter() - began,
     )
@@ -69,18 +78,18 @@ def size_buckets(fixed: StepModel, layout: Layout, *, numbers: Sequence[int] = N
 class _Grouping:
     """All groupings of a layout's layers into a number of buckets per stage: one structure."""
 
-    def __init__(self, fixed: StepModel, bundle: Bundle, buckets: int) -> None:
+    def __init__(self, fixed: StepProblem, bundle: Bundle, buckets: int) -> None:
         self._fixed, self._bundle = fixed, replace(bundle, spec=replace(bundle.spec, segments=buckets))
-        self._before, layers, self._after = by_layer(bundle.tables[0].pairs)
-        self._prefix = np.concatenate([np.zeros_like(layers[:1]), np.cumsum(layers, axis=0)])
+        before, layers, after = by_layer(bundle.tables[0].pairs)
+        prefix = np.concatenate([np.zeros_like(layers[:1]), np.cumsum(layers, axis=0)])
         whole = bundle.counts.sum(axis=1)
-        whole[0] -= self._before
-        whole[-1] -= self._after
+        whole[0] -= before
+        whole[-1] -= after
         # cuts between stages: where the prefix sums of blocks agree
-        ends = [int(np.flatnonzero((self._prefix == at).all(axis=1))[0]) for at in np.cumsum(whole, axis=0)]
+        ends = [int(np.flatnonzero((prefix == at).all(axis=1))[0]) for at in np.cumsum(whole, axis=0)]
         per_stage = np.diff([0, *ends]).tolist()
         self.equal: Sizes = tuple(tuple(segment_sizes(n, buckets).tolist()) for n in per_stage)
-        self.prepared = fixed.prepared(self._bundle.spec)
+        self.prepared = prepared(self._bundle.spec)
 
     def moves(self, at: Sizes) -> Iterable[Sizes]:
         """A layer from a bucket to the one beside it."""
@@ -95,8 +104,4 @@ class _Grouping:
 
     def durations(self, at: Sizes) -> Float[np.ndarray, " classes"]:
         """Seconds of the structure's classes, priced anew for these buckets."""
-        ends = np.cumsum(np.concatenate(at))
-        counts = np.diff(self._prefix[np.append(0, ends)], axis=0).reshape(len(at), len(at[0]), -1)
-        counts[0, 0] += self._before
-        counts[-1, max(0, np.count_nonzero(at[-1]) - 1)] += self._after
-        return self._fixed.durations(replace(self._bundle, counts=counts, full=np.zeros_like(counts)))[0]
+        return durations(self._fixed, with_segments(self._fixed, self._bundle, at))[0]

@@ -6,7 +6,7 @@ timeline, and by moving single layers; `perfmodel.optimise.partition` is the sam
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import permutations, product
 from typing import Final
 
@@ -19,8 +19,9 @@ from perfmodel.optimise._contiguous import Cuts, least_sum_plus_max
 from perfmodel.optimise._pipeline import descend, neighbours, spans
 from perfmodel.optimise._relax import Relaxation, Values
 from perfmodel.optimise._variables import Choices, Shares, Variable, WholeShares
-from perfmodel.program import Kind, ProgramSpec, build
-from perfmodel.timeline import CompiledStructure, compile_structure, makespan_lanes
+from perfmodel.prediction import prepared
+from perfmodel.program import Kind, ProgramSpec
+from perfmodel.timeline import CompiledStructure, makespan_lanes
 
 LEAST_LINK: Final = 0.02
 _KICKS: Final = 20
@@ -114,8 +115,11 @@ class Chain:
 
     @property
     def program(self) -> CompiledStructure:
-        """The schedule's structure."""
-        return _program(self.schedule, self.stages, self.micro_batches)
+        """The schedule's structure, one for all chains of the session that share it."""
+        spec = ProgramSpec(
+            schedule=self.schedule, stages=self.stages, micro_batches=self.micro_batches, optimizer=False
+        )
+        return prepared(spec).compiled
 
     def relaxation(self, *, links: bool = False, stages: bool = True) -> Relaxation:
         """The timeline's makespan over `layers` per stage and `mode` (unless not `stages`), and `links`: the share
@@ -226,12 +230,6 @@ def _held(values: Values, prefix: Float[Array, " cuts"]) -> Float[Array, " stage
 def _mixed(values: Values, prefix: Float[Array, "modes cuts"]) -> Float[Array, " stages"]:
     by_mode = jnp.stack([_held(values, own) for own in prefix])
     return (values["mode"].T * by_mode).sum(axis=0)
-
-
-@lru_cache(maxsize=16)
-def _program(schedule: str, stages: int, micro_batches: int) -> CompiledStructure:
-    spec = ProgramSpec(schedule=schedule, stages=stages, micro_batches=micro_batches, optimizer=False)
-    return compile_structure(build(spec))
 
 
 def _entries(

@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from perfmodel.errors import LayoutError
 from perfmodel.optimise._partition import PartitionResult, partition_bound_s, partition_stages
-from perfmodel.prediction import StepModel
+from perfmodel.prediction import StepProblem
 from perfmodel.spec import Layout
 
 Method = Literal["enumerate", "dynamic programming", "relax", "relax and descend"]
@@ -61,7 +61,7 @@ def choose_method(*, combinations: int = 1, contiguous: bool = False, continuous
 
 
 def refine(
-    fixed: StepModel,
+    fixed: StepProblem,
     layouts: Sequence[Layout],
     *,
     progress: Callable[[int, int], None] | None = None,

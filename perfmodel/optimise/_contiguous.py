@@ -93,7 +93,7 @@ def least_critical_path(own: Table, passed: Table, supply: Sequence[int] | None 
     """Minimise over cuts the max over stages r of own[r] + sum over stages s < r of passed[s].
 
     With own = m (F + B) and passed = F + B (and transfers) this is the least, over all partitions, of the bound
-    that `StepModel.lower_bound_s` gives for one: no partition's step is shorter under any order of passes.
+    that `prediction.lower_bounds_s` gives for one: no partition's step is shorter under any order of passes.
     """
     supply = _checked(own, supply)
 

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from scipy.optimize import LinearConstraint, minimize
 
 from perfmodel.errors import PerfModelError
-from perfmodel.prediction import StepModel
+from perfmodel.prediction import StepProblem, bundles, durations, prepared, weighted_programs
 from perfmodel.spec import Layout
 from perfmodel.timeline import makespan_and_grad
 from perfmodel.what_if import Scenario, Setting, model_in_scenario
@@ -23,7 +23,7 @@ _STEP: Final = 1e-3
 class Run:
     """One training run that the machine shall serve."""
 
-    fixed: StepModel
+    fixed: StepProblem
     layout: Layout
     weight: float = 1.0
     """Of its step time, relative to what it is now, in the objective."""
@@ -62,8 +62,8 @@ class _Objective:
         self.priced += 1
         scenario = Scenario(tuple(Setting(n, "times", float(v)) for n, v in zip(self.names, x, strict=True)))
         model = model_in_scenario(run.fixed, scenario)
-        (bundle,) = model.bundles([run.layout])
-        return [(model.prepared(b.spec).compiled, model.durations(b)[0], w) for b, w in model.terms(bundle)]
+        (bundle,) = bundles(model, [run.layout])
+        return [(prepared(b.spec).compiled, durations(model, b)[0], w) for b, w in weighted_programs(bundle)]
 
     def step_and_slope(self, run: Run, x: Float[np.ndarray, " parameters"]) -> tuple[float, np.ndarray]:
         """Step time and its derivative by the parameters: occurrences on the critical path times those of durations."""

@@ -12,7 +12,7 @@ from perfmodel.errors import LayoutError
 from perfmodel.optimise._pipeline import descend, neighbours
 from perfmodel.optimise._relax import Relaxation, Values, relax
 from perfmodel.optimise._variables import WholeShares
-from perfmodel.prediction import Bundle, StepModel
+from perfmodel.prediction import Bundle, StepProblem, bundles, durations, evaluate, in_program_of, peak_memory, prepared
 from perfmodel.program import Kind, Structure
 from perfmodel.spec import Layout
 from perfmodel.timeline import compile_structure, makespan, makespan_lanes
@@ -44,7 +44,7 @@ class MicroBatchResult:
         return dict(vars(self))
 
 
-def size_micro_batches(fixed: StepModel, layout: Layout, *, largest: int | None = None) -> MicroBatchResult:
+def size_micro_batches(fixed: StepProblem, layout: Layout, *, largest: int | None = None) -> MicroBatchResult:
     """The best sizes for as many micro-batches as the layout has, by relaxation, rounding and moves of sequences.
 
     Times of sizes between those that the batch divides into are interpolated; no size exceeds the largest that
@@ -59,7 +59,7 @@ def size_micro_batches(fixed: StepModel, layout: Layout, *, largest: int | None 
         LayoutError: one micro-batch, or a schedule with passes of several kinds or without a flush.
     """
     began = time.perf_counter()
-    (bundle,) = fixed.bundles([layout])
+    (bundle,) = bundles(fixed, [layout])
     spec = bundle.spec
     if spec.micro_batches < 2 or not spec.scheduler.plain or spec.steps > 1:
         raise LayoutError(
@@ -69,13 +69,13 @@ def size_micro_batches(fixed: StepModel, layout: Layout, *, largest: int | None 
     uniform = _uniform_step_s(fixed, layout, largest or 16)
     if layout.micro_batch not in uniform:
         raise LayoutError(f"layout {layout} does not fit into memory, so that no sizes of its micro-batches are sought")
-    refined, of_class, of_micro_batch = by_micro_batch(fixed.prepared(spec).structure)
+    refined, of_class, of_micro_batch = by_micro_batch(prepared(spec).structure)
     sizes = np.array(sorted({1, *uniform}))
     by_size = np.stack([_durations_at(fixed, bundle, int(size)) for size in sizes])
     scaled = of_micro_batch >= 0
     constants = {
         "sizes": sizes, "by_size": by_size[:, of_class], "of": np.maximum(of_micro_batch, 0), "scaled": scaled,
-        "base": fixed.durations(bundle)[0][of_class], "largest": float(sizes[-1]),
+        "base": durations(fixed, bundle)[0][of_class], "largest": float(sizes[-1]),
     }  # fmt: skip
     program = compile_structure(refined)
     total = spec.micro_batches * layout.micro_batch
@@ -150,18 +150,18 @@ def _of_sizes(constants: Values, some: Int[np.ndarray, "n micro_batches"]) -> Fl
     return np.where(constants["scaled"], between, constants["base"])
 
 
-def _durations_at(fixed: StepModel, bundle: Bundle, size: int) -> Float[np.ndarray, " classes"]:
+def _durations_at(fixed: StepProblem, bundle: Bundle, size: int) -> Float[np.ndarray, " classes"]:
     """Seconds of the program's classes where all micro-batches have a size."""
     layout = bundle.layouts[0].replace(micro_batch=size)
-    return fixed.durations(replace(bundle, layouts=(layout,), tables=(fixed.table(layout),)))[0]
+    return durations(fixed, in_program_of(fixed, bundle, layout))[0]
 
 
-def _uniform_step_s(fixed: StepModel, layout: Layout, largest: int) -> dict[int, float]:
+def _uniform_step_s(fixed: StepProblem, layout: Layout, largest: int) -> dict[int, float]:
     """Step times of all equal sizes that divide the batch and fit."""
     per_replica = fixed.job.global_batch // layout.dp
     sizes = [size for size in range(1, min(largest, per_replica) + 1) if per_replica % size == 0]
     layouts = [layout.replace(micro_batch=size) for size in sizes]
     usable = fixed.cluster.device.memory_bytes * (1 - fixed.framework.memory_margin)
-    fits = fixed.peak_memory(layouts)[0] <= usable
-    step_s = fixed.evaluate(layouts).step_time_s
+    fits = peak_memory(fixed, layouts)[0] <= usable
+    step_s = evaluate(fixed, layouts).step_time_s
     return {size: float(s) for size, s, ok in zip(sizes, step_s, fits, strict=True) if ok}

@@ -12,7 +12,17 @@ from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.optimise._certificate import Certificate
 from perfmodel.optimise._partition import layers_per_stage
 from perfmodel.optimise._pipeline import FRONT, NothingFitsError, descend, front, lower_bound_s, neighbours, spans
-from perfmodel.prediction import StageCosts, StepModel, one_stage_per_rank, stage_costs
+from perfmodel.prediction import (
+    StageCosts,
+    StepProblem,
+    bundles,
+    durations,
+    one_stage_per_rank,
+    prepared,
+    program_live,
+    stage_costs,
+    weighted_programs,
+)
 from perfmodel.program import Kind
 from perfmodel.spec import Layout
 from perfmodel.timeline import makespan, makespan_many
@@ -59,14 +69,14 @@ class MixedResult:
         return {"layout": str(self.layout)} | plain | {"certificate": self.certificate.to_dict(self.step_time_s)}
 
 
-def partition_devices(models: Sequence[StepModel], supply: Sequence[int], layout: Layout) -> MixedResult:
+def partition_devices(models: Sequence[StepProblem], supply: Sequence[int], layout: Layout) -> MixedResult:
     """Stages of one layout over several kinds of devices: order of the kinds, partition and recompute together.
 
     Every stage lies on one kind (its tensor- and data-parallel ranks are alike). A stage's times, collectives
     and memory are those of its kind's cluster; a transfer between two kinds takes as long as on the slower one.
 
     Args:
-        models: one step model per kind, of the same model and job.
+        models: one problem per kind, of the same model and job.
         supply: how many stages each kind can take; together as many as the layout has.
         layout: a schedule with one stage per rank; partition and full recompute are what is looked for.
 
@@ -76,9 +86,9 @@ def partition_devices(models: Sequence[StepModel], supply: Sequence[int], layout
     """
     started = time.perf_counter()
     if len({(m.model, m.job) for m in models}) != 1 or len(models) != len(supply):
-        raise PerfModelError("mixed devices need one step model of the same model and job, and a supply, per kind")
+        raise PerfModelError("mixed devices need one problem of the same model and job, and a supply, per kind")
     base = layout.replace(partition=None, recompute_full_layers=None)
-    (bundle,) = models[0].bundles([base])
+    (bundle,) = bundles(models[0], [base])
     if not one_stage_per_rank(bundle):
         raise LayoutError(f"mixed devices need a schedule with one plain stage per rank, not {layout.schedule}")
     if sum(supply) != layout.pp:
@@ -97,7 +107,7 @@ def partition_devices(models: Sequence[StepModel], supply: Sequence[int], layout
         step_time_s=space.exact_step_s(best),
         even_s=even_s if np.isfinite(even_s) else None,
         certificate=Certificate(
-            lower_bound_s(space.costs, bundle.spec, models[0].live(bundle.spec), supply),
+            lower_bound_s(space.costs, bundle.spec, program_live(models[0].setting, bundle.spec), supply),
             "sum of stages + (m - 1) slowest stage",
             "what every order of passes needs, least over all orders of devices and partitions by dynamic programming",
         ),
@@ -108,7 +118,7 @@ def partition_devices(models: Sequence[StepModel], supply: Sequence[int], layout
 
 @dataclass(frozen=True)
 class _Space:
-    models: Sequence[StepModel]
+    models: Sequence[StepProblem]
     base: Layout
     costs: Sequence[StageCosts]
 
@@ -150,28 +160,28 @@ class _Space:
         total: np.ndarray | float = 0.0
         for of_term in zip(*of_layout, strict=True):  # all share the structure
             program, _, weight = of_term[0]
-            (spans_s,) = makespan_many([program], [np.stack([durations for _, durations, _ in of_term])])
+            (spans_s,) = makespan_many([program], [np.stack([of_class for _, of_class, _ in of_term])])
             total = total + weight * np.asarray(spans_s)
         step_s[np.array(fits)] = total
         return step_s
 
     def exact_step_s(self, at: MixedStages) -> float:
         """Step time in double precision."""
-        return sum(weight * float(makespan(program, durations)) for program, durations, weight in self._terms(at))
+        return sum(weight * float(makespan(program, of_class)) for program, of_class, weight in self._terms(at))
 
     def _terms(self, at: MixedStages) -> list[tuple[Any, Float[np.ndarray, " classes"], float]]:
         """Programs, durations with every class at the speed of its stage's kind, and weights."""
         layout, kinds = self.layout(at), np.array(at.kinds)
-        by_kind = [model.terms(model.bundles([layout])[0]) for model in self.models]
+        by_kind = [weighted_programs(bundles(model, [layout])[0]) for model in self.models]
         out = []
         for of_term in zip(*by_kind, strict=True):
-            prepared = self.models[0].prepared(of_term[0][0].spec)
-            structure = prepared.structure
-            seconds = np.stack([m.durations(b)[0] for m, (b, _) in zip(self.models, of_term, strict=True)])
+            program = prepared(of_term[0][0].spec)
+            structure = program.structure
+            seconds = np.stack([durations(m, b)[0] for m, (b, _) in zip(self.models, of_term, strict=True)])
             stage = np.clip(structure.class_stage, 0, len(kinds) - 1)
             ahead = np.where(structure.class_kind == Kind.SEND_BACKWARD, -1, 1)
             other = np.where(np.isin(structure.class_kind, _SENDS), np.clip(stage + ahead, 0, len(kinds) - 1), stage)
             classes = np.arange(structure.n_classes)
-            durations = np.maximum(seconds[kinds[stage], classes], seconds[kinds[other], classes])
-            out.append((prepared.compiled, durations, of_term[0][1]))
+            slower = np.maximum(seconds[kinds[stage], classes], seconds[kinds[other], classes])
+            out.append((program.compiled, slower, of_term[0][1]))
         return out

@@ -17,17 +17,22 @@ from perfmodel.prediction import (
     Bundle,
     Prediction,
     StageCosts,
-    StepModel,
-    check_layout,
+    StepProblem,
+    bundles,
+    evaluate,
     explain,
     is_layer,
+    layout_of,
     lower_bounds_s,
     one_stage_per_rank,
+    pass_s,
+    peak_memory,
+    program_live,
     stage_costs,
-    step_model,
+    step_problem_of,
 )
 from perfmodel.program import Kind
-from perfmodel.spec import Cluster, Job, Layout, Model
+from perfmodel.spec import Cluster, Layout, Model, Problem
 
 
 @dataclass(frozen=True)
@@ -77,28 +82,21 @@ class PartitionResult:
 
 
 def partition(
-    model: Model | str,
-    cluster: Cluster | str,
-    layout: Layout | str,
+    model: Problem | Model | str,
+    cluster: Cluster | str | None = None,
+    layout: Layout | str = "",
     *,
-    global_batch: int,
-    seq_len: int | None = None,
-    job: Job | None = None,
     calibration: Path | str | None = None,
     recompute: bool = True,
+    **words: Any,
 ) -> PartitionResult:
-    """`partition_stages` of a model, cluster and layout by name; arguments as in `perfmodel.predict`."""
-    model = catalog.model(model) if isinstance(model, str) else model
-    cluster = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
-    layout = Layout.parse(layout) if isinstance(layout, str) else layout
-    job = job or Job(global_batch=global_batch, seq_len=seq_len or model.seq_len)
-    check_layout(model, cluster, job, layout)
-    fixed = step_model(model, cluster, job, None if calibration is None else Path(calibration))
-    return partition_stages(fixed, layout, recompute=recompute)
+    """`partition_stages` of a problem and a layout, by name or as they are; arguments as in `perfmodel.predict`."""
+    problem = catalog.problem(model, cluster, **words)
+    return partition_stages(step_problem_of(problem, calibration), layout_of(problem, layout)[0], recompute=recompute)
 
 
 def partition_stages(
-    fixed: StepModel, layout: Layout, *, recompute: bool = True, cuts: Sequence[tuple[int, ...]] | None = None
+    fixed: StepProblem, layout: Layout, *, recompute: bool = True, cuts: Sequence[tuple[int, ...]] | None = None
 ) -> PartitionResult:
     """The fastest contiguous partition of the layers into the layout's stages that fits into memory.
 
@@ -118,7 +116,7 @@ def partition_stages(
     """
     started = time.perf_counter()
     given, bases, costs = _space(fixed, layout, recompute)
-    (bundle,) = fixed.bundles([given])
+    (bundle,) = bundles(fixed, [given])
     start = [given, *bases]
     for base in bases:
         of_base = costs.get(base.recompute)
@@ -151,7 +149,7 @@ def partition_stages(
     )
 
 
-def partition_bound_s(fixed: StepModel, layout: Layout, *, recompute: bool = True) -> float:
+def partition_bound_s(fixed: StepProblem, layout: Layout, *, recompute: bool = True) -> float:
     """The step time that no partition of a layout can beat; infinite where none fits. Takes milliseconds.
 
     Args:
@@ -163,10 +161,10 @@ def partition_bound_s(fixed: StepModel, layout: Layout, *, recompute: bool = Tru
     return _certificate(fixed, bases, costs).lower_bound_s
 
 
-def _space(fixed: StepModel, layout: Layout, recompute: bool) -> tuple[Layout, list[Layout], dict[str, StageCosts]]:
+def _space(fixed: StepProblem, layout: Layout, recompute: bool) -> tuple[Layout, list[Layout], dict[str, StageCosts]]:
     """The layout with its partition written out, the bases of all others, and the stages' costs on each base by its
     recompute; no costs where dynamic programming does not apply."""
-    (bundle,) = fixed.bundles([layout])
+    (bundle,) = bundles(fixed, [layout])
     if bundle.spec.n_stages == 1:
         raise LayoutError("a partition needs pipeline stages; use pp > 1")
     given = layout.replace(partition=layers_per_stage(bundle))
@@ -178,12 +176,12 @@ def _space(fixed: StepModel, layout: Layout, recompute: bool) -> tuple[Layout, l
     return given, bases, {base.recompute: stage_costs(fixed, base, recompute_to_fit=free) for base in bases}
 
 
-def _certificate(fixed: StepModel, bases: Sequence[Layout], costs: Mapping[str, StageCosts]) -> Certificate:
+def _certificate(fixed: StepProblem, bases: Sequence[Layout], costs: Mapping[str, StageCosts]) -> Certificate:
     if not costs:
         work_s = min(_evenly_spread_s(fixed, base) for base in bases)
         return Certificate(work_s, "", "all passes spread evenly over the ranks")
-    (bundle,) = fixed.bundles([bases[0]])
-    live = fixed.live(bundle.spec)
+    (bundle,) = bundles(fixed, [bases[0]])
+    live = program_live(fixed.setting, bundle.spec)
     return Certificate(
         min(lower_bound_s([of_base], bundle.spec, live) for of_base in costs.values()),
         "sum of stages + (m - 1) slowest stage",
@@ -208,30 +206,30 @@ def fits_as(costs: StageCosts, sizes: tuple[int, ...]) -> bool:
     return bool(np.isfinite(costs.forward_s[spans(sizes)]).all())
 
 
-def _step_s(fixed: StepModel, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
+def _step_s(fixed: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
     """Step times, infinite for layouts that are impossible or do not fit."""
     step_s = np.full(len(layouts), np.inf)
     possible = [i for i, layout in enumerate(layouts) if _is_possible(fixed, layout)]
-    peak, _ = fixed.peak_memory([layouts[i] for i in possible])
+    peak, _ = peak_memory(fixed, [layouts[i] for i in possible])
     fits = peak <= fixed.cluster.device.memory_bytes * (1 - fixed.framework.memory_margin)
     if kept := [i for i, ok in zip(possible, fits.tolist(), strict=True) if ok]:
-        step_s[kept] = fixed.evaluate([layouts[i] for i in kept]).step_time_s
+        step_s[kept] = evaluate(fixed, [layouts[i] for i in kept]).step_time_s
     return step_s
 
 
-def _is_possible(fixed: StepModel, layout: Layout) -> bool:
+def _is_possible(fixed: StepProblem, layout: Layout) -> bool:
     try:
-        fixed.bundles([layout])
+        bundles(fixed, [layout])
     except LayoutError:
         return False
     return True
 
 
-def _evenly_spread_s(fixed: StepModel, base: Layout) -> float:
+def _evenly_spread_s(fixed: StepProblem, base: Layout) -> float:
     """Seconds of all passes of a step, shared evenly by the ranks; 0 where passes may overlap."""
-    (bundle,) = fixed.bundles([base])
+    (bundle,) = bundles(fixed, [base])
     if not bundle.spec.scheduler.plain:
         return 0.0
-    of_block, blocks = fixed.pass_s(bundle), bundle.counts.sum(axis=(0, 1))
+    of_block, blocks = pass_s(fixed, bundle), bundle.counts.sum(axis=(0, 1))
     kinds = (Kind.FORWARD,) if bundle.spec.is_forward_only else (Kind.FORWARD, Kind.BACKWARD)
     return float(sum(of_block[kind][0] @ blocks for kind in kinds)) * bundle.spec.micro_batches / bundle.spec.stages

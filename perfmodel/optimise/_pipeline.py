@@ -35,7 +35,7 @@ def lower_bound_s(
 ) -> float:
     """A step time that no partition can beat under the schedule's order; infinite where none fits.
 
-    The larger of two minima over all partitions. First that of `StepModel.lower_bound_s`. Second: before the
+    The larger of two minima over all partitions. First that of `prediction.lower_bounds_s`. Second: before the
     first backward on rank r its micro-batch has passed all stages and come back to r, and the rank has done w
     forwards at most; all its other passes come after, and the last backward passes the ranks before r:
     sum over stages of (F + B + sends) + (m - 1) B_r + (m - w) F_r. Where the last rank does all forwards first

@@ -9,14 +9,14 @@ from jaxtyping import Array, Float
 from perfmodel.errors import LayoutError
 from perfmodel.optimise._relax import Relaxation, Values, relax
 from perfmodel.optimise._variables import WholeShares
-from perfmodel.prediction import StepModel, by_layer
+from perfmodel.prediction import StepProblem, bundles, by_layer, durations, pass_s, prepared
 from perfmodel.program import Kind
 from perfmodel.spec import Layout
 
 _KINDS: Final = (Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 
 
-def relaxed_partitions(fixed: StepModel, layout: Layout, *, seed: int = 0) -> list[tuple[int, ...]]:
+def relaxed_partitions(fixed: StepProblem, layout: Layout, *, seed: int = 0) -> list[tuple[int, ...]]:
     """Rounded partitions of a layout's layers, of the fastest relaxed one first.
 
     Passes take what their stage holds relative to the even stages; everything else (transfers, reductions, optimizer)
@@ -30,14 +30,14 @@ def relaxed_partitions(fixed: StepModel, layout: Layout, *, seed: int = 0) -> li
     Raises:
         LayoutError: no stages to cut, or a schedule without a flush.
     """
-    (bundle,) = fixed.bundles([layout.replace(partition=None, recompute_full_layers=None)])
+    (bundle,) = bundles(fixed, [layout.replace(partition=None, recompute_full_layers=None)])
     before, layers, after = by_layer(bundle.tables[0].pairs)
     stages = bundle.spec.n_stages
     if stages == 1 or bundle.spec.steps > 1 or len(layers) < stages:
         raise LayoutError(f"layout {layout} has no stages that a relaxation can cut")
-    prepared = fixed.prepared(bundle.spec)
-    structure = prepared.structure
-    seconds = fixed.pass_s(bundle)
+    program = prepared(bundle.spec)
+    structure = program.structure
+    seconds = pass_s(fixed, bundle)
     of_layer = np.stack([layers @ seconds[kind][0] for kind in _KINDS])
     prefix = np.concatenate([np.zeros((len(_KINDS), 1)), np.cumsum(of_layer, axis=1)], axis=1)
     ends = np.zeros((len(_KINDS), stages))
@@ -46,14 +46,14 @@ def relaxed_partitions(fixed: StepModel, layout: Layout, *, seed: int = 0) -> li
     even_s = np.stack([bundle.counts.sum(axis=1) @ seconds[kind][0] for kind in _KINDS])
     kind = np.array([_KINDS.index(Kind(k)) if k in _KINDS else len(_KINDS) for k in structure.class_kind.tolist()])
     constants = {
-        "given": fixed.durations(bundle)[0],
+        "given": durations(fixed, bundle)[0],
         "kind": kind,
         "stage": np.maximum(structure.class_stage, 0),
         "prefix": prefix,
         "ends": ends,
         "even": np.maximum(even_s, 1e-12),
     }
-    problem = Relaxation({"layers": WholeShares(stages, len(layers), least=1)}, (prepared.compiled,), _durations,
+    problem = Relaxation({"layers": WholeShares(stages, len(layers), least=1)}, (program.compiled,), _durations,
                          constants)  # fmt: skip
     found = relax(problem, seed=seed)
     ranked = sorted(found.starts, key=lambda start: start[1])

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,10 +13,9 @@ from jaxtyping import Float64
 from perfmodel.cost import EventTimes
 from perfmodel.errors import CalibrationError
 from perfmodel.io import write_json
-from perfmodel.learn import END_TO_END_FILE
+from perfmodel.learn import END_TO_END_FILE, WeightFiles
 from perfmodel.prediction._discrepancy import Discrepancy
-from perfmodel.prediction._framework import Framework
-from perfmodel.spec import Collective, Op
+from perfmodel.spec import Collective, Framework, Op
 
 SCHEMA: Final = "end-to-end/1"
 END_TO_END: Final = "end-to-end"
@@ -156,13 +155,19 @@ def load_adjustments(calibration: Path | None) -> dict[str, Adjustment]:
     path = None if calibration is None else calibration / END_TO_END_FILE
     if path is None or not path.is_file():
         return {}
-    return _load(path, path.stat().st_mtime_ns)
+    return _parsed(path.read_bytes(), path)
 
 
-@lru_cache(maxsize=8)
-def _load(path: Path, _changed_ns: int) -> dict[str, Adjustment]:
+def adjustments(weights: WeightFiles) -> dict[str, Adjustment]:
+    """`load_adjustments` of a calibration as it was at one moment."""
+    if END_TO_END_FILE not in weights.names:
+        return {}
+    return _parsed(weights.read(END_TO_END_FILE), weights.folder / END_TO_END_FILE)
+
+
+def _parsed(text: bytes, path: Path) -> dict[str, Adjustment]:
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(text)
         if content["schema"] != SCHEMA:
             raise CalibrationError(f"{path}: schema {content['schema']!r} is not {SCHEMA!r} of this version; fit again")
         return {device: Adjustment.from_dict(device, value) for device, value in content["devices"].items()}

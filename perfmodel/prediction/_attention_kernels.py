@@ -7,11 +7,9 @@ against another: the ratios are assumptions, of the size that the kernels' autho
 
 from dataclasses import replace
 from math import sqrt
-from typing import Final, Literal
+from typing import Final
 
-from perfmodel.spec import Attention, Device, Job, Op
-
-AttentionKernel = Literal["fastest", "flash-2", "flash-1-triton", "flash-1"]
+from perfmodel.spec import Attention, AttentionKernel, Device, Job, Op
 
 _SINCE_HOPPER: Final = sqrt(1.5 * 1.75)
 """FlashAttention-3 is 1.5 to 2.0 times as fast as FlashAttention-2 on H100 (Shah et al. 2024, arXiv 2407.08608,

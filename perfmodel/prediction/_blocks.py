@@ -5,39 +5,22 @@ dot products of event counts and event times. Everything above works on these fe
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from enum import IntEnum
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
 from jaxtyping import Bool, Float
 
 from perfmodel.cost import EventTimes
-from perfmodel.prediction._framework import Framework
-from perfmodel.prediction._placement import Placement
+from perfmodel.prediction._phases import N_PHASES, RECOMPUTE_MODES, Phase
+from perfmodel.prediction._placement import Network
 from perfmodel.prediction._stages import is_layer
-from perfmodel.spec import Cluster, Job, KernelOp, Op
+from perfmodel.spec import Framework, Job, KernelOp, Op
 from perfmodel.workload import BlockOps, Comm
 
 
-class Phase(IntEnum):
-    """Phases of a block in one micro-batch."""
-
-    FORWARD = 0
-    BACKWARD_INPUT = 1
-    BACKWARD_WEIGHT = 2
-    RECOMPUTE_SELECTIVE = 3
-    RECOMPUTE_FULL = 4
-
-
-N_PHASES = len(Phase)
-RECOMPUTE_MODES = ("none", "selective", "full")
-RECOMPUTE = {"selective": Phase.RECOMPUTE_SELECTIVE, "full": Phase.RECOMPUTE_FULL}
-"""Phase that repeats forward work in backward under each mode that has one."""
-
-
 @dataclass(frozen=True, eq=False)
-class BlockDraft:
+class ShardBlocks:
     """Counted events, parameters and bytes of all block kinds of one shard, before events are timed."""
 
     blocks: tuple[BlockOps, ...]
@@ -55,6 +38,11 @@ class BlockDraft:
     def layers(self) -> Bool[np.ndarray, " blocks"]:
         """Which blocks are layers, that is, can be recomputed."""
         return np.array([is_layer(block) for block in self.blocks])
+
+    @cached_property
+    def kinds(self) -> tuple[tuple[bool, int], ...]:
+        """(is a layer, repeats) in model order: what a division into stages depends on."""
+        return tuple(zip(self.layers.tolist(), self.repeats, strict=True))
 
     @property
     def pairs(self) -> list[tuple[BlockOps, int]]:
@@ -83,9 +71,14 @@ class BlockDraft:
     def workspace_bytes(self) -> Float[np.ndarray, " blocks"]:
         return np.array([b.workspace_bytes for b in self.blocks], float)
 
+    @property
+    def tied_params(self) -> int:
+        """Parameters that first and last stage share."""
+        return max(b.tied_params for b in self.blocks)
+
 
 @dataclass(frozen=True, eq=False)
-class BlockTable(BlockDraft):
+class BlockTimes(ShardBlocks):
     """Event counts and phase times of all block kinds of one shard."""
 
     times: EventTimes
@@ -95,11 +88,6 @@ class BlockTable(BlockDraft):
     """Share of each event's time that is not hidden behind others (1 for kernels)."""
     ring_steps: int
     """Parts that `tp_overlap` cuts collectives into that depend on the kernels beside them; 1 for none."""
-
-    def retimed(self, times: EventTimes, framework: Framework) -> "BlockTable":
-        """The same events with other times and host costs."""
-        gap_s, exposed = _idle_and_exposed(self, times, self.ring_steps, framework)
-        return replace(self, times=times, gap_s=gap_s, exposed=exposed)
 
     @cached_property
     def event_s(self) -> Float[np.ndarray, "blocks phases ops"]:
@@ -118,33 +106,9 @@ class BlockTable(BlockDraft):
         collective_s = self.event_s[:, :, [group != "" for group in self.groups]].sum(axis=2)
         return np.maximum(self.phase_s - collective_s, collective_s)
 
-    @cached_property
-    def boundary(self) -> BlockOps:
-        """The block whose output is the largest that a stage hands to the next."""
-        return max(self.blocks, key=lambda b: b.boundary_bytes)
 
-    @property
-    def boundary_bytes(self) -> float:
-        return self.boundary.boundary_bytes
-
-    @property
-    def boundary_comm(self) -> tuple[Comm, ...]:
-        """Collectives by which the receiver completes what was sent sharded."""
-        return self.boundary.boundary_comm
-
-    @property
-    def tied_params(self) -> int:
-        """Parameters that first and last stage share."""
-        return max(b.tied_params for b in self.blocks)
-
-
-def draft_blocks(
-    blocks: Sequence[tuple[BlockOps, int]],
-    places: Mapping[str, Placement],
-    job: Job,
-    cluster: Cluster,
-) -> BlockDraft:
-    """Count and deduplicate the events of `blocks`, whose process groups lie at `places`."""
+def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, Network], job: Job) -> ShardBlocks:
+    """Count and deduplicate the events of `blocks`, whose process groups lie on `networks`."""
     index: dict[tuple[Op, str, bool], int] = {}
     entries: list[tuple[int, int, int, float]] = []
 
@@ -159,15 +123,15 @@ def draft_blocks(
             for op, count in kernels_of_phase:
                 add(b, phase, op, count)
             for comm in comms:
-                place = places[comm.group]
-                if place.size > 1:
-                    event = place.collective(comm.collective, comm.bytes, job.dtype, cluster)
+                network = networks[comm.group]
+                if network.ranks > 1:
+                    event = network.collective(comm.collective, comm.bytes, job.dtype)
                     add(b, phase, event, comm.count, comm.group, comm.overlappable)
 
     counts = np.zeros((len(blocks), N_PHASES, len(index)))
     rows = np.array(entries).reshape(-1, 4)
     np.add.at(counts, tuple(rows[:, :3].astype(int).T), rows[:, 3])
-    return BlockDraft(
+    return ShardBlocks(
         blocks=tuple(b for b, _ in blocks),
         repeats=tuple(n for _, n in blocks),
         ops=tuple(op for op, *_ in index),
@@ -177,11 +141,11 @@ def draft_blocks(
     )
 
 
-def time_blocks(draft: BlockDraft, times: EventTimes, framework: Framework, ring_steps: int) -> BlockTable:
-    """The table of a draft whose events take `times`; see `BlockTable.ring_steps`."""
-    gap_s, exposed = _idle_and_exposed(draft, times, ring_steps, framework)
-    return BlockTable(
-        **{f.name: getattr(draft, f.name) for f in fields(draft)},
+def time_blocks(blocks: ShardBlocks, times: EventTimes, framework: Framework, ring_steps: int) -> BlockTimes:
+    """The times of blocks whose events take `times`; see `BlockTimes.ring_steps`."""
+    gap_s, exposed = _idle_and_exposed(blocks, times, ring_steps, framework)
+    return BlockTimes(
+        **{f.name: getattr(blocks, f.name) for f in fields(blocks)},
         times=times,
         gap_s=gap_s,
         exposed=exposed,
@@ -200,17 +164,17 @@ def _phases(block: BlockOps) -> tuple[tuple[Phase, tuple[tuple[KernelOp, int], .
 
 
 def _idle_and_exposed(
-    draft: BlockDraft, times: EventTimes, ring_steps: int, framework: Framework
+    blocks: ShardBlocks, times: EventTimes, ring_steps: int, framework: Framework
 ) -> tuple[Float[np.ndarray, "blocks phases"], Float[np.ndarray, " ops"]]:
     """`gap_s` and `exposed` of a table whose events take so long."""
-    launches, busy_s = draft.counts.sum(axis=2), draft.counts @ times.time_s
+    launches, busy_s = blocks.counts.sum(axis=2), blocks.counts @ times.time_s
     issued = launches.copy()
-    issued[draft.layers, Phase.FORWARD] += framework.forward_bookkeeping
-    issued[draft.layers, Phase.BACKWARD_INPUT] += framework.backward_bookkeeping
+    issued[blocks.layers, Phase.FORWARD] += framework.forward_bookkeeping
+    issued[blocks.layers, Phase.BACKWARD_INPUT] += framework.backward_bookkeeping
     # the device waits for the host where launching takes longer than what is launched runs
-    gap_s = np.maximum(launches * framework.kernel_gap_s, issued * framework.host_op_s - busy_s)
-    is_kernel = np.array([group == "" for group in draft.groups], bool)
-    exposed = _exposed(draft.counts, times.time_s, is_kernel, draft.overlappable, ring_steps)
+    gap_s = np.maximum(launches * framework.kernel_gap_s, issued * framework.issue_s - busy_s)
+    is_kernel = np.array([group == "" for group in blocks.groups], bool)
+    exposed = _exposed(blocks.counts, times.time_s, is_kernel, blocks.overlappable, ring_steps)
     return gap_s, exposed + framework.tp_overlap_loss * (1 - exposed)
 
 

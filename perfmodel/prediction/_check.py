@@ -1,58 +1,71 @@
-"""Is a layout possible at all? One clear error, before anything is computed."""
+"""Is a layout possible at all? One clear error with its reason, before anything is computed."""
 
-from perfmodel.errors import LayoutError
-from perfmodel.prediction._stages import ENDS
+from collections.abc import Sequence
+
+from perfmodel.errors import LayoutError, Reason
+from perfmodel.prediction._stages import is_layer, layer_count
+from perfmodel.prediction._variants import sliced_job
 from perfmodel.schedule import get_schedule
-from perfmodel.spec import Cluster, Job, Layout, Model, Transformer
+from perfmodel.spec import Cluster, Job, Layout, Model, Problem
+from perfmodel.workload import BlockOps, Shard, blocks
+
+
+def layout_of(problem: Problem, layout: Layout | str) -> tuple[Layout, tuple[str, ...]]:
+    """A layout of a problem, checked; and sentences on what it left unsaid and what its framework cannot run.
+
+    Args:
+        layout: a `Layout`, which is taken at its word, or its notation, in which what is not said is as the framework
+            has it.
+
+    Raises:
+        LayoutError, UnknownNameError: as `Layout.parse` and `check_layout`.
+    """
+    assumed = ""
+    if isinstance(layout, str):
+        layout, assumed = problem.framework.layout(layout, problem.model)
+    check_layout(problem.model, problem.cluster, problem.job, layout, problem.devices)
+    return layout, (*((assumed,) if assumed else ()), *problem.framework.cannot_run(layout))
 
 
 def check_layout(model: Model, cluster: Cluster, job: Job, layout: Layout, devices: int | None = None) -> None:
     """Raise `LayoutError` (or `UnknownNameError`) naming the first thing that does not fit together."""
-    scheduler = get_schedule(layout.schedule)
+    get_schedule(layout.effective_schedule)
     if devices is not None and layout.devices != devices:
         raise LayoutError(
             f"layout {layout} uses tp*cp*pp*dp = {layout.tp}*{layout.cp}*{layout.pp}*{layout.dp} = "
-            f"{layout.devices} devices, not {devices}; {_suggest_dp(layout, devices)}"
+            f"{layout.devices} devices, not {devices}; {_suggest_dp(layout, devices)}",
+            Reason.DEVICES,
         )
-    if layout.devices > cluster.max_devices:
-        raise LayoutError(
-            f"layout {layout} needs {layout.devices} devices; cluster {cluster.name} has {cluster.max_devices}"
-        )
+    check_machine(cluster, job, layout.devices, f"layout {layout}")
+    found = blocks(model, job, Shard.of(layout))
+    check_pipeline(model, job, layout, layer_count(found), stages_without_layer(found))
+
+
+def check_machine(cluster: Cluster, job: Job, devices: int, what: str = "the job") -> None:
+    """Raise `PerfModelError` if the cluster has not so many devices, or they do not compute in the job's dtype."""
+    cluster.require(devices, what)
+    cluster.device.require(job.dtype)
+
+
+def check_pipeline(model: Model, job: Job, layout: Layout, layers: int, without_layer: int) -> None:
+    """Raise `LayoutError` if the model's layers, the batch or the sequence do not fill the pipeline of a layout.
+
+    Args:
+        layers: of the model, between which a pipeline can be cut (`layer_count` of its blocks on the layout's shard).
+        without_layer: see `stages_without_layer`.
+    """
+    scheduler = get_schedule(layout.effective_schedule)
     chunks = scheduler.chunks_for(layout.vpp)
     stages = int(scheduler.stage_map(layout.pp, chunks).max()) + 1
-    if isinstance(model, Transformer):
-        _check_transformer(model, job, layout, stages)
-    elif layout.cp > 1 or layout.ep > 1:
-        raise LayoutError(f"model {model.name} has no sequence or experts to split; use cp=1 and ep=1")
+    if stages > layers + without_layer:
+        raise LayoutError(f"{model.name} has {layers} layers; {stages} pipeline stages are too many", Reason.STAGES)
     scheduler.require(layout.pp, job.num_microbatches(layout), chunks)
+    sliced_job(job, scheduler.slices)
 
 
-def _check_transformer(model: Transformer, job: Job, layout: Layout, stages: int) -> None:
-    if model.heads % layout.tp:
-        raise LayoutError(
-            f"{model.name}: {model.heads} attention heads are not divisible by tp={layout.tp}; "
-            f"use a tp among {_divisors(model.heads)}"
-        )
-    if layout.ep > 1:
-        if model.experts is None:
-            raise LayoutError(f"{model.name} has no experts; use ep=1")
-        if model.experts.count % layout.ep:
-            raise LayoutError(
-                f"{model.name}: {model.experts.count} experts are not divisible by ep={layout.ep}; "
-                f"use an ep among {_divisors(model.experts.count)}"
-            )
-    split = layout.cp * (layout.tp if layout.sequence_parallel else 1)
-    if job.seq_len % split:
-        raise LayoutError(
-            f"sequence length {job.seq_len} is not divisible by {split} (cp, and tp with sequence_parallel)"
-        )
-    layers = model.layers + model.decoder_layers
-    if stages > layers + ENDS:
-        raise LayoutError(f"{model.name} has {layers} layers; {stages} pipeline stages are too many")
-
-
-def _divisors(n: int) -> str:
-    return ", ".join(str(d) for d in range(1, min(n, 64) + 1) if n % d == 0)
+def stages_without_layer(found: Sequence[tuple[BlockOps, int]]) -> int:
+    """Ends of the model that can be a stage without a layer: an embedding, a head."""
+    return (not is_layer(found[0][0])) + (not is_layer(found[-1][0]))
 
 
 def _suggest_dp(layout: Layout, devices: int) -> str:

@@ -7,20 +7,12 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel.cost import EventTimes
-from perfmodel.prediction._blocks import Phase
-from perfmodel.prediction._communication import NO_EVENT, CommunicationEvents
+from perfmodel.prediction._communication import CommunicationEvents
+from perfmodel.prediction._phases import PASS_KINDS, PHASES
+from perfmodel.prediction._sends import NO_EVENT
 from perfmodel.prediction._variants import Variant
 from perfmodel.program import WHOLE, Kind, Structure
 from perfmodel.spec import Op
-
-PHASES = {
-    Kind.FORWARD: [Phase.FORWARD],
-    Kind.BACKWARD: [Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT],
-    Kind.BACKWARD_INPUT: [Phase.BACKWARD_INPUT],
-    Kind.BACKWARD_WEIGHT: [Phase.BACKWARD_WEIGHT],
-}
-"""Phases of a block that each kind of pass runs through; input gradients may first recompute the forward."""
-PASS_KINDS = tuple(PHASES)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from perfmodel.errors import LayoutError
 from perfmodel.prediction._predict import predict
 from perfmodel.prediction._prediction import Prediction
 from perfmodel.schedule import get_schedule, schedule_names
-from perfmodel.spec import Cluster, Layout, Model
+from perfmodel.spec import Cluster, Layout, Model, Problem
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,13 +59,13 @@ class Comparison(list[Compared]):
 
 @shows_progress("schedules")
 def compare_schedules(
-    model: "str | Model",
-    cluster: "str | Cluster",
-    layout: "str | Layout",
+    model: "str | Model | Problem",
+    cluster: "str | Cluster | None" = None,
+    layout: "str | Layout" = "",
     *,
     schedules: Sequence[str] = (),
     progress: Report | None = None,
-    **options: Any,
+    **words: Any,
 ) -> Comparison:
     """Predict a layout under many schedules, fastest first; those that cannot run come last.
 
@@ -75,7 +75,7 @@ def compare_schedules(
             chunks get the layout's own, or 2).
         schedules: names; all that train if empty.
         progress: called per schedule; without one, a bar where there is somebody to see it.
-        options: further arguments of `predict`.
+        words: further arguments of `predict`.
     """
     layout = Layout.parse(layout) if isinstance(layout, str) else layout
     found = []
@@ -85,7 +85,7 @@ def compare_schedules(
             progress(name, done, len(names))
         try:
             own = layout.replace(schedule=name, vpp=max(2, layout.vpp) if get_schedule(name).looped else 1)
-            found.append(Compared(name, predict(model, cluster, own, **options)))
+            found.append(Compared(name, predict(model, cluster, own, **words)))
         except LayoutError as error:
             found.append(Compared(name, None, str(error)))
     return Comparison(sorted(found, key=lambda c: c.prediction.step_time_s if c.prediction else float("inf")))

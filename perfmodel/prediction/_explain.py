@@ -1,4 +1,4 @@
-"""Why the step takes as long as it does: events on the critical path, breakdown, interval."""
+"""Why the step takes as long as it does: events on the critical path, interval."""
 
 from collections import defaultdict
 from math import exp
@@ -7,12 +7,13 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.cost import EventTimes
-from perfmodel.prediction._blocks import N_PHASES, RECOMPUTE, Phase
-from perfmodel.prediction._bundle import Bundle
-from perfmodel.prediction._classes import PHASES
-from perfmodel.prediction._framework import Framework
+from perfmodel.prediction._compose import Bundle, bundle_passes, event_classes
+from perfmodel.prediction._phases import phase_counts
 from perfmodel.prediction._prediction import CriticalEvent
-from perfmodel.prediction._step_model import StepModel
+from perfmodel.prediction._price import has_step_costs, variant_times
+from perfmodel.prediction._problem import StepProblem
+from perfmodel.prediction._programs import prepared
+from perfmodel.prediction._site import Site
 from perfmodel.program import Kind
 from perfmodel.spec import (
     Attention,
@@ -20,14 +21,11 @@ from perfmodel.spec import (
     Convolution,
     Embedding,
     Gemm,
-    Layout,
     MemoryBound,
     MoE,
     Op,
     OptimizerStep,
 )  # fmt: skip
-
-_GROUPS = {"tp": "tensor_parallel", "cp": "context_parallel", "ep": "expert_parallel"}
 
 
 def event_label(op: Op) -> str:
@@ -55,40 +53,27 @@ def event_label(op: Op) -> str:
             return f"{op.collective} {op.bytes / 1e6:.3g} MB x{op.num_ranks} ({where})"
 
 
-def phase_counts(
-    kind: Kind, layout: Layout, blocks: Float[np.ndarray, "*some blocks"], full: Float[np.ndarray, "*some blocks"]
-) -> Float[np.ndarray, "*some blocks phases"]:
-    """How often ops of `kind` run through each phase of their blocks, `full` of which are recomputed in full."""
-    counts = np.zeros((*blocks.shape, N_PHASES))
-    counts[..., PHASES[kind]] = blocks[..., None]
-    if Phase.BACKWARD_INPUT in PHASES[kind]:
-        if layout.recompute in RECOMPUTE:
-            counts[..., RECOMPUTE[layout.recompute]] = blocks - full
-        counts[..., Phase.RECOMPUTE_FULL] += full
-    return counts
-
-
 class CriticalPath:
     """Seconds of the step by event, from the gradient of the step time."""
 
     def __init__(
         self,
-        model: StepModel,
+        problem: StepProblem,
         bundle: Bundle,
         durations: Float[np.ndarray, " classes"],
         gradient: Float[np.ndarray, " classes"],
     ) -> None:
-        passes, between = model.pass_classes(bundle), model.event_classes(bundle)[0]
+        passes, between = bundle_passes(problem, bundle), event_classes(problem, bundle)[0]
         outside = between.occurrences(gradient)
         self.gap_s = 0.0
         self.ops: tuple[Op, ...] = between.ops
         count, seconds, half_width = [outside], [outside * between.times.time_s], [_half_widths(between.times)]
         self.provenance = between.times.provenance
         for variant, of_kind in passes.of_variant.items():
-            table, hidden = model.variant_table(bundle.layouts[0], variant, bundle.spec.scheduler.slices), 1.0
+            table, hidden = variant_times(problem, bundle.layouts[0], variant, bundle.spec.scheduler.slices), 1.0
             weight = np.zeros(table.counts.shape[:2])
             for kind, where in of_kind.items():
-                counts = phase_counts(kind, bundle.layouts[0], passes.blocks[where], passes.full[where])
+                counts = phase_counts(kind, bundle.layouts[0].recompute, passes.blocks[where], passes.full[where])
                 weight += np.tensordot(gradient[where], counts, 1)
             if variant[2]:
                 hidden = table.overlapped_phase_s / np.maximum(table.phase_s, 1e-12)
@@ -100,10 +85,10 @@ class CriticalPath:
             self.provenance += table.times.provenance
         self.count, self.seconds = np.concatenate(count), np.concatenate(seconds)
         self.half_width = np.concatenate(half_width)
-        copies = np.isin(model.prepared(bundle.spec).structure.class_kind, (Kind.OFFLOAD, Kind.RELOAD))
+        copies = np.isin(prepared(bundle.spec).structure.class_kind, (Kind.OFFLOAD, Kind.RELOAD))
         self.copies_s = float((gradient * durations)[copies].sum())
         accounted_s = float(self.seconds.sum()) + self.gap_s + self.copies_s
-        self.step_costs_s = float(gradient @ durations) - accounted_s if model.adjusted_steps else 0.0
+        self.step_costs_s = float(gradient @ durations) - accounted_s if has_step_costs(problem) else 0.0
 
     def events(self) -> tuple[CriticalEvent, ...]:
         """Events by falling share; host and launch gaps, and copies to the host, as events of their own."""
@@ -149,63 +134,17 @@ class CriticalPath:
             "network": float(self.seconds[between].sum()) / total,
         }
 
-    def interval(self, framework: Framework) -> tuple[float, float]:
+    def interval(self, site: Site) -> tuple[float, float]:
         """Ends of the 90 % interval as factors of the step time.
 
         Errors within a family are taken as common to all its events (one regressor, one device), errors of
         different families and of what no table knows as independent.
         """
         events = sum(v**2 for v in self.family_half_widths().values())
-        own = framework.half_widths(self.shares())
+        own = site.half_widths(self.shares())
         lower, upper = ((events + half**2) ** 0.5 for half in own)
         return exp(-lower), exp(upper)
 
 
 def _half_widths(times: EventTimes) -> Float[np.ndarray, " ops"]:
     return (times.hi_s - times.lo_s) / 2 / np.maximum(times.time_s, 1e-12)
-
-
-def breakdown(
-    model: StepModel,
-    bundle: Bundle,
-    durations: Float[np.ndarray, " classes"],
-    compute_count: Float[np.ndarray, " classes"],
-    step_s: float,
-    without_dp_s: float,
-    without_comm_s: float,
-) -> dict[str, float]:
-    """Mean seconds per pipeline rank by activity; sums to the step time (lost overlap counts as bubble).
-
-    `without_dp_s` and `without_comm_s` are the step times with data-parallel communication, and
-    with sends as well, taken away: what they add is what the schedule leaves exposed.
-    """
-    table, layout, spec = bundle.tables[0], bundle.layouts[0], bundle.spec
-    structure = model.prepared(spec).structure
-    per_rank = spec.micro_batches / spec.stages
-    kinds = (Kind.FORWARD, Kind.BACKWARD) if model.job.mode == "train" else (Kind.FORWARD,)
-    blocks, full = bundle.counts.sum(axis=(0, 1)), bundle.full.sum(axis=(0, 1))
-    count = per_rank * np.sum([phase_counts(kind, layout, blocks, full) for kind in kinds], axis=0)
-    comm = np.array([isinstance(op, Collective) for op in table.ops])
-    kernel_s = np.einsum("bp,bpo->p", count, table.event_s[:, :, ~comm])
-    comm_by_group = dict.fromkeys(_GROUPS.values(), 0.0)
-    for i in np.flatnonzero(comm).tolist():
-        comm_by_group[_GROUPS[table.groups[i]]] += float((count * table.event_s[:, :, i]).sum())
-    result = {"forward": float(kernel_s[Phase.FORWARD])}
-    if model.job.mode == "train":
-        result["backward"] = float(kernel_s[Phase.BACKWARD_INPUT] + kernel_s[Phase.BACKWARD_WEIGHT])
-        result["recompute"] = float(kernel_s[[Phase.RECOMPUTE_SELECTIVE, Phase.RECOMPUTE_FULL]].sum())
-    result |= {f"{name}_communication": value for name, value in comm_by_group.items()}
-    result["kernel_launch_gaps"] = float((count * table.gap_s).sum())
-    busy = durations * compute_count
-    overhead_s, (slowest, like) = model.host.step_overhead_s, model.step_factors(layout)
-    optimizer_s = float(busy[structure.class_kind == Kind.OPTIMIZER].sum() / spec.stages)
-    result["optimizer"] = max(0.0, optimizer_s - overhead_s) / (slowest * like)
-    result["data_parallel_communication_exposed"] = (step_s - without_dp_s) / (slowest * like)
-    result["pipeline_communication_exposed"] = (without_dp_s - without_comm_s) / (slowest * like)
-    if model.adjusted_steps:
-        result["step_overhead"] = min(overhead_s, optimizer_s)  # inference has neither
-        usual_s = (step_s - result["step_overhead"]) / (slowest * like)
-        result["stragglers"] = usual_s * (slowest - 1)
-        result["beyond_all_parameters"] = usual_s * slowest * (like - 1)
-    result["bubble"] = step_s - sum(result.values())
-    return result

@@ -1,6 +1,6 @@
 """Layouts by the million: products of a few choices, never written out one by one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -69,6 +69,13 @@ class LayoutGrid:
         kinds = (PipelineChoice, ShardChoice, RecomputeChoice, StateChoice)
         chosen: list[Any] = [(kind(*(getattr(layout, name) for name in kind._fields)),) for kind in kinds]
         return cls(layout, *chosen, valid=np.ones((1, 1, 1, 1), bool))
+
+    def only(self, chosen: Sequence[Int[np.ndarray, " choices"]]) -> "LayoutGrid":
+        """Some choices of each axis."""
+        axes = (self.pipelines, self.shards, self.recomputes, self.states)
+        kept: list[Any] = [tuple(axis[i] for i in some.tolist()) for axis, some in zip(axes, chosen, strict=True)]
+        valid = np.broadcast_to(self.valid, self.shape)[np.ix_(*chosen)]
+        return LayoutGrid(self.degrees, *kept, valid=valid)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

@@ -1,7 +1,7 @@
 """Memory and lower bounds of grids of layouts, priced without any program."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -10,7 +10,8 @@ from perfmodel.prediction._grid import LayoutGrid
 from perfmodel.prediction._grid_bound import grid_bound_s
 from perfmodel.prediction._grid_memory import grid_memory
 from perfmodel.prediction._grid_model import GridModel, distinct
-from perfmodel.prediction._step_model import StepModel
+from perfmodel.prediction._memory import CATEGORIES
+from perfmodel.prediction._problem import StepProblem
 from perfmodel.spec import Layout
 
 
@@ -28,32 +29,69 @@ class GridCosts:
     of_state: Int[np.ndarray, " states"]
     """The same for state choices."""
     bound_s: Float[np.ndarray, "pipelines shards recomputes states"]
-    """A step time that the layout does not beat (float32)."""
+    """A step time that the layout does not beat (float32); infinite where no layout of the grid fits."""
+    left_out: Int[np.ndarray, " categories"]
+    """Layouts of the grid as it was given, with choices of which none fits, by what takes most of their memory."""
 
     def spread(self, of_memory: np.ndarray) -> np.ndarray:
         """What is known by choices that differ in memory, for all layouts of the grid."""
         return of_memory[:, self.of_shard][..., self.of_state]
 
+    def too_large(self, usable_bytes: float) -> Int[np.ndarray, " categories"]:
+        """Layouts that do not fit, by what takes most of their memory."""
+        over = self.grid.valid & self.spread(self.peak_bytes > usable_bytes)
+        return np.bincount(self.spread(self.largest)[over], minlength=len(CATEGORIES))
 
-def lower_bounds_s(fixed: StepModel, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
+    def fitting(self, usable_bytes: float) -> "GridCosts":
+        """Without the choices of which no layout fits; as it is where none does at all."""
+        fits = self.grid.valid & self.spread(self.peak_bytes <= usable_bytes)
+        if not fits.any() or fits.all():
+            return self
+        axes = range(fits.ndim)
+        chosen = [np.flatnonzero(fits.any(axis=tuple(other for other in axes if other != axis))) for axis in axes]
+        pipelines, shards, recomputes, states = chosen
+        kept = replace(
+            self,
+            grid=self.grid.only(chosen),
+            peak_bytes=self.peak_bytes[pipelines][:, :, recomputes],
+            largest=self.largest[pipelines][:, :, recomputes],
+            of_shard=self.of_shard[shards],
+            of_state=self.of_state[states],
+            bound_s=self.bound_s[np.ix_(*chosen)],
+        )
+        return replace(kept, left_out=self.too_large(usable_bytes) - kept.too_large(usable_bytes))
+
+
+def lower_bounds_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
     """A step time that each layout does not beat, whatever the order of its events.
 
     Raises:
         LayoutError: layouts of uneven stages.
     """
-    return np.array([cost.bound_s.item() for cost in price_grids(fixed, [*map(LayoutGrid.of, layouts)])])
+    return np.array([cost.bound_s.item() for cost in price_grids(problem, [*map(LayoutGrid.of, layouts)])])
 
 
-def price_grids(fixed: StepModel, grids: Sequence[LayoutGrid]) -> Iterator[GridCosts]:
-    """Costs of every grid, in order; the events of all of them are timed in one call."""
+def price_grids(problem: StepProblem, grids: Sequence[LayoutGrid], usable_bytes: float = np.inf) -> Iterator[GridCosts]:
+    """Costs of every grid, in order; the events of all of them are timed in one call.
+
+    Memory needs no times: choices of which no layout fits into `usable_bytes` are left out of their grids untimed.
+    """
     full_layers = dict.fromkeys(choice.recompute_full_layers for grid in grids for choice in grid.recomputes)
-    model = GridModel(fixed, list(full_layers))
+    model = GridModel(problem, list(full_layers))
     try:
-        model.time_events(grids)
-        for grid in grids:
-            own_shards, of_shard = distinct([shard.sequence_parallel for shard in grid.shards])
-            own_states, of_state = distinct([(state.zero, state.offload) for state in grid.states])
-            peak, largest = grid_memory(model, grid, own_shards, own_states)
-            yield GridCosts(grid, peak, largest, of_shard, of_state, grid_bound_s(model, grid))
+        found = [_memory(model, grid).fitting(usable_bytes) for grid in grids]
+        fits = [bool((one.peak_bytes <= usable_bytes).any()) for one in found]
+        model.time_events([one.grid for one, possible in zip(found, fits, strict=True) if possible])
+        for one, possible in zip(found, fits, strict=True):
+            yield replace(one, bound_s=grid_bound_s(model, one.grid)) if possible else one
     finally:
         model.pipelines.save()
+
+
+def _memory(model: GridModel, grid: LayoutGrid) -> GridCosts:
+    """What is known of a grid without any times."""
+    own_shards, of_shard = distinct([shard.sequence_parallel for shard in grid.shards])
+    own_states, of_state = distinct([(state.zero, state.offload) for state in grid.states])
+    peak, largest = grid_memory(model, grid, own_shards, own_states)
+    never = np.broadcast_to(np.float32(np.inf), grid.shape)
+    return GridCosts(grid, peak, largest, of_shard, of_state, never, np.zeros(len(CATEGORIES), int))

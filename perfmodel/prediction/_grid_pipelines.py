@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
+from perfmodel.prediction._memory import RankBlocks
 from perfmodel.prediction._pipeline import Pipeline
 from perfmodel.program import ProgramSpec
 
 
 @dataclass(frozen=True, eq=False)
-class PipelineTerms:
+class PipelineBlocks:
     """One pipeline in blocks rather than stages; `fulls`: which of them are recomputed in full."""
 
     spec: ProgramSpec
@@ -32,27 +33,19 @@ class PipelineTerms:
     reductions: float
     """Weight gradients that every path passes on one rank, per chunk."""
     sends: Float[np.ndarray, "paths 2*stages"]
-    held: Float[np.ndarray, "ranks blocks"]
-    """Blocks on each rank that may be the fullest."""
-    versions: Float[np.ndarray, " ranks"]
-    alive: Float[np.ndarray, "ranks blocks"]
-    """Blocks times micro-batches alive."""
-    alive_full: Float[np.ndarray, "fulls ranks blocks"]
-    """Those of them that are recomputed in full."""
-    recomputes: Bool[np.ndarray, "fulls ranks blocks"]
-    """Whether a rank recomputes such a block in full."""
+    ranks: RankBlocks
+    """Those that may be the fullest."""
 
 
-def pipeline_terms(
+def pipeline_blocks(
     spec: ProgramSpec,
     pipeline: Pipeline,
     counts: Float[np.ndarray, "stages blocks"],
     full: Float[np.ndarray, "fulls stages blocks"],
-) -> PipelineTerms:
+) -> PipelineBlocks:
     """Put a model's blocks, and those of them that are recomputed in full, into a pipeline."""
     live, passes = pipeline.live, pipeline.paths.passes
-    in_full, alive = full[:, live.stage], live.activations[..., None]
-    return PipelineTerms(
+    return PipelineBlocks(
         spec=spec,
         variants=pipeline.paths.variants,
         blocks=counts.sum(axis=0),
@@ -64,31 +57,24 @@ def pipeline_terms(
         # of the last micro-batch's way back, no rank but the last waits for weight gradients
         reductions=max(0.0, passes[..., 2].sum(axis=(1, 2)).min() - passes.shape[2]) / live.stage.shape[1],
         sends=pipeline.paths.sends.reshape(len(passes), -1),
-        held=counts[live.stage].sum(axis=1),
-        versions=live.versions.astype(float),
-        alive=(counts[live.stage] * alive).sum(axis=1),
-        alive_full=(in_full * alive).sum(axis=2),
-        recomputes=in_full.sum(axis=2) > 0,
+        ranks=RankBlocks.of(counts, full, live),
     )
 
 
-@dataclass(frozen=True, eq=False)
-class Ranks:
-    """The fullest ranks of many pipelines, padded by ranks that hold nothing; see `PipelineTerms`."""
+def stacked_ranks(pipelines: Sequence[RankBlocks], full: Int[np.ndarray, " recomputes"]) -> RankBlocks:
+    """The fullest ranks of many pipelines, padded by ranks that hold nothing; axes pipelines, shards, recomputes,
+    states, ranks. `full`: which of their choices of blocks recomputed in full each recompute has."""
 
-    held: Float[np.ndarray, "pipelines ranks blocks"]
-    versions: Float[np.ndarray, "pipelines ranks"]
-    alive: Float[np.ndarray, "pipelines ranks blocks"]
-    alive_full: Float[np.ndarray, "pipelines fulls ranks blocks"]
-    recomputes: Bool[np.ndarray, "pipelines fulls ranks blocks"]
+    def padded(name: str, axis: int) -> np.ndarray:
+        return _stacked([getattr(ranks, name) for ranks in pipelines], axis)
 
-    @classmethod
-    def of(cls, pipelines: Sequence[PipelineTerms]) -> "Ranks":
-        """Stack the ranks of some pipelines."""
-        return cls(*(_stacked([getattr(p, name) for p in pipelines], axis) for name, axis in _RANK_AXIS.items()))
-
-
-_RANK_AXIS = {"held": 0, "versions": 0, "alive": 0, "alive_full": 1, "recomputes": 1}
+    return RankBlocks(
+        held=padded("held", 0)[:, None, None, None],
+        versions=padded("versions", 0)[:, None, None, None],
+        alive=padded("alive", 0)[:, None, None, None],
+        alive_full=padded("alive_full", 1)[:, None, full, None],
+        held_full=padded("held_full", 1)[:, None, full, None],
+    )
 
 
 def _stacked(arrays: Sequence[np.ndarray], axis: int) -> np.ndarray:
@@ -102,7 +88,7 @@ def _stacked(arrays: Sequence[np.ndarray], axis: int) -> np.ndarray:
 
 
 def longest_path_s(
-    terms: PipelineTerms,
+    pipeline: PipelineBlocks,
     phase_s: Float[np.ndarray, "variants blocks 3 shards"],
     again_s: Float[np.ndarray, "recomputes variants blocks shards"],
     full_s: Float[np.ndarray, "recomputes variants blocks shards"],
@@ -111,8 +97,8 @@ def longest_path_s(
 ) -> Float[np.ndarray, "shards recomputes"]:
     """Seconds of the longest path; where steps run into each other, what a step more adds at least.
 
-    `again_s` is what recomputing adds to each block, `full_s` what those recomputed in full (`full` of the terms) take
-    beyond that.
+    `again_s` is what recomputing adds to each block, `full_s` what those recomputed in full (`full` of the pipeline)
+    take beyond that.
 
     Where steps run into each other, the step time is (y(2 s) - y(s)) / s with y(n) the makespan of n steps. A path
     that stays on a rank of work w and passes c on its way there and back takes c + n w; c is at most `whole_s`, one
@@ -125,19 +111,21 @@ def longest_path_s(
     """
     shards = phase_s.shape[-1]
     work = phase_s.transpose(0, 2, 1, 3).reshape(-1, shards)
-    again = terms.again @ again_s.reshape(len(again_s), -1, shards)
-    again = again + terms.again_full[full] @ full_s.reshape(len(full_s), -1, shards)
-    sends_s = terms.sends @ send_s.reshape(-1, shards)
-    if terms.spec.steps == 1:
-        return (terms.work @ work + sends_s + again).max(axis=1).T
-    steady = terms.cycle == 0
-    steady_s = (terms.work @ work + again)[:, steady]
-    transit_s = (terms.transit @ work + sends_s)[steady]
-    whole_s = np.tensordot(terms.blocks, phase_s.sum(axis=2).max(axis=0) + (again_s + full_s).max(axis=(0, 1)), axes=1)
-    missing_s = np.maximum(whole_s + send_s.sum(axis=(0, 1)) - transit_s, 0.0) / terms.spec.steps
+    again = pipeline.again @ again_s.reshape(len(again_s), -1, shards)
+    again = again + pipeline.again_full[full] @ full_s.reshape(len(full_s), -1, shards)
+    sends_s = pipeline.sends @ send_s.reshape(-1, shards)
+    if pipeline.spec.steps == 1:
+        return (pipeline.work @ work + sends_s + again).max(axis=1).T
+    steady = pipeline.cycle == 0
+    steady_s = (pipeline.work @ work + again)[:, steady]
+    transit_s = (pipeline.transit @ work + sends_s)[steady]
+    whole_s = np.tensordot(
+        pipeline.blocks, phase_s.sum(axis=2).max(axis=0) + (again_s + full_s).max(axis=(0, 1)), axes=1
+    )
+    missing_s = np.maximum(whole_s + send_s.sum(axis=(0, 1)) - transit_s, 0.0) / pipeline.spec.steps
     least_s = np.maximum(steady_s.min(axis=1), (steady_s - missing_s).max(axis=1))
     if steady.all():
         return least_s.T
-    share = 1 - 1 / terms.cycle[~steady]
-    cycle_s = (terms.work @ work + sends_s + again)[:, ~steady] * share[:, None]
+    share = 1 - 1 / pipeline.cycle[~steady]
+    cycle_s = (pipeline.work @ work + sends_s + again)[:, ~steady] * share[:, None]
     return np.maximum(least_s, cycle_s.max(axis=1)).T

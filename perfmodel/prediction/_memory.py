@@ -1,4 +1,4 @@
-"""Memory of every pipeline rank: static state, activations in flight, transient buffers."""
+"""Memory of pipeline ranks: static state, activations in flight, transient buffers. Arrays broadcast over layouts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,12 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from perfmodel.errors import LayoutError
-from perfmodel.prediction._blocks import RECOMPUTE_MODES, BlockDraft, BlockTable
-from perfmodel.prediction._framework import Framework
+from perfmodel.errors import LayoutError, Reason
+from perfmodel.prediction._blocks import ShardBlocks
 from perfmodel.prediction._live import LiveState
-from perfmodel.spec import Device, Gemm, Job, Layout
-from perfmodel.units import dtype_bytes
+from perfmodel.prediction._zero import gradient_dtype_bytes, is_trained, optimizer_bytes_per_param, stored_dtype_bytes
+from perfmodel.spec import Device, Framework, Gemm, Job, Layout
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "buffers")
 
@@ -44,18 +43,108 @@ class MemoryBatch:
         return self.total.max(axis=-1)
 
 
-def optimizer_bytes_per_param(job: Job) -> float:
-    """Adam: two fp32 moments, and an fp32 master copy where weights are narrower (ZeRO, section 3.1). SGD: one moment
-    instead of two, or nothing at all if it is plain."""
-    if job.optimizer == "plain-sgd":
-        return 0.0
-    master = 4.0 if dtype_bytes(job.dtype) < 4 else 0.0
-    return master + (8.0 if job.optimizer == "adam" else 4.0)
+@dataclass(frozen=True, eq=False)
+class RankBlocks:
+    """What pipeline ranks hold, in blocks."""
+
+    held: Float[np.ndarray, "*layouts ranks blocks"]
+    versions: Float[np.ndarray, "*layouts ranks"]
+    """Copies of the weights."""
+    alive: Float[np.ndarray, "*layouts ranks blocks"]
+    """Blocks times micro-batches alive at the peak."""
+    alive_full: Float[np.ndarray, "*layouts ranks blocks"]
+    """Those of them that are recomputed in full whatever the layout says of the others."""
+    held_full: Float[np.ndarray, "*layouts ranks blocks"]
+
+    @classmethod
+    def of(
+        cls,
+        counts: Float[np.ndarray, "stages blocks"],
+        full: Float[np.ndarray, "*choices stages blocks"],
+        live: LiveState,
+    ) -> "RankBlocks":
+        """Ranks whose stages hold the blocks counted, `full` of them recomputed in full (in several choices)."""
+        micro_batches = live.activations[..., None]
+        on_rank, in_full = counts[live.stage], full[..., live.stage, :]
+        return cls(
+            held=on_rank.sum(axis=-2),
+            versions=live.versions.astype(float),
+            alive=(on_rank * micro_batches).sum(axis=-2),
+            alive_full=(in_full * micro_batches).sum(axis=-2),
+            held_full=in_full.sum(axis=-2),
+        )
 
 
-def stored_dtype_bytes(job: Job) -> int:
-    """Bytes per stored weight: fp8 runs keep 16-bit weights and cast on the fly."""
-    return max(dtype_bytes(job.dtype), 2)
+@dataclass(frozen=True, eq=False)
+class BlockBytes:
+    """Parameters and bytes of every block on one device."""
+
+    dense: Float[np.ndarray, "*layouts blocks"]
+    expert: Float[np.ndarray, "*layouts blocks"]
+    layers: Bool[np.ndarray, "*layouts blocks"]
+    kept: Float[np.ndarray, "*layouts blocks"]
+    """Activations left behind per micro-batch under the layout's recompute."""
+    least: Float[np.ndarray, "*layouts blocks"]
+    """The same where the block is recomputed in full."""
+    transient: Float[np.ndarray, "*layouts blocks"]
+    """While the block runs: its workspace, and what is materialised again while it is recomputed."""
+    transient_full: Float[np.ndarray, "*layouts blocks"]
+    """The same where the block is recomputed in full."""
+    dummy_gradients: Float[np.ndarray, "*layouts"]
+    """See `dummy_gradient_bytes`."""
+
+    @classmethod
+    def of(
+        cls,
+        shards: Sequence[ShardBlocks],
+        modes: Int[np.ndarray, "#shards *choices"],
+        pipelined: bool,
+        job: Job,
+        framework: Framework,
+    ) -> "BlockBytes":
+        """Blocks of shards, an axis of their own, under modes of recompute (`RECOMPUTE_MODES`) along further axes."""
+
+        def spread(values: Sequence[np.ndarray]) -> np.ndarray:
+            stacked = np.stack(values)
+            return stacked.reshape(len(shards), *[1] * (modes.ndim - 1), *stacked.shape[1:])
+
+        saved = spread([shard.activation_bytes for shard in shards])
+        kept = np.take_along_axis(saved, modes[..., None, None], axis=-1)[..., 0]
+        whole, least = saved[..., 0], saved[..., -1]
+        workspace = spread([shard.workspace_bytes for shard in shards])
+        return cls(
+            dense=spread([shard.dense_params(pipelined) for shard in shards]),
+            expert=spread([shard.expert_params for shard in shards]),
+            layers=spread([shard.layers for shard in shards]),
+            kept=kept,
+            least=least,
+            transient=workspace + (whole - kept if job.mode == "train" else whole),
+            transient_full=workspace + whole - least,
+            dummy_gradients=spread([np.array(dummy_gradient_bytes(shard, job, framework)) for shard in shards]),
+        )
+
+    def saved(
+        self, blocks: Float[np.ndarray, "*layouts ranks blocks"], full: Float[np.ndarray, "*layouts ranks blocks"]
+    ) -> Float[np.ndarray, "*layouts ranks"]:
+        """Activation bytes of so many blocks, `full` of them recomputed in full."""
+        return _dot(blocks, self.kept) - _dot(full, self.kept - self.least)
+
+
+@dataclass(frozen=True, eq=False)
+class Sharding:
+    """Over how many ranks model states are sharded, and which (`Layout.zero`); an axis of one stands for the ranks."""
+
+    zero: Int[np.ndarray, "*layouts 1"]
+    dense: Int[np.ndarray, "*layouts 1"]
+    """Ranks that parameters outside routed experts are replicated over, or sharded by `zero`."""
+    expert: Int[np.ndarray, "*layouts 1"]
+    """The same inside them."""
+
+    @classmethod
+    def of(cls, layouts: Sequence[Layout]) -> "Sharding":
+        """Of layouts, one after another."""
+        rows = [(lay.zero, lay.dp * lay.cp, lay.edp) for lay in layouts]
+        return cls(*np.array(rows).T[..., None])
 
 
 def host_bandwidth(device: Device) -> float:
@@ -65,134 +154,78 @@ def host_bandwidth(device: Device) -> float:
         LayoutError: the device entry does not tell.
     """
     if device.host_bandwidth_bytes_per_s is None:
-        raise LayoutError(f"offload needs the host link of {device.name}; add host_gb_per_s to its device entry")
+        raise LayoutError(
+            f"offload needs the host link of {device.name}; add host_gb_per_s to its device entry", Reason.HOST_LINK
+        )
     return device.host_bandwidth_bytes_per_s
 
 
-def _kept_bytes(layouts: Sequence[Layout], tables: Sequence[BlockTable]) -> Float[np.ndarray, "lanes blocks"]:
-    """Activation bytes that each block leaves behind per micro-batch under each layout's recompute."""
-    mode = [RECOMPUTE_MODES.index(layout.recompute) for layout in layouts]
-    return np.stack([table.activation_bytes[:, at] for table, at in zip(tables, mode, strict=True)])
-
-
-def saved_per_stage(
-    layouts: Sequence[Layout],
-    tables: Sequence[BlockTable],
-    counts: Float[np.ndarray, "stages segments blocks"],
-    full: Float[np.ndarray, "stages segments blocks"],
-) -> Float[np.ndarray, "lanes stages"]:
-    """Activation bytes that a micro-batch leaves behind in every stage; `full`: blocks recomputed in full."""
-    saved = _kept_bytes(layouts, tables)
-    least = np.stack([t.activation_bytes[:, -1] for t in tables])
-    return saved @ counts.sum(axis=1).T - (saved - least) @ full.sum(axis=1).T
-
-
-def memory_batch(
-    layouts: Sequence[Layout],
-    tables: Sequence[BlockTable],
-    counts: Float[np.ndarray, "stages segments blocks"],
-    full: Float[np.ndarray, "stages segments blocks"],
-    live: LiveState,
-    job: Job,
-    framework: Framework,
+def rank_memory(
+    ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, job: Job, framework: Framework
 ) -> MemoryBatch:
-    """Memory of layouts that share one program (and so stages, segments and what is alive).
+    """Memory of pipeline ranks; axes of layouts broadcast against one another."""
+    dense, expert = _dot(ranks.held, blocks.dense), _dot(ranks.held, blocks.expert)
 
-    `full`: blocks that are recomputed in full whatever the layouts say of the others.
-    """
-    held = np.stack([t.dense_params(lay.pp > 1) for lay, t in zip(layouts, tables, strict=True)])
-    experts = np.stack([t.expert_params for t in tables])
-    saved = np.stack([t.activation_bytes for t in tables])
-    workspace = np.stack([t.workspace_bytes for t in tables])
-    on_rank, again = (part.sum(axis=1)[live.stage].sum(axis=1) for part in (counts, full))
-    # one block is materialised in full while it is recomputed, beside its own workspace
-    rebuilt = saved[:, :, 0] - _kept_bytes(layouts, tables) if job.mode == "train" else saved[:, :, 0]
-    transient = np.where(on_rank > 0, (workspace + rebuilt)[:, None], 0.0).max(axis=2)
-    if again.any():
-        in_full = np.where(again > 0, (workspace + saved[:, :, 0] - saved[:, :, -1])[:, None], 0.0)
-        transient = np.maximum(transient, in_full.max(axis=2))
-    params = held + experts
-    gathered = [gathered_params(of_one, t.layers, on_rank) for of_one, t in zip(params, tables, strict=True)]
-    return rank_memory(
-        dense=held @ on_rank.T,
-        expert=experts @ on_rank.T,
-        shards=np.array([[lay.dp * lay.cp] for lay in layouts]),
-        expert_shards=np.array([[lay.dp * lay.cp // lay.ep] for lay in layouts]),
-        zero=np.array([[lay.zero] for lay in layouts]),
-        versions=live.versions,
-        activations=(saved_per_stage(layouts, tables, counts, full)[:, live.stage] * live.activations).sum(axis=2),
-        transient=transient + np.array([[dummy_gradient_bytes(table, job, framework)] for table in tables]),
-        gathered=np.stack(gathered),
-        job=job,
-        framework=framework,
-    )
+    def state(bytes_per_param: float, sharded_from: int) -> Float[np.ndarray, "*layouts ranks"]:
+        """Bytes of a state that ZeRO shards from one of its stages on."""
+        shards = dense / sharding.dense + expert / sharding.expert
+        return bytes_per_param * np.where(sharding.zero >= sharded_from, shards, dense + expert)
+
+    weight, trained = stored_dtype_bytes(job), is_trained(job)
+    gradients = state(gradient_dtype_bytes(job), 2) * trained
+    reduced = ((sharding.dense > 1) | (sharding.expert > 1)) & trained
+    buffers = _transient(ranks, blocks) + framework.context_bytes
+    buffers = buffers + np.where((sharding.zero < 3) & reduced, np.minimum(framework.bucket_bytes, gradients), 0.0)
+    if framework.ddp_buckets:
+        buffers = buffers + np.where((sharding.zero == 0) & reduced, weight * (dense + expert), 0.0)
+    if (sharding.zero == 3).any():
+        gathered = gathered_params(blocks.dense + blocks.expert, blocks.layers, ranks.held)
+        buffers = buffers + np.where(sharding.zero == 3, weight * gathered, 0.0)
+    parts = (
+        state(weight, 3) * ranks.versions, gradients, state(optimizer_bytes_per_param(job), 1) * trained,
+        blocks.saved(ranks.alive, ranks.alive_full) * (job.mode == "train"), buffers,
+    )  # fmt: skip
+    return MemoryBatch(*np.broadcast_arrays(*parts))
 
 
 def gathered_params(
-    params: Float[np.ndarray, " blocks"], layers: Bool[np.ndarray, " blocks"], held: Float[np.ndarray, "*ranks blocks"]
-) -> Float[np.ndarray, "*ranks"]:
+    params: Float[np.ndarray, "*layouts blocks"],
+    layers: Bool[np.ndarray, "*layouts blocks"],
+    held: Float[np.ndarray, "*layouts ranks blocks"],
+) -> Float[np.ndarray, "*layouts ranks"]:
     """Parameters that ZeRO 3 holds unsharded at once on ranks that hold so many of each block: what is outside of
     layers, which torch's `fully_shard` keeps from forward to backward, the layer in use and the one prefetched."""
-    layer = np.where((held > 0) & layers, params, 0.0).max(axis=-1)
-    several = np.where(layers, held, 0.0).sum(axis=-1) > 1
-    return held @ np.where(layers, 0.0, params) + np.where(several, 2, 1) * layer
+    layer = _largest(np.where(layers, params, 0.0), held > 0)
+    several = _dot(held, layers.astype(float)) > 1
+    return _dot(held, np.where(layers, 0.0, params)) + np.where(several, 2, 1) * layer
 
 
-def dummy_gradient_bytes(draft: BlockDraft, job: Job, framework: Framework) -> float:
+def dummy_gradient_bytes(shard: ShardBlocks, job: Job, framework: Framework) -> float:
     """Bytes of a gradient of every distinct weight shape of the layers, where the framework keeps such dummies."""
-    if not framework.cached_weight_gradients or job.mode != "train" or job.frozen:
+    if not framework.cached_weight_gradients or not is_trained(job):
         return 0.0
-    layers = [block for block, is_one in zip(draft.blocks, draft.layers.tolist(), strict=True) if is_one]
+    layers = [block for block, is_one in zip(shard.blocks, shard.layers.tolist(), strict=True) if is_one]
     products = [op for block in layers for op, _ in block.backward_weight if isinstance(op, Gemm)]
     # a grouped product's gradient has the dimensions of its forward: rows, then the weight's two
     shapes = {(op.n, op.k) if op.groups > 1 else (op.m, op.n) for op in products}
     return float(sum(m * n for m, n in shapes) * stored_dtype_bytes(job))
 
 
-def rank_memory(
-    *,
-    dense: Float[np.ndarray, "*layouts ranks"],
-    expert: Float[np.ndarray, "*layouts ranks"],
-    shards: Int[np.ndarray, "*layouts 1"],
-    expert_shards: Int[np.ndarray, "*layouts 1"],
-    zero: Int[np.ndarray, "*layouts 1"],
-    versions: Int[np.ndarray, "*layouts ranks"],
-    activations: Float[np.ndarray, "*layouts ranks"],
-    transient: Float[np.ndarray, "*layouts ranks"],
-    gathered: Float[np.ndarray, "*layouts ranks"],
-    job: Job,
-    framework: Framework,
-) -> MemoryBatch:
-    """Memory of pipeline ranks from what they hold; arguments broadcast.
+def _transient(ranks: RankBlocks, blocks: BlockBytes) -> Float[np.ndarray, "*layouts ranks"]:
+    """The largest block while it runs, on each rank, and dummy gradients beside it."""
+    largest = _largest(blocks.transient, ranks.held > 0)
+    if ranks.held_full.any():
+        largest = np.maximum(largest, _largest(blocks.transient_full, ranks.held_full > 0))
+    return largest + blocks.dummy_gradients[..., None]
 
-    Args:
-        dense, expert: parameters held, outside and inside routed experts.
-        shards, expert_shards: ranks that the two are replicated over, or sharded by `zero`.
-        zero: ZeRO stage.
-        versions: copies of the weights.
-        activations: bytes alive at the peak (if training).
-        transient: bytes of the largest block while it runs.
-        gathered: parameters that ZeRO 3 holds unsharded at once (`gathered_params`).
-        job, framework: element types, optimizer and allocator.
-    """
-    training = job.mode == "train"
-    trained = training and not job.frozen
 
-    def state(n_bytes: float, sharded_from: int) -> Float[np.ndarray, "*layouts ranks"]:
-        sharded = zero >= sharded_from
-        return n_bytes * np.where(sharded, dense / shards + expert / expert_shards, dense + expert)
+def _dot(
+    on_ranks: Float[np.ndarray, "*layouts ranks blocks"], of_blocks: Float[np.ndarray, "*layouts blocks"]
+) -> Float[np.ndarray, "*layouts ranks"]:
+    return np.einsum("...rb,...b->...r", on_ranks, of_blocks)
 
-    weight = stored_dtype_bytes(job)
-    half = 2 if job.half_gradients and dtype_bytes(job.dtype) <= 2 else 0
-    gradients = state(dtype_bytes(job.grad_dtype) + half, 2) * trained
-    buffers = transient + framework.context_bytes
-    reduced = (shards > 1) & trained
-    buffers = buffers + np.where((zero < 3) & reduced, np.minimum(framework.bucket_bytes, gradients), 0.0)
-    if framework.ddp_buckets:
-        buffers = buffers + np.where((zero == 0) & reduced, weight * (dense + expert), 0.0)
-    buffers = buffers + np.where(zero == 3, weight * gathered, 0.0)
-    parts = (
-        state(weight, 3) * versions, gradients, state(optimizer_bytes_per_param(job), 1) * trained,
-        activations * training, buffers,
-    )  # fmt: skip
-    return MemoryBatch(*np.broadcast_arrays(*parts))
+
+def _largest(
+    of_blocks: Float[np.ndarray, "*layouts blocks"], on_ranks: Bool[np.ndarray, "*layouts ranks blocks"]
+) -> Float[np.ndarray, "*layouts ranks"]:
+    return np.where(on_ranks, of_blocks[..., None, :], 0.0).max(axis=-1)

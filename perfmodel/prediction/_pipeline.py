@@ -5,7 +5,6 @@ import io
 import zipfile
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +13,9 @@ from jaxtyping import Bool, Float
 from perfmodel.io import drop_least_recently_used, mark_used, write_atomic
 from perfmodel.prediction._live import LiveState, live_state
 from perfmodel.prediction._paths import Paths, cycles, flushed_paths, joined, steady_paths, undominated
-from perfmodel.prediction._stages import leading_layers
+from perfmodel.prediction._phases import leading_layers
 from perfmodel.program import ProgramSpec
-from perfmodel.timeline import cache_dir, cache_limit_bytes
-
-VERSION = 5
-"""Rises whenever a summary of the same program changes."""
+from perfmodel.timeline import cache_dir, cache_limit_bytes, code_digest
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,9 +125,9 @@ class PipelineCache:
         self._new.clear()
 
 
-@lru_cache(maxsize=4096)
 def _file_name(schedule: str, digest: str, model: Hashable) -> str:
-    return hashlib.sha256(f"{VERSION} {schedule} {digest} {model}".encode()).hexdigest()[:32] + ".npz"
+    code = code_digest("perfmodel.schedule", "perfmodel.program", "perfmodel.prediction")
+    return hashlib.sha256(f"{code} {schedule} {digest} {model}".encode()).hexdigest()[:32] + ".npz"
 
 
 def _npz(arrays: dict[str, np.ndarray]) -> bytes:

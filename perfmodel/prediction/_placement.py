@@ -1,19 +1,24 @@
 """Which ranks a collective joins, and so which network tiers it crosses.
 
-`Layout.order` says which dimension varies fastest over consecutive ranks. Expert groups are consecutive ranks
-of the data- and context-parallel group, which the weights outside experts are replicated over.
+`Layout.order` says which dimension varies fastest over consecutive ranks. Experts divide the ranks of a pipeline
+stage anew (parallel folding): ranks that shard an expert are counted along tp first, then from the inside out; ranks
+with different experts are consecutive ones of those left, and the others hold replicas. Where tp is innermost, as by
+default, that is how Megatron-Core numbers them (its `RankGenerator` for experts).
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd, prod
-from typing import Literal
+from operator import itemgetter
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from perfmodel.spec import Cluster, Collective, Layout
+from perfmodel.spec import BLOCK_KEYS, DEVICE_KEYS, DIMENSIONS, Cluster, Collective, Layout
 
-Group = Literal["tp", "cp", "ep", "dp", "expert_dp", "pp", "embedding"]
+Group = Literal["tp", "cp", "ep", "etp", "dp", "expert_dp", "pp", "embedding"]
+BLOCK_GROUPS: tuple[Group, ...] = BLOCK_KEYS  # pyright: ignore[reportAssignmentType]
+"""Process groups whose collectives run inside blocks."""
 Axis = tuple[int, int]
 """So many ranks, so far apart."""
 
@@ -22,10 +27,33 @@ def rank_strides(layout: Layout) -> dict[str, int]:
     """Ranks between neighbours of each dimension of the layout (Megatron-LM's `RankGenerator`)."""
     strides, stride = {}, 1
     for name in layout.order.split("-"):
-        if name != "ep":
+        if name in DEVICE_KEYS:
             strides[name] = stride
             stride *= getattr(layout, name)
     return strides
+
+
+class Network(NamedTuple):
+    """All that the time of a group's collective depends on."""
+
+    ranks: int
+    ranks_per_node: int
+    level: int
+    """Outermost network level that it crosses."""
+    concurrent: int
+    """Groups that share a node's outgoing links (the like groups beside it, if it leaves the node)."""
+
+    def collective(self, kind: str, n_bytes: float, dtype: str) -> Collective:
+        """The event of the group's collective."""
+        return Collective(
+            collective=kind,  # pyright: ignore[reportArgumentType]
+            bytes=float(n_bytes),
+            num_ranks=self.ranks,
+            ranks_per_node=self.ranks_per_node,
+            dtype=dtype,
+            level=self.level,
+            concurrent=self.concurrent,
+        )
 
 
 @dataclass(frozen=True)
@@ -50,7 +78,7 @@ class Placement:
     @classmethod
     def of(cls, group: Group, layout: Layout) -> "Placement":
         """Where a process group of `layout` lies."""
-        return _placement(group, layout.order, layout.tp, layout.cp, layout.dp, layout.ep, layout.pp)
+        return _placement(group, layout.order, layout.degrees)
 
     def ranks_per_node(self, node: int) -> int:
         """Members of the group that share a node of `node` devices."""
@@ -58,13 +86,12 @@ class Placement:
             return self.size
         return prod(max(1, min(n, node // stride)) for n, stride in self.axes)
 
-    def on_network(self, cluster: Cluster) -> tuple[int, int, int, int]:
-        """All that the time of a collective depends on: ranks, ranks per node, outermost network level, and groups
-        that share a node's outgoing links (the like groups beside it, if it leaves the node)."""
-        node = min(cluster.devices_per_node, cluster.max_devices)
+    def on_network(self, cluster: Cluster) -> Network:
+        """What of a cluster the group uses."""
+        node = min(cluster.devices_per_node, cluster.capacity)
         per_node = self.ranks_per_node(node)
         beside = max(1, node // per_node) if self.size > per_node else 1
-        return self.size, per_node, cluster.level_of(self.reach), beside
+        return Network(self.size, per_node, cluster.level_of(self.reach), beside)
 
     @property
     def reach(self) -> int:
@@ -73,21 +100,12 @@ class Placement:
 
     def collective(self, kind: str, n_bytes: float, dtype: str, cluster: Cluster) -> Collective:
         """The event of this group's collective on `cluster`."""
-        ranks, per_node, level, beside = self.on_network(cluster)
-        return Collective(
-            collective=kind,  # pyright: ignore[reportArgumentType]
-            bytes=float(n_bytes),
-            num_ranks=ranks,
-            ranks_per_node=per_node,
-            dtype=dtype,
-            level=level,
-            concurrent=beside,
-        )
+        return self.on_network(cluster).collective(kind, n_bytes, dtype)
 
 
 def placement_on_network(layout: Layout, cluster: Cluster) -> tuple[object, ...]:
     """What of a layout's order matters: equal for orders that put every group on the same links."""
-    groups: tuple[Group, ...] = ("tp", "cp", "ep", "dp", "expert_dp")
+    groups: tuple[Group, ...] = (*BLOCK_GROUPS, "dp", "expert_dp")
     places = [Placement.of(group, layout) for group in groups]
     # bidirectional pipelines join replicas on ranks that lie half a pipeline apart
     joined = [place.times(2, layout) for place in places[-2:]] if layout.pp % 2 == 0 else []
@@ -99,25 +117,32 @@ def placement_on_network(layout: Layout, cluster: Cluster) -> tuple[object, ...]
 
 
 @lru_cache(maxsize=1 << 16)
-def _placement(group: Group, order: str, tp: int, cp: int, dp: int, ep: int, pp: int) -> Placement:
-    layout = Layout(order=order, tp=tp, cp=cp, dp=dp, ep=ep, pp=pp)
+def _placement(group: Group, order: str, degrees: tuple[int, ...]) -> Placement:
+    by_key: dict[str, Any] = dict(zip((d.key for d in DIMENSIONS), degrees, strict=True))
+    layout = Layout(order=order, **by_key)
     strides = rank_strides(layout)
     match group:
         case "tp" | "cp" | "pp":
             return _grid((getattr(layout, group), strides[group]))
         case "embedding":  # first and last stage
-            return _grid((2, strides["pp"] * (pp - 1)))
-    inner, outer = sorted(("cp", "dp"), key=lambda name: strides[name])
-    near = gcd(ep, getattr(layout, inner))
-    far = ep // near
-    match group:
-        case "dp":  # weights are replicated over context-parallel ranks too
-            return _grid((getattr(layout, inner), strides[inner]), (getattr(layout, outer), strides[outer]))
-        case "ep":
-            return _grid((near, strides[inner]), (far, strides[outer]))
-        case "expert_dp":
-            rest = getattr(layout, inner) // near, getattr(layout, outer) // far
-            return _grid((rest[0], strides[inner] * near), (rest[1], strides[outer] * far))
+            return _grid((2, strides["pp"] * (layout.pp - 1)))
+    data = sorted(((layout.cp, strides["cp"]), (layout.dp, strides["dp"])), key=itemgetter(1))
+    if group == "dp":  # weights are replicated over context-parallel ranks too
+        return _grid(*data)
+    sharding, rest = _split([(layout.tp, strides["tp"]), *data], layout.expert_tp)
+    holding, replicas = _split(sorted(rest, key=itemgetter(1)), layout.ep)
+    return _grid(*{"etp": sharding, "ep": holding, "expert_dp": replicas}[group])
+
+
+def _split(axes: list[Axis], degree: int) -> tuple[list[Axis], list[Axis]]:
+    """The first `degree` ranks along some axes, and the grid of the groups that they are one of."""
+    taken, left = [], []
+    for n, stride in axes:
+        part = gcd(degree, n)
+        degree //= part
+        taken.append((part, stride))
+        left.append((n // part, stride * part))
+    return taken, left
 
 
 def _grid(*axes: Axis) -> Placement:

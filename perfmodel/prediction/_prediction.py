@@ -51,14 +51,18 @@ class Prediction:
     """Step time, memory and their explanation for one layout."""
 
     model: str
+    framework: str = "generic"
+    """`name@year`."""
     cluster: str
     devices: int
     layout: Layout
+    notation: str = field(default="", repr=False)
+    """The layout as the framework's users write it; empty for the layout's own notation."""
     global_batch: int
     seq_len: int
     step_time_s: float
     step_time_lo_s: float
-    """Lower end of the 90 % interval."""
+    """Lower end of the 90 % interval; never below `kernels_alone_s`."""
     step_time_hi_s: float
     tokens_per_s_per_device: float
     tflops_per_device: float
@@ -66,11 +70,16 @@ class Prediction:
     mfu: float
     """Model FLOPs utilisation: model FLOP/s over the device's peak for the job's dtype."""
     bubble_fraction: float
-    """Share of the pipeline ranks' time in which their compute stream idles."""
+    """Share of the step that is `bubble` in `breakdown_s`: in which compute streams idle, mean over pipeline ranks, for
+    no other reason than the order of the passes and the imbalance of the stages."""
     memory_per_stage: tuple[StageMemory, ...]
     memory_capacity_bytes: float
+    memory_counted_bytes: dict[str, float] = field(default_factory=dict)
+    """Peak of the rank that the framework reports, as counters show it: `allocated`, `reserved`, `device`
+    (`perfmodel.spec.MemoryCounter`)."""
     breakdown_s: dict[str, float]
-    """Mean over pipeline ranks of the step's seconds by activity; sums to the step time."""
+    """Mean over pipeline ranks of the step's seconds by activity, none negative; sums to the step time
+    (`_account.Account.breakdown_s`)."""
     critical_path: tuple[CriticalEvent, ...]
     provenance: dict[str, float]
     """Share of the critical path's time by origin of the event times."""
@@ -81,6 +90,12 @@ class Prediction:
     error_sources: dict[str, float] = field(default_factory=dict, repr=False)
     """Standard deviation of the logarithm of the step time by source of error; the same name is the same error in other
     layouts of the machine (`log_covariance`)."""
+    busy_fraction: float = field(repr=False)
+    """Share of the step in which compute streams run passes, communication inside them, or the optimizer, mean over
+    pipeline ranks; the rest is the bubble, and waits for communication beside the passes."""
+    kernels_alone_s: float = field(repr=False)
+    """The kernels of the pipeline rank that runs them longest, each at the lower end of its own interval and at the
+    clock at which it was timed by itself: no step can be shorter."""
     unknown_shares: dict[str, float] = field(default_factory=dict, repr=False)
     """Shares of the step that rest on little: `extrapolated`, `host`, `network`."""
     saved_bytes_per_stage: tuple[float, ...] = field(default=(), repr=False)
@@ -115,9 +130,10 @@ class Prediction:
         """Plain values for JSON; the keys are part of the command-line contract."""
         return {
             "model": self.model,
+            "framework": self.framework,
             "cluster": self.cluster,
             "devices": self.devices,
-            "layout": str(self.layout),
+            "layout": self.notation or str(self.layout),
             "global_batch": self.global_batch,
             "seq_len": self.seq_len,
             "step_time_s": self.step_time_s,
@@ -129,7 +145,9 @@ class Prediction:
             "bubble_fraction": self.bubble_fraction,
             "memory_bytes": self.memory.to_dict() | {"per_stage": [s.to_dict() for s in self.memory_per_stage]},
             "memory_capacity_bytes": self.memory_capacity_bytes,
+            "memory_counted_bytes": self.memory_counted_bytes,
             "breakdown_s": self.breakdown_s,
+            "kernels_alone_s": self.kernels_alone_s,
             "critical_path": [{"event": e.event, "count": e.count, "time_s": e.time_s} for e in self.critical_path],
             "provenance": self.provenance,
             "fits": self.fits,

@@ -13,10 +13,11 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.prediction._adjustment import Adjustment
-from perfmodel.prediction._bundle import Prepared
-from perfmodel.prediction._step_model import StepModel
+from perfmodel.prediction._compose import bundles, durations, weighted_programs
+from perfmodel.prediction._problem import StepProblem
+from perfmodel.prediction._programs import Prepared, prepared, rank_busy_s
 from perfmodel.spec import Layout
-from perfmodel.timeline import makespan, makespan_and_grad
+from perfmodel.timeline import makespan_and_grad
 
 _STEP = 1e-6
 
@@ -35,48 +36,54 @@ class StepDerivatives:
 
 
 @dataclass(frozen=True, eq=False)
-class _Term:
+class _Program:
     lane: int
     prepared: Prepared
     weight: float
     durations_s: Float[np.ndarray, " classes"]
 
 
-def _terms(model: StepModel, layouts: Sequence[Layout]) -> list[_Term]:
+def _programs(problem: StepProblem, layouts: Sequence[Layout]) -> list[_Program]:
     """Programs of all layouts, the first of each layout before its others."""
-    found: list[_Term] = []
-    for bundle in model.bundles(layouts):
-        for term, weight in model.terms(bundle):
-            prepared, durations = model.prepared(term.spec), model.durations(term)
-            found += [_Term(lane, prepared, weight, durations[i]) for i, lane in enumerate(bundle.lanes)]
+    found: list[_Program] = []
+    for bundle in bundles(problem, layouts):
+        for one, weight in weighted_programs(bundle):
+            program, of_lanes = prepared(one.spec), durations(problem, one)
+            found += [_Program(lane, program, weight, of_lanes[i]) for i, lane in enumerate(bundle.lanes)]
     return found
 
 
-def step_times_s(model: StepModel, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
-    """Step time of every layout in float64, one by one (`StepModel.evaluate` is for thousands)."""
-    step_s = np.zeros(len(layouts))
-    for term in _terms(model, layouts):
-        step_s[term.lane] += term.weight * float(makespan(term.prepared.compiled, term.durations_s))
-    return step_s
+def _rank_busy_s(programs: Sequence[_Program], lanes: int) -> list[Float[np.ndarray, " ranks"]]:
+    """Busy time of every rank of every layout, which its step is no shorter than (`rank_busy_s`)."""
+    of_lane: list[list[_Program]] = [[] for _ in range(lanes)]
+    for program in programs:
+        of_lane[program.lane].append(program)
+    return [rank_busy_s((p.prepared, p.durations_s, p.weight) for p in own) for own in of_lane]
 
 
-def step_derivatives(model: StepModel, layouts: Sequence[Layout], names: Sequence[str]) -> StepDerivatives:
-    """Step times, and their derivatives by the named parameters, where the model's adjustment stands."""
-    here = _terms(model, layouts)
+def step_derivatives(problem: StepProblem, layouts: Sequence[Layout], names: Sequence[str]) -> StepDerivatives:
+    """Step times, and their derivatives by the named parameters, where the problem's adjustment stands."""
+    here = _programs(problem, layouts)
     step_s, by_parameter = np.zeros(len(layouts)), np.zeros((len(layouts), len(names)))
     gradients = []
-    for term in here:
-        span, gradient = makespan_and_grad(term.prepared.compiled, term.durations_s)
-        step_s[term.lane] += term.weight * float(span)
-        gradients.append(gradient)
-    of_class = [np.zeros((len(names), len(term.durations_s))) for term in here]
-    adjustment = model.adjustment or Adjustment(device=model.cluster.device.name, values=())
+    for program in here:
+        span, gradient = makespan_and_grad(program.prepared.compiled, program.durations_s)
+        step_s[program.lane] += program.weight * float(span)
+        gradients.append(np.asarray(gradient))
+    for lane, busy_s in enumerate(_rank_busy_s(here, len(layouts))):
+        if busy_s.max() > step_s[lane] * (1 + 1e-12):
+            step_s[lane] = busy_s.max()
+            for at, program in enumerate(here):
+                if program.lane == lane:
+                    gradients[at] = program.prepared.rank_count[busy_s.argmax()]
+    of_class = [np.zeros((len(names), len(program.durations_s))) for program in here]
+    adjustment = problem.adjustment or Adjustment(device=problem.cluster.device.name, values=())
     for i, name in enumerate(names):
-        there = _terms(model.adjusted(adjustment.moved(name, _STEP)), layouts)
-        for at, (term, moved) in enumerate(zip(here, there, strict=True)):
-            of_class[at][i] = (moved.durations_s - term.durations_s) / _STEP
-            by_parameter[term.lane, i] += term.weight * float(gradients[at] @ of_class[at][i])
-    first = {term.lane: at for at, term in reversed([*enumerate(here)])}
+        there = _programs(problem.adjusted(adjustment.moved(name, _STEP)), layouts)
+        for at, (program, moved) in enumerate(zip(here, there, strict=True)):
+            of_class[at][i] = (moved.durations_s - program.durations_s) / _STEP
+            by_parameter[program.lane, i] += program.weight * float(gradients[at] @ of_class[at][i])
+    first = {program.lane: at for at, program in reversed([*enumerate(here)])}
     order = [first[lane] for lane in range(len(layouts))]
     return StepDerivatives(
         step_s,

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
+from perfmodel.prediction._compose import bundles
+from perfmodel.prediction._evaluate import per_step, step_programs
 from perfmodel.prediction._explain import CriticalPath
-from perfmodel.prediction._predict import per_step, step_terms
-from perfmodel.prediction._step_model import StepModel
+from perfmodel.prediction._problem import StepProblem
 from perfmodel.program import Structure
 from perfmodel.spec import Layout, Op
 
@@ -26,7 +27,7 @@ class EventShares:
     """How often the step runs the event, counted on every device that takes part."""
 
 
-def event_shares(fixed: StepModel, layout: Layout) -> EventShares:
+def event_shares(problem: StepProblem, layout: Layout) -> EventShares:
     """Distinct events of a step (DistSim section 4.1) with what each contributes.
 
     Hidden communication counts with its exposed part only; a block that waits for its host counts with the time
@@ -35,12 +36,12 @@ def event_shares(fixed: StepModel, layout: Layout) -> EventShares:
     Raises:
         LayoutError: if the model does not divide as the layout asks.
     """
-    (bundle,) = fixed.bundles([layout])
-    terms = step_terms(fixed, bundle)
-    structure, durations, _ = terms[0]
-    step_s, gradient, _ = per_step(terms)
-    path = CriticalPath(fixed, bundle, durations, gradient)
-    counted = CriticalPath(fixed, bundle, durations, occurrences(structure.structure) / bundle.spec.steps)
+    (bundle,) = bundles(problem, [layout])
+    programs = step_programs(problem, bundle)
+    structure, durations, _ = programs[0]
+    step_s, gradient, _ = per_step(programs)
+    path = CriticalPath(problem, bundle, durations, gradient)
+    counted = CriticalPath(problem, bundle, durations, occurrences(structure.structure) / bundle.spec.steps)
     index: dict[Op, int] = {}
     at = np.array([index.setdefault(op, len(index)) for op in path.ops])
     replicas = layout.devices / layout.pp

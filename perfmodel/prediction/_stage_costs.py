@@ -6,13 +6,15 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel.errors import LayoutError
-from perfmodel.prediction._blocks import RECOMPUTE_MODES
-from perfmodel.prediction._bundle import Bundle
-from perfmodel.prediction._communication import NO_EVENT, CommunicationEvents, add_sends
+from perfmodel.prediction._compose import Bundle, bundles, pass_s, phase_s
+from perfmodel.prediction._fits import program_live
 from perfmodel.prediction._live import LiveState
-from perfmodel.prediction._memory import memory_batch
+from perfmodel.prediction._memory import RankBlocks, Sharding, rank_memory
+from perfmodel.prediction._phases import full_recompute_s
+from perfmodel.prediction._price import priced_events
+from perfmodel.prediction._problem import StepProblem
+from perfmodel.prediction._sends import hops, transfers
 from perfmodel.prediction._stages import by_layer, is_layer, segment_sizes
-from perfmodel.prediction._step_model import StepModel
 from perfmodel.program import Kind
 from perfmodel.spec import Layout
 
@@ -38,11 +40,11 @@ class StageCosts:
         return self.forward_s + self.backward_s
 
 
-def stage_costs(fixed: StepModel, layout: Layout, recompute_to_fit: bool = True) -> StageCosts:
+def stage_costs(problem: StepProblem, layout: Layout, recompute_to_fit: bool = True) -> StageCosts:
     """Costs of all stages of a pipeline with one stage per rank.
 
     Args:
-        fixed: model, job, cluster and cost models.
+        problem: model, job, cluster and cost models.
         layout: everything but partition and recompute by stage, which the costs are for.
         recompute_to_fit: a stage that does not fit recomputes as few of its layers in full as make it fit (with
             buffers for the largest of them); otherwise it is impossible.
@@ -51,7 +53,7 @@ def stage_costs(fixed: StepModel, layout: Layout, recompute_to_fit: bool = True)
         LayoutError: a schedule with several stages per rank, or with passes of several kinds.
     """
     layout = layout.replace(partition=None, recompute_full_layers=None)
-    (bundle,) = fixed.bundles([layout])
+    (bundle,) = bundles(problem, [layout])
     if not one_stage_per_rank(bundle):
         raise LayoutError(f"costs of stages need a schedule with one plain stage per rank, not {layout.schedule}")
     before, layers, after = by_layer(bundle.tables[0].pairs)
@@ -59,18 +61,18 @@ def stage_costs(fixed: StepModel, layout: Layout, recompute_to_fit: bool = True)
     held = np.repeat((prefix[None, :] - prefix[:, None])[None], bundle.spec.stages, axis=0)
     held[0] += before
     held[-1] += after
-    of_block = fixed.pass_s(bundle)
-    recomputes = recompute_to_fit and layout.recompute != "full" and fixed.job.mode == "train"
-    full, fits = _full_layers(fixed, bundle, recomputes)
+    of_block = pass_s(problem, bundle)
+    recomputes = recompute_to_fit and layout.recompute != "full" and problem.job.mode == "train"
+    full, fits = _full_layers(problem, bundle, recomputes)
     good = fits & _possible(bundle)
-    recomputed_s = prefix @ fixed.full_recompute_s(bundle)[0]
+    recomputed_s = prefix @ full_recompute_s(phase_s(problem, bundle), bundle.modes)[0]
     start = np.arange(len(prefix))[:, None]
     extra_s = recomputed_s[np.minimum(start + full, len(layers))] - recomputed_s[start]
-    backward_s = 0.0 if fixed.job.mode != "train" else held @ of_block[Kind.BACKWARD][0] + extra_s
+    backward_s = 0.0 if problem.job.mode != "train" else held @ of_block[Kind.BACKWARD][0] + extra_s
     return StageCosts(
         forward_s=np.where(good, held @ of_block[Kind.FORWARD][0], np.inf),
         backward_s=np.where(good, backward_s, np.inf),
-        sends_s=_sends_s(fixed, bundle, before, layers),
+        sends_s=_sends_s(problem, bundle, before, layers),
         full_layers=np.where(good, full, 0),
     )
 
@@ -95,21 +97,20 @@ def _possible(bundle: Bundle) -> np.ndarray:
 
 
 def _full_layers(
-    fixed: StepModel, bundle: Bundle, recomputes: bool
+    problem: StepProblem, bundle: Bundle, recomputes: bool
 ) -> tuple[Int[np.ndarray, "stages cuts cuts"], np.ndarray]:
     """The fewest layers that every stage must recompute in full, and whether it fits then."""
-    usable = fixed.cluster.device.memory_bytes * (1 - fixed.framework.memory_margin)
-    fits = _memory(fixed, bundle, full=False) <= usable
+    usable = problem.cluster.device.memory_bytes * (1 - problem.framework.memory_margin)
+    fits = _memory(problem, bundle, full=False) <= usable
     full = np.zeros(fits.shape, int)
     if not recomputes or fits.all():
         return full, fits
     _, layers, _ = by_layer(bundle.tables[0].pairs)
-    saved = bundle.tables[0].activation_bytes
-    mode = RECOMPUTE_MODES.index(bundle.layouts[0].recompute)
-    freed = np.append(0.0, np.cumsum(layers @ (saved[:, mode] - saved[:, -1])))
+    blocks = bundle.bytes(problem.setting)
+    freed = np.append(0.0, np.cumsum(layers @ (blocks.kept - blocks.least)[0]))
     start, end = np.arange(len(freed))[:, None], np.arange(len(freed))
-    alive = fixed.live(bundle.spec).activations[:, 0]
-    everything = _memory(fixed, bundle, full=True)
+    alive = program_live(problem.setting, bundle.spec).activations[:, 0]
+    everything = _memory(problem, bundle, full=True)
     # bytes that may be left per micro-batch alive when all layers are recomputed
     spare = (usable - everything) / alive[:, None, None]
     enough = np.searchsorted(freed, freed[end] - spare) - start
@@ -117,13 +118,13 @@ def _full_layers(
     return full, fits | ((spare >= 0) & (start < end))
 
 
-def _memory(fixed: StepModel, bundle: Bundle, full: bool) -> OfStages:
+def _memory(problem: StepProblem, bundle: Bundle, full: bool) -> OfStages:
     """Bytes of every possible stage, with all of its layers recomputed in full or only as the layout says."""
     table, spec = bundle.tables[0], bundle.spec
     before, layers, after = by_layer(table.pairs)
     prefix = np.concatenate([np.zeros_like(layers[:1]), np.cumsum(layers, axis=0)])
     bounds = np.cumsum([np.append(0, segment_sizes(n, spec.segments)) for n in range(len(prefix))], axis=1)
-    live = fixed.live(spec)
+    live, blocks = program_live(problem.setting, spec), bundle.bytes(problem.setting)
     out = np.full((spec.stages, len(prefix), len(prefix)), np.inf)
     start, end, memory = np.zeros(0, int), np.zeros(0, int), None
     for stage, possible in enumerate(_possible(bundle)):
@@ -137,7 +138,8 @@ def _memory(fixed: StepModel, bundle: Bundle, full: bool) -> OfStages:
                 counts[:, 0] += after
             one = np.ones(len(start), int)
             alone = LiveState(np.cumsum(one)[:, None] - 1, one[:, None], one, one, split=False)
-            memory = memory_batch(bundle.layouts, bundle.tables, counts, again, alone, fixed.job, fixed.framework)
+            ranks = RankBlocks.of(counts.sum(axis=1), again.sum(axis=1), alone)
+            memory = rank_memory(ranks, blocks, Sharding.of(bundle.layouts), problem.job, problem.framework)
         out[stage, start, end] = (
             memory.weights[0] * live.versions[stage]
             + memory.gradients[0]
@@ -149,7 +151,7 @@ def _memory(fixed: StepModel, bundle: Bundle, full: bool) -> OfStages:
 
 
 def _sends_s(
-    fixed: StepModel,
+    problem: StepProblem,
     bundle: Bundle,
     before: Float[np.ndarray, " blocks"],
     layers: Float[np.ndarray, "layers blocks"],
@@ -159,17 +161,11 @@ def _sends_s(
     out = np.zeros((spec.stages, len(layers) + 1))
     if spec.stages == 1:
         return out
+    sent = transfers(layout, table.blocks, 1.0, problem.job, problem.cluster)
+    seconds = sent.seconds(priced_events(problem, sent.ops).time_s)
+    tier = hops(spec, bundle.counts, layout, problem.cluster).tier
     ends = [int(np.flatnonzero(blocks)[-1]) if blocks.any() else 0 for blocks in (before, *layers)]
-    for block in set(ends):
-        counts = np.zeros((spec.stages, 1, len(table.blocks)))
-        counts[..., block] = 1
-        events = CommunicationEvents()
-        add_sends(events, layout, table, spec, 1, counts, fixed.job, fixed.cluster)
-        wanted = Kind.SEND_FORWARD if spec.is_forward_only else None
-        seconds = fixed.timed(tuple(events.ops)).time_s
-        for of_kind in events.tables:
-            source = np.flatnonzero(of_kind.index[:, 0] != NO_EVENT)
-            if wanted in (None, of_kind.kind):
-                hop = source - (of_kind.kind == Kind.SEND_BACKWARD)
-                out[np.ix_(hop, np.array(ends) == block)] += seconds[of_kind.index[source]]
+    out[:-1] = seconds[ends][:, tier[0, :-1]].T
+    if not spec.is_forward_only:
+        out[:-1] += seconds[ends][:, tier[1, 1:]].T
     return out

@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
-from perfmodel.errors import LayoutError
+from perfmodel.errors import LayoutError, Reason
+from perfmodel.schedule import even_split
 from perfmodel.spec import PerStage
 from perfmodel.workload import BlockOps
-
-ENDS = 2
-"""Stages that may hold no layer: the first with the embedding alone, the last with the head alone."""
 
 
 def is_layer(block: BlockOps) -> bool:
@@ -23,38 +21,33 @@ def layer_count(blocks: Sequence[tuple[BlockOps, int]]) -> int:
     return sum(n for block, n in blocks if is_layer(block))
 
 
-def even_split(items: int, parts: int) -> Int[np.ndarray, " parts"]:
-    """Sizes of a contiguous split; a remainder goes to the middle parts.
-
-    First and last stage also carry embedding and head, so they are the ones to keep short
-    (Megatron and zero-bubble runs do the same with L = k p - 2 layers).
-    """
-    if items < parts - ENDS:
-        raise LayoutError(f"{items} layers cannot fill {parts} pipeline stages (pp * vpp); use at most {items}")
-    sizes = np.full(parts, items // parts)
-    extra = items % parts
-    first = (parts - extra) // 2
-    sizes[first : first + extra] += 1
-    return sizes
-
-
 def stage_blocks(
-    blocks: Sequence[tuple[BlockOps, int]], stages: int, segments: int, partition: PerStage = None
+    kinds: Sequence[tuple[bool, int]],
+    stages: int,
+    segments: int,
+    partition: PerStage = None,
+    per_segment: Sequence[Sequence[int]] | None = None,
 ) -> Float[np.ndarray, "stages segments blocks"]:
-    """How many of each block every segment of every stage holds; `partition`: layers of every stage.
+    """How many of each block every segment of every stage holds.
+
+    Args:
+        kinds: whether each block is a layer, and how often it occurs, in model order.
+        stages, segments: of the pipeline, and of each stage.
+        partition: layers of every stage; None: as even as can be.
+        per_segment: layers of every segment of every stage; None: as even as can be.
 
     Raises:
         LayoutError: if there are fewer layers than stages, or the partition does not fit stages and layers.
     """
-    order = [i for i, (_, n) in enumerate(blocks) for _ in range(n)]
-    layers = [pos for pos, i in enumerate(order) if is_layer(blocks[i][0])]
+    order = [i for i, (_, n) in enumerate(kinds) for _ in range(n)]
+    layers = [pos for pos, i in enumerate(order) if kinds[i][0]]
     if partition is None:
         per_stage = even_split(len(layers), stages)
     else:
         per_stage = _checked(partition, len(layers), stages, (layers[0] > 0, layers[-1] < len(order) - 1))
-    sizes = np.concatenate([segment_sizes(n, segments) for n in per_stage.tolist()])
+    sizes = np.concatenate(per_segment or [segment_sizes(n, segments) for n in per_stage.tolist()])
     slot_of_layer = np.repeat(np.arange(stages * segments), sizes)
-    counts = np.zeros((stages * segments, len(blocks)))
+    counts = np.zeros((stages * segments, len(kinds)))
     # embedding and head stand at the ends, other riders join the layer before them
     seen = np.searchsorted(np.array(layers), np.arange(len(order)), side="right") - 1
     slot = slot_of_layer[np.maximum(seen, 0)]
@@ -63,7 +56,7 @@ def stage_blocks(
     last_stage = sizes.reshape(stages, segments)[-1]
     slot[ends > layers[-1]] = (stages - 1) * segments + max(0, np.count_nonzero(last_stage) - 1)
     np.add.at(counts, (slot, np.array(order)), 1.0)
-    return counts.reshape(stages, segments, len(blocks))
+    return counts.reshape(stages, segments, len(kinds))
 
 
 def by_layer(
@@ -86,36 +79,6 @@ def segment_sizes(layers: int, segments: int) -> Int[np.ndarray, " segments"]:
     return sizes
 
 
-def leading_layers(
-    counts: Float[np.ndarray, "stages *segments blocks"],
-    layers: Bool[np.ndarray, " blocks"],
-    per_stage: Int[np.ndarray, "#stages"],
-) -> Float[np.ndarray, "stages *segments blocks"]:
-    """The first layers of every stage, so many of each; `layers` marks the blocks that are layers."""
-    in_order = np.where(layers, counts, 0.0).reshape(len(counts), -1)
-    before = np.cumsum(in_order, axis=1) - in_order
-    return np.clip(per_stage[:, None] - before, 0.0, in_order).reshape(counts.shape)
-
-
-def fully_recomputed(
-    counts: Float[np.ndarray, "stages *segments blocks"], layers: Bool[np.ndarray, " blocks"], per_stage: PerStage
-) -> Float[np.ndarray, "stages *segments blocks"]:
-    """How many of each block every segment of every stage recomputes in full: the first layers of the stage.
-
-    Raises:
-        LayoutError: not a number per stage (nor one for all), or more layers than a stage has.
-    """
-    if per_stage is None:
-        return np.zeros_like(counts)
-    held = counts[..., layers].reshape(len(counts), -1).sum(axis=1)
-    if len(per_stage) > 1 and (len(per_stage) != len(counts) or (np.array(per_stage) > held).any()):
-        raise LayoutError(
-            f"recompute_full_layers={'-'.join(map(str, per_stage))} must name at most the layers of each of "
-            f"{len(counts)} stages, {'-'.join(f'{n:.0f}' for n in held)}"
-        )
-    return leading_layers(counts, layers, np.array(per_stage))
-
-
 def _checked(
     partition: tuple[int, ...], layers: int, stages: int, riders: tuple[bool, bool]
 ) -> Int[np.ndarray, " stages"]:
@@ -126,6 +89,7 @@ def _checked(
     if len(sizes) != stages or sizes.sum() != layers or not held.all():
         raise LayoutError(
             f"partition={'-'.join(map(str, partition))} must share {layers} layers among {stages} pipeline stages, "
-            "at least one each (but for a first with an embedding and a last with a head)"
-        )
+            "at least one each (but for a first with an embedding and a last with a head)",
+            Reason.PER_STAGE, "partition",
+        )  # fmt: skip
     return sizes

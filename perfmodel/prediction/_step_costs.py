@@ -5,8 +5,8 @@ from itertools import product
 import numpy as np
 from jaxtyping import Float, Int
 
-from perfmodel.prediction._framework import Framework
 from perfmodel.program import WHOLE, Kind, ProgramSpec, Structure
+from perfmodel.spec import Framework
 
 _BACKWARD = (Kind.BACKWARD, Kind.BACKWARD_INPUT)
 

@@ -22,17 +22,22 @@ FILE_NAME = "sustained.json"
 @lru_cache
 def source_medians() -> Mapping[str, Mapping[str, float]]:
     """By architecture and source, the median of log(measured / predicted) over the share of 16-bit products in the
-    step; made by `validate/fit_frameworks.py`."""
+    step; made by `perfmodel fit --sites`."""
     text = (files("perfmodel.prediction") / FILE_NAME).read_text()
     return MappingProxyType(json.loads(text))
 
 
 @lru_cache
 def sustained(without: str = "") -> Sustained:
-    """Constants from all published sources but those whose name starts as `without` does up to its first space."""
+    """Constants from all published sources but the group that `without` is of."""
+    return sustained_from(source_medians(), without)
+
+
+def sustained_from(medians: Mapping[str, Mapping[str, float]], without: str = "") -> Sustained:
+    """Constants from medians by architecture and source (as `source_medians`), without a group of sources."""
     left_out = source_group(without) if without else None
     found = []
-    for architecture, of in sorted(source_medians().items()):
+    for architecture, of in sorted(medians.items()):
         by_group: dict[str, list[float]] = defaultdict(list)
         for name, value in of.items():
             by_group[source_group(name)].append(value)

@@ -43,7 +43,7 @@ class Unknown:
 
 @lru_cache
 def fitted() -> Mapping[str, Any]:
-    """By group of sources that was left out ("" for none) the numbers; made by `validate/fit_intervals.py`."""
+    """By group of sources that was left out ("" for none) the numbers; made by `perfmodel fit --sites`."""
     return MappingProxyType(json.loads((files("perfmodel.prediction") / FILE_NAME).read_text()))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from perfmodel.errors import LayoutError
+from perfmodel.errors import LayoutError, Reason
 from perfmodel.spec import Attention, Job, KernelOp
 from perfmodel.workload import BlockOps
 
@@ -21,7 +21,7 @@ def sliced_job(job: Job, slices: int) -> Job:
         LayoutError: the sequence does not divide.
     """
     if job.seq_len % slices:
-        raise LayoutError(f"sequence length {job.seq_len} is not divisible into {slices} slices")
+        raise LayoutError(f"sequence length {job.seq_len} is not divisible into {slices} slices", Reason.SLICES)
     return replace(job, seq_len=job.seq_len // slices)
 
 

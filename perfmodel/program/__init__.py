@@ -1,5 +1,6 @@
 """Explicit programs: schedules and communication turned into structures of events."""
 
+from perfmodel.display import shorten_reprs
 from perfmodel.program._build import build as build
 from perfmodel.program._draft import WHOLE as WHOLE
 from perfmodel.program._listing import Predecessor as Predecessor
@@ -17,3 +18,5 @@ from perfmodel.program._structure import Stream as Stream
 from perfmodel.program._structure import Structure as Structure
 from perfmodel.program._variants import Variants as Variants
 from perfmodel.program._variants import variants_of as variants_of
+
+shorten_reprs(__name__)

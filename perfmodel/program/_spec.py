@@ -14,9 +14,6 @@ Sends = Literal["lag", "op", "blocking"]
 GradReduce = Literal["none", "end", "overlap", "eager_opt"]
 ParamGather = Literal["none", "step", "step_overlap", "layer", "layer_serial"]
 
-KEY_VERSION = 2
-"""Rises whenever `build` gives another structure for the same spec, so that old cache files are left."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramSpec:
@@ -68,6 +65,8 @@ class ProgramSpec:
     """The global gradient norm makes every device's optimizer wait for all devices."""
     digest: str | None = field(default="", init=False)
     """`Scheduler.digest`: tells apart specs whose schedules share a name."""
+    scheduler: Scheduler = field(init=False, repr=False, compare=False)
+    """The schedule by its name, as it was when the spec was made."""
 
     def __post_init__(self) -> None:
         for name in ("stages", "micro_batches", "chunks", "steps", "segments", "prefetch"):
@@ -83,6 +82,7 @@ class ProgramSpec:
             if getattr(self, name) not in get_args(literal):
                 known = ", ".join(get_args(literal))
                 raise LayoutError(f"program: {name} must be one of {known}; got {getattr(self, name)!r}")
+        object.__setattr__(self, "scheduler", get_schedule(self.schedule))
         object.__setattr__(self, "chunks", self.scheduler.chunks_for(self.chunks))
         object.__setattr__(self, "digest", self.scheduler.digest)
         if self.reduce_every_micro_batch and self.grad_reduce == "none":
@@ -102,11 +102,6 @@ class ProgramSpec:
                 f"program: forward only has no optimizer step to gather weights after; "
                 f"use param_gather='none' or 'layer', not {self.param_gather!r}"
             )
-
-    @property
-    def scheduler(self) -> Scheduler:
-        """The schedule by its name."""
-        return get_schedule(self.schedule)
 
     @cached_property
     def stage_map(self) -> Int[np.ndarray, "stages chunks"]:
@@ -145,5 +140,4 @@ class ProgramSpec:
 
     def key(self) -> str:
         """A string that is equal for equal specs, now and in later runs (for a cache on disk)."""
-        values = (f"{f.name}={getattr(self, f.name)}" for f in fields(self))
-        return f"structure{KEY_VERSION};" + ";".join(values)
+        return ";".join(f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.compare)

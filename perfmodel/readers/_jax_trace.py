@@ -10,8 +10,7 @@ import numpy as np
 from perfmodel.readers._annotations import Range, Tags, parse_tags, tags_at
 from perfmodel.readers._chrome import ChromeEvent, ChromeTrace, read_chrome
 from perfmodel.readers._files import integer
-from perfmodel.readers._kinds import kind_of
-from perfmodel.readers._measured_trace import Activity, numbered
+from perfmodel.readers._measured_trace import Activity, kind_of, numbered
 
 _DEVICE: Final = re.compile(r"/device:(?:GPU|TPU|CUSTOM\w*):(\d+)")
 

@@ -16,8 +16,7 @@ from perfmodel.errors import TableError
 from perfmodel.readers._annotations import Range, Tags, parse_tags, tags_at, with_default_phase
 from perfmodel.readers._chrome import ChromeEvent, ChromeTrace, read_chrome
 from perfmodel.readers._files import integer, listing, mapping, text
-from perfmodel.readers._kinds import kind_of
-from perfmodel.readers._measured_trace import Activity, ActivityKind, numbered
+from perfmodel.readers._measured_trace import Activity, ActivityKind, kind_of, numbered
 from perfmodel.readers._torch_ops import AUTOGRAD
 
 _KERNEL: Final = ("kernel",)

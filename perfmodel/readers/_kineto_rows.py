@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from perfmodel.readers._chrome import ChromeEvent
 from perfmodel.readers._files import integer, text
-from perfmodel.readers._kinds import is_communication
 from perfmodel.readers._kineto import KinetoFile, external_id, operators_by_id
+from perfmodel.readers._measured_trace import is_communication
 from perfmodel.readers._options import ReadOptions
 from perfmodel.readers._rows import CollectiveCalls, Row
 from perfmodel.readers._torch_ops import DTYPES, TorchOp, has_row, op_row

@@ -1,5 +1,6 @@
-"""What devices did when, in one form whatever tool recorded it."""
+"""What devices did when, in one form whatever tool recorded it; which kernels compute, communicate or copy."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -159,3 +160,23 @@ def trace_of(activities: Sequence[Activity], where: object) -> MeasuredTrace:
         kind=column("kind"), phase=np.array([PHASES.index(a.phase) for a in ordered]), stage=column("stage"),
         micro_batch=column("micro_batch"), step=column("step"),
     )  # fmt: skip
+
+
+_PREFIXES: Final = ("nccl", "rccl", "hccl", "gloo:", "c10d::")
+_HLO: Final = re.compile(
+    r"(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast|send|recv)"
+    r"(-start|-done)?(\.\d+)?"
+)
+_COPIES: Final = ("Memcpy", "Memset", "memcpy", "memset", "copy-start", "copy-done")
+
+
+def is_communication(name: str) -> bool:
+    """Whether a kernel or operator moves data between devices."""
+    return name.lower().startswith(_PREFIXES) or "nccl" in name.lower() or bool(_HLO.fullmatch(name))
+
+
+def kind_of(*names: str) -> ActivityKind:
+    """Of an activity with these names."""
+    if any(map(is_communication, names)):
+        return ActivityKind.COMMUNICATION
+    return ActivityKind.COPY if names[0].startswith(_COPIES) else ActivityKind.COMPUTE

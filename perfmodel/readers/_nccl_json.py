@@ -69,7 +69,7 @@ def read_nccl_json(path: Path, data: Mapping[str, Any], options: ReadOptions, sk
         for layout in ("out_of_place", "in_place"):
             if result.get(layout) is None:
                 continue
-            row = _row(test or _experiment(result), result, layout, where, skipped)
+            row = _row(test or _experiment(result), options, result, layout, where, skipped)
             if row is not None:
                 row.setdefault("n_repeats", integer(iterations, "iterations", where, 1))
                 rows.append(row | common | {"variant": variant(layout, settings)})
@@ -83,7 +83,9 @@ def _experiment(result: Mapping[str, Any]) -> str:
     return found[1] if found else ""
 
 
-def _row(test: str, result: Mapping[str, Any], layout: str, where: str, skipped: Counter[str]) -> Row | None:
+def _row(
+    test: str, options: ReadOptions, result: Mapping[str, Any], layout: str, where: str, skipped: Counter[str]
+) -> Row | None:
     timing = mapping(result[layout], layout, where)
     if "time" not in timing:
         skipped["time of the CPU (nccl-tests -C), not of the collective"] += 1
@@ -92,7 +94,7 @@ def _row(test: str, result: Mapping[str, Any], layout: str, where: str, skipped:
         raise TableError(f"{where}: {timing['nwrong']} wrong values {layout}; do not use this run")
     size = number(result.get("size"), "size", where, 0)
     time_us = checked_time_us(timing["time"], timing.get("alg_bw"), size, where)
-    row = collective_row(test, where, size, text(result.get("type"), "type", where), skipped)
+    row = collective_row(test, options, where, size, text(result.get("type"), "type", where), skipped)
     if row is None:
         return None
     row["time_us"] = time_us

@@ -138,7 +138,7 @@ def _data(section: _Section, words: list[str], where: str, options: ReadOptions,
         if of_block.get("#wrong", "0") not in ("0", "N/A"):
             raise TableError(f"{where}: {of_block['#wrong']} wrong values {layout}; do not use this run")
         time_us = checked_time_us(of_block["time"], of_block["algbw"], size, where)
-        row = collective_row(section.test, where, size, dtype, skipped)
+        row = collective_row(section.test, options, where, size, dtype, skipped)
         if row is None:
             continue
         run = group_columns(section.ranks, options, where)
@@ -162,10 +162,23 @@ def checked_time_us(time_us: object, algbw: object, size: float, where: str) -> 
     return time
 
 
-def collective_row(test: str, where: str, size: float, dtype: str, skipped: Counter[str]) -> Row | None:
-    """The columns that say which collective; none for one without a row of its own."""
-    if not test:
-        raise TableError(f"{where}: nothing says which collective this is; keep the line with the command's name")
+def collective_row(
+    test: str, options: ReadOptions, where: str, size: float, dtype: str, skipped: Counter[str]
+) -> Row | None:
+    """The columns that say which collective; none for one without a row of its own.
+
+    Raises:
+        TableError: a file that names no program where the user does not either, or another than the user.
+    """
+    if not test and not options.collective:
+        raise TableError(
+            f"{where}: nothing says which collective this is; keep the line with the command's name, or say it with "
+            "--collective NAME"
+        )
+    said = options.collective
+    if test and said and COLLECTIVES.get(test) != said:
+        raise TableError(f"{where}: this is {test}_perf, not {said}; leave --collective out")
+    test = test or next(name for name, kind in COLLECTIVES.items() if kind == said)
     if test not in COLLECTIVES:
         skipped[f"no such collective in the tables: {test}"] += 1
         return None

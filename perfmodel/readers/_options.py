@@ -2,10 +2,13 @@
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, get_args
 
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError, UnknownNameError
+from perfmodel.spec import CollectiveKind
+
+COLLECTIVES: Final = get_args(CollectiveKind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,12 +20,16 @@ class ReadOptions:
     ranks: int | None = None
     """Ranks that took part in the collectives of files that do not say."""
     ranks_per_node: int | None = None
+    collective: str = ""
+    """Kind of logs that do not print the program's name, as in the tables (all_to_all)."""
 
     def __post_init__(self) -> None:
         for name in ("ranks", "ranks_per_node"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise PerfModelError(f"{name} must be at least 1, got {value}")
+        if self.collective and self.collective not in COLLECTIVES:
+            raise UnknownNameError("collective", self.collective, COLLECTIVES)
 
     def nodes(self, ranks: int) -> dict[str, int]:
         """The columns of where a group of so many ranks lies, if the user says how many share a node."""

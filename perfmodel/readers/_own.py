@@ -2,10 +2,10 @@
 and of what it read (`perfmodel import --timeline`)."""
 
 import gzip
-import json
 from pathlib import Path
 from typing import Any, Final
 
+from perfmodel.display import json_text
 from perfmodel.errors import TableError
 from perfmodel.io import write_bytes
 from perfmodel.readers._chrome import ChromeEvent, ChromeTrace, device_and_stream, read_chrome
@@ -79,5 +79,5 @@ def write_measured_trace(trace: MeasuredTrace, path: Path | str, format: str) ->
             }
         )  # fmt: skip
     other = {"trace_format": format, "makespan_s": trace.batch_time_s}
-    data = json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}).encode()
+    data = json_text({"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}).encode()
     write_bytes(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)

@@ -14,8 +14,7 @@ from perfmodel.readers._kineto_rows import kineto_rows
 from perfmodel.readers._measured_trace import Activity, MeasuredTrace, trace_of
 from perfmodel.readers._nccl_json import read_nccl_json
 from perfmodel.readers._nccl_tests import read_nccl_text
-from perfmodel.readers._nsys import is_sqlite, nsys_activities, read_nsys
-from perfmodel.readers._nsys_rows import nsys_rows
+from perfmodel.readers._nsys import is_sqlite, nsys_activities, nsys_rows, read_nsys
 from perfmodel.readers._options import ReadOptions
 from perfmodel.readers._osu import read_osu
 from perfmodel.readers._own import is_own, read_own

@@ -18,8 +18,7 @@ from perfmodel.errors import TableError
 from perfmodel.readers._annotations import Range, Tags, parse_tags, tags_at
 from perfmodel.readers._files import integer
 from perfmodel.readers._hlo_modules import HloModule, modules
-from perfmodel.readers._kinds import kind_of
-from perfmodel.readers._measured_trace import Activity, numbered
+from perfmodel.readers._measured_trace import Activity, kind_of, numbered
 from perfmodel.readers._options import ReadOptions
 from perfmodel.readers._rows import CollectiveCalls, Row
 from perfmodel.readers._xspace import XEvent, XPlane, read_xspace

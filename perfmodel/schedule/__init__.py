@@ -5,11 +5,13 @@ A new schedule is a function from (devices, micro_batches, chunks) to a `Schedul
 text file in the form of `parse_schedule`.
 """
 
+from perfmodel.display import shorten_reprs
 from perfmodel.schedule._arrange import arrange as arrange
 from perfmodel.schedule._asynchronous import nf1b as nf1b
 from perfmodel.schedule._asynchronous import pipedream as pipedream
 from perfmodel.schedule._asynchronous import pipedream_2bw as pipedream_2bw
 from perfmodel.schedule._asynchronous import pipedream_vertical_sync as pipedream_vertical_sync
+from perfmodel.schedule._asynchronous import version_difference as version_difference
 from perfmodel.schedule._bidirectional import bidirectional_stages as bidirectional_stages
 from perfmodel.schedule._bidirectional import chimera as chimera
 from perfmodel.schedule._bidirectional import gems as gems
@@ -20,6 +22,7 @@ from perfmodel.schedule._chimera_model import ChimeraModel as ChimeraModel
 from perfmodel.schedule._chimera_model import chimera_model as chimera_model
 from perfmodel.schedule._chimera_model import rabenseifner_s as rabenseifner_s
 from perfmodel.schedule._construct import Work as Work
+from perfmodel.schedule._construct import even_split as even_split
 from perfmodel.schedule._construct import forward_part as forward_part
 from perfmodel.schedule._construct import from_keys as from_keys
 from perfmodel.schedule._construct import from_orders as from_orders
@@ -30,7 +33,10 @@ from perfmodel.schedule._doubling import backward_halving as backward_halving
 from perfmodel.schedule._doubling import forward_doubling as forward_doubling
 from perfmodel.schedule._dualpipe import dualpipe as dualpipe
 from perfmodel.schedule._dualpipe import dualpipe_v as dualpipe_v
+from perfmodel.schedule._facts import ChunkTimes as ChunkTimes
 from perfmodel.schedule._facts import ScheduleFacts as ScheduleFacts
+from perfmodel.schedule._facts import chunk_facts as chunk_facts
+from perfmodel.schedule._facts import equal_parts as equal_parts
 from perfmodel.schedule._facts import schedule_facts as schedule_facts
 from perfmodel.schedule._memory import Offloads as Offloads
 from perfmodel.schedule._memory import alive_at_peak as alive_at_peak
@@ -67,3 +73,5 @@ from perfmodel.schedule._versions import WeightVersions as WeightVersions
 from perfmodel.schedule._versions import weight_versions as weight_versions
 from perfmodel.schedule._zero_bubble import zb_h1 as zb_h1
 from perfmodel.schedule._zero_bubble import zb_h2 as zb_h2
+
+shorten_reprs(__name__)

@@ -71,7 +71,7 @@ def arrange(
         alive[runs] += change[which]
         done += len(runs)
         now = now + 1 if length is None else int(free[free > now].min(initial=never))
-    return _in_order_of(pool, start)
+    return _in_order_of(pool, start, length)
 
 
 def _queues(
@@ -87,7 +87,9 @@ def _queues(
     return items.reshape(pool.devices, queues, -1), length.reshape(pool.devices, queues)
 
 
-def _in_order_of(pool: Schedule, slot: Int[np.ndarray, " instructions"]) -> Schedule:
+def _in_order_of(
+    pool: Schedule, slot: Int[np.ndarray, " instructions"], length: Int[np.ndarray, " instructions"] | None
+) -> Schedule:
     """The pool's instructions, those of each device in the order of their slots."""
     order = np.lexsort((slot, pool.device))
     return replace(
@@ -99,4 +101,5 @@ def _in_order_of(pool: Schedule, slot: Int[np.ndarray, " instructions"]) -> Sche
         paired=pool.paired[order],
         updates=pool.updates[order],
         slot=slot[order],
+        length=None if length is None else length[order],
     )

@@ -34,12 +34,17 @@ def pipedream_2bw(devices: int, micro_batches: int, chunks: int, per_step: int) 
 def nf1b(devices: int, micro_batches: int, chunks: int, per_step: int, slots: int = 0) -> Schedule:
     """TiMePReSt's nF1B (section 4.2): N forwards, one per micro-batch, then one backward of the mini-batch.
 
-    A backward that is ready goes before forwards.
+    A backward that is ready goes before forwards. In the paper's figures 7, 9 and 10 a backward lasts one slot, as a
+    forward of one micro-batch does, and its gradients are v = `version_difference` updates late. A backward of N
+    micro-batches lasts 2 N slots, in which more mini-batches would come in and v would rise. So the default holds the
+    last forward of a mini-batch back until the mini-batch v before it is done: at most (v + 1) N - 1 micro-batches
+    are in flight, which for v = 1 is the paper's own condition, that a mini-batch's forward is not complete before the
+    backward of the one before is over (section 4.4, case 1).
 
     Args:
         per_step: N, the micro-batches of a mini-batch.
-        slots: how many forwards a backward lasts as long as; 2 N if not given. With 1 the order is that of
-            the paper's figures 7, 9 and 10.
+        slots: how many forwards a backward lasts as long as, with any number in flight: 1 for the order of the
+            paper's figures, 2 N for that of real durations. Not given: 2 N, bounded as above.
     """
     i = np.broadcast_to(np.arange(micro_batches), (devices, 1, micro_batches))
     pool = from_keys(
@@ -50,7 +55,17 @@ def nf1b(devices: int, micro_batches: int, chunks: int, per_step: int, slots: in
     )
     forward = (pool.phase == Phase.FORWARD).astype(np.int64)
     length = np.where(forward, 1, slots or 2 * per_step)
-    return _updating_every(1, arrange(pool, forward, forward, length=length))
+    limit = None if slots else (version_difference(devices, per_step) + 1) * per_step - 1
+    return _updating_every(1, arrange(pool, forward, forward, limit=limit, length=length))
+
+
+def version_difference(workers: int, micro_batches: int) -> int:
+    """Version difference of nF1B in the unit time of the paper's figures: v = ceil(W / (N + 1)).
+
+    Backward k starts at W + N - 1 + (k - 1)(N + 1) on the last of W workers and takes W slots to the first. The paper's
+    floor((W + N - 2) / N) counts N slots per mini-batch and forgets the one of the backward (section 4.4).
+    """
+    return -(-workers // (micro_batches + 1))
 
 
 def _one_by_one(name: str, devices: int, micro_batches: int, per_update: int) -> Schedule:

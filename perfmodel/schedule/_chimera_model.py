@@ -5,7 +5,6 @@ from math import log2
 
 import numpy as np
 
-from perfmodel.schedule._bidirectional import chimera
 from perfmodel.schedule._optimise import PassTimes, starts_and_ends
 from perfmodel.schedule._registry import get_schedule
 from perfmodel.schedule._schedule import NEVER, Phase, Schedule
@@ -62,8 +61,7 @@ def chimera_model(
     Raises:
         LayoutError: pipelines that do not fit the devices.
     """
-    get_schedule("chimera").require(devices, micro_batches, pipelines)
-    schedule = chimera(devices, micro_batches, pipelines)
+    schedule = get_schedule(f"chimera:{pipelines}")(devices, micro_batches)
     times = PassTimes.uniform(devices, forward_s, backward_s)
     start, end = starts_and_ends(schedule, times)
     path = _critical_path(schedule, start, end)

@@ -7,9 +7,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import LayoutError, PerfModelError, Reason
 from perfmodel.schedule._schedule import Phase, Schedule
 from perfmodel.schedule._slots import earliest_slots, slots_hold
+
+ENDS = 2
+"""Stages that may hold no layer: the first with the embedding alone, the last with the head alone."""
 
 
 class Work(NamedTuple):
@@ -24,6 +27,23 @@ class Work(NamedTuple):
     """Runs together with the next entry."""
     updates: bool = False
     """The device's weights are updated right after."""
+
+
+def even_split(items: int, parts: int) -> Int[np.ndarray, " parts"]:
+    """Sizes of a contiguous split; a remainder goes to the middle parts.
+
+    First and last stage also carry embedding and head, so they are the ones to keep short
+    (Megatron and zero-bubble runs do the same with L = k p - 2 layers).
+    """
+    if items < parts - ENDS:
+        raise LayoutError(
+            f"{items} layers cannot fill {parts} pipeline stages (pp * vpp); use at most {items}", Reason.STAGES
+        )
+    sizes = np.full(parts, items // parts)
+    extra = items % parts
+    first = (parts - extra) // 2
+    sizes[first : first + extra] += 1
+    return sizes
 
 
 def looped_stages(devices: int, chunks: int) -> Int[np.ndarray, "devices chunks"]:

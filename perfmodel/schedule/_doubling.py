@@ -1,9 +1,11 @@
 """Chimera's forward doubling and backward halving (section 3.5): one order for both."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from perfmodel.schedule._arrange import arrange
-from perfmodel.schedule._bidirectional import bidirectional_stages, even_pipelines
+from perfmodel.schedule._bidirectional import bidirectional_stages, chimera, even_pipelines
 from perfmodel.schedule._construct import from_keys
 from perfmodel.schedule._registry import register
 from perfmodel.schedule._schedule import Phase, Schedule
@@ -16,7 +18,7 @@ def forward_doubling(devices: int, micro_batches: int, chunks: int) -> Schedule:
     Forwards come first, those of later stages before those of earlier ones, as long as the device holds no
     more than p pairs of micro-batches; otherwise backwards. Of a device's 3 m / 2 + p - 2 slots p - 2 are
     idle: the middle bubbles of direct concatenation are gone. Activations are doubled, so this goes with
-    recomputation.
+    recomputation. Up to p micro-batches are one unit, which has no middle and stays as it is.
     """
     return _doubled("chimera-doubling", devices, micro_batches, chunks)
 
@@ -29,6 +31,8 @@ def backward_halving(devices: int, micro_batches: int, chunks: int) -> Schedule:
 
 
 def _doubled(name: str, devices: int, micro_batches: int, chunks: int) -> Schedule:
+    if micro_batches <= devices:
+        return replace(chimera(devices, micro_batches, chunks), name=name)
     stage = bidirectional_stages(devices, chunks)
     i = np.arange(micro_batches)
     own = np.broadcast_to(i // 2 % chunks == np.arange(chunks)[:, None], (devices, chunks, micro_batches))

@@ -1,7 +1,9 @@
 """A schedule in figures: time and bubble, memory, staleness; what the papers' comparison tables hold."""
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from math import isclose, lcm
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -9,7 +11,7 @@ from perfmodel.display import frame_html
 from perfmodel.errors import PerfModelError
 from perfmodel.schedule._memory import peak_live
 from perfmodel.schedule._optimise import PassTimes, starts_and_ends
-from perfmodel.schedule._registry import Scheduler, get_schedule
+from perfmodel.schedule._registry import MOST_PASSES, Scheduler, get_schedule
 from perfmodel.schedule._schedule import Schedule
 from perfmodel.schedule._versions import weight_versions
 
@@ -24,10 +26,14 @@ class ScheduleFacts:
     schedule: str
     stages: int
     micro_batches: int
-    step_s: float
-    """Time of one step; without flush between steps, how much later each next one ends."""
+    makespan_s: float
+    """From the first pass of one step alone to its last, warm-up and cool-down included."""
+    steady_interval_s: float
+    """How much later each next step ends: the makespan where every step ends with a flush, less where steps overlap."""
     bubble_fraction: float
-    """Idle share of the devices during a step."""
+    """Share of the steady interval in which devices idle though no transfer takes any time, mean over devices."""
+    makespan_bubble_fraction: float
+    """The same share of the makespan."""
     activations: tuple[float, float]
     """Most micro-batches alive on the device that needs least, and on the one that needs most."""
     weights: tuple[int, int]
@@ -37,9 +43,14 @@ class ScheduleFacts:
     update_sequences: int
     """Independent sequences of updates (TiMePReSt, section 4.4)."""
 
+    @property
+    def step_s(self) -> float:
+        """Time that a step of training takes: the steady interval."""
+        return self.steady_interval_s
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return asdict(self)
+        return asdict(self) | {"step_s": self.step_s}
 
     def to_frame(self) -> "pd.DataFrame":
         """One row; `activations` and `weights` by their least and most, as `activations_least` and so on."""
@@ -80,28 +91,106 @@ def schedule_facts(
         UnknownNameError, LayoutError: unknown or impossible schedules.
         PerfModelError: times that are no times, or a step that takes none.
     """
-    scheduler = get_schedule(name)
-    schedule = scheduler(stages, micro_batches, chunks)
-    # replicas hold whole p-ths of the model, chunks of one pipeline parts of it; slices parts of a sequence
-    part = stages / schedule.n_stages / schedule.slices
-    times = PassTimes.uniform(
+    schedule = get_schedule(name)(stages, micro_batches, chunks)
+    times = equal_parts(schedule, forward_s, backward_s, weight_share=weight_share, transfer_s=transfer_s)
+    return _facts(name, schedule, times, micro_batches, chunks)
+
+
+def equal_parts(
+    schedule: Schedule, forward_s: float, backward_s: float, *, weight_share: float = 0.5, transfer_s: float = 0.0
+) -> PassTimes:
+    """Times of a schedule's stages where a p-th of the model takes given ones.
+
+    Replicas hold whole p-ths of the model, chunks of one pipeline parts of it; slices are parts of a sequence.
+    """
+    part = schedule.devices / schedule.n_stages / schedule.slices
+    return PassTimes.uniform(
         schedule.n_stages, forward_s * part, backward_s * part, weight_share=weight_share, transfer_s=transfer_s
     )
-    step_s = _step_s(scheduler, schedule, times, micro_batches, chunks)
-    if not step_s > 0:
+
+
+@dataclass(frozen=True)
+class ChunkTimes:
+    """Times of one micro-batch on one chunk, whatever part of the model that is; all chunks alike.
+
+    Raises:
+        PerfModelError: times that are negative, or all zero.
+    """
+
+    forward: Fraction
+    backward_input: Fraction
+    backward_weight: Fraction
+    transfer: Fraction = Fraction(0)
+
+    def __post_init__(self) -> None:
+        passes = (self.forward, self.backward_input, self.backward_weight)
+        if min(*passes, self.transfer) < 0 or not any(passes):
+            shown = ",".join(f"{float(time):g}" for time in passes)
+            raise PerfModelError(f"times of a chunk must not be negative and not all be 0, got {shown}")
+
+    def of(self, schedule: Schedule, unit: int = 1) -> PassTimes:
+        """Times of a schedule's stages, in `unit`-ths; a slice of a sequence takes its share."""
+        ones, part = np.ones(schedule.n_stages), Fraction(unit, schedule.slices)
+        forward, of_input, of_weight = (
+            float(time * part) * ones for time in (self.forward, self.backward_input, self.backward_weight)
+        )
+        return PassTimes(forward, of_input, of_weight, float(self.transfer * unit))
+
+    def whole_unit(self, schedule: Schedule) -> int:
+        """The unit in which all times are whole numbers."""
+        times = (self.forward, self.backward_input, self.backward_weight, self.transfer)
+        return lcm(*(time.denominator for time in times)) * schedule.slices
+
+
+def chunk_facts(name: str, stages: int, micro_batches: int, times: ChunkTimes, *, chunks: int = 1) -> ScheduleFacts:
+    """Figures of a schedule whose chunks take given times, without rounding: sums are of whole numbers.
+
+    Raises:
+        UnknownNameError, LayoutError: unknown or impossible schedules.
+        PerfModelError: times of so many digits that sums are not exact.
+    """
+    schedule = get_schedule(name)(stages, micro_batches, chunks)
+    unit = times.whole_unit(schedule)
+    in_units = times.of(schedule, unit)
+    # a step as long as all its passes one after another, of as many steps as are ever laid out
+    if float(in_units.of(schedule).sum() + in_units.transfer_s * schedule.n_instructions) * _MOST_STEPS > _EXACT_UP_TO:
+        raise PerfModelError(f"schedule {name}: times with so many digits cannot be added exactly; round them")
+    return _facts(name, schedule, in_units, micro_batches, chunks, unit)
+
+
+_MOST_STEPS: Final = 4096
+_EXACT_UP_TO: Final = 2.0**53
+"""Whole numbers up to which floating-point sums are exact."""
+
+
+def _facts(
+    name: str, schedule: Schedule, times: PassTimes, micro_batches: int, chunks: int, unit: int = 1
+) -> ScheduleFacts:
+    """Figures of a schedule with times in `unit`-ths of a second."""
+    scheduler, stages = get_schedule(name), schedule.devices
+    makespan = float(starts_and_ends(schedule, times)[1].max())
+    if not makespan > 0:
         raise PerfModelError(f"schedule {scheduler.label}: a step without time has no bubble; give times above 0")
-    busy_s = float(times.of(schedule).sum()) / stages
+    steps, interval = _steady(scheduler, schedule, times, micro_batches, chunks)
+    alone, free_steps, free = makespan, steps, interval
+    if times.transfer_s:
+        at_once = replace(times, transfer_s=0.0)
+        alone = float(starts_and_ends(schedule, at_once)[1].max())
+        free_steps, free = _steady(scheduler, schedule, at_once, micro_batches, chunks)
+    busy = float(times.of(schedule).sum()) / stages
     if scheduler.asynchronous:
         schedule = scheduler(stages, micro_batches, chunks, 2 * max(2, stages))
     versions = weight_versions(schedule, scheduler.weights)
-    alive = peak_live(schedule, np.ones(schedule.n_stages)) * part
+    alive = peak_live(schedule, np.ones(schedule.n_stages)) * (stages / schedule.n_stages / schedule.slices)
     kept = versions.held * schedule.replicas
     return ScheduleFacts(
         schedule=scheduler.label,
         stages=stages,
         micro_batches=micro_batches,
-        step_s=step_s,
-        bubble_fraction=max(0.0, 1 - busy_s / step_s),
+        makespan_s=makespan / unit,
+        steady_interval_s=interval / (steps * unit),
+        bubble_fraction=max(0.0, (free / free_steps - busy) / (interval / steps)),
+        makespan_bubble_fraction=max(0.0, (alone - busy) / makespan),
         activations=(float(alive.min()), float(alive.max())),
         weights=(int(kept.min()), int(kept.max())),
         version_difference=int(versions.steady_difference.max()),
@@ -109,12 +198,28 @@ def schedule_facts(
     )
 
 
-def _step_s(scheduler: Scheduler, schedule: Schedule, times: PassTimes, micro_batches: int, chunks: int) -> float:
+def _steady(
+    scheduler: Scheduler, schedule: Schedule, times: PassTimes, micro_batches: int, chunks: int
+) -> tuple[int, float]:
+    """So many steps of a stream, and how much later the last of them ends than the step before the first.
+
+    A stream is as long as it takes for twice as many steps to take twice as long.
+    """
     if not (scheduler.asynchronous or scheduler.staggered):
-        return float(starts_and_ends(schedule, times)[1].max())
-    few = max(2, schedule.devices)
-    ends = [
-        starts_and_ends(scheduler(schedule.devices, micro_batches, chunks, steps), times)[1].max()
-        for steps in (few, 2 * few)
-    ]
-    return float(ends[1] - ends[0]) / few
+        return 1, float(starts_and_ends(schedule, times)[1].max())
+
+    def ends(steps: int) -> float:
+        stream = scheduler(schedule.devices, micro_batches, chunks, steps)
+        return float(starts_and_ends(stream, times)[1].max())
+
+    # the pipeline is full once the first micro-batch is back, which a backward of all of them delays most
+    steps = max(2, schedule.devices if not scheduler.plain else -(-2 * schedule.devices // micro_batches))
+    seen = [ends(steps), ends(2 * steps)]
+    while True:
+        steps, interval = 2 * steps, seen[-1] - seen[-2]
+        if 2 * steps > _MOST_STEPS or steps * micro_batches * schedule.devices * chunks > MOST_PASSES // 2:
+            break
+        seen.append(ends(2 * steps))
+        if isclose(seen[-1] - seen[-2], 2 * interval, rel_tol=1e-12):
+            break
+    return steps // 2, interval

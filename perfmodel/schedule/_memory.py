@@ -76,8 +76,8 @@ def offloads(schedule: Schedule) -> Offloads:
     """
     forward = np.flatnonzero(schedule.phase == Phase.FORWARD)
     device = schedule.device[forward]
-    later = np.append(forward[2:], [NEVER, NEVER])
-    later[np.append(device[2:], [NEVER, NEVER]) != device] = NEVER
+    later, of_later = (np.append(part[2:], [NEVER, NEVER])[: len(forward)] for part in (forward, device))
+    later[of_later != device] = NEVER
     own = schedule.dependencies.own
     first = np.flatnonzero((schedule.phase == Phase.BACKWARD) | (schedule.phase == Phase.BACKWARD_INPUT))
     backward = np.full(schedule.n_instructions, NEVER)

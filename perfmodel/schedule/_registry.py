@@ -9,7 +9,7 @@ from typing import Final, Literal
 import numpy as np
 from jaxtyping import Int
 
-from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
+from perfmodel.errors import LayoutError, PerfModelError, Reason, UnknownNameError
 from perfmodel.schedule._construct import looped_stages, repeated
 from perfmodel.schedule._schedule import Schedule
 from perfmodel.schedule._text import read_schedule, schedule_text
@@ -76,14 +76,19 @@ class Scheduler:
         if virtual_stages != 1:
             raise LayoutError(
                 f"schedule {self.label} has {own} chunk{'s' * (own > 1)} per device, got vpp={virtual_stages}; "
-                "leave vpp out" + "; or use schedule=interleaved" * (self.name == "1f1b")
-            )
+                "leave vpp out" + "; or use schedule=interleaved" * (self.name == "1f1b"),
+                Reason.CHUNKS, self.label,
+            )  # fmt: skip
         return own
 
     def require(self, devices: int, micro_batches: int, chunks: int) -> None:
         """Raise `LayoutError` if the schedule cannot do these numbers."""
-        if self.demands is not None:
+        if self.demands is None:
+            return
+        try:
             self.demands(devices, micro_batches, chunks)
+        except LayoutError as error:
+            raise LayoutError(str(error), Reason.SCHEDULE, self.label) from None
 
     @property
     def asynchronous(self) -> bool:

@@ -102,6 +102,8 @@ class Schedule:
     the instruction is stuck in a deadlock."""
     slices: int = 1
     """Slices per sequence: micro-batch i is slice i % slices of sequence i // slices."""
+    length: Int[np.ndarray, " instructions"] | None = None
+    """Slots that each instruction takes; None: one each."""
 
     def __post_init__(self) -> None:
         last = self.micro_batches + 1 - self.span
@@ -161,6 +163,11 @@ class Schedule:
     def instruction_stage(self) -> Int[np.ndarray, " instructions"]:
         """Global stage of each instruction."""
         return self.stage[self.device, self.chunk]
+
+    @property
+    def end_slot(self) -> Int[np.ndarray, " instructions"]:
+        """The slot after each instruction's last."""
+        return self.slot + (1 if self.length is None else self.length)
 
     @property
     def replicas(self) -> int:

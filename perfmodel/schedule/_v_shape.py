@@ -17,6 +17,7 @@ from perfmodel.schedule._arrange import arrange
 from perfmodel.schedule._construct import from_keys, v_stages
 from perfmodel.schedule._registry import register
 from perfmodel.schedule._schedule import Phase, Schedule
+from perfmodel.schedule._squeeze import squeezed
 
 _PERIOD = 6
 
@@ -30,17 +31,30 @@ class Steps(NamedTuple):
     backward_up: int
 
 
+class Turns(NamedTuple):
+    """Slots between legs: on the last device, on the first one (where the loss is), and on the last again."""
+
+    forward: int
+    loss: int
+    backward: int
+
+
+Block = tuple[Int[np.ndarray, "devices 2"], Int[np.ndarray, "devices 2"]]
+"""Slots of forwards and of input gradients of one micro-batch."""
+
+
 @register("v-min", stage_map=v_stages, chunks=2)
 def v_min(devices: int, micro_batches: int, chunks: int) -> Schedule:
     """Every leg moves on at once: about a third of 1F1B's activation memory, the largest bubble."""
-    return _v_schedule("v-min", devices, micro_batches, (Steps(1, 1, 1, 1),))
+    turns = Turns(1, 1 if devices % 3 else 3, 1)
+    return _squeezed("v-min", _slots(devices, Steps(1, 1, 1, 1), turns), micro_batches)
 
 
 @register("v-half", stage_map=v_stages, chunks=2)
 def v_half(devices: int, micro_batches: int, chunks: int) -> Schedule:
-    """Two legs move on at once, two wait a slot: about half of 1F1B's activation memory."""
-    legs = [(1, 2), (2, 1)]
-    return _v_schedule("v-half", devices, micro_batches, [Steps(a, c, d, b) for (a, b), (c, d) in product(legs, legs)])
+    """Legs down wait a slot, legs up move on at once: about half of 1F1B's activation memory."""
+    turns = Turns(1, 1 if devices % 2 else 4, 2)
+    return _squeezed("v-half", _slots(devices, Steps(2, 1, 2, 1), turns), micro_batches)
 
 
 @register("zb-v", stage_map=v_stages, chunks=2, staggered=True)
@@ -61,13 +75,9 @@ def zb_v(devices: int, micro_batches: int, chunks: int) -> Schedule:
     return arrange(pool, 2 * kind + pool.chunk, priority, limit=2 * devices + 1, reserve=2 * early)
 
 
-def _v_schedule(name: str, devices: int, micro_batches: int, choices: Sequence[Steps]) -> Schedule:
-    """Forwards and input gradients in the order of the building block, weight gradients in the gaps."""
-    forward, backward = _building_block(devices, choices)
-    keys = _keys(forward, backward, micro_batches)
-    pool = from_keys(name, v_stages(devices, 2), keys | {Phase.BACKWARD_WEIGHT: keys[Phase.BACKWARD_INPUT]})
-    weight = (pool.phase == Phase.BACKWARD_WEIGHT).astype(np.int64)
-    return arrange(pool, weight, weight, _in_flight(forward, backward))
+def _squeezed(name: str, block: Block, micro_batches: int) -> Schedule:
+    """The building block repeated and squeezed, weight gradients in the gaps."""
+    return squeezed(name, *_keys(*block, micro_batches).values())
 
 
 def _keys(
@@ -78,34 +88,28 @@ def _keys(
     return {Phase.FORWARD: forward[:, :, None] + again, Phase.BACKWARD_INPUT: backward[:, :, None] + again}
 
 
-def _building_block(
-    devices: int, choices: Sequence[Steps]
-) -> tuple[Int[np.ndarray, "devices 2"], Int[np.ndarray, "devices 2"]]:
-    """Slots of one micro-batch's forwards and input gradients on every device.
-
-    Of all ways to turn round between legs, the shortest in which the passes of successive micro-batches
-    fall on different slots of every device.
-    """
+def _slots(devices: int, steps: Steps, turns: Turns) -> Block:
+    """Slots of one micro-batch's forwards and input gradients on every device."""
     d = np.arange(devices)
     up = devices - 1 - d
+    forward_down = steps.forward_down * d
+    forward_up = forward_down[-1] + turns.forward + steps.forward_up * up
+    backward_down = forward_up[0] + turns.loss + steps.backward_down * d
+    backward_up = backward_down[-1] + turns.backward + steps.backward_up * up
+    return np.stack([forward_down, forward_up], axis=1), np.stack([backward_up, backward_down], axis=1)
+
+
+def _building_block(devices: int, choices: Sequence[Steps]) -> Block:
+    """The shortest block, of all ways to turn round between legs, whose repetitions do not collide."""
     turns = sorted(product(range(1, _PERIOD + 1), repeat=3), key=lambda turn: (sum(turn), turn))
     for turn, steps in product(turns, choices):
-        forward_down = steps.forward_down * d
-        forward_up = forward_down[-1] + turn[0] + steps.forward_up * up
-        backward_down = forward_up[0] + turn[1] + steps.backward_down * d
-        backward_up = backward_down[-1] + turn[2] + steps.backward_up * up
-        slots = np.stack([forward_down, forward_up, backward_up, backward_down])
-        place = np.sort(slots % _PERIOD, axis=0)
-        if (np.diff(place, axis=0) > 0).all():
-            return slots[:2].T, slots[2:].T
+        block = _slots(devices, steps, Turns(*turn))
+        if repeats(block):
+            return block
     raise PerfModelError(f"no building block of {choices} repeats every {_PERIOD} slots on {devices} devices")
 
 
-def _in_flight(forward: Int[np.ndarray, "devices 2"], backward: Int[np.ndarray, "devices 2"]) -> int:
-    """Most micro-batches (of one chunk) alive at once when the block is repeated for ever.
-
-    The weight gradient follows the input gradient by up to two slots, the free ones of a period.
-    """
-    slot = np.arange(_PERIOD)[:, None, None]
-    alive = (backward + 2 - forward[None] + (forward[None] - slot) % _PERIOD) // _PERIOD + 1
-    return int(alive.sum(axis=2).max())
+def repeats(block: Block) -> bool:
+    """Whether the passes of successive micro-batches fall on different slots of every device."""
+    place = np.sort(np.concatenate(block, axis=1) % _PERIOD, axis=1)
+    return bool((np.diff(place, axis=1) > 0).all())

@@ -79,9 +79,9 @@ def weight_versions(schedule: Schedule, policy: WeightPolicy) -> WeightVersions:
         update_of[batch[last & ends]] = local[last & ends]
         used = np.maximum(update_of[batch] - 1, 0)
     elif policy == "latest":
-        done = schedule.slot[first & schedule.updates]
+        done = schedule.end_slot[first & schedule.updates]
         begun = np.zeros(m, np.int64)
-        begun[batch[last & ends]] = np.searchsorted(done, schedule.slot[last & ends], side="left")
+        begun[batch[last & ends]] = np.searchsorted(done, schedule.slot[last & ends], side="right")
         used = np.where(forward, entered[batch], begun[batch])
     elif policy == "vertical_sync":
         used = entered[batch]

@@ -1,9 +1,19 @@
-"""Frozen descriptions of devices, clusters, models, layouts and ops. No JAX, no I/O."""
+"""Frozen descriptions of devices, clusters, models, frameworks, layouts and ops. No JAX, no I/O."""
 
+from perfmodel.display import shorten_reprs
 from perfmodel.spec._cluster import Cluster as Cluster
 from perfmodel.spec._cluster import NetworkLevel as NetworkLevel
 from perfmodel.spec._device import Device as Device
 from perfmodel.spec._device import PeakRates as PeakRates
+from perfmodel.spec._dimensions import BLOCK_KEYS as BLOCK_KEYS
+from perfmodel.spec._dimensions import DEVICE_KEYS as DEVICE_KEYS
+from perfmodel.spec._dimensions import DIMENSIONS as DIMENSIONS
+from perfmodel.spec._dimensions import Dimension as Dimension
+from perfmodel.spec._framework import AttentionKernel as AttentionKernel
+from perfmodel.spec._framework import Execution as Execution
+from perfmodel.spec._framework import Framework as Framework
+from perfmodel.spec._framework import MemoryCounter as MemoryCounter
+from perfmodel.spec._framework import partition_by_cost as partition_by_cost
 from perfmodel.spec._layout import EagerKernel as EagerKernel
 from perfmodel.spec._layout import Job as Job
 from perfmodel.spec._layout import Layout as Layout
@@ -13,9 +23,11 @@ from perfmodel.spec._model import ConvLayer as ConvLayer
 from perfmodel.spec._model import ConvNet as ConvNet
 from perfmodel.spec._model import Experts as Experts
 from perfmodel.spec._model import LatentAttention as LatentAttention
+from perfmodel.spec._model import Mamba as Mamba
 from perfmodel.spec._model import Mlp as Mlp
 from perfmodel.spec._model import Model as Model
 from perfmodel.spec._model import Transformer as Transformer
+from perfmodel.spec._ops import NONGATED_MOE as NONGATED_MOE
 from perfmodel.spec._ops import Attention as Attention
 from perfmodel.spec._ops import Collective as Collective
 from perfmodel.spec._ops import CollectiveKind as CollectiveKind
@@ -28,3 +40,13 @@ from perfmodel.spec._ops import MoE as MoE
 from perfmodel.spec._ops import Op as Op
 from perfmodel.spec._ops import OptimizerStep as OptimizerStep
 from perfmodel.spec._ops import Pass as Pass
+from perfmodel.spec._problem import Problem as Problem
+from perfmodel.spec._work import attention_work as attention_work
+from perfmodel.spec._work import conv_work as conv_work
+from perfmodel.spec._work import embedding_work as embedding_work
+from perfmodel.spec._work import gemm_work as gemm_work
+from perfmodel.spec._work import memory_work as memory_work
+from perfmodel.spec._work import moe_work as moe_work
+from perfmodel.spec._work import optimizer_work as optimizer_work
+
+shorten_reprs(__name__)

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from itertools import pairwise
 
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import LayoutError, PerfModelError, Reason
 from perfmodel.spec._device import Device
-from perfmodel.units import positive
+from perfmodel.units import positive, whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +25,11 @@ class NetworkLevel:
     onto the same links, and other tenants. 0 for a fat tree of one's own."""
 
     def __post_init__(self) -> None:
-        if self.contention < 0:
+        if not 0 <= self.contention < float("inf"):
             raise PerfModelError(
                 f"network level {self.name}: contention must be 0 (none) or a positive exponent, got {self.contention}"
             )
-        if self.size < 1:
-            raise PerfModelError(f"network level {self.name}: size must be at least 1, got {self.size}")
+        whole(f"network level {self.name}", {"size": self.size})
         positive(f"network level {self.name}: bandwidth_bytes_per_s", self.bandwidth_bytes_per_s)
         positive(f"network level {self.name}: latency_s", self.latency_s)
 
@@ -42,7 +41,8 @@ class Cluster:
     name: str
     device: Device
     levels: tuple[NetworkLevel, ...]
-    max_devices: int = 1 << 20
+    max_devices: int | None = None
+    """Devices that there are, where they are fewer than the outermost level could join; None: as many as it joins."""
     price_per_device_hour: float | None = None
     source: str = ""
 
@@ -52,6 +52,33 @@ class Cluster:
         sizes = [level.size for level in self.levels]
         if any(b <= a or b % a for a, b in pairwise(sizes)):
             raise PerfModelError(f"cluster {self.name}: level sizes must grow and divide one another, got {sizes}")
+        price = self.price_per_device_hour
+        if price is not None and not 0 <= price < float("inf"):
+            raise PerfModelError(f"cluster {self.name}: price_per_device_hour must be at least 0, got {price}")
+        if self.max_devices is not None and not 1 <= self.max_devices <= sizes[-1]:
+            raise PerfModelError(
+                f"cluster {self.name}: max_devices={self.max_devices} must be between 1 and the {sizes[-1]} devices "
+                f"that its outermost level {self.levels[-1].name!r} joins; make that larger, or add a level"
+            )
+
+    @property
+    def capacity(self) -> int:
+        """Devices that there are: all that the outermost level joins, unless `max_devices` says fewer."""
+        return self.levels[-1].size if self.max_devices is None else self.max_devices
+
+    def require(self, devices: int, what: str) -> None:
+        """Raise `LayoutError` if `what`, which needs so many devices, is more than there are."""
+        if devices > self.capacity:
+            limit = (
+                f"its outermost level {self.levels[-1].name!r} joins no more"
+                if self.max_devices is None
+                else f"max_devices={self.max_devices}"
+            )
+            raise LayoutError(
+                f"{what} needs {devices} devices; cluster {self.name} has {self.capacity} ({limit}): take fewer "
+                "devices or a larger cluster",
+                Reason.CAPACITY,
+            )
 
     @property
     def devices_per_node(self) -> int:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 
 from perfmodel.errors import PerfModelError
-from perfmodel.units import positive
+from perfmodel.units import dtype_bytes, positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +17,7 @@ class PeakRates:
     bf16: float | None = None
     fp16: float | None = None
     fp8: float | None = None
+    fp4: float | None = None
     int8: float | None = None
 
     def __post_init__(self) -> None:
@@ -35,6 +36,7 @@ class PeakRates:
 
 
 _FALLBACK = {
+    "fp4": ("fp4", "fp8", "bf16", "fp16", "fp32"),
     "fp8": ("fp8", "bf16", "fp16", "fp32"),
     "int8": ("int8", "fp8", "bf16", "fp16", "fp32"),
     "bf16": ("bf16", "fp16", "fp32"),
@@ -75,3 +77,19 @@ class Device:
         for name in ("memory_bytes", "memory_bandwidth_bytes_per_s", "compute_units", "clock_hz",
                      "l2_bytes", "link_bandwidth_bytes_per_s"):  # fmt: skip
             positive(f"device {self.name}: {name}", getattr(self, name))
+        for name in ("host_bandwidth_bytes_per_s", "power_w", "idle_power_w"):
+            if (value := getattr(self, name)) is not None:
+                positive(f"device {self.name}: {name}", value)
+        if not self.dtypes:
+            raise PerfModelError(f"device {self.name}: peak: no rate is given; it computes in at least one dtype")
+
+    def require(self, dtype: str) -> None:
+        """Raise `PerfModelError` if the device computes nothing in `dtype` (`UnknownNameError` if nothing does)."""
+        dtype_bytes(dtype)
+        if dtype not in self.dtypes:
+            raise PerfModelError(f"device {self.name} has no {dtype}; choose a dtype among {', '.join(self.dtypes)}")
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Element types in which it has a peak rate."""
+        return tuple(f.name for f in fields(self.peak) if getattr(self.peak, f.name) is not None)

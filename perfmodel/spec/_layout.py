@@ -2,18 +2,26 @@
 
 import re
 from dataclasses import dataclass, fields, replace
+from math import prod
+from operator import attrgetter
 from typing import Any, Literal
 
-from perfmodel.errors import LayoutError, UnknownNameError
+from perfmodel.errors import LayoutError, Reason, UnknownNameError
+from perfmodel.spec._device import Device
+from perfmodel.spec._dimensions import DEVICE_KEYS, DIMENSIONS, ORDER_KEYS
+from perfmodel.spec._model import Model
+from perfmodel.units import whole
 
 Recompute = Literal["none", "selective", "full"]
-DIMENSIONS = ("tp", "cp", "ep", "dp", "pp")
-"""What ranks are numbered by, in Megatron-LM's default order."""
 EagerKernel = Literal["norm", "rope", "activation", "residual", "softmax", "cross_entropy", "attention_layout"]
 """Work that frameworks do in one fused kernel or in several element-wise ones; `attention_layout`: queries, keys and
 values are copied into the order that the attention kernel takes them in."""
 PerStage = tuple[int, ...] | None
 """A whole number per pipeline stage, in model order; written `7-9-9-7`."""
+USUAL_DTYPES = ("bf16", "fp16", "fp32")
+"""What models are trained in, the first that a device has."""
+_DEGREES = attrgetter(*("expert_tp" if d.key == "etp" else d.key for d in DIMENSIONS))
+_KEYS = (*(d.key for d in DIMENSIONS), "vpp", "micro_batch")
 _DISTSIM = re.compile(r"^(\d+)M(\d+)P(\d+)D$", re.IGNORECASE)
 
 
@@ -26,11 +34,15 @@ class Layout:
     pp: int = 1
     """Pipeline stages."""
     dp: int = 1
-    """Data-parallel replicas; `ep` divides dp * cp."""
+    """Data-parallel replicas."""
     cp: int = 1
     """Context-parallel degree (sequence split through attention)."""
     ep: int = 1
-    """Expert-parallel degree."""
+    """Expert-parallel degree. Experts have tp * cp * dp ranks of a stage to themselves, of which etp shard an expert,
+    ep hold different experts, and the others (`edp`) replicas (parallel folding of Megatron-Core, arXiv 2504.14960)."""
+    etp: int | None = None
+    """Tensor-parallel degree inside experts; None: `tp`, as in Megatron-Core. Below `tp` expert parallelism spans
+    ranks of tensor parallelism too."""
     vpp: int = 1
     """Virtual stages (model chunks) per pipeline rank; 1 leaves it to the schedule."""
     micro_batch: int = 1
@@ -39,7 +51,8 @@ class Layout:
     """Pipeline schedule by name (`perfmodel schedules` lists them), with a number where it takes one
     (`chimera:4`), or `file:PATH`."""
     zero: int = 0
-    """ZeRO stage: 0 replicated, 1 optimizer states, 2 and gradients, 3 and weights sharded over dp * cp."""
+    """ZeRO stage: 0 replicated, 1 optimizer states, 2 and gradients, 3 and weights sharded over dp * cp (of experts:
+    over `edp` ranks)."""
     recompute: Recompute = "none"
     """`selective` recomputes the attention core, `full` every layer (Korthikanti section 5)."""
     sequence_parallel: bool = False
@@ -52,7 +65,7 @@ class Layout:
     """Tensor-parallel collectives hidden behind the products that feed them."""
     offload: bool = False
     """Activations wait for their backward in host memory."""
-    order: str = "-".join(DIMENSIONS)
+    order: str = "-".join(ORDER_KEYS)
     """Dimensions from that of consecutive ranks to the outermost (Megatron-LM's notation)."""
     partition: PerStage = None
     """Layers of every pipeline stage; None: as even as can be."""
@@ -61,8 +74,7 @@ class Layout:
     (Megatron-LM's recompute method `block`); one number: of every stage alike, as far as it has them."""
 
     def __post_init__(self) -> None:
-        for name in ("tp", "pp", "dp", "cp", "ep", "vpp", "micro_batch"):
-            value = getattr(self, name)
+        for name, value in zip(_KEYS, (*self.degrees, self.vpp, self.micro_batch), strict=True):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise LayoutError(f"layout: {name} must be a whole number of at least 1, got {value!r}")
         if self.zero not in (0, 1, 2, 3):
@@ -70,10 +82,10 @@ class Layout:
         if self.recompute not in ("none", "selective", "full"):
             raise LayoutError(f"layout: recompute must be none, selective or full, got {self.recompute!r}")
         names = self.order.split("-")
-        if sorted(names) != sorted(DIMENSIONS) or names.index("dp") != names.index("ep") + 1:
+        if sorted(names) != sorted(ORDER_KEYS) or names.index("dp") != names.index("ep") + 1:
             raise LayoutError(
-                f"layout: order must name each of {', '.join(DIMENSIONS)} once with ep right before dp, as in "
-                f"{'-'.join(DIMENSIONS)}; got {self.order!r}"
+                f"layout: order must name each of {', '.join(ORDER_KEYS)} once with ep right before dp, as in "
+                f"{'-'.join(ORDER_KEYS)}; got {self.order!r}"
             )
         for name in ("partition", "recompute_full_layers"):
             value = getattr(self, name)
@@ -81,23 +93,88 @@ class Layout:
                 raise LayoutError(f"layout: {name} must be a whole number per stage, like 7-9-9-7, got {value!r}")
         if self.recompute == "full" and self.recompute_full_layers is not None:
             raise LayoutError("layout: recompute=full leaves nothing to recompute_full_layers; give one of them")
-        if (self.dp * self.cp) % self.ep:
-            raise LayoutError(f"layout: ep={self.ep} must divide dp*cp={self.dp * self.cp}")
+        if (self.tp * self.cp * self.dp) % (self.ep * self.expert_tp):
+            if self.expert_tp == self.tp:
+                raise LayoutError(
+                    f"layout: ep={self.ep} must divide dp*cp={self.dp * self.cp}; "
+                    "with etp=1 experts spread over ranks of tp too",
+                    Reason.EXPERT_RANKS,
+                )
+            raise LayoutError(
+                f"layout: ep*etp={self.ep}*{self.expert_tp} must divide tp*cp*dp={self.tp * self.cp * self.dp}, "
+                "the ranks of a pipeline stage",
+                Reason.FOLDED_RANKS,
+            )
         if self.vpp > 1 and self.pp == 1:
             raise LayoutError(f"layout: vpp={self.vpp} needs pp > 1; use vpp=1")
-        if self.sequence_parallel and self.tp == 1:
-            object.__setattr__(self, "sequence_parallel", False)
-        if self.vpp > 1 and self.schedule == "1f1b":
-            object.__setattr__(self, "schedule", "interleaved")
+
+    @property
+    def effective_schedule(self) -> str:
+        """The schedule that runs: 1F1B with several model chunks per rank is what Megatron-LM calls interleaved 1F1B
+        (arXiv 2104.04473, section 2.2)."""
+        return "interleaved" if self.schedule == "1f1b" and self.vpp > 1 else self.schedule
+
+    @property
+    def effective_sequence_parallel(self) -> bool:
+        """Whether norms and dropouts are sharded: not without tensor parallelism, whose ranks would hold the shards."""
+        return self.sequence_parallel and self.tp > 1
+
+    @property
+    def expert_tp(self) -> int:
+        """Tensor-parallel degree inside experts."""
+        return self.tp if self.etp is None else self.etp
+
+    @property
+    def edp(self) -> int:
+        """Ranks of a stage that hold the same experts: ep * etp * edp * pp = devices."""
+        return self.tp * self.cp * self.dp // (self.ep * self.expert_tp)
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """Effective degrees of all parallel dimensions, in the table's order."""
+        return _DEGREES(self)
+
+    @property
+    def replicated(self) -> bool:
+        """Whether several ranks hold the same weights, inside experts or outside."""
+        return self.dp * self.cp > 1 or self.edp > 1
+
+    @property
+    def canonical(self) -> "Layout":
+        """The layout as what runs: layouts that run alike are equal in this form."""
+        return self.replace(
+            schedule=self.effective_schedule,
+            sequence_parallel=self.effective_sequence_parallel,
+            etp=None if self.etp == self.tp else self.etp,
+        )
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Where what runs is not what the words alone say."""
+        found = []
+        if self.effective_schedule != self.schedule:
+            found.append(f"schedule={self.schedule} with vpp={self.vpp} runs as schedule={self.effective_schedule}")
+        if self.sequence_parallel and not self.effective_sequence_parallel:
+            found.append("sequence_parallel=true has nothing to shard with tp=1")
+        return tuple(found)
 
     @property
     def devices(self) -> int:
-        """tp * cp * pp * dp."""
-        return self.tp * self.cp * self.pp * self.dp
+        """tp * cp * dp * pp."""
+        return prod(getattr(self, key) for key in DEVICE_KEYS)
 
     @classmethod
     def parse(cls, text: str, **defaults: Any) -> "Layout":
         """Read `"tp=8,pp=16,..."` or DistSim's notation `8M16P1D` (section 5.1: model, pipeline, data).
+
+        Raises:
+            LayoutError, UnknownNameError: as `values`, and for values that no layout has.
+        """
+        return cls(**(defaults | cls.values(text)))
+
+    @classmethod
+    def values(cls, text: str) -> dict[str, Any]:
+        """The fields that a layout's notation says, and no others.
 
         Raises:
             LayoutError: for a value that does not parse, a key that is given twice, or an empty text.
@@ -106,23 +183,21 @@ class Layout:
         if not text.strip(" ,"):
             raise LayoutError("layout: it is empty; give degrees, such as tp=8,pp=4,dp=2")
         head, _, rest = text.strip().partition(",")
-        values: dict[str, Any] = dict(defaults)
+        values: dict[str, Any] = {}
         if match := _DISTSIM.match(head.strip()):
             values |= dict(zip(("tp", "pp", "dp"), map(int, match.groups()), strict=True))
             text = rest
         types = {f.name: f.type for f in fields(cls)}
-        given = {"tp", "pp", "dp"} if match else set[str]()
         for item in filter(None, (part.strip() for part in text.split(","))):
             key, sign, raw = (s.strip() for s in item.partition("="))
             if not sign:
                 raise LayoutError(f"layout: {item!r} is not key=value (nor like 8M16P1D)")
             if key not in types:
                 raise UnknownNameError("layout key", key, types)
-            if key in given:
+            if key in values:
                 raise LayoutError(f"layout: {key} is given twice, the second time as {raw!r}; leave one out")
-            given.add(key)
             values[key] = _convert(key, raw, types[key])
-        return cls(**values)
+        return values
 
     def replace(self, **changes: Any) -> "Layout":
         """A copy with some fields changed."""
@@ -156,7 +231,7 @@ def _convert(key: str, raw: str, kind: Any) -> Any:
         if raw.lower() in ("false", "0", "no"):
             return False
         raise LayoutError(f"layout: {key} must be true or false, got {raw!r}")
-    if kind is int:
+    if kind in (int, int | None):
         try:
             return int(raw)
         except ValueError:
@@ -200,11 +275,38 @@ class Job:
     that sees forward and backward as one, and torch's checkpoint without reentry."""
     optimizer: Literal["adam", "sgd", "plain-sgd"] = "adam"
     """`sgd` keeps a momentum; `plain-sgd` keeps nothing and updates weights in their own element type."""
+    assumed: tuple[str, ...] = ()
+    """What nobody said and was chosen instead, one sentence each."""
+
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        device: Device,
+        *,
+        global_batch: int,
+        seq_len: int | None = None,
+        dtype: str | None = None,
+        **others: Any,
+    ) -> "Job":
+        """The job of a model on a device, with defaults where sequence length or dtype are not given: the model's own
+        length, and the first of bf16, fp16 and fp32 that the device has. `assumed` says what is not obvious of them."""
+        assumed = []
+        if seq_len is None:
+            seq_len = model.seq_len
+            if longest := getattr(model, "longest_seq_len", 0):
+                assumed.append(
+                    f"sequences of {seq_len:,} tokens are assumed: {model.name} states only that it takes up to "
+                    f"{longest:,}; give --seq-len (seq_len) for others"
+                )
+        if dtype is None:
+            dtype = next((name for name in USUAL_DTYPES if name in device.dtypes), USUAL_DTYPES[0])
+            if dtype != USUAL_DTYPES[0]:
+                assumed.append(f"dtype {dtype} is assumed: device {device.name} has no {USUAL_DTYPES[0]}")
+        return cls(global_batch=global_batch, seq_len=seq_len, dtype=dtype, assumed=tuple(assumed), **others)
 
     def __post_init__(self) -> None:
-        for name in ("global_batch", "seq_len"):
-            if getattr(self, name) < 1:
-                raise LayoutError(f"{name} must be at least 1, got {getattr(self, name)}")
+        whole("job", {"global_batch": self.global_batch, "seq_len": self.seq_len})
 
     def fuses(self, kind: EagerKernel) -> bool:
         """Whether a kind of element-wise work runs as one kernel."""
@@ -217,6 +319,7 @@ class Job:
             raise LayoutError(
                 f"global batch {self.global_batch} is not divisible by dp*micro_batch = "
                 f"{layout.dp}*{layout.micro_batch}; the nearest that is: "
-                f"{max(1, round(self.global_batch / per_step)) * per_step}"
+                f"{max(1, round(self.global_batch / per_step)) * per_step}",
+                Reason.BATCH,
             )
         return self.global_batch // per_step

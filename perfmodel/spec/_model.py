@@ -1,10 +1,16 @@
 """Models: architecture figures from which every shape, FLOP and parameter follows."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from perfmodel.errors import PerfModelError
-from perfmodel.units import positive
+from perfmodel.units import whole
+
+MOST_LAYERS: Final = 10**5
+_SIZES: Final = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab", "seq_len")
+_SIZES_OR_NONE: Final = (
+    "decoder_layers", "decoder_seq_len", "longest_seq_len", "window", "full_attention_every", "token_types",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +25,16 @@ class Experts:
     """Inner size of the always-active shared expert(s) together; 0 for none."""
     first_dense_layers: int = 0
     """Leading layers that keep a dense feed-forward (DeepSeek)."""
+    latent: int = 0
+    """Elements that a token is projected to before it is sent to routed experts, and back from after (LatentMoE of
+    Nemotron 3, arXiv 2604.12374); 0: the hidden size, without projections."""
+
+    def __post_init__(self) -> None:
+        whole("experts", {name: getattr(self, name) for name in ("count", "topk", "ffn_hidden")})
+        whole("experts", {name: getattr(self, name) for name in ("shared_ffn_hidden", "first_dense_layers", "latent")},
+              least=0)  # fmt: skip
+        if self.topk > self.count:
+            raise PerfModelError(f"experts: topk={self.topk} are more than there are (count={self.count})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +47,35 @@ class LatentAttention:
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
+
+    def __post_init__(self) -> None:
+        sizes = dict(vars(self))
+        whole("latent attention", {"q_lora_rank": sizes.pop("q_lora_rank")}, least=0)
+        whole("latent attention", sizes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba:
+    """Mamba-2 mixers (Dao and Gu, arXiv 2405.21060) of a hybrid model."""
+
+    heads: int
+    head_dim: int
+    state: int
+    """Elements of the state per element of a head."""
+    groups: int
+    """Groups of heads that share their input and output projections of the state."""
+    conv_kernel: int = 4
+    chunk: int = 128
+    """Tokens that are computed as one block of matrix products (section 6)."""
+
+    def __post_init__(self) -> None:
+        whole("mamba", vars(self))
+        if self.heads % self.groups:
+            raise PerfModelError(f"mamba: heads={self.heads} must be a multiple of groups={self.groups}")
+
+
+MIXERS: Final = {"*": "attention", "M": "mamba", "E": "experts", "-": "a dense feed-forward"}
+"""What a letter of `Transformer.mixers` stands for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +93,8 @@ class Transformer:
     vocab: int
     seq_len: int
     """Default sequence length."""
+    longest_seq_len: int = 0
+    """What its positions allow, where nobody stated the length it is trained with and `seq_len` is less; else 0."""
     decoder_layers: int = 0
     """Decoder layers with cross-attention (T5); 0 for a single stack."""
     decoder_seq_len: int = 0
@@ -75,17 +122,35 @@ class Transformer:
     """BERT's pooler and masked-LM transform before the vocabulary projection."""
     experts: Experts | None = None
     latent_attention: LatentAttention | None = None
+    mixers: str = ""
+    """Of a hybrid, whose layers hold one of `MIXERS` each: a letter per layer (Nemotron-H, arXiv 2504.03624)."""
+    mamba: Mamba | None = None
     source: str = ""
     aliases: tuple[str, ...] = ()
 
     kind = "transformer"
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab", "seq_len"):
-            positive(f"model {self.name}: {name}", getattr(self, name))
+        owner, sizes = f"model {self.name}", vars(self)
+        whole(owner, {name: sizes[name] for name in _SIZES})
+        whole(owner, {name: sizes[name] for name in _SIZES_OR_NONE}, least=0)
+        whole(owner, {"layers": self.layers, "decoder_layers": self.decoder_layers}, least=0, most=MOST_LAYERS)
         if self.heads % self.kv_heads:
             raise PerfModelError(
                 f"model {self.name}: heads={self.heads} must be a multiple of kv_heads={self.kv_heads}"
+            )
+        if self.mixers and (len(self.mixers) != self.layers or set(self.mixers) - set(MIXERS)):
+            raise PerfModelError(
+                f"model {self.name}: mixers must be a letter per layer among "
+                f"{', '.join(f'{letter} ({what})' for letter, what in MIXERS.items())}; got {self.mixers!r} for "
+                f"{self.layers} layers"
+            )
+        if ("M" in self.mixers) != (self.mamba is not None) or ("E" in self.mixers and self.experts is None):
+            raise PerfModelError(f"model {self.name}: mixers={self.mixers!r} needs mamba for M, experts for E")
+        if self.experts is not None and self.experts.first_dense_layers > self.layers:
+            raise PerfModelError(
+                f"model {self.name}: first_dense_layers={self.experts.first_dense_layers} of {self.layers} layers; "
+                "give at most as many as there are"
             )
 
 
@@ -103,8 +168,8 @@ class Mlp:
     kind = "mlp"
 
     def __post_init__(self) -> None:
-        positive(f"model {self.name}: layers", self.layers)
-        positive(f"model {self.name}: hidden", self.hidden)
+        whole(f"model {self.name}", {"hidden": self.hidden, "seq_len": self.seq_len})
+        whole(f"model {self.name}", {"layers": self.layers}, most=MOST_LAYERS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +190,15 @@ class ConvLayer:
     residual: bool = False
     """The output is added to a skip connection."""
 
+    def __post_init__(self) -> None:
+        owner = f"layer {self.name}"
+        whole(owner, {name: getattr(self, name) for name in ("c_in", "size_in", "c_out", "kernel", "stride")})
+        whole(owner, {"pad": self.pad}, least=0)
+        if self.op != "linear" and self.kernel > self.size_in + 2 * self.pad:
+            raise PerfModelError(
+                f"{owner}: a kernel of {self.kernel} is larger than its input of {self.size_in} padded by {self.pad}"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class ConvNet:
@@ -138,6 +212,11 @@ class ConvNet:
     aliases: tuple[str, ...] = ()
 
     kind = "convnet"
+
+    def __post_init__(self) -> None:
+        whole(f"model {self.name}", {"image_size": self.image_size, "seq_len": self.seq_len})
+        if not self.stack:
+            raise PerfModelError(f"model {self.name}: stack: at least one layer is needed")
 
 
 Model = Transformer | Mlp | ConvNet

@@ -7,12 +7,31 @@ whether they stay inside a node).
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from perfmodel.spec._work import (
+    NUMBERS,
+    attention_work,
+    conv_work,
+    embedding_work,
+    gemm_work,
+    memory_work,
+    moe_work,
+    optimizer_work,
+)
 from perfmodel.units import dtype_bytes
 
 Pass = Literal["fwd", "bwd", "dgrad", "wgrad", "bwd_one_gemm", "grad_accum", "optimizer_update"]
+NONGATED_MOE = "moe_nongated"
+"""Name of experts without a gate: two products per token."""
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast"]
+
+
+def _columns(op: Any) -> dict[str, Any]:
+    """Fields of a kernel as the formulas of its work read them."""
+    return {name: getattr(op, name) for name in op.__slots__} | {
+        "element_bytes": dtype_bytes(op.dtype), "bwd": int(op.pass_ == "bwd"),
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,17 +58,12 @@ class Gemm:
     @property
     def flops(self) -> float:
         """2mnk per product, twice that for `bwd` (both gradients)."""
-        return 2.0 * self.batch * self.groups * self.m * self.n * self.k * (2 if self.pass_ == "bwd" else 1)
+        return float(gemm_work(NUMBERS, _columns(self)).flops)
 
     @property
     def bytes(self) -> float:
         """Compulsory traffic: both inputs read, the output written (and read if accumulated)."""
-        size = dtype_bytes(self.dtype)
-        a, b, c = self.m * self.k, self.k * self.n, self.m * self.n
-        per = (a + b + c) * size + (c * (8 - size) if self.accumulate else 0)
-        if self.pass_ == "bwd":
-            per = (2 * c + 2 * a + 2 * b) * size
-        return float(per * self.batch * self.groups)
+        return float(gemm_work(NUMBERS, _columns(self)).bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,25 +90,17 @@ class Attention:
 
     @property
     def flops(self) -> float:
-        """Matmul FLOPs of the visible part of the score matrix; backward counts 2.5 x forward
-        (five products instead of two, flash attention 2, arXiv 2307.08691 section 3.1)."""
-        q, kv = float(self.seq_q), float(self.seq_kv)
-        pairs = q * kv
-        if self.causal:
-            # query i (from the end) sees kv - (q - 1 - i) keys
-            pairs = q * kv - q * (q - 1) / 2 if kv >= q else kv * (kv + 1) / 2
-        if 0 < self.window < kv:
-            pairs = min(pairs, q * self.window)
-        per = 2.0 * pairs * (self.head_dim + (self.head_dim_v or self.head_dim))
-        return self.batch * self.heads * per * (2.5 if self.pass_ == "bwd" else 1.0)
+        """Matmul FLOPs of the visible part of the score matrix; backward counts 2.5 x forward."""
+        return float(attention_work(NUMBERS, self._columns()).flops)
 
     @property
     def bytes(self) -> float:
-        """Q, K, V read and the output written once; backward also reads and writes gradients."""
-        dv = self.head_dim_v or self.head_dim
-        q = self.heads * self.seq_q * (self.head_dim + dv)
-        kv = self.kv_heads * self.seq_kv * (self.head_dim + dv)
-        return float(self.batch * (q + kv) * dtype_bytes(self.dtype) * (2.5 if self.pass_ == "bwd" else 1))
+        """Q and the K and V within the window read and the output written once; backward also moves gradients."""
+        return float(attention_work(NUMBERS, self._columns()).bytes)
+
+    def _columns(self) -> dict[str, Any]:
+        own = {"head_dim_v": self.head_dim_v or self.head_dim, "mixed_n_decode": 0, "mixed_kv_decode": 0}
+        return _columns(self) | own
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,13 +118,13 @@ class MemoryBound:
 
     @property
     def flops(self) -> float:
-        return float(self.rows) * self.hidden
+        """One operation per element."""
+        return float(memory_work(NUMBERS, _columns(self)).flops)
 
     @property
     def bytes(self) -> float:
         """(inputs + 1 output) x elements x element size; `bwd` reads one more (the saved value)."""
-        n = self.n_inputs + 1 + (1 if self.pass_ == "bwd" else 0)
-        return float(self.rows) * self.hidden * n * dtype_bytes(self.dtype)
+        return float(memory_work(NUMBERS, _columns(self)).bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,12 +142,13 @@ class Embedding:
 
     @property
     def flops(self) -> float:
-        return float(self.tokens) * self.hidden if self.pass_ != "fwd" else 0.0
+        """One operation per element."""
+        return float(embedding_work(NUMBERS, _columns(self)).flops)
 
     @property
     def bytes(self) -> float:
         """Rows read and written; backward reads, adds and writes."""
-        return float(self.tokens) * self.hidden * dtype_bytes(self.dtype) * (3 if self.pass_ == "bwd" else 2)
+        return float(embedding_work(NUMBERS, _columns(self)).bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,11 +168,13 @@ class OptimizerStep:
 
     @property
     def flops(self) -> float:
-        return 12.0 * self.n_params
+        """12 per parameter."""
+        return float(optimizer_work(NUMBERS, _columns(self)).flops)
 
     @property
     def bytes(self) -> float:
-        return self.bytes_per_param * self.n_params
+        """`bytes_per_param` for each."""
+        return float(optimizer_work(NUMBERS, _columns(self)).bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,15 +210,12 @@ class Convolution:
     @property
     def flops(self) -> float:
         """Direct-convolution FLOPs; `bwd` counts both gradients."""
-        macs = self.batch * self.c_out * self.h_out * self.w_out * self.c_in * self.k_h * self.k_w / self.groups
-        return 2.0 * macs * (2 if self.pass_ == "bwd" else 1)
+        return float(conv_work(NUMBERS, _columns(self)).flops)
 
     @property
     def bytes(self) -> float:
-        x = self.batch * self.c_in * self.h_in * self.w_in
-        w = self.c_out * self.c_in * self.k_h * self.k_w / self.groups
-        y = self.batch * self.c_out * self.h_out * self.w_out
-        return (x + w + y) * dtype_bytes(self.dtype) * (2.0 if self.pass_ == "bwd" else 1.0)
+        """Image, kernel and result moved once each; `bwd` for both gradients."""
+        return float(conv_work(NUMBERS, _columns(self)).bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -233,18 +239,16 @@ class MoE:
 
     @property
     def flops(self) -> float:
-        """Three products of hidden x inter per routed token on this rank (gated feed-forward)."""
-        routed = self.tokens * self.topk / self.moe_ep
-        f = 6.0 * routed * self.hidden * self.inter / self.moe_tp
-        return f * (2 if self.pass_ == "bwd" else 1)
+        """Three products of hidden x inter per routed token on this rank (two without a gate)."""
+        return float(moe_work(NUMBERS, self._columns()).flops)
 
     @property
     def bytes(self) -> float:
-        routed = self.tokens * self.topk / self.moe_ep
-        active = min(self.experts / self.moe_ep, routed)
-        weights = 3.0 * active * self.hidden * self.inter / self.moe_tp
-        act = routed * (2 * self.hidden + 3 * self.inter / self.moe_tp)
-        return (weights + act) * dtype_bytes(self.dtype) * (2 if self.pass_ == "bwd" else 1)
+        """Weights of the experts that tokens reach, and activations."""
+        return float(moe_work(NUMBERS, self._columns()).bytes)
+
+    def _columns(self) -> dict[str, Any]:
+        return _columns(self) | {"nongated": int(self.op == NONGATED_MOE)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,8 +1,10 @@
 """The evaluator: structure and durations in; times, memory, gradients out (JAX)."""
 
+from perfmodel.display import shorten_reprs
 from perfmodel.timeline._attribution import Attribution as Attribution
 from perfmodel.timeline._attribution import attribution as attribution
 from perfmodel.timeline._cache import cache_dir as cache_dir
+from perfmodel.timeline._cache import code_digest as code_digest
 from perfmodel.timeline._cache import load_or_compile as load_or_compile
 from perfmodel.timeline._cache_limit import SHARES as CACHE_SHARES
 from perfmodel.timeline._cache_limit import cache_limit_bytes as cache_limit_bytes
@@ -28,3 +30,5 @@ from perfmodel.timeline._timeline import Timeline as Timeline
 from perfmodel.timeline._timeline import times as times
 from perfmodel.timeline._traces import TraceCount as TraceCount
 from perfmodel.timeline._traces import count_traces as count_traces
+
+shorten_reprs(__name__)

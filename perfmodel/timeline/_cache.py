@@ -12,6 +12,8 @@ import tempfile
 import zlib
 from collections.abc import Callable
 from dataclasses import fields
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
@@ -21,9 +23,6 @@ from perfmodel.io import drop_least_recently_used, mark_used
 from perfmodel.program import Structure
 from perfmodel.timeline._cache_limit import cache_limit_bytes
 from perfmodel.timeline._compile import CompiledStructure, compile_structure
-
-FORMAT: Final = 1
-"""Rises with every change to the file layout, `Structure` or the compiled program."""
 
 _MAGIC: Final = b"perfmodel structure\n"
 _FOLDERS: Final = 16
@@ -43,10 +42,25 @@ def cache_dir() -> Path:
     return base / "perfmodel"
 
 
+@cache
+def code_digest(*packages: str) -> str:
+    """A hash of the sources of packages: what they work out may be kept on disk only for the very same code."""
+    found = hashlib.sha256()
+    for package in packages:
+        for source in sorted(files(package).iterdir(), key=lambda one: one.name):
+            if source.name.endswith(".py"):
+                found.update(f"{package} {source.name} ".encode() + source.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def _keyed(key: str) -> str:
+    return f"{code_digest('perfmodel.schedule', 'perfmodel.program', 'perfmodel.timeline')} {key}"
+
+
 def load_or_compile(key: str, build: Callable[[], Structure]) -> tuple[Structure, CompiledStructure]:
     """The structure named `key` and its compiled form, from disk if they were there before.
 
-    A file that is missing, damaged or of another version is rebuilt and replaced without a word, and a
+    A file that is missing, damaged or of other code is rebuilt and replaced without a word, and a
     cache that cannot be written is done without. Those used least recently make room (`cache_limit_bytes`).
 
     Args:
@@ -62,7 +76,7 @@ def load_or_compile(key: str, build: Callable[[], Structure]) -> tuple[Structure
 
 
 def _path(key: str) -> Path:
-    name = hashlib.sha256(f"{FORMAT} {key}".encode()).hexdigest()[:32]
+    name = hashlib.sha256(_keyed(key).encode()).hexdigest()[:32]
     return cache_dir() / "structures" / name[0] / f"{name}.bin"
 
 
@@ -72,8 +86,7 @@ def _save(path: Path, key: str, compiled: CompiledStructure) -> None:
     stored = {name: _narrowed(array) for name, array in arrays.items()}
     body = b"".join(np.ascontiguousarray(array).tobytes() for array in stored.values())
     header = {
-        "format": FORMAT,
-        "key": key,
+        "key": _keyed(key),
         "checksum": zlib.adler32(body),
         "bytes": len(body),
         "devices": compiled.structure.devices,
@@ -106,7 +119,7 @@ def _load(path: Path, key: str) -> CompiledStructure | None:
         end = bytes(content[: 1 << 16]).index(b"\n", len(_MAGIC))
         header = json.loads(bytes(content[len(_MAGIC) : end]))
         body = content[end + 1 :]
-        valid = header["format"] == FORMAT and header["key"] == key and header["bytes"] == len(body)
+        valid = header["key"] == _keyed(key) and header["bytes"] == len(body)
         if not valid or zlib.adler32(body) != header["checksum"]:
             return None
         arrays = _read_arrays(header["arrays"], body)

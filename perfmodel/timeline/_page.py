@@ -39,9 +39,7 @@ def timeline_frame(
 ) -> str:
     """The page inside another; of a timeline too long for a notebook a line that says what to do."""
     if timeline.structure.n_ops > _INLINE_UP_TO:
-        facts = (
-            f"{timeline.structure.n_ops:,} ops, {timeline.makespan_s:.4g} s, bubble {timeline.bubble_fraction():.1%}"
-        )
+        facts = f"{timeline.structure.n_ops:,} ops, {timeline.makespan_s:.4g} s, idle {timeline.idle_fraction():.1%}"
         return (
             f"<p>{html.escape(facts)}; too long to show here: write <code>to_html()</code> to a file and open it.</p>"
         )

@@ -41,8 +41,8 @@ class Timeline:
         busy_s = (self.end_s - self.start_s)[compute]
         return np.bincount(self.structure.device[compute], busy_s, minlength=self.structure.devices)
 
-    def bubble_fraction(self) -> float:
-        """Idle share of the compute streams, over all devices and the whole step (0 for an empty step)."""
+    def idle_fraction(self) -> float:
+        """Idle share of the compute streams, for whatever reason, over devices and step (0 for an empty one)."""
         if self.makespan_s == 0:
             return 0.0
         return 1 - float(self.device_busy_s().sum()) / (self.structure.devices * self.makespan_s)

@@ -1,31 +1,39 @@
 """Published end-to-end runs against predictions."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 
+from perfmodel import catalog
 from perfmodel.display import shows_progress
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.io import require_whole_rows, write_table
-from perfmodel.prediction import GAUSS_90, explain, step_model
+from perfmodel.prediction import GAUSS_90, Prediction, Site, explain, step_problem
+from perfmodel.spec import Framework, MemoryCounter
 from perfmodel.units import GB, GIB
-from perfmodel.validation._case_rows import Unusable, read_case
-from perfmodel.validation._conventions import framework_of
-from perfmodel.validation._memory_seen import seen_bytes
+from perfmodel.validation._case_rows import Case, read_cases
 from perfmodel.validation._metrics import errors
 from perfmodel.validation._report import ValidationReport
+from perfmodel.validation._row_cells import Unusable, with_heads
 
 COLUMNS = (
     "case_id", "predicted_iter_time_s", "lo_s", "hi_s", "predicted_peak_memory_bytes", "fits", "skipped_reason",
     "model_flops_per_device", "extrapolated_share", "host_share", "network_share", "unstated_share",
-    "events_half_width",
+    "events_half_width", "assumed",
 )  # fmt: skip
+_COUNTED: tuple[tuple[MemoryCounter, str], ...] = (
+    ("reserved", "reserved"), ("device", "nvidia-smi"), ("allocated", r"allocated|\btorch\b"),
+)  # fmt: skip
+"""By the words of a table; the first that matches counts."""
 _SETTINGS = ("recompute", "zero_stage", "sequence_parallel", "flash_attention", "micro_batch")
+MOST_SLOWER: Final = 2.0
+"""Times the fastest that a run may have been that its interval reaches to, at most. Assumed."""
 _NEEDED = ("case_id", "source", "device", "tp", "pp", "dp", "micro_batch", "measured_iter_time_s")
 
 
@@ -35,22 +43,27 @@ def validate_cases(
     calibration: Path | None = None,
     out: Path | None = None,
     *,
+    framework: Framework | str | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> ValidationReport:
     """Predict every row of published-run tables and compare with what was measured.
 
-    Rows that cannot be predicted are listed with the reason, never dropped. Files of other kinds
-    (collective bandwidths, other predictors' results) are named under `skipped_files`.
+    A row is predicted as `perfmodel.predict` predicts what it states under the framework of its column of that name
+    (`generic` where it has none), or under `framework` instead. Where a row leaves degrees, micro-batch or chunks
+    open, every plausible value is predicted: the fastest is the point, and the interval covers them all. Rows that
+    cannot be predicted are listed with the reason, never dropped. Files of other kinds (collective bandwidths,
+    other predictors' results) are named under `skipped_files`.
 
     Returns:
-        Per source and in all: `n`, `median_ape`, `mean_ape`, `p90_ape`, `spearman`, `coverage_90`, and
-        the same of `memory`; `skipped` counts reasons.
+        Per source and in all: `n`, `median_ape`, `mean_ape`, `p90_ape`, `bias`, `spearman`, `coverage_90`, `width_90`,
+        and the same of `memory`; `over_sources`: means of these over sources, each counting the same; `skipped` counts
+        reasons; `assumed` counts rows by what they leave open and no other cell tells, such as the micro-batch.
 
     Raises:
         TableError: if a file is missing, unreadable or no file is a table of runs.
     """
     runs, ignored = read_tables(files)
-    predicted = predict_cases(runs, calibration, progress)
+    predicted = predict_cases(runs, calibration, progress, framework=framework)
     if out is not None:
         write_table(out, predicted)
     return ValidationReport(cases_report(runs, predicted) | {"skipped_files": ignored})
@@ -81,7 +94,7 @@ def missing_column(table: pd.DataFrame) -> str | None:
 
 
 def read_rows(path: Path) -> pd.DataFrame:
-    """Any csv file.
+    """Any csv file; of tables of runs with the heads that other rows tell (`with_heads`).
 
     Raises:
         TableError: a file that is missing or no table.
@@ -91,7 +104,7 @@ def read_rows(path: Path) -> pd.DataFrame:
     try:
         if path.suffix == ".csv":
             require_whole_rows(path)
-        return pd.read_csv(path, low_memory=False)
+        return with_heads(pd.read_csv(path, low_memory=False))
     except TableError:
         raise
     except (ValueError, pd.errors.ParserError, OSError) as error:
@@ -102,45 +115,88 @@ def predict_cases(
     runs: pd.DataFrame,
     calibration: Path | None = None,
     progress: Callable[[str, int, int], None] | None = None,
+    *,
+    framework: Framework | str | None = None,
+    site_of: Callable[[str], Site] = lambda _: Site(),
 ) -> pd.DataFrame:
-    """A row of `COLUMNS` per run."""
+    """A row of `COLUMNS` per run.
+
+    Args:
+        framework: instead of the rows' own.
+        site_of: constants of the place for the runs of a source: a report holds runs against constants that were
+            fitted without them (`Site.without`).
+    """
+    chosen = catalog.framework(framework) if isinstance(framework, str) else framework
     rows = runs.astype(object).where(runs.notna(), None).to_dict("records")
     results = []
     for done, row in enumerate(rows):
-        results.append(_predict_one(row, calibration))
+        results.append(_predict_one(row, calibration, chosen, site_of(str(row["source"]))))
         if progress and done % 20 == 0:
             progress("predicting", done, len(rows))
     return pd.DataFrame(results, columns=list(COLUMNS))
 
 
-def _predict_one(row: dict[str, Any], calibration: Path | None) -> tuple[Any, ...]:
+def _predict_one(
+    row: dict[str, Any], calibration: Path | None, framework: Framework | None, site: Site
+) -> tuple[Any, ...]:
+    site = replace(site, unstated=unstated_share(row))
     try:
-        case = read_case(row)
-        framework = replace(framework_of(row["source"], case.cluster.device), unstated=unstated_share(row))
-        fixed = step_model(case.model, case.cluster, case.job, calibration, framework)
-        result = explain(fixed, case.layout)
+        found = _explained(read_cases(row, framework), calibration, site)
     except Unusable as reason:
         return _unpredicted(row, str(reason))
     except PerfModelError as error:
         return _unpredicted(row, f"cannot be laid out: {error}")
+    case, result = found[0]  # what is published was tuned: what a row leaves open is as it is best
     return (
         row["case_id"],
         result.step_time_s,
-        result.step_time_lo_s,
-        result.step_time_hi_s,
-        seen_bytes(result, case, framework, row["source"], str(row.get("memory_kind") or "")),
+        min(result.step_time_lo_s for _, result in found),
+        max(result.step_time_hi_s for _, result in found),
+        result.memory_counted_bytes[counter_of(str(row.get("memory_kind") or ""), case.framework)],
         result.fits,
         None,
         result.tflops_per_device * result.step_time_s * 1e12,
         *(result.unknown_shares[name] for name in ("extrapolated", "host", "network")),
-        framework.unstated,
+        site.unstated,
         GAUSS_90 * sum(sd**2 for name, sd in result.error_sources.items() if name.startswith("events")) ** 0.5,
+        ", ".join(case.assumed) or None,
     )
+
+
+def _explained(cases: Sequence[Case], calibration: Path | None, site: Site) -> list[tuple[Case, Prediction]]:
+    """Predictions of all that a run may have been, the fastest first: what fits, if anything does, and is no slower
+    than `MOST_SLOWER` times the fastest, since nobody publishes a run whose degrees waste more than that.
+
+    Raises:
+        PerfModelError: none of them can be laid out.
+    """
+    found, refused = [], []
+    for case in cases:
+        try:
+            fixed = step_problem(case.model, case.cluster, case.job, calibration, case.framework, site)
+            found.append((case, explain(fixed, case.layout)))
+        except PerfModelError as error:
+            refused.append(error)
+    if not found:
+        raise refused[0]
+    likely = [one for one in found if one[1].fits] or found
+    longest_s = MOST_SLOWER * min(result.step_time_s for _, result in likely)
+    return sorted((one for one in likely if one[1].step_time_s <= longest_s), key=lambda one: one[1].step_time_s)
+
+
+def counter_of(memory_kind: str, framework: Framework) -> MemoryCounter:
+    """What a memory figure counts, by the words of its table, else by what the framework reports."""
+    for counter, pattern in _COUNTED:
+        if re.search(pattern, memory_kind):
+            return counter
+    return framework.memory_counter or "device"
 
 
 def unstated_share(row: dict[str, Any]) -> float:
     """Share of the settings that decide a run which its row leaves empty."""
-    return sum(row.get(name) in (None, "") for name in _SETTINGS) / len(_SETTINGS)
+    open_degrees = sum(row.get(name) in (None, "") for name in ("tp", "pp", "dp"))
+    settings = sum(row.get(name) in (None, "") for name in _SETTINGS) + max(0, open_degrees - 1)  # one follows
+    return min(1.0, settings / len(_SETTINGS))
 
 
 def _unpredicted(row: dict[str, Any], reason: str) -> tuple[Any, ...]:
@@ -149,13 +205,14 @@ def _unpredicted(row: dict[str, Any], reason: str) -> tuple[Any, ...]:
 
 
 def cases_report(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
+    """What `validate_cases` returns, but for the files, of runs and their predictions."""
     measured_s = measured_times_s(runs)
     measured_bytes = memory_bytes(runs)
     reasons = [None if pd.isna(reason) else str(reason) for reason in predicted["skipped_reason"].tolist()]
-    usable = np.array([reason is None for reason in reasons])
+    usable = np.array([reason is None for reason in reasons], bool)
     skipped = Counter(_group(reason) for reason in reasons if reason is not None)
-    if (missing := int((usable & np.isnan(measured_s)).sum())) > 0:
-        skipped["predicted, but no step time was measured"] = missing
+    status = np.asarray(runs["status"].fillna(""), str) if "status" in runs else np.full(len(runs), "ok")
+    skipped += Counter(_not_compared(state) for state in status[usable & np.isnan(measured_s)].tolist())
     names = ("predicted_iter_time_s", "lo_s", "hi_s", "predicted_peak_memory_bytes")
     time_s, lo_s, hi_s, peak_bytes = (np.asarray(predicted[name], float) for name in names)
 
@@ -165,15 +222,43 @@ def cases_report(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
         return errors(measured_s[t], time_s[t], lo_s[t], hi_s[t]) | {"memory": memory}
 
     source = np.asarray(runs["source"], str)
-    sources = {name: figures(source == name) for name in dict.fromkeys(source.tolist())}
+    cells = runs["framework"].tolist() if "framework" in runs else [None] * len(runs)
+    named = np.array([cell if isinstance(cell, str) else "" for cell in cells])
+    sources = {
+        name: {"frameworks": sorted({*named[source == name].tolist()} - {""})} | figures(source == name)
+        for name in dict.fromkeys(source.tolist())
+    }
     everything = figures(np.ones(len(runs), bool))
-    return {"sources": sources, "all": everything, "skipped": dict(skipped.most_common())}
+    assumed = Counter(name for names in predicted["assumed"].dropna() for name in names.split(", "))
+    counts = {"skipped": dict(skipped.most_common()), "assumed": dict(assumed.most_common())}
+    return {"over_sources": over_sources(sources), "sources": sources, "all": everything} | counts
+
+
+def over_sources(sources: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Means over the sources with timed runs, each counting the same however many runs it has."""
+    timed = [figures for figures in sources.values() if figures["n"]]
+    names = ("mean_ape", "median_ape", "bias", "coverage_90", "width_90")
+    means = {name: float(np.mean([figures[name] for figures in timed])) if timed else None for name in names}
+    return {"sources": len(timed)} | means
+
+
+def _not_compared(status: str) -> str:
+    """Why a run that is predicted is compared with nothing."""
+    if status == "ok":
+        return "predicted, but no step time was measured"
+    return f"predicted, but not compared: the run's status is {status or 'not stated'}"
 
 
 def measured_times_s(runs: pd.DataFrame) -> np.ndarray:
     """Step time of every run that ended well and was timed, NaN of others."""
     ok = np.asarray(runs["status"] == "ok") if "status" in runs else np.ones(len(runs), bool)
-    return np.where(ok, np.asarray(runs["measured_iter_time_s"], float), np.nan)
+    return np.where(ok, _positive(runs["measured_iter_time_s"]), np.nan)
+
+
+def _positive(column: Any) -> np.ndarray:
+    """A column's positive, finite numbers, NaN in place of anything else."""
+    values = np.asarray(pd.to_numeric(column, errors="coerce"), float)
+    return np.where(np.isfinite(values) & (values > 0), values, np.nan)
 
 
 def memory_bytes(runs: pd.DataFrame) -> np.ndarray:
@@ -181,9 +266,12 @@ def memory_bytes(runs: pd.DataFrame) -> np.ndarray:
     if "measured_peak_memory_gb" not in runs:
         return np.full(len(runs), np.nan)
     gib = np.asarray(runs["memory_unit"] == "GiB") if "memory_unit" in runs else np.zeros(len(runs), bool)
-    return np.asarray(runs["measured_peak_memory_gb"], float) * np.where(gib, GIB, GB)
+    found = _positive(runs["measured_peak_memory_gb"]) * np.where(gib, GIB, GB)
+    if "status" not in runs:
+        return found
+    return np.where(np.asarray(runs["status"].isin(("suspect", "duplicate"))), np.nan, found)
 
 
 def _group(reason: str) -> str:
-    """Reasons without their figures, so that they can be counted."""
-    return "cannot be laid out: " + reason.split(": ", 2)[-1].split(";")[0] if ": " in reason else reason
+    """Reasons without remedies and figures, so that they can be counted."""
+    return re.sub(r"(?<![\w.'-])\d+(?:[.,]\d+)*(?![\w'])", "N", reason.split(";")[0])

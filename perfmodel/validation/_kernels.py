@@ -30,7 +30,8 @@ def validate_kernels(
 
     Returns:
         `families`: op family or collective -> device -> `n`, `median_ape`, `mean_ape`, `p90_ape`,
-        `bias`, `coverage_90` (fractions), with the device `all`; `provenance` and `skipped` counts.
+        `bias`, `coverage_90` (fractions), with the device `all`; `all` the same of all rows, `None` where `n` is 0;
+        `provenance` and `skipped` counts.
 
     Raises:
         TableError: for a missing, malformed, NaN, negative or unit-less table.
@@ -84,6 +85,7 @@ def _report(rows: pd.DataFrame, predictions: pd.DataFrame) -> dict[str, Any]:
         families[str(family)] = {"all": _errors(pd.DataFrame(members))} | devices
     return {
         "families": families,
+        "all": _errors(both[good]),
         "provenance": dict(Counter(predictions["provenance"][good].tolist())),
         "skipped": dict(Counter(predictions["skipped_reason"][~good].tolist())),
     }

@@ -17,18 +17,20 @@ def errors(
 
     Returns:
         `n`, `median_ape`, `mean_ape`, `p90_ape`, `bias` (mean signed error), `spearman` (None below 3
-        values) and `coverage_90` (share inside [lo, hi]; None without an interval); None where n is 0.
+        values), `coverage_90` (share inside [lo, hi]) and `width_90` (median of hi / lo; both None without an
+        interval); None where n is 0.
     """
     y, p = np.asarray(measured, float), np.asarray(predicted, float)
     n = len(y)
     if n == 0:
-        names = ("median_ape", "mean_ape", "p90_ape", "bias", "spearman", "coverage_90")
+        names = ("median_ape", "mean_ape", "p90_ape", "bias", "spearman", "coverage_90", "width_90")
         return {"n": 0} | dict.fromkeys(names)
     relative = p / y - 1
     ape = np.abs(relative)
-    inside = None
+    inside = width = None
     if lo is not None and hi is not None:
-        inside = float(((np.asarray(lo, float) <= y) & (y <= np.asarray(hi, float))).mean())
+        lower, upper = np.asarray(lo, float), np.asarray(hi, float)
+        inside, width = float(((lower <= y) & (y <= upper)).mean()), float(np.median(upper / lower))
     ranks_y, ranks_p = rankdata(y), rankdata(p)
     varied = n > 2 and ranks_y.std() > 0 and ranks_p.std() > 0
     return {
@@ -39,4 +41,5 @@ def errors(
         "bias": float(relative.mean()),
         "spearman": float(np.corrcoef(ranks_y, ranks_p)[0, 1]) if varied else None,
         "coverage_90": inside,
+        "width_90": width,
     }

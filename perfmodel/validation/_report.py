@@ -27,6 +27,15 @@ class ValidationReport(dict[str, Any]):
             ]
         return pd.DataFrame(rows)
 
+    def __repr__(self) -> str:
+        groups = self["families"] if "families" in self else self["sources"]
+        return f"{type(self).__name__}(n={self['all']['n']:,}, groups={len(groups)}, skipped={self.skipped:,})"
+
+    @property
+    def skipped(self) -> int:
+        """Rows that were not compared."""
+        return sum(self["skipped"].values())
+
     def _repr_html_(self) -> str:
         skipped = pd.DataFrame({"why": list(self["skipped"]), "rows": list(self["skipped"].values())})
         return frame_html(self.to_frame()) + (folded("skipped", frame_html(skipped)) if len(skipped) else "")

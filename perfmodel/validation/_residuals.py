@@ -13,11 +13,19 @@ from perfmodel import catalog
 from perfmodel.calibration import priors
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.io import read_table
-from perfmodel.prediction import LOSSES, event_label, event_shares, explain, step_derivatives, step_model
-from perfmodel.spec import Collective, Device, Op
-from perfmodel.validation._case_rows import Row, read_case
+from perfmodel.prediction import (
+    LOSSES,
+    event_label,
+    event_shares,
+    explain,
+    priced_events,
+    step_derivatives,
+    step_problem,
+)
+from perfmodel.spec import Collective, Device, Framework, Op
+from perfmodel.validation._case_rows import read_case
 from perfmodel.validation._cases import predict_cases, read_tables
-from perfmodel.validation._conventions import framework_of
+from perfmodel.validation._row_cells import Row
 
 MOST_EVENTS = 8
 WORST = 5
@@ -83,7 +91,12 @@ class CaseResidual:
         return asdict(self) | {"error": self.error}
 
 
-def explain_case(row: Row, calibration: Path | None = None, tables: Sequence[pd.DataFrame] = ()) -> CaseResidual:
+def explain_case(
+    row: Row,
+    calibration: Path | None = None,
+    tables: Sequence[pd.DataFrame] = (),
+    framework: Framework | str | None = None,
+) -> CaseResidual:
     """Explain the error of one published run.
 
     The step is linear in small changes of the parameters that runs can move (`perfmodel.prediction.PARAMETERS`), with
@@ -92,17 +105,17 @@ def explain_case(row: Row, calibration: Path | None = None, tables: Sequence[pd.
     Args:
         row: cells of a table of runs, None where empty.
         calibration: directory made by `perfmodel fit`.
+        framework: instead of the one that the row names.
         tables: measured kernels and collectives (of `perfmodel.io.read_table`), among which the nearest are looked up.
 
     Raises:
         PerfModelError: a row that cannot be predicted, or was not timed.
     """
-    case = read_case(row)
+    case = read_case(row, catalog.framework(framework) if isinstance(framework, str) else framework)
     measured = row.get("measured_iter_time_s")
     if measured is None:
         raise PerfModelError(f"{case.case_id}: no step time was measured; nothing to explain")
-    framework = framework_of(str(row.get("source") or ""), case.cluster.device)
-    fixed = step_model(case.model, case.cluster, case.job, calibration, framework)
+    fixed = step_problem(case.model, case.cluster, case.job, calibration, case.framework)
     found = explain(fixed, case.layout)
     known = priors([(fixed, [case.layout])], calibration, case.cluster.device.name)
     derivatives = step_derivatives(fixed, [case.layout], [prior.name for prior in known])
@@ -115,7 +128,7 @@ def explain_case(row: Row, calibration: Path | None = None, tables: Sequence[pd.
     ]
     shares = event_shares(fixed, case.layout)
     order = np.argsort(-shares.critical_s)[:MOST_EVENTS].tolist()
-    timed = fixed.timed(shares.ops)
+    timed = priced_events(fixed, shares.ops)
     return CaseResidual(
         case_id=case.case_id,
         measured_s=float(measured),
@@ -139,7 +152,11 @@ def explain_case(row: Row, calibration: Path | None = None, tables: Sequence[pd.
 
 
 def explain_cases(
-    files: Sequence[Path], case_id: str | None = None, calibration: Path | None = None, tables: Sequence[Path] = ()
+    files: Sequence[Path],
+    case_id: str | None = None,
+    calibration: Path | None = None,
+    tables: Sequence[Path] = (),
+    framework: Framework | str | None = None,
 ) -> list[CaseResidual]:
     """Explain one run of some tables by its id, or the five with the largest errors of those that were timed.
 
@@ -152,12 +169,12 @@ def explain_cases(
         if chosen.empty:
             raise TableError(f"no run {case_id!r} in these tables; the first is {runs['case_id'].iloc[0]!r}")
     else:
-        predicted = predict_cases(runs, calibration)["predicted_iter_time_s"].astype(float)
+        predicted = predict_cases(runs, calibration, framework=framework)["predicted_iter_time_s"].astype(float)
         off = np.abs(np.log(np.asarray(predicted, float) / np.asarray(runs["measured_iter_time_s"], float)))
         chosen = runs.iloc[np.argsort(-np.nan_to_num(off))[:WORST]]
     measured = [read_table(path) for path in tables]
     cells: Any = chosen.astype(object).where(chosen.notna(), None)
-    return [explain_case(row, calibration, measured) for row in cells.to_dict("records")]
+    return [explain_case(row, calibration, measured, framework) for row in cells.to_dict("records")]
 
 
 def _nearest(op: Op, device: Device, tables: Sequence[pd.DataFrame]) -> tuple[str, float | None, float | None]:

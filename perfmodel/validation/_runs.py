@@ -9,9 +9,9 @@ import pandas as pd
 from perfmodel.calibration import Run
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.prediction import check_layout
-from perfmodel.validation._case_rows import Row, Unusable, read_case
+from perfmodel.validation._case_rows import read_case
 from perfmodel.validation._cases import missing_column, read_rows
-from perfmodel.validation._conventions import framework_of
+from perfmodel.validation._row_cells import Row, Unusable
 
 
 def read_runs(file: Path | str | pd.DataFrame) -> tuple[list[Run], dict[str, int]]:
@@ -55,5 +55,5 @@ def _run(row: Row) -> Run:
         job=case.job,
         layout=case.layout,
         measured_s=measured_s,
-        framework=framework_of(str(row["source"] or ""), case.cluster.device),
+        framework=case.framework,
     )

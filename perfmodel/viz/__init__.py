@@ -1,5 +1,6 @@
 """Pictures and traces of predictions."""
 
+from perfmodel.display import shorten_reprs
 from perfmodel.viz._breakdown import draw_breakdown as draw_breakdown
 from perfmodel.viz._bubble import draw_bubble_curves as draw_bubble_curves
 from perfmodel.viz._comparison import draw_comparison as draw_comparison
@@ -20,3 +21,5 @@ from perfmodel.viz._schedules import draw_training_curves as draw_training_curve
 from perfmodel.viz._style import save_figure as save_figure
 from perfmodel.viz._trace import trace_events as trace_events
 from perfmodel.viz._trace import write_trace as write_trace
+
+shorten_reprs(__name__)

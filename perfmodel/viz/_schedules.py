@@ -8,7 +8,7 @@ import numpy as np
 from perfmodel.display import EVENTS, LINES
 from perfmodel.errors import PerfModelError
 from perfmodel.interpreter import TrainingCurve
-from perfmodel.schedule import PassTimes, Phase, Schedule, starts_and_ends
+from perfmodel.schedule import PassTimes, Phase, Schedule, ScheduleFacts, starts_and_ends
 from perfmodel.viz._boxes import Boxes, draw_boxes
 from perfmodel.viz._gantt import chunk_shades
 from perfmodel.viz._style import Width, device_ticks, legend_below, new_figure, styled
@@ -24,10 +24,13 @@ _PANEL_IN: Final = 3.9
 
 
 @styled
-def draw_schedules(schedules: Sequence[tuple[Schedule, PassTimes]], width: Width = "page") -> "Figure":
+def draw_schedules(
+    schedules: Sequence[tuple[Schedule, PassTimes] | tuple[Schedule, PassTimes, ScheduleFacts]], width: Width = "page"
+) -> "Figure":
     """One panel per schedule on one scale of time: a row per device, a box per pass with its micro-batch.
 
-    Chunks above 0 (of a bidirectional schedule, the direction up) are lighter.
+    Chunks above 0 (of a bidirectional schedule, the direction up) are lighter. Titles say the makespan of what is
+    drawn; with a schedule's facts also the steady interval, where steps overlap, and the bubble of a step.
 
     Raises:
         PerfModelError: no schedules, or passes that take no time.
@@ -36,22 +39,23 @@ def draw_schedules(schedules: Sequence[tuple[Schedule, PassTimes]], width: Width
 
     if not schedules:
         raise PerfModelError("schedules picture: no schedule can run with these stages and micro-batches; change them")
-    row_in = max(_LEAST_ROW_IN, min(_ROW_IN, _PANEL_IN / max(schedule.devices for schedule, _ in schedules)))
-    heights = [row_in * schedule.devices for schedule, _ in schedules]
+    row_in = max(_LEAST_ROW_IN, min(_ROW_IN, _PANEL_IN / max(schedule.devices for schedule, *_ in schedules)))
+    heights = [row_in * schedule.devices for schedule, *_ in schedules]
     figure = new_figure(width, sum(heights) + 0.36 * len(schedules) + 0.5)
     axes = figure.subplots(len(schedules), 1, squeeze=False, height_ratios=heights)[:, 0]
-    ends_s = [float(starts_and_ends(schedule, times)[1].max()) for schedule, times in schedules]
+    ends_s = [float(starts_and_ends(schedule, times)[1].max()) for schedule, times, *_ in schedules]
     if not min(ends_s) > 0:
         raise PerfModelError("schedules picture: passes that take no time cannot be drawn; give times above 0")
-    for axis, (schedule, times) in zip(axes, schedules, strict=True):
+    for axis, (schedule, times, *facts) in zip(axes, schedules, strict=True):
         _panel(axis, schedule, times, max(ends_s), row_in)
+        axis.set_title(_facts_title(facts[0]) if facts else _title(schedule, times), pad=2)
     axes[-1].set_xlabel("time in s")
-    names = [_name(phase) for phase in sorted({p for schedule, _ in schedules for p in schedule.phase.tolist()})]
+    names = [_name(phase) for phase in sorted({p for schedule, *_ in schedules for p in schedule.phase.tolist()})]
     labels: dict[str, list[str]] = {}
     for name in names:
         labels.setdefault(EVENTS[name].colour, []).append(EVENTS[name].label)
     patches, texts = [Patch(color=colour) for colour in labels], [", ".join(same) for same in labels.values()]
-    if any(schedule.chunks > 1 for schedule, _ in schedules):
+    if any(schedule.chunks > 1 for schedule, *_ in schedules):
         patches.append(Patch(color=chunk_shades(EVENTS["forward"].colour, 2)[1]))
         texts.append("lighter: further chunks, direction up")
     legend_below(figure, patches, texts)
@@ -60,8 +64,6 @@ def draw_schedules(schedules: Sequence[tuple[Schedule, PassTimes]], width: Width
 
 def _panel(axis: "Axes", schedule: Schedule, times: PassTimes, longest_s: float, row_in: float) -> None:
     start, end = starts_and_ends(schedule, times)
-    span_s = float(end.max())
-    idle = 1 - float((end - start).sum()) / (schedule.devices * span_s)
     shades = {p: chunk_shades(EVENTS[_name(p)].colour, schedule.chunks) for p in set(schedule.phase.tolist())}
     boxes = Boxes(
         left=start,
@@ -77,7 +79,19 @@ def _panel(axis: "Axes", schedule: Schedule, times: PassTimes, longest_s: float,
     )
     draw_boxes(axis, boxes, 0.0, longest_s, row_in)
     device_ticks(axis, schedule.devices, "device")
-    axis.set_title(f"{schedule.name}: {span_s:.4g} s, {idle:.1%} idle", pad=2)
+
+
+def _facts_title(facts: ScheduleFacts) -> str:
+    parts = [f"makespan {facts.makespan_s:.4g} s", f"bubble {facts.bubble_fraction:.1%}"]
+    if facts.steady_interval_s != facts.makespan_s:
+        parts.insert(1, f"steady interval {facts.steady_interval_s:.4g} s")
+    return f"{facts.schedule}: {', '.join(parts)}"
+
+
+def _title(schedule: Schedule, times: PassTimes) -> str:
+    start, end = starts_and_ends(schedule, times)
+    idle = 1 - float((end - start).sum()) / (schedule.devices * float(end.max()))
+    return f"{schedule.name}: makespan {float(end.max()):.4g} s, {idle:.1%} idle"
 
 
 def _name(phase: int) -> str:

@@ -1,11 +1,10 @@
 """Chrome trace events: open the file in Perfetto or chrome://tracing."""
 
 import gzip
-import json
 from pathlib import Path
 from typing import Any
 
-from perfmodel.display import EVENTS
+from perfmodel.display import EVENTS, json_text
 from perfmodel.io import write_bytes
 from perfmodel.prediction import Prediction
 from perfmodel.timeline import KIND_NAMES, slices
@@ -54,7 +53,7 @@ def trace_events(prediction: Prediction) -> dict[str, Any]:
 
 def write_trace(prediction: Prediction, path: Path | str) -> None:
     """Write the trace as JSON, compressed if the name ends in .gz."""
-    data = json.dumps(trace_events(prediction)).encode()
+    data = json_text(trace_events(prediction)).encode()
     write_bytes(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
 
 

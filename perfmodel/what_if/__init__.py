@@ -1,7 +1,9 @@
 """What if the hardware, the network or a rank were different: before and after, sensitivities, curves."""
 
+from perfmodel.display import shorten_reprs
 from perfmodel.what_if._scenario import HARDWARE as HARDWARE
 from perfmodel.what_if._scenario import NAMES as NAMES
+from perfmodel.what_if._scenario import NETWORK as NETWORK
 from perfmodel.what_if._scenario import Scenario as Scenario
 from perfmodel.what_if._scenario import Setting as Setting
 from perfmodel.what_if._scenario import parse_setting as parse_setting
@@ -13,3 +15,5 @@ from perfmodel.what_if._study import parse_sweep as parse_sweep
 from perfmodel.what_if._study import step_s as step_s
 from perfmodel.what_if._study import sweep as sweep
 from perfmodel.what_if._study import whatif as whatif
+
+shorten_reprs(__name__)

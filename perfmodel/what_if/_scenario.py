@@ -5,14 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
-from perfmodel.prediction import Framework
-from perfmodel.spec import Cluster, Device
+from perfmodel.spec import Cluster, Device, Framework
 
 _COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
-HARDWARE: Final = (
-    "compute_rate", "memory_bandwidth", "intra_node_bandwidth", "inter_node_bandwidth", "intra_node_latency",
-    "inter_node_latency",
-)  # fmt: skip
+NETWORK: Final = ("intra_node_bandwidth", "inter_node_bandwidth", "intra_node_latency", "inter_node_latency")
+"""Parameters of the links."""
+HARDWARE: Final = ("compute_rate", "memory_bandwidth", *NETWORK)
 """Parameters of the machine whose sensitivities are reported: multiples of what it is."""
 _FRAMEWORK: Final = ("host_op_s", "kernel_gap_s")
 NAMES: Final = (

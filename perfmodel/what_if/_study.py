@@ -11,10 +11,18 @@ from jaxtyping import Float
 from perfmodel import catalog
 from perfmodel.display import frame_html, whatif_html
 from perfmodel.errors import LayoutError, PerfModelError
-from perfmodel.prediction import StepModel, check_layout, step_model
+from perfmodel.prediction import (
+    StepProblem,
+    bundles,
+    check_layout,
+    layout_of,
+    peak_memory,
+    step_problem_of,
+    step_programs,
+    step_time_s,
+)
 from perfmodel.program import N_STREAMS, Stream
-from perfmodel.spec import Cluster, Job, Layout, Model
-from perfmodel.timeline import makespan
+from perfmodel.spec import Cluster, Layout, Model, Problem
 from perfmodel.what_if._pricing import DelayedCollectives, ScaledKernels
 from perfmodel.what_if._scenario import HARDWARE, Scenario, Setting, parse_setting
 
@@ -95,31 +103,26 @@ class Curve:
 
 
 def whatif(
-    model: "str | Model",
-    cluster: "str | Cluster",
-    layout: "str | Layout",
-    settings: Sequence[str],
+    model: "str | Model | Problem",
+    cluster: "str | Cluster | None" = None,
+    layout: "str | Layout" = "",
+    settings: Sequence[str] = (),
     *,
-    global_batch: int = 1,
-    seq_len: int | None = None,
-    job: Job | None = None,
     calibration: Path | str | None = None,
+    **words: Any,
 ) -> WhatIf:
-    """`in_scenario` of a model, cluster and layout by name.
+    """`in_scenario` of a problem and a layout, by name or as they are.
 
     Args:
-        model, cluster, layout, global_batch, seq_len, job, calibration: as in `perfmodel.predict`.
+        model, cluster, layout, calibration, words: as in `perfmodel.predict`.
         settings: such as `"inter_node_bandwidth=2x"`, see `parse_setting`.
     """
-    model = catalog.model(model) if isinstance(model, str) else model
-    cluster = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
-    layout = Layout.parse(layout) if isinstance(layout, str) else layout
-    job = job or Job(global_batch=global_batch, seq_len=seq_len or model.seq_len)
-    fixed = step_model(model, cluster, job, None if calibration is None else Path(calibration))
-    return in_scenario(fixed, layout, Scenario.parse(settings))
+    problem = catalog.problem(model, cluster, **words)
+    laid_out, _ = layout_of(problem, layout)
+    return in_scenario(step_problem_of(problem, calibration), laid_out, Scenario.parse(settings))
 
 
-def in_scenario(fixed: StepModel, layout: Layout, scenario: Scenario) -> WhatIf:
+def in_scenario(fixed: StepProblem, layout: Layout, scenario: Scenario) -> WhatIf:
     """Step time before and after, and how it then depends on every parameter of the machine.
 
     Args:
@@ -145,7 +148,7 @@ def in_scenario(fixed: StepModel, layout: Layout, scenario: Scenario) -> WhatIf:
     )
 
 
-def sweep(fixed: StepModel, layout: Layout, scenario: Scenario, settings: Sequence[Setting]) -> Curve:
+def sweep(fixed: StepProblem, layout: Layout, scenario: Scenario, settings: Sequence[Setting]) -> Curve:
     """Step time along values of one parameter, other settings being those of the scenario."""
     check_layout(fixed.model, fixed.cluster, fixed.job, layout)
     name = settings[0].name
@@ -172,21 +175,18 @@ def parse_sweep(text: str) -> list[Setting]:
     return [Setting(first.name, first.how, float(v)) for v in np.linspace(first.value, last.value, int(parts[2]))]
 
 
-def step_s(fixed: StepModel, layout: Layout, scenario: Scenario) -> float:
+def step_s(fixed: StepProblem, layout: Layout, scenario: Scenario) -> float:
     """Step time of a layout in a scenario."""
     model = model_in_scenario(fixed, scenario)
-    (bundle,) = model.bundles([layout])
-    slowed = scenario.slowed(layout.pp)
-    total = 0.0
-    for term, weight in model.terms(bundle):
-        durations = model.durations(term)[0]
-        prepared = model.prepared(term.spec)
-        if slowed is not None:
-            if term.spec.replicas > 1:
-                raise LayoutError(f"what-if: slow_rank needs a schedule without replicas, not {layout.schedule}")
-            durations = durations * _slower(prepared.structure, *slowed)
-        total += weight * float(makespan(prepared.compiled, durations))
-    return total
+    (bundle,) = bundles(model, [layout])
+    programs, slowed = step_programs(model, bundle), scenario.slowed(layout.pp)
+    if slowed is not None:
+        if bundle.spec.replicas > 1:
+            raise LayoutError(f"what-if: slow_rank needs a schedule without replicas, not {layout.schedule}")
+        programs = [
+            (program, of_class * _slower(program.structure, *slowed), weight) for program, of_class, weight in programs
+        ]
+    return step_time_s(programs)
 
 
 def _slower(structure: Any, rank: int, factor: float) -> Float[np.ndarray, " classes"]:
@@ -197,29 +197,30 @@ def _slower(structure: Any, rank: int, factor: float) -> Float[np.ndarray, " cla
     return factors
 
 
-def model_in_scenario(fixed: StepModel, scenario: Scenario) -> StepModel:
-    """The step model of the machine as the scenario has it (but for a slow rank)."""
+def model_in_scenario(fixed: StepProblem, scenario: Scenario) -> StepProblem:
+    """The problem on the machine as the scenario has it (but for a slow rank)."""
     device, cluster = scenario.device(fixed.cluster.device), scenario.cluster(fixed.cluster)
     kernels = fixed.kernels if device == fixed.cluster.device else ScaledKernels(fixed.kernels, device)
     delays_s = scenario.delays_s
-    return StepModel(
+    return StepProblem(
         model=fixed.model,
         job=fixed.job,
         cluster=cluster,
         kernels=kernels,
         collectives=DelayedCollectives(fixed.collectives, delays_s) if delays_s else fixed.collectives,
         framework=scenario.framework(fixed.framework),
+        site=fixed.site,
         adjustment=fixed.adjustment,
     )
 
 
-def _fits(fixed: StepModel, layout: Layout, scenario: Scenario) -> bool:
-    peak, _ = fixed.peak_memory([layout])
+def _fits(fixed: StepProblem, layout: Layout, scenario: Scenario) -> bool:
+    peak, _ = peak_memory(fixed, [layout])
     capacity = scenario.device(fixed.cluster.device).memory_bytes
     return bool(peak[0] <= capacity * (1 - fixed.framework.memory_margin))
 
 
-def _hidden_up_to(fixed: StepModel, layout: Layout, scenario: Scenario, name: str) -> float:
+def _hidden_up_to(fixed: StepProblem, layout: Layout, scenario: Scenario, name: str) -> float:
     """Where the curve leaves the flat part: bisection on the delay."""
     none = step_s(fixed, layout, scenario.and_also(Setting(name, "to", 0.0)))
 

@@ -1,5 +1,6 @@
 """What a model computes: kernels, collectives, parameters and bytes per block and device. No JAX."""
 
+from perfmodel.display import shorten_reprs
 from perfmodel.workload._block import ActivationBytes as ActivationBytes
 from perfmodel.workload._block import BlockOps as BlockOps
 from perfmodel.workload._block import Comm as Comm
@@ -13,3 +14,5 @@ from perfmodel.workload._optimizer import optimizer_op as optimizer_op
 from perfmodel.workload._parameters import Parameters as Parameters
 from perfmodel.workload._parameters import parameter_count as parameter_count
 from perfmodel.workload._parameters import parameters as parameters
+
+shorten_reprs(__name__)

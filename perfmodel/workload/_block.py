@@ -18,16 +18,16 @@ class Shard:
     cp: int = 1
     ep: int = 1
     etp: int | None = None
-    """Tensor-parallel degree inside experts: 1, or `tp` (the default, `None`)."""
+    """Tensor-parallel degree inside experts; `None`: `tp`."""
     micro_batch: int = 1
     sequence_parallel: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("tp", "cp", "ep", "micro_batch"):
-            if getattr(self, name) < 1:
-                raise LayoutError(f"shard: {name} must be at least 1, got {getattr(self, name)}")
-        if self.etp not in (None, 1, self.tp):
-            raise LayoutError(f"shard: etp must be 1 or tp={self.tp}, got {self.etp}")
+        for name, degree in {
+            "tp": self.tp, "cp": self.cp, "ep": self.ep, "etp": self.expert_tp, "micro_batch": self.micro_batch,
+        }.items():  # fmt: skip
+            if degree < 1:
+                raise LayoutError(f"shard: {name} must be at least 1, got {degree}")
 
     @classmethod
     def of(cls, layout: Layout) -> "Shard":
@@ -36,8 +36,9 @@ class Shard:
             tp=layout.tp,
             cp=layout.cp,
             ep=layout.ep,
+            etp=layout.etp,
             micro_batch=layout.micro_batch,
-            sequence_parallel=layout.sequence_parallel,
+            sequence_parallel=layout.effective_sequence_parallel,
         )
 
     @property
@@ -53,7 +54,7 @@ class Comm:
     collective: CollectiveKind
     bytes: float
     """Sized as nccl-tests does, see `perfmodel.spec.Collective`."""
-    group: Literal["tp", "cp", "ep", "dp"]
+    group: Literal["tp", "cp", "ep", "etp", "dp"]
     count: int = 1
     overlappable: bool = False
     """Independent of the kernel beside it (weight gradient, attention), so it can hide behind it."""
@@ -93,7 +94,7 @@ class BlockOps:
     params: int = 0
     """Parameters that this device holds of this block (experts included, `tied_params` excluded)."""
     expert_params: int = 0
-    """The part of `params` in routed experts, replicated over dp * cp / ep ranks only."""
+    """The part of `params` in routed experts, replicated over `Layout.edp` ranks only."""
     tied_params: int = 0
     """Parameters shared with the first embedding; held again only where the two are on different stages."""
     activation_bytes: ActivationBytes = ActivationBytes(none=0.0, selective=0.0, full=0.0)

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from itertools import groupby
 
-from perfmodel.errors import LayoutError
-from perfmodel.spec import ConvLayer, ConvNet, Convolution, Job, KernelOp
+from perfmodel.errors import LayoutError, Reason
+from perfmodel.spec import BLOCK_KEYS, ConvLayer, ConvNet, Convolution, Job, KernelOp
 from perfmodel.units import dtype_bytes
 from perfmodel.workload._block import BlockOps, Shard
 from perfmodel.workload._linear import linear
@@ -21,9 +21,13 @@ def convnet_blocks(model: ConvNet, job: Job, shard: Shard) -> tuple[tuple[BlockO
     Raises:
         LayoutError: for tensor, context or expert parallelism, which convolutions do not have here.
     """
-    for name in ("tp", "cp", "ep"):
-        if getattr(shard, name) > 1:
-            raise LayoutError(f"{model.name}: {name}={getattr(shard, name)} must be 1 for a convolutional network")
+    for name in BLOCK_KEYS:
+        if (getattr(shard, name) or 1) > 1:
+            raise LayoutError(
+                f"{model.name}: {name}={getattr(shard, name)} must be 1 for a convolutional network, which has no "
+                "sequence or experts to split",
+                Reason.UNSPLIT, "tp, cp or ep",
+            )  # fmt: skip
     precision = Precision.of(job)
     train = job.mode == "train"
     return tuple(

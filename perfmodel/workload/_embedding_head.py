@@ -24,7 +24,7 @@ def embedding_pieces(model: Transformer, local: Local, *, owner: bool = True) ->
     """
     pieces = [_token_lookup(local, params=local.vocab * local.hidden if owner else 0)]
     if model.positions == "learned":
-        pieces += _table(local, max(model.seq_len, local.seq_len))
+        pieces += _table(local, max(model.seq_len, model.longest_seq_len, local.seq_len))
     if model.positions == "relative":
         pieces.append(Piece(params=T5_RELATIVE_BUCKETS * local.heads))
     if model.token_types:

@@ -1,18 +1,18 @@
 """The mixture-of-experts half of a layer, with tokens spread evenly over experts.
 
 Dispatch and combine follow Megatron-LM's all-to-all dispatcher: each token travels once per chosen
-expert over the expert-parallel ranks; with tensor-parallel experts and sequence parallelism the
-dispatched tokens are then gathered over the tensor-parallel ranks, and reduced back after.
+expert over the expert-parallel ranks; where experts are sharded over ranks that hold different tokens,
+the dispatched tokens are then gathered over these, and reduced back after.
 """
 
 from dataclasses import dataclass, replace
 
-from perfmodel.errors import LayoutError
+from perfmodel.errors import LayoutError, Reason
 from perfmodel.spec import Embedding, Experts, Gemm, KernelOp, MoE, Transformer
 from perfmodel.units import dtype_bytes
 from perfmodel.workload._block import Comm
 from perfmodel.workload._linear import column_linear, linear, row_linear
-from perfmodel.workload._local import Local
+from perfmodel.workload._local import Local, divide
 from perfmodel.workload._piece import Piece, pointwise
 from perfmodel.workload._pointwise import activation, norm, residual
 
@@ -21,8 +21,9 @@ def expert_feed_forward(model: Transformer, local: Local, experts: Experts) -> l
     """Norm, router, dispatch, routed experts, combine, shared experts, residual.
 
     Raises:
-        LayoutError: if experts or their sizes do not divide, or tensor parallelism is combined with
-            expert parallelism without sequence parallelism (which would send every token tp times).
+        LayoutError: if experts or their sizes do not divide, or tensor parallelism is combined with expert
+            parallelism, or with an `etp` of its own, without sequence parallelism (which would send every token
+            tp times).
     """
     routing = route(model, local, experts)
     router = replace(local.precision, dtype=local.precision.act_dtype)
@@ -31,9 +32,11 @@ def expert_feed_forward(model: Transformer, local: Local, experts: Experts) -> l
         norm(model, local),
         linear(router, rows, experts.count, local.hidden),
         pointwise(router, [("softmax", 1)], rows, experts.count, saved_bytes=4.0 * rows * experts.count),
+        *([linear(local.precision, rows, experts.latent, local.hidden)] if experts.latent else []),
         _dispatch(local, routing),
         _experts(model, local, experts, routing),
         _combine(local, routing),
+        *([linear(local.precision, rows, local.hidden, experts.latent)] if experts.latent else []),
     ]
     if inner := experts.shared_ffn_hidden // local.tp:
         width = inner * (2 if model.gated_ffn else 1)
@@ -56,10 +59,12 @@ class Routing:
     processed: int
     """Token copies that reach its experts (all ranks send equally many)."""
     local_experts: int
+    hidden: int
+    """Elements of a token as experts get it."""
     inner: int
     """Inner size of an expert's shard."""
     gathered: bool
-    """Dispatched tokens are gathered over tensor-parallel ranks."""
+    """Dispatched tokens are gathered over the ranks that shard an expert, which hold different ones."""
 
     @property
     def active_experts(self) -> int:
@@ -74,25 +79,26 @@ def route(model: Transformer, local: Local, experts: Experts) -> Routing:
     """Spread the shard's tokens evenly over all experts; see `expert_feed_forward` for errors."""
     shard = local.shard
     tp, ep, etp = shard.tp, shard.ep, shard.expert_tp
-    for what, value, by, degree in (
-        ("experts", experts.count, "ep", ep),
-        ("expert ffn_hidden", experts.ffn_hidden, "tp inside experts", etp),
-        ("shared expert ffn_hidden", experts.shared_ffn_hidden, "tp", tp),
+    divide(model, Reason.EXPERTS, f"{experts.count} experts are", experts.count, "ep", ep)
+    for what, width, by, degree in (
+        ("ffn_hidden", experts.ffn_hidden, "etp" if shard.etp else "tp", etp),
+        ("shared_ffn_hidden", experts.shared_ffn_hidden, "tp", tp),
     ):
-        if value % degree:
-            raise LayoutError(f"{model.name}: {what} {value} is not divisible by {by}={degree}")
-    if tp > 1 and (ep > 1 or etp == 1) and not local.sequence_parallel:
+        divide(model, Reason.EXPERT_HIDDEN, f"{what}={width} of its experts is", width, by, degree)
+    if tp > 1 and (ep > 1 or etp != tp) and not local.sequence_parallel:
         raise LayoutError(
-            f"{model.name}: experts over ep={ep} with tp={tp} need sequence_parallel=true, or every "
-            "tensor-parallel rank would send the same tokens"
+            f"{model.name}: experts over ep={ep} and etp={etp} with tp={tp} need sequence_parallel=true, or every "
+            "tensor-parallel rank would send the same tokens",
+            Reason.EXPERT_SEQUENCE,
         )
     rows = local.norm_tokens
-    gathered = etp > 1 and local.sequence_parallel
+    gathered = etp > 1 and (local.sequence_parallel or tp == 1)
     return Routing(
         rows=rows,
         sent=rows * experts.topk,
         processed=rows * experts.topk * (etp if gathered else 1),
         local_experts=experts.count // ep,
+        hidden=experts.latent or local.hidden,
         inner=experts.ffn_hidden // etp,
         gathered=gathered,
     )
@@ -103,7 +109,7 @@ def _dispatch(local: Local, routing: Routing) -> Piece:
     there, back = _exchange(local, routing)
     gather = _gather(local, routing)
     return Piece(forward=(gather,), backward_input=(replace(gather, pass_="bwd"),), forward_comm=there,
-                 backward_comm=(*back, *_partial_sums(local)))  # fmt: skip
+                 backward_comm=(*back, *_partial_sums(local, routing)))  # fmt: skip
 
 
 def _combine(local: Local, routing: Routing) -> Piece:
@@ -112,12 +118,12 @@ def _combine(local: Local, routing: Routing) -> Piece:
     Keeps the outputs, of which the router's gradient is made, unless the experts themselves apply its weights.
     """
     there, back = _exchange(local, routing)
-    kept = 0.0 if local.job.weighted_experts else float(routing.sent) * local.hidden * local.act_bytes
+    kept = 0.0 if local.job.weighted_experts else float(routing.sent) * routing.hidden * local.act_bytes
     gather = _gather(local, routing)
     return Piece(
         forward=(replace(gather, pass_="bwd"),),
         backward_input=(gather,),
-        forward_comm=(*back, *_partial_sums(local)),
+        forward_comm=(*back, *_partial_sums(local, routing)),
         backward_comm=there,
         saved_bytes=kept,
     )
@@ -125,29 +131,29 @@ def _combine(local: Local, routing: Routing) -> Piece:
 
 def _gather(local: Local, routing: Routing) -> Embedding:
     """Copying rows of the hidden activation is a table lookup; adding them back is its gradient."""
-    return Embedding(dtype=local.precision.act_dtype, tokens=routing.sent, hidden=local.hidden,
+    return Embedding(dtype=local.precision.act_dtype, tokens=routing.sent, hidden=routing.hidden,
                      vocab=routing.rows)  # fmt: skip
 
 
 def _exchange(local: Local, routing: Routing) -> tuple[tuple[Comm, ...], tuple[Comm, ...]]:
     """Collectives towards the experts, and those back."""
-    row_bytes = local.hidden * local.act_bytes
+    row_bytes = routing.hidden * local.act_bytes
     there: tuple[Comm, ...] = ()
     back: tuple[Comm, ...] = ()
     if local.shard.ep > 1:
         there = back = (Comm(collective="all_to_all", bytes=float(routing.sent * row_bytes), group="ep"),)
     if routing.gathered:
         n_bytes = float(routing.processed * row_bytes)
-        there = (*there, Comm(collective="all_gather", bytes=n_bytes, group="tp"))
-        back = (Comm(collective="reduce_scatter", bytes=n_bytes, group="tp"), *back)
+        there = (*there, Comm(collective="all_gather", bytes=n_bytes, group="etp"))
+        back = (Comm(collective="reduce_scatter", bytes=n_bytes, group="etp"), *back)
     return there, back
 
 
-def _partial_sums(local: Local) -> tuple[Comm, ...]:
+def _partial_sums(local: Local, routing: Routing) -> tuple[Comm, ...]:
     """Without sequence parallelism all ranks route all tokens, and sum their shards' results."""
     if local.tp == 1 or local.sequence_parallel:
         return ()
-    return (Comm(collective="all_reduce", bytes=local.hidden_bytes, group="tp"),)
+    return (Comm(collective="all_reduce", bytes=float(local.tokens * routing.hidden * local.act_bytes), group="tp"),)
 
 
 def _experts(model: Transformer, local: Local, experts: Experts, routing: Routing) -> Piece:
@@ -156,7 +162,7 @@ def _experts(model: Transformer, local: Local, experts: Experts, routing: Routin
     Grouped gradient products carry the shape of their forward product, as measured tables do.
     Keeps the dispatched tokens, and input and output of the activation.
     """
-    shard, hidden, inner = local.shard, local.hidden, routing.inner
+    shard, hidden, inner = local.shard, routing.hidden, routing.inner
     dtype = local.precision.dtype
     wide = inner * (2 if model.gated_ffn else 1)
 

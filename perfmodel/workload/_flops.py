@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import singledispatch
 
 from perfmodel.spec import ConvNet, Job, Mlp, Model, Recompute, Transformer
+from perfmodel.workload._mamba import mamba_weights, state_space_products
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,22 +94,27 @@ def _(model: Transformer, job: Job) -> ModelFlops:
     moe = 0
     if experts:
         moe = (
-            experts.topk * _ffn_weights(model, experts.ffn_hidden)
+            experts.topk * _ffn_weights(model, experts.ffn_hidden, experts.latent)
             + _ffn_weights(model, experts.shared_ffn_hidden)
-            + h * experts.count
+            + h * (experts.count + 2 * experts.latent)
         )
     attention = _attention_weights(model)
-    per_token = encoder * attention + (encoder - moe_layers) * ffn + moe_layers * moe
+    attending, dense, mixed = encoder, encoder - moe_layers, 0
+    if model.mixers:
+        attending, dense, moe_layers = (model.mixers.count(letter) for letter in "*-E")
+    if model.mamba:
+        mixed = model.mixers.count("M") * (mamba_weights(h, model.mamba) + state_space_products(model.mamba))
+    per_token = attending * attention + dense * ffn + moe_layers * moe + mixed
     tokens = batch * s
     layers = 2.0 * tokens * per_token
     d_qk, d_v = _head_dims(model)
     width = model.heads * (d_qk + d_v)
     pairs = float(s) * s
-    full = causal = encoder * pairs * width
+    full = causal = attending * pairs * width
     if model.causal and not decoder:
         every = model.full_attention_every
-        unbounded = encoder // every if every else 0
-        causal = width * ((encoder - unbounded) * _visible_pairs(s, model.window) + unbounded * _visible_pairs(s, 0))
+        unbounded = attending // every if every else 0
+        causal = width * ((attending - unbounded) * _visible_pairs(s, model.window) + unbounded * _visible_pairs(s, 0))
     if decoder:
         query = h * model.heads * model.head_dim
         key_value = 2 * h * model.kv_heads * model.head_dim
@@ -139,8 +145,8 @@ def _head_dims(model: Transformer) -> tuple[int, int]:
     return model.head_dim, model.head_dim
 
 
-def _ffn_weights(model: Transformer, inner: int) -> int:
-    return model.hidden * inner * (3 if model.gated_ffn else 2)
+def _ffn_weights(model: Transformer, inner: int, outer: int = 0) -> int:
+    return (outer or model.hidden) * inner * (3 if model.gated_ffn else 2)
 
 
 def _attention_weights(model: Transformer) -> int:

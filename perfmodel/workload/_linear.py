@@ -31,14 +31,14 @@ def linear(
         kept_output: whether Y is kept too, for a later piece that needs it.
     """
     dtype = precision.dtype
-    fp8 = dtype == "fp8"
+    quantised = dtype in ("fp8", "fp4")
     return Piece(
         forward=(
-            *((memory(precision, "quantize_fp8_static", m, k),) if fp8 else ()),
+            *((memory(precision, "quantize_fp8_static", m, k),) if quantised else ()),
             Gemm(dtype=dtype, m=m, n=n, k=k),
         ),
         backward_input=(
-            *((memory(precision, "quantize_fp8_static", m, n),) if fp8 else ()),
+            *((memory(precision, "quantize_fp8_static", m, n),) if quantised else ()),
             Gemm(dtype=dtype, m=m, n=k, k=n, pass_="dgrad"),
         ),
         backward_weight=(Gemm(dtype=dtype, m=n, n=k, k=m, pass_="wgrad", accumulate=precision.accumulate),),

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from perfmodel.errors import LayoutError
-from perfmodel.spec import Job, Transformer
+from perfmodel.errors import LayoutError, Reason
+from perfmodel.spec import Job, Model, Transformer
 from perfmodel.units import dtype_bytes
 from perfmodel.workload._block import Shard
 
@@ -18,7 +18,7 @@ class Precision:
     dtype: str
     """Of matrix products."""
     act_dtype: str
-    """Of stored activations, attention and element-wise kernels (16 bit under fp8 and int8)."""
+    """Of stored activations, attention and element-wise kernels (16 bit under fp8, fp4 and int8)."""
     act_bytes: int
     accumulate: bool
     """Weight gradients are added to an fp32 buffer by the product itself."""
@@ -89,7 +89,7 @@ def padded_vocab(vocab: int, tp: int) -> int:
 
 def storage_dtype(dtype: str) -> str:
     """Element type in which activations are stored when products run in `dtype`."""
-    return {"fp8": "bf16", "int8": "bf16", "tf32": "fp32"}.get(dtype, dtype)
+    return {"fp8": "bf16", "fp4": "bf16", "int8": "bf16", "tf32": "fp32"}.get(dtype, dtype)
 
 
 def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Local:
@@ -102,18 +102,22 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Loc
     """
     tp, cp = shard.tp, shard.cp
     kv = model.kv_heads if model.latent_attention is None else model.heads
-    _divides(model, "heads", model.heads, "tp", tp)
-    _divides(model, "ffn_hidden", model.ffn_hidden, "tp", tp)
+    divide(model, Reason.HEADS, f"{model.heads} attention heads are", model.heads, "tp", tp)
+    divide(model, Reason.HIDDEN, f"ffn_hidden={model.ffn_hidden} is", model.ffn_hidden, "tp", tp)
     if kv % tp and tp % kv:
-        raise LayoutError(f"{model.name}: tp={tp} must divide kv_heads={kv} or be a multiple of it")
+        raise LayoutError(f"{model.name}: tp={tp} must divide kv_heads={kv} or be a multiple of it", Reason.KV_HEADS)
     # load-balanced causal context parallelism gives each rank two chunks of the sequence
     chunks = 2 * cp if cp > 1 and model.causal else cp
-    _divides(model, "sequence length", seq_len, "2*cp" if chunks > cp else "cp", chunks)
     sequence_parallel = shard.sequence_parallel and tp > 1
-    if sequence_parallel:
-        _divides(model, "sequence length", seq_len, "tp*cp for sequence parallelism", tp * cp)
+    for parts, what in ((cp, "cp"), (chunks, "2*cp"), (tp * cp * sequence_parallel or 1, "tp*cp of sequence_parallel")):
+        if seq_len % parts:
+            raise LayoutError(
+                f"{model.name}: sequence length {seq_len} is not divisible by {parts} ({what})", Reason.SEQUENCE
+            )
     if cp > 1 and not job.flash_attention:
-        raise LayoutError(f"{model.name}: cp={cp} needs flash attention; set flash_attention or cp=1")
+        raise LayoutError(
+            f"{model.name}: cp={cp} needs flash attention; set flash_attention or cp=1", Reason.UNFUSED_CONTEXT
+        )
     seq_local = seq_len // cp
     tokens = shard.micro_batch * seq_local
     return Local(
@@ -132,10 +136,8 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Loc
     )
 
 
-def _divides(model: Transformer, what: str, value: int, by: str, degree: int) -> None:
+def divide(model: Model, reason: Reason, what: str, value: int, by: str, degree: int) -> None:
+    """Raise `LayoutError` for `reason`, and name the degrees that there are, unless `degree` divides `value`."""
     if value % degree:
-        fitting = [d for d in range(1, degree) if value % d == 0]
-        raise LayoutError(
-            f"{model.name}: {what} {value} is not divisible by {by}={degree}; the nearest smaller that "
-            f"is: {fitting[-1]}"
-        )
+        fitting = ", ".join(str(d) for d in range(1, min(value, 64) + 1) if value % d == 0)
+        raise LayoutError(f"{model.name}: {what} not divisible by {by}={degree}; choose {by} among {fitting}", reason)

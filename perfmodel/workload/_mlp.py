@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from perfmodel.errors import LayoutError
+from perfmodel.errors import LayoutError, Reason
 from perfmodel.spec import Job, Mlp
 from perfmodel.workload._block import BlockOps, Comm, Shard
 from perfmodel.workload._linear import linear
-from perfmodel.workload._local import Precision
+from perfmodel.workload._local import Precision, divide
 from perfmodel.workload._piece import Piece, assemble, pointwise
 
 
@@ -18,12 +18,17 @@ def mlp_blocks(model: Mlp, job: Job, shard: Shard) -> tuple[tuple[BlockOps, int]
     """
     tp, hidden, precision = shard.tp, model.hidden, Precision.of(job)
     rows = shard.micro_batch * job.seq_len
-    if hidden % tp:
-        raise LayoutError(f"{model.name}: hidden {hidden} is not divisible by tp={tp}")
+    divide(model, Reason.HIDDEN, f"hidden={hidden} is", hidden, "tp", tp)
     if tp > 1 and model.layers % 2:
-        raise LayoutError(f"{model.name}: tp={tp} pairs layers, but there are {model.layers}; use tp=1")
-    if shard.cp > 1 or shard.ep > 1:
-        raise LayoutError(f"{model.name}: cp={shard.cp} and ep={shard.ep} must be 1, it has no attention or experts")
+        raise LayoutError(
+            f"{model.name}: tp={tp} pairs layers, but there are {model.layers}; use tp=1", Reason.PAIRED_LAYERS
+        )
+    if shard.cp > 1 or shard.ep > 1 or shard.expert_tp != tp:
+        raise LayoutError(
+            f"{model.name}: cp={shard.cp} and ep={shard.ep} must be 1 and etp={shard.expert_tp} left "
+            "out, it has no sequence or experts to split",
+            Reason.UNSPLIT, "cp or ep",
+        )  # fmt: skip
     n_bytes = float(rows) * hidden * precision.act_bytes
 
     def layer(name: str, pieces: list[Piece]) -> BlockOps:

@@ -5,6 +5,7 @@ from functools import singledispatch
 
 from perfmodel.spec import ConvNet, Mlp, Model, Transformer
 from perfmodel.workload._embedding_head import T5_RELATIVE_BUCKETS
+from perfmodel.workload._mamba import mamba_parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,9 @@ class Parameters:
     experts: int = 0
     """Routed experts."""
     router: int = 0
+    """And the projections to and from what experts work on, where that is not the hidden size."""
+    mamba: int = 0
+    """Mamba-2 mixers of hybrids."""
     norms: int = 0
     head: int = 0
     """Output projection (0 if tied to the embedding), BERT's transform, pooler and biases."""
@@ -28,8 +32,8 @@ class Parameters:
     @property
     def total(self) -> int:
         return (
-            self.embedding + self.attention + self.feed_forward + self.experts + self.router + self.norms
-            + self.head
+            self.embedding + self.attention + self.feed_forward + self.experts + self.router + self.mamba
+            + self.norms + self.head
         )  # fmt: skip
 
     @property
@@ -72,37 +76,44 @@ def _(model: Transformer) -> Parameters:
     layers = model.layers + model.decoder_layers
     embedding = v * h + model.token_types * h
     if model.positions == "learned":
-        embedding += model.seq_len * h
+        embedding += max(model.seq_len, model.longest_seq_len) * h
     stacks = 2 if model.decoder_layers else 1
     if model.positions == "relative":
         embedding += stacks * T5_RELATIVE_BUCKETS * model.heads
     experts = model.experts
     moe_layers = layers - experts.first_dense_layers if experts else 0
+    attending, dense, norms_of_a_layer, mixed = layers, layers - moe_layers, 2, 0
+    if model.mixers:
+        attending, dense, moe_layers = (model.mixers.count(letter) for letter in "*-E")
+        norms_of_a_layer = 1
+        mixed = mamba_parameters(h, model.mamba) * model.mixers.count("M") if model.mamba else 0
     norm = h * (2 if model.norm == "layer_norm" and model.bias else 1)
     head = 0 if model.tied_embeddings else v * h
-    norms = norm * (2 * layers + model.decoder_layers + stacks)
+    norms = norm * (norms_of_a_layer * layers + model.decoder_layers + stacks)
     if model.pooler_and_mlm_head:
         head += 2 * (h * h + h) + 2 * h + 2 + v
         norms += norm
     per_layer, small_norms = _attention(model)
-    expert = _ffn(model, experts.ffn_hidden) if experts else 0
+    expert = _ffn(model, experts.ffn_hidden, experts.latent) if experts else 0
     return Parameters(
         embedding=embedding,
-        attention=per_layer * (layers + model.decoder_layers),
-        feed_forward=_ffn(model, model.ffn_hidden) * (layers - moe_layers)
+        attention=per_layer * (attending + model.decoder_layers),
+        feed_forward=_ffn(model, model.ffn_hidden) * dense
         + (_ffn(model, experts.shared_ffn_hidden) * moe_layers if experts and experts.shared_ffn_hidden else 0),
         experts=expert * experts.count * moe_layers if experts else 0,
-        router=h * experts.count * moe_layers if experts else 0,
-        norms=norms + small_norms * layers,
+        router=h * (experts.count + 2 * experts.latent) * moe_layers if experts else 0,
+        mamba=mixed,
+        norms=norms + small_norms * attending,
         head=head,
         active_experts=expert * experts.topk * moe_layers if experts else 0,
     )
 
 
-def _ffn(model: Transformer, inner: int) -> int:
-    """One feed-forward with inner size `inner`."""
+def _ffn(model: Transformer, inner: int, outer: int = 0) -> int:
+    """One feed-forward with inner size `inner`, on `outer` elements or the hidden size."""
     wide = inner * (2 if model.gated_ffn else 1)
-    return model.hidden * (wide + inner) + (wide + model.hidden if model.bias else 0)
+    outer = outer or model.hidden
+    return outer * (wide + inner) + (wide + outer if model.bias else 0)
 
 
 def _attention(model: Transformer) -> tuple[int, int]:

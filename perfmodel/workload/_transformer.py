@@ -1,5 +1,8 @@
 """Transformers as a sequence of blocks."""
 
+from itertools import groupby
+
+from perfmodel.errors import LayoutError, Reason
 from perfmodel.spec import Experts, Job, Transformer
 from perfmodel.workload._attention import cross_attention, self_attention
 from perfmodel.workload._block import BlockOps, Comm, Shard
@@ -7,6 +10,7 @@ from perfmodel.workload._embedding_head import embedding_pieces, head_pieces, he
 from perfmodel.workload._experts import expert_feed_forward, route
 from perfmodel.workload._feed_forward import feed_forward
 from perfmodel.workload._local import Local, Precision, local_sizes
+from perfmodel.workload._mamba import mamba_mixer
 from perfmodel.workload._piece import Piece, accumulated, assemble
 from perfmodel.workload._pointwise import norm
 
@@ -18,7 +22,11 @@ WEIGHTS_OF_A_LAYER = 6
 
 
 def transformer_blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
-    """Embedding, layers and head in model order, each with its repeat count."""
+    """Embedding, layers and head in model order, each with its repeat count.
+
+    Raises:
+        LayoutError: if the shard does not divide heads, sizes, experts or the sequence.
+    """
     found = _blocks(model, job, shard)
     if not (job.half_gradients and job.mode == "train"):
         return found
@@ -30,10 +38,15 @@ def transformer_blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
 
 
 def _blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
+    if model.experts is None and (shard.ep > 1 or shard.expert_tp != shard.tp):
+        raise LayoutError(f"{model.name} has no experts; use ep=1 and leave etp out", Reason.UNSPLIT, "ep")
     if model.decoder_layers:
         return _encoder_decoder(model, job, shard)
     local = local_sizes(model, job, shard, job.seq_len)
-    body = _alternating(model, local) if model.window and model.full_attention_every else _uniform(model, local)
+    if model.mixers:
+        body = _hybrid(model, local)
+    else:
+        body = _alternating(model, local) if model.window and model.full_attention_every else _uniform(model, local)
     return ((_embedding("embedding", model, local), 1), *body, (_head(model, local), 1))
 
 
@@ -48,6 +61,24 @@ def _uniform(model: Transformer, local: Local) -> Blocks:
     if experts:
         body.append((_feed_forward_layer(model, local, attention, experts), model.layers - dense))
     return tuple(body)
+
+
+def _hybrid(model: Transformer, local: Local) -> Blocks:
+    """Layers of one mixer each, neighbours alike joined."""
+    return tuple((_mixer(model, local, letter), len(list(alike))) for letter, alike in groupby(model.mixers))
+
+
+def _mixer(model: Transformer, local: Local, letter: str) -> BlockOps:
+    if letter == "M" and model.mamba:
+        width = 3 * model.mamba.heads * model.mamba.head_dim // local.tp
+        return _layer("mamba_layer", local, mamba_mixer(model, local, model.mamba), widest=local.tokens * width)
+    if letter == "E" and model.experts:
+        routing = route(model, local, model.experts)
+        pieces = expert_feed_forward(model, local, model.experts)
+        return _layer("moe_layer", local, pieces, widest=routing.processed * routing.inner)
+    if letter == "*":
+        return _layer("attention_layer", local, self_attention(model, local, causal=model.causal, window=model.window))
+    return _layer("dense_layer", local, feed_forward(model, local))
 
 
 def _alternating(model: Transformer, local: Local) -> Blocks:

@@ -8,6 +8,7 @@ from perfmodel import catalog
 from perfmodel.calibration import LayoutSteps, Selection, calibrate_model, model_plan, select, selection_text
 from perfmodel.errors import CalibrationError, PerfModelError
 from perfmodel.measure import Plan, StoppingRule, read_plan
+from perfmodel.prediction import priced_events
 from perfmodel.spec import Job, Layout, Mlp, Op
 
 CLUSTER = catalog.cluster("dgx-a100")
@@ -18,7 +19,7 @@ STEPS = LayoutSteps(PLAN.fixed, tuple(LAYOUTS), frozenset(PLAN.unmeasured))
 
 
 def base(ops: Sequence[Op]) -> np.ndarray:
-    return PLAN.fixed.timed(ops).time_s
+    return priced_events(PLAN.fixed, ops).time_s
 
 
 def truth(ops: Sequence[Op]) -> dict[Op, float]:

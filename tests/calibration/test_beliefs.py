@@ -6,8 +6,8 @@ import pytest
 from perfmodel import catalog
 from perfmodel.calibration import Beliefs, choose, condition, most_uncertain, step_variance
 from perfmodel.calibration._beliefs import NOISE, SHORT_NOISE, points_of
+from perfmodel.calibration._covariance import covariance
 from perfmodel.cost import roofline_seconds
-from perfmodel.learn import covariance
 from perfmodel.spec import Collective, Gemm, KernelOp, MemoryBound, Op
 
 DEVICE = catalog.device("A100-SXM4-80GB")

@@ -1,5 +1,6 @@
 """Derivatives through the timeline against finite differences; adjusted models against models made anew."""
 
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
@@ -10,9 +11,11 @@ from perfmodel.prediction import (
     PARAMETERS,
     Adjustment,
     Discrepancy,
+    evaluate,
+    layout_coordinates,
     lower_bounds_s,
     step_derivatives,
-    step_model,
+    step_problem,
     step_times_s,
 )
 from perfmodel.spec import Job, Layout
@@ -34,7 +37,7 @@ _STEP = 1e-4
 @pytest.fixture(scope="module")
 def fixed():
     model = catalog.model("gpt3-1.3b")
-    return step_model(model, catalog.cluster("dgx-a100"), Job(global_batch=512, seq_len=model.seq_len))
+    return step_problem(model, catalog.cluster("dgx-a100"), Job(global_batch=512, seq_len=model.seq_len))
 
 
 def test_derivatives_are_those_of_finite_differences(fixed) -> None:
@@ -52,15 +55,15 @@ def test_derivatives_are_those_of_finite_differences(fixed) -> None:
 
 def test_adjusted_is_what_a_fresh_model_gives(fixed) -> None:
     """Shared structures and retimed tables against a model that never saw other parameters."""
-    fresh = replace(fixed, adjustment=HERE, _memo={})
+    fresh = replace(fixed, kernels=copy(fixed.kernels), adjustment=HERE)  # shares no prices
     assert np.allclose(step_times_s(fixed.adjusted(HERE), LAYOUTS), step_times_s(fresh, LAYOUTS), rtol=1e-12)
     back = fixed.adjusted(HERE).adjusted(None)
     assert np.allclose(step_times_s(back, LAYOUTS), step_times_s(fixed, LAYOUTS), rtol=1e-12)
-    assert np.allclose(fixed.adjusted(HERE).evaluate(LAYOUTS).step_time_s, step_times_s(fresh, LAYOUTS), rtol=1e-4)
+    assert np.allclose(evaluate(fixed.adjusted(HERE), LAYOUTS).step_time_s, step_times_s(fresh, LAYOUTS), rtol=1e-4)
 
 
 def test_bounds_stay_bounds_where_runs_were_faster(fixed) -> None:
-    where = tuple(fixed.coordinates(layout) for layout in LAYOUTS)
+    where = tuple(layout_coordinates(fixed.setting, layout) for layout in LAYOUTS)
     near = Discrepancy(at=where, offset=(-0.3,) * len(where), variance=(1e-4,) * len(where), amplitude=0.1)
     model = fixed.adjusted(replace(HERE, discrepancy=near))
     assert np.allclose(

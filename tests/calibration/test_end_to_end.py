@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,18 @@ from perfmodel import catalog
 from perfmodel.calibration import Run, calibrate_end_to_end
 from perfmodel.cli import main
 from perfmodel.errors import CalibrationError, PerfModelError
-from perfmodel.prediction import PARAMETERS, Adjustment, explain, load_adjustments, step_model, step_times_s
+from perfmodel.prediction import (
+    PARAMETERS,
+    Adjustment,
+    bundles,
+    durations,
+    evaluate,
+    explain,
+    load_adjustments,
+    prepared,
+    step_problem,
+    step_times_s,
+)
 from perfmodel.spec import Job, Layout
 from perfmodel.timeline import times
 
@@ -29,7 +41,7 @@ LAYOUTS = [
 
 def models(name: str):
     model = catalog.model(name)
-    return step_model(model, CLUSTER, Job(global_batch=256, seq_len=model.seq_len))
+    return step_problem(model, CLUSTER, Job(global_batch=256, seq_len=model.seq_len))
 
 
 def synthetic(
@@ -126,8 +138,8 @@ def test_a_timeline_tells_kernels_from_communication() -> None:
     fixed, layout = models("gpt3-1.3b"), Layout.parse("tp=1,pp=2,dp=16,overlap_grad_reduce=false")
     truth = Adjustment(device=DEVICE, values=(("inter_node.all_reduce.beta", 0.6),))
     slow = fixed.adjusted(truth)
-    (bundle,) = slow.bundles([layout])
-    measured = times(slow.prepared(bundle.spec).compiled, slow.durations(bundle)[0])
+    (bundle,) = bundles(slow, [layout])
+    measured = times(prepared(bundle.spec).compiled, durations(slow, bundle)[0])
     run = Run(
         name="traced", model=fixed.model, cluster=CLUSTER, job=fixed.job, layout=layout,
         measured_s=measured.makespan_s, timeline=measured,
@@ -150,6 +162,30 @@ def test_bad_runs_are_refused() -> None:
         Run(**{**vars(run), "measured_s": float("nan")})
 
 
+@pytest.mark.parametrize("name", ["gpt3-1.3b", "gpt3-6.7b"])
+def test_steps_that_are_no_seconds_are_refused(name: str) -> None:
+    """Milliseconds, whatever the layout; and steps shorter than their arithmetic (of one micro-batch, of a minute)."""
+    runs = synthetic({}, noise=0.2, names=[name])
+    for at in range(0, len(runs), 4):
+        wrong = [replace(run, measured_s=run.measured_s * (1000 if i == at else 1)) for i, run in enumerate(runs)]
+        with pytest.raises(
+            PerfModelError, match="as if it were milliseconds; give measured_iter_time_s in seconds"
+        ) as told:
+            fitted(wrong)
+        assert runs[at].name in str(told.value)
+        short = [replace(run, measured_s=run.measured_s / (30 if i == at else 1)) for i, run in enumerate(runs)]
+        with pytest.raises(PerfModelError, match="shorter than its arithmetic at the peak rate") as told:
+            fitted(short)
+        assert runs[at].name in str(told.value)
+
+
+def test_slow_runs_are_no_milliseconds() -> None:
+    runs = synthetic({}, names=["gpt3-1.3b"])
+    for factor in (10.0, 60.0, 20_000.0):
+        slow = [replace(run, measured_s=run.measured_s * (factor if i == 0 else 1)) for i, run in enumerate(runs)]
+        assert fitted(slow).runs == len(runs)
+
+
 def test_calibration_directory(tmp_path) -> None:
     """What is written is what predictions read; other devices are left alone."""
     found = calibrate_end_to_end(synthetic({"inter_node.all_reduce.beta": 0.6}), out=tmp_path)[DEVICE]
@@ -161,8 +197,8 @@ def test_calibration_directory(tmp_path) -> None:
         pm.predict("gpt3-1.3b", CLUSTER, calibration=tmp_path, **options),
     )
     assert after.step_time_s > before.step_time_s * 1.01
-    fixed = step_model(catalog.model("gpt3-1.3b"), CLUSTER, Job(global_batch=256, seq_len=2048), tmp_path)
-    (batch_s,) = fixed.evaluate([Layout.parse(LAYOUTS[0])]).step_time_s
+    fixed = step_problem(catalog.model("gpt3-1.3b"), CLUSTER, Job(global_batch=256, seq_len=2048), tmp_path)
+    (batch_s,) = evaluate(fixed, [Layout.parse(LAYOUTS[0])]).step_time_s
     assert batch_s == pytest.approx(after.step_time_s, rel=1e-5)
     other = [pm.predict("gpt3-1.3b", "dgx-h100", calibration=c, **options).step_time_s for c in (None, tmp_path)]
     assert other[0] == pytest.approx(other[1], rel=1e-6)

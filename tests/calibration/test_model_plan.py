@@ -6,7 +6,7 @@ from perfmodel import catalog
 from perfmodel.calibration import model_plan, plan_report
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.measure import read_plan, write_plan
-from perfmodel.prediction import event_shares, step_model
+from perfmodel.prediction import event_shares, step_problem
 from perfmodel.spec import Collective, Job, Layout, Mlp
 
 JOB = Job(global_batch=32, seq_len=1, dtype="fp32")
@@ -15,9 +15,9 @@ CLUSTER = catalog.cluster("dgx-a100")
 LAYOUTS = [Layout(dp=4, micro_batch=2), Layout(tp=2, dp=2, micro_batch=2), Layout(tp=2, pp=2, dp=2, micro_batch=2)]
 
 
-def test_events_are_those_of_the_step_model_each_once():
+def test_events_are_those_of_the_steps_each_once():
     plan = model_plan(MLP, CLUSTER, JOB, LAYOUTS)
-    fixed = step_model(MLP, CLUSTER, JOB)
+    fixed = step_problem(MLP, CLUSTER, JOB)
     events = {op for layout in LAYOUTS for op in event_shares(fixed, layout).ops}
     kernels = {op for op in events if not isinstance(op, Collective)}
     assert set(plan.plan.kernels) == kernels - set(plan.unmeasured)
@@ -35,11 +35,11 @@ def test_a_layout_again_needs_no_measurement():
 
 def test_executions_count_every_kernel_on_every_device():
     """Per device, micro-batch and layer: one product forward, two backward, and their ReLUs; then the updates."""
-    (share,) = [event_shares(step_model(MLP, CLUSTER, JOB), Layout(dp=4, micro_batch=2))]
+    (share,) = [event_shares(step_problem(MLP, CLUSTER, JOB), Layout(dp=4, micro_batch=2))]
     micro_batches, layers, devices = 32 // (4 * 2), 4, 4
     products = sum(n for op, n in zip(share.ops, share.executions, strict=True) if op.family == "gemm")
     assert products == 3 * layers * micro_batches * devices
-    pipelined = event_shares(step_model(MLP, CLUSTER, JOB), Layout(pp=2, dp=2, micro_batch=2))
+    pipelined = event_shares(step_problem(MLP, CLUSTER, JOB), Layout(pp=2, dp=2, micro_batch=2))
     products = sum(n for op, n in zip(pipelined.ops, pipelined.executions, strict=True) if op.family == "gemm")
     assert products == 3 * layers * (32 // (2 * 2)) * 2  # each device holds half of the layers
     sends = sum(n for op, n in zip(pipelined.ops, pipelined.executions, strict=True) if op.family == "send_recv")
@@ -63,7 +63,7 @@ def test_distsim_search_has_less_redundancy_than_the_paper_needs():
     layouts = [f"{tp}M{pp}P{16 // tp // pp}D" for tp in (1, 2, 4, 8, 16) for pp in (1, 2, 4, 8, 16) if tp * pp <= 16]
     plan = model_plan("bert-exlarge", "a10x4", Job(global_batch=16, seq_len=512, dtype="fp16"), layouts)
     assert len(plan.layouts) == 15
-    assert 0.04 < plan.relative_scale < 0.13
+    assert 0.03 < plan.relative_scale < 0.13
     assert all(op.num_ranks > 8 or op.num_nodes > 2 for op in plan.extrapolated)
     assert all(op.num_nodes <= 2 for op in plan.plan.collectives)
 

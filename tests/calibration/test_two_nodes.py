@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel import catalog
-from perfmodel.calibration import reachable
+from perfmodel.calibration import distsim_all_reduce_time, reachable
 from perfmodel.spec import Collective
 from perfmodel.units import dtype_bytes
 
@@ -68,3 +68,10 @@ def test_one_node_holds_no_more_than_its_devices(kind):
     for part in reachable(collective(kind, 64, 8, level=1), CLUSTER, nodes=1).ops:
         assert part.num_nodes == 1
         assert part.num_ranks <= 8
+
+
+def test_distsim_extrapolation_is_the_bandwidth_part_of_the_ring():
+    """DistSim section 4.2: exact where latency is nothing, and constant for many devices."""
+    ring = lambda n: 2 * (n - 1) / n * 1e9 / 20e9  # noqa: E731
+    for n in (8, 9, 16, 1024):
+        assert distsim_all_reduce_time(ring(8), n) == pytest.approx(ring(n), rel=1e-12)

@@ -111,7 +111,7 @@ def test_a_missing_file_is_named(tmp_path):
     [
         ("A100-SXM4-80GB", 8, "NVLink3/NVSwitch", "8x HDR 200 Gbps InfiniBand per node (Selene)", 300, 25),
         ("A100-SXM4-80GB", 8, "NVLink3", "4x 100 Gb RoCE per node", 300, 6.25),
-        ("A100-SXM4-80GB", 8, "NVLink3", "Omni-Path, 4 links per node", 300, 0.33 * 6.25),
+        ("A100-SXM4-80GB", 8, "NVLink3", "Omni-Path, 4 links per node", 300, 0.35 * 6.25),
         ("A100-SXM4-80GB", 8, "NVLink3", "4x InfiniBand per node, 800 Gbps in the configs", 300, 12.5),
         ("A100-SXM4-80GB", 8, "NVLink3", "RoCE RDMA (rate not stated)", 300, 25),
         ("A100-40GB", 8, "NVLink", "1600 Gbps per node RoCE", 300, 25),
@@ -122,7 +122,7 @@ def test_a_missing_file_is_named(tmp_path):
         ("H100-80GB", 8, "NVLink", "", 450, 50),
         ("H100-PCIE", 4, "PCIe", "", 63, 50),
         ("V100-SXM2-16GB", 8, "NVLink2", "one EDR InfiniBand 100 Gbps per node", 150, 1.5625),
-        ("V100-SXM2-16GB", 4, "NVLink2", "Omni-Path, 4x 100 Gbps per node (Jean Zay)", 150, 0.33 * 12.5),
+        ("V100-SXM2-16GB", 4, "NVLink2", "Omni-Path, 4x 100 Gbps per node (Jean Zay)", 150, 0.35 * 12.5),
         ("GH200-96GB", 4, "NVLink4", "InfiniBand NDR", 450, 50),
         ("B300-SXM", 8, "NVLink5", "", 900, 100),
         ("TPU-v5e", 256, "ICI torus", "DCN between slices", 200, 3.125),
@@ -137,11 +137,18 @@ def test_words_become_rates(device, node, intra, inter, intra_gb, inter_gb):
 def test_one_node_has_no_network():
     found = cluster_for("V100-SXM2-16GB", 8, "NVLink2", "none (one node)")
     assert len(found.levels) == 1
-    assert found.max_devices == 8
+    assert found.capacity == 8
 
 
 def test_a_rack_is_one_domain():
-    assert cluster_for("GB200", 4, "NVLink5 NVL72", "").devices_per_node == 72
+    for words in ("NVLink5 NVL72", "NVLINK Gen5", ""):
+        assert cluster_for("GB200", 4, words, "").devices_per_node == 72
+
+
+@pytest.mark.parametrize(("chip", "pod"), [("TPU-v5e", 256), ("TPU-v5p", 8960), ("TPU-v6e", 256)])
+def test_hosts_of_a_slice_are_joined_by_its_torus(chip, pod):
+    assert cluster_for(chip, 4, "", "").levels[0].size == pod
+    assert cluster_for(chip, 64, "ICI torus", "none (one slice)").levels[0].size == 64
 
 
 def test_all_published_wordings_are_understood(data_dir):

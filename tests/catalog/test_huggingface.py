@@ -100,7 +100,7 @@ def test_parameters_of_a_published_configuration(tmp_path, name):
         ("[]", PerfModelError, "must hold one JSON object"),
         ("{}", PerfModelError, "model_type: missing"),
         ('{"model_type": "lama"}', UnknownNameError, "did you mean .*'llama'"),
-        ('{"model_type": "llama"}', PerfModelError, "hidden_size: missing, needed for model_type 'llama'"),
+        ('{"model_type": "llama"}', PerfModelError, "model_type 'llama': hidden_size: missing; .*vocab_size: missing"),
     ],
 )
 def test_a_bad_configuration_is_refused(tmp_path, text, error, message):

@@ -45,3 +45,14 @@ def test_brackets_are_printed_as_they_are(capsys):
 
     _show.new_console().print(_show.table("", ("what", "value"), [("extras", "pip install 'perfmodel[viz]'")]))
     assert "perfmodel[viz]" in capsys.readouterr().out
+
+
+def test_frameworks_are_listed_with_year_and_sources(capsys) -> None:
+    assert main(["catalog", "frameworks", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["frameworks"]
+    assert {entry["name"] for entry in listed} == set(catalog.frameworks())
+    for entry in listed:
+        assert entry["sources"]
+        assert catalog.framework(f"{entry['name']}@{entry['since']}" if entry["since"] else entry["name"])
+    assert main(["catalog", "frameworks", "nanotron"]) == 0
+    assert "nanotron@2024" in capsys.readouterr().out

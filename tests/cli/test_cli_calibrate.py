@@ -135,8 +135,9 @@ def test_nccl_tests_output_is_read(capsys, tmp_path: Path, monkeypatch: pytest.M
 def test_a_plan_can_be_made_for_a_model(capsys, tiny: Path, monkeypatch: pytest.MonkeyPatch):
     asked: list[Any] = []
 
-    def model_plan(model: Any, cluster: Any, job: Job, layouts: list[Layout], *, device: str) -> Any:
+    def model_plan(model: Any, cluster: Any, job: Job, layouts: list[Layout], *, device: str, framework: Any) -> Any:
         asked.extend([model.name, cluster.name, job, layouts, device])
+        assert framework.name == "generic"
         return SimpleNamespace(plan=read_plan(tiny), to_dict=lambda: {"rows_saved": 7})
 
     stub = ModuleType("perfmodel.calibration")

@@ -1,5 +1,6 @@
 """`perfmodel emulate` from the shell: what it refuses without torch, and what it writes with it."""
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -7,7 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from perfmodel.cli import main
+from perfmodel.cli import _emulate, main
+from perfmodel.emulation._orders import DELAYED
 
 SCRIPT = Path(__file__).parents[1] / "emulation" / "scripts" / "sharded.py"
 PROGRAM = Path(__file__).parents[1] / "execution" / "programs" / "pipeline_mlp.ir"
@@ -22,6 +24,40 @@ COMMAND = ("--", sys.executable, str(SCRIPT))
         (("--delay", "all_reduced=1ms", *COMMAND), "did you mean 'all_reduce'"),
         (("--real-ranks", "8", *COMMAND), "different ones of 0 to 7"),
         (("--real-ranks", "a", *COMMAND), "like 0 or 0,8"),
+        (("--delay", "all_reduce=-1ms", *COMMAND), "'-1ms' is no time"),
+        (("--delay", "all_reduce=nan", *COMMAND), "'nan' is no time"),
+        (("--delay", "all_reduce=inf", *COMMAND), "'inf' is no time"),
+        (("--delay", "all_reduce", *COMMAND), "'' is no time"),
+        (("--delay", "send=1ms", *COMMAND), "did you mean 'send_recv'"),
+        (("--delay", "gather=1ms", "--delay", "gather=2ms", *COMMAND), "gather is set twice"),
+        (("--delay", "all_reduce=1ms", "--set", "all_reduce_delay_s=0.1", *COMMAND), "all_reduce is set twice"),
+        (("--set", "all_reduce_delay_s=nan", *COMMAND), "positive and finite"),
+        (("--set", "compute_rate=2x", *COMMAND), "compute_rate cannot be set"),
+        (("--set", "inter_node_bandwidth=2x", "--prices", "p.csv", *COMMAND), "know nothing of inter_node_bandwidth"),
+        (("--sweep", "recv=0:1ms:3", *COMMAND), "'send_recv'?"),
+        (("--sweep", "all_reduce=nan:1ms:3", *COMMAND), "'nan' is no time"),
+        (("--sweep", "all_reduce=0:-1ms:3", *COMMAND), "'-1ms' is no time"),
+        (
+            (
+                "--sweep",
+                "all_reduce=0:1ms:3",
+                "--model",
+                "gpt3-125m",
+                "--layout",
+                "dp=8",
+                "--global-batch",
+                "8",
+                *COMMAND,
+            ),
+            "with --sweep iterations differ",
+        ),
+        (("--straggler", "inf", *COMMAND), "positive and finite"),
+        (("--straggler", "nan", *COMMAND), "positive and finite"),
+        (("--jitter", "nan", *COMMAND), "between 0 and 2"),
+        (
+            ("--model", "gpt3-125m", "--layout", "pp=2,dp=4", "--global-batch", "8", "--straggler", "2", *COMMAND),
+            "--model takes no --straggler",
+        ),
         (("--fail", "0@3", *COMMAND), "with an emulated rank"),
         (("--fail", "3@0", *COMMAND), "with an emulated rank"),
         (("--every", "0", "--sweep", "all_reduce=0:1ms:3", *COMMAND), "--every must be at least 1"),
@@ -47,16 +83,40 @@ def test_bad_input_is_one_line(more: tuple[str, ...], message: str, capsys: pyte
 
 def test_program_of_jax_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["emulate", "--world-size", "2", "--cluster", "localhost", "--real-ranks", "0,1", "--json"]
-    more = ["--delay", "send_recv=2ms", "--out", str(tmp_path / "out")]
+    more = ["--delay", "send_recv=2ms", "--delay", "gather=1", "--out", str(tmp_path / "out")]
     assert main([*arguments, *more, "--", str(PROGRAM)]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [r["rank"] for r in report["ranks"]] == [0, 1]
     assert all(r["step_s"] > r["communication_s"] > 0 for r in report["ranks"])
+    assert report["never_called"] == ["gather"]
     table = pd.read_csv(report["written"][0])
     assert len(table) == sum(r["instructions"] for r in report["ranks"])
     sends = table[table.collective]
     assert len(sends) > 0
     assert (sends.repeat0_s > 0.002).all()
+
+
+def asked_for(*more: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    _emulate.add_command(parser.add_subparsers())
+    return parser.parse_args([*BASE, "--model", "gpt3-125m", "--layout", "dp=8", "--global-batch", "8", *more])
+
+
+def test_the_prediction_beside_an_emulation_has_the_same_delays() -> None:
+    """Each delay of each kind, and none for kinds that the step does not have; a straggler is felt by all."""
+
+    def step_s(*more: str) -> float:
+        arguments = asked_for(*more)
+        delays_s, scenario = _emulate._asked(arguments)
+        return _emulate._predicted(arguments, scenario, delays_s)[0]
+
+    plain_s = step_s()
+    for kind in DELAYED:
+        more_s = step_s("--delay", f"{kind}=1") - plain_s
+        assert more_s > 0.95 if kind == "all_reduce" else more_s == 0
+    assert step_s("--set", "all_reduce_delay_s=1") == step_s("--delay", "all_reduce=1s")
+    assert step_s("--set", "intra_node_bandwidth=0.1x") > plain_s
+    assert plain_s < step_s("--straggler", "3") < 3.5 * plain_s
 
 
 def test_script_leaves_tables_and_a_timeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,31 @@ def test_all_schedules_side_by_side(capsys) -> None:
     assert "chimera:4" in capsys.readouterr().out
 
 
+def test_makespan_and_steady_interval_of_all_in_json_and_table(capsys) -> None:
+    report = run_json(capsys, "--stages", "8", "--micro-batches", "24", "--times", "1,1,1")
+    found = {one["name"]: one for one in report["schedules"]}
+    assert len(found) == len(report["rows"]) >= 20
+    assert all({"makespan", "steady_interval", "bubble"} <= set(one) for one in found.values())
+    assert {name for name, one in found.items() if one["makespan"] != one["steady_interval"]} == {
+        "nf1b", "pipedream", "pipedream-2bw", "pipedream-vertical-sync", "zb-h2", "zb-v",
+    }  # fmt: skip
+    assert (found["zb-h2"]["makespan"], found["zb-h2"]["steady_interval"], found["zb-h2"]["bubble"]) == (79, 72, 0)
+    assert (found["1f1b"]["makespan"], found["1f1b"]["bubble"]) == (93, pytest.approx(7 / 31))
+    assert found["v-half"]["makespan"] == 161
+    assert found["interleaved"]["makespan"] == 3 * (2 * 24 + 7)  # per chunk, of which there are two
+    assert main(["schedules", "zb-h2", "--stages", "8", "--micro-batches", "24", "--times", "1,1,1"]) == 0
+    table = capsys.readouterr().out
+    assert "makespan" in table
+    assert "steady interval" in table
+    assert " 79 " in table
+    assert " 72 " in table
+
+
+def test_times_of_tenths_are_exact(capsys) -> None:
+    report = run_json(capsys, "1f1b", "--stages", "8", "--micro-batches", "7", "--times", "0.1,0.1,0.1")
+    assert report["schedules"][0]["makespan"] == 4.2
+
+
 def test_odd_depths_skip_what_needs_even_ones(capsys) -> None:
     report = run_json(capsys, "--stages", "3", "--micro-batches", "6")
     assert any("chimera" in line and "even number" in line for line in report["skipped"])
@@ -74,6 +99,13 @@ def test_an_order_made_for_a_model_is_used_by_its_layout(capsys, tmp_path) -> No
         (["gpipe", "--micro-batches", "0"], "at least 1"),
         (["gpipe", "--forward-s", "0", "--backward-s", "0"], "gpipe: a step without time"),
         (["--optimise", "4", "--stages", "0", "--out", "unwritten.txt"], "one entry per stage"),
+        (["gpipe", "--times", "1,2"], "--times must be three numbers"),
+        (["gpipe", "--times", "1,x,2"], "--times must be three numbers"),
+        (["gpipe", "--times", "1,nan,2"], "--times must be three numbers"),
+        (["gpipe", "--times=-1,1,1"], "not be negative"),
+        (["gpipe", "--times", "0,0,0"], "not all be 0"),
+        (["gpipe", "--times", "1,1,1", "--backward-s", "3"], "--times and --backward-s do not go together"),
+        (["gpipe", "--times", "1,1,1", "--train"], "--times and --train do not go together"),
         (["--stages", "0"], "--stages must be at least 1, got 0"),
         (["--micro-batches", "-3"], "--micro-batches must be at least 1, got -3"),
         (["chimera-doubling", "--stages", "5", "--png", "unwritten.png"], "even"),

@@ -24,11 +24,13 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, 
 def test_import_of_a_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log, table = tmp_path / "log.txt", tmp_path / "table.csv"
     log.write_text(cases.nccl_text({1024: (20.0, 21.0), 4096: (30.0, 31.0)}))
-    report = answer(capsys, "import", "nccl-tests", log, "--out", table)
+    report = answer(capsys, "import", "nccl-tests", log, "--cluster", "dgx-a100", "--out", table)
     assert (report["collectives"], report["kernels"], report["skipped"]) == (4, 0, {})
     assert report["written"] == [str(table)]
     assert read_table(table)["time_us"].tolist() == [20.0, 21.0, 30.0, 31.0]
-    assert main(["import", "auto", str(log), "--out", str(table), "--device", "my-gpu"]) == 0
+    assert set(read_table(table)["interconnect"]) == {"NVLink3 NVSwitch + InfiniBand HDR"}
+    words = ["--interconnect", "PCIe4", "--device", "my-gpu"]
+    assert main(["import", "auto", str(log), "--out", str(table), *words]) == 0
     assert "4 rows of collective (4 all_reduce)" in capsys.readouterr().out
     assert set(read_table(table)["device"]) == {"my-gpu"}
 
@@ -37,14 +39,16 @@ def test_import_of_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     """Both kinds of rows and the timeline from one file."""
     path = cases.write_json(tmp_path / "rank0.json", cases.kineto_json())
     out, trace = tmp_path / "rows.csv", tmp_path / "trace.json.gz"
-    report = answer(capsys, "import", "auto", path, "--out", out, "--timeline", trace)
+    links = ["--cluster", "dgx-a100"]
+    report = answer(capsys, "import", "auto", path, "--out", out, "--timeline", trace, *links)
     assert report["written"] == [str(out), str(tmp_path / "rows.collectives.csv"), str(trace)]
     assert [len(read_table(name)) for name in report["written"][:2]] == [2, 1]
     assert (report["activities"], report["devices"]) == (10, 1)
     assert report["skipped"] == {"no row for operator aten::unknown": 2}
-    one = answer(capsys, "import", "kineto", path, "--out", out, "--kind", "collective")
+    one = answer(capsys, "import", "kineto", path, "--out", out, "--kind", "collective", *links)
     assert one["written"] == [str(out)]
     assert read_table(out)["collective"].tolist() == ["all_reduce"]
+    assert answer(capsys, "import", "kineto", path, "--out", out, "--kind", "compute")["written"] == [str(out)]
 
 
 def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

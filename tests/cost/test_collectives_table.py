@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perfmodel.learn import collective_rows, link_class, moe_rows, ranks_fold
-from perfmodel.learn._collective_correction import DENSE_SERIES, families, point_labels, shape_blocks
+from perfmodel.learn import collective_rows, link_class, moe_rows
+from perfmodel.learn._collective_studies import ranks_fold
 from perfmodel.learn._moe_alltoall import fit_moe_series, moe_curve, moe_prior, relative_moe_vector
 
 
@@ -20,7 +20,7 @@ def _frame(**columns) -> pd.DataFrame:
 
 def test_repeats_of_one_way_of_running_are_one_series():
     rows = collective_rows(_frame(variant=["in_place", "out_of_place", "4_concurrent_groups", "default;in_place", "x"]))
-    assert [name.split("|")[5] for name in rows.series] == ["", "", "", "default", "x"]
+    assert rows.of_series("way").tolist() == ["", "", "", "default", "x"]
 
 
 def test_placement_is_inferred_where_it_is_not_stated():
@@ -30,10 +30,15 @@ def test_placement_is_inferred_where_it_is_not_stated():
     assert rows.ranks_per_node.tolist() == [4, 8, 8, 2]
 
 
-def test_a_send_is_a_group_of_two_on_one_node_or_on_two():
-    rows = collective_rows(_frame(collective=["send_recv"] * 3, num_ranks=[64, 2, 2], ranks_per_node=[64, 2, 1]))
-    assert rows.ranks.tolist() == [2, 2, 2]
-    assert rows.ranks_per_node.tolist() == [2, 2, 1]
+def test_a_send_is_a_pair_inside_a_node_or_one_rank_of_each_node():
+    rows = collective_rows(_frame(collective=["send_recv"] * 4, num_ranks=[64, 2, 2, 64], ranks_per_node=[64, 2, 1, 8]))
+    assert rows.ranks.tolist() == [2, 2, 2, 8]
+    assert rows.ranks_per_node.tolist() == [2, 2, 1, 1]
+
+
+def test_second_counts_and_doubtful_rows_are_not_clean():
+    rows = collective_rows(_frame(in_place=[0, 1, 0], check=["", "", "degraded_fabric"]))
+    assert rows.doubtful.tolist() == [False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -47,37 +52,13 @@ def test_a_send_is_a_group_of_two_on_one_node_or_on_two():
         ("InfiniBand-NDR-inter", "GH200-96GB", True, "InfiniBand-NDR"),
         ("PCIe3/IB", "TitanX", True, "InfiniBand-HDR"),
         ("AWS EFA", "H100", True, "EFA"),
+        ("NVSwitch-intra+RDMA-400G-inter", "H100", True, "unnamed-network"),
+        ("NVLink4", "GH200-96GB", False, "NVLink4-mesh"),
         ("carrier pigeon", "H100", True, "unknown-inter"),
     ],
 )
 def test_links_by_name(interconnect, device, between, name):
     assert link_class(interconnect, device, between).name == name
-
-
-def test_dense_sweeps_are_binned_and_sparse_ones_are_not():
-    dense = collective_rows(_frame(bytes=np.linspace(1e6, 1e9, 4 * DENSE_SERIES)))
-    sparse = collective_rows(_frame(bytes=2.0 ** np.arange(10, 30)))
-    assert len(np.unique(point_labels(dense))) < DENSE_SERIES
-    assert len(np.unique(point_labels(sparse))) == 20
-
-
-def test_a_shape_is_one_block_whatever_dtype_or_software():
-    rows = collective_rows(
-        _frame(dtype=["fp16", "int8", "fp16", "fp16"], software=["a", "a", "b", "a"], bytes=[1e6, 1e6, 1e6, 2e6])
-    )
-    assert len(set(shape_blocks(rows)[:3])) == 1
-    assert shape_blocks(rows)[3] != shape_blocks(rows)[0]
-
-
-def test_families_split_until_they_are_small_and_keep_every_row_once():
-    kinds = ["all_reduce", "all_gather"] * 30
-    rows = collective_rows(
-        _frame(collective=kinds, device=["A100", "A100", "H100", "H100"] * 15, bytes=np.arange(1, 61) * 1e5)
-    )
-    names = {family.name: family.rows for family in families(rows, most=20)}
-    assert sorted(np.concatenate(list(names.values())).tolist()) == list(range(60))
-    assert all(len(name.split("|")) == 4 for name in names)
-    assert [f.name for f in families(rows, most=100)] == ["s|auto"]
 
 
 def test_rank_counts_between_others_are_the_ones_left_out():
@@ -103,13 +84,13 @@ def test_constants_of_exchanges_come_back_and_carry_to_relatives():
     known = fit_moe_series(rows.__class__(**{**vars(rows), "time_s": moe_curve(truth, rows)}))
     (vector,) = known.values()
     np.testing.assert_allclose(moe_curve(vector, rows), moe_curve(truth, rows), rtol=0.1)
-    other = rows.series[0].replace("H100-SXM-80GB", "H200-SXM-141GB")
+    other = rows.keys[0]._replace(device="H200-SXM-141GB")
     np.testing.assert_allclose(relative_moe_vector(other, known), vector, atol=0.05)
     np.testing.assert_allclose(relative_moe_vector(other, {}), moe_prior(other))
 
 
 def test_more_tokens_experts_per_token_or_nodes_take_longer():
-    vector = moe_prior(moe_rows(_exchange(np.array([1.0]))).series[0])
+    vector = moe_prior(moe_rows(_exchange(np.array([1.0]))).keys[0])
     one = np.array([4096.0])
     more = [_exchange(2 * one), _exchange(one, topk=16), _exchange(one, num_nodes=4)]
     rows = moe_rows(pd.concat([_exchange(one), *more]))

@@ -9,22 +9,23 @@ from perfmodel.cli import main
 from perfmodel.design import devices_for, memory_to_fit, overtake, rank_upgrades
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.layout_search import ask, default_space, restrict, search
-from perfmodel.prediction import explain, step_model
-from perfmodel.spec import Job, Layout
+from perfmodel.prediction import explain, step_problem
+from perfmodel.spec import Job, Layout, Problem
 from perfmodel.what_if import Scenario, step_s
 
 MODEL, CLUSTER, JOB = catalog.model("gpt3-1.3b"), catalog.cluster("dgx-a100"), Job(global_batch=64, seq_len=2048)
+PROBLEM = Problem(model=MODEL, cluster=CLUSTER, job=JOB, devices=16)
 
 
 def with_memory(n_bytes):
     cluster = replace(CLUSTER, device=replace(CLUSTER.device, memory_bytes=n_bytes))
-    return step_model(MODEL, cluster, JOB)
+    return step_problem(MODEL, cluster, JOB)
 
 
 @pytest.mark.parametrize("text", ["8M4P1D", "tp=1,pp=1,dp=16,zero=3,recompute=full"])
 def test_memory_is_just_enough(text):
     layout = Layout.parse(text)
-    need = memory_to_fit(step_model(MODEL, CLUSTER, JOB), layout)
+    need = memory_to_fit(step_problem(MODEL, CLUSTER, JOB), layout)
     assert explain(with_memory(need.memory_bytes * (1 + 1e-9)), layout).fits
     assert not explain(with_memory(need.memory_bytes * (1 - 1e-6)), layout).fits
     assert catalog.device(need.devices[0]).memory_bytes >= need.memory_bytes
@@ -32,7 +33,10 @@ def test_memory_is_just_enough(text):
 
 
 def test_fewest_devices():
-    space = restrict(default_space(MODEL, CLUSTER, JOB, 16, fewer_devices=True), "micro_batch=1,zero=1,vpp=1")
+    space = restrict(
+        default_space(PROBLEM, fewer_devices=True),
+        "micro_batch=1,zero=1,vpp=1",
+    )
     question = ask(MODEL, CLUSTER, devices=16, global_batch=64, job=JOB, space=space)
     limit_s = 1.5
     found = devices_for(question, limit_s)
@@ -45,7 +49,7 @@ def test_fewest_devices():
 
 
 def test_layouts_are_equal_at_the_multiple():
-    fixed = step_model(MODEL, CLUSTER, JOB)
+    fixed = step_problem(MODEL, CLUSTER, JOB)
     first, second = Layout.parse("dp=64"), Layout.parse("tp=4,pp=4,dp=4")
     found = overtake(fixed, first, second)
     assert found.multiple is not None
@@ -61,7 +65,7 @@ def test_layouts_are_equal_at_the_multiple():
 
 
 def test_upgrades_are_what_a_search_on_the_better_machine_finds():
-    space = restrict(default_space(MODEL, CLUSTER, JOB, 16), "micro_batch=1,zero=1,vpp=1")
+    space = restrict(default_space(PROBLEM), "micro_batch=1,zero=1,vpp=1")
     question = ask(MODEL, CLUSTER, devices=16, global_batch=64, job=JOB, space=space)
     prices = {"compute_rate": 100.0, "inter_node_bandwidth": 1.0}
     found = rank_upgrades(question, share=0.5, prices=prices)

@@ -3,15 +3,19 @@
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perfmodel.emulation import EmulationError
 from perfmodel.emulation._conditions import Conditions
 from perfmodel.emulation._environment import Environment
 from perfmodel.emulation._line import Line
-from perfmodel.emulation._orders import Call, Orders
+from perfmodel.emulation._orders import DELAYED, KINDS, Call, Orders, delayed_as
+from perfmodel.errors import PerfModelError
 
 CALL = Call("all_reduce", 8, "float32", "sum")
 
@@ -109,6 +113,37 @@ def test_delays_by_kind_and_by_iteration() -> None:
     assert [conditions.extra_s(CALL, i) for i in (0, 2, 3, 5, 6)] == [1, 1, 2, 2, 1]
     assert conditions.extra_s(Call("recv", 1, ""), 0) == 0.5
     assert conditions.extra_s(Call("barrier", 1, ""), 0) == 0
+
+
+times_s = st.floats(0, 1e3)
+
+
+@given(delays_s=st.dictionaries(st.sampled_from(DELAYED), times_s), swept=st.sampled_from(DELAYED), data=st.data())
+def test_every_kind_takes_longer_by_its_own_delay(delays_s: dict[str, float], swept: str, data: st.DataObject) -> None:
+    sweep_s = tuple(data.draw(st.lists(times_s, min_size=1, max_size=5)))
+    every, iteration = data.draw(st.integers(1, 5)), data.draw(st.integers(0, 100))
+    asked = orders(delays_s=delays_s, swept=swept, sweep_s=sweep_s, sweep_every=every, straggler=2.0, fail_rank=3)
+    for kind in KINDS:
+        wanted_s = delays_s.get(delayed_as(kind), 0.0) + (
+            sweep_s[iteration // every % len(sweep_s)] if delayed_as(kind) == swept else 0.0
+        )
+        call = Call(kind, 8, "float32")
+        assert Conditions(asked).extra_s(call, iteration) == pytest.approx(wanted_s)
+        assert Conditions(asked.without_what_if()).extra_s(call, iteration) == 0.0
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [*({"delays_s": {"all_reduce": bad}} for bad in (-1e-3, float("nan"), float("inf"))), {"delays_s": {"send": 1.0}},
+     {"delays_s": {"all_reduced": 1.0}}, {"swept": "all_gather", "sweep_s": (0.0, float("nan"))},
+     {"swept": "all_gather", "sweep_s": ()}, {"swept": "all_gather", "sweep_s": (0.0,), "sweep_every": 0},
+     {"straggler": 0.0}, {"straggler": float("nan")}, {"straggler": float("inf")}, {"jitter": -0.1},
+     {"jitter": float("nan")}],
+    ids=str,
+)  # fmt: skip
+def test_impossible_what_ifs_are_refused(asked: dict[str, Any]) -> None:
+    with pytest.raises(PerfModelError):
+        orders(**asked)
 
 
 def test_stragglers_come_later_in_proportion_to_what_they_computed() -> None:

@@ -69,7 +69,7 @@ def test_real_runs_compute_what_the_reference_does(model: Program, degrees: Degr
     for device in range(structure.devices):
         own = np.flatnonzero(structure.device == device)
         assert (np.diff(timeline.end_s[own]) >= 0).all()
-    assert 0 < timeline.bubble_fraction() < 1
+    assert 0 < timeline.idle_fraction() < 1
     assert timeline.to_frame()["end_s"].max() == timeline.makespan_s
 
 

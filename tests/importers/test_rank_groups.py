@@ -56,5 +56,5 @@ def test_groups_on_a_cluster_of_nodes_of_eight():
     assert placed([(0, 1, 8, 9), (2, 3, 10, 11)]) == (4, 2, 2)
     ring = [(i, (i + 1) % 16) for i in range(16)]
     assert placed(ring, "send_recv") == (2, 1, 2)  # in and out of each node
-    with pytest.raises(PerfModelError, match="choose a larger cluster"):
-        placed([(0, dgx.max_devices)])
+    with pytest.raises(PerfModelError, match="a larger cluster"):
+        placed([(0, dgx.capacity)])

@@ -158,13 +158,14 @@ def test_curves_show_hardware_and_statistical_efficiency_together() -> None:
     passes = PassTimes(np.ones(p), np.ones(p), np.ones(p))
     curves = {
         name: training_curve(name, model, model.initial(1), x, y, passes, per_step=n, learning_rate=0.3)
-        for name in ("1f1b", "zb-h1", "pipedream", "pipedream-2bw", "nf1b")
+        for name in ("1f1b", "zb-h1", "pipedream", "pipedream-2bw", "nf1b", "nf1b:8")
     }
     for name, curve in curves.items():
         assert (np.diff(curve.time_s) > 0).all()
         assert curve.loss[-1] < curve.loss[0]
         assert len(curve.to_frame()) == len(curve.loss)
-        assert (curve.version_difference > 1).any() == get_schedule(name).asynchronous
+        late = get_schedule(name).asynchronous and name != "nf1b"  # which is bounded to what the paper's figure has
+        assert (curve.version_difference > 1).any() == late
     # the same losses, sooner; and fewer seconds per update without flushes
     np.testing.assert_allclose(curves["zb-h1"].loss, curves["1f1b"].loss, rtol=1e-9)
     assert curves["zb-h1"].time_s[-1] < curves["1f1b"].time_s[-1]

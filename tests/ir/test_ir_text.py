@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.ir import Builder, Function, Tensor, attributes, lower, merge, parse, parse_ranks, to_text
+from perfmodel.ir._text import _attributes
 from perfmodel.ir.models import Adam, TransformerSize, mlp, training_step, transformer_inference, transformer_loss
 
 TINY = TransformerSize(layers=2, hidden=8, heads=2, vocab=12, seq_len=4)
@@ -92,3 +93,8 @@ def test_tag_of_a_call_holds_for_its_body() -> None:
     assert [i.tag.phase for i in flat.instructions] == ["backward"]
     assert [i.outputs for i in flat.instructions] == [("y",)]
     assert lines == [2, 3]
+
+
+def test_equal_attributes_are_written_as_they_are() -> None:
+    """1, 1.0 and true are equal in Python and three values in the text, whichever was written first."""
+    assert [_attributes((("a", value),)) for value in (1, True, 1.0)] == [" {a=1}", " {a=true}", " {a=1.0}"]

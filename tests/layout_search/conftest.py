@@ -5,24 +5,22 @@ from dataclasses import dataclass
 import pytest
 
 from perfmodel import catalog
-from perfmodel.prediction import StepModel, step_model
-from perfmodel.spec import Cluster, Job, Model
+from perfmodel.prediction import StepProblem, step_problem
+from perfmodel.spec import Job, Problem
 
 
-@dataclass(frozen=True)
-class Case:
-    """What to lay out on what."""
+@dataclass(frozen=True, kw_only=True)
+class Case(Problem):
+    """A problem, also with its prices."""
 
-    model: Model
-    cluster: Cluster
-    job: Job
-    devices: int
+    devices: int = 8
 
     @property
-    def fixed(self) -> StepModel:
-        return step_model(self.model, self.cluster, self.job)
+    def fixed(self) -> StepProblem:
+        return step_problem(self.model, self.cluster, self.job)
 
 
 @pytest.fixture(scope="session")
 def case() -> Case:
-    return Case(catalog.model("gpt3-1.3b"), catalog.cluster("dgx-a100"), Job(global_batch=16, seq_len=2048), 8)
+    model, cluster = catalog.model("gpt3-1.3b"), catalog.cluster("dgx-a100")
+    return Case(model=model, cluster=cluster, job=Job(global_batch=16, seq_len=2048))

@@ -16,7 +16,7 @@ def found(case, *, devices=None, constraints=(), fix="", memory_bytes=None, spac
     if memory_bytes:
         cluster = replace(cluster, device=replace(cluster.device, memory_bytes=memory_bytes))
     devices = devices or case.devices
-    space = space or restrict(default_space(case.model, cluster, case.job, devices), fix)
+    space = space or restrict(default_space(case.replace(cluster=cluster, devices=devices)), fix)
     return search(case.model, cluster, devices=devices, global_batch=case.job.global_batch, job=case.job, space=space,
                   constraints=constraints, top=1)  # fmt: skip
 
@@ -43,9 +43,9 @@ def test_options_that_are_fixed_are_offered_free(case):
     result = found(case, **short)
     freed = changes(result, "free")
     assert {"zero", "tp", "pp"} <= set(freed)
-    space = restrict(default_space(case.model, case.cluster, case.job, case.devices), short["fix"])
+    space = restrict(default_space(case), short["fix"])
     for name in freed:
-        usual = getattr(default_space(case.model, case.cluster, case.job, case.devices), name)
+        usual = getattr(default_space(case), name)
         free = found(case, memory_bytes=10 * GIB, space=replace(space, **{name: usual}))
         assert free.layouts, name
     for name in changes(result, "options"):

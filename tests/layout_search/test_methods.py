@@ -4,14 +4,14 @@ import pytest
 
 from perfmodel import catalog
 from perfmodel.layout_search import default_space, restrict, search
-from perfmodel.prediction import step_model
-from perfmodel.spec import Job
+from perfmodel.prediction import evaluate, step_problem
+from perfmodel.spec import Job, Problem
 
 MODEL, CLUSTER, JOB = catalog.model("gpt3-1.3b"), catalog.cluster("dgx-a100"), Job(global_batch=16, seq_len=2048)
 
 
 def found(method, fix="tp=1,micro_batch=1,schedule=1f1b,vpp=1", devices=7, **options):
-    space = restrict(default_space(MODEL, CLUSTER, JOB, devices), fix)
+    space = restrict(default_space(Problem(model=MODEL, cluster=CLUSTER, job=JOB, devices=devices)), fix)
     return search(
         MODEL, CLUSTER, devices=devices, global_batch=16, job=JOB, space=space, method=method, top=3, **options
     )
@@ -25,7 +25,7 @@ def test_uneven_stages_win_where_layers_do_not_divide(method):
     assert best.layout.partition is not None
     assert best.step_time_s < 0.95 * plain.layouts[0].step_time_s
     assert best.step_time_s == pytest.approx(
-        step_model(MODEL, CLUSTER, JOB).evaluate([best.layout]).step_time_s[0], 1e-5
+        evaluate(step_problem(MODEL, CLUSTER, JOB), [best.layout]).step_time_s[0], 1e-5
     )
     (gain,) = {i.result.layout: i for i in improved.improvements}.values()
     assert gain.how == {"auto": "dynamic programming", "relax": "relaxation"}[method]

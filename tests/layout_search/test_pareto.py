@@ -9,6 +9,7 @@ from perfmodel.cli import main
 from perfmodel.errors import PerfModelError
 from perfmodel.layout_search import Tariff, ask, default_space, enumerate_layouts, pareto, restrict
 from perfmodel.layout_search._pareto import non_dominated
+from perfmodel.prediction import evaluate, peak_memory
 
 
 def plain_front(points):
@@ -32,14 +33,14 @@ def test_non_dominated_is_that_of_all_pairs():
 )
 def test_the_front_is_that_of_brute_force(case, objectives, constraints):
     space = restrict(
-        default_space(case.model, case.cluster, case.job, case.devices, fewer_devices="cost" in objectives or
+        default_space(case, fewer_devices="cost" in objectives or
                       bool(constraints)), "micro_batch=1"
     )  # fmt: skip
     question = ask(case.model, case.cluster, devices=case.devices, global_batch=16, job=case.job, space=space)
     front = pareto(question, objectives, constraints=constraints, tariff=Tariff(price_per_device_hour=2.0))
-    layouts = list(enumerate_layouts(space, case.model, case.cluster, case.job, case.devices, Counter()))
-    peak = case.fixed.peak_memory(layouts)[0]
-    step_s = case.fixed.evaluate(layouts).step_time_s
+    layouts = list(enumerate_layouts(space, case, Counter()))
+    peak = peak_memory(case.fixed, layouts)[0]
+    step_s = evaluate(case.fixed, layouts).step_time_s
     devices = np.array([layout.devices for layout in layouts])
     tokens = case.job.global_batch * case.job.seq_len
     of = {

@@ -1,4 +1,4 @@
-"""Priced without a program: memory is that of the step model, the bound is never beaten."""
+"""Priced without a program: memory is that of exact predictions, the bound is never beaten."""
 
 from collections import Counter
 
@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from perfmodel import catalog
 from perfmodel.errors import LayoutError
 from perfmodel.layout_search import default_space, enumerate_grids, with_options, with_schedules
-from perfmodel.prediction import CATEGORIES, LayoutGrid, check_layout, lower_bounds_s, price_grids, step_model
+from perfmodel.prediction import (
+    CATEGORIES,
+    LayoutGrid,
+    check_layout,
+    evaluate,
+    lower_bounds_s,
+    peak_memory,
+    price_grids,
+    step_problem,
+)
 from perfmodel.schedule import get_schedule, schedule_names
 from perfmodel.spec import Job, Layout
 
@@ -18,12 +27,12 @@ NAMES = [name for name in schedule_names() if name != "forward"] + ["chimera:4",
 
 
 def everything(case):
-    space = default_space(case.model, case.cluster, case.job, case.devices)
+    space = default_space(case)
     space = with_options(with_schedules(space, "all"), "all", case.cluster)
-    return list(enumerate_grids(space, case.model, case.cluster, case.job, case.devices, Counter()))
+    return list(enumerate_grids(space, case, Counter()))
 
 
-def test_memory_is_that_of_the_step_model(case):
+def test_memory_is_that_of_exact_predictions(case):
     rng, layouts, ours, largest = np.random.default_rng(0), [], [], []
     for cost in price_grids(case.fixed, everything(case)):
         for place in rng.choice(cost.grid.places(), 8).tolist():
@@ -31,7 +40,7 @@ def test_memory_is_that_of_the_step_model(case):
             index = np.unravel_index(place, cost.grid.shape)
             ours.append(np.broadcast_to(cost.spread(cost.peak_bytes), cost.grid.shape)[index])
             largest.append(CATEGORIES[np.broadcast_to(cost.spread(cost.largest), cost.grid.shape)[index]])
-    expected, parts = case.fixed.peak_memory(layouts)
+    expected, parts = peak_memory(case.fixed, layouts)
     np.testing.assert_allclose(ours, expected, rtol=1e-12)
     assert largest == parts
 
@@ -72,9 +81,9 @@ def test_no_layout_beats_its_bound(found, batch):
             possible.append(layout)
     if not possible:
         return
-    fixed = step_model(model, cluster, job)
+    fixed = step_problem(model, cluster, job)
     bound = np.array([cost.bound_s.item() for cost in price_grids(fixed, [LayoutGrid.of(lay) for lay in possible])])
-    exact = fixed.evaluate(possible).step_time_s
+    exact = evaluate(fixed, possible).step_time_s
     assert (bound <= exact * (1 + 1e-5)).all(), [lay for lay, b, e in zip(possible, bound, exact, strict=True) if b > e]
     assert (bound > 0).all()
 
@@ -91,4 +100,4 @@ def test_the_bound_is_close_where_one_rank_decides(case, name):
     vpp = 2 if name == "interleaved" else 1
     layout = Layout(pp=4, dp=2, schedule=name, vpp=vpp, zero=1)
     (cost,) = price_grids(case.fixed, [LayoutGrid.of(layout)])
-    assert cost.bound_s.item() > 0.9 * case.fixed.evaluate([layout]).step_time_s[0]
+    assert cost.bound_s.item() > 0.9 * evaluate(case.fixed, [layout]).step_time_s[0]

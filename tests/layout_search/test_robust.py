@@ -62,7 +62,7 @@ def test_joint_covariance_of_the_discrepancy():
 
 
 def test_a_search_in_robust_order(case):
-    space = restrict(space_of(case.model, case.cluster, case.job, case.devices), "micro_batch=1")
+    space = restrict(space_of(case), "micro_batch=1")
     arguments = {"devices": 8, "global_batch": 16, "job": case.job, "space": space, "top": 4}
     for order, key in (("regret", "expected_regret"), ("upper", "upper"), ("best", "probability_best")):
         result = search(case.model, case.cluster, robust=order, **arguments)

@@ -3,7 +3,8 @@
 import pandas as pd
 
 from perfmodel.learn._queries import table_rows
-from perfmodel.learn._tables import trusted
+from perfmodel.learn._tables import may_be_fitted
+from perfmodel.readers import clean_kernels
 
 TABLE = pd.DataFrame({
     "source": "perfmodel", "device": "A100-SXM4-80GB", "op_family": "gemm", "op": "linear", "dtype": "bf16",
@@ -15,7 +16,7 @@ WARM = [True, False, True, False, False, False]
 
 
 def test_cold_rows_are_not_fitted() -> None:
-    assert trusted(TABLE).tolist() == WARM
+    assert may_be_fitted(clean_kernels(TABLE)).tolist() == WARM
 
 
 def test_cold_rows_are_skipped_with_their_reason() -> None:

@@ -16,7 +16,7 @@ from perfmodel.learn._base import fit_base
 from perfmodel.learn._fit import fit_regressor
 from perfmodel.learn._kinds import KindCode
 from perfmodel.learn._network import member
-from perfmodel.learn._stages import Stages
+from perfmodel.learn._recipe import Stages
 from perfmodel.learn._train import train, train_members
 from perfmodel.spec import Gemm
 
@@ -69,7 +69,7 @@ def test_families_it_lacks_come_from_the_shipped_weights(fitted: Path) -> None:
 def test_summary_has_fractions(tmp_path: Path) -> None:
     progress: list[str] = []
     summary = fit([gemm_table()], tmp_path, recipes=[TINY], progress=lambda what, *_: progress.append(what))
-    assert set(summary["gemm"]) == {"rows", "mean_ape", "median_ape", "coverage_90"}
+    assert set(summary["gemm"]) == {"rows", "kept_out", "mean_ape", "median_ape", "coverage_90"}
     assert 0 < summary["gemm"]["mean_ape"] < 1
     assert any("all rows" in line for line in progress)
     assert not list(tmp_path.glob("*.ckpt.npz"))
@@ -254,3 +254,11 @@ def test_weights_round_trip(fitted: Path, tmp_path: Path) -> None:
     assert again.intervals == first.intervals
     for a, b in zip(first.params.kernels, again.params.kernels, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_large_shapes_and_devices_left_out_are_reported() -> None:
+    table = gemm_table(1400).assign(k=lambda frame: frame["k"] + np.arange(1400))  # no two alike
+    samples = gather([table], "gemm", (), figures_lookup())
+    record = fit_regressor(samples, replace(TINY, steps=8, refit_steps=4, left_out_steps=4)).record
+    assert record["large_left_out"]["n"] >= 50
+    assert set(record["device_left_out"]) == {"A100-SXM4-80GB", "H100-SXM5-80GB"}

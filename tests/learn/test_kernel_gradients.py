@@ -12,7 +12,7 @@ import pytest
 
 from perfmodel.catalog import device
 from perfmodel.learn import Figures, Inputs, Regressor, load_regressor, predict_log_time, rows_from_ops, shipped_folder
-from perfmodel.learn._inputs import machine_of, one_hot, shape_with_flags
+from perfmodel.learn._kinds import machine_of, one_hot, shape_with_flags
 from perfmodel.spec import Attention, Gemm, KernelOp, MemoryBound
 
 CASES = {

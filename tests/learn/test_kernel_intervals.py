@@ -34,10 +34,9 @@ def test_buckets_follow_the_spread() -> None:
 
 def test_small_groups_borrow_the_family() -> None:
     error, log_time = np.linspace(-1, 1, 300), np.zeros(300)
-    labels = np.array(["large"] * 290 + ["small"] * 10, object)
-    groups, family = in_range_intervals(error, log_time, labels)
-    assert set(groups) == {"large"}
-    intervals = Intervals(groups, family, family, family, family)
+    groups, family = in_range_intervals(error, log_time, np.array([3] * 290 + [5] * 10))
+    assert set(groups) == {3}
+    intervals = Intervals({(3, "half/linear/fwd"): groups[3]}, family, family, family, family)
     assert Intervals.from_dict(intervals.to_dict()) == intervals
 
 

@@ -4,20 +4,19 @@ import pytest
 
 from perfmodel.catalog import device
 from perfmodel.learn._kinds import KindCode, kind_distance, stand_in
-from perfmodel.learn._machine import Figures, similarity
-from perfmodel.learn._plan import Plan, make_plan
-from perfmodel.learn._stack import Stack
+from perfmodel.learn._plan import Plan, make_plan, on_behalf_of
+from perfmodel.learn._stack import Figures, Stack, similarity
 
 FWD, WGRAD = "half/linear/fwd", "half/linear/wgrad"
 
 
-def stack(name: str, software: str, kinds: tuple[str, ...], source: str = "lab") -> Stack:
-    return Stack(Figures.of(device(name)), source, software, dict.fromkeys(kinds, 100))
+def stack(name: str, software: str, kinds: tuple[str, ...], source: str = "lab", order: int = 0) -> Stack:
+    return Stack(Figures.of(device(name)), source, software, dict.fromkeys(kinds, 100), order=order)
 
 
 STACKS = (
     stack("A100-SXM4-80GB", "torch", (FWD,)),
-    stack("A100-SXM4-80GB", "trtllm-1", (FWD,), "aiconfigurator"),
+    stack("A100-SXM4-80GB", "trtllm-1", (FWD,), "aiconfigurator", order=1),
     stack("A100-PCIE-80GB", "torch", (FWD, WGRAD)),
     stack("L4", "torch", (FWD,)),
 )
@@ -108,6 +107,33 @@ def test_stand_in_prefers_pass_then_likeness() -> None:
     assert stand_in("half/rms_norm/bwd", known) == "half/layer_norm/bwd"
     assert stand_in("half/gelu/fwd", known) == "half/gelu/fwd"
     assert kind_distance(WGRAD, FWD) < kind_distance(WGRAD, "half/bmm/wgrad")
+
+
+def test_a_gradient_of_a_product_is_a_product() -> None:
+    """Never both gradients, nor their addition to others, stand in for one; nor one for both, unless nothing else."""
+    known = [f"fp32/linear/{p}" for p in ("bwd", "bwd_one_gemm", "fwd", "grad_accum")]
+    for gradient in ("dgrad", "wgrad"):
+        assert stand_in(f"fp32/linear/{gradient}", known) == "fp32/linear/fwd"
+        assert stand_in(f"half/linear/{gradient}", ["half/linear/bwd", "half/linear/grad_accum", FWD]) == FWD
+    assert stand_in("fp32/linear/bwd", known[1:]) == "fp32/linear/fwd"
+
+
+def test_a_stand_in_does_the_work_of_what_was_asked() -> None:
+    plan = make_plan(STACKS, Figures.of(device("A100-SXM4-80GB")), FWD, None, None)
+    assert plan is not None
+    moved = on_behalf_of(plan, FWD, "half/linear/dgrad")
+    assert moved.mode == "ratio"
+    assert {(t.kind, t.work) for t in moved.terms} == {(FWD, "half/linear/dgrad")}
+    assert on_behalf_of(plan, FWD, FWD) is plan
+
+
+def test_a_source_that_nobody_measured_says_nothing() -> None:
+    figures = Figures.of(device("A100-SXM4-80GB"))
+    for kind in (FWD, WGRAD):
+        asked = make_plan(STACKS, figures, kind, "my own cluster", "torch 9")
+        assert asked == make_plan(STACKS, figures, kind, None, None)
+    full = make_plan(STACKS, figures, FWD, None, "aiconfigurator/trtllm-1")
+    assert full == make_plan(STACKS, figures, FWD, "aiconfigurator", "trtllm-1")
 
 
 def test_one_hot_ignores_unknown_parts() -> None:

@@ -68,7 +68,7 @@ def test_joint_keys_vary_together():
         ('family = "gemm"', 'family = "gem"', "gemm"),
         ("m = [8, 16]", "mm = [8, 16]", "mm"),
         ("m = [8, 16]", "m = [8, -16]", "m must be"),
-        ("m = [8, 16]", "", "'m'"),
+        ("m = [8, 16]", "", "m: missing"),
         ("[[4, 2], [6, 3]]", "[[4, 2], [6]]", "list of 2"),
         ("num_ranks = [2, 3]", "", "num_ranks"),
         ("[rule]", "[rule", "not a readable plan"),

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from studies.optimise_tables import random_chain
 
 from perfmodel.errors import PerfModelError
 from perfmodel.optimise import NothingFitsError, least_critical_path, least_sum_plus_max
-from perfmodel.validation import random_chain
 
 
 def random_tables(seed: int, kinds: int, stages: int, layers: int) -> np.ndarray:

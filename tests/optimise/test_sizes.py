@@ -9,15 +9,18 @@ from perfmodel import catalog
 from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.optimise import NothingFitsError, assign, by_micro_batch, size_buckets, size_micro_batches
 from perfmodel.optimise._buckets import _Grouping
-from perfmodel.prediction import StepModel, step_model
+from perfmodel.prediction import StepProblem, bundles, durations, evaluate, step_problem
 from perfmodel.program import ProgramSpec, build
+from perfmodel.session import Session
 from perfmodel.spec import Job, Layout
 from perfmodel.timeline import makespan, times
 
 
 @pytest.fixture(scope="module")
-def fixed() -> StepModel:
-    return step_model(catalog.model("gpt2-345m"), catalog.cluster("v100-100g"), Job(global_batch=32, seq_len=256))
+def fixed() -> StepProblem:
+    return step_problem(
+        catalog.model("gpt2-345m"), catalog.cluster("v100-100g"), Job(global_batch=32, seq_len=512, dtype="fp16")
+    )
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
@@ -34,14 +37,14 @@ def test_classes_by_micro_batch_are_the_same_program(schedule: str) -> None:
     assert slower.makespan_s > same.makespan_s
 
 
-def test_small_micro_batches_fill_and_drain(fixed: StepModel) -> None:
+def test_small_micro_batches_fill_and_drain(fixed: StepProblem) -> None:
     found = size_micro_batches(fixed, Layout.parse("pp=4,micro_batch=4"))
     assert sum(found.sizes) == 32
     assert len(found.sizes) == 8
     assert found.step_time_s < min(found.uniform_s, found.best_uniform_s)
     assert found.sizes[0] < max(found.sizes) > found.sizes[-1]
     assert found.uniform_s == pytest.approx(
-        fixed.evaluate([Layout.parse("pp=4,micro_batch=4")]).step_time_s[0], rel=1e-5
+        evaluate(fixed, [Layout.parse("pp=4,micro_batch=4")]).step_time_s[0], rel=1e-5
     )
     assert found.to_dict()["sizes"] == found.sizes
     for text in ("pp=4,micro_batch=32", "pp=4,schedule=pipedream", "pp=4,micro_batch=4,schedule=chimera-doubling"):
@@ -49,19 +52,29 @@ def test_small_micro_batches_fill_and_drain(fixed: StepModel) -> None:
             size_micro_batches(fixed, Layout.parse(text))
 
 
-def test_buckets_that_a_prediction_assumes_take_as_long(fixed: StepModel) -> None:
+def test_buckets_that_a_prediction_assumes_take_as_long(fixed: StepProblem) -> None:
     layout = Layout.parse("pp=2,dp=4")
-    (bundle,) = fixed.bundles([layout])
+    (bundle,) = bundles(fixed, [layout])
     grouping = _Grouping(fixed, bundle, bundle.spec.segments)
-    assert grouping.durations(grouping.equal) == pytest.approx(fixed.durations(bundle)[0])
+    assert grouping.durations(grouping.equal) == pytest.approx(durations(fixed, bundle)[0])
 
 
-def test_buckets_are_never_worse_than_equal_ones(fixed: StepModel) -> None:
+def test_each_choice_of_buckets_has_durations_of_its_own(fixed: StepProblem) -> None:
+    """Also where another was asked for before."""
+    (bundle,) = bundles(fixed, [Layout.parse("dp=16")])
+    grouping = _Grouping(fixed, bundle, 2)
+    even, uneven = grouping.durations(((12, 12),)), grouping.durations(((4, 20),))
+    assert np.abs(uneven - even).max() > 0.1 * even.max()
+    with Session():
+        assert np.array_equal(grouping.durations(((4, 20),)), uneven)
+
+
+def test_buckets_are_never_worse_than_equal_ones(fixed: StepProblem) -> None:
     layout = Layout.parse("dp=16")
     found = size_buckets(fixed, layout, numbers=(1, 2, 4))
     assert found.step_time_s <= found.given_s
     assert [sum(of_stage) for of_stage in found.buckets] == [24]
-    (bundle,) = fixed.bundles([layout])
+    (bundle,) = bundles(fixed, [layout])
     every = _Grouping(fixed, bundle, 2)
     alone = min(float(makespan(every.prepared.compiled, every.durations(((24 - k, k),)))) for k in range(24))
     assert size_buckets(fixed, layout, numbers=(2,)).step_time_s == pytest.approx(alone)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from perfmodel import catalog
 from perfmodel.errors import LayoutError, NoDataError, UnknownNameError
-from perfmodel.prediction import explain, predict, step_model
+from perfmodel.prediction import evaluate, explain, peak_memory, predict, step_problem
 from perfmodel.prediction._memory import gathered_params
 from perfmodel.spec import Job, Layout
 
@@ -18,7 +18,7 @@ JOB = Job(global_batch=64, seq_len=2048)
 
 @pytest.fixture(scope="module")
 def fixed():
-    return step_model(catalog.model("gpt3-1.3b"), catalog.cluster("dgx-a100"), JOB)
+    return step_problem(catalog.model("gpt3-1.3b"), catalog.cluster("dgx-a100"), JOB)
 
 
 layouts = st.builds(
@@ -49,16 +49,16 @@ def test_accounts_add_up(fixed, layout):
     assert p.memory.peak == pytest.approx(
         p.memory.weights + p.memory.gradients + p.memory.optimizer + p.memory.activations + p.memory.buffers
     )
-    assert all(v >= -1e-9 * p.step_time_s for v in p.breakdown_s.values())
+    assert min(p.breakdown_s.values()) >= 0
 
 
 @settings(max_examples=5, deadline=None)
 @given(st.lists(layouts, min_size=1, max_size=12))
 def test_batch_equals_one_by_one(fixed, several):
-    batch = fixed.evaluate(several).step_time_s
+    batch = evaluate(fixed, several).step_time_s
     one = [explain(fixed, layout).step_time_s for layout in several]
     np.testing.assert_allclose(batch, one, rtol=1e-4)
-    peak, _ = fixed.peak_memory(several)
+    peak, _ = peak_memory(fixed, several)
     np.testing.assert_allclose(peak, [explain(fixed, layout).memory.peak for layout in several])
 
 
@@ -66,7 +66,8 @@ def test_timeline_agrees_with_the_step_time(fixed):
     p = explain(fixed, Layout(tp=2, pp=4, dp=2, zero=1), timeline=True)
     assert p.timeline is not None
     assert float(np.max(p.timeline.end_s)) == pytest.approx(p.step_time_s, rel=1e-9)
-    assert p.bubble_fraction == pytest.approx(p.timeline.bubble_fraction(), abs=1e-6)
+    assert p.busy_fraction == pytest.approx(1 - p.timeline.idle_fraction(), abs=1e-9)
+    assert p.bubble_fraction < p.timeline.idle_fraction()  # which also waits for communication
 
 
 def test_memory_over_time_peaks_where_the_account_says(fixed):
@@ -90,7 +91,8 @@ def test_zero_3_holds_what_is_outside_of_layers_and_two_layers(fixed):
     held = np.array([[1.0, 4.0, 1.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
     np.testing.assert_array_equal(gathered_params(params, layers, held), [7 + 2 * 3, 3, 7])
     few, many = (
-        explain(step_model(replace(fixed.model, layers=n), fixed.cluster, JOB), Layout(dp=8, zero=3)) for n in (12, 24)
+        explain(step_problem(replace(fixed.model, layers=n), fixed.cluster, JOB), Layout(dp=8, zero=3))
+        for n in (12, 24)
     )
     assert many.memory.buffers == pytest.approx(few.memory.buffers)
 

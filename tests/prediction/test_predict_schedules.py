@@ -7,9 +7,9 @@ import perfmodel as pm
 from perfmodel import catalog
 from perfmodel.errors import LayoutError, UnknownNameError
 from perfmodel.layout_search import default_space, restrict, with_schedules
-from perfmodel.prediction import LayoutGrid, price_grids, step_model
+from perfmodel.prediction import LayoutGrid, evaluate, price_grids, step_problem
 from perfmodel.schedule import schedule_names
-from perfmodel.spec import Job, Layout
+from perfmodel.spec import Job, Layout, Problem
 
 NAMES = [name for name in schedule_names() if name != "forward"] + ["chimera:4", "seq1f1b:4"]
 BASE = "tp=8,pp=4,dp=2,recompute=selective,sequence_parallel=true"
@@ -49,9 +49,9 @@ def test_order_of_schedules(predictions) -> None:
 
 def test_batches_agree_with_single_predictions(predictions) -> None:
     model, cluster = catalog.model("gpt3-6.7b"), catalog.cluster("dgx-a100")
-    fixed = step_model(model, cluster, Job(global_batch=32, seq_len=model.seq_len))
+    fixed = step_problem(model, cluster, Job(global_batch=32, seq_len=model.seq_len))
     layouts = [Layout.parse(f"{BASE},schedule={name}") for name in NAMES]
-    ours = fixed.evaluate(layouts).step_time_s
+    ours = evaluate(fixed, layouts).step_time_s
     np.testing.assert_allclose(ours, [predictions[name].step_time_s for name in NAMES], rtol=2e-4)
     bounds = [cost.bound_s.item() for cost in price_grids(fixed, [LayoutGrid.of(layout) for layout in layouts])]
     assert (np.array(bounds) <= ours * (1 + 1e-5)).all()
@@ -101,25 +101,23 @@ def test_a_schedule_file_is_read_anew_when_it_changes(tmp_path) -> None:
 def test_search_may_be_held_to_a_schedule() -> None:
     result = pm.search(
         "gpt3-1.3b", "dgx-a100", devices=12, global_batch=24, top=3,
-        space=restrict(default_space(*_search_of()), "schedule=chimera"),
+        space=restrict(default_space(_problem()), "schedule=chimera"),
     )  # fmt: skip
     assert {p.layout.schedule for p in result.layouts} <= {"chimera", "1f1b"}
     assert any("chimera" in reason for reason in result.rejected)
 
 
-def _search_of():
-    model = catalog.model("gpt3-1.3b")
-    return model, catalog.cluster("dgx-a100"), Job(global_batch=24, seq_len=model.seq_len), 12
+def _problem() -> Problem:
+    return catalog.problem("gpt3-1.3b", "dgx-a100", devices=12, global_batch=24)
 
 
 def test_search_over_schedules_never_loses_to_fewer() -> None:
-    model, cluster, job, devices = _search_of()
-    few = default_space(model, cluster, job, devices)
+    few = default_space(_problem())
     many = with_schedules(few, "all")
     assert set(few.schedule) < set(many.schedule)
     assert not {"nf1b", "pipedream", "forward"} & set(many.schedule)
     best = [
-        pm.search(model, cluster, devices=devices, global_batch=24, job=job, space=space, top=1).layouts[0].step_time_s
+        pm.search(_problem(), space=space, top=1).layouts[0].step_time_s
         for space in (with_schedules(few, "interleaved"), few, many)
     ]
     assert best[2] <= best[1] * (1 + 1e-6) <= best[0] * (1 + 2e-6)

@@ -1,13 +1,14 @@
 """The gradient of the step time by event against finite differences."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from perfmodel import catalog
 from perfmodel.cost import EventTimes
-from perfmodel.prediction import event_shares, step_model
+from perfmodel.prediction import bundles, evaluate, event_shares, prepared, step_problem
+from perfmodel.session import Session
 from perfmodel.spec import Job, Layout, Mlp, Op
 
 
@@ -28,7 +29,7 @@ class Slower:
 @pytest.mark.parametrize("text", ["tp=2,pp=2,dp=2,micro_batch=2", "tp=4,pp=1,dp=2,zero=1,recompute=selective"])
 def test_shares_are_the_gradient(text: str):
     model, cluster = catalog.model("gpt3-6.7b"), catalog.cluster("dgx-a100")
-    fixed, layout = step_model(model, cluster, Job(global_batch=32, seq_len=2048)), Layout.parse(text)
+    fixed, layout = step_problem(model, cluster, Job(global_batch=32, seq_len=2048)), Layout.parse(text)
     share = event_shares(fixed, layout)
     assert share.critical_s.sum() + share.gap_s == pytest.approx(share.step_time_s, rel=1e-5)
     largest = np.argsort(-share.critical_s)[:4].tolist()
@@ -43,11 +44,11 @@ def test_shares_are_the_gradient(text: str):
 
 def test_repriced_shares_structures_and_no_prices():
     model, cluster = catalog.model("gpt3-6.7b"), catalog.cluster("dgx-a100")
-    fixed, layout = step_model(model, cluster, Job(global_batch=32, seq_len=2048)), Layout(tp=2, pp=2, dp=2)
+    fixed, layout = step_problem(model, cluster, Job(global_batch=32, seq_len=2048)), Layout(tp=2, pp=2, dp=2)
     before = event_shares(fixed, layout)
     again = fixed.repriced(fixed.kernels, fixed.collectives)
-    (first,), (second,) = fixed.bundles([layout]), again.bundles([layout])
-    assert fixed.prepared(first.spec) is again.prepared(second.spec)
+    (first,), (second,) = bundles(fixed, [layout]), bundles(again, [layout])
+    assert prepared(first.spec) is prepared(second.spec)
     assert event_shares(again, layout).step_time_s == before.step_time_s
     op = before.ops[int(np.argmax(before.critical_s))]
     assert event_shares(again.repriced(Slower(fixed.kernels, op, 2.0), fixed.collectives), layout).step_time_s > (
@@ -60,10 +61,13 @@ def test_layouts_whose_blocks_differ_do_not_share_them():
     """A split stack of linear layers comes in pairs of layers, an unsplit one layer by layer."""
     model, cluster = Mlp(name="stack", layers=4, hidden=512), catalog.cluster("dgx-a100")
     job, split, whole = Job(global_batch=32, seq_len=1, dtype="fp32"), Layout(tp=2, dp=2), Layout(dp=2)
-    fresh = lambda: replace(step_model(model, cluster, job), _memo={})  # noqa: E731
-    alone = [event_shares(fresh(), layout).step_time_s for layout in (split, whole)]
+    alone = []
+    for layout in (split, whole):
+        with Session():
+            alone.append(event_shares(step_problem(model, cluster, job), layout).step_time_s)
     for order in ((split, whole), (whole, split)):
-        fixed = fresh()
-        times_s = {layout: event_shares(fixed, layout).step_time_s for layout in order}
-        assert [times_s[split], times_s[whole]] == alone
-        assert fixed.evaluate([split, whole]).step_time_s == pytest.approx(alone)
+        with Session():
+            fixed = step_problem(model, cluster, job)
+            times_s = {layout: event_shares(fixed, layout).step_time_s for layout in order}
+            assert [times_s[split], times_s[whole]] == alone
+            assert evaluate(fixed, [split, whole]).step_time_s == pytest.approx(alone)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from perfmodel import catalog
 from perfmodel.errors import LayoutError
 from perfmodel.prediction._placement import Placement
-from perfmodel.prediction._stages import even_split, layer_count, stage_blocks
+from perfmodel.prediction._stages import is_layer, layer_count, stage_blocks
+from perfmodel.schedule import even_split
 from perfmodel.spec import Job, Layout
 from perfmodel.workload import Shard, blocks
 
@@ -31,11 +32,15 @@ def test_a_remainder_spares_first_and_last_stage():
     assert even_split(22, 8).tolist() == [2, 3, 3, 3, 3, 3, 3, 2]
 
 
+def kinds(pairs):
+    return [(is_layer(block), n) for block, n in pairs]
+
+
 @given(st.sampled_from([1, 2, 3, 4, 6]), st.integers(1, 5))
 def test_every_block_is_dealt_once(stages, segments):
     model = catalog.model("gpt3-1.3b")
     pairs = blocks(model, Job(global_batch=1, seq_len=128), Shard())
-    counts = stage_blocks(pairs, stages, segments)
+    counts = stage_blocks(kinds(pairs), stages, segments)
     assert counts.sum(axis=(0, 1)).tolist() == [n for _, n in pairs]
     assert counts[0, 0, 0] == 1  # the embedding leads
     assert counts[-1, :, -1].sum() == 1  # the head ends
@@ -46,7 +51,7 @@ def test_every_block_is_dealt_once(stages, segments):
 def test_embedding_and_head_may_have_a_stage_of_their_own():
     # zero-bubble's interleaved runs: 22 layers on 24 stages
     pairs = blocks(replace(catalog.model("gpt3-1.3b"), layers=22), Job(global_batch=1, seq_len=128), Shard())
-    counts = stage_blocks(pairs, 24, 1)[:, 0]
+    counts = stage_blocks(kinds(pairs), 24, 1)[:, 0]
     assert counts[0].tolist() == [1, 0, 0]
     assert counts[-1].tolist() == [0, 0, 1]
     assert (counts[1:-1, 1] == 1).all()

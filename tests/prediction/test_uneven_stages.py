@@ -7,7 +7,7 @@ import perfmodel as pm
 from perfmodel import catalog
 from perfmodel.cli import main
 from perfmodel.errors import LayoutError
-from perfmodel.prediction import lower_bounds_s, step_model
+from perfmodel.prediction import evaluate, lower_bounds_s, step_problem
 from perfmodel.spec import Job, Layout
 
 EVEN = Layout.parse("tp=2,pp=4,dp=2,zero=1")
@@ -15,7 +15,7 @@ EVEN = Layout.parse("tp=2,pp=4,dp=2,zero=1")
 
 @pytest.fixture(scope="module")
 def fixed():
-    return step_model(
+    return step_problem(
         catalog.model("llama3-8b"),
         catalog.cluster("dgx-a100"),
         Job(global_batch=64, seq_len=2048, flash_attention=False),
@@ -53,7 +53,7 @@ def test_all_layers_in_full_is_full_recompute(schedule: str) -> None:
 
 def test_every_recomputed_layer_costs_time_and_saves_memory(fixed) -> None:
     layouts = [EVEN.replace(recompute_full_layers=(k, 0, 0, 0)) for k in range(9)]
-    step_s = fixed.evaluate(layouts).step_time_s
+    step_s = evaluate(fixed, layouts).step_time_s
     assert (np.diff(step_s) >= 0).all()
     assert step_s[-1] > step_s[0]
     saved = [pm.prediction.explain(fixed, layout).saved_bytes_per_stage for layout in layouts]
@@ -64,7 +64,7 @@ def test_every_recomputed_layer_costs_time_and_saves_memory(fixed) -> None:
 def test_a_short_last_stage_pays_for_a_large_head(fixed) -> None:
     """Llama 3's vocabulary makes the head worth about two layers."""
     layouts = [EVEN, EVEN.replace(partition=(9, 9, 8, 6)), EVEN.replace(partition=(6, 8, 9, 9))]
-    even_s, short_s, long_s = fixed.evaluate(layouts).step_time_s
+    even_s, short_s, long_s = evaluate(fixed, layouts).step_time_s
     assert short_s < even_s < long_s
     assert lower_bounds_s(fixed, [EVEN])[0] <= even_s
     with pytest.raises(LayoutError, match="stages alike"):
@@ -74,8 +74,8 @@ def test_a_short_last_stage_pays_for_a_large_head(fixed) -> None:
 def test_batches_of_divisions_equal_single_ones(fixed) -> None:
     layouts = [EVEN.replace(partition=p, recompute_full_layers=r)
                for p in (None, (9, 8, 8, 7)) for r in (None, (1, 2, 3, 4))]  # fmt: skip
-    together = fixed.evaluate(layouts).step_time_s
-    assert together == pytest.approx([fixed.evaluate([layout]).step_time_s[0] for layout in layouts], rel=1e-6)
+    together = evaluate(fixed, layouts).step_time_s
+    assert together == pytest.approx([evaluate(fixed, [layout]).step_time_s[0] for layout in layouts], rel=1e-6)
     assert len(set(together.tolist())) == 4
 
 

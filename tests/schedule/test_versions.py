@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import PerfModelError
-from perfmodel.schedule import get_schedule, weight_versions
+from perfmodel.schedule import get_schedule, peak_live, schedule_facts, version_difference, weight_versions
 
 
 @cache
@@ -36,6 +36,30 @@ def test_papers_formula_holds_but_for_few_workers_and_micro_batches() -> None:
 def test_single_update_sequence_iff_few_workers() -> None:
     for workers, n in GRID:
         assert (timeprest(workers, n).sequences == 1) == (workers <= n + 1)
+
+
+@pytest.mark.parametrize("workers", range(1, 13))
+def test_default_nf1b_is_no_later_than_the_papers_at_real_durations(workers: int) -> None:
+    """Gradients are as late as in unit time (where at most every other mini-batch waits; less where more do), because
+    so many micro-batches are in flight at most; without the bound they are later."""
+    for n in range(2, 13):
+        schedule, law = get_schedule("nf1b")(workers, n, 1, 14), version_difference(workers, n)
+        versions = weight_versions(schedule, "latest")
+        assert versions.difference.max() == versions.sequences == law
+        assert versions.steady_difference.max() <= law
+        assert law > 2 or (versions.steady_difference == law).all()
+        assert peak_live(schedule, np.ones(workers)).max() <= (law + 1) * n - 1
+        free = weight_versions(get_schedule(f"nf1b:{2 * n}")(workers, n, 1, 14), "latest")
+        assert (free.difference[:, -1] >= versions.difference[:, -1]).all()
+
+
+def test_default_nf1b_at_four_workers_and_micro_batches_has_one_sequence() -> None:
+    """Figure 7b: version difference 1, one sequence. Unbounded, backwards of real length overlap."""
+    facts = schedule_facts("nf1b", 4, 4)
+    assert (facts.version_difference, facts.update_sequences) == (1, 1)
+    free = schedule_facts("nf1b:8", 4, 4)
+    assert (free.version_difference, free.update_sequences) == (3, 3)
+    assert free.steady_interval_s < facts.steady_interval_s
 
 
 def test_figure_7() -> None:

@@ -1,5 +1,7 @@
 """Layouts: notation, defaults, refusals."""
 
+from dataclasses import fields
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,8 +31,50 @@ def test_distsim_notation():
     assert Layout.parse("2m4p1d,zero=1,micro_batch=4") == Layout(tp=2, pp=4, zero=1, micro_batch=4)
 
 
-def test_virtual_stages_imply_the_interleaved_schedule():
-    assert Layout(pp=4, vpp=2).schedule == "interleaved"
+@given(
+    st.builds(
+        Layout, tp=degrees, pp=st.integers(2, 64), dp=degrees, vpp=st.integers(1, 4), sequence_parallel=st.booleans(),
+        schedule=st.sampled_from(["1f1b", "gpipe", "interleaved", "breadth-first", "zb-h1"]), zero=st.integers(0, 3),
+        recompute=st.sampled_from(["none", "selective", "full"]), offload=st.booleans(), tp_overlap=st.booleans(),
+    )
+)  # fmt: skip
+def test_a_layout_keeps_what_it_is_given_and_says_what_runs_otherwise(layout):
+    given = {f.name: getattr(layout, f.name) for f in fields(layout)}
+    assert Layout(**given) == layout == Layout.parse(str(layout))
+    assert {f.name: getattr(layout, f.name) for f in fields(Layout.parse(str(layout)))} == given
+    runs_as_given = (layout.effective_schedule, layout.effective_sequence_parallel) == (
+        layout.schedule, layout.sequence_parallel,
+    )  # fmt: skip
+    assert runs_as_given == (not layout.remarks)
+    canonical = layout.canonical
+    assert canonical.canonical == canonical
+    assert not canonical.remarks
+
+
+def test_experts_ranks_are_written_and_read():
+    layout = Layout.parse("tp=4,dp=2,ep=8,etp=1")
+    assert (layout.etp, layout.expert_tp, layout.edp) == (1, 1, 1)
+    assert str(layout) == "tp=4,pp=1,dp=2,ep=8,etp=1"
+    assert Layout.parse(str(layout)) == layout
+    assert Layout(tp=4, etp=4).canonical == Layout(tp=4)
+
+
+def test_virtual_stages_of_1f1b_run_interleaved():
+    layout = Layout(pp=4, vpp=2)
+    assert (layout.schedule, layout.effective_schedule) == ("1f1b", "interleaved")
+    assert layout.remarks == ("schedule=1f1b with vpp=2 runs as schedule=interleaved",)
+
+
+@pytest.mark.parametrize("vpp", [1, 2])
+@pytest.mark.parametrize("tp", [1, 8])
+def test_the_contract_s_notation_works_for_all_values_that_mean_something(vpp, tp):
+    text = (
+        f"tp={tp},pp=16,dp=8,cp=1,ep=1,vpp={vpp},micro_batch=1,schedule=1f1b,zero=1,recompute=selective,"
+        "sequence_parallel=true"
+    )
+    layout = Layout.parse(text)
+    assert (layout.vpp, layout.schedule, layout.sequence_parallel) == (vpp, "1f1b", True)
+    assert len(layout.remarks) == (vpp > 1) + (tp == 1)
 
 
 @pytest.mark.parametrize(

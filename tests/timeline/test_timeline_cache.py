@@ -62,12 +62,22 @@ def damaged(content: bytes) -> list[bytes]:
         content[:-1],
         content + b"x",
         b"x" + content,
-        content.replace(b'"format": 1', b'"format": 0'),
+        content.replace(b'"key": "', b'"key": "0'),
         content.replace(b'"checksum": ', b'"checksum": 1'),
         content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :],
         content[: len(_cache._MAGIC)] + b"[]\n",
         content[: len(_cache._MAGIC)] + b"\xff\xfe\n",
     ]
+
+
+def test_other_code_has_files_of_its_own(folder, monkeypatch):
+    """What an earlier version of the package built is not taken for what this one would build."""
+    structure, built = pipeline_1f1b(3, 7), []
+    load_or_compile("key", lambda: structure)
+    monkeypatch.setattr(_cache, "code_digest", lambda *packages: "other")
+    for _ in range(2):
+        load_or_compile("key", lambda: built.append(1) or structure)
+    assert built == [1]
 
 
 @pytest.mark.parametrize("case", range(11))

@@ -28,7 +28,7 @@ def test_no_communication(schedule, stages, micro_batches, forward_s, backward_s
     timeline = times(structure, seconds_by_kind(structure, forward=forward_s, backward=backward_s))
     slots = micro_batches + stages - 1
     assert timeline.makespan_s == slots * (forward_s + backward_s)
-    assert timeline.bubble_fraction() == pytest.approx((stages - 1) / slots)
+    assert timeline.idle_fraction() == pytest.approx((stages - 1) / slots)
 
 
 @settings(max_examples=40)

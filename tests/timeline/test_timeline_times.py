@@ -53,7 +53,7 @@ def test_devices():
     structure = structure_of([(-1, -1), (0, -1), (0, -1), (1, 2)], [1, 2, 3, 0], devices=2, device=[0, 0, 1, -1])
     timeline = times(structure, np.array([0, 1.0, 2.0, 4.0]))
     assert timeline.device_busy_s().tolist() == [3.0, 4.0]
-    assert timeline.bubble_fraction() == pytest.approx(1 - 7 / 10)
+    assert timeline.idle_fraction() == pytest.approx(1 - 7 / 10)
     assert timeline.critical_path().tolist() == [0, 2, 3]
     frame = timeline.to_frame()
     assert frame.loc[2].to_dict() == {
@@ -63,8 +63,8 @@ def test_devices():
     assert frame.loc[3, "stream"] == ""
 
 
-def test_an_empty_step_has_no_bubble():
-    assert times(structure_of([(-1, -1)], [0], n_classes=2), np.zeros(2)).bubble_fraction() == 0
+def test_an_empty_step_is_not_idle():
+    assert times(structure_of([(-1, -1)], [0], n_classes=2), np.zeros(2)).idle_fraction() == 0
 
 
 def test_bad_durations():

@@ -9,12 +9,15 @@ import pytest
 from perfmodel.cli import main
 from perfmodel.errors import TableError
 from perfmodel.validation import validate_cases
-from perfmodel.validation._case_rows import Unusable, read_case
+from perfmodel.validation._case_rows import read_case
+from perfmodel.validation._cases import MOST_SLOWER
 from perfmodel.validation._metrics import errors
+from perfmodel.validation._row_cells import Unusable
 
 # Korthikanti et al. 2022 (arXiv 2205.05198), table 5: 22B and 175B on A100s
 KORTHIKANTI_22B = {
-    "case_id": "k22", "source": "Korthikanti et al. 2022 Table 5", "model": "gpt-22B", "family": "gpt",
+    "case_id": "k22", "source": "Korthikanti et al. 2022 Table 5", "framework": "megatron-lm@2022", "model": "gpt-22B",
+    "family": "gpt",
     "params_b": 22.1, "layers": 48, "hidden": 6144, "heads": 64, "ffn_hidden": 24576, "vocab": 51200, "seq_len": 2048,
     "device": "A100-SXM4-80GB", "n_devices": 8, "devices_per_node": 8, "intra_link": "NVLink3/NVSwitch",
     "inter_link": "8x HDR 200 Gbps InfiniBand per node", "dtype": "fp16", "tp": 8, "pp": 1, "vpp": 1, "dp": 1,
@@ -51,10 +54,17 @@ def test_published_steps_are_within_ten_per_cent(tmp_path):
     ("change", "reason"),
     [
         ({"schedule": "zb-2p-sync"}, "schedule zb-2p-sync is not modelled"),
-        ({"micro_batch": None}, "micro_batch is not stated"),
-        ({"dtype": "nvfp4"}, "dtype nvfp4"),
+        ({"tp": None, "dp": None, "n_devices": None}, "tp and dp are not stated"),
+        ({"dtype": "nvfp4"}, "A100-SXM4-80GB has no fp4"),
+        ({"dtype": "int4"}, "dtype int4 is not modelled"),
+        ({"dtype": "float8-rowwise"}, "A100-SXM4-80GB has no fp8; choose a dtype among fp64, fp32, tf32, bf16"),
+        ({"family": "hybrid mamba2 + moe", "model": "x"}, "family hybrid mamba2 + moe without a catalog entry"),
+        ({"family": "moe", "model": "x"}, "n_experts is not stated"),
+        ({"family": "moe", "model": "x", "n_experts": 8}, "top_k is not stated"),
+        ({"family": "moe", "n_experts": 8, "top_k": 2, "etp": 1}, "need sequence_parallel=true"),
+        ({"n_devices": 16, "inter_link": "none (one node)", "dp": 2, "global_batch": 8}, "has 8 (its outermost level"),
         ({"hidden": None, "heads": None, "layers": None, "model": "nobody-9B"}, "not in the catalog"),
-        ({"tp": 4}, "do not multiply"),
+        ({"tp": 3}, "do not multiply"),
         ({"device": "Abacus"}, "Abacus"),
         ({"tp": "many"}, "not a number"),
         ({"heads": 60}, "heads"),
@@ -65,6 +75,67 @@ def test_a_row_that_cannot_run_is_named_not_dropped(tmp_path, change, reason):
     assert report["all"]["n"] == 1
     assert sum(report["skipped"].values()) == 1
     assert reason in str(pd.read_csv(tmp_path / "p.csv")["skipped_reason"][1])
+
+
+def test_what_a_row_leaves_open_is_predicted_over_its_plausible_values(tmp_path):
+    """The point is the fastest that fits, and the interval covers all that is not far slower."""
+    stated = SELECTIVE | {"global_batch": 16, "num_microbatches": None, "framework": "megatron-lm@2022"}
+    open_row = stated | {"case_id": "open", "micro_batch": None}
+    each = [stated | {"case_id": str(size), "micro_batch": size} for size in (1, 2, 4, 8)]
+    report = validate_cases([_file(tmp_path, open_row, *each)], out=tmp_path / "p.csv")
+    predicted = pd.read_csv(tmp_path / "p.csv").set_index("case_id")
+    likely = predicted.loc[["1", "2", "4", "8"]]
+    likely = likely[likely["fits"]]
+    likely = likely[likely["predicted_iter_time_s"] <= MOST_SLOWER * likely["predicted_iter_time_s"].min()]
+    found = predicted.loc["open"]
+    assert len(likely) > 1
+    assert found["predicted_iter_time_s"] == pytest.approx(likely["predicted_iter_time_s"].min())
+    assert found["unstated_share"] == pytest.approx(likely["unstated_share"].iloc[0] + 0.2)
+    assert found["lo_s"] <= likely["lo_s"].min()  # an unstated setting widens each of them
+    assert found["hi_s"] >= likely["hi_s"].max()
+    assert report["assumed"] == {"micro_batch": 1}
+
+
+def test_degrees_that_nobody_stated_are_searched(tmp_path):
+    row = SELECTIVE | {"tp": None, "pp": None, "dp": None, "cp": None, "num_microbatches": None, "global_batch": 8}
+    report = validate_cases([_file(tmp_path, row, SELECTIVE | {"tp": 4})], out=tmp_path / "p.csv")
+    predicted = pd.read_csv(tmp_path / "p.csv")
+    assert report["assumed"] == {"degrees": 1, "dp": 1}
+    assert predicted["fits"][0]
+    assert predicted["unstated_share"][0] == pytest.approx(2 / 5)  # two of three degrees; one follows
+    assert predicted["hi_s"][0] / predicted["lo_s"][0] > predicted["hi_s"][1] / predicted["lo_s"][1]
+
+
+@pytest.mark.parametrize(
+    ("cells", "etp"),
+    [
+        ({"tp": 2, "dp": 4, "ep": 4}, None),  # as the framework has it: tp
+        ({"tp": 2, "dp": 4, "ep": 8}, 1),  # experts find their ranks in no other way
+        ({"tp": 4, "dp": 2, "ep": 4}, 2),
+        ({"tp": 4, "dp": 2, "ep": 2, "etp": 1}, 1),
+        ({"tp": 4, "dp": 2, "ep": 2, "etp": 4}, None),
+    ],
+)
+def test_ranks_of_experts_are_read_or_follow(cells, etp):
+    row = (
+        SELECTIVE | {"family": "moe", "n_experts": 8, "top_k": 2, "model": "x", "global_batch": 8, "etp": None} | cells
+    )
+    assert read_case(row | {"num_microbatches": None}).layout.etp == etp
+
+
+@pytest.mark.parametrize(
+    ("recompute", "detail", "mode"),
+    [
+        ("selective", "selective core_attn", "selective"), ("selective", "selective core_attn+layernorm", "selective"),
+        ("selective", "selective moe_act", "none"), ("selective", "selective mlp+core_attn", "full"),
+        ("selective", "selective moe", "full"), (None, "remat_policy full", "full"),
+        (None, "remat_policy save_dot_except_mlpwi", "none"), ("full", "full per block", "full"),
+        ("none", "none", "none"),
+    ],
+)  # fmt: skip
+def test_details_of_recomputation_tell_which_mode_is_nearest(recompute, detail, mode):
+    row = KORTHIKANTI_22B | {"recompute": recompute, "recompute_detail": detail}
+    assert read_case(row).layout.recompute == mode
 
 
 def test_missing_cells_are_filled_from_what_is_known():
@@ -132,7 +203,8 @@ def test_all_published_rows_are_predicted_or_named(data_dir, tmp_path):
 
 def test_selective_checkpointing_of_whole_layers_is_read_from_the_flop_ratio():
     row = KORTHIKANTI_22B | {
-        "source": "fms-fsdp README", "recompute": "selective", "zero_stage": 3, "tp": 1, "dp": 8, "global_batch": 32,
+        "framework": "fsdp-compile@2024", "recompute": "selective", "zero_stage": 3, "tp": 1, "dp": 8,
+        "global_batch": 32,
         "measured_mfu": 0.60, "measured_hfu": 0.70, "flash_attention": 1,
     }  # fmt: skip
     layout = read_case(row).layout

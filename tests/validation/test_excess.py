@@ -2,8 +2,7 @@
 
 import pandas as pd
 import pytest
-
-from perfmodel.validation._excess import pipeline_excess
+from studies.excess import pipeline_excess
 
 
 def runs(**columns: object) -> pd.DataFrame:

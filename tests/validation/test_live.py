@@ -3,16 +3,18 @@
 import json
 
 import pytest
+from studies.live import LiveSettings, validate_live
+from studies.live_cases import LiveCase, live_cases
+from studies.live_report import live_report
 
 from perfmodel.distribute import Degrees
 from perfmodel.measure._hosts import unavailable
-from perfmodel.validation import LiveCase, LiveSettings, live_cases, live_report, validate_live
 
 needs_hosts = pytest.mark.skipif(bool(unavailable()), reason=f"hosts cannot be emulated here: {unavailable()}")
 
 
 def test_there_are_forty_configurations_and_none_belongs_to_the_calibration():
-    from perfmodel.validation._live_cases import check_cases
+    from studies.live_cases import check_cases
 
     cases = live_cases()
     assert len(set(cases)) == len(cases) >= 40

@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 
 from perfmodel import catalog
-from perfmodel.prediction import EAGER, explain, step_model
-from perfmodel.spec import Job, Layout, Transformer
-from perfmodel.validation._case_rows import Case
-from perfmodel.validation._memory_facts import partition_by_cost
-from perfmodel.validation._memory_seen import FRAGMENTATION, counter_of, seen_bytes, workspace_bytes
+from perfmodel.prediction import EAGER, explain, step_problem
+from perfmodel.prediction._counted_memory import FRAGMENTATION, workspace_bytes
+from perfmodel.spec import Job, Layout, Transformer, partition_by_cost
+from perfmodel.validation._cases import counter_of
 
 MODEL = Transformer(
     name="llama-like-1B", layers=16, hidden=2048, heads=32, kv_heads=32, head_dim=64, ffn_hidden=8192, vocab=131072,
@@ -27,44 +26,45 @@ def test_stages_balanced_by_cost_count_the_head_as_four_layers(stages, layers):
 
 
 @pytest.mark.parametrize(
-    ("source", "kind", "counter"),
+    ("framework", "kind", "counter"),
     [
-        ("SimuMax B200 release v1.2 (real runs)", "max over ranks of torch max_allocated", "allocated"),
-        ("ultrascale-playbook sweep (nanotron)", "torch max allocated or reserved", "reserved"),
-        ("Zero Bubble Pipeline Parallelism paper", "peak memory as printed (rounded)", "allocated"),
-        ("OneFlow DLPerf GPT report", "nvidia-smi", "device"),
-        ("somebody", "torch reserved", "reserved"),
-        ("somebody", "", "device"),
+        ("megatron-core@2025", "max over ranks of torch max_allocated", "allocated"),
+        ("nanotron@2024", "torch max allocated or reserved", "reserved"),
+        ("megatron-lm@2023", "peak memory as printed (rounded)", "allocated"),
+        ("oneflow@2021", "nvidia-smi", "device"),
+        ("generic", "torch reserved", "reserved"),
+        ("generic", "", "device"),
+        ("megatron-lm@2023", "nvidia-smi", "device"),
     ],
 )
-def test_counters_follow_reports_and_words(source, kind, counter):
-    assert counter_of(source, kind) == counter
+def test_counters_follow_words_and_then_reports(framework, kind, counter):
+    assert counter_of(kind, catalog.framework(framework)) == counter
 
 
 def test_counters_nest_and_the_first_rank_keeps_its_outputs():
     layout = Layout(tp=2, pp=4, dp=1, sequence_parallel=True, partition=(6, 5, 5, 0))
-    case = Case("one", MODEL, catalog.cluster("dgx-h100"), Job(global_batch=8, seq_len=4096), layout)
-    found = explain(step_model(case.model, case.cluster, case.job), layout)
-    allocated, reserved = (seen_bytes(found, case, EAGER, "x", f"torch {k}") for k in ("allocated", "reserved"))
-    device = seen_bytes(found, case, EAGER, "x", "nvidia-smi")
+    cluster, job = catalog.cluster("dgx-h100"), Job(global_batch=8, seq_len=4096)
+    found = explain(step_problem(MODEL, cluster, job), layout)
+    allocated, reserved, device = (found.memory_counted_bytes[k] for k in ("allocated", "reserved", "device"))
     first = found.memory_per_stage[0]
     assert found.memory == first
     moving = first.activations + first.buffers - EAGER.context_bytes
-    assert allocated == pytest.approx(first.peak - EAGER.context_bytes + workspace_bytes(case.cluster.device))
+    assert allocated == pytest.approx(first.peak - EAGER.context_bytes + workspace_bytes(cluster.device))
     assert reserved - allocated == pytest.approx(moving * FRAGMENTATION / (1 - FRAGMENTATION))
-    assert device - reserved == pytest.approx(EAGER.context_bytes - workspace_bytes(case.cluster.device))
-    nanotron = seen_bytes(found, case, EAGER, "ultrascale-playbook", "")
+    assert device - reserved == pytest.approx(EAGER.context_bytes - workspace_bytes(cluster.device))
+    nanotron = replace(EAGER, keeps_outputs=True, reports_first_stage=True)
+    kept = explain(step_problem(MODEL, cluster, job, None, nanotron), layout).memory_counted_bytes["reserved"]
     # four micro-batches of half a sequence
-    assert nanotron - reserved == pytest.approx(4 * 4096 * 2048 * 2 / 2 / (1 - FRAGMENTATION))
+    assert kept - reserved == pytest.approx(4 * 4096 * 2048 * 2 / 2 / (1 - FRAGMENTATION))
 
 
 def test_buckets_and_dummies_of_gradients():
     cluster, job, layout = catalog.cluster("dgx-h100"), Job(global_batch=8, seq_len=4096), Layout(tp=4, dp=2)
 
     def buffers(layout: Layout = layout, **changes: object) -> float:
-        return explain(step_model(MODEL, cluster, job, None, replace(EAGER, **changes)), layout).memory.buffers
+        return explain(step_problem(MODEL, cluster, job, None, replace(EAGER, **changes)), layout).memory.buffers
 
-    weights = explain(step_model(MODEL, cluster, job), layout).memory.weights
+    weights = explain(step_problem(MODEL, cluster, job), layout).memory.weights
     assert buffers() - buffers(bucket_bytes=0.0) == pytest.approx(320e6)
     assert buffers(ddp_buckets=True) - buffers() == pytest.approx(weights)
     sharded = layout.replace(zero=1)

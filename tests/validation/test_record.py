@@ -6,11 +6,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from studies.baselines import naive_times_s
+from studies.ranking import fits_table, ranking
+from studies.record import published_record
+from studies.record_html import record_html
+from studies.record_text import record_text
 
 from perfmodel.errors import PerfModelError, TableError
-from perfmodel.validation import explain_case, explain_cases, published_record, record_html, record_text
-from perfmodel.validation._baselines import naive_times_s
-from perfmodel.validation._ranking import fits_table, ranking
+from perfmodel.validation import explain_case, explain_cases
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +24,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rows.append(
             {
                 "case_id": f"vtrain-single-{tp}-{dp}-{micro_batch}", "source": "vTrain validation measurements",
+                "framework": "megatron-deepspeed@2022",
                 "device": "A100-SXM4-80GB", "n_devices": 8, "devices_per_node": 8, "inter_link": "none (one node)",
                 "model": "small", "family": "gpt", "layers": 8, "hidden": 2048, "heads": 16, "seq_len": 1024,
                 "dtype": "fp16", "tp": tp, "pp": 1, "dp": dp, "micro_batch": micro_batch, "global_batch": 64,
@@ -77,10 +81,14 @@ def test_record_of_a_table(table: Path) -> None:
     error = np.abs(predicted / frame["measured_s"][:8] - 1).mean()
     assert own["mean_ape"] == pytest.approx(error)
     assert record["bars"]["vTrain, one node"]["time"]["error"] == pytest.approx(error)
+    assert record["over_sources"]["mean_ape"] == pytest.approx(error)  # of one source
+    assert record["generic"]["sources"]["vTrain validation measurements"]["mean_ape"] != own["mean_ape"]
+    assert (own["frameworks"], own["width_90"] > 1) == (["megatron-deepspeed@2022"], True)
     assert record["fits"]["vTrain validation measurements"]["did_not_run"] == 1
     json.dumps(record)
     text = record_text(record, None, None)
     assert "| vTrain, one node | time | 8 | mean |" in text
+    assert "| mean over 1 sources | " in text
     html = record_html(text, frame)
     assert html.count("data:image/png") == 3
     assert "<td>vTrain, one node</td>" in html

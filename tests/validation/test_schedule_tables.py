@@ -1,9 +1,9 @@
 """The tables of validate/schedules.md."""
 
 import pytest
+from studies.schedule_tables import bubble_table, memory_table, version_table, vgg_table, zero_bubble_table
 
 from perfmodel.schedule import schedule_facts
-from perfmodel.validation import bubble_table, memory_table, version_table, vgg_table, zero_bubble_table
 
 
 def test_bubbles_equal_their_formulas() -> None:
@@ -34,7 +34,9 @@ def test_nf1b_halves_the_first_stage_of_vgg_and_trains_faster_than_pipedream() -
     table = vgg_table().set_index(["network", "schedule"])
     slow = table.loc["1 Gbit/s"]
     assert 0.4 < 1 - slow["stage 0 GB"]["nf1b:1"] / slow["stage 0 GB"]["pipedream"] < 0.6  # the paper: about half
-    assert slow["epochs per hour"]["nf1b"] > 1.5 * slow["epochs per hour"]["pipedream"]
+    epochs = slow["epochs per hour"]
+    # as the paper finds, but then gradients are two updates late, not one; the schedule that keeps to one is no faster
+    assert epochs["nf1b:16"] > 1.5 * epochs["pipedream"] > 1.5 * epochs["nf1b"]
 
 
 @pytest.mark.shared

@@ -1,22 +1,27 @@
 """Searches of papers and choices among runs: published figures typed in, and a table of our own."""
 
+from collections import Counter
+from dataclasses import replace
+from typing import Literal
+
 import numpy as np
 import pandas as pd
 import pytest
+from studies import search_chimera as chimera
+from studies import search_distir as distir
+from studies import search_distsim as distsim
+from studies import search_groups as groups
+from studies import search_megatron as megatron
+from studies.search_rank import USUAL, rank
+from studies.search_report import markdown_table
+from studies.search_sections import SEARCH_SECTIONS
 
 from perfmodel import catalog
-from perfmodel.errors import PerfModelError
-from perfmodel.prediction import Framework, step_model
-from perfmodel.spec import Job, Layout
-from perfmodel.validation import SEARCH_SECTIONS
-from perfmodel.validation import _search_chimera as chimera
-from perfmodel.validation import _search_distir as distir
-from perfmodel.validation import _search_distsim as distsim
-from perfmodel.validation import _search_groups as groups
-from perfmodel.validation import _search_megatron as megatron
+from perfmodel.errors import LayoutError, PerfModelError
+from perfmodel.layout_search import enumerate_layouts
+from perfmodel.prediction import evaluate, peak_memory, step_problem
+from perfmodel.spec import Framework, Job, Layout, Problem
 from perfmodel.validation._case_rows import Case
-from perfmodel.validation._search_rank import rank
-from perfmodel.validation._search_report import markdown_table
 
 
 def test_distsim_finds_the_papers_best_and_worst():
@@ -27,17 +32,27 @@ def test_distsim_finds_the_papers_best_and_worst():
     assert 5 < ours["best/worst"] < 12
 
 
+def _layouts(batch: int, mode: Literal["train", "inference"], schedule: str) -> list[Layout]:
+    """What `search` tries of DistIR's space."""
+    job = Job(global_batch=batch, seq_len=1, mode=mode, dtype="fp16")
+    model, cluster = catalog.model("mlp-1b"), catalog.cluster(distir.CLUSTER)
+    problem = Problem(model=model, cluster=cluster, job=job, devices=distir.DEVICES)
+    every = enumerate_layouts(distir.space(job, schedule), problem, Counter())
+    counts = [(job.num_microbatches(layout), layout) for layout in every]
+    return [layout for count, layout in counts if count in (distir.MICRO_BATCHES if layout.pp > 1 else (1,))]
+
+
 @pytest.mark.parametrize("batch", [16384, 131072])
 def test_distir_has_as_many_layouts_as_the_paper(batch):
     """DistIR, arXiv 2111.05426, table 1: 75 layouts of a batch."""
-    layouts = list(distir._grid(batch, "1f1b"))
+    layouts = _layouts(batch, "train", "1f1b")
     assert len(layouts) == len(set(layouts)) == 75
     assert all(lay.devices == 16 for lay in layouts)
 
 
 def test_distir_counts_inference_layouts_as_the_paper():
     """Table 1: 1,035 layouts over all batches (some are too small for 128 micro-batches)."""
-    assert sum(len(list(distir._grid(batch, "gpipe"))) for batch in distir.BATCHES) == 1035
+    assert sum(len(_layouts(batch, "inference", "gpipe")) for batch in distir.BATCHES) == 1035
 
 
 @pytest.mark.parametrize(
@@ -56,22 +71,30 @@ def test_a_row_that_does_not_fit_is_not_held():
 
 
 def test_ranked_layouts_are_in_order_and_leave_out_what_does_not_divide():
-    model, job = catalog.model("mlp-1b"), Job(global_batch=16, seq_len=1)
-    layouts = [Layout(dp=4), Layout(tp=4), Layout(dp=3), Layout(tp=4)]
-    found = rank(model, catalog.cluster("dgx-2"), job, layouts)
-    assert sorted(map(str, found.layouts)) == sorted(map(str, layouts[:2]))
+    model, cluster = catalog.model("mlp-1b"), catalog.cluster("dgx-2")
+    job = Job(global_batch=4096, seq_len=1, dtype="fp16")
+    space = replace(USUAL, tp=(1, 3, 4), pp=(1, 2, 16), micro_batch=(64, 100))
+    found = rank(model, cluster, job, 16, space, constraints=["micro_batches >= 2"])
+    degrees = {(lay.tp, lay.pp, lay.dp, lay.micro_batch) for lay in found.layouts}
+    assert degrees == {(1, 1, 16, 64), (1, 2, 8, 64), (1, 16, 1, 64), (4, 1, 4, 64), (4, 2, 2, 64)}
+    np.testing.assert_allclose(found.step_s, evaluate(step_problem(model, cluster, job), found.layouts).step_time_s)
     assert (np.diff(found.step_s) >= 0).all()
     assert found.place(found.layouts[1]) == 1
     assert found.place(Layout(dp=3)) is None
-    assert found.only([False, True]).layouts == found.layouts[1:]
-    assert rank(model, catalog.cluster("dgx-2"), job, [Layout(dp=3)]).layouts == ()
+    assert found.only([False, True, False, False, False]).layouts == found.layouts[1:2]
+    with pytest.raises(LayoutError, match="is possible"):
+        rank(model, cluster, job, 16, replace(space, tp=(3,)))
 
 
 def test_blocking_sends_lengthen_pipelines_only():
-    model, cluster, job = catalog.model("mlp-17b"), catalog.cluster("dgx-2"), Job(global_batch=4096, seq_len=1)
+    model, cluster, job = (
+        catalog.model("mlp-17b"),
+        catalog.cluster("dgx-2"),
+        Job(global_batch=4096, seq_len=1, dtype="fp16"),
+    )
     layouts = [Layout(pp=4, micro_batch=64, dp=1), Layout(tp=4, micro_batch=4096)]
     free, held = (
-        step_model(model, cluster, job, None, Framework(blocking_sends=b)).evaluate(layouts).step_time_s
+        evaluate(step_problem(model, cluster, job, None, Framework(blocking_sends=b)), layouts).step_time_s
         for b in (False, True)
     )
     assert held[0] > free[0] * (1 + 1e-4)
@@ -83,7 +106,7 @@ def test_plain_sgd_keeps_no_states():
     peaks = []
     for optimizer in ("plain-sgd", "sgd", "adam"):
         job = Job(global_batch=16, seq_len=1, dtype="fp16", grad_dtype="fp16", optimizer=optimizer)
-        peaks.append(step_model(model, cluster, job).peak_memory([Layout()])[0][0])
+        peaks.append(peak_memory(step_problem(model, cluster, job), [Layout()])[0][0])
     parameters = 16 * 8192**2
     assert np.allclose(np.diff(peaks), [8 * parameters, 4 * parameters], rtol=0.01)
 
@@ -130,7 +153,8 @@ def test_fit_is_right_where_runs_ran_and_failed_as_said():
 
 def test_megatron_searches_transformers_only():
     job = Job(global_batch=8, seq_len=1)
-    case = Case("row 1", catalog.model("resnet50"), catalog.cluster("dgx-a100"), job, Layout(dp=8))
+    case = Case("row 1", catalog.model("resnet50"), catalog.cluster("dgx-a100"), job, Layout(dp=8),
+                catalog.framework("generic"))  # fmt: skip
     with pytest.raises(PerfModelError, match="row 1: Megatron-LM trains transformers, resnet-50 is none"):
         megatron.megatron_search(case)
 

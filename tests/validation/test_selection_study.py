@@ -4,16 +4,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from studies import selection_study as study_module
+from studies.selection_report import _as_good, selection_report
+from studies.selection_study import Case, Entry, grids, within
+from studies.selection_study import study as selection_study
+from studies.selection_tables import halved_backward, training_case
 
 from perfmodel import catalog
 from perfmodel.cost import roofline_seconds
-from perfmodel.prediction import step_model
+from perfmodel.prediction import step_problem
 from perfmodel.spec import Gemm, Job, Layout, Mlp
-from perfmodel.validation import _selection_study as study_module
-from perfmodel.validation import selection_report, selection_study, training_case
-from perfmodel.validation._selection_report import _as_good
-from perfmodel.validation._selection_study import Case, Entry, grids, within
-from perfmodel.validation._selection_tables import halved_backward
 
 CLUSTER = catalog.cluster("dgx-a100")
 SIZES = [2**e for e in range(8, 15)]
@@ -31,7 +31,7 @@ def small_case() -> Case:
     for hidden, batch in ((1024, 1024), (4096, 4096)):
         model = Mlp(name=f"stack-{hidden}", layers=4, hidden=hidden)
         job = Job(global_batch=4 * batch, seq_len=1, dtype="fp16", mode="inference")
-        layouts.append((step_model(model, CLUSTER, job), Layout(micro_batch=batch, dp=2)))
+        layouts.append((step_problem(model, CLUSTER, job), Layout(micro_batch=batch, dp=2)))
     return Case(CLUSTER.device, tuple(layouts), TABLE, forward)
 
 

@@ -19,7 +19,7 @@ from perfmodel.display import EVENTS, PARTS, shade, text_colour
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction import predict
 from perfmodel.program import Stream
-from perfmodel.schedule import PassTimes, get_schedule, schedule_facts, starts_and_ends
+from perfmodel.schedule import PassTimes, equal_parts, get_schedule, schedule_facts, starts_and_ends
 from perfmodel.timeline import KIND_NAMES, MemorySteps, slices
 from perfmodel.units import GIB
 from perfmodel.viz._links import busy_share
@@ -259,6 +259,20 @@ def test_schedules_are_drawn_at_their_starts(width):
     corners, _ = boxes_of(figure.axes[0])
     np.testing.assert_allclose(corners[:, :, 0], np.stack(starts_and_ends(schedule, times), axis=1))
     assert_legible(figure)
+
+
+def test_pictures_of_schedules_say_what_the_table_says():
+    """Also of those without a flush, of which one step is drawn."""
+    for name in ("zb-h2", "zb-v", "pipedream", "nf1b", "1f1b"):
+        facts = schedule_facts(name, 4, 8)
+        schedule = get_schedule(name)(4, 8)
+        figure = viz.draw_schedules([(schedule, equal_parts(schedule, 1.0, 2.0), facts)])
+        title = figure.axes[0].get_title("left")
+        assert f"{facts.schedule}: makespan {facts.makespan_s:.4g} s" in title
+        assert f"bubble {facts.bubble_fraction:.1%}" in title
+        assert (f"steady interval {facts.steady_interval_s:.4g} s" in title) == (name != "1f1b")
+        corners, _ = boxes_of(figure.axes[0])
+        assert corners[:, :, 0].max() == pytest.approx(facts.makespan_s)
 
 
 def test_files_of_every_kind_and_refusals(prediction, tmp_path):

@@ -7,7 +7,7 @@ import perfmodel as pm
 from perfmodel import catalog
 from perfmodel.cli import main
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
-from perfmodel.prediction import step_model
+from perfmodel.prediction import step_problem
 from perfmodel.spec import Job, Layout
 from perfmodel.what_if import NAMES, Scenario, in_scenario, parse_setting, parse_sweep, sweep
 
@@ -17,7 +17,7 @@ LAYOUT = Layout.parse("tp=2,pp=2,dp=16,zero=1")
 @pytest.fixture(scope="module")
 def fixed():
     model = catalog.model("gpt3-1.3b")
-    return step_model(model, catalog.cluster("dgx-a100"), Job(global_batch=512, seq_len=model.seq_len))
+    return step_problem(model, catalog.cluster("dgx-a100"), Job(global_batch=512, seq_len=model.seq_len))
 
 
 def change(fixed, *settings: str, layout: Layout = LAYOUT) -> float:

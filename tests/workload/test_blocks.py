@@ -113,15 +113,15 @@ def test_residual_units_repeat():
 @pytest.mark.parametrize(
     ("name", "shard", "message"),
     [
-        ("gpt3-175b", {"tp": 5}, r"heads 96 is not divisible by tp=5; the nearest smaller that is: 4"),
+        ("gpt3-175b", {"tp": 5}, r"96 attention heads are not divisible by tp=5; choose tp among 1, 2, 3, 4, 6"),
         ("llama3-70b", {"tp": 64, "micro_batch": 1}, None),
-        ("llama2-34b", {"tp": 3}, r"heads 64 is not divisible by tp=3"),
-        ("gpt3-175b", {"cp": 3}, r"sequence length 2048 is not divisible by 2\*cp=6"),
-        ("bert-large", {"cp": 3}, r"sequence length 512 is not divisible by cp=3"),
-        ("mixtral-8x7b", {"ep": 3}, r"experts 8 is not divisible by ep=3"),
+        ("llama2-34b", {"tp": 3}, r"64 attention heads are not divisible by tp=3"),
+        ("gpt3-175b", {"cp": 3}, r"sequence length 2048 is not divisible by 3 \(cp\)"),
+        ("bert-large", {"cp": 3}, r"sequence length 512 is not divisible by 3 \(cp\)"),
+        ("mixtral-8x7b", {"ep": 3}, r"8 experts are not divisible by ep=3; choose ep among 1, 2, 4, 8"),
         ("mixtral-8x7b", {"ep": 2, "tp": 2}, r"need sequence_parallel=true"),
         ("resnet-50", {"tp": 2}, r"tp=2 must be 1 for a convolutional network"),
-        ("mlp-1b", {"tp": 3}, r"hidden 8192 is not divisible by tp=3"),
+        ("mlp-1b", {"tp": 3}, r"hidden=8192 is not divisible by tp=3"),
         ("mlp-1b", {"cp": 2}, r"cp=2 and ep=1 must be 1"),
     ],
 )  # fmt: skip
@@ -135,8 +135,14 @@ def test_a_shard_that_does_not_divide_is_refused_with_a_remedy(name, shard, mess
             blocks(net, job, Shard(**shard))
 
 
+def test_causal_context_parallelism_gives_each_rank_two_chunks():
+    blocks(model("gpt3-175b"), Job(global_batch=1, seq_len=1028), Shard(cp=2))
+    with pytest.raises(LayoutError, match=r"1026 is not divisible by 4 \(2\*cp\)"):
+        blocks(model("gpt3-175b"), Job(global_batch=1, seq_len=1026), Shard(cp=2))
+
+
 def test_sequence_parallelism_needs_a_divisible_sequence():
-    with pytest.raises(LayoutError, match=r"tp\*cp for sequence parallelism=8"):
+    with pytest.raises(LayoutError, match=r"1004 is not divisible by 8 \(tp\*cp of sequence_parallel\)"):
         blocks(model("gpt3-175b"), Job(global_batch=1, seq_len=1004), Shard(tp=8, sequence_parallel=True))
 
 
@@ -145,7 +151,7 @@ def test_context_parallelism_needs_flash_attention():
         blocks(model("gpt3-175b"), Job(global_batch=1, seq_len=2048, flash_attention=False), Shard(cp=2))
 
 
-@pytest.mark.parametrize("bad", [{"tp": 0}, {"micro_batch": -1}, {"tp": 4, "etp": 2}])
+@pytest.mark.parametrize("bad", [{"tp": 0}, {"micro_batch": -1}, {"tp": 4, "etp": 0}])
 def test_a_shard_checks_itself(bad):
     with pytest.raises(LayoutError):
         Shard(**bad)

@@ -31,6 +31,18 @@ assert share.tolist() == [len(real) * (2 * rank + i) for i in range(2)]
 dist.reduce_scatter(share, list(torch.arange(12.0).chunk(size)))
 assert share.tolist() == [len(real) * (2 * rank + i) for i in range(2)]
 
+group = dist.group.WORLD
+for name in ("all_gather_single", "_allgather_base"):  # of torch 2.13, and before
+    assert getattr(group, name)(whole.zero_(), mine).wait()
+    assert whole.tolist() == torch.cat(parts).tolist()
+for name in ("reduce_scatter_single", "_reduce_scatter_base"):
+    assert getattr(group, name)(share.zero_(), torch.arange(12.0)).wait()
+    assert share.tolist() == [len(real) * (2 * rank + i) for i in range(2)]
+for name in ("all_to_all_single", "alltoall_base"):
+    received = torch.empty(size)
+    assert getattr(group, name)(received, torch.arange(float(size)) + rank, [], []).wait()
+    assert received.tolist() == [float(rank + r) for r in range(size)]
+
 sent = torch.arange(float(size)) + 10 * rank
 received = torch.empty(size)
 dist.all_to_all_single(received, sent)

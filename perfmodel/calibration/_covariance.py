@@ -1,0 +1,214 @@
+"""Covariance of kriging: what measured points say of their neighbours beyond a prior price.
+
+A Gaussian process on log residuals whose covariance is a sum of components; each joins points that agree in
+some categories (say device and rank count) and are near in some coordinates (say log size). Sums of such
+components share what siblings know: another dtype, library version, rank count or device at the same size.
+Rasmussen and Williams, "Gaussian Processes for Machine Learning", MIT Press 2006: Matern
+kernels eqs. 4.14-4.17, marginal likelihood eq. 5.8.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Component:
+    """One term of the covariance."""
+
+    same: tuple[str, ...]
+    """Categories that two points must share."""
+    along: tuple[str, ...] = ()
+    """Coordinates over which the correlation falls off; none: constant."""
+    rough: bool = False
+    """Exponential (follows jumps) instead of Matern 3/2 (smooth)."""
+
+
+@dataclass(frozen=True)
+class Points:
+    """`n` points: categories as text, coordinates as numbers, and how noisy short times make them."""
+
+    categories: Mapping[str, np.ndarray]
+    coordinates: Mapping[str, np.ndarray]
+    unrest: np.ndarray
+    """0..1, share of the noise variance that only short times have."""
+
+    def __len__(self) -> int:
+        return len(self.unrest)
+
+    def take(self, index: np.ndarray) -> "Points":
+        return Points(
+            {k: v[index] for k, v in self.categories.items()},
+            {k: v[index] for k, v in self.coordinates.items()},
+            self.unrest[index],
+        )
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """Natural logarithms: variance per component, length per component and coordinate, two noise variances."""
+
+    variance: np.ndarray
+    length: tuple[np.ndarray, ...]
+    noise: float
+    noise_short: float
+
+    @classmethod
+    def default(cls, components: Sequence[Component]) -> "Hyperparameters":
+        """Where the search starts; also what small tables use."""
+        return cls(np.full(len(components), -5.0), tuple(np.full(len(c.along), 1.0) for c in components), -7.0, -6.0)
+
+
+def shared_codes(component: Component, left: Points, right: Points) -> tuple[np.ndarray, np.ndarray]:
+    """Integers that are equal exactly where two points share the component's categories."""
+    both = np.zeros(len(left) + len(right), dtype=np.int64)
+    for name in component.same:
+        values = np.concatenate([left.categories[name], right.categories[name]]).astype(str)
+        _, code = np.unique(values, return_inverse=True)
+        both = np.unique(both * (code.max(initial=0) + 1) + code, return_inverse=True)[1]
+    return both[: len(left)], both[len(left) :]
+
+
+def correlation(
+    component: Component, length: np.ndarray, left: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray]
+) -> np.ndarray:
+    """Correlation float64[left, right] by scaled distance along the component's coordinates."""
+    if not component.along:
+        first = next(iter(left.values())), next(iter(right.values()))
+        return np.ones((len(first[0]), len(first[1])))
+    square = 0.0
+    for name, log_length in zip(component.along, length, strict=True):
+        square = square + ((left[name][:, None] - right[name][None, :]) * np.exp(-log_length)) ** 2
+    distance = np.sqrt(square)
+    if component.rough:
+        return np.exp(-distance)
+    scaled = np.sqrt(3.0) * distance
+    return (1 + scaled) * np.exp(-scaled)
+
+
+def _blocks(left: np.ndarray, right: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Index pairs of the points on both sides that share a code."""
+    order_left, order_right = np.argsort(left, kind="stable"), np.argsort(right, kind="stable")
+    codes = np.intersect1d(left, right)
+    starts = np.searchsorted(left[order_left], codes), np.searchsorted(right[order_right], codes)
+    ends = np.searchsorted(left[order_left], codes, "right"), np.searchsorted(right[order_right], codes, "right")
+    for a0, a1, b0, b1 in zip(starts[0], ends[0], starts[1], ends[1], strict=True):
+        yield order_left[a0:a1], order_right[b0:b1]
+
+
+def covariance(
+    components: Sequence[Component], hyper: Hyperparameters, points: Points, others: Points | None = None
+) -> np.ndarray:
+    """Noise-free covariance float64[n, m] of `points` with `others`, or with one another."""
+    others = points if others is None else others
+    total = np.zeros((len(points), len(others)))
+    for i, component in enumerate(components):
+        for a, b in _blocks(*shared_codes(component, points, others)):
+            names = component.along or tuple(points.coordinates)
+            left = {k: points.coordinates[k][a] for k in names}
+            right = {k: others.coordinates[k][b] for k in names}
+            near = correlation(component, hyper.length[i], left, right)
+            total[np.ix_(a, b)] += np.exp(hyper.variance[i]) * near
+    return total
+
+
+MAX_POINTS: Final = 600
+"""Of the sample that the likelihood is taken over."""
+MIN_POINTS: Final = 60
+"""Smaller tables keep the defaults."""
+ITERATIONS: Final = 30
+PADDING: Final = 64
+_BOUNDS: Final = (-12.0, 5.0)
+
+
+def fit_hyperparameters(
+    components: Sequence[Component],
+    points: Points,
+    residual: np.ndarray,
+    sample: np.ndarray,
+    fewest: int = MIN_POINTS,
+) -> Hyperparameters:
+    """Maximise the marginal likelihood of `residual[sample]` with weak priors around the defaults.
+
+    Fewer points than `fewest` keep the defaults.
+    """
+    start = Hyperparameters.default(components)
+    if len(sample) < fewest:
+        return start
+    import jax
+    import jax.numpy as jnp
+    from scipy.optimize import minimize
+
+    chosen = points.take(sample)
+    # padded to few sizes, each compiled once
+    pad = -len(sample) % PADDING
+    used = np.arange(len(sample) + pad) < len(sample)
+    codes = [np.pad(shared_codes(component, chosen, chosen)[0], (0, pad)) for component in components]
+    coordinates = {name: np.pad(value, (0, pad)) for name, value in chosen.coordinates.items()}
+    columns = (used, codes, coordinates, np.pad(residual[sample], (0, pad)), np.pad(chosen.unrest, (0, pad)))
+    with jax.enable_x64(True):
+        data = jax.tree.map(jnp.asarray, columns)
+        compiled = _likelihood(tuple(components))
+
+        def evaluate(vector: np.ndarray) -> tuple[float, np.ndarray]:
+            value, gradient = compiled(jnp.asarray(vector), *data)
+            return float(value), np.asarray(gradient, np.float64)
+
+        first = pack(start)
+        found = minimize(
+            evaluate, first, jac=True, method="L-BFGS-B",
+            bounds=[_BOUNDS] * len(first), options={"maxiter": ITERATIONS},
+        )  # fmt: skip
+    return unpack(components, found.x)
+
+
+@lru_cache(maxsize=64)
+def _likelihood(components: tuple[Component, ...]) -> Callable[..., Any]:
+    """Compiled negative log likelihood with its gradient; points that are not `used` have no part in it."""
+    import jax
+    import jax.numpy as jnp
+    from jax.scipy.linalg import solve_triangular
+
+    count = len(components)
+    splits = np.cumsum([0, *(len(c.along) for c in components)])
+
+    def kernel(vector: jax.Array, used: Any, codes: Any, coordinates: Any, unrest: Any) -> jax.Array:
+        total = jnp.diag(jnp.exp(vector[-2]) + jnp.exp(vector[-1]) * unrest + 1e-9)
+        for i, component in enumerate(components):
+            term = jnp.exp(vector[i]) * (codes[i][:, None] == codes[i][None, :])
+            if component.along:
+                lengths = vector[count + splits[i] : count + splits[i + 1]]
+                square = sum(
+                    (coordinates[k][:, None] - coordinates[k][None, :]) ** 2 * jnp.exp(-2 * v)
+                    for k, v in zip(component.along, lengths, strict=True)
+                )
+                distance = jnp.sqrt(square + 1e-12)  # keeps the gradient finite at zero distance
+                scaled = jnp.sqrt(3.0) * distance
+                term *= jnp.exp(-distance) if component.rough else (1 + scaled) * jnp.exp(-scaled)
+            total += term
+        return jnp.where(used[:, None] & used[None, :], total, jnp.eye(len(used)))
+
+    def loss(vector: jax.Array, used: Any, codes: Any, coordinates: Any, target: Any, unrest: Any) -> jax.Array:
+        lower = jnp.linalg.cholesky(kernel(vector, used, codes, coordinates, unrest))
+        white = solve_triangular(lower, target, lower=True)
+        prior = jnp.sum((vector[:count] + 6) ** 2) / 18 + jnp.sum((vector[count:-2] - 1) ** 2) / 2
+        prior += (vector[-1] + 5) ** 2 / 18
+        return 0.5 * jnp.sum(white**2) + jnp.sum(jnp.log(jnp.diag(lower))) + prior
+
+    return jax.jit(jax.value_and_grad(loss))
+
+
+def pack(hyper: Hyperparameters) -> np.ndarray:
+    """One vector, for files."""
+    return np.concatenate([hyper.variance, *hyper.length, [hyper.noise, hyper.noise_short]])
+
+
+def unpack(components: Sequence[Component], vector: np.ndarray) -> Hyperparameters:
+    """Inverse of `pack`."""
+    count = len(components)
+    splits = np.cumsum([len(c.along) for c in components])[:-1]
+    lengths = np.split(vector[count:-2], splits)
+    return Hyperparameters(vector[:count], tuple(lengths), float(vector[-2]), float(vector[-1]))

@@ -1,0 +1,251 @@
+"""Hugging Face configurations, family by family: which keys each has, what they may hold, and the model they mean.
+
+Keys that are null count as absent, as in Hugging Face's own classes; keys that are not listed do not change shapes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import Gt, Le
+
+from perfmodel.catalog._hf_common import (
+    READS,
+    Count,
+    CountOrNone,
+    Fields,
+    Layers,
+    Share,
+    Stack,
+    activation,
+    plain_sizes,
+)
+from perfmodel.catalog._hf_llama import DeepSeek, GptOss, Llama, Mixtral, Qwen2, Qwen2Moe, Qwen3, Qwen3Moe
+from perfmodel.errors import PerfModelError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpt2:
+    """GPT-2."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = READS
+
+    n_embd: Count
+    n_head: Count
+    n_layer: Layers
+    vocab_size: Count
+    n_inner: Count | None = None
+    n_positions: Count = 1024
+    activation_function: str = "gelu"
+    tie_word_embeddings: bool = True
+    resid_pdrop: Share = 0.1
+
+    def fields(self) -> Fields:
+        return plain_sizes(self.n_layer, self.n_embd, self.n_head, self.n_inner, self.vocab_size, self.n_positions) | {
+            "activation": activation(self.activation_function),
+            "tied_embeddings": self.tie_word_embeddings,
+            "dropout": self.resid_pdrop > 0,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class GptJ(Gpt2):
+    """Its attention projections have no biases; the few that remain (feed-forward, head) are left out."""
+
+    n_positions: Count = 2048
+    tie_word_embeddings: bool = False
+    resid_pdrop: Share = 0.0
+
+    def fields(self) -> Fields:
+        return super().fields() | {"activation": "gelu", "positions": "rope", "bias": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opt(Stack):
+    """OPT."""
+
+    ffn_dim: Count
+    max_position_embeddings: Count = 2048
+    activation_function: str = "relu"
+    tie_word_embeddings: bool = True
+    enable_bias: bool = True
+    dropout: Share = 0.1
+
+    def fields(self) -> Fields:
+        return self.sizes(self.ffn_dim, self.max_position_embeddings) | {
+            "activation": activation(self.activation_function),
+            "tied_embeddings": self.tie_word_embeddings,
+            "bias": self.enable_bias,
+            "dropout": self.dropout > 0,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bloom(Stack):
+    """BLOOM."""
+
+    ALIASES: ClassVar[Mapping[str, str]] = {
+        "n_embed": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
+    }  # fmt: skip
+
+    seq_length: Count = 2048
+    hidden_dropout: Share = 0.0
+
+    def fields(self) -> Fields:
+        return self.sizes(None, self.seq_length) | {"positions": "alibi", "dropout": self.hidden_dropout > 0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bert(Stack):
+    """BERT."""
+
+    intermediate_size: Count
+    max_position_embeddings: Count = 512
+    hidden_act: str = "gelu"
+    type_vocab_size: CountOrNone = 2
+    hidden_dropout_prob: Share = 0.1
+
+    def fields(self) -> Fields:
+        return self.sizes(self.intermediate_size, self.max_position_embeddings) | {
+            "activation": activation(self.hidden_act),
+            "causal": False,
+            "token_types": self.type_vocab_size,
+            "pooler_and_mlm_head": True,
+            "dropout": self.hidden_dropout_prob > 0,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class T5:
+    """T5 and mT5."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = READS
+
+    d_model: Count
+    d_kv: Count
+    d_ff: Count
+    num_layers: Layers
+    num_heads: Count
+    vocab_size: Count
+    num_decoder_layers: Layers | None = None
+    n_positions: Count = 512
+    feed_forward_proj: str = "relu"
+    tie_word_embeddings: bool = True
+    dropout_rate: Share = 0.1
+
+    def fields(self) -> Fields:
+        return {
+            "layers": self.num_layers,
+            "decoder_layers": self.num_decoder_layers or self.num_layers,
+            "hidden": self.d_model,
+            "heads": self.num_heads,
+            "kv_heads": self.num_heads,
+            "head_dim": self.d_kv,
+            "ffn_hidden": self.d_ff,
+            "vocab": self.vocab_size,
+            "seq_len": self.n_positions,
+            "gated_ffn": self.feed_forward_proj.startswith("gated"),
+            "activation": activation(self.feed_forward_proj.removeprefix("gated-")),
+            "norm": "rms_norm",
+            "positions": "relative",
+            "bias": False,
+            "tied_embeddings": self.tie_word_embeddings,
+            "dropout": self.dropout_rate > 0,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class GptNeoX(Stack):
+    """GPT-NeoX, Pythia."""
+
+    intermediate_size: Count
+    max_position_embeddings: Count = 2048
+    hidden_act: str = "gelu"
+    tie_word_embeddings: bool = False
+    hidden_dropout: Share = 0.0
+
+    def fields(self) -> Fields:
+        return self.sizes(self.intermediate_size, self.max_position_embeddings) | {
+            "activation": activation(self.hidden_act),
+            "positions": "rope",
+            "tied_embeddings": self.tie_word_embeddings,
+            "dropout": self.hidden_dropout > 0,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class MptAttention:
+    """`attn_config` of MPT."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = READS
+
+    attn_type: str = ""
+    kv_n_heads: Count | None = None
+    alibi: bool = False
+    rope: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mpt:
+    """MPT."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = READS
+
+    d_model: Count
+    n_heads: Count
+    n_layers: Layers
+    vocab_size: Count
+    expansion_ratio: Annotated[float, Gt(0), Le(1000)] = 4
+    max_seq_len: Count = 2048
+    attn_config: MptAttention = MptAttention()
+    no_bias: bool = False
+    resid_pdrop: Share = 0.0
+
+    def fields(self) -> Fields:
+        attention = self.attn_config
+        inner = self.expansion_ratio * self.d_model
+        if inner != int(inner) or inner < 1:
+            raise PerfModelError(f"expansion_ratio {self.expansion_ratio} times d_model {self.d_model} is not whole")
+        sizes = plain_sizes(self.n_layers, self.d_model, self.n_heads, int(inner), self.vocab_size, self.max_seq_len)
+        one = 1 if attention.attn_type == "multiquery_attention" else self.n_heads
+        return sizes | {
+            "kv_heads": attention.kv_n_heads or one,
+            "positions": "alibi" if attention.alibi else "rope" if attention.rope else "learned",
+            "bias": not self.no_bias,
+            "dropout": self.resid_pdrop > 0,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Falcon(Stack):
+    """Falcon."""
+
+    num_kv_heads: Count | None = None
+    ffn_hidden_size: Count | None = None
+    new_decoder_architecture: bool = False
+    multi_query: bool = True
+    alibi: bool = False
+    bias: bool = False
+    hidden_dropout: Share = 0.0
+
+    def fields(self) -> Fields:
+        heads = self.num_attention_heads
+        old = 1 if self.multi_query else heads
+        return self.sizes(self.ffn_hidden_size, 2048) | {
+            "kv_heads": self.num_kv_heads or heads if self.new_decoder_architecture else old,
+            "positions": "alibi" if self.alibi else "rope",
+            "bias": self.bias,
+            "dropout": self.hidden_dropout > 0,
+        }
+
+
+Family = (
+    Gpt2 | GptJ | GptNeoX | Opt | Bloom | Bert | T5 | Llama | Mixtral | Qwen2 | Qwen2Moe | Qwen3 | Qwen3Moe | DeepSeek
+    | Mpt | GptOss | Falcon
+)  # fmt: skip
+FAMILIES: Mapping[str, type[Family]] = {
+    "gpt2": Gpt2, "gpt_neox": GptNeoX, "gptj": GptJ, "opt": Opt, "bloom": Bloom, "bert": Bert, "t5": T5, "mt5": T5,
+    "llama": Llama, "mistral": Llama, "mixtral": Mixtral, "qwen2": Qwen2, "qwen2_moe": Qwen2Moe, "qwen3": Qwen3,
+    "qwen3_moe": Qwen3Moe, "deepseek_v2": DeepSeek, "deepseek_v3": DeepSeek, "mpt": Mpt, "gpt_oss": GptOss,
+    "falcon": Falcon,
+}  # fmt: skip

@@ -1,0 +1,153 @@
+"""Hugging Face configurations of LLaMA and what follows its shape: Mistral, Qwen, Mixtral, GPT-OSS, DeepSeek."""
+
+from dataclasses import dataclass
+
+from perfmodel.catalog._hf_common import Count, CountOrNone, Fields, Stack, activation, per_head
+from perfmodel.spec import Experts, LatentAttention
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama(Stack):
+    """LLaMA, Mistral: RMS norm, rotary positions, gated feed-forward, no biases."""
+
+    intermediate_size: Count
+    num_key_value_heads: Count | None = None
+    head_dim: Count | None = None
+    max_position_embeddings: Count = 2048
+    hidden_act: str = "silu"
+    attention_bias: bool = False
+    tie_word_embeddings: bool = False
+    sliding_window: CountOrNone = 0
+    use_sliding_window: bool = True
+
+    def fields(self) -> Fields:
+        return {
+            "layers": self.num_hidden_layers,
+            "hidden": self.hidden_size,
+            "heads": self.num_attention_heads,
+            "kv_heads": self.num_key_value_heads or self.num_attention_heads,
+            "head_dim": self.head_dim or per_head(self.hidden_size, self.num_attention_heads),
+            "ffn_hidden": self.intermediate_size,
+            "vocab": self.vocab_size,
+            "seq_len": self.max_position_embeddings,
+            "activation": activation(self.hidden_act),
+            "gated_ffn": True,
+            "norm": "rms_norm",
+            "positions": "rope",
+            "bias": False,
+            "qkv_bias": self.attention_bias,
+            "dropout": False,
+            "tied_embeddings": self.tie_word_embeddings,
+            "window": self.sliding_window if self.use_sliding_window else 0,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen2(Llama):
+    """Qwen2: biases in the projections of attention."""
+
+    use_sliding_window: bool = False
+
+    def fields(self) -> Fields:
+        return super().fields() | {"qkv_bias": True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3(Llama):
+    """Qwen3: queries and keys are normalised."""
+
+    use_sliding_window: bool = False
+
+    def fields(self) -> Fields:
+        return super().fields() | {"qk_norm": True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixtral(Llama):
+    """Mixtral."""
+
+    num_local_experts: Count
+    num_experts_per_tok: Count
+
+    def fields(self) -> Fields:
+        return super().fields() | {
+            "experts": Experts(
+                count=self.num_local_experts, topk=self.num_experts_per_tok, ffn_hidden=self.intermediate_size
+            )
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class GptOss(Mixtral):
+    """Attention sinks are left out; every second layer attends in full."""
+
+    def fields(self) -> Fields:
+        return super().fields() | {"bias": True, "full_attention_every": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen2Moe(Qwen2):
+    """Qwen2 with experts."""
+
+    num_experts: Count
+    num_experts_per_tok: Count
+    moe_intermediate_size: Count
+    shared_expert_intermediate_size: CountOrNone = 0
+
+    def fields(self) -> Fields:
+        return super().fields() | {
+            "experts": Experts(
+                count=self.num_experts, topk=self.num_experts_per_tok, ffn_hidden=self.moe_intermediate_size,
+                shared_ffn_hidden=self.shared_expert_intermediate_size,
+            )
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3Moe(Qwen3):
+    """Qwen3 with experts."""
+
+    num_experts: Count
+    num_experts_per_tok: Count
+    moe_intermediate_size: Count
+
+    def fields(self) -> Fields:
+        return super().fields() | {
+            "experts": Experts(
+                count=self.num_experts, topk=self.num_experts_per_tok, ffn_hidden=self.moe_intermediate_size
+            )
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepSeek(Llama):
+    """DeepSeek-V2 and V3: multi-head latent attention and mixture of experts."""
+
+    kv_lora_rank: Count
+    qk_nope_head_dim: Count
+    qk_rope_head_dim: Count
+    v_head_dim: Count
+    moe_intermediate_size: Count
+    n_routed_experts: Count
+    num_experts_per_tok: Count
+    q_lora_rank: CountOrNone = 0
+    n_shared_experts: CountOrNone = 0
+    first_k_dense_replace: CountOrNone = 0
+
+    def fields(self) -> Fields:
+        latent = LatentAttention(
+            q_lora_rank=self.q_lora_rank,
+            kv_lora_rank=self.kv_lora_rank,
+            qk_nope_head_dim=self.qk_nope_head_dim,
+            qk_rope_head_dim=self.qk_rope_head_dim,
+            v_head_dim=self.v_head_dim,
+        )
+        experts = Experts(
+            count=self.n_routed_experts,
+            topk=self.num_experts_per_tok,
+            ffn_hidden=self.moe_intermediate_size,
+            shared_ffn_hidden=self.moe_intermediate_size * self.n_shared_experts,
+            first_dense_layers=self.first_k_dense_replace,
+        )
+        own = {"kv_heads": self.num_attention_heads, "head_dim": self.v_head_dim}
+        return super().fields() | own | {"latent_attention": latent, "experts": experts}

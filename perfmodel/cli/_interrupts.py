@@ -1,0 +1,94 @@
+"""An interrupt (Ctrl-C) of a whole process: one line and status 130, whatever it is doing at the time.
+
+Nothing heavy is imported here: the handlers stand before the packages of a command are imported.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Final
+
+INTERRUPTED: Final = 130
+"""Exit status: 128 and the number of SIGINT, as shells have it."""
+
+
+def interruptible(command: Callable[[], int]) -> int:
+    """Run a process's command, and return its exit status.
+
+    The first interrupt raises `KeyboardInterrupt`, for the command to end with what it has. What libraries make of it
+    on its way (another exception, or none where it hits a callback) is not shown. A second one ends the process at
+    once, as does one that a library swallows, and one while modules are imported: extension modules that are half
+    initialised print tracebacks of their own, or crash. After the command, interrupts are ignored: its result stands.
+    """
+    inherited = signal.getsignal(signal.SIGINT)
+    if inherited is not signal.default_int_handler:  # deaf to it, as in the background of a shell, or somebody else's
+        return command()
+    asked = False
+
+    def on_interrupt(_: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked or _importing(frame):
+            _leave()
+        asked = True
+        raise KeyboardInterrupt
+
+    def on_unraisable(what: Any) -> None:
+        if isinstance(what.exc_value, KeyboardInterrupt):
+            _leave()
+        hook(what)
+
+    hook, sys.unraisablehook = sys.unraisablehook, on_unraisable
+    try:
+        signal.signal(signal.SIGINT, on_interrupt)
+        try:
+            return command()
+        except BaseException as error:
+            if not asked:
+                raise
+            with uninterrupted():
+                tell(error if isinstance(error, KeyboardInterrupt) else KeyboardInterrupt())
+            return INTERRUPTED
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        sys.unraisablehook = hook
+
+
+def tell(stop: KeyboardInterrupt) -> None:
+    """The one line, with what an interrupted command has to say if it has."""
+    text = str(stop) or "interrupted"
+    os.write(2, f"perfmodel: {text}\n".encode())
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Interrupts are ignored while the context lasts."""
+    try:
+        inherited = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:  # not the main thread, which is the one that is interrupted
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, inherited)
+
+
+def _importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _leave() -> None:
+    """End the process at once, and its workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if "multiprocessing" in sys.modules:
+        for child in sys.modules["multiprocessing"].active_children():
+            child.kill()
+    tell(KeyboardInterrupt())
+    os._exit(INTERRUPTED)

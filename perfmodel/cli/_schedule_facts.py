@@ -1,0 +1,128 @@
+"""Schedules as the command line names them, on equal stages: which, with what times, and their figures."""
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from perfmodel.errors import PerfModelError
+
+if TYPE_CHECKING:
+    from perfmodel.schedule import ChunkTimes, PassTimes, Schedule, ScheduleFacts
+
+_FORWARD_S: Final = 1.0
+_BACKWARD_S: Final = 2.0
+
+
+def add_pipeline(command: argparse.ArgumentParser) -> None:
+    """Flags that name schedules and the pipeline they run on."""
+    command.add_argument(
+        "names", nargs="*", metavar="NAME", help="schedules, such as chimera:4 or file:PATH (default: all)"
+    )
+    command.add_argument("--stages", type=int, default=8, metavar="P", help="pipeline devices (default 8)")
+    command.add_argument("--chunks", type=int, default=2, metavar="V", help="for schedules that take any (default 2)")
+    command.add_argument(
+        "--forward-s", type=float, default=_FORWARD_S, metavar="S", help="a p-th of the model (default 1)"
+    )
+    command.add_argument("--backward-s", type=float, default=_BACKWARD_S, metavar="S", help="likewise (default 2)")
+    command.add_argument("--transfer-s", type=float, default=0.0, metavar="S", help="between stages (default 0)")
+
+
+def require_times_alone(arguments: argparse.Namespace) -> None:
+    """Refuse --times beside what it has no say in."""
+    beside = {
+        "--forward-s": arguments.forward_s != _FORWARD_S, "--backward-s": arguments.backward_s != _BACKWARD_S,
+        "--model": arguments.model, "--optimise": arguments.optimise is not None, "--train": arguments.train,
+    }  # fmt: skip
+    for flag, given in beside.items():
+        if given:
+            raise PerfModelError(f"schedules: --times and {flag} do not go together; leave one of them out")
+
+
+def named(arguments: argparse.Namespace, default: Sequence[str] = ()) -> list[str]:
+    """The schedules asked for; else `default`, or all that train.
+
+    Raises:
+        UnknownNameError: a schedule that there is not.
+    """
+    from perfmodel.schedule import get_schedule, schedule_names
+
+    for name in arguments.names:
+        get_schedule(name)
+    return arguments.names or list(default) or [name for name in schedule_names() if name != "forward"]
+
+
+def chunks_of(arguments: argparse.Namespace, name: str) -> int:
+    """Chunks per device of a schedule: --chunks for those that take any."""
+    from perfmodel.schedule import get_schedule
+
+    scheduler = get_schedule(name)
+    return arguments.chunks if scheduler.looped else scheduler.chunks_for(1)
+
+
+def uniform_times(arguments: argparse.Namespace, stages: int) -> "PassTimes":
+    """Equal stages, each a p-th of the model."""
+    from perfmodel.schedule import PassTimes
+
+    return PassTimes.uniform(stages, arguments.forward_s, arguments.backward_s, transfer_s=arguments.transfer_s)
+
+
+def facts_and_drawings(
+    arguments: argparse.Namespace,
+) -> "tuple[list[tuple[Schedule, PassTimes, ScheduleFacts]], list[str]]":
+    """The schedules asked for with equal stages, and why others cannot run (named ones have to)."""
+    from perfmodel.errors import LayoutError
+    from perfmodel.schedule import chunk_facts, equal_parts, get_schedule, require_valid, schedule_facts
+
+    exact = _chunk_times(arguments)
+    seconds = {name: getattr(arguments, name) for name in ("forward_s", "backward_s", "transfer_s")}
+    p, m = arguments.stages, arguments.micro_batches
+    found, skipped = [], []
+    for name in named(arguments):
+        chunks = chunks_of(arguments, name)
+        try:
+            schedule = get_schedule(name)(p, m, chunks)
+            require_valid(schedule)
+            if exact is None:
+                facts = schedule_facts(name, p, m, chunks=chunks, **seconds)
+                times = equal_parts(schedule, **seconds)
+            else:
+                facts, times = chunk_facts(name, p, m, exact, chunks=chunks), exact.of(schedule)
+        except LayoutError as error:
+            if arguments.names:
+                raise
+            skipped.append(f"{name}: {error}")
+            continue
+        found.append((schedule, times, facts))
+    return found, skipped
+
+
+def named_facts(facts: "ScheduleFacts") -> dict[str, Any]:
+    """One schedule's figures, times in the unit of those given."""
+    return {
+        "name": facts.schedule,
+        "makespan": facts.makespan_s,
+        "steady_interval": facts.steady_interval_s,
+        "bubble": facts.bubble_fraction,
+        "makespan_bubble": facts.makespan_bubble_fraction,
+        "activations": facts.activations,
+        "weights": facts.weights,
+        "version_difference": facts.version_difference,
+        "update_sequences": facts.update_sequences,
+    }
+
+
+def _chunk_times(arguments: argparse.Namespace) -> "ChunkTimes | None":
+    """What --times says, None if it is not given (or not known to the command)."""
+    from fractions import Fraction
+
+    from perfmodel.schedule import ChunkTimes
+
+    text = getattr(arguments, "times", None)
+    if text is None:
+        return None
+    try:
+        forward, of_input, of_weight = (Fraction(word) for word in text.split(","))
+        transfer = Fraction(str(arguments.transfer_s))
+    except (ValueError, ZeroDivisionError):
+        raise PerfModelError(f"schedules: --times must be three numbers F,B,W such as 1,1,1; got {text!r}") from None
+    return ChunkTimes(forward, of_input, of_weight, transfer)

@@ -1,0 +1,112 @@
+"""Results in one line: what a notebook or a debugger prints of an object that holds thousands of values."""
+
+import hashlib
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from itertools import islice
+from typing import Any, Final
+
+MOST: Final = 480
+"""Characters of an object."""
+_MOST_OF_VALUE: Final = 64
+_MOST_LEAVES: Final = 100
+_LEFT_OUT: Final = ", ..."
+
+
+def shorten_reprs(package: str) -> None:
+    """Give `short_repr` to every dataclass that a package offers; one with its own says `dataclass(repr=False)`."""
+    for offered in vars(sys.modules[package]).values():
+        if _is_own(offered, package) and offered.__dataclass_params__.repr:
+            offered.__repr__ = short_repr
+
+
+def _is_own(offered: Any, package: str) -> bool:
+    return isinstance(offered, type) and is_dataclass(offered) and offered.__module__.startswith(package)
+
+
+def short_repr(thing: Any) -> str:
+    """A dataclass as usual where that is short, else with sizes in place of long values.
+
+    What is left out is told apart by a digest of the whole, so that different objects never look the same. Content is
+    in the fields, `to_dict`, `to_frame` and the HTML of notebooks.
+    """
+    name = type(thing).__qualname__
+    values = {one.name: getattr(thing, one.name, None) for one in fields(thing) if one.repr}
+    if len([*islice(_leaves(list(values.values())), _MOST_LEAVES + 1)]) <= _MOST_LEAVES:
+        text = f"{name}({', '.join(f'{field}={value!r}' for field, value in values.items())})"
+        if len(text) <= MOST:
+            return text
+    parts, sign = [f"{field}={_shown(value)}" for field, value in values.items()], f" #{digest(thing)})"
+    text, most = f"{name}({', '.join(parts)}", MOST - len(sign)
+    while len(text) > most:
+        parts.pop()
+        text = f"{name}({', '.join(parts)}{_LEFT_OUT}"
+    return text + sign
+
+
+def digest(thing: object) -> str:
+    """Twelve hexadecimal digits of everything that the object's repr would hold, whole."""
+    told = hashlib.sha256()
+    _tell(told, thing)
+    return told.hexdigest()[:12]
+
+
+def _leaves(value: Any) -> Iterator[None]:
+    """One for every number and word in containers within containers; many for an array."""
+    if isinstance(value, (Mapping, tuple, list, set, frozenset)):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield None
+            yield from _leaves(inner)
+    elif is_dataclass(value) or not hasattr(value, "shape"):
+        yield None
+    else:
+        yield from [None] * (_MOST_LEAVES + 1)
+
+
+def _shown(value: Any) -> str:
+    """A field's value, or what it is and how large."""
+    if hasattr(value, "shape") and not isinstance(value, type):
+        return f"{getattr(value, 'dtype', type(value).__name__)}{list(value.shape)}"
+    if isinstance(value, (Mapping, tuple, list, set, frozenset)):
+        if len([*islice(_leaves(value), _MOST_LEAVES)]) < _MOST_LEAVES and len(text := repr(value)) <= _MOST_OF_VALUE:
+            return text
+        return f"<{type(value).__name__} of {len(value):,}>"
+    if isinstance(value, (str, bytes)):
+        return repr(value) if len(value) <= _MOST_OF_VALUE else f"{value[:_MOST_OF_VALUE]!r}..."
+    text = repr(value)
+    if len(text) > _MOST_OF_VALUE and type(value).__str__ is not object.__str__:
+        text = str(value)  # a notation of its own, as layouts have
+    return text if len(text) <= _MOST_OF_VALUE else f"<{type(value).__qualname__}>"
+
+
+def _tell(told: Any, value: Any) -> None:
+    """Feed a hash with a value, to its last number."""
+    told.update(type(value).__qualname__.encode())
+    if isinstance(value, type):
+        told.update(repr(value).encode())
+    elif is_dataclass(value):
+        for one in fields(value):
+            if one.repr:
+                told.update(one.name.encode())
+                _tell(told, getattr(value, one.name, None))
+    elif isinstance(value, Mapping):
+        _tell(told, list(value.items()))
+    elif isinstance(value, (tuple, list)):
+        told.update(str(len(value)).encode())
+        for inner in value:
+            _tell(told, inner)
+    else:
+        told.update(_content(value))
+
+
+def _content(value: Any) -> bytes:
+    """All of an array or a table, of anything else what it prints."""
+    if hasattr(value, "to_csv"):
+        return value.to_csv().encode()
+    if hasattr(value, "tobytes") and hasattr(value, "shape"):
+        try:
+            return f"{value.dtype}{value.shape}".encode() + value.tobytes()
+        except Exception:  # a traced array holds nothing yet
+            pass
+    return repr(value).encode()

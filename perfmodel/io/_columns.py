@@ -1,0 +1,61 @@
+"""Columns of a table as plain arrays, whatever pandas made of them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float64
+
+
+def text(table: pd.DataFrame, name: str, default: str = "") -> np.ndarray:
+    """A column as `str` objects [n]; `default` where empty or absent."""
+    if name not in table:
+        return np.full(len(table), default, object)
+    column: Any = table[name]
+    values = column.astype(object).where(column.notna(), "").astype(str).to_numpy(object, copy=True)
+    values[values == ""] = default
+    return values
+
+
+def number(table: pd.DataFrame, name: str, default: float = np.nan) -> Float64[np.ndarray, "n"]:
+    """A column as float64 [n]; `default` where empty, absent, infinite or not a number."""
+    if name not in table:
+        return np.full(len(table), default)
+    column: Any = pd.to_numeric(table[name], errors="coerce")
+    values = np.array(column, np.float64)
+    return np.where(np.isfinite(values), values, default)
+
+
+def factorise(labels: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """Codes [n] and the distinct labels in order of appearance."""
+    codes, uniques = pd.factorize(labels)
+    return codes, [str(u) for u in uniques]
+
+
+def relabel(labels: np.ndarray, rule: Callable[[str], Any]) -> np.ndarray:
+    """`rule(label)` of every label, computed once per distinct label (object dtype)."""
+    codes, uniques = factorise(labels)
+    return np.array([rule(u) for u in uniques] or [""], object)[codes]
+
+
+def hashed(columns: Sequence[np.ndarray]) -> np.ndarray:
+    """A number per row that is always alike for equal values, uint64[n]: folds that do not depend on the order."""
+    pandas: Any = pd
+    frame = pd.DataFrame(dict(enumerate(columns)))
+    return pandas.util.hash_pandas_object(frame, index=False).to_numpy(np.uint64)
+
+
+def groups_of(*columns: np.ndarray) -> list[tuple[tuple[Any, ...], np.ndarray]]:
+    """Every distinct combination of values of the columns [n], sorted, with the indices where it stands."""
+    if not len(columns[0]):
+        return []
+    code = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        values, own = np.unique(column.astype(str) if column.dtype == object else column, return_inverse=True)
+        code = code * len(values) + own
+    inverse = np.unique(code, return_inverse=True)[1]
+    parts = np.split(np.argsort(inverse, kind="stable"), np.cumsum(np.bincount(inverse))[:-1])
+    at_first = [[column[part[0]] for column in columns] for part in parts]
+    keys = [tuple(value.item() if isinstance(value, np.generic) else value for value in each) for each in at_first]
+    return list(zip(keys, parts, strict=True))

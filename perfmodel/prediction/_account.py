@@ -1,0 +1,203 @@
+"""Where a step's time goes: disjoint parts, none negative, that add up to the step under every schedule and option."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel.prediction._blocks import BlockTimes
+from perfmodel.prediction._compose import Bundle, bundle_passes, durations, event_classes, weighted_programs
+from perfmodel.prediction._phases import PHASES, Phase, phase_counts
+from perfmodel.prediction._price import has_step_costs, step_factors, variant_times
+from perfmodel.prediction._problem import StepProblem
+from perfmodel.prediction._programs import Prepared, prepared, rank_busy_s
+from perfmodel.program import Kind
+from perfmodel.spec import DIMENSIONS
+from perfmodel.timeline import makespan
+
+_DP_KINDS = (Kind.GRAD_REDUCE, Kind.PARAM_GATHER, Kind.PARAM_GATHER_BACKWARD, Kind.EMBEDDING_REDUCE)
+_SEND_KINDS = (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
+_COPY_KINDS = (Kind.OFFLOAD, Kind.RELOAD)
+
+
+class Part(IntEnum):
+    """What a pass consists of."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    RECOMPUTE = 2
+    TENSOR_PARALLEL = 3
+    CONTEXT_PARALLEL = 4
+    EXPERT_PARALLEL = 5
+    GAPS = 6
+
+
+_PART_OF_PHASE = {
+    Phase.FORWARD: Part.FORWARD, Phase.BACKWARD_INPUT: Part.BACKWARD, Phase.BACKWARD_WEIGHT: Part.BACKWARD,
+    Phase.RECOMPUTE_SELECTIVE: Part.RECOMPUTE, Phase.RECOMPUTE_FULL: Part.RECOMPUTE,
+}  # fmt: skip
+_PART_OF_GROUP = {d.key: Part[d.name.upper()] for d in DIMENSIONS if d.shards_blocks}
+_COLLECTIVES = list(dict.fromkeys(_PART_OF_GROUP.values()))
+
+
+@dataclass(frozen=True, eq=False)
+class Account:
+    """A step's time, taken apart."""
+
+    breakdown_s: dict[str, float]
+    """Mean seconds per pipeline rank by activity; sums to the step time.
+
+    - `forward`, `backward`, `recompute`, `optimizer`: kernels, for as long as they run.
+    - `..._parallel_communication`: collectives inside passes, as far as they are not hidden behind kernels.
+    - `kernel_launch_gaps`: inside passes, between kernels and where they wait for the host.
+    - `data_parallel_communication_exposed`, `pipeline_communication_exposed`, `host_copies_exposed`: by how much the
+      step would be shorter without reductions and gathers of weights (and what they cost the passes beside them);
+      then without transfers between stages; then without copies to and from the host.
+    - `bubble`: what is left, idle time of the compute stream when none of these takes any time: what the order of the
+      passes and the imbalance of the stages leave. A pipeline of one rank has none.
+    - `step_overhead`, `stragglers`, `beyond_all_parameters`: what measured runs showed beyond the events. Runs that
+      are faster than their parameters say make every part shorter instead of the last of these negative.
+    """
+    kernels_s: float
+    """Kernels alone on the pipeline rank that runs them longest, each at the lower end of its own interval and at the
+    clock at which it was timed by itself: what no step is shorter than."""
+
+
+def step_account(problem: StepProblem, bundle: Bundle, step_s: float) -> Account:
+    """Take the step of a bundle's first layout apart.
+
+    Durations are taken away one kind after another; what the step shortens by is what the kind costs. Where steps are
+    not flushed, programs of several steps are taken apart and weighted as their makespans are.
+    """
+    layout, spec = bundle.layouts[0], bundle.spec
+    slowest, like = step_factors(problem, layout) if has_step_costs(problem) else (1.0, 1.0)
+    usual = 1 / (slowest * max(1.0, like))
+    programs = [_Program.of(problem, one, weight, slowest * like) for one, weight in weighted_programs(bundle)]
+    passes_s = np.sum([p.passes_s for p in programs], axis=0)
+    optimizer_s = np.sum([p.optimizer_s for p in programs], axis=0)
+    busy_s = float((passes_s.sum(axis=1) + optimizer_s).mean())
+    lengths_s = [step_s]
+    for left in range(4):
+        shorter_s = _length_s(programs, left) if _changes(programs, left) else lengths_s[-1]
+        lengths_s.append(min(shorter_s, lengths_s[-1]))  # a difference of streams may not shorten
+    overhead_s, dp_s, sends_s, copies_s = (a - b for a, b in pairwise(lengths_s))
+
+    mean_s = dict(zip(Part, (passes_s.mean(axis=0) * usual).tolist(), strict=True))
+    training = problem.job.mode == "train"
+    result = {"forward": mean_s[Part.FORWARD]}
+    if training:
+        result |= {"backward": mean_s[Part.BACKWARD], "recompute": mean_s[Part.RECOMPUTE]}
+    result |= {f"{part.name.lower()}_communication": mean_s[part] for part in _COLLECTIVES}
+    result["kernel_launch_gaps"] = mean_s[Part.GAPS]
+    result["optimizer"] = float(optimizer_s.mean()) * usual
+    result["data_parallel_communication_exposed"] = dp_s * usual
+    result["pipeline_communication_exposed"] = sends_s * usual
+    if spec.offload:
+        result["host_copies_exposed"] = copies_s * usual
+    if has_step_costs(problem):
+        result["step_overhead"] = overhead_s
+        result["stragglers"] = lengths_s[1] * usual * (slowest - 1)
+        result["beyond_all_parameters"] = lengths_s[1] * usual * slowest * (max(1.0, like) - 1)
+    result["bubble"] = max(0.0, lengths_s[-1] - busy_s) * usual
+    alone_s = np.sum([p.alone_s for p in programs], axis=0)
+    return Account(breakdown_s=result, kernels_s=min(step_s, float(alone_s.max()) * min(1.0, like)))
+
+
+@dataclass(frozen=True, eq=False)
+class _Program:
+    """A program whose weighted makespan is part of the step time."""
+
+    prepared: Prepared
+    weight: float
+    durations_s: tuple[Float[np.ndarray, " classes"], ...]
+    """Without the step's overhead; also without reductions and gathers; without transfers; without copies."""
+    whole_s: Float[np.ndarray, " classes"]
+    passes_s: Float[np.ndarray, "ranks parts"]
+    """Weighted seconds of a step on every rank's compute stream by `Part`."""
+    optimizer_s: Float[np.ndarray, " ranks"]
+    alone_s: Float[np.ndarray, " ranks"]
+    """Kernels of both, timed alone and as fast as their intervals allow."""
+
+    @classmethod
+    def of(cls, problem: StepProblem, bundle: Bundle, weight: float, scale: float) -> "_Program":
+        program, whole_s = prepared(bundle.spec), durations(problem, bundle)[0]
+        structure = program.structure
+        parts_s = _of_passes(problem, bundle, _phase_parts) * scale
+        kind = structure.class_kind
+        optimizer, passes = kind == Kind.OPTIMIZER, np.isin(kind, tuple(PHASES))
+        left = [whole_s.copy()]
+        left[0][optimizer] -= problem.host.step_overhead_s
+        for kinds in (_DP_KINDS, _SEND_KINDS, _COPY_KINDS):
+            left.append(np.where(np.isin(kind, kinds), 0.0, left[-1]))
+            if kinds is _DP_KINDS and problem.host.dp_overlap_loss:
+                left[-1] = np.where(passes, parts_s.sum(axis=1), left[-1])
+        count = weight * program.rank_count
+        alone_s = _of_passes(problem, bundle, partial(_alone_s, problem)).sum(axis=1)
+        events = event_classes(problem, bundle)[0]
+        lowest_s = np.bincount(events.class_index, events.times.lo_s[events.op_index], minlength=len(kind))
+        alone_s += np.where(optimizer, lowest_s, 0.0)
+        updates_s = np.where(optimizer, left[0], 0.0)
+        return cls(program, weight, tuple(left), whole_s, count @ parts_s, count @ updates_s, count @ alone_s)
+
+
+def _length_s(programs: list[_Program], left: int) -> float:
+    """The step with what is left in it."""
+    spans = (p.weight * float(makespan(p.prepared.compiled, p.durations_s[left])) for p in programs)
+    busy_s = rank_busy_s((p.prepared, p.durations_s[left], p.weight) for p in programs)
+    return max(sum(spans), float(busy_s.max()))
+
+
+def _changes(programs: list[_Program], left: int) -> bool:
+    """Whether taking away the next kind changes any duration at all."""
+    return any((p.durations_s[left] != (p.durations_s[left - 1] if left else p.whole_s)).any() for p in programs)
+
+
+def _of_passes(
+    problem: StepProblem,
+    bundle: Bundle,
+    of_phases: Callable[[BlockTimes, bool], Float[np.ndarray, "blocks phases parts"]],
+) -> Float[np.ndarray, "classes parts"]:
+    """Seconds of every class of passes by part, from those of the phases of blocks (and whether passes are paired)."""
+    passes, layout = bundle_passes(problem, bundle), bundle.layouts[0]
+    found: list[tuple[np.ndarray, np.ndarray]] = []
+    for variant, of_kind in passes.of_variant.items():
+        by_phase = of_phases(variant_times(problem, layout, variant, bundle.spec.scheduler.slices), variant[2])
+        for kind, where in of_kind.items():
+            counts = phase_counts(kind, layout.recompute, passes.blocks[where], passes.full[where])
+            found.append((where, np.einsum("cbp,bpq->cq", counts, by_phase)))
+    out = np.zeros((len(passes.blocks), found[0][1].shape[1]))
+    for where, seconds in found:
+        out[where] = seconds
+    return out
+
+
+def _alone_s(problem: StepProblem, table: BlockTimes, _paired: bool) -> Float[np.ndarray, "blocks phases 1"]:
+    """Seconds of the kernels of every phase of every block, timed alone and as fast as their intervals allow."""
+    device = problem.cluster.device
+    clock = np.array([problem.site.clock(op, device) for op in table.ops])
+    kernel = np.array([group == "" for group in table.groups], bool)
+    return (table.counts @ np.where(kernel, table.times.lo_s / clock, 0.0))[:, :, None]
+
+
+def _phase_parts(table: BlockTimes, paired: bool) -> Float[np.ndarray, "blocks phases parts"]:
+    """Seconds of every phase of every block by part; of a pair's collectives only what outlasts the kernels.
+
+    Together they are what passes last, but for what a step costs beyond its events.
+    """
+    out = np.zeros((*table.gap_s.shape, len(Part)))
+    collective = np.array([group != "" for group in table.groups], bool)
+    kernels_s = table.event_s[:, :, ~collective].sum(axis=2)
+    for phase, part in _PART_OF_PHASE.items():
+        out[:, phase, part] = kernels_s[:, phase]
+    out[:, :, Part.GAPS] = table.gap_s
+    for i in np.flatnonzero(collective).tolist():
+        out[:, :, _PART_OF_GROUP[table.groups[i]]] += table.event_s[:, :, i]
+    if paired:
+        collective_s = out[:, :, _COLLECTIVES].sum(axis=2)
+        shown_s = table.overlapped_phase_s - (table.phase_s - collective_s)
+        out[:, :, _COLLECTIVES] *= (np.maximum(shown_s, 0.0) / np.maximum(collective_s, 1e-300))[:, :, None]
+    return out

@@ -1,0 +1,309 @@
+"""Compose: from layouts to programs, and from the times of blocks and events to the durations of a program's classes.
+
+Layouts that share a program and a division of the model are composed together, a lane each.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from perfmodel.prediction._blocks import BlockTimes, ShardBlocks
+from perfmodel.prediction._classes import EventClasses, PassClasses, event_entries, pass_classes
+from perfmodel.prediction._communication import CommunicationEvents, communication_events
+from perfmodel.prediction._memory import BlockBytes, host_bandwidth
+from perfmodel.prediction._phases import PASSED, Phase, full_recompute_s, fully_recomputed, modes_of, recompute_s
+from perfmodel.prediction._price import block_times, has_step_costs, priced_events, step_factors, variant_times
+from perfmodel.prediction._problem import Setting, StepProblem, kept, store_of
+from perfmodel.prediction._program_spec import program_spec
+from perfmodel.prediction._programs import prepared
+from perfmodel.prediction._shard import Ranks, ranks_of, shard_events
+from perfmodel.prediction._stages import stage_blocks
+from perfmodel.prediction._step_costs import beside_passes, with_step_costs
+from perfmodel.prediction._variants import PLAIN, Variant
+from perfmodel.program import Kind, ProgramSpec
+from perfmodel.schedule import PassTimes
+from perfmodel.session import Store
+from perfmodel.spec import Layout, PerStage
+
+_MOST_SHARDS: Final = 4096
+"""Whose events in the classes of one program are kept."""
+
+
+class Division(NamedTuple):
+    """How a model is divided among stages."""
+
+    kinds: tuple[tuple[bool, int], ...]
+    """Of its blocks (`ShardBlocks.kinds`)."""
+    partition: PerStage
+    full_layers: PerStage
+    """See `Layout.recompute_full_layers`."""
+    segments: tuple[tuple[int, ...], ...] | None = None
+    """Layers of every segment of every stage; None: as even as can be."""
+
+
+class Composed(NamedTuple):
+    """One layout with all that its durations are composed of."""
+
+    times: BlockTimes
+    events: ShardBlocks
+    """The same blocks without times."""
+    spec: ProgramSpec
+    ranks: Ranks
+
+
+@dataclass(frozen=True, eq=False)
+class Bundle:
+    """Layouts that share one program and one division of the model: a lane each."""
+
+    spec: ProgramSpec
+    lanes: tuple[int, ...]
+    """Positions in the caller's list."""
+    layouts: tuple[Layout, ...]
+    composed: tuple[Composed, ...]
+    division: Division
+    """What `counts` and `full` follow from."""
+    counts: Float[np.ndarray, "stages segments blocks"]
+    full: Float[np.ndarray, "stages segments blocks"]
+    """Blocks among them that are recomputed in full whatever the layouts say of the others."""
+
+    @cached_property
+    def tables(self) -> tuple[BlockTimes, ...]:
+        """Times of every layout's blocks."""
+        return tuple(one.times for one in self.composed)
+
+    @cached_property
+    def modes(self) -> Int[np.ndarray, "lanes 1"]:
+        """Recompute of each layout, for all of its blocks."""
+        return modes_of([layout.recompute for layout in self.layouts])[:, None]
+
+    def bytes(self, setting: Setting) -> BlockBytes:
+        """Parameters and bytes of the layouts' blocks."""
+        pipelined = self.layouts[0].pp > 1
+        return BlockBytes.of(self.tables, self.modes[:, 0], pipelined, setting.job, setting.framework)
+
+    def saved_bytes(self, setting: Setting) -> Float[np.ndarray, "lanes stages"]:
+        """Activation bytes that a micro-batch leaves behind in every stage."""
+        return self.bytes(setting).saved(self.counts.sum(axis=1), self.full.sum(axis=1))
+
+
+def bundles(problem: StepProblem, layouts: Sequence[Layout]) -> list[Bundle]:
+    """Layouts sorted by the program and division that they share.
+
+    Raises:
+        LayoutError: the model does not divide as a layout asks.
+    """
+    store, found = store_of(problem), []
+    # a stack of linear layers is cut into other blocks where it is split
+    alike: dict[tuple[int, Division], list[int]] = defaultdict(list)
+    for lane, layout in enumerate(layouts):
+        if layout.schedule.startswith("file:"):  # files change
+            one = _compose(problem, layout)
+        else:
+            one = store.once((_compose, layout), lambda lay=layout: _compose(problem, lay))
+        found.append(one)
+        division = Division(one.events.kinds, layout.partition, layout.recompute_full_layers)
+        alike[id(one.spec), division].append(lane)
+    made = []
+    for (_, division), lanes in alike.items():
+        spec, of_lanes = found[lanes[0]].spec, tuple(layouts[i] for i in lanes)
+        counts, full = _divided(problem.setting, division, spec.n_stages, spec.segments)
+        made.append(Bundle(spec, tuple(lanes), of_lanes, tuple(found[i] for i in lanes), division, counts, full))
+    return made
+
+
+def _compose(problem: StepProblem, layout: Layout) -> Composed:
+    setting = problem.setting
+    times, events = block_times(problem, layout), shard_events(setting, layout)
+    sends = "blocking" if setting.framework.blocking_sends else "lag"
+    tied = bool(getattr(setting.model, "tied_embeddings", False))
+    layers = sum(n for is_layer, n in events.kinds if is_layer)
+    spec = program_spec(layout, setting.job, layers, tied, sends)
+    return Composed(times, events, _one_of_equal(setting, spec), ranks_of(setting, layout))
+
+
+@kept
+def _one_of_equal(setting: Setting, spec: ProgramSpec) -> ProgramSpec:
+    return spec
+
+
+@kept
+def _divided(
+    setting: Setting, division: Division, stages: int, segments: int
+) -> tuple[Float[np.ndarray, "stages segments blocks"], Float[np.ndarray, "stages segments blocks"]]:
+    """Blocks of every segment of every stage, and those of them that are recomputed in full."""
+    counts = stage_blocks(division.kinds, stages, segments, division.partition, division.segments)
+    layers = np.array([is_layer for is_layer, _ in division.kinds])
+    return counts, fully_recomputed(counts, layers, division.full_layers)
+
+
+def with_segments(problem: StepProblem, bundle: Bundle, layers: tuple[tuple[int, ...], ...]) -> Bundle:
+    """The bundle with other numbers of layers in every segment of every stage, none of them recomputed in full."""
+    division = bundle.division._replace(full_layers=None, segments=layers)
+    spec = replace(bundle.spec, segments=len(layers[0]))
+    counts, full = _divided(problem.setting, division, spec.n_stages, spec.segments)
+    return replace(bundle, spec=spec, division=division, counts=counts, full=full)
+
+
+def in_program_of(problem: StepProblem, bundle: Bundle, layout: Layout) -> Bundle:
+    """Another layout, with blocks of its own, in the bundle's program."""
+    times, events = block_times(problem, layout), shard_events(problem.setting, layout)
+    one = Composed(times, events, bundle.spec, ranks_of(problem.setting, layout))
+    return replace(bundle, lanes=(0,), layouts=(layout,), composed=(one,))
+
+
+def weighted_programs(bundle: Bundle) -> tuple[tuple[Bundle, float], ...]:
+    """Programs whose weighted makespans add up to the step time.
+
+    Without a flush between steps a step takes what a longer stream takes more than a shorter one (but no less than
+    its busiest rank, see `rank_busy_s`).
+    """
+    spec = bundle.spec
+    if spec.steps == 1:
+        return ((bundle, 1.0),)
+    shorter = replace(spec, steps=spec.steps // 2)
+    weight = 1 / (spec.steps - shorter.steps)
+    return (bundle, weight), (replace(bundle, spec=shorter), -weight)
+
+
+# --- passes ---------------------------------------------------------------------------------------
+
+
+def phase_s(problem: StepProblem, bundle: Bundle, variant: Variant = PLAIN) -> Float[np.ndarray, "lanes blocks phases"]:
+    """Seconds that each phase of a pass spends in each block."""
+    tables = bundle.tables
+    slices = bundle.spec.scheduler.slices
+    if variant[:2] != PLAIN[:2] or slices > 1:
+        tables = [variant_times(problem, layout, variant, slices) for layout in bundle.layouts]
+    return np.stack([t.overlapped_phase_s if variant[2] else t.phase_s for t in tables])
+
+
+def pass_s(problem: StepProblem, bundle: Bundle) -> dict[Kind, Float[np.ndarray, "lanes blocks"]]:
+    """Seconds that a plain pass spends in each block, by kind of pass (full recompute comes on top)."""
+    phase = phase_s(problem, bundle)
+    backward = phase[:, :, Phase.BACKWARD_INPUT] + recompute_s(phase, bundle.modes)
+    weight = phase[:, :, Phase.BACKWARD_WEIGHT]
+    return {
+        Kind.FORWARD: phase[:, :, Phase.FORWARD],
+        Kind.BACKWARD: backward + weight,
+        Kind.BACKWARD_INPUT: backward,
+        Kind.BACKWARD_WEIGHT: weight,
+    }
+
+
+def pass_times(problem: StepProblem, layout: Layout) -> PassTimes:
+    """What a scheduler needs to make an order of one's own for a layout: seconds of every stage's passes
+    and of a transfer (the longest), one stage per device."""
+    (bundle,) = bundles(problem, [layout.replace(schedule="zb-h1", vpp=1)])
+    structure, durations_s = prepared(bundle.spec).structure, durations(problem, bundle)[0]
+    of_stage, of_block = bundle.counts.sum(axis=1), pass_s(problem, bundle)
+    forward, of_input, weight = (
+        (of_block[kind] @ of_stage.T)[0] for kind in (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
+    )
+    extra = full_recompute_s(phase_s(problem, bundle), bundle.modes)
+    of_input = of_input + (extra @ bundle.full.sum(axis=1).T)[0]
+    sends = np.isin(structure.class_kind, (Kind.SEND_FORWARD, Kind.SEND_BACKWARD))
+    return PassTimes(forward, of_input, weight, float(durations_s[sends].max(initial=0.0)))
+
+
+def bundle_passes(problem: StepProblem, bundle: Bundle) -> PassClasses:
+    """Blocks of each class of the bundle's program."""
+    return _passes_of(problem.setting, bundle.spec, bundle.division)
+
+
+@kept
+def _passes_of(setting: Setting, spec: ProgramSpec, division: Division) -> PassClasses:
+    return pass_classes(prepared(spec).structure, *_divided(setting, division, spec.n_stages, spec.segments))
+
+
+# --- events between blocks ------------------------------------------------------------------------
+
+
+def bundle_events(problem: StepProblem, bundle: Bundle, lane: int) -> CommunicationEvents:
+    """Events between blocks of one of the bundle's layouts."""
+    one = bundle.composed[lane]
+    division = bundle.division._replace(full_layers=None)
+    return _events_between(problem.setting, bundle.spec, division, one.events, one.ranks, bundle.layouts[lane].zero)
+
+
+@kept
+def _events_between(
+    setting: Setting, spec: ProgramSpec, division: Division, blocks: ShardBlocks, ranks: Ranks, zero: int
+) -> CommunicationEvents:
+    spans = np.unique(prepared(spec).structure.variants[:, 0]).tolist()
+    counts, _ = _divided(setting, division, spec.n_stages, spec.segments)
+    return communication_events(ranks.layout, zero, blocks, spec, spans, counts, setting.job, setting.cluster)
+
+
+def event_classes(problem: StepProblem, bundle: Bundle) -> list[EventClasses]:
+    """Events between blocks in each class, for each of the bundle's layouts."""
+    division = bundle.division._replace(full_layers=None)
+    of_program = _classes_by_shard(problem, bundle.spec, division)
+    found = []
+    for one, layout in zip(bundle.composed, bundle.layouts, strict=True):
+        rest = one.events, one.ranks, layout.zero
+        made = lambda rest=rest: _classes_of(problem, bundle.spec, division, *rest)  # noqa: E731
+        found.append(of_program.once(rest, made))
+    return found
+
+
+@kept
+def _classes_by_shard(problem: StepProblem, spec: ProgramSpec, division: Division) -> Store:
+    """Events in the classes of a program, by blocks, ranks and ZeRO stage."""
+    return Store(_MOST_SHARDS)
+
+
+def _classes_of(
+    problem: StepProblem, spec: ProgramSpec, division: Division, blocks: ShardBlocks, ranks: Ranks, zero: int
+) -> EventClasses:
+    ops, class_index, op_index = _entries(problem.setting, spec, division, blocks, ranks, zero)
+    times = priced_events(problem, ops)
+    return EventClasses(ops, times, class_index, op_index, prepared(spec).structure.n_classes)
+
+
+@kept
+def _entries(setting: Setting, spec: ProgramSpec, division: Division, blocks: ShardBlocks, ranks: Ranks, zero: int):
+    events = _events_between(setting, spec, division, blocks, ranks, zero)
+    return tuple(events.ops), *event_entries(prepared(spec).structure, events)
+
+
+# --- durations ------------------------------------------------------------------------------------
+
+
+def durations(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "lanes classes"]:
+    """Seconds of every class of the bundle's program, a row per layout."""
+    passes, layouts = bundle_passes(problem, bundle), bundle.layouts
+    out = np.stack([events.durations_s for events in event_classes(problem, bundle)])
+    for variant, of_kind in passes.of_variant.items():
+        phase = phase_s(problem, bundle, variant)
+        once = phase[:, :, PASSED].transpose(0, 2, 1)
+        once[:, Phase.BACKWARD_INPUT] += recompute_s(phase, bundle.modes)
+        out += once.reshape(len(layouts), -1) @ passes.weights[variant]
+        if bundle.full.any():
+            where = np.concatenate([of_kind[Kind.BACKWARD], of_kind[Kind.BACKWARD_INPUT]])
+            out[:, where] += full_recompute_s(phase, bundle.modes) @ passes.full[where].T
+    if bundle.spec.offload:
+        _add_host_copies(problem, bundle, out)
+    if not has_step_costs(problem):
+        return out
+    scale = np.prod([step_factors(problem, layout) for layout in layouts], axis=1)
+    beside = _beside_passes(problem.setting, bundle.spec)
+    return with_step_costs(out, problem.host, scale, prepared(bundle.spec).structure, beside)
+
+
+@kept
+def _beside_passes(setting: Setting, spec: ProgramSpec) -> Int[np.ndarray, "pairs 2"]:
+    return beside_passes(spec, prepared(spec).structure)
+
+
+def _add_host_copies(problem: StepProblem, bundle: Bundle, out: Float[np.ndarray, "lanes classes"]) -> None:
+    """Copies of a stage's activations to and from host memory, at the link's nominal rate."""
+    structure = prepared(bundle.spec).structure
+    where = np.flatnonzero(np.isin(structure.class_kind, (Kind.OFFLOAD, Kind.RELOAD)))
+    of_stage = bundle.saved_bytes(problem.setting)
+    moved = of_stage[:, structure.class_stage[where]] * structure.class_span[where]
+    out[:, where] = moved / bundle.spec.scheduler.slices / host_bandwidth(problem.cluster.device)

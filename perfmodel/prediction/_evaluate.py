@@ -1,0 +1,93 @@
+"""Evaluate: step times of layouts from their durations, with the gradient for one and by the thousand."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel.prediction._compose import Bundle, bundles, durations, weighted_programs
+from perfmodel.prediction._problem import StepProblem
+from perfmodel.prediction._programs import WeightedDurations, prepared, rank_busy_s
+from perfmodel.program import Structure
+from perfmodel.session import current_session
+from perfmodel.spec import Layout
+from perfmodel.timeline import ProgramBatch, makespan, makespan_and_grad, makespan_many
+
+
+@dataclass(frozen=True, eq=False)
+class BatchResult:
+    """Step time of many layouts, in the caller's order."""
+
+    step_time_s: Float[np.ndarray, " layouts"]
+
+
+def evaluate(problem: StepProblem, layouts: Sequence[Layout]) -> BatchResult:
+    """Step time of every layout by full evaluation of its schedule (float32)."""
+    found = bundles(problem, layouts)
+    programs = [(bundle, one, weight) for bundle in found for one, weight in weighted_programs(bundle)]
+    specs = tuple(one.spec for _, one, _ in programs)
+    batch = current_session().batches.once(
+        specs, lambda: ProgramBatch(tuple(prepared(spec).compiled for spec in specs))
+    )
+    of_programs = [durations(problem, one) for _, one, _ in programs]
+    time_s = np.zeros(len(layouts))
+    of_streams: dict[int, list[WeightedDurations]] = {}
+    for (bundle, one, weight), of_one, span in zip(
+        programs, of_programs, makespan_many(batch, of_programs), strict=True
+    ):
+        time_s[list(bundle.lanes)] += weight * np.asarray(span)
+        if bundle.spec.steps > 1:
+            of_streams.setdefault(id(bundle), []).append((prepared(one.spec), of_one, weight))
+    for bundle in found:
+        if id(bundle) in of_streams:
+            lanes = list(bundle.lanes)
+            time_s[lanes] = np.maximum(time_s[lanes], rank_busy_s(of_streams[id(bundle)]).max(axis=1))
+    return BatchResult(time_s)
+
+
+def step_programs(problem: StepProblem, bundle: Bundle, lane: int = 0) -> list[WeightedDurations]:
+    """Programs that make up the step of one of a bundle's layouts."""
+    return [(prepared(b.spec), durations(problem, b)[lane], weight) for b, weight in weighted_programs(bundle)]
+
+
+def step_time_s(programs: Sequence[WeightedDurations]) -> float:
+    """Step time (float64) of the programs that make up a step."""
+    spans_s = sum(weight * float(makespan(prepared.compiled, of_class)) for prepared, of_class, weight in programs)
+    return max(spans_s, float(rank_busy_s(programs).max()))
+
+
+def step_times_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
+    """Step time of every layout in float64, one by one (`evaluate` is for thousands)."""
+    step_s = np.zeros(len(layouts))
+    for bundle in bundles(problem, layouts):
+        for at, lane in enumerate(bundle.lanes):
+            step_s[lane] = step_time_s(step_programs(problem, bundle, at))
+    return step_s
+
+
+def per_step(
+    programs: Sequence[WeightedDurations],
+) -> tuple[float, Float[np.ndarray, " classes"], Float[np.ndarray, " classes"]]:
+    """Step time, its gradient, and the occurrences of each class on compute streams; classes of the first program."""
+    step_s, gradient, count = 0.0, 0.0, 0.0
+    classes = {key: i for i, key in enumerate(_class_keys(programs[0][0].structure))}
+    for program, of_class, weight in programs:
+        span, by_class = makespan_and_grad(program.compiled, of_class)
+        index = [classes[key] for key in _class_keys(program.structure)]
+        step_s += weight * float(span)
+        gradient = gradient + weight * np.bincount(index, np.asarray(by_class, float), len(classes))
+        count = count + weight * np.bincount(index, program.compute_count, len(classes))
+    busy_s = rank_busy_s(programs)
+    if busy_s.max() > step_s * (1 + 1e-12):
+        busiest, step_s, gradient = int(busy_s.argmax()), float(busy_s.max()), 0.0
+        for program, _, weight in programs:
+            index = [classes[key] for key in _class_keys(program.structure)]
+            gradient = gradient + weight * np.bincount(index, program.rank_count[busiest], len(classes))
+    return step_s, np.asarray(gradient), np.asarray(count)
+
+
+def _class_keys(structure: Structure) -> list[tuple[int, ...]]:
+    variants = structure.variants[structure.class_variant].T
+    columns = (structure.class_kind, structure.class_stage, structure.class_segment, *variants)
+    return list(zip(*(column.tolist() for column in columns), strict=True))

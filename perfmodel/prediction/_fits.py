@@ -1,0 +1,79 @@
+"""Which layouts fit: the memory of their ranks, without any times."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel.prediction._compose import Bundle, bundles
+from perfmodel.prediction._live import LiveState, live_state
+from perfmodel.prediction._memory import CATEGORIES, MemoryBatch, RankBlocks, Sharding, rank_memory
+from perfmodel.prediction._prediction import StageMemory
+from perfmodel.prediction._problem import Setting, StepProblem, kept
+from perfmodel.program import ProgramSpec
+from perfmodel.spec import Framework, Layout
+from perfmodel.units import GIB
+
+_REMEDY = {
+    "weights": "use zero=3 or a larger tp or pp",
+    "gradients": "use zero=2 or a larger tp or pp",
+    "optimizer": "use zero=1 or higher, or a larger tp or pp",
+    "activations": "use recompute, a smaller micro_batch, sequence_parallel or a larger tp",
+    "buffers": "use a smaller micro_batch or a larger tp",
+}
+
+
+def bundle_memory(problem: StepProblem, bundle: Bundle) -> MemoryBatch:
+    """Memory of a bundle's layouts; needs the order of events but no times."""
+    setting = problem.setting
+    live = program_live(setting, bundle.spec)
+    ranks = RankBlocks.of(bundle.counts.sum(axis=1), bundle.full.sum(axis=1), live)
+    return rank_memory(ranks, bundle.bytes(setting), Sharding.of(bundle.layouts), setting.job, setting.framework)
+
+
+def program_live(setting: Setting, spec: ProgramSpec) -> LiveState:
+    """What a program keeps on every rank."""
+    # reductions, gathers and transfers are of no account
+    alone = ProgramSpec(
+        schedule=spec.schedule, stages=spec.stages, micro_batches=spec.micro_batches, chunks=spec.chunks,
+        steps=spec.steps, offload=spec.offload, forward_only=spec.forward_only,
+    )  # fmt: skip
+    return _live_of(setting, alone)
+
+
+@kept
+def _live_of(setting: Setting, spec: ProgramSpec) -> LiveState:
+    return live_state(spec, spec.build_schedule())
+
+
+def peak_memory(problem: StepProblem, layouts: Sequence[Layout]) -> tuple[Float[np.ndarray, " layouts"], list[str]]:
+    """Peak bytes of every layout, and the category that takes most of them."""
+    peak, largest = np.zeros(len(layouts)), [""] * len(layouts)
+    for bundle in bundles(problem, layouts):
+        memory = bundle_memory(problem, bundle)
+        peak[list(bundle.lanes)] = memory.peak
+        for lane, part in zip(bundle.lanes, memory.largest.tolist(), strict=True):
+            largest[lane] = CATEGORIES[part]
+    return peak, largest
+
+
+def stage_memory(problem: StepProblem, bundle: Bundle) -> tuple[StageMemory, ...]:
+    """Memory of every pipeline rank of a bundle's first layout."""
+    memory = bundle_memory(problem, bundle)
+    rows = zip(*(getattr(memory, name)[0].tolist() for name in CATEGORIES), strict=True)
+    return tuple(StageMemory(**dict(zip(CATEGORIES, row, strict=True))) for row in rows)
+
+
+def fit_reasons(memory: Sequence[StageMemory], capacity: float, framework: Framework) -> tuple[str, ...]:
+    """Empty if every rank fits, else why the fullest does not and what its largest part is."""
+    worst = max(range(len(memory)), key=lambda i: memory[i].peak)
+    usable = capacity * (1 - framework.memory_margin)
+    if memory[worst].peak <= usable:
+        return ()
+    parts = {k: v for k, v in memory[worst].to_dict().items() if k != "peak"}
+    largest = max(parts, key=parts.__getitem__)
+    return (
+        f"out of memory: pipeline rank {worst} needs {memory[worst].peak / GIB:.1f} GiB "
+        f"of {usable / GIB:.1f} GiB usable; "
+        f"{largest} take {parts[largest] / GIB:.1f} GiB ({_REMEDY[largest]})",
+    )

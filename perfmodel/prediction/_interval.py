@@ -1,0 +1,92 @@
+"""The 90 % interval of a prediction, and what is uncertain of it by source: layouts share most sources, and what they
+share cancels between them."""
+
+from collections.abc import Sequence
+from math import exp
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel.prediction._adjustment import Adjustment, factors_of
+from perfmodel.prediction._discrepancy import Discrepancy
+from perfmodel.prediction._explain import CriticalPath
+from perfmodel.prediction._prediction import Prediction
+from perfmodel.prediction._price import layout_coordinates
+from perfmodel.prediction._problem import StepProblem
+from perfmodel.prediction._sensitivity import step_derivatives
+from perfmodel.spec import Layout
+
+GAUSS_90 = 1.6448536269514722
+"""95 % quantile of the normal distribution: half-width of a 90 % interval in standard deviations."""
+OWN = "own"
+"""Source that no two layouts share: the noise between one run and another."""
+
+
+def step_interval(
+    problem: StepProblem, layout: Layout, path: CriticalPath
+) -> tuple[tuple[float, float], dict[str, float]]:
+    """Ends of the 90 % interval as factors of the step time, and where it comes from
+    (`Prediction.error_sources`)."""
+    if problem.adjustment is not None:
+        return _from_runs(problem, problem.adjustment, layout, path)
+    sources = {f"events: {name}": half / GAUSS_90 for name, half in path.family_half_widths().items()}
+    own = problem.site.half_widths(path.shares())
+    return path.interval(problem.site), sources | {"unknown": sum(own) / 2 / GAUSS_90}
+
+
+def _from_runs(
+    problem: StepProblem, adjustment: Adjustment, layout: Layout, path: CriticalPath
+) -> tuple[tuple[float, float], dict[str, float]]:
+    """Ends of the 90 % interval as factors of the step time (Laplace's approximation, log-normal), and where it comes
+    from, as `Prediction.error_sources`.
+
+    The variance of the log step time has four parts: what the runs left open of the fitted parameters
+    (g' C g with the gradient g of the log step time), what makes events of this step less certain than
+    those of the runs (parameters that no run touched count in full), what is unknown of the discrepancy this far
+    from the runs, and the noise between one run and another.
+    """
+    derivatives = step_derivatives(problem, [layout], adjustment.names)
+    gradient = derivatives.by_parameter[0] / derivatives.step_s[0]
+    sources = {f"events: {name}": sd for name, sd in _events_beyond_runs(adjustment, path, derivatives.step_s[0])}
+    if adjustment.covariance:
+        # independent combinations of parameters: the columns of a root of their covariance
+        values, vectors = np.linalg.eigh(np.asarray(adjustment.covariance))
+        loads = gradient @ (vectors * np.sqrt(np.maximum(values, 0.0)))
+        sources |= {f"fit: {i}": float(load) for i, load in enumerate(loads)}
+    variance = sum(sd**2 for sd in sources.values())
+    if adjustment.discrepancy is not None:
+        variance += adjustment.discrepancy.spread(layout_coordinates(problem.setting, layout))
+    from scipy.special import stdtrit
+
+    noise = adjustment.noise * float(stdtrit(adjustment.degrees_of_freedom, 0.95))
+    half = float(np.hypot(GAUSS_90 * variance**0.5, noise))
+    return (exp(-half), exp(half)), sources | {OWN: noise / GAUSS_90}
+
+
+def _events_beyond_runs(adjustment: Adjustment, path: CriticalPath, step_s: float) -> list[tuple[str, float]]:
+    """Standard deviations from events whose own intervals are wider than those of the runs' events."""
+    seen = dict(adjustment.half_width)
+    share: dict[str, float] = {}
+    for op, seconds, half in zip(path.ops, path.seconds.tolist(), path.half_width.tolist(), strict=True):
+        name = factors_of(op)[1]
+        beyond = max(0.0, half**2 - seen.get(name, 0.0) ** 2) ** 0.5
+        share[name] = share.get(name, 0.0) + seconds * beyond / step_s
+    return [(name, value / GAUSS_90) for name, value in share.items()]
+
+
+def log_covariance(problem: StepProblem, predictions: Sequence[Prediction]) -> Float[np.ndarray, "layouts layouts"]:
+    """Covariance of the logarithms of the step times of some layouts of one problem.
+
+    Sum over sources of sd_i sd_j, as `Prediction.error_sources` has them (errors of an op family, of a fitted parameter
+    and of the framework are common to all layouts, in proportion to what each spends there), the runs' own noise on
+    the diagonal, and the posterior covariance of the discrepancy between runs and model where measured runs are
+    known.
+    """
+    names = sorted({name for p in predictions for name in p.error_sources if name != OWN})
+    shared = np.array([[p.error_sources.get(name, 0.0) for name in names] for p in predictions])
+    own = np.array([p.error_sources.get(OWN, 0.0) for p in predictions])
+    found = shared.reshape(len(predictions), -1) @ shared.reshape(len(predictions), -1).T + np.diag(own**2)
+    discrepancy: Discrepancy | None = problem.adjustment.discrepancy if problem.adjustment else None
+    if discrepancy is not None and predictions:
+        found += discrepancy.joint([layout_coordinates(problem.setting, p.layout) for p in predictions])
+    return found

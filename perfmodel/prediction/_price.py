@@ -1,0 +1,114 @@
+"""Price: how long the events of a layout take, and with them the phases of its blocks."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel.cost import EventTimes, event_times
+from perfmodel.prediction._attention_kernels import FORWARD_SHARE, training_forward
+from perfmodel.prediction._blocks import BlockTimes, time_blocks
+from perfmodel.prediction._discrepancy import Coordinates, coordinates
+from perfmodel.prediction._problem import Setting, StepProblem, kept
+from perfmodel.prediction._shard import PlacedShard, placed_events, placed_shard
+from perfmodel.prediction._site import slowdown
+from perfmodel.prediction._variants import Variant
+from perfmodel.spec import Collective, Layout, Op
+from perfmodel.workload import parameter_count
+
+_Row = tuple[float, float, float, str]
+
+
+def priced_events(problem: StepProblem, ops: Sequence[Op]) -> EventTimes:
+    """Times of events; each distinct one is computed once (DistSim, observation 1)."""
+    known = _known_prices(problem.unadjusted)
+    new = list(dict.fromkeys(op for op in ops if op not in known))
+    if new:
+        device = problem.cluster.device
+        times = event_times(new, problem.cluster, problem.kernels, problem.collectives)
+        times = times.scaled(np.array([slowdown(problem.framework, problem.site, op, device) for op in new]))
+        times = times.at_most(*_bounds(problem, new))
+        columns = (times.time_s.tolist(), times.lo_s.tolist(), times.hi_s.tolist(), times.provenance)
+        known.update(zip(new, zip(*columns, strict=True), strict=True))
+    rows = [known[op] for op in ops]
+    time_s, lo_s, hi_s = np.array([row[:3] for row in rows], float).reshape(-1, 3).T
+    times = EventTimes(time_s=time_s, lo_s=lo_s, hi_s=hi_s, provenance=tuple(row[3] for row in rows))
+    return problem.adjustment.times(ops, times, _latency_s(problem, ops)) if problem.adjustment else times
+
+
+@kept
+def _known_prices(problem: StepProblem) -> dict[Op, _Row]:
+    """By event its time, the ends of its interval and its provenance; grows."""
+    return {}
+
+
+@kept
+def _known_latencies(problem: StepProblem) -> dict[Op, float]:
+    """Seconds of collectives that carry next to nothing; grows."""
+    return {}
+
+
+def _bounds(problem: StepProblem, ops: Sequence[Op]) -> tuple[list[int], EventTimes]:
+    """Which events cannot take longer than some others do, with those times (`training_forward`)."""
+    device, job = problem.cluster.device, problem.job
+    bounded = [i for i, op in enumerate(ops) if training_forward(op, device, job) is not None]
+    by = [training_forward(ops[i], device, job) for i in bounded]
+    times = event_times([op for op in by if op is not None], problem.cluster, problem.kernels, problem.collectives)
+    return bounded, times.scaled(np.full(len(bounded), FORWARD_SHARE))
+
+
+def _latency_s(problem: StepProblem, ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
+    """What collectives take that carry next to nothing; 0 for kernels."""
+    known = _known_latencies(problem.unadjusted)
+    new = list(dict.fromkeys(op for op in ops if isinstance(op, Collective) and op not in known))
+    if new:
+        empty = problem.collectives.times(problem.cluster, [replace(op, bytes=1.0) for op in new])
+        known.update(zip(new, empty.time_s.tolist(), strict=True))
+    return np.array([known.get(op, 0.0) for op in ops])
+
+
+def block_times(problem: StepProblem, layout: Layout, slices: int = 1, index: int = 0) -> BlockTimes:
+    """Times of the blocks of a layout's shard (raises `LayoutError` if the model does not divide).
+
+    Args:
+        slices, index: of the sequence, where the blocks compute one slice of it.
+    """
+    placed = placed_shard(problem.setting, layout)
+    return _times_of(problem, placed, layout.tp if layout.tp_overlap else 1, slices, index)
+
+
+@kept
+def _times_of(problem: StepProblem, placed: PlacedShard, ring_steps: int, slices: int, index: int) -> BlockTimes:
+    blocks = placed_events(problem.setting, placed, slices, index)
+    return time_blocks(blocks, priced_events(problem, blocks.ops), problem.host, ring_steps)
+
+
+def variant_times(problem: StepProblem, layout: Layout, variant: Variant, slices: int) -> BlockTimes:
+    """Times of the blocks of a pass that computes several micro-batches, or one of `slices` slices."""
+    span, index, _ = variant
+    if slices == 1:
+        return block_times(problem, layout.replace(micro_batch=layout.micro_batch * span) if span > 1 else layout)
+    return block_times(problem, layout, slices, index)
+
+
+def has_step_costs(problem: StepProblem) -> bool:
+    """Whether a step takes anything else than its events and the gaps between them."""
+    return problem.host.costs_steps or bool(problem.adjustment and problem.adjustment.discrepancy)
+
+
+def step_factors(problem: StepProblem, layout: Layout) -> tuple[float, float]:
+    """What stragglers, and what runs like this one have shown beyond all parameters, multiply the step by."""
+    known = problem.adjustment.discrepancy if problem.adjustment else None
+    like = known.mean(layout_coordinates(problem.setting, layout)) if known else 0.0
+    return problem.host.slowest_of(layout.devices), float(np.exp(like))
+
+
+def layout_coordinates(setting: Setting, layout: Layout) -> Coordinates:
+    """Where a layout of the model stands among runs."""
+    return coordinates(_parameter_count(setting), setting.job.seq_len, layout)
+
+
+@kept
+def _parameter_count(setting: Setting) -> float:
+    return parameter_count(setting.model)

@@ -1,0 +1,167 @@
+"""What is fixed while layouts vary, and where the session keeps what follows from it.
+
+Each function of a stage that is worth keeping takes a record of here and whatever else it depends on, so that its
+results are found again by exactly that: a function of a `Setting` cannot see a price.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, partial, wraps
+from pathlib import Path
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+from perfmodel.cost import CollectiveModel, KernelModel, PricesCollectives, PricesKernels
+from perfmodel.learn import WeightFiles, weight_files
+from perfmodel.prediction._adjustment import Adjustment, adjustments
+from perfmodel.prediction._site import EAGER, Site
+from perfmodel.session import Store, current_session
+from perfmodel.spec import Cluster, Framework, Job, Model, Problem
+
+_MOST_KEPT: Final = 100_000
+"""Results of one record, of all stages together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What decides which events a layout has, but not how long they take."""
+
+    model: Model
+    cluster: Cluster
+    job: Job
+    framework: Framework
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.model, self.cluster, self.job, self.framework))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StepProblem:
+    """A step whose layouts are predicted: model, job and cluster with their cost models.
+
+    Problems are equal where all is, cost models being compared by identity.
+    """
+
+    model: Model
+    job: Job
+    cluster: Cluster
+    kernels: PricesKernels = field(repr=False)
+    collectives: PricesCollectives = field(repr=False)
+    framework: Framework = field(default_factory=Framework)
+    """Software, with its host costs before `adjustment`."""
+    site: Site = field(default_factory=Site)
+    adjustment: Adjustment | None = None
+    """What measured runs said, on top of the cost models."""
+
+    @cached_property
+    def setting(self) -> Setting:
+        """The part without prices."""
+        return Setting(model=self.model, cluster=self.cluster, job=self.job, framework=self.framework)
+
+    @cached_property
+    def unadjusted(self) -> "StepProblem":
+        """The part without what runs said."""
+        return self if self.adjustment is None else self.adjusted(None)
+
+    @cached_property
+    def host(self) -> Framework:
+        """Host costs as the runs have them."""
+        return self.framework if self.adjustment is None else self.adjustment.framework(self.framework)
+
+    @cached_property
+    def _key(self) -> tuple[Setting, int, int, Site, Adjustment | None]:
+        return self.setting, id(self.kernels), id(self.collectives), self.site, self.adjustment
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self._key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, StepProblem) and self._key == other._key)
+
+    def __reduce__(self) -> tuple[Callable[..., "StepProblem"], tuple[Any, ...]]:
+        return _problem, tuple(getattr(self, one.name) for one in fields(self))
+
+    def repriced(self, kernels: PricesKernels, collectives: PricesCollectives) -> "StepProblem":
+        """The same step at other prices."""
+        return replace(self, kernels=kernels, collectives=collectives)
+
+    def adjusted(self, adjustment: Adjustment | None) -> "StepProblem":
+        """The same step with other parameters of runs."""
+        return replace(self, adjustment=adjustment)
+
+
+def _problem(*values: Any) -> StepProblem:
+    return StepProblem(**dict(zip((one.name for one in fields(StepProblem)), values, strict=True)))
+
+
+def step_problem(
+    model: Model,
+    cluster: Cluster,
+    job: Job,
+    calibration: Path | WeightFiles | None = None,
+    framework: Framework = EAGER,
+    site: Site | None = None,
+) -> StepProblem:
+    """The problem of a model, cluster and job, one object in a session for equal arguments.
+
+    Args:
+        calibration: a directory, as it is now, or weights as they were at some moment.
+
+    Raises:
+        CalibrationError: `calibration` holds unreadable weights or parameters of runs.
+    """
+    site = site or Site()
+    weights = calibration if isinstance(calibration, WeightFiles) else weight_files(calibration)
+    session = current_session()
+    of_device = session.cost_models.once((adjustments, weights), lambda: adjustments(weights))
+    return session.problems.once(
+        (model, cluster, job, framework, site, weights),
+        lambda: StepProblem(
+            model=model,
+            job=job,
+            cluster=cluster,
+            kernels=KernelModel.of(weights),
+            collectives=CollectiveModel.of(weights),
+            framework=framework,
+            site=site,
+            adjustment=of_device.get(cluster.device.name),
+        ),
+    )
+
+
+def step_problem_of(
+    problem: Problem, calibration: Path | str | WeightFiles | None = None, site: Site | None = None
+) -> StepProblem:
+    """`step_problem` of a problem as users state it."""
+    path = Path(calibration) if isinstance(calibration, str) else calibration
+    return step_problem(problem.model, problem.cluster, problem.job, path, problem.framework, site)
+
+
+Of = TypeVar("Of", Setting, StepProblem)
+Rest = ParamSpec("Rest")
+Result = TypeVar("Result")
+
+
+def store_of(record: Setting | StepProblem) -> Store:
+    """What the session keeps of a setting or problem."""
+    return current_session().parts.once(record, partial(Store, _MOST_KEPT))
+
+
+def kept(function: Callable[Concatenate[Of, Rest], Result]) -> Callable[Concatenate[Of, Rest], Result]:
+    """Have the session keep the results of a function of a setting or problem and further hashable arguments.
+
+    The results follow from the arguments alone, and must not be changed.
+    """
+
+    @wraps(function)
+    def found(record: Of, *args: Rest.args, **none: Rest.kwargs) -> Result:
+        return store_of(record).once((function, args), partial(function, record, *args))
+
+    return found

@@ -1,0 +1,75 @@
+"""Shard: what one device of a layout computes in each block, before any event is timed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from perfmodel.prediction._blocks import ShardBlocks, count_events
+from perfmodel.prediction._placement import BLOCK_GROUPS, Network, Placement
+from perfmodel.prediction._problem import Setting, kept
+from perfmodel.prediction._variants import on_slice, sliced_job
+from perfmodel.spec import DIMENSIONS, Layout
+from perfmodel.workload import BlockOps, Shard, blocks
+
+
+@dataclass(frozen=True)
+class PlacedShard:
+    """All that the events of a layout's blocks depend on."""
+
+    shard: Shard
+    networks: tuple[Network, ...]
+    """Where the groups of `BLOCK_GROUPS` lie."""
+
+
+def placed_shard(setting: Setting, layout: Layout) -> PlacedShard:
+    """The shard of a layout."""
+    return PlacedShard(Shard.of(layout), _networks(setting, ranks_of(setting, layout)))
+
+
+@dataclass(frozen=True, eq=False)
+class Ranks:
+    """How ranks are numbered; one object for all layouts that number them alike."""
+
+    layout: Layout
+    """A layout that says nothing else."""
+
+
+@kept
+def _ranks(setting: Setting, order: str, degrees: tuple[int, ...]) -> Ranks:
+    by_name: dict[str, Any] = dict(zip((d.key for d in DIMENSIONS), degrees, strict=True))
+    return Ranks(Layout(order=order, **by_name))
+
+
+def ranks_of(setting: Setting, layout: Layout) -> Ranks:
+    """What of a layout the placement of its groups depends on."""
+    return _ranks(setting, layout.order, layout.degrees)
+
+
+@kept
+def _networks(setting: Setting, ranks: Ranks) -> tuple[Network, ...]:
+    return tuple(Placement.of(group, ranks.layout).on_network(setting.cluster) for group in BLOCK_GROUPS)
+
+
+def shard_blocks(setting: Setting, layout: Layout) -> Sequence[tuple[BlockOps, int]]:
+    """Blocks of a layout's shard (raises `LayoutError` if the model does not divide)."""
+    return _blocks_of(setting, Shard.of(layout), 1)
+
+
+@kept
+def _blocks_of(setting: Setting, shard: Shard, slices: int) -> Sequence[tuple[BlockOps, int]]:
+    job = sliced_job(setting.job, slices) if slices > 1 else setting.job
+    return blocks(setting.model, job, shard)
+
+
+@kept
+def placed_events(setting: Setting, placed: PlacedShard, slices: int, index: int) -> ShardBlocks:
+    """Counted events of a shard's blocks on one of `slices` slices of the sequence."""
+    of_shard = _blocks_of(setting, placed.shard, slices)
+    if slices > 1:
+        of_shard = on_slice(of_shard, index)
+    return count_events(of_shard, dict(zip(BLOCK_GROUPS, placed.networks, strict=True)), setting.job)
+
+
+def shard_events(setting: Setting, layout: Layout, slices: int = 1, index: int = 0) -> ShardBlocks:
+    """Counted events of the blocks of a layout's shard (raises `LayoutError` if the model does not divide)."""
+    return placed_events(setting, placed_shard(setting, layout), slices, index)

@@ -1,0 +1,59 @@
+"""What the place of a run adds to the facts of its framework: clocks under load, and what no table knows."""
+
+from dataclasses import dataclass
+from math import exp
+from typing import Final
+
+from perfmodel.prediction._attention_kernels import attention_slowdown
+from perfmodel.prediction._sustained import Sustained, sustained
+from perfmodel.prediction._unknown import Shares, Unknown, unknown
+from perfmodel.spec import Attention, Convolution, Device, Framework, Gemm, MoE, Op
+
+EAGER: Final = Framework()
+"""What predictions take where no framework is named."""
+COMPILED: Final = Framework(execution="compiled")
+"""A step that is one compiled program."""
+FASTER: Final = 0.08
+SLOWER: Final = 0.25
+"""Where most runs lie, relative to the prediction: what calibration by whole runs expects of one site before it has
+any, and what importers know of graphs. Kernels timed alone run at clocks and with caches that training does not
+sustain, and stragglers, contention and unmodelled work only ever add."""
+_SUSTAINED = ("bf16", "fp16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """Constants of a place, those of an unknown one by default."""
+
+    sustained: Sustained | None = None
+    """By architecture, log of the time of 16-bit matrix products and attention in a training step relative to the same
+    kernels timed alone: under sustained load the power limit lowers the clock. None for what all published sources
+    say, read when first needed."""
+    unknown: Unknown | None = None
+    """What of the step no kernel table knows, for its 90 % interval; None for what the residuals of all published
+    sources say, read when first needed."""
+    unstated: float = 0.0
+    """Share of the run's settings that nobody stated."""
+
+    @classmethod
+    def without(cls, source: str) -> "Site":
+        """Constants fitted without a published source, for reports that hold its own runs against them."""
+        return cls(sustained=sustained(without=source), unknown=unknown(without=source))
+
+    def clock(self, op: Op, device: Device) -> float:
+        """Time of an event under sustained load relative to its time alone."""
+        if not isinstance(op, (Attention, Convolution, Gemm, MoE)) or op.dtype not in _SUSTAINED:
+            return 1.0
+        slower = sustained() if self.sustained is None else self.sustained
+        return exp(dict(slower).get(device.architecture, 0.0))
+
+    def half_widths(self, shares: Shares) -> tuple[float, float]:
+        """Log half-widths, below and above, of a step with these shares of what is known badly."""
+        known = unknown() if self.unknown is None else self.unknown
+        return known.half_widths({**shares, "unstated": self.unstated})
+
+
+def slowdown(framework: Framework, site: Site, op: Op, device: Device) -> float:
+    """Time of an event in training relative to the cost models' time for it."""
+    older = attention_slowdown(framework.attention, device) if isinstance(op, Attention) else 1.0
+    return site.clock(op, device) * older

@@ -1,0 +1,294 @@
+"""Texts of launch files as flat tables of entries, each with its line."""
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from perfmodel.display import json_text
+from perfmodel.errors import LaunchFileError
+
+MOST_ENTRIES: Final = 50_000
+"""Entries of one file, beyond which it is none (aliases of YAML can multiply)."""
+UNSAID: Final = (None, "auto", "???", "null", "None")
+"""Values that leave an entry to the framework: OmegaConf's `???`, DeepSpeed's and Composer's `auto`."""
+_REFERENCE: Final = re.compile(r"\$\{([^${}]*)\}")
+_TOML_SECTION: Final = re.compile(r"^\s*\[+\s*([\w.\"'-]+)\s*\]+")
+_TOML_KEY: Final = re.compile(r"^\s*([\w.\"'-]+)\s*=")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One value of a file."""
+
+    value: Any
+    line: int
+    """From 1; 0 where it is not known."""
+
+
+Entries = Mapping[str, Entry]
+"""Entries by key; keys of nested tables are joined by dots."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What a file says, before anybody knows what it means."""
+
+    where: str
+    entries: Entries
+    notes: tuple[str, ...] = field(default=())
+    """Parts of it that were not read, one sentence each."""
+    written: Mapping[str, Any] = field(default_factory=dict)
+    """Its own values as they stand in it, references unresolved; empty of scripts."""
+
+
+def broken(where: str, line: int, message: str) -> LaunchFileError:
+    """The error of a file: one line that names file, line and remedy."""
+    return LaunchFileError(f"{where}, line {line}: {message}" if line else f"{where}: {message}")
+
+
+def read_toml(text: str, where: str) -> Source:
+    """Entries of a TOML file."""
+    try:
+        data = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise LaunchFileError(f"{where}: not valid TOML: {error}; mend that line") from None
+    lines: dict[str, int] = {}
+    section = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _TOML_SECTION.match(line):
+            section = header[1].replace('"', "") + "."
+        elif key := _TOML_KEY.match(line):
+            lines.setdefault(section + key[1].replace('"', ""), number)
+    return _plain(_with_lines(data, lines), where)
+
+
+def read_json(text: str, where: str) -> Source:
+    """Entries of a JSON file that holds one object."""
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise broken(where, error.lineno, f"not valid JSON: {error.msg}; mend this line") from None
+    except (ValueError, RecursionError) as error:
+        raise LaunchFileError(f"{where}: not valid JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise broken(where, 1, "must hold one JSON object, {...}")
+    # JSON is YAML but for its tabs, and the reader of YAML knows lines
+    lines = {key: entry.line for key, entry in _yaml_entries(text.replace("\t", " "), where).items()}
+    return _plain(_with_lines(data, lines), where)
+
+
+def _plain(entries: dict[str, Entry], where: str) -> Source:
+    return Source(where=where, entries=entries, written={key: entry.value for key, entry in entries.items()})
+
+
+def read_yaml(text: str, where: str, folder: Path | None = None) -> Source:
+    """Entries of a YAML file, with the files of its Hydra `defaults` (and MaxText's `base_config`) from `folder`, and
+    with references as OmegaConf writes them (`${a.b}`, `${.sibling}`, `${oc.env:NAME,default}`) resolved.
+
+    A reference that cannot be resolved stays as it is written.
+    """
+    own = _yaml_entries(text, where)
+    notes: list[str] = []
+    merged: dict[str, Entry] = {}
+    for part in _parts(own, where, folder, notes):
+        merged |= part
+    written = {key: entry.value for key, entry in own.items()}
+    return Source(where=where, entries=_resolved(merged, where), notes=tuple(notes), written=written)
+
+
+def _parts(own: dict[str, Entry], where: str, folder: Path | None, notes: list[str]) -> Iterator[dict[str, Entry]]:
+    """The files that a file is made of, first what later ones replace (Hydra: `_self_` is last unless it is listed)."""
+    own = dict(own)
+    listed = own.pop("defaults", Entry([], 0))
+    names: list[Any] = listed.value if isinstance(listed.value, list) else []
+    base = own.get("base_config")
+    included = [(base.value, "", base.line)] if base is not None and isinstance(base.value, str) else []
+    order: list[tuple[str, str, int] | None] = [*included]
+    for item in names:
+        if item == "_self_":
+            order.append(None)
+        elif isinstance(item, str):
+            order.append((f"{item}.yaml", "", listed.line))
+        elif isinstance(item, dict):
+            groups = [(str(k), v) for k, v in item.items() if not str(k).startswith("override ") and v is not None]
+            order += [(f"{group}/{name}.yaml", f"{group}.", listed.line) for group, name in groups]
+    for part in order if None in order else [*order, None]:
+        if part is None:
+            yield own
+            continue
+        name, prefix, line = part
+        path = None if folder is None else folder / name
+        if path is None or not path.is_file():
+            notes.append(f"{name} (line {line}), which the file is based on, is not beside it")
+            continue
+        entries = _yaml_entries(path.read_text("utf-8"), str(path))
+        # lines are those of the file that was asked for
+        yield {f"{prefix}{key}": Entry(entry.value, line) for key, entry in entries.items() if key != "defaults"}
+
+
+def _yaml_entries(text: str, where: str) -> dict[str, Entry]:
+    import yaml
+
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise broken(where, mark.line + 1 if mark else 0, f"not valid YAML: {problem}; mend this line") from None
+    except RecursionError:
+        raise LaunchFileError(f"{where}: nested too deeply to be a launch file") from None
+    if not isinstance(root, yaml.MappingNode):
+        raise broken(where, 1, "must hold keys and values, `key: value`")
+    loader = yaml.SafeLoader("")
+    found: dict[str, Entry] = {}
+
+    def value_of(node: yaml.Node) -> Any:
+        try:
+            return loader.construct_object(node, deep=True)
+        except (yaml.YAMLError, ValueError, TypeError):  # a tag of the framework's own, or a date that is none
+            return str(node.value)
+
+    def walk(node: yaml.MappingNode, prefix: str) -> None:
+        own: set[str] = set()
+        for key_node, _ in node.value:
+            if key_node.value in own:
+                line = key_node.start_mark.line + 1
+                raise broken(where, line, f"{prefix}{key_node.value} is given twice; leave one out")
+            own.add(key_node.value)
+        try:
+            loader.flatten_mapping(node)
+        except yaml.YAMLError:
+            raise broken(where, node.start_mark.line + 1, "`<<` must name another table; mend it") from None
+        # what `<<` brings comes first, and what the table itself says replaces it
+        last = {str(key_node.value): (key_node.start_mark.line + 1, child) for key_node, child in node.value}
+        for key, (line, child) in last.items():
+            if isinstance(child, yaml.MappingNode) and child.value:
+                walk(child, f"{prefix}{key}.")
+            else:
+                found[f"{prefix}{key}"] = Entry(value_of(child), line)
+            if len(found) > MOST_ENTRIES:
+                raise LaunchFileError(f"{where}: more than {MOST_ENTRIES:,} entries; this is no launch file")
+
+    try:
+        walk(root, "")
+    except RecursionError:
+        raise LaunchFileError(f"{where}: nested too deeply to be a launch file") from None
+    return found
+
+
+def _resolved(entries: dict[str, Entry], where: str) -> dict[str, Entry]:
+    """Entries with their references replaced; raises for those that refer to themselves."""
+
+    def resolve(key: str, value: Any, line: int, path: tuple[str, ...]) -> Any:
+        if isinstance(value, list):
+            return [resolve(key, item, line, path) for item in value]
+        if not isinstance(value, str) or "${" not in value:
+            return value
+        for _ in range(value.count("${") + 1):
+            match = _REFERENCE.search(value)
+            if match is None:
+                return value
+            found = _referred(match[1], key, entries)
+            if found is None:
+                return value
+            name, target = found
+            if name in path:
+                raise broken(where, line, f"{key} refers to itself through ${{{match[1]}}}; write its value")
+            target = resolve(name or key, target, line, (*path, name) if name else path)
+            if match[0] == value:
+                return target
+            value = value[: match.start()] + str(target) + value[match.end() :]
+        return value
+
+    return {key: Entry(resolve(key, one.value, one.line, (key,)), one.line) for key, one in entries.items()}
+
+
+def _referred(text: str, key: str, entries: Mapping[str, Entry]) -> tuple[str, Any] | None:
+    """Key (empty for none) and value that a reference stands for; None where it stands for nothing known."""
+    kind, colon, rest = text.partition(":")
+    if colon:
+        first, comma, default = (part.strip() for part in rest.partition(","))
+        if kind in ("oc.env", "env"):
+            value = os.environ.get(first, default if comma else None)
+            return None if value is None else ("", _scalar(value))
+        if kind == "multiply" and comma:
+            factors = [_scalar(part.strip()) for part in rest.split(",")]
+            if all(isinstance(factor, int) for factor in factors):
+                product = 1
+                for factor in factors:
+                    product *= factor
+                return "", product
+        return None
+    dots = len(text) - len(text.lstrip("."))
+    name = text.strip(". ")
+    if dots:
+        parents = key.split(".")[:-dots]
+        name = ".".join([*parents, name])
+    return (name, entries[name].value) if name in entries else None
+
+
+def _scalar(text: str) -> Any:
+    return int(text) if re.fullmatch(r"-?\d+", text) else text
+
+
+def _with_lines(data: Mapping[str, Any], lines: Mapping[str, int]) -> dict[str, Entry]:
+    found: dict[str, Entry] = {}
+
+    def walk(table: Mapping[str, Any], prefix: str) -> None:
+        for key, value in table.items():
+            if isinstance(value, dict) and value:
+                walk(value, f"{prefix}{key}.")
+            else:
+                found[f"{prefix}{key}"] = Entry(value, lines.get(f"{prefix}{key}", 0))
+
+    walk(data, "")
+    return found
+
+
+def write_toml(values: Mapping[str, Any], comments: tuple[str, ...]) -> str:
+    """A TOML file of dotted keys, one section per first part."""
+    lines = [f"# {comment}" for comment in comments]
+    sections: dict[str, list[str]] = {}
+    for key, value in values.items():
+        section, _, name = key.rpartition(".")
+        sections.setdefault(section, []).append(f"{name} = {_toml(value)}")
+    for section, rows in sections.items():
+        lines += ["", f"[{section}]", *rows] if section else rows
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{json_text(key)} = {_toml(one)}' for key, one in value.items())}}}"
+    return json_text(value) if isinstance(value, (str, bool, int, float)) else str(value)
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    root: dict[str, Any] = {}
+    for key, value in values.items():
+        *parents, name = key.split(".")
+        table = root
+        for parent in parents:
+            table = table.setdefault(parent, {})
+        table[name] = value
+    return root
+
+
+def write_json(values: Mapping[str, Any], comments: tuple[str, ...]) -> str:
+    """A JSON object; JSON has no comments, so that they are left out."""
+    return json_text(_nested(values), indent=2) + "\n"
+
+
+def write_yaml(values: Mapping[str, Any], comments: tuple[str, ...]) -> str:
+    """A YAML file of nested tables."""
+    import yaml
+
+    head = "".join(f"# {comment}\n" for comment in comments)
+    return head + yaml.safe_dump(_nested(values), sort_keys=False, default_flow_style=False)

@@ -1,0 +1,45 @@
+"""The table of parallel dimensions: what a layout may spread over ranks, and who deals with which of them.
+
+To add a dimension: an entry here, a field of `Layout` with the same key, and the rules that name it: what it does to
+the shapes of blocks (`perfmodel.workload`), where its ranks lie if it does not multiply to the devices
+(`perfmodel.prediction._placement`), and what makes it impossible (a
+`perfmodel.errors.Reason`, raised where layouts and blocks are made). Validation of degrees, numbering of
+ranks, keys of what is computed once, accounts of time and search spaces derive from the table.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dimension:
+    """One way to spread a step over ranks."""
+
+    key: str
+    """Its degree in layouts."""
+    name: str
+    """What its collectives are called in accounts of a step's time."""
+    multiplies: bool = True
+    """Degrees multiply to the device count; otherwise its ranks are some of those that the others have."""
+    numbered: bool = True
+    """It has a place in the order in which ranks are numbered (`Layout.order`)."""
+    shards_blocks: bool = False
+    """Shapes of a model's blocks depend on it, and its collectives run inside them."""
+
+
+DIMENSIONS: Final = (
+    Dimension(key="tp", name="tensor_parallel", shards_blocks=True),
+    Dimension(key="cp", name="context_parallel", shards_blocks=True),
+    Dimension(key="ep", name="expert_parallel", multiplies=False, shards_blocks=True),
+    Dimension(key="etp", name="tensor_parallel", multiplies=False, numbered=False, shards_blocks=True),
+    Dimension(key="dp", name="data_parallel"),
+    Dimension(key="pp", name="pipeline_parallel"),
+)
+"""In Megatron-LM's default order of ranks, innermost first."""
+
+DEVICE_KEYS: Final = tuple(d.key for d in DIMENSIONS if d.multiplies)
+"""Dimensions whose degrees multiply to the device count."""
+ORDER_KEYS: Final = tuple(d.key for d in DIMENSIONS if d.numbered)
+"""What ranks are numbered by."""
+BLOCK_KEYS: Final = tuple(d.key for d in DIMENSIONS if d.shards_blocks)
+"""What the shapes of blocks depend on."""

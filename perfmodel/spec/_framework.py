@@ -1,0 +1,328 @@
+"""Training frameworks: what the software does with a model, a job and a layout, and what it can run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from itertools import accumulate
+from math import exp, log, sqrt
+from typing import Any, Final, Literal
+
+from perfmodel.errors import PerfModelError
+from perfmodel.spec._device import Device
+from perfmodel.spec._layout import EagerKernel, Job, Layout, PerStage, Recompute
+from perfmodel.spec._model import Model, Transformer
+
+AttentionKernel = Literal["fastest", "flash-2", "flash-1-triton", "flash-1"]
+"""Generations of fused attention kernels; `fastest`: the newest there is for the device."""
+Execution = Literal["eager", "compiled", "graph"]
+"""Operators issued one by one by the host, a step compiled as one program (XLA), or replayed from a graph."""
+MemoryCounter = Literal["allocated", "reserved", "device"]
+"""What a figure of memory counts: bytes of live tensors; the segments that the allocator holds for them; these with
+the context and the buffers of libraries, as nvidia-smi shows them."""
+
+_LAYOUT_DEFAULTS: Final = ("zero", "recompute", "sequence_parallel", "tp_overlap")
+_JOB_DEFAULTS: Final = (
+    "eager_kernels", "keep_gathered", "half_gradients", "all_reduce_gradients", "weighted_experts",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework:
+    """One version of a training framework. The defaults are those of `generic`: eager PyTorch, Megatron-LM like, with
+    everything overlapped that can be."""
+
+    name: str = "generic"
+    since: int = 0
+    """Year of the version."""
+    sources: tuple[str, ...] = ()
+    """Where the facts are from: files with their version, or pages of documentation."""
+
+    # kernels and host
+    execution: Execution = "eager"
+    host_op_s: float = 66e-6
+    """Host time to issue one operator of an eager framework: Python, autograd and dispatch of the few kernels that it
+    is. A block of short operators runs no faster than this. Small models show it as a floor per layer that neither
+    batch nor tensor parallelism lowers: 4.5 ms for forward and backward of a nanotron layer of 68 operators (30 and 38,
+    counted in its source)."""
+    forward_bookkeeping: int = 0
+    backward_bookkeeping: int = 0
+    """Operators that a layer's passes issue beyond the kernels counted here: sums over masks, products in parts,
+    partial sums. They take the host's time and next to none of the device's."""
+    kernel_gap_s: float = 1.0e-6
+    """Device idle time between two dependent kernels of one stream."""
+    eager_kernels: tuple[EagerKernel, ...] = ()
+    """Kinds of element-wise work that are not fused."""
+    attention: AttentionKernel = "fastest"
+    """Generation of the fused attention kernel."""
+    fp8_recipe: str = ""
+    """How scales of 8-bit products are found where nothing else is said (`delayed`, `current`, `mxfp8`); empty where
+    there are no such products. Said, not priced: the kernel tables do not tell recipes apart."""
+
+    # communication
+    blocking_sends: bool = False
+    """A transfer between stages holds up the sender's kernels (one stream for everything, as in DistIR, section 2.1)
+    instead of running beside them."""
+    overlap_grad_reduce: bool = True
+    overlap_param_gather: bool = True
+    """Both as in `Layout`, where a launch does not say."""
+    zero_overlaps: bool = True
+    """False: with ZeRO, gradients are reduced after the last backward and weights gathered after the step."""
+    tp_overlap: bool = False
+    """As in `Layout`."""
+    all_reduce_gradients: bool = False
+    """As in `Job`."""
+    tp_overlap_loss: float = 0.0
+    """Share of a block's hidden collectives that shows after all: they take part of the device from the kernels
+    they hide behind."""
+    dp_overlap_loss: float = 0.0
+    """The same of gradient reductions and weight gathers that run beside passes."""
+    straggling: float = 0.0
+    """Relative spread of the ranks' speeds. A step waits for the slowest of n ranks, which takes
+    exp(spread sqrt(2 ln n)) of the usual time (mean of the largest of n normal draws, to first order)."""
+    step_overhead_s: float = 0.0
+    """Time of a step that no kernel accounts for: data loading, logging, bookkeeping."""
+
+    # what a launch leaves unsaid
+    zero: int = 0
+    recompute: Recompute = "none"
+    sequence_parallel: bool = False
+    """All as in `Layout`."""
+    micro_batch: int = 1
+    """What a launch file means that says none. Not filled into layouts, which go with a global batch that it might not
+    divide."""
+    stages_by_cost: bool = False
+    """Pipeline stages are cut by the multiplications of layers and head instead of the number of layers."""
+    flash_attention: bool = True
+    fp8_flash_attention: bool = True
+    """Fused attention, in 16 bits and where products are in 8 bits (which Transformer Engine runs, with fused attention
+    of its own)."""
+    grad_dtype: str = "fp32"
+    """Element type in which 16-bit gradients are accumulated and reduced."""
+    half_gradients: bool = False
+    keep_gathered: bool = False
+    weighted_experts: bool = False
+    """All as in `Job`."""
+    stops_recompute: bool = False
+    """As in `Job`; compiled steps do anyway."""
+    selective_layers: bool = False
+    """`selective` recompute means some whole layers and none of the others, instead of a part of every layer."""
+    selective_share: float = 0.0
+    """The share of the layers that these are where nothing else tells; 0 where it is not known, and `selective` is then
+    taken as in `Layout`."""
+    vocab_multiple: int = 1
+    """The vocabulary is padded to a multiple of this times `tp` (what readers of launch files do with it)."""
+
+    # memory
+    memory_counter: MemoryCounter | None = None
+    """What its own reports count; None where that is said besides, or depends on who looks."""
+    reports_first_stage: bool = False
+    """It reports memory of global rank 0, on the first pipeline stage, instead of the fullest rank's."""
+    context_bytes: float = 1.0e9
+    """CUDA context, library handles and communicator buffers that no tensor accounts for."""
+    bucket_bytes: float = 320e6
+    """Copies of gradients that a reduction holds in flight: two buckets of 40 M fp32 elements (Megatron-LM's default
+    size before its buffers were reduced in place); 0 where they are reduced where they lie (Megatron-LM's contiguous
+    gradient buffers, without overlap)."""
+    ddp_buckets: bool = False
+    """Without ZeRO, torch's DistributedDataParallel keeps a 16-bit bucket of every gradient besides."""
+    cached_weight_gradients: bool = False
+    """Gradients accumulate inside the products, and autograd is handed a dummy of the weight's shape instead, kept for
+    each distinct shape (Transformer Engine's `get_dummy_wgrad`)."""
+    keeps_outputs: bool = False
+    """What a stage sends is kept until its backward (Megatron-LM frees it once it is sent)."""
+    planned_memory: bool = False
+    """Tensors are placed before the run, so that nothing is lost between them (OneFlow, XLA)."""
+    memory_margin: float = 0.04
+    """Share of device memory that fragmentation makes unusable; a layout fits below the rest."""
+
+    # what it can run
+    schedules: tuple[str, ...] = ()
+    """Pipeline schedules by their names here (`perfmodel schedules`); empty: every one."""
+    zero_stages: tuple[int, ...] = (0, 1, 2, 3)
+    zero_stages_in_pipelines: tuple[int, ...] = (0, 1, 2, 3)
+    """ZeRO stages, without and with pipeline stages."""
+    recomputes: tuple[Recompute, ...] = ("none", "selective", "full")
+    sequence_parallel_choices: tuple[bool, ...] = (True, False)
+    tensor_parallel: bool = True
+    pipeline_parallel: bool = True
+    context_parallel: bool = True
+    expert_parallel: bool = True
+    virtual_stages: bool = True
+    """Several model chunks per pipeline rank (`vpp`)."""
+    uneven_stages: bool = True
+    """Layers per stage can be said one by one (`partition`)."""
+    offloads: bool = True
+    """Activations can wait in host memory."""
+
+    @property
+    def issue_s(self) -> float:
+        """Host time to issue an operator of a step; 0 where the step is compiled or replayed."""
+        return self.host_op_s if self.execution == "eager" else 0.0
+
+    @property
+    def costs_steps(self) -> bool:
+        """Whether a step takes more than its events and the gaps between them."""
+        return self.dp_overlap_loss > 0 or self.straggling > 0 or self.step_overhead_s > 0
+
+    def slowest_of(self, ranks: int) -> float:
+        """Time of the slowest of so many ranks, relative to the usual one."""
+        return exp(self.straggling * sqrt(2 * log(ranks)))
+
+    @property
+    def label(self) -> str:
+        """`name@year`, as `--framework` takes it."""
+        return f"{self.name}@{self.since}" if self.since else self.name
+
+    def layout_defaults(self, said: Mapping[str, Any]) -> dict[str, Any]:
+        """Values of a layout's fields that `said` leaves out, as this framework sets them.
+
+        Overlap depends on ZeRO (`zero_overlaps`), and nothing is overlapped where it has no replicas to overlap with.
+        """
+        found = {name: getattr(self, name) for name in _LAYOUT_DEFAULTS}
+        if said.get("pp", 1) > 1 and "zero" not in said and found["zero"] not in self.zero_stages_in_pipelines:
+            found["zero"] = max(self.zero_stages_in_pipelines)
+        if said.get("pp", 1) > 1 and self.schedules and Layout.schedule not in self.schedules:
+            found["schedule"] = self.schedules[0]
+        if said.get("recompute_full_layers") is not None:
+            found["recompute"] = "none"
+        overlaps = self.zero_overlaps or said.get("zero", found["zero"]) == 0
+        found |= {name: getattr(self, name) and overlaps for name in ("overlap_grad_reduce", "overlap_param_gather")}
+        return {name: value for name, value in found.items() if name not in said}
+
+    def layout(self, text: str, model: Model | None = None) -> tuple[Layout, str]:
+        """A layout from its notation, and a sentence on what was not said and is taken as this framework has it.
+
+        The sentence is empty where that is as in `Layout` itself. With a `model`, stages are cut and selective
+        recompute is as the framework has them.
+
+        Raises:
+            LayoutError, UnknownNameError: as `Layout.parse`.
+        """
+        said = Layout.values(text)
+        filled = self.layout_defaults(said)
+        if self.stages_by_cost and model is not None and "partition" not in said:
+            filled["partition"] = partition_by_cost(model, said.get("pp", 1))
+        if (filled | said).get("recompute") == "selective" and (whole := self._selective_layers(said, model)):
+            said["recompute"], filled["recompute_full_layers"] = "none", (whole,)
+            filled.pop("recompute", None)
+        found = Layout(**filled, **said)
+        usual = {f.name: f.default for f in fields(Layout)}
+        return found, self._assumed({name: value for name, value in filled.items() if value != usual[name]}, "layout")
+
+    def job_defaults(self, dtype: str) -> dict[str, Any]:
+        """Values of a job's fields as this framework sets them for products of an element type."""
+        return {name: getattr(self, name) for name in _JOB_DEFAULTS} | {
+            "flash_attention": self.fp8_flash_attention if dtype == "fp8" else self.flash_attention,
+            "grad_dtype": "fp32" if dtype == "fp32" else self.grad_dtype,
+            "stops_recompute": self.stops_recompute or self.execution == "compiled",
+        }
+
+    def _selective_layers(self, said: Mapping[str, Any], model: Model | None) -> int:
+        """Layers of every stage that `selective` recompute repeats as a whole; 0 where it is no whole layers."""
+        if not self.selective_layers or not self.selective_share or not isinstance(model, Transformer):
+            return 0
+        per_stage = (model.layers + model.decoder_layers) / (said.get("pp", 1) * said.get("vpp", 1))
+        return max(1, round(self.selective_share * per_stage))
+
+    def notation(self, layout: Layout, model: Model | None = None) -> str:
+        """The notation from which `layout` reads this very layout: it says all that would be filled in otherwise."""
+        text = str(layout)
+        for _ in range(len(_LAYOUT_DEFAULTS)):  # what is filled in depends on what is said
+            filled = self.layout(text, model)[0]
+            said = {"partition", *Layout.values(text)}  # selective recompute is said, though some whole layers are read
+            unsaid = {f.name: value for f in fields(Layout) if f.name not in said
+                      and (value := getattr(layout, f.name)) not in (None, getattr(filled, f.name))}  # fmt: skip
+            if not unsaid:
+                break
+            text = ",".join([text, *(f"{name}={_written(value)}" for name, value in unsaid.items())])
+        return text
+
+    def job(
+        self,
+        model: Model,
+        device: Device,
+        *,
+        global_batch: int,
+        seq_len: int | None = None,
+        dtype: str | None = None,
+        **said: Any,
+    ) -> Job:
+        """`Job.of` with this framework's defaults for what `said` leaves out; `assumed` names those that differ from
+        `Job`'s own."""
+        plain = Job.of(model, device, global_batch=global_batch, seq_len=seq_len, dtype=dtype, **said)
+        filled = {name: value for name, value in self.job_defaults(plain.dtype).items() if name not in said}
+        assumed = self._assumed({n: value for n, value in filled.items() if value != getattr(plain, n)}, "job")
+        return replace(plain, **filled, assumed=(*plain.assumed, assumed) if assumed else plain.assumed)
+
+    def refused(self, layout: Layout) -> dict[str, str]:
+        """Fields of a layout with values that this framework cannot run, and these in words."""
+        stages = self.zero_stages_in_pipelines if layout.pp > 1 else self.zero_stages
+        schedule = layout.effective_schedule
+        runs = {
+            "zero": layout.zero in stages,
+            "schedule": layout.pp == 1 or not self.schedules or schedule in self.schedules,
+            "recompute": layout.recompute in self.recomputes,
+            "sequence_parallel": layout.tp == 1 or layout.sequence_parallel in self.sequence_parallel_choices,
+            "tp": layout.tp == 1 or self.tensor_parallel,
+            "pp": layout.pp == 1 or self.pipeline_parallel,
+            "cp": layout.cp == 1 or self.context_parallel,
+            "ep": layout.ep == 1 or self.expert_parallel,
+            "vpp": layout.vpp == 1 or self.virtual_stages,
+            "partition": layout.partition is None or self.uneven_stages or self.stages_by_cost,
+            "offload": not layout.offload or self.offloads,
+        }
+        words = {
+            "zero": f"zero={layout.zero}{' in a pipeline' * (layout.pp > 1)}", "schedule": f"schedule={schedule}",
+            "partition": "partition",
+        }  # fmt: skip
+        return {
+            name: words.get(name, f"{name}={_written(getattr(layout, name))}")
+            for name, fine in runs.items()
+            if not fine
+        }
+
+    def cannot_run(self, layout: Layout) -> tuple[str, ...]:
+        """Why this framework cannot run a layout, one sentence each; empty if it can."""
+        return tuple(self.refuses(what) for what in self.refused(layout).values())
+
+    def refuses(self, what: str) -> str:
+        """The sentence that this framework does not run something."""
+        return f"{self.label} does not run {what}"
+
+    def _assumed(self, values: Mapping[str, Any], where: str) -> str:
+        words = [f"{name}={_written(value)}" for name, value in values.items()]
+        return f"assumed as {self.label} has it: {', '.join(words)}; say otherwise in the {where}" if words else ""
+
+    def __post_init__(self) -> None:
+        if self.execution not in ("eager", "compiled", "graph"):
+            raise PerfModelError(f"framework {self.name}: execution must be eager, compiled or graph")
+        for name in ("host_op_s", "kernel_gap_s", "context_bytes", "bucket_bytes"):
+            if getattr(self, name) < 0:
+                raise PerfModelError(f"framework {self.name}: {name} must not be below 0, got {getattr(self, name)}")
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "-".join(map(str, value)) or "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def partition_by_cost(model: Model, stages: int) -> PerStage:
+    """Layers per stage where stages are balanced by multiplications as nanotron's `build_model` does it.
+
+    A layer costs 4 h^2 (with grouped keys and values too) + 3 h f, the head h V; a stage is closed by the first block
+    that carries the sum beyond its share. Where that leaves stages near the end without a layer (they hold the head or
+    the loss alone), each takes one from the stage before it. None (even stages) where there are too few for that.
+    """
+    if stages == 1 or not isinstance(model, Transformer):
+        return None
+    layer = 4 * model.heads * model.head_dim * model.hidden + 3 * model.hidden * model.ffn_hidden
+    sums = list(accumulate([layer] * model.layers + [model.hidden * model.vocab]))
+    held, at = [0] * stages, 0
+    for cost in sums[:-1]:
+        held[at] += 1
+        at += cost > sums[-1] * (at + 1) / stages
+    for stage in range(stages - 2, 0, -1):
+        before = next((i for i in range(stage - 1, -1, -1) if held[i] > 1), None)
+        if held[stage] == 0 and before is not None:
+            held[before], held[stage] = held[before] - 1, 1
+    return tuple(held) if all(held[:-1]) else None

@@ -1,0 +1,38 @@
+"""Problems: what is to be trained or served, on what, by which framework; all but the layout."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from perfmodel.errors import PerfModelError
+from perfmodel.spec._cluster import Cluster
+from perfmodel.spec._framework import Framework
+from perfmodel.spec._layout import Job
+from perfmodel.spec._model import Model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One job of a model on a cluster. `perfmodel.catalog.problem` makes one of names and words."""
+
+    model: Model
+    cluster: Cluster
+    job: Job
+    framework: Framework = field(default_factory=Framework)
+    devices: int | None = None
+    """To lay the model out on (at most so many, where fewer are allowed); None: as many as a layout needs."""
+
+    def __post_init__(self) -> None:
+        if self.devices is not None and self.devices < 1:
+            raise PerfModelError(f"problem: devices must be at least 1, got {self.devices}")
+
+    def require_devices(self) -> int:
+        """The number of devices; `PerfModelError` where it is left open."""
+        if self.devices is None:
+            raise PerfModelError("devices are needed: how many to lay the model out on (--devices N)")
+        return self.devices
+
+    def replace(self, **changes: Any) -> "Problem":
+        """A copy with some fields changed; `global_batch` changes the job."""
+        if "global_batch" in changes:
+            changes["job"] = replace(changes.get("job", self.job), global_batch=changes.pop("global_batch"))
+        return replace(self, **changes)

@@ -1,0 +1,215 @@
+"""The model of a row of published runs: what the row states, and for the rest what its name stands for."""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from perfmodel import catalog
+from perfmodel.errors import PerfModelError
+from perfmodel.spec import Experts, Framework, Model, Transformer
+from perfmodel.validation._row_cells import Row, Unusable, count, number, text
+from perfmodel.validation._row_words import vocab_of
+from perfmodel.workload import parameter_count
+
+_LLAMA: Final[dict[str, Any]] = {
+    "gated_ffn": True, "activation": "silu", "norm": "rms_norm", "positions": "rope", "tied_embeddings": False,
+    "bias": False, "dropout": False,
+}  # fmt: skip
+_FAMILY: Final[dict[str, dict[str, Any]]] = {
+    "gpt": {},
+    "bert": {"causal": False, "token_types": 2, "pooler_and_mlm_head": True},
+    "llama": _LLAMA,
+    "moe": _LLAMA,
+    "nemotron": {"positions": "rope", "tied_embeddings": False, "bias": False, "activation": "relu"},
+}
+"""By the first word of a row's family; the words after it describe."""
+_SIZES: Final = ("layers", "hidden", "heads", "kv_heads", "vocab")
+MOST_HEADS: Final = 4096
+_DENSE_WORDS: Final = {"no": 0, "first": 1, "one": 1, "two": 2, "three": 3}
+
+
+@dataclass(frozen=True)
+class RowModel:
+    """A row's model, and names of what was assumed of it."""
+
+    model: Model
+    assumed: tuple[str, ...] = ()
+
+
+def model_of(row: Row, framework: Framework) -> RowModel:
+    """The model of a row: the catalog's where it has the row's name and shape; one cut or widened to the row's shape
+    where the name stands for experts or latent attention, whose sizes rows seldom state; else one built from the row.
+
+    Args:
+        framework: pads a vocabulary that the row does not state as it ran.
+
+    Raises:
+        Unusable: the row states too little, or another kind of network.
+    """
+    name, family = text(row, "model"), _family(row)
+    named = _named(name)
+    one_of = any(number(row, n) is not None for n in ("heads", "layers", "params_b"))
+    stated = one_of and number(row, "hidden") is not None
+    if named is not None and _same_shape(named, row):
+        return RowModel(_shorter_decoder(named, row))
+    if named is None and not stated and number(row, "layers") is None:
+        raise Unusable("model shape is not stated and the name is not in the catalog")
+    if (relative := _of_shape(family, row)) is not None:
+        return RowModel(_shorter_decoder(relative, row))
+    base = named or next((m for cut in (r"[- ]cut\b", r"-L\d", r" ") if (m := _named(re.split(cut, name)[0]))), None)
+    if isinstance(base, Transformer) and (base.experts or base.latent_attention or family not in _FAMILY or not stated):
+        return _reshaped(base, row)
+    if family not in _FAMILY:
+        raise Unusable(f"family {text(row, 'family')} without a catalog entry")
+    if not stated:
+        raise Unusable("model shape is not stated and the name is not in the catalog")
+    return _built(row, family, framework)
+
+
+def _family(row: Row) -> str:
+    words = text(row, "family", "gpt").lower().split()
+    return words[0] if words else "gpt"
+
+
+def _named(name: str) -> Model | None:
+    try:
+        return catalog.model(name) if name else None
+    except PerfModelError:
+        return None
+
+
+def _of_shape(family: str, row: Row) -> Model | None:
+    """The catalog's model of a family that rows cannot describe in full, in the shape that the row states."""
+    if family in _FAMILY:
+        return None
+    of_family = (catalog.model(name) for name in catalog.models() if name.startswith(f"{family}-"))
+    return next((model for model in of_family if _same_shape(model, row)), None)
+
+
+def _same_shape(model: Model, row: Row) -> bool:
+    """Whether every size that the row states is the model's."""
+    if not isinstance(model, Transformer):
+        return True
+    experts = model.experts
+    own = {name: {getattr(model, name)} for name in _SIZES}
+    own["layers"] |= {model.layers + model.decoder_layers}  # of both stacks, or of each
+    own["ffn_hidden"] = {model.ffn_hidden, experts.ffn_hidden} if experts else {model.ffn_hidden}
+    own |= {"n_experts": {experts.count}, "top_k": {experts.topk}} if experts else {"n_experts": {0, 1}}
+    stated = {name: value for name in own if (value := number(row, name)) is not None}
+    return all(value in own[name] for name, value in stated.items())
+
+
+def _reshaped(base: Transformer, row: Row) -> RowModel:
+    """A catalog's model with the sizes that the row states."""
+    sizes = {name: count(row, name) for name in _SIZES if number(row, name) is not None}
+    hidden, heads = sizes.get("hidden", base.hidden), sizes.get("heads", base.heads)
+    if base.latent_attention is None and (hidden, heads) != (base.hidden, base.heads):
+        sizes["head_dim"] = max(1, hidden // heads)
+    if base.kv_heads == base.heads:
+        sizes.setdefault("kv_heads", heads)
+    ffn = count(row, "ffn_hidden", base.ffn_hidden)
+    experts = base.experts
+    if experts is None:
+        return RowModel(_shorter_decoder(replace(base, **sizes, ffn_hidden=ffn), row))
+    inner = experts.ffn_hidden if ffn == base.ffn_hidden else ffn
+    layers = sizes.get("layers", base.layers)
+    dense, stated = _dense_layers(row, base, layers)
+    experts = replace(
+        experts, count=count(row, "n_experts", experts.count), topk=count(row, "top_k", experts.topk),
+        ffn_hidden=inner, first_dense_layers=dense,
+    )  # fmt: skip
+    return RowModel(replace(base, **sizes, experts=experts), () if stated else ("dense layers",))
+
+
+def _dense_layers(row: Row, base: Transformer, layers: int) -> tuple[int, bool]:
+    """Leading layers without experts, and whether the row says so.
+
+    A column of its own or the notes (`1 dense layer`) state them; all layers of the model have those of the catalog; a
+    cut has their share of its layers, and at least one where there are any.
+    """
+    if number(row, "first_dense_layers") is not None:
+        return min(layers, count(row, "first_dense_layers", least=0)), True
+    notes = text(row, "notes").lower()
+    if found := re.search(r"\b(\d+|no|one|two|three) dense layers?\b|\b(first) layer (?:is )?dense\b", notes):
+        word = found[1] or found[2]
+        return min(layers, _DENSE_WORDS[word] if word in _DENSE_WORDS else int(word)), True
+    dense = base.experts.first_dense_layers if base.experts else 0
+    if layers >= base.layers or not dense:
+        return min(layers, dense), True
+    return min(layers - 1, max(1, round(dense * layers / base.layers))), False
+
+
+def _built(row: Row, family: str, framework: Framework) -> RowModel:
+    """A stack of the family's layers in the row's sizes."""
+    hidden, tp = count(row, "hidden"), count(row, "tp", 1)
+    heads = count(row, "heads", _usual_heads(hidden, tp))
+    vocab, unpadded = vocab_of(row)
+    if unpadded:
+        multiple = framework.vocab_multiple * tp
+        vocab = -(-vocab // multiple) * multiple
+    ffn = count(row, "ffn_hidden", 4 * hidden)
+    model = Transformer(
+        name=text(row, "model") or "unnamed",
+        layers=_layers(row, hidden, vocab),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=count(row, "kv_heads", heads),
+        head_dim=count(row, "head_dim", hidden // heads),
+        ffn_hidden=ffn,
+        vocab=vocab,
+        seq_len=count(row, "seq_len", 2048),
+        experts=_experts(row, family, ffn),
+        source=text(row, "source"),
+        **_FAMILY[family],
+    )
+    assumed = ("heads",) * (number(row, "heads") is None) + ("vocab",) * unpadded
+    return RowModel(_tied_or_not(model, row), assumed)
+
+
+def _experts(row: Row, family: str, ffn: int) -> Experts | None:
+    """Routed experts of the row's inner size, where it states how many."""
+    many = number(row, "n_experts")
+    if many is None or many <= 1:
+        if family == "moe":
+            raise Unusable("family moe: n_experts is not stated and the name is not in the catalog")
+        return None
+    dense = number(row, "first_dense_layers")
+    return Experts(
+        count=count(row, "n_experts"), topk=count(row, "top_k"), ffn_hidden=ffn,
+        first_dense_layers=0 if dense is None else count(row, "first_dense_layers", least=0),
+    )  # fmt: skip
+
+
+def _shorter_decoder(model: Model, row: Row) -> Model:
+    """With the decoder's tokens that the notes tell (`decoder length 128`)."""
+    noted = re.search(r"decoder length (\d+)", text(row, "notes").lower())
+    if isinstance(model, Transformer) and model.decoder_layers and noted:
+        return replace(model, decoder_seq_len=int(noted[1]))
+    return model
+
+
+def _usual_heads(hidden: int, tp: int) -> int:
+    """Heads that divide the hidden size and tp, nearest to the usual 128 per head."""
+    fitting = [h for h in range(tp, min(hidden, MOST_HEADS) + 1, tp) if hidden % h == 0]
+    return min(fitting, key=lambda h: abs(hidden / h - 128), default=max(1, hidden // 128))
+
+
+def _tied_or_not(model: Transformer, row: Row) -> Transformer:
+    """Tied or separate embeddings: whichever comes nearer to the stated parameter count."""
+    stated = number(row, "params_b")
+    if stated is None:
+        return model
+    other = replace(model, tied_embeddings=not model.tied_embeddings)
+    return min((model, other), key=lambda m: abs(parameter_count(m) - stated * 1e9))
+
+
+def _layers(row: Row, hidden: int, vocab: int) -> int:
+    """Stated layers, or those that the parameter count leaves, as a multiple of the pipeline depth."""
+    if number(row, "layers") is not None:
+        return count(row, "layers")
+    params_b = number(row, "params_b")
+    if params_b is None:
+        raise Unusable("layers are not stated")
+    pp = count(row, "pp", 1)
+    layers = (params_b * 1e9 - vocab * hidden) / (12 * hidden**2)
+    return max(1, round(layers / pp)) * pp

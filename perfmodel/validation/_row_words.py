@@ -1,0 +1,103 @@
+"""What a row of published runs says in words: element type, network."""
+
+import re
+from typing import Final
+
+from perfmodel.catalog import compute_network, states_rate
+from perfmodel.spec import Model
+from perfmodel.validation._row_cells import Row, Unusable, count, number, text
+
+_DTYPES: Final = (
+    (r"fp4|float4|nvfp4|mxfp4|e2m1", "fp4"),
+    (r"fp8|float8|e4m3|e5m2", "fp8"),
+    (r"int8", "int8"),
+    (r"bf16|bfloat16", "bf16"),
+    (r"tf32", "tf32"),
+    (r"fp16|float16|half|amp", "fp16"),
+    (r"fp32|float32|single|\bfloat\b", "fp32"),
+)
+"""First match counts: an 8-bit recipe keeps the rest in 16 bits and says so."""
+_GPT2_VOCAB: Final = 50257
+_BERT_VOCAB: Final = 30522
+"""Entries of the tokenizers of Radford et al. 2019 and Devlin et al. 2019."""
+_MODELLED: Final = ("bf16", "fp16", "fp32", "fp8", "fp4", "int8", "tf32")
+
+
+def dtype_of(row: Row) -> tuple[str, bool]:
+    """The class of element type that a row's products run in, and whether it is assumed.
+
+    `float8-rowwise`, `mxfp8`, `fp8 delayed hybrid` and the like are fp8 by some recipe; the recipe's own column stands
+    in where `dtype` is empty.
+
+    Raises:
+        Unusable: one that is not modelled.
+    """
+    stated = text(row, "dtype") or text(row, "dtype_recipe")
+    if not stated:
+        return "bf16", True
+    found = next((name for pattern, name in _DTYPES if re.search(pattern, stated.lower())), stated)
+    if found not in _MODELLED:
+        raise Unusable(f"dtype {stated} is not modelled")
+    return found, False
+
+
+def recompute_of(row: Row) -> str:
+    """The mode of recomputation that comes nearest to a row's words; empty where it says nothing.
+
+    `recompute_detail` tells what `selective` repeats: with a whole feed-forward or all experts, most of a layer, which
+    `full` is nearest to; without the attention core only what costs next to nothing (activations, norms). Of JAX's
+    policies those repeat most of a layer that keep but its projections of attention.
+    """
+    stated, detail = text(row, "recompute").lower(), text(row, "recompute_detail").lower()
+    if stated.startswith("selective") and detail:
+        parts = set(re.split(r"[^a-z_]+", detail))
+        return "full" if parts & {"mlp", "moe"} else "selective" if "core_attn" in parts else "none"
+    if not stated and not detail:
+        return ""
+    if detail.startswith("remat_policy") and not stated:
+        return "full" if re.search(r"policy (full|custom|save_qkv|save_out)", detail) else "none"
+    return next((kind for kind in ("full", "selective") if stated.startswith(kind)), "none")
+
+
+def seq_len_of(row: Row, model: Model) -> tuple[int, bool]:
+    """Tokens per sequence: of their column, or of the notes (`sequence length 128`); else the model's, and then
+    assumed."""
+    if number(row, "seq_len") is not None:
+        return count(row, "seq_len"), False
+    noted = re.search(r"sequence length (\d+)", text(row, "notes").lower())
+    return (int(noted[1]), True) if noted else (model.seq_len, True)
+
+
+def vocab_of(row: Row) -> tuple[int, bool]:
+    """Vocabulary, and whether the tokenizer's own size still has to be padded: of its column; of the notes (`V=50257`,
+    `vocabulary about 250k`); else the tokenizer of the family's first model, BERT's or GPT-2's."""
+    if number(row, "vocab") is not None:
+        return count(row, "vocab"), False
+    notes = text(row, "notes").lower()
+    if noted := re.search(r"\bv=(\d+)\b", notes):
+        return int(noted[1]), True
+    if noted := re.search(r"\bvocabulary about (\d+)k\b|\b(\d+)k vocabulary\b", notes):
+        return int(noted[1] or noted[2]) * 1000, True
+    return _BERT_VOCAB if text(row, "family").lower().startswith("bert") else _GPT2_VOCAB, True
+
+
+def network_of(row: Row) -> str:
+    """The words for the network between nodes: those that count links of known rate, else those that name a rate, else
+    a name with the columns of network cards."""
+    name, stated = text(row, "inter_link"), compute_network(text(row, "inter_link_as_stated"))
+    if name.lower().startswith("none"):
+        return name
+    if re.search(r"\dx", stated.replace(" ", "")) and states_rate(stated):
+        return stated if _names_network(stated) or not name else f"{stated} {name}"
+    if states_rate(name):
+        return name
+    if states_rate(stated):
+        return stated
+    cards, gbit = row.get("nics_per_node"), row.get("nic_gbit_per_s")
+    if cards is not None and gbit is not None:
+        return f"{int(float(cards))}x {int(float(gbit))} Gbps {name or stated}"
+    return name or stated
+
+
+def _names_network(words: str) -> bool:
+    return bool(re.search(r"ib\b|infiniband|roce|ethernet|gbe|[ehnx]dr\b|efa|slingshot|omni", words.lower()))

@@ -1,0 +1,151 @@
+"""Frameworks: every fact has a source, versions are the nearest earlier ones, and mistakes are named."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from perfmodel import catalog
+from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
+from perfmodel.schedule import get_schedule
+from perfmodel.spec import Framework, Layout
+
+ASKED = (
+    "colossalai", "fsdp", "fsdp-compile", "internevo", "llm-foundry", "maxtext", "megatron-bridge", "megatron-core",
+    "megatron-deepspeed", "megatron-lm", "mxnet", "nanotron", "nemo", "oneflow", "paddlepaddle", "pax", "pax-te",
+    "pytorch", "tensorflow", "tensorflow-xla", "deepspeed", "torchtitan", "generic",
+)  # fmt: skip
+EVERY = [one for name in catalog.frameworks() for one in catalog.framework_versions(name)]
+
+
+def test_the_catalog_has_what_runs_name() -> None:
+    assert set(ASKED) <= set(catalog.frameworks())
+
+
+@pytest.mark.parametrize("framework", EVERY, ids=lambda f: f.label)
+def test_facts_have_sources_and_name_what_exists(framework: Framework) -> None:
+    assert framework.sources
+    for name in framework.schedules:
+        get_schedule(name)
+    plain = framework.layout("tp=1")[0]
+    assert framework.cannot_run(plain) == (), "its own defaults run"
+    piped = framework.layout("tp=2,pp=2,dp=2")[0]
+    if framework.pipeline_parallel and framework.tensor_parallel:
+        assert framework.cannot_run(piped) == ()
+
+
+def test_generic_is_the_record_s_own_defaults() -> None:
+    generic, plain = catalog.framework("generic"), Framework()
+    told = ("sources",)
+    assert all(getattr(generic, f.name) == getattr(plain, f.name) for f in fields(plain) if f.name not in told)
+    assert generic.layout("8M16P8D") == (Layout.parse("8M16P8D"), "")
+
+
+@pytest.mark.parametrize(
+    ("name", "since"),
+    [("megatron-lm@2021", 2021), ("megatron-lm@2022", 2022), ("megatron-lm", 2023), ("megatron-lm@2030", 2023),
+     ("nanotron@2025", 2024), ("Megatron@2021", 2021)],
+)  # fmt: skip
+def test_the_nearest_earlier_version_counts(name: str, since: int) -> None:
+    assert catalog.framework(name).since == since
+
+
+def test_versions_keep_what_they_do_not_change() -> None:
+    old, new = catalog.framework("megatron-lm@2021"), catalog.framework("megatron-lm@2022")
+    assert (old.blocking_sends, new.blocking_sends) == (True, True)
+    assert (old.recomputes, new.recomputes) == (("none", "full"), ("none", "selective", "full"))
+    assert set(old.sources) < set(new.sources)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("megatron", None), ("megatorn-lm", "did you mean"), ("megatron-lm@19", "must be a year"),
+     ("nanotron@2019", "earliest version known is nanotron@2024"), ("@2024", "unknown framework")],
+)  # fmt: skip
+def test_names_that_are_none_are_refused(name: str, words: str | None) -> None:
+    if words is None:
+        assert catalog.framework(name).name == "megatron-lm"
+        return
+    with pytest.raises((UnknownNameError, PerfModelError), match=words):
+        catalog.framework(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("x = 1", "a table of facts per year"), ("[2024]\nzero = 1", "zero: must be"),
+     ('[2024]\nzerro = { value = 1, source = "x" }', "zerro"),
+     ('[2024]\nbased_on = "x@2020"', "there is no earlier version 'x@2020'"),
+     ('[2024]\nzero = { value = "one", source = "x" }', "zero")],
+)  # fmt: skip
+def test_files_with_mistakes_are_refused(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(PerfModelError, match=words):
+        catalog.framework(str(tmp_path / "mine.toml"))
+
+
+def test_a_file_of_one_s_own_builds_on_the_catalog(tmp_path: Path) -> None:
+    (tmp_path / "ours.toml").write_text(
+        '[2023]\nbased_on = "nanotron@2024"\n[2025]\nbased_on = "ours@2023"\nzero = { value = 1, source = "our fork" }'
+    )
+    ours = catalog.framework(str(tmp_path / "ours.toml"))
+    assert (ours.label, ours.zero, ours.half_gradients) == ("ours@2025", 1, True)
+    assert "our fork" in ours.sources
+    assert catalog.framework(f"{tmp_path}/ours.toml@2024").zero == 0
+
+
+def test_what_is_unsaid_is_filled_and_said_and_what_is_said_wins() -> None:
+    nemo = catalog.framework("nemo@2025")
+    layout, assumed = nemo.layout("tp=8,pp=2,dp=4")
+    assert (layout.zero, layout.sequence_parallel) == (1, True)
+    assert assumed == "assumed as nemo@2025 has it: zero=1, sequence_parallel=true; say otherwise in the layout"
+    layout, assumed = nemo.layout("tp=8,pp=2,dp=4,zero=0,sequence_parallel=false")
+    assert (layout.zero, layout.sequence_parallel, assumed) == (0, False, "")
+    with pytest.raises(LayoutError, match="given twice"):
+        nemo.layout("8M2P4D,tp=8")
+
+
+def test_overlap_follows_the_zero_stage_where_it_does() -> None:
+    nanotron = catalog.framework("nanotron@2024")
+    assert nanotron.layout("dp=8")[0].overlap_grad_reduce
+    assert not nanotron.layout("dp=8,zero=1")[0].overlap_grad_reduce
+    assert nanotron.layout("dp=8,zero=1,overlap_grad_reduce=true")[0].overlap_grad_reduce
+
+
+def test_job_defaults_follow_the_element_type() -> None:
+    nemo = catalog.framework("nemo@2023")
+    assert not nemo.job_defaults("bf16")["flash_attention"]
+    assert nemo.job_defaults("fp8")["flash_attention"]
+    assert catalog.framework("maxtext").job_defaults("bf16")["stops_recompute"]
+    assert catalog.framework("maxtext").job_defaults("fp32")["grad_dtype"] == "fp32"
+
+
+def test_what_a_framework_cannot_run_is_named() -> None:
+    core = catalog.framework("megatron-core@2025")
+    assert core.cannot_run(Layout(tp=8, pp=4, dp=4, zero=1, vpp=2)) == ()
+    assert core.cannot_run(Layout(tp=8, pp=4, dp=4, zero=2)) == (
+        "megatron-core@2025 does not run zero=2 in a pipeline",
+    )
+    assert core.cannot_run(Layout(dp=4, zero=2)) == ()
+    assert "schedule=zb-h1" in core.cannot_run(Layout(pp=4, schedule="zb-h1"))[0]
+    assert "vpp=2" in catalog.framework("nanotron").cannot_run(Layout(pp=4, vpp=2))[-1]
+
+
+def test_selective_recompute_is_what_the_framework_means_by_it() -> None:
+    model, titan = catalog.model("llama3-8b"), catalog.framework("torchtitan")
+    layout, assumed = titan.layout("tp=2,pp=2,dp=2", model)
+    assert (layout.recompute, layout.recompute_full_layers) == ("none", (8,))  # half of 16
+    assert "recompute_full_layers=8" in assumed
+    assert titan.layout("dp=8,recompute=selective", model)[0].recompute_full_layers == (16,)
+    assert titan.layout("dp=8,recompute=full", model)[0].recompute == "full"
+    assert titan.layout("dp=8,recompute_full_layers=3", model)[0].recompute_full_layers == (3,)
+    assert titan.layout(titan.notation(layout, model), model)[0] == layout
+    core = catalog.framework("megatron-core")
+    assert core.layout("dp=8,recompute=selective", model)[0].recompute == "selective"
+
+
+def test_notations_of_what_a_framework_reads_otherwise_are_notations() -> None:
+    """Searches meet selective recompute of attention alone, which torchtitan's notation cannot say."""
+    model, layout = catalog.model("llama3-8b"), Layout(dp=8, zero=3, recompute="selective")
+    text = catalog.framework("torchtitan").notation(layout, model)
+    assert Layout.parse(text).recompute == "selective"
+    assert catalog.framework("torchtitan").layout(text, model)[0].recompute_full_layers == (16,)

@@ -1,0 +1,144 @@
+"""Whatever is wrong in a file of the user's: a sound description, or one line that says what is wrong."""
+
+import json
+import math
+from dataclasses import fields, is_dataclass
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mutations import mutations, refusal, toml_text
+from test_huggingface import PUBLISHED
+
+from perfmodel.catalog import cluster, model
+from perfmodel.catalog._hf_families import FAMILIES
+from perfmodel.errors import PerfModelError
+from perfmodel.workload import parameter_count
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 2, "vocab_size": 320,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "head_dim": 16,
+    "sliding_window": 64, "attention_bias": False, "hidden_act": "silu", "tie_word_embeddings": True,
+    "_name_or_path": "tiny",
+}  # fmt: skip
+MIXTRAL = LLAMA | {"num_local_experts": 4, "num_experts_per_tok": 2}
+CONFIGS = {config["model_type"]: config for config, _, _ in PUBLISHED.values()} | {
+    "llama": LLAMA,
+    "mt5": PUBLISHED["t5-small"][0] | {"model_type": "mt5", "feed_forward_proj": "gated-gelu", "num_decoder_layers": 3},
+    "qwen2_moe": LLAMA | {"model_type": "qwen2_moe", "num_experts": 4, "num_experts_per_tok": 2,
+                          "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
+    "qwen3": LLAMA | {"model_type": "qwen3"},
+    "gpt_oss": MIXTRAL | {"model_type": "gpt_oss"},
+}  # fmt: skip
+SERVER = {
+    "name": "server",
+    "device": {
+        "name": "chip", "vendor": "V", "architecture": "A", "memory_gib": 24, "memory_bandwidth_gb_per_s": 600.0,
+        "peak_tflops": {"fp32": 31.2, "bf16": 125.0}, "compute_units": 72, "clock_mhz": 1695, "l2_mib": 6.0,
+        "link_gb_per_s": 31.5, "host_gb_per_s": 31.5, "power_w": 150.0, "idle_power_w": 20.0, "source": "S",
+        "aliases": ["c"],
+    },
+    "levels": [
+        {"name": "bus", "size": 4, "bandwidth_gb_per_s": 31.5, "latency_us": 5.0, "source": "S", "contention": 0.1},
+        {"name": "net", "size": 16, "bandwidth_gb_per_s": 3.0, "latency_us": 5.0},
+    ],
+    "max_devices": 8, "price_per_device_hour": 2.0, "source": "S", "aliases": ["s"],
+}  # fmt: skip
+MODELS = {
+    "transformer": {
+        "name": "t", "kind": "transformer", "layers": 4, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16,
+        "ffn_hidden": 128, "vocab": 320, "seq_len": 32, "decoder_layers": 2, "decoder_seq_len": 16, "window": 8,
+        "full_attention_every": 2, "activation": "silu", "gated_ffn": True,
+        "experts": {"count": 4, "topk": 2, "ffn_hidden": 32, "shared_ffn_hidden": 32, "first_dense_layers": 1},
+        "latent_attention": {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4,
+                             "v_head_dim": 8},
+    },
+    "mlp": {"name": "m", "kind": "mlp", "layers": 4, "hidden": 64, "seq_len": 1},
+    "convnet": {
+        "name": "c", "kind": "convnet", "image_size": 32,
+        "stack": [
+            {"name": "a", "op": "conv", "c_in": 3, "size_in": 32, "c_out": 8, "kernel": 3, "stride": 2, "pad": 1},
+            {"name": "b", "op": "linear", "c_in": 8, "size_in": 16, "c_out": 10},
+        ],
+    },
+}  # fmt: skip
+
+
+def _sizes(found: Any) -> list[int]:
+    """All numbers in a description, those of its parts too."""
+    parts = found if isinstance(found, tuple) else [getattr(found, f.name) for f in fields(found)]
+    return [
+        size
+        for part in parts
+        for size in (
+            _sizes(part) if is_dataclass(part) or isinstance(part, tuple)
+            else [part] if isinstance(part, int | float) and not isinstance(part, bool) else []
+        )
+    ]  # fmt: skip
+
+
+def _require_sound(path: Path, what: str, read: Any, whole: bool) -> bool:
+    """Whether it was accepted; fails for whatever is neither refused nor sound."""
+    try:
+        found = read(path)
+    except PerfModelError as error:
+        return not refusal(error, what)
+    for size in _sizes(found):
+        assert 0 <= size < math.inf, (what, size)
+        assert not whole or (isinstance(size, Integral) and size <= 10**9), (what, size)
+    return True
+
+
+def test_every_family_of_hugging_face_is_tried():
+    assert set(CONFIGS) == set(FAMILIES)
+
+
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+def test_a_mutated_hugging_face_configuration_is_a_sound_model_or_refused(family: str, tmp_path: Path):
+    path, accepted = tmp_path / "config.json", 0
+    for what, config in mutations(CONFIGS[family] | {"architectures": ["Any"]}):
+        path.write_text(json.dumps(config))
+        if _require_sound(path, f"{family}: {what}", model, whole=True):
+            found = model(path)
+            assert parameter_count(found) > 0, what
+            assert min(found.layers, found.hidden, found.heads, found.kv_heads, found.head_dim, found.ffn_hidden,
+                       found.vocab, found.seq_len) > 0, what  # fmt: skip
+            accepted += 1
+    assert accepted  # without the key that nothing follows from
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_mutated_model_is_sound_or_refused(kind: str, tmp_path: Path):
+    path = tmp_path / "model.toml"
+    for what, data in mutations(MODELS[kind]):
+        path.write_text(toml_text(data))
+        if _require_sound(path, f"{kind}: {what}", model, whole=True) and kind != "convnet":
+            assert parameter_count(model(path)) > 0, what
+
+
+def test_a_mutated_cluster_or_device_is_sound_or_refused(tmp_path: Path):
+    path = tmp_path / "cluster.toml"
+    path.write_text(toml_text(SERVER))
+    assert cluster(path).capacity == 8
+    for what, data in mutations(SERVER):
+        path.write_text(toml_text(data))
+        if _require_sound(path, what, cluster, whole=False):
+            found = cluster(path)
+            assert 1 <= found.capacity <= found.levels[-1].size, what
+
+
+def test_all_errors_of_a_configuration_are_in_one_line(tmp_path: Path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA | {"hidden_size": 0, "vocab_size": "many", "num_hidden_layers": 2.5}))
+    with pytest.raises(PerfModelError, match=r"hidden_size: .*; num_hidden_layers: .*; vocab_size: "):
+        model(path)
+
+
+def test_positions_are_no_sequence_length(tmp_path: Path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA | {"max_position_embeddings": 131072}))
+    found = model(path)
+    assert (found.seq_len, found.longest_seq_len) == (8192, 131072)
+    path.write_text(json.dumps(LLAMA | {"max_position_embeddings": 8192}))
+    assert (model(path).seq_len, model(path).longest_seq_len) == (8192, 0)

@@ -1,0 +1,134 @@
+"""`--from` and `--export`: commands that read launch files, and write them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from test_cli import run
+
+from perfmodel.readers.launch import comparable, read_launch
+from perfmodel.spec import Layout
+
+MEGATRON = """\
+#!/bin/bash
+SIZES=(--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --vocab-size 50257 --seq-length 2048)
+torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py "${SIZES[@]}" --micro-batch-size 2 --global-batch-size 32 \\
+    --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --bf16 --overlap-grad-reduce --lr 1e-4
+"""
+TITAN = """\
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 1
+seq_len = 4096
+[parallelism]
+tensor_parallel_degree = 2
+[activation_checkpoint]
+mode = "full"
+"""
+FLAGS = {
+    "train.sh": ("--model", "gpt3-1.3b", "--global-batch", "32", "--seq-len", "2048", "--dtype", "bf16", "--layout",
+                 "tp=2,pp=2,dp=2,micro_batch=2,overlap_grad_reduce=true,overlap_param_gather=false",
+                 "--framework", "megatron-core"),
+    "run.toml": ("--model", "llama3-8b", "--global-batch", "4", "--seq-len", "4096", "--dtype", "bf16", "--layout",
+                 "tp=2,dp=4,zero=3,recompute=full,micro_batch=1,sequence_parallel=true", "--framework", "torchtitan"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    (tmp_path / "train.sh").write_text(MEGATRON)
+    (tmp_path / "run.toml").write_text(TITAN)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_file_predicts_what_its_flags_predict(name: str, files: Path, capsys) -> None:
+    of_file = run(capsys, "predict", "--from", str(files / name), "--devices", "8", "--cluster", "dgx-a100", "--json")
+    of_flags = run(capsys, "predict", *FLAGS[name], "--cluster", "dgx-a100", "--json")
+    assert of_file[0] == of_flags[0] == 0
+    assert json.loads(of_file[1]) == json.loads(of_flags[1])
+    assert "assumed: " in of_file[2]
+
+
+def test_flags_win_over_the_file(files: Path, capsys) -> None:
+    status, out, _ = run(
+        capsys, "predict", "--from", str(files / "train.sh"), "--cluster", "dgx-a100", "--json", "--seq-len", "1024",
+        "--layout", "tp=4", "--global-batch", "16", "--model", "gpt3-2.7b",
+    )  # fmt: skip
+    report = json.loads(out)
+    assert status == 0
+    assert (report["model"], report["seq_len"], report["global_batch"]) == ("gpt3-2.7b", 1024, 16)
+    layout = Layout.parse(report["layout"]) if isinstance(report["layout"], str) else Layout(**report["layout"])
+    assert (layout.tp, layout.pp, layout.dp, layout.micro_batch) == (4, 2, 1, 2)
+
+
+def test_every_command_that_predicts_takes_a_file(files: Path, capsys) -> None:
+    given = ("--from", str(files / "train.sh"), "--cluster", "dgx-a100", "--json")
+    for command in (
+        ("timeline", *given, "--out", str(files / "trace.json")),
+        ("whatif", *given, "--set", "compute_rate=2x"),
+        ("design", "memory", *given),
+        ("schedules", *given),
+        ("plot", "gantt", *given, "--out", str(files / "gantt.png")),
+        ("calibrate", *given[:-1], "--dry-run", "--out", str(files / "tables")),
+    ):
+        status, out, err = run(capsys, *command)
+        assert status == 0, (command, err)
+        assert out
+
+
+def test_what_neither_flags_nor_file_say_is_asked_for(files: Path, capsys) -> None:
+    toml = str(files / "run.toml")
+    for words, message in (
+        (("predict",), "predict: the following arguments are required: --model, --cluster, --global-batch, --layout"),
+        (("predict", "--from", toml, "--cluster", "dgx-a100"), "does not say on how many devices it runs; give --dev"),
+        (("predict", "--from", toml, "--devices", "8"), "the following arguments are required: --cluster"),
+        (("search", "--from", str(files / "none.sh"), "--cluster", "dgx-a100"), "none.sh: cannot be read"),
+        (("predict", "--from", toml, "--devices", "9", "--cluster", "dgx-a100"), "9 devices are no multiple"),
+    ):
+        status, out, err = run(capsys, *words)
+        assert (status, out) == (2, "")
+        assert message in err.splitlines()[-1]
+        assert "Traceback" not in err
+
+
+def test_search_writes_the_best_layout_that_the_framework_can_run(files: Path, capsys) -> None:
+    best = files / "best.sh"
+    status, out, err = run(
+        capsys, "search", "--from", str(files / "train.sh"), "--cluster", "dgx-a100", "--json", "--export", str(best),
+        "--fix", "vpp=1", "--top", "40",
+    )  # fmt: skip
+    assert status == 0, err
+    launch = read_launch(best)
+    assert launch.model is not None
+    assert (launch.model.name, launch.global_batch, launch.devices) == ("gpt3-1.3b", 32, 8)
+    assert launch.layout is not None
+    ranked = [Layout.parse(one["layout"]) if isinstance(one["layout"], str) else Layout(**one["layout"])
+              for one in json.loads(out)["layouts"]]  # fmt: skip
+    found = [comparable(layout) for layout in ranked].index(comparable(launch.layout))
+    assert err.count("passed over: ") == min(found, 12)
+    # the second of the two commands: the exported file predicts
+    status, out, _ = run(capsys, "predict", "--from", str(best), "--cluster", "dgx-a100", "--json")
+    assert status == 0
+    first = json.loads(out)["step_time_s"]
+    run_before = run(capsys, "predict", "--from", str(files / "train.sh"), "--cluster", "dgx-a100", "--json")
+    assert first < json.loads(run_before[1])["step_time_s"]
+
+
+def test_names_of_exported_files_tell_the_framework(files: Path, capsys) -> None:
+    job = ("--model", "llama3-8b", "--cluster", "dgx-h100", "--devices", "8", "--global-batch", "16")
+    narrow = ("--fix", "tp=1,pp=1,zero=3,recompute=full,micro_batch=1")
+    status, _, err = run(capsys, "search", *job, *narrow, "--export", str(files / "best.yaml"))
+    assert status == 2
+    assert "name one of them in the file's name, as in best.nemo.yaml" in err
+    for name, framework in (("best.nanotron.yaml", "nanotron"), ("best.maxtext.yml", "maxtext")):
+        status, out, err = run(capsys, "search", *job, *narrow, "--export", str(files / name))
+        if framework == "nanotron":
+            assert status == 2
+            assert "nanotron can run none of the 1 best layouts" in err
+        else:
+            assert status == 0, err
+            assert f"wrote {files / name}" in out
+            assert read_launch(files / name).framework == framework

@@ -1,0 +1,190 @@
+"""Laws of collectives: monotone in everything, tables and clusters priced alike, intervals that hold the point."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel import catalog
+from perfmodel.cost import CollectiveModel
+from perfmodel.learn import Fabric, link_class
+from perfmodel.spec import Cluster, Collective
+
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast")
+CLUSTERS = tuple(catalog.clusters())
+
+
+@cache
+def model() -> CollectiveModel:
+    return CollectiveModel.load()
+
+
+def op(kind: str, size: float, ranks: int, per_node: int, level: int | None = None, concurrent: int = 1) -> Collective:
+    return Collective(
+        collective=kind, bytes=size, num_ranks=ranks, ranks_per_node=min(ranks, per_node),
+        level=int(ranks > per_node) if level is None else level, concurrent=concurrent,
+    )  # fmt: skip
+
+
+def is_mesh(cluster: Cluster) -> bool:
+    return link_class(cluster.levels[0].name, cluster.device.name, False).mesh
+
+
+@st.composite
+def questions(draw: st.DrawFn) -> tuple[Cluster, Collective]:
+    cluster = catalog.cluster(draw(st.sampled_from(CLUSTERS)))
+    node = cluster.devices_per_node
+    per_node = draw(st.sampled_from([r for r in (1, 2, 3, 4, 8, 16, 72) if r <= node]))
+    nodes = draw(st.integers(1, 300)) if len(cluster.levels) > 1 else 1
+    kind = draw(st.sampled_from(KINDS))
+    ranks = max(per_node * nodes, 1) if kind != "send_recv" else 2
+    per_node = min(per_node, ranks)
+    if len(cluster.levels) == 1:
+        per_node = ranks = min(max(ranks, 2), node)
+    return cluster, op(kind, draw(st.floats(1, 1e11)), ranks, per_node, concurrent=draw(st.integers(1, 8)))
+
+
+def changed(cluster: Cluster, level: int, **factors: float) -> Cluster:
+    levels = list(cluster.levels)
+    levels[level] = replace(levels[level], **{k: getattr(levels[level], k) * f for k, f in factors.items()})
+    return replace(cluster, levels=tuple(levels))
+
+
+def seconds(cluster: Cluster, asked: Collective) -> float:
+    return float(model().times(cluster, [asked]).time_s[0])
+
+
+@settings(max_examples=150, deadline=None)
+@given(questions(), st.floats(1, 40), st.integers(0, 1))
+def test_more_bandwidth_is_never_slower(question: tuple[Cluster, Collective], factor: float, level: int) -> None:
+    cluster, asked = question
+    level = min(level, len(cluster.levels) - 1)
+    faster = seconds(changed(cluster, level, bandwidth_bytes_per_s=factor), asked)
+    assert faster <= seconds(cluster, asked) * (1 + 1e-9)
+
+
+@settings(max_examples=150, deadline=None)
+@given(questions(), st.floats(1, 40), st.integers(0, 1))
+def test_more_latency_is_never_faster(question: tuple[Cluster, Collective], factor: float, level: int) -> None:
+    cluster, asked = question
+    level = min(level, len(cluster.levels) - 1)
+    assert seconds(changed(cluster, level, latency_s=factor), asked) >= seconds(cluster, asked) * (1 - 1e-9)
+
+
+@settings(max_examples=150, deadline=None)
+@given(questions(), st.floats(1, 40))
+def test_more_bytes_or_sharing_is_never_faster(question: tuple[Cluster, Collective], factor: float) -> None:
+    cluster, asked = question
+    assert seconds(cluster, replace(asked, bytes=asked.bytes * factor)) >= seconds(cluster, asked) * (1 - 1e-9)
+    shared = replace(asked, concurrent=2 * asked.concurrent)
+    assert seconds(cluster, shared) >= seconds(cluster, asked) * (1 - 1e-9)
+
+
+@settings(max_examples=150, deadline=None)
+@given(questions(), st.integers(1, 40))
+def test_more_nodes_or_ranks_of_a_switched_node_are_never_faster(
+    question: tuple[Cluster, Collective], more: int
+) -> None:
+    cluster, asked = question
+    node = cluster.devices_per_node
+    if asked.num_ranks <= asked.ranks_per_node and node > 1:
+        ranks = min(asked.num_ranks + more, node)
+        larger = replace(asked, num_ranks=ranks, ranks_per_node=ranks)
+        if asked.collective == "send_recv" or is_mesh(cluster):
+            return
+    elif asked.collective == "send_recv":
+        return
+    else:
+        larger = replace(asked, num_ranks=asked.num_ranks + more * asked.ranks_per_node)
+    assert seconds(cluster, larger) >= seconds(cluster, asked) * (1 - 1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(questions())
+def test_leaving_the_node_is_never_faster(question: tuple[Cluster, Collective]) -> None:
+    cluster, asked = question
+    if len(cluster.levels) > 1 and cluster.devices_per_node > 1 and asked.num_ranks <= asked.ranks_per_node > 1:
+        out = replace(asked, num_ranks=2 * asked.ranks_per_node, level=1)
+        if asked.collective != "send_recv":
+            assert seconds(cluster, out) >= seconds(cluster, asked) * (1 - 1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(questions())
+def test_intervals_hold_the_point(question: tuple[Cluster, Collective]) -> None:
+    times = model().times(question[0], [question[1]])
+    assert np.isfinite(times.hi_s[0])
+    assert times.lo_s[0] <= times.time_s[0] <= times.hi_s[0]
+
+
+def as_row(cluster: Cluster, asked: Collective) -> dict[str, object]:
+    """The same question as a row of a table."""
+    _, *outside = cluster.levels
+    row: dict[str, object] = {
+        "device": cluster.device.name, "collective": asked.collective, "bytes": asked.bytes,
+        "num_ranks": asked.num_ranks, "ranks_per_node": asked.ranks_per_node,
+        "devices_per_node": cluster.devices_per_node, "interconnect": " + ".join(x.name for x in cluster.levels),
+        "time_us": 1.0,
+    }  # fmt: skip
+    if outside:
+        # adapters as wide as the class's, as many as carry the stated bandwidth
+        adapter = link_class(outside[0].name, cluster.device.name, True).bandwidth_bytes_per_s
+        row |= {"nics_per_node": outside[0].bandwidth_bytes_per_s * cluster.devices_per_node / adapter,
+                "nic_gbit_per_s": adapter * 8e-9}  # fmt: skip
+    return row
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_a_row_and_an_op_of_the_same_meaning_cost_the_same(name: str) -> None:
+    """To the bit, for every kind, placement and size, on every cluster of two levels at its links' usual figures."""
+    cluster = catalog.cluster(name)
+    fabric = Fabric.of(cluster)
+    if fabric.flat or len(fabric.levels) != 2:
+        pytest.skip("a row of a table tells of one node level and one network")
+    asked = [
+        op(kind, size, ranks, per_node)
+        for kind in KINDS for size in (1e3, 3e5, 1e6, 7e7, 1e9)
+        for ranks, per_node in ((2, 2), (2, 1), (4, 4), (8, 4), (64, 4), (64, 1))
+        if kind != "send_recv" or ranks == 2
+    ]  # fmt: skip
+    rows = pd.DataFrame([as_row(cluster, one) for one in asked])
+    told = Fabric.of_row(
+        cluster.device.name, str(rows["interconnect"][0]), 4.0, float(rows["nics_per_node"][0]),
+        float(rows["nic_gbit_per_s"][0]), float(cluster.devices_per_node),
+    )  # fmt: skip
+    usual = Cluster(
+        name="usual", device=cluster.device,
+        levels=tuple(
+            replace(level, bandwidth_bytes_per_s=x.bandwidth, latency_s=x.usual_latency_s)
+            for level, x in zip(cluster.levels, told.levels, strict=True)
+        ),
+    )  # fmt: skip
+    by_op, by_row = model().times(usual, asked), model().table_times(rows)
+    np.testing.assert_array_equal(by_op.time_s, by_row.time_s)
+    np.testing.assert_array_equal(by_op.lo_s, by_row.lo_s)
+    np.testing.assert_array_equal(by_op.hi_s, by_row.hi_s)
+    assert by_op.provenance == by_row.provenance
+    # and those figures are the ones that the catalog states, to rounding (PCIe 4.0: 31.5 or 32 GB/s)
+    for level, x in zip(cluster.levels, told.levels, strict=True):
+        assert x.bandwidth == pytest.approx(level.bandwidth_bytes_per_s, rel=0.02)
+
+
+def test_an_unnamed_network_is_known_by_its_adapters() -> None:
+    row = {"device": "H100-SXM5-80GB", "collective": "all_gather", "bytes": 4e9, "num_ranks": 64, "ranks_per_node": 8,
+           "interconnect": "NVLink4 + some fabric", "time_us": 1.0, "nics_per_node": 8}  # fmt: skip
+    slow, fast = (model().table_times(pd.DataFrame([row | {"nic_gbit_per_s": g}])).time_s[0] for g in (100, 400))
+    assert slow / fast == pytest.approx(4, rel=0.1)
+    named = model().table_times(pd.DataFrame([row | {"interconnect": "NVLink4 + RDMA-400G"}])).time_s[0]
+    assert named == pytest.approx(fast, rel=0.3)
+
+
+def test_latency_acts_as_latency() -> None:
+    """2 us more a hop add at most the hops' sum to a large all-gather."""
+    cluster = catalog.cluster("dgx-a100")
+    asked = op("all_gather", 50e6, 64, 8)
+    before, after = seconds(cluster, asked), seconds(changed(cluster, 0, latency_s=2.0), asked)
+    assert 0 <= after - before <= 56 * 2e-6 + 1e-6

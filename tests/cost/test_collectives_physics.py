@@ -1,0 +1,99 @@
+"""The physical curve: known limits, monotone in everything, the same and differentiable in JAX."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.test_util import check_grads
+
+from perfmodel.learn import LinkConstants, collective_time
+
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast")
+SWITCHED = {
+    "launch_s": 5e-6, "hop_inside_s": 1e-6, "hop_inside_full_s": 4e-6, "hop_between_s": 6e-6,
+    "hop_between_full_s": 14e-6, "peer_s": 3e-6, "bandwidth_inside": 240e9, "bandwidth_between": 20e9,
+    "low_latency_share": 0.4, "peer_exponent": 0.0, "node_exponent": 0.03, "switch_share": 0.0, "network_share": 0.0,
+}  # fmt: skip
+
+
+def seconds(kind: str, size: float, ranks: float, per_node: float, **changed: float) -> float:
+    return float(collective_time(kind, size, ranks, per_node, LinkConstants(**{**SWITCHED, **changed})))
+
+
+def test_large_messages_run_at_the_bandwidth_of_their_algorithm() -> None:
+    size = 1e12
+    assert seconds("all_reduce", size, 8, 8) == pytest.approx(1.75 * size / 240e9, rel=0.1)
+    assert seconds("all_gather", size, 8, 8) == pytest.approx(7 / 8 * size / 240e9, rel=0.1)
+    assert seconds("all_gather", size, 16, 8) == pytest.approx(15 / 16 / 8 * size / 20e9, rel=0.1)
+    assert seconds("send_recv", size, 2, 1) == pytest.approx(size / 20e9, rel=0.1)
+    # what stays in the node does not load its adapters
+    assert seconds("all_to_all", size, 16, 8) == pytest.approx(0.5 * size / 20e9, rel=0.1)
+    assert seconds("all_to_all", size, 64, 8, node_exponent=0.0) == pytest.approx(56 / 64 * size / 20e9, rel=0.1)
+
+
+def test_reduction_in_switches_halves_the_bytes_at_most() -> None:
+    ring, switched = (seconds("all_reduce", 1e12, 8, 8, switch_share=share) for share in (0.0, 1.0))
+    assert ring / switched == pytest.approx(1.75, rel=0.1)
+    ring, network = (
+        seconds("all_reduce", 1e12, 512, 8, network_share=share, switch_share=1.0, node_exponent=0.0)
+        for share in (0.0, 1.0)
+    )
+    assert ring / network == pytest.approx(2, rel=0.1)
+
+
+def test_small_messages_cost_hops() -> None:
+    """Trees grow with the logarithm of the nodes, rings and exchanges with the ranks."""
+    eight, many = (seconds("all_reduce", 8.0, 8 * n, 8) for n in (8, 64))
+    assert many - eight < 3 * (2 * 6e-6) + 5e-6
+    assert seconds("all_gather", 8.0, 1024, 4) > 5e-3 * 0.3
+    assert seconds("all_to_all", 8.0, 1024, 4) > 0.9 * 1020 * 3e-6
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    kind=st.sampled_from(KINDS),
+    size=st.floats(1, 1e11),
+    per_node=st.sampled_from([1, 2, 4, 8]),
+    nodes=st.integers(1, 600),
+    factor=st.floats(1, 30),
+    switch=st.sampled_from([0.0, 0.7]),
+    what=st.sampled_from(["bytes", "nodes", "launch_s", "hop_inside_s", "hop_inside_full_s", "hop_between_s",
+                          "hop_between_full_s", "peer_s", "bandwidth_inside", "bandwidth_between"]),
+)  # fmt: skip
+def test_monotone(kind: str, size: float, per_node: int, nodes: int, factor: float, switch: float, what: str) -> None:
+    ranks = max(per_node * nodes, 2)
+    before = seconds(kind, size, ranks, per_node, switch_share=switch)
+    if what == "bytes":
+        after = seconds(kind, size * factor, ranks, per_node, switch_share=switch)
+    elif what == "nodes":
+        after = seconds(kind, size, per_node * (int(nodes * factor) + 1), per_node, switch_share=switch)
+    else:
+        after = seconds(kind, size, ranks, per_node, switch_share=switch, **{what: SWITCHED[what] * factor})
+    if what.startswith("bandwidth"):
+        before, after = after, before
+    assert after >= before * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_jax_gives_the_same_with_gradients(kind: str) -> None:
+    size, ranks, per_node = np.array([1e3, 1e6, 1e9]), np.array([16.0, 64.0, 512.0]), np.array([8.0, 8.0, 4.0])
+    plain = collective_time(kind, size, ranks, per_node, LinkConstants(**SWITCHED))
+    with jax.enable_x64(True):
+        arrays = LinkConstants(**{name: jnp.full(3, value) for name, value in SWITCHED.items()})
+        traced = collective_time(kind, jnp.asarray(size), jnp.asarray(ranks), jnp.asarray(per_node), arrays)
+        np.testing.assert_allclose(np.asarray(traced), plain, rtol=1e-12)
+
+        def log_time(logs: jax.Array) -> jax.Array:
+            scale = dict(
+                zip(("hop_between_s", "bandwidth_between", "bandwidth_inside"), jnp.exp(logs[1:]), strict=True)
+            )
+            c = LinkConstants(**{**SWITCHED, **{n: SWITCHED[n] * f for n, f in scale.items()}})
+            return jnp.log(collective_time(kind, 1e6 * jnp.exp(logs[0]), 64.0, 8.0, c))
+
+        check_grads(log_time, (jnp.zeros(4),), order=1, modes=("fwd", "rev"), rtol=1e-4)
+
+
+def test_one_rank_is_free() -> None:
+    assert all(seconds(kind, 1e6, 1, 1) == 0 for kind in KINDS)

@@ -1,0 +1,220 @@
+"""What results print: an object in a line, JSON that every reader takes, and no figure where there is none."""
+
+import ast
+import dataclasses
+import importlib
+import json
+import pkgutil
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import perfmodel as pm
+from perfmodel.cli import main
+from perfmodel.display import json_text, short_repr
+
+SOURCE = Path(pm.__file__).parent
+SHORT = 500
+
+
+def packages(of: ModuleType = pm) -> Iterator[ModuleType]:
+    for module in pkgutil.iter_modules(of.__path__, f"{of.__name__}."):
+        if module.ispkg:
+            package = importlib.import_module(module.name)
+            yield package
+            yield from packages(package)
+
+
+def public_dataclasses() -> list[type]:
+    """All that packages offer."""
+    offered = (getattr(p, name) for p in packages() for name in {*vars(p), *getattr(p, "_HOME", {})})
+    classes = {one for one in offered if isinstance(one, type) and dataclasses.is_dataclass(one)}
+    return sorted(
+        (one for one in classes if one.__module__.startswith("perfmodel.")), key=lambda c: (c.__module__, c.__name__)
+    )
+
+
+def overgrown(annotation: object) -> Any:
+    """A value that such a field may hold at worst."""
+    text = str(annotation)
+    if re.search(r"tuple\[[^]]*\.\.\.\]|Mapping|dict|Sequence|list\[|ndarray|Array|DataFrame", text):
+        return tuple(range(100_000))
+    if text in ("int", "float", "bool", "int | None", "float | None", "bool | None"):
+        return 0.12345678901234567
+    return "a name of thirty characters or"
+
+
+@pytest.mark.parametrize("one", public_dataclasses(), ids=lambda c: f"{c.__module__}.{c.__name__}")
+def test_every_public_object_is_one_short_line(one: type) -> None:
+    made = object.__new__(one)
+    for field in dataclasses.fields(one):
+        object.__setattr__(made, field.name, overgrown(field.type))
+    text = repr(made)
+    assert len(text) < SHORT
+    assert text.startswith(one.__qualname__)
+
+
+@dataclasses.dataclass
+class Held:
+    values: Any
+    name: str = "a"
+    __repr__: ClassVar[Any] = short_repr
+
+
+def test_what_is_left_out_is_told_apart() -> None:
+    numbers = np.arange(1e5)
+    assert repr(Held(numbers)) == repr(Held(numbers.copy()))
+    other = numbers.copy()
+    other[50_000] += 1  # numpy itself leaves this one out
+    assert len({repr(Held(v)) for v in (numbers, other, numbers.astype("f4"), tuple(numbers), {"x": other})}) == 5
+    assert repr(Held(numbers)).startswith("Held(values=float64[100000], name='a' #")
+    assert len(repr(Held("x" * 10_000, "y" * 10_000))) < SHORT
+    assert len(repr(Held(Held(Held(numbers))))) < SHORT
+    assert repr(Held(pd.DataFrame({"a": numbers}))) != repr(Held(pd.DataFrame({"a": other})))
+
+
+def test_small_objects_print_as_dataclasses_do() -> None:
+    layout = pm.Layout(tp=8, pp=4, dp=2)
+    assert eval(repr(layout), {"Layout": pm.Layout}) == layout
+    assert repr(Held((1, 2))) == "Held(values=(1, 2), name='a')"
+
+
+def test_results_are_short_and_their_content_is_reachable() -> None:
+    job = {"model": "gpt3-6.7b", "cluster": "dgx-a100", "global_batch": 128}
+    predicted = pm.predict(layout="tp=2,pp=8,dp=4", timeline=True, **job)
+    found = pm.search(devices=64, **job)
+    fixed = predicted.timeline
+    assert fixed is not None
+    changed = pm.whatif(layout="tp=2,pp=8,dp=4", settings=["compute_rate=2x"], **job)
+    for result in (predicted, found, changed, fixed, fixed.structure, found.candidates, predicted.memory_over_time()):
+        assert len(repr(result)) < SHORT
+        assert len(str(result)) < SHORT
+    for result in (predicted, found, changed):
+        assert len(json_text(result.to_dict())) > SHORT
+        assert len(result.to_frame()) > 0
+        assert len(result._repr_html_()) > SHORT
+
+
+def strict(text: str) -> Any:
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_json_has_null_for_what_is_no_number(indent: int | None) -> None:
+    nested = {
+        "a": [1.5, float("nan"), (np.float64("inf"), -float("inf"))],
+        "b": {"c": float("nan"), "d": "NaN"},
+        "e": 2,
+    }
+    assert strict(json_text(nested, indent)) == {"a": [1.5, None, [None, None]], "b": {"c": None, "d": "NaN"}, "e": 2}
+
+
+INSIDE = {
+    "catalog/_toml.py", "display/_json.py", "emulation/_measured_rank.py", "emulation/_orders.py",
+    "emulation/_record.py", "ir/_text.py", "learn/_collective_weights.py", "learn/_weights.py", "measure/_meeting.py",
+    "measure/_partial.py", "measure/_plan_text.py", "measure/_rows.py", "timeline/_cache.py",
+}  # fmt: skip
+"""Files whose JSON only the package itself reads again."""
+
+
+def test_all_json_for_others_is_written_in_one_place() -> None:
+    writers = set()
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            call = node.func if isinstance(node, ast.Call) else None
+            if isinstance(call, ast.Attribute) and isinstance(call.value, ast.Name) and call.value.id == "json":
+                writers |= {path.relative_to(SOURCE).as_posix()} if call.attr in ("dump", "dumps") else set()
+    assert writers == INSIDE
+
+
+KERNELS = """source,device,op_family,op,dtype,batch,m,n,k,pass,time_us
+x,DEVICE,gemm,linear,bf16,1,512,512,512,fwd,10
+"""
+RUNS = """case_id,source,family,layers,hidden,heads,device,n_devices,seq_len,global_batch,tp,pp,dp,micro_batch,SPAN
+a,x,gpt,12,768,12,DEVICE,8,1024,8,1,1,8,1,TIME
+""".replace("SPAN", "measured_iter_time_s")
+STEP = ("--model", "gpt3-125m", "--cluster", "dgx-a100", "--global-batch", "8")
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    for name, text in (("kernels", KERNELS), ("runs", RUNS)):
+        text = text.replace("TIME", "1.0")
+        (tmp_path / f"{name}_unknown.csv").write_text(text.replace("DEVICE", "NoSuchGPU"))
+        (tmp_path / f"{name}_one.csv").write_text(text.replace("DEVICE", "A100-SXM4-80GB"))
+        (tmp_path / f"{name}_empty.csv").write_text(text.partition("\n")[0] + "\n")
+    (tmp_path / "runs_zero.csv").write_text(RUNS.replace("DEVICE", "A100-SXM4-80GB").replace("TIME", "0"))
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", ["kernels", "cases"])
+@pytest.mark.parametrize("which", ["empty", "unknown", "zero"])
+def test_validating_nothing_says_so(kind: str, which: str, tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if (kind, which) == ("kernels", "zero"):
+        pytest.skip("tables of kernels with such times are refused")
+    file = str(tables / f"{'runs' if kind == 'cases' else kind}_{which}.csv")
+    assert main(["validate", kind, file, "--json"]) == 0
+    report = strict(capsys.readouterr().out)
+    figures = {name: value for name, value in report["all"].items() if name not in ("n", "memory")}
+    assert report["all"]["n"] == 0
+    assert set(figures.values()) == {None}
+    assert main(["validate", kind, file]) == 0
+    text = capsys.readouterr().out
+    assert "could be compared" in text or "hold no rows" in text
+    assert not re.search(r"nan|\binf\b|0\.0 %", text)
+    report = pm.validate_kernels([file]) if kind == "kernels" else pm.validate_cases([file])
+    assert repr(report).startswith("ValidationReport(n=0")
+
+
+def test_a_fit_to_few_rows_claims_no_errors(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has kept none out to tell errors by: those on what it learned are no errors."""
+    arguments = ["fit", str(tables / "kernels_one.csv"), "--out", str(tables / "fitted")]
+    assert main([*arguments, "--json"]) == 0
+    figures = strict(capsys.readouterr().out)["gemm"]
+    assert (figures["rows"], figures["kept_out"]) == (1, 0)
+    assert (figures["mean_ape"], figures["median_ape"], figures["coverage_90"]) == (None, None, None)
+    assert main(arguments) == 0
+    assert not re.search(r"nan|None| 0 +0 ", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("predict", *STEP, "--layout", "dp=8"),
+        ("predict", *STEP, "--layout", "pp=4,dp=2,schedule=pipedream"),
+        ("search", *STEP, "--devices", "8", "--top", "2"),
+        ("search", *STEP, "--devices", "8", "--pareto", "time,memory"),
+        ("whatif", *STEP, "--layout", "dp=8", "--sweep", "all_reduce_delay_s=0:0.1:3"),
+        ("schedules", "--stages", "4", "--micro-batches", "8"),
+        ("validate", "kernels", "kernels_one.csv"),
+        ("validate", "cases", "runs_one.csv"),
+        ("validate", "cases", "runs_one.csv", "--explain"),
+        ("catalog", "models"),
+        ("catalog", "clusters"),
+        ("catalog", "devices"),
+        ("doctor",),
+        ("calibrate", *STEP, "--layouts", "1M1P8D", "--dry-run", "--out", "out"),
+    ],
+    ids=lambda c: "-".join(word for word in c[:2] if not word.startswith("--")),
+)
+def test_json_of_every_command_is_json(
+    command: tuple[str, ...], tables: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tables)
+    assert main([*command, "--json"]) == 0
+    assert isinstance(strict(capsys.readouterr().out), dict)
+
+
+def test_the_package_offers_its_public_names_and_no_others():
+    assert [name for name in dir(pm) if name.startswith("_")] == ["__doc__", "__version__"]
+    assert not {"import_module", "TYPE_CHECKING", "Any"} & set(dir(pm))
+    assert all(getattr(pm, name) is not None for name in dir(pm))

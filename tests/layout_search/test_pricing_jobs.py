@@ -1,0 +1,158 @@
+"""Memory and bounds of grids hold for every flag of a job, every kind of model, schedule and framework."""
+
+from dataclasses import fields, replace
+from typing import get_args, get_type_hints
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from perfmodel import catalog
+from perfmodel.errors import LayoutError, PerfModelError
+from perfmodel.prediction import (
+    COMPILED,
+    EAGER,
+    LayoutGrid,
+    StepProblem,
+    bundle_events,
+    bundles,
+    check_layout,
+    evaluate,
+    explain,
+    lower_bounds_s,
+    peak_memory,
+    price_grids,
+    step_problem,
+)
+from perfmodel.schedule import get_schedule, schedule_names
+from perfmodel.spec import Experts, Framework, Job, Layout, Mlp, Transformer
+
+NAMES = [name for name in schedule_names() if name != "forward"] + ["chimera:4", "seq1f1b:4"]
+DENSE = Transformer(
+    name="dense", layers=12, hidden=1024, heads=16, kv_heads=16, head_dim=64, ffn_hidden=4096, vocab=32000, seq_len=1024
+)
+MODELS = [
+    DENSE,
+    replace(DENSE, name="windowed", window=256, full_attention_every=2, tied_embeddings=False),
+    replace(DENSE, name="experts", experts=Experts(count=8, topk=2, ffn_hidden=1024, first_dense_layers=2)),
+    replace(catalog.model("gpt-oss-20b"), layers=10),
+    replace(DENSE, name="encoder and decoder", layers=8, decoder_layers=6),
+    Mlp(name="mlp", layers=14, hidden=4096),
+    catalog.model("resnet-50"),
+    catalog.model("vgg-16"),
+]
+FRAMEWORKS = [
+    EAGER,
+    COMPILED,
+    Framework(dp_overlap_loss=0.3, straggling=0.02, step_overhead_s=1e-3, tp_overlap_loss=0.3, host_op_s=0.0),
+    Framework(blocking_sends=True, host_op_s=0.0),
+]
+MOST_MICRO_BATCHES = 24
+JOBS = {
+    "global_batch": st.sampled_from([1, 16, 48]),
+    "seq_len": st.just(1024),
+    "dtype": st.sampled_from(["bf16", "fp16", "fp32"]),
+    "mode": st.sampled_from(["train", "train", "inference"]),
+    "grad_dtype": st.sampled_from(["fp32", "bf16"]),
+    "eager_kernels": st.sampled_from([(), ("norm", "attention_layout")]),
+    "optimizer": st.sampled_from(get_args(get_type_hints(Job)["optimizer"])),
+} | {field.name: st.booleans() for field in fields(Job) if isinstance(field.default, bool)}
+
+
+@st.composite
+def layouts(draw) -> Layout:
+    name, pp = draw(st.sampled_from(NAMES)), draw(st.sampled_from([1, 2, 3, 4, 6, 8]))
+    tp, dp, cp = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 1, 2]))
+    recompute = draw(st.sampled_from(["none", "selective", "full"]))
+    etp = draw(st.sampled_from([None, None, 1]))
+    ranks = dp * cp * (tp if etp else 1)
+    looped = name in ("interleaved", "breadth-first", "gpipe") and pp > 1
+    return Layout(
+        tp=tp, pp=pp, dp=dp, cp=cp, ep=draw(st.sampled_from([1, 2])) if ranks > 1 else 1, etp=etp,
+        micro_batch=draw(st.sampled_from([1, 2, 4])), schedule=name,
+        vpp=draw(st.sampled_from([1, 2, 3])) if looped else 1,
+        zero=draw(st.integers(0, 3)) if ranks > 1 else 0, recompute=recompute,
+        recompute_full_layers=draw(st.sampled_from([None, (1,), (2,)])) if recompute != "full" else None,
+        sequence_parallel=draw(st.booleans()) and tp > 1, overlap_grad_reduce=draw(st.booleans()),
+        overlap_param_gather=draw(st.booleans()), tp_overlap=draw(st.booleans()), offload=draw(st.booleans()),
+        order=draw(st.sampled_from(["tp-cp-ep-dp-pp", "pp-tp-cp-ep-dp", "ep-dp-cp-tp-pp"])),
+    )  # fmt: skip
+
+
+def possible(fixed: StepProblem, layout: Layout) -> bool:
+    try:
+        check_layout(fixed.model, fixed.cluster, fixed.job, layout)
+        too_many = fixed.job.num_microbatches(layout) > MOST_MICRO_BATCHES
+        if too_many or fixed.job.seq_len % get_schedule(layout.schedule).slices:
+            return False
+        bundles(fixed, [layout])
+        return not layout.offload or fixed.cluster.device.host_bandwidth_bytes_per_s is not None
+    except PerfModelError:
+        return False
+
+
+def test_every_field_of_a_job_is_drawn():
+    assert set(JOBS) == {field.name for field in fields(Job)} - {"assumed"}  # words, which cost nothing
+
+
+@settings(max_examples=120, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(layouts(), min_size=4, max_size=8), st.sampled_from(MODELS), st.fixed_dictionaries(JOBS),
+    st.sampled_from(["dgx-a100", "dgx-h100", "piz-daint"]), st.sampled_from(FRAMEWORKS),
+)  # fmt: skip
+def test_no_layout_beats_its_bound_and_memory_is_the_same(drawn, model, flags, cluster, framework):
+    job = Job(**flags)
+    if not isinstance(model, Transformer):
+        job = replace(job, seq_len=1)
+        drawn = [layout.replace(cp=1, ep=1, etp=None, zero=layout.zero * (layout.dp > 1)) for layout in drawn]
+    elif model.experts is None:
+        drawn = [layout.replace(ep=1, etp=None) for layout in drawn]
+    fixed = step_problem(model, catalog.cluster(cluster), job, None, framework)
+    drawn = [layout for layout in drawn if possible(fixed, layout)]
+    assume(drawn)
+    costs = [cost for layout in drawn for cost in price_grids(fixed, [LayoutGrid.of(layout)])]
+    bound_s, exact_s = np.array([cost.bound_s.item() for cost in costs]), evaluate(fixed, drawn).step_time_s
+    too_high = [str(layout) for layout, b, e in zip(drawn, bound_s, exact_s, strict=True) if b > e * (1 + 2e-5)]
+    assert not too_high
+    assert (bound_s > 0).all()
+    np.testing.assert_allclose([cost.peak_bytes.item() for cost in costs], peak_memory(fixed, drawn)[0], rtol=1e-9)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h2"])
+def test_flags_that_change_what_is_reduced_change_the_bound(zero, schedule):
+    """On a slow network a bound that leaves a flag out stays where it is, or rises above the step."""
+    cluster, layout = catalog.cluster("piz-daint"), Layout(pp=2, dp=8, zero=zero, schedule=schedule)
+    job = Job(global_batch=16, seq_len=1024)
+    step_s, bound_s = {}, {}
+    for name in ("all_reduce_gradients", "frozen"):
+        for value in (False, True):
+            fixed = step_problem(DENSE, cluster, replace(job, **{name: value}), None, COMPILED)
+            step_s[name, value] = explain(fixed, layout).step_time_s
+            bound_s[name, value] = lower_bounds_s(fixed, [layout])[0]
+            assert bound_s[name, value] <= step_s[name, value] * (1 + 2e-5)
+        rose = step_s[name, True] / step_s[name, False]
+        if rose == 1:
+            assert bound_s[name, True] == bound_s[name, False]
+    assert (step_s["all_reduce_gradients", True] > step_s["all_reduce_gradients", False]) == (zero == 1)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_frozen_weights_have_no_gradients_to_reduce(zero):
+    """What a faster reduction of gradients would change: nothing."""
+    fixed = step_problem(DENSE, catalog.cluster("piz-daint"), Job(global_batch=16, seq_len=1024, frozen=True))
+    (bundle,) = bundles(fixed, [Layout(dp=8, zero=zero)])
+    assert {op.collective for op in bundle_events(fixed, bundle, 0).ops if hasattr(op, "collective")} <= {"all_gather"}
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_a_single_micro_batch_can_be_offloaded(schedule):
+    fixed = step_problem(DENSE, catalog.cluster("dgx-a100"), Job(global_batch=1, seq_len=1024))
+    layout = Layout(offload=True, schedule=schedule)
+    assert explain(fixed, layout).memory.peak == explain(fixed, layout.replace(offload=False)).memory.peak
+
+
+def test_refusals():
+    with pytest.raises(LayoutError, match="stages alike"):
+        LayoutGrid.of(Layout(pp=2, partition=(4, 8)))

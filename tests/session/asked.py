@@ -1,0 +1,186 @@
+"""Questions whose answers may depend on nothing but themselves, and the files that some of them name.
+
+Run as a script, it answers questions (pickled, on standard input) each in a fresh process of its own.
+"""
+
+import json
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import perfmodel as pm
+from perfmodel.errors import PerfModelError
+from perfmodel.io import write_bytes, write_text
+from perfmodel.layout_search import SearchSpace
+from perfmodel.learn import load_regressor, save_regressor, shipped_folder
+from perfmodel.prediction import COMPILED, EAGER
+from perfmodel.spec import Cluster, Job
+
+SPACE = SearchSpace(
+    tp=(1, 2, 4), pp=(1, 2), cp=(1,), ep=(1,), vpp=(1, 2), micro_batch=(1, 2), zero=(0, 1), recompute=("none",)
+)
+LAYOUTS = (
+    "tp=2,pp=2,dp=2", "tp=2,pp=2,dp=2,micro_batch=2", "tp=4,pp=1,dp=2,zero=3", "tp=1,pp=4,dp=2,schedule=zb-h1",
+    "tp=1,pp=4,dp=4,vpp=2", "tp=8,pp=2,dp=2", "tp=2,pp=2,dp=2,tp_overlap=true", "tp=2,pp=2,dp=2,recompute=full",
+)  # fmt: skip
+SETTINGS = ("compute_rate=2x", "memory_bandwidth=2x", "inter_node_bandwidth=0.5x", "inter_node_latency=3x",
+            "all_reduce_delay_s=0.001", "host_op_s=0", "memory_bytes=2e10")  # fmt: skip
+SCHEDULES = (
+    "stages 0 | 1\nF0 F1 F2 F3 B0 B1 B2 B3\nF0 B0 F1 B1 F2 B2 F3 B3\n",
+    "stages 0 | 1\nF0 F1 F2 F3 B0 B1 B2 B3\nF0 F1 F2 F3 B0 B1 B2 B3\n",
+    "stages 0 | 1\nF0 F1 B0 F2 B1 F3 B2 B3\nF0 B0 F1 B1 F2 B2 F3 B3\n",
+)
+"""Two devices, four micro-batches."""
+CLUSTER = """
+levels = [
+  {{ name = "NVLink3", size = 4, bandwidth_gb_per_s = {inside}, latency_us = 2 }},
+  {{ name = "InfiniBand HDR", size = 64, bandwidth_gb_per_s = {between}, latency_us = 5 }},
+]
+[device]
+name = "Own"
+vendor = "NVIDIA"
+architecture = "Ampere"
+memory_gib = 80
+memory_bandwidth_gb_per_s = {memory}
+peak_tflops = {{ fp32 = 19.5, bf16 = {peak}, fp16 = {peak} }}
+compute_units = 108
+clock_mhz = 1410
+l2_mib = 40
+link_gb_per_s = 300
+source = ""
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One question, and what the files hold when it is put."""
+
+    kind: str = "predict"
+    """`predict`, `search`, `whatif` or `compare`."""
+    layout: str = LAYOUTS[0]
+    layers: int = 4
+    batch: int = 16
+    dtype: str = "bf16"
+    compiled: bool = False
+    device: tuple[tuple[str, float], ...] = ()
+    """Factors of the device's figures; `peak` of all its rates."""
+    levels: tuple[tuple[str, float], ...] = ()
+    """Factors of the outermost network level's figures."""
+    cluster_file: tuple[float, float, float, float] | None = None
+    """Figures in the cluster file, if the question names it: peak, memory, inside and between nodes."""
+    schedule_file: int | None = None
+    """Which of `SCHEDULES` the schedule file holds, if the question names it."""
+    weights: int | None = None
+    """Which of the fits the calibration folder holds, if the question names it."""
+    settings: tuple[str, ...] = ()
+
+    def put(self, folder: Path, fits: list[dict[str, bytes]]) -> str:
+        """Write the files that the question names, and answer."""
+        if self.cluster_file:
+            names = ("peak", "memory", "inside", "between")
+            write_text(folder / "own.toml", CLUSTER.format(**dict(zip(names, self.cluster_file, strict=True))))
+        if self.schedule_file is not None:
+            write_text(folder / "own.txt", SCHEDULES[self.schedule_file])
+        if self.weights is not None:
+            for name, content in fits[self.weights].items():
+                write_bytes(folder / "fitted" / name, content)
+        return self.answer(folder)
+
+    def answer(self, folder: Path) -> str:
+        """Every figure of the answer as text, which tells any two floats apart."""
+        try:
+            return json.dumps(self._answer(folder), sort_keys=True)
+        except PerfModelError as error:
+            return str(error)
+
+    def _answer(self, folder: Path) -> dict[str, Any]:
+        model = replace(pm.model("gpt3-1.3b"), layers=self.layers)
+        cluster = pm.cluster(str(folder / "own.toml")) if self.cluster_file else self._cluster()
+        calibration = folder / "fitted" if self.weights is not None else None
+        job = Job(global_batch=self.batch, seq_len=1024, dtype=self.dtype)
+        layout = self.layout
+        if self.schedule_file is not None:
+            layout = f"tp=2,pp=2,dp=1,schedule=file:{folder / 'own.txt'}"
+            job = replace(job, global_batch=4)
+        given: dict[str, Any] = {"job": job, "calibration": calibration, "global_batch": job.global_batch}
+        framework = COMPILED if self.compiled else EAGER
+        match self.kind:
+            case "search":
+                found = pm.search(
+                    model, cluster, devices=8, space=SPACE, top=3, settings=self.settings, framework=framework, **given
+                )
+                return found.to_dict() | {"seconds": 0}
+            case "whatif":
+                return pm.whatif(model, cluster, layout, self.settings, **given).to_dict()
+            case "compare":
+                given |= {"framework": framework}
+                found = pm.compare_schedules(model, cluster, layout, schedules=("1f1b", "gpipe", "zb-h1"), **given)
+                return {one.schedule: one.to_dict() for one in found}
+        return pm.predict(model, cluster, layout, framework=framework, **given).to_dict()
+
+    def _cluster(self) -> Cluster:
+        cluster = pm.cluster("dgx-a100")
+        factors = dict(self.device)
+        rate = factors.pop("peak", 1.0)
+        peak = {name: value and value * rate for name, value in vars(cluster.device.peak).items()}
+        figures = {name: getattr(cluster.device, name) for name in factors}
+        changed = {name: type(old)(old * factors[name]) for name, old in figures.items()}  # whole numbers stay whole
+        device = replace(cluster.device, peak=replace(cluster.device.peak, **peak), **changed)
+        *inner, outer = cluster.levels
+        outer = replace(outer, **{name: getattr(outer, name) * factor for name, factor in self.levels})
+        return replace(cluster, device=device, levels=(*inner, outer))
+
+
+def fits(folder: Path) -> list[dict[str, bytes]]:
+    """Files of fits that differ: of one family alone, and of kernels, collectives and runs together."""
+    found = []
+    shipped = load_regressor(shipped_folder() / "gemm_half.safetensors")
+    for number in range(3):
+        params = shipped.params._replace(log_compute=shipped.params.log_compute - 0.2 * number)
+        save_regressor(replace(shipped, params=params), folder)
+        content = {"gemm_half.safetensors": (folder / "gemm_half.safetensors").read_bytes()}
+        if number:
+            from safetensors.numpy import load, save
+
+            old = (shipped_folder() / "collectives.safetensors").read_bytes()
+            header = json.loads(old[8 : 8 + int.from_bytes(old[:8], "little")])["__metadata__"]
+            arrays = load(old)
+            arrays["curves/value"] = arrays["curves/value"] + np.float32(0.1 * number)
+            content["collectives.safetensors"] = save(arrays, header)
+            values = {"values": {"gemm": 0.05 * number, "step_overhead_s": 0.01}, "covariance": [], "informed": [],
+                      "half_width": {}, "noise": 0.1, "degrees_of_freedom": 4.0, "discrepancy": None}  # fmt: skip
+            runs = {"schema": "end-to-end/1", "devices": {"A100-SXM4-80GB": values}}
+            content["end_to_end.json"] = json.dumps(runs).encode()
+        found.append(content)
+    return found
+
+
+def in_fresh_processes(put: list[Callable[[], str]]) -> list[str]:
+    """Each answer from a process that has answered nothing before (nor started JAX's backends, only imported it)."""
+    answers = []
+    for one in put:
+        receive, send = os.pipe()
+        if not (child := os.fork()):
+            os.close(receive)
+            with os.fdopen(send, "w") as file:
+                file.write(one())
+            os._exit(0)
+        os.close(send)
+        with os.fdopen(receive) as file:
+            answers.append(file.read())
+        os.waitpid(child, 0)
+    return answers
+
+
+if __name__ == "__main__":
+    import perfmodel.design  # so that no child has to import anything
+
+    np.seterr(all="ignore")
+    asked, where, files = pickle.load(sys.stdin.buffer)
+    json.dump(in_fresh_processes([lambda a=a: a.put(where, files) for a in asked]), sys.stdout)

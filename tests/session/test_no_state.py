@@ -1,0 +1,105 @@
+"""Nothing but a session keeps state: every cache of a module, and everything that its functions change, is listed."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import perfmodel
+
+ROOT = Path(perfmodel.__file__).parent
+CACHED = {
+    "catalog._clusters._catalog": "files of the package",
+    "catalog._devices._catalog": "files of the package",
+    "catalog._frameworks._files": "files of the package",
+    "catalog._frameworks._names": "files of the package",
+    "catalog._frameworks._of_catalog": "files of the package",
+    "catalog._models._catalog": "files of the package",
+    "catalog._toml._adapter": "a checker of a class",
+    "layout_search._enumerate.enumerate_grids": "local to a call",
+    "learn._fabrics._fabric": "links from figures of a cluster and files of the package",
+    "learn._fabrics._known_device": "a file of the package, by name of a device",
+    "learn._fabrics._of_row": "links from cells of a row and files of the package",
+    "calibration._covariance._likelihood": "JAX's compiled code, by frozen components",
+    "prediction._placement._placement": "numbers of ranks from whole numbers",
+    "prediction._sustained.source_medians": "a file of the package",
+    "prediction._sustained.sustained": "a file of the package, by name of a source",
+    "prediction._unknown.fitted": "a file of the package",
+    "prediction._unknown.unknown": "a file of the package, by name of a source",
+    "timeline._cache.code_digest": "the package's own code",
+    "viz._style._picture": "one class for all pictures",
+}
+"""Pure functions of hashable values and of files that come with the package, which do not change."""
+CHANGED = {
+    "schedule._registry._SCHEDULERS": "schedules by name, each registered once",
+}
+"""What modules hold and their functions change."""
+MUTATING = {"append", "add", "extend", "insert", "update", "setdefault", "pop", "popitem", "clear", "remove", "discard"}
+
+
+MODULES = [
+    (".".join(path.relative_to(ROOT).with_suffix("").parts), ast.parse(path.read_text()))
+    for path in sorted(ROOT.rglob("*.py"))
+]
+
+
+def functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
+    """Outermost functions and methods."""
+    for node in tree.body:
+        for inner in node.body if isinstance(node, ast.ClassDef) else [node]:
+            if isinstance(inner, ast.FunctionDef):
+                yield inner
+
+
+def test_only_pure_functions_are_cached() -> None:
+    found = set()
+    for module, tree in MODULES:
+        names = {a.asname or a.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+                 and node.module == "functools" for a in node.names if a.name in ("cache", "lru_cache")}  # fmt: skip
+        assert not any(isinstance(n, ast.Attribute) and n.attr in ("cache", "lru_cache") for n in ast.walk(tree)), (
+            module
+        )
+        of_functions = {
+            id(n): function.name for function in functions(tree) for n in ast.walk(function)
+        }  # fmt: skip
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name) and node.id in names:
+                found.add(f"{module}.{of_functions.get(id(node), node.lineno)}")
+    assert found == set(CACHED)
+
+
+def test_functions_change_nothing_that_their_module_holds() -> None:
+    found = set()
+    for module, tree in MODULES:
+        held = {
+            target.id
+            for node in tree.body
+            if isinstance(node, ast.Assign | ast.AnnAssign)
+            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+            if isinstance(target, ast.Name)
+        }
+        for function in functions(tree):
+            local = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+            local |= {a.arg for a in ast.walk(function) if isinstance(a, ast.arg)}
+            for node in ast.walk(function):
+                match node:
+                    case ast.Global(names=names):
+                        found |= {f"{module}.{name}" for name in names}
+                    case ast.Subscript(value=ast.Name(id=name), ctx=ast.Store() | ast.Del()):
+                        found |= {f"{module}.{name}"} if name in held - local else set()
+                    case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=attr)) if attr in MUTATING:
+                        found |= {f"{module}.{name}"} if name in held - local else set()
+                    case ast.Attribute(value=ast.Name(id=name), ctx=ast.Store()):
+                        found |= {f"{module}.{name}"} if name in held - local else set()
+    assert found == set(CHANGED)
+
+
+def test_stores_belong_to_objects() -> None:
+    """A `Store` or a `Session` on a module's own level is the default session alone."""
+    found = [
+        f"{module}.{ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)}"
+        for module, tree in MODULES
+        for node in tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
+        if any(isinstance(n, ast.Name) and n.id in ("Store", "Session") for n in ast.walk(node.value))
+    ]
+    assert found == ["session._DEFAULT"]

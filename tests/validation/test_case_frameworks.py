@@ -1,0 +1,146 @@
+"""A run is predicted as anybody would predict it who says what its row says and names its framework."""
+
+from typing import Any
+
+import pandas as pd
+import pytest
+from test_cases import KORTHIKANTI_22B
+
+import perfmodel as pm
+from perfmodel import catalog
+from perfmodel.errors import PerfModelError
+from perfmodel.prediction import Site
+from perfmodel.validation import predict_cases, read_case, read_rows, validate_cases
+from perfmodel.validation._case_rows import read_cases
+from perfmodel.validation._cases import counter_of, unstated_share
+
+GPT = KORTHIKANTI_22B | {"flash_attention": None, "notes": None, "memory_kind": None}
+TABLE = [
+    GPT | {"case_id": name, "framework": name} | more
+    for name, more in {
+        "megatron-lm@2021": {},
+        "megatron-core@2025": {"dtype": "bf16", "zero_stage": 1, "tp": 2, "dp": 4, "global_batch": 16},
+        "nemo@2025": {"dtype": "bf16", "zero_stage": None, "sequence_parallel": None, "tp": 4, "dp": 2,
+                      "global_batch": 8},
+        "nanotron@2024": {"dtype": "bf16", "pp": 4, "tp": 2, "num_microbatches": 8, "global_batch": 32, "zero_stage": 1,
+                          "recompute": None},
+        "maxtext@2024": {"dtype": "bf16", "tp": 1, "dp": 8, "zero_stage": None, "recompute": None, "global_batch": 32},
+        "generic": {},
+        "": {"model": "ours", "vocab": None},
+        "somebody@2024": {"seq_len": None, "notes": "sequence length 128, V=50257", "model": "ours", "vocab": None},
+        "nanotron@2001": {},
+    }.items()
+]  # fmt: skip
+
+
+def words(row: dict[str, Any]) -> dict[str, Any]:
+    """What a user passes to `predict` who knows the cells of a row, its model and its machine."""
+    case = read_cases(row)[0]
+    cells = {"zero": "zero_stage", "sequence_parallel": "sequence_parallel"}
+    degrees = {name: getattr(case.layout, name) for name in ("tp", "pp", "dp", "cp", "ep", "micro_batch")}
+    degrees |= {} if case.layout.etp is None else {"etp": case.layout.etp}
+    said = degrees | {key: int(float(row[column])) for key, column in cells.items() if given(row, column)}
+    if given(row, "recompute") or given(row, "recompute_detail"):
+        said["recompute"] = case.layout.recompute
+    if case.layout.recompute_full_layers:  # counted from what the row measured
+        said |= {"recompute": "none", "recompute_full_layers": case.layout.recompute_full_layers[0]}
+    if given(row, "schedule") or case.layout.vpp > 1:
+        said |= {"schedule": case.layout.schedule, "vpp": case.layout.vpp}
+    attention = {"flash_attention": bool(float(row["flash_attention"]))} if given(row, "flash_attention") else {}
+    job = case.framework.job(
+        case.model, case.cluster.device, global_batch=case.job.global_batch, seq_len=case.job.seq_len,
+        dtype=case.job.dtype, frozen=case.job.frozen, **attention,
+    )  # fmt: skip
+    text = ",".join(f"{key}={str(value).lower()}" for key, value in said.items())
+    return {
+        "model": case.model, "cluster": case.cluster, "layout": text, "global_batch": job.global_batch, "job": job,
+        "framework": case.framework.label,
+    }  # fmt: skip
+
+
+def given(row: dict[str, Any], column: str) -> bool:
+    return row.get(column) not in (None, "")
+
+
+def assert_equal(row: dict[str, Any], told: Any) -> None:
+    """`pm.predict` against the row of predictions, to the bit."""
+    found = pm.predict(**words(row), site=Site(unstated=unstated_share(row)))
+    counter = counter_of(str(row.get("memory_kind") or ""), catalog.framework(found.framework))
+    assert (found.step_time_s, found.step_time_lo_s, found.step_time_hi_s, found.fits) == (
+        told.predicted_iter_time_s, told.lo_s, told.hi_s, told.fits,
+    )  # fmt: skip
+    assert found.memory_counted_bytes[counter] == told.predicted_peak_memory_bytes
+
+
+def test_runs_of_many_frameworks_are_predicted_as_anybody_would() -> None:
+    runs = pd.DataFrame(TABLE)
+    for row, told in zip(TABLE, predict_cases(runs).itertuples(), strict=True):
+        assert told.skipped_reason is None
+        assert_equal(row, told)
+
+
+def test_frameworks_that_are_not_known_are_assumed_and_said() -> None:
+    by_name = {row["case_id"]: read_case(row) for row in TABLE}
+    assert "framework" in by_name["somebody@2024"].assumed
+    assert by_name["somebody@2024"].framework == catalog.framework("generic")
+    assert by_name["nanotron@2001"].framework.since == 2024
+    assert "framework" in by_name["nanotron@2001"].assumed
+    assert by_name[""].assumed == ("vocab",)
+    assert set(by_name["somebody@2024"].assumed) == {"framework", "seq_len", "vocab"}
+    assert (by_name["somebody@2024"].job.seq_len, by_name["somebody@2024"].model.vocab) == (
+        128,
+        50264,
+    )  # a multiple of tp
+
+
+@pytest.mark.parametrize(("framework", "vocab"), [("generic", 50264), ("megatron-lm@2022", 51200)])
+def test_a_vocabulary_that_is_not_stated_is_padded_as_the_framework_pads(framework: str, vocab: int) -> None:
+    assert (
+        read_case(GPT | {"model": "ours", "vocab": None, "framework": framework}).model.vocab == vocab
+    )  # of tp, or 128 tp
+
+
+def test_the_name_of_a_source_changes_nothing() -> None:
+    names = ("Korthikanti", "ultrascale-playbook", "mosaicml", "BigScience", "NVIDIA NeMo", "x")
+    runs = pd.DataFrame([GPT | {"source": name} for name in names])
+    predicted = predict_cases(runs).drop(columns="case_id")
+    assert all(row == predicted.iloc[0].tolist() for row in predicted.to_numpy().tolist())
+
+
+def test_one_framework_for_all_and_other_constants_for_a_source(tmp_path) -> None:
+    runs = pd.DataFrame(TABLE[:1])
+    own, generic = predict_cases(runs), predict_cases(runs, framework="generic")
+    assert own["predicted_iter_time_s"][0] > generic["predicted_iter_time_s"][0]
+    hot = predict_cases(runs, site_of=lambda _: Site(sustained=(("Ampere", 0.3),)))
+    assert hot["predicted_iter_time_s"][0] > own["predicted_iter_time_s"][0]
+    runs.to_csv(tmp_path / "runs.csv")
+    report = validate_cases([tmp_path / "runs.csv"], framework="generic")
+    assert report["all"]["bias"] == pytest.approx(generic["predicted_iter_time_s"][0] / 1.42 - 1)
+
+
+def test_every_published_row_is_asked_as_anybody_would(data_dir) -> None:
+    """Equal questions, over all rows; equal answers to the first of every source and framework."""
+    asked, first = 0, {}
+    for file in sorted((data_dir / "published").glob("*.csv")):
+        table = read_rows(file)
+        if "micro_batch" not in table:
+            continue
+        for row in table.astype(object).where(table.notna(), None).to_dict("records"):
+            try:
+                cases = read_cases(row)
+            except PerfModelError:
+                continue
+            if len(cases) > 1:  # what leaves something open is several questions
+                continue
+            case = cases[0]
+            said = words(row)
+            layout, problem = said.pop("layout"), catalog.problem(**said)
+            asked_for, _ = problem.framework.layout(layout, problem.model)
+            assert (asked_for, problem.job, problem.framework) == (case.layout, case.job, case.framework), case.case_id
+            asked += 1
+            first.setdefault((row["source"], row["framework"]), row)
+    assert asked > 3000
+    runs = pd.DataFrame(list(first.values())).astype(object)
+    for row, told in zip(first.values(), predict_cases(runs).itertuples(), strict=True):
+        if told.skipped_reason is None:
+            assert_equal(row, told)

@@ -1,0 +1,224 @@
+"""What a row of published runs says is what is predicted; what it leaves open is named."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from mutations import VALUES, mutations, refusal
+from test_cases import KORTHIKANTI_22B
+
+from perfmodel import catalog
+from perfmodel.catalog import cluster_for, compute_network
+from perfmodel.errors import PerfModelError
+from perfmodel.validation import validate_cases
+from perfmodel.validation._case_rows import read_case
+from perfmodel.validation._row_cells import with_heads
+
+ROW = KORTHIKANTI_22B | {
+    "source": "a table", "framework": None, "family": "llama", "model": "m", "device": "H100-SXM5-80GB",
+    "tp": 2, "dp": 4, "recompute": "none",
+    "global_batch": 32, "num_microbatches": 2, "kv_heads": 8, "dtype": "bf16",
+}  # fmt: skip
+MOE = ROW | {"family": "moe", "n_experts": 8, "top_k": 2, "ffn_hidden": 4096, "ep": 4, "sequence_parallel": 1}
+V3 = ROW | {
+    "model": "deepseekv3", "family": "moe", "tp": 1, "dp": 8, "ep": 8, "layers": None, "hidden": None, "heads": None,
+    "kv_heads": None, "ffn_hidden": None, "vocab": None, "params_b": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["fp8", "FP8", "float8", "float8-rowwise", "float8_tensorwise", "mxfp8", "fp8-mx", "fp8-cs", "FP8 delayed hybrid",
+     "fp8 delayed (attention fp8)", "fp8 (round default, not in the log)", "e4m3", "fp8 current scaling", "bf16+fp8"],
+)  # fmt: skip
+@pytest.mark.parametrize("column", ["dtype", "dtype_recipe"])
+def test_eight_bit_recipes_are_fp8(words, column):
+    case = read_case(ROW | {"dtype": None} | {column: words})
+    assert case.job.dtype == "fp8"
+    assert "dtype" not in case.assumed
+
+
+@pytest.mark.parametrize(
+    ("words", "dtype"),
+    [("bf16 (pure bf16 assumed)", "bf16"), ("bfloat16", "bf16"), ("float16", "fp16"), ("half", "fp16"),
+     ("fp32", "fp32"), ("tf32", "tf32")],
+)  # fmt: skip
+def test_other_words_for_element_types(words, dtype):
+    assert read_case(ROW | {"dtype": words}).job.dtype == dtype
+
+
+def test_an_empty_micro_batch_follows_or_is_assumed_and_said(tmp_path):
+    follows = read_case(ROW | {"micro_batch": None})
+    assert (follows.layout.micro_batch, follows.assumed) == (4, ())
+    assumed = read_case(ROW | {"micro_batch": None, "num_microbatches": None})
+    assert (assumed.layout.micro_batch, assumed.assumed) == (1, ("micro_batch",))
+    counted = read_case(ROW | {"micro_batch": None, "global_batch": None})
+    assert (counted.layout.micro_batch, counted.job.global_batch, counted.assumed) == (1, 8, ("micro_batch",))
+    path = tmp_path / "runs.csv"
+    pd.DataFrame([ROW, ROW | {"case_id": "open", "micro_batch": None, "num_microbatches": None}]).to_csv(path)
+    report = validate_cases([path], out=tmp_path / "p.csv")
+    assert (report["all"]["n"], report["skipped"], report["assumed"]) == (2, {}, {"micro_batch": 1})
+    assert pd.read_csv(tmp_path / "p.csv")["assumed"].fillna("").tolist() == ["", "micro_batch"]
+
+
+@pytest.mark.parametrize("missing", ["tp", "pp", "dp"])
+def test_one_open_degree_follows_from_the_devices(missing):
+    assert read_case(ROW | {missing: None}).layout == read_case(ROW).layout
+
+
+def test_an_open_batch_follows_from_the_throughput():
+    row = ROW | {"global_batch": None, "measured_iter_time_s": 2.0, "measured_tokens_per_s_per_device": 4096.0}
+    assert read_case(row).job.global_batch == 32  # 4096 tokens/s x 2 s x 8 devices / 2048
+
+
+def test_heads_are_those_of_the_table_s_other_rows_of_that_width_where_these_agree():
+    sizes = ROW | {"model": "ours", "kv_heads": None}
+    table = [sizes | {"heads": 32}, sizes | {"heads": None}, sizes | {"heads": None, "source": "another"}]
+    filled_in = with_heads(pd.DataFrame(table))
+    rows = filled_in.astype(object).where(filled_in.notna(), None).to_dict("records")
+    alone, filled, other = map(read_case, rows)
+    assert (alone.model.heads, filled.model.heads) == (32, 32)
+    assert ("heads" in alone.assumed, "heads" in filled.assumed) == (False, True)
+    assert other.model.heads == 48  # the nearest to 128 elements each
+    split = [sizes | {"heads": 64}, sizes | {"heads": 96}, sizes | {"heads": None}]
+    assert np.isnan(with_heads(pd.DataFrame(split))["heads"][2])
+
+
+def test_experts_in_a_row_need_no_catalog_entry():
+    model = read_case(MOE).model
+    assert (model.experts.count, model.experts.topk, model.experts.ffn_hidden) == (8, 2, 4096)
+    assert (model.layers, model.hidden, model.gated_ffn) == (48, 6144, True)
+    dense_first = read_case(MOE | {"first_dense_layers": 2}).model
+    assert dense_first.experts.first_dense_layers == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "dense", "assumed"),
+    [
+        ({}, 3, ()),
+        ({"layers": 4}, 1, ("dense layers",)),
+        ({"layers": 1}, 0, ("dense layers",)),
+        ({"layers": 4, "notes": "cut for one node; 1 dense layer"}, 1, ()),
+        ({"layers": 4, "notes": "no dense layers"}, 0, ()),
+        ({"layers": 4, "notes": "first layer dense"}, 1, ()),
+        ({"layers": 8, "first_dense_layers": 2}, 2, ()),
+    ],
+)
+def test_a_cut_of_a_model_does_not_keep_all_its_dense_layers(change, dense, assumed):
+    case = read_case(V3 | change)
+    assert case.model.layers == change.get("layers", 61)
+    assert case.model.experts.first_dense_layers == dense
+    assert case.assumed == assumed
+
+
+@pytest.mark.parametrize(
+    "size",
+    [{"hidden": 4096, "heads": 32}, {"n_experts": 64}, {"top_k": 4}, {"vocab": 32000}, {"layers": 12},
+     {"ffn_hidden": 1024}],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen3-30b-a3b", "deepseekv2", "grok1-314B", "gpt oss 120b"])
+def test_a_stated_size_wins_over_the_name(name, size):
+    row = V3 | {"model": name, "ep": 1} | size
+    model = read_case(row).model
+    stated = {name: getattr(model, name) for name in ("hidden", "heads", "vocab", "layers")}
+    stated |= {"n_experts": model.experts.count, "top_k": model.experts.topk, "ffn_hidden": model.experts.ffn_hidden}
+    assert {key: stated[key] for key in size} == size
+
+
+def test_a_model_of_two_stacks_is_found_by_its_shape_and_has_its_recipe_s_lengths():
+    row = ROW | {"notes": "24 layers each, decoder length 128", "model": "t5-3b", "family": "t5", "layers": 24,
+                 "hidden": 2048,
+                 "heads": 32, "kv_heads": 32, "ffn_hidden": 5120, "seq_len": 512, "vocab": None}  # fmt: skip
+    model = read_case(row).model
+    assert (model.hidden, model.ffn_hidden, model.head_dim, model.gated_ffn) == (2048, 5120, 64, True)
+    assert model.decoder_seq_len == 128
+
+
+@pytest.mark.parametrize(
+    ("words", "network"),
+    [
+        ("Compute: 8x ConnectX-7 IB NDR 400Gb/s, Management: 100Gb/s Ethernet NIC", "8x ConnectX-7 IB NDR 400Gb/s"),
+        ("Storage: 2x ConnectX-7 IB NDR 400Gb/s, Compute: 8x ConnectX-7 IB NDR 400Gb/s, "
+         "Management: 100Gb/s Ethernet NIC", "8x ConnectX-7 IB NDR 400Gb/s"),
+        ("Storage&Compute: 4x ConnectX-7 IB NDR 400Gb/s, Management: 25Gb/s Ethernet NIC",
+         "4x ConnectX-7 IB NDR 400Gb/s"),
+        ("BF3 200Gbps for NS and 2xBF3 400Gbps for EW", "2xBF3 400Gbps for EW"),
+        ("Ethernet, Infiniband", "Infiniband"),
+        ("Infiniband; Data bandwidth for GPU-PCIe: 504GB/s; PCIe-NIC: 500GB/s", "Infiniband"),
+        ("Management: 1x Ethernet 10GB/Sec", ""),
+        ("Gig Ethernet", ""),
+        ("Ethernet", "Ethernet"),
+        ("Omni-Path, 4x 100 Gbps per node (Jean Zay)", "Omni-Path, 4x 100 Gbps per node (Jean Zay)"),
+    ],
+)  # fmt: skip
+def test_the_network_for_computing_is_told_from_the_others(words, network):
+    assert compute_network(words) == network
+
+
+@pytest.mark.parametrize(
+    ("cells", "gbit", "latency_us"),
+    [
+        ({"inter_link": "Ethernet", "inter_link_as_stated":
+          "Compute: 8x ConnectX-7 IB NDR 400Gb/s, Management: 100Gb/s Ethernet NIC"}, 400, 5),
+        ({"inter_link": "Compute: 8x ConnectX-7 IB NDR 400Gb/s, Management: 100Gb/s Ethernet NIC"}, 400, 5),
+        ({"inter_link": "RoCE", "inter_link_as_stated": "BF3 200Gbps for NS and 2xBF3 400Gbps for EW"}, 100, 6),
+        ({"inter_link": "InfiniBand", "nics_per_node": 4, "nic_gbit_per_s": 200}, 100, 5),
+        ({"inter_link": "InfiniBand NDR", "nics_per_node": 2, "nic_gbit_per_s": 400, "inter_link_as_stated":
+          "Storage: 2x ConnectX-7 IB NDR 400Gb/s, Compute: 8x ConnectX-7 IB NDR 400Gb/s"}, 400, 5),
+        ({"inter_link": "Ethernet", "inter_link_as_stated": "3x 100 GbE per card"}, 300, 25),
+        ({"inter_link": "8x HDR 200 Gbps InfiniBand per node"}, 200, 5),
+        ({"inter_link": None}, 400, 5),
+    ],
+)  # fmt: skip
+def test_the_network_of_a_row(cells, gbit, latency_us):
+    level = read_case(ROW | cells).cluster.levels[-1]
+    assert level.bandwidth_bytes_per_s == pytest.approx(gbit * 1e9 / 8)
+    assert level.latency_s == pytest.approx(latency_us * 1e-6)
+
+
+def test_what_cannot_be_laid_out_keeps_its_head_and_loses_its_figures(tmp_path):
+    path = tmp_path / "runs.csv"
+    wrong = [{"device": "Abacus"}, {"tp": 64, "n_devices": 256, "heads": 60}, {"ep": 3}, {"ep": 5}]
+    pd.DataFrame([ROW | change | {"case_id": i} for i, change in enumerate(wrong)]).to_csv(path)
+    skipped = validate_cases([path])["skipped"]
+    assert skipped["cannot be laid out: unknown device 'Abacus'"] == 1
+    assert skipped["cannot be laid out: layout: ep=N must divide dp*cp=N"] == 2
+    assert sum(skipped.values()) == 4
+    assert all(";" not in reason for reason in skipped)
+
+
+def test_runs_of_doubtful_status_are_predicted_but_not_compared(tmp_path):
+    path = tmp_path / "runs.csv"
+    rows = [{"case_id": s, "status": s, "measured_peak_memory_gb": 50} for s in ("ok", "duplicate", "suspect", "oom")]
+    pd.DataFrame([ROW | row for row in rows]).to_csv(path)
+    report = validate_cases([path], out=tmp_path / "p.csv")
+    assert report["all"]["n"] == 1
+    assert pd.read_csv(tmp_path / "p.csv")["predicted_iter_time_s"].notna().all()
+    assert report["skipped"] == {
+        f"predicted, but not compared: the run's status is {s}": 1 for s in ("duplicate", "suspect", "oom")
+    }
+
+
+def test_a_mutated_row_is_a_sound_case_or_refused():
+    for what, row in mutations(MOE, tuple(v for v in VALUES if not isinstance(v, list | dict))):
+        cells = {k: None if isinstance(v, float) and v != v else v for k, v in row.items()}
+        try:
+            case = read_case(cells)
+        except PerfModelError as error:
+            refusal(error, what)
+            continue
+        assert case.layout.devices == 8, what
+        assert case.job.num_microbatches(case.layout) >= 1, what
+        assert case.cluster.capacity >= case.layout.devices, what
+
+
+def test_every_device_and_network_of_the_published_runs_is_known(data_dir):
+    for path in sorted((data_dir / "published").glob("*.csv")):
+        table = pd.read_csv(path, low_memory=False)
+        if "inter_link" not in table:
+            continue
+        columns = [c for c in ("inter_link", "inter_link_as_stated") if c in table]
+        for name in table["device"].dropna().unique():
+            assert catalog.device(name).dtypes, name
+        for column in columns:
+            for words in table[column].dropna().unique():
+                assert cluster_for("H100-SXM5-80GB", 8, "", words).levels, words

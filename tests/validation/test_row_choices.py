@@ -1,0 +1,70 @@
+"""What a row of published runs leaves open is filled in by every plausible value, and by nothing else."""
+
+import pytest
+
+from perfmodel.validation._row_choices import MICRO_BATCHES, plausible_rows
+
+ROW = {
+    "case_id": "one", "source": "s", "model": "llama3-8b", "device": "H100", "n_devices": 32, "devices_per_node": 8,
+    "tp": 2, "pp": 2, "dp": 8, "cp": 1, "vpp": 1, "micro_batch": 2, "global_batch": 64, "layers": 32, "notes": "",
+}  # fmt: skip
+
+
+def test_a_row_that_states_all_is_left_as_it_is():
+    assert plausible_rows(ROW) == ([ROW], ())
+
+
+def test_degrees_that_nothing_tells():
+    rows, names = plausible_rows(ROW | {"tp": None, "pp": None, "dp": None})
+    assert names == ("degrees",)
+    degrees = {(row["tp"], row["pp"], row["dp"]) for row in rows}
+    assert degrees == {(t, p, 32 // (t * p)) for t in (1, 2, 4, 8) for p in (1, 2, 4, 8) if t * p <= 32}
+    open_too, _ = plausible_rows(ROW | {"tp": None, "pp": None, "dp": None, "cp": None})
+    assert {row["cp"] for row in open_too} == {1, 2, 4, 8}
+    assert all(row["tp"] * row["pp"] * row["cp"] * row["dp"] == 32 for row in open_too)
+    rows, _ = plausible_rows(ROW | {"tp": None, "dp": None, "global_batch": 4})
+    assert {(row["tp"], row["pp"], row["dp"]) for row in rows} == {(4, 2, 4), (8, 2, 2)}  # replicas share the batch
+
+
+def test_one_open_degree_follows_from_the_devices():
+    row = ROW | {"dp": None}
+    assert plausible_rows(row) == ([row], ())  # as `spread_of` has it
+
+
+def test_degrees_that_contradict_the_devices():
+    rows, names = plausible_rows(ROW | {"dp": 2})
+    assert names == ("dp",)
+    assert [row["dp"] for row in rows] == [8]
+    odd = ROW | {"dp": 2, "tp": 3}
+    assert plausible_rows(odd) == ([odd], ())
+
+
+@pytest.mark.parametrize(("batch", "sizes"), [(64, MICRO_BATCHES), (16, (1, 2)), (8, (1,)), (24, (1,))])
+def test_micro_batches_that_divide_a_replica_s_share(batch, sizes):
+    rows, names = plausible_rows(ROW | {"micro_batch": None, "global_batch": batch})
+    assert names == ("micro_batch",)
+    assert tuple(row["micro_batch"] for row in rows) == sizes
+
+
+def test_what_a_framework_takes_by_default_is_not_open():
+    row = ROW | {"micro_batch": None}
+    assert plausible_rows(row, micro_batch=8) == ([row], ())
+
+
+def test_chunks_of_stages_where_neither_framework_nor_schedule_is_told():
+    row = ROW | {"vpp": None}
+    assert [one["vpp"] for one in plausible_rows(row)[0]] == [1, 2, 4, 8]
+    for told in ({"framework": "megatron-lm@2023"}, {"schedule": "1f1b"}, {"pp": 1, "dp": 16}):
+        assert plausible_rows(row | told) == ([row | told], ())
+
+
+def test_open_values_multiply():
+    rows, names = plausible_rows(ROW | {"tp": None, "dp": None, "micro_batch": None, "global_batch": 16})
+    assert names == ("degrees", "micro_batch")
+    assert len(rows) == len({(row["tp"], row["micro_batch"]) for row in rows}) == 1 + 2 + 3 + 4
+    assert all(row["tp"] * row["pp"] * row["dp"] == 32 and 16 // row["dp"] % row["micro_batch"] == 0 for row in rows)
+
+
+def test_a_batch_of_the_notes():
+    (row,), _ = plausible_rows(ROW | {"global_batch": None, "notes": "batch per DP rank 36; no model parallelism"})
+    assert row["global_batch"] == 36 * 8

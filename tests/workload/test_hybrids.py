@@ -1,0 +1,97 @@
+"""Hybrids: a mixer per layer, Mamba-2 counted by hand and as published."""
+
+from dataclasses import replace
+
+import pytest
+
+from perfmodel import catalog, predict
+from perfmodel.errors import LayoutError, PerfModelError
+from perfmodel.spec import Job, Mamba
+from perfmodel.workload import Shard, blocks, matmul_flops, parameters, step_flops
+
+NANO = catalog.model("nemotron-3-nano")
+JOB = Job(global_batch=1, seq_len=8192)
+SMALL = replace(
+    NANO, name="small", layers=2, mixers="M*", hidden=256, heads=4, kv_heads=4, head_dim=64, ffn_hidden=512, vocab=1024,
+    experts=None, mamba=Mamba(heads=8, head_dim=64, state=16, groups=4, conv_kernel=4, chunk=32),
+)  # fmt: skip
+
+
+def test_parameters_are_those_published():
+    """31.6 B, of which 3.6 B are active (Nemotron 3 Nano's model card)."""
+    found = parameters(NANO)
+    assert found.total / 1e9 == pytest.approx(31.6, rel=2e-3)
+    assert found.active / 1e9 == pytest.approx(3.6, rel=1e-2)
+
+
+def test_experts_in_a_latent_size():
+    """120.6 B, of which 12.7 B are active with the embeddings (Nemotron 3 Super's report: 120 B, 12 B)."""
+    net = catalog.model("nemotron-3-super")
+    found = parameters(net)
+    assert found.total / 1e9 == pytest.approx(120.6, rel=1e-3)
+    assert found.active / 1e9 == pytest.approx(12.7, rel=1e-2)
+    routed = next(b for b, _ in blocks(net, JOB, Shard(ep=8)) if b.name == "moe_layer")
+    sent = [c.bytes for c in routed.forward_comm if c.group == "ep"]
+    assert sent == [8192 * 22 * 1024 * 2] * 2  # a quarter of the hidden size travels
+
+
+def test_a_mixer_by_hand():
+    inner, state, tokens = 8 * 64, 2 * 4 * 16, 64
+    mamba = next(b for b, _ in blocks(SMALL, replace(JOB, seq_len=tokens), Shard()) if b.name == "mamba_layer")
+    projections = 256 * (2 * inner + state + 8) + inner * 256
+    convolution = (inner + state) * 5
+    assert mamba.params == projections + convolution + 3 * 8 + inner + 256  # the last two: gated norm, layer's norm
+    scores, context = 2 * 4 * 32 * 32 * 16, 2 * 8 * 32 * 32 * 64  # of each of two chunks of 32 tokens
+    states = 2 * (2 * 8 * 32 * 16 * 64)  # what a chunk leaves, and what it finds
+    assert matmul_flops(mamba.forward) == 2 * tokens * projections + 2 * (scores + context + states)
+    backward = matmul_flops(mamba.backward_input) + matmul_flops(mamba.backward_weight)
+    assert backward == 2 * matmul_flops(mamba.forward)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_ranks_share_out_the_heads(tp):
+    whole, part = (blocks(SMALL, replace(JOB, seq_len=64), Shard(tp=n, sequence_parallel=True)) for n in (1, tp))
+    for (one, n), (shard, m) in zip(whole, part, strict=True):
+        assert (one.name, n) == (shard.name, m)
+        if one.name == "mamba_layer":
+            assert tp * matmul_flops(shard.forward) == matmul_flops(one.forward)
+            assert tp * (shard.params - 256) == one.params - 256  # the layer's norm is on every rank
+
+
+def test_work_grows_with_the_sequence_and_not_with_its_square():
+    only = replace(SMALL, mixers="MM")
+    short, long = (step_flops(only, replace(JOB, seq_len=s)).forward for s in (1024, 2048))
+    assert long == 2 * short
+    assert (
+        step_flops(SMALL, replace(JOB, seq_len=2048)).forward
+        > 2 * step_flops(SMALL, replace(JOB, seq_len=1024)).forward
+    )
+
+
+def test_hybrids_are_predicted():
+    found = predict(NANO, "dgx-h100", "dp=16,ep=8,zero=1", global_batch=16)
+    piped = predict(NANO, "dgx-h100", "pp=4,dp=4,ep=4,zero=1", global_batch=16)
+    assert 0 < found.mfu < 1
+    assert piped.step_time_s > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"mixers": "MEX"}, "a letter per layer"), ({"mixers": "M"}, "a letter per layer"),
+        ({"mamba": None}, "needs mamba for M"), ({"mixers": "**"}, "needs mamba for M"),
+        ({"mixers": "ME"}, "experts for E"),
+    ],
+)  # fmt: skip
+def test_mixers_that_do_not_fit_the_model(changes, says):
+    with pytest.raises(PerfModelError, match=says):
+        replace(SMALL, **changes)
+
+
+def test_what_is_not_split():
+    with pytest.raises(LayoutError, match="use cp=1"):
+        predict(NANO, "dgx-h100", "cp=2,dp=4,ep=8", global_batch=16)
+    with pytest.raises(LayoutError, match="mamba groups=4 are not divisible by tp=8"):
+        blocks(replace(SMALL, heads=8, kv_heads=8, head_dim=32), replace(JOB, seq_len=64), Shard(tp=8))
+    with pytest.raises(PerfModelError, match="must be a multiple of groups=3"):
+        Mamba(heads=8, head_dim=64, state=16, groups=3)

@@ -1,0 +1,21 @@
+"""The constants of an unknown site that predictions take, fitted to the published runs: `perfmodel fit --sites`.
+
+python validate/fit_sites.py --data DIR
+
+Writes perfmodel/prediction/sustained.json and unknown.json. Run it again after anything that moves predicted times.
+"""
+
+import argparse
+from pathlib import Path
+
+from perfmodel.validation import fit_sites
+
+OUT = Path(__file__).parents[1] / "perfmodel" / "prediction"
+UNSTATED = ("NVIDIA", "NeMo", "OneFlow DLPerf v1.0", "MaxText")
+"""Sources whose tables leave recompute or the kernels to recipes, or whose device was never measured."""
+
+if __name__ == "__main__":
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--data", type=Path, required=True)
+    data = arguments.parse_args().data / "published"
+    print(fit_sites(sorted(data.glob("*.csv")), OUT, unstated=UNSTATED))

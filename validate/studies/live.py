@@ -1,0 +1,253 @@
+"""The loop closed on the machine at hand: calibrate on two ranks, predict, run on up to eight, compare."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from jaxtyping import Float
+from studies.live_cases import LiveCase, check_cases, live_cases
+from studies.live_collectives import CollectiveCase
+
+from perfmodel import catalog
+from perfmodel.display import frame_html
+from perfmodel.execution import PairTimes, Run, measure_pair, predict_ranks, program_ranks, random_inputs, rank_events
+from perfmodel.execution import run as run_program
+from perfmodel.ir import Program
+from perfmodel.measure import EmulatedHosts, Host, RankGroup, usable_cores, wait_until_quiet
+from perfmodel.spec import Cluster, NetworkLevel
+from perfmodel.timeline import Timeline
+from perfmodel.validation import compare_timelines
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+INTERFERENCE_LIMIT: Final = 0.06
+"""Share of the processor time that others may take during an iteration before it is set aside."""
+_ATTEMPTS: Final = 3
+_FACTORS: Final = (0.5, 8.0)
+"""Between which work on cores may take longer than measured."""
+Progress = Callable[[str, int, int], None]
+Case = LiveCase | CollectiveCase
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveSettings:
+    """How the emulated cluster looks and how often each configuration runs."""
+
+    bandwidth_bytes_per_s: float = 5e6
+    """Of each host's link, one way."""
+    iterations: int = 3
+    """Of each of the two measurements of a configuration."""
+    patience_s: float = 20.0
+    """How long to wait for a quiet machine before a disturbed run is repeated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveResult:
+    """One configuration, predicted and measured."""
+
+    case: str
+    ranks: int
+    predicted_s: float
+    lo_s: float
+    """90 % interval."""
+    hi_s: float
+    measured_s: float
+    """Median over the undisturbed iterations of both measurements."""
+    noise: float
+    """How far apart the two measurements' medians are, as a share of their mean."""
+    device_error: float
+    """Mean over the devices of the activity error (DistSim, section 5.3)."""
+    stage_error: float
+    """Median over stages and micro-batches (DistSim, section 5.4)."""
+    set_aside: int
+    """Iterations left out for interference."""
+    disturbed: bool
+    """Whether no undisturbed iteration came, so that disturbed ones are all there is."""
+
+    @property
+    def error(self) -> float:
+        """Relative error of the step time."""
+        return self.predicted_s / self.measured_s - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveReport:
+    """All configurations."""
+
+    results: tuple[LiveResult, ...]
+    check_errors: tuple[float, ...]
+    """Relative errors of the calibration's own two-rank programs."""
+    half_width: float
+    """Of the 90 % interval, in log time."""
+    calibration: PairTimes
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per configuration."""
+        import pandas as pd
+
+        return pd.DataFrame([asdict(r) | {"error": r.error} for r in self.results])
+
+    def _repr_html_(self) -> str:
+        return frame_html(self.to_frame())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures of the whole, and the rows."""
+        from scipy.stats import spearmanr
+
+        rows = self.results
+        errors = np.abs([r.error for r in rows])
+        noise = [r.noise for r in rows]
+        ranks = spearmanr([r.predicted_s for r in rows], [r.measured_s for r in rows])
+        return {
+            "configurations": len(rows),
+            "mean_step_error": float(errors.mean()),
+            "largest_step_error": float(errors.max()),
+            "mean_device_error": float(np.mean([r.device_error for r in rows])),
+            "median_stage_error": float(np.nanmedian([r.stage_error for r in rows])),
+            "spearman": float(ranks[0]),  # pyright: ignore[reportArgumentType]
+            "coverage_90": float(np.mean([r.lo_s <= r.measured_s <= r.hi_s for r in rows])),
+            "mean_noise": float(np.mean(noise)),
+            "largest_noise": float(np.max(noise)),
+            "iterations_set_aside": sum(r.set_aside for r in rows),
+            "disturbed_configurations": sum(r.disturbed for r in rows),
+            "check_errors": list(self.check_errors),
+            "core_factor": self.calibration.core_factor,
+            "interval_half_width": self.half_width,
+            "results": [asdict(r) | {"error": r.error} for r in rows],
+        }
+
+
+def validate_live(
+    settings: LiveSettings | None = None,
+    cases: Sequence[Case] | None = None,
+    checks: Sequence[Case] | None = None,
+    progress: Progress = lambda *_: None,
+) -> LiveReport:
+    """Calibrate on two ranks, predict every configuration, then measure it on emulated hosts.
+
+    Two-rank programs belong to the calibration. They tell how much longer work on cores takes between messages than
+    when it was measured by itself (caches have gone cold), and what remains of their log errors is a sample of what
+    any prediction may be off by: a further one lies within t * s * sqrt(1 + 1/k) of zero with a probability of 90 %,
+    by Student's t of the k - 1 degrees of freedom that the one fitted factor leaves.
+
+    Raises:
+        CalibrationError: hosts cannot be emulated here (Linux, root, iproute2), or a rank failed.
+    """
+    settings = settings or LiveSettings()
+    cases = live_cases() if cases is None else list(cases)
+    checks = check_cases() if checks is None else list(checks)
+    programs: dict[Case, Program] = {case: case.program() for case in (*checks, *cases)}
+    with EmulatedHosts(max(2, *(c.hosts for c in programs)), settings.bandwidth_bytes_per_s) as emulated:
+        events = [e for case, p in programs.items() for e in rank_events(p.function, _cluster(case, settings))]
+        pair = measure_pair(events, emulated.hosts, progress)
+        checked = _measure({case: programs[case] for case in checks}, emulated.hosts, settings, progress)
+        pair, log_errors = _fit_core_factor(pair, programs, checked, settings)
+        predicted = {case: _predict(case, programs[case], pair, settings) for case in cases}
+        runs = _measure({case: programs[case] for case in cases}, emulated.hosts, settings, progress)
+    half_width = _interval(log_errors)
+    return LiveReport(
+        results=tuple(_result(case, predicted[case], runs[case], half_width) for case in cases),
+        check_errors=tuple(np.expm1(log_errors).tolist()),
+        half_width=half_width,
+        calibration=pair,
+    )
+
+
+def _fit_core_factor(
+    pair: PairTimes,
+    programs: dict[Case, Program],
+    checked: dict[Case, list[Run]],
+    settings: LiveSettings,
+) -> tuple[PairTimes, Float[np.ndarray, " checks"]]:
+    """The factor of least squares of log(predicted / measured), and these."""
+    from scipy.optimize import minimize_scalar
+
+    measured_s = np.array([_result_s(runs) for runs in checked.values()])
+
+    def log_errors(factor: float) -> Float[np.ndarray, " checks"]:
+        scaled = replace(pair, core_factor=factor)
+        predicted_s = [_predict(case, programs[case], scaled, settings).makespan_s for case in checked]
+        return np.log(predicted_s / measured_s)
+
+    found = minimize_scalar(lambda f: float((log_errors(f) ** 2).sum()), bounds=_FACTORS, method="bounded")
+    factor = float(found.x)  # pyright: ignore[reportAttributeAccessIssue]
+    return replace(pair, core_factor=factor), log_errors(factor)
+
+
+def _interval(log_errors: Float[np.ndarray, " checks"]) -> float:
+    from scipy.stats import t
+
+    k = len(log_errors)
+    return float(t.ppf(0.95, k - 1) * np.sqrt((log_errors**2).sum() / (k - 1) * (1 + 1 / k)))
+
+
+def _cluster(case: Case, settings: LiveSettings) -> Cluster:
+    inner = NetworkLevel(name="loopback", size=case.ranks_per_host, bandwidth_bytes_per_s=1e9, latency_s=1e-5)
+    outer = NetworkLevel(
+        name="emulated", size=case.ranks, bandwidth_bytes_per_s=settings.bandwidth_bytes_per_s, latency_s=1e-4
+    )
+    return Cluster(name="emulated hosts", device=catalog.device("cpu"), levels=(inner, outer))
+
+
+def _predict(case: Case, program: Program, pair: PairTimes, settings: LiveSettings) -> Timeline:
+    cores = usable_cores()
+    of_rank = [cores[rank % len(cores)] for rank in range(case.ranks)]
+    return predict_ranks(program.function, _cluster(case, settings), pair, of_rank)
+
+
+def _measure(
+    programs: dict[Case, Program], hosts: Sequence[Host], settings: LiveSettings, progress: Progress
+) -> dict[Case, list[Run]]:
+    """Every configuration twice, on ranks started once per number of ranks and hosts."""
+    runs: dict[Case, list[Run]] = {}
+    ordered = sorted(programs, key=lambda case: (case.ranks, case.hosts))
+    for (ranks, n_hosts), alike in groupby(ordered, key=lambda case: (case.ranks, case.hosts)):
+        with program_ranks(ranks, hosts=hosts[:n_hosts]) as group:
+            for case in alike:
+                progress(case.name, len(runs), len(programs))
+                runs[case] = [_undisturbed(programs[case], group, settings) for _ in range(2)]
+    return runs
+
+
+def _undisturbed(program: Program, group: RankGroup, settings: LiveSettings) -> Run:
+    """A run of which at least half of the iterations are undisturbed, or the last attempt at one."""
+    inputs = random_inputs(program)
+    for attempts_left in reversed(range(_ATTEMPTS)):
+        result = run_program(program, inputs, repeats=settings.iterations, ranks=group)
+        if not attempts_left or np.mean(result.interference <= INTERFERENCE_LIMIT) >= 0.5:
+            return result
+        wait_until_quiet(INTERFERENCE_LIMIT, settings.patience_s)
+    raise AssertionError("unreachable")
+
+
+def _clean(runs: Sequence[Run]) -> tuple[list[list[Timeline]], bool]:
+    """Undisturbed iterations of each measurement, or all where one of them has none (then True)."""
+    clean = [[t for t, i in zip(r.timelines, r.interference, strict=True) if i <= INTERFERENCE_LIMIT] for r in runs]
+    return (clean, False) if all(clean) else ([list(r.timelines) for r in runs], True)
+
+
+def _result_s(runs: Sequence[Run]) -> float:
+    return float(np.median([t.makespan_s for of_run in _clean(runs)[0] for t in of_run]))
+
+
+def _result(case: Case, predicted: Timeline, runs: Sequence[Run], half_width: float) -> LiveResult:
+    used, disturbed = _clean(runs)
+    medians_s = [float(np.median([t.makespan_s for t in timelines])) for timelines in used]
+    timelines = [t for of_run in used for t in of_run]
+    errors = compare_timelines(predicted, timelines)
+    return LiveResult(
+        case=case.name,
+        ranks=case.ranks,
+        predicted_s=predicted.makespan_s,
+        lo_s=predicted.makespan_s * float(np.exp(-half_width)),
+        hi_s=predicted.makespan_s * float(np.exp(half_width)),
+        measured_s=_result_s(runs),
+        noise=abs(medians_s[0] - medians_s[1]) / float(np.mean(medians_s)),
+        device_error=float(np.nanmean(errors.activity_error)),
+        stage_error=errors.median_stage_error,
+        set_aside=sum(len(r.timelines) for r in runs) - len(timelines),
+        disturbed=disturbed,
+    )

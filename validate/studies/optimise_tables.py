@@ -1,0 +1,279 @@
+"""How good the optimisers of `perfmodel.optimise` are, beside exact answers, bounds and other methods."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+from studies.optimisers import OPTIMISERS, anneal, run_optimiser
+
+from perfmodel import catalog
+from perfmodel.optimise import (
+    Chain,
+    Relaxation,
+    Run,
+    bandwidth_problem,
+    convex_bound,
+    design_hardware,
+    optimise_chain,
+    partition,
+    partition_devices,
+    relax,
+    size_buckets,
+    size_micro_batches,
+)
+from perfmodel.prediction import StepProblem, step_problem
+from perfmodel.spec import Job, Layout
+
+PARTITIONS: Final = (
+    ("gpt3-6.7b", "dgx-a100", 64, 2048, "tp=2,pp=4,dp=2"),
+    ("gpt3-175b", "dgx-a100", 1536, 2048, "tp=8,pp=16,dp=8,zero=1"),
+    ("llama3-8b", "dgx-a100", 64, 2048, "tp=1,pp=8,schedule=zb-h1"),
+    ("llama3-8b", "dgx-a100", 64, 2048, "tp=1,pp=8,schedule=gpipe"),
+    ("llama3-8b", "dgx-a100", 64, 2048, "tp=1,pp=4,vpp=2"),
+    ("llama3-70b", "dgx-h100", 512, 8192, "tp=4,pp=8,dp=4,zero=1"),
+    ("llama3-70b", "dgx-h100", 512, 2048, "tp=4,pp=16,dp=4,zero=3"),
+    ("deepseek-v2-lite", "dgx-h100", 64, 4096, "tp=1,pp=4,dp=2,ep=2"),
+    ("gpt-oss-20b", "dgx-h100", 64, 4096, "tp=1,pp=8"),
+    ("t5-11b", "dgx-a100", 64, 512, "tp=8,pp=4"),
+    ("resnet-50", "dgx-a100", 512, 1, "pp=4"),
+)
+MIXED_DEVICES: Final = (
+    ("llama3-8b", ("dgx-a100", "dgx-h100"), (4, 4), "pp=8,tp=1"),
+    ("llama3-8b", ("jean-zay-v100", "dgx-a100", "dgx-h100"), (3, 2, 3), "pp=8,tp=2"),
+    ("gpt3-6.7b", ("jean-zay-v100", "dgx-a100"), (8, 8), "pp=16,tp=1"),
+)
+BANDWIDTHS: Final = (
+    ("gpt3-13b", "l4x8", 64, 2048, "pp=20,dp=4"),
+    ("gpt3-13b", "l4x8", 128, 2048, "pp=40,dp=4"),
+    ("gpt3-175b", "v100-100g", 384, 2048, "pp=96,tp=1,dp=4,recompute=full"),
+    ("gpt-1t", "l4x8", 256, 2048, "pp=128,dp=4"),
+)
+MICRO_BATCHES: Final = (
+    ("gpt3-6.7b", "dgx-a100", 64, 1024, "pp=8,tp=1,micro_batch=4"),
+    ("gpt3-6.7b", "dgx-a100", 128, 512, "pp=8,tp=1,micro_batch=4"),
+    ("llama3-8b", "dgx-h100", 32, 2048, "pp=8,tp=2,micro_batch=2"),
+    ("gpt2-345m", "v100-100g", 64, 256, "pp=4,tp=1,micro_batch=8"),
+)
+BUCKETS: Final = (
+    ("gpt3-6.7b", "dgx-a100", 64, 1024, "pp=2,tp=2,dp=8"),
+    ("gpt3-1.3b", "v100-100g", 32, 1024, "dp=16"),
+    ("bert-large", "v100-100g", 256, 512, "dp=32"),
+    ("deepseek-v2-lite", "dgx-h100", 64, 1024, "pp=2,dp=8,ep=8"),
+)
+_PRICES: Final = {
+    "compute_rate": 0.4, "memory_bandwidth": 0.25, "intra_node_bandwidth": 0.15, "inter_node_bandwidth": 0.2,
+}  # fmt: skip
+
+
+def random_chain(
+    seed: int, layers: int = 96, stages: int = 16, micro_batches: int = 64, transfer: float = 0.2
+) -> Chain:
+    """Layers of unequal times and sizes on devices of unequal speed, of which recompute must make some stages fit.
+
+    Args:
+        seed: of everything random.
+        layers, stages, micro_batches: sizes.
+        transfer: mean seconds of a transfer relative to a layer's forward.
+    """
+    rng = np.random.default_rng(seed)
+    forward_s = rng.lognormal(0, 0.5, layers) * 1e-3
+    saved, state = (rng.lognormal(0, 0.4, layers) * 1e9 for _ in range(2))
+    return Chain(
+        forward_s=forward_s,
+        backward_s=np.stack([2.0 * forward_s, 2.12 * forward_s, 3.0 * forward_s]),
+        saved_bytes=np.stack([saved, 0.6 * saved, 0.1 * saved]),
+        state_bytes=state,
+        in_flight=np.minimum(stages - np.arange(stages), micro_batches),
+        capacity_bytes=np.full(stages, (state.mean() + 0.45 * stages * saved.mean()) * layers / stages),
+        slowness=rng.uniform(0.8, 1.25, stages),
+        boundary_s=rng.lognormal(0, 0.3, layers) * transfer * 1e-3,
+        micro_batches=micro_batches,
+    )
+
+
+def partition_study(seeds: Iterable[int] = range(50)) -> pd.DataFrame:
+    """Per instance: milliseconds of the dynamic program, and makespans of it, of the relaxation and of even stages.
+
+    `exact_s` and `relaxed_s` are improved by the same moves of single layers through the timeline.
+    """
+    rows = []
+    for seed in seeds:
+        chain = random_chain(seed)
+        exact_ms, front = _timed(chain.exact)
+        exact_s = chain.improved([cuts.partition for cuts in front[:8]])[1]
+        relax_s, found = _timed(lambda chain=chain: relax(chain.relaxation()))
+        rounded = [tuple(int(n) for n in values["layers"]) for values, *_ in found.starts]
+        even = tuple(np.diff(np.linspace(0, chain.layers, chain.stages + 1).round().astype(int)).tolist())
+        rows.append(
+            {
+                "seed": seed, "exact_ms": 1e3 * exact_ms, "exact_s": exact_s, "relax_seconds": relax_s,
+                "rounded_s": float(chain.step_s(rounded).min()), "relaxed_s": chain.improved(rounded)[1],
+                "even_s": float(chain.step_s([even])[0]),
+            }
+        )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def brute_force_agrees(seeds: Iterable[int] = range(20)) -> tuple[int, int]:
+    """On how many small instances the dynamic program finds the minimum over all partitions, and of how many."""
+    agree = [
+        bool(np.isclose(chain.exact()[0].value, chain.brute_force(), rtol=1e-12))
+        for chain in (random_chain(seed, layers=9, stages=4, micro_batches=6) for seed in seeds)
+    ]
+    return sum(agree), len(agree)
+
+
+def continuous_problems() -> dict[str, Relaxation]:
+    """Splits of bandwidth over the links of real models' pipelines, and of one long random chain."""
+    problems = {}
+    for name, cluster, batch, seq_len, layout in BANDWIDTHS:
+        problem, links = bandwidth_problem(_model(name, cluster, batch, seq_len), Layout.parse(layout), least=0.05)
+        problems[f"{name}, {len(links)} links"] = problem
+    chain = replace(random_chain(0, layers=384, stages=192, micro_batches=64, transfer=4.0))
+    even = np.full((1, chain.stages), chain.layers // chain.stages, float)
+    mode = np.zeros((chain.stages, chain.modes))
+    mode[:, 0] = 1
+    problem = chain.relaxation(links=True, stages=False)
+    fixed = {"layers": even[0], "mode": mode}
+    problems[f"random chain, {chain.stages - 1} links"] = replace(problem, constants={**problem.constants, **fixed})
+    return problems
+
+
+def continuous_study(limit_s: float = 10.0, slack: float = 0.01) -> pd.DataFrame:
+    """Per problem: seconds of the relaxation, its certified gap, and seconds of the others to the same value.
+
+    The target is what the relaxation gains over equal shares less `slack` of that gain; times are of code that is
+    compiled, from the same start. One that does not get there in `limit_s` has seconds `inf`, and the share of the
+    gain that it got instead.
+    """
+    rows = []
+    for name, problem in continuous_problems().items():
+        cold_s, best = _timed(lambda problem=problem: relax(problem, n_starts=1, steps=800))
+        equal = run_optimiser("Powell", problem, np.inf, limit_s)[1]
+        target = best.value + slack * (equal - best.value)
+        for steps in (25, 50, 100, 200, 400, 800):
+            warm_s, found = _timed(lambda problem=problem, steps=steps: relax(problem, n_starts=1, steps=steps))
+            if found.value <= target:
+                break
+        bounded = convex_bound(problem, best.values)
+        row: dict[str, Any] = {
+            "problem": name, "gain": 1 - best.value / equal, "gap": best.value / bounded.lower_bound - 1,
+            "relaxation": warm_s, "with compilation": cold_s,
+        }  # fmt: skip
+        for other in OPTIMISERS:
+            seconds, value = run_optimiser(other, problem, target, limit_s)
+            row[other] = seconds if value <= target else np.inf
+            row[f"{other}, share of the gain"] = (equal - value) / (equal - best.value)
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def mixed_study(seeds: Iterable[int] = range(8), patience: float = 10.0) -> pd.DataFrame:
+    """Per instance: makespans of cuts, recompute and bandwidth optimised together, of the best uniform layout, and of
+    simulated annealing in the same time and in `patience` times as much."""
+    rows = []
+    optimise_chain(_mixed_chain(-1))  # compiles
+    for seed in seeds:
+        chain = _mixed_chain(seed)
+        seconds, found = _timed(lambda chain=chain: optimise_chain(chain))
+        even = tuple(np.diff(np.linspace(0, chain.layers, chain.stages + 1).round().astype(int)).tolist())
+        rows.append(
+            {
+                "seed": seed, "seconds": seconds, "found_s": found.step_s, "gap": found.certificate.gap(found.step_s),
+                "uniform_s": float(chain.step_s([even])[0]),
+                "cuts_alone_s": chain.improved([cuts.partition for cuts in chain.exact()[:8]])[1],
+                "annealed_s": anneal(chain, seconds), "annealed_longer_s": anneal(chain, patience * seconds),
+            }
+        )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def model_partitions() -> pd.DataFrame:
+    """Real layouts, even and with the stages and recompute that `optimise.partition` finds."""
+    rows = []
+    for name, cluster, batch, seq_len, layout in PARTITIONS:
+        result = partition(name, cluster, layout, global_batch=batch, seq_len=seq_len)
+        lay = result.layout
+        rows.append(
+            {
+                "model": name, "cluster": cluster, "layout": layout, "even_s": result.given_s or np.nan,
+                "found_s": result.step_time_s, "gap": result.gap, "partition": "-".join(map(str, lay.partition or ())),
+                "recompute": lay.recompute + _suffix(lay.recompute_full_layers), "seconds": result.seconds,
+            }
+        )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def mixed_device_table() -> pd.DataFrame:
+    """Pipelines over several kinds of devices: even stages in the given order, and the best found."""
+    rows = []
+    for name, clusters, supply, layout in MIXED_DEVICES:
+        models = [_model(name, cluster, 64, 2048, "fp16") for cluster in clusters]
+        result = partition_devices(models, supply, Layout.parse(layout))
+        rows.append(
+            {
+                "model": name, "devices": ", ".join(f"{n} {c}" for n, c in zip(supply, clusters, strict=True)),
+                "layout": layout, "even_s": result.even_s or np.nan, "found_s": result.step_time_s, "gap": result.gap,
+                "partition": "-".join(map(str, result.layout.partition or ())), "seconds": result.seconds,
+            }
+        )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def hardware_table(budgets: Sequence[float] = (1.0, 2.0)) -> pd.DataFrame:
+    """A machine designed for two training runs, at the price of today's and at twice that."""
+    runs = [
+        Run(_model("gpt3-13b", "dgx-a100", 256, 2048), Layout.parse("tp=4,pp=4,dp=8,zero=1,sequence_parallel=true")),
+        Run(_model("llama3-8b", "dgx-a100", 128, 8192), Layout.parse("tp=2,pp=2,dp=16,zero=1,recompute=selective")),
+    ]
+    rows = []
+    for budget in budgets:
+        found = design_hardware(runs, _PRICES, budget=budget)
+        speedup = (np.array(found.even_s) / found.step_s).tolist()
+        rows.append(
+            {"budget": budget} | found.multiples | {"speedup_1": speedup[0], "speedup_2": speedup[1]}
+            | {"priced": found.priced, "seconds": found.seconds}
+        )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def size_table() -> pd.DataFrame:
+    """Unequal micro-batches and gradient buckets against the usual ones."""
+    rows = []
+    for name, cluster, batch, seq_len, layout in MICRO_BATCHES:
+        found = size_micro_batches(_model(name, cluster, batch, seq_len), Layout.parse(layout))
+        best = min(found.best_uniform_s, found.uniform_s)
+        sizes = "-".join(map(str, found.sizes))
+        rows.append(("micro-batches", name, cluster, seq_len, layout, best, found.step_time_s, sizes, found.seconds))
+    for name, cluster, batch, seq_len, layout in BUCKETS:
+        buckets = size_buckets(_model(name, cluster, batch, seq_len), Layout.parse(layout))
+        sizes = " ".join("-".join(map(str, of_stage)) for of_stage in buckets.buckets)
+        rows.append(
+            ("buckets", name, cluster, seq_len, layout, buckets.given_s, buckets.step_time_s, sizes, buckets.seconds)
+        )
+    columns = ["sizes of", "model", "cluster", "seq_len", "layout", "usual_s", "found_s", "sizes", "seconds"]
+    table = pd.DataFrame(rows, columns=pd.Index(columns))
+    table.insert(7, "gain", 1 - table.found_s / table.usual_s)
+    return table
+
+
+def _mixed_chain(seed: int) -> Chain:
+    return random_chain(100 + seed, layers=192, stages=32, transfer=4.0)
+
+
+def _model(name: str, cluster: str, batch: int, seq_len: int, dtype: str = "bf16") -> StepProblem:
+    job = Job(global_batch=batch, seq_len=seq_len, dtype=dtype)
+    return step_problem(catalog.model(name), catalog.cluster(cluster), job)
+
+
+def _suffix(full_layers: tuple[int, ...] | None) -> str:
+    return f", full in {'-'.join(map(str, full_layers))}" if full_layers else ""
+
+
+def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.perf_counter()
+    result = work()
+    return time.perf_counter() - start, result

@@ -1,0 +1,110 @@
+"""The whole record of published runs in one structure: errors, bars, other predictors, ranking, memory, fits."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from studies.bars import BARS, Bar, playbook
+from studies.baselines import naive_times_s, reference_predictions
+from studies.excess import pipeline_excess
+from studies.ranking import fits_table, ranking
+
+from perfmodel.prediction import Site
+from perfmodel.validation import cases_report, errors, measured_times_s, memory_bytes, predict_cases, read_tables
+
+NAIVE = "one FLOP rate"
+
+
+def published_record(
+    files: Sequence[Path | str],
+    calibration: Path | None = None,
+    *,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Everything that is known of predictions of published runs.
+
+    Every run is predicted under its framework, by constants that were fitted without its source.
+
+    Args:
+        files: tables of runs; other files among them are named, and a table of other predictors' results beside them is
+            read for comparison.
+
+    Returns:
+        What `validate_cases` returns, with `bars` (name -> reached and to reach), `others` (predictor -> source ->
+        figures of ours and theirs on the same rows), `ranking`, `fits`, `excess` (of the sweep of nanotron) and
+        `generic` (errors where no run's framework is told); and the runs with `measured_s`, `measured_bytes` and the
+        columns of the predictions.
+
+    Raises:
+        TableError: if a file is missing, unreadable or no file is a table of runs.
+    """
+    runs, ignored = read_tables(files)
+    predicted = predict_cases(runs, calibration, progress, site_of=Site.without)
+    generic = predict_cases(runs, calibration, progress, framework="generic", site_of=Site.without)
+    measured_s, measured_bytes = measured_times_s(runs), memory_bytes(runs)
+    time_s, peak = (
+        np.asarray(predicted[name], float) for name in ("predicted_iter_time_s", "predicted_peak_memory_bytes")
+    )
+    flops = np.asarray(predicted["model_flops_per_device"], float)
+    theirs = {NAIVE: (naive_times_s(runs, measured_s, flops), np.full(len(runs), np.nan))}
+    for name, frame in reference_predictions(Path(files[0]).parent, runs["case_id"]).items():
+        theirs[name] = frame["time_s"].to_numpy(float), frame["peak_bytes"].to_numpy(float)
+    frame = pd.concat([runs, predicted.drop(columns="case_id")], axis=1)
+    frame["measured_s"], frame["measured_bytes"] = measured_s, measured_bytes
+    record = cases_report(runs, predicted) | {
+        "generic": _of_generic(cases_report(runs, generic)),
+        "skipped_files": ignored,
+        "bars": {bar.name: _reached(bar, frame) for bar in BARS if bar.rows(runs).any()},
+        "others": {name: _beside(runs, measured_s, time_s, times) for name, (times, _) in theirs.items()},
+        "others_memory": {name: _beside(runs, measured_bytes, peak, bytes_) for name, (_, bytes_) in theirs.items()},
+        "ranking": ranking(runs, measured_s, time_s),
+        "fits": fits_table(runs, predicted["fits"]),
+        "excess": pipeline_excess(frame.loc[playbook(frame)]),
+    }
+    return record, frame
+
+
+def _of_generic(report: dict[str, Any]) -> dict[str, Any]:
+    """Errors over sources and of every source."""
+    kept = ("n", "mean_ape", "bias")
+    sources = {
+        name: {key: of[key] for key in kept} | {"memory": {key: of["memory"][key] for key in kept}}
+        for name, of in report["sources"].items()
+    }
+    return {"over_sources": report["over_sources"], "sources": sources}
+
+
+def _reached(bar: Bar, frame: pd.DataFrame) -> dict[str, Any]:
+    chosen = frame[bar.rows(frame)]
+
+    def error(measured: str, predicted: str) -> dict[str, Any]:
+        y, p = np.asarray(chosen[measured], float), np.asarray(chosen[predicted], float)
+        good = np.isfinite(y) & np.isfinite(p)
+        figures = errors(y[good], p[good])
+        return {"n": figures["n"], "error": figures[f"{bar.statistic}_ape"], "bias": figures["bias"]}
+
+    found: dict[str, Any] = {"statistic": bar.statistic, "elsewhere": bar.elsewhere, "missing": bar.missing}
+    if bar.time is not None:
+        found["time"] = error("measured_s", "predicted_iter_time_s") | {"to_reach": bar.time}
+    if bar.memory is not None:
+        found["memory"] = error("measured_bytes", "predicted_peak_memory_bytes") | {"to_reach": bar.memory}
+    return found
+
+
+def _beside(
+    runs: pd.DataFrame, measured: np.ndarray, ours: np.ndarray, theirs: np.ndarray
+) -> dict[str, dict[str, float | int]]:
+    """By source, on the rows that both predict: `n`, and the mean errors of `ours` and `theirs`."""
+    found = {}
+    both = np.isfinite(measured) & np.isfinite(ours) & np.isfinite(theirs)
+    for source, members in runs.reset_index(drop=True).groupby("source").indices.items():
+        at = members[both[members]]
+        if len(at):
+            found[str(source)] = {
+                "n": len(at),
+                "ours": float(np.abs(ours[at] / measured[at] - 1).mean()),
+                "theirs": float(np.abs(theirs[at] / measured[at] - 1).mean()),
+            }
+    return found

@@ -1,0 +1,205 @@
+"""The record as Markdown."""
+
+from collections.abc import Iterable
+from typing import Any
+
+FIGURES = ("n", "median_ape", "mean_ape", "p90_ape", "bias", "spearman", "coverage_90", "width_90")
+STEPS = ("source", "framework", "n", "mean error", "as `generic`", "median", "bias", "Spearman", "inside 90 %", "width")
+
+
+def record_text(record: dict[str, Any], kernels: dict[str, Any] | None, live: dict[str, Any] | None) -> str:
+    """The report of everything.
+
+    Args:
+        record: of `published_record`.
+        kernels: of `validate_kernels`; None leaves the part out.
+        live: the figures of `validate/live.json`.
+    """
+    sources = record["sources"]
+    parts = [
+        "# Predicted against measured",
+        "Made by `make validate`. What is fitted to published runs (`perfmodel fit --sites`: one number per "
+        "device architecture, and half-widths of intervals) leaves out the source that it is "
+        "held against; nothing else knows sources. Every run is predicted as `perfmodel predict --framework` predicts "
+        "what its row says; `generic` is the same without the framework. Not blind: facts of frameworks "
+        "(`perfmodel catalog frameworks`) were looked up with residuals in view; what nanotron keeps, copies, reduces "
+        "and launches was read off its source, and the host time per operator rests on operators counted there; the "
+        "contention of EFA was read off collectives of the playbook's own cluster, and so were rate and contention of "
+        "Omni-Path, from all-reduces on BLOOM's; that what a row leaves open is taken as it is fastest was chosen over "
+        "the median with results in view. Errors are relative to the measured time; width: the interval's upper end "
+        "over its lower, the median of the runs.",
+        "## Step time of published runs",
+        _steps(record),
+        "## Bars",
+        _bars(record["bars"]),
+        _missing(record["bars"]),
+        "## Beside other predictors",
+        "Mean errors on the rows that both predict. `one FLOP rate`: the median rate of the other rows of the same "
+        "source, device and dtype; it is told what ours is not, the other measurements of that source.",
+        _others(record["others"]),
+        "## Order of layouts",
+        "Over groups of at least 5 layouts of one job on as many devices. Regret: how much longer the layout predicted "
+        "fastest takes than the fastest measured.",
+        _table(
+            ("source", "groups", "Spearman", "mean regret", "largest regret"),
+            (
+                (name, f["groups"], f"{f['spearman']:.2f}", _percent(f["regret"]), _percent(f["worst_regret"]))
+                for name, f in record["ranking"].items()
+            ),
+        ),
+        "## Peak memory of published runs",
+        _figures("source", [(name, f["memory"]) for name, f in sources.items() if f["memory"]["n"]]),
+        _others(record["others_memory"]),
+        *_excess(record["excess"]),
+        "## Fits, or does not",
+        _table(
+            ("source", "ran", "of them told to fit", "did not run", "of them told not to fit"),
+            ((name, *(f"{v:,}" for v in f.values())) for name, f in record["fits"].items()),
+        ),
+        "## Rows of published runs that are not predicted",
+        _table(("why", "rows"), ((reason, f"{count:,}") for reason, count in record["skipped"].items())),
+        "## Live runs and papers' tables",
+        _live(live),
+    ]
+    if kernels is not None:
+        rows = [(f"{family}, {device}", f) for family, d in kernels["families"].items() for device, f in d.items()]
+        parts += ["## Kernels and collectives (training rows included; those kept out: `training/report.md`)"]
+        parts += [_figures("family, device", rows)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _steps(record: dict[str, Any]) -> str:
+    """The mean over sources first, then every source, then all runs together."""
+    generic, mean = record["generic"], record["over_sources"]
+    rows = [
+        (
+            f"mean over {mean['sources']} sources", "", "", _percent(mean["mean_ape"]),
+            _percent(generic["over_sources"]["mean_ape"]), _percent(mean["median_ape"]),
+            _percent(mean["bias"], sign=True), "", _percent(mean["coverage_90"]), _ratio(mean["width_90"]),
+        )
+    ]  # fmt: skip
+    for name, of in [*record["sources"].items(), ("all", record["all"])]:
+        if of["n"]:
+            alike = generic["sources"].get(name, {}).get("mean_ape")
+            rows.append(
+                (
+                    name, ", ".join(of.get("frameworks", ())), f"{of['n']:,}", _percent(of["mean_ape"]),
+                    _percent(alike), _percent(of["median_ape"]), _percent(of["bias"], sign=True),
+                    "-" if of["spearman"] is None else f"{of['spearman']:.2f}", _percent(of["coverage_90"]),
+                    _ratio(of["width_90"]),
+                )
+            )  # fmt: skip
+    return _table(STEPS, rows)
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _bars(bars: dict[str, Any]) -> str:
+    rows = []
+    for name, bar in bars.items():
+        for what in ("time", "memory"):
+            if what in bar and bar[what]["n"]:
+                found = bar[what]
+                mark = "reached" if found["error"] <= found["to_reach"] else "missed"
+                rows.append(
+                    (
+                        name, what, f"{found['n']:,}", bar["statistic"], _percent(found["error"]),
+                        _percent(found["to_reach"]), mark, _percent(found["bias"], sign=True), bar["elsewhere"],
+                    )
+                )  # fmt: skip
+    head = ("rows", "what", "n", "statistic", "error", "to reach", "", "mean signed error", "best known elsewhere")
+    return _table(head, rows)
+
+
+def _missing(bars: dict[str, Any]) -> str:
+    """What is missing where a bar is missed."""
+    missed = {
+        name: bar["missing"]
+        for name, bar in bars.items()
+        if any(w in bar and bar[w]["n"] and bar[w]["error"] > bar[w]["to_reach"] for w in ("time", "memory"))
+    }
+    return _table(("missed", "which term is missing"), missed.items()) if missed else ""
+
+
+def _excess(excess: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """What the playbook's sweep takes beyond its prediction, which is most of the sweep's error."""
+    if not excess["by_tp"]:
+        return []
+
+    def number(value: float | None, digits: int) -> str:
+        return "-" if value is None else f"{value:.{digits}f}"
+
+    return [
+        "## Pipelines of nanotron",
+        "Most of the playbook's time error, of its ranking and of its coverage comes from pipelined runs. Measured "
+        "less predicted, runs of at least 8 micro-batches: a layer takes so many milliseconds more per micro-batch "
+        "that three quarters of the runs take still more. It hardly depends on model, micro-batch and number of "
+        "stages, and rises faster than tp; with one stage it is next to nothing within a node. No other source has "
+        "it, so that no term for it can be held against rows that it was not fitted on.",
+        _table(
+            ("tp", "runs", "one stage", "several stages"),
+            (
+                (row["tp"], row["runs"], *(f"{number(row[k], 1)} ms" for k in ("one_stage_ms", "several_stages_ms")))
+                for row in excess["by_tp"]
+            ),
+        ),
+        "Besides, some runs take much longer per micro-batch than a quarter of those alike in tp, stages and model, by "
+        "the same time whatever the micro-batch, as if every transfer between stages waited a quarter of a second:",
+        _table(
+            ("stages", "runs", "slow ones", "more per micro-batch"),
+            (
+                (row["pp"], row["runs"], row["slow"], "-" if row["more_s"] is None else f"{row['more_s']:.2f} s")
+                for row in excess["by_pp"]
+            ),
+        ),
+    ]
+
+
+def _others(others: dict[str, Any]) -> str:
+    rows = [
+        (predictor, source, f"{f['n']:,}", _percent(f["ours"]), _percent(f["theirs"]))
+        for predictor, by_source in others.items()
+        for source, f in by_source.items()
+    ]
+    return _table(("predictor", "source", "n", "ours", "theirs"), rows) if rows else ""
+
+
+def _live(live: dict[str, Any] | None) -> str:
+    papers = (
+        "Papers' own tables: bubbles, memory and staleness of schedules and Zero Bubble's throughput in "
+        "`validate/schedules.md`, DistSim's profiling cost in `validate/distsim_profiling.md`, calibration by whole "
+        "runs in `validate/end_to_end.md`, optimisers in `validate/optimise.md`."
+    )
+    if live is None:
+        return papers
+    figures = (
+        ("configurations", live["configurations"]),
+        ("step time, mean error", _percent(live["mean_step_error"])),
+        ("step time, largest error", _percent(live["largest_step_error"])),
+        ("activity of a device, mean error", _percent(live["mean_device_error"])),
+        ("Spearman", f"{live['spearman']:.3f}"),
+        ("inside the 90 % interval", _percent(live["coverage_90"])),
+    )
+    return f"{_table(('live (`validate/live.md`)', 'reached'), figures)}\n\n{papers}"
+
+
+def _figures(head: str, rows: list[tuple[str, dict[str, Any]]]) -> str:
+    def cell(name: str, value: float | None) -> str:
+        if value is None:
+            return "-"
+        if name in ("n", "spearman", "width_90"):
+            return f"{value:,}" if name == "n" else f"{value:.2f}"
+        return _percent(value, sign=name == "bias")
+
+    return _table((head, *FIGURES), ((name, *(cell(k, f.get(k)) for k in FIGURES)) for name, f in rows))
+
+
+def _percent(value: float | None, sign: bool = False) -> str:
+    return "-" if value is None else f"{100 * value:{'+' if sign else ''}.1f} %"
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|---" + "|--:" * (len(head) - 1) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(map(str, row)) + " |" for row in rows)])

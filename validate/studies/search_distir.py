@@ -1,0 +1,156 @@
+"""DistIR's grid searches (arXiv 2111.05426, tables 2 and 3): D/T/P/K on the 16 V100 of a DGX-2."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import pandas as pd
+from studies.search_rank import USUAL, Ranked, rank
+
+from perfmodel import catalog
+from perfmodel.cost import EventTimes, PricesKernels
+from perfmodel.layout_search import SearchSpace
+from perfmodel.prediction import EAGER
+from perfmodel.spec import Device, Framework, Job, KernelOp, Layout
+
+CLUSTER: Final = "dgx-2"
+DEVICES: Final = 16
+MICRO_BATCHES: Final = tuple(1 << i for i in range(1, 8))
+"""Section 5.1: 2 to 128 for layouts with a pipeline, 1 for others: 75 layouts of a batch, as table 1 counts."""
+COUNTS: Final = ("micro_batches >= min(pp, 2)", f"micro_batches <= 1 + {MICRO_BATCHES[-1] - 1} * (min(pp, 2) - 1)")
+TOLERANCE: Final = 0.03
+DISTIR: Final = Framework(tp_overlap_loss=1.0, blocking_sends=True, context_bytes=0.0, memory_margin=0.0)
+"""Section 2.1: a device executes one operation at a time, so that nothing hides behind kernels. Section 3.3 and 5.2:
+the search leaves out what the values of a program alone make larger than 32 GB."""
+TRAINING: Final[dict[str, dict[int, str]]] = {
+    "mlp-1b": {
+        128: "1/16/1/1", 256: "1/16/1/1", 512: "1/16/1/1", 1024: "1/16/1/1", 2048: "2/8/1/1", 4096: "4/4/1/1",
+        8192: "4/4/1/1", 16384: "8/2/1/1", 32768: "8/2/1/1", 65536: "16/1/1/1", 131072: "16/1/1/1",
+        262144: "16/1/1/1",
+    },
+    "mlp-17b": {
+        128: "1/16/1/1", 256: "1/16/1/1", 512: "1/16/1/1", 1024: "1/16/1/1", 2048: "1/16/1/1", 4096: "2/8/1/1",
+        8192: "4/4/1/1", 16384: "4/4/1/1", 32768: "2/4/2/8", 65536: "4/2/2/8", 131072: "4/2/2/32",
+    },
+    "mlp-103b": {128: "1/16/1/1", 256: "1/16/1/1", 512: "1/16/1/1", 1024: "1/16/1/1"},
+}  # fmt: skip
+"""Table 2: the best D/T/P/K by model and batch."""
+INFERENCE: Final = {
+    "gpt2-1.6b": (32768, "16/1/1/1"), "gpt2-13b": (16384, "16/1/1/1"), "gpt2-175b": (1024, "1/8/2/2"),
+}  # fmt: skip
+"""Table 3: batch and D/T/P/K."""
+BATCHES: Final = tuple(1 << i for i in range(7, 21))
+"""Figure 6: powers of two between 128 and 1,048,576."""
+TOKENS: Final = 8
+"""Tokens of a sequence: GPT-2's input in figure 4 is (batch, 8, hidden)."""
+
+
+@dataclass(frozen=True)
+class AdditiveProducts:
+    """Kernels priced as the paper does (section 4): linear in sizes, so that memory and compute time add up.
+
+    At nominal rates: nothing is fitted.
+    """
+
+    def times(self, device: Device, ops: Sequence[KernelOp]) -> EventTimes:
+        """Bytes over bandwidth plus FLOPs over the peak of each kernel."""
+        memory_s = np.array([op.bytes for op in ops]) / device.memory_bandwidth_bytes_per_s
+        time_s = memory_s + np.array([op.flops / device.peak.flops_per_s(op.dtype) for op in ops])
+        return EventTimes(time_s, time_s, time_s, ("analytical",) * len(ops))
+
+
+def training_search(model: str, batch: int, kernels: PricesKernels | None = None, *, usual: bool = False) -> Ranked:
+    """Layouts of one row of table 2 that fit, fastest first; `kernels` instead of the calibrated prices.
+
+    Half precision throughout and an update without states (figure 2); gradients of ReLU are taken of its input, as in
+    the authors' code (microsoft/dist-ir, examples/mlp.py). `usual`: ReLU in place, and transfers and collectives
+    beside kernels, as this library has them unless told otherwise.
+    """
+    job = Job(
+        global_batch=batch, seq_len=1, dtype="fp16", grad_dtype="fp16", optimizer="plain-sgd", fused_kernels=usual
+    )
+    framework = EAGER if usual else DISTIR
+    return _rank(model, job, "1f1b", framework, kernels)
+
+
+def training_table() -> pd.DataFrame:
+    """Table 2 row by row: the paper's choice, ours, and what the paper's takes more by our evaluation; the same with
+    `AdditiveProducts` instead of measured kernels."""
+    rows = []
+    for model, batches in TRAINING.items():
+        for batch, paper in batches.items():
+            row = _compare(training_search(model, batch), batch, paper)
+            usual = _compare(training_search(model, batch, usual=True), batch, paper)
+            additive = _compare(training_search(model, batch, AdditiveProducts()), batch, paper)
+            rows.append(
+                {"model": model, "batch": batch, "paper": paper} | row
+                | {f"additive, {key}": additive[key] for key in ("ours", "paper's/ours", "held")}
+                | {f"usual, {key}": usual[key] for key in ("ours", "paper's/ours", "held")}
+            )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def _compare(found: Ranked, batch: int, paper: str) -> dict[str, object]:
+    names = [name(layout, batch) for layout in found.layouts]
+    ratio = found.step_s[names.index(paper)] / found.step_s[0] if paper in names else np.inf
+    return {
+        "ours": names[0], "same": names[0] == paper, "paper's/ours": float(ratio),
+        "held": names[0] == paper or bool(ratio <= 1 + TOLERANCE),
+    }  # fmt: skip
+
+
+def inference_search(model: str) -> pd.DataFrame:
+    """Every batch and layout of one row of table 3 that fits, highest throughput first."""
+    parts = []
+    for batch in BATCHES:
+        job = Job(
+            global_batch=batch, seq_len=TOKENS, dtype="fp16", mode="inference", flash_attention=False,
+            fused_kernels=False,
+        )  # fmt: skip
+        found = _rank(model, job, "gpipe", DISTIR)
+        parts.append(
+            pd.DataFrame(
+                {"batch": batch, "layout": [name(lay, batch) for lay in found.layouts], "per_s": batch / found.step_s}
+            )
+        )
+    return pd.concat(parts).sort_values("per_s", ascending=False, kind="stable", ignore_index=True)
+
+
+def inference_table() -> pd.DataFrame:
+    """Table 3: batch and D/T/P/K of the paper and ours, and how much throughput the paper's gives up by our model."""
+    rows = []
+    for model, (batch, paper) in INFERENCE.items():
+        found = inference_search(model)
+        best = found.iloc[0]
+        theirs = np.asarray(found["per_s"])[(found["batch"] == batch) & (found["layout"] == paper)]
+        lost = best["per_s"] / theirs[0] if len(theirs) else np.inf
+        rows.append(
+            {
+                "model": model, "paper": f"{batch} / {paper}", "ours": f"{best['batch']} / {best['layout']}",
+                "same layout": best["layout"] == paper, "ours/paper's": float(lost), "held": lost <= 1 + TOLERANCE,
+            }
+        )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def name(layout: Layout, batch: int) -> str:
+    """D/T/P/K of a layout."""
+    return f"{layout.dp}/{layout.tp}/{layout.pp}/{batch // (layout.dp * layout.micro_batch)}"
+
+
+def _rank(model: str, job: Job, schedule: str, framework: Framework, kernels: PricesKernels | None = None) -> Ranked:
+    return rank(
+        catalog.model(model), catalog.cluster(CLUSTER), job, DEVICES, space(job, schedule), constraints=COUNTS,
+        framework=framework, kernels=kernels,
+    )  # fmt: skip
+
+
+def space(job: Job, schedule: str) -> SearchSpace:
+    """All D/T/P/K of 16 devices that divide the batch; `COUNTS` holds K to section 5.1's."""
+    powers = tuple(1 << i for i in range(5))
+    counts = {dp * count for dp in powers for count in (1, *MICRO_BATCHES)}
+    return replace(
+        USUAL, tp=powers, pp=powers, schedule=(schedule,), overlap_grad_reduce=(False,),
+        micro_batch=tuple(job.global_batch // n for n in sorted(counts, reverse=True) if job.global_batch % n == 0),
+    )  # fmt: skip

@@ -1,0 +1,65 @@
+"""Layouts of a published search under this model, fastest first: every layout of its space that fits, by `search`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float
+from numpy.typing import ArrayLike
+
+from perfmodel.cost import PricesKernels
+from perfmodel.layout_search import SearchSpace, search
+from perfmodel.prediction import EAGER
+from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
+
+USUAL: Final = SearchSpace(
+    tp=(1,), pp=(1,), cp=(1,), ep=(1,), vpp=(1,), micro_batch=(1,), schedule=("1f1b",), zero=(0,), recompute=("none",),
+    sequence_parallel=(False,),
+)  # fmt: skip
+"""What the spaces of these papers are made from."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ranked:
+    """Predicted step time of layouts that fit, in order of step time."""
+
+    layouts: tuple[Layout, ...]
+    step_s: Float[np.ndarray, " layouts"]
+
+    def only(self, chosen: ArrayLike) -> "Ranked":
+        """Those that a mask chooses."""
+        kept = np.flatnonzero(chosen)
+        return Ranked(tuple(self.layouts[i] for i in kept.tolist()), self.step_s[kept])
+
+    def place(self, layout: Layout) -> int | None:
+        """Place of a layout, 0 for the fastest; None if it is not among them."""
+        wanted = layout.canonical
+        return next((place for place, one in enumerate(self.layouts) if one.canonical == wanted), None)
+
+
+def rank(
+    model: Model,
+    cluster: Cluster,
+    job: Job,
+    devices: int,
+    space: SearchSpace | Callable[[Problem], SearchSpace],
+    *,
+    constraints: Sequence[str] = (),
+    framework: Framework = EAGER,
+    kernels: PricesKernels | None = None,
+) -> Ranked:
+    """Every layout of a space that fits and satisfies the constraints, evaluated exactly.
+
+    `kernels`: prices instead of the shipped calibration's.
+
+    Raises:
+        LayoutError: no layout of the space can be laid out.
+    """
+    found = search(
+        model, cluster, devices=devices, global_batch=job.global_batch, job=job, space=space, top=1,
+        method="enumerate", constraints=constraints, framework=framework, kernels=kernels, every=True, distinct=False,
+    )  # fmt: skip
+    ranking = found.ranking()
+    order = np.argsort(found.step_time_s, kind="stable").tolist()
+    return Ranked(tuple(ranking[i][0] for i in order), np.array([ranking[i][1] for i in order]))

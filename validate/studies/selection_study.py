@@ -1,0 +1,206 @@
+"""Active selection held against grids on published tables: how many measured points a step time costs.
+
+Everything is looked up: "measuring" a kernel reads its row of a table, and the true step time is the timeline with
+every event of the studied families at its table time. Only layouts all of whose studied events stand in the table
+are used, so nothing of the truth is interpolated.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel.calibration import HALF_WIDTH as SIGMAS
+from perfmodel.calibration import Beliefs, StepShares, choose, condition, most_uncertain, step_variance
+from perfmodel.cost import EventTimes, roofline_seconds
+from perfmodel.prediction import StepProblem, event_shares
+from perfmodel.spec import Device, Layout, Op
+
+Prices = Callable[[Sequence[Op]], Float[np.ndarray, " ops"]]
+"""Seconds of ops that stand in the table."""
+SIZES: Final[dict[str, Callable[[Any], tuple[float, ...]]]] = {
+    "gemm": lambda op: (op.m, op.n, op.k),
+    "attention": lambda op: (op.batch, op.heads, op.heads / op.kv_heads, op.seq_q, op.head_dim),
+}
+"""Sizes that a uniform grid varies."""
+LEVELS: Final = (2, 3, 4, 5)
+"""Grid points per size, from the coarsest grid to the finest."""
+CANDIDATES: Final = 3000
+"""Rows that sequential strategies choose among: the needed ones, if allowed, and random others. Grids use all."""
+BATCH: Final = 4
+MOST: Final = 60
+"""Points at which the sequential strategies end."""
+
+
+class Entry(NamedTuple):
+    """The table row that an event is timed by, and the event's share of it."""
+
+    op: Op
+    share: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """Layouts of interest on one device, and the table that stands for measuring."""
+
+    device: Device
+    layouts: tuple[tuple[StepProblem, Layout], ...]
+    table: Mapping[Op, float]
+    """Seconds of every row."""
+    entry: Callable[[Op], Entry | None]
+    """Table row of an event; none for events that are not studied, which stay at their analytic time."""
+
+    def needed(self) -> tuple[Op, ...]:
+        """Table rows that the layouts rest on."""
+        return self.steps(lambda ops: roofline_seconds(self.device, ops)).ops  # pyright: ignore
+
+    def true_step_s(self) -> Float[np.ndarray, " layouts"]:
+        """Step times with every studied event at its table time."""
+        return self.steps(lambda ops: np.array([self.table[op] for op in ops])).step_time_s
+
+    def at(self, beliefs: Beliefs) -> StepShares:
+        """Step times with every studied event at its expected time."""
+        return self.steps(lambda ops: np.exp(beliefs.log_time(ops)))
+
+    def steps(self, prices: Prices) -> StepShares:
+        """Step times at some prices of the table's rows."""
+        found = [
+            event_shares(fixed.repriced(_Looked(self, prices), fixed.collectives), layout)
+            for fixed, layout in self.layouts
+        ]
+        index: dict[Op, int] = {}
+        entries = [
+            (row, index.setdefault(entry.op, len(index)), seconds / share.step_time_s)
+            for row, share in enumerate(found)
+            for op, seconds in zip(share.ops, share.critical_s.tolist(), strict=True)
+            if (entry := self.entry(op))
+        ]
+        shares = np.zeros((len(found), len(index)))
+        for row, column, value in entries:
+            shares[row, column] += value
+        return StepShares(np.array([s.step_time_s for s in found]), tuple(index), shares, np.zeros(len(found)))
+
+
+@dataclass(frozen=True)
+class _Looked:
+    """Kernel prices: studied events by their table row, others by the analytical bound."""
+
+    case: Case
+    prices: Prices
+
+    def times(self, device: Device, ops: Sequence[Any]) -> EventTimes:
+        entries = [self.case.entry(op) for op in ops]
+        time_s = roofline_seconds(device, ops)
+        known = [i for i, entry in enumerate(entries) if entry]
+        if known:
+            found: list[Entry] = [entries[i] for i in known]  # pyright: ignore[reportAssignmentType]
+            time_s[known] = self.prices([e.op for e in found]) * [e.share for e in found]
+        return EventTimes(time_s, time_s, time_s, ("measured",) * len(ops))
+
+
+class Point(NamedTuple):
+    """What a strategy knows after so many measurements."""
+
+    measurements: int
+    error: float
+    """Mean over the layouts of |predicted / true - 1| of the step time."""
+    half_width: float
+    """Mean half-width of the stated 90 % interval, as a share of the step time."""
+    covered: float
+    """Share of the layouts whose true step time lies within it."""
+
+
+def study(case: Case, *, exclude_needed: bool, seed: int) -> dict[str, list[Point]]:
+    """Error against number of measured points by strategy: `grid`, `random`, `uncertainty`, `ours`.
+
+    Args:
+        exclude_needed: never measure a shape that the layouts themselves need; otherwise any row may be.
+        seed: of the random strategy.
+    """
+    needed, truth = case.needed(), case.true_step_s()
+    rows = [op for op in within(list(case.table), needed) if not (exclude_needed and op in needed)]
+    order = [rows[i] for i in np.random.default_rng(seed).permutation(len(rows))]
+    pool = list(dict.fromkeys([op for op in needed if op in set(rows)] + order))[:CANDIDATES]
+
+    def by_weight(beliefs: Beliefs, state: StepShares, rest: list[Op]) -> list[int]:
+        return choose(beliefs, beliefs.locate(state.ops), state.shares, beliefs.locate(rest), BATCH)
+
+    def by_doubt(beliefs: Beliefs, state: StepShares, rest: list[Op]) -> list[int]:
+        return most_uncertain(beliefs, beliefs.locate(rest), BATCH)
+
+    return {
+        "grid": [_point(truth, beliefs := _believed(case, ops), case.at(beliefs)) for ops in grids(rows, needed)],
+        "random": _sequence(case, truth, order, lambda beliefs, state, rest: list(range(min(BATCH, len(rest))))),
+        "uncertainty": _sequence(case, truth, pool, by_doubt),
+        "ours": _sequence(case, truth, pool, by_weight),
+    }
+
+
+def _sequence(
+    case: Case, truth: np.ndarray, pool: list[Op], pick: Callable[[Beliefs, StepShares, list[Op]], list[int]]
+) -> list[Point]:
+    beliefs = _believed(case, [])
+    state = case.at(beliefs)
+    points = [_point(truth, beliefs, state)]
+    while len(beliefs.measured) < MOST and pool:
+        chosen = [pool[i] for i in pick(beliefs, state, pool)]
+        pool = [op for op in pool if op not in set(chosen)]
+        beliefs = _believed(case, [*beliefs.measured, *chosen], beliefs)
+        state = case.at(beliefs)
+        points.append(_point(truth, beliefs, state))
+    return points
+
+
+def _believed(case: Case, ops: Sequence[Op], earlier: Beliefs | None = None) -> Beliefs:
+    base = lambda wanted: roofline_seconds(case.device, wanted)  # noqa: E731
+    return condition(base, case.device, {op: case.table[op] for op in ops}, earlier)
+
+
+def _point(truth: np.ndarray, beliefs: Beliefs, state: StepShares) -> Point:
+    half = SIGMAS * np.sqrt(step_variance(beliefs, beliefs.locate(state.ops), state.shares))
+    off = np.log(state.step_time_s / truth)
+    error = np.abs(np.expm1(off)).mean()
+    rest = (round(float(value), 6) for value in (error, half.mean(), (np.abs(off) <= half).mean()))
+    return Point(len(beliefs.measured), *rest)
+
+
+def within(ops: Sequence[Op], needed: Sequence[Op]) -> list[Op]:
+    """Rows whose every size lies between the smallest and the largest that is needed of their kind."""
+    kept = []
+    for kind, members in _kinds(needed).items():
+        sizes = _sizes(members)
+        mine = _kinds(ops).get(kind, [])
+        inside = ((_sizes(mine) >= sizes.min(axis=0) - 1e-9) & (_sizes(mine) <= sizes.max(axis=0) + 1e-9)).all(axis=1)
+        kept += [op for op, good in zip(mine, inside, strict=True) if good]
+    return kept
+
+
+def grids(pool: Sequence[Op], needed: Sequence[Op]) -> Iterator[list[Op]]:
+    """Uniform grids over the needed range of every kind, equally spaced in log size, coarse to fine.
+
+    A grid point is the row of the pool nearest to it in log sizes.
+    """
+    by_kind = _kinds(pool)
+    for per_axis in LEVELS:
+        chosen: dict[Op, None] = {}
+        for kind, members in _kinds(needed).items():
+            sizes, rows = _sizes(members), _sizes(by_kind[kind])
+            axes = [np.linspace(low, high, per_axis) for low, high in zip(sizes.min(0), sizes.max(0), strict=True)]
+            for point in product(*(np.unique(axis) for axis in axes)):
+                nearest = int(np.argmin(((rows - point) ** 2).sum(axis=1)))
+                chosen[by_kind[kind][nearest]] = None
+        yield list(chosen)
+
+
+def _kinds(ops: Sequence[Op]) -> dict[tuple[str, str], list[Op]]:
+    kinds: dict[tuple[str, str], list[Op]] = {}
+    for op in ops:
+        kinds.setdefault((op.family, op.pass_), []).append(op)  # pyright: ignore[reportAttributeAccessIssue]
+    return kinds
+
+
+def _sizes(ops: Sequence[Op]) -> Float[np.ndarray, "ops sizes"]:
+    return np.log2([SIZES[op.family](op) for op in ops])
