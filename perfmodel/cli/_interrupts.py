@@ -13,6 +13,8 @@ from typing import Any, Final
 
 INTERRUPTED: Final = 130
 """Exit status: 128 and the number of SIGINT, as shells have it."""
+QUIET_TRACKER: Final = "ignore:resource_tracker"
+"""The helper of `multiprocessing` outlives a process that ended at once, removes its semaphores, and would say so."""
 
 
 def interruptible(command: Callable[[], int]) -> int:
@@ -41,6 +43,7 @@ def interruptible(command: Callable[[], int]) -> int:
         hook(what)
 
     hook, sys.unraisablehook = sys.unraisablehook, on_unraisable
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), QUIET_TRACKER]))
     try:
         signal.signal(signal.SIGINT, on_interrupt)
         try:

@@ -122,3 +122,16 @@ def test_other_commands_end_in_one_line_too(cache):
         assert status in (0, 130)
         assert "Traceback" not in err
         assert err.count("\n") <= 1, err
+
+
+def test_what_an_ended_process_left_is_removed_in_silence():
+    leaves = (
+        "import multiprocessing, os\n"
+        "from perfmodel.cli._interrupts import interruptible\n"
+        "def command():\n"
+        "    queue = multiprocessing.get_context('spawn').Queue()\n"
+        "    os._exit(0)\n"
+        "interruptible(command)\n"
+    )  # the semaphores of the queue are removed by a process that outlives this one, and shares its stderr
+    done = subprocess.run([sys.executable, "-c", leaves], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.stderr == ""
