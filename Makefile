@@ -23,7 +23,7 @@ slow: $(VENV)/.test ## the tests that 'make test' leaves out: more processes of 
 	$(BIN)/python -m pytest -n 2 -m slow
 
 grid: $(VENV)/.test ## distributed programs against sequential ones and predictions in every combination of degrees
-	PERFMODEL_FULL_GRID=1 $(BIN)/python -m pytest -n 2 tests/distribute/test_equality.py tests/distribute/test_against_prediction.py
+	PERFMODEL_FULL_GRID=1 $(BIN)/python -m pytest -n 2 tests/program/distribute/test_equality.py tests/program/distribute/test_against_prediction.py
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

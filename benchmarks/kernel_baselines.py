@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from perfmodel.io import read_table, write_json
-from perfmodel.learn import (
+from perfmodel.cost.learn import (
     Samples,
     absolute_percent,
     figures_lookup,
@@ -25,7 +24,8 @@ from perfmodel.learn import (
     split,
     tree_features,
 )
-from perfmodel.readers import kernel_table_paths
+from perfmodel.ingest import kernel_table_paths
+from perfmodel.ingest.tables import read_table, write_json
 
 TRAINING = Path(__file__).parents[1] / "training"
 OUT = TRAINING / "baselines.json"

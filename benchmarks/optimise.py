@@ -1,4 +1,4 @@
-"""Optimisers of `perfmodel.optimise`: time of the exact partition, and of gradients against other methods.
+"""Optimisers of `perfmodel.planning.optimise`: time of the exact partition, and of gradients against other methods.
 
 `python benchmarks/optimise.py` prints the ratios; `run()` returns them.
 """

@@ -6,7 +6,7 @@ from dataclasses import replace
 from timing import best_s
 
 from perfmodel import catalog
-from perfmodel.layout_search import default_space, enumerate_layouts
+from perfmodel.planning.layouts import default_space, enumerate_layouts
 from perfmodel.prediction import evaluate, explain, peak_memory, step_problem
 from perfmodel.spec import Job, Layout, Problem
 

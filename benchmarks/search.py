@@ -7,7 +7,7 @@ import numpy as np
 from timing import best_s
 
 from perfmodel import catalog
-from perfmodel.layout_search import (
+from perfmodel.planning.layouts import (
     Candidates,
     SearchSpace,
     default_space,

@@ -11,40 +11,38 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "Cluster": "spec", "Device": "spec", "Job": "spec", "Layout": "spec", "Mlp": "spec", "ConvNet": "spec",
-    "Framework": "spec", "NetworkLevel": "spec", "PeakRates": "spec", "Problem": "spec", "Transformer": "spec",
-    "PerfModelError": "errors",
-    "cluster": "catalog", "clusters": "catalog", "device": "catalog", "devices": "catalog",
-    "framework": "catalog", "frameworks": "catalog", "model": "catalog", "models": "catalog", "problem": "catalog",
-    "read_table": "io",
-    "Session": "session",
-    "fit": "learn",
-    "Prediction": "prediction", "predict": "prediction",
-    "Site": "prediction", "compare_schedules": "prediction",
-    "whatif": "what_if",
-    "EndToEnd": "calibration", "Run": "calibration", "calibrate_end_to_end": "calibration",
-    "Launch": "readers.launch", "export_launch": "readers.launch", "read_launch": "readers.launch",
-    "OpTable": "importers", "read_onnx": "importers", "read_sharded": "importers", "trace": "importers",
-    "trace_program": "importers",
-    "schedule_facts": "schedule",
-    "SearchResult": "layout_search", "search": "layout_search", "pareto": "layout_search", "ask": "layout_search",
-    "SearchOptions": "layout_search", "SearchSpace": "layout_search", "Tariff": "layout_search",
-    "default_space": "layout_search", "restrict": "layout_search",
-    "devices_for": "design", "memory_to_fit": "design", "overtake": "design", "rank_upgrades": "design",
-    "read_runs": "validation", "validate_cases": "validation", "validate_kernels": "validation",
-    "gantt": "viz", "write_gantt": "viz", "write_trace": "viz",
-}  # fmt: skip
+_NAMES = {
+    "spec": "Cluster Device Job Layout Mlp ConvNet Framework NetworkLevel PeakRates Problem Transformer",
+    "errors": "PerfModelError",
+    "catalog": "cluster clusters device devices framework frameworks model models problem",
+    "ingest.tables": "read_table",
+    "session": "Session",
+    "cost.learn": "fit",
+    "prediction": "Prediction predict Site compare_schedules",
+    "planning.what_if": "whatif",
+    "calibration": "EndToEnd Run calibrate_end_to_end",
+    "ingest.launch": "Launch export_launch read_launch",
+    "importers": "OpTable read_onnx read_sharded trace trace_program",
+    "schedule": "schedule_facts",
+    "planning.layouts": "SearchResult search pareto ask SearchOptions SearchSpace Tariff default_space restrict",
+    "planning.design": "devices_for memory_to_fit overtake rank_upgrades",
+    "validation": "read_runs validate_cases validate_kernels",
+    "viz": "gantt write_gantt write_trace",
+}
+"""Public names by the module that has them."""
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 _RENAMED = {"fit": "fit_calibration"}
 
 if TYPE_CHECKING:
     from perfmodel.calibration import EndToEnd, Run, calibrate_end_to_end
     from perfmodel.catalog import cluster, clusters, device, devices, framework, frameworks, model, models, problem
-    from perfmodel.design import devices_for, memory_to_fit, overtake, rank_upgrades
+    from perfmodel.cost.learn import fit_calibration as fit
     from perfmodel.errors import PerfModelError
     from perfmodel.importers import OpTable, read_onnx, read_sharded, trace, trace_program
-    from perfmodel.io import read_table
-    from perfmodel.layout_search import (
+    from perfmodel.ingest.launch import Launch, export_launch, read_launch
+    from perfmodel.ingest.tables import read_table
+    from perfmodel.planning.design import devices_for, memory_to_fit, overtake, rank_upgrades
+    from perfmodel.planning.layouts import (
         SearchOptions,
         SearchResult,
         SearchSpace,
@@ -55,9 +53,8 @@ if TYPE_CHECKING:
         restrict,
         search,
     )
-    from perfmodel.learn import fit_calibration as fit
+    from perfmodel.planning.what_if import whatif
     from perfmodel.prediction import Prediction, Site, compare_schedules, predict
-    from perfmodel.readers.launch import Launch, export_launch, read_launch
     from perfmodel.schedule import schedule_facts
     from perfmodel.session import Session
     from perfmodel.spec import (
@@ -75,7 +72,6 @@ if TYPE_CHECKING:
     )
     from perfmodel.validation import read_runs, validate_cases, validate_kernels
     from perfmodel.viz import gantt, write_gantt, write_trace
-    from perfmodel.what_if import whatif
 
 
 def __getattr__(name: str) -> Any:

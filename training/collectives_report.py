@@ -5,12 +5,12 @@ from math import exp
 
 import numpy as np
 
-from perfmodel.io import groups_of
-from perfmodel.learn import CollectiveWeights, LeftOut, Study
-from perfmodel.learn._collective_physics import KINDS, Effect, expected
-from perfmodel.learn._collective_price import LARGE
-from perfmodel.learn._collective_studies import at_most
-from perfmodel.learn._collective_weights import Scope
+from perfmodel.cost.learn import CollectiveWeights, LeftOut, Study
+from perfmodel.cost.learn._collective_physics import KINDS, Effect, expected
+from perfmodel.cost.learn._collective_price import LARGE
+from perfmodel.cost.learn._collective_studies import at_most
+from perfmodel.cost.learn._collective_weights import Scope
+from perfmodel.ingest.tables import groups_of
 
 _INTRO = """# Model card: collectives
 

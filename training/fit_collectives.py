@@ -13,8 +13,8 @@ from pathlib import Path
 
 from collectives_report import collective_card, study_lines
 
-from perfmodel.io import read_table, write_text
-from perfmodel.learn import Sources, collective_weights, fit_collectives, study_collectives, weight_files
+from perfmodel.cost.learn import Sources, collective_weights, fit_collectives, study_collectives, weight_files
+from perfmodel.ingest.tables import read_table, write_text
 
 HERE = Path(__file__).parent
 REPORT = """# Collectives

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perfmodel.io import read_table, write_text
-from perfmodel.learn import (
+from perfmodel.cost.learn import (
     Query,
     Regressor,
     Samples,
@@ -28,9 +27,10 @@ from perfmodel.learn import (
     load_regressor,
     shipped_folder,
 )
-from perfmodel.learn._plan import Plan, preference_for, ratio_plan
-from perfmodel.learn._stack import Stack
-from perfmodel.readers import kernel_table_paths
+from perfmodel.cost.learn._plan import Plan, preference_for, ratio_plan
+from perfmodel.cost.learn._stack import Stack
+from perfmodel.ingest import kernel_table_paths
+from perfmodel.ingest.tables import read_table, write_text
 from perfmodel.session import Store
 
 HERE = Path(__file__).parent

@@ -9,8 +9,8 @@ validate/run.py wrote; each table names the report that has the rest.
 import json
 from pathlib import Path
 
-from perfmodel.io import write_text
-from perfmodel.learn import kernel_records
+from perfmodel.cost.learn import kernel_records
+from perfmodel.ingest.tables import write_text
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- accuracy:begin (python training/readme_tables.py) -->", "<!-- accuracy:end -->"

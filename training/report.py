@@ -9,8 +9,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from perfmodel.io import write_text
-from perfmodel.learn import kernel_records
+from perfmodel.cost.learn import kernel_records
+from perfmodel.ingest.tables import write_text
 
 HERE = Path(__file__).parent
 NOT_STUDIED = {"n": 0}
@@ -64,7 +64,7 @@ def card(name: str, record: dict[str, Any], baselines: dict[str, float], sources
     lines = [
         f"# Model card: {name}",
         "",
-        "Flax regressor of log(time / wave-quantised roofline); form and use in `perfmodel/learn`.",
+        "Flax regressor of log(time / wave-quantised roofline); form and use in `perfmodel/cost/learn`.",
         f"Recipe `training/recipes/{name}.toml`, seed {record['seed']}; tables by SHA-256 in the weights' metadata.",
         "",
         "| source | distinct rows | origin | licence |",

@@ -21,7 +21,7 @@ from studies.selection_tables import (
     training_case,
 )
 
-from perfmodel.io import write_text
+from perfmodel.ingest.tables import write_text
 
 HERE = Path(__file__).parent
 SEEDS = (0, 1)

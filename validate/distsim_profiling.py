@@ -6,7 +6,7 @@ python validate/distsim_profiling.py
 from pathlib import Path
 
 from perfmodel.calibration import ModelPlan, model_plan
-from perfmodel.io import write_text
+from perfmodel.ingest.tables import write_text
 from perfmodel.spec import Job
 
 HERE = Path(__file__).parent

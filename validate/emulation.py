@@ -19,7 +19,7 @@ import pandas as pd
 from emulation_turns import come_before_others, in_turn
 
 from perfmodel import catalog
-from perfmodel.emulation import (
+from perfmodel.execution.emulation import (
     EmulatedRun,
     Emulation,
     Prices,
@@ -30,7 +30,7 @@ from perfmodel.emulation import (
     replay,
     typical,
 )
-from perfmodel.io import write_json, write_text
+from perfmodel.ingest.tables import write_json, write_text
 from perfmodel.measure import EmulatedHosts, usable_cores
 from perfmodel.prediction import EAGER, predict
 from perfmodel.program import Kind

@@ -17,8 +17,8 @@ from typing import Any
 
 import pandas as pd
 
-from perfmodel.emulation import Emulation, EmulationError, emulate, read_run
 from perfmodel.errors import PerfModelError
+from perfmodel.execution.emulation import Emulation, EmulationError, emulate, read_run
 
 
 def in_turn(kinds: Mapping[str, Sequence[Emulation]], *, turn_s: float, total_s: float, start_s: float) -> pd.DataFrame:

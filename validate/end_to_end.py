@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from perfmodel.calibration import EndToEnd, Run, calibrate_end_to_end
-from perfmodel.io import write_text
+from perfmodel.ingest.tables import write_text
 from perfmodel.prediction import Site, explain, step_problem
 from perfmodel.validation import read_runs
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 from studies.gate import worse
 
-from perfmodel.io import write_json
+from perfmodel.ingest.tables import write_json
 from perfmodel.prediction import Site
 from perfmodel.validation import cases_report, predict_cases, read_tables
 

@@ -18,7 +18,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from perfmodel.io import read_table
+from perfmodel.ingest.tables import read_table
 from perfmodel.measure import card_path, kept_rows, point_key, read_card, read_plan
 
 PLAN = """

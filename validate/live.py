@@ -15,7 +15,7 @@ from studies.live_collectives import collective_cases
 from studies.live_report import live_report
 
 from perfmodel.errors import PerfModelError
-from perfmodel.io import write_json, write_text
+from perfmodel.ingest.tables import write_json, write_text
 
 
 def main() -> int:

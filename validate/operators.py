@@ -12,8 +12,8 @@ import pandas as pd
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from perfmodel.io import read_table, write_text
-from perfmodel.learn import Recipe, operator_errors
+from perfmodel.cost.learn import Recipe, operator_errors
+from perfmodel.ingest.tables import read_table, write_text
 
 HERE = Path(__file__).parent
 SOURCE = "estimate_train_time"

@@ -1,4 +1,4 @@
-"""What `perfmodel.optimise` finds, and how fast, beside exact answers and other methods: writes validate/optimise.md.
+"""What `perfmodel.planning.optimise` finds beside exact answers and other methods: writes validate/optimise.md.
 
 python validate/optimise.py [SECTION ...]: only these (models, devices, partition, continuous, mixed, sizes, hardware).
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from perfmodel import validation
-from perfmodel.io import write_text
+from perfmodel.ingest.tables import write_text
 
 OUT = Path(__file__).parent / "optimise.md"
 PARTS = Path(__file__).parent.parent / "out" / "optimise"

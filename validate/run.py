@@ -13,7 +13,7 @@ from studies.record_html import record_html
 from studies.record_text import record_text
 
 from perfmodel.display import progress
-from perfmodel.io import write_text
+from perfmodel.ingest.tables import write_text
 from perfmodel.validation import validate_kernels
 
 HERE = Path(__file__).parent

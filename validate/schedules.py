@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 from studies.schedule_tables import bubble_table, memory_table, version_table, vgg_table, zero_bubble_table
 
-from perfmodel.io import write_text
+from perfmodel.ingest.tables import write_text
 
 HERE = Path(__file__).parent
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from studies.search_sections import SEARCH_SECTIONS
 
-from perfmodel.io import write_text
+from perfmodel.ingest.tables import write_text
 
 HERE = Path(__file__).parent
 PARTS = HERE.parent / "out" / "search"

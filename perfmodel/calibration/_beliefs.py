@@ -20,7 +20,7 @@ from perfmodel.calibration._covariance import (
     covariance,
     fit_hyperparameters,
 )
-from perfmodel.learn import (
+from perfmodel.cost.learn import (
     AXES,
     Figures,
     kernel_physics,

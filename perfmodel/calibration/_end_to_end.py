@@ -14,7 +14,7 @@ from perfmodel.calibration._result import EndToEnd, FittedParameter, mean_error
 from perfmodel.calibration._runs import Run, check_units
 from perfmodel.display import shows_progress
 from perfmodel.errors import PerfModelError
-from perfmodel.io import write_bytes
+from perfmodel.ingest.tables import write_bytes
 from perfmodel.prediction import (
     FASTER,
     GAUSS_90,

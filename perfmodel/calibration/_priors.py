@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.learn import measured_kinds, rows_from_ops
+from perfmodel.cost.learn import measured_kinds, rows_from_ops
 from perfmodel.prediction import (
     FASTER,
     GAUSS_90,

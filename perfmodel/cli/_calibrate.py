@@ -248,7 +248,7 @@ def guess_s(device: str, points: "Sequence[Point]") -> list[float]:
 
 
 def _read_nccl_tests(path: Path) -> "pd.DataFrame":
-    from perfmodel.readers import read_measurements
+    from perfmodel.ingest import read_measurements
 
     return read_measurements("nccl-tests", [path])
 

@@ -43,12 +43,12 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         PerfModelError: traces that cannot be read, or of other numbers of devices.
     """
-    from perfmodel import readers
-    from perfmodel.io import write_table
+    from perfmodel import ingest
+    from perfmodel.ingest.tables import write_table
     from perfmodel.validation import compare_traces
 
-    predicted = readers.read_trace("auto", [arguments.predicted])
-    measured = readers.read_trace(arguments.format, arguments.measured)
+    predicted = ingest.read_trace("auto", [arguments.predicted])
+    measured = ingest.read_trace(arguments.format, arguments.measured)
     comparison = compare_traces(predicted, measured, arguments.replicas)
     report = comparison.to_dict() | {"written": []}
     if arguments.out:

@@ -48,8 +48,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         PerfModelError: bad input.
     """
-    from perfmodel import design
-    from perfmodel.layout_search import ask
+    from perfmodel.planning import design
+    from perfmodel.planning.layouts import ask
     from perfmodel.prediction import step_problem_of
 
     problem = problem_of(arguments)

@@ -11,9 +11,9 @@ from perfmodel.cli._launch import add_from
 from perfmodel.errors import PerfModelError
 
 if TYPE_CHECKING:
-    from perfmodel.emulation import Prices
+    from perfmodel.execution.emulation import Prices
+    from perfmodel.planning.what_if import Scenario
     from perfmodel.spec import Cluster
-    from perfmodel.what_if import Scenario
 
 _SWEPT_EVERY = 4
 _MOST_POINTS: Final = 1000
@@ -91,8 +91,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         PerfModelError: impossible settings, and whatever ends an emulation, with rank, call and number.
     """
     from perfmodel import catalog
-    from perfmodel.emulation import Emulation, emulate, emulated_curve, measure_prices
-    from perfmodel.io import write_text
+    from perfmodel.execution.emulation import Emulation, emulate, emulated_curve, measure_prices
+    from perfmodel.ingest.tables import write_text
     from perfmodel.measure import usable_cores
 
     if arguments.measure:
@@ -170,10 +170,10 @@ def _program(
 
     import pandas as pd
 
-    from perfmodel.emulation import emulate_program
     from perfmodel.execution import random_inputs
-    from perfmodel.io import write_text
-    from perfmodel.ir import parse_function, undistributed
+    from perfmodel.execution.emulation import emulate_program
+    from perfmodel.ingest.tables import write_text
+    from perfmodel.program.ir import parse_function, undistributed
 
     of_scripts = {
         "--straggler": arguments.straggler != 1, "--jitter": arguments.jitter is not None, "--fail": arguments.fail,
@@ -211,14 +211,14 @@ def _program(
 
 def _never_called(delayed: Iterable[str], called: Iterable[str]) -> list[str]:
     """Kinds that were to take longer, of which there was none."""
-    from perfmodel.emulation._orders import delayed_as
+    from perfmodel.execution.emulation._orders import delayed_as
 
     return sorted({*delayed} - {delayed_as(kind) for kind in called})
 
 
 def _prices(arguments: argparse.Namespace, cluster: "Cluster") -> "tuple[Prices, dict[str, float]]":
     """With what is known of the machine that core times were measured on."""
-    from perfmodel.emulation import Prices, PriceTable, modelled, plugged
+    from perfmodel.execution.emulation import Prices, PriceTable, modelled, plugged
 
     occupancy = PriceTable.read(arguments.occupancy) if arguments.occupancy else None
     measured = occupancy.conditions if occupancy else {}
@@ -240,9 +240,9 @@ def _asked(arguments: argparse.Namespace) -> "tuple[dict[str, float], Scenario]"
     Raises:
         PerfModelError: what is set twice, or would change nothing.
     """
-    from perfmodel.emulation import parse_seconds
-    from perfmodel.emulation._orders import check_delay
-    from perfmodel.what_if import NETWORK, Scenario
+    from perfmodel.execution.emulation import parse_seconds
+    from perfmodel.execution.emulation._orders import check_delay
+    from perfmodel.planning.what_if import NETWORK, Scenario
 
     scenario = Scenario.parse(arguments.set)
     delays_s = dict(scenario.delays_s)
@@ -287,8 +287,8 @@ def _conditions(arguments: argparse.Namespace) -> dict[str, Any]:
 def _sweep(text: str | None) -> tuple[str, tuple[float, ...]]:
     import numpy as np
 
-    from perfmodel.emulation import parse_seconds
-    from perfmodel.emulation._orders import check_delay
+    from perfmodel.execution.emulation import parse_seconds
+    from perfmodel.execution.emulation._orders import check_delay
 
     if not text:
         return "", ()
@@ -311,9 +311,9 @@ def _ranks(text: str) -> tuple[int, ...]:
 
 
 def _write(result: Any, out: Path) -> list[str]:
-    from perfmodel.emulation import measured_trace
-    from perfmodel.io import write_text
-    from perfmodel.readers import write_measured_trace
+    from perfmodel.execution.emulation import measured_trace
+    from perfmodel.ingest import write_measured_trace
+    from perfmodel.ingest.tables import write_text
 
     written = [out / "collectives.csv", out / "iterations.csv"]
     write_text(written[0], result.collectives().to_csv(index=False))
@@ -328,7 +328,7 @@ def _slack(result: Any) -> dict[str, dict[str, float]]:
     """By kind of collective: how many are felt, and what delay of each would be hidden."""
     import numpy as np
 
-    from perfmodel.emulation import replay, typical
+    from perfmodel.execution.emulation import replay, typical
 
     rank = result.ranks[0]
     count = int((rank.marks.name == "iteration_end").sum())
@@ -353,8 +353,8 @@ def _predicted(
     from dataclasses import replace
 
     from perfmodel import catalog
+    from perfmodel.planning.what_if import NAMES, Setting, step_s
     from perfmodel.prediction import check_layout, peak_memory, step_problem
-    from perfmodel.what_if import NAMES, Setting, step_s
 
     model, cluster = catalog.model(arguments.model), catalog.cluster(arguments.cluster)
     named = framework_of(arguments)

@@ -48,7 +48,7 @@ def add_command(commands: Any) -> None:
 
 def _execute(arguments: argparse.Namespace) -> int:
     from perfmodel.cli import _show
-    from perfmodel.learn import fit_calibration
+    from perfmodel.cost.learn import fit_calibration
 
     _check(arguments)
     summary: dict[str, Any] = {}

@@ -47,20 +47,20 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         PerfModelError: nothing to write, files that the readers refuse, or no row for a table that was asked for.
     """
-    from perfmodel import readers
+    from perfmodel import ingest
     from perfmodel.cli._links import links_of
 
     if not (arguments.out or arguments.timeline):
         raise PerfModelError("import: nothing to write; give --out TABLE (rows) or --timeline FILE (trace)")
-    format = readers.detect_format(arguments.files[0]) if arguments.format == "auto" else arguments.format
+    format = ingest.detect_format(arguments.files[0]) if arguments.format == "auto" else arguments.format
     report: dict[str, Any] = {"format": format, "written": []}
     if arguments.out:
-        options = readers.ReadOptions(
+        options = ingest.ReadOptions(
             device=arguments.device, ranks=arguments.ranks, ranks_per_node=arguments.ranks_per_node,
             collective=arguments.collective,
         )  # fmt: skip
         links = links_of(arguments.cluster, arguments.interconnect)
-        found = readers.import_measurements(format, arguments.files, options)
+        found = ingest.import_measurements(format, arguments.files, options)
         tables = _tables(arguments, found)
         if "collective" in tables:
             tables["collective"] = links.applied(tables["collective"], arguments.files[0])
@@ -68,8 +68,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         report |= found.to_dict() | {"tables": _write_tables(arguments.out, tables)}
         report["written"] += [table["file"] for table in report["tables"]]
     if arguments.timeline:
-        trace = readers.read_trace(format, arguments.files)
-        readers.write_measured_trace(trace, arguments.timeline, format)
+        trace = ingest.read_trace(format, arguments.files)
+        ingest.write_measured_trace(trace, arguments.timeline, format)
         report |= {"activities": trace.n, "devices": trace.devices, "duration_s": trace.batch_time_s}
         report["written"].append(str(arguments.timeline))
     return report
@@ -112,7 +112,7 @@ def _tables(arguments: argparse.Namespace, found: Any) -> "dict[str, pd.DataFram
 
 def _write_tables(out: Path, tables: "dict[str, pd.DataFrame]") -> list[dict[str, Any]]:
     """One file, or one per kind where the files hold both."""
-    from perfmodel.io import read_table, write_table
+    from perfmodel.ingest.tables import read_table, write_table
 
     written = []
     for kind, table in tables.items():

@@ -10,7 +10,7 @@ from perfmodel.errors import LaunchFileError, PerfModelError
 from perfmodel.spec import Job, Layout, Model
 
 if TYPE_CHECKING:
-    from perfmodel.readers.launch import Launch
+    from perfmodel.ingest.launch import Launch
 
 MOST_NAMED = 12
 """Keys that a note names."""
@@ -55,7 +55,7 @@ def complete(arguments: argparse.Namespace) -> None:
 
 def _fill(arguments: argparse.Namespace) -> tuple[str, ...]:
     """Flags from the file; sentences for what it leaves open."""
-    from perfmodel.readers.launch import read_launch
+    from perfmodel.ingest.launch import read_launch
 
     batches = getattr(arguments, "global_batch", None)
     given = getattr(arguments, "layout", None)
@@ -129,7 +129,7 @@ def export_framework(arguments: argparse.Namespace) -> str:
     Raises:
         PerfModelError: the file's name leaves it open.
     """
-    from perfmodel.readers.launch import format_of_path, launch_format
+    from perfmodel.ingest.launch import format_of_path, launch_format
 
     path: Path = arguments.export
     launch: Launch | None = getattr(arguments, "launch", None)
@@ -154,7 +154,7 @@ def export_best(
     Raises:
         LaunchFileError: it can run none of them; with the reason for the first.
     """
-    from perfmodel.readers.launch import export_launch, launch_format, write_launch
+    from perfmodel.ingest.launch import export_launch, launch_format, write_launch
 
     framework, refused = export_framework(arguments), []
     launch: Launch | None = getattr(arguments, "launch", None)

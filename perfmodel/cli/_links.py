@@ -25,7 +25,7 @@ class Links:
         Raises:
             TableError: nothing was said, an interconnect of unknown links, or a cluster of other devices.
         """
-        from perfmodel.learn import is_known
+        from perfmodel.cost.learn import is_known
 
         if not self.interconnect:
             raise TableError(
@@ -45,7 +45,7 @@ class Links:
 
     def set_aside(self, table: "pd.DataFrame") -> dict[str, int]:
         """Why rows will not be fitted -> how many."""
-        from perfmodel.learn import collective_rows, counted, set_aside
+        from perfmodel.cost.learn import collective_rows, counted, set_aside
 
         rows = collective_rows(table)
         return counted(rows, set_aside(rows))
@@ -69,7 +69,7 @@ def links_of(cluster: str | None, interconnect: str) -> Links:
 
 
 def _on(cluster: Cluster, table: "pd.DataFrame", file: Path) -> "pd.DataFrame":
-    from perfmodel.learn import device_name
+    from perfmodel.cost.learn import device_name
 
     own = cluster.device.name
     others = sorted({name for name in table["device"] if name and device_name(name) != own})

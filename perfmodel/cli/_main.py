@@ -62,7 +62,7 @@ def _keep_compilations() -> None:
     """Compiled evaluators stay on disk beside the structures, so that the next run starts at once."""
     import jax
 
-    from perfmodel.io import drop_least_recently_used
+    from perfmodel.ingest.tables import drop_least_recently_used
     from perfmodel.timeline import cache_dir, cache_limit_bytes
 
     drop_least_recently_used(cache_dir() / "xla", cache_limit_bytes("xla"))

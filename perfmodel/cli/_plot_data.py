@@ -15,10 +15,10 @@ from perfmodel.spec import Device, Layout, Problem
 if TYPE_CHECKING:
     import pandas as pd
 
+    from perfmodel.ingest import MeasuredTrace
+    from perfmodel.planning.what_if import Curve
     from perfmodel.prediction import Prediction, StepProblem, evaluate, peak_memory
-    from perfmodel.readers import MeasuredTrace
     from perfmodel.schedule import ScheduleFacts
-    from perfmodel.what_if import Curve
 
 
 def step_problem(arguments: argparse.Namespace) -> "StepProblem":
@@ -87,7 +87,7 @@ def all_layouts(arguments: argparse.Namespace) -> "tuple[pd.DataFrame, str]":
 
 def _scored(fixed: "StepProblem", devices: int, silent: bool) -> Iterator[tuple[Layout, float, float]]:
     """Layouts that fit, with step time and peak memory."""
-    from perfmodel.layout_search import default_space, enumerate_layouts
+    from perfmodel.planning.layouts import default_space, enumerate_layouts
 
     problem = Problem(model=fixed.model, cluster=fixed.cluster, job=fixed.job, devices=devices)
     found = list(enumerate_layouts(default_space(problem), problem, Counter()))
@@ -105,7 +105,7 @@ def _scored(fixed: "StepProblem", devices: int, silent: bool) -> Iterator[tuple[
 
 def curves(arguments: argparse.Namespace) -> "tuple[list[Curve], Prediction]":
     """A curve per --sweep, and the layout on the machine as it is."""
-    from perfmodel.what_if import Scenario, parse_sweep, sweep
+    from perfmodel.planning.what_if import Scenario, parse_sweep, sweep
 
     fixed, scenario = step_problem(arguments), Scenario.parse(arguments.set)
     layout = layout_of(arguments, arguments.layout, fixed.model)
@@ -141,7 +141,7 @@ def device_and_kernels(arguments: argparse.Namespace) -> "tuple[Device, pd.DataF
 
     from perfmodel import catalog
     from perfmodel.cost import measured_work
-    from perfmodel.io import read_table, table_kind
+    from perfmodel.ingest.tables import read_table, table_kind
 
     device = catalog.device(arguments.device)
     tables = [(read_table(path), path) for path in arguments.files]
@@ -160,11 +160,11 @@ def parity(arguments: argparse.Namespace) -> "pd.DataFrame":
 
 def traces(arguments: argparse.Namespace) -> "tuple[MeasuredTrace, MeasuredTrace, str]":
     """Both traces and the title."""
-    from perfmodel import readers
+    from perfmodel import ingest
     from perfmodel.validation import compare_traces
 
-    predicted = readers.read_trace("auto", [arguments.predicted])
-    measured = readers.read_trace(arguments.format, arguments.measured)
+    predicted = ingest.read_trace("auto", [arguments.predicted])
+    measured = ingest.read_trace(arguments.format, arguments.measured)
     if measured.devices % predicted.devices:
         raise PerfModelError(
             f"plot compare: {measured.devices} devices measured, {predicted.devices} predicted; record all ranks"

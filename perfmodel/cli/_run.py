@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         PerfModelError: a program that is malformed or of another number of devices, or unusable inputs.
     """
     from perfmodel import execution
-    from perfmodel.ir import parse_function, undistributed
+    from perfmodel.program.ir import parse_function, undistributed
 
     try:
         text = arguments.program.read_text(encoding="utf-8")

@@ -155,7 +155,7 @@ def _predicted(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _optimised(arguments: argparse.Namespace) -> dict[str, Any]:
-    from perfmodel.io import write_bytes
+    from perfmodel.ingest.tables import write_bytes
     from perfmodel.schedule import alive_at_peak, get_schedule, optimised, schedule_text, starts_and_ends
 
     if arguments.out is None:
@@ -201,8 +201,8 @@ def _require_job(arguments: argparse.Namespace) -> None:
 def _trained(arguments: argparse.Namespace) -> dict[str, Any]:
     import pandas as pd
 
-    from perfmodel.interpreter import mlp_model, teacher_data, training_curve
-    from perfmodel.io import write_table
+    from perfmodel.execution.interpreter import mlp_model, teacher_data, training_curve
+    from perfmodel.ingest.tables import write_table
 
     p, m = arguments.stages, arguments.micro_batches
     model = mlp_model(16, p)

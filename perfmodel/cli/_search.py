@@ -18,7 +18,7 @@ from perfmodel.spec import Layout, Problem
 from perfmodel.units import GIB
 
 if TYPE_CHECKING:
-    from perfmodel.layout_search import ParetoFront, SearchResult, SearchSpace, Tariff
+    from perfmodel.planning.layouts import ParetoFront, SearchResult, SearchSpace, Tariff
     from perfmodel.prediction import Prediction
 
 
@@ -94,16 +94,16 @@ def add_goal(command: argparse.ArgumentParser) -> None:
 
 def space_of(arguments: argparse.Namespace, problem: Problem) -> "SearchSpace":
     """The space that the flags describe."""
-    from perfmodel import layout_search
+    from perfmodel.planning import layouts
 
-    every = layout_search.default_space(problem, fewer_devices=arguments.fewer_devices)
-    every = layout_search.with_options(every, arguments.options, problem.cluster)
-    return layout_search.restrict(layout_search.with_schedules(every, arguments.schedules), arguments.fix)
+    every = layouts.default_space(problem, fewer_devices=arguments.fewer_devices)
+    every = layouts.with_options(every, arguments.options, problem.cluster)
+    return layouts.restrict(layouts.with_schedules(every, arguments.schedules), arguments.fix)
 
 
 def tariff_of(arguments: argparse.Namespace) -> "Tariff":
     """Prices, powers and tokens as given."""
-    from perfmodel.layout_search import Tariff
+    from perfmodel.planning.layouts import Tariff
 
     return Tariff(
         price_per_device_hour=arguments.price,
@@ -160,12 +160,12 @@ def run(arguments: argparse.Namespace) -> "SearchResult":
     Raises:
         PerfModelError: bad input.
     """
-    from perfmodel import layout_search
+    from perfmodel.planning import layouts
 
     batches: list[int] = arguments.global_batch
     problem = problem_of(arguments)
     problem.require_devices()
-    options = layout_search.SearchOptions(
+    options = layouts.SearchOptions(
         method=arguments.method,
         objective=arguments.objective,
         constraints=arguments.constraint,
@@ -179,7 +179,7 @@ def run(arguments: argparse.Namespace) -> "SearchResult":
         resume=arguments.resume,
     )
     with progress("search") as report:
-        return layout_search.search(
+        return layouts.search(
             problem,
             space=lambda each: space_of(arguments, each),
             options=options,
@@ -194,15 +194,15 @@ def run_pareto(arguments: argparse.Namespace) -> "ParetoFront":
     Raises:
         PerfModelError: bad input.
     """
-    from perfmodel import layout_search
+    from perfmodel.planning import layouts
 
     if len(arguments.global_batch) > 1:
         raise PerfModelError("search: --pareto takes one --global-batch")
     problem = problem_of(arguments)
     problem.require_devices()
-    question = layout_search.ask(problem, space=space_of(arguments, problem), calibration=arguments.calibration)
+    question = layouts.ask(problem, space=space_of(arguments, problem), calibration=arguments.calibration)
     with progress("pareto") as report:
-        return layout_search.pareto(
+        return layouts.pareto(
             question, [name.strip() for name in arguments.pareto.split(",") if name.strip()],
             constraints=arguments.constraint, tariff=tariff_of(arguments), progress=report,
             workers=arguments.workers, dask=arguments.dask,
@@ -227,7 +227,7 @@ def show_pareto(front: "ParetoFront") -> None:
 
 def write(arguments: argparse.Namespace, result: "SearchResult | ParetoFront") -> list[str]:
     """Write the result as JSON if asked for; names of the files."""
-    from perfmodel.io import write_json
+    from perfmodel.ingest.tables import write_json
 
     if not arguments.out:
         return []
@@ -301,7 +301,7 @@ def show(result: "SearchResult") -> None:
 
 def _columns(result: "SearchResult") -> "dict[str, Callable[[int, Prediction], str]]":
     """Columns beyond the usual ones: what layouts differ in, and what objective and constraints name."""
-    from perfmodel.layout_search import OBJECTIVES
+    from perfmodel.planning.layouts import OBJECTIVES
 
     more: dict[str, Callable[[int, Prediction], str]] = {}
     if len({p.devices for p in result.layouts}) > 1:

@@ -34,8 +34,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         PerfModelError: unknown parameters, impossible values or layouts.
     """
+    from perfmodel.planning.what_if import Scenario, in_scenario, parse_sweep, sweep
     from perfmodel.prediction import step_problem_of
-    from perfmodel.what_if import Scenario, in_scenario, parse_sweep, sweep
 
     if arguments.png and not arguments.sweep:
         raise PerfModelError("whatif: --png draws a curve; give --sweep NAME=FIRST:LAST:COUNT too")

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from perfmodel.cost._events import EventTimes
-from perfmodel.learn import (
+from perfmodel.cost.learn import (
     MOE_KINDS,
     CollectivePrices,
     CollectiveRequest,

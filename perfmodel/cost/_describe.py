@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from perfmodel.learn import collective_weights, read_header, weight_files, weights_folder
+from perfmodel.cost.learn import collective_weights, read_header, weight_files, weights_folder
 
 
 def describe_calibration(calibration: Path | str | None = None) -> dict[str, str]:

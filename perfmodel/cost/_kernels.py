@@ -9,8 +9,7 @@ import pandas as pd
 
 from perfmodel.cost._events import EventTimes
 from perfmodel.cost._roofline import HALF_WIDTH, as_measured, roofline_seconds, roofline_time
-from perfmodel.io import factorise
-from perfmodel.learn import (
+from perfmodel.cost.learn import (
     KERNEL_FAMILIES,
     PROVENANCE,
     Figures,
@@ -24,6 +23,7 @@ from perfmodel.learn import (
     table_rows,
     weight_files,
 )
+from perfmodel.ingest.tables import factorise
 from perfmodel.session import Store, current_session
 from perfmodel.spec import Device, KernelOp
 

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64
 
-from perfmodel.learn import KERNEL_FAMILIES, Figures, Rows, kernel_physics, rows_from_ops, table_rows
-from perfmodel.learn import power_join as power_join
+from perfmodel.cost.learn import KERNEL_FAMILIES, Figures, Rows, kernel_physics, rows_from_ops, table_rows
+from perfmodel.cost.learn import power_join as power_join
 from perfmodel.spec import Device, KernelOp
 
 FIXED_S: Final = 4e-6
@@ -60,7 +60,7 @@ def measured_work(table: pd.DataFrame, device: Device) -> pd.DataFrame:
     """Work and time of every measured kernel of a device, for a roofline.
 
     Args:
-        table: measured kernels, as `perfmodel.io.read_table` reads them.
+        table: measured kernels, as `perfmodel.ingest.tables.read_table` reads them.
 
     Returns:
         A row per kernel that can be read: `family`, `dtype`, `flops`, `bytes` (compulsory traffic), `time_s`.

@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from perfmodel.execution._kernels import jax_dtype
-from perfmodel.ir import Instruction, Tensor
+from perfmodel.program.ir import Instruction, Tensor
 
 _AXIS: Final = "rank"
 Local = Callable[[jax.Array | None], tuple[jax.Array, ...]]

@@ -11,7 +11,7 @@ import numpy as np
 
 from perfmodel.execution._rank_events import Kernel, Transfer
 from perfmodel.execution._session import ProgramSession, RankCode
-from perfmodel.ir import INTEGER_DTYPES, ITEM_BYTES, Instruction, Tensor
+from perfmodel.program.ir import INTEGER_DTYPES, ITEM_BYTES, Instruction, Tensor
 
 
 class EventSession(ProgramSession):

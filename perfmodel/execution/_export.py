@@ -8,9 +8,9 @@ import numpy as np
 
 from perfmodel.display import json_text
 from perfmodel.execution._structure import ProgramStructure
-from perfmodel.io import write_bytes
-from perfmodel.ir import Function, instruction_devices
+from perfmodel.ingest.tables import write_bytes
 from perfmodel.program import N_STREAMS, Kind, Stream
+from perfmodel.program.ir import Function, instruction_devices
 from perfmodel.timeline import Timeline
 
 

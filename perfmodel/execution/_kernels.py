@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from perfmodel.errors import PerfModelError
 from perfmodel.execution._attention_kernels import attention, attention_grad
 from perfmodel.execution._precision import JAX_DTYPES
-from perfmodel.ir import Instruction, Tensor
+from perfmodel.program.ir import Instruction, Tensor
 from perfmodel.session import current_session
 
 Array = jax.Array

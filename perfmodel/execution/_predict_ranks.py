@@ -8,7 +8,7 @@ from perfmodel.execution._pair_times import EventTime, PairTimes
 from perfmodel.execution._rank_events import rank_events
 from perfmodel.execution._shared_cores import simulate_on_cores
 from perfmodel.execution._structure import program_structure
-from perfmodel.ir import Function
+from perfmodel.program.ir import Function
 from perfmodel.spec import Cluster
 from perfmodel.timeline import Timeline
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final, cast
 
 from perfmodel.execution._placement import placed
-from perfmodel.ir import OPS, Function, Instruction, Tensor, instruction_devices
+from perfmodel.program.ir import OPS, Function, Instruction, Tensor, instruction_devices
 from perfmodel.spec import Cluster, Collective
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.execution._kernels import compiled_kernel, jax_dtype
-from perfmodel.ir import OPS, Function, Instruction, Program, Tensor
+from perfmodel.program.ir import OPS, Function, Instruction, Program, Tensor
 from perfmodel.timeline import double_precision
 
 Arrays = Sequence[Any]

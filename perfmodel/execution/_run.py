@@ -15,8 +15,8 @@ from perfmodel.execution._reference import is_double
 from perfmodel.execution._session import ProgramSession, RankCode
 from perfmodel.execution._shared_cores import class_means_s
 from perfmodel.execution._structure import ProgramStructure, program_structure
-from perfmodel.ir import Program, instruction_devices, lower
 from perfmodel.measure import Host, RankGroup, machine_meter
+from perfmodel.program.ir import Program, instruction_devices, lower
 from perfmodel.timeline import Timeline
 
 _CLOCK_ROUNDS: Final = 7

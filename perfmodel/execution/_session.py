@@ -14,8 +14,8 @@ from perfmodel.execution._communicator import Local as Local
 from perfmodel.execution._communicator import communicator
 from perfmodel.execution._kernels import compiled_kernel
 from perfmodel.execution._reference import argument
-from perfmodel.ir import OPS, Instruction, Tensor
 from perfmodel.measure import RankSession
+from perfmodel.program.ir import OPS, Instruction, Tensor
 from perfmodel.timeline import double_precision
 
 

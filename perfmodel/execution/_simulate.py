@@ -7,9 +7,9 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.cost import CollectiveModel, KernelModel, event_times
+from perfmodel.cost.learn import weight_files
 from perfmodel.execution._structure import Event, ProgramStructure, distinct_ops, program_structure
-from perfmodel.ir import Function
-from perfmodel.learn import weight_files
+from perfmodel.program.ir import Function
 from perfmodel.spec import Cluster, Op
 from perfmodel.timeline import Timeline, times
 

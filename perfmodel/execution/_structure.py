@@ -15,8 +15,8 @@ from jaxtyping import Int
 from perfmodel.errors import PerfModelError
 from perfmodel.execution._joins import Joined, binary_joins
 from perfmodel.execution._placement import placed
-from perfmodel.ir import OPS, STREAMS, Function, Instruction, Tensor, instruction_devices
 from perfmodel.program import N_STREAMS, Kind, Stream, Structure
+from perfmodel.program.ir import OPS, STREAMS, Function, Instruction, Tensor, instruction_devices
 from perfmodel.spec import Cluster, Op
 
 Event = tuple[Kind, tuple[Op, ...]]

@@ -10,8 +10,8 @@ import numpy as np
 
 from perfmodel.execution._kernels import jax_dtype
 from perfmodel.execution._session import Local, ProgramSession, RankCode
-from perfmodel.ir import Instruction, Tensor
 from perfmodel.measure import Place
+from perfmodel.program.ir import Instruction, Tensor
 
 TorchTensor = Any
 """A `torch.Tensor`; torch is there only with the extra."""

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from perfmodel.importers._dtypes import Array
-from perfmodel.ir import Builder, Shape
+from perfmodel.program.ir import Builder, Shape
 
 _LARGEST_CONSTANT: Final = 1 << 16
 """Elements of the largest constant tensor that is written into a program."""

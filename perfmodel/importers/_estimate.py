@@ -10,10 +10,10 @@ import pandas as pd
 
 from perfmodel import catalog
 from perfmodel.cost import CollectiveModel, EventTimes, KernelModel
+from perfmodel.cost.learn import WeightFiles, weight_files
 from perfmodel.display import frame_html
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.importers._rows import CollectiveRow, KernelRow
-from perfmodel.learn import WeightFiles, weight_files
 from perfmodel.prediction import COMPILED, FASTER, SLOWER
 from perfmodel.spec import Cluster, Device
 

@@ -16,8 +16,8 @@ from perfmodel.importers._jaxpr import inlined_body
 from perfmodel.importers._jaxpr_rules import leaf
 from perfmodel.importers._program_rules import mapped
 from perfmodel.importers._trace import table_of
-from perfmodel.ir import Program, Tensor
-from perfmodel.ir.models import ModelDraft
+from perfmodel.program.ir import Program, Tensor
+from perfmodel.program.ir.models import ModelDraft
 
 
 def trace_program(
@@ -30,7 +30,7 @@ def trace_program(
     """A JAX function of weights and data as an IR program, every primitive by ops of the IR.
 
     Weights are the program's parameters, named by their place in the tree (`layers.0.up`), data its inputs, with
-    samples along the first axis. Of a scalar result, the loss, `perfmodel.ir.models.training_step` makes a
+    samples along the first axis. Of a scalar result, the loss, `perfmodel.program.ir.models.training_step` makes a
     training step, with the IR's own derivatives. The layer of an instruction, which pipelines cut by, is the highest
     of the weights that it depends on, theirs the number in their names (`layers.0.up`, `block_0.up`); `scan` is
     unrolled, each iteration a layer.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.errors import TableError
-from perfmodel.io import write_json
+from perfmodel.ingest.tables import write_json
 from perfmodel.measure._harness import StoppingRule
 from perfmodel.measure._machine import machine, software
 from perfmodel.measure._rows import SUSPECT

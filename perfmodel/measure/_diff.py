@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any, Final
 
 from perfmodel.errors import TableError
-from perfmodel.io import read_table
+from perfmodel.ingest.tables import read_table
 from perfmodel.measure._card import Card, card_path, read_card
 from perfmodel.measure._rows import Row, is_suspect, present, row_key
 

@@ -14,7 +14,7 @@ from math import isnan
 from pathlib import Path
 from typing import Any, Final
 
-from perfmodel.io import read_table
+from perfmodel.ingest.tables import read_table
 from perfmodel.measure._harness import StoppingRule
 from perfmodel.measure._meter import MachineMeter
 from perfmodel.measure._nccl_tests import geometric_runs

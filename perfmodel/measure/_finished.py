@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perfmodel.errors import CalibrationError
-from perfmodel.io import read_table
+from perfmodel.ingest.tables import read_table
 from perfmodel.measure._card import card_path, collector_sha256, read_card
 from perfmodel.measure._machine import software
 from perfmodel.measure._partial import Record

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfmodel.errors import CalibrationError
-from perfmodel.io import write_text
+from perfmodel.ingest.tables import write_text
 from perfmodel.measure._rows import Row
 
 

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-from perfmodel.io import write_text
+from perfmodel.ingest.tables import write_text
 from perfmodel.measure._plan import Plan
 from perfmodel.spec import Collective, Op
 

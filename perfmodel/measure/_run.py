@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from perfmodel.errors import CalibrationError
-from perfmodel.io import read_table, write_table
+from perfmodel.ingest.tables import read_table, write_table
 from perfmodel.measure._agents import Agent, members
 from perfmodel.measure._backend import Backend, open_backend
 from perfmodel.measure._card import Card, card_path, collector_sha256, read_card, write_card

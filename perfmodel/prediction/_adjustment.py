@@ -11,9 +11,9 @@ import numpy as np
 from jaxtyping import Float64
 
 from perfmodel.cost import EventTimes
+from perfmodel.cost.learn import END_TO_END_FILE, WeightFiles
 from perfmodel.errors import CalibrationError
-from perfmodel.io import write_json
-from perfmodel.learn import END_TO_END_FILE, WeightFiles
+from perfmodel.ingest.tables import write_json
 from perfmodel.prediction._discrepancy import Discrepancy
 from perfmodel.spec import Collective, Framework, Op
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Float
 
-from perfmodel.io import drop_least_recently_used, mark_used, write_atomic
+from perfmodel.ingest.tables import drop_least_recently_used, mark_used, write_atomic
 from perfmodel.prediction._live import LiveState, live_state
 from perfmodel.prediction._paths import Paths, cycles, flushed_paths, joined, steady_paths, undominated
 from perfmodel.prediction._phases import leading_layers

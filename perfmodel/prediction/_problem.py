@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from perfmodel.cost import CollectiveModel, KernelModel, PricesCollectives, PricesKernels
-from perfmodel.learn import WeightFiles, weight_files
+from perfmodel.cost.learn import WeightFiles, weight_files
 from perfmodel.prediction._adjustment import Adjustment, adjustments
 from perfmodel.prediction._site import EAGER, Site
 from perfmodel.session import Store, current_session

@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.io import drop_least_recently_used, mark_used
+from perfmodel.ingest.tables import drop_least_recently_used, mark_used
 from perfmodel.program import Structure
 from perfmodel.timeline._cache_limit import cache_limit_bytes
 from perfmodel.timeline._compile import CompiledStructure, compile_structure

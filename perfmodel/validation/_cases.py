@@ -13,7 +13,7 @@ import pandas as pd
 from perfmodel import catalog
 from perfmodel.display import shows_progress
 from perfmodel.errors import PerfModelError, TableError
-from perfmodel.io import require_whole_rows, write_table
+from perfmodel.ingest.tables import require_whole_rows, write_table
 from perfmodel.prediction import GAUSS_90, Prediction, Site, explain, step_problem
 from perfmodel.spec import Framework, MemoryCounter
 from perfmodel.units import GB, GIB

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from perfmodel.cost import EventTimes, KernelModel
-from perfmodel.io import read_table, table_kind, write_table
+from perfmodel.ingest.tables import read_table, table_kind, write_table
 from perfmodel.validation._metrics import errors
 from perfmodel.validation._report import ValidationReport
 

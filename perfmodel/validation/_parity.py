@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from perfmodel.display import shows_progress
-from perfmodel.io import read_table, table_kind
+from perfmodel.ingest.tables import read_table, table_kind
 from perfmodel.validation._cases import missing_column, predict_cases, read_rows
 from perfmodel.validation._kernels import predicted_times
 

@@ -12,7 +12,7 @@ import pandas as pd
 from perfmodel import catalog
 from perfmodel.calibration import priors
 from perfmodel.errors import PerfModelError, TableError
-from perfmodel.io import read_table
+from perfmodel.ingest.tables import read_table
 from perfmodel.prediction import (
     LOSSES,
     event_label,
@@ -106,7 +106,7 @@ def explain_case(
         row: cells of a table of runs, None where empty.
         calibration: directory made by `perfmodel fit`.
         framework: instead of the one that the row names.
-        tables: measured kernels and collectives (of `perfmodel.io.read_table`), among which the nearest are looked up.
+        tables: measured kernels and collectives (of `pm.read_table`), among which the nearest are looked up.
 
     Raises:
         PerfModelError: a row that cannot be predicted, or was not timed.

@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 
 from perfmodel.display import shows_progress
 from perfmodel.errors import PerfModelError, TableError
-from perfmodel.io import write_json
+from perfmodel.ingest.tables import write_json
 from perfmodel.prediction import (
     SUSTAINED_FILE,
     TERMS,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from perfmodel.display import EVENTS
-from perfmodel.readers import PHASES, ActivityKind, MeasuredTrace
+from perfmodel.ingest import PHASES, ActivityKind, MeasuredTrace
 from perfmodel.viz._boxes import Boxes, draw_boxes
 from perfmodel.viz._style import Width, device_ticks, legend_below, new_figure, set_title, styled, time_unit
 

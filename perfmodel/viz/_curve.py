@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from perfmodel.display import LINES, VERMILLION
 from perfmodel.errors import PerfModelError
+from perfmodel.planning.what_if import Curve
 from perfmodel.viz._style import Width, new_figure, styled, time_unit
-from perfmodel.what_if import Curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

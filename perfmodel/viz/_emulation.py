@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from perfmodel.display import LINES, VERMILLION
-from perfmodel.emulation import EmulatedCurve
+from perfmodel.execution.emulation import EmulatedCurve
 from perfmodel.viz._style import Width, new_figure, styled
 
 if TYPE_CHECKING:

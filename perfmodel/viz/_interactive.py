@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from perfmodel.io import write_text
+from perfmodel.ingest.tables import write_text
 from perfmodel.prediction import Prediction
 from perfmodel.viz._require import timeline_of
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from perfmodel.display import EVENTS, LINES
 from perfmodel.errors import PerfModelError
-from perfmodel.interpreter import TrainingCurve
+from perfmodel.execution.interpreter import TrainingCurve
 from perfmodel.schedule import PassTimes, Phase, Schedule, ScheduleFacts, starts_and_ends
 from perfmodel.viz._boxes import Boxes, draw_boxes
 from perfmodel.viz._gantt import chunk_shades

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar
 
 from perfmodel.display import require_matplotlib, require_picture
 from perfmodel.errors import PerfModelError
-from perfmodel.io import write_bytes
+from perfmodel.ingest.tables import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

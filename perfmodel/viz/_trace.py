@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.display import EVENTS, json_text
-from perfmodel.io import write_bytes
+from perfmodel.ingest.tables import write_bytes
 from perfmodel.prediction import Prediction
 from perfmodel.timeline import KIND_NAMES, slices
 from perfmodel.units import GIB

@@ -121,7 +121,7 @@ def test_shipped_plans_can_be_estimated(capsys, name: str, backend: str):
 
 
 def test_nccl_tests_output_is_read(capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    pytest.importorskip("perfmodel.readers", reason="no readers")
+    pytest.importorskip("perfmodel.ingest", reason="no readers")
     (tmp_path / "plan.toml").write_text(NCCL)
     status, text, err = run(
         capsys, "--plan", tmp_path / "plan.toml", "--out", tmp_path / "o", "--backend", "nccl-tests", "--json"

@@ -10,10 +10,10 @@ import pytest
 from perfmodel import catalog
 from perfmodel.cli import main
 from perfmodel.cost import interconnect_of
-from perfmodel.io import read_table
-from perfmodel.learn import is_known, is_network, link_class
+from perfmodel.cost.learn import is_known, is_network, link_class
+from perfmodel.ingest.tables import read_table
 
-sys.path.append(str(Path(__file__).parents[1] / "readers"))
+sys.path.append(str(Path(__file__).parents[1] / "ingest"))
 import reader_cases as cases
 
 ROWS = {2**i: (20 + 1.75 * 2**i / 230e3, 21 + 1.75 * 2**i / 230e3) for i in range(10, 31)}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from test_cli import run
 
-from perfmodel.readers.launch import comparable, read_launch
+from perfmodel.ingest.launch import comparable, read_launch
 from perfmodel.spec import Layout
 
 MEGATRON = """\

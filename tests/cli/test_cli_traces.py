@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from perfmodel.cli import main
-from perfmodel.io import read_table
+from perfmodel.ingest.tables import read_table
 
-sys.path.append(str(Path(__file__).parents[1] / "readers"))
+sys.path.append(str(Path(__file__).parents[1] / "ingest"))
 import reader_cases as cases
 
 PREDICT = ["timeline", "--model", "gpt3-2.7b", "--cluster", "dgx-a100", "--global-batch", "8"]

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost import describe_calibration
+from perfmodel.cost.learn import collective_rows, fit_calibration, least_volume, set_aside
 from perfmodel.errors import TableError
-from perfmodel.io import read_table
-from perfmodel.learn import collective_rows, fit_calibration, least_volume, set_aside
+from perfmodel.ingest.tables import read_table
 
 SIZE = 2.0 ** np.arange(10, 31)
 HEALTHY = {"V100-SXM2-32GB": ("NVLink2", 130e9), "A100-SXM4-80GB": ("NVLink3 NVSwitch", 230e9), "L40S": ("PCIe4", 20e9),

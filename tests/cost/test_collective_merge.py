@@ -6,7 +6,7 @@ import pytest
 
 from perfmodel import catalog
 from perfmodel.cost import CollectiveModel
-from perfmodel.learn import collective_weights, fit_calibration, weight_files
+from perfmodel.cost.learn import collective_weights, fit_calibration, weight_files
 from perfmodel.spec import Collective
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast")

@@ -8,8 +8,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from perfmodel.cost import CollectiveModel
-from perfmodel.errors import CalibrationError, TableError
-from perfmodel.learn import (
+from perfmodel.cost.learn import (
     LinkConstants,
     collective_rows,
     collective_time,
@@ -17,8 +16,9 @@ from perfmodel.learn import (
     fit_collectives,
     weight_files,
 )
-from perfmodel.learn._collective_physics_fit import fit_physics, physical_time
-from perfmodel.learn._collective_weights import FILE_NAME
+from perfmodel.cost.learn._collective_physics_fit import fit_physics, physical_time
+from perfmodel.cost.learn._collective_weights import FILE_NAME
+from perfmodel.errors import CalibrationError, TableError
 
 TRUE = LinkConstants(
     launch_s=8e-6, hop_inside_s=0.9e-6, hop_inside_full_s=4e-6, hop_between_s=7e-6, hop_between_full_s=15e-6,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perfmodel import catalog
 from perfmodel.cost import CollectiveModel
-from perfmodel.learn import Fabric, link_class
+from perfmodel.cost.learn import Fabric, link_class
 from perfmodel.spec import Cluster, Collective
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast")

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost import CollectiveModel
-from perfmodel.learn import collective_rows, set_aside
+from perfmodel.cost.learn import collective_rows, set_aside
 from perfmodel.spec import Cluster, Collective, Device, NetworkLevel, PeakRates
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast")

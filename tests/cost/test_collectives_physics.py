@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
 
-from perfmodel.learn import LinkConstants, collective_time
+from perfmodel.cost.learn import LinkConstants, collective_time
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast")
 SWITCHED = {

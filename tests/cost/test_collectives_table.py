@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perfmodel.learn import collective_rows, link_class, moe_rows
-from perfmodel.learn._collective_studies import ranks_fold
-from perfmodel.learn._moe_alltoall import fit_moe_series, moe_curve, moe_prior, relative_moe_vector
+from perfmodel.cost.learn import collective_rows, link_class, moe_rows
+from perfmodel.cost.learn._collective_studies import ranks_fold
+from perfmodel.cost.learn._moe_alltoall import fit_moe_series, moe_curve, moe_prior, relative_moe_vector
 
 
 def _frame(**columns) -> pd.DataFrame:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perfmodel.catalog import device, devices
 from perfmodel.cost import KernelModel
-from perfmodel.learn import weight_files
+from perfmodel.cost.learn import weight_files
 from perfmodel.spec import Attention, Convolution, Embedding, Gemm, KernelOp, MemoryBound, MoE, OptimizerStep
 
 EVERY_FAMILY: tuple[KernelOp, ...] = (

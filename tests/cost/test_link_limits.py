@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from perfmodel import catalog
 from perfmodel.cost import CollectiveModel
+from perfmodel.cost.learn import fit_calibration, fit_collectives, is_known, is_network, least_volume, link_class
+from perfmodel.cost.learn._fabrics import link_classes
 from perfmodel.errors import TableError
-from perfmodel.learn import fit_calibration, fit_collectives, is_known, is_network, least_volume, link_class
-from perfmodel.learn._fabrics import link_classes
 from perfmodel.spec import Cluster, Collective
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast")

@@ -9,12 +9,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from perfmodel.io import read_table
-from perfmodel.io._tables import COLUMNS
+from perfmodel.ingest import kernel_table_paths
+from perfmodel.ingest.tables import read_table
+from perfmodel.ingest.tables._tables import COLUMNS
 from perfmodel.measure import card_path, read_card, read_plan
 from perfmodel.measure._card import SCHEMA_VERSION, UNITS
 from perfmodel.measure._rows import COLD, SUSPECT, collective_columns, op_columns
-from perfmodel.readers import kernel_table_paths
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "datasets"

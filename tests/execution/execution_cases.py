@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from perfmodel.ir import OPS, Function, instruction_devices, parse_function
+from perfmodel.program.ir import OPS, Function, instruction_devices, parse_function
 from perfmodel.spec import Collective, Op
 
 PROGRAMS = Path(__file__).parent / "programs"

@@ -5,7 +5,7 @@ import pytest
 from execution_cases import PROGRAMS, listing, unit_timer
 
 from perfmodel.execution import execute_function, program_structure, simulate
-from perfmodel.ir import Function, live_memory, parse_function
+from perfmodel.program.ir import Function, live_memory, parse_function
 
 RNG = np.random.default_rng(0)
 WEIGHTS = {"w1": RNG.standard_normal((8, 8)), "w2": RNG.standard_normal((8, 8))}

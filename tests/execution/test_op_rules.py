@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from perfmodel.execution import KERNELS, execute_function
-from perfmodel.ir import OPS, Builder, Function, Tensor, attributes, gradient
+from perfmodel.program.ir import OPS, Builder, Function, Tensor, attributes, gradient
 from perfmodel.timeline import double_precision
 
 X, ROW, TABLE, IDS = (3, 4, 6), (6,), (5, 6), (3, 4)

@@ -6,15 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel import catalog
-from perfmodel.distribute import Degrees, distribute, on_one_stream
 from perfmodel.errors import NoDataError, PerfModelError, UnknownNameError
 from perfmodel.execution import measure_pair, predict_ranks, program_structure, rank_events
 from perfmodel.execution._messages import messages
 from perfmodel.execution._pair_times import Curve, PairTimes
 from perfmodel.execution._rank_events import Kernel, Transfer
 from perfmodel.execution._shared_cores import simulate_on_cores
-from perfmodel.ir.models import mlp, training_step
 from perfmodel.program import Kind
+from perfmodel.program.distribute import Degrees, distribute, on_one_stream
+from perfmodel.program.ir.models import mlp, training_step
 from perfmodel.spec import Cluster, NetworkLevel
 from perfmodel.timeline import times
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from perfmodel.distribute import Degrees, distribute
 from perfmodel.errors import PerfModelError
 from perfmodel.execution import execute, program_ranks, random_inputs, run
-from perfmodel.ir import Program, parse_function, undistributed
-from perfmodel.ir.models import TransformerSize, mlp, training_step, transformer_loss
 from perfmodel.measure import RankGroup
+from perfmodel.program.distribute import Degrees, distribute
+from perfmodel.program.ir import Program, parse_function, undistributed
+from perfmodel.program.ir.models import TransformerSize, mlp, training_step, transformer_loss
 
 MLP = training_step(mlp(8, (4, 8, 4), "fp64"))
 TRANSFORMER = training_step(

@@ -10,7 +10,6 @@ import pytest
 from execution_cases import event_loop, listing, unit_timer
 
 from perfmodel import catalog
-from perfmodel.distribute import Degrees, distribute
 from perfmodel.execution import (
     Timer,
     chrome_trace,
@@ -20,9 +19,10 @@ from perfmodel.execution import (
     to_dot,
     write_chrome_trace,
 )
-from perfmodel.ir import Function, parse_function
-from perfmodel.ir.models import Adam, TransformerSize, training_step, transformer_loss
 from perfmodel.program import Kind
+from perfmodel.program.distribute import Degrees, distribute
+from perfmodel.program.ir import Function, parse_function
+from perfmodel.program.ir.models import Adam, TransformerSize, training_step, transformer_loss
 from perfmodel.spec import Collective
 
 SIZE = TransformerSize(layers=4, hidden=16, heads=4, vocab=16, seq_len=4)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from test_real_runs import COLLECTIVES, MLP, TRANSFORMER
 
-from perfmodel.distribute import Degrees, distribute
 from perfmodel.errors import PerfModelError
 from perfmodel.execution import execute, program_ranks, random_inputs, run
-from perfmodel.ir import parse_function, undistributed
 from perfmodel.measure import RankGroup
+from perfmodel.program.distribute import Degrees, distribute
+from perfmodel.program.ir import parse_function, undistributed
 
 WITHOUT_TORCH = "torch is not installed (extra: torch)"
 

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from perfmodel.distribute import Degrees, distribute
 from perfmodel.errors import PerfModelError
 from perfmodel.execution import execute
 from perfmodel.importers import trace_program
-from perfmodel.ir.models import Sgd, training_step
+from perfmodel.program.distribute import Degrees, distribute
+from perfmodel.program.ir.models import Sgd, training_step
 
 BATCH, SEQ, HIDDEN, HEADS, VOCAB = 4, 6, 8, 2, 16
 

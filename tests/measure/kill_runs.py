@@ -21,7 +21,7 @@ from typing import Any
 from fake_backend import PLAN, ROWS, FakeBackend, call_s, install, measured
 
 import perfmodel.cli
-from perfmodel.io import read_table
+from perfmodel.ingest.tables import read_table
 from perfmodel.measure import card_path, read_card, read_plan
 from perfmodel.measure._partial import PartialFile, Record
 from perfmodel.measure._rows import point_key, row_key

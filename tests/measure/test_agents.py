@@ -17,7 +17,7 @@ import pytest
 from test_collectives import collective
 
 from perfmodel.errors import CalibrationError
-from perfmodel.io import read_table
+from perfmodel.ingest.tables import read_table
 from perfmodel.measure import EmulatedHosts, Launch, find_launch, gathered, read_card, serve_agent
 from perfmodel.measure._agents import Agent, Hello, members
 from perfmodel.measure._hosts import unavailable

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from perfmodel.errors import TableError
-from perfmodel.io import read_table, write_table
+from perfmodel.ingest.tables import read_table, write_table
 from perfmodel.measure import StoppingRule, compare
 from perfmodel.measure._card import write_card
 from perfmodel.measure._rows import SUSPECT

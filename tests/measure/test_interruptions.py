@@ -12,7 +12,7 @@ import pytest
 from fake_backend import PLAN, ROWS, FakeBackend, measured
 
 from perfmodel.errors import CalibrationError, PerfModelError
-from perfmodel.io import read_table
+from perfmodel.ingest.tables import read_table
 from perfmodel.measure import read_card, read_plan, run_plan
 from perfmodel.measure._lock import NAME, locked
 from perfmodel.measure._partial import PartialFile

@@ -8,7 +8,7 @@ import pytest
 
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError, UnknownNameError
-from perfmodel.io import read_table, write_table
+from perfmodel.ingest.tables import read_table, write_table
 from perfmodel.measure import Sample, StoppingRule, measure_ops, open_backend, time_calls
 from perfmodel.measure._backend import Backend
 from perfmodel.measure._caches import host_flush

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from perfmodel.errors import CalibrationError, PerfModelError
-from perfmodel.io import read_table
+from perfmodel.ingest.tables import read_table
 from perfmodel.measure import NcclTests, Plan, Point, read_card, read_plan, run_plan
 from perfmodel.measure._nccl_tests import check_nccl_tests, geometric_runs, nccl_tests_rows
 from perfmodel.spec import Collective

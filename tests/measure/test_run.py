@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from perfmodel.errors import CalibrationError, TableError
-from perfmodel.io import read_table, write_table
+from perfmodel.ingest.tables import read_table, write_table
 from perfmodel.measure import StoppingRule, card_path, read_card, read_plan
 from perfmodel.measure._card import write_card
 from perfmodel.measure._finished import finished_rows

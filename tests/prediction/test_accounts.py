@@ -13,7 +13,8 @@ import perfmodel as pm
 from perfmodel import catalog
 from perfmodel.cost import EventTimes, PricesKernels
 from perfmodel.errors import LayoutError
-from perfmodel.layout_search import search
+from perfmodel.planning.layouts import search
+from perfmodel.planning.what_if import whatif
 from perfmodel.prediction import (
     EAGER,
     Adjustment,
@@ -33,7 +34,6 @@ from perfmodel.schedule import schedule_names
 from perfmodel.session import Session
 from perfmodel.spec import Device, Job, KernelOp, Layout
 from perfmodel.timeline import times
-from perfmodel.what_if import whatif
 
 NAMES = [*(name for name in schedule_names() if name != "forward"), "chimera:4", "seq1f1b:4", "nf1b:1", "nf1b:8"]
 MODELS = (

@@ -6,7 +6,7 @@ import pytest
 import perfmodel as pm
 from perfmodel import catalog
 from perfmodel.errors import LayoutError, UnknownNameError
-from perfmodel.layout_search import default_space, restrict, with_schedules
+from perfmodel.planning.layouts import default_space, restrict, with_schedules
 from perfmodel.prediction import LayoutGrid, evaluate, price_grids, step_problem
 from perfmodel.schedule import schedule_names
 from perfmodel.spec import Job, Layout, Problem

@@ -7,7 +7,7 @@ import pytest
 
 from perfmodel import catalog
 from perfmodel.errors import LayoutError, Reason, Rejection
-from perfmodel.layout_search import default_space, enumerate_layouts, restrict, with_schedules
+from perfmodel.planning.layouts import default_space, enumerate_layouts, restrict, with_schedules
 from perfmodel.prediction import check_layout
 from perfmodel.spec import Job, Layout, Problem
 

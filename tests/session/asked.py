@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 import perfmodel as pm
+from perfmodel.cost.learn import load_regressor, save_regressor, shipped_folder
 from perfmodel.errors import PerfModelError
-from perfmodel.io import write_bytes, write_text
-from perfmodel.layout_search import SearchSpace
-from perfmodel.learn import load_regressor, save_regressor, shipped_folder
+from perfmodel.ingest.tables import write_bytes, write_text
+from perfmodel.planning.layouts import SearchSpace
 from perfmodel.prediction import COMPILED, EAGER
 from perfmodel.spec import Cluster, Job
 
@@ -179,7 +179,7 @@ def in_fresh_processes(put: list[Callable[[], str]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    import perfmodel.design  # so that no child has to import anything
+    import perfmodel.planning.design  # so that no child has to import anything
 
     np.seterr(all="ignore")
     asked, where, files = pickle.load(sys.stdin.buffer)

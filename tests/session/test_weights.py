@@ -11,12 +11,12 @@ import pytest
 
 import perfmodel as pm
 from perfmodel.cost import CollectiveModel, KernelModel
+from perfmodel.cost.learn import weight_files
+from perfmodel.cost.learn._weights import _SETTLED_NS
 from perfmodel.errors import CalibrationError
-from perfmodel.io import write_bytes
-from perfmodel.layout_search import ask
-from perfmodel.layout_search._question import model_of
-from perfmodel.learn import weight_files
-from perfmodel.learn._weights import _SETTLED_NS
+from perfmodel.ingest.tables import write_bytes
+from perfmodel.planning.layouts import ask
+from perfmodel.planning.layouts._question import model_of
 from perfmodel.prediction import step_problem
 from perfmodel.spec import Gemm, Job
 

@@ -7,8 +7,8 @@ from studies.live import LiveSettings, validate_live
 from studies.live_cases import LiveCase, live_cases
 from studies.live_report import live_report
 
-from perfmodel.distribute import Degrees
 from perfmodel.measure._hosts import unavailable
+from perfmodel.program.distribute import Degrees
 
 needs_hosts = pytest.mark.skipif(bool(unavailable()), reason=f"hosts cannot be emulated here: {unavailable()}")
 

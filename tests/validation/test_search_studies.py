@@ -18,7 +18,7 @@ from studies.search_sections import SEARCH_SECTIONS
 
 from perfmodel import catalog
 from perfmodel.errors import LayoutError, PerfModelError
-from perfmodel.layout_search import enumerate_layouts
+from perfmodel.planning.layouts import enumerate_layouts
 from perfmodel.prediction import evaluate, peak_memory, step_problem
 from perfmodel.spec import Framework, Job, Layout, Problem
 from perfmodel.validation._case_rows import Case

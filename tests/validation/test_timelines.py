@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.distribute import Degrees, distribute
 from perfmodel.errors import PerfModelError
 from perfmodel.execution import program_structure, simulate
-from perfmodel.ir.models import mlp, training_step
 from perfmodel.program import N_STREAMS, Kind, Structure
+from perfmodel.program.distribute import Degrees, distribute
+from perfmodel.program.ir.models import mlp, training_step
 from perfmodel.timeline import Timeline, times
 from perfmodel.validation import TimelineErrors, compare_timelines
 

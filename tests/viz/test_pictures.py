@@ -17,6 +17,7 @@ from perfmodel import catalog, viz
 from perfmodel.cost import measured_work
 from perfmodel.display import EVENTS, PARTS, shade, text_colour
 from perfmodel.errors import PerfModelError
+from perfmodel.planning.what_if import Curve
 from perfmodel.prediction import predict
 from perfmodel.program import Stream
 from perfmodel.schedule import PassTimes, equal_parts, get_schedule, schedule_facts, starts_and_ends
@@ -25,7 +26,6 @@ from perfmodel.units import GIB
 from perfmodel.viz._links import busy_share
 from perfmodel.viz._memory import drawn_ranks, highs
 from perfmodel.viz._style import WIDTHS_IN
-from perfmodel.what_if import Curve
 
 
 def texts(figure):

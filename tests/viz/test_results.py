@@ -9,10 +9,10 @@ import pytest
 
 import perfmodel as pm
 from perfmodel.display import frame_html, progress, shows_progress
+from perfmodel.planning.what_if import Curve
 from perfmodel.schedule import schedule_facts
 from perfmodel.timeline import timeline_frame
 from perfmodel.validation import ValidationReport
-from perfmodel.what_if import Curve
 
 
 class Reader(HTMLParser):

@@ -14,8 +14,8 @@ from perfmodel import catalog
 from perfmodel.display import frame_html
 from perfmodel.execution import PairTimes, Run, measure_pair, predict_ranks, program_ranks, random_inputs, rank_events
 from perfmodel.execution import run as run_program
-from perfmodel.ir import Program
 from perfmodel.measure import EmulatedHosts, Host, RankGroup, usable_cores, wait_until_quiet
+from perfmodel.program.ir import Program
 from perfmodel.spec import Cluster, NetworkLevel
 from perfmodel.timeline import Timeline
 from perfmodel.validation import compare_timelines

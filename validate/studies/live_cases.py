@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from perfmodel.distribute import Degrees, distribute, on_one_stream
-from perfmodel.ir import Program
-from perfmodel.ir.models import TransformerSize, mlp, training_step, transformer_loss
+from perfmodel.program.distribute import Degrees, distribute, on_one_stream
+from perfmodel.program.ir import Program
+from perfmodel.program.ir.models import TransformerSize, mlp, training_step, transformer_loss
 
 
 @dataclass(frozen=True, kw_only=True)

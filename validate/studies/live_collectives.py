@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Final, Literal
 
-from perfmodel.ir import Program, parse_function, undistributed
+from perfmodel.program.ir import Program, parse_function, undistributed
 
 Algorithm = Literal["ring", "hierarchical", "inside", "across"]
 _SIZES: Final = (524288, 2097152)

@@ -1,4 +1,4 @@
-"""How good the optimisers of `perfmodel.optimise` are, beside exact answers, bounds and other methods."""
+"""How good the optimisers of `perfmodel.planning.optimise` are, beside exact answers, bounds and other methods."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -10,7 +10,7 @@ import pandas as pd
 from studies.optimisers import OPTIMISERS, anneal, run_optimiser
 
 from perfmodel import catalog
-from perfmodel.optimise import (
+from perfmodel.planning.optimise import (
     Chain,
     Relaxation,
     Run,

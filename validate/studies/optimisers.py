@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from scipy.optimize import minimize
 
-from perfmodel.optimise import Chain, Relaxation
+from perfmodel.planning.optimise import Chain, Relaxation
 from perfmodel.timeline import makespan_lanes
 
 OPTIMISERS: Final = ("Powell", "Nelder-Mead", "CMA-ES")

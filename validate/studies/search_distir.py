@@ -10,7 +10,7 @@ from studies.search_rank import USUAL, Ranked, rank
 
 from perfmodel import catalog
 from perfmodel.cost import EventTimes, PricesKernels
-from perfmodel.layout_search import SearchSpace
+from perfmodel.planning.layouts import SearchSpace
 from perfmodel.prediction import EAGER
 from perfmodel.spec import Device, Framework, Job, KernelOp, Layout
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from perfmodel.cost import PricesKernels
-from perfmodel.layout_search import SearchSpace, search
+from perfmodel.planning.layouts import SearchSpace, search
 from perfmodel.prediction import EAGER
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
 

@@ -11,7 +11,7 @@ from studies.selection_study import Case, Entry
 
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError
-from perfmodel.io import read_table
+from perfmodel.ingest.tables import read_table
 from perfmodel.prediction import step_problem
 from perfmodel.spec import Attention, Gemm, Job, Layout, Model, Op, Transformer
 from perfmodel.workload import Shard, blocks

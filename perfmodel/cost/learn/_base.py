@@ -1,0 +1,90 @@
+"""Fitting the base time's constants: robust least squares per stack and kind, with priors."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from jaxtyping import Float64
+
+from perfmodel.cost.learn._parameters import FLOOR_POWER, JOINT_POWER, power_join
+from perfmodel.cost.learn._tables import Samples, physics_of
+from perfmodel.cost.learn._work import compute_seconds, memory_seconds
+
+NO_FLOOR: Final = float(np.log(1e-9))
+_TYPICAL_FLOOR: Final = float(np.log(35e-6))
+_PRIOR_WEIGHT: Final = 2.0
+"""Priors count as this many measurements per constant."""
+_SHOWS_FLOOR: Final = 500
+"""Rows of a kind from which its shortest times show the launch floor."""
+_MOST_ROWS: Final = 3000
+
+
+class Base(NamedTuple):
+    """Log constants per group [G] and the group of every sample [n]."""
+
+    groups: tuple[tuple[int, str], ...]
+    """Stack index and kind of each group."""
+    index: np.ndarray
+    log_fixed_s: Float64[np.ndarray, "G"]
+    log_compute: Float64[np.ndarray, "G"]
+    log_memory: Float64[np.ndarray, "G"]
+    log_floor_s: Float64[np.ndarray, "G"]
+
+
+def fit_base(samples: Samples, seed: int = 0) -> Base:
+    """Constants of every (stack, kind) with at least one sample.
+
+    Each fit minimises soft-L1 log residuals over fixed time, compute and memory efficiency (and,
+    for eager sources, the launch floor), drawn to typical values where data are few.
+    """
+    rng = np.random.default_rng(seed)
+    groups, index = groups_of_samples(samples)
+    rows = [np.flatnonzero(index == g) for g in range(len(groups))]
+    some = [rng.choice(r, _MOST_ROWS, replace=False) if len(r) > _MOST_ROWS else r for r in rows]
+    constants = np.zeros((len(groups), 4))
+    # large groups first: what they say about launch floors is the prior of small ones
+    floors: dict[tuple[str, str], list[float]] = {}
+    for g in sorted(range(len(groups)), key=lambda g: -len(rows[g])):
+        stack = samples.stacks[groups[g][0]]
+        known = floors.setdefault((stack.source, groups[g][1]), [])
+        floor = float(np.median(known)) if known else _TYPICAL_FLOOR
+        constants[g] = _fit_group(samples.take(some[g]), stack.host_launch, floor)
+        if len(rows[g]) >= _SHOWS_FLOOR:
+            known.append(constants[g, 3])
+    return Base(groups, index, *constants.T)
+
+
+def groups_of_samples(samples: Samples) -> tuple[tuple[tuple[int, str], ...], np.ndarray]:
+    """Every pair of stack index and kind that was measured, and which of them each sample has [n]."""
+    kinds = np.unique(samples.rows.kind.astype(str))
+    code = np.searchsorted(kinds, samples.rows.kind.astype(str))
+    joint = samples.stack * len(kinds) + code
+    unique, index = np.unique(joint, return_inverse=True)
+    return tuple((int(u // len(kinds)), str(kinds[u % len(kinds)])) for u in unique), index
+
+
+def _fit_group(samples: Samples, host_launch: bool, floor: float) -> np.ndarray:
+    from scipy.optimize import least_squares
+
+    physics, machine = physics_of(samples)
+    compute, memory = compute_seconds(np, physics, machine), memory_seconds(np, physics, machine)
+    target = np.log(samples.time_s)
+    lowest = float(np.quantile(target, 0.02))
+    fixed = np.log(3e-6) if host_launch else min(np.log(5e-6), lowest - 0.1)
+    # the shortest times show the launch floor only if they are as short as launches are
+    prior = np.array([fixed, np.log(0.6), np.log(0.75), min(lowest - 0.05, floor)])
+    spread = np.array([0.1 if host_launch else 1.0, 1.0, 0.35, 0.3])
+    free = 4 if host_launch else 3
+
+    def residuals(p: Sequence[float]) -> np.ndarray:
+        kernel = np.exp(p[0]) + power_join(np, compute * np.exp(-p[1]), memory * np.exp(-p[2]), JOINT_POWER)
+        log_time = np.log(kernel)
+        if host_launch:
+            log_time = np.logaddexp(FLOOR_POWER * log_time, FLOOR_POWER * p[3]) / FLOOR_POWER
+        pull = (np.asarray(p) - prior[:free]) / spread[:free]
+        return np.concatenate([log_time - target, np.sqrt(_PRIOR_WEIGHT) * 0.3 * pull])
+
+    fit = least_squares(residuals, prior[:free], loss="soft_l1", f_scale=0.2, max_nfev=60)
+    if not host_launch:
+        return np.append(fit.x, NO_FLOOR)
+    return np.append(fit.x[:3], min(fit.x[3], lowest))

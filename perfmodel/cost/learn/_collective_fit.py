@@ -1,0 +1,184 @@
+"""Curves of what was measured beside physics, and the joining of a site's fit with the shipped one.
+
+One curve per measured placement (ranks, ranks per node) of a key: a series with its software and element type, a
+series, a fabric on one device, or links inside a node on any device.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+import numpy as np
+import pandas as pd
+
+from perfmodel.cost.learn._collective_physics import Effect
+from perfmodel.cost.learn._collective_physics_fit import fit_physics, physical_time
+from perfmodel.cost.learn._collective_rows import CollectiveRows, SeriesKey
+from perfmodel.cost.learn._collective_weights import (
+    GRID,
+    HIGHEST,
+    LOWEST,
+    PER_OCTAVE,
+    CollectiveWeights,
+    Curve,
+    CurveKey,
+    EntryKey,
+    FabricKey,
+    LinksKey,
+    MeasuredPlace,
+)
+from perfmodel.cost.learn._fabrics import Fabric
+from perfmodel.ingest.tables import groups_of
+
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What is known of the sources of tables, as in `training/collectives.toml`."""
+
+    reference: tuple[str, ...] = ()
+    """Sources timed on the device, best first, that a fabric's usual price stands on; by default all, largest first."""
+    unhealthy: tuple[tuple[str, ...], ...] = ()
+    """First parts of series whose network ran far below its rate: no guide to others."""
+    physics_only: tuple[str, ...] = ()
+    """Sources that state no licence: constants are fitted to them, their figures are not kept."""
+    forced: bool = False
+    """Whether a series of a forced algorithm may stand for a fabric where nothing else was measured."""
+
+
+NO_SOURCES: Final = Sources()
+"""Nothing is known of them."""
+
+
+def fit_rows(
+    rows: CollectiveRows,
+    base: CollectiveWeights | None,
+    sources: Sources = NO_SOURCES,
+    start: Mapping[Effect, float] | None = None,
+) -> CollectiveWeights:
+    """Physics (or that of `base`) and the curves of what was measured; `start`: effects to begin the search at."""
+    healthy = ~(rows.starting(sources.unhealthy) & rows.between)
+    physics = dict(base.physics) if base else fit_physics(rows.take(healthy), start)
+    own = rows.take(~np.isin(rows.of_series("source"), sources.physics_only))
+    weights = CollectiveWeights(physics=physics, most_ranks=_most_ranks(rows.take(healthy)))
+    if len(own):
+        weights = replace(weights, curves=fit_all_curves(own, physics, sources), measured_on=_measured_on(own))
+    return _merged(weights, base) if base else weights
+
+
+def fit_curve(ranks: float, ranks_per_node: float, size: np.ndarray, residual: np.ndarray) -> Curve:
+    """Medians of quarter octaves, joined; `size` is log2 bytes, `residual` log(measured / physical), float64[n]."""
+    order = np.argsort(size, kind="stable")
+    x, y = np.clip(size[order], LOWEST, HIGHEST), residual[order]
+    cell = np.round(x * PER_OCTAVE).astype(int)
+    first = np.flatnonzero(np.diff(cell, prepend=cell[0] - 1))
+    middle = np.array([part.mean() for part in np.split(x, first[1:])])
+    value = np.array([np.median(part) for part in np.split(y, first[1:])])
+    start, end = cell[0] - LOWEST * PER_OCTAVE, cell[-1] - LOWEST * PER_OCTAVE
+    return Curve(ranks, ranks_per_node, int(start), np.interp(GRID[start : end + 1], middle, value).astype(np.float32))
+
+
+def fit_curves(
+    groups: Iterable[tuple[Key, np.ndarray]], ranks: np.ndarray, ranks_per_node: np.ndarray, size: np.ndarray,
+    residual: np.ndarray,
+) -> dict[Key, dict[tuple[float, float], Curve]]:  # fmt: skip
+    """One curve per key and placement; `groups`: keys with the indices of their rows."""
+    result: dict[Key, dict[tuple[float, float], Curve]] = {}
+    for label, index in groups:
+        for place in sorted(set(zip(ranks[index].tolist(), ranks_per_node[index].tolist(), strict=True))):
+            own = index[(ranks[index] == place[0]) & (ranks_per_node[index] == place[1])]
+            result.setdefault(label, {})[place] = fit_curve(*place, size[own], residual[own])
+    return result
+
+
+def fit_all_curves(
+    rows: CollectiveRows, physics: Mapping[Effect, float], sources: Sources
+) -> dict[CurveKey, dict[tuple[float, float], Curve]]:
+    """Curves of series, of their software and element types, and of fabrics as usual."""
+    rows = rows.take(~np.isin(rows.of_series("source"), sources.physics_only))
+    residual = np.log(rows.time_s / np.maximum(physical_time(physics, rows), 1e-9))
+    place = (rows.ranks, rows.ranks_per_node, np.log2(rows.buffer_bytes), residual)
+    series = fit_curves(((rows.keys[code], index) for (code,), index in groups_of(rows.series)), *place)
+    entries = groups_of(rows.series, rows.software, rows.dtype)
+    # a series run with one software and element type is its own entry
+    several = {code for code, count in Counter(code for (code, *_), _ in entries).items() if count > 1}
+    of_entries = [(EntryKey(rows.keys[code], *run), index) for (code, *run), index in entries if code in several]
+    return {**series, **fit_curves(of_entries, *place), **_usual(rows, series, sources)}
+
+
+def _usual(
+    rows: CollectiveRows, series: Mapping[SeriesKey, Mapping[tuple[float, float], Curve]], sources: Sources
+) -> dict[FabricKey | LinksKey, dict[tuple[float, float], Curve]]:
+    """A fabric's usual curves: at each placement those of the best reference source that measured it."""
+    order = sources.reference or tuple(pd.Series(rows.of_series("source")).value_counts().index)
+    candidates: dict[FabricKey | LinksKey, dict[tuple[float, float], dict[int, list[Curve]]]] = {}
+    for (code,), (at, *_) in groups_of(rows.series):
+        key = rows.keys[code]
+        if key.source not in order or (not rows.any_algorithm[at] and not sources.forced):
+            continue
+        fabric: Fabric = rows.fabric[at]  # pyright: ignore[reportAssignmentType]
+        # a forced algorithm counts where the library's own choice was not measured
+        rank = order.index(key.source) + (0 if rows.any_algorithm[at] else len(order))
+        for place, curve in series[key].items():
+            between = place[0] > place[1]
+            if between and key.starts(sources.unhealthy):
+                continue
+            for usual in CollectiveWeights.usual_keys(fabric, str(rows.kind[at]), between, -1):
+                candidates.setdefault(usual, {}).setdefault(place, {}).setdefault(rank, []).append(curve)
+    return {
+        key: {place: mean_curve(by_rank[min(by_rank)]) for place, by_rank in places.items()}
+        for key, places in candidates.items()
+    }
+
+
+def mean_curve(curves: Iterable[Curve]) -> Curve:
+    """The mean of several curves of one placement, over all sizes that one of them was measured at."""
+    several = list(curves)
+    start = min(c.start for c in several)
+    end = max(c.start + len(c.value) for c in several)
+    value = np.mean([c.everywhere()[start:end] for c in several], axis=0)
+    return Curve(several[0].ranks, several[0].ranks_per_node, start, value.astype(np.float32))
+
+
+def _measured_on(rows: CollectiveRows) -> dict[SeriesKey, tuple[MeasuredPlace, ...]]:
+    """What every series was measured on, inside nodes first."""
+    result: dict[SeriesKey, dict[MeasuredPlace, None]] = {}
+    columns = zip(rows.series.tolist(), rows.kind, rows.fabric, rows.between.tolist(), strict=True)
+    for code, kind, fabric, between in sorted(dict.fromkeys(columns), key=lambda x: (x[0], x[3])):
+        link = fabric.levels[-1].link if between else fabric.inside.link
+        result.setdefault(rows.keys[code], {})[MeasuredPlace(str(kind), fabric.device, link, between)] = None
+    return {key: tuple(places) for key, places in result.items()}
+
+
+def _merged(own: CollectiveWeights, base: CollectiveWeights) -> CollectiveWeights:
+    """`base` with the usual curves of its fabrics and kinds replaced where `own` measured them.
+
+    Shipped series stay, to predict their own rows by; what is usual on links of other devices stays as well.
+    """
+    usual = {key: curves for key, curves in own.curves.items() if not isinstance(key, LinksKey)}
+    measured = {place for places in own.measured_on.values() for place in places}
+    replaced: dict[str, list[str]] = {}
+    for key, places in base.measured_on.items():
+        for place in measured & set(places):
+            replaced.setdefault(str(place), []).append(str(key))
+    kept = sum(series.key not in own.curves for series in base.series) + len(base.moe.series)
+    return replace(
+        base,
+        curves={**base.curves, **usual},
+        measured_on={**base.measured_on, **own.measured_on},
+        most_ranks={
+            k: max(base.most_ranks.get(k, 0), own.most_ranks.get(k, 0)) for k in {*base.most_ranks, *own.most_ranks}
+        },
+        notes={**base.notes, "replaced": replaced, "kept": kept, "own": len(own.series)},
+    )
+
+
+def _most_ranks(rows: CollectiveRows) -> dict[str, int]:
+    result: dict[str, int] = {}
+    for fabric, n, r in set(zip(rows.fabric, rows.ranks, rows.ranks_per_node, strict=True)):
+        link = fabric.inside.link if n <= r else fabric.levels[-1].link
+        if not link.startswith("unknown"):
+            result[link] = max(result.get(link, 0), int(n))
+    return result

@@ -1,0 +1,308 @@
+"""Time of a collective from first principles: launch, hops and bytes over bandwidth, the best of the algorithms.
+
+`launch + min over algorithm and protocol of join(hops x latency, max(bytes / bandwidth inside, bytes / bandwidth
+between))`
+
+Algorithms: ring, double binary tree (Sanders, Speck and Traeff, Parallel Computing 35, 2009), reduction in the
+switches of a node (NVLS) and of the network (SHARP), pairwise exchange. Protocols as NCCL's LL and Simple: a share
+of the bandwidth at a fraction of the latency, and the reverse. Every term grows with bytes, ranks and latency and
+falls with bandwidth, and so does their minimum.
+
+Functions take NumPy or JAX arrays alike and are differentiable in all real arguments.
+
+The constants of the curve are sums of effects (of the kind of collective, of the link class, of both), each with an
+expected value and a standard deviation. A fit moves an effect as far as measurements ask; a link class never measured
+keeps the expected effect, so that it is priced by what all links have in common. Efficiencies are logistic: below one
+whatever the fit, so that no link carries more than its rate.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import exp, log
+from types import ModuleType
+from typing import Any, Final, NamedTuple, get_args
+
+import numpy as np
+
+from perfmodel.cost.learn._fabrics import Fabric, LinkClass, link_named
+from perfmodel.spec import CollectiveKind
+
+Array = Any
+"""A NumPy or JAX array, or a Python number."""
+KINDS: Final = get_args(CollectiveKind)
+
+REFERENCE_PEERS: Final = 7
+"""Peers in a node of eight; larger nodes are switched, their bandwidth grows no further."""
+OVERLAP_INSIDE: Final = 3.0
+"""Sharpness of the smooth maximum (`larger`) of latency and transfer inside a node."""
+SUM: Final = 1.0
+PIPELINED: Final = 0.5
+"""The same between nodes, where 1 gives the sum and 1/2 the optimally pipelined tree: `(sqrt(latency) +
+sqrt(transfer))^2` (Sanders et al., section 2)."""
+POSTED: Final = 0.1
+"""Share of a hop that each further message costs which is posted at once, inside a node."""
+IMPOSSIBLE: Final = 1e3
+"""Volume, in buffers, of an algorithm that the fabric lacks."""
+
+
+@dataclass(frozen=True)
+class LinkConstants:
+    """What the curve needs to know of a fabric for one kind; every field a number or arrays of one common shape."""
+
+    launch_s: Array
+    """Time that no message size and rank count changes: kernel launch, dispatch."""
+    hop_inside_s: Array
+    """Latency of one message inside a node in the low-latency protocol."""
+    hop_inside_full_s: Array
+    """The same in the bandwidth protocol."""
+    hop_between_s: Array
+    hop_between_full_s: Array
+    peer_s: Array
+    """What each peer on another node costs one rank of an all-to-all."""
+    bandwidth_inside: Array
+    """Effective bytes/s of one rank inside its node in the bandwidth protocol: with `REFERENCE_PEERS` peers, where they
+    share a bridge with one."""
+    bandwidth_between: Array
+    """Effective bytes/s between nodes of one rank (its share of the node's links), on two nodes."""
+    low_latency_share: Array
+    """Bandwidth of the low-latency protocol as a share of the full one."""
+    peer_exponent: Array
+    """How bandwidth inside a node grows with the peers of a rank: 0 behind a switch, towards 1 in a mesh of
+    direct links (each pair has its own), negative where ranks share a host bridge."""
+    node_exponent: Array
+    """Bandwidth between nodes falls as (nodes / 2) to the minus this."""
+    switch_share: Array
+    """Efficiency of reduction in the node's switch relative to a ring's; 0: no such switch."""
+    network_share: Array
+    """The same of reduction in the network's switches."""
+
+
+def namespace(*arrays: Array) -> ModuleType:
+    """`jax.numpy` if any argument is a JAX array (or tracer), else `numpy`; imports JAX for nobody else."""
+    jax = sys.modules.get("jax")
+    if jax is not None and any(isinstance(a, jax.Array) for a in arrays):
+        return jax.numpy
+    return np
+
+
+def larger(a: Array, b: Array, sharpness: float) -> Array:
+    """Smooth maximum of positive numbers: their `sharpness`-norm (1 gives the sum)."""
+    xp = namespace(a, b)
+    high, low = xp.maximum(a, b), xp.minimum(a, b)
+    ratio = low / xp.maximum(high, 1e-300)
+    return high * (1 + ratio**sharpness) ** (1 / sharpness)
+
+
+def smaller(a: Array, b: Array, sharpness: float = 16.0) -> Array:
+    """Smooth minimum of positive numbers."""
+    xp = namespace(a, b)
+    low, high = xp.minimum(a, b), xp.maximum(a, b)
+    ratio = low / xp.maximum(high, 1e-300)
+    return low * (1 + ratio**sharpness) ** (-1 / sharpness)
+
+
+def collective_time(kind: str, buffer_bytes: Array, ranks: Array, ranks_per_node: Array, c: LinkConstants) -> Array:
+    """Seconds of one kind on `ranks` ranks, `ranks_per_node` of them to a node; 0 for one rank.
+
+    Sizes as nccl-tests counts them (`perfmodel.spec.Collective`). Inside a node latency hides behind transfer
+    (a smooth maximum fits the tables best); between nodes a ring waits for its hops and a tree is pipelined.
+    """
+    xp = namespace(buffer_bytes, ranks, ranks_per_node, c.bandwidth_inside, c.bandwidth_between, c.hop_inside_s)
+    n, r = ranks * 1.0, xp.minimum(ranks_per_node * 1.0, ranks)
+    nodes = xp.maximum(n / r, 1.0)
+    several = xp.minimum(nodes - 1.0, 1.0)  # 0 inside one node, 1 from two nodes on
+    peers = xp.clip(r - 1.0, 1.0, REFERENCE_PEERS)
+    inside = c.bandwidth_inside * (peers / xp.where(c.peer_exponent < 0, 1, REFERENCE_PEERS)) ** c.peer_exponent
+    between = c.bandwidth_between * xp.maximum(nodes / 2, 1.0) ** -c.node_exponent
+    best = None
+    for hops_in, hops_out, fixed_s, volume_in, volume_out, join in _algorithms(kind, xp, n, r, nodes, several, c):
+        sharpness = xp.where(nodes > 1.0, join, OVERLAP_INSIDE)
+        for hop_in_s, hop_out_s, share in (
+            (c.hop_inside_s, c.hop_between_s, c.low_latency_share),
+            (c.hop_inside_full_s, c.hop_between_full_s, 1.0),
+        ):
+            latency_s = hops_in * hop_in_s + hops_out * hop_out_s + fixed_s
+            inside_s, between_s = (
+                volume_in * buffer_bytes / (inside * share),
+                volume_out * buffer_bytes / (between * share),
+            )
+            transfer_s = larger(inside_s, between_s, 6.0)
+            time_s = larger(latency_s, transfer_s, sharpness)
+            best = time_s if best is None else smaller(best, time_s)
+    return (c.launch_s + best) * xp.minimum(n - 1.0, 1.0)
+
+
+def _algorithms(
+    kind: str, xp: ModuleType, n: Array, r: Array, nodes: Array, several: Array, c: LinkConstants
+) -> tuple[tuple[Array, Array, Array, Array, Array, float], ...]:
+    """Per algorithm: hops inside and between nodes, other latency [s], bytes of the busiest rank inside a node and
+    between nodes as multiples of the buffer, and how latency joins transfer between nodes."""
+    share = (n - 1) / n
+    local = xp.minimum(r - 1, 1.0)  # 0 where every rank of the group has a node to itself
+    ring_in, ring_out = n - nodes, nodes * several
+    tree_in, tree_out = smaller(r - 1, 2 * xp.log2(r)), xp.log2(nodes)
+    if kind == "all_reduce":
+        tree_volume = 2 * (1 - 2.0 ** (1 - nodes))
+        # a switch that reduces gets every rank's buffer once and sends the sum once
+        switched, networked = _per_share(xp, c.switch_share), _per_share(xp, c.network_share)
+        return (
+            (2 * ring_in, 2 * ring_out, 0.0, 2 * share * local, 2 * share * several / r, SUM),
+            (2 * tree_in, 2 * tree_out, 0.0, 2 * share * local, tree_volume / r, PIPELINED),
+            (2 * local, 2 * tree_out, 0.0, switched * local, tree_volume / r, PIPELINED),
+            (2 * local, 2 * several, 0.0, switched * local, networked * several / r, SUM),
+        )
+    if kind in ("all_gather", "reduce_scatter"):
+        return ((ring_in, ring_out, 0.0, share * local, share * several / r, SUM),)
+    if kind == "all_to_all":
+        # sends to all peers are posted at once; what stays in the node does not load its adapters
+        fixed_s = (n - r) * c.peer_s
+        return ((local * (1 + POSTED * (r - 1)), several, fixed_s, (r - 1) / n, (n - r) / n, SUM),)
+    if kind == "send_recv":
+        return ((local * (1 - several), several, 0.0, local * (1 - several), several, SUM),)
+    return (
+        (ring_in, ring_out, 0.0, local, several / r, SUM),
+        (tree_in, tree_out, 0.0, local, several / r, PIPELINED),
+    )
+
+
+def _per_share(xp: ModuleType, share: Array) -> Array:
+    return xp.where(share > 0, 1 / xp.maximum(share, 1e-9), IMPOSSIBLE)
+
+
+LEAST_HOP: Final = 0.25
+"""However low a stated latency, a hop keeps this share of the fitted one: software."""
+_DEFAULT_HOP_S: Final = {"hop_inside": 2e-6, "hop_between": 20e-6}
+_LEAST_EFFICIENCY: Final = 0.02
+
+
+class Effect(NamedTuple):
+    """One term of a constant's sum."""
+
+    of: str
+    """What it is a part of, such as the efficiency `inside` a node."""
+    link: str = ""
+    """Link class that it holds for; empty for all."""
+    kind: str = ""
+    """Kind of collective that it holds for; empty for all."""
+
+    def __str__(self) -> str:
+        return "|".join(part for part in self if part)
+
+
+def effects(kind: str, inside: str, between: str) -> tuple[Effect, ...]:
+    """All effects that a collective of this kind on these link classes depends on."""
+    of_kind = (Effect("launch", kind=kind), Effect("inside", kind=kind), Effect("between", kind=kind))
+    near = (Effect(of, inside) for of in ("inside", "hop_inside", "peers", "low_latency"))
+    far = (Effect(of, between) for of in ("between", "hop_between", "peer_s", "nodes"))
+    alone = (Effect(of) for of in ("hop_ratio", "switch", "network", "hop_ratio_between"))
+    both = (Effect("inside", inside, kind), Effect("between", between, kind), Effect("hop_between", between, kind))
+    return (*of_kind, *near, *far, *alone, *both)
+
+
+_EXPECTED: Final = {
+    "launch": (log(5e-6), 0.5),
+    "low_latency": (-0.6, 0.4),
+    "hop_ratio": (log(3.0), 0.5),
+    "hop_ratio_between": (log(2.0), 0.4),
+    "switch": (1.0, 0.5),
+    "network": (1.0, 0.5),
+    "peer_s": (log(3e-6), 0.8),
+    "nodes": (log(0.03), 0.8),
+}
+_EFFICIENCY: Final = {"inside": (1.1, 0.7), "between": (1.7, 0.7)}
+
+
+def expected(effect: Effect) -> tuple[float, float]:
+    """Expected value of an effect and its standard deviation."""
+    of, name, kind = effect
+    link = link_named(name)
+    if of in _EFFICIENCY:
+        return (0.0, 0.5) if name else _EFFICIENCY[of]
+    if of in _DEFAULT_HOP_S:
+        return (0.0, 0.4) if kind else (log(link.hop_s if link else _DEFAULT_HOP_S[of]), 0.7)
+    return _peers(link) if of == "peers" else _EXPECTED[of]
+
+
+def _peers(link: LinkClass | None) -> tuple[float, float]:
+    """In a mesh bandwidth grows with the peers, on a host bridge it is shared, behind a switch it stays."""
+    if link and link.mesh:
+        return 0.8, 0.2
+    if link and link.name.startswith("PCIe"):
+        return -0.2, 0.3
+    return 0.0, 0.02
+
+
+def constants(
+    values: Mapping[Effect, float], kind: str, fabric: Fabric, level: int, ranks_per_node: float, concurrent: float,
+    in_network: bool, spans_nodes: bool,
+) -> LinkConstants:  # fmt: skip
+    """Constants of the curve for groups of `ranks_per_node` on a fabric that reach network level `level`.
+
+    Over several nodes the links inside count at their full rate: what they lack is in the time of the group inside its
+    node, below which no price of a larger one falls.
+    """
+    inside, between = fabric.inside.link, fabric.levels[level].link
+
+    def value(*of: str) -> float:
+        found = values.get(Effect(*of))
+        return expected(Effect(*of))[0] if found is None else found
+
+    def efficiency(tier: str, link: str) -> float:
+        logit = value(tier, "", kind) + value(tier, link) + value(tier, link, kind)
+        return max(1 / (1 + exp(-logit)), _LEAST_EFFICIENCY)
+
+    near_s = exp(value("hop_inside", inside))
+    far_s = exp(value("hop_between", between) + value("hop_between", between, kind))
+    near_ratio, far_ratio = 1 + exp(value("hop_ratio")), 1 + exp(value("hop_ratio_between"))
+    near_shift, far_shift = (fabric.latency_shift_s(level, outside) for outside in (False, True))
+    link = link_named(inside)
+    return LinkConstants(
+        launch_s=exp(value("launch", "", kind)),
+        hop_inside_s=_hop(near_s, near_shift),
+        hop_inside_full_s=_hop(near_ratio * near_s, near_shift),
+        hop_between_s=_hop(far_s, far_shift),
+        hop_between_full_s=_hop(far_ratio * far_s, far_shift),
+        peer_s=exp(value("peer_s", between)),
+        bandwidth_inside=fabric.inside.bandwidth * (1.0 if spans_nodes else efficiency("inside", inside)),
+        bandwidth_between=fabric.share_between(level, ranks_per_node, concurrent) * efficiency("between", between),
+        low_latency_share=1 / (1 + exp(-value("low_latency", inside))),
+        peer_exponent=value("peers", inside) if link and (link.mesh or link.name.startswith("PCIe")) else 0.0,
+        node_exponent=exp(value("nodes", between)),
+        switch_share=1 / (1 + exp(-value("switch"))) if link and link.reduces else 0.0,
+        network_share=1 / (1 + exp(-value("network"))) if in_network else 0.0,
+    )
+
+
+def _hop(fitted_s: float, shift_s: float) -> float:
+    return max(fitted_s + shift_s, LEAST_HOP * fitted_s)
+
+
+def least_volume(kind: str, ranks: np.ndarray, ranks_per_node: np.ndarray, reduces: np.ndarray | bool) -> np.ndarray:
+    """Least share of the buffer (as nccl-tests counts it) that a rank moves one way over the group's outermost tier.
+
+    Whatever the algorithm: inside a node each of n ranks must receive the n - 1 shares that it lacks; for an all-reduce
+    twice (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 69, 2009, section 3), or its whole
+    buffer once where switches add (`reduces`). Between N nodes the same holds of nodes, whose traffic r ranks share.
+    Copies inside one device are no traffic: 0 for one rank. float64[n].
+
+    >>> least_volume("all_reduce", np.array([8.0]), np.array([8.0]), False).tolist()
+    [1.75]
+    """
+    n = np.asarray(ranks, np.float64)
+    r = np.minimum(np.maximum(ranks_per_node, 1.0), n)
+    between = n > r
+    parties = np.where(between, np.ceil(n / r), n)
+    share = np.where(between, r, 1.0)
+    lacking = (parties - 1) / np.maximum(parties, 1.0)
+    if kind == "all_reduce":
+        volume = np.where(reduces, np.minimum(2 * lacking, 1.0), 2 * lacking) / share
+    elif kind in ("all_gather", "reduce_scatter"):
+        volume = lacking / share
+    elif kind == "all_to_all":
+        volume = np.where(between, n - r, n - 1) / n
+    elif kind == "send_recv":
+        volume = np.ones(len(n))
+    else:  # a broadcast: every party but the root receives the buffer
+        volume = 1 / share
+    return volume * (n > 1)

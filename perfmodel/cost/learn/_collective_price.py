@@ -1,0 +1,296 @@
+"""Prices of collectives: physics times what was measured, made monotone in bytes and ranks.
+
+For one kind on one fabric the product of the physical curve and the measured correction is laid out on a grid of
+sizes and rank (or node) counts and projected onto what grows with both: the mean (in the logarithm) of the running
+maximum from below and the running minimum from above, which leaves alone what grows already. Between the points of
+the grid the logarithm of the time is interpolated. So a price never falls with bytes or ranks, and, as physics does
+not fall with latency nor rise with bandwidth at any point of the grid, neither does the price.
+
+In a mesh of direct links (NVLink 2, XGMI) more ranks of a node have more links: there, inside a node, each rank
+count stands for itself. So it does where a row of a table names a measured series, which is to be told as measured,
+with what made one count of its ranks slower than the next.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from perfmodel.cost.learn._collective_physics import collective_time, constants, least_volume
+from perfmodel.cost.learn._collective_rows import CollectiveRows, SeriesKey
+from perfmodel.cost.learn._collective_weights import (
+    GRID,
+    PER_OCTAVE,
+    CollectiveWeights,
+    Curve,
+    CurveKey,
+    EntryKey,
+    LinksKey,
+    Placements,
+)
+from perfmodel.cost.learn._fabrics import Fabric, link_named
+from perfmodel.ingest.tables import groups_of
+from perfmodel.session import Store
+
+_STEPS: Final = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20, 24, 28, 32, 36, 40, 48, 56, 64, 72, 96)
+RANKS: Final = np.array([*_STEPS, *(2**k for k in range(7, 15))], float)
+"""Rank counts inside a node at which prices are worked out."""
+NODES: Final = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, *(2**k for k in range(7, 18))], float)
+_MOST_TABLES: Final = 4096
+LARGE: Final = 20
+"""log2 of the bytes from which a message counts as large: 1 MiB."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is priced together: one kind on one fabric, by what was measured under some names."""
+
+    kind: str
+    fabric: Fabric
+    keys: tuple[EntryKey | SeriesKey, ...] = ()
+    """A measured series to price by, most specific first; without one the fabric's usual price."""
+    in_network: bool = False
+    any_algorithm: bool = True
+
+
+@dataclass(frozen=True)
+class Groups:
+    """`n` collectives as columns, float64[n] (`level` int64)."""
+
+    buffer_bytes: np.ndarray
+    ranks: np.ndarray
+    ranks_per_node: np.ndarray
+    level: np.ndarray
+    """Outermost network level reached."""
+    concurrent: np.ndarray
+    """Groups that share each node's links."""
+
+
+@dataclass(frozen=True)
+class Priced:
+    """Times with 90 % intervals."""
+
+    time_s: np.ndarray
+    half_width: np.ndarray
+    """Of the interval in log time."""
+    provenance: np.ndarray
+    least_s: np.ndarray
+    """What the links' full rates allow: no time, nor any end of an interval, is shorter."""
+
+
+_Parts = list[tuple[float, dict[float, Curve]]]
+"""Weights and measured curves by count."""
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Log time over counts and `GRID`, float64[c, g], and what it stands on."""
+
+    count: np.ndarray
+    log_s: np.ndarray
+    curves: dict[float, Curve]
+    """Curves measured at just these ranks per node, by count."""
+    source: CurveKey | None
+    """Key that they were found under."""
+
+
+class CollectivePrices:
+    """Times of collectives on fabrics, from fitted weights."""
+
+    def __init__(self, weights: CollectiveWeights) -> None:
+        self.weights = weights
+        self._tables = Store(_MOST_TABLES)  # weights never change: what was worked out for equal questions stays right
+
+    def price(self, asked: Request, groups: Groups) -> Priced:
+        """Time, interval and provenance of every group; 0 for one rank."""
+        n = len(groups.ranks)
+        log_s, half, provenance = np.zeros(n), np.zeros(n), np.full(n, "measured", dtype=object)
+        rate, fabric = np.full(n, asked.fabric.inside.bandwidth), asked.fabric
+        several = groups.ranks > 1
+        inside = several & (groups.ranks <= groups.ranks_per_node)
+        index = np.flatnonzero(inside)
+        if len(index):
+            self._fill(asked, self._inside(asked), groups, index, groups.ranks, (log_s, half, provenance))
+        rest = np.flatnonzero(several & ~inside)
+        places = np.stack([groups.ranks_per_node[rest], groups.level[rest], groups.concurrent[rest]], axis=1)
+        found, which = np.unique(places, axis=0, return_inverse=True)
+        for i, (per_node, level, concurrent) in enumerate(found.tolist()):
+            own = rest[which.ravel() == i]
+            place = (asked, per_node, int(level), concurrent)
+            table = self._tables.once(place, lambda place=place: self._between_table(*place))
+            self._fill(asked, table, groups, own, groups.ranks / groups.ranks_per_node, (log_s, half, provenance))
+            rate[own] = fabric.share_between(int(level), per_node, concurrent)
+        reduces = np.array([x.reduces for x in fabric.levels])[groups.level]
+        limited = np.array([x.limited for x in fabric.levels])[groups.level]
+        volume = least_volume(asked.kind, groups.ranks, groups.ranks_per_node, reduces)
+        least_s = np.where(limited, volume * groups.buffer_bytes / rate, 0.0)
+        return Priced(np.maximum(np.exp(log_s) * several, least_s), half, provenance, least_s)
+
+    def _fill(
+        self, asked: Request, table: _Table, groups: Groups, index: np.ndarray, count: np.ndarray,
+        out: tuple[np.ndarray, np.ndarray, np.ndarray],
+    ) -> None:  # fmt: skip
+        log_s, half, provenance = out
+        size, at = np.log2(np.maximum(groups.buffer_bytes[index], 1.0)), count[index]
+        log_s[index] = _read(table, size, at)
+        exact = np.zeros(len(index), bool)
+        for known, curve in table.curves.items():
+            exact |= (at == known) & (size >= curve.low - 0.5) & (size <= curve.high + 0.5)
+        source = self._unmeasured(asked, table, groups, index)
+        # links alone are known from other devices
+        exact &= not isinstance(table.source, LinksKey)
+        provenance[index] = np.where(exact, "measured", source)
+        where = "inside" if table.count is RANKS else "between"
+        for name in np.unique(provenance[index].astype(str)):
+            for large in (False, True):
+                part = (provenance[index] == name) & ((size >= LARGE) == large)
+                half[index[part]] = self.weights.half_width(name, asked.kind, where, large, table.source)
+
+    def _unmeasured(self, asked: Request, table: _Table, groups: Groups, index: np.ndarray) -> np.ndarray:
+        """Provenance of what was not itself measured."""
+        if table.source:
+            return np.full(len(index), "learned", dtype=object)
+        fabric, levels = asked.fabric, groups.level[index]
+        links = np.array([x.link for x in fabric.levels])[levels]
+        if table.count is RANKS:
+            links = np.full(len(index), fabric.inside.link)
+        most = np.array([self.weights.most_ranks.get(name, 0) for name in links.tolist()])
+        return np.where(groups.ranks[index] <= 2 * most, "analytical", "extrapolated").astype(object)
+
+    def _inside(self, asked: Request) -> _Table:
+        return self._tables.once(asked, lambda: self._inside_table(asked))
+
+    def _inside_table(self, asked: Request) -> _Table:
+        fabric = asked.fabric
+        parts, source = self._measured_curves(asked, False, 0, 0.0)
+        c = constants(self.weights.physics, asked.kind, fabric, 0, 1.0, 1.0, asked.in_network, False)
+        size_bytes = np.exp2(GRID)[None, :]
+        ranks = RANKS[:, None]
+        time_s = collective_time(asked.kind, size_bytes, ranks, ranks, c)
+        time_s = time_s * np.exp(_correction(parts, RANKS))
+        link = link_named(fabric.inside.link)
+        log_s = _growing(np.log(time_s), 1)
+        alone = isinstance(source, SeriesKey) or bool(link and link.mesh)
+        return _Table(RANKS, log_s if alone else _growing(log_s, 0), parts[0][1] if parts else {}, source)
+
+    def _between_table(self, asked: Request, per_node: float, level: int, concurrent: float) -> _Table:
+        fabric = asked.fabric
+        parts, source = self._measured_curves(asked, True, level, per_node)
+        c = constants(self.weights.physics, asked.kind, fabric, level, per_node, concurrent, asked.in_network, True)
+        size_bytes = np.exp2(GRID)[None, :]
+        nodes = NODES[1:]
+        ranks = nodes[:, None] * per_node
+        time_s = collective_time(asked.kind, size_bytes, ranks, per_node, c) * np.exp(_correction(parts, nodes))
+        log_s = _growing(np.log(time_s), 1)
+        if not isinstance(source, SeriesKey):
+            log_s = _growing(log_s, 0)
+        one = log_s[0]
+        if per_node > 1:
+            one = _read(self._inside(asked), GRID, np.full(len(GRID), per_node))
+            log_s = log_s if isinstance(source, SeriesKey) else np.maximum(log_s, one)
+        exact = {n: c for _, curves in parts for n, c in curves.items() if c.ranks_per_node == per_node}
+        return _Table(NODES, np.concatenate([one[None], log_s]), exact, source)
+
+    def _measured_curves(
+        self, asked: Request, between: bool, level: int, per_node: float
+    ) -> tuple[_Parts, CurveKey | None]:
+        """Measured curves to stand on, with weights: of the series, of the fabric, inside a node of the links."""
+        known = self.weights.curves
+        usual = self.weights.usual_keys(asked.fabric, asked.kind, between, level) if asked.any_algorithm else ()
+        for keys in (asked.keys, *((key,) for key in usual)):
+            placements: dict[tuple[float, float], Curve] = {}
+            for key in reversed(keys):
+                placements |= known.get(key, {})
+            inside = _inside_of(placements)
+            parts = _between_of(placements, per_node) if between else [(1.0, inside)] if inside else []
+            if parts:
+                return parts, keys[-1]
+        return [], None
+
+
+def _correction(parts: _Parts, count: np.ndarray) -> np.ndarray:
+    """Log correction at rank or node counts on `GRID`, float64[c, g]."""
+    total = np.zeros((len(count), len(GRID)))
+    for share, curves in parts:
+        total += share * _interpolated(curves, count)
+    return total
+
+
+def _inside_of(placements: Placements) -> dict[float, Curve]:
+    """Curves inside one node by ranks."""
+    return {n: c for (n, r), c in placements.items() if n <= r}
+
+
+def _between_of(placements: Placements, ranks_per_node: float) -> list[tuple[float, dict[float, Curve]]]:
+    """Curves over several nodes by number of nodes, with their weights: of the ranks per node asked for or, if they
+    were not measured, of those measured next to them, weighed by nearness in the logarithm."""
+    between = {place: c for place, c in placements.items() if place[0] > place[1]}
+    known = sorted({r for _, r in between})
+    low = max((r for r in known if r <= ranks_per_node), default=None)
+    high = min((r for r in known if r >= ranks_per_node), default=None)
+    if low is None or high is None or low == high:
+        shares = [(1.0, r) for r in {low, high} - {None}]
+    else:
+        up = float(np.log2(ranks_per_node / low) / np.log2(high / low))
+        shares = [(1 - up, low), (up, high)]
+    return [(share, {n / r: c for (n, r), c in between.items() if r == of}) for share, of in shares]
+
+
+def _interpolated(curves: Mapping[float, Curve], at: np.ndarray) -> np.ndarray:
+    """Correction at rank (or node) counts `at` on the whole grid, float64[a, g]; linear in the counts' logarithm."""
+    if not curves:
+        return np.zeros((len(at), len(GRID)))
+    known = sorted(curves)
+    values = np.array([curves[k].everywhere() for k in known])
+    place = np.interp(np.log2(at), np.log2(known), np.arange(len(known)))
+    low = np.minimum(place.astype(int), max(len(known) - 2, 0))
+    high = np.minimum(low + 1, len(known) - 1)
+    share = (place - low)[:, None]
+    return values[low] * (1 - share) + values[high] * share
+
+
+def _growing(log_s: np.ndarray, axis: int) -> np.ndarray:
+    """The mean of the running maximum from below and the running minimum from above."""
+    above = np.flip(np.minimum.accumulate(np.flip(log_s, axis), axis), axis)
+    return 0.5 * (np.maximum.accumulate(log_s, axis) + above)
+
+
+def _read(table: _Table, size: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """Log time at log2 sizes and counts: bilinear, beyond the largest size in proportion to it."""
+    x = np.clip((size - GRID[0]) * PER_OCTAVE, 0, len(GRID) - 1)
+    left = np.minimum(x.astype(np.int64), len(GRID) - 2)
+    logs = np.log2(table.count)
+    place = np.interp(np.log2(count), logs, np.arange(len(logs)))
+    low = np.minimum(place.astype(np.int64), len(logs) - 2)
+    across, up = x - left, place - low
+    value = table.log_s
+    below = value[low, left] * (1 - across) + value[low, left + 1] * across
+    above = value[low + 1, left] * (1 - across) + value[low + 1, left + 1] * across
+    return below * (1 - up) + above * up + np.log(2) * np.maximum(size - GRID[-1], 0)
+
+
+def table_groups(buffer_bytes: np.ndarray, ranks: np.ndarray, ranks_per_node: np.ndarray, fabric: Fabric) -> Groups:
+    """Collectives of a table's rows: alone on their fabric, over its outermost level where they leave a node."""
+    n = len(ranks)
+    level = np.full(n, len(fabric.levels) - 1) * (ranks > ranks_per_node)
+    return Groups(buffer_bytes, ranks, ranks_per_node, level.astype(np.int64), np.ones(n))
+
+
+def predict_rows(prices: CollectivePrices, rows: CollectiveRows) -> Priced:
+    """Prices of rows of tables, by their own series where it was measured."""
+    n = len(rows)
+    time_s, half_width, least_s, provenance = np.zeros(n), np.zeros(n), np.zeros(n), np.full(n, "", dtype=object)
+    code: dict[tuple[Any, ...], int] = {}
+    columns = (rows.kind, rows.fabric, rows.series, rows.software, rows.dtype, rows.in_network, rows.any_algorithm)
+    which = np.array([code.setdefault(key, len(code)) for key in zip(*columns, strict=True)], dtype=np.int64)
+    asked_for = list(code)
+    for (number,), index in groups_of(which):
+        kind, fabric, series, software, dtype, in_network, any_algorithm = asked_for[number]
+        key = rows.keys[series]
+        asked = Request(str(kind), fabric, (EntryKey(key, software, dtype), key), bool(in_network), bool(any_algorithm))
+        groups = table_groups(rows.buffer_bytes[index], rows.ranks[index], rows.ranks_per_node[index], asked.fabric)
+        priced = prices.price(asked, groups)
+        time_s[index], half_width[index], provenance[index] = priced.time_s, priced.half_width, priced.provenance
+        least_s[index] = priced.least_s
+    return Priced(time_s, half_width, provenance, least_s)

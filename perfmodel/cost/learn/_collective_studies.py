@@ -1,0 +1,239 @@
+"""What the collective model is worth where nothing was measured (shapes, rank counts, devices, fabrics left out), and
+the widths of its intervals, which are conformal quantiles of those errors."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from perfmodel.cost.learn import _moe_alltoall as moe
+from perfmodel.cost.learn._collective_fit import NO_SOURCES, Sources, fit_all_curves, fit_rows
+from perfmodel.cost.learn._collective_physics_fit import physical_time
+from perfmodel.cost.learn._collective_price import LARGE, CollectivePrices, predict_rows
+from perfmodel.cost.learn._collective_rows import CollectiveRows, collective_rows, counted, set_aside
+from perfmodel.cost.learn._collective_weights import CollectiveWeights, LinksKey, Scope
+from perfmodel.cost.learn._intervals import conformal_quantile
+from perfmodel.ingest.tables import groups_of, hashed
+
+RANK_FOLDS: Final = 3
+DEVICE_FOLDS: Final = 3
+FABRIC_FOLDS: Final = 5
+_LOG: Final = logging.getLogger(__name__)
+FEWEST: Final = 30
+"""Errors that a width of its own needs."""
+FEWEST_SERIES: Final = 4
+"""Series that those must come from, where they tell of other series."""
+LEVEL_OF_OTHERS: Final = 0.95
+"""Quantile of other fabrics' and rank counts' errors that holds 90 % of a new one's: those differ as wholes, so that
+as many rows of them as of rows drawn alike stand for less."""
+PER_SERIES: Final = 400
+"""Rows of one series that count, so that dense sweeps do not decide for all."""
+
+
+def usable(
+    tables: Sequence[pd.DataFrame], sources: Sources = NO_SOURCES
+) -> tuple[CollectiveRows, moe.MoeRows, dict[str, int]]:
+    """Rows that can be fitted (clean, of several ranks, with a time), and how many are set aside for what reason."""
+    table = pd.concat(list(tables), ignore_index=True) if tables else pd.DataFrame({"collective": []})
+    is_moe = table["collective"].isin(moe.KINDS).to_numpy()
+    rows = collective_rows(table.loc[~is_moe])
+    good = (rows.skipped == "") & ~rows.doubtful & np.isfinite(rows.time_s) & (rows.time_s > 0) & (rows.ranks > 1)
+    exchanges = moe.moe_rows(table.loc[is_moe])
+    kept = (exchanges.skipped == "") & np.isfinite(exchanges.time_s) & (exchanges.time_s > 0)
+    rows = rows.take(good)
+    # known doubts stay: of unhealthy networks as measured, of physics' witnesses at scale by a robust fit
+    reason = set_aside(rows, (*sources.unhealthy, *((name,) for name in sources.physics_only)))
+    return rows.take(reason == ""), exchanges.take(kept), counted(rows, reason)
+
+
+def shape_folds(rows: CollectiveRows, folds: int = 5) -> np.ndarray:
+    """Fold of every row: whole shapes (device, kind, ranks, size) together, at random but always alike."""
+    columns = [rows.of_series("device"), rows.kind, rows.ranks, rows.ranks_per_node, rows.buffer_bytes]
+    return (hashed(columns) % folds).astype(int)
+
+
+def shape_errors(rows: CollectiveRows, weights: CollectiveWeights, sources: Sources) -> tuple[np.ndarray, np.ndarray]:
+    """log(predicted / measured) of every row by its own series when its shape was left out, and whether it has one."""
+    fold, error = shape_folds(rows), np.full(len(rows), np.nan)
+    measured = np.zeros(len(rows), bool)
+    for k in range(fold.max() + 1):
+        test, train = np.flatnonzero(fold == k), rows.take(fold != k)
+        if len(train) and len(test):
+            curves = fit_all_curves(train, weights.physics, sources)
+            priced = predict_rows(CollectivePrices(replace(weights, curves=curves)), rows.take(test))
+            error[test] = np.log(priced.time_s / rows.time_s[test])
+            measured[test] = priced.provenance == "measured"
+    return error, measured
+
+
+def shape_spread(rows: CollectiveRows, weights: CollectiveWeights, sources: Sources) -> dict[Scope, float]:
+    """Half-widths where a series was measured: errors for shapes left out, by series; and of the usual prices."""
+    error, measured = shape_errors(rows, weights, sources)
+    usual, source = predict_rows(CollectivePrices(weights), rows.anonymous()), rows.of_series("source")
+    known = (usual.provenance == "measured") & np.isin(source, sources.reference or source)
+    far = np.where(known, np.log(usual.time_s / rows.time_s), np.nan)
+    own = quantiles(rows, np.where(measured, error, np.nan), "measured")
+    return own | quantiles(rows, far, "usual")
+
+
+def quantiles(rows: CollectiveRows, error: np.ndarray, what: str) -> dict[Scope, float]:
+    """90 % quantiles of absolute errors (NaN: none) as `CollectiveWeights.half_width` looks them up; those `measured`
+    by series too."""
+    large = rows.buffer_bytes >= 1 << LARGE
+    where = np.where(rows.between, "between", "inside").astype(object)
+    every = [(Scope(what, big, place), own, 1) for (big, place), own in groups_of(large, where)]
+    every += [(Scope(what, big, place, k), own, FEWEST) for (big, place, k), own in groups_of(large, where, rows.kind)]
+    if what == "measured":
+        by_series = groups_of(large, rows.series)
+        every += [(Scope(what, big, series=rows.keys[code]), own, FEWEST) for (big, code), own in by_series]
+    level = 0.9 if what in ("measured", "usual") else LEVEL_OF_OTHERS
+    result = {}
+    for scope, index, fewest in every:
+        known = at_most(rows, index[np.isfinite(error[index])])
+        few = fewest > 1 and what != "measured" and len(set(rows.series[known])) < FEWEST_SERIES
+        if len(known) >= fewest and not few:
+            result[scope] = round(conformal_quantile(error[known], level), 4)
+    return result
+
+
+def at_most(rows: CollectiveRows, index: np.ndarray) -> np.ndarray:
+    """Of the rows at `index`, at most `PER_SERIES` of each series, evenly."""
+    keep = [index[own[:: -(-len(own) // PER_SERIES)]] for _, own in groups_of(rows.series[index])]
+    return np.sort(np.concatenate(keep)) if keep else index
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Rows predicted without their kind."""
+
+    what: str
+    rows: CollectiveRows
+    error: np.ndarray
+    """log(predicted / measured), NaN where not left out."""
+    half_width: np.ndarray
+    """Of the interval, from other folds."""
+    others: dict[str, np.ndarray]
+    """Errors of simpler ways of predicting."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """Widths of intervals, and the errors that they come from."""
+
+    spread: dict[Scope, float]
+    parts: tuple[LeftOut, ...]
+    exchanges: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    """Of mixture-of-experts exchanges, by what was left out: errors and half-widths."""
+
+
+def study_collectives(tables: Sequence[pd.DataFrame], sources: Sources = NO_SOURCES) -> Study:
+    """Leave shapes, rank counts, devices and fabrics out, one kind after another.
+
+    Physics is fitted anew wherever devices or fabrics are left out. Fabrics whose network is known to have run far
+    below its rate are no part of the studies of devices and fabrics.
+    """
+    rows, exchanges, _ = usable(tables, sources)
+    weights = fit_rows(rows, None, sources)
+    own = rows.take(~np.isin(rows.of_series("source"), sources.physics_only))
+    _LOG.info("shapes")
+    error, measured = shape_errors(own, weights, sources)
+    error = np.where(measured, error, np.nan)
+    others = {"physics": np.log(physical_time(weights.physics, own) / own.time_s), "interpolation": _interpolation(own)}
+    parts = [_crossed("shapes", own, error, _halves(own), others, "measured")]
+    _LOG.info("rank counts")
+    fold = ranks_fold(own)
+    error = _left_out(own, fold, lambda train: replace(weights, curves=fit_all_curves(train, weights.physics, sources)))
+    parts.append(_crossed("rank counts", own, error, fold, {"physics": others["physics"]}, "learned"))
+    spread = quantiles(own, error, "learned")
+    healthy = rows.take(~(rows.starting(sources.unhealthy) & rows.between))
+    between = healthy.between
+    device = np.array([fabric.device for fabric in healthy.fabric], dtype=object)
+    name = np.where(between, healthy.of_series("source") + "|" + device + "|" + healthy.of_series("interconnect"), "")
+    for what, label, folds, where in (
+        ("devices", device, DEVICE_FOLDS, ~between),
+        ("fabrics between nodes", name, FABRIC_FOLDS, between),
+    ):
+        _LOG.info(what)
+        fold = _folds(label, folds)
+        fold[label == ""] = -1
+        error = _left_out(healthy, fold, lambda train: fit_rows(train, None, sources, weights.physics))
+        error = np.where(where, error, np.nan)
+        parts.append(_crossed(what, healthy, error, fold, {}, "links" if what == "devices" else "analytical"))
+        spread |= quantiles(healthy, error, "links" if what == "devices" else "analytical")
+    inside = {scope._replace(what="analytical"): v for scope, v in spread.items() if scope.what == "links"}
+    return Study(inside | spread, tuple(parts), left_out_exchanges(exchanges))
+
+
+def ranks_fold(rows: CollectiveRows) -> np.ndarray:
+    """Fold of every row, by rank counts that lie between others measured in its series; -1 for the rest."""
+    fold = np.full(len(rows), -1)
+    for _, part in groups_of(rows.series, rows.between):
+        for position, count in enumerate(np.unique(rows.ranks[part])[1:-1]):
+            fold[part[rows.ranks[part] == count]] = position % RANK_FOLDS
+    return fold
+
+
+def _left_out(rows: CollectiveRows, fold: np.ndarray, fit: Callable[[CollectiveRows], CollectiveWeights]) -> np.ndarray:
+    error = np.full(len(rows), np.nan)
+    for k in range(fold.max(initial=-1) + 1):
+        test, train = np.flatnonzero(fold == k), np.flatnonzero(fold != k)
+        if len(test) and len(train):
+            priced = predict_rows(CollectivePrices(fit(rows.take(train))), rows.take(test))
+            error[test] = np.log(priced.time_s / rows.time_s[test])
+    return error
+
+
+def _folds(label: np.ndarray, folds: int) -> np.ndarray:
+    """Folds of about equal numbers of labels, always alike."""
+    names, inverse = np.unique(label.astype(str), return_inverse=True)
+    order = np.argsort(hashed([names]), kind="stable")
+    rank = np.empty(len(names), int)
+    rank[order] = np.arange(len(names))
+    return rank[inverse] % folds
+
+
+def _halves(rows: CollectiveRows) -> np.ndarray:
+    return (hashed([rows.buffer_bytes, rows.ranks]) % 2).astype(int)
+
+
+def _crossed(
+    what: str, rows: CollectiveRows, error: np.ndarray, fold: np.ndarray, others: dict[str, np.ndarray], name: str
+) -> LeftOut:
+    """With the widths that the other folds teach."""
+    half = np.full(len(rows), np.nan)
+    for k in range(fold.max(initial=-1) + 1):
+        test = np.flatnonzero(fold == k)
+        learned = quantiles(rows, np.where(fold == k, np.nan, error), name)
+        known = CollectiveWeights(physics={}, spread=learned)
+        for at in test[np.isfinite(error[test])]:
+            where = "between" if rows.between[at] else "inside"
+            large = bool(rows.buffer_bytes[at] >= 1 << LARGE)
+            source = {"measured": rows.keys[rows.series[at]], "links": LinksKey("", "")}.get(name)
+            half[at] = known.half_width(
+                "learned" if name == "links" else name, str(rows.kind[at]), where, large, source
+            )
+    return LeftOut(what, rows, error, half, others)
+
+
+def _interpolation(rows: CollectiveRows) -> np.ndarray:
+    """Errors of log-log interpolation between the nearest sizes of the same entry and placement, own size left out."""
+    error = np.full(len(rows), np.nan)
+    for _, index in groups_of(rows.series, rows.software, rows.dtype, rows.ranks, rows.ranks_per_node):
+        x, y = np.log(rows.buffer_bytes[index]), np.log(rows.time_s[index])
+        sizes, inverse = np.unique(x, return_inverse=True)
+        if len(sizes) > 2:
+            middle = np.array([np.median(y[inverse == i]) for i in range(len(sizes))])
+            inner = np.arange(1, len(sizes) - 1)
+            share = (sizes[inner] - sizes[inner - 1]) / (sizes[inner + 1] - sizes[inner - 1])
+            guess = np.full(len(sizes), np.nan)
+            guess[inner] = middle[inner - 1] * (1 - share) + middle[inner + 1] * share
+            error[index] = guess[inverse] - y
+    return error
+
+
+def left_out_exchanges(rows: moe.MoeRows) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Errors and half-widths of exchanges by what was left out; nothing without rows."""
+    return moe.moe_left_out(rows, moe.fit_moe_series(rows)) if len(rows) else {}

@@ -1,0 +1,320 @@
+"""What a fit of collective tables leaves behind (effects of physics, measured curves, widths of intervals), and its
+file: safetensors with JSON metadata, loaded fail-closed."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from perfmodel.cost.learn._collective_physics import Effect
+from perfmodel.cost.learn._collective_rows import SeriesKey
+from perfmodel.cost.learn._fabrics import Fabric
+from perfmodel.cost.learn._weights import WeightFiles, parse_weights, weight_files
+from perfmodel.errors import CalibrationError
+from perfmodel.ingest.tables import write_bytes
+
+SCHEMA: Final = "perfmodel-collectives/4"
+FILE_NAME: Final = "collectives.safetensors"
+HALF_WIDTH: Final = {"measured": 0.12, "learned": 0.3, "analytical": 0.6, "extrapolated": 0.8}
+"""Half-width of the 90 % interval in log time where a table was too small to leave anything out."""
+PER_OCTAVE: Final = 4
+LOWEST: Final = 4
+HIGHEST: Final = 38
+GRID: Final = np.arange(LOWEST * PER_OCTAVE, HIGHEST * PER_OCTAVE + 1) / PER_OCTAVE
+"""log2 bytes (or tokens) at which every curve is known, float64[g]."""
+
+
+class EntryKey(NamedTuple):
+    """A series as one software ran it with one element type."""
+
+    series: SeriesKey
+    software: str
+    dtype: str
+
+
+class FabricKey(NamedTuple):
+    """The usual price of a kind of collective on a fabric of one device."""
+
+    device: str
+    links: str
+    kind: str
+
+
+class LinksKey(NamedTuple):
+    """The same on links inside a node, whatever the device."""
+
+    links: str
+    kind: str
+
+
+class ExchangeKey(NamedTuple):
+    """A measured series of mixture-of-experts exchanges."""
+
+    software: str
+    device: str
+    interconnect: str
+    kind: str
+    mode: str
+    dtype: str
+
+    def __str__(self) -> str:
+        return "|".join(self)
+
+
+class ExchangePlace(NamedTuple):
+    """What a correction of exchanges is filed under; None where it holds for all."""
+
+    series: ExchangeKey
+    ranks: int
+    nodes: int
+    sms: int | None = None
+    hidden: int | None = None
+    topk: int | None = None
+    experts: int | None = None
+
+
+CurveKey = SeriesKey | EntryKey | FabricKey | LinksKey
+_CURVE_KEYS: Final = (SeriesKey, EntryKey, FabricKey, LinksKey)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What measurements add to physics at one placement: log(measured / physical time), piecewise linear over sizes."""
+
+    ranks: float
+    ranks_per_node: float
+    start: int
+    """Index into `GRID` of the first value."""
+    value: np.ndarray
+    """Log correction at successive points of `GRID`, float32[m]."""
+
+    def everywhere(self) -> np.ndarray:
+        """On the whole grid, constant beyond what was measured, float64[g]."""
+        index = np.clip(np.arange(len(GRID)) - self.start, 0, len(self.value) - 1)
+        return self.value[index].astype(np.float64)
+
+    @property
+    def low(self) -> float:
+        """log2 of the smallest size measured (to a quarter of an octave)."""
+        return float(GRID[self.start])
+
+    @property
+    def high(self) -> float:
+        return float(GRID[self.start + len(self.value) - 1])
+
+
+Placements = Mapping[tuple[float, float], Curve]
+"""Curves by ranks and ranks per node."""
+
+
+class MeasuredPlace(NamedTuple):
+    """What a series was measured on."""
+
+    kind: str
+    device: str
+    link: str
+    between: bool
+
+    def __str__(self) -> str:
+        where = "between nodes" if self.between else "inside a node"
+        return f"{self.kind} on {self.device}, {self.link} {where}"
+
+
+class Scope(NamedTuple):
+    """What the half-width of an interval holds for."""
+
+    what: str
+    """`measured`, `usual` (of a fabric), `links` (of other devices), or a provenance."""
+    large: bool
+    """Messages of 1 MiB and more (exchanges: of many tokens)."""
+    where: str = ""
+    """`inside` a node or `between` nodes; empty for both."""
+    kind: str = ""
+    """Kind of collective; empty for all."""
+    series: SeriesKey | None = None
+
+
+@dataclass(frozen=True)
+class MeasuredSeries:
+    """A measured series and the rank counts that it was measured at."""
+
+    key: SeriesKey
+    ranks: tuple[int, ...]
+    """Inside one node."""
+    ranks_between: tuple[int, ...]
+    """Over several nodes."""
+
+
+@dataclass(frozen=True)
+class MoeWeights:
+    """Mixture-of-experts exchanges."""
+
+    series: Mapping[ExchangeKey, Any] = field(default_factory=dict)
+    """Constants as `moe_curve` takes them, float64[4]."""
+    curves: Mapping[ExchangePlace, Placements] = field(default_factory=dict)
+    """Corrections over log2 tokens."""
+    spread: Mapping[Scope, float] = field(default_factory=dict)
+    """Half-widths of intervals."""
+
+
+@dataclass(frozen=True)
+class CollectiveWeights:
+    """A fitted model of collectives."""
+
+    physics: Mapping[Effect, float]
+    """Effects that measurements moved."""
+    curves: Mapping[CurveKey, Placements] = field(default_factory=dict)
+    """Of series, their software and element types, fabrics and links."""
+    measured_on: Mapping[SeriesKey, tuple[MeasuredPlace, ...]] = field(default_factory=dict)
+    spread: Mapping[Scope, float] = field(default_factory=dict)
+    """Half-widths of 90 % intervals in log time, from rows left out."""
+    most_ranks: Mapping[str, int] = field(default_factory=dict)
+    """Most ranks measured on each link class."""
+    moe: MoeWeights = field(default_factory=MoeWeights)
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """JSON values: rows, what was replaced and set aside."""
+
+    @property
+    def series(self) -> tuple[MeasuredSeries, ...]:
+        """The measured series."""
+        found = []
+        for key, places in self.curves.items():
+            if isinstance(key, SeriesKey):
+                inside, between = (
+                    tuple(sorted({int(n) for n, r in places if (n > r) == outside})) for outside in (False, True)
+                )
+                found.append(MeasuredSeries(key, inside, between))
+        return tuple(found)
+
+    @staticmethod
+    def usual_keys(fabric: Fabric, kind: str, between: bool, level: int) -> tuple[FabricKey | LinksKey, ...]:
+        """Keys that a fabric's usual curves may be filed under, most specific first."""
+        links = fabric.key(between, level)
+        own = FabricKey(fabric.device, links, kind)
+        return (own,) if between or fabric.inside.link.startswith("unknown") else (own, LinksKey(links, kind))
+
+    def half_width(self, provenance: str, kind: str, where: str, large: bool, source: CurveKey | None) -> float:
+        """Half-width of the interval in log time; `source`: key of the curves that a price stands on."""
+        what = provenance
+        if isinstance(source, LinksKey):
+            what = "links"
+        elif isinstance(source, FabricKey) and provenance == "measured":
+            what = "usual"
+        scopes = [Scope(what, large, series=source)] if what == "measured" and isinstance(source, SeriesKey) else []
+        for known in (what, "analytical") if what == "extrapolated" else (what,):
+            scopes += [Scope(known, large, where, kind), Scope(known, large, where)]
+        found = [self.spread[scope] for scope in scopes if scope in self.spread]
+        return found[0] if found else HALF_WIDTH[provenance]
+
+
+def save_collective_weights(weights: CollectiveWeights, path: Path) -> None:
+    """Write `path` atomically."""
+    from safetensors.numpy import save
+
+    moe = weights.moe
+    curves, exchanges = _sorted(weights.curves), _sorted(moe.curves)
+    arrays = {f"curves/{name}": array for name, array in _stacked(curves).items()}
+    arrays |= {f"moe/{name}": array for name, array in _stacked(exchanges).items()}
+    constants = _sorted(moe.series)
+    arrays["moe/vector"] = np.array(list(constants.values()), np.float64).reshape(-1, 4)
+    meta = {
+        "schema": SCHEMA,
+        "physics": list(_sorted(weights.physics).items()),
+        "curves": [(_CURVE_KEYS.index(type(key)), key) for key in curves],
+        "measured_on": list(_sorted(weights.measured_on).items()),
+        "spread": list(_sorted(weights.spread).items()),
+        "most_ranks": dict(weights.most_ranks),
+        "moe_series": list(constants),
+        "moe_curves": list(exchanges),
+        "moe_spread": list(_sorted(moe.spread).items()),
+        "notes": dict(weights.notes),
+    }
+    whole = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
+    write_bytes(path, save(whole, {"perfmodel": json.dumps(meta, sort_keys=True)}))
+
+
+def collective_weights(weights: WeightFiles) -> CollectiveWeights:
+    """The collectives of a calibration; the shipped ones where it has none.
+
+    Raises:
+        CalibrationError: if the file is truncated, incomplete, or of another schema version.
+    """
+    from safetensors import SafetensorError
+
+    if FILE_NAME not in weights.names:
+        return collective_weights(weight_files(None))
+    path = weights.folder / FILE_NAME
+    try:
+        metadata, arrays = parse_weights(weights.read(FILE_NAME))
+        meta = json.loads(metadata.get("perfmodel", "{}"))
+    except (SafetensorError, ValueError) as error:
+        raise CalibrationError(f"{path}: truncated or not a weights file ({error}); fit it again") from None
+    if meta.get("schema") != SCHEMA:
+        raise CalibrationError(f"{path}: schema {meta.get('schema')!r} is not {SCHEMA!r} of this version; fit it again")
+    try:
+        return _weights(meta, arrays)
+    except (KeyError, IndexError, ValueError, TypeError) as error:
+        raise CalibrationError(f"{path}: incomplete weights file ({error!r}); fit it again") from None
+
+
+def _weights(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> CollectiveWeights:
+    exchanges = [ExchangeKey(*key) for key in meta["moe_series"]]
+    places = [ExchangePlace(ExchangeKey(*series), *rest) for series, *rest in meta["moe_curves"]]
+    return CollectiveWeights(
+        physics={Effect(*key): value for key, value in meta["physics"]},
+        curves=_curves([_curve_key(kind, parts) for kind, parts in meta["curves"]], arrays, "curves/"),
+        measured_on={
+            SeriesKey(*key): tuple(MeasuredPlace(*place) for place in places) for key, places in meta["measured_on"]
+        },
+        spread=_widths(meta["spread"]),
+        most_ranks=meta["most_ranks"],
+        moe=MoeWeights(
+            series=dict(zip(exchanges, arrays["moe/vector"], strict=True)),
+            curves=_curves(places, arrays, "moe/"),
+            spread=_widths(meta["moe_spread"]),
+        ),
+        notes=meta["notes"],
+    )
+
+
+def _curve_key(kind: int, parts: list[Any]) -> CurveKey:
+    if _CURVE_KEYS[kind] is EntryKey:
+        series, software, dtype = parts
+        return EntryKey(SeriesKey(*series), software, dtype)
+    return _CURVE_KEYS[kind](*parts)  # pyright: ignore[reportCallIssue]
+
+
+def _widths(pairs: list[Any]) -> dict[Scope, float]:
+    return {
+        Scope(what, large, where, kind, SeriesKey(*series) if series else None): width
+        for (what, large, where, kind, series), width in pairs
+    }
+
+
+def _sorted(by_key: Mapping[Any, Any]) -> dict[Any, Any]:
+    """In an order that does not depend on how it was made: by the name of the key's type, then its parts as text."""
+    return dict(sorted(by_key.items(), key=lambda item: (type(item[0]).__name__, repr(item[0]))))
+
+
+def _stacked(curves: Mapping[Any, Placements]) -> dict[str, np.ndarray]:
+    every = [(i, curve) for i, places in enumerate(curves.values()) for curve in places.values()]
+    return {
+        "name": np.array([i for i, _ in every], np.int32),
+        "place": np.array([(c.ranks, c.ranks_per_node) for _, c in every], np.float64).reshape(-1, 2),
+        "start": np.array([c.start for _, c in every], np.int32),
+        "length": np.array([len(c.value) for _, c in every], np.int32),
+        "value": np.concatenate([c.value for _, c in every]) if every else np.zeros(0, np.float32),
+    }
+
+
+def _curves(keys: list[Any], arrays: Mapping[str, np.ndarray], prefix: str) -> dict[Any, Placements]:
+    found = {name: arrays[prefix + name] for name in ("name", "place", "start", "length", "value")}
+    values = np.split(found["value"], np.cumsum(found["length"])[:-1])
+    result: dict[Any, dict[tuple[float, float], Curve]] = {}
+    places = zip(found["name"].tolist(), found["place"].tolist(), found["start"].tolist(), values, strict=False)
+    for name, (ranks, per_node), start, value in places:
+        result.setdefault(keys[name], {})[ranks, per_node] = Curve(ranks, per_node, start, value)
+    return dict(result)

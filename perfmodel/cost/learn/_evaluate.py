@@ -1,0 +1,199 @@
+"""Errors on what training never saw: shapes, large shapes and whole devices kept out."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from perfmodel.cost.learn._base import fit_base, groups_of_samples
+from perfmodel.cost.learn._intervals import (
+    Intervals,
+    Quantiles,
+    bucketed,
+    conformal,
+    figures_of_errors,
+    in_range_intervals,
+    summary,
+)
+from perfmodel.cost.learn._intervals import absolute_percent as absolute_percent
+from perfmodel.cost.learn._kinds import KindCode
+from perfmodel.cost.learn._parameters import Parameters
+from perfmodel.cost.learn._queries import Query
+from perfmodel.cost.learn._recipe import Recipe, Report, Stages
+from perfmodel.cost.learn._regressor import Regressor
+from perfmodel.cost.learn._tables import Samples, physics_of, split
+from perfmodel.cost.learn._train import train_members
+from perfmodel.ingest.tables import factorise
+
+FEWEST_OF_DEVICE: Final = 200
+"""Samples from which a device is worth leaving out."""
+MOST_DEVICES: Final = 4
+"""Devices left out in turn where a recipe names none."""
+LARGE_SHARE: Final = 0.10
+"""Share of a stack's largest kernels (by FLOPs) that the large-left-out refit does not see."""
+_TYPICAL: Final = {"near": 0.2, "far": 0.5, "beyond": 0.2}
+"""Half-widths (log) used where a family has too few devices or sizes to measure them."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What was learned about errors."""
+
+    intervals: Intervals
+    record: dict[str, Any]
+    params: Parameters
+    """Trained without the kept-out shapes."""
+
+
+def evaluate(
+    samples: Samples, recipe: Recipe, code: KindCode, *, seed: int, stages: Stages,
+) -> Evaluation:  # fmt: skip
+    """Train with parts kept out; intervals and the figures of the model card."""
+    fit_on, check_on, test = split(samples, recipe.holdout)
+    if len(fit_on) < 10 or len(test) < 5:  # too few rows to keep any out
+        fit_on, check_on, test = np.arange(len(samples)), np.zeros(0, np.int64), np.zeros(0, np.int64)
+    shapes = fit_part(
+        samples, fit_on, check_on, recipe, code, seed, stages.report("shapes out"), stages.checkpoint("shapes")
+    )
+    error, log_time = log_errors(shapes, samples, test)
+    pairs, group = groups_of_samples(samples)
+    group = group[test]
+    known, family = in_range_intervals(error, log_time, group) if len(test) else ({}, _typical("near"))
+    groups = {pairs[code]: quantiles for code, quantiles in known.items()}
+    record: dict[str, Any] = {"in_range": summary(samples, test, error)}
+    inside = Intervals(groups, family, family, family, family)
+    record["in_range"]["coverage_90"] = cross_coverage(error, log_time, group, samples.shape_key[test])
+    beyond, record["large_left_out"] = _large(samples, recipe, code, seed, stages)
+    near, far, record["device_left_out"] = _devices(samples, recipe, code, seed, stages)
+    intervals = replace(inside, near=near, far=far, beyond=beyond)
+    return Evaluation(intervals, record, shapes.params)
+
+
+def fit_part(
+    samples: Samples, fit_on: np.ndarray, check_on: np.ndarray, recipe: Recipe, code: KindCode, seed: int,
+    report: Report | None, checkpoint: Path | None, steps: int | None = None,
+) -> Regressor:  # fmt: skip
+    """A regressor that has seen only `fit_on` (and was stopped by `check_on`)."""
+    seen = np.concatenate([fit_on, check_on]).astype(np.int64)
+    part = samples.take(seen)
+    kinds: list[dict[str, int]] = [{} for _ in samples.stacks]
+    for stack, kind in zip(part.stack, part.rows.kind, strict=True):
+        kinds[stack][kind] = kinds[stack].get(kind, 0) + 1
+    stacks = tuple(replace(s, kinds=k) for s, k in zip(samples.stacks, kinds, strict=True))
+    base = fit_base(part, seed)
+    params = train_members(
+        part, base, code, recipe, fit_on=np.arange(len(fit_on)), check_on=np.arange(len(fit_on), len(seen)),
+        steps=steps, seed=seed, report=report, checkpoint=checkpoint,
+    )  # fmt: skip
+    return bare_regressor(recipe, code, stacks, base.groups, params)
+
+
+def bare_regressor(recipe: Recipe, code: KindCode, stacks: tuple, groups: tuple, params: Parameters) -> Regressor:
+    """A regressor without intervals or record, for measuring errors."""
+    zero = Quantiles((), (0.0,), (0.0,))
+    none = Intervals({}, zero, zero, zero, zero)
+    return Regressor(
+        recipe.name, recipe.family, recipe.dtypes, params, stacks, groups, code, none, np.zeros(0, np.uint32), {}
+    )
+
+
+def log_errors(regressor: Regressor, samples: Samples, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """log(true / predicted) and predicted log seconds of the samples at `index`."""
+    error, log_time = np.zeros(len(index)), np.zeros(len(index))
+    queries = tuple(Query(s.figures, s.source, s.software) for s in samples.stacks)
+    for start in range(0, len(index), 50_000):
+        part = index[start : start + 50_000]
+        predicted = regressor.predict(samples.rows.take(part), queries, samples.stack[part], host_launch=True)
+        error[start : start + 50_000] = np.log(samples.time_s[part]) - predicted.log_time
+        log_time[start : start + 50_000] = predicted.log_time
+    return error, log_time
+
+
+def cross_coverage(error: np.ndarray, log_time: np.ndarray, group: np.ndarray, keys: np.ndarray) -> float | None:
+    """Share inside intervals calibrated on the other half of the kept-out shapes; None without two halves."""
+    half = (keys // np.uint64(7)) % np.uint64(2) == 0
+    covered = np.zeros(len(error), bool)
+    for side in (half, ~half):
+        if not side.any() or side.all():
+            return None
+        groups, family = in_range_intervals(error[side], log_time[side], group[side])
+        rest = ~side
+        for code in np.unique(group[rest]).tolist():
+            mine = rest & (group == code)
+            low, high = groups.get(code, family).at(log_time[mine])
+            covered[mine] = (error[mine] >= low) & (error[mine] <= high)
+    return round(float(covered.mean()), 4)
+
+
+def _large(
+    samples: Samples, recipe: Recipe, code: KindCode, seed: int, stages: Stages
+) -> tuple[Quantiles, dict[str, Any]]:
+    size = physics_of(samples)[0].flops
+    large = np.zeros(len(samples), bool)
+    pairs, group = groups_of_samples(samples)
+    for number in range(len(pairs)):
+        mine = group == number
+        if mine.sum() >= FEWEST_OF_DEVICE:
+            large |= mine & (size > np.quantile(size[mine], 1.0 - LARGE_SHARE))
+    if large.sum() < 50:
+        return _typical("beyond"), {"n": 0}
+    regressor = fit_part(
+        samples, np.flatnonzero(~large), np.zeros(0, np.int64), recipe, code, seed,
+        stages.report("large out"), stages.checkpoint("large"), recipe.left_out_steps,
+    )  # fmt: skip
+    index = np.flatnonzero(large)
+    error, log_time = log_errors(regressor, samples, index)
+    return bucketed(error, log_time), figures_of_errors(error)
+
+
+def _devices(
+    samples: Samples, recipe: Recipe, code: KindCode, seed: int, stages: Stages
+) -> tuple[Quantiles, Quantiles, dict[str, Any]]:
+    names = np.array([s.figures.name for s in samples.stacks], object)[samples.stack]
+    counts = {d: int((names == d).sum()) for d in set(names.tolist())}
+    largest = sorted((d for d in counts if counts[d] >= FEWEST_OF_DEVICE), key=lambda d: (-counts[d], d))
+    chosen = recipe.devices_out or largest[:MOST_DEVICES]
+    errors: dict[str, list[np.ndarray]] = {"near": [], "far": []}
+    record: dict[str, Any] = {}
+    if len(counts) < 2:
+        return _typical("near"), _typical("far"), record
+    for device in chosen:
+        left_out = names == device
+        regressor = fit_part(
+            samples, np.flatnonzero(~left_out), np.zeros(0, np.int64), recipe, code, seed,
+            stages.report(f"{device} out"), stages.checkpoint(f"without-{device}"), recipe.left_out_steps,
+        )  # fmt: skip
+        rng = np.random.default_rng(seed)
+        index = np.flatnonzero(left_out)
+        index = np.sort(rng.choice(index, min(len(index), 20_000), replace=False))
+        error, _ = log_errors(regressor, samples, index)
+        near = _from_near(regressor, samples, index)
+        errors["near"].append(error[near])
+        errors["far"].append(error[~near])
+        relation = "near" if near.mean() > 0.5 else "far"
+        record[device] = {"relation": relation, **figures_of_errors(error)}
+    return _pooled(errors["near"], "near"), _pooled(errors["far"], "far"), record
+
+
+def _from_near(regressor: Regressor, samples: Samples, index: np.ndarray) -> np.ndarray:
+    """Which samples were answered by a near relative (or by a ratio) rather than from far away."""
+    codes, labels = factorise(samples.stack[index].astype(str) + "\t" + samples.rows.kind[index].astype(str))
+    near = []
+    for label in labels:
+        stack, _, kind = label.partition("\t")
+        s = samples.stacks[int(stack)]
+        near.append(regressor.plan(Query(s.figures, s.source, s.software), kind).mode != "far")
+    return np.array(near)[codes]
+
+
+def _pooled(errors: list[np.ndarray], relation: str) -> Quantiles:
+    pooled = np.concatenate(errors) if errors else np.zeros(0)
+    if len(pooled) < FEWEST_OF_DEVICE:
+        return _typical(relation)
+    low, high = conformal(pooled)
+    return Quantiles((), (low,), (high,))
+
+
+def _typical(relation: str) -> Quantiles:
+    return Quantiles((), (-_TYPICAL[relation],), (_TYPICAL[relation],))

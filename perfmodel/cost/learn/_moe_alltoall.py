@@ -1,0 +1,260 @@
+"""Mixture-of-experts dispatch and combine: token exchanges priced from tokens, hidden size and routing.
+
+A token goes once to every distinct rank that holds one of its experts: `N (1 - (1 - 1/N)^topk)` ranks of N
+with balanced routing (the mean number of non-empty bins; Johnson and Kotz, "Urn Models", 1977, section 3.2).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from math import prod
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from perfmodel.cost.learn._collective_fit import fit_curves
+from perfmodel.cost.learn._collective_physics import larger, smaller
+from perfmodel.cost.learn._collective_weights import (
+    GRID,
+    PER_OCTAVE,
+    ExchangeKey,
+    ExchangePlace,
+    MoeWeights,
+    Placements,
+    Scope,
+)
+from perfmodel.cost.learn._fabrics import DEVICES_PER_NODE, link_class
+from perfmodel.cost.learn._intervals import conformal_quantile
+from perfmodel.ingest.tables import groups_of, hashed, number, text
+
+KINDS: Final = ("moe_dispatch", "moe_combine", "moe_prepare", "moe_combine_low_precision")
+ALL_MULTIPROCESSORS: Final = 24.0
+"""What a library takes where the table names no number."""
+TOKEN_BYTES: Final = 2.0
+"""Of one element as sent, before quantisation: a scale that the fitted bandwidth absorbs."""
+
+SMALL_TOKENS: Final = 512
+"""Below this an exchange is bound by latency."""
+_UNLIKE: Final = (0.1, 0.3, 0.3, 0.05, 0.02, 0.3)
+"""What a series tells of another where they differ in a part of their keys, by part."""
+
+
+@dataclass(frozen=True)
+class MoeRows:
+    """Rows of an exchange table, one array element per row."""
+
+    series: np.ndarray
+    """Index into `keys`, int64[n]."""
+    keys: tuple[ExchangeKey, ...]
+    """All series."""
+    tokens: np.ndarray
+    """Tokens of one rank."""
+    hidden: np.ndarray
+    topk: np.ndarray
+    experts: np.ndarray
+    sms: np.ndarray
+    """Multiprocessors given to the exchange."""
+    ranks: np.ndarray
+    nodes: np.ndarray
+    time_s: np.ndarray
+    skipped: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.series)
+
+    def take(self, index: np.ndarray) -> "MoeRows":
+        """The rows at `index`."""
+        columns = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name != "keys"}
+        return replace(self, **columns)
+
+    def by_series(self) -> Iterator[tuple[ExchangeKey, np.ndarray]]:
+        """Every series with the indices of its rows."""
+        return ((self.keys[code], index) for (code,), index in groups_of(self.series))
+
+
+def moe_rows(table: pd.DataFrame) -> MoeRows:
+    """Canonical rows of a `moe_alltoall` table; a row that lacks a number says so in `skipped`."""
+    nodes, ranks = number(table, "num_nodes", 1.0), number(table, "num_ranks")
+    ranks = np.where(np.isfinite(ranks), ranks, nodes * DEVICES_PER_NODE)
+    columns = [text(table, name) for name in ("software", "device", "interconnect", "collective", "mode", "dtype")]
+    place: dict[ExchangeKey, int] = {}
+    series = [place.setdefault(ExchangeKey(*parts), len(place)) for parts in zip(*columns, strict=True)]
+    needed = {name: number(table, name) for name in ("tokens", "hidden", "topk", "experts")}
+    skipped = np.full(len(table), "", dtype=object)
+    for name, values in needed.items():
+        skipped[(skipped == "") & ~(np.isfinite(values) & (values > 0))] = f"no {name}"
+    return MoeRows(
+        series=np.array(series, np.int64),
+        keys=tuple(place),
+        **needed,
+        sms=number(table, "sms", ALL_MULTIPROCESSORS),
+        ranks=ranks,
+        nodes=nodes,
+        time_s=number(table, "time_us") * 1e-6,
+        skipped=skipped,
+    )
+
+
+def moe_prior(series: ExchangeKey) -> np.ndarray:
+    """Natural logarithms of launch [s], bandwidth inside and between nodes and per multiprocessor [bytes/s]."""
+    intra = link_class(series.interconnect, series.device, False).bandwidth_bytes_per_s
+    return np.log([25e-6, 0.6 * intra, 45e9, 0.6 * intra / 16])
+
+
+def moe_curve(vector: np.ndarray, rows: MoeRows) -> np.ndarray:
+    """Time [s]: launch, or the bytes over what links and multiprocessors move, smoothly whichever is larger.
+
+    `vector` as `moe_prior`, float64[4] or [4, n].
+    """
+    launch_s, intra, inter, per_sm = np.exp(vector)
+    copies = rows.ranks * (1 - (1 - 1 / rows.ranks) ** rows.topk)
+    nodes_hit = rows.nodes * (1 - (1 - 1 / rows.nodes) ** rows.topk)
+    token_bytes = rows.tokens * rows.hidden * TOKEN_BYTES
+    inside_s = token_bytes * copies / smaller(intra, per_sm * rows.sms, 4.0)
+    between_s = token_bytes * np.where(rows.nodes > 1, nodes_hit, 0.0) / inter
+    return launch_s + larger(inside_s, between_s, 4.0)
+
+
+def fit_moe_series(rows: MoeRows) -> dict[ExchangeKey, np.ndarray]:
+    """Constants of every series: least squares on log time, with priors from nominal link rates."""
+    from scipy.optimize import least_squares
+
+    result = {}
+    for name, index in rows.by_series():
+        own = rows.take(index)
+        prior, observed = moe_prior(name), np.log(own.time_s)
+
+        def residual(
+            vector: np.ndarray, own: MoeRows = own, prior: np.ndarray = prior, observed: np.ndarray = observed
+        ) -> np.ndarray:
+            error = np.log(moe_curve(vector, own)) - observed
+            return np.concatenate([error / 0.1 * np.sqrt(min(1.0, 200 / len(own))), vector - prior])
+
+        result[name] = least_squares(residual, prior, max_nfev=100).x
+    return result
+
+
+def relative_moe_vector(series: ExchangeKey, known: Mapping[ExchangeKey, np.ndarray]) -> np.ndarray:
+    """Constants of a series never measured: its closest relatives', moved by nominal bandwidth."""
+    own = moe_prior(series)
+    weights, moves = [1e-6], [np.zeros_like(own)]
+    for name, vector in known.items():
+        weights.append(prod(factor for has, asked, factor in zip(name, series, _UNLIKE, strict=True) if has != asked))
+        moves.append(vector - moe_prior(name))
+    return own + np.average(moves, axis=0, weights=weights)
+
+
+_PLACES: Final = (("sms", "hidden", "topk", "experts"), ("sms",), ())
+"""What a correction holds for beside series, ranks and nodes, most specific first: the routing's shape and the
+multiprocessors given to it, these alone, or neither."""
+
+
+def moe_places(rows: MoeRows, beside: Sequence[str]) -> list[tuple[ExchangePlace, np.ndarray]]:
+    """Places that corrections may be filed under, with the indices of their rows."""
+    names = ("ranks", "nodes", *beside)
+    columns = [getattr(rows, name).astype(np.int64) for name in names]
+    return [
+        (ExchangePlace(rows.keys[code], **dict(zip(names, values, strict=True))), index)
+        for (code, *values), index in groups_of(rows.series, *columns)
+    ]
+
+
+def fit_moe(rows: MoeRows, base: MoeWeights) -> MoeWeights:
+    """Constants and curves of exchanges, in place of those of the same series in `base`; widths from shapes and
+    devices left out."""
+    series = fit_moe_series(rows)
+    kept = {key: v for key, v in base.series.items() if key not in series}
+    curves = {place: c for place, c in base.curves.items() if place.series not in series}
+    return MoeWeights({**kept, **series}, curves | _moe_fit_curves(rows, series), moe_spread(rows, series))
+
+
+def _moe_fit_curves(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray]) -> dict[ExchangePlace, Placements]:
+    residual = np.log(rows.time_s / moe_curves(rows, series))
+    once, result = np.ones(len(rows)), {}
+    for beside in _PLACES:
+        result |= fit_curves(moe_places(rows, beside), once, once, np.log2(rows.tokens), residual)
+    return result
+
+
+def predict_moe(weights: MoeWeights, rows: MoeRows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Time [s], half-width of the interval in log time and provenance of exchanges."""
+    correction = np.zeros(len(rows))
+    known = np.array([key in weights.series for key in rows.keys] or [False], bool)[rows.series]
+    provenance = np.where(known, "learned", "extrapolated").astype(object)
+    position = np.clip((np.log2(rows.tokens) - GRID[0]) * PER_OCTAVE, 0, len(GRID) - 1)
+    found = np.zeros(len(rows), bool)
+    for depth, beside in enumerate(_PLACES):
+        for place, index in moe_places(rows, beside):
+            curve = weights.curves.get(place, {}).get((1.0, 1.0))
+            own = index[~found[index]]
+            if curve is not None and len(own):
+                correction[own] = np.interp(position[own], np.arange(len(GRID)), curve.everywhere())
+                found[own] = True
+                if depth == 0:
+                    provenance[own] = "measured"
+    small = rows.tokens < SMALL_TOKENS
+    half = np.array([
+        weights.spread.get(Scope(source, not s), 0.5) for source, s in zip(provenance, small.tolist(), strict=True)
+    ])  # fmt: skip
+    return moe_curves(rows, weights.series) * np.exp(correction), half, provenance
+
+
+def moe_errors(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray], folds: int = 5) -> dict[str, np.ndarray]:
+    """log(predicted / measured) by provenance: tokens of a shape left out, whole shapes left out, devices left out."""
+    name = np.array([str(key) for key in rows.keys], object)[rows.series]
+    columns = [name, rows.ranks, rows.nodes, rows.hidden, rows.topk, rows.experts]
+    result = {}
+    for what, by in (("measured", [*columns, rows.tokens]), ("learned", columns)):
+        fold = hashed(by) % folds
+        error = np.full(len(rows), np.nan)
+        for k in range(folds):
+            train, test = rows.take(fold != k), np.flatnonzero(fold == k)
+            if len(train) and len(test):
+                without = MoeWeights(series, _moe_fit_curves(train, series))
+                error[test] = np.log(predict_moe(without, rows.take(test))[0] / rows.time_s[test])
+        result[what] = error
+    device, error = np.array([key.device for key in rows.keys], object)[rows.series], np.full(len(rows), np.nan)
+    for (name,), own in groups_of(device):
+        others = {key: v for key, v in series.items() if key.device != name}
+        if others:
+            error[own] = np.log(moe_curves(rows.take(own), others) / rows.time_s[own])
+    return result | {"extrapolated": error}
+
+
+def moe_left_out(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """By what was left out: errors, and half-widths that the other half of the rows teaches."""
+    titles = {"measured": "shapes", "learned": "routings", "extrapolated": "devices"}
+    half = hashed([rows.tokens]) % 2
+    result = {}
+    for what, error in moe_errors(rows, series).items():
+        width = np.full(len(rows), np.nan)
+        for k in (0, 1):
+            known = _by_size(rows, np.where(half == k, np.nan, error), what)
+            for small in (True, False):
+                part = (half == k) & ((rows.tokens < SMALL_TOKENS) == small)
+                width[part] = known.get(Scope(what, not small), np.nan)
+        result[titles[what]] = error, width
+    return result
+
+
+def moe_spread(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray]) -> dict[Scope, float]:
+    """Half-widths by provenance and size."""
+    result: dict[Scope, float] = {}
+    for what, error in moe_errors(rows, series).items():
+        result |= _by_size(rows, error, what)
+    return result
+
+
+def _by_size(rows: MoeRows, error: np.ndarray, what: str) -> dict[Scope, float]:
+    sizes = ((False, rows.tokens < SMALL_TOKENS), (True, rows.tokens >= SMALL_TOKENS))
+    known = {Scope(what, large): error[part & np.isfinite(error)] for large, part in sizes}
+    return {scope: round(conformal_quantile(own), 4) for scope, own in known.items() if len(own)}
+
+
+def moe_curves(rows: MoeRows, known: Mapping[ExchangeKey, np.ndarray]) -> np.ndarray:
+    """The physical curve [s] of every row: by its own series' constants, or by its relatives'."""
+    curve_s = np.zeros(len(rows))
+    for name, index in rows.by_series():
+        vector = known[name] if name in known else relative_moe_vector(name, known)
+        curve_s[index] = moe_curve(vector, rows.take(index))
+    return curve_s

@@ -1,0 +1,166 @@
+"""The regressor as a pure function of arrays: base time times the exponential of a residual."""
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel.cost.learn._physics import AXES, PHYSICS, common_features
+from perfmodel.cost.learn._stack import Machine
+from perfmodel.cost.learn._work import Physics, compute_seconds, memory_seconds
+
+JOINT_POWER: Final = 3.0
+"""Power of the norm that joins compute and memory time: between a sum (1) and a maximum (inf)."""
+FLOOR_POWER: Final = 8.0
+"""Power of the norm that joins a kernel with the host-side launch floor it hides behind."""
+FEATURE_CLIP: Final = 6.0
+"""Standard deviations beyond which a feature says no more."""
+
+
+LAYERED: Final = ("kernels", "biases", "tables")
+"""Fields of `Parameters` that are tuples of arrays."""
+
+
+class Parameters(NamedTuple):
+    """Everything fitted (a pytree). G groups (stack and kind), S stacks, F features, A axes."""
+
+    log_fixed_s: Float[Any, "G"]
+    """Log of the time of an empty kernel."""
+    log_compute: Float[Any, "G"]
+    """Log of the share of the peak rate reached."""
+    log_memory: Float[Any, "G"]
+    """Log of the share of the memory bandwidth reached."""
+    log_floor_s: Float[Any, "G"]
+    """Log of the host-side launch floor; tiny where kernels were timed without the host."""
+    mean: Float[Any, "F"]
+    scale: Float[Any, "F"]
+    low: Float[Any, "F"]
+    """Smallest value of each feature in training; inputs are clipped to it."""
+    high: Float[Any, "F"]
+    kernels: tuple[Float[Any, "*M in out"], ...]
+    """Weights of the networks of M members, or of one network without that axis."""
+    biases: tuple[Float[Any, "*M out"], ...]
+    stack_embedding: Float[Any, "*M S E"]
+    tables: tuple[Float[Any, "*M S nodes R"], ...]
+    """One table per axis: what a stack learned at each node, interpolated between nodes."""
+    table_low: Float[Any, "S A"]
+    """Log2 range in which a stack was measured; positions are clipped to it."""
+    table_high: Float[Any, "S A"]
+
+
+class Inputs(NamedTuple):
+    """`n` kernels as the regressor sees them."""
+
+    shape: dict[str, Any]
+    """Shape columns and flags by name, arrays [n]."""
+    machine: Machine
+    kind: Float[Any, "n K"]
+    """One-hot dtype class, op and pass."""
+    stack: Any
+    """Index of the stack (device and software), int [n]."""
+    group: Any
+    """Index of the stack-and-kind group whose base constants apply, int [n]."""
+
+
+def base_time(xp: Any, params: Parameters, physics: Physics, machine: Machine, group: Any) -> Any:
+    """Roofline with fitted efficiencies: fixed + (compute^p + memory^p)^(1/p), seconds [n].
+
+    Compute time is the wave-quantised work over the reached share of the peak rate; memory time
+    the compulsory traffic over the reached share of the bandwidth (Williams et al., CACM 2009,
+    with Daydream-style fixed cost). Smooth in every figure except where a wave fills.
+    """
+    compute = compute_seconds(xp, physics, machine) / xp.exp(params.log_compute[group])
+    memory = memory_seconds(xp, physics, machine) / xp.exp(params.log_memory[group])
+    return xp.exp(params.log_fixed_s[group]) + power_join(xp, compute, memory, JOINT_POWER)
+
+
+def power_join(xp: Any, a: Any, b: Any, power: float) -> Any:
+    """(a^p + b^p)^(1/p) of positive times, without overflow."""
+    large, small = xp.maximum(a, b), xp.minimum(a, b)
+    return large * (1.0 + (small / large) ** power) ** (1.0 / power)
+
+
+def feature_matrix(xp: Any, family: str, inputs: Inputs) -> tuple[Physics, Any, Any]:
+    """Physics, raw features [n, F] and table positions [n, A] of the inputs."""
+    physics = PHYSICS[family](xp, inputs.shape, inputs.machine)
+    columns = common_features(xp, physics, inputs.machine) + physics.features
+    n = inputs.kind.shape[0]
+    stacked = xp.stack([xp.broadcast_to(c, (n,)) for c in columns], axis=1)
+    positions = xp.stack([xp.broadcast_to(a, (n,)) for a in physics.axes], axis=1)
+    return physics, xp.concatenate([stacked, inputs.kind], axis=1), positions
+
+
+def standardise(xp: Any, params: Parameters, raw: Any) -> Any:
+    """Features clipped to the training range, centred and scaled."""
+    clipped = xp.clip(raw, params.low, params.high)
+    return xp.clip((clipped - params.mean) / params.scale, -FEATURE_CLIP, FEATURE_CLIP)
+
+
+def residual(xp: Any, family: str, params: Parameters, z: Any, positions: Any, stack: Any) -> Any:
+    """Log of true over base time [n]: an MLP on features, stack embedding and table read-outs; the mean of members.
+
+    Networks that differ in their random start alone agree where kernels were measured and scatter where
+    they were not; their mean scatters least (Lakshminarayanan et al., NeurIPS 2017, deep ensembles).
+    """
+    inside = xp.clip(positions, params.table_low[stack], params.table_high[stack])
+    embedding = params.stack_embedding[..., stack, :]
+    parts = [xp.broadcast_to(z, (*embedding.shape[:-1], z.shape[1])), embedding]
+    for axis, (_, low, high, per) in enumerate(AXES[family]):
+        u = (xp.clip(inside[:, axis], low, high - 1e-3) - low) * per
+        node = xp.floor(u).astype(np.int32)
+        weight = (u - node).astype(z.dtype)[:, None]
+        table = params.tables[axis]
+        parts.append(table[..., stack, node, :] * (1 - weight) + table[..., stack, node + 1, :] * weight)
+    h = xp.concatenate(parts, axis=-1)
+    for kernel, bias in zip(params.kernels[:-1], params.biases[:-1], strict=True):
+        h = _each_by(xp, h, kernel) + bias[..., None, :]
+        h = h * (0.5 + 0.5 * xp.tanh(0.5 * h))  # SiLU, finite at both ends
+    out = (_each_by(xp, h, params.kernels[-1]) + params.biases[-1][..., None, :])[..., 0]
+    return out.mean(axis=0) if out.ndim == 2 else out
+
+
+def _each_by(xp: Any, rows: Any, matrix: Any) -> Any:
+    """`rows @ matrix`; in NumPy row by row, so that no row's rounding depends on how many others there are.
+
+    A product of many rows takes other kernels, which add in another order, for other numbers of them: a time would
+    depend on what else was asked in the same call, and so on what was remembered from earlier ones.
+    """
+    return (rows[..., None, :] @ matrix[..., None, :, :])[..., 0, :] if xp is np else rows @ matrix
+
+
+def predict_log_time(
+    params: Parameters, inputs: Inputs, *, family: str, host_launch: bool = False, xp: Any = np
+) -> Any:
+    """Log seconds [n] of every kernel.
+
+    With `xp=jax.numpy` the result is differentiable with respect to the shape columns and the
+    device figures in `inputs` (and the parameters). With `host_launch` the software's launch
+    floor is added, as eager measurements have it.
+    """
+    return log_time_and_positions(params, inputs, family=family, host_launch=host_launch, xp=xp)[0]
+
+
+def log_time_and_positions(
+    params: Parameters, inputs: Inputs, *, family: str, host_launch: bool, xp: Any
+) -> tuple[Any, Any]:
+    """Log seconds [n], and where the shapes lie on the family's axes [n, A]."""
+    physics, raw, positions = feature_matrix(xp, family, inputs)
+    dtype = params.kernels[0].dtype
+    z = standardise(xp, params, raw).astype(dtype)
+    log_base = xp.log(base_time(xp, params, physics, inputs.machine, inputs.group))
+    correction = residual(xp, family, params, z, positions, inputs.stack)
+    log_kernel, log_floor = log_base + correction, params.log_floor_s[inputs.group]
+    if host_launch:
+        return join_floor(xp, log_kernel, log_floor), positions
+    # a time that hides behind the host's launch says nothing of the kernel: there the base time stands
+    return log_base + correction * told_of_kernel(xp, log_kernel, log_floor), positions
+
+
+def told_of_kernel(xp: Any, log_kernel: Any, log_floor: Any) -> Any:
+    """How far the measured log time moves with the kernel's (0 to 1): the derivative of `join_floor`."""
+    return 0.5 + 0.5 * xp.tanh(0.5 * FLOOR_POWER * (log_kernel - log_floor))
+
+
+def join_floor(xp: Any, log_kernel: Any, log_floor: Any) -> Any:
+    """Log time of a kernel behind its launch floor: a power norm in log space."""
+    return xp.logaddexp(FLOOR_POWER * log_kernel, FLOOR_POWER * log_floor) / FLOOR_POWER

@@ -1,0 +1,291 @@
+"""How a request is answered: directly, by a ratio to a measured kind, by a sibling, or from related devices."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+
+from perfmodel.cost.learn._kinds import kind_distance
+from perfmodel.cost.learn._parameters import Parameters
+from perfmodel.cost.learn._rows import ATTENTION_MASKS
+from perfmodel.cost.learn._stack import Figures, Stack, product, similarity
+
+Mode = Literal["direct", "ratio", "sibling", "near", "far"]
+SERVED: Final = ("Google",)
+"""Vendors whose attention was timed in inference servers alone: paged forward, slower than a backward of a training
+kernel, of which it says nothing."""
+MAX_DONORS: Final = 6
+NEAR_SIMILARITY: Final = 0.45
+"""From here on a related device counts as a near relative (same generation, like figures)."""
+_TRUST: Final = (1.0, 0.5, 0.05, 0.002)
+"""Factor on similarity for the software asked for, another version of it, another of the same source, any other.
+
+Steeper than similarity between generations: other software tells less than another device.
+"""
+FEW_ROWS: Final = 30
+"""Rows of a kind from which a stack is believed; the same number halves the weight of a relative."""
+_TOO_UNLIKE: Final = 4.0
+"""Distance of kinds (another dtype) from which their ratio says nothing."""
+_OTHER_CLOCK: Final = 0.1
+"""Factor on similarity between sources that do and do not time the host's launch."""
+
+
+class Term(NamedTuple):
+    """One evaluation of the regressor that enters the log time with a coefficient."""
+
+    coefficient: float
+    stack: int
+    kind: str
+    figures: Figures
+    """Device whose figures are used (the asked one, or a donor's own within a ratio)."""
+    work: str = ""
+    """Kind whose work it does, where `kind` stands in for one that was never measured."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """log time = sum of coefficient x log time of every term."""
+
+    mode: Mode
+    terms: tuple[Term, ...]
+
+
+def make_plan(
+    stacks: Sequence[Stack], figures: Figures, kind: str, source: str | None, software: str | None, *,
+    direct: bool = True,
+) -> Plan | None:  # fmt: skip
+    """Choose stacks for `kind` on a device; `None` if no stack of the family has such a kind.
+
+    1. A stack of this device that has the kind: of the named software or at least source, or, where
+       none is named, the best stand-in for a training job.
+    2. A stack of this device (and source) that has a related kind, times the ratio between the two
+       kinds on the most similar device that has both (backward over forward, say). Where the related kind is
+       another op, its kind on siblings tells more (`training/kinds_left_out.py`): devices of the same
+       silicon with another memory, in the same software or where the ratio is not of one software either.
+    3. The stacks that tell most about it: log times averaged over devices by similarity, trust in
+       the software and number of rows, each under its own efficiencies and residual but with the
+       asked device's figures. Where nearer relatives were timed in forward alone, their forward, times the
+       ratio between the two passes on the most similar device that has both.
+
+    Backward of attention that was not timed on the device goes by its forward (`_by_own_forward`) before all of these.
+
+    Args:
+        direct: whether the device's own stack may answer, if it has the kind.
+
+    A source that nobody measured says nothing: its rows are answered as if none was named. A software named in
+    full, with its source, means both.
+    """
+    source, software = _known_names(stacks, source, software)
+    own = [i for i, s in enumerate(stacks) if s.figures.same_kernels(figures)]
+    mine = [i for i in own if source is None or stacks[i].source == source]
+    order = {i: preference_for(stacks[i], kind, source, software) for i in range(len(stacks))}
+    having = sorted((i for i in mine if kind in stacks[i].kinds), key=order.__getitem__)
+    if having and direct:
+        return Plan("direct", (Term(1.0, having[0], kind, figures),))
+    by_forward = _by_own_forward(stacks, figures, kind, source, software)
+    if by_forward is not None:
+        return by_forward
+    ratio = ratio_plan(stacks, mine, figures, kind, order)
+    if ratio is not None:
+        return _sibling(stacks, figures, kind, source, order, ratio) or ratio
+    related = _related(stacks, figures, kind, source, order)
+    forward = _through_forward(stacks, figures, kind, source, software)
+    if related is None or forward is None or _nearest(forward, stacks, kind) <= _nearest(related, stacks, kind):
+        return related
+    return forward
+
+
+def on_behalf_of(plan: Plan, known: str, kind: str) -> Plan:
+    """A plan for a kind that `known` stands in for: its constants, but the work of `kind`.
+
+    A pass or dtype that was not measured is not called so: the ratio of efficiencies between the two is taken as one.
+    """
+    if known == kind:
+        return plan
+    (dtype, _, direction), (asked_dtype, _, asked_direction) = known.split("/"), kind.split("/")
+    moved = (dtype, direction) != (asked_dtype, asked_direction)
+    mode = "ratio" if plan.mode == "direct" and moved else plan.mode
+    return Plan(mode, tuple(t._replace(work=kind) if t.kind == known else t for t in plan.terms))
+
+
+def _by_own_forward(
+    stacks: Sequence[Stack], figures: Figures, kind: str, source: str | None, software: str | None
+) -> Plan | None:
+    """Backward of attention: forward, however it is known, times the ratio between the passes where both are believed.
+
+    Masked backward was timed on few shapes only; the ratio under the other mask says more, as both passes skip what
+    is masked.
+    """
+    dtype, op, direction = kind.split("/")
+    if op not in ATTENTION_MASKS or direction == "fwd" or figures.vendor in SERVED:
+        return None
+    ratio = _pass_ratio(stacks, figures, kind) or _pass_ratio(
+        stacks, figures, f"{dtype}/{next(mask for mask in ATTENTION_MASKS if mask != op)}/{direction}"
+    )
+    forward = make_plan(stacks, figures, f"{dtype}/{op}/fwd", source, software) if ratio else None
+    if forward is None:
+        return None
+    return Plan("ratio" if forward.mode == "direct" else forward.mode, (*forward.terms, *ratio))
+
+
+def _through_forward(
+    stacks: Sequence[Stack], figures: Figures, kind: str, source: str | None, software: str | None
+) -> Plan | None:
+    """Forward of related devices, times the ratio to it on the most similar device that has both passes."""
+    dtype, op, direction = kind.split("/")
+    forward = f"{dtype}/{op}/fwd"
+    ratio = _pass_ratio(stacks, figures, kind)
+    if direction == "fwd" or not ratio:
+        return None
+    order = {i: preference_for(stacks[i], forward, source, software) for i in range(len(stacks))}
+    base = _related(stacks, figures, forward, source, order)
+    assert base is not None  # the donors have it
+    return Plan(base.mode, (*base.terms, *ratio))
+
+
+def _pass_ratio(stacks: Sequence[Stack], figures: Figures, kind: str) -> tuple[Term, ...]:
+    """Terms of the ratio of a pass to forward on the most similar device that is believed in both; else none."""
+    dtype, op, _ = kind.split("/")
+    forward = f"{dtype}/{op}/fwd"
+    donors = [i for i, s in enumerate(stacks) if min(s.kinds.get(kind, 0), s.kinds.get(forward, 0)) >= FEW_ROWS]
+    if not donors:
+        return ()
+    donor = max(donors, key=lambda i: similarity(figures, stacks[i].figures, dtype))
+    own = stacks[donor].figures
+    return Term(1.0, donor, kind, own), Term(-1.0, donor, forward, own)
+
+
+def _nearest(plan: Plan, stacks: Sequence[Stack], kind: str) -> float:
+    """Mean similarity of the devices that a plan moves to the asked one."""
+    dtype = kind.split("/")[0]
+    moved = [t for t in plan.terms if not stacks[t.stack].figures.same_kernels(t.figures)]
+    return sum(t.coefficient * similarity(t.figures, stacks[t.stack].figures, dtype) for t in moved)
+
+
+def _known_names(stacks: Sequence[Stack], source: str | None, software: str | None) -> tuple[str | None, str | None]:
+    if source is None:
+        full = (s for s in stacks if software == f"{s.source}/{s.software}")
+        return next(((s.source, s.software) for s in full), (None, software))
+    return (source if any(s.source == source for s in stacks) else None), software
+
+
+def preference_for(stack: Stack, kind: str, source: str | None, software: str | None) -> tuple[int, bool, int, str]:
+    """Sort key of a stack for a request: named software, then named source, then rows and preference."""
+    named = 3
+    if software is not None and stack.matches(software):
+        named = 0 if source is None or stack.source == source else 2
+    elif source is not None and stack.source == source:
+        named = 1 if software is not None and product(stack.software) == product(software) else 2
+    return (named, stack.kinds.get(kind, 0) < FEW_ROWS, *stack.preference())
+
+
+def ratio_plan(
+    stacks: Sequence[Stack], own: Sequence[int], figures: Figures, kind: str, order: dict[int, tuple]
+) -> Plan | None:
+    """The nearest kind that a stack of `own` has, times the ratio to it on the most similar device that has both."""
+    dtype = kind.split("/")[0]
+    best: tuple[float, tuple, Plan] | None = None
+    for mine in own:
+        for reference, rows in stacks[mine].kinds.items():
+            step = kind_distance(kind, reference) + (rows < FEW_ROWS)
+            for donor, stack in enumerate(stacks):
+                if kind in stack.kinds and reference in stack.kinds and step < _TOO_UNLIKE:
+                    cost = step - similarity(figures, stack.figures, dtype)
+                    if best is None or (cost, order[mine]) < best[:2]:
+                        terms = (
+                            Term(1.0, mine, reference, figures),
+                            Term(1.0, donor, kind, stack.figures),
+                            Term(-1.0, donor, reference, stack.figures),
+                        )
+                        best = (cost, order[mine], Plan("ratio", terms))
+    return best[2] if best else None
+
+
+def _sibling(
+    stacks: Sequence[Stack], figures: Figures, kind: str, source: str | None, order: dict[int, tuple], ratio: Plan
+) -> Plan | None:
+    """The kind on devices of the same silicon, where they tell more of it than a ratio does."""
+    reference, donor = ratio.terms[:2]
+    if reference.kind.split("/")[1] == kind.split("/")[1]:
+        return None
+    alike = {i for i, s in enumerate(stacks) if s.figures.same_silicon(figures) and not s.figures.same_kernels(figures)}
+    siblings = _related(stacks, figures, kind, source, order, among=alike)
+    if siblings is None:
+        return None
+    mine, first = stacks[reference.stack].source, stacks[siblings.terms[0].stack].source
+    return Plan("sibling", siblings.terms) if first == mine or stacks[donor.stack].source != mine else None
+
+
+def _related(
+    stacks: Sequence[Stack], figures: Figures, kind: str, source: str | None, order: dict[int, tuple],
+    among: Collection[int] | None = None,
+) -> Plan | None:  # fmt: skip
+    dtype = kind.split("/")[0]
+    scores: dict[str, tuple[float, int]] = {}
+    told_with_launch = any(s.host_launch for s in stacks if s.source == source)
+    for i, stack in enumerate(stacks):
+        if kind in stack.kinds and (among is None or i in among):
+            trust = 1.0 if source is None else _TRUST[order[i][0]]
+            if source is not None and stack.host_launch != told_with_launch:
+                trust *= _OTHER_CLOCK
+            support = stack.kinds[kind] / (stack.kinds[kind] + FEW_ROWS)
+            score = trust * support * similarity(figures, stack.figures, dtype)
+            name = stack.figures.name
+            if name not in scores or (-score, order[i]) < (-scores[name][0], order[scores[name][1]]):
+                scores[name] = (score, i)
+    if not scores:
+        return None
+    top = sorted(scores.values(), key=lambda s: (-s[0], s[1]))[:MAX_DONORS]
+    total = sum(score for score, _ in top)
+    terms = tuple(Term(score / total, i, kind, figures) for score, i in top)
+    nearest = sum(t.coefficient * similarity(figures, stacks[t.stack].figures, dtype) for t in terms)
+    return Plan("near" if nearest >= NEAR_SIMILARITY else "far", terms)
+
+
+_BOUND: Final = 0.40
+"""Share of the bandwidth from which a kernel is taken to be limited by it."""
+_UNBOUND: Final = 0.15
+"""Share at which it is taken to be limited by what multiprocessors issue."""
+_FOLLOWS_ISSUE: Final = 0.75
+"""How far the slowest kernels follow the issue rate; the rest is bandwidth (log scale)."""
+
+
+def term_constants(
+    params: Parameters, stacks: Sequence[Stack], groups: Sequence[tuple[int, str]], terms: Sequence[Term]
+) -> Parameters:
+    """`params` with the base constants of each term [T] in place of those of the groups [G].
+
+    A term on its donor's own device keeps the donor's constants. On another device
+    - the launch floor is the mean of the source's floors for the kind: hosts set it, not devices;
+    - an op of several unfused kernels keeps its share of the bandwidth where bandwidth limits it; a smaller
+      share scales so that the time follows clock and multiprocessors instead, which can be compared
+      between devices of one vendor only. Fused kernels keep it: they were seen to follow the bandwidth.
+    """
+    index = {group: i for i, group in enumerate(groups)}
+    at = np.array([index[(term.stack, term.kind)] for term in terms])
+    log_memory, log_floor = params.log_memory[at], params.log_floor_s[at].copy()
+    for i, term in enumerate(terms):
+        donor = stacks[term.stack]
+        if donor.figures.same_kernels(term.figures):
+            continue
+        if "unfused" in term.kind and donor.figures.vendor == term.figures.vendor:
+            log_memory[i] += _unbound(log_memory[i]) * _issue_over_bandwidth(donor.figures, term.figures)
+        if donor.host_launch:
+            known = [g for (s, kind), g in index.items() if kind == term.kind and stacks[s].source == donor.source]
+            log_floor[i] = params.log_floor_s[known].mean()
+    return params._replace(
+        log_fixed_s=params.log_fixed_s[at], log_compute=params.log_compute[at],
+        log_memory=log_memory, log_floor_s=log_floor,
+    )  # fmt: skip
+
+
+def _unbound(log_share: float) -> float:
+    place = (np.log(_BOUND) - log_share) / np.log(_BOUND / _UNBOUND)
+    return _FOLLOWS_ISSUE * float(np.clip(place, 0.0, 1.0))
+
+
+def _issue_over_bandwidth(donor: Figures, asked: Figures) -> float:
+    """Log growth of the issue rate over that of the bandwidth from one device to another."""
+    issue = asked.units * asked.clock / (donor.units * donor.clock)
+    return float(np.log(issue / (asked.bandwidth / donor.bandwidth)))

@@ -1,0 +1,127 @@
+"""Recipes (how one regressor is trained, read from TOML) and the stages of a training."""
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from perfmodel.cost.learn._rows import FAMILIES
+from perfmodel.errors import CalibrationError, UnknownNameError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Settings of one regressor."""
+
+    name: str
+    """Name of the weights file."""
+    family: str
+    dtypes: tuple[str, ...] = ()
+    """Dtype classes that this regressor serves; empty for all."""
+    hidden: tuple[int, int, int] = (192, 192, 64)
+    stack_size: int = 12
+    """Width of the stack embedding."""
+    table_size: int = 8
+    """Width of the tables along shape axes."""
+    steps: int = 20_000
+    batch: int = 2048
+    learning_rate: float = 3e-3
+    weight_decay: float = 1e-4
+    rows_per_stack: int = 30_000
+    """Sampling weight of a stack saturates at this many rows."""
+    patience: int = 16
+    """Checks of the held-out error without gain before training stops."""
+    refit_steps: int = 4_000
+    """Steps in which the network, trained without the kept-out shapes, goes on with all rows."""
+    left_out_steps: int = 4_000
+    """Steps of each training in which a device or the large shapes are left out."""
+    devices_out: tuple[str, ...] = ()
+    """Devices left out in turn; the four with most samples if none are named."""
+    holdout: float = 0.15
+    """Share of shapes kept out to measure errors and intervals."""
+    members: int = 1
+    """Networks that differ in their seed; the mean of their log times is predicted."""
+
+    def __post_init__(self) -> None:
+        if self.family not in FAMILIES:
+            raise UnknownNameError("op family", self.family, FAMILIES)
+        if self.steps < 1 or self.batch < 1 or self.members < 1 or not 0 < self.holdout < 1 or len(self.hidden) != 3:
+            raise CalibrationError(
+                f"recipe {self.name}: steps, batch and members must be positive, holdout between 0 and 1, "
+                "hidden three layer widths"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as JSON gives them back."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Recipe":
+        """Inverse of `to_dict`; settings that an older record lacks take their defaults."""
+        settings: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return cls(**settings)
+
+
+def read_recipe(path: Path | str) -> Recipe:
+    """Read one recipe.
+
+    Raises:
+        CalibrationError: for a file that is not TOML, lacks `name` or `family`, or has unknown keys.
+    """
+    path = Path(path)
+    try:
+        values = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CalibrationError(f"{path}: not a readable recipe ({error})") from None
+    known = {f.name for f in fields(Recipe)}
+    if unknown := set(values) - known:
+        raise CalibrationError(f"{path}: unknown keys {sorted(unknown)}; a recipe has {sorted(known)}")
+    if missing := {"name", "family"} - set(values):
+        raise CalibrationError(f"{path}: {sorted(missing)} missing")
+    return Recipe.from_dict(values)
+
+
+def small_recipe(family: str, rows: int) -> Recipe:
+    """A recipe for a user's table: width and steps grow with the number of rows."""
+    width = 16 if rows < 500 else 64 if rows < 20_000 else 128
+    steps = 600 if rows < 500 else 3_000 if rows < 20_000 else 10_000
+    return Recipe(
+        name=family, family=family, hidden=(width, width, width // 2), stack_size=4, table_size=4, steps=steps,
+        batch=min(1024, max(32, rows // 2)), refit_steps=steps // 3, left_out_steps=steps // 2, holdout=0.2,
+    )  # fmt: skip
+
+
+Report = Callable[[int, int, float], None]
+"""Called with (step, steps, mean absolute log error on the shapes that stop training early)."""
+
+
+class Stages:
+    """Checkpoint files and progress lines of one regressor's trainings."""
+
+    def __init__(
+        self, name: str, checkpoints: Path | None = None, progress: Callable[[str, int, int], None] | None = None
+    ) -> None:
+        self._name, self._folder, self._progress = name, checkpoints, progress
+
+    def report(self, stage: str) -> Report | None:
+        """Progress callback of one training; `None` if nobody listens."""
+        progress = self._progress
+        if progress is None:
+            return None
+
+        def report(now: int, steps: int, error: float) -> None:
+            shown = f", held-out error {100 * error:.2f} %" if error == error else ""
+            progress(f"{self._name}: {stage}{shown}", now, steps)
+
+        return report
+
+    def checkpoint(self, stage: str) -> Path | None:
+        """Checkpoint file of one training; `None` if none are wanted."""
+        return None if self._folder is None else self._folder / f".{self._name}.{stage}.ckpt.npz"
+
+    def clear(self) -> None:
+        """Remove the checkpoints of finished trainings."""
+        if self._folder is not None:
+            for path in self._folder.glob(f".{self._name}.*.ckpt.npz"):
+                path.unlink()

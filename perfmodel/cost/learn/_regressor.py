@@ -1,0 +1,206 @@
+"""A fitted regressor of one op family: parameters, what it was fitted on, and predictions."""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from perfmodel.cost.learn._gradients import added, gradient_products, share_of, way, whole_backward
+from perfmodel.cost.learn._intervals import Intervals
+from perfmodel.cost.learn._kinds import KindCode, machine_of, shape_with_flags, stand_in
+from perfmodel.cost.learn._parameters import Inputs, Parameters, log_time_and_positions
+from perfmodel.cost.learn._plan import Plan, make_plan, on_behalf_of, term_constants
+from perfmodel.cost.learn._queries import Prediction, Query
+from perfmodel.cost.learn._rows import Rows, as_measured
+from perfmodel.cost.learn._stack import Figures, Stack, similarity
+from perfmodel.ingest.tables import factorise
+from perfmodel.session import Store
+
+_MOST_PLANS: Final = 4096
+_CELL: Final = 2.0
+"""Side of a cell of measured shapes, in doublings."""
+
+
+@dataclass(frozen=True)
+class Regressor:
+    """Predicts one family (or some of its dtypes). Immutable but for a cache of plans."""
+
+    name: str
+    family: str
+    dtypes: tuple[str, ...]
+    """Dtype classes served; empty for all."""
+    params: Parameters
+    stacks: tuple[Stack, ...]
+    groups: tuple[tuple[int, str], ...]
+    """Stack index and kind of every group of base constants."""
+    code: KindCode
+    intervals: Intervals
+    cells: np.ndarray
+    """Sorted uint32 hashes of the coarse cells in which shapes were measured."""
+    record: dict[str, Any]
+    """Where it came from: tables and hashes, rows by source, seed, split, errors."""
+    _plans: Store = field(default_factory=lambda: Store(_MOST_PLANS), compare=False, repr=False)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Every kind that some stack has."""
+        return tuple(sorted({kind for _, kind in self.groups}))
+
+    def closeness(self, figures: Figures, dtype: str) -> float:
+        """How near the measured devices are to one: 2 if it is among them, -1 if the dtype is not served."""
+        if self.dtypes and dtype not in self.dtypes:
+            return -1.0
+        return max(
+            2.0 if s.figures.same_kernels(figures) else similarity(figures, s.figures, dtype) for s in self.stacks
+        )
+
+    def predict(
+        self, rows: Rows, queries: tuple[Query, ...], query: Int64[np.ndarray, "n"], *, host_launch: bool = False
+    ) -> Prediction:
+        """Times of `rows`, row `i` on `queries[query[i]]`.
+
+        Both gradients of a product take as long as the two apart (`learn._gradients`).
+
+        Args:
+            host_launch: add the launch floor that eager measurements contain.
+        """
+        asked, combo_of = _combinations(rows, query)
+        ways = [way(self.family, kind, queries[q], self.stacks, self.plan) for q, kind in asked]
+        way_of = np.array(ways, object)[combo_of]
+
+        def own(part: Rows, at: np.ndarray) -> Prediction:
+            return self._by_plans(part, queries, query[at], host_launch)
+
+        out = Prediction.empty(len(rows))
+        for how in sorted(set(ways)):
+            at = np.flatnonzero(way_of == how)
+            part = rows.take(at)
+            if how == "itself":
+                answer = own(part, at)
+            elif how == "near measured":
+                answer = own(part, at)
+                far = np.flatnonzero(answer.provenance > 0)
+                moved = self._by_plans(part.take(far), queries, query[at[far]], host_launch, direct=False)
+                for total, value in zip(answer, moved, strict=True):
+                    total[far] = value
+            elif how == "sum":
+                once, other = gradient_products(part)
+                answer = added(own(once, at), own(other, at))
+            else:
+                whole = whole_backward(part)
+                once, other = gradient_products(whole)
+                answer = share_of(own(whole, at), own(part, at), own(once, at), own(other, at))
+            for total, value in zip(out, answer, strict=True):
+                total[at] = value
+        return out
+
+    def _by_plans(
+        self, rows: Rows, queries: tuple[Query, ...], query: Int64[np.ndarray, "n"], host_launch: bool, *,
+        direct: bool = True,
+    ) -> Prediction:  # fmt: skip
+        """Times of rows, each by the plan of its own kind."""
+        n = len(rows)
+        if not n:
+            return Prediction.empty(0)
+        combos, combo_of = _combinations(rows, query)
+        plans = [self.plan(queries[q], kind, direct=direct) for q, kind in combos]
+        order = np.argsort(combo_of, kind="stable")
+        bounds = np.searchsorted(combo_of[order], np.arange(len(combos) + 1))
+        row, terms, term_of = [], [], []
+        for c, plan in enumerate(plans):
+            mine = order[bounds[c] : bounds[c + 1]]
+            for term in plan.terms:
+                row.append(mine)
+                term_of.append(np.full(len(mine), len(terms)))
+                terms.append(term)
+        rows_at, term_at = np.concatenate(row), np.concatenate(term_of)
+        log_term, positions = self._evaluate(rows, rows_at, terms, term_at, host_launch)
+        coefficient = np.array([t.coefficient for t in terms])[term_at]
+        log_time = np.bincount(rows_at, coefficient * log_term, minlength=n)
+        first = np.zeros(n, np.int64)
+        first[rows_at[::-1]] = np.arange(len(rows_at))[::-1]
+        return self._with_bounds(log_time, plans, combo_of, terms, term_at[first], positions[first])
+
+    def plan(self, query: Query, kind: str, *, direct: bool = True) -> Plan:
+        """How a kind is answered on a device (remembered); without `direct`, as if it was not measured there."""
+        return self._plans.once((query, kind, direct), lambda: self._plan(query, kind, direct))
+
+    def _plan(self, query: Query, kind: str, direct: bool) -> Plan:
+        known = stand_in(kind, self.kinds)
+        plan = make_plan(self.stacks, query.figures, known, query.source, query.software, direct=direct)
+        assert plan is not None  # `known` belongs to some stack
+        return on_behalf_of(plan, known, kind)
+
+    def _evaluate(
+        self, rows: Rows, rows_at: np.ndarray, terms: list, term_at: np.ndarray, host_launch: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        kinds = np.array([t.kind for t in terms], object)
+        params = term_constants(self.params, self.stacks, self.groups, terms)
+        stack = np.array([t.stack for t in terms])
+        taken = rows.take(rows_at)
+        taken = as_measured(taken, kinds[term_at], np.array([t.work or t.kind for t in terms], object)[term_at])
+        dtypes = np.array([k.partition("/")[0] for k in kinds], object)
+        shape = shape_with_flags(taken)
+        machine = machine_of([t.figures for t in terms], term_at, dtypes[term_at])
+        codes = np.stack([self.code.one_hot(k) for k in kinds])
+        inputs = Inputs(shape, machine, codes[term_at], stack[term_at], term_at)
+        log_time, positions = log_time_and_positions(params, inputs, family=self.family, host_launch=host_launch, xp=np)
+        return np.asarray(log_time, np.float64), positions
+
+    def _with_bounds(
+        self, log_time: np.ndarray, plans: list[Plan], combo_of: np.ndarray, terms: list, term: np.ndarray,
+        positions: np.ndarray,
+    ) -> Prediction:  # fmt: skip
+        n = len(log_time)
+        modes = np.array([p.mode for p in plans])[combo_of]
+        stack = np.array([t.stack for t in terms])[term]
+        measured = list(dict.fromkeys((t.stack, t.kind) for t in terms))
+        group = np.array([measured.index((t.stack, t.kind)) for t in terms])[term]
+        inside = np.all(positions >= self.params.table_low[stack] - 1e-6, axis=1)
+        inside &= np.all(positions <= self.params.table_high[stack] + 1e-6, axis=1)
+        near_measured = _among(self.cells, cell_hash(self.stacks, measured, group, positions))
+        direct = modes == "direct"
+        moved = np.isin(modes, ("ratio", "sibling"))
+        provenance = np.where(direct & inside & near_measured, 0, np.where(inside & (direct | moved), 1, 2))
+        low, high = np.zeros(n), np.zeros(n)
+        in_range = direct & inside
+        for code in np.unique(group[in_range]):
+            mine = in_range & (group == code)
+            quantiles = self.intervals.groups.get(measured[code], self.intervals.family)
+            low[mine], high[mine] = quantiles.at(log_time[mine])
+        for mask, quantiles in (
+            (direct & ~inside, self.intervals.beyond),
+            (moved | (modes == "near"), self.intervals.near),
+            (modes == "far", self.intervals.far),
+        ):
+            if mask.any():
+                low[mask], high[mask] = quantiles.at(log_time[mask])
+        return Prediction(log_time, log_time + low, log_time + high, provenance)
+
+
+def _combinations(rows: Rows, query: np.ndarray) -> tuple[list[tuple[int, str]], np.ndarray]:
+    """The distinct pairs of query and kind, and which of them each row has [n]."""
+    kind_code, kinds = factorise(rows.kind)
+    combos, combo_of = np.unique(query * len(kinds) + kind_code, return_inverse=True)
+    return [(int(c // len(kinds)), kinds[c % len(kinds)]) for c in combos], combo_of
+
+
+def _among(ascending: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Whether each value is in an ascending array."""
+    if not len(ascending):
+        return np.zeros(len(values), bool)
+    at = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
+    return ascending[at] == values
+
+
+def cell_hash(
+    stacks: Sequence[Stack], groups: Sequence[tuple[int, str]], group: np.ndarray, positions: Float64[np.ndarray, "n A"]
+) -> np.ndarray:
+    """uint32 hash of every row's stack and kind (`groups[group[i]]`) and the coarse cell that its shape lies in."""
+    value = np.array([zlib.crc32(f"{stacks[s].key}|{kind}".encode()) for s, kind in groups], np.uint64)[group]
+    for axis in np.floor(positions / _CELL).astype(np.int64).T:
+        value = (value * np.uint64(1_000_003) + (axis + 64).astype(np.uint64)) & np.uint64(0xFFFFFFFF)
+    return value.astype(np.uint32)

@@ -1,0 +1,159 @@
+"""Stacks: one device under one software, the unit that measurements belong to; the figures that tell devices apart."""
+
+import re
+from dataclasses import asdict, dataclass
+from math import exp, log2
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel.ingest import OWN_ORDER
+from perfmodel.spec import Device
+
+PEAK_NAMES: Final = ("fp64", "fp32", "tf32", "bf16", "fp8", "int8")
+
+
+class Machine(NamedTuple):
+    """Nominal figures of the device that each row runs on (arrays [n] or scalars)."""
+
+    peak: Float[Any, "n"]
+    """FLOP/s of the row's element type."""
+    bandwidth: Float[Any, "n"]
+    """Memory bandwidth in bytes/s."""
+    units: Float[Any, "n"]
+    """Multiprocessors."""
+    l2: Float[Any, "n"]
+    """Last-level cache in bytes."""
+    clock: Float[Any, "n"]
+    """Boost clock in Hz."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The part of a `Device` that weights files keep for every device they were fitted on."""
+
+    name: str
+    vendor: str
+    architecture: str
+    bandwidth: float
+    units: float
+    l2: float
+    clock: float
+    """Boost clock in Hz."""
+    peaks: dict[str, float]
+    """FLOP/s by dtype class (`half` for fp16 and bf16)."""
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.bandwidth, self.units, *self.peaks.values()))
+
+    @classmethod
+    def of(cls, device: Device) -> "Figures":
+        """Figures of a device; matrix fp32 units count for fp32 on AMD (MI100's nominal rate)."""
+        peaks = {name: device.peak.flops_per_s(name) for name in PEAK_NAMES}
+        if device.vendor == "AMD" and device.peak.tf32:
+            peaks["fp32"] = device.peak.tf32
+        peaks["half"] = peaks.pop("bf16")
+        return cls(device.name, device.vendor, device.architecture, device.memory_bandwidth_bytes_per_s,
+                   float(device.compute_units), device.l2_bytes, device.clock_hz, peaks)  # fmt: skip
+
+    def same_kernels(self, other: "Figures") -> bool:
+        """Whether kernels run alike: the same device, or one that differs in memory size only."""
+        mine = (self.architecture, self.bandwidth, self.units, self.l2, self.peaks)
+        return self.name == other.name or mine == (
+            other.architecture, other.bandwidth, other.units, other.l2, other.peaks
+        )  # fmt: skip
+
+    def same_silicon(self, other: "Figures") -> bool:
+        """Whether the multiprocessors are alike in kind and number; clocks, caches and memory may differ."""
+        return (self.architecture, self.units) == (other.architecture, other.units)
+
+    def peak(self, dtype: str) -> float:
+        """FLOP/s of a dtype class; fp32's where the class is not known."""
+        return self.peaks.get(dtype, self.peaks["fp32"])
+
+    def machine(self, dtypes: np.ndarray) -> Machine:
+        """Figures for rows of the given dtype classes [n]."""
+        peak = np.array([self.peak(d) for d in dtypes], np.float64)
+        return Machine(
+            peak, np.float64(self.bandwidth), np.float64(self.units), np.float64(self.l2), np.float64(self.clock)
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for a weights file's metadata."""
+        return asdict(self)
+
+
+_GENERATION: Final = {
+    "Maxwell": 0, "Pascal": 1, "Volta": 2, "Turing": 2.5, "Ampere": 3, "Ada": 3.5, "Hopper": 4, "Blackwell": 5,
+    "GCN5": 1, "CDNA1": 2, "CDNA2": 3, "CDNA3": 4, "CDNA4": 5,
+}  # fmt: skip
+
+
+def similarity(a: Figures, b: Figures, dtype: str) -> float:
+    """How far a measurement on `b` tells about `a`: 1 for equal figures, towards 0 with distance.
+
+    Distance counts doublings between what one multiprocessor computes and what memory gives it,
+    between multiprocessor counts and between caches, plus steps between architectures and a long
+    one between vendors. The weights are those under which devices left out were predicted best.
+    """
+    distance = 0.0
+    for weight, x, y in (
+        (1.0, a.peak(dtype) / a.units, b.peak(dtype) / b.units),
+        (1.0, a.bandwidth / a.units, b.bandwidth / b.units),
+        (0.5, a.units, b.units),
+        (0.25, a.l2, b.l2),
+    ):
+        distance += weight * abs(log2(x / y))
+    if a.vendor != b.vendor:
+        distance += 4.0
+    elif a.architecture != b.architecture:
+        steps = abs(_GENERATION.get(a.architecture, 3) - _GENERATION.get(b.architecture, 3))
+        distance += 0.3 + 0.3 * steps
+    return exp(-distance)
+
+
+def product(software: str) -> str:
+    """Name of a software without its version.
+
+    >>> product("torch2.1.0-cu121")
+    'torch'
+    """
+    return re.split(r"[-_ ]?v?\d", software, maxsplit=1)[0]
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A device under a software, and the kinds that were measured on it."""
+
+    figures: Figures
+    source: str
+    software: str
+    kinds: dict[str, int]
+    """Kind -> rows it was fitted on."""
+    host_launch: bool = False
+    """Whether its times include the host's launch."""
+    order: int = OWN_ORDER
+    """How closely it stands for a training job, the lowest first."""
+
+    @property
+    def key(self) -> str:
+        """Unique label."""
+        return f"{self.figures.name}|{self.source}|{self.software}"
+
+    def matches(self, software: str) -> bool:
+        """Whether a software asked for by name is this one (full name, source or source/software)."""
+        return software in (self.software, self.source, f"{self.source}/{self.software}")
+
+    def preference(self) -> tuple[int, str]:
+        """Sort key: the best stand-in for a training job first."""
+        return self.order, self.software
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for a weights file's metadata."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, value: dict[str, Any]) -> "Stack":
+        """Inverse of `to_dict`."""
+        return cls(**{**value, "figures": Figures(**value["figures"])})

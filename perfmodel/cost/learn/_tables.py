@@ -1,0 +1,177 @@
+"""From measurement tables to what a regressor is fitted on: cleaned, merged, split."""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float64, Int64
+
+from perfmodel.cost.learn._kinds import KindCode, machine_of, one_hot, shape_with_flags
+from perfmodel.cost.learn._physics import PHYSICS
+from perfmodel.cost.learn._rows import Rows, rows_from_table
+from perfmodel.cost.learn._stack import Figures, Machine, Stack
+from perfmodel.cost.learn._work import Physics
+from perfmodel.errors import TableError, UnknownNameError
+from perfmodel.ingest import clean_kernels
+from perfmodel.ingest.tables import factorise, hashed, number, relabel, text
+
+_STACK: Final = ("device", "source", "software")
+_OF_STACK: Final = ("host_launch", "order")
+"""Columns that tell stacks apart, and what is alike for all rows of one."""
+_NOT_SHAPE: Final = ("element_bytes", "trans_a", "trans_b", "accumulate")
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Measured rows of one family, repeats of a shape merged to their median."""
+
+    rows: Rows
+    stack: Int64[np.ndarray, "n"]
+    """Index into `stacks`."""
+    time_s: Float64[np.ndarray, "n"]
+    stacks: tuple[Stack, ...]
+    shape_key: np.ndarray
+    """uint64 [n], equal for equal shapes whatever the device, software or pass."""
+
+    def __len__(self) -> int:
+        return len(self.time_s)
+
+    def take(self, index: np.ndarray) -> "Samples":
+        """The samples at `index`, with the same stacks."""
+        return Samples(self.rows.take(index), self.stack[index], self.time_s[index], self.stacks, self.shape_key[index])
+
+    @property
+    def dtypes(self) -> np.ndarray:
+        """Dtype class of every row (object dtype)."""
+        return self.rows.dtypes
+
+
+def gather(
+    tables: Iterable[pd.DataFrame], family: str, dtypes: tuple[str, ...], figures_of: Callable[[str], Figures]
+) -> Samples:
+    """Merge tables into the samples of one family (of some dtype classes, if any are named).
+
+    Raises:
+        TableError: if no usable row remains, or for a device that `figures_of` does not know.
+    """
+    parts = [p for t in tables if (p := _part(t, family, dtypes, figures_of)) is not None]
+    if not parts:
+        raise TableError(f"no usable {family} row in the given tables")
+    return _merge(family, pd.concat(parts, ignore_index=True), figures_of)
+
+
+def _part(
+    table: pd.DataFrame, family: str, dtypes: tuple[str, ...], figures_of: Callable[[str], Figures]
+) -> pd.DataFrame | None:
+    """Usable rows of one table: shape columns, `kind`, and what identifies the stack."""
+    table = clean_kernels(table)
+    mine: Any = table[(text(table, "op_family") == family) & may_be_fitted(table)]
+    if not len(mine):
+        return None
+    rows, complete = rows_from_table(mine, family)
+    if dtypes:
+        complete &= np.isin(rows.dtypes, dtypes)
+    frame = pd.DataFrame(rows.shape)
+    frame["kind"] = rows.kind
+    frame["device"] = relabel(text(mine, "device"), lambda name: figures_of(name).name)
+    for name in (*_STACK[1:], *_OF_STACK):
+        frame[name] = mine[name].to_numpy()
+    frame["time_s"] = number(mine, "time_us") * 1e-6
+    kept: Any = frame[complete]
+    return kept if len(kept) else None
+
+
+def may_be_fitted(table: pd.DataFrame) -> np.ndarray:
+    """Rows of a clean table with a time that says something of its kernel and that its source does not contradict."""
+    return (table["flaw"] == "").to_numpy() & ~table["contradicted"].to_numpy() & (number(table, "time_us") > 0)
+
+
+def _merge(family: str, frame: pd.DataFrame, figures_of: Callable[[str], Figures]) -> Samples:
+    names = [c for c in frame.columns if c not in (*_STACK, *_OF_STACK, "kind", "time_s")]
+    merged: Any = frame.groupby([*_STACK, "kind", *names], sort=True, as_index=False)["time_s"].median()
+    facts = frame.groupby(list(_STACK), sort=True)[list(_OF_STACK)].first()
+    codes = merged.groupby(list(_STACK), sort=True).ngroup().to_numpy(np.int64)  # sorted, as the merged rows are
+    kind_codes, kinds = factorise(text(merged, "kind"))
+    stacks = []
+    for index, ((device, source, software), (host_launch, order)) in enumerate(
+        zip(facts.index, facts.to_numpy(object), strict=True)
+    ):
+        counts = np.bincount(kind_codes[codes == index], minlength=len(kinds))
+        have = {kind: int(count) for kind, count in sorted(zip(kinds, counts, strict=True)) if count}
+        stacks.append(Stack(figures_of(device), source, software, have, bool(host_launch), int(order)))
+    rows = Rows(family, {name: number(merged, name) for name in names}, text(merged, "kind"))
+    shape_key = _shape_key(merged[[n for n in names if n not in _NOT_SHAPE]])
+    return Samples(rows, codes, number(merged, "time_s"), tuple(stacks), shape_key)
+
+
+def _shape_key(shapes: pd.DataFrame) -> np.ndarray:
+    return hashed([shapes[name].to_numpy() for name in shapes])
+
+
+def held_out(samples: Samples, share: float) -> np.ndarray:
+    """Bool mask of samples whose whole shape (on every device and software) is kept out."""
+    return samples.shape_key % np.uint64(10_000) < share * 10_000
+
+
+def split(samples: Samples, share: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Indices to fit on, to stop early by, and to report on; a shape is in one of them only."""
+    test = held_out(samples, share)
+    check = ~test & ((samples.shape_key // np.uint64(10_000)) % np.uint64(100) < 4)
+    if check.sum() < 20:
+        check = np.zeros(len(samples), bool)
+    order = np.random.default_rng(0).permutation(np.flatnonzero(check))
+    return np.flatnonzero(~test & ~check), order, np.flatnonzero(test)
+
+
+def figures_lookup() -> Callable[[str], Figures]:
+    """Figures by catalog name or alias, remembered; raises `TableError` for an unknown device."""
+    from perfmodel.catalog import device
+
+    known: dict[str, Figures] = {}
+
+    def lookup(name: str) -> Figures:
+        if name not in known:
+            try:
+                known[name] = Figures.of(device(name))
+            except UnknownNameError as error:
+                raise TableError(f"the table names a device that is not in the catalog: {error}") from None
+        return known[name]
+
+    return lookup
+
+
+def physics_of(samples: Samples) -> tuple[Physics, Machine]:
+    """What every sample has to do, and the figures of its device."""
+    machine = machine_of([s.figures for s in samples.stacks], samples.stack, samples.dtypes)
+    return PHYSICS[samples.rows.family](np, shape_with_flags(samples.rows), machine), machine
+
+
+def table_hashes(tables: Iterable[Path | str | pd.DataFrame]) -> dict[str, str]:
+    """SHA-256 of every table by `folder/name` (`frame <index>` for frames), for the weights file's record."""
+    hashes = {}
+    for index, table in enumerate(tables):
+        if isinstance(table, pd.DataFrame):
+            hashes[f"frame {index}"] = hashlib.sha256(table.to_csv(index=False).encode()).hexdigest()
+        else:
+            hashes["/".join(Path(table).parts[-2:])] = hashlib.sha256(Path(table).read_bytes()).hexdigest()
+    return hashes
+
+
+def roofline_log_time(samples: Samples) -> Float64[np.ndarray, "n"]:
+    """Log seconds of the plain roofline max(FLOPs / peak, bytes / bandwidth): the first baseline."""
+    physics, machine = physics_of(samples)
+    return np.log(np.maximum(physics.flops / machine.peak, physics.bytes / machine.bandwidth))
+
+
+def tree_features(samples: Samples, *, with_software: bool) -> Float64[np.ndarray, "n F"]:
+    """Inputs of the tree baseline: log shapes, FLOPs and bytes, device figures, kind (and stack)."""
+    physics, machine = physics_of(samples)
+    columns = [np.log2(1.0 + v) for v in samples.rows.shape.values()]
+    columns += [np.log2(physics.flops), np.log2(physics.bytes), *(np.log2(figure) for figure in machine)]
+    code = one_hot(KindCode.of(sorted(set(samples.rows.kind.tolist()))), samples.rows.kind)
+    extra = [samples.stack.astype(np.float64)] if with_software else []
+    return np.column_stack([*columns, code, *extra])

@@ -1,0 +1,202 @@
+"""Training one regressor: deterministic batches, cosine schedule, early stopping, checkpoints."""
+
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jaxtyping import Float64
+
+from perfmodel.cost.learn._base import Base
+from perfmodel.cost.learn._kinds import KindCode, machine_of, one_hot, shape_with_flags
+from perfmodel.cost.learn._network import Residual, Run, load_run, member, save_run, stack_members, to_numpy
+from perfmodel.cost.learn._parameters import Inputs, Parameters, base_time, feature_matrix, join_floor, standardise
+from perfmodel.cost.learn._physics import AXES
+from perfmodel.cost.learn._recipe import Recipe, Report
+from perfmodel.cost.learn._tables import Samples
+
+
+class Design(NamedTuple):
+    """All samples as arrays ready for gradient steps."""
+
+    z: Any
+    """Standardised features, float32 [n, F]."""
+    positions: Any
+    """Table positions, float32 [n, A]."""
+    stack: Any
+    log_base: Any
+    """Log base time, float32 [n]."""
+    log_floor: Any
+    log_time: Any
+    """The measured target, float32 [n]."""
+
+
+def build_design(samples: Samples, base: Base, code: KindCode, fit_on: np.ndarray) -> tuple[Design, Parameters]:
+    """Features of all samples, and parameters whose scaling and ranges come from `fit_on` only."""
+    family = samples.rows.family
+    machine = machine_of([s.figures for s in samples.stacks], samples.stack, samples.dtypes)
+    inputs = Inputs(
+        shape_with_flags(samples.rows), machine, one_hot(code, samples.rows.kind), samples.stack, base.index
+    )
+    physics, raw, positions = feature_matrix(np, family, inputs)
+    own = raw[fit_on]
+    scale = own.std(axis=0)
+    low, high = _ranges(positions[fit_on], samples.stack[fit_on], len(samples.stacks))
+    frozen = Parameters(
+        base.log_fixed_s, base.log_compute, base.log_memory, base.log_floor_s,
+        own.mean(axis=0), np.where(scale > 1e-6, scale, 1.0), own.min(axis=0), own.max(axis=0),
+        (), (), np.zeros((0, 0)), tuple(np.zeros((0, 0, 0)) for _ in AXES[family]), low, high,
+    )  # fmt: skip
+    log_base = np.log(base_time(np, frozen, physics, machine, base.index))
+    f32 = np.float32
+    return Design(
+        standardise(np, frozen, raw).astype(f32), positions.astype(f32), samples.stack.astype(np.int32),
+        log_base.astype(f32), base.log_floor_s[base.index].astype(f32), np.log(samples.time_s).astype(f32),
+    ), frozen  # fmt: skip
+
+
+def _ranges(positions: np.ndarray, stack: np.ndarray, stacks: int) -> tuple[np.ndarray, np.ndarray]:
+    low = np.tile(positions.min(axis=0), (stacks, 1))
+    high = np.tile(positions.max(axis=0), (stacks, 1))
+    for s in np.unique(stack):
+        mine = positions[stack == s]
+        low[s], high[s] = mine.min(axis=0), mine.max(axis=0)
+    return low, high
+
+
+def sampling_weights(base: Base, rows: np.ndarray, stack: np.ndarray, cap: int) -> Float64[np.ndarray, "n"]:
+    """Probability of each of `rows` to be drawn: groups count as rows^0.75 so that small ones are heard."""
+    group = base.index[rows]
+    per_group = np.bincount(group, minlength=len(base.groups)).astype(float)
+    per_stack = np.bincount(stack[rows]).astype(float)
+    weight = np.maximum(per_group, 1.0)[group] ** -0.25
+    weight *= (np.minimum(per_stack, cap) / np.maximum(per_stack, 1.0))[stack[rows]]
+    return weight / weight.sum()
+
+
+def train(
+    samples: Samples,
+    base: Base,
+    code: KindCode,
+    recipe: Recipe,
+    *,
+    fit_on: np.ndarray,
+    check_on: np.ndarray | None = None,
+    steps: int | None = None,
+    start: Parameters | None = None,
+    seed: int = 0,
+    report: Report | None = None,
+    checkpoint: Path | None = None,
+) -> Parameters:
+    """Fit the network on the samples `fit_on`; with `check_on`, keep the best weights and stop early.
+
+    Args:
+        steps: length of the learning-rate schedule; the recipe's by default.
+        start: weights to go on from, at a third of the learning rate.
+        checkpoint: a file that is written now and then and resumed from if it is of this very run.
+
+    Returns:
+        Parameters with NumPy arrays; equal inputs and seed give equal
+        results on one machine, resumed or not.
+    """
+    family = samples.rows.family
+    steps = steps or recipe.steps
+    design, frozen = build_design(samples, base, code, fit_on)
+    model = Residual(family, design.z.shape[1], len(samples.stacks), recipe, rngs=nnx.Rngs(seed))
+    if start is not None:
+        model.start_from(start)
+    graph, state = nnx.split(model)
+    rate = recipe.learning_rate * (1.0 if start is None else 1.0 / 3.0)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, max(1, steps // 40), steps, 1e-5)
+    optimiser = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=recipe.weight_decay))
+    device_frozen = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), frozen)
+
+    def log_times(state: Any, batch: Design) -> Any:
+        model = nnx.merge(graph, state)
+        kernel = batch.log_base + model(family, device_frozen, batch.z, batch.positions, batch.stack)
+        return join_floor(jnp, kernel, batch.log_floor)
+
+    @jax.jit
+    def step(state: Any, moments: Any, batch: Design) -> tuple[Any, Any]:
+        def loss(state: Any) -> Any:
+            return jnp.mean(percentage_loss(log_times(state, batch) - batch.log_time))
+
+        updates, moments = optimiser.update(jax.grad(loss)(state), moments, state)
+        return optax.apply_updates(state, updates), moments
+
+    evaluate = jax.jit(lambda state, batch: jnp.mean(jnp.abs(log_times(state, batch) - batch.log_time)))
+    moments = optimiser.init(state)
+    probability = sampling_weights(base, fit_on, samples.stack, recipe.rows_per_stack)
+    batch_size = min(recipe.batch, max(8, len(fit_on)))
+    every = max(1, steps // 40)
+    checked = None if check_on is None or not len(check_on) else _rows(design, check_on[:16384])
+    run = Run(zlib.crc32(design.log_time.tobytes() + repr((recipe, seed, steps, len(fit_on))).encode()))
+    best = state
+    if checkpoint is not None and (saved := load_run(checkpoint, run.identity, (state, moments, best))) is not None:
+        run, (state, moments, best) = saved
+    for now in range(run.done, steps):
+        if now % every == 0 or now == run.done:
+            chunk = np.random.default_rng([seed, now - now % every])
+            order = chunk.choice(fit_on, every * batch_size, p=probability)
+        at = (now % every) * batch_size
+        state, moments = step(state, moments, _rows(design, order[at : at + batch_size]))
+        if (now + 1) % every == 0 or now + 1 == steps:
+            error = float(evaluate(state, checked)) if checked is not None else float("nan")
+            gained = checked is None or error < run.best_error
+            run = run.after(now + 1, error, gained)
+            best = state if gained else best
+            if report is not None:
+                report(now + 1, steps, error)
+            if checkpoint is not None:
+                save_run(checkpoint, run, (state, moments, best))
+            if run.waited >= recipe.patience:
+                break
+    return to_numpy(nnx.merge(graph, best).arrays(frozen))
+
+
+def train_members(
+    samples: Samples, base: Base, code: KindCode, recipe: Recipe, *, fit_on: np.ndarray,
+    check_on: np.ndarray | None = None, steps: int | None = None, start: Parameters | None = None, seed: int = 0,
+    report: Report | None = None, checkpoint: Path | None = None,
+) -> Parameters:  # fmt: skip
+    """`train` once for every member of a recipe, by the seeds `seed`, `seed` + 1, ...; their networks stacked."""
+    trained = [
+        train(
+            samples, base, code, recipe, fit_on=fit_on, check_on=check_on, steps=steps,
+            start=None if start is None else member(start, i), seed=seed + i,
+            report=_in_turn(report, i, recipe.members), checkpoint=_of_member(checkpoint, i),
+        )
+        for i in range(recipe.members)
+    ]  # fmt: skip
+    return trained[0] if len(trained) == 1 else stack_members(trained)
+
+
+def _in_turn(report: Report | None, index: int, members: int) -> Report | None:
+    """Progress of one member as part of that of all."""
+    if report is None:
+        return None
+    return lambda now, steps, error: report(index * steps + now, members * steps, error)
+
+
+def _of_member(checkpoint: Path | None, index: int) -> Path | None:
+    if checkpoint is None or index == 0:
+        return checkpoint
+    return checkpoint.with_name(f"{checkpoint.name.removesuffix('.ckpt.npz')}.{index}.ckpt.npz")
+
+
+def percentage_loss(error: Any) -> Any:
+    """Smooth |predicted / true - 1| of log errors: what is reported is what is minimised.
+
+    Linear beyond a factor e either way, so that a bad start does not blow up.
+    """
+    inner = jnp.expm1(jnp.clip(error, -1.0, 1.0))
+    outer = jnp.maximum(jnp.abs(error) - 1.0, 0.0)
+    return jnp.sqrt(inner * inner + 1e-4) + outer
+
+
+def _rows(design: Design, index: np.ndarray) -> Design:
+    return Design(*(column[index] for column in design))

@@ -1,0 +1,285 @@
+"""Weights files (safetensors with the whole description in their metadata), and where they are found."""
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from perfmodel.cost.learn._intervals import Intervals
+from perfmodel.cost.learn._kinds import KindCode
+from perfmodel.cost.learn._parameters import LAYERED, Parameters
+from perfmodel.cost.learn._physics import AXES
+from perfmodel.cost.learn._regressor import Regressor
+from perfmodel.cost.learn._rows import FAMILIES
+from perfmodel.cost.learn._stack import Stack
+from perfmodel.errors import CalibrationError
+from perfmodel.ingest.tables import write_bytes
+from perfmodel.session import current_session
+
+SCHEMA_VERSION: Final = 3
+FORMAT: Final = "perfmodel-kernels"
+_NEEDED: Final = ("name", "family", "dtypes", "stacks", "groups", "code", "intervals", "record", "layers")
+
+
+def save_regressor(regressor: Regressor, directory: Path) -> Path:
+    """Write `<name>.safetensors` atomically; networks and tables are stored as float16."""
+    from safetensors.numpy import save
+
+    arrays: dict[str, np.ndarray] = {"cells": regressor.cells}
+    for name, value in regressor.params._asdict().items():
+        if name in LAYERED:
+            for i, array in enumerate(value):
+                arrays[f"{name}.{i}"] = np.ascontiguousarray(array, np.float16 if name == "tables" else np.float32)
+        else:
+            arrays[name] = np.ascontiguousarray(value, np.float32)
+    described = {
+        "name": regressor.name,
+        "family": regressor.family,
+        "dtypes": list(regressor.dtypes),
+        "stacks": [s.to_dict() for s in regressor.stacks],
+        "groups": [list(g) for g in regressor.groups],
+        "code": [list(regressor.code.dtypes), list(regressor.code.ops), list(regressor.code.passes)],
+        "intervals": regressor.intervals.to_dict(),
+        "record": regressor.record,
+        "layers": len(regressor.params.kernels),
+    }
+    metadata = {"format": FORMAT, "schema_version": str(SCHEMA_VERSION), "description": json.dumps(described)}
+    path = Path(directory) / f"{regressor.name}.safetensors"
+    write_bytes(path, save(arrays, metadata))
+    return path
+
+
+def read_weights(path: Path) -> bytes:
+    """Content of a weights file (raises `CalibrationError` where there is none)."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> CalibrationError:
+    reason = str(error).splitlines()[0]
+    return CalibrationError(f"{path}: weights are missing or truncated ({reason}); fit or install them again")
+
+
+def parse_weights(content: bytes) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """Metadata and arrays of a safetensors file (raises `SafetensorError` or `ValueError` where it is none)."""
+    from safetensors.numpy import load
+
+    arrays = load(content)
+    # the format: length of the header (8 bytes, little-endian), header (JSON), arrays
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return header.get("__metadata__", {}), arrays
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """Metadata of a weights file without its arrays.
+
+    Raises:
+        CalibrationError: if the file is missing, truncated, no weights file or of another schema version.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise _unreadable(path, error) from None
+    return _described(metadata, path)
+
+
+def _described(metadata: dict[str, str], path: Path) -> dict[str, Any]:
+    """What the metadata of a file describe."""
+    if metadata.get("format") != FORMAT:
+        raise CalibrationError(f"{path}: not a kernel weights file (format {metadata.get('format')!r})")
+    if metadata.get("schema_version") != str(SCHEMA_VERSION):
+        raise CalibrationError(
+            f"{path}: weights have schema version {metadata.get('schema_version')}, this release reads "
+            f"{SCHEMA_VERSION}; fit them again with `perfmodel fit`"
+        )
+    try:
+        described = json.loads(metadata["description"])
+        missing = [name for name in _NEEDED if name not in described]
+    except (KeyError, ValueError):
+        missing = list(_NEEDED)
+    if missing:
+        raise CalibrationError(f"{path}: the weights' description lacks {', '.join(missing)}; fit them again")
+    return described
+
+
+def load_regressor(path: Path, content: bytes | None = None) -> Regressor:
+    """Read a weights file.
+
+    Args:
+        content: of the file, if it has been read.
+
+    Raises:
+        CalibrationError: as `read_header`, or if an array is missing, misshapen or not finite.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        metadata, arrays = parse_weights(read_weights(path) if content is None else content)
+    except (SafetensorError, ValueError) as error:
+        raise _unreadable(path, error) from None
+    described = _described(metadata, path)
+    stacks = tuple(Stack.from_dict(s) for s in described["stacks"])
+    groups = tuple((int(s), str(k)) for s, k in described["groups"])
+    family = described["family"]
+    try:
+        values: dict[str, Any] = {}
+        for name in Parameters._fields:
+            count = len(AXES[family]) if name == "tables" else described["layers"]
+            if name in LAYERED:
+                values[name] = tuple(arrays[f"{name}.{i}"].astype(np.float32) for i in range(count))
+            else:
+                values[name] = arrays[name].astype(np.float32)
+        params = Parameters(**values)
+        cells = arrays["cells"]
+    except KeyError as error:
+        raise CalibrationError(f"{path}: array {error} is missing; fit the weights again") from None
+    if len(params.log_fixed_s) != len(groups) or params.stack_embedding.shape[-2] != len(stacks):
+        raise CalibrationError(f"{path}: arrays and description disagree in size; fit the weights again")
+    if not all(np.isfinite(a).all() for name, a in arrays.items() if name != "cells"):
+        raise CalibrationError(f"{path}: weights hold values that are not finite; fit them again")
+    code = KindCode(*(tuple(part) for part in described["code"]))
+    return Regressor(
+        name=described["name"], family=family, dtypes=tuple(described["dtypes"]), params=params, stacks=stacks,
+        groups=groups, code=code, intervals=Intervals.from_dict(described["intervals"]), cells=cells,
+        record=described["record"],
+    )  # fmt: skip
+
+
+END_TO_END_FILE = "end_to_end.json"
+"""Parameters that measured runs gave, beside the weights or alone."""
+
+
+_SETTLED_NS: Final = 2_000_000_000
+"""Age from which a file's times tell it from another: coarse clocks give files written in quick succession the same."""
+_ATTEMPTS: Final = 20
+
+
+@dataclass(frozen=True)
+class WeightFiles:
+    """All files of a calibration folder as they were at one moment; equal if folder and content are."""
+
+    folder: Path
+    digest: str
+    """Of names and contents; empty for the shipped folder, which does not change."""
+    content: Mapping[str, bytes] | None = field(compare=False, repr=False)
+    """By file name; None for the shipped folder, whose files are read when they are asked for."""
+
+    @property
+    def names(self) -> list[str]:
+        """Of all files, sorted."""
+        return sorted(self.content if self.content is not None else (path.name for path in _files(self.folder)))
+
+    def read(self, name: str) -> bytes:
+        """Content of a file (raises `CalibrationError` where it cannot be read)."""
+        return self.content[name] if self.content is not None else read_weights(self.folder / name)
+
+
+def weight_files(calibration: Path | str | None) -> WeightFiles:
+    """The files of a calibration as they are now: read anew if anything in the folder has changed.
+
+    Raises:
+        CalibrationError: as `weights_folder`; or files that do not stop changing.
+    """
+    folder = weights_folder(calibration)
+    if folder == shipped_folder():
+        return WeightFiles(folder, "", None)
+    seen = _signature(folder)
+    if time.time_ns() - max((changed for _, *times in seen for changed in times[:2]), default=0) < _SETTLED_NS:
+        return _read_all(folder)
+    return current_session().weight_files.once((folder, seen), lambda: _read_all(folder))
+
+
+def _files(folder: Path) -> list[Path]:
+    return [*folder.glob("*.safetensors"), *folder.glob(END_TO_END_FILE)]
+
+
+def _signature(folder: Path) -> tuple[tuple[str, int, int, int, int], ...]:
+    """Name, times of change, size and number of every file: another one wherever a file was replaced or written to."""
+    found = [(path.name, path.stat()) for path in _files(folder)]
+    return tuple(sorted((name, s.st_mtime_ns, s.st_ctime_ns, s.st_size, s.st_ino) for name, s in found))
+
+
+def _read_all(folder: Path) -> WeightFiles:
+    """Contents that were there together: the folder has not changed while they were read."""
+    for _ in range(_ATTEMPTS):
+        try:
+            before = _signature(folder)
+            content = {name: (folder / name).read_bytes() for name, *_ in before}
+            if before and _signature(folder) == before:
+                break
+        except FileNotFoundError:
+            pass
+        time.sleep(0.01)
+    else:
+        raise CalibrationError(f"{folder}: its weights keep changing; wait until `perfmodel fit` has ended")
+    digest = hashlib.sha256()
+    for name, data in sorted(content.items()):
+        digest.update(f"{name} {len(data)} ".encode() + data)
+    return WeightFiles(folder, digest.hexdigest(), content)
+
+
+def shipped_folder() -> Path:
+    """The folder of the weights that come with the package."""
+    return Path(str(files("perfmodel.cost.learn") / "weights"))
+
+
+def weights_folder(calibration: Path | str | None) -> Path:
+    """The folder to read weights from: the shipped one for `None`.
+
+    Raises:
+        CalibrationError: if the folder does not exist or holds no weights file.
+    """
+    if calibration is None or str(calibration) == "default":
+        return shipped_folder()
+    folder = Path(calibration)
+    if not folder.is_dir():
+        raise CalibrationError(f"{folder}: no such calibration; make one with `perfmodel fit TABLE --out {folder}`")
+    if not any(folder.glob("*.safetensors")) and not (folder / END_TO_END_FILE).is_file():
+        raise CalibrationError(f"{folder}: holds no weights (*.safetensors); make them with `perfmodel fit`")
+    return folder.resolve()
+
+
+def load_family(weights: WeightFiles, family: str) -> tuple[Regressor, ...]:
+    """Regressors of a family: those of a calibration, then the shipped ones.
+
+    Raises:
+        CalibrationError: for a file that is truncated or of another schema version.
+    """
+    found = dict.fromkeys((weights, weight_files(None)))
+    paths = [(w, w.folder / name) for w in found for name in w.names if name.endswith(".safetensors")]
+    return tuple(load_regressor(path, w.read(path.name)) for w, path in paths if _belongs(path, family))
+
+
+def _belongs(path: Path, family: str) -> bool:
+    return path.stem == family or path.stem.startswith(f"{family}_")
+
+
+def measured_kinds(calibration: Path | str | None, device: str, family: str) -> dict[str, int]:
+    """By kind (`dtype/op/pass`), how many measured kernels of a device its regressors of a family rest on."""
+    counts: dict[str, int] = {}
+    for folder in dict.fromkeys((weights_folder(calibration), shipped_folder())):
+        for path in sorted(folder.glob("*.safetensors")):
+            if _belongs(path, family):
+                for stack in read_header(path)["stacks"]:
+                    if stack["figures"]["name"] == device:
+                        for kind, n in stack["kinds"].items():
+                            counts[kind] = counts.get(kind, 0) + n
+    return counts
+
+
+def kernel_records(folder: Path | None = None) -> dict[str, dict[str, Any]]:
+    """By regressor, the record of its making (data, seed, errors) from each weights file's metadata."""
+    paths = sorted((folder or shipped_folder()).glob("*.safetensors"))
+    kernels = [path for path in paths if any(_belongs(path, family) for family in FAMILIES)]
+    return {path.stem: read_header(path)["record"] for path in kernels}

@@ -1,0 +1,47 @@
+"""One real node in an emulated cluster: a training script runs unmodified as some ranks of a world it believes in."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perfmodel.execution.emulation._curve import EmulatedCurve as EmulatedCurve
+    from perfmodel.execution.emulation._curve import emulated_curve as emulated_curve
+    from perfmodel.execution.emulation._jax_programs import EmulatedProgram as EmulatedProgram
+    from perfmodel.execution.emulation._jax_programs import emulate_program as emulate_program
+    from perfmodel.execution.emulation._launch import Emulation as Emulation
+    from perfmodel.execution.emulation._launch import emulate as emulate
+    from perfmodel.execution.emulation._measure import measure_prices as measure_prices
+    from perfmodel.execution.emulation._orders import EmulationError as EmulationError
+    from perfmodel.execution.emulation._orders import parse_seconds as parse_seconds
+    from perfmodel.execution.emulation._prices import Prices as Prices
+    from perfmodel.execution.emulation._prices import PriceTable as PriceTable
+    from perfmodel.execution.emulation._prices import modelled as modelled
+    from perfmodel.execution.emulation._prices import plugged as plugged
+    from perfmodel.execution.emulation._replay import Replay as Replay
+    from perfmodel.execution.emulation._replay import replay as replay
+    from perfmodel.execution.emulation._run import EmulatedRun as EmulatedRun
+    from perfmodel.execution.emulation._run import read_run as read_run
+    from perfmodel.execution.emulation._spans import iteration as iteration
+    from perfmodel.execution.emulation._spans import typical as typical
+    from perfmodel.execution.emulation._trace import measured_trace as measured_trace
+
+_HOME = {
+    "EmulatedCurve": "_curve", "emulated_curve": "_curve", "Emulation": "_launch", "emulate": "_launch",
+    "measure_prices": "_measure", "EmulationError": "_orders", "parse_seconds": "_orders", "Prices": "_prices",
+    "PriceTable": "_prices", "modelled": "_prices", "plugged": "_prices", "Replay": "_replay", "replay": "_replay",
+    "EmulatedProgram": "_jax_programs", "emulate_program": "_jax_programs", "EmulatedRun": "_run",
+    "read_run": "_run", "iteration": "_spans", "typical": "_spans", "measured_trace": "_trace",
+}  # fmt: skip
+"""On first use: a rank's process, whose memory and start are the script's, imports next to nothing of this."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'perfmodel.execution.emulation' has no attribute {name!r}")
+    value = getattr(import_module(f"perfmodel.execution.emulation.{_HOME[name]}"), name)
+    globals()[name] = value
+    if isinstance(value, type):
+        from perfmodel.display import shorten_reprs
+
+        shorten_reprs(__name__)
+    return value

@@ -1,0 +1,211 @@
+"""The real ranks of an emulated world: started, watched, ended, and what they recorded."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from perfmodel.errors import PerfModelError
+from perfmodel.execution.emulation._environment import Environment, Prices
+from perfmodel.execution.emulation._orders import VARIABLE, EmulationError, Orders
+from perfmodel.execution.emulation._run import EmulatedRun, read_run
+from perfmodel.measure import Host
+
+_LOOK_S: Final = 0.05
+_GRACE_S: Final = 2.0
+_START_S: Final = 600.0
+"""A rank that imports its libraries tells nothing, and on a busy machine that takes long."""
+_INJECTED: Final = Path(__file__).parent / "inject"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Emulation:
+    """Which script runs in which world."""
+
+    command: tuple[str, ...]
+    """As from a shell, `("python", "train.py", ...)`."""
+    world_size: int
+    ranks_per_node: int = 1
+    real_ranks: tuple[int, ...] = (0,)
+    prices: Prices | None = None
+    """Of the emulated cluster; None: all ranks are real and talk to one another by the script's own library."""
+    conditions: Mapping[str, object] = field(default_factory=dict)
+    """What-if: fields of `Orders`."""
+    cores: tuple[int, ...] = ()
+    """Core that each real rank keeps to, in turn, where its collectives' threads run first; empty for any."""
+    hosts: tuple[Host, ...] = ()
+    """Emulated hosts of the real ranks, one each; empty for this one."""
+    timeout_s: float = 300.0
+    """For which a rank may be silent, or wait for another."""
+    quiet: bool = False
+    """Whether what the script prints is dropped."""
+
+    def __post_init__(self) -> None:
+        if self.world_size < 2:
+            raise PerfModelError(f"emulation: --world-size must be at least 2, got {self.world_size}")
+        wrong = [rank for rank in self.real_ranks if not 0 <= rank < self.world_size]
+        if wrong or not self.real_ranks or len(set(self.real_ranks)) < len(self.real_ranks):
+            raise PerfModelError(
+                f"emulation: real ranks must be different ones of 0 to {self.world_size - 1}, got {self.real_ranks}"
+            )
+        if self.prices is not None:
+            self.prices.cluster.require(self.world_size, "the emulated world")
+        if not self.command:
+            raise PerfModelError("emulation: no command; give it after --, as in: -- python train.py")
+        if shutil.which(self.command[0]) is None:
+            raise PerfModelError(f"emulation: command {self.command[0]!r} not found")
+        if not self.timeout_s > 0:
+            raise PerfModelError(f"emulation: the timeout must be positive, got {self.timeout_s}")
+
+
+def emulate(emulation: Emulation, out: Path | None = None) -> EmulatedRun:
+    """Run the script as the real ranks of its world, to its end.
+
+    Args:
+        emulation: what to run.
+        out: folder for what the ranks record; by default a temporary one that goes when it has been read.
+
+    Raises:
+        EmulationError: ranks that disagree, wait for one another or ask for what is not emulated, a rank that is
+            silent for too long or whose script fails.
+        PerfModelError: a call that the prices do not know.
+    """
+    with ExitStack() as stack:
+        work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="perfmodel-")))
+        folder = work if out is None else out
+        folder.mkdir(parents=True, exist_ok=True)
+        for stale in folder.glob("rank*.json"):
+            stale.unlink()
+        environment = None
+        if emulation.prices is not None:
+            environment = Environment(str(work / "environment"), emulation.prices)
+            stack.callback(environment.close)
+        address = str(work / "environment") if environment else ""
+        orders = Orders(
+            address=address, rank=0, world_size=emulation.world_size, real_ranks=emulation.real_ranks,
+            out=str(folder), pinned=bool(emulation.cores), **emulation.conditions,  # pyright: ignore[reportArgumentType]
+        )  # fmt: skip
+        port = _free_port()
+        processes: dict[int, subprocess.Popen[bytes]] = {}
+        stack.callback(_end, processes)
+        for number, rank in enumerate(emulation.real_ranks):
+            processes[rank] = _start(emulation, replace(orders, rank=rank), number, port)
+        _watch(emulation, processes, environment, folder)
+        return read_run(folder)
+
+
+def _start(emulation: Emulation, orders: Orders, number: int, port: int) -> "subprocess.Popen[bytes]":
+    local = orders.rank % emulation.ranks_per_node
+    host = emulation.hosts[number] if emulation.hosts else None
+    master = emulation.hosts[0].address if emulation.hosts else "127.0.0.1"
+    names = {
+        "RANK": orders.rank, "WORLD_SIZE": orders.world_size, "LOCAL_RANK": local,
+        "LOCAL_WORLD_SIZE": min(emulation.ranks_per_node, orders.world_size),
+        "GROUP_RANK": orders.rank // emulation.ranks_per_node, "MASTER_ADDR": master, "MASTER_PORT": port,
+        VARIABLE: orders.to_json(),
+    }  # fmt: skip
+    package = str(Path(__file__).parents[3])
+    path = os.pathsep.join(filter(None, [str(_INJECTED), os.environ.get("PYTHONPATH", ""), package]))
+    cores = emulation.cores
+    core = cores[number % len(cores)] if cores else None
+    sink = subprocess.DEVNULL if emulation.quiet else 2  # standard output is the report's
+    command = emulation.command
+    if host is not None:
+        command = (
+            sys.executable,
+            "-m",
+            "perfmodel.execution.emulation._on_host",
+            host.namespace,
+            host.address,
+            *command,
+        )
+    with _on_core(core):
+        return subprocess.Popen(
+            command,
+            env={**os.environ, **{name: str(value) for name, value in names.items()}, "PYTHONPATH": path},
+            stdout=sink,
+            stderr=None if not emulation.quiet else subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+
+@contextmanager
+def _on_core(core: int | None) -> Iterator[None]:
+    """What is started meanwhile keeps to a core: it inherits this thread's."""
+    if core is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _watch(
+    emulation: Emulation,
+    processes: "Mapping[int, subprocess.Popen[bytes]]",
+    environment: Environment | None,
+    folder: Path,
+) -> None:
+    """Until all ranks have ended well."""
+    told: dict[int, tuple[str, float]] = {}
+    clock_s, before_s = 0.0, time.monotonic()
+    while True:
+        now_s = time.monotonic()
+        clock_s += min(now_s - before_s, 20 * _LOOK_S)  # more: everything was suspended
+        before_s = now_s
+        codes = {rank: process.poll() for rank, process in processes.items()}
+        if environment is not None:
+            environment.clock_s = clock_s
+            ended = {rank for rank, code in codes.items() if code is not None}
+            environment.fail(stuck) if (stuck := environment.stuck(emulation.timeout_s, ended)) else None
+            if environment.failure:
+                raise EmulationError(environment.failure)
+        for rank, code in codes.items():
+            where = _told(folder, rank)
+            if code:
+                raise EmulationError(f"rank {rank}: the script ended with status {code}, after {where or 'no call'}")
+            before, since_s = told.get(rank, (None, 0.0))
+            if where != before:
+                told[rank] = where, clock_s
+            elif code is None and clock_s - since_s > (emulation.timeout_s if where else _START_S):
+                raise EmulationError(
+                    f"rank {rank}: silent for {clock_s - since_s:.0f} s after {where or 'its start'}; "
+                    "raise --timeout if it is at work"
+                )
+        if all(code == 0 for code in codes.values()):
+            return
+        time.sleep(_LOOK_S)
+
+
+def _told(folder: Path, rank: int) -> str:
+    path = folder / f"rank{rank}.progress"
+    return path.read_text(errors="replace").rstrip() if path.exists() else ""
+
+
+def _end(processes: "Mapping[int, subprocess.Popen[bytes]]") -> None:
+    """With what they started: the group of each."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        for process in processes.values():
+            if process.poll() is None:
+                os.killpg(process.pid, sign)
+        end_s = time.monotonic() + _GRACE_S
+        while any(p.poll() is None for p in processes.values()) and time.monotonic() < end_s:
+            time.sleep(_LOOK_S)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]

@@ -1,0 +1,155 @@
+"""An iteration that was emulated, as a structure of the timeline: what other delays would make of it, and its slack."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel.execution.emulation._orders import delayed_as
+from perfmodel.execution.emulation._shared_core import User, done_at_s, own_s, users_of
+from perfmodel.execution.emulation._spans import Iteration
+from perfmodel.program import N_STREAMS, Kind, Stream, Structure
+from perfmodel.timeline import CompiledStructure, compile_structure, makespan, makespan_and_grad
+
+_PHASES: Final = {"forward": Kind.FORWARD, "backward": Kind.BACKWARD, "optimizer": Kind.OPTIMIZER}
+_BISECTIONS: Final = 40
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """One class per span of the script's thread and per collective."""
+
+    structure: Structure
+    durations_s: Float[np.ndarray, " classes"]
+    """Of a span what the thread does, without what collectives took of its core meanwhile."""
+    kinds: tuple[str, ...]
+    """Kind of collective of each class, empty for spans."""
+    core_s: Float[np.ndarray, " classes"]
+    """Processor time of each collective, spread over its duration; it comes before the thread's own."""
+    told_s: Float[np.ndarray, " classes"]
+    """What the emulation was told that each collective takes; of its duration the calling thread has a part."""
+
+    @cached_property
+    def _compiled(self) -> CompiledStructure:
+        return compile_structure(self.structure)
+
+    def of(self, kind: str) -> Float[np.ndarray, " classes"]:
+        """1 for the collectives of a kind; `send_recv` for both sides of messages."""
+        return np.array([float(bool(k) and kind in (k, delayed_as(k))) for k in self.kinds])
+
+    def time_s(self, kind: str = "", delay_s: float = 0.0) -> float:
+        """The iteration with a delay added to every collective of a kind."""
+        return float(makespan(self._compiled, self._delayed_s(kind, delay_s)))
+
+    def felt(self, kind: str, delay_s: float = 0.0) -> float:
+        """Collectives of a kind on the critical path: by how much the iteration grows with the delay, by gradient."""
+        _, grad = makespan_and_grad(self._compiled, self._delayed_s(kind, delay_s))
+        return float(grad @ self.of(kind))
+
+    def _delayed_s(self, kind: str, delay_s: float) -> Float[np.ndarray, " classes"]:
+        """Durations under a delay: spans grow by what collectives that are then under way take of the core."""
+        spans = self.structure
+        durations_s = np.maximum(0.0, self.durations_s + self.of(kind) * delay_s)
+        ends_s, users = np.zeros(spans.n_ops), []
+        for op, (of_class, before) in enumerate(zip(spans.duration, spans.pred, strict=True)):
+            start_s = float(max((ends_s[b] for b in before if b >= 0), default=0.0))
+            if self.kinds[of_class]:
+                ends_s[op] = start_s + durations_s[of_class]
+                users.append(User(start_s, float(ends_s[op]), float(self.core_s[of_class])))
+            else:
+                ends_s[op] = done_at_s(start_s, float(durations_s[of_class]), users)
+                if of_class:
+                    durations_s[of_class] = ends_s[op] - start_s
+        return durations_s
+
+    def slack_s(self, kind: str) -> float:
+        """Delay up to which no more collectives of the kind come onto the critical path than are on it without.
+
+        Bisection on the gradient, which only grows with the delay: the iteration is a maximum of sums.
+        """
+        first = self.felt(kind)
+        low_s, high_s = 0.0, max(self.time_s(), 1e-6)
+        if self.felt(kind, high_s) <= first:
+            return high_s
+        for _ in range(_BISECTIONS):
+            middle_s = (low_s + high_s) / 2
+            low_s, high_s = (middle_s, high_s) if self.felt(kind, middle_s) <= first else (low_s, middle_s)
+        return low_s
+
+
+def replay(iteration: Iteration) -> Replay:
+    """Spans follow one another and wait for what they waited for; the collectives of a lane follow one another."""
+    ops = _Ops()
+    thread, calls = -1, {}
+    last_of_lane: dict[tuple[str, str], int] = {}
+    lanes = dict.fromkeys(zip(iteration.calls.group, iteration.calls.lane, strict=True))
+    stream = {lane: n for n, lane in enumerate(lanes)}
+    users = users_of(iteration.calls)
+    for span in iteration.spans:
+        awaited = [calls[place] for place in span.after if place in calls]
+        before = ops.joined([thread, *awaited])
+        thread = ops.add(own_s(span.start_s, span.end_s, users), _PHASES[span.phase], Stream.COMPUTE, before)
+        if span.issues >= 0:
+            call = iteration.calls.iloc[span.issues]
+            lane = call.group, call.lane
+            at_once_s = max(0.0, float(call.end_s - max(call.start_s, call.issued_s)))
+            late_s = max(0.0, float(call.start_s - call.issued_s)) if lane not in last_of_lane else 0.0
+            place = ops.add(
+                at_once_s + late_s, Kind.GRAD_REDUCE, Stream.DATA_COMM, [thread, last_of_lane.get(lane, -1)],
+                call.kind, stream[lane], min(float(call.core_s), at_once_s), float(call.delay_s),
+            )  # fmt: skip
+            last_of_lane[lane] = calls[span.issues] = place
+    return ops.finished(thread)
+
+
+class _Ops:
+    """A structure under way; every op has a class of its own."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[float, Kind, int, list[int], str, float, float]] = []
+
+    def add(
+        self,
+        time_s: float,
+        kind: Kind,
+        stream: int,
+        before: Sequence[int],
+        collective: str = "",
+        device: int = 0,
+        core_s: float = 0.0,
+        told_s: float = 0.0,
+    ) -> int:
+        pred = [op for op in dict.fromkeys(before) if op >= 0]
+        self._rows.append((max(0.0, time_s), kind, device * N_STREAMS + stream, pred, collective, core_s, told_s))
+        return len(self._rows) - 1
+
+    def joined(self, before: Sequence[int]) -> list[int]:
+        """At most two ops in place of any number."""
+        ops = [op for op in dict.fromkeys(before) if op >= 0]
+        while len(ops) > 2:
+            self._rows.append((0.0, Kind.ZERO, -1, ops[:2], "", 0.0, 0.0))
+            ops = [*ops[2:], len(self._rows) - 1]
+        return ops
+
+    def finished(self, thread: int) -> Replay:
+        self._rows.append((0.0, Kind.ZERO, -1, [thread], "", 0.0, 0.0))
+        n = len(self._rows)
+        pred = np.full((n, 2), -1)
+        for op, row in enumerate(self._rows):
+            pred[op, : len(row[3])] = row[3]
+        kinds: Any = np.array([row[1] for row in self._rows])
+        classes = np.where(kinds == Kind.ZERO, 0, np.arange(n) + 1)
+        zeros = np.zeros(n + 1, np.int64)
+        structure = Structure(
+            duration=classes, pred=pred, lag=np.zeros((n, 2), np.int64),
+            stream=np.array([row[2] for row in self._rows]), micro_batch=np.full(n, -1),
+            class_kind=np.array([Kind.ZERO, *kinds]), class_stage=zeros, class_segment=zeros,
+            alloc=np.zeros(n, np.int64), free=np.zeros(n, np.int64),
+            devices=1 + max(row[2] for row in self._rows) // N_STREAMS,
+        )  # fmt: skip
+        durations_s = np.array([0.0, *(row[0] for row in self._rows)])
+        core_s, told_s = (np.array([0.0, *(row[i] for row in self._rows)]) for i in (5, 6))
+        return Replay(structure, durations_s, ("", *(row[4] for row in self._rows)), core_s, told_s)

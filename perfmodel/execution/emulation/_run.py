@@ -1,0 +1,167 @@
+"""What the real ranks recorded, as tables and as a timeline."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel.execution.emulation._orders import EmulationError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_WARM_UP: Final = 3
+"""Iterations that are left out of medians: memory is taken and caches fill."""
+
+
+@dataclass(frozen=True, eq=False)
+class RankRun:
+    """One real rank; times on the host's monotonic clock."""
+
+    rank: int
+    world_size: int
+    collectives: "pd.DataFrame"
+    """One row per call, columns of `_record.COLLECTIVE_COLUMNS`."""
+    marks: "pd.DataFrame"
+    """Moments of the script's own thread: name, wall_s, thread_s (its processor time), process_s (all threads')."""
+    peak_bytes: int
+    """Largest resident memory."""
+    start_bytes: int
+    """What of it there was when the script joined its world."""
+    code_bytes: int = 0
+    """Pages of libraries' code that came in since, of which a model's memory knows nothing."""
+    overhead_s: float = 0.0
+    """What emulating a call takes by itself, which was taken off; far more than 1 ms on a machine that is busy."""
+
+    @property
+    def training_bytes(self) -> int:
+        """Largest memory for the training itself."""
+        return self.peak_bytes - self.start_bytes - self.code_bytes
+
+    def iterations(self) -> "pd.DataFrame":
+        """One row per iteration after the first: time_s, its parts, and what the core and the network did.
+
+        Columns: rank, iteration, start_s, time_s, forward_s, backward_s, optimizer_s, communication_s (some
+        collective is under way), exposed_s (of it, the script's thread does not run), overlap (1 - exposed share),
+        utilisation (processor time of the process over time_s).
+        """
+        import pandas as pd
+
+        ends = self.marks[self.marks.name == "iteration_end"]
+        rows = []
+        for number in range(1, len(ends)):
+            start, end = ends.iloc[number - 1], ends.iloc[number]
+            inside: Any = self.marks[(self.marks.wall_s > start.wall_s) & (self.marks.wall_s <= end.wall_s)]
+            span_s = float(end.wall_s - start.wall_s)
+            backward_s = _between(inside, "backward", "backward_end")
+            optimizer_s = _between(inside, "optimizer", "iteration_end")
+            own_s = float(end.thread_s - start.thread_s)
+            under_way_s = _union_s(self.collectives, float(start.wall_s), float(end.wall_s))
+            exposed_s = float(np.clip(span_s - own_s, 0.0, under_way_s))
+            rows.append(
+                {
+                    "rank": self.rank, "iteration": number, "start_s": float(start.wall_s), "time_s": span_s,
+                    "forward_s": span_s - backward_s - optimizer_s, "backward_s": backward_s,
+                    "optimizer_s": optimizer_s, "communication_s": under_way_s, "exposed_s": exposed_s,
+                    "overlap": 1 - exposed_s / under_way_s if under_way_s else 1.0,
+                    "utilisation": float(end.process_s - start.process_s) / span_s,
+                }
+            )  # fmt: skip
+        return pd.DataFrame(rows)
+
+
+@dataclass(frozen=True, eq=False)
+class EmulatedRun:
+    """All real ranks of one run."""
+
+    ranks: tuple[RankRun, ...]
+
+    def iterations(self) -> "pd.DataFrame":
+        """Of all ranks, see `RankRun.iterations`."""
+        import pandas as pd
+
+        return pd.concat([rank.iterations() for rank in self.ranks], ignore_index=True)
+
+    def collectives(self) -> "pd.DataFrame":
+        """Calls of all ranks, with the rank as first column."""
+        import pandas as pd
+
+        return pd.concat([r.collectives.assign(rank=r.rank) for r in self.ranks], ignore_index=True)
+
+    def iteration_s(self) -> Float[np.ndarray, " iterations"]:
+        """Time of every iteration after the first `_WARM_UP`, on the slowest rank of each."""
+        table = self.iterations()
+        if not len(table):
+            raise EmulationError("the script made fewer than two optimizer steps: no iteration to time")
+        worst = table.groupby("iteration").time_s.max().to_numpy()
+        return worst[_WARM_UP:] if len(worst) > 2 * _WARM_UP else worst
+
+    def to_dict(self) -> dict[str, Any]:
+        """Figures of the whole, for JSON."""
+        summary: dict[str, Any] = {
+            "world_size": self.ranks[0].world_size,
+            "real_ranks": [rank.rank for rank in self.ranks],
+            "overhead_s": max(rank.overhead_s for rank in self.ranks),
+            "collectives": sum(len(rank.collectives) for rank in self.ranks),
+            "peak_memory_bytes": max(rank.peak_bytes for rank in self.ranks),
+            "training_memory_bytes": max(rank.training_bytes for rank in self.ranks),
+        }
+        table: Any = self.iterations()
+        if not len(table):
+            return summary | {"iterations": 0}
+        steady: Any = table[table.iteration > _WARM_UP] if table.iteration.max() > 2 * _WARM_UP else table
+        spans_s = self.iteration_s()
+        parts = ("forward_s", "backward_s", "optimizer_s", "communication_s", "exposed_s", "overlap", "utilisation")
+        return summary | {
+            "iterations": len(spans_s),
+            "iteration_s": float(np.median(spans_s)),
+            "iteration_p10_s": float(np.quantile(spans_s, 0.1)),
+            "iteration_p90_s": float(np.quantile(spans_s, 0.9)),
+            **{part: float(steady[part].median()) for part in parts},
+        }
+
+
+def read_run(folder: Path) -> EmulatedRun:
+    """What the ranks left in a folder.
+
+    Raises:
+        EmulationError: none did: the script ended without joining its world.
+    """
+    import pandas as pd
+
+    ranks = []
+    for path in folder.glob("rank*.json"):
+        data: Mapping[str, Any] = json.loads(path.read_text())
+        ranks.append(
+            RankRun(
+                data["rank"], data["world_size"], pd.DataFrame(data["collectives"]), pd.DataFrame(data["marks"]),
+                data["peak_bytes"], data["start_bytes"], data["code_bytes"], data["overhead_s"],
+            )
+        )  # fmt: skip
+    if not ranks:
+        raise EmulationError("the script ended without joining a process group: nothing was emulated")
+    return EmulatedRun(tuple(sorted(ranks, key=lambda rank: rank.rank)))
+
+
+def _between(marks: "pd.DataFrame", first: str, last: str) -> float:
+    """Seconds between marks of two names, summed over their pairs in order."""
+    starts, ends = (marks[marks.name == name].wall_s.to_numpy() for name in (first, last))
+    pairs = min(len(starts), len(ends))
+    return float((ends[:pairs] - starts[:pairs]).sum())
+
+
+def _union_s(calls: "pd.DataFrame", low_s: float, high_s: float) -> float:
+    """Seconds of an interval in which some call is under way."""
+    spans: Any = calls[(calls.end_s > low_s) & (calls.start_s < high_s)]
+    spans = spans.sort_values("start_s")
+    total_s, reached_s = 0.0, low_s
+    for start_s, end_s in zip(spans.start_s, spans.end_s, strict=True):
+        begin_s, stop_s = max(start_s, reached_s), min(end_s, high_s)
+        if stop_s > begin_s:
+            total_s += stop_s - begin_s
+            reached_s = stop_s
+    return total_s

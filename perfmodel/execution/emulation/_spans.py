@@ -1,0 +1,105 @@
+"""The script's own thread in one iteration: what it does between its collectives, and what it waits for."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+
+from perfmodel.execution.emulation._shared_core import done_at_s, users_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from perfmodel.execution.emulation._run import RankRun
+
+Phase = Literal["forward", "backward", "optimizer"]
+_BEHIND_S: Final = 1e-3
+"""A pass that ends this soon after the last collective under way has waited for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The thread at work; times from the start of the iteration."""
+
+    start_s: float
+    end_s: float
+    phase: Phase
+    after: tuple[int, ...]
+    """Calls of the iteration, by position, that it had to wait for before."""
+    issues: int
+    """Call that it makes at its end, -1 for none."""
+
+
+@dataclass(frozen=True, eq=False)
+class Iteration:
+    """One iteration of one rank."""
+
+    number: int
+    time_s: float
+    spans: tuple[Span, ...]
+    calls: "pd.DataFrame"
+    """Its collectives in the order of their calls; times from the start of the iteration."""
+
+
+def iteration(rank: "RankRun", number: int) -> Iteration:
+    """Cut iteration `number` (from 1) of a rank at its calls and waits.
+
+    A wait that the script does not make itself is the one of DistributedDataParallel: at the end of backward, for all
+    that backward has called. It begins where the thread has had its processor time.
+    """
+    ends = rank.marks[rank.marks.name == "iteration_end"]
+    first, last = ends.iloc[number - 1], ends.iloc[number]
+    begin_s, time_s = float(first.wall_s), float(last.wall_s - first.wall_s)
+    calls: Any = rank.collectives[rank.collectives.iteration == number].reset_index(drop=True).copy()
+    for name in ("issued_s", "start_s", "end_s", "wait_start_s", "wait_end_s"):
+        calls[name] = calls[name] - begin_s
+    marks: Any = rank.marks[(rank.marks.wall_s > first.wall_s) & (rank.marks.wall_s <= last.wall_s)]
+    events: list[tuple[float, str, Any]] = [(float(m.wall_s) - begin_s, "mark", m) for m in marks.itertuples()]
+    users, waited = users_of(calls), set[int]()
+    for place, call in enumerate(calls.itertuples()):
+        events.append((float(call.issued_s), "call", place))
+        if call.wait_end_s > 0:
+            events.append((float(call.wait_start_s), "wait", place))
+            waited.add(place)
+    spans: list[Span] = []
+    at_s, after = 0.0, ()
+    phase: Any = "forward"
+    issued_s, issued_thread_s = 0.0, float(first.thread_s)
+    for moment_s, what, value in sorted(events, key=lambda event: event[0]):
+        if what == "call":
+            spans.append(Span(at_s, max(at_s, moment_s), phase, after, value))
+            at_s, after = max(at_s, moment_s), ()
+            issued_s, issued_thread_s = moment_s, float(calls.thread_s[value])
+        elif what == "wait":
+            spans.append(Span(at_s, max(at_s, moment_s), phase, after, -1))
+            at_s, after = max(at_s, float(calls.wait_end_s[value])), (value,)
+            issued_thread_s += max(0.0, moment_s - issued_s)  # it does not work while it waits
+            issued_s = at_s
+        else:
+            pending = [p for p in range(len(calls)) if p not in waited and calls.issued_s[p] <= moment_s]
+            end_s = moment_s
+            if value.name == "backward_end" and pending:
+                done_s = float(calls.end_s[pending].max())
+                if moment_s - done_s < _BEHIND_S:  # it has waited
+                    worked_s = float(value.thread_s) - issued_thread_s
+                    end_s = min(done_s, max(at_s, done_at_s(issued_s, worked_s, users)))
+                waited.update(pending)
+            if end_s > at_s or after:
+                spans.append(Span(at_s, max(at_s, end_s), phase, after, -1))
+            if value.name == "backward_end" and pending:
+                # what the thread does when the last is done stays with the next span
+                at_s, after = max(at_s, min(moment_s, float(calls.end_s[pending].max()))), tuple(pending)
+                at_s = moment_s if moment_s - at_s >= _BEHIND_S else at_s
+            else:
+                at_s, after = moment_s, ()
+            phase = {"backward": "backward", "backward_end": "optimizer"}.get(value.name, phase)
+    if after or time_s > at_s:
+        spans.append(Span(at_s, time_s, phase, after, -1))
+    return Iteration(number, time_s, tuple(spans), calls)
+
+
+def typical(rank: "RankRun", numbers: np.ndarray) -> Iteration:
+    """The iteration of median length among `numbers`."""
+    ends_s = rank.marks[rank.marks.name == "iteration_end"].wall_s.to_numpy()
+    spans_s = np.diff(ends_s)[numbers - 1]
+    return iteration(rank, int(numbers[np.argsort(spans_s)[(len(numbers) - 1) // 2]]))

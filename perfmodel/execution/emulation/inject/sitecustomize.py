@@ -1,0 +1,54 @@
+"""Put first on a script's path by `perfmodel emulate`: torch.distributed is prepared as soon as it is imported."""
+
+import os
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import PathFinder
+from importlib.util import find_spec, module_from_spec
+
+_MODULE = "torch.distributed.distributed_c10d"
+
+
+class _Prepared(Loader):
+    def __init__(self, loader):
+        self._loader = loader
+
+    def create_module(self, spec):
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module):
+        self._loader.exec_module(module)
+        from perfmodel.execution.emulation._install import install
+
+        install(module)
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname != _MODULE:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Prepared(spec.loader)
+        return spec
+
+
+def _run_hidden():
+    """The sitecustomize of the environment, which this one hides."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    kept = list(sys.path)
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
+    ours = sys.modules.pop("sitecustomize", None)
+    try:
+        spec = find_spec("sitecustomize")
+        if spec is not None and spec.loader is not None:
+            spec.loader.exec_module(module_from_spec(spec))
+    finally:
+        sys.path[:] = kept
+        if ours is not None:
+            sys.modules["sitecustomize"] = ours
+
+
+if "PERFMODEL_EMULATION" in os.environ:
+    sys.meta_path.insert(0, _Finder())
+_run_hidden()

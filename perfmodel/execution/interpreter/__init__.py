@@ -1,0 +1,16 @@
+"""Runs pipeline schedules on small JAX models: what they compute, not how long they take."""
+
+from perfmodel.display import shorten_reprs
+from perfmodel.execution.interpreter._layers import Layer as Layer
+from perfmodel.execution.interpreter._layers import LayeredModel as LayeredModel
+from perfmodel.execution.interpreter._layers import causal_model as causal_model
+from perfmodel.execution.interpreter._layers import mlp_model as mlp_model
+from perfmodel.execution.interpreter._layers import sequential_gradients as sequential_gradients
+from perfmodel.execution.interpreter._run import ScheduleRun as ScheduleRun
+from perfmodel.execution.interpreter._run import run_schedule as run_schedule
+from perfmodel.execution.interpreter._training import TrainingCurve as TrainingCurve
+from perfmodel.execution.interpreter._training import teacher_data as teacher_data
+from perfmodel.execution.interpreter._training import train as train
+from perfmodel.execution.interpreter._training import training_curve as training_curve
+
+shorten_reprs(__name__)

@@ -1,0 +1,171 @@
+"""Training under a schedule's weight versions: loss against predicted wall-clock time."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+
+from perfmodel.display import frame_html
+from perfmodel.errors import PerfModelError
+from perfmodel.execution.interpreter._layers import LayeredModel, Params
+from perfmodel.execution.interpreter._run import ScheduleRun, run_schedule
+from perfmodel.program import Kind, ProgramSpec, build
+from perfmodel.schedule import PassTimes, get_schedule, weight_versions
+from perfmodel.timeline import times as event_times
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingCurve:
+    """Loss of a model trained under one schedule, update by update."""
+
+    schedule: str
+    time_s: Float[np.ndarray, " updates"]
+    """When every device has made the update, by the predicted timeline."""
+    loss: Float[np.ndarray, " updates"]
+    """Mean loss over the micro-batches of the update, as its forward passes saw it."""
+    version_difference: Int[np.ndarray, " updates"]
+    """Largest over the devices (1: no staleness)."""
+    held: Int[np.ndarray, " devices"]
+    """Most weight versions held at once."""
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per update: schedule, update, time_s, loss, version_difference."""
+        import pandas as pd
+
+        columns = {"time_s": self.time_s, "loss": self.loss, "version_difference": self.version_difference}
+        return pd.DataFrame({"schedule": self.schedule, "update": np.arange(1, len(self.loss) + 1), **columns})
+
+    def _repr_html_(self) -> str:
+        return frame_html(self.to_frame())
+
+
+def train(
+    name: str,
+    model: LayeredModel,
+    params: list[Params],
+    inputs: Float[np.ndarray, "micro_batches ..."],
+    targets: Float[np.ndarray, "micro_batches ..."],
+    *,
+    stages: int,
+    per_step: int,
+    learning_rate: float,
+) -> ScheduleRun:
+    """Train by gradient descent under a schedule, one update per step of `per_step` micro-batches.
+
+    Schedules with a flush run one step after another; the others run as one stream over all micro-batches.
+    PipeDream's updates are one per micro-batch.
+
+    Raises:
+        PerfModelError: inputs for less than one step.
+    """
+    scheduler, steps = get_schedule(name), _whole_steps(len(inputs), per_step)
+    if scheduler.asynchronous:
+        schedule = scheduler(stages, per_step, 1, steps)
+        per_update = schedule.micro_batches // int(schedule.updates[schedule.device == 0].sum())
+        return run_schedule(
+            schedule, model, params, inputs, targets,
+            policy=scheduler.weights, learning_rate=learning_rate, per_update=per_update,
+        )  # fmt: skip
+    schedule = scheduler(stages, per_step)
+    runs: list[ScheduleRun] = []
+    for step in range(steps):
+        own = slice(step * per_step, (step + 1) * per_step)
+        runs.append(run_schedule(schedule, model, params, inputs[own], targets[own]))
+        params = jax.tree.map(lambda w, g: w - learning_rate * g, params, runs[-1].gradients)
+    losses = np.concatenate([run.losses for run in runs])
+    return ScheduleRun(losses, runs[-1].gradients, params, runs[-1].held)
+
+
+def training_curve(
+    name: str,
+    model: LayeredModel,
+    params: list[Params],
+    inputs: Float[np.ndarray, "micro_batches ..."],
+    targets: Float[np.ndarray, "micro_batches ..."],
+    passes: PassTimes,
+    *,
+    per_step: int,
+    learning_rate: float,
+    update_s: float = 0.0,
+) -> TrainingCurve:
+    """Loss after each update against the time at which the predicted timeline makes it.
+
+    Args:
+        name: registered schedule.
+        model, params, inputs, targets: what is trained on what, see `run_schedule`.
+        passes: seconds of the passes of one micro-batch on each stage.
+        per_step: micro-batches per step (of a mini-batch).
+        learning_rate: of plain gradient descent.
+        update_s: seconds of one weight update on a device.
+
+    Raises:
+        PerfModelError: inputs for less than one step.
+    """
+    scheduler, stages = get_schedule(name), len(passes.forward_s)
+    steps = _whole_steps(len(inputs), per_step)
+    run = train(
+        name, model, params, inputs, targets, stages=stages, per_step=per_step, learning_rate=learning_rate
+    )  # fmt: skip
+    time_s = _update_times(name, stages, per_step, steps, passes, update_s)
+    loss = run.losses.reshape(len(time_s), -1).mean(axis=1)
+    if not scheduler.asynchronous:
+        return TrainingCurve(name, time_s, loss, np.ones(steps, np.int64), run.held)
+    stream = scheduler(stages, per_step, 1, steps)
+    difference = weight_versions(stream, scheduler.weights).difference.max(axis=0)
+    return TrainingCurve(name, time_s, loss, difference, run.held)
+
+
+def _whole_steps(micro_batches: int, per_step: int) -> int:
+    if not 0 < per_step <= micro_batches:
+        raise PerfModelError(
+            f"training needs micro-batches for at least one step of {per_step}, got {micro_batches}: give more inputs"
+        )
+    return micro_batches // per_step
+
+
+def _update_times(
+    name: str, stages: int, per_step: int, steps: int, passes: PassTimes, update_s: float
+) -> Float[np.ndarray, " updates"]:
+    """When the last device makes each update."""
+    scheduler = get_schedule(name)
+    flush = not scheduler.asynchronous
+    spec = ProgramSpec(schedule=name, stages=stages, micro_batches=per_step, steps=1 if flush else steps)
+    structure = build(spec)
+    durations = np.zeros(structure.n_classes)
+    for phase, of_stage in passes.by_phase.items():
+        own = structure.class_kind == Kind[phase.name]
+        durations[own] = of_stage[structure.class_stage[own]] * structure.class_span[own]
+    durations[np.isin(structure.class_kind, (Kind.SEND_FORWARD, Kind.SEND_BACKWARD))] = passes.transfer_s
+    durations[structure.class_kind == Kind.OPTIMIZER] = update_s
+    timeline = event_times(structure, durations)
+    optimizer = structure.kind == Kind.OPTIMIZER
+    ends, device = timeline.end_s[optimizer], structure.device[optimizer]
+    if flush:
+        return float(ends.max()) * np.arange(1, steps + 1)
+    by_device = [np.sort(ends[device == d]) for d in range(stages)]
+    return np.max(by_device, axis=0)
+
+
+def teacher_data(
+    model: LayeredModel, micro_batches: int, *, examples: int, width: int, seed: int
+) -> tuple[Float[np.ndarray, "micro_batches examples width"], Float[np.ndarray, "micro_batches examples width"]]:
+    """Random inputs, and what the model with other weights than the initial ones makes of them.
+
+    Raises:
+        PerfModelError: fewer than one micro-batch.
+    """
+    if micro_batches < 1:
+        raise PerfModelError(f"data for training needs at least one micro-batch, got {micro_batches}")
+    rng = np.random.default_rng(seed)
+    inputs = rng.normal(size=(micro_batches, examples, width))
+    teacher = model.initial(seed + 1000)
+    targets = inputs.reshape(-1, width)
+    for layer, own in zip(model.layers, teacher, strict=True):
+        targets = np.asarray(layer.apply(own, jnp.asarray(targets), ())[0])
+    return inputs, targets.reshape(inputs.shape)

@@ -1,0 +1,26 @@
+"""Files of benchmarks and profilers as measurement tables and as timelines of devices."""
+
+from perfmodel.display import shorten_reprs
+from perfmodel.ingest._collective_tables import clean_collectives as clean_collectives
+from perfmodel.ingest._kernel_tables import OWN_ORDER as OWN_ORDER
+from perfmodel.ingest._kernel_tables import clean_kernels as clean_kernels
+from perfmodel.ingest._kernel_tables import kernel_table_paths as kernel_table_paths
+from perfmodel.ingest._kernel_tables import stand_in_order as stand_in_order
+from perfmodel.ingest._kernel_tables import times_host_launch as times_host_launch
+from perfmodel.ingest._measured_trace import PHASES as PHASES
+from perfmodel.ingest._measured_trace import Activity as Activity
+from perfmodel.ingest._measured_trace import ActivityKind as ActivityKind
+from perfmodel.ingest._measured_trace import MeasuredTrace as MeasuredTrace
+from perfmodel.ingest._measured_trace import trace_of as trace_of
+from perfmodel.ingest._options import ReadOptions as ReadOptions
+from perfmodel.ingest._own import write_measured_trace as write_measured_trace
+from perfmodel.ingest._read import FORMATS as FORMATS
+from perfmodel.ingest._read import TABLE_FORMATS as TABLE_FORMATS
+from perfmodel.ingest._read import TRACE_FORMATS as TRACE_FORMATS
+from perfmodel.ingest._read import detect_format as detect_format
+from perfmodel.ingest._read import import_measurements as import_measurements
+from perfmodel.ingest._read import read_measurements as read_measurements
+from perfmodel.ingest._read import read_trace as read_trace
+from perfmodel.ingest._rows import Measurements as Measurements
+
+shorten_reprs(__name__)

@@ -1,0 +1,106 @@
+"""Chrome traces (Trace Event Format): the file, its complete events, and what its processes are called."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from perfmodel.errors import TableError
+from perfmodel.ingest._files import integer, listing, mapping, number, read_json, text
+
+_DISPLAY_UNITS: Final = ("ms", "ns")
+
+
+@dataclass(frozen=True)
+class ChromeEvent:
+    """A complete event (`ph` X)."""
+
+    name: str
+    category: str
+    pid: Any
+    tid: Any
+    start_us: float
+    duration_us: float
+    args: Mapping[str, Any]
+    where: str
+    """File and number of the event, for messages."""
+
+    @property
+    def end_us(self) -> float:
+        return self.start_us + self.duration_us
+
+
+@dataclass(frozen=True)
+class ChromeTrace:
+    """A whole file; times in microseconds, as the format has them."""
+
+    path: Path
+    events: tuple[ChromeEvent, ...]
+    process_names: Mapping[Any, str]
+    thread_names: Mapping[tuple[Any, Any], str]
+    data: Mapping[str, Any]
+    """Everything else at the top of the file."""
+
+
+def read_chrome(path: Path) -> ChromeTrace:
+    """Read a trace (json or json.gz).
+
+    Raises:
+        TableError: not a Chrome trace, an unknown display unit, or an event with a missing, negative or infinite time.
+    """
+    data = read_json(path)
+    if "traceEvents" not in data:
+        raise TableError(f"{path}: no traceEvents in it: not a Chrome trace; is it of the format you named?")
+    unit = data.get("displayTimeUnit", "ms")
+    if unit not in _DISPLAY_UNITS:
+        raise TableError(f"{path}: displayTimeUnit {unit!r}; the format knows ms and ns (times are in us in any case)")
+    events: list[ChromeEvent] = []
+    processes: dict[Any, str] = {}
+    threads: dict[tuple[Any, Any], str] = {}
+    for index, item in enumerate(listing(data["traceEvents"], "traceEvents", path)):
+        where = f"{path}: event {index}"
+        event = mapping(item, "an event", where)
+        kind = event.get("ph")
+        if kind == "X":
+            events.append(_complete(event, where))
+        elif kind == "M":
+            _name(event, where, processes, threads)
+    rest = {name: value for name, value in data.items() if name != "traceEvents"}
+    return ChromeTrace(path, tuple(events), processes, threads, rest)
+
+
+def device_and_stream(event: ChromeEvent) -> tuple[int, int]:
+    """Numbers of process and thread where the writer uses them so (raises `TableError` for others)."""
+    return integer(event.pid, "pid", event.where), integer(event.tid, "tid", event.where)
+
+
+def _complete(event: Mapping[str, Any], where: str) -> ChromeEvent:
+    args = event.get("args", {})
+    return ChromeEvent(
+        name=text(event.get("name", ""), "name", where),
+        category=text(event.get("cat", ""), "cat", where),
+        pid=_key(event.get("pid"), where),
+        tid=_key(event.get("tid"), where),
+        start_us=number(event.get("ts"), "ts", where, 0),
+        duration_us=number(event.get("dur", 0), "dur", where, 0),
+        args=mapping(args, "args", where) if args is not None else {},
+        where=where,
+    )
+
+
+def _name(event: Mapping[str, Any], where: str, processes: dict[Any, str], threads: dict[tuple[Any, Any], str]) -> None:
+    what = event.get("name")
+    if what not in ("process_name", "thread_name"):
+        return
+    name = text(mapping(event.get("args", {}), "args", where).get("name", ""), "name", where)
+    pid, tid = _key(event.get("pid"), where), _key(event.get("tid"), where)
+    if what == "process_name":
+        processes[pid] = name
+    else:
+        threads[pid, tid] = name
+
+
+def _key(value: Any, where: str) -> Any:
+    if isinstance(value, (dict, list)):
+        raise TableError(f"{where}: pid and tid are numbers or text, got {type(value).__name__}; export it again")
+    return value

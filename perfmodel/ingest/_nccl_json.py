@@ -1,0 +1,109 @@
+"""What nccl-tests writes with `-J FILE` (file versions 1 and 2)."""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from perfmodel.errors import TableError
+from perfmodel.ingest._environment import allowed, variant
+from perfmodel.ingest._files import integer, listing, mapping, number, text
+from perfmodel.ingest._nccl_tests import (
+    _TESTS,
+    algorithm,
+    checked_time_us,
+    collective_row,
+    group_columns,
+    nccl_version,
+)
+from perfmodel.ingest._options import ReadOptions
+from perfmodel.ingest._rows import Row
+
+_VERSIONS: Final = (1, 2)
+_MOST_RANKS: Final = 10**6
+
+
+def read_nccl_json(path: Path, data: Mapping[str, Any], options: ReadOptions, skipped: Counter[str]) -> list[Row]:
+    """Rows of the file; of its environment block the allow-list only.
+
+    Raises:
+        TableError: another file version, a run that did not finish, wrong values, or impossible records.
+    """
+    version = data.get("version")
+    if version not in _VERSIONS:
+        raise TableError(f"{path}: file version {version!r} of nccl-tests; this release reads {_VERSIONS}")
+    if "out_of_bounds" not in data:
+        raise TableError(f"{path}: no out_of_bounds in it: the run was cut short; run it again")
+    wrong = number(mapping(data["out_of_bounds"], "out_of_bounds", path).get("count"), "out_of_bounds count", path)
+    if wrong != 0:
+        raise TableError(f"{path}: {wrong:g} values came out wrong; do not use this run")
+    command = [text(word, "args", path) for word in listing(data.get("args", []), "args", path)]
+    found = _TESTS.search(Path(command[0]).name) if command else None
+    test = found[1] if found else ""
+    settings = allowed(text(e, "env", path) for e in listing(data.get("env", []), "env", path))
+    config = mapping(data.get("config"), "config", path)
+    threads, gpus = (integer(config.get(name, 1), name, path, 1) for name in ("nthreads", "ngpus"))
+    processes = [mapping(d, "devices", path) for d in listing(config.get("devices"), "devices", path)]
+    # the file lists the first rank of every process
+    first_ranks = [
+        (
+            str(p.get("group", 0)),
+            text(p.get("hostname", ""), "hostname", path),
+            text(p.get("device_info", ""), "info", path),
+        )
+        for p in processes
+    ]
+    if threads * gpus * len(first_ranks) > _MOST_RANKS:
+        raise TableError(f"{path}: {threads} threads of {gpus} GPUs in {len(first_ranks)} processes; repair the config")
+    group = group_columns([rank for rank in first_ranks for _ in range(threads * gpus)], options, str(path))
+    code = data.get("nccl_version")
+    common: Row = group | {
+        "algorithm": algorithm(settings),
+        "software": "nccl-tests" if code is None else f"nccl-{nccl_version(integer(code, 'nccl_version', path))}",
+    }
+    rows: list[Row] = []
+    for index, item in enumerate(listing(data.get("results"), "results", path)):
+        where = f"{path}: result {index}"
+        result = mapping(item, "result", where)
+        iterations = result.get("actual_iterations", config.get("iterations", 1))
+        for layout in ("out_of_place", "in_place"):
+            if result.get(layout) is None:
+                continue
+            row = _row(test or _experiment(result), options, result, layout, where, skipped)
+            if row is not None:
+                row.setdefault("n_repeats", integer(iterations, "iterations", where, 1))
+                rows.append(row | common | {"variant": variant(layout, settings)})
+    if not rows and not skipped:
+        raise TableError(f"{path}: no results in it; run the test again")
+    return rows
+
+
+def _experiment(result: Mapping[str, Any]) -> str:
+    found = _TESTS.search(str(result.get("experiment_name", "")))
+    return found[1] if found else ""
+
+
+def _row(
+    test: str, options: ReadOptions, result: Mapping[str, Any], layout: str, where: str, skipped: Counter[str]
+) -> Row | None:
+    timing = mapping(result[layout], layout, where)
+    if "time" not in timing:
+        skipped["time of the CPU (nccl-tests -C), not of the collective"] += 1
+        return None
+    if timing.get("nwrong") is not None and number(timing["nwrong"], "nwrong", where) != 0:
+        raise TableError(f"{where}: {timing['nwrong']} wrong values {layout}; do not use this run")
+    size = number(result.get("size"), "size", where, 0)
+    time_us = checked_time_us(timing["time"], timing.get("alg_bw"), size, where)
+    row = collective_row(test, options, where, size, text(result.get("type"), "type", where), skipped)
+    if row is None:
+        return None
+    row["time_us"] = time_us
+    if each := result.get(f"{layout}_per_iter"):
+        per_iteration = mapping(each, f"{layout}_per_iter", where)
+        times_us = listing(per_iteration.get("times_us"), "times_us", where)
+        row |= {
+            "time_us": number(per_iteration.get("p50_us"), "p50_us", where, 1e-9),
+            "time_us_std": number(per_iteration.get("stdev_us"), "stdev_us", where, 0),
+            "n_repeats": max(len(times_us), 1),
+        }
+    return row

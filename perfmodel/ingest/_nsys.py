@@ -1,0 +1,276 @@
+"""Nsight Systems reports exported with `nsys export --type sqlite`.
+
+Tables and columns come and go with versions: a reader takes what is there, and says what is missing where it
+cannot do without. Times are nanoseconds since the session's start; several reports are put on one clock by the
+epoch of that start (`TARGET_INFO_SESSION_START_TIME`).
+
+Rows from Nsight Systems reports: kernels under the NVTX ranges that PyTorch's `emit_nvtx(record_shapes=True)`
+(or `nsys profile --pytorch=autograd-shapes-nvtx`) pushes for every operator with its shapes.
+"""
+
+import ast
+import re
+import sqlite3
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from perfmodel.errors import TableError
+from perfmodel.ingest._annotations import Range, Tags, parse_tags, tags_at
+from perfmodel.ingest._files import integer
+from perfmodel.ingest._measured_trace import Activity, ActivityKind, is_communication, kind_of, numbered
+from perfmodel.ingest._options import ReadOptions
+from perfmodel.ingest._rows import Row
+from perfmodel.ingest._torch_ops import TorchOp, op_row
+
+_MAGIC: Final = b"SQLite format 3\0"
+_PUSH_POP, _START_END = 59, 60
+"""Event types of NVTX ranges."""
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class NsysFile:
+    """What of one report is used; times in nanoseconds since the session's start."""
+
+    path: Path
+    schema_version: str
+    epoch_ns: int | None
+    """When the session started; none for reports too old to say."""
+    device_names: dict[int, str]
+    kernels: tuple[Record, ...]
+    """With `name` resolved."""
+    copies: tuple[Record, ...]
+    launches: dict[tuple[int, int], Record]
+    """Runtime calls by (process, correlation)."""
+    ranges: tuple[Record, ...]
+    """NVTX ranges with `name` resolved."""
+
+
+def is_sqlite(data: bytes) -> bool:
+    """Whether bytes begin as an SQLite file does."""
+    return data.startswith(_MAGIC)
+
+
+def read_nsys(path: Path) -> NsysFile:
+    """Read one exported report.
+
+    Raises:
+        TableError: not an SQLite file, a damaged one, one without kernels, or with columns of an unknown schema.
+    """
+    if not path.is_file():
+        raise TableError(f"{path}: no such file")
+    with path.open("rb") as file:
+        if not is_sqlite(file.read(16)):
+            raise TableError(f"{path}: not an SQLite file; export the report: nsys export --type sqlite REPORT")
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+            connection.row_factory = sqlite3.Row
+            return _Reader(path, connection).read()
+    except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
+        raise TableError(f"{path}: damaged SQLite data ({error}); export the report again") from None
+
+
+def nsys_activities(files: Sequence[NsysFile]) -> list[Activity]:
+    """Kernels and copies of all reports on one clock; a device for every (report, process, device) that has any.
+
+    Raises:
+        TableError: several reports of which one does not say when it began, or records with impossible times.
+    """
+    if len(files) > 1 and (old := next((f for f in files if f.epoch_ns is None), None)):
+        raise TableError(
+            f"{old.path}: no TARGET_INFO_SESSION_START_TIME, so its clock cannot be aligned; give one report, or "
+            "export with a newer Nsight Systems"
+        )
+    first_ns = min((f.epoch_ns for f in files if f.epoch_ns is not None), default=0)
+    found = []
+    for position, file in enumerate(files):
+        shift_ns = 0 if file.epoch_ns is None else file.epoch_ns - first_ns
+        for key, activity in _of_file(file, shift_ns):
+            found.append(((position, *key), activity))
+    return numbered(found)
+
+
+def launched_ns(file: NsysFile, kernel: Record) -> tuple[int, int]:
+    """Time and thread of a kernel's launch; its own start and thread 0 where the report lacks the call."""
+    launch = file.launches.get((_process(kernel.get("globalPid")), kernel.get("correlationId", -1)))
+    return (kernel["start"], 0) if launch is None else (launch["start"], launch.get("globalTid") or 0)
+
+
+class _Reader:
+    """One open report."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self._path, self._connection = path, connection
+        tables = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
+        self._tables = {str(row[0]) for row in tables}
+        meta = {row["name"]: str(row["value"]) for row in self._rows("META_DATA_EXPORT", ("name", "value"))}
+        self._version = meta.get("EXPORT_SCHEMA_VERSION", "unknown")
+        self._strings: dict[int, str] = {
+            row["id"]: str(row["value"]) for row in self._rows("StringIds", ("id", "value"))
+        }
+
+    def read(self) -> NsysFile:
+        times = ("start", "end")
+        if "CUPTI_ACTIVITY_KIND_KERNEL" not in self._tables:
+            raise TableError(
+                f"{self._path}: no table CUPTI_ACTIVITY_KIND_KERNEL (schema version {self._version}); record with "
+                "nsys profile --trace=cuda,nvtx"
+            )
+        kernels = [
+            row | {"name": self._name(row, ("demangledName", "shortName", "name"))}
+            for row in self._checked("CUPTI_ACTIVITY_KIND_KERNEL", (*times, "deviceId", "streamId"))
+        ]
+        copies = [
+            row | {"name": table.rsplit("_", 1)[1].lower()}
+            for table in ("CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET")
+            for row in self._checked(table, (*times, "deviceId", "streamId"))
+        ]
+        launches = {
+            (_process(row.get("globalTid")), row["correlationId"]): row
+            for row in self._checked("CUPTI_ACTIVITY_KIND_RUNTIME", (*times, "correlationId"))
+        }
+        ranges = [
+            row | {"name": row.get("text") or self._strings.get(row.get("textId") or -1, "")}
+            for row in self._rows("NVTX_EVENTS", times)
+            if row["end"] is not None and row.get("eventType", _PUSH_POP) in (_PUSH_POP, _START_END)
+        ]
+        epochs = [row["utcEpochNs"] for row in self._rows("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",))]
+        names = {row["id"]: str(row["name"]) for row in self._rows("TARGET_INFO_GPU", ("id", "name"))}
+        return NsysFile(
+            self._path, self._version, integer(epochs[0], "utcEpochNs", self._path) if epochs else None, names,
+            tuple(kernels), tuple(copies), launches, tuple(self._with_times("NVTX_EVENTS", ranges)),
+        )  # fmt: skip
+
+    def _rows(self, table: str, needed: tuple[str, ...]) -> Iterator[Record]:
+        """Rows of a table; none where the report lacks it."""
+        if table not in self._tables:
+            return
+        cursor = self._connection.execute(f'SELECT * FROM "{table}"')
+        columns = [str(column[0]) for column in cursor.description]
+        if missing := [name for name in needed if name not in columns]:
+            raise TableError(
+                f"{self._path}: {table} has no column {missing[0]} (schema version {self._version}; it has "
+                f"{', '.join(columns[:8])}); export with another version of Nsight Systems"
+            )
+        for row in cursor:
+            yield dict(zip(columns, row, strict=True))
+
+    def _checked(self, table: str, needed: tuple[str, ...]) -> Iterator[Record]:
+        whole = [name for name in needed if name not in ("start", "end")]
+        for index, row in enumerate(self._with_times(table, self._rows(table, needed))):
+            for name in whole:
+                integer(row[name], name, f"{self._path}: {table} row {index}")
+            yield row
+
+    def _with_times(self, table: str, rows: "Iterator[Record] | list[Record]") -> Iterator[Record]:
+        for index, row in enumerate(rows):
+            where = f"{self._path}: {table} row {index}"
+            start_ns = integer(row["start"], "start", where)
+            if integer(row["end"], "end", where) < start_ns:
+                raise TableError(f"{where}: it ends at {row['end']} ns, before its start {start_ns}; record it again")
+            yield row
+
+    def _name(self, row: Record, columns: tuple[str, ...]) -> str:
+        for column in columns:
+            if (value := row.get(column)) is not None:
+                return self._strings.get(value, str(value)) if isinstance(value, int) else str(value)
+        return "kernel"
+
+
+def _of_file(file: NsysFile, shift_ns: int) -> list[tuple[tuple[int, int], Activity]]:
+    work = [*file.kernels, *file.copies]
+    at_s = np.array([launched_ns(file, row)[0] for row in work], float) * 1e-9
+    marked = [(row, parse_tags(str(row["name"]))) for row in file.ranges]
+    ranges = [Range(row["start"] * 1e-9, row["end"] * 1e-9, tags) for row, tags in marked if tags != Tags()]
+    found = []
+    for index, (row, tags) in enumerate(zip(work, tags_at(ranges, at_s), strict=True)):
+        kind = ActivityKind.COPY if index >= len(file.kernels) else kind_of(row["name"])
+        activity = Activity(
+            0, int(row["streamId"]), (row["start"] + shift_ns) * 1e-9, (row["end"] + shift_ns) * 1e-9, row["name"],
+            kind, tags.phase, tags.stage, tags.micro_batch, tags.step,
+        )  # fmt: skip
+        found.append(((int(row["deviceId"]), _process(row.get("globalPid"))), activity))
+    return found
+
+
+def _process(global_id: Any) -> int:
+    """The process of a global thread or process number (their low 24 bits are the thread)."""
+    return global_id >> 24 if isinstance(global_id, int) else 0
+
+
+_OPERATOR: Final = re.compile(r"(?P<name>aten::\w+),.*?sizes = (?P<sizes>\[[\[\]\d,\s]*\])")
+_DTYPE: Final = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "half": "fp16", "f16": "fp16"}
+_DTYPE_WORD: Final = re.compile(r"bfloat16|bf16|fp16|half|(?<![b\d])f16", re.I)
+
+
+def nsys_rows(files: Sequence[NsysFile], options: ReadOptions, skipped: Counter[str]) -> list[Row]:
+    """A row per call of an operator: the kernels that it launched."""
+    return [row for file in files for row in _rows_of_file(file, options, skipped)]
+
+
+def _rows_of_file(file: NsysFile, options: ReadOptions, skipped: Counter[str]) -> list[Row]:
+    calls = _operator_calls(file)
+    of_call: dict[int, list[Record]] = defaultdict(list)
+    for kernel in file.kernels:
+        if is_communication(kernel["name"]):
+            skipped["communication kernel: Nsight Systems does not record its size"] += 1
+            continue
+        at_ns, thread = launched_ns(file, kernel)
+        call = _innermost(calls.get(thread, []), at_ns)
+        if call is None:
+            skipped["kernel outside of any operator's NVTX range with shapes (emit_nvtx(record_shapes=True))"] += 1
+        else:
+            of_call[id(call)].append(kernel | {"call": call})
+    rows = []
+    for kernels in of_call.values():
+        op: TorchOp = kernels[0]["call"][2]
+        row = op_row(op)
+        if row is None:
+            skipped[f"no row for operator {op.name}"] += 1
+            continue
+        found = {_DTYPE[w.lower()] for k in kernels for w in _DTYPE_WORD.findall(k["name"])}
+        device = options.name_of(file.device_names.get(int(kernels[0]["deviceId"]), ""))
+        time_us = sum(k["end"] - k["start"] for k in kernels) * 1e-3
+        if time_us > 0:
+            row = row | {"dtype": found.pop() if len(found) == 1 else ""}
+            rows.append(
+                {"source": "nsys", "device": device} | row
+                | {"time_us": time_us, "software": "torch", "variant": "nsys kernels"}
+            )  # fmt: skip
+    return rows
+
+
+Call = tuple[int, int, TorchOp]
+"""Start and end in nanoseconds, and the operator."""
+
+
+def _operator_calls(file: NsysFile) -> dict[int, list[Call]]:
+    """Operators' ranges by thread, sorted by start."""
+    calls: dict[int, list[Call]] = defaultdict(list)
+    for row in file.ranges:
+        if found := _OPERATOR.search(str(row["name"])):
+            try:
+                shapes: Any = ast.literal_eval(found["sizes"])
+            except (ValueError, SyntaxError, MemoryError, RecursionError):
+                continue
+            op = TorchOp(found["name"], tuple(tuple(s) if isinstance(s, list) else () for s in shapes), ())
+            calls[row.get("globalTid") or 0].append((row["start"], row["end"], op))
+    for of_thread in calls.values():
+        of_thread.sort(key=lambda call: (call[0], -call[1]))
+    return calls
+
+
+def _innermost(calls: list[Call], at_ns: int) -> Call | None:
+    """The last call to begin among those that are open (calls of a thread nest)."""
+    from bisect import bisect_right
+
+    for index in range(bisect_right(calls, at_ns, key=lambda call: call[0]) - 1, -1, -1):
+        if calls[index][1] >= at_ns:
+            return calls[index]
+    return None

@@ -1,0 +1,83 @@
+"""Chrome traces that this package writes: of predictions (`perfmodel timeline`), of runs (`perfmodel run --out`)
+and of what it read (`perfmodel import --timeline`)."""
+
+import gzip
+from pathlib import Path
+from typing import Any, Final
+
+from perfmodel.display import json_text
+from perfmodel.errors import TableError
+from perfmodel.ingest._chrome import ChromeEvent, ChromeTrace, device_and_stream, read_chrome
+from perfmodel.ingest._files import integer
+from perfmodel.ingest._measured_trace import PHASES, Activity, ActivityKind, MeasuredTrace
+from perfmodel.ingest.tables import write_bytes
+
+_COMPUTE_STREAM: Final = 0
+_COPIES: Final = ("offload", "reload")
+_MARKS: Final = ({"layout", "step_time_s"}, {"program", "makespan_s"}, {"trace_format", "makespan_s"})
+
+
+def is_own(trace: ChromeTrace) -> bool:
+    """Whether this package wrote it: only its traces have these fields at the top."""
+    other = trace.data.get("otherData")
+    return isinstance(other, dict) and any(keys <= other.keys() for keys in _MARKS)
+
+
+def read_own(path: Path) -> list[Activity]:
+    """Activities of a trace.
+
+    Raises:
+        TableError: not a trace of this package, or a malformed one.
+    """
+    trace = read_chrome(path)
+    if not is_own(trace):
+        raise TableError(f"{path}: not a trace of perfmodel; name its format (kineto, jax-trace) instead")
+    return [_activity(event) for event in trace.events]
+
+
+def _activity(event: ChromeEvent) -> Activity:
+    device, stream = device_and_stream(event)
+    args = event.args
+    phase = args.get("event", "")
+    phase = "" if phase == "zero" else phase
+    if phase not in PHASES:
+        raise TableError(f"{event.where}: unknown event {phase!r}; write the trace again with this release")
+
+    def tag(name: str) -> int:
+        return integer(args.get(name, -1), name, event.where, -1)
+
+    kind = ActivityKind.COMPUTE if stream == _COMPUTE_STREAM else ActivityKind.COMMUNICATION
+    kind = ActivityKind.COPY if phase in _COPIES else kind
+    if "kind" in args:
+        kind = ActivityKind(min(tag("kind"), max(ActivityKind)))
+    return Activity(
+        device, stream, event.start_us * 1e-6, event.end_us * 1e-6, event.name, kind, phase, tag("stage"),
+        tag("micro_batch"), tag("step"),
+    )  # fmt: skip
+
+
+def write_measured_trace(trace: MeasuredTrace, path: Path | str, format: str) -> None:
+    """Write a trace so that `read_trace("perfmodel", ...)` and Perfetto read it; compressed if the name ends in .gz.
+
+    Args:
+        trace: as from `read_trace`.
+        path: file to write, atomically.
+        format: what it was read from, to be noted in the file.
+    """
+    rows = trace.to_frame().to_dict(orient="records")
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": device, "args": {"name": f"device {device}"}}
+        for device in sorted({row["device"] for row in rows})
+    ]
+    for row, kind in zip(rows, trace.kind.tolist(), strict=True):
+        tags = {"event": row["phase"]} | {name: row[name] for name in ("stage", "micro_batch", "step")}
+        events.append(
+            {
+                "ph": "X", "pid": row["device"], "tid": row["stream"], "ts": row["start_s"] * 1e6,
+                "dur": (row["end_s"] - row["start_s"]) * 1e6, "name": row["name"], "cat": row["kind"],
+                "args": {"kind": kind, **tags},
+            }
+        )  # fmt: skip
+    other = {"trace_format": format, "makespan_s": trace.batch_time_s}
+    data = json_text({"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}).encode()
+    write_bytes(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)

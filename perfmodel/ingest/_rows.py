@@ -1,0 +1,106 @@
+"""Measurements as rows of a table: equal shapes become one row, by their median."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Final
+
+import pandas as pd
+
+Row = dict[str, Any]
+"""Column -> value; what is not known is left out."""
+
+_FIRST: Final = ("source", "device", "interconnect", "op_family", "op", "collective", "algorithm", "dtype", "pass")
+_LAST: Final = ("time_us", "time_us_std", "n_repeats", "software", "variant")
+_LARGEST: Final = 2**62
+_MEASURED: Final = ("time_us", "time_us_std", "n_repeats")
+
+
+class CollectiveCalls:
+    """Times of the kernels of collectives, as each device saw them.
+
+    A kernel waits for the devices that come later; the last one's does not. So where all devices of a group were
+    recorded, the shortest of a collective's kernels is its time, else each kernel's is.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[tuple[Any, ...], dict[object, list[float]]] = defaultdict(lambda: defaultdict(list))
+        self._row: dict[tuple[Any, ...], Row] = {}
+
+    def add(self, row: Row, group: str, device: object, time_us: float) -> None:
+        """A kernel of a collective of a group of devices, in the order in which the device ran them."""
+        key = (group, *row.values())
+        self._row[key] = row
+        self._calls[key][device].append(time_us)
+
+    def rows(self) -> list[Row]:
+        """A row per collective."""
+        found = []
+        for key, of_device in self._calls.items():
+            row, counts = self._row[key], {len(each) for each in of_device.values()}
+            whole = len(of_device) == row["num_ranks"] > 1 == len(counts)
+            if whole:
+                times_us, variant = list(map(min, *of_device.values())), "kernel of the last rank to arrive"
+            else:
+                times_us, variant = (
+                    list(chain.from_iterable(of_device.values())),
+                    "kernel with the wait for other ranks",
+                )
+            found += [row | {"time_us": time_us, "variant": variant} for time_us in times_us]
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Measurements:
+    """What the files of one format hold."""
+
+    format: str
+    kernels: pd.DataFrame
+    """A row per kernel, element type and shape (columns as in `perfmodel.ingest.tables`); may be empty."""
+    collectives: pd.DataFrame
+    """A row per collective, size and group; may be empty."""
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    """Why records were left out -> how many."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Counts; JSON types only."""
+        counts = {"kernels": len(self.kernels), "collectives": len(self.collectives)}
+        return {"format": self.format, **counts, "skipped": dict(self.skipped)}
+
+
+def measurements(format: str, rows: Iterable[Row], skipped: Mapping[str, int]) -> Measurements:
+    """Rows of both kinds, repeats joined."""
+    counts, kernels, collectives = Counter(skipped), [], []
+    for row in rows:
+        if any(isinstance(value, int) and value >= _LARGEST for value in row.values()):
+            counts["a size beyond that of any tensor"] += 1
+        else:
+            (collectives if "collective" in row else kernels).append(row)
+    return Measurements(format, _joined(kernels), _joined(collectives), dict(counts.most_common()))
+
+
+def _joined(rows: list[Row]) -> pd.DataFrame:
+    """Median of equal rows; their standard deviation where there are several, else what the row itself states."""
+    if not rows:
+        return pd.DataFrame()
+    table = pd.DataFrame(rows)
+    for name in _LAST:
+        if name not in table:
+            table[name] = None
+    table["n_repeats"] = table["n_repeats"].fillna(1)
+    keys = [name for name in table.columns if name not in _MEASURED]
+    groups = table.groupby(keys, dropna=False, sort=False)
+    joined = groups.agg(
+        time_us=("time_us", "median"),
+        spread=("time_us", "std"),
+        time_us_std=("time_us_std", "first"),
+        n_repeats=("n_repeats", "sum"),
+    ).reset_index()
+    stated = pd.Series(joined["time_us_std"], dtype=float)
+    joined["time_us_std"] = joined["spread"].where(joined["spread"].notna(), stated)
+    joined["n_repeats"] = joined["n_repeats"].astype(int)
+    names = [n for n in joined.columns if n != "spread"]
+    order = [n for n in _FIRST if n in names]
+    order += [n for n in names if n not in _FIRST and n not in _LAST] + list(_LAST)
+    return joined.loc[:, order]

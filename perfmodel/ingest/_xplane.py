@@ -1,0 +1,147 @@
+"""JAX profiles: `*.xplane.pb` files, and the directories that `jax.profiler.trace` writes them to.
+
+Activities are the events of device planes (GPU: the lines of streams; TPU: the line of XLA ops); of a profile of
+CPUs the host's events that name an HLO instruction and a device. Steps and passes are those of the host's
+annotations (`StepTraceAnnotation`, `TraceAnnotation`) around the event's start.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from perfmodel.errors import TableError
+from perfmodel.ingest._annotations import Range, Tags, parse_tags, tags_at
+from perfmodel.ingest._files import integer
+from perfmodel.ingest._hlo_modules import HloModule, modules
+from perfmodel.ingest._measured_trace import Activity, kind_of, numbered
+from perfmodel.ingest._options import ReadOptions
+from perfmodel.ingest._rows import CollectiveCalls, Row
+from perfmodel.ingest._xspace import XEvent, XPlane, read_xspace
+
+_DEVICE: Final = re.compile(r"/device:(?:GPU|TPU|CUSTOM\w*):(\d+)")
+_OP_LINES: Final = ("XLA Ops", "Async XLA Ops")
+_CPU: Final = "/host:CPU"
+_METADATA: Final = "/host:metadata"
+_NO_MODULE: Final = "event of a module that the profile does not carry"
+
+
+@dataclass(frozen=True)
+class XplaneFile:
+    """One process's profile."""
+
+    path: Path
+    work: tuple[tuple[int, int, XEvent], ...]
+    """Device, stream and event."""
+    ranges: tuple[Range, ...]
+    modules: dict[str, HloModule]
+
+
+def xplane_paths(path: Path) -> list[Path]:
+    """The profile itself, or those of the newest session in a directory of the profiler.
+
+    Raises:
+        TableError: a directory without profiles.
+    """
+    if not path.is_dir():
+        return [path]
+    found = sorted(path.rglob("*.xplane.pb"))
+    if not found:
+        raise TableError(f"{path}: no *.xplane.pb below it; give the directory that jax.profiler.trace wrote to")
+    newest = max(file.parent for file in found)
+    return [file for file in found if file.parent == newest]
+
+
+def read_xplane(path: Path) -> XplaneFile:
+    """Read one profile.
+
+    Raises:
+        TableError: as `read_xspace`.
+    """
+    planes = read_xspace(path)
+    devices = [(int(found[1]), plane) for plane in planes if (found := _DEVICE.fullmatch(plane.name))]
+    host = [plane for plane in planes if plane.name == _CPU]
+    work = [entry for number, plane in devices for entry in _of_device(number, plane)]
+    work = work or [entry for plane in host for entry in _of_cpu(plane, path)]
+    ranges = [r for plane in host for line in plane.lines for e in line.events if (r := _range(e)) is not None]
+    known: dict[str, HloModule] = {}
+    for plane in planes:
+        if plane.name == _METADATA:
+            known |= modules(plane.facts, path)
+    return XplaneFile(path, tuple(work), tuple(ranges), known)
+
+
+def xplane_activities(files: Sequence[XplaneFile]) -> list[Activity]:
+    """Activities of all processes; a device for every (process, device) that has any.
+
+    Profiles of one session share the clock of their hosts.
+    """
+    found = []
+    for position, file in enumerate(files):
+        at_s = np.array([event.start_ps for _, _, event in file.work], float) * 1e-12
+        for (device, stream, event), tags in zip(file.work, tags_at(file.ranges, at_s), strict=True):
+            found.append(((position, device), _activity(event, stream, tags)))
+    return numbered(found)
+
+
+def xplane_rows(files: Sequence[XplaneFile], options: ReadOptions, skipped: Counter[str]) -> list[Row]:
+    """Products and collectives, with the shapes of the modules that the profile carries."""
+    rows: list[Row] = []
+    calls = CollectiveCalls()
+    n_devices = len({(position, device) for position, file in enumerate(files) for device, _, _ in file.work})
+    for position, file in enumerate(files):
+        for device, _, event in file.work:
+            name = str(event.stats.get("hlo_module", ""))
+            row = file.modules[name].row(_instruction(event), n_devices) if name in file.modules else _NO_MODULE
+            if isinstance(row, str):
+                skipped[row] += 1
+            elif event.duration_ps > 0:
+                time_us = event.duration_ps * 1e-6
+                row = {"source": "xplane", "device": options.name_of("")} | row
+                if "collective" in row:
+                    row |= {"algorithm": "auto"} | options.nodes(int(row["num_ranks"]))
+                    calls.add(row, f"{name} {_instruction(event)}", (position, device), time_us)
+                else:
+                    rows.append(row | {"time_us": time_us, "software": "xla", "variant": "xplane"})
+    return rows + [row | {"software": "xla"} for row in calls.rows()]
+
+
+def _of_device(number: int, plane: XPlane) -> list[tuple[int, int, XEvent]]:
+    streams = [line for line in plane.lines if line.name.startswith("Stream")]
+    chosen = streams or [line for line in plane.lines if line.name in _OP_LINES]
+    return [(number, index, event) for index, line in enumerate(chosen) for event in line.events]
+
+
+def _of_cpu(plane: XPlane, path: Path) -> list[tuple[int, int, XEvent]]:
+    """XLA's own events on the host: a stream per device, whichever thread runs it."""
+    found = []
+    for line in plane.lines:
+        for event in line.events:
+            if "hlo_op" in event.stats and "device_ordinal" in event.stats and not event.name.startswith("end: "):
+                device = integer(event.stats["device_ordinal"], "device_ordinal", f"{path}: {event.name}")
+                found.append((device, 0, event))
+    return found
+
+
+def _range(event: XEvent) -> Range | None:
+    step: Any = event.stats.get("step_num")
+    tags = Tags(step=step) if isinstance(step, int) and step >= 0 else parse_tags(event.name)
+    if tags == Tags():
+        return None
+    return Range(event.start_ps * 1e-12, (event.start_ps + event.duration_ps) * 1e-12, tags)
+
+
+def _instruction(event: XEvent) -> str:
+    return str(event.stats.get("hlo_op", event.name)).lstrip("%").split(" ")[0]
+
+
+def _activity(event: XEvent, stream: int, tags: Tags) -> Activity:
+    name, start_s = _instruction(event), event.start_ps * 1e-12
+    return Activity(
+        0, stream, start_s, start_s + event.duration_ps * 1e-12, name, kind_of(event.name, name), tags.phase,
+        tags.stage, tags.micro_batch, tags.step,
+    )  # fmt: skip

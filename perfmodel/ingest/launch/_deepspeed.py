@@ -1,0 +1,89 @@
+"""DeepSpeed's JSON (`ds_config.json`; deepspeed.ai, DeepSpeed configuration JSON)."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from perfmodel.ingest.launch._format import LaunchFormat
+from perfmodel.ingest.launch._table import FLAG, WHOLE_OR_NONE, Fields, Rule, key, words
+
+_OPTIMIZERS: Final = {
+    "Adam": "adam", "AdamW": "adam", "FusedAdam": "adam", "SGD": "sgd", "OneBitAdam": "adam", "CPUAdam": "adam",
+}  # fmt: skip
+_HALVES: Final = {"bf16.enabled": "bf16", "bfloat16.enabled": "bf16", "fp16.enabled": "fp16"}
+
+
+def _dtype(found: Mapping[str, Any]) -> Fields:
+    return {"dtype": next((_HALVES[name] for name, value in found.items() if FLAG.read(value)), "fp32")}
+
+
+def _write_dtype(fields: Fields) -> Mapping[str, Any]:
+    dtype = fields.get("dtype")
+    return {f"{dtype}.enabled": True} if dtype in ("bf16", "fp16") else {}
+
+
+def _overlap(found: Mapping[str, Any]) -> Fields:
+    """Reductions overlap by default under stage 3 only, where weights are prefetched unless the bucket is empty."""
+    stage = WHOLE_OR_NONE.read(found.get("zero_optimization.stage", 0))
+    says: Fields = {"zero": stage}
+    if stage == 3 or "zero_optimization.overlap_comm" in found:
+        says["overlap_grad_reduce"] = FLAG.read(found.get("zero_optimization.overlap_comm", True))
+    if stage == 3:
+        says["overlap_param_gather"] = found.get("zero_optimization.stage3_prefetch_bucket_size", 1) != 0
+    return says
+
+
+def _write_overlap(fields: Fields) -> Mapping[str, Any]:
+    stage = fields["zero"]
+    values = {"zero_optimization.stage": stage, "zero_optimization.overlap_comm": fields["overlap_grad_reduce"]}
+    if stage == 3 and not fields["overlap_param_gather"]:
+        values["zero_optimization.stage3_prefetch_bucket_size"] = 0
+    return values
+
+
+def _accumulation(fields: Fields) -> Mapping[str, Any]:
+    total = fields.get("global_batch")
+    if not total or total % (fields["micro_batch"] * fields["dp"]):
+        return {}
+    return {"gradient_accumulation_steps": total // (fields["micro_batch"] * fields["dp"])}
+
+
+DEEPSPEED: Final = LaunchFormat(
+    name="deepspeed",
+    syntax="json",
+    frameworks=("deepspeed",),
+    marks=("zero_optimization.*", "zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"),
+    table=(
+        key("train_batch_size", "global_batch"),
+        key("train_micro_batch_size_per_gpu", "micro_batch"),
+        Rule(keys=("gradient_accumulation_steps",), write=_accumulation, defaults={"grad_accum": 1},
+             read=lambda found: {"grad_accum": int(next(iter(found.values())))}),
+        key("tensor_parallel.autotp_size", "tp", default=1),
+        Rule(keys=("zero_optimization.stage", "zero_optimization.overlap_comm",
+                   "zero_optimization.stage3_prefetch_bucket_size"),
+             read=_overlap, write=_write_overlap),
+        Rule(keys=tuple(_HALVES), read=_dtype, write=_write_dtype, defaults={"dtype": "fp32"}),
+        key("optimizer.type", "optimizer", words(_OPTIMIZERS)),
+        key("data_types.grad_accum_dtype", "grad_dtype", words({"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"})),
+    ),
+    harmless=(
+        "optimizer.params.*", "scheduler.*", "steps_per_print", "wall_clock_breakdown", "gradient_clipping",
+        "prescale_gradients", "gradient_predivide_factor", "fp16.*", "bf16.*", "zero_allow_untested_optimizer",
+        "dump_state", "tensorboard.*", "wandb.*", "csv_monitor.*", "comet.*", "flops_profiler.*", "comms_logger.*",
+        "zero_optimization.contiguous_gradients", "zero_optimization.reduce_bucket_size",
+        "zero_optimization.sub_group_size",
+        "zero_optimization.allgather_bucket_size", "zero_optimization.reduce_scatter", "zero_optimization.stage3_max_*",
+        "zero_optimization.allgather_partitions", "zero_optimization.stage3_param_persistence_threshold",
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save", "zero_optimization.round_robin_gradients",
+        "zero_optimization.stage3_prefetch_bucket_size", "checkpoint.*", "aio.*", "seed", "zero_force_ds_cpu_optimizer",
+    ),
+    limits={
+        "pp": "a DeepSpeed pipeline is built in the training script, not in this file",
+        "cp": "sequence parallelism is built in the training script, not in this file",
+        "ep": "expert groups are built in the training script, not in this file",
+        "vpp": "it has no virtual stages",
+        "recompute": "the training script decides on activation checkpointing",
+        "recompute_full_layers": "the training script decides on activation checkpointing",
+        "sequence_parallel": "AutoTP shards no norms",
+        "overlap_param_gather": "there is a key for prefetching under stage 3 only",
+    },
+)  # fmt: skip

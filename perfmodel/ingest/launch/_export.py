@@ -1,0 +1,175 @@
+"""Layouts as launch files; whatever reading the file back would not give is refused."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from perfmodel import catalog
+from perfmodel.errors import LaunchFileError, PerfModelError
+from perfmodel.ingest.launch._arguments import write_arguments
+from perfmodel.ingest.launch._entries import write_json, write_toml, write_yaml
+from perfmodel.ingest.launch._format import LaunchFormat
+from perfmodel.ingest.launch._launch import Launch, model_fields, shape
+from perfmodel.ingest.launch._like import merged, without_model
+from perfmodel.ingest.launch._read import launch_format, parse_launch
+from perfmodel.ingest.launch._table import Fields
+from perfmodel.spec import Job, Layout, Model, partition_by_cost
+
+_WRITERS: Final = {"arguments": write_arguments, "json": write_json, "toml": write_toml, "yaml": write_yaml}
+_ENDINGS: Final = {"arguments": ".sh", "json": ".json", "toml": ".toml", "yaml": ".yaml"}
+
+
+def comparable(layout: Layout) -> Layout:
+    """A layout as what runs, for comparisons: settings that have nothing to act on have their defaults."""
+    same = layout.canonical
+    if same.schedule == "gpipe" and layout.vpp > 1:
+        same = same.replace(schedule="breadth-first")  # the same order
+    if layout.tp == 1:
+        same = same.replace(tp_overlap=False)
+    if not layout.replicated:
+        same = same.replace(zero=0, overlap_grad_reduce=True)
+    if same.zero == 0:
+        # without shards there is nothing to gather
+        same = same.replace(overlap_param_gather=True)
+    ranks, usual = (
+        [name for name in order.split("-") if getattr(layout, name) > 1] for order in (layout.order, Layout().order)
+    )
+    if ranks == usual:
+        same = same.replace(order=Layout().order)
+    if (full := same.recompute_full_layers) is not None:
+        alike = (full[0],) if len(set(full)) == 1 else full
+        same = same.replace(recompute_full_layers=None if alike == (0,) else alike)
+    if layout.pp == 1:
+        same = same.replace(partition=None)
+    return same
+
+
+def export_launch(
+    layout: Layout,
+    framework: str,
+    *,
+    model: Model | str | None = None,
+    job: Job | None = None,
+    devices_per_node: int = 8,
+    like: Path | str | None = None,
+) -> str:
+    """The launch file of a framework that runs a layout, with model and job where the format holds them.
+
+    Reading it back with `read_launch` gives the same layout; a layout of which that is not so is refused.
+
+    Args:
+        framework: such as `megatron-core`, `torchtitan@2025`, `nanotron`.
+        model: what is trained; without it the file has no model.
+        job: batch, sequence length and dtype.
+        devices_per_node: of the cluster, for launchers that ask for it.
+        like: a TOML, YAML or JSON file of this framework, whose other settings are kept (its comments are not).
+
+    Raises:
+        UnknownNameError: no launch files of this framework are known.
+        LaunchFileError: what of the layout the framework cannot do, and why.
+    """
+    form = launch_format(framework)
+    model = catalog.model(model) if isinstance(model, str) else model
+    if model is not None and catalog.framework(form.frameworks[0]).stages_by_cost:
+        # stages that the framework cuts so by itself are not said
+        cut = partition_by_cost(model, layout.pp)
+        layout = layout.replace(partition=None) if layout.partition == cut else layout
+    plain_name = framework.partition("@")[0].strip().lower()
+    fields = _fields(layout, model, job, devices_per_node) | {
+        "framework": plain_name if plain_name in form.frameworks else form.frameworks[0]
+    }
+    comments = [f"written by perfmodel: {layout}"]
+    if kept := {name: getattr(layout, name) for name in form.elsewhere}:
+        comments.append("perfmodel: " + ",".join(f"{name}={value}" for name, value in kept.items()))
+    where = f"{Path(like).parent if like else '.'}/export{_ENDINGS[form.syntax]}"
+    try:
+        if like is not None and form.syntax != "arguments":
+            try:
+                return _written(form, merged(form, fields, like, stays=True), comments, where, layout, model, job)
+            except LaunchFileError:
+                # what stayed says something else beside the new values
+                values, plain = (merged(form, one, like, stays=False) for one in (fields, without_model(fields)))
+        else:
+            values, plain = form.write(fields), form.write(without_model(fields))
+    except LaunchFileError as error:
+        raise LaunchFileError(f"{form.name} cannot run {layout}: {error}") from None
+    if model is not None and not _holds(form, values, where, layout, model):
+        # a model that would be another one when read back is left to the user
+        values = plain
+        comments.append(f"model {model.name}: this file does not state it; set it yourself")
+    return _written(form, values, comments, where, layout, model, job)
+
+
+def _written(
+    form: LaunchFormat,
+    values: Mapping[str, Any],
+    comments: Sequence[str],
+    where: str,
+    layout: Layout,
+    model: Model | None,
+    job: Job | None,
+) -> str:
+    """The file's text, which gives the same layout and job when it is read back; raises `LaunchFileError` if not."""
+    text = _WRITERS[form.syntax](values, tuple(comments))
+    back = parse_launch(
+        text, where, devices=layout.devices, model=model, global_batch=job.global_batch if job else None
+    )
+    _require_same(form, back, layout, job)
+    return text
+
+
+def write_launch(path: Path | str, text: str) -> None:
+    """Write an exported file; scripts may be run."""
+    path = Path(path)
+    path.write_text(text, "utf-8")
+    if text.startswith("#!"):
+        path.chmod(path.stat().st_mode | 0o111)
+
+
+def _fields(layout: Layout, model: Model | None, job: Job | None, devices_per_node: int) -> Fields:
+    same = comparable(layout)
+    fields: Fields = {name: getattr(same, name) for name in vars(same)}
+    fields |= {"devices": layout.devices, "devices_per_node": devices_per_node}
+    if job is not None:
+        names = ("global_batch", "seq_len", "dtype", "flash_attention", "grad_dtype", "optimizer")
+        fields |= {name: getattr(job, name) for name in names}
+    if model is None:
+        return fields
+    # torchtitan and others name models instead of describing them; stages need to know layers in any case
+    fields |= {"layers": getattr(model, "layers", 0), "named": model.name}
+    return fields | model_fields(model)
+
+
+def _holds(form: LaunchFormat, values: Mapping[str, Any], where: str, layout: Layout, model: Model) -> bool:
+    """Whether the file says this very model."""
+    try:
+        back = parse_launch(_WRITERS[form.syntax](values, ()), where, devices=layout.devices)
+    except PerfModelError:
+        return False
+    return back.model is not None and shape(back.model) == shape(model)
+
+
+def _require_same(form: LaunchFormat, back: Launch, layout: Layout, job: Job | None) -> None:
+    """Refuse what came back other than it was; names it, with the reason where one is known."""
+    if back.layout is None:
+        raise LaunchFileError(f"{form.name} cannot run {layout}: {'; '.join(back.missing)}")
+    wanted, got = vars(comparable(layout)), vars(comparable(back.layout))
+    if job is not None:
+        stated = dict(back.job_fields) | {"seq_len": back.seq_len, "global_batch": back.global_batch}
+        stated = {name: value for name, value in stated.items() if value is not None}
+        wanted, got = wanted | {name: getattr(job, name) for name in stated}, got | stated
+    lost = [name for name in got if wanted[name] != got[name]]
+    if lost:
+        reasons = "; ".join(
+            f"{name}={_said(wanted[name])}" + (f" ({form.limits[name]})" if name in form.limits else "")
+            for name in lost
+            if name != "dp" or len(lost) == 1  # what is left for dp follows from the others
+        )
+        fix = ",".join(f"{name}={_said(got[name])}" for name in lost if name != "dp" and got[name] is not None)
+        raise LaunchFileError(f"{form.name} cannot run {layout}: {reasons}" + (f"; take {fix}" if fix else ""))
+
+
+def _said(value: object) -> str:
+    if isinstance(value, tuple):
+        return "-".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)

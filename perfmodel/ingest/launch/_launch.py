@@ -1,0 +1,317 @@
+"""From what a file says to a model, a layout and a job; what is left open is named, and what is filled in is said."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+from perfmodel import catalog
+from perfmodel.errors import LaunchFileError, PerfModelError
+from perfmodel.ingest.launch._table import Fields, Stated
+from perfmodel.spec import Cluster, Experts, Framework, LatentAttention, Layout, Model, Problem, Transformer
+
+JOB_FIELDS: Final = ("dtype", "flash_attention", "grad_dtype", "optimizer", "mode")
+"""Fields of `Job` beside batch and length that files state."""
+_LAYOUT: Final = tuple(f.name for f in fields(Layout))
+_BATCHES: Final = ("micro_batch", "local_batch", "device_batch", "grad_accum")
+_SAID: Final = (*_LAYOUT, *JOB_FIELDS, "seq_len", "global_batch", "grad_accum", "local_batch", "device_batch", "nodes")
+"""Fields whose defaults are worth a word."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What a launch file says, in the words of this package."""
+
+    path: str
+    format: str
+    """Such as `megatron` or `torchtitan`."""
+    framework: str
+    """Name of the framework, with `@year` where the file tells its generation."""
+    model: Model | None
+    layout: Layout | None
+    devices: int | None
+    global_batch: int | None
+    """Sequences per step."""
+    seq_len: int | None
+    """Tokens per sequence."""
+    job_fields: Mapping[str, Any]
+    """Further fields of `Job` that the file states, by name."""
+    assumed: tuple[str, ...] = ()
+    """What the file leaves unsaid and the framework, or this package, fills in."""
+    ignored: tuple[str, ...] = ()
+    """What the file says that could matter and was not understood."""
+    missing: tuple[str, ...] = ()
+    """What must be given for a prediction, one sentence with the remedy each."""
+
+    def problem(self, cluster: Cluster | str) -> Problem:
+        """What the file is about, on a cluster: with the layout all that a prediction or a search needs.
+
+        What of the job the file does not say is as the framework has it.
+
+        Raises:
+            LaunchFileError: the file leaves the model or the batch open.
+        """
+        if self.model is None or self.global_batch is None:
+            raise LaunchFileError(f"{self.path}: {'; '.join(self.missing)}")
+        cluster = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
+        framework = catalog.framework(self.framework)
+        job = framework.job(
+            self.model, cluster.device, global_batch=self.global_batch, seq_len=self.seq_len, **self.job_fields
+        )
+        return Problem(model=self.model, cluster=cluster, job=job, framework=framework, devices=self.devices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What the caller says; it wins over the file."""
+
+    devices: int | None = None
+    global_batch: int | None = None
+    layout: str = ""
+    """In the notation of `Layout.parse`; keys that it leaves out are the file's."""
+    model: Model | None = None
+
+
+@dataclass(frozen=True)
+class _Degrees:
+    """The file's own numbers, of which some follow from others."""
+
+    dp: int | None
+    devices: int | None
+    micro_batch: int | None
+    global_batch: int | None
+
+
+def settle(stated: Stated, given: Given, where: str, name: str, framework: Framework) -> dict[str, Any]:
+    """Fields of `Launch`: the file's, the framework's defaults where it says nothing, and what follows from both.
+
+    Args:
+        name: of the model, where the catalog has none of its shape.
+        framework: whose defaults they are, beside those of the file's own format.
+
+    Raises:
+        LaunchFileError: numbers that contradict one another; names them.
+    """
+    layout_fields = {key: value for key, value in stated.fields.items() if key in _LAYOUT}
+    usual = framework.layout_defaults(stated.defaults | layout_fields)
+    least = usual.pop("micro_batch", 1)
+    stated = replace(stated, defaults=stated.defaults | usual)
+    known = stated.defaults | stated.fields
+    model = given.model or model_of(known, where, name)
+    missing = [] if model else [_no_model(known)]
+    own = _degrees(known, given, where)
+    layout = None
+    if own.dp is None:
+        missing.append(_no_replicas(known, own.devices))
+    else:
+        own = own if own.micro_batch else replace(own, micro_batch=least)
+        layout = _as_it_runs(_layout(known, given, own, model, where), known, model, framework)
+    global_batch = given.global_batch or own.global_batch
+    if global_batch is None:
+        missing.append("the global batch is not in it; give --global-batch")
+    assumed = _assumed(stated, given, framework.label)
+    assumed += [text for key, text in known.items() if key.startswith("note.")]
+    if not any(key in known for key in _BATCHES) and not _has(given, "micro_batch"):
+        assumed.append(f"micro_batch={least} (it does not say; give --layout micro_batch=N)")
+    if global_batch is not None and not given.global_batch and not {"global_batch", "grad_accum"} & set(known):
+        assumed.append(f"global_batch={global_batch} (no accumulation, as it says none; or give --global-batch)")
+    if model is not None and "seq_len" not in known:
+        assumed.append(f"sequences of {model.seq_len:,} tokens, as {model.name} has them; or give --seq-len")
+    return {
+        "model": model,
+        "layout": layout,
+        "devices": layout.devices if layout else given.devices or own.devices,
+        "global_batch": global_batch,
+        "seq_len": known.get("seq_len"),
+        "job_fields": {key: known[key] for key in JOB_FIELDS if key in known},
+        "assumed": tuple(assumed),
+        "missing": tuple(missing),
+    }
+
+
+def _no_model(known: Fields) -> str:
+    if "model" in known:
+        return f"the catalog has no model {known['model']!r}; give --model with its config.json or a TOML"
+    return "the model is not in it; give --model"
+
+
+def _no_replicas(known: Fields, devices: int | None) -> str:
+    if devices is None:
+        return "it does not say on how many devices it runs; give --devices"
+    tp, cp, pp = (known.get(name, 1) for name in ("tp", "cp", "pp"))
+    return f"{devices} devices are no multiple of its tp*cp*pp = {tp}*{cp}*{pp}; give --devices or --layout"
+
+
+def _assumed(stated: Stated, given: Given, default_name: str) -> list[str]:
+    filled = {
+        key: value
+        for key, value in stated.defaults.items()
+        if key in _SAID and key not in stated.fields and not _has(given, key)
+    }
+    if not filled:
+        return []
+    shown = ", ".join(
+        f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in filled.items()
+    )
+    return [f"{shown} ({default_name}'s default{'s' * (len(filled) > 1)})"]
+
+
+def _has(given: Given, key: str) -> bool:
+    stated = {part.partition("=")[0].strip() for part in given.layout.split(",")}
+    if re.match(r"\s*\d+M\d+P\d+D", given.layout, re.IGNORECASE):
+        stated |= {"tp", "pp", "dp"}
+    return key in stated or (key == "global_batch" and given.global_batch is not None)
+
+
+def _degrees(known: Fields, given: Given, where: str) -> _Degrees:
+    tp, pp, cp = (known.get(name, 1) for name in ("tp", "pp", "cp"))
+    group = tp * pp * cp
+    devices = given.devices or known.get("devices")
+    accum, dp = known.get("grad_accum"), known.get("dp")
+    micro, total = known.get("micro_batch"), known.get("global_batch")
+    if given.devices is not None and not _has(given, "tp") and not _has(given, "pp") and not _has(given, "cp"):
+        dp = None
+    if dp is None and devices is not None:
+        if devices % group and not given.layout:
+            return _Degrees(None, devices, micro, total)
+        dp = max(1, devices // group)
+    local = known.get("local_batch")
+    if dp is None and total and accum and (local or micro):
+        dp = total // ((local or micro) * accum)
+    if dp is None:
+        return _Degrees(None, None, micro, total)
+    if local is None and "device_batch" in known:
+        local = _even(known["device_batch"] * group, where, "sequences per replica")
+    if micro is None and local is not None:
+        micro = local
+        if pp > 1 and "pipeline_micro_batches" in known:
+            micro = _even(local / known["pipeline_micro_batches"], where, "sequences per micro-batch of the pipeline")
+    if pp > 1 and "pipeline_micro_batch" in known:
+        micro = known["pipeline_micro_batch"]
+    per_pass = local or micro
+    if total is None and per_pass is not None:
+        total = per_pass * dp * (accum or 1)
+    if micro is None and total is not None and accum is not None:
+        micro = _even(total / (dp * accum), where, "global batch / (replicas * accumulation)")
+    return _Degrees(dp, dp * group, micro, total)
+
+
+def _even(number: float, where: str, what: str) -> int:
+    if number < 1 or not float(number).is_integer():
+        raise LaunchFileError(f"{where}: {what} come to {number:g}, which is no whole number; mend the batch sizes")
+    return int(number)
+
+
+def _layout(known: Fields, given: Given, own: _Degrees, model: Model | None, where: str) -> Layout:
+    values = {name: known[name] for name in _LAYOUT if name in known}
+    values |= {"dp": own.dp} | ({"micro_batch": own.micro_batch} if own.micro_batch else {})
+    if per_chunk := known.get("layers_per_chunk"):
+        layers = getattr(model, "layers", None)
+        pp = values.get("pp", 1)
+        if layers is None or layers % (pp * per_chunk):
+            raise LaunchFileError(
+                f"{where}: {layers or 'unknown'} layers are not chunks of {per_chunk} on {pp} pipeline stages; "
+                "give --layout vpp=N"
+            )
+        values["vpp"] = layers // (pp * per_chunk)
+    if values.get("pp", 1) == 1:
+        values["vpp"] = 1
+    try:
+        if not given.layout:
+            return Layout(**values)
+        if _has(given, "dp"):
+            return Layout.parse(given.layout, **values)
+        changed = Layout.parse(given.layout, **(values | {"ep": 1, "etp": None, "dp": 1}))
+        group = changed.tp * changed.cp * changed.pp
+        devices = own.devices or group
+        if devices % group:
+            raise LaunchFileError(
+                f"{where}: {devices} devices are no multiple of tp*cp*pp = {group} of --layout; give dp or --devices"
+            )
+        return Layout.parse(given.layout, **(values | {"dp": devices // group}))
+    except LaunchFileError:
+        raise
+    except PerfModelError as error:
+        raise LaunchFileError(f"{where}: {error}") from None
+
+
+def _as_it_runs(layout: Layout, known: Fields, model: Model | None, framework: Framework) -> Layout:
+    """The layout with selective recompute as the framework has it: some whole layers, where it repeats those."""
+    if layout.recompute != "selective":
+        return layout
+    found, _ = framework.layout(f"pp={layout.pp},vpp={layout.vpp},recompute=selective", model)
+    whole = found.recompute_full_layers
+    if whole is not None and isinstance(model, Transformer) and "selective_every" in known:
+        whole = (max(1, round(model.layers / (layout.pp * layout.vpp) / known["selective_every"])),)
+    return layout.replace(recompute=found.recompute, recompute_full_layers=whole)
+
+
+def model_of(known: Fields, where: str, name: str) -> Model | None:
+    """The model of `model.*` fields, as the catalog has it if it has one of this shape; None where none is stated.
+
+    Raises:
+        LaunchFileError: sizes that contradict one another.
+    """
+    if named := known.get("model"):
+        return catalog_model(named)
+    own = _of(known, "model.")
+    needed = ("layers", "hidden", "heads", "vocab")
+    if not all(field in own for field in needed):
+        return None
+    own.setdefault("kv_heads", own["heads"])
+    own.setdefault("head_dim", max(1, own["hidden"] // own["heads"]))
+    own.setdefault("ffn_hidden", 4 * own["hidden"])
+    own["seq_len"] = known.get("seq_len") or own.get("seq_len") or 2048
+    try:
+        experts, latent = _of(known, "experts."), _of(known, "latent.")
+        if experts.get("count", 1) > 1:
+            own["experts"] = Experts(**({"ffn_hidden": own["ffn_hidden"], "topk": 1} | experts))
+        if latent.get("kv_lora_rank"):
+            own["latent_attention"] = LatentAttention(**({"q_lora_rank": 0} | latent))
+            own |= {"kv_heads": own["heads"], "head_dim": own["latent_attention"].v_head_dim}
+        model = Transformer(name=name, source=f"launch file {where}", **own)
+    except (PerfModelError, TypeError) as error:
+        raise LaunchFileError(f"{where}: {error}") from None
+    return _of_catalog(model) or model
+
+
+def _of(known: Fields, prefix: str) -> Fields:
+    return {key.removeprefix(prefix): value for key, value in known.items() if key.startswith(prefix)}
+
+
+def model_fields(model: Model) -> Fields:
+    """The fields that say a model; none of models that are no transformers."""
+    if not isinstance(model, Transformer):
+        return {}
+    found = {f"model.{f.name}": getattr(model, f.name) for f in fields(model)}
+    for prefix, part in (("experts.", model.experts), ("latent.", model.latent_attention)):
+        if part is not None:
+            found |= {prefix + f.name: getattr(part, f.name) for f in fields(part)}
+    for key in ("experts", "latent_attention", "name", "source", "aliases"):
+        del found[f"model.{key}"]
+    return found
+
+
+def shape(model: Model | None) -> Model | None:
+    """A model without its names and default lengths: models that compute alike are equal in this form."""
+    if not isinstance(model, Transformer):
+        return model
+    return replace(model, name="", source="", aliases=(), seq_len=1, longest_seq_len=0)
+
+
+def catalog_model(name: str) -> Model | None:
+    """The catalog's model that a name of a hub or framework stands for; None where it has none."""
+    last = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-").removeprefix("meta-")
+    plain = re.sub(r"-(hf|base|v\d+(\.\d+)*|instruct)$", "", last)
+    tries = (name, last, plain, plain.replace("llama-", "llama"))
+    for one in tries:
+        try:
+            return catalog.model(one)
+        except PerfModelError:
+            continue
+    return None
+
+
+def _of_catalog(model: Transformer) -> Model | None:
+    alike = [one for one in map(catalog.model, catalog.models()) if shape(one) == shape(model)]
+    return min(alike, key=lambda one: one.seq_len != model.seq_len, default=None)

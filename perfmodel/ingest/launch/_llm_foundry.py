@@ -1,0 +1,116 @@
+"""llm-foundry's YAML (`scripts/train/yamls` of mosaicml/llm-foundry; FSDP settings of Composer)."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from perfmodel.errors import LaunchFileError
+from perfmodel.ingest.launch._format import LaunchFormat
+from perfmodel.ingest.launch._table import FLAG, NUMBER, TEXT, WHOLE, Fields, Rule, key, words
+
+STRATEGIES: Final = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "_HYBRID_SHARD_ZERO2": 2}
+"""ZeRO stages by torch's names of sharding strategies."""
+_ATTENTION: Final = {"flash": True, "triton": True, "flex": True, "torch": False}
+
+
+def _model(found: Mapping[str, Any]) -> Fields:
+    """MPT's own sizes, or a model of Hugging Face by name."""
+    kind = found.get("model.name", "mpt_causal_lm")
+    if kind != "mpt_causal_lm" and "model.pretrained_model_name_or_path" in found:
+        return {"model": TEXT.read(found["model.pretrained_model_name_or_path"])}
+    names = ("model.n_layers", "model.d_model", "model.n_heads")
+    if not all(name in found for name in names):
+        return {}
+    layers, hidden, heads = (WHOLE.read(found[name]) for name in names)
+    says: Fields = {"model.layers": layers, "model.hidden": hidden, "model.heads": heads, "model.dropout": False}
+    says["model.ffn_hidden"] = round(hidden * NUMBER.read(found.get("model.expansion_ratio", 4)))
+    if found.get("model.attn_config.alibi"):
+        says["model.positions"] = "alibi"
+    elif found.get("model.attn_config.rope"):
+        says["model.positions"] = "rope"
+    kv_heads = found.get("model.attn_config.kv_n_heads")
+    if kv_heads is not None or found.get("model.attn_config.attn_type") == "multiquery_attention":
+        says["model.kv_heads"] = WHOLE.read(kv_heads or 1)
+    says["model.bias"] = not found.get("model.no_bias", True)
+    return says
+
+
+def _write_model(fields: Fields) -> Mapping[str, Any]:
+    if "model.layers" not in fields:
+        return {}
+    hidden, heads = fields["model.hidden"], fields["model.heads"]
+    values: dict[str, Any] = {
+        "model.name": "mpt_causal_lm", "model.d_model": hidden, "model.n_heads": heads,
+        "model.n_layers": fields["model.layers"], "model.expansion_ratio": fields["model.ffn_hidden"] / hidden,
+        "model.no_bias": not fields["model.bias"],
+    }  # fmt: skip
+    if fields["model.kv_heads"] != heads:
+        values |= {"model.attn_config.attn_type": "grouped_query_attention",
+                   "model.attn_config.kv_n_heads": fields["model.kv_heads"]}  # fmt: skip
+    if (positions := fields["model.positions"]) in ("alibi", "rope"):
+        values[f"model.attn_config.{positions}"] = True
+    return values
+
+
+def sharding(value: Any) -> Fields:
+    """ZeRO stage of torch's FSDP by the name of its sharding strategy."""
+    hybrid = "HYBRID" in str(value).upper()
+    note = {"note.hybrid": "weights sharded within nodes only (hybrid) as over all replicas"} if hybrid else {}
+    return {"zero": words(STRATEGIES).read(value)} | note
+
+
+def _zero(fields: Fields) -> Mapping[str, Any]:
+    name = next((name for name, stage in STRATEGIES.items() if stage == fields["zero"]), None)
+    if name is None:
+        raise LaunchFileError("zero=1: FSDP shards gradients and weights too; take zero=0, 2 or 3")
+    return {"fsdp_config.sharding_strategy": name}
+
+
+LLM_FOUNDRY: Final = LaunchFormat(
+    name="llm-foundry",
+    syntax="yaml",
+    frameworks=("llm-foundry",),
+    marks=("global_train_batch_size", "device_train_microbatch_size", "parameters.global_train_batch_size"),
+    table=(
+        key("compute.gpus", "devices"),
+        key("global_train_batch_size", "global_batch"),
+        key("device_train_microbatch_size", "micro_batch"),
+        Rule(keys=("device_train_grad_accum",),
+             read=lambda found: {"grad_accum": WHOLE.read(next(iter(found.values())))}),
+        key("max_seq_len", "seq_len", also=("model.max_seq_len",)),
+        key("precision", "dtype",
+            words({"amp_bf16": "bf16", "amp_fp16": "fp16", "fp32": "fp32", "amp_fp8": "fp8"}), default="bf16"),
+        Rule(keys=("fsdp_config.sharding_strategy",), write=_zero,
+             read=lambda found: sharding(next(iter(found.values())))),
+        key("fsdp_config.activation_checkpointing", "recompute", words({True: "full", False: "none"})),
+        key("fsdp_config.activation_cpu_offload", "offload", FLAG, default=False),
+        key("fsdp_config.mixed_precision", "grad_dtype", words({"PURE": "bf16", "DEFAULT": "fp32", "FULL": "fp32"})),
+        key("tp_config.tensor_parallel_degree", "tp", default=1),
+        key("model.attn_config.attn_impl", "flash_attention", words(_ATTENTION)),
+        Rule(keys=("model.name", "model.pretrained_model_name_or_path", "model.d_model", "model.n_heads",
+                   "model.n_layers", "model.expansion_ratio", "model.no_bias", "model.attn_config.alibi",
+                   "model.attn_config.rope", "model.attn_config.kv_n_heads", "model.attn_config.attn_type"),
+             read=_model, write=_write_model),
+        key("model.vocab_size", "model.vocab", default=50368),
+    ),
+    always={"overlap_grad_reduce": True, "overlap_param_gather": True, "model.tied_embeddings": True},
+    harmless=(
+        "variables.*", "data_local", "data_remote", "run_name", "name", "image", "integrations", "command", "compute.*",
+        "tokenizer.*", "train_loader.*", "eval_loader.*", "scheduler.*", "optimizer.*", "algorithms.*", "max_duration",
+        "eval_*", "global_seed", "seed", "device_eval_batch_size", "progress_bar", "log_*", "console_log_interval",
+        "callbacks.*", "loggers.*", "save_*", "load_*", "autoresume", "dist_timeout", "python_log_level",
+        "fsdp_config.limit_all_gathers", "fsdp_config.backward_prefetch", "fsdp_config.forward_prefetch",
+        "fsdp_config.activation_checkpointing_reentrant", "fsdp_config.state_dict_type", "fsdp_config.verbose",
+        "fsdp_config.sharded_ckpt_prefix_dir", "fsdp_config.sync_module_states", "fsdp_config.use_orig_params",
+        "fsdp_config.keep_low_precision_grads", "model.init_*", "model.emb_*", "model.use_auth_token",
+        "model.pretrained", "model.config_overrides.*", "model.use_flash_attention_2", "expandable_segments",
+        "model.attn_config.clip_qkv", "model.attn_config.attn_pdrop", "model.attn_config.rope_*", "icl_*",
+        "model.attn_config.qk_ln", "model.attn_config.softmax_scale", "model.resid_pdrop", "tags",
+    ),
+    limits={
+        "pp": "it has no pipeline", "cp": "it has no context parallelism", "ep": "experts are not spread by this file",
+        "vpp": "it has no pipeline", "schedule": "it has no pipeline", "sequence_parallel": "it shards no norms",
+        "recompute": "FSDP recomputes whole blocks or none", "recompute_full_layers": "it recomputes every block alike",
+        "overlap_grad_reduce": "FSDP always reduces beside backward", "overlap_param_gather": "FSDP always prefetches",
+        "tp_overlap": "it has no key for it", "order": "it has no key for it", "partition": "it has no pipeline",
+    },
+)  # fmt: skip

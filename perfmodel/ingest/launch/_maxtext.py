@@ -1,0 +1,223 @@
+"""MaxText's YAML (`configs/base.yml` of AI-Hypercomputer/maxtext): a mesh within slices (`ici_`) and across them
+(`dcn_`)."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from perfmodel.errors import LaunchFileError
+from perfmodel.ingest.launch._format import LaunchFormat
+from perfmodel.ingest.launch._table import NUMBER, TEXT, WHOLE, BadValue, Fields, Rule, key, words
+
+AXES: Final = {
+    "data": "data", "fsdp": "fsdp", "fsdp_transpose": "fsdp", "expert": "ep", "context": "cp", "sequence": "cp",
+    "tensor": "tp", "tensor_transpose": "tp", "tensor_sequence": "tp", "pipeline": "pp", "autoregressive": "",
+    "context_autoregressive": "",
+}  # fmt: skip
+"""Mesh axes and the dimension that each is. Experts' ranks are replicas for everything else, as `ep` of `dp` here."""
+_WHERE: Final = ("ici", "dcn")
+_SEQUENCE: Final = "ici_tensor_sequence_parallelism"
+"""Tensor parallelism that shards norms along the sequence."""
+_POLICIES: Final = {
+    "full": "full", "minimal": "selective", "minimal_with_context": "none", "minimal_flash": "none",
+    "save_dot_except_mlpwi": "selective", "save_dot_except_mlp": "full", "save_dot_with_context_except_mlp": "full",
+    "save_qkv_proj": "full", "save_out_proj": "full",
+}  # fmt: skip
+"""The nearest kind of recompute."""
+_EXACT: Final = ("full", "minimal", "minimal_with_context", "minimal_flash")
+"""`minimal` keeps what products of weights give and runs attention again, `full` keeps each layer's input."""
+
+
+def _recompute(found: Mapping[str, Any]) -> Fields:
+    name = TEXT.read(found["remat_policy"])
+    kind = words(_POLICIES).read(name)
+    return {"recompute": kind} | ({} if name in _EXACT else {"note.remat": f"remat_policy {name} as recompute={kind}"})
+
+
+def _mesh(found: Mapping[str, Any]) -> Fields:
+    """Degrees of all axes; the one that is -1 takes the devices that are left."""
+    sizes = {"data": 1, "fsdp": 1, "ep": 1, "cp": 1, "tp": 1, "pp": 1}
+    left: set[str] = set()
+    stated = {"ici_fsdp_parallelism": -1, "dcn_data_parallelism": -1} | dict(found)
+    if found.get("ici_data_parallelism") == -1 and "ici_fsdp_parallelism" not in found:
+        stated["ici_fsdp_parallelism"] = 1
+    for name, size in stated.items():
+        axis = AXES.get(name.split("_", 1)[1].removesuffix("_parallelism"), "")
+        if name in ("shard_optimizer_over_data",) or not axis:
+            continue
+        if isinstance(size, bool) or not isinstance(size, int) or size == 0 or size < -1:
+            raise BadValue(f"must be -1 (what is left) or a degree, got {size!r}")
+        if size == -1:
+            # slices are not stated in the file: left alone, the axis across them is that within them
+            left.add(axis if name.startswith("ici_") else "")
+        else:
+            sizes[axis] *= size
+    left.discard("")
+    says: Fields = {name: sizes[name] for name in ("tp", "pp", "cp", "ep")}
+    says["sequence_parallel"] = any(found.get(f"{where}_tensor_sequence_parallelism", 1) > 1 for where in _WHERE)
+    if sizes["pp"] > 1:
+        says["schedule"] = "gpipe"  # forwards of all micro-batches, then what differentiation makes of them
+    if not left:
+        says["dp"] = sizes["data"] * sizes["fsdp"] * sizes["ep"]
+    elif not left <= {"data", "fsdp"}:
+        raise BadValue(f"leaves {', '.join(sorted(left))} open (-1); write its degree")
+    sharded = "fsdp" in left or sizes["fsdp"] > 1
+    return says | {"zero": 3 if sharded else 1 if found.get("shard_optimizer_over_data") is True else 0}
+
+
+def _write_mesh(fields: Fields) -> Mapping[str, Any]:
+    if fields["zero"] == 2:
+        raise LaunchFileError("zero=2: MaxText shards optimizer states over data (1) or weights over fsdp (3)")
+    shards = fields["dp"] // fields["ep"]
+    if fields["dp"] % fields["ep"]:
+        raise LaunchFileError(
+            f"ep={fields['ep']}: MaxText's experts spread over replicas; it must divide dp={fields['dp']}"
+        )
+    sharded = fields["zero"] == 3
+    if sharded and shards == 1 and fields["dp"] > 1:
+        raise LaunchFileError("zero=3 with ep=dp: no ranks are left for MaxText's fsdp axis; take ep < dp")
+    values = {
+        "dcn_data_parallelism": 1,
+        "ici_data_parallelism": 1 if sharded else shards,
+        "ici_fsdp_parallelism": shards if sharded else 1,
+        _SEQUENCE if fields["sequence_parallel"] else "ici_tensor_parallelism": fields["tp"],
+        "ici_pipeline_parallelism": fields["pp"],
+        "ici_context_parallelism": fields["cp"],
+        "ici_expert_parallelism": fields["ep"],
+    }
+    return values | ({"shard_optimizer_over_data": True} if fields["zero"] == 1 else {})
+
+
+_BATCH: Final = ("per_device_batch_size", "gradient_accumulation_steps", "num_pipeline_microbatches")
+
+
+def _batch(found: Mapping[str, Any]) -> Fields:
+    says: Fields = {"device_batch": NUMBER.read(found.get(_BATCH[0], 12))}
+    if _BATCH[1] in found:
+        says["grad_accum"] = WHOLE.read(found[_BATCH[1]])
+    if found.get(_BATCH[2], -1) != -1:
+        says["pipeline_micro_batches"] = WHOLE.read(found[_BATCH[2]])
+    return says
+
+
+def _write_batch(fields: Fields) -> Mapping[str, Any]:
+    total, devices = fields.get("global_batch"), fields["dp"] * fields["tp"] * fields["pp"] * fields["cp"]
+    if not total:
+        raise LaunchFileError("MaxText states the batch per device; the global batch must be given too")
+    each = fields["micro_batch"] * fields["dp"]
+    if total % each:
+        raise LaunchFileError(f"global batch {total}: no multiple of dp*micro_batch = {each}; take one")
+    if fields["pp"] > 1:
+        return {_BATCH[0]: total / devices, _BATCH[2]: total // each}
+    return {_BATCH[0]: each / devices, _BATCH[1]: total // each}
+
+
+def _stages(found: Mapping[str, Any]) -> Fields:
+    return {"layers_per_chunk": WHOLE.read(found["num_layers_per_pipeline_stage"])}
+
+
+def _write_stages(fields: Fields) -> Mapping[str, Any]:
+    layers, stages = fields.get("layers", 0), fields["pp"] * fields["vpp"]
+    if fields["pp"] == 1:
+        return {}
+    if not layers or layers % stages:
+        raise LaunchFileError(
+            f"pp={fields['pp']}: MaxText takes layers per stage, and {layers or 'unknown'} layers are not {stages} "
+            "equal stages; take another pp, or give the model"
+        )
+    return {"num_layers_per_pipeline_stage": layers // stages}
+
+
+def _named(found: Mapping[str, Any]) -> Fields:
+    name = TEXT.read(found["model_name"])
+    return {} if name == "default" else {"model": name}
+
+
+def _activations(found: Mapping[str, Any]) -> Fields:
+    names = next(iter(found.values()))
+    if not isinstance(names, list) or not names:
+        raise BadValue(f"must be a list like [silu, linear], got {names!r}")
+    kind = words({"silu": "silu", "gelu": "gelu", "relu": "relu"}).read(names[0])
+    return {"model.activation": kind, "model.gated_ffn": len(names) > 1}
+
+
+def _write_activations(fields: Fields) -> Mapping[str, Any]:
+    if "model.activation" not in fields:
+        return {}
+    return {"mlp_activations": [fields["model.activation"]] + ["linear"] * fields["model.gated_ffn"]}
+
+
+def _dtype(found: Mapping[str, Any]) -> Fields:
+    if str(found.get("quantization", "")).startswith(("fp8", "nanoo_fp8")):
+        return {"dtype": "fp8"}
+    return {
+        "dtype": words({"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}).read(found.get("dtype", "bfloat16"))
+    }
+
+
+def _write_dtype(fields: Fields) -> Mapping[str, Any]:
+    if fields.get("dtype") == "fp8":
+        return {"dtype": "bfloat16", "quantization": "fp8"}
+    name = {"bf16": "bfloat16", "fp32": "float32", "fp16": "float16"}.get(fields.get("dtype") or "")
+    return {"dtype": name} if name else {}
+
+
+_NAMES: Final = tuple(f"{where}_{axis}_parallelism" for where in _WHERE for axis in AXES)
+
+MAXTEXT: Final = LaunchFormat(
+    name="maxtext",
+    syntax="yaml",
+    frameworks=("maxtext",),
+    marks=("per_device_batch_size", "ici_*_parallelism", "max_target_length", "base_emb_dim"),
+    table=(
+        Rule(keys=(*_NAMES, "shard_optimizer_over_data"), read=_mesh, write=_write_mesh),
+        Rule(keys=_BATCH, read=_batch, write=_write_batch, defaults={"device_batch": 12.0}),
+        Rule(keys=("num_layers_per_pipeline_stage",), read=_stages, write=_write_stages),
+        key("max_target_length", "seq_len", default=2048),
+        Rule(keys=("dtype", "quantization"), read=_dtype, write=_write_dtype, defaults={"dtype": "bf16"}),
+        key("grad_dtype", "grad_dtype", words({"float32": "fp32", "bfloat16": "bf16"})),
+        Rule(keys=("remat_policy",), read=_recompute,
+             write=lambda fields: {"remat_policy": next(p for p in _EXACT if _POLICIES[p] == fields["recompute"])}),
+        key("attention", "flash_attention",
+            words({"autoselected": True, "flash": True, "cudnn_flash_te": True, "dot_product": False})),
+        Rule(keys=("model_name",), read=_named),
+        key("base_num_decoder_layers", "model.layers"),
+        key("base_emb_dim", "model.hidden"),
+        key("base_num_query_heads", "model.heads"),
+        key("base_num_kv_heads", "model.kv_heads"),
+        key("head_dim", "model.head_dim"),
+        key("base_mlp_dim", "model.ffn_hidden"),
+        Rule(keys=("mlp_activations",), read=_activations, write=_write_activations),
+        key("vocab_size", "model.vocab", default=32000),
+        key("logits_via_embedding", "model.tied_embeddings", words({True: True, False: False}), default=False),
+        key("attention_bias", "model.qkv_bias", words({True: True, False: False})),
+        key("use_qk_norm", "model.qk_norm", words({True: True, False: False})),
+        key("num_experts", "experts.count"),
+        key("num_experts_per_tok", "experts.topk"),
+        key("base_moe_mlp_dim", "experts.ffn_hidden"),
+    ),
+    always={
+        "model.norm": "rms_norm", "model.positions": "rope", "model.bias": False, "model.dropout": False,
+        "model.gated_ffn": True, "model.activation": "silu", "overlap_grad_reduce": True,
+        "overlap_param_gather": True,
+    },
+    harmless=(
+        "run_name", "base_config", "base_output_directory", "dataset_*", "tokenizer_*", "steps", "learning_rate*",
+        "enable_checkpointing", "async_checkpointing", "checkpoint_*", "save_*", "load_*", "profiler*", "log_*", "hf_*",
+        "enable_goodput_recording", "monitor_goodput", "gcs_metrics", "metrics_file", "reuse_example_batch",
+        "use_iota_embed", "jax_cache_dir", "adam_*", "opt_type", "gradient_clipping_threshold", "grain_*", "hardware",
+        "eval_*", "enable_*", "skip_*", "cosine_*", "warmup_*", "data_shuffle_seed", "init_weights_seed",
+        "normalization_layer_epsilon", "rope_*", "mesh_axes", "logical_axis_rules", "data_sharding", "scan_layers",
+        "param_scan_axis", "decoder_block", "weight_dtype", "max_prefill_predict_length", "prompt", "sa_block_*",
+        "collect_stack_trace", "stack_trace_*", "use_vertex_tensorboard", "vertex_*", "max_corpus_chars", "upload_*",
+        "compile_topology*", "compiled_trainstep_file", "dropout_rate", "logits_dot_in_fp32", "packing", "num_slices",
+        "normalize_embedding_logits", "global_parameter_scale", "override_model_config", "megablox", "sparse_matmul",
+        "load_balance_loss_weight", "add_bos", "add_eos", "hide_profiler_step_metric", "num_pipeline_repeats",
+    ),
+    limits={
+        "schedule": "its pipeline is gpipe, and breadth-first with vpp > 1",
+        "overlap_grad_reduce": "XLA decides on overlap", "overlap_param_gather": "XLA decides on overlap",
+        "tp_overlap": "XLA decides on overlap", "recompute_full_layers": "its policies hold for every layer alike",
+        "partition": "its stages have equal numbers of layers", "offload": "offloading policies are not written",
+        "order": "its mesh has an order of its own",
+    },
+)  # fmt: skip

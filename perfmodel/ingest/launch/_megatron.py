@@ -1,0 +1,241 @@
+"""Argument lists and shell scripts of Megatron-LM and Megatron-Core (`megatron/training/arguments.py`, its --help)."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from perfmodel.ingest.launch._entries import Entries
+from perfmodel.ingest.launch._format import LaunchFormat
+from perfmodel.ingest.launch._megatron_model import MODEL
+from perfmodel.ingest.launch._megatron_settings import (
+    SHARDING,
+    chunk_settings,
+    partition_ends,
+    partition_of,
+    recompute_of,
+    recompute_settings,
+    require_no_pipeline,
+    zero_of,
+)
+from perfmodel.ingest.launch._table import (
+    SWITCH,
+    WHOLE,
+    WHOLE_OR_NONE,
+    Fields,
+    Rule,
+    degree,
+    key,
+    words,
+)
+
+
+def _world(found: Mapping[str, Any]) -> Fields:
+    """Nodes times processes per node, as torchrun, DeepSpeed's launcher or SLURM state them."""
+
+    def number(*names: str) -> int | None:
+        for name in names:
+            value = found.get(name)
+            if isinstance(value, str) and value.isdecimal():
+                return int(value)
+        return None
+
+    nodes = number("nnodes", "num-nodes", "sbatch-nodes")
+    each = number("nproc-per-node", "num-gpus", "sbatch-gpus-per-node", "sbatch-ntasks-per-node")
+    return {} if each is None else {"devices": (nodes or 1) * each}
+
+
+def _write_world(fields: Fields) -> Mapping[str, Any]:
+    devices, each = fields.get("devices"), fields.get("devices_per_node", 8)
+    if not devices:
+        return {}
+    each = each if devices % each == 0 else devices
+    return {"nproc-per-node": each, "nnodes": devices // each}
+
+
+def _zero(found: Mapping[str, Any]) -> Fields:
+    if "zero-stage" in found:  # Megatron-DeepSpeed
+        return {"zero": WHOLE_OR_NONE.read(found["zero-stage"])}
+    if found.get("use-torch-fsdp2"):
+        return {"zero": 3}
+    sharded = any(found.get(name) for name in ("use-megatron-fsdp", "use-custom-fsdp"))
+    distributed = found.get("use-distributed-optimizer") is True
+    return zero_of(sharded, distributed, found.get("data-parallel-sharding-strategy"))
+
+
+def _write_zero(fields: Fields) -> Mapping[str, Any]:
+    require_no_pipeline(fields)
+    if fields["zero"] < 2:
+        return {"use-distributed-optimizer": True} if fields["zero"] else {}
+    strategy = next(name for name, stage in SHARDING.items() if stage == fields["zero"])
+    return {
+        "use-distributed-optimizer": True, "use-megatron-fsdp": True, "data-parallel-sharding-strategy": strategy,
+    }  # fmt: skip
+
+
+_RECOMPUTE: Final = ("recompute-granularity", "recompute-method", "recompute-num-layers")
+_LEGACY: Final = ("use-legacy-models", "use-flash-attn", "model-parallel-size", "batch-size", "checkpoint-activations",
+                  "activations-checkpoint-method", "DDP-impl", "no-contiguous-buffers-in-local-ddp")  # fmt: skip
+"""Arguments of the generations before Core, or that choose their layers."""
+_OLD_RECOMPUTE: Final = ("checkpoint-activations", "recompute-activations", "activations-checkpoint-method",
+                         "activations-checkpoint-granularity")  # fmt: skip
+"""Names of earlier versions."""
+
+
+def _recompute(found: Mapping[str, Any]) -> Fields:
+    if found.get("recompute-activations"):
+        return {"recompute": "selective"}
+    if found.get("checkpoint-activations") or (
+        "activations-checkpoint-method" in found and "activations-checkpoint-granularity" not in found
+    ):
+        return {"recompute": "full"}
+    granularity = found.get("recompute-granularity", found.get("activations-checkpoint-granularity"))
+    method = found.get("recompute-method", found.get("activations-checkpoint-method"))
+    return recompute_of(granularity, method, found.get("recompute-num-layers"))
+
+
+def _write_recompute(fields: Fields) -> Mapping[str, Any]:
+    named = zip(_RECOMPUTE, recompute_settings(fields), strict=True)
+    return {name: value for name, value in named if value is not None}
+
+
+def _dtype(found: Mapping[str, Any]) -> Fields:
+    if found.get("fp8-format") or found.get("fp8-hybrid"):
+        return {"dtype": "fp8"}
+    return {"dtype": next((name for name in ("bf16", "fp16") if found.get(name)), "fp32")}
+
+
+def _write_dtype(fields: Fields) -> Mapping[str, Any]:
+    dtype = fields.get("dtype")
+    if dtype == "fp8":
+        return {"bf16": True, "fp8-format": "hybrid"}
+    return {dtype: True} if dtype in ("bf16", "fp16") else {}
+
+
+def _write_chunks(fields: Fields) -> Mapping[str, Any]:
+    layers, chunks = chunk_settings(fields)
+    if layers:
+        return {"num-layers-per-virtual-pipeline-stage": layers}
+    return {"num-virtual-stages-per-pipeline-rank": chunks} if chunks else {}
+
+
+_ENDS: Final = ("decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers")
+
+
+def _partition(found: Mapping[str, Any]) -> Fields:
+    if not any(name in found for name in _ENDS) or "num-layers" not in found:
+        return {}
+    layers, pp = WHOLE.read(found["num-layers"]), WHOLE.read(found.get("pipeline-model-parallel-size", "1"))
+    return partition_of([found.get(name) for name in _ENDS], layers, pp)
+
+
+def _write_partition(fields: Fields) -> Mapping[str, Any]:
+    if "model.layers" not in fields:
+        return {}
+    return {name: n for name, n in zip(_ENDS, partition_ends(fields), strict=True) if n is not None}
+
+
+def _order(found: Mapping[str, Any]) -> Fields:
+    return {"order": "tp-cp-pp-ep-dp"} if found.get("use-tp-pp-dp-mapping") else {}
+
+
+def _write_order(fields: Fields) -> Mapping[str, Any]:
+    return {"use-tp-pp-dp-mapping": True} if fields["order"] == "tp-cp-pp-ep-dp" else {}
+
+
+def _attention(found: Mapping[str, Any]) -> Fields:
+    if "attention-backend" in found:
+        return {"flash_attention": found["attention-backend"] not in ("unfused", "local")}
+    return {"flash_attention": bool(found.get("use-flash-attn")) or found.get("transformer-impl") != "local"}
+
+
+def _write_attention(fields: Fields) -> Mapping[str, Any]:
+    """What differs from the default: fused attention of Transformer Engine in Core, unfused before it."""
+    fused, framework = fields.get("flash_attention"), fields.get("framework")
+    if framework == "megatron-core":
+        return {"attention-backend": "unfused"} if fused is False else {}
+    local = {"transformer-impl": "local"} if framework == "megatron-lm" else {}
+    return local | ({"use-flash-attn": True} if fused else {})
+
+
+def _pad(fields: Fields) -> Mapping[str, Any]:
+    return {"max-position-embeddings": fields["seq_len"]} if fields.get("seq_len") else {}
+
+
+def _framework(fields: Fields, entries: Entries) -> str:
+    if "deepspeed" in entries or "deepspeed-config" in entries:
+        return "megatron-deepspeed"
+    return "megatron-lm" if any(_before_core(name, entry.value) for name, entry in entries.items()) else "megatron-core"
+
+
+def _before_core(name: str, value: Any) -> bool:
+    """Whether an argument asks for Megatron-LM's own layers or is from before 2024, when Core's became the default."""
+    return name in _LEGACY or (name == "transformer-impl" and value == "local")
+
+
+_TABLE: Final = (
+    Rule(
+        keys=("nproc-per-node", "nnodes", "num-gpus", "num-nodes", "sbatch-nodes", "sbatch-gpus-per-node",
+              "sbatch-ntasks-per-node"),
+        read=_world, write=_write_world,
+    ),
+    key("tensor-model-parallel-size", "tp", default=1, also=("model-parallel-size",)),
+    key("pipeline-model-parallel-size", "pp", default=1),
+    degree("context-parallel-size", "cp"),
+    degree("expert-model-parallel-size", "ep"),
+    key("expert-tensor-parallel-size", "etp"),
+    Rule(keys=("num-layers-per-virtual-pipeline-stage",), write=_write_chunks,
+         read=lambda found: {"layers_per_chunk": WHOLE.read(next(iter(found.values())))}),
+    Rule(keys=("num-virtual-stages-per-pipeline-rank",),
+         read=lambda found: {"vpp": WHOLE.read(next(iter(found.values())))}),
+    key("micro-batch-size", "micro_batch", also=("batch-size",)),
+    key("global-batch-size", "global_batch"),
+    key("seq-length", "seq_len"),
+    Rule(keys=("max-position-embeddings",), read=lambda found: {}, write=_pad),
+    Rule(keys=("use-distributed-optimizer", "use-megatron-fsdp", "use-custom-fsdp", "use-torch-fsdp2", "zero-stage",
+               "data-parallel-sharding-strategy"),
+         read=_zero, write=_write_zero),
+    Rule(keys=(*_RECOMPUTE, *_OLD_RECOMPUTE), read=_recompute, write=_write_recompute),
+    key("sequence-parallel", "sequence_parallel", SWITCH),
+    key("overlap-grad-reduce", "overlap_grad_reduce", SWITCH),
+    key("overlap-param-gather", "overlap_param_gather", SWITCH),
+    key("tp-comm-overlap", "tp_overlap", SWITCH),
+    Rule(keys=(*_ENDS, "num-layers", "pipeline-model-parallel-size"), read=_partition, write=_write_partition),
+    Rule(keys=("use-tp-pp-dp-mapping",), read=_order, write=_write_order),
+    Rule(keys=("bf16", "fp16", "fp8-format", "fp8-hybrid"), read=_dtype, write=_write_dtype,
+         defaults={"dtype": "fp32"}),
+    Rule(keys=("attention-backend", "use-flash-attn", "transformer-impl"), read=_attention, write=_write_attention),
+    key("grad-reduce-in-bf16", "grad_dtype", words({True: "bf16"})),
+    key("optimizer", "optimizer", words({"adam": "adam", "sgd": "sgd"})),
+    *MODEL,
+)  # fmt: skip
+
+MEGATRON: Final = LaunchFormat(
+    name="megatron",
+    syntax="arguments",
+    frameworks=("megatron-core", "megatron-lm", "megatron-deepspeed"),
+    marks=("tensor-model-parallel-size", "pipeline-model-parallel-size", "num-attention-heads", "micro-batch-size"),
+    table=_TABLE,
+    framework=_framework,
+    harmless=(
+        "train-*", "lr*", "min-lr", "weight-decay*", "start-weight-decay", "end-weight-decay", "adam-*", "sgd-*",
+        "clip-grad", "init-method*", "seed", "log*", "save*", "load*", "eval*", "data-path", "data-cache-path", "split",
+        "vocab-file", "merge-file", "tokenizer-*", "tensorboard*", "wandb*", "exit-*", "num-workers", "mock-data",
+        "master-*", "node-rank", "rdzv-*", "timing-*", "distributed-*", "no-load-*", "no-save-*", "ckpt-*",
+        "use-dist-ckpt", "dataloader-type", "make-vocab-size-divisible-by", "rotary-*",
+        "norm-epsilon", "use-mcore-models",
+        "layernorm-epsilon", "rampup-batch-size", "initial-loss-scale", "loss-scale*", "attention-softmax-in-fp32",
+        "accumulate-allreduce-grads-in-fp32", "use-checkpoint-*", "finetune", "override-opt*", "profile*", "no-masked*",
+        "no-async-tensor-model-parallel-allreduce", "auto-detect-ckpt-format", "manual-gc*", "moe-aux-loss-coeff",
+        "moe-router-load-balancing-type", "moe-router-dtype", "moe-router-pre-softmax", "moe-router-score-function",
+        "moe-z-loss-coeff", "distributed-timeout-minutes", "deepspeed", "deepspeed-config", "sbatch-*", "job-name",
+        "no-initialization", "position-embedding-base", "dist-ckpt-*", "async-save", "num-dataset-builder-threads",
+        "calculate-per-token-loss", "short-seq-prob", "use-legacy-models", "role", "max-restarts", "tee", "redirects",
+        "local-ranks-filter", "enable-experimental", "te-rng-tracker", "moe-permute-fusion", "disable-straggler*",
+    ),
+    limits={
+        "schedule": "Megatron runs 1f1b, and interleaved 1f1b with vpp > 1",
+        "partition": "stages between the first and the last must be alike, and the model be written too",
+        "recompute_full_layers": "the same number of layers of every stage is recomputed, and no others selectively",
+        "offload": "it has no flag for activations in host memory",
+        "order": "ranks are numbered tp-cp-ep-dp-pp or, with --use-tp-pp-dp-mapping, tp-cp-ep-pp-dp",
+    },
+)  # fmt: skip

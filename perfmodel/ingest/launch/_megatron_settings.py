@@ -1,0 +1,85 @@
+"""What settings of Megatron-Core say together, whether they are arguments or keys of a configuration."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from perfmodel.errors import LaunchFileError
+from perfmodel.ingest.launch._table import WHOLE_OR_NONE, BadValue, Fields
+
+SHARDING: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+"""ZeRO stages by the names of `--data-parallel-sharding-strategy`."""
+
+
+def zero_of(sharded: bool, distributed: bool, strategy: str | None) -> Fields:
+    """ZeRO stage of Megatron's data parallelism: the distributed optimizer is stage 1, its FSDP says its own."""
+    if sharded:
+        name = strategy or "optim_grads_params"
+        if name not in SHARDING:
+            raise BadValue(f"must be one of {', '.join(SHARDING)}; got {name!r}")
+        return {"zero": SHARDING[name]}
+    return {"zero": 1 if distributed else 0}
+
+
+def require_no_pipeline(fields: Fields) -> None:
+    """Megatron's FSDP shards gradients and weights of a stage that keeps them for all micro-batches: not with a
+    pipeline."""
+    if fields["zero"] >= 2 and fields["pp"] > 1:
+        raise LaunchFileError(f"zero={fields['zero']} with pp={fields['pp']}: Megatron shards gradients and weights "
+                              "only without a pipeline; take zero=1 or pp=1")  # fmt: skip
+
+
+def recompute_of(granularity: Any, method: Any, layers: Any) -> Fields:
+    """Recompute as Megatron's three settings say it: `block` recomputes that many layers of every stage in full."""
+    if granularity in (None, "none"):
+        return {"recompute": "none"}
+    if granularity == "selective":
+        return {"recompute": "selective"}
+    if granularity != "full":
+        raise BadValue(f"must be full or selective, got {granularity!r}")
+    if method == "block":
+        return {"recompute": "none", "recompute_full_layers": (WHOLE_OR_NONE.read(layers),)}
+    return {"recompute": "full"}
+
+
+def recompute_settings(fields: Fields) -> tuple[str | None, str | None, int | None]:
+    """Granularity, method and number of layers; reading them back tells what they cannot say."""
+    full_layers = fields.get("recompute_full_layers")
+    if fields["recompute"] == "full":
+        return "full", "uniform", 1
+    if full_layers and len(set(full_layers)) == 1 and full_layers[0] > 0:
+        return "full", "block", full_layers[0]
+    return ("selective" if fields["recompute"] == "selective" else None), None, None
+
+
+def chunk_settings(fields: Fields) -> tuple[int | None, int | None]:
+    """Layers per virtual stage where the layers divide, else virtual stages per rank; nothing without several."""
+    if fields["vpp"] == 1:
+        return None, None
+    layers = fields.get("model.layers", 0)
+    if layers and layers % (fields["pp"] * fields["vpp"]) == 0:
+        return layers // (fields["pp"] * fields["vpp"]), None
+    return None, fields["vpp"]
+
+
+def partition_of(stated: Sequence[Any], layers: int, pp: int) -> Fields:
+    """Layers of every stage where the first and the last have numbers of their own and the others share the rest."""
+    if pp < 2:
+        return {}
+    ends = [None if one is None else WHOLE_OR_NONE.read(one) for one in stated]
+    middle = pp - sum(one is not None for one in ends)
+    rest = layers - sum(one or 0 for one in ends)
+    if rest < 0 or (middle and rest % middle) or (not middle and rest):
+        raise BadValue(f"leaves {rest} of {layers} layers to {middle} stages, which do not divide")
+    each = rest // middle if middle else 0
+    stages = [each] * pp
+    stages[0] = each if ends[0] is None else ends[0]
+    stages[-1] = each if ends[1] is None else ends[1]
+    return {"partition": tuple(stages)}
+
+
+def partition_ends(fields: Fields) -> tuple[int | None, int | None]:
+    """Layers of the first and the last stage where the stages between are alike; else nothing says it."""
+    stages = fields.get("partition")
+    if not stages or len(stages) != fields["pp"] or fields["pp"] < 2 or len(set(stages[1:-1])) > 1:
+        return None, None
+    return stages[0], stages[-1]

@@ -1,0 +1,98 @@
+"""nanotron's YAML (`nanotron/config/config.py`, `docs/` of huggingface/nanotron)."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from perfmodel.errors import LaunchFileError
+from perfmodel.ingest.launch._format import LaunchFormat
+from perfmodel.ingest.launch._table import FLAG, WHOLE, WHOLE_OR_NONE, Fields, Rule, key, words
+
+_CONFIG: Final = "model.model_config."
+_MIXTURE: Final = "model.model_config.moe_config."
+
+
+def _accumulation(fields: Fields) -> Mapping[str, Any]:
+    total, each = fields.get("global_batch"), fields["micro_batch"] * fields["dp"]
+    if not total:
+        raise LaunchFileError("nanotron states micro-batches per replica; the global batch must be given too")
+    if total % each:
+        raise LaunchFileError(f"global batch {total}: no multiple of dp*micro_batch = {each}; take one")
+    return {"tokens.batch_accumulation_per_replica": total // each}
+
+
+def _kv_heads(fields: Fields) -> Mapping[str, Any]:
+    return {f"{_CONFIG}num_key_value_heads": fields["model.kv_heads"]} if "model.kv_heads" in fields else {}
+
+
+def _zero(fields: Fields) -> Mapping[str, Any]:
+    if fields["zero"] > 1:
+        raise LaunchFileError(f"zero={fields['zero']}: nanotron shards optimizer states only; take zero=0 or 1")
+    return {"optimizer.zero_stage": fields["zero"]}
+
+
+NANOTRON: Final = LaunchFormat(
+    name="nanotron",
+    syntax="yaml",
+    frameworks=("nanotron",),
+    marks=("parallelism.pp_engine", "parallelism.tp_mode", "tokens.batch_accumulation_per_replica"),
+    table=(
+        key("parallelism.dp", "dp"),
+        key("parallelism.tp", "tp"),
+        key("parallelism.pp", "pp"),
+        key("parallelism.context_parallel_size", "cp", default=1),
+        key("parallelism.expert_parallel_size", "ep", default=1),
+        key("parallelism.pp_engine", "schedule", words({"1f1b": "1f1b", "afab": "gpipe"}), default="1f1b"),
+        key("parallelism.tp_mode", "sequence_parallel", words({"REDUCE_SCATTER": True, "ALL_REDUCE": False})),
+        key("parallelism.tp_linear_async_communication", "tp_overlap", FLAG),
+        key("parallelism.recompute_layer", "recompute", words({True: "full", False: "none"})),
+        key("tokens.micro_batch_size", "micro_batch"),
+        Rule(keys=("tokens.batch_accumulation_per_replica",), write=_accumulation, defaults={"grad_accum": 1},
+             read=lambda found: {"grad_accum": WHOLE.read(next(iter(found.values())))}),
+        key("tokens.sequence_length", "seq_len"),
+        Rule(keys=("optimizer.zero_stage",), write=_zero,
+             read=lambda found: {"zero": WHOLE_OR_NONE.read(next(iter(found.values())))}),
+        key("optimizer.accumulate_grad_in_fp32", "grad_dtype", words({True: "fp32", False: "bf16"})),
+        key("model.dtype", "dtype", words({"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "fp8": "fp8"}),
+            default="bf16"),
+        key(f"{_CONFIG}num_hidden_layers", "model.layers"),
+        key(f"{_CONFIG}hidden_size", "model.hidden"),
+        key(f"{_CONFIG}intermediate_size", "model.ffn_hidden"),
+        key(f"{_CONFIG}num_attention_heads", "model.heads"),
+        Rule(keys=(f"{_CONFIG}num_key_value_heads",), write=_kv_heads,
+             read=lambda found: {"model.kv_heads": WHOLE.read(next(iter(found.values())))}),
+        key(f"{_CONFIG}vocab_size", "model.vocab"),
+        key(f"{_CONFIG}max_position_embeddings", "model.seq_len"),
+        key(f"{_CONFIG}tie_word_embeddings", "model.tied_embeddings", FLAG, default=False),
+        key(f"{_CONFIG}attention_bias", "model.qkv_bias", FLAG),
+        key(f"{_CONFIG}hidden_act", "model.activation", words({"silu": "silu", "gelu": "gelu", "relu": "relu"})),
+        key(f"{_MIXTURE}num_experts", "experts.count"),
+        key(f"{_MIXTURE}top_k", "experts.topk"),
+        key(f"{_MIXTURE}moe_intermediate_size", "experts.ffn_hidden"),
+    ),
+    always={
+        "model.gated_ffn": True, "model.activation": "silu", "model.norm": "rms_norm", "model.positions": "rope",
+        "model.bias": False, "model.dropout": False,
+    },
+    harmless=(
+        "checkpoints.*", "data_stages", "data_stages.*", "data.*", "general.*", "lighteval", "lighteval.*", "logging.*",
+        "metrics_logging", "metrics_logging.*", "optimizer.*", "profiler", "profiler.*", "tokenizer.*",
+        "s3_upload", "tokens.train_steps", "tokens.val_check_interval", "tokens.limit_*", "model.init_method.*",
+        "model.ddp_bucket_cap_mb", "model.make_vocab_size_divisible_by", "model.model_config.bos_token_id",
+        "model.model_config.eos_token_id", "model.model_config.pad_token_id", "model.model_config.initializer_range",
+        "model.model_config.is_*_config", "model.model_config.rms_norm_eps", "model.model_config.rope_*",
+        "model.model_config.use_cache", "model.model_config.pretraining_tp", "model.model_config._attn_implementation",
+        "model.model_config.*_fused_*", "model.model_config.flex_attention_mask", "model.model_config.log_attn_probs",
+        "parallelism.moe_layer_recompute", "parallelism.tp_recompute_allgather",
+    ),
+    limits={
+        "vpp": "it has no virtual stages",
+        "schedule": "its engines are 1f1b and afab (gpipe)",
+        "recompute": "it recomputes whole layers or none",
+        "recompute_full_layers": "it recomputes every layer alike",
+        "overlap_grad_reduce": "it always reduces beside backward",
+        "overlap_param_gather": "it always gathers beside the step",
+        "partition": "it balances stages by itself",
+        "offload": "it has no key for activations in host memory",
+        "order": "its ranks are numbered tp, cp, dp, pp",
+    },
+)  # fmt: skip

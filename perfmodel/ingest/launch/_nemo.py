@@ -1,0 +1,309 @@
+"""YAML of NeMo (`megatron_gpt_config.yaml`) and of Megatron-Bridge (`ConfigContainer`): Megatron-Core's settings under
+the names of its configuration classes."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from perfmodel.ingest.launch._entries import Entries
+from perfmodel.ingest.launch._format import LaunchFormat
+from perfmodel.ingest.launch._megatron_settings import (
+    chunk_settings,
+    partition_ends,
+    partition_of,
+    recompute_of,
+    recompute_settings,
+    require_no_pipeline,
+    zero_of,
+)
+from perfmodel.ingest.launch._table import (
+    FLAG,
+    NUMBER,
+    WHOLE,
+    WHOLE_OR_NONE,
+    Fields,
+    Rule,
+    key,
+    words,
+)
+
+_PRECISIONS: Final = {
+    "bf16_mixed": "bf16", "bf16-mixed": "bf16", "bf16": "bf16", "fp16_mixed": "fp16", "16-mixed": "fp16", "16": "fp16",
+    16: "fp16", "fp16": "fp16", "32": "fp32", 32: "fp32", "32-true": "fp32",
+    "bf16_with_fp8_current_scaling_mixed": "fp8", "bf16_with_fp8_delayed_scaling_mixed": "fp8",
+    "bf16_with_mxfp8_mixed": "fp8", "bf16_with_fp8_subchannel_scaling_mixed": "fp8", "fp8": "fp8",
+}  # fmt: skip
+_ACTIVATIONS: Final = {
+    "gelu": ("gelu", False), "swiglu": ("silu", True), "fast-swiglu": ("silu", True), "geglu": ("gelu", True),
+    "squared-relu": ("relu", False), "relu": ("relu", False), "silu": ("silu", False),
+}  # fmt: skip
+LIMITS: Final = {
+    "schedule": "Megatron-Core runs 1f1b, and interleaved 1f1b with vpp > 1",
+    "partition": "stages between the first and the last must be alike, and the model be written too",
+    "recompute_full_layers": "the same number of layers of every stage is recomputed, and no others selectively",
+    "offload": "the file has no key for activations in host memory",
+    "order": "ranks are numbered tp-cp-ep-dp-pp",
+}
+
+
+def _with(prefix: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{prefix}{name}" for name in names)
+
+
+def _recompute(names: tuple[str, str, str]) -> Rule:
+    """Granularity, method and number of layers."""
+
+    def read(found: Mapping[str, Any]) -> Fields:
+        return recompute_of(*(found.get(name) for name in names))
+
+    def write(fields: Fields) -> Mapping[str, Any]:
+        return {name: value for name, value in zip(names, recompute_settings(fields), strict=True) if value is not None}
+
+    return Rule(keys=names, read=read, write=write)
+
+
+def _model(prefix: str) -> tuple[Rule, ...]:
+    """What both call alike: parallelism and architecture, as Megatron-Core's `TransformerConfig` has them."""
+    ends = _with(prefix, ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"))
+    sizes = _with(prefix, ("num_layers", "pipeline_model_parallel_size"))
+
+    def partition(found: Mapping[str, Any]) -> Fields:
+        if not any(name in found for name in ends) or sizes[0] not in found:
+            return {}
+        layers, pp = WHOLE.read(found[sizes[0]]), WHOLE.read(found.get(sizes[1], 1))
+        return partition_of([found.get(name) for name in ends], layers, pp)
+
+    def write_partition(fields: Fields) -> Mapping[str, Any]:
+        if "model.layers" not in fields:
+            return {}
+        return {name: n for name, n in zip(ends, partition_ends(fields), strict=True) if n is not None}
+
+    def dropout(found: Mapping[str, Any]) -> Fields:
+        return {"model.dropout": any(NUMBER.read(value) > 0 for value in found.values())}
+
+    dropouts = _with(prefix, ("hidden_dropout", "attention_dropout"))
+    return (
+        key(f"{prefix}tensor_model_parallel_size", "tp", default=1),
+        key(f"{prefix}pipeline_model_parallel_size", "pp", default=1),
+        key(f"{prefix}context_parallel_size", "cp", default=1),
+        key(f"{prefix}expert_model_parallel_size", "ep", default=1),
+        key(f"{prefix}expert_tensor_parallel_size", "etp"),
+        key(f"{prefix}sequence_parallel", "sequence_parallel", FLAG),
+        Rule(keys=(*ends, *sizes), read=partition, write=write_partition),
+        key(f"{prefix}num_layers", "model.layers"),
+        key(f"{prefix}hidden_size", "model.hidden"),
+        key(f"{prefix}num_attention_heads", "model.heads"),
+        key(f"{prefix}num_query_groups", "model.kv_heads"),
+        key(f"{prefix}ffn_hidden_size", "model.ffn_hidden"),
+        key(f"{prefix}kv_channels", "model.head_dim"),
+        Rule(keys=dropouts, read=dropout,
+             write=lambda fields: {} if fields.get("model.dropout", True) else dict.fromkeys(dropouts, 0.0)),
+        key(f"{prefix}num_moe_experts", "experts.count"),
+        key(f"{prefix}moe_router_topk", "experts.topk"),
+        key(f"{prefix}moe_ffn_hidden_size", "experts.ffn_hidden"),
+        key(f"{prefix}moe_shared_expert_intermediate_size", "experts.shared_ffn_hidden", WHOLE_OR_NONE),
+        key(f"{prefix}qk_layernorm", "model.qk_norm", FLAG),
+        key(f"{prefix}add_qkv_bias", "model.qkv_bias", FLAG),
+    )  # fmt: skip
+
+
+def _nodes(fields: Fields) -> tuple[int, int] | None:
+    devices, each = fields.get("devices"), fields.get("devices_per_node", 8)
+    if not devices:
+        return None
+    each = each if devices % each == 0 else devices
+    return devices // each, each
+
+
+def _nemo_world(found: Mapping[str, Any]) -> Fields:
+    each = found.get("trainer.devices")
+    if not isinstance(each, int):
+        return {}
+    return {"devices": each * WHOLE.read(found.get("trainer.num_nodes", 1))}
+
+
+def _write_nemo_world(fields: Fields) -> Mapping[str, Any]:
+    nodes = _nodes(fields)
+    return {} if nodes is None else {"trainer.devices": nodes[1], "trainer.num_nodes": nodes[0]}
+
+
+_SHARDED_OPTIMIZERS: Final = ("distributed_fused_adam", "mcore_distributed_optim")
+
+
+def _nemo_zero(found: Mapping[str, Any]) -> Fields:
+    return zero_of(bool(found.get("model.fsdp")), found.get("model.optim.name") in _SHARDED_OPTIMIZERS, None)
+
+
+def _write_nemo_zero(fields: Fields) -> Mapping[str, Any]:
+    require_no_pipeline(fields)
+    if fields["zero"] in (0, 3):
+        return {"model.optim.name": "fused_adam"} | ({"model.fsdp": True} if fields["zero"] else {})
+    return {"model.optim.name": _SHARDED_OPTIMIZERS[0]} if fields["zero"] == 1 else {}
+
+
+def _nemo_dtype(found: Mapping[str, Any]) -> Fields:
+    if found.get("model.fp8"):
+        return {"dtype": "fp8"}
+    return {"dtype": words(_PRECISIONS).read(found["trainer.precision"])} if "trainer.precision" in found else {}
+
+
+def _write_nemo_dtype(fields: Fields) -> Mapping[str, Any]:
+    name = {"bf16": "bf16", "fp16": 16, "fp32": 32, "fp8": "bf16"}.get(fields.get("dtype") or "")
+    return (
+        {} if name is None else {"trainer.precision": name} | ({"model.fp8": True} if fields["dtype"] == "fp8" else {})
+    )
+
+
+def _activation(found: Mapping[str, Any]) -> Fields:
+    kind, gated = words(_ACTIVATIONS).read(next(iter(found.values())))
+    return {"model.activation": kind, "model.gated_ffn": gated}
+
+
+def _write_activation(fields: Fields) -> Mapping[str, Any]:
+    wanted = (fields.get("model.activation"), fields.get("model.gated_ffn"))
+    name = next((name for name, meaning in _ACTIVATIONS.items() if meaning == wanted), None)
+    return {} if name is None else {"model.activation": name}
+
+
+_POSITIONS: Final = {"learned_absolute": "learned", "rope": "rope", "alibi": "alibi", "none": "none"}
+
+
+def _generation(fields: Fields, entries: Entries) -> str:
+    """Configurations of this form are of NeMo 1, on Megatron-Core where they say so."""
+    return "nemo@2024" if "model.mcore_gpt" in entries and entries["model.mcore_gpt"].value is True else "nemo@2023"
+
+
+NEMO: Final = LaunchFormat(
+    name="nemo",
+    syntax="yaml",
+    frameworks=("nemo",),
+    framework=_generation,
+    marks=("model.encoder_seq_length", "trainer.num_nodes", "model.megatron_amp_O2"),
+    table=(
+        Rule(keys=("trainer.devices", "trainer.num_nodes"), read=_nemo_world, write=_write_nemo_world),
+        *_model("model."),
+        key("model.virtual_pipeline_model_parallel_size", "vpp", default=1),
+        key("model.micro_batch_size", "micro_batch"),
+        key("model.global_batch_size", "global_batch"),
+        key("model.encoder_seq_length", "seq_len", also=("model.data.seq_length",)),
+        Rule(keys=("model.optim.name", "model.fsdp"), read=_nemo_zero, write=_write_nemo_zero),
+        key("model.optim.overlap_grad_sync", "overlap_grad_reduce", FLAG),
+        key("model.optim.overlap_param_sync", "overlap_param_gather", FLAG),
+        key("model.ub_tp_comm_overlap", "tp_overlap", FLAG),
+        _recompute(("model.activations_checkpoint_granularity", "model.activations_checkpoint_method",
+                    "model.activations_checkpoint_num_layers")),
+        Rule(keys=("trainer.precision", "model.fp8"), read=_nemo_dtype, write=_write_nemo_dtype),
+        key("model.use_flash_attention", "flash_attention", FLAG),
+        Rule(keys=("model.activation",), read=_activation, write=_write_activation),
+        key("model.normalization", "model.norm",
+            words({"layernorm": "layer_norm", "layernorm1p": "layer_norm", "rmsnorm": "rms_norm"})),
+        key("model.position_embedding_type", "model.positions", words(_POSITIONS)),
+        key("model.share_embeddings_and_output_weights", "model.tied_embeddings", FLAG),
+        key("model.bias", "model.bias", FLAG),
+        key("model.tokenizer.vocab_size", "model.vocab", also=("model.override_vocab_size",), default=50257),
+    ),
+    harmless=(
+        "name", "restore_from_path", "trainer.*", "exp_manager.*", "run.*", "hydra.*", "model.init_method_std",
+        "model.use_scaled_init_method", "model.tokenizer.*", "model.data.*", "model.optim.*", "model.nsys_profile.*",
+        "model.layernorm_epsilon", "model.resume_from_checkpoint", "model.max_position_embeddings", "model.seed",
+        "model.make_vocab_size_divisible_by", "model.pre_process", "model.post_process", "model.native_amp_*",
+        "model.hysteresis", "model.megatron_amp_O2", "model.grad_*", "model.mcore_gpt", "model.use_cpu_initialization",
+        "model.onnx_safe", "model.apex_*", "model.gradient_as_bucket_view", "model.apply_query_key_layer_scaling",
+        "model.fp8_*", "model.transformer_engine", "model.persist_layer_norm", "model.rotary_*", "model.gc_interval",
+        "model.gradient_accumulation_fusion", "model.transformer_block_type", "model.openai_gelu",
+        "model.do_layer_norm*",
+        "model.normalize_attention_scores", "model.headscale", "model.attention_type", "model.precision",
+        "model.batch_p2p_comm", "model.bias_*_fusion", "model.masked_softmax_fusion", "model.rampup_batch_size",
+    ),
+    limits=LIMITS | {"zero": "NeMo shards optimizer states (1) or, by FSDP, weights (3)"},
+)  # fmt: skip
+
+
+def _bridge_zero(found: Mapping[str, Any]) -> Fields:
+    sharded = any(found.get(name) for name in ("dist.use_megatron_fsdp", "ddp.use_megatron_fsdp"))
+    if found.get("dist.use_torch_fsdp2"):
+        return {"zero": 3}
+    distributed = found.get("ddp.use_distributed_optimizer", found.get("optimizer.use_distributed_optimizer", True))
+    return zero_of(sharded, bool(distributed), found.get("ddp.data_parallel_sharding_strategy"))
+
+
+def _write_bridge_zero(fields: Fields) -> Mapping[str, Any]:
+    require_no_pipeline(fields)
+    names = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+    sharded = {"dist.use_megatron_fsdp": True, "ddp.data_parallel_sharding_strategy": names[fields["zero"]]}
+    return {"ddp.use_distributed_optimizer": fields["zero"] >= 1} | (sharded if fields["zero"] >= 2 else {})
+
+
+def _bridge_chunks(fields: Fields) -> Mapping[str, Any]:
+    layers, chunks = chunk_settings(fields)
+    chunks = chunks or (fields["vpp"] if layers else None)
+    return {"model.virtual_pipeline_model_parallel_size": chunks} if chunks else {}
+
+
+_BRIDGE_ACTIVATIONS: Final = {"silu": "silu", "gelu": "gelu", "squared_relu": "relu", "relu": "relu"}
+
+
+def _function(names: Mapping[str, str]) -> Callable[[Mapping[str, Any]], Fields]:
+    """An activation by the name of the function (`torch.nn.functional.silu`)."""
+
+    def read(found: Mapping[str, Any]) -> Fields:
+        name = str(next(iter(found.values()))).rpartition(".")[2]
+        return {"model.activation": words(names).read(name)}
+
+    return read
+
+
+_BRIDGE_FUNCTION: Final = "model.activation_func"
+
+BRIDGE: Final = LaunchFormat(
+    name="megatron-bridge",
+    syntax="yaml",
+    frameworks=("megatron-bridge", "megatron-core"),
+    marks=("train.global_batch_size", "train.micro_batch_size", "train.train_iters", "ddp.*", "dist.use_megatron_fsdp"),
+    table=(
+        *_model("model."),
+        Rule(keys=("model.virtual_pipeline_model_parallel_size",), write=_bridge_chunks,
+             read=lambda found: {"vpp": WHOLE.read(next(iter(found.values())))}, defaults={"vpp": 1}),
+        key("train.micro_batch_size", "micro_batch"),
+        key("train.global_batch_size", "global_batch"),
+        key("model.seq_length", "seq_len", also=("dataset.sequence_length", "dataset.seq_length")),
+        Rule(keys=("ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer", "dist.use_megatron_fsdp",
+                   "ddp.use_megatron_fsdp", "dist.use_torch_fsdp2", "ddp.data_parallel_sharding_strategy"),
+             read=_bridge_zero, write=_write_bridge_zero),
+        key("ddp.overlap_grad_reduce", "overlap_grad_reduce", FLAG),
+        key("ddp.overlap_param_gather", "overlap_param_gather", FLAG,
+            also=("comm_overlap.overlap_param_gather",)),
+        key("comm_overlap.tp_comm_overlap", "tp_overlap", FLAG, also=("model.tp_comm_overlap",)),
+        _recompute(("model.recompute_granularity", "model.recompute_method", "model.recompute_num_layers")),
+        key("mixed_precision", "dtype", words(_PRECISIONS)),
+        key("ddp.grad_reduce_in_fp32", "grad_dtype", words({True: "fp32", False: "bf16"}),
+            also=("mixed_precision.grad_reduce_in_fp32",)),
+        key("model.attention_backend", "flash_attention",
+            words({"auto": True, "flash": True, "fused": True, "unfused": False, "local": False})),
+        key("model.gated_linear_unit", "model.gated_ffn", FLAG),
+        Rule(keys=(_BRIDGE_FUNCTION,), read=_function(_BRIDGE_ACTIVATIONS),
+             write=lambda fields: {_BRIDGE_FUNCTION: f"torch.nn.functional.{fields['model.activation']}"}
+             if "model.activation" in fields else {}),
+        key("model.normalization", "model.norm", words({"LayerNorm": "layer_norm", "RMSNorm": "rms_norm"})),
+        key("model.position_embedding_type", "model.positions", words(_POSITIONS)),
+        key("model.share_embeddings_and_output_weights", "model.tied_embeddings", FLAG),
+        key("model.add_bias_linear", "model.bias", FLAG),
+        key("model.vocab_size", "model.vocab", also=("tokenizer.vocab_size",), default=50257),
+        key("model.q_lora_rank", "latent.q_lora_rank", WHOLE_OR_NONE),
+        key("model.kv_lora_rank", "latent.kv_lora_rank"),
+        key("model.qk_head_dim", "latent.qk_nope_head_dim"),
+        key("model.qk_pos_emb_head_dim", "latent.qk_rope_head_dim"),
+        key("model.v_head_dim", "latent.v_head_dim"),
+    ),
+    harmless=(
+        "rng.*", "train.*", "scheduler.*", "optimizer.*", "dataset.*", "logger.*", "checkpoint.*", "tokenizer.*",
+        "profiling.*", "validation.*", "rerun_state_machine.*", "straggler.*", "nvrx_straggler.*", "ft.*", "dist.*",
+        "inprocess_restart.*", "ddp.check_for_*", "ddp.average_in_collective", "ddp.bucket_size", "*_target_",
+        "model.rotary_*", "model.layernorm_epsilon", "model.init_method*", "model.make_vocab_size_divisible_by",
+        "model.init_model_with_meta_device", "model.seq_len_interpolation_factor", "model.masked_softmax_fusion",
+        "model.bias_*_fusion", "model.gradient_accumulation_fusion", "model.apply_rope_fusion", "model.deallocate_*",
+        "model.*_dtype", "model.should_pad_vocab", "model.moe_router_*", "model.moe_aux_loss_coeff",
+        "mixed_precision.*",
+        "model.cross_entropy_*", "model.bf16", "model.fp16",
+    ),
+    limits=LIMITS,
+)  # fmt: skip

@@ -1,0 +1,171 @@
+"""Which format a file has, and what it says."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from perfmodel import catalog
+from perfmodel.errors import LaunchFileError, UnknownNameError
+from perfmodel.ingest.launch._accelerate import ACCELERATE
+from perfmodel.ingest.launch._arguments import read_arguments
+from perfmodel.ingest.launch._deepspeed import DEEPSPEED
+from perfmodel.ingest.launch._entries import Source, read_json, read_toml, read_yaml
+from perfmodel.ingest.launch._format import LaunchFormat, Syntax
+from perfmodel.ingest.launch._launch import Given, Launch, settle
+from perfmodel.ingest.launch._llm_foundry import LLM_FOUNDRY
+from perfmodel.ingest.launch._maxtext import MAXTEXT
+from perfmodel.ingest.launch._megatron import MEGATRON
+from perfmodel.ingest.launch._nanotron import NANOTRON
+from perfmodel.ingest.launch._nemo import BRIDGE, NEMO
+from perfmodel.ingest.launch._table import Stated
+from perfmodel.ingest.launch._torchtitan import TORCHTITAN
+from perfmodel.spec import Layout, Model
+
+FORMATS: Final = (MEGATRON, NEMO, NANOTRON, LLM_FOUNDRY, MAXTEXT, ACCELERATE, BRIDGE, DEEPSPEED, TORCHTITAN)
+"""All formats; of those of one syntax the first that recognises a file reads it."""
+LARGEST_BYTES: Final = 4_000_000
+"""Size of a launch file at most."""
+_SYNTAXES: Final[dict[str, Syntax]] = {".json": "json", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
+_COMMENT: Final = re.compile(r"^# perfmodel: (\S+)$", re.MULTILINE)
+"""What the training script sets and `export_launch` kept as a comment, in the notation of layouts."""
+
+
+def read_launch(
+    path: Path | str,
+    *,
+    devices: int | None = None,
+    global_batch: int | None = None,
+    layout: str = "",
+    model: Model | str | None = None,
+) -> Launch:
+    """What a launch file of a training framework says: model, layout, job, number of devices.
+
+    Formats: an argument list or shell script of Megatron-LM, YAML of NeMo, Megatron-Bridge, nanotron, llm-foundry,
+    MaxText and Accelerate, DeepSpeed's JSON, torchtitan's TOML. What is given here wins over the file.
+
+    Args:
+        path: the file.
+        devices: on which it is launched, where the file does not say.
+        global_batch: sequences per step.
+        layout: in the notation of `Layout.parse`; keys that it leaves out are the file's.
+        model: the model, or its name in the catalog.
+
+    Raises:
+        LaunchFileError: a file that cannot be read, is of no known format, or has a value that its key cannot have;
+            names file, line and remedy.
+    """
+    where = str(path)
+    return parse_launch(
+        text_of(Path(path)), where, devices=devices, global_batch=global_batch, layout=layout, model=model
+    )
+
+
+def parse_launch(
+    text: str,
+    where: str,
+    *,
+    devices: int | None = None,
+    global_batch: int | None = None,
+    layout: str = "",
+    model: Model | str | None = None,
+) -> Launch:
+    """`read_launch` of a text; `where` names it in messages, and its ending tells the syntax."""
+    source, form = recognised(text, where)
+    stated, ignored = form.read(source.entries, where)
+    if kept := _COMMENT.search(text):
+        fields = {name: getattr(Layout.parse(kept[1]), name) for name in form.elsewhere}
+        stated = Stated(fields=stated.fields | fields, defaults=stated.defaults, keys=stated.keys)
+    framework = form.framework_of(stated, source.entries)
+    given = Given(
+        devices=devices,
+        global_batch=global_batch,
+        layout=layout,
+        model=catalog.model(model) if isinstance(model, str) else model,
+    )
+    name = Path(where).name.partition(".")[0]
+    settled = settle(stated, given, where, name, catalog.framework(framework))
+    return Launch(path=where, format=form.name, framework=framework, ignored=(*source.notes, *ignored), **settled)
+
+
+def launch_format(name: str) -> LaunchFormat:
+    """The format that a framework (`torchtitan@2025`) is launched with, or of this name.
+
+    Raises:
+        UnknownNameError: no format serves it.
+    """
+    plain = name.partition("@")[0].strip().lower()
+    for form in FORMATS:
+        if plain == form.name or plain in form.frameworks:
+            return form
+    raise UnknownNameError("framework with launch files", name, [n for form in FORMATS for n in form.frameworks])
+
+
+def format_of_path(path: Path) -> LaunchFormat:
+    """The format that a file's name asks for: by the framework in it (`best.nanotron.yaml`), else by the ending.
+
+    Raises:
+        LaunchFileError: the ending is that of several.
+    """
+    parts = path.name.lower().split(".")
+    for part in parts:
+        for form in FORMATS:
+            if part in (form.name, *form.frameworks):
+                return form
+    syntax = _SYNTAXES.get(path.suffix.lower(), "arguments")
+    fitting = [form for form in FORMATS if form.syntax == syntax]
+    if len(fitting) > 1:
+        names = ", ".join(form.name for form in fitting)
+        raise LaunchFileError(
+            f"{path}: launch files of {names} end so; name one of them in the file's name, as in "
+            f"{path.stem}.{fitting[0].name}{path.suffix}"
+        )
+    return fitting[0]
+
+
+def recognised(text: str, where: str) -> tuple[Source, LaunchFormat]:
+    path = Path(where)
+    syntax = _SYNTAXES.get(path.suffix.lower())
+    if syntax is None:
+        syntax = "json" if text.lstrip().startswith("{") else "arguments"
+    if syntax == "json":
+        source = read_json(text, where)
+    elif syntax == "toml":
+        source = read_toml(text, where)
+    elif syntax == "yaml":
+        source = _unwrapped(read_yaml(text, where, path.parent))
+    else:
+        known = frozenset(key for rule in MEGATRON.table for key in rule.keys if not key.startswith("sbatch"))
+        source = read_arguments(text, where, known)
+    fitting = [form for form in FORMATS if form.syntax == syntax]
+    for form in fitting:
+        if form.recognises(source.entries):
+            return source, form
+    needed = "; ".join(f"{form.name} by {' or '.join(form.marks[:2])}" for form in fitting)
+    raise LaunchFileError(f"{where}: no launch file that is known: {needed}; give --model, --layout and so on instead")
+
+
+_WRAPPERS: Final = ("ConfigContainer.", "parameters.")
+"""Tables in which the whole configuration may stand: Megatron-Bridge's recipes, MosaicML's jobs."""
+
+
+def _unwrapped(source: Source) -> Source:
+    found = {key.removeprefix(wrapper_of(key)): entry for key, entry in source.entries.items()}
+    return replace(source, entries=found)
+
+
+def wrapper_of(key: str) -> str:
+    """The table, with its dot, in which the whole configuration stands and this key with it; else nothing."""
+    return next((one for one in _WRAPPERS if key.startswith(one)), "")
+
+
+def text_of(path: Path) -> str:
+    """A launch file's text; raises `LaunchFileError` for what cannot be read."""
+    try:
+        if path.stat().st_size > LARGEST_BYTES:
+            raise LaunchFileError(f"{path}: larger than {LARGEST_BYTES // 10**6} MB; this is no launch file")
+        return path.read_text("utf-8")
+    except OSError as error:
+        raise LaunchFileError(f"{path}: cannot be read ({error.strerror}); give a launch file") from None
+    except UnicodeDecodeError:
+        raise LaunchFileError(f"{path}: not text; give a launch file") from None

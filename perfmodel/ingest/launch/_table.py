@@ -1,0 +1,197 @@
+"""What keys of launch files mean: tables of rules that are read in both directions, so that reading and writing cannot
+diverge.
+
+A rule connects keys of a file with *fields*. Fields are those of `Layout` by their names, those of `Transformer` behind
+`model.`, of `Experts` behind `experts.`, of `LatentAttention` behind `latent.`; `global_batch`, `seq_len`, `dtype`,
+`flash_attention`, `grad_dtype` and `optimizer` of `Job`; and what these follow from:
+
+    devices, nodes, devices_per_node
+    grad_accum                sequential micro-batches of a replica (without pipeline)
+    local_batch               sequences of a replica between two accumulations
+    device_batch              the same per device
+    pipeline_micro_batches    into which the pipeline cuts the local batch
+    layers_per_chunk          of a virtual pipeline stage
+    selective_every           of so many layers one is recomputed as a whole
+    model                     catalog name of the model
+    note.*                    what is read only nearly, one sentence
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from perfmodel.ingest.launch._entries import UNSAID, Entries, broken
+
+Fields = dict[str, Any]
+
+
+class BadValue(ValueError):
+    """A value that a key cannot have; the message says which it can."""
+
+
+@dataclass(frozen=True)
+class Values:
+    """How a kind of value is written in files."""
+
+    read: Callable[[Any], Any]
+    """Raises `BadValue`; None leaves the field unsaid."""
+    write: Callable[[Any], Any] = lambda value: value
+    """None for what has no notation: the key is left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """What some keys say together."""
+
+    keys: tuple[str, ...]
+    read: Callable[[Mapping[str, Any]], Fields]
+    """Values of those of the keys that the file has -> fields; raises `BadValue`."""
+    write: Callable[[Fields], Mapping[str, Any]] = lambda fields: {}
+    """Fields -> values of keys; raises `LaunchFileError` with the reason for what cannot be written."""
+    defaults: Fields = field(default_factory=dict)
+    """Fields that the framework fills in where the file says nothing."""
+
+
+def _whole(least: int) -> Callable[[Any], int]:
+    def read(value: Any) -> int:
+        text = value[0] if isinstance(value, list) and value else value
+        if isinstance(text, float) and text.is_integer():
+            text = int(text)
+        if isinstance(text, str) and text.replace("_", "").lstrip("-").isdigit():
+            text = int(text)
+        if isinstance(text, bool) or not isinstance(text, int) or text < least:
+            raise BadValue(f"must be a whole number of at least {least}, got {value!r}")
+        return text
+
+    return read
+
+
+def _number(value: Any) -> float:
+    text: Any = value[0] if isinstance(value, list) and value else value
+    try:
+        if isinstance(text, bool):
+            raise ValueError
+        return float(text)
+    except (TypeError, ValueError):
+        raise BadValue(f"must be a number, got {value!r}") from None
+
+
+def _flag(value: Any) -> bool:
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if not isinstance(value, bool):
+        raise BadValue(f"must be true or false, got {value!r}")
+    return value
+
+
+def _text(value: Any) -> str:
+    text = value[0] if isinstance(value, list) and value else value
+    if not isinstance(text, str) or "${" in text:
+        raise BadValue(f"must be a name, got {value!r}")
+    return text
+
+
+WHOLE: Final = Values(_whole(1))
+WHOLE_OR_NONE: Final = Values(_whole(0))
+NUMBER: Final = Values(_number)
+FLAG: Final = Values(_flag)
+SWITCH: Final = Values(_flag, lambda value: True if value else None)
+"""A flag of a command line, which can only be set."""
+TEXT: Final = Values(_text)
+
+
+def words(meanings: Mapping[Any, Any]) -> Values:
+    """Words of a file and what they mean; the first word of several for one meaning is written. Case does not count."""
+    known = {word.lower() if isinstance(word, str) else word: meaning for word, meaning in meanings.items()}
+    written: dict[Any, Any] = {}
+    for word, meaning in meanings.items():
+        written.setdefault(meaning, word)
+
+    def read(value: Any) -> Any:
+        text = value[0] if isinstance(value, list) and value else value
+        text = text.lower() if isinstance(text, str) else text
+        if not isinstance(text, (str, int, bool)) or text not in known:
+            names = ", ".join(str(word) for word in meanings)
+            raise BadValue(f"must be one of {names}; got {value!r}")
+        return known[text]
+
+    return Values(read, lambda meaning: written.get(meaning))
+
+
+NOT: Final = words({True: False, False: True, "true": False, "false": True})
+"""A flag that says the contrary."""
+
+
+def key(name: str, into: str, values: Values = WHOLE, *, default: Any = None, also: tuple[str, ...] = ()) -> Rule:
+    """The rule of one key that means one field; names `also` are read, not written."""
+
+    def read(found: Mapping[str, Any]) -> Fields:
+        value = values.read(next(iter(found.values())))
+        return {} if value is None else {into: value}
+
+    def write(fields: Fields) -> Mapping[str, Any]:
+        value = None if fields.get(into) is None else values.write(fields[into])
+        return {} if value is None else {name: value}
+
+    return Rule(keys=(name, *also), read=read, write=write, defaults={} if default is None else {into: default})
+
+
+def degree(name: str, into: str, *, also: tuple[str, ...] = ()) -> Rule:
+    """The rule of a degree that is 1 where nothing is said, and is not written then."""
+    return key(name, into, Values(WHOLE.read, lambda value: value if value > 1 else None), default=1, also=also)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stated:
+    """What a file says in fields."""
+
+    fields: Fields
+    defaults: Fields
+    """What the framework fills in."""
+    keys: frozenset[str]
+    """Keys that were understood."""
+
+
+def read_table(table: tuple[Rule, ...], entries: Entries, where: str) -> Stated:
+    """Fields of all rules whose keys the file has.
+
+    Raises:
+        LaunchFileError: a value that its key cannot have; names file, line and key.
+    """
+    fields: Fields = {}
+    defaults: Fields = {}
+    used: set[str] = set()
+    for rule in table:
+        found = {name: entries[name].value for name in rule.keys if name in entries}
+        used |= set(found)
+        found = {name: value for name, value in found.items() if not unsaid(value)}
+        for name, value in found.items():
+            if isinstance(value, str) and ("${" in value or "$(" in value):
+                line = entries[name].line
+                raise broken(
+                    where, line, f"{name} is {value!r}, which the file does not define; set it, or give the flag"
+                )
+        defaults |= rule.defaults
+        if not found:
+            continue
+        try:
+            fields |= rule.read(found)
+        except BadValue as error:
+            # messages end with the value that they are about
+            guilty = (name for name, value in found.items() if str(error).endswith(f"got {value!r}"))
+            name = next(guilty, next(iter(found)))
+            raise broken(where, entries[name].line, f"{name} {error}") from None
+    return Stated(fields=fields, defaults=defaults, keys=frozenset(used))
+
+
+def write_table(table: tuple[Rule, ...], fields: Fields) -> dict[str, Any]:
+    """Values of the keys that say the fields."""
+    values: dict[str, Any] = {}
+    for rule in table:
+        values |= {name: value for name, value in rule.write(fields).items() if name not in values}
+    return values
+
+
+def unsaid(value: Any) -> bool:
+    """Whether a value leaves its key to the framework."""
+    return value is None or (isinstance(value, str) and value in UNSAID) or value == {}

@@ -1,0 +1,235 @@
+"""torchtitan's TOML (`torchtitan/config/job_config.py`), of 2024 (`[experimental]`) to 2025."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from perfmodel.errors import LaunchFileError
+from perfmodel.ingest.launch._entries import Entries
+from perfmodel.ingest.launch._format import LaunchFormat
+from perfmodel.ingest.launch._launch import catalog_model, shape
+from perfmodel.ingest.launch._table import FLAG, TEXT, WHOLE, BadValue, Fields, Rule, key, words
+
+SCHEDULES: Final = {
+    "1F1B": ("1f1b", 1), "GPipe": ("gpipe", 1), "Interleaved1F1B": ("interleaved", 2),
+    "LoopedBFS": ("breadth-first", 2), "ZBVZeroBubble": ("zb-v", 1), "DualPipeV": ("dualpipe-v", 1),
+}  # fmt: skip
+"""Names in `torch.distributed.pipelining` -> ours, and the virtual stages that it takes where nothing says more."""
+_FAMILIES: Final = {"llama3": "llama3-", "deepseek_v3": "deepseek-v3-", "qwen3": "qwen3-", "llama2": "llama2-"}
+_FLAVORS: Final = {
+    ("llama3", "405B"): "llama3.1-405b", ("deepseek_v3", "671B"): "deepseek-v3",
+    ("llama3", "1B"): "llama3.2-1b", ("llama3", "3B"): "llama3.2-3b",
+}  # fmt: skip
+"""Flavors whose model has another name in the catalog than family and size."""
+_TITAN: Final = "parallelism."
+
+
+def _model(found: Mapping[str, Any]) -> Fields:
+    family, flavor = TEXT.read(found.get("model.name", "llama3")), TEXT.read(found.get("model.flavor", "debugmodel"))
+    return {"model": _FLAVORS.get((family, flavor), _FAMILIES.get(family, f"{family}-") + flavor)}
+
+
+def _write_model(fields: Fields) -> Mapping[str, Any]:
+    name = fields.get("named")
+    wanted = shape(catalog_model(name)) if name else None
+    if name is None or wanted is None:
+        return {}
+    for (family, flavor), known in _FLAVORS.items():
+        if shape(catalog_model(known)) == wanted:
+            return {"model.name": family, "model.flavor": flavor}
+    for family, start in _FAMILIES.items():
+        if name.startswith(start):
+            return {"model.name": family, "model.flavor": name.removeprefix(start).upper()}
+    return {}
+
+
+def _data(found: Mapping[str, Any]) -> Fields:
+    """Replicas times shards. Weights are gathered again for backward unless a pipeline keeps them, or the file says."""
+    shards = found.get("parallelism.data_parallel_shard_degree", found.get("training.data_parallel_shard_degree", -1))
+    copies = found.get(
+        "parallelism.data_parallel_replicate_degree", found.get("training.data_parallel_replicate_degree", 1)
+    )
+    if isinstance(shards, bool) or not isinstance(shards, int) or shards == 0 or shards < -1:
+        raise BadValue(f"must be -1 (all that are left) or a degree, got {shards!r}")
+    copies = WHOLE.read(copies)
+    says: Fields = {"dp": copies * shards} if shards > 0 else {}
+    context = found.get("parallelism.context_parallel_degree", found.get("experimental.context_parallel_degree", 1))
+    if shards == 1 and context == 1:  # FSDP shards over context ranks too
+        return says | {"zero": 0}
+    pipeline = found.get("parallelism.pipeline_parallel_degree", found.get("experimental.pipeline_parallel_degree", 1))
+    again = words({"default": pipeline == 1, "always": True, "never": False})
+    kept = not again.read(found.get("parallelism.fsdp_reshard_after_forward", "default"))
+    if copies > 1 and shards > 1:
+        says["note.hybrid"] = f"weights sharded over {shards} of {copies * shards} replicas as over all"
+    return says | {"zero": 2 if kept else 3}
+
+
+def _write_data(fields: Fields) -> Mapping[str, Any]:
+    if fields["zero"] == 1:
+        raise LaunchFileError("zero=1: torchtitan's FSDP shards gradients and weights too; take zero=0, 2 or 3")
+    if fields["zero"] == 0:
+        if fields["dp"] * fields["cp"] > 1 and any(fields[name] > 1 for name in ("tp", "pp", "cp")):
+            raise LaunchFileError("zero=0: torchtitan's DDP goes with no other parallelism; take zero=2 or 3")
+        return {
+            "parallelism.data_parallel_replicate_degree": fields["dp"], "parallelism.data_parallel_shard_degree": 1,
+        }  # fmt: skip
+    return {
+        "parallelism.data_parallel_replicate_degree": 1,
+        "parallelism.data_parallel_shard_degree": fields["dp"],
+        "parallelism.fsdp_reshard_after_forward": "always" if fields["zero"] == 3 else "never",
+    }
+
+
+_SCHEDULE: Final = (
+    "parallelism.pipeline_parallel_schedule", "parallelism.pipeline_parallel_layers_per_stage",
+    "experimental.pipeline_parallel_schedule",
+)  # fmt: skip
+
+
+def _schedule(found: Mapping[str, Any]) -> Fields:
+    name = found.get(_SCHEDULE[0], found.get(_SCHEDULE[2], "1F1B"))
+    schedule, chunks = words(SCHEDULES).read(name)
+    says: Fields = {"schedule": schedule, "vpp": chunks}
+    if chunks > 1 and _SCHEDULE[1] in found:
+        says["layers_per_chunk"] = WHOLE.read(found[_SCHEDULE[1]])
+    return says
+
+
+def _write_schedule(fields: Fields) -> Mapping[str, Any]:
+    if fields["pp"] == 1:
+        return {}
+    name = next((name for name, (own, _) in SCHEDULES.items() if own == fields["schedule"]), None)
+    if name is None:
+        raise LaunchFileError(f"schedule={fields['schedule']}: torchtitan has {', '.join(SCHEDULES)}; take one of them")
+    layers, stages = fields.get("layers", 0), fields["pp"] * fields["vpp"]
+    if fields["vpp"] in (1, SCHEDULES[name][1]):
+        return {_SCHEDULE[0]: name}
+    if not layers or layers % stages:
+        raise LaunchFileError(
+            f"vpp={fields['vpp']}: torchtitan takes layers per stage, and {layers or 'unknown'} layers are not "
+            f"{stages} equal stages; take another vpp"
+        )
+    return {_SCHEDULE[0]: name, _SCHEDULE[1]: layers // stages}
+
+
+_BATCH: Final = ("training.local_batch_size", "training.global_batch_size",
+                 "parallelism.pipeline_parallel_microbatch_size", "training.batch_size")  # fmt: skip
+
+
+def _batch(found: Mapping[str, Any]) -> Fields:
+    says: Fields = {"local_batch": WHOLE.read(found.get(_BATCH[0], found.get(_BATCH[3], 8)))}
+    if found.get(_BATCH[1], -1) != -1:
+        says["global_batch"] = WHOLE.read(found[_BATCH[1]])
+    if _BATCH[2] in found:
+        says["pipeline_micro_batch"] = WHOLE.read(found[_BATCH[2]])
+    return says
+
+
+def _write_batch(fields: Fields) -> Mapping[str, Any]:
+    total = fields.get("global_batch")
+    if fields["pp"] == 1:
+        return {_BATCH[0]: fields["micro_batch"], _BATCH[1]: total or -1}
+    if not total:
+        raise LaunchFileError("pp > 1: torchtitan states the batch of a replica; the global batch must be given too")
+    return {_BATCH[0]: total // fields["dp"], _BATCH[1]: total, _BATCH[2]: fields["micro_batch"]}
+
+
+def _dtype(found: Mapping[str, Any]) -> Fields:
+    converters = found.get("model.converters", [])
+    names = converters if isinstance(converters, list) else str(converters).split(",")
+    if any(name in ("float8", "mx", "quantize.linear.float8", "quantize.linear.mx") for name in names):
+        return {"dtype": "fp8"}
+    kinds = words({"bfloat16": "bf16", "float32": "fp32"})
+    return (
+        {"dtype": kinds.read(found["training.mixed_precision_param"])}
+        if "training.mixed_precision_param" in found
+        else {}
+    )
+
+
+def _write_dtype(fields: Fields) -> Mapping[str, Any]:
+    if fields.get("dtype") == "fp8":
+        return {"model.converters": ["float8"]}
+    name = {"bf16": "bfloat16", "fp32": "float32"}.get(fields.get("dtype") or "")
+    return {"training.mixed_precision_param": name} if name else {}
+
+
+_RECOMPUTE: Final = ("activation_checkpoint.mode", "activation_checkpoint.selective_ac_option")
+
+
+def _recompute(found: Mapping[str, Any]) -> Fields:
+    """`selective` repeats every n-th layer as a whole; `op`, every second product, is taken as
+    as many layers."""
+    says: Fields = {}
+    if _RECOMPUTE[0] in found:
+        says["recompute"] = words({"none": "none", "selective": "selective", "full": "full"}).read(found[_RECOMPUTE[0]])
+    if str(found.get(_RECOMPUTE[1], "")).isdecimal():
+        says["selective_every"] = WHOLE.read(found[_RECOMPUTE[1]])
+    elif found.get(_RECOMPUTE[1]) == "op" and says.get("recompute") == "selective":
+        says["note.op"] = "recompute by operators (op) as every second layer"
+    return says
+
+
+def _write_recompute(fields: Fields) -> Mapping[str, Any]:
+    whole, per_stage = fields.get("recompute_full_layers"), fields.get("layers", 0) / (fields["pp"] * fields["vpp"])
+    if whole and per_stage and len(set(whole)) == 1:
+        every = next((n for n in range(2, 1 + int(per_stage)) if max(1, round(per_stage / n)) == whole[0]), None)
+        return {} if every is None else {_RECOMPUTE[0]: "selective", _RECOMPUTE[1]: str(every)}
+    return {_RECOMPUTE[0]: fields["recompute"]}
+
+
+def _generation(fields: Fields, entries: Entries) -> str:
+    """Degrees were under `[training]` and `[experimental]` in 2024."""
+    old = any(name.startswith("experimental.") or name == "training.tensor_parallel_degree" for name in entries)
+    return "torchtitan@2024" if old else "torchtitan"
+
+
+TORCHTITAN: Final = LaunchFormat(
+    name="torchtitan",
+    syntax="toml",
+    frameworks=("torchtitan",),
+    framework=_generation,
+    marks=("model.flavor", "parallelism.*", "training.local_batch_size", "activation_checkpoint.mode"),
+    table=(
+        Rule(keys=("model.name", "model.flavor"), read=_model, write=_write_model),
+        key(f"{_TITAN}tensor_parallel_degree", "tp", default=1, also=("training.tensor_parallel_degree",)),
+        key(f"{_TITAN}pipeline_parallel_degree", "pp", default=1, also=("experimental.pipeline_parallel_degree",)),
+        key(f"{_TITAN}context_parallel_degree", "cp", default=1, also=("experimental.context_parallel_degree",)),
+        key(f"{_TITAN}expert_parallel_degree", "ep", default=1),
+        key(f"{_TITAN}expert_tensor_parallel_degree", "etp"),
+        Rule(keys=("parallelism.data_parallel_shard_degree", "parallelism.data_parallel_replicate_degree",
+                   "training.data_parallel_shard_degree", "training.data_parallel_replicate_degree",
+                   "parallelism.fsdp_reshard_after_forward", "parallelism.pipeline_parallel_degree",
+                   "experimental.pipeline_parallel_degree", "parallelism.context_parallel_degree",
+                   "experimental.context_parallel_degree"),
+             read=_data, write=_write_data),
+        Rule(keys=_SCHEDULE, read=_schedule, write=_write_schedule, defaults={"schedule": "1f1b"}),
+        Rule(keys=_BATCH, read=_batch, write=_write_batch, defaults={"local_batch": 8, "pipeline_micro_batch": 1}),
+        key("training.seq_len", "seq_len", default=2048),
+        Rule(keys=("training.mixed_precision_param", "model.converters"), read=_dtype, write=_write_dtype,
+             defaults={"dtype": "bf16"}),
+        Rule(keys=_RECOMPUTE, read=_recompute, write=_write_recompute),
+        key(f"{_TITAN}enable_async_tensor_parallel", "tp_overlap", FLAG,
+            also=("experimental.enable_async_tensor_parallel",)),
+    ),
+    always={"sequence_parallel": True, "overlap_grad_reduce": True, "overlap_param_gather": True},
+    harmless=(
+        "job.*", "profiling.*", "metrics.*", "optimizer.*", "lr_scheduler.*", "checkpoint.*", "comm.*", "validation.*",
+        "memory_estimation.*", "float8.*", "mx.*", "quantize.*", "training.dataset*", "training.max_norm",
+        "training.steps", "training.warmup_steps", "training.seed", "training.deterministic", "training.gc_*",
+        "training.mixed_precision_reduce", "training.data_parallel_type", "model.hf_assets_path", "model.norm_type",
+        "model.tokenizer_path", "model.print_after_conversion", "experimental.custom_*",
+        "parallelism.disable_loss_parallel",
+        "parallelism.context_parallel_rotate_method", "debug.*", "activation_checkpoint.early_stop",
+    ),
+    limits={
+        "sequence_parallel": "its tensor parallelism always shards norms",
+        "overlap_grad_reduce": "FSDP and DDP always reduce beside backward",
+        "overlap_param_gather": "FSDP always prefetches",
+        "vpp": "only looped schedules have virtual stages",
+        "recompute": "its selective recompute repeats every n-th layer as a whole",
+        "recompute_full_layers": "it repeats every n-th layer",
+        "partition": "it takes no numbers of layers by stage",
+        "offload": "it has no key for activations in host memory",
+        "order": "its mesh is tp innermost, then cp, dp, pp",
+    },
+)  # fmt: skip

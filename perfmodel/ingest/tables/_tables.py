@@ -1,0 +1,159 @@
+"""Measurement tables: one declared schema, checked at the door."""
+
+import csv
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+import pandas as pd
+
+from perfmodel.errors import TableError
+
+TableKind = Literal["compute", "collective"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a column may hold: text, or numbers not below `low`."""
+
+    text: bool = False
+    low: float = -np.inf
+    unit: str = ""
+
+
+_TEXT: Final = Column(text=True)
+_COUNT: Final = Column(low=1)
+_SIZE: Final = Column(low=0)
+
+COLUMNS: Final[dict[str, Column]] = {
+    "source": _TEXT, "device": _TEXT, "op_family": _TEXT, "op": _TEXT, "dtype": _TEXT, "pass": _TEXT,
+    "software": _TEXT, "variant": _TEXT, "layout": _TEXT, "out_dtype": _TEXT, "phase": _TEXT,
+    "distribution": _TEXT, "interconnect": _TEXT, "collective": _TEXT, "algorithm": _TEXT, "mode": _TEXT,
+    "time_us": Column(low=0, unit="us"), "time_us_std": Column(low=0, unit="us"), "n_repeats": _SIZE,
+    "groups": _COUNT, "batch": _COUNT, "m": _COUNT, "n": _COUNT, "k": _COUNT, "accumulate": _SIZE,
+    "heads": _COUNT, "kv_heads": _COUNT, "seq_q": _COUNT, "seq_kv": _COUNT, "head_dim": _COUNT,
+    "head_dim_v": _SIZE, "causal": _SIZE, "window": _SIZE,
+    "rows": _COUNT, "hidden": _COUNT, "n_inputs": _SIZE, "tokens": _COUNT, "vocab": _COUNT,
+    "c_in": _COUNT, "h_in": _COUNT, "w_in": _COUNT, "c_out": _COUNT, "k_h": _COUNT, "k_w": _COUNT,
+    "stride_h": _COUNT, "stride_w": _COUNT, "pad_h": _SIZE, "pad_w": _SIZE,
+    "inter": _COUNT, "topk": _COUNT, "experts": _COUNT, "moe_tp": _COUNT, "moe_ep": _COUNT,
+    "n_params": _COUNT, "timesteps": _COUNT,
+    "num_ranks": _COUNT, "num_nodes": _COUNT, "ranks_per_node": Column(low=0), "bytes": Column(low=0, unit="bytes"),
+}  # fmt: skip
+"""Every column with a meaning; others are carried along untouched."""
+
+REQUIRED: Final[dict[TableKind, tuple[str, ...]]] = {
+    "compute": ("device", "op_family", "dtype", "time_us"),
+    "collective": ("device", "collective", "num_ranks", "time_us"),
+}
+_TAIL_BYTES: Final = 1 << 16
+_UNITLESS: Final = {"time": "time_us", "latency": "time_us", "duration": "time_us", "size": "bytes"}
+
+
+def read_table(path: Path | str) -> pd.DataFrame:
+    """Read and check a table of kernel or collective timings (csv, csv.gz or parquet).
+
+    Rows keep their file order with a fresh 0-based index. Text columns hold `""` where empty.
+
+    Raises:
+        TableError: if the file is missing, truncated or not a table; a required column is missing
+            (or stands there without its unit); a number is missing where it must not be, is not a
+            number, negative or infinite. The message names file, column and row.
+    """
+    path = Path(path)
+    table = _load(path)
+    kind = table_kind(table, path)
+    for name in REQUIRED[kind]:
+        if name not in table:
+            raise TableError(_missing(path, name, table))
+    for name in table.columns.intersection(list(COLUMNS)):
+        table[name] = _checked(path, name, pd.Series(table[name]), COLUMNS[name])
+    bad = np.asarray(table["time_us"] <= 0, bool)
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise TableError(
+            f"{path}: time_us must be above zero microseconds, row {row} has {table['time_us'].iloc[row]}; "
+            "drop the row or measure it again"
+        )
+    return table.reset_index(drop=True)
+
+
+def table_kind(table: pd.DataFrame, path: Path | str = "table") -> TableKind:
+    """`collective` if the table has a collective column, else `compute`."""
+    if "collective" in table:
+        return "collective"
+    if "op_family" in table:
+        return "compute"
+    raise TableError(
+        f"{path}: neither an op_family column (kernels) nor a collective column; "
+        f"found {', '.join(map(str, table.columns[:8]))}"
+    )
+
+
+def write_table(path: Path | str, table: pd.DataFrame) -> None:
+    """Write a table atomically; the suffix (.parquet, .csv, .csv.gz) chooses the format."""
+    from perfmodel.ingest.tables._atomic import write_atomic
+
+    name = str(path)
+    if name.endswith(".parquet"):
+        write_atomic(path, lambda f: table.to_parquet(f, index=False))
+    elif name.endswith((".csv", ".csv.gz")):
+        compression = "gzip" if name.endswith(".gz") else None
+        write_atomic(path, lambda f: table.to_csv(f, index=False, compression=compression))
+    else:
+        raise TableError(f"{path}: table files end in .parquet, .csv or .csv.gz")
+
+
+def _load(path: Path) -> pd.DataFrame:
+    if not path.is_file():
+        raise TableError(f"{path}: no such file")
+    try:
+        if path.suffix == ".parquet":
+            return pd.read_parquet(path)
+        if path.suffix == ".csv":
+            require_whole_rows(path)
+        return pd.read_csv(path, low_memory=False)
+    except TableError:
+        raise
+    except (ValueError, OSError, EOFError, pd.errors.ParserError, UnicodeDecodeError) as error:
+        reason = str(error).splitlines()[0]
+        raise TableError(f"{path}: not a readable table ({reason}); is the file complete?") from None
+
+
+def require_whole_rows(path: Path) -> None:
+    """Raise `TableError` if a csv file ends within a row: the last one has no line end, and cells are missing."""
+    with path.open("rb") as file:
+        columns = len(next(csv.reader([file.readline().decode()]), []))
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _TAIL_BYTES))
+        last = file.read().rpartition(b"\n")[2].decode(errors="replace")
+    if 0 < len(next(csv.reader([last]), [])) < columns:
+        raise TableError(f"{path}: ends within a row ({last[:40]!r}); is the file complete?")
+
+
+def _missing(path: Path, name: str, table: pd.DataFrame) -> str:
+    for found, meant in _UNITLESS.items():
+        if meant == name and found in table:
+            return f"{path}: column {found!r} has no unit; rename it to {meant!r} (values in microseconds)"
+    if name == "time_us":
+        other = [c for c in table.columns if str(c).startswith("time_")]
+        if other:
+            return f"{path}: found {other[0]!r} but times are read from 'time_us'; convert to microseconds"
+    return f"{path}: column {name!r} is missing; found {', '.join(map(str, table.columns))}"
+
+
+def _checked(path: Path, name: str, values: pd.Series, column: Column) -> "pd.Series | np.ndarray":
+    empty = np.asarray(values.isna(), bool)
+    if column.text:
+        return np.where(empty, "", values.astype(object).astype(str).to_numpy(object))
+    numbers = np.asarray(pd.to_numeric(values, errors="coerce"), float)
+    wrong = np.isnan(numbers) & (~empty | (name == "time_us"))
+    wrong |= np.isinf(numbers) | (numbers < column.low)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        unit = f" {column.unit}" if column.unit else ""
+        limit = f" of at least {column.low:g}{unit}" if np.isfinite(column.low) else ""
+        raise TableError(f"{path}: {name} must be a finite number{limit}, row {row} has {values.iloc[row]}")
+    return numbers

@@ -1,0 +1,1 @@
+"""Which layout, hardware or change is best: `layouts`, `optimise`, `what_if`, `design`."""

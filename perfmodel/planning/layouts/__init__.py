@@ -1,0 +1,39 @@
+"""Layout search."""
+
+from perfmodel.display import shorten_reprs
+from perfmodel.planning.layouts._candidates import Candidates as Candidates
+from perfmodel.planning.layouts._candidates import gather as gather
+from perfmodel.planning.layouts._enumerate import enumerate_grids as enumerate_grids
+from perfmodel.planning.layouts._enumerate import enumerate_layouts as enumerate_layouts
+from perfmodel.planning.layouts._executor import Executor as Executor
+from perfmodel.planning.layouts._executor import open_executor as open_executor
+from perfmodel.planning.layouts._impossible import Change as Change
+from perfmodel.planning.layouts._impossible import Impossible as Impossible
+from perfmodel.planning.layouts._improve import Improvement as Improvement
+from perfmodel.planning.layouts._objective import OBJECTIVES as OBJECTIVES
+from perfmodel.planning.layouts._objective import Goal as Goal
+from perfmodel.planning.layouts._pareto import ParetoFront as ParetoFront
+from perfmodel.planning.layouts._pareto import pareto as pareto
+from perfmodel.planning.layouts._quantities import NAMES as QUANTITIES
+from perfmodel.planning.layouts._quantities import Tariff as Tariff
+from perfmodel.planning.layouts._question import METHODS as METHODS
+from perfmodel.planning.layouts._question import ORDERS as ORDERS
+from perfmodel.planning.layouts._question import Progress as Progress
+from perfmodel.planning.layouts._question import Question as Question
+from perfmodel.planning.layouts._question import SearchOptions as SearchOptions
+from perfmodel.planning.layouts._question import ask as ask
+from perfmodel.planning.layouts._result import Beyond as Beyond
+from perfmodel.planning.layouts._result import SearchResult as SearchResult
+from perfmodel.planning.layouts._robust import Robustness as Robustness
+from perfmodel.planning.layouts._robust import robustness as robustness
+from perfmodel.planning.layouts._search import BestLayout as BestLayout
+from perfmodel.planning.layouts._search import fastest as fastest
+from perfmodel.planning.layouts._search import search as search
+from perfmodel.planning.layouts._space import OPTIONS as OPTIONS
+from perfmodel.planning.layouts._space import SearchSpace as SearchSpace
+from perfmodel.planning.layouts._space import default_space as default_space
+from perfmodel.planning.layouts._space import restrict as restrict
+from perfmodel.planning.layouts._space import with_options as with_options
+from perfmodel.planning.layouts._space import with_schedules as with_schedules
+
+shorten_reprs(__name__)

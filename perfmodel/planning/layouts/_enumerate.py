@@ -1,0 +1,271 @@
+"""From a space to grids of layouts: every combination of degrees and options that can run."""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from typing import Final, TypeVar
+
+import numpy as np
+from jaxtyping import Bool
+
+from perfmodel.errors import LayoutError, Reason, Rejection
+from perfmodel.planning.layouts._space import LOOPED, SearchSpace
+from perfmodel.prediction import (
+    LayoutGrid,
+    PipelineChoice,
+    RecomputeChoice,
+    ShardChoice,
+    StateChoice,
+    check_machine,
+    check_pipeline,
+    layer_count,
+    placement_on_network,
+    stages_without_layer,
+)
+from perfmodel.schedule import get_schedule
+from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
+from perfmodel.workload import BlockOps, Shard, blocks
+
+Choice = TypeVar("Choice", PipelineChoice, ShardChoice, RecomputeChoice, StateChoice)
+_DEGREES: Final = ("tp", "pp", "cp", "ep")
+
+
+def enumerate_layouts(space: SearchSpace, problem: Problem, rejected: Counter[Rejection]) -> Iterator[Layout]:
+    """All valid layouts of `space` one by one; `rejected` counts why other combinations are not."""
+    for grid in enumerate_grids(space, problem, rejected):
+        yield from grid.layouts()
+
+
+def enumerate_grids(space: SearchSpace, problem: Problem, rejected: Counter[Rejection]) -> Iterator[LayoutGrid]:
+    """All valid layouts of `space` on the problem's devices (or fewer, if it says so), by degrees and micro-batch.
+
+    Args:
+        space, problem: what to lay out.
+        rejected: gets the number of combinations that are not possible, by reason.
+    """
+    model, cluster, job, devices = problem.model, problem.cluster, problem.job, problem.require_devices()
+    check_machine(cluster, job, devices, f"a search over {devices} devices")
+    divided = cache(lambda shard: _divided(model, job, shard))
+    orders = cache(lambda degrees: _orders(space, degrees, cluster))
+    unschedulable = cache(lambda layout, layers, ends: _unschedulable(model, job, layout, layers, ends))
+    runnable = _Runnable(problem.framework, space, rejected)
+    if getattr(model, "experts", None) is None:
+        space = replace(space, etp=space.etp[:1])
+    for degrees in runnable.degrees(_degrees(space, job, devices, rejected)):
+        shards = _shards(space, degrees, orders(degrees.replace(micro_batch=1)), divided, rejected)
+        shards = tuple(runnable.choices(degrees, shards))
+        if not shards:
+            continue
+        cut = divided(Shard.of(degrees.replace(sequence_parallel=shards[0].sequence_parallel)))
+        assert isinstance(cut, Divided)  # else it were no shard
+        pipelines = tuple(runnable.choices(degrees, _pipelines(space, degrees, cut, unschedulable, rejected)))
+        if not pipelines:
+            continue
+        modes = dict.fromkeys(cut.recompute[mode] for mode in space.recompute)
+        recomputes = (
+            RecomputeChoice(mode, n)  # pyright: ignore[reportArgumentType]
+            for mode in modes
+            for n in (space.recompute_full_layers if mode != "full" else (None,))
+        )
+        recomputes = tuple(runnable.choices(degrees, recomputes))
+        states = tuple(runnable.choices(degrees, _states(space, degrees, problem)))
+        if not recomputes or not states:
+            continue
+        valid = _few_enough(pipelines, recomputes, degrees.pp, cut.layers)
+        yield LayoutGrid(degrees, pipelines, shards, recomputes, states, valid[:, None, :, None])
+
+
+class _Runnable:
+    """Choices of layouts that a framework runs. Each axis is judged by its own fields (`Framework.refused`): what it
+    cannot run depends on no others but whether a degree is above one."""
+
+    def __init__(self, framework: Framework, space: SearchSpace, rejected: Counter[Rejection]) -> None:
+        self._framework, self._everything, self._rejected = framework, space.any_framework, rejected
+        self._refused: dict[Hashable, str] = {}
+
+    def degrees(self, candidates: Iterable[Layout]) -> Iterator[Layout]:
+        """The degrees that can be run."""
+        for degrees in candidates:
+            if self._runs(_above_one(degrees), degrees, _DEGREES):
+                yield degrees
+
+    def choices(self, degrees: Layout, axis: Iterable[Choice]) -> Iterator[Choice]:
+        """The choices of an axis that can be run beside these degrees."""
+        alike = _above_one(degrees)
+        for choice in axis:
+            layout = degrees if (alike, choice) in self._refused else degrees.replace(**choice._asdict())
+            if self._runs((alike, choice), layout, choice._fields):
+                yield choice
+
+    def _runs(self, key: Hashable, layout: Layout, names: Sequence[str]) -> bool:
+        if self._everything:
+            return True
+        if key not in self._refused:
+            refused = self._framework.refused(layout)
+            self._refused[key] = next((refused[name] for name in names if name in refused), "")
+        if what := self._refused[key]:
+            self._rejected[Rejection(Reason.FRAMEWORK, self._framework.refuses(what))] += 1
+        return not what
+
+
+def _above_one(degrees: Layout) -> tuple[bool, ...]:
+    return tuple(getattr(degrees, name) > 1 for name in _DEGREES)
+
+
+def _degrees(space: SearchSpace, job: Job, devices: int, rejected: Counter[Rejection]) -> Iterator[Layout]:
+    for tp, cp, pp in product(space.tp, space.cp, space.pp):
+        if space.fewer_devices:
+            replicas = [n for n in range(1, devices // (tp * cp * pp) + 1) if job.global_batch % n == 0]
+        elif devices % (tp * cp * pp):
+            rejected[Rejection(Reason.DEVICES)] += 1
+            continue
+        else:
+            replicas = [devices // (tp * cp * pp)]
+        foldings = {tp if etp is None else etp: etp for etp in reversed(space.etp)}  # of values alike the first
+        for dp, ep, etp, micro_batch in product(replicas, space.ep, foldings.values(), space.micro_batch):
+            if (tp * cp * dp) % (ep * (tp if etp is None else etp)):
+                rejected[Rejection(Reason.EXPERT_RANKS if etp is None else Reason.FOLDED_RANKS)] += 1
+            elif job.global_batch % (dp * micro_batch):
+                rejected[Rejection(Reason.BATCH)] += 1
+            else:
+                yield Layout(tp=tp, cp=cp, pp=pp, dp=dp, ep=ep, etp=etp, micro_batch=micro_batch)
+
+
+def _pipelines(
+    space: SearchSpace,
+    degrees: Layout,
+    cut: "Divided",
+    unschedulable: Callable[[Layout, int, int], Rejection | None],
+    rejected: Counter[Rejection],
+) -> Iterator[PipelineChoice]:
+    pp, layers = degrees.pp, cut.layers
+    if pp == 1:
+        # one stage runs micro-batches one after the other whatever the schedule's name
+        yield PipelineChoice("gpipe" if space.schedule == ("gpipe",) else "1f1b", 1)
+        return
+    if pp > layers + cut.riders:
+        rejected[Rejection(Reason.STAGES)] += 1
+        return
+    for vpp, name in product(space.vpp, space.schedule):
+        if vpp > 1 and name not in LOOPED:
+            continue
+        if vpp > 1 and layers % (pp * vpp):
+            rejected[Rejection(Reason.UNEVEN_CHUNKS)] += 1
+        elif vpp == 1 and name == "breadth-first" and "gpipe" in space.schedule:
+            continue  # the same with one chunk
+        else:
+            schedule = name if vpp == 1 else LOOPED[name]
+            # of all degrees only these matter to a schedule
+            alike = Layout(pp=pp, micro_batch=degrees.dp * degrees.micro_batch, schedule=schedule, vpp=vpp)
+            if reason := unschedulable(alike, layers, cut.riders):
+                rejected[reason] += 1
+            else:
+                yield PipelineChoice(schedule, vpp)
+
+
+def _unschedulable(model: Model, job: Job, layout: Layout, layers: int, riders: int) -> Rejection | None:
+    """Why a layout's schedule cannot run, if so; one with chunks of its own has to have a layer in every stage."""
+    scheduler = get_schedule(layout.schedule)
+    if scheduler.chunks and layers:
+        stages = scheduler.stage_map(layout.pp, scheduler.chunks_for(layout.vpp))
+        if int(stages.max()) + 1 > layers:
+            return Rejection(Reason.SCHEDULE_STAGES, layout.schedule)
+    try:
+        check_pipeline(model, job, layout, layers, riders)
+    except LayoutError as error:
+        return error.rejection
+    return None
+
+
+def _orders(space: SearchSpace, degrees: Layout, cluster: Cluster) -> list[str]:
+    """Orders of dimensions that place some process group differently."""
+    orders = {placement_on_network(degrees.replace(order=order), cluster): order for order in reversed(space.order)}
+    return [order for order in space.order if order in orders.values()]
+
+
+def _shards(
+    space: SearchSpace,
+    degrees: Layout,
+    orders: list[str],
+    divided: Callable[[Shard], "Divided | Rejection"],
+    rejected: Counter[Rejection],
+) -> Iterator[ShardChoice]:
+    split = degrees.tp > 1
+    reasons: dict[Rejection, None] = {}
+    for sequence_parallel in _sequence_parallel(space, degrees, divided) if split else (False,):
+        shard = Shard.of(degrees.replace(sequence_parallel=sequence_parallel))
+        if isinstance(reason := divided(shard), Rejection):
+            reasons[reason] = None
+            continue
+        for tp_overlap, order in product(space.tp_overlap if split else space.tp_overlap[:1], orders):
+            yield ShardChoice(sequence_parallel, tp_overlap, order)
+    rejected.update(list(reasons))
+
+
+def _sequence_parallel(
+    space: SearchSpace, degrees: Layout, divided: Callable[[Shard], "Divided | Rejection"]
+) -> tuple[bool, ...]:
+    """The values that differ: a model without a sequence has the same blocks with and without."""
+    either = [divided(Shard.of(degrees.replace(sequence_parallel=value))) for value in (True, False)]
+    alike = all(isinstance(one, Divided) for one in either) and either[0] == either[1]
+    return (False,) if alike and False in space.sequence_parallel else space.sequence_parallel
+
+
+def _states(space: SearchSpace, degrees: Layout, problem: Problem) -> Iterator[StateChoice]:
+    job = problem.job
+    hidden = space.any_framework or problem.framework.zero_overlaps
+    replicated, trained = degrees.replicated, job.mode == "train" and not job.frozen
+    # without gradients and optimizer states there are but weights to shard, and nothing to reduce
+    effective = [z if trained or z == 3 else 0 for z in space.zero] if replicated else [0]
+    zeros = tuple(dict.fromkeys(effective))
+    reduces = space.overlap_grad_reduce if replicated and trained else space.overlap_grad_reduce[:1]
+    offloads = space.offload if degrees.pp > 1 else space.offload[:1]
+    for zero in zeros:
+        gathers = space.overlap_param_gather if zero else space.overlap_param_gather[:1]
+        exposed = zero > 0 and not hidden
+        axes = (False,) if exposed else reduces, offloads, (False,) if exposed else gathers
+        for reduce, offload, gather in product(*axes):
+            yield StateChoice(zero, reduce, gather, offload)
+
+
+def _few_enough(
+    pipelines: tuple[PipelineChoice, ...], recomputes: tuple[RecomputeChoice, ...], pp: int, layers: int
+) -> Bool[np.ndarray, "pipelines recomputes"]:
+    """Whether a choice recomputes fewer layers than the fullest stage has (all of them is a choice of its own)."""
+    chunks = [get_schedule(p.schedule).chunks_for(p.vpp) for p in pipelines]
+    stages = [get_schedule(p.schedule).stage_map(pp, n).max() + 1 for p, n in zip(pipelines, chunks, strict=True)]
+    most = -(-layers // np.array(stages))
+    return np.array([sum(c.recompute_full_layers or ()) for c in recomputes]) < np.maximum(most, 1)[:, None]
+
+
+@dataclass(frozen=True)
+class Divided:
+    """What a search needs to know of a model's blocks on a shard."""
+
+    blocks: tuple[tuple[BlockOps, int], ...]
+    layers: int
+    """Blocks that a pipeline may be cut between."""
+    riders: int
+    """Ends of the model that can be a stage without a layer."""
+    recompute: dict[str, str]
+    """Mode -> the first that is the same for these blocks (without attention there is nothing to select)."""
+
+
+def _divided(model: Model, job: Job, shard: Shard) -> Divided | Rejection:
+    """The blocks of a shard, or why the model cannot be divided so."""
+    try:
+        found = blocks(model, job, shard)
+    except LayoutError as error:
+        if error.rejection is None:
+            raise
+        return error.rejection
+    every = [block for block, _ in found]
+    modes = {
+        "none": [((), (), block.activation_bytes.none) for block in every],
+        "selective": [(b.recompute_selective, b.recompute_selective_comm, b.activation_bytes.selective) for b in every],
+        "full": [(b.recompute_full, b.recompute_full_comm, b.activation_bytes.full) for b in every],
+    }
+    first = {mode: next(other for other in modes if modes[other] == modes[mode]) for mode in modes}
+    return Divided(found, layer_count(found), stages_without_layer(found), first)

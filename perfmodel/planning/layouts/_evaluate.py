@@ -1,0 +1,171 @@
+"""Exact evaluation of every layout that could still be among the best, most promising first."""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from perfmodel import prediction
+from perfmodel.planning.layouts._candidates import Candidates
+from perfmodel.planning.layouts._checkpoint import Evaluations
+from perfmodel.planning.layouts._executor import Executor
+from perfmodel.planning.layouts._objective import Score
+from perfmodel.planning.layouts._question import Context, model_of
+from perfmodel.spec import Layout
+
+FIRST_BATCH = 64
+"""Layouts evaluated before a bound can rule any out (or as many as are wanted, if more)."""
+BATCH = 256
+NEAR = 8
+"""Times a batch: of so many layouts with the lowest bounds those that a variant rules out are left out at once."""
+PART = 1024
+"""Layouts among which the least bound is taken together."""
+_NEVER = (np.inf, np.inf)
+SHARES = 4
+"""Parts of a batch for each worker, so that a slow one does not hold up the others."""
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluated:
+    """What an evaluation found."""
+
+    number: Int[np.ndarray, " evaluated"]
+    """Layouts evaluated, the best first."""
+    step_s: Float[np.ndarray, " evaluated"]
+    value: Float[np.ndarray, " evaluated"]
+    """As the goal ranks them, ascending; infinite where a constraint does not hold."""
+    distinct: Int[np.ndarray, " kept"]
+    """Places of those that are not one with a better one, see `Candidates.distinct`."""
+    dominated: Int[np.ndarray, " dominated"]
+    """Layouts that no bound rules out, but a variant does (`Candidates.dominated`)."""
+    complete: bool
+    """Whether every other layout has a bound above the last wanted; False after an interrupt."""
+
+
+def evaluate(
+    score: Score,
+    top: int,
+    context: Context,
+    executor: Executor,
+    known: Evaluations,
+    report: Callable[[str, int, int], None],
+    cutoff: float = np.inf,
+    distinct: bool = False,
+    prune: bool = False,
+) -> Evaluated:
+    """Evaluate layouts in the order of their bounds until none that is left can be among the best `top` (that are
+    `distinct`, if asked for), or below `cutoff`.
+
+    An interrupt (Ctrl-C) ends it with what is known by then.
+
+    Args:
+        prune: leave out layouts that a variant rules out (`Candidates.dominated`); only where the goal is the step
+            time alone.
+    """
+    prune = prune and score.goal.plain
+    candidates, bound = score.candidates, score.bound
+    first = min(max(FIRST_BATCH, top), int(np.isfinite(bound).sum()))
+    found: dict[int, tuple[float, float]] = {}
+    dominated: list[Int[np.ndarray, " dominated"]] = []
+
+    def promising(numbers: Int[np.ndarray, " some"]) -> Int[np.ndarray, " rest"]:
+        """Some layouts without those that a variant rules out, which are noted."""
+        if not prune:
+            return numbers
+        lost = candidates.dominated(numbers)
+        dominated.append(numbers[lost])
+        return numbers[~lost]
+
+    numbers = promising(_lowest(bound, first))
+    complete = not first
+    try:
+        while not complete:
+            evaluate_some(candidates, numbers, context, executor, known)
+            found |= _valued(score, numbers, known)
+            ranked = _ranked(candidates, found, distinct)
+            worst = found[int(ranked.number[ranked.distinct[top - 1]])] if len(ranked.distinct) >= top else _NEVER
+            rest = score.below(*min(worst, (cutoff, np.inf)))
+            rest = rest[~np.isin(rest, np.concatenate([np.array(list(found), np.int64), *dominated]))]
+            complete = not len(rest)
+            report("evaluate", len(found), len(found) + len(rest))
+            if len(rest) > NEAR * BATCH:
+                rest = rest[np.argpartition(bound[rest], NEAR * BATCH)[: NEAR * BATCH]]
+            rest = promising(rest[np.lexsort((rest, candidates.bound_s[rest], bound[rest]))])
+            numbers = rest[:BATCH]
+    except KeyboardInterrupt:
+        found |= _valued(score, np.array(list(known.step_s), np.int64), known)
+    return replace(
+        _ranked(candidates, found, distinct),
+        complete=complete,
+        dominated=np.concatenate([np.zeros(0, np.int64), *dominated]),
+    )
+
+
+def _ranked(candidates: Candidates, found: dict[int, tuple[float, float]], distinct: bool) -> Evaluated:
+    number = np.array(sorted(found), np.int64)
+    value, step_s = np.array([found[n] for n in number.tolist()]).reshape(-1, 2).T
+    order = np.lexsort((candidates.peak_bytes(number), step_s, value))
+    number, step_s, value = number[order], step_s[order], value[order]
+    kept = np.arange(len(number))
+    if distinct:
+        kept = candidates.distinct(number, list(zip(value.tolist(), step_s.tolist(), strict=True)))
+    return Evaluated(number, step_s, value, kept, np.zeros(0, np.int64), complete=False)
+
+
+def _valued(score: Score, numbers: Int[np.ndarray, " some"], known: Evaluations) -> dict[int, tuple[float, float]]:
+    """Value and step time of layouts that were evaluated."""
+    step_s = np.array([known.step_s[number] for number in numbers.tolist()])
+    return dict(
+        zip(numbers.tolist(), zip(score.value(numbers, step_s).tolist(), step_s.tolist(), strict=True), strict=True)
+    )
+
+
+def _lowest(bound: Float[np.ndarray, " layouts"], count: int) -> Int[np.ndarray, " count"]:
+    """Numbers of the layouts with the lowest bounds, in their order."""
+    if not count:
+        return np.zeros(0, np.int64)
+    # of every part at least one is as low as its least: so many parts hold all that are wanted, and few more
+    parts = np.minimum.reduceat(bound, np.arange(0, len(bound), PART)) if len(bound) > PART * count else bound
+    some = np.flatnonzero(bound <= np.partition(parts, count - 1)[count - 1])
+    return some[np.argsort(bound[some], kind="stable")][:count]
+
+
+def evaluate_some(
+    candidates: Candidates,
+    numbers: Int[np.ndarray, " some"],
+    context: Context,
+    executor: Executor,
+    known: Evaluations,
+) -> None:
+    """Add the step times of some layouts to what is known."""
+    numbers = np.array([n for n in numbers.tolist() if n not in known.step_s], np.int64)
+    if not len(numbers):
+        return
+    layouts = candidates.layouts(numbers)
+    shares = _shares(layouts, executor.workers)
+    results = executor.map(partial(_step_s, context), [[layouts[i] for i in share] for share in shares])
+    for share, result in zip(shares, results, strict=True):
+        known.step_s.update(zip(numbers[share].tolist(), result, strict=True))
+    known.save()
+
+
+def _shares(layouts: Sequence[Layout], workers: int) -> list[list[int]]:
+    """Layouts dealt out so that those of one program stay together: what is found does not depend on the number
+    of workers."""
+    if workers == 1:
+        return [list(range(len(layouts)))]
+    groups: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for i, layout in enumerate(layouts):
+        groups[layout.schedule, layout.vpp, layout.pp, layout.micro_batch * layout.dp].append(i)
+    shares: list[list[int]] = [[] for _ in range(min(SHARES * workers, len(groups)))]
+    for group in sorted(groups.values(), key=len, reverse=True):
+        min(shares, key=len).extend(group)
+    return [sorted(share) for share in shares]
+
+
+def _step_s(context: Context, layouts: Sequence[Layout]) -> list[float]:
+    """Step times of some layouts; a worker keeps the problem from one call to the next."""
+    return prediction.evaluate(model_of(context), layouts).step_time_s.tolist()

@@ -1,0 +1,271 @@
+"""Why a request cannot be met, and the nearest changes that would make it possible: computed, not guessed."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from itertools import combinations
+from math import ceil, floor, log10
+from typing import Any, Final
+
+from perfmodel.errors import LayoutError, Rejection
+from perfmodel.planning.layouts._candidates import Candidates
+from perfmodel.planning.layouts._enumerate import enumerate_grids
+from perfmodel.planning.layouts._expression import Constraint, Expression
+from perfmodel.planning.layouts._objective import Goal, Objective
+from perfmodel.planning.layouts._quantities import NAMES
+from perfmodel.planning.layouts._question import Question, price
+from perfmodel.planning.layouts._space import SearchSpace, default_space, with_options
+from perfmodel.prediction import peak_memory
+from perfmodel.units import GIB
+
+MULTIPLES: Final = (2, 3, 4, 6, 8, 16, 32)
+"""Of the devices, that are tried."""
+NEAR: Final = 64
+"""Device counts and batches up to so far away are tried where nothing divides."""
+Best = Callable[[Question, Goal], tuple[float, str] | None]
+"""Least value and layout of a question under a goal; None where nothing satisfies it."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change that makes the request possible; the others stay as they are."""
+
+    what: str
+    """In words."""
+    to: dict[str, Any]
+    """What is changed, by name, and to what."""
+
+    def __str__(self) -> str:
+        return self.what
+
+
+@dataclass(frozen=True)
+class Impossible:
+    """What stands in the way, and what would help."""
+
+    binding: str
+    changes: tuple[Change, ...]
+
+    def __str__(self) -> str:
+        if not self.changes:
+            return f"{self.binding}; none of the changes tried (devices, memory, options, constraints) helps alone"
+        return f"{self.binding}; it would be possible with {', or '.join(map(str, self.changes))}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {"binding": self.binding, "changes": [{"what": c.what, "to": c.to} for c in self.changes]}
+
+
+def nothing_divides(question: Question, error: LayoutError, rejected: Iterable[Rejection]) -> Impossible:
+    """Where no layout of the space is possible at all: what to fix no longer, the nearest devices and batch.
+
+    Args:
+        question: what cannot be laid out.
+        error: as the search met it.
+        rejected: why combinations were left out; only what their reasons name (`Reason.frees`) is changed.
+    """
+    if error.rejection:
+        rejected = [*rejected, error.rejection]
+    named = {name for rejection in rejected for name in rejection.reason.frees}
+    freed = [name for name in _restricted(question) if name in named]
+    changes = [_freed(question, name) for name in freed if _possible(_with_default(question, name))]
+    if "framework" in named and _possible(question.beyond_framework):
+        label = question.problem.framework.label
+        changes.append(Change(f"another framework than {label}", {"any_framework": True}))
+    there = question.problem.cluster.capacity
+    for n in _around(min(question.devices, there + 1), there) if "devices" in named else ():
+        if _possible(_on_devices(question, n)):
+            changes.append(Change(f"{n} devices", {"devices": n}))
+            break
+    near = _around(question.problem.job.global_batch, question.problem.job.global_batch + NEAR)
+    for n in near if "global_batch" in named else ():
+        if _possible(_with_batch(question, n)):
+            changes.append(Change(f"a global batch of {n}", {"global_batch": n}))
+            break
+    return Impossible(str(error), tuple(changes))
+
+
+def nothing_fits(question: Question, candidates: Candidates) -> Impossible:
+    """Where no layout fits into memory: how much would do, on how many devices, or with which options."""
+    layout, need = candidates.smallest
+    _, (largest,) = peak_memory(question.fixed, [layout])
+    binding = (
+        f"memory: no layout fits; the smallest, {layout}, needs {need / GIB:.1f} GiB on its fullest device "
+        f"(mostly {largest}), of {question.usable_bytes / GIB:.1f} GiB usable"
+    )
+    enough = need / (1 - question.fixed.framework.memory_margin)
+    changes = [Change(f"{_up(enough / GIB)} GiB per device", {"memory_bytes": _up(enough / GIB) * GIB})]
+    changes += [_freed(question, name) for name in _restricted(question) if _fits(_with_default(question, name))]
+    options = ["recompute"] + ["offload"] * (question.problem.cluster.device.host_bandwidth_bytes_per_s is not None)
+    for name in options if question.problem.job.mode == "train" else ():
+        if _fits(replace(question, space=with_options(question.space, name, question.problem.cluster))):
+            changes.append(Change(f"--options {name}", {"options": name}))
+    for k in MULTIPLES:
+        n = k * question.devices
+        if n <= question.problem.cluster.capacity and _fits(_on_devices(question, n)):
+            changes.append(Change(f"{n} devices", {"devices": n}))
+            break
+    return Impossible(binding, tuple(changes))
+
+
+def nothing_satisfies(question: Question, goal: Goal, best: Best) -> Impossible:
+    """Where layouts fit but none satisfies the constraints: which of them to loosen, and to what.
+
+    A constraint's nearest possible threshold is the least violation of it by layouts that satisfy all others, which
+    is a search of its own.
+
+    Raises:
+        LayoutError: there is no constraint, so that the objective itself has no value.
+    """
+    if not goal.constraints:
+        raise LayoutError(
+            f"search: the objective {goal.objective.name!r} is a finite number for no layout that fits; change it"
+        )
+    changes: list[Change] = []
+    for which, constraint in enumerate(goal.constraints):
+        others = goal.constraints[:which] + goal.constraints[which + 1 :]
+        if found := best(question, replace(goal, objective=_violation(constraint), constraints=others)):
+            text = _loosened(constraint, found[0])
+            changes.append(Change(f"{text} (for {constraint}), by {found[1]}", {"constraint": text}))
+    together = [str(constraint) for constraint in goal.constraints]
+    if not changes:
+        for count in range(2, len(goal.constraints) + 1):
+            for dropped in combinations(goal.constraints, count):
+                kept = tuple(c for c in goal.constraints if c not in dropped)
+                if best(question, replace(goal, constraints=kept)):
+                    together = [str(c) for c in dropped]
+                    changes.append(Change(f"without {' and '.join(together)}", {"without": together}))
+                    break
+            if changes:
+                break
+    if not question.space.fewer_devices:
+        free = replace(question, space=replace(question.space, fewer_devices=True))
+        default = _default(free)
+        free = replace(free, space=replace(free.space, tp=default.tp, pp=default.pp, ep=default.ep))
+        if not _restricted_degrees(question) and (possible := best(free, goal)):
+            changes.append(Change(f"--fewer-devices, by {possible[1]}", {"fewer_devices": True}))
+    for k in MULTIPLES[:5]:
+        n = k * question.devices
+        if n > question.problem.cluster.capacity:
+            break
+        try:
+            possible = best(_on_devices(question, n), goal)
+        except LayoutError:
+            continue
+        if possible:
+            changes.append(Change(f"{n} devices, by {possible[1]}", {"devices": n}))
+            break
+    verb = "cannot be satisfied" if len(together) == 1 else "cannot be satisfied together"
+    return Impossible(f"layouts fit, but {' and '.join(together)} {verb}", tuple(changes))
+
+
+def _violation(constraint: Constraint) -> Objective:
+    """By how much a constraint is not satisfied, as an objective."""
+    left, right = constraint.left.text, constraint.right.text
+    over, under = f"({left}) - ({right})", f"({right}) - ({left})"
+    text = {"<": over, ">": under}.get(constraint.sign[0], f"max({over}, {under})")
+    return Objective(text, Expression.parse(text, NAMES))
+
+
+def _loosened(constraint: Constraint, violation: float) -> str:
+    """The constraint with a threshold that the least violation satisfies."""
+    left, sign, right = constraint.left, constraint.sign, constraint.right
+    if sign == "==":
+        return f"max({left.text} - {right.text}, {right.text} - {left.text}) <= {_up(violation)!r}"
+    if not right.names:
+        threshold = float(right(_none).lo)
+        moved = _up(threshold + violation) if sign[0] == "<" else _down(threshold - violation)
+        return f"{left.text} {sign} {moved:.12g}"
+    return f"{left.text} {sign} {right.text} {'+' if sign[0] == '<' else '-'} {_up(violation)!r}"
+
+
+def _none(name: str) -> Any:
+    raise AssertionError(name)
+
+
+def _up(value: float) -> float:
+    """Rounded up to four digits, and above the value."""
+    return _rounded(value, ceil, 1e-6)
+
+
+def _down(value: float) -> float:
+    """Rounded down to four digits, and below the value."""
+    return _rounded(value, floor, -1e-6)
+
+
+def _rounded(value: float, way: Callable[[float], int], more: float) -> float:
+    if value == 0:
+        return more
+    moved = value + abs(value) * more
+    unit = 10.0 ** (floor(log10(abs(moved))) - 3)
+    return float(f"{way(moved / unit) * unit:.12g}")
+
+
+def _restricted(question: Question) -> Iterator[str]:
+    """Fields of the space that have fewer values than by default."""
+    default = _default(question)
+    for field in fields(SearchSpace):
+        own, usual = getattr(question.space, field.name), getattr(default, field.name)
+        if not isinstance(usual, bool) and not set(usual) <= set(own):
+            yield field.name
+
+
+def _restricted_degrees(question: Question) -> set[str]:
+    return {"tp", "pp", "ep"} & set(_restricted(question))
+
+
+def _default(question: Question) -> SearchSpace:
+    return default_space(question.problem, fewer_devices=question.space.fewer_devices)
+
+
+def _with_default(question: Question, name: str) -> Question:
+    return replace(question, space=replace(question.space, **{name: getattr(_default(question), name)}))
+
+
+def _freed(question: Question, name: str) -> Change:
+    """The change of a field's values back to the default ones."""
+    return Change(f"{name} other than {', '.join(map(str, getattr(question.space, name)))}", {"free": name})
+
+
+def _moved(question: Question, other: Question) -> Question:
+    """`other`, with the default space there but for what is restricted here."""
+    kept = {name: getattr(question.space, name) for name in _restricted(question)}
+    extra = {
+        field.name: getattr(question.space, field.name)
+        for field in fields(SearchSpace)
+        if field.name in ("schedule", "etp", "offload", "order", "tp_overlap", "recompute_full_layers")
+        or field.name.startswith(("overlap", "any_"))
+    }
+    return replace(other, space=replace(_default(other), **(extra | kept)))
+
+
+def _on_devices(question: Question, devices: int) -> Question:
+    return _moved(question, question.of(devices=devices))
+
+
+def _with_batch(question: Question, batch: int) -> Question:
+    return _moved(question, question.of(global_batch=batch))
+
+
+def _around(n: int, most: int) -> Iterator[int]:
+    """Whole numbers by their distance from `n`, the larger first."""
+    for distance in range(1, NEAR + 1):
+        if n + distance <= most:
+            yield n + distance
+        if n - distance >= 1:
+            yield n - distance
+
+
+def _possible(question: Question) -> bool:
+    grids = enumerate_grids(question.space, question.problem, Counter())
+    try:
+        return next(grids, None) is not None
+    except LayoutError:  # more devices than there are
+        return False
+
+
+def _fits(question: Question) -> bool:
+    try:
+        return price(question, Counter()).feasible > 0
+    except LayoutError:
+        return False

@@ -1,0 +1,197 @@
+"""What a search minimises (or maximises), and what its layouts must satisfy."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from perfmodel.errors import Reason, Rejection
+from perfmodel.planning.layouts._busy import busy_bound_s, busy_s
+from perfmodel.planning.layouts._candidates import Candidates
+from perfmodel.planning.layouts._expression import Constraint, Expression, Quantity
+from perfmodel.planning.layouts._intervals import Interval
+from perfmodel.planning.layouts._quantities import NAMES, TIMES, Quantities, Tariff
+from perfmodel.prediction import Prediction, StepProblem
+
+OBJECTIVES: Final = {
+    "step_time": "step_time_s",
+    "tokens_per_s": "-tokens_per_s",
+    "tokens_per_s_per_device": "-tokens_per_s_per_device",
+    "mfu": "-mfu",
+    "cost": "cost",
+    "energy": "energy_j",
+    "train_time": "train_time_s",
+    "memory": "memory_bytes",
+    "devices": "devices",
+}
+"""Objectives by name, and the formula that is minimised for each."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A formula that is minimised."""
+
+    name: str
+    """One of `OBJECTIVES`, or the formula itself."""
+    formula: Expression
+
+    @classmethod
+    def parse(cls, text: str) -> "Objective":
+        """One of `OBJECTIVES`, or a formula of one's own over `NAMES` to be minimised.
+
+        Raises:
+            PerfModelError, UnknownNameError: neither.
+        """
+        text = text.strip()
+        names = NAMES if any(sign in text for sign in "+-*/( ") else (*NAMES, *OBJECTIVES)
+        return cls(text, Expression.parse(OBJECTIVES.get(text, text), names))
+
+    @property
+    def timed(self) -> bool:
+        """Whether it depends on the step time."""
+        return bool(self.formula.names & set(TIMES))
+
+    def shown(self, value: float) -> float:
+        """The value as people count it: what is maximised is positive."""
+        return -value if OBJECTIVES.get(self.name, "").startswith("-") else value
+
+
+ROUNDING: Final = 1e-4
+"""Evaluation and bounds are of single precision: so much (relative) is left between them."""
+STEP_TIME: Final = Objective.parse("step_time")
+
+
+@dataclass(frozen=True, eq=False)
+class Goal:
+    """An objective under constraints, for the layouts of one problem.
+
+    Every layout's quantities lie in known intervals before any is evaluated: its step time in [bound, infinity), its
+    memory and degrees exactly. Interval arithmetic gives a lower bound of the objective, and which constraints
+    can hold at all; what is left out on such grounds cannot be among the best. For an objective that grows with the
+    step time at fixed degrees f(T, degrees) (every one of `OBJECTIVES` with a time in it does, since prices, powers,
+    tokens and device counts are not negative) the bound is f(bound, degrees) itself: T >= bound implies
+    f(T, degrees) >= f(bound, degrees), so that it is as tight as that of the step time is.
+    """
+
+    fixed: StepProblem
+    objective: Objective = STEP_TIME
+    constraints: tuple[Constraint, ...] = ()
+    tariff: Tariff = field(default_factory=Tariff)
+
+    @classmethod
+    def parse(
+        cls,
+        fixed: StepProblem,
+        objective: str = "step_time",
+        constraints: Sequence[str] = (),
+        tariff: Tariff | None = None,
+    ) -> "Goal":
+        """Read an objective and constraints as users write them.
+
+        Raises:
+            PerfModelError, UnknownNameError: formulas that are none, or that need a price, a power or tokens that
+                neither `tariff` nor the catalog tells.
+        """
+        goal = cls(
+            fixed,
+            Objective.parse(objective),
+            tuple(Constraint.parse(text, NAMES) for text in constraints),
+            (tariff or Tariff()).completed(fixed),
+        )
+        probe = goal._quantities(lambda _: np.ones(1), Interval.exactly(np.ones(1)), lambda: Interval.exactly(0.0))
+        for formula in (goal.objective.formula, *goal.constraints):
+            formula(probe)
+        return goal
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is the step time alone."""
+        return self.objective == STEP_TIME and not self.constraints
+
+    def _quantities(self, column, step_s: Interval, busy) -> Quantities:
+        return Quantities(self.fixed, self.tariff, column, step_s, busy)
+
+    def before(self, candidates: Candidates) -> Quantity:
+        """Quantities of all candidates before any is evaluated."""
+        step_s = Interval(candidates.bound_s.astype(float) * (1 - ROUNDING), np.full(len(candidates.bound_s), np.inf))
+        return self._quantities(
+            candidates.column, step_s, lambda: Interval(busy_bound_s(self.fixed, candidates), np.array(np.inf))
+        )
+
+    def after(
+        self, candidates: Candidates, numbers: Int[np.ndarray, " some"], step_s: Float[np.ndarray, " some"]
+    ) -> Quantity:
+        """Quantities of candidates that were evaluated."""
+        return self._quantities(
+            lambda name: candidates.column(name)[numbers],
+            Interval.exactly(step_s),
+            lambda: Interval.exactly(busy_s(self.fixed, candidates.layouts(numbers))),
+        )
+
+    def of(self, predictions: Sequence[Prediction], step_s: Interval | None = None) -> Quantity:
+        """Quantities of predicted layouts; with other step times where they are given (as busy in proportion)."""
+
+        def column(name: str) -> np.ndarray:
+            if name == "memory_bytes":
+                return np.array([p.memory.peak for p in predictions])
+            return np.array([float(getattr(p.layout, name)) for p in predictions])
+
+        taken = step_s or Interval.exactly(np.array([p.step_time_s for p in predictions]))
+        busy = np.array([p.busy_fraction for p in predictions])
+        return self._quantities(column, taken, lambda: taken * Interval.exactly(busy))
+
+    def value(self, quantity: Quantity) -> Float[np.ndarray, " layouts"]:
+        """The least that the objective can be, infinite where a constraint cannot hold."""
+        value = np.asarray(self.objective.formula(quantity).lo, float)
+        for constraint in self.constraints:
+            value = np.where(self.can_hold(constraint, quantity), value, np.inf)
+        return np.where(np.isnan(value), np.inf, value)
+
+    def can_hold(self, constraint: Constraint, quantity: Quantity) -> np.ndarray:
+        """For which layouts a constraint can hold."""
+        return constraint.left(quantity).can_be(constraint.sign, constraint.right(quantity))
+
+
+@dataclass(frozen=True, eq=False)
+class Score:
+    """Candidates as a goal ranks them."""
+
+    goal: Goal
+    candidates: Candidates
+
+    @cached_property
+    def bound(self) -> Float[np.ndarray, " layouts"]:
+        """What no layout's value is below; infinite where it does not fit or a constraint cannot hold."""
+        if self.goal.plain:
+            return self.candidates.bound_s
+        value = np.broadcast_to(self.goal.value(self.goal.before(self.candidates)), self.candidates.bound_s.shape)
+        return np.where(np.isfinite(self.candidates.bound_s), value, np.inf)
+
+    def below(self, worst: float, worst_s: float) -> Int[np.ndarray, " some"]:
+        """Layouts whose value may be as low as `worst`; where times make no difference to it, at no longer step."""
+        if self.goal.objective.timed:
+            left = ROUNDING * worst if self.goal.plain and np.isfinite(worst) else 0.0
+            return np.flatnonzero(np.isfinite(self.bound) & (self.bound <= worst + left))
+        as_fast = self.candidates.bound_s <= worst_s * (1 + ROUNDING)
+        return np.flatnonzero(np.isfinite(self.bound) & ((self.bound < worst) | ((self.bound == worst) & as_fast)))
+
+    def count_impossible(self, rejected: Counter[Rejection]) -> None:
+        """Count the layouts that fit but cannot satisfy a constraint, by the first that they cannot."""
+        left = np.isfinite(self.candidates.bound_s)
+        for constraint in self.goal.constraints:
+            possible = left & self.goal.can_hold(constraint, self.goal.before(self.candidates))
+            if lost := int((left & ~possible).sum()):
+                rejected[Rejection(Reason.CONSTRAINT, str(constraint))] += lost
+            left = possible
+
+    def value(
+        self, numbers: Int[np.ndarray, " some"], step_s: Float[np.ndarray, " some"]
+    ) -> Float[np.ndarray, " some"]:
+        """Values of evaluated layouts, infinite where a constraint does not hold."""
+        if self.goal.plain:
+            return step_s
+        return np.broadcast_to(self.goal.value(self.goal.after(self.candidates, numbers, step_s)), step_s.shape)

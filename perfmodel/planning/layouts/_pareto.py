@@ -1,0 +1,168 @@
+"""Layouts that no other beats in everything: exact Pareto fronts of time, memory, cost and other formulas."""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from perfmodel.errors import PerfModelError, Reason, Rejection
+from perfmodel.planning.layouts._candidates import Candidates
+from perfmodel.planning.layouts._checkpoint import Evaluations
+from perfmodel.planning.layouts._evaluate import evaluate_some
+from perfmodel.planning.layouts._executor import Executor, open_executor
+from perfmodel.planning.layouts._objective import Goal
+from perfmodel.planning.layouts._quantities import Tariff
+from perfmodel.planning.layouts._question import Progress, Question, price
+from perfmodel.prediction import Prediction, explain
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ROUND: Final = 64
+"""Layouts evaluated at once, before the front rules others out."""
+SHORT: Final = {"time": "step_time"}
+"""What an objective may also be called."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParetoFront:
+    """Layouts none of which is beaten in every objective."""
+
+    objectives: tuple[str, ...]
+    layouts: tuple[Prediction, ...]
+    """By the first objective."""
+    values: Float[np.ndarray, "layouts objectives"]
+    evaluated: int
+    """Layouts evaluated by full evaluation of the schedule; all others are dominated by a layout of the front even at
+    the lower bounds of their objectives."""
+    feasible: int
+    seconds: float
+    rejected: dict[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        layouts = [
+            p.to_dict() | {"objectives": dict(zip(self.objectives, row, strict=True))}
+            for p, row in zip(self.layouts, self.values.tolist(), strict=True)
+        ]
+        return {
+            "pareto": list(self.objectives),
+            "evaluated": self.evaluated,
+            "feasible": self.feasible,
+            "seconds": self.seconds,
+            "certificate": "exact",
+            "layouts": layouts,
+            "rejected": self.rejected,
+        }
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per layout: its objectives, and what it is."""
+        import pandas as pd
+
+        frame = pd.DataFrame(self.values, columns=list(self.objectives))
+        return frame.assign(layout=[str(p.layout) for p in self.layouts], devices=[p.devices for p in self.layouts])
+
+    def _repr_html_(self) -> str:
+        return self.to_frame().to_html(index=False, float_format=lambda v: f"{v:.4g}")
+
+
+def pareto(
+    question: Question,
+    objectives: Sequence[str] = ("step_time", "memory"),
+    *,
+    constraints: Sequence[str] = (),
+    tariff: Tariff | None = None,
+    progress: Progress | None = None,
+    workers: int = 1,
+    dask: str = "",
+) -> ParetoFront:
+    """The exact Pareto front of a question's layouts.
+
+    A layout x is left out unevaluated only if an evaluated y satisfies f_i(y) <= b_i(x) in every objective, b_i being
+    the lower bound of f_i(x) (see `Goal`): then f_i(y) <= b_i(x) <= f_i(x) for all i, so that y beats or equals x and x
+    adds nothing to the front. Of layouts that are equal in all objectives one is kept.
+
+    Args:
+        question: what to lay out, see `ask`.
+        objectives: two or more of `OBJECTIVES` (`time` is `step_time`), or formulas to be minimised.
+        constraints, tariff, progress, workers, dask: as for `search`.
+
+    Raises:
+        PerfModelError: fewer than two objectives; and as for `search`.
+    """
+    started = time.perf_counter()
+    if len(objectives) < 2:
+        raise PerfModelError(f"a Pareto front needs two objectives or more, got {', '.join(objectives) or 'none'}")
+    goals = [Goal.parse(question.fixed, SHORT.get(name, name), constraints, tariff) for name in objectives]
+    rejected: Counter[Rejection] = Counter()
+    report = progress or (lambda *_: None)
+    candidates = price(question, rejected, report)
+    with open_executor(workers, dask) as executor:
+        numbers, values, evaluated = _front(question, goals, candidates, executor, report)
+    if left := candidates.feasible - evaluated:
+        rejected[Rejection(Reason.DOMINATED)] += left
+    layouts = [explain(question.fixed, layout) for layout in candidates.layouts(numbers)]
+    shown = [goal.objective.shown for goal in goals]
+    return ParetoFront(
+        objectives=tuple(goal.objective.name for goal in goals),
+        layouts=tuple(layouts),
+        values=np.array([[show(v) for show, v in zip(shown, row, strict=True)] for row in values]).reshape(
+            -1, len(goals)
+        ),
+        evaluated=evaluated,
+        feasible=candidates.feasible,
+        seconds=time.perf_counter() - started,
+        rejected={str(why): count for why, count in rejected.most_common()},
+    )
+
+
+def _front(
+    question: Question, goals: Sequence[Goal], candidates: Candidates, executor: Executor, report: Progress
+) -> tuple[Int[np.ndarray, " front"], Float[np.ndarray, "front objectives"], int]:
+    before = goals[0].before(candidates)
+    size = candidates.bound_s.shape
+    bound = np.stack([np.broadcast_to(goal.value(before), size) for goal in goals], axis=1)
+    left = np.isfinite(bound).all(axis=1) & np.isfinite(candidates.bound_s)
+    known, evaluated = Evaluations(), 0
+    numbers, values = np.zeros(0, np.int64), np.zeros((0, len(goals)))
+    while left.any():
+        report("evaluate", evaluated, evaluated + int(left.sum()))
+        some = np.flatnonzero(left)
+        # none of those on the front of the bounds can be ruled out by the bounds of others
+        some = some[non_dominated(bound[some], ROUND)]
+        left[some] = False
+        evaluate_some(candidates, some, question.context, executor, known)
+        evaluated += len(some)
+        step_s = np.array([known.step_s[number] for number in some.tolist()])
+        after = goals[0].after(candidates, some, step_s)
+        new = np.stack([np.broadcast_to(goal.value(after), step_s.shape) for goal in goals], axis=1)
+        holds = np.isfinite(new).all(axis=1)
+        numbers, values = np.concatenate([numbers, some[holds]]), np.concatenate([values, new[holds]])
+        kept = non_dominated(values)
+        numbers, values = numbers[kept], values[kept]
+        for point in values:
+            left &= ~(point <= bound).all(axis=1)
+    order = np.lexsort(values.T[::-1])
+    return numbers[order], values[order], evaluated
+
+
+def non_dominated(points: Float[np.ndarray, "points objectives"], most: int | None = None) -> Int[np.ndarray, " front"]:
+    """Rows that no other row is at or below in every column (one of those that are equal), at most so many.
+
+    By falling sum: the least sum left is on the front, and takes those at or above it along.
+    """
+    scale = np.maximum(np.abs(points).max(axis=0, initial=0.0), 1e-300)
+    order = np.argsort((points / scale).sum(axis=1), kind="stable")
+    left: Bool[np.ndarray, " points"] = np.ones(len(points), bool)
+    front = []
+    for i in order.tolist():
+        if left[i]:
+            front.append(i)
+            if len(front) == most:
+                break
+            left &= ~(points[i] <= points).all(axis=1)
+    return np.array(front, np.int64)

@@ -1,0 +1,139 @@
+"""Quantities that objectives and constraints may name, and what a layout's are between."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel.errors import PerfModelError
+from perfmodel.planning.layouts._intervals import Interval
+from perfmodel.prediction import StepProblem
+from perfmodel.spec import DIMENSIONS
+from perfmodel.units import GIB
+from perfmodel.workload import step_flops
+
+DEGREES: Final = (*(d.key for d in DIMENSIONS), "vpp", "micro_batch", "zero", "devices")
+MEMORY: Final = ("memory_bytes", "memory_gib")
+TIMES: Final = (
+    "step_time_s", "tokens_per_s", "tokens_per_s_per_device", "mfu", "cost", "energy_j", "power_w", "train_time_s",
+)  # fmt: skip
+NAMES: Final = (*TIMES, *MEMORY, *DEGREES, "micro_batches", "global_batch")
+"""Everything that a formula may name."""
+MILLION: Final = 1e6
+_BUSY: Final = ("energy_j", "power_w")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tariff:
+    """What devices cost and draw, and how much is trained; nominal figures, from the catalog unless given."""
+
+    price_per_device_hour: float | None = None
+    """Money per device and hour; the catalog's are list prices, whose `source` says whose and when."""
+    power_w: float | None = None
+    """Of a device that computes: the vendor's nominal (thermal design) power."""
+    idle_power_w: float | None = None
+    """Of a device that waits."""
+    tokens: float | None = None
+    """Tokens (samples, where a model has no sequence) to train on."""
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise PerfModelError(f"{name} must be a finite number of at least 0, got {value!r}")
+        if self.tokens == 0:
+            raise PerfModelError("tokens must be above 0")
+
+    def completed(self, fixed: StepProblem) -> "Tariff":
+        """The same, with what it does not say taken from the catalog's entries of cluster and device."""
+        given, device = fixed.cluster.price_per_device_hour, fixed.cluster.device
+        return Tariff(
+            price_per_device_hour=given if self.price_per_device_hour is None else self.price_per_device_hour,
+            power_w=device.power_w if self.power_w is None else self.power_w,
+            idle_power_w=device.idle_power_w if self.idle_power_w is None else self.idle_power_w,
+            tokens=self.tokens,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Quantities:
+    """Named quantities of some layouts of one job."""
+
+    fixed: StepProblem
+    tariff: Tariff
+    """Complete."""
+    column: Callable[[str], Float[np.ndarray, " layouts"]]
+    """Values that are known of each layout: `DEGREES` and `memory_bytes`."""
+    step_s: Interval
+    busy_s: Callable[[], Interval]
+    """Seconds of a step in which the compute stream of a device is busy, mean over devices; asked for only where
+    it matters."""
+
+    @cached_property
+    def tokens_per_step(self) -> float:
+        """Tokens of one step."""
+        return float(self.fixed.job.global_batch * self.fixed.job.seq_len)
+
+    @property
+    def _share(self) -> float:
+        """Steps that what is paid for takes: training on `tokens`, or a million tokens."""
+        return (self.tariff.tokens or MILLION) / self.tokens_per_step
+
+    def __call__(self, name: str) -> Interval:
+        """Between which values a quantity lies.
+
+        Raises:
+            PerfModelError: a price, a power or an amount of tokens that nothing tells.
+        """
+        of = Interval.exactly
+        if name in MEMORY:
+            return of(self.column("memory_bytes") / (GIB if name == "memory_gib" else 1.0))
+        if name in DEGREES:
+            return of(self.column(name))
+        match name:
+            case "global_batch":
+                return of(float(self.fixed.job.global_batch))
+            case "step_time_s":
+                return self.step_s
+            case "train_time_s":
+                tokens = self._needed("tokens", "an amount of tokens to train on", "--tokens (tokens=)")
+                return self.step_s * of(tokens / self.tokens_per_step)
+            case "micro_batches":
+                return of(self.fixed.job.global_batch / (self.column("dp") * self.column("micro_batch")))
+        devices = of(self.column("devices"))
+        match name:
+            case "tokens_per_s":
+                return of(self.tokens_per_step) / self.step_s
+            case "tokens_per_s_per_device":
+                return of(self.tokens_per_step) / (self.step_s * devices)
+            case "mfu":
+                flops = step_flops(self.fixed.model, self.fixed.job).total
+                peak = self.fixed.cluster.device.peak.flops_per_s(self.fixed.job.dtype)
+                return of(flops / peak) / (self.step_s * devices)
+            case "cost":
+                price = self._needed("price_per_device_hour", "a price per device and hour", "--price (price=)")
+                return self.step_s * devices * of(price / 3600 * self._share)
+            case "energy_j":
+                return self._drawn_j() * of(self._share)
+            case "power_w":
+                return self._drawn_j() / self.step_s
+        raise AssertionError(name)
+
+    def _drawn_j(self) -> Interval:
+        """Energy of all devices in a step: devices * (idle power * step time + (power - idle power) * busy time)."""
+        power = self._needed("power_w", "the power of a busy device in watts", "--power (power_w=)")
+        idle = self._needed("idle_power_w", "the power of an idle device in watts", "--idle-power (idle_power_w=)")
+        if power < idle:
+            raise PerfModelError(f"a busy device draws {power:g} W and a waiting one {idle:g} W: give --power above it")
+        of = Interval.exactly
+        each = self.step_s * of(idle) + self.busy_s() * of(power - idle)
+        return each * of(self.column("devices"))
+
+    def _needed(self, field: str, what: str, flag: str) -> float:
+        value = getattr(self.tariff, field)
+        if value is None:
+            raise PerfModelError(f"{what} is needed and {self.fixed.cluster.name} does not tell it; give {flag}")
+        return value

@@ -1,0 +1,217 @@
+"""What is searched: a job on devices of a cluster, over a space of layouts; and its layouts, priced."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from perfmodel import catalog
+from perfmodel.cost import PricesKernels
+from perfmodel.cost.learn import WeightFiles, weight_files
+from perfmodel.errors import CalibrationError, LayoutError, PerfModelError, Rejection, UnknownNameError
+from perfmodel.planning.layouts._candidates import Candidates, gather
+from perfmodel.planning.layouts._enumerate import enumerate_grids
+from perfmodel.planning.layouts._quantities import Tariff
+from perfmodel.planning.layouts._space import SearchSpace, default_space
+from perfmodel.planning.what_if import Scenario, model_in_scenario
+from perfmodel.prediction import StepProblem, price_grids, step_problem_of
+from perfmodel.session import current_session
+from perfmodel.spec import Cluster, Model, Problem
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what is done, how many, of how many)."""
+Context = tuple[Problem, Path | None, Scenario, PricesKernels | None, str]
+"""Arguments of `model_of`; the last is the digest of the calibration's weights."""
+METHODS: Final = ("enumerate", "relax", "auto")
+"""How layouts are looked for."""
+ORDERS: Final = ("regret", "upper", "best")
+"""Robust orders: by expected regret, by the upper end of the 90 % interval, by the probability to be the best."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """What is best, how it is looked for, and how much of it is reported."""
+
+    method: str = "enumerate"
+    """`enumerate` (even stages, exact), `auto` (then uneven stages and recompute by stage for the layouts that a bound
+    promises a gain for, by dynamic programming), or `relax` (these cuts by relaxation, rounding and local search). The
+    result says what was done and why."""
+    objective: str | None = None
+    """One of `OBJECTIVES`, or a formula over `QUANTITIES` to be minimised; by default `step_time`, of several batches
+    `tokens_per_s`."""
+    constraints: Sequence[str] = ()
+    """Comparisons of such formulas that layouts must satisfy, such as `"memory_bytes < 70e9"`."""
+    tariff: Tariff | None = None
+    """Prices, powers, and tokens to train on, where they are not the catalog's."""
+    robust: str = ""
+    """Order by one of `ORDERS` instead, among the best, as predictions may err; see `Robustness`."""
+    batches: Sequence[int] = ()
+    """Global batches to try one after the other, and to rank together, instead of the problem's own."""
+    top: int = 10
+    """Layouts to rank."""
+    distinct: bool = True
+    """Of layouts that differ only in what they recompute or offload, or in options that change nothing, rank the best
+    alone (`Candidates.distinct`)."""
+    every: bool = False
+    """Evaluate every layout that fits, though its bound rules it out (`SearchResult.ranking`)."""
+    strict: bool = False
+    """Refuse to extrapolate beyond the measurements."""
+    workers: int = 1
+    """Processes that evaluate."""
+    dask: str = ""
+    """Address of a Dask scheduler whose workers evaluate instead."""
+    resume: Path | str | None = None
+    """File that keeps what was evaluated; if it is there, the search goes on from it."""
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise UnknownNameError("search method", self.method, METHODS)
+        if self.robust and self.robust not in ORDERS:
+            raise UnknownNameError("robust order", self.robust, ORDERS)
+        if self.top < 1:
+            raise PerfModelError(f"search: top must be at least 1 layout, got {self.top}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A problem to be laid out, over which layouts, priced how."""
+
+    problem: Problem
+    space: SearchSpace
+    calibration: Path | None = None
+    scenario: Scenario = field(default_factory=Scenario)
+    """In which the machine is another one; memory is the cluster's."""
+    kernels: PricesKernels | None = None
+    """Prices of kernels instead of the calibration's."""
+
+    @property
+    def devices(self) -> int:
+        """To lay out on; at most so many, if the space says `fewer_devices`."""
+        return self.problem.require_devices()
+
+    @property
+    def context(self) -> Context:
+        """What the step model follows from; picklable."""
+        return self.problem, self.calibration, self.scenario, self.kernels, self.weights.digest
+
+    @cached_property
+    def weights(self) -> WeightFiles:
+        """The calibration's weights as they were when they were first asked for."""
+        return weight_files(self.calibration)
+
+    @property
+    def fixed(self) -> StepProblem:
+        """The step model, kept for later calls."""
+        return _model(self.context, self.weights)
+
+    @property
+    def usable_bytes(self) -> float:
+        """Memory of a device that a layout may take."""
+        return self.problem.cluster.device.memory_bytes * (1 - self.fixed.framework.memory_margin)
+
+    def of(self, **changes: Any) -> "Question":
+        """The same of a problem with some fields changed, as `Problem.replace` takes them."""
+        return replace(self, problem=self.problem.replace(**changes))
+
+    @property
+    def beyond_framework(self) -> "Question":
+        """The same over all layouts, those that the framework cannot run included."""
+        return replace(self, space=replace(self.space, any_framework=True))
+
+    def in_scenario(self, scenario: Scenario) -> "Question":
+        """The same on the machine as a scenario has it."""
+        device = self.problem.cluster.device
+        n_bytes = scenario.device(device).memory_bytes
+        rest = tuple(setting for setting in scenario.settings if setting.name != "memory_bytes")
+        changed = self if n_bytes == device.memory_bytes else self.with_memory(n_bytes)
+        return replace(changed, scenario=Scenario(rest))
+
+    def with_memory(self, n_bytes: float) -> "Question":
+        """The same with so much memory on every device."""
+        cluster = self.problem.cluster
+        return self.of(cluster=replace(cluster, device=replace(cluster.device, memory_bytes=n_bytes)))
+
+
+def ask(
+    model: Problem | Model | str,
+    cluster: Cluster | str | None = None,
+    *,
+    space: SearchSpace | Callable[[Problem], SearchSpace] | None = None,
+    calibration: Path | str | None = None,
+    settings: Sequence[str] = (),
+    kernels: PricesKernels | None = None,
+    **words: Any,
+) -> Question:
+    """The question that the arguments of `search` ask.
+
+    Args:
+        model, cluster, words: a problem or the words for one, as `catalog.problem` takes them; `devices` are needed.
+        space, calibration, settings, kernels: as for `search`.
+
+    Raises:
+        PerfModelError: no devices, and as `search`.
+    """
+    problem = catalog.problem(model, cluster, **words)
+    problem.require_devices()
+    if space is None:
+        space = default_space(problem)
+    question = Question(
+        problem=problem,
+        space=space if isinstance(space, SearchSpace) else space(problem),
+        calibration=Path(calibration) if calibration is not None else None,
+        kernels=kernels,
+    )
+    return question.in_scenario(Scenario.parse(settings))
+
+
+def model_of(context: Context) -> StepProblem:
+    """The step model of a context, kept for later calls with the same.
+
+    Raises:
+        CalibrationError: the calibration holds other weights than when the search began.
+    """
+    return _model(context, weight_files(context[1]))
+
+
+def _model(context: Context, weights: WeightFiles) -> StepProblem:
+    problem, calibration, scenario, kernels, digest = context
+    if weights.digest != digest:
+        raise CalibrationError(f"{calibration}: its weights changed while the search ran; start it again")
+    fixed = step_problem_of(problem, weights)
+    if kernels is None and not scenario.settings:
+        return fixed
+
+    def other() -> StepProblem:
+        priced = fixed if kernels is None else fixed.repriced(kernels, fixed.collectives)
+        return model_in_scenario(priced, scenario) if scenario.settings else priced
+
+    return current_session().problems.once((fixed, scenario, kernels), other)
+
+
+def price(question: Question, rejected: Counter[Rejection], report: Progress = lambda *_: None) -> Candidates:
+    """Memory and bounds of all layouts of a question.
+
+    Args:
+        question: what to lay out.
+        rejected: gets the number of combinations that cannot run or do not fit, by reason.
+        report: told what is being done.
+
+    Raises:
+        LayoutError: no layout is possible at all (the message counts the reasons).
+    """
+    grids = list(enumerate_grids(question.space, question.problem, rejected))
+    if not grids:
+        reasons = "; ".join(f"{reason} ({count})" for reason, count in rejected.most_common())
+        name = question.problem.model.name
+        raise LayoutError(f"no layout of {name} is possible on {question.devices} devices: {reasons}")
+
+    usable_bytes = question.usable_bytes
+
+    def reported(costs):
+        for done, cost in enumerate(costs, 1):
+            report("price", done, len(grids))
+            yield cost
+
+    return gather(reported(price_grids(question.fixed, grids, usable_bytes)), usable_bytes, rejected)

@@ -1,0 +1,226 @@
+"""What a search found, with the proof of how good it is."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from perfmodel.display import search_html
+from perfmodel.errors import Rejection
+from perfmodel.planning.layouts._candidates import Candidates
+from perfmodel.planning.layouts._impossible import Impossible
+from perfmodel.planning.layouts._improve import Improvement
+from perfmodel.planning.layouts._robust import Robustness
+from perfmodel.planning.layouts._space import SearchSpace
+from perfmodel.prediction import Prediction
+from perfmodel.spec import Layout
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beyond:
+    """What a framework that could run every layout of the space would gain."""
+
+    layout: Layout
+    """The best of even stages, which the framework cannot run."""
+    value: float
+    """Of the objective."""
+    step_time_s: float
+    gain: float
+    """Of the objective, relative to the best layout that the framework can run; infinite where it can run none."""
+    cannot_run: tuple[str, ...]
+    """What of it the framework cannot, one sentence each."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "layout": str(self.layout), "objective_value": self.value, "step_time_s": self.step_time_s,
+            "gain": _finite(self.gain), "cannot_run": list(self.cannot_run),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchResult:
+    """Ranked layouts and the account of all others."""
+
+    evaluated: int
+    """Layouts scored by full schedule evaluation."""
+    feasible: int
+    """Layouts that fit into memory; those not evaluated have a lower bound above the best found."""
+    seconds: float
+    layouts: tuple[Prediction, ...]
+    """The best first."""
+    objective: str = "step_time"
+    """What is minimised, or maximised (`OBJECTIVES`, or a formula)."""
+    values: tuple[float, ...] = ()
+    """The objective of each of them."""
+    quantities: tuple[dict[str, float], ...] = ()
+    """What else objective and constraints name, and money and energy where the tariff tells them, of each."""
+    lower_bound: float = 0.0
+    """No value of the objective in the space is better."""
+    constraints: tuple[str, ...] = ()
+    framework: str = "generic"
+    """Whose layouts alone were tried, unless the space says `any_framework`."""
+    beyond: Beyond | None = None
+    """The best layout that the framework cannot run, where that is better than all that it can."""
+    impossible: Impossible | None = None
+    """Why there is no layout, and what would make one possible."""
+    robust: str = ""
+    """By what layouts are ordered instead of by the objective, if anything."""
+    robustness: Robustness | None = None
+    """How sure the ranking is, given what predictions may err by."""
+    method: str = "enumerate"
+    """How the layouts were found."""
+    why: str = ""
+    """Why by that method."""
+    improvements: tuple[Improvement, ...] = ()
+    """Layouts whose stages were cut anew, with what that gained and how far from the best cut it is at most."""
+    bounds_s: tuple[float, ...]
+    """A lower bound on the step time of each of them, from its passes and collectives alone."""
+    rejections: dict[Rejection, int]
+    """Why combinations are not ranked -> how many, the most first."""
+    step_time_s: Float[np.ndarray, " evaluated"]
+    """Step times of all evaluated layouts, the best first (ascending, unless the objective is another)."""
+    number: Int[np.ndarray, " evaluated"]
+    """Their numbers among the candidates."""
+    candidates: Candidates
+    """Every layout with its memory and bound."""
+    lower_bound_s: float
+    """No layout of the space that fits is faster than this."""
+    batches: "tuple[SearchResult, ...]" = ()
+    """One search for each global batch, where several were tried; `candidates`, `number` and `step_time_s` are
+    those of the batch of the best layout."""
+    complete: bool = True
+    """False where the search was interrupted: the best so far."""
+    space: SearchSpace
+    """What was searched: nothing is claimed of other layouts."""
+    unresolved: int = 0
+    """Layouts that an interrupt left, and whose bound does not rule out that they are better than the best found."""
+    unsearched: tuple[int, ...] = ()
+    """Global batches that an interrupt left, of which nothing is known."""
+    alike: int = 0
+    """Evaluated layouts that are one with a better one, see `Candidates.distinct`."""
+
+    @property
+    def rejected(self) -> dict[str, int]:
+        """Reason in words -> number of combinations."""
+        return {str(why): count for why, count in self.rejections.items()}
+
+    @property
+    def gap(self) -> float:
+        """How much worse (relative) the best layout may be than the best of the space; infinite where nothing tells."""
+        if self.unsearched or not (self.layouts or self.complete):
+            return np.inf
+        return self._gap(self.values[0]) if self.layouts else 0.0
+
+    def _gap(self, value: float) -> float:
+        if value == self.lower_bound:
+            return 0.0
+        return abs(value - self.lower_bound) / abs(self.lower_bound) if self.lower_bound else np.inf
+
+    @property
+    def certificate(self) -> str:
+        """`exact`: the best layout is proved to be the best of the space under this model; or what is known instead."""
+        if not self.complete:
+            return self._interrupted
+        if cut := next(
+            (i for i in self.improvements if self.layouts and i.result.layout == self.layouts[0].layout), None
+        ):
+            return f"exact for even stages; the cut within {cut.result.gap:.2%} of the best cut of its layout"
+        return "exact"
+
+    @property
+    def _interrupted(self) -> str:
+        """What is certain after an interrupt."""
+        if self.unsearched:
+            batches = ", ".join(map(str, self.unsearched))
+            return f"interrupted: nothing is known of global batch {batches}"
+        if not self.layouts:
+            return (
+                f"interrupted before a layout was evaluated: no {self.objective} is better than {self.lower_bound:.4g}"
+            )
+        if not self.unresolved:
+            return "interrupted: the best is proved to be the best of even stages, nothing is proved of those after it"
+        return (
+            f"interrupted: {self.unresolved:,} layouts are open, none with a better {self.objective} than "
+            f"{self.lower_bound:.4g}; the best so far is within {self.gap:.2%} of the best"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; the keys are part of the command-line contract."""
+        layouts = [
+            p.to_dict()
+            | {
+                "lower_bound_s": bound_s,
+                "gap": _finite(self._gap(value)),
+                "objective_value": value,
+                "quantities": quantities,
+            }
+            | (self.robustness.of(i) if self.robustness else {})
+            for i, (p, bound_s, value, quantities) in enumerate(
+                zip(self.layouts, self.bounds_s, self.values, self.quantities, strict=True)
+            )
+        ]
+        return {
+            "evaluated": self.evaluated,
+            "feasible": self.feasible,
+            "seconds": self.seconds,
+            "layouts": layouts,
+            "rejected": self.rejected,
+            "objective": self.objective,
+            "constraints": list(self.constraints),
+            "framework": self.framework,
+            "beyond_framework": self.beyond and self.beyond.to_dict(),
+            "lower_bound": _finite(self.lower_bound),
+            "impossible": self.impossible and self.impossible.to_dict(),
+            "robust": self.robust,
+            "probability_better": self.robustness.better.tolist() if self.robustness else [],
+            "method": self.method,
+            "why": self.why,
+            "improvements": [improvement.to_dict() for improvement in self.improvements],
+            "lower_bound_s": _finite(self.lower_bound_s),
+            "gap": _finite(self.gap),
+            "certificate": self.certificate,
+            "complete": self.complete,
+            "space": self.space.to_dict(),
+            "unresolved": self.unresolved,
+            "unsearched": list(self.unsearched),
+            "alike": self.alike,
+        }
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per ranked layout."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            [
+                {
+                    "layout": str(p.layout), "step_time_s": p.step_time_s, "lo_s": p.step_time_lo_s,
+                    "hi_s": p.step_time_hi_s, "mfu": p.mfu, "bubble_fraction": p.bubble_fraction,
+                    "peak_bytes": p.memory.peak, "tokens_per_s_per_device": p.tokens_per_s_per_device,
+                }
+                for p in self.layouts
+            ]
+        )  # fmt: skip
+
+    def ranking(self) -> list[tuple[Layout, float]]:
+        """Every evaluated layout with its step time, in the order of `step_time_s`; of even stages."""
+        return list(zip(self.candidates.layouts(self.number), self.step_time_s.tolist(), strict=True))
+
+    def frame(self) -> "pd.DataFrame":
+        """One row per layout that fits: its fields, `peak_bytes`, `bound_s`, and `step_time_s` where evaluated."""
+        frame = self.candidates.frame()
+        step_s = np.full(len(self.candidates.bound_s), np.nan)
+        step_s[self.number] = self.step_time_s
+        return frame.assign(step_time_s=step_s[frame["number"].to_numpy()])
+
+    def _repr_html_(self) -> str:
+        return search_html(self.to_dict())
+
+
+def _finite(value: float) -> float | None:
+    """The value for JSON, which has no infinity."""
+    return value if np.isfinite(value) else None

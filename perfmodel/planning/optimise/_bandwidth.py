@@ -1,0 +1,116 @@
+"""A budget of bandwidth, split over the links of a pipeline."""
+
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from perfmodel.errors import LayoutError
+from perfmodel.planning.optimise._certificate import Certificate
+from perfmodel.planning.optimise._cutting_planes import convex_bound
+from perfmodel.planning.optimise._relax import Relaxation, Values, relax
+from perfmodel.planning.optimise._variables import Shares
+from perfmodel.planning.what_if import Scenario, model_in_scenario
+from perfmodel.prediction import StepProblem, bundles, durations, prepared
+from perfmodel.program import Kind
+from perfmodel.spec import Layout
+from perfmodel.timeline import makespan
+
+_FASTER: Final = 4.0
+"""Bandwidths by which the part of a transfer that they shorten is told from its latency."""
+_DATA_PARALLEL: Final = (Kind.GRAD_REDUCE, Kind.PARAM_GATHER, Kind.PARAM_GATHER_BACKWARD)
+
+
+@dataclass(frozen=True, eq=False)
+class BandwidthResult:
+    """Shares of the links and what they make of the step."""
+
+    links: dict[str, float]
+    """Bandwidth of each link as a multiple of what it is; the multiples add up to the number of links."""
+    step_time_s: float
+    equal_s: float
+    """Step time with all multiples 1."""
+    certificate: Certificate
+    """Over all splits of the same budget."""
+    seconds: float
+
+    @property
+    def gap(self) -> float:
+        """By what share the step time is above the lower bound at most."""
+        return self.certificate.gap(self.step_time_s)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return vars(self) | {"certificate": self.certificate.to_dict(self.step_time_s)}
+
+
+def split_bandwidth(fixed: StepProblem, layout: Layout, *, least: float = 0.05, steps: int = 800) -> BandwidthResult:
+    """The best split of a fixed sum of bandwidths over the pipeline's links.
+
+    A link for every direction of every hop between stages, and for every stage's data-parallel group. Transfers
+    take latency + volume / share, so the step is convex in the shares and the result comes with a close bound.
+
+    Args:
+        fixed: model, job, cluster and cost models.
+        layout: a layout whose schedule flushes.
+        least: share that every link keeps.
+        steps: of the relaxation, from equal shares (one start is enough for a convex problem).
+
+    Raises:
+        LayoutError: nothing to split, or a schedule without a flush.
+    """
+    began = time.perf_counter()
+    problem, links = bandwidth_problem(fixed, layout, least=least)
+    found = relax(problem, n_starts=1, steps=steps)
+    bounded = convex_bound(problem, found.values)
+    step_s = [_step_s(problem, {"links": np.array(x)}) for x in (bounded.values["links"], np.ones(len(links)))]
+    return BandwidthResult(
+        links=dict(zip(links, bounded.values["links"].tolist(), strict=True)),
+        step_time_s=step_s[0],
+        equal_s=step_s[1],
+        certificate=Certificate(bounded.lower_bound, "", "cutting planes of critical paths (the step is convex)"),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def bandwidth_problem(fixed: StepProblem, layout: Layout, *, least: float = 0.05) -> tuple[Relaxation, list[str]]:
+    """The split as a relaxation in `links`, and the links' names."""
+    (bundle,) = bundles(fixed, [layout])
+    if bundle.spec.steps > 1:
+        raise LayoutError(f"a split of bandwidth needs a schedule that flushes, not {layout.schedule}")
+    structure = prepared(bundle.spec).structure
+    scenario = Scenario.parse([f"{where}_node_bandwidth={_FASTER:g}x" for where in ("intra", "inter")])
+    faster = model_in_scenario(fixed, scenario)
+    now_s, then_s = (durations(model, bundles(model, [layout])[0])[0] for model in (fixed, faster))
+    names = [_link(kind, stage) for kind, stage in zip(structure.class_kind, structure.class_stage, strict=True)]
+    links = sorted({name for name, seconds in zip(names, now_s, strict=True) if name and seconds > 0})
+    if len(links) < 2:
+        raise LayoutError(f"layout {layout} has fewer than two links to split bandwidth over")
+    of_class = np.array([links.index(name) if name in links else 0 for name in names])
+    volume_s = np.where([name in links for name in names], (now_s - then_s) / (1 - 1 / _FASTER), 0.0)
+    volume_s = np.clip(volume_s, 0.0, now_s)
+    constants = {"latency": now_s - volume_s, "volume": volume_s, "of_class": of_class}
+    variables = {"links": Shares(len(links), float(len(links)), least)}
+    return Relaxation(variables, (prepared(bundle.spec).compiled,), _durations, constants), links
+
+
+def _durations(values: Values) -> tuple[Float[Array, " classes"]]:
+    return (values["latency"] + values["volume"] / jnp.asarray(values["links"])[values["of_class"]],)
+
+
+def _step_s(problem: Relaxation, values: Values) -> float:
+    """In double precision."""
+    c = problem.constants
+    return float(makespan(problem.programs[0], c["latency"] + c["volume"] / values["links"][c["of_class"]]))
+
+
+def _link(kind: int, stage: int) -> str:
+    """The link that a class of events crosses; empty for computation."""
+    if kind == Kind.SEND_FORWARD:
+        return f"stage {stage} to {stage + 1}"
+    if kind == Kind.SEND_BACKWARD:
+        return f"stage {stage} to {stage - 1}"
+    return f"data-parallel group of stage {stage}" if kind in _DATA_PARALLEL else ""

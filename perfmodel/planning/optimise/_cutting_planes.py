@@ -1,0 +1,155 @@
+"""Certificates of convex problems: no path through the timeline can be shortened by more.
+
+A makespan is the largest sum of durations over paths. Where every duration is convex in the unknowns, each path
+gives a plane below the objective: its length at a point plus its gradient times the step away from it. The least
+of the largest plane over all allowed values, a linear program, is a lower bound (Kelley 1960).
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from scipy.optimize import linprog
+from scipy.sparse import csr_array, hstack, vstack
+
+from perfmodel.errors import PerfModelError
+from perfmodel.planning.optimise._relax import Form, Relaxation, Values, evaluated
+from perfmodel.timeline import makespan_lanes_and_grad
+
+_NOISE: Final = 0.01
+_LANES: Final = 64
+_SAFE: Final = 1e-6
+"""Share by which bounds are lowered for single precision and the solver's tolerance."""
+
+
+@dataclass(frozen=True, eq=False)
+class Bounded:
+    """A lower bound, and the best values met while it was raised."""
+
+    lower_bound: float
+    values: dict[str, np.ndarray]
+    value: float
+
+
+def convex_bound(problem: Relaxation, values: Values, *, rounds: int = 8, target_gap: float = 1e-3) -> Bounded:
+    """A bound on the objective over all values of the variables, from paths that are nearly critical at `values`.
+
+    Args:
+        problem: without limits or choices, and with durations that are convex in the values (the caller's word).
+        values: good ones; the bound is tight where they are close to the best.
+        rounds: times that planes are added where the linear program's solution lies (half-way from the best).
+        target_gap: enough.
+
+    Raises:
+        PerfModelError: limits or choices, for which planes prove nothing.
+    """
+    if problem.limits is not None or any(v.polytope is None for v in problem.variables.values()):
+        raise PerfModelError("a convex bound needs unknowns that are shares or boxes, and no other limits")
+    best = {name: np.asarray(value, float) for name, value in values.items()}
+    value, at, bound = evaluated(problem, best)[0], best, 0.0
+    planes: list[list[np.ndarray]] = [[] for _ in problem.programs]
+    rng = np.random.default_rng(0)
+    for _ in range(rounds):
+        for own, new in zip(planes, _planes(problem, at, rng), strict=True):
+            own.append(new)
+        bound, lowest = _least_of_planes(problem, [np.concatenate(own) for own in planes])
+        at = {name: (best[name] + lowest[name]) / 2 for name in best}
+        at_value = evaluated(problem, at)[0]
+        if at_value < value:
+            best, value = at, at_value
+        if value <= bound * (1 + target_gap):
+            break
+    return Bounded(bound * (1 - _SAFE), best, value)
+
+
+def _planes(problem: Relaxation, at: Values, rng: np.random.Generator) -> list[Float[np.ndarray, "planes 1+unknowns"]]:
+    """Value at the origin, and gradient, of every distinct path that is critical under a little noise."""
+    values = {name: jnp.asarray(value, float) for name, value in at.items()}
+    durations = [np.asarray(d) for d in _durations(problem.form, values, problem.single)]
+    paths = []
+    for compiled, seconds in zip(problem.programs, durations, strict=True):
+        noise = np.exp(_NOISE * rng.standard_normal((_LANES, len(seconds))))
+        noise[0] = 1.0
+        paths.append(np.unique(makespan_lanes_and_grad(compiled, seconds * noise)[1], axis=0))
+    gradients = _gradients(problem.form, values, problem.single, tuple(_padded(p) for p in paths))
+    point = _flat(at)
+    out = []
+    for counts, seconds, gradient in zip(paths, durations, gradients, strict=True):
+        slopes = np.asarray(gradient, float)[: len(counts)]
+        out.append(np.column_stack([counts.astype(float) @ seconds - slopes @ point, slopes]))
+    return out
+
+
+@partial(jax.jit, static_argnums=0)
+def _durations(form: Form, at: Values, constants: Values) -> tuple[Float[Array, " classes"], ...]:
+    return form.durations({**at, **constants})
+
+
+@partial(jax.jit, static_argnums=0)
+def _gradients(
+    form: Form, at: Values, constants: Values, paths: tuple[Array, ...]
+) -> list[Float[Array, "paths unknowns"]]:
+    _, back = jax.vjp(lambda values: form.durations({**values, **constants}), dict(at))
+    none = [jnp.zeros(c.n_classes) for c in form.programs]
+
+    def slope(i: int, counts: Array) -> Array:
+        (gradient,) = back((*none[:i], counts.astype(none[i].dtype), *none[i + 1 :]))
+        return jnp.concatenate([jnp.ravel(gradient[name]) for name in at])
+
+    return [jax.vmap(partial(slope, i))(counts) for i, counts in enumerate(paths)]
+
+
+def _padded(paths: np.ndarray) -> np.ndarray:
+    """To as many rows as there are lanes, for one trace."""
+    return np.concatenate([paths, np.zeros((_LANES - len(paths), paths.shape[1]), paths.dtype)])
+
+
+def _flat(values: Values) -> Float[np.ndarray, " unknowns"]:
+    return np.concatenate([np.ravel(value) for value in values.values()])
+
+
+def _least_of_planes(
+    problem: Relaxation, planes: list[Float[np.ndarray, "planes 1+unknowns"]]
+) -> tuple[float, dict[str, np.ndarray]]:
+    """Minimise the weighted sum over programs of the largest plane: a variable per unknown and per program."""
+    n, programs = planes[0].shape[1] - 1, len(planes)
+    rows, right, low, high, fixed, totals = [], [], [], [], [], []
+    for i, own in enumerate(planes):
+        above = np.zeros((len(own), programs))
+        above[:, i] = -1.0
+        rows.append(hstack([csr_array(own[:, 1:]), csr_array(above)]))
+        right.append(-own[:, 0])
+    at = 0
+    for variable in problem.variables.values():
+        size, allowed = int(np.prod(variable.free_shape)), variable.polytope
+        assert allowed is not None
+        low += [allowed.low] * size
+        high += [allowed.high] * size
+        if allowed.total is not None:
+            fixed.append(np.isin(np.arange(n + programs), np.arange(at, at + size)).astype(float))
+            totals.append(allowed.total)
+        at += size
+    solved = linprog(
+        np.concatenate([np.zeros(n), problem.weights]),
+        A_ub=vstack(rows),
+        b_ub=np.concatenate(right),
+        A_eq=np.array(fixed) if fixed else None,
+        b_eq=totals or None,
+        bounds=[*zip(low, high, strict=True), *[(0.0, None)] * programs],
+    )
+    if solved.status != 0:
+        return 0.0, {}
+    return float(solved.fun), _unflat(problem, solved.x[:n])
+
+
+def _unflat(problem: Relaxation, flat: Float[np.ndarray, " unknowns"]) -> dict[str, Any]:
+    out, at = {}, 0
+    for name, variable in problem.variables.items():
+        size = int(np.prod(variable.free_shape))
+        out[name] = flat[at : at + size].reshape(variable.free_shape)
+        at += size
+    return out

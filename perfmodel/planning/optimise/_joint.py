@@ -1,0 +1,115 @@
+"""Cuts, recompute and bandwidth together: discrete and continuous unknowns over the exact timeline.
+
+Cuts and modes come from the dynamic program (links as given) and from a relaxation of everything at once; for every
+such partition the links' shares are relaxed, sixteen partitions at a time; then single layers are moved, each move
+with shares of its own. No exact solver covers the whole.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel.planning.optimise._certificate import Certificate
+from perfmodel.planning.optimise._chain import Chain
+from perfmodel.planning.optimise._contiguous import NothingFitsError, least_sum_plus_max
+from perfmodel.planning.optimise._relax import relax
+from perfmodel.timeline import makespan, makespan_lanes
+
+_BATCH: Final = 16
+_IN_VAIN: Final = 4
+"""Batches of moves without a better one after which the search ends."""
+_EQUAL: Final = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class ChainResult:
+    """Cuts, modes and shares of the links."""
+
+    partition: tuple[int, ...]
+    mode: tuple[int, ...]
+    """Recompute of every stage, the fastest that fits."""
+    links: Float[np.ndarray, " hops"]
+    """Share of every hop in the bandwidth, 1 as given; they keep the sum."""
+    step_s: float
+    certificate: Certificate
+    """Over all partitions, modes and shares."""
+    seconds: float
+
+
+def optimise_chain(chain: Chain, *, seed: int = 0) -> ChainResult:
+    """Minimise the chain's makespan over contiguous stages, recompute by stage, and a split of the bandwidth.
+
+    Raises:
+        NothingFitsError: no partition fits into memory.
+    """
+    began = time.perf_counter()
+    everything = relax(chain.relaxation(links=True), n_starts=_BATCH, seed=seed)
+    rounded = [tuple(int(n) for n in values["layers"]) for values, *_ in everything.starts]
+    front = [cuts.partition for cuts in chain.exact()[: _BATCH // 2]]
+    start = [*dict.fromkeys([chain.improved(front)[0], *front, *rounded])]
+    best, links, value = None, np.ones(chain.stages - 1), np.inf
+    tried: set[tuple[int, ...]] = set()
+    in_vain = 0
+    while in_vain < _IN_VAIN:
+        # the most promising under the shares found so far get shares of their own
+        promising = [p for p in start if p not in tried and chain.mode_of(p) is not None]
+        if not promising:
+            break
+        order = np.argsort(makespan_lanes(chain.program, chain.durations_s(promising, links)))
+        chosen = [promising[i] for i in order[:_BATCH]]
+        tried.update(chosen)
+        shares, spans_s = share_links(chain, chosen, seed=seed)
+        found = int(np.argmin(spans_s))
+        if spans_s[found] >= value * (1 - _EQUAL):
+            in_vain += 1
+            continue
+        in_vain = 0
+        best, links, value = chosen[found], shares[found], float(spans_s[found])
+        start = list(chain.moved(best))
+    if best is None:
+        raise NothingFitsError("no way to cut the layers into these stages fits")
+    shares, _ = share_links(chain, [best], steps=1000, seed=seed)
+    step_s, links = min(
+        (float(makespan(chain.program, chain.durations_s([best], x)[0])), tuple(x)) for x in (links, shares[0])
+    )
+    mode = chain.mode_of(best)
+    assert mode is not None
+    return ChainResult(
+        partition=best,
+        mode=tuple(mode.argmax(axis=1).tolist()),
+        links=np.array(links),
+        step_s=step_s,
+        certificate=Certificate(_lower_bound_s(chain), "", "1F1B's paths with the cheapest transfer on every hop"),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def share_links(
+    chain: Chain, partitions: Sequence[tuple[int, ...]], *, steps: int = 150, seed: int = 0
+) -> tuple[Float[np.ndarray, "partitions hops"], Float[np.ndarray, " partitions"]]:
+    """The best split of the bandwidth for each of at most 16 partitions, and the makespans."""
+    padded = [*partitions, *[partitions[0]] * (_BATCH - len(partitions))]
+    modes = [chain.mode_of(partition) for partition in padded]
+    given = {"layers": np.array(padded, float), "mode": np.array(modes, float)}
+    found = relax(
+        chain.relaxation(links=True, stages=False), n_starts=_BATCH, steps=steps, seed=seed, given=given, spread=0.0
+    )
+    links = np.array([values["links"] for values, *_ in found.starts])[: len(partitions)]
+    return links, makespan_lanes(chain.program, chain.durations_s(partitions, links))
+
+
+def _lower_bound_s(chain: Chain) -> float:
+    """Of 1F1B: all stages once, then the rest of the slowest (as `lower_bound_s` of pipelines), over all partitions.
+
+    n hops of transfer b / x whose shares x add up to n take n b together at least (the harmonic mean).
+    """
+    seconds, _ = chain.tables
+    m = chain.micro_batches
+    warm_up = np.minimum(chain.stages - np.arange(chain.stages), m)[:, None, None]
+    rest = (m - 1) * seconds - (warm_up - 1) * chain.forward_table_s
+    (best, *_) = least_sum_plus_max(seconds[None], np.where(np.isfinite(seconds), rest, np.inf)[None])
+    return best.value + 2 * (chain.stages - 1) * float(chain.boundary_s[:-1].min())

@@ -1,0 +1,113 @@
+"""Pipelines cut into uneven stages: exact front, bounds, and the search around it by exact evaluation.
+
+A flushing pipeline with one stage per rank takes about sum over stages of (F + B + sends) plus (m - 1) times the
+slowest F + B (GPipe exactly, with transfers that do not queue; 1F1B at least nearly). Its least partitions come
+from dynamic programming; what the timeline adds (reductions, gathers, optimizer) is left to exact evaluation.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeVar
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel.planning.optimise._contiguous import Cuts, NothingFitsError, least_critical_path, least_sum_plus_max
+from perfmodel.prediction import LiveState, StageCosts
+from perfmodel.program import ProgramSpec
+
+T = TypeVar("T")
+FRONT: Final = 8
+"""Cuts of the exact front that are evaluated."""
+_ROUNDS: Final = 40
+
+
+def front(costs: Sequence[StageCosts], micro_batches: int, supply: Sequence[int] | None = None) -> list[Cuts]:
+    """Cuts around the least sum + (m - 1) max, the best first, none if none is possible; `costs`: by kind of device."""
+    both = np.stack([c.both_s for c in costs])
+    try:
+        return least_sum_plus_max(both + _sends(costs), _times(micro_batches - 1, both), supply)
+    except NothingFitsError:
+        return []
+
+
+def lower_bound_s(
+    costs: Sequence[StageCosts], spec: ProgramSpec, live: LiveState, supply: Sequence[int] | None = None
+) -> float:
+    """A step time that no partition can beat under the schedule's order; infinite where none fits.
+
+    The larger of two minima over all partitions. First that of `prediction.lower_bounds_s`. Second: before the
+    first backward on rank r its micro-batch has passed all stages and come back to r, and the rank has done w
+    forwards at most; all its other passes come after, and the last backward passes the ranks before r:
+    sum over stages of (F + B + sends) + (m - 1) B_r + (m - w) F_r. Where the last rank does all forwards first
+    (GPipe) the first backward waits for all m on every rank: w = 1. Without a flush only the work of a rank counts.
+    """
+    m = spec.micro_batches
+    forward, backward = (np.stack([getattr(c, name) for c in costs]) for name in ("forward_s", "backward_s"))
+    both = forward + backward
+    own = m * both
+    if spec.steps > 1:
+        return least_critical_path(own, np.zeros_like(own), supply)
+    if live.split:
+        return least_critical_path(own, forward, supply)
+    passed = both + _sends(costs)
+    warm_up = np.ones_like(live.warm_up) if live.warm_up[-1] == m else live.warm_up
+    after = _times(m - 1, backward) + _times((m - warm_up)[:, None, None], forward)
+    try:
+        (least, *_) = least_sum_plus_max(passed, after, supply)
+    except NothingFitsError:
+        return np.inf
+    return max(least_critical_path(own, passed, supply), least.value)
+
+
+def _times(count: int | np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """A multiple, 0 times too, that leaves what is impossible impossible."""
+    possible = np.isfinite(seconds)
+    return np.where(possible, count * np.where(possible, seconds, 0.0), np.inf)
+
+
+def _sends(costs: Sequence[StageCosts]) -> Float[np.ndarray, "kinds stages 1 cuts"]:
+    """Transfers after a stage; between two kinds they take as long as on the slower, at least as long as on one."""
+    return np.stack([c.sends_s for c in costs])[:, :, None, :]
+
+
+def spans(sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Index of a partition's stages in tables [stage, first layer, end]."""
+    end = np.cumsum(sizes)
+    return np.arange(len(end)), end - np.array(sizes), end
+
+
+def neighbours(partition: tuple[int, ...], reach: int | None = None) -> Iterable[tuple[int, ...]]:
+    """Partitions with a layer moved between stages at most `reach` apart (by default any two of 8, else 2)."""
+    stages = len(partition)
+    reach = reach or (stages if stages <= 8 else 2)
+    for a in range(stages):
+        for b in range(max(0, a - reach), min(stages, a + reach + 1)):
+            if a != b and partition[a] > 0:
+                yield tuple(n - (s == a) + (s == b) for s, n in enumerate(partition))
+
+
+def descend(
+    start: Sequence[T], moves: Callable[[T], Iterable[T]], evaluate: Callable[[Sequence[T]], Float[np.ndarray, " n"]]
+) -> tuple[T, float, int]:
+    """Steepest descent from the best of `start`: all neighbours in one evaluation, until none is better.
+
+    Returns:
+        The best, its value, and how many were evaluated.
+
+    Raises:
+        NothingFitsError: none of `start` is possible.
+    """
+    values = dict(zip(start, evaluate(start).tolist(), strict=True))
+    best = min(values, key=values.__getitem__)
+    if not np.isfinite(values[best]):
+        raise NothingFitsError("no way to cut the layers into these stages fits")
+    for _ in range(_ROUNDS):
+        new = [x for x in dict.fromkeys(moves(best)) if x not in values]
+        if not new:
+            break
+        values.update(zip(new, evaluate(new).tolist(), strict=True))
+        better = min(values, key=values.__getitem__)
+        if values[better] >= values[best]:
+            break
+        best = better
+    return best, values[best], len(values)

@@ -1,0 +1,198 @@
+"""Gradient relaxation: many starts at once down the timeline's gradient, then rounding to what can be built.
+
+The objective is the exact makespan; what makes it smooth is noise on the durations that fades out (a jittered
+gradient costs a fraction of a smoothed maximum's and shares ties among paths). Limits are kept by an augmented
+Lagrangian (Hestenes 1969, Powell 1969). All starts and all steps are one compiled loop.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jaxtyping import Array, Float
+
+from perfmodel.planning.optimise._variables import Variable, starts
+from perfmodel.timeline import CompiledStructure, makespan
+
+Values = Mapping[str, Any]
+_JITTER: Final = (0.03, 1e-3)
+"""Standard deviation of the logarithm of the durations' noise, at the first step and the last."""
+_TEMPERATURE: Final = (1.0, 0.05)
+_MULTIPLIER_EVERY: Final = 10
+_PENALTY: Final = 10.0
+FEASIBLE: Final = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class Relaxation:
+    """What to minimise: a weighted sum of makespans whose durations depend on unknowns."""
+
+    variables: Mapping[str, Variable]
+    programs: tuple[CompiledStructure, ...]
+    durations: Callable[[Values], tuple[Float[Array, " classes"], ...]]
+    """Seconds of each program's classes from unknowns and constants by name, as JAX can trace."""
+    constants: Values = field(default_factory=dict)
+    """Arrays by name. Problems that differ in these alone are compiled once, if their functions are the same."""
+    weights: tuple[float, ...] = (1.0,)
+    limits: Callable[[Values], Float[Array, " limits"]] | None = None
+    """Traceable too; every entry must end at or below 0. Best scaled so that 1 is far outside."""
+
+    @property
+    def form(self) -> "Form":
+        """All but the constants."""
+        return Form(tuple(self.variables.items()), self.programs, self.durations, self.weights, self.limits)
+
+    @property
+    def single(self) -> dict[str, Array]:
+        """The constants as JAX has them by default."""
+        return {name: jnp.asarray(np.asarray(value)) for name, value in self.constants.items()}
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is compiled of a relaxation; equal for problems that share the compilation."""
+
+    variables: tuple[tuple[str, Variable], ...]
+    programs: tuple[CompiledStructure, ...]
+    durations: Callable[[Values], tuple[Float[Array, " classes"], ...]]
+    weights: tuple[float, ...]
+    limits: Callable[[Values], Float[Array, " limits"]] | None
+
+    def objective(self, values: Values) -> Float[Array, ""]:
+        """The weighted makespans."""
+        spans = [makespan(c, d) for c, d in zip(self.programs, self.durations(values), strict=True)]
+        return sum((w * s for w, s in zip(self.weights, spans, strict=True)), jnp.asarray(0.0))
+
+    def excess(self, values: Values) -> Float[Array, " limits"]:
+        """The limits, none or more."""
+        return jnp.zeros(0) if self.limits is None else self.limits(values)
+
+
+@dataclass(frozen=True, eq=False)
+class Relaxed:
+    """The best of all starts after rounding, and what became of every start."""
+
+    values: dict[str, np.ndarray]
+    value: float
+    """Objective at the rounded values."""
+    feasible: bool
+    """Whether the rounded values keep all limits."""
+    starts: tuple[tuple[dict[str, np.ndarray], float, float], ...]
+    """Values, objective and broken limit of every start."""
+    seconds: float
+
+
+def relax(
+    problem: Relaxation,
+    *,
+    n_starts: int = 16,
+    steps: int = 300,
+    learning_rate: float = 0.1,
+    seed: int = 0,
+    spread: float = 0.5,
+    given: Values | None = None,
+) -> Relaxed:
+    """Adam from `n_starts` starts at once with fading noise, temperature and step; then the best after rounding.
+
+    Args:
+        problem: what to minimise.
+        n_starts: the first is the middle of every unknown's range, the others are random about it.
+        steps: of Adam, for all starts together.
+        learning_rate: at the first step, in free coordinates; falls to a hundredth (cosine).
+        seed: of starts and noise.
+        spread: standard deviation of the random starts in free coordinates.
+        given: further values that the durations and limits depend on, held fixed, with a row for every start.
+    """
+    began = time.perf_counter()
+    keys = jax.random.split(jax.random.key(seed))
+    fixed = {name: jnp.asarray(rows, float) for name, rows in (given or {}).items()}
+    begin = starts(problem.variables, n_starts, spread, keys[0])
+    free = _descend(problem.form, begin, fixed, problem.single, keys[1], steps, learning_rate)
+    rounded = {name: [v.rounded(row) for row in np.asarray(free[name])] for name, v in problem.variables.items()}
+    ends = {name: jnp.asarray(np.stack(rows), float) for name, rows in rounded.items()}
+    values, excess = _evaluated_starts(problem.form, ends | fixed, problem.single)
+    found = tuple(
+        ({name: rows[i] for name, rows in rounded.items()}, float(values[i]), float(excess[i])) for i in range(n_starts)
+    )
+    best = min(found, key=lambda one: (one[2] > FEASIBLE, one[1]))
+    return Relaxed(best[0], best[1], best[2] <= FEASIBLE, found, time.perf_counter() - began)
+
+
+def evaluated(problem: Relaxation, values: Values) -> tuple[float, float]:
+    """Objective at some values, and by how much they break the worst limit (0: they keep all)."""
+    one = {name: jnp.asarray(v, float)[None] for name, v in values.items()}
+    value, excess = _evaluated_starts(problem.form, one, problem.single)
+    return float(value[0]), float(excess[0])
+
+
+@partial(jax.jit, static_argnums=0)
+def _evaluated_starts(
+    form: Form, values: Values, constants: Values
+) -> tuple[Float[Array, " starts"], Float[Array, " starts"]]:
+    def one(values: Values) -> tuple[Array, Array]:
+        everything = {**values, **constants}
+        return form.objective(everything), jnp.append(form.excess(everything), 0.0).max()
+
+    return _each(one, values)(values)
+
+
+@partial(jax.jit, static_argnums=0)
+def _descend(
+    form: Form, free: Values, given: Values, constants: Values, key: Array, steps: int, learning_rate: float
+) -> dict[str, Array]:
+    """Adam on all starts; every few steps the multipliers of the limits take up what is still broken."""
+    optimizer = optax.scale_by_adam(b1=0.9, b2=0.99)
+
+    def values_at(free: Values, given: Values, temperature: Array) -> dict[str, Array]:
+        return {name: v.relaxed(free[name], temperature) for name, v in form.variables} | {**given, **constants}
+
+    at_start = partial(values_at, temperature=jnp.asarray(1.0))
+    scale = _each(lambda *x: form.objective(at_start(*x)), free)(free, given).mean()
+    none = jnp.zeros_like(_each(lambda *x: form.excess(at_start(*x)), free)(free, given))
+
+    def loss(
+        free: Values, given: Values, multipliers: Array, noises: list[Array], temperature: Array
+    ) -> tuple[Array, Array]:
+        values = values_at(free, given, temperature)
+        spans = [
+            w * makespan(c, d * n)
+            for w, c, d, n in zip(form.weights, form.programs, form.durations(values), noises, strict=True)
+        ]
+        pressed = multipliers + _PENALTY * form.excess(values)
+        pressed = jnp.where(pressed > 0, pressed, 0.0)
+        return sum(spans) / scale + ((pressed**2 - multipliers**2) / (2 * _PENALTY)).sum(), pressed
+
+    gradients = _each(jax.grad(loss, has_aux=True), free)
+    n_starts = len(next(iter(free.values())))
+
+    def step(i: Array, state: tuple[Any, ...]) -> tuple[Any, ...]:
+        free, moments, multipliers, key = state
+        done = i / steps
+        sigma = _JITTER[0] * (_JITTER[1] / _JITTER[0]) ** done
+        temperature = _TEMPERATURE[0] * (_TEMPERATURE[1] / _TEMPERATURE[0]) ** done
+        rate = learning_rate * (0.01 + 0.99 * (1 + jnp.cos(jnp.pi * done)) / 2)
+        key, *keys = jax.random.split(key, 1 + len(form.programs))
+        shapes = [(n_starts, c.n_classes) for c in form.programs]
+        noises = [jnp.exp(sigma * jax.random.normal(k, shape)) for k, shape in zip(keys, shapes, strict=True)]
+        gradient, pressed = gradients(free, given, multipliers, noises, jnp.full(n_starts, temperature))
+        update, moments = optimizer.update(gradient, moments)
+        free = jax.tree.map(lambda x, u: x - rate * u, free, update)
+        multipliers = jnp.where(i % _MULTIPLIER_EVERY == _MULTIPLIER_EVERY - 1, pressed, multipliers)
+        return free, moments, multipliers, key
+
+    state = dict(free), optimizer.init(dict(free)), none, key
+    return lax.fori_loop(0, steps, step, state)[0]
+
+
+def _each(function: Callable[..., Any], batch: Values) -> Callable[..., Any]:
+    """`function` of every start. One alone is not batched: the evaluator runs a single lane much faster."""
+    if len(next(iter(batch.values()))) > 1:
+        return jax.vmap(function)
+    return lambda *x: jax.tree.map(lambda y: y[None], function(*jax.tree.map(lambda y: y[0], x)))

@@ -1,0 +1,236 @@
+"""Before and after, sensitivities, sweeps, and what of a delay is hidden."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel import catalog
+from perfmodel.display import frame_html, whatif_html
+from perfmodel.errors import LayoutError, PerfModelError
+from perfmodel.planning.what_if._pricing import DelayedCollectives, ScaledKernels
+from perfmodel.planning.what_if._scenario import HARDWARE, Scenario, Setting, parse_setting
+from perfmodel.prediction import (
+    StepProblem,
+    bundles,
+    check_layout,
+    layout_of,
+    peak_memory,
+    step_problem_of,
+    step_programs,
+    step_time_s,
+)
+from perfmodel.program import N_STREAMS, Stream
+from perfmodel.spec import Cluster, Layout, Model, Problem
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_STEP = 0.01
+"""Relative change by which sensitivities are taken."""
+_HIDDEN = 1e-3
+"""A delay is hidden as long as the step grows by no more than this share."""
+
+MOST_POINTS: Final = 10_000
+"""Of a sweep: each is a step time of its own."""
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """What a scenario does to a step."""
+
+    settings: tuple[str, ...]
+    before_s: float
+    after_s: float
+    fits_before: bool
+    fits_after: bool
+    sensitivity: dict[str, float]
+    """d log(step time) / d log(parameter) in the scenario: -0.3 means that 1 % more makes the step 0.3 % shorter."""
+
+    @property
+    def change(self) -> float:
+        """Relative change of the step time."""
+        return self.after_s / self.before_s - 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self) | {
+            "settings": list(self.settings),
+            "before": {"step_time_s": self.before_s, "fits": self.fits_before},
+            "after": {"step_time_s": self.after_s, "fits": self.fits_after},
+            "change": self.change,
+        }
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per parameter: its sensitivity, largest effect first."""
+        import pandas as pd
+
+        frame = pd.DataFrame({"parameter": list(self.sensitivity), "sensitivity": list(self.sensitivity.values())})
+        return frame.sort_values("sensitivity", key=lambda s: -s.abs(), ignore_index=True)
+
+    def _repr_html_(self) -> str:
+        return whatif_html(self.to_dict())
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Step time against one parameter."""
+
+    name: str
+    values: tuple[float, ...]
+    multiple: bool
+    """Whether the values are multiples of what the parameter was."""
+    step_s: tuple[float, ...]
+    hidden_up_to: float | None
+    """Largest value of a delay that the step does not feel (within 0.1 %); None for other parameters."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per value: value, step_s."""
+        import pandas as pd
+
+        return pd.DataFrame({self.name: self.values, "step_s": self.step_s})
+
+    def _repr_html_(self) -> str:
+        hidden = "" if self.hidden_up_to is None else f"hidden up to {self.hidden_up_to:.3g} s"
+        return frame_html(self.to_frame(), hidden)
+
+
+def whatif(
+    model: "str | Model | Problem",
+    cluster: "str | Cluster | None" = None,
+    layout: "str | Layout" = "",
+    settings: Sequence[str] = (),
+    *,
+    calibration: Path | str | None = None,
+    **words: Any,
+) -> WhatIf:
+    """`in_scenario` of a problem and a layout, by name or as they are.
+
+    Args:
+        model, cluster, layout, calibration, words: as in `perfmodel.predict`.
+        settings: such as `"inter_node_bandwidth=2x"`, see `parse_setting`.
+    """
+    problem = catalog.problem(model, cluster, **words)
+    laid_out, _ = layout_of(problem, layout)
+    return in_scenario(step_problem_of(problem, calibration), laid_out, Scenario.parse(settings))
+
+
+def in_scenario(fixed: StepProblem, layout: Layout, scenario: Scenario) -> WhatIf:
+    """Step time before and after, and how it then depends on every parameter of the machine.
+
+    Args:
+        fixed: model, job, cluster and cost models as they are.
+        layout: the layout.
+        scenario: what changes.
+
+    Raises:
+        LayoutError: a layout that cannot run, or a slow rank that there is not.
+    """
+    check_layout(fixed.model, fixed.cluster, fixed.job, layout)
+    sensitivity = {}
+    for name in HARDWARE:
+        ends = [step_s(fixed, layout, scenario.scaled(name, factor)) for factor in (1 - _STEP, 1 + _STEP)]
+        sensitivity[name] = float(np.log(ends[1] / ends[0]) / np.log((1 + _STEP) / (1 - _STEP)))
+    return WhatIf(
+        settings=tuple(map(str, scenario.settings)),
+        before_s=step_s(fixed, layout, Scenario()),
+        after_s=step_s(fixed, layout, scenario),
+        fits_before=_fits(fixed, layout, Scenario()),
+        fits_after=_fits(fixed, layout, scenario),
+        sensitivity=sensitivity,
+    )
+
+
+def sweep(fixed: StepProblem, layout: Layout, scenario: Scenario, settings: Sequence[Setting]) -> Curve:
+    """Step time along values of one parameter, other settings being those of the scenario."""
+    check_layout(fixed.model, fixed.cluster, fixed.job, layout)
+    name = settings[0].name
+    spans = tuple(step_s(fixed, layout, scenario.and_also(setting)) for setting in settings)
+    hidden = _hidden_up_to(fixed, layout, scenario, name) if name.endswith("_delay_s") else None
+    return Curve(name, tuple(s.value for s in settings), settings[0].how == "times", spans, hidden)
+
+
+def parse_sweep(text: str) -> list[Setting]:
+    """Read `name=first:last:count`, such as `all_reduce_delay_s=0:0.01:11` or `inter_node_bandwidth=0.5x:4x:8`.
+
+    Raises:
+        UnknownNameError, PerfModelError: as `parse_setting`; or a range that is none.
+    """
+    name, _, raw = text.partition("=")
+    parts = raw.split(":")
+    if len(parts) != 3 or not parts[2].strip().isdecimal() or int(parts[2]) < 2:
+        raise PerfModelError(f"what-if: a sweep is name=first:last:count, like {name}=0:0.01:11; got {text!r}")
+    if int(parts[2]) > MOST_POINTS:
+        raise PerfModelError(f"what-if: a sweep has at most {MOST_POINTS:,} points; got {text!r}")
+    first, last = (parse_setting(f"{name}={part}") for part in parts[:2])
+    if first.how != last.how:
+        raise PerfModelError(f"what-if: both ends of the sweep {text!r} must be values, or both multiples")
+    return [Setting(first.name, first.how, float(v)) for v in np.linspace(first.value, last.value, int(parts[2]))]
+
+
+def step_s(fixed: StepProblem, layout: Layout, scenario: Scenario) -> float:
+    """Step time of a layout in a scenario."""
+    model = model_in_scenario(fixed, scenario)
+    (bundle,) = bundles(model, [layout])
+    programs, slowed = step_programs(model, bundle), scenario.slowed(layout.pp)
+    if slowed is not None:
+        if bundle.spec.replicas > 1:
+            raise LayoutError(f"what-if: slow_rank needs a schedule without replicas, not {layout.schedule}")
+        programs = [
+            (program, of_class * _slower(program.structure, *slowed), weight) for program, of_class, weight in programs
+        ]
+    return step_time_s(programs)
+
+
+def _slower(structure: Any, rank: int, factor: float) -> Float[np.ndarray, " classes"]:
+    """Factors of the classes: those that run on the rank's compute stream take longer."""
+    own = structure.stream == rank * N_STREAMS + Stream.COMPUTE
+    factors = np.ones(structure.n_classes)
+    factors[np.unique(structure.duration[own])] = factor
+    return factors
+
+
+def model_in_scenario(fixed: StepProblem, scenario: Scenario) -> StepProblem:
+    """The problem on the machine as the scenario has it (but for a slow rank)."""
+    device, cluster = scenario.device(fixed.cluster.device), scenario.cluster(fixed.cluster)
+    kernels = fixed.kernels if device == fixed.cluster.device else ScaledKernels(fixed.kernels, device)
+    delays_s = scenario.delays_s
+    return StepProblem(
+        model=fixed.model,
+        job=fixed.job,
+        cluster=cluster,
+        kernels=kernels,
+        collectives=DelayedCollectives(fixed.collectives, delays_s) if delays_s else fixed.collectives,
+        framework=scenario.framework(fixed.framework),
+        site=fixed.site,
+        adjustment=fixed.adjustment,
+    )
+
+
+def _fits(fixed: StepProblem, layout: Layout, scenario: Scenario) -> bool:
+    peak, _ = peak_memory(fixed, [layout])
+    capacity = scenario.device(fixed.cluster.device).memory_bytes
+    return bool(peak[0] <= capacity * (1 - fixed.framework.memory_margin))
+
+
+def _hidden_up_to(fixed: StepProblem, layout: Layout, scenario: Scenario, name: str) -> float:
+    """Where the curve leaves the flat part: bisection on the delay."""
+    none = step_s(fixed, layout, scenario.and_also(Setting(name, "to", 0.0)))
+
+    def felt(delay_s: float) -> bool:
+        return step_s(fixed, layout, scenario.and_also(Setting(name, "to", delay_s))) > none * (1 + _HIDDEN)
+
+    low, high = 0.0, none
+    if not felt(high):
+        return high
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (low, middle) if felt(middle) else (middle, high)
+    return low

@@ -1,0 +1,16 @@
+"""Distribution as transforms from programs to programs: each may follow the others."""
+
+from perfmodel.display import shorten_reprs
+from perfmodel.program.distribute._checkpoint import checkpoint as checkpoint
+from perfmodel.program.distribute._distribute import Degrees as Degrees
+from perfmodel.program.distribute._distribute import distribute as distribute
+from perfmodel.program.distribute._distribute import on_one_stream as on_one_stream
+from perfmodel.program.distribute._parallel import data_parallel as data_parallel
+from perfmodel.program.distribute._parallel import expert_parallel as expert_parallel
+from perfmodel.program.distribute._parallel import tensor_parallel as tensor_parallel
+from perfmodel.program.distribute._pipeline import micro_batches as micro_batches
+from perfmodel.program.distribute._pipeline import pipeline as pipeline
+from perfmodel.program.distribute._spread import Plan as Plan
+from perfmodel.program.distribute._spread import spread as spread
+
+shorten_reprs(__name__)

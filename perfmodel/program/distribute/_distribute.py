@@ -1,0 +1,107 @@
+"""The D/T/P transform: data, tensor and pipeline parallelism with micro-batches, ZeRO and checkpointing at once."""
+
+from dataclasses import dataclass, replace
+
+from perfmodel.errors import LayoutError
+from perfmodel.program.distribute._checkpoint import checkpoint
+from perfmodel.program.distribute._parallel import data_parallel, expert_parallel, tensor_parallel
+from perfmodel.program.distribute._pipeline import micro_batches, pipeline
+from perfmodel.program.ir import Program, Stream
+from perfmodel.schedule import get_schedule
+from perfmodel.spec import Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Degrees:
+    """How far to distribute along each dimension.
+
+    Raises:
+        LayoutError: a degree below one.
+    """
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    expert: int = 1
+    """Ranks that share out the experts; they also share the batch, beside the `data` replicas."""
+    micro_batches: int = 1
+    schedule: str = "1f1b"
+    """Name of a registered pipeline schedule."""
+    chunks: int = 1
+    """Model chunks per pipeline device (interleaved schedules)."""
+    zero: int = 0
+    sequence_parallel: bool = False
+    checkpoint: bool = False
+    """Recompute each layer's inner activations in the backward pass."""
+    send_stream: Stream = "compute"
+
+    def __post_init__(self) -> None:
+        for name in ("data", "tensor", "pipeline", "expert", "micro_batches", "chunks"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise LayoutError(f"{name} must be a whole number of at least 1, got {value!r}")
+
+    @classmethod
+    def of(cls, layout: Layout, global_batch: int) -> "Degrees":
+        """What a layout means for a program of `global_batch` samples.
+
+        Fused attention recomputes its core in any case, so that selective recomputation is none.
+
+        Raises:
+            LayoutError: context parallelism, offloading or experts sharded otherwise than the rest (`etp`), which no
+                transform does, or a batch that does not divide.
+        """
+        if layout.expert_tp != layout.tp:
+            raise LayoutError(
+                f"layout {layout}: programs shard experts over tp={layout.tp} ranks as all else; leave etp out"
+            )
+        if layout.cp > 1 or layout.offload:
+            raise LayoutError(f"layout {layout}: programs have no context parallelism and no offloading; use cp=1")
+        micro_batches, rest = divmod(global_batch, layout.dp * layout.micro_batch)
+        if rest or not micro_batches:
+            raise LayoutError(f"layout {layout}: a batch of {global_batch} does not divide into its micro-batches")
+        return cls(
+            data=layout.dp // layout.ep,
+            tensor=layout.tp,
+            pipeline=layout.pp,
+            expert=layout.ep,
+            micro_batches=micro_batches,
+            schedule=layout.effective_schedule,
+            chunks=layout.vpp,
+            zero=layout.zero,
+            sequence_parallel=layout.effective_sequence_parallel,
+            checkpoint=layout.recompute == "full",
+        )
+
+    @property
+    def n_devices(self) -> int:
+        return self.data * self.tensor * self.pipeline * self.expert
+
+
+def distribute(program: Program, degrees: Degrees) -> Program:
+    """A one-device program over `degrees.n_devices` devices.
+
+    Ranks are numbered as Megatron-LM numbers them: tensor ranks next to one another, then expert ranks, data
+    ranks, and pipeline stages outermost.
+
+    Raises:
+        LayoutError: something does not divide; the message names it.
+    """
+    if degrees.checkpoint:
+        program = checkpoint(program)
+    if degrees.pipeline * degrees.chunks > 1:
+        trains = any(i.tag.phase == "backward" for i in program.function.instructions)
+        name = degrees.schedule if trains else "forward"
+        schedule = get_schedule(name)(degrees.pipeline, degrees.micro_batches, degrees.chunks)
+        program = pipeline(program, schedule, send_stream=degrees.send_stream)
+    else:
+        program = micro_batches(program, degrees.micro_batches)
+    program = tensor_parallel(program, degrees.tensor, sequence_parallel=degrees.sequence_parallel)
+    program = expert_parallel(program, degrees.expert, stride=degrees.tensor)
+    return data_parallel(program, degrees.data, zero=degrees.zero, stride=degrees.tensor * degrees.expert)
+
+
+def on_one_stream(program: Program) -> Program:
+    """The same with every instruction on the compute stream: what ranks do that run one instruction at a time."""
+    alone = tuple(replace(i, tag=replace(i.tag, stream="compute")) for i in program.function.instructions)
+    return replace(program, function=replace(program.function, instructions=alone))

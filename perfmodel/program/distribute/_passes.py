@@ -1,0 +1,115 @@
+"""A program's instructions as the passes that a pipeline schedule orders."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfmodel.errors import LayoutError
+from perfmodel.program.ir import Function, Instruction
+from perfmodel.schedule import Phase, Schedule, even_split
+
+PassKind = tuple[Phase, int]
+"""A phase and the stage that runs it."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Instructions by pass, each in program order."""
+
+    of: dict[PassKind, tuple[Instruction, ...]]
+    update: tuple[Instruction, ...]
+    maker: dict[str, PassKind]
+    """Pass (backward ones split into input and weight gradient) that makes each value."""
+    users: dict[str, tuple[PassKind, ...]]
+    """Passes, split likewise, that use each value."""
+
+    def body(self, phase: Phase, stage: int) -> tuple[Instruction, ...]:
+        """Instructions of a pass; a whole backward is both of its halves, in program order."""
+        return self.of.get((phase, stage), ())
+
+
+def default_stages(layers: int, n_stages: int) -> tuple[int, ...]:
+    """Stage of each layer, by `even_split`; first and last layer carry embedding and head, so no stage is empty.
+
+    Raises:
+        LayoutError: fewer layers than stages.
+    """
+    if layers < n_stages:
+        raise LayoutError(f"{layers} layers do not fill {n_stages} pipeline stages; use fewer stages")
+    return tuple(np.repeat(np.arange(n_stages), even_split(layers, n_stages)).tolist())
+
+
+def n_layers(function: Function) -> int:
+    """Layers that the instructions are tagged with.
+
+    Raises:
+        LayoutError: an instruction without phase or layer.
+    """
+    for instruction in function.instructions:
+        if not instruction.tag.phase or instruction.tag.layer < 0:
+            raise LayoutError(f"%{instruction.outputs[0]}: tag every instruction with its phase and layer")
+    return max((i.tag.layer for i in function.instructions), default=0) + 1
+
+
+def passes_of(function: Function, stage_of_layer: Sequence[int]) -> Passes:
+    """Sort the instructions of a tagged function into passes."""
+    whole: dict[PassKind, list[Instruction]] = {}
+    for instruction in function.instructions:
+        tag = instruction.tag
+        if tag.phase == "update":
+            continue
+        phase = Phase.FORWARD if tag.phase == "forward" else Phase.BACKWARD
+        whole.setdefault((phase, stage_of_layer[tag.layer]), []).append(instruction)
+    of = {kind: tuple(body) for kind, body in whole.items()}
+    for (phase, stage), body in list(of.items()):
+        if phase == Phase.BACKWARD:
+            of[Phase.BACKWARD_INPUT, stage], of[Phase.BACKWARD_WEIGHT, stage] = _halves(function, body)
+    maker, users = {}, {}
+    for kind, body in of.items():
+        if kind[0] == Phase.BACKWARD:
+            continue
+        for instruction in body:
+            maker.update(dict.fromkeys(instruction.outputs, kind))
+            for name in instruction.inputs:
+                users.setdefault(name, {})[kind] = None
+    update = tuple(i for i in function.instructions if i.tag.phase == "update")
+    return Passes(of, update, maker, {name: tuple(kinds) for name, kinds in users.items()})
+
+
+def _halves(
+    function: Function, body: tuple[Instruction, ...]
+) -> tuple[tuple[Instruction, ...], tuple[Instruction, ...]]:
+    """A stage's backward pass as what other stages wait for (input gradients) and the rest (weight gradients)."""
+    own = {name for instruction in body for name in instruction.outputs}
+    inside = {id(instruction) for instruction in body}
+    live = {
+        name
+        for instruction in function.instructions
+        if instruction.tag.phase == "backward" and id(instruction) not in inside
+        for name in instruction.inputs
+        if name in own
+    }
+    first: list[Instruction] = []
+    for instruction in reversed(body):
+        if live.intersection(instruction.outputs):
+            live.update(instruction.inputs)
+            first.append(instruction)
+    kept = {id(instruction) for instruction in first}
+    return tuple(reversed(first)), tuple(i for i in body if id(i) not in kept)
+
+
+def pass_parts(phase: Phase) -> tuple[Phase, ...]:
+    """Halves that a schedule's phase consists of."""
+    return (Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT) if phase == Phase.BACKWARD else (phase,)
+
+
+def places(schedule: Schedule) -> dict[tuple[Phase, int, int], int]:
+    """Device that runs each (phase, stage, micro-batch), whole backward passes as both halves."""
+    index, micro_batches = schedule.covers
+    columns = (schedule.phase[index], schedule.instruction_stage[index], micro_batches, schedule.device[index])
+    found = {}
+    for phase, stage, micro_batch, device in zip(*(c.tolist() for c in columns), strict=True):
+        for part in pass_parts(Phase(phase)):
+            found[part, stage, micro_batch] = device
+    return found

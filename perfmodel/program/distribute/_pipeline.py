@@ -1,0 +1,277 @@
+"""Pipeline parallelism and micro-batching: a program's passes in the order of a schedule."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+
+import numpy as np
+
+from perfmodel.errors import LayoutError
+from perfmodel.program.distribute._batch import batch_shardings
+from perfmodel.program.distribute._passes import Passes, default_stages, n_layers, passes_of, places
+from perfmodel.program.ir import (
+    REPLICATED,
+    Function,
+    Instruction,
+    Parameter,
+    Partial,
+    Piece,
+    Program,
+    Sharded,
+    Sharding,
+    Stream,
+    Tag,
+    Whole,
+    attributes,
+)
+from perfmodel.schedule import Phase, Schedule, get_schedule, require_valid
+
+
+def micro_batches(program: Program, count: int) -> Program:
+    """One device works through `count` micro-batches, each forward then backward, and updates once."""
+    name = "1f1b" if any(i.tag.phase == "backward" for i in program.function.instructions) else "forward"
+    return pipeline(program, get_schedule(name)(1, count, 1)) if count > 1 else program
+
+
+def pipeline(
+    program: Program,
+    schedule: Schedule,
+    *,
+    stage_of_layer: Sequence[int] | None = None,
+    send_stream: Stream = "compute",
+) -> Program:
+    """Cut a one-device program into stages and micro-batches, and run them as a schedule says.
+
+    Passes are told apart by the instructions' tags. Values that cross stages are sent once to every device
+    that needs them, when the pass that makes them ends. Gradients and the loss are accumulated in the
+    schedule's order; where a stage sits on several devices, they are summed over these.
+
+    Args:
+        program: tagged by phase and layer.
+        schedule: any schedule over the stages; its micro-batches divide the batch.
+        stage_of_layer: global stage of each layer; by default layers are dealt out evenly.
+        send_stream: `compute`: a send holds up both devices (DistIR); `send`: it runs beside their passes.
+
+    Raises:
+        LayoutError: the program is distributed already, has too few layers, or mixes samples of a batch.
+        PerfModelError: the schedule is not valid.
+    """
+    _check(program, schedule)
+    layers = n_layers(program.function)
+    stages = tuple(stage_of_layer or default_stages(layers, schedule.n_stages))
+    if len(stages) != layers or set(stages) != set(range(schedule.n_stages)):
+        raise LayoutError(f"stage_of_layer must give each of {layers} layers one of {schedule.n_stages} stages")
+    return _Pipeline(program, schedule, stages, send_stream).run()
+
+
+def _check(program: Program, schedule: Schedule) -> None:
+    require_valid(schedule)
+    if program.n_devices > 1:
+        raise LayoutError("pipeline parallelism comes first: it needs a program on one device")
+    if schedule.slices > 1:
+        raise LayoutError(f"schedule {schedule.name} slices sequences; programs are cut along the batch only")
+    if schedule.updates.any():
+        raise LayoutError(f"schedule {schedule.name} updates weights within a step; use one that flushes, such as 1f1b")
+    trains = any(i.tag.phase == "backward" for i in program.function.instructions)
+    if trains and schedule.forward_only:
+        raise LayoutError(f"schedule {schedule.name} has no backward passes, which this program needs")
+
+
+class _Pipeline:
+    """State of writing the pipelined program down.
+
+    A value of the original program is known as (name, micro-batch); -1 stands for what all micro-batches
+    share. `_at` has the new value that holds it on each device.
+    """
+
+    def __init__(self, program: Program, schedule: Schedule, stages: tuple[int, ...], stream: Stream) -> None:
+        self._program, self._schedule = program, schedule
+        self._stream: Stream = stream
+        self._sharding, self._function = batch_shardings(program, schedule.micro_batches)
+        self._passes: Passes = passes_of(self._function, stages)
+        self._place = places(schedule)
+        self._at: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
+        self._out: list[Instruction] = []
+        self._parameters: list[Parameter] = []
+        self._summed = {name for name, spread in self._sharding.items() if spread == Partial("sum")} & self._needed()
+
+    def _needed(self) -> set[str]:
+        """Values that updates use or the program returns."""
+        used = {name for instruction in self._passes.update for name in instruction.inputs}
+        return used | set(self._function.outputs)
+
+    def run(self) -> Program:
+        inputs = self._place_inputs()
+        order = np.lexsort((self._schedule.device, self._schedule.slot))
+        for _, indices in groupby(order.tolist(), key=lambda i: int(self._schedule.slot[i])):
+            made = [(name, k) for index in indices for name, k in self._pass(index)]
+            for name, micro_batch in made:
+                self._send(name, micro_batch)
+        for instruction in self._passes.update:
+            self._update(instruction)
+        outputs = tuple(self._output(whole) for whole in self._program.outputs)
+        returned = tuple(dict.fromkeys(piece.value for whole in outputs for piece in whole.pieces))
+        function = Function(self._function.name, tuple(self._parameters), tuple(self._out), returned)
+        return Program(function, inputs, outputs)
+
+    def _place_inputs(self) -> tuple[Whole, ...]:
+        """A copy of every input on each device that uses it; data comes cut into micro-batches."""
+        devices = self._input_devices()
+        placed: dict[str, list[Piece]] = {}
+        for parameter in self._function.parameters:
+            name, here = parameter.name, devices[parameter.name] or {0: None}
+            copies = {device: name if len(here) == 1 else f"{name}.p{device}" for device in here}
+            spread = self._sharding[name]
+            placed[name] = [
+                piece
+                for device, copy in copies.items()
+                for piece in (
+                    self._cut(name, copy, spread.axis, device)
+                    if isinstance(spread, Sharded)
+                    else self._whole(name, copy, device)
+                )
+            ]
+        return tuple(
+            replace(w, pieces=tuple(_moved(new, p.start) for p in w.pieces for new in placed[p.value]))
+            for w in self._program.inputs
+        )
+
+    def _whole(self, name: str, copy: str, device: int) -> list[Piece]:
+        tensor = self._program.types[name]
+        self._parameters.append(Parameter(copy, tensor.on(device)))
+        self._at[name, -1][device] = copy
+        return [Piece(copy, (0,) * tensor.rank)]
+
+    def _cut(self, name: str, copy: str, axis: int, device: int) -> list[Piece]:
+        """One parameter per micro-batch."""
+        tensor, count = self._program.types[name], self._schedule.micro_batches
+        size = tensor.shape[axis] // count
+        part = tensor.with_shape([size if i == axis else n for i, n in enumerate(tensor.shape)]).on(device)
+        pieces = []
+        for k in range(count):
+            self._parameters.append(Parameter(f"{copy}.m{k}", part))
+            self._at[name, k][device] = f"{copy}.m{k}"
+            pieces.append(Piece(f"{copy}.m{k}", tuple(k * size if i == axis else 0 for i in range(tensor.rank))))
+        return pieces
+
+    def _input_devices(self) -> dict[str, dict[int, None]]:
+        """Devices that use each parameter of the function; states go with the weights they are updated with."""
+        devices: dict[str, dict[int, None]] = {p.name: {} for p in self._function.parameters}
+        for (phase, stage, _), device in self._place.items():
+            for instruction in self._passes.body(phase, stage):
+                for name in instruction.inputs:
+                    if name in devices:
+                        devices[name][device] = None
+        for instruction in self._passes.update:
+            here = {d: None for name in instruction.inputs for d in devices.get(name, ())}
+            for name in instruction.inputs:
+                if name in devices:
+                    devices[name] |= here
+        return devices
+
+    def _pass(self, index: int) -> list[tuple[str, int]]:
+        """Write one pass; returns the values that it makes."""
+        schedule = self._schedule
+        phase, first = Phase(schedule.phase[index]), int(schedule.micro_batch[index])
+        stage, device = int(schedule.instruction_stage[index]), int(schedule.device[index])
+        return [
+            made
+            for k in range(first, first + int(schedule.span[index]))
+            for instruction in self._passes.body(phase, stage)
+            for made in self._write(instruction, k, device)
+        ]
+
+    def _write(self, instruction: Instruction, k: int, device: int) -> list[tuple[str, int]]:
+        """Write an instruction for micro-batch k."""
+        inputs = tuple([self._fetch(name, k, device) for name in instruction.inputs])
+        suffix = f".m{k}" if self._schedule.micro_batches > 1 else ""
+        outputs = tuple([f"{name}{suffix}" for name in instruction.outputs])
+        tag = replace(instruction.tag, micro_batch=k)
+        values = instruction.attributes
+        if instruction.attribute("device") is not None or not instruction.inputs:
+            values = attributes(**dict(values) | {"device": device})
+        self._out.append(Instruction(instruction.op, inputs, outputs, values, tag))
+        for name, output in zip(instruction.outputs, outputs, strict=True):
+            self._at[name, k][device] = output
+            if name in self._summed:
+                self._accumulate(name, output, device, tag)
+        return [(name, k) for name in instruction.outputs]
+
+    def _accumulate(self, name: str, output: str, device: int, tag: Tag) -> None:
+        sofar = self._at[name, -1].get(device)
+        if sofar is not None:
+            total = f"{name}.sum{tag.micro_batch}"
+            self._out.append(Instruction("accumulate", (sofar, output), (total,), (), tag))
+            output = total
+        self._at[name, -1][device] = output
+
+    def _send(self, name: str, k: int) -> None:
+        """Send a value to every device whose passes use it."""
+        for phase, stage in self._passes.users.get(name, ()):
+            self._fetch(name, k, self._place[phase, stage, k])
+
+    def _fetch(self, name: str, k: int, device: int) -> str:
+        """The value that holds `name` of micro-batch k on a device, sent there if it is not yet."""
+        return self._held(name, k, self._at.get((name, k)) or self._at[name, -1], device)
+
+    def _held(self, name: str, k: int, holders: dict[int, str], device: int) -> str:
+        if device not in holders:
+            value = next(iter(holders.values()))
+            self._out.append(self._transfer(name, k, device, value))
+            holders[device] = self._out[-1].outputs[0]
+        return holders[device]
+
+    def _transfer(self, name: str, k: int, device: int, value: str) -> Instruction:
+        maker = self._passes.maker.get(name)
+        forward = maker is None or maker[0] == Phase.FORWARD
+        layer = next((i.tag.layer for i in self._passes.body(*maker) if name in i.outputs), -1) if maker else -1
+        tag = Tag("forward" if forward else "backward", layer, k, self._stream)
+        return Instruction("send", (value,), (f"{value}.p{device}",), attributes(to=device), tag)
+
+    def _total(self, name: str) -> dict[int, str]:
+        """What updates use of a value: summed over devices where several hold partial sums."""
+        key = (name, -1) if name in self._summed or (name, -1) in self._at else (name, 0)
+        holders = self._at[key]
+        if name in self._summed and len(holders) > 1:
+            totals = tuple(f"{value}.total" for value in holders.values())
+            tag = Tag("update", stream="data_comm")
+            self._out.append(Instruction("all_reduce", tuple(holders.values()), totals, attributes(op="sum"), tag))
+            self._at[name, -1] = dict(zip(holders, totals, strict=True))
+        self._summed.discard(name)
+        return self._at[key]
+
+    def _update(self, instruction: Instruction) -> None:
+        """Run an update wherever the parameters that it updates are."""
+        parameters = {p.name for p in self._function.parameters}
+        holders = {name: self._total(name) for name in instruction.inputs}
+        anchors = [h for name, h in holders.items() if name in parameters] or list(holders.values())[:1]
+        devices = list(dict.fromkeys(d for h in anchors for d in h))
+        for device in devices:
+            inputs = tuple(self._held(name, -1, holders[name], device) for name in instruction.inputs)
+            outputs = tuple(f"{n}.p{device}" if len(devices) > 1 else n for n in instruction.outputs)
+            self._out.append(replace(instruction, inputs=inputs, outputs=outputs))
+            for name, output in zip(instruction.outputs, outputs, strict=True):
+                self._at[name, -1][device] = output
+
+    def _output(self, whole: Whole) -> Whole:
+        pieces = [piece for p in whole.pieces for piece in self._returned(p)]
+        return replace(whole, pieces=tuple(pieces))
+
+    def _returned(self, piece: Piece) -> list[Piece]:
+        """Where a returned value is: its replicas, or its slices by micro-batch."""
+        spread: Sharding = self._sharding.get(piece.value, REPLICATED)
+        if not isinstance(spread, Sharded):
+            return [Piece(value, piece.start) for value in self._total(piece.value).values()]
+        axis, count = spread.axis, self._schedule.micro_batches
+        size = self._program.types[piece.value].shape[axis] // count
+        slices = []
+        for k in range(count):
+            offset = tuple(k * size if i == axis else 0 for i in range(len(piece.start)))
+            slices += [_moved(Piece(value, offset), piece.start) for value in self._at[piece.value, k].values()]
+        return slices
+
+
+def _moved(piece: Piece, start: Sequence[int]) -> Piece:
+    """The piece, of a piece that begins at `start`."""
+    return Piece(piece.value, tuple(a + b for a, b in zip(piece.start, start, strict=True)))

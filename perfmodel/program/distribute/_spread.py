@@ -1,0 +1,212 @@
+"""Spreading a program over the parts of one parallel dimension.
+
+Every device becomes `parts` devices. Each instruction is asked how it can be spread, given how its operands
+are (its op's sharding rule), and what it asks for is brought about by collectives. Data, tensor (Megatron-LM)
+and expert parallelism and ZeRO are nothing but different shardings of the inputs, and as they go from
+programs to programs they compose.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from perfmodel.errors import LayoutError
+from perfmodel.program.distribute._convert import conversion
+from perfmodel.program.ir import (
+    OPS,
+    REPLICATED,
+    UNTAGGED,
+    Answer,
+    Function,
+    Instruction,
+    Parameter,
+    Partial,
+    Piece,
+    Program,
+    Question,
+    Replicated,
+    Sharded,
+    Sharding,
+    Stream,
+    Tag,
+    Tensor,
+    Whole,
+    attributes,
+)
+
+Names = tuple[str, ...]
+"""One value per part."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What one parallel dimension does."""
+
+    parts: int
+    suffix: str
+    """Letter that names the dimension: part 0 of %w is %w.t0."""
+    inputs: Mapping[str, Sharding]
+    """Sharding of the values that hold an input tensor, by the value; replicated where none is given."""
+    outputs: Mapping[str, Sharding] = field(default_factory=dict)
+    """Sharding that a returned value must have, by the value; otherwise any but partial sums."""
+    stride: int = 1
+    """Devices from one part to the next: the product of the dimensions inside this one."""
+    stream: Stream = "compute"
+    """Stream of the collectives that this dimension adds."""
+    sequence_axis: int | None = None
+    """Sequence parallelism: axis along which activations are sharded where they would be replicated."""
+    gathered: frozenset[str] = frozenset()
+    """Sharded inputs that forward and backward passes gather for each use (ZeRO 3)."""
+    scatter_gradients: bool = False
+    """Gradients are sharded as soon as they are accumulated (ZeRO 2 and 3)."""
+
+
+def spread(program: Program, plan: Plan) -> Program:
+    """The program over `plan.parts` times as many devices.
+
+    Raises:
+        LayoutError: a tensor that is to be sliced does not divide.
+    """
+    return _Spreading(program, plan).run() if plan.parts > 1 else program
+
+
+def shard_axis(tensor: Tensor, parts: int) -> int | None:
+    """First axis that divides into `parts`, None where there is none (the tensor stays replicated)."""
+    return next((axis for axis, n in enumerate(tensor.shape) if n % parts == 0), None)
+
+
+class _Spreading:
+    """State of one walk over a program's instructions."""
+
+    def __init__(self, program: Program, plan: Plan) -> None:
+        self._program, self._plan = program, plan
+        self._types = program.types
+        self._sharding: dict[str, Sharding] = {}
+        self._names: dict[str, Names] = {}
+        self._converted: dict[tuple[Any, ...], Names] = {}
+        self._answers: dict[tuple[Any, ...], Answer] = {}
+        self._out: list[Instruction] = []
+
+    def run(self) -> Program:
+        function = self._program.function
+        parameters: list[Parameter] = []
+        for parameter in function.parameters:
+            parameters += self._parameter(parameter.name)
+        for instruction in function.instructions:
+            self._instruction(instruction)
+        final = {name: self._returned(name) for name in dict.fromkeys(function.outputs)}
+        returned = tuple(part for name in function.outputs for part in final[name][0])
+        return Program(
+            Function(function.name, tuple(parameters), tuple(self._out), returned),
+            tuple(self._pieces(w, {p.value: (self._names[p.value], self._sharding[p.value]) for p in w.pieces})
+                  for w in self._program.inputs),
+            tuple(self._pieces(w, final) for w in self._program.outputs),
+        )  # fmt: skip
+
+    def _device(self, device: int, part: int) -> int:
+        outer, inner = divmod(device, self._plan.stride)
+        return (outer * self._plan.parts + part) * self._plan.stride + inner
+
+    def _parameter(self, name: str) -> list[Parameter]:
+        tensor, sharding = self._types[name], self._plan.inputs.get(name, REPLICATED)
+        if isinstance(sharding, Sharded):
+            self._divides(name, sharding.axis)
+            n = tensor.shape[sharding.axis] // self._plan.parts
+            tensor = tensor.with_shape([n if i == sharding.axis else size for i, size in enumerate(tensor.shape)])
+        names = self._define(name, sharding)
+        return [Parameter(part, tensor.on(self._device(tensor.device, j))) for j, part in enumerate(names)]
+
+    def _divides(self, name: str, axis: int) -> None:
+        n, parts = self._types[name].shape[axis], self._plan.parts
+        if n % parts:
+            raise LayoutError(f"%{name}: its axis {axis} of {n} does not divide over {parts} devices")
+
+    def _define(self, name: str, sharding: Sharding) -> Names:
+        names = tuple([f"{name}.{self._plan.suffix}{j}" for j in range(self._plan.parts)])
+        self._names[name], self._sharding[name] = names, sharding
+        return names
+
+    def _instruction(self, instruction: Instruction) -> None:
+        answer = self._answer(instruction)
+        operands = [
+            self._convert(name, sharding, instruction.tag)
+            for name, sharding in zip(instruction.inputs, answer.inputs, strict=True)
+        ]
+        outputs = [self._define(*pair) for pair in zip(instruction.outputs, answer.outputs, strict=True)]
+        changed = instruction.attributes
+        moves = instruction.attribute("to") is not None or instruction.attribute("device") is not None
+        if answer.attributes:
+            changed = attributes(**dict(instruction.attributes) | dict(answer.attributes))
+        for j in range(self._plan.parts):
+            own = changed
+            if answer.offset_step:
+                own = attributes(**dict(own) | {"offset": dict(own).get("offset", 0) + j * answer.offset_step})
+            if moves:
+                own = self._moved(own, j)
+            elif not instruction.inputs:  # what comes from nowhere has to be told where it is
+                own = attributes(**dict(own) | {"device": self._device(self._types[instruction.outputs[0]].device, j)})
+            inputs = tuple([names[j] for names in operands])
+            self._out.append(Instruction(instruction.op, inputs, tuple([n[j] for n in outputs]), own, instruction.tag))
+
+    def _moved(self, values: tuple[tuple[str, Any], ...], part: int) -> tuple[tuple[str, Any], ...]:
+        """Attributes whose devices are those of a part."""
+
+        def moved(value: Any) -> Any:
+            return tuple(map(moved, value)) if isinstance(value, tuple) else self._device(value, part)
+
+        return tuple((name, moved(value) if name in ("to", "device") else value) for name, value in values)
+
+    def _answer(self, instruction: Instruction) -> Answer:
+        plan, tag = self._plan, instruction.tag
+        shardings = [self._sharding[name] for name in instruction.inputs]
+        update = tag.phase == "update"
+        scatters = plan.scatter_gradients and (update or instruction.op == "accumulate")
+        for k, name in enumerate(instruction.inputs):
+            if name in plan.gathered and not update:
+                shardings[k] = REPLICATED
+            if scatters and isinstance(shardings[k], Partial):
+                axis = shard_axis(self._types[name], plan.parts)
+                shardings[k] = shardings[k] if axis is None else Sharded(axis)
+        operands = tuple([self._types[name] for name in instruction.inputs])
+        key = (instruction.op, instruction.attributes, operands, tuple(shardings))
+        if key not in self._answers:
+            outputs = tuple([self._types[name] for name in instruction.outputs])
+            question = Question(
+                operands, outputs, dict(instruction.attributes), tuple(shardings), plan.parts, plan.sequence_axis
+            )
+            self._answers[key] = OPS[instruction.op].shard(question)
+        return self._answers[key]
+
+    def _convert(self, name: str, target: Sharding, tag: Tag) -> Names:
+        """The parts of a value, spread as `target` says."""
+        current = self._sharding[name]
+        if current == target:
+            return self._names[name]
+        # what is gathered is larger than what is stored: it is not kept from forward to backward
+        gathers = isinstance(current, Sharded) and isinstance(target, Replicated)
+        key = (name, target, (tag.phase, tag.micro_batch) if gathers else None)
+        if key not in self._converted:
+            if isinstance(target, Sharded):
+                self._divides(name, target.axis)
+            tag = replace(tag, stream=self._plan.stream)
+            hint = f"{name}.{len(self._converted)}.{self._plan.suffix}"
+            new, names = conversion(self._names[name], self._types[name], current, target, hint, tag)
+            self._out += new
+            self._converted[key] = names
+        return self._converted[key]
+
+    def _returned(self, name: str) -> tuple[Names, Sharding]:
+        current = self._sharding[name]
+        target = self._plan.outputs.get(name, REPLICATED if isinstance(current, Partial) else current)
+        return self._convert(name, target, replace(UNTAGGED, phase="update")), target
+
+    def _pieces(self, whole: Whole, spreads: Mapping[str, tuple[Names, Sharding]]) -> Whole:
+        pieces: list[Piece] = []
+        for piece in whole.pieces:
+            names, sharding = spreads[piece.value]
+            for j, name in enumerate(names):
+                start = list(piece.start)
+                if isinstance(sharding, Sharded):
+                    start[sharding.axis] += j * (self._types[piece.value].shape[sharding.axis] // self._plan.parts)
+                pieces.append(Piece(name, tuple(start)))
+        return replace(whole, pieces=tuple(pieces))

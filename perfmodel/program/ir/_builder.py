@@ -1,0 +1,113 @@
+"""Writing functions instruction by instruction."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from perfmodel.errors import PerfModelError
+from perfmodel.program.ir._errors import ProgramError
+from perfmodel.program.ir._function import (
+    UNTAGGED,
+    Attributes,
+    Function,
+    Instruction,
+    Parameter,
+    Tag,
+    attributes,
+)
+from perfmodel.program.ir._infer import OutputTypes, line_of, output_types
+from perfmodel.program.ir._types import Tensor
+
+
+class Builder:
+    """Collects instructions, types them as they come and makes up names.
+
+        b = Builder("mlp")
+        x = b.parameter("x", Tensor("fp32", (8, 4)))
+        w = b.parameter("w", Tensor("fp32", (4, 2)))
+        function = b.build([b.op("relu", b.op("matmul", x, w))])
+
+    Raises:
+        ProgramError: from `op`, `emit` and `parameter`, as `infer` would of the finished function.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.tag: Tag = UNTAGGED
+        """Tag of the instructions to come."""
+        self.types: dict[str, Tensor] = {}
+        self.instructions: list[Instruction] = []
+        self._parameters: list[Parameter] = []
+        self._count: dict[str, int] = {}
+        self._memo: OutputTypes = {}
+
+    @contextmanager
+    def tagged(self, **changes: Any) -> Iterator[None]:
+        """Instructions inside the block have a tag changed in these fields."""
+        before = self.tag
+        self.tag = replace(before, **changes)
+        try:
+            yield
+        finally:
+            self.tag = before
+
+    def parameter(self, name: str, tensor: Tensor) -> str:
+        """A formal parameter."""
+        if name in self.types:
+            raise ProgramError(self.name, 1, name, "is defined already; every value is assigned once")
+        self.types[name] = tensor
+        self._parameters.append(Parameter(name, tensor))
+        return name
+
+    def op(self, op: str, *inputs: str, name: str = "", **values: Any) -> str:
+        """Append an instruction of one output; returns the output's name (`name`, or made from the op's)."""
+        (output,) = self.emit(op, inputs, (name or op,), attributes(**values))
+        return output
+
+    def emit(
+        self, op: str, inputs: Sequence[str], hints: Sequence[str], values: Attributes = (), tag: Tag | None = None
+    ) -> tuple[str, ...]:
+        """Append an instruction; its outputs have the hinted names, numbered where these are taken."""
+        outputs = tuple([self.fresh(hint) for hint in hints])
+        instruction = Instruction(op, tuple(inputs), outputs, values, self.tag if tag is None else tag)
+        found = self._output_types(instruction)
+        self.types.update(zip(outputs, found, strict=True))
+        self.instructions.append(instruction)
+        return outputs
+
+    def _output_types(self, instruction: Instruction) -> tuple[Tensor, ...]:
+        op, outputs = instruction.op, instruction.outputs
+        missing = next((name for name in instruction.inputs if name not in self.types), None)
+        if missing is not None:
+            raise self._error(missing, f"is used by {op} before it is defined")
+        key = (op, instruction.attributes, tuple([self.types[name] for name in instruction.inputs]))
+        if key not in self._memo:
+            try:
+                self._memo[key] = output_types(instruction, key[2])
+            except PerfModelError as error:
+                raise self._error(outputs[0], str(error)) from None
+        found = self._memo[key]
+        if len(found) != len(outputs):
+            raise self._error(outputs[0], f"{op} has {len(found)} outputs, {len(outputs)} named")
+        return found
+
+    def _error(self, value: str, message: str) -> ProgramError:
+        return ProgramError(self.name, line_of(len(self.instructions), None), value, message)
+
+    def fresh(self, hint: str) -> str:
+        """A name that is not taken: the hint, or the hint and a number."""
+        if hint not in self.types and hint not in self._count:
+            self._count[hint] = 1
+            return hint
+        while True:
+            number = self._count.get(hint, 1)
+            self._count[hint] = number + 1
+            name = f"{hint}_{number}"
+            if name not in self.types and name not in self._count:
+                self._count[name] = 1
+                return name
+
+    def build(self, outputs: Sequence[str]) -> Function:
+        """The function so far."""
+        return Function(self.name, tuple(self._parameters), tuple(self.instructions), tuple(outputs))

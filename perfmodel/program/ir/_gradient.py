@@ -1,0 +1,101 @@
+"""Reverse-mode differentiation as an IR-to-IR transform: every op's gradient is a few ops of the same set."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from perfmodel.program.ir._builder import Builder
+from perfmodel.program.ir._errors import ProgramError
+from perfmodel.program.ir._function import Function
+from perfmodel.program.ir.ops import OPS
+
+
+def extend(function: Function) -> Builder:
+    """A builder that goes on where a function ends."""
+    builder = Builder(function.name)
+    for parameter in function.parameters:
+        builder.parameter(parameter.name, function.types[parameter.name])
+    for instruction in function.instructions:
+        builder.emit(instruction.op, instruction.inputs, instruction.outputs, instruction.attributes, instruction.tag)
+    return builder
+
+
+def add_gradients(builder: Builder, loss: str, wrt: Sequence[str]) -> dict[str, str]:
+    """Append the backward pass of what a builder holds.
+
+    Instructions of the backward pass have phase `backward` and the layer of those they differentiate. What
+    one value's consumers contribute is summed in reverse program order.
+
+    Args:
+        builder: holds the forward pass.
+        loss: a scalar.
+        wrt: values whose gradients are wanted.
+
+    Returns:
+        Name of each wanted gradient.
+
+    Raises:
+        ProgramError: the loss is no scalar, or does not depend on a wanted value.
+    """
+    types = builder.types
+    forward = tuple(builder.instructions)
+    last = next((i for i in reversed(forward) if loss in i.outputs), None)
+    if last is None or types[loss].shape != ():
+        raise ProgramError(builder.name, len(forward) + 2, loss, "must be a computed scalar to be differentiated")
+    needed = set(wrt)
+    for instruction in forward:
+        if needed.intersection(instruction.inputs):
+            needed.update(instruction.outputs)
+    gradients: dict[str, str] = {}
+    with builder.tagged(phase="backward", layer=last.tag.layer):
+        one = builder.op("constant", name=f"d_{loss}", dtype=types[loss].dtype, value=1.0, device=types[loss].device)
+        gradients[loss] = one
+        for instruction in reversed(forward):
+            rule = OPS[instruction.op].gradient
+            given = tuple(gradients.get(name) for name in instruction.outputs)
+            if rule is None or not needed.intersection(instruction.inputs) or all(g is None for g in given):
+                continue
+            with builder.tagged(layer=instruction.tag.layer):
+                found = rule(builder, instruction, given)
+                for name, gradient in zip(instruction.inputs, found, strict=True):
+                    if gradient is None or name not in needed:
+                        continue
+                    sofar = gradients.get(name)
+                    gradients[name] = gradient if sofar is None else builder.op("add", sofar, gradient)
+        for name in wrt:
+            if name not in gradients:
+                raise ProgramError(builder.name, len(forward) + 2, name, f"%{loss} does not depend on it")
+    _drop_dead(builder, len(forward), [gradients[name] for name in wrt])
+    names = _named(builder, len(forward), {gradients[name]: name for name in reversed(wrt)})
+    return {name: names[gradients[name]] for name in wrt}
+
+
+def _drop_dead(builder: Builder, first: int, wanted: Sequence[str]) -> None:
+    """Remove instructions from number `first` on that nothing wanted depends on."""
+    live = set(wanted)
+    kept = []
+    for instruction in reversed(builder.instructions[first:]):
+        if live.intersection(instruction.outputs):
+            live.update(instruction.inputs)
+            kept.append(instruction)
+        else:
+            for name in instruction.outputs:
+                del builder.types[name]
+    builder.instructions[first:] = reversed(kept)
+
+
+def gradient(function: Function, loss: str, wrt: Sequence[str]) -> Function:
+    """The function that returns the loss and its gradients with respect to some of its values."""
+    builder = extend(function)
+    gradients = add_gradients(builder, loss, wrt)
+    return builder.build([loss, *gradients.values()])
+
+
+def _named(builder: Builder, first: int, of: dict[str, str]) -> dict[str, str]:
+    """Name the gradient of %w `d_w`, in instructions from number `first` on; returns the new name of each."""
+    names = {old: builder.fresh(f"d_{value}") for old, value in of.items()}
+    for old, new in names.items():
+        builder.types[new] = builder.types.pop(old)
+    for k, i in enumerate(builder.instructions[first:], first):
+        inputs, outputs = (tuple(names.get(n, n) for n in side) for side in (i.inputs, i.outputs))
+        builder.instructions[k] = replace(i, inputs=inputs, outputs=outputs)
+    return names

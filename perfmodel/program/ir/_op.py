@@ -1,0 +1,146 @@
+"""What an op is: one record of rules, so that adding an op is one entry.
+
+A rule raises `RuleError` (without line or value, which the interpreter adds). The JAX implementation of
+an op is registered under the same name in `perfmodel.execution`; this package knows no JAX.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from perfmodel.program.ir._errors import RuleError
+from perfmodel.program.ir._types import Tensor
+from perfmodel.spec import Op
+
+if TYPE_CHECKING:
+    from perfmodel.program.ir._builder import Builder
+    from perfmodel.program.ir._function import Instruction
+
+
+@dataclass(frozen=True, slots=True)
+class Replicated:
+    """Every part holds the whole tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sharded:
+    """Part j holds the j-th of equal slices along an axis (counted from 0)."""
+
+    axis: int
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """The tensor is the sum (or the elementwise maximum, `op="max"`) of what the parts hold."""
+
+    op: str = "sum"
+
+
+Sharding = Replicated | Sharded | Partial
+"""How a tensor is spread over the parts of one parallel dimension (GSPMD, Xu et al. 2021, section 3)."""
+REPLICATED: Final = Replicated()
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a sharding rule is asked: an instruction and how its operands are spread."""
+
+    operands: tuple[Tensor, ...]
+    """Whole operands, as the instruction had them before it was spread."""
+    outputs: tuple[Tensor, ...]
+    attributes: Mapping[str, Any]
+    shardings: tuple[Sharding, ...]
+    parts: int
+    sequence_axis: int | None = None
+    """Axis along which partial sums of three-dimensional activations are scattered, where that is wanted
+    (sequence parallelism, Korthikanti et al. 2022); otherwise they are all-reduced."""
+
+    def settled(self) -> "Question":
+        """The question with partial sums completed, for rules of ops that are not linear."""
+        return replace(self, shardings=tuple(map(self._settled, self.operands, self.shardings)))
+
+    def _settled(self, tensor: Tensor, spread: Sharding) -> Sharding:
+        if not isinstance(spread, Partial):
+            return spread
+        axis = self.sequence_axis
+        scatters = axis is not None and tensor.rank == 3 and tensor.shape[axis] % self.parts == 0
+        return Sharded(axis) if scatters and axis is not None else REPLICATED
+
+    def sharded_axis(self, operand: int) -> int | None:
+        """Axis along which an operand is sharded, None where it is not."""
+        spread = self.shardings[operand]
+        return spread.axis if isinstance(spread, Sharded) else None
+
+    def replicated(self) -> "Answer":
+        """The answer that every part does the whole work."""
+        return Answer((REPLICATED,) * len(self.operands), (REPLICATED,) * len(self.outputs))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a sharding rule decides."""
+
+    inputs: tuple[Sharding, ...]
+    """What each operand is to be converted to; `Partial` only where it is so already."""
+    outputs: tuple[Sharding, ...]
+    attributes: tuple[tuple[str, Any], ...] = ()
+    """Attributes that every part has in place of the instruction's own."""
+    offset_step: int = 0
+    """By how much attribute `offset` rises from one part to the next."""
+
+
+InferRule = Callable[[tuple[Tensor, ...], Mapping[str, Any]], tuple[Tensor, ...]]
+FoldRule = Callable[[Sequence[np.ndarray], Mapping[str, Any]], np.ndarray]
+WorkRule = Callable[[tuple[Tensor, ...], tuple[Tensor, ...], Mapping[str, Any]], tuple[Op, ...]]
+GradientRule = Callable[["Builder", "Instruction", tuple[str | None, ...]], tuple[str | None, ...]]
+ShardRule = Callable[[Question], Answer]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpDefinition:
+    """The rules of one op."""
+
+    name: str
+    infer: InferRule
+    """Types of the outputs from those of the operands and the attributes; checks both."""
+    work: WorkRule
+    """Kernels or collectives that one execution runs: where its FLOPs, bytes and time come from."""
+    fold: FoldRule | None = None
+    """Value of the only output from known operand values."""
+    gradient: GradientRule | None = None
+    """Emits the gradients of the operands from those of the outputs; None: the op is constant."""
+    shard: ShardRule = Question.replicated
+    """How to spread the op over the parts of a parallel dimension."""
+    collective: bool = False
+    """Whether the op runs on several devices at once."""
+
+
+def operands(count: int, given: tuple[Tensor, ...]) -> None:
+    """Raise `RuleError` unless `count` operands are given."""
+    if len(given) != count:
+        raise RuleError(f"{count} operand{'s' * (count != 1)} needed, {len(given)} given")
+
+
+def required(attributes: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
+    """An attribute that must be there and of a type."""
+    value = attributes.get(name)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
+        names = kind.__name__ if isinstance(kind, type) else " or ".join(k.__name__ for k in kind)
+        raise RuleError(f"attribute {name} of type {names} is needed, got {value!r}")
+    return value
+
+
+def axis_of(attributes: Mapping[str, Any], name: str, rank: int) -> int:
+    """An axis attribute as a number from 0; negative ones count from the end."""
+    axis = required(attributes, name, int)
+    if not -rank <= axis < rank:
+        raise RuleError(f"{name}={axis} is not an axis of a tensor of {rank} dimensions")
+    return axis % rank
+
+
+def table(*definitions: OpDefinition) -> Mapping[str, OpDefinition]:
+    """Definitions by name."""
+    return MappingProxyType({d.name: d for d in definitions})

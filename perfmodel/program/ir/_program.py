@@ -1,0 +1,130 @@
+"""Programs: a function together with the whole tensors that its values are pieces of."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from perfmodel.errors import PerfModelError, UnknownNameError
+from perfmodel.program.ir._function import Function
+from perfmodel.program.ir._types import Shape, Tensor
+
+Role = Literal["data", "parameter", "state", "loss", "gradient", "output"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A value that holds part of a whole tensor (the same part on several devices: replicas)."""
+
+    value: str
+    start: Shape
+    """Where the part begins in the whole, by axis; how far it reaches is the value's shape."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Whole:
+    """A tensor as the undistributed program knows it, and the values that hold it."""
+
+    name: str
+    role: Role
+    dtype: str
+    shape: Shape
+    pieces: tuple[Piece, ...]
+    batch_axis: int | None = None
+    """Axis of independent samples, of data."""
+    tensor_axis: int | None = None
+    """Axis that tensor parallelism slices, of parameters (None: replicated)."""
+    expert_axis: int | None = None
+    """Axis of experts, of their parameters."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What transforms take and return: a function, and how its values relate to whole tensors."""
+
+    function: Function
+    inputs: tuple[Whole, ...]
+    outputs: tuple[Whole, ...]
+
+    @property
+    def types(self) -> Mapping[str, Tensor]:
+        """Type of every value of the function."""
+        return self.function.types
+
+    @property
+    def n_devices(self) -> int:
+        return self.function.n_devices
+
+    def inputs_of(self, *roles: Role) -> tuple[Whole, ...]:
+        """Inputs that play one of the roles."""
+        return tuple(whole for whole in self.inputs if whole.role in roles)
+
+    def split(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Values of the function's parameters from whole tensors by name.
+
+        Raises:
+            PerfModelError: a tensor is missing or has another shape.
+        """
+        values = {}
+        for whole in self.inputs:
+            if whole.name not in arrays:
+                raise UnknownNameError("input tensor", whole.name, arrays)
+            array = np.asarray(arrays[whole.name])
+            if array.shape != whole.shape:
+                raise PerfModelError(f"input {whole.name} must have shape {whole.shape}, got {array.shape}")
+            for piece in whole.pieces:
+                values[piece.value] = array[_region(piece, self.types[piece.value].shape)]
+        return values
+
+    def join(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Whole tensors by name from the values that the function returns.
+
+        Raises:
+            PerfModelError: replicas of a piece that differ (by more than rounding of sums in another order).
+        """
+        wholes = {}
+        for whole in self.outputs:
+            out = np.zeros(whole.shape, values[whole.pieces[0].value].dtype)
+            seen = np.zeros(whole.shape, bool)
+            for piece in whole.pieces:
+                array = np.asarray(values[piece.value])
+                region = _region(piece, array.shape)
+                tolerance = _TOLERANCE[array.dtype.itemsize]
+                if seen[region].all() and not np.allclose(out[region], array, rtol=tolerance, equal_nan=True):
+                    raise PerfModelError(f"%{piece.value}: replicas of {whole.name} differ")
+                out[region] = array
+                seen[region] = True
+            if not seen.all():
+                raise PerfModelError(f"output {whole.name}: no value holds some of its elements")
+            wholes[whole.name] = out
+        return wholes
+
+
+_TOLERANCE = {8: 1e-9, 4: 1e-3, 2: 1e-1, 1: 0.0}
+"""Relative difference by which replicas may differ, by bytes of an element."""
+
+
+def _region(piece: Piece, shape: Shape) -> tuple[slice, ...]:
+    return tuple(slice(start, start + n) for start, n in zip(piece.start, shape, strict=True))
+
+
+def whole_value(function: Function, name: str, value: str, role: Role, **axes: int | None) -> Whole:
+    """A whole tensor that one value holds."""
+    tensor = function.types[value]
+    origin = (0,) * tensor.rank
+    return Whole(name=name, role=role, dtype=tensor.dtype, shape=tensor.shape, pieces=(Piece(value, origin),), **axes)
+
+
+def undistributed(function: Function, roles: Mapping[str, Role] | None = None) -> Program:
+    """A function as a program of whole tensors, every input data without batch axis unless its role is given.
+
+    Such a program can be executed, simulated and lowered; most transforms need the roles.
+    """
+    roles = roles or {}
+    names: Iterable[str] = dict.fromkeys(function.outputs)
+    return Program(
+        function,
+        tuple(whole_value(function, p.name, p.name, roles.get(p.name, "data")) for p in function.parameters),
+        tuple(whole_value(function, name, name, roles.get(name, "output")) for name in names),
+    )

@@ -1,0 +1,121 @@
+"""GPT-2 style transformers: training with cross-entropy, inference, and a mixture-of-experts variant."""
+
+from dataclasses import dataclass
+
+from perfmodel.errors import PerfModelError
+from perfmodel.program.ir._program import Program
+from perfmodel.program.ir.models._draft import ModelDraft
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerSize:
+    """Shape of a decoder-only transformer.
+
+    Raises:
+        PerfModelError: heads that do not divide the hidden size, or a number below one.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    vocab: int
+    seq_len: int
+    experts: int = 0
+    """Feed-forward networks of every layer, of which each token visits one; 0 for a dense model."""
+
+    def __post_init__(self) -> None:
+        if min(self.layers, self.hidden, self.heads, self.vocab, self.seq_len, self.experts + 1) < 1:
+            raise PerfModelError(f"every size of a transformer must be at least 1, got {self}")
+        if self.hidden % self.heads:
+            raise PerfModelError(f"hidden size {self.hidden} does not divide into {self.heads} heads")
+
+    @property
+    def n_parameters(self) -> int:
+        """Weights and biases."""
+        h, ffn = self.hidden, 4 * self.hidden
+        attention = 2 * h + (h + 1) * 3 * h + (h + 1) * h
+        dense = (h + 1) * ffn + (ffn + 1) * h
+        expert = self.experts * 2 * h * ffn + h * self.experts
+        block = attention + 2 * h + (expert if self.experts else dense)
+        return self.layers * block + (2 * self.vocab + self.seq_len + 2) * h
+
+
+GPT2_XL = TransformerSize(layers=48, hidden=1600, heads=25, vocab=50257, seq_len=1024)
+GPT2_175B = TransformerSize(layers=96, hidden=12288, heads=96, vocab=51200, seq_len=2048)
+"""DistIR's largest inference model (table 1): GPT-2's architecture in GPT-3's size."""
+
+
+def transformer_loss(size: TransformerSize, batch: int, dtype: str = "fp32") -> Program:
+    """Mean cross-entropy of the next token, over `batch` whole sequences.
+
+    Layer i is tagged `layer=i`, the embedding as the first, the head as the last layer. `tensor_axis` of the
+    weights is Megatron-LM's (Shoeybi et al. 2019, section 3).
+    """
+    m = ModelDraft("transformer", dtype)
+    logits = _logits(m, size, batch)
+    labels = m.data("labels", (batch, size.seq_len), "int32")
+    with m.tagged(phase="forward", layer=size.layers - 1):
+        top = m.op("row_max", logits)
+        weights = m.op("exp", m.op("sub", logits, top))
+        normaliser = m.op("add", m.op("log", m.op("sum", weights, axes=(2,), keep=True)), top, name="normaliser")
+        surprise = m.op("sub", normaliser, m.op("pick", logits, labels), name="surprise")
+        total = m.op("sum", surprise, axes=(0, 1, 2))
+        loss = m.op("scale", total, factor=1.0 / (batch * size.seq_len), name="loss")
+    return m.program([(loss, "loss")])
+
+
+def transformer_inference(size: TransformerSize, batch: int, dtype: str = "fp32") -> Program:
+    """Logits of every position of `batch` sequences (DistIR, section 5: GPT-2 inference)."""
+    m = ModelDraft("gpt2", dtype)
+    return m.program([(_logits(m, size, batch), "output")])
+
+
+def _logits(m: ModelDraft, size: TransformerSize, batch: int) -> str:
+    h = size.hidden
+    tokens = m.data("tokens", (batch, size.seq_len), "int32")
+    table = m.weight("wte", (size.vocab, h), tensor_axis=0)
+    positions = m.weight("wpe", (size.seq_len, h))
+    with m.tagged(phase="forward", layer=0):
+        x = m.op("add", m.op("embedding", table, tokens), positions, name="x")
+    for layer in range(size.layers):
+        with m.tagged(phase="forward", layer=layer):
+            x = _attention(m, f"l{layer}", x, h, size.heads)
+            x = _experts(m, f"l{layer}", x, size, batch) if size.experts else _feed_forward(m, f"l{layer}", x, h)
+    with m.tagged(phase="forward", layer=size.layers - 1):
+        x = _norm(m, "final", x, h)
+        return m.op("matmul", x, m.weight("head", (h, size.vocab), tensor_axis=1), name="logits")
+
+
+def _norm(m: ModelDraft, name: str, x: str, h: int) -> str:
+    gain, shift = m.weight(f"{name}.gain", (h,)), m.weight(f"{name}.shift", (h,))
+    return m.op("layer_norm", x, gain, shift, epsilon=1e-5, name=f"{name}.norm")
+
+
+def _attention(m: ModelDraft, name: str, x: str, h: int, heads: int) -> str:
+    y = _norm(m, f"{name}.attn", x, h)
+    w, bias = m.weight(f"{name}.qkv", (h, 3 * h), tensor_axis=1), m.weight(f"{name}.qkv_bias", (3 * h,), tensor_axis=0)
+    qkv = m.op("add", m.op("matmul", y, w), bias)
+    context = m.op("attention", qkv, heads=heads, causal=True)
+    out = m.op("matmul", context, m.weight(f"{name}.proj", (h, h), tensor_axis=0))
+    return m.op("add", m.op("add", out, x), m.weight(f"{name}.proj_bias", (h,)), name=f"{name}.x")
+
+
+def _feed_forward(m: ModelDraft, name: str, x: str, h: int) -> str:
+    y = _norm(m, f"{name}.ffn", x, h)
+    w, bias = m.weight(f"{name}.fc", (h, 4 * h), tensor_axis=1), m.weight(f"{name}.fc_bias", (4 * h,), tensor_axis=0)
+    inner = m.op("gelu", m.op("add", m.op("matmul", y, w), bias))
+    out = m.op("matmul", inner, m.weight(f"{name}.out", (4 * h, h), tensor_axis=0))
+    return m.op("add", m.op("add", out, x), m.weight(f"{name}.out_bias", (h,)), name=f"{name}.y")
+
+
+def _experts(m: ModelDraft, name: str, x: str, size: TransformerSize, batch: int) -> str:
+    """Each token through its best expert, scaled by the router's probability; no token is dropped."""
+    h, experts = size.hidden, size.experts
+    y = _norm(m, f"{name}.ffn", x, h)
+    shares = m.op("softmax", m.op("matmul", y, m.weight(f"{name}.router", (h, experts))))
+    chosen = m.op("argmax", shares)
+    buffers = m.op("dispatch", y, chosen, experts=experts, capacity=batch * size.seq_len)
+    inner = m.op("gelu", m.op("matmul", buffers, m.weight(f"{name}.fc", (experts, h, 4 * h), expert_axis=0)))
+    outer = m.op("matmul", inner, m.weight(f"{name}.out", (experts, 4 * h, h), expert_axis=0))
+    gated = m.op("mul", m.op("collect", outer, chosen), m.op("pick", shares, chosen))
+    return m.op("add", gated, x, name=f"{name}.y")

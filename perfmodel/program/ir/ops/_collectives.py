@@ -1,0 +1,169 @@
+"""Instructions of several devices: they take and give one value per device and run on all at once.
+
+Operands and results stand in the order of the devices of the group, which is also the order in which
+slices are joined and dealt out.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from perfmodel.program.ir._errors import RuleError
+from perfmodel.program.ir._op import (
+    Answer,
+    InferRule,
+    OpDefinition,
+    Partial,
+    Question,
+    Sharded,
+    axis_of,
+    required,
+    table,
+)
+from perfmodel.program.ir._op import operands as expect
+from perfmodel.program.ir._types import Tensor
+from perfmodel.program.ir.ops._work import kernel_dtype
+from perfmodel.spec import Collective, CollectiveKind, Op
+
+Rule = Callable[[tuple[Tensor, ...], Mapping[str, Any]], Tensor]
+
+
+def _group(given: tuple[Tensor, ...]) -> None:
+    """Raise `RuleError` unless the operands are alike and on different devices."""
+    if len(given) < 2:
+        raise RuleError(f"operands on at least 2 devices are needed, got {len(given)}")
+    devices = [tensor.device for tensor in given]
+    if len(set(devices)) < len(devices):
+        raise RuleError(f"operands must be on different devices, got devices {devices}")
+    kinds = {(tensor.dtype, tensor.shape) for tensor in given}
+    if len(kinds) > 1:
+        kinds_text = " and ".join(sorted(f"{dtype}{list(shape)}" for dtype, shape in kinds))
+        raise RuleError(f"operands must share dtype and shape, got {kinds_text}")
+
+
+def _scaled(tensor: Tensor, axis: int, by: int, over: int) -> Tensor:
+    if tensor.shape[axis] * by % over:
+        raise RuleError(f"{tensor.shape[axis]} elements of axis {axis} do not split over {over} devices")
+    return tensor.with_shape([n * by // over if i == axis else n for i, n in enumerate(tensor.shape)])
+
+
+def _reduction(attributes: Mapping[str, Any]) -> None:
+    if attributes.get("op", "sum") not in ("sum", "max"):
+        raise RuleError(f"op must be sum or max, got {attributes['op']!r}")
+
+
+def _on_all(rule: Rule) -> InferRule:
+    """A collective that leaves a result on every device of the group."""
+
+    def infer(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        _group(given)
+        result = rule(given, attributes)
+        return tuple(result.on(tensor.device) for tensor in given)
+
+    return infer
+
+
+def _onto_one(rule: Rule) -> InferRule:
+    """A collective that leaves one result, on a device of the group."""
+
+    def infer(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        _group(given)
+        to = required(attributes, "to", int)
+        if to not in {tensor.device for tensor in given}:
+            raise RuleError(f"to={to} is not a device of the group")
+        return (rule(given, attributes).on(to),)
+
+    return infer
+
+
+def _from_one(rule: Callable[[Tensor, int, Mapping[str, Any]], Tensor]) -> InferRule:
+    """A collective whose one operand reaches the devices `to`."""
+
+    def infer(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        expect(1, given)
+        to = required(attributes, "to", tuple)
+        if not to or len(set(to)) < len(to) or not all(isinstance(d, int) and d >= 0 for d in to):
+            raise RuleError(f"to={to} must name different devices")
+        result = rule(given[0], len(to), attributes)
+        return tuple(result.on(device) for device in to)
+
+    return infer
+
+
+def _send(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    expect(1, given)
+    to = required(attributes, "to", int)
+    if to < 0 or to == given[0].device:
+        raise RuleError(f"to={to} must be another device than {given[0].device}, where the value is")
+    return (given[0].on(to),)
+
+
+def _reduce(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> Tensor:
+    _reduction(attributes)
+    return given[0].with_shape(given[0].shape)
+
+
+def _gathered(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> Tensor:
+    return _scaled(given[0], axis_of(attributes, "axis", given[0].rank), len(given), 1)
+
+
+def _reduce_scatter(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> Tensor:
+    _reduction(attributes)
+    return _scaled(given[0], axis_of(attributes, "axis", given[0].rank), 1, len(given))
+
+
+def _all_to_all(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> Tensor:
+    rank, n = given[0].rank, len(given)
+    split = _scaled(given[0], axis_of(attributes, "split_axis", rank), 1, n)
+    return _scaled(split, axis_of(attributes, "concat_axis", rank), n, 1)
+
+
+def _scattered(tensor: Tensor, n: int, attributes: Mapping[str, Any]) -> Tensor:
+    return _scaled(tensor, axis_of(attributes, "axis", tensor.rank), 1, n)
+
+
+def _shard_collective(question: Question) -> Answer:
+    """Slices and partial sums of all operands alike go through, unless cut along the op's own axis."""
+    count = len(question.operands), len(question.outputs)
+    attributes = question.attributes
+    if attributes.get("op", "sum") == "sum" and all(s == Partial("sum") for s in question.shardings):
+        return Answer((Partial("sum"),) * count[0], (Partial("sum"),) * count[1])
+    question = question.settled()
+    own = {attributes.get(name) for name in ("axis", "split_axis", "concat_axis")}
+    axes = [s.axis for s in question.shardings if isinstance(s, Sharded) and s.axis not in own]
+    if not axes:
+        return question.replicated()
+    return Answer((Sharded(axes[0]),) * count[0], (Sharded(axes[0]),) * count[1])
+
+
+def _moves(kind: CollectiveKind, gathered: bool = False) -> Any:
+    """Work of one collective, its bytes counted as `spec.Collective` does."""
+
+    def work(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Op, ...]:
+        devices = {tensor.device for tensor in (*inputs, *outputs)}
+        moved = (outputs if gathered else inputs)[0]
+        collective = Collective(
+            collective=kind, bytes=float(moved.n_bytes), num_ranks=len(devices), ranks_per_node=len(devices),
+            dtype=kernel_dtype(moved),
+        )  # fmt: skip
+        return (collective,)
+
+    return work
+
+
+def _definition(name: str, infer: InferRule, work: Any) -> OpDefinition:
+    return OpDefinition(name=name, infer=infer, work=work, shard=_shard_collective, collective=True)
+
+
+COLLECTIVES = table(
+    _definition("send", _send, _moves("send_recv")),
+    _definition("broadcast", _from_one(lambda tensor, n, attributes: tensor), _moves("broadcast")),
+    _definition("all_reduce", _on_all(_reduce), _moves("all_reduce")),
+    _definition("all_gather", _on_all(_gathered), _moves("all_gather", gathered=True)),
+    _definition("reduce_scatter", _on_all(_reduce_scatter), _moves("reduce_scatter")),
+    _definition("all_to_all", _on_all(_all_to_all), _moves("all_to_all")),
+    # to or from one device: its link carries what each link carries in an all-gather, a reduction what a
+    # broadcast carries, in the other direction
+    _definition("gather", _onto_one(_gathered), _moves("all_gather", gathered=True)),
+    _definition("scatter", _from_one(_scattered), _moves("all_gather")),
+    _definition("reduce", _onto_one(_reduce), _moves("broadcast")),
+)

@@ -1,0 +1,255 @@
+"""Element-wise ops with NumPy's broadcasting, and sums that undo it."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from perfmodel.program.ir._errors import RuleError
+from perfmodel.program.ir._op import (
+    REPLICATED,
+    Answer,
+    InferRule,
+    OpDefinition,
+    Partial,
+    Question,
+    Sharded,
+    Sharding,
+    operands,
+    required,
+    table,
+)
+from perfmodel.program.ir._types import Shape, Tensor
+from perfmodel.program.ir.ops._work import memory_bound
+
+if TYPE_CHECKING:
+    from perfmodel.program.ir._builder import Builder
+    from perfmodel.program.ir._function import Instruction
+
+Names = tuple[str | None, ...]
+
+
+def broadcast(shapes: list[Shape]) -> Shape:
+    """Joint shape of right-aligned shapes; raises `RuleError` where they do not fit."""
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        raise RuleError(f"shapes {' and '.join(map(str, shapes))} do not broadcast") from None
+
+
+def same_dtype(given: tuple[Tensor, ...]) -> None:
+    """Raise `RuleError` unless all operands have one dtype."""
+    dtypes = {tensor.dtype for tensor in given}
+    if len(dtypes) > 1:
+        raise RuleError(f"operands must share one dtype, got {' and '.join(sorted(dtypes))}")
+
+
+def elementwise(count: int) -> InferRule:
+    """Type rule of an element-wise op of `count` operands."""
+
+    def infer(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        operands(count, given)
+        same_dtype(given)
+        return (given[0].with_shape(broadcast([tensor.shape for tensor in given])),)
+
+    return infer
+
+
+def shard_elementwise(question: Question) -> Answer:
+    """All operands sliced alike; partial sums are completed first."""
+    question = question.settled()
+    out = question.outputs[0]
+    for tensor, spread in zip(question.operands, question.shardings, strict=True):
+        if isinstance(spread, Sharded) and tensor.shape[spread.axis] > 1:
+            axis = spread.axis + out.rank - tensor.rank
+            inputs = tuple(_aligned(t, axis, out) for t in question.operands)
+            return Answer(inputs, (Sharded(axis),) * len(question.outputs))
+    return question.replicated()
+
+
+def shard_linear(question: Question) -> Answer:
+    """As element-wise ops, but sums of partial sums stay partial."""
+    if all(spread == Partial("sum") for spread in question.shardings):
+        return Answer(question.shardings, (Partial("sum"),))
+    return shard_elementwise(question)
+
+
+def _aligned(tensor: Tensor, axis: int, out: Tensor) -> Sharding:
+    """Sharding of an operand that is broadcast to `out` sharded along `axis`."""
+    own = axis - (out.rank - tensor.rank)
+    return Sharded(own) if own >= 0 and tensor.shape[own] > 1 else REPLICATED
+
+
+def unbroadcast(b: "Builder", gradient: str, like: str) -> str:
+    """Sums a gradient over the axes along which its operand was broadcast."""
+    have, want = b.types[gradient].shape, b.types[like].shape
+    lead = len(have) - len(want)
+    if lead:
+        gradient = b.op("sum", gradient, axes=tuple(range(lead)))
+        have = have[lead:]
+    axes = tuple(i for i, (h, w) in enumerate(zip(have, want, strict=True)) if h != w)
+    return b.op("sum", gradient, axes=axes, keep=True) if axes else gradient
+
+
+def _add_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+    (dy,) = gradients
+    return tuple(unbroadcast(b, dy, name) for name in i.inputs) if dy else (None, None)
+
+
+def _sub_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+    (dy,) = gradients
+    if dy is None:
+        return None, None
+    left, right = i.inputs
+    return unbroadcast(b, dy, left), b.op("scale", unbroadcast(b, dy, right), factor=-1.0)
+
+
+def _mul_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+    (dy,) = gradients
+    if dy is None:
+        return None, None
+    left, right = i.inputs
+    return unbroadcast(b, b.op("mul", dy, right), left), unbroadcast(b, b.op("mul", dy, left), right)
+
+
+def _with_input(op: str) -> Callable[["Builder", "Instruction", Names], Names]:
+    """Gradient rule that applies `op` to the operand and the gradient."""
+    return lambda b, i, g: (b.op(op, i.inputs[0], g[0]) if g[0] else None,)
+
+
+def _scale(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    required(attributes, "factor", (int, float))
+    return elementwise(1)(given, attributes)
+
+
+def _scale_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+    (dy,) = gradients
+    return (b.op("scale", dy, factor=i.attribute("factor")) if dy else None,)
+
+
+def _exp_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+    (dy,) = gradients
+    return (b.op("mul", dy, i.outputs[0]) if dy else None,)
+
+
+def _log_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+    (dy,) = gradients
+    return (b.op("div", dy, i.inputs[0]) if dy else None,)
+
+
+def _div_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+    (dy,) = gradients
+    if dy is None:
+        return None, None
+    left, right = i.inputs
+    d_left = b.op("div", dy, right)
+    d_right = b.op("scale", b.op("mul", d_left, i.outputs[0]), factor=-1.0)
+    return unbroadcast(b, d_left, left), unbroadcast(b, d_right, right)
+
+
+def _sum(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(1, given)
+    (x,) = given
+    axes = required(attributes, "axes", tuple)
+    if any(not isinstance(a, int) or not 0 <= a < x.rank for a in axes) or len(set(axes)) < len(axes):
+        raise RuleError(f"axes={axes} are not distinct axes of a tensor of {x.rank} dimensions")
+    kept = [(1 if i in axes else n) for i, n in enumerate(x.shape) if attributes.get("keep") or i not in axes]
+    return (x.with_shape(kept),)
+
+
+def _sum_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+    (dy,) = gradients
+    if dy is None:
+        return (None,)
+    (x,) = i.inputs
+    axes = i.attribute("axes")
+    if not i.attribute("keep") and b.types[dy].rank and sorted(axes) != list(range(len(axes))):
+        # the axes that stay must stand where broadcasting aligns them: last
+        kept = tuple(1 if a in axes else n for a, n in enumerate(b.types[x].shape))
+        dy = b.op("reshape", dy, shape=kept)
+    return (b.op("broadcast_like", dy, x),)
+
+
+def _shard_sum(question: Question) -> Answer:
+    (spread,) = question.shardings
+    axes = question.attributes["axes"]
+    if spread == Partial("sum"):
+        return Answer((spread,), (spread,))
+    question = question.settled()
+    axis = question.sharded_axis(0)
+    if axis is None:
+        return question.replicated()
+    if axis in axes:
+        return Answer((Sharded(axis),), (Partial("sum"),))
+    shift = 0 if question.attributes.get("keep") else sum(a < axis for a in axes)
+    return Answer((Sharded(axis),), (Sharded(axis - shift),))
+
+
+def _broadcast_like(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(2, given)
+    x, like = given
+    if broadcast([x.shape, like.shape]) != like.shape:
+        raise RuleError(f"shape {x.shape} does not broadcast to {like.shape}")
+    return (x.with_shape(like.shape),)
+
+
+def _broadcast_like_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+    (dy,) = gradients
+    return (unbroadcast(b, dy, i.inputs[0]) if dy else None), None
+
+
+def _shard_like(question: Question) -> Answer:
+    """`like` only lends its shape, so that a partial one serves as it is."""
+    like = question.shardings[1]
+    if isinstance(like, Partial):
+        return Answer((REPLICATED, like), (REPLICATED,))
+    return shard_elementwise(question)
+
+
+ELEMENTWISE = table(
+    OpDefinition(
+        name="add", infer=elementwise(2), work=memory_bound("add"), gradient=_add_gradient, shard=shard_linear,
+        fold=lambda x, _: x[0] + x[1],
+    ),
+    OpDefinition(
+        name="sub", infer=elementwise(2), work=memory_bound("sub"), gradient=_sub_gradient, shard=shard_linear,
+        fold=lambda x, _: x[0] - x[1],
+    ),
+    OpDefinition(
+        name="mul", infer=elementwise(2), work=memory_bound("mul"), gradient=_mul_gradient, shard=shard_elementwise,
+        fold=lambda x, _: x[0] * x[1],
+    ),
+    OpDefinition(
+        name="div", infer=elementwise(2), work=memory_bound("div"), gradient=_div_gradient, shard=shard_elementwise
+    ),
+    OpDefinition(
+        name="scale", infer=_scale, work=memory_bound("mul_scalar"), gradient=_scale_gradient, shard=shard_linear
+    ),
+    OpDefinition(
+        name="exp", infer=elementwise(1), work=memory_bound("exp"), gradient=_exp_gradient, shard=shard_elementwise
+    ),
+    OpDefinition(
+        name="log", infer=elementwise(1), work=memory_bound("log"), gradient=_log_gradient, shard=shard_elementwise
+    ),
+    OpDefinition(
+        name="relu", infer=elementwise(1), work=memory_bound("relu"), gradient=_with_input("relu_grad"),
+        shard=shard_elementwise,
+    ),
+    OpDefinition(
+        name="relu_grad", infer=elementwise(2), work=memory_bound("relu", backward=True), shard=shard_elementwise
+    ),
+    OpDefinition(
+        name="gelu", infer=elementwise(1), work=memory_bound("gelu"), gradient=_with_input("gelu_grad"),
+        shard=shard_elementwise,
+    ),
+    OpDefinition(
+        name="gelu_grad", infer=elementwise(2), work=memory_bound("gelu", backward=True), shard=shard_elementwise
+    ),
+    OpDefinition(name="sum", infer=_sum, work=memory_bound("sum"), gradient=_sum_gradient, shard=_shard_sum),
+    OpDefinition(
+        name="broadcast_like", infer=_broadcast_like, work=memory_bound("copy"), gradient=_broadcast_like_gradient,
+        shard=_shard_like,
+    ),
+    # `add` of gradients of several micro-batches: transforms know it by name
+    OpDefinition(name="accumulate", infer=elementwise(2), work=memory_bound("add"), shard=shard_linear),
+)  # fmt: skip

@@ -1,0 +1,177 @@
+"""Fused kernels of transformers: layer norm, softmax and self-attention over joint queries, keys and values."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.program.ir._errors import RuleError
+from perfmodel.program.ir._op import (
+    REPLICATED,
+    Answer,
+    OpDefinition,
+    Partial,
+    Question,
+    Sharded,
+    operands,
+    required,
+    table,
+)
+from perfmodel.program.ir._types import Tensor
+from perfmodel.program.ir.ops._elementwise import same_dtype
+from perfmodel.program.ir.ops._work import kernel_dtype, memory_bound
+from perfmodel.spec import Attention, Op
+
+if TYPE_CHECKING:
+    from perfmodel.program.ir._builder import Builder
+    from perfmodel.program.ir._function import Instruction
+
+Names = tuple[str | None, ...]
+
+
+def _layer_norm(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(3, given)
+    same_dtype(given)
+    x, gain, bias = given
+    if x.rank < 1 or gain.shape != x.shape[-1:] or bias.shape != gain.shape:
+        raise RuleError(f"gain and bias must have shape {x.shape[-1:]}, got {gain.shape} and {bias.shape}")
+    return (x,)
+
+
+def _layer_norm_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+    (dy,) = gradients
+    x, gain, bias = i.inputs
+    if dy is None:
+        return None, None, None
+    return b.emit("layer_norm_grad", (x, gain, dy), (f"grad_{x}", f"grad_{gain}", f"grad_{bias}"), i.attributes)
+
+
+def _layer_norm_grad(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(3, given)
+    same_dtype(given)
+    x, gain, dy = given
+    if gain.shape != x.shape[-1:] or dy.shape != x.shape:
+        raise RuleError(f"the gradient must have shape {x.shape} and the gain {x.shape[-1:]}")
+    return x, gain, gain
+
+
+def _row_axis(question: Question, *candidates: int) -> int | None:
+    """An axis other than the last along which one of the operands is sharded."""
+    rank = question.operands[0].rank
+    axes = [question.sharded_axis(i) for i in candidates]
+    return next((a for a in axes if a is not None and a < rank - 1), None)
+
+
+def _shard_layer_norm(question: Question) -> Answer:
+    question = question.settled()
+    axis = _row_axis(question, 0)
+    if axis is None:
+        return question.replicated()
+    return Answer((Sharded(axis), REPLICATED, REPLICATED), (Sharded(axis),))
+
+
+def _shard_layer_norm_grad(question: Question) -> Answer:
+    question = question.settled()
+    axis = _row_axis(question, 0, 2)
+    if axis is None:
+        return question.replicated()
+    rows = Sharded(axis)
+    return Answer((rows, REPLICATED, rows), (rows, Partial("sum"), Partial("sum")))
+
+
+def _softmax(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(1, given)
+    return given
+
+
+def _softmax_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+    (dy,) = gradients
+    return (b.op("softmax_grad", i.outputs[0], dy) if dy else None,)
+
+
+def _softmax_grad(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(2, given)
+    same_dtype(given)
+    return given[:1]
+
+
+def _shard_rows(question: Question) -> Answer:
+    question = question.settled()
+    axis = _row_axis(question, *range(len(question.operands)))
+    if axis is None:
+        return question.replicated()
+    return Answer((Sharded(axis),) * len(question.operands), (Sharded(axis),))
+
+
+def _attention(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(1, given)
+    (qkv,) = given
+    heads = required(attributes, "heads", int)
+    if qkv.rank != 3 or heads < 1 or qkv.shape[2] % (3 * heads):
+        raise RuleError(f"a tensor [batch, sequence, {heads} heads * 3 * head size] is needed, got {qkv.shape}")
+    return (qkv.with_shape((*qkv.shape[:2], qkv.shape[2] // 3)),)
+
+
+def _attention_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+    (dy,) = gradients
+    return b.emit("attention_grad", (*i.inputs, dy), (f"grad_{i.inputs[0]}",), i.attributes) if dy else (None,)
+
+
+def _attention_grad(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(2, given)
+    same_dtype(given)
+    (out,) = _attention(given[:1], attributes)
+    if given[1].shape != out.shape:
+        raise RuleError(f"the gradient must have shape {out.shape}, got {given[1].shape}")
+    return given[:1]
+
+
+def _shard_attention(question: Question) -> Answer:
+    """By sequences, or by heads."""
+    question = question.settled()
+    axes = [question.sharded_axis(i) for i in range(len(question.operands))]
+    heads = question.attributes["heads"]
+    if 2 in axes and heads % question.parts == 0:
+        spread, change = Sharded(2), (("heads", heads // question.parts),)
+    elif 0 in axes:
+        spread, change = Sharded(0), ()
+    else:
+        return question.replicated()
+    return Answer((spread,) * len(axes), (spread,), change)
+
+
+def _attention_work(backward: bool) -> Any:
+    def work(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Op, ...]:
+        batch, seq, width = inputs[0].shape
+        heads = attributes["heads"]
+        kernel = Attention(
+            op="flash_attention", dtype=kernel_dtype(inputs[0]), batch=batch, heads=heads, kv_heads=heads, seq_q=seq,
+            seq_kv=seq, head_dim=width // (3 * heads), causal=bool(attributes.get("causal")),
+            pass_="bwd" if backward else "fwd",
+        )  # fmt: skip
+        return (kernel,)
+
+    return work
+
+
+TRANSFORMER = table(
+    OpDefinition(
+        name="layer_norm", infer=_layer_norm, work=memory_bound("layer_norm"), gradient=_layer_norm_gradient,
+        shard=_shard_layer_norm,
+    ),
+    OpDefinition(
+        name="layer_norm_grad", infer=_layer_norm_grad, work=memory_bound("layer_norm", backward=True),
+        shard=_shard_layer_norm_grad,
+    ),
+    OpDefinition(
+        name="softmax", infer=_softmax, work=memory_bound("softmax"), gradient=_softmax_gradient, shard=_shard_rows
+    ),
+    OpDefinition(
+        name="softmax_grad", infer=_softmax_grad, work=memory_bound("softmax", backward=True), shard=_shard_rows
+    ),
+    OpDefinition(
+        name="attention", infer=_attention, work=_attention_work(backward=False), gradient=_attention_gradient,
+        shard=_shard_attention,
+    ),
+    OpDefinition(
+        name="attention_grad", infer=_attention_grad, work=_attention_work(backward=True), shard=_shard_attention
+    ),
+)  # fmt: skip

@@ -1,0 +1,162 @@
+"""The vectorised formulas against the ops' own, and NumPy against JAX."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.catalog import device
+from perfmodel.cost import KernelModel
+from perfmodel.cost.learn import Figures, kernel_physics, rows_from_ops
+from perfmodel.cost.learn._kinds import machine_of, shape_with_flags
+from perfmodel.cost.learn._parameters import join_floor, told_of_kernel
+from perfmodel.cost.learn._physics import AXES, PHYSICS
+from perfmodel.cost.learn._rows import rows_from_table
+from perfmodel.cost.learn._stack import Machine
+from perfmodel.cost.learn._work import Physics, cached_share, compute_seconds, memory_seconds
+from perfmodel.ingest import clean_kernels
+from perfmodel.spec import Attention, Convolution, Embedding, Gemm, KernelOp, MemoryBound, MoE, OptimizerStep
+
+FIGURES = Figures.of(device("A100-SXM4-80GB"))
+SIZE = st.integers(1, 4096)
+DTYPES = st.sampled_from(["bf16", "fp16", "fp32", "tf32", "fp64", "fp8", "int8"])
+
+gemms = st.builds(
+    Gemm, op=st.sampled_from(["linear", "bmm", "grouped_linear"]), m=SIZE, n=SIZE, k=SIZE, batch=st.integers(1, 64),
+    groups=st.integers(1, 16), dtype=DTYPES, accumulate=st.booleans(),
+    pass_=st.sampled_from(["fwd", "bwd", "dgrad", "wgrad", "bwd_one_gemm"]),
+)  # fmt: skip
+attentions = st.builds(
+    Attention, batch=SIZE, heads=st.sampled_from([8, 16, 32]), kv_heads=st.sampled_from([1, 4, 8]),
+    seq_q=st.one_of(SIZE, st.just(1)), seq_kv=st.one_of(SIZE, st.just(1)), head_dim=st.sampled_from([64, 128]),
+    head_dim_v=st.sampled_from([0, 64, 512]), causal=st.booleans(), window=st.one_of(st.just(0), SIZE), dtype=DTYPES,
+    phase=st.sampled_from(["training", "prefill", "decode"]), pass_=st.sampled_from(["fwd", "bwd"]),
+)  # fmt: skip
+memory = st.builds(
+    MemoryBound, op=st.sampled_from(["gelu", "layer_norm", "never_heard_of"]), rows=SIZE, hidden=SIZE,
+    n_inputs=st.integers(1, 4), dtype=DTYPES, pass_=st.sampled_from(["fwd", "bwd"]),
+)  # fmt: skip
+embeddings = st.builds(
+    Embedding, tokens=SIZE, hidden=SIZE, vocab=SIZE, dtype=DTYPES, pass_=st.sampled_from(["fwd", "bwd"])
+)
+optimisers = st.builds(
+    OptimizerStep, n_params=st.integers(1, 10**10), tensors=SIZE, bytes_per_param=st.floats(2, 40), dtype=DTYPES
+)
+convolutions = st.builds(
+    Convolution, batch=st.integers(1, 64), c_in=SIZE, h_in=st.integers(8, 64), w_in=st.integers(8, 64), c_out=SIZE,
+    k_h=st.integers(1, 7), k_w=st.integers(1, 7), stride_h=st.integers(1, 3), stride_w=st.integers(1, 3),
+    pad_h=st.integers(0, 3), pad_w=st.integers(0, 3), groups=st.sampled_from([1, 2, 4]), dtype=DTYPES,
+    pass_=st.sampled_from(["fwd", "bwd", "dgrad", "wgrad"]),
+)  # fmt: skip
+experts = st.builds(
+    MoE, op=st.sampled_from(["moe", "moe_ffn", "moe_nongated"]), tokens=SIZE, hidden=SIZE, inter=SIZE,
+    topk=st.integers(1, 8), experts=st.sampled_from([1, 2, 8, 64, 256]), moe_tp=st.sampled_from([1, 2, 8]),
+    moe_ep=st.sampled_from([1, 2, 8]), distribution=st.sampled_from(["balanced", "power_law_1.2"]), dtype=DTYPES,
+    pass_=st.sampled_from(["fwd", "bwd"]),
+)  # fmt: skip
+
+
+@given(st.one_of(gemms, attentions, memory, embeddings, optimisers, convolutions, experts))
+@settings(max_examples=400, deadline=None)
+def test_flops_and_bytes_equal_those_of_the_op(op: KernelOp) -> None:
+    physics, _ = kernel_physics(FIGURES, rows_from_ops([op]))
+    np.testing.assert_allclose(physics.bytes, op.bytes, rtol=1e-12)
+    np.testing.assert_allclose(physics.flops, op.flops, rtol=1e-12)
+
+
+def test_work_of_windows_and_of_few_tokens_over_many_experts() -> None:
+    """A decoded token reads the keys of its window; a few tokens read the weights of the experts that they hit."""
+    short, window = (
+        Attention(batch=8, heads=32, kv_heads=8, seq_q=1, seq_kv=kv, head_dim=128, window=w, phase="decode")
+        for kv, w in ((1024, 0), (8192, 1024))
+    )
+    assert short.bytes == window.bytes
+    one = MoE(tokens=1, hidden=4096, inter=14336, topk=1, experts=256)
+    assert one.bytes == pytest.approx((3 * 4096 * 14336 + 2 * 4096 + 3 * 14336) * 2)
+    gated = MoE(tokens=4096, hidden=4096, inter=14336, topk=2, experts=8)
+    plain = replace(gated, op="moe_nongated")
+    assert plain.flops == pytest.approx(2 / 3 * gated.flops)
+
+
+def test_wave_quantisation_counts_whole_waves() -> None:
+    """109 tiles on 108 multiprocessors cost twice what 108 do (closed form)."""
+    one = [Gemm(m=128 * 108, n=128, k=8192), Gemm(m=128 * 109, n=128, k=8192)]
+    physics, machine = kernel_physics(FIGURES, rows_from_ops(one))
+    assert np.all(machine.units == 108)
+    assert physics.quantised_flops[0] == physics.flops[0]
+    assert physics.quantised_flops[1] > 1.05 * physics.flops[1]
+    assert np.all(physics.quantised_flops >= physics.flops)
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        Gemm(m=100, n=200, k=300), Attention(batch=2, heads=8, kv_heads=8, seq_q=300, seq_kv=300, head_dim=64),
+        MemoryBound(op="gelu", rows=100, hidden=77), Embedding(tokens=9, hidden=64, vocab=100),
+        OptimizerStep(n_params=10**6), Convolution(batch=2, c_in=3, h_in=32, w_in=32, c_out=8, k_h=3, k_w=3),
+        MoE(tokens=64, hidden=512, inter=1024, topk=2, experts=8),
+    ],
+    ids=lambda op: op.family,
+)  # fmt: skip
+def test_numpy_and_jax_agree(op: KernelOp) -> None:
+    rows = rows_from_ops([op, op])
+    machine = machine_of([FIGURES], np.zeros(2, int), rows.dtypes)
+    shape = shape_with_flags(rows)
+    ours = PHYSICS[op.family](np, shape, machine)
+    with jax.enable_x64(True):
+        theirs = PHYSICS[op.family](jax.numpy, shape, machine)
+    for a, b in zip(ours.features + ours.axes, theirs.features + theirs.axes, strict=True):
+        np.testing.assert_allclose(np.broadcast_to(a, 2), np.broadcast_to(b, 2), rtol=1e-6, atol=1e-6)
+    assert len(ours.axes) == len(AXES[op.family])
+
+
+def test_traffic_within_the_cache_runs_at_its_rate() -> None:
+    machine = Machine(np.float64(1e14), np.float64(1e12), np.float64(100), np.float64(4e7), np.float64(1e9))
+    small, large = 4e4, 4e10
+    for moved, rate in ((small, 100 * 1e9 * 38), (large, 1e12)):
+        physics = Physics(1.0, 1.0, moved, [], [], 0.0, cached_share(moved, machine))
+        assert memory_seconds(np, physics, machine) == pytest.approx(moved / rate, rel=1e-3)
+
+
+def test_vector_work_does_not_depend_on_the_tensor_peak() -> None:
+    slow = Machine(np.float64(1e14), np.float64(1e12), np.float64(100), np.float64(4e7), np.float64(1e9))
+    physics = Physics(1.0, 0.0, 1.0, [], [], vector_ops=128e9)
+    assert compute_seconds(np, physics, slow) == pytest.approx(0.01)
+    assert compute_seconds(np, physics, slow._replace(peak=np.float64(1e15))) == pytest.approx(0.01)
+
+
+def test_keys_of_a_whole_batch_become_those_of_one_sequence() -> None:
+    """llmservingsim's decode rows on vllm: 64 keys over 4 sequences are 16 each and the token's own; over 128, none."""
+    columns = {
+        "source": "llmservingsim", "software": "vllm", "op": "flash_attention", "dtype": "bf16",
+        "phase": "decode", "batch": [1, 4, 128], "heads": 32, "kv_heads": 8, "seq_q": 1, "seq_kv": 64, "head_dim": 128,
+        "head_dim_v": 128, "causal": 1, "window": 0, "pass": "fwd",
+    }  # fmt: skip
+    rows, complete = rows_from_table(clean_kernels(pd.DataFrame(columns)), "attention")
+    assert complete.all()
+    assert rows.shape["seq_kv"].tolist() == [64, 17, 1]
+    other, _ = rows_from_table(clean_kernels(pd.DataFrame(columns | {"software": "vllm-0.19.0"})), "attention")
+    assert other.shape["seq_kv"].tolist() == [64, 64, 64]
+
+
+def test_a_time_behind_the_launch_tells_nothing_of_the_kernel() -> None:
+    floor = np.log(100e-6)
+    slope = jax.grad(lambda kernel: join_floor(jax.numpy, kernel, floor))
+    for kernel_s in (1e-6, 60e-6, 100e-6, 150e-6, 1e-3):
+        told = told_of_kernel(np, np.log(kernel_s), floor)
+        assert told == pytest.approx(float(slope(np.log(kernel_s))), abs=1e-5)
+    assert told_of_kernel(np, np.log(30e-6), floor) < 1e-4
+    assert told_of_kernel(np, np.log(1e-6), np.log(1e-9)) == pytest.approx(1.0)  # timed without the host
+
+
+def test_fused_kernels_take_no_longer_than_their_parts() -> None:
+    a100, kernels = device("A100-SXM4-80GB"), KernelModel.load()
+    for rows, hidden in ((2048, 4096), (2048, 16384), (8192, 16384), (4096, 12288)):
+        for direction in ("fwd", "bwd"):
+            ops = [MemoryBound(op=op, rows=rows, hidden=hidden, pass_=direction) for op in ("bias_gelu", "gelu", "add")]
+            fused, gelu, add = kernels.times(a100, ops).time_s
+            assert fused < 1.05 * (gelu + add), (rows, hidden, direction)

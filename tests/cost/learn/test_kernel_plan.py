@@ -1,0 +1,142 @@
+"""Which measurements answer a request."""
+
+import pytest
+
+from perfmodel.catalog import device
+from perfmodel.cost.learn._kinds import KindCode, kind_distance, stand_in
+from perfmodel.cost.learn._plan import Plan, make_plan, on_behalf_of
+from perfmodel.cost.learn._stack import Figures, Stack, similarity
+
+FWD, WGRAD = "half/linear/fwd", "half/linear/wgrad"
+
+
+def stack(name: str, software: str, kinds: tuple[str, ...], source: str = "lab", order: int = 0) -> Stack:
+    return Stack(Figures.of(device(name)), source, software, dict.fromkeys(kinds, 100), order=order)
+
+
+STACKS = (
+    stack("A100-SXM4-80GB", "torch", (FWD,)),
+    stack("A100-SXM4-80GB", "trtllm-1", (FWD,), "aiconfigurator", order=1),
+    stack("A100-PCIE-80GB", "torch", (FWD, WGRAD)),
+    stack("L4", "torch", (FWD,)),
+)
+
+
+def test_measured_kind_is_answered_directly() -> None:
+    plan = make_plan(STACKS, Figures.of(device("A100-SXM4-80GB")), FWD, None, None)
+    assert plan is not None
+    assert plan.mode == "direct"
+    assert plan.terms[0].stack == 0  # torch before a serving stack's own kernels
+
+
+def test_named_software_is_used() -> None:
+    plan = make_plan(STACKS, Figures.of(device("A100-SXM4-80GB")), FWD, None, "trtllm-1")
+    assert plan is not None
+    assert plan.terms[0].stack == 1
+
+
+def test_missing_pass_is_a_ratio_of_the_nearest_device_that_has_both() -> None:
+    plan = make_plan(STACKS, Figures.of(device("A100-SXM4-80GB")), WGRAD, None, None)
+    assert plan is not None
+    assert plan.mode == "ratio"
+    assert [(t.coefficient, t.stack, t.kind) for t in plan.terms] == [(1.0, 0, FWD), (1.0, 2, WGRAD), (-1.0, 2, FWD)]
+
+
+ADD, NORM = "half/add/fwd", "half/norm/fwd"
+
+
+def plan_of_norm(*stacks: Stack) -> Plan:
+    plan = make_plan(stacks, Figures.of(device("A100-SXM4-80GB")), NORM, None, None)
+    assert plan is not None
+    return plan
+
+
+def test_another_op_in_other_software_tells_less_than_the_kind_on_the_same_silicon() -> None:
+    plan = plan_of_norm(
+        stack("A100-SXM4-80GB", "torch", (ADD,)),
+        stack("A100-SXM4-40GB", "apex", (ADD, NORM), "other lab"),
+        stack("L4", "torch", (NORM,)),
+    )
+    assert plan.mode == "sibling"
+    assert [(t.coefficient, t.stack, t.kind) for t in plan.terms] == [(1.0, 1, NORM)]
+    assert plan.terms[0].figures.name == "A100-SXM4-80GB"
+
+
+def test_ratio_within_one_software_goes_before_a_sibling_of_another() -> None:
+    own, donor = stack("A100-SXM4-80GB", "torch", (ADD,)), stack("L4", "torch", (ADD, NORM))
+    assert plan_of_norm(own, donor, stack("A100-SXM4-40GB", "apex", (NORM,), "other lab")).mode == "ratio"
+    assert plan_of_norm(own, donor, stack("A100-SXM4-40GB", "torch", (NORM,))).mode == "sibling"
+
+
+def test_unmeasured_device_leans_on_its_relatives() -> None:
+    plan = make_plan(STACKS, Figures.of(device("A100-SXM4-40GB")), FWD, "lab", "torch")
+    assert plan is not None
+    assert plan.mode == "near"
+    assert sum(t.coefficient for t in plan.terms) == pytest.approx(1.0)
+    weights = {STACKS[t.stack].figures.name: t.coefficient for t in plan.terms}
+    assert weights["A100-PCIE-80GB"] > weights["L4"]
+    assert all(t.figures.name == "A100-SXM4-40GB" for t in plan.terms)
+
+
+def test_other_vendor_is_far() -> None:
+    plan = make_plan(STACKS, Figures.of(device("MI250")), FWD, None, None)
+    assert plan is not None
+    assert plan.mode == "far"
+
+
+def test_no_stack_no_plan() -> None:
+    assert make_plan(STACKS, Figures.of(device("L4")), "fp8/linear/fwd", None, None) is None
+
+
+def test_similarity_is_symmetric_and_one_for_equals() -> None:
+    a, b = Figures.of(device("H100")), Figures.of(device("H200-SXM-141GB"))
+    assert similarity(a, a, "half") == 1.0
+    assert similarity(a, b, "half") == pytest.approx(similarity(b, a, "half"))
+    assert similarity(a, b, "half") > similarity(a, Figures.of(device("L4")), "half")
+
+
+def test_memory_size_alone_makes_no_other_kernels() -> None:
+    a, b = Figures.of(device("V100-SXM2-32GB")), Figures.of(device("V100"))
+    assert a.same_kernels(b)
+    assert not a.same_kernels(Figures.of(device("V100-PCIE-32GB")))
+
+
+def test_stand_in_prefers_pass_then_likeness() -> None:
+    known = ["half/gelu/bwd", "half/gelu/fwd", "half/layer_norm/bwd", "fp32/silu/bwd"]
+    assert stand_in("half/silu/bwd", known) == "half/gelu/bwd"
+    assert stand_in("half/rms_norm/bwd", known) == "half/layer_norm/bwd"
+    assert stand_in("half/gelu/fwd", known) == "half/gelu/fwd"
+    assert kind_distance(WGRAD, FWD) < kind_distance(WGRAD, "half/bmm/wgrad")
+
+
+def test_a_gradient_of_a_product_is_a_product() -> None:
+    """Never both gradients, nor their addition to others, stand in for one; nor one for both, unless nothing else."""
+    known = [f"fp32/linear/{p}" for p in ("bwd", "bwd_one_gemm", "fwd", "grad_accum")]
+    for gradient in ("dgrad", "wgrad"):
+        assert stand_in(f"fp32/linear/{gradient}", known) == "fp32/linear/fwd"
+        assert stand_in(f"half/linear/{gradient}", ["half/linear/bwd", "half/linear/grad_accum", FWD]) == FWD
+    assert stand_in("fp32/linear/bwd", known[1:]) == "fp32/linear/fwd"
+
+
+def test_a_stand_in_does_the_work_of_what_was_asked() -> None:
+    plan = make_plan(STACKS, Figures.of(device("A100-SXM4-80GB")), FWD, None, None)
+    assert plan is not None
+    moved = on_behalf_of(plan, FWD, "half/linear/dgrad")
+    assert moved.mode == "ratio"
+    assert {(t.kind, t.work) for t in moved.terms} == {(FWD, "half/linear/dgrad")}
+    assert on_behalf_of(plan, FWD, FWD) is plan
+
+
+def test_a_source_that_nobody_measured_says_nothing() -> None:
+    figures = Figures.of(device("A100-SXM4-80GB"))
+    for kind in (FWD, WGRAD):
+        asked = make_plan(STACKS, figures, kind, "my own cluster", "torch 9")
+        assert asked == make_plan(STACKS, figures, kind, None, None)
+    full = make_plan(STACKS, figures, FWD, None, "aiconfigurator/trtllm-1")
+    assert full == make_plan(STACKS, figures, FWD, "aiconfigurator", "trtllm-1")
+
+
+def test_one_hot_ignores_unknown_parts() -> None:
+    code = KindCode.of([FWD, WGRAD])
+    assert code.one_hot(FWD).sum() == 3
+    assert code.one_hot("half/bmm/fwd").sum() == 2

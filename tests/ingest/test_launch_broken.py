@@ -1,0 +1,140 @@
+"""Broken launch files are refused in one line that names the file, the line and the remedy; nothing else comes out."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.errors import LaunchFileError, PerfModelError
+from perfmodel.ingest.launch import parse_launch, read_launch
+from perfmodel.ingest.launch._shell import run_script
+
+FILES = Path(__file__).parent / "launch_files"
+NAMES = sorted(path.name for path in FILES.iterdir())
+
+BROKEN = {
+    # file, the text that is changed, what becomes of it, how many lines later it shows, words of the message
+    "quote": ("megatron_gpt3.sh", "NODE_RANK=0", "NODE_RANK='0", 0, "a quote is opened here and never closed"),
+    "array": ("megatron_gpt3.sh", "    ${PARALLEL[@]} ", "    A=( ", 0, "the array A is never closed; add its `.`"),
+    "number": ("megatron_gpt3.sh", "--num-layers 96", "--num-layers many", 0,
+               "num-layers must be a whole number of at least 1, got 'many'"),
+    "variable": ("megatron_gpt3.sh", "tensor-model-parallel-size 8", "tensor-model-parallel-size $TP", 0,
+                 r"tensor-model-parallel-size is '\$\{TP\}', which the file does not define; set it, or give the flag"),
+    "recompute": ("megatron_arguments.txt", "full", "some", 0, "must be full or selective, got 'some'"),
+    "toml": ("torchtitan_8b.toml", "seq_len = 8192", "seq_len = ", 0, "not valid TOML.*mend that line"),
+    "toml value": ("torchtitan_8b.toml", "seq_len = 8192", 'seq_len = "long"', 0,
+                   "training.seq_len must be a whole number"),
+    "schedule": ("torchtitan_405b.toml", "Interleaved1F1B", "Interleaved9F9B", 0, "must be one of 1F1B, GPipe"),
+    "mode": ("torchtitan_8b.toml", 'mode = "selective"', 'mode = "most"', 0, "must be one of none, selective, full"),
+    "json": ("deepspeed_zero3.json", '"train_batch_size": 256,', '"train_batch_size": 256', 1, "not valid JSON.*mend"),
+    "json twice": ("deepspeed_zero3.json", '"steps_per_print": 100,', '"train_batch_size": 1,', 0, "given twice"),
+    "stage": ("deepspeed_zero3.json", '"stage": 3', '"stage": -1', 0, "zero_optimization.stage must be"),
+    "yaml": ("nanotron_3d.yaml", "  zero_stage: 1", "  zero_stage: [1", 1, "not valid YAML.*mend this line"),
+    "yaml twice": ("nanotron_3d.yaml", "  tp: 4", "  dp: 4", 0, "parallelism.dp is given twice; leave one out"),
+    "yaml value": ("nanotron_3d.yaml", "  pp: 2", "  pp: two", 0, "parallelism.pp must be a whole number"),
+    "itself": ("llm_foundry_7b.yaml", "  max_seq_len: 2048", "  max_seq_len: ${max_seq_len}", 0, "refers to itself"),
+    "nowhere": ("llm_foundry_7b.yaml", "max_seq_len: ${variables.max_seq_len}", "max_seq_len: ${variables.len}", 0,
+                "which the file does not define"),
+    "strategy": ("llm_foundry_7b.yaml", "FULL_SHARD", "ALL_OF_IT", 0, "must be one of FULL_SHARD, SHARD_GRAD_OP"),
+    "axis": ("maxtext_tpu.yml", "ici_tensor_parallelism: 4", "ici_tensor_parallelism: 0", 0, "must be -1"),
+    "precision": ("nemo_llama.yaml", "precision: bf16", "precision: bf61", 0, "trainer.precision must be one of"),
+    "activation": ("nemo_llama.yaml", "fast-swiglu", "slow-swiglu", 0, "model.activation must be one of"),
+    "granularity": ("bridge_fsdp.yaml", "recompute_granularity: full", "recompute_granularity: most", 0,
+                    "must be full or selective"),
+    "accelerate": ("accelerate_fsdp.yaml", "mixed_precision: bf16", "mixed_precision: bf17", 0, "must be one of bf16"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_file_is_refused_in_one_line_that_names_the_line(case: str, tmp_path: Path) -> None:
+    name, was, becomes, later, message = BROKEN[case]
+    text = (FILES / name).read_text()
+    line = text.count("\n", 0, text.index(was)) + 1 + later
+    path = tmp_path / name
+    path.write_text(text.replace(was, becomes, 1))
+    with pytest.raises(LaunchFileError, match=message) as error:
+        read_launch(path, devices=16)
+    said = str(error.value)
+    assert said.startswith(str(path))
+    assert f"line {line}" in said
+    assert "\n" not in said
+
+
+def test_files_that_are_none() -> None:
+    with pytest.raises(LaunchFileError, match=r"nothing.yaml: cannot be read \(No such file"):
+        read_launch("nothing.yaml")
+    with pytest.raises(LaunchFileError, match=r"notes.yaml: no launch file that is known: nemo by .*--model"):
+        parse_launch("a: 1\n", "notes.yaml")
+    with pytest.raises(LaunchFileError, match="must hold keys and values"):
+        parse_launch("- 1\n- 2\n", "list.yaml")
+    with pytest.raises(LaunchFileError, match="must hold one JSON object"):
+        parse_launch("[1, 2]", "list.json")
+    with pytest.raises(LaunchFileError, match="no launch file that is known"):
+        parse_launch("echo hello\n", "hello.sh")
+
+
+def test_aliases_that_multiply_are_refused() -> None:
+    lines = ["a0: &a0 {x: 1, y: 2}"]
+    lines += [f"a{i}: &a{i} {{{', '.join(f'k{j}: *a{i - 1}' for j in range(9))}}}" for i in range(1, 9)]
+    with pytest.raises(LaunchFileError, match="this is no launch file"):
+        parse_launch("\n".join(lines) + "\n", "laughs.yaml")
+
+
+def test_numbers_that_contradict_one_another() -> None:
+    launch = read_launch(FILES / "nemo_llama.yaml", devices=12)
+    assert launch.layout is None  # a search needs none
+    assert launch.missing == ("12 devices are no multiple of its tp*cp*pp = 4*2*2; give --devices or --layout",)
+    text = (FILES / "deepspeed_zero3.json").read_text().replace('"train_micro_batch_size_per_gpu": 4,', "")
+    with pytest.raises(LaunchFileError, match=r"come to .* which is no whole number"):
+        parse_launch(text, "ds.json", devices=48)
+    text = (FILES / "megatron_strings.sh").read_text().replace("VPP_LAYERS=4", "VPP_LAYERS=5")
+    with pytest.raises(LaunchFileError, match="32 layers are not chunks of 5 on 2 pipeline stages"):
+        parse_launch(text, "train.sh")
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_damaged_files_say_something_or_are_refused(data: st.DataObject) -> None:
+    """Characters cut out of, or put into, real-shaped files: no other exception leaves the readers."""
+    name = data.draw(st.sampled_from(NAMES))
+    text = (FILES / name).read_text()
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(text)))
+        length = data.draw(st.integers(0, 30))
+        put = data.draw(st.one_of(st.text(max_size=4), st.sampled_from("${}()[]\"'\\`=:-#&*!|<>\n\t")))
+        text = text[:start] + put + text[start + length :]
+    said = ""
+    try:
+        parse_launch(text, name, devices=data.draw(st.sampled_from((None, 16))))
+    except PerfModelError as error:
+        said = str(error)
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("A=2; run --x $A", ["run", "--x", "2"]),
+        ("run --x ${A:-3} ${B-} ${C:+no}", ["run", "--x", "3"]),
+        ("A=(--x 1 '--y=a b'); A+=(--z); run \"${A[@]}\"", ["run", "--x", "1", "--y=a b", "--z"]),
+        ("A='--x 1'; run $A \"$A\"", ["run", "--x", "1", "--x 1"]),
+        ("N=4; run $((N * 2 + 1)) $(( ($N+2)/2 ))", ["run", "9", "3"]),
+        ("A=1\nif [ $A -gt 2 ]; then B=3; elif [[ $A == 1 ]]; then B=4; else B=5; fi\nrun $B", ["run", "4"]),
+        ('[ -z "$A" ] && B=1 || B=2\nrun $B', ["run", "1"]),
+        ('A=1; [ -z "$A" ] && B=1 || B=2\nrun $B', ["run", "2"]),
+        ("run a \\\n  b # c\n", ["run", "a", "b"]),
+        ("run a > out.txt 2>&1", ["run", "a"]),
+        ("cat <<EOF\nrun no\nEOF\nrun yes", ["run", "yes"]),
+        ("for i in 1 2; do run $i; done\nrun x", ["run", "x"]),
+        ("B=2; A=${B}x$B; run ${A} ${#C[@]} ${UNSET}", ["run", "2x2", "0", "${UNSET}"]),
+        ("export A=1 B=2\nrun $A$B", ["run", "12"]),
+        ("A=(1 2 3); run ${A[1]} ${#A[@]}", ["run", "2", "3"]),
+        ("main() {\n  local A=7\n  run $A\n}\nmain", ["run", "7"]),
+        ('eval "run --x 1"', ["run", "--x", "1"]),
+    ],
+)
+def test_shell(script: str, words: list[str]) -> None:
+    commands = run_script(script, "x.sh", {}).commands
+    found = [[word.text for word in command] for command in commands if command[0].text in ("run", "run --x 1")]
+    assert found == [words]

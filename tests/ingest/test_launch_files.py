@@ -1,0 +1,269 @@
+"""Launch files of the real shape: what each says, what it assumes, what it leaves open."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+
+import perfmodel as pm
+from perfmodel.errors import LaunchFileError
+from perfmodel.ingest.launch import comparable, parse_launch, read_launch
+
+FILES = Path(__file__).parent / "launch_files"
+NO_OVERLAP = "overlap_grad_reduce=false,overlap_param_gather=false"
+
+
+class Said(NamedTuple):
+    """What a file says; the model by its name in the catalog, or by figures where the catalog has none."""
+
+    framework: str
+    model: str | dict[str, Any] | None
+    layout: str
+    global_batch: int | None
+    seq_len: int | None
+    job: dict[str, Any]
+    given: Mapping[str, Any] = MappingProxyType({})
+    """What must be given because the file does not say."""
+
+
+SAID = {
+    "megatron_gpt3.sh": Said(
+        "megatron-core", "gpt3-175b", f"8M16P1D,zero=1,sequence_parallel=true,{NO_OVERLAP}", 1536, 2048,
+        {"dtype": "bf16"},
+    ),
+    "megatron_strings.sh": Said(
+        "megatron-lm", "llama2-7b",
+        "tp=2,pp=2,dp=4,vpp=4,micro_batch=2,recompute=selective,overlap_param_gather=false", 64, 4096,
+        {"dtype": "bf16", "flash_attention": True},
+    ),
+    "megatron_mixtral.slurm": Said(
+        "megatron-core", "mixtral-8x7b", "pp=4,dp=16,ep=8,zero=1", 256, 4096, {"dtype": "bf16"}
+    ),
+    "megatron_arguments.txt": Said(
+        "megatron-core", {"layers": 24, "hidden": 2048, "ffn_hidden": 8192, "vocab": 51200},
+        f"tp=2,dp=8,micro_batch=4,recompute_full_layers=3,{NO_OVERLAP}", 512, 2048, {"dtype": "fp16"}, {"devices": 16},
+    ),
+    "megatron_deepspeed.sh": Said(
+        "megatron-deepspeed", {"layers": 24, "hidden": 2304},
+        "tp=4,pp=2,dp=4,micro_batch=2,zero=1,recompute=full", 512, 2048, {"dtype": "fp16"},
+    ),
+    "nemo_llama.yaml": Said(
+        "nemo@2024", "llama3-8b",
+        "tp=4,pp=2,cp=2,dp=2,vpp=4,zero=1,recompute=selective,sequence_parallel=true,tp_overlap=true", 128, 8192,
+        {"dtype": "bf16"},
+    ),
+    "nemo_gpt.yaml": Said(
+        "nemo@2023", {"layers": 24, "hidden": 1024, "vocab": 50257, "dropout": True},
+        "dp=8,micro_batch=4,recompute=full", 64, 2048, {"dtype": "fp16"},
+    ),
+    "bridge_70b.yaml": Said(
+        "megatron-bridge", "llama3-70b", "tp=4,pp=4,cp=2,dp=2,vpp=5,zero=1,sequence_parallel=true,tp_overlap=true", 128,
+        8192, {"dtype": "bf16", "grad_dtype": "bf16"}, {"devices": 64},
+    ),
+    "bridge_fsdp.yaml": Said(
+        "megatron-bridge", None, "dp=32,zero=3,recompute_full_layers=5", 64, 4096, {}, {"devices": 32}
+    ),
+    "deepspeed_zero3.json": Said(
+        "deepspeed", None, "dp=16,zero=3,micro_batch=4", 256, None, {"dtype": "bf16", "optimizer": "adam"}
+    ),
+    "deepspeed_offload.json": Said(
+        "deepspeed", None, "dp=4,zero=1,micro_batch=2,overlap_grad_reduce=false", 64, None, {"dtype": "fp16"},
+        {"devices": 4},
+    ),
+    "torchtitan_8b.toml": Said(
+        "torchtitan", "llama3-8b", "dp=8,zero=3,recompute_full_layers=16,sequence_parallel=true", 8, 8192,
+        {"dtype": "bf16"}, {"devices": 8},
+    ),
+    "torchtitan_405b.toml": Said(
+        "torchtitan", "llama3.1-405b",
+        "tp=8,pp=7,dp=8,vpp=2,schedule=interleaved,micro_batch=2,zero=2,recompute=full,sequence_parallel=true,"
+        "tp_overlap=true", 128, 8192, {"dtype": "fp8"},
+    ),
+    "torchtitan_2024.toml": Said(
+        "torchtitan@2024", "llama3-70b", "tp=8,dp=16,micro_batch=8,zero=3,sequence_parallel=true", 128, 4096,
+        {"dtype": "bf16"},
+    ),
+    "nanotron_3d.yaml": Said(
+        "nanotron", "llama-like-1b",
+        f"tp=4,pp=2,dp=4,micro_batch=2,zero=1,sequence_parallel=true,tp_overlap=true,{NO_OVERLAP}", 128,
+        4096, {"dtype": "bf16", "grad_dtype": "fp32"},
+    ),
+    "nanotron_afab.yaml": Said(
+        "nanotron", {"layers": 12, "kv_heads": 4, "gated_ffn": True, "tied_embeddings": False, "norm": "rms_norm"},
+        "pp=4,schedule=gpipe,recompute=full", 8, 2048, {"dtype": "bf16", "grad_dtype": "bf16"},
+    ),
+    "llm_foundry_7b.yaml": Said(
+        "llm-foundry", "mpt-7b", "dp=32,zero=3,micro_batch=8,recompute=full", 1024, 2048,
+        {"dtype": "bf16", "grad_dtype": "bf16", "flash_attention": True}, {"devices": 32},
+    ),
+    "llm_foundry_hf.yaml": Said(
+        "llm-foundry", "llama2-13b", "dp=16,zero=2", 64, 4096, {"dtype": "bf16", "grad_dtype": "fp32"}
+    ),
+    "maxtext_tpu.yml": Said(
+        "maxtext", "llama2-7b", "tp=4,dp=32,zero=3,micro_batch=16,recompute=full", 512, 4096,
+        {"dtype": "bf16", "flash_attention": True},
+    ),
+    "maxtext_pipeline.yml": Said(
+        "maxtext", "llama3-8b", "pp=4,dp=8,vpp=2,micro_batch=2,schedule=breadth-first", 128, 8192, {"dtype": "fp8"}
+    ),
+    "accelerate_fsdp.yaml": Said(
+        "fsdp", None, "dp=16,zero=3,recompute=full", None, None, {"dtype": "bf16"}
+    ),
+    "accelerate_megatron.yaml": Said(
+        "megatron-lm", None,
+        "tp=4,pp=2,dp=2,zero=1,recompute=selective,sequence_parallel=true,overlap_grad_reduce=false", None, None,
+        {"dtype": "fp16"},
+    ),
+}  # fmt: skip
+
+
+def test_every_file_is_tried() -> None:
+    assert {path.name for path in FILES.iterdir()} == set(SAID)
+    assert len(SAID) >= 20
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_a_file_says(name: str) -> None:
+    said = SAID[name]
+    launch = read_launch(FILES / name, **said.given)
+    assert launch.framework == said.framework
+    assert launch.layout is not None
+    assert comparable(launch.layout) == comparable(pm.Layout.parse(said.layout))
+    assert launch.devices == launch.layout.devices
+    assert (launch.global_batch, launch.seq_len) == (said.global_batch, said.seq_len)
+    assert said.job.items() <= dict(launch.job_fields).items()
+    if isinstance(said.model, str):
+        assert launch.model == pm.model(said.model)
+    elif said.model is None:
+        assert launch.model is None
+        assert any("--model" in line for line in launch.missing)
+    else:
+        assert said.model.items() <= vars(launch.model).items()
+    assert (said.global_batch is None) == any("--global-batch" in line for line in launch.missing)
+
+
+@pytest.mark.parametrize("name", [name for name, said in SAID.items() if "devices" in said.given])
+def test_devices_that_a_file_leaves_open_are_asked_for(name: str) -> None:
+    launch = read_launch(FILES / name)
+    assert launch.layout is None
+    assert any("--devices" in line for line in launch.missing)
+
+
+def test_what_is_unsaid_is_said() -> None:
+    launch = read_launch(FILES / "torchtitan_2024.toml")
+    assumed, batch = launch.assumed
+    assert batch == "global_batch=128 (no accumulation, as it says none; or give --global-batch)"
+    assert assumed == "ep=1, schedule=1f1b, dtype=bf16, tp_overlap=false (torchtitan@2024's defaults)"
+    (assumed,) = read_launch(FILES / "accelerate_fsdp.yaml").assumed[-1:]
+    assert assumed.startswith("micro_batch=1")
+
+
+@pytest.mark.parametrize(
+    ("name", "was", "becomes", "said"),
+    [
+        ("maxtext_tpu.yml", "remat_policy: full", "remat_policy: save_qkv_proj",
+         "remat_policy save_qkv_proj as recompute=full"),
+        ("torchtitan_8b.toml", "replicate_degree = 1\ndata_parallel_shard_degree = -1",
+         "replicate_degree = 2\ndata_parallel_shard_degree = 4", "weights sharded over 4 of 8 replicas as over all"),
+        ("llm_foundry_7b.yaml", "FULL_SHARD", "HYBRID_SHARD", "weights sharded within nodes only (hybrid) as over all"),
+        ("accelerate_fsdp.yaml", "FULL_SHARD", "4", "weights sharded within nodes only (hybrid) as over all replicas"),
+    ],
+)  # fmt: skip
+def test_what_is_read_only_nearly_is_said(name: str, was: str, becomes: str, said: str) -> None:
+    text = (FILES / name).read_text()
+    assert was in text
+    launch = parse_launch(text.replace(was, becomes), name, devices=8)
+    assert any(said in line for line in launch.assumed)
+    assert launch.layout is not None
+    assert launch.layout.zero == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "ignored"),
+    [
+        ("megatron_gpt3.sh", ()),
+        ("megatron_mixtral.slurm", ("moe-grouped-gemm (line 13)", "moe-token-dispatcher-type (line 14)")),
+        ("bridge_70b.yaml", ()),
+        ("deepspeed_offload.json", ("zero_optimization.offload_optimizer.device (line 8)",)),
+        ("deepspeed_zero3.json", ()),
+        ("torchtitan_8b.toml", ()),
+        ("torchtitan_2024.toml", ("training.compile (line 12)",)),
+        ("nanotron_3d.yaml", ()),
+        ("llm_foundry_7b.yaml", ()),
+        ("maxtext_tpu.yml", ("base.yml (line 1), which the file is based on, is not beside it",)),
+        ("accelerate_fsdp.yaml", ()),
+    ],
+)
+def test_what_is_not_understood_is_named_with_its_line(name: str, ignored: tuple[str, ...]) -> None:
+    launch = read_launch(FILES / name)
+    assert set(ignored) <= set(launch.ignored)
+    assert len(launch.ignored) <= len(ignored) + 1
+
+
+def test_flags_win_over_the_file() -> None:
+    file = FILES / "megatron_gpt3.sh"
+    other = read_launch(file, layout="tp=4", global_batch=512, model="gpt3-13b")
+    assert other.layout is not None
+    # the devices of the file are divided anew
+    assert (other.layout.tp, other.layout.pp, other.layout.dp) == (4, 16, 2)
+    assert (other.layout.zero, other.global_batch, other.model) == (1, 512, pm.model("gpt3-13b"))
+    more = read_launch(file, devices=1024)
+    assert more.layout is not None
+    assert (more.layout.dp, more.devices) == (8, 1024)
+    with pytest.raises(LaunchFileError, match=r"megatron_gpt3.sh: 128 devices are no multiple of .* = 48"):
+        read_launch(file, layout="tp=3")
+
+
+def test_steps_of_accumulation_are_no_micro_batch(tmp_path: Path) -> None:
+    text = (FILES / "llm_foundry_hf.yaml").read_text()
+    file = tmp_path / "accumulated.yaml"
+    file.write_text(text.replace("device_train_microbatch_size: auto", "device_train_grad_accum: 2"))
+    layout = read_launch(file).layout
+    assert layout is not None
+    assert (layout.dp, layout.micro_batch) == (16, 2)  # of 64 sequences
+
+
+def test_variables_of_a_script_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIZE", "13b")
+    model = read_launch(FILES / "megatron_strings.sh").model
+    assert model is not None
+    assert (model.name, model.layers) == ("llama2-13b", 40)
+    monkeypatch.setenv("MICRO", "2")
+    launch = read_launch(FILES / "megatron_mixtral.slurm")
+    assert launch.layout is not None
+    assert launch.layout.micro_batch == 2
+    assert "MICRO=2 is taken from the environment" in launch.ignored
+
+
+def test_hydra_defaults_beside_the_file_are_composed(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "small.yaml").write_text(
+        "num_layers: 12\nhidden_size: 768\nnum_attention_heads: 12\ntensor_model_parallel_size: 2\n"
+    )
+    (tmp_path / "base.yaml").write_text("trainer: {devices: 8, num_nodes: 1}\nmodel: {encoder_seq_length: 512}\n")
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "defaults:\n  - base\n  - model: small\n  - override hydra/launcher: local\n"
+        "model:\n  micro_batch_size: 1\n  global_batch_size: 16\n  tensor_model_parallel_size: 4\n"
+    )
+    launch = read_launch(path)
+    assert launch.layout is not None
+    assert launch.model is not None
+    # what the file itself says replaces what it is composed of
+    assert (launch.layout.tp, launch.layout.dp, launch.model.layers, launch.seq_len) == (4, 2, 12, 512)
+    assert not launch.ignored
+
+
+def test_a_launch_file_is_a_problem() -> None:
+    launch = read_launch(FILES / "nanotron_3d.yaml")
+    assert launch.layout is not None
+    assert launch.model is not None
+    problem = launch.problem("dgx-h100")
+    job = problem.job
+    assert (job.global_batch, job.seq_len, job.dtype) == (128, 4096, "bf16")
+    assert (problem.model, problem.devices, problem.framework.name) == (launch.model, 32, "nanotron")
+    assert pm.predict(problem, layout=launch.layout).devices == 32
+    with pytest.raises(LaunchFileError, match=r"accelerate_fsdp.yaml: .*--model"):
+        read_launch(FILES / "accelerate_fsdp.yaml").problem("dgx-h100")

@@ -1,0 +1,287 @@
+"""Layouts written as launch files and read back: the same layout, or a reason."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import perfmodel as pm
+from perfmodel.errors import LaunchFileError, LayoutError
+from perfmodel.ingest.launch import FORMATS, comparable, parse_launch, read_launch
+from perfmodel.spec import Layout
+
+FILES = Path(__file__).parent / "launch_files"
+ENDINGS = {"arguments": ".sh", "json": ".json", "toml": ".toml", "yaml": ".yaml"}
+FRAMEWORKS = [form.frameworks[0] for form in FORMATS]
+MODELS = ("gpt3-6.7b", "llama3-8b", "llama3-70b", "mixtral-8x7b", "mpt-7b")
+ORDERS = ("tp-cp-ep-dp-pp", "tp-cp-pp-ep-dp", "pp-tp-cp-ep-dp", "ep-dp-tp-cp-pp")
+FLAGS = ("sequence_parallel", "overlap_grad_reduce", "overlap_param_gather", "tp_overlap")
+ALWAYS = {"sequence_parallel": True, "overlap_grad_reduce": True, "overlap_param_gather": True}
+LOOPED = ("interleaved", "breadth-first")
+
+CAN: dict[str, dict[str, tuple[object, ...]]] = {
+    "megatron-core": {"cp": (1, 2), "ep": (1, 2, 4), "vpp": (1, 2, 4), "recompute": ("none", "selective", "full"),
+                      "zero": (0, 1, 2, 3), "recompute_full_layers": (None, (2,)), "order": ORDERS[:2],
+                      **dict.fromkeys(FLAGS, (False, True))},
+    "nemo": {"cp": (1, 2), "ep": (1, 2, 4), "vpp": (1, 2, 4), "recompute": ("none", "selective", "full"),
+             "zero": (0, 1, 3), "recompute_full_layers": (None, (2,)), **dict.fromkeys(FLAGS, (False, True))},
+    "megatron-bridge": {"cp": (1, 2), "ep": (1, 2, 4), "vpp": (1, 2, 4), "recompute": ("none", "selective", "full"),
+                        "zero": (0, 1, 2, 3), "recompute_full_layers": (None, (2,)),
+                        **dict.fromkeys(FLAGS, (False, True))},
+    "deepspeed": {"pp": (1,), "zero": (0, 1, 2, 3), "overlap_grad_reduce": (False, True)},
+    "torchtitan": {"cp": (1, 2), "ep": (1, 2, 4), "zero": (0, 2, 3), "recompute": ("none", "full"),
+                   "schedule": ("1f1b", "gpipe", "zb-v", *LOOPED), "tp_overlap": (False, True)},
+    "nanotron": {"cp": (1, 2), "ep": (1, 2, 4), "zero": (0, 1), "recompute": ("none", "full"),
+                 "schedule": ("1f1b", "gpipe"), "sequence_parallel": (False, True), "tp_overlap": (False, True)},
+    "llm-foundry": {"pp": (1,), "zero": (0, 2, 3), "recompute": ("none", "full"), "offload": (False, True)},
+    "maxtext": {"cp": (1, 2), "ep": (1, 2), "zero": (0, 1, 3), "recompute": ("none", "selective", "full"),
+                "vpp": (1, 2, 4), "schedule": ("gpipe",), "sequence_parallel": (False, True)},
+    "fsdp": {"tp": (1,), "pp": (1,), "zero": (0, 2, 3), "recompute": ("none", "full")},
+}  # fmt: skip
+"""What each framework can do, from its documentation: such layouts must be written, not refused."""
+
+
+def back(text: str, framework: str, layout: Layout, model: str | None) -> Layout:
+    """The layout of an exported file, as a user reads it who knows the machine and the model."""
+    form = next(form for form in FORMATS if form.frameworks[0] == framework)
+    launch = parse_launch(text, f"file{ENDINGS[form.syntax]}", devices=layout.devices, model=model)
+    assert launch.format == form.name
+    assert launch.layout is not None, launch.missing
+    return launch.layout
+
+
+def job_of(layout: Layout, micro_batches: int) -> pm.Job:
+    return pm.Job(global_batch=layout.dp * layout.micro_batch * micro_batches, seq_len=2048)
+
+
+@st.composite
+def possible(draw: st.DrawFn, framework: str) -> tuple[Layout, str]:
+    """A layout that the framework can run, and a model."""
+    can = {"tp": (1, 2, 4), "pp": (1, 2, 4), "dp": (1, 2, 4, 8), "micro_batch": (1, 2, 3)} | CAN[framework]
+    values = {name: draw(st.sampled_from(choices), label=name) for name, choices in can.items()}
+    if framework == "torchtitan":
+        values |= ALWAYS
+    if framework == "nanotron" and values["zero"]:  # it reduces after the last backward, and gathers after the step
+        values |= {"overlap_grad_reduce": False, "overlap_param_gather": False}
+    if framework.startswith(("megatron", "nemo")) and values["zero"] > 1:
+        values["pp"] = 1
+    if framework == "torchtitan" and values["zero"] == 0:  # DDP goes with no other parallelism
+        values |= {"tp": 1, "pp": 1, "cp": 1}
+    if framework == "fsdp" and 0 in (values["zero"], values["dp"] - 1):  # one device has nothing to shard
+        values["recompute"] = "none"
+    if values["pp"] == 1:
+        values |= {"schedule": "1f1b", "vpp": 1}
+    elif values.get("schedule") in LOOPED:
+        values["vpp"] = draw(st.sampled_from((2, 4)))
+    if values["recompute"] != "none" if "recompute" in values else False:
+        values.pop("recompute_full_layers", None)
+    try:
+        layout = Layout(**values)
+    except LayoutError:
+        assume(False)
+        raise
+    # MaxText's experts spread over replicas of which some are left for FSDP, and its context ranks hold no experts
+    assume(framework != "maxtext" or (layout.dp % layout.ep == 0 and (layout.zero < 3 or layout.ep < layout.dp)))
+    return layout, draw(st.sampled_from(MODELS), label="model")
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@settings(max_examples=60)
+@given(data=st.data())
+def test_what_a_framework_can_run_comes_back_as_it_was(framework: str, data: st.DataObject) -> None:
+    layout, model = data.draw(possible(framework))
+    text = pm.export_launch(layout, framework, model=model, job=job_of(layout, 4 * layout.pp))
+    assert comparable(back(text, framework, layout, model)) == comparable(layout)
+
+
+@st.composite
+def any_layout(draw: st.DrawFn) -> Layout:
+    """Any layout, most of which most frameworks cannot run."""
+    pp = draw(st.sampled_from((1, 2, 4)))
+    try:
+        return Layout(
+            tp=draw(st.sampled_from((1, 2, 3, 8))), pp=pp, dp=draw(st.integers(1, 6)), cp=draw(st.integers(1, 2)),
+            ep=draw(st.sampled_from((1, 2))), vpp=draw(st.sampled_from((1, 2))) if pp > 1 else 1,
+            micro_batch=draw(st.integers(1, 4)), zero=draw(st.integers(0, 3)),
+            schedule=draw(st.sampled_from(("1f1b", "gpipe", "zb-h1", "chimera", "interleaved"))),
+            recompute=draw(st.sampled_from(("none", "selective", "full"))), offload=draw(st.booleans()),
+            order=draw(st.sampled_from(ORDERS)),
+            partition=draw(st.sampled_from((None, (8,) * pp, tuple(range(4, 4 + pp))))),
+            recompute_full_layers=draw(st.sampled_from((None, (1,), (2,) * pp, tuple(range(pp))))),
+            **{name: draw(st.booleans()) for name in FLAGS},
+        )  # fmt: skip
+    except LayoutError:
+        assume(False)
+        raise
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@settings(max_examples=60)
+@given(layout=any_layout(), model=st.sampled_from((None, *MODELS)))
+def test_any_layout_comes_back_or_is_refused_with_a_reason(framework: str, layout: Layout, model: str | None) -> None:
+    try:
+        text = pm.export_launch(layout, framework, model=model, job=job_of(layout, 4))
+    except LaunchFileError as error:
+        said = str(error)
+    else:
+        assert comparable(back(text, framework, layout, model)) == comparable(layout)
+        return
+    assert "cannot run" in said
+    assert "\n" not in said
+
+
+SMALL = st.builds(
+    Layout, tp=st.sampled_from((1, 2)), pp=st.sampled_from((1, 2)), dp=st.sampled_from((1, 2)),
+    zero=st.integers(0, 3), order=st.sampled_from(ORDERS), schedule=st.sampled_from(("1f1b", "gpipe")),
+    recompute_full_layers=st.sampled_from((None, (0,), (2,), (2, 2))),
+    **dict.fromkeys(FLAGS, st.booleans()),
+)  # fmt: skip
+
+
+@settings(max_examples=15)
+@given(layout=SMALL)
+def test_layouts_that_compare_equal_run_alike(layout: Layout) -> None:
+    """What comparisons leave out changes neither time nor memory."""
+    assume(layout.pp > 1 or layout.recompute_full_layers != (2, 2))
+    first, second = (
+        pm.predict("gpt3-1.3b", "dgx-a100", one, global_batch=8 * layout.dp) for one in (layout, comparable(layout))
+    )
+    assert first.step_time_s == pytest.approx(second.step_time_s, rel=1e-9)
+    assert first.memory.peak == pytest.approx(second.memory.peak, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("framework", "model"),
+    [
+        *((name, model) for name in ("megatron-core",) for model in (*MODELS, "deepseek-v3", "gpt3-175b", "qwen3-8b")),
+        *((name, model) for name in ("nemo", "megatron-bridge") for model in MODELS),
+        ("megatron-bridge", "qwen3-8b"),
+        *((name, model) for name in ("nanotron", "maxtext") for model in ("llama3-8b", "llama3-70b", "mixtral-8x7b")),
+        *(("torchtitan", model) for model in ("llama3-8b", "llama3-70b", "llama3.1-405b", "deepseek-v3")),
+        *(("llm-foundry", model) for model in ("mpt-7b", "mpt-30b")),
+    ],
+)
+def test_models_that_a_format_holds_come_back(framework: str, model: str) -> None:
+    layout = Layout(dp=16, zero=0, sequence_parallel=framework == "torchtitan")
+    text = pm.export_launch(layout, framework, model=model, job=job_of(layout, 4))
+    form = next(form for form in FORMATS if form.frameworks[0] == framework)
+    launch = parse_launch(text, f"file{ENDINGS[form.syntax]}")
+    assert launch.model is not None
+    assert launch.model.name == model
+    assert launch.global_batch == 64
+    assert launch.seq_len == 2048
+
+
+@pytest.mark.parametrize("framework", ["torchtitan", "nanotron", "llm-foundry"])
+def test_models_that_a_format_cannot_hold_are_left_to_the_user(framework: str) -> None:
+    layout = Layout(dp=8, zero=0, sequence_parallel=framework == "torchtitan")
+    text = pm.export_launch(layout, framework, model="gpt3-6.7b", job=job_of(layout, 4))
+    assert "# model gpt3-6.7b: this file does not state it" in text
+
+
+@pytest.mark.parametrize(
+    ("framework", "layout", "job", "reason"),
+    [
+        ("megatron-core", "tp=2,pp=2,dp=2,zero=2", {}, "only without a pipeline; take zero=1 or pp=1"),
+        ("megatron-core", "pp=4,schedule=zb-h1", {}, r"schedule=zb-h1 \(Megatron runs 1f1b"),
+        ("megatron-core", "dp=2,offload=true", {}, "offload=true"),
+        ("torchtitan", "dp=8,zero=1", {}, "take zero=0, 2 or 3"),
+        ("torchtitan", "tp=2,dp=4,zero=3", {}, r"sequence_parallel=false \(its tensor parallelism always.*take seq"),
+        ("torchtitan", "dp=8,zero=3", {"dtype": "fp16"}, "dtype=fp16"),
+        ("nanotron", "dp=8,zero=3", {}, "optimizer states only; take zero=0 or 1"),
+        ("nanotron", "pp=4,vpp=2", {}, r"vpp=2 \(it has no virtual stages\)"),
+        ("deepspeed", "pp=2,dp=4", {}, r"pp=2 \(a DeepSpeed pipeline is built in the training script"),
+        ("llm-foundry", "dp=8,zero=1", {}, "take zero=0, 2 or 3"),
+        ("maxtext", "dp=8,zero=2", {}, "zero=2: MaxText shards"),
+        ("fsdp", "tp=2,dp=4,zero=3", {}, "take tp=1,pp=1"),
+    ],
+)
+def test_what_a_framework_cannot_run_is_refused(framework: str, layout: str, job: dict[str, str], reason: str) -> None:
+    with pytest.raises(LaunchFileError, match=reason):
+        pm.export_launch(
+            Layout.parse(layout), framework, model="llama3-8b", job=pm.Job(global_batch=64, seq_len=2048, **job)
+        )
+
+
+def test_uneven_stages_of_megatron() -> None:
+    layout = Layout(pp=4, partition=(7, 9, 9, 7), overlap_grad_reduce=True)
+    text = pm.export_launch(layout, "megatron-core", model="llama3-8b", job=job_of(layout, 8))
+    assert "--decoder-first-pipeline-num-layers 7 " in text
+    assert back(text, "megatron-core", layout, None).partition == (7, 9, 9, 7)
+    with pytest.raises(LaunchFileError, match="partition=6-10-9-7"):
+        pm.export_launch(layout.replace(partition=(6, 10, 9, 7)), "megatron-core", model="llama3-8b")
+
+
+def test_every_nth_layer_of_torchtitan() -> None:
+    layout = Layout(dp=8, zero=3, sequence_parallel=True, recompute_full_layers=(8,))
+    text = pm.export_launch(layout, "torchtitan", model="llama3-8b", job=job_of(layout, 2))
+    assert 'selective_ac_option = "4"' in text
+    assert back(text, "torchtitan", layout, None).recompute_full_layers == (8,)
+    with pytest.raises(LaunchFileError, match="its selective recompute repeats every n-th layer"):
+        pm.export_launch(
+            layout.replace(recompute_full_layers=None, recompute="selective"), "torchtitan", model="llama3-8b"
+        )
+
+
+def test_names_of_frameworks_may_carry_a_year_and_others_are_refused() -> None:
+    layout = Layout(dp=8, zero=3, sequence_parallel=True)
+    assert pm.export_launch(layout, "torchtitan@2025") == pm.export_launch(layout, "torchtitan")
+    with pytest.raises(pm.PerfModelError, match=r"did you mean .*'torchtitan'"):
+        pm.export_launch(layout, "torchtitn")
+
+
+LIKE = {
+    "torchtitan_8b.toml": ("llama3-8b", "tp=2,dp=32,zero=3,sequence_parallel=true,recompute=full"),
+    "bridge_70b.yaml": ("llama3-70b", "tp=8,pp=2,dp=4,zero=1,sequence_parallel=true"),
+    "llm_foundry_7b.yaml": ("mpt-7b", "dp=32,zero=2,micro_batch=4"),
+    "llm_foundry_hf.yaml": ("llama2-13b", "dp=16,zero=3,recompute=full"),
+    "deepspeed_zero3.json": (None, "dp=16,zero=2,micro_batch=8"),
+    "maxtext_tpu.yml": ("llama2-7b", "tp=2,dp=64,zero=3,recompute=none"),
+    "nemo_llama.yaml": ("llama3-8b", "tp=2,dp=16,zero=1"),
+    "nanotron_3d.yaml": (
+        "llama-like-1b", "tp=2,dp=16,zero=1,overlap_grad_reduce=false,overlap_param_gather=false,recompute=full"
+    ),
+    "accelerate_fsdp.yaml": (None, "dp=16,zero=2,micro_batch=2"),
+}  # fmt: skip
+STAYS = {
+    "torchtitan_8b.toml": ('description = "Llama 3 8B"', 'flavor = "8B"', "log_freq = 10", "seq_len = 8192"),
+    "bridge_70b.yaml": ("ConfigContainer:", "    cross_entropy_fusion_impl: te", "    seq_length: 8192"),
+    "llm_foundry_7b.yaml": ("max_seq_len: ${variables.max_seq_len}", "  - 0.95", "  expansion_ratio: 4"),
+    "llm_foundry_hf.yaml": ("  cluster: somewhere", "    pretrained_model_name_or_path: meta-llama/Llama-2-13b-hf"),
+    "deepspeed_zero3.json": ('"type": "AdamW"', '"weight_decay": 0.1', '"gradient_clipping": 1.0'),
+    "maxtext_tpu.yml": ("model_name: llama2-7b", "run_name: bench", "attention: flash", "ici_tensor_parallelism: 2"),
+    "nemo_llama.yaml": ("    data_prefix: ???", "  mcore_gpt: true",
+                        "  max_position_embeddings: ${.encoder_seq_length}"),
+    "nanotron_3d.yaml": ("    learning_rate: 0.0003", "  project: bench", "    is_llama_config: true"),
+    "accelerate_fsdp.yaml": ("rdzv_backend: static", "  fsdp_backward_prefetch: BACKWARD_PRE"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIKE)
+def test_a_file_with_another_layout_in_it_keeps_its_other_settings(name: str, tmp_path: Path) -> None:
+    model, text = LIKE[name]
+    before = read_launch(FILES / name, devices=64)
+    layout = Layout.parse(text)
+    job = pm.Job(
+        global_batch=256, seq_len=before.seq_len or 2048, dtype=before.job_fields["dtype"],
+        grad_dtype=before.job_fields.get("grad_dtype", "fp32"),
+    )  # fmt: skip
+    exported = pm.export_launch(layout, before.format, model=model, job=job, like=FILES / name)
+    for line in STAYS[name]:
+        assert line in exported
+    path = tmp_path / f"again{Path(name).suffix}"
+    path.write_text(exported)
+    after = read_launch(path, devices=layout.devices)
+    assert after.layout is not None
+    assert comparable(after.layout) == comparable(layout)
+    assert (after.model, after.framework) == (before.model, before.framework)
+    # nothing of the old layout is left beside the new one
+    assert {one.partition(" (")[0] for one in after.ignored} <= {one.partition(" (")[0] for one in before.ignored}
+
+
+def test_a_file_of_another_framework_is_no_model_for_one() -> None:
+    with pytest.raises(LaunchFileError, match=r"nemo_llama.yaml: a launch file of nemo, not of nanotron"):
+        pm.export_launch(
+            Layout(dp=8), "nanotron", like=FILES / "nemo_llama.yaml", job=pm.Job(global_batch=8, seq_len=2048)
+        )

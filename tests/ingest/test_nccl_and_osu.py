@@ -1,0 +1,200 @@
+"""Tables of nccl-tests and OSU: their layouts, what is kept of them and what is refused."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import reader_cases as cases
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.errors import TableError
+from perfmodel.ingest import ReadOptions, detect_format, import_measurements, read_measurements
+from perfmodel.ingest.tables import read_table, write_table
+
+ROWS = {1024: (20.0, 21.0), 1048576: (50.0, 55.5), 134217728: (1234.5, 1250.0)}
+
+
+def text_file(tmp_path: Path, text: str, name: str = "log.txt") -> Path:
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def times(table: pd.DataFrame, layout: str) -> dict[int, float]:
+    chosen = table[table["variant"].str.startswith(layout)]
+    return dict(zip(chosen["bytes"].tolist(), chosen["time_us"].tolist(), strict=True))
+
+
+@pytest.mark.parametrize("layout", ["new", "per-iteration", "old"])
+def test_text_layouts(layout: str, tmp_path: Path) -> None:
+    path = text_file(tmp_path, cases.nccl_text(ROWS, ranks=16, nodes=2, layout=layout))
+    assert detect_format(path) == "nccl-tests"
+    table = read_measurements("nccl-tests", [path])
+    assert times(table, "out_of_place") == {size: pair[0] for size, pair in ROWS.items()}
+    assert times(table, "in_place") == {size: pair[1] for size, pair in ROWS.items()}
+    row = table.iloc[0]
+    assert (row["collective"], row["num_ranks"], row["num_nodes"], row["ranks_per_node"]) == ("all_reduce", 16, 2, 8)
+    assert (row["device"], row["dtype"], row["n_repeats"], row["algorithm"]) == ("A100-SXM4-80GB", "fp32", 20, "ring")
+    assert row["variant"] == "out_of_place;NCCL_ALGO=Ring"
+    assert row["software"] == ("nccl-tests" if layout == "old" else "nccl-2.28.9")
+
+
+def test_json(tmp_path: Path) -> None:
+    path = cases.write_json(tmp_path / "out.json", cases.nccl_json(ROWS, "alltoall"))
+    table = read_measurements("auto", [path])
+    assert times(table, "out_of_place") == {size: pair[0] for size, pair in ROWS.items()}
+    row = table.iloc[0]
+    assert (row["collective"], row["num_ranks"], row["num_nodes"], row["ranks_per_node"]) == ("all_to_all", 8, 2, 4)
+    assert (row["device"], row["software"]) == ("H100-SXM5-80GB", "nccl-2.28.9")
+    assert row["variant"] == "out_of_place;NCCL_PROTO=Simple"
+
+
+def test_json_with_every_iteration(tmp_path: Path) -> None:
+    data = cases.nccl_json({1024: (20.0, 21.0)})
+    data["results"][0]["out_of_place_per_iter"] = {"p50_us": 19.0, "stdev_us": 1.5, "times_us": [18.0, 19.0, 23.0]}
+    table = read_measurements("nccl-tests", [cases.write_json(tmp_path / "out.json", data)])
+    assert table.iloc[0][["time_us", "time_us_std", "n_repeats"]].tolist() == [19.0, 1.5, 3]
+
+
+def test_nothing_of_the_environment_leaks(tmp_path: Path) -> None:
+    text = text_file(tmp_path, cases.nccl_text(ROWS))
+    data = cases.write_json(tmp_path / "out.json", cases.nccl_json(ROWS))
+    for path in (text, data):
+        written = tmp_path / "table.csv"
+        write_table(written, read_measurements("nccl-tests", [path]))
+        assert not any(secret in written.read_text() for secret in cases.SECRETS)
+
+
+def test_tests_of_one_log_and_repeats(tmp_path: Path) -> None:
+    """Tests follow one another in a log; files of one setting become medians."""
+    both = cases.nccl_text({1024: (20.0, 21.0)}) + cases.nccl_text({4096: (9.0, 9.5)}, "sendrecv", ranks=2)
+    table = read_measurements("nccl-tests", [text_file(tmp_path, both)])
+    assert table[["collective", "num_ranks"]].drop_duplicates().to_numpy().tolist() == [
+        ["all_reduce", 8],
+        ["send_recv", 2],
+    ]
+    paths = [text_file(tmp_path, cases.nccl_text({1024: (t, t)}), f"{t}.txt") for t in (10.0, 14.0, 30.0)]
+    row = read_measurements("nccl-tests", paths).iloc[0]
+    assert (row["time_us"], row["n_repeats"]) == (14.0, 60)
+    assert row["time_us_std"] == pytest.approx(pd.Series([10.0, 14.0, 30.0]).std())
+
+
+def test_what_has_no_row_is_counted(tmp_path: Path) -> None:
+    text = cases.nccl_text(ROWS, "hypercube") + cases.nccl_text({8: (5.0, 5.0)}, dtype="int32")
+    found = import_measurements("nccl-tests", [text_file(tmp_path, text)])
+    assert found.skipped == {
+        "no such collective in the tables: hypercube": 6, "no such element type in the tables: int32": 2,
+    }  # fmt: skip
+    with pytest.raises(TableError, match="hypercube: 6"):
+        read_measurements("nccl-tests", [text_file(tmp_path, text)])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (cases.nccl_text(ROWS, footer=False), "no 'Out of bounds values' line"),
+        (cases.nccl_text(ROWS, wrong=3), "3 wrong values out_of_place"),
+        (cases.nccl_text(ROWS, layout="old", wrong=3), "3 values came out wrong"),
+        (cases.nccl_text(ROWS, units="(ms)"), r"times in \(us\), the header has \(ms\)"),
+        (cases.nccl_text(ROWS).replace("1234.50", "1.23"), "are units mixed"),
+        (cases.nccl_text(ROWS).replace("1234.50", "-1234.50"), "time must be a finite number of at least 0"),
+        (cases.nccl_text(ROWS).replace("1234.50", "nan"), "time must be a finite number"),
+        (cases.nccl_text(ROWS).replace("1234.50", ""), "columns where the header has"),
+        (cases.nccl_text(ROWS).replace("_perf", ""), "nothing says which collective"),
+        ("\n".join(x for x in cases.nccl_text(ROWS).splitlines() if "Rank" not in x), "say how many with --ranks N"),
+        (cases.nccl_text(ROWS).replace("A100-SXM4-80GB", "V100", 1), "ranks on different devices"),
+        ("hello\n", "no table of nccl-tests"),
+        ("", "the file is empty"),
+    ],
+)  # fmt: skip
+def test_refused_texts(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(TableError, match=message) as caught:
+        read_measurements("nccl-tests", [text_file(tmp_path, text)])
+    assert "\n" not in str(caught.value)
+    assert "log.txt" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 9}, "file version 9"),
+        ({"out_of_bounds": {"count": 2}}, "2 values came out wrong"),
+        ({"results": []}, "no results in it"),
+        ({"config": None}, "config must be an object"),
+        ({"results": [{"size": -1, "type": "float", "out_of_place": {"time": 1, "alg_bw": 1}}]}, "size must be"),
+    ],
+)
+def test_refused_json(change: dict[str, object], message: str, tmp_path: Path) -> None:
+    path = cases.write_json(tmp_path / "out.json", cases.nccl_json(ROWS) | change)
+    with pytest.raises(TableError, match=message):
+        read_measurements("nccl-tests", [path])
+    (tmp_path / "half.json").write_text(json.dumps(cases.nccl_json(ROWS))[:-40])
+    with pytest.raises(TableError, match="not complete JSON"):
+        read_measurements("nccl-tests", [tmp_path / "half.json"])
+
+
+SIZES = st.dictionaries(
+    st.integers(1, 2**33).map(lambda n: 4 * n), st.tuples(*[st.floats(0.5, 9e4).map(lambda t: round(t, 2))] * 2),
+    min_size=1, max_size=6,
+)  # fmt: skip
+
+
+@settings(max_examples=40)
+@given(SIZES, st.sampled_from(["new", "old", "per-iteration"]), st.integers(1, 4), st.integers(1, 8))
+def test_round_trip(tmp_path_factory, rows, layout, nodes, per_node) -> None:  # type: ignore[no-untyped-def]
+    """What is printed is what is read, through a table file and back."""
+    folder = tmp_path_factory.mktemp("nccl")
+    path = text_file(folder, cases.nccl_text(rows, ranks=nodes * per_node, nodes=nodes, layout=layout))
+    write_table(folder / "table.csv", read_measurements("nccl-tests", [path]))
+    table = read_table(folder / "table.csv")
+    assert times(table, "out_of_place") == {size: pair[0] for size, pair in rows.items()}
+    assert times(table, "in_place") == {size: pair[1] for size, pair in rows.items()}
+    assert set(table["num_ranks"]) == {nodes * per_node}
+    assert set(table["ranks_per_node"]) == {per_node}
+
+
+@pytest.mark.parametrize(
+    ("title", "collective", "factor"),
+    [
+        ("Allreduce Latency Test", "all_reduce", 1),
+        ("Allgather Latency Test", "all_gather", 4),
+        ("All-to-All Personalized Exchange Latency Test", "all_to_all", 4),
+        ("Reduce_scatter Latency Test", "reduce_scatter", 1),
+        ("Broadcast Latency Test", "broadcast", 1),
+        ("Latency Test", "send_recv", 1),
+    ],
+)
+@pytest.mark.parametrize("full", [True, False])
+def test_osu_latencies(title: str, collective: str, factor: int, full: bool, tmp_path: Path) -> None:
+    path = text_file(tmp_path, cases.osu_text({4: 2.5, 1024: 8.0}, title, full=full))
+    table = read_measurements("auto", [path], ReadOptions(device="A100-SXM4-80GB", ranks=4, ranks_per_node=2))
+    assert table["collective"].tolist() == [collective] * 2
+    assert table["bytes"].tolist() == [4 * factor, 1024 * factor]
+    assert table["time_us"].tolist() == [2.5, 8.0]
+    assert table["num_ranks"].tolist() == [2 if collective == "send_recv" else 4] * 2
+    assert (table["dtype"][0], table["software"][0]) == ("fp32", "osu-7.4-cuda")
+    assert table["n_repeats"][0] == (1000 if full else 1)
+
+
+def test_osu_bandwidth(tmp_path: Path) -> None:
+    path = text_file(tmp_path, cases.osu_text({1_000_000: 25_000.0}, "Bandwidth Test", unit="MB/s"))
+    table = read_measurements("osu", [path])
+    assert table[["collective", "num_ranks", "time_us"]].iloc[0].tolist() == ["send_recv", 2, 40.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (cases.osu_text({4: 2.5}), "say it with --ranks N"),
+        (cases.osu_text({4: 2.5}, "Latency Test", unit="ms"), r"must be in \(us\), the header says \(ms\)"),
+        (cases.osu_text({4: 2.5}, "Latency Test").replace("2.5000", "-2.5"), "finite number of at least 0"),
+        (cases.osu_text({4: 2.5}, "Latency Test").replace("2.5000", "9999"), "is not between"),
+        (cases.osu_text({4: 2.5}, "Latency Test").replace("1000", ""), "columns, the header has"),
+        ("# OSU MPI Latency Test v7.4\n", "no table of an OSU benchmark"),
+    ],
+)
+def test_refused_osu(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(TableError, match=message):
+        read_measurements("osu", [text_file(tmp_path, text)])

@@ -1,0 +1,101 @@
+"""Inverse questions: the answers are what forward predictions say."""
+
+from dataclasses import replace
+
+import pytest
+
+from perfmodel import catalog
+from perfmodel.cli import main
+from perfmodel.errors import PerfModelError, UnknownNameError
+from perfmodel.planning.design import devices_for, memory_to_fit, overtake, rank_upgrades
+from perfmodel.planning.layouts import ask, default_space, restrict, search
+from perfmodel.planning.what_if import Scenario, step_s
+from perfmodel.prediction import explain, step_problem
+from perfmodel.spec import Job, Layout, Problem
+
+MODEL, CLUSTER, JOB = catalog.model("gpt3-1.3b"), catalog.cluster("dgx-a100"), Job(global_batch=64, seq_len=2048)
+PROBLEM = Problem(model=MODEL, cluster=CLUSTER, job=JOB, devices=16)
+
+
+def with_memory(n_bytes):
+    cluster = replace(CLUSTER, device=replace(CLUSTER.device, memory_bytes=n_bytes))
+    return step_problem(MODEL, cluster, JOB)
+
+
+@pytest.mark.parametrize("text", ["8M4P1D", "tp=1,pp=1,dp=16,zero=3,recompute=full"])
+def test_memory_is_just_enough(text):
+    layout = Layout.parse(text)
+    need = memory_to_fit(step_problem(MODEL, CLUSTER, JOB), layout)
+    assert explain(with_memory(need.memory_bytes * (1 + 1e-9)), layout).fits
+    assert not explain(with_memory(need.memory_bytes * (1 - 1e-6)), layout).fits
+    assert catalog.device(need.devices[0]).memory_bytes >= need.memory_bytes
+    assert sum(need.parts_bytes.values()) == pytest.approx(need.peak_bytes)
+
+
+def test_fewest_devices():
+    space = restrict(
+        default_space(PROBLEM, fewer_devices=True),
+        "micro_batch=1,zero=1,vpp=1",
+    )
+    question = ask(MODEL, CLUSTER, devices=16, global_batch=64, job=JOB, space=space)
+    limit_s = 1.5
+    found = devices_for(question, limit_s)
+    assert found.step_time_s < limit_s
+    assert found.devices is not None
+    assert found.devices == Layout.parse(found.layout).devices > 1
+    fewer = ask(MODEL, CLUSTER, devices=found.devices - 1, global_batch=64, job=JOB, space=space)
+    assert devices_for(fewer, limit_s).devices is None
+    assert devices_for(question, 1e-3).devices is None
+
+
+def test_layouts_are_equal_at_the_multiple():
+    fixed = step_problem(MODEL, CLUSTER, JOB)
+    first, second = Layout.parse("dp=64"), Layout.parse("tp=4,pp=4,dp=4")
+    found = overtake(fixed, first, second)
+    assert found.multiple is not None
+    there = Scenario.parse([f"inter_node_bandwidth={found.multiple}x"])
+    ends = [step_s(fixed, layout, there) for layout in (first, second)]
+    assert ends[0] == pytest.approx(ends[1], rel=5e-3)
+    now = step_s(fixed, first, Scenario()) < step_s(fixed, second, Scenario())
+    assert now == (found.first_s < found.second_s)
+    same = overtake(fixed, first, first.replace(recompute="full"))
+    assert same.multiple is None
+    with pytest.raises(UnknownNameError):
+        overtake(fixed, first, second, "bandwidth")
+
+
+def test_upgrades_are_what_a_search_on_the_better_machine_finds():
+    space = restrict(default_space(PROBLEM), "micro_batch=1,zero=1,vpp=1")
+    question = ask(MODEL, CLUSTER, devices=16, global_batch=64, job=JOB, space=space)
+    prices = {"compute_rate": 100.0, "inter_node_bandwidth": 1.0}
+    found = rank_upgrades(question, share=0.5, prices=prices)
+    by_name = {upgrade.parameter: upgrade for upgrade in found.upgrades}
+    assert len(by_name) == 7
+    for name in ("compute_rate", "inter_node_bandwidth"):
+        upgrade = by_name[name]
+        better = search(
+            MODEL, CLUSTER, devices=16, global_batch=64, job=JOB, space=space, top=1, settings=[f"{name}=1.5x"]
+        )
+        assert 1 - better.layouts[0].step_time_s / found.step_time_s == pytest.approx(upgrade.gain, abs=1e-4)
+        assert upgrade.gain >= upgrade.kept_gain - 1e-6
+        assert upgrade.gain_per_price == pytest.approx(upgrade.gain / prices[name])
+    ranked = [u.gain_per_price for u in found.upgrades if u.price]
+    assert ranked == sorted(ranked, reverse=True)
+    assert len(found.to_frame()) == 7
+    with pytest.raises(PerfModelError, match="between 0 and 1"):
+        rank_upgrades(question, share=2)
+    with pytest.raises(UnknownNameError):
+        rank_upgrades(question, prices={"network": 1.0})
+
+
+def test_command(capsys):
+    job = ["--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--global-batch", "64"]
+    assert main(["design", "memory", *job, "--layout", "8M4P1D"]) == 0
+    assert "fits with" in capsys.readouterr().out
+    assert main(["design", "devices", *job, "--devices", "8", "--below", "3", "--fix", "micro_batch=1,zero=1"]) == 0
+    assert "devices:" in capsys.readouterr().out
+    assert main(["design", "overtake", *job, "--layout", "dp=64", "--against", "tp=4,pp=4,dp=4"]) == 0
+    assert "they are equal" in capsys.readouterr().out
+    assert main(["design", "devices", *job, "--below", "3"]) == 2
+    assert main(["design", "upgrade", *job, "--devices", "8", "--upgrade-price", "memory_bytes"]) == 2
+    assert "NAME=MONEY" in capsys.readouterr().err

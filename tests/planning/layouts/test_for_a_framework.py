@@ -1,0 +1,83 @@
+"""A search for a framework tries exactly what the framework can run, and says what it would gain beyond."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from perfmodel import catalog
+from perfmodel.cli import main
+from perfmodel.errors import LayoutError, Reason
+from perfmodel.planning.layouts import default_space, enumerate_layouts, restrict, search, with_options
+from perfmodel.spec import Framework
+
+NO_PIPELINED_ZERO = Framework(
+    name="ours", schedules=("1f1b",), zero_stages=(0, 1, 2, 3), zero_stages_in_pipelines=(0,), virtual_stages=False
+)
+
+
+@pytest.mark.parametrize("name", catalog.frameworks())
+def test_a_framework_s_space_is_the_whole_one_without_what_it_cannot_run(case, name):
+    framework, rejected = catalog.framework(name), Counter()
+    of = case.replace(framework=framework)
+    space = restrict(with_options(default_space(of), "offload", of.cluster), "micro_batch=1")
+    own = list(enumerate_layouts(space, of, rejected))
+    every = list(enumerate_layouts(replace(space, any_framework=True), of, Counter()))
+    expected = {layout for layout in every if not framework.cannot_run(layout)}
+    if not framework.zero_overlaps:  # what it cannot hide is tried as it runs it
+        expected = {lay if not lay.zero else _exposed(lay) for lay in expected}
+    assert set(own) == expected
+    assert len(own) == len(set(own))
+    counted = {str(why) for why in rejected if why.reason is Reason.FRAMEWORK}
+    assert bool(counted) == (len(own) < len(every))
+    assert all(why.startswith(f"{framework.label} does not run ") for why in counted)
+
+
+def _exposed(layout):
+    return layout.replace(overlap_grad_reduce=False, overlap_param_gather=False)
+
+
+def test_what_would_be_gained_beyond_a_framework_is_the_best_of_all(case):
+    of = case.replace(framework=NO_PIPELINED_ZERO)
+    space = restrict(default_space(of), "pp=4,micro_batch=1")
+    own = search(of, space=space, top=1)
+    every = search(of, space=replace(space, any_framework=True), top=1)
+    best, beyond = own.layouts[0], own.beyond
+    assert not NO_PIPELINED_ZERO.cannot_run(best.layout)
+    assert own.framework == "ours"
+    assert every.beyond is None
+    assert beyond.layout == every.layouts[0].layout
+    assert beyond.step_time_s == pytest.approx(every.layouts[0].step_time_s, rel=1e-4)
+    assert beyond.gain == pytest.approx(1 - beyond.step_time_s / best.step_time_s, rel=1e-3)
+    assert beyond.cannot_run == NO_PIPELINED_ZERO.cannot_run(beyond.layout) != ()
+    assert own.to_dict()["beyond_framework"]["layout"] == str(beyond.layout)
+
+
+def test_nothing_is_offered_beyond_a_framework_that_can_run_the_best(case):
+    plain = search(case, space=restrict(default_space(case), "pp=1,tp=2"), top=1)
+    assert plain.beyond is None
+    assert plain.to_dict()["framework"] == "generic"
+    of = case.replace(framework=NO_PIPELINED_ZERO)
+    assert search(of, space=restrict(default_space(of), "pp=1"), top=1).beyond is None
+
+
+def test_a_space_in_which_a_framework_runs_nothing_names_it(case):
+    of = case.replace(framework=NO_PIPELINED_ZERO)
+    with pytest.raises(LayoutError, match=r"ours does not run zero=1 in a pipeline.*another framework than ours"):
+        search(of, space=restrict(default_space(of), "pp=2,tp=2,zero=1"))
+
+
+def test_command(capsys):
+    command = ["search", "--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--devices", "8", "--global-batch", "16",
+               "--framework", "nanotron", "--fix", "pp=2", "--top", "1"]  # fmt: skip
+    assert main([*command, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    label = catalog.framework("nanotron").label
+    assert told["framework"] == label
+    assert any(why.startswith(f"{label} does not run") for why in told["rejected"])
+    assert {"layout", "objective_value", "step_time_s", "gain", "cannot_run"} == set(told["beyond_framework"])
+    assert main(command) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"only layouts that {label} can run" in out
+    assert "beyond it: " in out

@@ -1,0 +1,103 @@
+"""Priced without a program: memory is that of exact predictions, the bound is never beaten."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from perfmodel import catalog
+from perfmodel.errors import LayoutError
+from perfmodel.planning.layouts import default_space, enumerate_grids, with_options, with_schedules
+from perfmodel.prediction import (
+    CATEGORIES,
+    LayoutGrid,
+    check_layout,
+    evaluate,
+    lower_bounds_s,
+    peak_memory,
+    price_grids,
+    step_problem,
+)
+from perfmodel.schedule import get_schedule, schedule_names
+from perfmodel.spec import Job, Layout
+
+NAMES = [name for name in schedule_names() if name != "forward"] + ["chimera:4", "seq1f1b:4"]
+
+
+def everything(case):
+    space = default_space(case)
+    space = with_options(with_schedules(space, "all"), "all", case.cluster)
+    return list(enumerate_grids(space, case, Counter()))
+
+
+def test_memory_is_that_of_exact_predictions(case):
+    rng, layouts, ours, largest = np.random.default_rng(0), [], [], []
+    for cost in price_grids(case.fixed, everything(case)):
+        for place in rng.choice(cost.grid.places(), 8).tolist():
+            layouts.append(cost.grid.layout(place))
+            index = np.unravel_index(place, cost.grid.shape)
+            ours.append(np.broadcast_to(cost.spread(cost.peak_bytes), cost.grid.shape)[index])
+            largest.append(CATEGORIES[np.broadcast_to(cost.spread(cost.largest), cost.grid.shape)[index]])
+    expected, parts = peak_memory(case.fixed, layouts)
+    np.testing.assert_allclose(ours, expected, rtol=1e-12)
+    assert largest == parts
+
+
+@st.composite
+def layouts(draw) -> Layout:
+    name = draw(st.sampled_from(NAMES))
+    pp = draw(st.sampled_from([1, 2, 3, 4, 6, 8]))
+    tp, dp = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 8]))
+    recompute = draw(st.sampled_from(["none", "selective", "full"]))
+    return Layout(
+        tp=tp, pp=pp, dp=dp, micro_batch=draw(st.sampled_from([1, 2, 4])), schedule=name,
+        vpp=draw(st.sampled_from([1, 2, 3])) if name in ("interleaved", "breadth-first", "gpipe") and pp > 1 else 1,
+        zero=draw(st.integers(0, 3)) if dp > 1 else 0, recompute=recompute,
+        recompute_full_layers=draw(st.sampled_from([None, (1,), (2,), (3,)])) if recompute != "full" else None,
+        sequence_parallel=draw(st.booleans()), overlap_grad_reduce=draw(st.booleans()),
+        overlap_param_gather=draw(st.booleans()), tp_overlap=draw(st.booleans()),
+        offload=draw(st.booleans()),
+        order=draw(st.sampled_from(["tp-cp-ep-dp-pp", "pp-tp-cp-ep-dp", "ep-dp-cp-tp-pp"])),
+    )  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(layouts(), min_size=1, max_size=4), st.sampled_from([48, 96]))
+def test_no_layout_beats_its_bound(found, batch):
+    model, cluster = catalog.model("gpt3-1.3b"), catalog.cluster("dgx-a100")
+    job = Job(global_batch=batch, seq_len=2048)
+    possible = []
+    for layout in found:
+        try:
+            check_layout(model, cluster, job, layout)
+            scheduler = get_schedule(layout.schedule)
+            scheduler.require(layout.pp, job.num_microbatches(layout), scheduler.chunks_for(layout.vpp))
+            stages = int(scheduler.stage_map(layout.pp, scheduler.chunks_for(layout.vpp)).max()) + 1
+        except LayoutError:
+            continue
+        if stages <= model.layers and job.num_microbatches(layout) <= 48:
+            possible.append(layout)
+    if not possible:
+        return
+    fixed = step_problem(model, cluster, job)
+    bound = np.array([cost.bound_s.item() for cost in price_grids(fixed, [LayoutGrid.of(lay) for lay in possible])])
+    exact = evaluate(fixed, possible).step_time_s
+    assert (bound <= exact * (1 + 1e-5)).all(), [lay for lay, b, e in zip(possible, bound, exact, strict=True) if b > e]
+    assert (bound > 0).all()
+
+
+def test_grids_with_the_same_stages_on_other_ranks_keep_apart(case):
+    """Two stages on one rank, and on two."""
+    found = [Layout(schedule="v-half"), Layout(pp=2, recompute="full"), Layout(schedule="gems")]
+    (together,) = [lower_bounds_s(case.fixed, found)]
+    assert together.tolist() == [lower_bounds_s(case.fixed, [layout])[0] for layout in found]
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "interleaved", "zb-h1"])
+def test_the_bound_is_close_where_one_rank_decides(case, name):
+    vpp = 2 if name == "interleaved" else 1
+    layout = Layout(pp=4, dp=2, schedule=name, vpp=vpp, zero=1)
+    (cost,) = price_grids(case.fixed, [LayoutGrid.of(layout)])
+    assert cost.bound_s.item() > 0.9 * evaluate(case.fixed, [layout]).step_time_s[0]

@@ -1,0 +1,109 @@
+"""Uneven stages of real layouts: against all partitions, and as layouts that predict accepts."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import perfmodel as pm
+from perfmodel import catalog
+from perfmodel.errors import LayoutError, PerfModelError
+from perfmodel.planning.optimise import partition, partition_bound_s, partition_devices, partition_stages, refine
+from perfmodel.prediction import evaluate, lower_bounds_s, step_problem
+from perfmodel.spec import Job, Layout
+
+
+def fixed_model(cluster: str = "dgx-a100", layers: int = 9, batch: int = 16):
+    model = replace(catalog.model("llama3-8b"), layers=layers)
+    return step_problem(model, catalog.cluster(cluster), Job(global_batch=batch, seq_len=2048))
+
+
+def all_partitions(layers: int) -> list[tuple[int, int, int]]:
+    return [(a, b, layers - a - b) for a in range(layers) for b in range(1, layers - a + 1)]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1", "zb-h2"])
+def test_best_of_all_partitions_is_found_and_bounded(schedule: str) -> None:
+    fixed, layout = fixed_model(), Layout(tp=2, pp=3, dp=2, schedule=schedule)
+    every = evaluate(fixed, [layout.replace(partition=sizes) for sizes in all_partitions(9)]).step_time_s
+    found = partition_stages(fixed, layout)
+    assert found.step_time_s == pytest.approx(every.min(), rel=1e-5)
+    assert found.certificate.lower_bound_s <= every.min() * (1 + 1e-6)
+    assert found.certificate.lower_bound_s == partition_bound_s(fixed, layout)
+    assert found.gap < (0.2 if schedule in ("1f1b", "gpipe") else 0.4)
+    assert found.given_s is not None
+    assert found.step_time_s < found.given_s  # the head weighs as much as two layers
+
+
+def test_found_layout_predicts_the_same() -> None:
+    found = partition("gpt-oss-20b", "dgx-h100", "pp=8", global_batch=64, seq_len=4096)
+    again = pm.predict("gpt-oss-20b", "dgx-h100", str(found.layout), global_batch=64, seq_len=4096)
+    assert again.step_time_s == found.step_time_s
+    assert found.given_s is not None
+    assert found.step_time_s < 0.8 * found.given_s
+    assert found.gap < 0.05
+    assert found.to_dict()["layout"] == str(found.layout)
+
+
+def test_what_does_not_fit_recomputes_where_it_must() -> None:
+    found = partition("llama3-8b", "dgx-a100", "pp=8,schedule=gpipe", global_batch=64, seq_len=2048)
+    assert found.given_s is None
+    assert found.prediction.fits
+    full, sizes = found.layout.recompute_full_layers, found.layout.partition
+    assert full is not None
+    assert sizes is not None
+    assert 0 < sum(full) < sum(sizes)
+
+
+def test_several_stages_per_rank_are_improved_by_moves() -> None:
+    found = partition_stages(fixed_model(layers=16), Layout(tp=2, pp=2, vpp=2))
+    assert found.given_s is not None
+    assert found.certificate.lower_bound_s <= found.step_time_s < found.given_s
+
+
+def test_impossible_ones_are_refused() -> None:
+    with pytest.raises(LayoutError, match="pp > 1"):
+        partition("gpt3-1.3b", "dgx-a100", "pp=1", global_batch=8)
+    with pytest.raises(LayoutError, match="fits into memory"):
+        partition("gpt3-175b", "dgx-a100", "pp=4", global_batch=8)
+
+
+def test_refined_layouts_are_ranked_and_nothing_better_is_left_out() -> None:
+    fixed = fixed_model()
+    layouts = [Layout(tp=2, pp=3, dp=2), Layout(tp=2, pp=3, dp=2, schedule="gpipe"), Layout(tp=4, pp=3), Layout(tp=2)]
+    results = refine(fixed, layouts)
+    every = [partition_stages(fixed, layout).step_time_s for layout in layouts[:3]]
+    assert results[0].step_time_s == pytest.approx(min(every))
+    assert [r.step_time_s for r in results] == sorted(r.step_time_s for r in results)
+
+
+def test_one_kind_under_two_names_is_one_kind() -> None:
+    fixed, layout = fixed_model(), Layout(tp=2, pp=3)
+    mixed = partition_devices([fixed, fixed], [1, 2], layout)
+    alone = partition_stages(fixed, layout)
+    assert mixed.step_time_s == pytest.approx(alone.step_time_s, rel=1e-6)
+    assert mixed.certificate.lower_bound_s == pytest.approx(alone.certificate.lower_bound_s)
+
+
+def test_faster_devices_get_more_layers() -> None:
+    found = partition_devices([fixed_model("dgx-a100"), fixed_model("dgx-h100")], [2, 1], Layout(tp=2, pp=3))
+    sizes = dict(zip(found.layout.partition or (), found.devices, strict=True))
+    assert sizes[max(sizes)] == "H100-SXM5-80GB"
+    assert found.even_s is not None
+    assert found.certificate.lower_bound_s <= found.step_time_s < found.even_s
+    assert found.gap < 0.1
+    assert found.to_dict()["devices"] == found.devices
+
+
+def test_mixed_devices_need_one_job_and_enough_of_them() -> None:
+    with pytest.raises(PerfModelError, match="same model and job"):
+        partition_devices([fixed_model(), fixed_model(batch=32)], [2, 1], Layout(tp=2, pp=3))
+    with pytest.raises(PerfModelError, match="3 stages"):
+        partition_devices([fixed_model(), fixed_model("dgx-h100")], [1, 1], Layout(tp=2, pp=3))
+
+
+def test_bounds_of_single_stages_are_those_of_the_layout() -> None:
+    fixed = fixed_model()
+    assert partition_bound_s(fixed, Layout(tp=2)) == lower_bounds_s(fixed, [Layout(tp=2)])[0]
+    assert np.isinf(partition_bound_s(step_problem(catalog.model("gpt3-175b"), catalog.cluster("dgx-a100"),
+                                                 Job(global_batch=8, seq_len=2048)), Layout(pp=4)))  # fmt: skip

@@ -1,0 +1,109 @@
+"""Unequal micro-batches, gradient buckets, and assignments: against the structures and minima that they generalise."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from perfmodel import catalog
+from perfmodel.errors import LayoutError, PerfModelError
+from perfmodel.planning.optimise import NothingFitsError, assign, by_micro_batch, size_buckets, size_micro_batches
+from perfmodel.planning.optimise._buckets import _Grouping
+from perfmodel.prediction import StepProblem, bundles, durations, evaluate, step_problem
+from perfmodel.program import ProgramSpec, build
+from perfmodel.session import Session
+from perfmodel.spec import Job, Layout
+from perfmodel.timeline import makespan, times
+
+
+@pytest.fixture(scope="module")
+def fixed() -> StepProblem:
+    return step_problem(
+        catalog.model("gpt2-345m"), catalog.cluster("v100-100g"), Job(global_batch=32, seq_len=512, dtype="fp16")
+    )
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
+def test_classes_by_micro_batch_are_the_same_program(schedule: str) -> None:
+    spec = ProgramSpec(schedule=schedule, stages=3, micro_batches=5, grad_reduce="overlap", segments=2)
+    structure = build(spec)
+    refined, old, micro_batch = by_micro_batch(structure)
+    rng = np.random.default_rng(0)
+    durations = rng.uniform(1, 2, structure.n_classes)
+    same = times(refined, durations[old])
+    assert same.end_s == pytest.approx(times(structure, durations).end_s)
+    assert (refined.class_kind == structure.class_kind[old]).all()
+    slower = times(refined, np.where(micro_batch == 0, 2.0, 1.0) * durations[old])
+    assert slower.makespan_s > same.makespan_s
+
+
+def test_small_micro_batches_fill_and_drain(fixed: StepProblem) -> None:
+    found = size_micro_batches(fixed, Layout.parse("pp=4,micro_batch=4"))
+    assert sum(found.sizes) == 32
+    assert len(found.sizes) == 8
+    assert found.step_time_s < min(found.uniform_s, found.best_uniform_s)
+    assert found.sizes[0] < max(found.sizes) > found.sizes[-1]
+    assert found.uniform_s == pytest.approx(
+        evaluate(fixed, [Layout.parse("pp=4,micro_batch=4")]).step_time_s[0], rel=1e-5
+    )
+    assert found.to_dict()["sizes"] == found.sizes
+    for text in ("pp=4,micro_batch=32", "pp=4,schedule=pipedream", "pp=4,micro_batch=4,schedule=chimera-doubling"):
+        with pytest.raises(LayoutError, match="several of them"):
+            size_micro_batches(fixed, Layout.parse(text))
+
+
+def test_buckets_that_a_prediction_assumes_take_as_long(fixed: StepProblem) -> None:
+    layout = Layout.parse("pp=2,dp=4")
+    (bundle,) = bundles(fixed, [layout])
+    grouping = _Grouping(fixed, bundle, bundle.spec.segments)
+    assert grouping.durations(grouping.equal) == pytest.approx(durations(fixed, bundle)[0])
+
+
+def test_each_choice_of_buckets_has_durations_of_its_own(fixed: StepProblem) -> None:
+    """Also where another was asked for before."""
+    (bundle,) = bundles(fixed, [Layout.parse("dp=16")])
+    grouping = _Grouping(fixed, bundle, 2)
+    even, uneven = grouping.durations(((12, 12),)), grouping.durations(((4, 20),))
+    assert np.abs(uneven - even).max() > 0.1 * even.max()
+    with Session():
+        assert np.array_equal(grouping.durations(((4, 20),)), uneven)
+
+
+def test_buckets_are_never_worse_than_equal_ones(fixed: StepProblem) -> None:
+    layout = Layout.parse("dp=16")
+    found = size_buckets(fixed, layout, numbers=(1, 2, 4))
+    assert found.step_time_s <= found.given_s
+    assert [sum(of_stage) for of_stage in found.buckets] == [24]
+    (bundle,) = bundles(fixed, [layout])
+    every = _Grouping(fixed, bundle, 2)
+    alone = min(float(makespan(every.prepared.compiled, every.durations(((24 - k, k),)))) for k in range(24))
+    assert size_buckets(fixed, layout, numbers=(2,)).step_time_s == pytest.approx(alone)
+    for text in ("dp=1", "dp=16,zero=3", "dp=16,overlap_grad_reduce=false"):
+        with pytest.raises(LayoutError, match="no overlapped"):
+            size_buckets(fixed, Layout.parse(text))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_assignment_is_the_best_of_all(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    seconds = rng.uniform(1e-4, 1e-3, (3, 6))
+    seconds[0, 1] = np.inf
+    n_bytes, capacity = rng.uniform(1e9, 2e9, 6), np.array([4e9, 4e9, 5e9])
+    best = np.inf
+    for at in product(range(3), repeat=6):
+        held = np.bincount(at, n_bytes, minlength=3)
+        if (held <= capacity).all():
+            best = min(best, np.bincount(at, seconds[at, range(6)], minlength=3).max())
+    if np.isinf(best):
+        with pytest.raises(NothingFitsError):
+            assign(seconds, n_bytes, capacity)
+        return
+    found = assign(seconds, n_bytes, capacity)
+    assert found.value_s == pytest.approx(best, rel=1e-5)
+    assert found.gap < 1e-4
+    assert (np.bincount(found.device, n_bytes, minlength=3) <= capacity * (1 + 1e-6)).all()
+
+
+def test_assignments_need_bytes_and_capacity_together() -> None:
+    with pytest.raises(PerfModelError, match="come together"):
+        assign(np.ones((2, 3)), n_bytes=np.ones(3))
