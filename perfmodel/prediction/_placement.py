@@ -75,6 +75,11 @@ class Placement:
         stride = rank_strides(layout)["pp"] * layout.pp // replicas
         return Placement((*self.axes, (replicas, stride)))
 
+    def split(self, inner: int) -> tuple["Placement", "Placement"]:
+        """Groups of the `inner` nearest ranks, and the ranks at the same place of all of them."""
+        nearest, others = _split(list(self.axes), inner)
+        return _grid(*nearest), _grid(*others)
+
     @classmethod
     def of(cls, group: Group, layout: Layout) -> "Placement":
         """Where a process group of `layout` lies."""

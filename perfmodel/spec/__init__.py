@@ -19,6 +19,7 @@ from perfmodel.spec._layout import Job as Job
 from perfmodel.spec._layout import Layout as Layout
 from perfmodel.spec._layout import PerStage as PerStage
 from perfmodel.spec._layout import Recompute as Recompute
+from perfmodel.spec._layout import StateOffload as StateOffload
 from perfmodel.spec._model import ConvLayer as ConvLayer
 from perfmodel.spec._model import ConvNet as ConvNet
 from perfmodel.spec._model import Experts as Experts

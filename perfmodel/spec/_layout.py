@@ -16,12 +16,13 @@ Recompute = Literal["none", "selective", "full"]
 EagerKernel = Literal["norm", "rope", "activation", "residual", "softmax", "cross_entropy", "attention_layout"]
 """Work that frameworks do in one fused kernel or in several element-wise ones; `attention_layout`: queries, keys and
 values are copied into the order that the attention kernel takes them in."""
+StateOffload = Literal["none", "optimizer", "weights"]
 PerStage = tuple[int, ...] | None
 """A whole number per pipeline stage, in model order; written `7-9-9-7`."""
 USUAL_DTYPES = ("bf16", "fp16", "fp32")
 """What models are trained in, the first that a device has."""
 _DEGREES = attrgetter(*("expert_tp" if d.key == "etp" else d.key for d in DIMENSIONS))
-_KEYS = (*(d.key for d in DIMENSIONS), "vpp", "micro_batch")
+_KEYS = (*(d.key for d in DIMENSIONS), "vpp", "micro_batch", "replicate", "prefetch")
 _DISTSIM = re.compile(r"^(\d+)M(\d+)P(\d+)D$", re.IGNORECASE)
 
 
@@ -65,6 +66,14 @@ class Layout:
     """Tensor-parallel collectives hidden behind the products that feed them."""
     offload: bool = False
     """Activations wait for their backward in host memory."""
+    replicate: int = 1
+    """Groups that each shard model states among themselves, as `zero` says, and hold copies of each other's (hybrid
+    sharding); gradients are reduced over the groups too. Ranks of a group are the nearest ones."""
+    prefetch: int = 1
+    """ZeRO 3 gathers the weights of so many layers (groups of them in deep stages) ahead of the one in use."""
+    offload_states: StateOffload = "none"
+    """`optimizer`: optimizer states, master weights and sharded gradients lie in host memory, where weights are updated
+    (ZeRO-Offload); `weights`: weights too, under ZeRO 3 (ZeRO-Infinity, FSDP's `CPUOffload`)."""
     order: str = "-".join(ORDER_KEYS)
     """Dimensions from that of consecutive ranks to the outermost (Megatron-LM's notation)."""
     partition: PerStage = None
@@ -74,11 +83,15 @@ class Layout:
     (Megatron-LM's recompute method `block`); one number: of every stage alike, as far as it has them."""
 
     def __post_init__(self) -> None:
-        for name, value in zip(_KEYS, (*self.degrees, self.vpp, self.micro_batch), strict=True):
+        for name, value in zip(
+            _KEYS, (*self.degrees, self.vpp, self.micro_batch, self.replicate, self.prefetch), strict=True
+        ):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise LayoutError(f"layout: {name} must be a whole number of at least 1, got {value!r}")
         if self.zero not in (0, 1, 2, 3):
             raise LayoutError(f"layout: zero must be 0, 1, 2 or 3, got {self.zero!r}")
+        if self.offload_states not in ("none", "optimizer", "weights"):
+            raise LayoutError(f"layout: offload_states must be none, optimizer or weights, got {self.offload_states!r}")
         if self.recompute not in ("none", "selective", "full"):
             raise LayoutError(f"layout: recompute must be none, selective or full, got {self.recompute!r}")
         names = self.order.split("-")
@@ -105,6 +118,15 @@ class Layout:
                 "the ranks of a pipeline stage",
                 Reason.FOLDED_RANKS,
             )
+        if self.dp % self.replicate or self.edp % self.replicate:
+            raise LayoutError(
+                f"layout: replicate={self.replicate} must divide dp={self.dp}"
+                + (f" and the {self.edp} replicas of an expert" if self.ep > 1 else "")
+            )
+        if self.offload_states == "weights" and self.zero < 3:
+            raise LayoutError("layout: offload_states=weights needs zero=3; or take offload_states=optimizer")
+        if self.offload_states == "optimizer" and self.replicated and not self.zero:
+            raise LayoutError("layout: offload_states=optimizer needs sharded states; take zero=1, 2 or 3")
         if self.vpp > 1 and self.pp == 1:
             raise LayoutError(f"layout: vpp={self.vpp} needs pp > 1; use vpp=1")
 
@@ -146,6 +168,8 @@ class Layout:
             schedule=self.effective_schedule,
             sequence_parallel=self.effective_sequence_parallel,
             etp=None if self.etp == self.tp else self.etp,
+            replicate=self.replicate if self.zero else 1,
+            prefetch=self.prefetch if self.zero == 3 and self.overlap_param_gather else 1,
         )
 
     @property
@@ -154,6 +178,8 @@ class Layout:
         found = []
         if self.effective_schedule != self.schedule:
             found.append(f"schedule={self.schedule} with vpp={self.vpp} runs as schedule={self.effective_schedule}")
+        if self.replicate > 1 and not self.zero:
+            found.append(f"replicate={self.replicate} has nothing to shard with zero=0")
         if self.sequence_parallel and not self.effective_sequence_parallel:
             found.append("sequence_parallel=true has nothing to shard with tp=1")
         return tuple(found)
