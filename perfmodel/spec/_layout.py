@@ -2,9 +2,9 @@
 
 import re
 from dataclasses import dataclass, fields, replace
-from math import prod
+from math import inf, prod
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from perfmodel.errors import LayoutError, Reason, UnknownNameError
 from perfmodel.spec._device import Device
@@ -13,9 +13,22 @@ from perfmodel.spec._model import Model
 from perfmodel.units import whole
 
 Recompute = Literal["none", "selective", "full"]
-EagerKernel = Literal["norm", "rope", "activation", "residual", "softmax", "cross_entropy", "attention_layout"]
+EagerKernel = Literal["norm", "rope", "activation", "residual", "softmax", "cross_entropy", "attention_layout",
+                      "attention_merge"]  # fmt: skip
 """Work that frameworks do in one fused kernel or in several element-wise ones; `attention_layout`: queries, keys and
-values are copied into the order that the attention kernel takes them in."""
+values are copied into the order that the attention kernel takes them in; `attention_merge`: partial results of
+context parallelism are added up."""
+Dispatcher = Literal["alltoall", "deepep", "hybridep"]
+"""How tokens reach their experts. `alltoall`: sorted into a copy per chosen expert, which an all-to-all exchanges, and
+sorted again by local expert (Megatron-LM's `MoEAlltoAllTokenDispatcher`); `deepep`: a token goes once to every node and
+once to every rank that holds any of its experts (github.com/deepseek-ai/DeepEP), and is copied per expert there;
+`hybridep`: the same with the copying inside the exchange (its `hybrid-ep` branch)."""
+ContextParallel = Literal["ring", "all_gather", "gathered_ring", "ulysses"]
+"""How attention sees the whole sequence. `ring`: keys and values pass around a ring, a part of the scores a step (Liu
+et al., arXiv 2310.01889); `all_gather`: they are gathered before one kernel per chunk of queries (Llama 3, arXiv
+2407.21783, section 3.3.2); `gathered_ring`: the steps of a ring, over keys and values that were gathered beside the
+first (PyTorch's context parallelism, rotate method allgather); `ulysses`: two all-to-alls swap the split of the
+sequence for one of the heads (Jacobs et al., arXiv 2309.14509)."""
 StateOffload = Literal["none", "optimizer", "weights"]
 PerStage = tuple[int, ...] | None
 """A whole number per pipeline stage, in model order; written `7-9-9-7`."""
@@ -38,6 +51,11 @@ class Layout:
     """Data-parallel replicas."""
     cp: int = 1
     """Context-parallel degree (sequence split through attention)."""
+    cp_kind: ContextParallel = "ring"
+    """How context parallelism exchanges keys and values."""
+    cp_balanced: bool = True
+    """Each context-parallel rank holds an early and a late chunk of a causal sequence, so that all see as many keys
+    (zigzag); otherwise a contiguous part, of which the last sees nearly twice the mean."""
     ep: int = 1
     """Expert-parallel degree. Experts have tp * cp * dp ranks of a stage to themselves, of which etp shard an expert,
     ep hold different experts, and the others (`edp`) replicas (parallel folding of Megatron-Core, arXiv 2504.14960)."""
@@ -64,6 +82,9 @@ class Layout:
     """ZeRO-3 weight all-gathers (and ZeRO-1/2 gathers after the step) are prefetched behind compute."""
     tp_overlap: bool = False
     """Tensor-parallel collectives hidden behind the products that feed them."""
+    ep_overlap: bool = False
+    """Dispatch and combine of one micro-batch run beside the kernels of another (Megatron-Core's
+    `overlap_moe_expert_parallel_comm`, as DeepSeek-V3's DualPipe, arXiv 2412.19437, section 3.2.1)."""
     offload: bool = False
     """Activations wait for their backward in host memory."""
     replicate: int = 1
@@ -94,6 +115,8 @@ class Layout:
             raise LayoutError(f"layout: offload_states must be none, optimizer or weights, got {self.offload_states!r}")
         if self.recompute not in ("none", "selective", "full"):
             raise LayoutError(f"layout: recompute must be none, selective or full, got {self.recompute!r}")
+        if self.cp_kind not in get_args(ContextParallel):
+            raise LayoutError(f"layout: cp_kind must be {', '.join(get_args(ContextParallel))}; got {self.cp_kind!r}")
         names = self.order.split("-")
         if sorted(names) != sorted(ORDER_KEYS) or names.index("dp") != names.index("ep") + 1:
             raise LayoutError(
@@ -170,6 +193,9 @@ class Layout:
             etp=None if self.etp == self.tp else self.etp,
             replicate=self.replicate if self.zero else 1,
             prefetch=self.prefetch if self.zero == 3 and self.overlap_param_gather else 1,
+            cp_kind=self.cp_kind if self.cp > 1 else Layout.cp_kind,
+            cp_balanced=self.cp_balanced if self.cp > 1 else Layout.cp_balanced,
+            ep_overlap=self.ep_overlap and self.ep > 1,
         )
 
     @property
@@ -293,6 +319,13 @@ class Job:
     weighted_experts: bool = False
     """The router's weights multiply the activation inside the experts, so that their outputs are not kept for the
     router's gradient (Megatron-Core since 0.12)."""
+    expert_dispatcher: Dispatcher = "alltoall"
+    expert_imbalance: float = 1.0
+    """Tokens of the rank whose experts get most, over the mean of all ranks: the others wait for it. 1 where routing is
+    forced to be even, as benchmarks do."""
+    expert_capacity_factor: float | None = None
+    """Places of every expert, over the mean number of its tokens: it takes as long as if all were full, and drops what
+    exceeds them (GShard, arXiv 2006.16668, section 2.2). None: dropless."""
     frozen: bool = False
     """Weights are not trained (LoRA and other adapters, whose own work is left out): no gradients of them, no
     reduction, no optimizer."""
@@ -333,6 +366,20 @@ class Job:
 
     def __post_init__(self) -> None:
         whole("job", {"global_batch": self.global_batch, "seq_len": self.seq_len})
+        if self.expert_dispatcher not in get_args(Dispatcher):
+            raise LayoutError(
+                f"job: expert_dispatcher must be {', '.join(get_args(Dispatcher))}; got {self.expert_dispatcher!r}"
+            )
+        if not 1 <= self.expert_imbalance < inf:
+            raise LayoutError(f"job: expert_imbalance must be a number of at least 1, got {self.expert_imbalance!r}")
+        capacity = self.expert_capacity_factor
+        if capacity is not None and not 0 < capacity < inf:
+            raise LayoutError(f"job: expert_capacity_factor must be a number above 0, got {capacity!r}")
+
+    @property
+    def expert_load(self) -> float:
+        """Tokens that the busiest rank's experts work on, over the mean of all ranks."""
+        return self.expert_imbalance if self.expert_capacity_factor is None else self.expert_capacity_factor
 
     def fuses(self, kind: EagerKernel) -> bool:
         """Whether a kind of element-wise work runs as one kernel."""
