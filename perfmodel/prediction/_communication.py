@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Float, Int
 
+from perfmodel.ops import Op
 from perfmodel.prediction._blocks import ShardBlocks
 from perfmodel.prediction._placement import Placement
 from perfmodel.prediction._sends import NO_EVENT, hops, transfers
 from perfmodel.prediction._zero import Exchange, exchange, exchanges, is_trained, state_params, state_place, update
 from perfmodel.program import Kind, ProgramSpec
-from perfmodel.spec import Cluster, Job, Layout, Op
+from perfmodel.spec import Cluster, Job, Layout
 from perfmodel.units import dtype_bytes
 
 _KINDS: dict[Exchange, tuple[Kind, ...]] = {

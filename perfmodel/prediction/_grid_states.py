@@ -8,6 +8,7 @@ from typing import Final, NamedTuple, get_args
 import numpy as np
 from jaxtyping import Float, Int
 
+from perfmodel.ops import Op
 from perfmodel.prediction._grid import StateChoice
 from perfmodel.prediction._placement import Group
 from perfmodel.prediction._zero import (
@@ -21,7 +22,7 @@ from perfmodel.prediction._zero import (
     update,
 )
 from perfmodel.program import ProgramSpec
-from perfmodel.spec import Cluster, Job, Layout, Op
+from perfmodel.spec import Cluster, Job, Layout
 
 _EXCHANGES: Final[tuple[Exchange, ...]] = get_args(Exchange)
 

@@ -8,9 +8,10 @@ from typing import Final, Literal
 import numpy as np
 from jaxtyping import Float
 
+from perfmodel.ops import Collective, Op
 from perfmodel.prediction._blocks import ShardBlocks
 from perfmodel.prediction._placement import Group, Placement
-from perfmodel.spec import Cluster, Collective, Job, Layout, Op
+from perfmodel.spec import Cluster, Job, Layout
 from perfmodel.units import dtype_bytes
 from perfmodel.workload import optimizer_op
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from perfmodel.spec import Attention, Gemm
+from perfmodel.ops import Attention, Gemm
 from perfmodel.workload._block import Comm
 from perfmodel.workload._local import Local
 from perfmodel.workload._piece import Piece, pointwise

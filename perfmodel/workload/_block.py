@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perfmodel.errors import LayoutError
-from perfmodel.spec import CollectiveKind, KernelOp, Layout
+from perfmodel.ops import CollectiveKind, KernelOp
+from perfmodel.spec import Layout
 
 Kernels = tuple[tuple[KernelOp, int], ...]
 """Kernels in order of execution, each with how often it runs in a row."""
@@ -108,4 +109,4 @@ class BlockOps:
 
 def matmul_flops(kernels: Kernels) -> float:
     """FLOPs in matrix products, attention and convolutions (element-wise work is not counted)."""
-    return sum(op.flops * count for op, count in kernels if op.family in ("gemm", "attention", "conv", "moe"))
+    return sum(op.flops * count for op, count in kernels if op.uses_matrix_units)

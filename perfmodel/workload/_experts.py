@@ -8,7 +8,8 @@ the dispatched tokens are then gathered over these, and reduced back after.
 from dataclasses import dataclass, replace
 
 from perfmodel.errors import LayoutError, Reason
-from perfmodel.spec import Embedding, Experts, Gemm, KernelOp, MoE, Transformer
+from perfmodel.ops import Embedding, Gemm, KernelOp, MoE
+from perfmodel.spec import Experts, Transformer
 from perfmodel.units import dtype_bytes
 from perfmodel.workload._block import Comm
 from perfmodel.workload._linear import column_linear, linear, row_linear

@@ -8,8 +8,8 @@ import numpy as np
 
 from perfmodel.cost.learn._kinds import kind_distance
 from perfmodel.cost.learn._parameters import Parameters
-from perfmodel.cost.learn._rows import ATTENTION_MASKS
 from perfmodel.cost.learn._stack import Figures, Stack, product, similarity
+from perfmodel.ops import ATTENTION_MASKS
 
 Mode = Literal["direct", "ratio", "sibling", "near", "far"]
 SERVED: Final = ("Google",)
