@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from perfmodel.catalog import device, devices
 from perfmodel.cost import KernelModel
 from perfmodel.cost.learn import weight_files
-from perfmodel.spec import Attention, Convolution, Embedding, Gemm, KernelOp, MemoryBound, MoE, OptimizerStep
+from perfmodel.ops import Attention, Convolution, Embedding, Gemm, KernelOp, MemoryBound, MoE, OptimizerStep
 
 EVERY_FAMILY: tuple[KernelOp, ...] = (
     Gemm(m=4096, n=4096, k=4096),

@@ -13,6 +13,7 @@ import perfmodel as pm
 from perfmodel import catalog
 from perfmodel.cost import EventTimes, PricesKernels
 from perfmodel.errors import LayoutError
+from perfmodel.ops import KernelOp
 from perfmodel.planning.layouts import search
 from perfmodel.planning.what_if import whatif
 from perfmodel.prediction import (
@@ -32,7 +33,7 @@ from perfmodel.prediction import (
 from perfmodel.program import Kind
 from perfmodel.schedule import schedule_names
 from perfmodel.session import Session
-from perfmodel.spec import Device, Job, KernelOp, Layout
+from perfmodel.spec import Device, Job, Layout
 from perfmodel.timeline import times
 
 NAMES = [*(name for name in schedule_names() if name != "forward"), "chimera:4", "seq1f1b:4", "nf1b:1", "nf1b:8"]
