@@ -33,7 +33,7 @@ def way(
     if op in ATTENTION_MASKS and direction == WHOLE:
         (first, *others) = plan(query, kind).terms
         stack = stacks[first.stack]
-        few = not others and stack.figures.same_kernels(query.figures) and stack.kinds[first.kind] < FEW_ROWS
+        few = not others and stack.figures.same_die(query.figures) and stack.kinds[first.kind] < FEW_ROWS
         return "near measured" if few else "itself"
     if family not in ("gemm", "conv") or direction not in (WHOLE, *GRADIENTS):
         return "itself"
@@ -48,7 +48,7 @@ def _believed(plan: Callable[[Query, str], Plan], query: Query, stacks: tuple[St
     found = plan(query, kind)
     stack, known = stacks[found.terms[0].stack], found.terms[0].kind
     enough = stack.kinds[known] >= FEW_ROWS or stack.source == query.source
-    if found.mode != "direct" or known != kind or not enough:
+    if found.mode not in ("direct", "sibling") or known != kind or not enough:
         return None
     return preference_for(stack, known, query.source, query.software)
 

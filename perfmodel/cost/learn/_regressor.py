@@ -11,7 +11,7 @@ from jaxtyping import Float64, Int64
 from perfmodel.cost.learn._gradients import added, gradient_products, share_of, way, whole_backward
 from perfmodel.cost.learn._intervals import Intervals
 from perfmodel.cost.learn._kinds import KindCode, machine_of, shape_with_flags, stand_in
-from perfmodel.cost.learn._parameters import Inputs, Parameters, log_time_and_positions
+from perfmodel.cost.learn._parameters import Elsewhere, Inputs, Parameters, log_time_and_positions
 from perfmodel.cost.learn._plan import Plan, make_plan, on_behalf_of, term_constants
 from perfmodel.cost.learn._queries import Prediction, Query
 from perfmodel.cost.learn._rows import Rows, as_measured
@@ -138,16 +138,20 @@ class Regressor:
         self, rows: Rows, rows_at: np.ndarray, terms: list, term_at: np.ndarray, host_launch: bool
     ) -> tuple[np.ndarray, np.ndarray]:
         kinds = np.array([t.kind for t in terms], object)
-        params = term_constants(self.params, self.stacks, self.groups, terms)
+        here = [t._replace(figures=t.at) for t in terms]
+        params, there = (term_constants(self.params, self.stacks, self.groups, of) for of in (here, terms))
         stack = np.array([t.stack for t in terms])
         taken = rows.take(rows_at)
         taken = as_measured(taken, kinds[term_at], np.array([t.work or t.kind for t in terms], object)[term_at])
         dtypes = np.array([k.partition("/")[0] for k in kinds], object)
         shape = shape_with_flags(taken)
-        machine = machine_of([t.figures for t in terms], term_at, dtypes[term_at])
+        machine, asked = (machine_of([t.figures for t in of], term_at, dtypes[term_at]) for of in (here, terms))
         codes = np.stack([self.code.one_hot(k) for k in kinds])
         inputs = Inputs(shape, machine, codes[term_at], stack[term_at], term_at)
-        log_time, positions = log_time_and_positions(params, inputs, family=self.family, host_launch=host_launch, xp=np)
+        log_time, positions = log_time_and_positions(
+            params, inputs, family=self.family, host_launch=host_launch, xp=np,
+            elsewhere=Elsewhere(asked, there.log_memory, there.log_floor_s),
+        )  # fmt: skip
         return np.asarray(log_time, np.float64), positions
 
     def _with_bounds(
