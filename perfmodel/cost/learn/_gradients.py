@@ -10,14 +10,15 @@ from typing import Final, Literal
 
 import numpy as np
 
+from perfmodel.cost.learn._attention_backward import goes_by_forward
 from perfmodel.cost.learn._plan import FEW_ROWS, Plan, preference_for
 from perfmodel.cost.learn._queries import Prediction, Query
 from perfmodel.cost.learn._rows import ATTENTION_MASKS, Rows, product_layout
 from perfmodel.cost.learn._stack import Stack
 
-Way = Literal["itself", "near measured", "sum", "share"]
-"""How a kind is answered: by its own plan, by it near measured shapes only, as the sum of its two products, or as a
-share of the whole."""
+Way = Literal["itself", "near measured", "sum", "share", "by forward"]
+"""How a kind is answered: by its own plan, by it near measured shapes only, as the sum of its two products, as a
+share of the whole, or by its forward (`learn._attention_backward`)."""
 
 WHOLE: Final = "bwd"
 GRADIENTS: Final = ("dgrad", "wgrad")
@@ -30,6 +31,8 @@ def way(
 ) -> Way:  # fmt: skip
     """How a regressor of these stacks answers a kind on a device."""
     dtype, op, direction = kind.split("/")
+    if query.source is None and goes_by_forward(kind, query.figures.die):
+        return "by forward"
     if op in ATTENTION_MASKS and direction == WHOLE:
         (first, *others) = plan(query, kind).terms
         stack = stacks[first.stack]
@@ -102,6 +105,12 @@ def added(a: Prediction, b: Prediction) -> Prediction:
         np.logaddexp(a.log_time, b.log_time), np.logaddexp(a.log_low, b.log_low),
         np.logaddexp(a.log_high, b.log_high), np.maximum(a.provenance, b.provenance),
     )  # fmt: skip
+
+
+def scaled(one: Prediction, log_by: np.ndarray) -> Prediction:
+    """A kernel by another one of so much less work; never itself measured."""
+    return Prediction(one.log_time + log_by, one.log_low + log_by, one.log_high + log_by,
+                      np.maximum(one.provenance, 1))  # fmt: skip
 
 
 def share_of(whole: Prediction, part: Prediction, a: Prediction, b: Prediction) -> Prediction:

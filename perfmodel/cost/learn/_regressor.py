@@ -8,7 +8,8 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from perfmodel.cost.learn._gradients import added, gradient_products, share_of, way, whole_backward
+from perfmodel.cost.learn._attention_backward import forward_rows, log_over_forward
+from perfmodel.cost.learn._gradients import added, gradient_products, scaled, share_of, way, whole_backward
 from perfmodel.cost.learn._intervals import Intervals
 from perfmodel.cost.learn._kinds import KindCode, machine_of, shape_with_flags, stand_in
 from perfmodel.cost.learn._parameters import Elsewhere, Inputs, Parameters, log_time_and_positions
@@ -86,6 +87,9 @@ class Regressor:
                 moved = self._by_plans(part.take(far), queries, query[at[far]], host_launch, direct=False)
                 for total, value in zip(answer, moved, strict=True):
                     total[far] = value
+            elif how == "by forward":
+                die = np.array([q.figures.die for q in queries], object)[query[at]]
+                answer = scaled(own(forward_rows(part), at), log_over_forward(part, die))
             elif how == "sum":
                 once, other = gradient_products(part)
                 answer = added(own(once, at), own(other, at))
