@@ -28,7 +28,8 @@ def priced_events(problem: StepProblem, ops: Sequence[Op]) -> EventTimes:
         device = problem.cluster.device
         times = event_times(new, problem.cluster, problem.kernels, problem.collectives)
         times = times.scaled(np.array([generation(problem.framework, op, device) for op in new]))
-        times = times.scaled(under_load(device, new, times.time_s))
+        if problem.site.power_limited:
+            times = times.scaled(under_load(device, new, times.time_s))
         times = times.scaled(np.array([problem.site.clock(op, device) for op in new]))
         times = times.at_most(*_bounds(problem, new))
         columns = (times.time_s.tolist(), times.lo_s.tolist(), times.hi_s.tolist(), times.provenance)

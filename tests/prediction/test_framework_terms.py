@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
-from math import exp, log
+from math import exp, log, sqrt
 
 import numpy as np
 import pytest

@@ -44,7 +44,7 @@ class Term(NamedTuple):
     """Kind whose work it does, where `kind` stands in for one that was never measured."""
     home: Figures | None = None
     """Device whose kernels it runs where that is another part of the same die: its time moves from there by clocks and
-    bandwidth alone (`moved_base`), so that no part is slower for having more of either."""
+    bandwidth alone (`Elsewhere`), so that no part is slower for having more of either."""
 
     @property
     def at(self) -> Figures:
@@ -85,9 +85,9 @@ def make_plan(
     A source that nobody measured says nothing: its rows are answered as if none was named. A software named in
     full, with its source, means both.
 
-    Devices of one die share their kernels: each is answered as the most measured one of them is, and its time moves from
-    there (`Term.home`). What several of them were measured in is their mean, unless one's own source is named, or it
-    was measured by the user.
+    Devices of one die share their kernels: each is answered as the most measured one of them is, and its time moves
+    from there (`Term.home`). What several of them were measured in is their mean, unless one's own source is named, or
+    it was measured by the user.
     """
     source, software = _known_names(stacks, source, software)
     own = [i for i, s in enumerate(stacks) if s.figures.same_die(figures)]
@@ -97,7 +97,7 @@ def make_plan(
     if exact and direct:
         best = min(exact, key=order.__getitem__)
         return Plan("direct", (Term(1.0, best, kind, figures, home=stacks[best].figures),))
-    home = stacks[max(own, key=lambda i: sum(stacks[i].kinds.values()))].figures if own else figures
+    home = home_of(stacks, figures)
     if home != figures:
         plan = make_plan(stacks, home, kind, source, software, direct=direct)
         return plan and _moved(plan, stacks, home, figures)
@@ -120,10 +120,16 @@ def make_plan(
     return forward
 
 
+def home_of(stacks: Sequence[Stack], figures: Figures) -> Figures:
+    """The most measured part of a device's die; the device itself where none was measured."""
+    own = [s for s in stacks if s.figures.same_die(figures)]
+    return max(own, key=lambda s: sum(s.kinds.values())).figures if own else figures
+
+
 def _shared(
     stacks: Sequence[Stack], having: Sequence[int], order: dict[int, tuple], figures: Figures, kind: str
 ) -> tuple[Term, ...]:
-    """The mean of the devices of a die that have a kind, each by its best stack, where these are as good as the best."""
+    """The mean of the devices of a die that have a kind, each by its best stack if that is as good as the best."""
     best = {stacks[i].figures.name: i for i in reversed(having)}
     as_good = [i for i in best.values() if order[i][:2] == order[having[0]][:2]]
     alike = sorted(i for i in as_good if stacks[i].host_launch == stacks[having[0]].host_launch)

@@ -13,7 +13,7 @@ from perfmodel.cost.learn._gradients import added, gradient_products, scaled, sh
 from perfmodel.cost.learn._intervals import Intervals
 from perfmodel.cost.learn._kinds import KindCode, machine_of, shape_with_flags, stand_in
 from perfmodel.cost.learn._parameters import Elsewhere, Inputs, Parameters, log_time_and_positions
-from perfmodel.cost.learn._plan import Plan, make_plan, on_behalf_of, term_constants
+from perfmodel.cost.learn._plan import Plan, home_of, make_plan, on_behalf_of, term_constants
 from perfmodel.cost.learn._queries import Prediction, Query
 from perfmodel.cost.learn._rows import Rows, as_measured
 from perfmodel.cost.learn._stack import Figures, Stack, similarity
@@ -96,7 +96,10 @@ class Regressor:
             else:
                 whole = whole_backward(part)
                 once, other = gradient_products(whole)
-                answer = share_of(own(whole, at), own(part, at), own(once, at), own(other, at))
+                # shares as on the most measured part of the die: a share may grow where all times fall
+                home = tuple(q._replace(figures=home_of(self.stacks, q.figures)) for q in queries)
+                parts = (self._by_plans(of, home, query[at], host_launch) for of in (part, once, other))
+                answer = share_of(own(whole, at), *parts)
             for total, value in zip(out, answer, strict=True):
                 total[at] = value
         return out
