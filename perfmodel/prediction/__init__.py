@@ -78,7 +78,7 @@ from perfmodel.prediction._site import EAGER as EAGER
 from perfmodel.prediction._site import FASTER as FASTER
 from perfmodel.prediction._site import SLOWER as SLOWER
 from perfmodel.prediction._site import Site as Site
-from perfmodel.prediction._site import slowdown as slowdown
+from perfmodel.prediction._site import generation as generation
 from perfmodel.prediction._stage_costs import StageCosts as StageCosts
 from perfmodel.prediction._stage_costs import one_stage_per_rank as one_stage_per_rank
 from perfmodel.prediction._stage_costs import stage_costs as stage_costs
