@@ -30,6 +30,6 @@ def grid_memory(
         pipelines = [model.pipeline(grid, choice, offload).ranks for choice in grid.pipelines]
         ranks = stacked_ranks(pipelines, model.full_places(grid))
         alike = Sharding.of([layout.replace(zero=stage) for stage in zero[offloads == offload].tolist()])
-        memory = rank_memory(ranks, blocks, alike, setting.job, setting.framework)
+        memory = rank_memory(ranks, blocks, alike, setting)
         peak[..., offloads == offload], largest[..., offloads == offload] = memory.peak, memory.largest
     return peak, largest
