@@ -23,11 +23,12 @@ LOOPED = ("interleaved", "breadth-first")
 CAN: dict[str, dict[str, tuple[object, ...]]] = {
     "megatron-core": {"cp": (1, 2), "ep": (1, 2, 4), "vpp": (1, 2, 4), "recompute": ("none", "selective", "full"),
                       "zero": (0, 1, 2, 3), "recompute_full_layers": (None, (2,)), "order": ORDERS[:2],
+                      "replicate": (1, 2),
                       **dict.fromkeys(FLAGS, (False, True))},
     "nemo": {"cp": (1, 2), "ep": (1, 2, 4), "vpp": (1, 2, 4), "recompute": ("none", "selective", "full"),
              "zero": (0, 1, 3), "recompute_full_layers": (None, (2,)), **dict.fromkeys(FLAGS, (False, True))},
     "megatron-bridge": {"cp": (1, 2), "ep": (1, 2, 4), "vpp": (1, 2, 4), "recompute": ("none", "selective", "full"),
-                        "zero": (0, 1, 2, 3), "recompute_full_layers": (None, (2,)),
+                        "zero": (0, 1, 2, 3), "recompute_full_layers": (None, (2,)), "replicate": (1, 2),
                         **dict.fromkeys(FLAGS, (False, True))},
     "deepspeed": {"pp": (1,), "zero": (0, 1, 2, 3), "overlap_grad_reduce": (False, True), "replicate": (1, 2),
                   "offload_states": ("none", "optimizer", "weights")},

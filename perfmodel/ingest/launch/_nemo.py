@@ -22,6 +22,7 @@ from perfmodel.ingest.launch._table import (
     WHOLE_OR_NONE,
     Fields,
     Rule,
+    degree,
     key,
     words,
 )
@@ -272,6 +273,7 @@ BRIDGE: Final = LaunchFormat(
         key("ddp.overlap_grad_reduce", "overlap_grad_reduce", FLAG),
         key("ddp.overlap_param_gather", "overlap_param_gather", FLAG,
             also=("comm_overlap.overlap_param_gather",)),
+        degree("ddp.num_distributed_optimizer_instances", "replicate"),
         key("comm_overlap.tp_comm_overlap", "tp_overlap", FLAG, also=("model.tp_comm_overlap",)),
         _recompute(("model.recompute_granularity", "model.recompute_method", "model.recompute_num_layers")),
         key("mixed_precision", "dtype", words(_PRECISIONS)),
