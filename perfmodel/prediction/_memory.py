@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from perfmodel.errors import LayoutError, Reason
+from perfmodel.ops import Gemm
 from perfmodel.prediction._blocks import ShardBlocks
 from perfmodel.prediction._live import LiveState
 from perfmodel.prediction._problem import Setting
@@ -18,7 +19,7 @@ from perfmodel.prediction._zero import (
     optimizer_bytes_per_param,
     stored_dtype_bytes,
 )
-from perfmodel.spec import Device, Framework, Gemm, Job, Layout, StateOffload
+from perfmodel.spec import Device, Framework, Job, Layout, StateOffload
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "buffers")
 
