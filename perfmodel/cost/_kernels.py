@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from perfmodel.cost._events import EventTimes
-from perfmodel.cost._roofline import HALF_WIDTH, as_measured, roofline_seconds, roofline_time
+from perfmodel.cost._roofline import HALF_WIDTH, as_measured, roofline_seconds, roofline_time, wider
 from perfmodel.cost.learn import (
     KERNEL_FAMILIES,
     PROVENANCE,
@@ -159,7 +159,7 @@ class KernelModel:
 
     def _predict_new(self, device: Device, software: str | None, ops: Sequence[KernelOp]) -> Prediction:
         """Times of ops; in element types that nobody measured, at the share of the roofline that the nearest measured
-        one reaches."""
+        one reaches. Products of half as wide elements take no longer, and no less than half as long."""
         priced = [as_measured(device, op) for op in ops]
         found = self._predict_ops(Query(Figures.of(device), None, software), priced)
         at = [i for i, (op, measured) in enumerate(zip(ops, priced, strict=True)) if op is not measured]
@@ -168,6 +168,13 @@ class KernelModel:
             found.log_time[at] += np.log(own_s / measured_s)
             found.log_low[at], found.log_high[at] = found.log_time[at] - HALF_WIDTH, found.log_time[at] + HALF_WIDTH
             found.provenance[at] = _EXTRAPOLATED
+        narrow = [i for i, op in enumerate(ops) if wider(device, op) is not op]
+        if narrow:
+            wide = self._predict_new(device, software, [wider(device, ops[i]) for i in narrow])
+            own = found.log_time[narrow]
+            moved = np.clip(own, wide.log_time - np.log(2.0), wide.log_time) - own
+            for log in (found.log_time, found.log_low, found.log_high):
+                log[narrow] += moved
         return found
 
     def _predict_ops(self, query: Query, ops: Sequence[KernelOp]) -> Prediction:

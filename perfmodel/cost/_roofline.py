@@ -10,7 +10,7 @@ from jaxtyping import Float64
 
 from perfmodel.cost.learn import KERNEL_FAMILIES, Figures, Rows, kernel_physics, rows_from_ops, table_rows
 from perfmodel.cost.learn import power_join as power_join
-from perfmodel.spec import Device, KernelOp
+from perfmodel.spec import Device, Gemm, KernelOp, MoE
 
 FIXED_S: Final = 4e-6
 """Time of an empty kernel: launch latency and tail on current accelerators."""
@@ -19,6 +19,7 @@ MEMORY_SHARE: Final = 0.75
 HALF_WIDTH: Final = 0.6
 """Half-width of the analytical 90 % interval, in log time."""
 _POWER: Final = 3.0
+_WIDER: Final = {"fp4": ("fp8",), "fp8": ("bf16", "fp16"), "int8": ("bf16", "fp16")}
 _UNMEASURED: Final = ("fp4", "int8")
 
 
@@ -54,6 +55,15 @@ def as_measured(device: Device, op: KernelOp) -> KernelOp:
     if op.dtype not in _UNMEASURED:
         return op
     return replace(op, dtype=next(name for name in ("fp8", "bf16", "fp16", "fp32") if name in device.dtypes))
+
+
+def wider(device: Device, op: KernelOp) -> KernelOp:
+    """The same product of elements twice as wide; the op itself where it is none of 8 or 4 bits, or the device has no
+    wider type."""
+    if not isinstance(op, (Gemm, MoE)):
+        return op
+    found = next((name for name in _WIDER.get(op.dtype, ()) if name in device.dtypes), op.dtype)
+    return replace(op, dtype=found) if found != op.dtype else op
 
 
 def measured_work(table: pd.DataFrame, device: Device) -> pd.DataFrame:

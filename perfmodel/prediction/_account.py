@@ -12,7 +12,7 @@ from jaxtyping import Float
 from perfmodel.prediction._blocks import BlockTimes
 from perfmodel.prediction._compose import Bundle, bundle_passes, durations, event_classes, weighted_programs
 from perfmodel.prediction._phases import PHASES, Phase, phase_counts
-from perfmodel.prediction._price import has_step_costs, step_factors, variant_times
+from perfmodel.prediction._price import clocks, has_step_costs, step_factors, variant_times
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import Prepared, prepared, rank_busy_s
 from perfmodel.program import Kind
@@ -177,8 +177,7 @@ def _of_passes(
 
 def _alone_s(problem: StepProblem, table: BlockTimes, _paired: bool) -> Float[np.ndarray, "blocks phases 1"]:
     """Seconds of the kernels of every phase of every block, timed alone and as fast as their intervals allow."""
-    device = problem.cluster.device
-    clock = np.array([problem.site.clock(op, device) for op in table.ops])
+    clock = clocks(problem, table.ops)
     kernel = np.array([group == "" for group in table.groups], bool)
     return (table.counts @ np.where(kernel, table.times.lo_s / clock, 0.0))[:, :, None]
 
