@@ -13,7 +13,8 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float64
 
-from perfmodel.spec import Attention, Convolution, Device, Gemm, MoE, Op
+from perfmodel.ops import Attention, Convolution, Gemm, MoE, Op
+from perfmodel.spec import Device
 
 
 @dataclass(frozen=True)

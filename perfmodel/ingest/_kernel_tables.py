@@ -12,7 +12,8 @@ import pandas as pd
 from perfmodel.catalog import device
 from perfmodel.errors import TableError, UnknownNameError
 from perfmodel.ingest.tables import number, relabel, text
-from perfmodel.spec import NONGATED_MOE, Device
+from perfmodel.ops import NONGATED_MOE
+from perfmodel.spec import Device
 
 _EAGER: Final = frozenset({"neusight", "aceso", "sailor_aceso", "pipedream"})
 """Sources timed one eager call at a time: their times hide behind a host-side launch floor."""

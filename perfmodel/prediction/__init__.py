@@ -36,7 +36,6 @@ from perfmodel.prediction._evaluate import evaluate as evaluate
 from perfmodel.prediction._evaluate import step_programs as step_programs
 from perfmodel.prediction._evaluate import step_time_s as step_time_s
 from perfmodel.prediction._evaluate import step_times_s as step_times_s
-from perfmodel.prediction._explain import event_label as event_label
 from perfmodel.prediction._fits import bundle_memory as bundle_memory
 from perfmodel.prediction._fits import fit_reasons as fit_reasons
 from perfmodel.prediction._fits import peak_memory as peak_memory

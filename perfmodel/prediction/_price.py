@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.cost import EventTimes, event_times, under_load
+from perfmodel.ops import Collective, Op
 from perfmodel.prediction._attention_kernels import FORWARD_SHARE, training_forward
 from perfmodel.prediction._blocks import BlockTimes, time_blocks
 from perfmodel.prediction._discrepancy import Coordinates, coordinates
@@ -14,7 +15,7 @@ from perfmodel.prediction._problem import Setting, StepProblem, kept
 from perfmodel.prediction._shard import PlacedShard, placed_events, placed_shard
 from perfmodel.prediction._site import generation
 from perfmodel.prediction._variants import Variant
-from perfmodel.spec import Collective, Layout, Op
+from perfmodel.spec import Layout
 from perfmodel.workload import parameter_count
 
 _Row = tuple[float, float, float, str, float]

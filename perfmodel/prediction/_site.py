@@ -5,10 +5,11 @@ from math import exp
 from typing import Final
 
 from perfmodel.cost import TENSOR_TYPES
+from perfmodel.ops import Attention, Convolution, Gemm, MoE, Op
 from perfmodel.prediction._attention_kernels import attention_slowdown
 from perfmodel.prediction._sustained import Sustained, sustained
 from perfmodel.prediction._unknown import Shares, Unknown, unknown
-from perfmodel.spec import Attention, Convolution, Device, Framework, Gemm, MoE, Op
+from perfmodel.spec import Device, Framework
 
 EAGER: Final = Framework()
 """What predictions take where no framework is named."""

@@ -8,7 +8,7 @@ to nothing, and maxima are exchanged in one small reduction a step.
 
 from typing import Final
 
-from perfmodel.spec import MemoryBound
+from perfmodel.ops import MemoryBound
 from perfmodel.workload._local import Precision
 from perfmodel.workload._piece import memory
 

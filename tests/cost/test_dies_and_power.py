@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from perfmodel.catalog import device
 from perfmodel.cost import KernelModel, sustained_seconds, under_load
-from perfmodel.spec import Attention, Device, Gemm, KernelOp, MemoryBound
+from perfmodel.ops import Attention, Gemm, KernelOp, MemoryBound
+from perfmodel.spec import Device
 
 MEASURED = ("A100-SXM4-80GB", "H100-SXM5-80GB", "H200-SXM-141GB", "B200-SXM-180GB", "GB300-NVL72")
 sizes = st.sampled_from([64, 512, 1000, 2048, 4096, 5120, 14336])

@@ -11,6 +11,7 @@ import pytest
 from perfmodel import catalog
 from perfmodel.cost import CollectiveModel, KernelModel, event_times
 from perfmodel.errors import PerfModelError
+from perfmodel.ops import Attention, Collective, Gemm, KernelOp, MemoryBound
 from perfmodel.prediction import (
     EAGER,
     Site,
@@ -25,7 +26,7 @@ from perfmodel.prediction import (
 from perfmodel.prediction._attention_kernels import FORWARD_SHARE
 from perfmodel.prediction._placement import Placement
 from perfmodel.prediction._sustained import source_group, source_medians
-from perfmodel.spec import Attention, Collective, Gemm, Job, KernelOp, Layout, MemoryBound
+from perfmodel.spec import Job, Layout
 from perfmodel.workload import Kernels, Shard, blocks
 
 A100, H100 = catalog.device("A100-SXM4-80GB"), catalog.device("H100-SXM5-80GB")

@@ -13,8 +13,9 @@ import numpy as np
 from perfmodel.cost.learn._attention_backward import goes_by_forward
 from perfmodel.cost.learn._plan import FEW_ROWS, Plan, preference_for
 from perfmodel.cost.learn._queries import Prediction, Query
-from perfmodel.cost.learn._rows import ATTENTION_MASKS, Rows, product_layout
+from perfmodel.cost.learn._rows import Rows
 from perfmodel.cost.learn._stack import Stack
+from perfmodel.ops import ATTENTION_MASKS, product_layout
 
 Way = Literal["itself", "near measured", "sum", "share", "by forward"]
 """How a kind is answered: by its own plan, by it near measured shapes only, as the sum of its two products, as a

@@ -5,9 +5,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.cost.learn._physics import AXES, PHYSICS, common_features
-from perfmodel.cost.learn._stack import Machine
-from perfmodel.cost.learn._work import Physics, compute_seconds, memory_seconds
+from perfmodel.ops import FAMILIES, Machine, Physics, common_features, compute_seconds, memory_seconds
 
 JOINT_POWER: Final = 3.0
 """Power of the norm that joins compute and memory time: between a sum (1) and a maximum (inf)."""
@@ -82,7 +80,7 @@ def power_join(xp: Any, a: Any, b: Any, power: float) -> Any:
 
 def feature_matrix(xp: Any, family: str, inputs: Inputs) -> tuple[Physics, Any, Any]:
     """Physics, raw features [n, F] and table positions [n, A] of the inputs."""
-    physics = PHYSICS[family](xp, inputs.shape, inputs.machine)
+    physics = FAMILIES[family].physics(xp, inputs.shape, inputs.machine)
     columns = common_features(xp, physics, inputs.machine) + physics.features
     n = inputs.kind.shape[0]
     stacked = xp.stack([xp.broadcast_to(c, (n,)) for c in columns], axis=1)
@@ -105,8 +103,8 @@ def residual(xp: Any, family: str, params: Parameters, z: Any, positions: Any, s
     inside = xp.clip(positions, params.table_low[stack], params.table_high[stack])
     embedding = params.stack_embedding[..., stack, :]
     parts = [xp.broadcast_to(z, (*embedding.shape[:-1], z.shape[1])), embedding]
-    for axis, (_, low, high, per) in enumerate(AXES[family]):
-        u = (xp.clip(inside[:, axis], low, high - 1e-3) - low) * per
+    for axis, of in enumerate(FAMILIES[family].axes):
+        u = (xp.clip(inside[:, axis], of.low, of.high - 1e-3) - of.low) * of.nodes_per_doubling
         node = xp.floor(u).astype(np.int32)
         weight = (u - node).astype(z.dtype)[:, None]
         table = params.tables[axis]

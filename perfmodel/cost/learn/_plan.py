@@ -8,9 +8,9 @@ import numpy as np
 
 from perfmodel.cost.learn._kinds import kind_distance
 from perfmodel.cost.learn._parameters import Parameters
-from perfmodel.cost.learn._rows import ATTENTION_MASKS
 from perfmodel.cost.learn._stack import Figures, Stack, product, similarity
 from perfmodel.ingest import OWN_ORDER
+from perfmodel.ops import ATTENTION_MASKS
 
 Mode = Literal["direct", "ratio", "sibling", "near", "far"]
 SERVED: Final = ("Google",)
@@ -188,8 +188,7 @@ def _through_forward(
         return None
     order = {i: preference_for(stacks[i], forward, source, software) for i in range(len(stacks))}
     base = _related(stacks, figures, forward, source, order)
-    assert base is not None  # the donors have it
-    return Plan(base.mode, (*base.terms, *ratio))
+    return base and Plan(base.mode, (*base.terms, *ratio))
 
 
 def _pass_ratio(stacks: Sequence[Stack], figures: Figures, kind: str) -> tuple[Term, ...]:

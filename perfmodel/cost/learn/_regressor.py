@@ -17,6 +17,7 @@ from perfmodel.cost.learn._plan import Plan, home_of, make_plan, on_behalf_of, t
 from perfmodel.cost.learn._queries import Prediction, Query
 from perfmodel.cost.learn._rows import Rows, as_measured
 from perfmodel.cost.learn._stack import Figures, Stack, similarity
+from perfmodel.errors import CalibrationError
 from perfmodel.ingest.tables import factorise
 from perfmodel.session import Store
 
@@ -138,7 +139,8 @@ class Regressor:
     def _plan(self, query: Query, kind: str, direct: bool) -> Plan:
         known = stand_in(kind, self.kinds)
         plan = make_plan(self.stacks, query.figures, known, query.source, query.software, direct=direct)
-        assert plan is not None  # `known` belongs to some stack
+        if plan is None:
+            raise CalibrationError(f"the weights of {self.family} know {known} and have no stack that measured it")
         return on_behalf_of(plan, known, kind)
 
     def _evaluate(

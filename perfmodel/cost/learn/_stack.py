@@ -3,32 +3,17 @@
 import re
 from dataclasses import asdict, dataclass
 from math import exp, log2
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Float
 
 from perfmodel.catalog import device
 from perfmodel.errors import UnknownNameError
 from perfmodel.ingest import OWN_ORDER, held_under_load
+from perfmodel.ops import Machine
 from perfmodel.spec import Device
 
 PEAK_NAMES: Final = ("fp64", "fp32", "tf32", "bf16", "fp8", "int8")
-
-
-class Machine(NamedTuple):
-    """Nominal figures of the device that each row runs on (arrays [n] or scalars)."""
-
-    peak: Float[Any, "n"]
-    """FLOP/s of the row's element type."""
-    bandwidth: Float[Any, "n"]
-    """Memory bandwidth in bytes/s."""
-    units: Float[Any, "n"]
-    """Multiprocessors."""
-    l2: Float[Any, "n"]
-    """Last-level cache in bytes."""
-    clock: Float[Any, "n"]
-    """Boost clock in Hz."""
 
 
 @dataclass(frozen=True)
