@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64
 
-from perfmodel.cost.learn import Figures, Rows, kernel_physics, rows_from_ops, table_rows
+from perfmodel.cost.learn import SAME_SHAPE, Figures, Rows, kernel_physics, rows_from_ops, table_rows
 from perfmodel.cost.learn import power_join as power_join
 from perfmodel.ops import FAMILIES, Gemm, KernelOp, MoE
 from perfmodel.spec import Device
@@ -65,6 +65,14 @@ def wider(device: Device, op: KernelOp) -> KernelOp:
         return op
     found = next((name for name in _WIDER.get(op.dtype, ()) if name in device.dtypes), op.dtype)
     return replace(op, dtype=found) if found != op.dtype else op
+
+
+def gradients_of(op: Gemm) -> tuple[Gemm, Gemm]:
+    """The products of input and weight gradient that both gradients of a product consist of."""
+    if op.op == SAME_SHAPE:
+        return replace(op, pass_="dgrad", accumulate=False), replace(op, pass_="wgrad")
+    once = replace(op, n=op.k, k=op.n, pass_="dgrad", accumulate=False)
+    return once, replace(op, m=op.n, n=op.k, k=op.m, pass_="wgrad")
 
 
 def measured_work(table: pd.DataFrame, device: Device) -> pd.DataFrame:
