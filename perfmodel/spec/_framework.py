@@ -49,6 +49,10 @@ class Framework:
     backward_bookkeeping: int = 0
     """Operators that a layer's passes issue beyond the kernels counted here: sums over masks, products in parts,
     partial sums. They take the host's time and next to none of the device's."""
+    routing_forward_bookkeeping: int = 0
+    routing_backward_bookkeeping: int = 0
+    """The same of routing and dispatch in a layer of experts: histograms, sorts, masks, auxiliary losses, sizes of what
+    ranks exchange."""
     kernel_gap_s: float = 1.0e-6
     """Device idle time between two dependent kernels of one stream."""
     eager_kernels: tuple[EagerKernel, ...] = ()
@@ -74,12 +78,8 @@ class Framework:
     cp_balanced: bool = True
     """All as in `Layout`."""
     expert_dispatcher: Dispatcher = "alltoall"
-    """As in `Job`."""
-    router_bookkeeping: int = 0
-    """Operators that routing and permuting tokens issue in a pass of a layer of experts beyond the kernels counted here
-    (histograms, sorts, masks, auxiliary losses)."""
     all_reduce_gradients: bool = False
-    """As in `Job`."""
+    """Both as in `Job`."""
     tp_overlap_loss: float = 0.0
     """Share of a block's hidden collectives that shows after all: they take part of the device from the kernels
     they hide behind."""

@@ -9,6 +9,8 @@ from perfmodel.ingest.launch._megatron_model import MODEL
 from perfmodel.ingest.launch._megatron_settings import (
     SHARDING,
     chunk_settings,
+    context_rule,
+    dispatch_rules,
     partition_ends,
     partition_of,
     recompute_of,
@@ -182,6 +184,9 @@ _TABLE: Final = (
     degree("context-parallel-size", "cp"),
     degree("expert-model-parallel-size", "ep"),
     key("expert-tensor-parallel-size", "etp"),
+    context_rule("cp-comm-type"),
+    key("overlap-moe-expert-parallel-comm", "ep_overlap", SWITCH),
+    *dispatch_rules(lambda name: name.replace("_", "-")),
     Rule(keys=("num-layers-per-virtual-pipeline-stage",), write=_write_chunks,
          read=lambda found: {"layers_per_chunk": WHOLE.read(next(iter(found.values())))}),
     Rule(keys=("num-virtual-stages-per-pipeline-rank",),

@@ -8,6 +8,8 @@ from perfmodel.ingest.launch._entries import Entries
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._megatron_settings import (
     chunk_settings,
+    context_rule,
+    dispatch_rules,
     partition_ends,
     partition_of,
     recompute_of,
@@ -17,11 +19,13 @@ from perfmodel.ingest.launch._megatron_settings import (
 )
 from perfmodel.ingest.launch._table import (
     FLAG,
+    MANY,
     NUMBER,
     WHOLE,
     WHOLE_OR_NONE,
     Fields,
     Rule,
+    Values,
     key,
     words,
 )
@@ -87,6 +91,8 @@ def _model(prefix: str) -> tuple[Rule, ...]:
         key(f"{prefix}context_parallel_size", "cp", default=1),
         key(f"{prefix}expert_model_parallel_size", "ep", default=1),
         key(f"{prefix}expert_tensor_parallel_size", "etp"),
+        context_rule(f"{prefix}cp_comm_type"),
+        *dispatch_rules(lambda name: f"{prefix}{name}"),
         key(f"{prefix}sequence_parallel", "sequence_parallel", FLAG),
         Rule(keys=(*ends, *sizes), read=partition, write=write_partition),
         key(f"{prefix}num_layers", "model.layers"),
@@ -99,6 +105,8 @@ def _model(prefix: str) -> tuple[Rule, ...]:
              write=lambda fields: {} if fields.get("model.dropout", True) else dict.fromkeys(dropouts, 0.0)),
         key(f"{prefix}num_moe_experts", "experts.count"),
         key(f"{prefix}moe_router_topk", "experts.topk"),
+        key(f"{prefix}moe_router_num_groups", "experts.groups", MANY),
+        key(f"{prefix}moe_router_group_topk", "experts.groups_kept", MANY),
         key(f"{prefix}moe_ffn_hidden_size", "experts.ffn_hidden"),
         key(f"{prefix}moe_shared_expert_intermediate_size", "experts.shared_ffn_hidden", WHOLE_OR_NONE),
         key(f"{prefix}qk_layernorm", "model.qk_norm", FLAG),
@@ -273,6 +281,8 @@ BRIDGE: Final = LaunchFormat(
         key("ddp.overlap_param_gather", "overlap_param_gather", FLAG,
             also=("comm_overlap.overlap_param_gather",)),
         key("comm_overlap.tp_comm_overlap", "tp_overlap", FLAG, also=("model.tp_comm_overlap",)),
+        key("comm_overlap.overlap_moe_expert_parallel_comm", "ep_overlap",
+            Values(FLAG.read, lambda value: True if value else None), also=("model.overlap_moe_expert_parallel_comm",)),
         _recompute(("model.recompute_granularity", "model.recompute_method", "model.recompute_num_layers")),
         key("mixed_precision", "dtype", words(_PRECISIONS)),
         key("ddp.grad_reduce_in_fp32", "grad_dtype", words({True: "fp32", False: "bf16"}),
