@@ -12,10 +12,11 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from perfmodel.cost import EventTimes
+from perfmodel.ops import Attention, KernelOp, Op
 from perfmodel.prediction._phases import N_PHASES, RECOMPUTE_MODES, Phase
 from perfmodel.prediction._placement import Network
 from perfmodel.prediction._stages import is_layer
-from perfmodel.spec import Attention, Framework, Job, KernelOp, Op
+from perfmodel.spec import Framework, Job
 from perfmodel.workload import BlockOps, Comm
 
 
