@@ -91,6 +91,9 @@ from perfmodel.prediction._sustained import FILE_NAME as SUSTAINED_FILE
 from perfmodel.prediction._sustained import source_group as source_group
 from perfmodel.prediction._sustained import sustained as sustained
 from perfmodel.prediction._sustained import sustained_from as sustained_from
+from perfmodel.prediction._terms import STEP_TERMS as STEP_TERMS
+from perfmodel.prediction._terms import StepTerm as StepTerm
+from perfmodel.prediction._terms import without as without
 from perfmodel.prediction._unknown import FILE_NAME as UNKNOWN_FILE
 from perfmodel.prediction._unknown import TERMS as TERMS
 from perfmodel.prediction._unknown import Unknown as Unknown

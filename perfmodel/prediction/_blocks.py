@@ -17,7 +17,7 @@ from perfmodel.prediction._contention import held_share, lost_shares
 from perfmodel.prediction._phases import N_PHASES, RECOMPUTE_MODES, Phase
 from perfmodel.prediction._placement import Network
 from perfmodel.prediction._stages import is_layer
-from perfmodel.spec import Collective, Device, Framework, Job, KernelOp, Op
+from perfmodel.spec import Attention, Collective, Device, Framework, Job, KernelOp, Op
 from perfmodel.workload import BlockOps, Comm
 
 COLLECTIVE_CHECK_S: Final = 0.22e-3
@@ -40,6 +40,8 @@ class ShardBlocks:
     counts: Float[np.ndarray, "blocks phases ops"]
     overlappable: Bool[np.ndarray, " ops"]
     """Collectives that are independent of the kernels beside them."""
+    beside_attention: Bool[np.ndarray, " ops"]
+    """Collectives that can run beside attention kernels, and no others."""
 
     @cached_property
     def layers(self) -> Bool[np.ndarray, " blocks"]:
@@ -136,11 +138,12 @@ class BlockTimes(ShardBlocks):
 
 def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, Network], job: Job) -> ShardBlocks:
     """Count and deduplicate the events of `blocks`, whose process groups lie on `networks`."""
-    index: dict[tuple[Op, str, bool], int] = {}
+    index: dict[tuple[Op, str, bool, bool], int] = {}
     entries: list[tuple[int, int, int, float]] = []
 
-    def add(block: int, phase: Phase, op: Op, count: float, group: str = "", overlappable: bool = False) -> None:
-        where = index.setdefault((op, group, overlappable), len(index))
+    def add(block: int, phase: Phase, op: Op, count: float, comm: Comm | None = None) -> None:
+        key = (op, comm.group, comm.overlappable, comm.beside_attention) if comm else (op, "", False, False)
+        where = index.setdefault(key, len(index))
         entries.append((block, phase, where, count))
 
     for b, (block, _) in enumerate(blocks):
@@ -152,8 +155,8 @@ def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, 
             for comm in comms:
                 network = networks[comm.group]
                 if network.ranks > 1:
-                    event = network.collective(comm.collective, comm.bytes, job.dtype)
-                    add(b, phase, event, comm.count, comm.group, comm.overlappable)
+                    event = network.collective(comm.collective, comm.bytes, job.dtype, comm.choice)
+                    add(b, phase, event, comm.count, comm)
 
     counts = np.zeros((len(blocks), N_PHASES, len(index)))
     rows = np.array(entries).reshape(-1, 4)
@@ -162,9 +165,10 @@ def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, 
         blocks=tuple(b for b, _ in blocks),
         repeats=tuple(n for _, n in blocks),
         ops=tuple(op for op, *_ in index),
-        groups=tuple(group for _, group, _ in index),
+        groups=tuple(group for _, group, *_ in index),
         counts=counts,
-        overlappable=np.array([flag for *_, flag in index], bool),
+        overlappable=np.array([flag for *_, flag, _ in index], bool),
+        beside_attention=np.array([flag for *_, flag in index], bool),
     )
 
 
@@ -181,15 +185,16 @@ def time_blocks(
         checked: hosts agree on each collective before they issue it (`Framework.checks_collectives`).
     """
     is_kernel = np.array([group == "" for group in blocks.groups], bool)
-    hidden = 1 - _exposed(blocks.counts, times.time_s, is_kernel, blocks.overlappable, ring_steps)
+    hidden = 1 - _exposed(blocks, times.time_s, is_kernel, ring_steps)
     slowing = hidden * _lost(blocks.counts, times.time_s, is_kernel, lost_shares(blocks.ops, device))
+    synchronising = ~blocks.overlappable & ~blocks.beside_attention
     if framework.tp_overlap_copies and ring_steps > 1:
-        slowing[~blocks.overlappable] = 0.0
+        slowing[synchronising] = 0.0
     exposed = 1 - hidden * (1 - framework.tp_overlap_loss)
     # together no more than not to hide it would cost
     slowing = np.minimum(slowing, 1 - exposed)
     ranks = np.array([op.num_ranks if isinstance(op, Collective) else 1 for op in blocks.ops])
-    waiting_s = blocks.counts @ np.where(blocks.overlappable, 0.0, framework.collective_wait_s(ranks))
+    waiting_s = blocks.counts @ np.where(synchronising, framework.collective_wait_s(ranks), 0.0)
     launches, busy_s = blocks.counts.sum(axis=2), blocks.counts @ (times.time_s * (exposed + slowing))
     issued = launches.copy()
     issued[blocks.layers, Phase.FORWARD] += framework.forward_bookkeeping
@@ -220,26 +225,27 @@ def _phases(block: BlockOps) -> tuple[tuple[Phase, tuple[tuple[KernelOp, int], .
 
 
 def _exposed(
-    counts: Float[np.ndarray, "blocks phases ops"],
-    time_s: Float[np.ndarray, " ops"],
-    is_kernel: Bool[np.ndarray, " ops"],
-    overlappable: Bool[np.ndarray, " ops"],
-    ring_steps: int,
+    blocks: ShardBlocks, time_s: Float[np.ndarray, " ops"], is_kernel: Bool[np.ndarray, " ops"], ring_steps: int
 ) -> Float[np.ndarray, " ops"]:
     """Share of each event's time that cannot hide behind the kernels beside it.
 
     An overlappable collective is independent of the kernels of its phase (in backward also of the weight
-    gradients) and hides as far as these last: exposed = max(0, 1 - compute / communication). Under
-    `tp_overlap` the others are cut into n = tp ring steps that feed, or are fed by, slices of a product, of
-    which all but one can hide: exposed = max(1/n, 1 - compute (1 - 1/n) / communication).
+    gradients) and hides as far as these last: exposed = max(0, 1 - compute / communication); context parallelism's
+    hides behind attention alone. Under `tp_overlap` the others are cut into n = tp ring steps that feed, or are fed by,
+    slices of a product, of which all but one can hide: exposed = max(1/n, 1 - compute (1 - 1/n) / communication).
     """
     exposed = np.ones(len(time_s))
-    seconds = counts * time_s
-    compute_s = seconds[:, :, is_kernel].sum(axis=2)
-    compute_s[:, Phase.BACKWARD_INPUT] += compute_s[:, Phase.BACKWARD_WEIGHT]
-    for group, first in ((overlappable, 0.0), (~is_kernel & ~overlappable, 1 / ring_steps)):
+    seconds = blocks.counts * time_s
+    attention = np.array([isinstance(op, Attention) for op in blocks.ops], bool)
+    others = ~is_kernel & ~blocks.overlappable & ~blocks.beside_attention
+    for group, beside, first in (
+        (blocks.overlappable, is_kernel, 0.0), (blocks.beside_attention, attention, 0.0),
+        (others, is_kernel, 1 / ring_steps),
+    ):  # fmt: skip
         if not group.any() or first == 1:
             continue
+        compute_s = seconds[:, :, beside].sum(axis=2)
+        compute_s[:, Phase.BACKWARD_INPUT] += compute_s[:, Phase.BACKWARD_WEIGHT]
         comm_s = seconds[:, :, group].sum(axis=2)
         used = comm_s > 0
         share = np.maximum(1 - compute_s[used] * (1 - first) / comm_s[used], first)

@@ -16,11 +16,10 @@ from perfmodel.prediction._pipeline import PipelineCache
 from perfmodel.prediction._placement import rank_strides
 from perfmodel.prediction._price import block_times, priced_events
 from perfmodel.prediction._problem import StepProblem
-from perfmodel.prediction._program_spec import MAX_SEGMENTS_GATHER, MAX_SEGMENTS_OVERLAP, program_spec, segments_of
+from perfmodel.prediction._program_spec import program_spec, segments_of
 from perfmodel.prediction._sends import Transfers, hops, transfers
 from perfmodel.prediction._shard import shard_events
 from perfmodel.prediction._stages import layer_count, stage_blocks
-from perfmodel.prediction._zero import state_params
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Layout, PerStage
 
@@ -113,9 +112,8 @@ class GridModel:
 
         def shape(place: int) -> StageShape:
             stages = specs[place].n_stages
-            layers, most = layer_count(blocks.pairs), (1, MAX_SEGMENTS_OVERLAP, MAX_SEGMENTS_GATHER)
-            cuts = [stage_blocks(blocks.kinds, stages, segments_of(layers, stages, n)) for n in most]
-            return StageShape(specs[place], tuple(cuts))
+            segments = segments_of(layer_count(blocks.pairs), stages)
+            return StageShape(specs[place], stage_blocks(blocks.kinds, stages, segments))
 
         known = [self._once(("shape", keys[place], blocks.repeats), lambda p=place: shape(p)) for place in first]
         return known, of_pipeline
@@ -139,7 +137,7 @@ class GridModel:
 
     def send_s(self, grid: LayoutGrid, shape: StageShape) -> Float[np.ndarray, "2 stages shards"]:
         """Seconds of the transfers out of every stage."""
-        spec, counts = shape.spec, shape.by_segments[0]
+        spec, counts = shape.spec, shape.by_segments
         if spec.n_stages == 1:
             return np.zeros((2, 1, len(grid.shards)))
 
@@ -160,11 +158,10 @@ class GridModel:
     def state_events(self, grid: LayoutGrid) -> list[StateEvents]:
         """Events of weights, gradients and optimizer states for all shapes of the grid, by order of dimensions."""
         shapes, blocks = self.shapes(grid)[0], self.blocks(grid)[0]
-        params = state_params(blocks, grid.degrees.pp > 1)
         return [
             self._once(
-                ("states", *lay.degrees, lay.order, tuple(shapes)),
-                lambda lay=lay: StateEvents(lay, shapes, params, self.problem.job, self.problem.cluster),
+                ("states", *lay.degrees, lay.order, lay.replicate, lay.offload_states, tuple(shapes)),
+                lambda lay=lay: StateEvents(lay, shapes, blocks, self.problem.setting),
             )
             for lay in self.orders(grid)[0]
         ]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -10,7 +11,7 @@ from perfmodel.errors import LayoutError, Reason
 from perfmodel.prediction._blocks import ShardBlocks
 from perfmodel.prediction._live import LiveState
 from perfmodel.prediction._zero import gradient_dtype_bytes, is_trained, optimizer_bytes_per_param, stored_dtype_bytes
-from perfmodel.spec import Device, Framework, Gemm, Job, Layout
+from perfmodel.spec import Device, Framework, Gemm, Job, Layout, StateOffload
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "buffers")
 
@@ -132,19 +133,30 @@ class BlockBytes:
 
 @dataclass(frozen=True, eq=False)
 class Sharding:
-    """Over how many ranks model states are sharded, and which (`Layout.zero`); an axis of one stands for the ranks."""
+    """How model states lie on ranks; an axis of one stands for the ranks."""
 
     zero: Int[np.ndarray, "*layouts 1"]
     dense: Int[np.ndarray, "*layouts 1"]
-    """Ranks that parameters outside routed experts are replicated over, or sharded by `zero`."""
+    """Ranks that parameters outside routed experts are sharded over, as `Layout.zero` says."""
     expert: Int[np.ndarray, "*layouts 1"]
     """The same inside them."""
+    reduced: Bool[np.ndarray, "*layouts 1"]
+    """Whether several ranks hold the same parameters."""
+    ahead: Int[np.ndarray, "*layouts 1"]
+    """See `Layout.prefetch`."""
+    on_host: Int[np.ndarray, "*layouts 1"]
+    """Place of `Layout.offload_states` among its choices: 1 from the optimizer on, 2 weights too."""
 
     @classmethod
     def of(cls, layouts: Sequence[Layout]) -> "Sharding":
         """Of layouts, one after another."""
-        rows = [(lay.zero, lay.dp * lay.cp, lay.edp) for lay in layouts]
-        return cls(*np.array(rows).T[..., None])
+        rows = [
+            (lay.zero, lay.dp * lay.cp // lay.replicate, lay.edp // lay.replicate, lay.replicated, lay.prefetch,
+             get_args(StateOffload).index(lay.offload_states))
+            for lay in layouts
+        ]  # fmt: skip
+        zero, dense, expert, reduced, ahead, on_host = np.array(rows).T[..., None]
+        return cls(zero, dense, expert, reduced > 0, ahead, on_host)
 
 
 def host_bandwidth(device: Device) -> float:
@@ -173,16 +185,19 @@ def rank_memory(
 
     weight, trained = stored_dtype_bytes(job), is_trained(job)
     gradients = state(gradient_dtype_bytes(job), 2) * trained
-    reduced = ((sharding.dense > 1) | (sharding.expert > 1)) & trained
+    # reduced gradients leave at once; what is not sharded is kept until the step ends
+    gradients = np.where((sharding.on_host > 0) & ((sharding.zero >= 2) | ~sharding.reduced), 0.0, gradients)
+    reduced = sharding.reduced & trained
     buffers = _transient(ranks, blocks) + framework.context_bytes
     buffers = buffers + np.where((sharding.zero < 3) & reduced, np.minimum(framework.bucket_bytes, gradients), 0.0)
     if framework.ddp_buckets:
         buffers = buffers + np.where((sharding.zero == 0) & reduced, weight * (dense + expert), 0.0)
     if (sharding.zero == 3).any():
-        gathered = gathered_params(blocks.dense + blocks.expert, blocks.layers, ranks.held)
+        gathered = gathered_params(blocks.dense + blocks.expert, blocks.layers, ranks.held, sharding.ahead)
         buffers = buffers + np.where(sharding.zero == 3, weight * gathered, 0.0)
     parts = (
-        state(weight, 3) * ranks.versions, gradients, state(optimizer_bytes_per_param(job), 1) * trained,
+        np.where(sharding.on_host > 1, 0.0, state(weight, 3) * ranks.versions), gradients,
+        np.where(sharding.on_host > 0, 0.0, state(optimizer_bytes_per_param(job), 1) * trained),
         blocks.saved(ranks.alive, ranks.alive_full) * (job.mode == "train"), buffers,
     )  # fmt: skip
     return MemoryBatch(*np.broadcast_arrays(*parts))
@@ -192,12 +207,13 @@ def gathered_params(
     params: Float[np.ndarray, "*layouts blocks"],
     layers: Bool[np.ndarray, "*layouts blocks"],
     held: Float[np.ndarray, "*layouts ranks blocks"],
+    ahead: Int[np.ndarray, "*layouts 1"],
 ) -> Float[np.ndarray, "*layouts ranks"]:
     """Parameters that ZeRO 3 holds unsharded at once on ranks that hold so many of each block: what is outside of
-    layers, which torch's `fully_shard` keeps from forward to backward, the layer in use and the one prefetched."""
+    layers, which torch's `fully_shard` keeps from forward to backward, the layer in use and those prefetched."""
     layer = _largest(np.where(layers, params, 0.0), held > 0)
-    several = _dot(held, layers.astype(float)) > 1
-    return _dot(held, np.where(layers, 0.0, params)) + np.where(several, 2, 1) * layer
+    at_once = np.minimum(1 + ahead, np.maximum(1, _dot(held, layers.astype(float))))
+    return _dot(held, np.where(layers, 0.0, params)) + at_once * layer
 
 
 def dummy_gradient_bytes(shard: ShardBlocks, job: Job, framework: Framework) -> float:

@@ -14,11 +14,14 @@ from perfmodel.spec._framework import Execution as Execution
 from perfmodel.spec._framework import Framework as Framework
 from perfmodel.spec._framework import MemoryCounter as MemoryCounter
 from perfmodel.spec._framework import partition_by_cost as partition_by_cost
+from perfmodel.spec._layout import ContextParallel as ContextParallel
+from perfmodel.spec._layout import Dispatcher as Dispatcher
 from perfmodel.spec._layout import EagerKernel as EagerKernel
 from perfmodel.spec._layout import Job as Job
 from perfmodel.spec._layout import Layout as Layout
 from perfmodel.spec._layout import PerStage as PerStage
 from perfmodel.spec._layout import Recompute as Recompute
+from perfmodel.spec._layout import StateOffload as StateOffload
 from perfmodel.spec._model import ConvLayer as ConvLayer
 from perfmodel.spec._model import ConvNet as ConvNet
 from perfmodel.spec._model import Experts as Experts

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from perfmodel.errors import PerfModelError
 from perfmodel.spec._device import Device
-from perfmodel.spec._layout import EagerKernel, Job, Layout, PerStage, Recompute
+from perfmodel.spec._layout import ContextParallel, Dispatcher, EagerKernel, Job, Layout, PerStage, Recompute
 from perfmodel.spec._model import Model, Transformer
 
 AttentionKernel = Literal["fastest", "flash-2", "flash-1-triton", "flash-1"]
@@ -21,8 +21,10 @@ MemoryCounter = Literal["allocated", "reserved", "device"]
 the context and the buffers of libraries, as nvidia-smi shows them."""
 
 _LAYOUT_DEFAULTS: Final = ("zero", "recompute", "sequence_parallel", "tp_overlap")
+_DEFAULTS_OF_DEGREES: Final = {"cp": ("cp_kind", "cp_balanced"), "ep": ("ep_overlap",)}
+"""What a layout leaves unsaid that means nothing without a degree."""
 _JOB_DEFAULTS: Final = (
-    "eager_kernels", "keep_gathered", "half_gradients", "all_reduce_gradients", "weighted_experts",
+    "eager_kernels", "keep_gathered", "half_gradients", "all_reduce_gradients", "weighted_experts", "expert_dispatcher",
 )  # fmt: skip
 
 
@@ -68,7 +70,15 @@ class Framework:
     zero_overlaps: bool = True
     """False: with ZeRO, gradients are reduced after the last backward and weights gathered after the step."""
     tp_overlap: bool = False
-    """As in `Layout`."""
+    ep_overlap: bool = False
+    cp_kind: ContextParallel = "ring"
+    cp_balanced: bool = True
+    """All as in `Layout`."""
+    expert_dispatcher: Dispatcher = "alltoall"
+    """As in `Job`."""
+    router_bookkeeping: int = 0
+    """Operators that routing and permuting tokens issue in a pass of a layer of experts beyond the kernels counted here
+    (histograms, sorts, masks, auxiliary losses)."""
     all_reduce_gradients: bool = False
     """As in `Job`."""
     tp_overlap_copies: bool = False
@@ -127,6 +137,10 @@ class Framework:
     """It reports memory of global rank 0, on the first pipeline stage, instead of the fullest rank's."""
     context_bytes: float = 1.0e9
     """CUDA context, library handles and communicator buffers that no tensor accounts for."""
+    host_updates_per_s: float = 0.4e9
+    """Parameters per second that the processors of a host update with Adam, for all of its devices together. Measured
+    with DeepSpeed 0.14.2 on 8 A800 and two Xeon 8358 (github.com/chenyaofo, gist d4cd6a20: LLaMA-7B in steps of 64
+    sequences takes 16.8 to 20.1 s longer with the optimizer offloaded)."""
     bucket_bytes: float = 320e6
     """Copies of gradients that a reduction holds in flight: two buckets of 40 M fp32 elements (Megatron-LM's default
     size before its buffers were reduced in place); 0 where they are reduced where they lie (Megatron-LM's contiguous
@@ -199,6 +213,9 @@ class Framework:
             found["zero"] = max(self.zero_stages_in_pipelines)
         if said.get("pp", 1) > 1 and self.schedules and Layout.schedule not in self.schedules:
             found["schedule"] = self.schedules[0]
+        for degree, names in _DEFAULTS_OF_DEGREES.items():
+            if said.get(degree, 1) > 1:
+                found |= {name: getattr(self, name) for name in names}
         if said.get("recompute_full_layers") is not None:
             found["recompute"] = "none"
         overlaps = self.zero_overlaps or said.get("zero", found["zero"]) == 0
@@ -312,7 +329,7 @@ class Framework:
     def __post_init__(self) -> None:
         if self.execution not in ("eager", "compiled", "graph"):
             raise PerfModelError(f"framework {self.name}: execution must be eager, compiled or graph")
-        for name in ("host_op_s", "kernel_gap_s", "context_bytes", "bucket_bytes"):
+        for name in ("host_op_s", "kernel_gap_s", "context_bytes", "bucket_bytes", "host_updates_per_s"):
             if getattr(self, name) < 0:
                 raise PerfModelError(f"framework {self.name}: {name} must not be below 0, got {getattr(self, name)}")
 

@@ -141,7 +141,7 @@ def _predict_one(
 ) -> tuple[Any, ...]:
     site = replace(site, unstated=unstated_share(row))
     try:
-        found = _explained(read_cases(row, framework), calibration, site)
+        found = explained(read_cases(row, framework), calibration, site)
     except Unusable as reason:
         return _unpredicted(row, str(reason))
     except PerfModelError as error:
@@ -163,7 +163,7 @@ def _predict_one(
     )
 
 
-def _explained(cases: Sequence[Case], calibration: Path | None, site: Site) -> list[tuple[Case, Prediction]]:
+def explained(cases: Sequence[Case], calibration: Path | None, site: Site) -> list[tuple[Case, Prediction]]:
     """Predictions of all that a run may have been, the fastest first: what fits, if anything does, and is no slower
     than `MOST_SLOWER` times the fastest, since nobody publishes a run whose degrees waste more than that.
 

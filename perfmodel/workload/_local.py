@@ -104,10 +104,18 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Loc
     kv = model.kv_heads if model.latent_attention is None else model.heads
     divide(model, Reason.HEADS, f"{model.heads} attention heads are", model.heads, "tp", tp)
     divide(model, Reason.HIDDEN, f"ffn_hidden={model.ffn_hidden} is", model.ffn_hidden, "tp", tp)
+    if shard.cp_kind == "ulysses":
+        heads = model.heads // tp
+        divide(model, Reason.HEADS, f"{heads} attention heads of a rank are", heads, "cp (of cp_kind=ulysses)", cp)
+        if kv // tp > 1 and (kv // tp) % cp and cp % (kv // tp):
+            raise LayoutError(
+                f"{model.name}: cp={cp} of cp_kind=ulysses must divide the {kv // tp} kv_heads of a rank or be a "
+                "multiple of them", Reason.KV_HEADS,
+            )  # fmt: skip
     if kv % tp and tp % kv:
         raise LayoutError(f"{model.name}: tp={tp} must divide kv_heads={kv} or be a multiple of it", Reason.KV_HEADS)
     # load-balanced causal context parallelism gives each rank two chunks of the sequence
-    chunks = 2 * cp if cp > 1 and model.causal else cp
+    chunks = 2 * cp if cp > 1 and model.causal and shard.cp_balanced and shard.cp_kind != "ulysses" else cp
     sequence_parallel = shard.sequence_parallel and tp > 1
     for parts, what in ((cp, "cp"), (chunks, "2*cp"), (tp * cp * sequence_parallel or 1, "tp*cp of sequence_parallel")):
         if seq_len % parts:

@@ -132,8 +132,8 @@ def test_frozen_weights_have_no_gradients_and_no_optimizer() -> None:
     assert frozen.memory.weights == usual.memory.weights
     assert frozen.breakdown_s["optimizer"] == frozen.breakdown_s["data_parallel_communication_exposed"] == 0
     assert frozen.breakdown_s["forward"] == pytest.approx(usual.breakdown_s["forward"])
-    # of forward and both gradients, one third is gone
-    assert 0.55 < frozen.step_time_s / usual.step_time_s < 0.75
+    # of forward and both gradients, one third is gone; collectives inside the passes stay
+    assert 0.55 < frozen.step_time_s / usual.step_time_s < 0.8
 
 
 def test_gradients_added_up_apart_cost_a_kernel_per_weight_and_micro_batch() -> None:
