@@ -7,7 +7,8 @@ from typing import Protocol
 import numpy as np
 from jaxtyping import Float64
 
-from perfmodel.spec import Cluster, Collective, Device, KernelOp, Op
+from perfmodel.ops import Collective, KernelOp, Op
+from perfmodel.spec import Cluster, Device
 
 
 @dataclass(frozen=True)

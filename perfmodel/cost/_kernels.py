@@ -10,7 +10,6 @@ import pandas as pd
 from perfmodel.cost._events import EventTimes
 from perfmodel.cost._roofline import HALF_WIDTH, as_measured, roofline_seconds, roofline_time
 from perfmodel.cost.learn import (
-    KERNEL_FAMILIES,
     PROVENANCE,
     Figures,
     Prediction,
@@ -24,8 +23,9 @@ from perfmodel.cost.learn import (
     weight_files,
 )
 from perfmodel.ingest.tables import factorise
+from perfmodel.ops import FAMILIES, KernelOp
 from perfmodel.session import Store, current_session
-from perfmodel.spec import Device, KernelOp
+from perfmodel.spec import Device
 
 _LABELS = np.array(PROVENANCE, object)
 
@@ -143,7 +143,7 @@ class KernelModel:
         n = len(table)
         result = np.full((3, n), np.nan)
         provenance = np.full(n, "skipped: op family is not modelled", object)
-        for family in KERNEL_FAMILIES:
+        for family in FAMILIES:
             index = np.flatnonzero((table["op_family"] == family).to_numpy())
             for start in range(0, len(index), _CHUNK):
                 part = index[start : start + _CHUNK]

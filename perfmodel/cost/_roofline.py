@@ -8,9 +8,10 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64
 
-from perfmodel.cost.learn import KERNEL_FAMILIES, Figures, Rows, kernel_physics, rows_from_ops, table_rows
+from perfmodel.cost.learn import Figures, Rows, kernel_physics, rows_from_ops, table_rows
 from perfmodel.cost.learn import power_join as power_join
-from perfmodel.spec import Device, KernelOp
+from perfmodel.ops import FAMILIES, KernelOp
+from perfmodel.spec import Device
 
 FIXED_S: Final = 4e-6
 """Time of an empty kernel: launch latency and tail on current accelerators."""
@@ -67,7 +68,7 @@ def measured_work(table: pd.DataFrame, device: Device) -> pd.DataFrame:
     """
     own_device = table["device"].isin([device.name, *device.aliases])
     parts = []
-    for family in KERNEL_FAMILIES:
+    for family in FAMILIES:
         own = pd.DataFrame(table[own_device & (table["op_family"] == family)])
         if own.empty:
             continue

@@ -36,12 +36,12 @@ from perfmodel.measure._plan import read_plan as read_plan
 from perfmodel.measure._plan_text import plan_text as plan_text
 from perfmodel.measure._plan_text import write_plan as write_plan
 from perfmodel.measure._point_to_point import transfer_time_s as transfer_time_s
+from perfmodel.measure._programs import check_kernel as check_kernel
 from perfmodel.measure._rank import Place as Place
 from perfmodel.measure._rank import RankSession as RankSession
 from perfmodel.measure._recorded import recorded_s as recorded_s
 from perfmodel.measure._rows import Point as Point
 from perfmodel.measure._rows import point_key as point_key
 from perfmodel.measure._run import run_plan as run_plan
-from perfmodel.measure._supported import check_kernel as check_kernel
 
 shorten_reprs(__name__)

@@ -13,7 +13,7 @@ from perfmodel.measure._hosts import Host
 from perfmodel.measure._meter import Meter, NoMeter, machine_meter
 from perfmodel.measure._rank import CollectiveSession, RankSession
 from perfmodel.measure._rows import SOURCE, Row, collective_columns, timing_columns
-from perfmodel.spec import Collective
+from perfmodel.ops import Collective
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,7 +42,7 @@ class Transport:
         """Name of the devices that hold the data, as their driver gives it; `None` for CPUs."""
         if self.name != "nccl":
             return None
-        from perfmodel.measure._torch_programs import torch_module
+        from perfmodel.ops import torch_module
 
         return torch_module().cuda.get_device_name(0)
 
@@ -63,8 +63,8 @@ def transport_of(backend: str) -> Transport:
     require(backend)
     if backend == "jax":
         return JAX_GLOO
-    from perfmodel.measure._torch_programs import torch_module
     from perfmodel.measure._torch_rank import GlooSession, NcclSession
+    from perfmodel.ops import torch_module
 
     session = NcclSession if torch_module().cuda.is_available() else GlooSession
     return Transport(session.transport, session, "torch")

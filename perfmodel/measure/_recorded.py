@@ -5,7 +5,7 @@ from pathlib import Path
 from perfmodel.measure._estimate import kept_rows
 from perfmodel.measure._plan import Plan
 from perfmodel.measure._rows import is_suspect, point_key
-from perfmodel.spec import Op
+from perfmodel.ops import Op
 
 
 def recorded_s(plan: Plan, folder: Path | str) -> dict[Op, float]:

@@ -29,7 +29,7 @@ from perfmodel.measure._partial import PartialFile
 from perfmodel.measure._plan import Plan
 from perfmodel.measure._rows import MEASURED, Point, Row, point_key
 from perfmodel.measure._sweep import Measure, sweep
-from perfmodel.spec import Collective
+from perfmodel.ops import Collective
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,7 +5,7 @@ from typing import Any
 
 from perfmodel.measure._harness import Sample, SampleCalls
 from perfmodel.measure._meter import Meter
-from perfmodel.measure._programs import Program
+from perfmodel.ops import Program
 
 
 def queued_sampler(timed: Program, meter: Meter, wait: Callable[[Any], Any], *, every_call: bool) -> SampleCalls:

@@ -36,7 +36,6 @@ from perfmodel.prediction._evaluate import evaluate as evaluate
 from perfmodel.prediction._evaluate import step_programs as step_programs
 from perfmodel.prediction._evaluate import step_time_s as step_time_s
 from perfmodel.prediction._evaluate import step_times_s as step_times_s
-from perfmodel.prediction._explain import event_label as event_label
 from perfmodel.prediction._fits import bundle_memory as bundle_memory
 from perfmodel.prediction._fits import fit_reasons as fit_reasons
 from perfmodel.prediction._fits import peak_memory as peak_memory
@@ -79,7 +78,7 @@ from perfmodel.prediction._site import EAGER as EAGER
 from perfmodel.prediction._site import FASTER as FASTER
 from perfmodel.prediction._site import SLOWER as SLOWER
 from perfmodel.prediction._site import Site as Site
-from perfmodel.prediction._site import slowdown as slowdown
+from perfmodel.prediction._site import generation as generation
 from perfmodel.prediction._stage_costs import StageCosts as StageCosts
 from perfmodel.prediction._stage_costs import one_stage_per_rank as one_stage_per_rank
 from perfmodel.prediction._stage_costs import stage_costs as stage_costs

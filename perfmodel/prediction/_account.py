@@ -36,6 +36,7 @@ class Part(IntEnum):
     GAPS = 6
     WAITING = 7
     SLOWED = 8
+    CLOCK = 9
 
 
 _PART_OF_PHASE = {
@@ -53,7 +54,9 @@ class Account:
     breakdown_s: dict[str, float]
     """Mean seconds per pipeline rank by activity; sums to the step time.
 
-    - `forward`, `backward`, `recompute`, `optimizer`: kernels, for as long as they run.
+    - `forward`, `backward`, `recompute`, `optimizer`: kernels, for as long as they run at the clock at which they were
+      timed by themselves.
+    - `clock_under_load`: by how much longer they run in passes at the clock that a training step sustains.
     - `..._parallel_communication`: collectives inside passes, as far as they are not hidden behind kernels.
     - `kernel_launch_gaps`: inside passes, between kernels and where they wait for the host.
     - `waiting_for_slowest_rank`: collectives inside passes, for the last of their ranks.
@@ -96,6 +99,7 @@ def step_account(problem: StepProblem, bundle: Bundle, step_s: float) -> Account
     result = {"forward": mean_s[Part.FORWARD]}
     if training:
         result |= {"backward": mean_s[Part.BACKWARD], "recompute": mean_s[Part.RECOMPUTE]}
+    result["clock_under_load"] = mean_s[Part.CLOCK]
     result |= {f"{part.name.lower()}_communication": mean_s[part] for part in _COLLECTIVES}
     result["kernel_launch_gaps"] = mean_s[Part.GAPS]
     result["waiting_for_slowest_rank"] = mean_s[Part.WAITING]
@@ -134,7 +138,7 @@ class _Program:
     def of(cls, problem: StepProblem, bundle: Bundle, weight: float, scale: float) -> "_Program":
         program, whole_s = prepared(bundle.spec), durations(problem, bundle)[0]
         structure = program.structure
-        parts_s = _of_passes(problem, bundle, _phase_parts) * scale
+        parts_s = _of_passes(problem, bundle, partial(_phase_parts, problem)) * scale
         kind = structure.class_kind
         optimizer, passes = kind == Kind.OPTIMIZER, np.isin(kind, tuple(PHASES))
         left = [whole_s.copy()]
@@ -182,22 +186,28 @@ def _of_passes(
     return out
 
 
+def _clock(problem: StepProblem, table: BlockTimes) -> Float[np.ndarray, " ops"]:
+    """Time of every event under sustained load relative to its time alone."""
+    device = problem.cluster.device
+    return np.array([problem.site.clock(op, device) for op in table.ops])
+
+
 def _alone_s(problem: StepProblem, table: BlockTimes, _paired: bool) -> Float[np.ndarray, "blocks phases 1"]:
     """Seconds of the kernels of every phase of every block, timed alone and as fast as their intervals allow."""
-    device = problem.cluster.device
-    clock = np.array([problem.site.clock(op, device) for op in table.ops])
     kernel = np.array([group == "" for group in table.groups], bool)
-    return (table.counts @ np.where(kernel, table.times.lo_s / clock, 0.0))[:, :, None]
+    return (table.counts @ np.where(kernel, table.times.lo_s / _clock(problem, table), 0.0))[:, :, None]
 
 
-def _phase_parts(table: BlockTimes, paired: bool) -> Float[np.ndarray, "blocks phases parts"]:
+def _phase_parts(problem: StepProblem, table: BlockTimes, paired: bool) -> Float[np.ndarray, "blocks phases parts"]:
     """Seconds of every phase of every block by part; of a pair's collectives only what outlasts the kernels.
 
     Together they are what passes last, but for what a step costs beyond its events.
     """
     out = np.zeros((*table.gap_s.shape, len(Part)))
     collective = np.array([group != "" for group in table.groups], bool)
-    kernels_s = table.event_s[:, :, ~collective].sum(axis=2)
+    slower = np.where(collective, 0.0, np.maximum(0.0, 1 - 1 / _clock(problem, table)))
+    out[:, :, Part.CLOCK] = table.event_s @ slower
+    kernels_s = table.event_s[:, :, ~collective].sum(axis=2) - out[:, :, Part.CLOCK]
     for phase, part in _PART_OF_PHASE.items():
         out[:, phase, part] = kernels_s[:, phase]
     out[:, :, Part.GAPS] = table.gap_s

@@ -13,11 +13,12 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from perfmodel.cost import EventTimes
+from perfmodel.ops import Attention, Collective, KernelOp, Op
 from perfmodel.prediction._contention import held_share, lost_shares
 from perfmodel.prediction._phases import N_PHASES, RECOMPUTE_MODES, Phase
 from perfmodel.prediction._placement import Network
 from perfmodel.prediction._stages import is_layer
-from perfmodel.spec import Attention, Collective, Device, Framework, Job, KernelOp, Op
+from perfmodel.spec import Device, Framework, Job
 from perfmodel.workload import BlockOps, Comm
 
 COLLECTIVE_CHECK_S: Final = 0.22e-3

@@ -7,12 +7,12 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel.cost import EventTimes
+from perfmodel.ops import Op
 from perfmodel.prediction._communication import CommunicationEvents
 from perfmodel.prediction._phases import PASS_KINDS, PHASES
 from perfmodel.prediction._sends import NO_EVENT
 from perfmodel.prediction._variants import Variant
 from perfmodel.program import WHOLE, Kind, Structure
-from perfmodel.spec import Op
 
 
 @dataclass(frozen=True, eq=False)

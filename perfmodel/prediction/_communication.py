@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Float, Int
 
+from perfmodel.ops import Op
 from perfmodel.prediction._blocks import ShardBlocks
 from perfmodel.prediction._placement import Placement
 from perfmodel.prediction._sends import NO_EVENT, hops, transfers
@@ -21,7 +22,7 @@ from perfmodel.prediction._zero import (
     update,
 )
 from perfmodel.program import Kind, ProgramSpec
-from perfmodel.spec import Cluster, Job, Layout, Op
+from perfmodel.spec import Cluster, Job, Layout
 from perfmodel.units import dtype_bytes
 
 _KINDS: dict[Exchange, tuple[Kind, ...]] = {

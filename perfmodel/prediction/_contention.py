@@ -16,7 +16,8 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.spec import Device, Gemm, Op
+from perfmodel.ops import Gemm, Op
+from perfmodel.spec import Device
 
 CHANNELS: Final = 24
 """Thread blocks of a collective: what NCCL starts among NVLink devices of a node (the all-gather above; its own limit

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple, get_args
 import numpy as np
 from jaxtyping import Float, Int
 
+from perfmodel.ops import Op
 from perfmodel.prediction._blocks import ShardBlocks
 from perfmodel.prediction._grid import StateChoice
 from perfmodel.prediction._host_states import HostSeconds, host_seconds, shard_params
@@ -26,7 +27,7 @@ from perfmodel.prediction._zero import (
     update,
 )
 from perfmodel.program import ProgramSpec
-from perfmodel.spec import Layout, Op
+from perfmodel.spec import Layout
 
 _EXCHANGES: Final[tuple[Exchange, ...]] = get_args(Exchange)
 _GATHER: Final[tuple[Exchange, ...]] = ("all_gather",)

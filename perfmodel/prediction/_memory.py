@@ -8,10 +8,11 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from perfmodel.errors import LayoutError, Reason
+from perfmodel.ops import Gemm
 from perfmodel.prediction._blocks import ShardBlocks
 from perfmodel.prediction._live import LiveState
 from perfmodel.prediction._zero import gradient_dtype_bytes, is_trained, optimizer_bytes_per_param, stored_dtype_bytes
-from perfmodel.spec import Device, Framework, Gemm, Job, Layout, StateOffload
+from perfmodel.spec import Device, Framework, Job, Layout, StateOffload
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "buffers")
 

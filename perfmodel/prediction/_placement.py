@@ -14,7 +14,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from perfmodel.spec import BLOCK_KEYS, DEVICE_KEYS, DIMENSIONS, Cluster, Collective, Layout
+from perfmodel.ops import Collective
+from perfmodel.spec import BLOCK_KEYS, DEVICE_KEYS, DIMENSIONS, Cluster, Layout
 from perfmodel.workload import ExpertChoice
 
 Group = Literal["tp", "cp", "ep", "etp", "dp", "expert_dp", "pp", "embedding"]

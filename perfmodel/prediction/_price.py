@@ -6,16 +6,17 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.cost import EventTimes, event_times
+from perfmodel.cost import EventTimes, event_times, under_load
+from perfmodel.ops import Collective, Op
 from perfmodel.prediction._attention_kernels import FORWARD_SHARE, training_forward
 from perfmodel.prediction._blocks import BlockTimes, time_blocks
 from perfmodel.prediction._contention import held_share
 from perfmodel.prediction._discrepancy import Coordinates, coordinates
 from perfmodel.prediction._problem import Setting, StepProblem, kept
 from perfmodel.prediction._shard import PlacedShard, placed_events, placed_shard
-from perfmodel.prediction._site import slowdown
+from perfmodel.prediction._site import generation
 from perfmodel.prediction._variants import Variant
-from perfmodel.spec import Collective, Layout, Op
+from perfmodel.spec import Layout
 from perfmodel.workload import parameter_count
 
 _Row = tuple[float, float, float, str]
@@ -28,7 +29,10 @@ def priced_events(problem: StepProblem, ops: Sequence[Op]) -> EventTimes:
     if new:
         device = problem.cluster.device
         times = event_times(new, problem.cluster, problem.kernels, problem.collectives)
-        times = times.scaled(np.array([slowdown(problem.framework, problem.site, op, device) for op in new]))
+        times = times.scaled(np.array([generation(problem.framework, op, device) for op in new]))
+        if problem.site.power_limited:
+            times = times.scaled(under_load(device, new, times.time_s))
+        times = times.scaled(np.array([problem.site.clock(op, device) for op in new]))
         times = times.at_most(*_bounds(problem, new))
         columns = (times.time_s.tolist(), times.lo_s.tolist(), times.hi_s.tolist(), times.provenance)
         known.update(zip(new, zip(*columns, strict=True), strict=True))

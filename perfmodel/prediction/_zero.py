@@ -11,9 +11,10 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
+from perfmodel.ops import Collective, Op
 from perfmodel.prediction._blocks import ShardBlocks
 from perfmodel.prediction._placement import Group, Placement
-from perfmodel.spec import Cluster, Collective, Job, Layout, Op, StateOffload
+from perfmodel.spec import Cluster, Job, Layout, StateOffload
 from perfmodel.units import dtype_bytes
 from perfmodel.workload import optimizer_op
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from perfmodel.spec import Attention, Gemm
+from perfmodel.ops import Attention, Gemm
 from perfmodel.workload._context_parallel import context_parallel
 from perfmodel.workload._local import Local
 from perfmodel.workload._piece import Piece, pointwise

@@ -5,7 +5,8 @@ from math import comb
 from typing import Literal, NamedTuple
 
 from perfmodel.errors import LayoutError
-from perfmodel.spec import CollectiveKind, ContextParallel, KernelOp, Layout
+from perfmodel.ops import CollectiveKind, KernelOp
+from perfmodel.spec import ContextParallel, Layout
 
 Kernels = tuple[tuple[KernelOp, int], ...]
 """Kernels in order of execution, each with how often it runs in a row."""
@@ -147,4 +148,4 @@ class BlockOps:
 
 def matmul_flops(kernels: Kernels) -> float:
     """FLOPs in matrix products, attention and convolutions (element-wise work is not counted)."""
-    return sum(op.flops * count for op, count in kernels if op.family in ("gemm", "attention", "conv", "moe"))
+    return sum(op.flops * count for op, count in kernels if op.uses_matrix_units)

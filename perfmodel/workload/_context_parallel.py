@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from perfmodel.spec import Attention, MemoryBound
+from perfmodel.ops import Attention, MemoryBound
 from perfmodel.units import dtype_bytes
 from perfmodel.workload._block import Comm
 from perfmodel.workload._local import Local

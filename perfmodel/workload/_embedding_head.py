@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from perfmodel.spec import Embedding, Transformer
+from perfmodel.ops import Embedding
+from perfmodel.spec import Transformer
 from perfmodel.workload._block import Comm
 from perfmodel.workload._linear import column_linear, linear
 from perfmodel.workload._local import Local

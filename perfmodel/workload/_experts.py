@@ -9,7 +9,8 @@ after.
 from dataclasses import dataclass, replace
 
 from perfmodel.errors import LayoutError, Reason
-from perfmodel.spec import Experts, Gemm, KernelOp, MoE, Transformer
+from perfmodel.ops import Gemm, KernelOp, MoE
+from perfmodel.spec import Experts, Transformer
 from perfmodel.units import dtype_bytes
 from perfmodel.workload._block import Comm, ExpertChoice
 from perfmodel.workload._linear import column_linear, linear, row_linear

@@ -4,7 +4,7 @@ Collectives are Megatron's operators f and f-bar (arXiv 1909.08053, section 3) a
 parallelism, g and g-bar (arXiv 2205.05198, section 4.2.2).
 """
 
-from perfmodel.spec import Gemm
+from perfmodel.ops import Gemm
 from perfmodel.units import dtype_bytes
 from perfmodel.workload._block import Comm
 from perfmodel.workload._local import Local, Precision

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from perfmodel.catalog import device, devices
 from perfmodel.cost import EventTimes, KernelModel
-from perfmodel.spec import Attention, Convolution, Device, Embedding, Gemm, KernelOp, MemoryBound, MoE
+from perfmodel.ops import Attention, Convolution, Embedding, Gemm, KernelOp, MemoryBound, MoE
+from perfmodel.spec import Device
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
 EVERY_DEVICE = sorted(devices())

@@ -6,7 +6,8 @@ import pytest
 from perfmodel import catalog, predict
 from perfmodel.cost import KernelModel
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import Gemm, Job
+from perfmodel.ops import Gemm
+from perfmodel.spec import Job
 
 SHAPE = {"m": 8192, "n": 8192, "k": 8192}
 

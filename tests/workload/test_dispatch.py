@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from perfmodel.catalog import cluster, model
 from perfmodel.cost import CollectiveModel, KernelModel, event_times
 from perfmodel.errors import LayoutError
+from perfmodel.ops import Collective
 from perfmodel.prediction import predict
-from perfmodel.spec import Collective, Job, Layout
+from perfmodel.spec import Job, Layout
 from perfmodel.workload import ExpertChoice, Shard, blocks, matmul_flops
 
 QWEN = model("qwen3-30b-a3b")

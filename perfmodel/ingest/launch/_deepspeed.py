@@ -55,8 +55,7 @@ DEEPSPEED: Final = LaunchFormat(
     table=(
         key("train_batch_size", "global_batch"),
         key("train_micro_batch_size_per_gpu", "micro_batch"),
-        Rule(keys=("gradient_accumulation_steps",), write=_accumulation, defaults={"grad_accum": 1},
-             read=lambda found: {"grad_accum": int(next(iter(found.values())))}),
+        key("gradient_accumulation_steps", "grad_accum", default=1, write=_accumulation),
         key("tensor_parallel.autotp_size", "tp", default=1),
         Rule(keys=("zero_optimization.stage", "zero_optimization.overlap_comm",
                    "zero_optimization.stage3_prefetch_bucket_size"),

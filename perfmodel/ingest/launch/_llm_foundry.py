@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._format import LaunchFormat
-from perfmodel.ingest.launch._table import FLAG, NUMBER, TEXT, WHOLE, Fields, Rule, key, words
+from perfmodel.ingest.launch._table import FLAG, NUMBER, TEXT, WHOLE, Fields, Rule, key, read_only, stated_value, words
 
 STRATEGIES: Final = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "_HYBRID_SHARD_ZERO2": 2}
 """ZeRO stages by torch's names of sharding strategies."""
@@ -74,13 +74,12 @@ LLM_FOUNDRY: Final = LaunchFormat(
         key("compute.gpus", "devices"),
         key("global_train_batch_size", "global_batch"),
         key("device_train_microbatch_size", "micro_batch"),
-        Rule(keys=("device_train_grad_accum",),
-             read=lambda found: {"grad_accum": WHOLE.read(next(iter(found.values())))}),
+        read_only("device_train_grad_accum", "grad_accum"),
         key("max_seq_len", "seq_len", also=("model.max_seq_len",)),
         key("precision", "dtype",
             words({"amp_bf16": "bf16", "amp_fp16": "fp16", "fp32": "fp32", "amp_fp8": "fp8"}), default="bf16"),
         Rule(keys=("fsdp_config.sharding_strategy",), write=_zero,
-             read=lambda found: sharding(next(iter(found.values())))),
+             read=lambda found: sharding(stated_value(found))),
         key("fsdp_config.activation_checkpointing", "recompute", words({True: "full", False: "none"})),
         key("fsdp_config.activation_cpu_offload", "offload", FLAG, default=False),
         key("fsdp_config.mixed_precision", "grad_dtype", words({"PURE": "bf16", "DEFAULT": "fp32", "FULL": "fp32"})),

@@ -23,6 +23,7 @@ from perfmodel.ingest.launch._table import (
     Fields,
     Rule,
     key,
+    stated_value,
     words,
 )
 
@@ -154,7 +155,7 @@ def _write_nemo_dtype(fields: Fields) -> Mapping[str, Any]:
 
 
 def _activation(found: Mapping[str, Any]) -> Fields:
-    kind, gated = words(_ACTIVATIONS).read(next(iter(found.values())))
+    kind, gated = words(_ACTIVATIONS).read(stated_value(found))
     return {"model.activation": kind, "model.gated_ffn": gated}
 
 
@@ -246,7 +247,7 @@ def _function(names: Mapping[str, str]) -> Callable[[Mapping[str, Any]], Fields]
     """An activation by the name of the function (`torch.nn.functional.silu`)."""
 
     def read(found: Mapping[str, Any]) -> Fields:
-        name = str(next(iter(found.values()))).rpartition(".")[2]
+        name = str(stated_value(found)).rpartition(".")[2]
         return {"model.activation": words(names).read(name)}
 
     return read
@@ -261,8 +262,7 @@ BRIDGE: Final = LaunchFormat(
     marks=("train.global_batch_size", "train.micro_batch_size", "train.train_iters", "ddp.*", "dist.use_megatron_fsdp"),
     table=(
         *_model("model."),
-        Rule(keys=("model.virtual_pipeline_model_parallel_size",), write=_bridge_chunks,
-             read=lambda found: {"vpp": WHOLE.read(next(iter(found.values())))}, defaults={"vpp": 1}),
+        key("model.virtual_pipeline_model_parallel_size", "vpp", default=1, write=_bridge_chunks),
         key("train.micro_batch_size", "micro_batch"),
         key("train.global_batch_size", "global_batch"),
         key("model.seq_length", "seq_len", also=("dataset.sequence_length", "dataset.seq_length")),

@@ -59,7 +59,8 @@ def enumerate_grids(space: SearchSpace, problem: Problem, rejected: Counter[Reje
         if not shards:
             continue
         cut = divided(Shard.of(degrees.replace(sequence_parallel=shards[0].sequence_parallel)))
-        assert isinstance(cut, Divided)  # else it were no shard
+        if not isinstance(cut, Divided):  # `_shards` has counted why
+            continue
         pipelines = tuple(runnable.choices(degrees, _pipelines(space, degrees, cut, unschedulable, rejected)))
         if not pipelines:
             continue
