@@ -2,7 +2,7 @@
 
 python validate/fit_sites.py --data DIR
 
-Writes perfmodel/prediction/sustained.json and unknown.json. Run it again after anything that moves predicted times.
+Writes perfmodel/prediction/sustained.json, skew.json and unknown.json. Run it again after anything that moves predicted times.
 """
 
 import argparse

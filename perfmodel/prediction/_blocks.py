@@ -174,7 +174,13 @@ def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, 
 
 
 def time_blocks(
-    blocks: ShardBlocks, times: EventTimes, framework: Framework, device: Device, ring_steps: int, checked: bool = False
+    blocks: ShardBlocks,
+    times: EventTimes,
+    framework: Framework,
+    device: Device,
+    ring_steps: int,
+    spread_s: float = 0.0,
+    checked: bool = False,
 ) -> BlockTimes:
     """The times of blocks whose events take `times`.
 
@@ -183,11 +189,14 @@ def time_blocks(
 
     Args:
         ring_steps: see `BlockTimes.ring_steps`.
+        spread_s: of the times at which ranks reach a collective, which waits for the last of n, spread sqrt(2 ln n)
+            late (mean of the largest of n normal draws, to first order).
         checked: hosts agree on each collective before they issue it (`Framework.checks_collectives`).
     """
     is_kernel = np.array([group == "" for group in blocks.groups], bool)
     hidden = 1 - _exposed(blocks, times.time_s, is_kernel, ring_steps)
-    slowing = hidden * _lost(blocks.counts, times.time_s, is_kernel, lost_shares(blocks.ops, device))
+    held = held_share(device, framework)
+    slowing = hidden * _lost(blocks.counts, times.time_s, is_kernel, lost_shares(blocks.ops, device, held))
     synchronising = ~blocks.overlappable & ~blocks.beside_attention
     if framework.tp_overlap_copies and ring_steps > 1:
         slowing[synchronising] = 0.0
@@ -195,7 +204,7 @@ def time_blocks(
     # together no more than not to hide it would cost
     slowing = np.minimum(slowing, 1 - exposed)
     ranks = np.array([op.num_ranks if isinstance(op, Collective) else 1 for op in blocks.ops])
-    waiting_s = blocks.counts @ np.where(synchronising, framework.collective_wait_s(ranks), 0.0)
+    waiting_s = blocks.counts @ np.where(synchronising, spread_s * np.sqrt(2 * np.log(ranks)), 0.0)
     launches, busy_s = blocks.counts.sum(axis=2), blocks.counts @ (times.time_s * (exposed + slowing))
     issued = launches.copy()
     issued[blocks.layers, Phase.FORWARD] += framework.forward_bookkeeping
@@ -210,7 +219,7 @@ def time_blocks(
         exposed=exposed,
         slowing=slowing,
         waiting_s=waiting_s,
-        held=held_share(device),
+        held=held,
         ring_steps=ring_steps,
     )
 

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.ops import Gemm, Op
-from perfmodel.spec import Device
+from perfmodel.spec import Device, Framework
 
 CHANNELS: Final = 24
 """Thread blocks of a collective: what NCCL starts among NVLink devices of a node (the all-gather above; its own limit
@@ -31,17 +31,19 @@ MOST_HELD: Final = 0.25
 _WITH_MULTIPROCESSORS: Final = ("NVIDIA", "AMD")
 
 
-def held_share(device: Device) -> float:
+def held_share(device: Device, framework: Framework) -> float:
     """Share of a device's multiprocessors that a collective holds; 0 where engines of their own drive the links (TPUs)
     and on processors, which have no rate in fp16."""
-    if device.vendor not in _WITH_MULTIPROCESSORS or device.peak.fp16 is None:
+    if device.vendor not in _WITH_MULTIPROCESSORS or device.peak.fp16 is None or not framework.contends:
         return 0.0
     return min(CHANNELS / device.compute_units, MOST_HELD)
 
 
-def lost_shares(ops: Sequence[Op], device: Device) -> Float[np.ndarray, " ops"]:
-    """Share of the time beside a collective by which each kernel runs longer; no meaning for collectives."""
-    held = held_share(device)
+def lost_shares(ops: Sequence[Op], device: Device, held: float) -> Float[np.ndarray, " ops"]:
+    """Share of the time beside a collective by which each kernel runs longer; no meaning for collectives.
+
+    `held`: `held_share`, or 0 where nothing contends.
+    """
     if not held:
         return np.zeros(len(ops))
     free = round(device.compute_units * (1 - held))

@@ -90,7 +90,8 @@ def _times_of(
 ) -> BlockTimes:
     blocks = placed_events(problem.setting, placed, slices, index)
     times = priced_events(problem, blocks.ops)
-    return time_blocks(blocks, times, problem.host, problem.cluster.device, ring_steps, checked)
+    spread_s = problem.site.spread_s(problem.host)
+    return time_blocks(blocks, times, problem.host, problem.cluster.device, ring_steps, spread_s, checked)
 
 
 def variant_times(problem: StepProblem, layout: Layout, variant: Variant, slices: int) -> BlockTimes:
@@ -103,7 +104,7 @@ def variant_times(problem: StepProblem, layout: Layout, variant: Variant, slices
 
 def beside_loss(problem: StepProblem) -> float:
     """Share of the time of reductions and gathers of weights by which the passes beside them run longer."""
-    return min(1.0, problem.host.dp_overlap_loss + held_share(problem.cluster.device))
+    return min(1.0, problem.host.dp_overlap_loss + held_share(problem.cluster.device, problem.framework))
 
 
 def has_whole_step_costs(problem: StepProblem) -> bool:

@@ -1,6 +1,6 @@
 """Training frameworks: what the software does with a model, a job and a layout, and what it can run."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from math import exp, log, sqrt
@@ -81,6 +81,9 @@ class Framework:
     (histograms, sorts, masks, auxiliary losses)."""
     all_reduce_gradients: bool = False
     """As in `Job`."""
+    contends: bool = True
+    """Collectives take multiprocessors from the kernels beside them (`perfmodel.prediction`: kernels slowed by
+    communication), where the device's collectives are kernels at all."""
     tp_overlap_copies: bool = False
     """The device's copy engines carry the ring steps of `tp_overlap`, which so take nothing from the kernels beside
     them."""
@@ -88,8 +91,8 @@ class Framework:
     """When hosts of a group agree on each collective, over TCP, before they issue it (torch's
     TORCH_DISTRIBUTED_DEBUG=DETAIL); in `pipelines`: with more than one stage."""
     collective_skew_s: float = 0.0
-    """Spread of the times at which the ranks of a group reach a collective. It waits for the last of n, which is
-    spread sqrt(2 ln n) late (mean of the largest of n normal draws, to first order)."""
+    """Spread of the times at which the ranks of a group reach a collective, which waits for the last; what sites add
+    is fitted to runs (`perfmodel.prediction.Site`)."""
     tp_overlap_loss: float = 0.0
     """Share of a block's hidden collectives that shows after all, beside what the device's multiprocessors lose."""
     dp_overlap_loss: float = 0.0
@@ -189,10 +192,6 @@ class Framework:
     def checks(self, stages: int) -> bool:
         """Whether hosts check collectives in runs of so many pipeline stages."""
         return self.checks_collectives == "always" or (self.checks_collectives == "pipelines" and stages > 1)
-
-    def collective_wait_s(self, ranks: Iterable[int]) -> list[float]:
-        """What collectives of so many ranks wait for the last of them."""
-        return [self.collective_skew_s * sqrt(2 * log(n)) for n in ranks]
 
     def slowest_of(self, ranks: int) -> float:
         """Time of the slowest of so many ranks, relative to the usual one."""

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from perfmodel import catalog
 from perfmodel.ops import Gemm, MemoryBound
-from perfmodel.prediction import EAGER, StepProblem, explain, lower_bounds_s, step_problem, step_times_s
+from perfmodel.prediction import (
+    EAGER,
+    Site,
+    StepProblem,
+    explain,
+    lower_bounds_s,
+    skew_from,
+    step_problem,
+    step_times_s,
+)
 from perfmodel.prediction._blocks import COLLECTIVE_CHECK_S
 from perfmodel.prediction._contention import CHANNELS, ONE_WAVE_LOST, held_share, lost_shares
 from perfmodel.prediction._phases import Phase
@@ -19,26 +28,29 @@ from perfmodel.prediction._step_costs import Beside, slowed_s
 from perfmodel.spec import Framework, Job, Layout
 
 H100, A100 = catalog.device("H100-SXM5-80GB"), catalog.device("A100-SXM4-80GB")
+HELD = held_share(H100, EAGER)
 
 
-def problem(framework: Framework = EAGER, cluster: str = "dgx-h100", rounds: int = 32) -> StepProblem:
-    job = Job(global_batch=rounds, seq_len=2048)
-    return step_problem(catalog.model("gpt3-6.7b"), catalog.cluster(cluster), job, None, framework)
+def problem(framework: Framework = EAGER, cluster: str = "dgx-h100", skew_s: float = 0.0) -> StepProblem:
+    job = Job(global_batch=32, seq_len=2048)
+    site = Site(skew_s=skew_s)
+    return step_problem(catalog.model("gpt3-6.7b"), catalog.cluster(cluster), job, None, framework, site)
 
 
 def test_a_collective_holds_a_multiprocessor_per_channel_where_kernels_drive_it() -> None:
-    assert held_share(H100) == CHANNELS / 132
-    assert held_share(A100) == CHANNELS / 108
-    assert held_share(catalog.device("TPU-v5p")) == held_share(catalog.device("EPYC-Genoa-core")) == 0.0
+    assert HELD == CHANNELS / 132
+    assert held_share(A100, EAGER) == CHANNELS / 108
+    assert held_share(catalog.device("TPU-v5p"), EAGER) == held_share(catalog.device("EPYC-Genoa-core"), EAGER) == 0.0
+    assert held_share(H100, replace(EAGER, contends=False)) == 0.0
     # measured on H800: kernels of many waves beside 20 of 132 take 1.06 to 1.26 times as long
-    assert 1.06 < 1 / (1 - held_share(H100)) < 1.26
+    assert 1.06 < 1 / (1 - HELD) < 1.26
 
 
 def test_one_wave_that_no_longer_fits_takes_two() -> None:
     fits, full, many = (Gemm(m=128 * n, n=256, k=4096) for n in (132 - CHANNELS, 132, 1320))
     element_wise = MemoryBound(op="gelu", rows=8, hidden=8, n_inputs=1)
-    shares = lost_shares([fits, full, many, element_wise], H100)
-    np.testing.assert_allclose(shares, [held_share(H100), ONE_WAVE_LOST, held_share(H100), held_share(H100)])
+    shares = lost_shares([fits, full, many, element_wise], H100, HELD)
+    np.testing.assert_allclose(shares, [HELD, ONE_WAVE_LOST, HELD, HELD])
 
 
 layouts = st.builds(
@@ -70,7 +82,7 @@ def test_hidden_collectives_cost_the_share_that_they_hold() -> None:
     table = block_times(problem(), Layout(tp=8, tp_overlap=True))
     hidden = 1 - table.exposed
     assert hidden.max() > 0.5
-    np.testing.assert_array_less(held_share(H100) * hidden - 1e-12, table.slowing)
+    np.testing.assert_array_less(HELD * hidden - 1e-12, table.slowing)
     np.testing.assert_array_less(table.slowing, hidden * ONE_WAVE_LOST + 1e-12)
     copied = block_times(problem(replace(EAGER, tp_overlap_copies=True)), Layout(tp=8, tp_overlap=True))
     assert (copied.slowing[~copied.overlappable] == 0).all()
@@ -94,9 +106,10 @@ def test_hosts_that_check_collectives_raise_the_floor_by_every_rank(when: str, p
     assert (longer_s > 0).any() == checked
 
 
-def test_a_collective_waits_for_the_last_of_its_ranks() -> None:
+@pytest.mark.parametrize("of_site", [False, True])
+def test_a_collective_waits_for_the_last_of_its_ranks(of_site: bool) -> None:
     layout, skew_s = Layout(tp=4, dp=2), 1e-4
-    fixed = problem(replace(EAGER, collective_skew_s=skew_s))
+    fixed = problem(skew_s=skew_s) if of_site else problem(replace(EAGER, collective_skew_s=skew_s))
     table = block_times(fixed, layout)
     exposed = np.array([g != "" for g in table.groups], bool) & ~table.overlappable
     np.testing.assert_allclose(table.waiting_s, table.counts[:, :, exposed].sum(axis=2) * skew_s * sqrt(2 * log(4)))
@@ -109,4 +122,13 @@ def test_a_collective_waits_for_the_last_of_its_ranks() -> None:
 
 def test_devices_without_multiprocessors_lose_nothing_beside_reductions() -> None:
     assert beside_loss(problem(cluster="tpu-v5p-pod")) == 0.0
-    assert beside_loss(problem(replace(EAGER, dp_overlap_loss=0.1))) == pytest.approx(0.1 + held_share(H100))
+    assert beside_loss(problem(replace(EAGER, dp_overlap_loss=0.1))) == pytest.approx(0.1 + HELD)
+
+
+def test_the_spread_of_ranks_is_the_median_of_other_groups_and_zero() -> None:
+    skews = {"alpha one": 3e-5, "alpha two": 5e-5, "beta": 2e-5, "gamma": -1e-5}
+    assert skew_from(skews) == pytest.approx(1e-5)  # of 0, alpha's 4e-5, beta and gamma
+    assert skew_from(skews, "alpha two") == 0.0
+    assert skew_from(skews, "gamma") == pytest.approx(2e-5)
+    assert skew_from({"gamma": -1.0}) == 0.0
+    assert Site(skew_s=1e-5).spread_s(replace(EAGER, execution="compiled")) == 0.0
