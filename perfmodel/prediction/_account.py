@@ -12,7 +12,13 @@ from jaxtyping import Float
 from perfmodel.prediction._blocks import BlockTimes
 from perfmodel.prediction._compose import Bundle, bundle_passes, durations, event_classes, weighted_programs
 from perfmodel.prediction._phases import PHASES, Phase, phase_counts
-from perfmodel.prediction._price import has_step_costs, step_factors, under_training_load, variant_times
+from perfmodel.prediction._price import (
+    beside_loss,
+    has_whole_step_costs,
+    step_factors,
+    under_training_load,
+    variant_times,
+)
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import Prepared, prepared, rank_busy_s
 from perfmodel.program import Kind
@@ -34,7 +40,9 @@ class Part(IntEnum):
     CONTEXT_PARALLEL = 4
     EXPERT_PARALLEL = 5
     GAPS = 6
-    CLOCK = 7
+    WAITING = 7
+    SLOWED = 8
+    CLOCK = 9
 
 
 _PART_OF_PHASE = {
@@ -58,8 +66,11 @@ class Account:
       power limit.
     - `..._parallel_communication`: collectives inside passes, as far as they are not hidden behind kernels.
     - `kernel_launch_gaps`: inside passes, between kernels and where they wait for the host.
+    - `waiting_for_slowest_rank`: collectives inside passes, for the last of their ranks.
+    - `kernels_slowed_by_communication`: by how much kernels run longer beside collectives that they hide, of the passes
+      themselves and of reductions and gathers of weights; of the latter, by how much shorter the step would be.
     - `data_parallel_communication_exposed`, `pipeline_communication_exposed`, `host_copies_exposed`: by how much the
-      step would be shorter without reductions and gathers of weights (and what they cost the passes beside them);
+      step would be shorter without reductions and gathers of weights;
       then without transfers between stages; then without copies to and from the host.
     - `bubble`: what is left, idle time of the compute stream when none of these takes any time: what the order of the
       passes and the imbalance of the stages leave. A pipeline of one rank has none.
@@ -78,17 +89,17 @@ def step_account(problem: StepProblem, bundle: Bundle, step_s: float) -> Account
     not flushed, programs of several steps are taken apart and weighted as their makespans are.
     """
     layout, spec = bundle.layouts[0], bundle.spec
-    slowest, like = step_factors(problem, layout) if has_step_costs(problem) else (1.0, 1.0)
+    slowest, like = step_factors(problem, layout) if has_whole_step_costs(problem) else (1.0, 1.0)
     usual = 1 / (slowest * max(1.0, like))
     programs = [_Program.of(problem, one, weight, slowest * like) for one, weight in weighted_programs(bundle)]
     passes_s = np.sum([p.passes_s for p in programs], axis=0)
     optimizer_s = np.sum([p.optimizer_s for p in programs], axis=0)
     busy_s = float((passes_s.sum(axis=1) + optimizer_s).mean())
     lengths_s = [step_s]
-    for left in range(4):
+    for left in range(5):
         shorter_s = _length_s(programs, left) if _changes(programs, left) else lengths_s[-1]
         lengths_s.append(min(shorter_s, lengths_s[-1]))  # a difference of streams may not shorten
-    overhead_s, dp_s, sends_s, copies_s = (a - b for a, b in pairwise(lengths_s))
+    overhead_s, slowed_s, dp_s, sends_s, copies_s = (a - b for a, b in pairwise(lengths_s))
 
     mean_s = dict(zip(Part, (passes_s.mean(axis=0) * usual).tolist(), strict=True))
     training = problem.job.mode == "train"
@@ -98,12 +109,14 @@ def step_account(problem: StepProblem, bundle: Bundle, step_s: float) -> Account
     result["clock_under_load"] = mean_s[Part.CLOCK]
     result |= {f"{part.name.lower()}_communication": mean_s[part] for part in _COLLECTIVES}
     result["kernel_launch_gaps"] = mean_s[Part.GAPS]
+    result["waiting_for_slowest_rank"] = mean_s[Part.WAITING]
+    result["kernels_slowed_by_communication"] = mean_s[Part.SLOWED] + slowed_s * usual
     result["optimizer"] = float(optimizer_s.mean()) * usual
     result["data_parallel_communication_exposed"] = dp_s * usual
     result["pipeline_communication_exposed"] = sends_s * usual
     if spec.offload:
         result["host_copies_exposed"] = copies_s * usual
-    if has_step_costs(problem):
+    if has_whole_step_costs(problem):
         result["step_overhead"] = overhead_s
         result["stragglers"] = lengths_s[1] * usual * (slowest - 1)
         result["beyond_all_parameters"] = lengths_s[1] * usual * slowest * (max(1.0, like) - 1)
@@ -119,7 +132,8 @@ class _Program:
     prepared: Prepared
     weight: float
     durations_s: tuple[Float[np.ndarray, " classes"], ...]
-    """Without the step's overhead; also without reductions and gathers; without transfers; without copies."""
+    """Without the step's overhead; also without what reductions and gathers cost the passes beside them; without
+    these; without transfers; without copies."""
     whole_s: Float[np.ndarray, " classes"]
     passes_s: Float[np.ndarray, "ranks parts"]
     """Weighted seconds of a step on every rank's compute stream by `Part`."""
@@ -136,10 +150,9 @@ class _Program:
         optimizer, passes = kind == Kind.OPTIMIZER, np.isin(kind, tuple(PHASES))
         left = [whole_s.copy()]
         left[0][optimizer] -= problem.host.step_overhead_s
+        left.append(np.where(passes, parts_s.sum(axis=1), left[0]) if beside_loss(problem) else left[0])
         for kinds in (_DP_KINDS, _SEND_KINDS, _COPY_KINDS):
             left.append(np.where(np.isin(kind, kinds), 0.0, left[-1]))
-            if kinds is _DP_KINDS and problem.host.dp_overlap_loss:
-                left[-1] = np.where(passes, parts_s.sum(axis=1), left[-1])
         count = weight * program.rank_count
         alone_s = _of_passes(problem, bundle, partial(_alone_s, problem)).sum(axis=1)
         events = event_classes(problem, bundle)[0]
@@ -201,10 +214,13 @@ def _phase_parts(problem: StepProblem, table: BlockTimes, paired: bool) -> Float
     for phase, part in _PART_OF_PHASE.items():
         out[:, phase, part] = kernels_s[:, phase]
     out[:, :, Part.GAPS] = table.gap_s
+    out[:, :, Part.WAITING] = table.waiting_s
+    out[:, :, Part.SLOWED] = table.slowed_s
     for i in np.flatnonzero(collective).tolist():
         out[:, :, _PART_OF_GROUP[table.groups[i]]] += table.event_s[:, :, i]
     if paired:
-        collective_s = out[:, :, _COLLECTIVES].sum(axis=2)
-        shown_s = table.overlapped_phase_s - (table.phase_s - collective_s)
+        collective_s = table.collective_s
+        shown_s = collective_s - (table.phase_s - collective_s)
         out[:, :, _COLLECTIVES] *= (np.maximum(shown_s, 0.0) / np.maximum(collective_s, 1e-300))[:, :, None]
+        out[:, :, Part.SLOWED] += table.pair_slowed_s
     return out

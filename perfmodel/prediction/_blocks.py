@@ -7,17 +7,24 @@ dot products of event counts and event times. Everything above works on these fe
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 from jaxtyping import Bool, Float
 
 from perfmodel.cost import EventTimes
-from perfmodel.ops import Attention, KernelOp, Op
+from perfmodel.ops import Attention, Collective, KernelOp, Op
+from perfmodel.prediction._contention import held_share, lost_shares
 from perfmodel.prediction._phases import N_PHASES, RECOMPUTE_MODES, Phase
 from perfmodel.prediction._placement import Network
 from perfmodel.prediction._stages import is_layer
-from perfmodel.spec import Framework, Job
+from perfmodel.spec import Device, Framework, Job
 from perfmodel.workload import BlockOps, Comm
+
+COLLECTIVE_CHECK_S: Final = 0.22e-3
+"""Host time by which hosts that agree on a collective first hold it up, per rank: torch's `ProcessGroupWrapper` lets
+every rank report to the first, which answers each in turn, and passes two records around the ring of ranks, all over
+TCP. Measured with two processes on one EPYC host, torch 2.13: 0.44 ms a call more than without."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +96,12 @@ class BlockTimes(ShardBlocks):
     """Idle time between kernels, and launch-bound excess over the kernels' own time."""
     exposed: Float[np.ndarray, " ops"]
     """Share of each event's time that is not hidden behind others (1 for kernels)."""
+    slowing: Float[np.ndarray, " ops"]
+    """Share of each collective's time by which the kernels that hide it run longer (`_contention`)."""
+    waiting_s: Float[np.ndarray, "blocks phases"]
+    """What collectives wait for the slowest of their ranks."""
+    held: float
+    """Share of the device's multiprocessors that a collective holds (`held_share`)."""
     ring_steps: int
     """Parts that `tp_overlap` cuts collectives into that depend on the kernels beside them; 1 for none."""
 
@@ -98,16 +111,30 @@ class BlockTimes(ShardBlocks):
         return self.counts * (self.times.time_s * self.exposed)
 
     @cached_property
+    def slowed_s(self) -> Float[np.ndarray, "blocks phases"]:
+        """By how much the kernels of every phase run longer beside the collectives that they hide."""
+        return self.counts @ (self.times.time_s * self.slowing)
+
+    @cached_property
     def phase_s(self) -> Float[np.ndarray, "blocks phases"]:
         """Seconds of every phase of every block."""
-        return self.event_s.sum(axis=2) + self.gap_s
+        return self.event_s.sum(axis=2) + self.slowed_s + self.waiting_s + self.gap_s
+
+    @cached_property
+    def collective_s(self) -> Float[np.ndarray, "blocks phases"]:
+        """Seconds of the collectives that show in every phase."""
+        return self.event_s[:, :, [group != "" for group in self.groups]].sum(axis=2)
+
+    @cached_property
+    def pair_slowed_s(self) -> Float[np.ndarray, "blocks phases"]:
+        """By how much the kernels of a pair of passes run longer beside the collectives of the other."""
+        return self.held * np.minimum(self.phase_s - self.collective_s, self.collective_s)
 
     @cached_property
     def overlapped_phase_s(self) -> Float[np.ndarray, "blocks phases"]:
         """Seconds of every phase where the pass runs beside another: collectives hide behind compute, or
         compute behind them (DeepSeek-V3, section 3.2.1; both passes of a pair taken to be alike)."""
-        collective_s = self.event_s[:, :, [group != "" for group in self.groups]].sum(axis=2)
-        return np.maximum(self.phase_s - collective_s, collective_s)
+        return np.maximum(self.phase_s - self.collective_s, self.collective_s) + self.pair_slowed_s
 
 
 def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, Network], job: Job) -> ShardBlocks:
@@ -146,14 +173,57 @@ def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, 
     )
 
 
-def time_blocks(blocks: ShardBlocks, times: EventTimes, framework: Framework, ring_steps: int) -> BlockTimes:
-    """The times of blocks whose events take `times`; see `BlockTimes.ring_steps`."""
-    gap_s, exposed = _idle_and_exposed(blocks, times, ring_steps, framework)
+def time_blocks(
+    blocks: ShardBlocks,
+    times: EventTimes,
+    framework: Framework,
+    device: Device,
+    ring_steps: int,
+    spread_s: float = 0.0,
+    checked: bool = False,
+) -> BlockTimes:
+    """The times of blocks whose events take `times`.
+
+    A phase takes what its device is busy, kernels that are slowed and collectives that show, with the gaps between
+    them; or as long as the host needs to issue it, whichever is longer.
+
+    Args:
+        ring_steps: see `BlockTimes.ring_steps`.
+        spread_s: of the times at which ranks reach a collective, which waits for the last of n, spread sqrt(2 ln n)
+            late (mean of the largest of n normal draws, to first order).
+        checked: hosts agree on each collective before they issue it (`Framework.checks_collectives`).
+    """
+    is_kernel = np.array([group == "" for group in blocks.groups], bool)
+    hidden = 1 - _exposed(blocks, times.time_s, is_kernel, ring_steps)
+    held = held_share(device, framework)
+    slowing = hidden * _lost(blocks.counts, times.time_s, is_kernel, lost_shares(blocks.ops, device, held))
+    synchronising = ~blocks.overlappable & ~blocks.beside_attention
+    if framework.tp_overlap_copies and ring_steps > 1:
+        slowing[synchronising] = 0.0
+    exposed = 1 - hidden * (1 - framework.tp_overlap_loss)
+    # together no more than not to hide it would cost
+    slowing = np.minimum(slowing, 1 - exposed)
+    ranks = np.array([op.num_ranks if isinstance(op, Collective) else 1 for op in blocks.ops])
+    waiting_s = blocks.counts @ np.where(synchronising, spread_s * np.sqrt(2 * np.log(ranks)), 0.0)
+    launches, busy_s = blocks.counts.sum(axis=2), blocks.counts @ (times.time_s * (exposed + slowing))
+    issued = launches.copy()
+    issued[blocks.layers, Phase.FORWARD] += framework.forward_bookkeeping
+    issued[blocks.layers, Phase.BACKWARD_INPUT] += framework.backward_bookkeeping
+    experts = blocks.expert_params > 0
+    issued[experts, Phase.FORWARD] += framework.routing_forward_bookkeeping
+    issued[experts, Phase.BACKWARD_INPUT] += framework.routing_backward_bookkeeping
+    issued[experts, Phase.RECOMPUTE_FULL] += framework.routing_forward_bookkeeping
+    issuing_s = issued * framework.issue_s
+    if checked:
+        issuing_s += blocks.counts @ np.where(is_kernel, 0.0, COLLECTIVE_CHECK_S * ranks)
     return BlockTimes(
         **{f.name: getattr(blocks, f.name) for f in fields(blocks)},
         times=times,
-        gap_s=gap_s,
+        gap_s=np.maximum(launches * framework.kernel_gap_s, issuing_s - busy_s),
         exposed=exposed,
+        slowing=slowing,
+        waiting_s=waiting_s,
+        held=held,
         ring_steps=ring_steps,
     )
 
@@ -166,25 +236,6 @@ def _phases(block: BlockOps) -> tuple[tuple[Phase, tuple[tuple[KernelOp, int], .
         (Phase.RECOMPUTE_SELECTIVE, block.recompute_selective, block.recompute_selective_comm),
         (Phase.RECOMPUTE_FULL, block.recompute_full, block.recompute_full_comm),
     )
-
-
-def _idle_and_exposed(
-    blocks: ShardBlocks, times: EventTimes, ring_steps: int, framework: Framework
-) -> tuple[Float[np.ndarray, "blocks phases"], Float[np.ndarray, " ops"]]:
-    """`gap_s` and `exposed` of a table whose events take so long."""
-    launches, busy_s = blocks.counts.sum(axis=2), blocks.counts @ times.time_s
-    issued = launches.copy()
-    issued[blocks.layers, Phase.FORWARD] += framework.forward_bookkeeping
-    issued[blocks.layers, Phase.BACKWARD_INPUT] += framework.backward_bookkeeping
-    experts = blocks.expert_params > 0
-    issued[experts, Phase.FORWARD] += framework.routing_forward_bookkeeping
-    issued[experts, Phase.BACKWARD_INPUT] += framework.routing_backward_bookkeeping
-    issued[experts, Phase.RECOMPUTE_FULL] += framework.routing_forward_bookkeeping
-    # the device waits for the host where launching takes longer than what is launched runs
-    gap_s = np.maximum(launches * framework.kernel_gap_s, issued * framework.issue_s - busy_s)
-    is_kernel = np.array([group == "" for group in blocks.groups], bool)
-    exposed = _exposed(blocks, times.time_s, is_kernel, ring_steps)
-    return gap_s, exposed + framework.tp_overlap_loss * (1 - exposed)
 
 
 def _exposed(
@@ -215,3 +266,22 @@ def _exposed(
         # one share per event: that of the phases where it weighs most
         exposed[group] = np.average(share, weights=comm_s[used])
     return exposed
+
+
+def _lost(
+    counts: Float[np.ndarray, "blocks phases ops"],
+    time_s: Float[np.ndarray, " ops"],
+    is_kernel: Bool[np.ndarray, " ops"],
+    share: Float[np.ndarray, " ops"],
+) -> Float[np.ndarray, " ops"]:
+    """By what share of a hidden collective's time the kernels beside it run longer, which is 0 for kernels.
+
+    Of a phase: the mean of its kernels' `share` (`lost_shares`), each for as long as it runs; of a collective: that of
+    the phases where it weighs most.
+    """
+    seconds = counts * time_s
+    kernels_s = np.where(is_kernel, seconds, 0.0)
+    kernels_s[:, Phase.BACKWARD_INPUT] += kernels_s[:, Phase.BACKWARD_WEIGHT]
+    of_phase = kernels_s @ share / np.maximum(kernels_s.sum(axis=2), 1e-300)
+    mean = np.einsum("bpo,bp->o", seconds, of_phase) / np.maximum(seconds.sum(axis=(0, 1)), 1e-300)
+    return np.where(is_kernel, 0.0, mean)

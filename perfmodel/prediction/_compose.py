@@ -18,13 +18,20 @@ from perfmodel.prediction._communication import CommunicationEvents, communicati
 from perfmodel.prediction._host_states import host_state_s
 from perfmodel.prediction._memory import BlockBytes, host_bandwidth
 from perfmodel.prediction._phases import PASSED, Phase, full_recompute_s, fully_recomputed, modes_of, recompute_s
-from perfmodel.prediction._price import block_times, has_step_costs, priced_events, step_factors, variant_times
+from perfmodel.prediction._price import (
+    beside_loss,
+    block_times,
+    has_step_costs,
+    priced_events,
+    step_factors,
+    variant_times,
+)
 from perfmodel.prediction._problem import Setting, StepProblem, kept, store_of
 from perfmodel.prediction._program_spec import program_spec
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._shard import Ranks, ranks_of, shard_events
 from perfmodel.prediction._stages import stage_blocks
-from perfmodel.prediction._step_costs import beside_passes, with_step_costs
+from perfmodel.prediction._step_costs import Beside, beside_passes, with_step_costs
 from perfmodel.prediction._variants import PLAIN, Variant
 from perfmodel.prediction._zero import StateLayout
 from perfmodel.program import Kind, ProgramSpec
@@ -301,12 +308,13 @@ def durations(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "lanes 
     if not has_step_costs(problem):
         return out
     scale = np.prod([step_factors(problem, layout) for layout in layouts], axis=1)
-    beside = _beside_passes(problem.setting, bundle.spec)
-    return with_step_costs(out, problem.host, scale, prepared(bundle.spec).structure, beside)
+    beside = beside_in(problem.setting, bundle.spec)
+    return with_step_costs(out, problem.host, beside_loss(problem), scale, prepared(bundle.spec).structure, beside)
 
 
 @kept
-def _beside_passes(setting: Setting, spec: ProgramSpec) -> Int[np.ndarray, "pairs 2"]:
+def beside_in(setting: Setting, spec: ProgramSpec) -> Beside:
+    """What runs beside what in a program."""
     return beside_passes(spec, prepared(spec).structure)
 
 

@@ -8,10 +8,10 @@ from jaxtyping import Float
 
 from perfmodel.cost import EventTimes
 from perfmodel.ops import Collective, Op
-from perfmodel.prediction._compose import Bundle, bundle_passes, event_classes
+from perfmodel.prediction._compose import Bundle, beside_in, bundle_passes, event_classes
 from perfmodel.prediction._phases import phase_counts
 from perfmodel.prediction._prediction import CriticalEvent
-from perfmodel.prediction._price import has_step_costs, variant_times
+from perfmodel.prediction._price import beside_loss, has_whole_step_costs, step_factors, variant_times
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._site import Site
@@ -19,7 +19,8 @@ from perfmodel.program import Kind
 
 
 class CriticalPath:
-    """Seconds of the step by event, from the gradient of the step time."""
+    """Seconds of the step by event, from the gradient of the step time: a collective's with those by which it makes
+    kernels run longer."""
 
     def __init__(
         self,
@@ -29,8 +30,9 @@ class CriticalPath:
         gradient: Float[np.ndarray, " classes"],
     ) -> None:
         passes, between = bundle_passes(problem, bundle), event_classes(problem, bundle)[0]
-        outside = between.occurrences(gradient)
-        self.gap_s = 0.0
+        self.slowed_s = 0.0
+        outside = between.occurrences(gradient + self._slowing(problem, bundle, durations, gradient))
+        self.gap_s = self.waiting_s = 0.0
         self.ops: tuple[Op, ...] = between.ops
         count, seconds, half_width = [outside], [outside * between.times.time_s], [_half_widths(between.times)]
         self.provenance = between.times.provenance
@@ -43,17 +45,50 @@ class CriticalPath:
             if variant[2]:
                 hidden = table.overlapped_phase_s / np.maximum(table.phase_s, 1e-12)
             self.gap_s += float((weight * hidden * table.gap_s).sum())
+            self.waiting_s += float((weight * hidden * table.waiting_s).sum())
             self.ops += table.ops
             count.append(np.einsum("bp,bpo->o", weight, table.counts))
-            seconds.append(np.einsum("bp,bpo->o", weight * hidden, table.event_s))
+            slowing_s = table.counts * (table.times.time_s * table.slowing)
+            seconds.append(np.einsum("bp,bpo->o", weight * hidden, table.event_s + slowing_s))
             half_width.append(_half_widths(table.times))
             self.provenance += table.times.provenance
         self.count, self.seconds = np.concatenate(count), np.concatenate(seconds)
         self.half_width = np.concatenate(half_width)
         copies = np.isin(prepared(bundle.spec).structure.class_kind, (Kind.OFFLOAD, Kind.RELOAD))
         self.copies_s = float((gradient * durations)[copies].sum())
-        accounted_s = float(self.seconds.sum()) + self.gap_s + self.copies_s
-        self.step_costs_s = float(gradient @ durations) - accounted_s if has_step_costs(problem) else 0.0
+        self.step_costs_s = 0.0
+        if has_whole_step_costs(problem):
+            self.step_costs_s = float(gradient @ durations) - self.total_s
+
+    def _slowing(
+        self,
+        problem: StepProblem,
+        bundle: Bundle,
+        durations: Float[np.ndarray, " classes"],
+        gradient: Float[np.ndarray, " classes"],
+    ) -> Float[np.ndarray, " classes"]:
+        """What reductions and gathers add to the gradient by slowing the passes beside them. Where these cannot run
+        any longer than they do, it is their own time that counts (`slowed_s`)."""
+        beside, loss = beside_in(problem.setting, bundle.spec), beside_loss(problem)
+        between_s = event_classes(problem, bundle)[0].durations_s
+        alone_s = durations / np.prod(step_factors(problem, bundle.layouts[0]))
+        wanted_s = np.zeros_like(alone_s)
+        np.add.at(wanted_s, beside.passes, loss * beside.share * between_s[beside.comm])
+        free = wanted_s <= loss * alone_s
+        added = np.zeros_like(alone_s)
+        np.add.at(added, beside.comm, (gradient * free)[beside.passes] * loss * beside.share)
+        self.slowed_s += float((gradient * alone_s)[~free].sum() * loss)
+        return added
+
+    @property
+    def other_s(self) -> float:
+        """Seconds of the step that no event takes."""
+        return self.gap_s + self.waiting_s + self.slowed_s + self.copies_s + self.step_costs_s
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of the path."""
+        return float(self.seconds.sum()) + self.other_s
 
     def events(self) -> tuple[CriticalEvent, ...]:
         """Events by falling share; host and launch gaps, and copies to the host, as events of their own."""
@@ -63,12 +98,15 @@ class CriticalPath:
             for i in order.tolist()
             if self.seconds[i] > 0
         ]
-        if self.gap_s > 0:
-            named.append(CriticalEvent(event="kernel launch gaps", count=1.0, time_s=self.gap_s))
-        if self.copies_s > 0:
-            named.append(CriticalEvent(event="copies to and from the host", count=1.0, time_s=self.copies_s))
+        others = {
+            "kernel launch gaps": self.gap_s,
+            "waiting for the slowest rank": self.waiting_s,
+            "kernels slowed by communication": self.slowed_s,
+            "copies to and from the host": self.copies_s,
+        }
+        named += [CriticalEvent(event=name, count=1.0, time_s=s) for name, s in others.items() if s > 0]
         if self.step_costs_s:
-            name = "stragglers, lost overlap, overhead, and what like runs showed"
+            name = "stragglers, overhead, and what like runs showed"
             named.append(CriticalEvent(event=name, count=1.0, time_s=self.step_costs_s))
         return tuple(sorted(named, key=lambda e: -e.time_s))
 
@@ -85,12 +123,11 @@ class CriticalPath:
         family: dict[str, float] = defaultdict(float)
         for op, seconds, half in zip(self.ops, self.seconds.tolist(), self.half_width.tolist(), strict=True):
             family[op.family] += seconds * half
-        total = float(self.seconds.sum()) + self.gap_s + self.copies_s + self.step_costs_s
-        return {name: value / total for name, value in family.items()}
+        return {name: value / self.total_s for name, value in family.items()}
 
     def shares(self) -> dict[str, float]:
         """Shares of the step that rest on little (`TERMS` of what is unknown)."""
-        total = float(self.seconds.sum()) + self.gap_s + self.copies_s + self.step_costs_s
+        total = self.total_s
         between = np.array([isinstance(op, Collective) and op.num_nodes > 1 for op in self.ops], bool)
         known = self.provenance_shares()
         return {

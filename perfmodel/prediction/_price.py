@@ -10,6 +10,7 @@ from perfmodel.cost import EventTimes, event_times, under_load
 from perfmodel.ops import Collective, Op
 from perfmodel.prediction._attention_kernels import FORWARD_SHARE, training_forward
 from perfmodel.prediction._blocks import BlockTimes, time_blocks
+from perfmodel.prediction._contention import held_share
 from perfmodel.prediction._discrepancy import Coordinates, coordinates
 from perfmodel.prediction._problem import Setting, StepProblem, kept
 from perfmodel.prediction._shard import PlacedShard, placed_events, placed_shard
@@ -88,13 +89,18 @@ def block_times(problem: StepProblem, layout: Layout, slices: int = 1, index: in
         slices, index: of the sequence, where the blocks compute one slice of it.
     """
     placed = placed_shard(problem.setting, layout)
-    return _times_of(problem, placed, layout.tp if layout.tp_overlap else 1, slices, index)
+    checked = problem.framework.checks(layout.pp)
+    return _times_of(problem, placed, layout.tp if layout.tp_overlap else 1, checked, slices, index)
 
 
 @kept
-def _times_of(problem: StepProblem, placed: PlacedShard, ring_steps: int, slices: int, index: int) -> BlockTimes:
+def _times_of(
+    problem: StepProblem, placed: PlacedShard, ring_steps: int, checked: bool, slices: int, index: int
+) -> BlockTimes:
     blocks = placed_events(problem.setting, placed, slices, index)
-    return time_blocks(blocks, priced_events(problem, blocks.ops), problem.host, ring_steps)
+    times = priced_events(problem, blocks.ops)
+    spread_s = problem.site.spread_s(problem.host)
+    return time_blocks(blocks, times, problem.host, problem.cluster.device, ring_steps, spread_s, checked)
 
 
 def variant_times(problem: StepProblem, layout: Layout, variant: Variant, slices: int) -> BlockTimes:
@@ -105,9 +111,19 @@ def variant_times(problem: StepProblem, layout: Layout, variant: Variant, slices
     return block_times(problem, layout, slices, index)
 
 
-def has_step_costs(problem: StepProblem) -> bool:
-    """Whether a step takes anything else than its events and the gaps between them."""
+def beside_loss(problem: StepProblem) -> float:
+    """Share of the time of reductions and gathers of weights by which the passes beside them run longer."""
+    return min(1.0, problem.host.dp_overlap_loss + held_share(problem.cluster.device, problem.framework))
+
+
+def has_whole_step_costs(problem: StepProblem) -> bool:
+    """Whether something makes the step longer as a whole: stragglers, overhead, what like runs showed."""
     return problem.host.costs_steps or bool(problem.adjustment and problem.adjustment.discrepancy)
+
+
+def has_step_costs(problem: StepProblem) -> bool:
+    """Whether a step takes anything else than its passes and the communication between them."""
+    return beside_loss(problem) > 0 or has_whole_step_costs(problem)
 
 
 def step_factors(problem: StepProblem, layout: Layout) -> tuple[float, float]:

@@ -20,7 +20,8 @@ class EventShares:
 
     step_time_s: float
     gap_s: float
-    """Seconds of the step that no event takes: host, launch gaps, copies to the host."""
+    """Seconds of the step that no event takes: host, launch gaps, waiting, contention, copies to the host,
+    what the step costs beyond."""
     ops: tuple[Op, ...]
     critical_s: Float[np.ndarray, " ops"]
     """d step time / d log(event time): seconds of the step's critical path that the event takes."""
@@ -48,7 +49,7 @@ def event_shares(problem: StepProblem, layout: Layout) -> EventShares:
     replicas = layout.devices / layout.pp
     return EventShares(
         step_time_s=step_s,
-        gap_s=path.gap_s + path.copies_s,
+        gap_s=path.other_s,
         ops=tuple(index),
         critical_s=np.bincount(at, path.seconds, len(index)),
         executions=np.bincount(at, counted.count, len(index)) * replicas,

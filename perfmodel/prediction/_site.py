@@ -8,6 +8,7 @@ from perfmodel.cost import TENSOR_TYPES
 from perfmodel.ops import Attention, Convolution, Gemm, MoE, Op
 from perfmodel.prediction._attention_kernels import attention_slowdown
 from perfmodel.prediction._memory_spread import MemorySpread, memory_spread
+from perfmodel.prediction._skew import skew_s
 from perfmodel.prediction._sustained import Sustained, sustained
 from perfmodel.prediction._unknown import Shares, Unknown, unknown
 from perfmodel.spec import Device, Framework
@@ -31,6 +32,9 @@ class Site:
     """By architecture, log of the time of matrix products and attention in a training step relative to the same kernels
     under their power limit (`perfmodel.cost.under_load`). None for what all published sources say of those whose power
     nobody measured, read when first needed."""
+    skew_s: float | None = None
+    """Spread of the times at which ranks that hosts drive operator by operator reach a collective, beyond their
+    framework's own; None for what all published sources say, read when first needed."""
     power_limited: bool = True
     """Whether the power limit of the device holds (`perfmodel.cost.sustained_seconds`)."""
     unknown: Unknown | None = None
@@ -45,7 +49,7 @@ class Site:
     def without(cls, source: str) -> "Site":
         """Constants fitted without a published source, for reports that hold its own runs against them."""
         memory = memory_spread(without=source)
-        return cls(sustained=sustained(without=source), unknown=unknown(without=source), memory=memory)
+        return cls(sustained=sustained(source), skew_s=skew_s(source), unknown=unknown(source), memory=memory)
 
     def memory_spread(self) -> MemorySpread:
         """`memory`, with what is read when first needed."""
@@ -57,6 +61,13 @@ class Site:
             return 1.0
         slower = sustained() if self.sustained is None else self.sustained
         return exp(dict(slower).get(device.architecture, 0.0))
+
+    def spread_s(self, framework: Framework) -> float:
+        """Spread of the times at which the ranks of a group reach a collective; steps that are one program, or are
+        replayed, have none of the site's."""
+        if framework.execution != "eager":
+            return framework.collective_skew_s
+        return framework.collective_skew_s + (skew_s() if self.skew_s is None else self.skew_s)
 
     def half_widths(self, shares: Shares) -> tuple[float, float]:
         """Log half-widths, below and above, of a step with these shares of what is known badly."""

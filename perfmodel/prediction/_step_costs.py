@@ -1,6 +1,6 @@
 """What a step takes beyond its events: stragglers, time that overlapped communication costs the passes beside it."""
 
-from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -9,40 +9,70 @@ from perfmodel.program import WHOLE, Kind, ProgramSpec, Structure
 from perfmodel.spec import Framework
 
 _BACKWARD = (Kind.BACKWARD, Kind.BACKWARD_INPUT)
+_NEXT = {
+    Kind.GRAD_REDUCE: (_BACKWARD, -1),
+    Kind.PARAM_GATHER: ((Kind.FORWARD,), -1),
+    Kind.PARAM_GATHER_BACKWARD: (_BACKWARD, 1),
+}
+"""Passes beside a reduction or gather, and in which segment: a segment's gradients are reduced while the one before it
+runs backward, its weights are gathered while the one before it in that order computes."""
 
 
-def beside_passes(spec: ProgramSpec, structure: Structure) -> Int[np.ndarray, "pairs 2"]:
-    """(class of an overlapped reduction or gather, class of the passes of the same segment) of a program."""
-    hidden: dict[Kind, tuple[Kind, ...]] = {}
-    if spec.grad_reduce in ("overlap", "eager_opt"):
-        hidden[Kind.GRAD_REDUCE] = _BACKWARD
+class Beside(NamedTuple):
+    """Overlapped reductions and gathers of a program and the passes that they run beside."""
+
+    comm: Int[np.ndarray, " pairs"]
+    """Class of a reduction or gather."""
+    passes: Int[np.ndarray, " pairs"]
+    """A class of passes beside it."""
+    share: Float[np.ndarray, " pairs"]
+    """How often it is for each time that they are."""
+
+
+def beside_passes(spec: ProgramSpec, structure: Structure) -> Beside:
+    """What runs beside what in a program; what is communicated for a chunk as a whole finds passes of the same chunk
+    no longer or not yet, and is beside nothing."""
+    kinds = [Kind.GRAD_REDUCE] if spec.grad_reduce in ("overlap", "eager_opt") else []
     if spec.param_gather in ("step_overlap", "layer"):
-        hidden |= {Kind.PARAM_GATHER: (Kind.FORWARD,), Kind.PARAM_GATHER_BACKWARD: _BACKWARD}
-    every_pass = spec.gathers_by_layer or spec.reduce_every_micro_batch
+        kinds += [Kind.PARAM_GATHER, Kind.PARAM_GATHER_BACKWARD]
     kind, stage, segment = structure.class_kind, structure.class_stage, structure.class_segment
-    pairs = [
-        pair
-        for comm, passes in hidden.items()
-        for pair in product(np.flatnonzero(kind == comm).tolist(), np.flatnonzero(np.isin(kind, passes)).tolist())
-        if stage[pair[0]] == stage[pair[1]]
-        and segment[pair[0]] == segment[pair[1]]
-        # a whole pass is also that of the micro-batches with no communication beside them
-        and (every_pass or segment[pair[0]] != WHOLE)
-    ]
-    return np.array(pairs, np.int64).reshape(-1, 2)
+    often = np.bincount(structure.duration, minlength=structure.n_classes)
+    found: list[tuple[int, int, float]] = []
+    for comm in np.flatnonzero(np.isin(kind, kinds) & (segment != WHOLE)).tolist():
+        passes, step = _NEXT[Kind(kind[comm])]
+        at = segment[comm] + step
+        beside = np.isin(kind, passes) & (stage == stage[comm]) & (segment == at) & (at >= 0)
+        times = often[beside].sum()
+        found += [(comm, one, float(often[comm] / times)) for one in np.flatnonzero(beside).tolist()]
+    comm, passes, share = np.array(found).reshape(-1, 3).T
+    return Beside(comm.astype(int), passes.astype(int), share)
+
+
+def slowed_s(
+    durations: Float[np.ndarray, "*lanes classes"], loss: float, beside: Beside
+) -> Float[np.ndarray, "*lanes classes"]:
+    """By how much passes run longer: for what is communicated beside them, and as long as they run themselves.
+
+    Args:
+        durations: of every class, passes as they are alone.
+        loss: share of the time of communication by which passes beside it run longer (`beside_loss`).
+    """
+    beside_s = np.zeros_like(durations)
+    np.add.at(beside_s.T, beside.passes, (beside.share * durations[..., beside.comm]).T)
+    most_s = durations * (loss / (1 - loss)) if loss < 1 else np.inf
+    return np.minimum(loss * beside_s, most_s)
 
 
 def with_step_costs(
     durations: Float[np.ndarray, "lanes classes"],
     framework: Framework,
+    loss: float,
     scale: Float[np.ndarray, " lanes"],
     structure: Structure,
-    pairs: Int[np.ndarray, "pairs 2"],
+    beside: Beside,
 ) -> Float[np.ndarray, "lanes classes"]:
-    """Durations as a real step has them: all `scale` times as long; the step's overhead rides with its optimizer."""
-    comm, passes = pairs.T
-    out = durations.copy()
-    np.add.at(out.T, passes, framework.dp_overlap_loss * durations.T[comm])
-    out *= scale[:, None]
+    """Durations as a real step has them: passes slowed by what is beside them (`slowed_s`), all `scale` times as long;
+    the step's overhead rides with its optimizer."""
+    out = (durations + slowed_s(durations, loss, beside)) * scale[:, None]
     out[:, structure.class_kind == Kind.OPTIMIZER] += framework.step_overhead_s
     return out

@@ -11,6 +11,8 @@ from typing import Any, Final
 from perfmodel.errors import UnknownNameError
 from perfmodel.prediction._problem import StepProblem
 
+_Off = Callable[[StepProblem], StepProblem]
+
 
 @dataclass(frozen=True)
 class StepTerm:
@@ -18,28 +20,32 @@ class StepTerm:
 
     name: str
     """In plain words."""
-    off: Callable[[StepProblem], StepProblem]
+    off: _Off
     """The problem with the values that add nothing; equal to the problem where it has them already."""
 
 
-def _framework(**neutral: Any) -> Callable[[StepProblem], StepProblem]:
+def _framework(**neutral: Any) -> _Off:
     return lambda problem: replace(problem, framework=replace(problem.framework, **neutral))
 
 
-def _job(**neutral: Any) -> Callable[[StepProblem], StepProblem]:
+def _job(**neutral: Any) -> _Off:
     return lambda problem: replace(problem, job=replace(problem.job, **neutral))
 
 
-def _site(**neutral: Any) -> Callable[[StepProblem], StepProblem]:
+def _site(**neutral: Any) -> _Off:
     return lambda problem: replace(problem, site=replace(problem.site, **neutral))
 
 
-def _levels(**neutral: Any) -> Callable[[StepProblem], StepProblem]:
+def _levels(**neutral: Any) -> _Off:
     def off(problem: StepProblem) -> StepProblem:
         levels = tuple(replace(level, **neutral) for level in problem.cluster.levels)
         return replace(problem, cluster=replace(problem.cluster, levels=levels))
 
     return off
+
+
+def _both(one: _Off, other: _Off) -> _Off:
+    return lambda problem: other(one(problem))
 
 
 STEP_TERMS: Final = (
@@ -48,8 +54,11 @@ STEP_TERMS: Final = (
     StepTerm("unfused kernels", _job(eager_kernels=())),
     StepTerm("waiting for the host", _framework(host_op_s=0.0)),
     StepTerm("gaps between kernels", _framework(kernel_gap_s=0.0)),
-    StepTerm("kernels slowed by communication", _framework(tp_overlap_loss=0.0, dp_overlap_loss=0.0)),
-    StepTerm("waiting for the slowest rank", _framework(straggling=0.0)),
+    StepTerm("kernels slowed by communication", _framework(contends=False, tp_overlap_loss=0.0, dp_overlap_loss=0.0)),
+    StepTerm(
+        "waiting for the slowest rank", _both(_framework(straggling=0.0, collective_skew_s=0.0), _site(skew_s=0.0))
+    ),
+    StepTerm("hosts that check collectives", _framework(checks_collectives="never")),
     StepTerm("transfers that hold up their sender", _framework(blocking_sends=False)),
     StepTerm("waiting for the busiest experts", _job(expert_imbalance=1.0, expert_capacity_factor=None)),
     StepTerm("contention in the network", _levels(contention=0.0)),

@@ -13,6 +13,7 @@ from perfmodel.spec._model import Model, Transformer
 
 AttentionKernel = Literal["fastest", "flash-2", "flash-1-triton", "flash-1"]
 """Generations of fused attention kernels; `fastest`: the newest there is for the device."""
+CollectiveChecks = Literal["never", "pipelines", "always"]
 Execution = Literal["eager", "compiled", "graph"]
 """Operators issued one by one by the host, a step compiled as one program (XLA), or replayed from a graph."""
 MemoryCounter = Literal["allocated", "reserved", "device", "resting"]
@@ -81,9 +82,20 @@ class Framework:
     expert_dispatcher: Dispatcher = "alltoall"
     all_reduce_gradients: bool = False
     """Both as in `Job`."""
+    contends: bool = True
+    """Collectives take multiprocessors from the kernels beside them (`perfmodel.prediction`: kernels slowed by
+    communication), where the device's collectives are kernels at all."""
+    tp_overlap_copies: bool = False
+    """The device's copy engines carry the ring steps of `tp_overlap`, which so take nothing from the kernels beside
+    them."""
+    checks_collectives: CollectiveChecks = "never"
+    """When hosts of a group agree on each collective, over TCP, before they issue it (torch's
+    TORCH_DISTRIBUTED_DEBUG=DETAIL); in `pipelines`: with more than one stage."""
+    collective_skew_s: float = 0.0
+    """Spread of the times at which the ranks of a group reach a collective, which waits for the last; what sites add
+    is fitted to runs (`perfmodel.prediction.Site`)."""
     tp_overlap_loss: float = 0.0
-    """Share of a block's hidden collectives that shows after all: they take part of the device from the kernels
-    they hide behind."""
+    """Share of a block's hidden collectives that shows after all, beside what the device's multiprocessors lose."""
     dp_overlap_loss: float = 0.0
     """The same of gradient reductions and weight gathers that run beside passes."""
     straggling: float = 0.0
@@ -180,8 +192,12 @@ class Framework:
 
     @property
     def costs_steps(self) -> bool:
-        """Whether a step takes more than its events and the gaps between them."""
-        return self.dp_overlap_loss > 0 or self.straggling > 0 or self.step_overhead_s > 0
+        """Whether a step takes more than its passes and the communication between them."""
+        return self.straggling > 0 or self.step_overhead_s > 0
+
+    def checks(self, stages: int) -> bool:
+        """Whether hosts check collectives in runs of so many pipeline stages."""
+        return self.checks_collectives == "always" or (self.checks_collectives == "pipelines" and stages > 1)
 
     def slowest_of(self, ranks: int) -> float:
         """Time of the slowest of so many ranks, relative to the usual one."""

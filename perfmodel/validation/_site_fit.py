@@ -2,6 +2,7 @@
 90 % intervals must be (`perfmodel.prediction.Site`)."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,10 +17,12 @@ from perfmodel.errors import PerfModelError, TableError
 from perfmodel.ingest.tables import write_json
 from perfmodel.prediction import (
     MEMORY_FILE,
+    SKEW_FILE,
     SUSTAINED_FILE,
     TERMS,
     UNKNOWN_FILE,
     Site,
+    skew_from,
     source_group,
     step_problem,
     step_times_s,
@@ -34,6 +37,7 @@ from perfmodel.validation._cases import (
     read_rows,
     read_tables,
 )
+from perfmodel.validation._skew_fit import fit_skew
 
 Progress = Callable[[str, int, int], None]
 Medians = dict[str, dict[str, float]]
@@ -72,7 +76,8 @@ def fit_sites(
 ) -> dict[str, Any]:
     """Fit the constants of an unknown site to tables of published runs, and write their files into a folder.
 
-    First the time of products under load, then, with predictions that take it, the half-widths; the runs of a source
+    First the time of products under load, then how far apart ranks reach collectives, then, with predictions that take
+    both, the half-widths; the runs of a source
     are held against constants that were fitted without its group. The package's own files are in
     `perfmodel/prediction`.
 
@@ -82,8 +87,8 @@ def fit_sites(
             device was never measured: they say nothing of products.
 
     Returns:
-        `sustained`: medians by architecture and source; `unknown`: half-widths by the group left out ("" for none);
-        `memory`: spreads of peaks by source; `skipped_files`.
+        `sustained`: medians by architecture and source; `skew`: by source (`fit_skew`); `unknown`: half-widths
+        by the group left out ("" for none); `memory`: spreads of peaks by source; `skipped_files`.
 
     Raises:
         TableError: a file is missing or unreadable, or no file is a table of runs.
@@ -92,16 +97,21 @@ def fit_sites(
     timed = pd.DataFrame(runs[(runs["status"] == "ok") & runs["measured_iter_time_s"].notna()]).reset_index(drop=True)
     if timed.empty:
         raise TableError(f"{files[0]}: no row with status ok and measured_iter_time_s; give tables of measured runs")
-    medians = fit_sustained(pd.concat([drawn_runs(file) for file in files]), unstated=unstated, progress=progress)
+    drawn = pd.concat([drawn_runs(file) for file in files])
+    medians = fit_sustained(drawn, unstated=unstated, progress=progress)
+    clocked = lambda source: Site(sustained=sustained_from(medians, source))  # noqa: E731
+    skews = fit_skew(drawn, unstated=tuple(unstated), site_of=clocked, progress=progress)
     predicted = predict_cases(
-        timed, progress=progress, site_of=lambda source: Site(sustained=sustained_from(medians, source))
+        timed, progress=progress, site_of=lambda source: replace(clocked(source), skew_s=skew_from(skews, source))
     )
     half_widths = fit_unknown(timed, predicted)
     memory = fit_memory(timed, predicted)
     write_json(Path(out) / MEMORY_FILE, memory)
     write_json(Path(out) / SUSTAINED_FILE, medians)
+    write_json(Path(out) / SKEW_FILE, skews)
     write_json(Path(out) / UNKNOWN_FILE, half_widths)
-    return {"sustained": medians, "unknown": half_widths, "memory": memory, "skipped_files": ignored}
+    found = {"sustained": medians, "skew": skews, "unknown": half_widths, "memory": memory}
+    return found | {"skipped_files": ignored}
 
 
 def drawn_runs(file: Path) -> pd.DataFrame:
@@ -142,7 +152,7 @@ def _of_products(row: dict[str, Any]) -> tuple[str, float] | None:
     if has_power_law(case.cluster.device):
         return None
     name = case.cluster.device.architecture
-    sites = (Site(sustained=((name, log),)) for log in (0.0, STEP))
+    sites = (Site(sustained=((name, log),), skew_s=0.0) for log in (0.0, STEP))
     models = (step_problem(case.model, case.cluster, case.job, None, case.framework, site) for site in sites)
     alone_s, slower_s = (float(step_times_s(model, [case.layout])[0]) for model in models)
     share = float(np.log(slower_s / alone_s)) / STEP

@@ -11,6 +11,7 @@ from perfmodel.cli import main
 from perfmodel.prediction import TERMS, Site, Unknown, step_problem, step_times_s, unknown
 from perfmodel.validation import fit_unknown, read_case
 from perfmodel.validation._site_fit import fit_sustained
+from perfmodel.validation._skew_fit import fit_skew
 
 ROW = {
     "source": "our lab", "framework": "megatron-lm@2022", "model": "gpt-22B", "family": "gpt", "params_b": 22.1,
@@ -55,6 +56,19 @@ def test_runs_say_nothing_of_products_whose_power_is_known(runs: Path) -> None:
     table = pd.read_csv(runs)
     assert list(fit_sustained(table)) == ["Volta"]
     assert fit_sustained(table.assign(device="A100-SXM4-80GB")) == {}
+
+
+def test_the_spread_at_which_ranks_of_runs_meet_is_found_again():
+    rows = []
+    for batch in (1, 2, 4):
+        row = ROW | {"case_id": str(batch), "micro_batch": batch, "global_batch": batch}
+        case = read_case(row)
+        late = step_problem(case.model, case.cluster, case.job, None, case.framework, Site(sustained=(), skew_s=8e-5))
+        rows.append(row | {"measured_iter_time_s": float(step_times_s(late, [case.layout])[0])})
+    runs = pd.DataFrame(rows)
+    found = fit_skew(runs, unstated=(), site_of=lambda _: Site(sustained=()))
+    assert found == {"our lab": pytest.approx(8e-5, rel=0.02)}
+    assert fit_skew(runs, unstated=("our",), site_of=lambda _: Site(sustained=())) == {}
 
 
 def test_half_widths_cover_nine_tenths_and_leave_groups_out():

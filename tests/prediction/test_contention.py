@@ -1,0 +1,134 @@
+"""What overlap costs the kernels beside it, what hosts that check collectives cost, what waits for the slowest rank."""
+
+from dataclasses import replace
+from math import log, sqrt
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel import catalog
+from perfmodel.ops import Gemm, MemoryBound
+from perfmodel.prediction import (
+    EAGER,
+    Site,
+    StepProblem,
+    explain,
+    lower_bounds_s,
+    skew_from,
+    step_problem,
+    step_times_s,
+)
+from perfmodel.prediction._blocks import COLLECTIVE_CHECK_S
+from perfmodel.prediction._contention import CHANNELS, ONE_WAVE_LOST, held_share, lost_shares
+from perfmodel.prediction._phases import Phase
+from perfmodel.prediction._price import beside_loss, block_times
+from perfmodel.prediction._step_costs import Beside, slowed_s
+from perfmodel.spec import Framework, Job, Layout
+
+H100, A100 = catalog.device("H100-SXM5-80GB"), catalog.device("A100-SXM4-80GB")
+HELD = held_share(H100, EAGER)
+
+
+def problem(framework: Framework = EAGER, cluster: str = "dgx-h100", skew_s: float = 0.0) -> StepProblem:
+    job = Job(global_batch=32, seq_len=2048)
+    site = Site(skew_s=skew_s)
+    return step_problem(catalog.model("gpt3-6.7b"), catalog.cluster(cluster), job, None, framework, site)
+
+
+def test_a_collective_holds_a_multiprocessor_per_channel_where_kernels_drive_it() -> None:
+    assert HELD == CHANNELS / 132
+    assert held_share(A100, EAGER) == CHANNELS / 108
+    assert held_share(catalog.device("TPU-v5p"), EAGER) == held_share(catalog.device("EPYC-Genoa-core"), EAGER) == 0.0
+    assert held_share(H100, replace(EAGER, contends=False)) == 0.0
+    # measured on H800: kernels of many waves beside 20 of 132 take 1.06 to 1.26 times as long
+    assert 1.06 < 1 / (1 - HELD) < 1.26
+
+
+def test_one_wave_that_no_longer_fits_takes_two() -> None:
+    fits, full, many = (Gemm(m=128 * n, n=256, k=4096) for n in (132 - CHANNELS, 132, 1320))
+    element_wise = MemoryBound(op="gelu", rows=8, hidden=8, n_inputs=1)
+    shares = lost_shares([fits, full, many, element_wise], H100, HELD)
+    np.testing.assert_allclose(shares, [HELD, ONE_WAVE_LOST, HELD, HELD])
+
+
+layouts = st.builds(
+    Layout,
+    tp=st.sampled_from([1, 2, 4, 8]),
+    pp=st.sampled_from([1, 2, 4]),
+    dp=st.sampled_from([1, 2, 4]),
+    zero=st.sampled_from([0, 1]),
+    micro_batch=st.sampled_from([1, 2]),
+    sequence_parallel=st.booleans(),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(layout=layouts, cluster=st.sampled_from(["dgx-h100", "dgx-a100", "hgx-b200"]))
+def test_overlap_is_never_slower_than_none_and_never_free(layout: Layout, cluster: str) -> None:
+    fixed = problem(cluster=cluster)
+    ways = ("tp_overlap", "overlap_grad_reduce", "overlap_param_gather")
+    with_all, without = (layout.replace(**dict.fromkeys(ways, on)) for on in (True, False))
+    parts = explain(fixed, with_all).breakdown_s
+    overlapped_s, serial_s = step_times_s(fixed, [with_all, without])
+    assert overlapped_s <= serial_s * (1 + 1e-9)
+    assert parts["kernels_slowed_by_communication"] > 0 or layout.tp == layout.dp == 1
+    bounds = lower_bounds_s(fixed, [with_all, without])
+    assert (bounds <= np.array([overlapped_s, serial_s]) * (1 + 1e-6)).all()
+
+
+def test_hidden_collectives_cost_the_share_that_they_hold() -> None:
+    table = block_times(problem(), Layout(tp=8, tp_overlap=True))
+    hidden = 1 - table.exposed
+    assert hidden.max() > 0.5
+    np.testing.assert_array_less(HELD * hidden - 1e-12, table.slowing)
+    np.testing.assert_array_less(table.slowing, hidden * ONE_WAVE_LOST + 1e-12)
+    copied = block_times(problem(replace(EAGER, tp_overlap_copies=True)), Layout(tp=8, tp_overlap=True))
+    assert (copied.slowing[~copied.overlappable] == 0).all()
+
+
+def test_passes_are_slowed_for_what_is_beside_them_and_no_longer_than_they_run() -> None:
+    durations = np.array([[1.0, 10.0, 2.0], [1.0, 10.0, 0.1]])  # a gather, a long pass, a short one
+    beside = Beside(np.array([0, 0]), np.array([1, 2]), np.array([1.0, 0.5]))
+    np.testing.assert_allclose(slowed_s(durations, 0.2, beside), [[0.0, 0.2, 0.1], [0.0, 0.2, 0.025]])
+
+
+@pytest.mark.parametrize(("when", "pp", "checked"), [("never", 2, False), ("pipelines", 1, False),
+                                                     ("pipelines", 2, True), ("always", 1, True)])  # fmt: skip
+def test_hosts_that_check_collectives_raise_the_floor_by_every_rank(when: str, pp: int, checked: bool) -> None:
+    layout = Layout(tp=8, pp=pp)
+    plain, own = (block_times(problem(f), layout) for f in (EAGER, replace(EAGER, checks_collectives=when)))
+    collectives = plain.counts[:, :, [group != "" for group in plain.groups]].sum(axis=2)
+    longer_s = (own.phase_s - plain.phase_s)[:, Phase.FORWARD]
+    most_s = 8 * COLLECTIVE_CHECK_S * collectives[:, Phase.FORWARD]
+    assert (longer_s <= most_s + 1e-12).all()
+    assert (longer_s > 0).any() == checked
+
+
+@pytest.mark.parametrize("of_site", [False, True])
+def test_a_collective_waits_for_the_last_of_its_ranks(of_site: bool) -> None:
+    layout, skew_s = Layout(tp=4, dp=2), 1e-4
+    fixed = problem(skew_s=skew_s) if of_site else problem(replace(EAGER, collective_skew_s=skew_s))
+    table = block_times(fixed, layout)
+    exposed = np.array([g != "" for g in table.groups], bool) & ~table.overlappable
+    np.testing.assert_allclose(table.waiting_s, table.counts[:, :, exposed].sum(axis=2) * skew_s * sqrt(2 * log(4)))
+    shown, plain = explain(fixed, layout), explain(problem(), layout)
+    waited_s = shown.breakdown_s["waiting_for_slowest_rank"]
+    assert waited_s > 0 == plain.breakdown_s["waiting_for_slowest_rank"]
+    assert shown.step_time_s - plain.step_time_s <= waited_s * (1 + 1e-9)
+    assert (lower_bounds_s(fixed, [layout]) <= step_times_s(fixed, [layout]) * (1 + 1e-6)).all()
+
+
+def test_devices_without_multiprocessors_lose_nothing_beside_reductions() -> None:
+    assert beside_loss(problem(cluster="tpu-v5p-pod")) == 0.0
+    assert beside_loss(problem(replace(EAGER, dp_overlap_loss=0.1))) == pytest.approx(0.1 + HELD)
+
+
+def test_the_spread_of_ranks_is_the_median_of_other_groups_and_zero() -> None:
+    skews = {"alpha one": 3e-5, "alpha two": 5e-5, "beta": 2e-5, "gamma": -1e-5}
+    assert skew_from(skews) == pytest.approx(1e-5)  # of 0, alpha's 4e-5, beta and gamma
+    assert skew_from(skews, "alpha two") == 0.0
+    assert skew_from(skews, "gamma") == pytest.approx(2e-5)
+    assert skew_from({"gamma": -1.0}) == 0.0
+    assert Site(skew_s=1e-5).spread_s(replace(EAGER, execution="compiled")) == 0.0

@@ -1,0 +1,60 @@
+"""What hosts that agree on a collective first hold it up (`perfmodel.prediction._blocks.COLLECTIVE_CHECK_S`).
+
+python validate/studies/collective_checks.py [--ranks 2] [--calls 400]
+
+With TORCH_DISTRIBUTED_DEBUG=DETAIL torch wraps process groups: each collective begins with a barrier and two gathers
+over TCP. Times an all-reduce of one number over gloo with and without, on processes of this machine (no more than it
+has cores), and prints the difference per call and rank at the fifth percentile: what is left when nothing else runs.
+"""
+
+import argparse
+import os
+import socket
+from time import perf_counter
+from typing import Any
+
+
+def _rank(rank: int, ranks: int, calls: int, port: int, found: Any) -> None:
+    import torch
+    from torch import distributed
+
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", rank=rank, world_size=ranks)
+    number, took_s = torch.ones(1), []
+    for _ in range(calls):
+        start_s = perf_counter()
+        distributed.all_reduce(number)
+        took_s.append(perf_counter() - start_s)
+    if rank == 0:
+        found.put(sorted(took_s)[calls // 20])
+    distributed.destroy_process_group()
+
+
+def seconds(ranks: int, calls: int, level: str) -> float:
+    """Of an all-reduce at a debugging level, at the fifth percentile."""
+    from torch import multiprocessing
+
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = level
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    found = context.SimpleQueue()
+    started = [context.Process(target=_rank, args=(rank, ranks, calls, port, found)) for rank in range(ranks)]
+    for process in started:
+        process.start()
+    took_s = found.get()
+    for process in started:
+        process.join()
+    return took_s
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--calls", type=int, default=400)
+    chosen = parser.parse_args()
+    plain_s, checked_s = (seconds(chosen.ranks, chosen.calls, level) for level in ("OFF", "DETAIL"))
+    per_rank_s = (checked_s - plain_s) / chosen.ranks
+    print(f"{1e3 * plain_s:.2f} ms, checked {1e3 * checked_s:.2f} ms: {1e3 * per_rank_s:.2f} ms per rank")
