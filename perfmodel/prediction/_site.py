@@ -30,8 +30,8 @@ class Site:
 
     sustained: Sustained | None = None
     """By architecture, log of the time of matrix products and attention in a training step relative to the same kernels
-    under their power limit (`perfmodel.cost.under_load`). None for what all published sources say, read when first
-    needed."""
+    under their power limit (`perfmodel.cost.under_load`). None for what all published sources say of those whose power
+    nobody measured, read when first needed."""
     skew_s: float | None = None
     """Spread of the times at which ranks that hosts drive operator by operator reach a collective, beyond their
     framework's own; None for what all published sources say, read when first needed."""
