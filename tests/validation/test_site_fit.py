@@ -52,12 +52,6 @@ def test_slower_products_of_runs_are_found_again(runs: Path, tmp_path: Path, cap
     assert set(report["unknown"]) == {"", "our", "their"}
 
 
-def test_runs_say_nothing_of_products_whose_power_is_known(runs: Path) -> None:
-    table = pd.read_csv(runs)
-    assert list(fit_sustained(table)) == ["Volta"]
-    assert fit_sustained(table.assign(device="A100-SXM4-80GB")) == {}
-
-
 def test_the_spread_at_which_ranks_of_runs_meet_is_found_again():
     rows = []
     for batch in (1, 2, 4):
@@ -69,6 +63,12 @@ def test_the_spread_at_which_ranks_of_runs_meet_is_found_again():
     found = fit_skew(runs, unstated=(), site_of=lambda _: Site(sustained=()))
     assert found == {"our lab": pytest.approx(8e-5, rel=0.02)}
     assert fit_skew(runs, unstated=("our",), site_of=lambda _: Site(sustained=())) == {}
+
+
+def test_runs_say_nothing_of_products_whose_power_is_known(runs: Path) -> None:
+    table = pd.read_csv(runs)
+    assert list(fit_sustained(table)) == ["Volta"]
+    assert fit_sustained(table.assign(device="A100-SXM4-80GB")) == {}
 
 
 def test_half_widths_cover_nine_tenths_and_leave_groups_out():
