@@ -1,30 +1,35 @@
 """Times of compute kernels: measured, learned, extrapolated or analytical, in that order of trust."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Int64
 
 from perfmodel.cost._events import EventTimes
-from perfmodel.cost._roofline import HALF_WIDTH, as_measured, gradients_of, roofline_seconds, roofline_time, wider
+from perfmodel.cost._roofline import HALF_WIDTH, as_measured, roofline_seconds, roofline_time, wider
 from perfmodel.cost.learn import (
     PROVENANCE,
     Figures,
     Prediction,
     Query,
     Regressor,
+    Rows,
     TableQueries,
     WeightFiles,
     added,
+    gradient_products,
+    in_16_bits,
     load_family,
     rows_from_ops,
     table_rows,
     weight_files,
 )
 from perfmodel.ingest.tables import factorise
-from perfmodel.ops import FAMILIES, Gemm, KernelOp
+from perfmodel.ops import FAMILIES, KernelOp
 from perfmodel.session import Store, current_session
 from perfmodel.spec import Device
 
@@ -160,7 +165,7 @@ class KernelModel:
 
     def _predict_new(self, device: Device, software: str | None, ops: Sequence[KernelOp]) -> Prediction:
         """Times of ops; in element types that nobody measured, at the share of the roofline that the nearest measured
-        one reaches. Products of half as wide elements take no longer, and no less than half as long."""
+        one reaches, and half to all of the time of the next wider one."""
         priced = [as_measured(device, op) for op in ops]
         found = self._predict_ops(Query(Figures.of(device), None, software), priced)
         at = [i for i, (op, measured) in enumerate(zip(ops, priced, strict=True)) if op is not measured]
@@ -169,19 +174,10 @@ class KernelModel:
             found.log_time[at] += np.log(own_s / measured_s)
             found.log_low[at], found.log_high[at] = found.log_time[at] - HALF_WIDTH, found.log_time[at] + HALF_WIDTH
             found.provenance[at] = _EXTRAPOLATED
-        narrow = [i for i, op in enumerate(ops) if wider(device, op) is not op]
-        whole = [i for i in narrow if isinstance(ops[i], Gemm) and ops[i].pass_ == "bwd"]
-        if once := [i for i in narrow if i not in whole]:
-            wide = self._predict_new(device, software, [wider(device, ops[i]) for i in once])
-            own = found.log_time[once]
-            moved = np.clip(own, wide.log_time - np.log(2.0), wide.log_time) - own
-            for log in (found.log_time, found.log_low, found.log_high):
-                log[once] += moved
-        if whole:
-            parts = zip(*(gradients_of(op) for i in whole if isinstance(op := ops[i], Gemm)), strict=True)
-            both = added(*(self._predict_new(device, software, part) for part in parts))
-            for total, values in zip(found, both, strict=True):
-                total[whole] = values
+        unmeasured = [i for i in at if wider(device, ops[i]) is not ops[i]]
+        if unmeasured:
+            wide = self._predict_new(device, software, [wider(device, ops[i]) for i in unmeasured])
+            _between(found, np.array(unmeasured), wide)
         return found
 
     def _predict_ops(self, query: Query, ops: Sequence[KernelOp]) -> Prediction:
@@ -202,8 +198,31 @@ class KernelModel:
         return total
 
     def _predict(self, asked: TableQueries, index: np.ndarray, *, host_launch: bool = False) -> Prediction:
-        """Predictions of some rows, each by the regressor of its dtype that knows the closest device."""
+        """Predictions of some rows, each by the regressor of its dtype that knows the closest device.
+
+        Products of 8 bits of which no measured source is asked take half to all of the time of those of 16.
+        """
         rows, query = asked.rows.take(index), asked.query[index]
+        out = self._by_regressors(rows, query, asked, host_launch)
+        if rows.family not in ("gemm", "moe"):
+            return out
+        known = {s.source for r in self._regressors(rows.family) for s in r.stacks}
+        unnamed = np.array([q.source not in known for q in asked.queries], bool)[query]
+        narrow = np.array([kind.startswith("fp8/") for kind in rows.kind], bool) & unnamed
+        whole = narrow & np.array([rows.family == "gemm" and kind.endswith("/bwd") for kind in rows.kind], bool)
+        if len(at := np.flatnonzero(narrow & ~whole)):
+            _between(out, at, self._by_regressors(in_16_bits(rows.take(at)), query[at], asked, host_launch))
+        if len(at := np.flatnonzero(whole)):
+            parts = gradient_products(rows.take(at))
+            every, of = np.arange(len(at)), query[at]
+            both = (self._predict(replace(asked, rows=p, query=of), every, host_launch=host_launch) for p in parts)
+            for total, values in zip(out, added(*both), strict=True):
+                total[at] = values
+        return out
+
+    def _by_regressors(
+        self, rows: Rows, query: Int64[np.ndarray, "n"], asked: TableQueries, host_launch: bool
+    ) -> Prediction:
         n = len(rows)
         out = Prediction(np.zeros(n), np.zeros(n), np.zeros(n), np.full(n, _ANALYTICAL))
         codes, dtypes = factorise(np.array([kind.partition("/")[0] for kind in rows.kind], object))
@@ -230,3 +249,11 @@ class KernelModel:
         if family not in self._families:
             self._families[family] = load_family(self._weights, family)
         return self._families[family]
+
+
+def _between(found: Prediction, at: np.ndarray, wide: Prediction) -> None:
+    """Move times at positions between half and all of those of elements twice as wide."""
+    own = found.log_time[at]
+    moved = np.clip(own, wide.log_time - np.log(2.0), wide.log_time) - own
+    for log in (found.log_time, found.log_low, found.log_high):
+        log[at] += moved

@@ -1,5 +1,6 @@
 """`validate kernels` and `predict` speak of the same kernel model: to the bit."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def model() -> KernelModel:
 
 def row_of(op: KernelOp, name: str, **more: Any) -> dict[str, Any]:
     """The op as a row of a measurement table."""
-    fields = {f: getattr(op, f) for f in type(op).__slots__}
+    fields = {f.name: getattr(op, f.name) for f in dataclasses.fields(op)}
     fields |= {"pass": fields.pop("pass_"), "param_tensors": fields.pop("tensors", np.nan)}
     return {"device": name, "op_family": op.family, "time_us": 1.0, **fields, **more}
 

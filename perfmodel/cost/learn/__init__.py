@@ -24,8 +24,8 @@ from perfmodel.cost.learn._fabrics import link_class as link_class
 from perfmodel.cost.learn._fit import fit as fit
 from perfmodel.cost.learn._fit import fit_calibration as fit_calibration
 from perfmodel.cost.learn._fit import fit_collectives as fit_collectives
-from perfmodel.cost.learn._gradients import SAME_SHAPE as SAME_SHAPE
 from perfmodel.cost.learn._gradients import added as added
+from perfmodel.cost.learn._gradients import gradient_products as gradient_products
 from perfmodel.cost.learn._intervals import absolute_percent as absolute_percent
 from perfmodel.cost.learn._moe_alltoall import KINDS as MOE_KINDS
 from perfmodel.cost.learn._moe_alltoall import moe_rows as moe_rows
@@ -45,6 +45,7 @@ from perfmodel.cost.learn._recipe import Recipe as Recipe
 from perfmodel.cost.learn._recipe import read_recipe as read_recipe
 from perfmodel.cost.learn._regressor import Regressor as Regressor
 from perfmodel.cost.learn._rows import Rows as Rows
+from perfmodel.cost.learn._rows import in_16_bits as in_16_bits
 from perfmodel.cost.learn._rows import rows_from_ops as rows_from_ops
 from perfmodel.cost.learn._stack import Figures as Figures
 from perfmodel.cost.learn._tables import Samples as Samples

@@ -32,7 +32,7 @@ def way(
 ) -> Way:  # fmt: skip
     """How a regressor of these stacks answers a kind on a device."""
     dtype, op, direction = kind.split("/")
-    if query.source is None and goes_by_forward(kind, query.figures.die):
+    if goes_by_forward(kind, query.figures.die) and not any(s.source == query.source for s in stacks):
         return "by forward"
     if op in ATTENTION_MASKS and direction == WHOLE:
         (first, *others) = plan(query, kind).terms

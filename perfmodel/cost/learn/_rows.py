@@ -124,5 +124,11 @@ def as_measured(rows: Rows, kinds: np.ndarray, work: np.ndarray) -> Rows:
     return Rows(rows.family, shape, work)
 
 
+def in_16_bits(rows: Rows) -> Rows:
+    """The same kernels on elements of 16 bits."""
+    kinds = np.array([f"half/{kind.partition('/')[2]}" for kind in rows.kind], object)
+    return Rows(rows.family, rows.shape | {"element_bytes": np.full(len(rows), 2.0)}, kinds)
+
+
 def _without_dtype(kind: str) -> str:
     return kind.partition("/")[2]
