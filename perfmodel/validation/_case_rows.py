@@ -15,6 +15,7 @@ from perfmodel.validation._row_model import model_of
 from perfmodel.validation._row_words import (
     dispatcher_of,
     dtype_of,
+    fp8_recipe_of,
     network_of,
     overlaps_experts,
     recompute_of,
@@ -71,6 +72,8 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
     said: dict[str, Any] = {} if flash is None else {"flash_attention": bool(flash)}
     if dispatcher := dispatcher_of(row):
         said["expert_dispatcher"] = dispatcher
+    if (recipe := fp8_recipe_of(row)) is not None:
+        said["fp8_recipe"] = recipe
     job = runs.job(
         model, cluster.device, global_batch=spread.global_batch, seq_len=seq_len, dtype=dtype,
         frozen="LoRA" in text(row, "notes"), **said,
