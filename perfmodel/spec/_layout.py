@@ -2,9 +2,10 @@
 
 import re
 from dataclasses import dataclass, fields, replace
+from itertools import permutations
 from math import inf, prod
 from operator import attrgetter
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from perfmodel.errors import LayoutError, Reason, UnknownNameError
 from perfmodel.spec._device import Device
@@ -35,6 +36,10 @@ PerStage = tuple[int, ...] | None
 USUAL_DTYPES = ("bf16", "fp16", "fp32")
 """What models are trained in, the first that a device has."""
 _DEGREES = attrgetter(*("expert_tp" if d.key == "etp" else d.key for d in DIMENSIONS))
+_CP_KINDS: Final = get_args(ContextParallel)
+_ORDERS: Final = frozenset(
+    "-".join(order) for order in permutations(ORDER_KEYS) if order.index("dp") == order.index("ep") + 1
+)
 _KEYS = (*(d.key for d in DIMENSIONS), "vpp", "micro_batch", "replicate", "prefetch")
 _DISTSIM = re.compile(r"^(\d+)M(\d+)P(\d+)D$", re.IGNORECASE)
 
@@ -104,10 +109,9 @@ class Layout:
     (Megatron-LM's recompute method `block`); one number: of every stage alike, as far as it has them."""
 
     def __post_init__(self) -> None:
-        for name, value in zip(
-            _KEYS, (*self.degrees, self.vpp, self.micro_batch, self.replicate, self.prefetch), strict=True
-        ):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        numbers = *self.degrees, self.vpp, self.micro_batch, self.replicate, self.prefetch
+        for name, value in zip(_KEYS, numbers, strict=True):
+            if (type(value) is not int and (not isinstance(value, int) or isinstance(value, bool))) or value < 1:
                 raise LayoutError(f"layout: {name} must be a whole number of at least 1, got {value!r}")
         if self.zero not in (0, 1, 2, 3):
             raise LayoutError(f"layout: zero must be 0, 1, 2 or 3, got {self.zero!r}")
@@ -115,10 +119,9 @@ class Layout:
             raise LayoutError(f"layout: offload_states must be none, optimizer or weights, got {self.offload_states!r}")
         if self.recompute not in ("none", "selective", "full"):
             raise LayoutError(f"layout: recompute must be none, selective or full, got {self.recompute!r}")
-        if self.cp_kind not in get_args(ContextParallel):
-            raise LayoutError(f"layout: cp_kind must be {', '.join(get_args(ContextParallel))}; got {self.cp_kind!r}")
-        names = self.order.split("-")
-        if sorted(names) != sorted(ORDER_KEYS) or names.index("dp") != names.index("ep") + 1:
+        if self.cp_kind not in _CP_KINDS:
+            raise LayoutError(f"layout: cp_kind must be {', '.join(_CP_KINDS)}; got {self.cp_kind!r}")
+        if self.order not in _ORDERS:
             raise LayoutError(
                 f"layout: order must name each of {', '.join(ORDER_KEYS)} once with ep right before dp, as in "
                 f"{'-'.join(ORDER_KEYS)}; got {self.order!r}"
@@ -187,16 +190,18 @@ class Layout:
     @property
     def canonical(self) -> "Layout":
         """The layout as what runs: layouts that run alike are equal in this form."""
-        return self.replace(
-            schedule=self.effective_schedule,
-            sequence_parallel=self.effective_sequence_parallel,
-            etp=None if self.etp == self.tp else self.etp,
-            replicate=self.replicate if self.zero else 1,
-            prefetch=self.prefetch if self.zero == 3 and self.overlap_param_gather else 1,
-            cp_kind=self.cp_kind if self.cp > 1 else Layout.cp_kind,
-            cp_balanced=self.cp_balanced if self.cp > 1 else Layout.cp_balanced,
-            ep_overlap=self.ep_overlap and self.ep > 1,
-        )
+        forms = {
+            "schedule": self.effective_schedule,
+            "sequence_parallel": self.effective_sequence_parallel,
+            "etp": None if self.etp == self.tp else self.etp,
+            "replicate": self.replicate if self.zero else 1,
+            "prefetch": self.prefetch if self.zero == 3 and self.overlap_param_gather else 1,
+            "cp_kind": self.cp_kind if self.cp > 1 else Layout.cp_kind,
+            "cp_balanced": self.cp_balanced if self.cp > 1 else Layout.cp_balanced,
+            "ep_overlap": self.ep_overlap and self.ep > 1,
+        }
+        changed = {name: form for name, form in forms.items() if form != getattr(self, name)}
+        return self.replace(**changed) if changed else self
 
     @property
     def remarks(self) -> tuple[str, ...]:

@@ -54,7 +54,8 @@ def test_every_device_has_a_time_for_every_family(model: KernelModel, name: str)
 def test_provenance_tells_measured_from_transferred(model: KernelModel) -> None:
     ops = [EVERY_FAMILY[0]]
     assert model.times(device("H100"), ops).provenance == ("measured",)
-    assert model.times(device("H200-SXM-141GB"), ops).provenance == ("extrapolated",)
+    assert model.times(device("H200-SXM-141GB"), ops).provenance == ("learned",)
+    assert model.times(device("MI250"), ops).provenance == ("extrapolated",)
     huge = [Gemm(m=2**20, n=2**17, k=2**17)]
     assert model.times(device("H100"), huge).provenance == ("extrapolated",)
 

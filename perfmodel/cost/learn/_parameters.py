@@ -138,20 +138,36 @@ def predict_log_time(
     return log_time_and_positions(params, inputs, family=family, host_launch=host_launch, xp=xp)[0]
 
 
+class Elsewhere(NamedTuple):
+    """Where kernels run, if on another part of the same die than the one they are evaluated on."""
+
+    machine: Machine
+    log_memory: Float[Any, "G"]
+    log_floor_s: Float[Any, "G"]
+    """As in `Parameters`."""
+
+
 def log_time_and_positions(
-    params: Parameters, inputs: Inputs, *, family: str, host_launch: bool, xp: Any
+    params: Parameters, inputs: Inputs, *, family: str, host_launch: bool, xp: Any, elsewhere: Elsewhere | None = None
 ) -> tuple[Any, Any]:
-    """Log seconds [n], and where the shapes lie on the family's axes [n, A]."""
+    """Log seconds [n], and where the shapes lie on the family's axes [n, A].
+
+    Elsewhere the same work takes the base time of the figures there, and what it takes beyond is as here: no more
+    of any rate makes a kernel slower.
+    """
     physics, raw, positions = feature_matrix(xp, family, inputs)
     dtype = params.kernels[0].dtype
     z = standardise(xp, params, raw).astype(dtype)
     log_base = xp.log(base_time(xp, params, physics, inputs.machine, inputs.group))
     correction = residual(xp, family, params, z, positions, inputs.stack)
     log_kernel, log_floor = log_base + correction, params.log_floor_s[inputs.group]
-    if host_launch:
-        return join_floor(xp, log_kernel, log_floor), positions
     # a time that hides behind the host's launch says nothing of the kernel: there the base time stands
-    return log_base + correction * told_of_kernel(xp, log_kernel, log_floor), positions
+    told = told_of_kernel(xp, log_kernel, log_floor)
+    if elsewhere is not None:
+        there = params._replace(log_memory=elsewhere.log_memory, log_floor_s=elsewhere.log_floor_s)
+        log_base = xp.log(base_time(xp, there, physics, elsewhere.machine, inputs.group))
+        log_kernel, log_floor = log_base + correction, there.log_floor_s[inputs.group]
+    return (join_floor(xp, log_kernel, log_floor) if host_launch else log_base + correction * told), positions
 
 
 def told_of_kernel(xp: Any, log_kernel: Any, log_floor: Any) -> Any:

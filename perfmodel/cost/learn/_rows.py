@@ -107,8 +107,8 @@ def _finish(
 def as_measured(rows: Rows, kinds: np.ndarray, work: np.ndarray) -> Rows:
     """Rows as those of the kinds by which they are answered, doing the work of others.
 
-    Operands of a product lie as the measured op and pass have them (where only forward was timed, `NN` was not), and
-    scores are masked as in the measured op.
+    Operands of a product lie as the measured op and pass have them (where only forward was timed, `NN` was not),
+    forward products add to nothing, and scores are masked as in the measured op.
     """
     shape = rows.shape
     ops, passes = (relabel(kinds, lambda kind, at=at: kind.split("/")[at]) for at in (1, 2))
@@ -116,6 +116,8 @@ def as_measured(rows: Rows, kinds: np.ndarray, work: np.ndarray) -> Rows:
         as_asked = relabel(rows.kind, _without_dtype) == relabel(kinds, _without_dtype)
         measured = product_layout(ops, passes)
         shape = shape | {name: np.where(as_asked, shape[name], flag) for name, flag in measured.items()}
+        adds = relabel(work, lambda kind: kind.rpartition("/")[2] != "fwd").astype(bool)
+        shape["accumulate"] = np.where(adds | as_asked, shape["accumulate"], 0.0)
     if rows.family == "attention":
         moved = (relabel(work, _without_dtype) != relabel(rows.kind, _without_dtype)) & np.isin(ops, ATTENTION_MASKS)
         shape = shape | {"causal": np.where(moved, (ops == "causal").astype(np.float64), shape["causal"])}
