@@ -115,8 +115,6 @@ def covariance(
     return total
 
 
-MAX_POINTS: Final = 600
-"""Of the sample that the likelihood is taken over."""
 MIN_POINTS: Final = 60
 """Smaller tables keep the defaults."""
 ITERATIONS: Final = 30

@@ -9,15 +9,15 @@ import numpy as np
 from jax.extend.core import Jaxpr, Literal
 
 from perfmodel.errors import PerfModelError
-from perfmodel.importers._drafting import CannotMapError, Draft, IndexCheck, Item, Known, Missing, Ref
 from perfmodel.importers._dtypes import Array
+from perfmodel.importers._emitter import CannotMapError, Emitter, IndexCheck, Item, Known, Missing, Ref
 from perfmodel.importers._graph import Value
 from perfmodel.importers._jaxpr import inlined_body
 from perfmodel.importers._jaxpr_rules import leaf
 from perfmodel.importers._program_rules import mapped
 from perfmodel.importers._trace import table_of
 from perfmodel.program.ir import Program, Tensor
-from perfmodel.program.ir.models import ModelDraft
+from perfmodel.program.ir.models import ModelBuilder
 
 
 def trace_program(
@@ -54,8 +54,8 @@ def trace_program(
         len(outputs) == 1 and outputs[0].shape == () and jax.numpy.issubdtype(outputs[0].dtype, np.floating)
     )
     title = name or re.sub(r"\W", "_", getattr(loss, "__name__", "program"))
-    model = ModelDraft(title, "fp32")
-    draft = Draft(model, differentiable)
+    model = ModelBuilder(title, "fp32")
+    emitter = Emitter(model, differentiable)
     named = [(_name(path, "w"), leaf, True) for path, leaf in jax.tree_util.tree_leaves_with_path(weights)]
     for i, tree in enumerate(data):
         named += [(_name(path, f"data{i}"), leaf, False) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
@@ -69,7 +69,7 @@ def trace_program(
             given.append(Ref(value, int(number.group(1)) if number else -1))
         else:
             given.append(Ref(model.data(label, tensor.shape, tensor.dtype)))
-    walk = _Walk(draft)
+    walk = _Walk(emitter)
     found = walk.inline(closed.jaxpr, _environment(closed.jaxpr, closed.consts, given))
     if walk.missing:
         total = table_of(closed, None, title).flops or 1.0
@@ -79,16 +79,16 @@ def trace_program(
     for item, var in zip(found, closed.jaxpr.outvars, strict=True):
         if not isinstance(item, Ref):
             raise PerfModelError(f"{title}: an output does not depend on weights or data; return what does")
-        results.append((draft.whole(item, _array(var)).name, "loss" if differentiable else "output"))
-    draft.settle_layers()
+        results.append((emitter.whole(item, _array(var)).name, "loss" if differentiable else "output"))
+    emitter.settle_layers()
     return model.program(results)
 
 
 class _Walk:
     """Goes through a jaxpr, computing what is known and writing instructions for the rest."""
 
-    def __init__(self, draft: Draft) -> None:
-        self.draft = draft
+    def __init__(self, emitter: Emitter) -> None:
+        self.emitter = emitter
         self.missing: dict[str, tuple[str, float]] = {}
         """Primitives without an op: why, and their FLOPs."""
 
@@ -136,7 +136,7 @@ class _Walk:
             isinstance(item, Ref) and np.issubdtype(atom.aval.dtype, np.integer)
             for item, atom in zip(items, eqn.invars, strict=True)
         )
-        return mapped(name, self.draft, eqn.params, items, arrays, _array(eqn.outvars[0]), integer=integer)
+        return mapped(name, self.emitter, eqn.params, items, arrays, _array(eqn.outvars[0]), integer=integer)
 
     def _miss(self, eqn: Any, reason: str) -> None:
         values = [tuple(Value(_array(v)) for v in side) for side in (eqn.invars, eqn.outvars)]
@@ -151,12 +151,12 @@ class _Walk:
         x = items[0]
         if len(set(sizes)) > 1 or not isinstance(x, Ref):
             raise CannotMapError("parts of different sizes")
-        return list(self._parts(self.draft.whole(x, _array(eqn.invars[0])), axis, len(sizes)))
+        return list(self._parts(self.emitter.whole(x, _array(eqn.invars[0])), axis, len(sizes)))
 
     def _parts(self, x: Ref, axis: int, n: int) -> list[Ref]:
-        with self.draft.builder.tagged(phase="forward", layer=x.layer):
+        with self.emitter.builder.tagged(phase="forward", layer=x.layer):
             hints = (f"{x.name}_part",) * n
-            names = self.draft.builder.emit("split", (x.name,), hints, (("axis", axis), ("parts", n)))
+            names = self.emitter.builder.emit("split", (x.name,), hints, (("axis", axis), ("parts", n)))
         return [Ref(name, x.layer) for name in names]
 
     def _scan(self, eqn: Any, items: list[Item]) -> list[Item]:
@@ -183,12 +183,12 @@ class _Walk:
             return [Known(part) for part in item.array]
         if not isinstance(item, Ref):
             raise CannotMapError("the IR computes no integers")
-        x = self.draft.whole(item, _array(atom))
+        x = self.emitter.whole(item, _array(atom))
         # weights stacked along the scanned axis are those of one layer each
         parts = self._parts(x, 0, n)
         layers = range(n) if item.layer < 0 else [item.layer] * n
         shape = _array(atom).shape[1:]
-        return [self.draft.reshape(Ref(part.name, layer), shape) for part, layer in zip(parts, layers, strict=True)]
+        return [self.emitter.reshape(Ref(part.name, layer), shape) for part, layer in zip(parts, layers, strict=True)]
 
     def _joined(self, parts: Sequence[Item], var: Any) -> Item:
         shape = _array(var).shape
@@ -198,12 +198,12 @@ class _Walk:
             return Missing()
         one = Array(_array(var).dtype, shape[1:], 4)
         rows = [
-            self.draft.reshape(self.draft.whole(part, one), (1, *shape[1:]))
+            self.emitter.reshape(self.emitter.whole(part, one), (1, *shape[1:]))
             if isinstance(part, Ref)
-            else self.draft.constant(part.array[None], one.dtype)  # pyright: ignore[reportAttributeAccessIssue]
+            else self.emitter.constant(part.array[None], one.dtype)  # pyright: ignore[reportAttributeAccessIssue]
             for part in parts
         ]
-        return self.draft.op("concat", *rows, axis=0)
+        return self.emitter.op("concat", *rows, axis=0)
 
 
 def _environment(jaxpr: Jaxpr, constants: Sequence[Any], given: Sequence[Item]) -> dict[Any, Item]:

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from perfmodel.importers._drafting import CannotMapError, Draft, IndexCheck, Item, Known, Ref, Shifted, collapsed
 from perfmodel.importers._dtypes import Array
+from perfmodel.importers._emitter import CannotMapError, Emitter, IndexCheck, Item, Known, Ref, Shifted, collapsed
 
 _CUT: Final = 60.0
 Parameters = Mapping[str, Any]
@@ -22,7 +22,7 @@ Parameters = Mapping[str, Any]
 
 def mapped(
     name: str,
-    d: Draft,
+    d: Emitter,
     parameters: Parameters,
     items: Sequence[Item],
     arrays: Sequence[Array],
@@ -68,7 +68,7 @@ def mapped(
 # --- element-wise --------------------------------------------------------------------------------------
 
 
-def _ref(d: Draft, item: Item, out: Array) -> Ref:
+def _ref(d: Emitter, item: Item, out: Array) -> Ref:
     if isinstance(item, Ref):
         return item
     if isinstance(item, Known):
@@ -84,15 +84,15 @@ def _scalar(item: Item) -> float | None:
     return float(small) if small.ndim == 0 else None
 
 
-def _add(d: Draft, a: Item, b: Item, out: Array) -> Ref:
+def _add(d: Emitter, a: Item, b: Item, out: Array) -> Ref:
     return d.op("add", _ref(d, a, out), _ref(d, b, out))
 
 
-def _sub(d: Draft, a: Item, b: Item, out: Array) -> Ref:
+def _sub(d: Emitter, a: Item, b: Item, out: Array) -> Ref:
     return d.op("sub", _ref(d, a, out), _ref(d, b, out))
 
 
-def _mul(d: Draft, a: Item, b: Item, out: Array) -> Ref:
+def _mul(d: Emitter, a: Item, b: Item, out: Array) -> Ref:
     for x, y in ((a, b), (b, a)):
         factor = _scalar(x)
         if factor is not None and isinstance(y, Ref):
@@ -100,14 +100,14 @@ def _mul(d: Draft, a: Item, b: Item, out: Array) -> Ref:
     return d.op("mul", _ref(d, a, out), _ref(d, b, out))
 
 
-def _div(d: Draft, a: Item, b: Item, out: Array) -> Ref:
+def _div(d: Emitter, a: Item, b: Item, out: Array) -> Ref:
     divisor = _scalar(b)
     if divisor is not None and isinstance(a, Ref):
         return d.op("scale", a, factor=1.0 / divisor)
     return d.op("div", _ref(d, a, out), _ref(d, b, out))
 
 
-def _max(d: Draft, a: Item, b: Item, out: Array) -> Ref:
+def _max(d: Emitter, a: Item, b: Item, out: Array) -> Ref:
     """max(a, b) = relu(a - b) + b."""
     for x, y in ((a, b), (b, a)):
         bound = _scalar(x)
@@ -118,7 +118,7 @@ def _max(d: Draft, a: Item, b: Item, out: Array) -> Ref:
     return _add(d, d.op("relu", _sub(d, a, b, out)), b, out)
 
 
-def _min(d: Draft, a: Item, b: Item, out: Array) -> Ref:
+def _min(d: Emitter, a: Item, b: Item, out: Array) -> Ref:
     """min(a, b) = b - relu(b - a)."""
     return _sub(d, b, d.op("relu", _sub(d, b, a, out)), out)
 
@@ -127,35 +127,35 @@ def _number(value: float) -> Known:
     return Known(np.asarray(value))
 
 
-def _power(d: Draft, x: Ref, exponent: float) -> Ref:
+def _power(d: Emitter, x: Ref, exponent: float) -> Ref:
     return d.op("exp", d.op("scale", d.op("log", x), factor=exponent))
 
 
-def _exp_up_to(d: Draft, x: Ref, out: Array) -> Ref:
+def _exp_up_to(d: Emitter, x: Ref, out: Array) -> Ref:
     return d.op("exp", _min(d, x, _number(_CUT), out))
 
 
-def _tanh(d: Draft, x: Ref, out: Array) -> Ref:
+def _tanh(d: Emitter, x: Ref, out: Array) -> Ref:
     double = _exp_up_to(d, d.op("scale", x, factor=2.0), out)
     return _sub(d, _number(1.0), _div(d, _number(2.0), _add(d, double, _number(1.0), out), out), out)
 
 
-def _logistic(d: Draft, x: Ref, out: Array) -> Ref:
+def _logistic(d: Emitter, x: Ref, out: Array) -> Ref:
     small = _exp_up_to(d, d.op("scale", x, factor=-1.0), out)
     return _div(d, _number(1.0), _add(d, small, _number(1.0), out), out)
 
 
-def _abs(d: Draft, x: Ref, out: Array) -> Ref:
+def _abs(d: Emitter, x: Ref, out: Array) -> Ref:
     return d.op("add", d.op("relu", x), d.op("relu", d.op("scale", x, factor=-1.0)))
 
 
-def _stop_gradient(d: Draft, x: Ref, out: Array) -> Ref:
+def _stop_gradient(d: Emitter, x: Ref, out: Array) -> Ref:
     if d.differentiable and not x.unstopped:
         raise CannotMapError("only maxima can be kept out of the gradient")
     return replace(x, unstopped=False)
 
 
-def _integer_pow(d: Draft, parameters: Parameters, items: Sequence[Item], arrays: Any, out: Array) -> Ref:
+def _integer_pow(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Any, out: Array) -> Ref:
     x, exponent = _first(items), int(parameters["y"])
     power = reduce(lambda p, _: d.op("mul", p, x), range(abs(exponent) - 1), x)
     return power if exponent > 0 else _div(d, _number(1.0), power, out)
@@ -176,7 +176,7 @@ def _check(name: str, items: Sequence[Item], integer: bool) -> IndexCheck:
     raise CannotMapError("the IR has no comparisons")
 
 
-def _select(d: Draft, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Item:
+def _select(d: Emitter, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Item:
     """A choice by a known mask is a sum with masked terms; by an index check it is no choice."""
     which, *cases = items
     if isinstance(which, IndexCheck):
@@ -199,7 +199,7 @@ def _select(d: Draft, items: Sequence[Item], arrays: Sequence[Array], out: Array
 # --- shapes, sums, products, look-ups ------------------------------------------------------------------
 
 
-def _reshape(d: Draft, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
+def _reshape(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
     x = _first(items)
     have, full = d.shape(x), arrays[0].shape
     if have != full:
@@ -211,7 +211,7 @@ def _reshape(d: Draft, parameters: Parameters, items: Sequence[Item], arrays: Se
     return d.reshape(x, out.shape)
 
 
-def _broadcast(d: Draft, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
+def _broadcast(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
     """Only the axes are set in place; the ops that use the value broadcast it."""
     x = _first(items)
     have = d.shape(x)
@@ -221,11 +221,11 @@ def _broadcast(d: Draft, parameters: Parameters, items: Sequence[Item], arrays: 
     return d.reshape(x, shape)
 
 
-def _transpose(d: Draft, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
+def _transpose(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
     return d.transpose(_first(items), parameters["permutation"])
 
 
-def _reduce_sum(d: Draft, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
+def _reduce_sum(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
     x = _first(items)
     have, axes = d.shape(x), tuple(parameters["axes"])
     repeats = prod(n // h for i, (n, h) in enumerate(zip(arrays[0].shape, have, strict=True)) if i in axes)
@@ -233,7 +233,7 @@ def _reduce_sum(d: Draft, parameters: Parameters, items: Sequence[Item], arrays:
     return summed if repeats == 1 else d.op("scale", summed, factor=float(repeats))
 
 
-def _reduce_max(d: Draft, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
+def _reduce_max(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
     x = _first(items)
     if tuple(parameters["axes"]) != (len(arrays[0].shape) - 1,):
         raise CannotMapError("a maximum along another axis than the last")
@@ -241,7 +241,7 @@ def _reduce_max(d: Draft, parameters: Parameters, items: Sequence[Item], arrays:
     return replace(d.reshape(top, out.shape), unstopped=True)
 
 
-def _dot(d: Draft, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
+def _dot(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
     """Axes in the order batch, m, k and batch, k, n; a matrix on the right takes any leading axes on the left."""
     (contract_a, contract_b), (batch_a, batch_b) = parameters["dimension_numbers"]
     a, b = (d.whole(_ref(d, item, array), array) for item, array in zip(items, arrays, strict=True))
@@ -262,7 +262,7 @@ def _dot(d: Draft, parameters: Parameters, items: Sequence[Item], arrays: Sequen
     return d.reshape(product, out.shape)
 
 
-def _gather(d: Draft, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
+def _gather(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
     """Rows of a matrix (`embedding`), or one element of every row (`pick`)."""
     x, ids = _first(items), items[1]
     numbers, sizes = parameters["dimension_numbers"], tuple(parameters["slice_sizes"])
@@ -283,7 +283,7 @@ def _gather(d: Draft, parameters: Parameters, items: Sequence[Item], arrays: Seq
     raise CannotMapError("a gather of neither whole rows nor one element per row")
 
 
-def _concatenate(d: Draft, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
+def _concatenate(d: Emitter, parameters: Parameters, items: Sequence[Item], arrays: Sequence[Array], out: Array) -> Ref:
     refs = [d.whole(_ref(d, item, array), array) for item, array in zip(items, arrays, strict=True)]
     return d.op("concat", *refs, axis=parameters["dimension"])
 
@@ -298,7 +298,7 @@ def _first(items: Sequence[Item]) -> Ref:
 _BINARY: Final[Mapping[str, Callable[..., Ref]]] = MappingProxyType(
     {"add": _add, "add_any": _add, "sub": _sub, "mul": _mul, "div": _div, "max": _max, "min": _min}
 )
-_UNARY: Final[Mapping[str, Callable[[Draft, Ref, Array], Ref]]] = MappingProxyType({
+_UNARY: Final[Mapping[str, Callable[[Emitter, Ref, Array], Ref]]] = MappingProxyType({
     "neg": lambda d, x, out: d.op("scale", x, factor=-1.0),
     "exp": lambda d, x, out: d.op("exp", x),
     "exp2": lambda d, x, out: d.op("exp", d.op("scale", x, factor=log(2.0))),

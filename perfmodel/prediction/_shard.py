@@ -50,11 +50,6 @@ def _networks(setting: Setting, ranks: Ranks) -> tuple[Network, ...]:
     return tuple(Placement.of(group, ranks.layout).on_network(setting.cluster) for group in BLOCK_GROUPS)
 
 
-def shard_blocks(setting: Setting, layout: Layout) -> Sequence[tuple[BlockOps, int]]:
-    """Blocks of a layout's shard (raises `LayoutError` if the model does not divide)."""
-    return _blocks_of(setting, Shard.of(layout), 1)
-
-
 @kept
 def _blocks_of(setting: Setting, shard: Shard, slices: int) -> Sequence[tuple[BlockOps, int]]:
     job = sliced_job(setting.job, slices) if slices > 1 else setting.job

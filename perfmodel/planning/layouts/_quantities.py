@@ -23,7 +23,6 @@ TIMES: Final = (
 NAMES: Final = (*TIMES, *MEMORY, *DEGREES, "micro_batches", "global_batch")
 """Everything that a formula may name."""
 MILLION: Final = 1e6
-_BUSY: Final = ("energy_j", "power_w")
 
 
 @dataclass(frozen=True, kw_only=True)

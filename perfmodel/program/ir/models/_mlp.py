@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from perfmodel.errors import PerfModelError
 from perfmodel.program.ir._program import Program
-from perfmodel.program.ir.models._draft import ModelDraft
+from perfmodel.program.ir.models._model_builder import ModelBuilder
 
 
 def mlp(batch: int, sizes: Sequence[int], dtype: str = "fp32") -> Program:
@@ -18,7 +18,7 @@ def mlp(batch: int, sizes: Sequence[int], dtype: str = "fp32") -> Program:
     """
     if len(sizes) < 2 or min(*sizes, batch) < 1:
         raise PerfModelError(f"an MLP needs a batch and at least 2 sizes above zero, got {batch} and {list(sizes)}")
-    m = ModelDraft("mlp", dtype)
+    m = ModelBuilder("mlp", dtype)
     h = m.data("x", (batch, sizes[0]))
     y = m.data("y", (batch, sizes[-1]))
     last = len(sizes) - 2

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from perfmodel.errors import PerfModelError
 from perfmodel.program.ir._program import Program
-from perfmodel.program.ir.models._draft import ModelDraft
+from perfmodel.program.ir.models._model_builder import ModelBuilder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,6 @@ class TransformerSize:
         return self.layers * block + (2 * self.vocab + self.seq_len + 2) * h
 
 
-GPT2_XL = TransformerSize(layers=48, hidden=1600, heads=25, vocab=50257, seq_len=1024)
 GPT2_175B = TransformerSize(layers=96, hidden=12288, heads=96, vocab=51200, seq_len=2048)
 """DistIR's largest inference model (table 1): GPT-2's architecture in GPT-3's size."""
 
@@ -51,7 +50,7 @@ def transformer_loss(size: TransformerSize, batch: int, dtype: str = "fp32") -> 
     Layer i is tagged `layer=i`, the embedding as the first, the head as the last layer. `tensor_axis` of the
     weights is Megatron-LM's (Shoeybi et al. 2019, section 3).
     """
-    m = ModelDraft("transformer", dtype)
+    m = ModelBuilder("transformer", dtype)
     logits = _logits(m, size, batch)
     labels = m.data("labels", (batch, size.seq_len), "int32")
     with m.tagged(phase="forward", layer=size.layers - 1):
@@ -66,11 +65,11 @@ def transformer_loss(size: TransformerSize, batch: int, dtype: str = "fp32") -> 
 
 def transformer_inference(size: TransformerSize, batch: int, dtype: str = "fp32") -> Program:
     """Logits of every position of `batch` sequences (DistIR, section 5: GPT-2 inference)."""
-    m = ModelDraft("gpt2", dtype)
+    m = ModelBuilder("gpt2", dtype)
     return m.program([(_logits(m, size, batch), "output")])
 
 
-def _logits(m: ModelDraft, size: TransformerSize, batch: int) -> str:
+def _logits(m: ModelBuilder, size: TransformerSize, batch: int) -> str:
     h = size.hidden
     tokens = m.data("tokens", (batch, size.seq_len), "int32")
     table = m.weight("wte", (size.vocab, h), tensor_axis=0)
@@ -86,12 +85,12 @@ def _logits(m: ModelDraft, size: TransformerSize, batch: int) -> str:
         return m.op("matmul", x, m.weight("head", (h, size.vocab), tensor_axis=1), name="logits")
 
 
-def _norm(m: ModelDraft, name: str, x: str, h: int) -> str:
+def _norm(m: ModelBuilder, name: str, x: str, h: int) -> str:
     gain, shift = m.weight(f"{name}.gain", (h,)), m.weight(f"{name}.shift", (h,))
     return m.op("layer_norm", x, gain, shift, epsilon=1e-5, name=f"{name}.norm")
 
 
-def _attention(m: ModelDraft, name: str, x: str, h: int, heads: int) -> str:
+def _attention(m: ModelBuilder, name: str, x: str, h: int, heads: int) -> str:
     y = _norm(m, f"{name}.attn", x, h)
     w, bias = m.weight(f"{name}.qkv", (h, 3 * h), tensor_axis=1), m.weight(f"{name}.qkv_bias", (3 * h,), tensor_axis=0)
     qkv = m.op("add", m.op("matmul", y, w), bias)
@@ -100,7 +99,7 @@ def _attention(m: ModelDraft, name: str, x: str, h: int, heads: int) -> str:
     return m.op("add", m.op("add", out, x), m.weight(f"{name}.proj_bias", (h,)), name=f"{name}.x")
 
 
-def _feed_forward(m: ModelDraft, name: str, x: str, h: int) -> str:
+def _feed_forward(m: ModelBuilder, name: str, x: str, h: int) -> str:
     y = _norm(m, f"{name}.ffn", x, h)
     w, bias = m.weight(f"{name}.fc", (h, 4 * h), tensor_axis=1), m.weight(f"{name}.fc_bias", (4 * h,), tensor_axis=0)
     inner = m.op("gelu", m.op("add", m.op("matmul", y, w), bias))
@@ -108,7 +107,7 @@ def _feed_forward(m: ModelDraft, name: str, x: str, h: int) -> str:
     return m.op("add", m.op("add", out, x), m.weight(f"{name}.out_bias", (h,)), name=f"{name}.y")
 
 
-def _experts(m: ModelDraft, name: str, x: str, size: TransformerSize, batch: int) -> str:
+def _experts(m: ModelBuilder, name: str, x: str, size: TransformerSize, batch: int) -> str:
     """Each token through its best expert, scaled by the router's probability; no token is dropped."""
     h, experts = size.hidden, size.experts
     y = _norm(m, f"{name}.ffn", x, h)

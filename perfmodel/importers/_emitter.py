@@ -54,8 +54,8 @@ class Missing:
 Item = Known | Ref | IndexCheck | Shifted | Missing
 
 
-class Draft:
-    """A builder with the shorthands that rules are written in."""
+class Emitter:
+    """Emits instructions into a builder, with the shorthands that rules are written in."""
 
     def __init__(self, builder: Builder, differentiable: bool) -> None:
         self.builder = builder

@@ -7,7 +7,7 @@ from perfmodel.program.ir._program import Piece, Program, Role, Whole
 from perfmodel.program.ir._types import Shape, Tensor
 
 
-class ModelDraft(Builder):
+class ModelBuilder(Builder):
     """A builder of programs on one device."""
 
     def __init__(self, name: str, dtype: str) -> None:
