@@ -21,6 +21,8 @@ CACHED = {
     "cost.learn._fabrics._of_row": "links from cells of a row and files of the package",
     "calibration._covariance._likelihood": "JAX's compiled code, by frozen components",
     "prediction._placement._placement": "numbers of ranks from whole numbers",
+    "prediction._memory_spread.memory_spread": "a file of the package, by name of a source",
+    "prediction._memory_spread.source_figures": "a file of the package",
     "prediction._sustained.source_medians": "a file of the package",
     "prediction._sustained.sustained": "a file of the package, by name of a source",
     "prediction._unknown.fitted": "a file of the package",
