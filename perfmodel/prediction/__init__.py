@@ -65,6 +65,7 @@ from perfmodel.prediction._price import block_times as block_times
 from perfmodel.prediction._price import layout_coordinates as layout_coordinates
 from perfmodel.prediction._price import priced_events as priced_events
 from perfmodel.prediction._price import step_factors as step_factors
+from perfmodel.prediction._price import under_training_load as under_training_load
 from perfmodel.prediction._problem import StepProblem as StepProblem
 from perfmodel.prediction._problem import step_problem as step_problem
 from perfmodel.prediction._problem import step_problem_of as step_problem_of

@@ -60,7 +60,8 @@ def peak_memory(problem: StepProblem, layouts: Sequence[Layout]) -> tuple[Float[
 def stage_memory(problem: StepProblem, bundle: Bundle) -> tuple[StageMemory, ...]:
     """Memory of every pipeline rank of a bundle's first layout."""
     memory = bundle_memory(problem, bundle)
-    rows = zip(*(getattr(memory, name)[0].tolist() for name in CATEGORIES), strict=True)
+    of_category = (np.broadcast_to(getattr(memory, name), memory.total.shape) for name in CATEGORIES)
+    rows = zip(*(part[0].tolist() for part in of_category), strict=True)
     return tuple(StageMemory(**dict(zip(CATEGORIES, row, strict=True))) for row in rows)
 
 

@@ -188,7 +188,7 @@ def test_no_interval_ends_below_the_kernels(name: str) -> None:
     """However wide it is; where kernels are certain it ends no lower than their own times, on the busiest rank."""
     fixed = model(0, 0, 32)
     wide = Adjustment(device=fixed.cluster.device.name, values=(), noise=0.5)
-    site = Site(sustained=())
+    site = Site(sustained=(), power_limited=False)
     doubtful, certain = (
         replace(fixed, kernels=kernels, site=site, adjustment=wide)
         for kernels in (fixed.kernels, Certain(fixed.kernels))
@@ -207,7 +207,7 @@ def test_no_interval_ends_below_the_kernels(name: str) -> None:
 def test_kernels_alone_are_those_of_the_clock_at_which_they_were_timed() -> None:
     fixed, layout = model(0, 0, 32), Layout(tp=2, pp=4, dp=2)
     hot = replace(fixed, site=Site(sustained=(("Ampere", 0.2),)))
-    cool = replace(fixed, site=Site(sustained=()))
+    cool = replace(fixed, site=Site(sustained=(), power_limited=False))
     slow, fast = explain(hot, layout), explain(cool, layout)
     assert slow.step_time_s > 1.05 * fast.step_time_s
     assert slow.kernels_alone_s == pytest.approx(fast.kernels_alone_s)
