@@ -23,6 +23,8 @@ CACHED = {
     "prediction._placement._placement": "numbers of ranks from whole numbers",
     "prediction._skew.source_skews": "a file of the package",
     "prediction._skew.skew_s": "a file of the package, by name of a source",
+    "prediction._memory_spread.memory_spread": "a file of the package, by name of a source",
+    "prediction._memory_spread.source_figures": "a file of the package",
     "prediction._sustained.source_medians": "a file of the package",
     "prediction._sustained.sustained": "a file of the package, by name of a source",
     "prediction._unknown.fitted": "a file of the package",
