@@ -62,7 +62,7 @@ class GridCosts:
             return self
         axes = range(fits.ndim)
         pipelines, shards, recomputes, states = (
-            fits.any(axis=tuple(other for other in axes if other != axis)) for axis in axes
+            np.asarray(fits.any(axis=tuple(other for other in axes if other != axis))) for axis in axes
         )
         chosen = [np.flatnonzero(of) for of in (pipelines, shards[self.of_shard], recomputes, states[self.of_state])]
         grid = self.grid.only(chosen)
