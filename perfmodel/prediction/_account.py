@@ -12,7 +12,7 @@ from jaxtyping import Float
 from perfmodel.prediction._blocks import BlockTimes
 from perfmodel.prediction._compose import Bundle, bundle_passes, durations, event_classes, weighted_programs
 from perfmodel.prediction._phases import PHASES, Phase, phase_counts
-from perfmodel.prediction._price import has_step_costs, step_factors, variant_times
+from perfmodel.prediction._price import has_step_costs, step_factors, under_training_load, variant_times
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import Prepared, prepared, rank_busy_s
 from perfmodel.program import Kind
@@ -54,7 +54,8 @@ class Account:
 
     - `forward`, `backward`, `recompute`, `optimizer`: kernels, for as long as they run at the clock at which they were
       timed by themselves.
-    - `clock_under_load`: by how much longer they run in passes at the clock that a training step sustains.
+    - `clock_under_load`: by how much longer they run in passes at the clock that a training step sustains, within the
+      power limit.
     - `..._parallel_communication`: collectives inside passes, as far as they are not hidden behind kernels.
     - `kernel_launch_gaps`: inside passes, between kernels and where they wait for the host.
     - `data_parallel_communication_exposed`, `pipeline_communication_exposed`, `host_copies_exposed`: by how much the
@@ -179,16 +180,12 @@ def _of_passes(
     return out
 
 
-def _clock(problem: StepProblem, table: BlockTimes) -> Float[np.ndarray, " ops"]:
-    """Time of every event under sustained load relative to its time alone."""
-    device = problem.cluster.device
-    return np.array([problem.site.clock(op, device) for op in table.ops])
-
-
 def _alone_s(problem: StepProblem, table: BlockTimes, _paired: bool) -> Float[np.ndarray, "blocks phases 1"]:
     """Seconds of the kernels of every phase of every block, timed alone and as fast as their intervals allow."""
     kernel = np.array([group == "" for group in table.groups], bool)
-    return (table.counts @ np.where(kernel, table.times.lo_s / _clock(problem, table), 0.0))[:, :, None]
+    return (table.counts @ np.where(kernel, table.times.lo_s / under_training_load(problem, table.ops), 0.0))[
+        :, :, None
+    ]
 
 
 def _phase_parts(problem: StepProblem, table: BlockTimes, paired: bool) -> Float[np.ndarray, "blocks phases parts"]:
@@ -198,7 +195,7 @@ def _phase_parts(problem: StepProblem, table: BlockTimes, paired: bool) -> Float
     """
     out = np.zeros((*table.gap_s.shape, len(Part)))
     collective = np.array([group != "" for group in table.groups], bool)
-    slower = np.where(collective, 0.0, np.maximum(0.0, 1 - 1 / _clock(problem, table)))
+    slower = np.where(collective, 0.0, np.maximum(0.0, 1 - 1 / under_training_load(problem, table.ops)))
     out[:, :, Part.CLOCK] = table.event_s @ slower
     kernels_s = table.event_s[:, :, ~collective].sum(axis=2) - out[:, :, Part.CLOCK]
     for phase, part in _PART_OF_PHASE.items():

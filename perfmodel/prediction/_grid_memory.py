@@ -28,5 +28,6 @@ def grid_memory(
     for offload in np.unique(offloads).tolist():
         alike = Sharding.of([layout.replace(zero=stage) for stage in zero[offloads == offload].tolist()])
         memory = rank_memory(model.ranks(grid, offload), blocks, alike, setting.job, setting.framework)
+        memory = rank_memory(ranks, blocks, alike, setting)
         peak[..., offloads == offload], largest[..., offloads == offload] = memory.peak, memory.largest
     return peak, largest

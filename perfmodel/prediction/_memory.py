@@ -12,7 +12,14 @@ from perfmodel.errors import LayoutError, Reason
 from perfmodel.ops import Gemm
 from perfmodel.prediction._blocks import ShardBlocks
 from perfmodel.prediction._live import LiveState
-from perfmodel.prediction._zero import gradient_dtype_bytes, is_trained, optimizer_bytes_per_param, stored_dtype_bytes
+from perfmodel.prediction._problem import Setting
+from perfmodel.prediction._zero import (
+    gradient_dtype_bytes,
+    held_dtype_bytes,
+    is_trained,
+    optimizer_bytes_per_param,
+    stored_dtype_bytes,
+)
 from perfmodel.spec import Device, Framework, Job, Layout, StateOffload
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "buffers")
@@ -151,17 +158,24 @@ class Sharding:
     """See `Layout.prefetch`."""
     on_host: Int[np.ndarray, "*layouts 1"]
     """Place of `Layout.offload_states` among its choices: 1 from the optimizer on, 2 weights too."""
+    communicators: Int[np.ndarray, "*layouts 1"]
+    """Groups of several ranks that a layout's ranks are in."""
 
     @classmethod
     def of(cls, layouts: Sequence[Layout]) -> "Sharding":
         """Of layouts, one after another."""
         rows = [
             (lay.zero, lay.dp * lay.cp // lay.replicate, lay.edp // lay.replicate, lay.replicated, lay.prefetch,
-             get_args(StateOffload).index(lay.offload_states))
+             get_args(StateOffload).index(lay.offload_states), communicators(lay))
             for lay in layouts
         ]  # fmt: skip
-        zero, dense, expert, reduced, ahead, on_host = np.array(rows).T[..., None]
-        return cls(zero, dense, expert, reduced > 0, ahead, on_host)
+        zero, dense, expert, reduced, ahead, on_host, joined = np.array(rows).T[..., None]
+        return cls(zero, dense, expert, reduced > 0, ahead, on_host, joined)
+
+
+def communicators(layout: Layout) -> int:
+    """Groups of several ranks that a rank communicates in: all ranks, data, model, tensor and pipeline parallel."""
+    return sum(n > 1 for n in (layout.devices, layout.dp * layout.cp, layout.tp * layout.pp, layout.tp, layout.pp))
 
 
 def host_bandwidth(device: Device) -> float:
@@ -177,10 +191,9 @@ def host_bandwidth(device: Device) -> float:
     return device.host_bandwidth_bytes_per_s
 
 
-def rank_memory(
-    ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, job: Job, framework: Framework
-) -> MemoryBatch:
+def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setting: Setting) -> MemoryBatch:
     """Memory of pipeline ranks; axes of layouts broadcast against one another."""
+    job, framework = setting.job, setting.framework
     dense, expert = _dot(ranks.held, blocks.dense), _dot(ranks.held, blocks.expert)
 
     shards, whole = dense / sharding.dense + expert / sharding.expert, dense + expert
@@ -189,18 +202,23 @@ def rank_memory(
         """Bytes of a state that ZeRO shards from one of its stages on."""
         return bytes_per_param * np.where(sharding.zero >= sharded_from, shards, whole)
 
-    weight, trained = stored_dtype_bytes(job), is_trained(job)
+    weight, trained = held_dtype_bytes(job, setting.cluster.device), is_trained(job)
     gradients = state(gradient_dtype_bytes(job), 2) * trained
     # reduced gradients leave at once; what is not sharded is kept until the step ends
     gradients = np.where((sharding.on_host > 0) & ((sharding.zero >= 2) | ~sharding.reduced), 0.0, gradients)
     reduced = sharding.reduced & trained
     buffers = np.where((sharding.zero < 3) & reduced, np.minimum(framework.bucket_bytes, gradients), 0.0)
+    buffers = _transient(ranks, blocks) + framework.context_bytes
+    buffers = buffers + framework.communicator_bytes * sharding.communicators
+    buffers = buffers + np.where((sharding.zero < 3) & reduced, np.minimum(framework.bucket_bytes, gradients), 0.0)
     if framework.ddp_buckets:
         buffers = buffers + np.where((sharding.zero == 0) & reduced, weight * (dense + expert), 0.0)
-    if (sharding.zero == 3).any():
+    gathers = (sharding.zero == 3) & (sharding.reduced | (sharding.on_host > 1))
+    if gathers.any():
         gathered = gathered_params(blocks.dense + blocks.expert, blocks.layers, ranks.held, sharding.ahead)
         buffers = buffers + np.where(sharding.zero == 3, weight * gathered, 0.0)
     buffers = buffers + (_transient(ranks, blocks) + framework.context_bytes)  # many layouts: joined last
+        buffers = buffers + np.where(gathers, weight * gathered, 0.0)
     parts = (
         np.where(sharding.on_host > 1, 0.0, state(weight, 3) * ranks.versions), gradients,
         np.where(sharding.on_host > 0, 0.0, state(optimizer_bytes_per_param(job), 1) * trained),

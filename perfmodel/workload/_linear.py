@@ -27,7 +27,7 @@ def linear(
 
     Args:
         bias: bias parameters held by this device.
-        kept_input: share of X kept for the weight gradient (0 if another piece keeps it).
+        kept_input: share of X kept for the weight gradient, if there is one (0 if another piece keeps it).
         kept_output: whether Y is kept too, for a later piece that needs it.
     """
     dtype = precision.dtype
@@ -46,7 +46,7 @@ def linear(
         backward_comm=backward_comm,
         params=n * k + bias,
         # under fp8 the weight gradient needs only the quantised input
-        saved_bytes=float(m) * k * dtype_bytes(dtype) * kept_input
+        saved_bytes=float(m) * k * dtype_bytes(dtype) * kept_input * (not precision.frozen)
         + (float(m) * n * precision.act_bytes if kept_output else 0.0),
     )
 

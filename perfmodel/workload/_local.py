@@ -22,6 +22,8 @@ class Precision:
     act_bytes: int
     accumulate: bool
     """Weight gradients are added to an fp32 buffer by the product itself."""
+    frozen: bool = False
+    """Weights have no gradients."""
 
     @classmethod
     def of(cls, job: Job) -> "Precision":
@@ -32,6 +34,7 @@ class Precision:
             act_dtype=act,
             act_bytes=dtype_bytes(act),
             accumulate=job.grad_dtype == "fp32" and act != "fp32" and not job.half_gradients,
+            frozen=job.frozen,
         )
 
 

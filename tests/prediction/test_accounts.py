@@ -207,7 +207,7 @@ def test_no_interval_ends_below_the_kernels(name: str) -> None:
 def test_kernels_alone_are_those_of_the_clock_at_which_they_were_timed() -> None:
     fixed, layout = model(0, 0, 32), Layout(tp=2, pp=4, dp=2)
     hot = replace(fixed, site=Site(sustained=(("Ampere", 0.2),)))
-    cool = replace(fixed, site=Site(sustained=()))
+    cool = replace(fixed, site=Site(sustained=(), power_limited=False))
     slow, fast = explain(hot, layout), explain(cool, layout)
     assert slow.step_time_s > 1.05 * fast.step_time_s
     assert slow.kernels_alone_s == pytest.approx(fast.kernels_alone_s)
