@@ -27,7 +27,6 @@ def grid_memory(
     peak, largest = np.empty(shape), np.empty(shape, np.int8)
     for offload in np.unique(offloads).tolist():
         alike = Sharding.of([layout.replace(zero=stage) for stage in zero[offloads == offload].tolist()])
-        memory = rank_memory(model.ranks(grid, offload), blocks, alike, setting.job, setting.framework)
-        memory = rank_memory(ranks, blocks, alike, setting)
+        memory = rank_memory(model.ranks(grid, offload), blocks, alike, setting)
         peak[..., offloads == offload], largest[..., offloads == offload] = memory.peak, memory.largest
     return peak, largest

@@ -208,17 +208,14 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     gradients = np.where((sharding.on_host > 0) & ((sharding.zero >= 2) | ~sharding.reduced), 0.0, gradients)
     reduced = sharding.reduced & trained
     buffers = np.where((sharding.zero < 3) & reduced, np.minimum(framework.bucket_bytes, gradients), 0.0)
-    buffers = _transient(ranks, blocks) + framework.context_bytes
     buffers = buffers + framework.communicator_bytes * sharding.communicators
-    buffers = buffers + np.where((sharding.zero < 3) & reduced, np.minimum(framework.bucket_bytes, gradients), 0.0)
     if framework.ddp_buckets:
-        buffers = buffers + np.where((sharding.zero == 0) & reduced, weight * (dense + expert), 0.0)
+        buffers = buffers + np.where((sharding.zero == 0) & reduced, weight * whole, 0.0)
     gathers = (sharding.zero == 3) & (sharding.reduced | (sharding.on_host > 1))
     if gathers.any():
         gathered = gathered_params(blocks.dense + blocks.expert, blocks.layers, ranks.held, sharding.ahead)
-        buffers = buffers + np.where(sharding.zero == 3, weight * gathered, 0.0)
-    buffers = buffers + (_transient(ranks, blocks) + framework.context_bytes)  # many layouts: joined last
         buffers = buffers + np.where(gathers, weight * gathered, 0.0)
+    buffers = buffers + (_transient(ranks, blocks) + framework.context_bytes)  # many layouts: joined last
     parts = (
         np.where(sharding.on_host > 1, 0.0, state(weight, 3) * ranks.versions), gradients,
         np.where(sharding.on_host > 0, 0.0, state(optimizer_bytes_per_param(job), 1) * trained),
