@@ -195,10 +195,9 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     """Memory of pipeline ranks; axes of layouts broadcast against one another."""
     job, framework = setting.job, setting.framework
     dense, expert = _dot(ranks.held, blocks.dense), _dot(ranks.held, blocks.expert)
-
     shards, whole = dense / sharding.dense + expert / sharding.expert, dense + expert
 
-    def state(bytes_per_param: float, sharded_from: int) -> np.ndarray:
+    def state(bytes_per_param: float, sharded_from: int) -> Float[np.ndarray, "*layouts ranks"]:
         """Bytes of a state that ZeRO shards from one of its stages on."""
         return bytes_per_param * np.where(sharding.zero >= sharded_from, shards, whole)
 

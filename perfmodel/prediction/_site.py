@@ -29,8 +29,8 @@ class Site:
 
     sustained: Sustained | None = None
     """By architecture, log of the time of matrix products and attention in a training step relative to the same kernels
-    under their power limit (`perfmodel.cost.under_load`). None for what all published sources say, read when first
-    needed."""
+    under their power limit (`perfmodel.cost.under_load`). None for what all published sources say of those whose power
+    nobody measured, read when first needed."""
     power_limited: bool = True
     """Whether the power limit of the device holds (`perfmodel.cost.sustained_seconds`)."""
     unknown: Unknown | None = None

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from perfmodel.errors import PerfModelError
 from perfmodel.spec._device import Device
-from perfmodel.spec._layout import ContextParallel, Dispatcher, EagerKernel, Job, Layout, PerStage, Recompute
+from perfmodel.spec._layout import ContextParallel, Dispatcher, EagerKernel, Fp8Recipe, Job, Layout, PerStage, Recompute
 from perfmodel.spec._model import Model, Transformer
 
 AttentionKernel = Literal["fastest", "flash-2", "flash-1-triton", "flash-1"]
@@ -55,9 +55,9 @@ class Framework:
     """Kinds of element-wise work that are not fused."""
     attention: AttentionKernel = "fastest"
     """Generation of the fused attention kernel."""
-    fp8_recipe: str = ""
-    """How scales of 8-bit products are found where nothing else is said (`delayed`, `current`, `mxfp8`); empty where
-    there are no such products. Said, not priced: the kernel tables do not tell recipes apart."""
+    fp8_recipe: Fp8Recipe = ""
+    """How scales of 8-bit products are found where nothing else is said; empty where there are no such products.
+    Products of 4 bits go by nvfp4."""
 
     # communication
     blocking_sends: bool = False
@@ -233,6 +233,7 @@ class Framework:
     def job_defaults(self, dtype: str) -> dict[str, Any]:
         """Values of a job's fields as this framework sets them for products of an element type."""
         return {name: getattr(self, name) for name in _JOB_DEFAULTS} | {
+            "fp8_recipe": self.fp8_recipe if dtype == "fp8" else "nvfp4" if dtype == "fp4" and self.fp8_recipe else "",
             "flash_attention": self.fp8_flash_attention if dtype == "fp8" else self.flash_attention,
             "grad_dtype": self._grad_dtype(dtype),
             "stops_recompute": self.stops_recompute or self.execution == "compiled",

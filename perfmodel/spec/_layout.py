@@ -19,6 +19,9 @@ EagerKernel = Literal["norm", "rope", "activation", "residual", "softmax", "cros
 """Work that frameworks do in one fused kernel or in several element-wise ones; `attention_layout`: queries, keys and
 values are copied into the order that the attention kernel takes them in; `attention_merge`: partial results of
 context parallelism are added up."""
+Fp8Recipe = Literal["", "delayed", "current", "tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4"]
+"""How scales of 8- and 4-bit operands are found: one per tensor by the maxima of earlier steps (`delayed`) or by its
+own (`current`, torchao's `tensorwise`), per row, per block of 128, of 32 (`mxfp8`) or of 16 (`nvfp4`) elements."""
 Dispatcher = Literal["alltoall", "deepep", "hybridep"]
 """How tokens reach their experts. `alltoall`: sorted into a copy per chosen expert, which an all-to-all exchanges, and
 sorted again by local expert (Megatron-LM's `MoEAlltoAllTokenDispatcher`); `deepep`: a token goes once to every node and
@@ -304,6 +307,9 @@ class Job:
     """Sequences (or images) per optimizer step."""
     seq_len: int
     dtype: str = "bf16"
+    fp8_recipe: Fp8Recipe = ""
+    """How scales of 8- and 4-bit products are found, and with that what quantising their operands takes; empty: one
+    pass over each."""
     mode: Literal["train", "inference"] = "train"
     flash_attention: bool = True
     """Fused attention; otherwise scores are materialised (batched products and a softmax kernel)."""
@@ -371,6 +377,9 @@ class Job:
 
     def __post_init__(self) -> None:
         whole("job", {"global_batch": self.global_batch, "seq_len": self.seq_len})
+        if self.fp8_recipe not in get_args(Fp8Recipe):
+            known = ", ".join(filter(None, get_args(Fp8Recipe)))
+            raise LayoutError(f"job: fp8_recipe must be {known} or empty; got {self.fp8_recipe!r}")
         if self.expert_dispatcher not in get_args(Dispatcher):
             raise LayoutError(
                 f"job: expert_dispatcher must be {', '.join(get_args(Dispatcher))}; got {self.expert_dispatcher!r}"

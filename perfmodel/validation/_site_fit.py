@@ -10,6 +10,7 @@ import pandas as pd
 from jaxtyping import Float
 from scipy.optimize import minimize
 
+from perfmodel.cost import has_power_law
 from perfmodel.display import shows_progress
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.ingest.tables import write_json
@@ -36,11 +37,11 @@ from perfmodel.validation._cases import (
 
 Progress = Callable[[str, int, int], None]
 Medians = dict[str, dict[str, float]]
-"""By architecture and source, the median of log(measured / predicted) over the share of 16-bit products in the step."""
+"""By architecture and source, the median of log(measured / predicted) over the share of products in the step."""
 STEP: Final = 0.1
 """Log change of the time of products by which their share of a step is told."""
 LEAST_SHARE: Final = 0.5
-"""Of the step in 16-bit products, from which a run says something of them."""
+"""Of the step in products, from which a run says something of them."""
 MOST_NODES: Final = 64
 """Up to here networks and stragglers take less of a step than products."""
 DEVICES_PER_NODE: Final = 8
@@ -132,10 +133,13 @@ def fit_sustained(runs: pd.DataFrame, *, unstated: Sequence[str] = (), progress:
 
 
 def _of_products(row: dict[str, Any]) -> tuple[str, float] | None:
-    """Architecture and log of measured over predicted per share of products; None where a run says nothing of them."""
+    """Architecture and log of measured over predicted per share of products; None where a run says nothing of them, or
+    where physics does (`perfmodel.cost.sustained_seconds`)."""
     try:
         case = read_case(row)
     except PerfModelError:
+        return None
+    if has_power_law(case.cluster.device):
         return None
     name = case.cluster.device.architecture
     sites = (Site(sustained=((name, log),)) for log in (0.0, STEP))

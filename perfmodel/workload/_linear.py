@@ -8,7 +8,8 @@ from perfmodel.ops import Gemm
 from perfmodel.units import dtype_bytes
 from perfmodel.workload._block import Comm
 from perfmodel.workload._local import Local, Precision
-from perfmodel.workload._piece import Piece, memory
+from perfmodel.workload._piece import Piece
+from perfmodel.workload._quantisation import quantised, quantised_weight
 
 
 def linear(
@@ -31,14 +32,12 @@ def linear(
         kept_output: whether Y is kept too, for a later piece that needs it.
     """
     dtype = precision.dtype
-    quantised = dtype in ("fp8", "fp4")
+    weight = quantised_weight(precision, n, k)
     return Piece(
-        forward=(
-            *((memory(precision, "quantize_fp8_static", m, k),) if quantised else ()),
-            Gemm(dtype=dtype, m=m, n=n, k=k),
-        ),
+        forward=(*quantised(precision, m, k), *weight, Gemm(dtype=dtype, m=m, n=n, k=k)),
         backward_input=(
-            *((memory(precision, "quantize_fp8_static", m, n),) if quantised else ()),
+            *quantised(precision, m, n),
+            *weight,
             Gemm(dtype=dtype, m=m, n=k, k=n, pass_="dgrad"),
         ),
         backward_weight=(Gemm(dtype=dtype, m=n, n=k, k=m, pass_="wgrad", accumulate=precision.accumulate),),
