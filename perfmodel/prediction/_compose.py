@@ -4,10 +4,10 @@ Layouts that share a program and a division of the model are composed together, 
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -62,7 +62,10 @@ class Composed(NamedTuple):
     events: ShardBlocks
     """The same blocks without times."""
     spec: ProgramSpec
+    division: Division
+    """One object for all that are equal, as is `spec`."""
     ranks: Ranks
+    states: StateLayout
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,18 +111,17 @@ def bundles(problem: StepProblem, layouts: Sequence[Layout]) -> list[Bundle]:
     """
     store, found = store_of(problem), []
     # a stack of linear layers is cut into other blocks where it is split
-    alike: dict[tuple[int, Division], list[int]] = defaultdict(list)
+    alike: dict[tuple[int, int], list[int]] = defaultdict(list)
     for lane, layout in enumerate(layouts):
         if layout.schedule.startswith("file:"):  # files change
             one = _compose(problem, layout)
         else:
             one = store.once((_compose, layout), lambda lay=layout: _compose(problem, lay))
         found.append(one)
-        division = Division(one.events.kinds, layout.partition, layout.recompute_full_layers)
-        alike[id(one.spec), division].append(lane)
+        alike[id(one.spec), id(one.division)].append(lane)
     made = []
-    for (_, division), lanes in alike.items():
-        spec, of_lanes = found[lanes[0]].spec, tuple(layouts[i] for i in lanes)
+    for lanes in alike.values():
+        spec, division, of_lanes = found[lanes[0]].spec, found[lanes[0]].division, tuple(layouts[i] for i in lanes)
         counts, full = _divided(problem.setting, division, spec.n_stages, spec.segments)
         made.append(Bundle(spec, tuple(lanes), of_lanes, tuple(found[i] for i in lanes), division, counts, full))
     return made
@@ -132,12 +134,20 @@ def _compose(problem: StepProblem, layout: Layout) -> Composed:
     tied = bool(getattr(setting.model, "tied_embeddings", False))
     layers = sum(n for is_layer, n in events.kinds if is_layer)
     spec = program_spec(layout, setting.job, layers, tied, sends)
-    return Composed(times, events, _one_of_equal(setting, spec), ranks_of(setting, layout))
+    division = Division(events.kinds, layout.partition, layout.recompute_full_layers)
+    return Composed(
+        times,
+        events,
+        _one_of_equal(setting, spec),
+        _one_of_equal(setting, division),
+        ranks_of(setting, layout),
+        StateLayout.of(layout),
+    )
 
 
 @kept
-def _one_of_equal(setting: Setting, spec: ProgramSpec) -> ProgramSpec:
-    return spec
+def _one_of_equal(setting: Setting, value: Hashable) -> Any:
+    return value
 
 
 @kept
@@ -161,7 +171,9 @@ def with_segments(problem: StepProblem, bundle: Bundle, layers: tuple[tuple[int,
 def in_program_of(problem: StepProblem, bundle: Bundle, layout: Layout) -> Bundle:
     """Another layout, with blocks of its own, in the bundle's program."""
     times, events = block_times(problem, layout), shard_events(problem.setting, layout)
-    one = Composed(times, events, bundle.spec, ranks_of(problem.setting, layout))
+    one = Composed(
+        times, events, bundle.spec, bundle.division, ranks_of(problem.setting, layout), StateLayout.of(layout)
+    )
     return replace(bundle, lanes=(0,), layouts=(layout,), composed=(one,))
 
 
@@ -236,9 +248,7 @@ def bundle_events(problem: StepProblem, bundle: Bundle, lane: int) -> Communicat
     """Events between blocks of one of the bundle's layouts."""
     one = bundle.composed[lane]
     division = bundle.division._replace(full_layers=None)
-    return _events_between(
-        problem.setting, bundle.spec, division, one.events, one.ranks, StateLayout.of(bundle.layouts[lane])
-    )
+    return _events_between(problem.setting, bundle.spec, division, one.events, one.ranks, one.states)
 
 
 @kept
@@ -255,8 +265,8 @@ def event_classes(problem: StepProblem, bundle: Bundle) -> list[EventClasses]:
     division = bundle.division._replace(full_layers=None)
     of_program = _classes_by_shard(problem, bundle.spec, division)
     found = []
-    for one, layout in zip(bundle.composed, bundle.layouts, strict=True):
-        rest = one.events, one.ranks, StateLayout.of(layout)
+    for one in bundle.composed:
+        rest = one.events, one.ranks, one.states
         made = lambda rest=rest: _classes_of(problem, bundle.spec, division, *rest)  # noqa: E731
         found.append(of_program.once(rest, made))
     return found
@@ -290,7 +300,7 @@ def _entries(
 def durations(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "lanes classes"]:
     """Seconds of every class of the bundle's program, a row per layout."""
     passes, layouts = bundle_passes(problem, bundle), bundle.layouts
-    out = np.stack([events.durations_s for events in event_classes(problem, bundle)])
+    out = np.concatenate([events.durations_s for events in event_classes(problem, bundle)]).reshape(len(layouts), -1)
     for variant, of_kind in passes.of_variant.items():
         phase = phase_s(problem, bundle, variant)
         once = phase[:, :, PASSED].transpose(0, 2, 1)
