@@ -52,7 +52,6 @@ def test_faster_memory_is_never_slower_and_no_faster_than_in_proportion(case: Ca
     assert_between(case.with_memory_bandwidth(times), case, most=times)
 
 
-@pending("kernels of devices never measured")
 @some(8)
 @given(cases())
 def test_twice_of_everything_is_at_most_twice_as_fast(case: Case) -> None:
