@@ -54,6 +54,11 @@ TENSOR_TYPES: Final = tuple(_WIDTH)
 """Element types of tensor units, whose products a power limit holds back."""
 
 
+def has_power_law(device: Device) -> bool:
+    """Whether a device's power, and what arithmetic costs on its die, are known."""
+    return device.die in _OF_DIE and device.power_w is not None and device.idle_power_w is not None
+
+
 def sustained_seconds(device: Device, op: Op) -> float:
     """Least time of an op in which its energy fits the power limit; 0 where that is not known, or does not bind.
 
@@ -62,7 +67,7 @@ def sustained_seconds(device: Device, op: Op) -> float:
     section 1: energy with the square of the voltage; `perfmodel.cost._power`), memory's with the rate.
     """
     energy = _OF_DIE.get(device.die)
-    if energy is None or device.power_w is None or device.idle_power_w is None:
+    if energy is None or device.power_w is None or device.idle_power_w is None:  # `has_power_law`, for the type checker
         return 0.0
     if not isinstance(op, (Attention, Convolution, Gemm, MoE)) or op.dtype not in _WIDTH:
         return 0.0

@@ -18,9 +18,9 @@ from perfmodel.ingest.tables import read_table
 from perfmodel.measure._harness import StoppingRule
 from perfmodel.measure._meter import MachineMeter
 from perfmodel.measure._nccl_tests import geometric_runs
-from perfmodel.measure._partial import PartialFile
 from perfmodel.measure._plan import Plan
 from perfmodel.measure._rows import Point, Row, point_key, row_key
+from perfmodel.measure._sweep import PartialFile
 from perfmodel.ops import Collective
 
 TYPICAL_REPEATS: Final = 4

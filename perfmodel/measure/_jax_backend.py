@@ -7,12 +7,11 @@ from functools import cached_property
 from typing import Any, Final
 
 from perfmodel.errors import PerfModelError
-from perfmodel.measure._caches import host_flush
 from perfmodel.measure._harness import Sample, SampleCalls
 from perfmodel.measure._meter import Meter, NoMeter, host_meter
 from perfmodel.measure._programs import check_kernel, jax_dtypes, jax_program
 from perfmodel.measure._rows import Row
-from perfmodel.measure._samplers import cold_sampler, queued_sampler
+from perfmodel.measure._samplers import cold_sampler, host_flush, queued_sampler
 from perfmodel.ops import Attention, KernelOp, Program
 
 FP8_CAPABILITY: Final = 8.9

@@ -7,12 +7,11 @@ from functools import cached_property
 from typing import Any, Final
 
 from perfmodel.errors import PerfModelError
-from perfmodel.measure._caches import FLUSH_FACTOR, host_flush
 from perfmodel.measure._harness import Sample, SampleCalls
 from perfmodel.measure._meter import Meter, NoMeter, host_meter
 from perfmodel.measure._programs import check_kernel, torch_dtypes, torch_program
 from perfmodel.measure._rows import Row
-from perfmodel.measure._samplers import Calls, cold_sampler, queued_sampler
+from perfmodel.measure._samplers import FLUSH_FACTOR, Calls, cold_sampler, host_flush, queued_sampler
 from perfmodel.ops import Gemm, KernelOp, Program, torch_module
 from perfmodel.units import MIB
 

@@ -38,6 +38,7 @@ from perfmodel.prediction._evaluate import step_time_s as step_time_s
 from perfmodel.prediction._evaluate import step_times_s as step_times_s
 from perfmodel.prediction._fits import bundle_memory as bundle_memory
 from perfmodel.prediction._fits import fit_reasons as fit_reasons
+from perfmodel.prediction._fits import needed_memory as needed_memory
 from perfmodel.prediction._fits import peak_memory as peak_memory
 from perfmodel.prediction._fits import program_live as program_live
 from perfmodel.prediction._grid import LayoutGrid as LayoutGrid
@@ -53,6 +54,7 @@ from perfmodel.prediction._interval import GAUSS_90 as GAUSS_90
 from perfmodel.prediction._interval import log_covariance as log_covariance
 from perfmodel.prediction._live import LiveState as LiveState
 from perfmodel.prediction._memory import CATEGORIES as CATEGORIES
+from perfmodel.prediction._memory_spread import FILE_NAME as MEMORY_FILE
 from perfmodel.prediction._placement import placement_on_network as placement_on_network
 from perfmodel.prediction._predict import explain as explain
 from perfmodel.prediction._predict import predict as predict

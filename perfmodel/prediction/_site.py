@@ -7,6 +7,7 @@ from typing import Final
 from perfmodel.cost import TENSOR_TYPES
 from perfmodel.ops import Attention, Convolution, Gemm, MoE, Op
 from perfmodel.prediction._attention_kernels import attention_slowdown
+from perfmodel.prediction._memory_spread import MemorySpread, memory_spread
 from perfmodel.prediction._sustained import Sustained, sustained
 from perfmodel.prediction._unknown import Shares, Unknown, unknown
 from perfmodel.spec import Device, Framework
@@ -28,20 +29,27 @@ class Site:
 
     sustained: Sustained | None = None
     """By architecture, log of the time of matrix products and attention in a training step relative to the same kernels
-    under their power limit (`perfmodel.cost.under_load`). None for what all published sources say, read when first
-    needed."""
+    under their power limit (`perfmodel.cost.under_load`). None for what all published sources say of those whose power
+    nobody measured, read when first needed."""
     power_limited: bool = True
     """Whether the power limit of the device holds (`perfmodel.cost.sustained_seconds`)."""
     unknown: Unknown | None = None
     """What of the step no kernel table knows, for its 90 % interval; None for what the residuals of all published
     sources say, read when first needed."""
+    memory: MemorySpread | None = None
+    """How far measured peaks of memory lie from predicted ones; None for what all published sources say."""
     unstated: float = 0.0
     """Share of the run's settings that nobody stated."""
 
     @classmethod
     def without(cls, source: str) -> "Site":
         """Constants fitted without a published source, for reports that hold its own runs against them."""
-        return cls(sustained=sustained(without=source), unknown=unknown(without=source))
+        memory = memory_spread(without=source)
+        return cls(sustained=sustained(without=source), unknown=unknown(without=source), memory=memory)
+
+    def memory_spread(self) -> MemorySpread:
+        """`memory`, with what is read when first needed."""
+        return memory_spread() if self.memory is None else self.memory
 
     def clock(self, op: Op, device: Device) -> float:
         """Time of an event in a training step relative to its time under the power limit."""

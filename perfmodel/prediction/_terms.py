@@ -43,8 +43,7 @@ def _levels(**neutral: Any) -> Callable[[StepProblem], StepProblem]:
 
 
 STEP_TERMS: Final = (
-    StepTerm("power limit", _site(power_limited=False)),
-    StepTerm("clock under load", _site(sustained=())),
+    StepTerm("clock under load", _site(sustained=(), power_limited=False)),
     StepTerm("older attention kernels", _framework(attention="fastest")),
     StepTerm("unfused kernels", _job(eager_kernels=())),
     StepTerm("waiting for the host", _framework(host_op_s=0.0)),

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from perfmodel.ops import Collective, Op
 from perfmodel.prediction._blocks import ShardBlocks
 from perfmodel.prediction._placement import Group, Placement
-from perfmodel.spec import Cluster, Job, Layout, StateOffload
+from perfmodel.spec import Cluster, Device, Job, Layout, StateOffload
 from perfmodel.units import dtype_bytes
 from perfmodel.workload import optimizer_op
 
@@ -62,6 +62,15 @@ class StatePlace:
 def stored_dtype_bytes(job: Job) -> int:
     """Bytes per stored weight: fp8 runs keep 16-bit weights and cast on the fly."""
     return max(dtype_bytes(job.dtype), 2)
+
+
+def held_dtype_bytes(job: Job, device: Device) -> int:
+    """Bytes per weight in device memory. Frozen weights of fp8 products need no other copy (`fp8_params` of NeMo's
+    LoRA), but the transposed one that input gradients read before Blackwell (Transformer Engine 2.0,
+    pytorch/tensor/float8_tensor.py: columnwise data only where fp8 products have one layout)."""
+    if job.frozen and job.dtype == "fp8":
+        return 1 if device.architecture == "Blackwell" or job.mode != "train" else 2
+    return stored_dtype_bytes(job)
 
 
 def gradient_dtype_bytes(job: Job) -> int:

@@ -17,6 +17,7 @@ from perfmodel.spec._framework import partition_by_cost as partition_by_cost
 from perfmodel.spec._layout import ContextParallel as ContextParallel
 from perfmodel.spec._layout import Dispatcher as Dispatcher
 from perfmodel.spec._layout import EagerKernel as EagerKernel
+from perfmodel.spec._layout import Fp8Recipe as Fp8Recipe
 from perfmodel.spec._layout import Job as Job
 from perfmodel.spec._layout import Layout as Layout
 from perfmodel.spec._layout import PerStage as PerStage

@@ -2,9 +2,10 @@
 
 import re
 from dataclasses import dataclass, fields, replace
+from itertools import permutations
 from math import inf, prod
 from operator import attrgetter
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from perfmodel.errors import LayoutError, Reason, UnknownNameError
 from perfmodel.spec._device import Device
@@ -18,6 +19,9 @@ EagerKernel = Literal["norm", "rope", "activation", "residual", "softmax", "cros
 """Work that frameworks do in one fused kernel or in several element-wise ones; `attention_layout`: queries, keys and
 values are copied into the order that the attention kernel takes them in; `attention_merge`: partial results of
 context parallelism are added up."""
+Fp8Recipe = Literal["", "delayed", "current", "tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4"]
+"""How scales of 8- and 4-bit operands are found: one per tensor by the maxima of earlier steps (`delayed`) or by its
+own (`current`, torchao's `tensorwise`), per row, per block of 128, of 32 (`mxfp8`) or of 16 (`nvfp4`) elements."""
 Dispatcher = Literal["alltoall", "deepep", "hybridep"]
 """How tokens reach their experts. `alltoall`: sorted into a copy per chosen expert, which an all-to-all exchanges, and
 sorted again by local expert (Megatron-LM's `MoEAlltoAllTokenDispatcher`); `deepep`: a token goes once to every node and
@@ -35,6 +39,10 @@ PerStage = tuple[int, ...] | None
 USUAL_DTYPES = ("bf16", "fp16", "fp32")
 """What models are trained in, the first that a device has."""
 _DEGREES = attrgetter(*("expert_tp" if d.key == "etp" else d.key for d in DIMENSIONS))
+_CP_KINDS: Final = get_args(ContextParallel)
+_ORDERS: Final = frozenset(
+    "-".join(order) for order in permutations(ORDER_KEYS) if order.index("dp") == order.index("ep") + 1
+)
 _KEYS = (*(d.key for d in DIMENSIONS), "vpp", "micro_batch", "replicate", "prefetch")
 _DISTSIM = re.compile(r"^(\d+)M(\d+)P(\d+)D$", re.IGNORECASE)
 
@@ -104,10 +112,9 @@ class Layout:
     (Megatron-LM's recompute method `block`); one number: of every stage alike, as far as it has them."""
 
     def __post_init__(self) -> None:
-        for name, value in zip(
-            _KEYS, (*self.degrees, self.vpp, self.micro_batch, self.replicate, self.prefetch), strict=True
-        ):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        numbers = *self.degrees, self.vpp, self.micro_batch, self.replicate, self.prefetch
+        for name, value in zip(_KEYS, numbers, strict=True):
+            if (type(value) is not int and (not isinstance(value, int) or isinstance(value, bool))) or value < 1:
                 raise LayoutError(f"layout: {name} must be a whole number of at least 1, got {value!r}")
         if self.zero not in (0, 1, 2, 3):
             raise LayoutError(f"layout: zero must be 0, 1, 2 or 3, got {self.zero!r}")
@@ -115,10 +122,9 @@ class Layout:
             raise LayoutError(f"layout: offload_states must be none, optimizer or weights, got {self.offload_states!r}")
         if self.recompute not in ("none", "selective", "full"):
             raise LayoutError(f"layout: recompute must be none, selective or full, got {self.recompute!r}")
-        if self.cp_kind not in get_args(ContextParallel):
-            raise LayoutError(f"layout: cp_kind must be {', '.join(get_args(ContextParallel))}; got {self.cp_kind!r}")
-        names = self.order.split("-")
-        if sorted(names) != sorted(ORDER_KEYS) or names.index("dp") != names.index("ep") + 1:
+        if self.cp_kind not in _CP_KINDS:
+            raise LayoutError(f"layout: cp_kind must be {', '.join(_CP_KINDS)}; got {self.cp_kind!r}")
+        if self.order not in _ORDERS:
             raise LayoutError(
                 f"layout: order must name each of {', '.join(ORDER_KEYS)} once with ep right before dp, as in "
                 f"{'-'.join(ORDER_KEYS)}; got {self.order!r}"
@@ -187,16 +193,18 @@ class Layout:
     @property
     def canonical(self) -> "Layout":
         """The layout as what runs: layouts that run alike are equal in this form."""
-        return self.replace(
-            schedule=self.effective_schedule,
-            sequence_parallel=self.effective_sequence_parallel,
-            etp=None if self.etp == self.tp else self.etp,
-            replicate=self.replicate if self.zero else 1,
-            prefetch=self.prefetch if self.zero == 3 and self.overlap_param_gather else 1,
-            cp_kind=self.cp_kind if self.cp > 1 else Layout.cp_kind,
-            cp_balanced=self.cp_balanced if self.cp > 1 else Layout.cp_balanced,
-            ep_overlap=self.ep_overlap and self.ep > 1,
-        )
+        forms = {
+            "schedule": self.effective_schedule,
+            "sequence_parallel": self.effective_sequence_parallel,
+            "etp": None if self.etp == self.tp else self.etp,
+            "replicate": self.replicate if self.zero else 1,
+            "prefetch": self.prefetch if self.zero == 3 and self.overlap_param_gather else 1,
+            "cp_kind": self.cp_kind if self.cp > 1 else Layout.cp_kind,
+            "cp_balanced": self.cp_balanced if self.cp > 1 else Layout.cp_balanced,
+            "ep_overlap": self.ep_overlap and self.ep > 1,
+        }
+        changed = {name: form for name, form in forms.items() if form != getattr(self, name)}
+        return self.replace(**changed) if changed else self
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -299,6 +307,9 @@ class Job:
     """Sequences (or images) per optimizer step."""
     seq_len: int
     dtype: str = "bf16"
+    fp8_recipe: Fp8Recipe = ""
+    """How scales of 8- and 4-bit products are found, and with that what quantising their operands takes; empty: one
+    pass over each."""
     mode: Literal["train", "inference"] = "train"
     flash_attention: bool = True
     """Fused attention; otherwise scores are materialised (batched products and a softmax kernel)."""
@@ -366,6 +377,9 @@ class Job:
 
     def __post_init__(self) -> None:
         whole("job", {"global_batch": self.global_batch, "seq_len": self.seq_len})
+        if self.fp8_recipe not in get_args(Fp8Recipe):
+            known = ", ".join(filter(None, get_args(Fp8Recipe)))
+            raise LayoutError(f"job: fp8_recipe must be {known} or empty; got {self.fp8_recipe!r}")
         if self.expert_dispatcher not in get_args(Dispatcher):
             raise LayoutError(
                 f"job: expert_dispatcher must be {', '.join(get_args(Dispatcher))}; got {self.expert_dispatcher!r}"

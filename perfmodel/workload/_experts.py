@@ -17,6 +17,7 @@ from perfmodel.workload._linear import column_linear, linear, row_linear
 from perfmodel.workload._local import Local, divide
 from perfmodel.workload._piece import Piece, memory, pointwise
 from perfmodel.workload._pointwise import activation, norm, residual
+from perfmodel.workload._quantisation import quantised
 
 
 def expert_feed_forward(model: Transformer, local: Local, experts: Experts) -> list[Piece]:
@@ -237,10 +238,8 @@ def _experts(model: Transformer, local: Local, experts: Experts, routing: Routin
 
 def _quantisation(local: Local, routing: Routing, wide: int) -> tuple[tuple[KernelOp, ...], tuple[KernelOp, ...]]:
     """Kernels that bring the inputs of both products to 8 or 4 bits, forward and backward, as in dense products."""
-    if local.precision.dtype not in ("fp8", "fp4"):
-        return (), ()
     forward, backward = (
-        tuple(memory(local.precision, "quantize_fp8_static", routing.processed, width) for width in widths)
+        tuple(op for width in widths for op in quantised(local.precision, routing.processed, width))
         for widths in ((routing.hidden, routing.inner), (routing.hidden, wide))
     )
     return forward, backward

@@ -1,6 +1,6 @@
 """Sizes that one device sees: a transformer's figures divided by a shard's degrees."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfmodel.errors import LayoutError, Reason
 from perfmodel.spec import Job, Model, Transformer
@@ -17,11 +17,15 @@ class Precision:
 
     dtype: str
     """Of matrix products."""
+    recipe: str
+    """How operands of 8 and 4 bits are scaled (`Job.fp8_recipe`)."""
     act_dtype: str
     """Of stored activations, attention and element-wise kernels (16 bit under fp8, fp4 and int8)."""
     act_bytes: int
     accumulate: bool
     """Weight gradients are added to an fp32 buffer by the product itself."""
+    frozen: bool = False
+    """Weights have no gradients."""
 
     @classmethod
     def of(cls, job: Job) -> "Precision":
@@ -29,9 +33,11 @@ class Precision:
         act = storage_dtype(job.dtype)
         return cls(
             dtype=job.dtype,
+            recipe=job.fp8_recipe,
             act_dtype=act,
             act_bytes=dtype_bytes(act),
             accumulate=job.grad_dtype == "fp32" and act != "fp32" and not job.half_gradients,
+            frozen=job.frozen,
         )
 
 
@@ -56,6 +62,11 @@ class Local:
     vocab: int
     """Rows of this device's shard of the padded vocabulary."""
     precision: Precision
+
+    @property
+    def unquantised(self) -> "Local":
+        """The same with products in the type of stored activations."""
+        return replace(self, precision=replace(self.precision, dtype=self.precision.act_dtype))
 
     @property
     def act_bytes(self) -> int:

@@ -123,7 +123,7 @@ def test_three_thousand_new_ops_are_a_matter_of_milliseconds(model: KernelModel)
 def test_predicting_does_not_import_jax() -> None:
     code = (
         "import sys\nfrom perfmodel.catalog import device\nfrom perfmodel.cost import KernelModel\n"
-        "from perfmodel.spec import Gemm\nKernelModel.load().times(device('H100'), [Gemm(m=64, n=64, k=64)])\n"
+        "from perfmodel.ops import Gemm\nKernelModel.load().times(device('H100'), [Gemm(m=64, n=64, k=64)])\n"
         "sys.exit('jax' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

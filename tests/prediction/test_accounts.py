@@ -188,7 +188,7 @@ def test_no_interval_ends_below_the_kernels(name: str) -> None:
     """However wide it is; where kernels are certain it ends no lower than their own times, on the busiest rank."""
     fixed = model(0, 0, 32)
     wide = Adjustment(device=fixed.cluster.device.name, values=(), noise=0.5)
-    site = Site(sustained=())
+    site = Site(sustained=(), power_limited=False)
     doubtful, certain = (
         replace(fixed, kernels=kernels, site=site, adjustment=wide)
         for kernels in (fixed.kernels, Certain(fixed.kernels))

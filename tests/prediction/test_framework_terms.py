@@ -66,13 +66,13 @@ def test_a_lower_power_limit_slows_products_and_nothing_else() -> None:
 
 
 def test_sustained_is_the_median_of_other_groups_with_the_tables_own_zero() -> None:
-    values = source_medians()["Ampere"]
+    values = source_medians()["Volta"]
     groups: dict[str, list[float]] = {}
     for name, value in values.items():
         groups.setdefault(source_group(name), []).append(value)
     for left_out in ("", *values):
         kept = [np.median(v) for g, v in groups.items() if not left_out or g != source_group(left_out)]
-        assert dict(sustained(left_out))["Ampere"] == pytest.approx(max(0.0, float(np.median([0.0, *kept]))))
+        assert dict(sustained(left_out))["Volta"] == pytest.approx(max(0.0, float(np.median([0.0, *kept]))))
 
 
 def test_sustained_slows_a_step_by_the_share_of_products() -> None:

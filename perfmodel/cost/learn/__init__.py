@@ -24,6 +24,8 @@ from perfmodel.cost.learn._fabrics import link_class as link_class
 from perfmodel.cost.learn._fit import fit as fit
 from perfmodel.cost.learn._fit import fit_calibration as fit_calibration
 from perfmodel.cost.learn._fit import fit_collectives as fit_collectives
+from perfmodel.cost.learn._gradients import SAME_SHAPE as SAME_SHAPE
+from perfmodel.cost.learn._gradients import added as added
 from perfmodel.cost.learn._intervals import absolute_percent as absolute_percent
 from perfmodel.cost.learn._moe_alltoall import KINDS as MOE_KINDS
 from perfmodel.cost.learn._moe_alltoall import moe_rows as moe_rows

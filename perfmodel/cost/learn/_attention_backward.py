@@ -5,7 +5,8 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float64
 
-from perfmodel.cost.learn._rows import ATTENTION_MASKS, Rows
+from perfmodel.cost.learn._rows import Rows
+from perfmodel.ops import ATTENTION_MASKS
 
 _WIDE: Final = 128
 """Elements per head beyond which backward keeps fewer tiles in registers."""

@@ -53,16 +53,46 @@ def _write_model(fields: Fields) -> Mapping[str, Any]:
 
 def sharding(value: Any) -> Fields:
     """ZeRO stage of torch's FSDP by the name of its sharding strategy."""
-    hybrid = "HYBRID" in str(value).upper()
-    note = {"note.hybrid": "weights sharded within nodes only (hybrid) as over all replicas"} if hybrid else {}
-    return {"zero": words(STRATEGIES).read(value)} | note
+    hybrid = "HYBRID" in str(value).upper()  # torch's groups are those of a node where a script makes no others
+    return {"zero": words(STRATEGIES).read(value)} | ({"shard_ranks": "node"} if hybrid else {})
+
+
+def fsdp_offload(zero: int, on_host: bool) -> Fields:
+    """What torch's `CPUOffload` keeps on the host: all states; weights that stay whole after forward are on the device
+    too."""
+    return {"offload_states": {2: "optimizer", 3: "weights"}[zero]} if on_host else {}
+
+
+def offloads_to_host(fields: Fields) -> bool:
+    """Whether torch's FSDP offloads what the fields say.
+
+    Raises:
+        LaunchFileError: it cannot.
+    """
+    where = fields["offload_states"]
+    if where != "none" and {"offload_states": where} != fsdp_offload(fields["zero"], on_host=True):
+        raise LaunchFileError(f"offload_states={where}: with zero=3 FSDP offloads weights too; take the other")
+    return where != "none"
+
+
+def strategy(fields: Fields) -> str:
+    """Torch's name of the sharding strategy of a layout's fields.
+
+    Raises:
+        LaunchFileError: the layout has none.
+    """
+    hybrid = fields["replicate"] > 1
+    if hybrid and fields["dp"] // fields["replicate"] != fields.get("devices_per_node", 8):
+        raise LaunchFileError("replicate: the file shards over all replicas or over those of a node")
+    names = (name for name, stage in STRATEGIES.items() if stage == fields["zero"] and ("HYBRID" in name) == hybrid)
+    name = next(names, None)
+    if name is None:
+        raise LaunchFileError("zero=1: FSDP shards gradients and weights too; take zero=0, 2 or 3")
+    return name
 
 
 def _zero(fields: Fields) -> Mapping[str, Any]:
-    name = next((name for name, stage in STRATEGIES.items() if stage == fields["zero"]), None)
-    if name is None:
-        raise LaunchFileError("zero=1: FSDP shards gradients and weights too; take zero=0, 2 or 3")
-    return {"fsdp_config.sharding_strategy": name}
+    return {"fsdp_config.sharding_strategy": strategy(fields)}
 
 
 LLM_FOUNDRY: Final = LaunchFormat(
@@ -111,5 +141,7 @@ LLM_FOUNDRY: Final = LaunchFormat(
         "recompute": "FSDP recomputes whole blocks or none", "recompute_full_layers": "it recomputes every block alike",
         "overlap_grad_reduce": "FSDP always reduces beside backward", "overlap_param_gather": "FSDP always prefetches",
         "tp_overlap": "it has no key for it", "order": "it has no key for it", "partition": "it has no pipeline",
+        "replicate": "it shards over all replicas or over those of a node", "prefetch": "it has no key for it",
+        "offload_states": "Composer keeps states on the device",
     },
 )  # fmt: skip

@@ -196,6 +196,7 @@ _TABLE: Final = (
     key("sequence-parallel", "sequence_parallel", SWITCH),
     key("overlap-grad-reduce", "overlap_grad_reduce", SWITCH),
     key("overlap-param-gather", "overlap_param_gather", SWITCH),
+    degree("num-distributed-optimizer-instances", "replicate"),
     key("tp-comm-overlap", "tp_overlap", SWITCH),
     Rule(keys=(*_ENDS, "num-layers", "pipeline-model-parallel-size"), read=_partition, write=_write_partition),
     Rule(keys=("use-tp-pp-dp-mapping",), read=_order, write=_write_order),

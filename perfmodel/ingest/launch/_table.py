@@ -12,6 +12,7 @@ A rule connects keys of a file with *fields*. Fields are those of `Layout` by th
     pipeline_micro_batches    into which the pipeline cuts the local batch
     layers_per_chunk          of a virtual pipeline stage
     selective_every           of so many layers one is recomputed as a whole
+    shard_ranks               replicas that shard states among themselves; "node": those of a node
     model                     catalog name of the model
     note.*                    what is read only nearly, one sentence
 """

@@ -94,6 +94,9 @@ class _Runnable:
 
     def choices(self, degrees: Layout, axis: Iterable[Choice]) -> Iterator[Choice]:
         """The choices of an axis that can be run beside these degrees."""
+        if self._everything:
+            yield from axis
+            return
         alike = _above_one(degrees)
         for choice in axis:
             layout = degrees if (alike, choice) in self._refused else degrees.replace(**choice._asdict())
