@@ -176,6 +176,10 @@ def _idle_and_exposed(
     issued = launches.copy()
     issued[blocks.layers, Phase.FORWARD] += framework.forward_bookkeeping
     issued[blocks.layers, Phase.BACKWARD_INPUT] += framework.backward_bookkeeping
+    experts = blocks.expert_params > 0
+    issued[experts, Phase.FORWARD] += framework.routing_forward_bookkeeping
+    issued[experts, Phase.BACKWARD_INPUT] += framework.routing_backward_bookkeeping
+    issued[experts, Phase.RECOMPUTE_FULL] += framework.routing_forward_bookkeeping
     # the device waits for the host where launching takes longer than what is launched runs
     gap_s = np.maximum(launches * framework.kernel_gap_s, issued * framework.issue_s - busy_s)
     is_kernel = np.array([group == "" for group in blocks.groups], bool)

@@ -51,6 +51,7 @@ STEP_TERMS: Final = (
     StepTerm("kernels slowed by communication", _framework(tp_overlap_loss=0.0, dp_overlap_loss=0.0)),
     StepTerm("waiting for the slowest rank", _framework(straggling=0.0)),
     StepTerm("transfers that hold up their sender", _framework(blocking_sends=False)),
+    StepTerm("waiting for the busiest experts", _job(expert_imbalance=1.0, expert_capacity_factor=None)),
     StepTerm("contention in the network", _levels(contention=0.0)),
     StepTerm("overhead of a step", _framework(step_overhead_s=0.0)),
 )

@@ -20,8 +20,9 @@ MemoryCounter = Literal["allocated", "reserved", "device", "resting"]
 the context and the buffers of libraries, as nvidia-smi shows them; tensors that live from step to step."""
 
 _LAYOUT_DEFAULTS: Final = ("zero", "recompute", "sequence_parallel", "tp_overlap")
-_DEFAULTS_OF_DEGREES: Final = {"cp": ("cp_kind", "cp_balanced"), "ep": ("ep_overlap",)}
-"""What a layout leaves unsaid that means nothing without a degree."""
+_CONTEXT_DEFAULTS: Final = ("cp_kind", "cp_balanced")
+_EXPERT_DEFAULTS: Final = ("ep_overlap",)
+"""What means nothing without context or expert parallelism."""
 _JOB_DEFAULTS: Final = (
     "eager_kernels", "keep_gathered", "half_gradients", "all_reduce_gradients", "weighted_experts", "expert_dispatcher",
 )  # fmt: skip
@@ -49,6 +50,10 @@ class Framework:
     backward_bookkeeping: int = 0
     """Operators that a layer's passes issue beyond the kernels counted here: sums over masks, products in parts,
     partial sums. They take the host's time and next to none of the device's."""
+    routing_forward_bookkeeping: int = 0
+    routing_backward_bookkeeping: int = 0
+    """The same of routing and dispatch in a layer of experts: histograms, sorts, masks, auxiliary losses, sizes of what
+    ranks exchange."""
     kernel_gap_s: float = 1.0e-6
     """Device idle time between two dependent kernels of one stream."""
     eager_kernels: tuple[EagerKernel, ...] = ()
@@ -74,12 +79,8 @@ class Framework:
     cp_balanced: bool = True
     """All as in `Layout`."""
     expert_dispatcher: Dispatcher = "alltoall"
-    """As in `Job`."""
-    router_bookkeeping: int = 0
-    """Operators that routing and permuting tokens issue in a pass of a layer of experts beyond the kernels counted here
-    (histograms, sorts, masks, auxiliary losses)."""
     all_reduce_gradients: bool = False
-    """As in `Job`."""
+    """Both as in `Job`."""
     tp_overlap_loss: float = 0.0
     """Share of a block's hidden collectives that shows after all: they take part of the device from the kernels
     they hide behind."""
@@ -201,14 +202,18 @@ class Framework:
             found["zero"] = max(self.zero_stages_in_pipelines)
         if said.get("pp", 1) > 1 and self.schedules and Layout.schedule not in self.schedules:
             found["schedule"] = self.schedules[0]
-        for degree, names in _DEFAULTS_OF_DEGREES.items():
-            if said.get(degree, 1) > 1:
-                found |= {name: getattr(self, name) for name in names}
+        found |= self.degree_defaults(said.get("cp", 1), said.get("ep", 1))
         if said.get("recompute_full_layers") is not None:
             found["recompute"] = "none"
         overlaps = self.zero_overlaps or said.get("zero", found["zero"]) == 0
         found |= {name: getattr(self, name) and overlaps for name in ("overlap_grad_reduce", "overlap_param_gather")}
         return {name: value for name, value in found.items() if name not in said}
+
+    def degree_defaults(self, cp: int, ep: int) -> dict[str, Any]:
+        """Values of the fields that say how context and expert parallelism work, where there is any, as this framework
+        has them."""
+        context, experts = _CONTEXT_DEFAULTS * (cp > 1), _EXPERT_DEFAULTS * (ep > 1)
+        return {name: getattr(self, name) for name in (*context, *experts)}
 
     def layout(self, text: str, model: Model | None = None) -> tuple[Layout, str]:
         """A layout from its notation, and a sentence on what was not said and is taken as this framework has it.

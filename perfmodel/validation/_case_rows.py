@@ -12,7 +12,15 @@ from perfmodel.validation._row_batch import Spread, spread_of
 from perfmodel.validation._row_cells import FROM_OTHERS, Row, Unusable, count, number, text
 from perfmodel.validation._row_choices import plausible_rows
 from perfmodel.validation._row_model import model_of
-from perfmodel.validation._row_words import dtype_of, fp8_recipe_of, network_of, recompute_of, seq_len_of
+from perfmodel.validation._row_words import (
+    dispatcher_of,
+    dtype_of,
+    fp8_recipe_of,
+    network_of,
+    overlaps_experts,
+    recompute_of,
+    seq_len_of,
+)
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,8 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
     said: dict[str, Any] = {} if flash is None else {"flash_attention": bool(flash)}
     if (recipe := fp8_recipe_of(row)) is not None:
         said["fp8_recipe"] = recipe
+    if dispatcher := dispatcher_of(row):
+        said["expert_dispatcher"] = dispatcher
     job = runs.job(
         model, cluster.device, global_batch=spread.global_batch, seq_len=seq_len, dtype=dtype,
         frozen="LoRA" in text(row, "notes"), **said,
@@ -137,6 +147,8 @@ def stated_layout(row: Row, spread: Spread, model: Model, framework: Framework) 
         said["sequence_parallel"] = bool(sequence)
     if recompute := recompute_of(row):
         said["recompute"] = recompute
+    if (beside := overlaps_experts(row)) is not None:
+        said["ep_overlap"] = beside
     if (layers := _selected_layers(row, spread, model)) and framework.selective_layers:
         said |= {"recompute": "none", "recompute_full_layers": layers}
     return ",".join(f"{key}={str(value).lower()}" for key, value in said.items())

@@ -74,6 +74,19 @@ def recompute_of(row: Row) -> str:
     return next((kind for kind in ("full", "selective") if stated.startswith(kind)), "none")
 
 
+def dispatcher_of(row: Row) -> str:
+    """The dispatcher of tokens that a row's notes name; empty where they name none."""
+    notes = text(row, "notes").lower()
+    words = (("hybridep", "hybridep"), ("deepep", "deepep"), ("all-to-all dispatcher", "alltoall"))
+    return next((name for word, name in words if word in notes), "")
+
+
+def overlaps_experts(row: Row) -> bool | None:
+    """Whether a row's notes say that dispatch and combine run beside kernels; None where they do not say."""
+    found = re.search(r"expert-communication overlap (on|off)", text(row, "notes").lower())
+    return found[1] == "on" if found else None
+
+
 def seq_len_of(row: Row, model: Model) -> tuple[int, bool]:
     """Tokens per sequence: of their column, or of the notes (`sequence length 128`); else the model's, and then
     assumed."""

@@ -71,6 +71,9 @@ class Routing:
     gathered: bool
     """Dispatched tokens are gathered over the ranks that shard an expert, which hold different ones."""
     choice: ExpertChoice
+    fused: bool
+    """One kernel copies tokens, runs the experts and adds up their results, as inference servers have it; gated ones
+    were measured so. Training runs grouped products (`TEGroupedMLP` of Megatron-Core)."""
 
     @property
     def active_experts(self) -> int:
@@ -112,6 +115,7 @@ def route(model: Transformer, local: Local, experts: Experts) -> Routing:
         inner=experts.ffn_hidden // etp,
         gathered=gathered,
         choice=ExpertChoice(experts.topk, experts.groups, experts.groups_kept),
+        fused=model.gated_ffn and local.job.mode == "inference",
     )
 
 
@@ -151,7 +155,7 @@ def _permutation(local: Local, routing: Routing) -> tuple[tuple[KernelOp, ...], 
     def moved(rows: int, inputs: int = 1) -> KernelOp:
         return memory(local.precision, "add", rows, routing.hidden, inputs)
 
-    if local.job.expert_dispatcher == "hybridep" and local.shard.ep > 1:
+    if routing.fused or (local.job.expert_dispatcher == "hybridep" and local.shard.ep > 1):
         return (), ()
     if local.job.expert_dispatcher == "deepep" and local.shard.ep > 1:
         return (moved(routing.processed),), (moved(routing.processed),)
@@ -189,7 +193,7 @@ def _partial_sums(local: Local, routing: Routing) -> tuple[Comm, ...]:
 
 
 def _experts(model: Transformer, local: Local, experts: Experts, routing: Routing) -> Piece:
-    """Routed experts: one fused kernel forward where gated, grouped products backward.
+    """Routed experts: one fused kernel (`Routing.fused`), or grouped products.
 
     Grouped gradient products carry the shape of their forward product, as measured tables do.
     Keeps the dispatched tokens, and input and output of the activation.
@@ -205,7 +209,7 @@ def _experts(model: Transformer, local: Local, experts: Experts, routing: Routin
     first, second = grouped(wide, hidden), grouped(hidden, inner)
     between = activation(model, local, routing.processed, inner)
     forward: tuple[KernelOp, ...] = (first, *between.forward, second)
-    if model.gated_ffn:
+    if routing.fused:
         forward = (
             MoE(
                 op="moe_ffn", dtype=dtype, tokens=routing.processed * shard.ep // experts.topk, hidden=hidden,

@@ -203,7 +203,7 @@ def test_groups_that_shard_and_states_on_the_host_are_read(name: str, was: str, 
     ("name", "ignored"),
     [
         ("megatron_gpt3.sh", ()),
-        ("megatron_mixtral.slurm", ("moe-grouped-gemm (line 13)", "moe-token-dispatcher-type (line 14)")),
+        ("megatron_mixtral.slurm", ("moe-grouped-gemm (line 13)",)),
         ("bridge_70b.yaml", ()),
         ("deepspeed_offload.json", ()),
         ("deepspeed_zero3.json", ()),
@@ -286,3 +286,30 @@ def test_a_launch_file_is_a_problem() -> None:
     assert pm.predict(problem, layout=launch.layout).devices == 32
     with pytest.raises(LaunchFileError, match=r"accelerate_fsdp.yaml: .*--model"):
         read_launch(FILES / "accelerate_fsdp.yaml").problem("dgx-h100")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "dispatcher", "capacity"),
+    [
+        ("--moe-token-dispatcher-type alltoall", "alltoall", None),
+        ("--moe-token-dispatcher-type flex --moe-enable-deepep", "deepep", None),
+        ("--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep", "hybridep", None),
+        ("--moe-expert-capacity-factor 1.25 --moe-pad-expert-input-to-capacity", None, 1.25),
+        ("--moe-expert-capacity-factor 1.25", None, None),
+    ],
+)
+def test_dispatch_of_tokens_is_read(arguments: str, dispatcher: str | None, capacity: float | None) -> None:
+    text = f"pretrain_gpt.py --num-attention-heads 32 --micro-batch-size 1 --num-experts 8 {arguments}\n"
+    launch = parse_launch(text, "run.sh", devices=8)
+    assert launch.job_fields.get("expert_dispatcher") == dispatcher
+    assert launch.job_fields.get("expert_capacity_factor") == capacity
+
+
+def test_kinds_of_context_parallelism_are_read() -> None:
+    words = "--num-attention-heads 32 --micro-batch-size 1 --context-parallel-size 2 --cp-comm-type"
+    for name, kind in {"p2p": "ring", "all_gather": "all_gather", "a2a": "ulysses"}.items():
+        launch = parse_launch(f"pretrain_gpt.py {words} {name}\n", "run.sh", devices=8)
+        assert launch.layout is not None
+        assert launch.layout.cp_kind == kind
+    with pytest.raises(LaunchFileError, match="must be one of p2p"):
+        parse_launch(f"pretrain_gpt.py {words} star\n", "run.sh", devices=8)

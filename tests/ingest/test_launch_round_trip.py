@@ -18,23 +18,27 @@ MODELS = ("gpt3-6.7b", "llama3-8b", "llama3-70b", "mixtral-8x7b", "mpt-7b")
 ORDERS = ("tp-cp-ep-dp-pp", "tp-cp-pp-ep-dp", "pp-tp-cp-ep-dp", "ep-dp-tp-cp-pp")
 FLAGS = ("sequence_parallel", "overlap_grad_reduce", "overlap_param_gather", "tp_overlap")
 ALWAYS = {"sequence_parallel": True, "overlap_grad_reduce": True, "overlap_param_gather": True}
+KINDS = ("ring", "all_gather", "ulysses")
 LOOPED = ("interleaved", "breadth-first")
 
 CAN: dict[str, dict[str, tuple[object, ...]]] = {
     "megatron-core": {"cp": (1, 2), "ep": (1, 2, 4), "vpp": (1, 2, 4), "recompute": ("none", "selective", "full"),
                       "zero": (0, 1, 2, 3), "recompute_full_layers": (None, (2,)), "order": ORDERS[:2],
                       "replicate": (1, 2),
+                      "cp_kind": KINDS, "ep_overlap": (False, True),
                       **dict.fromkeys(FLAGS, (False, True))},
     "nemo": {"cp": (1, 2), "ep": (1, 2, 4), "vpp": (1, 2, 4), "recompute": ("none", "selective", "full"),
-             "zero": (0, 1, 3), "recompute_full_layers": (None, (2,)), **dict.fromkeys(FLAGS, (False, True))},
+             "zero": (0, 1, 3), "recompute_full_layers": (None, (2,)), "cp_kind": KINDS,
+             **dict.fromkeys(FLAGS, (False, True))},
     "megatron-bridge": {"cp": (1, 2), "ep": (1, 2, 4), "vpp": (1, 2, 4), "recompute": ("none", "selective", "full"),
                         "zero": (0, 1, 2, 3), "recompute_full_layers": (None, (2,)), "replicate": (1, 2),
-                        **dict.fromkeys(FLAGS, (False, True))},
+                        "cp_kind": KINDS, "ep_overlap": (False, True), **dict.fromkeys(FLAGS, (False, True))},
     "deepspeed": {"pp": (1,), "zero": (0, 1, 2, 3), "overlap_grad_reduce": (False, True), "replicate": (1, 2),
                   "offload_states": ("none", "optimizer", "weights")},
-    "torchtitan": {"cp": (1, 2), "ep": (1, 2, 4), "zero": (0, 2, 3), "recompute": ("none", "full"),
-                   "schedule": ("1f1b", "gpipe", "zb-v", *LOOPED), "tp_overlap": (False, True),
-                   "replicate": (1, 2), "offload_states": ("none", "optimizer", "weights")},
+    "torchtitan": {"cp": (1, 2), "cp_kind": ("ring", "gathered_ring"), "ep": (1, 2, 4), "zero": (0, 2, 3),
+                   "recompute": ("none", "full"), "schedule": ("1f1b", "gpipe", "zb-v", *LOOPED),
+                   "tp_overlap": (False, True), "replicate": (1, 2),
+                   "offload_states": ("none", "optimizer", "weights")},
     "nanotron": {"cp": (1, 2), "ep": (1, 2, 4), "zero": (0, 1), "recompute": ("none", "full"),
                  "schedule": ("1f1b", "gpipe"), "sequence_parallel": (False, True), "tp_overlap": (False, True)},
     "llm-foundry": {"pp": (1,), "zero": (0, 2, 3), "recompute": ("none", "full"), "offload": (False, True)},

@@ -7,7 +7,7 @@ import pytest
 from perfmodel import catalog
 from perfmodel.errors import UnknownNameError
 from perfmodel.prediction import STEP_TERMS, Site, StepProblem, explain, step_problem, step_times_s, without
-from perfmodel.spec import Framework, Job, Layout
+from perfmodel.spec import Experts, Framework, Job, Layout
 
 NAMES = [term.name for term in STEP_TERMS]
 LOADED = Framework(
@@ -15,16 +15,18 @@ LOADED = Framework(
     dp_overlap_loss=0.3, straggling=0.02, step_overhead_s=0.02,
 )  # fmt: skip
 """Every term at once."""
-LAYOUT = Layout(tp=4, pp=2, dp=4, zero=1, tp_overlap=True)
+LAYOUT = Layout(tp=4, pp=2, dp=4, ep=4, zero=1, tp_overlap=True, sequence_parallel=True)
 
 
 def loaded(cluster: str = "aws-p5", micro_batches: int = 8) -> StepProblem:
     device_and_network = catalog.cluster(cluster)
     levels = tuple(replace(level, contention=0.2) for level in device_and_network.levels)
-    job = Job(global_batch=4 * micro_batches, seq_len=2048, eager_kernels=("norm", "activation", "residual"))
+    job = Job(global_batch=4 * micro_batches, seq_len=2048, eager_kernels=("norm", "activation", "residual"),
+              expert_imbalance=1.5)  # fmt: skip
     site = Site(sustained=(("Ampere", 0.15), ("Hopper", 0.15)))
     machine = replace(device_and_network, levels=levels)
-    return step_problem(catalog.model("gpt3-6.7b"), machine, job, framework=LOADED, site=site)
+    model = replace(catalog.model("gpt3-6.7b"), experts=Experts(count=8, topk=2, ffn_hidden=4096))
+    return step_problem(model, machine, job, framework=LOADED, site=site)
 
 
 def step_s(problem: StepProblem, layout: Layout = LAYOUT) -> float:

@@ -92,6 +92,19 @@ def test_experts_in_a_row_need_no_catalog_entry():
 
 
 @pytest.mark.parametrize(
+    ("notes", "dispatcher", "overlap"),
+    [
+        ("expert-communication overlap on; HybridEP, CUDA graphs", "hybridep", True),
+        ("expert-communication overlap off; DeepEP", "deepep", False),
+        ("all-to-all dispatcher", "alltoall", False),
+    ],
+)
+def test_dispatch_that_notes_tell_is_predicted(notes, dispatcher, overlap):
+    case = read_case(MOE | {"framework": "megatron-bridge@2026", "notes": notes})
+    assert (case.job.expert_dispatcher, case.layout.ep_overlap) == (dispatcher, overlap)
+
+
+@pytest.mark.parametrize(
     ("change", "dense", "assumed"),
     [
         ({}, 3, ()),

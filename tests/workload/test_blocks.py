@@ -110,11 +110,14 @@ def test_an_unknown_recipe_is_refused():
         Job(global_batch=1, seq_len=8, fp8_recipe="hybrid")  # pyright: ignore[reportArgumentType]
 
 
-def test_experts_run_as_one_fused_kernel_and_grouped_gradients():
-    block = layer_of("mixtral-8x7b", ep=8)
+def test_experts_run_as_grouped_products_and_as_one_fused_kernel_in_inference():
+    block = layer_of("mixtral-8x7b", Job(global_batch=1, seq_len=4096, mode="inference"), ep=8)
     (moe,) = (op for op, _ in block.forward if op.family == "moe")
     assert (moe.tokens, moe.topk, moe.experts, moe.moe_ep) == (4096 * 8, 2, 8, 8)
+    block = layer_of("mixtral-8x7b", ep=8)
+    forward = [op for op, _ in block.forward if op.op == "grouped_linear"]
     grouped = [op for op, _ in block.backward_weight if op.op == "grouped_linear"]
+    assert [(op.groups, op.m, op.n, op.k) for op in forward] == [(1, 8192, 28672, 4096), (1, 8192, 4096, 14336)]
     assert [(op.groups, op.m, op.n, op.k) for op in grouped] == [(1, 8192, 4096, 14336), (1, 8192, 28672, 4096)]
 
 

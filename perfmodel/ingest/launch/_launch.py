@@ -10,7 +10,9 @@ from perfmodel.errors import LaunchFileError, PerfModelError
 from perfmodel.ingest.launch._table import Fields, Stated
 from perfmodel.spec import Cluster, Experts, Framework, LatentAttention, Layout, Model, Problem, Transformer
 
-JOB_FIELDS: Final = ("dtype", "flash_attention", "grad_dtype", "optimizer", "mode")
+JOB_FIELDS: Final = (
+    "dtype", "flash_attention", "grad_dtype", "optimizer", "mode", "expert_dispatcher", "expert_capacity_factor",
+)  # fmt: skip
 """Fields of `Job` beside batch and length that files state."""
 _LAYOUT: Final = tuple(f.name for f in fields(Layout))
 _DEVICES_PER_NODE: Final = 8

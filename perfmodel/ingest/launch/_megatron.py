@@ -9,6 +9,8 @@ from perfmodel.ingest.launch._megatron_model import MODEL
 from perfmodel.ingest.launch._megatron_settings import (
     SHARDING,
     chunk_settings,
+    context_rule,
+    dispatch_rules,
     partition_ends,
     partition_of,
     recompute_of,
@@ -183,6 +185,9 @@ _TABLE: Final = (
     degree("context-parallel-size", "cp"),
     degree("expert-model-parallel-size", "ep"),
     key("expert-tensor-parallel-size", "etp"),
+    context_rule("cp-comm-type"),
+    key("overlap-moe-expert-parallel-comm", "ep_overlap", SWITCH),
+    *dispatch_rules(lambda name: name.replace("_", "-")),
     key("num-layers-per-virtual-pipeline-stage", "layers_per_chunk", write=_write_chunks),
     read_only("num-virtual-stages-per-pipeline-rank", "vpp"),
     key("micro-batch-size", "micro_batch", also=("batch-size",)),

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from perfmodel.ingest.launch._table import (
+    MANY,
     NUMBER,
     SWITCH,
     TEXT,
@@ -120,6 +121,8 @@ MODEL: Final = (
          defaults={"model.vocab": 50257}),
     key("num-experts", "experts.count"),
     key("moe-router-topk", "experts.topk"),
+    key("moe-router-num-groups", "experts.groups", MANY),
+    key("moe-router-group-topk", "experts.groups_kept", MANY),
     key("moe-ffn-hidden-size", "experts.ffn_hidden"),
     key("moe-shared-expert-intermediate-size", "experts.shared_ffn_hidden", WHOLE_OR_NONE),
     Rule(keys=("moe-layer-freq",), read=_dense_layers, write=_write_dense_layers),

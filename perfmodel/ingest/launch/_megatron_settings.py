@@ -1,10 +1,10 @@
 """What settings of Megatron-Core say together, whether they are arguments or keys of a configuration."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
-from perfmodel.ingest.launch._table import WHOLE_OR_NONE, BadValue, Fields
+from perfmodel.ingest.launch._table import NUMBER, WHOLE_OR_NONE, BadValue, Fields, Rule, Values, key, words
 
 SHARDING: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """ZeRO stages by the names of `--data-parallel-sharding-strategy`."""
@@ -83,3 +83,46 @@ def partition_ends(fields: Fields) -> tuple[int | None, int | None]:
     if not stages or len(stages) != fields["pp"] or fields["pp"] < 2 or len(set(stages[1:-1])) > 1:
         return None, None
     return stages[0], stages[-1]
+
+
+_CONTEXT: Final = words({"p2p": "ring", "all_gather": "all_gather", "allgather": "all_gather", "a2a": "ulysses"})
+
+
+def context_rule(name: str) -> Rule:
+    """How Transformer Engine exchanges keys and values, around a ring where nothing is said."""
+    return key(name, "cp_kind", Values(_CONTEXT.read, lambda kind: None if kind == "ring" else _CONTEXT.write(kind)))
+
+
+def dispatch_rules(name: Callable[[str], str]) -> tuple[Rule, ...]:
+    """How tokens reach their experts (`megatron/core/transformer/transformer_config.py`, `moe_*`).
+
+    Args:
+        name: key of a field of Megatron-Core's configuration.
+    """
+    kind, deepep, backend = map(name, ("moe_token_dispatcher_type", "moe_enable_deepep", "moe_flex_dispatcher_backend"))
+    factor, padded = map(name, ("moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity"))
+
+    def read(found: Mapping[str, Any]) -> Fields:
+        if found.get(kind, "flex") == "flex" and (found.get(backend) or found.get(deepep)):
+            return {"expert_dispatcher": words({"deepep": "deepep", "hybridep": "hybridep"}).read(
+                found.get(backend) or "deepep")}  # fmt: skip
+        return {"expert_dispatcher": "alltoall"} if found.get(kind) == "alltoall" else {}
+
+    def write(fields: Fields) -> Mapping[str, Any]:
+        dispatcher = fields.get("expert_dispatcher", "alltoall")
+        if dispatcher == "alltoall":
+            return {kind: dispatcher} if fields.get("experts.count") else {}
+        return {kind: "flex", backend: dispatcher}
+
+    def read_capacity(found: Mapping[str, Any]) -> Fields:
+        holds = found.get(padded) in (True, "true", "True") and factor in found
+        return {"expert_capacity_factor": NUMBER.read(found[factor])} if holds else {}
+
+    def write_capacity(fields: Fields) -> Mapping[str, Any]:
+        value = fields.get("expert_capacity_factor")
+        return {} if value is None else {factor: value, padded: True}
+
+    return (
+        Rule(keys=(kind, deepep, backend), read=read, write=write),
+        Rule(keys=(factor, padded), read=read_capacity, write=write_capacity),
+    )

@@ -3,7 +3,8 @@ diverge.
 
 A rule connects keys of a file with *fields*. Fields are those of `Layout` by their names, those of `Transformer` behind
 `model.`, of `Experts` behind `experts.`, of `LatentAttention` behind `latent.`; `global_batch`, `seq_len`, `dtype`,
-`flash_attention`, `grad_dtype` and `optimizer` of `Job`; and what these follow from:
+`flash_attention`, `grad_dtype`, `optimizer`, `expert_dispatcher` and `expert_capacity_factor` of `Job`; and what these
+follow from:
 
     devices, nodes, devices_per_node
     grad_accum                sequential micro-batches of a replica (without pipeline)
@@ -98,6 +99,8 @@ NUMBER: Final = Values(_number)
 FLAG: Final = Values(_flag)
 SWITCH: Final = Values(_flag, lambda value: True if value else None)
 """A flag of a command line, which can only be set."""
+MANY: Final = Values(WHOLE.read, lambda value: value if value > 1 else None)
+"""A whole number that is 1 where it is not written."""
 TEXT: Final = Values(_text)
 
 
@@ -153,7 +156,7 @@ def read_only(name: str, into: str, values: Values = WHOLE) -> Rule:
 
 def degree(name: str, into: str, *, also: tuple[str, ...] = ()) -> Rule:
     """The rule of a degree that is 1 where nothing is said, and is not written then."""
-    return key(name, into, Values(WHOLE.read, lambda value: value if value > 1 else None), default=1, also=also)
+    return key(name, into, MANY, default=1, also=also)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -179,10 +179,19 @@ def _write_recompute(fields: Fields) -> Mapping[str, Any]:
     return {_RECOMPUTE[0]: fields["recompute"]}
 
 
+_ROTATE: Final = (f"{_TITAN}context_parallel_rotate_method", "experimental.context_parallel_rotate_method")
+_ROTATION: Final = words({"allgather": "gathered_ring", "alltoall": "ring"})
+
+
 def _generation(fields: Fields, entries: Entries) -> str:
     """Degrees were under `[training]` and `[experimental]` in 2024."""
     old = any(name.startswith("experimental.") or name == "training.tensor_parallel_degree" for name in entries)
     return "torchtitan@2024" if old else "torchtitan"
+
+
+def _write_rotation(fields: Fields) -> Mapping[str, Any]:
+    """What differs from the default, which gathers."""
+    return {_ROTATE[0]: "alltoall"} if fields["cp"] > 1 and fields["cp_kind"] == "ring" else {}
 
 
 TORCHTITAN: Final = LaunchFormat(
@@ -196,6 +205,8 @@ TORCHTITAN: Final = LaunchFormat(
         key(f"{_TITAN}tensor_parallel_degree", "tp", default=1, also=("training.tensor_parallel_degree",)),
         key(f"{_TITAN}pipeline_parallel_degree", "pp", default=1, also=("experimental.pipeline_parallel_degree",)),
         key(f"{_TITAN}context_parallel_degree", "cp", default=1, also=("experimental.context_parallel_degree",)),
+        Rule(keys=_ROTATE, write=_write_rotation,
+             read=lambda found: {"cp_kind": _ROTATION.read(next(iter(found.values())))}),
         key(f"{_TITAN}expert_parallel_degree", "ep", default=1),
         key(f"{_TITAN}expert_tensor_parallel_degree", "etp"),
         Rule(keys=("parallelism.data_parallel_shard_degree", "parallelism.data_parallel_replicate_degree",
@@ -221,7 +232,7 @@ TORCHTITAN: Final = LaunchFormat(
         "training.mixed_precision_reduce", "training.data_parallel_type", "model.hf_assets_path", "model.norm_type",
         "model.tokenizer_path", "model.print_after_conversion", "experimental.custom_*",
         "parallelism.disable_loss_parallel",
-        "parallelism.context_parallel_rotate_method", "debug.*", "activation_checkpoint.early_stop",
+        "debug.*", "activation_checkpoint.early_stop",
     ),
     limits={
         "sequence_parallel": "its tensor parallelism always shards norms",

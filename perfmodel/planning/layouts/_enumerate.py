@@ -53,7 +53,7 @@ def enumerate_grids(space: SearchSpace, problem: Problem, rejected: Counter[Reje
     runnable = _Runnable(problem.framework, space, rejected)
     if getattr(model, "experts", None) is None:
         space = replace(space, etp=space.etp[:1])
-    for degrees in runnable.degrees(_degrees(space, job, devices, rejected)):
+    for degrees in runnable.degrees(_degrees(space, problem, devices, rejected)):
         shards = _shards(space, degrees, orders(degrees.replace(micro_batch=1)), divided, rejected)
         shards = tuple(runnable.choices(degrees, shards))
         if not shards:
@@ -118,7 +118,9 @@ def _above_one(degrees: Layout) -> tuple[bool, ...]:
     return tuple(getattr(degrees, name) > 1 for name in _DEGREES)
 
 
-def _degrees(space: SearchSpace, job: Job, devices: int, rejected: Counter[Rejection]) -> Iterator[Layout]:
+def _degrees(space: SearchSpace, problem: Problem, devices: int, rejected: Counter[Rejection]) -> Iterator[Layout]:
+    """Degrees and micro-batches, with context and expert parallelism as the framework runs it."""
+    job, framework = problem.job, problem.framework
     for tp, cp, pp in product(space.tp, space.cp, space.pp):
         if space.fewer_devices:
             replicas = [n for n in range(1, devices // (tp * cp * pp) + 1) if job.global_batch % n == 0]
@@ -134,7 +136,8 @@ def _degrees(space: SearchSpace, job: Job, devices: int, rejected: Counter[Rejec
             elif job.global_batch % (dp * micro_batch):
                 rejected[Rejection(Reason.BATCH)] += 1
             else:
-                yield Layout(tp=tp, cp=cp, pp=pp, dp=dp, ep=ep, etp=etp, micro_batch=micro_batch)
+                own = framework.degree_defaults(cp, ep)
+                yield Layout(tp=tp, cp=cp, pp=pp, dp=dp, ep=ep, etp=etp, micro_batch=micro_batch, **own)
 
 
 def _pipelines(

@@ -47,6 +47,7 @@ FRAMEWORKS = [
     COMPILED,
     Framework(dp_overlap_loss=0.3, straggling=0.02, step_overhead_s=1e-3, tp_overlap_loss=0.3, host_op_s=0.0),
     Framework(blocking_sends=True, host_op_s=0.0),
+    Framework(routing_forward_bookkeeping=50, routing_backward_bookkeeping=20),
 ]
 MOST_MICRO_BATCHES = 24
 JOBS = {
@@ -57,6 +58,9 @@ JOBS = {
     "grad_dtype": st.sampled_from(["fp32", "bf16"]),
     "eager_kernels": st.sampled_from([(), ("norm", "attention_layout")]),
     "optimizer": st.sampled_from(get_args(get_type_hints(Job)["optimizer"])),
+    "expert_dispatcher": st.sampled_from(get_args(get_type_hints(Job)["expert_dispatcher"])),
+    "expert_imbalance": st.sampled_from([1.0, 1.3]),
+    "expert_capacity_factor": st.sampled_from([None, None, 1.5]),
 } | {field.name: st.booleans() for field in fields(Job) if isinstance(field.default, bool)}
 
 
@@ -76,6 +80,8 @@ def layouts(draw) -> Layout:
         recompute_full_layers=draw(st.sampled_from([None, (1,), (2,)])) if recompute != "full" else None,
         sequence_parallel=draw(st.booleans()) and tp > 1, overlap_grad_reduce=draw(st.booleans()),
         overlap_param_gather=draw(st.booleans()), tp_overlap=draw(st.booleans()), offload=draw(st.booleans()),
+        cp_kind=draw(st.sampled_from(["ring", "all_gather", "gathered_ring", "ulysses"])),
+        cp_balanced=draw(st.booleans()), ep_overlap=draw(st.booleans()),
         order=draw(st.sampled_from(["tp-cp-ep-dp-pp", "pp-tp-cp-ep-dp", "ep-dp-cp-tp-pp"])),
     )  # fmt: skip
 
