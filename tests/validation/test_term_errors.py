@@ -8,7 +8,8 @@ from studies.groups import group_means
 from perfmodel.prediction import Site
 from perfmodel.validation import EVERY_TERM, predict_cases, term_errors
 
-HOT, COOL = Site(sustained=(("Ampere", 0.2),)), Site(sustained=())
+HOT = Site(sustained=(("Ampere", 0.2),), power_limited=False)
+COOL = Site(sustained=(), power_limited=False)
 CLOCK = "clock under load"
 
 

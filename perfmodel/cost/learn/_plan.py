@@ -121,9 +121,10 @@ def make_plan(
 
 
 def home_of(stacks: Sequence[Stack], figures: Figures) -> Figures:
-    """The most measured part of a device's die; the device itself where none was measured."""
+    """The most measured part of a device's die; where none was measured the device as the catalog has it: what others'
+    kernels say of it stays as it is where its figures are changed."""
     own = [s for s in stacks if s.figures.same_die(figures)]
-    return max(own, key=lambda s: sum(s.kinds.values())).figures if own else figures
+    return max(own, key=lambda s: sum(s.kinds.values())).figures if own else figures.nominal
 
 
 def _shared(

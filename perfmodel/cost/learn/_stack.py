@@ -46,6 +46,14 @@ class Figures:
         return cls(device.name, device.vendor, device.architecture, device.memory_bandwidth_bytes_per_s,
                    float(device.compute_units), device.l2_bytes, device.clock_hz, peaks, device.die)  # fmt: skip
 
+    @property
+    def nominal(self) -> "Figures":
+        """Those of the device of this name in the catalog; these where there is none."""
+        try:
+            return Figures.of(device(self.name))
+        except UnknownNameError:
+            return self
+
     def same_kernels(self, other: "Figures") -> bool:
         """Whether kernels run alike: the same device, or one that differs in memory size only."""
         mine = (self.architecture, self.bandwidth, self.units, self.l2, self.peaks)
