@@ -15,10 +15,10 @@ import numpy as np
 from timing import best_s
 
 from perfmodel.execution import durations, program_structure
+from perfmodel.ops import Collective, Op
 from perfmodel.program.distribute import Degrees, distribute
 from perfmodel.program.ir import OPS, Function, instruction_devices
 from perfmodel.program.ir.models import GPT2_175B, TransformerSize, mlp, training_step, transformer_inference
-from perfmodel.spec import Collective, Op
 from perfmodel.timeline import compile_structure, makespan
 
 SIZES = (8, 32, 128)

@@ -8,7 +8,7 @@ from timing import seconds_of
 
 from perfmodel.catalog import device
 from perfmodel.cost import KernelModel
-from perfmodel.spec import Attention, Embedding, Gemm, KernelOp, MemoryBound, OptimizerStep
+from perfmodel.ops import Attention, Embedding, Gemm, KernelOp, MemoryBound, OptimizerStep
 
 COUNT = 3000
 

@@ -15,16 +15,19 @@ _NAMES = {
     "spec": "Cluster Device Job Layout Mlp ConvNet Framework NetworkLevel PeakRates Problem Transformer",
     "errors": "PerfModelError",
     "catalog": "cluster clusters device devices framework frameworks model models problem",
+    "ingest": "detect_format read_measurements read_trace",
     "ingest.tables": "read_table",
+    "measure": "read_plan run_plan write_plan",
     "session": "Session",
     "cost.learn": "fit",
-    "prediction": "Prediction predict Site compare_schedules",
+    "prediction": "Prediction predict Site compare_schedules explain step_problem",
     "planning.what_if": "whatif",
-    "calibration": "EndToEnd Run calibrate_end_to_end",
+    "calibration": "EndToEnd Run calibrate_end_to_end calibrate_model model_plan plan_report",
     "ingest.launch": "Launch export_launch read_launch",
     "importers": "OpTable read_onnx read_sharded trace trace_program",
-    "schedule": "schedule_facts",
+    "schedule": "get_schedule read_schedule require_valid schedule_facts",
     "planning.layouts": "SearchResult search pareto ask SearchOptions SearchSpace Tariff default_space restrict",
+    "planning.optimise": "partition partition_devices",
     "planning.design": "devices_for memory_to_fit overtake rank_upgrades",
     "validation": "read_runs validate_cases validate_kernels",
     "viz": "gantt write_gantt write_trace",
@@ -34,13 +37,15 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names.spli
 _RENAMED = {"fit": "fit_calibration"}
 
 if TYPE_CHECKING:
-    from perfmodel.calibration import EndToEnd, Run, calibrate_end_to_end
+    from perfmodel.calibration import EndToEnd, Run, calibrate_end_to_end, calibrate_model, model_plan, plan_report
     from perfmodel.catalog import cluster, clusters, device, devices, framework, frameworks, model, models, problem
     from perfmodel.cost.learn import fit_calibration as fit
     from perfmodel.errors import PerfModelError
     from perfmodel.importers import OpTable, read_onnx, read_sharded, trace, trace_program
+    from perfmodel.ingest import detect_format, read_measurements, read_trace
     from perfmodel.ingest.launch import Launch, export_launch, read_launch
     from perfmodel.ingest.tables import read_table
+    from perfmodel.measure import read_plan, run_plan, write_plan
     from perfmodel.planning.design import devices_for, memory_to_fit, overtake, rank_upgrades
     from perfmodel.planning.layouts import (
         SearchOptions,
@@ -53,9 +58,10 @@ if TYPE_CHECKING:
         restrict,
         search,
     )
+    from perfmodel.planning.optimise import partition, partition_devices
     from perfmodel.planning.what_if import whatif
-    from perfmodel.prediction import Prediction, Site, compare_schedules, predict
-    from perfmodel.schedule import schedule_facts
+    from perfmodel.prediction import Prediction, Site, compare_schedules, explain, predict, step_problem
+    from perfmodel.schedule import get_schedule, read_schedule, require_valid, schedule_facts
     from perfmodel.session import Session
     from perfmodel.spec import (
         Cluster,

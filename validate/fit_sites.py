@@ -2,7 +2,8 @@
 
 python validate/fit_sites.py --data DIR
 
-Writes perfmodel/prediction/sustained.json and unknown.json. Run it again after anything that moves predicted times.
+Writes sustained.json, unknown.json and memory.json of perfmodel/prediction. Run it again after anything that moves
+predicted times or memory.
 """
 
 import argparse

@@ -15,7 +15,7 @@ import pandas as pd
 from perfmodel import catalog
 from perfmodel.cost import CollectiveModel
 from perfmodel.ingest import published_collectives
-from perfmodel.spec import Collective
+from perfmodel.ops import Collective
 
 OMNI_PATH_NODE_GB = 4 * 12.5
 """Four links of 100 Gbit/s."""

@@ -11,7 +11,8 @@ from perfmodel.calibration._beliefs import NOISE, Base, Beliefs, Events, conditi
 from perfmodel.calibration._steps import HALF_WIDTH, Steps
 from perfmodel.display import frame_html
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import Device, Op
+from perfmodel.ops import Op
+from perfmodel.spec import Device
 
 
 def step_variance(

@@ -21,12 +21,12 @@ from perfmodel.calibration._covariance import (
     fit_hyperparameters,
 )
 from perfmodel.cost.learn import (
-    AXES,
     Figures,
     kernel_physics,
     rows_from_ops,
 )
-from perfmodel.spec import Collective, Device, Op
+from perfmodel.ops import FAMILIES, Collective, Op
+from perfmodel.spec import Device
 
 Base = Callable[[Sequence[Op]], Float[np.ndarray, " ops"]]
 """Seconds of ops before anything is measured: the present calibration's, or an analytical bound's."""
@@ -223,7 +223,7 @@ def points_of(ops: Sequence[Op], device: Device, log_base: np.ndarray) -> Points
     else:
         rows = rows_from_ops(ops)  # pyright: ignore[reportArgumentType]
         physics, _ = kernel_physics(Figures.of(device), rows)
-        names = [name for name, *_ in AXES[rows.family]]
+        names = [axis.name for axis in FAMILIES[rows.family].axes]
         axes = dict(zip(names, (np.broadcast_to(axis, len(ops)) for axis in physics.axes), strict=True))
         kinds = rows.kind
     events = np.array([_label(op) for op in ops], object)

@@ -14,8 +14,8 @@ from perfmodel.calibration._model_plan import ModelPlan
 from perfmodel.calibration._steps import LayoutSteps
 from perfmodel.errors import CalibrationError, PerfModelError
 from perfmodel.measure import Plan, recorded_s, run_plan, write_plan
+from perfmodel.ops import Op
 from perfmodel.prediction import StepProblem, priced_events
-from perfmodel.spec import Op
 
 Run = Callable[[Plan, Path], Any]
 """Measures a plan into tables of a folder, as `run_plan` does."""

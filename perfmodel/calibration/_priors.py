@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from perfmodel.cost.learn import measured_kinds, rows_from_ops
+from perfmodel.ops import Collective, Op
 from perfmodel.prediction import (
     FASTER,
     GAUSS_90,
@@ -27,7 +28,7 @@ from perfmodel.prediction import (
     event_classes,
     factors_of,
 )
-from perfmodel.spec import Collective, Layout, Op
+from perfmodel.spec import Layout
 
 CONTEXT: Final = 0.03
 """Standard deviation of what sets all kernels of a family in a step apart from the same kernels timed alone (clocks

@@ -10,8 +10,9 @@ from jaxtyping import Float
 
 from perfmodel.calibration._beliefs import Beliefs
 from perfmodel.cost import EventTimes, PricesCollectives, PricesKernels
+from perfmodel.ops import Op
 from perfmodel.prediction import EventShares, StepProblem, event_shares, priced_events
-from perfmodel.spec import Layout, Op
+from perfmodel.spec import Layout
 
 HALF_WIDTH = 1.645
 """Standard deviations on either side of a 90 % interval."""

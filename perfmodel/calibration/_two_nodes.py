@@ -5,7 +5,8 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.spec import Cluster, Collective
+from perfmodel.ops import Collective
+from perfmodel.spec import Cluster
 from perfmodel.units import dtype_bytes
 
 ALL_REDUCE_RANKS: Final = 8

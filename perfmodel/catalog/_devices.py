@@ -37,6 +37,7 @@ class DeviceEntry:
 
     vendor: str
     architecture: str
+    die: str = ""
     memory_gib: float
     memory_bandwidth_gb_per_s: float
     peak_tflops: PeakTflops
@@ -59,6 +60,7 @@ class DeviceEntry:
             name=name,
             vendor=self.vendor,
             architecture=self.architecture,
+            die=self.die,
             memory_bytes=self.memory_gib * GIB,
             memory_bandwidth_bytes_per_s=self.memory_bandwidth_gb_per_s * 1e9,
             peak=PeakRates(**peak),

@@ -133,6 +133,8 @@ class DeepSeek(Llama):
     q_lora_rank: CountOrNone = 0
     n_shared_experts: CountOrNone = 0
     first_k_dense_replace: CountOrNone = 0
+    n_group: CountOrNone = 1
+    topk_group: CountOrNone = 1
 
     def fields(self) -> Fields:
         latent = LatentAttention(
@@ -148,6 +150,8 @@ class DeepSeek(Llama):
             ffn_hidden=self.moe_intermediate_size,
             shared_ffn_hidden=self.moe_intermediate_size * self.n_shared_experts,
             first_dense_layers=self.first_k_dense_replace,
+            groups=self.n_group or 1,
+            groups_kept=self.topk_group or 1,
         )
         own = {"kv_heads": self.num_attention_heads, "head_dim": self.v_head_dim}
         return super().fields() | own | {"latent_attention": latent, "experts": experts}

@@ -229,7 +229,7 @@ def guess_s(device: str, points: "Sequence[Point]") -> list[float]:
     """
     from perfmodel import catalog
     from perfmodel.cost import KernelModel
-    from perfmodel.spec import Collective
+    from perfmodel.ops import Collective
 
     try:
         known = catalog.device(device)

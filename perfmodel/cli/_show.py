@@ -30,13 +30,16 @@ def prediction(result: Prediction) -> None:
         f"{result.tokens_per_s_per_device:,.0f} tokens/s per device, bubble {result.bubble_fraction:.1%}"
     )
     memory = result.memory
-    console.print(f"memory {memory.peak / GIB:.1f} of {result.memory_capacity_bytes / GIB:.1f} GiB: {fits}")
+    console.print(
+        f"memory {result.memory_needed_bytes / GIB:.1f} of {result.memory_capacity_bytes / GIB:.1f} GiB: {fits} "
+        f"(probability {result.fits_probability:.2f})"
+    )
     for line in (*result.reasons, *result.warnings):
         console.print(line)
     breakdown(console, result)
     console.print(
         table(
-            "memory of the fullest pipeline rank",
+            f"memory as {result.framework} reports it",
             ("part", "GiB"),
             [(k, f"{v / GIB:.2f}") for k, v in memory.to_dict().items()],
         )

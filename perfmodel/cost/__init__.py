@@ -6,6 +6,10 @@ from perfmodel.cost._events import PricesCollectives as PricesCollectives
 from perfmodel.cost._events import PricesKernels as PricesKernels
 from perfmodel.cost._events import event_times as event_times
 from perfmodel.cost._kernels import KernelModel as KernelModel
+from perfmodel.cost._power import TENSOR_TYPES as TENSOR_TYPES
+from perfmodel.cost._power import has_power_law as has_power_law
+from perfmodel.cost._power import sustained_seconds as sustained_seconds
+from perfmodel.cost._power import under_load as under_load
 from perfmodel.cost._roofline import measured_work as measured_work
 from perfmodel.cost._roofline import roofline_seconds as roofline_seconds
 from perfmodel.cost._roofline import roofline_time as roofline_time

@@ -25,8 +25,9 @@ from perfmodel.cost.learn import (
     predict_moe,
     weight_files,
 )
+from perfmodel.ops import Collective
 from perfmodel.session import current_session
-from perfmodel.spec import Cluster, Collective
+from perfmodel.spec import Cluster
 
 
 class CollectiveModel:

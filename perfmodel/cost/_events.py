@@ -7,7 +7,8 @@ from typing import Protocol
 import numpy as np
 from jaxtyping import Float64
 
-from perfmodel.spec import Cluster, Collective, Device, KernelOp, Op
+from perfmodel.ops import Collective, KernelOp, Op
+from perfmodel.spec import Cluster, Device
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,19 @@ class EventTimes:
         """The same with every time and its interval multiplied."""
         return replace(self, time_s=self.time_s * by, lo_s=self.lo_s * by, hi_s=self.hi_s * by)
 
+    def at_least(self, where: Sequence[int], bounds: "EventTimes") -> "EventTimes":
+        """The same with those of the events at `where` that take less time than their `bounds` replaced by these."""
+        return self._replaced(where, bounds, np.greater)
+
     def at_most(self, where: Sequence[int], bounds: "EventTimes") -> "EventTimes":
         """The same with those of the events at `where` that take longer than their `bounds` replaced by these."""
+        return self._replaced(where, bounds, np.less)
+
+    def _replaced(self, where: Sequence[int], bounds: "EventTimes", by: np.ufunc) -> "EventTimes":
         time_s, lo_s, hi_s = self.time_s.copy(), self.lo_s.copy(), self.hi_s.copy()
         provenance = list(self.provenance)
         for at, i in enumerate(where):
-            if bounds.time_s[at] < time_s[i]:
+            if by(bounds.time_s[at], time_s[i]):
                 time_s[i], lo_s[i], hi_s[i] = bounds.time_s[at], bounds.lo_s[at], bounds.hi_s[at]
                 provenance[i] = bounds.provenance[at]
         return EventTimes(time_s, lo_s, hi_s, tuple(provenance))
@@ -53,6 +61,21 @@ class PricesCollectives(Protocol):
         ...
 
 
+def _relayed(
+    cluster: Cluster, ops: Sequence[Collective], times: EventTimes, collectives: PricesCollectives
+) -> EventTimes:
+    """The times of collectives, but no less than what they send on inside nodes takes (`Collective.relayed_bytes`)."""
+    where = [i for i, op in enumerate(ops) if op.relayed_bytes > 0 and op.ranks_per_node > 1]
+    if not where:
+        return times
+    inside = [
+        Collective(collective=op.collective, bytes=op.relayed_bytes, num_ranks=op.ranks_per_node,
+                   ranks_per_node=op.ranks_per_node, dtype=op.dtype)
+        for op in (ops[i] for i in where)
+    ]  # fmt: skip
+    return times.at_least(where, collectives.times(cluster, inside))
+
+
 def event_times(
     ops: Sequence[Op], cluster: Cluster, kernels: PricesKernels, collectives: PricesCollectives
 ) -> EventTimes:
@@ -68,7 +91,8 @@ def event_times(
     if comm:
         sent: list[Collective] = [ops[i] for i in comm]  # pyright: ignore[reportAssignmentType]
         shared = [op.num_nodes ** cluster.levels[op.level].contention if op.num_nodes > 1 else 1.0 for op in sent]
-        parts.append((comm, collectives.times(cluster, sent).scaled(np.array(shared))))
+        times = collectives.times(cluster, sent).scaled(np.array(shared))
+        parts.append((comm, _relayed(cluster, sent, times, collectives)))
     for where, part in parts:
         time_s[where], lo_s[where], hi_s[where] = part.time_s, part.lo_s, part.hi_s
         for i, name in zip(where, part.provenance, strict=True):

@@ -8,9 +8,8 @@ import numpy as np
 import pandas as pd
 
 from perfmodel.cost._events import EventTimes
-from perfmodel.cost._roofline import HALF_WIDTH, as_measured, roofline_seconds, roofline_time
+from perfmodel.cost._roofline import HALF_WIDTH, as_measured, gradients_of, roofline_seconds, roofline_time, wider
 from perfmodel.cost.learn import (
-    KERNEL_FAMILIES,
     PROVENANCE,
     Figures,
     Prediction,
@@ -18,14 +17,16 @@ from perfmodel.cost.learn import (
     Regressor,
     TableQueries,
     WeightFiles,
+    added,
     load_family,
     rows_from_ops,
     table_rows,
     weight_files,
 )
 from perfmodel.ingest.tables import factorise
+from perfmodel.ops import FAMILIES, Gemm, KernelOp
 from perfmodel.session import Store, current_session
-from perfmodel.spec import Device, KernelOp
+from perfmodel.spec import Device
 
 _LABELS = np.array(PROVENANCE, object)
 
@@ -143,7 +144,7 @@ class KernelModel:
         n = len(table)
         result = np.full((3, n), np.nan)
         provenance = np.full(n, "skipped: op family is not modelled", object)
-        for family in KERNEL_FAMILIES:
+        for family in FAMILIES:
             index = np.flatnonzero((table["op_family"] == family).to_numpy())
             for start in range(0, len(index), _CHUNK):
                 part = index[start : start + _CHUNK]
@@ -159,7 +160,7 @@ class KernelModel:
 
     def _predict_new(self, device: Device, software: str | None, ops: Sequence[KernelOp]) -> Prediction:
         """Times of ops; in element types that nobody measured, at the share of the roofline that the nearest measured
-        one reaches."""
+        one reaches. Products of half as wide elements take no longer, and no less than half as long."""
         priced = [as_measured(device, op) for op in ops]
         found = self._predict_ops(Query(Figures.of(device), None, software), priced)
         at = [i for i, (op, measured) in enumerate(zip(ops, priced, strict=True)) if op is not measured]
@@ -168,6 +169,19 @@ class KernelModel:
             found.log_time[at] += np.log(own_s / measured_s)
             found.log_low[at], found.log_high[at] = found.log_time[at] - HALF_WIDTH, found.log_time[at] + HALF_WIDTH
             found.provenance[at] = _EXTRAPOLATED
+        narrow = [i for i, op in enumerate(ops) if wider(device, op) is not op]
+        whole = [i for i in narrow if isinstance(ops[i], Gemm) and ops[i].pass_ == "bwd"]
+        if once := [i for i in narrow if i not in whole]:
+            wide = self._predict_new(device, software, [wider(device, ops[i]) for i in once])
+            own = found.log_time[once]
+            moved = np.clip(own, wide.log_time - np.log(2.0), wide.log_time) - own
+            for log in (found.log_time, found.log_low, found.log_high):
+                log[once] += moved
+        if whole:
+            parts = zip(*(gradients_of(op) for i in whole if isinstance(op := ops[i], Gemm)), strict=True)
+            both = added(*(self._predict_new(device, software, part) for part in parts))
+            for total, values in zip(found, both, strict=True):
+                total[whole] = values
         return found
 
     def _predict_ops(self, query: Query, ops: Sequence[KernelOp]) -> Prediction:

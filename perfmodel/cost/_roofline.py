@@ -8,9 +8,10 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64
 
-from perfmodel.cost.learn import KERNEL_FAMILIES, Figures, Rows, kernel_physics, rows_from_ops, table_rows
+from perfmodel.cost.learn import SAME_SHAPE, Figures, Rows, kernel_physics, rows_from_ops, table_rows
 from perfmodel.cost.learn import power_join as power_join
-from perfmodel.spec import Device, KernelOp
+from perfmodel.ops import FAMILIES, Gemm, KernelOp, MoE
+from perfmodel.spec import Device
 
 FIXED_S: Final = 4e-6
 """Time of an empty kernel: launch latency and tail on current accelerators."""
@@ -19,6 +20,7 @@ MEMORY_SHARE: Final = 0.75
 HALF_WIDTH: Final = 0.6
 """Half-width of the analytical 90 % interval, in log time."""
 _POWER: Final = 3.0
+_WIDER: Final = {"fp4": ("fp8",), "fp8": ("bf16", "fp16"), "int8": ("bf16", "fp16")}
 _UNMEASURED: Final = ("fp4", "int8")
 
 
@@ -56,6 +58,23 @@ def as_measured(device: Device, op: KernelOp) -> KernelOp:
     return replace(op, dtype=next(name for name in ("fp8", "bf16", "fp16", "fp32") if name in device.dtypes))
 
 
+def wider(device: Device, op: KernelOp) -> KernelOp:
+    """The same product of elements twice as wide; the op itself where it is none of 8 or 4 bits, or the device has no
+    wider type."""
+    if not isinstance(op, (Gemm, MoE)):
+        return op
+    found = next((name for name in _WIDER.get(op.dtype, ()) if name in device.dtypes), op.dtype)
+    return replace(op, dtype=found) if found != op.dtype else op
+
+
+def gradients_of(op: Gemm) -> tuple[Gemm, Gemm]:
+    """The products of input and weight gradient that both gradients of a product consist of."""
+    if op.op == SAME_SHAPE:
+        return replace(op, pass_="dgrad", accumulate=False), replace(op, pass_="wgrad")
+    once = replace(op, n=op.k, k=op.n, pass_="dgrad", accumulate=False)
+    return once, replace(op, m=op.n, n=op.k, k=op.m, pass_="wgrad")
+
+
 def measured_work(table: pd.DataFrame, device: Device) -> pd.DataFrame:
     """Work and time of every measured kernel of a device, for a roofline.
 
@@ -67,7 +86,7 @@ def measured_work(table: pd.DataFrame, device: Device) -> pd.DataFrame:
     """
     own_device = table["device"].isin([device.name, *device.aliases])
     parts = []
-    for family in KERNEL_FAMILIES:
+    for family in FAMILIES:
         own = pd.DataFrame(table[own_device & (table["op_family"] == family)])
         if own.empty:
             continue

@@ -43,6 +43,7 @@ PARTS: Final = {
     "forward": Look(SKY, "forward"),
     "recompute": Look("#B7DEF6", "recompute"),
     "backward": Look(GREEN, "backward"),
+    "clock_under_load": Look("#7A2E2E", "clock under load"),
     "tensor_parallel_communication": Look(ORANGE, "tensor-parallel comm."),
     "context_parallel_communication": Look("#F3CF80", "context-parallel comm."),
     "expert_parallel_communication": Look(PURPLE, "expert-parallel comm."),

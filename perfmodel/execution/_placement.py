@@ -3,7 +3,8 @@
 from collections import Counter
 from dataclasses import replace
 
-from perfmodel.spec import Cluster, Collective, Op
+from perfmodel.ops import Collective, Op
+from perfmodel.spec import Cluster
 
 
 def placed(op: Op, group: tuple[int, ...], cluster: Cluster | None, n_devices: int) -> Op:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Final, cast
 
 from perfmodel.execution._placement import placed
+from perfmodel.ops import Collective
 from perfmodel.program.ir import OPS, Function, Instruction, Tensor, instruction_devices
-from perfmodel.spec import Cluster, Collective
+from perfmodel.spec import Cluster
 
 
 @dataclass(frozen=True)

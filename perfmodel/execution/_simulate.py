@@ -9,8 +9,9 @@ from jaxtyping import Float
 from perfmodel.cost import CollectiveModel, KernelModel, event_times
 from perfmodel.cost.learn import weight_files
 from perfmodel.execution._structure import Event, ProgramStructure, distinct_ops, program_structure
+from perfmodel.ops import Op
 from perfmodel.program.ir import Function
-from perfmodel.spec import Cluster, Op
+from perfmodel.spec import Cluster
 from perfmodel.timeline import Timeline, times
 
 Timer = Callable[[Sequence[Op]], Float[np.ndarray, " ops"]]

@@ -15,9 +15,10 @@ from jaxtyping import Int
 from perfmodel.errors import PerfModelError
 from perfmodel.execution._joins import Joined, binary_joins
 from perfmodel.execution._placement import placed
+from perfmodel.ops import Op
 from perfmodel.program import N_STREAMS, Kind, Stream, Structure
 from perfmodel.program.ir import OPS, STREAMS, Function, Instruction, Tensor, instruction_devices
-from perfmodel.spec import Cluster, Op
+from perfmodel.spec import Cluster
 
 Event = tuple[Kind, tuple[Op, ...]]
 """What a class stands for: its kind, and the kernels or collectives that run one after another."""

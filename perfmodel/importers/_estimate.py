@@ -17,8 +17,6 @@ from perfmodel.importers._rows import CollectiveRow, KernelRow
 from perfmodel.prediction import COMPILED, FASTER, SLOWER
 from perfmodel.spec import Cluster, Device
 
-_PRODUCTS: Final = ("gemm", "conv", "attention")
-
 
 @dataclass(frozen=True, kw_only=True)
 class StepEstimate:
@@ -101,7 +99,7 @@ def estimate(
     peak_s = sum(
         row.count * row.flops / device.peak.flops_per_s(peak_dtype or row.op.dtype)
         for row in kernels
-        if row.op.family in _PRODUCTS
+        if row.op.uses_matrix_units
     )
     flops = sum(row.count * row.flops for row in kernels)
     room = device.memory_bytes * (1 - COMPILED.memory_margin) - COMPILED.context_bytes

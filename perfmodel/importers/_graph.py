@@ -6,7 +6,7 @@ from typing import Literal
 
 from perfmodel.importers._dtypes import Array
 from perfmodel.importers._rows import CollectiveRow, KernelRow, Unmapped, merged, repeated
-from perfmodel.spec import KernelOp, MemoryBound
+from perfmodel.ops import KernelOp, MemoryBound
 
 Role = Literal["pointwise", "reduction", "view", "kernel", "collective", "loop", "unmapped", "effect"]
 """`pointwise` and `reduction` fuse; a `view` (reshape, transpose, broadcast, slice) is read in place by what

@@ -8,7 +8,7 @@ from typing import Final
 from perfmodel.importers._dtypes import Array
 from perfmodel.importers._hlo_text import Instruction
 from perfmodel.importers._products import ConvShape
-from perfmodel.spec import CollectiveKind, Gemm
+from perfmodel.ops import CollectiveKind, Gemm
 
 TRANSCENDENTAL: Final = frozenset({
     "exponential", "exponential-minus-one", "log", "log-plus-one", "logistic", "power", "sqrt", "cbrt", "rsqrt",

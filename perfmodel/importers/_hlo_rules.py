@@ -11,7 +11,7 @@ from perfmodel.importers._graph import Node, Value, streamed
 from perfmodel.importers._hlo_text import Computation, HloModule, Instruction, Type
 from perfmodel.importers._products import convolution, product
 from perfmodel.importers._rows import Unmapped
-from perfmodel.spec import Embedding
+from perfmodel.ops import Embedding
 
 _HALF: Final = ("bf16", "fp16")
 

@@ -12,7 +12,7 @@ from perfmodel.importers._graph import Node, Region, Value, rows_of
 from perfmodel.importers._jaxpr_rules import leaf
 from perfmodel.importers._mesh import axis_groups
 from perfmodel.importers._rows import CollectiveRow, Groups, Unmapped
-from perfmodel.spec import CollectiveKind
+from perfmodel.ops import CollectiveKind
 
 _INLINED: Final = frozenset({
     "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call",

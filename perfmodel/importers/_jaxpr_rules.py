@@ -8,7 +8,7 @@ from perfmodel.importers._dtypes import Array
 from perfmodel.importers._graph import Node, Value, streamed
 from perfmodel.importers._products import ConvShape, convolution, product
 from perfmodel.importers._rows import Unmapped
-from perfmodel.spec import Embedding
+from perfmodel.ops import Embedding
 
 _FULL_PRECISION: Final = ("HIGHEST", "HIGH", "F32_F32_F32", "float32")
 

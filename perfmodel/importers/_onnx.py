@@ -14,7 +14,7 @@ from perfmodel.importers._graph import Node, Region, Value, rows_of, streamed
 from perfmodel.importers._products import ConvShape, convolution, product
 from perfmodel.importers._rows import Unmapped
 from perfmodel.importers._table import OpTable
-from perfmodel.spec import Attention, Embedding
+from perfmodel.ops import Attention, Embedding
 
 
 def read_onnx(model: Any, *, dims: Mapping[str, int] | None = None, name: str | None = None) -> OpTable:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import prod
 
 from perfmodel.importers._dtypes import Array
-from perfmodel.spec import Convolution, Gemm, KernelOp
+from perfmodel.ops import Convolution, Gemm, KernelOp
 
 Axes = tuple[int, ...]
 

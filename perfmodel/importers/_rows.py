@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from perfmodel.spec import Cluster, Collective, CollectiveKind, KernelOp
+from perfmodel.ops import Collective, CollectiveKind, KernelOp
+from perfmodel.spec import Cluster
 
 Groups = tuple[tuple[int, ...], ...]
 """Ranks that communicate with one another, group by group; for `send_recv` (source, target) pairs."""

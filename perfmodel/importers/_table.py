@@ -12,9 +12,6 @@ from perfmodel.importers._estimate import StepEstimate, estimate
 from perfmodel.importers._rows import CollectiveRow, KernelRow, Unmapped
 from perfmodel.spec import Cluster, Device
 
-PRODUCT_FAMILIES: Final = ("gemm", "conv", "attention")
-"""Families whose FLOPs are matrix products."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class OpTable:
@@ -39,7 +36,7 @@ class OpTable:
     @property
     def matmul_flops(self) -> float:
         """The part of `flops` in matrix products, attention and convolutions."""
-        return sum(k.count * k.flops for k in self.kernels if k.op.family in PRODUCT_FAMILIES)
+        return sum(k.count * k.flops for k in self.kernels if k.op.uses_matrix_units)
 
     @property
     def traffic_bytes(self) -> float:

@@ -12,7 +12,8 @@ import pandas as pd
 from perfmodel.catalog import device
 from perfmodel.errors import TableError, UnknownNameError
 from perfmodel.ingest.tables import number, relabel, text
-from perfmodel.spec import NONGATED_MOE, Device
+from perfmodel.ops import NONGATED_MOE
+from perfmodel.spec import Device
 
 _EAGER: Final = frozenset({"neusight", "aceso", "sailor_aceso", "pipedream"})
 """Sources timed one eager call at a time: their times hide behind a host-side launch floor."""
@@ -25,6 +26,10 @@ _ORDER: Final = (
 Training profilers come first, then torch/cuBLAS routes of serving stacks, own kernels of serving
 stacks, and eager timings last because their small kernels hide behind the launch floor.
 """
+_UNDER_LOAD: Final = frozenset({"simumax"})
+"""Sources whose times are sustained, all others being bursts: its products of 8192 hold 1.1 PFLOP/s on B200 where those
+of B300 and GB300 elsewhere hold 1.6 to 2.0, and 228 TFLOP/s on A100-PCIE where its power limit allows some 214
+(`perfmodel.cost.sustained_seconds`); products of 4096 take about as long as elsewhere."""
 OWN_ORDER: Final = -1
 """A user's own measurement comes before all of these."""
 _TF32: Final = ("sailor_aceso", "xla_perf_tables")
@@ -69,6 +74,11 @@ def stand_in_order(source: str, software: str) -> int:
     source is none of the public tables'."""
     ranks = (rank for rank, name in enumerate(_ORDER) if source == name or software.startswith(name))
     return next(ranks, OWN_ORDER)
+
+
+def held_under_load(source: str) -> bool:
+    """Whether a source timed kernels long enough for the device's power limit to hold its clock down."""
+    return source in _UNDER_LOAD
 
 
 def times_host_launch(source: str) -> bool:

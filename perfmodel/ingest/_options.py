@@ -6,7 +6,7 @@ from typing import Final, get_args
 
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError, UnknownNameError
-from perfmodel.spec import CollectiveKind
+from perfmodel.ops import CollectiveKind
 
 COLLECTIVES: Final = get_args(CollectiveKind)
 

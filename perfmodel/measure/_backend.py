@@ -9,7 +9,7 @@ from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.measure._harness import SampleCalls
 from perfmodel.measure._meter import Meter, pinned_to_one_core
 from perfmodel.measure._rows import Row
-from perfmodel.spec import KernelOp
+from perfmodel.ops import KernelOp
 
 BACKENDS: Final = ("jax", "torch", "nccl-tests")
 """`nccl-tests` measures collectives only, by its own programs."""

@@ -1,17 +1,46 @@
 """Cards: where a table's numbers come from, as a JSON file beside it."""
 
 import hashlib
-from collections.abc import Sequence
+import os
+import platform
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.errors import TableError
 from perfmodel.ingest.tables import write_json
 from perfmodel.measure._harness import StoppingRule
-from perfmodel.measure._machine import machine, software
 from perfmodel.measure._rows import SUSPECT
+
+
+def machine() -> dict[str, str | int]:
+    """CPU model, logical cores and architecture."""
+    return {"cpu_model": _cpu_model(), "cores": os.cpu_count() or 1, "architecture": platform.machine()}
+
+
+def software(packages: Iterable[str]) -> dict[str, str]:
+    """Versions of Python, the system and packages; those not installed are left out."""
+    found = {"python": platform.python_version(), "system": platform.system()}
+    for name in packages:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    try:
+        text = cpuinfo.read_text("utf-8", errors="replace")
+    except OSError:
+        return platform.processor() or "unknown"
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return match[1].strip() if match else platform.processor() or "unknown"
+
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,9 +83,10 @@ def card_path(table: Path) -> Path:
 
 
 def collector_sha256() -> str:
-    """Hash over the sources of this package: tells measurements of different collectors apart."""
+    """Hash over the sources of this package and of the programs timed: tells collectors apart."""
     digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    package = Path(__file__).parent
+    for source in (*sorted(package.glob("*.py")), *sorted(package.with_name("ops").glob("*.py"))):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     return digest.hexdigest()
 

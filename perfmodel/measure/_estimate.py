@@ -18,10 +18,10 @@ from perfmodel.ingest.tables import read_table
 from perfmodel.measure._harness import StoppingRule
 from perfmodel.measure._meter import MachineMeter
 from perfmodel.measure._nccl_tests import geometric_runs
-from perfmodel.measure._partial import PartialFile
 from perfmodel.measure._plan import Plan
 from perfmodel.measure._rows import Point, Row, point_key, row_key
-from perfmodel.spec import Collective
+from perfmodel.measure._sweep import PartialFile
+from perfmodel.ops import Collective
 
 TYPICAL_REPEATS: Final = 4
 """Samples of a row over `min_repeats`; the median of datasets/cpu_kernels.csv is 4.5, those set aside counted."""

@@ -5,16 +5,55 @@ interference: other work held the processor for more than a set share of the sam
 without it stay; the median barely moves by them and the standard deviation shows them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from statistics import fmean, median, stdev
-from typing import Final
+from typing import Final, NamedTuple
 
 from perfmodel.errors import PerfModelError
-from perfmodel.measure._median import relative_half_width
 from perfmodel.measure._meter import Meter
 from perfmodel.units import positive
+
+
+def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
+    """Confidence interval of the median of independent values, between two of their order statistics.
+
+    The number of values below the true median is binomial(n, 1/2) whatever the distribution, so
+    [x_(j+1), x_(n-j)] covers it with probability 1 - 2 P(B <= j) (order statistics counted from one);
+    the largest j that keeps `confidence` is taken. Le Boudec, Performance Evaluation of Computer and
+    Communication Systems, theorem 2.1; recommended for timings by Hoefler and Belli, SC15, section 3.2.
+
+    Returns:
+        (low, high), or `None` where no such interval exists (fewer than 6 values at 95 %).
+
+    Raises:
+        PerfModelError: if `confidence` is not between 0 and 1.
+    """
+    if not 0 < confidence < 1:
+        raise PerfModelError(f"confidence must lie between 0 and 1, got {confidence!r}")
+    n = len(values)
+    # whole numbers: 2^n outgrows floating point
+    below, ways, cut = 0, 1, -1
+    while cut + 1 < n / 2:
+        below += ways
+        if 2 * below / (1 << n) > 1 - confidence:
+            break
+        cut += 1
+        ways = ways * (n - cut) // (cut + 1)
+    if cut < 0:
+        return None
+    ordered = sorted(values)
+    return ordered[cut], ordered[n - 1 - cut]
+
+
+def relative_half_width(values: Sequence[float], confidence: float = 0.95) -> float:
+    """Half the width of the median's interval over the median; infinite where there is no interval."""
+    interval = median_interval(values, confidence)
+    if interval is None:
+        return float("inf")
+    return (interval[1] - interval[0]) / 2 / median(values)
+
 
 MIN_CLEAN: Final = 3
 """Undisturbed samples that suffice to leave the disturbed ones out."""
@@ -134,3 +173,25 @@ def time_calls(sample: SampleCalls, rule: StoppingRule, *, warmup_calls: int = 2
         half_width=relative_half_width(times_s, rule.confidence),
         interference=fmean(s.interference for s in used),
     )
+
+
+class Effort(NamedTuple):
+    """Seconds of one measurement."""
+
+    least: float
+    """On a quiet machine, where the fewest samples suffice."""
+    most: float
+    """Where the interval stays too wide and the rule's caps end it."""
+
+
+def measuring_s(rule: StoppingRule, call_s: float, *, warmup_calls: int = 2) -> Effort:
+    """Seconds that `time_calls` takes for a call of `call_s`, by its stopping rule.
+
+    Calls of less than half of `rule.min_sample_s` are bundled to samples that long; no sample starts after
+    `rule.max_s`. Compiling the program and filling its inputs come on top.
+    """
+    sample_s = call_s if 2 * call_s >= rule.min_sample_s else rule.min_sample_s
+    cap_s = rule.max_s + sample_s
+    warmup_s = warmup_calls * call_s
+    least, most = (warmup_s + min(n * sample_s, cap_s) for n in (rule.min_repeats, rule.max_repeats))
+    return Effort(least, most)

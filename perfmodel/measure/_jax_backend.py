@@ -7,14 +7,12 @@ from functools import cached_property
 from typing import Any, Final
 
 from perfmodel.errors import PerfModelError
-from perfmodel.measure._caches import host_flush
 from perfmodel.measure._harness import Sample, SampleCalls
 from perfmodel.measure._meter import Meter, NoMeter, host_meter
-from perfmodel.measure._programs import JAX_DTYPES, Program, program
+from perfmodel.measure._programs import check_kernel, jax_dtypes, jax_program
 from perfmodel.measure._rows import Row
-from perfmodel.measure._samplers import cold_sampler, queued_sampler
-from perfmodel.measure._supported import check_kernel
-from perfmodel.spec import Attention, KernelOp
+from perfmodel.measure._samplers import cold_sampler, host_flush, queued_sampler
+from perfmodel.ops import Attention, KernelOp, Program
 
 FP8_CAPABILITY: Final = 8.9
 """CUDA compute capability from which matrix units take fp8 (Ada, Hopper)."""
@@ -50,7 +48,7 @@ class JaxBackend:
         return {"calls": "each waited for", "threads": 1}
 
     def check(self, op: KernelOp, *, cold: bool = False) -> None:
-        check_kernel(op, ("fp8", *JAX_DTYPES) if op.family == "gemm" else JAX_DTYPES)
+        check_kernel(op, jax_dtypes(op))
         if op.dtype == "fp8" and self.capability < FP8_CAPABILITY:
             raise PerfModelError(
                 f"fp8 products need an NVIDIA GPU of compute capability {FP8_CAPABILITY} or newer; this is "
@@ -69,8 +67,8 @@ class JaxBackend:
         import jax
 
         if cold:
-            return cold_sampler(program(op), self.meter, jax.block_until_ready, self._flush)
-        sample = self._queued(program(op))
+            return cold_sampler(jax_program(op), self.meter, jax.block_until_ready, self._flush)
+        sample = self._queued(jax_program(op))
         return _unrounded(sample) if self.accelerator and op.dtype == "fp32" else sample
 
     def overhead_sampler(self) -> SampleCalls:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from perfmodel.measure._backend import Backend, open_backend
 from perfmodel.measure._harness import StoppingRule, time_calls
 from perfmodel.measure._rows import SOURCE, Point, Row, op_columns, timing_columns
-from perfmodel.spec import KernelOp
+from perfmodel.ops import KernelOp
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
 from perfmodel.measure._rows import SOURCE, Point, Row, collective_columns, present
-from perfmodel.spec import Collective
+from perfmodel.ops import Collective
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,9 +13,9 @@ from perfmodel.measure._collectives import INTERCONNECT
 from perfmodel.measure._harness import StoppingRule
 from perfmodel.measure._hosts import EmulatedNetwork
 from perfmodel.measure._nccl_tests import ALIGNMENT, NcclTests
+from perfmodel.measure._programs import MEASURED_FAMILIES
 from perfmodel.measure._rows import Point
-from perfmodel.measure._supported import MEASURED_FAMILIES
-from perfmodel.spec import Collective, KernelOp
+from perfmodel.ops import Collective, KernelOp
 from perfmodel.units import dtype_bytes, whole
 
 LARGEST: Final = 2**53

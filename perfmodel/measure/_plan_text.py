@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from perfmodel.ingest.tables import write_text
 from perfmodel.measure._plan import Plan
-from perfmodel.spec import Collective, Op
+from perfmodel.ops import Collective, Op
 
 _LABELS: Final = ("family", "op", "collective", "dtype", "pass", "accumulate", "causal", "phase")
 """Keys by which neighbouring ops must agree to share an entry."""

@@ -12,8 +12,7 @@ from typing import Any, Self
 from perfmodel.measure._hosts import Host
 from perfmodel.measure._launch import forget_launcher
 from perfmodel.measure._meter import Meter, Reading
-from perfmodel.measure._programs import JAX_DTYPES
-from perfmodel.spec import Collective
+from perfmodel.ops import JAX_DTYPES, Collective
 from perfmodel.units import dtype_bytes
 
 

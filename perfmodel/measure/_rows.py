@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from perfmodel.errors import PerfModelError
 from perfmodel.measure._harness import StoppingRule, Timing
-from perfmodel.spec import Collective, KernelOp, Op
+from perfmodel.ops import Collective, KernelOp, Op
 
 SOURCE: Final = "perfmodel"
 SUSPECT: Final = "suspect_interference"

@@ -13,23 +13,21 @@ from perfmodel.errors import CalibrationError
 from perfmodel.ingest.tables import read_table, write_table
 from perfmodel.measure._agents import Agent, members
 from perfmodel.measure._backend import Backend, open_backend
-from perfmodel.measure._card import Card, card_path, collector_sha256, read_card, write_card
+from perfmodel.measure._card import Card, card_path, collector_sha256, read_card, software, write_card
 from perfmodel.measure._collectives import INTERCONNECT, collective_row, transport_of
 from perfmodel.measure._device_check import check_device
-from perfmodel.measure._finished import finished_rows
 from perfmodel.measure._group import RankGroup, check_collective
 from perfmodel.measure._harness import StoppingRule
 from perfmodel.measure._hosts import EmulatedHosts, Host
 from perfmodel.measure._kernels import call_overhead_s, kernel_row
 from perfmodel.measure._lock import locked
-from perfmodel.measure._machine import software
 from perfmodel.measure._meter import wait_until_quiet
 from perfmodel.measure._nccl_tests import ReadOutput, check_nccl_tests, nccl_tests_rows
-from perfmodel.measure._partial import PartialFile
 from perfmodel.measure._plan import Plan
+from perfmodel.measure._recorded import finished_rows
 from perfmodel.measure._rows import MEASURED, Point, Row, point_key
-from perfmodel.measure._sweep import Measure, sweep
-from perfmodel.spec import Collective
+from perfmodel.measure._sweep import Measure, PartialFile, sweep
+from perfmodel.ops import Collective
 
 if TYPE_CHECKING:
     import pandas as pd

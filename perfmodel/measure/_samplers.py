@@ -1,11 +1,12 @@
-"""How calls of a program are timed by the host's clock."""
+"""How calls of a program are timed by the host's clock, with warm caches or emptied ones."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
+from perfmodel import catalog
 from perfmodel.measure._harness import Sample, SampleCalls
 from perfmodel.measure._meter import Meter
-from perfmodel.measure._programs import Program
+from perfmodel.ops import Program
 
 
 def queued_sampler(timed: Program, meter: Meter, wait: Callable[[Any], Any], *, every_call: bool) -> SampleCalls:
@@ -60,3 +61,20 @@ class Calls:
         if timed.carried:
             self._arguments = (*output[: timed.carried], *self._arguments[timed.carried :])
         return output
+
+
+FLUSH_FACTOR: Final = 2
+"""Size of the buffer that is touched, in last-level caches: replacement is not strictly least-recently-used."""
+
+
+def host_flush() -> tuple[Callable[[], None], int]:
+    """A function that fills the CPU's caches with a buffer of its own, and the buffer's bytes."""
+    import numpy as np
+
+    size = FLUSH_FACTOR * int(catalog.device("cpu").l2_bytes)
+    buffer = np.zeros(size // 8)
+
+    def flush() -> None:
+        np.add(buffer, 1.0, out=buffer)
+
+    return flush, size

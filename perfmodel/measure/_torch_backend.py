@@ -7,15 +7,12 @@ from functools import cached_property
 from typing import Any, Final
 
 from perfmodel.errors import PerfModelError
-from perfmodel.measure._caches import FLUSH_FACTOR, host_flush
 from perfmodel.measure._harness import Sample, SampleCalls
 from perfmodel.measure._meter import Meter, NoMeter, host_meter
-from perfmodel.measure._programs import Program
+from perfmodel.measure._programs import check_kernel, torch_dtypes, torch_program
 from perfmodel.measure._rows import Row
-from perfmodel.measure._samplers import Calls, cold_sampler, queued_sampler
-from perfmodel.measure._supported import check_kernel
-from perfmodel.measure._torch_programs import torch_module, torch_program
-from perfmodel.spec import Gemm, KernelOp
+from perfmodel.measure._samplers import FLUSH_FACTOR, Calls, cold_sampler, host_flush, queued_sampler
+from perfmodel.ops import Gemm, KernelOp, Program, torch_module
 from perfmodel.units import MIB
 
 FP8_CAPABILITY: Final = (8, 9)
@@ -55,8 +52,7 @@ class TorchBackend:
         return {"calls": "each in turn", "threads": 1}
 
     def check(self, op: KernelOp, *, cold: bool = False) -> None:
-        extra = ("fp8", "tf32") if op.family == "gemm" else ()
-        check_kernel(op, (*extra, "fp32", "bf16", "fp16"))
+        check_kernel(op, torch_dtypes(op))
         needed = {"fp8": FP8_CAPABILITY, "tf32": TF32_CAPABILITY}.get(op.dtype, (0, 0))
         if self.capability < needed:
             raise PerfModelError(

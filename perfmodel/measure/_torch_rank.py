@@ -6,8 +6,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
 from perfmodel.measure._rank import Place, RankSession, local_elements
-from perfmodel.measure._torch_programs import TORCH_DTYPES, torch_module
-from perfmodel.spec import Collective
+from perfmodel.ops import TORCH_DTYPES, Collective, torch_module
 
 Tensor = Any
 """A `torch.Tensor`."""

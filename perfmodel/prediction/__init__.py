@@ -36,9 +36,9 @@ from perfmodel.prediction._evaluate import evaluate as evaluate
 from perfmodel.prediction._evaluate import step_programs as step_programs
 from perfmodel.prediction._evaluate import step_time_s as step_time_s
 from perfmodel.prediction._evaluate import step_times_s as step_times_s
-from perfmodel.prediction._explain import event_label as event_label
 from perfmodel.prediction._fits import bundle_memory as bundle_memory
 from perfmodel.prediction._fits import fit_reasons as fit_reasons
+from perfmodel.prediction._fits import needed_memory as needed_memory
 from perfmodel.prediction._fits import peak_memory as peak_memory
 from perfmodel.prediction._fits import program_live as program_live
 from perfmodel.prediction._grid import LayoutGrid as LayoutGrid
@@ -54,6 +54,7 @@ from perfmodel.prediction._interval import GAUSS_90 as GAUSS_90
 from perfmodel.prediction._interval import log_covariance as log_covariance
 from perfmodel.prediction._live import LiveState as LiveState
 from perfmodel.prediction._memory import CATEGORIES as CATEGORIES
+from perfmodel.prediction._memory_spread import FILE_NAME as MEMORY_FILE
 from perfmodel.prediction._placement import placement_on_network as placement_on_network
 from perfmodel.prediction._predict import explain as explain
 from perfmodel.prediction._predict import predict as predict
@@ -64,6 +65,7 @@ from perfmodel.prediction._price import block_times as block_times
 from perfmodel.prediction._price import layout_coordinates as layout_coordinates
 from perfmodel.prediction._price import priced_events as priced_events
 from perfmodel.prediction._price import step_factors as step_factors
+from perfmodel.prediction._price import under_training_load as under_training_load
 from perfmodel.prediction._problem import StepProblem as StepProblem
 from perfmodel.prediction._problem import step_problem as step_problem
 from perfmodel.prediction._problem import step_problem_of as step_problem_of
@@ -79,7 +81,7 @@ from perfmodel.prediction._site import EAGER as EAGER
 from perfmodel.prediction._site import FASTER as FASTER
 from perfmodel.prediction._site import SLOWER as SLOWER
 from perfmodel.prediction._site import Site as Site
-from perfmodel.prediction._site import slowdown as slowdown
+from perfmodel.prediction._site import generation as generation
 from perfmodel.prediction._stage_costs import StageCosts as StageCosts
 from perfmodel.prediction._stage_costs import one_stage_per_rank as one_stage_per_rank
 from perfmodel.prediction._stage_costs import stage_costs as stage_costs
@@ -91,6 +93,9 @@ from perfmodel.prediction._sustained import FILE_NAME as SUSTAINED_FILE
 from perfmodel.prediction._sustained import source_group as source_group
 from perfmodel.prediction._sustained import sustained as sustained
 from perfmodel.prediction._sustained import sustained_from as sustained_from
+from perfmodel.prediction._terms import STEP_TERMS as STEP_TERMS
+from perfmodel.prediction._terms import StepTerm as StepTerm
+from perfmodel.prediction._terms import without as without
 from perfmodel.prediction._unknown import FILE_NAME as UNKNOWN_FILE
 from perfmodel.prediction._unknown import TERMS as TERMS
 from perfmodel.prediction._unknown import Unknown as Unknown

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from perfmodel.prediction._blocks import BlockTimes
 from perfmodel.prediction._compose import Bundle, bundle_passes, durations, event_classes, weighted_programs
 from perfmodel.prediction._phases import PHASES, Phase, phase_counts
-from perfmodel.prediction._price import has_step_costs, step_factors, variant_times
+from perfmodel.prediction._price import has_step_costs, step_factors, under_training_load, variant_times
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import Prepared, prepared, rank_busy_s
 from perfmodel.program import Kind
@@ -34,6 +34,7 @@ class Part(IntEnum):
     CONTEXT_PARALLEL = 4
     EXPERT_PARALLEL = 5
     GAPS = 6
+    CLOCK = 7
 
 
 _PART_OF_PHASE = {
@@ -51,7 +52,10 @@ class Account:
     breakdown_s: dict[str, float]
     """Mean seconds per pipeline rank by activity; sums to the step time.
 
-    - `forward`, `backward`, `recompute`, `optimizer`: kernels, for as long as they run.
+    - `forward`, `backward`, `recompute`, `optimizer`: kernels, for as long as they run at the clock at which they were
+      timed by themselves.
+    - `clock_under_load`: by how much longer they run in passes at the clock that a training step sustains, within the
+      power limit.
     - `..._parallel_communication`: collectives inside passes, as far as they are not hidden behind kernels.
     - `kernel_launch_gaps`: inside passes, between kernels and where they wait for the host.
     - `data_parallel_communication_exposed`, `pipeline_communication_exposed`, `host_copies_exposed`: by how much the
@@ -91,6 +95,7 @@ def step_account(problem: StepProblem, bundle: Bundle, step_s: float) -> Account
     result = {"forward": mean_s[Part.FORWARD]}
     if training:
         result |= {"backward": mean_s[Part.BACKWARD], "recompute": mean_s[Part.RECOMPUTE]}
+    result["clock_under_load"] = mean_s[Part.CLOCK]
     result |= {f"{part.name.lower()}_communication": mean_s[part] for part in _COLLECTIVES}
     result["kernel_launch_gaps"] = mean_s[Part.GAPS]
     result["optimizer"] = float(optimizer_s.mean()) * usual
@@ -126,7 +131,7 @@ class _Program:
     def of(cls, problem: StepProblem, bundle: Bundle, weight: float, scale: float) -> "_Program":
         program, whole_s = prepared(bundle.spec), durations(problem, bundle)[0]
         structure = program.structure
-        parts_s = _of_passes(problem, bundle, _phase_parts) * scale
+        parts_s = _of_passes(problem, bundle, partial(_phase_parts, problem)) * scale
         kind = structure.class_kind
         optimizer, passes = kind == Kind.OPTIMIZER, np.isin(kind, tuple(PHASES))
         left = [whole_s.copy()]
@@ -177,20 +182,22 @@ def _of_passes(
 
 def _alone_s(problem: StepProblem, table: BlockTimes, _paired: bool) -> Float[np.ndarray, "blocks phases 1"]:
     """Seconds of the kernels of every phase of every block, timed alone and as fast as their intervals allow."""
-    device = problem.cluster.device
-    clock = np.array([problem.site.clock(op, device) for op in table.ops])
     kernel = np.array([group == "" for group in table.groups], bool)
-    return (table.counts @ np.where(kernel, table.times.lo_s / clock, 0.0))[:, :, None]
+    return (table.counts @ np.where(kernel, table.times.lo_s / under_training_load(problem, table.ops), 0.0))[
+        :, :, None
+    ]
 
 
-def _phase_parts(table: BlockTimes, paired: bool) -> Float[np.ndarray, "blocks phases parts"]:
+def _phase_parts(problem: StepProblem, table: BlockTimes, paired: bool) -> Float[np.ndarray, "blocks phases parts"]:
     """Seconds of every phase of every block by part; of a pair's collectives only what outlasts the kernels.
 
     Together they are what passes last, but for what a step costs beyond its events.
     """
     out = np.zeros((*table.gap_s.shape, len(Part)))
     collective = np.array([group != "" for group in table.groups], bool)
-    kernels_s = table.event_s[:, :, ~collective].sum(axis=2)
+    slower = np.where(collective, 0.0, np.maximum(0.0, 1 - 1 / under_training_load(problem, table.ops)))
+    out[:, :, Part.CLOCK] = table.event_s @ slower
+    kernels_s = table.event_s[:, :, ~collective].sum(axis=2) - out[:, :, Part.CLOCK]
     for phase, part in _PART_OF_PHASE.items():
         out[:, phase, part] = kernels_s[:, phase]
     out[:, :, Part.GAPS] = table.gap_s

@@ -14,14 +14,15 @@ from perfmodel.cost import EventTimes
 from perfmodel.cost.learn import END_TO_END_FILE, WeightFiles
 from perfmodel.errors import CalibrationError
 from perfmodel.ingest.tables import write_json
+from perfmodel.ops import FAMILIES, Collective, Op
 from perfmodel.prediction._discrepancy import Discrepancy
-from perfmodel.spec import Collective, Framework, Op
+from perfmodel.spec import Framework
 
 SCHEMA: Final = "end-to-end/1"
 END_TO_END: Final = "end-to-end"
 """Provenance of times that runs have moved, or confirmed."""
 
-KERNEL_FACTORS: Final = ("gemm", "bmm", "attention", "memory", "embedding", "optimizer", "conv", "moe")
+KERNEL_FACTORS: Final = (*FAMILIES, "bmm")
 _KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
 _TIERS: Final = ("intra_node", "inter_node")
 HOST_FACTORS: Final = ("host_op_s", "kernel_gap_s")

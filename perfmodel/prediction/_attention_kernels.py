@@ -9,7 +9,8 @@ from dataclasses import replace
 from math import sqrt
 from typing import Final
 
-from perfmodel.spec import Attention, AttentionKernel, Device, Job, Op
+from perfmodel.ops import Attention, Op
+from perfmodel.spec import AttentionKernel, Device, Job
 
 _SINCE_HOPPER: Final = sqrt(1.5 * 1.75)
 """FlashAttention-3 is 1.5 to 2.0 times as fast as FlashAttention-2 on H100 (Shah et al. 2024, arXiv 2407.08608,

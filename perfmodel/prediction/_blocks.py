@@ -12,10 +12,11 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from perfmodel.cost import EventTimes
+from perfmodel.ops import Attention, KernelOp, Op
 from perfmodel.prediction._phases import N_PHASES, RECOMPUTE_MODES, Phase
 from perfmodel.prediction._placement import Network
 from perfmodel.prediction._stages import is_layer
-from perfmodel.spec import Framework, Job, KernelOp, Op
+from perfmodel.spec import Framework, Job
 from perfmodel.workload import BlockOps, Comm
 
 
@@ -33,6 +34,8 @@ class ShardBlocks:
     counts: Float[np.ndarray, "blocks phases ops"]
     overlappable: Bool[np.ndarray, " ops"]
     """Collectives that are independent of the kernels beside them."""
+    beside_attention: Bool[np.ndarray, " ops"]
+    """Collectives that can run beside attention kernels, and no others."""
 
     @cached_property
     def layers(self) -> Bool[np.ndarray, " blocks"]:
@@ -109,11 +112,12 @@ class BlockTimes(ShardBlocks):
 
 def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, Network], job: Job) -> ShardBlocks:
     """Count and deduplicate the events of `blocks`, whose process groups lie on `networks`."""
-    index: dict[tuple[Op, str, bool], int] = {}
+    index: dict[tuple[Op, str, bool, bool], int] = {}
     entries: list[tuple[int, int, int, float]] = []
 
-    def add(block: int, phase: Phase, op: Op, count: float, group: str = "", overlappable: bool = False) -> None:
-        where = index.setdefault((op, group, overlappable), len(index))
+    def add(block: int, phase: Phase, op: Op, count: float, comm: Comm | None = None) -> None:
+        key = (op, comm.group, comm.overlappable, comm.beside_attention) if comm else (op, "", False, False)
+        where = index.setdefault(key, len(index))
         entries.append((block, phase, where, count))
 
     for b, (block, _) in enumerate(blocks):
@@ -125,8 +129,8 @@ def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, 
             for comm in comms:
                 network = networks[comm.group]
                 if network.ranks > 1:
-                    event = network.collective(comm.collective, comm.bytes, job.dtype)
-                    add(b, phase, event, comm.count, comm.group, comm.overlappable)
+                    event = network.collective(comm.collective, comm.bytes, job.dtype, comm.choice)
+                    add(b, phase, event, comm.count, comm)
 
     counts = np.zeros((len(blocks), N_PHASES, len(index)))
     rows = np.array(entries).reshape(-1, 4)
@@ -135,9 +139,10 @@ def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, 
         blocks=tuple(b for b, _ in blocks),
         repeats=tuple(n for _, n in blocks),
         ops=tuple(op for op, *_ in index),
-        groups=tuple(group for _, group, _ in index),
+        groups=tuple(group for _, group, *_ in index),
         counts=counts,
-        overlappable=np.array([flag for *_, flag in index], bool),
+        overlappable=np.array([flag for *_, flag, _ in index], bool),
+        beside_attention=np.array([flag for *_, flag in index], bool),
     )
 
 
@@ -174,31 +179,32 @@ def _idle_and_exposed(
     # the device waits for the host where launching takes longer than what is launched runs
     gap_s = np.maximum(launches * framework.kernel_gap_s, issued * framework.issue_s - busy_s)
     is_kernel = np.array([group == "" for group in blocks.groups], bool)
-    exposed = _exposed(blocks.counts, times.time_s, is_kernel, blocks.overlappable, ring_steps)
+    exposed = _exposed(blocks, times.time_s, is_kernel, ring_steps)
     return gap_s, exposed + framework.tp_overlap_loss * (1 - exposed)
 
 
 def _exposed(
-    counts: Float[np.ndarray, "blocks phases ops"],
-    time_s: Float[np.ndarray, " ops"],
-    is_kernel: Bool[np.ndarray, " ops"],
-    overlappable: Bool[np.ndarray, " ops"],
-    ring_steps: int,
+    blocks: ShardBlocks, time_s: Float[np.ndarray, " ops"], is_kernel: Bool[np.ndarray, " ops"], ring_steps: int
 ) -> Float[np.ndarray, " ops"]:
     """Share of each event's time that cannot hide behind the kernels beside it.
 
     An overlappable collective is independent of the kernels of its phase (in backward also of the weight
-    gradients) and hides as far as these last: exposed = max(0, 1 - compute / communication). Under
-    `tp_overlap` the others are cut into n = tp ring steps that feed, or are fed by, slices of a product, of
-    which all but one can hide: exposed = max(1/n, 1 - compute (1 - 1/n) / communication).
+    gradients) and hides as far as these last: exposed = max(0, 1 - compute / communication); context parallelism's
+    hides behind attention alone. Under `tp_overlap` the others are cut into n = tp ring steps that feed, or are fed by,
+    slices of a product, of which all but one can hide: exposed = max(1/n, 1 - compute (1 - 1/n) / communication).
     """
     exposed = np.ones(len(time_s))
-    seconds = counts * time_s
-    compute_s = seconds[:, :, is_kernel].sum(axis=2)
-    compute_s[:, Phase.BACKWARD_INPUT] += compute_s[:, Phase.BACKWARD_WEIGHT]
-    for group, first in ((overlappable, 0.0), (~is_kernel & ~overlappable, 1 / ring_steps)):
+    seconds = blocks.counts * time_s
+    attention = np.array([isinstance(op, Attention) for op in blocks.ops], bool)
+    others = ~is_kernel & ~blocks.overlappable & ~blocks.beside_attention
+    for group, beside, first in (
+        (blocks.overlappable, is_kernel, 0.0), (blocks.beside_attention, attention, 0.0),
+        (others, is_kernel, 1 / ring_steps),
+    ):  # fmt: skip
         if not group.any() or first == 1:
             continue
+        compute_s = seconds[:, :, beside].sum(axis=2)
+        compute_s[:, Phase.BACKWARD_INPUT] += compute_s[:, Phase.BACKWARD_WEIGHT]
         comm_s = seconds[:, :, group].sum(axis=2)
         used = comm_s > 0
         share = np.maximum(1 - compute_s[used] * (1 - first) / comm_s[used], first)

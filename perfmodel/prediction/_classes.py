@@ -7,12 +7,12 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel.cost import EventTimes
+from perfmodel.ops import Op
 from perfmodel.prediction._communication import CommunicationEvents
 from perfmodel.prediction._phases import PASS_KINDS, PHASES
 from perfmodel.prediction._sends import NO_EVENT
 from perfmodel.prediction._variants import Variant
 from perfmodel.program import WHOLE, Kind, Structure
-from perfmodel.spec import Op
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,16 +85,19 @@ class EventClasses:
 def event_entries(
     structure: Structure, events: CommunicationEvents
 ) -> tuple[Int[np.ndarray, " entries"], Int[np.ndarray, " entries"]]:
-    """The (class, event) pairs; an event of a segment is also part of the whole stage."""
+    """The (class, event) pairs, one for each time that it occurs; an event of a segment is also part of the whole
+    stage."""
     classes, numbers = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for table in events.tables:
         of_kind = np.flatnonzero((structure.class_kind == table.kind) & (structure.class_span == table.span))
         stage, segment = structure.class_stage[of_kind], structure.class_segment[of_kind]
         whole = segment == WHOLE
-        part = table.index[stage[~whole], segment[~whole]]
-        parts = table.index[stage[whole]]
-        classes += [of_kind[~whole], np.repeat(of_kind[whole], parts.shape[1])]
-        numbers += [part, parts.reshape(-1)]
+        part, often = (of[stage[~whole], segment[~whole]] for of in (table.index, table.times))
+        parts, often_parts = (of[stage[whole]] for of in (table.index, table.times))
+        times = np.concatenate([often, often_parts.reshape(-1)])
+        held = np.concatenate([of_kind[~whole], np.repeat(of_kind[whole], parts.shape[1])])
+        classes.append(np.repeat(held, times))
+        numbers.append(np.repeat(np.concatenate([part, parts.reshape(-1)]), times))
     class_index, op_index = np.concatenate(classes), np.concatenate(numbers)
     real = op_index != NO_EVENT
     return class_index[real], op_index[real]

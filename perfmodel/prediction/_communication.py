@@ -6,17 +6,29 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Float, Int
 
+from perfmodel.ops import Op
 from perfmodel.prediction._blocks import ShardBlocks
 from perfmodel.prediction._placement import Placement
 from perfmodel.prediction._sends import NO_EVENT, hops, transfers
-from perfmodel.prediction._zero import Exchange, exchange, exchanges, is_trained, state_params, state_place, update
+from perfmodel.prediction._zero import (
+    Exchange,
+    StateLayout,
+    StatePlace,
+    exchange,
+    exchanged_units,
+    exchanges,
+    is_trained,
+    state_params,
+    update,
+)
 from perfmodel.program import Kind, ProgramSpec
-from perfmodel.spec import Cluster, Job, Layout, Op
+from perfmodel.spec import Cluster, Job, Layout
 from perfmodel.units import dtype_bytes
 
 _KINDS: dict[Exchange, tuple[Kind, ...]] = {
     "all_reduce": (Kind.GRAD_REDUCE,),
     "reduce_scatter": (Kind.GRAD_REDUCE,),
+    "all_reduce_copies": (Kind.GRAD_REDUCE,),
     "all_gather": (Kind.PARAM_GATHER, Kind.PARAM_GATHER_BACKWARD),
 }
 
@@ -30,6 +42,8 @@ class StageEvents:
     """Micro-batches that they are for."""
     index: Int[np.ndarray, "stages segments"]
     """Event of every stage and segment, `NO_EVENT` for none; one segment where stages have but one event."""
+    times: Int[np.ndarray, "stages segments"]
+    """How often it occurs there."""
 
 
 @dataclass(eq=False)
@@ -42,12 +56,23 @@ class CommunicationEvents:
     """A class may hold events of several tables."""
 
     def add(
-        self, kind: Kind, amount: Float[np.ndarray, "stages segments"], make: Callable[[float], Op], span: int = 1
+        self,
+        kind: Kind,
+        amount: Float[np.ndarray, "stages segments"],
+        make: Callable[[float], Op | None],
+        units: Float[np.ndarray, "stages segments"] | None = None,
+        span: int = 1,
     ) -> None:
-        """Add the event that `make` makes of each amount (bytes, parameters) above 0."""
-        values, inverse = np.unique(amount, return_inverse=True)
-        numbers = [self.number(make(value)) if value > 0 else NO_EVENT for value in values.tolist()]
-        self.tables.append(StageEvents(kind, span, np.array(numbers)[inverse].reshape(amount.shape)))
+        """Add the event that `make` makes, if any, of each amount (bytes, parameters) above 0, in `units` equal parts
+        one after another."""
+        parts = np.ones(amount.shape) if units is None else units
+        values, inverse = np.unique(amount / parts, return_inverse=True)
+        numbers = [self._number_of(make(value) if value > 0 else None) for value in values.tolist()]
+        found = np.array(numbers)[inverse].reshape(amount.shape)
+        self.tables.append(StageEvents(kind, span, found, parts.astype(int)))
+
+    def _number_of(self, op: Op | None) -> int:
+        return NO_EVENT if op is None else self.number(op)
 
     def number(self, op: Op) -> int:
         """The number of an event, new or known."""
@@ -56,7 +81,7 @@ class CommunicationEvents:
 
 def communication_events(
     ranks: Layout,
-    zero: int,
+    states: StateLayout,
     blocks: ShardBlocks,
     spec: ProgramSpec,
     spans: Iterable[int],
@@ -67,8 +92,8 @@ def communication_events(
     """Every event of a step that belongs to no block.
 
     Args:
-        ranks: how ranks are numbered; what else the layout says is of no account but for its ZeRO stage.
-        zero: that stage.
+        ranks: how ranks are numbered; what else the layout says is of no account.
+        states: how model states lie on them.
         blocks: of the shard.
         spec: the program.
         spans: how many micro-batches transfers may carry.
@@ -79,15 +104,16 @@ def communication_events(
     if ranks.pp > 1:
         for span in spans:
             _add_sends(events, ranks, blocks, spec, span, counts, job, cluster)
+    units = exchanged_units(states.zero, blocks.layers, counts)
     for group, of_block in state_params(blocks, ranks.pp > 1).items():
-        params, place = counts @ of_block, state_place(group, ranks, spec.replicas)
-        for exchanged in exchanges(zero, job) if place.size > 1 else ():
+        params, place = counts @ of_block, StatePlace.of(group, ranks, states.replicate, spec.replicas)
+        for exchanged in exchanges(states.zero, job):
             for kind in _KINDS[exchanged]:
-                events.add(kind, params, lambda n, e=exchanged, p=place: exchange(e, n, p, job, cluster))
-        if is_trained(job):  # one update per pipeline rank over all its chunks
+                events.add(kind, params, lambda n, e=exchanged, p=place: exchange(e, n, p, job, cluster), units)
+        if is_trained(job) and not states.on_host:  # one update per pipeline rank over all its chunks
             of_rank = np.zeros((len(params), 1))
             of_rank[spec.stage_map[:, 0], 0] = params.sum(axis=1)[spec.stage_map].sum(axis=1)
-            shards = place.size if zero else 1
+            shards = place.shards.size if states.zero else 1
             events.add(Kind.OPTIMIZER, of_rank, lambda n, s=shards: update(n, s, job))
     if spec.tied_embedding and not job.frozen:
         ends = np.zeros((counts.shape[0], 1))
@@ -116,4 +142,5 @@ def _add_sends(
         for places in (sent.send[block, tier], *sent.completions[:, block]):
             places = np.where(exists, places, NO_EVENT).tolist()
             numbers = [NO_EVENT if at == NO_EVENT else events.number(sent.ops[at]) for at in places]
-            events.tables.append(StageEvents(kind, span, np.array(numbers)[:, None]))
+            index = np.array(numbers)[:, None]
+            events.tables.append(StageEvents(kind, span, index, np.ones(index.shape, int)))

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from perfmodel.prediction._blocks import BlockTimes, ShardBlocks
 from perfmodel.prediction._classes import EventClasses, PassClasses, event_entries, pass_classes
 from perfmodel.prediction._communication import CommunicationEvents, communication_events
+from perfmodel.prediction._host_states import host_state_s
 from perfmodel.prediction._memory import BlockBytes, host_bandwidth
 from perfmodel.prediction._phases import PASSED, Phase, full_recompute_s, fully_recomputed, modes_of, recompute_s
 from perfmodel.prediction._price import block_times, has_step_costs, priced_events, step_factors, variant_times
@@ -25,6 +26,7 @@ from perfmodel.prediction._shard import Ranks, ranks_of, shard_events
 from perfmodel.prediction._stages import stage_blocks
 from perfmodel.prediction._step_costs import beside_passes, with_step_costs
 from perfmodel.prediction._variants import PLAIN, Variant
+from perfmodel.prediction._zero import StateLayout
 from perfmodel.program import Kind, ProgramSpec
 from perfmodel.schedule import PassTimes
 from perfmodel.session import Store
@@ -227,16 +229,18 @@ def bundle_events(problem: StepProblem, bundle: Bundle, lane: int) -> Communicat
     """Events between blocks of one of the bundle's layouts."""
     one = bundle.composed[lane]
     division = bundle.division._replace(full_layers=None)
-    return _events_between(problem.setting, bundle.spec, division, one.events, one.ranks, bundle.layouts[lane].zero)
+    return _events_between(
+        problem.setting, bundle.spec, division, one.events, one.ranks, StateLayout.of(bundle.layouts[lane])
+    )
 
 
 @kept
 def _events_between(
-    setting: Setting, spec: ProgramSpec, division: Division, blocks: ShardBlocks, ranks: Ranks, zero: int
+    setting: Setting, spec: ProgramSpec, division: Division, blocks: ShardBlocks, ranks: Ranks, states: StateLayout
 ) -> CommunicationEvents:
     spans = np.unique(prepared(spec).structure.variants[:, 0]).tolist()
     counts, _ = _divided(setting, division, spec.n_stages, spec.segments)
-    return communication_events(ranks.layout, zero, blocks, spec, spans, counts, setting.job, setting.cluster)
+    return communication_events(ranks.layout, states, blocks, spec, spans, counts, setting.job, setting.cluster)
 
 
 def event_classes(problem: StepProblem, bundle: Bundle) -> list[EventClasses]:
@@ -245,7 +249,7 @@ def event_classes(problem: StepProblem, bundle: Bundle) -> list[EventClasses]:
     of_program = _classes_by_shard(problem, bundle.spec, division)
     found = []
     for one, layout in zip(bundle.composed, bundle.layouts, strict=True):
-        rest = one.events, one.ranks, layout.zero
+        rest = one.events, one.ranks, StateLayout.of(layout)
         made = lambda rest=rest: _classes_of(problem, bundle.spec, division, *rest)  # noqa: E731
         found.append(of_program.once(rest, made))
     return found
@@ -253,21 +257,23 @@ def event_classes(problem: StepProblem, bundle: Bundle) -> list[EventClasses]:
 
 @kept
 def _classes_by_shard(problem: StepProblem, spec: ProgramSpec, division: Division) -> Store:
-    """Events in the classes of a program, by blocks, ranks and ZeRO stage."""
+    """Events in the classes of a program, by blocks, ranks and how states lie on them."""
     return Store(_MOST_SHARDS)
 
 
 def _classes_of(
-    problem: StepProblem, spec: ProgramSpec, division: Division, blocks: ShardBlocks, ranks: Ranks, zero: int
+    problem: StepProblem, spec: ProgramSpec, division: Division, blocks: ShardBlocks, ranks: Ranks, states: StateLayout
 ) -> EventClasses:
-    ops, class_index, op_index = _entries(problem.setting, spec, division, blocks, ranks, zero)
+    ops, class_index, op_index = _entries(problem.setting, spec, division, blocks, ranks, states)
     times = priced_events(problem, ops)
     return EventClasses(ops, times, class_index, op_index, prepared(spec).structure.n_classes)
 
 
 @kept
-def _entries(setting: Setting, spec: ProgramSpec, division: Division, blocks: ShardBlocks, ranks: Ranks, zero: int):
-    events = _events_between(setting, spec, division, blocks, ranks, zero)
+def _entries(
+    setting: Setting, spec: ProgramSpec, division: Division, blocks: ShardBlocks, ranks: Ranks, states: StateLayout
+):
+    events = _events_between(setting, spec, division, blocks, ranks, states)
     return tuple(events.ops), *event_entries(prepared(spec).structure, events)
 
 
@@ -288,6 +294,10 @@ def durations(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "lanes 
             out[:, where] += full_recompute_s(phase, bundle.modes) @ passes.full[where].T
     if bundle.spec.offload:
         _add_host_copies(problem, bundle, out)
+    for row, one, layout in zip(out, bundle.composed, layouts, strict=True):
+        if layout.offload_states != "none":
+            structure = prepared(bundle.spec).structure
+            row += host_state_s(problem.setting, layout, one.events, bundle.spec, structure, bundle.counts)
     if not has_step_costs(problem):
         return out
     scale = np.prod([step_factors(problem, layout) for layout in layouts], axis=1)

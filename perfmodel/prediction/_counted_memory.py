@@ -1,8 +1,10 @@
-"""Peak memory as the counters of allocators and drivers show it."""
+"""Peak memory as the counters of allocators and drivers show it: what a framework's own report says, and nvidia-smi."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, get_args
 
+from perfmodel.prediction._memory import communicators
 from perfmodel.prediction._prediction import StageMemory
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.spec import Device, Layout, MemoryCounter, Transformer
@@ -19,25 +21,44 @@ _OLDER_WORKSPACE_BYTES: Final = 8.125 * 2**20
 """What torch allocates for each handle, by architecture (its notes on CUDA semantics, cuBLAS workspaces)."""
 
 
+def reported_stages(problem: StepProblem, layout: Layout, stages: Sequence[StageMemory]) -> tuple[StageMemory, ...]:
+    """Memory of every pipeline rank as the framework's own reports count it; as it is needed where it has none."""
+    counter = problem.framework.memory_counter
+    return tuple(stages) if counter is None else counted_stages(problem, layout, stages, counter)
+
+
+def counted_stages(
+    problem: StepProblem, layout: Layout, stages: Sequence[StageMemory], counter: MemoryCounter
+) -> tuple[StageMemory, ...]:
+    """Memory of pipeline ranks as a counter shows it.
+
+    Args:
+        stages: what every pipeline rank needs: tensors, and the context in `buffers`.
+    """
+    framework = problem.framework
+    outputs = output_bytes(problem, layout) if framework.keeps_outputs else 0.0
+    workspace = workspace_bytes(problem.cluster.device)
+    context = framework.context_bytes + framework.communicator_bytes * communicators(layout)
+    fixed = context if counter == "device" else workspace
+    holes = counter not in ("allocated", "resting") and not framework.planned_memory
+    share = FRAGMENTATION / (1 - FRAGMENTATION) if holes else 0.0
+    found = []
+    for stage in stages:
+        moving = stage.buffers - context + outputs
+        counted = replace(stage, buffers=moving + fixed, allocator=share * (stage.activations + moving))
+        found.append(replace(counted, activations=0.0, buffers=workspace) if counter == "resting" else counted)
+    return tuple(found)
+
+
 def counted_memory(problem: StepProblem, layout: Layout, stages: Sequence[StageMemory]) -> dict[str, float]:
     """Peak bytes by counter (`perfmodel.spec.MemoryCounter`), on the rank that the framework reports.
 
     Args:
-        stages: memory of every pipeline rank of the layout.
+        stages: what every pipeline rank of the layout needs.
     """
-    framework = problem.framework
-    outputs = output_bytes(problem, layout) if framework.keeps_outputs else 0.0
-    watched = stages[: 1 if framework.reports_first_stage else None]
-    transient = [stage.activations + stage.buffers - framework.context_bytes + outputs for stage in watched]
-    settled = [stage.weights + stage.gradients + stage.optimizer for stage in watched]
-    found: dict[str, float] = {}
-    for counter in get_args(MemoryCounter):
-        least = framework.context_bytes if counter == "device" else workspace_bytes(problem.cluster.device)
-        whole = counter == "allocated" or framework.planned_memory
-        share = 0.0 if whole else FRAGMENTATION / (1 - FRAGMENTATION)
-        peak = max(held + (1 + share) * moving for held, moving in zip(settled, transient, strict=True))
-        found[counter] = least + peak
-    return found
+    watched = stages[:1] if problem.framework.reports_first_stage else stages
+    counters: tuple[MemoryCounter, ...] = get_args(MemoryCounter)
+    return {name: max(s.peak for s in counted_stages(problem, layout, watched, name)) for name in counters}
 
 
 def workspace_bytes(device: Device) -> float:

@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.cost import EventTimes
+from perfmodel.ops import Collective, Op
 from perfmodel.prediction._compose import Bundle, bundle_passes, event_classes
 from perfmodel.prediction._phases import phase_counts
 from perfmodel.prediction._prediction import CriticalEvent
@@ -15,42 +16,6 @@ from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._site import Site
 from perfmodel.program import Kind
-from perfmodel.spec import (
-    Attention,
-    Collective,
-    Convolution,
-    Embedding,
-    Gemm,
-    MemoryBound,
-    MoE,
-    Op,
-    OptimizerStep,
-)  # fmt: skip
-
-
-def event_label(op: Op) -> str:
-    """A short, unique, readable name: operator, shape, pass."""
-    match op:
-        case Gemm():
-            many = f"{op.batch * op.groups}x" if op.batch * op.groups > 1 else ""
-            return f"{op.op} {many}{op.m}x{op.n}x{op.k} {op.pass_}"
-        case Attention():
-            return (
-                f"attention b{op.batch} h{op.heads}/{op.kv_heads} q{op.seq_q} kv{op.seq_kv} d{op.head_dim} {op.pass_}"
-            )
-        case MemoryBound():
-            return f"{op.op} {op.rows}x{op.hidden} {op.pass_}"
-        case Embedding():
-            return f"embedding {op.tokens}x{op.hidden} {op.pass_}"
-        case OptimizerStep():
-            return f"{op.op} {op.n_params} params"
-        case Convolution():
-            return f"conv {op.batch}x{op.c_in}x{op.h_in}x{op.w_in} to {op.c_out} k{op.k_h}s{op.stride_h} {op.pass_}"
-        case MoE():
-            return f"experts {op.tokens} tokens {op.hidden}x{op.inter} top{op.topk}/{op.experts} {op.pass_}"
-        case Collective():
-            where = "intra-node" if op.num_nodes == 1 else f"{op.num_nodes} nodes"
-            return f"{op.collective} {op.bytes / 1e6:.3g} MB x{op.num_ranks} ({where})"
 
 
 class CriticalPath:
@@ -94,7 +59,7 @@ class CriticalPath:
         """Events by falling share; host and launch gaps, and copies to the host, as events of their own."""
         order = np.argsort(-self.seconds, kind="stable")
         named = [
-            CriticalEvent(event=event_label(self.ops[i]), count=float(self.count[i]), time_s=float(self.seconds[i]))
+            CriticalEvent(event=self.ops[i].label, count=float(self.count[i]), time_s=float(self.seconds[i]))
             for i in order.tolist()
             if self.seconds[i] > 0
         ]

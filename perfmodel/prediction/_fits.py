@@ -28,7 +28,7 @@ def bundle_memory(problem: StepProblem, bundle: Bundle) -> MemoryBatch:
     setting = problem.setting
     live = program_live(setting, bundle.spec)
     ranks = RankBlocks.of(bundle.counts.sum(axis=1), bundle.full.sum(axis=1), live)
-    return rank_memory(ranks, bundle.bytes(setting), Sharding.of(bundle.layouts), setting.job, setting.framework)
+    return rank_memory(ranks, bundle.bytes(setting), Sharding.of(bundle.layouts), setting)
 
 
 def program_live(setting: Setting, spec: ProgramSpec) -> LiveState:
@@ -60,8 +60,19 @@ def peak_memory(problem: StepProblem, layouts: Sequence[Layout]) -> tuple[Float[
 def stage_memory(problem: StepProblem, bundle: Bundle) -> tuple[StageMemory, ...]:
     """Memory of every pipeline rank of a bundle's first layout."""
     memory = bundle_memory(problem, bundle)
-    rows = zip(*(getattr(memory, name)[0].tolist() for name in CATEGORIES), strict=True)
+    of_category = (np.broadcast_to(getattr(memory, name), memory.total.shape) for name in CATEGORIES)
+    rows = zip(*(part[0].tolist() for part in of_category), strict=True)
     return tuple(StageMemory(**dict(zip(CATEGORIES, row, strict=True))) for row in rows)
+
+
+def needed_memory(problem: StepProblem, layout: Layout) -> tuple[StageMemory, ...]:
+    """What every pipeline rank of a layout cannot do without.
+
+    Raises:
+        LayoutError: the model does not divide as the layout asks.
+    """
+    (bundle,) = bundles(problem, [layout])
+    return stage_memory(problem, bundle)
 
 
 def fit_reasons(memory: Sequence[StageMemory], capacity: float, framework: Framework) -> tuple[str, ...]:

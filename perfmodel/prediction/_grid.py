@@ -54,8 +54,8 @@ class LayoutGrid:
     shards: tuple[ShardChoice, ...]
     recomputes: tuple[RecomputeChoice, ...]
     states: tuple[StateChoice, ...]
-    valid: Bool[np.ndarray, "pipelines shards recomputes states"]
-    """Combinations that are layouts of their own (broadcasts)."""
+    valid: Bool[np.ndarray, "#pipelines 1 #recomputes 1"]
+    """Combinations that are layouts of their own, whatever their shards and states."""
 
     @classmethod
     def of(cls, layout: Layout) -> "LayoutGrid":
@@ -74,8 +74,9 @@ class LayoutGrid:
         """Some choices of each axis."""
         axes = (self.pipelines, self.shards, self.recomputes, self.states)
         kept: list[Any] = [tuple(axis[i] for i in some.tolist()) for axis, some in zip(axes, chosen, strict=True)]
-        valid = np.broadcast_to(self.valid, self.shape)[np.ix_(*chosen)]
-        return LayoutGrid(self.degrees, *kept, valid=valid)
+        of_pipeline, _, of_recompute, _ = chosen
+        valid = np.broadcast_to(self.valid, (len(self.pipelines), 1, len(self.recomputes), 1))
+        return LayoutGrid(self.degrees, *kept, valid=valid[of_pipeline][:, :, of_recompute])
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -85,7 +86,9 @@ class LayoutGrid:
     @cached_property
     def size(self) -> int:
         """Valid layouts."""
-        return int(np.broadcast_to(self.valid, self.shape).sum())
+        pipelines, _, recomputes, _ = self.shape
+        valid = np.broadcast_to(self.valid, (pipelines, 1, recomputes, 1))
+        return int(valid.sum()) * len(self.shards) * len(self.states)
 
     def choices(self, index: int) -> dict[str, object]:
         """Layout fields, beyond the degrees, at a flat place of the product."""

@@ -1,5 +1,8 @@
 """A step time that no order of events can beat, for whole grids of layouts."""
 
+from collections.abc import Hashable
+from typing import NamedTuple
+
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -16,12 +19,20 @@ from perfmodel.prediction._variants import PLAIN
 def grid_bound_s(model: GridModel, grid: LayoutGrid) -> Float[np.ndarray, "pipelines shards recomputes states"]:
     """The longest of some paths that every program of a layout contains: through the passes, with what must
     come before and after them, or along a communication stream."""
-    pipelines = [model.pipeline(grid, choice) for choice in grid.pipelines]
+    pipelines = model.pipelines_of(grid)
     shapes, of_pipeline = model.shapes(grid)
     tables = model.times(grid)
     send_s = [model.send_s(grid, shape) for shape in shapes]
+    of_variants: dict[Hashable, PassSeconds] = {}
+    for t in pipelines:
+        if _variants_of(t) not in of_variants:
+            of_variants[_variants_of(t)] = _pass_seconds(model, grid, t, tables)
+    full = model.full_places(grid)
     passes_s = np.stack(
-        [_longest(model, grid, t, tables, send_s[n]) for t, n in zip(pipelines, of_pipeline, strict=True)]
+        [
+            longest_path_s(t, *of_variants[_variants_of(t)], full, send_s[n])
+            for t, n in zip(pipelines, of_pipeline, strict=True)
+        ]
     )
     states, of_shard = _states(model, grid)
     # axes: pipelines, shards, states
@@ -41,13 +52,24 @@ def grid_bound_s(model: GridModel, grid: LayoutGrid) -> Float[np.ndarray, "pipel
     return np.maximum(bound_s, stream_s[:, :, None], out=bound_s)
 
 
-def _longest(
-    model: GridModel,
-    grid: LayoutGrid,
-    pipeline: PipelineBlocks,
-    tables: list[BlockTimes],
-    send_s: Float[np.ndarray, "2 stages shards"],
-) -> Float[np.ndarray, "shards recomputes"]:
+class PassSeconds(NamedTuple):
+    """Seconds of passes through each block, by variant."""
+
+    phase_s: Float[np.ndarray, "variants blocks 3 shards"]
+    again_s: Float[np.ndarray, "recomputes variants blocks shards"]
+    """What recomputing adds to a backward pass."""
+    full_s: Float[np.ndarray, "recomputes variants blocks shards"]
+    """What blocks recomputed in full take beyond that."""
+
+
+def _variants_of(pipeline: PipelineBlocks) -> tuple[int, bytes]:
+    """What of a pipeline the seconds of its passes depend on."""
+    return pipeline.spec.scheduler.slices, pipeline.variants.tobytes()
+
+
+def _pass_seconds(
+    model: GridModel, grid: LayoutGrid, pipeline: PipelineBlocks, tables: list[BlockTimes]
+) -> PassSeconds:
     phase_s = []
     slices = pipeline.spec.scheduler.slices
     for span, index, paired in pipeline.variants.tolist():
@@ -60,7 +82,7 @@ def _longest(
     again_s = recompute_s(by_phase[None], modes[:, None, None, None])
     in_full = np.array([choice.recompute_full_layers is not None for choice in grid.recomputes])[:, None, None, None]
     full_s = np.where(in_full, full_recompute_s(by_phase[None], modes[:, None, None, None]), 0.0)
-    return longest_path_s(pipeline, phases[:, :, PASSED], again_s, full_s, model.full_places(grid), send_s)
+    return PassSeconds(phases[:, :, PASSED], again_s, full_s)
 
 
 def _states(model: GridModel, grid: LayoutGrid) -> tuple[tuple[np.ndarray, ...], Int[np.ndarray, " shards"]]:

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from perfmodel.prediction._grid import LayoutGrid
 from perfmodel.prediction._grid_bound import grid_bound_s
@@ -37,27 +38,42 @@ class GridCosts:
         """What is known by choices that differ in memory, for all layouts of the grid."""
         return of_memory[:, self.of_shard][..., self.of_state]
 
+    def fits(self, usable_bytes: float) -> Bool[np.ndarray, "pipelines own_shards recomputes own_states"]:
+        """Which choices that differ in memory are layouts that fit."""
+        return self.grid.valid & (self.peak_bytes <= usable_bytes)
+
+    @cached_property
+    def alike(self) -> Int[np.ndarray, "1 own_shards 1 own_states"]:
+        """Layouts that each choice stands for."""
+        _, shards, _, states = self.peak_bytes.shape
+        of_shard, of_state = np.bincount(self.of_shard, minlength=shards), np.bincount(self.of_state, minlength=states)
+        return of_shard[None, :, None, None] * of_state
+
     def too_large(self, usable_bytes: float) -> Int[np.ndarray, " categories"]:
         """Layouts that do not fit, by what takes most of their memory."""
-        over = self.grid.valid & self.spread(self.peak_bytes > usable_bytes)
-        return np.bincount(self.spread(self.largest)[over], minlength=len(CATEGORIES))
+        over = self.grid.valid & (self.peak_bytes > usable_bytes)
+        weights = np.broadcast_to(self.alike, over.shape)[over]
+        return np.bincount(self.largest[over], weights, len(CATEGORIES)).astype(int)
 
     def fitting(self, usable_bytes: float) -> "GridCosts":
-        """Without the choices of which no layout fits; as it is where none does at all."""
-        fits = self.grid.valid & self.spread(self.peak_bytes <= usable_bytes)
+        """Without the choices of which no layout fits; as it is where none does at all. Before bounds are known."""
+        fits = self.fits(usable_bytes)
         if not fits.any() or fits.all():
             return self
         axes = range(fits.ndim)
-        chosen = [np.flatnonzero(fits.any(axis=tuple(other for other in axes if other != axis))) for axis in axes]
-        pipelines, shards, recomputes, states = chosen
+        pipelines, shards, recomputes, states = (
+            np.asarray(fits.any(axis=tuple(other for other in axes if other != axis))) for axis in axes
+        )
+        chosen = [np.flatnonzero(of) for of in (pipelines, shards[self.of_shard], recomputes, states[self.of_state])]
+        grid = self.grid.only(chosen)
         kept = replace(
             self,
-            grid=self.grid.only(chosen),
+            grid=grid,
             peak_bytes=self.peak_bytes[pipelines][:, :, recomputes],
             largest=self.largest[pipelines][:, :, recomputes],
-            of_shard=self.of_shard[shards],
-            of_state=self.of_state[states],
-            bound_s=self.bound_s[np.ix_(*chosen)],
+            of_shard=self.of_shard[chosen[1]],
+            of_state=self.of_state[chosen[3]],
+            bound_s=_never(grid),
         )
         return replace(kept, left_out=self.too_large(usable_bytes) - kept.too_large(usable_bytes))
 
@@ -93,5 +109,8 @@ def _memory(model: GridModel, grid: LayoutGrid) -> GridCosts:
     own_shards, of_shard = distinct([shard.sequence_parallel for shard in grid.shards])
     own_states, of_state = distinct([(state.zero, state.offload) for state in grid.states])
     peak, largest = grid_memory(model, grid, own_shards, own_states)
-    never = np.broadcast_to(np.float32(np.inf), grid.shape)
-    return GridCosts(grid, peak, largest, of_shard, of_state, never, np.zeros(len(CATEGORIES), int))
+    return GridCosts(grid, peak, largest, of_shard, of_state, _never(grid), np.zeros(len(CATEGORIES), int))
+
+
+def _never(grid: LayoutGrid) -> Float[np.ndarray, "pipelines shards recomputes states"]:
+    return np.broadcast_to(np.float32(np.inf), grid.shape)

@@ -7,7 +7,6 @@ from jaxtyping import Float, Int
 
 from perfmodel.prediction._grid import LayoutGrid
 from perfmodel.prediction._grid_model import GridModel
-from perfmodel.prediction._grid_pipelines import stacked_ranks
 from perfmodel.prediction._memory import BlockBytes, Sharding, rank_memory
 from perfmodel.prediction._phases import modes_of
 
@@ -27,9 +26,7 @@ def grid_memory(
     shape = len(grid.pipelines), len(own_shards), len(grid.recomputes), len(own_states)
     peak, largest = np.empty(shape), np.empty(shape, np.int8)
     for offload in np.unique(offloads).tolist():
-        pipelines = [model.pipeline(grid, choice, offload).ranks for choice in grid.pipelines]
-        ranks = stacked_ranks(pipelines, model.full_places(grid))
         alike = Sharding.of([layout.replace(zero=stage) for stage in zero[offloads == offload].tolist()])
-        memory = rank_memory(ranks, blocks, alike, setting.job, setting.framework)
+        memory = rank_memory(model.ranks(grid, offload), blocks, alike, setting)
         peak[..., offloads == offload], largest[..., offloads == offload] = memory.peak, memory.largest
     return peak, largest

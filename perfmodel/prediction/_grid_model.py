@@ -9,18 +9,18 @@ from jaxtyping import Float, Int
 
 from perfmodel.prediction._blocks import BlockTimes, ShardBlocks
 from perfmodel.prediction._grid import LayoutGrid, PipelineChoice
-from perfmodel.prediction._grid_pipelines import PipelineBlocks, pipeline_blocks
+from perfmodel.prediction._grid_pipelines import PipelineBlocks, stacked_ranks
 from perfmodel.prediction._grid_states import StageShape, StateEvents, StateSeconds
+from perfmodel.prediction._memory import RankBlocks
 from perfmodel.prediction._phases import fully_recomputed
 from perfmodel.prediction._pipeline import PipelineCache
 from perfmodel.prediction._placement import rank_strides
 from perfmodel.prediction._price import block_times, priced_events
 from perfmodel.prediction._problem import StepProblem
-from perfmodel.prediction._program_spec import MAX_SEGMENTS_GATHER, MAX_SEGMENTS_OVERLAP, program_spec, segments_of
+from perfmodel.prediction._program_spec import program_spec, segments_of
 from perfmodel.prediction._sends import Transfers, hops, transfers
 from perfmodel.prediction._shard import shard_events
 from perfmodel.prediction._stages import layer_count, stage_blocks
-from perfmodel.prediction._zero import state_params
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Layout, PerStage
 
@@ -61,12 +61,21 @@ class GridModel:
 
     def shards(self, grid: LayoutGrid) -> list[Layout]:
         """A layout for each shard choice."""
-        return self._once(("shards", grid), lambda: [grid.degrees.replace(**s._asdict()) for s in grid.shards])
+        return [
+            self._once(("shard", grid.degrees, shard), lambda s=shard: grid.degrees.replace(**s._asdict()))
+            for shard in grid.shards
+        ]
 
     def blocks(self, grid: LayoutGrid) -> list[ShardBlocks]:
         """Blocks of each shard choice."""
         setting = self.problem.setting
-        return self._once(("blocks", grid), lambda: [shard_events(setting, lay) for lay in self.shards(grid)])
+        return self._once(
+            ("blocks", grid),
+            lambda: [
+                self._once(("blocks", layout), lambda lay=layout: shard_events(setting, lay))
+                for layout in self.shards(grid)
+            ],
+        )
 
     def orders(self, grid: LayoutGrid) -> tuple[list[Layout], Int[np.ndarray, " shards"]]:
         """A layout for each order of dimensions, and which of them each shard choice has."""
@@ -74,23 +83,35 @@ class GridModel:
         first, of_shard = distinct([layout.order for layout in layouts])
         return [layouts[s] for s in first], of_shard
 
-    def pipeline(self, grid: LayoutGrid, choice: PipelineChoice, offload: bool = False) -> PipelineBlocks:
-        """A pipeline with the model's blocks."""
-        layout, job = grid.degrees, self.problem.job
+    def pipelines_of(self, grid: LayoutGrid, offload: bool = False) -> list[PipelineBlocks]:
+        """The pipeline of each choice with the model's blocks."""
+        of_grid = lambda: [self._pipeline(grid, choice, offload) for choice in grid.pipelines]  # noqa: E731
+        return self._once(("pipelines", grid.pipelines, offload, *self._alike(grid)), of_grid)
 
+    def ranks(self, grid: LayoutGrid, offload: bool) -> RankBlocks:
+        """The fullest ranks of all pipelines under each recompute choice (`stacked_ranks`)."""
+        full = self.full_places(grid)
+        return self._once(
+            ("ranks", grid.pipelines, offload, *self._alike(grid), full.tobytes()),
+            lambda: stacked_ranks([one.ranks for one in self.pipelines_of(grid, offload)], full),
+        )
+
+    def _alike(self, grid: LayoutGrid) -> tuple[Hashable, ...]:
+        """What of the degrees the pipelines with the model's blocks depend on."""
+        return grid.degrees.pp, self.problem.job.num_microbatches(grid.degrees), self.blocks(grid)[0].repeats
+
+    def _pipeline(self, grid: LayoutGrid, choice: PipelineChoice, offload: bool) -> PipelineBlocks:
         def make() -> PipelineBlocks:
             blocks = self.blocks(grid)[0]
             tied = bool(getattr(self.problem.model, "tied_embeddings", False))
-            chosen = layout.replace(schedule=choice.schedule, vpp=choice.vpp, offload=offload)
-            spec = program_spec(chosen, job, layer_count(blocks.pairs), tied)
+            chosen = grid.degrees.replace(schedule=choice.schedule, vpp=choice.vpp, offload=offload)
+            spec = program_spec(chosen, self.problem.job, layer_count(blocks.pairs), tied)
             counts, full = self._once(
                 ("counts", spec.n_stages, blocks.repeats), lambda: self._counts(blocks, spec.n_stages)
             )
-            pipeline = self.pipelines.get(spec, counts, blocks.layers, blocks.kinds)
-            return pipeline_blocks(spec, pipeline, counts, full)
+            return PipelineBlocks(spec, self.pipelines.get(spec, counts, blocks.layers, blocks.kinds), counts, full)
 
-        repeats = self.blocks(grid)[0].repeats
-        return self._once(("pipeline", choice, layout.pp, job.num_microbatches(layout), offload, repeats), make)
+        return self._once(("pipeline", choice, offload, *self._alike(grid)), make)
 
     def _counts(self, blocks: ShardBlocks, stages: int) -> tuple[np.ndarray, np.ndarray]:
         """Blocks of every stage; those that are recomputed in full, under each of `full_layers`."""
@@ -104,7 +125,7 @@ class GridModel:
 
     def shapes(self, grid: LayoutGrid) -> tuple[list[StageShape], Int[np.ndarray, " pipelines"]]:
         """What stages the ranks of the grid's pipelines hold, and which of these each pipeline has."""
-        specs = [self.pipeline(grid, choice).spec for choice in grid.pipelines]
+        specs = [pipeline.spec for pipeline in self.pipelines_of(grid)]
         keys = [
             (spec.stage_map.shape, spec.stage_map.tobytes(), spec.steps > 1, spec.scheduler.plain) for spec in specs
         ]
@@ -113,9 +134,8 @@ class GridModel:
 
         def shape(place: int) -> StageShape:
             stages = specs[place].n_stages
-            layers, most = layer_count(blocks.pairs), (1, MAX_SEGMENTS_OVERLAP, MAX_SEGMENTS_GATHER)
-            cuts = [stage_blocks(blocks.kinds, stages, segments_of(layers, stages, n)) for n in most]
-            return StageShape(specs[place], tuple(cuts))
+            segments = segments_of(layer_count(blocks.pairs), stages)
+            return StageShape(specs[place], stage_blocks(blocks.kinds, stages, segments))
 
         known = [self._once(("shape", keys[place], blocks.repeats), lambda p=place: shape(p)) for place in first]
         return known, of_pipeline
@@ -139,11 +159,11 @@ class GridModel:
 
     def send_s(self, grid: LayoutGrid, shape: StageShape) -> Float[np.ndarray, "2 stages shards"]:
         """Seconds of the transfers out of every stage."""
-        spec, counts = shape.spec, shape.by_segments[0]
+        spec, counts = shape.spec, shape.by_segments
         if spec.n_stages == 1:
             return np.zeros((2, 1, len(grid.shards)))
 
-        def seconds(layout: Layout, sender: tuple[ShardBlocks, int]) -> Float[np.ndarray, "2 stages"]:
+        def seconds(layout: Layout, sender: tuple[ShardBlocks, int]) -> np.ndarray:
             sent = self.transfers(layout, sender[0], 1 / spec.scheduler.slices)
             table = self._once(("transfer seconds", sent), lambda: sent.seconds(self.timed_s(sent)))
             way = self._once(("hops", shape, sender[1]), lambda: hops(spec, counts, layout, self.problem.cluster))
@@ -160,11 +180,10 @@ class GridModel:
     def state_events(self, grid: LayoutGrid) -> list[StateEvents]:
         """Events of weights, gradients and optimizer states for all shapes of the grid, by order of dimensions."""
         shapes, blocks = self.shapes(grid)[0], self.blocks(grid)[0]
-        params = state_params(blocks, grid.degrees.pp > 1)
         return [
             self._once(
-                ("states", *lay.degrees, lay.order, tuple(shapes)),
-                lambda lay=lay: StateEvents(lay, shapes, params, self.problem.job, self.problem.cluster),
+                ("states", *lay.degrees, lay.order, lay.replicate, lay.offload_states, tuple(shapes)),
+                lambda lay=lay: StateEvents(lay, shapes, blocks, self.problem.setting),
             )
             for lay in self.orders(grid)[0]
         ]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -13,52 +14,70 @@ from perfmodel.program import ProgramSpec
 
 @dataclass(frozen=True, eq=False)
 class PipelineBlocks:
-    """One pipeline in blocks rather than stages; `fulls`: which of them are recomputed in full."""
+    """One pipeline in blocks of a model rather than stages; what is not asked for is not worked out."""
 
     spec: ProgramSpec
-    variants: Int[np.ndarray, "variants 3"]
-    """See `Structure.variants`."""
-    blocks: Float[np.ndarray, " blocks"]
-    """Of the whole model."""
-    work: Float[np.ndarray, "paths variants*3*blocks"]
-    """Blocks that each path passes forwards, in input gradients and in weight gradients."""
-    again: Float[np.ndarray, "paths variants*blocks"]
-    """Blocks whose input gradient it passes."""
-    again_full: Float[np.ndarray, "fulls paths variants*blocks"]
-    """Those of them that are recomputed in full."""
-    transit: Float[np.ndarray, "paths variants*3*blocks"]
-    """Blocks on the way to each path and back (`Paths.transit`)."""
-    cycle: Float[np.ndarray, " paths"]
-    """See `Paths.cycle`."""
-    reductions: float
-    """Weight gradients that every path passes on one rank, per chunk."""
-    sends: Float[np.ndarray, "paths 2*stages"]
-    ranks: RankBlocks
-    """Those that may be the fullest."""
+    pipeline: Pipeline
+    counts: Float[np.ndarray, "stages blocks"]
+    full: Float[np.ndarray, "fulls stages blocks"]
+    """Blocks among them that are recomputed in full, in several choices."""
 
+    @property
+    def variants(self) -> Int[np.ndarray, "variants 3"]:
+        """See `Structure.variants`."""
+        return self.pipeline.paths.variants
 
-def pipeline_blocks(
-    spec: ProgramSpec,
-    pipeline: Pipeline,
-    counts: Float[np.ndarray, "stages blocks"],
-    full: Float[np.ndarray, "fulls stages blocks"],
-) -> PipelineBlocks:
-    """Put a model's blocks, and those of them that are recomputed in full, into a pipeline."""
-    live, passes = pipeline.live, pipeline.paths.passes
-    return PipelineBlocks(
-        spec=spec,
-        variants=pipeline.paths.variants,
-        blocks=counts.sum(axis=0),
-        work=np.einsum("kvsp,sb->kvpb", passes, counts).reshape(len(passes), -1),
-        again=np.einsum("kvs,sb->kvb", passes[..., 1], counts).reshape(len(passes), -1),
-        again_full=np.einsum("kvs,lsb->lkvb", passes[..., 1], full).reshape(len(full), len(passes), -1),
-        transit=np.einsum("kvsp,sb->kvpb", pipeline.paths.transit, counts).reshape(len(passes), -1),
-        cycle=pipeline.paths.cycle,
-        # of the last micro-batch's way back, no rank but the last waits for weight gradients
-        reductions=max(0.0, passes[..., 2].sum(axis=(1, 2)).min() - passes.shape[2]) / live.stage.shape[1],
-        sends=pipeline.paths.sends.reshape(len(passes), -1),
-        ranks=RankBlocks.of(counts, full, live),
-    )
+    @property
+    def cycle(self) -> Float[np.ndarray, " paths"]:
+        """See `Paths.cycle`."""
+        return self.pipeline.paths.cycle
+
+    @cached_property
+    def blocks(self) -> Float[np.ndarray, " blocks"]:
+        """Of the whole model."""
+        return self.counts.sum(axis=0)
+
+    @cached_property
+    def work(self) -> Float[np.ndarray, "paths variants*3*blocks"]:
+        """Blocks that each path passes forwards, in input gradients and in weight gradients."""
+        return self._in_blocks(self.pipeline.paths.passes)
+
+    @cached_property
+    def transit(self) -> Float[np.ndarray, "paths variants*3*blocks"]:
+        """Blocks on the way to each path and back (`Paths.transit`)."""
+        return self._in_blocks(self.pipeline.paths.transit)
+
+    def _in_blocks(self, passes: Float[np.ndarray, "paths variants stages 3"]) -> Float[np.ndarray, "paths values"]:
+        return np.einsum("kvsp,sb->kvpb", passes, self.counts).reshape(len(passes), -1)
+
+    @cached_property
+    def again(self) -> Float[np.ndarray, "paths variants*blocks"]:
+        """Blocks whose input gradient each path passes."""
+        passes = self.pipeline.paths.passes
+        return np.einsum("kvs,sb->kvb", passes[..., 1], self.counts).reshape(len(passes), -1)
+
+    @cached_property
+    def again_full(self) -> Float[np.ndarray, "fulls paths variants*blocks"]:
+        """Those of them that are recomputed in full."""
+        passes = self.pipeline.paths.passes
+        return np.einsum("kvs,lsb->lkvb", passes[..., 1], self.full).reshape(len(self.full), len(passes), -1)
+
+    @cached_property
+    def reductions(self) -> float:
+        """Weight gradients that every path passes on one rank, per chunk: of the last micro-batch's way back, no rank
+        but the last waits for weight gradients."""
+        passes = self.pipeline.paths.passes
+        return max(0.0, passes[..., 2].sum(axis=(1, 2)).min() - passes.shape[2]) / self.pipeline.live.stage.shape[1]
+
+    @property
+    def sends(self) -> Float[np.ndarray, "paths 2*stages"]:
+        """Transfers that each path waits for."""
+        return self.pipeline.paths.sends.reshape(len(self.cycle), -1)
+
+    @cached_property
+    def ranks(self) -> RankBlocks:
+        """Those that may be the fullest."""
+        return RankBlocks.of(self.counts, self.full, self.pipeline.live)
 
 
 def stacked_ranks(pipelines: Sequence[RankBlocks], full: Int[np.ndarray, " recomputes"]) -> RankBlocks:

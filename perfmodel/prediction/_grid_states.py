@@ -8,22 +8,29 @@ from typing import Final, NamedTuple, get_args
 import numpy as np
 from jaxtyping import Float, Int
 
+from perfmodel.ops import Op
+from perfmodel.prediction._blocks import ShardBlocks
 from perfmodel.prediction._grid import StateChoice
+from perfmodel.prediction._host_states import HostSeconds, host_seconds, shard_params
 from perfmodel.prediction._placement import Group
+from perfmodel.prediction._problem import Setting
 from perfmodel.prediction._zero import (
     Exchange,
+    StatePlace,
     exchange,
+    exchanged_units,
     exchanges,
     is_trained,
     reduces_every_micro_batch,
-    reduction,
-    state_place,
+    reductions,
+    state_params,
     update,
 )
 from perfmodel.program import ProgramSpec
-from perfmodel.spec import Cluster, Job, Layout, Op
+from perfmodel.spec import Layout
 
 _EXCHANGES: Final[tuple[Exchange, ...]] = get_args(Exchange)
+_GATHER: Final[tuple[Exchange, ...]] = ("all_gather",)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,11 +55,8 @@ class StageShape:
     """Pipelines that hold the same stages on the same ranks."""
 
     spec: ProgramSpec
-    by_segments: tuple[Float[np.ndarray, "stages segments blocks"], ...]
-    """Blocks of whole stages, in the segments of overlapped reductions, and in those of ZeRO 3."""
-
-
-_WHOLE, _OVERLAP, _LAYER = range(3)
+    by_segments: Float[np.ndarray, "stages segments blocks"]
+    """Blocks of the segments that states are exchanged in."""
 
 
 class StateEvents:
@@ -62,46 +66,58 @@ class StateEvents:
         self,
         layout: Layout,
         shapes: Sequence[StageShape],
-        params: dict[Group, Float[np.ndarray, " blocks"]],
-        job: Job,
-        cluster: Cluster,
+        blocks: ShardBlocks,
+        setting: Setting,
     ) -> None:
+        job, cluster = setting.job, setting.cluster
         self.shapes, self._job = shapes, job
         self.ops: list[Op] = []
+        params = state_params(blocks, layout.pp > 1)
         self._groups: list[Group] = [group for group, of_block in params.items() if of_block.any()]
         self._index: dict[tuple[object, ...], int] = {}
-        self._reductions: dict[tuple[int, int, Group], Int[np.ndarray, "kinds stages segments"]] = {}
+        self._exchanges: dict[tuple[int, bool, Group], Int[np.ndarray, "kinds stages segments"]] = {}
+        self._units: dict[tuple[int, bool], Float[np.ndarray, "stages segments"]] = {}
         self._updates: dict[tuple[int, Group], Int[np.ndarray, "sharded ranks"]] = {}
+        self._on_host = layout.offload_states != "none"
+        self._host: list[HostSeconds] = []
+        self._own: list[Float[np.ndarray, "stages segments"]] = []
+        """Parameters that are a rank's own to update, where the host does."""
         for n, shape in enumerate(shapes):
+            counts, spec = shape.by_segments, shape.spec
+            self._host.append(host_seconds(setting, layout, spec.grad_reduce != "none"))
+            self._own.append(counts @ shard_params(layout, blocks, spec.replicas))
+            for by_layer in (False, True):
+                self._units[n, by_layer] = exchanged_units(3 if by_layer else 0, blocks.layers, counts)
             for group in self._groups:
                 of_block = params[group]
-                place = state_place(group, layout, shape.spec.replicas)
-                if place.size > 1:
-                    for g, counts in enumerate(shape.by_segments):
-                        self._reductions[n, g, group] = self._numbers(
-                            counts @ of_block,
-                            [partial(exchange, kind, place=place, job=job, cluster=cluster) for kind in _EXCHANGES],
-                            place.on_network(cluster),
-                        )
-                held = (shape.by_segments[_WHOLE].sum(axis=1) @ of_block)[shape.spec.stage_map].sum(axis=1)
+                place = StatePlace.of(group, layout, layout.replicate, spec.replicas)
+                on_network = [over.on_network(cluster) for over in (place.whole, place.shards, place.copies)]
+                for by_layer in (False, True):
+                    self._exchanges[n, by_layer, group] = self._numbers(
+                        counts @ of_block / self._units[n, by_layer],
+                        [partial(exchange, kind, place=place, job=job, cluster=cluster) for kind in _EXCHANGES],
+                        tuple(on_network),
+                    )
+                held = (counts.sum(axis=1) @ of_block)[spec.stage_map].sum(axis=1)
                 self._updates[n, group] = self._numbers(
                     held,
-                    [partial(update, shards=shards, job=job) for shards in (1, place.size)],
-                    ("update", place.size),
+                    [partial(update, shards=shards, job=job) for shards in (1, place.shards.size)],
+                    ("update", place.shards.size),
                 )
 
     def _numbers(
         self, amounts: Float[np.ndarray, "*shape"], make: list, what: tuple[object, ...]
     ) -> Int[np.ndarray, "kinds *shape"]:
-        """Number of the event that each of `make` makes of each amount, -1 for no amount."""
+        """Number of the event that each of `make` makes of each amount, -1 for none."""
         values, inverse = np.unique(amounts, return_inverse=True)
         table = np.full((len(make), len(values)), -1)
         for at, value in enumerate(values.tolist()):
-            if value > 0:
-                first = self._index.setdefault((what, value), len(self.ops))
-                if first == len(self.ops):
-                    self.ops += [one(value) for one in make]
-                table[:, at] = np.arange(first, first + len(make))
+            for k, one in enumerate(make if value > 0 else []):
+                if (what, k, value) not in self._index:
+                    op = one(value)
+                    self._index[what, k, value] = -1 if op is None else len(self.ops)
+                    self.ops += [] if op is None else [op]
+                table[k, at] = self._index[what, k, value]
         return table[:, inverse.reshape(-1)].reshape(len(make), *amounts.shape)
 
     def seconds(self, time_s: Float[np.ndarray, " ops"], states: Sequence[StateChoice]) -> StateSeconds:
@@ -109,16 +125,18 @@ class StateEvents:
         time_s = np.append(time_s, 0.0)  # -1 stands for no event
         rows = []
         for n, shape in enumerate(self.shapes):
-            wanted: set[tuple[int, Exchange]] = {(_part(state), "all_gather") for state in states}
-            wanted |= {(_part(state), reduction(state.zero, self._job)) for state in states}
-            parts: dict[tuple[int, Exchange], Collectives] = {one: self._collective(n, *one, time_s) for one in wanted}
+            wanted = {(state.zero == 3, kinds) for state in states for kinds in (_GATHER, self._reductions_of(state))}
+            parts = {one: self._collective(n, *one, time_s) for one in wanted}
             updates = np.sum([time_s[self._updates[n, group]] for group in self._groups], axis=0)
+            if self._on_host:
+                own = self._own[n].sum(axis=1)[shape.spec.stage_map].sum(axis=1)
+                updates = np.stack([own, own]) * self._host[n].update
             fullest = np.min if shape.spec.steps > 1 else np.max  # without a barrier of all devices any may be last
             alone = fullest(updates, axis=1)
             gathered = {
-                part: float(fullest(updates[1] + of_kind.of_rank))
-                for (part, kind), of_kind in parts.items()
-                if kind == "all_gather"
+                by_layer: float(fullest(updates[1] + of_kind.of_rank))
+                for (by_layer, kinds), of_kind in parts.items()
+                if kinds == _GATHER
             }
             rows.append([self._of(shape.spec, state, parts, alone, gathered) for state in states])
         return StateSeconds(*np.array(rows, float).transpose(2, 0, 1))
@@ -127,24 +145,24 @@ class StateEvents:
         self,
         spec: ProgramSpec,
         state: StateChoice,
-        parts: "dict[tuple[int, Exchange], Collectives]",
+        parts: "dict[tuple[bool, tuple[Exchange, ...]], Collectives]",
         updates: Float[np.ndarray, " sharded"],
-        gathered: dict[int, float],
+        gathered: dict[bool, float],
     ) -> tuple[float, ...]:
         zero, overlap, ahead = state.zero, state.overlap_grad_reduce, state.overlap_param_gather
         every, trained = reduces_every_micro_batch(zero), is_trained(self._job)
         wanted = exchanges(zero, self._job)
-        reduce = parts[_part(state), reduction(zero, self._job)] if trained else NONE
-        gather = parts[_part(state), "all_gather"] if "all_gather" in wanted else NONE
+        reduce = parts[zero == 3, self._reductions_of(state)] if trained else NONE
+        gather = parts[zero == 3, _GATHER] if "all_gather" in wanted else NONE
         passes = 1 if spec.is_forward_only else 2
         start = end = gather_each = reduce_each = stream = stream_each = 0.0
         if zero == 3 and not ahead:
             gather_each = passes * gather.least
-        elif every and not overlap:  # a gather that is not ahead runs beside the reduction before it
+        if every and not overlap:
             reduce_each = reduce.least
         if every:
             stream_each = passes * gather.most if zero == 3 else 0.0
-            stream_each = max(stream_each + overlap * reduce.least, overlap * reduce.most)
+            stream_each = max(stream_each + reduce.least, reduce.most)
             stream = gather.least * (zero == 2 and ahead)
         if not spec.scheduler.plain:  # a pass may be of several micro-batches, or of a slice of one
             gather_each = reduce_each = stream_each = 0.0
@@ -158,19 +176,27 @@ class StateEvents:
         elif zero == 3:  # a rank gathers for its first pass while ranks before it compute
             start = gather.first - gather.largest
         elif trained and zero in (1, 2):
-            after = gathered[_part(state)]
+            after = gathered[False]
         if overlap:
             end = reduce.smallest
         elif not every:
             end = reduce.least
         return start, end + after, gather_each, reduce_each, stream + after, stream_each
 
-    def _collective(self, n: int, part: int, kind: Exchange, time_s: Float[np.ndarray, " ops"]) -> "Collectives":
+    def _reductions_of(self, state: StateChoice) -> tuple[Exchange, ...]:
+        return reductions(state.zero, self._job)
+
+    def _collective(
+        self, n: int, by_layer: bool, kinds: tuple[Exchange, ...], time_s: Float[np.ndarray, " ops"]
+    ) -> "Collectives":
         spec = self.shapes[n].spec
-        found = [self._reductions[n, part, group] for group in self._groups if (n, part, group) in self._reductions]
-        if not found:
+        numbers = [_EXCHANGES.index(kind) for kind in kinds]
+        found = [time_s[self._exchanges[n, by_layer, group][numbers]].sum(axis=0) for group in self._groups]
+        seconds = np.sum(found, axis=0) * self._units[n, by_layer]
+        if self._on_host:
+            seconds = seconds + self._own[n] * (self._host[n].gather if kinds == _GATHER else self._host[n].reduce)
+        if not seconds.any():
             return NONE
-        seconds = np.sum([time_s[numbers[_EXCHANGES.index(kind)]] for numbers in found], axis=0)
         of_rank = seconds.sum(axis=1)[spec.stage_map].sum(axis=1)
         return Collectives(
             first=float(seconds[0, 0]),
@@ -198,7 +224,3 @@ class Collectives(NamedTuple):
 
 
 NONE = Collectives(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-
-
-def _part(state: StateChoice) -> int:
-    return _LAYER if state.zero == 3 else _OVERLAP if state.overlap_grad_reduce else _WHOLE

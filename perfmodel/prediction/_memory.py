@@ -2,45 +2,58 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import get_args
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from perfmodel.errors import LayoutError, Reason
+from perfmodel.ops import Gemm
 from perfmodel.prediction._blocks import ShardBlocks
 from perfmodel.prediction._live import LiveState
-from perfmodel.prediction._zero import gradient_dtype_bytes, is_trained, optimizer_bytes_per_param, stored_dtype_bytes
-from perfmodel.spec import Device, Framework, Gemm, Job, Layout
+from perfmodel.prediction._problem import Setting
+from perfmodel.prediction._zero import (
+    gradient_dtype_bytes,
+    held_dtype_bytes,
+    is_trained,
+    optimizer_bytes_per_param,
+    stored_dtype_bytes,
+)
+from perfmodel.spec import Device, Framework, Job, Layout, StateOffload
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "buffers")
 
 
 @dataclass(frozen=True)
 class MemoryBatch:
-    """Bytes per layout and pipeline rank, by category."""
+    """Bytes per layout and pipeline rank, by category; the parts broadcast."""
 
-    weights: Float[np.ndarray, "*layouts ranks"]
-    gradients: Float[np.ndarray, "*layouts ranks"]
-    optimizer: Float[np.ndarray, "*layouts ranks"]
-    activations: Float[np.ndarray, "*layouts ranks"]
-    buffers: Float[np.ndarray, "*layouts ranks"]
+    weights: Float[np.ndarray, "*#layouts ranks"]
+    gradients: Float[np.ndarray, "*#layouts ranks"]
+    optimizer: Float[np.ndarray, "*#layouts ranks"]
+    activations: Float[np.ndarray, "*#layouts ranks"]
+    buffers: Float[np.ndarray, "*#layouts ranks"]
 
-    @property
+    @cached_property
     def total(self) -> Float[np.ndarray, "*layouts ranks"]:
         """Bytes of all categories."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.buffers
 
+    @cached_property
+    def _fullest(self) -> Int[np.ndarray, "*layouts 1"]:
+        return self.total.argmax(axis=-1)[..., None]
+
     @property
     def largest(self) -> Int[np.ndarray, "*layouts"]:
         """The category (its place in `CATEGORIES`) that takes most of each layout's fullest rank."""
-        fullest = self.total.argmax(axis=-1)[..., None]
-        parts = [np.take_along_axis(getattr(self, name), fullest, axis=-1)[..., 0] for name in CATEGORIES]
-        return np.stack(parts).argmax(axis=0)
+        of_category = (np.broadcast_to(getattr(self, name), self.total.shape) for name in CATEGORIES)
+        return np.stack([np.take_along_axis(part, self._fullest, -1)[..., 0] for part in of_category]).argmax(axis=0)
 
     @property
     def peak(self) -> Float[np.ndarray, "*layouts"]:
         """The fullest rank of each layout."""
-        return self.total.max(axis=-1)
+        return np.take_along_axis(self.total, self._fullest, -1)[..., 0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,19 +145,37 @@ class BlockBytes:
 
 @dataclass(frozen=True, eq=False)
 class Sharding:
-    """Over how many ranks model states are sharded, and which (`Layout.zero`); an axis of one stands for the ranks."""
+    """How model states lie on ranks; an axis of one stands for the ranks."""
 
     zero: Int[np.ndarray, "*layouts 1"]
     dense: Int[np.ndarray, "*layouts 1"]
-    """Ranks that parameters outside routed experts are replicated over, or sharded by `zero`."""
+    """Ranks that parameters outside routed experts are sharded over, as `Layout.zero` says."""
     expert: Int[np.ndarray, "*layouts 1"]
     """The same inside them."""
+    reduced: Bool[np.ndarray, "*layouts 1"]
+    """Whether several ranks hold the same parameters."""
+    ahead: Int[np.ndarray, "*layouts 1"]
+    """See `Layout.prefetch`."""
+    on_host: Int[np.ndarray, "*layouts 1"]
+    """Place of `Layout.offload_states` among its choices: 1 from the optimizer on, 2 weights too."""
+    communicators: Int[np.ndarray, "*layouts 1"]
+    """Groups of several ranks that a layout's ranks are in."""
 
     @classmethod
     def of(cls, layouts: Sequence[Layout]) -> "Sharding":
         """Of layouts, one after another."""
-        rows = [(lay.zero, lay.dp * lay.cp, lay.edp) for lay in layouts]
-        return cls(*np.array(rows).T[..., None])
+        rows = [
+            (lay.zero, lay.dp * lay.cp // lay.replicate, lay.edp // lay.replicate, lay.replicated, lay.prefetch,
+             get_args(StateOffload).index(lay.offload_states), communicators(lay))
+            for lay in layouts
+        ]  # fmt: skip
+        zero, dense, expert, reduced, ahead, on_host, joined = np.array(rows).T[..., None]
+        return cls(zero, dense, expert, reduced > 0, ahead, on_host, joined)
+
+
+def communicators(layout: Layout) -> int:
+    """Groups of several ranks that a rank communicates in: all ranks, data, model, tensor and pipeline parallel."""
+    return sum(n > 1 for n in (layout.devices, layout.dp * layout.cp, layout.tp * layout.pp, layout.tp, layout.pp))
 
 
 def host_bandwidth(device: Device) -> float:
@@ -160,44 +191,49 @@ def host_bandwidth(device: Device) -> float:
     return device.host_bandwidth_bytes_per_s
 
 
-def rank_memory(
-    ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, job: Job, framework: Framework
-) -> MemoryBatch:
+def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setting: Setting) -> MemoryBatch:
     """Memory of pipeline ranks; axes of layouts broadcast against one another."""
+    job, framework = setting.job, setting.framework
     dense, expert = _dot(ranks.held, blocks.dense), _dot(ranks.held, blocks.expert)
+    shards, whole = dense / sharding.dense + expert / sharding.expert, dense + expert
 
     def state(bytes_per_param: float, sharded_from: int) -> Float[np.ndarray, "*layouts ranks"]:
         """Bytes of a state that ZeRO shards from one of its stages on."""
-        shards = dense / sharding.dense + expert / sharding.expert
-        return bytes_per_param * np.where(sharding.zero >= sharded_from, shards, dense + expert)
+        return bytes_per_param * np.where(sharding.zero >= sharded_from, shards, whole)
 
-    weight, trained = stored_dtype_bytes(job), is_trained(job)
+    weight, trained = held_dtype_bytes(job, setting.cluster.device), is_trained(job)
     gradients = state(gradient_dtype_bytes(job), 2) * trained
-    reduced = ((sharding.dense > 1) | (sharding.expert > 1)) & trained
-    buffers = _transient(ranks, blocks) + framework.context_bytes
-    buffers = buffers + np.where((sharding.zero < 3) & reduced, np.minimum(framework.bucket_bytes, gradients), 0.0)
+    # reduced gradients leave at once; what is not sharded is kept until the step ends
+    gradients = np.where((sharding.on_host > 0) & ((sharding.zero >= 2) | ~sharding.reduced), 0.0, gradients)
+    reduced = sharding.reduced & trained
+    buffers = np.where((sharding.zero < 3) & reduced, np.minimum(framework.bucket_bytes, gradients), 0.0)
+    buffers = buffers + framework.communicator_bytes * sharding.communicators
     if framework.ddp_buckets:
-        buffers = buffers + np.where((sharding.zero == 0) & reduced, weight * (dense + expert), 0.0)
-    if (sharding.zero == 3).any():
-        gathered = gathered_params(blocks.dense + blocks.expert, blocks.layers, ranks.held)
-        buffers = buffers + np.where(sharding.zero == 3, weight * gathered, 0.0)
+        buffers = buffers + np.where((sharding.zero == 0) & reduced, weight * whole, 0.0)
+    gathers = (sharding.zero == 3) & (sharding.reduced | (sharding.on_host > 1))
+    if gathers.any():
+        gathered = gathered_params(blocks.dense + blocks.expert, blocks.layers, ranks.held, sharding.ahead)
+        buffers = buffers + np.where(gathers, weight * gathered, 0.0)
+    buffers = buffers + (_transient(ranks, blocks) + framework.context_bytes)  # many layouts: joined last
     parts = (
-        state(weight, 3) * ranks.versions, gradients, state(optimizer_bytes_per_param(job), 1) * trained,
+        np.where(sharding.on_host > 1, 0.0, state(weight, 3) * ranks.versions), gradients,
+        np.where(sharding.on_host > 0, 0.0, state(optimizer_bytes_per_param(job), 1) * trained),
         blocks.saved(ranks.alive, ranks.alive_full) * (job.mode == "train"), buffers,
     )  # fmt: skip
-    return MemoryBatch(*np.broadcast_arrays(*parts))
+    return MemoryBatch(*parts)
 
 
 def gathered_params(
     params: Float[np.ndarray, "*layouts blocks"],
     layers: Bool[np.ndarray, "*layouts blocks"],
     held: Float[np.ndarray, "*layouts ranks blocks"],
+    ahead: Int[np.ndarray, "*layouts 1"],
 ) -> Float[np.ndarray, "*layouts ranks"]:
     """Parameters that ZeRO 3 holds unsharded at once on ranks that hold so many of each block: what is outside of
-    layers, which torch's `fully_shard` keeps from forward to backward, the layer in use and the one prefetched."""
+    layers, which torch's `fully_shard` keeps from forward to backward, the layer in use and those prefetched."""
     layer = _largest(np.where(layers, params, 0.0), held > 0)
-    several = _dot(held, layers.astype(float)) > 1
-    return _dot(held, np.where(layers, 0.0, params)) + np.where(several, 2, 1) * layer
+    at_once = np.minimum(1 + ahead, np.maximum(1, _dot(held, layers.astype(float))))
+    return _dot(held, np.where(layers, 0.0, params)) + at_once * layer
 
 
 def dummy_gradient_bytes(shard: ShardBlocks, job: Job, framework: Framework) -> float:

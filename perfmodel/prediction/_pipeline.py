@@ -5,6 +5,8 @@ import io
 import zipfile
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -43,9 +45,9 @@ class Pipeline:
             (ranks, chunks), (ranks, chunks), (ranks,), (ranks,), (paths, variants, stages, 3), (paths, 2, stages),
             (variants, 3), (paths, variants, stages, 3), (paths,),
         )  # fmt: skip
-        ends = np.cumsum([np.prod(shape) for shape in shapes])
+        ends = [*accumulate(map(prod, shapes), initial=6)]
         stage, alive, versions, warm_up, passes, sends, table, transit, cycle = (
-            part.reshape(shape) for part, shape in zip(np.split(values[6:], ends[:-1]), shapes, strict=True)
+            values[start:end].reshape(shape) for (start, end), shape in zip(pairwise(ends), shapes, strict=True)
         )
         live = LiveState(stage.astype(int), alive, versions.astype(int), warm_up.astype(int), bool(split))
         return cls(live, Paths(passes, sends, table.astype(int), transit, cycle))

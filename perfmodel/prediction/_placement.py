@@ -8,13 +8,15 @@ default, that is how Megatron-Core numbers them (its `RankGenerator` for experts
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import gcd, prod
+from math import ceil, gcd, prod
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from perfmodel.spec import BLOCK_KEYS, DEVICE_KEYS, DIMENSIONS, Cluster, Collective, Layout
+from perfmodel.ops import Collective
+from perfmodel.spec import BLOCK_KEYS, DEVICE_KEYS, DIMENSIONS, Cluster, Layout
+from perfmodel.workload import ExpertChoice
 
 Group = Literal["tp", "cp", "ep", "etp", "dp", "expert_dp", "pp", "embedding"]
 BLOCK_GROUPS: tuple[Group, ...] = BLOCK_KEYS  # pyright: ignore[reportAssignmentType]
@@ -43,11 +45,22 @@ class Network(NamedTuple):
     concurrent: int
     """Groups that share a node's outgoing links (the like groups beside it, if it leaves the node)."""
 
-    def collective(self, kind: str, n_bytes: float, dtype: str) -> Collective:
-        """The event of the group's collective."""
+    def collective(self, kind: str, n_bytes: float, dtype: str, choice: ExpertChoice | None = None) -> Collective:
+        """The event of the group's collective.
+
+        Args:
+            choice: tokens of `n_bytes` go once to every node that they are routed to, and from there once to every
+                rank of it. An all-to-all leaves on a rank, or in a node, the share of its bytes that is its own.
+        """
+        relayed_bytes = 0.0
+        if choice is not None:
+            to_ranks, nodes = n_bytes * choice.reached(self.ranks), self.ranks / self.ranks_per_node
+            relayed_bytes = to_ranks if nodes > 1 else 0.0
+            n_bytes = n_bytes * choice.reached(ceil(nodes)) if nodes > 1 else to_ranks
         return Collective(
             collective=kind,  # pyright: ignore[reportArgumentType]
             bytes=float(n_bytes),
+            relayed_bytes=float(relayed_bytes),
             num_ranks=self.ranks,
             ranks_per_node=self.ranks_per_node,
             dtype=dtype,
@@ -74,6 +87,11 @@ class Placement:
             return self
         stride = rank_strides(layout)["pp"] * layout.pp // replicas
         return Placement((*self.axes, (replicas, stride)))
+
+    def split(self, inner: int) -> tuple["Placement", "Placement"]:
+        """Groups of the `inner` nearest ranks, and the ranks at the same place of all of them."""
+        nearest, others = _split(list(self.axes), inner)
+        return _grid(*nearest), _grid(*others)
 
     @classmethod
     def of(cls, group: Group, layout: Layout) -> "Placement":

@@ -9,7 +9,7 @@ from perfmodel.errors import NoDataError
 from perfmodel.prediction._account import step_account
 from perfmodel.prediction._check import layout_of
 from perfmodel.prediction._compose import bundles
-from perfmodel.prediction._counted_memory import counted_memory
+from perfmodel.prediction._counted_memory import counted_memory, reported_stages
 from perfmodel.prediction._evaluate import per_step, step_programs
 from perfmodel.prediction._explain import CriticalPath
 from perfmodel.prediction._fits import fit_reasons, stage_memory
@@ -79,6 +79,7 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
             f"the measurements for {problem.cluster.device.name}; measure it (perfmodel calibrate) or drop --strict"
         )
     reasons = fit_reasons(memory, capacity, problem.framework)
+    needed = max(stage.peak for stage in memory)
     flops = step_flops(problem.model, problem.job).total
     per_device = flops / step_s / layout.devices
     return Prediction(
@@ -98,14 +99,17 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
         mfu=per_device / problem.cluster.device.peak.flops_per_s(problem.job.dtype),
         bubble_fraction=account.breakdown_s["bubble"] / step_s,
         busy_fraction=float(durations @ compute_count) / (prepared.structure.devices * step_s),
-        memory_per_stage=memory,
+        memory_per_stage=reported_stages(problem, layout, memory),
         memory_capacity_bytes=capacity,
+        memory_needed_bytes=needed,
+        reports_first_stage=problem.framework.reports_first_stage,
         memory_counted_bytes=counted_memory(problem, layout, memory),
         breakdown_s=account.breakdown_s,
         kernels_alone_s=account.kernels_s,
         critical_path=path.events(),
         provenance=provenance,
         fits=not reasons,
+        fits_probability=problem.site.memory_spread().probability(needed, capacity),
         reasons=reasons,
         error_sources=error_sources,
         unknown_shares=path.shares(),

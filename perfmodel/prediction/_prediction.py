@@ -27,13 +27,15 @@ class StageMemory:
     """Saved for backward, for all micro-batches in flight."""
     buffers: float
     """Transient workspace, communication buckets, gathered weights, framework context."""
+    allocator: float = 0.0
+    """Segments of the allocator between tensors, where the framework's reports count them."""
 
     @property
     def peak(self) -> float:
-        return self.weights + self.gradients + self.optimizer + self.activations + self.buffers
+        return self.weights + self.gradients + self.optimizer + self.activations + self.buffers + self.allocator
 
     def to_dict(self) -> dict[str, float]:
-        return {"peak": self.peak} | {k: getattr(self, k) for k in CATEGORIES}
+        return {"peak": self.peak} | {k: getattr(self, k) for k in (*CATEGORIES, "allocator")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +75,15 @@ class Prediction:
     """Share of the step that is `bubble` in `breakdown_s`: in which compute streams idle, mean over pipeline ranks, for
     no other reason than the order of the passes and the imbalance of the stages."""
     memory_per_stage: tuple[StageMemory, ...]
+    """As the framework's own reports count it (`Framework.memory_counter`); where it has none, what is needed."""
     memory_capacity_bytes: float
+    memory_needed_bytes: float = 0.0
+    """What the fullest rank cannot do without, tensors and context: this has to fit."""
     memory_counted_bytes: dict[str, float] = field(default_factory=dict)
-    """Peak of the rank that the framework reports, as counters show it: `allocated`, `reserved`, `device`
+    """Peak of the rank that the framework reports, as counters show it: `allocated`, `reserved`, `device`, `resting`
     (`perfmodel.spec.MemoryCounter`)."""
+    reports_first_stage: bool = field(default=False, repr=False)
+    """As in `Framework`."""
     breakdown_s: dict[str, float]
     """Mean over pipeline ranks of the step's seconds by activity, none negative; sums to the step time
     (`_account.Account.breakdown_s`)."""
@@ -84,6 +91,8 @@ class Prediction:
     provenance: dict[str, float]
     """Share of the critical path's time by origin of the event times."""
     fits: bool
+    fits_probability: float = 1.0
+    """That what is needed fits, as far as measured peaks of published runs lie from predicted ones."""
     reasons: tuple[str, ...] = ()
     """Why the layout does not fit, or what to distrust."""
     warnings: tuple[str, ...] = ()
@@ -104,8 +113,9 @@ class Prediction:
 
     @cached_property
     def memory(self) -> StageMemory:
-        """The fullest pipeline rank's memory."""
-        return max(self.memory_per_stage, key=lambda stage: stage.peak)
+        """Memory of the pipeline rank that the framework reports: the fullest, or the first."""
+        reported = self.memory_per_stage[:1] if self.reports_first_stage else self.memory_per_stage
+        return max(reported, key=lambda stage: stage.peak)
 
     def epoch_time_s(self, samples: int) -> float:
         """Seconds of one pass over so many sequences or images, one step after another.
@@ -145,12 +155,14 @@ class Prediction:
             "bubble_fraction": self.bubble_fraction,
             "memory_bytes": self.memory.to_dict() | {"per_stage": [s.to_dict() for s in self.memory_per_stage]},
             "memory_capacity_bytes": self.memory_capacity_bytes,
+            "memory_needed_bytes": self.memory_needed_bytes,
             "memory_counted_bytes": self.memory_counted_bytes,
             "breakdown_s": self.breakdown_s,
             "kernels_alone_s": self.kernels_alone_s,
             "critical_path": [{"event": e.event, "count": e.count, "time_s": e.time_s} for e in self.critical_path],
             "provenance": self.provenance,
             "fits": self.fits,
+            "fits_probability": self.fits_probability,
             "reasons": list(self.reasons),
             "warnings": list(self.warnings),
         }

@@ -6,40 +6,53 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.cost import EventTimes, event_times
+from perfmodel.cost import EventTimes, event_times, under_load
+from perfmodel.ops import Collective, Op
 from perfmodel.prediction._attention_kernels import FORWARD_SHARE, training_forward
 from perfmodel.prediction._blocks import BlockTimes, time_blocks
 from perfmodel.prediction._discrepancy import Coordinates, coordinates
 from perfmodel.prediction._problem import Setting, StepProblem, kept
 from perfmodel.prediction._shard import PlacedShard, placed_events, placed_shard
-from perfmodel.prediction._site import slowdown
+from perfmodel.prediction._site import generation
 from perfmodel.prediction._variants import Variant
-from perfmodel.spec import Collective, Layout, Op
+from perfmodel.spec import Layout
 from perfmodel.workload import parameter_count
 
-_Row = tuple[float, float, float, str]
+_Row = tuple[float, float, float, str, float]
 
 
 def priced_events(problem: StepProblem, ops: Sequence[Op]) -> EventTimes:
     """Times of events; each distinct one is computed once (DistSim, observation 1)."""
-    known = _known_prices(problem.unadjusted)
-    new = list(dict.fromkeys(op for op in ops if op not in known))
-    if new:
-        device = problem.cluster.device
-        times = event_times(new, problem.cluster, problem.kernels, problem.collectives)
-        times = times.scaled(np.array([slowdown(problem.framework, problem.site, op, device) for op in new]))
-        times = times.at_most(*_bounds(problem, new))
-        columns = (times.time_s.tolist(), times.lo_s.tolist(), times.hi_s.tolist(), times.provenance)
-        known.update(zip(new, zip(*columns, strict=True), strict=True))
-    rows = [known[op] for op in ops]
+    rows = _rows(problem.unadjusted, ops)
     time_s, lo_s, hi_s = np.array([row[:3] for row in rows], float).reshape(-1, 3).T
     times = EventTimes(time_s=time_s, lo_s=lo_s, hi_s=hi_s, provenance=tuple(row[3] for row in rows))
     return problem.adjustment.times(ops, times, _latency_s(problem, ops)) if problem.adjustment else times
 
 
+def under_training_load(problem: StepProblem, ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
+    """Time of events in a training step relative to their time at the clock of a kernel timed alone."""
+    return np.array([row[4] for row in _rows(problem.unadjusted, ops)], float)
+
+
+def _rows(problem: StepProblem, ops: Sequence[Op]) -> list[_Row]:
+    known = _known_prices(problem)
+    new = list(dict.fromkeys(op for op in ops if op not in known))
+    if new:
+        device, site = problem.cluster.device, problem.site
+        alone = event_times(new, problem.cluster, problem.kernels, problem.collectives)
+        alone = alone.scaled(np.array([generation(problem.framework, op, device) for op in new]))
+        load = under_load(device, new, alone.time_s) if site.power_limited else np.ones(len(new))
+        load = load * np.array([site.clock(op, device) for op in new])
+        times = alone.scaled(load).at_most(*_bounds(problem, new))
+        load = np.minimum(load, np.maximum(times.time_s / np.maximum(alone.time_s, 1e-300), 1.0))
+        columns = (times.time_s.tolist(), times.lo_s.tolist(), times.hi_s.tolist(), times.provenance, load.tolist())
+        known.update(zip(new, zip(*columns, strict=True), strict=True))
+    return [known[op] for op in ops]
+
+
 @kept
 def _known_prices(problem: StepProblem) -> dict[Op, _Row]:
-    """By event its time, the ends of its interval and its provenance; grows."""
+    """By event its time, the ends of its interval, its provenance and `under_training_load`; grows."""
     return {}
 
 

@@ -4,15 +4,15 @@ from perfmodel.prediction._zero import reduces_every_micro_batch
 from perfmodel.program import ProgramSpec, Sends
 from perfmodel.spec import Job, Layout
 
-MAX_SEGMENTS_OVERLAP = 4
-"""Buckets into which a stage's last backward is cut so that its gradient reduction can start."""
-MAX_SEGMENTS_GATHER = 16
-"""Layer groups that ZeRO-3 gathers one by one."""
+MAX_SEGMENTS = 16
+"""Layer groups of a stage whose weights are gathered and gradients reduced together. Frameworks cut finer (torch's
+`fully_shard` by wrapped block, its DistributedDataParallel by 25 MB, Megatron-Core by 40 M parameters): what this many
+groups leave exposed, the first gather and the last reduction, is small already."""
 
 
-def segments_of(layers: int, stages: int, most: int) -> int:
-    """Layer groups of every stage: as many as its layers, and at most `most`."""
-    return min(max(1, layers // stages), most)
+def segments_of(layers: int, stages: int) -> int:
+    """Layer groups of every stage: as many as its layers, and at most `MAX_SEGMENTS`."""
+    return min(max(1, layers // stages), MAX_SEGMENTS)
 
 
 def program_spec(layout: Layout, job: Job, layers: int, tied_embeddings: bool, sends: Sends = "lag") -> ProgramSpec:
@@ -25,19 +25,18 @@ def program_spec(layout: Layout, job: Job, layers: int, tied_embeddings: bool, s
     plain = ProgramSpec(schedule=layout.effective_schedule, stages=layout.pp, micro_batches=1, chunks=layout.vpp)
     scheduler, replicas = plain.scheduler, plain.replicas
     replicated = layout.replicated or replicas > 1
-    segments = 1
+    gathers = layout.zero == 3 and (replicated or layout.offload_states == "weights")
+    # the same whatever overlaps and is sharded, so that overlap only takes waits away and ZeRO 3 only adds to ZeRO 1
+    segments = segments_of(layers, plain.n_stages) if replicated or gathers else 1
     grad_reduce = gather = "none"
     if training and replicated:
         eager = "overlap" if replicas == 1 else "eager_opt"
         grad_reduce = eager if layout.overlap_grad_reduce else "end"
-        if layout.overlap_grad_reduce:
-            segments = segments_of(layers, plain.n_stages, MAX_SEGMENTS_OVERLAP)
         # without ZeRO the gathers take no time: the layouts share one program with those of ZeRO 1
         if layout.zero < 3:
             gather = "step_overlap" if layout.overlap_param_gather else "step"
-    if replicated and layout.zero == 3:
+    if gathers:
         gather = "layer" if layout.overlap_param_gather else "layer_serial"
-        segments = segments_of(layers, plain.n_stages, MAX_SEGMENTS_GATHER)
     micro_batches, steps = job.num_microbatches(layout), 1
     if training and (scheduler.asynchronous or scheduler.staggered):
         # the pipeline is full once the first micro-batch is back, which a backward of all of them delays most
@@ -54,6 +53,7 @@ def program_spec(layout: Layout, job: Job, layers: int, tied_embeddings: bool, s
         grad_reduce=grad_reduce,
         segments=segments,
         param_gather=gather,
+        prefetch=layout.prefetch if gather == "layer" else 1,
         reduce_every_micro_batch=training and replicated and reduces_every_micro_batch(layout.zero),
         tied_embedding=training and tied_embeddings and layout.pp > 1,
         optimizer=training,

@@ -8,9 +8,10 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from perfmodel.ops import Collective, Op
 from perfmodel.prediction._placement import Placement, rank_strides
 from perfmodel.program import ProgramSpec
-from perfmodel.spec import Cluster, Collective, Job, Layout, Op
+from perfmodel.spec import Cluster, Job, Layout
 from perfmodel.workload import BlockOps
 
 NO_EVENT: Final = -1

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
+from perfmodel.ops import Op
 from perfmodel.prediction._compose import bundles
 from perfmodel.prediction._evaluate import per_step, step_programs
 from perfmodel.prediction._explain import CriticalPath
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.program import Structure
-from perfmodel.spec import Layout, Op
+from perfmodel.spec import Layout
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,10 +4,13 @@ from dataclasses import dataclass
 from math import exp
 from typing import Final
 
+from perfmodel.cost import TENSOR_TYPES
+from perfmodel.ops import Attention, Convolution, Gemm, MoE, Op
 from perfmodel.prediction._attention_kernels import attention_slowdown
+from perfmodel.prediction._memory_spread import MemorySpread, memory_spread
 from perfmodel.prediction._sustained import Sustained, sustained
 from perfmodel.prediction._unknown import Shares, Unknown, unknown
-from perfmodel.spec import Attention, Convolution, Device, Framework, Gemm, MoE, Op
+from perfmodel.spec import Device, Framework
 
 EAGER: Final = Framework()
 """What predictions take where no framework is named."""
@@ -18,7 +21,6 @@ SLOWER: Final = 0.25
 """Where most runs lie, relative to the prediction: what calibration by whole runs expects of one site before it has
 any, and what importers know of graphs. Kernels timed alone run at clocks and with caches that training does not
 sustain, and stragglers, contention and unmodelled work only ever add."""
-_SUSTAINED = ("bf16", "fp16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,23 +28,32 @@ class Site:
     """Constants of a place, those of an unknown one by default."""
 
     sustained: Sustained | None = None
-    """By architecture, log of the time of 16-bit matrix products and attention in a training step relative to the same
-    kernels timed alone: under sustained load the power limit lowers the clock. None for what all published sources
-    say, read when first needed."""
+    """By architecture, log of the time of matrix products and attention in a training step relative to the same kernels
+    under their power limit (`perfmodel.cost.under_load`). None for what all published sources say of those whose power
+    nobody measured, read when first needed."""
+    power_limited: bool = True
+    """Whether the power limit of the device holds (`perfmodel.cost.sustained_seconds`)."""
     unknown: Unknown | None = None
     """What of the step no kernel table knows, for its 90 % interval; None for what the residuals of all published
     sources say, read when first needed."""
+    memory: MemorySpread | None = None
+    """How far measured peaks of memory lie from predicted ones; None for what all published sources say."""
     unstated: float = 0.0
     """Share of the run's settings that nobody stated."""
 
     @classmethod
     def without(cls, source: str) -> "Site":
         """Constants fitted without a published source, for reports that hold its own runs against them."""
-        return cls(sustained=sustained(without=source), unknown=unknown(without=source))
+        memory = memory_spread(without=source)
+        return cls(sustained=sustained(without=source), unknown=unknown(without=source), memory=memory)
+
+    def memory_spread(self) -> MemorySpread:
+        """`memory`, with what is read when first needed."""
+        return memory_spread() if self.memory is None else self.memory
 
     def clock(self, op: Op, device: Device) -> float:
-        """Time of an event under sustained load relative to its time alone."""
-        if not isinstance(op, (Attention, Convolution, Gemm, MoE)) or op.dtype not in _SUSTAINED:
+        """Time of an event in a training step relative to its time under the power limit."""
+        if not isinstance(op, (Attention, Convolution, Gemm, MoE)) or op.dtype not in TENSOR_TYPES:
             return 1.0
         slower = sustained() if self.sustained is None else self.sustained
         return exp(dict(slower).get(device.architecture, 0.0))
@@ -53,7 +64,6 @@ class Site:
         return known.half_widths({**shares, "unstated": self.unstated})
 
 
-def slowdown(framework: Framework, site: Site, op: Op, device: Device) -> float:
-    """Time of an event in training relative to the cost models' time for it."""
-    older = attention_slowdown(framework.attention, device) if isinstance(op, Attention) else 1.0
-    return site.clock(op, device) * older
+def generation(framework: Framework, op: Op, device: Device) -> float:
+    """Time of an event with a framework's kernels relative to the cost models' time for it."""
+    return attention_slowdown(framework.attention, device) if isinstance(op, Attention) else 1.0

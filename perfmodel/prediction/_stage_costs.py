@@ -139,7 +139,7 @@ def _memory(problem: StepProblem, bundle: Bundle, full: bool) -> OfStages:
             one = np.ones(len(start), int)
             alone = LiveState(np.cumsum(one)[:, None] - 1, one[:, None], one, one, split=False)
             ranks = RankBlocks.of(counts.sum(axis=1), again.sum(axis=1), alone)
-            memory = rank_memory(ranks, blocks, Sharding.of(bundle.layouts), problem.job, problem.framework)
+            memory = rank_memory(ranks, blocks, Sharding.of(bundle.layouts), problem.setting)
         out[stage, start, end] = (
             memory.weights[0] * live.versions[stage]
             + memory.gradients[0]

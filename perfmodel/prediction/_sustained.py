@@ -1,8 +1,9 @@
-"""How much longer matrix products take in training than alone, by architecture.
+"""How much longer matrix products take in training than alone, by architecture, where no power law says it.
 
 Kernel tables time a kernel by itself, on a cool device and at its highest clock. A training step runs products one
-after another, and the power limit lowers the clock under them. What published runs show of it differs between sites
-and frameworks, so a prediction takes the median over the sources, with the tables' own 0 among them: one source
+after another, and the power limit lowers the clock under them: `perfmodel.cost.sustained_seconds` where power and
+energy of a die were measured. Elsewhere published runs show something of it, which differs between sites and
+frameworks, so that a prediction takes the median over the sources, with the tables' own 0 among them: one source
 cannot move it far, and a source can be left out of the constant that its own rows are held against.
 """
 
@@ -21,7 +22,7 @@ FILE_NAME = "sustained.json"
 
 @lru_cache
 def source_medians() -> Mapping[str, Mapping[str, float]]:
-    """By architecture and source, the median of log(measured / predicted) over the share of 16-bit products in the
+    """By architecture and source, the median of log(measured / predicted) over the share of products in the
     step; made by `perfmodel fit --sites`."""
     text = (files("perfmodel.prediction") / FILE_NAME).read_text()
     return MappingProxyType(json.loads(text))

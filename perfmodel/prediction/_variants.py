@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from perfmodel.errors import LayoutError, Reason
-from perfmodel.spec import Attention, Job, KernelOp
+from perfmodel.ops import Attention, KernelOp
+from perfmodel.spec import Job
 from perfmodel.workload import BlockOps
 
 Variant = tuple[int, int, bool]

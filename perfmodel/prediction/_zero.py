@@ -1,28 +1,76 @@
 """Model states over data-parallel ranks: their bytes, what ZeRO shards of them, and what it reduces, gathers, updates.
 
-ZeRO (Rajbhandari et al. 2019, section 5): stage 1 shards optimizer states, 2 gradients too, 3 weights too.
+ZeRO (Rajbhandari et al. 2019, section 5): stage 1 shards optimizer states, 2 gradients too, 3 weights too. Hybrid
+sharding (torch's HYBRID_SHARD, MiCS, arXiv 2205.00119) does so inside groups of neighbouring ranks; gradients are then
+reduced over the ranks of all groups that hold the same shard.
 """
 
-from typing import Final, Literal
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
+from perfmodel.ops import Collective, Op
 from perfmodel.prediction._blocks import ShardBlocks
 from perfmodel.prediction._placement import Group, Placement
-from perfmodel.spec import Cluster, Collective, Job, Layout, Op
+from perfmodel.spec import Cluster, Device, Job, Layout, StateOffload
 from perfmodel.units import dtype_bytes
 from perfmodel.workload import optimizer_op
 
-Exchange = Literal["all_reduce", "reduce_scatter", "all_gather"]
-"""Of gradients, of gradients to where each is kept or applied, of weights."""
+Exchange = Literal["all_reduce", "reduce_scatter", "all_reduce_copies", "all_gather"]
+"""Of gradients, of gradients to where each is kept or applied, of these over the copies of a shard, of weights."""
 STATES: Final[tuple[Group, ...]] = ("dp", "expert_dp")
 """Ranks that parameters outside and inside routed experts are replicated over."""
+
+
+class StateLayout(NamedTuple):
+    """How a layout's model states lie, as `Layout` has it."""
+
+    zero: int
+    replicate: int
+    offload_states: StateOffload
+
+    @classmethod
+    def of(cls, layout: Layout) -> "StateLayout":
+        """Of a layout."""
+        return cls(layout.zero, layout.replicate, layout.offload_states)
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the host holds and updates the optimizer's states."""
+        return self.offload_states != "none"
+
+
+@dataclass(frozen=True)
+class StatePlace:
+    """Ranks that hold the same parameters."""
+
+    whole: Placement
+    shards: Placement
+    """Those that states are sharded over, the nearest ones."""
+    copies: Placement
+    """Those with the same shard."""
+
+    @classmethod
+    def of(cls, group: Group, ranks: Layout, replicate: int, replicas: int) -> "StatePlace":
+        """A data-parallel group, in `replicate` sharding groups, on all pipeline ranks with `replicas` of the stage."""
+        whole = Placement.of(group, ranks).times(replicas, ranks)
+        return cls(whole, *whole.split(whole.size // replicate))
 
 
 def stored_dtype_bytes(job: Job) -> int:
     """Bytes per stored weight: fp8 runs keep 16-bit weights and cast on the fly."""
     return max(dtype_bytes(job.dtype), 2)
+
+
+def held_dtype_bytes(job: Job, device: Device) -> int:
+    """Bytes per weight in device memory. Frozen weights of fp8 products need no other copy (`fp8_params` of NeMo's
+    LoRA), but the transposed one that input gradients read before Blackwell (Transformer Engine 2.0,
+    pytorch/tensor/float8_tensor.py: columnwise data only where fp8 products have one layout)."""
+    if job.frozen and job.dtype == "fp8":
+        return 1 if device.architecture == "Blackwell" or job.mode != "train" else 2
+    return stored_dtype_bytes(job)
 
 
 def gradient_dtype_bytes(job: Job) -> int:
@@ -49,32 +97,43 @@ def reduces_every_micro_batch(zero: int) -> bool:
     return zero >= 2
 
 
-def reduction(zero: int, job: Job) -> Exchange:
+def reductions(zero: int, job: Job) -> tuple[Exchange, ...]:
     """How gradients are reduced: on all ranks, or each part where it is kept or applied."""
-    return "all_reduce" if zero == 0 or (zero == 1 and job.all_reduce_gradients) else "reduce_scatter"
+    everywhere = zero == 0 or (zero == 1 and job.all_reduce_gradients)
+    return ("all_reduce",) if everywhere else ("reduce_scatter", "all_reduce_copies")
 
 
 def exchanges(zero: int, job: Job) -> tuple[Exchange, ...]:
     """What a step exchanges: gradients if there are any; weights after sharded updates, or where kept sharded."""
-    reduced = (reduction(zero, job),) if is_trained(job) else ()
+    reduced = reductions(zero, job) if is_trained(job) else ()
     return (*reduced, "all_gather") if zero == 3 or (zero and is_trained(job)) else reduced
 
 
-def exchange(kind: Exchange, params: float, place: Placement, job: Job, cluster: Cluster) -> Collective:
-    """The collective that exchanges so many parameters' weights or gradients over the ranks of `place`."""
+def exchange(kind: Exchange, params: float, place: StatePlace, job: Job, cluster: Cluster) -> Collective | None:
+    """The collective that exchanges so many parameters' weights or gradients; None on one rank."""
+    over = {"all_reduce": place.whole, "all_reduce_copies": place.copies}.get(kind, place.shards)
+    if over.size == 1:
+        return None
     if kind == "all_gather":
-        return place.collective(kind, params * stored_dtype_bytes(job), job.dtype, cluster)
-    return place.collective(kind, params * dtype_bytes(job.grad_dtype), job.grad_dtype, cluster)
+        return over.collective(kind, params * stored_dtype_bytes(job), job.dtype, cluster)
+    n_bytes = params * dtype_bytes(job.grad_dtype)
+    if kind == "all_reduce_copies":
+        return over.collective("all_reduce", n_bytes / place.shards.size, job.grad_dtype, cluster)
+    return over.collective(kind, n_bytes, job.grad_dtype, cluster)
+
+
+def exchanged_units(
+    zero: int, layers: Bool[np.ndarray, " blocks"], counts: Float[np.ndarray, "stages segments blocks"]
+) -> Float[np.ndarray, "stages segments"]:
+    """Collectives that each exchange of a segment is made of: one per wrapped layer under ZeRO 3, what stands before
+    or after the layers going with them; else one."""
+    one = np.ones(counts.shape[:2])
+    return np.maximum(one, counts @ layers) if zero == 3 else one
 
 
 def update(params: float, shards: int, job: Job) -> Op:
     """The optimizer step over one of `shards` equal parts of so many parameters."""
     return optimizer_op(-(-int(params) // shards), job)
-
-
-def state_place(group: Group, layout: Layout, replicas: int) -> Placement:
-    """Ranks that hold the same parameters: a data-parallel group on all pipeline ranks with replicas of the stage."""
-    return Placement.of(group, layout).times(replicas, layout)
 
 
 def state_params(blocks: ShardBlocks, pipelined: bool) -> dict[Group, Float[np.ndarray, " blocks"]]:

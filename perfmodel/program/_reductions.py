@@ -12,9 +12,10 @@ from perfmodel.schedule import Schedule
 
 
 def add_reductions(draft: Draft, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:
-    """Reductions during the passes: overlapped, or between them on COMPUTE.
+    """Reductions during the passes: beside them, or with the next pass waiting for each (`grad_reduce="end"`).
 
-    Where a stage has replicas on several devices its reduction starts when all of them are ready.
+    Both have the same ops in the same order, so that overlap only takes waits away. Where a stage has replicas on
+    several devices its reduction starts when all of them are ready.
     """
     s = passes.schedule
     during = spec.grad_reduce in ("overlap", "eager_opt") or spec.reduce_every_micro_batch or s.updates.any()
@@ -29,13 +30,17 @@ def add_reductions(draft: Draft, spec: ProgramSpec, passes: Passes, order: Progr
     reductions = draft.add(
         Kind.GRAD_REDUCE,
         device,
-        Stream.COMPUTE if spec.grad_reduce == "end" else Stream.DATA_COMM,
+        Stream.DATA_COMM,
         stage,
         segment=passes.segment[after],
         micro_batch=s.micro_batch[instruction] if spec.reduce_every_micro_batch else -1,
         key=order.key(slot, device, passes.part[after], Around.REDUCE),
     )
     draft.connect(after, reductions)
+    if spec.grad_reduce == "end":
+        goes_on = np.flatnonzero(np.append(np.diff(s.device[passes.instruction]) == 0, False))
+        waited_for = np.isin(after, goes_on)
+        draft.connect(reductions[waited_for], after[waited_for] + 1)
     if meeting is not None:
         for shift in range(1, s.replicas):
             draft.connect(after[meeting].ravel(), reductions[np.roll(meeting, shift, axis=1)].ravel())

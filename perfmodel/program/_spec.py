@@ -41,13 +41,13 @@ class ProgramSpec:
     """Transfers between stages: `lag` delays the receiver only (links do not queue), `op` occupies the
     sender's SEND stream, `blocking` the sender's COMPUTE stream."""
     grad_reduce: GradReduce = "none"
-    """`end`: whole chunks, serial, after the device's last backward. `overlap`: on DATA_COMM, each
+    """All on DATA_COMM. `end`: whole chunks after the device's last backward. `overlap`: each
     segment as soon as its last backward is done (Chimera's eager). `eager_opt`: that only for stages after
     whose last backward the device is idle before its own last pass, the others at the end (Chimera,
     section 3.2)."""
     reduce_every_micro_batch: bool = False
     """Gradients are reduced after every backward, not only the last (ZeRO 2 and 3). With
-    `grad_reduce="end"` each such reduction holds up COMPUTE."""
+    `grad_reduce="end"` the device's next pass waits for each such reduction."""
     param_gather: ParamGather = "none"
     """`step` (ZeRO 1 and 2): after the optimizer, chunk by chunk. `step_overlap`: at the start of the
     step on DATA_COMM; the first forward of each segment waits for its own. `layer` (ZeRO 3): before

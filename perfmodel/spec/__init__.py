@@ -14,11 +14,15 @@ from perfmodel.spec._framework import Execution as Execution
 from perfmodel.spec._framework import Framework as Framework
 from perfmodel.spec._framework import MemoryCounter as MemoryCounter
 from perfmodel.spec._framework import partition_by_cost as partition_by_cost
+from perfmodel.spec._layout import ContextParallel as ContextParallel
+from perfmodel.spec._layout import Dispatcher as Dispatcher
 from perfmodel.spec._layout import EagerKernel as EagerKernel
+from perfmodel.spec._layout import Fp8Recipe as Fp8Recipe
 from perfmodel.spec._layout import Job as Job
 from perfmodel.spec._layout import Layout as Layout
 from perfmodel.spec._layout import PerStage as PerStage
 from perfmodel.spec._layout import Recompute as Recompute
+from perfmodel.spec._layout import StateOffload as StateOffload
 from perfmodel.spec._model import ConvLayer as ConvLayer
 from perfmodel.spec._model import ConvNet as ConvNet
 from perfmodel.spec._model import Experts as Experts
@@ -27,26 +31,6 @@ from perfmodel.spec._model import Mamba as Mamba
 from perfmodel.spec._model import Mlp as Mlp
 from perfmodel.spec._model import Model as Model
 from perfmodel.spec._model import Transformer as Transformer
-from perfmodel.spec._ops import NONGATED_MOE as NONGATED_MOE
-from perfmodel.spec._ops import Attention as Attention
-from perfmodel.spec._ops import Collective as Collective
-from perfmodel.spec._ops import CollectiveKind as CollectiveKind
-from perfmodel.spec._ops import Convolution as Convolution
-from perfmodel.spec._ops import Embedding as Embedding
-from perfmodel.spec._ops import Gemm as Gemm
-from perfmodel.spec._ops import KernelOp as KernelOp
-from perfmodel.spec._ops import MemoryBound as MemoryBound
-from perfmodel.spec._ops import MoE as MoE
-from perfmodel.spec._ops import Op as Op
-from perfmodel.spec._ops import OptimizerStep as OptimizerStep
-from perfmodel.spec._ops import Pass as Pass
 from perfmodel.spec._problem import Problem as Problem
-from perfmodel.spec._work import attention_work as attention_work
-from perfmodel.spec._work import conv_work as conv_work
-from perfmodel.spec._work import embedding_work as embedding_work
-from perfmodel.spec._work import gemm_work as gemm_work
-from perfmodel.spec._work import memory_work as memory_work
-from perfmodel.spec._work import moe_work as moe_work
-from perfmodel.spec._work import optimizer_work as optimizer_work
 
 shorten_reprs(__name__)

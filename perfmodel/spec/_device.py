@@ -54,6 +54,8 @@ class Device:
     name: str
     vendor: str
     architecture: str
+    die: str = ""
+    """The chip that it is a part of: devices of one die have the same multiprocessors. Empty: like no other."""
     memory_bytes: float
     memory_bandwidth_bytes_per_s: float
     peak: PeakRates
@@ -69,7 +71,7 @@ class Device:
     power_w: float | None = None
     """Nominal (thermal design) power."""
     idle_power_w: float | None = None
-    """Power while nothing runs."""
+    """Power at full clocks while nothing runs."""
     source: str = ""
     aliases: tuple[str, ...] = ()
 

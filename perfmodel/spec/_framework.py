@@ -8,20 +8,22 @@ from typing import Any, Final, Literal
 
 from perfmodel.errors import PerfModelError
 from perfmodel.spec._device import Device
-from perfmodel.spec._layout import EagerKernel, Job, Layout, PerStage, Recompute
+from perfmodel.spec._layout import ContextParallel, Dispatcher, EagerKernel, Fp8Recipe, Job, Layout, PerStage, Recompute
 from perfmodel.spec._model import Model, Transformer
 
 AttentionKernel = Literal["fastest", "flash-2", "flash-1-triton", "flash-1"]
 """Generations of fused attention kernels; `fastest`: the newest there is for the device."""
 Execution = Literal["eager", "compiled", "graph"]
 """Operators issued one by one by the host, a step compiled as one program (XLA), or replayed from a graph."""
-MemoryCounter = Literal["allocated", "reserved", "device"]
+MemoryCounter = Literal["allocated", "reserved", "device", "resting"]
 """What a figure of memory counts: bytes of live tensors; the segments that the allocator holds for them; these with
-the context and the buffers of libraries, as nvidia-smi shows them."""
+the context and the buffers of libraries, as nvidia-smi shows them; tensors that live from step to step."""
 
 _LAYOUT_DEFAULTS: Final = ("zero", "recompute", "sequence_parallel", "tp_overlap")
+_DEFAULTS_OF_DEGREES: Final = {"cp": ("cp_kind", "cp_balanced"), "ep": ("ep_overlap",)}
+"""What a layout leaves unsaid that means nothing without a degree."""
 _JOB_DEFAULTS: Final = (
-    "eager_kernels", "keep_gathered", "half_gradients", "all_reduce_gradients", "weighted_experts",
+    "eager_kernels", "keep_gathered", "half_gradients", "all_reduce_gradients", "weighted_experts", "expert_dispatcher",
 )  # fmt: skip
 
 
@@ -53,9 +55,9 @@ class Framework:
     """Kinds of element-wise work that are not fused."""
     attention: AttentionKernel = "fastest"
     """Generation of the fused attention kernel."""
-    fp8_recipe: str = ""
-    """How scales of 8-bit products are found where nothing else is said (`delayed`, `current`, `mxfp8`); empty where
-    there are no such products. Said, not priced: the kernel tables do not tell recipes apart."""
+    fp8_recipe: Fp8Recipe = ""
+    """How scales of 8-bit products are found where nothing else is said; empty where there are no such products.
+    Products of 4 bits go by nvfp4."""
 
     # communication
     blocking_sends: bool = False
@@ -67,7 +69,15 @@ class Framework:
     zero_overlaps: bool = True
     """False: with ZeRO, gradients are reduced after the last backward and weights gathered after the step."""
     tp_overlap: bool = False
-    """As in `Layout`."""
+    ep_overlap: bool = False
+    cp_kind: ContextParallel = "ring"
+    cp_balanced: bool = True
+    """All as in `Layout`."""
+    expert_dispatcher: Dispatcher = "alltoall"
+    """As in `Job`."""
+    router_bookkeeping: int = 0
+    """Operators that routing and permuting tokens issue in a pass of a layer of experts beyond the kernels counted here
+    (histograms, sorts, masks, auxiliary losses)."""
     all_reduce_gradients: bool = False
     """As in `Job`."""
     tp_overlap_loss: float = 0.0
@@ -97,6 +107,8 @@ class Framework:
     of its own)."""
     grad_dtype: str = "fp32"
     """Element type in which 16-bit gradients are accumulated and reduced."""
+    bf16_grad_dtype: str = ""
+    """The same of bf16 gradients, where it is another."""
     half_gradients: bool = False
     keep_gathered: bool = False
     weighted_experts: bool = False
@@ -117,7 +129,14 @@ class Framework:
     reports_first_stage: bool = False
     """It reports memory of global rank 0, on the first pipeline stage, instead of the fullest rank's."""
     context_bytes: float = 1.0e9
-    """CUDA context, library handles and communicator buffers that no tensor accounts for."""
+    """CUDA context, library handles and buffers of one communicator that no tensor accounts for."""
+    communicator_bytes: float = 0.0
+    """Device memory of each communicator, outside the allocator: those of all ranks, of data, model, tensor and
+    pipeline parallelism, where they have several ranks. 0: as `context_bytes` has them."""
+    host_updates_per_s: float = 0.4e9
+    """Parameters per second that the processors of a host update with Adam, for all of its devices together. Measured
+    with DeepSpeed 0.14.2 on 8 A800 and two Xeon 8358 (github.com/chenyaofo, gist d4cd6a20: LLaMA-7B in steps of 64
+    sequences takes 16.8 to 20.1 s longer with the optimizer offloaded)."""
     bucket_bytes: float = 320e6
     """Copies of gradients that a reduction holds in flight: two buckets of 40 M fp32 elements (Megatron-LM's default
     size before its buffers were reduced in place); 0 where they are reduced where they lie (Megatron-LM's contiguous
@@ -182,6 +201,9 @@ class Framework:
             found["zero"] = max(self.zero_stages_in_pipelines)
         if said.get("pp", 1) > 1 and self.schedules and Layout.schedule not in self.schedules:
             found["schedule"] = self.schedules[0]
+        for degree, names in _DEFAULTS_OF_DEGREES.items():
+            if said.get(degree, 1) > 1:
+                found |= {name: getattr(self, name) for name in names}
         if said.get("recompute_full_layers") is not None:
             found["recompute"] = "none"
         overlaps = self.zero_overlaps or said.get("zero", found["zero"]) == 0
@@ -211,10 +233,16 @@ class Framework:
     def job_defaults(self, dtype: str) -> dict[str, Any]:
         """Values of a job's fields as this framework sets them for products of an element type."""
         return {name: getattr(self, name) for name in _JOB_DEFAULTS} | {
+            "fp8_recipe": self.fp8_recipe if dtype == "fp8" else "nvfp4" if dtype == "fp4" and self.fp8_recipe else "",
             "flash_attention": self.fp8_flash_attention if dtype == "fp8" else self.flash_attention,
-            "grad_dtype": "fp32" if dtype == "fp32" else self.grad_dtype,
+            "grad_dtype": self._grad_dtype(dtype),
             "stops_recompute": self.stops_recompute or self.execution == "compiled",
         }
+
+    def _grad_dtype(self, dtype: str) -> str:
+        if dtype == "fp32":
+            return "fp32"
+        return (self.bf16_grad_dtype if dtype == "bf16" else "") or self.grad_dtype
 
     def _selective_layers(self, said: Mapping[str, Any], model: Model | None) -> int:
         """Layers of every stage that `selective` recompute repeats as a whole; 0 where it is no whole layers."""
@@ -295,7 +323,11 @@ class Framework:
     def __post_init__(self) -> None:
         if self.execution not in ("eager", "compiled", "graph"):
             raise PerfModelError(f"framework {self.name}: execution must be eager, compiled or graph")
-        for name in ("host_op_s", "kernel_gap_s", "context_bytes", "bucket_bytes"):
+        if self.host_updates_per_s <= 0:
+            raise PerfModelError(
+                f"framework {self.name}: host_updates_per_s must be above 0, got {self.host_updates_per_s}"
+            )
+        for name in ("host_op_s", "kernel_gap_s", "context_bytes", "communicator_bytes", "bucket_bytes"):
             if getattr(self, name) < 0:
                 raise PerfModelError(f"framework {self.name}: {name} must not be below 0, got {getattr(self, name)}")
 

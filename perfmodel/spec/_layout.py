@@ -2,9 +2,10 @@
 
 import re
 from dataclasses import dataclass, fields, replace
-from math import prod
+from itertools import permutations
+from math import inf, prod
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Final, Literal, get_args
 
 from perfmodel.errors import LayoutError, Reason, UnknownNameError
 from perfmodel.spec._device import Device
@@ -13,15 +14,36 @@ from perfmodel.spec._model import Model
 from perfmodel.units import whole
 
 Recompute = Literal["none", "selective", "full"]
-EagerKernel = Literal["norm", "rope", "activation", "residual", "softmax", "cross_entropy", "attention_layout"]
+EagerKernel = Literal["norm", "rope", "activation", "residual", "softmax", "cross_entropy", "attention_layout",
+                      "attention_merge"]  # fmt: skip
 """Work that frameworks do in one fused kernel or in several element-wise ones; `attention_layout`: queries, keys and
-values are copied into the order that the attention kernel takes them in."""
+values are copied into the order that the attention kernel takes them in; `attention_merge`: partial results of
+context parallelism are added up."""
+Fp8Recipe = Literal["", "delayed", "current", "tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4"]
+"""How scales of 8- and 4-bit operands are found: one per tensor by the maxima of earlier steps (`delayed`) or by its
+own (`current`, torchao's `tensorwise`), per row, per block of 128, of 32 (`mxfp8`) or of 16 (`nvfp4`) elements."""
+Dispatcher = Literal["alltoall", "deepep", "hybridep"]
+"""How tokens reach their experts. `alltoall`: sorted into a copy per chosen expert, which an all-to-all exchanges, and
+sorted again by local expert (Megatron-LM's `MoEAlltoAllTokenDispatcher`); `deepep`: a token goes once to every node and
+once to every rank that holds any of its experts (github.com/deepseek-ai/DeepEP), and is copied per expert there;
+`hybridep`: the same with the copying inside the exchange (its `hybrid-ep` branch)."""
+ContextParallel = Literal["ring", "all_gather", "gathered_ring", "ulysses"]
+"""How attention sees the whole sequence. `ring`: keys and values pass around a ring, a part of the scores a step (Liu
+et al., arXiv 2310.01889); `all_gather`: they are gathered before one kernel per chunk of queries (Llama 3, arXiv
+2407.21783, section 3.3.2); `gathered_ring`: the steps of a ring, over keys and values that were gathered beside the
+first (PyTorch's context parallelism, rotate method allgather); `ulysses`: two all-to-alls swap the split of the
+sequence for one of the heads (Jacobs et al., arXiv 2309.14509)."""
+StateOffload = Literal["none", "optimizer", "weights"]
 PerStage = tuple[int, ...] | None
 """A whole number per pipeline stage, in model order; written `7-9-9-7`."""
 USUAL_DTYPES = ("bf16", "fp16", "fp32")
 """What models are trained in, the first that a device has."""
 _DEGREES = attrgetter(*("expert_tp" if d.key == "etp" else d.key for d in DIMENSIONS))
-_KEYS = (*(d.key for d in DIMENSIONS), "vpp", "micro_batch")
+_CP_KINDS: Final = get_args(ContextParallel)
+_ORDERS: Final = frozenset(
+    "-".join(order) for order in permutations(ORDER_KEYS) if order.index("dp") == order.index("ep") + 1
+)
+_KEYS = (*(d.key for d in DIMENSIONS), "vpp", "micro_batch", "replicate", "prefetch")
 _DISTSIM = re.compile(r"^(\d+)M(\d+)P(\d+)D$", re.IGNORECASE)
 
 
@@ -37,6 +59,11 @@ class Layout:
     """Data-parallel replicas."""
     cp: int = 1
     """Context-parallel degree (sequence split through attention)."""
+    cp_kind: ContextParallel = "ring"
+    """How context parallelism exchanges keys and values."""
+    cp_balanced: bool = True
+    """Each context-parallel rank holds an early and a late chunk of a causal sequence, so that all see as many keys
+    (zigzag); otherwise a contiguous part, of which the last sees nearly twice the mean."""
     ep: int = 1
     """Expert-parallel degree. Experts have tp * cp * dp ranks of a stage to themselves, of which etp shard an expert,
     ep hold different experts, and the others (`edp`) replicas (parallel folding of Megatron-Core, arXiv 2504.14960)."""
@@ -63,8 +90,19 @@ class Layout:
     """ZeRO-3 weight all-gathers (and ZeRO-1/2 gathers after the step) are prefetched behind compute."""
     tp_overlap: bool = False
     """Tensor-parallel collectives hidden behind the products that feed them."""
+    ep_overlap: bool = False
+    """Dispatch and combine of one micro-batch run beside the kernels of another (Megatron-Core's
+    `overlap_moe_expert_parallel_comm`, as DeepSeek-V3's DualPipe, arXiv 2412.19437, section 3.2.1)."""
     offload: bool = False
     """Activations wait for their backward in host memory."""
+    replicate: int = 1
+    """Groups that each shard model states among themselves, as `zero` says, and hold copies of each other's (hybrid
+    sharding); gradients are reduced over the groups too. Ranks of a group are the nearest ones."""
+    prefetch: int = 1
+    """ZeRO 3 gathers the weights of so many layers (groups of them in deep stages) ahead of the one in use."""
+    offload_states: StateOffload = "none"
+    """`optimizer`: optimizer states, master weights and sharded gradients lie in host memory, where weights are updated
+    (ZeRO-Offload); `weights`: weights too, under ZeRO 3 (ZeRO-Infinity, FSDP's `CPUOffload`)."""
     order: str = "-".join(ORDER_KEYS)
     """Dimensions from that of consecutive ranks to the outermost (Megatron-LM's notation)."""
     partition: PerStage = None
@@ -74,15 +112,19 @@ class Layout:
     (Megatron-LM's recompute method `block`); one number: of every stage alike, as far as it has them."""
 
     def __post_init__(self) -> None:
-        for name, value in zip(_KEYS, (*self.degrees, self.vpp, self.micro_batch), strict=True):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        numbers = *self.degrees, self.vpp, self.micro_batch, self.replicate, self.prefetch
+        for name, value in zip(_KEYS, numbers, strict=True):
+            if (type(value) is not int and (not isinstance(value, int) or isinstance(value, bool))) or value < 1:
                 raise LayoutError(f"layout: {name} must be a whole number of at least 1, got {value!r}")
         if self.zero not in (0, 1, 2, 3):
             raise LayoutError(f"layout: zero must be 0, 1, 2 or 3, got {self.zero!r}")
+        if self.offload_states not in ("none", "optimizer", "weights"):
+            raise LayoutError(f"layout: offload_states must be none, optimizer or weights, got {self.offload_states!r}")
         if self.recompute not in ("none", "selective", "full"):
             raise LayoutError(f"layout: recompute must be none, selective or full, got {self.recompute!r}")
-        names = self.order.split("-")
-        if sorted(names) != sorted(ORDER_KEYS) or names.index("dp") != names.index("ep") + 1:
+        if self.cp_kind not in _CP_KINDS:
+            raise LayoutError(f"layout: cp_kind must be {', '.join(_CP_KINDS)}; got {self.cp_kind!r}")
+        if self.order not in _ORDERS:
             raise LayoutError(
                 f"layout: order must name each of {', '.join(ORDER_KEYS)} once with ep right before dp, as in "
                 f"{'-'.join(ORDER_KEYS)}; got {self.order!r}"
@@ -105,6 +147,15 @@ class Layout:
                 "the ranks of a pipeline stage",
                 Reason.FOLDED_RANKS,
             )
+        if self.dp % self.replicate or self.edp % self.replicate:
+            raise LayoutError(
+                f"layout: replicate={self.replicate} must divide dp={self.dp}"
+                + (f" and the {self.edp} replicas of an expert" if self.ep > 1 else "")
+            )
+        if self.offload_states == "weights" and self.zero < 3:
+            raise LayoutError("layout: offload_states=weights needs zero=3; or take offload_states=optimizer")
+        if self.offload_states == "optimizer" and self.replicated and not self.zero:
+            raise LayoutError("layout: offload_states=optimizer needs sharded states; take zero=1, 2 or 3")
         if self.vpp > 1 and self.pp == 1:
             raise LayoutError(f"layout: vpp={self.vpp} needs pp > 1; use vpp=1")
 
@@ -142,11 +193,18 @@ class Layout:
     @property
     def canonical(self) -> "Layout":
         """The layout as what runs: layouts that run alike are equal in this form."""
-        return self.replace(
-            schedule=self.effective_schedule,
-            sequence_parallel=self.effective_sequence_parallel,
-            etp=None if self.etp == self.tp else self.etp,
-        )
+        forms = {
+            "schedule": self.effective_schedule,
+            "sequence_parallel": self.effective_sequence_parallel,
+            "etp": None if self.etp == self.tp else self.etp,
+            "replicate": self.replicate if self.zero else 1,
+            "prefetch": self.prefetch if self.zero == 3 and self.overlap_param_gather else 1,
+            "cp_kind": self.cp_kind if self.cp > 1 else Layout.cp_kind,
+            "cp_balanced": self.cp_balanced if self.cp > 1 else Layout.cp_balanced,
+            "ep_overlap": self.ep_overlap and self.ep > 1,
+        }
+        changed = {name: form for name, form in forms.items() if form != getattr(self, name)}
+        return self.replace(**changed) if changed else self
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -154,6 +212,8 @@ class Layout:
         found = []
         if self.effective_schedule != self.schedule:
             found.append(f"schedule={self.schedule} with vpp={self.vpp} runs as schedule={self.effective_schedule}")
+        if self.replicate > 1 and not self.zero:
+            found.append(f"replicate={self.replicate} has nothing to shard with zero=0")
         if self.sequence_parallel and not self.effective_sequence_parallel:
             found.append("sequence_parallel=true has nothing to shard with tp=1")
         return tuple(found)
@@ -247,6 +307,9 @@ class Job:
     """Sequences (or images) per optimizer step."""
     seq_len: int
     dtype: str = "bf16"
+    fp8_recipe: Fp8Recipe = ""
+    """How scales of 8- and 4-bit products are found, and with that what quantising their operands takes; empty: one
+    pass over each."""
     mode: Literal["train", "inference"] = "train"
     flash_attention: bool = True
     """Fused attention; otherwise scores are materialised (batched products and a softmax kernel)."""
@@ -267,6 +330,13 @@ class Job:
     weighted_experts: bool = False
     """The router's weights multiply the activation inside the experts, so that their outputs are not kept for the
     router's gradient (Megatron-Core since 0.12)."""
+    expert_dispatcher: Dispatcher = "alltoall"
+    expert_imbalance: float = 1.0
+    """Tokens of the rank whose experts get most, over the mean of all ranks: the others wait for it. 1 where routing is
+    forced to be even, as benchmarks do."""
+    expert_capacity_factor: float | None = None
+    """Places of every expert, over the mean number of its tokens: it takes as long as if all were full, and drops what
+    exceeds them (GShard, arXiv 2006.16668, section 2.2). None: dropless."""
     frozen: bool = False
     """Weights are not trained (LoRA and other adapters, whose own work is left out): no gradients of them, no
     reduction, no optimizer."""
@@ -307,6 +377,23 @@ class Job:
 
     def __post_init__(self) -> None:
         whole("job", {"global_batch": self.global_batch, "seq_len": self.seq_len})
+        if self.fp8_recipe not in get_args(Fp8Recipe):
+            known = ", ".join(filter(None, get_args(Fp8Recipe)))
+            raise LayoutError(f"job: fp8_recipe must be {known} or empty; got {self.fp8_recipe!r}")
+        if self.expert_dispatcher not in get_args(Dispatcher):
+            raise LayoutError(
+                f"job: expert_dispatcher must be {', '.join(get_args(Dispatcher))}; got {self.expert_dispatcher!r}"
+            )
+        if not 1 <= self.expert_imbalance < inf:
+            raise LayoutError(f"job: expert_imbalance must be a number of at least 1, got {self.expert_imbalance!r}")
+        capacity = self.expert_capacity_factor
+        if capacity is not None and not 0 < capacity < inf:
+            raise LayoutError(f"job: expert_capacity_factor must be a number above 0, got {capacity!r}")
+
+    @property
+    def expert_load(self) -> float:
+        """Tokens that the busiest rank's experts work on, over the mean of all ranks."""
+        return self.expert_imbalance if self.expert_capacity_factor is None else self.expert_capacity_factor
 
     def fuses(self, kind: EagerKernel) -> bool:
         """Whether a kind of element-wise work runs as one kernel."""

@@ -25,16 +25,25 @@ class Experts:
     """Inner size of the always-active shared expert(s) together; 0 for none."""
     first_dense_layers: int = 0
     """Leading layers that keep a dense feed-forward (DeepSeek)."""
+    groups: int = 1
+    """Groups that the experts are divided into, of which a token chooses `groups_kept` before it chooses its experts
+    among theirs (node-limited routing of DeepSeek-V3, arXiv 2412.19437, section 2.1.2)."""
+    groups_kept: int = 1
     latent: int = 0
     """Elements that a token is projected to before it is sent to routed experts, and back from after (LatentMoE of
     Nemotron 3, arXiv 2604.12374); 0: the hidden size, without projections."""
 
     def __post_init__(self) -> None:
-        whole("experts", {name: getattr(self, name) for name in ("count", "topk", "ffn_hidden")})
+        whole("experts", {n: getattr(self, n) for n in ("count", "topk", "ffn_hidden", "groups", "groups_kept")})
         whole("experts", {name: getattr(self, name) for name in ("shared_ffn_hidden", "first_dense_layers", "latent")},
               least=0)  # fmt: skip
         if self.topk > self.count:
             raise PerfModelError(f"experts: topk={self.topk} are more than there are (count={self.count})")
+        if self.groups_kept > self.groups or self.count % self.groups:
+            raise PerfModelError(
+                f"experts: groups={self.groups} must divide count={self.count}, and groups_kept={self.groups_kept} "
+                "must be no more than there are"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from perfmodel.timeline._indexing import read, unsigned, write
-from perfmodel.timeline._loops import Items, entry, run_item
+from perfmodel.timeline._loops import Items, empty_slots, entry, run_item
 from perfmodel.timeline._tables import DURATION, LAG_A, LAG_B, OpTables
 
 
@@ -37,9 +37,9 @@ def row_of_counts(
     """Makespan of every item and lane, and counts laid out like the durations."""
     lanes = durations.shape[1]
 
-    def item(i: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        spans, counts, decisions = state
-        span, decisions = run_item(tables, items, i, durations, decisions)
+    def item(i: Array, state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        spans, counts, decisions, slots = state
+        span, decisions, slots = run_item(tables, items, i, durations, decisions, slots)
         first_op, first_class = unsigned(items.first_op[i]), unsigned(items.first_class[i])
 
         def lane(j: Array, counts: Array) -> Array:
@@ -52,14 +52,16 @@ def row_of_counts(
 
             return _walk(tables, counts, add_one, items.n_ops[i], second, first_op)
 
-        return write(spans, span, unsigned(i)), lax.fori_loop(np.int32(0), np.int32(lanes), lane, counts), decisions
+        counts = lax.fori_loop(np.int32(0), np.int32(lanes), lane, counts)
+        return write(spans, span, unsigned(i)), counts, decisions, slots
 
     start = (
         jnp.zeros((items.n_ops.shape[0], lanes), durations.dtype),
         jnp.zeros_like(durations),
         jnp.zeros((tables.longest, lanes), bool),
+        empty_slots(tables.n_slots, durations),
     )
-    spans, counts, _ = lax.fori_loop(np.int32(0), items.count, item, start)
+    spans, counts, *_ = lax.fori_loop(np.int32(0), items.count, item, start)
     return spans, counts
 
 

@@ -11,8 +11,8 @@ from jaxtyping import Array, Float, Int
 
 from perfmodel.timeline._compile import CompiledStructure
 from perfmodel.timeline._durations import Durations, checked, padded_classes, padded_lanes
-from perfmodel.timeline._loops import LANES, TILE, tile_of_lanes
-from perfmodel.timeline._precision import in_numpy
+from perfmodel.timeline._loops import LANES, ROW_OPTIONS, TILE, tile_of_lanes
+from perfmodel.timeline._precision import being_traced, in_numpy
 from perfmodel.timeline._rows import counts_of_rows, spans_of_rows
 from perfmodel.timeline._tables import BundleTables, OpTables
 
@@ -40,7 +40,8 @@ def makespan_lanes(compiled, durations):
     lanes, few = len(durations), len(durations) <= LANES
     padded, n_tiles = _prepared(compiled, durations, LANES if few else TILE)
     if few:
-        return _run(_few, padded, n_tiles, compiled.op_tables)[:lanes]
+        function = _few_rows if isinstance(padded, np.ndarray) and not being_traced() else _few
+        return _run(function, padded, n_tiles, compiled.op_tables)[:lanes]
     return _run(_many, padded, n_tiles, compiled.op_tables, compiled.bundle_tables)[:lanes]
 
 
@@ -130,5 +131,6 @@ def _with_tangent(
 
 
 _few = jax.jit(_spans_in_rows)
+_few_rows = jax.jit(_spans_in_rows, compiler_options=ROW_OPTIONS)
 _many = jax.jit(_spans_in_tiles)
 _counts = jax.jit(_counts_in_rows)

@@ -31,6 +31,9 @@ LANES: Final = 16
 """Lanes of the loop over single ops with a row of lanes."""
 TILE: Final = 128
 """Lanes of the loop over bundles: the fewest for which XLA vectorises its row loops."""
+ROW_OPTIONS: Final = {"xla_backend_optimization_level": 2}
+"""What the loop over a row of lanes is compiled with: LLVM's third level unrolls `LANES` wholly and leaves them scalar,
+which takes more than twice as long. (JAX takes no options for a function that is traced inside another.)"""
 
 
 class Items(NamedTuple):
@@ -51,7 +54,7 @@ def one_lane(
 
     Solves `end = max_j(end[pred_j] + d[lag_j]) + d[duration]`, `GROUP` ops per step.
     """
-    slots = _slots(tables.n_slots, durations)
+    slots = empty_slots(tables.n_slots, durations)
     ends = jnp.zeros(tables.padded_ops if keep_ends else 0, durations.dtype)
 
     def group(step: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -78,12 +81,13 @@ def row_of_lanes(tables: OpTables, items: Items, durations: Float[Array, "rows l
 
     no_decisions = jnp.zeros((0, durations.shape[1]), bool)
 
-    def item(i: Array, spans: Array) -> Array:
-        span, _ = run_item(tables, items, i, durations, no_decisions)
-        return write(spans, span, unsigned(i))
+    def item(i: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        spans, slots = state
+        span, _, slots = run_item(tables, items, i, durations, no_decisions, slots)
+        return write(spans, span, unsigned(i)), slots
 
     spans = jnp.zeros((items.n_ops.shape[0], durations.shape[1]), durations.dtype)
-    return lax.fori_loop(np.int32(0), items.count, item, spans)
+    return lax.fori_loop(np.int32(0), items.count, item, (spans, empty_slots(tables.n_slots, durations)))[0]
 
 
 def run_item(
@@ -92,10 +96,12 @@ def run_item(
     i: Int[Array, ""],
     durations: Float[Array, "rows lanes"],
     decisions: Bool[Array, "positions lanes"],
-) -> tuple[Float[Array, " lanes"], Bool[Array, "positions lanes"]]:
-    """Makespan of item `i`, and per position whether the second predecessor released the op.
+    slots: Float[Array, "slots lanes"],
+) -> tuple[Float[Array, " lanes"], Bool[Array, "positions lanes"], Float[Array, "slots lanes"]]:
+    """Makespan of item `i`, per position whether the second predecessor released the op, and the slots.
 
-    `decisions` is an array to write to, or an empty one if they are not wanted.
+    `decisions` is an array to write to, or an empty one if they are not wanted. `slots` may hold what another item left
+    behind: a program reads no slot that it has not written, but for the special ones, which none writes.
 
     The end of an op is written to its slot at the start of the next step, so that one fusion reads
     all of its operands.
@@ -113,13 +119,13 @@ def run_item(
         return slots, end, row[DESTINATION], decisions
 
     start = (
-        _slots(tables.n_slots, durations),
+        slots,
         jnp.zeros(durations.shape[1], durations.dtype),
         jnp.uint32(SPARE_SLOT),
         decisions,
     )
-    _, end, _, decisions = lax.fori_loop(np.int32(0), items.n_ops[i], op, start)
-    return end, decisions
+    slots, end, _, decisions = lax.fori_loop(np.int32(0), items.n_ops[i], op, start)
+    return end, decisions, slots
 
 
 def tile_of_lanes(tables: BundleTables, durations: Float[Array, "classes lanes"]) -> Float[Array, " lanes"]:
@@ -142,12 +148,13 @@ def tile_of_lanes(tables: BundleTables, durations: Float[Array, "classes lanes"]
         return slots, lax.dynamic_update_slice(ends, end, (1, 0))
 
     lanes = durations.shape[1]
-    start = _slots(tables.n_slots, durations), jnp.zeros((1 + BUNDLE, lanes), durations.dtype)
+    start = empty_slots(tables.n_slots, durations), jnp.zeros((1 + BUNDLE, lanes), durations.dtype)
     _, ends = lax.fori_loop(np.int32(0), tables.n_bundles, bundle, start)
     return ends[1]
 
 
-def _slots(n: int, durations: Float[Array, "classes *lanes"]) -> Float[Array, "slots *lanes"]:
+def empty_slots(n: int, durations: Float[Array, "classes *lanes"]) -> Float[Array, "slots *lanes"]:
+    """Slots before any op; the special ones hold what they stand for."""
     empty = jnp.zeros((n, *durations.shape[1:]), durations.dtype)
     return empty.at[NEVER_SLOT].set(NEVER_S)
 

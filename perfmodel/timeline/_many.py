@@ -17,8 +17,8 @@ from perfmodel.errors import PerfModelError
 from perfmodel.timeline._compile import CompiledStructure
 from perfmodel.timeline._critical_path import row_of_counts
 from perfmodel.timeline._durations import Durations, checked
-from perfmodel.timeline._loops import LANES, Items, row_of_lanes
-from perfmodel.timeline._precision import in_numpy
+from perfmodel.timeline._loops import LANES, ROW_OPTIONS, Items, row_of_lanes
+from perfmodel.timeline._precision import being_traced, in_numpy
 from perfmodel.timeline._tables import OpTables, bucket, join, n_cpu_devices
 
 SMALLEST_ITEMS = 64
@@ -80,13 +80,13 @@ def makespan_many(
     if traceable:
         return _by_program(_run(batch.tables_with_pred, _items(batch.programs, lanes), _rows_traced(values)), lanes)
 
-    devices = n_cpu_devices()
+    devices, run = n_cpu_devices(), _run if being_traced() else _run_rows
 
     def part(bounds: tuple[int, int], device: int = 0) -> list[Float[Durations, " lanes"]]:
         own = slice(*bounds)
         rows = _rows(values[own])  # pyright: ignore[reportArgumentType]
         tables, items = batch.tables(*bounds, device), _items(batch.programs[own], lanes[own])
-        return _by_program(in_numpy(_run, rows.dtype, tables, items, rows), lanes[own])
+        return _by_program(in_numpy(run, rows.dtype, tables, items, rows), lanes[own])
 
     bounds = _divided(batch.programs, lanes, max(os.cpu_count() or 1, devices))
     if len(bounds) == 1:
@@ -176,3 +176,4 @@ def _jvp(primals, tangents):
 
 
 _run = jax.jit(_spans)
+_run_rows = jax.jit(_spans, compiler_options=ROW_OPTIONS)

@@ -12,7 +12,7 @@ from perfmodel.validation._row_batch import Spread, spread_of
 from perfmodel.validation._row_cells import FROM_OTHERS, Row, Unusable, count, number, text
 from perfmodel.validation._row_choices import plausible_rows
 from perfmodel.validation._row_model import model_of
-from perfmodel.validation._row_words import dtype_of, network_of, recompute_of, seq_len_of
+from perfmodel.validation._row_words import dtype_of, fp8_recipe_of, network_of, recompute_of, seq_len_of
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,9 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
     )
     dtype, assumed_dtype = dtype_of(row)
     flash = number(row, "flash_attention")
-    said = {} if flash is None else {"flash_attention": bool(flash)}
+    said: dict[str, Any] = {} if flash is None else {"flash_attention": bool(flash)}
+    if (recipe := fp8_recipe_of(row)) is not None:
+        said["fp8_recipe"] = recipe
     job = runs.job(
         model, cluster.device, global_batch=spread.global_batch, seq_len=seq_len, dtype=dtype,
         frozen="LoRA" in text(row, "notes"), **said,

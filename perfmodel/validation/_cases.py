@@ -28,7 +28,8 @@ COLUMNS = (
     "events_half_width", "assumed",
 )  # fmt: skip
 _COUNTED: tuple[tuple[MemoryCounter, str], ...] = (
-    ("reserved", "reserved"), ("device", "nvidia-smi"), ("allocated", r"allocated|\btorch\b"),
+    ("reserved", "reserved"), ("device", "nvidia-smi"), ("resting", r"allocated,? after"),
+    ("allocated", r"allocated|\btorch\b"),
 )  # fmt: skip
 """By the words of a table; the first that matches counts."""
 _SETTINGS = ("recompute", "zero_stage", "sequence_parallel", "flash_attention", "micro_batch")
@@ -141,7 +142,12 @@ def _predict_one(
 ) -> tuple[Any, ...]:
     site = replace(site, unstated=unstated_share(row))
     try:
-        found = _explained(read_cases(row, framework), calibration, site)
+        cases = read_cases(row, framework)
+        found = explained(cases, calibration, site)
+        unsaid = len(cases) > 1 and row.get("recompute") in (None, "")
+        if unsaid and not any(result.fits for _, result in found):
+            # one more thing that the row leaves open; what ran has fitted
+            found = explained(read_cases({**row, "recompute": "full"}, framework), calibration, site)
     except Unusable as reason:
         return _unpredicted(row, str(reason))
     except PerfModelError as error:
@@ -163,7 +169,7 @@ def _predict_one(
     )
 
 
-def _explained(cases: Sequence[Case], calibration: Path | None, site: Site) -> list[tuple[Case, Prediction]]:
+def explained(cases: Sequence[Case], calibration: Path | None, site: Site) -> list[tuple[Case, Prediction]]:
     """Predictions of all that a run may have been, the fastest first: what fits, if anything does, and is no slower
     than `MOST_SLOWER` times the fastest, since nobody publishes a run whose degrees waste more than that.
 

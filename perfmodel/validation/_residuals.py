@@ -13,16 +13,16 @@ from perfmodel import catalog
 from perfmodel.calibration import priors
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.ingest.tables import read_table
+from perfmodel.ops import Collective, Op
 from perfmodel.prediction import (
     LOSSES,
-    event_label,
     event_shares,
     explain,
     priced_events,
     step_derivatives,
     step_problem,
 )
-from perfmodel.spec import Collective, Device, Framework, Op
+from perfmodel.spec import Device, Framework
 from perfmodel.validation._case_rows import read_case
 from perfmodel.validation._cases import predict_cases, read_tables
 from perfmodel.validation._row_cells import Row
@@ -139,7 +139,7 @@ def explain_case(
         extrapolated=found.provenance["extrapolated"] + found.provenance["analytical"],
         events=tuple(
             EventResidual(
-                event_label(shares.ops[i]),
+                shares.ops[i].label,
                 float(shares.critical_s[i]),
                 timed.provenance[i],
                 *_nearest(shares.ops[i], case.cluster.device, tables),

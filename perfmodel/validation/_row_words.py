@@ -4,7 +4,7 @@ import re
 from typing import Final
 
 from perfmodel.catalog import compute_network, states_rate
-from perfmodel.spec import Model
+from perfmodel.spec import Fp8Recipe, Model
 from perfmodel.validation._row_cells import Row, Unusable, count, number, text
 
 _DTYPES: Final = (
@@ -17,6 +17,15 @@ _DTYPES: Final = (
     (r"fp32|float32|single|\bfloat\b", "fp32"),
 )
 """First match counts: an 8-bit recipe keeps the rest in 16 bits and says so."""
+_RECIPES: Final[tuple[tuple[str, Fp8Recipe], ...]] = (
+    (r"nvfp4", "nvfp4"),
+    (r"mxfp8|fp8-mx", "mxfp8"),
+    (r"delayed", "delayed"),
+    (r"current|fp8-cs", "current"),
+    (r"block|subchannel|fp8-sc", "blockwise"),
+    (r"rowwise", "rowwise"),
+    (r"tensorwise", "tensorwise"),
+)
 _GPT2_VOCAB: Final = 50257
 _BERT_VOCAB: Final = 30522
 """Entries of the tokenizers of Radford et al. 2019 and Devlin et al. 2019."""
@@ -39,6 +48,12 @@ def dtype_of(row: Row) -> tuple[str, bool]:
     if found not in _MODELLED:
         raise Unusable(f"dtype {stated} is not modelled")
     return found, False
+
+
+def fp8_recipe_of(row: Row) -> Fp8Recipe | None:
+    """The recipe of 8- and 4-bit products by a row's words; None where it says none."""
+    stated = f"{text(row, 'dtype')} {text(row, 'dtype_recipe')}".lower()
+    return next((recipe for pattern, recipe in _RECIPES if re.search(pattern, stated)), None)
 
 
 def recompute_of(row: Row) -> str:

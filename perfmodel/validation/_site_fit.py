@@ -10,10 +10,12 @@ import pandas as pd
 from jaxtyping import Float
 from scipy.optimize import minimize
 
+from perfmodel.cost import has_power_law
 from perfmodel.display import shows_progress
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.ingest.tables import write_json
 from perfmodel.prediction import (
+    MEMORY_FILE,
     SUSTAINED_FILE,
     TERMS,
     UNKNOWN_FILE,
@@ -24,15 +26,22 @@ from perfmodel.prediction import (
     sustained_from,
 )
 from perfmodel.validation._case_rows import read_case
-from perfmodel.validation._cases import measured_times_s, missing_column, predict_cases, read_rows, read_tables
+from perfmodel.validation._cases import (
+    measured_times_s,
+    memory_bytes,
+    missing_column,
+    predict_cases,
+    read_rows,
+    read_tables,
+)
 
 Progress = Callable[[str, int, int], None]
 Medians = dict[str, dict[str, float]]
-"""By architecture and source, the median of log(measured / predicted) over the share of 16-bit products in the step."""
+"""By architecture and source, the median of log(measured / predicted) over the share of products in the step."""
 STEP: Final = 0.1
 """Log change of the time of products by which their share of a step is told."""
 LEAST_SHARE: Final = 0.5
-"""Of the step in 16-bit products, from which a run says something of them."""
+"""Of the step in products, from which a run says something of them."""
 MOST_NODES: Final = 64
 """Up to here networks and stragglers take less of a step than products."""
 DEVICES_PER_NODE: Final = 8
@@ -74,7 +83,7 @@ def fit_sites(
 
     Returns:
         `sustained`: medians by architecture and source; `unknown`: half-widths by the group left out ("" for none);
-        `skipped_files`.
+        `memory`: spreads of peaks by source; `skipped_files`.
 
     Raises:
         TableError: a file is missing or unreadable, or no file is a table of runs.
@@ -88,9 +97,11 @@ def fit_sites(
         timed, progress=progress, site_of=lambda source: Site(sustained=sustained_from(medians, source))
     )
     half_widths = fit_unknown(timed, predicted)
+    memory = fit_memory(timed, predicted)
+    write_json(Path(out) / MEMORY_FILE, memory)
     write_json(Path(out) / SUSTAINED_FILE, medians)
     write_json(Path(out) / UNKNOWN_FILE, half_widths)
-    return {"sustained": medians, "unknown": half_widths, "skipped_files": ignored}
+    return {"sustained": medians, "unknown": half_widths, "memory": memory, "skipped_files": ignored}
 
 
 def drawn_runs(file: Path) -> pd.DataFrame:
@@ -122,10 +133,13 @@ def fit_sustained(runs: pd.DataFrame, *, unstated: Sequence[str] = (), progress:
 
 
 def _of_products(row: dict[str, Any]) -> tuple[str, float] | None:
-    """Architecture and log of measured over predicted per share of products; None where a run says nothing of them."""
+    """Architecture and log of measured over predicted per share of products; None where a run says nothing of them, or
+    where physics does (`perfmodel.cost.sustained_seconds`)."""
     try:
         case = read_case(row)
     except PerfModelError:
+        return None
+    if has_power_law(case.cluster.device):
         return None
     name = case.cluster.device.architecture
     sites = (Site(sustained=((name, log),)) for log in (0.0, STEP))
@@ -158,6 +172,23 @@ def fit_unknown(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, dict[s
         kept = group != left_out
         part = events[kept], at[kept], weight[kept]
         found[left_out] = {"faster": _side(-log[timed][kept], *part), "slower": _side(log[timed][kept], *part)}
+    return found
+
+
+def fit_memory(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, tuple[float, float]]:
+    """By source with measured peaks, median and median absolute deviation of log(measured / predicted).
+
+    Args:
+        runs: tables of runs.
+        predicted: what `predict_cases` returns for them.
+    """
+    log = np.log(memory_bytes(runs) / np.asarray(predicted["predicted_peak_memory_bytes"], float))
+    source = np.asarray(runs["source"], str)
+    found = {}
+    for name in dict.fromkeys(source[np.isfinite(log)].tolist()):
+        own = log[np.isfinite(log) & (source == name)]
+        at = float(np.median(own))
+        found[name] = (round(at, 4), round(float(np.median(np.abs(own - at))), 4))
     return found
 
 

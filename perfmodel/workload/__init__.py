@@ -4,6 +4,7 @@ from perfmodel.display import shorten_reprs
 from perfmodel.workload._block import ActivationBytes as ActivationBytes
 from perfmodel.workload._block import BlockOps as BlockOps
 from perfmodel.workload._block import Comm as Comm
+from perfmodel.workload._block import ExpertChoice as ExpertChoice
 from perfmodel.workload._block import Kernels as Kernels
 from perfmodel.workload._block import Shard as Shard
 from perfmodel.workload._block import matmul_flops as matmul_flops

@@ -1,9 +1,9 @@
-"""Scores, softmax and context: fused or materialised, over one device or a context-parallel ring."""
+"""Scores, softmax and context: fused or materialised, over one device or context-parallel ranks."""
 
 from dataclasses import replace
 
-from perfmodel.spec import Attention, Gemm
-from perfmodel.workload._block import Comm
+from perfmodel.ops import Attention, Gemm
+from perfmodel.workload._context_parallel import context_parallel
 from perfmodel.workload._local import Local
 from perfmodel.workload._piece import Piece, pointwise
 
@@ -56,35 +56,18 @@ def _materialised(local: Local, d_qk: int, d_v: int, seq_kv: int, *, dropout: bo
 
 
 def _fused(local: Local, kv_heads: int, d_qk: int, d_v: int, seq_kv: int, *, causal: bool, window: int) -> Piece:
-    """Flash attention, which keeps one fp32 statistic per query and head.
-
-    Context parallelism passes keys and values around a ring. The causal ring is balanced by giving
-    rank i the chunks i and 2 cp - 1 - i of 2 cp: one step sees the causal triangle of the rank's own
-    tokens, every other step half a square, so that each rank computes exactly 1/cp of the visible
-    pairs. Keys and values make cp - 1 hops; in backward they do so again, followed by their gradients.
-    """
-    cp, q = local.shard.cp, local.seq_local
-
-    def kernel(seq: int, mask: bool) -> Attention:
-        return Attention(
-            op="flash_attention", dtype=local.precision.act_dtype, batch=local.shard.micro_batch, heads=local.heads,
-            kv_heads=kv_heads, seq_q=q, seq_kv=seq, head_dim=d_qk, head_dim_v=0 if d_v == d_qk else d_v,
-            causal=mask, window=window if window < seq else 0,
-        )  # fmt: skip
-
-    others = (kernel(q // 2 if causal else seq_kv // cp, False),) * (cp - 1)
-    steps = (kernel(q if causal else seq_kv // cp, causal), *others)
-    forward_comm: tuple[Comm, ...] = ()
-    backward_comm: tuple[Comm, ...] = ()
-    if cp > 1:
-        kv_bytes = float(local.shard.micro_batch * (seq_kv // cp) * kv_heads * (d_qk + d_v) * local.act_bytes)
-        hop = Comm(collective="send_recv", bytes=kv_bytes, group="cp", count=cp - 1, overlappable=True)
-        forward_comm, backward_comm = (hop,), (replace(hop, count=2 * (cp - 1)),)
+    """Flash attention, which keeps one fp32 statistic per query and head."""
+    whole = Attention(
+        op="flash_attention", dtype=local.precision.act_dtype, batch=local.shard.micro_batch, heads=local.heads,
+        kv_heads=kv_heads, seq_q=local.seq_local, seq_kv=seq_kv, head_dim=d_qk,
+        head_dim_v=0 if d_v == d_qk else d_v, causal=causal, window=window if window < seq_kv else 0,
+    )  # fmt: skip
+    part = context_parallel(local, whole)
     return Piece(
         attention_core=True,
-        forward=steps,
-        backward_input=tuple(replace(step, pass_="bwd") for step in reversed(steps)),
-        forward_comm=forward_comm,
-        backward_comm=backward_comm,
+        forward=(*part.steps, *part.merges),
+        backward_input=(*(replace(step, pass_="bwd") for step in reversed(part.steps)), *part.gradient_merges),
+        forward_comm=part.forward_comm,
+        backward_comm=part.backward_comm,
         saved_bytes=4.0 * local.tokens * local.heads,
     )

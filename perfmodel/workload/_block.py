@@ -1,10 +1,12 @@
 """What a block of the model is made of: kernels, collectives, parameters and bytes on one device."""
 
 from dataclasses import dataclass
-from typing import Literal
+from math import comb
+from typing import Literal, NamedTuple
 
 from perfmodel.errors import LayoutError
-from perfmodel.spec import CollectiveKind, KernelOp, Layout
+from perfmodel.ops import CollectiveKind, KernelOp
+from perfmodel.spec import ContextParallel, Layout
 
 Kernels = tuple[tuple[KernelOp, int], ...]
 """Kernels in order of execution, each with how often it runs in a row."""
@@ -21,6 +23,9 @@ class Shard:
     """Tensor-parallel degree inside experts; `None`: `tp`."""
     micro_batch: int = 1
     sequence_parallel: bool = False
+    cp_kind: ContextParallel = "ring"
+    cp_balanced: bool = True
+    ep_overlap: bool = False
 
     def __post_init__(self) -> None:
         for name, degree in {
@@ -32,6 +37,7 @@ class Shard:
     @classmethod
     def of(cls, layout: Layout) -> "Shard":
         """What a device of `layout` sees."""
+        canonical = layout.canonical
         return cls(
             tp=layout.tp,
             cp=layout.cp,
@@ -39,12 +45,42 @@ class Shard:
             etp=layout.etp,
             micro_batch=layout.micro_batch,
             sequence_parallel=layout.effective_sequence_parallel,
+            **{name: getattr(canonical, name) for name in ("cp_kind", "cp_balanced", "ep_overlap")},
         )
 
     @property
     def expert_tp(self) -> int:
         """Tensor-parallel degree inside experts."""
         return self.tp if self.etp is None else self.etp
+
+
+class ExpertChoice(NamedTuple):
+    """How tokens choose experts, on which it depends how many ranks a token goes to."""
+
+    topk: int
+    """Experts that each token chooses."""
+    groups: int = 1
+    groups_kept: int = 1
+    """Groups of experts, and how many of them a token may choose from."""
+
+    def reached(self, parts: int) -> float:
+        """Mean number of `parts` with equally many experts each that hold one of a token's experts or more.
+
+        A part holds j of the kept groups with the chance of so many white balls in a draw without replacement, and is
+        then missed by all choices with (1 - j / kept)^topk, choices taken to be independent (non-empty bins; Johnson
+        and Kotz, "Urn Models", 1977, section 3.2). Where a group is spread over parts, a kept one reaches its own.
+        """
+        if self.groups <= parts:
+            within = parts * self.groups_kept / self.groups
+            return within * (1 - (1 - 1 / max(1.0, within)) ** self.topk)
+        own, rest = divmod(self.groups, parts)
+        if rest:  # groups that do not fall on parts limit nothing
+            return ExpertChoice(self.topk).reached(parts)
+        missed = sum(
+            comb(own, j) * comb(self.groups - own, self.groups_kept - j) * (1 - j / self.groups_kept) ** self.topk
+            for j in range(min(own, self.groups_kept) + 1)
+        )
+        return parts * (1 - missed / comb(self.groups, self.groups_kept))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +94,10 @@ class Comm:
     count: int = 1
     overlappable: bool = False
     """Independent of the kernel beside it (weight gradient, attention), so it can hide behind it."""
+    beside_attention: bool = False
+    """It hides behind the attention kernels of its phase, and behind no other."""
+    choice: ExpertChoice | None = None
+    """Of tokens that go to every rank once: `bytes` are those of one copy of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,4 +148,4 @@ class BlockOps:
 
 def matmul_flops(kernels: Kernels) -> float:
     """FLOPs in matrix products, attention and convolutions (element-wise work is not counted)."""
-    return sum(op.flops * count for op, count in kernels if op.family in ("gemm", "attention", "conv", "moe"))
+    return sum(op.flops * count for op, count in kernels if op.uses_matrix_units)

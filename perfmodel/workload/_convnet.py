@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from perfmodel.errors import LayoutError, Reason
-from perfmodel.spec import BLOCK_KEYS, ConvLayer, ConvNet, Convolution, Job, KernelOp
+from perfmodel.ops import Convolution, KernelOp
+from perfmodel.spec import BLOCK_KEYS, ConvLayer, ConvNet, Job
 from perfmodel.units import dtype_bytes
 from perfmodel.workload._block import BlockOps, Shard
 from perfmodel.workload._linear import linear

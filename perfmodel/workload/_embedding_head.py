@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from perfmodel.spec import Embedding, Transformer
+from perfmodel.ops import Embedding
+from perfmodel.spec import Transformer
 from perfmodel.workload._block import Comm
 from perfmodel.workload._linear import column_linear, linear
 from perfmodel.workload._local import Local
@@ -39,8 +40,9 @@ def head_pieces(model: Transformer, local: Local) -> list[Piece]:
     """Final norm, vocabulary projection and cross entropy (with BERT's transform and pooler before).
 
     Keeps the fp32 logits, 4 s b v / t bytes (Korthikanti section 4.3). A tied projection has no
-    parameters of its own.
+    parameters of its own. In 16 bits also where the layers' products are narrower.
     """
+    local = local.unquantised
     pieces = [norm(model, local)]
     if model.pooler_and_mlm_head:
         pieces += _bert_transform(model, local)

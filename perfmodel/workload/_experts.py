@@ -1,20 +1,23 @@
-"""The mixture-of-experts half of a layer, with tokens spread evenly over experts.
+"""The mixture-of-experts half of a layer, as the rank with the busiest experts runs it.
 
-Dispatch and combine follow Megatron-LM's all-to-all dispatcher: each token travels once per chosen
-expert over the expert-parallel ranks; where experts are sharded over ranks that hold different tokens,
-the dispatched tokens are then gathered over these, and reduced back after.
+Dispatch and combine follow Megatron-LM's dispatchers (`perfmodel.spec.Dispatcher`): with an all-to-all each token
+travels once per chosen expert over the expert-parallel ranks, otherwise once per node and rank; where experts are
+sharded over ranks that hold different tokens, the dispatched tokens are then gathered over these, and reduced back
+after.
 """
 
 from dataclasses import dataclass, replace
 
 from perfmodel.errors import LayoutError, Reason
-from perfmodel.spec import Embedding, Experts, Gemm, KernelOp, MoE, Transformer
+from perfmodel.ops import Gemm, KernelOp, MoE
+from perfmodel.spec import Experts, Transformer
 from perfmodel.units import dtype_bytes
-from perfmodel.workload._block import Comm
+from perfmodel.workload._block import Comm, ExpertChoice
 from perfmodel.workload._linear import column_linear, linear, row_linear
 from perfmodel.workload._local import Local, divide
-from perfmodel.workload._piece import Piece, pointwise
+from perfmodel.workload._piece import Piece, memory, pointwise
 from perfmodel.workload._pointwise import activation, norm, residual
+from perfmodel.workload._quantisation import quantised
 
 
 def expert_feed_forward(model: Transformer, local: Local, experts: Experts) -> list[Piece]:
@@ -50,14 +53,16 @@ def expert_feed_forward(model: Transformer, local: Local, experts: Experts) -> l
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Routing:
-    """Token counts of one device and its experts' sizes."""
+    """Token counts of the device with the busiest experts, and its experts' sizes."""
 
     rows: int
     """Tokens that this device routes."""
     sent: int
-    """Token copies it sends: one per chosen expert."""
+    """Token copies that it sends, or gets back: one per chosen expert."""
+    load: float
+    """Token copies that reach its experts, relative to those that it sends."""
     processed: int
-    """Token copies that reach its experts (all ranks send equally many)."""
+    """Token copies that reach its experts."""
     local_experts: int
     hidden: int
     """Elements of a token as experts get it."""
@@ -65,6 +70,7 @@ class Routing:
     """Inner size of an expert's shard."""
     gathered: bool
     """Dispatched tokens are gathered over the ranks that shard an expert, which hold different ones."""
+    choice: ExpertChoice
 
     @property
     def active_experts(self) -> int:
@@ -76,7 +82,8 @@ class Routing:
 
 
 def route(model: Transformer, local: Local, experts: Experts) -> Routing:
-    """Spread the shard's tokens evenly over all experts; see `expert_feed_forward` for errors."""
+    """Spread the shard's tokens over all experts, evenly but for the load of the busiest rank (`Job.expert_load`; one
+    rank that holds all experts gets no more than there is); see `expert_feed_forward` for errors."""
     shard = local.shard
     tp, ep, etp = shard.tp, shard.ep, shard.expert_tp
     divide(model, Reason.EXPERTS, f"{experts.count} experts are", experts.count, "ep", ep)
@@ -93,46 +100,63 @@ def route(model: Transformer, local: Local, experts: Experts) -> Routing:
         )
     rows = local.norm_tokens
     gathered = etp > 1 and (local.sequence_parallel or tp == 1)
+    load = local.job.expert_load if ep > 1 or local.job.expert_capacity_factor else 1.0
+    load = min(load, float(ep)) if local.job.expert_capacity_factor is None else load
     return Routing(
         rows=rows,
         sent=rows * experts.topk,
-        processed=rows * experts.topk * (etp if gathered else 1),
+        load=load,
+        processed=round(rows * experts.topk * (etp if gathered else 1) * load),
         local_experts=experts.count // ep,
         hidden=experts.latent or local.hidden,
         inner=experts.ffn_hidden // etp,
         gathered=gathered,
+        choice=ExpertChoice(experts.topk, experts.groups, experts.groups_kept),
     )
 
 
 def _dispatch(local: Local, routing: Routing) -> Piece:
-    """Gather rows into expert order and send them; backward sums the copies' gradients."""
+    """Bring tokens to their experts, in order of experts; backward sums the gradients of a token's copies."""
     there, back = _exchange(local, routing)
-    gather = _gather(local, routing)
-    return Piece(forward=(gather,), backward_input=(replace(gather, pass_="bwd"),), forward_comm=there,
+    copies, sums = _permutation(local, routing)
+    return Piece(forward=copies, backward_input=sums, forward_comm=there,
                  backward_comm=(*back, *_partial_sums(local, routing)))  # fmt: skip
 
 
 def _combine(local: Local, routing: Routing) -> Piece:
-    """Return the experts' outputs and add each token's copies, weighted by the router, in place.
+    """Return the experts' outputs and add each token's copies, weighted by the router.
 
     Keeps the outputs, of which the router's gradient is made, unless the experts themselves apply its weights.
     """
     there, back = _exchange(local, routing)
+    copies, sums = _permutation(local, routing)
     kept = 0.0 if local.job.weighted_experts else float(routing.sent) * routing.hidden * local.act_bytes
-    gather = _gather(local, routing)
     return Piece(
-        forward=(replace(gather, pass_="bwd"),),
-        backward_input=(gather,),
+        forward=sums,
+        backward_input=copies,
         forward_comm=(*back, *_partial_sums(local, routing)),
         backward_comm=there,
         saved_bytes=kept,
     )
 
 
-def _gather(local: Local, routing: Routing) -> Embedding:
-    """Copying rows of the hidden activation is a table lookup; adding them back is its gradient."""
-    return Embedding(dtype=local.precision.act_dtype, tokens=routing.sent, hidden=routing.hidden,
-                     vocab=routing.rows)  # fmt: skip
+def _permutation(local: Local, routing: Routing) -> tuple[tuple[KernelOp, ...], tuple[KernelOp, ...]]:
+    """Kernels that copy tokens into order of experts, and those that add the copies up again.
+
+    Each reads and writes every row that it moves. An all-to-all dispatcher copies what it sends, and sorts what it
+    receives by local expert (Megatron-LM `moe_utils.permute`, `sort_chunks_by_idxs`); DeepEP sends tokens, which are
+    copied where they arrive; HybridEP's exchange copies on its way.
+    """
+
+    def moved(rows: int, inputs: int = 1) -> KernelOp:
+        return memory(local.precision, "add", rows, routing.hidden, inputs)
+
+    if local.job.expert_dispatcher == "hybridep" and local.shard.ep > 1:
+        return (), ()
+    if local.job.expert_dispatcher == "deepep" and local.shard.ep > 1:
+        return (moved(routing.processed),), (moved(routing.processed),)
+    by_expert = (moved(routing.processed),) if local.shard.ep > 1 and routing.local_experts > 1 else ()
+    return (moved(routing.sent), *by_expert), (*by_expert, moved(routing.rows, routing.choice.topk))
 
 
 def _exchange(local: Local, routing: Routing) -> tuple[tuple[Comm, ...], tuple[Comm, ...]]:
@@ -141,7 +165,15 @@ def _exchange(local: Local, routing: Routing) -> tuple[tuple[Comm, ...], tuple[C
     there: tuple[Comm, ...] = ()
     back: tuple[Comm, ...] = ()
     if local.shard.ep > 1:
-        there = back = (Comm(collective="all_to_all", bytes=float(routing.sent * row_bytes), group="ep"),)
+        once = local.job.expert_dispatcher != "alltoall"
+        sent = Comm(
+            collective="all_to_all",
+            bytes=float((routing.rows if once else routing.sent) * row_bytes) * routing.load,
+            group="ep",
+            overlappable=local.shard.ep_overlap,
+            choice=routing.choice if once else None,
+        )
+        there = back = (sent,)
     if routing.gathered:
         n_bytes = float(routing.processed * row_bytes)
         there = (*there, Comm(collective="all_gather", bytes=n_bytes, group="etp"))
@@ -181,13 +213,15 @@ def _experts(model: Transformer, local: Local, experts: Experts, routing: Routin
                 moe_ep=shard.ep,
             ),
         )  # fmt: skip
+    quantised = _quantisation(local, routing, wide)
     accumulate = local.precision.accumulate
     biases = wide + hidden if model.bias else 0
     params = routing.local_experts * (hidden * (wide + inner) + biases)
     kept = float(routing.processed) * (hidden + inner) * dtype_bytes(dtype)
     return Piece(
-        forward=forward,
+        forward=(*quantised[0], *forward),
         backward_input=(
+            *quantised[1],
             replace(second, pass_="dgrad"),
             *between.backward_input,
             replace(first, pass_="dgrad"),
@@ -200,3 +234,12 @@ def _experts(model: Transformer, local: Local, experts: Experts, routing: Routin
         expert_params=params,
         saved_bytes=kept + between.saved_bytes,
     )
+
+
+def _quantisation(local: Local, routing: Routing, wide: int) -> tuple[tuple[KernelOp, ...], tuple[KernelOp, ...]]:
+    """Kernels that bring the inputs of both products to 8 or 4 bits, forward and backward, as in dense products."""
+    forward, backward = (
+        tuple(op for width in widths for op in quantised(local.precision, routing.processed, width))
+        for widths in ((routing.hidden, routing.inner), (routing.hidden, wide))
+    )
+    return forward, backward

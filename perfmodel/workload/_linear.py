@@ -4,11 +4,12 @@ Collectives are Megatron's operators f and f-bar (arXiv 1909.08053, section 3) a
 parallelism, g and g-bar (arXiv 2205.05198, section 4.2.2).
 """
 
-from perfmodel.spec import Gemm
+from perfmodel.ops import Gemm
 from perfmodel.units import dtype_bytes
 from perfmodel.workload._block import Comm
 from perfmodel.workload._local import Local, Precision
-from perfmodel.workload._piece import Piece, memory
+from perfmodel.workload._piece import Piece
+from perfmodel.workload._quantisation import quantised, quantised_weight
 
 
 def linear(
@@ -27,18 +28,16 @@ def linear(
 
     Args:
         bias: bias parameters held by this device.
-        kept_input: share of X kept for the weight gradient (0 if another piece keeps it).
+        kept_input: share of X kept for the weight gradient, if there is one (0 if another piece keeps it).
         kept_output: whether Y is kept too, for a later piece that needs it.
     """
     dtype = precision.dtype
-    quantised = dtype in ("fp8", "fp4")
+    weight = quantised_weight(precision, n, k)
     return Piece(
-        forward=(
-            *((memory(precision, "quantize_fp8_static", m, k),) if quantised else ()),
-            Gemm(dtype=dtype, m=m, n=n, k=k),
-        ),
+        forward=(*quantised(precision, m, k), *weight, Gemm(dtype=dtype, m=m, n=n, k=k)),
         backward_input=(
-            *((memory(precision, "quantize_fp8_static", m, n),) if quantised else ()),
+            *quantised(precision, m, n),
+            *weight,
             Gemm(dtype=dtype, m=m, n=k, k=n, pass_="dgrad"),
         ),
         backward_weight=(Gemm(dtype=dtype, m=n, n=k, k=m, pass_="wgrad", accumulate=precision.accumulate),),
@@ -46,7 +45,7 @@ def linear(
         backward_comm=backward_comm,
         params=n * k + bias,
         # under fp8 the weight gradient needs only the quantised input
-        saved_bytes=float(m) * k * dtype_bytes(dtype) * kept_input
+        saved_bytes=float(m) * k * dtype_bytes(dtype) * kept_input * (not precision.frozen)
         + (float(m) * n * precision.act_bytes if kept_output else 0.0),
     )
 

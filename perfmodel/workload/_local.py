@@ -1,6 +1,6 @@
 """Sizes that one device sees: a transformer's figures divided by a shard's degrees."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfmodel.errors import LayoutError, Reason
 from perfmodel.spec import Job, Model, Transformer
@@ -17,11 +17,15 @@ class Precision:
 
     dtype: str
     """Of matrix products."""
+    recipe: str
+    """How operands of 8 and 4 bits are scaled (`Job.fp8_recipe`)."""
     act_dtype: str
     """Of stored activations, attention and element-wise kernels (16 bit under fp8, fp4 and int8)."""
     act_bytes: int
     accumulate: bool
     """Weight gradients are added to an fp32 buffer by the product itself."""
+    frozen: bool = False
+    """Weights have no gradients."""
 
     @classmethod
     def of(cls, job: Job) -> "Precision":
@@ -29,9 +33,11 @@ class Precision:
         act = storage_dtype(job.dtype)
         return cls(
             dtype=job.dtype,
+            recipe=job.fp8_recipe,
             act_dtype=act,
             act_bytes=dtype_bytes(act),
             accumulate=job.grad_dtype == "fp32" and act != "fp32" and not job.half_gradients,
+            frozen=job.frozen,
         )
 
 
@@ -56,6 +62,11 @@ class Local:
     vocab: int
     """Rows of this device's shard of the padded vocabulary."""
     precision: Precision
+
+    @property
+    def unquantised(self) -> "Local":
+        """The same with products in the type of stored activations."""
+        return replace(self, precision=replace(self.precision, dtype=self.precision.act_dtype))
 
     @property
     def act_bytes(self) -> int:
@@ -104,10 +115,18 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Loc
     kv = model.kv_heads if model.latent_attention is None else model.heads
     divide(model, Reason.HEADS, f"{model.heads} attention heads are", model.heads, "tp", tp)
     divide(model, Reason.HIDDEN, f"ffn_hidden={model.ffn_hidden} is", model.ffn_hidden, "tp", tp)
+    if shard.cp_kind == "ulysses":
+        heads = model.heads // tp
+        divide(model, Reason.HEADS, f"{heads} attention heads of a rank are", heads, "cp (of cp_kind=ulysses)", cp)
+        if kv // tp > 1 and (kv // tp) % cp and cp % (kv // tp):
+            raise LayoutError(
+                f"{model.name}: cp={cp} of cp_kind=ulysses must divide the {kv // tp} kv_heads of a rank or be a "
+                "multiple of them", Reason.KV_HEADS,
+            )  # fmt: skip
     if kv % tp and tp % kv:
         raise LayoutError(f"{model.name}: tp={tp} must divide kv_heads={kv} or be a multiple of it", Reason.KV_HEADS)
     # load-balanced causal context parallelism gives each rank two chunks of the sequence
-    chunks = 2 * cp if cp > 1 and model.causal else cp
+    chunks = 2 * cp if cp > 1 and model.causal and shard.cp_balanced and shard.cp_kind != "ulysses" else cp
     sequence_parallel = shard.sequence_parallel and tp > 1
     for parts, what in ((cp, "cp"), (chunks, "2*cp"), (tp * cp * sequence_parallel or 1, "tp*cp of sequence_parallel")):
         if seq_len % parts:

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from perfmodel.errors import LayoutError, Reason
-from perfmodel.spec import Gemm, Mamba, Transformer
+from perfmodel.ops import Gemm
+from perfmodel.spec import Mamba, Transformer
 from perfmodel.workload._linear import column_linear, row_linear
 from perfmodel.workload._local import Local, divide
 from perfmodel.workload._piece import Piece, pointwise

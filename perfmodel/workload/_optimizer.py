@@ -1,6 +1,7 @@
 """The optimizer step."""
 
-from perfmodel.spec import Job, OptimizerStep
+from perfmodel.ops import OptimizerStep
+from perfmodel.spec import Job
 from perfmodel.units import dtype_bytes
 from perfmodel.workload._local import storage_dtype
 

@@ -7,7 +7,7 @@ Korthikanti et al. (arXiv 2205.05198, section 4.1) count activation memory.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from perfmodel.spec import KernelOp, MemoryBound
+from perfmodel.ops import KernelOp, MemoryBound
 from perfmodel.workload._block import ActivationBytes, BlockOps, Comm, Kernels
 from perfmodel.workload._local import Precision
 

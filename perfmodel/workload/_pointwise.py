@@ -96,9 +96,7 @@ def small_norm(model: Transformer, local: Local, rows: int, size: int) -> Piece:
 
 
 def head_norm(model: Transformer, local: Local) -> list[Piece]:
-    """Norm of each head's query and key (Qwen3); keeps its input."""
+    """Norm of each head's query, and of each key (Qwen3), by the kernel of every other norm; keeps its input."""
     if not model.qk_norm:
         return []
-    rows, d = local.tokens * (local.heads + local.kv_heads), model.head_dim
-    saved = float(rows * d * local.act_bytes)
-    return [pointwise(local.precision, [("qk_norm", 1)], rows, d, params=2 * d, saved_bytes=saved)]
+    return [small_norm(model, local, local.tokens * heads, model.head_dim) for heads in (local.heads, local.kv_heads)]

@@ -8,8 +8,9 @@ from perfmodel import catalog
 from perfmodel.calibration import LayoutSteps, Selection, calibrate_model, model_plan, select, selection_text
 from perfmodel.errors import CalibrationError, PerfModelError
 from perfmodel.measure import Plan, StoppingRule, read_plan
+from perfmodel.ops import Op
 from perfmodel.prediction import priced_events
-from perfmodel.spec import Job, Layout, Mlp, Op
+from perfmodel.spec import Job, Layout, Mlp
 
 CLUSTER = catalog.cluster("dgx-a100")
 LAYOUTS = [Layout(tp=4, dp=2), Layout(tp=2, pp=2, dp=2, recompute="selective")]

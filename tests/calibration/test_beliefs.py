@@ -8,7 +8,7 @@ from perfmodel.calibration import Beliefs, choose, condition, most_uncertain, st
 from perfmodel.calibration._beliefs import NOISE, SHORT_NOISE, points_of
 from perfmodel.calibration._covariance import covariance
 from perfmodel.cost import roofline_seconds
-from perfmodel.spec import Collective, Gemm, KernelOp, MemoryBound, Op
+from perfmodel.ops import Collective, Gemm, KernelOp, MemoryBound, Op
 
 DEVICE = catalog.device("A100-SXM4-80GB")
 RNG = np.random.default_rng(0)

@@ -6,8 +6,9 @@ from perfmodel import catalog
 from perfmodel.calibration import model_plan, plan_report
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.measure import read_plan, write_plan
+from perfmodel.ops import Collective
 from perfmodel.prediction import event_shares, step_problem
-from perfmodel.spec import Collective, Job, Layout, Mlp
+from perfmodel.spec import Job, Layout, Mlp
 
 JOB = Job(global_batch=32, seq_len=1, dtype="fp32")
 MLP = Mlp(name="stack", layers=4, hidden=64)

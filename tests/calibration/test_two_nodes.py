@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from perfmodel import catalog
 from perfmodel.calibration import distsim_all_reduce_time, reachable
-from perfmodel.spec import Collective
+from perfmodel.ops import Collective
 from perfmodel.units import dtype_bytes
 
 CLUSTER = catalog.cluster("dgx-a100")

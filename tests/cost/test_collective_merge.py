@@ -7,7 +7,7 @@ import pytest
 from perfmodel import catalog
 from perfmodel.cost import CollectiveModel
 from perfmodel.cost.learn import collective_weights, fit_calibration, weight_files
-from perfmodel.spec import Collective
+from perfmodel.ops import Collective
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast")
 SIZE = 2.0 ** np.arange(10, 31)

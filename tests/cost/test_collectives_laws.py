@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from perfmodel import catalog
 from perfmodel.cost import CollectiveModel
 from perfmodel.cost.learn import Fabric, link_class
-from perfmodel.spec import Cluster, Collective
+from perfmodel.ops import Collective
+from perfmodel.spec import Cluster
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast")
 CLUSTERS = tuple(catalog.clusters())

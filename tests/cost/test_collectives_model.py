@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from perfmodel.cost import CollectiveModel
 from perfmodel.cost.learn import collective_rows, set_aside
-from perfmodel.spec import Cluster, Collective, Device, NetworkLevel, PeakRates
+from perfmodel.ops import Collective
+from perfmodel.spec import Cluster, Device, NetworkLevel, PeakRates
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast")
 PROVENANCE = {"measured", "learned", "analytical", "extrapolated"}

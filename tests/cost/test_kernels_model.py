@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from perfmodel.catalog import device, devices
 from perfmodel.cost import KernelModel
 from perfmodel.cost.learn import weight_files
-from perfmodel.spec import Attention, Convolution, Embedding, Gemm, KernelOp, MemoryBound, MoE, OptimizerStep
+from perfmodel.ops import Attention, Convolution, Embedding, Gemm, KernelOp, MemoryBound, MoE, OptimizerStep
 
 EVERY_FAMILY: tuple[KernelOp, ...] = (
     Gemm(m=4096, n=4096, k=4096),
@@ -54,7 +54,8 @@ def test_every_device_has_a_time_for_every_family(model: KernelModel, name: str)
 def test_provenance_tells_measured_from_transferred(model: KernelModel) -> None:
     ops = [EVERY_FAMILY[0]]
     assert model.times(device("H100"), ops).provenance == ("measured",)
-    assert model.times(device("H200-SXM-141GB"), ops).provenance == ("extrapolated",)
+    assert model.times(device("H200-SXM-141GB"), ops).provenance == ("learned",)
+    assert model.times(device("MI250"), ops).provenance == ("extrapolated",)
     huge = [Gemm(m=2**20, n=2**17, k=2**17)]
     assert model.times(device("H100"), huge).provenance == ("extrapolated",)
 
@@ -122,7 +123,7 @@ def test_three_thousand_new_ops_are_a_matter_of_milliseconds(model: KernelModel)
 def test_predicting_does_not_import_jax() -> None:
     code = (
         "import sys\nfrom perfmodel.catalog import device\nfrom perfmodel.cost import KernelModel\n"
-        "from perfmodel.spec import Gemm\nKernelModel.load().times(device('H100'), [Gemm(m=64, n=64, k=64)])\n"
+        "from perfmodel.ops import Gemm\nKernelModel.load().times(device('H100'), [Gemm(m=64, n=64, k=64)])\n"
         "sys.exit('jax' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -14,7 +14,8 @@ from perfmodel.cost import CollectiveModel
 from perfmodel.cost.learn import fit_calibration, fit_collectives, is_known, is_network, least_volume, link_class
 from perfmodel.cost.learn._fabrics import link_classes
 from perfmodel.errors import TableError
-from perfmodel.spec import Cluster, Collective
+from perfmodel.ops import Collective
+from perfmodel.spec import Cluster
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast")
 SIZES = (1e3, 1e6, 1e8, 1e9, 1e10)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perfmodel.catalog import device, devices
 from perfmodel.cost import KernelModel
-from perfmodel.spec import Attention, Convolution, Embedding, Gemm, KernelOp, MemoryBound, MoE, OptimizerStep
+from perfmodel.ops import Attention, Convolution, Embedding, Gemm, KernelOp, MemoryBound, MoE, OptimizerStep
 from perfmodel.validation import validate_kernels
 
 SIDE = st.integers(1, 8192)

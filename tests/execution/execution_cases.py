@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from perfmodel.ops import Collective, Op
 from perfmodel.program.ir import OPS, Function, instruction_devices, parse_function
-from perfmodel.spec import Collective, Op
 
 PROGRAMS = Path(__file__).parent / "programs"
 

@@ -19,11 +19,11 @@ from perfmodel.execution import (
     to_dot,
     write_chrome_trace,
 )
+from perfmodel.ops import Collective
 from perfmodel.program import Kind
 from perfmodel.program.distribute import Degrees, distribute
 from perfmodel.program.ir import Function, parse_function
 from perfmodel.program.ir.models import Adam, TransformerSize, training_step, transformer_loss
-from perfmodel.spec import Collective
 
 SIZE = TransformerSize(layers=4, hidden=16, heads=4, vocab=16, seq_len=4)
 STEP = training_step(transformer_loss(SIZE, 16), Adam())

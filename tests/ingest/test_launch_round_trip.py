@@ -23,21 +23,25 @@ LOOPED = ("interleaved", "breadth-first")
 CAN: dict[str, dict[str, tuple[object, ...]]] = {
     "megatron-core": {"cp": (1, 2), "ep": (1, 2, 4), "vpp": (1, 2, 4), "recompute": ("none", "selective", "full"),
                       "zero": (0, 1, 2, 3), "recompute_full_layers": (None, (2,)), "order": ORDERS[:2],
+                      "replicate": (1, 2),
                       **dict.fromkeys(FLAGS, (False, True))},
     "nemo": {"cp": (1, 2), "ep": (1, 2, 4), "vpp": (1, 2, 4), "recompute": ("none", "selective", "full"),
              "zero": (0, 1, 3), "recompute_full_layers": (None, (2,)), **dict.fromkeys(FLAGS, (False, True))},
     "megatron-bridge": {"cp": (1, 2), "ep": (1, 2, 4), "vpp": (1, 2, 4), "recompute": ("none", "selective", "full"),
-                        "zero": (0, 1, 2, 3), "recompute_full_layers": (None, (2,)),
+                        "zero": (0, 1, 2, 3), "recompute_full_layers": (None, (2,)), "replicate": (1, 2),
                         **dict.fromkeys(FLAGS, (False, True))},
-    "deepspeed": {"pp": (1,), "zero": (0, 1, 2, 3), "overlap_grad_reduce": (False, True)},
+    "deepspeed": {"pp": (1,), "zero": (0, 1, 2, 3), "overlap_grad_reduce": (False, True), "replicate": (1, 2),
+                  "offload_states": ("none", "optimizer", "weights")},
     "torchtitan": {"cp": (1, 2), "ep": (1, 2, 4), "zero": (0, 2, 3), "recompute": ("none", "full"),
-                   "schedule": ("1f1b", "gpipe", "zb-v", *LOOPED), "tp_overlap": (False, True)},
+                   "schedule": ("1f1b", "gpipe", "zb-v", *LOOPED), "tp_overlap": (False, True),
+                   "replicate": (1, 2), "offload_states": ("none", "optimizer", "weights")},
     "nanotron": {"cp": (1, 2), "ep": (1, 2, 4), "zero": (0, 1), "recompute": ("none", "full"),
                  "schedule": ("1f1b", "gpipe"), "sequence_parallel": (False, True), "tp_overlap": (False, True)},
     "llm-foundry": {"pp": (1,), "zero": (0, 2, 3), "recompute": ("none", "full"), "offload": (False, True)},
     "maxtext": {"cp": (1, 2), "ep": (1, 2), "zero": (0, 1, 3), "recompute": ("none", "selective", "full"),
                 "vpp": (1, 2, 4), "schedule": ("gpipe",), "sequence_parallel": (False, True)},
-    "fsdp": {"tp": (1,), "pp": (1,), "zero": (0, 2, 3), "recompute": ("none", "full")},
+    "fsdp": {"tp": (1,), "pp": (1,), "zero": (0, 2, 3), "recompute": ("none", "full"),
+             "offload_states": ("none", "optimizer", "weights")},
 }  # fmt: skip
 """What each framework can do, from its documentation: such layouts must be written, not refused."""
 
@@ -70,6 +74,11 @@ def possible(draw: st.DrawFn, framework: str) -> tuple[Layout, str]:
         values |= {"tp": 1, "pp": 1, "cp": 1}
     if framework == "fsdp" and 0 in (values["zero"], values["dp"] - 1):  # one device has nothing to shard
         values["recompute"] = "none"
+    if values.get("replicate") == values["dp"]:  # groups of one rank shard nothing
+        values["replicate"] = 1
+    if framework in ("torchtitan", "fsdp"):  # what FSDP shards it offloads, all of it
+        fitting = {0: "none", 2: "optimizer", 3: "weights"}[values["zero"] if values["dp"] > 1 else 0]
+        values["offload_states"] = fitting if values["offload_states"] != "none" else "none"
     if values["pp"] == 1:
         values |= {"schedule": "1f1b", "vpp": 1}
     elif values.get("schedule") in LOOPED:

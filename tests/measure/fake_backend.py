@@ -11,7 +11,7 @@ from perfmodel.measure import Sample
 from perfmodel.measure._harness import SampleCalls
 from perfmodel.measure._meter import NoMeter
 from perfmodel.measure._rows import Point, Row, point_key
-from perfmodel.spec import KernelOp
+from perfmodel.ops import KernelOp
 
 PLAN = """
 device = "box"

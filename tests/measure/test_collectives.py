@@ -10,7 +10,7 @@ from perfmodel.measure import RankGroup, StoppingRule, measure_collectives
 from perfmodel.measure._collectives import collective_row
 from perfmodel.measure._group import check_collective
 from perfmodel.measure._meter import machine_meter
-from perfmodel.spec import Collective, CollectiveKind
+from perfmodel.ops import Collective, CollectiveKind
 
 RANKS = 2
 

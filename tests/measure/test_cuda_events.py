@@ -6,9 +6,8 @@ import pytest
 
 from perfmodel.errors import PerfModelError
 from perfmodel.measure._meter import NoMeter
-from perfmodel.measure._programs import Program
 from perfmodel.measure._torch_backend import TorchBackend, event_sampler
-from perfmodel.spec import Gemm
+from perfmodel.ops import Gemm, Program
 
 
 class Stream:

@@ -7,7 +7,7 @@ import pytest
 from perfmodel.measure import Point, RemainingTime, StoppingRule, estimate_plan, kept_rows, read_plan, summary
 from perfmodel.measure._estimate import GROUP_START_S, PROGRAM_START_S, SETUP_S, PointEstimate, _samples_s
 from perfmodel.measure._rows import point_key
-from perfmodel.spec import Gemm, OptimizerStep
+from perfmodel.ops import Gemm, OptimizerStep
 
 PLAN = """
 device = "box"

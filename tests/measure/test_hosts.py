@@ -14,7 +14,7 @@ from perfmodel.measure import EmulatedHosts, RankGroup
 from perfmodel.measure._hosts import unavailable
 from perfmodel.measure._meter import NoMeter
 from perfmodel.measure._switch import forward
-from perfmodel.spec import Collective
+from perfmodel.ops import Collective
 
 needs_hosts = pytest.mark.skipif(bool(unavailable()), reason=f"hosts cannot be emulated here: {unavailable()}")
 BYTES = 262144

@@ -15,8 +15,8 @@ from perfmodel.errors import CalibrationError, PerfModelError
 from perfmodel.ingest.tables import read_table
 from perfmodel.measure import read_card, read_plan, run_plan
 from perfmodel.measure._lock import NAME, locked
-from perfmodel.measure._partial import PartialFile
 from perfmodel.measure._rows import row_key
+from perfmodel.measure._sweep import PartialFile
 
 Edit = Callable[[str, str], None]
 

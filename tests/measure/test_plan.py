@@ -5,7 +5,7 @@ import pytest
 from perfmodel.errors import CalibrationError, PerfModelError
 from perfmodel.measure import Point, read_plan
 from perfmodel.measure._plan import expand
-from perfmodel.spec import Collective, Gemm, MemoryBound
+from perfmodel.ops import Collective, Gemm, MemoryBound
 
 PLAN = """
 device = "box"

@@ -17,7 +17,7 @@ from perfmodel.measure import (
     transfer_time_s,
     write_plan,
 )
-from perfmodel.spec import Attention, Collective, Convolution, Embedding, Gemm, MemoryBound, OptimizerStep
+from perfmodel.ops import Attention, Collective, Convolution, Embedding, Gemm, MemoryBound, OptimizerStep
 
 size = st.integers(1, 1 << 20)
 gemm = st.builds(Gemm, m=size, n=size, k=size, batch=st.integers(1, 3), pass_=st.sampled_from(["fwd", "wgrad"]),

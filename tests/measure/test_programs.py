@@ -7,14 +7,24 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import PerfModelError, UnknownNameError
-from perfmodel.measure._programs import JAX_DTYPES, program
-from perfmodel.measure._supported import MEMORY_OPS
-from perfmodel.spec import Attention, Convolution, Embedding, Gemm, KernelOp, MemoryBound, MoE, OptimizerStep
+from perfmodel.measure._programs import jax_program
+from perfmodel.ops import (
+    JAX_DTYPES,
+    MEASURED_MEMORY_OPS,
+    Attention,
+    Convolution,
+    Embedding,
+    Gemm,
+    KernelOp,
+    MemoryBound,
+    MoE,
+    OptimizerStep,
+)
 
 
 def run(op: KernelOp) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Inputs and outputs as float64."""
-    timed = program(op)
+    timed = jax_program(op)
     inputs = [np.asarray(a, np.float64) for a in timed.arguments]
     return inputs, [np.asarray(o, np.float64) for o in jax.tree.leaves(timed.function(*timed.arguments))]
 
@@ -39,7 +49,7 @@ def test_gemm_passes(shape: dict[str, Any]):
 
 
 def test_accumulated_weight_gradient_adds_in_fp32():
-    timed = program(Gemm(m=4, n=6, k=8, dtype="bf16", pass_="wgrad", accumulate=True))
+    timed = jax_program(Gemm(m=4, n=6, k=8, dtype="bf16", pass_="wgrad", accumulate=True))
     _, a, b = timed.arguments
     product = np.asarray(a, np.float64).T @ np.asarray(b, np.float64)
     (once,) = timed.function(*timed.arguments)
@@ -49,10 +59,10 @@ def test_accumulated_weight_gradient_adds_in_fp32():
     assert timed.carried == 1
 
 
-@pytest.mark.parametrize(("op", "n_inputs"), MEMORY_OPS.items())
+@pytest.mark.parametrize(("op", "n_inputs"), MEASURED_MEMORY_OPS.items())
 def test_memory_bound_kernels_have_a_gradient_by_finite_differences(op: str, n_inputs: int):
     shape = {"op": op, "rows": 3, "hidden": 8, "n_inputs": n_inputs, "dtype": "fp32"}
-    forward = program(MemoryBound(**shape))
+    forward = jax_program(MemoryBound(**shape))
     _, gradients = run(MemoryBound(**shape, pass_="bwd"))
     step = 1e-2
     for index, argument in enumerate(forward.arguments):
@@ -72,7 +82,7 @@ def test_rms_norm_against_numpy():
 
 def test_fp8_products_multiply_what_the_operands_hold():
     for pass_ in ("fwd", "dgrad", "wgrad"):
-        timed = program(Gemm(m=16, n=16, k=32, dtype="fp8", pass_=pass_))
+        timed = jax_program(Gemm(m=16, n=16, k=32, dtype="fp8", pass_=pass_))
         a, b = (np.asarray(x, np.float64) for x in timed.arguments)
         product = (a.T if pass_ == "wgrad" else a) @ (b.T if pass_ == "dgrad" else b)
         result = timed.function(*timed.arguments)
@@ -81,8 +91,8 @@ def test_fp8_products_multiply_what_the_operands_hold():
 
 
 def test_large_arrays_repeat_their_random_values(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("perfmodel.measure._programs.MOST_RANDOM", 4)
-    values = np.asarray(program(MemoryBound(op="relu", rows=2, hidden=5, dtype="fp32")).arguments[0])
+    monkeypatch.setattr("perfmodel.ops._programs.MOST_RANDOM", 4)
+    values = np.asarray(jax_program(MemoryBound(op="relu", rows=2, hidden=5, dtype="fp32")).arguments[0])
     assert values.shape == (2, 5)
     assert values.ravel()[4:8].tolist() == values.ravel()[:4].tolist()
 
@@ -117,7 +127,7 @@ def test_attention_against_a_loop(causal: bool):
 
 
 def test_adam_moves_against_the_gradient_and_keeps_its_states():
-    timed = program(OptimizerStep(n_params=10, bytes_per_param=28.0))
+    timed = jax_program(OptimizerStep(n_params=10, bytes_per_param=28.0))
     weight, _, _, gradient = (np.array(a, np.float64) for a in timed.arguments)
     new, momentum, variance = (np.array(a, np.float64) for a in timed.function(*timed.arguments))
     close(momentum, 0.1 * gradient)
@@ -142,7 +152,7 @@ def test_convolution_and_its_gradients():
 
 @pytest.mark.parametrize("dtype", JAX_DTYPES)
 def test_element_types_are_kept(dtype: str):
-    timed = program(Gemm(m=2, n=2, k=2, dtype=dtype))
+    timed = jax_program(Gemm(m=2, n=2, k=2, dtype=dtype))
     assert timed.function(*timed.arguments).dtype == JAX_DTYPES[dtype]
 
 
@@ -160,13 +170,13 @@ def test_element_types_are_kept(dtype: str):
 )
 def test_refuses_what_it_cannot_measure(op: KernelOp, message: str):
     with pytest.raises(PerfModelError, match=message):
-        program(op)
+        jax_program(op)
 
 
 def test_unknown_types_and_passes_are_named():
     with pytest.raises(UnknownNameError, match="fp8"):
-        program(MemoryBound(op="relu", rows=2, hidden=2, dtype="fp8"))
+        jax_program(MemoryBound(op="relu", rows=2, hidden=2, dtype="fp8"))
     with pytest.raises(UnknownNameError, match="grad_accum"):
-        program(Gemm(m=2, n=2, k=2, dtype="fp32", pass_="grad_accum"))
+        jax_program(Gemm(m=2, n=2, k=2, dtype="fp32", pass_="grad_accum"))
     with pytest.raises(UnknownNameError, match="wgrad"):
-        program(Embedding(tokens=2, hidden=2, vocab=2, dtype="fp32", pass_="wgrad"))
+        jax_program(Embedding(tokens=2, hidden=2, vocab=2, dtype="fp32", pass_="wgrad"))

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.errors import CalibrationError
-from perfmodel.measure._partial import PartialFile, Record
 from perfmodel.measure._rows import Point, Row, point_key
-from perfmodel.measure._sweep import sweep
-from perfmodel.spec import OptimizerStep
+from perfmodel.measure._sweep import PartialFile, Record, sweep
+from perfmodel.ops import OptimizerStep
 
 HEADER = {"device": "cpu", "collector": "c0"}
 

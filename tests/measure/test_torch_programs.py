@@ -8,13 +8,21 @@ import pytest
 
 from perfmodel.errors import PerfModelError
 from perfmodel.measure import open_backend
-from perfmodel.measure._programs import program
-from perfmodel.measure._supported import MEMORY_OPS
-from perfmodel.spec import Attention, Convolution, Embedding, Gemm, KernelOp, MemoryBound, OptimizerStep
+from perfmodel.measure._programs import jax_program
+from perfmodel.ops import (
+    MEASURED_MEMORY_OPS,
+    Attention,
+    Convolution,
+    Embedding,
+    Gemm,
+    KernelOp,
+    MemoryBound,
+    OptimizerStep,
+)
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra: torch)")
 
-from perfmodel.measure._torch_programs import torch_program  # noqa: E402
+from perfmodel.measure._programs import torch_program  # noqa: E402
 
 ATTENTION = {"batch": 2, "heads": 4, "kv_heads": 2, "seq_q": 3, "seq_kv": 5, "head_dim": 8, "dtype": "fp32"}
 IMAGE = {"batch": 2, "c_in": 4, "h_in": 6, "w_in": 5, "c_out": 6, "k_h": 3, "k_w": 3, "pad_h": 1, "groups": 2}
@@ -26,7 +34,7 @@ def outputs(result: Any) -> list[np.ndarray]:
 
 def both(op: KernelOp) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """What torch and JAX compute; both draw the same random numbers in the same order."""
-    ours, reference = torch_program(op, "cpu"), program(op)
+    ours, reference = torch_program(op, "cpu"), jax_program(op)
     result = ours.function(*ours.arguments)
     leaves = result if isinstance(result, tuple | list) else (result,)
     return [leaf.double().numpy() for leaf in leaves], outputs(reference.function(*reference.arguments))
@@ -40,7 +48,7 @@ def agree(op: KernelOp, reshape: bool = False) -> None:
 
 
 @pytest.mark.parametrize("pass_", ["fwd", "bwd"])
-@pytest.mark.parametrize(("op", "n_inputs"), MEMORY_OPS.items())
+@pytest.mark.parametrize(("op", "n_inputs"), MEASURED_MEMORY_OPS.items())
 def test_memory_bound_kernels(op: str, n_inputs: int, pass_: Any):
     agree(MemoryBound(op=op, rows=3, hidden=8, n_inputs=n_inputs, dtype="fp32", pass_=pass_))
 
@@ -110,7 +118,7 @@ def test_adam_steps():
 
 
 def test_large_tensors_repeat_their_random_values(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("perfmodel.measure._programs.MOST_RANDOM", 4)
+    monkeypatch.setattr("perfmodel.ops._programs.MOST_RANDOM", 4)
     (values,) = torch_program(MemoryBound(op="relu", rows=2, hidden=5, dtype="fp32"), "cpu").arguments
     assert values.shape == (2, 5)
     assert values.ravel()[4:8].tolist() == values.ravel()[:4].tolist()

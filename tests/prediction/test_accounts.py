@@ -13,6 +13,7 @@ import perfmodel as pm
 from perfmodel import catalog
 from perfmodel.cost import EventTimes, PricesKernels
 from perfmodel.errors import LayoutError
+from perfmodel.ops import KernelOp
 from perfmodel.planning.layouts import search
 from perfmodel.planning.what_if import whatif
 from perfmodel.prediction import (
@@ -32,7 +33,7 @@ from perfmodel.prediction import (
 from perfmodel.program import Kind
 from perfmodel.schedule import schedule_names
 from perfmodel.session import Session
-from perfmodel.spec import Device, Job, KernelOp, Layout
+from perfmodel.spec import Device, Job, Layout
 from perfmodel.timeline import times
 
 NAMES = [*(name for name in schedule_names() if name != "forward"), "chimera:4", "seq1f1b:4", "nf1b:1", "nf1b:8"]
@@ -187,7 +188,7 @@ def test_no_interval_ends_below_the_kernels(name: str) -> None:
     """However wide it is; where kernels are certain it ends no lower than their own times, on the busiest rank."""
     fixed = model(0, 0, 32)
     wide = Adjustment(device=fixed.cluster.device.name, values=(), noise=0.5)
-    site = Site(sustained=())
+    site = Site(sustained=(), power_limited=False)
     doubtful, certain = (
         replace(fixed, kernels=kernels, site=site, adjustment=wide)
         for kernels in (fixed.kernels, Certain(fixed.kernels))
@@ -206,9 +207,15 @@ def test_no_interval_ends_below_the_kernels(name: str) -> None:
 def test_kernels_alone_are_those_of_the_clock_at_which_they_were_timed() -> None:
     fixed, layout = model(0, 0, 32), Layout(tp=2, pp=4, dp=2)
     hot = replace(fixed, site=Site(sustained=(("Ampere", 0.2),)))
-    cool = replace(fixed, site=Site(sustained=()))
-    assert explain(hot, layout).step_time_s > 1.05 * explain(cool, layout).step_time_s
-    assert explain(hot, layout).kernels_alone_s == pytest.approx(explain(cool, layout).kernels_alone_s)
+    cool = replace(fixed, site=Site(sustained=(), power_limited=False))
+    slow, fast = explain(hot, layout), explain(cool, layout)
+    assert slow.step_time_s > 1.05 * fast.step_time_s
+    assert slow.kernels_alone_s == pytest.approx(fast.kernels_alone_s)
+    for name in KERNELS:
+        assert slow.breakdown_s[name] == pytest.approx(fast.breakdown_s[name])
+    assert fast.breakdown_s["clock_under_load"] == 0
+    products_s = sum(event.time_s for event in slow.critical_path if event.event.startswith(("linear", "attention")))
+    assert slow.breakdown_s["clock_under_load"] > 0.5 * (1 - np.exp(-0.2)) * products_s
 
 
 def test_what_if_and_search_keep_the_same_accounts() -> None:

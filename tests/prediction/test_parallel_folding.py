@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from perfmodel import catalog, predict
 from perfmodel.errors import LayoutError
+from perfmodel.ops import Collective
 from perfmodel.prediction import bundle_events, bundles, check_layout, explain, step_problem
 from perfmodel.prediction._placement import Placement
-from perfmodel.spec import BLOCK_KEYS, DEVICE_KEYS, DIMENSIONS, Collective, Experts, Job, Layout, Transformer
+from perfmodel.spec import BLOCK_KEYS, DEVICE_KEYS, DIMENSIONS, Experts, Job, Layout, Transformer
 from perfmodel.workload import Shard, blocks, matmul_flops
 
 NET = Transformer(

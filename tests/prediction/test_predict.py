@@ -89,7 +89,7 @@ def test_more_of_a_resource_never_hurts(fixed):
 def test_zero_3_holds_what_is_outside_of_layers_and_two_layers(fixed):
     params, layers = np.array([7.0, 3.0, 2.0]), np.array([False, True, True])
     held = np.array([[1.0, 4.0, 1.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
-    np.testing.assert_array_equal(gathered_params(params, layers, held), [7 + 2 * 3, 3, 7])
+    np.testing.assert_array_equal(gathered_params(params, layers, held, np.array([1])), [7 + 2 * 3, 3, 7])
     few, many = (
         explain(step_problem(replace(fixed.model, layers=n), fixed.cluster, JOB), Layout(dp=8, zero=3))
         for n in (12, 24)

@@ -7,9 +7,10 @@ import pytest
 
 from perfmodel import catalog
 from perfmodel.cost import EventTimes
+from perfmodel.ops import Op
 from perfmodel.prediction import bundles, evaluate, event_shares, prepared, step_problem
 from perfmodel.session import Session
-from perfmodel.spec import Job, Layout, Mlp, Op
+from perfmodel.spec import Job, Layout, Mlp
 
 
 @dataclass(frozen=True)

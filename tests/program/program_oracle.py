@@ -37,6 +37,8 @@ class Simulator:
     queues: dict[tuple[int, Stream], list[Task]] = field(default_factory=lambda: defaultdict(list))
     transfers: dict[tuple[bool, int, int], tuple[Name, float, int]] = field(default_factory=dict)
     """(forward, receiving stage, micro-batch) -> task that delivers, delay after it, sender's device."""
+    blocking: dict[int, Name] = field(default_factory=dict)
+    """Reduction that the next pass of a device waits for."""
 
     def run(self) -> tuple[dict[Name, float], float]:
         """End time of every task, and of the step."""
@@ -124,6 +126,8 @@ class Simulator:
                     waits.append(((Kind.PARAM_GATHER, stage, segment, -1, device), 0.0))
             if segment == self._segments(i, device)[0] and i.phase != Phase.BACKWARD_WEIGHT:
                 waits.append((("upstream", i.phase == Phase.FORWARD, stage, i.micro_batch, device), 0.0))
+            if device in self.blocking:
+                waits.append((self.blocking.pop(device), 0.0))
             task = Task(name_of(item), waits)
             compute.append(task)
             self._enqueue_reduction(i, segment, task.name, device, order)
@@ -142,7 +146,6 @@ class Simulator:
         if not every and i != self._last_reduced([o for o in order if o.chunk == i.chunk]):
             return
         name = (Kind.GRAD_REDUCE, self._stage(i), segment, i.micro_batch if every else -1, device)
-        stream = Stream.DATA_COMM if spec.grad_reduce == "overlap" else Stream.COMPUTE
         waits = [(after, 0.0)]
         if not every:  # replicas of the stage on other devices take part
             for other in range(self.schedule.devices):
@@ -150,7 +153,9 @@ class Simulator:
                 if other != device and same:
                     last = self._last_reduced(same)
                     waits.append(((KIND[last.phase], self._stage(i), segment, last.micro_batch, other), 0.0))
-        self.queues[device, stream].append(Task(name, waits))
+        self.queues[device, Stream.DATA_COMM].append(Task(name, waits))
+        if spec.grad_reduce == "end":
+            self.blocking[device] = name
 
     def _enqueue_send(self, i: Instruction, after: Name, device: int) -> None:
         if i.phase == Phase.BACKWARD_WEIGHT:

@@ -15,10 +15,11 @@ from perfmodel.cost.learn import weight_files
 from perfmodel.cost.learn._weights import _SETTLED_NS
 from perfmodel.errors import CalibrationError
 from perfmodel.ingest.tables import write_bytes
+from perfmodel.ops import Gemm
 from perfmodel.planning.layouts import ask
 from perfmodel.planning.layouts._question import model_of
 from perfmodel.prediction import step_problem
-from perfmodel.spec import Gemm, Job
+from perfmodel.spec import Job
 
 
 @pytest.fixture(scope="module")

@@ -152,3 +152,12 @@ def test_bad_lanes():
         makespan_lanes(compiled, np.ones(4))
     with pytest.raises(PerfModelError, match="got 1 for 2 programs"):
         makespan_many([compiled, compiled], [np.ones((1, 4))])
+
+
+@pytest.mark.parametrize("call", [lambda c, d: makespan_lanes(c, d), lambda c, d: makespan_many([c], [d])[0]])
+def test_numpy_durations_inside_a_traced_function(call):
+    """What is compiled with options of its own alone is compiled without them inside another function."""
+    compiled, lanes = compile_structure(PIPELINE), lanes_of(PIPELINE, 3)
+    jax.clear_caches()
+    inside = jax.jit(lambda x: x * call(compiled, lanes))(1.0)
+    np.testing.assert_array_equal(inside, call(compiled, lanes))

@@ -1,13 +1,18 @@
 """Memory as the counters of published runs see it."""
 
 from dataclasses import replace
+from math import exp
+from typing import get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perfmodel import catalog
 from perfmodel.prediction import EAGER, explain, step_problem
 from perfmodel.prediction._counted_memory import FRAGMENTATION, workspace_bytes
-from perfmodel.spec import Job, Layout, Transformer, partition_by_cost
+from perfmodel.prediction._memory_spread import MemorySpread, source_figures, spread_from
+from perfmodel.spec import Job, Layout, MemoryCounter, Transformer, partition_by_cost
 from perfmodel.validation._cases import counter_of
 
 MODEL = Transformer(
@@ -35,6 +40,8 @@ def test_stages_balanced_by_cost_count_the_head_as_four_layers(stages, layers):
         ("generic", "torch reserved", "reserved"),
         ("generic", "", "device"),
         ("megatron-lm@2023", "nvidia-smi", "device"),
+        ("megatron-bridge@2026", "rank 0 torch allocated after iteration 2", "resting"),
+        ("megatron-bridge@2026", "largest torch allocated, after optimizer step of iteration 2", "resting"),
     ],
 )
 def test_counters_follow_words_and_then_reports(framework, kind, counter):
@@ -56,6 +63,73 @@ def test_counters_nest_and_the_first_rank_keeps_its_outputs():
     kept = explain(step_problem(MODEL, cluster, job, None, nanotron), layout).memory_counted_bytes["reserved"]
     # four micro-batches of half a sequence
     assert kept - reserved == pytest.approx(4 * 4096 * 2048 * 2 / 2 / (1 - FRAGMENTATION))
+
+
+def test_a_prediction_says_what_its_framework_reports():
+    """`memory` is the figure of the framework's own counter on the rank that it prints, whatever must fit."""
+    layout = Layout(tp=2, pp=4, dp=1, sequence_parallel=True, partition=(3, 5, 5, 3))
+    cluster, job = catalog.cluster("dgx-h100"), Job(global_batch=8, seq_len=4096)
+    plain = explain(step_problem(MODEL, cluster, job), layout)
+    assert plain.memory.peak == plain.memory_needed_bytes == max(stage.peak for stage in plain.memory_per_stage)
+    for counter in get_args(MemoryCounter):
+        for first in (True, False):
+            framework = replace(EAGER, memory_counter=counter, reports_first_stage=first)
+            found = explain(step_problem(MODEL, cluster, job, None, framework), layout)
+            assert found.memory.peak == found.memory_counted_bytes[counter]
+            assert (found.memory == found.memory_per_stage[0]) or not first
+            assert found.memory_needed_bytes == plain.memory_needed_bytes
+            assert found.fits == plain.fits
+            assert found.to_dict()["memory_bytes"]["peak"] == found.memory.peak
+    resting = explain(step_problem(MODEL, cluster, job, None, replace(EAGER, memory_counter="resting")), layout).memory
+    settled = max(s.weights + s.gradients + s.optimizer for s in plain.memory_per_stage)
+    assert resting.peak == pytest.approx(settled + workspace_bytes(cluster.device))
+
+
+def test_every_communicator_takes_its_buffers():
+    cluster, job = catalog.cluster("dgx-h100"), Job(global_batch=8, seq_len=4096)
+    framework = replace(EAGER, communicator_bytes=1e9)
+    for layout, groups in ((Layout(), 0), (Layout(dp=8), 2), (Layout(tp=2, pp=2, dp=2, sequence_parallel=True), 5)):
+        less, more = (explain(step_problem(MODEL, cluster, job, None, one), layout) for one in (EAGER, framework))
+        assert more.memory.peak - less.memory.peak == pytest.approx(groups * 1e9)
+        gap = more.memory_counted_bytes["allocated"] - less.memory_counted_bytes["allocated"]
+        assert gap == pytest.approx(0, abs=1e3)
+
+
+def test_frozen_weights_in_8_bits_are_held_once_or_with_their_transposes():
+    """fp8 products have one layout before Blackwell; and frozen products keep no input for weight gradients."""
+    layout = Layout(tp=8, sequence_parallel=True)
+    usual, frozen = (Job(global_batch=8, seq_len=4096, dtype="fp8", frozen=one) for one in (False, True))
+    held = {
+        (name, job.frozen): explain(step_problem(MODEL, catalog.cluster(name), job), layout).memory
+        for name in ("dgx-h100", "hgx-b200")
+        for job in (usual, frozen)
+    }
+    assert held["hgx-b200", True].weights * 2 == held["dgx-h100", True].weights == held["dgx-h100", False].weights
+    assert held["dgx-h100", True].activations < held["dgx-h100", False].activations
+
+
+def test_bf16_gradients_may_accumulate_wider_than_fp16_ones():
+    forked = catalog.framework("megatron-deepspeed@2022")
+    types = [forked.job_defaults(dtype)["grad_dtype"] for dtype in ("fp16", "bf16", "fp32")]
+    assert types == ["fp16", "fp32", "fp32"]
+
+
+@given(st.floats(1e9, 1e12), st.floats(1e9, 1e12), st.floats(-0.3, 0.3), st.floats(0.01, 1.0))
+def test_more_room_never_fits_less_likely(needed, capacity, bias, deviation):
+    spread = MemorySpread(bias, deviation)
+    likely = spread.probability(needed, capacity)
+    assert 0 <= likely <= spread.probability(needed, 1.1 * capacity) <= 1
+    assert spread.probability(needed, needed * exp(bias)) == pytest.approx(0.5)
+
+
+def test_spread_is_of_the_other_sources():
+    figures = {"a": (0.1, 0.0), "b": (-0.1, 0.0), "c": (0.0, 0.0), "d one": (5.0, 9.0), "d two": (5.0, 9.0)}
+    alone = spread_from(figures, "d three")
+    assert alone.bias == 0
+    assert alone.deviation == pytest.approx(0.1 * (2 / 3) ** 0.5)
+    assert spread_from(figures).deviation > alone.deviation
+    known = source_figures()
+    assert all(spread >= 0 and abs(at) < 1 for at, spread in known.values())
 
 
 def test_buckets_and_dummies_of_gradients():

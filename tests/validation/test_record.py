@@ -85,6 +85,8 @@ def test_record_of_a_table(table: Path) -> None:
     assert record["generic"]["sources"]["vTrain validation measurements"]["mean_ape"] != own["mean_ape"]
     assert (own["frameworks"], own["width_90"] > 1) == (["megatron-deepspeed@2022"], True)
     assert record["fits"]["vTrain validation measurements"]["did_not_run"] == 1
+    assert record["groups"]["every source"]["error"] == pytest.approx(error)
+    assert record["terms"]["over_sources"]["mean_ape"] == pytest.approx(error)
     json.dumps(record)
     text = record_text(record, None, None)
     assert "| vTrain, one node | time | 8 | mean |" in text

@@ -12,8 +12,9 @@ from studies.selection_tables import halved_backward, training_case
 
 from perfmodel import catalog
 from perfmodel.cost import roofline_seconds
+from perfmodel.ops import Gemm
 from perfmodel.prediction import step_problem
-from perfmodel.spec import Gemm, Job, Layout, Mlp
+from perfmodel.spec import Job, Layout, Mlp
 
 CLUSTER = catalog.cluster("dgx-a100")
 SIZES = [2**e for e in range(8, 15)]

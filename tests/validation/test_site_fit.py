@@ -10,11 +10,12 @@ import pytest
 from perfmodel.cli import main
 from perfmodel.prediction import TERMS, Site, Unknown, step_problem, step_times_s, unknown
 from perfmodel.validation import fit_unknown, read_case
+from perfmodel.validation._site_fit import fit_sustained
 
 ROW = {
     "source": "our lab", "framework": "megatron-lm@2022", "model": "gpt-22B", "family": "gpt", "params_b": 22.1,
     "layers": 48, "hidden": 6144, "heads": 64, "ffn_hidden": 24576, "vocab": 51200, "seq_len": 2048,
-    "device": "A100-SXM4-80GB", "n_devices": 8, "devices_per_node": 8, "dtype": "fp16", "tp": 8, "pp": 1, "dp": 1,
+    "device": "V100-SXM2-32GB", "n_devices": 8, "devices_per_node": 8, "dtype": "fp16", "tp": 8, "pp": 1, "dp": 1,
     "num_microbatches": 1, "zero_stage": 0, "recompute": "full", "sequence_parallel": 0, "flash_attention": 0,
     "status": "ok",
 }  # fmt: skip
@@ -30,7 +31,7 @@ def runs(tmp_path: Path) -> Path:
         for batch in (2, 4, 8):
             row = ROW | {"case_id": f"{source} {batch}", "source": source, "micro_batch": batch, "global_batch": batch}
             case = read_case(row)
-            site = Site(sustained=(("Ampere", SLOWER),))
+            site = Site(sustained=(("Volta", SLOWER),))
             model = step_problem(case.model, case.cluster, case.job, None, case.framework, site)
             rows.append(row | {"measured_iter_time_s": float(step_times_s(model, [case.layout])[0])})
     path = tmp_path / "runs.csv"
@@ -42,12 +43,18 @@ def test_slower_products_of_runs_are_found_again(runs: Path, tmp_path: Path, cap
     argv = ["fit", "--sites", str(runs), "--unstated", "their", "--out", str(tmp_path / "out"), "--json"]
     assert main(argv) == 0
     report = json.loads(capsys.readouterr().out)
-    assert list(report["sustained"]) == ["Ampere"]
+    assert list(report["sustained"]) == ["Volta"]
     # a share of the step, so that the log is of first order
-    assert report["sustained"]["Ampere"] == {"our lab": pytest.approx(SLOWER, abs=0.01)}
+    assert report["sustained"]["Volta"] == {"our lab": pytest.approx(SLOWER, abs=0.01)}
     assert json.loads((tmp_path / "out" / "sustained.json").read_text()) == report["sustained"]
     assert json.loads((tmp_path / "out" / "unknown.json").read_text()) == report["unknown"]
     assert set(report["unknown"]) == {"", "our", "their"}
+
+
+def test_runs_say_nothing_of_products_whose_power_is_known(runs: Path) -> None:
+    table = pd.read_csv(runs)
+    assert list(fit_sustained(table)) == ["Volta"]
+    assert fit_sustained(table.assign(device="A100-SXM4-80GB")) == {}
 
 
 def test_half_widths_cover_nine_tenths_and_leave_groups_out():

@@ -80,6 +80,36 @@ def test_fp8_products_quantise_their_inputs_and_leave_the_rest_in_16_bit():
     assert {("linear", "fp8"), ("quantize_fp8_static", "bf16"), ("flash_attention", "bf16")} <= kinds
 
 
+def quantised_bytes(recipe: str) -> float:
+    """What a layer's forward and backward move to quantise operands."""
+    block = layer_of("llama3-8b", Job(global_batch=1, seq_len=4096, dtype="fp8", fp8_recipe=recipe))
+    kernels = (*block.forward, *block.backward_input, *block.backward_weight)
+    return sum(count * op.bytes for op, count in kernels if op.op == "quantize_fp8_static")
+
+
+def test_recipes_differ_by_what_quantising_moves():
+    plain, delayed, current, rowwise = map(quantised_bytes, ("", "delayed", "current", "rowwise"))
+    assert delayed == pytest.approx(plain * 4 / 3, rel=1e-3)
+    assert current == pytest.approx(plain * 6 / 3, rel=1e-3)
+    assert quantised_bytes("mxfp8") == delayed
+    # weights too, for each micro-batch
+    assert rowwise > plain * 5 / 3
+
+
+def test_the_head_stays_in_16_bits():
+    job = Job(global_batch=1, seq_len=4096, dtype="fp8")
+    (head,) = (b for b, _ in blocks(model("llama3-8b"), job, Shard()) if b.name == "head")
+    products = {
+        op.dtype for op, _ in (*head.forward, *head.backward_input, *head.backward_weight) if op.family == "gemm"
+    }
+    assert products == {"bf16"}
+
+
+def test_an_unknown_recipe_is_refused():
+    with pytest.raises(LayoutError, match="fp8_recipe must be delayed"):
+        Job(global_batch=1, seq_len=8, fp8_recipe="hybrid")  # pyright: ignore[reportArgumentType]
+
+
 def test_experts_run_as_one_fused_kernel_and_grouped_gradients():
     block = layer_of("mixtral-8x7b", ep=8)
     (moe,) = (op for op, _ in block.forward if op.family == "moe")

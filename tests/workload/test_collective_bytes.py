@@ -76,10 +76,32 @@ def test_vocabulary_parallel_ends():
 def test_context_parallel_ring(cp):
     block = layer(cp=cp, tp=2, micro_batch=B)
     (hop,) = (c for c in block.forward_comm if c.group == "cp")
-    assert (hop.collective, hop.count, hop.overlappable) == ("send_recv", cp - 1, True)
+    assert (hop.collective, hop.count, hop.beside_attention) == ("send_recv", cp - 1, True)
     assert hop.bytes == 2 * B * (S // cp) * 2 * H / 2  # keys and values of half the heads
-    (back,) = (c for c in block.backward_comm if c.group == "cp")
-    assert (back.count, back.bytes) == (2 * (cp - 1), hop.bytes)
+    back = [c for c in block.backward_comm if c.group == "cp"]
+    assert {(c.collective, c.bytes) for c in back} == {("send_recv", hop.bytes)}
+    # keys and values as forward; their gradients go on to where they belong, the last time with nothing beside
+    assert [(c.count, c.beside_attention) for c in back] == [(cp - 1, True), (cp - 1, True), (1, False)]
+
+
+@pytest.mark.parametrize("cp", [2, 4])
+def test_context_parallel_gathers(cp):
+    whole = 2 * B * S * 2 * H / 2
+    for kind, backward in (
+        ("all_gather", {"all_gather": 1, "reduce_scatter": 1}), ("gathered_ring", {"all_gather": 1, "send_recv": cp}),
+    ):  # fmt: skip
+        block = layer(cp=cp, cp_kind=kind, tp=2, micro_batch=B)
+        (gather,) = (c for c in block.forward_comm if c.group == "cp")
+        assert (gather.collective, gather.bytes, gather.count) == ("all_gather", whole, 1)
+        assert kinds(c for c in block.backward_comm if c.group == "cp") == backward
+
+
+def test_ulysses_exchanges_heads_for_tokens():
+    block = layer(cp=4, cp_kind="ulysses", tp=2, micro_batch=B)
+    there, back = (c for c in block.forward_comm if c.group == "cp")
+    own = 2 * B * (S // 4) * H / 2
+    assert (there.collective, there.bytes, back.bytes) == ("all_to_all", 3 * own, own)
+    assert [c.bytes for c in block.backward_comm if c.group == "cp"] == [own, 3 * own]
 
 
 def test_expert_parallelism_sends_each_token_to_its_experts_and_back():

@@ -9,10 +9,19 @@ import pandas as pd
 from studies.bars import BARS, Bar, playbook
 from studies.baselines import naive_times_s, reference_predictions
 from studies.excess import pipeline_excess
+from studies.groups import group_means
 from studies.ranking import fits_table, ranking
 
 from perfmodel.prediction import Site
-from perfmodel.validation import cases_report, errors, measured_times_s, memory_bytes, predict_cases, read_tables
+from perfmodel.validation import (
+    cases_report,
+    errors,
+    measured_times_s,
+    memory_bytes,
+    predict_cases,
+    read_tables,
+    term_errors,
+)
 
 NAIVE = "one FLOP rate"
 
@@ -32,10 +41,10 @@ def published_record(
             read for comparison.
 
     Returns:
-        What `validate_cases` returns, with `bars` (name -> reached and to reach), `others` (predictor -> source ->
-        figures of ours and theirs on the same rows), `ranking`, `fits`, `excess` (of the sweep of nanotron) and
-        `generic` (errors where no run's framework is told); and the runs with `measured_s`, `measured_bytes` and the
-        columns of the predictions.
+        What `validate_cases` returns, with `groups` (`group_means`), `terms` (`term_errors`), `bars` (name -> reached
+        and to reach), `others` (predictor -> source -> figures of ours and theirs on the same rows), `ranking`, `fits`,
+        `excess` (of the sweep of nanotron) and `generic` (errors where no run's framework is told); and the runs
+        with `measured_s`, `measured_bytes` and the columns of the predictions.
 
     Raises:
         TableError: if a file is missing, unreadable or no file is a table of runs.
@@ -56,6 +65,8 @@ def published_record(
     record = cases_report(runs, predicted) | {
         "generic": _of_generic(cases_report(runs, generic)),
         "skipped_files": ignored,
+        "groups": group_means(frame),
+        "terms": term_errors(runs, calibration, site_of=Site.without, progress=progress),
         "bars": {bar.name: _reached(bar, frame) for bar in BARS if bar.rows(runs).any()},
         "others": {name: _beside(runs, measured_s, time_s, times) for name, (times, _) in theirs.items()},
         "others_memory": {name: _beside(runs, measured_bytes, peak, bytes_) for name, (_, bytes_) in theirs.items()},

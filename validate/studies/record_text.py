@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
+from perfmodel.validation import MOST_TERM_ROWS as MOST_ROWS
+
 FIGURES = ("n", "median_ape", "mean_ape", "p90_ape", "bias", "spearman", "coverage_90", "width_90")
 STEPS = ("source", "framework", "n", "mean error", "as `generic`", "median", "bias", "Spearman", "inside 90 %", "width")
 
@@ -30,6 +32,14 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any] | None, live: di
         "over its lower, the median of the runs.",
         "## Step time of published runs",
         _steps(record),
+        "## Means over sources",
+        "Of every source the mean over those of its runs that belong to the group, then the mean over sources.",
+        _groups(record["groups"]),
+        "## What each term contributes",
+        f"Mean error of every source (at most {MOST_ROWS} runs of each, drawn with seed 0) with all terms of "
+        "the physics, and with each switched off; constants are not fitted anew without it. Adds: mean share of "
+        "the step that the term adds. Columns of terms that no run has are left out.",
+        _terms(record["terms"]),
         "## Bars",
         _bars(record["bars"]),
         _missing(record["bars"]),
@@ -90,6 +100,31 @@ def _steps(record: dict[str, Any]) -> str:
                 )
             )  # fmt: skip
     return _table(STEPS, rows)
+
+
+def _groups(groups: dict[str, Any]) -> str:
+    rows = [
+        (
+            name, of["sources"], f"{of['n']:,}", of["statistic"], _percent(of["error"]), _percent(of["to_reach"]),
+            "reached" if of["error"] <= of["to_reach"] else "missed", _percent(of["bias"], sign=True),
+        )
+        for name, of in groups.items()
+    ]  # fmt: skip
+    return _table(("runs", "sources", "n", "statistic", "error", "to reach", "", "bias"), rows)
+
+
+def _terms(terms: dict[str, Any]) -> str:
+    """A row per source; a column per term that any run has."""
+    mean = terms["over_sources"]
+    names = [name for name, of in mean.get("without", {}).items() if of["adds"]]
+
+    def row(name: str, of: dict[str, Any], what: str = "mean_ape") -> tuple[str, ...]:
+        return (name, f"{of.get('n', '')}", _percent(of["mean_ape"]) if what == "mean_ape" else "",
+                *(_percent(of["without"][term][what]) for term in names))  # fmt: skip
+
+    rows = [row(f"mean over {mean['sources']} sources", mean), row("adds", mean, "adds")] if names else []
+    rows += [row(name, of) for name, of in terms["sources"].items()]
+    return _table(("source", "n", "all terms", *(f"without {name}" for name in names)), rows)
 
 
 def _ratio(value: float | None) -> str:

@@ -10,9 +10,10 @@ from studies.search_rank import USUAL, Ranked, rank
 
 from perfmodel import catalog
 from perfmodel.cost import EventTimes, PricesKernels
+from perfmodel.ops import KernelOp
 from perfmodel.planning.layouts import SearchSpace
 from perfmodel.prediction import EAGER
-from perfmodel.spec import Device, Framework, Job, KernelOp, Layout
+from perfmodel.spec import Device, Framework, Job, Layout
 
 CLUSTER: Final = "dgx-2"
 DEVICES: Final = 16

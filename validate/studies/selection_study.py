@@ -16,8 +16,9 @@ from jaxtyping import Float
 from perfmodel.calibration import HALF_WIDTH as SIGMAS
 from perfmodel.calibration import Beliefs, StepShares, choose, condition, most_uncertain, step_variance
 from perfmodel.cost import EventTimes, roofline_seconds
+from perfmodel.ops import Op
 from perfmodel.prediction import StepProblem, event_shares
-from perfmodel.spec import Device, Layout, Op
+from perfmodel.spec import Device, Layout
 
 Prices = Callable[[Sequence[Op]], Float[np.ndarray, " ops"]]
 """Seconds of ops that stand in the table."""

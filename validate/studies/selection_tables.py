@@ -12,8 +12,9 @@ from studies.selection_study import Case, Entry
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest.tables import read_table
+from perfmodel.ops import Attention, Gemm, Op
 from perfmodel.prediction import step_problem
-from perfmodel.spec import Attention, Gemm, Job, Layout, Model, Op, Transformer
+from perfmodel.spec import Job, Layout, Model, Transformer
 from perfmodel.workload import Shard, blocks
 
 LAYOUTS: Final = 6

@@ -24,6 +24,8 @@ from perfmodel.cost.learn._fabrics import link_class as link_class
 from perfmodel.cost.learn._fit import fit as fit
 from perfmodel.cost.learn._fit import fit_calibration as fit_calibration
 from perfmodel.cost.learn._fit import fit_collectives as fit_collectives
+from perfmodel.cost.learn._gradients import SAME_SHAPE as SAME_SHAPE
+from perfmodel.cost.learn._gradients import added as added
 from perfmodel.cost.learn._intervals import absolute_percent as absolute_percent
 from perfmodel.cost.learn._moe_alltoall import KINDS as MOE_KINDS
 from perfmodel.cost.learn._moe_alltoall import moe_rows as moe_rows
@@ -33,7 +35,6 @@ from perfmodel.cost.learn._parameters import Inputs as Inputs
 from perfmodel.cost.learn._parameters import Parameters as Parameters
 from perfmodel.cost.learn._parameters import power_join as power_join
 from perfmodel.cost.learn._parameters import predict_log_time as predict_log_time
-from perfmodel.cost.learn._physics import AXES as AXES
 from perfmodel.cost.learn._queries import PROVENANCE as PROVENANCE
 from perfmodel.cost.learn._queries import Prediction as Prediction
 from perfmodel.cost.learn._queries import Query as Query
@@ -43,11 +44,9 @@ from perfmodel.cost.learn._queries import table_rows as table_rows
 from perfmodel.cost.learn._recipe import Recipe as Recipe
 from perfmodel.cost.learn._recipe import read_recipe as read_recipe
 from perfmodel.cost.learn._regressor import Regressor as Regressor
-from perfmodel.cost.learn._rows import FAMILIES as KERNEL_FAMILIES
 from perfmodel.cost.learn._rows import Rows as Rows
 from perfmodel.cost.learn._rows import rows_from_ops as rows_from_ops
 from perfmodel.cost.learn._stack import Figures as Figures
-from perfmodel.cost.learn._stack import Machine as Machine
 from perfmodel.cost.learn._tables import Samples as Samples
 from perfmodel.cost.learn._tables import figures_lookup as figures_lookup
 from perfmodel.cost.learn._tables import gather as gather

@@ -8,7 +8,7 @@ from jaxtyping import Float64
 
 from perfmodel.cost.learn._parameters import FLOOR_POWER, JOINT_POWER, power_join
 from perfmodel.cost.learn._tables import Samples, physics_of
-from perfmodel.cost.learn._work import compute_seconds, memory_seconds
+from perfmodel.ops import compute_seconds, memory_seconds
 
 NO_FLOOR: Final = float(np.log(1e-9))
 _TYPICAL_FLOOR: Final = float(np.log(35e-6))

@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple, get_args
 import numpy as np
 
 from perfmodel.cost.learn._fabrics import Fabric, LinkClass, link_named
-from perfmodel.spec import CollectiveKind
+from perfmodel.ops import CollectiveKind
 
 Array = Any
 """A NumPy or JAX array, or a Python number."""

@@ -24,12 +24,12 @@ from perfmodel.cost.learn._kinds import KindCode
 from perfmodel.cost.learn._parameters import Parameters
 from perfmodel.cost.learn._recipe import Recipe, small_recipe
 from perfmodel.cost.learn._regressor import Regressor, cell_hash
-from perfmodel.cost.learn._rows import FAMILIES
 from perfmodel.cost.learn._tables import Samples, figures_lookup, gather, physics_of, table_hashes
 from perfmodel.cost.learn._weights import read_header, save_regressor, weight_files
 from perfmodel.display import frame_html, shows_progress
 from perfmodel.errors import CalibrationError, TableError
 from perfmodel.ingest.tables import read_table, table_kind, text
+from perfmodel.ops import FAMILIES
 
 if TYPE_CHECKING:
     from perfmodel.cost.learn._evaluate import Evaluation

@@ -10,14 +10,16 @@ from typing import Final, Literal
 
 import numpy as np
 
+from perfmodel.cost.learn._attention_backward import goes_by_forward
 from perfmodel.cost.learn._plan import FEW_ROWS, Plan, preference_for
 from perfmodel.cost.learn._queries import Prediction, Query
-from perfmodel.cost.learn._rows import ATTENTION_MASKS, Rows, product_layout
+from perfmodel.cost.learn._rows import Rows
 from perfmodel.cost.learn._stack import Stack
+from perfmodel.ops import ATTENTION_MASKS, product_layout
 
-Way = Literal["itself", "near measured", "sum", "share"]
-"""How a kind is answered: by its own plan, by it near measured shapes only, as the sum of its two products, or as a
-share of the whole."""
+Way = Literal["itself", "near measured", "sum", "share", "by forward"]
+"""How a kind is answered: by its own plan, by it near measured shapes only, as the sum of its two products, as a
+share of the whole, or by its forward (`learn._attention_backward`)."""
 
 WHOLE: Final = "bwd"
 GRADIENTS: Final = ("dgrad", "wgrad")
@@ -30,10 +32,12 @@ def way(
 ) -> Way:  # fmt: skip
     """How a regressor of these stacks answers a kind on a device."""
     dtype, op, direction = kind.split("/")
+    if query.source is None and goes_by_forward(kind, query.figures.die):
+        return "by forward"
     if op in ATTENTION_MASKS and direction == WHOLE:
         (first, *others) = plan(query, kind).terms
         stack = stacks[first.stack]
-        few = not others and stack.figures.same_kernels(query.figures) and stack.kinds[first.kind] < FEW_ROWS
+        few = not others and stack.figures.same_die(query.figures) and stack.kinds[first.kind] < FEW_ROWS
         return "near measured" if few else "itself"
     if family not in ("gemm", "conv") or direction not in (WHOLE, *GRADIENTS):
         return "itself"
@@ -48,7 +52,7 @@ def _believed(plan: Callable[[Query, str], Plan], query: Query, stacks: tuple[St
     found = plan(query, kind)
     stack, known = stacks[found.terms[0].stack], found.terms[0].kind
     enough = stack.kinds[known] >= FEW_ROWS or stack.source == query.source
-    if found.mode != "direct" or known != kind or not enough:
+    if found.mode not in ("direct", "sibling") or known != kind or not enough:
         return None
     return preference_for(stack, known, query.source, query.software)
 
@@ -102,6 +106,12 @@ def added(a: Prediction, b: Prediction) -> Prediction:
         np.logaddexp(a.log_time, b.log_time), np.logaddexp(a.log_low, b.log_low),
         np.logaddexp(a.log_high, b.log_high), np.maximum(a.provenance, b.provenance),
     )  # fmt: skip
+
+
+def scaled(one: Prediction, log_by: np.ndarray) -> Prediction:
+    """A kernel by another one of so much less work; never itself measured."""
+    return Prediction(one.log_time + log_by, one.log_low + log_by, one.log_high + log_by,
+                      np.maximum(one.provenance, 1))  # fmt: skip
 
 
 def share_of(whole: Prediction, part: Prediction, a: Prediction, b: Prediction) -> Prediction:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.cost.learn._rows import Rows
-from perfmodel.cost.learn._stack import Figures, Machine
+from perfmodel.cost.learn._stack import Figures
 from perfmodel.ingest.tables import factorise
-from perfmodel.spec import NONGATED_MOE
+from perfmodel.ops import NONGATED_MOE, Machine
 
 
 @dataclass(frozen=True)

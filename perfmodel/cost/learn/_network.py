@@ -12,16 +12,16 @@ import numpy as np
 from flax import nnx
 
 from perfmodel.cost.learn._parameters import LAYERED, Parameters, residual
-from perfmodel.cost.learn._physics import AXES
 from perfmodel.cost.learn._recipe import Recipe
 from perfmodel.ingest.tables import write_bytes
+from perfmodel.ops import FAMILIES
 
 
 class Residual(nnx.Module):
     """Three hidden layers over features, a stack embedding and per-stack tables along shape axes."""
 
     def __init__(self, family: str, features: int, stacks: int, recipe: Recipe, *, rngs: nnx.Rngs) -> None:
-        axes = AXES[family]
+        axes = FAMILIES[family].axes
         inputs = features + recipe.stack_size + recipe.table_size * len(axes)
         first, second, third = recipe.hidden
         self.first = nnx.Linear(inputs, first, rngs=rngs)
@@ -29,8 +29,8 @@ class Residual(nnx.Module):
         self.third = nnx.Linear(second, third, rngs=rngs)
         self.out = nnx.Linear(third, 1, kernel_init=nnx.initializers.normal(0.01), rngs=rngs)
         self.stacks = nnx.Param(0.3 * rngs.params.normal((stacks, recipe.stack_size)))
-        for index, (_, low, high, per) in enumerate(axes):
-            nodes = int((high - low) * per) + 2
+        for index, axis in enumerate(axes):
+            nodes = int((axis.high - axis.low) * axis.nodes_per_doubling) + 2
             table = 0.02 * rngs.params.normal((stacks, nodes, recipe.table_size))
             setattr(self, f"table_{index}", nnx.Param(table))
 

@@ -5,9 +5,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.cost.learn._physics import AXES, PHYSICS, common_features
-from perfmodel.cost.learn._stack import Machine
-from perfmodel.cost.learn._work import Physics, compute_seconds, memory_seconds
+from perfmodel.ops import FAMILIES, Machine, Physics, common_features, compute_seconds, memory_seconds
 
 JOINT_POWER: Final = 3.0
 """Power of the norm that joins compute and memory time: between a sum (1) and a maximum (inf)."""
@@ -82,7 +80,7 @@ def power_join(xp: Any, a: Any, b: Any, power: float) -> Any:
 
 def feature_matrix(xp: Any, family: str, inputs: Inputs) -> tuple[Physics, Any, Any]:
     """Physics, raw features [n, F] and table positions [n, A] of the inputs."""
-    physics = PHYSICS[family](xp, inputs.shape, inputs.machine)
+    physics = FAMILIES[family].physics(xp, inputs.shape, inputs.machine)
     columns = common_features(xp, physics, inputs.machine) + physics.features
     n = inputs.kind.shape[0]
     stacked = xp.stack([xp.broadcast_to(c, (n,)) for c in columns], axis=1)
@@ -105,8 +103,8 @@ def residual(xp: Any, family: str, params: Parameters, z: Any, positions: Any, s
     inside = xp.clip(positions, params.table_low[stack], params.table_high[stack])
     embedding = params.stack_embedding[..., stack, :]
     parts = [xp.broadcast_to(z, (*embedding.shape[:-1], z.shape[1])), embedding]
-    for axis, (_, low, high, per) in enumerate(AXES[family]):
-        u = (xp.clip(inside[:, axis], low, high - 1e-3) - low) * per
+    for axis, of in enumerate(FAMILIES[family].axes):
+        u = (xp.clip(inside[:, axis], of.low, of.high - 1e-3) - of.low) * of.nodes_per_doubling
         node = xp.floor(u).astype(np.int32)
         weight = (u - node).astype(z.dtype)[:, None]
         table = params.tables[axis]
@@ -140,20 +138,36 @@ def predict_log_time(
     return log_time_and_positions(params, inputs, family=family, host_launch=host_launch, xp=xp)[0]
 
 
+class Elsewhere(NamedTuple):
+    """Where kernels run, if on another part of the same die than the one they are evaluated on."""
+
+    machine: Machine
+    log_memory: Float[Any, "G"]
+    log_floor_s: Float[Any, "G"]
+    """As in `Parameters`."""
+
+
 def log_time_and_positions(
-    params: Parameters, inputs: Inputs, *, family: str, host_launch: bool, xp: Any
+    params: Parameters, inputs: Inputs, *, family: str, host_launch: bool, xp: Any, elsewhere: Elsewhere | None = None
 ) -> tuple[Any, Any]:
-    """Log seconds [n], and where the shapes lie on the family's axes [n, A]."""
+    """Log seconds [n], and where the shapes lie on the family's axes [n, A].
+
+    Elsewhere the same work takes the base time of the figures there, and what it takes beyond is as here: no more
+    of any rate makes a kernel slower.
+    """
     physics, raw, positions = feature_matrix(xp, family, inputs)
     dtype = params.kernels[0].dtype
     z = standardise(xp, params, raw).astype(dtype)
     log_base = xp.log(base_time(xp, params, physics, inputs.machine, inputs.group))
     correction = residual(xp, family, params, z, positions, inputs.stack)
     log_kernel, log_floor = log_base + correction, params.log_floor_s[inputs.group]
-    if host_launch:
-        return join_floor(xp, log_kernel, log_floor), positions
     # a time that hides behind the host's launch says nothing of the kernel: there the base time stands
-    return log_base + correction * told_of_kernel(xp, log_kernel, log_floor), positions
+    told = told_of_kernel(xp, log_kernel, log_floor)
+    if elsewhere is not None:
+        there = params._replace(log_memory=elsewhere.log_memory, log_floor_s=elsewhere.log_floor_s)
+        log_base = xp.log(base_time(xp, there, physics, elsewhere.machine, inputs.group))
+        log_kernel, log_floor = log_base + correction, there.log_floor_s[inputs.group]
+    return (join_floor(xp, log_kernel, log_floor) if host_launch else log_base + correction * told), positions
 
 
 def told_of_kernel(xp: Any, log_kernel: Any, log_floor: Any) -> Any:

@@ -8,8 +8,9 @@ import numpy as np
 
 from perfmodel.cost.learn._kinds import kind_distance
 from perfmodel.cost.learn._parameters import Parameters
-from perfmodel.cost.learn._rows import ATTENTION_MASKS
 from perfmodel.cost.learn._stack import Figures, Stack, product, similarity
+from perfmodel.ingest import OWN_ORDER
+from perfmodel.ops import ATTENTION_MASKS
 
 Mode = Literal["direct", "ratio", "sibling", "near", "far"]
 SERVED: Final = ("Google",)
@@ -38,9 +39,17 @@ class Term(NamedTuple):
     stack: int
     kind: str
     figures: Figures
-    """Device whose figures are used (the asked one, or a donor's own within a ratio)."""
+    """Device whose time it is (the asked one, or a donor's own within a ratio)."""
     work: str = ""
     """Kind whose work it does, where `kind` stands in for one that was never measured."""
+    home: Figures | None = None
+    """Device whose kernels it runs where that is another part of the same die: its time moves from there by clocks and
+    bandwidth alone (`Elsewhere`), so that no part is slower for having more of either."""
+
+    @property
+    def at(self) -> Figures:
+        """Device on which the kernel is evaluated."""
+        return self.home or self.figures
 
 
 @dataclass(frozen=True)
@@ -75,14 +84,29 @@ def make_plan(
 
     A source that nobody measured says nothing: its rows are answered as if none was named. A software named in
     full, with its source, means both.
+
+    Devices of one die share their kernels: each is answered as the most measured one of them is, and its time moves
+    from there (`Term.home`). What several of them were measured in is their mean, unless one's own source is named, or
+    it was measured by the user.
     """
     source, software = _known_names(stacks, source, software)
-    own = [i for i, s in enumerate(stacks) if s.figures.same_kernels(figures)]
-    mine = [i for i in own if source is None or stacks[i].source == source]
+    own = [i for i, s in enumerate(stacks) if s.figures.same_die(figures)]
     order = {i: preference_for(stacks[i], kind, source, software) for i in range(len(stacks))}
+    exact = [i for i in own if stacks[i].figures.same_kernels(figures) and kind in stacks[i].kinds]
+    exact = [i for i in exact if stacks[i].order == OWN_ORDER or stacks[i].source == source]
+    if exact and direct:
+        best = min(exact, key=order.__getitem__)
+        return Plan("direct", (Term(1.0, best, kind, figures, home=stacks[best].figures),))
+    home = home_of(stacks, figures)
+    if home != figures:
+        plan = make_plan(stacks, home, kind, source, software, direct=direct)
+        return plan and _moved(plan, stacks, home, figures)
+    mine = [i for i in own if source is None or stacks[i].source == source]
+    if source is None:  # what was timed under load says how kernels compare, not how fast they are
+        mine = [i for i in own if not stacks[i].under_load] or own
     having = sorted((i for i in mine if kind in stacks[i].kinds), key=order.__getitem__)
     if having and direct:
-        return Plan("direct", (Term(1.0, having[0], kind, figures),))
+        return Plan("direct", _shared(stacks, having, order, figures, kind))
     by_forward = _by_own_forward(stacks, figures, kind, source, software)
     if by_forward is not None:
         return by_forward
@@ -94,6 +118,30 @@ def make_plan(
     if related is None or forward is None or _nearest(forward, stacks, kind) <= _nearest(related, stacks, kind):
         return related
     return forward
+
+
+def home_of(stacks: Sequence[Stack], figures: Figures) -> Figures:
+    """The most measured part of a device's die; the device itself where none was measured."""
+    own = [s for s in stacks if s.figures.same_die(figures)]
+    return max(own, key=lambda s: sum(s.kinds.values())).figures if own else figures
+
+
+def _shared(
+    stacks: Sequence[Stack], having: Sequence[int], order: dict[int, tuple], figures: Figures, kind: str
+) -> tuple[Term, ...]:
+    """The mean of the devices of a die that have a kind, each by its best stack if that is as good as the best."""
+    best = {stacks[i].figures.name: i for i in reversed(having)}
+    as_good = [i for i in best.values() if order[i][:2] == order[having[0]][:2]]
+    alike = sorted(i for i in as_good if stacks[i].host_launch == stacks[having[0]].host_launch)
+    return tuple(Term(1 / len(alike), i, kind, figures, home=stacks[i].figures) for i in alike)
+
+
+def _moved(plan: Plan, stacks: Sequence[Stack], home: Figures, figures: Figures) -> Plan:
+    """The plan of one part of a die for another part of it."""
+    terms = [t._replace(figures=figures, home=t.at) if t.figures == home else t for t in plan.terms]
+    terms.sort(key=lambda t: not stacks[t.stack].figures.same_kernels(figures))
+    measured = stacks[terms[0].stack].figures.same_kernels(figures)
+    return Plan("sibling" if plan.mode == "direct" and not measured else plan.mode, tuple(terms))
 
 
 def on_behalf_of(plan: Plan, known: str, kind: str) -> Plan:
@@ -140,8 +188,7 @@ def _through_forward(
         return None
     order = {i: preference_for(stacks[i], forward, source, software) for i in range(len(stacks))}
     base = _related(stacks, figures, forward, source, order)
-    assert base is not None  # the donors have it
-    return Plan(base.mode, (*base.terms, *ratio))
+    return base and Plan(base.mode, (*base.terms, *ratio))
 
 
 def _pass_ratio(stacks: Sequence[Stack], figures: Figures, kind: str) -> tuple[Term, ...]:
@@ -267,7 +314,7 @@ def term_constants(
     log_memory, log_floor = params.log_memory[at], params.log_floor_s[at].copy()
     for i, term in enumerate(terms):
         donor = stacks[term.stack]
-        if donor.figures.same_kernels(term.figures):
+        if donor.figures == term.figures:
             continue
         if "unfused" in term.kind and donor.figures.vendor == term.figures.vendor:
             log_memory[i] += _unbound(log_memory[i]) * _issue_over_bandwidth(donor.figures, term.figures)

@@ -8,14 +8,13 @@ import pandas as pd
 from jaxtyping import Float64, Int64
 
 from perfmodel.cost.learn._kinds import machine_of, shape_with_flags
-from perfmodel.cost.learn._physics import PHYSICS
 from perfmodel.cost.learn._rows import Rows, rows_from_table
-from perfmodel.cost.learn._stack import Figures, Machine
+from perfmodel.cost.learn._stack import Figures
 from perfmodel.cost.learn._tables import figures_lookup
-from perfmodel.cost.learn._work import Physics
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest import clean_kernels
 from perfmodel.ingest.tables import factorise, relabel, text
+from perfmodel.ops import FAMILIES, Machine, Physics
 from perfmodel.units import DTYPE_BYTES
 
 PROVENANCE: Final = ("measured", "learned", "extrapolated", "analytical")
@@ -94,4 +93,4 @@ def kernel_physics(figures: Figures, rows: Rows) -> tuple[Physics, Machine]:
     """FLOPs, traffic and waves of rows on one device, and the device's figures per row."""
     dtypes = np.array([kind.partition("/")[0] for kind in rows.kind], object)
     machine = machine_of([figures], np.zeros(len(rows), np.int64), dtypes)
-    return PHYSICS[rows.family](np, shape_with_flags(rows), machine), machine
+    return FAMILIES[rows.family].physics(np, shape_with_flags(rows), machine), machine

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from perfmodel.cost.learn._rows import FAMILIES
 from perfmodel.errors import CalibrationError, UnknownNameError
+from perfmodel.ops import FAMILIES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,14 +8,16 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from perfmodel.cost.learn._gradients import added, gradient_products, share_of, way, whole_backward
+from perfmodel.cost.learn._attention_backward import forward_rows, log_over_forward
+from perfmodel.cost.learn._gradients import added, gradient_products, scaled, share_of, way, whole_backward
 from perfmodel.cost.learn._intervals import Intervals
 from perfmodel.cost.learn._kinds import KindCode, machine_of, shape_with_flags, stand_in
-from perfmodel.cost.learn._parameters import Inputs, Parameters, log_time_and_positions
-from perfmodel.cost.learn._plan import Plan, make_plan, on_behalf_of, term_constants
+from perfmodel.cost.learn._parameters import Elsewhere, Inputs, Parameters, log_time_and_positions
+from perfmodel.cost.learn._plan import Plan, home_of, make_plan, on_behalf_of, term_constants
 from perfmodel.cost.learn._queries import Prediction, Query
 from perfmodel.cost.learn._rows import Rows, as_measured
 from perfmodel.cost.learn._stack import Figures, Stack, similarity
+from perfmodel.errors import CalibrationError
 from perfmodel.ingest.tables import factorise
 from perfmodel.session import Store
 
@@ -86,13 +88,19 @@ class Regressor:
                 moved = self._by_plans(part.take(far), queries, query[at[far]], host_launch, direct=False)
                 for total, value in zip(answer, moved, strict=True):
                     total[far] = value
+            elif how == "by forward":
+                die = np.array([q.figures.die for q in queries], object)[query[at]]
+                answer = scaled(own(forward_rows(part), at), log_over_forward(part, die))
             elif how == "sum":
                 once, other = gradient_products(part)
                 answer = added(own(once, at), own(other, at))
             else:
                 whole = whole_backward(part)
                 once, other = gradient_products(whole)
-                answer = share_of(own(whole, at), own(part, at), own(once, at), own(other, at))
+                # shares as on the most measured part of the die: a share may grow where all times fall
+                home = tuple(q._replace(figures=home_of(self.stacks, q.figures)) for q in queries)
+                parts = (self._by_plans(of, home, query[at], host_launch) for of in (part, once, other))
+                answer = share_of(own(whole, at), *parts)
             for total, value in zip(out, answer, strict=True):
                 total[at] = value
         return out
@@ -131,23 +139,28 @@ class Regressor:
     def _plan(self, query: Query, kind: str, direct: bool) -> Plan:
         known = stand_in(kind, self.kinds)
         plan = make_plan(self.stacks, query.figures, known, query.source, query.software, direct=direct)
-        assert plan is not None  # `known` belongs to some stack
+        if plan is None:
+            raise CalibrationError(f"the weights of {self.family} know {known} and have no stack that measured it")
         return on_behalf_of(plan, known, kind)
 
     def _evaluate(
         self, rows: Rows, rows_at: np.ndarray, terms: list, term_at: np.ndarray, host_launch: bool
     ) -> tuple[np.ndarray, np.ndarray]:
         kinds = np.array([t.kind for t in terms], object)
-        params = term_constants(self.params, self.stacks, self.groups, terms)
+        here = [t._replace(figures=t.at) for t in terms]
+        params, there = (term_constants(self.params, self.stacks, self.groups, of) for of in (here, terms))
         stack = np.array([t.stack for t in terms])
         taken = rows.take(rows_at)
         taken = as_measured(taken, kinds[term_at], np.array([t.work or t.kind for t in terms], object)[term_at])
         dtypes = np.array([k.partition("/")[0] for k in kinds], object)
         shape = shape_with_flags(taken)
-        machine = machine_of([t.figures for t in terms], term_at, dtypes[term_at])
+        machine, asked = (machine_of([t.figures for t in of], term_at, dtypes[term_at]) for of in (here, terms))
         codes = np.stack([self.code.one_hot(k) for k in kinds])
         inputs = Inputs(shape, machine, codes[term_at], stack[term_at], term_at)
-        log_time, positions = log_time_and_positions(params, inputs, family=self.family, host_launch=host_launch, xp=np)
+        log_time, positions = log_time_and_positions(
+            params, inputs, family=self.family, host_launch=host_launch, xp=np,
+            elsewhere=Elsewhere(asked, there.log_memory, there.log_floor_s),
+        )  # fmt: skip
         return np.asarray(log_time, np.float64), positions
 
     def _with_bounds(

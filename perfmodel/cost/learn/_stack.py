@@ -3,30 +3,17 @@
 import re
 from dataclasses import asdict, dataclass
 from math import exp, log2
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Float
 
-from perfmodel.ingest import OWN_ORDER
+from perfmodel.catalog import device
+from perfmodel.errors import UnknownNameError
+from perfmodel.ingest import OWN_ORDER, held_under_load
+from perfmodel.ops import Machine
 from perfmodel.spec import Device
 
 PEAK_NAMES: Final = ("fp64", "fp32", "tf32", "bf16", "fp8", "int8")
-
-
-class Machine(NamedTuple):
-    """Nominal figures of the device that each row runs on (arrays [n] or scalars)."""
-
-    peak: Float[Any, "n"]
-    """FLOP/s of the row's element type."""
-    bandwidth: Float[Any, "n"]
-    """Memory bandwidth in bytes/s."""
-    units: Float[Any, "n"]
-    """Multiprocessors."""
-    l2: Float[Any, "n"]
-    """Last-level cache in bytes."""
-    clock: Float[Any, "n"]
-    """Boost clock in Hz."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +30,8 @@ class Figures:
     """Boost clock in Hz."""
     peaks: dict[str, float]
     """FLOP/s by dtype class (`half` for fp16 and bf16)."""
+    die: str = ""
+    """As in `Device`."""
 
     def __hash__(self) -> int:
         return hash((self.name, self.bandwidth, self.units, *self.peaks.values()))
@@ -55,7 +44,7 @@ class Figures:
             peaks["fp32"] = device.peak.tf32
         peaks["half"] = peaks.pop("bf16")
         return cls(device.name, device.vendor, device.architecture, device.memory_bandwidth_bytes_per_s,
-                   float(device.compute_units), device.l2_bytes, device.clock_hz, peaks)  # fmt: skip
+                   float(device.compute_units), device.l2_bytes, device.clock_hz, peaks, device.die)  # fmt: skip
 
     def same_kernels(self, other: "Figures") -> bool:
         """Whether kernels run alike: the same device, or one that differs in memory size only."""
@@ -63,6 +52,10 @@ class Figures:
         return self.name == other.name or mine == (
             other.architecture, other.bandwidth, other.units, other.l2, other.peaks
         )  # fmt: skip
+
+    def same_die(self, other: "Figures") -> bool:
+        """Whether both have the same multiprocessors, if not as many: the same device, or parts of one die."""
+        return self.name == other.name or (self.die != "" and self.die == other.die)
 
     def same_silicon(self, other: "Figures") -> bool:
         """Whether the multiprocessors are alike in kind and number; clocks, caches and memory may differ."""
@@ -137,6 +130,11 @@ class Stack:
     """How closely it stands for a training job, the lowest first."""
 
     @property
+    def under_load(self) -> bool:
+        """Whether its times are those of clocks that a power limit holds down."""
+        return held_under_load(self.source)
+
+    @property
     def key(self) -> str:
         """Unique label."""
         return f"{self.figures.name}|{self.source}|{self.software}"
@@ -156,4 +154,12 @@ class Stack:
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> "Stack":
         """Inverse of `to_dict`."""
-        return cls(**{**value, "figures": Figures(**value["figures"])})
+        return cls(**{**value, "figures": Figures(**{"die": _die(value["figures"]["name"]), **value["figures"]})})
+
+
+def _die(name: str) -> str:
+    """The die of a device by its name in the catalog; empty where it is not there."""
+    try:
+        return device(name).die
+    except UnknownNameError:
+        return ""

@@ -11,13 +11,12 @@ import pandas as pd
 from jaxtyping import Float64, Int64
 
 from perfmodel.cost.learn._kinds import KindCode, machine_of, one_hot, shape_with_flags
-from perfmodel.cost.learn._physics import PHYSICS
 from perfmodel.cost.learn._rows import Rows, rows_from_table
-from perfmodel.cost.learn._stack import Figures, Machine, Stack
-from perfmodel.cost.learn._work import Physics
+from perfmodel.cost.learn._stack import Figures, Stack
 from perfmodel.errors import TableError, UnknownNameError
 from perfmodel.ingest import clean_kernels
 from perfmodel.ingest.tables import factorise, hashed, number, relabel, text
+from perfmodel.ops import FAMILIES, Machine, Physics
 
 _STACK: Final = ("device", "source", "software")
 _OF_STACK: Final = ("host_launch", "order")
@@ -147,7 +146,7 @@ def figures_lookup() -> Callable[[str], Figures]:
 def physics_of(samples: Samples) -> tuple[Physics, Machine]:
     """What every sample has to do, and the figures of its device."""
     machine = machine_of([s.figures for s in samples.stacks], samples.stack, samples.dtypes)
-    return PHYSICS[samples.rows.family](np, shape_with_flags(samples.rows), machine), machine
+    return FAMILIES[samples.rows.family].physics(np, shape_with_flags(samples.rows), machine), machine
 
 
 def table_hashes(tables: Iterable[Path | str | pd.DataFrame]) -> dict[str, str]:

@@ -15,9 +15,9 @@ from perfmodel.cost.learn._base import Base
 from perfmodel.cost.learn._kinds import KindCode, machine_of, one_hot, shape_with_flags
 from perfmodel.cost.learn._network import Residual, Run, load_run, member, save_run, stack_members, to_numpy
 from perfmodel.cost.learn._parameters import Inputs, Parameters, base_time, feature_matrix, join_floor, standardise
-from perfmodel.cost.learn._physics import AXES
 from perfmodel.cost.learn._recipe import Recipe, Report
 from perfmodel.cost.learn._tables import Samples
+from perfmodel.ops import FAMILIES
 
 
 class Design(NamedTuple):
@@ -49,7 +49,7 @@ def build_design(samples: Samples, base: Base, code: KindCode, fit_on: np.ndarra
     frozen = Parameters(
         base.log_fixed_s, base.log_compute, base.log_memory, base.log_floor_s,
         own.mean(axis=0), np.where(scale > 1e-6, scale, 1.0), own.min(axis=0), own.max(axis=0),
-        (), (), np.zeros((0, 0)), tuple(np.zeros((0, 0, 0)) for _ in AXES[family]), low, high,
+        (), (), np.zeros((0, 0)), tuple(np.zeros((0, 0, 0)) for _ in FAMILIES[family].axes), low, high,
     )  # fmt: skip
     log_base = np.log(base_time(np, frozen, physics, machine, base.index))
     f32 = np.float32

@@ -14,12 +14,11 @@ import numpy as np
 from perfmodel.cost.learn._intervals import Intervals
 from perfmodel.cost.learn._kinds import KindCode
 from perfmodel.cost.learn._parameters import LAYERED, Parameters
-from perfmodel.cost.learn._physics import AXES
 from perfmodel.cost.learn._regressor import Regressor
-from perfmodel.cost.learn._rows import FAMILIES
 from perfmodel.cost.learn._stack import Stack
 from perfmodel.errors import CalibrationError
 from perfmodel.ingest.tables import write_bytes
+from perfmodel.ops import FAMILIES
 from perfmodel.session import current_session
 
 SCHEMA_VERSION: Final = 3
@@ -135,7 +134,7 @@ def load_regressor(path: Path, content: bytes | None = None) -> Regressor:
     try:
         values: dict[str, Any] = {}
         for name in Parameters._fields:
-            count = len(AXES[family]) if name == "tables" else described["layers"]
+            count = len(FAMILIES[family].axes) if name == "tables" else described["layers"]
             if name in LAYERED:
                 values[name] = tuple(arrays[f"{name}.{i}"].astype(np.float32) for i in range(count))
             else:

@@ -10,7 +10,8 @@ import numpy as np
 
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.execution.emulation._orders import check_delay, delayed_as
-from perfmodel.spec import Cluster, Collective
+from perfmodel.ops import Collective
+from perfmodel.spec import Cluster
 
 if TYPE_CHECKING:
     from perfmodel.cost import PricesCollectives

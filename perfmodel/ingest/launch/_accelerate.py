@@ -4,33 +4,37 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
+from perfmodel.ingest.launch._deepspeed import DEVICES
 from perfmodel.ingest.launch._entries import Entries
 from perfmodel.ingest.launch._format import LaunchFormat
-from perfmodel.ingest.launch._llm_foundry import STRATEGIES, sharding
-from perfmodel.ingest.launch._table import FLAG, WHOLE_OR_NONE, Fields, Rule, key, words
+from perfmodel.ingest.launch._llm_foundry import fsdp_offload, offloads_to_host, sharding, strategy
+from perfmodel.ingest.launch._table import FLAG, WHOLE, WHOLE_OR_NONE, Fields, Rule, key, words
 
 _NUMBERS: Final = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 """Strategies by their number, from 1 on."""
 _FRAMEWORKS: Final = {"FSDP": "fsdp", "DEEPSPEED": "deepspeed", "MEGATRON_LM": "megatron-lm"}
 _KIND: Final = "distributed_type"
+_HOST: Final = "fsdp_config.fsdp_offload_params"
 _ZERO: Final = (
     _KIND, "fsdp_config.fsdp_sharding_strategy", "fsdp_config.fsdp_reshard_after_forward",
-    "deepspeed_config.zero_stage", "megatron_lm_config.megatron_lm_use_distributed_optimizer",
+    "deepspeed_config.zero_stage", "megatron_lm_config.megatron_lm_use_distributed_optimizer", _HOST,
 )  # fmt: skip
+_OFFLOADS: Final = ("deepspeed_config.offload_param_device", "deepspeed_config.offload_optimizer_device")
 
 
 def _zero(found: Mapping[str, Any]) -> Fields:
-    kind, strategy, again, stage, distributed = (found.get(name) for name in _ZERO)
+    kind, by_name, again, stage, distributed, on_host = (found.get(name) for name in _ZERO)
     if kind == "DEEPSPEED":
         return {"zero": WHOLE_OR_NONE.read(2 if stage is None else stage)}
     if kind == "MEGATRON_LM":
         return {"zero": int(bool(distributed))}
     if kind != "FSDP":
         return {"zero": 0}
-    if strategy is not None:
-        number = int(strategy) if str(strategy).isdecimal() else 0
-        return sharding(_NUMBERS[number - 1] if 0 < number <= len(_NUMBERS) else strategy)
-    return {"zero": 3 if again is None or FLAG.read(again) else 2}
+    says: Fields = {"zero": 3 if again is None or FLAG.read(again) else 2}
+    if by_name is not None:
+        number = int(by_name) if str(by_name).isdecimal() else 0
+        says = sharding(_NUMBERS[number - 1] if 0 < number <= len(_NUMBERS) else by_name)
+    return says | (fsdp_offload(says["zero"], FLAG.read(on_host or False)) if says["zero"] else {})
 
 
 def _write_zero(fields: Fields) -> Mapping[str, Any]:
@@ -38,10 +42,13 @@ def _write_zero(fields: Fields) -> Mapping[str, Any]:
         raise LaunchFileError("tp and pp: this file is written for FSDP, which has neither; take tp=1,pp=1")
     if fields["zero"] == 0:
         return {_KIND: "MULTI_GPU"}
-    name = next((name for name, stage in STRATEGIES.items() if stage == fields["zero"]), None)
-    if name is None:
-        raise LaunchFileError("zero=1: FSDP shards gradients and weights too; take zero=0, 2 or 3")
-    return {_KIND: "FSDP", _ZERO[1]: name}
+    return {_KIND: "FSDP", _ZERO[1]: strategy(fields), **({_HOST: True} if offloads_to_host(fields) else {})}
+
+
+def _offload(found: Mapping[str, Any]) -> Fields:
+    """DeepSpeed's states on the host."""
+    weights, optimizer = (words(DEVICES).read(found.get(name, "none")) for name in _OFFLOADS)
+    return {"offload_states": "weights" if weights else "optimizer"} if weights or optimizer else {}
 
 
 def _write_recompute(fields: Fields) -> Mapping[str, Any]:
@@ -70,10 +77,11 @@ ACCELERATE: Final = LaunchFormat(
     table=(
         key("num_processes", "devices"),
         Rule(keys=("machine_rank",), read=lambda found: {}, write=lambda fields: {"machine_rank": 0}),
-        Rule(keys=("num_machines",), read=lambda found: {},
+        Rule(keys=("num_machines",), read=lambda found: {"nodes": WHOLE.read(next(iter(found.values())))},
              write=lambda fields: {"num_machines": max(1, fields["devices"] // fields.get("devices_per_node", 8))}
              if fields.get("devices") else {}),
         Rule(keys=_ZERO, read=_zero, write=_write_zero),
+        Rule(keys=_OFFLOADS, read=_offload),
         key("mixed_precision", "dtype", words({"bf16": "bf16", "fp16": "fp16", "no": "fp32", "fp8": "fp8"}),
             default="fp32"),
         Rule(keys=("fsdp_config.fsdp_activation_checkpointing", "megatron_lm_config.megatron_lm_recompute_activations"),
@@ -104,6 +112,7 @@ ACCELERATE: Final = LaunchFormat(
         "recompute_full_layers": "it recomputes every block alike", "offload": "it keeps activations on the device",
         "overlap_grad_reduce": "FSDP always reduces beside backward", "overlap_param_gather": "FSDP always prefetches",
         "order": "it has no key for it", "partition": "FSDP has no pipeline", "tp_overlap": "FSDP has no tp",
-        "sequence_parallel": "FSDP has no tp",
+        "sequence_parallel": "FSDP has no tp", "prefetch": "FSDP gathers one block ahead",
+        "replicate": "it shards over all replicas or over those of a node",
     },
 )  # fmt: skip

@@ -4,11 +4,15 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from perfmodel.ingest.launch._format import LaunchFormat
-from perfmodel.ingest.launch._table import FLAG, WHOLE_OR_NONE, Fields, Rule, key, words
+from perfmodel.ingest.launch._table import FLAG, WHOLE, WHOLE_OR_NONE, Fields, Rule, key, words
 
 _OPTIMIZERS: Final = {
     "Adam": "adam", "AdamW": "adam", "FusedAdam": "adam", "SGD": "sgd", "OneBitAdam": "adam", "CPUAdam": "adam",
 }  # fmt: skip
+DEVICES: Final = {"none": False, "cpu": True, "nvme": True}
+"""Where offloaded states lie, and whether that is off the device."""
+_OFFLOADS: Final = ("zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device")
+_SHARDS: Final = "zero_optimization.mics_shard_size"
 _HALVES: Final = {"bf16.enabled": "bf16", "bfloat16.enabled": "bf16", "fp16.enabled": "fp16"}
 
 
@@ -40,6 +44,33 @@ def _write_overlap(fields: Fields) -> Mapping[str, Any]:
     return values
 
 
+def _offload(found: Mapping[str, Any]) -> Fields:
+    """States that DeepSpeed holds in host memory (or beyond it, which is read as if it were host memory)."""
+    says: Fields = {}
+    optimizer, weights = (words(DEVICES).read(found.get(name, "none")) for name in _OFFLOADS)
+    if weights or optimizer:
+        says["offload_states"] = "weights" if weights else "optimizer"
+    if "nvme" in found.values():
+        says["note.nvme"] = "states on NVMe as in host memory"
+    return says
+
+
+def _write_offload(fields: Fields) -> Mapping[str, Any]:
+    held = {"none": 0, "optimizer": 1, "weights": 2}[fields["offload_states"]]
+    return dict.fromkeys(_OFFLOADS[:held], "cpu")
+
+
+def _shards(found: Mapping[str, Any]) -> Fields:
+    """MiCS (deepspeed/runtime/zero/mics.py): ranks of a sharding group; -1 where all are one."""
+    ranks = next(iter(found.values()))
+    return {} if ranks == -1 else {"shard_ranks": WHOLE.read(ranks)}
+
+
+def _write_shards(fields: Fields) -> Mapping[str, Any]:
+    copies = fields["replicate"]
+    return {} if copies == 1 else {_SHARDS: fields["dp"] // copies}
+
+
 def _accumulation(fields: Fields) -> Mapping[str, Any]:
     total = fields.get("global_batch")
     if not total or total % (fields["micro_batch"] * fields["dp"]):
@@ -55,12 +86,13 @@ DEEPSPEED: Final = LaunchFormat(
     table=(
         key("train_batch_size", "global_batch"),
         key("train_micro_batch_size_per_gpu", "micro_batch"),
-        Rule(keys=("gradient_accumulation_steps",), write=_accumulation, defaults={"grad_accum": 1},
-             read=lambda found: {"grad_accum": int(next(iter(found.values())))}),
+        key("gradient_accumulation_steps", "grad_accum", default=1, write=_accumulation),
         key("tensor_parallel.autotp_size", "tp", default=1),
         Rule(keys=("zero_optimization.stage", "zero_optimization.overlap_comm",
                    "zero_optimization.stage3_prefetch_bucket_size"),
              read=_overlap, write=_write_overlap),
+        Rule(keys=_OFFLOADS, read=_offload, write=_write_offload),
+        Rule(keys=(_SHARDS,), read=_shards, write=_write_shards),
         Rule(keys=tuple(_HALVES), read=_dtype, write=_write_dtype, defaults={"dtype": "fp32"}),
         key("optimizer.type", "optimizer", words(_OPTIMIZERS)),
         key("data_types.grad_accum_dtype", "grad_dtype", words({"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"})),
@@ -74,7 +106,8 @@ DEEPSPEED: Final = LaunchFormat(
         "zero_optimization.allgather_bucket_size", "zero_optimization.reduce_scatter", "zero_optimization.stage3_max_*",
         "zero_optimization.allgather_partitions", "zero_optimization.stage3_param_persistence_threshold",
         "zero_optimization.stage3_gather_16bit_weights_on_model_save", "zero_optimization.round_robin_gradients",
-        "zero_optimization.stage3_prefetch_bucket_size", "checkpoint.*", "aio.*", "seed", "zero_force_ds_cpu_optimizer",
+        "zero_optimization.stage3_prefetch_bucket_size", "zero_optimization.offload_*",
+        "checkpoint.*", "aio.*", "seed", "zero_force_ds_cpu_optimizer",
     ),
     limits={
         "pp": "a DeepSpeed pipeline is built in the training script, not in this file",
@@ -85,5 +118,6 @@ DEEPSPEED: Final = LaunchFormat(
         "recompute_full_layers": "the training script decides on activation checkpointing",
         "sequence_parallel": "AutoTP shards no norms",
         "overlap_param_gather": "there is a key for prefetching under stage 3 only",
+        "prefetch": "it prefetches by parameters, not by layers",
     },
 )  # fmt: skip

@@ -26,7 +26,7 @@ def comparable(layout: Layout) -> Layout:
         same = same.replace(schedule="breadth-first")  # the same order
     if layout.tp == 1:
         same = same.replace(tp_overlap=False)
-    if not layout.replicated:
+    if not layout.replicated and layout.offload_states == "none":
         same = same.replace(zero=0, overlap_grad_reduce=True)
     if same.zero == 0:
         # without shards there is nothing to gather

@@ -13,6 +13,8 @@ from perfmodel.spec import Cluster, Experts, Framework, LatentAttention, Layout,
 JOB_FIELDS: Final = ("dtype", "flash_attention", "grad_dtype", "optimizer", "mode")
 """Fields of `Job` beside batch and length that files state."""
 _LAYOUT: Final = tuple(f.name for f in fields(Layout))
+_DEVICES_PER_NODE: Final = 8
+"""Where nothing tells."""
 _BATCHES: Final = ("micro_batch", "local_batch", "device_batch", "grad_accum")
 _SAID: Final = (*_LAYOUT, *JOB_FIELDS, "seq_len", "global_batch", "grad_accum", "local_batch", "device_batch", "nodes")
 """Fields whose defaults are worth a word."""
@@ -216,6 +218,8 @@ def _layout(known: Fields, given: Given, own: _Degrees, model: Model | None, whe
         values["vpp"] = layers // (pp * per_chunk)
     if values.get("pp", 1) == 1:
         values["vpp"] = 1
+    if "shard_ranks" in known and own.dp:
+        values["replicate"] = _copies(known, own.dp, where)
     try:
         if not given.layout:
             return Layout(**values)
@@ -233,6 +237,19 @@ def _layout(known: Fields, given: Given, own: _Degrees, model: Model | None, whe
         raise
     except PerfModelError as error:
         raise LaunchFileError(f"{where}: {error}") from None
+
+
+def _copies(known: Fields, dp: int, where: str) -> int:
+    """Groups of replicas that shard states among themselves, by the replicas of one."""
+    ranks = known["shard_ranks"]
+    if ranks == "node":
+        per_node = known.get("devices_per_node") or _DEVICES_PER_NODE
+        if "devices" in known and "nodes" in known:
+            per_node = known["devices"] // known["nodes"]
+        ranks = max(1, per_node // known.get("tp", 1))
+    if ranks < dp and dp % ranks:
+        raise LaunchFileError(f"{where}: {dp} replicas are no groups of {ranks} that shard weights; mend the degrees")
+    return max(1, dp // ranks)
 
 
 def _as_it_runs(layout: Layout, known: Fields, model: Model | None, framework: Framework) -> Layout:

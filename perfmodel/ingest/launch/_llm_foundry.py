@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._format import LaunchFormat
-from perfmodel.ingest.launch._table import FLAG, NUMBER, TEXT, WHOLE, Fields, Rule, key, words
+from perfmodel.ingest.launch._table import FLAG, NUMBER, TEXT, WHOLE, Fields, Rule, key, read_only, stated_value, words
 
 STRATEGIES: Final = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "_HYBRID_SHARD_ZERO2": 2}
 """ZeRO stages by torch's names of sharding strategies."""
@@ -53,16 +53,46 @@ def _write_model(fields: Fields) -> Mapping[str, Any]:
 
 def sharding(value: Any) -> Fields:
     """ZeRO stage of torch's FSDP by the name of its sharding strategy."""
-    hybrid = "HYBRID" in str(value).upper()
-    note = {"note.hybrid": "weights sharded within nodes only (hybrid) as over all replicas"} if hybrid else {}
-    return {"zero": words(STRATEGIES).read(value)} | note
+    hybrid = "HYBRID" in str(value).upper()  # torch's groups are those of a node where a script makes no others
+    return {"zero": words(STRATEGIES).read(value)} | ({"shard_ranks": "node"} if hybrid else {})
+
+
+def fsdp_offload(zero: int, on_host: bool) -> Fields:
+    """What torch's `CPUOffload` keeps on the host: all states; weights that stay whole after forward are on the device
+    too."""
+    return {"offload_states": {2: "optimizer", 3: "weights"}[zero]} if on_host else {}
+
+
+def offloads_to_host(fields: Fields) -> bool:
+    """Whether torch's FSDP offloads what the fields say.
+
+    Raises:
+        LaunchFileError: it cannot.
+    """
+    where = fields["offload_states"]
+    if where != "none" and {"offload_states": where} != fsdp_offload(fields["zero"], on_host=True):
+        raise LaunchFileError(f"offload_states={where}: with zero=3 FSDP offloads weights too; take the other")
+    return where != "none"
+
+
+def strategy(fields: Fields) -> str:
+    """Torch's name of the sharding strategy of a layout's fields.
+
+    Raises:
+        LaunchFileError: the layout has none.
+    """
+    hybrid = fields["replicate"] > 1
+    if hybrid and fields["dp"] // fields["replicate"] != fields.get("devices_per_node", 8):
+        raise LaunchFileError("replicate: the file shards over all replicas or over those of a node")
+    names = (name for name, stage in STRATEGIES.items() if stage == fields["zero"] and ("HYBRID" in name) == hybrid)
+    name = next(names, None)
+    if name is None:
+        raise LaunchFileError("zero=1: FSDP shards gradients and weights too; take zero=0, 2 or 3")
+    return name
 
 
 def _zero(fields: Fields) -> Mapping[str, Any]:
-    name = next((name for name, stage in STRATEGIES.items() if stage == fields["zero"]), None)
-    if name is None:
-        raise LaunchFileError("zero=1: FSDP shards gradients and weights too; take zero=0, 2 or 3")
-    return {"fsdp_config.sharding_strategy": name}
+    return {"fsdp_config.sharding_strategy": strategy(fields)}
 
 
 LLM_FOUNDRY: Final = LaunchFormat(
@@ -74,13 +104,12 @@ LLM_FOUNDRY: Final = LaunchFormat(
         key("compute.gpus", "devices"),
         key("global_train_batch_size", "global_batch"),
         key("device_train_microbatch_size", "micro_batch"),
-        Rule(keys=("device_train_grad_accum",),
-             read=lambda found: {"grad_accum": WHOLE.read(next(iter(found.values())))}),
+        read_only("device_train_grad_accum", "grad_accum"),
         key("max_seq_len", "seq_len", also=("model.max_seq_len",)),
         key("precision", "dtype",
             words({"amp_bf16": "bf16", "amp_fp16": "fp16", "fp32": "fp32", "amp_fp8": "fp8"}), default="bf16"),
         Rule(keys=("fsdp_config.sharding_strategy",), write=_zero,
-             read=lambda found: sharding(next(iter(found.values())))),
+             read=lambda found: sharding(stated_value(found))),
         key("fsdp_config.activation_checkpointing", "recompute", words({True: "full", False: "none"})),
         key("fsdp_config.activation_cpu_offload", "offload", FLAG, default=False),
         key("fsdp_config.mixed_precision", "grad_dtype", words({"PURE": "bf16", "DEFAULT": "fp32", "FULL": "fp32"})),
@@ -112,5 +141,7 @@ LLM_FOUNDRY: Final = LaunchFormat(
         "recompute": "FSDP recomputes whole blocks or none", "recompute_full_layers": "it recomputes every block alike",
         "overlap_grad_reduce": "FSDP always reduces beside backward", "overlap_param_gather": "FSDP always prefetches",
         "tp_overlap": "it has no key for it", "order": "it has no key for it", "partition": "it has no pipeline",
+        "replicate": "it shards over all replicas or over those of a node", "prefetch": "it has no key for it",
+        "offload_states": "Composer keeps states on the device",
     },
 )  # fmt: skip

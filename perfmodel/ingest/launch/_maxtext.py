@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._format import LaunchFormat
-from perfmodel.ingest.launch._table import NUMBER, TEXT, WHOLE, BadValue, Fields, Rule, key, words
+from perfmodel.ingest.launch._table import NUMBER, TEXT, WHOLE, BadValue, Fields, Rule, key, stated_value, words
 
 AXES: Final = {
     "data": "data", "fsdp": "fsdp", "fsdp_transpose": "fsdp", "expert": "ep", "context": "cp", "sequence": "cp",
@@ -133,7 +133,7 @@ def _named(found: Mapping[str, Any]) -> Fields:
 
 
 def _activations(found: Mapping[str, Any]) -> Fields:
-    names = next(iter(found.values()))
+    names = stated_value(found)
     if not isinstance(names, list) or not names:
         raise BadValue(f"must be a list like [silu, linear], got {names!r}")
     kind = words({"silu": "silu", "gelu": "gelu", "relu": "relu"}).read(names[0])

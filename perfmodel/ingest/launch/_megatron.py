@@ -24,6 +24,7 @@ from perfmodel.ingest.launch._table import (
     Rule,
     degree,
     key,
+    read_only,
     words,
 )
 
@@ -72,12 +73,12 @@ def _write_zero(fields: Fields) -> Mapping[str, Any]:
 
 
 _RECOMPUTE: Final = ("recompute-granularity", "recompute-method", "recompute-num-layers")
-_LEGACY: Final = ("use-legacy-models", "use-flash-attn", "model-parallel-size", "batch-size", "checkpoint-activations",
-                  "activations-checkpoint-method", "DDP-impl", "no-contiguous-buffers-in-local-ddp")  # fmt: skip
+_RECOMPUTE_BEFORE_CORE: Final = ("checkpoint-activations", "activations-checkpoint-method")
+_BEFORE_CORE: Final = (*_RECOMPUTE_BEFORE_CORE, "use-legacy-models", "use-flash-attn", "model-parallel-size",
+                       "batch-size", "DDP-impl", "no-contiguous-buffers-in-local-ddp")  # fmt: skip
 """Arguments of the generations before Core, or that choose their layers."""
-_OLD_RECOMPUTE: Final = ("checkpoint-activations", "recompute-activations", "activations-checkpoint-method",
-                         "activations-checkpoint-granularity")  # fmt: skip
-"""Names of earlier versions."""
+_OLD_RECOMPUTE: Final = (*_RECOMPUTE_BEFORE_CORE, "recompute-activations", "activations-checkpoint-granularity")
+"""Names of earlier versions, some of which Core still takes."""
 
 
 def _recompute(found: Mapping[str, Any]) -> Fields:
@@ -168,7 +169,7 @@ def _framework(fields: Fields, entries: Entries) -> str:
 
 def _before_core(name: str, value: Any) -> bool:
     """Whether an argument asks for Megatron-LM's own layers or is from before 2024, when Core's became the default."""
-    return name in _LEGACY or (name == "transformer-impl" and value == "local")
+    return name in _BEFORE_CORE or (name == "transformer-impl" and value == "local")
 
 
 _TABLE: Final = (
@@ -182,10 +183,8 @@ _TABLE: Final = (
     degree("context-parallel-size", "cp"),
     degree("expert-model-parallel-size", "ep"),
     key("expert-tensor-parallel-size", "etp"),
-    Rule(keys=("num-layers-per-virtual-pipeline-stage",), write=_write_chunks,
-         read=lambda found: {"layers_per_chunk": WHOLE.read(next(iter(found.values())))}),
-    Rule(keys=("num-virtual-stages-per-pipeline-rank",),
-         read=lambda found: {"vpp": WHOLE.read(next(iter(found.values())))}),
+    key("num-layers-per-virtual-pipeline-stage", "layers_per_chunk", write=_write_chunks),
+    read_only("num-virtual-stages-per-pipeline-rank", "vpp"),
     key("micro-batch-size", "micro_batch", also=("batch-size",)),
     key("global-batch-size", "global_batch"),
     key("seq-length", "seq_len"),
@@ -197,6 +196,7 @@ _TABLE: Final = (
     key("sequence-parallel", "sequence_parallel", SWITCH),
     key("overlap-grad-reduce", "overlap_grad_reduce", SWITCH),
     key("overlap-param-gather", "overlap_param_gather", SWITCH),
+    degree("num-distributed-optimizer-instances", "replicate"),
     key("tp-comm-overlap", "tp_overlap", SWITCH),
     Rule(keys=(*_ENDS, "num-layers", "pipeline-model-parallel-size"), read=_partition, write=_write_partition),
     Rule(keys=("use-tp-pp-dp-mapping",), read=_order, write=_write_order),

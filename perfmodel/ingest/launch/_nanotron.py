@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._format import LaunchFormat
-from perfmodel.ingest.launch._table import FLAG, WHOLE, WHOLE_OR_NONE, Fields, Rule, key, words
+from perfmodel.ingest.launch._table import FLAG, WHOLE_OR_NONE, Fields, key, words
 
 _CONFIG: Final = "model.model_config."
 _MIXTURE: Final = "model.model_config.moe_config."
@@ -46,11 +46,9 @@ NANOTRON: Final = LaunchFormat(
         key("parallelism.tp_linear_async_communication", "tp_overlap", FLAG),
         key("parallelism.recompute_layer", "recompute", words({True: "full", False: "none"})),
         key("tokens.micro_batch_size", "micro_batch"),
-        Rule(keys=("tokens.batch_accumulation_per_replica",), write=_accumulation, defaults={"grad_accum": 1},
-             read=lambda found: {"grad_accum": WHOLE.read(next(iter(found.values())))}),
+        key("tokens.batch_accumulation_per_replica", "grad_accum", default=1, write=_accumulation),
         key("tokens.sequence_length", "seq_len"),
-        Rule(keys=("optimizer.zero_stage",), write=_zero,
-             read=lambda found: {"zero": WHOLE_OR_NONE.read(next(iter(found.values())))}),
+        key("optimizer.zero_stage", "zero", WHOLE_OR_NONE, write=_zero),
         key("optimizer.accumulate_grad_in_fp32", "grad_dtype", words({True: "fp32", False: "bf16"})),
         key("model.dtype", "dtype", words({"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "fp8": "fp8"}),
             default="bf16"),
@@ -58,8 +56,7 @@ NANOTRON: Final = LaunchFormat(
         key(f"{_CONFIG}hidden_size", "model.hidden"),
         key(f"{_CONFIG}intermediate_size", "model.ffn_hidden"),
         key(f"{_CONFIG}num_attention_heads", "model.heads"),
-        Rule(keys=(f"{_CONFIG}num_key_value_heads",), write=_kv_heads,
-             read=lambda found: {"model.kv_heads": WHOLE.read(next(iter(found.values())))}),
+        key(f"{_CONFIG}num_key_value_heads", "model.kv_heads", write=_kv_heads),
         key(f"{_CONFIG}vocab_size", "model.vocab"),
         key(f"{_CONFIG}max_position_embeddings", "model.seq_len"),
         key(f"{_CONFIG}tie_word_embeddings", "model.tied_embeddings", FLAG, default=False),

@@ -22,7 +22,9 @@ from perfmodel.ingest.launch._table import (
     WHOLE_OR_NONE,
     Fields,
     Rule,
+    degree,
     key,
+    stated_value,
     words,
 )
 
@@ -154,7 +156,7 @@ def _write_nemo_dtype(fields: Fields) -> Mapping[str, Any]:
 
 
 def _activation(found: Mapping[str, Any]) -> Fields:
-    kind, gated = words(_ACTIVATIONS).read(next(iter(found.values())))
+    kind, gated = words(_ACTIVATIONS).read(stated_value(found))
     return {"model.activation": kind, "model.gated_ffn": gated}
 
 
@@ -246,7 +248,7 @@ def _function(names: Mapping[str, str]) -> Callable[[Mapping[str, Any]], Fields]
     """An activation by the name of the function (`torch.nn.functional.silu`)."""
 
     def read(found: Mapping[str, Any]) -> Fields:
-        name = str(next(iter(found.values()))).rpartition(".")[2]
+        name = str(stated_value(found)).rpartition(".")[2]
         return {"model.activation": words(names).read(name)}
 
     return read
@@ -261,8 +263,7 @@ BRIDGE: Final = LaunchFormat(
     marks=("train.global_batch_size", "train.micro_batch_size", "train.train_iters", "ddp.*", "dist.use_megatron_fsdp"),
     table=(
         *_model("model."),
-        Rule(keys=("model.virtual_pipeline_model_parallel_size",), write=_bridge_chunks,
-             read=lambda found: {"vpp": WHOLE.read(next(iter(found.values())))}, defaults={"vpp": 1}),
+        key("model.virtual_pipeline_model_parallel_size", "vpp", default=1, write=_bridge_chunks),
         key("train.micro_batch_size", "micro_batch"),
         key("train.global_batch_size", "global_batch"),
         key("model.seq_length", "seq_len", also=("dataset.sequence_length", "dataset.seq_length")),
@@ -272,6 +273,7 @@ BRIDGE: Final = LaunchFormat(
         key("ddp.overlap_grad_reduce", "overlap_grad_reduce", FLAG),
         key("ddp.overlap_param_gather", "overlap_param_gather", FLAG,
             also=("comm_overlap.overlap_param_gather",)),
+        degree("ddp.num_distributed_optimizer_instances", "replicate"),
         key("comm_overlap.tp_comm_overlap", "tp_overlap", FLAG, also=("model.tp_comm_overlap",)),
         _recompute(("model.recompute_granularity", "model.recompute_method", "model.recompute_num_layers")),
         key("mixed_precision", "dtype", words(_PRECISIONS)),

@@ -12,6 +12,7 @@ A rule connects keys of a file with *fields*. Fields are those of `Layout` by th
     pipeline_micro_batches    into which the pipeline cuts the local batch
     layers_per_chunk          of a virtual pipeline stage
     selective_every           of so many layers one is recomputed as a whole
+    shard_ranks               replicas that shard states among themselves; "node": those of a node
     model                     catalog name of the model
     note.*                    what is read only nearly, one sentence
 """
@@ -118,22 +119,36 @@ def words(meanings: Mapping[Any, Any]) -> Values:
     return Values(read, lambda meaning: written.get(meaning))
 
 
-NOT: Final = words({True: False, False: True, "true": False, "false": True})
-"""A flag that says the contrary."""
+def stated_value(found: Mapping[str, Any]) -> Any:
+    """What the file says for a rule of one key, or of several names for one."""
+    return next(iter(found.values()))
 
 
-def key(name: str, into: str, values: Values = WHOLE, *, default: Any = None, also: tuple[str, ...] = ()) -> Rule:
-    """The rule of one key that means one field; names `also` are read, not written."""
+def key(
+    name: str, into: str, values: Values = WHOLE, *, default: Any = None, also: tuple[str, ...] = (),
+    write: Callable[[Fields], Mapping[str, Any]] | None = None,
+) -> Rule:  # fmt: skip
+    """The rule of one key that means one field; names `also` are read, not written.
+
+    Args:
+        write: how it is written, where that takes more than this field.
+    """
 
     def read(found: Mapping[str, Any]) -> Fields:
-        value = values.read(next(iter(found.values())))
+        value = values.read(stated_value(found))
         return {} if value is None else {into: value}
 
-    def write(fields: Fields) -> Mapping[str, Any]:
+    def write_field(fields: Fields) -> Mapping[str, Any]:
         value = None if fields.get(into) is None else values.write(fields[into])
         return {} if value is None else {name: value}
 
-    return Rule(keys=(name, *also), read=read, write=write, defaults={} if default is None else {into: default})
+    defaults = {} if default is None else {into: default}
+    return Rule(keys=(name, *also), read=read, write=write or write_field, defaults=defaults)
+
+
+def read_only(name: str, into: str, values: Values = WHOLE) -> Rule:
+    """The rule of a key that is read and never written."""
+    return key(name, into, values, write=lambda fields: {})
 
 
 def degree(name: str, into: str, *, also: tuple[str, ...] = ()) -> Rule:

@@ -7,6 +7,7 @@ from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._entries import Entries
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._launch import catalog_model, shape
+from perfmodel.ingest.launch._llm_foundry import fsdp_offload, offloads_to_host
 from perfmodel.ingest.launch._table import FLAG, TEXT, WHOLE, BadValue, Fields, Rule, key, words
 
 SCHEDULES: Final = {
@@ -21,6 +22,7 @@ _FLAVORS: Final = {
 }  # fmt: skip
 """Flavors whose model has another name in the catalog than family and size."""
 _TITAN: Final = "parallelism."
+_ON_HOST: Final = "training.enable_cpu_offload"
 
 
 def _model(found: Mapping[str, Any]) -> Fields:
@@ -51,16 +53,15 @@ def _data(found: Mapping[str, Any]) -> Fields:
     if isinstance(shards, bool) or not isinstance(shards, int) or shards == 0 or shards < -1:
         raise BadValue(f"must be -1 (all that are left) or a degree, got {shards!r}")
     copies = WHOLE.read(copies)
-    says: Fields = {"dp": copies * shards} if shards > 0 else {}
+    says: Fields = {"dp": copies * shards, "replicate": 1} if shards > 0 else {"replicate": 1}
     context = found.get("parallelism.context_parallel_degree", found.get("experimental.context_parallel_degree", 1))
     if shards == 1 and context == 1:  # FSDP shards over context ranks too
         return says | {"zero": 0}
     pipeline = found.get("parallelism.pipeline_parallel_degree", found.get("experimental.pipeline_parallel_degree", 1))
     again = words({"default": pipeline == 1, "always": True, "never": False})
     kept = not again.read(found.get("parallelism.fsdp_reshard_after_forward", "default"))
-    if copies > 1 and shards > 1:
-        says["note.hybrid"] = f"weights sharded over {shards} of {copies * shards} replicas as over all"
-    return says | {"zero": 2 if kept else 3}
+    on_host = FLAG.read(found.get(_ON_HOST, False))
+    return says | {"zero": 2 if kept else 3, "replicate": copies} | fsdp_offload(2 if kept else 3, on_host)
 
 
 def _write_data(fields: Fields) -> Mapping[str, Any]:
@@ -73,9 +74,10 @@ def _write_data(fields: Fields) -> Mapping[str, Any]:
             "parallelism.data_parallel_replicate_degree": fields["dp"], "parallelism.data_parallel_shard_degree": 1,
         }  # fmt: skip
     return {
-        "parallelism.data_parallel_replicate_degree": 1,
-        "parallelism.data_parallel_shard_degree": fields["dp"],
+        "parallelism.data_parallel_replicate_degree": fields["replicate"],
+        "parallelism.data_parallel_shard_degree": fields["dp"] // fields["replicate"],
         "parallelism.fsdp_reshard_after_forward": "always" if fields["zero"] == 3 else "never",
+        **({_ON_HOST: True} if offloads_to_host(fields) else {}),
     }
 
 
@@ -198,7 +200,7 @@ TORCHTITAN: Final = LaunchFormat(
         key(f"{_TITAN}expert_tensor_parallel_degree", "etp"),
         Rule(keys=("parallelism.data_parallel_shard_degree", "parallelism.data_parallel_replicate_degree",
                    "training.data_parallel_shard_degree", "training.data_parallel_replicate_degree",
-                   "parallelism.fsdp_reshard_after_forward", "parallelism.pipeline_parallel_degree",
+                   "parallelism.fsdp_reshard_after_forward", _ON_HOST, "parallelism.pipeline_parallel_degree",
                    "experimental.pipeline_parallel_degree", "parallelism.context_parallel_degree",
                    "experimental.context_parallel_degree"),
              read=_data, write=_write_data),
@@ -229,7 +231,7 @@ TORCHTITAN: Final = LaunchFormat(
         "recompute": "its selective recompute repeats every n-th layer as a whole",
         "recompute_full_layers": "it repeats every n-th layer",
         "partition": "it takes no numbers of layers by stage",
-        "offload": "it has no key for activations in host memory",
+        "offload": "it has no key for activations in host memory", "prefetch": "FSDP gathers one block ahead",
         "order": "its mesh is tp innermost, then cp, dp, pp",
     },
 )  # fmt: skip

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from perfmodel.errors import TableError
+from perfmodel.ops import FAMILIES
 
 TableKind = Literal["compute", "collective"]
 
@@ -25,21 +26,16 @@ class Column:
 
 _TEXT: Final = Column(text=True)
 _COUNT: Final = Column(low=1)
-_SIZE: Final = Column(low=0)
 
 COLUMNS: Final[dict[str, Column]] = {
     "source": _TEXT, "device": _TEXT, "op_family": _TEXT, "op": _TEXT, "dtype": _TEXT, "pass": _TEXT,
     "software": _TEXT, "variant": _TEXT, "layout": _TEXT, "out_dtype": _TEXT, "phase": _TEXT,
-    "distribution": _TEXT, "interconnect": _TEXT, "collective": _TEXT, "algorithm": _TEXT, "mode": _TEXT,
-    "time_us": Column(low=0, unit="us"), "time_us_std": Column(low=0, unit="us"), "n_repeats": _SIZE,
-    "groups": _COUNT, "batch": _COUNT, "m": _COUNT, "n": _COUNT, "k": _COUNT, "accumulate": _SIZE,
-    "heads": _COUNT, "kv_heads": _COUNT, "seq_q": _COUNT, "seq_kv": _COUNT, "head_dim": _COUNT,
-    "head_dim_v": _SIZE, "causal": _SIZE, "window": _SIZE,
-    "rows": _COUNT, "hidden": _COUNT, "n_inputs": _SIZE, "tokens": _COUNT, "vocab": _COUNT,
-    "c_in": _COUNT, "h_in": _COUNT, "w_in": _COUNT, "c_out": _COUNT, "k_h": _COUNT, "k_w": _COUNT,
-    "stride_h": _COUNT, "stride_w": _COUNT, "pad_h": _SIZE, "pad_w": _SIZE,
-    "inter": _COUNT, "topk": _COUNT, "experts": _COUNT, "moe_tp": _COUNT, "moe_ep": _COUNT,
-    "n_params": _COUNT, "timesteps": _COUNT,
+    "interconnect": _TEXT, "collective": _TEXT, "algorithm": _TEXT, "mode": _TEXT,
+    "time_us": Column(low=0, unit="us"), "time_us_std": Column(low=0, unit="us"), "n_repeats": Column(low=0),
+    **{
+        stated.column or name: Column(text=stated.from_text is not None, low=stated.low)
+        for family in FAMILIES.values() for name, stated in family.columns.items()
+    },
     "num_ranks": _COUNT, "num_nodes": _COUNT, "ranks_per_node": Column(low=0), "bytes": Column(low=0, unit="bytes"),
 }  # fmt: skip
 """Every column with a meaning; others are carried along untouched."""

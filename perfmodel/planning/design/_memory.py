@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from perfmodel import catalog
-from perfmodel.prediction import StepProblem, check_layout, explain
+from perfmodel.prediction import StepProblem, check_layout, needed_memory
 from perfmodel.spec import Layout
 
 
@@ -43,7 +43,7 @@ def memory_to_fit(fixed: StepProblem, layout: Layout) -> MemoryNeeded:
         LayoutError: a layout that cannot run whatever the memory.
     """
     check_layout(fixed.model, fixed.cluster, fixed.job, layout)
-    memory = explain(fixed, layout).memory
+    memory = max(needed_memory(fixed, layout), key=lambda stage: stage.peak)
     need = memory.peak / (1 - fixed.framework.memory_margin)
     parts = {name: value for name, value in memory.to_dict().items() if name != "peak"}
     known = [catalog.device(name) for name in catalog.devices() if name != "cpu"]

@@ -128,20 +128,19 @@ def gather(costs: Iterable[GridCosts], usable_bytes: float, rejected: Counter[Re
     kept, bounds, feasible = [], [], 0
     smallest: tuple[Layout, float] | None = None
     for cost in costs:
-        fits = _spread(cost, cost.peak_bytes <= usable_bytes)
-        valid = np.broadcast_to(cost.grid.valid, cost.grid.shape)
+        fits = cost.fits(usable_bytes)
         too_large = cost.left_out + cost.too_large(usable_bytes)
         for part, count in zip(CATEGORIES, too_large.tolist(), strict=True):
             if count:
                 rejected[Rejection(Reason.MEMORY, part)] += count
         if smallest is None or cost.peak_bytes.min() < smallest[1]:
-            peak = np.where(valid, _spread(cost, cost.peak_bytes), np.inf)
+            peak = _spread(cost, np.where(cost.grid.valid, cost.peak_bytes, np.inf))
             if smallest is None or peak.min() < smallest[1]:
                 smallest = cost.grid.layout(int(peak.argmin())), float(peak.min())
-        if number := int((valid & fits).sum()):
+        if number := int((fits * cost.alike).sum()):
             feasible += number
             kept.append(cost)
-            bounds.append(np.where(valid & fits, cost.bound_s, np.float32(np.inf)).reshape(-1))
+            bounds.append(np.where(_spread(cost, fits), cost.bound_s, np.float32(np.inf)).reshape(-1))
     if smallest is None:
         raise LayoutError("there is no layout to price")
     return Candidates(tuple(kept), np.concatenate(bounds) if bounds else np.zeros(0, np.float32), feasible, smallest)

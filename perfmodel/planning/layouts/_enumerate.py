@@ -59,7 +59,8 @@ def enumerate_grids(space: SearchSpace, problem: Problem, rejected: Counter[Reje
         if not shards:
             continue
         cut = divided(Shard.of(degrees.replace(sequence_parallel=shards[0].sequence_parallel)))
-        assert isinstance(cut, Divided)  # else it were no shard
+        if not isinstance(cut, Divided):  # `_shards` has counted why
+            continue
         pipelines = tuple(runnable.choices(degrees, _pipelines(space, degrees, cut, unschedulable, rejected)))
         if not pipelines:
             continue
@@ -93,6 +94,9 @@ class _Runnable:
 
     def choices(self, degrees: Layout, axis: Iterable[Choice]) -> Iterator[Choice]:
         """The choices of an axis that can be run beside these degrees."""
+        if self._everything:
+            yield from axis
+            return
         alike = _above_one(degrees)
         for choice in axis:
             layout = degrees if (alike, choice) in self._refused else degrees.replace(**choice._asdict())

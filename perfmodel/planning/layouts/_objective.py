@@ -137,7 +137,7 @@ class Goal:
 
         def column(name: str) -> np.ndarray:
             if name == "memory_bytes":
-                return np.array([p.memory.peak for p in predictions])
+                return np.array([p.memory_needed_bytes for p in predictions])
             return np.array([float(getattr(p.layout, name)) for p in predictions])
 
         taken = step_s or Interval.exactly(np.array([p.step_time_s for p in predictions]))

@@ -200,7 +200,7 @@ class SearchResult:
                 {
                     "layout": str(p.layout), "step_time_s": p.step_time_s, "lo_s": p.step_time_lo_s,
                     "hi_s": p.step_time_hi_s, "mfu": p.mfu, "bubble_fraction": p.bubble_fraction,
-                    "peak_bytes": p.memory.peak, "tokens_per_s_per_device": p.tokens_per_s_per_device,
+                    "peak_bytes": p.memory_needed_bytes, "tokens_per_s_per_device": p.tokens_per_s_per_device,
                 }
                 for p in self.layouts
             ]

@@ -82,10 +82,11 @@ def least_sum_plus_max(added: Table, largest: Table, supply: Sequence[int] | Non
         middles = np.array([(low + high) / 2 for low, high, _ in chosen])
         solved = _least_sums(added, largest, middles, supply) if chosen else []
         for (low, high, sum_high), middle, cuts in zip(chosen, middles.tolist(), solved, strict=True):
-            assert cuts is not None  # the lower end is possible
-            found[cuts.partition + cuts.kinds] = cuts
-            best = min(best, cuts.value)
-            open_intervals += [(low, cuts.max, cuts.sum), (middle, high, sum_high)]
+            open_intervals.append((middle, high, sum_high))
+            if cuts is not None:
+                found[cuts.partition + cuts.kinds] = cuts
+                best = min(best, cuts.value)
+                open_intervals.append((low, cuts.max, cuts.sum))
     return sorted(found.values(), key=lambda cuts: cuts.value)
 
 

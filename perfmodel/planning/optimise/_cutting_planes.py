@@ -5,6 +5,7 @@ gives a plane below the objective: its length at a point plus its gradient times
 of the largest plane over all allowed values, a linear program, is a lower bound (Kelley 1960).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -18,6 +19,7 @@ from scipy.sparse import csr_array, hstack, vstack
 
 from perfmodel.errors import PerfModelError
 from perfmodel.planning.optimise._relax import Form, Relaxation, Values, evaluated
+from perfmodel.planning.optimise._variables import Polytope
 from perfmodel.timeline import makespan_lanes_and_grad
 
 _NOISE: Final = 0.01
@@ -47,7 +49,9 @@ def convex_bound(problem: Relaxation, values: Values, *, rounds: int = 8, target
     Raises:
         PerfModelError: limits or choices, for which planes prove nothing.
     """
-    if problem.limits is not None or any(v.polytope is None for v in problem.variables.values()):
+    allowed = [v.polytope for v in problem.variables.values()]
+    polytopes = [polytope for polytope in allowed if polytope is not None]
+    if problem.limits is not None or len(polytopes) < len(allowed):
         raise PerfModelError("a convex bound needs unknowns that are shares or boxes, and no other limits")
     best = {name: np.asarray(value, float) for name, value in values.items()}
     value, at, bound = evaluated(problem, best)[0], best, 0.0
@@ -56,7 +60,7 @@ def convex_bound(problem: Relaxation, values: Values, *, rounds: int = 8, target
     for _ in range(rounds):
         for own, new in zip(planes, _planes(problem, at, rng), strict=True):
             own.append(new)
-        bound, lowest = _least_of_planes(problem, [np.concatenate(own) for own in planes])
+        bound, lowest = _least_of_planes(problem, polytopes, [np.concatenate(own) for own in planes])
         at = {name: (best[name] + lowest[name]) / 2 for name in best}
         at_value = evaluated(problem, at)[0]
         if at_value < value:
@@ -113,7 +117,7 @@ def _flat(values: Values) -> Float[np.ndarray, " unknowns"]:
 
 
 def _least_of_planes(
-    problem: Relaxation, planes: list[Float[np.ndarray, "planes 1+unknowns"]]
+    problem: Relaxation, polytopes: Sequence[Polytope], planes: list[Float[np.ndarray, "planes 1+unknowns"]]
 ) -> tuple[float, dict[str, np.ndarray]]:
     """Minimise the weighted sum over programs of the largest plane: a variable per unknown and per program."""
     n, programs = planes[0].shape[1] - 1, len(planes)
@@ -124,9 +128,8 @@ def _least_of_planes(
         rows.append(hstack([csr_array(own[:, 1:]), csr_array(above)]))
         right.append(-own[:, 0])
     at = 0
-    for variable in problem.variables.values():
-        size, allowed = int(np.prod(variable.free_shape)), variable.polytope
-        assert allowed is not None
+    for variable, allowed in zip(problem.variables.values(), polytopes, strict=True):
+        size = int(np.prod(variable.free_shape))
         low += [allowed.low] * size
         high += [allowed.high] * size
         if allowed.total is not None:

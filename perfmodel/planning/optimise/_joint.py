@@ -51,14 +51,15 @@ def optimise_chain(chain: Chain, *, seed: int = 0) -> ChainResult:
     rounded = [tuple(int(n) for n in values["layers"]) for values, *_ in everything.starts]
     front = [cuts.partition for cuts in chain.exact()[: _BATCH // 2]]
     start = [*dict.fromkeys([chain.improved(front)[0], *front, *rounded])]
-    best, links, value = None, np.ones(chain.stages - 1), np.inf
+    best, links, value = None, np.ones(chain.stages - 1), np.inf  # `best`: a partition and its modes
     tried: set[tuple[int, ...]] = set()
     in_vain = 0
     while in_vain < _IN_VAIN:
         # the most promising under the shares found so far get shares of their own
-        promising = [p for p in start if p not in tried and chain.mode_of(p) is not None]
-        if not promising:
+        modes = {p: mode for p in start if p not in tried and (mode := chain.mode_of(p)) is not None}
+        if not modes:
             break
+        promising = list(modes)
         order = np.argsort(makespan_lanes(chain.program, chain.durations_s(promising, links)))
         chosen = [promising[i] for i in order[:_BATCH]]
         tried.update(chosen)
@@ -68,18 +69,18 @@ def optimise_chain(chain: Chain, *, seed: int = 0) -> ChainResult:
             in_vain += 1
             continue
         in_vain = 0
-        best, links, value = chosen[found], shares[found], float(spans_s[found])
-        start = list(chain.moved(best))
+        partition = chosen[found]
+        best, links, value = (partition, modes[partition]), shares[found], float(spans_s[found])
+        start = list(chain.moved(partition))
     if best is None:
         raise NothingFitsError("no way to cut the layers into these stages fits")
-    shares, _ = share_links(chain, [best], steps=1000, seed=seed)
+    partition, mode = best
+    shares, _ = share_links(chain, [partition], steps=1000, seed=seed)
     step_s, links = min(
-        (float(makespan(chain.program, chain.durations_s([best], x)[0])), tuple(x)) for x in (links, shares[0])
+        (float(makespan(chain.program, chain.durations_s([partition], x)[0])), tuple(x)) for x in (links, shares[0])
     )
-    mode = chain.mode_of(best)
-    assert mode is not None
     return ChainResult(
-        partition=best,
+        partition=partition,
         mode=tuple(mode.argmax(axis=1).tolist()),
         links=np.array(links),
         step_s=step_s,

@@ -11,7 +11,8 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.cost import EventTimes, PricesCollectives, PricesKernels, roofline_seconds
-from perfmodel.spec import Cluster, Collective, Device, KernelOp
+from perfmodel.ops import Collective, KernelOp
+from perfmodel.spec import Cluster, Device
 
 
 @dataclass(frozen=True)

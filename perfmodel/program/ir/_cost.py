@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
+from perfmodel.ops import Collective
 from perfmodel.program.ir._function import Function
 from perfmodel.program.ir._ranks import instruction_devices
 from perfmodel.program.ir._types import Tensor
 from perfmodel.program.ir.ops import OPS
-from perfmodel.spec import Collective
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from perfmodel.ops import Op
 from perfmodel.program.ir._errors import RuleError
 from perfmodel.program.ir._types import Tensor
-from perfmodel.spec import Op
 
 if TYPE_CHECKING:
     from perfmodel.program.ir._builder import Builder

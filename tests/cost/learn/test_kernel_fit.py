@@ -18,7 +18,7 @@ from perfmodel.cost.learn._network import member
 from perfmodel.cost.learn._recipe import Stages
 from perfmodel.cost.learn._train import train, train_members
 from perfmodel.errors import CalibrationError, TableError
-from perfmodel.spec import Gemm
+from perfmodel.ops import Gemm
 
 TINY = Recipe(
     name="gemm", family="gemm", hidden=(8, 8, 8), stack_size=2, table_size=1, steps=40, batch=32, refit_steps=20,
@@ -60,7 +60,7 @@ def test_fitted_table_is_reproduced(fitted: Path) -> None:
 
 
 def test_families_it_lacks_come_from_the_shipped_weights(fitted: Path) -> None:
-    from perfmodel.spec import MemoryBound
+    from perfmodel.ops import MemoryBound
 
     times = KernelModel.load(fitted).times(device("A100-SXM4-80GB"), [MemoryBound(op="gelu", rows=4096, hidden=4096)])
     assert np.isfinite(times.time_s).all()

@@ -21,7 +21,7 @@ from perfmodel.cost.learn import (
     shipped_folder,
 )
 from perfmodel.cost.learn._kinds import machine_of, one_hot, shape_with_flags
-from perfmodel.spec import Attention, Gemm, KernelOp, MemoryBound
+from perfmodel.ops import Attention, Gemm, KernelOp, MemoryBound
 
 CASES = {
     "gemm_half": (Gemm(m=1001, n=3001, k=3001), ("m", "n", "k")),

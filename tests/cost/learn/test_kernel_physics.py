@@ -14,12 +14,24 @@ from perfmodel.cost import KernelModel
 from perfmodel.cost.learn import Figures, kernel_physics, rows_from_ops
 from perfmodel.cost.learn._kinds import machine_of, shape_with_flags
 from perfmodel.cost.learn._parameters import join_floor, told_of_kernel
-from perfmodel.cost.learn._physics import AXES, PHYSICS
 from perfmodel.cost.learn._rows import rows_from_table
-from perfmodel.cost.learn._stack import Machine
-from perfmodel.cost.learn._work import Physics, cached_share, compute_seconds, memory_seconds
 from perfmodel.ingest import clean_kernels
-from perfmodel.spec import Attention, Convolution, Embedding, Gemm, KernelOp, MemoryBound, MoE, OptimizerStep
+from perfmodel.ops import (
+    FAMILIES,
+    Attention,
+    Convolution,
+    Embedding,
+    Gemm,
+    KernelOp,
+    Machine,
+    MemoryBound,
+    MoE,
+    OptimizerStep,
+    Physics,
+    cached_share,
+    compute_seconds,
+    memory_seconds,
+)
 
 FIGURES = Figures.of(device("A100-SXM4-80GB"))
 SIZE = st.integers(1, 4096)
@@ -106,12 +118,12 @@ def test_numpy_and_jax_agree(op: KernelOp) -> None:
     rows = rows_from_ops([op, op])
     machine = machine_of([FIGURES], np.zeros(2, int), rows.dtypes)
     shape = shape_with_flags(rows)
-    ours = PHYSICS[op.family](np, shape, machine)
+    ours = FAMILIES[op.family].physics(np, shape, machine)
     with jax.enable_x64(True):
-        theirs = PHYSICS[op.family](jax.numpy, shape, machine)
+        theirs = FAMILIES[op.family].physics(jax.numpy, shape, machine)
     for a, b in zip(ours.features + ours.axes, theirs.features + theirs.axes, strict=True):
         np.testing.assert_allclose(np.broadcast_to(a, 2), np.broadcast_to(b, 2), rtol=1e-6, atol=1e-6)
-    assert len(ours.axes) == len(AXES[op.family])
+    assert len(ours.axes) == len(FAMILIES[op.family].axes)
 
 
 def test_traffic_within_the_cache_runs_at_its_rate() -> None:

@@ -17,8 +17,14 @@ def stack(name: str, software: str, kinds: tuple[str, ...], source: str = "lab",
 STACKS = (
     stack("A100-SXM4-80GB", "torch", (FWD,)),
     stack("A100-SXM4-80GB", "trtllm-1", (FWD,), "aiconfigurator", order=1),
-    stack("A100-PCIE-80GB", "torch", (FWD, WGRAD)),
+    stack("A40", "torch", (FWD, WGRAD)),
     stack("L4", "torch", (FWD,)),
+)
+OF_ONE_DIE = (
+    stack("H100", "torch", (FWD, WGRAD)),
+    stack("GH200", "torch", (FWD,)),
+    stack("B200", "te", (FWD, WGRAD), "simumax"),
+    stack("B300", "torch", (FWD,)),
 )
 
 
@@ -60,22 +66,48 @@ def test_another_op_in_other_software_tells_less_than_the_kind_on_the_same_silic
     assert plan.mode == "sibling"
     assert [(t.coefficient, t.stack, t.kind) for t in plan.terms] == [(1.0, 1, NORM)]
     assert plan.terms[0].figures.name == "A100-SXM4-80GB"
+    assert plan.terms[0].at.name == "A100-SXM4-40GB"
 
 
-def test_ratio_within_one_software_goes_before_a_sibling_of_another() -> None:
+def test_the_same_kernel_on_the_die_goes_before_a_ratio() -> None:
     own, donor = stack("A100-SXM4-80GB", "torch", (ADD,)), stack("L4", "torch", (ADD, NORM))
-    assert plan_of_norm(own, donor, stack("A100-SXM4-40GB", "apex", (NORM,), "other lab")).mode == "ratio"
-    assert plan_of_norm(own, donor, stack("A100-SXM4-40GB", "torch", (NORM,))).mode == "sibling"
+    assert plan_of_norm(own, donor).mode == "ratio"
+    terms = plan_of_norm(own, donor, stack("A100-SXM4-40GB", "apex", (NORM,), "other lab")).terms
+    assert [(t.coefficient, t.stack, t.kind) for t in terms] == [(1.0, 2, NORM)]
+
+
+@pytest.mark.parametrize("kind", [FWD, WGRAD])
+def test_parts_of_a_die_are_answered_by_the_same_kernels(kind: str) -> None:
+    for names in (("H100", "H200", "GH200", "H100-PCIE-80GB"), ("B200", "GB200", "B300", "GB300")):
+        plans = [make_plan(OF_ONE_DIE, Figures.of(device(name)), kind, None, None) for name in names]
+        kernels = [{(t.coefficient, t.stack, t.kind, t.at.name) for t in plan.terms} for plan in plans if plan]
+        assert len(kernels) == len(names)
+        assert all(one == kernels[0] for one in kernels)
+
+
+def test_times_under_load_say_how_kernels_compare_but_not_how_fast_they_are() -> None:
+    forward, gradient = (make_plan(OF_ONE_DIE, Figures.of(device("B200")), kind, None, None) for kind in (FWD, WGRAD))
+    assert forward is not None
+    assert gradient is not None
+    assert [t.stack for t in forward.terms] == [3]
+    assert [(t.coefficient, t.stack, t.kind) for t in gradient.terms] == [
+        (1.0, 3, FWD),
+        (1.0, 2, WGRAD),
+        (-1.0, 2, FWD),
+    ]
+    named = make_plan(OF_ONE_DIE, Figures.of(device("B200")), FWD, "simumax", "te")
+    assert named is not None
+    assert [t.stack for t in named.terms] == [2]
 
 
 def test_unmeasured_device_leans_on_its_relatives() -> None:
-    plan = make_plan(STACKS, Figures.of(device("A100-SXM4-40GB")), FWD, "lab", "torch")
+    plan = make_plan(STACKS, Figures.of(device("A10")), FWD, "lab", "torch")
     assert plan is not None
     assert plan.mode == "near"
     assert sum(t.coefficient for t in plan.terms) == pytest.approx(1.0)
     weights = {STACKS[t.stack].figures.name: t.coefficient for t in plan.terms}
-    assert weights["A100-PCIE-80GB"] > weights["L4"]
-    assert all(t.figures.name == "A100-SXM4-40GB" for t in plan.terms)
+    assert weights["A40"] > weights["L4"]
+    assert all(t.figures.name == t.at.name == "A10" for t in plan.terms)
 
 
 def test_other_vendor_is_far() -> None:

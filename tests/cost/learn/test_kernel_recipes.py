@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.cost.learn import KERNEL_FAMILIES, Recipe, kernel_records, read_recipe
+from perfmodel.cost.learn import Recipe, kernel_records, read_recipe
 from perfmodel.errors import CalibrationError, UnknownNameError
+from perfmodel.ops import FAMILIES
 
 RECIPES = Path(__file__).parents[3] / "training" / "recipes"
 
@@ -14,7 +15,7 @@ def test_shipped_weights_were_fitted_by_these_recipes() -> None:
     records = kernel_records()
     recipes = {p.stem: read_recipe(p) for p in RECIPES.glob("*.toml")}
     assert set(records) == set(recipes)
-    assert {r.family for r in recipes.values()} == set(KERNEL_FAMILIES)
+    assert {r.family for r in recipes.values()} == set(FAMILIES)
     studied = {name: record for name, record in records.items() if "recipe" in record}
     assert studied
     for name, record in studied.items():

@@ -10,6 +10,7 @@ import numpy as np
 from perfmodel import catalog
 from perfmodel.cost import EventTimes
 from perfmodel.execution._placement import placed
+from perfmodel.ops import Attention, Collective, Embedding, Gemm, MemoryBound, Op, OptimizerStep
 from perfmodel.prediction import Bundle, StepProblem, bundle_events, bundle_passes, bundles
 from perfmodel.prediction._classes import event_entries
 from perfmodel.prediction._phases import PASS_KINDS, phase_counts
@@ -18,19 +19,7 @@ from perfmodel.program import Kind
 from perfmodel.program.distribute import Degrees, distribute
 from perfmodel.program.ir import OPS, Instruction, Program, instruction_devices
 from perfmodel.program.ir.models import Adam, TransformerSize, training_step, transformer_loss
-from perfmodel.spec import (
-    Attention,
-    Collective,
-    Embedding,
-    Framework,
-    Gemm,
-    Job,
-    Layout,
-    MemoryBound,
-    Op,
-    OptimizerStep,
-    Transformer,
-)
+from perfmodel.spec import Framework, Job, Layout, Transformer
 
 LAYERS, HIDDEN, HEADS, VOCAB, SEQ_LEN, BATCH = 10, 64, 4, 512, 16, 8
 SIZE = TransformerSize(layers=LAYERS, hidden=HIDDEN, heads=HEADS, vocab=VOCAB, seq_len=SEQ_LEN)

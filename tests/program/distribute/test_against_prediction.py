@@ -46,6 +46,7 @@ from prediction_cases import (
 
 from perfmodel.errors import LayoutError
 from perfmodel.execution import program_structure, simulate
+from perfmodel.ops import Attention, Collective, Op
 from perfmodel.prediction import Bundle, bundle_events, bundle_memory, durations
 from perfmodel.prediction._classes import event_entries
 from perfmodel.prediction._fits import program_live
@@ -57,13 +58,7 @@ from perfmodel.program.distribute._passes import default_stages
 from perfmodel.program.ir import Program, Whole
 from perfmodel.program.ir.models import training_step, transformer_loss
 from perfmodel.schedule import get_schedule, schedule_names
-from perfmodel.spec import (
-    Attention,
-    Collective,
-    Experts,
-    Layout,
-    Op,
-)
+from perfmodel.spec import Experts, Layout
 from perfmodel.timeline import times
 
 

@@ -7,6 +7,7 @@ slices are joined and dealt out.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from perfmodel.ops import Collective, CollectiveKind, Op
 from perfmodel.program.ir._errors import RuleError
 from perfmodel.program.ir._op import (
     Answer,
@@ -22,7 +23,6 @@ from perfmodel.program.ir._op import (
 from perfmodel.program.ir._op import operands as expect
 from perfmodel.program.ir._types import Tensor
 from perfmodel.program.ir.ops._work import kernel_dtype
-from perfmodel.spec import Collective, CollectiveKind, Op
 
 Rule = Callable[[tuple[Tensor, ...], Mapping[str, Any]], Tensor]
 

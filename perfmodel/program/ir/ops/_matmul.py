@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.ops import Gemm, Op
 from perfmodel.program.ir._errors import RuleError
 from perfmodel.program.ir._op import (
     REPLICATED,
@@ -19,7 +20,6 @@ from perfmodel.program.ir._op import (
 from perfmodel.program.ir._types import Tensor
 from perfmodel.program.ir.ops._elementwise import same_dtype
 from perfmodel.program.ir.ops._work import kernel_dtype
-from perfmodel.spec import Gemm, Op
 
 if TYPE_CHECKING:
     from perfmodel.program.ir._builder import Builder

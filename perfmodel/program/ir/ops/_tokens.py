@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.ops import Embedding, Op
 from perfmodel.program.ir._errors import RuleError
 from perfmodel.program.ir._op import REPLICATED, Answer, OpDefinition, Partial, Question, Sharded, operands, table
 from perfmodel.program.ir._types import Tensor
 from perfmodel.program.ir.ops._work import kernel_dtype, memory_bound
-from perfmodel.spec import Embedding, Op
 
 if TYPE_CHECKING:
     from perfmodel.program.ir._builder import Builder

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.ops import Attention, Op
 from perfmodel.program.ir._errors import RuleError
 from perfmodel.program.ir._op import (
     REPLICATED,
@@ -18,7 +19,6 @@ from perfmodel.program.ir._op import (
 from perfmodel.program.ir._types import Tensor
 from perfmodel.program.ir.ops._elementwise import same_dtype
 from perfmodel.program.ir.ops._work import kernel_dtype, memory_bound
-from perfmodel.spec import Attention, Op
 
 if TYPE_CHECKING:
     from perfmodel.program.ir._builder import Builder

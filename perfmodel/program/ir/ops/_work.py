@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
+from perfmodel.ops import MemoryBound, Op
 from perfmodel.program.ir._types import Tensor
-from perfmodel.spec import MemoryBound, Op
 from perfmodel.units import DTYPE_BYTES
 
 

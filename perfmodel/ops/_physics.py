@@ -1,4 +1,4 @@
-"""What physics formulas are made of: quantities per row, tiles and waves; and the kernels bound by memory.
+"""What formulas of kernels on a machine are made of: its figures, quantities per row, tiles and waves.
 
 Every function takes the array namespace `xp` (numpy for the hot path, jax.numpy where gradients
 with respect to shapes or device figures are wanted), so each formula has one home.
@@ -6,11 +6,22 @@ with respect to shapes or device figures are wanted), so each formula has one ho
 
 from typing import Any, Final, NamedTuple
 
-from perfmodel.cost.learn._stack import Machine
-from perfmodel.spec import embedding_work, memory_work, optimizer_work
+from jaxtyping import Float
 
-Columns = dict[str, Any]
-"""Shape columns by name, arrays [n]."""
+
+class Machine(NamedTuple):
+    """Nominal figures of the device that each row runs on (arrays [n] or scalars)."""
+
+    peak: Float[Any, "n"]
+    """FLOP/s of the row's element type."""
+    bandwidth: Float[Any, "n"]
+    """Memory bandwidth in bytes/s."""
+    units: Float[Any, "n"]
+    """Multiprocessors."""
+    l2: Float[Any, "n"]
+    """Last-level cache in bytes."""
+    clock: Float[Any, "n"]
+    """Boost clock in Hz."""
 
 
 class Physics(NamedTuple):
@@ -24,7 +35,7 @@ class Physics(NamedTuple):
     features: list[Any]
     """Further inputs of the regressor, in a fixed order."""
     axes: list[Any]
-    """Log2 positions for the per-stack tables, in the order of `AXES`."""
+    """Log2 positions for the per-stack tables, in the order of the family's axes."""
     vector_ops: Any = 0.0
     """Operations issued to the vector lanes rather than to the tensor units."""
     cached: Any = 0.0
@@ -37,6 +48,8 @@ _CACHE_BYTES: Final = 38.0
 """Bytes per cycle between a multiprocessor and the last-level cache: 64 nominally, 60 % of it reached."""
 _CACHE_EDGE: Final = 2.0
 """How sharply hits end where the working set outgrows the cache."""
+_TILES: Final = ((64, 64, 0.70), (128, 64, 0.85), (128, 128, 1.0), (128, 256, 1.1), (256, 128, 1.1))
+"""Output tile of a matrix-product kernel and its relative peak rate."""
 
 
 def cached_share(working_set: Any, machine: Machine) -> Any:
@@ -58,10 +71,6 @@ def memory_seconds(xp: Any, physics: Physics, machine: Machine) -> Any:
     """Time of the traffic at nominal rates, of memory and of the cache in front of it."""
     cache = xp.maximum(machine.units * machine.clock * _CACHE_BYTES, machine.bandwidth)
     return physics.bytes * ((1.0 - physics.cached) / machine.bandwidth + physics.cached / cache)
-
-
-_TILES: Final = ((64, 64, 0.70), (128, 64, 0.85), (128, 128, 1.0), (128, 256, 1.1), (256, 128, 1.1))
-"""Output tile of a matrix-product kernel and its relative peak rate."""
 
 
 def log2(xp: Any, value: Any) -> Any:
@@ -96,51 +105,12 @@ def tiled(xp: Any, m: Any, n: Any, products: Any, units: Any) -> tuple[Any, list
     return best, features, waves_128
 
 
-_OPS_PER_ELEMENT: Final = 4.0
-"""Operations that an element costs the vector lanes: addresses, load, conversion, arithmetic, store."""
-_MANY_UNITS: Final = 8
-"""Multiprocessors from which elements are issued one per lane; few wide cores (TPU) handle whole vectors."""
-
-
-def memory(xp: Any, x: Columns, machine: Machine) -> Physics:
-    """Element-wise and row-wise kernels."""
-    rows, hidden = x["rows"], x["hidden"]
-    elements, traffic = memory_work(xp, x)
-    blocks = elements / (machine.units * 4096.0)
-    per_unit = rows / machine.units
-    resident = traffic / machine.l2
-    features = [
-        log2(xp, rows), log2(xp, hidden), log2(xp, elements), x["n_inputs"], log2(xp, resident),
-        log2(xp, blocks), blocks / xp.ceil(blocks), log2(xp, per_unit), per_unit / xp.ceil(per_unit),
-        log2(xp, hidden * x["element_bytes"]),
+def common_features(xp: Any, physics: Physics, machine: Machine) -> list[Any]:
+    """Inputs that every family has: work, its time at the nominal rates, and their balance."""
+    compute_s = physics.flops / machine.peak + physics.vector_ops / vector_rate(xp, machine)
+    memory_s = physics.bytes / machine.bandwidth
+    return [
+        log2(xp, physics.flops), log2(xp, physics.bytes), log2(xp, compute_s * 1e6),
+        log2(xp, memory_s * 1e6), log2(xp, compute_s / memory_s),
+        log2(xp, physics.quantised_flops / physics.flops), log2(xp, physics.bytes / machine.l2),
     ]  # fmt: skip
-    features += [divides(xp, hidden, d) for d in (2, 4, 8, 128, 1024)]
-    features += [divides(xp, elements, d) for d in (4, 512)]
-    # fused softmax kernels (Megatron) want batch x heads = rows / hidden to be a multiple of four
-    features += [divides(xp, rows, 4), flag(xp, xp.mod(rows, 4 * hidden) == 0), flag(xp, hidden > 2048)]
-    axes = [log2(xp, v) for v in (rows, hidden, resident)]
-    vector = xp.where(machine.units >= _MANY_UNITS, _OPS_PER_ELEMENT * elements, 0.0)
-    return Physics(elements, elements, traffic, features, axes, vector, cached_share(traffic, machine))
-
-
-def embedding(xp: Any, x: Columns, machine: Machine) -> Physics:
-    """Rows gathered and written, or their gradients scattered."""
-    tokens, hidden, vocab = x["tokens"], x["hidden"], x["vocab"]
-    elements, traffic = embedding_work(xp, x)
-    moved = elements * x["element_bytes"]
-    table = vocab * hidden * x["element_bytes"]
-    features = [
-        log2(xp, tokens), log2(xp, hidden), log2(xp, vocab), log2(xp, moved / machine.l2),
-        log2(xp, table / machine.l2), log2(xp, tokens / vocab), log2(xp, table / moved),
-        divides(xp, hidden, 128), divides(xp, hidden, 1024),
-    ]  # fmt: skip
-    axes = [log2(xp, v) for v in (tokens, hidden, vocab)]
-    return Physics(elements, elements, traffic, features, axes)
-
-
-def optimizer(xp: Any, x: Columns, machine: Machine) -> Physics:
-    """One update of all local parameters."""
-    count, tensors = x["n_params"], x["tensors"]
-    flops, traffic = optimizer_work(xp, x)
-    features = [log2(xp, count), log2(xp, tensors), log2(xp, count / tensors), log2(xp, traffic / machine.l2)]
-    return Physics(flops, flops, traffic, features, [log2(xp, count), log2(xp, tensors)])

@@ -1,0 +1,44 @@
+"""Collectives: what an event sends, independent of model, layout and network."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Collective:
+    """One collective over a group of ranks, sized as nccl-tests does.
+
+    `bytes`: all_reduce the buffer; all_gather the gathered output; reduce_scatter the full input;
+    all_to_all the buffer of one rank; send_recv the message; broadcast the buffer.
+    """
+
+    collective: CollectiveKind
+    bytes: float
+    num_ranks: int
+    ranks_per_node: int
+    """Ranks of this group that share a node (innermost network level)."""
+    dtype: str = "bf16"
+    level: int = 0
+    """Outermost network level of the cluster that the group spans."""
+    concurrent: int = 1
+    """Groups of this kind that share each node's outgoing links at the same time."""
+    relayed_bytes: float = 0.0
+    """Of an all-to-all over nodes: what each rank sends on inside its node at the same time, of all that its node
+    receives. The collective takes as long as the longer of the two."""
+
+    @property
+    def family(self) -> str:
+        """One regressor family per collective kind."""
+        return self.collective
+
+    @property
+    def num_nodes(self) -> int:
+        return -(-self.num_ranks // self.ranks_per_node)
+
+    @property
+    def label(self) -> str:
+        """A short, readable name: kind, bytes, ranks and where they are."""
+        where = "intra-node" if self.num_nodes == 1 else f"{self.num_nodes} nodes"
+        return f"{self.collective} {self.bytes / 1e6:.3g} MB x{self.num_ranks} ({where})"

@@ -1,0 +1,88 @@
+"""A family of kernels: all that is said of one, in the module of its name."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from perfmodel.errors import PerfModelError
+from perfmodel.ops._kernel import KernelOp
+from perfmodel.ops._physics import Machine, Physics
+from perfmodel.ops._programs import Program, Tensors
+
+
+@dataclass(frozen=True)
+class ShapeColumn:
+    """A number that describes a kernel, as tables state it."""
+
+    default: float | None = None
+    """Stands in where a row states none; a row is incomplete without it if there is none."""
+    low: float = 1.0
+    """Least value that a table may hold."""
+    column: str = ""
+    """Name of the column in tables, where it has another."""
+    from_text: Callable[[str], float] | None = None
+    """Reads the number from a column of words."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of the tables that a regressor keeps for every stack, over the log2 of a quantity."""
+
+    name: str
+    low: float
+    high: float
+    nodes_per_doubling: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """How kernels of a family are timed."""
+
+    passes: tuple[str, ...]
+    """Passes with a program."""
+    jax_program: Callable[[Any, np.random.Generator], Program]
+    torch_program: Callable[[Any, Tensors], Program]
+    jax_dtypes: tuple[str, ...] = ()
+    """Element types beyond fp32, bf16 and fp16."""
+    torch_dtypes: tuple[str, ...] = ()
+    check: Callable[[Any], None] = lambda op: None
+    """Raises `PerfModelError` for a kernel without a program."""
+
+
+def no_more_columns(shape: dict[str, np.ndarray], ops: np.ndarray, passes: np.ndarray, layout: np.ndarray) -> None:
+    """For families whose shape columns say all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One family. Its module is listed in `_registry.py`; all else derives from what stands here."""
+
+    op: type[KernelOp]
+    columns: Mapping[str, ShapeColumn]
+    axes: tuple[Axis, ...]
+    physics: Callable[[Any, Any, Machine], Physics]
+    """`(xp, shape columns, machine)`: FLOPs rounded up to whole tiles and waves, traffic, and features."""
+    known_op: Callable[[str], str]
+    """Name under which regressors know an op; empty where its shape says it."""
+    op_by_shape: Callable[[Mapping[str, np.ndarray]], np.ndarray] | None = None
+    """Names of the ops whose shape says them."""
+    complete: Callable[[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray], None] = no_more_columns
+    """`(shape, op names, passes, operand layouts)`: adds columns that follow from others, in place."""
+    measurement: Measurement | None = None
+    """How it is timed; nothing where no program times it."""
+
+    @property
+    def name(self) -> str:
+        return self.op.family
+
+    def timed(self) -> Measurement:
+        """How it is timed.
+
+        Raises:
+            PerfModelError: for a family that no program times.
+        """
+        if self.measurement is None:
+            raise PerfModelError(f"no program measures {self.name!r}; remove it from the plan")
+        return self.measurement

@@ -1,0 +1,189 @@
+"""Matrix products."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from jaxtyping import Float64
+
+from perfmodel.errors import PerfModelError
+from perfmodel.ops._family import Axis, Family, Measurement, ShapeColumn
+from perfmodel.ops._kernel import KernelOp, Pass, Shape
+from perfmodel.ops._physics import Machine, Physics, divides, log2, tiled
+from perfmodel.ops._programs import Program, Tensors, jax_array, jax_pass, torch_module, torch_pass
+
+
+class GemmWork(NamedTuple):
+    """Work of `products` matrix products, and the elements of one product's operands and result."""
+
+    flops: Any
+    bytes: Any
+    products: Any
+    a: Any
+    b: Any
+    c: Any
+
+
+def _work(xp: Any, x: Shape) -> GemmWork:
+    """2mnk per product; both inputs read, the output written (and read and written in fp32 if accumulated).
+
+    `bwd` stands for both gradient products of the forward m, n, k, of which the weight gradient accumulates.
+    """
+    m, n, k, size = x["m"], x["n"], x["k"], x["element_bytes"]
+    products, both = x["batch"] * x["groups"], 1.0 + x["bwd"]
+    a, b, c = m * k, k * n, m * n
+    extra = x["accumulate"] * xp.where(x["bwd"] > 0, b, c) * (8.0 - size)
+    return GemmWork(2.0 * products * m * n * k * both, products * (both * (a + b + c) * size + extra),
+                    products, a, b, c)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gemm(KernelOp):
+    """`batch` products C[m, n] = A[m, k] B[k, n] (for `grouped_linear`, `groups` products of m rows).
+
+    `dgrad` and `wgrad` rows carry the m, n, k of the gradient product itself; `bwd` carries the
+    forward's m, n, k and stands for both gradient products.
+    """
+
+    op: str = "linear"
+    dtype: str = "bf16"
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    groups: int = 1
+    pass_: Pass = "fwd"
+    accumulate: bool = False
+    """Weight gradient accumulated into an fp32 buffer."""
+
+    family = "gemm"
+    uses_matrix_units = True
+    work = staticmethod(_work)
+
+    @property
+    def label(self) -> str:
+        many = f"{self.batch * self.groups}x" if self.batch * self.groups > 1 else ""
+        return f"{self.op} {many}{self.m}x{self.n}x{self.k} {self.pass_}"
+
+
+def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
+    """`batch * groups` products C[m, n] = A[m, k] B[k, n]; `bwd` stands for both gradients."""
+    m, n, k, size, both = x["m"], x["n"], x["k"], x["element_bytes"], 1.0 + x["bwd"]
+    flops, traffic, products, a, b, c = _work(xp, x)
+    area, tiles, waves = tiled(xp, m, n, products, machine.units)
+    # few tiles and a long k: kernels split k over the idle multiprocessors
+    quantised = xp.minimum(area, 1.0 * xp.maximum(products * c, 1.0) * 4.0) * 2.0 * k * both
+    resident = products * b * size / machine.l2
+    features = [
+        log2(xp, m), log2(xp, n), log2(xp, k), log2(xp, x["batch"]), log2(xp, x["groups"]),
+        log2(xp, waves), log2(xp, resident), log2(xp, products * (a + b) * size / machine.l2),
+        log2(xp, products * (a + b + c) * size / machine.l2), x["accumulate"], x["trans_a"], x["trans_b"],
+        *tiles,
+    ]  # fmt: skip
+    features += [divides(xp, m, d) for d in (2, 8, 16, 32, 64, 128, 256)]
+    features += [divides(xp, n, d) for d in (2, 8, 16, 64, 128, 256)]
+    features += [divides(xp, k, d) for d in (2, 8, 16, 64, 128)]
+    features += [xp.mod(m, 128) / 128.0, xp.mod(n, 128) / 128.0]
+    axes = [log2(xp, v) for v in (m, n, k, products, resident, waves)]
+    return Physics(flops, xp.maximum(flops, quantised), traffic, features, axes)
+
+
+_LAYOUT: Final = {"dgrad": "NN", "wgrad": "NT"}
+
+
+def product_layout(
+    op_names: np.ndarray, passes: np.ndarray, layout: np.ndarray | None = None
+) -> dict[str, Float64[np.ndarray, "n"]]:
+    """Whether the operands of products are transposed: as `layout` says (`TN`, ...), else as their pass has it."""
+    base = np.array([_LAYOUT.get(p, "") for p in passes], object)
+    given = base if layout is None else np.where(layout != "", layout, base)
+    default = np.where(op_names == "bmm", "NN", "TN")
+    given = np.where(given == "", default, given).astype(str)
+    return {
+        "trans_a": (np.char.find(given, "T") == 0).astype(np.float64),
+        "trans_b": (np.char.rfind(given, "T") == 1).astype(np.float64),
+    }
+
+
+def _complete(shape: dict[str, np.ndarray], ops: np.ndarray, passes: np.ndarray, layout: np.ndarray) -> None:
+    shape.update(product_layout(ops, passes, layout))
+
+
+def _check(op: Gemm) -> None:
+    if op.dtype == "fp8" and (op.pass_ == "bwd" or op.accumulate or op.batch * op.groups > 1):
+        raise PerfModelError(f"fp8 products are measured singly, as fwd, dgrad or wgrad without accumulation; got {op}")
+
+
+def _jax_program(op: Gemm, rng: np.random.Generator) -> Program:
+    import jax
+    import jax.numpy as jnp
+
+    leading = tuple(size for size in (op.batch, op.groups) if size > 1)
+    array = partial(jax_array, rng, op.dtype)
+    matmul = partial(jnp.matmul, preferred_element_type=jnp.bfloat16 if op.dtype == "fp8" else None)
+    match op.pass_:
+        case "fwd" | "bwd":
+            inputs = (array(*leading, op.m, op.k), array(*leading, op.k, op.n))
+            return jax_pass(op, matmul, inputs, {"bwd": (0, 1)})
+        case "dgrad":
+            function = lambda a, b: matmul(a, jnp.swapaxes(b, -1, -2))  # noqa: E731
+            return Program(jax.jit(function), (array(*leading, op.m, op.k), array(*leading, op.n, op.k)))
+        case "wgrad":
+            a, b = array(*leading, op.k, op.m), array(*leading, op.k, op.n)
+            if not op.accumulate:
+                return Program(jax.jit(lambda a, b: matmul(jnp.swapaxes(a, -1, -2), b)), (a, b))
+            product = partial(jnp.matmul, preferred_element_type=jnp.float32)
+            function = lambda c, a, b: (c + product(jnp.swapaxes(a, -1, -2), b),)  # noqa: E731
+            total = jnp.zeros((*leading, op.m, op.n), jnp.float32)
+            return Program(jax.jit(function, donate_argnums=0), (total, a, b), carried=1)
+    raise AssertionError(op.pass_)
+
+
+def _torch_program(op: Gemm, make: Tensors) -> Program:
+    if op.dtype == "fp8":
+        return _torch_fp8_program(op, make)
+    torch = torch_module()
+    leading = tuple(size for size in (op.batch, op.groups) if size > 1)
+    match op.pass_:
+        case "fwd" | "bwd":
+            function = torch.matmul if leading else torch.nn.functional.linear
+            weight = (*leading, op.k, op.n) if leading else (op.n, op.k)
+            return torch_pass(op, function, (make(*leading, op.m, op.k), make(*weight)), {"bwd": (0, 1)})
+        case "dgrad":  # the output's gradient [m, k] times the weight [k, n]
+            return Program(torch.matmul, (make(*leading, op.m, op.k), make(*leading, op.k, op.n)))
+        case "wgrad":
+            a, b = make(*leading, op.k, op.m), make(*leading, op.k, op.n)
+            if not op.accumulate:
+                return Program(lambda a, b: torch.matmul(a.mT, b), (a, b))
+            total = torch.zeros((*leading, op.m, op.n), dtype=torch.float32, device=make.device)
+            return Program(lambda a, b: total.add_(torch.matmul(a.mT, b)), (a, b))
+    raise AssertionError(op.pass_)
+
+
+def _torch_fp8_program(op: Gemm, make: Tensors) -> Program:
+    """The product alone, its operands quantised already: rows by columns, as the matrix units want them."""
+    torch = torch_module()
+    one = torch.ones((), device=make.device)
+    multiply = partial(torch._scaled_mm, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    return Program(multiply, (make(op.m, op.k), make(op.n, op.k).t()))
+
+
+GEMM: Final = Family(
+    op=Gemm,
+    columns={
+        "m": ShapeColumn(), "n": ShapeColumn(), "k": ShapeColumn(), "batch": ShapeColumn(1), "groups": ShapeColumn(1),
+        "accumulate": ShapeColumn(0, low=0),
+    },
+    axes=(
+        Axis("m", 0, 17, 4), Axis("n", 3, 18, 4), Axis("k", 3, 18, 4), Axis("products", 0, 14, 1),
+        Axis("weights_in_l2", -10, 6, 8), Axis("waves", -8, 12, 3),
+    ),
+    physics=_physics,
+    known_op=lambda op: op if op in ("bmm", "grouped_linear") else "linear",
+    complete=_complete,
+    measurement=Measurement(
+        passes=("fwd", "bwd", "dgrad", "wgrad"), jax_program=_jax_program, torch_program=_torch_program,
+        jax_dtypes=("fp8",), torch_dtypes=("fp8", "tf32"), check=_check,
+    ),
+)  # fmt: skip

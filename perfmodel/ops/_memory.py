@@ -1,0 +1,160 @@
+"""Kernels bound by memory: element-wise and row-wise."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from perfmodel.errors import PerfModelError, UnknownNameError
+from perfmodel.ops._family import Axis, Family, Measurement, ShapeColumn
+from perfmodel.ops._kernel import KernelOp, Pass, Shape, Work
+from perfmodel.ops._physics import Machine, Physics, cached_share, divides, flag, log2
+from perfmodel.ops._programs import Program, Tensor, Tensors, jax_array, jax_pass, torch_module, torch_pass
+
+
+def _work(xp: Any, x: Shape) -> Work:
+    """One operation per element; (inputs + 1 output) x elements moved, `bwd` reads one more (the saved value)."""
+    elements = x["rows"] * x["hidden"]
+    return Work(elements, elements * (x["n_inputs"] + 1.0 + x["bwd"]) * x["element_bytes"])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryBound(KernelOp):
+    """Element-wise and row-wise kernels over a rows x hidden tensor."""
+
+    op: str
+    dtype: str = "bf16"
+    rows: int
+    hidden: int
+    n_inputs: int = 1
+    pass_: Pass = "fwd"
+
+    family = "memory"
+    work = staticmethod(_work)
+
+    @property
+    def label(self) -> str:
+        return f"{self.op} {self.rows}x{self.hidden} {self.pass_}"
+
+
+_OPS_PER_ELEMENT: Final = 4.0
+"""Operations that an element costs the vector lanes: addresses, load, conversion, arithmetic, store."""
+_MANY_UNITS: Final = 8
+"""Multiprocessors from which elements are issued one per lane; few wide cores (TPU) handle whole vectors."""
+
+
+def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
+    """Element-wise and row-wise kernels."""
+    rows, hidden = x["rows"], x["hidden"]
+    elements, traffic = _work(xp, x)
+    blocks = elements / (machine.units * 4096.0)
+    per_unit = rows / machine.units
+    resident = traffic / machine.l2
+    features = [
+        log2(xp, rows), log2(xp, hidden), log2(xp, elements), x["n_inputs"], log2(xp, resident),
+        log2(xp, blocks), blocks / xp.ceil(blocks), log2(xp, per_unit), per_unit / xp.ceil(per_unit),
+        log2(xp, hidden * x["element_bytes"]),
+    ]  # fmt: skip
+    features += [divides(xp, hidden, d) for d in (2, 4, 8, 128, 1024)]
+    features += [divides(xp, elements, d) for d in (4, 512)]
+    # fused softmax kernels (Megatron) want batch x heads = rows / hidden to be a multiple of four
+    features += [divides(xp, rows, 4), flag(xp, xp.mod(rows, 4 * hidden) == 0), flag(xp, hidden > 2048)]
+    axes = [log2(xp, v) for v in (rows, hidden, resident)]
+    vector = xp.where(machine.units >= _MANY_UNITS, _OPS_PER_ELEMENT * elements, 0.0)
+    return Physics(elements, elements, traffic, features, axes, vector, cached_share(traffic, machine))
+
+
+_ALIASES: Final = {
+    "rms_norm": "rms_or_layer_norm", "norm": "norm", "swiglu": "silu_mul", "geglu": "silu_mul",
+    "bias_swiglu": "silu_mul", "residual_add": "add", "cross_entropy": "cross_entropy_unfused",
+    "max_pool3x3s2": "max_pool", "rope_fused": "rope", "scale_causal_softmax": "scaled_causal_softmax_fused",
+}  # fmt: skip
+_KNOWN: Final = frozenset({
+    "add", "add_scalar", "avg_pool", "batch_norm", "bias_dropout_add", "bias_gelu", "cross_entropy_unfused", "div",
+    "div_scalar", "dropout", "gelu", "layer_norm", "masked_fill", "max_pool", "mul", "mul_scalar", "norm",
+    "norm_unfused", "pow", "pow_scalar", "qk_norm", "quantize_fp8_static", "relu", "rms_norm_unfused",
+    "rms_or_layer_norm", "rope", "rope_unfused", "scale_mask_softmax", "scaled_causal_softmax_fused", "silu",
+    "silu_mul", "silu_mul_or_gelu", "softmax", "sub", "tanh", "where",
+})  # fmt: skip
+
+
+def _known_op(op: str) -> str:
+    op = _ALIASES.get(op, op)
+    return op if op in _KNOWN else ""
+
+
+def _op_by_inputs(shape: Mapping[str, np.ndarray]) -> np.ndarray:
+    """An unknown kernel is an element-wise one of as many inputs."""
+    return np.where(shape["n_inputs"] >= 2, "add", "relu")
+
+
+MEASURED: Final[dict[str, int]] = {
+    "add": 2, "mul": 2, "silu_mul": 2, "relu": 1, "gelu": 1, "silu": 1, "tanh": 1, "softmax": 1, "layer_norm": 1,
+    "rms_norm": 1,
+}  # fmt: skip
+"""Memory-bound kernels with a program, and their number of inputs."""
+
+
+def _check(op: MemoryBound) -> None:
+    if op.op not in MEASURED:
+        raise UnknownNameError("memory-bound kernel to measure", op.op, MEASURED)
+    if op.n_inputs != MEASURED[op.op]:
+        raise PerfModelError(f"{op.op} has n_inputs = {MEASURED[op.op]}, got {op.n_inputs}")
+
+
+def _jax_program(op: MemoryBound, rng: np.random.Generator) -> Program:
+    import jax
+    import jax.numpy as jnp
+
+    def layer_norm(x: Any, scale: Any, shift: Any) -> Any:
+        wide = x.astype(jnp.float32)
+        normal = (wide - wide.mean(-1, keepdims=True)) * jax.lax.rsqrt(wide.var(-1, keepdims=True) + 1e-5)
+        return (normal * scale + shift).astype(x.dtype)
+
+    def rms_norm(x: Any, scale: Any) -> Any:
+        wide = x.astype(jnp.float32)
+        return (wide * jax.lax.rsqrt((wide * wide).mean(-1, keepdims=True) + 1e-5) * scale).astype(x.dtype)
+
+    functions: dict[str, Callable[..., Any]] = {
+        "add": jnp.add, "mul": jnp.multiply, "silu_mul": lambda x, y: jax.nn.silu(x) * y, "relu": jax.nn.relu,
+        "gelu": jax.nn.gelu, "silu": jax.nn.silu, "tanh": jnp.tanh, "softmax": jax.nn.softmax,
+        "layer_norm": layer_norm, "rms_norm": rms_norm,
+    }  # fmt: skip
+    inputs = tuple(jax_array(rng, op.dtype, op.rows, op.hidden) for _ in range(op.n_inputs))
+    if op.op in ("layer_norm", "rms_norm"):
+        inputs += (jnp.ones(op.hidden, jnp.float32),)
+    if op.op == "layer_norm":
+        inputs += (jnp.zeros(op.hidden, jnp.float32),)
+    return jax_pass(op, functions[op.op], inputs, {"bwd": tuple(range(len(inputs)))})
+
+
+def _torch_program(op: MemoryBound, make: Tensors) -> Program:
+    torch, f = torch_module(), torch_module().nn.functional
+    functions: dict[str, Callable[..., Tensor]] = {
+        "add": torch.add, "mul": torch.mul, "silu_mul": lambda x, y: f.silu(x) * y, "relu": f.relu,
+        "gelu": partial(f.gelu, approximate="tanh"), "silu": f.silu, "tanh": torch.tanh,
+        "softmax": partial(f.softmax, dim=-1),
+        "layer_norm": lambda x, scale, shift: f.layer_norm(x, (op.hidden,), scale, shift),
+        "rms_norm": lambda x, scale: f.rms_norm(x, (op.hidden,), scale, 1e-5),
+    }  # fmt: skip
+    inputs = tuple(make(op.rows, op.hidden) for _ in range(op.n_inputs))
+    if op.op in ("layer_norm", "rms_norm"):
+        inputs += (torch.ones_like(inputs[0][0]),)
+    if op.op == "layer_norm":
+        inputs += (torch.zeros_like(inputs[0][0]),)
+    return torch_pass(op, functions[op.op], inputs, {"bwd": tuple(range(len(inputs)))})
+
+
+MEMORY: Final = Family(
+    op=MemoryBound,
+    columns={"rows": ShapeColumn(), "hidden": ShapeColumn(), "n_inputs": ShapeColumn(1, low=0)},
+    axes=(Axis("rows", 0, 23, 2), Axis("hidden", 0, 20, 2), Axis("in_l2", -14, 12, 4)),
+    physics=_physics,
+    known_op=_known_op,
+    op_by_shape=_op_by_inputs,
+    measurement=Measurement(
+        passes=("fwd", "bwd"), jax_program=_jax_program, torch_program=_torch_program, check=_check
+    ),
+)

@@ -1,0 +1,71 @@
+"""What a training step adds to its kernels and collectives, term by term: each can be switched off.
+
+A term is carried by fields of the records that a prediction starts from, which have values that add nothing. Off means
+these values: the physics has no switches of its own, and a prediction without a term goes through the same stages.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from perfmodel.errors import UnknownNameError
+from perfmodel.prediction._problem import StepProblem
+
+
+@dataclass(frozen=True)
+class StepTerm:
+    """Something that a step takes beyond kernels and collectives timed alone."""
+
+    name: str
+    """In plain words."""
+    off: Callable[[StepProblem], StepProblem]
+    """The problem with the values that add nothing; equal to the problem where it has them already."""
+
+
+def _framework(**neutral: Any) -> Callable[[StepProblem], StepProblem]:
+    return lambda problem: replace(problem, framework=replace(problem.framework, **neutral))
+
+
+def _job(**neutral: Any) -> Callable[[StepProblem], StepProblem]:
+    return lambda problem: replace(problem, job=replace(problem.job, **neutral))
+
+
+def _site(**neutral: Any) -> Callable[[StepProblem], StepProblem]:
+    return lambda problem: replace(problem, site=replace(problem.site, **neutral))
+
+
+def _levels(**neutral: Any) -> Callable[[StepProblem], StepProblem]:
+    def off(problem: StepProblem) -> StepProblem:
+        levels = tuple(replace(level, **neutral) for level in problem.cluster.levels)
+        return replace(problem, cluster=replace(problem.cluster, levels=levels))
+
+    return off
+
+
+STEP_TERMS: Final = (
+    StepTerm("clock under load", _site(sustained=(), power_limited=False)),
+    StepTerm("older attention kernels", _framework(attention="fastest")),
+    StepTerm("unfused kernels", _job(eager_kernels=())),
+    StepTerm("waiting for the host", _framework(host_op_s=0.0)),
+    StepTerm("gaps between kernels", _framework(kernel_gap_s=0.0)),
+    StepTerm("kernels slowed by communication", _framework(tp_overlap_loss=0.0, dp_overlap_loss=0.0)),
+    StepTerm("waiting for the slowest rank", _framework(straggling=0.0)),
+    StepTerm("transfers that hold up their sender", _framework(blocking_sends=False)),
+    StepTerm("contention in the network", _levels(contention=0.0)),
+    StepTerm("overhead of a step", _framework(step_overhead_s=0.0)),
+)
+"""Every term. A new one is an entry here, beside the field that carries it."""
+_BY_NAME: Final = {term.name: term for term in STEP_TERMS}
+
+
+def without(problem: StepProblem, names: Iterable[str]) -> StepProblem:
+    """The problem with some of `STEP_TERMS` switched off.
+
+    Raises:
+        UnknownNameError: no such term.
+    """
+    for name in names:
+        if name not in _BY_NAME:
+            raise UnknownNameError("term", name, tuple(_BY_NAME))
+        problem = _BY_NAME[name].off(problem)
+    return problem

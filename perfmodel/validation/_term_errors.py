@@ -1,0 +1,110 @@
+"""What each term of the physics contributes to predictions of published runs: errors with the term switched off."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from perfmodel.errors import PerfModelError
+from perfmodel.prediction import STEP_TERMS, Site, StepProblem, step_problem, step_times_s, without
+from perfmodel.spec import Framework, Layout
+from perfmodel.validation._case_rows import read_cases
+from perfmodel.validation._cases import explained, measured_times_s
+from perfmodel.validation._row_cells import Row
+
+EVERY_TERM: Final = "all of them"
+"""Name of the last column: every term off, that is, kernels and collectives timed alone."""
+MOST_ROWS: Final = 40
+"""Of a source that are drawn (seed 0)."""
+
+
+def term_errors(
+    runs: pd.DataFrame,
+    calibration: Path | None = None,
+    *,
+    framework: Framework | None = None,
+    site_of: Callable[[str], Site] = lambda _: Site(),
+    progress: Callable[[str, int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Errors of predictions with every term and with each of `STEP_TERMS` switched off, on the same layouts.
+
+    Constants are not fitted anew without a term: what others make up for it is not told. At most `MOST_ROWS` timed runs
+    of a source are drawn.
+
+    Args:
+        framework: instead of the rows' own.
+        site_of: as `predict_cases` takes it.
+
+    Returns:
+        `sources`: by source `n`, `mean_ape`, `bias`, and `without`: by term `mean_ape` and `bias` with the term
+        switched off, and `adds`, the mean share of the step that the term adds (0 where no run has it).
+        `over_sources`: the means of these over sources, each counting the same.
+    """
+    timed: Any = runs[np.isfinite(measured_times_s(runs))]
+    timed = timed.groupby("source", sort=False).sample(frac=1, random_state=0)
+    timed = timed.groupby("source", sort=False).head(MOST_ROWS).reset_index(drop=True)
+    measured_s = measured_times_s(timed)
+    by_source: dict[str, list[np.ndarray]] = {}
+    for done, row in enumerate(timed.astype(object).where(timed.notna(), None).to_dict("records")):
+        try:
+            times_s = _times_s(row, calibration, framework, site_of(str(row["source"])))
+        except PerfModelError:
+            times_s = None
+        if times_s is not None:
+            by_source.setdefault(str(row["source"]), []).append(times_s / measured_s[done])
+        if progress and done % 20 == 0:
+            progress("terms", done, len(timed))
+    sources = {name: _figures(np.array(ratios)) for name, ratios in by_source.items()}
+    return {"over_sources": _over(list(sources.values())), "sources": sources}
+
+
+def _times_s(row: Row, calibration: Path | None, framework: Framework | None, site: Site) -> np.ndarray:
+    """Step time with every term, with each term off in turn, and with all of them off."""
+    case = explained(read_cases(row, framework), calibration, site)[0][0]
+    problem = step_problem(case.model, case.cluster, case.job, calibration, case.framework, site)
+    names = [term.name for term in STEP_TERMS]
+    whole_s = _step_s(problem, case.layout)
+    return np.array([whole_s, *(_without_s(problem, case.layout, off, whole_s) for off in (*zip(names), names))])
+
+
+def _without_s(problem: StepProblem, layout: Layout, names: Sequence[str], whole_s: float) -> float:
+    less = without(problem, names)
+    return whole_s if less == problem else _step_s(less, layout)
+
+
+def _step_s(problem: StepProblem, layout: Layout) -> float:
+    return float(step_times_s(problem, [layout])[0])
+
+
+def _figures(ratio: np.ndarray) -> dict[str, Any]:
+    """Of predicted over measured times, a row per run and a column per choice of terms."""
+    error, bias = np.abs(ratio - 1).mean(axis=0), (ratio - 1).mean(axis=0)
+    adds = (1 - ratio / ratio[:, :1]).mean(axis=0)
+    off = [*(term.name for term in STEP_TERMS), EVERY_TERM]
+    return {"n": len(ratio), "mean_ape": float(error[0]), "bias": float(bias[0])} | {
+        "without": {
+            name: {"mean_ape": float(error[i]), "bias": float(bias[i]), "adds": float(adds[i])}
+            for i, name in enumerate(off, 1)
+        }
+    }
+
+
+def _over(sources: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Means over sources."""
+    if not sources:
+        return {"sources": 0}
+
+    def mean(*keys: str) -> float:
+        found = []
+        for one in sources:
+            for key in keys:
+                one = one[key]
+            found.append(one)
+        return float(np.mean(found))
+
+    off = sources[0]["without"]
+    return {"sources": len(sources), "mean_ape": mean("mean_ape"), "bias": mean("bias")} | {
+        "without": {name: {key: mean("without", name, key) for key in of} for name, of in off.items()}
+    }

@@ -1,0 +1,95 @@
+"""Devices of one die, and what power limits leave of them: laws that hold by construction."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.catalog import device
+from perfmodel.cost import KernelModel, sustained_seconds, under_load
+from perfmodel.ops import Attention, Gemm, KernelOp, MemoryBound
+from perfmodel.spec import Device
+
+MEASURED = ("A100-SXM4-80GB", "H100-SXM5-80GB", "H200-SXM-141GB", "B200-SXM-180GB", "GB300-NVL72")
+sizes = st.sampled_from([64, 512, 1000, 2048, 4096, 5120, 14336])
+products = st.builds(
+    Gemm, m=sizes, n=sizes, k=sizes, pass_=st.sampled_from(["fwd", "dgrad", "wgrad"]), dtype=st.just("bf16")
+)
+attentions = st.builds(
+    Attention, batch=st.just(1), heads=st.sampled_from([8, 32]), kv_heads=st.just(8), seq_q=st.just(4096),
+    seq_kv=st.just(4096), head_dim=st.sampled_from([64, 128, 192]), pass_=st.sampled_from(["fwd", "bwd"]),
+)  # fmt: skip
+rowwise = st.builds(
+    MemoryBound, op=st.sampled_from(["layer_norm", "gelu", "rope", "add", "quantize_fp8_static"]),
+    rows=sizes, hidden=sizes, pass_=st.sampled_from(["fwd", "bwd"]),
+)  # fmt: skip
+kernels = st.lists(st.one_of(products, attentions, rowwise), min_size=1, max_size=8)
+
+
+def times_s(at: Device, ops: list[KernelOp]) -> np.ndarray:
+    return KernelModel.load().times(at, ops).time_s
+
+
+def with_more(at: Device, by: float, what: str) -> Device:
+    if what == "bandwidth":
+        return replace(at, memory_bandwidth_bytes_per_s=by * at.memory_bandwidth_bytes_per_s)
+    if what == "clock":
+        return replace(at, clock_hz=by * at.clock_hz)
+    rates = {name: by * rate for name in at.dtypes if (rate := getattr(at.peak, name)) is not None}
+    return replace(at, peak=replace(at.peak, **rates))
+
+
+@given(kernels, st.sampled_from(MEASURED), st.floats(1.01, 3.0), st.sampled_from(["bandwidth", "peak", "clock"]))
+@settings(max_examples=60, deadline=None)
+def test_more_of_any_rate_makes_no_kernel_slower(ops: list[KernelOp], name: str, by: float, what: str) -> None:
+    before_s, after_s = times_s(device(name), ops), times_s(with_more(device(name), by, what), ops)
+    assert (after_s <= before_s * (1 + 1e-9)).all()
+    assert (after_s >= before_s / by * (1 - 1e-9)).all()
+
+
+@given(kernels)
+@settings(max_examples=30, deadline=None)
+def test_equal_dies_with_faster_memory_are_faster(ops: list[KernelOp]) -> None:
+    h100_s, gh200_s, h200_s = (times_s(device(name), ops) for name in ("H100", "GH200-96GB", "H200"))
+    assert (h200_s <= h100_s * (1 + 1e-9)).all()
+    assert (gh200_s <= h100_s * (1 + 1e-9)).all()
+    assert (h200_s >= h100_s * 3350 / 4800 * (1 - 1e-9)).all()
+
+
+def test_large_products_of_one_die_take_the_same_at_equal_peaks() -> None:
+    op: list[KernelOp] = [Gemm(m=8192, n=8192, k=8192), Gemm(m=8192, n=8192, k=8192, dtype="fp8")]
+    h100_s, others_s = times_s(device("H100"), op), [times_s(device(name), op) for name in ("H200", "GH200")]
+    for other_s in others_s:
+        assert other_s == pytest.approx(h100_s, rel=2e-3)
+    assert times_s(device("B300"), op) == pytest.approx(times_s(device("B200"), op), rel=1e-6)
+    assert times_s(device("GB200"), op) == pytest.approx(times_s(device("B200"), op) * 2250 / 2500, rel=5e-3)
+
+
+@given(products, st.sampled_from(MEASURED), st.floats(250.0, 2000.0), st.floats(1.01, 2.0))
+@settings(max_examples=60, deadline=None)
+def test_energy_of_a_product_fits_the_limit(op: Gemm, name: str, power_w: float, more: float) -> None:
+    at, hotter = (replace(device(name), power_w=w) for w in (power_w, more * power_w))
+    least_s, hotter_s = sustained_seconds(at, op), sustained_seconds(hotter, op)
+    assert 0 < hotter_s < least_s
+    eight = sustained_seconds(at, replace(op, dtype="fp8"))
+    assert least_s / 2 * (1 - 1e-9) <= eight <= least_s
+
+
+def test_what_is_not_known_to_be_limited_is_not() -> None:
+    op, a100 = Gemm(m=8192, n=8192, k=8192), device("A100-SXM4-80GB")
+    for at in (device("L40S"), replace(a100, power_w=None), replace(a100, idle_power_w=None)):
+        assert sustained_seconds(at, op) == 0.0
+        assert under_load(at, [op], np.array([1e-3])).tolist() == [1.0]
+    assert sustained_seconds(a100, MemoryBound(op="gelu", rows=8192, hidden=8192)) == 0.0
+    assert sustained_seconds(a100, replace(op, dtype="fp32")) == 0.0
+
+
+def test_published_rates_under_load() -> None:
+    """A100 at 400 W on random operands (thonking.ai, 2024); GB300 at 500 W, to which nothing was fitted
+    (facebookexperimental/triton, pull request 2023): 257 and 617 TFLOP/s."""
+    op = Gemm(m=8192, n=8192, k=8192)
+    assert op.flops / sustained_seconds(device("A100-SXM4-80GB"), op) == pytest.approx(257e12, rel=0.01)
+    capped = replace(device("GB300"), power_w=500.0)
+    assert op.flops / sustained_seconds(capped, op) == pytest.approx(617e12, rel=0.25)

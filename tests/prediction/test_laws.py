@@ -1,0 +1,260 @@
+"""Laws that any step obeys, whatever the model, cluster, framework and layout."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from drawn_cases import ROUNDING, Case, assert_between, cases, some
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel import catalog
+from perfmodel.planning.layouts import search
+from perfmodel.prediction import STEP_TERMS, step_times_s, without
+from perfmodel.session import Session
+from perfmodel.spec import Transformer
+
+FACTORS = st.sampled_from([1.1, 2.0, 8.0])
+
+
+def pending(why: str) -> pytest.MarkDecorator:
+    """A law that is broken still."""
+    return pytest.mark.xfail(reason=why, strict=False)
+
+
+# --- hardware -------------------------------------------------------------------------------------
+
+
+@some(8)
+@given(cases(), FACTORS)
+def test_more_bandwidth_is_never_slower_and_no_faster_than_in_proportion(case: Case, times: float) -> None:
+    for level in range(len(case.cluster.levels)):
+        assert_between(case.with_link(level, bandwidth=times), case, most=times)
+
+
+@pending("a host waits less for hidden collectives")
+@some(8)
+@given(cases(), FACTORS)
+def test_more_latency_is_never_faster_and_no_slower_than_in_proportion(case: Case, times: float) -> None:
+    for level in range(len(case.cluster.levels)):
+        assert_between(case, case.with_link(level, latency=times), most=times)
+
+
+@some(8)
+@given(cases(), st.sampled_from([1.1, 2.0]))
+def test_a_higher_peak_is_never_slower_and_no_faster_than_in_proportion(case: Case, times: float) -> None:
+    assert_between(case.with_peak(times), case, most=times)
+
+
+@some(8)
+@given(cases(), st.sampled_from([1.1, 1.4, 2.0]))
+def test_faster_memory_is_never_slower_and_no_faster_than_in_proportion(case: Case, times: float) -> None:
+    assert_between(case.with_memory_bandwidth(times), case, most=times)
+
+
+@pending("kernels of devices never measured")
+@some(8)
+@given(cases())
+def test_twice_of_everything_is_at_most_twice_as_fast(case: Case) -> None:
+    twice = case.with_peak(2.0).with_memory_bandwidth(2.0)
+    for level in range(len(case.cluster.levels)):
+        twice = twice.with_link(level, bandwidth=2.0, latency=0.5)
+    assert_between(twice, case, most=2.0)
+
+
+SAME_DIE = [
+    ("H100-SXM5-80GB", "H200-SXM-141GB"), ("H100-SXM5-80GB", "GH200-96GB"), ("H200-SXM-141GB", "GH200-144GB"),
+    ("A100-SXM4-40GB", "A100-SXM4-80GB"), ("B200-SXM-180GB", "GB200-NVL72"), ("B200-SXM-180GB", "B300-SXM"),
+    ("GB200-NVL72", "GB300-NVL72"), ("H800-SXM5-80GB", "H100-SXM5-80GB"),
+]  # fmt: skip
+
+
+@pending("kernels of one die")
+@pytest.mark.parametrize(("slower", "faster"), SAME_DIE)
+@some(3)
+@given(case=cases())
+def test_devices_of_one_die_differ_by_no_more_than_their_figures(slower: str, faster: str, case: Case) -> None:
+    one, other = catalog.device(slower), catalog.device(faster)
+    figures = ("memory_bandwidth_bytes_per_s", "power_w", "clock_hz", "compute_units", "l2_bytes")
+    rates = [(getattr(other, name), getattr(one, name)) for name in figures]
+    rates += [(rate, getattr(one.peak, name)) for name, rate in vars(other.peak).items()]
+    ratios = [1.0, *(a / b for a, b in rates if a and b)]
+    dtype = case.dtype if case.dtype in one.dtypes else "bf16"
+    on_one, on_other = (replace(case, dtype=dtype, cluster=replace(case.cluster, device=d)) for d in (one, other))
+    assert_between(on_other, on_one, most=max(ratios), least=min(ratios))
+
+
+@pending("8-bit kernels")
+@some(8)
+@given(cases())
+def test_eight_bits_take_between_half_and_all_of_the_time_of_sixteen(case: Case) -> None:
+    """Where the device does not wait for its host, which has more operators to issue for them."""
+    framework = replace(case.framework, host_op_s=0.0, fp8_flash_attention=case.framework.flash_attention)
+    if {"fp8", "bf16"} <= set(case.cluster.device.dtypes):
+        alike = replace(case, framework=framework)
+        assert_between(replace(alike, dtype="fp8"), replace(alike, dtype="bf16"), most=2.0)
+
+
+# --- work -----------------------------------------------------------------------------------------
+
+
+@some(8)
+@given(cases())
+def test_twice_the_micro_batches_take_longer_and_at_most_twice_as_long(case: Case) -> None:
+    assert_between(case, replace(case, rounds=2 * case.rounds), most=2.0)
+
+
+@some(8)
+@given(cases())
+def test_micro_batches_of_twice_the_size_take_longer_and_at_most_twice_as_long(case: Case) -> None:
+    """Where attention is fused: whether a fused mask and softmax runs depends on the number of rows."""
+    if case.job.flash_attention:
+        assert_between(case, case.laid(micro_batch=2 * case.layout.micro_batch), most=2.0)
+
+
+@some(8)
+@given(cases())
+def test_twice_the_length_takes_longer_and_at_most_four_times_as_long(case: Case) -> None:
+    assert_between(case, replace(case, seq_len=2 * case.seq_len), most=4.0)
+
+
+@some(8)
+@given(cases())
+def test_twice_the_layers_take_longer_and_at_most_twice_as_long(case: Case) -> None:
+    if isinstance(case.model, Transformer) and not case.model.decoder_layers:
+        try:
+            deeper = replace(case.model, layers=2 * case.model.layers)
+        except ValueError:
+            return  # layers of several kinds, each of its own number
+        assert_between(case, replace(case, model=deeper), most=2.0)
+
+
+@some(8)
+@given(cases())
+def test_what_is_recomputed_takes_time_and_no_more_than_a_forward(case: Case) -> None:
+    none, part, full = (case.laid(recompute=what) for what in ("none", "selective", "full"))
+    assert_between(none, part)
+    assert_between(part, full)
+    assert_between(none, full, most=1.7)
+
+
+# --- layouts --------------------------------------------------------------------------------------
+
+
+@some(8)
+@given(cases(pipelines=False))
+def test_sharding_weights_is_no_faster_than_sharding_optimizer_states(case: Case) -> None:
+    """At equal overlap."""
+    for overlaps in (True, False):
+        alike = case.laid(overlap_grad_reduce=overlaps, overlap_param_gather=overlaps)
+        assert_between(alike.laid(zero=1), alike.laid(zero=3))
+
+
+@some(8)
+@given(cases(), st.sampled_from([0, 1, 2, 3]))
+def test_overlap_never_hurts(case: Case, zero: int) -> None:
+    for name in ("overlap_grad_reduce", "overlap_param_gather", "tp_overlap"):
+        alike = case.laid(zero=zero)
+        assert_between(alike.laid(**{name: True}), alike.laid(**{name: False}))
+
+
+def assert_costs_device_seconds(fewer: Case, more: Case) -> None:
+    """A layout on more devices takes as many device-seconds at least."""
+    assert_between(fewer, more, least=fewer.layout.devices / more.layout.devices)
+
+
+@pending("experts beyond linear")
+@some(8)
+@given(cases())
+def test_context_parallelism_costs_device_seconds(case: Case) -> None:
+    for cp in (1, 2, 4):
+        assert_costs_device_seconds(case.laid(cp=cp), case.laid(cp=2 * cp))
+
+
+@some(8)
+@given(cases())
+def test_tensor_parallelism_over_nodes_costs_device_seconds(case: Case) -> None:
+    node = case.cluster.devices_per_node
+    assert_costs_device_seconds(case.laid(tp=node), case.laid(tp=2 * node))
+
+
+@some(8)
+@given(cases())
+def test_replicas_cost_device_seconds(case: Case) -> None:
+    """The same batch on twice the devices."""
+    fewer = replace(case, rounds=2 * case.rounds)
+    assert_costs_device_seconds(fewer, case.laid(dp=2 * case.layout.dp))
+
+
+@some(8)
+@given(cases())
+def test_the_bubble_of_a_micro_batch_shrinks_with_their_number(case: Case) -> None:
+    """What fills and drains the pipeline is shared by more of them; what imbalance leaves idle grows as they do."""
+    if case.layout.pp > 1:
+        few_s, many_s = (one.prediction.breakdown_s["bubble"] for one in (case, replace(case, rounds=2 * case.rounds)))
+        assert many_s <= 2 * few_s * (1 + ROUNDING) + 1e-9
+
+
+@some(12)
+@given(cases(), st.sampled_from([term.name for term in STEP_TERMS]))
+def test_no_term_of_the_physics_makes_a_step_shorter(case: Case, term: str) -> None:
+    bare_s = float(step_times_s(without(case.problem, [term]), [case.layout])[0])
+    assert bare_s <= case.step_s * (1 + ROUNDING)
+
+
+# --- what a prediction says -----------------------------------------------------------------------
+
+
+@some(15)
+@given(cases())
+def test_a_prediction_is_consistent(case: Case) -> None:
+    p, device = case.prediction, case.cluster.device
+    assert p.step_time_s == pytest.approx(case.step_s, rel=1e-9)
+    assert p.step_time_lo_s <= p.step_time_s <= p.step_time_hi_s
+    assert 0 < p.kernels_alone_s <= p.step_time_lo_s
+    assert min(p.breakdown_s.values()) >= 0
+    assert sum(p.breakdown_s.values()) == pytest.approx(p.step_time_s, rel=1e-9)
+    assert sum(event.time_s for event in p.critical_path) == pytest.approx(p.step_time_s, rel=1e-6)
+    assert sum(p.provenance.values()) == pytest.approx(1.0)
+    tokens = p.global_batch * p.seq_len
+    assert p.tokens_per_s_per_device * p.step_time_s * p.devices == pytest.approx(tokens, rel=1e-9)
+    assert p.mfu == pytest.approx(p.tflops_per_device * 1e12 / device.peak.flops_per_s(case.dtype), rel=1e-9)
+    assert 0 < p.mfu < 1
+
+
+@some(8)
+@given(cases())
+def test_memory_falls_with_what_is_sharded_and_recomputed_and_grows_with_the_work(case: Case) -> None:
+    def peak(one: Case) -> float | None:
+        return one.prediction.memory.peak if one.possible else None
+
+    # where nothing is sharded, gathered weights are a copy more
+    stages = range(4 if case.layout.dp * case.layout.cp > 4 else 3)
+    falling = [
+        [case.laid(zero=stage) for stage in stages],
+        [case.laid(recompute=what) for what in ("none", "selective", "full")],
+        [case.laid(micro_batch=size * case.layout.micro_batch) for size in (2, 1)],
+        [replace(case, seq_len=times * case.seq_len) for times in (2, 1)],
+    ]
+    for chain in falling:
+        peaks = [bytes_ for bytes_ in map(peak, chain) if bytes_ is not None]
+        assert all(b <= a * (1 + 1e-9) for a, b in pairwise(peaks)), (peaks, chain)
+
+
+@some(3)
+@given(cases(), cases())
+def test_the_order_of_calls_does_not_matter(one: Case, other: Case) -> None:
+    def asked(*order: Case) -> dict[Case, float]:
+        with Session():
+            return {case: replace(case).prediction.step_time_s for case in order}
+
+    assert asked(one, other) == asked(other, one)
+
+
+@some(2)
+@given(st.sampled_from(["gpt3-1.3b", "bert-large", "llama-like-1b"]), st.sampled_from(["dgx-a100", "hgx-h200", "alps"]))
+def test_the_best_layout_of_a_search_is_the_fastest_of_its_list(model: str, cluster: str) -> None:
+    found = search(model, cluster, devices=16, global_batch=64, top=10)
+    times_s = [p.step_time_s for p in found.layouts]
+    assert times_s == sorted(times_s)
+    assert all(p.fits for p in found.layouts)

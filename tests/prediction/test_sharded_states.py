@@ -1,0 +1,137 @@
+"""Model states sharded, copied between groups and kept on the host: laws of time and memory."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from perfmodel import catalog
+from perfmodel.errors import LayoutError
+from perfmodel.prediction import LayoutGrid, evaluate, explain, lower_bounds_s, peak_memory, price_grids, step_problem
+from perfmodel.program import Kind
+from perfmodel.spec import Job, Layout
+
+MODELS = ("gpt3-1.3b", "llama3-8b", "mixtral-8x7b")
+SLOW = 1 + 1e-5
+
+
+@st.composite
+def steps(draw):
+    model, cluster = draw(st.sampled_from(MODELS)), draw(st.sampled_from(["dgx-a100", "dgx-h100"]))
+    pp, dp, micro_batch = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([2, 4, 16])), draw(st.integers(1, 2))
+    layout = Layout(
+        tp=draw(st.sampled_from([1, 2])), pp=pp, dp=dp, micro_batch=micro_batch,
+        replicate=draw(st.sampled_from([1, 2])), recompute=draw(st.sampled_from(["none", "full"])),
+    )  # fmt: skip
+    job = Job(global_batch=dp * micro_batch * pp * draw(st.sampled_from([1, 2])), seq_len=2048)
+    return step_problem(catalog.model(model), catalog.cluster(cluster), job), layout
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(steps())
+def test_sharding_more_and_overlapping_less_are_never_faster(step):
+    """At equal overlap every stage of ZeRO does what the one before it does and more; what overlaps waits for less."""
+    problem, layout = step
+    choices = list(product((1, 2, 3), (True, False), (True, False)))
+    names = ("zero", "overlap_grad_reduce", "overlap_param_gather")
+    layouts = [layout.replace(**dict(zip(names, choice, strict=True))) for choice in choices]
+    time_s = dict(zip(choices, evaluate(problem, layouts).step_time_s.tolist(), strict=True))
+    for zero, reduces, gathers in choices:
+        own = time_s[zero, reduces, gathers]
+        if zero < 3:
+            assert own <= time_s[zero + 1, reduces, gathers] * SLOW
+        assert time_s[zero, True, gathers] <= own * SLOW
+        assert time_s[zero, reduces, True] <= own * SLOW
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(steps(), st.integers(1, 3), st.sampled_from(["none", "optimizer", "weights"]), st.sampled_from([1, 2, 4]))
+def test_bounds_hold_and_memory_is_exact_for_states_in_groups_and_on_the_host(step, zero, offload, prefetch):
+    problem, layout = step
+    assume(offload != "weights" or zero == 3)
+    states = layout.replace(zero=zero, offload_states=offload, prefetch=prefetch)
+    either = product((True, False), (True, False))
+    layouts = [states.replace(overlap_grad_reduce=r, overlap_param_gather=g) for r, g in either]
+    bound, exact = lower_bounds_s(problem, layouts), evaluate(problem, layouts).step_time_s
+    assert (bound <= exact * SLOW).all()
+    costs = list(price_grids(problem, [LayoutGrid.of(one) for one in layouts]))
+    assert [cost.peak_bytes.item() for cost in costs] == pytest.approx(peak_memory(problem, layouts)[0].tolist())
+
+
+def _slow_network():
+    cluster = catalog.cluster("dgx-a100")
+    slowed = lambda one: replace(one, bandwidth_bytes_per_s=one.bandwidth_bytes_per_s / 8)  # noqa: E731
+    inside, *outside = cluster.levels
+    return replace(cluster, levels=(inside, *(slowed(one) for one in outside)))
+
+
+def _found(cluster=None, mode="train", **changes):
+    job = Job(global_batch=64, seq_len=4096, mode=mode)
+    problem = step_problem(catalog.model("llama2-13b"), cluster or catalog.cluster("dgx-a100"), job)
+    return explain(problem, Layout(dp=32, zero=3, micro_batch=2).replace(**changes), timeline=True)
+
+
+def test_hybrid_sharding_lies_between_replicas_and_shards_over_all():
+    """Groups of a node: more memory than shards over 32 ranks, less than whole states, and no traffic between nodes but
+    one reduction of each shard."""
+    everywhere, in_node, replicated = _found(), _found(replicate=4), _found(zero=0)
+    assert everywhere.memory.peak < in_node.memory.peak < replicated.memory.peak
+    assert in_node.memory.optimizer == pytest.approx(4 * everywhere.memory.optimizer)
+    assert in_node.memory.weights == pytest.approx(4 * everywhere.memory.weights)
+    assert _found(zero=1, replicate=4).step_time_s <= in_node.step_time_s * SLOW
+    slow = _slow_network()
+    # weights are gathered inside nodes
+    assert _found(slow, "inference", replicate=4).step_time_s < 0.9 * _found(slow, "inference").step_time_s
+
+
+def test_every_layer_is_gathered_and_reduced_by_itself():
+    """The timeline has a gather before each use and a reduction after each backward, in both passes."""
+    found = _found(micro_batch=1)
+    kinds = found.timeline.structure.kind
+    groups, micro_batches = 16, 2
+    for kind in (Kind.PARAM_GATHER, Kind.PARAM_GATHER_BACKWARD, Kind.GRAD_REDUCE):
+        assert (kinds == kind).sum() == groups * micro_batches
+
+
+def test_states_on_the_host_free_memory_and_cost_copies_and_updates():
+    usual, optimizer, weights = (_found(offload_states=where) for where in ("none", "optimizer", "weights"))
+    assert optimizer.memory.optimizer == optimizer.memory.gradients == 0 < usual.memory.optimizer
+    assert optimizer.memory.weights == usual.memory.weights
+    assert weights.memory.weights == 0
+    assert weights.memory.buffers == usual.memory.buffers
+    params = usual.memory.optimizer / 12
+    # eight devices share a host; fp32 gradients and 16-bit weights cross the link
+    device, framework = catalog.device("a100-sxm-80gb"), catalog.framework("generic")
+    update_s = 8 * params / framework.host_updates_per_s + 2 * params / device.host_bandwidth_bytes_per_s
+    assert optimizer.breakdown_s["optimizer"] == pytest.approx(update_s, rel=1e-6)
+    assert usual.step_time_s < optimizer.step_time_s
+
+
+def test_prefetching_more_layers_holds_more_of_them():
+    one, three = _found(), _found(prefetch=3)
+    layer = 2 * 4 * 5120**2 + 2 * 3 * 5120 * 13824 + 2 * 2 * 5120
+    assert three.memory.buffers - one.memory.buffers == pytest.approx(2 * layer)
+    assert three.step_time_s <= one.step_time_s * SLOW
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"replicate": 3}, "must divide dp=32"),
+        ({"offload_states": "weights", "zero": 2}, "needs zero=3"),
+        ({"offload_states": "optimizer", "zero": 0}, "needs sharded states"),
+        ({"offload_states": "disk"}, "none, optimizer or weights"),
+        ({"prefetch": 0}, "prefetch must be a whole number of at least 1"),
+    ],
+)
+def test_layouts_that_contradict_themselves_are_refused(changes, words):
+    with pytest.raises(LayoutError, match=words):
+        Layout(dp=32, zero=3).replace(**changes)
+
+
+def test_the_notation_holds_all_of_it():
+    layout = Layout(dp=32, zero=3, replicate=4, prefetch=2, offload_states="weights")
+    assert str(layout) == "tp=1,pp=1,dp=32,zero=3,replicate=4,prefetch=2,offload_states=weights"
+    assert Layout.parse(str(layout)) == layout

@@ -1,0 +1,65 @@
+"""Kinds of context parallelism: the same visible pairs however they are spread, and who waits for whom."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.catalog import model
+from perfmodel.errors import LayoutError
+from perfmodel.spec import Job, Layout
+from perfmodel.workload import Shard, blocks
+
+LLAMA = model("llama3-8b")
+
+
+def attention_flops(job=None, net=LLAMA, **shard):
+    job = job or Job(global_batch=1, seq_len=8192)
+    layer = next(b for b, _ in blocks(net, job, Shard(**shard)) if "layer" in b.name)
+    return sum(op.flops * count for op, count in layer.forward if op.family == "attention")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    cp=st.sampled_from([2, 4, 8]),
+    kind=st.sampled_from(["ring", "all_gather", "gathered_ring", "ulysses"]),
+    tp=st.sampled_from([1, 2]),
+    seq=st.sampled_from([1024, 8192, 65536]),
+)
+def test_balanced_ranks_share_the_visible_pairs(cp, kind, tp, seq):
+    job = Job(global_batch=1, seq_len=seq)
+    whole, part = attention_flops(job, tp=tp), attention_flops(job, tp=tp, cp=cp, cp_kind=kind)
+    assert cp * part == pytest.approx(whole, rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["ring", "all_gather", "gathered_ring"])
+@pytest.mark.parametrize("cp", [2, 4, 8])
+def test_last_rank_of_a_contiguous_split_sees_nearly_twice_the_mean(kind, cp):
+    mean = attention_flops() / cp
+    last = attention_flops(cp=cp, cp_kind=kind, cp_balanced=False)
+    assert last == pytest.approx((2 - 1 / cp) * mean, rel=1e-3)
+
+
+def test_steps_are_merged_and_eager_merges_are_chains():
+    def merges(**job):
+        plain, ring = (
+            [op for op, n in blocks(LLAMA, Job(global_batch=1, seq_len=8192, **job), Shard(cp=4, cp_kind=kind))[1][
+                0].forward for _ in range(n) if getattr(op, "dtype", "") == "fp32"]
+            for kind in ("all_gather", "ring")
+        )  # fmt: skip
+        return len(ring) - len(plain)
+
+    assert merges() == 3
+    assert merges(eager_kernels=("attention_merge",)) == 3 * 4
+
+
+def test_ulysses_divides_heads():
+    with pytest.raises(LayoutError, match="attention heads"):
+        attention_flops(cp=64, cp_kind="ulysses")
+    # four ranks share each of the two key and value heads that tensor parallelism leaves
+    assert attention_flops(tp=4, cp=8, cp_kind="ulysses") > 0
+
+
+def test_kinds_say_nothing_without_context_parallelism():
+    assert Shard.of(Layout(cp_kind="ulysses", cp_balanced=False, ep_overlap=True)) == Shard.of(Layout())
+    with pytest.raises(LayoutError, match="cp_kind must be ring"):
+        Layout(cp=2, cp_kind="star")
