@@ -122,7 +122,7 @@ def test_a_missing_file_is_named(tmp_path):
         ("H100-80GB", 8, "NVLink", "", 450, 50),
         ("H100-PCIE", 4, "PCIe", "", 63, 50),
         ("V100-SXM2-16GB", 8, "NVLink2", "one EDR InfiniBand 100 Gbps per node", 150, 1.5625),
-        ("V100-SXM2-16GB", 4, "NVLink2", "Omni-Path, 4x 100 Gbps per node (Jean Zay)", 150, 0.35 * 12.5),
+        ("V100-SXM2-16GB", 4, "NVLink2", "Omni-Path, 4x 100 Gbps per node (Jean Zay)", 150, 0.36 * 12.5),
         ("GH200-96GB", 4, "NVLink4", "InfiniBand NDR", 450, 50),
         ("B300-SXM", 8, "NVLink5", "", 900, 100),
         ("TPU-v5e", 256, "ICI torus", "DCN between slices", 200, 3.125),
