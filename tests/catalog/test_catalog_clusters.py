@@ -111,7 +111,7 @@ def test_a_missing_file_is_named(tmp_path):
     [
         ("A100-SXM4-80GB", 8, "NVLink3/NVSwitch", "8x HDR 200 Gbps InfiniBand per node (Selene)", 300, 25),
         ("A100-SXM4-80GB", 8, "NVLink3", "4x 100 Gb RoCE per node", 300, 6.25),
-        ("A100-SXM4-80GB", 8, "NVLink3", "Omni-Path, 4 links per node", 300, 0.35 * 6.25),
+        ("A100-SXM4-80GB", 8, "NVLink3", "Omni-Path, 4 links per node", 300, 0.36 * 6.25),
         ("A100-SXM4-80GB", 8, "NVLink3", "4x InfiniBand per node, 800 Gbps in the configs", 300, 12.5),
         ("A100-SXM4-80GB", 8, "NVLink3", "RoCE RDMA (rate not stated)", 300, 25),
         ("A100-40GB", 8, "NVLink", "1600 Gbps per node RoCE", 300, 25),
