@@ -8,7 +8,7 @@ import numpy as np
 from perfmodel.cost.learn import CollectiveWeights, LeftOut, Study
 from perfmodel.cost.learn._collective_physics import KINDS, Effect, expected
 from perfmodel.cost.learn._collective_price import LARGE
-from perfmodel.cost.learn._collective_studies import at_most
+from perfmodel.cost.learn._collective_studies import at_most, fabric_names
 from perfmodel.cost.learn._collective_weights import Scope
 from perfmodel.ingest.tables import groups_of
 
@@ -74,7 +74,37 @@ def study_lines(study: Study) -> list[str]:
         for size, among in (("all", kept), ("below 1 MiB", kept[~large[kept]]), ("1 MiB and more", kept[large[kept]])):
             kinds = [("all", among), *((kind, among[i]) for (kind,), i in groups_of(part.rows.kind[among]))]
             lines += [_line(part, size, kind, index) for kind, index in kinds if len(index)]
-    return lines + _exchange_lines(study)
+    return lines + _exchange_lines(study) + ["", *_fabric_lines(study)]
+
+
+def _fabric_lines(study: Study) -> list[str]:
+    """Fabric by fabric, each left out whole; then all fabrics alike."""
+    part = next(part for part in study.parts if part.what == "fabrics between nodes")
+    large, known = part.rows.buffer_bytes >= 1 << LARGE, np.flatnonzero(np.isfinite(part.error))
+    lines = [
+        "| fabric left out | collective | size | rows | mean | median | bias | inside 90 % interval |",
+        "|---|---|---|--:|--:|--:|--:|--:|",
+    ]
+    groups = groups_of(fabric_names(part.rows)[known], part.rows.kind[known], large[known])
+    for (fabric, kind, big), own in groups:
+        lines.append(f"| {fabric} | {kind} | {_SIZES[big]} | {_errors(part, known[own])} |")
+    whole = groups_of(fabric_names(part.rows)[known], large[known])
+    for big in (False, True):
+        alike = [np.abs(np.expm1(part.error[known[own]])) for (_, size), own in whole if size == big]
+        mean = 100 * np.mean([off.mean() for off in alike])
+        rows = sum(len(off) for off in alike)
+        lines.append(f"| {len(alike)} fabrics alike | all | {_SIZES[big]} | {rows} | **{mean:.1f}** | - | - | - |")
+    return lines
+
+
+_SIZES = {False: "below 1 MiB", True: "1 MiB and more"}
+
+
+def _errors(part: LeftOut, index: np.ndarray) -> str:
+    off = 100 * np.abs(np.expm1(part.error[index]))
+    bias = 100 * np.expm1(np.median(part.error[index]))
+    inside = 100 * np.mean(np.abs(part.error[index]) <= part.half_width[index])
+    return f"{len(index)} | {off.mean():.1f} | {np.median(off):.1f} | {bias:+.0f} | {inside:.0f}"
 
 
 def _line(part: LeftOut, size: str, kind: str, index: np.ndarray) -> str:

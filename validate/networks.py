@@ -8,13 +8,13 @@ Prints the constants of `perfmodel/catalog/_words.py`.
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from perfmodel import catalog
 from perfmodel.cost import CollectiveModel
+from perfmodel.ingest import published_collectives
 from perfmodel.ops import Collective
 
 OMNI_PATH_NODE_GB = 4 * 12.5
@@ -31,46 +31,45 @@ def main() -> None:
 
 
 def contention(file: Path) -> float:
-    """Least squares of log(predicted / measured bus bandwidth) on the log of nodes, through 1 node."""
-    table = pd.read_csv(file)
-    table = table[table["id"].str.endswith("-centre") & (table["n_nodes"] > 1) & table["link"].str.contains("EFA")]
+    """Least squares of log(measured / predicted time) on the log of nodes, through 1 node."""
+    table = _table(file, "EFA")
     cluster = catalog.cluster_for("H100-SXM5-80GB", 8, "NVLink4", "AWS EFA")
-    ops = [
-        Collective(
-            collective=row.collective, bytes=float(row.size_bytes), num_ranks=row.n_devices, ranks_per_node=8, level=1
-        )
-        for row in table.itertuples()
-    ]
-    ranks = table["n_devices"].to_numpy(float)
-    bus = np.where(table["collective"] == "all_reduce", 2, 1) * (ranks - 1) / ranks * table["size_bytes"] / 1e9
-    beyond = np.log(bus / CollectiveModel.load().times(cluster, ops).time_s / table["busbw_GBps"])
-    nodes = np.log(table["n_nodes"].to_numpy(float))
+    beyond = np.log(table["time_us"] * 1e-6 / CollectiveModel.load().times(cluster, _ops(table)).time_s)
+    nodes = np.log(table["num_nodes"].to_numpy(float))
     return float(nodes @ beyond / (nodes @ nodes))
 
 
 def omni_path(file: Path) -> tuple[float, float]:
     """Share of the links' rate and exponent of the nodes, both beside what the collective model says of these links:
     the exponent of the one pair that differs in nodes alone, and the median over all of the share that is left."""
-    table = pd.read_csv(file)
-    table = table[table["link"].str.contains("Omni-Path") & (table["collective"] == "all_reduce")]
-    table = table[table["n_nodes"] > 1]
-    rate = table["busbw_GBps"].to_numpy(float) / [_omni_path_bus_gb(row) for row in table.itertuples()]
-    nodes = table["n_nodes"].to_numpy(float)
-    (few, many) = (rate[(table["id"] == name).to_numpy()][0] for name in ("jz-v100-n4", "jz-v100-n16"))
+    table = _table(file, "Omni-Path")
+    rate = np.array([_predicted_s(table.loc[[row]]) for row in table.index]) / (table["time_us"].to_numpy() * 1e-6)
+    nodes = table["num_nodes"].to_numpy(float)
+    (few, many) = (rate[(table["variant"] == name).to_numpy()][0] for name in ("jz-v100-n4", "jz-v100-n16"))
     exponent = float(np.log(few / many) / np.log(16 / 4))
     return float(np.median(rate * nodes**exponent)), exponent
 
 
-def _omni_path_bus_gb(row: Any) -> float:
-    """Bus bandwidth of a measured all-reduce by the collective model, over links at their nominal rate."""
-    per_node = row.n_devices // row.n_nodes
-    shared = catalog.cluster_for(row.device, per_node, "", "Omni-Path, 4 links per node")
+def _table(file: Path, link: str) -> pd.DataFrame:
+    table = published_collectives(pd.read_csv(file))
+    return table.loc[(table["num_nodes"] > 1) & table["interconnect"].str.contains(link)].reset_index(drop=True)
+
+
+def _ops(table: pd.DataFrame) -> list[Collective]:
+    columns = zip(table["collective"], table["bytes"], table["num_ranks"], table["ranks_per_node"], strict=True)
+    return [
+        Collective(collective=kind, bytes=float(size), num_ranks=int(ranks), ranks_per_node=int(per_node), level=1)
+        for kind, size, ranks, per_node in columns
+    ]
+
+
+def _predicted_s(row: pd.DataFrame) -> float:
+    """Time of one measured all-reduce by the collective model, over links at their nominal rate."""
+    per_node = int(row["ranks_per_node"].iloc[0])
+    shared = catalog.cluster_for(row["device"].iloc[0], per_node, "", "Omni-Path, 4 links per node")
     link = replace(shared.levels[1], bandwidth_bytes_per_s=OMNI_PATH_NODE_GB * 1e9 / per_node, contention=0.0)
-    op = Collective(
-        collective="all_reduce", bytes=float(row.size_bytes), num_ranks=row.n_devices, ranks_per_node=per_node, level=1
-    )
-    time_s = CollectiveModel.load().times(replace(shared, levels=(shared.levels[0], link)), [op]).time_s[0]
-    return 2 * (row.n_devices - 1) / row.n_devices * row.size_bytes / 1e9 / time_s
+    nominal = replace(shared, levels=(shared.levels[0], link))
+    return float(CollectiveModel.load().times(nominal, _ops(row)).time_s[0])
 
 
 if __name__ == "__main__":

@@ -41,13 +41,13 @@ _OTHER_GBIT = 12.5
 """100 Gbit/s Ethernet shared by a server of 8, for devices that no reference system holds."""
 _PCIE_GB = {"Kepler": 15.75, "Pascal": 15.75, "Volta": 15.75, "Turing": 15.75, "Ampere": 31.5, "Ada": 31.5}
 
-EFA_CONTENTION = 0.24
+EFA_CONTENTION = 0.21
 """Exponent of the number of nodes by which collectives over AWS EFA take longer than the collective model says: medians
 of all-reduce, all-gather and reduce-scatter of 256 MB over 2 to 64 nodes in a shared cluster (Ultra-Scale Playbook,
 cluster measurements), fitted by `validate/networks.py`. No step time went into it."""
 
-OMNI_PATH_DELIVERED = 0.35
-OMNI_PATH_CONTENTION = 0.26
+OMNI_PATH_DELIVERED = 0.36
+OMNI_PATH_CONTENTION = 0.29
 """Share of the links' rate that collectives of NCCL get over Omni-Path, and the exponent of the number of nodes, beside
 the collective model: the all-reduces that BigScience timed on Jean Zay (10.6 and 6.8 GB/s of 50 with V100 on 4 and 16
 nodes, 5.1 with A100 on 4), fitted by `validate/networks.py`. No step time went into it."""

@@ -175,7 +175,7 @@ def test_a_row_and_an_op_of_the_same_meaning_cost_the_same(name: str) -> None:
 
 
 def test_an_unnamed_network_is_known_by_its_adapters() -> None:
-    row = {"device": "H100-SXM5-80GB", "collective": "all_gather", "bytes": 4e9, "num_ranks": 64, "ranks_per_node": 8,
+    row = {"device": "H100-SXM5-80GB", "collective": "all_gather", "bytes": 4e10, "num_ranks": 64, "ranks_per_node": 8,
            "interconnect": "NVLink4 + some fabric", "time_us": 1.0, "nics_per_node": 8}  # fmt: skip
     slow, fast = (model().table_times(pd.DataFrame([row | {"nic_gbit_per_s": g}])).time_s[0] for g in (100, 400))
     assert slow / fast == pytest.approx(4, rel=0.1)

@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 from jax.test_util import check_grads
 
 from perfmodel.cost.learn import LinkConstants, collective_time
+from perfmodel.cost.learn._collective_physics import ALGORITHMS
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast")
 SWITCHED = {
     "launch_s": 5e-6, "hop_inside_s": 1e-6, "hop_inside_full_s": 4e-6, "hop_between_s": 6e-6,
     "hop_between_full_s": 14e-6, "peer_s": 3e-6, "bandwidth_inside": 240e9, "bandwidth_between": 20e9,
     "low_latency_share": 0.4, "peer_exponent": 0.0, "node_exponent": 0.03, "switch_share": 0.0, "network_share": 0.0,
+    "shift_inside_s": 0.0, "shift_between_s": 0.0, "neighbour_share": 0.4, "long_ring": 64.0, "eager_bytes": 1e30,
 }  # fmt: skip
 
 
@@ -49,6 +51,46 @@ def test_small_messages_cost_hops() -> None:
     assert many - eight < 3 * (2 * 6e-6) + 5e-6
     assert seconds("all_gather", 8.0, 1024, 4) > 5e-3 * 0.3
     assert seconds("all_to_all", 8.0, 1024, 4) > 0.9 * 1020 * 3e-6
+
+
+def test_without_switches_that_add_no_message_takes_their_way() -> None:
+    """Two hops between nodes per doubling, however small the message."""
+    times = [seconds("all_reduce", 8.0, 8 * n, 8) for n in (2, 4, 8, 16, 32)]
+    np.testing.assert_allclose(np.diff(times), 2 * 6e-6, rtol=0.1)
+
+
+def test_held_to_one_algorithm_is_never_faster_than_free() -> None:
+    for size in (8.0, 1e6, 1e10):
+        for nodes in (1, 2, 4, 64):
+            c = LinkConstants(**{**SWITCHED, "switch_share": 0.7, "network_share": 0.7})
+            free, *held = (
+                float(collective_time("all_reduce", size, 8.0 * nodes, 8.0, c, name)) for name in ("", *ALGORITHMS)
+            )
+            assert min(held) * 1.0001 >= free
+    # kinds without that choice are not held
+    c = LinkConstants(**SWITCHED)
+    assert collective_time("all_gather", 1e9, 64.0, 8.0, c, "nvls") == collective_time("all_gather", 1e9, 64.0, 8.0, c)
+
+
+def test_a_tree_of_two_nodes_sends_half_of_a_larger_one() -> None:
+    """NVLink SHARP and a tree between nodes: bus bandwidth of two nodes beyond that of their adapters."""
+    c = LinkConstants(**{**SWITCHED, "switch_share": 1.0, "bandwidth_inside": 1e15, "node_exponent": 0.0})
+    two, four = (float(collective_time("all_reduce", 1e12, 8.0 * n, 8.0, c, "nvls_tree")) for n in (2, 4))
+    assert four / two == pytest.approx(2, rel=0.01)
+
+
+def test_a_send_to_a_neighbour_keeps_its_channels_on_few_nodes() -> None:
+    two, four, eight, many = (seconds("send_recv", 1e11, n, 1, node_exponent=0.0) for n in (2, 4, 8, 4096))
+    assert two == pytest.approx(four)
+    assert four < eight < many
+    assert many == pytest.approx(1e11 / (0.4 * 20e9), rel=0.01)
+
+
+def test_latency_acts_as_latency() -> None:
+    """Two microseconds more a hop cost what the hops are, not a share of the transfer."""
+    for size in (8.0, 50e6, 1e10):
+        before, after = (seconds("all_gather", size, 64, 8, shift_between_s=shift) for shift in (0.0, 2e-6))
+        assert after - before == pytest.approx(8 * 2e-6, rel=0.01)
 
 
 @settings(max_examples=200, deadline=None)

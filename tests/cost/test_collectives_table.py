@@ -7,6 +7,7 @@ import pytest
 from perfmodel.cost.learn import collective_rows, link_class, moe_rows
 from perfmodel.cost.learn._collective_studies import ranks_fold
 from perfmodel.cost.learn._moe_alltoall import fit_moe_series, moe_curve, moe_prior, relative_moe_vector
+from perfmodel.ingest import published_collectives
 
 
 def _frame(**columns) -> pd.DataFrame:
@@ -39,6 +40,56 @@ def test_a_send_is_a_pair_inside_a_node_or_one_rank_of_each_node():
 def test_second_counts_and_doubtful_rows_are_not_clean():
     rows = collective_rows(_frame(in_place=[0, 1, 0], check=["", "", "degraded_fabric"]))
     assert rows.doubtful.tolist() == [False, True, True]
+
+
+def test_checks_that_name_no_defect_are_clean():
+    checks = ["device_inferred", "rounded_busbw", "tcp_fallback_example;device_inferred", "tcp_sockets_not_rdma"]
+    rows = collective_rows(_frame(check=checks))
+    assert rows.doubtful.tolist() == [False, False, True, True]
+
+
+def test_the_algorithm_that_a_run_was_held_to():
+    names = ["auto", "ring", "tree", "nvls", "nvls_tree", "collnet_direct(SHARP)", "NCCL 2.0 MPI", "ring-neighbour"]
+    rows = collective_rows(_frame(algorithm=names))
+    assert rows.algorithm.tolist() == ["", "ring", "tree", "nvls", "nvls_tree", "collnet", "", ""]
+    assert rows.any_algorithm.tolist() == [True] + [False] * 7
+
+
+def test_trays_of_a_rack_are_one_node():
+    rows = collective_rows(
+        _frame(num_ranks=[64, 72, 144, 144], ranks_per_node=[4, 4, 4, 72], nics_per_node=[4, 4, 4, 72]).assign(
+            device="GB200-NVL72", interconnect="NVL72-NVLink5", nic_gbit_per_s=400
+        )
+    )
+    assert rows.ranks_per_node.tolist() == [64, 72, 72, 72]
+    assert rows.between.tolist() == [False, False, True, True]
+    assert {fabric.node_size for fabric in rows.fabric} == {72}
+    assert {fabric.levels[1].bandwidth for fabric in rows.fabric} == {50e9}
+
+
+def test_a_network_without_a_name_is_told_by_its_adapters():
+    def rate(**more) -> float:
+        row = _frame().assign(device="H100-SXM5-80GB", interconnect="NVLink4+carrier pigeon", num_ranks=16, **more)
+        return collective_rows(row).fabric[0].levels[1].bandwidth
+
+    assert rate(nics_per_node=4, nic_gbit_per_s=200) == 4 * 25e9 / 8
+    assert rate(nics_per_node=8, nic_gbit_per_s=800) == 100e9
+    # four of twelve adapters serve storage
+    assert rate(nics_per_node=12, nic_gbit_per_s=400) == 50e9
+    assert rate() == 50e9
+
+
+def test_published_bus_bandwidths_as_a_table():
+    table = published_collectives(
+        pd.DataFrame({
+            "id": ["a-centre", "a-95th", "a-5th", "b"], "device": "V100-SXM2-32GB", "n_devices": 16, "n_nodes": 4,
+            "link": "Omni-Path 4 links per node", "collective": ["all_reduce"] * 3 + ["all_gather"],
+            "size_bytes": 1.6e9, "busbw_GBps": 10.0,
+        })
+    )  # fmt: skip
+    assert table["variant"].tolist() == ["a-centre", "b"]
+    np.testing.assert_allclose(table["time_us"], [2 * 15e8 / 10e3, 15e8 / 10e3])
+    assert set(table["nics_per_node"]) == {4}
 
 
 @pytest.mark.parametrize(

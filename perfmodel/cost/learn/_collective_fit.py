@@ -42,6 +42,8 @@ class Sources:
     """Sources timed on the device, best first, that a fabric's usual price stands on; by default all, largest first."""
     unhealthy: tuple[tuple[str, ...], ...] = ()
     """First parts of series whose network ran far below its rate: no guide to others."""
+    as_timed: tuple[tuple[str, ...], ...] = ()
+    """First parts of series (`""`: any) whose times hold more than the collective: no guide, inside a node or out."""
     physics_only: tuple[str, ...] = ()
     """Sources that state no licence: constants are fitted to them, their figures are not kept."""
     forced: bool = False
@@ -59,13 +61,18 @@ def fit_rows(
     start: Mapping[Effect, float] | None = None,
 ) -> CollectiveWeights:
     """Physics (or that of `base`) and the curves of what was measured; `start`: effects to begin the search at."""
-    healthy = ~(rows.starting(sources.unhealthy) & rows.between)
+    healthy = guides(rows, sources)
     physics = dict(base.physics) if base else fit_physics(rows.take(healthy), start)
     own = rows.take(~np.isin(rows.of_series("source"), sources.physics_only))
     weights = CollectiveWeights(physics=physics, most_ranks=_most_ranks(rows.take(healthy)))
     if len(own):
         weights = replace(weights, curves=fit_all_curves(own, physics, sources), measured_on=_measured_on(own))
     return _merged(weights, base) if base else weights
+
+
+def guides(rows: CollectiveRows, sources: Sources) -> np.ndarray:
+    """Whether each row tells of links in general, bool[n]."""
+    return ~(rows.starting(sources.unhealthy) & rows.between) & ~rows.starting(sources.as_timed)
 
 
 def fit_curve(ranks: float, ranks_per_node: float, size: np.ndarray, residual: np.ndarray) -> Curve:
@@ -116,7 +123,11 @@ def _usual(
     candidates: dict[FabricKey | LinksKey, dict[tuple[float, float], dict[int, list[Curve]]]] = {}
     for (code,), (at, *_) in groups_of(rows.series):
         key = rows.keys[code]
-        if key.source not in order or (not rows.any_algorithm[at] and not sources.forced):
+        if (
+            key.source not in order
+            or key.starts(sources.as_timed)
+            or (not rows.any_algorithm[at] and not sources.forced)
+        ):
             continue
         fabric: Fabric = rows.fabric[at]  # pyright: ignore[reportAssignmentType]
         # a forced algorithm counts where the library's own choice was not measured

@@ -1,7 +1,7 @@
 """Time of a collective from first principles: launch, hops and bytes over bandwidth, the best of the algorithms.
 
 `launch + min over algorithm and protocol of join(hops x latency, max(bytes / bandwidth inside, bytes / bandwidth
-between))`
+between))`, as NCCL itself models it (`src/graph/tuning.cc`, `ncclTopoTuneModel` and `ncclTopoGetAlgoTime`).
 
 Algorithms: ring, double binary tree (Sanders, Speck and Traeff, Parallel Computing 35, 2009), reduction in the
 switches of a node (NVLS) and of the network (SHARP), pairwise exchange. Protocols as NCCL's LL and Simple: a share
@@ -36,14 +36,19 @@ REFERENCE_PEERS: Final = 7
 """Peers in a node of eight; larger nodes are switched, their bandwidth grows no further."""
 OVERLAP_INSIDE: Final = 3.0
 """Sharpness of the smooth maximum (`larger`) of latency and transfer inside a node."""
-SUM: Final = 1.0
-PIPELINED: Final = 0.5
-"""The same between nodes, where 1 gives the sum and 1/2 the optimally pipelined tree: `(sqrt(latency) +
-sqrt(transfer))^2` (Sanders et al., section 2)."""
+OVERLAP_BETWEEN: Final = 0.8
+OVERLAP_TREE: Final = 0.65
+"""The same between nodes, of a tree and of all else, where 1 gives the sum and 1/2 the optimally pipelined tree,
+`(sqrt(latency) + sqrt(transfer))^2` (Sanders et al., section 2). In between, since chunks have sizes of their own."""
+CHANNELS_UNTIL: Final = 4.0
+"""Nodes up to which a send to a neighbour keeps all its channels: beyond, a rank has more peers than the library has
+channels to give them (`ncclTopoComputeP2pChannels`)."""
 POSTED: Final = 0.1
 """Share of a hop that each further message costs which is posted at once, inside a node."""
-IMPOSSIBLE: Final = 1e3
-"""Volume, in buffers, of an algorithm that the fabric lacks."""
+NEVER: Final = 1e30
+"""Bytes of no message."""
+IMPOSSIBLE_S: Final = 1e6
+"""Time of an algorithm that the fabric lacks."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,9 @@ class LinkConstants:
     """The same in the bandwidth protocol."""
     hop_between_s: Array
     hop_between_full_s: Array
+    shift_inside_s: Array
+    """Stated latency of a hop inside a node beyond the usual one: it adds to time as it is, whatever the size."""
+    shift_between_s: Array
     peer_s: Array
     """What each peer on another node costs one rank of an all-to-all."""
     bandwidth_inside: Array
@@ -72,6 +80,12 @@ class LinkConstants:
     direct links (each pair has its own), negative where ranks share a host bridge."""
     node_exponent: Array
     """Bandwidth between nodes falls as (nodes / 2) to the minus this."""
+    neighbour_share: Array
+    """Share of the bandwidth that a send to a neighbour keeps on many nodes."""
+    long_ring: Array
+    """Ranks of a ring from which its low-latency hops between nodes take twice as long."""
+    eager_bytes: Array
+    """Size of the buffer from which a hop of a tree between nodes asks before it sends: twice the latency."""
     switch_share: Array
     """Efficiency of reduction in the node's switch relative to a ring's; 0: no such switch."""
     network_share: Array
@@ -102,11 +116,21 @@ def smaller(a: Array, b: Array, sharpness: float = 16.0) -> Array:
     return low * (1 + ratio**sharpness) ** (-1 / sharpness)
 
 
-def collective_time(kind: str, buffer_bytes: Array, ranks: Array, ranks_per_node: Array, c: LinkConstants) -> Array:
+ALGORITHMS: Final = ("ring", "tree", "nvls", "nvls_tree", "collnet")
+"""Algorithms that a run may be held to."""
+
+SIMPLE_ONLY: Final = ("nvls", "nvls_tree", "collnet")
+"""Those that reduce in switches, which have no low-latency protocol (NCCL `src/graph/tuning.cc`)."""
+
+
+def collective_time(
+    kind: str, buffer_bytes: Array, ranks: Array, ranks_per_node: Array, c: LinkConstants, algorithm: str = ""
+) -> Array:
     """Seconds of one kind on `ranks` ranks, `ranks_per_node` of them to a node; 0 for one rank.
 
     Sizes as nccl-tests counts them (`perfmodel.spec.Collective`). Inside a node latency hides behind transfer
-    (a smooth maximum fits the tables best); between nodes a ring waits for its hops and a tree is pipelined.
+    (a smooth maximum fits the tables best); between nodes it adds to it. `algorithm`: the one of `ALGORITHMS` that the
+    run is held to; by default, and where the kind has no such choice, the fastest.
     """
     xp = namespace(buffer_bytes, ranks, ranks_per_node, c.bandwidth_inside, c.bandwidth_between, c.hop_inside_s)
     n, r = ranks * 1.0, xp.minimum(ranks_per_node * 1.0, ranks)
@@ -115,63 +139,89 @@ def collective_time(kind: str, buffer_bytes: Array, ranks: Array, ranks_per_node
     peers = xp.clip(r - 1.0, 1.0, REFERENCE_PEERS)
     inside = c.bandwidth_inside * (peers / xp.where(c.peer_exponent < 0, 1, REFERENCE_PEERS)) ** c.peer_exponent
     between = c.bandwidth_between * xp.maximum(nodes / 2, 1.0) ** -c.node_exponent
-    best = None
-    for hops_in, hops_out, fixed_s, volume_in, volume_out, join in _algorithms(kind, xp, n, r, nodes, several, c):
-        sharpness = xp.where(nodes > 1.0, join, OVERLAP_INSIDE)
-        for hop_in_s, hop_out_s, share in (
-            (c.hop_inside_s, c.hop_between_s, c.low_latency_share),
-            (c.hop_inside_full_s, c.hop_between_full_s, 1.0),
+    if kind == "send_recv":
+        kept = xp.minimum(CHANNELS_UNTIL / nodes, 1.0) ** 2
+        between = between * (c.neighbour_share + (1 - c.neighbour_share) * kept)
+    asks = 1 + buffer_bytes / (buffer_bytes + c.eager_bytes)
+    skew = 1 + n / c.long_ring
+    local = xp.minimum(r - 1, 1.0)
+    table, best = _algorithms(kind, xp, n, r, nodes, c), None
+    for name, (hops_in, hops_out, fixed_s, volume_in, volume_out) in table.items():
+        if algorithm in table and algorithm != name:
+            continue
+        is_tree = name in ("tree", "nvls_tree")
+        tree = asks if is_tree else 1.0
+        sharpness = xp.where(nodes > 1.0, OVERLAP_TREE if is_tree else OVERLAP_BETWEEN, OVERLAP_INSIDE)
+        waits = skew if name == "ring" else 1.0
+        # messages of pairs have one protocol between nodes; a broadcast's ranks do not wait for one another
+        quick_s = c.hop_between_full_s if kind in ("send_recv", "all_to_all") else c.hop_between_s
+        least_in, least_out = (local, several) if kind == "broadcast" else (hops_in, hops_out)
+        low_latency = least_in, c.hop_inside_s, least_out, quick_s, waits, c.low_latency_share
+        bandwidth = hops_in, c.hop_inside_full_s, hops_out, c.hop_between_full_s, 1.0, 1.0
+        for near, near_s, far, far_s, slower, share in (
+            (bandwidth,) if name in SIMPLE_ONLY else (low_latency, bandwidth)
         ):
-            latency_s = hops_in * hop_in_s + hops_out * hop_out_s + fixed_s
+            latency_s = near * near_s + far * far_s * tree * slower + fixed_s
+            shift_s = near * _shift(xp, near_s, c.shift_inside_s) + far * _shift(xp, far_s, c.shift_between_s)
             inside_s, between_s = (
                 volume_in * buffer_bytes / (inside * share),
                 volume_out * buffer_bytes / (between * share),
             )
             transfer_s = larger(inside_s, between_s, 6.0)
-            time_s = larger(latency_s, transfer_s, sharpness)
+            # inside a node transfer hides what latency is stated, too
+            time_s = larger(latency_s + shift_s * (1 - several), transfer_s, sharpness) + shift_s * several
             best = time_s if best is None else smaller(best, time_s)
     return (c.launch_s + best) * xp.minimum(n - 1.0, 1.0)
 
 
 def _algorithms(
-    kind: str, xp: ModuleType, n: Array, r: Array, nodes: Array, several: Array, c: LinkConstants
-) -> tuple[tuple[Array, Array, Array, Array, Array, float], ...]:
-    """Per algorithm: hops inside and between nodes, other latency [s], bytes of the busiest rank inside a node and
-    between nodes as multiples of the buffer, and how latency joins transfer between nodes."""
-    share = (n - 1) / n
+    kind: str, xp: ModuleType, n: Array, r: Array, nodes: Array, c: LinkConstants
+) -> dict[str, tuple[Array, Array, Array, Array, Array]]:
+    """Per algorithm: hops inside and between nodes, other latency [s], and bytes of the busiest rank inside a node and
+    between nodes as multiples of the buffer."""
+    share, several = (n - 1) / n, xp.minimum(nodes - 1.0, 1.0)
     local = xp.minimum(r - 1, 1.0)  # 0 where every rank of the group has a node to itself
     ring_in, ring_out = n - nodes, nodes * several
     tree_in, tree_out = smaller(r - 1, 2 * xp.log2(r)), xp.log2(nodes)
     if kind == "all_reduce":
-        tree_volume = 2 * (1 - 2.0 ** (1 - nodes))
+        # one of two nodes sends its buffer once; one inside a tree sends half of it up, once more to two children
+        tree_volume = xp.minimum(nodes - 1, 2.0)
         # a switch that reduces gets every rank's buffer once and sends the sum once
-        switched, networked = _per_share(xp, c.switch_share), _per_share(xp, c.network_share)
-        return (
-            (2 * ring_in, 2 * ring_out, 0.0, 2 * share * local, 2 * share * several / r, SUM),
-            (2 * tree_in, 2 * tree_out, 0.0, 2 * share * local, tree_volume / r, PIPELINED),
-            (2 * local, 2 * tree_out, 0.0, switched * local, tree_volume / r, PIPELINED),
-            (2 * local, 2 * several, 0.0, switched * local, networked * several / r, SUM),
-        )
+        (switched, no_switch_s), (networked, no_network_s) = _reduced(xp, c.switch_share), _reduced(xp, c.network_share)
+        ring_volume, over = 2 * share * several / r, 2 * share * local
+        return {
+            "ring": (2 * ring_in, 2 * ring_out, 0.0, over, ring_volume),
+            "tree": (2 * tree_in, 2 * tree_out, 0.0, over, tree_volume / r),
+            "nvls": (2 * local, 2 * ring_out, no_switch_s, switched * local, ring_volume),
+            "nvls_tree": (2 * local, 2 * tree_out, no_switch_s, switched * local, tree_volume / r),
+            "collnet": (2 * local, 2 * several, no_switch_s + no_network_s, switched * local, networked * several / r),
+        }
     if kind in ("all_gather", "reduce_scatter"):
-        return ((ring_in, ring_out, 0.0, share * local, share * several / r, SUM),)
+        return {"ring": (ring_in, ring_out, 0.0, share * local, share * several / r)}
     if kind == "all_to_all":
         # sends to all peers are posted at once; what stays in the node does not load its adapters
         fixed_s = (n - r) * c.peer_s
-        return ((local * (1 + POSTED * (r - 1)), several, fixed_s, (r - 1) / n, (n - r) / n, SUM),)
+        return {"": (local * (1 + POSTED * (r - 1)), several, fixed_s, (r - 1) / n, (n - r) / n)}
     if kind == "send_recv":
-        return ((local * (1 - several), several, 0.0, local * (1 - several), several, SUM),)
-    return (
-        (ring_in, ring_out, 0.0, local, several / r, SUM),
-        (tree_in, tree_out, 0.0, local, several / r, PIPELINED),
-    )
+        return {"": (local * (1 - several), several, 0.0, local * (1 - several), several)}
+    return {
+        "ring": (ring_in, ring_out, 0.0, local, several / r),
+        "tree": (tree_in, tree_out, 0.0, local, several / r),
+    }
 
 
-def _per_share(xp: ModuleType, share: Array) -> Array:
-    return xp.where(share > 0, 1 / xp.maximum(share, 1e-9), IMPOSSIBLE)
+def _shift(xp: ModuleType, hop_s: Array, stated_s: Array) -> Array:
+    """However low the stated latency, a hop keeps `LEAST_HOP` of the fitted one: software."""
+    return xp.maximum(stated_s, (LEAST_HOP - 1) * hop_s)
+
+
+def _reduced(xp: ModuleType, share: Array) -> tuple[Array, Array]:
+    """Volume in buffers of a reduction in switches of this efficiency, and what keeps those without from it [s]."""
+    return 1 / xp.where(share > 0, share, 1.0), xp.where(share > 0, 0.0, IMPOSSIBLE_S)
 
 
 LEAST_HOP: Final = 0.25
-"""However low a stated latency, a hop keeps this share of the fitted one: software."""
+"""Share of the fitted hop that is software: it stays however low a stated latency."""
 _DEFAULT_HOP_S: Final = {"hop_inside": 2e-6, "hop_between": 20e-6}
 _LEAST_EFFICIENCY: Final = 0.02
 
@@ -194,8 +244,10 @@ def effects(kind: str, inside: str, between: str) -> tuple[Effect, ...]:
     """All effects that a collective of this kind on these link classes depends on."""
     of_kind = (Effect("launch", kind=kind), Effect("inside", kind=kind), Effect("between", kind=kind))
     near = (Effect(of, inside) for of in ("inside", "hop_inside", "peers", "low_latency"))
-    far = (Effect(of, between) for of in ("between", "hop_between", "peer_s", "nodes"))
-    alone = (Effect(of) for of in ("hop_ratio", "switch", "network", "hop_ratio_between"))
+    tiers = ("between", "hop_between", "hop_ratio_between", "long_ring", "peer_s", "nodes")
+    far = (Effect(of, between) for of in tiers)
+    names = ("hop_ratio", "switch", "network", "neighbours", "low_latency_between")
+    alone = (Effect(of) for of in names)
     both = (Effect("inside", inside, kind), Effect("between", between, kind), Effect("hop_between", between, kind))
     return (*of_kind, *near, *far, *alone, *both)
 
@@ -204,13 +256,17 @@ _EXPECTED: Final = {
     "launch": (log(5e-6), 0.5),
     "low_latency": (-0.6, 0.4),
     "hop_ratio": (log(3.0), 0.5),
-    "hop_ratio_between": (log(2.0), 0.4),
+    "hop_ratio_between": (log(1.5), 0.6),
     "switch": (1.0, 0.5),
     "network": (1.0, 0.5),
-    "peer_s": (log(3e-6), 0.8),
-    "nodes": (log(0.03), 0.8),
+    "nodes": (log(0.03), 0.5),
+    "neighbours": (0.0, 0.5),
+    "long_ring": (log(1024.0), 1.5),
+    "low_latency_between": (-0.6, 0.5),
 }
-_EFFICIENCY: Final = {"inside": (1.1, 0.7), "between": (1.7, 0.7)}
+_EFFICIENCY: Final = {"inside": (1.1, 0.7), "between": (2.2, 0.4)}
+PEER_HOPS: Final = 0.5
+"""Expected time that a peer costs an exchange, in hops between nodes."""
 
 
 def expected(effect: Effect) -> tuple[float, float]:
@@ -218,9 +274,12 @@ def expected(effect: Effect) -> tuple[float, float]:
     of, name, kind = effect
     link = link_named(name)
     if of in _EFFICIENCY:
-        return (0.0, 0.5) if name else _EFFICIENCY[of]
+        # an exchange depends on topology and routing more than neighbours in a ring do
+        return (0.0, 1.0 if kind == "all_to_all" else 0.5) if name else _EFFICIENCY[of]
     if of in _DEFAULT_HOP_S:
-        return (0.0, 0.4) if kind else (log(link.hop_s if link else _DEFAULT_HOP_S[of]), 0.7)
+        return (0.0, 0.3) if kind else (log(link.hop_s if link else _DEFAULT_HOP_S[of]), 0.5)
+    if of == "peer_s":
+        return log(PEER_HOPS * (link.hop_s if link else _DEFAULT_HOP_S["hop_between"])), 0.8
     return _peers(link) if of == "peers" else _EXPECTED[of]
 
 
@@ -254,28 +313,29 @@ def constants(
 
     near_s = exp(value("hop_inside", inside))
     far_s = exp(value("hop_between", between) + value("hop_between", between, kind))
-    near_ratio, far_ratio = 1 + exp(value("hop_ratio")), 1 + exp(value("hop_ratio_between"))
-    near_shift, far_shift = (fabric.latency_shift_s(level, outside) for outside in (False, True))
+    near_ratio, far_ratio = 1 + exp(value("hop_ratio")), 1 + exp(value("hop_ratio_between", between))
     link = link_named(inside)
+    low_latency = value("low_latency_between") if spans_nodes else value("low_latency", inside)
     return LinkConstants(
         launch_s=exp(value("launch", "", kind)),
-        hop_inside_s=_hop(near_s, near_shift),
-        hop_inside_full_s=_hop(near_ratio * near_s, near_shift),
-        hop_between_s=_hop(far_s, far_shift),
-        hop_between_full_s=_hop(far_ratio * far_s, far_shift),
+        hop_inside_s=near_s,
+        hop_inside_full_s=near_ratio * near_s,
+        hop_between_s=far_s,
+        hop_between_full_s=far_ratio * far_s,
+        shift_inside_s=fabric.latency_shift_s(level, False),
+        shift_between_s=fabric.latency_shift_s(level, True),
         peer_s=exp(value("peer_s", between)),
         bandwidth_inside=fabric.inside.bandwidth * (1.0 if spans_nodes else efficiency("inside", inside)),
         bandwidth_between=fabric.share_between(level, ranks_per_node, concurrent) * efficiency("between", between),
-        low_latency_share=1 / (1 + exp(-value("low_latency", inside))),
+        low_latency_share=1 / (1 + exp(-low_latency)),
         peer_exponent=value("peers", inside) if link and (link.mesh or link.name.startswith("PCIe")) else 0.0,
         node_exponent=exp(value("nodes", between)),
+        neighbour_share=1 / (1 + exp(-value("neighbours"))),
+        long_ring=exp(value("long_ring", between)),
+        eager_bytes=network.eager_bytes if (network := link_named(between)) else NEVER,
         switch_share=1 / (1 + exp(-value("switch"))) if link and link.reduces else 0.0,
         network_share=1 / (1 + exp(-value("network"))) if in_network else 0.0,
     )
-
-
-def _hop(fitted_s: float, shift_s: float) -> float:
-    return max(fitted_s + shift_s, LEAST_HOP * fitted_s)
 
 
 def least_volume(kind: str, ranks: np.ndarray, ranks_per_node: np.ndarray, reduces: np.ndarray | bool) -> np.ndarray:

@@ -21,7 +21,7 @@ from perfmodel.ingest.tables import groups_of
 
 NOISE: Final = 0.25
 """Log error of one placement that the expected effects are weighed against: fabrics of one class differ by this."""
-KNEE: Final = 0.3
+KNEE: Final = 0.15
 """Log error beyond which a point pulls no harder (soft L1): congested and misconfigured runs."""
 DISPATCH: Final = (log(3e-6), 1.5)
 """Log of the dispatch cost [s] expected of a source, and its standard deviation."""
@@ -46,10 +46,10 @@ class _Placements:
     def __init__(self, rows: CollectiveRows) -> None:
         self.rows = rows
         keys: dict[tuple[Any, ...], int] = {}
-        columns = zip(rows.kind, rows.fabric, rows.ranks_per_node, rows.in_network, rows.between, strict=True)
+        columns = zip(rows.kind, rows.fabric, rows.ranks_per_node, rows.algorithm, rows.between, strict=True)
         self.which = np.array([keys.setdefault(key, len(keys)) for key in columns], dtype=np.int64)
         self.keys = list(keys)
-        self.of_kind = groups_of(rows.kind)
+        self.of_kind = groups_of(rows.kind, rows.algorithm)
 
     def table(self, values: Mapping[Effect, float]) -> np.ndarray:
         """Constants of every set, float64[k, fields]."""
@@ -61,10 +61,10 @@ class _Placements:
 
     def of_table(self, table: np.ndarray) -> np.ndarray:
         time_s, own = np.zeros(len(self.rows)), self.rows
-        for (kind,), index in self.of_kind:
+        for (kind, algorithm), index in self.of_kind:
             c = LinkConstants(*table[self.which[index]].T)
             time_s[index] = collective_time(
-                kind, own.buffer_bytes[index], own.ranks[index], own.ranks_per_node[index], c
+                kind, own.buffer_bytes[index], own.ranks[index], own.ranks_per_node[index], c, algorithm
             )
         return time_s
 
@@ -92,22 +92,32 @@ class _Placements:
 
     @staticmethod
     def constants(values: Mapping[Effect, float], key: tuple[Any, ...]) -> list[float]:
-        kind, fabric, per_node, in_network, between = key
+        kind, fabric, per_node, algorithm, between = key
         level = len(fabric.levels) - 1 if between else 0
-        c = constants(values, kind, fabric, level, per_node, 1.0, in_network, between)
+        c = constants(values, kind, fabric, level, per_node, 1.0, algorithm == "collnet", between)
         return [getattr(c, name) for name in _FIELDS]
 
 
-def fit_physics(rows: CollectiveRows, start: Mapping[Effect, float] | None = None) -> dict[Effect, float]:
+def fit_between(rows: CollectiveRows, known: Mapping[Effect, float]) -> dict[Effect, float]:
+    """Effects fitted to rows over several nodes alone; those inside a node as `known`."""
+    inside = {effect: value for effect, value in known.items() if effect.of not in _BETWEEN}
+    return fit_physics(rows.take(rows.between), known, inside)
+
+
+def fit_physics(
+    rows: CollectiveRows, start: Mapping[Effect, float] | None = None, held: Mapping[Effect, float] | None = None
+) -> dict[Effect, float]:
     """Effects of the physical curve by maximum a posteriori, robust to congested and misconfigured runs.
 
     Every placement of every series counts alike. Tables timed from the host have a dispatch cost of their source,
-    which is fitted beside and left out of predictions. `start`: effects to begin the search at.
+    which is fitted beside and left out of predictions. `start`: effects to begin the search at; `held`: effects that
+    stay as they are.
     """
     from scipy.optimize import least_squares
 
     thin, weight = _thinned(rows)
-    names = _names(thin)
+    held = held or {}
+    names = [name for name in _names(thin) if name not in held]
     source, which = np.unique(thin.of_series("source").astype(str), return_inverse=True)
     first = len(names)
     middle, deviation = np.array([expected(name) for name in names] + [DISPATCH] * len(source)).T
@@ -115,7 +125,7 @@ def fit_physics(rows: CollectiveRows, start: Mapping[Effect, float] | None = Non
 
     def at(move: np.ndarray) -> tuple[dict[Effect, float], np.ndarray]:
         vector = middle + deviation * move
-        return dict(zip(names, vector[:first].tolist(), strict=True)), np.exp(vector[first:])[which]
+        return {**held, **dict(zip(names, vector[:first].tolist(), strict=True))}, np.exp(vector[first:])[which]
 
     def residual(move: np.ndarray) -> np.ndarray:
         values, dispatch_s = at(move)
@@ -141,10 +151,19 @@ def fit_physics(rows: CollectiveRows, start: Mapping[Effect, float] | None = Non
     found = least_squares(residual, first_move, jac=jacobian, method="trf", max_nfev=25, ftol=1e-4)  # type: ignore[arg-type]
     vector = middle + deviation * found.x
     _LOG.info("%d effects of %d placements' points, cost %.1f", len(middle), len(thin), found.cost)
-    return {name: round(float(v), 4) for name, v in zip(names, vector[:first], strict=True)}
+    return {**held, **{name: round(float(v), 4) for name, v in zip(names, vector[:first], strict=True)}}
 
 
-_BETWEEN: Final = ("between", "hop_between", "peer_s", "nodes", "hop_ratio_between")
+_BETWEEN: Final = (
+    "between",
+    "hop_between",
+    "peer_s",
+    "nodes",
+    "hop_ratio_between",
+    "neighbours",
+    "long_ring",
+    "low_latency_between",
+)
 """Effects that say nothing inside a node."""
 
 

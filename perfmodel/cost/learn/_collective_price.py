@@ -50,7 +50,8 @@ class Request:
     fabric: Fabric
     keys: tuple[EntryKey | SeriesKey, ...] = ()
     """A measured series to price by, most specific first; without one the fabric's usual price."""
-    in_network: bool = False
+    algorithm: str = ""
+    """The one that it is held to; by default the fastest."""
     any_algorithm: bool = True
 
 
@@ -164,10 +165,10 @@ class CollectivePrices:
     def _inside_table(self, asked: Request) -> _Table:
         fabric = asked.fabric
         parts, source = self._measured_curves(asked, False, 0, 0.0)
-        c = constants(self.weights.physics, asked.kind, fabric, 0, 1.0, 1.0, asked.in_network, False)
+        c = constants(self.weights.physics, asked.kind, fabric, 0, 1.0, 1.0, asked.algorithm == "collnet", False)
         size_bytes = np.exp2(GRID)[None, :]
         ranks = RANKS[:, None]
-        time_s = collective_time(asked.kind, size_bytes, ranks, ranks, c)
+        time_s = collective_time(asked.kind, size_bytes, ranks, ranks, c, asked.algorithm)
         time_s = time_s * np.exp(_correction(parts, RANKS))
         link = link_named(fabric.inside.link)
         log_s = _growing(np.log(time_s), 1)
@@ -177,11 +178,15 @@ class CollectivePrices:
     def _between_table(self, asked: Request, per_node: float, level: int, concurrent: float) -> _Table:
         fabric = asked.fabric
         parts, source = self._measured_curves(asked, True, level, per_node)
-        c = constants(self.weights.physics, asked.kind, fabric, level, per_node, concurrent, asked.in_network, True)
+        c = constants(
+            self.weights.physics, asked.kind, fabric, level, per_node, concurrent, asked.algorithm == "collnet", True
+        )
         size_bytes = np.exp2(GRID)[None, :]
         nodes = NODES[1:]
         ranks = nodes[:, None] * per_node
-        time_s = collective_time(asked.kind, size_bytes, ranks, per_node, c) * np.exp(_correction(parts, nodes))
+        time_s = collective_time(asked.kind, size_bytes, ranks, per_node, c, asked.algorithm) * np.exp(
+            _correction(parts, nodes)
+        )
         log_s = _growing(np.log(time_s), 1)
         if not isinstance(source, SeriesKey):
             log_s = _growing(log_s, 0)
@@ -282,13 +287,13 @@ def predict_rows(prices: CollectivePrices, rows: CollectiveRows) -> Priced:
     n = len(rows)
     time_s, half_width, least_s, provenance = np.zeros(n), np.zeros(n), np.zeros(n), np.full(n, "", dtype=object)
     code: dict[tuple[Any, ...], int] = {}
-    columns = (rows.kind, rows.fabric, rows.series, rows.software, rows.dtype, rows.in_network, rows.any_algorithm)
+    columns = (rows.kind, rows.fabric, rows.series, rows.software, rows.dtype, rows.algorithm, rows.any_algorithm)
     which = np.array([code.setdefault(key, len(code)) for key in zip(*columns, strict=True)], dtype=np.int64)
     asked_for = list(code)
     for (number,), index in groups_of(which):
-        kind, fabric, series, software, dtype, in_network, any_algorithm = asked_for[number]
+        kind, fabric, series, software, dtype, algorithm, any_algorithm = asked_for[number]
         key = rows.keys[series]
-        asked = Request(str(kind), fabric, (EntryKey(key, software, dtype), key), bool(in_network), bool(any_algorithm))
+        asked = Request(str(kind), fabric, (EntryKey(key, software, dtype), key), str(algorithm), bool(any_algorithm))
         groups = table_groups(rows.buffer_bytes[index], rows.ranks[index], rows.ranks_per_node[index], asked.fabric)
         priced = prices.price(asked, groups)
         time_s[index], half_width[index], provenance[index] = priced.time_s, priced.half_width, priced.provenance

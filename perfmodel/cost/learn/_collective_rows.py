@@ -16,10 +16,13 @@ import pandas as pd
 from perfmodel.cost.learn._collective_physics import KINDS, least_volume
 from perfmodel.cost.learn._fabrics import (
     DEVICES_PER_NODE,
+    NVL72_DEVICES,
+    TRAY,
     Fabric,
     LinkClass,
     is_known,
     is_network,
+    is_rack,
     link_classes,
     states_rate,
 )
@@ -41,8 +44,8 @@ class SeriesKey(NamedTuple):
         return "|".join(self)
 
     def starts(self, leading: Iterable[Sequence[str]]) -> bool:
-        """Whether the first parts are those of one of `leading`."""
-        return any(self[: len(parts)] == tuple(parts) for parts in leading)
+        """Whether the first parts are those of one of `leading`, where `""` stands for any."""
+        return any(all(part in ("", own) for own, part in zip(self, parts, strict=False)) for parts in leading)
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,8 @@ class CollectiveRows:
     dtype: np.ndarray
     fabric: np.ndarray
     """`Fabric` of every row, object[n]; equal ones are one object."""
-    in_network: np.ndarray
-    """Whether the network's switches reduce, bool[n]."""
+    algorithm: np.ndarray
+    """The algorithm that the run was held to (`ALGORITHMS`), else `""`; str[n]."""
     any_algorithm: np.ndarray
     """Whether the library chose the algorithm, bool[n]."""
     buffer_bytes: np.ndarray
@@ -113,6 +116,7 @@ def collective_rows(table: pd.DataFrame) -> CollectiveRows:
     by_nodes = np.ceil(ranks / np.maximum(number(table, "num_nodes"), 1))
     per_node = np.where(np.isfinite(per_node) & (per_node >= 1), per_node, by_nodes)
     per_node = np.where(np.isfinite(per_node), per_node, DEVICES_PER_NODE)
+    table, per_node = _in_racks(table, ranks, per_node)
     # neighbours exchange: inside a node a group of two, over nodes one rank of each
     is_send = kind == "send_recv"
     nodes = np.where(is_send & (ranks > per_node), np.ceil(ranks / np.maximum(per_node, 1)), 1)
@@ -126,7 +130,7 @@ def collective_rows(table: pd.DataFrame) -> CollectiveRows:
         software=text(table, "software"),
         dtype=text(table, "dtype"),
         fabric=_fabrics(table, per_node),
-        in_network=table["reduced_in_network"].to_numpy(bool),
+        algorithm=text(table, "held_to"),
         any_algorithm=table["library_chose"].to_numpy(bool),
         buffer_bytes=size,
         ranks=group,
@@ -135,6 +139,16 @@ def collective_rows(table: pd.DataFrame) -> CollectiveRows:
         doubtful=table["doubtful"].to_numpy(bool),
         skipped=_reasons(kind, size, ranks),
     )
+
+
+def _in_racks(table: pd.DataFrame, ranks: np.ndarray, per_node: np.ndarray) -> tuple[pd.DataFrame, np.ndarray]:
+    """The table and ranks per node, with the trays of a rack that NVLink joins as one node where no node is stated."""
+    names = zip(text(table, "interconnect"), text(table, "device"), strict=True)
+    stated = number(table, "devices_per_node") > TRAY
+    trays = np.array([is_rack(*name) for name in names], bool) & (per_node <= TRAY) & (ranks > per_node) & ~stated
+    racks = np.ceil(ranks / NVL72_DEVICES)
+    nics = number(table, "nics_per_node") * np.where(trays, NVL72_DEVICES / TRAY, 1.0)
+    return table.assign(nics_per_node=nics), np.where(trays, np.ceil(ranks / np.maximum(racks, 1)), per_node)
 
 
 def _series(table: pd.DataFrame) -> tuple[np.ndarray, tuple[SeriesKey, ...]]:

@@ -10,17 +10,16 @@ import numpy as np
 import pandas as pd
 
 from perfmodel.cost.learn import _moe_alltoall as moe
-from perfmodel.cost.learn._collective_fit import NO_SOURCES, Sources, fit_all_curves, fit_rows
-from perfmodel.cost.learn._collective_physics_fit import physical_time
+from perfmodel.cost.learn._collective_fit import NO_SOURCES, Sources, fit_all_curves, fit_rows, guides
+from perfmodel.cost.learn._collective_physics_fit import fit_between, physical_time
 from perfmodel.cost.learn._collective_price import LARGE, CollectivePrices, predict_rows
 from perfmodel.cost.learn._collective_rows import CollectiveRows, collective_rows, counted, set_aside
-from perfmodel.cost.learn._collective_weights import CollectiveWeights, LinksKey, Scope
+from perfmodel.cost.learn._collective_weights import CollectiveWeights, CurveKey, LinksKey, Placements, Scope
 from perfmodel.cost.learn._intervals import conformal_quantile
 from perfmodel.ingest.tables import groups_of, hashed
 
 RANK_FOLDS: Final = 3
 DEVICE_FOLDS: Final = 3
-FABRIC_FOLDS: Final = 5
 _LOG: Final = logging.getLogger(__name__)
 FEWEST: Final = 30
 """Errors that a width of its own needs."""
@@ -132,8 +131,8 @@ class Study:
 def study_collectives(tables: Sequence[pd.DataFrame], sources: Sources = NO_SOURCES) -> Study:
     """Leave shapes, rank counts, devices and fabrics out, one kind after another.
 
-    Physics is fitted anew wherever devices or fabrics are left out. Fabrics whose network is known to have run far
-    below its rate are no part of the studies of devices and fabrics.
+    Physics is fitted anew wherever devices, fabrics or the largest rank counts are left out; the latter two are then
+    predicted by it alone. Fabrics whose network is known to have run far below its rate are no part of these studies.
     """
     rows, exchanges, _ = usable(tables, sources)
     weights = fit_rows(rows, None, sources)
@@ -148,23 +147,52 @@ def study_collectives(tables: Sequence[pd.DataFrame], sources: Sources = NO_SOUR
     error = _left_out(own, fold, lambda train: replace(weights, curves=fit_all_curves(train, weights.physics, sources)))
     parts.append(_crossed("rank counts", own, error, fold, {"physics": others["physics"]}, "learned"))
     spread = quantiles(own, error, "learned")
-    healthy = rows.take(~(rows.starting(sources.unhealthy) & rows.between))
-    between = healthy.between
+    healthy = rows.take(guides(rows, sources))
+    _LOG.info("devices")
     device = np.array([fabric.device for fabric in healthy.fabric], dtype=object)
-    name = np.where(between, healthy.of_series("source") + "|" + device + "|" + healthy.of_series("interconnect"), "")
-    for what, label, folds, where in (
-        ("devices", device, DEVICE_FOLDS, ~between),
-        ("fabrics between nodes", name, FABRIC_FOLDS, between),
-    ):
-        _LOG.info(what)
-        fold = _folds(label, folds)
-        fold[label == ""] = -1
-        error = _left_out(healthy, fold, lambda train: fit_rows(train, None, sources, weights.physics))
-        error = np.where(where, error, np.nan)
-        parts.append(_crossed(what, healthy, error, fold, {}, "links" if what == "devices" else "analytical"))
-        spread |= quantiles(healthy, error, "links" if what == "devices" else "analytical")
+    fold = _folds(device, DEVICE_FOLDS)
+    error = _left_out(healthy, fold, lambda train: fit_rows(train, None, sources, weights.physics))
+    error = np.where(healthy.between, np.nan, error)
+    parts.append(_crossed("devices", healthy, error, fold, {}, "links"))
+    spread |= quantiles(healthy, error, "links")
+    _LOG.info("fabrics and rank counts beyond, between nodes")
+    over = healthy.take(healthy.between)
+    within = replace(weights, curves=_inside_curves(weights.curves))
+
+    def alone(train: CollectiveRows) -> CollectiveWeights:
+        return replace(within, physics=fit_between(train, weights.physics))
+
+    fold = _folds(fabric_names(over), len(over))
+    error = _left_out(over, fold, alone)
+    parts.append(_crossed("fabrics between nodes", over, error, fold, {}, "analytical"))
+    spread |= quantiles(over, error, "analytical")
+    error = _left_out(over, np.where(most_ranks(over), 0, -1), alone)
+    known = CollectiveWeights(physics={}, spread=quantiles(over, parts[-1].error, "analytical"))
+    half = half_widths(over, np.flatnonzero(np.isfinite(error)), known, "analytical")
+    parts.append(LeftOut("rank counts beyond", over, error, half, {}))
     inside = {scope._replace(what="analytical"): v for scope, v in spread.items() if scope.what == "links"}
     return Study(inside | spread, tuple(parts), left_out_exchanges(exchanges))
+
+
+def fabric_names(rows: CollectiveRows) -> np.ndarray:
+    """Who measured on what, by which whole fabrics are left out; str objects [n]."""
+    device = np.array([fabric.device for fabric in rows.fabric], dtype=object)
+    return rows.of_series("source") + ", " + device + ", " + rows.of_series("interconnect")
+
+
+def most_ranks(rows: CollectiveRows) -> np.ndarray:
+    """Whether a row has the most ranks of its series and ranks per node, where fewer were measured too; bool[n]."""
+    result = np.zeros(len(rows), bool)
+    for _, own in groups_of(rows.series, rows.ranks_per_node):
+        ranks = rows.ranks[own]
+        result[own[ranks == ranks.max()]] = ranks.min() < ranks.max()
+    return result
+
+
+def _inside_curves(curves: Mapping[CurveKey, Placements]) -> dict[CurveKey, Placements]:
+    """Those of groups inside one node."""
+    kept = {key: {place: c for place, c in places.items() if place[0] <= place[1]} for key, places in curves.items()}
+    return {key: places for key, places in kept.items() if places}
 
 
 def ranks_fold(rows: CollectiveRows) -> np.ndarray:
@@ -205,17 +233,21 @@ def _crossed(
     """With the widths that the other folds teach."""
     half = np.full(len(rows), np.nan)
     for k in range(fold.max(initial=-1) + 1):
-        test = np.flatnonzero(fold == k)
-        learned = quantiles(rows, np.where(fold == k, np.nan, error), name)
-        known = CollectiveWeights(physics={}, spread=learned)
-        for at in test[np.isfinite(error[test])]:
-            where = "between" if rows.between[at] else "inside"
-            large = bool(rows.buffer_bytes[at] >= 1 << LARGE)
-            source = {"measured": rows.keys[rows.series[at]], "links": LinksKey("", "")}.get(name)
-            half[at] = known.half_width(
-                "learned" if name == "links" else name, str(rows.kind[at]), where, large, source
-            )
+        known = CollectiveWeights(physics={}, spread=quantiles(rows, np.where(fold == k, np.nan, error), name))
+        test = np.flatnonzero((fold == k) & np.isfinite(error))
+        half[test] = half_widths(rows, test, known, name)[test]
     return LeftOut(what, rows, error, half, others)
+
+
+def half_widths(rows: CollectiveRows, index: np.ndarray, known: CollectiveWeights, name: str) -> np.ndarray:
+    """Half-widths of the rows at `index` by what `known` teaches of errors of this name; NaN elsewhere, float64[n]."""
+    half = np.full(len(rows), np.nan)
+    for at in index:
+        where = "between" if rows.between[at] else "inside"
+        large = bool(rows.buffer_bytes[at] >= 1 << LARGE)
+        source = {"measured": rows.keys[rows.series[at]], "links": LinksKey("", "")}.get(name)
+        half[at] = known.half_width("learned" if name == "links" else name, str(rows.kind[at]), where, large, source)
+    return half
 
 
 def _interpolation(rows: CollectiveRows) -> np.ndarray:

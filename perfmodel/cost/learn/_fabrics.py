@@ -36,6 +36,8 @@ class LinkClass:
     """Direct links between pairs instead of a switch: a rank's bandwidth grows with the peers that take part."""
     limited: bool = True
     """Whether it is a link at all: ranks on one host exchange data through memory."""
+    eager_bytes: float = 1e30
+    """Messages up to this size are sent without asking the receiver first."""
 
 
 LINK_CLASSES: Final = (
@@ -60,7 +62,7 @@ LINK_CLASSES: Final = (
     LinkClass("InfiniBand-HDR", r"hdr|infiniband|\bib\b", 25e9, 5e-6, 6e-6, True, reduces=True),
     LinkClass("OmniPath", r"omni", 12.5e9, 5e-6, 6e-6, True),
     LinkClass("Aries", r"aries|cray", 10e9, 1.5e-6, 6e-6, True),
-    LinkClass("Slingshot", r"slingshot", 25e9, 5e-6, 8e-6, True),
+    LinkClass("Slingshot", r"slingshot", 25e9, 5e-6, 6e-6, True, eager_bytes=4096),
     LinkClass("RoCE", r"roce", 25e9, 6e-6, 10e-6, True),
     LinkClass("EFA", r"efa|elastic fabric", 12.5e9, 15e-6, 30e-6, True),
     LinkClass("loopback", r"gloo|loopback|emulated|veth", 12.5e9, 25e-6, 30e-6, True, limited=False),
@@ -89,6 +91,12 @@ _OF_DEVICE: Final = (
 )
 """Links of one name whose rate depends on the device: class, device, bytes/s (data sheets: MI200 die to die, MI350
 seven links of 76.8 GB/s, bridges of A100 and H100 PCIe, B60 with eight PCIe lanes, EC2 p5)."""
+_ADAPTER: Final = ((r"b300", 100e9), (r"h[12]00|h20\b|h800|gh200|b200|mi3\d\d", 50e9), (r"a100|a800|mi2\d\d", 25e9))
+"""One-way bytes/s of the network adapter of each device in the vendors' own systems (DGX A100: HDR, DGX H100, B200 and
+GB200 NVL72: NDR, B300: XDR; MI300X platforms: 400 Gbit/s)."""
+NVL72_DEVICES: Final = 72
+"""Devices that one NVLink domain joins, in trays of four."""
+TRAY: Final = 4
 _RATE: Final = re.compile(r"@\s*(\d+\.?\d*(?:e[-+]?\d+)?)\s*gb/s")
 
 
@@ -112,12 +120,16 @@ def link_classes(interconnect: str, device: str, between_nodes: bool) -> tuple[L
             rates = [float(rate[1]) * 1e9 for words, rate in parts if rate and re.search(link.pattern, words)]
             own = _by_device(device.lower(), link)
             found[family] = replace(own, bandwidth_bytes_per_s=rates[0]) if rates and rates[0] > 0 else own
-    return tuple(found.values()) or (_unnamed(parts, between_nodes),)
+    return tuple(found.values()) or (_unnamed(parts, device.lower(), between_nodes),)
 
 
-def _unnamed(parts: list[tuple[str, re.Match[str] | None]], between_nodes: bool) -> LinkClass:
-    """The class of a tier whose links nobody knows by name, at the rate stated: inside a node first, then between."""
-    unknown = UNKNOWN_INTER if between_nodes else UNKNOWN_INTRA
+def _unnamed(parts: list[tuple[str, re.Match[str] | None]], device: str, between_nodes: bool) -> LinkClass:
+    """The class of a tier whose links nobody knows by name, at the rate stated (inside a node first, then between) or,
+    of a network, at that of the adapters that such devices come with."""
+    usual = next(
+        (rate for pattern, rate in _ADAPTER if re.search(pattern, device)), UNKNOWN_INTER.bandwidth_bytes_per_s
+    )
+    unknown = replace(UNKNOWN_INTER, bandwidth_bytes_per_s=usual) if between_nodes else UNKNOWN_INTRA
     for words, rate in parts[1:] if between_nodes else parts[:1]:
         if rate and float(rate[1]) > 0 and not any(re.search(link.pattern, words) for link in LINK_CLASSES):
             return replace(unknown, bandwidth_bytes_per_s=float(rate[1]) * 1e9, pattern=re.escape(words))
@@ -138,6 +150,11 @@ def is_network(interconnect: str, device: str) -> bool:
 def is_known(interconnect: str, device: str, between_nodes: bool) -> bool:
     """Whether a name tells the links of that tier."""
     return link_class(interconnect, device, between_nodes).pattern != ""
+
+
+def is_rack(interconnect: str, device: str) -> bool:
+    """Whether NVLink joins a whole rack."""
+    return "nvl72" in f"{interconnect} {device}".lower()
 
 
 def states_rate(interconnect: str) -> bool:
@@ -281,6 +298,8 @@ def _of_row(
     adapter = outer.bandwidth_bytes_per_s
     if nic_gbit > 0:
         adapter = nic_gbit / 8 * 1e9
+    if nics > size:  # beyond a whole number per device adapters serve storage
+        nics -= nics % size
     between = adapter * nics / size if nics > 0 else adapter
     network = Level(outer.name, between, adapter, outer.latency_s, outer.latency_s, outer.reduces, outer.limited)
     if alone and ranks_per_node < 2:
@@ -297,8 +316,8 @@ def _of_row(
 
 
 def _usual_node(name: str, device: str) -> int:
-    if "nvl72" in name or "nvl72" in device.lower():
-        return 72
+    if is_rack(name, device):
+        return NVL72_DEVICES
     return 4 if _NODE_OF_FOUR.search(name) or _NODE_OF_FOUR.search(device.lower()) else DEVICES_PER_NODE
 
 
