@@ -31,14 +31,19 @@ class Beside(NamedTuple):
 
 def beside_passes(spec: ProgramSpec, structure: Structure) -> Beside:
     """What runs beside what in a program; what is communicated for a chunk as a whole finds passes of the same chunk
-    no longer or not yet, and is beside nothing."""
+    no longer or not yet, and is beside nothing.
+
+    Of a pipeline, the first stage's: all stages launch their exchanges at once (Megatron-LM's `align_grad_reduce` and
+    `align_param_gather`), so that what they cost delays a step once, and the first stage begins and ends it. Launched
+    one by one they would delay every stage of the last backward after another, more than not to overlap them.
+    """
     kinds = [Kind.GRAD_REDUCE] if spec.grad_reduce in ("overlap", "eager_opt") else []
     if spec.param_gather in ("step_overlap", "layer"):
         kinds += [Kind.PARAM_GATHER, Kind.PARAM_GATHER_BACKWARD]
     kind, stage, segment = structure.class_kind, structure.class_stage, structure.class_segment
     often = np.bincount(structure.duration, minlength=structure.n_classes)
     found: list[tuple[int, int, float]] = []
-    for comm in np.flatnonzero(np.isin(kind, kinds) & (segment != WHOLE)).tolist():
+    for comm in np.flatnonzero(np.isin(kind, kinds) & (segment != WHOLE) & (stage == 0)).tolist():
         passes, step = _NEXT[Kind(kind[comm])]
         at = segment[comm] + step
         beside = np.isin(kind, passes) & (stage == stage[comm]) & (segment == at) & (at >= 0)

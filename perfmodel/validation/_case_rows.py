@@ -143,6 +143,8 @@ def stated_layout(row: Row, spread: Spread, model: Model, framework: Framework) 
         said["schedule"] = _SCHEDULES.get(name, name).replace("interleaved", "1f1b")
     if number(row, "zero_stage") is not None:
         said["zero"] = count(row, "zero_stage", least=0)
+    elif text(row, "sharding").lower() == "fsdp":  # weights stay gathered between the micro-batches of a pipeline
+        said["zero"] = 2 if spread.pp > 1 else 3  # (arXiv 2407.21783, section 3.3.2; torchtitan's default)
     if (sequence := number(row, "sequence_parallel")) is not None:
         said["sequence_parallel"] = bool(sequence)
     if recompute := recompute_of(row):

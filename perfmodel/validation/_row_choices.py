@@ -27,6 +27,7 @@ def plausible_rows(row: Row, micro_batch: int | None = None) -> tuple[list[Row],
     - Degrees that contradict the devices: replicas are what the other degrees leave, as launchers have it.
     - The micro-batch: those of `MICRO_BATCHES` that divide what a replica gets.
     - Model chunks per stage, in a pipeline whose framework and schedule are not stated: powers of two.
+    - Sequence parallelism beside tensor parallelism, where the framework is not stated: with and without.
 
     Args:
         row: cells of one run.
@@ -39,6 +40,7 @@ def plausible_rows(row: Row, micro_batch: int | None = None) -> tuple[list[Row],
     found, names = [row], []
     for name, choices in (
         ("degrees", _with_degrees), ("dp", _with_replicas), ("micro_batch", _with_micro_batch), ("vpp", _with_chunks),
+        ("sequence_parallel", _with_sequence_parallel),
     ):  # fmt: skip
         if name == "micro_batch" and micro_batch is not None:
             continue
@@ -94,6 +96,12 @@ def _with_chunks(row: Row) -> Iterator[Row]:
         return
     per_stage = min(MOST_CHUNKS, count(row, "layers", stages) // stages)
     yield from ({**row, "vpp": chunks} for chunks in _powers(max(1, per_stage)))
+
+
+def _with_sequence_parallel(row: Row) -> Iterator[Row]:
+    if count(row, "tp", 1) == 1 or number(row, "sequence_parallel") is not None or text(row, "framework"):
+        return
+    yield from ({**row, "sequence_parallel": chosen} for chosen in (0, 1))
 
 
 def _powers(most: int) -> tuple[int, ...]:
