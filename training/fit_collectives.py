@@ -25,9 +25,6 @@ decide for all. Shapes and rank counts by the series' own corrections, `devices`
 links on other devices or by physics, `fabrics between nodes` (each left out whole) and `rank counts beyond`
 (the most ranks of each series left out) by physics alone, fitted without them.
 
-The model before (commit da8144a, the same fabrics but those of cloud_docs left out): 40.9 at 1 MiB and more, 48.1
-below; fabrics alike 34.8 and 56.9.
-
 """
 
 

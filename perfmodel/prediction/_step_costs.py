@@ -37,7 +37,8 @@ def beside_passes(spec: ProgramSpec, structure: Structure) -> Beside:
     `align_param_gather`), so that what they cost delays a step once, and the first stage begins and ends it. Launched
     one by one they would delay every stage of the last backward after another, more than not to overlap them.
     """
-    kinds = [Kind.GRAD_REDUCE] if spec.grad_reduce in ("overlap", "eager_opt") else []
+    serial = spec.param_gather == "layer_serial"  # the gather that the next pass waits for waits for the reduction
+    kinds = [Kind.GRAD_REDUCE] if spec.grad_reduce in ("overlap", "eager_opt") and not serial else []
     if spec.param_gather in ("step_overlap", "layer"):
         kinds += [Kind.PARAM_GATHER, Kind.PARAM_GATHER_BACKWARD]
     kind, stage, segment = structure.class_kind, structure.class_stage, structure.class_segment

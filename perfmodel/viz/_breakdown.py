@@ -34,14 +34,15 @@ def draw_breakdown(predictions: Sequence[Prediction], width: Width = "column") -
         raise PerfModelError("breakdown picture: no layout to draw; give at least one prediction")
     rows = _rows(predictions)
     per_s, unit = time_unit(max(p.step_time_s for p in predictions))
-    figure = new_figure(width, 2.3 + 0.11 * len(rows))
-    axis = figure.subplots()
     x, bottom = np.arange(len(predictions)), np.zeros(len(predictions))
     longest = max(p.step_time_s for p in predictions) * per_s
     names = [*PARTS, *dict.fromkeys(k for p in predictions for k in p.breakdown_s if k not in PARTS)]
+    heights = {name: per_s * np.array([p.breakdown_s.get(name, 0.0) for p in predictions]) for name in names}
+    told = sum(height.max() > _LEAST_SHARE * longest for height in heights.values())
+    figure = new_figure(width, 1.7 + 0.11 * len(rows) + 0.1 * told)
+    axis = figure.subplots()
     handles, labels = [], []
-    for name in names:
-        height = per_s * np.array([p.breakdown_s.get(name, 0.0) for p in predictions])
+    for name, height in heights.items():
         look = PARTS.get(name, _ODD_PART._replace(label=name.replace("_", " ")))
         drawn = axis.bar(x, height, 0.78, bottom=bottom, color=look.colour, edgecolor="white", linewidth=0.2)
         bottom += height

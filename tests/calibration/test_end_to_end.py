@@ -196,7 +196,7 @@ def test_calibration_directory(tmp_path) -> None:
         pm.predict("gpt3-1.3b", CLUSTER, **options),
         pm.predict("gpt3-1.3b", CLUSTER, calibration=tmp_path, **options),
     )
-    assert after.step_time_s > before.step_time_s * 1.01
+    assert after.step_time_s > before.step_time_s * 1.005
     fixed = step_problem(catalog.model("gpt3-1.3b"), CLUSTER, Job(global_batch=256, seq_len=2048), tmp_path)
     (batch_s,) = evaluate(fixed, [Layout.parse(LAYOUTS[0])]).step_time_s
     assert batch_s == pytest.approx(after.step_time_s, rel=1e-5)

@@ -13,7 +13,7 @@ from perfmodel.prediction import Site
 from perfmodel.validation import predict_cases, read_case, read_rows, validate_cases
 from perfmodel.validation._case_rows import read_cases
 from perfmodel.validation._cases import counter_of, unstated_share
-from perfmodel.validation._row_words import fp8_recipe_of
+from perfmodel.validation._row_words import dispatcher_of, fp8_recipe_of, overlaps_experts
 
 GPT = KORTHIKANTI_22B | {"flash_attention": None, "notes": None, "memory_kind": None}
 TABLE = [
@@ -47,11 +47,14 @@ def words(row: dict[str, Any]) -> dict[str, Any]:
         said |= {"recompute": "none", "recompute_full_layers": case.layout.recompute_full_layers[0]}
     if given(row, "schedule") or case.layout.vpp > 1:
         said |= {"schedule": case.layout.schedule, "vpp": case.layout.vpp}
+    if (beside := overlaps_experts(row)) is not None:
+        said["ep_overlap"] = beside
     attention = {"flash_attention": bool(float(row["flash_attention"]))} if given(row, "flash_attention") else {}
     recipe = {} if (stated := fp8_recipe_of(row)) is None else {"fp8_recipe": stated}
+    dispatcher = {"expert_dispatcher": stated} if (stated := dispatcher_of(row)) else {}
     job = case.framework.job(
         case.model, case.cluster.device, global_batch=case.job.global_batch, seq_len=case.job.seq_len,
-        dtype=case.job.dtype, frozen=case.job.frozen, **attention, **recipe,
+        dtype=case.job.dtype, frozen=case.job.frozen, **attention, **recipe, **dispatcher,
     )  # fmt: skip
     text = ",".join(f"{key}={str(value).lower()}" for key, value in said.items())
     return {

@@ -54,8 +54,8 @@ def test_slower_products_of_runs_are_found_again(runs: Path, tmp_path: Path, cap
 
 def test_the_spread_at_which_ranks_of_runs_meet_is_found_again():
     rows = []
-    for batch in (1, 2, 4):
-        row = ROW | {"case_id": str(batch), "micro_batch": batch, "global_batch": batch}
+    for tokens in (512, 1024, 2048):
+        row = ROW | {"case_id": str(tokens), "micro_batch": 1, "global_batch": 1, "seq_len": tokens}
         case = read_case(row)
         late = step_problem(case.model, case.cluster, case.job, None, case.framework, Site(sustained=(), skew_s=8e-5))
         rows.append(row | {"measured_iter_time_s": float(step_times_s(late, [case.layout])[0])})

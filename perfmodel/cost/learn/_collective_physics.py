@@ -36,10 +36,11 @@ REFERENCE_PEERS: Final = 7
 """Peers in a node of eight; larger nodes are switched, their bandwidth grows no further."""
 OVERLAP_INSIDE: Final = 3.0
 """Sharpness of the smooth maximum (`larger`) of latency and transfer inside a node."""
-OVERLAP_BETWEEN: Final = 0.8
+OVERLAP_BETWEEN: Final = 1.0
+"""The same between nodes: the sum (Hockney's alpha and beta)."""
 OVERLAP_TREE: Final = 0.65
-"""The same between nodes, of a tree and of all else, where 1 gives the sum and 1/2 the optimally pipelined tree,
-`(sqrt(latency) + sqrt(transfer))^2` (Sanders et al., section 2). In between, since chunks have sizes of their own."""
+"""The same of a tree, where 1/2 is the optimally pipelined one, `(sqrt(latency) + sqrt(transfer))^2` (Sanders et al.,
+section 2). Between it and the sum, since chunks have sizes of their own."""
 CHANNELS_UNTIL: Final = 4.0
 """Nodes up to which a send to a neighbour keeps all its channels: beyond, a rank has more peers than the library has
 channels to give them (`ncclTopoComputeP2pChannels`)."""
@@ -261,7 +262,7 @@ _EXPECTED: Final = {
     "network": (1.0, 0.5),
     "nodes": (log(0.03), 0.5),
     "neighbours": (0.0, 0.5),
-    "long_ring": (log(1024.0), 1.5),
+    "long_ring": (log(16384.0), 1.5),
     "low_latency_between": (-0.6, 0.5),
 }
 _EFFICIENCY: Final = {"inside": (1.1, 0.7), "between": (2.2, 0.4)}

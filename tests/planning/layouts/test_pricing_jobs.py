@@ -58,6 +58,7 @@ JOBS = {
     "grad_dtype": st.sampled_from(["fp32", "bf16"]),
     "eager_kernels": st.sampled_from([(), ("norm", "attention_layout")]),
     "optimizer": st.sampled_from(get_args(get_type_hints(Job)["optimizer"])),
+    "fp8_recipe": st.sampled_from(["", "delayed", "mxfp8"]),
     "expert_dispatcher": st.sampled_from(get_args(get_type_hints(Job)["expert_dispatcher"])),
     "expert_imbalance": st.sampled_from([1.0, 1.3]),
     "expert_capacity_factor": st.sampled_from([None, None, 1.5]),
