@@ -32,7 +32,6 @@ def test_more_bandwidth_is_never_slower_and_no_faster_than_in_proportion(case: C
         assert_between(case.with_link(level, bandwidth=times), case, most=times)
 
 
-@pending("a host waits less for hidden collectives")
 @some(8)
 @given(cases(), FACTORS)
 def test_more_latency_is_never_faster_and_no_slower_than_in_proportion(case: Case, times: float) -> None:
@@ -68,7 +67,6 @@ SAME_DIE = [
 ]  # fmt: skip
 
 
-@pending("a host waits less for hidden collectives")
 @pytest.mark.parametrize(("slower", "faster"), SAME_DIE)
 @some(3)
 @given(case=cases())
@@ -80,7 +78,8 @@ def test_devices_of_one_die_differ_by_no_more_than_their_figures(slower: str, fa
     ratios = [1.0, *(a / b for a, b in rates if a and b)]
     dtype = case.dtype if case.dtype in one.dtypes else "bf16"
     on_one, on_other = (replace(case, dtype=dtype, cluster=replace(case.cluster, device=d)) for d in (one, other))
-    assert_between(on_other, on_one, most=max(ratios), least=min(ratios))
+    # collectives are those that each of them was measured with
+    assert_between(on_other, on_one, most=1.01 * max(ratios), least=0.99 * min(ratios))
 
 
 @some(8)

@@ -58,15 +58,13 @@ BARS = (
         "faster than in the kernel tables."),
     Bar("SimuMax B200", _starts("case_id", "simumax"), "mean", 0.04, 0.008, elsewhere="5.6 % / memory 0.46 %",
         missing="About a millisecond per layer and micro-batch that no tensor parallelism divides, and attention at "
-        "32k to 128k tokens, which was never measured there; sustained clocks rest on this source alone, and so are "
-        "left out."),
+        "32k to 128k tokens, which was never measured there; products take longer than their power limit has it."),
     Bar("llm-foundry FSDP", _starts("case_id", "llmf"), "mean", 0.05, elsewhere="naive rate 9.8 %",
-        missing="Sustained clock of H100, which rests on the playbook alone where this source is left out; attention "
+        missing="Attention "
         "of 2023 (Triton's first generation), slower in runs of 16k tokens and more; and runs with few sequences per "
         "device, near the limit of memory, which are predicted too fast."),
     Bar("Zero Bubble", _starts("case_id", "zb-"), "mean", 0.04, elsewhere="14.4 %",
-        missing="Products take longer in its steps than alone, by more than in those of other sources on Ampere "
-        "(`perfmodel/prediction/sustained.json`): most of its runs come out too fast."),
+        missing="Products take longer in its steps than under the power limit: most of its runs come out too fast."),
     Bar("BLOOM tuning", _starts("case_id", "bloom"), "mean", 0.07, elsewhere="naive 11 %",
         missing="Runs with 12, 14 and 26 heads of 128 elements per device take longer than runs that differ in the "
         "number of heads alone; something per micro-batch and stage that does not grow with it (with tp = 8, small "

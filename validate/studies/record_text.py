@@ -20,16 +20,20 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any] | None, live: di
     sources = record["sources"]
     parts = [
         "# Predicted against measured",
-        "Made by `make validate`. What is fitted to published runs (`perfmodel fit --sites`: one number per "
-        "device architecture, and half-widths of intervals) leaves out the source that it is "
+        "Made by `make validate`. What is fitted to published runs (`perfmodel fit --sites`: how much longer products "
+        "take on devices whose power nobody measured, how far apart ranks meet, spread of peak memory, and half-widths "
+        "of intervals) leaves out the source that it is "
         "held against; nothing else knows sources. Every run is predicted as `perfmodel predict --framework` predicts "
         "what its row says; `generic` is the same without the framework. Not blind: facts of frameworks "
         "(`perfmodel catalog frameworks`) were looked up with residuals in view; what nanotron keeps, copies, reduces "
         "and launches was read off its source, and the host time per operator rests on operators counted there; the "
         "contention of EFA was read off collectives of the playbook's own cluster, and so were rate and contention of "
         "Omni-Path, from all-reduces on BLOOM's; that what a row leaves open is taken as it is fastest was chosen over "
-        "the median with results in view. Errors are relative to the measured time; width: the interval's upper end "
-        "over its lower, the median of the runs.",
+        "the median with results in view. So were: that nanotron's pipelines check every collective; facts of memory "
+        "(frozen 8-bit weights, gradients of Megatron-DeepSpeed, communicators); that Megatron-Bridge of 2026 "
+        "dispatches as HybridEP does; that no remainder beside the power limit is kept for Blackwell; and that the "
+        "Llama 3 paper's FSDP is read as ZeRO 2. Errors are relative to the measured time; width: the interval's upper "
+        "end over its lower, the median of the runs.",
         "## Step time of published runs",
         _steps(record),
         "## Means over sources",
