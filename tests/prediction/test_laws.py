@@ -17,11 +17,6 @@ from perfmodel.spec import Transformer
 FACTORS = st.sampled_from([1.1, 2.0, 8.0])
 
 
-def pending(why: str) -> pytest.MarkDecorator:
-    """A law that is broken still."""
-    return pytest.mark.xfail(reason=why, strict=False)
-
-
 # --- hardware -------------------------------------------------------------------------------------
 
 
@@ -160,7 +155,6 @@ def assert_costs_device_seconds(fewer: Case, more: Case) -> None:
     assert_between(fewer, more, least=fewer.layout.devices / more.layout.devices)
 
 
-@pending("experts beyond linear")
 @some(8)
 @given(cases())
 def test_context_parallelism_costs_device_seconds(case: Case) -> None:
