@@ -7,11 +7,21 @@ from perfmodel.validation._row_choices import MICRO_BATCHES, plausible_rows
 ROW = {
     "case_id": "one", "source": "s", "model": "llama3-8b", "device": "H100", "n_devices": 32, "devices_per_node": 8,
     "tp": 2, "pp": 2, "dp": 8, "cp": 1, "vpp": 1, "micro_batch": 2, "global_batch": 64, "layers": 32, "notes": "",
+    "sequence_parallel": 1,
 }  # fmt: skip
 
 
 def test_a_row_that_states_all_is_left_as_it_is():
     assert plausible_rows(ROW) == ([ROW], ())
+
+
+def test_sequence_parallelism_where_no_framework_is_told():
+    rows, names = plausible_rows(ROW | {"sequence_parallel": None})
+    assert names == ("sequence_parallel",)
+    assert [row["sequence_parallel"] for row in rows] == [0, 1]
+    for told in ({"framework": "megatron-core@2025"}, {"tp": 1, "dp": 16}):
+        row = ROW | {"sequence_parallel": None} | told
+        assert plausible_rows(row) == ([row], ())
 
 
 def test_degrees_that_nothing_tells():
