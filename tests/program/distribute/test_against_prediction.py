@@ -236,7 +236,7 @@ def test_steps_take_as_long_at_the_same_prices(layout: Layout) -> None:
     if bundle.spec.n_stages <= layout.pp:  # with several chunks a rank's messages, sent in the schedule's order, queue
         structure = program_structure(program.function, CLUSTER)
         found = simulate(structure, lambda ops: np.array([price_s(op, free) for op in ops]))
-        assert found.makespan_s == pytest.approx(want, rel=1e-12)
+        assert found.makespan_s == pytest.approx(want, rel=1e-12 if layout.overlap_grad_reduce else 2e-6)
 
 
 def exchanging_on_compute(program: Program) -> Program:
