@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Float64
 
 from perfmodel.cost.learn import (
     Samples,
@@ -20,10 +21,10 @@ from perfmodel.cost.learn import (
     figures_lookup,
     gather,
     read_recipe,
-    roofline_log_time,
     split,
-    tree_features,
 )
+from perfmodel.cost.learn._kinds import KindCode, one_hot
+from perfmodel.cost.learn._tables import physics_of
 from perfmodel.ingest import kernel_table_paths
 from perfmodel.ingest.tables import read_table, write_json
 
@@ -50,6 +51,22 @@ def baselines(samples: Samples, holdout: float) -> dict[str, float]:
         trees.fit(x[seen], log_time[seen])
         result[label] = float(absolute_percent(log_time[test] - trees.predict(x[test])).mean())
     return {k: round(v, 2) for k, v in result.items()}
+
+
+def roofline_log_time(samples: Samples) -> Float64[np.ndarray, "n"]:
+    """Log seconds of the plain roofline max(FLOPs / peak, bytes / bandwidth): the first baseline."""
+    physics, machine = physics_of(samples)
+    return np.log(np.maximum(physics.flops / machine.peak, physics.bytes / machine.bandwidth))
+
+
+def tree_features(samples: Samples, *, with_software: bool) -> Float64[np.ndarray, "n F"]:
+    """Inputs of the tree baseline: log shapes, FLOPs and bytes, device figures, kind (and stack)."""
+    physics, machine = physics_of(samples)
+    columns = [np.log2(1.0 + v) for v in samples.rows.shape.values()]
+    columns += [np.log2(physics.flops), np.log2(physics.bytes), *(np.log2(figure) for figure in machine)]
+    code = one_hot(KindCode.of(samples.rows.kinds), samples.rows)
+    extra = [samples.stack.astype(np.float64)] if with_software else []
+    return np.column_stack([*columns, code, *extra])
 
 
 def main(names: list[str]) -> None:

@@ -4,7 +4,7 @@ import time
 from collections import Counter
 
 import numpy as np
-from timing import best_s
+from timing import best_cpu_s, best_s
 
 from perfmodel import catalog
 from perfmodel.planning.layouts import (
@@ -17,8 +17,9 @@ from perfmodel.planning.layouts import (
     with_options,
     with_schedules,
 )
-from perfmodel.prediction import StepProblem, bundles, evaluate, prepared, price_grids, step_problem
+from perfmodel.prediction import StepProblem, bundles, durations, evaluate, prepared, price_grids, step_problem
 from perfmodel.spec import Job, Model, Problem
+from perfmodel.timeline import ProgramBatch, makespan_many
 
 MODEL, CLUSTER, JOB = catalog.model("gpt3-175b"), catalog.cluster("dgx-a100"), Job(global_batch=1536, seq_len=2048)
 EVALUATED = 20_000
@@ -39,26 +40,31 @@ def whole_space(devices: int) -> SearchSpace:
     )
 
 
-def priced(fixed: StepProblem, space: SearchSpace, devices: int) -> tuple[Candidates, float]:
+def priced(problem: StepProblem, space: SearchSpace, devices: int) -> tuple[Candidates, float]:
     """All layouts with memory and bound, and the seconds that took."""
     start = time.perf_counter()
     grids = enumerate_grids(space, problem_on(devices), Counter())
-    found = gather(price_grids(fixed, list(grids)), CLUSTER.device.memory_bytes, Counter())
+    found = gather(price_grids(problem, list(grids)), CLUSTER.device.memory_bytes, Counter())
     return found, time.perf_counter() - start
 
 
 def exact_evaluations(model: Model, devices: int, global_batch: int) -> dict[str, dict[str, object]]:
     """Layouts of the default space that fit, a random part of them, all evaluated in one call and one by one."""
     job = Job(global_batch=global_batch, seq_len=2048)
-    fixed = step_problem(model, CLUSTER, job)
-    problem = Problem(model=model, cluster=CLUSTER, job=job, devices=devices)
-    grids = enumerate_grids(default_space(problem), problem, Counter())
-    candidates = gather(price_grids(fixed, list(grids)), CLUSTER.device.memory_bytes, Counter())
+    problem = step_problem(model, CLUSTER, job)
+    asked = Problem(model=model, cluster=CLUSTER, job=job, devices=devices)
+    grids = enumerate_grids(default_space(asked), asked, Counter())
+    candidates = gather(price_grids(problem, list(grids)), CLUSTER.device.memory_bytes, Counter())
     layouts = candidates.layouts(sample(candidates, EVALUATED))
     singly = layouts[:: len(layouts) // SINGLY][:SINGLY]
-    together_s = best_s(lambda: evaluate(fixed, layouts), 4) / len(layouts)
-    singly_s = best_s(lambda: [evaluate(fixed, [one]) for one in singly], 2) / len(singly)
-    found = bundles(fixed, layouts)
+    together_s = best_s(lambda: evaluate(problem, layouts), 4) / len(layouts)
+    singly_s = best_s(lambda: [evaluate(problem, [one]) for one in singly], 2) / len(singly)
+    found = bundles(problem, layouts)
+    batch = ProgramBatch(tuple(prepared(bundle.spec).compiled for bundle in found))
+    seconds = [durations(problem, bundle) for bundle in found]
+    makespan_many(batch, seconds)
+    cpu_s = best_cpu_s(lambda: evaluate(problem, layouts), 4) / len(layouts)
+    loops_s = best_cpu_s(lambda: makespan_many(batch, seconds), 4) / len(layouts)
     ops = sum(len(b.lanes) * prepared(b.spec).structure.duration.size for b in found) / len(layouts)
     return {
         f"exact_evaluations_per_s_{model.name}_{devices}_devices": {
@@ -67,6 +73,10 @@ def exact_evaluations(model: Model, devices: int, global_batch: int) -> dict[str
         },
         f"together_over_singly_{model.name}_{devices}_devices": {
             "ratio": singly_s / together_s, "unit": "x", "baseline": "the same evaluated one after the other",
+        },
+        f"exact_evaluation_over_its_loops_{model.name}_{devices}_devices": {
+            "ratio": cpu_s / loops_s, "unit": "x", "baseline": "the loops over ops alone, processor time",
+            "cpu_seconds": cpu_s, "loops_cpu_seconds": loops_s,
         },
     }  # fmt: skip
 

@@ -15,14 +15,15 @@ _NAMES = {
     "spec": "Cluster Device Job Layout Mlp ConvNet Framework NetworkLevel PeakRates Problem Transformer",
     "errors": "PerfModelError",
     "catalog": "cluster clusters device devices framework frameworks model models problem",
-    "ingest": "detect_format read_measurements read_trace",
+    "ingest": "detect_format read_measurements read_profile read_trace",
     "ingest.tables": "read_table",
     "measure": "read_plan run_plan write_plan",
     "session": "Session",
     "cost.learn": "fit",
     "prediction": "Prediction predict Site compare_schedules explain step_problem",
     "planning.what_if": "whatif",
-    "calibration": "EndToEnd Run calibrate_end_to_end calibrate_model model_plan plan_report",
+    "calibration": "EndToEnd Run calibrate_end_to_end calibrate_model explain_profile fit_profile model_plan "
+    "plan_report",
     "ingest.launch": "Launch export_launch read_launch",
     "importers": "OpTable read_onnx read_sharded trace trace_program",
     "schedule": "get_schedule read_schedule require_valid schedule_facts",
@@ -37,12 +38,21 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names.spli
 _RENAMED = {"fit": "fit_calibration"}
 
 if TYPE_CHECKING:
-    from perfmodel.calibration import EndToEnd, Run, calibrate_end_to_end, calibrate_model, model_plan, plan_report
+    from perfmodel.calibration import (
+        EndToEnd,
+        Run,
+        calibrate_end_to_end,
+        calibrate_model,
+        explain_profile,
+        fit_profile,
+        model_plan,
+        plan_report,
+    )
     from perfmodel.catalog import cluster, clusters, device, devices, framework, frameworks, model, models, problem
     from perfmodel.cost.learn import fit_calibration as fit
     from perfmodel.errors import PerfModelError
     from perfmodel.importers import OpTable, read_onnx, read_sharded, trace, trace_program
-    from perfmodel.ingest import detect_format, read_measurements, read_trace
+    from perfmodel.ingest import detect_format, read_measurements, read_profile, read_trace
     from perfmodel.ingest.launch import Launch, export_launch, read_launch
     from perfmodel.ingest.tables import read_table
     from perfmodel.measure import read_plan, run_plan, write_plan

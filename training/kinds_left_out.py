@@ -31,6 +31,7 @@ from perfmodel.cost.learn._plan import Plan, preference_for, ratio_plan
 from perfmodel.cost.learn._stack import Stack
 from perfmodel.ingest import kernel_table_paths
 from perfmodel.ingest.tables import read_table, write_text
+from perfmodel.ops import KernelKind
 from perfmodel.session import Store
 
 HERE = Path(__file__).parent
@@ -45,7 +46,7 @@ TITLE = "# Kinds hidden on a device: mean of the kinds' median absolute errors i
 class RatioOnly(Regressor):
     """Answers by a ratio to another kind where there is one, never by a sibling."""
 
-    def plan(self, query: Query, kind: str, *, direct: bool = True) -> Plan:
+    def plan(self, query: Query, kind: KernelKind, *, direct: bool = True) -> Plan:
         """As the regressor's, without siblings."""
         order = {i: preference_for(s, kind, None, None) for i, s in enumerate(self.stacks)}
         own = [i for i, s in enumerate(self.stacks) if s.figures.same_kernels(query.figures)]
@@ -86,7 +87,7 @@ def hidden_kinds(regressor: Regressor, samples: Samples) -> Iterator[dict[str, A
         figures = stack.figures
         alike = [s for s in regressor.stacks if s.figures.same_silicon(figures) and not s.figures.same_kernels(figures)]
         for kind in sorted(stack.kinds):
-            index = np.flatnonzero((keys == stack.key) & (samples.rows.kind == kind))
+            index = np.flatnonzero((keys == stack.key) & (samples.rows.by_kind(lambda of, kind=kind: of == kind)))
             if len(index) < FEWEST or not any(kind in s.kinds for s in alike):
                 continue
             left = tuple(without(s, kind) if s.figures.same_kernels(figures) else s for s in regressor.stacks)
@@ -95,13 +96,13 @@ def hidden_kinds(regressor: Regressor, samples: Samples) -> Iterator[dict[str, A
             ratio = RatioOnly(**vars(ours) | {"_plans": Store(PLANS)})
             query = Query(figures)
             yield {
-                "regressor": regressor.name, "device": figures.name, "source": stack.source, "kind": kind,
+                "regressor": regressor.name, "device": figures.name, "source": stack.source, "kind": str(kind),
                 "n": len(index), "mode": ours.plan(query, kind).mode,
                 "ratio": error(ratio, samples, index, query), "ours": error(ours, samples, index, query),
             }  # fmt: skip
 
 
-def without(stack: Stack, kind: str) -> Stack:
+def without(stack: Stack, kind: KernelKind) -> Stack:
     """A stack that was not asked for `kind`."""
     return replace(stack, kinds={k: n for k, n in stack.kinds.items() if k != kind})
 

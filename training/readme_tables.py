@@ -1,92 +1,123 @@
-"""Put the measured accuracy figures into README.md, between its markers.
+"""Put the measured accuracy and the first rows of `make plan` into README.md, between its markers.
 
     python training/readme_tables.py
 
-The figures are those that training/report.py, training/fit_collectives.py, validate/operators.py and
-validate/run.py wrote; each table names the report that has the rest.
+The figures are those that training/report.py, training/fit_collectives.py, validate/live.py and validate/run.py wrote;
+each row names the report that has the rest. The plan is searched anew.
 """
 
+import io
 import json
+import os
+import re
+import shlex
+from contextlib import redirect_stdout
 from pathlib import Path
 
+import numpy as np
+
+from perfmodel.cli import main as command
 from perfmodel.cost.learn import kernel_records
+from perfmodel.errors import PerfModelError
 from perfmodel.ingest.tables import write_text
 
 ROOT = Path(__file__).parents[1]
-BEGIN, END = "<!-- accuracy:begin (python training/readme_tables.py) -->", "<!-- accuracy:end -->"
+GROUPS = {
+    "H100": "steps on H100", "H200": "steps on H200", "B200": "steps on B200", "GB200": "steps on GB200",
+    "mixtures of experts": "steps of mixtures of experts", "context parallelism": "steps with context parallelism",
+}  # fmt: skip
+COLLECTIVES = {
+    ("fabrics between nodes", "1 MiB and more"): "collectives from 1 MiB on fabrics never seen",
+    ("fabrics between nodes", "below 1 MiB"): "collectives below 1 MiB on fabrics never seen",
+    ("rank counts beyond", "1 MiB and more"): "collectives from 1 MiB over more ranks than were measured",
+}
 
 
-def steps() -> str:
-    """Published runs by source, the mean over sources first."""
+def steps() -> list[str]:
+    """Published runs, equal weight for every source."""
     cases = json.loads((ROOT / "validate" / "report.json").read_text())["cases"]
-    mean, generic = cases["over_sources"], cases["generic"]
-    lines = [
-        "**Whole steps** (`make validate` writes `validate/report.md`: memory, intervals, order of layouts, other "
-        "predictors). Every run is predicted as `predict --framework` predicts what its row says; constants fitted to "
-        "published runs leave out its source. `generic`: the same without the framework. Width: upper over lower end "
-        "of the 90 % interval:",
-        "",
-        "| published runs | framework | rows | mean error | as `generic` | bias | inside 90 % | width | memory |",
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
-        f"| **mean over {mean['sources']} sources** | | | **{mean['mean_ape']:.1%}** "
-        f"| {generic['over_sources']['mean_ape']:.1%} | {mean['bias']:+.1%} | {mean['coverage_90']:.0%} "
-        f"| {mean['width_90']:.2f} | |",
-    ]
-    for name, of in cases["sources"].items():
-        if of["n"]:
-            memory = f"{of['memory']['mean_ape']:.1%}" if of["memory"]["n"] else ""
-            lines.append(
-                f"| {name} | {', '.join(of['frameworks'])} | {of['n']:,} | {of['mean_ape']:.1%} "
-                f"| {generic['sources'][name]['mean_ape']:.1%} | {of['bias']:+.1%} | {of['coverage_90']:.0%} "
-                f"| {of['width_90']:.2f} | {memory} |"
-            )
-    every = cases["all"]
-    lines.append(
-        f"| all runs together | | {every['n']:,} | {every['mean_ape']:.1%} | | {every['bias']:+.1%} "
-        f"| {every['coverage_90']:.0%} | {every['width_90']:.2f} | |"
-    )
-    return "\n".join(lines)
+    mean, groups = cases["over_sources"], cases["groups"]
+    worst = max((of["mean_ape"], name) for name, of in cases["sources"].items() if of["n"])
+    memory = [of["memory"]["mean_ape"] for of in cases["sources"].values() if of["memory"]["n"]]
+    report = "`validate/report.md`"
+    return [
+        row(
+            f"**steps of {cases['all']['n']:,} published runs, mean over {mean['sources']} sources**", mean["mean_ape"],
+            f"bias {mean['bias']:+.1%}; {mean['coverage_90']:.0%} inside the 90 % interval, whose ends are a factor "
+            f"{mean['width_90']:.2f} apart", report,
+        ),
+        row("the source that is worst", worst[0], worst[1], report),
+        *(
+            row(words, of["error"], f"{of['sources']} sources, bias {of['bias']:+.1%}", report)
+            for name, words in GROUPS.items() if (of := groups.get(name))
+        ),
+        row("peak memory", float(np.mean(memory)), f"mean over {len(memory)} sources", report),
+    ]  # fmt: skip
 
 
-def kernels() -> str:
-    """Regressors on shapes that training never saw."""
+def kernels() -> list[str]:
+    """Regressors on shapes that training never saw, and the physics alone."""
     baselines = json.loads((ROOT / "training" / "baselines.json").read_text())
-    lines = [
-        "**Kernels**, mean error in per cent on shapes that training never saw (`training/report.md`, with large "
-        "shapes and whole devices left out; `validate/operators.md`, operator by operator):",
-        "",
-        "| regressor | kept-out rows | ours | roofline | trees | inside 90 % interval |",
-        "|---|--:|--:|--:|--:|--:|",
-    ]
-    for name, record in kernel_records().items():
-        inside, theirs = record["in_range"], baselines.get(name, {})
-        others = " | ".join(f"{theirs[b]:.1f}" if b in theirs else "" for b in ("roofline", "trees"))
-        lines.append(
-            f"| {name} | {inside['n']:,} | **{inside['mean_ape']:.1f}** | {others} | {inside['coverage_90']:.1%} |"
-        )
-    return "\n".join(lines)
+    records = {name: record["in_range"] for name, record in kernel_records().items()}
+    ours = float(np.mean([record["mean_ape"] for record in records.values()])) / 100
+    physics = float(np.mean([baselines[name]["roofline"] for name in records if name in baselines])) / 100
+    rows = sum(record["n"] for record in records.values())
+    words = f"{rows:,} rows, {len(records)} op families; a roofline {physics:.0%}"
+    return [row("kernels of shapes never seen", ours, words, "`training/report.md`")]
 
 
-def collectives() -> str:
-    """Collectives, all kinds together, small and large messages apart."""
-    lines = [
-        "**Collectives**, the same (`training/collectives_report.md`, by kind):",
-        "",
-        "| kept out | messages | rows | ours | median | series alike | physics | interpolation | in 90 % interval |",
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
-    ]
+def collectives() -> list[str]:
+    """Collectives of fabrics and rank counts that fitting never saw."""
+    out = []
     for line in (ROOT / "training" / "collectives_report.md").read_text().splitlines():
         cells = [c.strip() for c in line.strip("| ").split("|")]
-        if len(cells) == 10 and cells[2] == "all":
-            lines.append("| " + " | ".join([*cells[:2], f"{int(cells[3]):,}", *cells[4:9], f"{cells[9]}%"]) + " |")
-    return "\n".join(lines)
+        if len(cells) == 10 and cells[2] == "all" and (words := COLLECTIVES.get((cells[0], cells[1]))):
+            rows = f"{int(cells[3]):,} rows, median {cells[5]} %"
+            out.append(row(words, float(cells[4].strip("*")) / 100, rows, "`training/collectives_report.md`"))
+    return out
+
+
+def live() -> list[str]:
+    """Real ranks on one machine."""
+    figures = json.loads((ROOT / "validate" / "live.json").read_text())
+    words = f"{figures['configurations']} steps on 2 to 8 ranks, largest {figures['largest_step_error']:.1%}"
+    return [row("a machine that was calibrated (`make live`)", figures["mean_step_error"], words, "`validate/live.md`")]
+
+
+def row(what: str, error: float, more: str, report: str) -> str:
+    return f"| {what} | {error:.1%} | {more} | {report} |"
+
+
+def accuracy() -> str:
+    head = ["| predicted | mean error | | all figures |", "|---|--:|---|---|"]
+    return "\n".join([*head, *steps(), *kernels(), *collectives(), *live()])
+
+
+def plan(rows: int = 4) -> str:
+    """The search of `make plan`, as 80 columns show its first rows.
+
+    Raises:
+        PerfModelError: the search failed.
+    """
+    recipe = re.search(r"^plan:.*?\n(.*?)\n\n", (ROOT / "Makefile").read_text(), re.DOTALL | re.MULTILINE)
+    assert recipe is not None
+    words = shlex.split(recipe[1].replace("\\\n", " ").partition("/perfmodel ")[2])
+    argv = words[: words.index("--top")]
+    os.environ["COLUMNS"] = "80"
+    with redirect_stdout(io.StringIO()) as out:
+        if status := command([*argv, "--top", str(rows)]):
+            raise PerfModelError(f"perfmodel {shlex.join(argv)} ended with status {status}")
+    return f"```\n{out.getvalue().rstrip()}\n```"
 
 
 def main() -> None:
     readme = ROOT / "README.md"
-    head, _, rest = readme.read_text().partition(BEGIN)
-    text = "\n\n".join([steps(), kernels(), collectives()])
-    write_text(readme, head + BEGIN + "\n" + text + "\n" + END + rest.partition(END)[2])
+    text = readme.read_text()
+    for name, of in (("plan", plan()), ("accuracy", accuracy())):
+        begin, end = f"<!-- {name}:begin (python training/readme_tables.py) -->", f"<!-- {name}:end -->"
+        head, _, rest = text.partition(begin)
+        text = f"{head}{begin}\n{of}\n{end}{rest.partition(end)[2]}"
+    write_text(readme, text)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from studies.operator_errors import operator_errors
 
-from perfmodel.cost.learn import Recipe, operator_errors
+from perfmodel.cost.learn import Recipe
 from perfmodel.ingest.tables import read_table, write_text
 
 HERE = Path(__file__).parent

@@ -225,7 +225,7 @@ def points_of(ops: Sequence[Op], device: Device, log_base: np.ndarray) -> Points
         physics, _ = kernel_physics(Figures.of(device), rows)
         names = [axis.name for axis in FAMILIES[rows.family].axes]
         axes = dict(zip(names, (np.broadcast_to(axis, len(ops)) for axis in physics.axes), strict=True))
-        kinds = rows.kind
+        kinds = rows.by_kind(str).astype(object)
     events = np.array([_label(op) for op in ops], object)
     return Points({"kind": kinds, "event": events}, axes, np.minimum(1.0, (SHORT_S / np.exp(log_base)) ** 2))
 

@@ -67,7 +67,9 @@ def calibrate_model(
         PerfModelError: if nothing can be measured, or for a target or budget that makes no sense.
     """
     folder, plan = Path(folder), wanted.plan
-    steps = LayoutSteps(wanted.fixed, tuple(cost.layout for cost in wanted.layouts), frozenset(wanted.unmeasured))
+    steps = LayoutSteps(
+        wanted.step_problem, tuple(cost.layout for cost in wanted.layouts), frozenset(wanted.unmeasured)
+    )
     chosen = recorded_s(plan, folder)
 
     def measure(ops: Sequence[Op]) -> Mapping[Op, float]:
@@ -79,8 +81,8 @@ def calibrate_model(
         return recorded_s(part, folder)
 
     return select(
-        steps, [*plan.kernels, *plan.collectives], measure, base=_base(wanted.fixed),
-        device=wanted.fixed.cluster.device, target_half_width=target_half_width, budget=budget, batch=batch,
+        steps, [*plan.kernels, *plan.collectives], measure, base=_base(wanted.step_problem),
+        device=wanted.step_problem.cluster.device, target_half_width=target_half_width, budget=budget, batch=batch,
         measured=chosen.copy(), progress=progress,
     )  # fmt: skip
 
@@ -91,6 +93,6 @@ def of_plan(plan: Plan, ops: Mapping[Op, float]) -> Plan:
     return replace(plan, kernels=kernels, collectives=tuple(op for op in plan.collectives if op in ops))
 
 
-def _base(fixed: StepProblem) -> Callable[[Sequence[Op]], np.ndarray]:
+def _base(problem: StepProblem) -> Callable[[Sequence[Op]], np.ndarray]:
     """The present calibration's prices."""
-    return lambda ops: np.maximum(priced_events(fixed, ops).time_s, 1e-9)
+    return lambda ops: np.maximum(priced_events(problem, ops).time_s, 1e-9)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from perfmodel.calibration._corrections import Correction
 from perfmodel.calibration._observations import Observations, Report
 from perfmodel.calibration._posterior import DEGREES_OF_FREEDOM, Posterior, maximise, robust_weight
-from perfmodel.calibration._priors import AMPLITUDE, NOISE, Prior, priors
+from perfmodel.calibration._priors import AMPLITUDE, NOISE, Prior, corrected, priors
 from perfmodel.calibration._result import EndToEnd, FittedParameter, mean_error
 from perfmodel.calibration._runs import Run, check_units
 from perfmodel.display import shows_progress
@@ -40,6 +41,7 @@ def calibrate_end_to_end(
     out: Path | str | None = None,
     base: Path | str | None = None,
     strict: bool = False,
+    profiled: Sequence[Correction] = (),
     progress: Report | None = None,
 ) -> dict[str, EndToEnd]:
     """Fit the physical parameters that move predicted steps to measured runs, device by device.
@@ -54,6 +56,7 @@ def calibrate_end_to_end(
         out: calibration directory to leave the parameters in, for `calibration=` of every prediction.
         base: calibration directory whose cost models the runs correct; the shipped one by default.
         strict: refuse where runs contradict the tables.
+        profiled: what a profile said of the parameters before (`fit_profile`); of runs of one kind of device.
 
     Returns:
         By device, the fit.
@@ -68,7 +71,7 @@ def calibrate_end_to_end(
     for run in runs:
         by_device[run.cluster.device.name].append(run)
     folder = None if base is None else Path(base)
-    found = {device: _fit(device, own, folder, progress) for device, own in by_device.items()}
+    found = {device: _fit(device, own, folder, profiled, progress) for device, own in by_device.items()}
     contradictions = [text for fitted in found.values() for text in fitted.contradictions]
     if strict and contradictions:
         raise PerfModelError(f"{'; '.join(contradictions)}; look at the runs and the tables, or drop --strict")
@@ -86,10 +89,13 @@ def _copy_weights(base: Path | None, out: Path) -> None:
         write_bytes(out / path.name, path.read_bytes())
 
 
-def _fit(device: str, runs: Sequence[Run], base: Path | None, progress: Report | None) -> EndToEnd:
+def _fit(
+    device: str, runs: Sequence[Run], base: Path | None, profiled: Sequence[Correction], progress: Report | None
+) -> EndToEnd:
     observed = Observations(runs, base)
-    known = priors(((g.model, [runs[at].layout for at in g.runs]) for g in observed.groups), base, device)
-    names = tuple(prior.name for prior in known)
+    before_profile = priors(((g.model, [runs[at].layout for at in g.runs]) for g in observed.groups), base, device)
+    known = corrected(before_profile, profiled)
+    names, centre = tuple(prior.name for prior in known), np.array([prior.centre for prior in known])
     start = Adjustment(device=device, values=tuple((name, 0.0) for name in names))
     before = observed.log_errors(start)[: len(runs)]
     check_units(runs, np.exp(before) * [run.measured_s for run in runs])
@@ -98,20 +104,21 @@ def _fit(device: str, runs: Sequence[Run], base: Path | None, progress: Report |
     factor = np.zeros((len(observed.weight), n))
     factor[:n] = np.linalg.cholesky(covariance(observed.coordinates, AMPLITUDE))
     posterior = maximise(
-        lambda x: observed.log_errors_and_gradient(start.at(names, x), names, progress),
+        lambda x: observed.log_errors_and_gradient(start.at(names, centre + x), names, progress),
         factor,
         observed.weight,
         np.array([prior.sd for prior in known]),
-        np.array([prior.lowest for prior in known]),
+        np.array([prior.lowest for prior in known]) - centre,
         NOISE,
     )
     parameters = tuple(_parameter(i, prior, posterior, n, device) for i, prior in enumerate(known))
+    told = {found.name for found in profiled}
     offset, error = (factor @ posterior.values[p:])[:n], posterior.errors[:n]
     adjustment = Adjustment(
         device=device,
-        values=tuple(zip(names, posterior.values[:p].tolist(), strict=True)),
+        values=tuple(zip(names, (centre + posterior.values[:p]).tolist(), strict=True)),
         covariance=tuple(map(tuple, posterior.covariance[:p, :p].tolist())),
-        informed=frozenset(p.name for p in parameters if p.informed),
+        informed=frozenset(p.name for p in parameters if p.informed or p.name in told),
         half_width=tuple((prior.name, prior.half_width) for prior in known if prior.half_width),
         noise=posterior.noise,
         degrees_of_freedom=DEGREES_OF_FREEDOM,
@@ -140,7 +147,8 @@ def _fit(device: str, runs: Sequence[Run], base: Path | None, progress: Report |
 
 
 def _parameter(i: int, prior: Prior, posterior: Posterior, runs: int, device: str) -> FittedParameter:
-    value, sd = float(posterior.values[i]), float(posterior.covariance[i, i]) ** 0.5
+    moved, sd = float(posterior.values[i]), float(posterior.covariance[i, i]) ** 0.5
+    value = prior.centre + moved
     felt = int((np.abs(posterior.gradient[:runs, i]) * prior.sd >= _FELT).sum())
     return FittedParameter(
         name=prior.name,
@@ -151,7 +159,7 @@ def _parameter(i: int, prior: Prior, posterior: Posterior, runs: int, device: st
         measured_kernels=prior.measured,
         runs=felt,
         informed=sd < _NARROWED * prior.sd,
-        contradiction=_contradiction(prior, value, felt, device) if abs(value) > GAUSS_90 * prior.sd else "",
+        contradiction=_contradiction(prior, value, felt, device) if abs(moved) > GAUSS_90 * prior.sd else "",
     )
 
 

@@ -48,7 +48,7 @@ class LayoutCost:
 class ModelPlan:
     """Measurements that tell the step time of a model under some layouts."""
 
-    fixed: StepProblem = field(repr=False)
+    step_problem: StepProblem = field(repr=False)
     """Model, job and cluster, with the calibration that predicted the times."""
     iterations: int
     plan: Plan
@@ -83,8 +83,8 @@ class ModelPlan:
         """The saving report as plain values."""
         least, most = self.measure_device_s
         return {
-            "model": self.fixed.model.name,
-            "cluster": self.fixed.cluster.name,
+            "model": self.step_problem.model.name,
+            "cluster": self.step_problem.cluster.name,
             "layouts": len(self.layouts),
             "iterations": self.iterations,
             "executions": sum(cost.executions for cost in self.layouts),
@@ -164,15 +164,15 @@ def model_plan(
     if nodes < 1 or iterations < 1:
         raise PerfModelError(f"nodes and iterations must be at least 1, got {nodes} and {iterations}")
     parsed = [layout_of(problem, layout)[0] for layout in layouts]
-    fixed = step_problem_of(problem, calibration)
-    shares = [event_shares(fixed, layout) for layout in parsed]
+    step_problem = step_problem_of(problem, calibration)
+    shares = [event_shares(step_problem, layout) for layout in parsed]
     rule = rule or StoppingRule()
-    return _assemble(fixed, parsed, shares, device or problem.cluster.device.name, nodes, iterations, rule,
+    return _assemble(step_problem, parsed, shares, device or problem.cluster.device.name, nodes, iterations, rule,
                      collective_rule or rule)  # fmt: skip
 
 
 def _assemble(
-    fixed: StepProblem, layouts: Sequence[Layout], shares: Sequence[EventShares], device: str, nodes: int,
+    step_problem: StepProblem, layouts: Sequence[Layout], shares: Sequence[EventShares], device: str, nodes: int,
     iterations: int, rule: StoppingRule, collective_rule: StoppingRule,
 ) -> ModelPlan:  # fmt: skip
     chosen: dict[Op, None] = {}
@@ -191,16 +191,16 @@ def _assemble(
                 continue
             wanted: tuple[Op, ...] = (op,)
             if isinstance(op, Collective):
-                found = reachable(op, fixed.cluster, nodes=nodes)
+                found = reachable(op, step_problem.cluster, nodes=nodes)
                 wanted = found.ops
                 if not found.exact:
                     extrapolated[op] = found.ops
             new |= dict.fromkeys(w for w in wanted if w not in chosen)
         chosen |= new
-        costs.append(_cost(fixed, layout, share, list(new), list(lost), iterations, rule, collective_rule))
+        costs.append(_cost(step_problem, layout, share, list(new), list(lost), iterations, rule, collective_rule))
     plan = Plan(
         device=device,
-        interconnect=interconnect_of(fixed.cluster),
+        interconnect=interconnect_of(step_problem.cluster),
         rule=rule,
         collective_rule=collective_rule,
         kernels=tuple(sorted((op for op in chosen if not isinstance(op, Collective)), key=_kind)),
@@ -212,7 +212,7 @@ def _assemble(
         patience_s=0.0,
     )
     return ModelPlan(
-        fixed=fixed,
+        step_problem=step_problem,
         iterations=iterations,
         plan=plan,
         extrapolated=extrapolated,
@@ -223,11 +223,11 @@ def _assemble(
 
 
 def _cost(
-    fixed: StepProblem, layout: Layout, share: EventShares, new: Sequence[Op], lost: Sequence[Op], iterations: int,
-    rule: StoppingRule, collective_rule: StoppingRule,
+    step_problem: StepProblem, layout: Layout, share: EventShares, new: Sequence[Op], lost: Sequence[Op],
+    iterations: int, rule: StoppingRule, collective_rule: StoppingRule,
 ) -> LayoutCost:  # fmt: skip
     least, most, once = 0.0, 0.0, 0.0
-    for op, time_s in zip([*new, *lost], priced_events(fixed, [*new, *lost]).time_s.tolist(), strict=True):
+    for op, time_s in zip([*new, *lost], priced_events(step_problem, [*new, *lost]).time_s.tolist(), strict=True):
         ranks = op.num_ranks if isinstance(op, Collective) else 1
         once += ranks * time_s
         if op not in lost:

@@ -106,9 +106,9 @@ def _groups(runs: Sequence[Run], base: Path | None) -> list[_Group]:
         by_model[run.model, run.cluster, run.job, run.framework, run.site].append(at)
     groups = []
     for (model, cluster, job, framework, site), members in by_model.items():
-        fixed = step_problem(model, cluster, job, base, framework, site).adjusted(None)
-        bundles(fixed, [runs[at].layout for at in members])  # times every event once, for all parameters
-        groups.append(_Group(fixed, tuple(members)))
+        problem = step_problem(model, cluster, job, base, framework, site).adjusted(None)
+        bundles(problem, [runs[at].layout for at in members])  # times every event once, for all parameters
+        groups.append(_Group(problem, tuple(members)))
     return groups
 
 

@@ -1,19 +1,20 @@
 """What is known of the parameters before any run: the kernel tables, and how far one can trust them.
 
-Every prior is normal around what the tables say (0). Its width comes from the tables' own 90 % intervals: an interval
-tells how wrong one kernel may be, and what n kernels of a family have in common is known sqrt(n) times better,
-so that a handful of runs does not outweigh thousands of kernels.
+Every prior is normal around what the tables say (0), or a profile (`Correction`). Its width comes from the tables'
+own 90 % intervals: an interval tells how wrong one kernel may be, and what n kernels of a family have in common is
+known sqrt(n) times better, so that a handful of runs does not outweigh thousands of kernels.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log, sqrt
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
+from perfmodel.calibration._corrections import Correction
 from perfmodel.cost.learn import measured_kinds, rows_from_ops
 from perfmodel.ops import Collective, Op
 from perfmodel.prediction import (
@@ -58,11 +59,25 @@ class Prior:
     """Kernels of this device behind it; None for what no kernel table measures."""
     half_width: float
     """Log half-width of the 90 % intervals of the events that the parameter moves, 0 if it moves none."""
+    centre: float = 0.0
+    """0 is what the tables say; elsewhere where a profile moved it."""
 
     @property
     def lowest(self) -> float:
         """Losses are never negative."""
         return 0.0 if self.name in LOSSES else -np.inf
+
+
+def corrected(known: Sequence[Prior], profiled: Sequence[Correction]) -> list[Prior]:
+    """Priors after a profile, which has measured what tables only let expect and so takes their place; parameters that
+    no run moves come from the profile alone."""
+    by_name = {found.name: found for found in profiled}
+    moved = [
+        replace(p, centre=max(by_name[p.name].value, p.lowest), sd=by_name[p.name].sd) if p.name in by_name else p
+        for p in known
+    ]
+    others = [found for name, found in by_name.items() if name not in {p.name for p in known}]
+    return moved + [Prior(found.name, found.sd, None, 0.0, found.value) for found in others]
 
 
 def priors(models: Iterable[tuple[StepProblem, Sequence[Layout]]], base: Path | None, device: str) -> list[Prior]:
@@ -76,7 +91,7 @@ def priors(models: Iterable[tuple[StepProblem, Sequence[Layout]]], base: Path | 
                 weight[name] += seconds
                 spread[name] += seconds * half
             if not isinstance(op, Collective):
-                dtypes[factors_of(op)[0]] |= {kind.partition("/")[0] for kind in rows_from_ops([op]).kind}
+                dtypes[factors_of(op)[0]] |= {kind.dtype for kind in rows_from_ops([op]).kinds}
     half_width = {name: spread[name] / weight[name] for name in weight if weight[name] > 0}
     found = []
     for name, half in half_width.items():
@@ -92,8 +107,7 @@ def priors(models: Iterable[tuple[StepProblem, Sequence[Layout]]], base: Path | 
 def _measured(base: Path | None, device: str, name: str, dtypes: set[str]) -> int:
     """Kernels of the device, in the dtypes that the runs use, that a factor stands against."""
     kinds = measured_kinds(base, device, "gemm" if name == "bmm" else name)
-    parts = [(*kind.split("/"), count) for kind, count in kinds.items()]
-    return sum(count for dtype, op, _, count in parts if dtype in dtypes and (op == "bmm") == (name == "bmm"))
+    return sum(n for kind, n in kinds.items() if kind.dtype in dtypes and (kind.op == "bmm") == (name == "bmm"))
 
 
 def _events(model: StepProblem, layouts: Sequence[Layout]) -> Iterable[tuple[Op, float, float]]:

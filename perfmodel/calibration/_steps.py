@@ -71,15 +71,15 @@ class Believed:
 class LayoutSteps:
     """Steps of a model's layouts."""
 
-    fixed: StepProblem
+    step_problem: StepProblem
     layouts: tuple[Layout, ...]
     unmeasured: frozenset[Op] = frozenset()
     """Events that stay at the problem's own prices."""
 
     def at(self, beliefs: Beliefs) -> StepShares:
         """Every layout evaluated with its events at their expected times."""
-        kernels, collectives = self.fixed.kernels, self.fixed.collectives
-        priced = self.fixed.repriced(
+        kernels, collectives = self.step_problem.kernels, self.step_problem.collectives
+        priced = self.step_problem.repriced(
             Believed(beliefs, kernels, self.unmeasured), Believed(beliefs, collectives, self.unmeasured)
         )
         found = [event_shares(priced, layout) for layout in self.layouts]
@@ -102,7 +102,7 @@ class LayoutSteps:
         ops = [share.ops[i] for i in where]
         if not ops:
             return 0.0
-        times = priced_events(self.fixed, ops)
+        times = priced_events(self.step_problem, ops)
         half = (times.hi_s - times.lo_s) / 2 / np.maximum(times.time_s, 1e-12)
         families: dict[str, float] = {}
         for op, value in zip(ops, (share.critical_s[where] * half).tolist(), strict=True):

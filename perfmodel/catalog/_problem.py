@@ -18,6 +18,7 @@ def problem(
     *,
     global_batch: int | None = None,
     seq_len: int | None = None,
+    dtype: str | None = None,
     devices: int | None = None,
     job: Job | None = None,
     framework: Framework | str | None = None,
@@ -30,8 +31,10 @@ def problem(
         cluster: catalog name, path of a TOML, or a `Cluster`.
         global_batch: sequences (images) per step over all replicas.
         seq_len: tokens per sequence; the model's own if not given.
+        dtype: element type; the first of bf16, fp16 and fp32 that the device has if not given.
         devices: to lay the model out on.
-        job: dtype, attention kind and so on; overrides `global_batch` and `seq_len` if given, and is taken at its word.
+        job: attention kind, optimizer and so on; overrides `global_batch`, `seq_len` and `dtype` if given, and is taken
+            at its word.
         framework: the training framework, `name`, `name@year`, path of a TOML, or a `Framework`; `generic` if not
             given. A job that is not given is as it has it.
 
@@ -40,8 +43,8 @@ def problem(
         PerfModelError: a word is missing, or given beside a whole problem.
     """
     words = {
-        "cluster": cluster, "global_batch": global_batch, "seq_len": seq_len, "devices": devices, "job": job,
-        "framework": framework,
+        "cluster": cluster, "global_batch": global_batch, "seq_len": seq_len, "dtype": dtype, "devices": devices,
+        "job": job, "framework": framework,
     }  # fmt: skip
     if isinstance(model, Problem):
         if given := [word for word, value in words.items() if value is not None]:
@@ -57,5 +60,5 @@ def problem(
     if job is None:
         if global_batch is None:
             raise PerfModelError("global_batch is needed: sequences per step over all replicas")
-        job = framework.job(model, cluster.device, global_batch=global_batch, seq_len=seq_len)
+        job = framework.job(model, cluster.device, global_batch=global_batch, seq_len=seq_len, dtype=dtype)
     return Problem(model=model, cluster=cluster, job=job, framework=framework, devices=devices)

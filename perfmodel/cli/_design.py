@@ -54,12 +54,12 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
     problem = problem_of(arguments)
     if arguments.question in ("memory", "overtake"):
-        fixed = step_problem_of(problem, arguments.calibration)
+        step_problem = step_problem_of(problem, arguments.calibration)
         layout = layout_of(arguments, arguments.layout, problem.model)
         if arguments.question == "memory":
-            return {"question": "memory"} | design.memory_to_fit(fixed, layout).to_dict()
+            return {"question": "memory"} | design.memory_to_fit(step_problem, layout).to_dict()
         against = layout_of(arguments, arguments.against, problem.model)
-        return {"question": "overtake"} | design.overtake(fixed, layout, against, arguments.parameter).to_dict()
+        return {"question": "overtake"} | design.overtake(step_problem, layout, against, arguments.parameter).to_dict()
     problem.require_devices()
     arguments.fewer_devices = arguments.fewer_devices or arguments.question == "devices"
     question = ask(problem, space=space_of(arguments, problem), calibration=arguments.calibration)

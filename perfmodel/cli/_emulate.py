@@ -3,21 +3,27 @@
 import argparse
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._emit import reporting
-from perfmodel.cli._flags import add_framework, add_json, framework_of, layout_of
+from perfmodel.cli._emulate_report import show
+from perfmodel.cli._emulate_settings import (
+    conditions_of,
+    delays_and_network,
+    predicted_step,
+    prices_of,
+    ranks_of,
+    sweep_of,
+)
+from perfmodel.cli._flags import add_framework, add_json
 from perfmodel.cli._launch import add_from
 from perfmodel.errors import PerfModelError
 
 if TYPE_CHECKING:
     from perfmodel.execution.emulation import Prices
-    from perfmodel.planning.what_if import Scenario
     from perfmodel.spec import Cluster
 
 _SWEPT_EVERY = 4
-_MOST_POINTS: Final = 1000
-_BUSY_S: Final = 2e-3
 
 
 def add_command(commands: Any) -> None:
@@ -99,7 +105,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         table = measure_prices(arguments.world_size)
         write_text(arguments.measure, table.to_csv(index=False))
         return {"measured": table.to_dict(orient="records"), "written": [str(arguments.measure)]}
-    delays_s, scenario = _asked(arguments)
+    delays_s, scenario = delays_and_network(arguments)
     known = [arguments.model, arguments.layout, arguments.global_batch]
     if any(value is not None for value in known) and None in known:
         raise PerfModelError("emulate: a prediction to compare with takes --model, --layout and --global-batch")
@@ -111,23 +117,23 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         raise PerfModelError("emulate: with --sweep iterations differ; give --delay to compare one with --model")
     cluster = scenario.cluster(catalog.cluster(arguments.cluster))
     cluster.require(arguments.world_size, "the emulated world")
-    prices, measured = _prices(arguments, cluster)
+    prices, measured = prices_of(arguments, cluster)
     script = tuple(arguments.script[1:] if arguments.script[:1] == ["--"] else arguments.script)
     if len(script) == 1 and script[0].endswith(".ir"):
         return _program(arguments, Path(script[0]), cluster, prices, delays_s)
-    swept, sweep_s = _sweep(arguments.sweep)
-    predicted = _predicted(arguments, scenario, delays_s) if arguments.model else None
+    swept, sweep_s = sweep_of(arguments.sweep)
+    predicted = predicted_step(arguments, scenario, delays_s) if arguments.model else None
     result = emulate(
         Emulation(
             command=script,
             world_size=arguments.world_size,
             ranks_per_node=cluster.devices_per_node,
-            real_ranks=_ranks(arguments.real_ranks),
+            real_ranks=ranks_of(arguments.real_ranks),
             prices=prices,
             cores=usable_cores() if arguments.pin else (),
             timeout_s=arguments.timeout,
             conditions=measured
-            | _conditions(arguments)
+            | conditions_of(arguments)
             | {
                 "delays_s": delays_s,
                 "swept": swept,
@@ -186,7 +192,7 @@ def _program(
         raise PerfModelError(f"{path}: the program is for {program.n_devices} devices, not {arguments.world_size}")
     inputs = random_inputs(program, arguments.seed)
     delayed = replace(prices, delays_s=delays_s)
-    runs = [emulate_program(program, inputs, delayed, rank) for rank in _ranks(arguments.real_ranks)]
+    runs = [emulate_program(program, inputs, delayed, rank) for rank in ranks_of(arguments.real_ranks)]
     ranks = [
         {"rank": r.rank, "instructions": len(r.instructions), "step_s": r.step_s, "communication_s": r.communication_s}
         for r in runs
@@ -214,100 +220,6 @@ def _never_called(delayed: Iterable[str], called: Iterable[str]) -> list[str]:
     from perfmodel.execution.emulation._orders import delayed_as
 
     return sorted({*delayed} - {delayed_as(kind) for kind in called})
-
-
-def _prices(arguments: argparse.Namespace, cluster: "Cluster") -> "tuple[Prices, dict[str, float]]":
-    """With what is known of the machine that core times were measured on."""
-    from perfmodel.execution.emulation import Prices, PriceTable, modelled, plugged
-
-    occupancy = PriceTable.read(arguments.occupancy) if arguments.occupancy else None
-    measured = occupancy.conditions if occupancy else {}
-    name = arguments.prices
-    if name and ":" in name and not Path(name).exists():
-        return Prices(cluster, plugged(name), occupancy), measured
-    if name:
-        table = PriceTable.read(Path(name))
-        return Prices(cluster, table.time_s, occupancy or table), table.conditions | measured
-    from perfmodel.cost import CollectiveModel
-
-    calibrated = CollectiveModel.load(arguments.calibration)
-    return Prices(cluster, modelled(cluster, calibrated), occupancy), measured
-
-
-def _asked(arguments: argparse.Namespace) -> "tuple[dict[str, float], Scenario]":
-    """Delays by kind, and the network as it is to be.
-
-    Raises:
-        PerfModelError: what is set twice, or would change nothing.
-    """
-    from perfmodel.execution.emulation import parse_seconds
-    from perfmodel.execution.emulation._orders import check_delay
-    from perfmodel.planning.what_if import NETWORK, Scenario
-
-    scenario = Scenario.parse(arguments.set)
-    delays_s = dict(scenario.delays_s)
-    for setting in scenario.settings:
-        if not setting.name.endswith("_delay_s") and setting.name not in NETWORK:
-            raise PerfModelError(
-                f"emulate: the script computes for real, so that {setting.name} cannot be set; --set takes "
-                f"{', '.join(NETWORK)} and delays, --straggler makes other ranks slower"
-            )
-        if setting.name in NETWORK and arguments.prices:
-            raise PerfModelError(f"emulate: --prices know nothing of {setting.name}; leave one of the two out")
-    for text in arguments.delay:
-        kind, _, value = text.partition("=")
-        delay_s = parse_seconds(value)
-        check_delay(kind, delay_s)
-        if kind in delays_s:
-            raise PerfModelError(f"emulate: the delay of {kind} is set twice; give it once")
-        delays_s[kind] = delay_s
-    return delays_s, scenario
-
-
-def _conditions(arguments: argparse.Namespace) -> dict[str, Any]:
-    if not 0 < arguments.straggler < float("inf"):
-        raise PerfModelError(f"emulate: --straggler must be positive and finite, got {arguments.straggler:g}")
-    if arguments.jitter is not None and not 0 <= arguments.jitter < 2:
-        raise PerfModelError(f"emulate: --jitter must be between 0 and 2, got {arguments.jitter:g}")
-    conditions: dict[str, Any] = {"straggler": arguments.straggler, "seed": arguments.seed}
-    if arguments.jitter is not None:
-        conditions["jitter"] = arguments.jitter
-    if arguments.fail:
-        rank, _, call = arguments.fail.partition("@")
-        real = _ranks(arguments.real_ranks)
-        numbers = rank.isdecimal() and call.isdecimal() and int(call) > 0
-        if not numbers or int(rank) in real or int(rank) >= arguments.world_size:
-            raise PerfModelError(
-                f"emulate: --fail is RANK@CALL with an emulated rank, as 3@100; got {arguments.fail!r}"
-            )
-        conditions |= {"fail_rank": int(rank), "fail_call": int(call)}
-    return conditions
-
-
-def _sweep(text: str | None) -> tuple[str, tuple[float, ...]]:
-    import numpy as np
-
-    from perfmodel.execution.emulation import parse_seconds
-    from perfmodel.execution.emulation._orders import check_delay
-
-    if not text:
-        return "", ()
-    kind, _, span = text.partition("=")
-    parts = span.split(":")
-    if len(parts) != 3 or not parts[2].isdecimal() or int(parts[2]) < 2:
-        raise PerfModelError(f"emulate: a sweep is KIND=FIRST:LAST:COUNT, like all_reduce=0:10ms:11; got {text!r}")
-    if int(parts[2]) > _MOST_POINTS:
-        raise PerfModelError(f"emulate: a sweep has at most {_MOST_POINTS:,} points; got {text!r}")
-    first_s, last_s = (parse_seconds(part) for part in parts[:2])
-    check_delay(kind, first_s)
-    return kind, tuple(np.linspace(first_s, last_s, int(parts[2])).tolist())
-
-
-def _ranks(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise PerfModelError(f"emulate: --real-ranks is like 0 or 0,8; got {text!r}") from None
 
 
 def _write(result: Any, out: Path) -> list[str]:
@@ -340,97 +252,3 @@ def _slack(result: Any) -> dict[str, dict[str, float]]:
         }
         for kind in kinds
     }  # fmt: skip
-
-
-def _predicted(
-    arguments: argparse.Namespace, scenario: "Scenario", delays_s: Mapping[str, float]
-) -> tuple[float, float]:
-    """Step time and peak memory of the same layout under the same delays and stragglers, before anything runs.
-
-    Raises:
-        PerfModelError: a layout of another number of devices, or stragglers in a pipeline.
-    """
-    from dataclasses import replace
-
-    from perfmodel import catalog
-    from perfmodel.planning.what_if import NAMES, Setting, step_s
-    from perfmodel.prediction import check_layout, peak_memory, step_problem
-
-    model, cluster = catalog.model(arguments.model), catalog.cluster(arguments.cluster)
-    named = framework_of(arguments)
-    job = named.job(
-        model,
-        cluster.device,
-        global_batch=arguments.global_batch,
-        seq_len=arguments.seq_len,
-        dtype=arguments.dtype,
-        flash_attention=False,
-    )
-    layout = layout_of(arguments, arguments.layout, model)
-    if layout.devices != arguments.world_size:
-        raise PerfModelError(
-            f"emulate: layout {layout} is for {layout.devices} devices, --world-size is {arguments.world_size}"
-        )
-    check_layout(model, cluster, job, layout)
-    framework = replace(named, context_bytes=0.0)  # measured since the script joined its world, on no GPU
-    fixed = step_problem(model, cluster, job, arguments.calibration, framework)
-    for kind, delay_s in delays_s.items():
-        if f"{kind}_delay_s" in NAMES:  # a step has no others
-            scenario = scenario.and_also(Setting(f"{kind}_delay_s", "to", delay_s))
-    if arguments.straggler > 1:
-        if layout.pp > 1:
-            raise PerfModelError("emulate: which stages a straggler slows is not said; --model takes no --straggler")
-        scenario = scenario.and_also(Setting("slow_factor", "times", arguments.straggler))
-    peak_bytes, _ = peak_memory(fixed, [layout])
-    return step_s(fixed, layout, scenario), float(peak_bytes[0])
-
-
-def show(report: dict[str, Any]) -> None:
-    """The report for people."""
-    if "ranks" in report:
-        for r in report["ranks"]:
-            print(f"rank {r['rank']} of {report['world_size']} on {report['cluster']}: {1e3 * r['step_s']:.4g} ms, "
-                  f"{1e3 * r['communication_s']:.4g} ms of it in collectives")  # fmt: skip
-    elif "measured" in report:
-        for row in report["measured"]:
-            print(
-                f"{row['collective']:>15} {row['bytes']:>10} bytes, {row['ranks']} ranks: "
-                f"{1e3 * row['time_s']:.3f} ms, {1e3 * row['core_s']:.3f} ms of the core"
-            )
-    else:
-        real = ", ".join(map(str, report["real_ranks"]))
-        print(f"rank {real} of {report['world_size']} on {report['cluster']}: {report['collectives']} collectives")
-        if report["iterations"]:
-            _show_iterations(report)
-        print(f"peak memory {report['peak_memory_bytes'] / 2**20:.0f} MiB, "
-              f"{report['training_memory_bytes'] / 2**20:.0f} MiB of it since the script joined its world")  # fmt: skip
-    if report.get("overhead_s", 0.0) > _BUSY_S:
-        print(f"to emulate a call took {1e3 * report['overhead_s']:.3g} ms by itself, which was taken off: "
-              "the machine is busy with something else, do not trust times")  # fmt: skip
-    for kind in report.get("never_called", ()):
-        print(f"no {kind} was called: its delay changed nothing")
-    for path in report["written"]:
-        print(f"wrote {path}")
-
-
-def _show_iterations(report: Mapping[str, Any]) -> None:
-    print(f"iteration {1e3 * report['iteration_s']:.4g} ms (median of {report['iterations']}; "
-          f"{1e3 * report['iteration_p10_s']:.4g} to {1e3 * report['iteration_p90_s']:.4g}): "
-          f"forward {1e3 * report['forward_s']:.4g}, backward {1e3 * report['backward_s']:.4g}, "
-          f"optimizer {1e3 * report['optimizer_s']:.4g} ms")  # fmt: skip
-    print(f"communication {1e3 * report['communication_s']:.4g} ms, {report['overlap']:.0%} of it overlapped; "
-          f"core busy {report['utilisation']:.0%}")  # fmt: skip
-    for kind, slack in report.get("slack_s", {}).items():
-        print(f"{kind}: {slack['felt']:.0f} of {slack['count']:.0f} felt; "
-              f"{1e3 * slack['hidden_s']:.3g} ms of delay of each are hidden for the others")  # fmt: skip
-    if curve := report.get("curve"):
-        print(f"{'delay':>9} {'emulated':>10} {'predicted':>10}")
-        for delay_s, emulated_s, predicted_s in zip(
-            curve["delays_s"], curve["emulated_s"], curve["predicted_s"], strict=True
-        ):
-            print(f"{1e3 * delay_s:6.3g} ms {1e3 * emulated_s:7.4g} ms {1e3 * predicted_s:7.4g} ms")
-        print(f"{1e3 * curve['hidden_s']:.3g} ms of {curve['collective']} delay are hidden behind computing: "
-              f"{curve['felt']:.0f} felt before, {curve['felt_at_most']:.0f} at the end")  # fmt: skip
-    if predicted := report.get("predicted"):
-        print(f"predicted {1e3 * predicted['iteration_s']:.4g} ms ({predicted['iteration_error']:+.1%}), "
-              f"memory {predicted['memory_bytes'] / 2**20:.0f} MiB ({predicted['memory_error']:+.1%})")  # fmt: skip

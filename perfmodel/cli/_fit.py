@@ -1,12 +1,14 @@
-"""`perfmodel fit`: cost models from tables of measurements, their parameters from measured steps, unknown sites."""
+"""`perfmodel fit`: cost models from tables of measurements, their parameters from measured steps or a profile,
+unknown sites."""
 
 import argparse
-from math import expm1
+from math import expm1, inf
 from pathlib import Path
 from typing import Any
 
 from perfmodel.cli._emit import emit
-from perfmodel.cli._flags import add_json
+from perfmodel.cli._explain import add_profile
+from perfmodel.cli._flags import add_json, add_problem, problem_of
 from perfmodel.display import Report, progress
 from perfmodel.errors import PerfModelError
 
@@ -17,15 +19,21 @@ _SHOWN = 8
 def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
-        "fit", help="train cost models from tables of measurements and of runs"
+        "fit", help="train cost models from tables of measurements, of runs, or from a profile"
     )
     command.add_argument("tables", nargs="*", type=Path, metavar="TABLE", help="csv, csv.gz or parquet")
     command.add_argument(
         "--runs", type=Path, metavar="RUNS.csv", help="measured steps of whole runs (columns of validate cases)"
     )
+    add_profile(command)
+    command.add_argument("--layout", help="with --profile: the layout that ran, with the job's flags or --from")
     command.add_argument(
-        "--base", type=Path, metavar="DIR", help="calibration that --runs corrects (default: TABLEs, else the shipped)"
+        "--step-time", type=float, metavar="SECONDS", help="with --profile: of a step that nobody recorded"
     )
+    command.add_argument(
+        "--base", type=Path, metavar="DIR",
+        help="calibration that --runs or --profile corrects (default: TABLEs, else the shipped)",
+    )  # fmt: skip
     command.add_argument(
         "--sites",
         action="store_true",
@@ -42,6 +50,7 @@ def add_command(commands: Any) -> None:
     command.add_argument("--out", type=Path, required=True, metavar="DIR", help="calibration directory to write")
     command.add_argument("--family", metavar="F", help="only this op family")
     command.add_argument("--seed", type=int, default=0)
+    add_problem(command)
     add_json(command)
     command.set_defaults(run=_execute)
 
@@ -54,6 +63,8 @@ def _execute(arguments: argparse.Namespace) -> int:
     summary: dict[str, Any] = {}
     if arguments.sites:
         return _sites(arguments)
+    if arguments.profile:
+        return _to_profile(arguments)
     with progress("fit", silent=arguments.json) as report:
         if arguments.tables:
             summary = fit_calibration(
@@ -77,16 +88,30 @@ def _check(arguments: argparse.Namespace) -> None:
     Raises:
         PerfModelError: naming them.
     """
-    if not arguments.tables and not arguments.runs and not arguments.sites:
-        raise PerfModelError("fit: nothing to fit to; give TABLE... (kernels, collectives) or --runs RUNS.csv")
+    if not (arguments.tables or arguments.runs or arguments.sites or arguments.profile):
+        raise PerfModelError(
+            "fit: nothing to fit to; give TABLE... (kernels, collectives), --runs RUNS.csv or --profile FILE..."
+        )
+    if arguments.profile and (arguments.tables or arguments.runs or arguments.sites or arguments.family):
+        raise PerfModelError(
+            "fit: --profile goes without TABLEs, --runs, --sites and --family; fit in two steps, --base"
+        )
+    lacking = [name for name in ("model", "cluster", "global_batch", "layout") if getattr(arguments, name) is None]
+    if arguments.profile and lacking:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in lacking)
+        raise PerfModelError(f"fit: --profile needs {flags} (or --from FILE): what was it that ran?")
+    if arguments.step_time is not None and not 0 < arguments.step_time < inf:
+        raise PerfModelError(f"fit: --step-time must be seconds above 0, got {arguments.step_time}")
     if arguments.sites and (arguments.runs or arguments.base or arguments.family or not arguments.tables):
         raise PerfModelError(
             "fit: --sites takes published runs as TABLE...; give no --runs, --base or --family with it"
         )
     if arguments.unstated and not arguments.sites:
         raise PerfModelError("fit: --unstated SOURCE belongs to --sites; give both or neither")
-    if arguments.base and (arguments.tables or not arguments.runs):
-        raise PerfModelError("fit: --base DIR is what --runs corrects in place of TABLEs; give --runs and no TABLE")
+    if arguments.base and (arguments.tables or not (arguments.runs or arguments.profile)):
+        raise PerfModelError(
+            "fit: --base DIR is what --runs or --profile corrects in place of TABLEs; give one of them and no TABLE"
+        )
 
 
 def _sites(arguments: argparse.Namespace) -> int:
@@ -124,6 +149,31 @@ def _to_runs(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:
     base = arguments.out if arguments.tables else arguments.base
     found = calibrate_end_to_end(runs, out=arguments.out, base=base, strict=arguments.strict, progress=report)
     return {"end_to_end": {device: fitted.to_dict() for device, fitted in found.items()}, "skipped_runs": skipped}
+
+
+def _to_profile(arguments: argparse.Namespace) -> int:
+    """Fit to a profile, save and show."""
+    from perfmodel.calibration import amount, fit_profile
+    from perfmodel.cli import _show
+
+    problem = problem_of(arguments)
+    found = fit_profile(
+        problem, arguments.layout, arguments.profile, format=arguments.format, base=arguments.base,
+        out=arguments.out, step_s=arguments.step_time,
+    )  # fmt: skip
+    device = problem.cluster.device.name
+    fitted: dict[str, Any] = {"end_to_end": {device: found.fit.to_dict()}, "skipped_runs": {}}
+
+    def show() -> None:
+        heads = ("parameter", "profile", "ms per step behind it", "calls")
+        rows = [
+            (c.name, amount(c), f"{1e3 * c.seconds:.3g}", f"{c.calls:.4g}") for c in found.report.corrections
+        ]  # fmt: skip
+        _show.new_console().print(_show.table("What the profile says, per device and step", heads, rows))
+        _show_runs(fitted, arguments.out)
+
+    emit(arguments, fitted | {"profile": found.report.to_dict()}, show)
+    return 0
 
 
 def _show_runs(report: dict[str, Any], out: Path) -> None:

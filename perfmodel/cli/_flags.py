@@ -57,7 +57,16 @@ def layout_of(arguments: argparse.Namespace, text: str, model: Model) -> Layout:
 
 def add_job(command: argparse.ArgumentParser, batches: bool = False) -> None:
     """What is predicted, by what, and --json; with `batches` for several global batches."""
-    add_from(command, "model", "cluster", "global_batch")
+    add_problem(command, batches)
+    require(command, "model", "cluster", "global_batch")
+    command.add_argument("--strict", action="store_true", help="refuse to extrapolate beyond the measurements")
+    add_calibration(command)
+    add_json(command)
+
+
+def add_problem(command: argparse.ArgumentParser, batches: bool = False) -> None:
+    """What is run: model, cluster and job, or a launch file that says them."""
+    add_from(command)
     command.add_argument("--model", help="catalog name, Hugging Face config.json or TOML")
     command.add_argument("--cluster", help="catalog name or TOML")
     command.add_argument("--devices", type=int, metavar="N", help="devices used (default: what the layout needs)")
@@ -80,9 +89,22 @@ def add_job(command: argparse.ArgumentParser, batches: bool = False) -> None:
         help="fused attention, or materialised scores (default: as the framework has it, generic: flash)",
     )
     add_framework(command)
-    command.add_argument("--strict", action="store_true", help="refuse to extrapolate beyond the measurements")
-    add_calibration(command)
-    add_json(command)
+
+
+def job_flags(arguments: argparse.Namespace) -> list[str]:
+    """The flags of `add_job` that say the same job to another command, but for the batch."""
+    said = {
+        "--from": getattr(arguments, "launch_file", None),
+        "--model": arguments.model if isinstance(arguments.model, str) else None,
+        "--cluster": arguments.cluster,
+        "--seq-len": arguments.seq_len,
+        "--dtype": arguments.dtype,
+        "--mode": arguments.mode if arguments.mode != "train" else None,
+        "--attention": arguments.attention,
+        "--framework": arguments.framework,
+        "--calibration": arguments.calibration,
+    }
+    return [str(word) for flag, value in said.items() if value is not None for word in (flag, value)]
 
 
 def add_layout(command: argparse.ArgumentParser, text: str = "as for predict") -> None:

@@ -30,36 +30,36 @@ def step_problem(arguments: argparse.Namespace) -> "StepProblem":
 
 def step(arguments: argparse.Namespace) -> "Prediction":
     """One layout with its timeline."""
-    fixed = step_problem(arguments)
-    return _explained(fixed, layout_of(arguments, arguments.layout, fixed.model), arguments.devices, True)
+    problem = step_problem(arguments)
+    return _explained(problem, layout_of(arguments, arguments.layout, problem.model), arguments.devices, True)
 
 
-def _explained(fixed: "StepProblem", layout: Layout, devices: int | None, timeline: bool) -> "Prediction":
+def _explained(problem: "StepProblem", layout: Layout, devices: int | None, timeline: bool) -> "Prediction":
     from perfmodel.prediction import check_layout, explain
 
-    check_layout(fixed.model, fixed.cluster, fixed.job, layout, devices)
-    return explain(fixed, layout, timeline=timeline)
+    check_layout(problem.model, problem.cluster, problem.job, layout, devices)
+    return explain(problem, layout, timeline=timeline)
 
 
 def layouts_of_degrees(arguments: argparse.Namespace) -> "list[Prediction]":
     """The layouts that are named; else the best of every (tp, pp, dp) that fits, the fastest of them."""
     from perfmodel.prediction import explain
 
-    fixed = step_problem(arguments)
+    problem = step_problem(arguments)
     if arguments.layouts:
-        named = [layout_of(arguments, text, fixed.model) for text in arguments.layouts.split(";") if text.strip()]
-        return [_explained(fixed, layout, arguments.devices, False) for layout in named]
+        named = [layout_of(arguments, text, problem.model) for text in arguments.layouts.split(";") if text.strip()]
+        return [_explained(problem, layout, arguments.devices, False) for layout in named]
     if arguments.devices is None:
         raise PerfModelError(
             "plot breakdown: give --layouts 'LAYOUT;LAYOUT', or --devices N for the best of each degree"
         )
     best: dict[tuple[int, int, int], tuple[float, Layout]] = {}
-    for layout, step_s, _ in _scored(fixed, arguments.devices, arguments.json):
+    for layout, step_s, _ in _scored(problem, arguments.devices, arguments.json):
         key = (layout.tp, layout.pp, layout.dp)
         if key not in best or step_s < best[key][0]:
             best[key] = (step_s, layout)
     fastest = sorted(best.items(), key=lambda item: item[1][0])[: arguments.top]
-    return [explain(fixed, layout) for _, (_, layout) in sorted(fastest, key=lambda item: item[0])]
+    return [explain(problem, layout) for _, (_, layout) in sorted(fastest, key=lambda item: item[0])]
 
 
 def all_layouts(arguments: argparse.Namespace) -> "tuple[pd.DataFrame, str]":
@@ -71,12 +71,12 @@ def all_layouts(arguments: argparse.Namespace) -> "tuple[pd.DataFrame, str]":
     counts = _numbers(arguments.device_counts, "--device-counts") if arguments.device_counts else [arguments.devices]
     if counts == [None]:
         raise PerfModelError("plot pareto: give --devices N, or --device-counts N,N,...")
-    fixed = step_problem(arguments)
+    problem = step_problem(arguments)
     rows = []
     for devices in counts:
         rows += [
             {"layout": str(layout), "devices": devices, "step_time_s": step_s, "peak_bytes": peak_bytes}
-            for layout, step_s, peak_bytes in _scored(fixed, devices, arguments.json)
+            for layout, step_s, peak_bytes in _scored(problem, devices, arguments.json)
         ]
     table = pd.DataFrame(rows, columns=["layout", "devices", "step_time_s", "peak_bytes"])
     device_hours = table["devices"] * table["step_time_s"] / 3600
@@ -85,21 +85,21 @@ def all_layouts(arguments: argparse.Namespace) -> "tuple[pd.DataFrame, str]":
     return table.assign(cost=device_hours * arguments.price), "price of a step"
 
 
-def _scored(fixed: "StepProblem", devices: int, silent: bool) -> Iterator[tuple[Layout, float, float]]:
+def _scored(problem: "StepProblem", devices: int, silent: bool) -> Iterator[tuple[Layout, float, float]]:
     """Layouts that fit, with step time and peak memory."""
     from perfmodel.planning.layouts import default_space, enumerate_layouts
 
-    problem = Problem(model=fixed.model, cluster=fixed.cluster, job=fixed.job, devices=devices)
-    found = list(enumerate_layouts(default_space(problem), problem, Counter()))
+    asked = Problem(model=problem.model, cluster=problem.cluster, job=problem.job, devices=devices)
+    found = list(enumerate_layouts(default_space(asked), asked, Counter()))
     with progress("layouts", silent) as report:
         report("memory", 0, len(found))
-        peak_bytes = peak_memory(fixed, found)[0] if found else []
-        usable_bytes = fixed.cluster.device.memory_bytes * (1 - fixed.framework.memory_margin)
+        peak_bytes = peak_memory(problem, found)[0] if found else []
+        usable_bytes = problem.cluster.device.memory_bytes * (1 - problem.framework.memory_margin)
         fitting = [(layout, float(p)) for layout, p in zip(found, peak_bytes, strict=True) if p <= usable_bytes]
         if not fitting:
-            raise LayoutError(f"no layout of {fixed.model.name} fits on {devices} devices; give more of them")
+            raise LayoutError(f"no layout of {problem.model.name} fits on {devices} devices; give more of them")
         report("step times", 0, len(fitting))
-        step_s = evaluate(fixed, [layout for layout, _ in fitting]).step_time_s.tolist()
+        step_s = evaluate(problem, [layout for layout, _ in fitting]).step_time_s.tolist()
     yield from ((layout, s, p) for (layout, p), s in zip(fitting, step_s, strict=True))
 
 
@@ -107,15 +107,15 @@ def curves(arguments: argparse.Namespace) -> "tuple[list[Curve], Prediction]":
     """A curve per --sweep, and the layout on the machine as it is."""
     from perfmodel.planning.what_if import Scenario, parse_sweep, sweep
 
-    fixed, scenario = step_problem(arguments), Scenario.parse(arguments.set)
-    layout = layout_of(arguments, arguments.layout, fixed.model)
+    problem, scenario = step_problem(arguments), Scenario.parse(arguments.set)
+    layout = layout_of(arguments, arguments.layout, problem.model)
     sweeps = [parse_sweep(text) for text in arguments.sweep]
     found = []
     with progress("sweeps", silent=arguments.json) as report:
         for done, settings in enumerate(sweeps):
             report(settings[0].name, done, len(sweeps))
-            found.append(sweep(fixed, layout, scenario, settings))
-    return found, _explained(fixed, layout, arguments.devices, False)
+            found.append(sweep(problem, layout, scenario, settings))
+    return found, _explained(problem, layout, arguments.devices, False)
 
 
 def bubbles(arguments: argparse.Namespace) -> "list[ScheduleFacts]":

@@ -188,8 +188,8 @@ def _pass_times(arguments: argparse.Namespace) -> "tuple[PassTimes, int]":
     job = framework.job(model, cluster.device, global_batch=arguments.global_batch)
     note(job.assumed)
     check_layout(model, cluster, job, layout)
-    fixed = step_problem(model, cluster, job, framework=framework)
-    return pass_times(fixed, layout), job.num_microbatches(layout)
+    problem = step_problem(model, cluster, job, framework=framework)
+    return pass_times(problem, layout), job.num_microbatches(layout)
 
 
 def _require_job(arguments: argparse.Namespace) -> None:

@@ -1,5 +1,6 @@
 """Results as text for people; quiet, aligned, with units."""
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -188,9 +189,10 @@ def breakdown(console: Console, result: Prediction, title: str = "where the step
 
 
 def new_console() -> Console:
-    # wide enough for every table when the output goes to a file
+    # wide enough for every table when the output goes to a file, unless somebody says otherwise
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=150)
+    said = console.is_terminal or "COLUMNS" in os.environ
+    return console if said else Console(highlight=False, width=150)
 
 
 _WORDS = frozenset({
@@ -213,3 +215,11 @@ def duration(seconds: float) -> str:
         if seconds >= scale:
             return f"{seconds / scale:.4g} {unit}"
     return f"{seconds / 1e-6:.3g} us"
+
+
+def long_duration(seconds: float) -> str:
+    """Days, hours or minutes; seconds and less as `duration`."""
+    for scale, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * scale:
+            return f"{seconds / scale:,.3g} {unit}" if seconds < 1000 * scale else f"{seconds / scale:,.0f} {unit}"
+    return duration(seconds)

@@ -42,12 +42,12 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     scenario = Scenario.parse(arguments.set)
     settings = parse_sweep(arguments.sweep) if arguments.sweep else []
     problem = problem_of(arguments)
-    fixed = step_problem_of(problem, arguments.calibration)
+    step_problem = step_problem_of(problem, arguments.calibration)
     layout = layout_of(arguments, arguments.layout, problem.model)
     note(layout.remarks)
-    report = in_scenario(fixed, layout, scenario).to_dict()
+    report = in_scenario(step_problem, layout, scenario).to_dict()
     if settings:
-        curve = sweep(fixed, layout, scenario, settings)
+        curve = sweep(step_problem, layout, scenario, settings)
         report["curve"] = curve.to_dict()
         if arguments.png:
             from perfmodel import viz

@@ -27,6 +27,7 @@ from perfmodel.cost.learn import (
     rows_from_ops,
     table_rows,
     weight_files,
+    with_half_the_batch,
 )
 from perfmodel.ingest.tables import factorise
 from perfmodel.ops import FAMILIES, KernelOp
@@ -200,16 +201,25 @@ class KernelModel:
     def _predict(self, asked: TableQueries, index: np.ndarray, *, host_launch: bool = False) -> Prediction:
         """Predictions of some rows, each by the regressor of its dtype that knows the closest device.
 
-        Products of 8 bits of which no measured source is asked take half to all of the time of those of 16.
+        Where no measured source is asked, products and convolutions of 8 bits take half to all of the time of those of
+        16, and attention no longer than two of half the sequences, one after the other.
         """
         rows, query = asked.rows.take(index), asked.query[index]
         out = self._by_regressors(rows, query, asked, host_launch)
-        if rows.family not in ("gemm", "moe"):
+        family = FAMILIES[rows.family]
+        if not family.op.is_matmul and family.gradients is None and rows.family != "attention":
             return out
         known = {s.source for r in self._regressors(rows.family) for s in r.stacks}
         unnamed = np.array([q.source not in known for q in asked.queries], bool)[query]
-        narrow = np.array([kind.startswith("fp8/") for kind in rows.kind], bool) & unnamed
-        whole = narrow & np.array([rows.family == "gemm" and kind.endswith("/bwd") for kind in rows.kind], bool)
+        if rows.family == "attention":
+            at = np.flatnonzero(unnamed & (rows.shape["batch"] % 2 == 0))
+            if len(at):
+                half = replace(asked, rows=with_half_the_batch(rows.take(at)), query=query[at])
+                twice = self._predict(half, np.arange(len(at)), host_launch=host_launch).log_time + np.log(2.0)
+                _move(out, at, np.minimum(twice - out.log_time[at], 0.0))
+            return out
+        narrow = (rows.dtypes == "fp8") & unnamed
+        whole = narrow & (family.gradients is not None) & (rows.columns.pass_ == "bwd")
         if len(at := np.flatnonzero(narrow & ~whole)):
             _between(out, at, self._by_regressors(in_16_bits(rows.take(at)), query[at], asked, host_launch))
         if len(at := np.flatnonzero(whole)):
@@ -225,7 +235,7 @@ class KernelModel:
     ) -> Prediction:
         n = len(rows)
         out = Prediction(np.zeros(n), np.zeros(n), np.zeros(n), np.full(n, _ANALYTICAL))
-        codes, dtypes = factorise(np.array([kind.partition("/")[0] for kind in rows.kind], object))
+        codes, dtypes = factorise(rows.dtypes)
         regressors = self._regressors(rows.family)
         chosen = np.full((len(asked.queries), len(dtypes)), -1)
         for q in np.unique(query):
@@ -254,6 +264,10 @@ class KernelModel:
 def _between(found: Prediction, at: np.ndarray, wide: Prediction) -> None:
     """Move times at positions between half and all of those of elements twice as wide."""
     own = found.log_time[at]
-    moved = np.clip(own, wide.log_time - np.log(2.0), wide.log_time) - own
+    _move(found, at, np.clip(own, wide.log_time - np.log(2.0), wide.log_time) - own)
+
+
+def _move(found: Prediction, at: np.ndarray, by: np.ndarray) -> None:
+    """Add to the logarithms of times at positions and of the ends of their intervals."""
     for log in (found.log_time, found.log_low, found.log_high):
-        log[at] += moved
+        log[at] += by

@@ -37,19 +37,19 @@ class DieEnergy:
 _GA100: Final = DieEnergy(1.26e-12, 257e12 / 108, 118e-12)
 """A100 at 400 W: products of 8192 hold 257 TFLOP/s on random operands and 295 on zeros (thonking.ai, strangely matrix
 multiplications, 2024). Energy per byte: power over bandwidth in the fp64 ladders of te42kyfo/gpu-benches."""
-_GB100: Final = DieEnergy(0.543e-12, 1300e12 / 148, 103e-12)
-"""B200 at 1,000 W: median of seven large products and, per byte, the streams that the limit holds back
-(arjunds/efficient-ai, GPU_power/microbench, steady 10 s loops)."""
-_GH100: Final = DieEnergy(
-    sqrt(_GA100.flop_j * _GB100.flop_j), sqrt(_GA100.unit_flops_per_s * _GB100.unit_flops_per_s), 122e-12
-)
-"""Assumed: halfway, as ratios go, between the generations before and after, since no one states both power and rate
-of its products. Energy per byte: as for GA100, on H200."""
+_GH100: Final = DieEnergy(0.78e-12, 600e12 / 132, 122e-12)
+"""H200 NVL at 600 W: a layer's products, 19.2 TFLOP, take 32.0 ms 100 times in a row on random operands (Transformer
+Engine 2, docs/examples/gemm_profiling). Energy per byte: as for GA100, on H200."""
+_GB100: Final = DieEnergy(0.605e-12, 1200e12 / 148, 103e-12)
+"""B200 at 1,000 W, geometric mean of two sources, whose own are 0.54 pJ at 1,300 TFLOP/s and 0.65 pJ at 1,080: the
+median of six large products in steady 10 s loops (arjunds/efficient-ai, GPU_power/microbench), and of 178 products of
+1.5 ms and longer (SimuMax 1.2, configs/system/b200_bf16_ceperm.json, the limit taken to be nominal). Energy per byte:
+streams that the limit holds back (efficient-ai)."""
 _OF_DIE: Final = {"GA100": _GA100, "GH100": _GH100, "GB100": _GB100}
-_WIDTH: Final = {"tf32": 2.0, "bf16": 1.0, "fp16": 1.0, "fp8": 0.5, "int8": 0.5, "fp4": 0.25}
-"""Energy of a FLOP relative to a 16-bit one. Assumed: it goes with the bits of the operands, so that a limit leaves as
-much of every element type's peak. The best products of 8 bits are 1.8 to 2.0 times as fast as those of 16 (stas00,
-ml-engineering, MAMF tables of H100 to B300)."""
+_WIDTH: Final = {"tf32": 2.0, "bf16": 1.0, "fp16": 1.0, "fp8": 0.525, "int8": 0.525, "fp4": 4.5 / 16}
+"""Energy of a FLOP relative to a 16-bit one. Of 8 bits: a layer's products take 16.8 ms on H200 NVL, those of 16 bits
+32.0 (Transformer Engine 2, docs/examples/gemm_profiling). Of others assumed to go with the bits of the operands, of
+which 4-bit floats share a scale of 8 bits among 16 (NVFP4)."""
 TENSOR_TYPES: Final = tuple(_WIDTH)
 """Element types of tensor units, whose products a power limit holds back."""
 

@@ -10,7 +10,7 @@ from jaxtyping import Float64
 
 from perfmodel.cost.learn import Figures, Rows, kernel_physics, rows_from_ops, table_rows
 from perfmodel.cost.learn import power_join as power_join
-from perfmodel.ops import FAMILIES, Gemm, KernelOp, MoE
+from perfmodel.ops import FAMILIES, KernelOp
 from perfmodel.spec import Device
 
 FIXED_S: Final = 4e-6
@@ -61,7 +61,7 @@ def as_measured(device: Device, op: KernelOp) -> KernelOp:
 def wider(device: Device, op: KernelOp) -> KernelOp:
     """The same product of elements twice as wide, of those types that nobody measured; the op itself of any other, or
     where the device has no wider type."""
-    if not isinstance(op, (Gemm, MoE)):
+    if not op.is_matmul:
         return op
     found = next((name for name in _WIDER.get(op.dtype, ()) if name in device.dtypes), op.dtype)
     return replace(op, dtype=found) if found != op.dtype else op

@@ -51,6 +51,7 @@ PARTS: Final = {
     "pipeline_communication_exposed": Look(GREY, "pipeline comm., exposed"),
     "host_copies_exposed": Look("#C8A27E", "copies to the host, exposed"),
     "kernels_slowed_by_communication": Look("#B39DDB", "kernels slowed by comm."),
+    "quantising": Look("#A6D0C9", "quantising operands"),
     "waiting_for_slowest_rank": Look("#E8A0BF", "waiting for slowest rank"),
     "optimizer": Look(BLUE, "optimizer"),
     "kernel_launch_gaps": Look("#5B7083", "launch gaps"),

@@ -30,6 +30,10 @@ _UNDER_LOAD: Final = frozenset({"simumax"})
 """Sources whose times are sustained, all others being bursts: its products of 8192 hold 1.1 PFLOP/s on B200 where those
 of B300 and GB300 elsewhere hold 1.6 to 2.0, and 228 TFLOP/s on A100-PCIE where its power limit allows some 214
 (`perfmodel.cost.sustained_seconds`); products of 4096 take about as long as elsewhere."""
+_QUANTISES: Final = ("aiconfigurator", "trtllm")
+"""Source, and beginning of its software, whose products of 8 bits are whole layers: they find the scale of their 16-bit
+operand and quantise it first. Their times tend to some 14 us and 5 bytes for each of its elements where the product
+gets narrow, those of 16 bits to nothing."""
 OWN_ORDER: Final = -1
 """A user's own measurement comes before all of these."""
 _TF32: Final = ("sailor_aceso", "xla_perf_tables")
@@ -81,6 +85,11 @@ def held_under_load(source: str) -> bool:
     return source in _UNDER_LOAD
 
 
+def quantises_operands(source: str, software: str) -> bool:
+    """Whether a source's products of 8 bits were timed together with the quantising of their first operand."""
+    return source == _QUANTISES[0] and software.startswith(_QUANTISES[1])
+
+
 def times_host_launch(source: str) -> bool:
     """Whether the times of a source contain the host's launch."""
     return source in _EAGER
@@ -130,8 +139,9 @@ def _flaw(variant: str) -> str:
 
 
 def _dtype_that_ran(table: pd.DataFrame, source: np.ndarray) -> np.ndarray:
-    """`tf32` where a source's fp32 products are known to use tensor cores."""
+    """`tf32` where a source's fp32 products are known to use tensor cores; 8 bits however they are scaled are `fp8`."""
     dtype = text(table, "dtype")
+    dtype = np.where(dtype == "mxfp8", "fp8", dtype).astype(object)
     uses = np.isin(source, _TF32) & (text(table, "op_family") == "gemm") & (dtype == "fp32")
     uses[uses] = relabel(text(table, "device")[uses], _has_tf32).astype(bool)
     return np.where(uses, "tf32", dtype).astype(object)

@@ -1,10 +1,11 @@
 """PyTorch profiler (Kineto) Chrome traces: activities of devices, and kernels with the operators that launched them.
 
-Kernels are tied to operators by `External id`, to their launch by `correlation`; the passes and steps that they
-belong to are those whose ranges lie around the launch. A trace without a device's kernels is read as one of the
-CPU: its outermost operators are the activities.
+Kernels are tied to their launch by `correlation`, to operators by `External id` or, where that names none, as the
+innermost ones around the launch; the passes and steps that they belong to are those whose ranges lie around the launch.
+A trace without a device's kernels is read as one of the CPU: its outermost operators are the activities.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,12 @@ from perfmodel.ingest._files import integer, listing, mapping, text
 from perfmodel.ingest._measured_trace import Activity, ActivityKind, kind_of, numbered
 from perfmodel.ingest._torch_ops import AUTOGRAD
 
-_KERNEL: Final = ("kernel",)
+_KERNEL: Final = ("kernel", "mtia_ccp_events", "hpu_op")
 _COPIES: Final = ("gpu_memcpy", "gpu_memset", "memcpy", "memset")
-_LAUNCHES: Final = ("cuda_runtime", "cuda_driver", "runtime", "privateuse1_runtime", "hip_runtime")
+_LAUNCHES: Final = (
+    "cuda_runtime", "cuda_driver", "runtime", "privateuse1_runtime", "hip_runtime", "mtia_runtime", "xpu_runtime",
+)  # fmt: skip
+"""Categories of events (libkineto's ActivityType), of accelerators of all makes."""
 _OPERATORS: Final = ("cpu_op", "operator")
 
 
@@ -33,6 +37,8 @@ class KinetoFile:
     rank: int
     base_ns: int
     """What the zero is on the common clock (`baseTimeNanoseconds`)."""
+    world_size: int
+    """Ranks of a job with a single process group; 1 where there are several, or none is named."""
     device_name: str
     device_work: tuple[ChromeEvent, ...]
     """Kernels and copies; empty for a trace of the CPU alone."""
@@ -69,10 +75,12 @@ def read_kineto(path: Path, position: int = 0) -> KinetoFile:
     properties = listing(trace.data.get("deviceProperties", []), "deviceProperties", path)
     first = mapping(properties[0], "deviceProperties", path) if properties else {}
     distributed = mapping(trace.data.get("distributedInfo", {}), "distributedInfo", path)
+    groups = listing(distributed.get("pg_config", []), "pg_config", path)
     return KinetoFile(
         path=path,
         rank=integer(distributed.get("rank", position), "rank", path),
         base_ns=integer(trace.data.get("baseTimeNanoseconds", 0), "baseTimeNanoseconds", path),
+        world_size=integer(distributed.get("world_size", 1), "world_size", path, 1) if len(groups) <= 1 else 1,
         device_name=text(first.get("name", ""), "name of the device", path),
         device_work=pick(_KERNEL + _COPIES),
         operators=pick(_OPERATORS),
@@ -87,14 +95,18 @@ def read_kineto(path: Path, position: int = 0) -> KinetoFile:
 
 def kineto_activities(files: Sequence[KinetoFile]) -> list[Activity]:
     """Activities of all ranks on one clock; a device for every (rank, device) that has any."""
+    found = []
+    for file, shift_us in on_one_clock(files):
+        found += [((file.rank, activity.device), activity) for activity in _of_file(file, shift_us)]
+    return numbered(found)
+
+
+def on_one_clock(files: Sequence[KinetoFile]) -> list[tuple[KinetoFile, float]]:
+    """Each file with the microseconds to add to its times."""
     base_ns = min(file.base_ns for file in files)
     # old traces count microseconds from the epoch: take that out before it costs digits
     origin_us = min((e.start_us for file in files for e in (*file.device_work, *file.operators)), default=0.0)
-    found = []
-    for file in files:
-        shift_us = (file.base_ns - base_ns) * 1e-3 - origin_us
-        found += [((file.rank, activity.device), activity) for activity in _of_file(file, shift_us)]
-    return numbered(found)
+    return [(file, (file.base_ns - base_ns) * 1e-3 - origin_us) for file in files]
 
 
 def external_id(event: ChromeEvent) -> int | None:
@@ -105,37 +117,63 @@ def external_id(event: ChromeEvent) -> int | None:
     return None
 
 
-def launch_us(file: KinetoFile, event: ChromeEvent, operator: ChromeEvent | None) -> float:
-    """When a kernel was launched: its runtime call, else its operator, else its own start."""
-    launch = file.launches.get(integer(event.args.get("correlation", -1), "correlation", event.where, -1))
-    return (launch or operator or event).start_us
+def launch_of(file: KinetoFile, event: ChromeEvent) -> ChromeEvent | None:
+    """The runtime call that launched a kernel, where the file has it."""
+    return file.launches.get(integer(event.args.get("correlation", -1), "correlation", event.where, -1))
 
 
-def operators_by_id(file: KinetoFile) -> dict[int, ChromeEvent]:
-    """Operators by `External id`."""
-    return {number: event for event in file.operators if (number := external_id(event)) is not None}
+def operators_of_kernels(file: KinetoFile) -> list[ChromeEvent | None]:
+    """For each kernel or copy of the device the operator that launched it."""
+    by_id = {number: event for event in file.operators if (number := external_id(event)) is not None}
+    found = [by_id.get(number) if (number := external_id(e)) is not None else None for e in file.device_work]
+    if 2 * sum(each is not None for each in found) >= len(found) or not file.operators:
+        return found  # otherwise the ids are not those of operators
+    launches = [launch_of(file, event) for event in file.device_work]
+    around = parents_of([*file.operators, *(each for each in launches if each is not None)])
+    return [None if each is None else (around[id(each)] or (None,))[0] for each in launches]
+
+
+def parents_of(events: Sequence[ChromeEvent]) -> dict[int, tuple[ChromeEvent, ...]]:
+    """Calls around each event of its thread, innermost first, by identity of the event."""
+    open_calls: dict[tuple[Any, Any], list[ChromeEvent]] = defaultdict(list)
+    found: dict[int, tuple[ChromeEvent, ...]] = {}
+    for event in sorted(events, key=lambda e: (e.start_us, -e.duration_us)):
+        stack = open_calls[event.pid, event.tid]
+        while stack and stack[-1].end_us <= event.start_us:
+            stack.pop()
+        found[id(event)] = tuple(reversed(stack))
+        stack.append(event)
+    return found
 
 
 def _of_file(file: KinetoFile, shift_us: float) -> list[Activity]:
-    events = list(file.device_work) or outermost(file.operators)
-    on_device = bool(file.device_work)
-    by_id = operators_by_id(file) if on_device else {}
-    ids = [external_id(e) if on_device else None for e in events]
-    operators = [None if number is None else by_id.get(number) for number in ids]
-    launched_us = [
-        launch_us(file, event, operator) if on_device else event.start_us
-        for event, operator in zip(events, operators, strict=True)
-    ]
+    if not file.device_work:
+        return activities_of(file, outermost(file.operators), None, shift_us)
+    return activities_of(file, file.device_work, operators_of_kernels(file), shift_us)
+
+
+def activities_of(
+    file: KinetoFile,
+    events: Sequence[ChromeEvent],
+    operators: Sequence[ChromeEvent | None] | None,
+    shift_us: float,
+) -> list[Activity]:
+    """Events of one rank as activities: kernels with the operators that launched them, or the host's own (None)."""
+    launched_us = [event.start_us for event in events]
+    if operators is not None:  # the runtime call, else the operator, else the kernel itself
+        launches = [launch_of(file, event) for event in events]
+        launched_us = [(a or b or c).start_us for a, b, c in zip(launches, operators, events, strict=True)]
     tags = _tags(file, np.array(launched_us, float))
     threads = {key: number for number, key in enumerate(dict.fromkeys((e.pid, e.tid) for e in events))}
     return [
-        _activity(event, tag, on_device, threads[event.pid, event.tid], shift_us)
+        _activity(event, tag, operators is not None, threads[event.pid, event.tid], shift_us)
         for event, tag in zip(events, tags, strict=True)
     ]
 
 
 def _activity(event: ChromeEvent, tags: Tags, on_device: bool, thread: int, shift_us: float) -> Activity:
-    kind = ActivityKind.COPY if event.category.lower() in _COPIES else kind_of(event.name)
+    copies = event.category.lower() in _COPIES or event.name == "dma_request"  # MTIA's
+    kind = ActivityKind.COPY if copies else kind_of(event.name)
     device = integer(event.args.get("device", 0), "device", event.where) if on_device else 0
     stream = integer(event.args.get("stream", thread), "stream", event.where) if on_device else thread
     start_s, end_s = (event.start_us + shift_us) * 1e-6, (event.end_us + shift_us) * 1e-6

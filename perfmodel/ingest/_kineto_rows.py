@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from perfmodel.ingest._chrome import ChromeEvent
 from perfmodel.ingest._files import integer, text
-from perfmodel.ingest._kineto import KinetoFile, external_id, operators_by_id
+from perfmodel.ingest._kineto import KinetoFile, operators_of_kernels, parents_of
 from perfmodel.ingest._measured_trace import is_communication
 from perfmodel.ingest._options import ReadOptions
 from perfmodel.ingest._rows import CollectiveCalls, Row
@@ -31,12 +31,12 @@ def kineto_rows(files: Sequence[KinetoFile], options: ReadOptions, skipped: Coun
 
 
 def _operator_rows(file: KinetoFile, options: ReadOptions, skipped: Counter[str]) -> Iterator[Row]:
-    device, parents = options.name_of(file.device_name), _parents(file.operators)
+    device, parents = options.name_of(file.device_name), parents_of(file.operators)
     for event, time_us in _timed(file, skipped):
         around = parents[id(event)]
-        if not file.device_work and any(map(has_row, around)):
+        if not file.device_work and any(has_row(parent.name) for parent in around):
             continue  # part of an operator that has a row itself
-        row = op_row(_torch_op(event, around))
+        row = op_row(torch_op(event, around))
         if row is None:
             if has_row(event.name) and "Input Dims" not in event.args:
                 skipped["no input shapes (profile with record_shapes=True)"] += 1
@@ -56,35 +56,24 @@ def _timed(file: KinetoFile, skipped: Counter[str]) -> Iterator[tuple[ChromeEven
             if event.duration_us > 0:
                 yield event, event.duration_us
         return
-    by_id = operators_by_id(file)
+    operators: dict[int, ChromeEvent] = {}
     total_us: dict[int, float] = defaultdict(float)
-    for kernel in file.device_work:
-        number = external_id(kernel)
+    for kernel, operator in zip(file.device_work, operators_of_kernels(file), strict=True):
         if is_communication(kernel.name) or kernel.category.lower() != "kernel":
             continue
-        if number is None or number not in by_id:
+        if operator is None:
             skipped["kernel without the operator that launched it"] += 1
         else:
-            total_us[number] += kernel.duration_us
+            operators[id(operator)] = operator
+            total_us[id(operator)] += kernel.duration_us
     for number, time_us in total_us.items():
         if time_us > 0:
-            yield by_id[number], time_us
+            yield operators[number], time_us
 
 
-def _parents(operators: Sequence[ChromeEvent]) -> dict[int, tuple[str, ...]]:
-    """Names of the calls around each operator, innermost first, by identity of the event."""
-    open_calls: dict[tuple[Any, Any], list[ChromeEvent]] = defaultdict(list)
-    found = {}
-    for event in sorted(operators, key=lambda e: (e.start_us, -e.duration_us)):
-        stack = open_calls[event.pid, event.tid]
-        while stack and stack[-1].end_us <= event.start_us:
-            stack.pop()
-        found[id(event)] = tuple(parent.name for parent in reversed(stack))
-        stack.append(event)
-    return found
+def torch_op(event: ChromeEvent, around: Sequence[ChromeEvent]) -> TorchOp:
+    """One call of an operator, with the calls around it."""
 
-
-def _torch_op(event: ChromeEvent, parents: tuple[str, ...]) -> TorchOp:
     def column(name: str) -> tuple[Any, ...]:
         value = event.args.get(name, [])
         return _tuples(value) if isinstance(value, list) else ()
@@ -98,7 +87,7 @@ def _torch_op(event: ChromeEvent, parents: tuple[str, ...]) -> TorchOp:
         words("Input type"),
         words("Concrete Inputs"),
         column("Input Strides"),
-        parents,
+        tuple(parent.name for parent in around),
     )
 
 
@@ -112,14 +101,15 @@ def _collective_rows(files: Sequence[KinetoFile], options: ReadOptions, skipped:
     for index, file in enumerate(files):
         for kernel in file.device_work:
             if is_communication(kernel.name):
-                row = _collective(file, kernel, options, skipped)
+                row = collective_row(file, kernel, options, skipped)
                 if row is not None and kernel.duration_us > 0:
                     group = str(kernel.args.get("Process Group Ranks", kernel.args.get("Process Group Name", "")))
                     calls.add(row, group, index, kernel.duration_us)
     return [row | {"software": "torch-nccl"} for row in calls.rows()]
 
 
-def _collective(file: KinetoFile, kernel: ChromeEvent, options: ReadOptions, skipped: Counter[str]) -> Row | None:
+def collective_row(file: KinetoFile, kernel: ChromeEvent, options: ReadOptions, skipped: Counter[str]) -> Row | None:
+    """The row of a communication kernel's own columns; none for one without metadata."""
     args, where = kernel.args, kernel.where
     if "Collective name" not in args:
         skipped["communication kernel without its collective's name and size"] += 1

@@ -25,6 +25,7 @@ from perfmodel.ingest._annotations import Range, Tags, parse_tags, tags_at
 from perfmodel.ingest._files import integer
 from perfmodel.ingest._measured_trace import Activity, ActivityKind, is_communication, kind_of, numbered
 from perfmodel.ingest._options import ReadOptions
+from perfmodel.ingest._profile import Detail
 from perfmodel.ingest._rows import Row
 from perfmodel.ingest._torch_ops import TorchOp, op_row
 
@@ -82,23 +83,31 @@ def nsys_activities(files: Sequence[NsysFile]) -> list[Activity]:
     Raises:
         TableError: several reports of which one does not say when it began, or records with impossible times.
     """
+    return numbered(
+        ((position, *key), activity)
+        for position, (_, of_file) in enumerate(_on_one_clock(files))
+        for key, activity in of_file
+    )
+
+
+def _on_one_clock(files: Sequence[NsysFile]) -> list[tuple[NsysFile, list[tuple[tuple[int, int], Activity]]]]:
     if len(files) > 1 and (old := next((f for f in files if f.epoch_ns is None), None)):
         raise TableError(
             f"{old.path}: no TARGET_INFO_SESSION_START_TIME, so its clock cannot be aligned; give one report, or "
             "export with a newer Nsight Systems"
         )
     first_ns = min((f.epoch_ns for f in files if f.epoch_ns is not None), default=0)
-    found = []
-    for position, file in enumerate(files):
-        shift_ns = 0 if file.epoch_ns is None else file.epoch_ns - first_ns
-        for key, activity in _of_file(file, shift_ns):
-            found.append(((position, *key), activity))
-    return numbered(found)
+    return [(f, _of_file(f, 0 if f.epoch_ns is None else f.epoch_ns - first_ns)) for f in files]
+
+
+def launch_of(file: NsysFile, kernel: Record) -> Record | None:
+    """The runtime call that launched a kernel, where the report has it."""
+    return file.launches.get((_process(kernel.get("globalPid")), kernel.get("correlationId", -1)))
 
 
 def launched_ns(file: NsysFile, kernel: Record) -> tuple[int, int]:
     """Time and thread of a kernel's launch; its own start and thread 0 where the report lacks the call."""
-    launch = file.launches.get((_process(kernel.get("globalPid")), kernel.get("correlationId", -1)))
+    launch = launch_of(file, kernel)
     return (kernel["start"], 0) if launch is None else (launch["start"], launch.get("globalTid") or 0)
 
 
@@ -204,6 +213,29 @@ def _process(global_id: Any) -> int:
     return global_id >> 24 if isinstance(global_id, int) else 0
 
 
+def nsys_calls(files: Sequence[NsysFile]) -> list[tuple[Activity, Detail]]:
+    """Activities as `nsys_activities` has them, with the operators whose NVTX ranges lie around their launches."""
+    found: list[tuple[tuple[int, ...], Activity, Detail]] = []
+    for number, (file, activities) in enumerate(_on_one_clock(files)):
+        calls = _operator_calls(file)
+        for position, (row, (key, activity)) in enumerate(zip([*file.kernels, *file.copies], activities, strict=True)):
+            launch = launch_of(file, row)
+            call, launched_s = None, float("nan")
+            if launch is not None:
+                launched_s = activity.start_s + (launch["end"] - row["start"]) * 1e-9
+                call = _innermost(calls.get(launch.get("globalTid") or 0, []), launch["start"])
+            if call is None or activity.kind != ActivityKind.COMPUTE:
+                detail = Detail((number, "kernel", position), launched_s=launched_s)
+            else:
+                columns = op_row(call[2])
+                if columns is not None and (dtype := _dtype([row["name"]])):
+                    columns = columns | {"dtype": dtype}
+                detail = Detail((number, id(call)), call[2].name, columns, launched_s)
+            found.append(((number, *key), activity, detail))
+    devices = numbered((key, activity) for key, activity, _ in found)
+    return [(activity, detail) for activity, (_, _, detail) in zip(devices, found, strict=True)]
+
+
 _OPERATOR: Final = re.compile(r"(?P<name>aten::\w+),.*?sizes = (?P<sizes>\[[\[\]\d,\s]*\])")
 _DTYPE: Final = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "half": "fp16", "f16": "fp16"}
 _DTYPE_WORD: Final = re.compile(r"bfloat16|bf16|fp16|half|(?<![b\d])f16", re.I)
@@ -234,16 +266,22 @@ def _rows_of_file(file: NsysFile, options: ReadOptions, skipped: Counter[str]) -
         if row is None:
             skipped[f"no row for operator {op.name}"] += 1
             continue
-        found = {_DTYPE[w.lower()] for k in kernels for w in _DTYPE_WORD.findall(k["name"])}
+        dtype = _dtype([kernel["name"] for kernel in kernels])
         device = options.name_of(file.device_names.get(int(kernels[0]["deviceId"]), ""))
         time_us = sum(k["end"] - k["start"] for k in kernels) * 1e-3
         if time_us > 0:
-            row = row | {"dtype": found.pop() if len(found) == 1 else ""}
+            row = row | {"dtype": dtype}
             rows.append(
                 {"source": "nsys", "device": device} | row
                 | {"time_us": time_us, "software": "torch", "variant": "nsys kernels"}
             )  # fmt: skip
     return rows
+
+
+def _dtype(names: Sequence[str]) -> str:
+    """The element type that the names of an operator's kernels agree on."""
+    found = {_DTYPE[word.lower()] for name in names for word in _DTYPE_WORD.findall(name)}
+    return found.pop() if len(found) == 1 else ""
 
 
 Call = tuple[int, int, TorchOp]

@@ -10,16 +10,18 @@ from perfmodel.ingest._chrome import read_chrome
 from perfmodel.ingest._files import read_bytes, read_json, read_text
 from perfmodel.ingest._jax_trace import is_jax_trace, read_jax_traces
 from perfmodel.ingest._kineto import is_kineto, kineto_activities, read_kineto
+from perfmodel.ingest._kineto_calls import kineto_calls
 from perfmodel.ingest._kineto_rows import kineto_rows
 from perfmodel.ingest._measured_trace import Activity, MeasuredTrace, trace_of
 from perfmodel.ingest._nccl_json import read_nccl_json
 from perfmodel.ingest._nccl_tests import read_nccl_text
-from perfmodel.ingest._nsys import is_sqlite, nsys_activities, nsys_rows, read_nsys
+from perfmodel.ingest._nsys import is_sqlite, nsys_activities, nsys_calls, nsys_rows, read_nsys
 from perfmodel.ingest._options import ReadOptions
 from perfmodel.ingest._osu import read_osu
 from perfmodel.ingest._own import is_own, read_own
+from perfmodel.ingest._profile import Detail, Profile, profile_of
 from perfmodel.ingest._rows import Measurements, Row, measurements
-from perfmodel.ingest._xplane import read_xplane, xplane_activities, xplane_paths, xplane_rows
+from perfmodel.ingest._xplane import read_xplane, xplane_activities, xplane_calls, xplane_paths, xplane_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,6 +91,32 @@ def read_trace(format: str, paths: Sequence[Path | str]) -> MeasuredTrace:
     files = _files(paths)
     format = _known(detect_format(files[0]) if format == "auto" else format, TRACE_FORMATS, "trace format")
     return trace_of(_activities(format, files), files[0])
+
+
+def read_profile(format: str, paths: Sequence[Path | str]) -> Profile:
+    """Calls of operators and collectives, with all that the profiler says of them, and the timeline of all devices.
+
+    Args:
+        format: one of `TRACE_FORMATS` but `perfmodel`, or `auto`.
+        paths: files of ranks (some or all of a job's), or profile directories of JAX.
+
+    Raises:
+        UnknownNameError: another format.
+        TableError: as `read_trace`.
+    """
+    files = _files(paths)
+    known = TRACE_FORMATS[:-1]
+    format = _known(detect_format(files[0]) if format == "auto" else format, known, "format of profiles")
+    match format:
+        case "kineto":
+            found = kineto_calls([read_kineto(path, n) for n, path in enumerate(files)])
+        case "nsys":
+            found = nsys_calls([read_nsys(path) for path in files])
+        case "xplane":
+            found = xplane_calls([read_xplane(p) for path in files for p in xplane_paths(path)])
+        case _:
+            found = [(activity, Detail(number)) for number, activity in enumerate(read_jax_traces(files))]
+    return profile_of(found, files[0])
 
 
 def detect_format(path: Path | str) -> str:

@@ -20,6 +20,7 @@ from perfmodel.ingest._files import integer
 from perfmodel.ingest._hlo_modules import HloModule, modules
 from perfmodel.ingest._measured_trace import Activity, kind_of, numbered
 from perfmodel.ingest._options import ReadOptions
+from perfmodel.ingest._profile import Detail
 from perfmodel.ingest._rows import CollectiveCalls, Row
 from perfmodel.ingest._xspace import XEvent, XPlane, read_xspace
 
@@ -86,6 +87,24 @@ def xplane_activities(files: Sequence[XplaneFile]) -> list[Activity]:
         for (device, stream, event), tags in zip(file.work, tags_at(file.ranges, at_s), strict=True):
             found.append(((position, device), _activity(event, stream, tags)))
     return numbered(found)
+
+
+_CONTAINERS: Final = re.compile(r"(while|call|conditional|async-(start|update|done))(\.\d+)*")
+"""Instructions whose events lie around those of others."""
+
+
+def xplane_calls(files: Sequence[XplaneFile]) -> list[tuple[Activity, Detail]]:
+    """Activities as `xplane_activities` has them, but for those of instructions that only hold others."""
+    n_devices = len({(position, device) for position, file in enumerate(files) for device, _, _ in file.work})
+    events = [(position, event) for position, file in enumerate(files) for _, _, event in file.work]
+    found = []
+    for number, ((position, event), activity) in enumerate(zip(events, xplane_activities(files), strict=True)):
+        if _CONTAINERS.fullmatch(activity.name):
+            continue
+        module = files[position].modules.get(str(event.stats.get("hlo_module", "")))
+        row = module.row(_instruction(event), n_devices) if module else _NO_MODULE
+        found.append((activity, Detail(number, row=None if isinstance(row, str) else row)))
+    return found
 
 
 def xplane_rows(files: Sequence[XplaneFile], options: ReadOptions, skipped: Counter[str]) -> list[Row]:

@@ -8,7 +8,6 @@ from perfmodel.measure._backend import open_backend as open_backend
 from perfmodel.measure._card import Card as Card
 from perfmodel.measure._card import card_path as card_path
 from perfmodel.measure._card import read_card as read_card
-from perfmodel.measure._collectives import measure_collectives as measure_collectives
 from perfmodel.measure._collectives import transfer_time_s as transfer_time_s
 from perfmodel.measure._diff import compare as compare
 from perfmodel.measure._estimate import RemainingTime as RemainingTime
@@ -25,7 +24,6 @@ from perfmodel.measure._harness import time_calls as time_calls
 from perfmodel.measure._hosts import EmulatedHosts as EmulatedHosts
 from perfmodel.measure._hosts import EmulatedNetwork as EmulatedNetwork
 from perfmodel.measure._hosts import Host as Host
-from perfmodel.measure._kernels import measure_ops as measure_ops
 from perfmodel.measure._launch import Launch as Launch
 from perfmodel.measure._launch import find_launch as find_launch
 from perfmodel.measure._meter import machine_meter as machine_meter

@@ -1,26 +1,20 @@
 """Collectives timed between local processes."""
 
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from itertools import groupby
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from jaxtyping import Float
 
 from perfmodel.errors import CalibrationError
 from perfmodel.measure._backend import require
-from perfmodel.measure._group import RankGroup, check_collective
+from perfmodel.measure._group import RankGroup
 from perfmodel.measure._harness import StoppingRule, time_calls
-from perfmodel.measure._hosts import Host
 from perfmodel.measure._meter import Meter, NoMeter, machine_meter
 from perfmodel.measure._rank import CollectiveSession, RankSession
 from perfmodel.measure._rows import SOURCE, Row, collective_columns, timing_columns
 from perfmodel.ops import Collective
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 INTERCONNECT: Final = "loopback"
 """`interconnect` column where a plan does not name one: ranks on one host without links of their own."""
@@ -72,52 +66,6 @@ def transport_of(backend: str) -> Transport:
 
     session = NcclSession if torch_module().cuda.is_available() else GlooSession
     return Transport(session.transport, session, "torch")
-
-
-def measure_collectives(
-    collectives: Iterable[Collective],
-    device_name: str,
-    *,
-    transport: Transport = JAX_GLOO,
-    hosts: Sequence[Host] = (),
-    interconnect: str = INTERCONNECT,
-    rule: StoppingRule | None = None,
-    progress: Callable[[int, Collective], None] | None = None,
-) -> "pd.DataFrame":
-    """Time collectives between processes: of this host (over gloo by TCP on the loopback interface), or of several.
-
-    Ranks are pinned to one core each, in turn where there are fewer cores. A time is that of one
-    call, the slowest rank's, in a row of calls (each waited for over gloo, queued over NCCL);
-    `send_recv` is a ring shift. Groups are started once per run of equal `num_ranks`.
-
-    Args:
-        collectives: each with as many nodes as there are hosts, and `bytes` a multiple of `num_ranks` elements.
-        device_name: what the `device` column says.
-        transport: what moves the data, by default JAX's gloo.
-        hosts: where the ranks run; none: all on this host.
-        interconnect: what the column of that name says.
-
-    Returns:
-        One row per collective with the columns of a measurement table (times in microseconds).
-
-    Raises:
-        PerfModelError: for a collective that cannot be run as asked.
-        CalibrationError: if a rank fails.
-    """
-    import pandas as pd
-
-    rule = rule or StoppingRule()
-    wanted = list(collectives)
-    for op in wanted:
-        check_collective(op, max(1, len(hosts)))
-    rows: list[Row] = []
-    for num_ranks, members in groupby(wanted, key=lambda op: op.num_ranks):
-        with RankGroup(num_ranks, transport.session, hosts) as group:
-            for op in members:
-                if progress is not None:
-                    progress(len(rows), op)
-                rows.append(collective_row(group, op, device_name, rule, transport.meter(), transport, interconnect))
-    return pd.DataFrame(rows)
 
 
 def collective_row(

@@ -1,51 +1,11 @@
 """Kernels timed on the device of a backend."""
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
-
-from perfmodel.measure._backend import Backend, open_backend
+from perfmodel.measure._backend import Backend
 from perfmodel.measure._harness import StoppingRule, time_calls
 from perfmodel.measure._rows import SOURCE, Point, Row, op_columns, timing_columns
-from perfmodel.ops import KernelOp
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _SHORTEST_S = 1e-9
 """`min_sample_s` of cold samples: they cannot be bundled, and end after one call."""
-
-
-def measure_ops(
-    ops: Iterable[KernelOp],
-    device_name: str,
-    *,
-    backend: str = "jax",
-    rule: StoppingRule | None = None,
-    progress: Callable[[int, KernelOp], None] | None = None,
-) -> "pd.DataFrame":
-    """Time ops on the backend's default device, one after the other, with warm caches where they fit.
-
-    Args:
-        device_name: what the `device` column says; a catalog name, for tables that are to be fitted.
-        progress: called with the index and the op before each measurement.
-
-    Returns:
-        One row per op with the columns of a measurement table (times in microseconds).
-
-    Raises:
-        PerfModelError: for an op that the backend has no program for.
-    """
-    import pandas as pd
-
-    rule = rule or StoppingRule()
-    rows = []
-    with open_backend(backend) as opened:
-        for index, op in enumerate(ops):
-            opened.check(op)
-            if progress is not None:
-                progress(index, op)
-            rows.append(kernel_row(opened, Point(op), device_name, rule))
-    return pd.DataFrame(rows)
 
 
 def kernel_row(backend: Backend, point: Point, device_name: str, rule: StoppingRule) -> Row:

@@ -9,14 +9,16 @@ from perfmodel.ops._conv import Convolution as Convolution
 from perfmodel.ops._embedding import Embedding as Embedding
 from perfmodel.ops._family import Axis as Axis
 from perfmodel.ops._family import Family as Family
+from perfmodel.ops._family import GradientProducts as GradientProducts
 from perfmodel.ops._family import Measurement as Measurement
 from perfmodel.ops._family import ShapeColumn as ShapeColumn
 from perfmodel.ops._gemm import Gemm as Gemm
-from perfmodel.ops._gemm import product_layout as product_layout
 from perfmodel.ops._kernel import KernelOp as KernelOp
 from perfmodel.ops._kernel import Pass as Pass
 from perfmodel.ops._kernel import Shape as Shape
 from perfmodel.ops._kernel import Work as Work
+from perfmodel.ops._kind import KernelKind as KernelKind
+from perfmodel.ops._kind import KindColumns as KindColumns
 from perfmodel.ops._memory import MEASURED as MEASURED_MEMORY_OPS
 from perfmodel.ops._memory import MemoryBound as MemoryBound
 from perfmodel.ops._moe import NONGATED_MOE as NONGATED_MOE

@@ -10,6 +10,7 @@ import numpy as np
 from perfmodel.errors import PerfModelError
 from perfmodel.ops._family import Axis, Family, Measurement, ShapeColumn
 from perfmodel.ops._kernel import KernelOp, Pass, Shape
+from perfmodel.ops._kind import KernelKind, KindColumns
 from perfmodel.ops._physics import Machine, Physics, cached_share, divides, flag, log2
 from perfmodel.ops._programs import Program, Tensors, jax_array, jax_pass, torch_module, torch_pass
 
@@ -145,6 +146,20 @@ def _op_by_shape(shape: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.where(decode, "decode", np.where(shape["mixed_n_decode"] > 0, "mixed", mask))
 
 
+def _kind_flags(kind: KernelKind) -> dict[str, float]:
+    """Decoding sees all keys. Causal and full attention keep the mask of their rows, which may stand in for each
+    other."""
+    return {"causal": 1.0} if kind.op in ("decode", "mixed") else {}
+
+
+def _as_measured(
+    shape: dict[str, np.ndarray], asked: KindColumns, measured: KindColumns, work: KindColumns
+) -> dict[str, np.ndarray]:
+    """Scores of rows that do other work are masked as in the measured op."""
+    moved = ~work.same_op_and_pass(asked) & np.isin(measured.op, ATTENTION_MASKS)
+    return shape | {"causal": np.where(moved, (measured.op == "causal").astype(np.float64), shape["causal"])}
+
+
 def _check(op: Attention) -> None:
     if op.window:
         raise PerfModelError(f"attention with a sliding window ({op.window}) has no program; use window = 0")
@@ -206,6 +221,8 @@ ATTENTION: Final = Family(
     known_op=lambda op: "",
     op_by_shape=_op_by_shape,
     complete=_complete,
+    kind_flags=_kind_flags,
+    as_measured=_as_measured,
     measurement=Measurement(
         passes=("fwd", "bwd"), jax_program=_jax_program, torch_program=_torch_program, check=_check
     ),

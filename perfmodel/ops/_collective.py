@@ -1,7 +1,7 @@
 """Collectives: what an event sends, independent of model, layout and network."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast"]
 
@@ -27,6 +27,9 @@ class Collective:
     relayed_bytes: float = 0.0
     """Of an all-to-all over nodes: what each rank sends on inside its node at the same time, of all that its node
     receives. The collective takes as long as the longer of the two."""
+
+    uses_matrix_units: ClassVar[bool] = False
+    """As of kernels."""
 
     @property
     def family(self) -> str:

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from perfmodel.ops._family import Axis, Family, Measurement, ShapeColumn
+from perfmodel.ops._family import Axis, Family, GradientProducts, Measurement, ShapeColumn
 from perfmodel.ops._kernel import KernelOp, Pass, Shape
 from perfmodel.ops._physics import Machine, Physics, divides, flag, log2, tiled
 from perfmodel.ops._programs import Program, Tensors, jax_array, jax_pass, torch_module, torch_pass
@@ -171,6 +171,8 @@ CONVOLUTION: Final = Family(
     ),
     physics=_physics,
     known_op=lambda op: "conv2d",
+    # gradients carry the shape of the forward convolution
+    gradients=GradientProducts(split=lambda shape, kinds: ({}, {}), whole=lambda shape, kinds: {}),
     measurement=Measurement(
         passes=("fwd", "bwd", "dgrad", "wgrad"), jax_program=_jax_program, torch_program=_torch_program
     ),

@@ -8,6 +8,7 @@ import numpy as np
 
 from perfmodel.errors import PerfModelError
 from perfmodel.ops._kernel import KernelOp
+from perfmodel.ops._kind import KernelKind, KindColumns
 from perfmodel.ops._physics import Machine, Physics
 from perfmodel.ops._programs import Program, Tensors
 
@@ -51,6 +52,16 @@ class Measurement:
     """Raises `PerfModelError` for a kernel without a program."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class GradientProducts:
+    """How both gradients of a product, timed together (`bwd`), are two products (`dgrad`, `wgrad`), and back."""
+
+    split: Callable[[Mapping[str, np.ndarray], KindColumns], tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]
+    """`(shape columns, kinds of the rows)`: columns of the input's and of the weight's gradient that differ."""
+    whole: Callable[[Mapping[str, np.ndarray], KindColumns], dict[str, np.ndarray]]
+    """The same from either product to both gradients, without accumulation."""
+
+
 def no_more_columns(shape: dict[str, np.ndarray], ops: np.ndarray, passes: np.ndarray, layout: np.ndarray) -> None:
     """For families whose shape columns say all."""
 
@@ -68,6 +79,15 @@ class Family:
     """Name under which regressors know an op; empty where its shape says it."""
     op_by_shape: Callable[[Mapping[str, np.ndarray]], np.ndarray] | None = None
     """Names of the ops whose shape says them."""
+    kind_flags: Callable[[KernelKind], Mapping[str, float]] = lambda kind: {}
+    """Shape columns that a kind fixes."""
+    as_measured: Callable[[dict[str, np.ndarray], KindColumns, KindColumns, KindColumns], dict[str, np.ndarray]] = (
+        lambda shape, asked, measured, work: shape
+    )
+    """`(shape, asked, measured, work)`: the shape of rows of the kinds asked for, answered by those measured, which do
+    the work of others."""
+    gradients: GradientProducts | None = None
+    """For products whose gradients are products."""
     complete: Callable[[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray], None] = no_more_columns
     """`(shape, op names, passes, operand layouts)`: adds columns that follow from others, in place."""
     measurement: Measurement | None = None

@@ -1,5 +1,6 @@
 """Matrix products."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -8,8 +9,9 @@ import numpy as np
 from jaxtyping import Float64
 
 from perfmodel.errors import PerfModelError
-from perfmodel.ops._family import Axis, Family, Measurement, ShapeColumn
+from perfmodel.ops._family import Axis, Family, GradientProducts, Measurement, ShapeColumn
 from perfmodel.ops._kernel import KernelOp, Pass, Shape
+from perfmodel.ops._kind import KindColumns
 from perfmodel.ops._physics import Machine, Physics, divides, log2, tiled
 from perfmodel.ops._programs import Program, Tensors, jax_array, jax_pass, torch_module, torch_pass
 
@@ -58,7 +60,7 @@ class Gemm(KernelOp):
     """Weight gradient accumulated into an fp32 buffer."""
 
     family = "gemm"
-    uses_matrix_units = True
+    uses_matrix_units = is_matmul = True
     work = staticmethod(_work)
 
     @property
@@ -92,7 +94,7 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
 _LAYOUT: Final = {"dgrad": "NN", "wgrad": "NT"}
 
 
-def product_layout(
+def _product_layout(
     op_names: np.ndarray, passes: np.ndarray, layout: np.ndarray | None = None
 ) -> dict[str, Float64[np.ndarray, "n"]]:
     """Whether the operands of products are transposed: as `layout` says (`TN`, ...), else as their pass has it."""
@@ -107,7 +109,53 @@ def product_layout(
 
 
 def _complete(shape: dict[str, np.ndarray], ops: np.ndarray, passes: np.ndarray, layout: np.ndarray) -> None:
-    shape.update(product_layout(ops, passes, layout))
+    shape.update(_product_layout(ops, passes, layout))
+
+
+def _as_measured(
+    shape: dict[str, np.ndarray], asked: KindColumns, measured: KindColumns, work: KindColumns
+) -> dict[str, np.ndarray]:
+    """Operands lie as the measured op and pass have them (where only forward was timed, `NN` was not); forward products
+    add to nothing."""
+    same = asked.same_op_and_pass(measured)
+    layout = _product_layout(measured.op, measured.pass_)
+    flags = {name: np.where(same, shape[name], flag) for name, flag in layout.items()}
+    flags["accumulate"] = np.where((work.pass_ != "fwd") | same, shape["accumulate"], 0.0)
+    return shape | flags
+
+
+def _same_shape(kinds: KindColumns) -> np.ndarray:
+    """Products whose gradients carry the shape of the forward product, as measured tables do."""
+    return kinds.op == "grouped_linear"
+
+
+def _gradient_products(
+    shape: Mapping[str, np.ndarray], kinds: KindColumns
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """dX[m, k] = dY[m, n] W'[n, k]; dW'[n, k] = dY'[n, m] X[m, k]."""
+    m, n, k, same = shape["m"], shape["n"], shape["k"], _same_shape(kinds)
+
+    def unless_same(name: str, value: np.ndarray) -> np.ndarray:
+        return np.where(same, shape[name], value)
+
+    once = {"n": unless_same("n", k), "k": unless_same("k", n), "accumulate": np.zeros(len(m))}
+    other = {"m": unless_same("m", n), "n": unless_same("n", k), "k": unless_same("k", m)}
+    return once | _layout_of_pass(kinds, "dgrad"), other | _layout_of_pass(kinds, "wgrad")
+
+
+def _whole_backward(shape: Mapping[str, np.ndarray], kinds: KindColumns) -> dict[str, np.ndarray]:
+    """Inverse of `_gradient_products`, without accumulation."""
+    m, n, k, same, weight = shape["m"], shape["n"], shape["k"], _same_shape(kinds), kinds.pass_ == "wgrad"
+    return {
+        "m": np.where(weight & ~same, k, m),
+        "n": np.where(same, n, np.where(weight, m, k)),
+        "k": np.where(same, k, n),
+        "accumulate": np.zeros(len(m)),
+    } | _layout_of_pass(kinds, "bwd")
+
+
+def _layout_of_pass(kinds: KindColumns, pass_: str) -> dict[str, np.ndarray]:
+    return _product_layout(kinds.op, np.full(len(kinds.op), pass_, object))
 
 
 def _check(op: Gemm) -> None:
@@ -182,6 +230,8 @@ GEMM: Final = Family(
     physics=_physics,
     known_op=lambda op: op if op in ("bmm", "grouped_linear") else "linear",
     complete=_complete,
+    as_measured=_as_measured,
+    gradients=GradientProducts(split=_gradient_products, whole=_whole_backward),
     measurement=Measurement(
         passes=("fwd", "bwd", "dgrad", "wgrad"), jax_program=_jax_program, torch_program=_torch_program,
         jax_dtypes=("fp8",), torch_dtypes=("fp8", "tf32"), check=_check,

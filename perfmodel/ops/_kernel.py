@@ -56,6 +56,8 @@ class KernelOp:
     family: ClassVar[str]
     uses_matrix_units: ClassVar[bool] = False
     """Whether its FLOPs are matrix products."""
+    is_matmul: ClassVar[bool] = False
+    """Whether it is nothing but matrix products, dense or of experts."""
     work: ClassVar[Callable[[Any, Shape], Any]]
 
     @property

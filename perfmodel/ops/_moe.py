@@ -73,7 +73,7 @@ class MoE(KernelOp):
     pass_: Pass = "fwd"
 
     family = "moe"
-    uses_matrix_units = True
+    uses_matrix_units = is_matmul = True
     work = staticmethod(_work)
 
     @property
@@ -129,4 +129,5 @@ MOE: Final = Family(
     ),
     physics=_physics,
     known_op=lambda op: NONGATED_MOE if op == NONGATED_MOE else "moe",
+    kind_flags=lambda kind: {"nongated": float(kind.op == NONGATED_MOE)},
 )  # fmt: skip

@@ -6,6 +6,7 @@ from perfmodel.prediction._adjustment import KERNEL_FACTORS as KERNEL_FACTORS
 from perfmodel.prediction._adjustment import LINK_FACTORS as LINK_FACTORS
 from perfmodel.prediction._adjustment import LOSSES as LOSSES
 from perfmodel.prediction._adjustment import PARAMETERS as PARAMETERS
+from perfmodel.prediction._adjustment import SKEW as SKEW
 from perfmodel.prediction._adjustment import Adjustment as Adjustment
 from perfmodel.prediction._adjustment import factors_of as factors_of
 from perfmodel.prediction._adjustment import load_adjustments as load_adjustments
@@ -61,6 +62,7 @@ from perfmodel.prediction._predict import predict as predict
 from perfmodel.prediction._prediction import CriticalEvent as CriticalEvent
 from perfmodel.prediction._prediction import Prediction as Prediction
 from perfmodel.prediction._prediction import StageMemory as StageMemory
+from perfmodel.prediction._price import beside_loss as beside_loss
 from perfmodel.prediction._price import block_times as block_times
 from perfmodel.prediction._price import layout_coordinates as layout_coordinates
 from perfmodel.prediction._price import priced_events as priced_events

@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 from jaxtyping import Float
 
+from perfmodel.ops import MemoryBound
 from perfmodel.prediction._blocks import BlockTimes
 from perfmodel.prediction._compose import Bundle, bundle_passes, durations, event_classes, weighted_programs
 from perfmodel.prediction._phases import PHASES, Phase, phase_counts
@@ -24,6 +25,7 @@ from perfmodel.prediction._programs import Prepared, prepared, rank_busy_s
 from perfmodel.program import Kind
 from perfmodel.spec import DIMENSIONS
 from perfmodel.timeline import makespan
+from perfmodel.workload import QUANTISING
 
 _DP_KINDS = (Kind.GRAD_REDUCE, Kind.PARAM_GATHER, Kind.PARAM_GATHER_BACKWARD, Kind.EMBEDDING_REDUCE)
 _SEND_KINDS = (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
@@ -43,6 +45,7 @@ class Part(IntEnum):
     WAITING = 7
     SLOWED = 8
     CLOCK = 9
+    QUANTISING = 10
 
 
 _PART_OF_PHASE = {
@@ -64,6 +67,7 @@ class Account:
       timed by themselves.
     - `clock_under_load`: by how much longer they run in passes at the clock that a training step sustains, within the
       power limit.
+    - `quantising`: kernels that bring operands to 8 or 4 bits (`Job.fp8_recipe`); there where products are so narrow.
     - `..._parallel_communication`: collectives inside passes, as far as they are not hidden behind kernels.
     - `kernel_launch_gaps`: inside passes, between kernels and where they wait for the host.
     - `waiting_for_slowest_rank`: collectives inside passes, for the last of their ranks.
@@ -107,6 +111,8 @@ def step_account(problem: StepProblem, bundle: Bundle, step_s: float) -> Account
     if training:
         result |= {"backward": mean_s[Part.BACKWARD], "recompute": mean_s[Part.RECOMPUTE]}
     result["clock_under_load"] = mean_s[Part.CLOCK]
+    if mean_s[Part.QUANTISING]:
+        result["quantising"] = mean_s[Part.QUANTISING]
     result |= {f"{part.name.lower()}_communication": mean_s[part] for part in _COLLECTIVES}
     result["kernel_launch_gaps"] = mean_s[Part.GAPS]
     result["waiting_for_slowest_rank"] = mean_s[Part.WAITING]
@@ -209,8 +215,10 @@ def _phase_parts(problem: StepProblem, table: BlockTimes, paired: bool) -> Float
     out = np.zeros((*table.gap_s.shape, len(Part)))
     collective = np.array([group != "" for group in table.groups], bool)
     slower = np.where(collective, 0.0, np.maximum(0.0, 1 - 1 / under_training_load(problem, table.ops)))
+    quantising = np.array([isinstance(op, MemoryBound) and op.op == QUANTISING for op in table.ops], bool)
     out[:, :, Part.CLOCK] = table.event_s @ slower
-    kernels_s = table.event_s[:, :, ~collective].sum(axis=2) - out[:, :, Part.CLOCK]
+    out[:, :, Part.QUANTISING] = table.event_s[:, :, quantising] @ (1 - slower[quantising])
+    kernels_s = table.event_s[:, :, ~collective].sum(axis=2) - out[:, :, Part.CLOCK] - out[:, :, Part.QUANTISING]
     for phase, part in _PART_OF_PHASE.items():
         out[:, phase, part] = kernels_s[:, phase]
     out[:, :, Part.GAPS] = table.gap_s

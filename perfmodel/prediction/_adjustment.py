@@ -28,14 +28,16 @@ _TIERS: Final = ("intra_node", "inter_node")
 HOST_FACTORS: Final = ("host_op_s", "kernel_gap_s")
 LOSSES: Final = ("tp_overlap_loss", "dp_overlap_loss", "straggling", "step_overhead_s")
 """Fields of `Framework` that are 0 unless runs say otherwise, and never negative."""
+SKEW: Final = "collective_skew_s"
+"""Field of `Framework` to which a profile adds what ranks wait beyond it, or takes away; whole runs do not tell it."""
 LINK_FACTORS: Final = tuple(
     name for tier in _TIERS for name in (f"{tier}.alpha", *(f"{tier}.{kind}.beta" for kind in _KINDS))
 )
-PARAMETERS: Final = (*KERNEL_FACTORS, *LINK_FACTORS, *HOST_FACTORS, *LOSSES)
+PARAMETERS: Final = (*KERNEL_FACTORS, *LINK_FACTORS, *HOST_FACTORS, *LOSSES, SKEW)
 """Everything that runs can move. A family: log factor of its kernels' time (`bmm`: of the products of many small
 matrices, as unfused attention has them, apart from the other `gemm`s). `alpha`, `beta`: log factors of the
 latency of a network tier's collectives, and of the rest of a collective's time (inverse bandwidth). `HOST_FACTORS`:
-log factors of fields of `Framework`. `LOSSES`: amounts added to fields of `Framework`."""
+log factors of fields of `Framework`. `LOSSES`, `SKEW`: amounts added to fields of `Framework`."""
 
 
 def factors_of(op: Op) -> tuple[str, str]:
@@ -106,7 +108,7 @@ class Adjustment:
     def framework(self, framework: Framework) -> Framework:
         """Host costs and losses after the parameters."""
         scaled = {name: getattr(framework, name) * float(np.exp(self.of[name])) for name in HOST_FACTORS}
-        added = {name: getattr(framework, name) + self.of[name] for name in LOSSES}
+        added = {name: getattr(framework, name) + self.of[name] for name in (*LOSSES, SKEW)}
         return replace(framework, **scaled, **added)
 
     def to_dict(self) -> dict[str, Any]:

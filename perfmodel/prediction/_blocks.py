@@ -13,14 +13,18 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from perfmodel.cost import EventTimes
-from perfmodel.ops import Attention, Collective, KernelOp, Op
+from perfmodel.ops import Attention, Collective, Gemm, KernelOp, Op
 from perfmodel.prediction._contention import held_share, lost_shares
 from perfmodel.prediction._phases import N_PHASES, RECOMPUTE_MODES, Phase
 from perfmodel.prediction._placement import Network
 from perfmodel.prediction._stages import is_layer
 from perfmodel.spec import Device, Framework, Job
-from perfmodel.workload import BlockOps, Comm
+from perfmodel.workload import BlockOps, Comm, is_cast
 
+GRAPH_OPERATORS: Final = 3
+"""Operators of a layer's pass that is replayed from a graph: a copy of its input, the launch, and the node of autograd
+(Megatron-Core 0.12 megatron/core/transformer/cuda_graphs.py _CudagraphRecordNode, _CudagraphReplayNode; Transformer
+Engine's make_graphed_callables). The replay itself takes the host no longer than one operator does."""
 COLLECTIVE_CHECK_S: Final = 0.22e-3
 """Host time by which hosts that agree on a collective first hold it up, per rank: torch's `ProcessGroupWrapper` lets
 every rank report to the first, which answers each in turn, and passes two records around the ring of ranks, all over
@@ -43,6 +47,9 @@ class ShardBlocks:
     """Collectives that are independent of the kernels beside them."""
     beside_attention: Bool[np.ndarray, " ops"]
     """Collectives that can run beside attention kernels, and no others."""
+    launched: Bool[np.ndarray, " ops"]
+    """Events launched by themselves: all but casts that no recipe makes kernels of their own, which are part of their
+    products' operators."""
 
     @cached_property
     def layers(self) -> Bool[np.ndarray, " blocks"]:
@@ -94,9 +101,9 @@ class BlockTimes(ShardBlocks):
     times: EventTimes
     gap_s: Float[np.ndarray, "blocks phases"]
     """Idle time between kernels, and launch-bound excess over the kernels' own time."""
-    exposed: Float[np.ndarray, " ops"]
+    exposed: Float[np.ndarray, "blocks phases ops"]
     """Share of each event's time that is not hidden behind others (1 for kernels)."""
-    slowing: Float[np.ndarray, " ops"]
+    slowing: Float[np.ndarray, "blocks phases ops"]
     """Share of each collective's time by which the kernels that hide it run longer (`_contention`)."""
     waiting_s: Float[np.ndarray, "blocks phases"]
     """What collectives wait for the slowest of their ranks."""
@@ -108,12 +115,17 @@ class BlockTimes(ShardBlocks):
     @cached_property
     def event_s(self) -> Float[np.ndarray, "blocks phases ops"]:
         """Exposed seconds of every event in every phase."""
-        return self.counts * (self.times.time_s * self.exposed)
+        return self.counts * self.times.time_s * self.exposed
+
+    @cached_property
+    def slowing_s(self) -> Float[np.ndarray, "blocks phases ops"]:
+        """By how much the collectives of every phase make the kernels that hide them run longer."""
+        return self.counts * self.times.time_s * self.slowing
 
     @cached_property
     def slowed_s(self) -> Float[np.ndarray, "blocks phases"]:
         """By how much the kernels of every phase run longer beside the collectives that they hide."""
-        return self.counts @ (self.times.time_s * self.slowing)
+        return self.slowing_s.sum(axis=2)
 
     @cached_property
     def phase_s(self) -> Float[np.ndarray, "blocks phases"]:
@@ -170,6 +182,7 @@ def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, 
         counts=counts,
         overlappable=np.array([flag for *_, flag, _ in index], bool),
         beside_attention=np.array([flag for *_, flag in index], bool),
+        launched=np.array([bool(job.fp8_recipe) or not is_cast(op) for op, *_ in index], bool),
     )
 
 
@@ -194,28 +207,28 @@ def time_blocks(
         checked: hosts agree on each collective before they issue it (`Framework.checks_collectives`).
     """
     is_kernel = np.array([group == "" for group in blocks.groups], bool)
-    hidden = 1 - _exposed(blocks, times.time_s, is_kernel, ring_steps)
+    kernels_s = blocks.counts * times.time_s * is_kernel
+    launches, issuing_s = blocks.counts @ blocks.launched, _issuing_s(blocks, framework)
+    ranks = np.array([op.num_ranks if isinstance(op, Collective) else 1 for op in blocks.ops])
+    if checked:
+        issuing_s += blocks.counts @ np.where(is_kernel, 0.0, COLLECTIVE_CHECK_S * ranks)
+    beside_s = _beside(kernels_s)
+    # weight gradients have no collectives of their own
+    idle_s = np.maximum(launches * framework.kernel_gap_s, issuing_s - kernels_s.sum(axis=2))[:, Phase.BACKWARD_WEIGHT]
+    free_s = beside_s.sum(axis=2)
+    free_s[:, Phase.BACKWARD_INPUT] += idle_s
+    hidden = _hidden(blocks, times.time_s, beside_s, free_s, ring_steps)
     held = held_share(device, framework)
-    slowing = hidden * _lost(blocks.counts, times.time_s, is_kernel, lost_shares(blocks.ops, device, held))
+    lost = beside_s @ lost_shares(blocks.ops, device, held) / np.maximum(free_s, 1e-300)
+    slowing = hidden * lost[:, :, None]
     synchronising = ~blocks.overlappable & ~blocks.beside_attention
     if framework.tp_overlap_copies and ring_steps > 1:
-        slowing[synchronising] = 0.0
+        slowing[:, :, synchronising] = 0.0
     exposed = 1 - hidden * (1 - framework.tp_overlap_loss)
     # together no more than not to hide it would cost
     slowing = np.minimum(slowing, 1 - exposed)
-    ranks = np.array([op.num_ranks if isinstance(op, Collective) else 1 for op in blocks.ops])
     waiting_s = blocks.counts @ np.where(synchronising, spread_s * np.sqrt(2 * np.log(ranks)), 0.0)
-    launches, busy_s = blocks.counts.sum(axis=2), blocks.counts @ (times.time_s * (exposed + slowing))
-    issued = launches.copy()
-    issued[blocks.layers, Phase.FORWARD] += framework.forward_bookkeeping
-    issued[blocks.layers, Phase.BACKWARD_INPUT] += framework.backward_bookkeeping
-    experts = blocks.expert_params > 0
-    issued[experts, Phase.FORWARD] += framework.routing_forward_bookkeeping
-    issued[experts, Phase.BACKWARD_INPUT] += framework.routing_backward_bookkeeping
-    issued[experts, Phase.RECOMPUTE_FULL] += framework.routing_forward_bookkeeping
-    issuing_s = issued * framework.issue_s
-    if checked:
-        issuing_s += blocks.counts @ np.where(is_kernel, 0.0, COLLECTIVE_CHECK_S * ranks)
+    busy_s = (blocks.counts * times.time_s * (exposed + slowing)).sum(axis=2)
     return BlockTimes(
         **{f.name: getattr(blocks, f.name) for f in fields(blocks)},
         times=times,
@@ -238,50 +251,80 @@ def _phases(block: BlockOps) -> tuple[tuple[Phase, tuple[tuple[KernelOp, int], .
     )
 
 
-def _exposed(
-    blocks: ShardBlocks, time_s: Float[np.ndarray, " ops"], is_kernel: Bool[np.ndarray, " ops"], ring_steps: int
-) -> Float[np.ndarray, " ops"]:
-    """Share of each event's time that cannot hide behind the kernels beside it.
-
-    An overlappable collective is independent of the kernels of its phase (in backward also of the weight
-    gradients) and hides as far as these last: exposed = max(0, 1 - compute / communication); context parallelism's
-    hides behind attention alone. Under `tp_overlap` the others are cut into n = tp ring steps that feed, or are fed by,
-    slices of a product, of which all but one can hide: exposed = max(1/n, 1 - compute (1 - 1/n) / communication).
-    """
-    exposed = np.ones(len(time_s))
-    seconds = blocks.counts * time_s
-    attention = np.array([isinstance(op, Attention) for op in blocks.ops], bool)
-    others = ~is_kernel & ~blocks.overlappable & ~blocks.beside_attention
-    for group, beside, first in (
-        (blocks.overlappable, is_kernel, 0.0), (blocks.beside_attention, attention, 0.0),
-        (others, is_kernel, 1 / ring_steps),
-    ):  # fmt: skip
-        if not group.any() or first == 1:
-            continue
-        compute_s = seconds[:, :, beside].sum(axis=2)
-        compute_s[:, Phase.BACKWARD_INPUT] += compute_s[:, Phase.BACKWARD_WEIGHT]
-        comm_s = seconds[:, :, group].sum(axis=2)
-        used = comm_s > 0
-        share = np.maximum(1 - compute_s[used] * (1 - first) / comm_s[used], first)
-        # one share per event: that of the phases where it weighs most
-        exposed[group] = np.average(share, weights=comm_s[used])
-    return exposed
+def _issuing_s(blocks: ShardBlocks, framework: Framework) -> Float[np.ndarray, "blocks phases"]:
+    """How long the host needs to issue every phase."""
+    issued = blocks.counts @ blocks.launched
+    issued[blocks.layers, Phase.FORWARD] += framework.forward_bookkeeping
+    issued[blocks.layers, Phase.BACKWARD_INPUT] += framework.backward_bookkeeping
+    experts = blocks.expert_params > 0
+    issued[experts, Phase.FORWARD] += framework.routing_forward_bookkeeping
+    issued[experts, Phase.BACKWARD_INPUT] += framework.routing_backward_bookkeeping
+    issued[experts, Phase.RECOMPUTE_FULL] += framework.routing_forward_bookkeeping
+    if framework.execution == "layer_graphs":
+        issued[blocks.layers] = 0.0
+        issued[blocks.layers, Phase.FORWARD] = issued[blocks.layers, Phase.BACKWARD_INPUT] = GRAPH_OPERATORS
+    return issued * framework.issue_s
 
 
-def _lost(
-    counts: Float[np.ndarray, "blocks phases ops"],
+def _beside(kernels_s: Float[np.ndarray, "blocks phases ops"]) -> Float[np.ndarray, "blocks phases ops"]:
+    """Seconds of the kernels that run beside the collectives of a phase: its own; in backward also those of the weight
+    gradients."""
+    beside_s = kernels_s.copy()
+    beside_s[:, Phase.BACKWARD_INPUT] += kernels_s[:, Phase.BACKWARD_WEIGHT]
+    return beside_s
+
+
+def _hidden(
+    blocks: ShardBlocks,
     time_s: Float[np.ndarray, " ops"],
-    is_kernel: Bool[np.ndarray, " ops"],
-    share: Float[np.ndarray, " ops"],
-) -> Float[np.ndarray, " ops"]:
-    """By what share of a hidden collective's time the kernels beside it run longer, which is 0 for kernels.
+    beside_s: Float[np.ndarray, "blocks phases ops"],
+    free_s: Float[np.ndarray, "blocks phases"],
+    ring_steps: int,
+) -> Float[np.ndarray, "blocks phases ops"]:
+    """Share of each event's time, in every phase of every block, that hides behind the kernels beside it.
 
-    Of a phase: the mean of its kernels' `share` (`lost_shares`), each for as long as it runs; of a collective: that of
-    the phases where it weighs most.
+    Context parallelism's collectives hide behind attention alone. An overlappable one is independent of the kernels of
+    its phase and hides as far as these last: hidden = min(1, compute / communication). For the others see
+    `_ring_shares`. No kernel hides two at once: each kind, in this order, hides behind what the ones before it leave,
+    so that longer kernels never make a phase shorter.
+
+    Args:
+        beside_s: of the kernels beside the collectives of a phase.
+        free_s: what those take together, with what the device waits for the host in weight gradients.
     """
-    seconds = counts * time_s
-    kernels_s = np.where(is_kernel, seconds, 0.0)
-    kernels_s[:, Phase.BACKWARD_INPUT] += kernels_s[:, Phase.BACKWARD_WEIGHT]
-    of_phase = kernels_s @ share / np.maximum(kernels_s.sum(axis=2), 1e-300)
-    mean = np.einsum("bpo,bp->o", seconds, of_phase) / np.maximum(seconds.sum(axis=(0, 1)), 1e-300)
-    return np.where(is_kernel, 0.0, mean)
+    hidden = np.zeros(blocks.counts.shape)
+    seconds = blocks.counts * time_s
+    is_kernel = np.array([group == "" for group in blocks.groups], bool)
+    attention_s = beside_s[:, :, [isinstance(op, Attention) for op in blocks.ops]].sum(axis=2)
+    others = ~is_kernel & ~blocks.overlappable & ~blocks.beside_attention
+    for group, behind_s, most in (
+        (blocks.beside_attention, attention_s, 1.0), (blocks.overlappable, free_s, 1.0),
+        (others, free_s, _ring_shares(blocks, time_s, others, ring_steps)),
+    ):  # fmt: skip
+        comm_s = seconds[:, :, group].sum(axis=2)
+        share = np.minimum(most, np.minimum(behind_s, free_s) / np.maximum(comm_s, 1e-300))
+        hidden[:, :, group] = share[:, :, None]
+        free_s = np.maximum(free_s - share * comm_s, 0.0)
+    return hidden
+
+
+def _ring_shares(
+    blocks: ShardBlocks, time_s: Float[np.ndarray, " ops"], others: Bool[np.ndarray, " ops"], ring_steps: int
+) -> Float[np.ndarray, "blocks phases"]:
+    """Share of the collectives of every phase that hides under `tp_overlap`, where each is cut into n ring steps that
+    feed, or are fed by, slices of a product of its own, of which all but one can hide: (1 - 1/n) min(1, product /
+    collective).
+
+    Each of a phase's collectives has one product of the phase (Transformer Engine pytorch/module/base.py `add_ub`: a
+    buffer for every pair), the longest ones where there are more: what is long enough to hide the gather before a wide
+    product does nothing for the sum after a narrow one.
+    """
+    shares = np.zeros(blocks.counts.shape[:2])
+    products = np.array([isinstance(op, Gemm) for op in blocks.ops], bool)
+    for at in np.argwhere(blocks.counts[:, :, others].any(axis=2)) if ring_steps > 1 else ():
+        counts = blocks.counts[tuple(at)]
+        n = int(np.ceil(counts[others].sum()))
+        each_s = max(counts[others] @ time_s[others] / n, 1e-300)
+        longest_s = np.sort(np.repeat(time_s[products], counts[products].astype(int)))[::-1][:n]
+        shares[tuple(at)] = (1 - 1 / ring_steps) * np.minimum(1.0, longest_s / each_s).sum() / n
+    return shares

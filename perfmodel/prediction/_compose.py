@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from perfmodel.prediction._price import (
     step_factors,
     variant_times,
 )
-from perfmodel.prediction._problem import Setting, StepProblem, kept, store_of
+from perfmodel.prediction._problem import Setting, StepProblem, kept
 from perfmodel.prediction._program_spec import program_spec
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._shard import Ranks, ranks_of, shard_events
@@ -39,6 +40,8 @@ from perfmodel.schedule import PassTimes
 from perfmodel.session import Store
 from perfmodel.spec import Layout, PerStage
 
+_MOST_LAYOUTS: Final = 100_000
+"""Of one problem that are kept."""
 _MOST_SHARDS: Final = 4096
 """Whose events in the classes of one program are kept."""
 
@@ -66,6 +69,8 @@ class Composed(NamedTuple):
     """One object for all that are equal, as is `spec`."""
     ranks: Ranks
     states: StateLayout
+    factor: float
+    """What the step is multiplied by (`step_factors`)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,14 +114,17 @@ def bundles(problem: StepProblem, layouts: Sequence[Layout]) -> list[Bundle]:
     Raises:
         LayoutError: the model does not divide as a layout asks.
     """
-    store, found = store_of(problem), []
+    known, found = _known_layouts(problem), []
     # a stack of linear layers is cut into other blocks where it is split
     alike: dict[tuple[int, int], list[int]] = defaultdict(list)
+    if len(known) + len(layouts) > _MOST_LAYOUTS:
+        known.clear()
     for lane, layout in enumerate(layouts):
-        if layout.schedule.startswith("file:"):  # files change
+        one = known.get(layout)
+        if one is None:
             one = _compose(problem, layout)
-        else:
-            one = store.once((_compose, layout), lambda lay=layout: _compose(problem, lay))
+            if not layout.schedule.startswith("file:"):  # files change
+                known[layout] = one
         found.append(one)
         alike[id(one.spec), id(one.division)].append(lane)
     made = []
@@ -125,6 +133,12 @@ def bundles(problem: StepProblem, layouts: Sequence[Layout]) -> list[Bundle]:
         counts, full = _divided(problem.setting, division, spec.n_stages, spec.segments)
         made.append(Bundle(spec, tuple(lanes), of_lanes, tuple(found[i] for i in lanes), division, counts, full))
     return made
+
+
+@kept
+def _known_layouts(problem: StepProblem) -> dict[Layout, Composed]:
+    """Layouts composed before; grows."""
+    return {}
 
 
 def _compose(problem: StepProblem, layout: Layout) -> Composed:
@@ -142,6 +156,7 @@ def _compose(problem: StepProblem, layout: Layout) -> Composed:
         _one_of_equal(setting, division),
         ranks_of(setting, layout),
         StateLayout.of(layout),
+        prod(step_factors(problem, layout)),
     )
 
 
@@ -171,9 +186,8 @@ def with_segments(problem: StepProblem, bundle: Bundle, layers: tuple[tuple[int,
 def in_program_of(problem: StepProblem, bundle: Bundle, layout: Layout) -> Bundle:
     """Another layout, with blocks of its own, in the bundle's program."""
     times, events = block_times(problem, layout), shard_events(problem.setting, layout)
-    one = Composed(
-        times, events, bundle.spec, bundle.division, ranks_of(problem.setting, layout), StateLayout.of(layout)
-    )
+    ranks, factor = ranks_of(problem.setting, layout), prod(step_factors(problem, layout))
+    one = Composed(times, events, bundle.spec, bundle.division, ranks, StateLayout.of(layout), factor)
     return replace(bundle, lanes=(0,), layouts=(layout,), composed=(one,))
 
 
@@ -317,7 +331,7 @@ def durations(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "lanes 
             row += host_state_s(problem.setting, layout, one.events, bundle.spec, structure, bundle.counts)
     if not has_step_costs(problem):
         return out
-    scale = np.prod([step_factors(problem, layout) for layout in layouts], axis=1)
+    scale = np.array([one.factor for one in bundle.composed])
     beside = beside_in(problem.setting, bundle.spec)
     return with_step_costs(out, problem.host, beside_loss(problem), scale, prepared(bundle.spec).structure, beside)
 

@@ -48,8 +48,7 @@ class CriticalPath:
             self.waiting_s += float((weight * hidden * table.waiting_s).sum())
             self.ops += table.ops
             count.append(np.einsum("bp,bpo->o", weight, table.counts))
-            slowing_s = table.counts * (table.times.time_s * table.slowing)
-            seconds.append(np.einsum("bp,bpo->o", weight * hidden, table.event_s + slowing_s))
+            seconds.append(np.einsum("bp,bpo->o", weight * hidden, table.event_s + table.slowing_s))
             half_width.append(_half_widths(table.times))
             self.provenance += table.times.provenance
         self.count, self.seconds = np.concatenate(count), np.concatenate(seconds)

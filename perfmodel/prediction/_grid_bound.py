@@ -12,7 +12,7 @@ from perfmodel.prediction._grid_model import GridModel
 from perfmodel.prediction._grid_pipelines import PipelineBlocks, longest_path_s
 from perfmodel.prediction._grid_states import StateSeconds
 from perfmodel.prediction._phases import PASSED, full_recompute_s, modes_of, recompute_s
-from perfmodel.prediction._price import step_factors, variant_times
+from perfmodel.prediction._price import step_factors
 from perfmodel.prediction._variants import PLAIN
 
 
@@ -75,7 +75,7 @@ def _pass_seconds(
     for span, index, paired in pipeline.variants.tolist():
         own = tables
         if (span, index) != PLAIN[:2] or slices > 1:
-            own = [variant_times(model.problem, lay, (span, index, bool(paired)), slices) for lay in model.shards(grid)]
+            own = model.times(grid, (span, index, bool(paired)), slices)
         phase_s.append(np.stack([t.overlapped_phase_s if paired else t.phase_s for t in own], axis=-1))
     phases = np.stack(phase_s)  # variants, blocks, phases, shards
     by_phase, modes = np.moveaxis(phases, 2, -1), modes_of([choice.recompute for choice in grid.recomputes])

@@ -15,12 +15,13 @@ from perfmodel.prediction._memory import RankBlocks
 from perfmodel.prediction._phases import fully_recomputed
 from perfmodel.prediction._pipeline import PipelineCache
 from perfmodel.prediction._placement import rank_strides
-from perfmodel.prediction._price import block_times, priced_events
+from perfmodel.prediction._price import priced_events, variant_times
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._program_spec import program_spec, segments_of
 from perfmodel.prediction._sends import Transfers, hops, transfers
 from perfmodel.prediction._shard import shard_events
 from perfmodel.prediction._stages import layer_count, stage_blocks
+from perfmodel.prediction._variants import PLAIN, Variant
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Layout, PerStage
 
@@ -49,32 +50,29 @@ class GridModel:
             for layout, (blocks, _) in zip(self.shards(grid), self.senders(grid), strict=True):
                 for one in (blocks, self.transfers(layout, blocks, 1.0)):
                     events[id(one)] = one
-            sliced = {get_schedule(choice.schedule).slices for choice in grid.pipelines} - {1}
-            slices = ((n, index) for n in sliced for index in range(n))
             for one in self.state_events(grid):
                 events[id(one)] = one
-            for n, index in slices:
-                for layout in self.shards(grid):
-                    one = shard_events(self.problem.setting, layout, n, index)
-                    events[id(one)] = one
+            shards = dict(zip(self.blocks(grid), self.shards(grid), strict=True))
+            for n in {get_schedule(choice.schedule).slices for choice in grid.pipelines} - {1}:
+                for blocks, layout in shards.items():
+                    for one in self._once(("slices", blocks, n), lambda n=n, lay=layout: self._slices(lay, n)):
+                        events[id(one)] = one
         priced_events(self.problem, list(dict.fromkeys(op for one in events.values() for op in one.ops)))
 
     def shards(self, grid: LayoutGrid) -> list[Layout]:
         """A layout for each shard choice."""
-        return [
-            self._once(("shard", grid.degrees, shard), lambda s=shard: grid.degrees.replace(**s._asdict()))
-            for shard in grid.shards
-        ]
+        return self._once(("shards", grid), lambda: [grid.degrees.replace(**one._asdict()) for one in grid.shards])
+
+    def _slices(self, layout: Layout, slices: int) -> list[ShardBlocks]:
+        """Blocks of each slice of the sequence."""
+        return [shard_events(self.problem.setting, layout, slices, index) for index in range(slices)]
 
     def blocks(self, grid: LayoutGrid) -> list[ShardBlocks]:
         """Blocks of each shard choice."""
         setting = self.problem.setting
         return self._once(
             ("blocks", grid),
-            lambda: [
-                self._once(("blocks", layout), lambda lay=layout: shard_events(setting, lay))
-                for layout in self.shards(grid)
-            ],
+            lambda: [shard_events(setting, layout) for layout in self.shards(grid)],
         )
 
     def orders(self, grid: LayoutGrid) -> tuple[list[Layout], Int[np.ndarray, " shards"]]:
@@ -198,9 +196,13 @@ class GridModel:
             for events in self.state_events(grid)
         ]
 
-    def times(self, grid: LayoutGrid) -> list[BlockTimes]:
-        """Timed blocks of each shard choice."""
-        return [block_times(self.problem, layout) for layout in self.shards(grid)]
+    def times(self, grid: LayoutGrid, variant: Variant = PLAIN, slices: int = 1) -> list[BlockTimes]:
+        """Timed blocks of each shard choice in a variant of a pass."""
+        layouts, blocks = self.shards(grid), self.blocks(grid)
+        # all that `block_times` depends on where degrees and micro-batch are alike
+        own, of_shard = distinct([(one, lay.tp_overlap) for one, lay in zip(blocks, layouts, strict=True)])
+        found = [variant_times(self.problem, layouts[place], variant, slices) for place in own]
+        return [found[n] for n in of_shard.tolist()]
 
 
 def distinct(keys: Sequence[Hashable]) -> tuple[list[int], Int[np.ndarray, " keys"]]:

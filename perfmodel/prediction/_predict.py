@@ -47,8 +47,8 @@ def predict(
         site: constants of the place, instead of those of an unknown one.
         timeline: also keep start and end of every event (`Prediction.timeline`).
         strict: refuse to extrapolate.
-        words: of the problem, as `catalog.problem` takes them: `global_batch`, `seq_len`, `job`, `framework`, and
-            `devices`, against which the layout's degrees are checked.
+        words: of the problem, as `catalog.problem` takes them: `global_batch`, `seq_len`, `dtype`, `job`, `framework`,
+            and `devices`, against which the layout's degrees are checked.
 
     Raises:
         UnknownNameError, LayoutError: for names or layouts that are not possible.

@@ -7,9 +7,9 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.cost import EventTimes, event_times, under_load
-from perfmodel.ops import Collective, Op
+from perfmodel.ops import Collective, KernelOp, Op
 from perfmodel.prediction._attention_kernels import FORWARD_SHARE, training_forward
-from perfmodel.prediction._blocks import BlockTimes, time_blocks
+from perfmodel.prediction._blocks import BlockTimes, ShardBlocks, time_blocks
 from perfmodel.prediction._contention import held_share
 from perfmodel.prediction._discrepancy import Coordinates, coordinates
 from perfmodel.prediction._problem import Setting, StepProblem, kept
@@ -17,7 +17,7 @@ from perfmodel.prediction._shard import PlacedShard, placed_events, placed_shard
 from perfmodel.prediction._site import generation
 from perfmodel.prediction._variants import Variant
 from perfmodel.spec import Layout
-from perfmodel.workload import parameter_count
+from perfmodel.workload import is_cast, parameter_count, storage_dtype
 
 _Row = tuple[float, float, float, str, float]
 
@@ -98,9 +98,27 @@ def _times_of(
     problem: StepProblem, placed: PlacedShard, ring_steps: int, checked: bool, slices: int, index: int
 ) -> BlockTimes:
     blocks = placed_events(problem.setting, placed, slices, index)
-    times = priced_events(problem, blocks.ops)
+    times = _casts_that_pay(problem, blocks, priced_events(problem, blocks.ops))
     spread_s = problem.site.spread_s(problem.host)
     return time_blocks(blocks, times, problem.host, problem.cluster.device, ring_steps, spread_s, checked)
+
+
+def _casts_that_pay(problem: StepProblem, blocks: ShardBlocks, times: EventTimes) -> EventTimes:
+    """Times of a shard's events where no recipe says which operands are brought to 8 or 4 bits: only so many as pay, so
+    that no phase takes longer than in 16 bits (torchtitan's `auto_filter_small_kn`, which is torchao's
+    `_auto_filter_for_recipe`, leaves linear modules in 16 bits that would gain nothing)."""
+    cast = np.array([is_cast(op) for op in blocks.ops], bool)
+    if problem.job.fp8_recipe or not cast.any():
+        return times
+    narrow = [i for i, op in enumerate(blocks.ops) if isinstance(op, KernelOp) and op.dtype == problem.job.dtype]
+    wide = [replace(blocks.ops[i], dtype=storage_dtype(problem.job.dtype)) for i in narrow]
+    gained_s = np.zeros(len(times.time_s))
+    gained_s[narrow] = priced_events(problem, wide).time_s - times.time_s[narrow]
+    gained, taken = blocks.counts @ gained_s, blocks.counts @ (cast * times.time_s)
+    paid = np.clip(gained / np.maximum(taken, 1e-300), 0.0, 1.0)
+    factors = np.ones(len(cast))
+    factors[cast] = np.where(blocks.counts[:, :, cast] > 0, paid[:, :, None], 1.0).min(axis=(0, 1))
+    return times.scaled(factors)
 
 
 def variant_times(problem: StepProblem, layout: Layout, variant: Variant, slices: int) -> BlockTimes:

@@ -69,7 +69,8 @@ class StepProblem:
     @cached_property
     def host(self) -> Framework:
         """Host costs as the runs have them."""
-        return self.framework if self.adjustment is None else self.adjustment.framework(self.framework)
+        framework = self.framework.running(self.job.cuda_graphs)
+        return framework if self.adjustment is None else self.adjustment.framework(framework)
 
     @cached_property
     def _key(self) -> tuple[Setting, int, int, Site, Adjustment | None]:

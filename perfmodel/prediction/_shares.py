@@ -22,6 +22,8 @@ class EventShares:
     gap_s: float
     """Seconds of the step that no event takes: host, launch gaps, waiting, contention, copies to the host,
     what the step costs beyond."""
+    waiting_s: float
+    """The part of them that ranks wait for the last of a group."""
     ops: tuple[Op, ...]
     critical_s: Float[np.ndarray, " ops"]
     """d step time / d log(event time): seconds of the step's critical path that the event takes."""
@@ -50,6 +52,7 @@ def event_shares(problem: StepProblem, layout: Layout) -> EventShares:
     return EventShares(
         step_time_s=step_s,
         gap_s=path.other_s,
+        waiting_s=path.waiting_s,
         ops=tuple(index),
         critical_s=np.bincount(at, path.seconds, len(index)),
         executions=np.bincount(at, counted.count, len(index)) * replicas,

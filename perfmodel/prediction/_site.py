@@ -5,7 +5,7 @@ from math import exp
 from typing import Final
 
 from perfmodel.cost import TENSOR_TYPES
-from perfmodel.ops import Attention, Convolution, Gemm, MoE, Op
+from perfmodel.ops import Attention, Op
 from perfmodel.prediction._attention_kernels import attention_slowdown
 from perfmodel.prediction._memory_spread import MemorySpread, memory_spread
 from perfmodel.prediction._skew import skew_s
@@ -57,7 +57,7 @@ class Site:
 
     def clock(self, op: Op, device: Device) -> float:
         """Time of an event in a training step relative to its time under the power limit."""
-        if not isinstance(op, (Attention, Convolution, Gemm, MoE)) or op.dtype not in TENSOR_TYPES:
+        if not op.uses_matrix_units or op.dtype not in TENSOR_TYPES:
             return 1.0
         slower = sustained() if self.sustained is None else self.sustained
         return exp(dict(slower).get(device.architecture, 0.0))

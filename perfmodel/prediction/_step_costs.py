@@ -79,6 +79,7 @@ def with_step_costs(
 ) -> Float[np.ndarray, "lanes classes"]:
     """Durations as a real step has them: passes slowed by what is beside them (`slowed_s`), all `scale` times as long;
     the step's overhead rides with its optimizer."""
-    out = (durations + slowed_s(durations, loss, beside)) * scale[:, None]
+    slowed = durations + slowed_s(durations, loss, beside) if loss > 0 else durations
+    out = slowed * scale[:, None]
     out[:, structure.class_kind == Kind.OPTIMIZER] += framework.step_overhead_s
     return out

@@ -48,10 +48,16 @@ def _both(one: _Off, other: _Off) -> _Off:
     return lambda problem: other(one(problem))
 
 
+def _fused_quantisation(problem: StepProblem) -> StepProblem:
+    narrow = problem.job.dtype in ("fp8", "fp4") or problem.job.fp8_recipe
+    return _job(fp8_recipe="fused")(problem) if narrow else problem
+
+
 STEP_TERMS: Final = (
     StepTerm("clock under load", _site(sustained=(), power_limited=False)),
     StepTerm("older attention kernels", _framework(attention="fastest")),
     StepTerm("unfused kernels", _job(eager_kernels=())),
+    StepTerm("quantised operands", _fused_quantisation),
     StepTerm("waiting for the host", _framework(host_op_s=0.0)),
     StepTerm("gaps between kernels", _framework(kernel_gap_s=0.0)),
     StepTerm("kernels slowed by communication", _framework(contends=False, tp_overlap_loss=0.0, dp_overlap_loss=0.0)),
@@ -62,6 +68,7 @@ STEP_TERMS: Final = (
     StepTerm("transfers that hold up their sender", _framework(blocking_sends=False)),
     StepTerm("waiting for the busiest experts", _job(expert_imbalance=1.0, expert_capacity_factor=None)),
     StepTerm("contention in the network", _levels(contention=0.0)),
+    StepTerm("network at scale", _levels(slows_at_scale=False)),
     StepTerm("overhead of a step", _framework(step_overhead_s=0.0)),
 )
 """Every term. A new one is an entry here, beside the field that carries it."""

@@ -2,7 +2,6 @@
 
 from perfmodel.display import shorten_reprs
 from perfmodel.program._build import build as build
-from perfmodel.program._draft import WHOLE as WHOLE
 from perfmodel.program._listing import Predecessor as Predecessor
 from perfmodel.program._listing import ProgramInstruction as ProgramInstruction
 from perfmodel.program._listing import instructions as instructions
@@ -16,6 +15,7 @@ from perfmodel.program._structure import N_STREAMS as N_STREAMS
 from perfmodel.program._structure import Kind as Kind
 from perfmodel.program._structure import Stream as Stream
 from perfmodel.program._structure import Structure as Structure
+from perfmodel.program._structure_builder import WHOLE as WHOLE
 from perfmodel.program._variants import Variants as Variants
 from perfmodel.program._variants import variants_of as variants_of
 

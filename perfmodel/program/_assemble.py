@@ -1,21 +1,21 @@
-"""From a sorted draft to a structure: stream order, end of the step, binary joins, classes."""
+"""From sorted ops and edges to a structure: stream order, end of the step, binary joins, classes."""
 
 import numpy as np
 from jaxtyping import Bool, Int
 
-from perfmodel.program._draft import NO_STREAM, Draft, Edges, Ids
 from perfmodel.program._structure import Structure
+from perfmodel.program._structure_builder import NO_STREAM, Edges, Ids, StructureBuilder
 
 
-def assemble(draft: Draft) -> Structure:
-    """The structure of a draft whose ops are in program order."""
-    draft.edges = [_without_implied(draft, edges) for edges in draft.edges]
-    _connect_streams(draft)
-    _add_end(draft)
-    position, pred, lag_code = _binary_joins(draft)
-    ops = draft.columns()
+def assemble(builder: StructureBuilder) -> Structure:
+    """The structure of a builder whose ops are in program order."""
+    builder.edges = [_without_implied(builder, edges) for edges in builder.edges]
+    _connect_streams(builder)
+    _add_end(builder)
+    position, pred, lag_code = _binary_joins(builder)
+    ops = builder.columns()
     class_code = _spread(ops.class_code, position, 0)
-    classes = _Classes(draft, class_code, lag_code)
+    classes = _Classes(builder, class_code, lag_code)
     return Structure(
         duration=classes.index(class_code),
         pred=pred,
@@ -26,15 +26,15 @@ def assemble(draft: Draft) -> Structure:
         class_stage=classes.stage,
         class_segment=classes.segment,
         class_variant=classes.variant,
-        variants=draft.variants,
+        variants=builder.variants,
         alloc=_spread(ops.alloc, position, 0),
         free=_spread(ops.free, position, 0),
-        devices=draft.devices,
+        devices=builder.devices,
     )
 
 
 def _spread(column: Ids, position: Ids, join: int) -> Int[np.ndarray, " ops"]:
-    """A column of drafted ops as one of all ops; joins have the value `join`."""
+    """A column of added ops as one of all ops; joins have the value `join`."""
     out = np.full(position[-1] + 1, join, np.int32)
     out[position] = column
     return out
@@ -43,62 +43,62 @@ def _spread(column: Ids, position: Ids, join: int) -> Int[np.ndarray, " ops"]:
 class _Classes:
     """Numbers the class codes that occur, `Kind.ZERO` first."""
 
-    def __init__(self, draft: Draft, *codes: Ids) -> None:
+    def __init__(self, builder: StructureBuilder, *codes: Ids) -> None:
         occurs = np.zeros(max(int(c.max()) for c in codes) + 1, bool)
         occurs[0] = True
         for code in codes:
             occurs[code] = True
         self._number = (np.cumsum(occurs) - 1).astype(np.int32)
         known = np.flatnonzero(occurs).astype(np.int32)
-        rest, segment = np.divmod(known, draft.segments + 1)
-        of_kind, self.stage = np.divmod(rest, draft.n_stages)
-        self.kind, self.variant = np.divmod(of_kind, len(draft.variants))
-        self.segment = np.where(known == 0, 0, segment - 1) if draft.segments > 1 else np.zeros_like(known)
+        rest, segment = np.divmod(known, builder.segments + 1)
+        of_kind, self.stage = np.divmod(rest, builder.n_stages)
+        self.kind, self.variant = np.divmod(of_kind, len(builder.variants))
+        self.segment = np.where(known == 0, 0, segment - 1) if builder.segments > 1 else np.zeros_like(known)
 
     def index(self, codes: Ids) -> Ids:
         """Class numbers of class codes."""
         return self._number[codes]
 
 
-def _without_implied(draft: Draft, edges: Edges) -> Edges:
+def _without_implied(builder: StructureBuilder, edges: Edges) -> Edges:
     """Drops edges between ops of one stream, whose order says as much already."""
-    stream = draft.columns().stream
+    stream = builder.columns().stream
     here = stream[edges.destination]
     kept = (stream[edges.source] != here) | (here == NO_STREAM) | (edges.lag_code > 0)
     return edges if kept.all() else Edges(*(column[kept] for column in edges))
 
 
-def _connect_streams(draft: Draft) -> None:
+def _connect_streams(builder: StructureBuilder) -> None:
     """Ops of one stream run one after another."""
-    stream = draft.columns().stream
+    stream = builder.columns().stream
     order = np.argsort(stream.astype(np.int16 if stream.max() < 2**15 else np.int32), kind="stable")
     follows = (stream[order[1:]] == stream[order[:-1]]) & (stream[order[1:]] != NO_STREAM)
-    draft.connect(order[:-1][follows], order[1:][follows])
+    builder.connect(order[:-1][follows], order[1:][follows])
 
 
-def _add_end(draft: Draft) -> None:
+def _add_end(builder: StructureBuilder) -> None:
     """The last op joins all ops that nothing else waits for."""
-    waited_for: Bool[np.ndarray, " ops"] = np.zeros(draft.n_ops, bool)
-    for edges in draft.edges:
+    waited_for: Bool[np.ndarray, " ops"] = np.zeros(builder.n_ops, bool)
+    for edges in builder.edges:
         waited_for[edges.source] = True
-    draft.connect(np.flatnonzero(~waited_for), draft.add_join())
+    builder.connect(np.flatnonzero(~waited_for), builder.add_join())
 
 
 def _binary_joins(
-    draft: Draft,
-) -> tuple[Int[np.ndarray, " drafted"], Int[np.ndarray, "ops 2"], Int[np.ndarray, "ops 2"]]:
+    builder: StructureBuilder,
+) -> tuple[Int[np.ndarray, " added"], Int[np.ndarray, "ops 2"], Int[np.ndarray, "ops 2"]]:
     """Expand ops of more than two predecessors into trees of joins that stand right before them.
 
     With k predecessors the tree is a binary heap of 2k - 1 nodes: node 0 is the op, nodes 1 to k - 2
     are joins, n places before the op, the rest are the predecessors; node n has children 2n + 1, 2n + 2.
 
     Returns:
-        Each drafted op's final position, and all ops' predecessors and lag codes.
+        Each added op's final position, and all ops' predecessors and lag codes.
     """
-    edges = Edges(*map(np.concatenate, zip(*draft.edges, strict=True)))
-    place = np.concatenate(_places(draft))
-    degree = np.bincount(edges.destination, minlength=draft.n_ops)
-    position = np.arange(draft.n_ops) + np.cumsum(np.maximum(degree - 2, 0))
+    edges = Edges(*map(np.concatenate, zip(*builder.edges, strict=True)))
+    place = np.concatenate(_places(builder))
+    degree = np.bincount(edges.destination, minlength=builder.n_ops)
+    position = np.arange(builder.n_ops) + np.cumsum(np.maximum(degree - 2, 0))
     pred = np.full((position[-1] + 1, 2), -1, np.int32)
     lag_code = np.zeros_like(pred)
 
@@ -111,7 +111,7 @@ def _binary_joins(
 
     many = np.flatnonzero(degree > 2)
     k = degree[many]
-    leaf_start = np.zeros(draft.n_ops, np.int64)
+    leaf_start = np.zeros(builder.n_ops, np.int64)
     leaf_start[many] = np.cumsum(k) - k
     leaf = np.empty(int(k.sum()), np.int64)  # edges of these ops, op by op
     leaf[leaf_start[edges.destination[~direct]] + place[~direct]] = np.flatnonzero(~direct)
@@ -128,12 +128,12 @@ def _binary_joins(
     return position, pred, lag_code
 
 
-def _places(draft: Draft) -> list[Ids]:
+def _places(builder: StructureBuilder) -> list[Ids]:
     """Place of every edge among those of its destination."""
-    seen = np.zeros(draft.n_ops, np.int64)
+    seen = np.zeros(builder.n_ops, np.int64)
     places = []
-    for edges in draft.edges:
-        count = np.bincount(edges.destination, minlength=draft.n_ops)
+    for edges in builder.edges:
+        count = np.bincount(edges.destination, minlength=builder.n_ops)
         place = seen[edges.destination]
         if count.max() > 1:  # otherwise destinations are distinct and need no sorting
             order = np.argsort(edges.destination, kind="stable")

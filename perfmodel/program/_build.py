@@ -6,7 +6,6 @@ from perfmodel.program._communication import (
     add_step_gathers,
     add_transfers,
 )
-from perfmodel.program._draft import Draft
 from perfmodel.program._offload import add_offloads
 from perfmodel.program._order import ProgramOrder
 from perfmodel.program._passes import add_passes
@@ -14,6 +13,7 @@ from perfmodel.program._reductions import add_reductions
 from perfmodel.program._spec import ProgramSpec
 from perfmodel.program._step_end import add_step_end
 from perfmodel.program._structure import Structure
+from perfmodel.program._structure_builder import StructureBuilder
 from perfmodel.program._updates import add_updates
 from perfmodel.program._variants import variants_of
 from perfmodel.schedule import Schedule, require_valid
@@ -37,15 +37,15 @@ def build(spec: ProgramSpec, schedule: Schedule | None = None) -> Structure:
     schedule = spec.build_schedule() if schedule is None else schedule
     require_valid(schedule)
     variants = variants_of(schedule)
-    draft = Draft(schedule.devices, schedule.n_stages, spec.segments, variants.table)
+    builder = StructureBuilder(schedule.devices, schedule.n_stages, spec.segments, variants.table)
     order = ProgramOrder(schedule.devices, spec.segments, lead_in=spec.gathers_ahead)
-    passes = add_passes(draft, spec, schedule, variants, order)
-    add_transfers(draft, spec, passes, order)
-    add_offloads(draft, spec, passes, order)
-    add_reductions(draft, spec, passes, order)
-    add_updates(draft, spec, passes, order)
-    add_layer_gathers(draft, spec, passes, order)
-    add_step_gathers(draft, spec, passes, order)
-    draft.sort()
-    add_step_end(draft, spec, schedule)
-    return assemble(draft)
+    passes = add_passes(builder, spec, schedule, variants, order)
+    add_transfers(builder, spec, passes, order)
+    add_offloads(builder, spec, passes, order)
+    add_reductions(builder, spec, passes, order)
+    add_updates(builder, spec, passes, order)
+    add_layer_gathers(builder, spec, passes, order)
+    add_step_gathers(builder, spec, passes, order)
+    builder.sort()
+    add_step_end(builder, spec, schedule)
+    return assemble(builder)

@@ -2,15 +2,15 @@
 
 import numpy as np
 
-from perfmodel.program._draft import WHOLE, Draft
 from perfmodel.program._order import Around, ProgramOrder
 from perfmodel.program._passes import Passes, first_of_chunks
 from perfmodel.program._spec import ProgramSpec
 from perfmodel.program._structure import Kind, Stream
+from perfmodel.program._structure_builder import WHOLE, StructureBuilder
 from perfmodel.schedule import NEVER, Phase
 
 
-def add_transfers(draft: Draft, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:
+def add_transfers(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:
     """Activations to the next stage and gradients to the one before, where it is on another device.
 
     Their class belongs to the sending stage.
@@ -25,11 +25,11 @@ def add_transfers(draft: Draft, spec: ProgramSpec, passes: Passes, order: Progra
         stage, device = s.instruction_stage[sender], s.device[sender]
         variant = passes.variants.of_transfer[sender]
         if spec.sends == "lag":
-            draft.connect(passes.end[sender], passes.start[to], draft.class_code(kind, stage, variant=variant))
+            builder.connect(passes.end[sender], passes.start[to], builder.class_code(kind, stage, variant=variant))
             continue
         after = passes.end[sender]
         last_part = passes.part[after]
-        sends = draft.add(
+        sends = builder.add(
             kind,
             device,
             Stream.SEND if spec.sends == "op" else Stream.COMPUTE,
@@ -38,11 +38,11 @@ def add_transfers(draft: Draft, spec: ProgramSpec, passes: Passes, order: Progra
             micro_batch=s.micro_batch[sender],
             key=order.key(s.slot[passes.instruction[after]], device, last_part, Around.SEND),
         )
-        draft.connect(after, sends)
-        draft.connect(sends, passes.start[to])
+        builder.connect(after, sends)
+        builder.connect(sends, passes.start[to])
 
 
-def add_layer_gathers(draft: Draft, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:
+def add_layer_gathers(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:
     """ZeRO 3: each op that uses weights waits for their gathering.
 
     On each device gather k is issued when op k - 1 - ahead ends, just before op k - ahead, so that it
@@ -68,7 +68,7 @@ def add_layer_gathers(draft: Draft, spec: ProgramSpec, passes: Passes, order: Pr
     forward = s.phase[passes.instruction[uses]] == Phase.FORWARD
     for kind, which in ((Kind.PARAM_GATHER, forward), (Kind.PARAM_GATHER_BACKWARD, ~forward)):
         instruction = passes.instruction[uses[which]]
-        gathers[which] = draft.add(
+        gathers[which] = builder.add(
             kind,
             device[which],
             Stream.DATA_COMM,
@@ -77,12 +77,12 @@ def add_layer_gathers(draft: Draft, spec: ProgramSpec, passes: Passes, order: Pr
             micro_batch=s.micro_batch[instruction],
             key=key[which],
         )
-    draft.connect(gathers, uses)
+    builder.connect(gathers, uses)
     gated = np.flatnonzero(k > ahead)
-    draft.connect(uses[gated - 1 - ahead], gathers[gated])
+    builder.connect(uses[gated - 1 - ahead], gathers[gated])
 
 
-def add_step_gathers(draft: Draft, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:
+def add_step_gathers(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:
     """ZeRO 1 and 2 with overlap: weights gathered from the start of the step on, in order of first use."""
     if spec.param_gather != "step_overlap":
         return
@@ -93,7 +93,7 @@ def add_step_gathers(draft: Draft, spec: ProgramSpec, passes: Passes, order: Pro
     device = s.device[passes.instruction[ops]]
     count = np.bincount(device, minlength=s.devices)
     place = np.arange(len(ops)) - (np.cumsum(count) - count)[device]
-    gathers = draft.add(
+    gathers = builder.add(
         Kind.PARAM_GATHER,
         device,
         Stream.DATA_COMM,
@@ -101,4 +101,4 @@ def add_step_gathers(draft: Draft, spec: ProgramSpec, passes: Passes, order: Pro
         segment=passes.segment[ops] if spec.segments > 1 else WHOLE,
         key=order.prologue_key(device, place, s.chunks * spec.segments),
     )
-    draft.connect(gathers, ops)
+    builder.connect(gathers, ops)

@@ -2,15 +2,15 @@
 
 import numpy as np
 
-from perfmodel.program._draft import Draft
 from perfmodel.program._order import Around, ProgramOrder
 from perfmodel.program._passes import Passes
 from perfmodel.program._spec import ProgramSpec
 from perfmodel.program._structure import Kind, Stream
+from perfmodel.program._structure_builder import StructureBuilder
 from perfmodel.schedule import Offloads, offloads
 
 
-def add_offloads(draft: Draft, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:
+def add_offloads(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:
     """Copies to and from host memory, on streams of their own.
 
     A forward's activations leave as soon as it ends; the forward after next waits for that, so that at
@@ -24,7 +24,7 @@ def add_offloads(draft: Draft, spec: ProgramSpec, passes: Passes, order: Program
     stage = s.instruction_stage[moved.forward]
     variant = passes.variants.of_transfer[moved.forward]
     ended = passes.end[moved.forward]
-    out = draft.add(
+    out = builder.add(
         Kind.OFFLOAD,
         device,
         Stream.OFFLOAD,
@@ -34,11 +34,11 @@ def add_offloads(draft: Draft, spec: ProgramSpec, passes: Passes, order: Program
         free=stage + 1,
         key=order.key(s.slot[passes.instruction[ended]], device, passes.part[ended], Around.SEND),
     )
-    draft.connect(ended, out)
+    builder.connect(ended, out)
     waits = moved.next_but_one >= 0
-    draft.connect(out[waits], passes.start[moved.next_but_one[waits]])
+    builder.connect(out[waits], passes.start[moved.next_but_one[waits]])
     beside = moved.backward - 1
-    back = draft.add(
+    back = builder.add(
         Kind.RELOAD,
         device,
         Stream.RELOAD,
@@ -48,6 +48,6 @@ def add_offloads(draft: Draft, spec: ProgramSpec, passes: Passes, order: Program
         alloc=stage + 1,
         key=order.key(s.slot[beside], device, 0, Around.GATHER),
     )
-    draft.connect(out, back)
-    draft.connect(np.where(s.device[beside - 1] == device, passes.last[beside - 1], -1), back)
-    draft.connect(back, passes.start[moved.backward])
+    builder.connect(out, back)
+    builder.connect(np.where(s.device[beside - 1] == device, passes.last[beside - 1], -1), back)
+    builder.connect(back, passes.start[moved.backward])

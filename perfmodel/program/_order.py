@@ -7,7 +7,7 @@ Slots grow along data dependencies, so keys do too.
 from dataclasses import dataclass
 from enum import IntEnum
 
-from perfmodel.program._draft import Column, Ids
+from perfmodel.program._structure_builder import Column, Ids
 
 
 class Around(IntEnum):
@@ -23,7 +23,7 @@ class Around(IntEnum):
 
 @dataclass(frozen=True)
 class ProgramOrder:
-    """Keys for `Draft.sort`."""
+    """Keys for `StructureBuilder.sort`."""
 
     devices: int
     segments: int

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int
 
-from perfmodel.program._draft import WHOLE, Draft, Ids
 from perfmodel.program._order import Around, ProgramOrder
 from perfmodel.program._spec import ProgramSpec
 from perfmodel.program._structure import Kind, Stream
+from perfmodel.program._structure_builder import WHOLE, Ids, StructureBuilder
 from perfmodel.program._variants import Variants
 from perfmodel.schedule import Phase, Schedule
 
@@ -50,7 +50,9 @@ class Passes:
         return per_instruction[self.instruction]
 
 
-def add_passes(draft: Draft, spec: ProgramSpec, schedule: Schedule, variants: Variants, order: ProgramOrder) -> Passes:
+def add_passes(
+    builder: StructureBuilder, spec: ProgramSpec, schedule: Schedule, variants: Variants, order: ProgramOrder
+) -> Passes:
     """Add the compute ops. The first forward op of a micro-batch takes its activation memory, the last
     backward op gives it back."""
     parts = np.where(_split(spec, schedule), spec.segments, 1)
@@ -70,7 +72,7 @@ def add_passes(draft: Draft, spec: ProgramSpec, schedule: Schedule, variants: Va
     alloc, free = np.zeros((2, len(instruction)), np.int32)
     alloc[first] = np.where(takes, stage + 1, 0)
     free[last] = np.where(gives, stage + 1, 0)
-    ids = draft.add(
+    ids = builder.add(
         _KIND[phase][instruction],
         device[instruction],
         Stream.COMPUTE,

@@ -3,15 +3,15 @@
 import numpy as np
 from jaxtyping import Bool, Int
 
-from perfmodel.program._draft import Draft, Ids
 from perfmodel.program._order import Around, ProgramOrder
 from perfmodel.program._passes import Passes, last_of_chunks
 from perfmodel.program._spec import ProgramSpec
 from perfmodel.program._structure import Kind, Stream
+from perfmodel.program._structure_builder import Ids, StructureBuilder
 from perfmodel.schedule import Schedule
 
 
-def add_reductions(draft: Draft, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:
+def add_reductions(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:
     """Reductions during the passes: beside them, or with the next pass waiting for each (`grad_reduce="end"`).
 
     Both have the same ops in the same order, so that overlap only takes waits away. Where a stage has replicas on
@@ -27,7 +27,7 @@ def add_reductions(draft: Draft, spec: ProgramSpec, passes: Passes, order: Progr
     meeting = _meetings(stage, passes.segment[after], s.replicas) if not spec.reduce_every_micro_batch else None
     if meeting is not None:
         slot[meeting] = slot[meeting].max(axis=1, keepdims=True)
-    reductions = draft.add(
+    reductions = builder.add(
         Kind.GRAD_REDUCE,
         device,
         Stream.DATA_COMM,
@@ -36,14 +36,14 @@ def add_reductions(draft: Draft, spec: ProgramSpec, passes: Passes, order: Progr
         micro_batch=s.micro_batch[instruction] if spec.reduce_every_micro_batch else -1,
         key=order.key(slot, device, passes.part[after], Around.REDUCE),
     )
-    draft.connect(after, reductions)
+    builder.connect(after, reductions)
     if spec.grad_reduce == "end":
         goes_on = np.flatnonzero(np.append(np.diff(s.device[passes.instruction]) == 0, False))
         waited_for = np.isin(after, goes_on)
-        draft.connect(reductions[waited_for], after[waited_for] + 1)
+        builder.connect(reductions[waited_for], after[waited_for] + 1)
     if meeting is not None:
         for shift in range(1, s.replicas):
-            draft.connect(after[meeting].ravel(), reductions[np.roll(meeting, shift, axis=1)].ravel())
+            builder.connect(after[meeting].ravel(), reductions[np.roll(meeting, shift, axis=1)].ravel())
 
 
 def reduced_after(spec: ProgramSpec, schedule: Schedule) -> Bool[np.ndarray, " instructions"]:

@@ -2,15 +2,15 @@
 
 import numpy as np
 
-from perfmodel.program._draft import Draft
 from perfmodel.program._order import Around, ProgramOrder
 from perfmodel.program._passes import Passes, first_of_chunks
 from perfmodel.program._spec import ProgramSpec
 from perfmodel.program._structure import Kind, Stream
+from perfmodel.program._structure_builder import StructureBuilder
 from perfmodel.schedule import Phase
 
 
-def add_updates(draft: Draft, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:
+def add_updates(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:
     """Where a schedule tells when weights are updated: each device does so on its own and goes on.
 
     The optimizer waits for the reductions since the device's last update; passes after it wait for the
@@ -28,17 +28,17 @@ def add_updates(draft: Draft, spec: ProgramSpec, passes: Passes, order: ProgramO
         ends = np.isin(s.stage[device], [0, s.n_stages - 1]).any(axis=1)
         stage = np.where((s.stage[device] == 0).any(axis=1), 0, s.n_stages - 1)[ends]
         key = order.key(slot[ends], device[ends], part[ends], Around.UPDATE)
-        draft.add(Kind.EMBEDDING_REDUCE, device[ends], Stream.COMPUTE, stage, key=key)
+        builder.add(Kind.EMBEDDING_REDUCE, device[ends], Stream.COMPUTE, stage, key=key)
     key = order.key(slot, device, part, Around.UPDATE_END)
-    optimizers = draft.add(Kind.OPTIMIZER, device, Stream.COMPUTE, s.stage[device, 0], key=key)
-    columns = draft.columns()
-    reductions = np.flatnonzero(columns.class_code // draft.class_code(1, 0, -1) == Kind.GRAD_REDUCE)
+    optimizers = builder.add(Kind.OPTIMIZER, device, Stream.COMPUTE, s.stage[device, 0], key=key)
+    columns = builder.columns()
+    reductions = np.flatnonzero(columns.class_code // builder.class_code(1, 0, -1) == Kind.GRAD_REDUCE)
     reductions = reductions[columns.stream[reductions] % len(Stream) == Stream.DATA_COMM]
     if len(reductions):
         waits = _next_of(columns.key[reductions], columns.stream[reductions] // len(Stream), key, device)
-        draft.connect(reductions, optimizers[waits])
+        builder.connect(reductions, optimizers[waits])
     if spec.param_gather in ("step", "step_overlap"):
-        _add_gathers(draft, passes, optimizers, order)
+        _add_gathers(builder, passes, optimizers, order)
 
 
 def _next_of(key: np.ndarray, device: np.ndarray, later_key: np.ndarray, later_device: np.ndarray) -> np.ndarray:
@@ -49,19 +49,19 @@ def _next_of(key: np.ndarray, device: np.ndarray, later_key: np.ndarray, later_d
     return order[found]
 
 
-def _add_gathers(draft: Draft, passes: Passes, optimizers: np.ndarray, order: ProgramOrder) -> None:
+def _add_gathers(builder: StructureBuilder, passes: Passes, optimizers: np.ndarray, order: ProgramOrder) -> None:
     """Sharded weights are gathered chunk by chunk after each update but the last, before the next forwards."""
     s = passes.schedule
     firsts = first_of_chunks(s, s.phase == Phase.FORWARD)
     later = firsts[s.updates_before[firsts] > 0]
     device = s.device[later]
-    gathers = draft.add(
+    gathers = builder.add(
         Kind.PARAM_GATHER,
         device,
         Stream.DATA_COMM,
         s.instruction_stage[later],
         key=order.key(s.slot[later], device, 0, Around.GATHER),
     )
-    draft.connect(gathers, passes.first[later])
+    builder.connect(gathers, passes.first[later])
     done = np.cumsum(s.updates) - s.updates  # of all devices, one after another, as the optimizers are
-    draft.connect(optimizers[done[later] - 1], gathers)
+    builder.connect(optimizers[done[later] - 1], gathers)

@@ -96,6 +96,6 @@ def _unoverlapped_s(schedule: Schedule, start: np.ndarray, end: np.ndarray, devi
     ready = sorted(float(finish[chunk == c].max()) for c in np.unique(chunk))
     left = 0.0
     for now, later in zip(ready, [*ready[1:], float(end.max())], strict=True):
-        busy = float(np.clip(np.minimum(finish, later) - np.maximum(begin, now), 0, None).sum())
-        left = max(0.0, left + all_reduce_s - (later - now - busy))
+        computing_s = float(np.clip(np.minimum(finish, later) - np.maximum(begin, now), 0, None).sum())
+        left = max(0.0, left + all_reduce_s - (later - now - computing_s))
     return left

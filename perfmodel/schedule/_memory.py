@@ -121,6 +121,6 @@ def _peak(schedule: Schedule, size: np.ndarray) -> np.ndarray:
         change = np.where(schedule.phase == Phase.FORWARD, size, np.where(schedule.ends_backward, -size, 0))
         alive = schedule.running_total(change)
     peak = np.zeros(schedule.devices, alive.dtype)
-    busy = np.diff(schedule.offsets) > 0
-    peak[busy] = np.maximum.reduceat(alive, schedule.offsets[:-1][busy])
+    nonempty = np.diff(schedule.offsets) > 0
+    peak[nonempty] = np.maximum.reduceat(alive, schedule.offsets[:-1][nonempty])
     return peak

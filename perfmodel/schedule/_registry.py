@@ -14,6 +14,7 @@ from perfmodel.schedule._construct import looped_stages, repeated
 from perfmodel.schedule._schedule import Schedule
 from perfmodel.schedule._text import read_schedule, schedule_text
 from perfmodel.schedule._versions import WeightPolicy
+from perfmodel.spec import schedule_name
 
 MOST_PASSES: Final = 2**23
 """Micro-batches times chunks of all devices, beyond which a schedule's order takes gigabytes."""
@@ -157,15 +158,15 @@ def get_schedule(name: str) -> Scheduler:
     """The scheduler registered as `name`: call it with (devices, micro_batches, chunks).
 
     A number after a colon goes to schedules that take one (`chimera:4`, `seq1f1b:2`); `file:PATH` reads a
-    schedule from a text file.
+    schedule from a text file. Any case will do, and what papers call a schedule (`DAPPLE`, `TiMePReSt`).
 
     Raises:
         UnknownNameError: no schedule has this name.
         LayoutError: a number where none is taken, or one that is none.
     """
-    head, colon, tail = name.partition(":")
+    head, colon, tail = schedule_name(name).partition(":")
     if head == "file" and colon:
-        return _from_file(name, tail)
+        return _from_file(f"file:{tail}", tail)
     try:
         scheduler = _SCHEDULERS[head]
     except KeyError:

@@ -15,12 +15,12 @@ from perfmodel.spec._framework import Framework as Framework
 from perfmodel.spec._framework import MemoryCounter as MemoryCounter
 from perfmodel.spec._framework import partition_by_cost as partition_by_cost
 from perfmodel.spec._layout import ContextParallel as ContextParallel
+from perfmodel.spec._layout import CudaGraphs as CudaGraphs
 from perfmodel.spec._layout import Dispatcher as Dispatcher
 from perfmodel.spec._layout import EagerKernel as EagerKernel
 from perfmodel.spec._layout import Fp8Recipe as Fp8Recipe
 from perfmodel.spec._layout import Job as Job
 from perfmodel.spec._layout import Layout as Layout
-from perfmodel.spec._layout import PerStage as PerStage
 from perfmodel.spec._layout import Recompute as Recompute
 from perfmodel.spec._layout import StateOffload as StateOffload
 from perfmodel.spec._model import ConvLayer as ConvLayer
@@ -31,6 +31,8 @@ from perfmodel.spec._model import Mamba as Mamba
 from perfmodel.spec._model import Mlp as Mlp
 from perfmodel.spec._model import Model as Model
 from perfmodel.spec._model import Transformer as Transformer
+from perfmodel.spec._notation import PerStage as PerStage
+from perfmodel.spec._notation import schedule_name as schedule_name
 from perfmodel.spec._problem import Problem as Problem
 
 shorten_reprs(__name__)

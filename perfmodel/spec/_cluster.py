@@ -23,6 +23,9 @@ class NetworkLevel:
     contention: float = 0.0
     """Collectives over n nodes take n^contention times what their algorithm and the bandwidth explain: flows that hash
     onto the same links, and other tenants. 0 for a fat tree of one's own."""
+    slows_at_scale: bool = True
+    """Whether collectives over many nodes get less of it than those over two, as measured: bandwidth that falls with
+    nodes, channels that a rank's sends share among more peers, ranks of long rings that wait for one another."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.contention < float("inf"):

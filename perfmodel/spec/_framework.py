@@ -4,18 +4,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from math import exp, log, sqrt
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from perfmodel.errors import PerfModelError
 from perfmodel.spec._device import Device
-from perfmodel.spec._layout import ContextParallel, Dispatcher, EagerKernel, Fp8Recipe, Job, Layout, PerStage, Recompute
+from perfmodel.spec._layout import (
+    ContextParallel,
+    CudaGraphs,
+    Dispatcher,
+    EagerKernel,
+    Fp8Recipe,
+    Job,
+    Layout,
+    Recompute,
+)
 from perfmodel.spec._model import Model, Transformer
+from perfmodel.spec._notation import PerStage, written
 
 AttentionKernel = Literal["fastest", "flash-2", "flash-1-triton", "flash-1"]
 """Generations of fused attention kernels; `fastest`: the newest there is for the device."""
 CollectiveChecks = Literal["never", "pipelines", "always"]
-Execution = Literal["eager", "compiled", "graph"]
-"""Operators issued one by one by the host, a step compiled as one program (XLA), or replayed from a graph."""
+Execution = Literal["eager", "compiled", "graph", "layer_graphs"]
+"""Operators issued one by one by the host, a step compiled as one program (XLA), a step replayed from a graph, or every
+pass of a layer from one of its own."""
 MemoryCounter = Literal["allocated", "reserved", "device", "resting"]
 """What a figure of memory counts: bytes of live tensors; the segments that the allocator holds for them; these with
 the context and the buffers of libraries, as nvidia-smi shows them; tensors that live from step to step."""
@@ -187,8 +198,14 @@ class Framework:
 
     @property
     def issue_s(self) -> float:
-        """Host time to issue an operator of a step; 0 where the step is compiled or replayed."""
-        return self.host_op_s if self.execution == "eager" else 0.0
+        """Host time to issue an operator of a step; 0 where the step is compiled or replayed as a whole."""
+        return self.host_op_s if self.execution in ("eager", "layer_graphs") else 0.0
+
+    def running(self, graphs: CudaGraphs) -> "Framework":
+        """As it issues steps with some of their kernels in CUDA graphs; what is compiled needs none."""
+        if graphs == "none" or self.execution != "eager":
+            return self
+        return replace(self, execution="graph" if graphs == "step" else "layer_graphs")
 
     @property
     def costs_steps(self) -> bool:
@@ -254,11 +271,16 @@ class Framework:
     def job_defaults(self, dtype: str) -> dict[str, Any]:
         """Values of a job's fields as this framework sets them for products of an element type."""
         return {name: getattr(self, name) for name in _JOB_DEFAULTS} | {
-            "fp8_recipe": self.fp8_recipe if dtype == "fp8" else "nvfp4" if dtype == "fp4" and self.fp8_recipe else "",
+            "fp8_recipe": self._recipe(dtype),
             "flash_attention": self.fp8_flash_attention if dtype == "fp8" else self.flash_attention,
             "grad_dtype": self._grad_dtype(dtype),
             "stops_recompute": self.stops_recompute or self.execution == "compiled",
         }
+
+    def _recipe(self, dtype: str) -> Fp8Recipe:
+        if dtype == "int8":  # the only integers that training frameworks multiply, under JAX
+            return "aqt" if self.execution == "compiled" else ""
+        return self.fp8_recipe if dtype == "fp8" else "nvfp4" if dtype == "fp4" and self.fp8_recipe else ""
 
     def _grad_dtype(self, dtype: str) -> str:
         if dtype == "fp32":
@@ -282,7 +304,7 @@ class Framework:
                       and (value := getattr(layout, f.name)) not in (None, getattr(filled, f.name))}  # fmt: skip
             if not unsaid:
                 break
-            text = ",".join([text, *(f"{name}={_written(value)}" for name, value in unsaid.items())])
+            text = ",".join([text, *(f"{name}={written(value)}" for name, value in unsaid.items())])
         return text
 
     def job(
@@ -324,9 +346,7 @@ class Framework:
             "partition": "partition",
         }  # fmt: skip
         return {
-            name: words.get(name, f"{name}={_written(getattr(layout, name))}")
-            for name, fine in runs.items()
-            if not fine
+            name: words.get(name, f"{name}={written(getattr(layout, name))}") for name, fine in runs.items() if not fine
         }
 
     def cannot_run(self, layout: Layout) -> tuple[str, ...]:
@@ -338,12 +358,12 @@ class Framework:
         return f"{self.label} does not run {what}"
 
     def _assumed(self, values: Mapping[str, Any], where: str) -> str:
-        words = [f"{name}={_written(value)}" for name, value in values.items()]
+        words = [f"{name}={written(value)}" for name, value in values.items()]
         return f"assumed as {self.label} has it: {', '.join(words)}; say otherwise in the {where}" if words else ""
 
     def __post_init__(self) -> None:
-        if self.execution not in ("eager", "compiled", "graph"):
-            raise PerfModelError(f"framework {self.name}: execution must be eager, compiled or graph")
+        if self.execution not in get_args(Execution):
+            raise PerfModelError(f"framework {self.name}: execution must be one of {', '.join(get_args(Execution))}")
         if self.host_updates_per_s <= 0:
             raise PerfModelError(
                 f"framework {self.name}: host_updates_per_s must be above 0, got {self.host_updates_per_s}"
@@ -351,12 +371,6 @@ class Framework:
         for name in ("host_op_s", "kernel_gap_s", "context_bytes", "communicator_bytes", "bucket_bytes"):
             if getattr(self, name) < 0:
                 raise PerfModelError(f"framework {self.name}: {name} must not be below 0, got {getattr(self, name)}")
-
-
-def _written(value: Any) -> str:
-    if isinstance(value, tuple):
-        return "-".join(map(str, value)) or "none"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def partition_by_cost(model: Model, stages: int) -> PerStage:

@@ -1,16 +1,16 @@
 """Layouts: how a step is spread over devices, and the job that they run."""
 
-import re
 from dataclasses import dataclass, fields, replace
 from itertools import permutations
 from math import inf, prod
 from operator import attrgetter
 from typing import Any, Final, Literal, get_args
 
-from perfmodel.errors import LayoutError, Reason, UnknownNameError
+from perfmodel.errors import LayoutError, Reason
 from perfmodel.spec._device import Device
 from perfmodel.spec._dimensions import DEVICE_KEYS, DIMENSIONS, ORDER_KEYS
 from perfmodel.spec._model import Model
+from perfmodel.spec._notation import PerStage, read_values, schedule_name, written
 from perfmodel.units import whole
 
 Recompute = Literal["none", "selective", "full"]
@@ -19,14 +19,19 @@ EagerKernel = Literal["norm", "rope", "activation", "residual", "softmax", "cros
 """Work that frameworks do in one fused kernel or in several element-wise ones; `attention_layout`: queries, keys and
 values are copied into the order that the attention kernel takes them in; `attention_merge`: partial results of
 context parallelism are added up."""
-Fp8Recipe = Literal["", "delayed", "current", "tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4"]
+Fp8Recipe = Literal["", "delayed", "current", "tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4", "aqt",
+                    "fused"]  # fmt: skip
 """How scales of 8- and 4-bit operands are found: one per tensor by the maxima of earlier steps (`delayed`) or by its
-own (`current`, torchao's `tensorwise`), per row, per block of 128, of 32 (`mxfp8`) or of 16 (`nvfp4`) elements."""
+own (`current`, torchao's `tensorwise`), per row, per block of 128, of 32 (`mxfp8`) or of 16 (`nvfp4`) elements;
+`aqt`: per row, of integers (github.com/google/aqt). `fused`: whatever makes an operand writes it in the narrow type."""
 Dispatcher = Literal["alltoall", "deepep", "hybridep"]
 """How tokens reach their experts. `alltoall`: sorted into a copy per chosen expert, which an all-to-all exchanges, and
 sorted again by local expert (Megatron-LM's `MoEAlltoAllTokenDispatcher`); `deepep`: a token goes once to every node and
 once to every rank that holds any of its experts (github.com/deepseek-ai/DeepEP), and is copied per expert there;
 `hybridep`: the same with the copying inside the exchange (its `hybrid-ep` branch)."""
+CudaGraphs = Literal["none", "layers", "step"]
+"""What the host replays instead of issuing it kernel by kernel: every pass of a layer from a graph of its own, or the
+whole step from one."""
 ContextParallel = Literal["ring", "all_gather", "gathered_ring", "ulysses"]
 """How attention sees the whole sequence. `ring`: keys and values pass around a ring, a part of the scores a step (Liu
 et al., arXiv 2310.01889); `all_gather`: they are gathered before one kernel per chunk of queries (Llama 3, arXiv
@@ -34,17 +39,15 @@ et al., arXiv 2310.01889); `all_gather`: they are gathered before one kernel per
 first (PyTorch's context parallelism, rotate method allgather); `ulysses`: two all-to-alls swap the split of the
 sequence for one of the heads (Jacobs et al., arXiv 2309.14509)."""
 StateOffload = Literal["none", "optimizer", "weights"]
-PerStage = tuple[int, ...] | None
-"""A whole number per pipeline stage, in model order; written `7-9-9-7`."""
 USUAL_DTYPES = ("bf16", "fp16", "fp32")
 """What models are trained in, the first that a device has."""
+_DEVICES = attrgetter(*DEVICE_KEYS)
 _DEGREES = attrgetter(*("expert_tp" if d.key == "etp" else d.key for d in DIMENSIONS))
 _CP_KINDS: Final = get_args(ContextParallel)
 _ORDERS: Final = frozenset(
     "-".join(order) for order in permutations(ORDER_KEYS) if order.index("dp") == order.index("ep") + 1
 )
 _KEYS = (*(d.key for d in DIMENSIONS), "vpp", "micro_batch", "replicate", "prefetch")
-_DISTSIM = re.compile(r"^(\d+)M(\d+)P(\d+)D$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,9 +164,10 @@ class Layout:
 
     @property
     def effective_schedule(self) -> str:
-        """The schedule that runs: 1F1B with several model chunks per rank is what Megatron-LM calls interleaved 1F1B
-        (arXiv 2104.04473, section 2.2)."""
-        return "interleaved" if self.schedule == "1f1b" and self.vpp > 1 else self.schedule
+        """The schedule that runs, by its registered name: 1F1B with several model chunks per rank is what Megatron-LM
+        calls interleaved 1F1B (arXiv 2104.04473, section 2.2)."""
+        name = schedule_name(self.schedule)
+        return "interleaved" if name == "1f1b" and self.vpp > 1 else name
 
     @property
     def effective_sequence_parallel(self) -> bool:
@@ -210,7 +214,7 @@ class Layout:
     def remarks(self) -> tuple[str, ...]:
         """Where what runs is not what the words alone say."""
         found = []
-        if self.effective_schedule != self.schedule:
+        if self.effective_schedule != schedule_name(self.schedule):
             found.append(f"schedule={self.schedule} with vpp={self.vpp} runs as schedule={self.effective_schedule}")
         if self.replicate > 1 and not self.zero:
             found.append(f"replicate={self.replicate} has nothing to shard with zero=0")
@@ -221,7 +225,7 @@ class Layout:
     @property
     def devices(self) -> int:
         """tp * cp * dp * pp."""
-        return prod(getattr(self, key) for key in DEVICE_KEYS)
+        return prod(_DEVICES(self))
 
     @classmethod
     def parse(cls, text: str, **defaults: Any) -> "Layout":
@@ -240,24 +244,7 @@ class Layout:
             LayoutError: for a value that does not parse, a key that is given twice, or an empty text.
             UnknownNameError: for a key that no layout has.
         """
-        if not text.strip(" ,"):
-            raise LayoutError("layout: it is empty; give degrees, such as tp=8,pp=4,dp=2")
-        head, _, rest = text.strip().partition(",")
-        values: dict[str, Any] = {}
-        if match := _DISTSIM.match(head.strip()):
-            values |= dict(zip(("tp", "pp", "dp"), map(int, match.groups()), strict=True))
-            text = rest
-        types = {f.name: f.type for f in fields(cls)}
-        for item in filter(None, (part.strip() for part in text.split(","))):
-            key, sign, raw = (s.strip() for s in item.partition("="))
-            if not sign:
-                raise LayoutError(f"layout: {item!r} is not key=value (nor like 8M16P1D)")
-            if key not in types:
-                raise UnknownNameError("layout key", key, types)
-            if key in values:
-                raise LayoutError(f"layout: {key} is given twice, the second time as {raw!r}; leave one out")
-            values[key] = _convert(key, raw, types[key])
-        return values
+        return read_values(text, {f.name: f.type for f in fields(cls)})
 
     def replace(self, **changes: Any) -> "Layout":
         """A copy with some fields changed."""
@@ -269,34 +256,8 @@ class Layout:
         for f in fields(self)[3:]:
             value = getattr(self, f.name)
             if value != f.default:
-                shown.append(f"{f.name}={_written(value)}")
+                shown.append(f"{f.name}={written(value)}")
         return ",".join(shown)
-
-
-def _written(value: Any) -> str:
-    if isinstance(value, tuple):
-        return "-".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _convert(key: str, raw: str, kind: Any) -> Any:
-    if kind == PerStage:
-        try:
-            return tuple(map(int, raw.split("-")))
-        except ValueError:
-            raise LayoutError(f"layout: {key} must be a whole number per stage, like 7-9-9-7, got {raw!r}") from None
-    if kind is bool:
-        if raw.lower() in ("true", "1", "yes"):
-            return True
-        if raw.lower() in ("false", "0", "no"):
-            return False
-        raise LayoutError(f"layout: {key} must be true or false, got {raw!r}")
-    if kind in (int, int | None):
-        try:
-            return int(raw)
-        except ValueError:
-            raise LayoutError(f"layout: {key} must be a whole number, got {raw!r}") from None
-    return raw
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,9 +298,11 @@ class Job:
     expert_capacity_factor: float | None = None
     """Places of every expert, over the mean number of its tokens: it takes as long as if all were full, and drops what
     exceeds them (GShard, arXiv 2006.16668, section 2.2). None: dropless."""
+    cuda_graphs: CudaGraphs = "none"
     frozen: bool = False
-    """Weights are not trained (LoRA and other adapters, whose own work is left out): no gradients of them, no
-    reduction, no optimizer."""
+    """Weights are not trained: no gradients of them, no reduction, no optimizer."""
+    adapter_rank: int = 0
+    """Rank of adapters beside the frozen products of self-attention (LoRA); 0: what is trained instead is left out."""
     stops_recompute: bool = False
     """Full recompute stops before a block's last product, whose result backward does not need: under a compiler (XLA)
     that sees forward and backward as one, and torch's checkpoint without reentry."""
@@ -377,9 +340,14 @@ class Job:
 
     def __post_init__(self) -> None:
         whole("job", {"global_batch": self.global_batch, "seq_len": self.seq_len})
+        whole("job", {"adapter_rank": self.adapter_rank}, least=0)
+        if self.adapter_rank and not self.frozen:
+            raise LayoutError("job: adapter_rank needs frozen weights; set frozen, or adapter_rank=0")
         if self.fp8_recipe not in get_args(Fp8Recipe):
             known = ", ".join(filter(None, get_args(Fp8Recipe)))
             raise LayoutError(f"job: fp8_recipe must be {known} or empty; got {self.fp8_recipe!r}")
+        if self.cuda_graphs not in get_args(CudaGraphs):
+            raise LayoutError(f"job: cuda_graphs must be {', '.join(get_args(CudaGraphs))}; got {self.cuda_graphs!r}")
         if self.expert_dispatcher not in get_args(Dispatcher):
             raise LayoutError(
                 f"job: expert_dispatcher must be {', '.join(get_args(Dispatcher))}; got {self.expert_dispatcher!r}"

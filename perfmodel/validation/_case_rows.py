@@ -12,12 +12,17 @@ from perfmodel.validation._row_batch import Spread, spread_of
 from perfmodel.validation._row_cells import FROM_OTHERS, Row, Unusable, count, number, text
 from perfmodel.validation._row_choices import plausible_rows
 from perfmodel.validation._row_model import model_of
+from perfmodel.validation._row_sharding import framework_name, sharding_of
 from perfmodel.validation._row_words import (
+    adapter_rank_of,
     dispatcher_of,
     dtype_of,
     fp8_recipe_of,
+    graphs_of,
+    launch_flags,
     network_of,
     overlaps_experts,
+    overlaps_tensor_parallel,
     recompute_of,
     seq_len_of,
 )
@@ -56,7 +61,7 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
         Unusable: naming the cell that is missing or the feature that is not modelled.
         PerfModelError: where catalog or specs refuse what the row states.
     """
-    runs, assumed_framework = framework_of(text(row, "framework")) if not framework else (framework, False)
+    runs, assumed_framework = framework_of(framework_name(row)) if not framework else (framework, False)
     found = model_of(row, runs)
     model = found.model
     seq_len, assumed_length = seq_len_of(row, model)
@@ -69,15 +74,16 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
     )
     dtype, assumed_dtype = dtype_of(row)
     flash = number(row, "flash_attention")
-    said: dict[str, Any] = {} if flash is None else {"flash_attention": bool(flash)}
+    said: dict[str, Any] = {"cuda_graphs": graphs_of(launch_flags(row))}
+    if flash is not None:
+        said["flash_attention"] = bool(flash)
     if (recipe := fp8_recipe_of(row)) is not None:
         said["fp8_recipe"] = recipe
     if dispatcher := dispatcher_of(row):
         said["expert_dispatcher"] = dispatcher
-    job = runs.job(
-        model, cluster.device, global_batch=spread.global_batch, seq_len=seq_len, dtype=dtype,
-        frozen="LoRA" in text(row, "notes"), **said,
-    )  # fmt: skip
+    if (rank := adapter_rank_of(row)) is not None:
+        said |= {"frozen": True, "adapter_rank": rank}
+    job = runs.job(model, cluster.device, global_batch=spread.global_batch, seq_len=seq_len, dtype=dtype, **said)
     check_machine(cluster, job, layout.devices, "the run")
     guessed = {"framework": assumed_framework, "seq_len": assumed_length, "dtype": assumed_dtype}
     assumed = (
@@ -96,9 +102,9 @@ def read_cases(row: Row, framework: Framework | None = None) -> list[Case]:
     Raises:
         Unusable, PerfModelError: as `read_case`, where none is possible.
     """
-    runs = framework or framework_of(text(row, "framework"))[0]
+    runs = framework or framework_of(framework_name(row))[0]
     usual = runs.micro_batch if runs.micro_batch != Framework.micro_batch else None
-    rows, names = plausible_rows(row, usual)
+    rows, names = plausible_rows(row, usual, _narrow_dtype(row, runs))
     cases, refused = [], []
     for one in rows:
         try:
@@ -110,6 +116,16 @@ def read_cases(row: Row, framework: Framework | None = None) -> list[Case]:
     if names:  # what a framework cannot run is no choice
         cases = [case for case in cases if not runs.cannot_run(case.layout)] or cases
     return [replace(case, assumed=tuple(dict.fromkeys((*case.assumed, *names)))) for case in cases]
+
+
+def _narrow_dtype(row: Row, framework: Framework) -> str | None:
+    """The type of 8 bits that a framework has a recipe for and a row's device products in; None for none."""
+    try:
+        dtypes = catalog.device(text(row, "device")).dtypes
+    except PerfModelError:
+        return None
+    found = (dtype for dtype in ("fp8", "int8") if dtype in dtypes and framework.job_defaults(dtype)["fp8_recipe"])
+    return next(found, None)
 
 
 def framework_of(name: str) -> tuple[Framework, bool]:
@@ -141,14 +157,13 @@ def stated_layout(row: Row, spread: Spread, model: Model, framework: Framework) 
         said |= {"vpp": vpp, "schedule": "interleaved"}
     elif name:
         said["schedule"] = _SCHEDULES.get(name, name).replace("interleaved", "1f1b")
-    if number(row, "zero_stage") is not None:
-        said["zero"] = count(row, "zero_stage", least=0)
-    elif text(row, "sharding").lower() == "fsdp":  # weights stay gathered between the micro-batches of a pipeline
-        said["zero"] = 2 if spread.pp > 1 else 3  # (arXiv 2407.21783, section 3.3.2; torchtitan's default)
+    said |= sharding_of(row, spread.dp, spread.pp)
     if (sequence := number(row, "sequence_parallel")) is not None:
         said["sequence_parallel"] = bool(sequence)
     if recompute := recompute_of(row):
         said["recompute"] = recompute
+    if (hidden := overlaps_tensor_parallel(launch_flags(row))) is not None:
+        said["tp_overlap"] = hidden and spread.tp > 1
     if (beside := overlaps_experts(row)) is not None:
         said["ep_overlap"] = beside
     if (layers := _selected_layers(row, spread, model)) and framework.selective_layers:

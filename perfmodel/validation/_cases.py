@@ -144,10 +144,11 @@ def _predict_one(
     try:
         cases = read_cases(row, framework)
         found = explained(cases, calibration, site)
-        unsaid = len(cases) > 1 and row.get("recompute") in (None, "")
+        unsaid = all(row.get(name) in (None, "") for name in ("recompute", "recompute_detail"))
         if unsaid and not any(result.fits for _, result in found):
             # one more thing that the row leaves open; what ran has fitted
-            found = explained(read_cases({**row, "recompute": "full"}, framework), calibration, site)
+            full = explained(read_cases({**row, "recompute": "full"}, framework), calibration, site)
+            found = full if any(result.fits for _, result in full) else found
     except Unusable as reason:
         return _unpredicted(row, str(reason))
     except PerfModelError as error:
@@ -179,8 +180,8 @@ def explained(cases: Sequence[Case], calibration: Path | None, site: Site) -> li
     found, refused = [], []
     for case in cases:
         try:
-            fixed = step_problem(case.model, case.cluster, case.job, calibration, case.framework, site)
-            found.append((case, explain(fixed, case.layout)))
+            problem = step_problem(case.model, case.cluster, case.job, calibration, case.framework, site)
+            found.append((case, explain(problem, case.layout)))
         except PerfModelError as error:
             refused.append(error)
     if not found:

@@ -81,16 +81,18 @@ def _report(rows: pd.DataFrame, predictions: pd.DataFrame) -> dict[str, Any]:
     both: Any = pd.concat([rows, predictions], axis=1)
     families: dict[str, dict[str, Any]] = {}
     for family, members in both[good].groupby("family", sort=True):
-        devices = {str(device): _errors(pd.DataFrame(part)) for device, part in members.groupby("device", sort=True)}
-        families[str(family)] = {"all": _errors(pd.DataFrame(members))} | devices
+        devices = {
+            str(device): _error_figures(pd.DataFrame(part)) for device, part in members.groupby("device", sort=True)
+        }
+        families[str(family)] = {"all": _error_figures(pd.DataFrame(members))} | devices
     return {
         "families": families,
-        "all": _errors(both[good]),
+        "all": _error_figures(both[good]),
         "provenance": dict(Counter(predictions["provenance"][good].tolist())),
         "skipped": dict(Counter(predictions["skipped_reason"][~good].tolist())),
     }
 
 
-def _errors(part: Any) -> dict[str, Any]:
+def _error_figures(part: Any) -> dict[str, Any]:
     figures = errors(part["time_us"], part["predicted_time_us"], part["lo_us"], part["hi_us"])
     return {name: value for name, value in figures.items() if name != "spearman"}

@@ -115,10 +115,10 @@ def explain_case(
     measured = row.get("measured_iter_time_s")
     if measured is None:
         raise PerfModelError(f"{case.case_id}: no step time was measured; nothing to explain")
-    fixed = step_problem(case.model, case.cluster, case.job, calibration, case.framework)
-    found = explain(fixed, case.layout)
-    known = priors([(fixed, [case.layout])], calibration, case.cluster.device.name)
-    derivatives = step_derivatives(fixed, [case.layout], [prior.name for prior in known])
+    problem = step_problem(case.model, case.cluster, case.job, calibration, case.framework)
+    found = explain(problem, case.layout)
+    known = priors([(problem, [case.layout])], calibration, case.cluster.device.name)
+    derivatives = step_derivatives(problem, [case.layout], [prior.name for prior in known])
     by_parameter = derivatives.by_parameter[0] / derivatives.step_s[0]
     gap = log(float(measured) / found.step_time_s)
     terms = [
@@ -126,9 +126,9 @@ def explain_case(
         for prior, share in zip(known, by_parameter, strict=True)
         if share > 1e-4 and not (prior.name in LOSSES and gap < 0)
     ]
-    shares = event_shares(fixed, case.layout)
+    shares = event_shares(problem, case.layout)
     order = np.argsort(-shares.critical_s)[:MOST_EVENTS].tolist()
-    timed = priced_events(fixed, shares.ops)
+    timed = priced_events(problem, shares.ops)
     return CaseResidual(
         case_id=case.case_id,
         measured_s=float(measured),

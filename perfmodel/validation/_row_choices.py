@@ -6,6 +6,7 @@ would have run it beside the others, only its prediction says: see `perfmodel.va
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from math import prod
 from typing import Final
@@ -16,22 +17,27 @@ _DEGREES: Final = ("tp", "pp", "dp")
 MICRO_BATCHES: Final = (1, 2, 4, 8)
 MOST_STAGES: Final = 8
 MOST_CONTEXT: Final = 8
-MOST_CHUNKS: Final = 8
+MOST_CHUNKS: Final = 16
 
 
-def plausible_rows(row: Row, micro_batch: int | None = None) -> tuple[list[Row], tuple[str, ...]]:
+def plausible_rows(
+    row: Row, micro_batch: int | None = None, narrow: str | None = None
+) -> tuple[list[Row], tuple[str, ...]]:
     """The row with what it leaves open filled in, in every plausible way; and the names of what was open.
 
     - Two or more degrees: tensor parallelism within a node, up to `MOST_STAGES` stages and `MOST_CONTEXT` parts of the
       sequence (where that is not stated either), in powers of two, such that replicas share out the batch.
     - Degrees that contradict the devices: replicas are what the other degrees leave, as launchers have it.
     - The micro-batch: those of `MICRO_BATCHES` that divide what a replica gets.
-    - Model chunks per stage, in a pipeline whose framework and schedule are not stated: powers of two.
+    - Model chunks per stage, in a 1F1B pipeline or one of no stated schedule: all that divide the layers of a
+      stage, and powers of two (chunks may be uneven). What a framework cannot run is left out later.
+    - The element type: 16 bits, and the narrower type of the framework on the device, if it has one.
     - Sequence parallelism beside tensor parallelism, where the framework is not stated: with and without.
 
     Args:
         row: cells of one run.
         micro_batch: what its framework takes where nothing is said, if that is known.
+        narrow: the element type of 8 bits that its framework runs on its device, if any.
 
     Raises:
         Unusable: a cell that is no number.
@@ -40,7 +46,7 @@ def plausible_rows(row: Row, micro_batch: int | None = None) -> tuple[list[Row],
     found, names = [row], []
     for name, choices in (
         ("degrees", _with_degrees), ("dp", _with_replicas), ("micro_batch", _with_micro_batch), ("vpp", _with_chunks),
-        ("sequence_parallel", _with_sequence_parallel),
+        ("sequence_parallel", _with_sequence_parallel), ("dtype", partial(_with_dtype, narrow)),
     ):  # fmt: skip
         if name == "micro_batch" and micro_batch is not None:
             continue
@@ -92,16 +98,22 @@ def _with_micro_batch(row: Row) -> Iterator[Row]:
 
 def _with_chunks(row: Row) -> Iterator[Row]:
     stages = count(row, "pp", 1)
-    if stages == 1 or any(text(row, name) for name in ("vpp", "framework", "schedule")):
+    if stages == 1 or text(row, "vpp") or text(row, "schedule").lower() not in ("", "1f1b"):
         return
-    per_stage = min(MOST_CHUNKS, count(row, "layers", stages) // stages)
-    yield from ({**row, "vpp": chunks} for chunks in _powers(max(1, per_stage)))
+    per_stage = max(1, count(row, "layers", stages) // stages)
+    dividing = {n for n in range(1, min(MOST_CHUNKS, per_stage) + 1) if per_stage % n == 0}
+    yield from ({**row, "vpp": n} for n in sorted(dividing | {*_powers(min(MOST_CHUNKS, per_stage))}))
 
 
 def _with_sequence_parallel(row: Row) -> Iterator[Row]:
     if count(row, "tp", 1) == 1 or number(row, "sequence_parallel") is not None or text(row, "framework"):
         return
     yield from ({**row, "sequence_parallel": chosen} for chosen in (0, 1))
+
+
+def _with_dtype(narrow: str | None, row: Row) -> Iterator[Row]:
+    if narrow and not text(row, "dtype") and not text(row, "dtype_recipe"):
+        yield from ({**row, "dtype": dtype} for dtype in ("bf16", narrow))
 
 
 def _powers(most: int) -> tuple[int, ...]:

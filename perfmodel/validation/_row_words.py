@@ -1,10 +1,11 @@
 """What a row of published runs says in words: element type, network."""
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 from perfmodel.catalog import compute_network, states_rate
-from perfmodel.spec import Fp8Recipe, Model
+from perfmodel.spec import CudaGraphs, Fp8Recipe, Model
 from perfmodel.validation._row_cells import Row, Unusable, count, number, text
 
 _DTYPES: Final = (
@@ -79,6 +80,33 @@ def dispatcher_of(row: Row) -> str:
     notes = text(row, "notes").lower()
     words = (("hybridep", "hybridep"), ("deepep", "deepep"), ("all-to-all dispatcher", "alltoall"))
     return next((name for word, name in words if word in notes), "")
+
+
+def adapter_rank_of(row: Row) -> int | None:
+    """Rank of a row's LoRA adapters by its notes, 0 where they do not say it; None where all weights are trained."""
+    notes = text(row, "notes")
+    if "LoRA" not in notes:
+        return None
+    rank = re.search(r"LoRA rank (\d+)", notes)
+    return int(rank[1]) if rank else 0
+
+
+def launch_flags(row: Row) -> dict[str, bool]:
+    """Switches of the launch that a row's `launch_and_overlap` states (`tp_comm_overlap=1; layer_cuda_graph=0`)."""
+    stated = (part.partition("=") for part in text(row, "launch_and_overlap").lower().split(";"))
+    return {name.strip(): value.strip() in ("1", "true") for name, sign, value in stated if sign}
+
+
+def graphs_of(flags: Mapping[str, bool]) -> CudaGraphs:
+    """What runs from CUDA graphs by a launch's switches: NVIDIA's submissions to MLPerf have graphs of layers, made by
+    NeMo (`layer_cuda_graph`, `external_cuda_graph`) or by Megatron-Core (`mcore_cuda_graph`, `enable_cuda_graph`)."""
+    names = ("layer_cuda_graph", "mcore_cuda_graph", "enable_cuda_graph", "external_cuda_graph")
+    return "layers" if any(flags.get(name) for name in names) else "none"
+
+
+def overlaps_tensor_parallel(flags: Mapping[str, bool]) -> bool | None:
+    """Whether a launch hides tensor-parallel collectives behind products; None where it does not say."""
+    return next((flags[name] for name in ("tp_comm_overlap", "ub_tp_comm_overlap") if name in flags), None)
 
 
 def overlaps_experts(row: Row) -> bool | None:

@@ -1,6 +1,7 @@
 """The attention half of a layer: norm, projections, core, output projection, residual."""
 
 from perfmodel.spec import LatentAttention, Transformer
+from perfmodel.workload._adapters import adapter
 from perfmodel.workload._attention_core import attention_core
 from perfmodel.workload._linear import column_linear, linear, row_linear
 from perfmodel.workload._local import Local
@@ -17,6 +18,7 @@ def self_attention(model: Transformer, local: Local, *, causal: bool, window: in
         norm(model, local),
         column_linear(local, (heads + 2 * kv) * d, local.hidden, bias=model.bias or model.qkv_bias,
                       kept_output=True),
+        *adapter(local, local.tokens, (heads + 2 * kv) * d, local.hidden),
         *head_norm(model, local),
         *attention_layout(model, local),
         *rotary(model, local, (heads + kv) * d),
@@ -81,4 +83,5 @@ def _latent_attention(
 
 
 def _output(model: Transformer, local: Local, width: int) -> list[Piece]:
-    return [row_linear(local, local.hidden, width, bias=model.bias), residual(model, local)]
+    beside = adapter(local, local.tokens, local.hidden, width, out_rows=local.norm_tokens)
+    return [row_linear(local, local.hidden, width, bias=model.bias), *beside, residual(model, local)]

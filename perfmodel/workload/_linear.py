@@ -5,11 +5,10 @@ parallelism, g and g-bar (arXiv 2205.05198, section 4.2.2).
 """
 
 from perfmodel.ops import Gemm
-from perfmodel.units import dtype_bytes
 from perfmodel.workload._block import Comm
 from perfmodel.workload._local import Local, Precision
 from perfmodel.workload._piece import Piece
-from perfmodel.workload._quantisation import quantised, quantised_weight
+from perfmodel.workload._quantisation import kept_bytes, quantised, quantised_again
 
 
 def linear(
@@ -32,7 +31,7 @@ def linear(
         kept_output: whether Y is kept too, for a later piece that needs it.
     """
     dtype = precision.dtype
-    weight = quantised_weight(precision, n, k)
+    weight = quantised_again(precision, n, k)
     return Piece(
         forward=(*quantised(precision, m, k), *weight, Gemm(dtype=dtype, m=m, n=n, k=k)),
         backward_input=(
@@ -40,12 +39,16 @@ def linear(
             *weight,
             Gemm(dtype=dtype, m=m, n=k, k=n, pass_="dgrad"),
         ),
-        backward_weight=(Gemm(dtype=dtype, m=n, n=k, k=m, pass_="wgrad", accumulate=precision.accumulate),),
+        backward_weight=(
+            *quantised_again(precision, m, k),
+            *quantised_again(precision, m, n),
+            Gemm(dtype=dtype, m=n, n=k, k=m, pass_="wgrad", accumulate=precision.accumulate),
+        ),
         forward_comm=forward_comm,
         backward_comm=backward_comm,
         params=n * k + bias,
-        # under fp8 the weight gradient needs only the quantised input
-        saved_bytes=float(m) * k * dtype_bytes(dtype) * kept_input * (not precision.frozen)
+        # the weight gradient needs only the quantised input, where it is not quantised again
+        saved_bytes=float(m) * k * kept_bytes(precision) * kept_input * (not precision.frozen)
         + (float(m) * n * precision.act_bytes if kept_output else 0.0),
     )
 
@@ -75,7 +78,8 @@ def column_linear(
             forward = (Comm(collective="all_gather", bytes=n_bytes, group="tp"),)
             again = Comm(collective="all_gather", bytes=n_bytes, group="tp", overlappable=True)
             scatter = Comm(collective="reduce_scatter", bytes=n_bytes, group="tp", overlappable=True)
-            backward = (scatter,) if local.job.keep_gathered else (again, scatter)
+            # a frozen weight's gradient, which the input is gathered for, is not computed
+            backward = (scatter,) if local.job.keep_gathered or local.job.frozen else (again, scatter)
         else:
             backward = (Comm(collective="all_reduce", bytes=n_bytes, group="tp", overlappable=True),)
     share = 1 / local.tp if local.sequence_parallel and not local.job.keep_gathered else 1.0

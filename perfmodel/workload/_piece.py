@@ -82,7 +82,7 @@ def assemble(
 
 def _last_product(pieces: Sequence[Piece]) -> int:
     """Position of the last piece with a dense or expert product; the number of pieces if there is none."""
-    held = [any(op.family in ("gemm", "moe") for op in piece.forward) for piece in pieces]
+    held = [any(op.is_matmul for op in piece.forward) for piece in pieces]
     return max((i for i, holds in enumerate(held) if holds), default=len(pieces))
 
 

@@ -1,4 +1,4 @@
-"""Kernels that bring operands of products to 8 or 4 bits, by recipe.
+"""Kernels that bring operands of products to 8 or 4 bits, by recipe (`Job.fp8_recipe`).
 
 Every product of a layer's weights runs in the narrow type, forward and both gradients; attention, router, embedding and
 head stay in 16 bits (Transformer Engine and torchao replace the layers' linear modules alone). A weight is quantised
@@ -8,11 +8,13 @@ to nothing, and maxima are exchanged in one small reduction a step.
 
 from typing import Final
 
-from perfmodel.ops import MemoryBound
+from perfmodel.ops import MemoryBound, Op
+from perfmodel.units import dtype_bytes
 from perfmodel.workload._local import Precision
 from perfmodel.workload._piece import memory
 
-_KERNEL: Final = "quantize_fp8_static"
+QUANTISING: Final = "quantize_fp8_static"
+"""The measured kernel that stands for all of them, by the bytes that they move."""
 _KERNEL_BYTES: Final = 3.0
 """Per element: 16 bits read, 8 written."""
 _BYTES: Final = {
@@ -21,27 +23,45 @@ _BYTES: Final = {
     "current": 6.0,
     "tensorwise": 5.0,
     "rowwise": 5.0,
-    "blockwise": 4.0,
-    "mxfp8": 4.0,
-    "nvfp4": 5.0,
+    "blockwise": 9.0,
+    "mxfp8": 5.2,
+    "nvfp4": 7.2,
+    "aqt": 5.0,
 }
-"""Per element of an activation or a gradient. All but torchao's (`tensorwise`, `rowwise`), which quantise again for
-each product, write a transposed copy besides for the weight gradient, and some find the maximum in an earlier pass
-(`current`, torchao's, and nvfp4 for its second level of scales): Transformer Engine 2.0, common/transpose and
-pytorch/csrc/quantizer.cpp; torchao 0.8, float8/float8_scaling_utils.py. Scales of blocks, a byte in 16 to 128, are left
-out."""
-_WEIGHT_EACH_TIME: Final = ("tensorwise", "rowwise")
-"""Recipes that keep no narrow copy of weights: both ways quantise them for each micro-batch."""
+"""Per element of an activation or a gradient, at the rate of `QUANTISING`. All but those of `_EACH_PRODUCT` write a
+transposed copy besides for the weight gradient, and some find the maximum in an earlier pass (`current`, torchao's,
+AQT, and nvfp4 for its second level of scales): Transformer Engine 2.0, common/transpose and pytorch/csrc/quantizer.cpp;
+torchao 0.8, float8/float8_scaling_utils.py; AQT 0.7, aqt/jax/v2/aqt_dot_general.py. Those of blocks move no more but
+take longer: by what a layer's products take more in `autocast` than with operands quantised before, 1.82 ms with mxfp8
+and 2.69 ms with nvfp4 on B300 for 1.49 G elements both ways and 0.99 G one way (Transformer Engine 2,
+docs/examples/gemm_profiling; H200 NVL confirms `delayed` and `current`). `blockwise`, timed there with its products
+alone, has what it takes more than theirs of tensor-wise scales."""
+_EACH_PRODUCT: Final = ("tensorwise", "rowwise", "aqt")
+"""Recipes that quantise both operands anew for each of the three products, in every micro-batch: the weight gradient's
+from what forward kept in 16 bits (torchao 0.8 float8/float8_linear.py `matmul_with_hp_or_float8_args.backward`; AQT
+scales along the contraction, which is another one in each product)."""
 
 
 def quantised(precision: Precision, rows: int, hidden: int) -> tuple[MemoryBound, ...]:
-    """The kernel that quantises an operand of [rows, hidden]; none where products run in 16 bits or more."""
-    if precision.dtype not in ("fp8", "fp4"):
+    """The kernel that quantises an operand of [rows, hidden]; none for 16 bits or more, and for integers by no known
+    recipe."""
+    if precision.recipe == "fused" or (precision.dtype not in ("fp8", "fp4") and precision.recipe != "aqt"):
         return ()
     moved = _BYTES[precision.recipe] / _KERNEL_BYTES
-    return (memory(precision, _KERNEL, max(1, round(rows * moved)), hidden),)
+    return (memory(precision, QUANTISING, max(1, round(rows * moved)), hidden),)
 
 
-def quantised_weight(precision: Precision, rows: int, hidden: int) -> tuple[MemoryBound, ...]:
-    """The same of a weight, for each micro-batch; none where its narrow copy is kept."""
-    return quantised(precision, rows, hidden) if precision.recipe in _WEIGHT_EACH_TIME else ()
+def is_cast(op: Op) -> bool:
+    """Whether an op brings an operand to 8 or 4 bits."""
+    return isinstance(op, MemoryBound) and op.op == QUANTISING
+
+
+def quantised_again(precision: Precision, rows: int, hidden: int) -> tuple[MemoryBound, ...]:
+    """The same of what other recipes have from before: a weight, of which they keep a narrow copy, or an operand of the
+    weight gradient, of which they have a transposed one."""
+    return quantised(precision, rows, hidden) if precision.recipe in _EACH_PRODUCT else ()
+
+
+def kept_bytes(precision: Precision) -> int:
+    """Bytes per element of a product's input as it is kept for the weight gradient."""
+    return precision.act_bytes if precision.recipe in _EACH_PRODUCT else dtype_bytes(precision.dtype)

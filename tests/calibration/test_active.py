@@ -16,11 +16,11 @@ CLUSTER = catalog.cluster("dgx-a100")
 LAYOUTS = [Layout(tp=4, dp=2), Layout(tp=2, pp=2, dp=2, recompute="selective")]
 PLAN = model_plan("gpt2-345m", CLUSTER, Job(global_batch=32, seq_len=1024), LAYOUTS)
 POOL = [*PLAN.plan.kernels, *PLAN.plan.collectives]
-STEPS = LayoutSteps(PLAN.fixed, tuple(LAYOUTS), frozenset(PLAN.unmeasured))
+STEPS = LayoutSteps(PLAN.step_problem, tuple(LAYOUTS), frozenset(PLAN.unmeasured))
 
 
 def base(ops: Sequence[Op]) -> np.ndarray:
-    return priced_events(PLAN.fixed, ops).time_s
+    return priced_events(PLAN.step_problem, ops).time_s
 
 
 def truth(ops: Sequence[Op]) -> dict[Op, float]:

@@ -35,17 +35,17 @@ _STEP = 1e-4
 
 
 @pytest.fixture(scope="module")
-def fixed():
+def problem():
     model = catalog.model("gpt3-1.3b")
     return step_problem(model, catalog.cluster("dgx-a100"), Job(global_batch=512, seq_len=model.seq_len))
 
 
-def test_derivatives_are_those_of_finite_differences(fixed) -> None:
-    found = step_derivatives(fixed.adjusted(HERE), LAYOUTS, PARAMETERS)
-    assert np.allclose(found.step_s, step_times_s(fixed.adjusted(HERE), LAYOUTS), rtol=1e-12)
+def test_derivatives_are_those_of_finite_differences(problem) -> None:
+    found = step_derivatives(problem.adjusted(HERE), LAYOUTS, PARAMETERS)
+    assert np.allclose(found.step_s, step_times_s(problem.adjusted(HERE), LAYOUTS), rtol=1e-12)
     slopes = [
-        (step_times_s(fixed.adjusted(HERE.moved(name, _STEP)), LAYOUTS)
-         - step_times_s(fixed.adjusted(HERE.moved(name, -_STEP)), LAYOUTS)) / (2 * _STEP)
+        (step_times_s(problem.adjusted(HERE.moved(name, _STEP)), LAYOUTS)
+         - step_times_s(problem.adjusted(HERE.moved(name, -_STEP)), LAYOUTS)) / (2 * _STEP)
         for name in PARAMETERS
     ]  # fmt: skip
     assert np.allclose(found.by_parameter, np.array(slopes).T, rtol=2e-3, atol=1e-5)
@@ -53,29 +53,29 @@ def test_derivatives_are_those_of_finite_differences(fixed) -> None:
     assert {"gemm", "memory", "optimizer", "host_op_s", "step_overhead_s", "inter_node.send_recv.beta"} <= moved
 
 
-def test_adjusted_is_what_a_fresh_model_gives(fixed) -> None:
+def test_adjusted_is_what_a_fresh_model_gives(problem) -> None:
     """Shared structures and retimed tables against a model that never saw other parameters."""
-    fresh = replace(fixed, kernels=copy(fixed.kernels), adjustment=HERE)  # shares no prices
-    assert np.allclose(step_times_s(fixed.adjusted(HERE), LAYOUTS), step_times_s(fresh, LAYOUTS), rtol=1e-12)
-    back = fixed.adjusted(HERE).adjusted(None)
-    assert np.allclose(step_times_s(back, LAYOUTS), step_times_s(fixed, LAYOUTS), rtol=1e-12)
-    assert np.allclose(evaluate(fixed.adjusted(HERE), LAYOUTS).step_time_s, step_times_s(fresh, LAYOUTS), rtol=1e-4)
+    fresh = replace(problem, kernels=copy(problem.kernels), adjustment=HERE)  # shares no prices
+    assert np.allclose(step_times_s(problem.adjusted(HERE), LAYOUTS), step_times_s(fresh, LAYOUTS), rtol=1e-12)
+    back = problem.adjusted(HERE).adjusted(None)
+    assert np.allclose(step_times_s(back, LAYOUTS), step_times_s(problem, LAYOUTS), rtol=1e-12)
+    assert np.allclose(evaluate(problem.adjusted(HERE), LAYOUTS).step_time_s, step_times_s(fresh, LAYOUTS), rtol=1e-4)
 
 
-def test_bounds_stay_bounds_where_runs_were_faster(fixed) -> None:
-    where = tuple(layout_coordinates(fixed.setting, layout) for layout in LAYOUTS)
+def test_bounds_stay_bounds_where_runs_were_faster(problem) -> None:
+    where = tuple(layout_coordinates(problem.setting, layout) for layout in LAYOUTS)
     near = Discrepancy(at=where, offset=(-0.3,) * len(where), variance=(1e-4,) * len(where), amplitude=0.1)
-    model = fixed.adjusted(replace(HERE, discrepancy=near))
+    model = problem.adjusted(replace(HERE, discrepancy=near))
     assert np.allclose(
-        step_times_s(model, LAYOUTS), np.exp(-0.3) * step_times_s(fixed.adjusted(HERE), LAYOUTS), rtol=1e-3
+        step_times_s(model, LAYOUTS), np.exp(-0.3) * step_times_s(problem.adjusted(HERE), LAYOUTS), rtol=1e-3
     )
     assert (lower_bounds_s(model, LAYOUTS[:3]) <= step_times_s(model, LAYOUTS[:3])).all()
     assert near.spread(where[0]) < 0.01 * near.spread(tuple(x + 20 for x in where[0]))
 
 
-def test_parameters_are_what_they_say(fixed) -> None:
+def test_parameters_are_what_they_say(problem) -> None:
     def step_s(**values: float) -> np.ndarray:
-        return step_times_s(fixed.adjusted(replace(HERE, values=tuple(values.items()))), LAYOUTS)
+        return step_times_s(problem.adjusted(replace(HERE, values=tuple(values.items()))), LAYOUTS)
 
     plain = step_s()
     assert np.allclose(step_s(step_overhead_s=0.5), plain + 0.5, rtol=1e-9)

@@ -51,10 +51,10 @@ def synthetic(
     rng, runs = np.random.default_rng(0), []
     there = Adjustment(device=DEVICE, values=tuple(truth.items()))
     for name in names:
-        fixed, layouts = models(name), [Layout.parse(text) for text in LAYOUTS]
-        step_s = step_times_s(fixed.adjusted(there), layouts) * np.exp(noise * rng.standard_normal(len(layouts)))
+        problem, layouts = models(name), [Layout.parse(text) for text in LAYOUTS]
+        step_s = step_times_s(problem.adjusted(there), layouts) * np.exp(noise * rng.standard_normal(len(layouts)))
         runs += [
-            Run(name=f"{name} {lay}", model=fixed.model, cluster=CLUSTER, job=fixed.job, layout=lay, measured_s=s)
+            Run(name=f"{name} {lay}", model=problem.model, cluster=CLUSTER, job=problem.job, layout=lay, measured_s=s)
             for lay, s in zip(layouts, step_s.tolist(), strict=True)
         ]
     return runs
@@ -84,8 +84,8 @@ def test_other_layouts_of_the_cluster_are_predicted() -> None:
     runs = synthetic(truth, noise=0.005)
     found = fitted(runs[::2])
     for run in runs[1::2]:
-        fixed = models(run.model.name)
-        before, after = (explain(m, run.layout) for m in (fixed, fixed.adjusted(found.adjustment)))
+        problem = models(run.model.name)
+        before, after = (explain(m, run.layout) for m in (problem, problem.adjusted(found.adjustment)))
         assert abs(after.step_time_s / run.measured_s - 1) < 0.03
         assert after.step_time_lo_s < run.measured_s < after.step_time_hi_s
         # too few runs wait for the host to tell its time per operator, which may be twice what is assumed
@@ -136,13 +136,13 @@ def test_one_outlier_is_set_aside() -> None:
 
 def test_a_timeline_tells_kernels_from_communication() -> None:
     """One traced run separates what one step time cannot."""
-    fixed, layout = models("gpt3-1.3b"), Layout.parse("tp=1,pp=2,dp=16,overlap_grad_reduce=false")
+    problem, layout = models("gpt3-1.3b"), Layout.parse("tp=1,pp=2,dp=16,overlap_grad_reduce=false")
     truth = Adjustment(device=DEVICE, values=(("inter_node.all_reduce.beta", 0.6),))
-    slow = fixed.adjusted(truth)
+    slow = problem.adjusted(truth)
     (bundle,) = bundles(slow, [layout])
     measured = times(prepared(bundle.spec).compiled, durations(slow, bundle)[0])
     run = Run(
-        name="traced", model=fixed.model, cluster=CLUSTER, job=fixed.job, layout=layout,
+        name="traced", model=problem.model, cluster=CLUSTER, job=problem.job, layout=layout,
         measured_s=measured.makespan_s, timeline=measured,
     )  # fmt: skip
     plain = Run(**{**vars(run), "timeline": None})
@@ -198,8 +198,8 @@ def test_calibration_directory(tmp_path) -> None:
         pm.predict("gpt3-1.3b", CLUSTER, calibration=tmp_path, **options),
     )
     assert after.step_time_s > before.step_time_s * 1.005
-    fixed = step_problem(catalog.model("gpt3-1.3b"), CLUSTER, Job(global_batch=256, seq_len=2048), tmp_path)
-    (batch_s,) = evaluate(fixed, [Layout.parse(LAYOUTS[0])]).step_time_s
+    problem = step_problem(catalog.model("gpt3-1.3b"), CLUSTER, Job(global_batch=256, seq_len=2048), tmp_path)
+    (batch_s,) = evaluate(problem, [Layout.parse(LAYOUTS[0])]).step_time_s
     assert batch_s == pytest.approx(after.step_time_s, rel=1e-5)
     other = [pm.predict("gpt3-1.3b", "dgx-h100", calibration=c, **options).step_time_s for c in (None, tmp_path)]
     assert other[0] == pytest.approx(other[1], rel=1e-6)

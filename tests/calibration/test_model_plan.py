@@ -18,8 +18,8 @@ LAYOUTS = [Layout(dp=4, micro_batch=2), Layout(tp=2, dp=2, micro_batch=2), Layou
 
 def test_events_are_those_of_the_steps_each_once():
     plan = model_plan(MLP, CLUSTER, JOB, LAYOUTS)
-    fixed = step_problem(MLP, CLUSTER, JOB)
-    events = {op for layout in LAYOUTS for op in event_shares(fixed, layout).ops}
+    problem = step_problem(MLP, CLUSTER, JOB)
+    events = {op for layout in LAYOUTS for op in event_shares(problem, layout).ops}
     kernels = {op for op in events if not isinstance(op, Collective)}
     assert set(plan.plan.kernels) == kernels - set(plan.unmeasured)
     assert len(set(plan.plan.collectives)) == len(plan.plan.collectives)

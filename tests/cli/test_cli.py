@@ -3,13 +3,16 @@
 import gzip
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from perfmodel.cli import main
+from perfmodel.cli import _show_search, main
+from perfmodel.spec import Layout
 
 JOB = ["--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--global-batch", "32"]
 
@@ -50,6 +53,27 @@ def test_search_writes_everything(capsys, tmp_path):
     trace = json.loads(gzip.decompress(files[1].read_bytes()))
     assert {e["ph"] for e in trace["traceEvents"]} == {"M", "X", "C"}
     assert files[2].read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("width", [80, 150])
+def test_a_search_is_read_and_gone_on_from_in_any_terminal(capsys, monkeypatch, width):
+    console = Console(width=width, highlight=False)
+    monkeypatch.setattr(_show_search, "new_console", lambda: console)
+    argv = ["search", *JOB, "--devices", "16", "--top", "4", "--tokens", "3e11", "--fix", "pp=2"]
+    status, out, _ = run(capsys, *argv)
+    assert status == 0
+    layouts = [word for line in out.splitlines() for word in line.split() if word.startswith("tp=")]
+    assert len(layouts) == 4 + 1 + 1  # in the table, the first to try, and what to do next
+    assert all(Layout.parse(text).devices == 16 for text in layouts)
+    figures = [line for line in out.splitlines() if "90 % interval" in line or re.match(r"\d ", line)]
+    assert len(figures) == 5
+    assert all(len(line) <= width for line in figures)
+    assert "days for all tokens" in " ".join(out.split())
+    (following,) = (line.removeprefix("next: perfmodel ") for line in out.splitlines() if line.startswith("next: "))
+    status, predicted, _ = run(capsys, *shlex.split(following), "--json")
+    status_json, searched, _ = run(capsys, *argv, "--json")
+    assert status == status_json == 0
+    assert json.loads(predicted)["step_time_s"] == json.loads(searched)["layouts"][0]["step_time_s"]
 
 
 def test_timeline_is_a_chrome_trace(capsys, tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from perfmodel.cli import _emulate, main
+from perfmodel.cli import _emulate, _emulate_settings, main
 from perfmodel.execution.emulation._orders import DELAYED
 
 SCRIPT = Path(__file__).parents[1] / "execution" / "emulation" / "scripts" / "sharded.py"
@@ -107,8 +107,8 @@ def test_the_prediction_beside_an_emulation_has_the_same_delays() -> None:
 
     def step_s(*more: str) -> float:
         arguments = asked_for(*more)
-        delays_s, scenario = _emulate._asked(arguments)
-        return _emulate._predicted(arguments, scenario, delays_s)[0]
+        delays_s, scenario = _emulate_settings.delays_and_network(arguments)
+        return _emulate_settings.predicted_step(arguments, scenario, delays_s)[0]
 
     plain_s = step_s()
     for kind in DELAYED:

@@ -13,10 +13,11 @@ from perfmodel.cost.learn._collective_physics import ALGORITHMS
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast")
 SWITCHED = {
-    "launch_s": 5e-6, "hop_inside_s": 1e-6, "hop_inside_full_s": 4e-6, "hop_between_s": 6e-6,
-    "hop_between_full_s": 14e-6, "peer_s": 3e-6, "bandwidth_inside": 240e9, "bandwidth_between": 20e9,
-    "low_latency_share": 0.4, "peer_exponent": 0.0, "node_exponent": 0.03, "switch_share": 0.0, "network_share": 0.0,
-    "shift_inside_s": 0.0, "shift_between_s": 0.0, "neighbour_share": 0.4, "long_ring": 64.0, "eager_bytes": 1e30,
+    "launch_s": 5e-6, "hop_inside_s": 1e-6, "hop_inside_full_s": 4e-6, "hop_inside_line_s": 2e-6,
+    "hop_switch_s": 5e-6, "hop_between_s": 6e-6, "hop_between_full_s": 14e-6, "hop_between_line_s": 8e-6,
+    "peer_s": 3e-6, "bandwidth_inside": 240e9, "bandwidth_between": 20e9, "low_latency_share": 0.4, "line_share": 0.0,
+    "peer_exponent": 0.0, "node_exponent": 0.03, "switch_share": 0.0, "network_share": 0.0, "shift_inside_s": 0.0,
+    "shift_between_s": 0.0, "neighbour_share": 0.4, "long_ring": 64.0, "eager_bytes": 1e30, "tree_share": 1.0,
 }  # fmt: skip
 
 
@@ -93,6 +94,34 @@ def test_latency_acts_as_latency() -> None:
         assert after - before == pytest.approx(8 * 2e-6, rel=0.01)
 
 
+def test_lines_serve_where_latency_and_bandwidth_count_alike() -> None:
+    """LL128: nearly the full rate at a fraction of the latency; nothing for the smallest and the largest messages."""
+    lines = {"line_share": 0.92, "hop_inside_line_s": 2e-6, "hop_between_line_s": 8e-6, "long_ring": 1e30}
+    for size, least, most in ((8.0, 0.98, 1.0), (1e9, 0.0, 0.85), (1e14, 0.98, 1.0)):
+        without = seconds("all_gather", size, 1024, 8, long_ring=1e30)
+        ratio = seconds("all_gather", size, 1024, 8, **lines) / without
+        assert least <= ratio <= most, size
+    hops_s = 896 * 2e-6 + 128 * 0.5 * 8e-6
+    transfer_s = 1023 / 1024 / 8 * 1e9 / (20e9 * 64**-0.03) / 0.92
+    assert seconds("all_gather", 1e9, 1024, 8, **lines) == pytest.approx(hops_s + transfer_s, rel=0.02)
+
+
+def test_a_message_that_asks_first_takes_twice_its_latency() -> None:
+    """Beyond what is sent at once (4 KiB on the wire, 2 KiB of data): 1 step of a tree over two nodes."""
+    eager = {"eager_bytes": 4096.0, "launch_s": 0.0, "hop_inside_s": 0.0, "bandwidth_between": 1e15,
+             "hop_between_full_s": 1e-3, "hop_between_line_s": 1e-3}  # fmt: skip
+    small, large = (seconds("all_reduce", size, 2, 1, **eager) for size in (64.0, 1e5))
+    assert small == pytest.approx(2 * 6e-6, rel=0.05)
+    assert large == pytest.approx(2 * 2 * 6e-6, rel=0.05)
+
+
+def test_rings_of_nodes_with_several_ranks_cross_the_network_at_half_the_latency() -> None:
+    """NCCL's ring pays the whole latency only with one rank per node (`src/graph/tuning.cc`)."""
+    nothing = {"launch_s": 0.0, "hop_inside_s": 0.0, "long_ring": 1e30}
+    alone, several = (seconds("all_gather", 8.0, 64 * r, r, **nothing) for r in (1, 8))
+    assert several / alone == pytest.approx(0.5, rel=0.01)
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     kind=st.sampled_from(KINDS),
@@ -101,18 +130,25 @@ def test_latency_acts_as_latency() -> None:
     nodes=st.integers(1, 600),
     factor=st.floats(1, 30),
     switch=st.sampled_from([0.0, 0.7]),
-    what=st.sampled_from(["bytes", "nodes", "launch_s", "hop_inside_s", "hop_inside_full_s", "hop_between_s",
-                          "hop_between_full_s", "peer_s", "bandwidth_inside", "bandwidth_between"]),
+    lines=st.sampled_from([0.0, 0.92]),
+    eager=st.sampled_from([4096.0, 1e30]),
+    what=st.sampled_from(["bytes", "nodes", "launch_s", "hop_inside_s", "hop_inside_full_s", "hop_inside_line_s",
+                          "hop_switch_s", "hop_between_s", "hop_between_full_s", "hop_between_line_s", "peer_s",
+                          "bandwidth_inside", "bandwidth_between"]),
 )  # fmt: skip
-def test_monotone(kind: str, size: float, per_node: int, nodes: int, factor: float, switch: float, what: str) -> None:
+def test_monotone(
+    kind: str, size: float, per_node: int, nodes: int, factor: float, switch: float, lines: float, eager: float,
+    what: str,
+) -> None:  # fmt: skip
     ranks = max(per_node * nodes, 2)
-    before = seconds(kind, size, ranks, per_node, switch_share=switch)
+    links = {"switch_share": switch, "line_share": lines, "eager_bytes": eager}
+    before = seconds(kind, size, ranks, per_node, **links)
     if what == "bytes":
-        after = seconds(kind, size * factor, ranks, per_node, switch_share=switch)
+        after = seconds(kind, size * factor, ranks, per_node, **links)
     elif what == "nodes":
-        after = seconds(kind, size, per_node * (int(nodes * factor) + 1), per_node, switch_share=switch)
+        after = seconds(kind, size, per_node * (int(nodes * factor) + 1), per_node, **links)
     else:
-        after = seconds(kind, size, ranks, per_node, switch_share=switch, **{what: SWITCHED[what] * factor})
+        after = seconds(kind, size, ranks, per_node, **links, **{what: SWITCHED[what] * factor})
     if what.startswith("bandwidth"):
         before, after = after, before
     assert after >= before * (1 - 1e-9)

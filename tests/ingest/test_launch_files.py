@@ -305,6 +305,26 @@ def test_dispatch_of_tokens_is_read(arguments: str, dispatcher: str | None, capa
     assert launch.job_fields.get("expert_capacity_factor") == capacity
 
 
+@pytest.mark.parametrize(
+    ("arguments", "graphs"),
+    [
+        ("", None), ("--enable-cuda-graph", "layers"), ("--external-cuda-graph", "layers"),
+        ("--cuda-graph-impl none", "none"), ("--cuda-graph-impl transformer_engine", "layers"),
+        ("--cuda-graph-impl local --cuda-graph-scope full_iteration", "step"),
+    ],
+)  # fmt: skip
+def test_cuda_graphs_are_read(arguments: str, graphs: str | None) -> None:
+    text = f"pretrain_gpt.py --num-attention-heads 32 --micro-batch-size 1 {arguments}\n"
+    assert parse_launch(text, "run.sh", devices=8).job_fields.get("cuda_graphs") == graphs
+
+
+def test_cuda_graphs_of_parts_of_layers_are_named() -> None:
+    text = "pretrain_gpt.py --num-attention-heads 32 --micro-batch-size 1 --cuda-graph-impl local"
+    launch = parse_launch(f"{text} --cuda-graph-scope attn\n", "run.sh", devices=8)
+    assert launch.job_fields["cuda_graphs"] == "none"
+    assert any("CUDA graphs of attn" in one for one in launch.assumed)
+
+
 def test_kinds_of_context_parallelism_are_read() -> None:
     words = "--num-attention-heads 32 --micro-batch-size 1 --context-parallel-size 2 --cp-comm-type"
     for name, kind in {"p2p": "ring", "all_gather": "all_gather", "a2a": "ulysses"}.items():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
-from perfmodel.measure import RankGroup, StoppingRule, measure_collectives
+from perfmodel.measure import RankGroup, StoppingRule
 from perfmodel.measure._collectives import collective_row
 from perfmodel.measure._group import check_collective
 from perfmodel.measure._meter import machine_meter
@@ -89,7 +89,7 @@ def test_refuses_what_local_ranks_cannot_run(op: Collective, message: str):
 
 def test_refusals_come_before_any_process_starts():
     with pytest.raises(UnknownNameError, match="broadcast"):
-        measure_collectives([collective("all_reduce"), collective("broadcast")], "cpu")
+        check_collective(collective("broadcast"))
     with pytest.raises(PerfModelError, match="2 to 64 ranks"):
         RankGroup(1)
 

@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import pandas as pd
 import pytest
 
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.ingest.tables import read_table, write_table
-from perfmodel.measure import Sample, StoppingRule, measure_ops, open_backend, time_calls
+from perfmodel.measure import Sample, StoppingRule, open_backend, time_calls
 from perfmodel.measure._backend import Backend
 from perfmodel.measure._jax_backend import JaxBackend, _unrounded
 from perfmodel.measure._kernels import call_overhead_s, kernel_row
@@ -22,11 +23,9 @@ RULE = StoppingRule(half_width=0.2, max_repeats=20, max_s=0.5, min_repeats=6, in
 
 
 def test_a_tiny_gemm_becomes_a_row_of_a_table(tmp_path: Path):
-    seen = []
-    op = Gemm(m=32, n=16, k=8, dtype="fp32")
-    table = measure_ops([op], "this-cpu", rule=RULE, progress=lambda index, op: seen.append((index, op)))
-    assert seen == [(0, op)]
-    write_table(tmp_path / "t.csv", table)
+    with open_backend("jax") as backend:
+        measured = kernel_row(backend, Point(Gemm(m=32, n=16, k=8, dtype="fp32")), "this-cpu", RULE)
+    write_table(tmp_path / "t.csv", pd.DataFrame([measured]))
     (row,) = read_table(tmp_path / "t.csv").to_dict("records")
     assert {k: row[k] for k in ("source", "device", "op_family", "op", "dtype", "pass", "m", "n", "k", "batch")} == {
         "source": "perfmodel", "device": "this-cpu", "op_family": "gemm", "op": "linear", "dtype": "fp32",
@@ -87,13 +86,11 @@ def test_a_cpu_says_what_it_is(backend: Backend):
     assert backend.method["threads"] == 1
 
 
-def test_an_empty_list_is_an_empty_table():
-    assert len(measure_ops([], "this-cpu")) == 0
-
-
 def test_the_rule_is_the_callers():
-    table = measure_ops([Gemm(m=4, n=4, k=4, dtype="fp32")], "x", rule=StoppingRule(max_repeats=6, min_repeats=6))
-    assert table["n_repeats"].item() <= 6 or table["interference"].item() > 0
+    with open_backend("jax") as backend:
+        op, rule = Gemm(m=4, n=4, k=4, dtype="fp32"), StoppingRule(max_repeats=6, min_repeats=6)
+        row = kernel_row(backend, Point(op), "x", rule)
+    assert row["n_repeats"] <= 6 or row["interference"] > 0
 
 
 @pytest.mark.parametrize("cap_s", [0.02, 0.2])

@@ -66,7 +66,7 @@ class Case:
     @cached_property
     def possible(self) -> bool:
         try:
-            return bool(self.problem)
+            return bool(self.problem) and not self.framework.refused(self.layout)
         except PerfModelError:
             return False
 
@@ -109,6 +109,12 @@ def assert_between(shorter: Case, longer: Case, most: float = float("inf"), leas
 
 _CLUSTERS = [name for name in catalog.clusters() if name != "localhost"]
 _FRAMEWORKS = [version for name in catalog.frameworks() for version in catalog.framework_versions(name)]
+_DEVICES = [
+    "V100-SXM2-32GB", "A100-SXM4-80GB", "A100-PCIE-80GB", "H100-SXM5-80GB", "H100-PCIE-80GB", "H200-SXM-141GB",
+    "GH200-96GB", "B200-SXM-180GB", "B300-SXM", "GB200-NVL72", "GB300-NVL72", "MI300X", "MI325X", "MI355X", "L40S",
+    "TPU-v4", "TPU-v5p", "TPU-v6e",
+]  # fmt: skip
+"""Devices that a cluster's networks are drawn with besides its own."""
 _DTYPES = ("bf16", "fp16", "fp8")
 _LAYOUTS = [
     Layout(tp=tp, pp=pp, dp=dp, cp=cp, ep=ep)
@@ -118,9 +124,11 @@ _LAYOUTS = [
 
 
 @st.composite
-def cases(draw: st.DrawFn, *, pipelines: bool = True) -> Case:
+def cases(draw: st.DrawFn) -> Case:
     """Of any model, cluster and framework that are possible together."""
     cluster = catalog.cluster(draw(st.sampled_from(_CLUSTERS)))
+    if draw(st.booleans()):
+        cluster = replace(cluster, device=catalog.device(draw(st.sampled_from(_DEVICES))))
     model = catalog.model(draw(st.sampled_from(catalog.models())))
     framework = draw(st.sampled_from(_FRAMEWORKS))
     dtypes = [dtype for dtype in _DTYPES if dtype in cluster.device.dtypes] or list(cluster.device.dtypes)
@@ -129,7 +137,7 @@ def cases(draw: st.DrawFn, *, pipelines: bool = True) -> Case:
         cluster=cluster,
         framework=framework,
         layout=Layout(),
-        rounds=draw(st.sampled_from([4, 8, 16])),
+        rounds=draw(st.sampled_from([1, 4, 8, 16])),
         seq_len=draw(st.sampled_from([1024, 2048, 8192])),
         dtype=draw(st.sampled_from(dtypes)),
     )
@@ -141,10 +149,9 @@ def cases(draw: st.DrawFn, *, pipelines: bool = True) -> Case:
         "tp_overlap": draw(st.sampled_from([False, False, True])),
         "schedule": draw(st.sampled_from(["1f1b", "1f1b", "gpipe", "zb-h1"])),
     }
-    degrees = [layout for layout in _LAYOUTS if pipelines or layout.pp == 1]
-    offset = draw(st.integers(0, len(degrees) - 1))
-    for layout in degrees[offset:] + degrees[:offset]:
+    offset = draw(st.integers(0, len(_LAYOUTS) - 1))
+    for layout in _LAYOUTS[offset:] + _LAYOUTS[:offset]:
         case = replace(start, layout=layout.replace(**changes))
-        if not framework.refused(case.layout) and case.possible:
+        if case.possible:
             return case
     return reject()

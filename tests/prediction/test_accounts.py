@@ -117,15 +117,15 @@ def test_parts_of_every_schedule_add_up(name: str, framework: int, offload: bool
 @pytest.mark.parametrize("like", [-0.3, 0.3])
 def test_what_runs_showed_makes_no_part_negative(like: float, monkeypatch) -> None:
     """Runs that were faster than all parameters say shorten every part; slower ones add one."""
-    fixed, layout = model(0, 1, 32), Layout(tp=2, pp=4, dp=2, zero=1, schedule="dualpipe")
-    usual = explain(fixed, layout)
+    problem, layout = model(0, 1, 32), Layout(tp=2, pp=4, dp=2, zero=1, schedule="dualpipe")
+    usual = explain(problem, layout)
     for module in ("_compose", "_account"):
         monkeypatch.setattr(
             f"perfmodel.prediction.{module}.step_factors",
             lambda problem, lay: (problem.host.slowest_of(lay.devices), np.exp(like)),
         )
     with Session():
-        moved = explain(fixed, layout)
+        moved = explain(problem, layout)
     assert_sound(moved)
     own_s = FRAMEWORKS[1].step_overhead_s
     assert moved.step_time_s - own_s == pytest.approx((usual.step_time_s - own_s) * np.exp(like))
@@ -138,14 +138,14 @@ def test_what_runs_showed_makes_no_part_negative(like: float, monkeypatch) -> No
 def test_the_bubble_is_idle_time_without_any_communication(name: str) -> None:
     """By start and end of every op, reductions, gathers and transfers taken away."""
     serial = {"overlap_grad_reduce": False, "overlap_param_gather": False}  # nothing slows the passes
-    fixed, layout = model(0, 0, 32), Layout(pp=4, dp=2, zero=1, schedule=name, **serial)
-    (bundle,) = bundles(fixed, [layout])
-    program, durations_s = prepared(bundle.spec), durations(fixed, bundle)[0]
+    problem, layout = model(0, 0, 32), Layout(pp=4, dp=2, zero=1, schedule=name, **serial)
+    (bundle,) = bundles(problem, [layout])
+    program, durations_s = prepared(bundle.spec), durations(problem, bundle)[0]
     kind = program.structure.class_kind
     computes = np.isin(kind, (*range(Kind.FORWARD, Kind.SEND_FORWARD), Kind.OPTIMIZER))
     alone = times(program.compiled, np.where(computes, durations_s, 0.0))
     idle_s = alone.makespan_s - alone.device_busy_s().mean()
-    p = explain(fixed, layout)
+    p = explain(problem, layout)
     assert p.breakdown_s["bubble"] == pytest.approx(idle_s, rel=1e-9)
     busy = {name for name in p.breakdown_s if not name.endswith(("exposed", "bubble"))}
     assert sum(p.breakdown_s[name] for name in busy) == pytest.approx(alone.device_busy_s().mean(), rel=1e-9)
@@ -164,12 +164,12 @@ def test_collectives_of_pairs_show_what_outlasts_the_kernels() -> None:
 
 def test_no_step_of_a_stream_is_shorter_than_its_busiest_rank() -> None:
     """The last rank sets the pace while the pipeline fills, the first in the long run."""
-    fixed = model(2, 1, 2)
+    problem = model(2, 1, 2)
     layout = Layout(tp=8, pp=2, micro_batch=2, schedule="pipedream", recompute="full", sequence_parallel=True)
-    p = explain(fixed, layout)
+    p = explain(problem, layout)
     assert_sound(p)
-    assert evaluate(fixed, [layout]).step_time_s[0] == pytest.approx(p.step_time_s, rel=1e-4)
-    assert step_times_s(fixed, [layout])[0] == pytest.approx(p.step_time_s)
+    assert evaluate(problem, [layout]).step_time_s[0] == pytest.approx(p.step_time_s, rel=1e-4)
+    assert step_times_s(problem, [layout])[0] == pytest.approx(p.step_time_s)
     assert sum(event.time_s for event in p.critical_path) == pytest.approx(p.step_time_s, rel=1e-6)
 
 
@@ -187,12 +187,12 @@ class Certain:
 @pytest.mark.parametrize("name", NAMES)
 def test_no_interval_ends_below_the_kernels(name: str) -> None:
     """However wide it is; where kernels are certain it ends no lower than their own times, on the busiest rank."""
-    fixed = model(0, 0, 32)
-    wide = Adjustment(device=fixed.cluster.device.name, values=(), noise=0.5)
+    problem = model(0, 0, 32)
+    wide = Adjustment(device=problem.cluster.device.name, values=(), noise=0.5)
     site = Site(sustained=(), power_limited=False)
     doubtful, certain = (
-        replace(fixed, kernels=kernels, site=site, adjustment=wide)
-        for kernels in (fixed.kernels, Certain(fixed.kernels))
+        replace(problem, kernels=kernels, site=site, adjustment=wide)
+        for kernels in (problem.kernels, Certain(problem.kernels))
     )
     layout = Layout(tp=2, pp=4, dp=2, zero=1, schedule=name)
     p, sure = explain(doubtful, layout), explain(certain, layout)
@@ -206,9 +206,9 @@ def test_no_interval_ends_below_the_kernels(name: str) -> None:
 
 
 def test_kernels_alone_are_those_of_the_clock_at_which_they_were_timed() -> None:
-    fixed, layout = model(0, 0, 32), Layout(tp=2, pp=4, dp=2)
-    hot = replace(fixed, site=Site(sustained=(("Ampere", 0.2),)))
-    cool = replace(fixed, site=Site(sustained=(), power_limited=False))
+    problem, layout = model(0, 0, 32), Layout(tp=2, pp=4, dp=2)
+    hot = replace(problem, site=Site(sustained=(("Ampere", 0.2),)))
+    cool = replace(problem, site=Site(sustained=(), power_limited=False))
     slow, fast = explain(hot, layout), explain(cool, layout)
     assert slow.step_time_s > 1.05 * fast.step_time_s
     assert slow.kernels_alone_s == pytest.approx(fast.kernels_alone_s)

@@ -10,12 +10,13 @@ import pytest
 
 from perfmodel import catalog
 from perfmodel.cost import CollectiveModel, KernelModel, event_times
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.ops import Attention, Collective, Gemm, KernelOp, MemoryBound
 from perfmodel.prediction import (
     EAGER,
     Site,
     attention_slowdown,
+    block_times,
     explain,
     generation,
     priced_events,
@@ -24,6 +25,7 @@ from perfmodel.prediction import (
     sustained,
 )
 from perfmodel.prediction._attention_kernels import FORWARD_SHARE
+from perfmodel.prediction._blocks import GRAPH_OPERATORS
 from perfmodel.prediction._placement import Placement
 from perfmodel.prediction._sustained import source_group, source_medians
 from perfmodel.spec import Job, Layout
@@ -35,8 +37,8 @@ LAYOUT = Layout(tp=8, dp=1, sequence_parallel=True)
 
 
 def step_s(job: Job, layout: Layout = LAYOUT, site: Site | None = None, **changes: object) -> float:
-    fixed = step_problem(MODEL, catalog.cluster("dgx-a100"), job, None, replace(EAGER, **changes), site)
-    return float(step_times_s(fixed, [layout])[0])
+    problem = step_problem(MODEL, catalog.cluster("dgx-a100"), job, None, replace(EAGER, **changes), site)
+    return float(step_times_s(problem, [layout])[0])
 
 
 def test_what_slows_an_op_in_training() -> None:
@@ -57,8 +59,8 @@ def test_a_lower_power_limit_slows_products_and_nothing_else() -> None:
 
     def took_s(power_w: float | None) -> float:
         limited = replace(cluster, device=replace(cluster.device, power_w=power_w))
-        fixed = step_problem(MODEL, limited, job, None, EAGER, Site(sustained=()))
-        return float(step_times_s(fixed, [LAYOUT])[0])
+        problem = step_problem(MODEL, limited, job, None, EAGER, Site(sustained=()))
+        return float(step_times_s(problem, [LAYOUT])[0])
 
     times_s = [took_s(w) for w in (None, 800.0, 400.0, 300.0, 200.0)]
     assert times_s[0] == times_s[1] <= times_s[2] < times_s[3] < times_s[4]
@@ -149,6 +151,56 @@ def test_frozen_weights_have_no_gradients_and_no_optimizer() -> None:
     assert frozen.breakdown_s["forward"] == pytest.approx(usual.breakdown_s["forward"])
     # of forward and both gradients, one third is gone; collectives inside the passes stay
     assert 0.55 < frozen.step_time_s / usual.step_time_s < 0.8
+
+
+def test_graphs_take_the_host_a_few_operators_per_layer_or_none_at_all() -> None:
+    slow, none = {"host_op_s": 1e-3}, {"host_op_s": 0.0}
+    job, layout = Job(global_batch=1, seq_len=128), Layout()
+    eager_s, replayed_s, whole_s = (
+        step_s(replace(job, cuda_graphs=graphs), layout, **slow) for graphs in ("none", "layers", "step")
+    )
+    assert whole_s == pytest.approx(step_s(job, layout, **none), rel=1e-6)
+    passes_s = 2 * MODEL.layers * GRAPH_OPERATORS * 1e-3
+    assert passes_s < replayed_s < eager_s / 2
+    compiled = {"execution": "compiled", **slow}
+    assert step_s(replace(job, cuda_graphs="layers"), layout, **compiled) == step_s(job, layout, **compiled)
+
+
+def test_collectives_in_ring_steps_hide_behind_products_and_nothing_else() -> None:
+    """A gather that takes longer than its product shows by the difference; attention hides none of it."""
+    job, cluster = Job(global_batch=8, seq_len=8192), catalog.cluster("dgx-a100")
+    fixed = step_problem(MODEL, cluster, job)
+    layout = Layout(tp=8, sequence_parallel=True, tp_overlap=True)
+    table = block_times(fixed, layout)
+    others = np.array([group == "tp" for group in table.groups]) & ~table.overlappable
+    (share,) = set(table.exposed[others].tolist())
+    assert 1 / 8 <= share < 1
+    node, *rest = cluster.levels
+    slow = replace(cluster, levels=(replace(node, bandwidth_bytes_per_s=node.bandwidth_bytes_per_s / 1e3), *rest))
+    slow_table = block_times(step_problem(MODEL, slow, job), layout)
+    assert slow_table.exposed[others].min() > 0.9
+
+
+def test_adapters_pass_over_activations_and_need_no_gradient_buffers() -> None:
+    job, cluster, layout = Job(global_batch=16, seq_len=2048, frozen=True), catalog.cluster("dgx-a100"), Layout(dp=8)
+    bare, adapted = (explain(step_problem(MODEL, cluster, one), layout) for one in (job, replace(job, adapter_rank=16)))
+    assert 1.02 < adapted.step_time_s / bare.step_time_s < 1.3
+    assert adapted.memory.activations > bare.memory.activations
+    with pytest.raises(LayoutError, match="frozen"):
+        replace(job, frozen=False, adapter_rank=16)
+
+
+@pytest.mark.parametrize(("recipe", "kernels"), [("delayed", 2), ("rowwise", 6), ("aqt", 6)])
+def test_recipes_that_keep_nothing_narrow_quantise_for_every_product(recipe: str, kernels: int) -> None:
+    dtype = "int8" if recipe == "aqt" else "fp8"
+    job = Job(global_batch=8, seq_len=2048, dtype=dtype, fp8_recipe=recipe)
+    (layer, _) = blocks(MODEL, job, Shard())[1]
+    passes = (*layer.forward, *layer.backward_input, *layer.backward_weight)
+    found = sum(count for op, count in passes if isinstance(op, MemoryBound) and op.op == "quantize_fp8_static")
+    products = sum(count for op, count in layer.forward if isinstance(op, Gemm))
+    assert found == kernels * products
+    plain = replace(job, fp8_recipe="" if recipe == "aqt" else "delayed")
+    assert layer.activation_bytes.none >= blocks(MODEL, plain, Shard())[1][0].activation_bytes.none
 
 
 def test_gradients_added_up_apart_cost_a_kernel_per_weight_and_micro_batch() -> None:
@@ -251,9 +303,9 @@ def test_attention_of_tpu_training_is_bounded_by_its_backward() -> None:
     forward = Attention(op="flash_attention", batch=4, heads=32, kv_heads=32, seq_q=2048, seq_kv=2048, head_dim=128)
     for device, bounded in (("TPU-v5e", True), ("A100-SXM4-80GB", False)):
         cluster = catalog.cluster_for(device, 8, "", "")
-        fixed = step_problem(MODEL, cluster, job, None, EAGER, Site(sustained=()))
-        forward_s, backward_s = priced_events(fixed, [forward, replace(forward, pass_="bwd")]).time_s
-        alone_s = event_times([forward], cluster, fixed.kernels, fixed.collectives).time_s[0]
+        problem = step_problem(MODEL, cluster, job, None, EAGER, Site(sustained=()))
+        forward_s, backward_s = priced_events(problem, [forward, replace(forward, pass_="bwd")]).time_s
+        alone_s = event_times([forward], cluster, problem.kernels, problem.collectives).time_s[0]
         assert forward_s == pytest.approx(min(alone_s, FORWARD_SHARE * backward_s) if bounded else alone_s)
 
 

@@ -1,7 +1,7 @@
 """Laws that any step obeys, whatever the model, cluster, framework and layout."""
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 from drawn_cases import ROUNDING, Case, assert_between, cases, some
@@ -58,7 +58,8 @@ def test_twice_of_everything_is_at_most_twice_as_fast(case: Case) -> None:
 SAME_DIE = [
     ("H100-SXM5-80GB", "H200-SXM-141GB"), ("H100-SXM5-80GB", "GH200-96GB"), ("H200-SXM-141GB", "GH200-144GB"),
     ("A100-SXM4-40GB", "A100-SXM4-80GB"), ("B200-SXM-180GB", "GB200-NVL72"), ("B200-SXM-180GB", "B300-SXM"),
-    ("GB200-NVL72", "GB300-NVL72"), ("H800-SXM5-80GB", "H100-SXM5-80GB"),
+    ("GB200-NVL72", "GB300-NVL72"), ("H800-SXM5-80GB", "H100-SXM5-80GB"), ("H100-PCIE-80GB", "H100-SXM5-80GB"),
+    ("MI300X", "MI325X"), ("MI350X", "MI355X"),
 ]  # fmt: skip
 
 
@@ -80,8 +81,8 @@ def test_devices_of_one_die_differ_by_no_more_than_their_figures(slower: str, fa
 @some(8)
 @given(cases())
 def test_eight_bits_take_between_half_and_all_of_the_time_of_sixteen(case: Case) -> None:
-    """Where the device does not wait for its host, which has more operators to issue for them."""
-    framework = replace(case.framework, host_op_s=0.0, fp8_flash_attention=case.framework.flash_attention)
+    """Where no recipe has all operands cast, by kernels that the host has to issue, whether it pays or not."""
+    framework = replace(case.framework, fp8_recipe="", fp8_flash_attention=case.framework.flash_attention)
     if {"fp8", "bf16"} <= set(case.cluster.device.dtypes):
         alike = replace(case, framework=framework)
         assert_between(replace(alike, dtype="fp8"), replace(alike, dtype="bf16"), most=2.0)
@@ -99,9 +100,14 @@ def test_twice_the_micro_batches_take_longer_and_at_most_twice_as_long(case: Cas
 @some(8)
 @given(cases())
 def test_micro_batches_of_twice_the_size_take_longer_and_at_most_twice_as_long(case: Case) -> None:
-    """Where attention is fused: whether a fused mask and softmax runs depends on the number of rows."""
+    """Where attention is fused: whether a fused mask and softmax runs depends on the number of rows.
+
+    Products of operands that no longer fit a cache, or that a power limit holds back, were measured to take more than
+    twice as long for twice the rows (L4: 2.06); so do experts that get twice the tokens each.
+    """
     if case.job.flash_attention:
-        assert_between(case, case.laid(micro_batch=2 * case.layout.micro_batch), most=2.0)
+        most = 2.5 if getattr(case.model, "experts", None) else 2.1
+        assert_between(case, case.laid(micro_batch=2 * case.layout.micro_batch), most=most)
 
 
 @some(8)
@@ -114,8 +120,11 @@ def test_twice_the_length_takes_longer_and_at_most_four_times_as_long(case: Case
 @given(cases())
 def test_twice_the_layers_take_longer_and_at_most_twice_as_long(case: Case) -> None:
     if isinstance(case.model, Transformer) and not case.model.decoder_layers:
+        experts = case.model.experts
+        if experts:
+            experts = replace(experts, first_dense_layers=2 * experts.first_dense_layers)
         try:
-            deeper = replace(case.model, layers=2 * case.model.layers)
+            deeper = replace(case.model, layers=2 * case.model.layers, experts=experts)
         except ValueError:
             return  # layers of several kinds, each of its own number
         assert_between(case, replace(case, model=deeper), most=2.0)
@@ -134,12 +143,13 @@ def test_what_is_recomputed_takes_time_and_no_more_than_a_forward(case: Case) ->
 
 
 @some(8)
-@given(cases(pipelines=False))
-def test_sharding_weights_is_no_faster_than_sharding_optimizer_states(case: Case) -> None:
-    """At equal overlap."""
-    for overlaps in (True, False):
-        alike = case.laid(overlap_grad_reduce=overlaps, overlap_param_gather=overlaps)
-        assert_between(alike.laid(zero=1), alike.laid(zero=3))
+@given(cases())
+def test_every_stage_of_zero_is_no_faster_than_the_one_before(case: Case) -> None:
+    """At equal overlap, where all reduce alike."""
+    alike = replace(case, framework=replace(case.framework, all_reduce_gradients=False))
+    for overlaps, (fewer, more) in product((True, False), [(1, 2), (2, 3), (1, 3)]):
+        same = alike.laid(overlap_grad_reduce=overlaps, overlap_param_gather=overlaps)
+        assert_between(same.laid(zero=fewer), same.laid(zero=more))
 
 
 @some(8)

@@ -117,10 +117,10 @@ def test_a_node_holds_eight_whole_experts():
 
 
 def test_experts_reduce_their_gradients_over_their_own_replicas():
-    fixed = step_problem(NET, CLUSTER, Job(global_batch=16, seq_len=2048))
+    problem = step_problem(NET, CLUSTER, Job(global_batch=16, seq_len=2048))
     layout = Layout(tp=4, dp=4, ep=2, etp=1, sequence_parallel=True)  # edp=8, on other ranks than dp=4
-    (bundle,) = bundles(fixed, [layout])
-    sizes = {op.num_ranks: op.bytes for op in bundle_events(fixed, bundle, 0).ops if isinstance(op, Collective)}
+    (bundle,) = bundles(problem, [layout])
+    sizes = {op.num_ranks: op.bytes for op in bundle_events(problem, bundle, 0).ops if isinstance(op, Collective)}
     expert = 4 * 16 * 3 * 1024 * 2048 / 2 * 4  # layers, experts, products; half of them in fp32
     assert set(sizes) == {4, 8}
     segments = bundle.spec.segments
@@ -131,14 +131,14 @@ def test_experts_reduce_their_gradients_over_their_own_replicas():
 def test_replicas_of_experts_alone_are_reduced(zero):
     """tp=4 without data parallelism: only experts have replicas, and their gradients and states are sharded."""
     layout = Layout(tp=4, ep=2, etp=1, sequence_parallel=True, zero=zero)
-    fixed = step_problem(NET, CLUSTER, Job(global_batch=16, seq_len=2048))
-    found, alone = explain(fixed, layout), explain(fixed, layout.replace(ep=4))
+    problem = step_problem(NET, CLUSTER, Job(global_batch=16, seq_len=2048))
+    found, alone = explain(problem, layout), explain(problem, layout.replace(ep=4))
     assert layout.replicated
     assert layout.edp == 2
     assert found.breakdown_s["data_parallel_communication_exposed"] > 0
     assert alone.breakdown_s["data_parallel_communication_exposed"] == 0
-    experts = sum(b.expert_params * n for b, n in blocks(NET, fixed.job, Shard.of(layout)))
-    saved = explain(fixed, layout.replace(zero=0)).memory.optimizer - found.memory.optimizer
+    experts = sum(b.expert_params * n for b, n in blocks(NET, problem.job, Shard.of(layout)))
+    saved = explain(problem, layout.replace(zero=0)).memory.optimizer - found.memory.optimizer
     assert saved == pytest.approx(12 * experts / 2 if zero else 0)
 
 
@@ -149,12 +149,12 @@ def test_the_default_is_the_degree_of_tensor_parallelism(layout):
     assume(layout.dp * layout.cp % layout.ep == 0)
     said, unsaid = layout.replace(etp=layout.tp), layout.replace(etp=None)
     assert said.canonical == unsaid.canonical == unsaid
-    fixed = step_problem(NET, CLUSTER, JOB)
+    problem = step_problem(NET, CLUSTER, JOB)
     try:
         check_layout(NET, CLUSTER, JOB, said)
     except LayoutError:
         assume(False)
-    a, b = explain(fixed, said), explain(fixed, unsaid)
+    a, b = explain(problem, said), explain(problem, unsaid)
     assert (a.step_time_s, a.memory, a.breakdown_s) == (b.step_time_s, b.memory, b.breakdown_s)
 
 

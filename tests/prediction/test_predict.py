@@ -17,7 +17,7 @@ JOB = Job(global_batch=64, seq_len=2048)
 
 
 @pytest.fixture(scope="module")
-def fixed():
+def problem():
     return step_problem(catalog.model("gpt3-1.3b"), catalog.cluster("dgx-a100"), JOB)
 
 
@@ -37,8 +37,8 @@ layouts = st.builds(
 
 @settings(max_examples=25, deadline=None)
 @given(layouts)
-def test_accounts_add_up(fixed, layout):
-    p = explain(fixed, layout)
+def test_accounts_add_up(problem, layout):
+    p = explain(problem, layout)
     assert 0 < p.step_time_lo_s < p.step_time_s < p.step_time_hi_s
     assert sum(p.breakdown_s.values()) == pytest.approx(p.step_time_s)
     assert sum(e.time_s for e in p.critical_path) == pytest.approx(p.step_time_s, rel=1e-6)
@@ -54,57 +54,57 @@ def test_accounts_add_up(fixed, layout):
 
 @settings(max_examples=5, deadline=None)
 @given(st.lists(layouts, min_size=1, max_size=12))
-def test_batch_equals_one_by_one(fixed, several):
-    batch = evaluate(fixed, several).step_time_s
-    one = [explain(fixed, layout).step_time_s for layout in several]
+def test_batch_equals_one_by_one(problem, several):
+    batch = evaluate(problem, several).step_time_s
+    one = [explain(problem, layout).step_time_s for layout in several]
     np.testing.assert_allclose(batch, one, rtol=1e-4)
-    peak, _ = peak_memory(fixed, several)
-    np.testing.assert_allclose(peak, [explain(fixed, layout).memory.peak for layout in several])
+    peak, _ = peak_memory(problem, several)
+    np.testing.assert_allclose(peak, [explain(problem, layout).memory.peak for layout in several])
 
 
-def test_timeline_agrees_with_the_step_time(fixed):
-    p = explain(fixed, Layout(tp=2, pp=4, dp=2, zero=1), timeline=True)
+def test_timeline_agrees_with_the_step_time(problem):
+    p = explain(problem, Layout(tp=2, pp=4, dp=2, zero=1), timeline=True)
     assert p.timeline is not None
     assert float(np.max(p.timeline.end_s)) == pytest.approx(p.step_time_s, rel=1e-9)
     assert p.busy_fraction == pytest.approx(1 - p.timeline.idle_fraction(), abs=1e-9)
     assert p.bubble_fraction < p.timeline.idle_fraction()  # which also waits for communication
 
 
-def test_memory_over_time_peaks_where_the_account_says(fixed):
+def test_memory_over_time_peaks_where_the_account_says(problem):
     for layout in (Layout(pp=4, dp=1), Layout(pp=4, dp=1, schedule="gpipe"), Layout(pp=4, vpp=2, dp=1)):
-        p = explain(fixed, layout, timeline=True)
+        p = explain(problem, layout, timeline=True)
         peaks = p.memory_over_time().peak_bytes
         np.testing.assert_allclose(peaks, [stage.peak for stage in p.memory_per_stage], rtol=0.02)
 
 
-def test_more_of_a_resource_never_hurts(fixed):
-    base = explain(fixed, Layout(tp=1, pp=1, dp=8))
-    assert explain(fixed, Layout(tp=1, pp=1, dp=8, recompute="full")).step_time_s > base.step_time_s
-    assert explain(fixed, Layout(tp=1, pp=1, dp=8, overlap_grad_reduce=False)).step_time_s >= base.step_time_s
-    sharded = explain(fixed, Layout(tp=1, pp=1, dp=8, zero=3)).memory
+def test_more_of_a_resource_never_hurts(problem):
+    base = explain(problem, Layout(tp=1, pp=1, dp=8))
+    assert explain(problem, Layout(tp=1, pp=1, dp=8, recompute="full")).step_time_s > base.step_time_s
+    assert explain(problem, Layout(tp=1, pp=1, dp=8, overlap_grad_reduce=False)).step_time_s >= base.step_time_s
+    sharded = explain(problem, Layout(tp=1, pp=1, dp=8, zero=3)).memory
     assert sharded.weights < base.memory.weights / 7
-    assert explain(fixed, Layout(tp=1, pp=1, dp=8, recompute="full")).memory.activations < base.memory.activations / 5
+    assert explain(problem, Layout(tp=1, pp=1, dp=8, recompute="full")).memory.activations < base.memory.activations / 5
 
 
-def test_zero_3_holds_what_is_outside_of_layers_and_two_layers(fixed):
+def test_zero_3_holds_what_is_outside_of_layers_and_two_layers(problem):
     params, layers = np.array([7.0, 3.0, 2.0]), np.array([False, True, True])
     held = np.array([[1.0, 4.0, 1.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
     np.testing.assert_array_equal(gathered_params(params, layers, held, np.array([1])), [7 + 2 * 3, 3, 7])
     few, many = (
-        explain(step_problem(replace(fixed.model, layers=n), fixed.cluster, JOB), Layout(dp=8, zero=3))
+        explain(step_problem(replace(problem.model, layers=n), problem.cluster, JOB), Layout(dp=8, zero=3))
         for n in (12, 24)
     )
     assert many.memory.buffers == pytest.approx(few.memory.buffers)
 
 
-def test_gpipe_holds_all_micro_batches_and_1f1b_the_stages(fixed):
-    one = explain(fixed, Layout(pp=4, dp=1, schedule="1f1b")).memory_per_stage
-    all_ = explain(fixed, Layout(pp=4, dp=1, schedule="gpipe")).memory_per_stage
+def test_gpipe_holds_all_micro_batches_and_1f1b_the_stages(problem):
+    one = explain(problem, Layout(pp=4, dp=1, schedule="1f1b")).memory_per_stage
+    all_ = explain(problem, Layout(pp=4, dp=1, schedule="gpipe")).memory_per_stage
     assert all_[1].activations == pytest.approx(one[1].activations * 64 / 3)
 
 
-def test_json_has_the_contract_keys(fixed):
-    keys = fixed and explain(fixed, Layout(tp=2, pp=2, dp=2)).to_dict()
+def test_json_has_the_contract_keys(problem):
+    keys = problem and explain(problem, Layout(tp=2, pp=2, dp=2)).to_dict()
     assert set(keys) >= {
         "step_time_s", "step_time_lo_s", "step_time_hi_s", "tokens_per_s_per_device", "tflops_per_device", "mfu",
         "bubble_fraction", "memory_bytes", "breakdown_s", "critical_path", "provenance", "fits", "reasons",

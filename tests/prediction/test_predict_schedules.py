@@ -49,11 +49,11 @@ def test_order_of_schedules(predictions) -> None:
 
 def test_batches_agree_with_single_predictions(predictions) -> None:
     model, cluster = catalog.model("gpt3-6.7b"), catalog.cluster("dgx-a100")
-    fixed = step_problem(model, cluster, Job(global_batch=32, seq_len=model.seq_len))
+    problem = step_problem(model, cluster, Job(global_batch=32, seq_len=model.seq_len))
     layouts = [Layout.parse(f"{BASE},schedule={name}") for name in NAMES]
-    ours = evaluate(fixed, layouts).step_time_s
+    ours = evaluate(problem, layouts).step_time_s
     np.testing.assert_allclose(ours, [predictions[name].step_time_s for name in NAMES], rtol=2e-4)
-    bounds = [cost.bound_s.item() for cost in price_grids(fixed, [LayoutGrid.of(layout) for layout in layouts])]
+    bounds = [cost.bound_s.item() for cost in price_grids(problem, [LayoutGrid.of(layout) for layout in layouts])]
     assert (np.array(bounds) <= ours * (1 + 1e-5)).all()
 
 

@@ -33,14 +33,14 @@ class Slower:
 @pytest.mark.parametrize("text", ["tp=2,pp=2,dp=2,micro_batch=2", "tp=4,pp=1,dp=2,zero=1,recompute=selective"])
 def test_shares_are_the_gradient(text: str):
     model, cluster = catalog.model("gpt3-6.7b"), catalog.cluster("dgx-a100")
-    fixed, layout = step_problem(model, cluster, Job(global_batch=32, seq_len=2048), site=FREE), Layout.parse(text)
-    share = event_shares(fixed, layout)
+    problem, layout = step_problem(model, cluster, Job(global_batch=32, seq_len=2048), site=FREE), Layout.parse(text)
+    share = event_shares(problem, layout)
     assert share.critical_s.sum() + share.gap_s == pytest.approx(share.step_time_s, rel=1e-5)
     largest = np.argsort(-share.critical_s)[:4].tolist()
     for i in largest:
         step = 1e-3
-        slower = fixed.repriced(
-            Slower(fixed.kernels, share.ops[i], 1 + step), Slower(fixed.collectives, share.ops[i], 1 + step)
+        slower = problem.repriced(
+            Slower(problem.kernels, share.ops[i], 1 + step), Slower(problem.collectives, share.ops[i], 1 + step)
         )
         difference_s = event_shares(slower, layout).step_time_s - share.step_time_s
         assert difference_s / step == pytest.approx(share.critical_s[i], rel=2e-2)
@@ -48,17 +48,17 @@ def test_shares_are_the_gradient(text: str):
 
 def test_repriced_shares_structures_and_no_prices():
     model, cluster = catalog.model("gpt3-6.7b"), catalog.cluster("dgx-a100")
-    fixed, layout = step_problem(model, cluster, Job(global_batch=32, seq_len=2048)), Layout(tp=2, pp=2, dp=2)
-    before = event_shares(fixed, layout)
-    again = fixed.repriced(fixed.kernels, fixed.collectives)
-    (first,), (second,) = bundles(fixed, [layout]), bundles(again, [layout])
+    problem, layout = step_problem(model, cluster, Job(global_batch=32, seq_len=2048)), Layout(tp=2, pp=2, dp=2)
+    before = event_shares(problem, layout)
+    again = problem.repriced(problem.kernels, problem.collectives)
+    (first,), (second,) = bundles(problem, [layout]), bundles(again, [layout])
     assert prepared(first.spec) is prepared(second.spec)
     assert event_shares(again, layout).step_time_s == before.step_time_s
     op = before.ops[int(np.argmax(before.critical_s))]
-    assert event_shares(again.repriced(Slower(fixed.kernels, op, 2.0), fixed.collectives), layout).step_time_s > (
+    assert event_shares(again.repriced(Slower(problem.kernels, op, 2.0), problem.collectives), layout).step_time_s > (
         1.05 * before.step_time_s
     )
-    assert event_shares(fixed, layout).step_time_s == before.step_time_s
+    assert event_shares(problem, layout).step_time_s == before.step_time_s
 
 
 def test_layouts_whose_blocks_differ_do_not_share_them():
@@ -71,7 +71,7 @@ def test_layouts_whose_blocks_differ_do_not_share_them():
             alone.append(event_shares(step_problem(model, cluster, job), layout).step_time_s)
     for order in ((split, whole), (whole, split)):
         with Session():
-            fixed = step_problem(model, cluster, job)
-            times_s = {layout: event_shares(fixed, layout).step_time_s for layout in order}
+            problem = step_problem(model, cluster, job)
+            times_s = {layout: event_shares(problem, layout).step_time_s for layout in order}
             assert [times_s[split], times_s[whole]] == alone
-            assert evaluate(fixed, [split, whole]).step_time_s == pytest.approx(alone)
+            assert evaluate(problem, [split, whole]).step_time_s == pytest.approx(alone)

@@ -22,7 +22,7 @@ PARTITIONS = ((8, 8, 8, 8), (11, 9, 7, 5), (0, 12, 12, 8), (10, 11, 11, 0))
 
 
 @pytest.fixture(scope="module")
-def fixed():
+def problem():
     job = Job(global_batch=32, seq_len=4096, flash_attention=False)
     return step_problem(catalog.model("llama3-8b"), catalog.cluster("dgx-a100"), job)
 
@@ -30,10 +30,10 @@ def fixed():
 @pytest.mark.parametrize(
     "text", ["tp=2,pp=4,dp=2", "tp=2,pp=4,dp=2,zero=3", "tp=1,pp=4,dp=1,recompute=selective,schedule=gpipe"]
 )
-def test_stages_cost_what_they_cost_in_a_layout(fixed, text: str) -> None:
+def test_stages_cost_what_they_cost_in_a_layout(problem, text: str) -> None:
     layout = Layout.parse(text)
-    costs = stage_costs(fixed, layout)
-    usable = fixed.cluster.device.memory_bytes * (1 - fixed.framework.memory_margin)
+    costs = stage_costs(problem, layout)
+    usable = problem.cluster.device.memory_bytes * (1 - problem.framework.memory_margin)
     recomputed = 0
     for sizes in PARTITIONS:
         end = np.cumsum(sizes)
@@ -42,38 +42,38 @@ def test_stages_cost_what_they_cost_in_a_layout(fixed, text: str) -> None:
         if not np.isfinite(costs.forward_s[at]).all():
             continue
         uneven = layout.replace(partition=sizes, recompute_full_layers=tuple(full.tolist()))
-        assert peak_memory(fixed, [uneven])[0][0] <= usable * (1 + 1e-9)
-        times = pass_times(fixed, uneven)
+        assert peak_memory(problem, [uneven])[0][0] <= usable * (1 + 1e-9)
+        times = pass_times(problem, uneven)
         assert costs.forward_s[at] == pytest.approx(times.forward_s)
         assert costs.backward_s[at] == pytest.approx(times.backward_input_s + times.backward_weight_s)
         for stage in np.flatnonzero(full).tolist():  # one layer less would not fit
             recomputed += 1
             less = full - (np.arange(4) == stage)
-            (bundle,) = bundles(fixed, [uneven.replace(recompute_full_layers=tuple(less.tolist()))])
-            memory = bundle_memory(fixed, bundle)
+            (bundle,) = bundles(problem, [uneven.replace(recompute_full_layers=tuple(less.tolist()))])
+            memory = bundle_memory(problem, bundle)
             peak = memory.weights + memory.gradients + memory.optimizer + memory.activations + memory.buffers
             assert peak[0, stage] > usable * (1 - 1e-9)
     assert recomputed or "schedule" not in text
 
 
-def test_stages_that_do_not_fit_cost_infinitely_much(fixed) -> None:
+def test_stages_that_do_not_fit_cost_infinitely_much(problem) -> None:
     layout = Layout.parse("tp=1,pp=4,dp=1,schedule=gpipe")
-    assert not np.isfinite(stage_costs(fixed, layout, recompute_to_fit=False).forward_s[1, 8, 16])
-    assert np.isfinite(stage_costs(fixed, layout).forward_s[1, 8, 16])
+    assert not np.isfinite(stage_costs(problem, layout, recompute_to_fit=False).forward_s[1, 8, 16])
+    assert np.isfinite(stage_costs(problem, layout).forward_s[1, 8, 16])
 
 
-def test_schedules_of_several_stages_per_rank_are_refused(fixed) -> None:
+def test_schedules_of_several_stages_per_rank_are_refused(problem) -> None:
     with pytest.raises(LayoutError, match="one plain stage per rank"):
-        stage_costs(fixed, Layout(pp=4, vpp=2))
+        stage_costs(problem, Layout(pp=4, vpp=2))
 
 
-def test_no_schedule_beats_its_lower_bound(fixed) -> None:
+def test_no_schedule_beats_its_lower_bound(problem) -> None:
     for name in schedule_names():
         if name == "forward":  # inference's, which has no backward to bound
             continue
         layout = Layout(tp=2, pp=4, schedule=name)
         try:
-            (step_s,) = evaluate(fixed, [layout]).step_time_s
+            (step_s,) = evaluate(problem, [layout]).step_time_s
         except LayoutError:
             continue
-        assert lower_bounds_s(fixed, [layout])[0] <= step_s * (1 + 1e-5), name
+        assert lower_bounds_s(problem, [layout])[0] <= step_s * (1 + 1e-5), name

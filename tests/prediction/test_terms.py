@@ -15,14 +15,14 @@ LOADED = Framework(
     dp_overlap_loss=0.3, straggling=0.02, step_overhead_s=0.02, collective_skew_s=2e-5, checks_collectives="always",
 )  # fmt: skip
 """Every term at once."""
-LAYOUT = Layout(tp=4, pp=2, dp=4, ep=4, zero=1, tp_overlap=True, sequence_parallel=True)
+LAYOUT = Layout(tp=4, pp=2, dp=8, ep=4, zero=1, tp_overlap=True, sequence_parallel=True)
 
 
 def loaded(cluster: str = "aws-p5", micro_batches: int = 8) -> StepProblem:
     device_and_network = catalog.cluster(cluster)
     levels = tuple(replace(level, contention=0.2) for level in device_and_network.levels)
-    job = Job(global_batch=4 * micro_batches, seq_len=2048, eager_kernels=("norm", "activation", "residual"),
-              expert_imbalance=1.5)  # fmt: skip
+    job = Job(global_batch=8 * micro_batches, seq_len=2048, eager_kernels=("norm", "activation", "residual"),
+              expert_imbalance=1.5, dtype="fp8", fp8_recipe="current")  # fmt: skip
     site = Site(sustained=(("Ampere", 0.15), ("Hopper", 0.15)))
     machine = replace(device_and_network, levels=levels)
     model = replace(catalog.model("gpt3-6.7b"), experts=Experts(count=8, topk=2, ffn_hidden=4096))
@@ -57,6 +57,7 @@ def test_without_terms_a_step_is_its_kernels_and_collectives() -> None:
     parts = explain(without(loaded(), NAMES), LAYOUT).breakdown_s
     assert parts["kernel_launch_gaps"] == 0
     assert "stragglers" not in parts
+    assert "quantising" not in parts
     assert "step_overhead" not in parts
 
 

@@ -14,7 +14,7 @@ EVEN = Layout.parse("tp=2,pp=4,dp=2,zero=1")
 
 
 @pytest.fixture(scope="module")
-def fixed():
+def problem():
     return step_problem(
         catalog.model("llama3-8b"),
         catalog.cluster("dgx-a100"),
@@ -51,31 +51,31 @@ def test_all_layers_in_full_is_full_recompute(schedule: str) -> None:
         assert other.breakdown_s == pytest.approx(one.breakdown_s, rel=1e-5, abs=1e-6)
 
 
-def test_every_recomputed_layer_costs_time_and_saves_memory(fixed) -> None:
+def test_every_recomputed_layer_costs_time_and_saves_memory(problem) -> None:
     layouts = [EVEN.replace(recompute_full_layers=(k, 0, 0, 0)) for k in range(9)]
-    step_s = evaluate(fixed, layouts).step_time_s
+    step_s = evaluate(problem, layouts).step_time_s
     assert (np.diff(step_s) >= 0).all()
     assert step_s[-1] > step_s[0]
-    saved = [pm.prediction.explain(fixed, layout).saved_bytes_per_stage for layout in layouts]
+    saved = [pm.prediction.explain(problem, layout).saved_bytes_per_stage for layout in layouts]
     assert (np.diff([s[0] for s in saved]) < 0).all()
     assert {s[1:] for s in saved} == {saved[0][1:]}
 
 
-def test_a_short_last_stage_pays_for_a_large_head(fixed) -> None:
+def test_a_short_last_stage_pays_for_a_large_head(problem) -> None:
     """Llama 3's vocabulary makes the head worth about two layers."""
     layouts = [EVEN, EVEN.replace(partition=(9, 9, 8, 6)), EVEN.replace(partition=(6, 8, 9, 9))]
-    even_s, short_s, long_s = evaluate(fixed, layouts).step_time_s
+    even_s, short_s, long_s = evaluate(problem, layouts).step_time_s
     assert short_s < even_s < long_s
-    assert lower_bounds_s(fixed, [EVEN])[0] <= even_s
+    assert lower_bounds_s(problem, [EVEN])[0] <= even_s
     with pytest.raises(LayoutError, match="stages alike"):
-        lower_bounds_s(fixed, layouts)
+        lower_bounds_s(problem, layouts)
 
 
-def test_batches_of_divisions_equal_single_ones(fixed) -> None:
+def test_batches_of_divisions_equal_single_ones(problem) -> None:
     layouts = [EVEN.replace(partition=p, recompute_full_layers=r)
                for p in (None, (9, 8, 8, 7)) for r in (None, (1, 2, 3, 4))]  # fmt: skip
-    together = evaluate(fixed, layouts).step_time_s
-    assert together == pytest.approx([evaluate(fixed, [layout]).step_time_s[0] for layout in layouts], rel=1e-6)
+    together = evaluate(problem, layouts).step_time_s
+    assert together == pytest.approx([evaluate(problem, [layout]).step_time_s[0] for layout in layouts], rel=1e-6)
     assert len(set(together.tolist())) == 4
 
 

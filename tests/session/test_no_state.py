@@ -20,6 +20,8 @@ CACHED = {
     "cost.learn._fabrics._known_device": "a file of the package, by name of a device",
     "cost.learn._fabrics._of_row": "links from cells of a row and files of the package",
     "calibration._covariance._likelihood": "JAX's compiled code, by frozen components",
+    "ingest._profile.collective_of": "names of kernels",
+    "ingest._profile.family_of": "names of kernels and operators",
     "prediction._placement._placement": "numbers of ranks from whole numbers",
     "prediction._skew.source_skews": "a file of the package",
     "prediction._skew.skew_s": "a file of the package, by name of a source",

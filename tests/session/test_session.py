@@ -67,12 +67,12 @@ def test_a_session_is_used_where_it_is_opened() -> None:
 def test_clearing_forgets_everything_and_changes_no_answer() -> None:
     model, cluster, job = pm.model("gpt3-1.3b"), pm.cluster("dgx-a100"), Job(global_batch=16, seq_len=2048)
     with Session() as session:
-        fixed = step_problem(model, cluster, job)
-        assert step_problem(model, cluster, job) is fixed
-        before = explain(fixed, LAYOUTS[0]).to_dict()
-        program = prepared(bundles(fixed, [LAYOUTS[0]])[0].spec)
-        kept = [weakref.ref(fixed), weakref.ref(KernelModel.load()), weakref.ref(program)]
-        del fixed, program
+        problem = step_problem(model, cluster, job)
+        assert step_problem(model, cluster, job) is problem
+        before = explain(problem, LAYOUTS[0]).to_dict()
+        program = prepared(bundles(problem, [LAYOUTS[0]])[0].spec)
+        kept = [weakref.ref(problem), weakref.ref(KernelModel.load()), weakref.ref(program)]
+        del problem, program
         session.clear()
         gc.collect()
         assert [one() for one in kept] == [None] * 3
@@ -83,19 +83,19 @@ def test_equal_programs_are_shared_by_problems() -> None:
     model, job = pm.model("gpt3-1.3b"), Job(global_batch=16, seq_len=2048)
     with Session():
         found = [step_problem(model, pm.cluster(name), job) for name in ("dgx-a100", "dgx-h100")]
-        specs = [bundles(fixed, [LAYOUTS[0]])[0].spec for fixed in found]
+        specs = [bundles(problem, [LAYOUTS[0]])[0].spec for problem in found]
         assert prepared(specs[0]) is prepared(specs[1])
 
 
 @given(st.lists(st.sampled_from(LAYOUTS), min_size=2, max_size=6))
 @settings(max_examples=15)
 def test_a_problem_answers_alike_whatever_it_has_seen(layouts: list[Layout]) -> None:
-    fixed = step_problem(pm.model("gpt2-345m"), pm.cluster("dgx-a100"), Job(global_batch=16, seq_len=512))
+    problem = step_problem(pm.model("gpt2-345m"), pm.cluster("dgx-a100"), Job(global_batch=16, seq_len=512))
     with Session():
         for layout in layouts:
             with Session():
-                fresh = explain(fixed, layout).to_dict()
-            assert explain(fixed, layout).to_dict() == fresh
+                fresh = explain(problem, layout).to_dict()
+            assert explain(problem, layout).to_dict() == fresh
         with Session():
-            together = evaluate(fixed, layouts).step_time_s.tolist()
-        assert evaluate(fixed, layouts).step_time_s.tolist() == together
+            together = evaluate(problem, layouts).step_time_s.tolist()
+        assert evaluate(problem, layouts).step_time_s.tolist() == together

@@ -49,11 +49,11 @@ def test_kernels_collectives_and_runs_change_together(tmp_path: Path, fits: list
     again = step_problem(pm.model("gpt3-1.3b"), cluster, job, tmp_path)
     assert after is again
     op = [Gemm(m=4096, n=4096, k=4096)]
-    for fixed, shift in ((before, 0.2), (after, 0.4)):  # `before` reads its gemm weights only now
+    for problem, shift in ((before, 0.2), (after, 0.4)):  # `before` reads its gemm weights only now
         shipped_s = KernelModel.load().times(cluster.device, op).time_s
-        assert np.log(fixed.kernels.times(cluster.device, op).time_s / shipped_s)[0] > 0.4 * shift
-        assert dict(fixed.adjustment.values)["gemm"] == pytest.approx(shift / 4)
-    first, second = (next(iter(fixed.collectives.weights.curves.values())) for fixed in (before, after))
+        assert np.log(problem.kernels.times(cluster.device, op).time_s / shipped_s)[0] > 0.4 * shift
+        assert dict(problem.adjustment.values)["gemm"] == pytest.approx(shift / 4)
+    first, second = (next(iter(problem.collectives.weights.curves.values())) for problem in (before, after))
     for place, curve in first.items():
         assert second[place].value - curve.value == pytest.approx(0.1, abs=1e-5)
 
@@ -112,10 +112,10 @@ def test_a_reader_beside_a_writer_gets_files_that_were_there_together(
 def test_a_search_notices_that_its_weights_changed(tmp_path: Path, fits: list[dict[str, bytes]]) -> None:
     _write(tmp_path, fits[1])
     question = ask("gpt3-1.3b", "dgx-a100", devices=8, global_batch=16, calibration=tmp_path)
-    fixed = question.fixed
-    assert model_of(question.context) is fixed
+    problem = question.step_problem
+    assert model_of(question.context) is problem
     _write(tmp_path, fits[2])
-    assert question.fixed is fixed
+    assert question.step_problem is problem
     with pytest.raises(CalibrationError, match="changed while the search ran"):
         model_of(question.context)
 

@@ -51,6 +51,27 @@ def test_a_layout_keeps_what_it_is_given_and_says_what_runs_otherwise(layout):
     assert not canonical.remarks
 
 
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("TP=8,Pipeline_Parallel_Size=4,schedule=DAPPLE", "tp=8,pp=4"),
+        ("tensor_parallel=8,zero_stage=1,micro-batch-size=2", "tp=8,zero=1,micro_batch=2"),
+        ("pp=4,partition=6,6,7,5,recompute=Full", "pp=4,partition=6-6-7-5,recompute=full"),
+        ("pp=2,schedule=TiMePReSt", "pp=2,schedule=nf1b"),
+        ("pp=2,schedule=Chimera:4", "pp=2,schedule=chimera:4"),
+        ("pp=2,schedule=file:Some/Path", "pp=2,schedule=file:Some/Path"),
+    ],
+)
+def test_long_names_and_names_of_papers_are_understood_in_any_case(said, meant):
+    assert Layout.parse(said) == Layout.parse(meant)
+
+
+def test_a_schedule_s_alias_is_what_it_stands_for():
+    assert Layout(pp=2, schedule="DAPPLE").effective_schedule == "1f1b"
+    assert Layout(pp=2, schedule="DAPPLE").canonical == Layout(pp=2)
+    assert Layout(pp=2, vpp=2, schedule="1F1B").effective_schedule == "interleaved"
+
+
 def test_experts_ranks_are_written_and_read():
     layout = Layout.parse("tp=4,dp=2,ep=8,etp=1")
     assert (layout.etp, layout.expert_tp, layout.edp) == (1, 1, 1)
@@ -92,6 +113,9 @@ def test_the_contract_s_notation_works_for_all_values_that_mean_something(vpp, t
         ("tp=8,tp=4", LayoutError, "tp is given twice"),
         ("8M1P1D,pp=2", LayoutError, "pp is given twice"),
         (" ", LayoutError, "it is empty"),
+        ("fsdp=8", LayoutError, "dp=8,zero=3"),
+        ("tp=8,Tensor-Parallel=4", LayoutError, "tp is given twice"),
+        ("pp=2,partition=6,x", LayoutError, "'x' is not key=value"),
     ],
 )
 def test_refusals_name_the_value(text, error, message):

@@ -49,12 +49,16 @@ def words(row: dict[str, Any]) -> dict[str, Any]:
         said |= {"schedule": case.layout.schedule, "vpp": case.layout.vpp}
     if (beside := overlaps_experts(row)) is not None:
         said["ep_overlap"] = beside
+    said |= {name: getattr(case.layout, name) for name in ("replicate", "tp_overlap")}
+    if given(row, "sharding"):
+        said["zero"] = case.layout.zero
     attention = {"flash_attention": bool(float(row["flash_attention"]))} if given(row, "flash_attention") else {}
     recipe = {} if (stated := fp8_recipe_of(row)) is None else {"fp8_recipe": stated}
     dispatcher = {"expert_dispatcher": stated} if (stated := dispatcher_of(row)) else {}
     job = case.framework.job(
         case.model, case.cluster.device, global_batch=case.job.global_batch, seq_len=case.job.seq_len,
-        dtype=case.job.dtype, frozen=case.job.frozen, **attention, **recipe, **dispatcher,
+        dtype=case.job.dtype, frozen=case.job.frozen,
+        adapter_rank=case.job.adapter_rank, cuda_graphs=case.job.cuda_graphs, **attention, **recipe, **dispatcher,
     )  # fmt: skip
     text = ",".join(f"{key}={str(value).lower()}" for key, value in said.items())
     return {

@@ -105,6 +105,50 @@ def test_dispatch_that_notes_tell_is_predicted(notes, dispatcher, overlap):
 
 
 @pytest.mark.parametrize(
+    ("flags", "graphs", "overlap"),
+    [
+        (None, "none", False),
+        ("mcore_cuda_graph=0; layer_cuda_graph=0; lora_a2a=1", "none", False),
+        ("tp_comm_overlap=1; layer_cuda_graph=1; lora_a2a=1", "layers", True),
+        ("mcore_cuda_graph=1; layer_cuda_graph=0", "layers", False),
+        ("ub_tp_comm_overlap=false", "none", False),
+        ("tp_comm_overlap=True; mcore distributed optimizer", "none", True),
+    ],
+)
+def test_switches_of_the_launch_are_read(flags, graphs, overlap):
+    case = read_case(ROW | {"framework": "nemo@2024", "launch_and_overlap": flags})
+    assert (case.job.cuda_graphs, case.layout.tp_overlap) == (graphs, overlap)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "zero", "replicate"),
+    [
+        ("none", 0, 1), ("DeepSpeed ZeRO-1", 1, 1), ("ZeRO-1 over 4 ranks", 1, 4), ("ZeRO-1 over all ranks", 1, 1),
+        ("FSDP SHARD_GRAD_OP", 2, 1), ("FSDP over 8 data ranks, replicated over the other 2", 3, 2),
+        ("FSDP inside the slice (size 4), data parallel over 4 slice(s)", 3, 4), ("Megatron FSDP group 8", 3, 2),
+        ("HSDP", 3, 2), ("FSDP 16", 3, 1), ("distributed optimizer (distributed fused Adam)", 1, 1),
+    ],
+)  # fmt: skip
+def test_what_replicas_shard_and_over_how_many_of_them(sharding, zero, replicate):
+    row = ROW | {"zero_stage": None, "tp": 1, "pp": 1, "dp": 16, "n_devices": 16, "sharding": sharding}
+    layout = read_case(row | {"global_batch": 32}).layout
+    assert (layout.zero, layout.replicate) == (zero, replicate)
+    stated = read_case(row | {"global_batch": 32, "zero_stage": 2}).layout
+    assert (stated.zero, stated.replicate) == (2, replicate)
+
+
+def test_deepspeed_is_the_framework_whose_zero_a_row_runs():
+    row = ROW | {"framework": "nemo@2024", "sharding": "DeepSpeed ZeRO-3", "pp": 1, "zero_stage": None}
+    assert read_case(row | {"dp": 8 // ROW["tp"]}).framework.label == "deepspeed@2024"
+
+
+def test_adapters_that_notes_tell():
+    for notes, frozen, rank in (("", False, 0), ("LoRA", True, 0), ("LoRA rank 16 on attention", True, 16)):
+        job = read_case(ROW | {"notes": notes}).job
+        assert (job.frozen, job.adapter_rank) == (frozen, rank)
+
+
+@pytest.mark.parametrize(
     ("change", "dense", "assumed"),
     [
         ({}, 3, ()),

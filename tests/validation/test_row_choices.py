@@ -2,6 +2,7 @@
 
 import pytest
 
+from perfmodel.validation._case_rows import read_cases
 from perfmodel.validation._row_choices import MICRO_BATCHES, plausible_rows
 
 ROW = {
@@ -61,11 +62,28 @@ def test_what_a_framework_takes_by_default_is_not_open():
     assert plausible_rows(row, micro_batch=8) == ([row], ())
 
 
-def test_chunks_of_stages_where_neither_framework_nor_schedule_is_told():
+def test_chunks_of_stages_that_nothing_tells_divide_their_layers_or_are_powers_of_two():
     row = ROW | {"vpp": None}
-    assert [one["vpp"] for one in plausible_rows(row)[0]] == [1, 2, 4, 8]
-    for told in ({"framework": "megatron-lm@2023"}, {"schedule": "1f1b"}, {"pp": 1, "dp": 16}):
+    assert [one["vpp"] for one in plausible_rows(row)[0]] == [1, 2, 4, 8, 16]
+    assert [one["vpp"] for one in plausible_rows(row | {"layers": 12, "schedule": "1f1b"})[0]] == [1, 2, 3, 4, 6]
+    for told in ({"schedule": "zb-1p"}, {"pp": 1, "dp": 16}):
         assert plausible_rows(row | told) == ([row | told], ())
+
+
+def test_an_element_type_that_nothing_tells_is_open_where_framework_and_device_have_a_narrow_one():
+    row = ROW | {"dtype": None}
+    assert plausible_rows(row) == ([row], ())
+    rows, names = plausible_rows(row, narrow="fp8")
+    assert (names, [one["dtype"] for one in rows]) == (("dtype",), ["bf16", "fp8"])
+    for told in ({"dtype": "bf16"}, {"dtype_recipe": "fp8 delayed"}):
+        assert plausible_rows(row | told, narrow="fp8") == ([row | told], ())
+    frameworks = {"nemo@2024": {"bf16", "fp8"}, "torchtitan@2024": {"bf16"}}
+    for framework, dtypes in frameworks.items():
+        cases = read_cases(row | {"framework": framework})
+        assert {case.job.dtype for case in cases} == dtypes
+        assert all("dtype" in case.assumed for case in cases)
+    on_a100 = read_cases(row | {"framework": "nemo@2024", "device": "A100-SXM4-80GB"})
+    assert {case.job.dtype for case in on_a100} == {"bf16"}
 
 
 def test_open_values_multiply():

@@ -7,17 +7,17 @@ from typing import Any, Final
 
 import numpy as np
 import pandas as pd
+from studies.chain import Chain
+from studies.chain_relaxation import optimise_chain
 from studies.optimisers import OPTIMISERS, anneal, run_optimiser
 
 from perfmodel import catalog
 from perfmodel.planning.optimise import (
-    Chain,
     Relaxation,
     Run,
     bandwidth_problem,
     convex_bound,
     design_hardware,
-    optimise_chain,
     partition,
     partition_devices,
     relax,

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 from scipy.optimize import minimize
+from studies.chain import Chain
 
-from perfmodel.planning.optimise import Chain, Relaxation
+from perfmodel.planning.optimise import Relaxation
 from perfmodel.timeline import makespan_lanes
 
 OPTIMISERS: Final = ("Powell", "Nelder-Mead", "CMA-ES")

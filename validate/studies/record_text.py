@@ -31,8 +31,9 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any] | None, live: di
         "Omni-Path, from all-reduces on BLOOM's; that what a row leaves open is taken as it is fastest was chosen over "
         "the median with results in view. So were: that nanotron's pipelines check every collective; facts of memory "
         "(frozen 8-bit weights, gradients of Megatron-DeepSpeed, communicators); that Megatron-Bridge of 2026 "
-        "dispatches as HybridEP does; that no remainder beside the power limit is kept for Blackwell; and that the "
-        "Llama 3 paper's FSDP is read as ZeRO 2. Errors are relative to the measured time; width: the interval's upper "
+        "dispatches as HybridEP does; that no remainder beside the power limit is kept for Blackwell, and that its "
+        "energy per FLOP is the mean of two sources of kernels, SimuMax's among them; and that the Llama 3 paper's "
+        "FSDP is read as ZeRO 2. Errors are relative to the measured time; width: the interval's upper "
         "end over its lower, the median of the runs.",
         "## Step time of published runs",
         _steps(record),

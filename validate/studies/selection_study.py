@@ -69,8 +69,8 @@ class Case:
     def steps(self, prices: Prices) -> StepShares:
         """Step times at some prices of the table's rows."""
         found = [
-            event_shares(fixed.repriced(_Looked(self, prices), fixed.collectives), layout)
-            for fixed, layout in self.layouts
+            event_shares(problem.repriced(_Looked(self, prices), problem.collectives), layout)
+            for problem, layout in self.layouts
         ]
         index: dict[Op, int] = {}
         entries = [

@@ -30,7 +30,6 @@ from perfmodel.cost.learn._intervals import absolute_percent as absolute_percent
 from perfmodel.cost.learn._moe_alltoall import KINDS as MOE_KINDS
 from perfmodel.cost.learn._moe_alltoall import moe_rows as moe_rows
 from perfmodel.cost.learn._moe_alltoall import predict_moe as predict_moe
-from perfmodel.cost.learn._operator_study import operator_errors as operator_errors
 from perfmodel.cost.learn._parameters import Inputs as Inputs
 from perfmodel.cost.learn._parameters import Parameters as Parameters
 from perfmodel.cost.learn._parameters import power_join as power_join
@@ -47,13 +46,12 @@ from perfmodel.cost.learn._regressor import Regressor as Regressor
 from perfmodel.cost.learn._rows import Rows as Rows
 from perfmodel.cost.learn._rows import in_16_bits as in_16_bits
 from perfmodel.cost.learn._rows import rows_from_ops as rows_from_ops
+from perfmodel.cost.learn._rows import with_half_the_batch as with_half_the_batch
 from perfmodel.cost.learn._stack import Figures as Figures
 from perfmodel.cost.learn._tables import Samples as Samples
 from perfmodel.cost.learn._tables import figures_lookup as figures_lookup
 from perfmodel.cost.learn._tables import gather as gather
-from perfmodel.cost.learn._tables import roofline_log_time as roofline_log_time
 from perfmodel.cost.learn._tables import split as split
-from perfmodel.cost.learn._tables import tree_features as tree_features
 from perfmodel.cost.learn._weights import END_TO_END_FILE as END_TO_END_FILE
 from perfmodel.cost.learn._weights import WeightFiles as WeightFiles
 from perfmodel.cost.learn._weights import kernel_records as kernel_records

@@ -8,7 +8,7 @@ from jaxtyping import Float64
 
 from perfmodel.cost.learn._parameters import FLOOR_POWER, JOINT_POWER, power_join
 from perfmodel.cost.learn._tables import Samples, physics_of
-from perfmodel.ops import compute_seconds, memory_seconds
+from perfmodel.ops import KernelKind, compute_seconds, memory_seconds
 
 NO_FLOOR: Final = float(np.log(1e-9))
 _TYPICAL_FLOOR: Final = float(np.log(35e-6))
@@ -22,7 +22,7 @@ _MOST_ROWS: Final = 3000
 class Base(NamedTuple):
     """Log constants per group [G] and the group of every sample [n]."""
 
-    groups: tuple[tuple[int, str], ...]
+    groups: tuple[tuple[int, KernelKind], ...]
     """Stack index and kind of each group."""
     index: np.ndarray
     log_fixed_s: Float64[np.ndarray, "G"]
@@ -43,7 +43,7 @@ def fit_base(samples: Samples, seed: int = 0) -> Base:
     some = [rng.choice(r, _MOST_ROWS, replace=False) if len(r) > _MOST_ROWS else r for r in rows]
     constants = np.zeros((len(groups), 4))
     # large groups first: what they say about launch floors is the prior of small ones
-    floors: dict[tuple[str, str], list[float]] = {}
+    floors: dict[tuple[str, KernelKind], list[float]] = {}
     for g in sorted(range(len(groups)), key=lambda g: -len(rows[g])):
         stack = samples.stacks[groups[g][0]]
         known = floors.setdefault((stack.source, groups[g][1]), [])
@@ -54,13 +54,12 @@ def fit_base(samples: Samples, seed: int = 0) -> Base:
     return Base(groups, index, *constants.T)
 
 
-def groups_of_samples(samples: Samples) -> tuple[tuple[tuple[int, str], ...], np.ndarray]:
+def groups_of_samples(samples: Samples) -> tuple[tuple[tuple[int, KernelKind], ...], np.ndarray]:
     """Every pair of stack index and kind that was measured, and which of them each sample has [n]."""
-    kinds = np.unique(samples.rows.kind.astype(str))
-    code = np.searchsorted(kinds, samples.rows.kind.astype(str))
-    joint = samples.stack * len(kinds) + code
+    kinds = sorted(samples.rows.kinds)
+    joint = samples.stack * len(kinds) + samples.rows.by_kind(kinds.index)
     unique, index = np.unique(joint, return_inverse=True)
-    return tuple((int(u // len(kinds)), str(kinds[u % len(kinds)])) for u in unique), index
+    return tuple((int(u // len(kinds)), kinds[u % len(kinds)]) for u in unique), index
 
 
 def _fit_group(samples: Samples, host_launch: bool, floor: float) -> np.ndarray:

@@ -4,9 +4,9 @@
 between))`, as NCCL itself models it (`src/graph/tuning.cc`, `ncclTopoTuneModel` and `ncclTopoGetAlgoTime`).
 
 Algorithms: ring, double binary tree (Sanders, Speck and Traeff, Parallel Computing 35, 2009), reduction in the
-switches of a node (NVLS) and of the network (SHARP), pairwise exchange. Protocols as NCCL's LL and Simple: a share
-of the bandwidth at a fraction of the latency, and the reverse. Every term grows with bytes, ranks and latency and
-falls with bandwidth, and so does their minimum.
+switches of a node (NVLS) and of the network (SHARP), pairwise exchange. Protocols as NCCL's LL, LL128 and Simple: a
+share of the bandwidth at a fraction of the latency, nearly all of it at little more, and all of it at several times
+the latency. Every term grows with bytes, ranks and latency and falls with bandwidth, and so does their minimum.
 
 Functions take NumPy or JAX arrays alike and are differentiable in all real arguments.
 
@@ -31,6 +31,8 @@ from perfmodel.ops import CollectiveKind
 Array = Any
 """A NumPy or JAX array, or a Python number."""
 KINDS: Final = get_args(CollectiveKind)
+PAIRS: Final = ("send_recv", "all_to_all")
+"""Kinds that are messages between pairs."""
 
 REFERENCE_PEERS: Final = 7
 """Peers in a node of eight; larger nodes are switched, their bandwidth grows no further."""
@@ -46,8 +48,19 @@ CHANNELS_UNTIL: Final = 4.0
 channels to give them (`ncclTopoComputeP2pChannels`)."""
 POSTED: Final = 0.1
 """Share of a hop that each further message costs which is posted at once, inside a node."""
+LINE_SHARE: Final = 0.92
+"""Bandwidth of LL128 as a share of the full one: 120 bytes of data in a line of 128 (NCCL `src/graph/tuning.cc`)."""
+LINE_START_S: Final = 7.4e-6
+FULL_START_S: Final = 1.8e-6
+"""What a collective in lines, and one in full bandwidth, takes longer to begin than one in low latency (the same: 14,
+8.4 and 6.6 us)."""
+SPREAD: Final = 0.5
+"""Share of a low-latency hop between nodes that a ring pays whose nodes have several ranks: its channels cross the
+network at different ranks (the same: 2.7 of 5 us in LL, 4 of 8.5 us in LL128, where one rank per node pays all)."""
+ASKS: Final = 4
+"""Sharpness of the size from which messages ask before they are sent."""
 NEVER: Final = 1e30
-"""Bytes of no message."""
+"""Bytes of no message, ranks of no ring."""
 IMPOSSIBLE_S: Final = 1e6
 """Time of an algorithm that the fabric lacks."""
 
@@ -62,8 +75,13 @@ class LinkConstants:
     """Latency of one message inside a node in the low-latency protocol."""
     hop_inside_full_s: Array
     """The same in the bandwidth protocol."""
+    hop_inside_line_s: Array
+    """The same in the protocol of lines (LL128)."""
+    hop_switch_s: Array
+    """Latency of a node's switch that adds: a rank's way to it or back."""
     hop_between_s: Array
     hop_between_full_s: Array
+    hop_between_line_s: Array
     shift_inside_s: Array
     """Stated latency of a hop inside a node beyond the usual one: it adds to time as it is, whatever the size."""
     shift_between_s: Array
@@ -76,6 +94,8 @@ class LinkConstants:
     """Effective bytes/s between nodes of one rank (its share of the node's links), on two nodes."""
     low_latency_share: Array
     """Bandwidth of the low-latency protocol as a share of the full one."""
+    line_share: Array
+    """The same of the protocol of lines; 0: the links do not carry it."""
     peer_exponent: Array
     """How bandwidth inside a node grows with the peers of a rank: 0 behind a switch, towards 1 in a mesh of
     direct links (each pair has its own), negative where ranks share a host bridge."""
@@ -86,7 +106,10 @@ class LinkConstants:
     long_ring: Array
     """Ranks of a ring from which its low-latency hops between nodes take twice as long."""
     eager_bytes: Array
-    """Size of the buffer from which a hop of a tree between nodes asks before it sends: twice the latency."""
+    """Bytes on the wire from which a message between nodes asks before it is sent: twice the latency."""
+    tree_share: Array
+    """Bandwidth between nodes of a tree whose nodes add without a switch, relative to a ring's: half of its channels'
+    traffic goes through the devices of others (NCCL's `perChMaxTreeBws`)."""
     switch_share: Array
     """Efficiency of reduction in the node's switch relative to a ring's; 0: no such switch."""
     network_share: Array
@@ -143,7 +166,6 @@ def collective_time(
     if kind == "send_recv":
         kept = xp.minimum(CHANNELS_UNTIL / nodes, 1.0) ** 2
         between = between * (c.neighbour_share + (1 - c.neighbour_share) * kept)
-    asks = 1 + buffer_bytes / (buffer_bytes + c.eager_bytes)
     skew = 1 + n / c.long_ring
     local = xp.minimum(r - 1, 1.0)
     table, best = _algorithms(kind, xp, n, r, nodes, c), None
@@ -151,18 +173,24 @@ def collective_time(
         if algorithm in table and algorithm != name:
             continue
         is_tree = name in ("tree", "nvls_tree")
-        tree = asks if is_tree else 1.0
+        asks = _asks(buffer_bytes if is_tree else buffer_bytes / n, c.eager_bytes) if name else 1.0
         sharpness = xp.where(nodes > 1.0, OVERLAP_TREE if is_tree else OVERLAP_BETWEEN, OVERLAP_INSIDE)
-        waits = skew if name == "ring" else 1.0
+        waits, spread = (skew, 1 - (1 - SPREAD) * local) if name == "ring" else (1.0, 1.0)
         # messages of pairs have one protocol between nodes; a broadcast's ranks do not wait for one another
-        quick_s = c.hop_between_full_s if kind in ("send_recv", "all_to_all") else c.hop_between_s
+        quick_s = c.hop_between_full_s if kind in PAIRS else c.hop_between_s
         least_in, least_out = (local, several) if kind == "broadcast" else (hops_in, hops_out)
-        low_latency = least_in, c.hop_inside_s, least_out, quick_s, waits, c.low_latency_share
-        bandwidth = hops_in, c.hop_inside_full_s, hops_out, c.hop_between_full_s, 1.0, 1.0
-        for near, near_s, far, far_s, slower, share in (
-            (bandwidth,) if name in SIMPLE_ONLY else (low_latency, bandwidth)
-        ):
-            latency_s = near * near_s + far * far_s * tree * slower + fixed_s
+        low_latency = least_in, c.hop_inside_s, least_out, quick_s, waits * spread, c.low_latency_share
+        full_s = c.hop_switch_s if name in SIMPLE_ONLY else c.hop_inside_full_s
+        bandwidth = hops_in, full_s, hops_out, c.hop_between_full_s, 1.0, 1.0
+        protocols = [(*bandwidth, fixed_s + FULL_START_S)]
+        if name not in SIMPLE_ONLY:
+            protocols += [(*low_latency, fixed_s)]
+        if name in ("ring", "tree"):
+            lines, no_lines_s = xp.where(c.line_share > 0, c.line_share, 1.0), _absent_s(xp, c.line_share)
+            in_lines = hops_in, c.hop_inside_line_s, hops_out, c.hop_between_line_s, waits * spread, lines
+            protocols += [(*in_lines, fixed_s + LINE_START_S + no_lines_s)]
+        for near, near_s, far, far_s, slower, share, other_s in protocols:
+            latency_s = near * near_s + far * far_s * asks * slower + other_s
             shift_s = near * _shift(xp, near_s, c.shift_inside_s) + far * _shift(xp, far_s, c.shift_between_s)
             inside_s, between_s = (
                 volume_in * buffer_bytes / (inside * share),
@@ -192,7 +220,7 @@ def _algorithms(
         ring_volume, over = 2 * share * several / r, 2 * share * local
         return {
             "ring": (2 * ring_in, 2 * ring_out, 0.0, over, ring_volume),
-            "tree": (2 * tree_in, 2 * tree_out, 0.0, over, tree_volume / r),
+            "tree": (2 * tree_in, 2 * tree_out, 0.0, over, tree_volume / r / c.tree_share),
             "nvls": (2 * local, 2 * ring_out, no_switch_s, switched * local, ring_volume),
             "nvls_tree": (2 * local, 2 * tree_out, no_switch_s, switched * local, tree_volume / r),
             "collnet": (2 * local, 2 * several, no_switch_s + no_network_s, switched * local, networked * several / r),
@@ -218,7 +246,17 @@ def _shift(xp: ModuleType, hop_s: Array, stated_s: Array) -> Array:
 
 def _reduced(xp: ModuleType, share: Array) -> tuple[Array, Array]:
     """Volume in buffers of a reduction in switches of this efficiency, and what keeps those without from it [s]."""
-    return 1 / xp.where(share > 0, share, 1.0), xp.where(share > 0, 0.0, IMPOSSIBLE_S)
+    return 1 / xp.where(share > 0, share, 1.0), _absent_s(xp, share)
+
+
+def _asks(message_bytes: Array, eager_bytes: Array) -> Array:
+    """Latencies of a message: 1 of one sent at once, 2 of one that asks first. On the wire half of what LL sends is
+    flags. No steeper than that more ranks, and smaller messages, still take longer."""
+    return 1 + 1 / (1 + (eager_bytes / (2 * message_bytes)) ** ASKS)
+
+
+def _absent_s(xp: ModuleType, share: Array) -> Array:
+    return xp.where(share > 0, 0.0, IMPOSSIBLE_S)
 
 
 LEAST_HOP: Final = 0.25
@@ -247,7 +285,10 @@ def effects(kind: str, inside: str, between: str) -> tuple[Effect, ...]:
     near = (Effect(of, inside) for of in ("inside", "hop_inside", "peers", "low_latency"))
     tiers = ("between", "hop_between", "hop_ratio_between", "long_ring", "peer_s", "nodes")
     far = (Effect(of, between) for of in tiers)
-    names = ("hop_ratio", "switch", "network", "neighbours", "low_latency_between")
+    names = (
+        "hop_ratio", "hop_line", "hop_switch", "switch", "network", "neighbours", "low_latency_between",
+        "hop_line_between", "hop_pair", "tree",
+    )  # fmt: skip
     alone = (Effect(of) for of in names)
     both = (Effect("inside", inside, kind), Effect("between", between, kind), Effect("hop_between", between, kind))
     return (*of_kind, *near, *far, *alone, *both)
@@ -256,11 +297,18 @@ def effects(kind: str, inside: str, between: str) -> tuple[Effect, ...]:
 _EXPECTED: Final = {
     "launch": (log(5e-6), 0.5),
     "low_latency": (-0.6, 0.4),
-    "hop_ratio": (log(3.0), 0.5),
+    # NCCL's latencies of a hop in LL, LL128 and Simple: 0.6, 1.9 and 3.4 us by NVLink, 5, 8.5 and 14 us by the network
+    "hop_ratio": (log(3.4 / 0.6 - 1), 0.5),
+    "hop_line": (log(1.9 / 0.6 - 1), 0.3),
+    "hop_line_between": (log(8.5 / 5 - 1), 0.5),
+    "hop_pair": (0.0, 0.5),
+    "hop_switch": (log(8e-6), 0.5),
     "hop_ratio_between": (log(1.5), 0.6),
     "switch": (1.0, 0.5),
     "network": (1.0, 0.5),
-    "nodes": (log(0.03), 0.5),
+    # a healthy fabric loses nothing from 2 to 64 nodes, a weaker one 3.4 % with each doubling
+    "nodes": (log(0.01), 1.0),
+    "tree": (1.4, 0.7),  # NCCL's trees: 0.92 * 0.85 of a ring, and limits of their own for each channel
     "neighbours": (0.0, 0.5),
     "long_ring": (log(16384.0), 1.5),
     "low_latency_between": (-0.6, 0.5),
@@ -315,25 +363,31 @@ def constants(
     near_s = exp(value("hop_inside", inside))
     far_s = exp(value("hop_between", between) + value("hop_between", between, kind))
     near_ratio, far_ratio = 1 + exp(value("hop_ratio")), 1 + exp(value("hop_ratio_between", between))
-    link = link_named(inside)
+    near_line, far_line = 1 + exp(value("hop_line")), 1 + exp(value("hop_line_between"))
+    link, at_scale = link_named(inside), fabric.levels[level].slows_at_scale
     low_latency = value("low_latency_between") if spans_nodes else value("low_latency", inside)
     return LinkConstants(
         launch_s=exp(value("launch", "", kind)),
         hop_inside_s=near_s,
         hop_inside_full_s=near_ratio * near_s,
+        hop_inside_line_s=near_line * near_s,
+        hop_switch_s=exp(value("hop_switch")),
         hop_between_s=far_s,
-        hop_between_full_s=far_ratio * far_s,
+        hop_between_full_s=far_ratio * far_s * (exp(value("hop_pair")) if kind in PAIRS else 1.0),
+        hop_between_line_s=far_line * far_s,
         shift_inside_s=fabric.latency_shift_s(level, False),
         shift_between_s=fabric.latency_shift_s(level, True),
         peer_s=exp(value("peer_s", between)),
         bandwidth_inside=fabric.inside.bandwidth * (1.0 if spans_nodes else efficiency("inside", inside)),
         bandwidth_between=fabric.share_between(level, ranks_per_node, concurrent) * efficiency("between", between),
         low_latency_share=1 / (1 + exp(-low_latency)),
+        line_share=LINE_SHARE if fabric.carries_lines(level if spans_nodes else 0) else 0.0,
         peer_exponent=value("peers", inside) if link and (link.mesh or link.name.startswith("PCIe")) else 0.0,
-        node_exponent=exp(value("nodes", between)),
-        neighbour_share=1 / (1 + exp(-value("neighbours"))),
-        long_ring=exp(value("long_ring", between)),
+        node_exponent=exp(value("nodes", between)) if at_scale else 0.0,
+        neighbour_share=1 / (1 + exp(-value("neighbours"))) if at_scale else 1.0,
+        long_ring=exp(value("long_ring", between)) if at_scale else NEVER,
         eager_bytes=network.eager_bytes if (network := link_named(between)) else NEVER,
+        tree_share=1 / (1 + exp(-value("tree"))),
         switch_share=1 / (1 + exp(-value("switch"))) if link and link.reduces else 0.0,
         network_share=1 / (1 + exp(-value("network"))) if in_network else 0.0,
     )

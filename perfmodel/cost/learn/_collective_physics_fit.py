@@ -163,6 +163,9 @@ _BETWEEN: Final = (
     "neighbours",
     "long_ring",
     "low_latency_between",
+    "hop_line_between",
+    "hop_pair",
+    "tree",
 )
 """Effects that say nothing inside a node."""
 

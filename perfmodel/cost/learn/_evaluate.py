@@ -1,5 +1,6 @@
 """Errors on what training never saw: shapes, large shapes and whole devices kept out."""
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +25,7 @@ from perfmodel.cost.learn._recipe import Recipe, Report, Stages
 from perfmodel.cost.learn._regressor import Regressor
 from perfmodel.cost.learn._tables import Samples, physics_of, split
 from perfmodel.cost.learn._train import train_members
-from perfmodel.ingest.tables import factorise
+from perfmodel.ops import KernelKind
 
 FEWEST_OF_DEVICE: Final = 200
 """Samples from which a device is worth leaving out."""
@@ -77,9 +78,9 @@ def fit_part(
     """A regressor that has seen only `fit_on` (and was stopped by `check_on`)."""
     seen = np.concatenate([fit_on, check_on]).astype(np.int64)
     part = samples.take(seen)
-    kinds: list[dict[str, int]] = [{} for _ in samples.stacks]
-    for stack, kind in zip(part.stack, part.rows.kind, strict=True):
-        kinds[stack][kind] = kinds[stack].get(kind, 0) + 1
+    kinds: list[dict[KernelKind, int]] = [{} for _ in samples.stacks]
+    for (stack, kind), count in Counter(zip(part.stack.tolist(), part.rows.kind.tolist(), strict=True)).items():
+        kinds[stack][part.rows.kinds[kind]] = count
     stacks = tuple(replace(s, kinds=k) for s, k in zip(samples.stacks, kinds, strict=True))
     base = fit_base(part, seed)
     params = train_members(
@@ -178,12 +179,12 @@ def _devices(
 
 def _from_near(regressor: Regressor, samples: Samples, index: np.ndarray) -> np.ndarray:
     """Which samples were answered by a near relative (or by a ratio) rather than from far away."""
-    codes, labels = factorise(samples.stack[index].astype(str) + "\t" + samples.rows.kind[index].astype(str))
+    kinds = samples.rows.kinds
+    pairs, codes = np.unique(samples.stack[index] * len(kinds) + samples.rows.kind[index], return_inverse=True)
     near = []
-    for label in labels:
-        stack, _, kind = label.partition("\t")
-        s = samples.stacks[int(stack)]
-        near.append(regressor.plan(Query(s.figures, s.source, s.software), kind).mode != "far")
+    for stack, kind in zip(*divmod(pairs, len(kinds)), strict=True):
+        s = samples.stacks[stack]
+        near.append(regressor.plan(Query(s.figures, s.source, s.software), kinds[kind]).mode != "far")
     return np.array(near)[codes]
 
 

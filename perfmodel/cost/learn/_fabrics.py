@@ -36,18 +36,29 @@ class LinkClass:
     """Direct links between pairs instead of a switch: a rank's bandwidth grows with the peers that take part."""
     limited: bool = True
     """Whether it is a link at all: ranks on one host exchange data through memory."""
+    lines: bool = False
+    """Whether NCCL sends lines of 128 bytes over it (LL128): NVLink since Volta, and networks whose adapters sit beside
+    the devices and keep a line's order (NCCL `src/graph/tuning.cc`). Slingshot's hang on the host processors, EFA kept
+    no order before Hopper's instances (aws-ofi-nccl), Ethernet goes through the host's memory."""
     eager_bytes: float = 1e30
     """Messages up to this size are sent without asking the receiver first."""
 
 
 LINK_CLASSES: Final = (
     LinkClass("NVLink1", r"nvlink[- ]?1", 80e9, 2e-6, 1e-6, mesh=True),
-    LinkClass("NVLink2-switch", r"nvlink[- ]?2.*nvswitch|nvswitch.*nvlink[- ]?2|nvswitch[- ]?v100", 150e9, 2e-6, 1e-6),
-    LinkClass("NVLink2", r"nvlink[- ]?2", 150e9, 2e-6, 1e-6, mesh=True),
-    LinkClass("NVLink3", r"nvlink[- ]?3", 300e9, 2e-6, 1e-6),
-    LinkClass("NVLink4", r"nvlink[- ]?4", 450e9, 2e-6, 1e-6, reduces=True),
-    LinkClass("NVLink4-mesh", r"4xgh200", 450e9, 2e-6, 1e-6, mesh=True),
-    LinkClass("NVLink5", r"nvlink[- ]?5|nvl72", 900e9, 2e-6, 1e-6, reduces=True),
+    LinkClass(
+        "NVLink2-switch",
+        r"nvlink[- ]?2.*nvswitch|nvswitch.*nvlink[- ]?2|nvswitch[- ]?v100",
+        150e9,
+        2e-6,
+        1e-6,
+        lines=True,
+    ),
+    LinkClass("NVLink2", r"nvlink[- ]?2", 150e9, 2e-6, 1e-6, mesh=True, lines=True),
+    LinkClass("NVLink3", r"nvlink[- ]?3", 300e9, 2e-6, 1e-6, lines=True),
+    LinkClass("NVLink4", r"nvlink[- ]?4", 450e9, 2e-6, 1e-6, reduces=True, lines=True),
+    LinkClass("NVLink4-mesh", r"4xgh200", 450e9, 2e-6, 1e-6, mesh=True, lines=True),
+    LinkClass("NVLink5", r"nvlink[- ]?5|nvl72", 900e9, 2e-6, 1e-6, reduces=True, lines=True),
     LinkClass("NVLink-bridge", r"bridge", 56e9, 2e-6, 1e-6),
     LinkClass("XGMI", r"xgmi|infinity", 448e9, 2e-6, 2e-6, mesh=True),
     LinkClass("ICI", r"\bici\b|tpu", 100e9, 1e-6, 1e-6),
@@ -56,26 +67,26 @@ LINK_CLASSES: Final = (
     LinkClass("PCIe5", r"pcie[- ]?(gen)?5", 64e9, 5e-6, 2e-6),
     LinkClass("PCIe", r"pcie|upi|qpi", 16e9, 5e-6, 2e-6),
     LinkClass("InfiniBand-FDR", r"fdr", 7e9, 5e-6, 6e-6, True, reduces=True),
-    LinkClass("InfiniBand-EDR", r"edr|infiniband.*100", 12.5e9, 5e-6, 6e-6, True, reduces=True),
-    LinkClass("InfiniBand-NDR", r"ndr", 50e9, 5e-6, 6e-6, True, reduces=True),
-    LinkClass("InfiniBand-XDR", r"xdr", 100e9, 5e-6, 6e-6, True, reduces=True),
-    LinkClass("InfiniBand-HDR", r"hdr|infiniband|\bib\b", 25e9, 5e-6, 6e-6, True, reduces=True),
+    LinkClass("InfiniBand-EDR", r"edr|infiniband.*100", 12.5e9, 5e-6, 6e-6, True, reduces=True, lines=True),
+    LinkClass("InfiniBand-NDR", r"ndr", 50e9, 5e-6, 6e-6, True, reduces=True, lines=True),
+    LinkClass("InfiniBand-XDR", r"xdr", 100e9, 5e-6, 6e-6, True, reduces=True, lines=True),
+    LinkClass("InfiniBand-HDR", r"hdr|infiniband|\bib\b", 25e9, 5e-6, 6e-6, True, reduces=True, lines=True),
     LinkClass("OmniPath", r"omni", 12.5e9, 5e-6, 6e-6, True),
     LinkClass("Aries", r"aries|cray", 10e9, 1.5e-6, 6e-6, True),
     LinkClass("Slingshot", r"slingshot", 25e9, 5e-6, 6e-6, True, eager_bytes=4096),
-    LinkClass("RoCE", r"roce", 25e9, 6e-6, 10e-6, True),
+    LinkClass("RoCE", r"roce", 25e9, 6e-6, 10e-6, True, lines=True),
     LinkClass("EFA", r"efa|elastic fabric", 12.5e9, 15e-6, 30e-6, True),
     LinkClass("loopback", r"gloo|loopback|emulated|veth", 12.5e9, 25e-6, 30e-6, True, limited=False),
     LinkClass("Ethernet", r"ethernet|gcp|gbe|tcp|socket|dcn|fastrak", 12.5e9, 25e-6, 30e-6, True),
-    LinkClass("NVLink", r"nvlink|nvswitch", 300e9, 2e-6, 1e-6),
+    LinkClass("NVLink", r"nvlink|nvswitch", 300e9, 2e-6, 1e-6, lines=True),
 )
 """Sources: the vendors' data sheets (NVLink and all Infinity Fabric links of a GPU one way; PCIe x16; InfiniBand and
 Ethernet per port)."""
 
 UNKNOWN_INTRA: Final = LinkClass("unknown-intra", "", 25e9, 2e-6, 2e-6)
-UNNAMED: Final = LinkClass("unnamed-network", r"(\d{2,4}) ?g(?:b|$|[^a-z0-9])", 50e9, 5e-6, 6e-6, True)
+UNNAMED: Final = LinkClass("unnamed-network", r"(\d{2,4}) ?g(?:b|$|[^a-z0-9])", 50e9, 5e-6, 6e-6, True, lines=True)
 """A network told by the rate of its adapters alone (`RDMA-400G`)."""
-UNKNOWN_INTER: Final = LinkClass("unknown-inter", "", 12.5e9, 10e-6, 20e-6, True)
+UNKNOWN_INTER: Final = LinkClass("unknown-inter", "", 12.5e9, 10e-6, 20e-6, True, lines=True)
 
 _GENERATION: Final = (
     (r"p100", "NVLink1"), (r"v100", "NVLink2"), (r"a100|a800", "NVLink3"), (r"g?h[128]00|h20|h800", "NVLink4"),
@@ -170,7 +181,8 @@ def _by_device(device: str, link: LinkClass) -> LinkClass:
         return next(other for other in LINK_CLASSES if other.name == "NVLink4-mesh")
     for name, pattern, bandwidth in _OF_DEVICE:
         if name == link.name and re.search(pattern, device):
-            return replace(link, bandwidth_bytes_per_s=bandwidth)
+            # the EFA that Hopper came with keeps the order of lines
+            return replace(link, bandwidth_bytes_per_s=bandwidth, lines=link.lines or name == "EFA")
     return link
 
 
@@ -196,6 +208,9 @@ class Level:
     """Whether its switches may add up data on the way."""
     limited: bool = True
     """Whether it is a link at all, not memory."""
+    lines: bool = False
+    """Whether it carries LL128."""
+    slows_at_scale: bool = True
 
 
 @dataclass(frozen=True)
@@ -226,7 +241,7 @@ class Fabric:
     @classmethod
     def of(cls, cluster: Cluster) -> "Fabric":
         """The fabric of a cluster."""
-        names = tuple((x.name, x.bandwidth_bytes_per_s, x.latency_s) for x in cluster.levels)
+        names = tuple((x.name, x.bandwidth_bytes_per_s, x.latency_s, x.slows_at_scale) for x in cluster.levels)
         return _fabric(cluster.device.name, cluster.devices_per_node, names)
 
     @classmethod
@@ -253,6 +268,10 @@ class Fabric:
         one_rank = max(per_device, min(self.levels[level].adapter, node))
         return min(node / (concurrent * ranks_per_node), one_rank)
 
+    def carries_lines(self, level: int) -> bool:
+        """Whether groups that reach this level may use LL128: all their links carry it, from the devices' own on."""
+        return not self.flat and all(x.lines for x in self.levels[: level + 1])
+
     def latency_shift_s(self, level: int, between: bool) -> float:
         """Stated latency beyond the usual one, of the slowest level crossed."""
         crossed = self.levels[0 if self.flat else 1 : level + 1] if between else self.levels[:1]
@@ -276,13 +295,13 @@ def _known_device(name: str) -> tuple[str, float | None]:
 
 
 @lru_cache(maxsize=1024)
-def _fabric(device: str, node_size: int, stated: Sequence[tuple[str, float, float]]) -> Fabric:
+def _fabric(device: str, node_size: int, stated: Sequence[tuple[str, float, float, bool]]) -> Fabric:
     flat = is_network(stated[0][0], device)
     levels = []
-    for index, (name, bandwidth, latency_s) in enumerate(stated):
+    for index, (name, bandwidth, latency_s, slows_at_scale) in enumerate(stated):
         link = link_class(name, device, flat or index > 0)
         adapter = bandwidth if _unknown(link) else link.bandwidth_bytes_per_s
-        levels.append(Level(link.name, bandwidth, adapter, latency_s, link.latency_s, link.reduces, link.limited))
+        levels.append(replace(_level(link, bandwidth, adapter, latency_s), slows_at_scale=slows_at_scale))
     return Fabric(canonical_device(device), 1 if flat else node_size, tuple(levels))
 
 
@@ -301,7 +320,7 @@ def _of_row(
     if nics > size:  # beyond a whole number per device adapters serve storage
         nics -= nics % size
     between = adapter * nics / size if nics > 0 else adapter
-    network = Level(outer.name, between, adapter, outer.latency_s, outer.latency_s, outer.reduces, outer.limited)
+    network = _level(outer, between, adapter, outer.latency_s)
     if alone and ranks_per_node < 2:
         return Fabric(canonical_device(device), 1, (network,))
     inner = link_class(interconnect, device, False)
@@ -311,8 +330,11 @@ def _of_row(
     if inner.name.startswith("PCIe"):  # a device may have fewer lanes than its slot, or bridges beside it
         bandwidth = min(bandwidth, inner.bandwidth_bytes_per_s)
     adapter = bandwidth if _unknown(inner) else inner.bandwidth_bytes_per_s
-    local = Level(inner.name, bandwidth, adapter, inner.latency_s, inner.latency_s, inner.reduces, inner.limited)
-    return Fabric(known, size, (local, network))
+    return Fabric(known, size, (_level(inner, bandwidth, adapter, inner.latency_s), network))
+
+
+def _level(link: LinkClass, bandwidth: float, adapter: float, latency_s: float) -> Level:
+    return Level(link.name, bandwidth, adapter, latency_s, link.latency_s, link.reduces, link.limited, link.lines)
 
 
 def _usual_node(name: str, device: str) -> int:

@@ -29,7 +29,7 @@ from perfmodel.cost.learn._weights import read_header, save_regressor, weight_fi
 from perfmodel.display import frame_html, shows_progress
 from perfmodel.errors import CalibrationError, TableError
 from perfmodel.ingest.tables import read_table, table_kind, text
-from perfmodel.ops import FAMILIES
+from perfmodel.ops import FAMILIES, KernelKind
 
 if TYPE_CHECKING:
     from perfmodel.cost.learn._evaluate import Evaluation
@@ -136,7 +136,7 @@ def fit_regressor(
     from perfmodel.cost.learn._recipe import Stages
     from perfmodel.cost.learn._train import train_members
 
-    code = KindCode.of(sorted(set(samples.rows.kind.tolist())))
+    code = KindCode.of(samples.rows.kinds)
     stages = Stages(recipe.name, checkpoints, progress)
     evaluation = evaluate(samples, recipe, code, seed=seed, stages=stages)
     base = fit_base(samples, seed)
@@ -150,7 +150,7 @@ def fit_regressor(
 
 
 def assemble(
-    samples: Samples, recipe: Recipe, code: KindCode, groups: tuple[tuple[int, str], ...], params: Parameters,
+    samples: Samples, recipe: Recipe, code: KindCode, groups: tuple[tuple[int, KernelKind], ...], params: Parameters,
     evaluation: "Evaluation", *, seed: int, hashes: dict[str, str],
 ) -> Regressor:  # fmt: skip
     """Put fitted parameters, intervals and the record of their making together."""

@@ -6,48 +6,51 @@ elsewhere the whole is the sum of the two. Either way they add up.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final, Literal
 
 import numpy as np
 
-from perfmodel.cost.learn._attention_backward import goes_by_forward
-from perfmodel.cost.learn._plan import FEW_ROWS, Plan, preference_for
+from perfmodel.cost.learn._attention_dies import goes_by_forward
+from perfmodel.cost.learn._plan import FEW_ROWS, Plan, preference_for, timed_for
 from perfmodel.cost.learn._queries import Prediction, Query
 from perfmodel.cost.learn._rows import Rows
 from perfmodel.cost.learn._stack import Stack
-from perfmodel.ops import ATTENTION_MASKS, product_layout
+from perfmodel.cost.learn._streams import goes_by_bandwidth
+from perfmodel.ops import ATTENTION_MASKS, FAMILIES, GradientProducts, KernelKind
 
-Way = Literal["itself", "near measured", "sum", "share", "by forward"]
+Way = Literal["itself", "near measured", "sum", "share", "by forward", "by bandwidth"]
 """How a kind is answered: by its own plan, by it near measured shapes only, as the sum of its two products, as a
-share of the whole, or by its forward (`learn._attention_backward`)."""
+share of the whole, by its forward (`learn._attention_dies`), or by the memory bandwidth (`learn._streams`)."""
 
 WHOLE: Final = "bwd"
 GRADIENTS: Final = ("dgrad", "wgrad")
-SAME_SHAPE: Final = "grouped_linear"
-"""Products whose gradients carry the shape of the forward product, as measured tables do; so do convolutions'."""
 
 
 def way(
-    family: str, kind: str, query: Query, stacks: tuple[Stack, ...], plan: Callable[[Query, str], Plan]
+    family: str, kind: KernelKind, query: Query, stacks: tuple[Stack, ...], plan: Callable[[Query, KernelKind], Plan]
 ) -> Way:  # fmt: skip
     """How a regressor of these stacks answers a kind on a device."""
-    dtype, op, direction = kind.split("/")
     if goes_by_forward(kind, query.figures.die) and not any(s.source == query.source for s in stacks):
         return "by forward"
-    if op in ATTENTION_MASKS and direction == WHOLE:
+    if goes_by_bandwidth(kind, query.figures.die):
+        return "itself" if timed_for(plan(query, kind), stacks, query.figures, query.source) else "by bandwidth"
+    if kind.op in ATTENTION_MASKS and kind.pass_ == WHOLE:
         (first, *others) = plan(query, kind).terms
         stack = stacks[first.stack]
         few = not others and stack.figures.same_die(query.figures) and stack.kinds[first.kind] < FEW_ROWS
         return "near measured" if few else "itself"
-    if family not in ("gemm", "conv") or direction not in (WHOLE, *GRADIENTS):
+    if FAMILIES[family].gradients is None or kind.pass_ not in (WHOLE, *GRADIENTS):
         return "itself"
-    whole, *parts = (_believed(plan, query, stacks, f"{dtype}/{op}/{d}") for d in (WHOLE, *GRADIENTS))
+    whole, *parts = (_believed(plan, query, stacks, replace(kind, pass_=of)) for of in (WHOLE, *GRADIENTS))
     if whole is None or all(part is not None and part <= whole for part in parts):
-        return "sum" if direction == WHOLE else "itself"
-    return "itself" if direction == WHOLE else "share"
+        return "sum" if kind.pass_ == WHOLE else "itself"
+    return "itself" if kind.pass_ == WHOLE else "share"
 
 
-def _believed(plan: Callable[[Query, str], Plan], query: Query, stacks: tuple[Stack, ...], kind: str) -> tuple | None:
+def _believed(
+    plan: Callable[[Query, KernelKind], Plan], query: Query, stacks: tuple[Stack, ...], kind: KernelKind
+) -> tuple | None:
     """Sort key of the stack by which a kind is answered directly, if it is the one asked or rests on enough rows."""
     found = plan(query, kind)
     stack, known = stacks[found.terms[0].stack], found.terms[0].kind
@@ -59,45 +62,19 @@ def _believed(plan: Callable[[Query, str], Plan], query: Query, stacks: tuple[St
 
 def gradient_products(rows: Rows) -> tuple[Rows, Rows]:
     """The two products that rows of `bwd` stand for: input gradient and weight gradient."""
-    if rows.family == "conv":
-        return _changed(rows, "dgrad", {}), _changed(rows, "wgrad", {})
-    m, n, k, same = rows.shape["m"], rows.shape["n"], rows.shape["k"], _same_shape(rows)
-
-    def unless_same(name: str, value: np.ndarray) -> np.ndarray:
-        return np.where(same, rows.shape[name], value)
-
-    # dX[m, k] = dY[m, n] W'[n, k]; dW'[n, k] = dY'[n, m] X[m, k]
-    once = {"n": unless_same("n", k), "k": unless_same("k", n), "accumulate": np.zeros(len(rows))}
-    other = {"m": unless_same("m", n), "n": unless_same("n", k), "k": unless_same("k", m)}
-    return _changed(rows, "dgrad", once), _changed(rows, "wgrad", other)
+    once, other = _rule(rows).split(rows.shape, rows.columns)
+    return rows.changed(once, pass_=GRADIENTS[0]), rows.changed(other, pass_=GRADIENTS[1])
 
 
 def whole_backward(rows: Rows) -> Rows:
     """Rows of `bwd` that rows of gradient products belong to, without accumulation: inverse of `gradient_products`."""
-    if rows.family == "conv":
-        return _changed(rows, WHOLE, {})
-    weight = np.array([kind.endswith("wgrad") for kind in rows.kind], bool)
-    m, n, k, same = rows.shape["m"], rows.shape["n"], rows.shape["k"], _same_shape(rows)
-    shape = {
-        "m": np.where(weight & ~same, k, m),
-        "n": np.where(same, n, np.where(weight, m, k)),
-        "k": np.where(same, k, n),
-        "accumulate": np.zeros(len(rows)),
-    }
-    return _changed(rows, WHOLE, shape)
+    return rows.changed(_rule(rows).whole(rows.shape, rows.columns), pass_=WHOLE)
 
 
-def _same_shape(rows: Rows) -> np.ndarray:
-    return np.array([kind.split("/")[1] == SAME_SHAPE for kind in rows.kind], bool)
-
-
-def _changed(rows: Rows, direction: str, shape: dict[str, np.ndarray]) -> Rows:
-    kind = np.array([f"{kind.rpartition('/')[0]}/{direction}" for kind in rows.kind], object)
-    layout = {}
-    if rows.family == "gemm":
-        ops = np.array([k.split("/")[1] for k in kind], object)
-        layout = product_layout(ops, np.full(len(rows), direction, object))
-    return Rows(rows.family, rows.shape | shape | layout, kind)
+def _rule(rows: Rows) -> GradientProducts:
+    rule = FAMILIES[rows.family].gradients
+    assert rule is not None, f"gradients of {rows.family} are no products"
+    return rule
 
 
 def added(a: Prediction, b: Prediction) -> Prediction:

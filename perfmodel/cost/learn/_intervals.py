@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from perfmodel.cost.learn._tables import Samples
+from perfmodel.ops import KernelKind
 
 
 def conformal_quantile(residual: np.ndarray, level: float = 0.9) -> float:
@@ -106,7 +107,7 @@ def bucketed(error: np.ndarray, log_time: np.ndarray) -> Quantiles:
 class Intervals:
     """Interval offsets of one regressor."""
 
-    groups: Mapping[tuple[int, str], Quantiles]
+    groups: Mapping[tuple[int, KernelKind], Quantiles]
     """In range, by index of the stack and kind."""
     family: Quantiles
     """In range, groups with few kept-out samples."""
@@ -120,7 +121,7 @@ class Intervals:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a weights file's metadata."""
         return {
-            "groups": [[stack, kind, v.to_list()] for (stack, kind), v in self.groups.items()],
+            "groups": [[stack, str(kind), v.to_list()] for (stack, kind), v in self.groups.items()],
             "family": self.family.to_list(), "near": self.near.to_list(),
             "far": self.far.to_list(), "beyond": self.beyond.to_list(),
         }  # fmt: skip
@@ -129,7 +130,7 @@ class Intervals:
     def from_dict(cls, value: dict[str, Any]) -> "Intervals":
         """Inverse of `to_dict`."""
         rest = {k: Quantiles.from_list(value[k]) for k in ("family", "near", "far", "beyond")}
-        groups = {(int(stack), str(kind)): Quantiles.from_list(v) for stack, kind, v in value["groups"]}
+        groups = {(int(stack), KernelKind.parse(kind)): Quantiles.from_list(v) for stack, kind, v in value["groups"]}
         return cls(groups=groups, **rest)
 
 

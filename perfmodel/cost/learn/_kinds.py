@@ -1,4 +1,4 @@
-"""Kinds (`dtype/op/pass`): their distances and codes, and rows as the inputs of a regressor."""
+"""Kinds of kernels: their distances and codes, and rows as the inputs of a regressor."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 from perfmodel.cost.learn._rows import Rows
 from perfmodel.cost.learn._stack import Figures
 from perfmodel.ingest.tables import factorise
-from perfmodel.ops import NONGATED_MOE, Machine
+from perfmodel.ops import FAMILIES, KernelKind, Machine
 
 
 @dataclass(frozen=True)
@@ -20,44 +20,30 @@ class KindCode:
     passes: tuple[str, ...]
 
     @classmethod
-    def of(cls, kinds: Sequence[str]) -> "KindCode":
+    def of(cls, kinds: Sequence[KernelKind]) -> "KindCode":
         """Vocabulary of the given kinds, sorted."""
-        parts = [kind.split("/") for kind in kinds]
-        return cls(*(tuple(sorted({p[i] for p in parts})) for i in range(3)))
+        return cls(*(tuple(sorted({getattr(kind, part) for kind in kinds})) for part in ("dtype", "op", "pass_")))
 
     @property
     def size(self) -> int:
         return len(self.dtypes) + len(self.ops) + len(self.passes)
 
-    def one_hot(self, kind: str) -> np.ndarray:
+    def one_hot(self, kind: KernelKind) -> np.ndarray:
         """Code of one kind [K]; parts outside the vocabulary stay zero."""
         code = np.zeros(self.size)
         offset = 0
-        for part, known in zip(kind.split("/"), (self.dtypes, self.ops, self.passes), strict=True):
+        for part, known in ((kind.dtype, self.dtypes), (kind.op, self.ops), (kind.pass_, self.passes)):
             if part in known:
                 code[offset + known.index(part)] = 1.0
             offset += len(known)
         return code
 
 
-def kind_flags(kind: str) -> dict[str, float]:
-    """Shape flags that a kind fixes: whether both gradients are computed, masked or gated.
-
-    Causal and full attention keep the mask of their rows, which may stand in for each other.
-    """
-    _, op, direction = kind.split("/")
-    flags = {"bwd": float(direction == "bwd"), "nongated": float(op == NONGATED_MOE)}
-    if op in ("decode", "mixed"):
-        flags["causal"] = 1.0
-    return flags
-
-
-def kind_distance(a: str, b: str) -> float:
+def kind_distance(a: KernelKind, b: KernelKind) -> float:
     """How unlike two kinds are: differing pass 1, op 2, dtype 4 (forward is the best stand-in)."""
-    (dtype_a, op_a, pass_a), (dtype_b, op_b, pass_b) = a.split("/"), b.split("/")
-    distance = 4.0 * (dtype_a != dtype_b) + 2.0 * (op_a != op_b)
-    if pass_a != pass_b:
-        distance += 1.0 if pass_b == "fwd" else 1.5
+    distance = 4.0 * (a.dtype != b.dtype) + 2.0 * (a.op != b.op)
+    if a.pass_ != b.pass_:
+        distance += 1.0 if b.pass_ == "fwd" else 1.5
     return distance
 
 
@@ -77,7 +63,7 @@ def _pass_cost(asked: str, other: str) -> float:
     return 3.0 if other == "fwd" or other not in _ONE_PRODUCT else 3.5
 
 
-def stand_in(kind: str, known: Sequence[str]) -> str:
+def stand_in(kind: KernelKind, known: Sequence[KernelKind]) -> KernelKind:
     """The known kind closest to one that was never measured; `kind` itself if it was.
 
     Ops that share a word (`layer_norm`, `rms_norm`) are alike, unless one is several unfused kernels;
@@ -85,15 +71,13 @@ def stand_in(kind: str, known: Sequence[str]) -> str:
     """
     if kind in known:
         return kind
-    dtype, op, direction = kind.split("/")
-    words = set(op.split("_"))
+    words = set(kind.op.split("_"))
 
-    def cost(other: str) -> tuple[float, str]:
-        other_dtype, other_op, other_pass = other.split("/")
-        value = 4.0 * (other_dtype != dtype) + _pass_cost(direction, other_pass)
-        if other_op != op:
-            theirs = set(other_op.split("_"))
-            value += 2.0 - 1.0 * bool(words & theirs) - 0.5 * (other_op == "gelu")
+    def cost(other: KernelKind) -> tuple[float, KernelKind]:
+        value = 4.0 * (other.dtype != kind.dtype) + _pass_cost(kind.pass_, other.pass_)
+        if other.op != kind.op:
+            theirs = set(other.op.split("_"))
+            value += 2.0 - 1.0 * bool(words & theirs) - 0.5 * (other.op == "gelu")
             value += 1.5 * (("unfused" in words) != ("unfused" in theirs))
         return value, other
 
@@ -101,15 +85,12 @@ def stand_in(kind: str, known: Sequence[str]) -> str:
 
 
 def shape_with_flags(rows: Rows) -> dict[str, np.ndarray]:
-    """The rows' shape columns with the flags that their kinds fix."""
-    codes, kinds = factorise(rows.kind)
-    flags = [kind_flags(kind) for kind in kinds]
-    shape = dict(rows.shape)
-    for name in ("bwd", "nongated"):
-        shape[name] = np.array([f[name] for f in flags])[codes]
-    if rows.family == "attention":
-        given = np.array([f.get("causal", -1.0) for f in flags])[codes]
-        shape["causal"] = np.where(given >= 0, given, shape["causal"])
+    """The rows' shape columns with what their kinds fix: whether both gradients are computed, gated or masked."""
+    shape = rows.shape | {"bwd": rows.by_kind(lambda kind: float(kind.pass_ == "bwd"))}
+    flags = {kind: FAMILIES[rows.family].kind_flags(kind) for kind in rows.kinds}
+    for name in dict.fromkeys(name for of in flags.values() for name in of):
+        fixed = rows.by_kind(lambda kind, name=name: flags[kind].get(name, np.nan))
+        shape[name] = np.where(np.isnan(fixed), shape.get(name, fixed), fixed)
     return shape
 
 
@@ -121,7 +102,6 @@ def machine_of(figures: Sequence[Figures], index: np.ndarray, dtypes: np.ndarray
     return Machine(peaks[index, codes], rest[:, 0], rest[:, 1], rest[:, 2], rest[:, 3])
 
 
-def one_hot(code: KindCode, kinds: np.ndarray) -> np.ndarray:
+def one_hot(code: KindCode, rows: Rows) -> np.ndarray:
     """Kind codes of rows [n, K]."""
-    index, names = factorise(kinds)
-    return np.stack([code.one_hot(name) for name in names])[index]
+    return np.stack([code.one_hot(kind) for kind in rows.kinds])[rows.kind]

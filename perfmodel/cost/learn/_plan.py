@@ -1,16 +1,13 @@
 """How a request is answered: directly, by a ratio to a measured kind, by a sibling, or from related devices."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
 
-import numpy as np
-
 from perfmodel.cost.learn._kinds import kind_distance
-from perfmodel.cost.learn._parameters import Parameters
 from perfmodel.cost.learn._stack import Figures, Stack, product, similarity
 from perfmodel.ingest import OWN_ORDER
-from perfmodel.ops import ATTENTION_MASKS
+from perfmodel.ops import ATTENTION_MASKS, KernelKind
 
 Mode = Literal["direct", "ratio", "sibling", "near", "far"]
 SERVED: Final = ("Google",)
@@ -37,10 +34,10 @@ class Term(NamedTuple):
 
     coefficient: float
     stack: int
-    kind: str
+    kind: KernelKind
     figures: Figures
     """Device whose time it is (the asked one, or a donor's own within a ratio)."""
-    work: str = ""
+    work: KernelKind | None = None
     """Kind whose work it does, where `kind` stands in for one that was never measured."""
     home: Figures | None = None
     """Device whose kernels it runs where that is another part of the same die: its time moves from there by clocks and
@@ -60,8 +57,14 @@ class Plan:
     terms: tuple[Term, ...]
 
 
+def timed_for(plan: Plan, stacks: Sequence[Stack], figures: Figures, source: str | None) -> bool:
+    """Whether a plan rests on what the source that is asked has timed, or a user on this device."""
+    stack = stacks[plan.terms[0].stack]
+    return stack.source == source or (stack.order == OWN_ORDER and stack.figures.same_kernels(figures))
+
+
 def make_plan(
-    stacks: Sequence[Stack], figures: Figures, kind: str, source: str | None, software: str | None, *,
+    stacks: Sequence[Stack], figures: Figures, kind: KernelKind, source: str | None, software: str | None, *,
     direct: bool = True,
 ) -> Plan | None:  # fmt: skip
     """Choose stacks for `kind` on a device; `None` if no stack of the family has such a kind.
@@ -128,7 +131,7 @@ def home_of(stacks: Sequence[Stack], figures: Figures) -> Figures:
 
 
 def _shared(
-    stacks: Sequence[Stack], having: Sequence[int], order: dict[int, tuple], figures: Figures, kind: str
+    stacks: Sequence[Stack], having: Sequence[int], order: dict[int, tuple], figures: Figures, kind: KernelKind
 ) -> tuple[Term, ...]:
     """The mean of the devices of a die that have a kind, each by its best stack if that is as good as the best."""
     best = {stacks[i].figures.name: i for i in reversed(having)}
@@ -145,70 +148,64 @@ def _moved(plan: Plan, stacks: Sequence[Stack], home: Figures, figures: Figures)
     return Plan("sibling" if plan.mode == "direct" and not measured else plan.mode, tuple(terms))
 
 
-def on_behalf_of(plan: Plan, known: str, kind: str) -> Plan:
+def on_behalf_of(plan: Plan, known: KernelKind, kind: KernelKind) -> Plan:
     """A plan for a kind that `known` stands in for: its constants, but the work of `kind`.
 
     A pass or dtype that was not measured is not called so: the ratio of efficiencies between the two is taken as one.
     """
     if known == kind:
         return plan
-    (dtype, _, direction), (asked_dtype, _, asked_direction) = known.split("/"), kind.split("/")
-    moved = (dtype, direction) != (asked_dtype, asked_direction)
+    moved = (known.dtype, known.pass_) != (kind.dtype, kind.pass_)
     mode = "ratio" if plan.mode == "direct" and moved else plan.mode
     return Plan(mode, tuple(t._replace(work=kind) if t.kind == known else t for t in plan.terms))
 
 
 def _by_own_forward(
-    stacks: Sequence[Stack], figures: Figures, kind: str, source: str | None, software: str | None
+    stacks: Sequence[Stack], figures: Figures, kind: KernelKind, source: str | None, software: str | None
 ) -> Plan | None:
     """Backward of attention: forward, however it is known, times the ratio between the passes where both are believed.
 
     Masked backward was timed on few shapes only; the ratio under the other mask says more, as both passes skip what
     is masked.
     """
-    dtype, op, direction = kind.split("/")
-    if op not in ATTENTION_MASKS or direction == "fwd" or figures.vendor in SERVED:
+    if kind.op not in ATTENTION_MASKS or kind.pass_ == "fwd" or figures.vendor in SERVED:
         return None
-    ratio = _pass_ratio(stacks, figures, kind) or _pass_ratio(
-        stacks, figures, f"{dtype}/{next(mask for mask in ATTENTION_MASKS if mask != op)}/{direction}"
-    )
-    forward = make_plan(stacks, figures, f"{dtype}/{op}/fwd", source, software) if ratio else None
+    other_mask = replace(kind, op=next(mask for mask in ATTENTION_MASKS if mask != kind.op))
+    ratio = _pass_ratio(stacks, figures, kind) or _pass_ratio(stacks, figures, other_mask)
+    forward = make_plan(stacks, figures, replace(kind, pass_="fwd"), source, software) if ratio else None
     if forward is None:
         return None
     return Plan("ratio" if forward.mode == "direct" else forward.mode, (*forward.terms, *ratio))
 
 
 def _through_forward(
-    stacks: Sequence[Stack], figures: Figures, kind: str, source: str | None, software: str | None
+    stacks: Sequence[Stack], figures: Figures, kind: KernelKind, source: str | None, software: str | None
 ) -> Plan | None:
     """Forward of related devices, times the ratio to it on the most similar device that has both passes."""
-    dtype, op, direction = kind.split("/")
-    forward = f"{dtype}/{op}/fwd"
+    forward = replace(kind, pass_="fwd")
     ratio = _pass_ratio(stacks, figures, kind)
-    if direction == "fwd" or not ratio:
+    if kind.pass_ == "fwd" or not ratio:
         return None
     order = {i: preference_for(stacks[i], forward, source, software) for i in range(len(stacks))}
     base = _related(stacks, figures, forward, source, order)
     return base and Plan(base.mode, (*base.terms, *ratio))
 
 
-def _pass_ratio(stacks: Sequence[Stack], figures: Figures, kind: str) -> tuple[Term, ...]:
+def _pass_ratio(stacks: Sequence[Stack], figures: Figures, kind: KernelKind) -> tuple[Term, ...]:
     """Terms of the ratio of a pass to forward on the most similar device that is believed in both; else none."""
-    dtype, op, _ = kind.split("/")
-    forward = f"{dtype}/{op}/fwd"
+    forward = replace(kind, pass_="fwd")
     donors = [i for i, s in enumerate(stacks) if min(s.kinds.get(kind, 0), s.kinds.get(forward, 0)) >= FEW_ROWS]
     if not donors:
         return ()
-    donor = max(donors, key=lambda i: similarity(figures, stacks[i].figures, dtype))
+    donor = max(donors, key=lambda i: similarity(figures, stacks[i].figures, kind.dtype))
     own = stacks[donor].figures
     return Term(1.0, donor, kind, own), Term(-1.0, donor, forward, own)
 
 
-def _nearest(plan: Plan, stacks: Sequence[Stack], kind: str) -> float:
+def _nearest(plan: Plan, stacks: Sequence[Stack], kind: KernelKind) -> float:
     """Mean similarity of the devices that a plan moves to the asked one."""
-    dtype = kind.split("/")[0]
     moved = [t for t in plan.terms if not stacks[t.stack].figures.same_kernels(t.figures)]
-    return sum(t.coefficient * similarity(t.figures, stacks[t.stack].figures, dtype) for t in moved)
+    return sum(t.coefficient * similarity(t.figures, stacks[t.stack].figures, kind.dtype) for t in moved)
 
 
 def _known_names(stacks: Sequence[Stack], source: str | None, software: str | None) -> tuple[str | None, str | None]:
@@ -218,7 +215,9 @@ def _known_names(stacks: Sequence[Stack], source: str | None, software: str | No
     return (source if any(s.source == source for s in stacks) else None), software
 
 
-def preference_for(stack: Stack, kind: str, source: str | None, software: str | None) -> tuple[int, bool, int, str]:
+def preference_for(
+    stack: Stack, kind: KernelKind, source: str | None, software: str | None
+) -> tuple[int, bool, int, str]:
     """Sort key of a stack for a request: named software, then named source, then rows and preference."""
     named = 3
     if software is not None and stack.matches(software):
@@ -229,17 +228,16 @@ def preference_for(stack: Stack, kind: str, source: str | None, software: str | 
 
 
 def ratio_plan(
-    stacks: Sequence[Stack], own: Sequence[int], figures: Figures, kind: str, order: dict[int, tuple]
+    stacks: Sequence[Stack], own: Sequence[int], figures: Figures, kind: KernelKind, order: dict[int, tuple]
 ) -> Plan | None:
     """The nearest kind that a stack of `own` has, times the ratio to it on the most similar device that has both."""
-    dtype = kind.split("/")[0]
     best: tuple[float, tuple, Plan] | None = None
     for mine in own:
         for reference, rows in stacks[mine].kinds.items():
             step = kind_distance(kind, reference) + (rows < FEW_ROWS)
             for donor, stack in enumerate(stacks):
                 if kind in stack.kinds and reference in stack.kinds and step < _TOO_UNLIKE:
-                    cost = step - similarity(figures, stack.figures, dtype)
+                    cost = step - similarity(figures, stack.figures, kind.dtype)
                     if best is None or (cost, order[mine]) < best[:2]:
                         terms = (
                             Term(1.0, mine, reference, figures),
@@ -251,11 +249,16 @@ def ratio_plan(
 
 
 def _sibling(
-    stacks: Sequence[Stack], figures: Figures, kind: str, source: str | None, order: dict[int, tuple], ratio: Plan
+    stacks: Sequence[Stack],
+    figures: Figures,
+    kind: KernelKind,
+    source: str | None,
+    order: dict[int, tuple],
+    ratio: Plan,
 ) -> Plan | None:
     """The kind on devices of the same silicon, where they tell more of it than a ratio does."""
     reference, donor = ratio.terms[:2]
-    if reference.kind.split("/")[1] == kind.split("/")[1]:
+    if reference.kind.op == kind.op:
         return None
     alike = {i for i, s in enumerate(stacks) if s.figures.same_silicon(figures) and not s.figures.same_kernels(figures)}
     siblings = _related(stacks, figures, kind, source, order, among=alike)
@@ -266,10 +269,9 @@ def _sibling(
 
 
 def _related(
-    stacks: Sequence[Stack], figures: Figures, kind: str, source: str | None, order: dict[int, tuple],
+    stacks: Sequence[Stack], figures: Figures, kind: KernelKind, source: str | None, order: dict[int, tuple],
     among: Collection[int] | None = None,
 ) -> Plan | None:  # fmt: skip
-    dtype = kind.split("/")[0]
     scores: dict[str, tuple[float, int]] = {}
     told_with_launch = any(s.host_launch for s in stacks if s.source == source)
     for i, stack in enumerate(stacks):
@@ -278,7 +280,7 @@ def _related(
             if source is not None and stack.host_launch != told_with_launch:
                 trust *= _OTHER_CLOCK
             support = stack.kinds[kind] / (stack.kinds[kind] + FEW_ROWS)
-            score = trust * support * similarity(figures, stack.figures, dtype)
+            score = trust * support * similarity(figures, stack.figures, kind.dtype)
             name = stack.figures.name
             if name not in scores or (-score, order[i]) < (-scores[name][0], order[scores[name][1]]):
                 scores[name] = (score, i)
@@ -287,53 +289,5 @@ def _related(
     top = sorted(scores.values(), key=lambda s: (-s[0], s[1]))[:MAX_DONORS]
     total = sum(score for score, _ in top)
     terms = tuple(Term(score / total, i, kind, figures) for score, i in top)
-    nearest = sum(t.coefficient * similarity(figures, stacks[t.stack].figures, dtype) for t in terms)
+    nearest = sum(t.coefficient * similarity(figures, stacks[t.stack].figures, kind.dtype) for t in terms)
     return Plan("near" if nearest >= NEAR_SIMILARITY else "far", terms)
-
-
-_BOUND: Final = 0.40
-"""Share of the bandwidth from which a kernel is taken to be limited by it."""
-_UNBOUND: Final = 0.15
-"""Share at which it is taken to be limited by what multiprocessors issue."""
-_FOLLOWS_ISSUE: Final = 0.75
-"""How far the slowest kernels follow the issue rate; the rest is bandwidth (log scale)."""
-
-
-def term_constants(
-    params: Parameters, stacks: Sequence[Stack], groups: Sequence[tuple[int, str]], terms: Sequence[Term]
-) -> Parameters:
-    """`params` with the base constants of each term [T] in place of those of the groups [G].
-
-    A term on its donor's own device keeps the donor's constants. On another device
-    - the launch floor is the mean of the source's floors for the kind: hosts set it, not devices;
-    - an op of several unfused kernels keeps its share of the bandwidth where bandwidth limits it; a smaller
-      share scales so that the time follows clock and multiprocessors instead, which can be compared
-      between devices of one vendor only. Fused kernels keep it: they were seen to follow the bandwidth.
-    """
-    index = {group: i for i, group in enumerate(groups)}
-    at = np.array([index[(term.stack, term.kind)] for term in terms])
-    log_memory, log_floor = params.log_memory[at], params.log_floor_s[at].copy()
-    for i, term in enumerate(terms):
-        donor = stacks[term.stack]
-        if donor.figures == term.figures:
-            continue
-        if "unfused" in term.kind and donor.figures.vendor == term.figures.vendor:
-            log_memory[i] += _unbound(log_memory[i]) * _issue_over_bandwidth(donor.figures, term.figures)
-        if donor.host_launch:
-            known = [g for (s, kind), g in index.items() if kind == term.kind and stacks[s].source == donor.source]
-            log_floor[i] = params.log_floor_s[known].mean()
-    return params._replace(
-        log_fixed_s=params.log_fixed_s[at], log_compute=params.log_compute[at],
-        log_memory=log_memory, log_floor_s=log_floor,
-    )  # fmt: skip
-
-
-def _unbound(log_share: float) -> float:
-    place = (np.log(_BOUND) - log_share) / np.log(_BOUND / _UNBOUND)
-    return _FOLLOWS_ISSUE * float(np.clip(place, 0.0, 1.0))
-
-
-def _issue_over_bandwidth(donor: Figures, asked: Figures) -> float:
-    """Log growth of the issue rate over that of the bandwidth from one device to another."""
-    issue = asked.units * asked.clock / (donor.units * donor.clock)
-    return float(np.log(issue / (asked.bandwidth / donor.bandwidth)))

@@ -91,6 +91,5 @@ def table_rows(table: pd.DataFrame, family: str) -> TableQueries:
 
 def kernel_physics(figures: Figures, rows: Rows) -> tuple[Physics, Machine]:
     """FLOPs, traffic and waves of rows on one device, and the device's figures per row."""
-    dtypes = np.array([kind.partition("/")[0] for kind in rows.kind], object)
-    machine = machine_of([figures], np.zeros(len(rows), np.int64), dtypes)
+    machine = machine_of([figures], np.zeros(len(rows), np.int64), rows.dtypes)
     return FAMILIES[rows.family].physics(np, shape_with_flags(rows), machine), machine

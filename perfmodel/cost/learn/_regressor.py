@@ -8,17 +8,20 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from perfmodel.cost.learn._attention_backward import forward_rows, log_over_forward
+from perfmodel.cost.learn._attention_dies import as_equal_heads, forward_rows, log_over_forward
 from perfmodel.cost.learn._gradients import added, gradient_products, scaled, share_of, way, whole_backward
 from perfmodel.cost.learn._intervals import Intervals
 from perfmodel.cost.learn._kinds import KindCode, machine_of, shape_with_flags, stand_in
+from perfmodel.cost.learn._moved_constants import term_constants
 from perfmodel.cost.learn._parameters import Elsewhere, Inputs, Parameters, log_time_and_positions
-from perfmodel.cost.learn._plan import Plan, home_of, make_plan, on_behalf_of, term_constants
+from perfmodel.cost.learn._plan import Plan, home_of, make_plan, on_behalf_of, timed_for
+from perfmodel.cost.learn._quantised_rows import log_product_share
 from perfmodel.cost.learn._queries import Prediction, Query
-from perfmodel.cost.learn._rows import Rows, as_measured
+from perfmodel.cost.learn._rows import Rows, distinct
 from perfmodel.cost.learn._stack import Figures, Stack, similarity
+from perfmodel.cost.learn._streams import log_least, norm_times
 from perfmodel.errors import CalibrationError
-from perfmodel.ingest.tables import factorise
+from perfmodel.ops import FAMILIES, KernelKind, KindColumns
 from perfmodel.session import Store
 
 _MOST_PLANS: Final = 4096
@@ -36,7 +39,7 @@ class Regressor:
     """Dtype classes served; empty for all."""
     params: Parameters
     stacks: tuple[Stack, ...]
-    groups: tuple[tuple[int, str], ...]
+    groups: tuple[tuple[int, KernelKind], ...]
     """Stack index and kind of every group of base constants."""
     code: KindCode
     intervals: Intervals
@@ -47,7 +50,7 @@ class Regressor:
     _plans: Store = field(default_factory=lambda: Store(_MOST_PLANS), compare=False, repr=False)
 
     @property
-    def kinds(self) -> tuple[str, ...]:
+    def kinds(self) -> tuple[KernelKind, ...]:
         """Every kind that some stack has."""
         return tuple(sorted({kind for _, kind in self.groups}))
 
@@ -91,6 +94,8 @@ class Regressor:
             elif how == "by forward":
                 die = np.array([q.figures.die for q in queries], object)[query[at]]
                 answer = scaled(own(forward_rows(part), at), log_over_forward(part, die))
+            elif how == "by bandwidth":
+                answer = norm_times(part, queries, query[at])
             elif how == "sum":
                 once, other = gradient_products(part)
                 answer = added(own(once, at), own(other, at))
@@ -109,7 +114,53 @@ class Regressor:
         self, rows: Rows, queries: tuple[Query, ...], query: Int64[np.ndarray, "n"], host_launch: bool, *,
         direct: bool = True,
     ) -> Prediction:  # fmt: skip
-        """Times of rows, each by the plan of its own kind."""
+        """Times of rows, each by the plan of its own kind.
+
+        Products of 8 bits are those of the products alone, also where rows of the source hold more (`quantises`);
+        for rows of that source as it timed them.
+        """
+        combos, combo_of = _combinations(rows, query)
+        if self.family == "attention":
+            own = [self._timed_for(queries[q], kind, direct) for q, kind in combos]
+            die = np.array([q.figures.die for q in queries], object)[query]
+            rows, log_over = as_equal_heads(rows, die, np.array(own, bool)[combo_of])
+            out = self._as_timed(rows, queries, query, host_launch, direct)
+            return Prediction(*scaled(out, log_over)[:3], np.where(log_over == 0, out.provenance, 1))
+        out = self._as_timed(rows, queries, query, host_launch, direct)
+        if self.family == "memory":
+            moved = [self.plan(queries[q], kind, direct=direct).mode != "direct" for q, kind in combos]
+            at = np.flatnonzero(np.array(moved, bool)[combo_of])
+            if len(at):
+                least = log_least(rows.take(at), queries, query[at])
+                for values in (out.log_time, out.log_low, out.log_high):
+                    values[at] = np.maximum(values[at], least)
+        if self.family != "gemm":
+            return out
+        more = [kind.dtype == "fp8" and self._quantises(queries[q], kind, direct) for q, kind in combos]
+        at = np.flatnonzero(np.array(more, bool)[combo_of])
+        if len(at):
+            # a share as on the most measured part of the die, so that no part is slower for more bandwidth
+            home = tuple(q._replace(figures=home_of(self.stacks, q.figures)) for q in queries)
+            part, of = rows.take(at), query[at]
+            there = self._as_timed(part, home, of, host_launch, direct)
+            share = log_product_share(part, there.log_time, [home[q].figures for q in of])
+            for values in (out.log_time, out.log_low, out.log_high):
+                values[at] += share
+        return out
+
+    def _timed_for(self, query: Query, kind: KernelKind, direct: bool) -> bool:
+        return timed_for(self.plan(query, kind, direct=direct), self.stacks, query.figures, query.source)
+
+    def _quantises(self, query: Query, kind: KernelKind, direct: bool) -> bool:
+        """Whether a product is answered by one that was timed with the quantising of its operand, and is not asked as
+        its source timed it."""
+        stack = self.stacks[self.plan(query, kind, direct=direct).terms[0].stack]
+        return stack.quantises and query.source != stack.source
+
+    def _as_timed(
+        self, rows: Rows, queries: tuple[Query, ...], query: Int64[np.ndarray, "n"], host_launch: bool, direct: bool
+    ) -> Prediction:
+        """`_by_plans` with what the sources' rows hold beside their kernel."""
         n = len(rows)
         if not n:
             return Prediction.empty(0)
@@ -132,11 +183,11 @@ class Regressor:
         first[rows_at[::-1]] = np.arange(len(rows_at))[::-1]
         return self._with_bounds(log_time, plans, combo_of, terms, term_at[first], positions[first])
 
-    def plan(self, query: Query, kind: str, *, direct: bool = True) -> Plan:
+    def plan(self, query: Query, kind: KernelKind, *, direct: bool = True) -> Plan:
         """How a kind is answered on a device (remembered); without `direct`, as if it was not measured there."""
         return self._plans.once((query, kind, direct), lambda: self._plan(query, kind, direct))
 
-    def _plan(self, query: Query, kind: str, direct: bool) -> Plan:
+    def _plan(self, query: Query, kind: KernelKind, direct: bool) -> Plan:
         known = stand_in(kind, self.kinds)
         plan = make_plan(self.stacks, query.figures, known, query.source, query.software, direct=direct)
         if plan is None:
@@ -146,17 +197,15 @@ class Regressor:
     def _evaluate(
         self, rows: Rows, rows_at: np.ndarray, terms: list, term_at: np.ndarray, host_launch: bool
     ) -> tuple[np.ndarray, np.ndarray]:
-        kinds = np.array([t.kind for t in terms], object)
+        kinds = [t.kind for t in terms]
         here = [t._replace(figures=t.at) for t in terms]
         params, there = (term_constants(self.params, self.stacks, self.groups, of) for of in (here, terms))
         stack = np.array([t.stack for t in terms])
-        taken = rows.take(rows_at)
-        taken = as_measured(taken, kinds[term_at], np.array([t.work or t.kind for t in terms], object)[term_at])
-        dtypes = np.array([k.partition("/")[0] for k in kinds], object)
-        shape = shape_with_flags(taken)
-        machine, asked = (machine_of([t.figures for t in of], term_at, dtypes[term_at]) for of in (here, terms))
+        measured = KindColumns.of(kinds, term_at)
+        taken = _as_measured(rows.take(rows_at), measured, [t.work or t.kind for t in terms], term_at)
+        machine, asked = (machine_of([t.figures for t in of], term_at, measured.dtype) for of in (here, terms))
         codes = np.stack([self.code.one_hot(k) for k in kinds])
-        inputs = Inputs(shape, machine, codes[term_at], stack[term_at], term_at)
+        inputs = Inputs(shape_with_flags(taken), machine, codes[term_at], stack[term_at], term_at)
         log_time, positions = log_time_and_positions(
             params, inputs, family=self.family, host_launch=host_launch, xp=np,
             elsewhere=Elsewhere(asked, there.log_memory, there.log_floor_s),
@@ -194,11 +243,18 @@ class Regressor:
         return Prediction(log_time, log_time + low, log_time + high, provenance)
 
 
-def _combinations(rows: Rows, query: np.ndarray) -> tuple[list[tuple[int, str]], np.ndarray]:
+def _combinations(rows: Rows, query: np.ndarray) -> tuple[list[tuple[int, KernelKind]], np.ndarray]:
     """The distinct pairs of query and kind, and which of them each row has [n]."""
-    kind_code, kinds = factorise(rows.kind)
-    combos, combo_of = np.unique(query * len(kinds) + kind_code, return_inverse=True)
-    return [(int(c // len(kinds)), kinds[c % len(kinds)]) for c in combos], combo_of
+    many = len(rows.kinds)
+    combos, combo_of = np.unique(query * many + rows.kind, return_inverse=True)
+    return [(int(c // many), rows.kinds[c % many]) for c in combos], combo_of
+
+
+def _as_measured(rows: Rows, measured: KindColumns, work: Sequence[KernelKind], index: np.ndarray) -> Rows:
+    """Rows as those of the kinds by which they are answered, doing the work of others: row `i` of `work[index[i]]`."""
+    work_columns = KindColumns.of(work, index)
+    shape = FAMILIES[rows.family].as_measured(rows.shape, rows.columns, measured, work_columns)
+    return Rows(rows.family, shape, *distinct(work, index))
 
 
 def _among(ascending: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -210,7 +266,10 @@ def _among(ascending: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def cell_hash(
-    stacks: Sequence[Stack], groups: Sequence[tuple[int, str]], group: np.ndarray, positions: Float64[np.ndarray, "n A"]
+    stacks: Sequence[Stack],
+    groups: Sequence[tuple[int, KernelKind]],
+    group: np.ndarray,
+    positions: Float64[np.ndarray, "n A"],
 ) -> np.ndarray:
     """uint32 hash of every row's stack and kind (`groups[group[i]]`) and the coarse cell that its shape lies in."""
     value = np.array([zlib.crc32(f"{stacks[s].key}|{kind}".encode()) for s, kind in groups], np.uint64)[group]

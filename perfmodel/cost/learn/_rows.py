@@ -1,14 +1,15 @@
 """Kernel rows of one family as columns, made from ops or from a measurement table."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 
-from perfmodel.ingest.tables import number, relabel, text
-from perfmodel.ops import ATTENTION_MASKS, FAMILIES, Family, KernelOp, product_layout
+from perfmodel.ingest.tables import factorise, number, relabel, text
+from perfmodel.ops import FAMILIES, Family, KernelKind, KernelOp, KindColumns
 from perfmodel.units import DTYPE_BYTES
 
 
@@ -19,20 +20,56 @@ class Rows:
     family: str
     shape: dict[str, Float64[np.ndarray, "n"]]
     """The family's shape columns (and flags read off the row: transposes, element size)."""
-    kind: np.ndarray
-    """`dtype/op/pass` label of every row (object dtype): what a regressor treats as a category."""
+    kinds: tuple[KernelKind, ...]
+    """The distinct kinds of the rows."""
+    kind: Int64[np.ndarray, "n"]
+    """Index into `kinds` of every row."""
 
     def __len__(self) -> int:
         return len(self.kind)
 
     @property
+    def columns(self) -> KindColumns:
+        """Dtype class, op and pass of every row."""
+        return KindColumns.of(self.kinds, self.kind)
+
+    @property
     def dtypes(self) -> np.ndarray:
         """Dtype class of every row (object dtype)."""
-        return relabel(self.kind, lambda kind: kind.partition("/")[0])
+        return np.array([kind.dtype for kind in self.kinds], object)[self.kind]
+
+    def by_kind(self, rule: Callable[[KernelKind], Any]) -> np.ndarray:
+        """`rule(kind)` of every row [n]."""
+        return np.array([rule(kind) for kind in self.kinds])[self.kind]
 
     def take(self, index: np.ndarray) -> "Rows":
         """The rows at `index`."""
-        return Rows(self.family, {k: v[index] for k, v in self.shape.items()}, self.kind[index])
+        shape = {name: values[index] for name, values in self.shape.items()}
+        return Rows(self.family, shape, *distinct(self.kinds, self.kind[index]))
+
+    def changed(self, shape: Mapping[str, np.ndarray], **parts: str) -> "Rows":
+        """With other shape columns, and parts (`dtype`, `op`, `pass_`) of every kind."""
+        kinds = [replace(kind, **parts) for kind in self.kinds]
+        return Rows(self.family, self.shape | dict(shape), *distinct(kinds, self.kind))
+
+
+def distinct(
+    kinds: Sequence[KernelKind], index: Int64[np.ndarray, "n"]
+) -> tuple[tuple[KernelKind, ...], Int64[np.ndarray, "n"]]:
+    """Those of `kinds` that `index` names, each once, and their index in turn."""
+    named = np.bincount(index, minlength=len(kinds)) > 0
+    place: dict[KernelKind, int] = {}
+    moved = [place.setdefault(kind, len(place)) if held else 0 for kind, held in zip(kinds, named, strict=True)]
+    return tuple(place), np.array(moved, np.int64)[index]
+
+
+def kinds_of(columns: KindColumns) -> tuple[tuple[KernelKind, ...], Int64[np.ndarray, "n"]]:
+    """The distinct kinds of columns in order of appearance, and the index of every row's."""
+    codes, words = zip(*map(factorise, columns), strict=True)
+    sizes = [max(len(part), 1) for part in words]
+    index, seen = pd.factorize(np.ravel_multi_index(codes, sizes))
+    parts = zip(*np.unravel_index(seen, sizes), strict=True)
+    return tuple(KernelKind(*(of[i] for of, i in zip(words, at, strict=True))) for at in parts), index
 
 
 def rows_from_ops(ops: Sequence[KernelOp]) -> Rows:
@@ -93,42 +130,21 @@ def _finish(
     passes: np.ndarray,
     layout: np.ndarray,
 ) -> Rows:
-    """Add what all families need: the kind label and the columns that follow from names."""
+    """Add what all families need: kinds, and the columns that follow from names."""
     family.complete(shape, ops, passes, layout)
     names = relabel(ops, family.known_op)
     if family.op_by_shape is not None:
         names = np.where(names == "", family.op_by_shape(shape), names).astype(object)
     classes = relabel(dtypes, dtype_class)
     shape["element_bytes"] = relabel(classes, _element_bytes).astype(np.float64)
-    kind = classes + "/" + names + "/" + passes
-    return Rows(family.name, shape, kind.astype(object))
-
-
-def as_measured(rows: Rows, kinds: np.ndarray, work: np.ndarray) -> Rows:
-    """Rows as those of the kinds by which they are answered, doing the work of others.
-
-    Operands of a product lie as the measured op and pass have them (where only forward was timed, `NN` was not),
-    forward products add to nothing, and scores are masked as in the measured op.
-    """
-    shape = rows.shape
-    ops, passes = (relabel(kinds, lambda kind, at=at: kind.split("/")[at]) for at in (1, 2))
-    if rows.family == "gemm":
-        as_asked = relabel(rows.kind, _without_dtype) == relabel(kinds, _without_dtype)
-        measured = product_layout(ops, passes)
-        shape = shape | {name: np.where(as_asked, shape[name], flag) for name, flag in measured.items()}
-        adds = relabel(work, lambda kind: kind.rpartition("/")[2] != "fwd").astype(bool)
-        shape["accumulate"] = np.where(adds | as_asked, shape["accumulate"], 0.0)
-    if rows.family == "attention":
-        moved = (relabel(work, _without_dtype) != relabel(rows.kind, _without_dtype)) & np.isin(ops, ATTENTION_MASKS)
-        shape = shape | {"causal": np.where(moved, (ops == "causal").astype(np.float64), shape["causal"])}
-    return Rows(rows.family, shape, work)
+    return Rows(family.name, shape, *kinds_of(KindColumns(classes, names, passes)))
 
 
 def in_16_bits(rows: Rows) -> Rows:
     """The same kernels on elements of 16 bits."""
-    kinds = np.array([f"half/{kind.partition('/')[2]}" for kind in rows.kind], object)
-    return Rows(rows.family, rows.shape | {"element_bytes": np.full(len(rows), 2.0)}, kinds)
+    return rows.changed({"element_bytes": np.full(len(rows), 2.0)}, dtype="half")
 
 
-def _without_dtype(kind: str) -> str:
-    return kind.partition("/")[2]
+def with_half_the_batch(rows: Rows) -> Rows:
+    """The same kernels over half of the batch."""
+    return rows.changed({"batch": rows.shape["batch"] / 2})

@@ -1,7 +1,7 @@
 """Stacks: one device under one software, the unit that measurements belong to; the figures that tell devices apart."""
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import exp, log2
 from typing import Any, Final
 
@@ -9,8 +9,8 @@ import numpy as np
 
 from perfmodel.catalog import device
 from perfmodel.errors import UnknownNameError
-from perfmodel.ingest import OWN_ORDER, held_under_load
-from perfmodel.ops import Machine
+from perfmodel.ingest import OWN_ORDER, held_under_load, quantises_operands
+from perfmodel.ops import KernelKind, Machine
 from perfmodel.spec import Device
 
 PEAK_NAMES: Final = ("fp64", "fp32", "tf32", "bf16", "fp8", "int8")
@@ -130,8 +130,8 @@ class Stack:
     figures: Figures
     source: str
     software: str
-    kinds: dict[str, int]
-    """Kind -> rows it was fitted on."""
+    kinds: dict[KernelKind, int]
+    """Rows of every kind that it was fitted on."""
     host_launch: bool = False
     """Whether its times include the host's launch."""
     order: int = OWN_ORDER
@@ -141,6 +141,11 @@ class Stack:
     def under_load(self) -> bool:
         """Whether its times are those of clocks that a power limit holds down."""
         return held_under_load(self.source)
+
+    @property
+    def quantises(self) -> bool:
+        """Whether its products of 8 bits were timed with the quantising of their first operand."""
+        return quantises_operands(self.source, self.software)
 
     @property
     def key(self) -> str:
@@ -157,12 +162,14 @@ class Stack:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a weights file's metadata."""
-        return asdict(self)
+        return asdict(replace(self, kinds={})) | {"kinds": {str(kind): n for kind, n in self.kinds.items()}}
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> "Stack":
         """Inverse of `to_dict`."""
-        return cls(**{**value, "figures": Figures(**{"die": _die(value["figures"]["name"]), **value["figures"]})})
+        figures = Figures(**{"die": _die(value["figures"]["name"]), **value["figures"]})
+        kinds = {KernelKind.parse(kind): n for kind, n in value["kinds"].items()}
+        return cls(**{**value, "figures": figures, "kinds": kinds})
 
 
 def _die(name: str) -> str:

@@ -10,13 +10,13 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64, Int64
 
-from perfmodel.cost.learn._kinds import KindCode, machine_of, one_hot, shape_with_flags
-from perfmodel.cost.learn._rows import Rows, rows_from_table
+from perfmodel.cost.learn._kinds import machine_of, shape_with_flags
+from perfmodel.cost.learn._rows import Rows, kinds_of, rows_from_table
 from perfmodel.cost.learn._stack import Figures, Stack
 from perfmodel.errors import TableError, UnknownNameError
 from perfmodel.ingest import clean_kernels
-from perfmodel.ingest.tables import factorise, hashed, number, relabel, text
-from perfmodel.ops import FAMILIES, Machine, Physics
+from perfmodel.ingest.tables import hashed, number, relabel, text
+from perfmodel.ops import FAMILIES, KindColumns, Machine, Physics
 
 _STACK: Final = ("device", "source", "software")
 _OF_STACK: Final = ("host_launch", "order")
@@ -66,7 +66,7 @@ def gather(
 def _part(
     table: pd.DataFrame, family: str, dtypes: tuple[str, ...], figures_of: Callable[[str], Figures]
 ) -> pd.DataFrame | None:
-    """Usable rows of one table: shape columns, `kind`, and what identifies the stack."""
+    """Usable rows of one table: shape columns, kind, and what identifies the stack."""
     table = clean_kernels(table)
     mine: Any = table[(text(table, "op_family") == family) & may_be_fitted(table)]
     if not len(mine):
@@ -75,7 +75,8 @@ def _part(
     if dtypes:
         complete &= np.isin(rows.dtypes, dtypes)
     frame = pd.DataFrame(rows.shape)
-    frame["kind"] = rows.kind
+    for name, column in rows.columns._asdict().items():
+        frame[name] = column
     frame["device"] = relabel(text(mine, "device"), lambda name: figures_of(name).name)
     for name in (*_STACK[1:], *_OF_STACK):
         frame[name] = mine[name].to_numpy()
@@ -90,19 +91,19 @@ def may_be_fitted(table: pd.DataFrame) -> np.ndarray:
 
 
 def _merge(family: str, frame: pd.DataFrame, figures_of: Callable[[str], Figures]) -> Samples:
-    names = [c for c in frame.columns if c not in (*_STACK, *_OF_STACK, "kind", "time_s")]
-    merged: Any = frame.groupby([*_STACK, "kind", *names], sort=True, as_index=False)["time_s"].median()
+    names = [c for c in frame.columns if c not in (*_STACK, *_OF_STACK, *KindColumns._fields, "time_s")]
+    merged: Any = frame.groupby([*_STACK, *KindColumns._fields, *names], sort=True, as_index=False)["time_s"].median()
     facts = frame.groupby(list(_STACK), sort=True)[list(_OF_STACK)].first()
     codes = merged.groupby(list(_STACK), sort=True).ngroup().to_numpy(np.int64)  # sorted, as the merged rows are
-    kind_codes, kinds = factorise(text(merged, "kind"))
+    kinds, kind = kinds_of(KindColumns(*(text(merged, name) for name in KindColumns._fields)))
     stacks = []
     for index, ((device, source, software), (host_launch, order)) in enumerate(
         zip(facts.index, facts.to_numpy(object), strict=True)
     ):
-        counts = np.bincount(kind_codes[codes == index], minlength=len(kinds))
-        have = {kind: int(count) for kind, count in sorted(zip(kinds, counts, strict=True)) if count}
+        counts = np.bincount(kind[codes == index], minlength=len(kinds))
+        have = {known: int(count) for known, count in sorted(zip(kinds, counts, strict=True)) if count}
         stacks.append(Stack(figures_of(device), source, software, have, bool(host_launch), int(order)))
-    rows = Rows(family, {name: number(merged, name) for name in names}, text(merged, "kind"))
+    rows = Rows(family, {name: number(merged, name) for name in names}, kinds, kind)
     shape_key = _shape_key(merged[[n for n in names if n not in _NOT_SHAPE]])
     return Samples(rows, codes, number(merged, "time_s"), tuple(stacks), shape_key)
 
@@ -158,19 +159,3 @@ def table_hashes(tables: Iterable[Path | str | pd.DataFrame]) -> dict[str, str]:
         else:
             hashes["/".join(Path(table).parts[-2:])] = hashlib.sha256(Path(table).read_bytes()).hexdigest()
     return hashes
-
-
-def roofline_log_time(samples: Samples) -> Float64[np.ndarray, "n"]:
-    """Log seconds of the plain roofline max(FLOPs / peak, bytes / bandwidth): the first baseline."""
-    physics, machine = physics_of(samples)
-    return np.log(np.maximum(physics.flops / machine.peak, physics.bytes / machine.bandwidth))
-
-
-def tree_features(samples: Samples, *, with_software: bool) -> Float64[np.ndarray, "n F"]:
-    """Inputs of the tree baseline: log shapes, FLOPs and bytes, device figures, kind (and stack)."""
-    physics, machine = physics_of(samples)
-    columns = [np.log2(1.0 + v) for v in samples.rows.shape.values()]
-    columns += [np.log2(physics.flops), np.log2(physics.bytes), *(np.log2(figure) for figure in machine)]
-    code = one_hot(KindCode.of(sorted(set(samples.rows.kind.tolist()))), samples.rows.kind)
-    extra = [samples.stack.astype(np.float64)] if with_software else []
-    return np.column_stack([*columns, code, *extra])

@@ -39,9 +39,7 @@ def build_design(samples: Samples, base: Base, code: KindCode, fit_on: np.ndarra
     """Features of all samples, and parameters whose scaling and ranges come from `fit_on` only."""
     family = samples.rows.family
     machine = machine_of([s.figures for s in samples.stacks], samples.stack, samples.dtypes)
-    inputs = Inputs(
-        shape_with_flags(samples.rows), machine, one_hot(code, samples.rows.kind), samples.stack, base.index
-    )
+    inputs = Inputs(shape_with_flags(samples.rows), machine, one_hot(code, samples.rows), samples.stack, base.index)
     physics, raw, positions = feature_matrix(np, family, inputs)
     own = raw[fit_on]
     scale = own.std(axis=0)

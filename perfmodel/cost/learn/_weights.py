@@ -3,6 +3,7 @@
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -18,7 +19,7 @@ from perfmodel.cost.learn._regressor import Regressor
 from perfmodel.cost.learn._stack import Stack
 from perfmodel.errors import CalibrationError
 from perfmodel.ingest.tables import write_bytes
-from perfmodel.ops import FAMILIES
+from perfmodel.ops import FAMILIES, KernelKind
 from perfmodel.session import current_session
 
 SCHEMA_VERSION: Final = 3
@@ -42,7 +43,7 @@ def save_regressor(regressor: Regressor, directory: Path) -> Path:
         "family": regressor.family,
         "dtypes": list(regressor.dtypes),
         "stacks": [s.to_dict() for s in regressor.stacks],
-        "groups": [list(g) for g in regressor.groups],
+        "groups": [[stack, str(kind)] for stack, kind in regressor.groups],
         "code": [list(regressor.code.dtypes), list(regressor.code.ops), list(regressor.code.passes)],
         "intervals": regressor.intervals.to_dict(),
         "record": regressor.record,
@@ -129,7 +130,7 @@ def load_regressor(path: Path, content: bytes | None = None) -> Regressor:
         raise _unreadable(path, error) from None
     described = _described(metadata, path)
     stacks = tuple(Stack.from_dict(s) for s in described["stacks"])
-    groups = tuple((int(s), str(k)) for s, k in described["groups"])
+    groups = tuple((int(stack), KernelKind.parse(kind)) for stack, kind in described["groups"])
     family = described["family"]
     try:
         values: dict[str, Any] = {}
@@ -264,16 +265,15 @@ def _belongs(path: Path, family: str) -> bool:
     return path.stem == family or path.stem.startswith(f"{family}_")
 
 
-def measured_kinds(calibration: Path | str | None, device: str, family: str) -> dict[str, int]:
-    """By kind (`dtype/op/pass`), how many measured kernels of a device its regressors of a family rest on."""
-    counts: dict[str, int] = {}
+def measured_kinds(calibration: Path | str | None, device: str, family: str) -> dict[KernelKind, int]:
+    """By kind, how many measured kernels of a device its regressors of a family rest on."""
+    counts: Counter[KernelKind] = Counter()
     for folder in dict.fromkeys((weights_folder(calibration), shipped_folder())):
         for path in sorted(folder.glob("*.safetensors")):
             if _belongs(path, family):
                 for stack in read_header(path)["stacks"]:
                     if stack["figures"]["name"] == device:
-                        for kind, n in stack["kinds"].items():
-                            counts[kind] = counts.get(kind, 0) + n
+                        counts.update(Stack.from_dict(stack).kinds)
     return counts
 
 

@@ -93,6 +93,40 @@ def context_rule(name: str) -> Rule:
     return key(name, "cp_kind", Values(_CONTEXT.read, lambda kind: None if kind == "ring" else _CONTEXT.write(kind)))
 
 
+def graph_rule(name: Callable[[str], str]) -> Rule:
+    """What runs from CUDA graphs: by default every layer, by Megatron-Core's own means (`enable_cuda_graph`, later
+    `cuda_graph_impl` local) or Transformer Engine's (`external_cuda_graph`); or the whole step, by their scope.
+    Graphs of parts of layers are taken as none (`megatron/core/transformer/transformer_config.py` of 0.12 and 0.15).
+
+    Args:
+        name: key of a field of Megatron-Core's configuration.
+    """
+    own, external, kind, scope = map(name, ("enable_cuda_graph", "external_cuda_graph", "cuda_graph_impl",
+                                            "cuda_graph_scope"))  # fmt: skip
+
+    def read(found: Mapping[str, Any]) -> Fields:
+        on = any(str(found.get(flag)).lower() == "true" for flag in (own, external))
+        if not on and str(found.get(kind, "none")).lower() == "none":
+            return {"cuda_graphs": "none"}
+        parts = found.get(scope) or "full"
+        named = {str(part) for part in (parts if isinstance(parts, list) else [parts])}
+        if "full_iteration" in named:
+            return {"cuda_graphs": "step"}
+        if "full" in named:
+            return {"cuda_graphs": "layers"}
+        return {
+            "cuda_graphs": "none",
+            "note.cuda_graphs": f"CUDA graphs of {', '.join(sorted(named))} are not modelled",
+        }
+
+    def write(fields: Fields) -> Mapping[str, Any]:
+        graphs = fields.get("cuda_graphs", "none")
+        whole = {scope: "full_iteration"} if graphs == "step" else {}
+        return {} if graphs == "none" else {kind: "local"} | whole
+
+    return Rule(keys=(own, external, kind, scope), read=read, write=write)
+
+
 def dispatch_rules(name: Callable[[str], str]) -> tuple[Rule, ...]:
     """How tokens reach their experts (`megatron/core/transformer/transformer_config.py`, `moe_*`).
 

@@ -3,8 +3,8 @@ diverge.
 
 A rule connects keys of a file with *fields*. Fields are those of `Layout` by their names, those of `Transformer` behind
 `model.`, of `Experts` behind `experts.`, of `LatentAttention` behind `latent.`; `global_batch`, `seq_len`, `dtype`,
-`flash_attention`, `grad_dtype`, `optimizer`, `expert_dispatcher` and `expert_capacity_factor` of `Job`; and what these
-follow from:
+`flash_attention`, `grad_dtype`, `optimizer`, `expert_dispatcher`, `expert_capacity_factor` and `cuda_graphs` of `Job`;
+and what these follow from:
 
     devices, nodes, devices_per_node
     grad_accum                sequential micro-batches of a replica (without pipeline)

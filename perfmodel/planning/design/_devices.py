@@ -31,9 +31,9 @@ def devices_for(question: Question, below_s: float) -> DevicesNeeded:
     Raises:
         LayoutError: no layout fits on any number of devices.
     """
-    found = fastest(question, Goal.parse(question.fixed, "devices", [f"step_time_s < {below_s!r}"]))
+    found = fastest(question, Goal.parse(question.step_problem, "devices", [f"step_time_s < {below_s!r}"]))
     if found is None:
-        best = fastest(question, Goal.parse(question.fixed))
+        best = fastest(question, Goal.parse(question.step_problem))
         if best is None:
             raise LayoutError(f"no layout of {question.problem.model.name} fits on {question.devices} devices or fewer")
         return DevicesNeeded(below_s, None, str(best.layout), best.step_time_s)

@@ -34,7 +34,7 @@ class MemoryNeeded:
         return asdict(self) | {"fits": self.fits}
 
 
-def memory_to_fit(fixed: StepProblem, layout: Layout) -> MemoryNeeded:
+def memory_to_fit(problem: StepProblem, layout: Layout) -> MemoryNeeded:
     """The least device memory with which a layout fits: exact under the memory model.
 
     peak <= memory (1 - margin), so memory = peak / (1 - margin).
@@ -42,11 +42,11 @@ def memory_to_fit(fixed: StepProblem, layout: Layout) -> MemoryNeeded:
     Raises:
         LayoutError: a layout that cannot run whatever the memory.
     """
-    check_layout(fixed.model, fixed.cluster, fixed.job, layout)
-    memory = max(needed_memory(fixed, layout), key=lambda stage: stage.peak)
-    need = memory.peak / (1 - fixed.framework.memory_margin)
+    check_layout(problem.model, problem.cluster, problem.job, layout)
+    memory = max(needed_memory(problem, layout), key=lambda stage: stage.peak)
+    need = memory.peak / (1 - problem.framework.memory_margin)
     parts = {name: value for name, value in memory.to_dict().items() if name != "peak"}
     known = [catalog.device(name) for name in catalog.devices() if name != "cpu"]
     enough = sorted((device.memory_bytes, device.name) for device in known if device.memory_bytes >= need)
     names = tuple(name for _, name in enough)
-    return MemoryNeeded(str(layout), need, memory.peak, fixed.cluster.device.memory_bytes, parts, names)
+    return MemoryNeeded(str(layout), need, memory.peak, problem.cluster.device.memory_bytes, parts, names)

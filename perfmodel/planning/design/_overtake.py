@@ -36,14 +36,16 @@ class Overtaking:
         return asdict(self)
 
 
-def overtake(fixed: StepProblem, first: Layout, second: Layout, parameter: str = "inter_node_bandwidth") -> Overtaking:
+def overtake(
+    problem: StepProblem, first: Layout, second: Layout, parameter: str = "inter_node_bandwidth"
+) -> Overtaking:
     """The multiple of a parameter of the machine at which two layouts take equally long.
 
     The difference of step times is taken at multiples spread evenly in their logarithm; between those next to 1 where
     its sign changes it is bisected. Two crossings between neighbouring multiples (1.3 times apart) would be missed.
 
     Args:
-        fixed: model, job, cluster and cost models.
+        problem: model, job, cluster and cost models.
         first, second: layouts; whichever is behind now.
         parameter: as `perfmodel whatif` names it.
 
@@ -53,13 +55,13 @@ def overtake(fixed: StepProblem, first: Layout, second: Layout, parameter: str =
     """
     Scenario.parse([f"{parameter}=2x"])
     for layout in (first, second):
-        check_layout(fixed.model, fixed.cluster, fixed.job, layout)
+        check_layout(problem.model, problem.cluster, problem.job, layout)
 
     def difference_s(log_multiple: float) -> float:
         scenario = Scenario((Setting(parameter, "times", float(np.exp(log_multiple))),))
-        return step_s(fixed, first, scenario) - step_s(fixed, second, scenario)
+        return step_s(problem, first, scenario) - step_s(problem, second, scenario)
 
-    first_s, second_s = (step_s(fixed, layout, Scenario()) for layout in (first, second))
+    first_s, second_s = (step_s(problem, layout, Scenario()) for layout in (first, second))
     grid = np.linspace(0, np.log(MOST), POINTS)
     crossing = None
     for at, before in zip(grid[1:], grid[:-1], strict=True):  # outwards, both ways in turn
@@ -75,7 +77,7 @@ def overtake(fixed: StepProblem, first: Layout, second: Layout, parameter: str =
         return Overtaking(parameter, str(first), str(second), first_s, second_s, None, None)
     there = Scenario((Setting(parameter, "times", float(np.exp(crossing))),))
     multiple = float(np.exp(crossing))
-    return Overtaking(parameter, str(first), str(second), first_s, second_s, multiple, step_s(fixed, first, there))
+    return Overtaking(parameter, str(first), str(second), first_s, second_s, multiple, step_s(problem, first, there))
 
 
 def _bisected(difference_s, low: float, high: float) -> float:

@@ -87,13 +87,13 @@ def rank_upgrades(
             raise UnknownNameError("parameter", name, PARAMETERS)
         if not price > 0:
             raise PerfModelError(f"design: the price of {name} must be above 0, got {price:g}")
-    goal = Goal.parse(question.fixed)
+    goal = Goal.parse(question.step_problem)
     now = fastest(question, goal)
     if now is None:
         name = question.problem.model.name
         raise LayoutError(f"no layout of {name} fits on {question.devices} devices; see `search`")
-    fixed, before_s = question.fixed, step_s(question.fixed, now.layout, Scenario())
-    slopes = in_scenario(fixed, now.layout, Scenario()).sensitivity
+    problem, before_s = question.step_problem, step_s(question.step_problem, now.layout, Scenario())
+    slopes = in_scenario(problem, now.layout, Scenario()).sensitivity
     found = []
     for done, name in enumerate(PARAMETERS):
         if progress:
@@ -101,11 +101,11 @@ def rank_upgrades(
         less = name.endswith("latency")
         scenario = Scenario((Setting(name, "times", 1 - share if less else 1 + share),))
         better = question.in_scenario(scenario)
-        then = fastest(better, Goal.parse(better.fixed))
-        kept_s = before_s if name == "memory_bytes" else step_s(fixed, now.layout, scenario)
+        then = fastest(better, Goal.parse(better.step_problem))
+        kept_s = before_s if name == "memory_bytes" else step_s(problem, now.layout, scenario)
         best_s, layout = kept_s, now.layout
         if then is not None and then.layout != now.layout:
-            then_s = step_s(better.fixed, then.layout, Scenario())
+            then_s = step_s(better.step_problem, then.layout, Scenario())
             best_s, layout = (then_s, then.layout) if then_s < kept_s else (best_s, layout)
         gain, price = 1 - best_s / before_s, (prices or {}).get(name)
         found.append(

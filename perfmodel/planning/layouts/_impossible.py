@@ -88,12 +88,12 @@ def nothing_divides(question: Question, error: LayoutError, rejected: Iterable[R
 def nothing_fits(question: Question, candidates: Candidates) -> Impossible:
     """Where no layout fits into memory: how much would do, on how many devices, or with which options."""
     layout, need = candidates.smallest
-    _, (largest,) = peak_memory(question.fixed, [layout])
+    _, (largest,) = peak_memory(question.step_problem, [layout])
     binding = (
         f"memory: no layout fits; the smallest, {layout}, needs {need / GIB:.1f} GiB on its fullest device "
         f"(mostly {largest}), of {question.usable_bytes / GIB:.1f} GiB usable"
     )
-    enough = need / (1 - question.fixed.framework.memory_margin)
+    enough = need / (1 - question.step_problem.framework.memory_margin)
     changes = [Change(f"{_up(enough / GIB)} GiB per device", {"memory_bytes": _up(enough / GIB) * GIB})]
     changes += [_freed(question, name) for name in _restricted(question) if _fits(_with_default(question, name))]
     options = ["recompute"] + ["offload"] * (question.problem.cluster.device.host_bandwidth_bytes_per_s is not None)

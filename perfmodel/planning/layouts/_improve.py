@@ -72,7 +72,7 @@ def improve(
     best_value = float(goal.value(goal.of(best[:1]))[0]) if best else np.inf
     promising = []
     for layout in _bases([*(p.layout for p in best), *pool]):
-        value = _value_at(goal, best[0], layout, partition_bound_s(goal.fixed, layout)) if best else 0.0
+        value = _value_at(goal, best[0], layout, partition_bound_s(goal.step_problem, layout)) if best else 0.0
         if method == "relax" or value < best_value - WORTH * abs(best_value):
             promising.append((value, layout))
     improvements: list[Improvement] = []
@@ -82,8 +82,8 @@ def improve(
             continue
         report("cut stages", done, len(tried))
         try:
-            cuts = relaxed_partitions(goal.fixed, layout) if method == "relax" else None
-            found = partition_stages(goal.fixed, layout, cuts=cuts)
+            cuts = relaxed_partitions(goal.step_problem, layout) if method == "relax" else None
+            found = partition_stages(goal.step_problem, layout, cuts=cuts)
         except LayoutError:
             continue  # nothing fits, or nothing to relax
         how = "relaxation" if method == "relax" else "dynamic programming" if layout.vpp == 1 else "moves of layers"

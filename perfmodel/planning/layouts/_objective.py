@@ -77,7 +77,7 @@ class Goal:
     f(T, degrees) >= f(bound, degrees), so that it is as tight as that of the step time is.
     """
 
-    fixed: StepProblem
+    step_problem: StepProblem
     objective: Objective = STEP_TIME
     constraints: tuple[Constraint, ...] = ()
     tariff: Tariff = field(default_factory=Tariff)
@@ -85,7 +85,7 @@ class Goal:
     @classmethod
     def parse(
         cls,
-        fixed: StepProblem,
+        problem: StepProblem,
         objective: str = "step_time",
         constraints: Sequence[str] = (),
         tariff: Tariff | None = None,
@@ -97,10 +97,10 @@ class Goal:
                 neither `tariff` nor the catalog tells.
         """
         goal = cls(
-            fixed,
+            problem,
             Objective.parse(objective),
             tuple(Constraint.parse(text, NAMES) for text in constraints),
-            (tariff or Tariff()).completed(fixed),
+            (tariff or Tariff()).completed(problem),
         )
         probe = goal._quantities(lambda _: np.ones(1), Interval.exactly(np.ones(1)), lambda: Interval.exactly(0.0))
         for formula in (goal.objective.formula, *goal.constraints):
@@ -113,13 +113,13 @@ class Goal:
         return self.objective == STEP_TIME and not self.constraints
 
     def _quantities(self, column, step_s: Interval, busy) -> Quantities:
-        return Quantities(self.fixed, self.tariff, column, step_s, busy)
+        return Quantities(self.step_problem, self.tariff, column, step_s, busy)
 
     def before(self, candidates: Candidates) -> Quantity:
         """Quantities of all candidates before any is evaluated."""
         step_s = Interval(candidates.bound_s.astype(float) * (1 - ROUNDING), np.full(len(candidates.bound_s), np.inf))
         return self._quantities(
-            candidates.column, step_s, lambda: Interval(busy_bound_s(self.fixed, candidates), np.array(np.inf))
+            candidates.column, step_s, lambda: Interval(busy_bound_s(self.step_problem, candidates), np.array(np.inf))
         )
 
     def after(
@@ -129,7 +129,7 @@ class Goal:
         return self._quantities(
             lambda name: candidates.column(name)[numbers],
             Interval.exactly(step_s),
-            lambda: Interval.exactly(busy_s(self.fixed, candidates.layouts(numbers))),
+            lambda: Interval.exactly(busy_s(self.step_problem, candidates.layouts(numbers))),
         )
 
     def of(self, predictions: Sequence[Prediction], step_s: Interval | None = None) -> Quantity:

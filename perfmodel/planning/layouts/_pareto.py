@@ -97,7 +97,7 @@ def pareto(
     started = time.perf_counter()
     if len(objectives) < 2:
         raise PerfModelError(f"a Pareto front needs two objectives or more, got {', '.join(objectives) or 'none'}")
-    goals = [Goal.parse(question.fixed, SHORT.get(name, name), constraints, tariff) for name in objectives]
+    goals = [Goal.parse(question.step_problem, SHORT.get(name, name), constraints, tariff) for name in objectives]
     rejected: Counter[Rejection] = Counter()
     report = progress or (lambda *_: None)
     candidates = price(question, rejected, report)
@@ -105,7 +105,7 @@ def pareto(
         numbers, values, evaluated = _front(question, goals, candidates, executor, report)
     if left := candidates.feasible - evaluated:
         rejected[Rejection(Reason.DOMINATED)] += left
-    layouts = [explain(question.fixed, layout) for layout in candidates.layouts(numbers)]
+    layouts = [explain(question.step_problem, layout) for layout in candidates.layouts(numbers)]
     shown = [goal.objective.shown for goal in goals]
     return ParetoFront(
         objectives=tuple(goal.objective.name for goal in goals),

@@ -46,9 +46,9 @@ class Tariff:
         if self.tokens == 0:
             raise PerfModelError("tokens must be above 0")
 
-    def completed(self, fixed: StepProblem) -> "Tariff":
+    def completed(self, problem: StepProblem) -> "Tariff":
         """The same, with what it does not say taken from the catalog's entries of cluster and device."""
-        given, device = fixed.cluster.price_per_device_hour, fixed.cluster.device
+        given, device = problem.cluster.price_per_device_hour, problem.cluster.device
         return Tariff(
             price_per_device_hour=given if self.price_per_device_hour is None else self.price_per_device_hour,
             power_w=device.power_w if self.power_w is None else self.power_w,
@@ -61,7 +61,7 @@ class Tariff:
 class Quantities:
     """Named quantities of some layouts of one job."""
 
-    fixed: StepProblem
+    step_problem: StepProblem
     tariff: Tariff
     """Complete."""
     column: Callable[[str], Float[np.ndarray, " layouts"]]
@@ -74,7 +74,7 @@ class Quantities:
     @cached_property
     def tokens_per_step(self) -> float:
         """Tokens of one step."""
-        return float(self.fixed.job.global_batch * self.fixed.job.seq_len)
+        return float(self.step_problem.job.global_batch * self.step_problem.job.seq_len)
 
     @property
     def _share(self) -> float:
@@ -94,14 +94,14 @@ class Quantities:
             return of(self.column(name))
         match name:
             case "global_batch":
-                return of(float(self.fixed.job.global_batch))
+                return of(float(self.step_problem.job.global_batch))
             case "step_time_s":
                 return self.step_s
             case "train_time_s":
                 tokens = self._needed("tokens", "an amount of tokens to train on", "--tokens (tokens=)")
                 return self.step_s * of(tokens / self.tokens_per_step)
             case "micro_batches":
-                return of(self.fixed.job.global_batch / (self.column("dp") * self.column("micro_batch")))
+                return of(self.step_problem.job.global_batch / (self.column("dp") * self.column("micro_batch")))
         devices = of(self.column("devices"))
         match name:
             case "tokens_per_s":
@@ -109,8 +109,8 @@ class Quantities:
             case "tokens_per_s_per_device":
                 return of(self.tokens_per_step) / (self.step_s * devices)
             case "mfu":
-                flops = step_flops(self.fixed.model, self.fixed.job).total
-                peak = self.fixed.cluster.device.peak.flops_per_s(self.fixed.job.dtype)
+                flops = step_flops(self.step_problem.model, self.step_problem.job).total
+                peak = self.step_problem.cluster.device.peak.flops_per_s(self.step_problem.job.dtype)
                 return of(flops / peak) / (self.step_s * devices)
             case "cost":
                 price = self._needed("price_per_device_hour", "a price per device and hour", "--price (price=)")
@@ -134,5 +134,5 @@ class Quantities:
     def _needed(self, field: str, what: str, flag: str) -> float:
         value = getattr(self.tariff, field)
         if value is None:
-            raise PerfModelError(f"{what} is needed and {self.fixed.cluster.name} does not tell it; give {flag}")
+            raise PerfModelError(f"{what} is needed and {self.step_problem.cluster.name} does not tell it; give {flag}")
         return value

@@ -102,14 +102,14 @@ class Question:
         return weight_files(self.calibration)
 
     @property
-    def fixed(self) -> StepProblem:
+    def step_problem(self) -> StepProblem:
         """The step model, kept for later calls."""
         return _model(self.context, self.weights)
 
     @property
     def usable_bytes(self) -> float:
         """Memory of a device that a layout may take."""
-        return self.problem.cluster.device.memory_bytes * (1 - self.fixed.framework.memory_margin)
+        return self.problem.cluster.device.memory_bytes * (1 - self.step_problem.framework.memory_margin)
 
     def of(self, **changes: Any) -> "Question":
         """The same of a problem with some fields changed, as `Problem.replace` takes them."""
@@ -179,15 +179,15 @@ def _model(context: Context, weights: WeightFiles) -> StepProblem:
     problem, calibration, scenario, kernels, digest = context
     if weights.digest != digest:
         raise CalibrationError(f"{calibration}: its weights changed while the search ran; start it again")
-    fixed = step_problem_of(problem, weights)
+    own = step_problem_of(problem, weights)
     if kernels is None and not scenario.settings:
-        return fixed
+        return own
 
     def other() -> StepProblem:
-        priced = fixed if kernels is None else fixed.repriced(kernels, fixed.collectives)
+        priced = own if kernels is None else own.repriced(kernels, own.collectives)
         return model_in_scenario(priced, scenario) if scenario.settings else priced
 
-    return current_session().problems.once((fixed, scenario, kernels), other)
+    return current_session().problems.once((own, scenario, kernels), other)
 
 
 def price(question: Question, rejected: Counter[Rejection], report: Progress = lambda *_: None) -> Candidates:
@@ -214,4 +214,4 @@ def price(question: Question, rejected: Counter[Rejection], report: Progress = l
             report("price", done, len(grids))
             yield cost
 
-    return gather(reported(price_grids(question.fixed, grids, usable_bytes)), usable_bytes, rejected)
+    return gather(reported(price_grids(question.step_problem, grids, usable_bytes)), usable_bytes, rejected)

@@ -60,7 +60,7 @@ def robustness(goal: Goal, predictions: Sequence[Prediction]) -> Robustness:
     Everything else is a mean over `DRAWS` scrambled Sobol points (quasi-Monte Carlo, Owen 1998; error about 0.002).
     """
     step_s = np.array([p.step_time_s for p in predictions])
-    covariance = log_covariance(goal.fixed, predictions)
+    covariance = log_covariance(goal.step_problem, predictions)
     values, vectors = np.linalg.eigh(covariance)
     root = (vectors * np.sqrt(np.maximum(values, 0.0)))[:, values > TINY]
     normal = np.zeros((DRAWS, 0))

@@ -94,7 +94,9 @@ def search(
     if several and options.robust:
         raise PerfModelError("search: a robust order is of one global batch; give one, or no --robust")
     objective = options.objective or ("tokens_per_s" if several else "step_time")
-    goals = [Goal.parse(question.fixed, objective, options.constraints, options.tariff) for question in questions]
+    goals = [
+        Goal.parse(question.step_problem, objective, options.constraints, options.tariff) for question in questions
+    ]
     files = [Path(options.resume) if options.resume else None] * len(questions)
     if several:
         files = [file and file.with_name(f"{file.stem}-{q.problem.job.global_batch}{file.suffix}")
@@ -131,7 +133,7 @@ def _search(
     cuts_stages = framework.uneven_stages or framework.stages_by_cost or not within
     method = options.method if cuts_stages else "enumerate"
     started = time.perf_counter()
-    fixed = question.fixed
+    step_problem = question.step_problem
     known = Evaluations.open(file, fingerprint(NUMBERING, question.context, question.space, question.devices))
     rejected: Counter[Rejection] = Counter()
     try:
@@ -150,7 +152,7 @@ def _search(
     kept = int(np.isfinite(found.value).sum())
     numbers = found.number[found.distinct[found.distinct < kept][:wanted]]
     report("explain", 0, len(numbers))
-    best = [explain(fixed, layout, strict=options.strict) for layout in candidates.layouts(numbers)]
+    best = [explain(step_problem, layout, strict=options.strict) for layout in candidates.layouts(numbers)]
     value = goal.value(goal.of(best)) if best else np.zeros(0)
     step_s = np.array([p.step_time_s for p in best])
     order = np.lexsort((step_s, value))[: int(np.isfinite(value).sum())].tolist()
@@ -295,7 +297,7 @@ def fastest(question: Question, goal: Goal, executor: Executor | None = None) ->
         LayoutError: no layout is possible at all.
     """
     priced = price(question, Counter())
-    score = Score(replace(goal, fixed=question.fixed), priced)
+    score = Score(replace(goal, step_problem=question.step_problem), priced)
     found = evaluate(score, 1, question.context, executor or Here(), Evaluations(), lambda *_: None)
     if not len(found.value) or not np.isfinite(found.value[0]):
         return None

@@ -9,7 +9,6 @@ from perfmodel.planning.optimise._bandwidth import split_bandwidth as split_band
 from perfmodel.planning.optimise._buckets import BucketResult as BucketResult
 from perfmodel.planning.optimise._buckets import size_buckets as size_buckets
 from perfmodel.planning.optimise._certificate import Certificate as Certificate
-from perfmodel.planning.optimise._chain import Chain as Chain
 from perfmodel.planning.optimise._choose import Chosen as Chosen
 from perfmodel.planning.optimise._choose import choose_method as choose_method
 from perfmodel.planning.optimise._choose import refine as refine
@@ -22,8 +21,6 @@ from perfmodel.planning.optimise._cutting_planes import convex_bound as convex_b
 from perfmodel.planning.optimise._hardware import Design as Design
 from perfmodel.planning.optimise._hardware import Run as Run
 from perfmodel.planning.optimise._hardware import design_hardware as design_hardware
-from perfmodel.planning.optimise._joint import ChainResult as ChainResult
-from perfmodel.planning.optimise._joint import optimise_chain as optimise_chain
 from perfmodel.planning.optimise._micro_batches import MicroBatchResult as MicroBatchResult
 from perfmodel.planning.optimise._micro_batches import by_micro_batch as by_micro_batch
 from perfmodel.planning.optimise._micro_batches import size_micro_batches as size_micro_batches

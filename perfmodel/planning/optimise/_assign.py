@@ -58,14 +58,14 @@ def assign(
     device, item = np.divmod(np.arange(n), items)
     time = np.where(allowed, seconds / scale, 0.0).ravel()
     once = coo_array((np.ones(n), (item, np.arange(n))), shape=(items, n + 1))
-    busy = coo_array(
+    load = coo_array(
         (
             np.append(time, -np.ones(devices)),
             (np.append(device, np.arange(devices)), np.append(np.arange(n), [n] * devices)),
         ),
         shape=(devices, n + 1),
     )
-    constraints = [LinearConstraint(once.tocsr(), 1, 1), LinearConstraint(busy.tocsr(), -np.inf, 0)]
+    constraints = [LinearConstraint(once.tocsr(), 1, 1), LinearConstraint(load.tocsr(), -np.inf, 0)]
     if n_bytes is not None and capacity_bytes is not None:
         share = n_bytes[item] / capacity_bytes[device]
         held = coo_array((share, (device, np.arange(n))), shape=(devices, n + 1))

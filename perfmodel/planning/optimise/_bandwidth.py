@@ -47,14 +47,14 @@ class BandwidthResult:
         return vars(self) | {"certificate": self.certificate.to_dict(self.step_time_s)}
 
 
-def split_bandwidth(fixed: StepProblem, layout: Layout, *, least: float = 0.05, steps: int = 800) -> BandwidthResult:
+def split_bandwidth(problem: StepProblem, layout: Layout, *, least: float = 0.05, steps: int = 800) -> BandwidthResult:
     """The best split of a fixed sum of bandwidths over the pipeline's links.
 
     A link for every direction of every hop between stages, and for every stage's data-parallel group. Transfers
     take latency + volume / share, so the step is convex in the shares and the result comes with a close bound.
 
     Args:
-        fixed: model, job, cluster and cost models.
+        problem: model, job, cluster and cost models.
         layout: a layout whose schedule flushes.
         least: share that every link keeps.
         steps: of the relaxation, from equal shares (one start is enough for a convex problem).
@@ -63,10 +63,10 @@ def split_bandwidth(fixed: StepProblem, layout: Layout, *, least: float = 0.05, 
         LayoutError: nothing to split, or a schedule without a flush.
     """
     began = time.perf_counter()
-    problem, links = bandwidth_problem(fixed, layout, least=least)
-    found = relax(problem, n_starts=1, steps=steps)
-    bounded = convex_bound(problem, found.values)
-    step_s = [_step_s(problem, {"links": np.array(x)}) for x in (bounded.values["links"], np.ones(len(links)))]
+    relaxation, links = bandwidth_problem(problem, layout, least=least)
+    found = relax(relaxation, n_starts=1, steps=steps)
+    bounded = convex_bound(relaxation, found.values)
+    step_s = [_step_s(relaxation, {"links": np.array(x)}) for x in (bounded.values["links"], np.ones(len(links)))]
     return BandwidthResult(
         links=dict(zip(links, bounded.values["links"].tolist(), strict=True)),
         step_time_s=step_s[0],
@@ -76,15 +76,15 @@ def split_bandwidth(fixed: StepProblem, layout: Layout, *, least: float = 0.05, 
     )
 
 
-def bandwidth_problem(fixed: StepProblem, layout: Layout, *, least: float = 0.05) -> tuple[Relaxation, list[str]]:
+def bandwidth_problem(problem: StepProblem, layout: Layout, *, least: float = 0.05) -> tuple[Relaxation, list[str]]:
     """The split as a relaxation in `links`, and the links' names."""
-    (bundle,) = bundles(fixed, [layout])
+    (bundle,) = bundles(problem, [layout])
     if bundle.spec.steps > 1:
         raise LayoutError(f"a split of bandwidth needs a schedule that flushes, not {layout.schedule}")
     structure = prepared(bundle.spec).structure
     scenario = Scenario.parse([f"{where}_node_bandwidth={_FASTER:g}x" for where in ("intra", "inter")])
-    faster = model_in_scenario(fixed, scenario)
-    now_s, then_s = (durations(model, bundles(model, [layout])[0])[0] for model in (fixed, faster))
+    faster = model_in_scenario(problem, scenario)
+    now_s, then_s = (durations(model, bundles(model, [layout])[0])[0] for model in (problem, faster))
     names = [_link(kind, stage) for kind, stage in zip(structure.class_kind, structure.class_stage, strict=True)]
     links = sorted({name for name, seconds in zip(names, now_s, strict=True) if name and seconds > 0})
     if len(links) < 2:
@@ -101,10 +101,10 @@ def _durations(values: Values) -> tuple[Float[Array, " classes"]]:
     return (values["latency"] + values["volume"] / jnp.asarray(values["links"])[values["of_class"]],)
 
 
-def _step_s(problem: Relaxation, values: Values) -> float:
+def _step_s(relaxation: Relaxation, values: Values) -> float:
     """In double precision."""
-    c = problem.constants
-    return float(makespan(problem.programs[0], c["latency"] + c["volume"] / values["links"][c["of_class"]]))
+    c = relaxation.constants
+    return float(makespan(relaxation.programs[0], c["latency"] + c["volume"] / values["links"][c["of_class"]]))
 
 
 def _link(kind: int, stage: int) -> str:

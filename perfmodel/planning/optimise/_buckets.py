@@ -47,11 +47,11 @@ class BucketResult:
         return dict(vars(self))
 
 
-def size_buckets(fixed: StepProblem, layout: Layout, *, numbers: Sequence[int] = NUMBERS) -> BucketResult:
+def size_buckets(problem: StepProblem, layout: Layout, *, numbers: Sequence[int] = NUMBERS) -> BucketResult:
     """The best grouping of each stage's layers into gradient buckets, by descent from equal ones.
 
     Args:
-        fixed: model, job, cluster and cost models, for training.
+        problem: model, job, cluster and cost models, for training.
         layout: with data-parallel replicas, overlapped reduction and ZeRO below 3.
         numbers: of buckets per stage to try.
 
@@ -59,17 +59,17 @@ def size_buckets(fixed: StepProblem, layout: Layout, *, numbers: Sequence[int] =
         LayoutError: no overlapped reductions to group.
     """
     began = time.perf_counter()
-    (bundle,) = bundles(fixed, [layout])
+    (bundle,) = bundles(problem, [layout])
     if bundle.spec.grad_reduce not in ("overlap", "eager_opt") or bundle.spec.gathers_by_layer or bundle.spec.steps > 1:
         raise LayoutError(f"layout {layout} has no overlapped gradient reductions to group; use dp > 1 and zero < 3")
-    found = [_Grouping(fixed, bundle, n) for n in sorted(set(numbers))]
+    found = [_Grouping(problem, bundle, n) for n in sorted(set(numbers))]
     ends = [(grouping, *descend([grouping.equal], grouping.moves, grouping.step_s)) for grouping in found]
     grouping, best, *_ = min(ends, key=lambda end: end[2])
     given = prepared(bundle.spec).compiled
     return BucketResult(
         buckets=best,
         step_time_s=float(makespan(grouping.prepared.compiled, grouping.durations(best))),
-        given_s=float(makespan(given, durations(fixed, bundle)[0])),
+        given_s=float(makespan(given, durations(problem, bundle)[0])),
         evaluated=sum(end[3] for end in ends),
         seconds=time.perf_counter() - began,
     )
@@ -78,8 +78,8 @@ def size_buckets(fixed: StepProblem, layout: Layout, *, numbers: Sequence[int] =
 class _Grouping:
     """All groupings of a layout's layers into a number of buckets per stage: one structure."""
 
-    def __init__(self, fixed: StepProblem, bundle: Bundle, buckets: int) -> None:
-        self._fixed, self._bundle = fixed, replace(bundle, spec=replace(bundle.spec, segments=buckets))
+    def __init__(self, problem: StepProblem, bundle: Bundle, buckets: int) -> None:
+        self._problem, self._bundle = problem, replace(bundle, spec=replace(bundle.spec, segments=buckets))
         before, layers, after = by_layer(bundle.tables[0].pairs)
         prefix = np.concatenate([np.zeros_like(layers[:1]), np.cumsum(layers, axis=0)])
         whole = bundle.counts.sum(axis=1)
@@ -104,4 +104,4 @@ class _Grouping:
 
     def durations(self, at: Sizes) -> Float[np.ndarray, " classes"]:
         """Seconds of the structure's classes, priced anew for these buckets."""
-        return durations(self._fixed, with_segments(self._fixed, self._bundle, at))[0]
+        return durations(self._problem, with_segments(self._problem, self._bundle, at))[0]

@@ -61,7 +61,7 @@ def choose_method(*, combinations: int = 1, contiguous: bool = False, continuous
 
 
 def refine(
-    fixed: StepProblem,
+    problem: StepProblem,
     layouts: Sequence[Layout],
     *,
     progress: Callable[[int, int], None] | None = None,
@@ -73,18 +73,18 @@ def refine(
     can beat it.
 
     Args:
-        fixed: model, job, cluster and cost models.
+        problem: model, job, cluster and cost models.
         layouts: such as the best of a search; those without a pipeline are passed over.
         progress: called with (layouts partitioned, of how many).
     """
-    bounds = {layout: partition_bound_s(fixed, layout) for layout in dict.fromkeys(layouts)}
+    bounds = {layout: partition_bound_s(problem, layout) for layout in dict.fromkeys(layouts)}
     found: list[PartitionResult] = []
     order = sorted((layout for layout in bounds if layout.pp > 1), key=bounds.__getitem__)
     for done, layout in enumerate(order):
         if found and bounds[layout] >= min(result.step_time_s for result in found):
             break
         try:
-            found.append(partition_stages(fixed, layout))
+            found.append(partition_stages(problem, layout))
         except LayoutError:
             continue  # nothing fits
         if progress:

@@ -23,7 +23,7 @@ _STEP: Final = 1e-3
 class Run:
     """One training run that the machine shall serve."""
 
-    fixed: StepProblem
+    step_problem: StepProblem
     layout: Layout
     weight: float = 1.0
     """Of its step time, relative to what it is now, in the objective."""
@@ -61,7 +61,7 @@ class _Objective:
         """Programs, durations and weights of a run on the machine with multiples `x`."""
         self.priced += 1
         scenario = Scenario(tuple(Setting(n, "times", float(v)) for n, v in zip(self.names, x, strict=True)))
-        model = model_in_scenario(run.fixed, scenario)
+        model = model_in_scenario(run.step_problem, scenario)
         (bundle,) = bundles(model, [run.layout])
         return [(prepared(b.spec).compiled, durations(model, b)[0], w) for b, w in weighted_programs(bundle)]
 

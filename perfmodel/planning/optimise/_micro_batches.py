@@ -44,14 +44,14 @@ class MicroBatchResult:
         return dict(vars(self))
 
 
-def size_micro_batches(fixed: StepProblem, layout: Layout, *, largest: int | None = None) -> MicroBatchResult:
+def size_micro_batches(problem: StepProblem, layout: Layout, *, largest: int | None = None) -> MicroBatchResult:
     """The best sizes for as many micro-batches as the layout has, by relaxation, rounding and moves of sequences.
 
     Times of sizes between those that the batch divides into are interpolated; no size exceeds the largest that
     fits into memory when all micro-batches have it (and `largest`).
 
     Args:
-        fixed: model, job, cluster and cost models, for training.
+        problem: model, job, cluster and cost models, for training.
         layout: the layout; its `micro_batch` gives the number of micro-batches.
         largest: of a micro-batch, in sequences; 16 by default.
 
@@ -59,35 +59,35 @@ def size_micro_batches(fixed: StepProblem, layout: Layout, *, largest: int | Non
         LayoutError: one micro-batch, or a schedule with passes of several kinds or without a flush.
     """
     began = time.perf_counter()
-    (bundle,) = bundles(fixed, [layout])
+    (bundle,) = bundles(problem, [layout])
     spec = bundle.spec
     if spec.micro_batches < 2 or not spec.scheduler.plain or spec.steps > 1:
         raise LayoutError(
             f"sizes of micro-batches need several of them and a plain schedule that flushes, not {layout.schedule} "
             f"with {spec.micro_batches}"
         )
-    uniform = _uniform_step_s(fixed, layout, largest or 16)
+    uniform = _uniform_step_s(problem, layout, largest or 16)
     if layout.micro_batch not in uniform:
         raise LayoutError(f"layout {layout} does not fit into memory, so that no sizes of its micro-batches are sought")
     refined, of_class, of_micro_batch = by_micro_batch(prepared(spec).structure)
     sizes = np.array(sorted({1, *uniform}))
-    by_size = np.stack([_durations_at(fixed, bundle, int(size)) for size in sizes])
+    by_size = np.stack([_durations_at(problem, bundle, int(size)) for size in sizes])
     scaled = of_micro_batch >= 0
     constants = {
         "sizes": sizes, "by_size": by_size[:, of_class], "of": np.maximum(of_micro_batch, 0), "scaled": scaled,
-        "base": durations(fixed, bundle)[0][of_class], "largest": float(sizes[-1]),
+        "base": durations(problem, bundle)[0][of_class], "largest": float(sizes[-1]),
     }  # fmt: skip
     program = compile_structure(refined)
     total = spec.micro_batches * layout.micro_batch
     variables = {"batch": WholeShares(spec.micro_batches, total, least=1)}
-    problem = Relaxation(variables, (program,), _durations, constants, limits=_limits)
+    relaxation = Relaxation(variables, (program,), _durations, constants, limits=_limits)
 
     def step_s(some: Any) -> Float[np.ndarray, " n"]:
         some = np.array(some)
         return np.where(some.max(axis=1) <= sizes[-1], makespan_lanes(program, _of_sizes(constants, some)), np.inf)
 
     equal = (layout.micro_batch,) * spec.micro_batches
-    starts = [equal, *(tuple(int(n) for n in v["batch"]) for v, *_ in relax(problem, steps=400).starts)]
+    starts = [equal, *(tuple(int(n) for n in v["batch"]) for v, *_ in relax(relaxation, steps=400).starts)]
     best, _, evaluated = descend(list(dict.fromkeys(starts)), lambda at: _moved(at), step_s)
     exact = [float(makespan(program, _of_sizes(constants, np.array([some]))[0])) for some in (best, equal)]
     size = min(uniform, key=uniform.__getitem__)
@@ -150,18 +150,18 @@ def _of_sizes(constants: Values, some: Int[np.ndarray, "n micro_batches"]) -> Fl
     return np.where(constants["scaled"], between, constants["base"])
 
 
-def _durations_at(fixed: StepProblem, bundle: Bundle, size: int) -> Float[np.ndarray, " classes"]:
+def _durations_at(problem: StepProblem, bundle: Bundle, size: int) -> Float[np.ndarray, " classes"]:
     """Seconds of the program's classes where all micro-batches have a size."""
     layout = bundle.layouts[0].replace(micro_batch=size)
-    return durations(fixed, in_program_of(fixed, bundle, layout))[0]
+    return durations(problem, in_program_of(problem, bundle, layout))[0]
 
 
-def _uniform_step_s(fixed: StepProblem, layout: Layout, largest: int) -> dict[int, float]:
+def _uniform_step_s(problem: StepProblem, layout: Layout, largest: int) -> dict[int, float]:
     """Step times of all equal sizes that divide the batch and fit."""
-    per_replica = fixed.job.global_batch // layout.dp
+    per_replica = problem.job.global_batch // layout.dp
     sizes = [size for size in range(1, min(largest, per_replica) + 1) if per_replica % size == 0]
     layouts = [layout.replace(micro_batch=size) for size in sizes]
-    usable = fixed.cluster.device.memory_bytes * (1 - fixed.framework.memory_margin)
-    fits = peak_memory(fixed, layouts)[0] <= usable
-    step_s = evaluate(fixed, layouts).step_time_s
+    usable = problem.cluster.device.memory_bytes * (1 - problem.framework.memory_margin)
+    fits = peak_memory(problem, layouts)[0] <= usable
+    step_s = evaluate(problem, layouts).step_time_s
     return {size: float(s) for size, s, ok in zip(sizes, step_s, fits, strict=True) if ok}

@@ -104,7 +104,7 @@ def partition(
 
 
 def partition_stages(
-    fixed: StepProblem, layout: Layout, *, recompute: bool = True, cuts: Sequence[tuple[int, ...]] | None = None
+    problem: StepProblem, layout: Layout, *, recompute: bool = True, cuts: Sequence[tuple[int, ...]] | None = None
 ) -> PartitionResult:
     """The fastest contiguous partition of the layers into the layout's stages that fits into memory.
 
@@ -113,7 +113,7 @@ def partition_stages(
     even partition by moving layers alone.
 
     Args:
-        fixed: model, job, cluster and cost models.
+        problem: model, job, cluster and cost models.
         layout: the layout, whose other fields are kept.
         cuts: partitions from which layers are moved, in place of those that dynamic programming finds.
         recompute: also choose between `none` and `selective`, and let stages that do not fit recompute as few of
@@ -123,8 +123,8 @@ def partition_stages(
         LayoutError: nothing to cut, or no partition fits into memory.
     """
     started = time.perf_counter()
-    given, bases, costs = _space(fixed, layout, recompute)
-    (bundle,) = bundles(fixed, [given])
+    given, bases, costs = _space(problem, layout, recompute)
+    (bundle,) = bundles(problem, [given])
     start = [given, *bases]
     for base in bases:
         of_base = costs.get(base.recompute)
@@ -144,52 +144,54 @@ def partition_stages(
                 yield with_partition(at, costs[at.recompute], sizes)
 
     try:
-        best, _, evaluated = descend(list(dict.fromkeys(start)), moves, lambda some: _step_s(fixed, some))
+        best, _, evaluated = descend(list(dict.fromkeys(start)), moves, lambda some: _step_s(problem, some))
     except NothingFitsError:
-        raise LayoutError(f"no partition of {fixed.model.name} into the stages of {layout} fits into memory") from None
-    (given_s,) = _step_s(fixed, [given]).tolist()
+        raise LayoutError(
+            f"no partition of {problem.model.name} into the stages of {layout} fits into memory"
+        ) from None
+    (given_s,) = _step_s(problem, [given]).tolist()
     return PartitionResult(
-        prediction=explain(fixed, best),
-        given_s=explain(fixed, given).step_time_s if np.isfinite(given_s) else None,
-        certificate=_certificate(fixed, bases, costs),
+        prediction=explain(problem, best),
+        given_s=explain(problem, given).step_time_s if np.isfinite(given_s) else None,
+        certificate=_certificate(problem, bases, costs),
         evaluated=evaluated,
         seconds=time.perf_counter() - started,
     )
 
 
-def partition_bound_s(fixed: StepProblem, layout: Layout, *, recompute: bool = True) -> float:
+def partition_bound_s(problem: StepProblem, layout: Layout, *, recompute: bool = True) -> float:
     """The step time that no partition of a layout can beat; infinite where none fits. Takes milliseconds.
 
     Args:
-        fixed, layout, recompute: as for `partition_stages`.
+        problem, layout, recompute: as for `partition_stages`.
     """
     if layout.pp == 1:
-        return float(lower_bounds_s(fixed, [layout])[0])
-    _, bases, costs = _space(fixed, layout, recompute)
-    return _certificate(fixed, bases, costs).lower_bound_s
+        return float(lower_bounds_s(problem, [layout])[0])
+    _, bases, costs = _space(problem, layout, recompute)
+    return _certificate(problem, bases, costs).lower_bound_s
 
 
-def _space(fixed: StepProblem, layout: Layout, recompute: bool) -> tuple[Layout, list[Layout], dict[str, StageCosts]]:
+def _space(problem: StepProblem, layout: Layout, recompute: bool) -> tuple[Layout, list[Layout], dict[str, StageCosts]]:
     """The layout with its partition written out, the bases of all others, and the stages' costs on each base by its
     recompute; no costs where dynamic programming does not apply."""
-    (bundle,) = bundles(fixed, [layout])
+    (bundle,) = bundles(problem, [layout])
     if bundle.spec.n_stages == 1:
         raise LayoutError("a partition needs pipeline stages; use pp > 1")
     given = layout.replace(partition=layers_per_stage(bundle))
     bases = [given]
-    if free := recompute and fixed.job.mode == "train":
+    if free := recompute and problem.job.mode == "train":
         bases = [given.replace(recompute=mode, recompute_full_layers=None) for mode in ("none", "selective")]
     if not one_stage_per_rank(bundle) or (layout.recompute_full_layers is not None and not free):
         return given, bases, {}
-    return given, bases, {base.recompute: stage_costs(fixed, base, recompute_to_fit=free) for base in bases}
+    return given, bases, {base.recompute: stage_costs(problem, base, recompute_to_fit=free) for base in bases}
 
 
-def _certificate(fixed: StepProblem, bases: Sequence[Layout], costs: Mapping[str, StageCosts]) -> Certificate:
+def _certificate(problem: StepProblem, bases: Sequence[Layout], costs: Mapping[str, StageCosts]) -> Certificate:
     if not costs:
-        work_s = min(_evenly_spread_s(fixed, base) for base in bases)
+        work_s = min(_evenly_spread_s(problem, base) for base in bases)
         return Certificate(work_s, "", "all passes spread evenly over the ranks")
-    (bundle,) = bundles(fixed, [bases[0]])
-    live = program_live(fixed.setting, bundle.spec)
+    (bundle,) = bundles(problem, [bases[0]])
+    live = program_live(problem.setting, bundle.spec)
     return Certificate(
         min(lower_bound_s([of_base], bundle.spec, live) for of_base in costs.values()),
         "sum of stages + (m - 1) slowest stage",
@@ -214,30 +216,30 @@ def fits_as(costs: StageCosts, sizes: tuple[int, ...]) -> bool:
     return bool(np.isfinite(costs.forward_s[spans(sizes)]).all())
 
 
-def _step_s(fixed: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
+def _step_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
     """Step times, infinite for layouts that are impossible or do not fit."""
     step_s = np.full(len(layouts), np.inf)
-    possible = [i for i, layout in enumerate(layouts) if _is_possible(fixed, layout)]
-    peak, _ = peak_memory(fixed, [layouts[i] for i in possible])
-    fits = peak <= fixed.cluster.device.memory_bytes * (1 - fixed.framework.memory_margin)
+    possible = [i for i, layout in enumerate(layouts) if _is_possible(problem, layout)]
+    peak, _ = peak_memory(problem, [layouts[i] for i in possible])
+    fits = peak <= problem.cluster.device.memory_bytes * (1 - problem.framework.memory_margin)
     if kept := [i for i, ok in zip(possible, fits.tolist(), strict=True) if ok]:
-        step_s[kept] = evaluate(fixed, [layouts[i] for i in kept]).step_time_s
+        step_s[kept] = evaluate(problem, [layouts[i] for i in kept]).step_time_s
     return step_s
 
 
-def _is_possible(fixed: StepProblem, layout: Layout) -> bool:
+def _is_possible(problem: StepProblem, layout: Layout) -> bool:
     try:
-        bundles(fixed, [layout])
+        bundles(problem, [layout])
     except LayoutError:
         return False
     return True
 
 
-def _evenly_spread_s(fixed: StepProblem, base: Layout) -> float:
+def _evenly_spread_s(problem: StepProblem, base: Layout) -> float:
     """Seconds of all passes of a step, shared evenly by the ranks; 0 where passes may overlap."""
-    (bundle,) = bundles(fixed, [base])
+    (bundle,) = bundles(problem, [base])
     if not bundle.spec.scheduler.plain:
         return 0.0
-    of_block, blocks = pass_s(fixed, bundle), bundle.counts.sum(axis=(0, 1))
+    of_block, blocks = pass_s(problem, bundle), bundle.counts.sum(axis=(0, 1))
     kinds = (Kind.FORWARD,) if bundle.spec.is_forward_only else (Kind.FORWARD, Kind.BACKWARD)
     return float(sum(of_block[kind][0] @ blocks for kind in kinds)) * bundle.spec.micro_batches / bundle.spec.stages

@@ -16,28 +16,28 @@ from perfmodel.spec import Layout
 _KINDS: Final = (Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 
 
-def relaxed_partitions(fixed: StepProblem, layout: Layout, *, seed: int = 0) -> list[tuple[int, ...]]:
+def relaxed_partitions(problem: StepProblem, layout: Layout, *, seed: int = 0) -> list[tuple[int, ...]]:
     """Rounded partitions of a layout's layers, of the fastest relaxed one first.
 
     Passes take what their stage holds relative to the even stages; everything else (transfers, reductions, optimizer)
     takes what it does there. Memory is left to whoever rounds: recompute that makes a stage fit is exact.
 
     Args:
-        fixed: model, job, cluster and cost models.
+        problem: model, job, cluster and cost models.
         layout: a pipeline whose schedule flushes, at least as many layers as stages.
         seed: of the starts.
 
     Raises:
         LayoutError: no stages to cut, or a schedule without a flush.
     """
-    (bundle,) = bundles(fixed, [layout.replace(partition=None, recompute_full_layers=None)])
+    (bundle,) = bundles(problem, [layout.replace(partition=None, recompute_full_layers=None)])
     before, layers, after = by_layer(bundle.tables[0].pairs)
     stages = bundle.spec.n_stages
     if stages == 1 or bundle.spec.steps > 1 or len(layers) < stages:
         raise LayoutError(f"layout {layout} has no stages that a relaxation can cut")
     program = prepared(bundle.spec)
     structure = program.structure
-    seconds = pass_s(fixed, bundle)
+    seconds = pass_s(problem, bundle)
     of_layer = np.stack([layers @ seconds[kind][0] for kind in _KINDS])
     prefix = np.concatenate([np.zeros((len(_KINDS), 1)), np.cumsum(of_layer, axis=1)], axis=1)
     ends = np.zeros((len(_KINDS), stages))
@@ -46,16 +46,16 @@ def relaxed_partitions(fixed: StepProblem, layout: Layout, *, seed: int = 0) -> 
     even_s = np.stack([bundle.counts.sum(axis=1) @ seconds[kind][0] for kind in _KINDS])
     kind = np.array([_KINDS.index(Kind(k)) if k in _KINDS else len(_KINDS) for k in structure.class_kind.tolist()])
     constants = {
-        "given": durations(fixed, bundle)[0],
+        "given": durations(problem, bundle)[0],
         "kind": kind,
         "stage": np.maximum(structure.class_stage, 0),
         "prefix": prefix,
         "ends": ends,
         "even": np.maximum(even_s, 1e-12),
     }
-    problem = Relaxation({"layers": WholeShares(stages, len(layers), least=1)}, (program.compiled,), _durations,
+    relaxation = Relaxation({"layers": WholeShares(stages, len(layers), least=1)}, (program.compiled,), _durations,
                          constants)  # fmt: skip
-    found = relax(problem, seed=seed)
+    found = relax(relaxation, seed=seed)
     ranked = sorted(found.starts, key=lambda start: start[1])
     return list(dict.fromkeys(tuple(int(n) for n in values["layers"]) for values, *_ in ranked))
 

@@ -122,38 +122,38 @@ def whatif(
     return in_scenario(step_problem_of(problem, calibration), laid_out, Scenario.parse(settings))
 
 
-def in_scenario(fixed: StepProblem, layout: Layout, scenario: Scenario) -> WhatIf:
+def in_scenario(problem: StepProblem, layout: Layout, scenario: Scenario) -> WhatIf:
     """Step time before and after, and how it then depends on every parameter of the machine.
 
     Args:
-        fixed: model, job, cluster and cost models as they are.
+        problem: model, job, cluster and cost models as they are.
         layout: the layout.
         scenario: what changes.
 
     Raises:
         LayoutError: a layout that cannot run, or a slow rank that there is not.
     """
-    check_layout(fixed.model, fixed.cluster, fixed.job, layout)
+    check_layout(problem.model, problem.cluster, problem.job, layout)
     sensitivity = {}
     for name in HARDWARE:
-        ends = [step_s(fixed, layout, scenario.scaled(name, factor)) for factor in (1 - _STEP, 1 + _STEP)]
+        ends = [step_s(problem, layout, scenario.scaled(name, factor)) for factor in (1 - _STEP, 1 + _STEP)]
         sensitivity[name] = float(np.log(ends[1] / ends[0]) / np.log((1 + _STEP) / (1 - _STEP)))
     return WhatIf(
         settings=tuple(map(str, scenario.settings)),
-        before_s=step_s(fixed, layout, Scenario()),
-        after_s=step_s(fixed, layout, scenario),
-        fits_before=_fits(fixed, layout, Scenario()),
-        fits_after=_fits(fixed, layout, scenario),
+        before_s=step_s(problem, layout, Scenario()),
+        after_s=step_s(problem, layout, scenario),
+        fits_before=_fits(problem, layout, Scenario()),
+        fits_after=_fits(problem, layout, scenario),
         sensitivity=sensitivity,
     )
 
 
-def sweep(fixed: StepProblem, layout: Layout, scenario: Scenario, settings: Sequence[Setting]) -> Curve:
+def sweep(problem: StepProblem, layout: Layout, scenario: Scenario, settings: Sequence[Setting]) -> Curve:
     """Step time along values of one parameter, other settings being those of the scenario."""
-    check_layout(fixed.model, fixed.cluster, fixed.job, layout)
+    check_layout(problem.model, problem.cluster, problem.job, layout)
     name = settings[0].name
-    spans = tuple(step_s(fixed, layout, scenario.and_also(setting)) for setting in settings)
-    hidden = _hidden_up_to(fixed, layout, scenario, name) if name.endswith("_delay_s") else None
+    spans = tuple(step_s(problem, layout, scenario.and_also(setting)) for setting in settings)
+    hidden = _hidden_up_to(problem, layout, scenario, name) if name.endswith("_delay_s") else None
     return Curve(name, tuple(s.value for s in settings), settings[0].how == "times", spans, hidden)
 
 
@@ -175,9 +175,9 @@ def parse_sweep(text: str) -> list[Setting]:
     return [Setting(first.name, first.how, float(v)) for v in np.linspace(first.value, last.value, int(parts[2]))]
 
 
-def step_s(fixed: StepProblem, layout: Layout, scenario: Scenario) -> float:
+def step_s(problem: StepProblem, layout: Layout, scenario: Scenario) -> float:
     """Step time of a layout in a scenario."""
-    model = model_in_scenario(fixed, scenario)
+    model = model_in_scenario(problem, scenario)
     (bundle,) = bundles(model, [layout])
     programs, slowed = step_programs(model, bundle), scenario.slowed(layout.pp)
     if slowed is not None:
@@ -197,35 +197,35 @@ def _slower(structure: Any, rank: int, factor: float) -> Float[np.ndarray, " cla
     return factors
 
 
-def model_in_scenario(fixed: StepProblem, scenario: Scenario) -> StepProblem:
+def model_in_scenario(problem: StepProblem, scenario: Scenario) -> StepProblem:
     """The problem on the machine as the scenario has it (but for a slow rank)."""
-    device, cluster = scenario.device(fixed.cluster.device), scenario.cluster(fixed.cluster)
-    kernels = fixed.kernels if device == fixed.cluster.device else ScaledKernels(fixed.kernels, device)
+    device, cluster = scenario.device(problem.cluster.device), scenario.cluster(problem.cluster)
+    kernels = problem.kernels if device == problem.cluster.device else ScaledKernels(problem.kernels, device)
     delays_s = scenario.delays_s
     return StepProblem(
-        model=fixed.model,
-        job=fixed.job,
+        model=problem.model,
+        job=problem.job,
         cluster=cluster,
         kernels=kernels,
-        collectives=DelayedCollectives(fixed.collectives, delays_s) if delays_s else fixed.collectives,
-        framework=scenario.framework(fixed.framework),
-        site=fixed.site,
-        adjustment=fixed.adjustment,
+        collectives=DelayedCollectives(problem.collectives, delays_s) if delays_s else problem.collectives,
+        framework=scenario.framework(problem.framework),
+        site=problem.site,
+        adjustment=problem.adjustment,
     )
 
 
-def _fits(fixed: StepProblem, layout: Layout, scenario: Scenario) -> bool:
-    peak, _ = peak_memory(fixed, [layout])
-    capacity = scenario.device(fixed.cluster.device).memory_bytes
-    return bool(peak[0] <= capacity * (1 - fixed.framework.memory_margin))
+def _fits(problem: StepProblem, layout: Layout, scenario: Scenario) -> bool:
+    peak, _ = peak_memory(problem, [layout])
+    capacity = scenario.device(problem.cluster.device).memory_bytes
+    return bool(peak[0] <= capacity * (1 - problem.framework.memory_margin))
 
 
-def _hidden_up_to(fixed: StepProblem, layout: Layout, scenario: Scenario, name: str) -> float:
+def _hidden_up_to(problem: StepProblem, layout: Layout, scenario: Scenario, name: str) -> float:
     """Where the curve leaves the flat part: bisection on the delay."""
-    none = step_s(fixed, layout, scenario.and_also(Setting(name, "to", 0.0)))
+    none = step_s(problem, layout, scenario.and_also(Setting(name, "to", 0.0)))
 
     def felt(delay_s: float) -> bool:
-        return step_s(fixed, layout, scenario.and_also(Setting(name, "to", delay_s))) > none * (1 + _HIDDEN)
+        return step_s(problem, layout, scenario.and_also(Setting(name, "to", delay_s))) > none * (1 + _HIDDEN)
 
     low, high = 0.0, none
     if not felt(high):

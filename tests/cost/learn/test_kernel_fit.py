@@ -85,7 +85,7 @@ def test_same_inputs_are_not_fitted_twice(fitted: Path) -> None:
 
 def test_training_is_deterministic_and_resumes(tmp_path: Path) -> None:
     samples = gather([gemm_table()], "gemm", (), figures_lookup())
-    code = KindCode.of(sorted(set(samples.rows.kind)))
+    code = KindCode.of(samples.rows.kinds)
     base = fit_base(samples)
     everything = np.arange(len(samples))
 
@@ -123,7 +123,7 @@ def test_members_are_averaged_saved_and_resumed(tmp_path: Path) -> None:
 
 def test_members_go_on_where_they_were_stopped(tmp_path: Path) -> None:
     samples = gather([gemm_table(60)], "gemm", (), figures_lookup())
-    code, base = KindCode.of(sorted(set(samples.rows.kind))), fit_base(samples)
+    code, base = KindCode.of(samples.rows.kinds), fit_base(samples)
     recipe = replace(TINY, members=2, steps=40)
     at = np.arange(len(samples))
     path = Stages("gemm", tmp_path).checkpoint("all")
@@ -145,7 +145,7 @@ def test_members_go_on_where_they_were_stopped(tmp_path: Path) -> None:
 
 def test_damaged_checkpoint_is_ignored(tmp_path: Path) -> None:
     samples = gather([gemm_table(40)], "gemm", (), figures_lookup())
-    code = KindCode.of(sorted(set(samples.rows.kind)))
+    code = KindCode.of(samples.rows.kinds)
     path = tmp_path / "broken.npz"
     path.write_bytes(b"PK not a zip")
     recipe = replace(TINY, steps=4)

@@ -34,10 +34,10 @@ def regressor_inputs(name: str, op: KernelOp) -> tuple[Regressor, Inputs]:
     """A shipped regressor and one op on a device that it was fitted on."""
     regressor = load_regressor(Path(shipped_folder()) / f"{name}.safetensors")
     rows = rows_from_ops([op])
-    stack = next(s for s, kind in regressor.groups if kind == rows.kind[0] and "A100" in regressor.stacks[s].key)
+    stack = next(s for s, kind in regressor.groups if kind == rows.kinds[0] and "A100" in regressor.stacks[s].key)
     machine = machine_of([regressor.stacks[stack].figures], np.zeros(1, int), rows.dtypes)
-    group = regressor.groups.index((stack, rows.kind[0]))
-    code = one_hot(regressor.code, rows.kind)
+    group = regressor.groups.index((stack, rows.kinds[0]))
+    code = one_hot(regressor.code, rows)
     return regressor, Inputs(shape_with_flags(rows), machine, code, np.array([stack]), np.array([group]))
 
 

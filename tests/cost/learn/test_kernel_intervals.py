@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost.learn._intervals import Intervals, Quantiles, bucketed, conformal, in_range_intervals
+from perfmodel.ops import KernelKind
 
 
 @given(st.integers(0, 2**31), st.floats(0.01, 1.0))
@@ -36,7 +37,7 @@ def test_small_groups_borrow_the_family() -> None:
     error, log_time = np.linspace(-1, 1, 300), np.zeros(300)
     groups, family = in_range_intervals(error, log_time, np.array([3] * 290 + [5] * 10))
     assert set(groups) == {3}
-    intervals = Intervals({(3, "half/linear/fwd"): groups[3]}, family, family, family, family)
+    intervals = Intervals({(3, KernelKind("half", "linear", "fwd")): groups[3]}, family, family, family, family)
     assert Intervals.from_dict(intervals.to_dict()) == intervals
 
 

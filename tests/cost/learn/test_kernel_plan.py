@@ -1,16 +1,21 @@
 """Which measurements answer a request."""
 
+import numpy as np
 import pytest
 
 from perfmodel.catalog import device
 from perfmodel.cost.learn._kinds import KindCode, kind_distance, stand_in
 from perfmodel.cost.learn._plan import Plan, make_plan, on_behalf_of
+from perfmodel.cost.learn._rows import rows_from_ops
 from perfmodel.cost.learn._stack import Figures, Stack, similarity
+from perfmodel.ops import Gemm, KernelKind
 
-FWD, WGRAD = "half/linear/fwd", "half/linear/wgrad"
+FWD, WGRAD = KernelKind("half", "linear", "fwd"), KernelKind("half", "linear", "wgrad")
+
+kind_of = KernelKind.parse
 
 
-def stack(name: str, software: str, kinds: tuple[str, ...], source: str = "lab", order: int = 0) -> Stack:
+def stack(name: str, software: str, kinds: tuple[KernelKind, ...], source: str = "lab", order: int = 0) -> Stack:
     return Stack(Figures.of(device(name)), source, software, dict.fromkeys(kinds, 100), order=order)
 
 
@@ -48,7 +53,7 @@ def test_missing_pass_is_a_ratio_of_the_nearest_device_that_has_both() -> None:
     assert [(t.coefficient, t.stack, t.kind) for t in plan.terms] == [(1.0, 0, FWD), (1.0, 2, WGRAD), (-1.0, 2, FWD)]
 
 
-ADD, NORM = "half/add/fwd", "half/norm/fwd"
+ADD, NORM = KernelKind("half", "add", "fwd"), KernelKind("half", "norm", "fwd")
 
 
 def plan_of_norm(*stacks: Stack) -> Plan:
@@ -77,7 +82,7 @@ def test_the_same_kernel_on_the_die_goes_before_a_ratio() -> None:
 
 
 @pytest.mark.parametrize("kind", [FWD, WGRAD])
-def test_parts_of_a_die_are_answered_by_the_same_kernels(kind: str) -> None:
+def test_parts_of_a_die_are_answered_by_the_same_kernels(kind: KernelKind) -> None:
     for names in (("H100", "H200", "GH200", "H100-PCIE-80GB"), ("B200", "GB200", "B300", "GB300")):
         plans = [make_plan(OF_ONE_DIE, Figures.of(device(name)), kind, None, None) for name in names]
         kernels = [{(t.coefficient, t.stack, t.kind, t.at.name) for t in plan.terms} for plan in plans if plan]
@@ -117,7 +122,7 @@ def test_other_vendor_is_far() -> None:
 
 
 def test_no_stack_no_plan() -> None:
-    assert make_plan(STACKS, Figures.of(device("L4")), "fp8/linear/fwd", None, None) is None
+    assert make_plan(STACKS, Figures.of(device("L4")), KernelKind("fp8", "linear", "fwd"), None, None) is None
 
 
 def test_similarity_is_symmetric_and_one_for_equals() -> None:
@@ -134,28 +139,39 @@ def test_memory_size_alone_makes_no_other_kernels() -> None:
 
 
 def test_stand_in_prefers_pass_then_likeness() -> None:
-    known = ["half/gelu/bwd", "half/gelu/fwd", "half/layer_norm/bwd", "fp32/silu/bwd"]
-    assert stand_in("half/silu/bwd", known) == "half/gelu/bwd"
-    assert stand_in("half/rms_norm/bwd", known) == "half/layer_norm/bwd"
-    assert stand_in("half/gelu/fwd", known) == "half/gelu/fwd"
-    assert kind_distance(WGRAD, FWD) < kind_distance(WGRAD, "half/bmm/wgrad")
+    known = [
+        kind_of("half/gelu/bwd"),
+        kind_of("half/gelu/fwd"),
+        kind_of("half/layer_norm/bwd"),
+        kind_of("fp32/silu/bwd"),
+    ]
+    assert stand_in(kind_of("half/silu/bwd"), known) == kind_of("half/gelu/bwd")
+    assert stand_in(kind_of("half/rms_norm/bwd"), known) == kind_of("half/layer_norm/bwd")
+    assert stand_in(kind_of("half/gelu/fwd"), known) == kind_of("half/gelu/fwd")
+    assert kind_distance(WGRAD, FWD) < kind_distance(WGRAD, kind_of("half/bmm/wgrad"))
 
 
 def test_a_gradient_of_a_product_is_a_product() -> None:
     """Never both gradients, nor their addition to others, stand in for one; nor one for both, unless nothing else."""
-    known = [f"fp32/linear/{p}" for p in ("bwd", "bwd_one_gemm", "fwd", "grad_accum")]
+    known = [KernelKind("fp32", "linear", p) for p in ("bwd", "bwd_one_gemm", "fwd", "grad_accum")]
     for gradient in ("dgrad", "wgrad"):
-        assert stand_in(f"fp32/linear/{gradient}", known) == "fp32/linear/fwd"
-        assert stand_in(f"half/linear/{gradient}", ["half/linear/bwd", "half/linear/grad_accum", FWD]) == FWD
-    assert stand_in("fp32/linear/bwd", known[1:]) == "fp32/linear/fwd"
+        assert stand_in(KernelKind("fp32", "linear", gradient), known) == kind_of("fp32/linear/fwd")
+        assert (
+            stand_in(
+                KernelKind("half", "linear", gradient),
+                [kind_of("half/linear/bwd"), kind_of("half/linear/grad_accum"), FWD],
+            )
+            == FWD
+        )
+    assert stand_in(kind_of("fp32/linear/bwd"), known[1:]) == kind_of("fp32/linear/fwd")
 
 
 def test_a_stand_in_does_the_work_of_what_was_asked() -> None:
     plan = make_plan(STACKS, Figures.of(device("A100-SXM4-80GB")), FWD, None, None)
     assert plan is not None
-    moved = on_behalf_of(plan, FWD, "half/linear/dgrad")
+    moved = on_behalf_of(plan, FWD, KernelKind("half", "linear", "dgrad"))
     assert moved.mode == "ratio"
-    assert {(t.kind, t.work) for t in moved.terms} == {(FWD, "half/linear/dgrad")}
+    assert {(t.kind, t.work) for t in moved.terms} == {(FWD, KernelKind("half", "linear", "dgrad"))}
     assert on_behalf_of(plan, FWD, FWD) is plan
 
 
@@ -171,4 +187,17 @@ def test_a_source_that_nobody_measured_says_nothing() -> None:
 def test_one_hot_ignores_unknown_parts() -> None:
     code = KindCode.of([FWD, WGRAD])
     assert code.one_hot(FWD).sum() == 3
-    assert code.one_hot("half/bmm/fwd").sum() == 2
+    assert code.one_hot(KernelKind("half", "bmm", "fwd")).sum() == 2
+
+
+def test_a_kind_reads_as_it_is_written() -> None:
+    assert KernelKind.parse(str(WGRAD)) == WGRAD
+    assert str(WGRAD) == "half/linear/wgrad"
+
+
+def test_rows_name_each_kind_once_and_no_other() -> None:
+    rows = rows_from_ops([Gemm(m=8, n=8, k=8, pass_=p, dtype=d) for p in ("fwd", "wgrad") for d in ("bf16", "fp16")])
+    assert rows.kinds == (FWD, WGRAD)
+    assert rows.kind.tolist() == [0, 0, 1, 1]
+    assert rows.take(np.array([3, 2])).kinds == (WGRAD,)
+    assert rows.changed({}, pass_="fwd").kinds == (FWD,)

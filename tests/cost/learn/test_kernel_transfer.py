@@ -7,15 +7,17 @@ import pytest
 
 from perfmodel.catalog import device
 from perfmodel.cost.learn import Figures, Parameters
-from perfmodel.cost.learn._plan import Term, make_plan, term_constants
+from perfmodel.cost.learn._moved_constants import term_constants
+from perfmodel.cost.learn._plan import Term, make_plan
 from perfmodel.cost.learn._stack import Stack, product
+from perfmodel.ops import KernelKind
 
-KIND = "fp32/add/fwd"
+KIND = KernelKind("fp32", "add", "fwd")
 A100, V100, T4 = (Figures.of(device(name)) for name in ("A100-PCIE-40GB", "V100-PCIE-32GB", "T4"))
 
 
 def fitted(
-    share: float, kind: str, host_launch: bool = False
+    share: float, kind: KernelKind, host_launch: bool = False
 ) -> tuple[Parameters, tuple[Stack, ...], tuple[tuple[int, str], ...]]:
     """Two stacks with launch floors of 20 and 45 us and one share of the bandwidth."""
     stacks = tuple(Stack(f, "lab", "torch", {kind: 100}, host_launch) for f in (A100, V100))
@@ -25,7 +27,7 @@ def fitted(
     return params, stacks, ((0, kind), (1, kind))
 
 
-def constants_on(figures: Figures, share: float, kind: str = KIND, host_launch: bool = True) -> Parameters:
+def constants_on(figures: Figures, share: float, kind: KernelKind = KIND, host_launch: bool = True) -> Parameters:
     params, stacks, groups = fitted(share, kind, host_launch)
     return term_constants(params, stacks, groups, [Term(1.0, 0, kind, figures)])
 
@@ -42,7 +44,7 @@ def test_launch_floor_of_another_device_is_that_of_the_source() -> None:
 
 
 def test_only_unfused_kernels_far_from_the_bandwidth_follow_the_issue_rate() -> None:
-    unfused = "half/norm_unfused/fwd"
+    unfused = KernelKind("half", "norm_unfused", "fwd")
     assert np.exp(constants_on(T4, 0.1).log_memory) == pytest.approx([0.1])
     assert np.exp(constants_on(T4, 0.8, kind=unfused).log_memory) == pytest.approx([0.8])
     slower = T4.units * T4.clock / (A100.units * A100.clock) / (T4.bandwidth / A100.bandwidth)

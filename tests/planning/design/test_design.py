@@ -49,19 +49,19 @@ def test_fewest_devices():
 
 
 def test_layouts_are_equal_at_the_multiple():
-    fixed = step_problem(MODEL, CLUSTER, JOB)
+    problem = step_problem(MODEL, CLUSTER, JOB)
     first, second = Layout.parse("dp=64"), Layout.parse("tp=4,pp=4,dp=4")
-    found = overtake(fixed, first, second)
+    found = overtake(problem, first, second)
     assert found.multiple is not None
     there = Scenario.parse([f"inter_node_bandwidth={found.multiple}x"])
-    ends = [step_s(fixed, layout, there) for layout in (first, second)]
+    ends = [step_s(problem, layout, there) for layout in (first, second)]
     assert ends[0] == pytest.approx(ends[1], rel=5e-3)
-    now = step_s(fixed, first, Scenario()) < step_s(fixed, second, Scenario())
+    now = step_s(problem, first, Scenario()) < step_s(problem, second, Scenario())
     assert now == (found.first_s < found.second_s)
-    same = overtake(fixed, first, first.replace(recompute="full"))
+    same = overtake(problem, first, first.replace(recompute="full"))
     assert same.multiple is None
     with pytest.raises(UnknownNameError):
-        overtake(fixed, first, second, "bandwidth")
+        overtake(problem, first, second, "bandwidth")
 
 
 def test_upgrades_are_what_a_search_on_the_better_machine_finds():

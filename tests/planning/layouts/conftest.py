@@ -16,7 +16,7 @@ class Case(Problem):
     devices: int = 8
 
     @property
-    def fixed(self) -> StepProblem:
+    def step_problem(self) -> StepProblem:
         return step_problem(self.model, self.cluster, self.job)
 
 

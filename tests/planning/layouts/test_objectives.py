@@ -30,9 +30,9 @@ def space(case):
 def every(case, space):
     """Every layout that fits with its quantities, worked out one by one."""
     layouts = list(enumerate_layouts(space, case, Counter()))
-    usable = case.cluster.device.memory_bytes * (1 - case.fixed.framework.memory_margin)
-    peak = peak_memory(case.fixed, layouts)[0]
-    step_s = evaluate(case.fixed, layouts).step_time_s
+    usable = case.cluster.device.memory_bytes * (1 - case.step_problem.framework.memory_margin)
+    peak = peak_memory(case.step_problem, layouts)[0]
+    step_s = evaluate(case.step_problem, layouts).step_time_s
     tokens = case.job.global_batch * case.job.seq_len
     rows = []
     for layout, n_bytes, seconds in zip(layouts, peak.tolist(), step_s.tolist(), strict=True):
@@ -93,7 +93,7 @@ def test_energy_is_idle_and_busy_power_of_the_timeline(case, space, every, monke
 
     for p, value, quantities in zip(result.layouts, result.values, result.quantities, strict=True):
         assert value == quantities["energy_j"] == pytest.approx(energy_j(p))
-    expected = sorted(energy_j(explain(case.fixed, row["layout"])) for row in every[::3])
+    expected = sorted(energy_j(explain(case.step_problem, row["layout"])) for row in every[::3])
     assert result.values[0] <= expected[0] * (1 + 1e-4)
     assert result.evaluated < len(every)
 
@@ -108,7 +108,7 @@ def test_throughput_under_a_latency_bound_with_a_free_batch(case):
         job = replace(served, global_batch=batch)
         space = default_space(case.replace(job=job, devices=4))
         layouts = list(enumerate_layouts(space, case.replace(job=job, devices=4), Counter()))
-        step_s = evaluate(replace(case, job=job).fixed, layouts).step_time_s
+        step_s = evaluate(replace(case, job=job).step_problem, layouts).step_time_s
         rows += [(batch * 512 / s, batch) for s in step_s.tolist() if s < limit_s]
     expected = sorted(rows, reverse=True)[:5]
     np.testing.assert_allclose(result.values, [value for value, _ in expected], rtol=1e-4)

@@ -39,15 +39,15 @@ def test_the_front_is_that_of_brute_force(case, objectives, constraints):
     question = ask(case.model, case.cluster, devices=case.devices, global_batch=16, job=case.job, space=space)
     front = pareto(question, objectives, constraints=constraints, tariff=Tariff(price_per_device_hour=2.0))
     layouts = list(enumerate_layouts(space, case, Counter()))
-    peak = peak_memory(case.fixed, layouts)[0]
-    step_s = evaluate(case.fixed, layouts).step_time_s
+    peak = peak_memory(case.step_problem, layouts)[0]
+    step_s = evaluate(case.step_problem, layouts).step_time_s
     devices = np.array([layout.devices for layout in layouts])
     tokens = case.job.global_batch * case.job.seq_len
     of = {
         "time": step_s, "memory": peak, "cost": step_s * devices * 2 / 3600 * 1e6 / tokens,
         "tokens_per_s": -tokens / step_s,
     }  # fmt: skip
-    fits = peak <= case.cluster.device.memory_bytes * (1 - case.fixed.framework.memory_margin)
+    fits = peak <= case.cluster.device.memory_bytes * (1 - case.step_problem.framework.memory_margin)
     fits &= (devices < 8) | (not constraints)
     expected = np.array(plain_front(np.stack([of[name][fits] for name in objectives], axis=1)))
     ours = np.abs(front.values)

@@ -34,13 +34,13 @@ def everything(case):
 
 def test_memory_is_that_of_exact_predictions(case):
     rng, layouts, ours, largest = np.random.default_rng(0), [], [], []
-    for cost in price_grids(case.fixed, everything(case)):
+    for cost in price_grids(case.step_problem, everything(case)):
         for place in rng.choice(cost.grid.places(), 8).tolist():
             layouts.append(cost.grid.layout(place))
             index = np.unravel_index(place, cost.grid.shape)
             ours.append(np.broadcast_to(cost.spread(cost.peak_bytes), cost.grid.shape)[index])
             largest.append(CATEGORIES[np.broadcast_to(cost.spread(cost.largest), cost.grid.shape)[index]])
-    expected, parts = peak_memory(case.fixed, layouts)
+    expected, parts = peak_memory(case.step_problem, layouts)
     np.testing.assert_allclose(ours, expected, rtol=1e-12)
     assert largest == parts
 
@@ -81,9 +81,9 @@ def test_no_layout_beats_its_bound(found, batch):
             possible.append(layout)
     if not possible:
         return
-    fixed = step_problem(model, cluster, job)
-    bound = np.array([cost.bound_s.item() for cost in price_grids(fixed, [LayoutGrid.of(lay) for lay in possible])])
-    exact = evaluate(fixed, possible).step_time_s
+    problem = step_problem(model, cluster, job)
+    bound = np.array([cost.bound_s.item() for cost in price_grids(problem, [LayoutGrid.of(lay) for lay in possible])])
+    exact = evaluate(problem, possible).step_time_s
     assert (bound <= exact * (1 + 1e-5)).all(), [lay for lay, b, e in zip(possible, bound, exact, strict=True) if b > e]
     assert (bound > 0).all()
 
@@ -91,13 +91,13 @@ def test_no_layout_beats_its_bound(found, batch):
 def test_grids_with_the_same_stages_on_other_ranks_keep_apart(case):
     """Two stages on one rank, and on two."""
     found = [Layout(schedule="v-half"), Layout(pp=2, recompute="full"), Layout(schedule="gems")]
-    (together,) = [lower_bounds_s(case.fixed, found)]
-    assert together.tolist() == [lower_bounds_s(case.fixed, [layout])[0] for layout in found]
+    (together,) = [lower_bounds_s(case.step_problem, found)]
+    assert together.tolist() == [lower_bounds_s(case.step_problem, [layout])[0] for layout in found]
 
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe", "interleaved", "zb-h1"])
 def test_the_bound_is_close_where_one_rank_decides(case, name):
     vpp = 2 if name == "interleaved" else 1
     layout = Layout(pp=4, dp=2, schedule=name, vpp=vpp, zero=1)
-    (cost,) = price_grids(case.fixed, [LayoutGrid.of(layout)])
-    assert cost.bound_s.item() > 0.9 * evaluate(case.fixed, [layout]).step_time_s[0]
+    (cost,) = price_grids(case.step_problem, [LayoutGrid.of(layout)])
+    assert cost.bound_s.item() > 0.9 * evaluate(case.step_problem, [layout]).step_time_s[0]

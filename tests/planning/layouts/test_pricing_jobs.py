@@ -87,14 +87,14 @@ def layouts(draw) -> Layout:
     )  # fmt: skip
 
 
-def possible(fixed: StepProblem, layout: Layout) -> bool:
+def possible(problem: StepProblem, layout: Layout) -> bool:
     try:
-        check_layout(fixed.model, fixed.cluster, fixed.job, layout)
-        too_many = fixed.job.num_microbatches(layout) > MOST_MICRO_BATCHES
-        if too_many or fixed.job.seq_len % get_schedule(layout.schedule).slices:
+        check_layout(problem.model, problem.cluster, problem.job, layout)
+        too_many = problem.job.num_microbatches(layout) > MOST_MICRO_BATCHES
+        if too_many or problem.job.seq_len % get_schedule(layout.schedule).slices:
             return False
-        bundles(fixed, [layout])
-        return not layout.offload or fixed.cluster.device.host_bandwidth_bytes_per_s is not None
+        bundles(problem, [layout])
+        return not layout.offload or problem.cluster.device.host_bandwidth_bytes_per_s is not None
     except PerfModelError:
         return False
 
@@ -115,15 +115,15 @@ def test_no_layout_beats_its_bound_and_memory_is_the_same(drawn, model, flags, c
         drawn = [layout.replace(cp=1, ep=1, etp=None, zero=layout.zero * (layout.dp > 1)) for layout in drawn]
     elif model.experts is None:
         drawn = [layout.replace(ep=1, etp=None) for layout in drawn]
-    fixed = step_problem(model, catalog.cluster(cluster), job, None, framework)
-    drawn = [layout for layout in drawn if possible(fixed, layout)]
+    problem = step_problem(model, catalog.cluster(cluster), job, None, framework)
+    drawn = [layout for layout in drawn if possible(problem, layout)]
     assume(drawn)
-    costs = [cost for layout in drawn for cost in price_grids(fixed, [LayoutGrid.of(layout)])]
-    bound_s, exact_s = np.array([cost.bound_s.item() for cost in costs]), evaluate(fixed, drawn).step_time_s
+    costs = [cost for layout in drawn for cost in price_grids(problem, [LayoutGrid.of(layout)])]
+    bound_s, exact_s = np.array([cost.bound_s.item() for cost in costs]), evaluate(problem, drawn).step_time_s
     too_high = [str(layout) for layout, b, e in zip(drawn, bound_s, exact_s, strict=True) if b > e * (1 + 2e-5)]
     assert not too_high
     assert (bound_s > 0).all()
-    np.testing.assert_allclose([cost.peak_bytes.item() for cost in costs], peak_memory(fixed, drawn)[0], rtol=1e-9)
+    np.testing.assert_allclose([cost.peak_bytes.item() for cost in costs], peak_memory(problem, drawn)[0], rtol=1e-9)
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
@@ -135,9 +135,9 @@ def test_flags_that_change_what_is_reduced_change_the_bound(zero, schedule):
     step_s, bound_s = {}, {}
     for name in ("all_reduce_gradients", "frozen"):
         for value in (False, True):
-            fixed = step_problem(DENSE, cluster, replace(job, **{name: value}), None, COMPILED)
-            step_s[name, value] = explain(fixed, layout).step_time_s
-            bound_s[name, value] = lower_bounds_s(fixed, [layout])[0]
+            problem = step_problem(DENSE, cluster, replace(job, **{name: value}), None, COMPILED)
+            step_s[name, value] = explain(problem, layout).step_time_s
+            bound_s[name, value] = lower_bounds_s(problem, [layout])[0]
             assert bound_s[name, value] <= step_s[name, value] * (1 + 2e-5)
         rose = step_s[name, True] / step_s[name, False]
         if rose == 1:
@@ -148,16 +148,18 @@ def test_flags_that_change_what_is_reduced_change_the_bound(zero, schedule):
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_frozen_weights_have_no_gradients_to_reduce(zero):
     """What a faster reduction of gradients would change: nothing."""
-    fixed = step_problem(DENSE, catalog.cluster("piz-daint"), Job(global_batch=16, seq_len=1024, frozen=True))
-    (bundle,) = bundles(fixed, [Layout(dp=8, zero=zero)])
-    assert {op.collective for op in bundle_events(fixed, bundle, 0).ops if hasattr(op, "collective")} <= {"all_gather"}
+    problem = step_problem(DENSE, catalog.cluster("piz-daint"), Job(global_batch=16, seq_len=1024, frozen=True))
+    (bundle,) = bundles(problem, [Layout(dp=8, zero=zero)])
+    assert {op.collective for op in bundle_events(problem, bundle, 0).ops if hasattr(op, "collective")} <= {
+        "all_gather"
+    }
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_a_single_micro_batch_can_be_offloaded(schedule):
-    fixed = step_problem(DENSE, catalog.cluster("dgx-a100"), Job(global_batch=1, seq_len=1024))
+    problem = step_problem(DENSE, catalog.cluster("dgx-a100"), Job(global_batch=1, seq_len=1024))
     layout = Layout(offload=True, schedule=schedule)
-    assert explain(fixed, layout).memory.peak == explain(fixed, layout.replace(offload=False)).memory.peak
+    assert explain(problem, layout).memory.peak == explain(problem, layout.replace(offload=False)).memory.peak
 
 
 def test_refusals():

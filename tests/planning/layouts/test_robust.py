@@ -16,12 +16,12 @@ LAYOUTS = [
 
 @pytest.fixture(scope="module")
 def predictions(case):
-    return [explain(case.fixed, Layout.parse(text)) for text in LAYOUTS]
+    return [explain(case.step_problem, Layout.parse(text)) for text in LAYOUTS]
 
 
 @pytest.mark.parametrize("objective", ["step_time", "cost", "-tokens_per_s + 1e3 * memory_gib"])
 def test_probabilities_are_those_of_sampled_errors(case, predictions, objective):
-    goal = Goal.parse(case.fixed, objective, tariff=Tariff(price_per_device_hour=1.0))
+    goal = Goal.parse(case.step_problem, objective, tariff=Tariff(price_per_device_hour=1.0))
     sure = robustness(goal, predictions)
     rng, draws = np.random.default_rng(1), 40_000
     names = sorted({name for p in predictions for name in p.error_sources})
@@ -46,8 +46,8 @@ def test_shared_errors_cancel(case, predictions):
     """Intervals overlap by far, and yet the faster one is surely faster: both err alike."""
     first, last = predictions[0], predictions[4]
     assert first.step_time_s < last.step_time_s < first.step_time_hi_s
-    assert robustness(Goal.parse(case.fixed), [first, last]).better[0, 1] > 0.95
-    sd = np.sqrt(np.diag(log_covariance(case.fixed, [first, last])))
+    assert robustness(Goal.parse(case.step_problem), [first, last]).better[0, 1] > 0.95
+    sd = np.sqrt(np.diag(log_covariance(case.step_problem, [first, last])))
     low, high = np.log([first.step_time_lo_s, first.step_time_hi_s])
     assert sd[0] == pytest.approx((high - low) / 2 / 1.645, rel=0.2)
 

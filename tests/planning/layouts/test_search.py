@@ -40,10 +40,10 @@ def test_no_layout_that_was_pruned_beats_the_winners(case, monkeypatch):
     monkeypatch.setattr(evaluation, "BATCH", 64)
     pruned = found(case, space=space, top=8, distinct=False)
     layouts = list(enumerate_layouts(space, case, Counter()))
-    peak, _ = peak_memory(case.fixed, layouts)
-    usable = case.cluster.device.memory_bytes * (1 - case.fixed.framework.memory_margin)
+    peak, _ = peak_memory(case.step_problem, layouts)
+    usable = case.cluster.device.memory_bytes * (1 - case.step_problem.framework.memory_margin)
     feasible = [layout for layout, p in zip(layouts, peak.tolist(), strict=True) if p <= usable]
-    every = np.sort(evaluate(case.fixed, feasible).step_time_s)
+    every = np.sort(evaluate(case.step_problem, feasible).step_time_s)
     assert pruned.feasible == len(feasible)
     assert pruned.evaluated < 0.5 * len(feasible)
     np.testing.assert_allclose([p.step_time_s for p in pruned.layouts], every[:8], rtol=1e-5)
@@ -78,9 +78,9 @@ def test_dimensions_can_be_fixed(case):
 def test_recomputing_some_layers_beats_all_or_none_where_memory_is_short(case):
     plain = "tp=1,pp=4,micro_batch=2,vpp=1,schedule=1f1b,zero=1"
     fields = Layout.parse(f"dp=2,{plain}")
-    none, full = peak_memory(case.fixed, [fields, fields.replace(recompute="full")])[0].tolist()
+    none, full = peak_memory(case.step_problem, [fields, fields.replace(recompute="full")])[0].tolist()
     # all activations do not fit, half of them do
-    usable = (none + full) / 2 / (1 - case.fixed.framework.memory_margin)
+    usable = (none + full) / 2 / (1 - case.step_problem.framework.memory_margin)
     cluster = replace(case.cluster, device=replace(case.cluster.device, memory_bytes=usable))
     short = replace(case, cluster=cluster)
     space = restrict(default_space(case.replace(cluster=cluster)), plain)
@@ -133,7 +133,7 @@ def test_a_whole_search_traces_few_functions(case):
 
 def test_explained_times_are_those_ranked_by(case, result):
     for p in result.layouts[:2]:
-        assert explain(case.fixed, p.layout).step_time_s == p.step_time_s
+        assert explain(case.step_problem, p.layout).step_time_s == p.step_time_s
 
 
 def test_a_variant_that_recomputes_or_offloads_more_is_never_faster(case):

@@ -24,12 +24,12 @@ def all_partitions(layers: int) -> list[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1", "zb-h2"])
 def test_best_of_all_partitions_is_found_and_bounded(schedule: str) -> None:
-    fixed, layout = fixed_model(), Layout(tp=2, pp=3, dp=2, schedule=schedule)
-    every = evaluate(fixed, [layout.replace(partition=sizes) for sizes in all_partitions(9)]).step_time_s
-    found = partition_stages(fixed, layout)
+    problem, layout = fixed_model(), Layout(tp=2, pp=3, dp=2, schedule=schedule)
+    every = evaluate(problem, [layout.replace(partition=sizes) for sizes in all_partitions(9)]).step_time_s
+    found = partition_stages(problem, layout)
     assert found.step_time_s == pytest.approx(every.min(), rel=1e-5)
     assert found.certificate.lower_bound_s <= every.min() * (1 + 1e-6)
-    assert found.certificate.lower_bound_s == partition_bound_s(fixed, layout)
+    assert found.certificate.lower_bound_s == partition_bound_s(problem, layout)
     assert found.gap < (0.2 if schedule in ("1f1b", "gpipe") else 0.4)
     assert found.given_s is not None
     assert found.step_time_s < found.given_s  # the head weighs as much as two layers
@@ -69,18 +69,18 @@ def test_impossible_ones_are_refused() -> None:
 
 
 def test_refined_layouts_are_ranked_and_nothing_better_is_left_out() -> None:
-    fixed = fixed_model()
+    problem = fixed_model()
     layouts = [Layout(tp=2, pp=3, dp=2), Layout(tp=2, pp=3, dp=2, schedule="gpipe"), Layout(tp=4, pp=3), Layout(tp=2)]
-    results = refine(fixed, layouts)
-    every = [partition_stages(fixed, layout).step_time_s for layout in layouts[:3]]
+    results = refine(problem, layouts)
+    every = [partition_stages(problem, layout).step_time_s for layout in layouts[:3]]
     assert results[0].step_time_s == pytest.approx(min(every))
     assert [r.step_time_s for r in results] == sorted(r.step_time_s for r in results)
 
 
 def test_one_kind_under_two_names_is_one_kind() -> None:
-    fixed, layout = fixed_model(), Layout(tp=2, pp=3)
-    mixed = partition_devices([fixed, fixed], [1, 2], layout)
-    alone = partition_stages(fixed, layout)
+    problem, layout = fixed_model(), Layout(tp=2, pp=3)
+    mixed = partition_devices([problem, problem], [1, 2], layout)
+    alone = partition_stages(problem, layout)
     assert mixed.step_time_s == pytest.approx(alone.step_time_s, rel=1e-6)
     assert mixed.certificate.lower_bound_s == pytest.approx(alone.certificate.lower_bound_s)
 
@@ -103,7 +103,7 @@ def test_mixed_devices_need_one_job_and_enough_of_them() -> None:
 
 
 def test_bounds_of_single_stages_are_those_of_the_layout() -> None:
-    fixed = fixed_model()
-    assert partition_bound_s(fixed, Layout(tp=2)) == lower_bounds_s(fixed, [Layout(tp=2)])[0]
+    problem = fixed_model()
+    assert partition_bound_s(problem, Layout(tp=2)) == lower_bounds_s(problem, [Layout(tp=2)])[0]
     assert np.isinf(partition_bound_s(step_problem(catalog.model("gpt3-175b"), catalog.cluster("dgx-a100"),
                                                  Job(global_batch=8, seq_len=2048)), Layout(pp=4)))  # fmt: skip

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from studies.chain_relaxation import optimise_chain
 from studies.optimise_tables import random_chain
 from studies.optimisers import OPTIMISERS, anneal, run_optimiser
 
@@ -22,7 +23,6 @@ from perfmodel.planning.optimise import (
     choose_method,
     convex_bound,
     design_hardware,
-    optimise_chain,
     relax,
     split_bandwidth,
 )
@@ -130,22 +130,22 @@ def test_impossible_variables_are_refused(make, words: str) -> None:
 
 def test_bandwidth_of_a_real_step() -> None:
     model = catalog.model("gpt3-6.7b")
-    fixed = step_problem(model, catalog.cluster("v100-100g"), Job(global_batch=16, seq_len=2048))
-    found = split_bandwidth(fixed, Layout.parse("pp=4,dp=2"))
+    problem = step_problem(model, catalog.cluster("v100-100g"), Job(global_batch=16, seq_len=2048))
+    found = split_bandwidth(problem, Layout.parse("pp=4,dp=2"))
     assert sum(found.links.values()) == pytest.approx(len(found.links), rel=1e-4)
     assert found.step_time_s < found.equal_s
-    assert found.equal_s == pytest.approx(evaluate(fixed, [Layout.parse("pp=4,dp=2")]).step_time_s[0], rel=1e-5)
+    assert found.equal_s == pytest.approx(evaluate(problem, [Layout.parse("pp=4,dp=2")]).step_time_s[0], rel=1e-5)
     assert found.certificate.lower_bound_s <= found.step_time_s
     assert found.gap < 0.02
     for text, words in (("pp=1", "fewer than two links"), ("pp=4,schedule=pipedream", "flushes")):
         with pytest.raises(LayoutError, match=words):
-            split_bandwidth(fixed, Layout.parse(text))
+            split_bandwidth(problem, Layout.parse(text))
 
 
 def test_hardware_for_a_budget() -> None:
     model = catalog.model("gpt3-6.7b")
-    fixed = step_problem(model, catalog.cluster("dgx-a100"), Job(global_batch=64, seq_len=2048))
-    runs = [Run(fixed, Layout.parse("tp=4,pp=2,dp=2"))]
+    problem = step_problem(model, catalog.cluster("dgx-a100"), Job(global_batch=64, seq_len=2048))
+    runs = [Run(problem, Layout.parse("tp=4,pp=2,dp=2"))]
     prices = {"compute_rate": 1.0, "memory_bandwidth": 1.0}
     found = design_hardware(runs, prices, budget=3.0)
     assert found.cost <= 3.0 * (1 + 1e-6)

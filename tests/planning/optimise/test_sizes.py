@@ -17,7 +17,7 @@ from perfmodel.timeline import makespan, times
 
 
 @pytest.fixture(scope="module")
-def fixed() -> StepProblem:
+def problem() -> StepProblem:
     return step_problem(
         catalog.model("gpt2-345m"), catalog.cluster("v100-100g"), Job(global_batch=32, seq_len=512, dtype="fp16")
     )
@@ -37,50 +37,50 @@ def test_classes_by_micro_batch_are_the_same_program(schedule: str) -> None:
     assert slower.makespan_s > same.makespan_s
 
 
-def test_small_micro_batches_fill_and_drain(fixed: StepProblem) -> None:
-    found = size_micro_batches(fixed, Layout.parse("pp=4,micro_batch=4"))
+def test_small_micro_batches_fill_and_drain(problem: StepProblem) -> None:
+    found = size_micro_batches(problem, Layout.parse("pp=4,micro_batch=4"))
     assert sum(found.sizes) == 32
     assert len(found.sizes) == 8
     assert found.step_time_s < min(found.uniform_s, found.best_uniform_s)
     assert found.sizes[0] < max(found.sizes) > found.sizes[-1]
     assert found.uniform_s == pytest.approx(
-        evaluate(fixed, [Layout.parse("pp=4,micro_batch=4")]).step_time_s[0], rel=1e-5
+        evaluate(problem, [Layout.parse("pp=4,micro_batch=4")]).step_time_s[0], rel=1e-5
     )
     assert found.to_dict()["sizes"] == found.sizes
     for text in ("pp=4,micro_batch=32", "pp=4,schedule=pipedream", "pp=4,micro_batch=4,schedule=chimera-doubling"):
         with pytest.raises(LayoutError, match="several of them"):
-            size_micro_batches(fixed, Layout.parse(text))
+            size_micro_batches(problem, Layout.parse(text))
 
 
-def test_buckets_that_a_prediction_assumes_take_as_long(fixed: StepProblem) -> None:
+def test_buckets_that_a_prediction_assumes_take_as_long(problem: StepProblem) -> None:
     layout = Layout.parse("pp=2,dp=4")
-    (bundle,) = bundles(fixed, [layout])
-    grouping = _Grouping(fixed, bundle, bundle.spec.segments)
-    assert grouping.durations(grouping.equal) == pytest.approx(durations(fixed, bundle)[0])
+    (bundle,) = bundles(problem, [layout])
+    grouping = _Grouping(problem, bundle, bundle.spec.segments)
+    assert grouping.durations(grouping.equal) == pytest.approx(durations(problem, bundle)[0])
 
 
-def test_each_choice_of_buckets_has_durations_of_its_own(fixed: StepProblem) -> None:
+def test_each_choice_of_buckets_has_durations_of_its_own(problem: StepProblem) -> None:
     """Also where another was asked for before."""
-    (bundle,) = bundles(fixed, [Layout.parse("dp=16")])
-    grouping = _Grouping(fixed, bundle, 2)
+    (bundle,) = bundles(problem, [Layout.parse("dp=16")])
+    grouping = _Grouping(problem, bundle, 2)
     even, uneven = grouping.durations(((12, 12),)), grouping.durations(((4, 20),))
     assert np.abs(uneven - even).max() > 0.1 * even.max()
     with Session():
         assert np.array_equal(grouping.durations(((4, 20),)), uneven)
 
 
-def test_buckets_are_never_worse_than_equal_ones(fixed: StepProblem) -> None:
+def test_buckets_are_never_worse_than_equal_ones(problem: StepProblem) -> None:
     layout = Layout.parse("dp=16")
-    found = size_buckets(fixed, layout, numbers=(1, 2, 4))
+    found = size_buckets(problem, layout, numbers=(1, 2, 4))
     assert found.step_time_s <= found.given_s
     assert [sum(of_stage) for of_stage in found.buckets] == [24]
-    (bundle,) = bundles(fixed, [layout])
-    every = _Grouping(fixed, bundle, 2)
+    (bundle,) = bundles(problem, [layout])
+    every = _Grouping(problem, bundle, 2)
     alone = min(float(makespan(every.prepared.compiled, every.durations(((24 - k, k),)))) for k in range(24))
-    assert size_buckets(fixed, layout, numbers=(2,)).step_time_s == pytest.approx(alone)
+    assert size_buckets(problem, layout, numbers=(2,)).step_time_s == pytest.approx(alone)
     for text in ("dp=1", "dp=16,zero=3", "dp=16,overlap_grad_reduce=false"):
         with pytest.raises(LayoutError, match="no overlapped"):
-            size_buckets(fixed, Layout.parse(text))
+            size_buckets(problem, Layout.parse(text))
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -15,17 +15,17 @@ LAYOUT = Layout.parse("tp=2,pp=2,dp=16,zero=1")
 
 
 @pytest.fixture(scope="module")
-def fixed():
+def problem():
     model = catalog.model("gpt3-1.3b")
     return step_problem(model, catalog.cluster("dgx-a100"), Job(global_batch=512, seq_len=model.seq_len))
 
 
-def change(fixed, *settings: str, layout: Layout = LAYOUT) -> float:
-    return in_scenario(fixed, layout, Scenario.parse(settings)).change
+def change(problem, *settings: str, layout: Layout = LAYOUT) -> float:
+    return in_scenario(problem, layout, Scenario.parse(settings)).change
 
 
-def test_nothing_changed_changes_nothing(fixed) -> None:
-    result = in_scenario(fixed, LAYOUT, Scenario())
+def test_nothing_changed_changes_nothing(problem) -> None:
+    result = in_scenario(problem, LAYOUT, Scenario())
     assert result.change == 0
     predicted = pm.predict("gpt3-1.3b", "dgx-a100", LAYOUT, global_batch=512)
     assert result.before_s == pytest.approx(predicted.step_time_s, rel=1e-5)
@@ -35,49 +35,49 @@ def test_nothing_changed_changes_nothing(fixed) -> None:
     "setting", ["compute_rate=2x", "memory_bandwidth=2x", "intra_node_bandwidth=2x", "inter_node_bandwidth=4x",
                 "intra_node_latency=0.5x", "host_op_s=0", "kernel_gap_s=0"],
 )  # fmt: skip
-def test_better_is_never_slower(fixed, setting: str) -> None:
-    assert -0.6 < change(fixed, setting) <= 0
+def test_better_is_never_slower(problem, setting: str) -> None:
+    assert -0.6 < change(problem, setting) <= 0
 
 
 @pytest.mark.parametrize("setting", ["all_gather_delay_s=0.001", "reduce_scatter_delay_s=0.2", "slow_factor=1.3x"])
-def test_worse_is_slower(fixed, setting: str) -> None:
-    assert change(fixed, setting) > 0
+def test_worse_is_slower(problem, setting: str) -> None:
+    assert change(problem, setting) > 0
 
 
-def test_slow_rank_bounds(fixed) -> None:
+def test_slow_rank_bounds(problem) -> None:
     """A rank that takes 1.3 times as long slows the step by at most that, and by most of it in a full pipeline."""
     for rank in (0, 1):
-        assert 0.1 < change(fixed, f"slow_rank={rank}", "slow_factor=1.3x") <= 0.3 + 1e-6
+        assert 0.1 < change(problem, f"slow_rank={rank}", "slow_factor=1.3x") <= 0.3 + 1e-6
     with pytest.raises(LayoutError, match="ranks 0 to 1, got 2"):
-        change(fixed, "slow_rank=2", "slow_factor=1.3x")
+        change(problem, "slow_rank=2", "slow_factor=1.3x")
     with pytest.raises(LayoutError, match="without replicas"):
-        change(fixed, "slow_factor=1.3x", layout=LAYOUT.replace(schedule="chimera"))
+        change(problem, "slow_factor=1.3x", layout=LAYOUT.replace(schedule="chimera"))
 
 
-def test_sensitivities_predict_small_changes(fixed) -> None:
-    base = in_scenario(fixed, LAYOUT, Scenario())
+def test_sensitivities_predict_small_changes(problem) -> None:
+    base = in_scenario(problem, LAYOUT, Scenario())
     for name in ("compute_rate", "memory_bandwidth"):
         slope = base.sensitivity[name]
         assert -1 <= slope < 0
-        assert np.log1p(change(fixed, f"{name}=+3%")) == pytest.approx(slope * np.log(1.03), rel=0.1)
+        assert np.log1p(change(problem, f"{name}=+3%")) == pytest.approx(slope * np.log(1.03), rel=0.1)
     assert abs(sum(v for k, v in base.sensitivity.items() if "latency" not in k)) <= 1
     assert base.to_frame().parameter[0] == "compute_rate"
 
 
-def test_a_hidden_delay_is_not_felt_and_a_long_one_in_full(fixed) -> None:
+def test_a_hidden_delay_is_not_felt_and_a_long_one_in_full(problem) -> None:
     """The gradient reduction runs beside backward: the curve is flat up to a knee, then linear."""
     layout = Layout.parse("tp=1,pp=1,dp=64,micro_batch=2")
-    hidden = sweep(fixed, layout, Scenario(), parse_sweep("all_reduce_delay_s=0:0.3:4")).hidden_up_to
+    hidden = sweep(problem, layout, Scenario(), parse_sweep("all_reduce_delay_s=0:0.3:4")).hidden_up_to
     assert hidden is not None
-    curve = sweep(fixed, layout, Scenario(), parse_sweep(f"all_reduce_delay_s=0:{4 * hidden + 0.2}:9"))
+    curve = sweep(problem, layout, Scenario(), parse_sweep(f"all_reduce_delay_s=0:{4 * hidden + 0.2}:9"))
     steps = np.diff(curve.step_s)
     assert (steps >= -1e-9).all()
     np.testing.assert_allclose(steps[-3:], steps[-1], rtol=1e-3)
     assert list(curve.to_frame()) == ["all_reduce_delay_s", "step_s"]
 
 
-def test_memory_decides_what_fits(fixed) -> None:
-    result = in_scenario(fixed, LAYOUT, Scenario.parse(["memory_bytes=1e9"]))
+def test_memory_decides_what_fits(problem) -> None:
+    result = in_scenario(problem, LAYOUT, Scenario.parse(["memory_bytes=1e9"]))
     assert (result.fits_before, result.fits_after) == (True, False)
 
 
@@ -107,11 +107,11 @@ def test_bad_settings_are_named(texts: list[str], message: str) -> None:
         Scenario.parse(texts)
 
 
-def test_unknown_parameters_are_suggested(fixed) -> None:
+def test_unknown_parameters_are_suggested(problem) -> None:
     with pytest.raises(UnknownNameError, match="inter_node_bandwidth"):
         Scenario.parse(["inter_node_bandwith=2x"])
     with pytest.raises(PerfModelError, match="is a multiple of what it is"):
-        change(fixed, "compute_rate=3")
+        change(problem, "compute_rate=3")
     for text in ("host_op_s=1:2", "host_op_s=0:1:x", "host_op_s=0:2x:4", "host_op_s"):
         with pytest.raises(PerfModelError, match="sweep"):
             parse_sweep(text)

@@ -11,7 +11,7 @@ from perfmodel import catalog
 from perfmodel.cost import EventTimes
 from perfmodel.execution._placement import placed
 from perfmodel.ops import Attention, Collective, Embedding, Gemm, MemoryBound, Op, OptimizerStep
-from perfmodel.prediction import Bundle, StepProblem, bundle_events, bundle_passes, bundles
+from perfmodel.prediction import Bundle, Site, StepProblem, bundle_events, bundle_passes, bundles
 from perfmodel.prediction._classes import event_entries
 from perfmodel.prediction._phases import PASS_KINDS, phase_counts
 from perfmodel.prediction._programs import prepared
@@ -107,8 +107,9 @@ def composed(layout: Layout, free: Collection[str] = (), model: Transformer = MO
     """One step of a layout; collectives of kinds that are `free` take no time."""
     prices = Prices(free)
     problem = StepProblem(
-        model=model, job=JOB, cluster=CLUSTER, kernels=prices, collectives=prices, framework=FRAMEWORK
-    )
+        model=model, job=JOB, cluster=CLUSTER, kernels=prices, collectives=prices, framework=FRAMEWORK,
+        site=Site(skew_s=0.0),  # ranks of a program reach its collectives together
+    )  # fmt: skip
     (bundle,) = bundles(problem, [layout])
     # programs have no norm of the gradient, for which a prediction lets the updates of all ranks wait, and are of one
     # step, where a prediction of a schedule without a flush is of a stream of them

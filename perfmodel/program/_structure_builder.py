@@ -21,13 +21,13 @@ class OpColumns(NamedTuple):
     """The op table, one entry per op in each column."""
 
     class_code: Ids
-    """Kind, stage and segment packed into one number (`Draft.class_code`); 0 for joins."""
+    """Kind, stage and segment packed into one number (`StructureBuilder.class_code`); 0 for joins."""
     stream: Ids
     micro_batch: Ids
     alloc: Ids
     free: Ids
     key: Ids
-    """Place in program order, any integers; only of use until `Draft.sort`."""
+    """Place in program order, any integers; only of use until `StructureBuilder.sort`."""
 
 
 class Edges(NamedTuple):
@@ -39,7 +39,7 @@ class Edges(NamedTuple):
 
 
 @dataclass
-class Draft:
+class StructureBuilder:
     """Ops and edges added in bulk. Ids count up from 0.
 
     First come ops with keys, in any order; `sort` then puts them in program order. Ops added after

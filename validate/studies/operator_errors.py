@@ -48,7 +48,7 @@ def operator_errors(
     kept_out = samples.shape_key[drawn == 2]
     regressor = fit_part(
         samples, np.flatnonzero(drawn == 0), np.flatnonzero(drawn == 1), recipe,
-        KindCode.of(sorted(set(samples.rows.kind.tolist()))), seed, report, None,
+        KindCode.of(samples.rows.kinds), seed, report, None,
     )  # fmt: skip
     rows = []
     stated = pd.concat(list(tables), ignore_index=True)

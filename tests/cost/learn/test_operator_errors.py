@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from studies.operator_errors import operator_errors
 from test_kernel_fit import TINY, gemm_table
 
-from perfmodel.cost.learn import operator_errors
 from perfmodel.errors import TableError
 
 RECIPE = replace(TINY, steps=400)

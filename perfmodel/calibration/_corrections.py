@@ -1,0 +1,309 @@
+"""What a profile says of each parameter, with its standard error: the whole of what a fit takes from it."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import log, sqrt
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel.calibration._profile_events import SideBySide, event_key, issued
+from perfmodel.ingest import ActivityKind, Call, Profile
+from perfmodel.ops import Collective
+from perfmodel.prediction import (
+    KERNEL_FACTORS,
+    SKEW,
+    Adjustment,
+    StepProblem,
+    beside_loss,
+    block_times,
+    factors_of,
+    priced_events,
+)
+from perfmodel.spec import Layout
+
+LEAST_SHARE: Final = 0.002
+"""Share of the step below which an event says nothing of a parameter."""
+_SHAPED, _NAMED, _PARTLY = 0.02, 0.05, 0.10
+"""Standard errors that no number of calls removes: of a family whose kernels were matched by shape; of one matched by
+name alone; of one whose devices are a few of many."""
+_LINK_PRIOR, _LINK_NOISE = 1.5, 0.05
+"""Standard deviations of log factors of links before, and of the log times of collectives around them."""
+_HELD_UP: Final = 20.0
+"""Times the median between two launches from which the host was not issuing but held up."""
+_KERNEL_GAP_S: Final = 20e-6
+"""Idle time of a device from which it is no gap between kernels in order, but a wait."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correction:
+    """What a profile says of one parameter (`perfmodel.prediction.PARAMETERS`), relative to the cost models."""
+
+    name: str
+    value: float
+    """Log factor; of a loss or spread the amount to add."""
+    sd: float
+    """Its standard error, in the same unit."""
+    seconds: float
+    """Measured seconds per device and step that it rests on."""
+    calls: float
+    """Measured calls per device and step."""
+
+
+def corrections(
+    problem: StepProblem, layout: Layout, profile: Profile, sides: SideBySide, slowed_s: float = 0.0
+) -> tuple[Correction, ...]:
+    """What a profile of a layout's step says of the parameters, for cost models without any correction.
+
+    Args:
+        slowed_s: by how much recording made the step longer, all of it on the host, between operators.
+    """
+    found = [*_kernels(problem, sides), *_links(problem, sides), *_host(problem, layout, profile, sides, slowed_s)]
+    found += [*_skew(problem, sides), *_contention(problem, profile, sides), *_between_steps(profile, sides)]
+    so_far = Adjustment(device=problem.cluster.device.name, values=tuple((each.name, each.value) for each in found))
+    return (*found, *_hidden(problem.adjusted(so_far), layout, sides))
+
+
+def _kernels(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
+    """Families: all that a device computes of one, measured over predicted; of a few devices of a pipeline the kernels
+    of known shape instead, each over its own prediction."""
+    for family, (predicted_s, measured_s) in sides.families().items():
+        if family not in KERNEL_FACTORS or measured_s < LEAST_SHARE * sides.predicted_step_s or predicted_s <= 0:
+            continue
+        calls = [call for call in sides.calls if call.family == family]
+        spread = _spread_over_steps(calls)
+        shaped = [call for call in calls if call.op is not None]
+        if sides.whole:
+            floor = _SHAPED + (1 - sides.matched(family)) * (_NAMED - _SHAPED)
+        elif sum(call.time_s for call in shaped) > 0.5 * sum(call.time_s for call in calls):
+            predicted_s = float(priced_events(problem, [call.op for call in shaped if call.op]).time_s.sum())
+            measured_s, floor = sum(call.time_s for call in shaped), _SHAPED
+        else:
+            floor = _PARTLY
+        per = sides.steps * len({call.device for call in calls})
+        yield Correction(
+            name=family, value=log(measured_s / predicted_s), sd=sqrt(floor**2 + spread**2),
+            seconds=sum(call.time_s for call in calls) / per, calls=len(calls) / per,
+        )  # fmt: skip
+
+
+def _spread_over_steps(calls: Sequence[Call]) -> float:
+    """Standard error of the log of the mean time of a step's calls; 0.05 where there is one step."""
+    of_step: dict[int, float] = defaultdict(float)
+    for call in calls:
+        of_step[call.step] += call.time_s
+    if len(of_step) < 2:
+        return 0.05
+    return float(np.std(np.log(list(of_step.values())), ddof=1) / sqrt(len(of_step)))
+
+
+def _links(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
+    """Latency and inverse bandwidth of each tier: least squares of the log times of collectives without their waits."""
+    from scipy.optimize import least_squares
+
+    seen = list(_observed_links(problem, sides))
+    if not seen:
+        return
+    ops = [op for op, _, _ in seen]
+    seconds = priced_events(problem, ops).time_s
+    empty = priced_events(problem, [replace(op, bytes=1.0) for op in ops]).time_s
+    share = np.minimum(empty / seconds, 1.0)
+    measured_s = np.array([each for _, each, _ in seen])
+    names = sorted({name for op in ops for name in factors_of(op)})
+    fixed, rest = (np.array([names.index(factors_of(op)[i]) for op in ops]) for i in (0, 1))
+
+    def residuals(x: Float[np.ndarray, " parameters"]) -> Float[np.ndarray, " residuals"]:
+        predicted_s = seconds * (share * np.exp(x[fixed]) + (1 - share) * np.exp(x[rest]))
+        return np.concatenate([np.log(predicted_s / measured_s) / _LINK_NOISE, x / _LINK_PRIOR])
+
+    fitted = least_squares(residuals, np.full(len(names), float(np.median(np.log(measured_s / seconds)))))
+    sd = np.sqrt(np.diag(np.linalg.inv(fitted.jac.T @ fitted.jac)))
+    for i, name in enumerate(names):
+        own = [n for n in range(len(ops)) if i in (fixed[n], rest[n])]
+        yield Correction(
+            name=name, value=float(fitted.x[i]), sd=float(sd[i]), calls=sum(seen[n][2] for n in own),
+            seconds=sum(seen[n][1] * seen[n][2] for n in own),
+        )  # fmt: skip
+
+
+def _observed_links(problem: StepProblem, sides: SideBySide) -> Iterator[tuple[Collective, float, float]]:
+    """Collectives, seconds of one and calls per device and step. Those of unknown size are taken to be the predicted
+    ones of their kind (of any kind, where no name tells it), all longer by one factor."""
+    predicted = {event_key(op): op for op in _predicted_collectives(sides)}
+    per_node = problem.cluster.levels[0].size
+    unsized: dict[str, float] = defaultdict(float)
+    timed: dict[tuple, list[tuple[Collective, float]]] = defaultdict(list)
+    for call, taken_s, _ in sides.collective_s:
+        if isinstance(call.op, Collective) and taken_s > 0:
+            key = event_key(call.op)
+            op = predicted.get(key) or replace(call.op, ranks_per_node=min(call.op.num_ranks, per_node))
+            timed[key].append((op, taken_s))
+        elif call.op is None:
+            unsized[call.family] += taken_s
+    per = sides.steps * max(len({call.device for call in sides.calls}), 1)
+    for of_key in timed.values():
+        yield of_key[0][0], float(np.mean([s for _, s in of_key])), len(of_key) / per
+    for kind, total_s in unsized.items():
+        alike = [t for t in sides.events.values() if isinstance(t.op, Collective) and kind in ("", t.family)]
+        factor = total_s / per / max(sum(t.predicted_s for t in alike), 1e-300)
+        for total in alike:
+            if isinstance(total.op, Collective) and total.predicted_calls > 0 and factor > 0:
+                yield total.op, total.predicted_s / total.predicted_calls * factor, total.predicted_calls
+
+
+def _predicted_collectives(sides: SideBySide) -> list[Collective]:
+    return [total.op for total in sides.events.values() if isinstance(total.op, Collective)]
+
+
+def _host(
+    problem: StepProblem, layout: Layout, profile: Profile, sides: SideBySide, slowed_s: float
+) -> Iterator[Correction]:
+    """What issuing the operators takes, and gaps between kernels that were issued in time. Where the host computes
+    itself, both are what it does between its operators."""
+    gap_s = host_s = idle_s(profile, sides)["between kernels"]
+    if profile.asynchronous:
+        host_s = max(_issuing_s(sides) - slowed_s, 0.0)
+    else:
+        gap_s = host_s = max(gap_s - slowed_s, 0.0)
+    n, framework = issued(problem, layout), problem.framework
+    for name, measured_s, now_s in (
+        ("kernel_gap_s", gap_s, framework.kernel_gap_s), ("host_op_s", host_s, framework.issue_s),
+    ):  # fmt: skip
+        if measured_s > 0 and now_s > 0:
+            value = log(measured_s / n / now_s)
+            yield Correction(name=name, value=value, sd=_NAMED, seconds=measured_s, calls=n)
+
+
+def _issuing_s(sides: SideBySide) -> float:
+    """Host time to issue a step's kernels: between launches, but for where the host was held up."""
+    total = []
+    for device in {call.device for call in sides.calls}:
+        for step in {call.step for call in sides.calls}:
+            at = np.sort([c.launched_s for c in sides.calls if (c.device, c.step) == (device, step)])
+            between = np.diff(at[np.isfinite(at)])
+            if len(between):
+                total.append(float(between[between <= _HELD_UP * max(np.median(between), 1e-6)].sum()))
+    return float(np.mean(total)) if total else 0.0
+
+
+def idle_s(profile: Profile, sides: SideBySide) -> dict[str, float]:
+    """Seconds per device and step in which nothing runs: because the host is late, between kernels, and in waits."""
+    found = {"host late": 0.0, "between kernels": 0.0, "waits": 0.0}
+    asynchronous = profile.asynchronous
+    parts: dict[tuple[int, int], list[Call]] = defaultdict(list)
+    for call in sides.calls:
+        parts[call.device, call.step].append(call)
+    for calls in parts.values():
+        calls.sort(key=lambda call: call.start_s)
+        end_s = calls[0].end_s
+        for call in calls[1:]:
+            gap_s = call.start_s - end_s
+            if gap_s > 0:
+                late_s = min(max(call.launched_s - end_s, 0.0), gap_s) if np.isfinite(call.launched_s) else 0.0
+                short = not asynchronous or gap_s - late_s <= _KERNEL_GAP_S
+                found["host late"] += late_s
+                found["between kernels" if short else "waits"] += gap_s - late_s
+            end_s = max(end_s, call.end_s)
+    return {name: value / len(parts) for name, value in found.items()}
+
+
+def _skew(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
+    """Spread s of the times at which ranks reach a collective: those before the last wait s sqrt(2 ln n) on average."""
+    waited = [
+        wait_s / sqrt(2 * log(call.op.num_ranks))
+        for call, _, wait_s in sides.collective_s
+        if isinstance(call.op, Collective) and call.op.num_ranks > 1 and call.family != "send_recv"
+    ]
+    ranks = len({call.device for call, _, _ in sides.collective_s})
+    if len(waited) < 8:
+        return
+    spread_s, now_s = float(np.mean(waited)), problem.site.spread_s(problem.framework)
+    sd = spread_s * (0.1 if ranks > 1 else 0.5) + 1e-6
+    per = sides.steps * ranks
+    yield Correction(
+        name=SKEW, value=spread_s - now_s, sd=sd, seconds=float(np.sum(waited)) / per, calls=len(waited) / per
+    )  # fmt: skip
+
+
+def _contention(problem: StepProblem, profile: Profile, sides: SideBySide) -> Iterator[Correction]:
+    """By how much kernels run longer beside collectives: each against the same kernel with none beside it."""
+    if not profile.asynchronous:
+        return
+    extra_s = beside_s = 0.0
+    for device in {call.device for call in sides.calls}:
+        own = [call for call in sides.calls if call.device == device]
+        moving = sorted((c.start_s, c.end_s) for c in own if c.kind == ActivityKind.COMMUNICATION)
+        if not moving:
+            continue
+        starts, ends = np.array(moving).T
+        alone: dict[tuple, list[float]] = defaultdict(list)
+        beside: dict[tuple, list[tuple[float, float]]] = defaultdict(list)
+        for call in own:
+            if call.kind == ActivityKind.COMPUTE:
+                key = (call.name, call.op)
+                over_s = float(np.clip(np.minimum(ends, call.end_s) - np.maximum(starts, call.start_s), 0, None).sum())
+                if over_s == 0:
+                    alone[key].append(call.time_s)
+                elif over_s >= 0.9 * (call.end_s - call.start_s):
+                    beside[key].append((call.time_s, over_s))
+        for key in beside.keys() & alone.keys():
+            usual_s = float(np.median(alone[key]))
+            extra_s += sum(time_s - usual_s for time_s, _ in beside[key])
+            beside_s += sum(over_s for _, over_s in beside[key])
+    per = sides.steps * profile.devices
+    if beside_s / per > LEAST_SHARE * sides.predicted_step_s:
+        loss = min(max(extra_s / beside_s - beside_loss(problem), 0.0), 1.0)
+        yield Correction(name="dp_overlap_loss", value=loss, sd=0.05, seconds=beside_s / per, calls=0.0)
+
+
+def _hidden(problem: StepProblem, layout: Layout, sides: SideBySide) -> Iterator[Correction]:
+    """Share of the collectives of blocks that shows, of what is predicted to hide behind kernels: 1 where the framework
+    waits for every collective. Predicted with the times that were measured, since longer ones hide less."""
+    blocks = block_times(problem, layout)
+    seconds = blocks.counts.sum(axis=(0, 1)) * blocks.times.time_s
+    moving = np.array([group != "" for group in blocks.groups])
+    hidden_s = float((seconds * (1 - blocks.exposed))[moving].sum())
+    keys = {event_key(op) for op, moves in zip(blocks.ops, moving.tolist(), strict=True) if moves}
+    own = [(c, s) for c, s, _ in sides.collective_s if c.op is not None and event_key(c.op) in keys]
+    total_s = sum(taken_s for _, taken_s in own)
+    if not own or hidden_s < 0.05 * seconds[moving].sum():
+        return
+    beside_s = 0.0
+    for device in {call.device for call, _ in own}:
+        kernels = _union([c for c in sides.calls if c.device == device and c.kind == ActivityKind.COMPUTE])
+        for call, taken_s in own:
+            if call.device == device:  # the wait for other ranks comes first
+                over_s = np.minimum(kernels[1], call.end_s) - np.maximum(kernels[0], call.end_s - taken_s)
+                beside_s += float(np.clip(over_s, 0, None).sum())
+    share = beside_s / total_s / (hidden_s / float(seconds[moving].sum()))
+    per = sides.steps * len({call.device for call, _ in own})
+    yield Correction(
+        name="tp_overlap_loss", value=min(max(1 - share, 0.0), 1.0), sd=0.05, seconds=total_s / per,
+        calls=len(own) / per,
+    )  # fmt: skip
+
+
+def _union(calls: Sequence[Call]) -> Float[np.ndarray, "2 intervals"]:
+    """Starts and ends of the times at which any of the calls runs."""
+    ordered = sorted((call.start_s, call.end_s) for call in calls)
+    found: list[list[float]] = []
+    for start_s, end_s in ordered:
+        if found and start_s <= found[-1][1]:
+            found[-1][1] = max(found[-1][1], end_s)
+        else:
+            found.append([start_s, end_s])
+    return np.array(found, float).reshape(-1, 2).T
+
+
+def _between_steps(profile: Profile, sides: SideBySide) -> Iterator[Correction]:
+    """From the end of a step on its last device to the start of the next on its first."""
+    parts = profile.trace.steps()
+    if len(parts) < 2:
+        return
+    between = [max(b.start_s.min() - a.end_s.max(), 0.0) for a, b in pairwise(parts)]
+    idle = float(np.median(between))
+    if idle > LEAST_SHARE * sides.predicted_step_s:
+        yield Correction(name="step_overhead_s", value=idle, sd=0.2 * idle, seconds=idle, calls=1.0)

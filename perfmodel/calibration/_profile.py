@@ -1,0 +1,245 @@
+"""One profile of one layout: what it says of the cost models, and where prediction and measurement part."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import expm1
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from perfmodel.calibration._corrections import Correction, corrections, idle_s
+from perfmodel.calibration._end_to_end import calibrate_end_to_end
+from perfmodel.calibration._profile_events import GAPS, WAITS, SideBySide, Total, side_by_side
+from perfmodel.calibration._result import EndToEnd
+from perfmodel.calibration._runs import Run
+from perfmodel.display import frame_html, paragraph
+from perfmodel.ingest import Profile, read_profile
+from perfmodel.prediction import KERNEL_FACTORS, LOSSES, SKEW, StepProblem, layout_of, step_problem_of
+from perfmodel.spec import Layout, Problem
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SHOWN: Final = 20
+"""Differences that are named."""
+Files = Profile | Path | str | Sequence[Path | str]
+"""A profile, or its files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """An event whose prediction and measurement differ; seconds per device and step."""
+
+    event: str
+    family: str
+    predicted_s: float
+    measured_s: float
+    predicted_calls: float
+    measured_calls: float
+    effect_s: float
+    """Measured less predicted as far as it shows in the step: of collectives that hide the share that does."""
+    remedy: str
+    """What would remove it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileReport:
+    """A prediction beside a profile of the same step."""
+
+    layout: str
+    devices: int
+    """Recorded."""
+    steps: int
+    predicted_step_s: float
+    measured_step_s: float
+    """Median over the steps, or as stated."""
+    matched_share: float
+    """Share of the measured seconds whose very event is predicted."""
+    differences: tuple[Difference, ...]
+    """The largest first."""
+    corrections: tuple[Correction, ...]
+    """What the profile says of the parameters."""
+    unread: tuple[tuple[str, int], ...]
+    """What the profile does not say, and of how many calls."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types only."""
+        plain = {n: getattr(self, n) for n in self.__dataclass_fields__}
+        plain["differences"] = [vars(each) for each in self.differences]
+        plain["corrections"] = [vars(each) for each in self.corrections]
+        return plain | {"unread": dict(self.unread)}
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per difference."""
+        import pandas as pd
+
+        return pd.DataFrame([vars(each) for each in self.differences])
+
+    def _repr_html_(self) -> str:
+        step = f"step: {self.predicted_step_s:.4g} s predicted, {self.measured_step_s:.4g} s measured"
+        return paragraph(step) + frame_html(self.to_frame())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileFit:
+    """What a profile changed."""
+
+    report: ProfileReport
+    """Before the fit."""
+    fit: EndToEnd
+    """Parameters after the profile and its step time."""
+
+
+def explain_profile(
+    problem: Problem,
+    layout: Layout | str,
+    profile: Files,
+    *,
+    format: str = "auto",
+    calibration: Path | str | None = None,
+    most: int = SHOWN,
+) -> ProfileReport:
+    """Where a prediction and a profile of the same layout's step part, by event.
+
+    Args:
+        problem: model, cluster and job that were profiled, as `catalog.problem` makes it.
+        layout: that ran.
+        profile: as `read_profile` gives it, or files of ranks: all of a job's, or some.
+        format: of the files.
+        calibration: directory made by `perfmodel fit` whose prediction it is.
+        most: differences to name.
+
+    Raises:
+        TableError: files that cannot be read.
+        PerfModelError: a profile of more devices than the layout has, or a layout that is not possible.
+    """
+    laid_out = layout_of(problem, layout)[0]
+    return _report(step_problem_of(problem, calibration), laid_out, _read(profile, format), most)
+
+
+def fit_profile(
+    problem: Problem,
+    layout: Layout | str,
+    profile: Files,
+    *,
+    format: str = "auto",
+    base: Path | str | None = None,
+    out: Path | str | None = None,
+    step_s: float | None = None,
+) -> ProfileFit:
+    """Correct the cost models by a profile of one layout, for predictions of others.
+
+    Kernels give the factor of their family, collectives without their waits those of the links, these waits the skew of
+    the ranks, gaps the host's time, kernels beside collectives what these cost them, and the step time the rest.
+
+    Args:
+        problem, layout, profile, format: as for `explain_profile`.
+        base: calibration directory whose cost models are corrected; the shipped one by default.
+        out: calibration directory to write, for `calibration=` of every prediction.
+        step_s: seconds of a step without the profiler, where they are known: what recording added is taken from what
+            hosts do between operators.
+
+    Raises:
+        TableError, PerfModelError: as `explain_profile`; a step time that cannot be one.
+    """
+    laid_out, read = layout_of(problem, layout)[0], _read(profile, format)
+    model = step_problem_of(problem, base).adjusted(None)
+    report = _report(model, laid_out, read, SHOWN, step_s)
+    run = Run(
+        name="profile", model=problem.model, cluster=problem.cluster, job=problem.job, layout=laid_out,
+        measured_s=report.measured_step_s, framework=problem.framework,
+    )  # fmt: skip
+    found = calibrate_end_to_end([run], out=out, base=base, profiled=report.corrections)
+    return ProfileFit(report=report, fit=found[problem.cluster.device.name])
+
+
+def _read(profile: Files, format: str) -> Profile:
+    if isinstance(profile, Profile):
+        return profile
+    return read_profile(format, [profile] if isinstance(profile, (str, Path)) else profile)
+
+
+def _report(
+    problem: StepProblem, layout: Layout, profile: Profile, most: int, step_s: float | None = None
+) -> ProfileReport:
+    recorded_s = float(np.median(profile.step_s()))
+    sides = side_by_side(problem, layout, profile)
+    found = corrections(problem.adjusted(None), layout, profile, sides, max(recorded_s - (step_s or recorded_s), 0.0))
+    differences = [*_events(sides), *_idle(sides, profile)]
+    measured_s = sum(total.measured_s for total in sides.events.values())
+    both_s = sum(total.measured_s for total in sides.events.values() if total.predicted_s > 0)
+    return ProfileReport(
+        layout=str(layout),
+        devices=profile.devices,
+        steps=sides.steps,
+        predicted_step_s=sides.predicted_step_s,
+        measured_step_s=step_s or recorded_s,
+        matched_share=both_s / max(measured_s, 1e-300),
+        differences=tuple(sorted(differences, key=lambda d: -abs(d.effect_s))[:most]),
+        corrections=found,
+        unread=tuple(profile.unread.items()),
+    )
+
+
+def _events(sides: SideBySide) -> list[Difference]:
+    families = sides.families()
+    return [
+        Difference(
+            event=total.label, family=total.family, predicted_s=total.predicted_s, measured_s=total.measured_s,
+            predicted_calls=total.predicted_calls, measured_calls=total.measured_calls,
+            effect_s=(total.measured_s - total.predicted_s) * _shows(total), remedy=_remedy(total, families),
+        )
+        for total in sides.events.values()
+    ]  # fmt: skip
+
+
+def _shows(total: Total) -> float:
+    if total.family in KERNEL_FACTORS or total.predicted_s <= 0:
+        return 1.0
+    return min(1.0, total.critical_s / total.predicted_s)
+
+
+def _remedy(total: Total, families: dict[str, tuple[float, float]]) -> str:
+    predicted_s, measured_s = families[total.family]
+    if not total.family:
+        return "no name tells what this kernel computes: profile with record_shapes=True and operators"
+    if total.predicted_s > 0 and total.measured_s > 0:
+        more = expm1(np.log(total.measured_s / total.predicted_s))
+        calls = total.measured_calls / total.predicted_calls
+        many = f", {calls:.2g} times as many calls" if abs(calls - 1) > 0.1 else ""
+        return f"fit --profile: {total.family} {more:+.0%} here{many}"
+    if predicted_s > 0 and measured_s > 0:
+        side = "only the profile has it" if total.measured_s > 0 else "only the prediction has it"
+        return f"{side}, as another shape or fusion of {total.family}: fit --profile moves the family as a whole"
+    if total.measured_s > 0:
+        return f"the prediction has no {total.family} at all: say it in the layout, job or framework"
+    return f"the profile has no {total.family} at all: is it the layout that ran, or were its ranks left out?"
+
+
+def _idle(sides: SideBySide, profile: Profile) -> list[Difference]:
+    """What no kernel takes: predicted on the critical path, measured on the mean device."""
+    found = idle_s(profile, sides)
+    per = sides.steps * profile.devices
+    waited_s = sum(wait_s for _, _, wait_s in sides.collective_s) / per
+    rows = (
+        ("host issues too late", found["host late"], "fit --profile: host_op_s; or CUDA graphs, or larger kernels"),
+        (GAPS, found["between kernels"], "fit --profile: kernel_gap_s"),
+        (WAITS, waited_s, "fit --profile: the skew of ranks; or balance them"),
+        ("nothing runs (bubble, other ranks, copies)", found["waits"], "compare timelines: perfmodel compare"),
+    )
+    predicted = dict.fromkeys((name for name, _, _ in rows), 0.0) | sides.predicted_idle_s
+    return [
+        Difference(
+            event=name, family="idle", predicted_s=predicted[name], measured_s=measured_s, predicted_calls=0.0,
+            measured_calls=0.0, effect_s=measured_s - predicted[name], remedy=remedy,
+        )
+        for name, measured_s, remedy in rows
+    ]  # fmt: skip
+
+
+def amount(found: Correction) -> str:
+    """A correction in words: a factor, or an amount."""
+    if found.name in (*LOSSES, SKEW):
+        return f"{found.value:+.3g} ± {found.sd:.2g}"
+    return f"{expm1(found.value):+.1%} ± {found.sd:.1%}"

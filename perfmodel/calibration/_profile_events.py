@@ -1,0 +1,161 @@
+"""Predicted and measured events of a step side by side: seconds per device and step, by event and by family."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from perfmodel.errors import PerfModelError
+from perfmodel.ingest import ActivityKind, Call, Profile
+from perfmodel.ops import Attention, Collective, Gemm, MemoryBound, Op, OptimizerStep
+from perfmodel.prediction import StepProblem, event_shares, priced_events
+from perfmodel.spec import Layout
+
+GAPS, WAITS = "gaps between kernels", "collectives wait for other ranks"
+Key = tuple[Any, ...]
+"""What events of both sides have in common that are one event."""
+
+
+@dataclass
+class Total:
+    """All calls of an event on a device in a step."""
+
+    label: str
+    family: str
+    op: Op | None
+    """One of them, where its shape is known."""
+    predicted_s: float = 0.0
+    critical_s: float = 0.0
+    """Of the predicted step's critical path."""
+    predicted_calls: float = 0.0
+    measured_s: float = 0.0
+    measured_calls: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class SideBySide:
+    """One layout's step as predicted and as profiled."""
+
+    events: dict[Key, Total]
+    predicted_step_s: float
+    predicted_idle_s: dict[str, float]
+    """What no event takes of the predicted step's critical path."""
+    steps: int
+    whole: bool
+    """Whether the recorded devices stand for all: every one, or those of layouts in which all do the same."""
+    calls: tuple[Call, ...]
+    """Measured, of whole steps."""
+    collective_s: tuple[tuple[Call, float, float], ...]
+    """Collectives with the seconds that they take once all ranks are there, and that this rank waited."""
+
+    def families(self) -> dict[str, tuple[float, float]]:
+        """Predicted and measured seconds by family."""
+        found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for total in self.events.values():
+            found[total.family][0] += total.predicted_s
+            found[total.family][1] += total.measured_s
+        return {name: (predicted, measured) for name, (predicted, measured) in found.items()}
+
+    def matched(self, family: str) -> float:
+        """Share of a family's measured seconds whose event was predicted."""
+        own = [total for total in self.events.values() if total.family == family]
+        of_both = sum(total.measured_s for total in own if total.predicted_s > 0)
+        return of_both / max(sum(total.measured_s for total in own), 1e-300)
+
+
+def side_by_side(problem: StepProblem, layout: Layout, profile: Profile) -> SideBySide:
+    """Events of a layout's step, predicted and measured.
+
+    Raises:
+        PerfModelError: more devices recorded than the layout has, or a layout that the model does not divide into.
+    """
+    if profile.devices > layout.devices:
+        raise PerfModelError(
+            f"the profile is of {profile.devices} devices, layout {layout} has {layout.devices}; give the layout that "
+            "ran, or the files of its ranks only"
+        )
+    shares = event_shares(problem, layout)
+    seconds = priced_events(problem, shares.ops).time_s
+    events: dict[Key, Total] = {}
+    for op, count, time_s, critical_s in zip(
+        shares.ops, shares.executions / layout.devices, seconds, shares.critical_s, strict=True
+    ):
+        total = events.setdefault(event_key(op), Total(op.label, _family(op), op))
+        total.predicted_s += count * time_s
+        total.predicted_calls += count
+        total.critical_s += critical_s
+    calls = profile.in_steps()
+    per = len(profile.step_numbers()) * profile.devices
+    apart = tuple(waits(calls, profile.devices))
+    taken_s = {id(call): time_s for call, time_s, _ in apart}
+    for call in calls:
+        if call.kind == ActivityKind.COPY:
+            continue
+        key = event_key(call.op) if call.op is not None else ("named", call.family, call.name)
+        key = ("optimizer",) if call.family == "optimizer" else key
+        total = events.setdefault(key, Total(call.name if call.op is None else call.op.label, call.family, call.op))
+        total.measured_s += taken_s.get(id(call), call.time_s) / per
+        total.measured_calls += 1 / per
+    whole = profile.devices == layout.devices or layout.pp == 1
+    idle_s = {GAPS: shares.gap_s - shares.waiting_s, WAITS: shares.waiting_s}
+    return SideBySide(events, shares.step_time_s, idle_s, len(profile.step_numbers()), whole, calls, apart)
+
+
+def _family(op: Op) -> str:
+    return "bmm" if isinstance(op, Gemm) and op.op == "bmm" else op.family
+
+
+def event_key(op: Op) -> Key:
+    """Products are the same whichever of their three sizes is contracted (forward and both gradients of a layer are
+    one event); element-wise kernels of equal size and pass are, whatever they compute, since frameworks fuse them
+    differently; collectives by kind, ranks and size to two digits."""
+    match op:
+        case Collective():
+            return op.collective, op.num_ranks, f"{op.bytes:.1e}"
+        case Gemm():
+            return _family(op), *sorted((op.m, op.n, op.k)), op.batch * op.groups
+        case Attention():
+            return "attention", op.batch * op.heads, op.seq_q, op.seq_kv, op.head_dim, op.pass_
+        case MemoryBound():
+            return "memory", op.rows * op.hidden, op.pass_
+        case OptimizerStep():
+            return ("optimizer",)
+    return op.family, prod(v for v in op.shape().values() if isinstance(v, int) and v), op.pass_
+
+
+def waits(calls: Iterable[Call], devices: int) -> Iterable[tuple[Call, float, float]]:
+    """Collectives apart from their waits.
+
+    A collective's call waits for the ranks that come later; the last one's does not. Where all ranks of a group were
+    recorded, the shortest of the calls of one collective is what it takes; else the tenth percentile of its calls.
+    """
+    groups: dict[Any, dict[int, list[Call]]] = defaultdict(lambda: defaultdict(list))
+    for call in calls:
+        if call.kind == ActivityKind.COMMUNICATION:
+            same = event_key(call.op) if call.op is not None else (call.family, call.name)
+            groups[same, call.group][call.device].append(call)
+    for (same, _), of_device in groups.items():
+        counts = {len(own) for own in of_device.values()}
+        if len(of_device) > 1 and len(counts) == 1 and same[0] != "send_recv":
+            for ranks in zip(*of_device.values(), strict=True):
+                least_s = min(call.time_s for call in ranks)
+                yield from ((call, least_s, call.time_s - least_s) for call in ranks)
+        else:
+            own = [call for each in of_device.values() for call in each]
+            least_s = float(np.quantile([call.time_s for call in own], 0.1))
+            yield from ((c, min(least_s, c.time_s), max(c.time_s - least_s, 0.0)) for c in own)
+
+
+def issued(problem: StepProblem, layout: Layout) -> float:
+    """Operators that the host of one device issues in a step, as the prediction counts them: events, and those that
+    take the host's time alone."""
+    shares = event_shares(problem, layout)
+    framework = problem.framework
+    passes = (
+        getattr(problem.model, "layers", 0) / layout.pp * (problem.job.global_batch / (layout.dp * layout.micro_batch))
+    )
+    beside = passes * (framework.forward_bookkeeping + framework.backward_bookkeeping)
+    return float(shares.executions.sum()) / layout.devices + beside

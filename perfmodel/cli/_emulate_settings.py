@@ -1,0 +1,153 @@
+"""What the flags of `perfmodel emulate` ask for: prices, delays, network, conditions, and what is predicted of them."""
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from perfmodel.cli._flags import framework_of, layout_of
+from perfmodel.errors import PerfModelError
+
+if TYPE_CHECKING:
+    from perfmodel.execution.emulation import Prices
+    from perfmodel.planning.what_if import Scenario
+    from perfmodel.spec import Cluster
+
+_MOST_POINTS: Final = 1000
+
+
+def prices_of(arguments: argparse.Namespace, cluster: "Cluster") -> "tuple[Prices, dict[str, float]]":
+    """With what is known of the machine that core times were measured on."""
+    from perfmodel.execution.emulation import Prices, PriceTable, modelled, plugged
+
+    occupancy = PriceTable.read(arguments.occupancy) if arguments.occupancy else None
+    measured = occupancy.conditions if occupancy else {}
+    name = arguments.prices
+    if name and ":" in name and not Path(name).exists():
+        return Prices(cluster, plugged(name), occupancy), measured
+    if name:
+        table = PriceTable.read(Path(name))
+        return Prices(cluster, table.time_s, occupancy or table), table.conditions | measured
+    from perfmodel.cost import CollectiveModel
+
+    calibrated = CollectiveModel.load(arguments.calibration)
+    return Prices(cluster, modelled(cluster, calibrated), occupancy), measured
+
+
+def delays_and_network(arguments: argparse.Namespace) -> "tuple[dict[str, float], Scenario]":
+    """Delays by kind, and the network as it is to be.
+
+    Raises:
+        PerfModelError: what is set twice, or would change nothing.
+    """
+    from perfmodel.execution.emulation import parse_seconds
+    from perfmodel.execution.emulation._orders import check_delay
+    from perfmodel.planning.what_if import NETWORK, Scenario
+
+    scenario = Scenario.parse(arguments.set)
+    delays_s = dict(scenario.delays_s)
+    for setting in scenario.settings:
+        if not setting.name.endswith("_delay_s") and setting.name not in NETWORK:
+            raise PerfModelError(
+                f"emulate: the script computes for real, so that {setting.name} cannot be set; --set takes "
+                f"{', '.join(NETWORK)} and delays, --straggler makes other ranks slower"
+            )
+        if setting.name in NETWORK and arguments.prices:
+            raise PerfModelError(f"emulate: --prices know nothing of {setting.name}; leave one of the two out")
+    for text in arguments.delay:
+        kind, _, value = text.partition("=")
+        delay_s = parse_seconds(value)
+        check_delay(kind, delay_s)
+        if kind in delays_s:
+            raise PerfModelError(f"emulate: the delay of {kind} is set twice; give it once")
+        delays_s[kind] = delay_s
+    return delays_s, scenario
+
+
+def conditions_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    if not 0 < arguments.straggler < float("inf"):
+        raise PerfModelError(f"emulate: --straggler must be positive and finite, got {arguments.straggler:g}")
+    if arguments.jitter is not None and not 0 <= arguments.jitter < 2:
+        raise PerfModelError(f"emulate: --jitter must be between 0 and 2, got {arguments.jitter:g}")
+    conditions: dict[str, Any] = {"straggler": arguments.straggler, "seed": arguments.seed}
+    if arguments.jitter is not None:
+        conditions["jitter"] = arguments.jitter
+    if arguments.fail:
+        rank, _, call = arguments.fail.partition("@")
+        real = ranks_of(arguments.real_ranks)
+        numbers = rank.isdecimal() and call.isdecimal() and int(call) > 0
+        if not numbers or int(rank) in real or int(rank) >= arguments.world_size:
+            raise PerfModelError(
+                f"emulate: --fail is RANK@CALL with an emulated rank, as 3@100; got {arguments.fail!r}"
+            )
+        conditions |= {"fail_rank": int(rank), "fail_call": int(call)}
+    return conditions
+
+
+def sweep_of(text: str | None) -> tuple[str, tuple[float, ...]]:
+    import numpy as np
+
+    from perfmodel.execution.emulation import parse_seconds
+    from perfmodel.execution.emulation._orders import check_delay
+
+    if not text:
+        return "", ()
+    kind, _, span = text.partition("=")
+    parts = span.split(":")
+    if len(parts) != 3 or not parts[2].isdecimal() or int(parts[2]) < 2:
+        raise PerfModelError(f"emulate: a sweep is KIND=FIRST:LAST:COUNT, like all_reduce=0:10ms:11; got {text!r}")
+    if int(parts[2]) > _MOST_POINTS:
+        raise PerfModelError(f"emulate: a sweep has at most {_MOST_POINTS:,} points; got {text!r}")
+    first_s, last_s = (parse_seconds(part) for part in parts[:2])
+    check_delay(kind, first_s)
+    return kind, tuple(np.linspace(first_s, last_s, int(parts[2])).tolist())
+
+
+def ranks_of(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise PerfModelError(f"emulate: --real-ranks is like 0 or 0,8; got {text!r}") from None
+
+
+def predicted_step(
+    arguments: argparse.Namespace, scenario: "Scenario", delays_s: Mapping[str, float]
+) -> tuple[float, float]:
+    """Step time and peak memory of the same layout under the same delays and stragglers, before anything runs.
+
+    Raises:
+        PerfModelError: a layout of another number of devices, or stragglers in a pipeline.
+    """
+    from dataclasses import replace
+
+    from perfmodel import catalog
+    from perfmodel.planning.what_if import NAMES, Setting, step_s
+    from perfmodel.prediction import check_layout, peak_memory, step_problem
+
+    model, cluster = catalog.model(arguments.model), catalog.cluster(arguments.cluster)
+    named = framework_of(arguments)
+    job = named.job(
+        model,
+        cluster.device,
+        global_batch=arguments.global_batch,
+        seq_len=arguments.seq_len,
+        dtype=arguments.dtype,
+        flash_attention=False,
+    )
+    layout = layout_of(arguments, arguments.layout, model)
+    if layout.devices != arguments.world_size:
+        raise PerfModelError(
+            f"emulate: layout {layout} is for {layout.devices} devices, --world-size is {arguments.world_size}"
+        )
+    check_layout(model, cluster, job, layout)
+    framework = replace(named, context_bytes=0.0)  # measured since the script joined its world, on no GPU
+    problem = step_problem(model, cluster, job, arguments.calibration, framework)
+    for kind, delay_s in delays_s.items():
+        if f"{kind}_delay_s" in NAMES:  # a step has no others
+            scenario = scenario.and_also(Setting(f"{kind}_delay_s", "to", delay_s))
+    if arguments.straggler > 1:
+        if layout.pp > 1:
+            raise PerfModelError("emulate: which stages a straggler slows is not said; --model takes no --straggler")
+        scenario = scenario.and_also(Setting("slow_factor", "times", arguments.straggler))
+    peak_bytes, _ = peak_memory(problem, [layout])
+    return step_s(problem, layout, scenario), float(peak_bytes[0])

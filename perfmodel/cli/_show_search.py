@@ -1,0 +1,205 @@
+"""How a search is printed: a table that a narrow terminal holds, the winner ready to paste, what to do next."""
+
+import shlex
+from collections.abc import Callable, Sequence
+from math import isfinite
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Console
+
+from perfmodel.cli._show import breakdown, duration, long_duration, new_console, table, written
+from perfmodel.units import GIB
+
+if TYPE_CHECKING:
+    from perfmodel.planning.layouts import ParetoFront, SearchResult
+    from perfmodel.prediction import Prediction
+
+Column = Callable[[int, "Prediction"], str]
+"""(place, prediction) -> cell."""
+NARROW: Final = 100
+"""Columns of a terminal, below which a table keeps the most telling figures alone."""
+_UNITS: Final[dict[str, tuple[str, Callable[[float], str]]]] = {
+    "step_time": ("step", duration),
+    "memory": ("GiB", lambda v: f"{v / GIB:.1f}"),
+    "mfu": ("MFU", lambda v: f"{v:.1%}"),
+    "energy": ("energy", lambda v: scaled(v, "J")),
+    "power": ("power", lambda v: scaled(v, "W")),
+    "cost": ("cost", lambda v: f"{v:,.0f}" if v >= 1e4 else f"{v:.3g}"),
+    "train_time": ("training", long_duration),
+    "tokens_per_s": ("tokens/s", lambda v: f"{v:,.0f}"),
+    "tokens_per_s_per_device": ("tokens/s/device", lambda v: f"{v:,.0f}"),
+    "devices": ("devices", lambda v: f"{v:.0f}"),
+}
+"""Objectives and quantities, without the unit in their name -> head of a column, and how its figures are written."""
+
+
+def scaled(value: float, unit: str) -> str:
+    """A figure with its unit, in thousands, millions and so on."""
+    for scale, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= scale:
+            return f"{value / scale:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}"
+
+
+def search(result: "SearchResult", job: Sequence[str], files: Sequence[str], *, verbose: bool = False) -> None:
+    """The ranked table, the winner and the next command; `verbose`: also how it was found and why others were not.
+
+    `job`: the flags that say the job to another command; `files` were written.
+    """
+    console = new_console()
+    if result.layouts:
+        _heading(console, result)
+        _ranking(console, result)
+        _winner(console, result, job)
+    if beyond := result.beyond:
+        gain = f", {beyond.gain:.1%} better" if isfinite(beyond.gain) else ""
+        console.print(f"beyond {result.framework}: {beyond.layout}: {duration(beyond.step_time_s)}{gain}")
+    console.print(
+        f"{result.evaluated:,} layouts scored by full schedule evaluation, {result.feasible:,} fit, "
+        f"in {result.seconds:.1f} s; {result.certificate}"
+    )
+    if verbose or not result.layouts:
+        _account(console, result)
+    if verbose and result.layouts:
+        breakdown(console, result.layouts[0], "where the best layout's step goes")
+    written(files)
+
+
+def pareto(front: "ParetoFront", files: Sequence[str]) -> None:
+    """A row per layout, by the first objective."""
+    console = new_console()
+    rows = [
+        (*(_quantity(name)[1](value) for name, value in zip(front.objectives, row, strict=True)), str(p.layout))
+        for row, p in zip(front.values.tolist(), front.layouts, strict=True)
+    ]
+    console.print("layouts that no other beats in everything")
+    _layout_last(console, [_quantity(name)[0] for name in front.objectives], rows)
+    console.print(
+        f"{front.evaluated:,} layouts scored by full schedule evaluation, {front.feasible:,} fit, "
+        f"in {front.seconds:.1f} s; exact"
+    )
+    written(files)
+
+
+def _heading(console: Console, result: "SearchResult") -> None:
+    best = result.layouts[0]
+    batches = ", ".join(str(b.layouts[0].global_batch) for b in result.batches if b.layouts)
+    console.print(
+        f"{best.model} on {best.devices} devices of {best.cluster}, global batch {batches or best.global_batch}, "
+        f"sequence {best.seq_len}"
+    )
+    goal = [f"objective {result.objective}"] * (result.objective != "step_time")
+    if result.constraints:
+        goal.append(f"where {' and '.join(result.constraints)}")
+    if result.robust:
+        goal.append(f"in the robust order of {result.robust}")
+    if result.framework != "generic":
+        goal.append(f"layouts that {result.framework} can run")
+    if {"cost", "energy"} & set(_asked_for(result)) and "train_time_s" not in result.quantities[0]:
+        goal.append("cost and energy of a million tokens")
+    if goal:
+        console.print(", ".join(goal))
+
+
+def _ranking(console: Console, result: "SearchResult") -> None:
+    columns: dict[str, Column] = {
+        "#": lambda i, _: str(i + 1),
+        "step": lambda _, p: duration(p.step_time_s),
+        "90 % interval": lambda _, p: _interval(p.step_time_lo_s, p.step_time_hi_s),
+        "MFU": lambda _, p: f"{p.mfu:.1%}",
+        "GiB": lambda _, p: f"{p.memory.peak / GIB:.1f}",
+    }
+    if console.width >= NARROW:
+        columns["bubble"] = lambda _, p: f"{p.bubble_fraction:.1%}"
+    columns |= _asked_for(result)
+    if sure := result.robustness:
+        columns["1st faster" if result.objective == "step_time" else "1st better"] = lambda i, _: (
+            f"{sure.better[0, i]:.0%}" if i else ""
+        )
+        if result.robust == "best":
+            columns["is best"] = lambda i, _: f"{sure.best[i]:.0%}"
+        elif result.robust:
+            columns["regret"] = lambda i, _: f"{sure.regret[i]:.1%}"
+    rows = [(*(cell(i, p) for cell in columns.values()), str(p.layout)) for i, p in enumerate(result.layouts)]
+    _layout_last(console, list(columns), rows)
+
+
+def _asked_for(result: "SearchResult") -> dict[str, Column]:
+    """What layouts differ in beyond their notation, and what objective and constraints name."""
+    from perfmodel.planning.layouts import OBJECTIVES
+
+    more: dict[str, Column] = {}
+    if len({p.devices for p in result.layouts}) > 1:
+        more["devices"] = lambda _, p: str(p.devices)
+    if result.batches:
+        more["batch"] = lambda _, p: str(p.global_batch)
+    named = " ".join([result.objective, *result.constraints])
+    for name in result.quantities[0] if result.quantities else ():
+        head, said = _quantity(name)
+        wanted = name in ("train_time_s", "cost") or name.rsplit("_", 1)[0] in named
+        if wanted and name not in ("step_time_s", "memory_bytes", "memory_gib", "mfu", "devices", "global_batch"):
+            more[head] = lambda i, _, name=name, said=said: said(result.quantities[i][name])
+    if result.objective not in OBJECTIVES and result.objective not in more:
+        more["objective"] = lambda i, _: f"{result.values[i]:.4g}"
+    return more
+
+
+def _winner(console: Console, result: "SearchResult", job: Sequence[str]) -> None:
+    best = result.layouts[0]
+    facts = [
+        f"{best.memory_needed_bytes / GIB:.1f} of {best.memory_capacity_bytes / GIB:.1f} GiB "
+        f"(fits with probability {best.fits_probability:.2f})",
+        f"{best.tokens_per_s_per_device * best.devices:,.0f} tokens/s",
+    ]
+    if result.quantities:
+        known = result.quantities[0]
+        if "train_time_s" in known:
+            facts.append(f"{long_duration(known['train_time_s'])} for all tokens")
+    console.print(f"first to try: {best.layout}", soft_wrap=True)
+    console.print(f"  {', '.join(facts)}")
+    flags = [*job, "--global-batch", str(best.global_batch), "--layout", str(best.layout)]
+    console.print(f"next: perfmodel predict {shlex.join(flags)}", soft_wrap=True, markup=False)
+
+
+def _account(console: Console, result: "SearchResult") -> None:
+    """How it was searched, and why other layouts are not ranked."""
+    for one in result.improvements:
+        if one.result.gain > 1e-3:
+            gain = "not fitting with even stages" if one.result.given_s is None else f"{one.result.gain:.1%} faster"
+            console.print(f"stages cut anew: {one.result.layout}: {duration(one.result.step_time_s)}, {gain}")
+    if even := sum(one.result.gain <= 1e-3 for one in result.improvements):
+        console.print(f"stages of {even} layouts cut anew: no faster than even ones")
+    console.print(f"method {result.method}: {result.why}")
+    console.print(f"space: {result.space}")
+    if result.beyond:
+        console.print(f"{result.framework} cannot run what is beyond it: {'; '.join(result.beyond.cannot_run)}")
+    if result.alike:
+        console.print(f"{result.alike:,} layouts are variants of better ones in what they recompute or offload")
+    if result.rejected:
+        console.print(table("rejected", ("why", "layouts"), [(k, f"{v:,}") for k, v in result.rejected.items()]))
+
+
+def _layout_last(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print figures on the right of their columns, then the layout, whole and without spaces, so that it can be copied:
+    in a line of its own where the terminal is too narrow for both."""
+    widths = [max(map(len, column)) for column in zip(heads, *(row[:-1] for row in rows), strict=True)]
+    longest = max(len(row[-1]) for row in rows)
+    beside = sum(widths) + 2 * len(widths) + longest <= console.width
+    for *figures, layout in [(*heads, "layout" * beside), *rows]:
+        line = "  ".join(cell.rjust(width) for cell, width in zip(figures, widths, strict=True))
+        below = "  " if beside else "\n" + " " * (widths[0] + 2)
+        console.print(line + (below + layout if layout else ""), soft_wrap=True, markup=False)
+
+
+def _quantity(name: str) -> tuple[str, Callable[[float], str]]:
+    """Head of the column of a quantity, and how its figures are written."""
+    plain = name
+    for unit in ("_bytes", "_s", "_j", "_w"):
+        plain = plain.removesuffix(unit) if name not in _UNITS else name
+    return _UNITS.get(plain, (name, lambda v: f"{v:.4g}"))
+
+
+def _interval(lo_s: float, hi_s: float) -> str:
+    """Both ends in the unit of the upper one."""
+    upper, unit = duration(hi_s).split()
+    return f"{lo_s * float(upper) / hi_s:.4g}-{upper} {unit}"

@@ -1,0 +1,202 @@
+"""Profiles of training steps: what every operator and collective took on its device, as far as the profiler says.
+
+A trace without shapes still has the times of its kernels, one without operators their names, and one rank of many its
+own. What kind of work a kernel does is told by the shapes of its operator, else by the operator's name, else by the
+kernel's own; what no name tells stays without a family.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from perfmodel.errors import TableError
+from perfmodel.ingest._measured_trace import Activity, ActivityKind, MeasuredTrace, trace_of
+from perfmodel.ingest._rows import Row
+from perfmodel.ops import FAMILIES, KernelOp, Op
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an operator or of a collective: the kernels that it launched on one device."""
+
+    name: str
+    """Of the operator, else of the kernel."""
+    family: str
+    """Op family (`bmm` apart), kind of collective, or empty where no name tells."""
+    op: Op | None
+    """With its shape, where the profile says it; collectives as if within one node."""
+    kind: ActivityKind
+    device: int
+    step: int
+    """-1 outside of every step that is marked."""
+    phase: str
+    start_s: float
+    end_s: float
+    time_s: float
+    """Of its kernels together."""
+    kernels: int
+    launched_s: float
+    """When the host launched the first of them; NaN where the profile does not say, or nothing is launched (CPU)."""
+    group: str
+    """Of the ranks of a collective, as the profiler names it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """Calls of all devices on one clock."""
+
+    trace: MeasuredTrace
+    """The same kernels as a timeline."""
+    calls: tuple[Call, ...]
+    """In the order of their start."""
+    unread: dict[str, int]
+    """What the profile does not say -> of how many calls."""
+
+    @property
+    def devices(self) -> int:
+        """Devices recorded, which may be some of a job's."""
+        return self.trace.devices
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether hosts launch kernels ahead of a device, instead of computing themselves."""
+        return any(np.isfinite(call.launched_s) for call in self.calls)
+
+    def step_numbers(self) -> tuple[int, ...]:
+        """Steps that every device took part in; -1 alone where none is marked, for the whole."""
+        steps = [part.step for part in self.trace.steps()]
+        return tuple(int(step[0]) if (step == step[0]).all() else -1 for step in steps)
+
+    def step_s(self) -> np.ndarray:
+        """Seconds of each step: to the start of the next one, of the last one to its own end, where it is the only."""
+        parts = self.trace.steps()
+        begins, ends = (np.array([f(p) for p in parts]) for f in (lambda p: p.start_s.min(), lambda p: p.end_s.max()))
+        return np.diff(begins) if len(parts) > 1 else ends - begins
+
+    def in_steps(self) -> tuple[Call, ...]:
+        """Calls of the steps of `step_numbers`."""
+        numbers = set(self.step_numbers())
+        return self.calls if -1 in numbers else tuple(call for call in self.calls if call.step in numbers)
+
+
+@dataclass(frozen=True)
+class Detail:
+    """What a reader knows of an activity besides."""
+
+    call: Any
+    """Tells calls apart: kernels of equal ones are one call's."""
+    operator: str = ""
+    row: Row | None = None
+    launched_s: float = float("nan")
+    group: str = ""
+
+
+def profile_of(found: Sequence[tuple[Activity, Detail]], where: Path) -> Profile:
+    """Activities with their details as a profile.
+
+    Raises:
+        TableError: no activity of a device.
+    """
+    if not found:
+        raise TableError(f"{where}: no activity of a device in it; record some steps with the device's events on")
+    origin_s = min(activity.start_s for activity, _ in found)
+    kernels: dict[Any, list[tuple[Activity, Detail]]] = defaultdict(list)
+    for activity, detail in found:
+        kernels[activity.device, detail.call].append((activity, detail))
+    unread: Counter[str] = Counter()
+    calls = [_call(of_call, origin_s, unread) for of_call in kernels.values()]
+    return Profile(
+        trace_of([activity for activity, _ in found], where),
+        tuple(sorted(calls, key=lambda call: (call.start_s, call.device))),
+        dict(unread.most_common()),
+    )
+
+
+def _call(kernels: list[tuple[Activity, Detail]], origin_s: float, unread: Counter[str]) -> Call:
+    first, detail = min(kernels, key=lambda pair: pair[0].start_s)
+    kind = first.kind
+    op = None if detail.row is None else op_of(detail.row)
+    family = _family(op, detail.operator, first)
+    if kind != ActivityKind.COPY and op is None:
+        unread["family, which no name tells" if not family else "shapes (of a collective: kind, size and ranks)"] += 1
+    return Call(
+        name=detail.operator or first.name, family=family, op=op, kind=kind, device=first.device, step=first.step,
+        phase=first.phase, start_s=first.start_s - origin_s, end_s=max(a.end_s for a, _ in kernels) - origin_s,
+        time_s=sum(a.end_s - a.start_s for a, _ in kernels), kernels=len(kernels),
+        launched_s=min(d.launched_s for _, d in kernels) - origin_s, group=detail.group,
+    )  # fmt: skip
+
+
+def op_of(row: Row) -> Op | None:
+    """The event that a row of the tables is of; None for one that lacks a size."""
+    from perfmodel.ops import Collective
+
+    if "collective" in row:
+        ranks = int(row["num_ranks"])
+        per_node = int(row.get("ranks_per_node") or ranks)
+        kind, dtype = row["collective"], row.get("dtype") or "fp32"
+        return Collective(
+            collective=kind, bytes=float(row["bytes"]), num_ranks=ranks, ranks_per_node=per_node, dtype=dtype
+        )
+    kernel: type[KernelOp] = FAMILIES[row["op_family"]].op
+    known: dict[str, Any] = {"dtype": "fp32"}
+    known |= {f.name: row[f.name] for f in fields(kernel) if row.get(f.name) not in (None, "")}
+    known |= {"pass_": row["pass"]} if row.get("pass") else {}
+    try:
+        return kernel(**known)
+    except TypeError:
+        return None
+
+
+def _family(op: Op | None, operator: str, activity: Activity) -> str:
+    if op is not None:
+        return "bmm" if op.family == "gemm" and getattr(op, "op", "") == "bmm" else op.family
+    if activity.kind == ActivityKind.COPY:
+        return ""
+    if activity.kind == ActivityKind.COMMUNICATION:
+        return collective_of(operator) or collective_of(activity.name)
+    if activity.phase == "optimizer":
+        return "optimizer"
+    return family_of(operator) or family_of(activity.name)
+
+
+_COLLECTIVE_NAMES: Final = (
+    ("all_reduce", r"all_?-?reduce"), ("all_gather", r"all_?-?gather"), ("reduce_scatter", r"reduce_?-?scatter"),
+    ("all_to_all", r"all_?-?to_?-?all"), ("send_recv", r"send|recv|collective-permute"), ("broadcast", r"broadcast"),
+)  # fmt: skip
+_FAMILY_NAMES: Final = (
+    ("optimizer", r"adam|adagrad|\blamb(_|\b)|\bsgd\b|multi_tensor_apply|_foreach_"),
+    ("embedding", r"embedding|index_?select|indexing_backward"),
+    ("attention", r"attention|flash|fmha|mha_"),
+    ("conv", r"conv|implicit_?gemm|winograd|cudnn_fft|im2col|miopen.*fwd|miopen.*bwd|\bigemm"),
+    ("bmm", r"\bbmm|baddbmm|batched_gemm"),
+    ("gemm", r"gemm|cublas|cutlass|xmma|addmm|\bmm\b|_mm\b|matmul|linear|^cijk_|\bdot\b|^dot|^fc-|hipblaslt|nvjet"),
+        ("memory", r"norm|gelu|relu|silu|sigmoid|softmax|tanh|dropout|elementwise|vectorized|reduce|loss|cat|copy|fill|"
+               r"pool|fusion|add|mul|sub|div|sum|mean|exp|log|sqrt|where|gather|scatter|transpose|index|zero|broadcast|"
+               r"convert|clamp|threshold|triton|stack|mask|arange|sort|cumsum|rsqrt|pow|wrapped_"),
+)  # fmt: skip
+"""How names of operators, kernels of cuBLAS, CUTLASS, cuDNN, rocBLAS (`Cijk`), MIOpen, Triton, and instructions of XLA
+tell what they compute; the first that fits."""
+
+
+@lru_cache(maxsize=65536)
+def family_of(name: str) -> str:
+    """Op family that the name of an operator or kernel tells, or nothing; operators of torch's own that none of the
+    patterns knows are element-wise."""
+    space, colons, operator = name.lower().partition("::")
+    plain = operator if colons and space.isidentifier() else name.lower()
+    found = next((family for family, pattern in _FAMILY_NAMES if re.search(pattern, plain)), "")
+    return found or ("memory" if space == "aten" else "")
+
+
+@lru_cache(maxsize=4096)
+def collective_of(name: str) -> str:
+    """Kind of collective that the name of a kernel or operator tells, or nothing."""
+    lower = name.lower()
+    return next((kind for kind, pattern in _COLLECTIVE_NAMES if re.search(pattern, lower)), "")

@@ -1,0 +1,124 @@
+"""Layouts as text, `tp=8,pp=16,dp=8`, and the names by which papers and frameworks call their parts."""
+
+import re
+from typing import Any, Final
+
+from perfmodel.errors import LayoutError, UnknownNameError
+
+PerStage = tuple[int, ...] | None
+"""A whole number per pipeline stage, in model order; written `7-9-9-7`."""
+_DISTSIM = re.compile(r"^(\d+)M(\d+)P(\d+)D$", re.IGNORECASE)
+_DEGREES: Final = {
+    "tp": ("tensor_parallel", "tensor_model_parallel"),
+    "pp": ("pipeline_parallel", "pipeline_model_parallel"),
+    "dp": ("data_parallel",),
+    "cp": ("context_parallel",),
+    "ep": ("expert_parallel", "expert_model_parallel"),
+    "etp": ("expert_tensor_parallel",),
+}
+KEY_ALIASES: Final = {
+    **{name + end: key for key, names in _DEGREES.items() for name in names for end in ("", "_size", "_degree")},
+    "micro_batch_size": "micro_batch",
+    "zero_stage": "zero",
+    "virtual_stages": "vpp",
+    "cp_comm_type": "cp_kind",
+}
+"""Keys of layouts by their long names."""
+SCHEDULE_ALIASES: Final = {
+    "dapple": "1f1b",
+    "pipedream-flush": "1f1b",
+    "interleaved-1f1b": "interleaved",
+    "interleaved1f1b": "interleaved",
+    "timeprest": "nf1b",
+    "2bw": "pipedream-2bw",
+    "bfs": "breadth-first",
+    "loopedbfs": "breadth-first",
+    "zbh1": "zb-h1",
+    "zbh2": "zb-h2",
+    "zbv": "zb-v",
+    "zbvzerobubble": "zb-v",
+    "dualpipev": "dualpipe-v",
+}
+"""Schedules by what papers call them (DAPPLE, Fan et al. 2021; PipeDream-Flush and PipeDream-2BW, Narayanan et al.
+2021; TiMePReSt's is nF1B) and by the names of `torch.distributed.pipelining`."""
+
+
+def schedule_name(name: str) -> str:
+    """The name under which a schedule is registered, of one of any case or from a paper; others as they are."""
+    head, colon, number = name.strip().partition(":")
+    if head.lower() == "file":  # what follows is a path
+        return f"file{colon}{number}"
+    plain = head.strip().lower().replace("_", "-").replace(" ", "-")
+    return SCHEDULE_ALIASES.get(plain, plain) + colon + number.strip()
+
+
+def read_values(text: str, types: dict[str, Any]) -> dict[str, Any]:
+    """The fields that a layout's notation says, and no others: `types` are those of all fields.
+
+    Raises:
+        LayoutError: for a value that does not parse, a key that is given twice, or an empty text.
+        UnknownNameError: for a key that no layout has.
+    """
+    if not text.strip(" ,"):
+        raise LayoutError("layout: it is empty; give degrees, such as tp=8,pp=4,dp=2")
+    head, _, rest = text.strip().partition(",")
+    values: dict[str, Any] = {}
+    if match := _DISTSIM.match(head.strip()):
+        values |= dict(zip(("tp", "pp", "dp"), map(int, match.groups()), strict=True))
+        text = rest
+    last = None
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        if last and types[last] == PerStage and item.isdecimal():  # 6,6,6,6 for 6-6-6-6
+            values[last] = (*values[last], int(item))
+            continue
+        said, sign, raw = (s.strip() for s in item.partition("="))
+        if not sign:
+            raise LayoutError(f"layout: {item!r} is not key=value (nor like 8M16P1D)")
+        key = _key(said, raw, types)
+        if key in values:
+            raise LayoutError(f"layout: {key} is given twice, the second time as {raw!r}; leave one out")
+        values[key] = _value(key, raw, types[key])
+        last = key
+    return values
+
+
+def written(value: Any) -> str:
+    """A field's value as `read_values` reads it."""
+    if isinstance(value, tuple):
+        return "-".join(map(str, value)) or "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _key(said: str, raw: str, types: dict[str, Any]) -> str:
+    plain = said.lower().replace("-", "_")
+    key = KEY_ALIASES.get(plain, plain)
+    if key in types:
+        return key
+    if key == "fsdp":
+        raise LayoutError(
+            f"layout: {said} is no key; {raw} ranks that shard all states among themselves are dp={raw},zero=3, and "
+            "replicate=R makes R such groups of dp ranks (hybrid sharding)"
+        )
+    raise UnknownNameError("layout key", said, types)
+
+
+def _value(key: str, raw: str, kind: Any) -> Any:
+    if key == "schedule":
+        return schedule_name(raw)
+    if kind == PerStage:
+        try:
+            return tuple(map(int, raw.split("-")))
+        except ValueError:
+            raise LayoutError(f"layout: {key} must be a whole number per stage, like 7-9-9-7, got {raw!r}") from None
+    if kind is bool:
+        if raw.lower() in ("true", "1", "yes"):
+            return True
+        if raw.lower() in ("false", "0", "no"):
+            return False
+        raise LayoutError(f"layout: {key} must be true or false, got {raw!r}")
+    if kind in (int, int | None):
+        try:
+            return int(raw)
+        except ValueError:
+            raise LayoutError(f"layout: {key} must be a whole number, got {raw!r}") from None
+    return raw.lower()
