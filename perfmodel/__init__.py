@@ -21,6 +21,7 @@ _NAMES = {
     "session": "Session",
     "cost.learn": "fit",
     "prediction": "Prediction predict Site compare_schedules explain step_problem",
+    "prediction.differentiable": "step_time_function",
     "planning.what_if": "whatif",
     "calibration": "EndToEnd Run calibrate_end_to_end calibrate_model explain_profile fit_profile model_plan "
     "plan_report",
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from perfmodel.planning.optimise import partition, partition_devices
     from perfmodel.planning.what_if import whatif
     from perfmodel.prediction import Prediction, Site, compare_schedules, explain, predict, step_problem
+    from perfmodel.prediction.differentiable import step_time_function
     from perfmodel.schedule import get_schedule, read_schedule, require_valid, schedule_facts
     from perfmodel.session import Session
     from perfmodel.spec import (

@@ -181,7 +181,7 @@ def block_events(
 def time_blocks(blocks: ShardBlocks, events: BlockEvents, times: EventTimes, framework: Framework) -> BlockTimes:
     """The times of blocks whose events take `times` (`time_phases`)."""
     phases = time_phases(events, times.time_s, framework.issue_s, framework.kernel_gap_s)
-    return BlockTimes(**{**vars(phases), **{f.name: getattr(blocks, f.name) for f in fields(blocks)}}, times=times)
+    return BlockTimes(**vars(phases), **{f.name: getattr(blocks, f.name) for f in fields(blocks)}, times=times)
 
 
 def _phases(block: BlockOps) -> tuple[tuple[Phase, tuple[tuple[KernelOp, int], ...], tuple[Comm, ...]], ...]:

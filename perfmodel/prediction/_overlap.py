@@ -49,10 +49,9 @@ class BlockEvents(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PhaseTimes:
-    """Event counts and phase times of all block kinds of one shard."""
+    """What the phases of blocks consist of."""
 
-    counts: Float[Any, "blocks phases ops"]
-    kernel: Bool[Any, " ops"]
+    events: BlockEvents
     time_s: Float[Any, " ops"]
     gap_s: Float[Any, "blocks phases"]
     """Idle time between kernels, and launch-bound excess over the kernels' own time."""
@@ -62,18 +61,16 @@ class PhaseTimes:
     """Share of each collective's time by which the kernels that hide it run longer (`_contention`)."""
     waiting_s: Float[Any, "blocks phases"]
     """What collectives wait for the slowest of their ranks."""
-    held: Float[Any, ""]
-    """See `BlockEvents`."""
 
     @cached_property
     def event_s(self) -> Float[Any, "blocks phases ops"]:
         """Exposed seconds of every event in every phase."""
-        return self.counts * self.time_s * self.exposed
+        return self.events.counts * self.time_s * self.exposed
 
     @cached_property
     def slowing_s(self) -> Float[Any, "blocks phases ops"]:
         """By how much the collectives of every phase make the kernels that hide them run longer."""
-        return self.counts * self.time_s * self.slowing
+        return self.events.counts * self.time_s * self.slowing
 
     @cached_property
     def slowed_s(self) -> Float[Any, "blocks phases"]:
@@ -88,13 +85,13 @@ class PhaseTimes:
     @cached_property
     def collective_s(self) -> Float[Any, "blocks phases"]:
         """Seconds of the collectives that show in every phase."""
-        return (self.event_s * ~self.kernel).sum(axis=2)
+        return (self.event_s * ~self.events.kernel).sum(axis=2)
 
     @cached_property
     def pair_slowed_s(self) -> Float[Any, "blocks phases"]:
         """By how much the kernels of a pair of passes run longer beside the collectives of the other."""
         xp = self.event_s.__array_namespace__()
-        return self.held * xp.minimum(self.phase_s - self.collective_s, self.collective_s)
+        return self.events.held * xp.minimum(self.phase_s - self.collective_s, self.collective_s)
 
     @cached_property
     def overlapped_phase_s(self) -> Float[Any, "blocks phases"]:
@@ -137,9 +134,8 @@ def time_phases(
     slowing = xp.minimum(slowing, 1 - exposed)
     busy_s = (counts * time_s * (exposed + slowing)).sum(axis=2)
     gap_s = xp.maximum(gaps_s, issuing_s - busy_s)
-    return PhaseTimes(
-        counts, events.kernel, time_s, gap_s, exposed, slowing, counts @ (events.late_s * synchronising), events.held
-    )
+    waiting_s = counts @ (events.late_s * synchronising)
+    return PhaseTimes(events, time_s, gap_s, exposed, slowing, waiting_s)
 
 
 def _hidden(
