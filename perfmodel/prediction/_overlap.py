@@ -12,8 +12,6 @@ from jaxtyping import Bool, Float
 
 from perfmodel.prediction._phases import N_PHASES, Phase
 
-LEAST_S: Final = 1e-15
-"""Shorter than any event: what stands in for 0 in a denominator, large enough for derivatives in single precision."""
 _IN_BACKWARD: Final = np.arange(N_PHASES) == Phase.BACKWARD_INPUT
 
 
@@ -126,7 +124,7 @@ def time_phases(
     idle_s = xp.maximum(gaps_s, issuing_s - kernels_s.sum(axis=2))[:, Phase.BACKWARD_WEIGHT]
     free_s = beside_s.sum(axis=2) + _IN_BACKWARD * idle_s[:, None]
     hidden = _hidden(events, time_s, beside_s, free_s)
-    lost = beside_s @ events.lost / xp.maximum(free_s, LEAST_S)
+    lost = _over(beside_s @ events.lost, free_s)
     synchronising = ~events.overlappable & ~events.beside_attention
     slowing = xp.where(synchronising & events.copies, 0.0, hidden * lost[:, :, None])
     exposed = 1 - hidden * (1 - events.lost_in_ring)
@@ -165,7 +163,7 @@ def _hidden(
         (others, free_s, _ring_shares(events, time_s, others)),
     ):  # fmt: skip
         comm_s = (seconds * group).sum(axis=2)
-        share = xp.minimum(most, xp.minimum(behind_s, free_s) / xp.maximum(comm_s, LEAST_S))
+        share = xp.minimum(most, _over(xp.minimum(behind_s, free_s), comm_s))
         hidden = xp.where(group, share[:, :, None], hidden)
         free_s = xp.maximum(free_s - share * comm_s, 0.0)
     return hidden
@@ -184,9 +182,16 @@ def _ring_shares(
     """
     xp = time_s.__array_namespace__()
     n = xp.ceil((events.counts * others).sum(axis=2))[:, :, None]
-    each_s = (events.counts * (time_s * others)).sum(axis=2)[:, :, None] / xp.maximum(n, 1.0)
+    each_s = _over((events.counts * (time_s * others)).sum(axis=2)[:, :, None], n)
     by_length = xp.argsort(-time_s * events.product)
     ranked = xp.floor(events.counts * events.product)[:, :, by_length]
     taken = xp.clip(n - (xp.cumsum(ranked, axis=2) - ranked), 0.0, ranked)
-    paired = xp.minimum(1.0, time_s[by_length] / xp.maximum(each_s, LEAST_S))
-    return (1 - 1 / events.ring_steps) * (taken * paired).sum(axis=2) / xp.maximum(n[:, :, 0], 1.0)
+    paired = xp.minimum(1.0, _over(time_s[by_length], each_s))
+    return (1 - 1 / events.ring_steps) * _over((taken * paired).sum(axis=2), n[:, :, 0])
+
+
+def _over(part: Any, whole: Any) -> Any:
+    """`part / whole`, 0 where there is no whole; with derivatives that are finite there too."""
+    xp = whole.__array_namespace__()
+    some = whole > 0
+    return xp.where(some, part / xp.where(some, whole, 1.0), 0.0)

@@ -54,8 +54,8 @@ class Bounds(NamedTuple):
 
 
 def machine_rates(device: Device) -> dict[str, float]:
-    """Peak rates that a device has, by element type."""
-    return {name: rate for name, rate in vars(device.peak).items() if rate is not None}
+    """Peak rates that a device has, by element type in the order in which JAX flattens a dict."""
+    return {name: rate for name, rate in sorted(vars(device.peak).items()) if rate is not None}
 
 
 def narrower(problem: StepProblem) -> str | None:
