@@ -1,9 +1,9 @@
-"""The step time of a layout as a pure JAX function of rates, latencies, host times, corrections and continuous choices."""
+"""The step time of a layout as a pure JAX function: programs, tables and parameters put together."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import log, prod
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from perfmodel.prediction.differentiable._parameters import (
     nominal_machine,
 )
 from perfmodel.prediction.differentiable._prices import log_rates, prices
-from perfmodel.prediction.differentiable._program import Half, Program, Tables, half_priced
+from perfmodel.prediction.differentiable._program import Half, Program, half_priced
 from perfmodel.spec import Cluster, Layout, Model, Problem
 
 _WIDE = {"fp8": "bf16"}

@@ -62,7 +62,7 @@ class Prices(NamedTuple):
 
 
 def log_rates(parameters: StepParameters, nominal: StepParameters) -> list[Any]:
-    """Logarithms of the machine's rates relative to the nominal ones, in the order of `machines`; arrays to be joined."""
+    """Logarithms of the rates relative to the nominal ones, in the order of `machines`; to be joined."""
     ratios = [parameters.compute_flops_per_s[name] / rate for name, rate in nominal.compute_flops_per_s.items()]
     ratios.append(parameters.memory_bytes_per_s / nominal.memory_bytes_per_s)
     return [*ratios, *(parameters.link_bytes_per_s / nominal.link_bytes_per_s),

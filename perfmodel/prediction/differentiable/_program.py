@@ -185,7 +185,9 @@ def half_priced(
         ops, where, which = _between(own, its, cuts, knots, layers)
         events.append(tuple(table.events for table in tables))
         entries.append((where, which))
-        of_blocks = [Priced(own, t.ops, _block_pricer(layout, v, slices)) for t, v in zip(tables, variants, strict=True)]
+        of_blocks = [
+            Priced(own, t.ops, _block_pricer(layout, v, slices)) for t, v in zip(tables, variants, strict=True)
+        ]
         asked.append((*of_blocks, Priced(own, ops, lambda p, ops=ops: priced_events(p, ops).time_s)))
     kept = BlockBytes.of(bundle.tables, bundle.modes[:, 0], layout.pp > 1, problem.job, problem.framework)
     unit = replace(problem, framework=replace(problem.framework, host_op_s=1.0, kernel_gap_s=1.0)).host
