@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ from perfmodel.prediction.differentiable._prices import log_rates, prices
 from perfmodel.prediction.differentiable._program import Half, Program, half_priced
 from perfmodel.spec import Cluster, Layout, Model, Problem
 
-_WIDE = {"fp8": "bf16"}
+_WIDE: Final = {"fp8": "bf16"}
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def _by_element_type(problem: StepProblem) -> list[StepProblem]:
     """The problem in 16 bits and in 8, where its device has both; else as it is."""
     job, framework = problem.job, problem.framework
     other = narrower(problem) or _WIDE.get(job.dtype)
-    if other is None or problem.job.frozen:
+    if other is None:
         return [problem]
     own, its = framework.job_defaults(job.dtype), framework.job_defaults(other)
     moved = {name: value for name, value in its.items() if getattr(job, name) == own[name]}

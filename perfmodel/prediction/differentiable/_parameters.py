@@ -1,6 +1,6 @@
 """What the step time is a function of, with its values as they are and the range in which they may move."""
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -8,9 +8,9 @@ from jaxtyping import Float
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.spec import Device
 
-FACTOR = 4.0
+FACTOR: Final = 4.0
 """Rates, latencies, host times and corrections may move by this factor either way."""
-_NARROW = {"bf16": "fp8", "fp16": "fp8"}
+_NARROW: Final = {"bf16": "fp8", "fp16": "fp8"}
 
 
 class StepParameters(NamedTuple):

@@ -43,6 +43,10 @@ class Timed(NamedTuple):
     entry_at: Int[Any, " entries"]
     """Where each of them occurs, in (knot, class) order."""
     entry_op: Int[Any, " entries"]
+    saved_bytes: Float[Any, "2 blocks"]
+    """Activations left behind by a micro-batch, and by how much less where a layer recomputes all."""
+    host_state_s: Float[Any, " classes"]
+    """What states on the host add (`host_state_s`)."""
 
 
 class Tables(NamedTuple):
@@ -56,10 +60,7 @@ class Tables(NamedTuple):
     runs: tuple[Float[Any, "3 classes"], ...]
     """See `PassClasses.runs`, in the order of the variants."""
     beside: Beside
-    saved_bytes: Float[Any, "2 blocks"]
-    """Activations left behind by a micro-batch, and by how much less where a layer recomputes all."""
     host_bytes_per_s: Float[Any, ""]
-    host_state_s: Float[Any, " classes"]
     scale: Float[Any, ""]
     """What the step is multiplied by (`step_factors`)."""
     overhead_s: Float[Any, ""]
@@ -104,14 +105,14 @@ class Program:
             for variant, (events, prices) in zip(self.variants, timed.blocks, strict=True):
                 phases = time_phases(events, prices.seconds(log_rates, factors), host_s[0], host_s[1])
                 phase_s[variant] = (phases.overlapped_phase_s if variant[2] else phases.phase_s)[None]
-            between_s = self._between_s(timed, tables.knots, x.layers, log_rates, factors)
-            each.append(between_s + passes_s(phase_s, runs, blocks, again, modes)[0])
+            own_s = self._between_s(timed, tables.knots, x.layers, log_rates, factors) + timed.host_state_s
+            own_s = own_s + passes_s(phase_s, runs, blocks, again, modes)[0]
+            if self.offloads:
+                saved = counts.sum(axis=1) @ timed.saved_bytes[0] - full.sum(axis=1) @ timed.saved_bytes[1]
+                copies_s = saved[structure.class_stage] * structure.class_span / self.slices / tables.host_bytes_per_s
+                own_s = own_s + np.isin(kind, (Kind.OFFLOAD, Kind.RELOAD)) * copies_s * x.offload
+            each.append(own_s)
         out = each[0] if len(each) == 1 else (1 - x.fp8) * each[0] + x.fp8 * each[1]
-        if self.offloads:
-            saved = counts.sum(axis=1) @ tables.saved_bytes[0] - full.sum(axis=1) @ tables.saved_bytes[1]
-            copies_s = saved[structure.class_stage] * structure.class_span / self.slices / tables.host_bytes_per_s
-            out = out + np.isin(kind, (Kind.OFFLOAD, Kind.RELOAD)) * copies_s * x.offload
-        out = out + tables.host_state_s
         optimizer, scale = kind == Kind.OPTIMIZER, tables.scale[None]
         return with_step_costs(out[None], tables.overhead_s, self.loss, scale, optimizer, tables.beside)[0]
 
@@ -148,16 +149,17 @@ class Half(NamedTuple):
     """With `Timed` left out."""
     events: tuple[tuple[BlockEvents, ...], ...]
     """By element type and variant."""
-    entries: tuple[tuple[Int[np.ndarray, " entries"], Int[np.ndarray, " entries"]], ...]
+    rest: tuple[tuple[np.ndarray, ...], ...]
+    """By element type, the fields of `Timed` after the prices."""
     asked: tuple[tuple[Priced, ...], ...]
     """By element type: of the variants, then of the events between blocks."""
 
     def priced(self, found: list[Prices]) -> Tables:
         """The tables with prices, those of `asked` in order, which are taken off the list."""
         timed = []
-        for events, entries in zip(self.events, self.entries, strict=True):
+        for events, rest in zip(self.events, self.rest, strict=True):
             own = [found.pop(0) for _ in events]
-            timed.append(Timed(tuple(zip(events, own, strict=True)), found.pop(0), *entries))
+            timed.append(Timed(tuple(zip(events, own, strict=True)), found.pop(0), *rest))
         return self.tables._replace(timed=tuple(timed))
 
 
@@ -176,33 +178,33 @@ def half_priced(
     """
     problem, bundle = problems[0], bundles[0]
     spec, one, layout = bundle.spec, bundle.composed[0], bundle.layouts[0]
-    setting, program, passes = problem.setting, prepared(bundle.spec), bundle_passes(problem, bundle)
+    program, passes = prepared(bundle.spec), bundle_passes(problem, bundle)
     cuts, knots = Cuts.of(one.events, spec.segments), _knots(layers)
     variants, slices = tuple(passes.runs), spec.scheduler.slices
-    events, entries, asked = [], [], []
+    events, rest, asked = [], [], []
     for own, its in zip(problems, bundles, strict=True):
         tables = [variant_times(own, layout, variant, slices) for variant in variants]
         ops, where, which = _between(own, its, cuts, knots, layers)
         events.append(tuple(table.events for table in tables))
-        entries.append((where, which))
+        kept = BlockBytes.of(its.tables, its.modes[:, 0], layout.pp > 1, own.job, own.framework)
+        saved_bytes = np.stack([kept.kept[0], (kept.kept - kept.least)[0]])
+        on_host = np.zeros(program.structure.n_classes)
+        if layout.offload_states != "none":
+            blocks = its.composed[0].events
+            on_host = host_state_s(own.setting, layout, blocks, spec, program.structure, its.counts)
+        rest.append((where, which, saved_bytes, on_host))
         of_blocks = [
             Priced(own, t.ops, _block_pricer(layout, v, slices)) for t, v in zip(tables, variants, strict=True)
         ]
         asked.append((*of_blocks, Priced(own, ops, lambda p, ops=ops: priced_events(p, ops).time_s)))
-    kept = BlockBytes.of(bundle.tables, bundle.modes[:, 0], layout.pp > 1, problem.job, problem.framework)
     unit = replace(problem, framework=replace(problem.framework, host_op_s=1.0, kernel_gap_s=1.0)).host
-    on_host = np.zeros(program.structure.n_classes)
-    if layout.offload_states != "none":
-        on_host = host_state_s(setting, layout, one.events, spec, program.structure, bundle.counts)
     found = Tables(
         timed=(),
         cuts=cuts,
         knots=knots.astype(float),
         runs=tuple(passes.runs.values()),
-        beside=beside_in(setting, spec),
-        saved_bytes=np.stack([kept.kept[0], (kept.kept - kept.least)[0]]),
+        beside=beside_in(problem.setting, spec),
         host_bytes_per_s=np.float64(host_bandwidth(problem.cluster.device) if spec.offload else 1.0),
-        host_state_s=on_host,
         scale=np.float64(factor),
         overhead_s=np.float64(problem.host.step_overhead_s),
         host_units=np.array([unit.issue_s, unit.kernel_gap_s]),
@@ -218,7 +220,7 @@ def half_priced(
         offloads=spec.offload,
         ranks=tuple(map(tuple, spec.stage_map.tolist())),
     )
-    return Half(form, found, tuple(events), tuple(entries), tuple(asked))
+    return Half(form, found, tuple(events), tuple(rest), tuple(asked))
 
 
 def _block_pricer(layout: Layout, variant: Variant, slices: int) -> Callable[[StepProblem], Float[np.ndarray, " n"]]:
