@@ -1,0 +1,9 @@
+"""Serving-side inference: prefill and decode with a cache of keys and values."""
+
+from perfmodel.display import shorten_reprs
+from perfmodel.serving._memory import ServingMemory as ServingMemory
+from perfmodel.serving._request import Requests as Requests
+from perfmodel.serving._serving import Serving as Serving
+from perfmodel.serving._serving import serve as serve
+
+shorten_reprs(__name__)
