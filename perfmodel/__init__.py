@@ -20,6 +20,7 @@ _NAMES = {
     "measure": "read_plan run_plan write_plan",
     "session": "Session",
     "cost.learn": "fit",
+    "serving": "Serving serve serve_sweep",
     "prediction": "Prediction predict Site compare_schedules explain step_problem",
     "planning.what_if": "whatif",
     "calibration": "EndToEnd Run calibrate_end_to_end calibrate_model explain_profile fit_profile model_plan "
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from perfmodel.planning.what_if import whatif
     from perfmodel.prediction import Prediction, Site, compare_schedules, explain, predict, step_problem
     from perfmodel.schedule import get_schedule, read_schedule, require_valid, schedule_facts
+    from perfmodel.serving import Serving, serve, serve_sweep
     from perfmodel.session import Session
     from perfmodel.spec import (
         Cluster,

@@ -22,6 +22,7 @@ from perfmodel.cli import (
     _run,
     _schedules,
     _search,
+    _serve,
     _validate,
     _whatif,
 )
@@ -29,6 +30,7 @@ from perfmodel.cli import (
 _COMMANDS: Final = (
     _predict.add_predict,
     _search.add_command,
+    _serve.add_command,
     _design.add_command,
     _predict.add_timeline,
     _explain.add_command,

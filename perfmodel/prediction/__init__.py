@@ -96,8 +96,8 @@ from perfmodel.prediction._stage_costs import stage_costs as stage_costs
 from perfmodel.prediction._stages import by_layer as by_layer
 from perfmodel.prediction._stages import is_layer as is_layer
 from perfmodel.prediction._stages import layer_count as layer_count
-from perfmodel.prediction._stages import stage_blocks as stage_blocks
 from perfmodel.prediction._stages import segment_sizes as segment_sizes
+from perfmodel.prediction._stages import stage_blocks as stage_blocks
 from perfmodel.prediction._sustained import FILE_NAME as SUSTAINED_FILE
 from perfmodel.prediction._sustained import source_group as source_group
 from perfmodel.prediction._sustained import sustained as sustained

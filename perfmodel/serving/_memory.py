@@ -36,7 +36,7 @@ class ServingMemory:
 
 def serving_memory(server: Server) -> ServingMemory:
     """Memory of a server with its requests in flight."""
-    requests, layout, model = server.requests, server.layout, server.model
+    requests, layout = server.requests, server.layout
     size = min(requests.prompt_tokens, PREFILL_TOKENS)
     prompts = min(server.sequences, server.prompts_together)
     largest = shard_events(server.setting(size, 0, prompts), layout.replace(micro_batch=prompts))

@@ -7,8 +7,8 @@ from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.units import DTYPE_BYTES, whole
 
 Batching = Literal["continuous", "static"]
-"""`continuous`: a request that ends makes room for the next, whose prompt is read between the steps of the others (Orca,
-OSDI 2022, section 3); `static`: all requests of a batch start and end together."""
+"""`continuous`: a request that ends makes room for the next, whose prompt is read between the steps of the others
+(Orca, OSDI 2022, section 3); `static`: all requests of a batch start and end together."""
 WEIGHT_BYTES: Final = {name: float(DTYPE_BYTES[name]) for name in ("fp32", "bf16", "fp16", "fp8", "int8")} | {
     "fp4": 0.5 + 1 / 16, "int4": 0.5 + 2 / 128,
 }  # fmt: skip

@@ -13,8 +13,38 @@ from perfmodel.serving._memory import ServingMemory, serving_memory
 from perfmodel.serving._request import Batching, Requests
 from perfmodel.serving._steps import PARTS, Cost, Server
 from perfmodel.spec import USUAL_DTYPES, Cluster, Framework, Layout, Model, Transformer
+from perfmodel.units import GIB, positive
 
 Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Latencies that users bear; None: any."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("time to first token", self.ttft_s), ("time per output token", self.tpot_s)):
+            if value is not None:
+                positive(f"serve: limit of the {name} in seconds", value)
+
+    def exceeded(self, serving: "Serving") -> str:
+        """Why a server does not do, with the remedy; empty if it does."""
+        if not serving.fits:
+            memory = serving.memory
+            return (
+                f"{serving.requests.batch} request(s) in flight need {memory.needed_bytes / GIB:.1f} GiB on a device, "
+                f"of {memory.available_bytes / GIB:.1f}; take more tp or pp, or narrower weights or cache"
+            )
+        for name, found_s, limit_s in (
+            ("time to first token", serving.ttft_s, self.ttft_s),
+            ("time per output token", serving.tpot_s, self.tpot_s),
+        ):
+            if limit_s is not None and found_s > limit_s:
+                return f"{name} is {found_s:.4g} s at batch {serving.requests.batch}, above the limit of {limit_s:g} s"
+        return ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +56,8 @@ class Serving:
     layout: Layout
     requests: Requests
     ttft_s: float
-    """Time to first token: of a prompt that waits for half of the step under way (`continuous`), or is read with all
-    others of its batch (`static`)."""
+    """Time to first token: of a prompt that waits for those before it (`continuous`), or is read with all others of its
+    batch (`static`)."""
     ttft_interval_s: Interval
     tpot_s: float
     """Mean time per output token after the first, with the prompts of others that are read in between
@@ -58,14 +88,6 @@ class Serving:
     @property
     def fits(self) -> bool:
         return self.memory.fits
-
-    def holds(self, ttft_limit_s: float | None, tpot_limit_s: float | None) -> bool:
-        """Whether it fits and keeps the limits, as predicted."""
-        return (
-            self.fits
-            and (ttft_limit_s is None or self.ttft_s <= ttft_limit_s)
-            and (tpot_limit_s is None or self.tpot_s <= tpot_limit_s)
-        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as `perfmodel serve --json` prints them."""
@@ -113,8 +135,10 @@ def serve(
     *,
     prompt_tokens: int,
     output_tokens: int,
-    batch: int,
+    batch: int | None = None,
     batching: Batching = "continuous",
+    ttft_limit_s: float | None = None,
+    tpot_limit_s: float | None = None,
     dtype: str | None = None,
     weight_dtype: str = "",
     kv_dtype: str = "",
@@ -128,8 +152,10 @@ def serve(
     Args:
         model, cluster, layout, calibration: as `predict` takes them; tp, pp, dp, ep and etp of a layout count.
         prompt_tokens, output_tokens: of every request.
-        batch: requests in flight over all replicas, a multiple of dp.
+        batch: requests in flight over all replicas, a multiple of dp; if not given, the most that fit and hold the
+            limits.
         batching: whether requests take one another's places, or start and end together.
+        ttft_limit_s, tpot_limit_s: longest time to first token, and per output token, that `batch` is chosen for.
         dtype: of products; the first of bf16, fp16 and fp32 that the device has if not given.
         weight_dtype: narrower type of the layers' weights in memory (fp8, int8, int4, fp4), widened as they are read.
         kv_dtype: of the cache.
@@ -138,27 +164,32 @@ def serve(
     Raises:
         UnknownNameError: a name that no catalog has.
         LayoutError: a layout that cannot serve the model.
-        PerfModelError: a model that generates nothing, or sizes that are no whole numbers.
+        PerfModelError: a model that generates nothing, sizes that are no whole numbers, or limits that no batch holds.
     """
-    found = model if not isinstance(model, str) else catalog.model(model)
-    on = cluster if isinstance(cluster, Cluster) else catalog.cluster(cluster)
+    found = catalog.model(model) if isinstance(model, str) else model
+    on = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
+    laid_out = Layout.parse(layout or "tp=1") if isinstance(layout, str) else layout
     requests = Requests(
-        prompt_tokens=prompt_tokens, output_tokens=output_tokens, batch=batch, batching=batching,
-        dtype=dtype or next((name for name in USUAL_DTYPES if name in on.device.dtypes), USUAL_DTYPES[0]),
-        weight_dtype=weight_dtype, kv_dtype=kv_dtype,
+        prompt_tokens=prompt_tokens, output_tokens=output_tokens, batch=laid_out.dp if batch is None else batch,
+        batching=batching, dtype=dtype or default_dtype(on), weight_dtype=weight_dtype, kv_dtype=kv_dtype,
     )  # fmt: skip
-    return served(server_of(found, on, layout, requests, calibration, framework))
+    server = server_of(found, on, laid_out, requests, calibration, framework)
+    limits = Limits(ttft_s=ttft_limit_s, tpot_s=tpot_limit_s)
+    return served(server) if batch is not None else largest(server, limits)
+
+
+def default_dtype(cluster: Cluster) -> str:
+    """The first of the usual element types that the cluster's device has."""
+    return next((name for name in USUAL_DTYPES if name in cluster.device.dtypes), USUAL_DTYPES[0])
 
 
 def server_of(
-    model: Model, cluster: Cluster, layout: Layout | str, requests: Requests, calibration: Path | str | None = None,
+    model: Model, cluster: Cluster, layout: Layout, requests: Requests, calibration: Path | str | None = None,
     framework: Framework | None = None,
 ) -> Server:  # fmt: skip
     """The server, checked; see `serve`."""
     if not isinstance(model, Transformer) or model.decoder_layers or not model.causal:
         raise PerfModelError(f"serve: {model.name} generates no text; give a decoder-only transformer")
-    if isinstance(layout, str):
-        layout = Layout.parse(layout) if layout else Layout()
     if layout.cp > 1 or layout.sequence_parallel:
         raise LayoutError("serve: servers are laid out by tp, pp, dp, ep and etp; leave out cp and sequence_parallel")
     if requests.batch % layout.dp:
@@ -183,13 +214,16 @@ def served(server: Server) -> Serving:
     sequences, more = server.sequences, requests.output_tokens - 1
     decode = server.decode(sequences, requests.prompt_tokens + -(-requests.output_tokens // 2))
     if requests.batching == "static":
-        ttft, between = server.prefill(sequences), decode * 0.0
+        ttft = server.prefill(sequences)
+        between = decode * 0.0
     else:
-        waiting = 0.5 if sequences > 1 else 0.0
-        ttft, between = server.prefill(1) + decode * waiting, server.others()
+        alone, others = server.prefill(1), server.others()
+        whole_s = (alone + decode * more + others).total_s
+        waited = _waiting_share(others.total_s, whole_s, sequences)
+        ttft, between = alone + others * waited, others * (1.0 - waited)
     whole = ttft + decode * more + between
     tpot = (decode * more + between) * (1.0 / more) if more else decode
-    tokens = requests.batch * requests.output_tokens / whole.total_s
+    tokens_per_s = requests.batch * requests.output_tokens / whole.total_s
     low, high = whole.interval(site)
     return Serving(
         model=server.model.name,
@@ -201,11 +235,26 @@ def served(server: Server) -> Serving:
         tpot_s=tpot.total_s,
         tpot_interval_s=_ends(tpot, site),
         decode_step_s=decode.total_s,
-        tokens_per_s=tokens,
-        tokens_per_s_interval=(tokens / high, tokens / low),
+        tokens_per_s=tokens_per_s,
+        tokens_per_s_interval=(tokens_per_s / high, tokens_per_s / low),
         breakdown_s=dict(zip(PARTS, decode.parts_s.tolist(), strict=True)),
         memory=serving_memory(server),
     )
+
+
+def _waiting_share(others_s: float, whole_s: float, sequences: int) -> float:
+    """Share of the prompts of the others that a request waits for before its own is read; the rest are read between its
+    tokens.
+
+    Prompts queue for a server that reads one at a time in S seconds and is busy for a share r of the time: on average
+    r S / (2 (1 - r)), Pollaczek and Khinchine's formula for a constant service time (Kleinrock, Queueing Systems I,
+    1975, section 5.6), and never for more than all others.
+    """
+    if sequences == 1:
+        return 0.0
+    busy = others_s / whole_s
+    each_s = others_s / (sequences - 1)
+    return min(1.0, busy * each_s / (2.0 * (1.0 - busy)) / others_s) if busy < 1.0 else 1.0
 
 
 def _ends(cost: Cost, site: Site) -> Interval:
@@ -213,6 +262,28 @@ def _ends(cost: Cost, site: Site) -> Interval:
     return cost.total_s * low, cost.total_s * high
 
 
-def at_batch(server: Server, batch: int) -> Serving:
+def largest(server: Server, limits: Limits) -> Serving:
+    """The server with as many requests in flight as fit and hold the limits: more take longer, by bisection.
+
+    Raises:
+        PerfModelError: not even one request a replica does; says by how much.
+    """
+    step = server.layout.dp
+    one = _at(server, step)
+    if reason := limits.exceeded(one):
+        raise PerfModelError(f"serve: {server.model.name} on {server.layout}: {reason}")
+    low, high = 1, max(1, one.memory.most_requests // step)
+    best = one
+    while low < high:
+        middle = (low + high + 1) // 2
+        found = _at(server, middle * step)
+        if limits.exceeded(found):
+            high = middle - 1
+        else:
+            low, best = middle, found
+    return best
+
+
+def _at(server: Server, batch: int) -> Serving:
     """The same server with another number of requests in flight."""
     return served(replace(server, requests=replace(server.requests, batch=batch)))

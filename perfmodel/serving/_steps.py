@@ -83,7 +83,7 @@ class Server:
         return self.requests.batch // self.layout.dp
 
     def setting(self, tokens: int, cached: int, sequences: int) -> Setting:
-        """The step that reads `tokens` of each of so many sequences of a replica, of which `cached` were read before."""
+        """The step that reads `tokens` of each of so many sequences of a replica after `cached` ones."""
         dtype = self.requests.dtype
         job = Job(
             global_batch=sequences * self.layout.dp, seq_len=tokens, cached_tokens=cached, mode="inference",
