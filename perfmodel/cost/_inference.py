@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from jaxtyping import Float64
 
 from perfmodel.cost._events import EventTimes, PricesCollectives, event_times
 from perfmodel.cost._kernels import KernelModel
+from perfmodel.cost._power import under_load
 from perfmodel.cost._roofline import COMPUTE_SHARE, FIXED_S, HALF_WIDTH, MEMORY_SHARE, power_join, roofline_seconds
 from perfmodel.ops import LATENT_DECODE, Attention, Collective, Embedding, Gemm, KernelOp, MemoryBound, MoE, Op
 from perfmodel.spec import Cluster, Device
@@ -23,6 +23,8 @@ ONE_SHOT_SHARE: Final = 0.6
 """the share of a device's link at which it reads the buffers of all others: TensorRT-LLM's kernels on A100 and H100
 (`training/inference.py` fits both)."""
 ONE_SHOT_HALF_WIDTH: Final = 0.5
+LEAST_HALF_WIDTH: Final = 0.1
+"""Of times that the memory's nominal bandwidth alone sets."""
 LEAST_LINK_BYTES_PER_S: Final = 100e9
 """Below it devices do not read one another's memory directly, or not as fast as kernels assume (PCIe)."""
 LATENT_MEMORY_SHARE: Final = 0.9
@@ -42,25 +44,68 @@ class _ServerKernels:
 
 
 def inference_times(
-    ops: Sequence[Op], cluster: Cluster, kernels: KernelModel, collectives: PricesCollectives
+    ops: Sequence[Op],
+    stored_bytes: Sequence[float],
+    cluster: Cluster,
+    kernels: KernelModel,
+    collectives: PricesCollectives,
 ) -> EventTimes:
     """Times of events of a step of inference: those of servers' kernels, as far as they were measured.
 
     Element-wise kernels take no more than their roofline, as tables hold them issued one by one besides; attention over
-    a compressed cache (`latent_decode_s`) was not measured; and all-reduces run as one-shot kernels where these take
-    less time (`one_shot_s`).
+    a compressed cache (`latent_decode_s`) was not measured; all-reduces run as one-shot kernels where these take less
+    time (`one_shot_s`). What is stored narrow is widened in registers (`_narrow_share`), and nothing takes less than to
+    read its weights or cache from memory: tables repeat a kernel on operands that may stay in the L2 cache, which in a
+    step hold other layers' by then.
+
+    Args:
+        stored_bytes: of every event, per element of the weights or the cached keys and values that it reads.
     """
     device = cluster.device
     found = event_times(ops, cluster, _ServerKernels(kernels), collectives)
     passing = {i: op for i, op in enumerate(ops) if isinstance(op, (MemoryBound, Embedding))}
-    found = found.at_most([*passing], _around(roofline_seconds(device, [*passing.values()]), HALF_WIDTH, "analytical"))
     latent = {i: latent_decode_s(device, op) for i, op in enumerate(ops)
               if isinstance(op, Attention) and op.phase == LATENT_DECODE}  # fmt: skip
     direct = {i: one_shot_s(device, op) for i, op in enumerate(ops)
               if isinstance(op, Collective) and _reads_directly(op, device)}  # fmt: skip
-    return found.replaced([*latent], _around(latent.values(), HALF_WIDTH, "analytical")).at_most(
-        [*direct], _around(direct.values(), ONE_SHOT_HALF_WIDTH, "learned")
+    found = (
+        found.at_most([*passing], _around(roofline_seconds(device, [*passing.values()]), HALF_WIDTH, "analytical"))
+        .replaced([*latent], _around(latent.values(), HALF_WIDTH, "analytical"))
+        .at_most([*direct], _around(direct.values(), ONE_SHOT_HALF_WIDTH, "learned"))
     )
+    read = np.array([_read_elements(op) for op in ops])
+    shares = [_narrow_share(device, op, n, own) for op, n, own in zip(ops, read, stored_bytes, strict=True)]
+    found = found.scaled(np.array(shares) * under_load(device, ops, found.time_s))
+    least_s = read * np.array(stored_bytes) / device.memory_bandwidth_bytes_per_s
+    at = np.flatnonzero(least_s).tolist()
+    return found.at_least(at, _around(least_s[at], LEAST_HALF_WIDTH, "analytical"))
+
+
+def _read_elements(op: Op) -> float:
+    """Elements of weights, or of cached keys and values, that an event reads; 0 where it has neither."""
+    if isinstance(op, Attention) and op.phase == LATENT_DECODE:
+        return float(op.batch) * op.seq_kv * op.head_dim
+    if isinstance(op, Attention):
+        return float(op.work(np, op.shape()).moved_kv) if op.seq_q == 1 else 0.0
+    if isinstance(op, MoE):
+        return float(op.work(np, op.shape()).weights_bytes) / dtype_bytes(op.dtype)
+    if isinstance(op, Gemm) and op.op != "bmm":
+        work = op.work(np, op.shape())
+        return float(work.products * work.b)
+    return 0.0
+
+
+def _narrow_share(device: Device, op: Op, elements: float, stored_bytes: float) -> float:
+    """Time of a kernel relative to one whose stored operand is as wide as its other elements: the ratio of rooflines
+    with fewer bytes read for the same FLOPs."""
+    if not elements or isinstance(op, Collective):
+        return 1.0
+    compute_s = op.flops / (COMPUTE_SHARE * device.peak.flops_per_s(op.dtype))
+    wide_s, own_s = (
+        FIXED_S + power_join(np, compute_s, n / (MEMORY_SHARE * device.memory_bandwidth_bytes_per_s), 3.0)
+        for n in (op.bytes, op.bytes - elements * (dtype_bytes(op.dtype) - stored_bytes))
+    )
+    return float(own_s / wide_s)
 
 
 def latent_decode_s(device: Device, op: Attention) -> float:
@@ -77,38 +122,6 @@ def one_shot_s(device: Device, op: Collective) -> float:
     """Seconds of an all-reduce in which every device reads the buffers of all others: latency + (n - 1) bytes / link
     (vLLM's and TensorRT-LLM's one-shot kernels)."""
     return ONE_SHOT_S + (op.num_ranks - 1) * op.bytes / (ONE_SHOT_SHARE * device.link_bandwidth_bytes_per_s)
-
-
-def narrow_shares(
-    device: Device, ops: Sequence[Op], weight_bytes: float | None = None, cache_bytes: float | None = None
-) -> Float64[np.ndarray, " ops"]:
-    """Times of products and attention with narrower weights or cache, relative to elements as wide as the op's own.
-
-    What is stored narrow is widened in registers, so that less memory is read for the same FLOPs: the ratio of the
-    rooflines with and without. 1 for all other events.
-
-    Args:
-        weight_bytes, cache_bytes: of a weight of linear layers and experts, of an element of cached keys and values;
-            None: as wide as the op's elements.
-    """
-    shares = np.ones(len(ops))
-    for i, op in enumerate(ops):
-        if isinstance(op, Attention) and cache_bytes is not None:
-            elements, narrow_bytes = op.work(np, op.shape()).moved_kv, cache_bytes
-        elif isinstance(op, MoE) and weight_bytes is not None:
-            elements, narrow_bytes = op.work(np, op.shape()).weights_bytes / dtype_bytes(op.dtype), weight_bytes
-        elif isinstance(op, Gemm) and op.op != "bmm" and weight_bytes is not None:
-            work = op.work(np, op.shape())
-            elements, narrow_bytes = work.products * work.b, weight_bytes
-        else:
-            continue
-        compute_s = op.flops / (COMPUTE_SHARE * device.peak.flops_per_s(op.dtype))
-        wide_s, narrow_s = (
-            FIXED_S + power_join(np, compute_s, n / (MEMORY_SHARE * device.memory_bandwidth_bytes_per_s), 3.0)
-            for n in (op.bytes, op.bytes - elements * (dtype_bytes(op.dtype) - narrow_bytes))
-        )
-        shares[i] = narrow_s / wide_s
-    return shares
 
 
 def _reads_directly(op: Collective, device: Device) -> bool:

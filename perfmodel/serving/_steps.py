@@ -1,5 +1,6 @@
 """Steps of a server: what reading prompts, or generating one token of every sequence, takes on each pipeline stage."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import exp
@@ -8,11 +9,12 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Float
 
-from perfmodel.cost import EventTimes, KernelModel, PricesCollectives, inference_times, narrow_shares, under_load
+from perfmodel.cost import EventTimes, KernelModel, PricesCollectives, inference_times
 from perfmodel.ops import Attention, Collective, MemoryBound, Op
 from perfmodel.prediction import Phase, Placement, Setting, Site, shard_events, stage_blocks
 from perfmodel.serving._request import PREFILL_TOKENS, WEIGHT_BYTES, Requests
 from perfmodel.spec import Cluster, Framework, Job, Layout, Transformer
+from perfmodel.units import dtype_bytes
 from perfmodel.workload import storage_dtype
 
 PARTS: Final = ("products", "attention", "experts", "element_wise", "communication", "gaps")
@@ -117,16 +119,15 @@ class Server:
         parts_s[:, _GAPS] = counts.sum(axis=1) * self.framework.kernel_gap_s
         return Cost(parts_s, uncertain_s, shaky_s)
 
-    def _times(self, ops: tuple[Op, ...], in_layers: Bool[np.ndarray, " ops"]) -> EventTimes:
-        requests, device = self.requests, self.cluster.device
-        alone = inference_times(ops, self.cluster, self.kernels, self.collectives)
+    def _times(self, ops: Sequence[Op], in_layers: Bool[np.ndarray, " ops"]) -> EventTimes:
+        """Times of events, products of layers with weights as they are stored, attention with the cache as it is."""
+        requests = self.requests
         cache = WEIGHT_BYTES[requests.kv_dtype or storage_dtype(requests.dtype)]
-        weights = requests.weight_bytes if requests.weight_dtype else None
-        decoding = [isinstance(op, Attention) and op.seq_q == 1 for op in ops]
-        shares = np.where(decoding, narrow_shares(device, ops, cache_bytes=cache), 1.0)
-        shares *= np.where(in_layers, narrow_shares(device, ops, weight_bytes=weights), 1.0)
-        loaded = under_load(device, ops, alone.time_s)
-        return alone.scaled(shares * loaded)
+        stored = [
+            cache if isinstance(op, Attention) else requests.weight_bytes if layer else dtype_bytes(op.dtype)
+            for op, layer in zip(ops, in_layers.tolist(), strict=True)
+        ]
+        return inference_times(ops, stored, self.cluster, self.kernels, self.collectives)
 
     def _sends(self, rows: int) -> Cost:
         """What a stage hands to the next: the hidden state of so many tokens, a part by every rank of the stage."""
@@ -134,8 +135,7 @@ class Server:
         n_bytes = float(rows * self.model.hidden * 2 / layout.tp)
         op = Placement.of("pp", layout).collective("send_recv", n_bytes, "bf16", self.cluster)
         two = replace(op, num_ranks=2, ranks_per_node=min(2, op.ranks_per_node))
-        values = _weights((two,), inference_times((two,), self.cluster, self.kernels, self.collectives))
-        return Cost(*values)
+        return Cost(*_weights((two,), self._times((two,), np.zeros(1, bool))))
 
     # how steps follow one another
 
@@ -181,7 +181,7 @@ def _arrays(cost: Cost) -> tuple[np.ndarray, ...]:
     return cost.parts_s, cost.uncertain_s, cost.shaky_s
 
 
-def _weights(ops: tuple[Op, ...], times: EventTimes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _weights(ops: Sequence[Op], times: EventTimes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What one occurrence of each op adds to the arrays of a `Cost`."""
     part = np.zeros((len(ops), len(PARTS)))
     for i, op in enumerate(ops):
