@@ -52,9 +52,10 @@ def inference_times(
 ) -> EventTimes:
     """Times of events of a step of inference: those of servers' kernels, as far as they were measured.
 
-    Element-wise kernels take no more than their roofline, as tables hold them issued one by one besides; attention over
-    a compressed cache (`latent_decode_s`) was not measured; all-reduces run as one-shot kernels where these take less
-    time (`one_shot_s`). What is stored narrow is widened in registers (`_narrow_share`), and nothing takes less than to
+    Element-wise kernels, which tables hold issued one by one besides, and kernels bound by memory on devices without
+    measurements take no more than their roofline, which those of all measured devices keep; attention over a compressed
+    cache (`latent_decode_s`) was not measured; all-reduces run as one-shot kernels where these take less time
+    (`one_shot_s`). What is stored narrow is widened in registers (`_narrow_share`), and nothing takes less than to
     read its weights or cache from memory: tables repeat a kernel on operands that may stay in the L2 cache, which in a
     step hold other layers' by then.
 
@@ -63,7 +64,8 @@ def inference_times(
     """
     device = cluster.device
     found = event_times(ops, cluster, _ServerKernels(kernels), collectives)
-    passing = {i: op for i, op in enumerate(ops) if isinstance(op, (MemoryBound, Embedding))}
+    passing = {i: op for i, op in enumerate(ops)
+               if not isinstance(op, Collective) and _follows_the_memory(op, device, found.provenance[i])}  # fmt: skip
     latent = {i: latent_decode_s(device, op) for i, op in enumerate(ops)
               if isinstance(op, Attention) and op.phase == LATENT_DECODE}  # fmt: skip
     direct = {i: one_shot_s(device, op) for i, op in enumerate(ops)
@@ -79,6 +81,12 @@ def inference_times(
     least_s = read * np.array(stored_bytes) / device.memory_bandwidth_bytes_per_s
     at = np.flatnonzero(least_s).tolist()
     return found.at_least(at, _around(least_s[at], LEAST_HALF_WIDTH, "analytical"))
+
+
+def _follows_the_memory(op: KernelOp, device: Device, provenance: str) -> bool:
+    memory_s = op.bytes / device.memory_bandwidth_bytes_per_s
+    extrapolated = provenance == "extrapolated" and op.flops / device.peak.flops_per_s(op.dtype) < memory_s
+    return isinstance(op, (MemoryBound, Embedding)) or extrapolated
 
 
 def _read_elements(op: Op) -> float:
