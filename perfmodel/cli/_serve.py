@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.cli._emit import emit
 from perfmodel.cli._flags import add_calibration, add_json
 from perfmodel.errors import PerfModelError
+from perfmodel.spec import Framework
 from perfmodel.units import GIB, parse_seconds
 
 if TYPE_CHECKING:
@@ -45,6 +46,10 @@ def add_command(commands: Any) -> None:
             f"--{flag}-limit", type=_time, metavar="TIME", help=f"longest {what}, in seconds, or as 50ms"
         )
     command.add_argument(
+        "--step-overhead", type=_time, default=0.0, metavar="TIME",
+        help="the server's own time between steps that the devices wait for: scheduling, sampling (default 0)",
+    )  # fmt: skip
+    command.add_argument(
         "--sweep", action="store_true",
         help="all layouts and batches: tokens per second and user against tokens per second and device",
     )  # fmt: skip
@@ -61,7 +66,10 @@ def _serve(arguments: argparse.Namespace) -> int:
         for name in (
             "prompt_tokens", "output_tokens", "batching", "dtype", "weight_dtype", "kv_dtype", "calibration",
         )
-    } | {"ttft_limit_s": arguments.ttft_limit, "tpot_limit_s": arguments.tpot_limit}  # fmt: skip
+    } | {
+        "ttft_limit_s": arguments.ttft_limit, "tpot_limit_s": arguments.tpot_limit,
+        "framework": Framework(step_overhead_s=arguments.step_overhead),
+    }  # fmt: skip
     if arguments.sweep:
         if arguments.batch is not None:
             raise PerfModelError("serve: --sweep chooses batches itself; leave out --batch")

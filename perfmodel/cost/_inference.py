@@ -17,9 +17,9 @@ from perfmodel.units import dtype_bytes
 
 SERVER_KERNELS: Final = "aiconfigurator"
 """Source of the tables whose kernels are those of inference servers (TensorRT-LLM, vLLM), timed in CUDA graphs."""
-ONE_SHOT_S: Final = 4.3e-6
+ONE_SHOT_S: Final = 3.7e-6
 """Time of a one-shot all-reduce that carries next to nothing inside a CUDA graph, and"""
-ONE_SHOT_SHARE: Final = 0.6
+ONE_SHOT_SHARE: Final = 0.38
 """the share of a device's link at which it reads the buffers of all others: TensorRT-LLM's kernels on A100 and H100
 (`training/inference.py` fits both)."""
 ONE_SHOT_HALF_WIDTH: Final = 0.5

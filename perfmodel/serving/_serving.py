@@ -159,7 +159,8 @@ def serve(
         dtype: of products; the first of bf16, fp16 and fp32 that the device has if not given.
         weight_dtype: narrower type of the layers' weights in memory (fp8, int8, int4, fp4), widened as they are read.
         kv_dtype: of the cache.
-        framework: whose kernel gaps and memory count; a generic server's if not given.
+        framework: whose kernel gaps, memory and time between steps (`step_overhead_s`) count; a generic server's if not
+            given.
 
     Raises:
         UnknownNameError: a name that no catalog has.
@@ -263,7 +264,8 @@ def _ends(cost: Cost, site: Site) -> Interval:
 
 
 def largest(server: Server, limits: Limits) -> Serving:
-    """The server with as many requests in flight as fit and hold the limits: more take longer, by bisection.
+    """The server with as many requests in flight as fit and hold the limits: all that fit, or by bisection, as more take
+    longer.
 
     Raises:
         PerfModelError: not even one request a replica does; says by how much.
@@ -273,14 +275,14 @@ def largest(server: Server, limits: Limits) -> Serving:
     if reason := limits.exceeded(one):
         raise PerfModelError(f"serve: {server.model.name} on {server.layout}: {reason}")
     low, high = 1, max(1, one.memory.most_requests // step)
-    best = one
+    best, tried = one, high
     while low < high:
-        middle = (low + high + 1) // 2
-        found = _at(server, middle * step)
+        found = _at(server, tried * step)
         if limits.exceeded(found):
-            high = middle - 1
+            high = tried - 1
         else:
-            low, best = middle, found
+            low, best = tried, found
+        tried = (low + high + 1) // 2
     return best
 
 

@@ -105,6 +105,7 @@ class Server:
         blocks = shard_events(self.setting(*body, sequences), layout.replace(micro_batch=sequences))
         counts = stage_blocks(blocks.kinds, layout.pp, 1, layout.partition)[:, 0]
         staged = Cost(*(counts @ values for values in _arrays(costs)))
+        staged.parts_s[0, _GAPS] += self.framework.step_overhead_s
         return staged + self._sends(tokens * sequences) if layout.pp > 1 else staged
 
     def _blocks(self, tokens: int, cached: int, sequences: int) -> Cost:

@@ -9,7 +9,7 @@ from perfmodel import catalog
 from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.serving._request import Requests
 from perfmodel.serving._serving import Limits, Serving, default_dtype, largest, served, server_of
-from perfmodel.spec import Cluster, Layout, Model, Transformer
+from perfmodel.spec import Cluster, Framework, Layout, Model, Transformer
 from perfmodel.units import whole
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def serve_sweep(
     tpot_limit_s: float | None = None,
     dtype: str | None = None,
     calibration: Path | str | None = None,
+    framework: Framework | None = None,
     **others: Any,
 ) -> ServingSweep:
     """Servers on so many devices, or of some layouts: of each the powers of two of requests in flight, and the most
@@ -94,7 +95,7 @@ def serve_sweep(
     servings: list[Serving] = []
     rejected: dict[str, str] = {}
     for layout in tried:
-        server = server_of(found, on, layout, Requests(batch=layout.dp, **words), calibration)
+        server = server_of(found, on, layout, Requests(batch=layout.dp, **words), calibration, framework)
         try:
             most = largest(server, limits)
         except PerfModelError as error:
