@@ -49,9 +49,10 @@ def main() -> None:
     ]
     CARD.write_text(
         "# Constants of inference\n\n"
-        f"One-shot all-reduce (`ONE_SHOT_S`, `ONE_SHOT_SHARE` of `perfmodel/cost/_inference.py`): {latency_s * 1e6:.1f} "
-        f"us + (n - 1) bytes / ({share:.2f} of the link), on TensorRT-LLM's kernels of up to {MOST_BYTES // 1024} KiB on "
-        "2, 4 and 8 ranks (aiconfigurator, Apache-2.0).\n\n| device | | rows | mean | median |\n|---|---|--:|--:|--:|\n"
+        "One-shot all-reduce (`ONE_SHOT_S`, `ONE_SHOT_SHARE` of `perfmodel/cost/_inference.py`): "
+        f"{latency_s * 1e6:.1f} us + (n - 1) bytes / ({share:.2f} of the link), on TensorRT-LLM's kernels of up to "
+        f"{MOST_BYTES // 1024} KiB on 2, 4 and 8 ranks (aiconfigurator, Apache-2.0).\n\n"
+        "| device | | rows | mean | median |\n|---|---|--:|--:|--:|\n"
         + "\n".join(lines)
         + "\n\nAttention over a compressed cache: the two rates that FlashMLA states for H800; no table holds it.\n"
     )

@@ -70,8 +70,8 @@ def published() -> str:
     worst = table[table["ape"] > 0.3]
     shown = worst[["model", "cluster", "layout", "prompt_tokens", "output_tokens", "batch", "quantity", "error"]]
     return (
-        "## Published servers\n\nRows of `serving_published.csv`; `inside`: within the 90 % interval. Nothing is fitted "
-        f"to them. All {len(table)}: mean {table.ape.mean():.1%}, median {table.ape.median():.1%}, "
+        "## Published servers\n\nRows of `serving_published.csv`, to which nothing is fitted; `inside`: within the "
+        f"90 % interval. All {len(table)}: mean {table.ape.mean():.1%}, median {table.ape.median():.1%}, "
         f"{table.inside.mean():.0%} inside.\n\n{markdown(rows)}\n"
         "Rows that are more than 30 % off:\n\n" + markdown(shown)
     )

@@ -102,8 +102,8 @@ def _show(found: "Serving") -> None:
     types = f"{requests.weight_dtype or requests.dtype} weights, {requests.kv_dtype or '16-bit'} cache"
     console.print(
         f"{found.model} on {found.devices} devices of {found.cluster}, layout {found.layout}\n"
-        f"{requests.batch} requests in flight ({requests.batching}), {requests.prompt_tokens:,} tokens in, "
-        f"{requests.output_tokens:,} out, {types}"
+        f"{requests.batch:,} requests in flight ({requests.batching} batching), {requests.prompt_tokens:,} tokens in, "
+        f"{requests.output_tokens:,} out\n{types}"
     )
     rows = [
         (name, duration(value), f"{duration(low)} to {duration(high)}")
@@ -126,10 +126,9 @@ def _show(found: "Serving") -> None:
     console.print(table(f"a decode step of {duration(step_s)}", ("part", "time", "share"), parts))
     fits = "fits" if found.fits else "DOES NOT FIT"
     console.print(
-        f"memory per device {memory.needed_bytes / GIB:.1f} of {memory.available_bytes / GIB:.1f} GiB: {fits} "
-        f"(weights {memory.weights_bytes / GIB:.1f}, cache {memory.cache_bytes / GIB:.1f}, "
-        f"workspace {memory.workspace_bytes / GIB:.1f})\n"
-        f"the cache has room for {memory.most_requests:,} such requests"
+        f"memory per device {memory.needed_bytes / GIB:.1f} of {memory.available_bytes / GIB:.1f} GiB: {fits}\n"
+        f"  weights {memory.weights_bytes / GIB:.1f}, cache {memory.cache_bytes / GIB:.1f}, workspace "
+        f"{memory.workspace_bytes / GIB:.1f}\nthe cache has room for {memory.most_requests:,} such requests"
     )
 
 

@@ -191,6 +191,11 @@ def server_of(
     """The server, checked; see `serve`."""
     if not isinstance(model, Transformer) or model.decoder_layers or not model.causal:
         raise PerfModelError(f"serve: {model.name} generates no text; give a decoder-only transformer")
+    longest = max(model.seq_len, model.longest_seq_len)
+    if model.positions == "learned" and requests.tokens > longest:
+        raise PerfModelError(
+            f"serve: prompt and output are {requests.tokens:,} tokens together; {model.name} has positions for {longest:,}"
+        )
     if layout.cp > 1 or layout.sequence_parallel:
         raise LayoutError("serve: servers are laid out by tp, pp, dp, ep and etp; leave out cp and sequence_parallel")
     if requests.batch % layout.dp:
@@ -264,8 +269,8 @@ def _ends(cost: Cost, site: Site) -> Interval:
 
 
 def largest(server: Server, limits: Limits) -> Serving:
-    """The server with as many requests in flight as fit and hold the limits: all that fit, or by bisection, as more take
-    longer.
+    """The server with as many requests in flight as fit and hold the limits: all that fit, or by bisection, as more
+    take longer.
 
     Raises:
         PerfModelError: not even one request a replica does; says by how much.

@@ -182,6 +182,7 @@ def test_sweep_keeps_what_nothing_beats():
     [
         ({"model": "bert-base"}, "bert-base generates no text"),
         ({"model": "resnet50"}, "resnet-50 generates no text"),
+        ({"model": "gpt2-1.5b"}, "has positions for 1,024"),
         ({"layout": "tp=2,cp=2"}, "leave out cp"),
         ({"layout": "dp=4", "batch": 6}, "the nearest is 8"),
         ({"batch": 0}, "batch=0"),
