@@ -3,7 +3,7 @@ and all-reduces of small messages by direct reads."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeGuard
 
 import numpy as np
 
@@ -52,12 +52,12 @@ def inference_times(
 ) -> EventTimes:
     """Times of events of a step of inference: those of servers' kernels, as far as they were measured.
 
-    Element-wise kernels, which tables hold issued one by one besides, and kernels bound by memory on devices without
-    measurements take no more than their roofline, which those of all measured devices keep; attention over a compressed
-    cache (`latent_decode_s`) was not measured; all-reduces run as one-shot kernels where these take less time
-    (`one_shot_s`). What is stored narrow is widened in registers (`_narrow_share`), and nothing takes less than to
-    read its weights or cache from memory: tables repeat a kernel on operands that may stay in the L2 cache, which in a
-    step hold other layers' by then.
+    Element-wise kernels, which tables hold issued one by one besides, and dense products bound by memory on devices
+    without measurements take no more than their roofline, which those of measured devices keep within 15 %. Attention
+    over a compressed cache (`latent_decode_s`) was not measured. All-reduces run as one-shot kernels where these take
+    less time (`one_shot_s`). What is stored narrow is widened in registers (`_narrow_share`), and nothing takes less
+    than to read its weights or cache from memory: tables repeat a kernel on operands that may stay in the L2 cache,
+    which in a step hold other layers' by then.
 
     Args:
         stored_bytes: of every event, per element of the weights or the cached keys and values that it reads.
@@ -66,32 +66,29 @@ def inference_times(
     found = event_times(ops, cluster, _ServerKernels(kernels), collectives)
     passing = {i: op for i, op in enumerate(ops)
                if not isinstance(op, Collective) and _follows_the_memory(op, device, found.provenance[i])}  # fmt: skip
-    latent = {i: latent_decode_s(device, op) for i, op in enumerate(ops)
-              if isinstance(op, Attention) and op.phase == LATENT_DECODE}  # fmt: skip
-    direct = {i: one_shot_s(device, op) for i, op in enumerate(ops)
-              if isinstance(op, Collective) and _reads_directly(op, device)}  # fmt: skip
-    found = (
-        found.at_most([*passing], _around(roofline_seconds(device, [*passing.values()]), HALF_WIDTH, "analytical"))
-        .replaced([*latent], _around(latent.values(), HALF_WIDTH, "analytical"))
-        .at_most([*direct], _around(direct.values(), ONE_SHOT_HALF_WIDTH, "learned"))
-    )
+    found = found.at_most([*passing], _around(roofline_seconds(device, [*passing.values()]), HALF_WIDTH, "analytical"))
     read = np.array([_read_elements(op) for op in ops])
     shares = [_narrow_share(device, op, n, own) for op, n, own in zip(ops, read, stored_bytes, strict=True)]
     found = found.scaled(np.array(shares) * under_load(device, ops, found.time_s))
     least_s = read * np.array(stored_bytes) / device.memory_bandwidth_bytes_per_s
     at = np.flatnonzero(least_s).tolist()
-    return found.at_least(at, _around(least_s[at], LEAST_HALF_WIDTH, "analytical"))
+    found = found.at_least(at, _around(least_s[at], LEAST_HALF_WIDTH, "analytical"))
+    latent = {i: latent_decode_s(device, op, least_s[i]) for i, op in enumerate(ops) if _is_latent(op)}
+    direct = {i: one_shot_s(device, op) for i, op in enumerate(ops) if _reads_directly(op, device)}
+    return found.replaced([*latent], _around(latent.values(), HALF_WIDTH, "analytical")).at_most(
+        [*direct], _around(direct.values(), ONE_SHOT_HALF_WIDTH, "learned")
+    )
 
 
-def _follows_the_memory(op: KernelOp, device: Device, provenance: str) -> bool:
-    memory_s = op.bytes / device.memory_bandwidth_bytes_per_s
-    extrapolated = provenance == "extrapolated" and op.flops / device.peak.flops_per_s(op.dtype) < memory_s
-    return isinstance(op, (MemoryBound, Embedding)) or extrapolated
+def _follows_the_memory(op: Op, device: Device, provenance: str) -> bool:
+    if isinstance(op, Gemm) and op.op == "linear" and provenance == "extrapolated":
+        return op.flops / device.peak.flops_per_s(op.dtype) < op.bytes / device.memory_bandwidth_bytes_per_s
+    return isinstance(op, (MemoryBound, Embedding))
 
 
 def _read_elements(op: Op) -> float:
     """Elements of weights, or of cached keys and values, that an event reads; 0 where it has neither."""
-    if isinstance(op, Attention) and op.phase == LATENT_DECODE:
+    if _is_latent(op):
         return float(op.batch) * op.seq_kv * op.head_dim
     if isinstance(op, Attention):
         return float(op.work(np, op.shape()).moved_kv) if op.seq_q == 1 else 0.0
@@ -116,14 +113,12 @@ def _narrow_share(device: Device, op: Op, elements: float, stored_bytes: float) 
     return float(own_s / wide_s)
 
 
-def latent_decode_s(device: Device, op: Attention) -> float:
-    """Seconds of attention of one token per sequence over a cache of compressed keys, part of which are the values.
-
-    Roofline: rank + rope elements of every cached token are read once for all heads.
-    """
+def latent_decode_s(device: Device, op: Attention, read_s: float) -> float:
+    """Seconds of attention of one token per sequence over a cache of compressed keys, part of which are the values:
+    the roofline of the rates that were stated, where reading the cache once for all heads takes `read_s` at the nominal
+    bandwidth."""
     compute_s = op.flops / (LATENT_COMPUTE_SHARE * device.peak.flops_per_s(op.dtype))
-    cache_bytes = float(op.batch) * op.seq_kv * op.head_dim * dtype_bytes(op.dtype)
-    return FIXED_S + max(compute_s, cache_bytes / (LATENT_MEMORY_SHARE * device.memory_bandwidth_bytes_per_s))
+    return FIXED_S + max(compute_s, read_s / LATENT_MEMORY_SHARE)
 
 
 def one_shot_s(device: Device, op: Collective) -> float:
@@ -132,9 +127,13 @@ def one_shot_s(device: Device, op: Collective) -> float:
     return ONE_SHOT_S + (op.num_ranks - 1) * op.bytes / (ONE_SHOT_SHARE * device.link_bandwidth_bytes_per_s)
 
 
-def _reads_directly(op: Collective, device: Device) -> bool:
+def _is_latent(op: Op) -> TypeGuard[Attention]:
+    return isinstance(op, Attention) and op.phase == LATENT_DECODE
+
+
+def _reads_directly(op: Op, device: Device) -> TypeGuard[Collective]:
     return (
-        op.collective == "all_reduce" and 1 < op.num_ranks == op.ranks_per_node <= 8
+        isinstance(op, Collective) and op.collective == "all_reduce" and 1 < op.num_ranks == op.ranks_per_node <= 8
         and device.link_bandwidth_bytes_per_s >= LEAST_LINK_BYTES_PER_S
     )  # fmt: skip
 

@@ -194,7 +194,7 @@ def server_of(
     longest = max(model.seq_len, model.longest_seq_len)
     if model.positions == "learned" and requests.tokens > longest:
         raise PerfModelError(
-            f"serve: prompt and output are {requests.tokens:,} tokens together; {model.name} has positions for {longest:,}"
+            f"serve: prompt and output are {requests.tokens:,} tokens; {model.name} has positions for {longest:,}"
         )
     if layout.cp > 1 or layout.sequence_parallel:
         raise LayoutError("serve: servers are laid out by tp, pp, dp, ep and etp; leave out cp and sequence_parallel")
