@@ -196,8 +196,9 @@ def server_of(
         raise PerfModelError(
             f"serve: prompt and output are {requests.tokens:,} tokens; {model.name} has positions for {longest:,}"
         )
-    if layout.cp > 1 or layout.sequence_parallel:
-        raise LayoutError("serve: servers are laid out by tp, pp, dp, ep and etp; leave out cp and sequence_parallel")
+    used = {name: getattr(layout, name) for name in ("tp", "pp", "dp", "ep", "etp", "order", "partition")}
+    if layout != Layout(**used):
+        raise LayoutError(f"serve: servers are laid out by tp, pp, dp, ep and etp; leave the rest out of {layout}")
     if requests.batch % layout.dp:
         nearest = max(1, round(requests.batch / layout.dp)) * layout.dp
         raise LayoutError(
