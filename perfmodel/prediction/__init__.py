@@ -104,5 +104,6 @@ from perfmodel.prediction._unknown import FILE_NAME as UNKNOWN_FILE
 from perfmodel.prediction._unknown import TERMS as TERMS
 from perfmodel.prediction._unknown import Unknown as Unknown
 from perfmodel.prediction._unknown import unknown as unknown
+from perfmodel.prediction._zero import checkpoint_bytes as checkpoint_bytes
 
 shorten_reprs(__name__)
