@@ -74,13 +74,13 @@ def _price(text: str) -> tuple[str, float]:
 
 def show(result: "ClusterComparison", job: list[str]) -> None:
     """Two lines of figures and one of layout per cluster, then what they rest on."""
-    from perfmodel.cli._show import new_console, scaled
+    from perfmodel.cli._show import counted, new_console
 
     console, best = new_console(), result.plans[0]
     tokens = best.run.tokens
-    of = f", {scaled(tokens)} tokens" if tokens else ""
+    of = f", {counted(tokens)} tokens" if tokens else ""
     console.print(f"{result.model}, global batch {result.global_batch}, sequence {result.seq_len}{of}; by {result.by}")
-    heads = ("cluster", "devices", "step", "90 % interval", *["days", "cost"] * bool(tokens), "$/Mtoken",
+    heads = ("cluster", "devices", "step", "90 % interval", *["days", "cost"] * bool(tokens), "$/Mtok",
              "MWh" if tokens else "J/token")  # fmt: skip
     rows = [heads, *map(_cells, result.plans)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -115,15 +115,15 @@ def _rests_on(plan: "ClusterPlan") -> str:
 
 
 def _cells(plan: "ClusterPlan") -> tuple[str, ...]:
-    from perfmodel.cli._show import duration, money
+    from perfmodel.cli._show import counted, duration
     from perfmodel.cli._show_search import interval
 
     p, run = plan.prediction, plan.run
     energy = "-"
     if run.energy_per_million_tokens_j is not None:
-        joules = f"{run.energy_per_million_tokens_j / 1e6:.3g}"
-        energy = "<" * run.energy_is_bound + (joules if run.energy_mwh is None else f"{run.energy_mwh:,.4g}")
-    whole = () if run.days is None else (f"{run.days:,.3g}", "-" if run.usd is None else money(run.usd))
+        shown = run.energy_per_million_tokens_j / 1e6 if run.energy_mwh is None else run.energy_mwh
+        energy = "<" * run.energy_is_bound + (f"{shown:.3g}" if shown < 100 else f"{shown:,.0f}")
+    whole = () if run.days is None else (f"{run.days:,.3g}", "-" if run.usd is None else f"${counted(run.usd)}")
     return (
         p.cluster, str(p.devices), duration(p.step_time_s), interval(p.step_time_lo_s, p.step_time_hi_s), *whole,
         "-" if run.usd_per_million_tokens is None else f"{run.usd_per_million_tokens:.3g}", energy,

@@ -217,20 +217,20 @@ def duration(seconds: float) -> str:
     return f"{seconds / 1e-6:.3g} us"
 
 
-def scaled(value: float, unit: str = "") -> str:
+def scaled(value: float, unit: str) -> str:
     """A figure with its unit, in thousands, millions and so on."""
     for scale, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= scale:
             return f"{value / scale:.3g} {prefix}{unit}"
-    return f"{value:.3g} {unit}".rstrip()
+    return f"{value:.3g} {unit}"
 
 
-def money(usd: float) -> str:
-    """US dollars, in thousands, millions, billions."""
-    for scale, word in ((1e9, " billion"), (1e6, " M"), (1e3, " k")):
-        if usd >= scale:
-            return f"${usd / scale:.3g}{word}"
-    return f"${usd:.3g}"
+def counted(value: float) -> str:
+    """Tokens, or money: in thousands (k), millions (M), billions (B) or trillions (T)."""
+    for scale, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= scale:
+            return f"{value / scale:.3g}{letter}"
+    return f"{value:.3g}"
 
 
 def long_duration(seconds: float) -> str:

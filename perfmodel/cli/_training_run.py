@@ -79,19 +79,20 @@ def run_of(arguments: argparse.Namespace, problem: "Problem", prediction: "Predi
 
 def lines(run: "TrainingRun") -> list[str]:
     """Days with their interval and goodput, then money and energy."""
-    from perfmodel.cli._show import long_duration, money, scaled
+    from perfmodel.cli._show import counted, long_duration
 
     if run.tokens is None or run.days is None or run.days_lo is None or run.days_hi is None:
         return []
-    days = f"{long_duration(run.days * 86400)} (90 %: {run.days_lo:.3g} to {run.days_hi:.3g} days)"
+    days = f"{long_duration(run.days * 86400)} for all tokens"
     priced = "no price is known; give --price"
     if run.usd is not None:
-        priced = f"{money(run.usd)} at ${run.usd_per_device_hour:,.2f} per device and hour ({run.price_source})"
+        priced = f"${counted(run.usd)} at ${run.usd_per_device_hour:,.2f} per device and hour ({run.price_source})"
     energy = []
     if run.energy_mwh is not None:
         energy = [f"{'at most ' * run.energy_is_bound}{run.energy_mwh:,.3g} MWh"]
     return [
-        f"{scaled(run.tokens)} tokens: {days}, {', '.join([priced, *energy])}",
+        f"{days} ({counted(run.tokens)}; 90 %: {run.days_lo:.3g} to {run.days_hi:.3g} days), "
+        f"{', '.join([priced, *energy])}",
         f"goodput {run.goodput.fraction:.1%}: {failures(run.goodput)}",
     ]
 

@@ -75,13 +75,13 @@ def test_more_failures_never_help(mtbf_s, factor):
 
 
 def test_llama_3_trains_most_of_the_time():
-    """arXiv 2407.21783, section 3.3.4: effective training time above 90 % with 419 unexpected interruptions in 54 days."""
+    """arXiv 2407.21783, section 3.3.4: effective training time above 90 %, 419 unexpected interruptions in 54 days."""
     problem = pm.problem("llama3-405b", "dgx-h100", global_batch=2048)
     found = goodput(problem, 16384, 10.0)
     assert found.mtbf_s == pytest.approx(54 * 86400 / 419)
     assert found.checkpoint_bytes == pytest.approx(405e9 * 14, rel=0.01)  # bf16, fp32 master and two moments
     assert found.write_s == pytest.approx(found.checkpoint_bytes / 2e12)
-    assert 0.90 < found.fraction < 0.95
+    assert round(found.fraction, 2) == 0.93  # as the documentation says
     assert found.fraction + found.checkpointing + found.failing == pytest.approx(1)
 
 
