@@ -123,7 +123,9 @@ def _cells(plan: "ClusterPlan") -> tuple[str, ...]:
     if run.energy_per_million_tokens_j is not None:
         shown = run.energy_per_million_tokens_j / 1e6 if run.energy_mwh is None else run.energy_mwh
         energy = "<" * run.energy_is_bound + (f"{shown:.3g}" if shown < 100 else f"{shown:,.0f}")
-    whole = () if run.days is None else (f"{run.days:,.3g}", "-" if run.usd is None else f"${counted(run.usd)}")
+    whole = (
+        () if run.days is None else (f"{run.days:,.3g}", "-" if run.cost_usd is None else f"${counted(run.cost_usd)}")
+    )
     return (
         p.cluster, str(p.devices), duration(p.step_time_s), interval(p.step_time_lo_s, p.step_time_hi_s), *whole,
         "-" if run.usd_per_million_tokens is None else f"{run.usd_per_million_tokens:.3g}", energy,

@@ -85,8 +85,8 @@ def lines(run: "TrainingRun") -> list[str]:
         return []
     days = f"{long_duration(run.days * 86400)} for all tokens"
     priced = "no price is known; give --price"
-    if run.usd is not None:
-        priced = f"${counted(run.usd)} at ${run.usd_per_device_hour:,.2f} per device and hour ({run.price_source})"
+    if run.cost_usd is not None:
+        priced = f"${counted(run.cost_usd)} at ${run.usd_per_device_hour:,.2f} per device and hour ({run.price_source})"
     energy = []
     if run.energy_mwh is not None:
         energy = [f"{'at most ' * run.energy_is_bound}{run.energy_mwh:,.3g} MWh"]

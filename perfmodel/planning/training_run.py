@@ -30,7 +30,7 @@ class TrainingRun:
     usd_per_device_hour: float | None
     price_source: str
     """Whose list price that is; `given` where the user said it."""
-    usd: float | None
+    cost_usd: float | None
     """Of all tokens."""
     usd_per_million_tokens: float | None
     usd_per_million_tokens_lo: float | None
@@ -102,7 +102,7 @@ def training_run(
         days_hi=days[2],
         usd_per_device_hour=known.price_per_device_hour,
         price_source="given" if given.price_per_device_hour is not None else problem.cluster.list_price[1],
-        usd=None if millions is None or usd[0] is None else millions * usd[0],
+        cost_usd=None if millions is None or usd[0] is None else millions * usd[0],
         usd_per_million_tokens=usd[0],
         usd_per_million_tokens_lo=usd[1],
         usd_per_million_tokens_hi=usd[2],

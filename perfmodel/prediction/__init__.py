@@ -60,6 +60,8 @@ from perfmodel.prediction._placement import placement_on_network as placement_on
 from perfmodel.prediction._predict import explain as explain
 from perfmodel.prediction._predict import predict as predict
 from perfmodel.prediction._prediction import CriticalEvent as CriticalEvent
+from perfmodel.prediction._prediction import PassEvent as PassEvent
+from perfmodel.prediction._prediction import PassPart as PassPart
 from perfmodel.prediction._prediction import Prediction as Prediction
 from perfmodel.prediction._prediction import StageMemory as StageMemory
 from perfmodel.prediction._price import beside_loss as beside_loss

@@ -40,8 +40,8 @@ def test_figures_follow_from_the_step_time(compared):
         assert row["days"] == pytest.approx(days)
         assert row["days_lo"] / days == pytest.approx(p.step_time_lo_s / p.step_time_s)
         assert row["days_hi"] / days == pytest.approx(p.step_time_hi_s / p.step_time_s)
-        assert row["usd"] == pytest.approx(days * 24 * 8 * row["usd_per_device_hour"])
-        assert row["usd_per_million_tokens"] == pytest.approx(row["usd"] / 1e5)
+        assert row["cost_usd"] == pytest.approx(days * 24 * 8 * row["usd_per_device_hour"])
+        assert row["usd_per_million_tokens"] == pytest.approx(row["cost_usd"] / 1e5)
         device = catalog.cluster(p.cluster).device
         if device.power_w is None:
             assert row["energy_j"] is None
@@ -57,7 +57,7 @@ def test_prices_are_given_listed_or_not_there(compared):
     assert prices["mi300x-platform"] == (2.5, "given")
     assert prices["dgx-h100"] == (10.0, catalog.device("h100").price_source)
     unpriced = compare_clusters("gpt3-1.3b", ["mi325x", "a100"], **WORDS)
-    assert [plan.run.usd for plan in unpriced.plans][1] is None  # comes last
+    assert [plan.run.cost_usd for plan in unpriced.plans][1] is None  # comes last
     assert unpriced.plans[1].run.price_source == ""
 
 
@@ -115,9 +115,9 @@ def test_failures_make_a_run_dearer():
     of = {"tariff": Tariff(tokens=1e12)}
     usual = training_run(p, problem, **of)
     worse = training_run(p, problem, **of, reliability=pm.Reliability(device_mtbf_s=86400.0))
-    assert usual.usd is not None
-    assert worse.usd == pytest.approx(usual.usd * usual.goodput.fraction / worse.goodput.fraction)
-    assert worse.usd > 1.1 * usual.usd
+    assert usual.cost_usd is not None
+    assert worse.cost_usd == pytest.approx(usual.cost_usd * usual.goodput.fraction / worse.goodput.fraction)
+    assert worse.cost_usd > 1.1 * usual.cost_usd
 
 
 JOB = ["--global-batch", "32", "--tokens", "1e11"]
@@ -154,6 +154,6 @@ def test_predict_and_search_say_days_and_cost(capsys):
     assert main(["search", *where, "--devices", "8", "--fix", "tp=1,pp=1,zero=0,recompute=none", "--json"]) == 0
     layouts = json.loads(capsys.readouterr().out)["layouts"]
     same = next(found for found in layouts if found["step_time_s"] == one["step_time_s"])
-    assert {k: same[k] for k in ("days", "usd", "goodput")} == {k: one[k] for k in ("days", "usd", "goodput")}
+    assert {k: same[k] for k in ("days", "cost_usd", "goodput")} == {k: one[k] for k in ("days", "cost_usd", "goodput")}
     assert main(["predict", *where, "--layout", "dp=8"]) == 0
     assert "for all tokens (100B; 90 %: " in capsys.readouterr().out
