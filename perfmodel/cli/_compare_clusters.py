@@ -60,6 +60,7 @@ def run(arguments: argparse.Namespace) -> "ClusterComparison":
             reliability=reliability_of(arguments),
             space=lambda problem: space_of(arguments, problem),
             calibration=arguments.calibration,
+            strict=arguments.strict,
             progress=report,
         )
 
@@ -115,14 +116,14 @@ def _rests_on(plan: "ClusterPlan") -> str:
 
 
 def _cells(plan: "ClusterPlan") -> tuple[str, ...]:
-    from perfmodel.cli._show import counted, duration
+    from perfmodel.cli._show import counted, duration, three_digits
     from perfmodel.cli._show_search import interval
 
     p, run = plan.prediction, plan.run
     energy = "-"
     if run.energy_per_million_tokens_j is not None:
         shown = run.energy_per_million_tokens_j / 1e6 if run.energy_mwh is None else run.energy_mwh
-        energy = "<" * run.energy_is_bound + (f"{shown:.3g}" if shown < 100 else f"{shown:,.0f}")
+        energy = "<" * run.energy_is_bound + three_digits(shown)
     whole = (
         () if run.days is None else (f"{run.days:,.3g}", "-" if run.cost_usd is None else f"${counted(run.cost_usd)}")
     )

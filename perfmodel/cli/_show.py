@@ -233,6 +233,11 @@ def counted(value: float) -> str:
     return f"{value:.3g}"
 
 
+def three_digits(value: float) -> str:
+    """Three significant digits, and whole numbers from 100 on."""
+    return f"{value:.3g}" if value < 99.95 else f"{value:,.0f}"
+
+
 def long_duration(seconds: float) -> str:
     """Days, hours or minutes; seconds and less as `duration`."""
     for scale, unit in ((86400, "days"), (3600, "h"), (60, "min")):

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from perfmodel.prediction import Prediction
     from perfmodel.spec import Problem
 
-MONTH_S = 30 * 86400
-
 
 def add_reliability(command: argparse.ArgumentParser) -> None:
     """How often devices fail, what checkpoints and restarts take, and what a site draws."""
@@ -79,7 +77,7 @@ def run_of(arguments: argparse.Namespace, problem: "Problem", prediction: "Predi
 
 def lines(run: "TrainingRun") -> list[str]:
     """Days with their interval and goodput, then money and energy."""
-    from perfmodel.cli._show import counted, long_duration
+    from perfmodel.cli._show import counted, long_duration, three_digits
 
     if run.tokens is None or run.days is None or run.days_lo is None or run.days_hi is None:
         return []
@@ -89,9 +87,9 @@ def lines(run: "TrainingRun") -> list[str]:
         priced = f"${counted(run.cost_usd)} at ${run.usd_per_device_hour:,.2f} per device and hour ({run.price_source})"
     energy = []
     if run.energy_mwh is not None:
-        energy = [f"{'at most ' * run.energy_is_bound}{run.energy_mwh:,.3g} MWh"]
+        energy = [f"{'at most ' * run.energy_is_bound}{three_digits(run.energy_mwh)} MWh"]
     return [
-        f"{days} ({counted(run.tokens)}; 90 %: {run.days_lo:.3g} to {run.days_hi:.3g} days), "
+        f"{days} ({counted(run.tokens)}; 90 %: {three_digits(run.days_lo)} to {three_digits(run.days_hi)} days), "
         f"{', '.join([priced, *energy])}",
         f"goodput {run.goodput.fraction:.1%}: {failures(run.goodput)}",
     ]
@@ -101,8 +99,10 @@ def failures(goodput: "Goodput") -> str:
     """What interrupts a run, in one line."""
     from perfmodel.cli._show import long_duration, scaled
 
-    every = long_duration(goodput.interval_s) if goodput.interval_s < MONTH_S else "month and more"
+    told = f"a failure every {long_duration(goodput.mtbf_s)}, {long_duration(goodput.restart_s)} to go on"
+    if not goodput.checkpoint_bytes:
+        return told
     return (
-        f"a failure every {long_duration(goodput.mtbf_s)}, {long_duration(goodput.restart_s)} to go on, a checkpoint "
-        f"of {scaled(goodput.checkpoint_bytes, 'B')} every {every} ({long_duration(goodput.stall_s)} each)"
+        f"{told}, a checkpoint of {scaled(goodput.checkpoint_bytes, 'B')} every {long_duration(goodput.interval_s)} "
+        f"({long_duration(goodput.stall_s)} each)"
     )

@@ -136,6 +136,7 @@ def compare_problems(
     reliability: Reliability | None = None,
     space: Callable[[Problem], SearchSpace] | None = None,
     calibration: Path | str | None = None,
+    strict: bool = False,
     progress: Progress | None = None,
 ) -> ClusterComparison:
     """The best layout of every problem, of one job on several clusters, and what training with it takes.
@@ -148,7 +149,7 @@ def compare_problems(
         pue: power usage effectiveness of the sites.
         reliability: of the devices; that of published runs if not given.
         space: tells which layouts to try; `default_space` if not given.
-        calibration, progress: as for `search`.
+        calibration, strict, progress: as for `search`.
 
     Raises:
         LayoutError: no cluster has a layout that fits; says why of each.
@@ -166,9 +167,10 @@ def compare_problems(
         if progress:
             progress(f"search {cluster.name}", done, len(problems))
         try:
-            found = search(
-                problem, space=space, options=SearchOptions(top=1), calibration=calibration, progress=lambda *_: None
-            )
+            options = SearchOptions(top=1, strict=strict)
+            found = search(problem, space=space, options=options, calibration=calibration, progress=lambda *_: None)
+            if not found.complete:
+                raise KeyboardInterrupt(f"{cluster.name}: {found.certificate}")
             if not found.layouts:
                 raise LayoutError(str(found.impossible))
         except LayoutError as error:
