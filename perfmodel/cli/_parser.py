@@ -9,6 +9,7 @@ from perfmodel.cli import (
     _calibrate,
     _catalog,
     _compare,
+    _compare_clusters,
     _completion,
     _design,
     _doctor,
@@ -29,6 +30,7 @@ from perfmodel.cli import (
 _COMMANDS: Final = (
     _predict.add_predict,
     _search.add_command,
+    _compare_clusters.add_command,
     _design.add_command,
     _predict.add_timeline,
     _explain.add_command,
