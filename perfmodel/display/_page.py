@@ -1,4 +1,4 @@
-"""The interactive timeline: one HTML file that needs nothing else, drawn on a canvas."""
+"""Interactive pages, each one HTML file that needs nothing else: the timeline, and the report of layouts."""
 
 import base64
 import html
@@ -66,25 +66,40 @@ def timeline_page(
             for m, colour in zip(memory, ramp(len(memory)), strict=True)
         ],
     }
+    return _filled("timeline", ("timeline",), title, data)
+
+
+def decision_page(data: Mapping[str, Any]) -> str:
+    """The page of a search or of one layout: a table to sort and filter, and everything about the layout chosen in it.
+
+    Args:
+        data: as `planning.decision.DecisionReport.data` has it.
+    """
+    scripts = ("report_values", "report_table", "report_scatter", "report_layout", "report")
+    job = data["job"]
+    return _filled("report", scripts, f"{job['model']} on {job['devices']} devices of {job['cluster']}", data)
+
+
+def _filled(name: str, scripts: Sequence[str], title: str, data: Mapping[str, Any]) -> str:
+    """A page of `assets` with its style, its scripts one after another, and its data."""
     assets = files("perfmodel.display") / "assets"
     parts = {
         "TITLE": html.escape(title),
-        "STYLE": (assets / "timeline.css").read_text("utf-8"),
-        "SCRIPT": (assets / "timeline.js").read_text("utf-8"),
+        "STYLE": (assets / f"{name}.css").read_text("utf-8"),
+        "SCRIPT": "\n".join((assets / f"{script}.js").read_text("utf-8") for script in scripts),
         # nothing in the data may end its element
         "DATA": json_text(data).replace("<", "\\u003c"),
     }
-    page = (assets / "timeline.html").read_text("utf-8")
-    before, *rest = page.split("@")
+    before, *rest = (assets / f"{name}.html").read_text("utf-8").split("@")
     # odd pieces are the names between the signs
     return before + "".join(parts[p] if i % 2 == 0 else p for i, p in enumerate(rest))
 
 
-def inline_frame(page: str, height_px: int = 480) -> str:
+def inline_frame(page: str, height_px: int = 480, title: str = "timeline") -> str:
     """The page as an element of another, as notebooks show it."""
     return (
         f'<iframe srcdoc="{html.escape(page)}" style="width: 100%; height: {height_px}px; border: 1px solid #ddd" '
-        'title="timeline"></iframe>'
+        f'title="{html.escape(title)}"></iframe>'
     )
 
 

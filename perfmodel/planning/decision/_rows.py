@@ -1,0 +1,140 @@
+"""Predicted layouts as the rows of the page: plain values, names once for all rows, six significant figures."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from perfmodel.display import PARTS, Look
+from perfmodel.planning.decision._scenarios import Turned
+from perfmodel.planning.layouts import Goal, Tariff
+from perfmodel.prediction import CATEGORIES, GAUSS_90, Prediction, StepProblem
+from perfmodel.spec import DIMENSIONS, Layout
+
+MOST_EVENTS: Final = 12
+"""Of the critical path of a layout."""
+MOST_SOURCES: Final = 6
+"""Of the error of a layout."""
+_SETTINGS: Final = (*(d.key for d in DIMENSIONS), "vpp", "micro_batch", "schedule", "zero", "recompute")
+"""Fields of layouts that may have a column."""
+_MONEY: Final = {"cost": ("cost of a million {}", "money"), "energy_j": ("energy of a million {}", "J")}
+_QUANTITIES: Final = {
+    "step_s": ("step", "s", "low"),
+    "lo_s": ("90 % from", "s", "low"),
+    "hi_s": ("90 % to", "s", "low"),
+    "tokens_per_s": ("{}/s", "", "high"),
+    "tokens_per_s_per_device": ("{}/s and device", "", "high"),
+    "mfu": ("MFU", "share", "high"),
+    "bubble": ("bubble", "share", "low"),
+    "memory_bytes": ("memory", "bytes", "low"),
+    "fits": ("fits", "share", "high"),
+    "best": ("is the best", "share", "high"),
+    "devices": ("devices", "", "low"),
+    "global_batch": ("global batch", "", ""),
+}
+"""Key in a row -> head of its column, unit, and which values are better."""
+
+
+def rows(predictions: Sequence[Prediction], turned: Turned, best: Sequence[float] = ()) -> dict[str, Any]:
+    """`rows`, and the names that their lists follow: `parts` of the step, `categories` of memory, `origins` of times,
+    `events` of critical paths, `quantities` and `settings` with a column.
+
+    Args:
+        predictions: the rows, the best first.
+        turned: how each follows the machine's parameters.
+        best: probability of each to be the best; none where there is one row.
+    """
+    events: dict[str, int] = {}
+    parts = [*PARTS, *dict.fromkeys(n for p in predictions for n in p.breakdown_s if n not in PARTS)]
+    parts = [name for name in parts if any(p.breakdown_s.get(name, 0) > 0 for p in predictions)]
+    origins = list(dict.fromkeys(name for p in predictions for name in p.provenance))
+    made = []
+    for i, p in enumerate(predictions):
+        made.append(
+            _quantities(p)
+            | ({"best": _short(best[i])} if len(best) else {})
+            | {
+                "layout": p.notation or str(p.layout),
+                "settings": [_setting(p.layout, name) for name in _SETTINGS],
+                "breakdown_s": [_short(p.breakdown_s.get(name, 0.0)) for name in parts],
+                "memory": [[_short(getattr(stage, name)) for name in CATEGORIES] for stage in p.memory_per_stage],
+                "capacity_bytes": p.memory_capacity_bytes,
+                "origins": [_short(p.provenance.get(name, 0.0)) for name in origins],
+                "sources": _sources(p),
+                "path": [
+                    [events.setdefault(e.event, len(events)), _short(e.count), _short(e.time_s)]
+                    for e in p.critical_path[:MOST_EVENTS]
+                ],
+                "notes": [*p.reasons, *p.warnings],
+                "elasticity": [_short(v) for v in turned.elasticity[i].tolist()],
+                "ratio": [[_short(v) for v in of_knob] for of_knob in turned.ratio[i].tolist()],
+            }
+        )
+    unit = "tokens" if predictions[0].seq_len > 1 else "samples"
+    known = [name for name in _QUANTITIES if name in made[0] and not (name == "global_batch" and _same(made, name))]
+    looks = [PARTS.get(name, Look("#B39DDB", name.replace("_", " "))) for name in parts]
+    varied = [i for i in range(len(_SETTINGS)) if len({row["settings"][i] for row in made}) > 1]
+    return {
+        "rows": made,
+        "unit": unit,
+        "parts": [{"label": look.label, "colour": look.colour} for look in looks],
+        "categories": list(CATEGORIES),
+        "origins": origins,
+        "events": list(events),
+        "quantities": [_column(name, *_QUANTITIES[name], unit) for name in known],
+        "settings": [{"key": _SETTINGS[i], "at": i} for i in varied],
+    }
+
+
+def with_money(data: dict[str, Any], problem: StepProblem, tariff: Tariff | None, found: Sequence[Prediction]) -> None:
+    """Add cost and energy of a million tokens to the rows, where catalog or tariff tell prices and powers."""
+    goal = Goal.parse(problem, tariff=replace(tariff or Tariff(), tokens=None))
+    known = goal.tariff
+    names = ["cost"] * (known.price_per_device_hour is not None)
+    names += ["energy_j"] * (known.power_w is not None and known.idle_power_w is not None)
+    per_token = np.array([problem.job.global_batch / p.global_batch for p in found])
+    for name in names:
+        values = np.ravel(goal.of(found)(name).lo) * per_token
+        for row, value in zip(data["rows"], values.tolist(), strict=True):
+            row[name] = _short(value)
+        head, unit = _MONEY[name]
+        data["quantities"].append(_column(name, head, unit, "low", data["unit"]))
+
+
+def _column(key: str, head: str, unit: str, better: str, counted: str) -> dict[str, str]:
+    return {"key": key, "label": head.format(counted), "unit": unit, "better": better}
+
+
+def _quantities(p: Prediction) -> dict[str, float]:
+    return {
+        "step_s": _short(p.step_time_s),
+        "lo_s": _short(p.step_time_lo_s),
+        "hi_s": _short(p.step_time_hi_s),
+        "tokens_per_s": _short(p.tokens_per_s_per_device * p.devices),
+        "tokens_per_s_per_device": _short(p.tokens_per_s_per_device),
+        "mfu": _short(p.mfu),
+        "bubble": _short(p.bubble_fraction),
+        "memory_bytes": _short(p.memory_needed_bytes),
+        "fits": _short(p.fits_probability),
+        "devices": p.devices,
+        "global_batch": p.global_batch,
+    }
+
+
+def _sources(p: Prediction) -> list[list[Any]]:
+    """The largest sources of error, with their half-widths of a 90 % interval."""
+    largest = sorted(p.error_sources.items(), key=lambda item: -abs(item[1]))[:MOST_SOURCES]
+    return [[name, _short(GAUSS_90 * abs(sd))] for name, sd in largest if abs(sd) > 1e-4]
+
+
+def _setting(layout: Layout, name: str) -> Any:
+    return layout.tp if name == "etp" and layout.etp is None else getattr(layout, name)
+
+
+def _same(made: Sequence[dict[str, Any]], name: str) -> bool:
+    return len({row[name] for row in made}) == 1
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")
