@@ -22,8 +22,8 @@ function buildKnobs() {
   back.addEventListener("click", () => { for (const knob of machine.knobs) state.at[knob.name] = 1; turn(); });
   $("knobs").replaceChildren(element("p", { className: "tools" }, half, back), element("p", { id: "turned" }), ...lines);
   const [one, all] = errors(), checked = machine.checked.length;
-  $("holds").textContent = "\u201c1 % more\u201d is the exact gradient of the step through its timeline. Sliders join exact steps at a half, 0.71, 1.41 and "
-    + "twice of each parameter; several add up, to first order. Held against exact steps in between, of the first "
+  $("holds").textContent = "\u201c1 % more\u201d is the exact gradient of the step through its timeline. Sliders hold to exact steps at a half, 0.71, 1.41 "
+    + "and twice of each parameter and to the gradient between; several add up, to first order. Held against other exact steps of the first "
     + `${checked > 1 ? checked + " layouts" : "layout"}: off by at most ${percent(one)} for one parameter, ${percent(all)} where all move together.`
     + (idle.length ? ` Within a factor of two these change nothing here: ${idle.map((knob) => knob.label).join(", ")}.` : "");
 }

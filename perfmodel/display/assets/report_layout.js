@@ -30,7 +30,7 @@ const copied = (text, label = "copy") => {
   });
   return button;
 };
-const command = (name, row, rest) => `perfmodel ${name} ${data.flags} --layout ${row.layout}${rest}`;
+const command = (name, row, rest) => `perfmodel ${name} ${data.flags} --global-batch ${row.global_batch} --layout ${row.layout}${rest}`;
 const both = () => (state.kept >= 0 && state.kept !== state.chosen ? [state.chosen, state.kept] : [state.chosen]);
 const placed = (i) => (rows.length > 1 ? `#${i + 1}` : "the layout");
 
@@ -94,7 +94,7 @@ function drawMemory() {
     element("small", { textContent: `${placed(i)}: ${(rows[i].memory_bytes / GIB).toFixed(1)} of ${(capacity / GIB).toFixed(1)} GiB needed` }),
     ...rows[i].memory.map((rank, r) => {
       const pieces = rank.map((value, k) => ({ value, colour: MEMORY_COLOURS[k], title: `rank ${r}, ${data.categories[k]}: ${(value / GIB).toFixed(2)} GiB` }));
-      const line = element("div", { className: "rank" }, element("small", { textContent: `rank ${r}` }), bar(pieces, whole),
+      const line = element("div", { className: "stage" }, element("small", { textContent: `rank ${r}` }), bar(pieces, whole),
         element("small", { textContent: (rank.reduce((a, b) => a + b, 0) / GIB).toFixed(1) }));
       const mark = element("b", { className: "limit", title: `${(capacity / GIB).toFixed(1)} GiB of the device` });
       mark.style.left = (100 * capacity) / whole + "%";
@@ -175,9 +175,11 @@ function drawTogether() { // the chosen layout beside the kept one
   $("together").hidden = b === undefined;
   if (b === undefined) return;
   const lines = columns.filter((one) => one.key !== "now_s" || turnedAway()).map((one) => {
-    const x = one.of(a), y = one.of(b), numbers = typeof x === "number" && one.unit !== null && y;
-    return [one.label, cellText(one, a), cellText(one, b), numbers ? (x === y ? "same" : signed(x / y - 1)) : x === y ? "same" : ""];
+    const x = one.of(a), y = one.of(b), points = one.unit === "share" && signed(x - y).replace("%", "points");
+    const difference = one.unit === null || !y ? "" : points || signed(x / y - 1);
+    return [one.label, cellText(one, a), cellText(one, b), x === y ? "same" : difference];
   });
   $("together").replaceChildren(element("h2", { textContent: `${placed(a)} beside ${placed(b)}` }),
-    listed(["", `${placed(a)}: ${rows[a].layout}`, `${placed(b)}: ${rows[b].layout}`, "difference"], lines, "figures"));
+    ...[a, b].map((i) => element("p", {}, `${placed(i)} `, element("code", { textContent: rows[i].layout }))),
+    listed(["", placed(a), placed(b), `${placed(a)} against ${placed(b)}`], lines, "figures"));
 }

@@ -41,8 +41,10 @@ const WRITTEN = {
 /** A figure of a row as it is filtered and drawn: GiB, percent, else as it is. */
 const PLAIN = { bytes: (v) => v / GIB, share: (v) => 100 * v };
 
-// Between the multiples at which steps were worked out, the step is taken as a straight line in what a unit of work
-// costs (1 / rate, or the time itself): a path through the program is a sum of such costs, its longest piecewise straight.
+// A path through the program is a sum of what its work costs (1 / rate, or the time itself), and the step the longest
+// path: convex in each cost. Between two exact steps it lies below the line that joins them. Next to the machine as it is
+// it also lies above its tangent there (the exact gradient) and above the line that goes on from the two steps beyond;
+// the middle of these bounds is taken.
 const cost = (knob, factor) => (knob.is_rate ? 1 / factor : factor);
 for (const [i, knob] of machine.knobs.entries()) {
   knob.points = [...machine.factors.map((factor, k) => ({ x: cost(knob, factor), k })), { x: 1, k: -1 }];
@@ -52,9 +54,13 @@ for (const [i, knob] of machine.knobs.entries()) {
 function ratioAt(row, i, factor) {
   const knob = machine.knobs[i], { points } = knob, x = cost(knob, factor);
   const known = (point) => (point.k < 0 ? 1 : row.ratio[i][point.k]);
-  const next = Math.max(1, points.findIndex((point) => point.x >= x - 1e-12));
-  const a = points[next - 1], b = points[next];
-  return known(a) + ((x - a.x) / (b.x - a.x)) * (known(b) - known(a));
+  const chord = (j) => (known(points[j + 1]) - known(points[j])) / (points[j + 1].x - points[j].x);
+  const along = (j, slope) => known(points[j]) + (x - points[j].x) * slope;
+  const b = Math.max(1, points.findIndex((point) => point.x >= x - 1e-12)), a = b - 1, upper = along(a, chord(a));
+  if (points[a].k >= 0 && points[b].k >= 0) return upper;
+  const tangent = row.elasticity[i] * (knob.is_rate ? -1 : 1);
+  const lower = points[a].k < 0 ? Math.max(along(a, tangent), along(b, chord(b))) : Math.max(along(b, tangent), along(a, chord(a - 1)));
+  return (upper + Math.min(upper, lower)) / 2;
 }
 /** The step on another machine over the step on this one; changes of several parameters add up. */
 function changed(row, at) {

@@ -57,8 +57,8 @@ class DecisionReport:
         write_text(path, self.to_html())
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return self.data
+        """Plain values, for JSON: all but the pages within the page."""
+        return {name: value for name, value in self.data.items() if name != "timelines"}
 
     def _repr_html_(self) -> str:
         return inline_frame(self.to_html(), HEIGHT_PX, title="report")
@@ -86,7 +86,7 @@ def report(
         layout: only this one, instead of a search.
         space, options: of the search, as `search` takes them, whose fields `words` may also name; `top` is 100 unless
             said.
-        flags: that say the same job to the command line, for the commands that the page names.
+        flags: that say the same job, but for its batch, to the command line, for the commands that the page names.
         progress: told what is being done.
 
     Raises:
@@ -101,7 +101,7 @@ def report(
     problem = catalog.problem(model, cluster, **words)
     if layout:
         laid_out, _ = layout_of(problem, layout)
-        found = (explain(step_problem_of(problem, calibration), laid_out),)
+        found = (explain(step_problem_of(problem, calibration), laid_out, strict=options.strict),)
         about: dict[str, Any] = {"kind": "prediction"}
         best = np.zeros(0)
     else:
@@ -159,6 +159,7 @@ def _account(result: SearchResult) -> dict[str, Any]:
         "objective": result.objective,
         "constraints": list(result.constraints),
         "certificate": result.certificate,
+        "complete": result.complete,
         "rejected": [[why, count] for why, count in result.rejected.items()],
         "beyond": result.beyond and result.beyond.to_dict(),
     }
@@ -182,8 +183,7 @@ def _job(problem: Problem, first: Prediction) -> dict[str, Any]:
 def _flags(problem: Problem) -> list[str]:
     job = problem.job
     said = {
-        "model": problem.model.name, "cluster": problem.cluster.name, "devices": problem.devices,
-        "global-batch": job.global_batch, "seq-len": job.seq_len, "dtype": job.dtype,
+        "model": problem.model.name, "cluster": problem.cluster.name, "seq-len": job.seq_len, "dtype": job.dtype,
         "framework": None if problem.framework.name == "generic" else problem.framework.label,
     }  # fmt: skip
     return [str(word) for flag, value in said.items() if value is not None for word in (f"--{flag}", value)]

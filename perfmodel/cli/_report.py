@@ -1,0 +1,63 @@
+"""`perfmodel report`: one page from a search, or of one layout, to a decision."""
+
+import argparse
+from pathlib import Path
+from typing import Any, Final
+
+from perfmodel.cli._emit import emit
+from perfmodel.cli._flags import add_job, job_flags, problem_of
+from perfmodel.cli._search import add_search, options_of, space_of
+from perfmodel.errors import PerfModelError
+
+TOP: Final = 100
+"""Layouts on the page."""
+
+
+def add_command(commands: Any) -> None:
+    """Register the command."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "report", help="one page (HTML) from a search to a decision: layouts, what if, launch files"
+    )
+    add_job(command, batches=True)
+    command.add_argument("--layout", help="of this layout alone, instead of a search")
+    add_search(command, TOP)
+    command.add_argument("--html", type=Path, metavar="FILE", help="where the page goes; opens in any browser, offline")
+    command.set_defaults(run=_execute)
+
+
+def _execute(arguments: argparse.Namespace) -> int:
+    if not (arguments.html or arguments.json):
+        raise PerfModelError("report: nothing to write; give --html FILE")
+    from perfmodel.planning.decision import report
+
+    flags, options = job_flags(arguments), options_of(arguments)
+    problem = problem_of(arguments)
+    if not arguments.layout:
+        problem.require_devices()
+    made = report(
+        problem,
+        layout=arguments.layout or "",
+        space=lambda each: space_of(arguments, each),
+        options=options,
+        calibration=arguments.calibration,
+        flags=flags,
+    )
+    if arguments.html:
+        made.write(arguments.html)
+    files = [str(arguments.html)] * bool(arguments.html)
+    emit(arguments, made.to_dict() | {"written": files}, lambda: _show(made.data, files))
+    if not made.data.get("complete", True):
+        raise KeyboardInterrupt(made.data["certificate"])
+    return 0
+
+
+def _show(data: dict[str, Any], files: list[str]) -> None:
+    """The layout to try, and where the page is."""
+    from perfmodel.cli._show import duration, written
+
+    best = data["rows"][0]
+    interval = f"{duration(best['lo_s'])} to {duration(best['hi_s'])}"
+    print(f"{'first to try' if data['kind'] == 'search' else 'layout'}: {best['layout']}")
+    print(f"  {duration(best['step_s'])} a step (90 %: {interval}), {best['tokens_per_s']:,.0f} {data['unit']}/s")
+    print(f"{len(data['rows']):,} layouts on the page" if data["kind"] == "search" else "one layout on the page")
+    written(files)

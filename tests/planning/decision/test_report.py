@@ -1,0 +1,103 @@
+"""What the page of a decision holds: exact where it says so."""
+
+import numpy as np
+import pytest
+
+from perfmodel.cli import main
+from perfmodel.errors import PerfModelError
+from perfmodel.ingest.launch import parse_launch
+from perfmodel.planning.decision import KNOBS, report, turned
+from perfmodel.planning.layouts import search
+from perfmodel.planning.what_if import whatif
+from perfmodel.prediction import step_problem_of
+from perfmodel.catalog import problem
+from perfmodel.spec import Layout
+
+JOB = {"model": "gpt3-1.3b", "cluster": "dgx-a100", "global_batch": 32}
+
+
+@pytest.fixture(scope="module")
+def made():
+    return report(**JOB, devices=16, top=4)
+
+
+def test_rows_are_the_searchs_layouts(made):
+    found = search(**JOB, devices=16, top=4)
+    rows = made.data["rows"]
+    assert [row["layout"] for row in rows] == [str(p.layout) for p in found.layouts]
+    for row, p in zip(rows, found.layouts, strict=True):
+        assert row["step_s"] == pytest.approx(p.step_time_s, rel=1e-5)
+        assert sum(row["breakdown_s"]) == pytest.approx(p.step_time_s, rel=1e-4)
+        assert sum(row["origins"]) == pytest.approx(1, rel=1e-4)
+        assert max(map(sum, row["memory"])) == pytest.approx(p.memory_needed_bytes, rel=1e-4)
+
+
+def test_turned_is_what_whatif_says_of_each_layout():
+    words = problem(**JOB)
+    layouts = [Layout(tp=2, pp=2, dp=4, zero=1), Layout(tp=1, pp=4, dp=4, micro_batch=2)]
+    found = turned(step_problem_of(words), layouts)
+    for at, layout in enumerate(layouts):
+        for i, name in enumerate(found.knobs):
+            settings = [f"{setting}=0.5x" for setting in KNOBS[name].settings]
+            exact = whatif(words, layout=layout, settings=settings)
+            assert found.ratio[at, i, 0] == pytest.approx(exact.after_s / exact.before_s, rel=1e-4)
+    here = whatif(words, layout=layouts[0])
+    for i, name in enumerate(found.knobs):
+        if name in here.sensitivity:
+            assert found.elasticity[0, i] == pytest.approx(here.sensitivity[name], abs=5e-3)
+
+
+def test_more_of_a_rate_never_lengthens_the_step():
+    found = turned(step_problem_of(problem(**JOB)), [Layout(tp=2, pp=2, dp=4, zero=1)])
+    for i, name in enumerate(found.knobs):
+        steps = np.array([*found.ratio[0, i, :2], 1.0, *found.ratio[0, i, 2:]])
+        assert np.all(np.diff(steps if KNOBS[name].is_rate else -steps) < 1e-4)
+
+
+def test_launch_files_give_the_layout_back(made):
+    for row, files in zip(made.data["rows"], made.data["launch"], strict=True):
+        layout = Layout.parse(row["layout"])
+        for one in files:
+            assert ("text" in one) != ("why" in one)
+        text = next(one["text"] for one in files if one["name"] == "megatron" and "text" in one)
+        back = parse_launch(text, "x.sh", devices=layout.devices)
+        assert (back.layout.tp, back.layout.pp, back.layout.dp) == (layout.tp, layout.pp, layout.dp)
+
+
+def test_several_batches_each_follow_their_own_job():
+    both = report(**JOB | {"global_batch": [16, 32]}, devices=16, top=3)
+    rows = both.data["rows"]
+    batches = {row["global_batch"] for row in rows}
+    assert batches <= {16, 32}
+    for row in rows:
+        found = turned(step_problem_of(problem(**JOB | {"global_batch": row["global_batch"]})), [Layout.parse(row["layout"])])
+        assert row["ratio"] == [pytest.approx(of_knob.tolist(), rel=1e-4) for of_knob in found.ratio[0]]
+
+
+def test_bad_input_is_one_line_and_no_file(tmp_path, capsys):
+    page = tmp_path / "r.html"
+    job = ["report", "--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--global-batch", "32"]
+    for more, said in (
+        (["--html", str(page)], "devices"),
+        (["--devices", "16"], "--html"),
+        (["--devices", "16", "--html", str(tmp_path)], "folder"),
+        (["--layout", "tp=3", "--html", str(page)], "tp"),
+        (["--devices", "16", "--html", str(tmp_path / "none" / "r.html")], "none"),
+    ):
+        assert main([*job, *more]) == 2, more
+        err = capsys.readouterr().err
+        assert said in err
+        assert len(err.strip().splitlines()) == 1
+    assert not page.exists()
+    with pytest.raises(PerfModelError, match="no layout fits"):
+        report("gpt3-175b", "dgx-a100", devices=8, global_batch=8)
+
+
+def test_the_command_writes_the_page(tmp_path, capsys):
+    page = tmp_path / "r.html"
+    argv = ["report", "--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--global-batch", "32", "--html", str(page)]
+    assert main([*argv, "--devices", "8", "--top", "2"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("first to try: tp=")
+    assert f"wrote {page}" in out
+    assert "perfmodelReport" in page.read_text()
