@@ -41,7 +41,7 @@ function turn() {
 
 function choose(i) {
   state.chosen = i;
-  for (const draw of [markRows, drawScatter, drawBreakdown, drawMemory, drawSure, drawLaunch, drawPath, drawTimeline, turn]) draw();
+  for (const draw of [paintRows, drawScatter, drawBreakdown, drawMemory, drawSure, drawLaunch, drawPath, drawTimeline, turn]) draw();
 }
 
 function keep() {
@@ -83,7 +83,6 @@ function drawAccount() {
 function setTheme(dark) {
   document.documentElement.dataset.theme = dark ? "dark" : "light";
   $("theme").textContent = dark ? "light" : "dark";
-  drawScatter();
 }
 
 document.addEventListener("keydown", (event) => {
@@ -106,19 +105,18 @@ $("table").addEventListener("click", (event) => {
 });
 $("filter").addEventListener("input", (event) => filter(event.target.value));
 $("compare").addEventListener("click", keep);
-$("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme !== "dark"));
+$("theme").addEventListener("click", () => { setTheme(document.documentElement.dataset.theme !== "dark"); drawScatter(); });
 $("print").addEventListener("click", () => window.print());
 $("timeline").addEventListener("toggle", drawTimeline);
 
 if (rows.length < 2) $("choose").hidden = true;
+setTheme(matchMedia("(prefers-color-scheme: dark)").matches);
 buildTable();
 buildScatter();
 buildKnobs();
 drawAccount();
 drawClusters();
 filter("");
-setTheme(matchMedia("(prefers-color-scheme: dark)").matches);
 choose(0);
-if (rows.length > 1) new ResizeObserver(drawScatter).observe(canvas);
 // for tests: what is chosen and shown, and the arithmetic of the sliders
 window.perfmodelReport = { state, rows, changed, errors, fastestAt, choose, front, point: (i) => points[i] };

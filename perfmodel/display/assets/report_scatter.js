@@ -31,8 +31,13 @@ function ticks([low, high], most) {
 const unitOf = (one) => ({ s: " in s", bytes: " in GiB", share: " in %", J: " in J", money: " in $" }[one.unit] ?? "");
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-function drawScatter() {
-  if (rows.length < 2) return;
+let pending = false;
+function drawScatter() { // once, before the next frame
+  if (!pending && rows.length > 1) { pending = true; requestAnimationFrame(paintScatter); }
+}
+
+function paintScatter() {
+  pending = false;
   const ratio = window.devicePixelRatio || 1, { width, height } = canvas.getBoundingClientRect();
   if (!width) return;
   canvas.width = Math.round(width * ratio); canvas.height = Math.round(height * ratio);
@@ -59,16 +64,17 @@ function drawScatter() {
   const dot = (i, radius, fill) => {
     pen.fillStyle = fill; pen.beginPath(); pen.arc(points[i].x, points[i].y, radius, 0, 7); pen.fill();
   };
-  rows.forEach((_, i) => { pen.globalAlpha = state.shown[i] ? 0.55 : 0.1; dot(i, 3, colour("--point")); });
+  const fill = colour("--point"), edged = colour("--accent");
+  rows.forEach((_, i) => { pen.globalAlpha = state.shown[i] ? 0.55 : 0.1; dot(i, 3, fill); });
   pen.globalAlpha = 1;
   if (edge.length) {
-    pen.strokeStyle = colour("--accent"); pen.lineWidth = 1.5; pen.beginPath();
+    pen.strokeStyle = edged; pen.lineWidth = 1.5; pen.beginPath();
     edge.forEach((i, k) => {
       if (k) pen.lineTo(points[i].x, points[edge[k - 1]].y);
       pen[k ? "lineTo" : "moveTo"](points[i].x, points[i].y);
     });
     pen.stroke();
-    for (const i of edge) dot(i, 3.5, colour("--accent"));
+    for (const i of edge) dot(i, 3.5, edged);
   }
   const ring = (i, name, radius) => {
     pen.strokeStyle = colour(name); pen.lineWidth = 2; pen.beginPath(); pen.arc(points[i].x, points[i].y, radius, 0, 7); pen.stroke();
@@ -102,6 +108,7 @@ function buildScatter() {
       element("option", { value: one.key, textContent: one.label, selected: one === drawnBy[side] })));
     $(side).addEventListener("change", () => { drawnBy[side] = column($(side).value); drawScatter(); });
   }
+  new ResizeObserver(drawScatter).observe(canvas);
   canvas.addEventListener("pointermove", (event) => {
     hovered = near(event);
     canvas.style.cursor = hovered < 0 ? "default" : "pointer";

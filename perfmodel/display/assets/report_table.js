@@ -11,17 +11,42 @@ heads.splice(2, 0,
   { key: "interval", label: "90 % interval", text: (i) => `${digits(rows[i].lo_s)} \u2013 ${seconds(rows[i].hi_s)}`, value: (i) => rows[i].hi_s });
 const sorting = { key: "rank", down: false };
 const body = document.querySelector("#table tbody"), box = $("table");
+const ROW_PX = 22, AROUND = 12; // height of a row, as the style has it; rows kept above and below those in sight
 function same(one) { return rows.every((_, i) => one.of(i) === one.of(0)); }
 
 function buildTable() {
   document.querySelector("#table thead tr").innerHTML = heads.map((head) =>
     `<th class="${head.key}" data-key="${head.key}" tabindex="0" scope="col">${escaped(head.label.replaceAll("_", " "))}</th>`).join("");
-  body.innerHTML = rows.map((_, i) => `<tr data-row="${i}">` + heads.map((head) =>
-    `<td class="${head.key}">${escaped(head.text(i))}</td>`).join("") + "</tr>").join("");
-  state.lines = [...body.rows];
-  const at = heads.findIndex((head) => head.key === "now_s");
-  state.nowCells = state.lines.map((line) => line.cells[at]);
-  arrange();
+  setWidths();
+  box.addEventListener("scroll", () => requestAnimationFrame(paintRows));
+  addEventListener("beforeprint", () => { box.scrollTop = 0; paintRows(); });
+  new ResizeObserver(() => paintRows()).observe(box);
+}
+
+function setWidths() { // as wide as the longest of some cells, in digits
+  const some = rows.map((_, i) => i).filter((i) => i % Math.ceil(rows.length / 40) === 0 || i === rows.length - 1);
+  const shown = heads.map((head) => head.key !== "now_s" || turnedAway());
+  const widths = heads.map((head, k) => {
+    const words = head.label.split(/[ _]/), scale = head.key === "layout" ? 0.9 : 1;
+    return shown[k] ? 2.2 + scale * Math.max(...words.map((word) => word.length), ...some.map((i) => head.text(i).length)) : 0;
+  });
+  const table = body.parentElement;
+  table.querySelector("colgroup")?.remove();
+  table.prepend(element("colgroup", {}, ...widths.filter((_, k) => shown[k]).map((width) => {
+    const col = element("col");
+    col.style.width = width + "ch";
+    return col;
+  })));
+  table.style.width = `max(100%, ${widths.reduce((a, b) => a + b)}ch)`;
+}
+
+function paintRows() { // those in sight and a few around them: a thousand cost no more than thirty
+  const first = Math.max(0, Math.floor(box.scrollTop / ROW_PX) - AROUND);
+  const last = Math.min(state.listed.length, first + Math.ceil(box.clientHeight / ROW_PX) + 2 * AROUND);
+  const gap = (count) => `<tr class="gap" style="height: ${count * ROW_PX}px"></tr>`;
+  body.innerHTML = gap(first) + state.listed.slice(first, last).map((i) =>
+    `<tr data-row="${i}" class="${i === state.chosen ? "chosen" : ""} ${i === state.kept ? "kept" : ""}">` + heads.map((head) =>
+      `<td class="${head.key}">${escaped(head.text(i))}</td>`).join("") + "</tr>").join("") + gap(state.listed.length - last);
 }
 
 function compareValues(a, b) {
@@ -33,7 +58,8 @@ function arrange() { // order and filter of the rows as they are
   const { value } = heads.find((head) => head.key === sorting.key);
   const values = rows.map((_, i) => value(i)), sign = sorting.down ? -1 : 1;
   state.order = rows.map((_, i) => i).sort((a, b) => sign * compareValues(values[a], values[b]) || a - b);
-  body.replaceChildren(...state.order.filter((i) => state.shown[i]).map((i) => state.lines[i]));
+  state.listed = state.order.filter((i) => state.shown[i]);
+  paintRows();
   for (const head of document.querySelectorAll("#table th")) {
     const on = head.dataset.key === sorting.key;
     if (on) head.setAttribute("aria-sort", sorting.down ? "descending" : "ascending"); else head.removeAttribute("aria-sort");
@@ -72,28 +98,23 @@ function filter(text) {
   drawScatter();
 }
 
-function markRows() {
-  for (const line of body.querySelectorAll(".chosen, .kept")) line.classList.remove("chosen", "kept");
-  if (state.kept >= 0) state.lines[state.kept].classList.add("kept");
-  state.lines[state.chosen].classList.add("chosen");
-}
-
 function scrollToChosen() { // within the table, not the page
-  const line = state.lines[state.chosen], top = line.offsetTop - 26, below = line.offsetTop + line.offsetHeight;
+  const top = state.listed.indexOf(state.chosen) * ROW_PX, inside = box.clientHeight - body.parentElement.tHead.offsetHeight - ROW_PX;
   if (top < box.scrollTop) box.scrollTop = top;
-  else if (below > box.scrollTop + box.clientHeight) box.scrollTop = below - box.clientHeight;
+  else if (top > box.scrollTop + inside) box.scrollTop = top - inside;
+  paintRows();
 }
 
-function step(by) { // choose the next row that is shown
-  const visible = state.order.filter((i) => state.shown[i]);
-  if (!visible.length) return;
-  const at = visible.indexOf(state.chosen);
-  choose(visible[Math.max(0, Math.min(visible.length - 1, at < 0 ? 0 : at + by))]);
+function step(by) { // choose the next row that is listed
+  if (!state.listed.length) return;
+  const at = state.listed.indexOf(state.chosen);
+  choose(state.listed[Math.max(0, Math.min(state.listed.length - 1, at < 0 ? 0 : at + by))]);
   scrollToChosen();
 }
 
 function refreshNow() { // times on the machine as it is turned
-  document.body.classList.toggle("turned", turnedAway());
-  if (turnedAway()) state.nowCells.forEach((cell, i) => { cell.textContent = seconds(now(rows[i])); });
-  if (sorting.key === "now_s") arrange();
+  const turned = turnedAway(), was = document.body.classList.contains("turned");
+  document.body.classList.toggle("turned", turned);
+  if (turned !== was) setWidths();
+  if (sorting.key === "now_s") arrange(); else if (turned || was) paintRows();
 }

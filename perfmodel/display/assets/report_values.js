@@ -4,7 +4,7 @@ const $ = (id) => document.getElementById(id);
 const { rows, quantities, settings, machine } = data;
 const GIB = 2 ** 30, HOUR_S = 3600, DAY_S = 86400;
 const state = {
-  chosen: 0, kept: -1, order: rows.map((_, i) => i), shown: rows.map(() => true),
+  chosen: 0, kept: -1, order: [], listed: [], shown: rows.map(() => true),
   at: Object.fromEntries(machine.knobs.map((knob) => [knob.name, 1])), // multiples of the machine's parameters
   tokens: data.tokens || 1e12,
 };
@@ -16,7 +16,8 @@ function element(tag, properties = {}, ...children) {
 }
 const escaped = (text) => String(text).replace(/[&<>"]/g, (c) => `&#${c.charCodeAt(0)};`);
 
-const digits = (value, n = 4) => Number(value.toPrecision(n)).toLocaleString("en", { maximumSignificantDigits: n });
+const formats = [1, 2, 3, 4].map((n) => new Intl.NumberFormat("en", { maximumSignificantDigits: n })); // slow to make
+const digits = (value, n = 4) => formats[n - 1].format(value);
 const percent = (value, n = 1) => (100 * value).toFixed(n) + " %";
 const signed = (value) => (value >= 0 ? "+" : "\u2212") + percent(Math.abs(value));
 function scaled(value, unit) {
@@ -49,7 +50,7 @@ const cost = (knob, factor) => (knob.is_rate ? 1 / factor : factor);
 for (const [i, knob] of machine.knobs.entries()) {
   knob.points = [...machine.factors.map((factor, k) => ({ x: cost(knob, factor), k })), { x: 1, k: -1 }];
   knob.points.sort((a, b) => a.x - b.x);
-  knob.idle = rows.every((row) => row.ratio[i].every((ratio) => Math.abs(ratio - 1) < 2e-3));
+  knob.idle = rows.every((row) => row.ratio[i].every((ratio) => Math.abs(ratio - 1) <= machine.felt));
 }
 function ratioAt(row, i, factor) {
   const knob = machine.knobs[i], { points } = knob, x = cost(knob, factor);

@@ -15,7 +15,7 @@ from perfmodel.ingest.tables import write_text
 from perfmodel.planning.decision._launch_files import launch_files
 from perfmodel.planning.decision._rows import rows, with_money
 from perfmodel.planning.decision._scenarios import CHECKED, Turned, turned
-from perfmodel.planning.layouts import Progress, SearchOptions, SearchResult, SearchSpace, Tariff, search
+from perfmodel.planning.layouts import Progress, SearchOptions, SearchResult, SearchSpace, search
 from perfmodel.prediction import Prediction, explain, layout_of, step_problem_of
 from perfmodel.spec import Cluster, Layout, Model, Problem
 from perfmodel.viz import interactive
@@ -132,9 +132,7 @@ def report(
     )
 
 
-def _turned(
-    problem: Problem, calibration: Path | str | None, found: Sequence[Prediction]
-) -> tuple[Turned, list[int]]:
+def _turned(problem: Problem, calibration: Path | str | None, found: Sequence[Prediction]) -> tuple[Turned, list[int]]:
     """Of layouts of several global batches each by its own job; and the places of those that were checked."""
     batches = dict.fromkeys(p.global_batch for p in found)
     places = [[i for i, p in enumerate(found) if p.global_batch == b] for b in batches]

@@ -15,8 +15,10 @@ FACTORS: Final = (0.5, 2**-0.5, 2**0.5, 2.0)
 """Multiples of a parameter at which step times are worked out."""
 CHECKED: Final = 16
 """Layouts, the first, whose step times between the multiples are also worked out, to tell how far these carry."""
-_BETWEEN: Final = (0.6, 0.85, 1.2, 1.7)
+_BETWEEN: Final = (0.6, 0.85, 1.2)
 _TOGETHER: Final = (0.7, 1.4)
+FELT: Final = 2e-3
+"""Relative change of the step below which a parameter is not felt."""
 _STEP: Final = 1e-3
 """Relative change of a parameter in difference quotients of durations; learned prices are of single precision."""
 
@@ -65,6 +67,7 @@ class Turned:
         """Plain values for the page: of the parameters, and of the checks."""
         return {
             "factors": list(FACTORS),
+            "felt": FELT,
             "knobs": [{"name": n, "label": KNOBS[n].label, "is_rate": KNOBS[n].is_rate} for n in self.knobs],
             "checks": [{"at": at, "ratio": ratio.tolist()} for at, ratio in self.checks],
         }
@@ -81,9 +84,10 @@ def turned(problem: StepProblem, layouts: Sequence[Layout]) -> Turned:
     nudged = {name: model_in_scenario(problem, knob.scenario(1 + _STEP)) for name, knob in KNOBS.items()}
     knobs = tuple(name for name, moved in nudged.items() if moved != here)
     by_knob = derivatives_towards(problem, layouts, [nudged[name] for name in knobs], _STEP)
-    ratios = [[ratio(KNOBS[name].scenario(f), len(layouts)) for f in FACTORS] for name in knobs]
-    points = [{name: factor} for name in knobs for factor in _BETWEEN]
-    points += [dict.fromkeys(knobs, factor) for factor in _TOGETHER] if knobs else []
+    ratios = [np.array([ratio(KNOBS[name].scenario(f), len(layouts)) for f in FACTORS]) for name in knobs]
+    felt = [name for name, of_knob in zip(knobs, ratios, strict=True) if np.abs(of_knob - 1).max() > FELT]
+    points = [{name: factor} for name in felt for factor in _BETWEEN]
+    points += [dict.fromkeys(felt, factor) for factor in _TOGETHER] if felt else []
     return Turned(
         knobs=knobs,
         elasticity=by_knob.by_parameter / by_knob.step_s[:, None],
