@@ -1,4 +1,4 @@
-"""Predictions that are drawn, and a real headless browser that shows pages; its tests are skipped where there is none."""
+"""Predictions that are drawn, and a real headless browser for pages; tests are skipped where there is none."""
 
 import shutil
 

@@ -103,13 +103,13 @@ def report(
         laid_out, _ = layout_of(problem, layout)
         found = (explain(step_problem_of(problem, calibration), laid_out, strict=options.strict),)
         about: dict[str, Any] = {"kind": "prediction"}
-        best = np.zeros(0)
+        best: list[float] = []
     else:
         result = search(problem, space=space, options=options, calibration=calibration, progress=progress)
         if not result.layouts:
             raise PerfModelError(str(result.impossible or f"report: {result.certificate}"))
         found, about = result.layouts, _account(result)
-        best = result.robustness.best if result.robustness else np.zeros(0)
+        best = result.robustness.best.tolist() if result.robustness else []
     tell("what if", 0, len(found))
     machine, checked = _turned(problem, calibration, found)
     data = rows(found, machine, best) | {"machine": machine.to_dict() | {"checked": checked}}

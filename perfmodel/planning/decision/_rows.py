@@ -74,12 +74,9 @@ def rows(predictions: Sequence[Prediction], turned: Turned, best: Sequence[float
     unit = "tokens" if predictions[0].seq_len > 1 else "samples"
     known = [name for name in _QUANTITIES if name in made[0] and not (name == "global_batch" and _same(made, name))]
     looks = [PARTS.get(name, Look("#B39DDB", name.replace("_", " "))) for name in parts]
-    own = [
-        i
-        for i, name in enumerate(_SETTINGS)
-        if name != "etp" or any(p.layout.etp not in (None, p.layout.tp) for p in predictions)
-    ]
-    varied = [i for i in own if len({row["settings"][i] for row in made}) > 1]
+    folded = any(p.layout.etp not in (None, p.layout.tp) for p in predictions)
+    varied = [i for i, name in enumerate(_SETTINGS) if len({row["settings"][i] for row in made}) > 1]
+    varied = [i for i in varied if folded or _SETTINGS[i] != "etp"]
     return {
         "rows": made,
         "unit": unit,
