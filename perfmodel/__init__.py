@@ -29,6 +29,8 @@ _NAMES = {
     "schedule": "get_schedule read_schedule require_valid schedule_facts",
     "planning.layouts": "SearchResult search pareto ask SearchOptions SearchSpace Tariff default_space restrict",
     "planning.optimise": "partition partition_devices",
+    "planning.compare_clusters": "ClusterComparison compare_clusters",
+    "planning.goodput": "Reliability",
     "planning.decision": "DecisionReport report",
     "planning.design": "devices_for memory_to_fit overtake rank_upgrades",
     "validation": "read_runs validate_cases validate_kernels",
@@ -57,8 +59,10 @@ if TYPE_CHECKING:
     from perfmodel.ingest.launch import Launch, export_launch, read_launch
     from perfmodel.ingest.tables import read_table
     from perfmodel.measure import read_plan, run_plan, write_plan
+    from perfmodel.planning.compare_clusters import ClusterComparison, compare_clusters
     from perfmodel.planning.decision import DecisionReport, report
     from perfmodel.planning.design import devices_for, memory_to_fit, overtake, rank_upgrades
+    from perfmodel.planning.goodput import Reliability
     from perfmodel.planning.layouts import (
         SearchOptions,
         SearchResult,

@@ -10,12 +10,14 @@ from perfmodel.cli._emit import emit
 from perfmodel.cli._flags import add_job, job_flags, problem_of
 from perfmodel.cli._launch import add_export, export_best, export_framework
 from perfmodel.cli._predict import predicted, write_pictures
+from perfmodel.cli._training_run import add_reliability, lines, run_of, tariff_of
 from perfmodel.display import progress
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Problem
 
 if TYPE_CHECKING:
-    from perfmodel.planning.layouts import ParetoFront, SearchOptions, SearchResult, SearchSpace, Tariff
+    from perfmodel.planning.layouts import ParetoFront, SearchOptions, SearchResult, SearchSpace
+    from perfmodel.planning.training_run import TrainingRun
 
 
 IMPOSSIBLE = 2
@@ -50,6 +52,7 @@ def add_search(command: argparse.ArgumentParser, top: int = 10) -> None:
     )
     add_space(command)
     add_goal(command)
+    add_reliability(command)
     command.add_argument(
         "--robust", nargs="?", const="regret", default="", metavar="ORDER",
         help="order by expected regret (default), upper (end of the 90 %% interval) or best (probability to be)",
@@ -105,18 +108,6 @@ def space_of(arguments: argparse.Namespace, problem: Problem) -> "SearchSpace":
     return layouts.restrict(layouts.with_schedules(every, arguments.schedules), arguments.fix)
 
 
-def tariff_of(arguments: argparse.Namespace) -> "Tariff":
-    """Prices, powers and tokens as given."""
-    from perfmodel.planning.layouts import Tariff
-
-    return Tariff(
-        price_per_device_hour=arguments.price,
-        power_w=arguments.power,
-        idle_power_w=arguments.idle_power,
-        tokens=arguments.tokens,
-    )
-
-
 def _execute(arguments: argparse.Namespace) -> int:
     from perfmodel.cli import _show_search
 
@@ -124,14 +115,17 @@ def _execute(arguments: argparse.Namespace) -> int:
         front = run_pareto(arguments)
         if not front.layouts:
             raise PerfModelError("search: no layout fits and satisfies the constraints; without --pareto it says why")
-        files = write(arguments, front)
+        files = write(arguments, front.to_dict())
         emit(arguments, front.to_dict(), lambda: _show_search.pareto(front, files))
         return 0
     if arguments.export:
         export_framework(arguments)  # refused before anything is searched
     job = job_flags(arguments)
     result = run(arguments)
-    files = write(arguments, result)
+    report, runs = result.to_dict(), _runs(arguments, result)
+    for told, one in zip(report["layouts"], runs, strict=False):
+        told |= one.to_dict()
+    files = write(arguments, report)
     if result.complete and result.layouts and arguments.export:
         files.append(_export(arguments, result))
     if result.complete and result.layouts and (arguments.trace or arguments.png):
@@ -143,8 +137,8 @@ def _execute(arguments: argparse.Namespace) -> int:
     if result.layouts or result.complete or arguments.json:
         emit(
             arguments,
-            result.to_dict(),
-            lambda: _show_search.search(result, job, files, verbose=arguments.verbose),
+            report,
+            lambda: _show_search.search(result, job, files, lines(runs[0]) if runs else (), verbose=arguments.verbose),
         )
     if result.impossible:
         print(f"perfmodel: {result.impossible}", file=sys.stderr)
@@ -152,6 +146,13 @@ def _execute(arguments: argparse.Namespace) -> int:
     if not result.complete:
         raise KeyboardInterrupt(result.certificate)
     return 0
+
+
+def _runs(arguments: argparse.Namespace, result: "SearchResult") -> "list[TrainingRun]":
+    """What training on `--tokens` takes with every ranked layout; none where they are not given."""
+    problem = problem_of(arguments, quiet=True)
+    runs = [run_of(arguments, problem, p) for p in result.layouts]
+    return [one for one in runs if one is not None]
 
 
 def _export(arguments: argparse.Namespace, result: "SearchResult") -> str:
@@ -225,11 +226,11 @@ def run_pareto(arguments: argparse.Namespace) -> "ParetoFront":
         )  # fmt: skip
 
 
-def write(arguments: argparse.Namespace, result: "SearchResult | ParetoFront") -> list[str]:
-    """Write the result as JSON if asked for; names of the files."""
+def write(arguments: argparse.Namespace, report: dict[str, Any]) -> list[str]:
+    """Write the report as JSON if asked for; names of the files."""
     from perfmodel.ingest.tables import write_json
 
     if not arguments.out:
         return []
-    write_json(arguments.out, result.to_dict())
+    write_json(arguments.out, report)
     return [str(arguments.out)]

@@ -51,7 +51,7 @@ def test_search_writes_everything(capsys, tmp_path):
     assert "layouts scored by full schedule evaluation" in out
     assert len(json.loads(files[0].read_text())["layouts"]) == 3
     trace = json.loads(gzip.decompress(files[1].read_bytes()))
-    assert {e["ph"] for e in trace["traceEvents"]} == {"M", "X", "C"}
+    assert {e["ph"] for e in trace["traceEvents"]} >= {"M", "X", "C"}
     assert files[2].read_bytes().startswith(b"\x89PNG")
 
 
