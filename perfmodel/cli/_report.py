@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from perfmodel.cli._emit import emit
-from perfmodel.cli._flags import add_job, job_flags, problem_of
+from perfmodel.cli._flags import add_job, job_flags, problem_of, problem_on
 from perfmodel.cli._search import add_search, options_of, space_of
+from perfmodel.cli._training_run import reliability_of
 from perfmodel.errors import PerfModelError
 
 TOP: Final = 100
@@ -21,6 +22,10 @@ def add_command(commands: Any) -> None:
     add_job(command, batches=True)
     command.add_argument("--layout", help="of this layout alone, instead of a search")
     add_search(command, TOP)
+    command.add_argument(
+        "--compare-clusters", default="", metavar="C[:N],...",
+        help="also the best layout of the same job on these, as compare-clusters takes them",
+    )  # fmt: skip
     command.add_argument("--html", type=Path, metavar="FILE", help="where the page goes; opens in any browser, offline")
     command.set_defaults(run=_execute)
 
@@ -40,8 +45,12 @@ def _execute(arguments: argparse.Namespace) -> int:
         space=lambda each: space_of(arguments, each),
         options=options,
         calibration=arguments.calibration,
+        reliability=reliability_of(arguments),
+        pue=arguments.pue,
         flags=flags,
     )
+    if arguments.compare_clusters:
+        made = made.with_clusters(_clusters(arguments))
     if arguments.html:
         made.write(arguments.html)
     files = [str(arguments.html)] * bool(arguments.html)
@@ -49,6 +58,22 @@ def _execute(arguments: argparse.Namespace) -> int:
     if not made.data.get("complete", True):
         raise KeyboardInterrupt(made.data["certificate"])
     return 0
+
+
+def _clusters(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """What training takes on each of the clusters, or why it has no layout."""
+    from perfmodel.planning.compare_clusters import clusters_named, compare_problems
+
+    named = clusters_named(arguments.compare_clusters.split(","), arguments.devices)
+    found = compare_problems(
+        [problem_on(arguments, cluster, devices, quiet=True) for cluster, devices in named],
+        tokens=arguments.tokens,
+        pue=arguments.pue,
+        reliability=reliability_of(arguments),
+        space=lambda each: space_of(arguments, each),
+        calibration=arguments.calibration,
+    ).to_dict()
+    return [*found["clusters"], *({"cluster": name, "why": why} for name, why in found["impossible"].items())]
 
 
 def _show(data: dict[str, Any], files: list[str]) -> None:

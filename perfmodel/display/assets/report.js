@@ -53,13 +53,14 @@ function keep() {
 const CLUSTER_FIGURES = { // key of a record -> head and how it is written
   devices: ["devices", digits], step_time_s: ["step", seconds], tokens_per_s: [`${data.unit}/s`, digits], mfu: ["MFU", percent],
   usd_per_million_tokens: [`$ per million ${data.unit}`, (v) => "$" + digits(v, 3)], days: ["days", (v) => digits(v, 3)],
-  cost_usd: ["cost", (v) => "$" + digits(v, 3)], energy_j: ["energy", (v) => scaled(v, "J")],
+  cost_usd: ["cost", (v) => "$" + digits(v, 3)],
+  energy_per_million_tokens_j: [`energy per million ${data.unit}`, (v) => scaled(v, "J")],
 };
 function drawClusters() {
   if (!data.clusters.length) return;
   const known = Object.keys(CLUSTER_FIGURES).filter((key) => data.clusters.some((one) => typeof one[key] === "number"));
   const lines = data.clusters.map((one) => [one.cluster, ...known.map((key) =>
-    (typeof one[key] === "number" ? CLUSTER_FIGURES[key][1](one[key]) : "not known")), element("code", { textContent: one.layout ?? "" })]);
+    (typeof one[key] === "number" ? CLUSTER_FIGURES[key][1](one[key]) : (one.why ? "" : "not known"))), one.why ?? element("code", { textContent: one.layout ?? "" })]);
   document.querySelector("#clusters div").replaceChildren(listed(["cluster", ...known.map((key) => CLUSTER_FIGURES[key][0]), "best layout"], lines, "figures"));
   $("clusters").hidden = false;
 }

@@ -35,7 +35,7 @@ const both = () => (state.kept >= 0 && state.kept !== state.chosen ? [state.chos
 const placed = (i) => (rows.length > 1 ? `#${i + 1}` : "the layout");
 
 function drawAnswer() {
-  const row = rows[state.chosen], steps_s = (state.tokens / row.tokens_per_s) * changed(row, state.at);
+  const row = rows[state.chosen], steps_s = ((state.tokens / row.tokens_per_s) * changed(row, state.at)) / row.goodput;
   const price = data.price === null ? "" : `, $${digits((data.price * row.devices * steps_s) / HOUR_S, 3)}`;
   const title = rows.length === 1 ? "The layout" : state.chosen ? `Layout ${placed(state.chosen)}` : "First to try";
   const field = element("input", { value: state.tokens >= 1e6 ? state.tokens.toExponential().replace("+", "") : state.tokens, size: 7, id: "tokens", title: `${data.unit} to train on` });
@@ -49,7 +49,7 @@ function drawAnswer() {
     .sort((a, b) => b[1] - a[1]).map(([name, share]) => `${percent(share, 0)} ${name}`).join(", ");
   const lines = [
     ["launch with", element("span", {}, element("code", { textContent: row.layout }), copied(row.layout))],
-    ["how long", element("span", {}, `${step}; `, element("b", { textContent: span(steps_s) }), " for ", field, ` ${data.unit}${price}; `
+    ["how long", element("span", {}, `${step}; `, element("b", { textContent: span(steps_s) }), " for ", field, ` ${data.unit}${price}, with failures (goodput ${percent(row.goodput)}); `
       + `${digits(row.tokens_per_s * (row.step_s / now(row)))} ${data.unit}/s`)],
     ["how sure", element("span", {}, `9 of 10 steps like it take ${seconds(row.lo_s)} to ${seconds(row.hi_s)}; fits into memory with `
       + `probability ${row.fits.toFixed(2)}; times are ${resting}`)],

@@ -1,5 +1,5 @@
 // The table: sorted by a click on a head, filtered by words, one row chosen.
-const HIDDEN = new Set(["lo_s", "hi_s", "tokens_per_s", "tokens_per_s_per_device", "best", "energy_j"]); // drawn and filtered, but no column
+const HIDDEN = new Set(["lo_s", "hi_s", "tokens_per_s", "tokens_per_s_per_device", "best", "energy_j", "usd"]); // drawn and filtered, but no column
 const heads = [
   { key: "rank", label: "#", text: (i) => String(i + 1), value: (i) => i },
   ...columns.filter((one) => !HIDDEN.has(one.key) && !(one.key === "devices" && same(one)) && one.key !== "now_s").map(

@@ -13,9 +13,11 @@ from perfmodel.display import decision_page, inline_frame, shows_progress
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest.tables import write_text
 from perfmodel.planning.decision._launch_files import launch_files
-from perfmodel.planning.decision._rows import rows, with_money
+from perfmodel.planning.decision._rows import rows
 from perfmodel.planning.decision._scenarios import CHECKED, Turned, turned
+from perfmodel.planning.goodput import Reliability
 from perfmodel.planning.layouts import Progress, SearchOptions, SearchResult, SearchSpace, search
+from perfmodel.planning.training_run import training_run
 from perfmodel.prediction import Prediction, explain, layout_of, step_problem_of
 from perfmodel.spec import Cluster, Layout, Model, Problem
 from perfmodel.viz import interactive
@@ -44,7 +46,8 @@ class DecisionReport:
 
         Args:
             records: one per cluster, in any order: `cluster`, `layout` (its best), `devices`, and of `step_time_s`,
-                `tokens_per_s`, `mfu`, `usd_per_million_tokens`, `days`, `cost_usd`, `energy_j` what is known.
+                `tokens_per_s`, `mfu`, `usd_per_million_tokens`, `energy_per_million_tokens_j`, `days`, `cost_usd` what
+                is known, as in the `clusters` of `ClusterComparison.to_dict`; or `cluster` and `why` there is none.
         """
         return replace(self, data=self.data | {"clusters": [dict(record) for record in records]})
 
@@ -73,6 +76,8 @@ def report(
     space: SearchSpace | Callable[[Problem], SearchSpace] | None = None,
     options: SearchOptions | None = None,
     calibration: Path | str | None = None,
+    reliability: Reliability | None = None,
+    pue: float = 1.0,
     flags: Sequence[str] = (),
     progress: Progress | None = None,
     **words: Any,
@@ -86,6 +91,7 @@ def report(
         layout: only this one, instead of a search.
         space, options: of the search, as `search` takes them, whose fields `words` may also name; `top` is 100 unless
             said.
+        reliability, pue: of devices and site, as `training_run` takes them.
         flags: that say the same job, but for its batch, to the command line, for the commands that the page names.
         progress: told what is being done.
 
@@ -95,7 +101,6 @@ def report(
     tell = progress or (lambda *_: None)
     own = {word: words.pop(word) for word in [one.name for one in fields(SearchOptions)] if word in words}
     options = replace(options or SearchOptions(top=TOP), **own)
-    tariff = options.tariff
     if isinstance(batches := words.get("global_batch"), Sequence) and batches:
         options, words = replace(options, batches=tuple(batches)), words | {"global_batch": batches[0]}
     problem = catalog.problem(model, cluster, **words)
@@ -112,8 +117,11 @@ def report(
         best = result.robustness.best.tolist() if result.robustness else []
     tell("what if", 0, len(found))
     machine, checked = _turned(problem, calibration, found)
-    data = rows(found, machine, best) | {"machine": machine.to_dict() | {"checked": checked}}
-    with_money(data, step_problem_of(problem, calibration), tariff, found)
+    runs = [
+        training_run(p, problem, tariff=options.tariff, reliability=reliability, pue=pue, calibration=calibration)
+        for p in found
+    ]
+    data = rows(found, runs, machine, best) | {"machine": machine.to_dict() | {"checked": checked}}
     tell("timelines and launch files", 0, len(found))
     jobs = [problem.replace(global_batch=p.global_batch) for p in found]
     shown = list(zip(jobs, found, strict=True))
@@ -122,8 +130,9 @@ def report(
         | data
         | {
             "job": _job(problem, found[0]),
-            "price": (tariff and tariff.price_per_device_hour) or problem.cluster.price_per_device_hour,
-            "tokens": tariff and tariff.tokens,
+            "price": runs[0].usd_per_device_hour,
+            "price_source": runs[0].price_source,
+            "tokens": runs[0].tokens,
             "flags": shlex.join(flags or _flags(problem)),
             "launch": [launch_files(job, p.layout) for job, p in shown[:LAUNCHED]],
             "timelines": [_timeline(job, calibration, p) for job, p in shown[:TIMELINES]],

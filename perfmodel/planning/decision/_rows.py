@@ -1,15 +1,12 @@
 """Predicted layouts as the rows of the page: plain values, names once for all rows, six significant figures."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Final
-
-import numpy as np
 
 from perfmodel.display import PARTS, Look
 from perfmodel.planning.decision._scenarios import Turned
-from perfmodel.planning.layouts import Goal, Tariff
-from perfmodel.prediction import CATEGORIES, GAUSS_90, Prediction, StepProblem
+from perfmodel.planning.training_run import TrainingRun
+from perfmodel.prediction import CATEGORIES, GAUSS_90, Prediction
 from perfmodel.spec import DIMENSIONS, Layout
 
 MOST_EVENTS: Final = 12
@@ -18,7 +15,6 @@ MOST_SOURCES: Final = 6
 """Of the error of a layout."""
 _SETTINGS: Final = (*(d.key for d in DIMENSIONS), "vpp", "micro_batch", "schedule", "zero", "recompute")
 """Fields of layouts that may have a column."""
-_MONEY: Final = {"cost": ("cost of a million {}", "money"), "energy_j": ("energy of a million {}", "J")}
 _QUANTITIES: Final = {
     "step_s": ("step", "s", "low"),
     "lo_s": ("90 % from", "s", "low"),
@@ -30,18 +26,23 @@ _QUANTITIES: Final = {
     "memory_bytes": ("memory", "bytes", "low"),
     "fits": ("fits", "share", "high"),
     "best": ("is the best", "share", "high"),
+    "usd": ("cost of a million {}", "money", "low"),
+    "energy_j": ("energy of a million {}", "J", "low"),
     "devices": ("devices", "", "low"),
     "global_batch": ("global batch", "", ""),
 }
 """Key in a row -> head of its column, unit, and which values are better."""
 
 
-def rows(predictions: Sequence[Prediction], turned: Turned, best: Sequence[float] = ()) -> dict[str, Any]:
+def rows(
+    predictions: Sequence[Prediction], runs: Sequence[TrainingRun], turned: Turned, best: Sequence[float] = ()
+) -> dict[str, Any]:
     """`rows`, and the names that their lists follow: `parts` of the step, `categories` of memory, `origins` of times,
     `events` of critical paths, `quantities` and `settings` with a column.
 
     Args:
         predictions: the rows, the best first.
+        runs: what training with each takes.
         turned: how each follows the machine's parameters.
         best: probability of each to be the best; none where there is one row.
     """
@@ -50,9 +51,9 @@ def rows(predictions: Sequence[Prediction], turned: Turned, best: Sequence[float
     parts = [name for name in parts if any(p.breakdown_s.get(name, 0) > 0 for p in predictions)]
     origins = list(dict.fromkeys(name for p in predictions for name in p.provenance))
     made = []
-    for i, p in enumerate(predictions):
+    for i, (p, run) in enumerate(zip(predictions, runs, strict=True)):
         made.append(
-            _quantities(p)
+            _quantities(p, run)
             | ({"best": _short(best[i])} if len(best) else {})
             | {
                 "layout": p.notation or str(p.layout),
@@ -84,32 +85,18 @@ def rows(predictions: Sequence[Prediction], turned: Turned, best: Sequence[float
         "categories": list(CATEGORIES),
         "origins": origins,
         "events": list(events),
-        "quantities": [_column(name, *_QUANTITIES[name], unit) for name in known],
+        "quantities": [
+            {"key": name, "label": head.format(unit), "unit": of, "better": better}
+            for name, (head, of, better) in _QUANTITIES.items()
+            if name in known
+        ],
         "settings": [{"key": _SETTINGS[i], "at": i} for i in varied],
     }
 
 
-def with_money(data: dict[str, Any], problem: StepProblem, tariff: Tariff | None, found: Sequence[Prediction]) -> None:
-    """Add cost and energy of a million tokens to the rows, where catalog or tariff tell prices and powers."""
-    goal = Goal.parse(problem, tariff=replace(tariff or Tariff(), tokens=None))
-    known = goal.tariff
-    names = ["cost"] * (known.price_per_device_hour is not None)
-    names += ["energy_j"] * (known.power_w is not None and known.idle_power_w is not None)
-    per_token = np.array([problem.job.global_batch / p.global_batch for p in found])
-    for name in names:
-        values = np.ravel(goal.of(found)(name).lo) * per_token
-        for row, value in zip(data["rows"], values.tolist(), strict=True):
-            row[name] = _short(value)
-        head, unit = _MONEY[name]
-        data["quantities"].append(_column(name, head, unit, "low", data["unit"]))
-
-
-def _column(key: str, head: str, unit: str, better: str, counted: str) -> dict[str, str]:
-    return {"key": key, "label": head.format(counted), "unit": unit, "better": better}
-
-
-def _quantities(p: Prediction) -> dict[str, float]:
-    return {
+def _quantities(p: Prediction, run: TrainingRun) -> dict[str, float]:
+    priced = {"usd": run.usd_per_million_tokens, "energy_j": run.energy_per_million_tokens_j}
+    return {name: _short(value) for name, value in priced.items() if value is not None} | {
         "step_s": _short(p.step_time_s),
         "lo_s": _short(p.step_time_lo_s),
         "hi_s": _short(p.step_time_hi_s),
@@ -119,6 +106,7 @@ def _quantities(p: Prediction) -> dict[str, float]:
         "bubble": _short(p.bubble_fraction),
         "memory_bytes": _short(p.memory_needed_bytes),
         "fits": _short(p.fits_probability),
+        "goodput": _short(run.goodput.fraction),
         "devices": p.devices,
         "global_batch": p.global_batch,
     }
