@@ -50,7 +50,7 @@ def _execute(arguments: argparse.Namespace) -> int:
         flags=flags,
     )
     if arguments.compare_clusters:
-        made = made.with_clusters(_clusters(arguments))
+        made = made.with_clusters(_clusters(arguments, made.data["job"]["devices"]))
     if arguments.html:
         made.write(arguments.html)
     files = [str(arguments.html)] * bool(arguments.html)
@@ -60,13 +60,15 @@ def _execute(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _clusters(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """What training takes on each of the clusters, or why it has no layout."""
+def _clusters(arguments: argparse.Namespace, devices: int) -> list[dict[str, Any]]:
+    """What training takes on the job's own cluster and on each of the others, or why it has no layout."""
+    from perfmodel import catalog
     from perfmodel.planning.compare_clusters import clusters_named, compare_problems
 
-    named = clusters_named(arguments.compare_clusters.split(","), arguments.devices)
+    own = catalog.cluster(arguments.cluster)
+    named = clusters_named([own, *arguments.compare_clusters.split(",")], devices)
     found = compare_problems(
-        [problem_on(arguments, cluster, devices, quiet=True) for cluster, devices in named],
+        [problem_on(arguments, cluster, count, quiet=True) for cluster, count in named],
         tokens=arguments.tokens,
         pue=arguments.pue,
         reliability=reliability_of(arguments),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # the command line imports this package before it needs an ar
 
 COLUMNS: Final = {
     "start": "float64", "duration": "float64", "device": "int32", "stream": "uint8", "kind": "uint8",
-    "stage": "int32", "micro_batch": "int32", "critical": "uint8",
+    "stage": "int32", "micro_batch": "int32", "critical": "uint8", "inside": "int32",
 }  # fmt: skip
 """Of the events that the page shows, with the types in which it holds them."""
 
@@ -38,6 +38,7 @@ def timeline_page(
     end_s: float,
     memory: Sequence[MemoryLine] = (),
     capacity_bytes: float | None = None,
+    inside: Sequence[Sequence[Any]] = (),
     title: str = "timeline",
     device_word: str = "rank",
 ) -> str:
@@ -45,14 +46,17 @@ def timeline_page(
 
     Args:
         events: a column for each of `COLUMNS`, of equal lengths, in any order; times in seconds, `kind` a place in
-            `kinds`, `stream` one in `streams` (the first is drawn highest), -1 where an event has no micro-batch.
+            `kinds`, `stream` one in `streams` (the first is drawn highest), -1 where an event has no micro-batch;
+            `inside`, which may be missing, a place in `inside`, or -1.
         kinds: colour and name of each kind.
         memory: a line per device, drawn below; none leaves it out.
+        inside: blocks of some events in their order: `name`, `time_s`, and `events` with `name`, `time_s`, `count`, and
+            `group` of those that communicate.
         device_word: what a row is called.
     """
     import numpy as np
 
-    columns = {name: np.asarray(events[name]) for name in COLUMNS}
+    columns = {"inside": np.full(len(events["start"]), -1)} | {n: np.asarray(events[n]) for n in COLUMNS if n in events}
     order = np.lexsort((columns["start"], columns["stream"], columns["device"]))
     data = {name: _packed(columns[name][order], kind) for name, kind in COLUMNS.items()} | {
         "end_s": float(end_s),
@@ -61,12 +65,31 @@ def timeline_page(
         "kinds": [{"label": k.label, "colour": k.colour, "text": text_colour(k.colour)} for k in kinds],
         "streams": list(streams),
         "capacity_bytes": capacity_bytes,
+        **_inside(inside),
         "memory": [
             {"colour": colour, "time": _packed(m.time_s, "float64"), "bytes": _packed(m.in_use_bytes, "float64")}
             for m, colour in zip(memory, ramp(len(memory)), strict=True)
         ],
     }
     return _filled("timeline", ("timeline",), title, data)
+
+
+def _inside(of_events: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """`names`, the different `blocks` [name, seconds, [[name, seconds, count, whether it communicates]]], and for each
+    event the places of its blocks (`passes`)."""
+    names: dict[str, int] = {}
+    blocks: dict[Any, int] = {}
+    place = lambda name: names.setdefault(name, len(names))  # noqa: E731
+    passes = [[blocks.setdefault(block, len(blocks)) for block in one] for one in of_events]
+    listed = [
+        [
+            place(block.name.replace("_", " ")),
+            block.time_s,
+            [[place(e.name), e.time_s, round(e.count, 3), int(bool(e.group))] for e in block.events],
+        ]
+        for block in blocks
+    ]
+    return {"names": list(names), "blocks": listed, "passes": passes}
 
 
 def decision_page(data: Mapping[str, Any]) -> str:

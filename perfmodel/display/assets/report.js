@@ -52,12 +52,15 @@ function keep() {
 
 const CLUSTER_FIGURES = { // key of a record -> head and how it is written
   devices: ["devices", digits], step_time_s: ["step", seconds], tokens_per_s: [`${data.unit}/s`, digits], mfu: ["MFU", percent],
-  usd_per_million_tokens: [`$ per million ${data.unit}`, (v) => "$" + digits(v, 3)], days: ["days", (v) => digits(v, 3)],
-  cost_usd: ["cost", (v) => "$" + digits(v, 3)],
+  usd_per_million_tokens: [`$ per million ${data.unit}`, (v) => "$" + digits(v, 3)], days: ["days", (v) => digits(v, 3)], cost_usd: ["cost", (v) => "$" + digits(v, 3)],
   energy_per_million_tokens_j: [`energy per million ${data.unit}`, (v) => scaled(v, "J")],
 };
 function drawClusters() {
   if (!data.clusters.length) return;
+  for (const one of data.clusters) { // of as many tokens as the page is asked about
+    if (one.tokens_per_s) one.days = state.tokens / one.tokens_per_s / DAY_S / (one.goodput?.fraction ?? 1);
+    if (one.usd_per_million_tokens) one.cost_usd = (one.usd_per_million_tokens * state.tokens) / 1e6;
+  }
   const known = Object.keys(CLUSTER_FIGURES).filter((key) => data.clusters.some((one) => typeof one[key] === "number"));
   const lines = data.clusters.map((one) => [one.cluster, ...known.map((key) =>
     (typeof one[key] === "number" ? CLUSTER_FIGURES[key][1](one[key]) : (one.why ? "" : "not known"))), one.why ?? element("code", { textContent: one.layout ?? "" })]);

@@ -28,7 +28,7 @@ function scaled(value, unit) {
 function seconds(value) {
   for (const [scale, unit] of [[1, "s"], [1e-3, "ms"], [1e-6, "\u00b5s"]])
     if (Math.abs(value) >= scale) return digits(value / scale) + " " + unit;
-  return value === 0 ? "0 s" : digits(value / 1e-9, 3) + " ns";
+  return Math.abs(value) < 1e-10 ? "0 s" : digits(value / 1e-9, 3) + " ns";
 }
 function span(value) { // of days and hours
   if (value < 120) return seconds(value);

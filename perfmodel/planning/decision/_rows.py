@@ -48,7 +48,7 @@ def rows(
     """
     events: dict[str, int] = {}
     parts = [*PARTS, *dict.fromkeys(n for p in predictions for n in p.breakdown_s if n not in PARTS)]
-    parts = [name for name in parts if any(p.breakdown_s.get(name, 0) > 0 for p in predictions)]
+    parts = [name for name in parts if any(p.breakdown_s.get(name, 0) > 1e-6 * p.step_time_s for p in predictions)]
     origins = list(dict.fromkeys(name for p in predictions for name in p.provenance))
     made = []
     for i, (p, run) in enumerate(zip(predictions, runs, strict=True)):
