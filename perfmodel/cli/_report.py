@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from perfmodel.cli._emit import emit
+from perfmodel.cli._explain import add_profile
 from perfmodel.cli._flags import add_job, job_flags, problem_of, problem_on
 from perfmodel.cli._search import add_search, options_of, space_of
 from perfmodel.cli._training_run import reliability_of
@@ -21,6 +22,7 @@ def add_command(commands: Any) -> None:
     )
     add_job(command, batches=True)
     command.add_argument("--layout", help="of this layout alone, instead of a search")
+    add_profile(command)
     add_search(command, TOP)
     command.add_argument(
         "--compare-clusters", default="", metavar="C[:N],...",
@@ -33,6 +35,9 @@ def add_command(commands: Any) -> None:
 def _execute(arguments: argparse.Namespace) -> int:
     if not (arguments.html or arguments.json):
         raise PerfModelError("report: nothing to write; give --html FILE")
+    if arguments.profile and not arguments.layout:
+        raise PerfModelError("report: a profile is of one layout; give the one that ran, --layout L")
+    from perfmodel.calibration import explain_profile
     from perfmodel.planning.decision import report
 
     flags, options = job_flags(arguments), options_of(arguments)
@@ -49,6 +54,13 @@ def _execute(arguments: argparse.Namespace) -> int:
         pue=arguments.pue,
         flags=flags,
     )
+    if arguments.profile:
+        made = made.with_profile(
+            explain_profile(
+                problem, arguments.layout, arguments.profile, format=arguments.format,
+                calibration=arguments.calibration,
+            )
+        )  # fmt: skip
     if arguments.compare_clusters:
         made = made.with_clusters(_clusters(arguments, made.data["job"]["devices"]))
     if arguments.html:

@@ -70,6 +70,25 @@ def test_zoom_hover_search_and_critical_path(prediction, open_page):
     assert re.search(r"rank \d: [\d.]+ GiB", page.inner_text("#tip"))
 
 
+def test_a_wide_pass_shows_its_blocks_and_kernels(prediction, open_page):
+    page = open_page(interactive(prediction))
+    drawn = slices(prediction.timeline)
+    drawn = drawn.select(np.lexsort((drawn.start_s, drawn.stream, drawn.device)))
+    event = int(np.flatnonzero((drawn.device == 1) & (drawn.stream == 0) & (drawn.micro_batch == 3))[0])
+    parts = prediction.pass_parts[int(drawn.duration_class[event])]
+    assert sum(part.time_s for part in parts) == pytest.approx(drawn.duration_s[event])
+    before = page.locator("#rows").screenshot()
+    at = move_to(page, event)
+    page.mouse.dblclick(at["x"], at["y"])
+    state(page)
+    assert page.locator("#rows").screenshot() != before
+    kernel = parts[1].events[2]
+    inside_s = parts[0].time_s + sum(one.time_s for one in parts[1].events[:2]) + kernel.time_s / 2
+    told = page.evaluate(f"perfmodelTimeline.describe({event}, {drawn.start_s[event] + inside_s})").splitlines()
+    assert any(line.startswith(parts[1].name.replace("_", " ")) for line in told)
+    assert kernel.name.replace("_", " ") in told[-1]
+
+
 def test_many_events_are_drawn_as_pixels_and_found_again(open_page):
     n, devices = 120_000, 8
     device = np.repeat(np.arange(devices), n // devices)

@@ -11,7 +11,7 @@ from perfmodel.planning.decision import DecisionReport, report
 
 @pytest.fixture(scope="module")
 def made():
-    return report("gpt3-1.3b", "dgx-a100", devices=16, global_batch=32, top=12)
+    return report("gpt3-1.3b", "dgx-a100", devices=8, global_batch=32, top=12)
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +64,10 @@ def test_a_thousand_layouts_are_painted_sorted_and_filtered_within_a_second(thou
     memory = [thousand.data["rows"][i]["memory_bytes"] for i in visible(page)]
     assert memory == sorted(memory)
     typed = "const f = document.getElementById('filter'); f.value = '{}'; f.dispatchEvent(new Event('input'))"
-    assert took_ms(page, typed.format("memory<12 prefetch=9")) < 1000
+    most = int(sorted(memory)[500] / 2**30)
+    assert took_ms(page, typed.format(f"memory<{most} prefetch=9")) < 1000
     rows = thousand.data["rows"]
-    wanted = {i for i, r in enumerate(rows) if r["memory_bytes"] < 12 * 2**30 and "prefetch=9" in r["layout"]}
+    wanted = {i for i, r in enumerate(rows) if r["memory_bytes"] < most * 2**30 and "prefetch=9" in r["layout"]}
     assert set(visible(page)) == wanted != set()
     assert took_ms(page, typed.format("")) < 1000
     assert took_ms(page, "document.querySelector('#knobs button').click()") < 1000
@@ -86,7 +87,7 @@ def test_the_four_questions_are_answered_at_the_top(made, open_page):
     assert f"bandwidth between nodes: {step} (+{100 * (ratio - 1):.1f} %)" in answer
     page.fill("#tokens", "2e12")
     page.press("#tokens", "Enter")
-    days = 2e12 / best["tokens_per_s"] / 86400
+    days = 2e12 / best["tokens_per_s"] / best["goodput"] / 86400
     assert f"{float(format(days, '.3g')):,g} days" in page.inner_text("#answer")
 
 

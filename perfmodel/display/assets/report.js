@@ -68,6 +68,23 @@ function drawClusters() {
   $("clusters").hidden = false;
 }
 
+function drawProfile() { // where a profile of the layout and its prediction part
+  const told = data.profile;
+  if (!told) return;
+  const widest = Math.max(...told.differences.map((one) => Math.abs(one.effect_s)), 1e-12);
+  const lines = told.differences.filter((one) => Math.abs(one.effect_s) > 1e-3 * widest).map((one) => {
+    const effect = bar([{ value: Math.abs(one.effect_s), colour: one.effect_s > 0 ? "#D55E00" : "#009E73", title: seconds(one.effect_s) }], widest);
+    return [one.event, effect, seconds(one.effect_s), seconds(one.predicted_s), seconds(one.measured_s),
+      `${digits(one.predicted_calls)} / ${digits(one.measured_calls)}`, one.remedy];
+  });
+  document.querySelector("#profile div").replaceChildren(
+    element("p", { textContent: `Step: ${seconds(told.predicted_step_s)} predicted, ${seconds(told.measured_step_s)} measured (${signed(told.measured_step_s / told.predicted_step_s - 1)}), `
+      + `of ${told.steps} steps on ${told.devices} devices; ${percent(told.matched_share, 0)} of the measured time is of predicted events.` }),
+    listed(["largest differences, per device and step", "", "effect", "predicted", "measured", "calls", "remedy"], lines, "figures"),
+    ...Object.entries(told.unread).map(([what, calls]) => element("p", { className: "note", textContent: `${digits(calls)} calls: the profile does not say their ${what}` })));
+  $("profile").hidden = false;
+}
+
 function drawAccount() {
   const { job } = data, first = rows[0];
   $("facts").textContent = [`global batch ${digits(first.global_batch)}`, `sequence ${digits(job.seq_len)}`, job.dtype, `${job.devices_per_node} ${job.device} per node`,
@@ -120,6 +137,7 @@ buildScatter();
 buildKnobs();
 drawAccount();
 drawClusters();
+drawProfile();
 filter("");
 choose(0);
 // for tests: what is chosen and shown, and the arithmetic of the sliders

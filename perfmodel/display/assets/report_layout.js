@@ -121,12 +121,14 @@ function drawSure() {
     return element("div", {}, element("small", { textContent: `${placed(i)}: ${seconds(row.step_s)}, 90 % from ${seconds(row.lo_s)} to ${seconds(row.hi_s)}` }), line);
   });
   const row = rows[state.chosen];
+  const measuring = `perfmodel calibrate ${data.measured_by} --global-batch ${row.global_batch} --layouts ${row.layout} --dry-run`;
   const lines = [
     ...(row.best === undefined ? [] : [["is the best of these with probability", percent(row.best, 0)]]),
     ...data.origins.map((name, k) => [`critical path: ${name}`, percent(row.origins[k], 0)]),
     ...row.sources.map(([name, half]) => [`uncertain by: ${name.replace(/^events: /, "").replaceAll("_", " ")}`, "\u00b1 " + percent(Math.expm1(half))]),
   ];
-  $("sure").replaceChildren(...intervals, listed(null, lines, "figures"), ...row.notes.map((text) => element("p", { className: "note", textContent: text })));
+  $("sure").replaceChildren(...intervals, listed(null, lines, "figures"), ...row.notes.map((text) => element("p", { className: "note", textContent: text })),
+    element("p", {}, "Measured on two nodes, its events make it surer; what that takes: ", element("code", { textContent: measuring }), copied(measuring)));
 }
 
 function drawLaunch() {

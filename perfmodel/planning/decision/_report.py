@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from perfmodel import catalog
+from perfmodel.calibration import ProfileReport
 from perfmodel.display import decision_page, inline_frame, shows_progress
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest.tables import write_text
@@ -30,6 +31,7 @@ LAUNCHED: Final = 20
 """Layouts, the first, whose launch files are in the page."""
 MOST_OPS: Final = 60_000
 """Of a timeline in the page: about 40 bytes each."""
+_CALIBRATE: Final = ("--from", "--model", "--cluster", "--seq-len", "--dtype", "--framework")
 HEIGHT_PX: Final = 900
 """Of the page in a notebook."""
 
@@ -50,6 +52,10 @@ class DecisionReport:
                 is known, as in the `clusters` of `ClusterComparison.to_dict`; or `cluster` and `why` there is none.
         """
         return replace(self, data=self.data | {"clusters": [dict(record) for record in records]})
+
+    def with_profile(self, profile: ProfileReport) -> "DecisionReport":
+        """The same with a profile of the first layout's step beside its prediction."""
+        return replace(self, data=self.data | {"profile": profile.to_dict()})
 
     def to_html(self) -> str:
         """The page: one file that needs no network."""
@@ -123,6 +129,7 @@ def report(
     ]
     data = rows(found, runs, machine, best) | {"machine": machine.to_dict() | {"checked": checked}}
     tell("timelines and launch files", 0, len(found))
+    flags = flags or _flags(problem)
     jobs = [problem.replace(global_batch=p.global_batch) for p in found]
     shown = list(zip(jobs, found, strict=True))
     return DecisionReport(
@@ -133,10 +140,12 @@ def report(
             "price": runs[0].usd_per_device_hour,
             "price_source": runs[0].price_source,
             "tokens": runs[0].tokens,
-            "flags": shlex.join(flags or _flags(problem)),
+            "flags": shlex.join(flags),
+            "measured_by": shlex.join(_of_calibrate(flags)),
             "launch": [launch_files(job, p.layout) for job, p in shown[:LAUNCHED]],
             "timelines": [_timeline(job, calibration, p) for job, p in shown[:TIMELINES]],
             "clusters": [],
+            "profile": None,
         }
     )
 
@@ -194,6 +203,12 @@ def _flags(problem: Problem) -> list[str]:
         "framework": None if problem.framework.name == "generic" else problem.framework.label,
     }  # fmt: skip
     return [str(word) for flag, value in said.items() if value is not None for word in (f"--{flag}", value)]
+
+
+def _of_calibrate(flags: Sequence[str]) -> list[str]:
+    """Those flags of a job, each with its value, that `calibrate` takes too."""
+    pairs = zip(flags[::2], flags[1::2], strict=True)
+    return [word for flag, value in pairs if flag in _CALIBRATE for word in (flag, value)]
 
 
 def _timeline(problem: Problem, calibration: Path | str | None, prediction: Prediction) -> str:

@@ -9,7 +9,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.ingest.launch import parse_launch
 from perfmodel.planning.decision import KNOBS, report, turned
 from perfmodel.planning.layouts import search
-from perfmodel.planning.what_if import step_s, whatif
+from perfmodel.planning.what_if import Scenario, step_s
 from perfmodel.prediction import step_problem_of
 from perfmodel.spec import Layout
 
@@ -32,19 +32,16 @@ def test_rows_are_the_searchs_layouts(made):
         assert max(map(sum, row["memory"])) == pytest.approx(p.memory_needed_bytes, rel=1e-4)
 
 
-def test_turned_is_what_whatif_says_of_each_layout():
-    words = problem(**JOB)
+def test_turned_is_the_step_of_whatif():
+    model = step_problem_of(problem(**JOB))
     layouts = [Layout(tp=2, pp=2, dp=4, zero=1), Layout(tp=1, pp=4, dp=4, micro_batch=2)]
-    found = turned(step_problem_of(words), layouts)
+    found = turned(model, layouts)
     for at, layout in enumerate(layouts):
+        here_s = step_s(model, layout, Scenario())
         for i, name in enumerate(found.knobs):
-            settings = [f"{setting}=0.5x" for setting in KNOBS[name].settings]
-            exact = whatif(words, layout=layout, settings=settings)
-            assert found.ratio[at, i, 0] == pytest.approx(exact.after_s / exact.before_s, rel=1e-4)
-    model = step_problem_of(words)
-    for i, name in enumerate(found.knobs):
-        near = [step_s(model, layouts[0], KNOBS[name].scenario(factor)) for factor in (1, 1.001)]
-        assert found.elasticity[0, i] == pytest.approx(1e3 * np.log(near[1] / near[0]), abs=1e-3)
+            half_s, near_s = (step_s(model, layout, KNOBS[name].scenario(factor)) for factor in (0.5, 1.001))
+            assert found.ratio[at, i, 0] == pytest.approx(half_s / here_s, rel=1e-4)
+            assert found.elasticity[at, i] == pytest.approx(1e3 * np.log(near_s / here_s), abs=1e-3)
 
 
 def test_more_of_a_rate_never_lengthens_the_step():
@@ -65,7 +62,7 @@ def test_launch_files_give_the_layout_back(made):
 
 
 def test_several_batches_each_follow_their_own_job():
-    both = report(**JOB | {"global_batch": [16, 32]}, devices=16, top=3)
+    both = report(**JOB | {"global_batch": [16, 32]}, devices=8, top=2)
     rows = both.data["rows"]
     batches = {row["global_batch"] for row in rows}
     assert batches <= {16, 32}
@@ -84,6 +81,8 @@ def test_bad_input_is_one_line_and_no_file(tmp_path, capsys):
         (["--devices", "16"], "--html"),
         (["--devices", "16", "--html", str(tmp_path)], "folder"),
         (["--layout", "tp=3", "--html", str(page)], "tp"),
+        (["--devices", "16", "--profile", "rank0.json", "--html", str(page)], "--layout"),
+        (["--layout", "tp=1", "--profile", "rank0.json", "--html", str(page)], "rank0.json"),
     ):
         assert main([*job, *more]) == 2, more
         err = capsys.readouterr().err
@@ -97,7 +96,8 @@ def test_bad_input_is_one_line_and_no_file(tmp_path, capsys):
 def test_the_command_writes_the_page(tmp_path, capsys):
     page = tmp_path / "r.html"
     argv = ["report", "--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--global-batch", "32", "--html", str(page)]
-    assert main([*argv, "--devices", "8", "--top", "2"]) == 0
+    assert main([*argv, "--devices", "8", "--top", "1", "--fix", "tp=2", "--compare-clusters", "h100"]) == 0
+    assert "dgx-h100" in page.read_text()
     out = capsys.readouterr().out
     assert out.startswith("first to try: tp=")
     assert f"wrote {page}" in out
