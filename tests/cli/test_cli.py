@@ -55,6 +55,13 @@ def test_search_writes_everything(capsys, tmp_path):
     assert files[2].read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("picture", ["breakdown", "pareto"])
+def test_pictures_of_all_layouts_are_drawn(capsys, tmp_path, picture):
+    file = tmp_path / "all.png"
+    assert run(capsys, "plot", picture, *JOB, "--devices", "4", "--out", str(file))[0] == 0
+    assert file.read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize("width", [80, 150])
 def test_a_search_is_read_and_gone_on_from_in_any_terminal(capsys, monkeypatch, width):
     console = Console(width=width, highlight=False)
