@@ -44,6 +44,11 @@ def _execute(arguments: argparse.Namespace) -> int:
     problem = problem_of(arguments)
     if not arguments.layout:
         problem.require_devices()
+    profile = None
+    if arguments.profile:  # read first: files are refused before anything is searched
+        profile = explain_profile(
+            problem, arguments.layout, arguments.profile, format=arguments.format, calibration=arguments.calibration
+        )
     made = report(
         problem,
         layout=arguments.layout or "",
@@ -54,13 +59,8 @@ def _execute(arguments: argparse.Namespace) -> int:
         pue=arguments.pue,
         flags=flags,
     )
-    if arguments.profile:
-        made = made.with_profile(
-            explain_profile(
-                problem, arguments.layout, arguments.profile, format=arguments.format,
-                calibration=arguments.calibration,
-            )
-        )  # fmt: skip
+    if profile:
+        made = made.with_profile(profile)
     if arguments.compare_clusters:
         made = made.with_clusters(_clusters(arguments, made.data["job"]["devices"]))
     if arguments.html:
