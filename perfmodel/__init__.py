@@ -32,6 +32,7 @@ _NAMES = {
     "planning.optimise": "partition partition_devices",
     "planning.compare_clusters": "ClusterComparison compare_clusters",
     "planning.goodput": "Reliability",
+    "planning.decision": "DecisionReport report",
     "planning.design": "devices_for memory_to_fit overtake rank_upgrades",
     "validation": "read_runs validate_cases validate_kernels",
     "viz": "gantt write_gantt write_trace",
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from perfmodel.ingest.tables import read_table
     from perfmodel.measure import read_plan, run_plan, write_plan
     from perfmodel.planning.compare_clusters import ClusterComparison, compare_clusters
+    from perfmodel.planning.decision import DecisionReport, report
     from perfmodel.planning.design import devices_for, memory_to_fit, overtake, rank_upgrades
     from perfmodel.planning.goodput import Reliability
     from perfmodel.planning.layouts import (

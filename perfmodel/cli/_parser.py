@@ -20,6 +20,7 @@ from perfmodel.cli import (
     _import_table,
     _plot,
     _predict,
+    _report,
     _run,
     _schedules,
     _search,
@@ -30,6 +31,7 @@ from perfmodel.cli import (
 _COMMANDS: Final = (
     _predict.add_predict,
     _search.add_command,
+    _report.add_command,
     _compare_clusters.add_command,
     _design.add_command,
     _predict.add_timeline,

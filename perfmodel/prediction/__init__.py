@@ -77,6 +77,7 @@ from perfmodel.prediction._programs import Prepared as Prepared
 from perfmodel.prediction._programs import prepared as prepared
 from perfmodel.prediction._programs import rank_busy_s as rank_busy_s
 from perfmodel.prediction._sensitivity import StepDerivatives as StepDerivatives
+from perfmodel.prediction._sensitivity import derivatives_towards as derivatives_towards
 from perfmodel.prediction._sensitivity import step_derivatives as step_derivatives
 from perfmodel.prediction._shares import EventShares as EventShares
 from perfmodel.prediction._shares import event_shares as event_shares
