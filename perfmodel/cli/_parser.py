@@ -20,9 +20,11 @@ from perfmodel.cli import (
     _import_table,
     _plot,
     _predict,
+    _report,
     _run,
     _schedules,
     _search,
+    _serve,
     _validate,
     _whatif,
 )
@@ -30,7 +32,9 @@ from perfmodel.cli import (
 _COMMANDS: Final = (
     _predict.add_predict,
     _search.add_command,
+    _report.add_command,
     _compare_clusters.add_command,
+    _serve.add_command,
     _design.add_command,
     _predict.add_timeline,
     _explain.add_command,

@@ -16,7 +16,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.spec import Problem
 
 if TYPE_CHECKING:
-    from perfmodel.planning.layouts import ParetoFront, SearchResult, SearchSpace
+    from perfmodel.planning.layouts import ParetoFront, SearchOptions, SearchResult, SearchSpace
     from perfmodel.planning.training_run import TrainingRun
 
 
@@ -28,7 +28,23 @@ def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser("search", help="rank the layouts of a model on a cluster")
     add_job(command, batches=True)
-    command.add_argument("--top", type=int, default=10, metavar="K", help="layouts to report (default 10)")
+    add_search(command)
+    command.add_argument(
+        "--pareto", metavar="A,B[,C]", help="the Pareto front of objectives instead, e.g. time,memory,cost"
+    )
+    command.add_argument(
+        "-v", "--verbose", action="store_true", help="also how it was searched, why others are out, where the step goes"
+    )
+    command.add_argument("--out", type=Path, metavar="FILE", help="also write the result as JSON")
+    add_export(command)
+    command.add_argument("--trace", type=Path, metavar="FILE", help="Chrome trace of the best layout (json or json.gz)")
+    command.add_argument("--png", type=Path, metavar="FILE", help="Gantt chart of the best layout")
+    command.set_defaults(run=_execute)
+
+
+def add_search(command: argparse.ArgumentParser, top: int = 10) -> None:
+    """Flags that say which layouts are looked for, by what, and how many."""
+    command.add_argument("--top", type=int, default=top, metavar="K", help=f"layouts to report (default {top})")
     command.add_argument(
         "--method",
         default="auto",
@@ -41,22 +57,11 @@ def add_command(commands: Any) -> None:
         "--robust", nargs="?", const="regret", default="", metavar="ORDER",
         help="order by expected regret (default), upper (end of the 90 %% interval) or best (probability to be)",
     )  # fmt: skip
-    command.add_argument(
-        "--pareto", metavar="A,B[,C]", help="the Pareto front of objectives instead, e.g. time,memory,cost"
-    )
     command.add_argument("--workers", type=int, default=1, metavar="N", help="processes that evaluate (default 1)")
     command.add_argument("--dask", default="", metavar="ADDRESS", help="evaluate on the workers of a Dask scheduler")
     command.add_argument(
         "--resume", type=Path, metavar="FILE", help="keep what was evaluated here, and go on from it if it exists"
     )
-    command.add_argument(
-        "-v", "--verbose", action="store_true", help="also how it was searched, why others are out, where the step goes"
-    )
-    command.add_argument("--out", type=Path, metavar="FILE", help="also write the result as JSON")
-    add_export(command)
-    command.add_argument("--trace", type=Path, metavar="FILE", help="Chrome trace of the best layout (json or json.gz)")
-    command.add_argument("--png", type=Path, metavar="FILE", help="Gantt chart of the best layout")
-    command.set_defaults(run=_execute)
 
 
 def add_space(command: argparse.ArgumentParser) -> None:
@@ -159,18 +164,12 @@ def _export(arguments: argparse.Namespace, result: "SearchResult") -> str:
     return str(path)
 
 
-def run(arguments: argparse.Namespace) -> "SearchResult":
-    """What the command finds.
-
-    Raises:
-        PerfModelError: bad input.
-    """
-    from perfmodel.planning import layouts
+def options_of(arguments: argparse.Namespace) -> "SearchOptions":
+    """How the flags say to search; before `problem_of`, which keeps the first of several batches."""
+    from perfmodel.planning.layouts import SearchOptions
 
     batches: list[int] = arguments.global_batch
-    problem = problem_of(arguments)
-    problem.require_devices()
-    options = layouts.SearchOptions(
+    return SearchOptions(
         method=arguments.method,
         objective=arguments.objective,
         constraints=arguments.constraint,
@@ -183,6 +182,19 @@ def run(arguments: argparse.Namespace) -> "SearchResult":
         dask=arguments.dask,
         resume=arguments.resume,
     )
+
+
+def run(arguments: argparse.Namespace) -> "SearchResult":
+    """What the command finds.
+
+    Raises:
+        PerfModelError: bad input.
+    """
+    from perfmodel.planning import layouts
+
+    options = options_of(arguments)
+    problem = problem_of(arguments)
+    problem.require_devices()
     with progress("search") as report:
         return layouts.search(
             problem,

@@ -40,7 +40,7 @@ def trace_events(prediction: Prediction) -> dict[str, Any]:
         events.append({"ph": "M", "name": "process_sort_index", "pid": device, "args": {"sort_index": device}})
         used = sorted({int(Stream.SEND), *(drawn.stream[drawn.device == device]).tolist()})
         events += [_meta("thread_name", device, tid, _STREAM_NAMES[tid]) for tid in used]
-    for start, duration, device, stream, kind, stage, micro_batch, critical in drawn:
+    for start, duration, device, stream, kind, stage, micro_batch, critical, _ in drawn:
         label = EVENTS[KIND_NAMES[kind]].label
         events.append(
             {
