@@ -90,6 +90,12 @@ def show(report: dict[str, Any]) -> None:
         heads = [_SHORT.get(name, name.replace("_", " ")) for name in names]
         cells = [[_cell(row[name]) for name in names] for row in report["rows"]]
         console.print(table(report.get("title", ""), heads, cells))
+    if forms := report.get("closed_forms"):
+        heads = ["stages", "n_f", "n_b", "compute", "transfers", "all-reduce left", "step"]
+        cells = [
+            [f"{name}, {which}", *map(_cell, form.values())] for name, of in forms.items() for which, form in of.items()
+        ]
+        console.print(table("Chimera's own model (section 3.4 of its paper)", heads, cells))
     for line in (*report.get("skipped", ()), *(f"wrote {path}" for path in report["written"])):
         console.print(line)
 
@@ -119,8 +125,10 @@ def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _predicted(arguments: argparse.Namespace) -> dict[str, Any]:
+    from dataclasses import asdict
+
     from perfmodel import catalog
-    from perfmodel.prediction import compare_schedules
+    from perfmodel.prediction import chimera_closed_form, compare_schedules, step_problem
 
     _require_job(arguments)
     model, cluster = catalog.model(arguments.model), catalog.cluster(arguments.cluster)
@@ -151,7 +159,16 @@ def _predicted(arguments: argparse.Namespace) -> dict[str, Any]:
         if c.prediction
     ]
     skipped = [f"{c.schedule}: {c.reason}" for c in compared if not c.prediction]
-    return {"rows": rows, "skipped": skipped, "written": []}
+    problem = step_problem(model, cluster, job, framework=framework)
+    forms = {
+        c.schedule: {
+            which: asdict(form) | {"step_s": form.step_s}
+            for which, form in chimera_closed_form(problem, c.prediction.layout).items()
+        }
+        for c in compared
+        if c.prediction and c.schedule.partition(":")[0] == "chimera"
+    }
+    return {"rows": rows, "closed_forms": forms, "skipped": skipped, "written": []}
 
 
 def _optimised(arguments: argparse.Namespace) -> dict[str, Any]:

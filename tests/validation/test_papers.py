@@ -7,7 +7,10 @@ from studies.chimera_figures import RATES, pipelines_table, scaling_table, synch
 
 from perfmodel import catalog
 from perfmodel.cost import CollectiveModel
+from perfmodel.errors import LayoutError
 from perfmodel.ops import Collective
+from perfmodel.prediction import chimera_closed_form, evaluate, step_problem
+from perfmodel.spec import Job, Layout
 
 
 def test_distsim_finds_the_papers_best_and_worst():
@@ -61,3 +64,16 @@ def test_gpt2_takes_deep_pipelines_without_recompute_where_memory_is_short():
 def test_loading_weights_by_name_takes_the_square_of_their_number():
     pytest.importorskip("torch")
     assert 0.2 < chimera.name_load_s() / chimera.NAME_LOAD_S < 20
+
+
+def test_closed_form_of_equal_stages():
+    """Section 3.4: n_f and n_b of four stages, and no difference between mean and longest."""
+    layout = Layout(pp=4, dp=1, micro_batch=256, schedule="chimera")
+    job = Job(global_batch=1024, seq_len=1, dtype="fp16")
+    problem = step_problem(catalog.model("mlp-17b"), catalog.cluster("dgx-2"), job)
+    forms = chimera_closed_form(problem, layout)
+    assert forms["mean"].step_s == pytest.approx(forms["longest"].step_s, rel=1e-6)
+    assert (forms["mean"].forwards, forms["mean"].backwards) == (4, 6)
+    assert forms["mean"].compute_s < evaluate(problem, [layout]).step_time_s[0]  # updates of weights are none of it
+    with pytest.raises(LayoutError, match="closed form is for"):
+        chimera_closed_form(problem, layout.replace(schedule="1f1b"))

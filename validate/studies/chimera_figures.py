@@ -9,7 +9,15 @@ import pandas as pd
 from studies.chimera import STUDIES, Conditions, Study, chimera_search, loads_s, written
 
 from perfmodel import catalog
-from perfmodel.prediction import StepProblem, bundles, evaluate, needed_memory, prepared, step_problem
+from perfmodel.prediction import (
+    StepProblem,
+    bundles,
+    chimera_closed_form,
+    evaluate,
+    needed_memory,
+    prepared,
+    step_problem,
+)
 from perfmodel.prediction import durations as durations_of
 from perfmodel.program import GradReduce
 from perfmodel.spec import Layout
@@ -78,6 +86,24 @@ def _step_s(study: Study, conditions: Conditions, grad_reduce: GradReduce) -> fl
     (bundle,) = bundles(problem, [layout_of(study, "chimera", *study.best["chimera"])])
     bundle = replace(bundle, spec=replace(bundle.spec, grad_reduce=grad_reduce))
     return float(makespan_lanes(prepared(bundle.spec).compiled, durations_of(problem, bundle))[0])
+
+
+def closed_form_table(study: Study) -> pd.DataFrame:
+    """Figure 13: the paper's closed form over the evaluator, with mean and longest stages, and which depth each takes;
+    micro-batch and nodes are those of the paper's choice. The paper finds its form within 10 % of what it measured."""
+    rows = []
+    for name, rate in RATES.items():
+        problem = problem_of(study, Conditions().at_rate(rate))
+        for pp in (4, 8, 16, 32):
+            layout = layout_of(study, "chimera", pp, *study.best["chimera"][1:])
+            if study.best["chimera"][1] * layout.dp * pp > study.batch:
+                continue
+            step_s = float(evaluate(problem, [layout]).step_time_s[0])
+            forms = chimera_closed_form(problem, layout)
+            row: dict[str, Any] = {"messages": name, "p": pp, "evaluator, s": step_s}
+            row |= {f"closed form, {which}, s": form.step_s for which, form in forms.items()}
+            rows.append(row | {f"{which} / evaluator": form.step_s / step_s for which, form in forms.items()})
+    return pd.DataFrame(rows)
 
 
 def scaling_table(study: Study) -> pd.DataFrame:

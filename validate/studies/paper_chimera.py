@@ -6,6 +6,7 @@ import pandas as pd
 from studies.chimera import STUDIES, Conditions, chimera_table
 from studies.chimera_figures import (
     RATES,
+    closed_form_table,
     large_batch_table,
     memory_table,
     pipelines_table,
@@ -41,6 +42,9 @@ def chimera_page(folder: Path) -> str:
             "Messages by gloo:\n", markdown_table(chimera_table(study)),
             "At the network's own rate:\n", markdown_table(chimera_table(study, Conditions().at_rate(_NETWORK))),
         ]  # fmt: skip
+    parts += ["### The paper's closed form beside the evaluator (section 3.4, figure 13)\n", _FORM]
+    for study in STUDIES:
+        parts += [f"{study.model}:\n", markdown_table(closed_form_table(study))]
     parts += ["### Weak scaling (figures 14 and 15)\n"]
     for study in STUDIES:
         parts += [f"{study.model}, at the paper's depths and micro-batches:\n", markdown_table(scaling[study.model])]
@@ -63,8 +67,8 @@ def _reading(grid: pd.DataFrame) -> str:
         f"Most choices agree ({most['choices']}, {most['depths']} in depth) at {most['GB/s']:g} GB/s with "
         f"{most['memory lost']} of memory lost, throughputs best at {closest['GB/s']:g} GB/s (mean off "
         f"{closest['throughputs off']:.1%}). No single rate does both: Bert-48's throughputs want a fast network, "
-        "since Chimera reduces twice as many gradients as DAPPLE; GPT-2's depth wants memory to be short, so that only deep "
-        "pipelines do without recompute. These are readings of the paper, not settings: nothing is set by them.\n"
+        "since Chimera reduces twice as many gradients as DAPPLE; GPT-2's depth wants memory to be short, so that only "
+        "deep pipelines do without recompute. These are readings of the paper, not settings: nothing is set by them.\n"
     )
 
 
@@ -109,6 +113,9 @@ paper's - 1| of the throughputs that the paper states.
 _GRID = """Two figures are known least: what gloo carried over TCP (first: measured elsewhere on one core; second: on
 the two threads that torch gives it; last: the network), and the share of memory lost in torch's allocator of that
 time.
+"""
+_FORM = """T_f and T_b are the mean of our stages, or the longest: the paper has equal ones, where here the last stage
+has the head as well. The same figures for any model: `perfmodel schedules chimera --model M --cluster C --layout ...`.
 """
 _SYNC = """`over eager`: throughput of the paper's `eager-sync-opt` over reducing every stage as soon as it is done;
 `over end`: over reducing at the end. `loss`: share of a reduction's time by which passes beside it run longer (cost
