@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from studies import chimera, distsim
+from studies import chimera, distsim, timeprest
 from studies.chimera_figures import RATES, pipelines_table, scaling_table, synchronisation_table
 
 from perfmodel import catalog
@@ -19,6 +19,13 @@ def test_distsim_finds_the_papers_best_and_worst():
     assert len(table) == 15
     assert (ours["best"], ours["worst"]) == (distsim.PAPER["best"], distsim.PAPER["worst"]) == ("1M8P2D", "16M1P1D")
     assert 5 < ours["best/worst"] < 12
+
+
+def test_throughput_over_batches_is_the_pipelines():
+    """DistSim, figure 11, and Megatron-LM, figure 17: m p / (m + p - 1) of one micro-batch a sequence."""
+    table = distsim.batch_table()
+    np.testing.assert_allclose(table["none / batch 1"], table["pipeline"], rtol=0.01)
+    assert 0.2 < distsim.recompute_figures(table)[0] <= distsim.RECOMPUTE_COST
 
 
 @pytest.mark.parametrize("study", chimera.STUDIES, ids=lambda study: study.model)
@@ -77,3 +84,11 @@ def test_closed_form_of_equal_stages():
     assert forms["mean"].compute_s < evaluate(problem, [layout]).step_time_s[0]  # updates of weights are none of it
     with pytest.raises(LayoutError, match="closed form is for"):
         chimera_closed_form(problem, layout.replace(schedule="1f1b"))
+
+
+def test_no_setting_has_both_memory_and_speed_of_timeprest():
+    """TiMePReSt, section 5: the last stage of PipeDream has neither a version nor a mini-batch to save."""
+    summary = timeprest.summary_table(timeprest.settings_table())
+    assert summary["all"].sum() == 0
+    assert summary["stage 0 as paper"].sum() > 0
+    assert summary["stage 1 saves, most"].max() < timeprest.PAPER[1] - timeprest.WITHIN
