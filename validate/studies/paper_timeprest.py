@@ -40,8 +40,8 @@ Not VGG-16 on CIFAR-100 but a small network on a real map, land or sea, in two s
 schedules, weights by each schedule's versions, time by its timeline.
 
 {markdown_table(accuracy_table())}
-The paper finds nF1B slower in epochs and faster in time than PipeDream. Epochs differ by no more than the seeds do here;
-in time nF1B is slower, by the same reason as above: its one backward of a mini-batch takes as long as those of N
+The paper finds nF1B slower in epochs and faster in time than PipeDream. Epochs differ by no more than the seeds do
+here; in time nF1B is slower, by the same reason as above: its one backward of a mini-batch takes as long as those of N
 micro-batches, and the other stage waits for it.
 """
 
