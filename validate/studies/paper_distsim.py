@@ -53,7 +53,7 @@ curve with Megatron-LM's (figure 17 there), whose values are in a picture only. 
 curves show. Read into it: sequences of 2,048 tokens, fp16, micro-batches of one, attention of products and a softmax.
 
 Megatron-LM states that recompute costs up to {distsim.RECOMPUTE_COST:.0%} of the throughput (ours: {cost:.0%}) and,
-since only small batches fit without it, gains up to {distsim.RECOMPUTE_GAIN:g} times theirs (ours: {gain:.2f}). The second is
-not so here: 1F1B holds no more than p micro-batches at once, and those fit by our memory at every batch.
+since only small batches fit without it, gains up to {distsim.RECOMPUTE_GAIN:g} times theirs (ours: {gain:.2f}). The
+second is not so here: 1F1B holds no more than p micro-batches at once, and those fit by our memory at every batch.
 
 {markdown_table(table)}"""

@@ -41,7 +41,7 @@ def land_or_sea(seed: int) -> Places:
         raise PerfModelError(
             "training on real data needs the map that matplotlib ships: pip install matplotlib"
         ) from None
-    with cbook.get_sample_data("topobathy.npz") as data:
+    with np.load(str(cbook.get_sample_data("topobathy.npz", asfileobj=False))) as data:
         height, east, north = (np.asarray(data[name], float) for name in ("topo", "longitude", "latitude"))
     unit = [(axis - axis.min()) / np.ptp(axis) for axis in (east, north)]
     at = np.stack(np.meshgrid(*unit), axis=-1).reshape(-1, 2)

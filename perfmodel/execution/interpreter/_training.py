@@ -165,12 +165,10 @@ def as_mini_batches(
     scheduler = get_schedule(name)
     if not scheduler.asynchronous or int(scheduler(1, 2, 1, 2).updates.sum()) < 4:
         return per_step, inputs, targets, passes
-    of_input, of_weight, transfer_s = (
-        per_step * of for of in (passes.backward_input_s, passes.backward_weight_s, passes.transfer_s)
-    )
     inputs, targets = (a[: len(a) // per_step * per_step] for a in (inputs, targets))
     inputs, targets = (a.reshape(-1, per_step * a.shape[1], *a.shape[2:]) for a in (inputs, targets))
-    return 1, inputs, targets, PassTimes(per_step * passes.forward_s, of_input, of_weight, transfer_s)
+    of_passes = (per_step * of for of in (passes.forward_s, passes.backward_input_s, passes.backward_weight_s))
+    return 1, inputs, targets, PassTimes(*of_passes, transfer_s=per_step * passes.transfer_s)
 
 
 def teacher_data(
