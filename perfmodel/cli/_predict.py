@@ -31,6 +31,12 @@ def add_timeline(commands: Any) -> None:
     add_job(command)
     add_layout(command)
     command.add_argument("--out", type=Path, metavar="FILE", help="Chrome trace, opens in Perfetto (json or json.gz)")
+    command.add_argument(
+        "--every-rank", action="store_true", help="all devices in --out, instead of one per pipeline stage"
+    )
+    command.add_argument(
+        "--operators", action="store_true", help="kernels and collectives of every block in --out, below the passes"
+    )
     command.add_argument("--png", type=Path, metavar="FILE", help="Gantt chart")
     command.add_argument("--html", type=Path, metavar="FILE", help="interactive timeline, opens in any browser")
     command.set_defaults(run=_timeline)
@@ -87,10 +93,26 @@ def _timeline(arguments: argparse.Namespace) -> int:
         raise PerfModelError(
             "timeline: nothing to write; give --out FILE (trace), --png FILE (Gantt chart) or --html FILE (interactive)"
         )
+    detailed = arguments.every_rank or arguments.operators
+    if detailed and not arguments.out:
+        raise PerfModelError("timeline: --every-rank and --operators are for traces; give --out FILE")
     from perfmodel import catalog
 
     result = predicted(arguments, layout_of(arguments, arguments.layout, catalog.model(arguments.model)), timeline=True)
     note_layout(result)
-    written = write_pictures(result, arguments.out, arguments.png, arguments.html)
+    written = write_pictures(result, None if detailed else arguments.out, arguments.png, arguments.html)
+    if detailed:
+        written = [_detailed_trace(arguments, result), *written]
     emit(arguments, result.to_dict() | {"written": written}, lambda: _show.written(written))
     return 0
+
+
+def _detailed_trace(arguments: argparse.Namespace, result: "Prediction") -> str:
+    from perfmodel import prediction, viz
+
+    operators = None
+    if arguments.operators:
+        problem = prediction.step_problem_of(problem_of(arguments), arguments.calibration)
+        operators = prediction.pass_operators(problem, result.layout)
+    viz.write_trace(result, arguments.out, operators, arguments.every_rank)
+    return str(arguments.out)

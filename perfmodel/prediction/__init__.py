@@ -57,7 +57,10 @@ from perfmodel.prediction._interval import log_covariance as log_covariance
 from perfmodel.prediction._live import LiveState as LiveState
 from perfmodel.prediction._memory import CATEGORIES as CATEGORIES
 from perfmodel.prediction._memory_spread import FILE_NAME as MEMORY_FILE
+from perfmodel.prediction._operators import Operators as Operators
+from perfmodel.prediction._operators import pass_operators as pass_operators
 from perfmodel.prediction._placement import placement_on_network as placement_on_network
+from perfmodel.prediction._placement import rank_strides as rank_strides
 from perfmodel.prediction._predict import explain as explain
 from perfmodel.prediction._predict import predict as predict
 from perfmodel.prediction._prediction import CriticalEvent as CriticalEvent
