@@ -57,13 +57,13 @@ from perfmodel.prediction._interval import log_covariance as log_covariance
 from perfmodel.prediction._live import LiveState as LiveState
 from perfmodel.prediction._memory import CATEGORIES as CATEGORIES
 from perfmodel.prediction._memory_spread import FILE_NAME as MEMORY_FILE
-from perfmodel.prediction._operators import Operators as Operators
-from perfmodel.prediction._operators import pass_operators as pass_operators
 from perfmodel.prediction._placement import placement_on_network as placement_on_network
 from perfmodel.prediction._placement import rank_strides as rank_strides
 from perfmodel.prediction._predict import explain as explain
 from perfmodel.prediction._predict import predict as predict
 from perfmodel.prediction._prediction import CriticalEvent as CriticalEvent
+from perfmodel.prediction._prediction import PassEvent as PassEvent
+from perfmodel.prediction._prediction import PassPart as PassPart
 from perfmodel.prediction._prediction import Prediction as Prediction
 from perfmodel.prediction._prediction import StageMemory as StageMemory
 from perfmodel.prediction._price import beside_loss as beside_loss
@@ -79,6 +79,7 @@ from perfmodel.prediction._programs import Prepared as Prepared
 from perfmodel.prediction._programs import prepared as prepared
 from perfmodel.prediction._programs import rank_busy_s as rank_busy_s
 from perfmodel.prediction._sensitivity import StepDerivatives as StepDerivatives
+from perfmodel.prediction._sensitivity import derivatives_towards as derivatives_towards
 from perfmodel.prediction._sensitivity import step_derivatives as step_derivatives
 from perfmodel.prediction._shares import EventShares as EventShares
 from perfmodel.prediction._shares import event_shares as event_shares
@@ -108,5 +109,6 @@ from perfmodel.prediction._unknown import FILE_NAME as UNKNOWN_FILE
 from perfmodel.prediction._unknown import TERMS as TERMS
 from perfmodel.prediction._unknown import Unknown as Unknown
 from perfmodel.prediction._unknown import unknown as unknown
+from perfmodel.prediction._zero import checkpoint_bytes as checkpoint_bytes
 
 shorten_reprs(__name__)

@@ -11,7 +11,7 @@ from perfmodel.spec._device import Device
 from perfmodel.spec._dimensions import DEVICE_KEYS, DIMENSIONS, ORDER_KEYS
 from perfmodel.spec._model import Model
 from perfmodel.spec._notation import PerStage, read_values, schedule_name, written
-from perfmodel.units import whole
+from perfmodel.units import untraced, whole
 
 Recompute = Literal["none", "selective", "full"]
 EagerKernel = Literal["norm", "rope", "activation", "residual", "softmax", "cross_entropy", "attention_layout",
@@ -117,6 +117,7 @@ class Layout:
     def __post_init__(self) -> None:
         numbers = *self.degrees, self.vpp, self.micro_batch, self.replicate, self.prefetch
         for name, value in zip(_KEYS, numbers, strict=True):
+            untraced(f"layout: {name}", value)
             if (type(value) is not int and (not isinstance(value, int) or isinstance(value, bool))) or value < 1:
                 raise LayoutError(f"layout: {name} must be a whole number of at least 1, got {value!r}")
         if self.zero not in (0, 1, 2, 3):
