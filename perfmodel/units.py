@@ -33,6 +33,25 @@ def dtype_bytes(dtype: str) -> int:
         raise UnknownNameError("dtype", dtype, DTYPE_BYTES) from None
 
 
+_TIMES: Final = {"ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+
+
+def parse_seconds(text: str) -> float:
+    """Read `2ms`, `50us` or `0.002` (seconds).
+
+    Raises:
+        PerfModelError: no time, or a negative one.
+    """
+    number, unit = (text[:-2], text[-2:]) if text[-2:] in _TIMES else (text.removesuffix("s"), "")
+    try:
+        value = float(number) * _TIMES.get(unit, 1.0)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise PerfModelError(f"{text!r} is no time; write 2ms, 50us or 0.002")
+    return value
+
+
 def whole(owner: str, sizes: Mapping[str, Any], least: int = 1, most: int = 10**9) -> None:
     """Raise `PerfModelError` unless all of `owner`'s sizes are whole numbers from `least` to `most`; names all that are
     not."""

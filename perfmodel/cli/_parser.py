@@ -24,6 +24,7 @@ from perfmodel.cli import (
     _run,
     _schedules,
     _search,
+    _serve,
     _validate,
     _whatif,
 )
@@ -33,6 +34,7 @@ _COMMANDS: Final = (
     _search.add_command,
     _report.add_command,
     _compare_clusters.add_command,
+    _serve.add_command,
     _design.add_command,
     _predict.add_timeline,
     _explain.add_command,

@@ -67,7 +67,7 @@ def pareto(front: "ParetoFront", files: Sequence[str]) -> None:
         for row, p in zip(front.values.tolist(), front.layouts, strict=True)
     ]
     console.print("layouts that no other beats in everything")
-    _layout_last(console, [_quantity(name)[0] for name in front.objectives], rows)
+    layout_last(console, [_quantity(name)[0] for name in front.objectives], rows)
     console.print(
         f"{front.evaluated:,} layouts scored by full schedule evaluation, {front.feasible:,} fit, "
         f"in {front.seconds:.1f} s; exact"
@@ -115,7 +115,7 @@ def _ranking(console: Console, result: "SearchResult") -> None:
         elif result.robust:
             columns["regret"] = lambda i, _: f"{sure.regret[i]:.1%}"
     rows = [(*(cell(i, p) for cell in columns.values()), str(p.layout)) for i, p in enumerate(result.layouts)]
-    _layout_last(console, list(columns), rows)
+    layout_last(console, list(columns), rows)
 
 
 def _asked_for(result: "SearchResult") -> dict[str, Column]:
@@ -170,7 +170,7 @@ def _account(console: Console, result: "SearchResult") -> None:
         console.print(table("rejected", ("why", "layouts"), [(k, f"{v:,}") for k, v in result.rejected.items()]))
 
 
-def _layout_last(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def layout_last(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print figures on the right of their columns, then the layout, whole and without spaces, so that it can be copied:
     in a line of its own where the terminal is too narrow for both."""
     widths = [max(map(len, column)) for column in zip(heads, *(row[:-1] for row in rows), strict=True)]

@@ -57,6 +57,8 @@ from perfmodel.prediction._interval import log_covariance as log_covariance
 from perfmodel.prediction._live import LiveState as LiveState
 from perfmodel.prediction._memory import CATEGORIES as CATEGORIES
 from perfmodel.prediction._memory_spread import FILE_NAME as MEMORY_FILE
+from perfmodel.prediction._phases import Phase as Phase
+from perfmodel.prediction._placement import Placement as Placement
 from perfmodel.prediction._placement import placement_on_network as placement_on_network
 from perfmodel.prediction._placement import rank_strides as rank_strides
 from perfmodel.prediction._predict import explain as explain
@@ -72,6 +74,7 @@ from perfmodel.prediction._price import layout_coordinates as layout_coordinates
 from perfmodel.prediction._price import priced_events as priced_events
 from perfmodel.prediction._price import step_factors as step_factors
 from perfmodel.prediction._price import under_training_load as under_training_load
+from perfmodel.prediction._problem import Setting as Setting
 from perfmodel.prediction._problem import StepProblem as StepProblem
 from perfmodel.prediction._problem import step_problem as step_problem
 from perfmodel.prediction._problem import step_problem_of as step_problem_of
@@ -81,6 +84,7 @@ from perfmodel.prediction._programs import rank_busy_s as rank_busy_s
 from perfmodel.prediction._sensitivity import StepDerivatives as StepDerivatives
 from perfmodel.prediction._sensitivity import derivatives_towards as derivatives_towards
 from perfmodel.prediction._sensitivity import step_derivatives as step_derivatives
+from perfmodel.prediction._shard import shard_events as shard_events
 from perfmodel.prediction._shares import EventShares as EventShares
 from perfmodel.prediction._shares import event_shares as event_shares
 from perfmodel.prediction._site import COMPILED as COMPILED
@@ -98,6 +102,7 @@ from perfmodel.prediction._stages import by_layer as by_layer
 from perfmodel.prediction._stages import is_layer as is_layer
 from perfmodel.prediction._stages import layer_count as layer_count
 from perfmodel.prediction._stages import segment_sizes as segment_sizes
+from perfmodel.prediction._stages import stage_blocks as stage_blocks
 from perfmodel.prediction._sustained import FILE_NAME as SUSTAINED_FILE
 from perfmodel.prediction._sustained import source_group as source_group
 from perfmodel.prediction._sustained import sustained as sustained

@@ -273,6 +273,9 @@ class Job:
     """How scales of 8- and 4-bit products are found, and with that what quantising their operands takes; empty: one
     pass over each."""
     mode: Literal["train", "inference"] = "train"
+    cached_tokens: int = 0
+    """Tokens of every sequence before those of the step, whose keys and values are in a cache (inference): with
+    `seq_len` 1 the step generates one token a sequence."""
     flash_attention: bool = True
     """Fused attention; otherwise scores are materialised (batched products and a softmax kernel)."""
     grad_dtype: str = "fp32"
@@ -341,7 +344,9 @@ class Job:
 
     def __post_init__(self) -> None:
         whole("job", {"global_batch": self.global_batch, "seq_len": self.seq_len})
-        whole("job", {"adapter_rank": self.adapter_rank}, least=0)
+        whole("job", {"adapter_rank": self.adapter_rank, "cached_tokens": self.cached_tokens}, least=0)
+        if self.cached_tokens and self.mode != "inference":
+            raise LayoutError("job: cached_tokens are of inference; set mode=inference, or cached_tokens=0")
         if self.adapter_rank and not self.frozen:
             raise LayoutError("job: adapter_rank needs frozen weights; set frozen, or adapter_rank=0")
         if self.fp8_recipe not in get_args(Fp8Recipe):
