@@ -11,7 +11,7 @@ from perfmodel import catalog
 from perfmodel.prediction import EAGER
 
 RATES: Final = (1.2e9, 2.4e9, 5.0e9, 10.2e9)
-"""From gloo on one core over two of its threads to the network's own rate."""
+"""From gloo as measured on one core to the network's own rate."""
 MARGINS: Final = (0.04, 0.12, 0.2, 0.25)
 """From what is always lost to what DeepSpeed saw with PyTorch of 2019: more than 30 % at worst (ZeRO, arXiv 1910.02054,
 section 3.2)."""

@@ -110,9 +110,8 @@ _TERMS = """Added one after another, from a description that knows the hardware 
 the paper's depth, micro-batch and recompute, over both models and five schemes; `throughputs off`: mean of |ours /
 paper's - 1| of the throughputs that the paper states.
 """
-_GRID = """Two figures are known least: what gloo carried over TCP (first: measured elsewhere on one core; second: on
-the two threads that torch gives it; last: the network), and the share of memory lost in torch's allocator of that
-time.
+_GRID = """Two figures are known least: what gloo carried over TCP (first: measured elsewhere on one core; second:
+twice that; last: the network), and the share of memory lost in torch's allocator of that time.
 """
 _FORM = """T_f and T_b are the mean of our stages, or the longest: the paper has equal ones, where here the last stage
 has the head as well. The same figures for any model: `perfmodel schedules chimera --model M --cluster C --layout ...`.
