@@ -16,12 +16,12 @@ from perfmodel.workload._block import Comm, ExpertChoice
 from perfmodel.workload._linear import column_linear, linear, row_linear
 from perfmodel.workload._local import Local, divide
 from perfmodel.workload._piece import Piece, memory, pointwise
-from perfmodel.workload._pointwise import activation, norm, residual
+from perfmodel.workload._pointwise import activation, gate
 from perfmodel.workload._quantisation import quantised
 
 
 def expert_feed_forward(model: Transformer, local: Local, experts: Experts) -> list[Piece]:
-    """Norm, router, dispatch, routed experts, combine, shared experts, residual.
+    """Router, dispatch, routed experts, combine, shared experts.
 
     Raises:
         LayoutError: if experts or their sizes do not divide, or tensor parallelism is combined with expert
@@ -32,8 +32,7 @@ def expert_feed_forward(model: Transformer, local: Local, experts: Experts) -> l
     router = replace(local.precision, dtype=local.precision.act_dtype)
     rows = routing.rows
     pieces = [
-        norm(model, local),
-        linear(router, rows, experts.count, local.hidden),
+        linear(router, rows, experts.count, local.hidden, bias=experts.count if experts.router_bias else 0),
         pointwise(router, [("softmax", 1)], rows, experts.count, saved_bytes=4.0 * rows * experts.count),
         *([linear(local.precision, rows, experts.latent, local.hidden)] if experts.latent else []),
         _dispatch(local, routing),
@@ -48,7 +47,11 @@ def expert_feed_forward(model: Transformer, local: Local, experts: Experts) -> l
             activation(model, local, local.tokens, inner),
             row_linear(local, local.hidden, inner, bias=model.bias),
         ]
-    return [*pieces, residual(model, local)]
+        if experts.shared_gate:  # its product has one column
+            pieces.append(
+                pointwise(router, gate(local), rows, local.hidden, params=local.hidden, saved_bytes=local.norm_bytes)
+            )
+    return pieces
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
