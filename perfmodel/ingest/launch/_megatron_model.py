@@ -38,7 +38,7 @@ def _feed_forward(found: Mapping[str, Any]) -> Fields:
     gated = found.get("swiglu") is True
     says: Fields = {"model.gated_ffn": gated}
     if gated or found.get("squared-relu"):
-        says["model.activation"] = "silu" if gated else "relu"
+        says["model.activation"] = "silu" if gated else "relu2"
     if "ffn-hidden-size" in found:
         says["model.ffn_hidden"] = WHOLE.read(found["ffn-hidden-size"])
     elif gated and "hidden-size" in found:
@@ -50,7 +50,7 @@ def _feed_forward(found: Mapping[str, Any]) -> Fields:
 def _write_feed_forward(fields: Fields) -> Mapping[str, Any]:
     if "model.ffn_hidden" not in fields:
         return {}
-    kind = {"silu": "swiglu", "relu": "squared-relu"}.get(fields["model.activation"])
+    kind = {"silu": "swiglu", "relu2": "squared-relu"}.get(fields["model.activation"])
     return {"ffn-hidden-size": fields["model.ffn_hidden"]} | ({kind: True} if kind else {})
 
 

@@ -41,7 +41,7 @@ _PRECISIONS: Final = {
 }  # fmt: skip
 _ACTIVATIONS: Final = {
     "gelu": ("gelu", False), "swiglu": ("silu", True), "fast-swiglu": ("silu", True), "geglu": ("gelu", True),
-    "squared-relu": ("relu", False), "relu": ("relu", False), "silu": ("silu", False),
+    "squared-relu": ("relu2", False), "relu": ("relu", False), "silu": ("silu", False),
 }  # fmt: skip
 LIMITS: Final = {
     "schedule": "Megatron-Core runs 1f1b, and interleaved 1f1b with vpp > 1",
@@ -251,7 +251,7 @@ def _bridge_chunks(fields: Fields) -> Mapping[str, Any]:
     return {"model.virtual_pipeline_model_parallel_size": chunks} if chunks else {}
 
 
-_BRIDGE_ACTIVATIONS: Final = {"silu": "silu", "gelu": "gelu", "squared_relu": "relu", "relu": "relu"}
+_BRIDGE_ACTIVATIONS: Final = {"silu": "silu", "gelu": "gelu", "squared_relu": "relu2", "relu": "relu"}
 
 
 def _function(names: Mapping[str, str]) -> Callable[[Mapping[str, Any]], Fields]:
@@ -295,7 +295,7 @@ BRIDGE: Final = LaunchFormat(
             words({"auto": True, "flash": True, "fused": True, "unfused": False, "local": False})),
         key("model.gated_linear_unit", "model.gated_ffn", FLAG),
         Rule(keys=(_BRIDGE_FUNCTION,), read=_function(_BRIDGE_ACTIVATIONS),
-             write=lambda fields: {_BRIDGE_FUNCTION: f"torch.nn.functional.{fields['model.activation']}"}
+             write=lambda fields: {_BRIDGE_FUNCTION: f"torch.nn.functional.{words(_BRIDGE_ACTIVATIONS).write(fields['model.activation'])}"}
              if "model.activation" in fields else {}),
         key("model.normalization", "model.norm", words({"LayerNorm": "layer_norm", "RMSNorm": "rms_norm"})),
         key("model.position_embedding_type", "model.positions", words(_POSITIONS)),
