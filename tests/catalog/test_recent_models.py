@@ -42,7 +42,7 @@ TOWER = 416_866_032  # SigLIP's of Gemma 3, at 896 pixels
 VIT = {"model_type": "vit", "id2label": {str(i): "" for i in range(1000)}}
 DIT = {"_class_name": "DiTTransformer2DModel", "out_channels": 8}
 
-PUBLISHED = {
+RECENT = {
     "gemma-2b": (_config("gemma", 2048, 16384, 18, 8, 1, 256_000, head_dim=256), 2_506_172_416),
     "gemma-7b": (_config("gemma", 3072, 24576, 28, 16, 16, 256_000, head_dim=256), 8_537_680_896),
     "gemma-2-2b": (_gemma2(2304, 9216, 26, 8, 4), 2_614_341_888),
@@ -94,11 +94,19 @@ PUBLISHED = {
     "dit-xl-2": (DIT, 675_129_632 - 256 * 1152),  # positions are fixed
 }  # fmt: skip
 """Configuration, and parameters of the checkpoint."""
+SIGLIP = {"model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
+          "num_attention_heads": 16, "image_size": 896, "patch_size": 14}  # fmt: skip
+NEMOTRON = _config("nemotron", 256, 1024, 2, 4, 2, 512, hidden_act="relu2")
+NEMOTRON_H = {
+    "model_type": "nemotron_h", "hybrid_override_pattern": "M-M*-", "hidden_size": 256, "num_hidden_layers": 5,
+    "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "mamba_num_heads": 8,
+    "mamba_head_dim": 64, "ssm_state_size": 16, "n_groups": 4, "vocab_size": 1024,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", RECENT)
 def test_configuration_catalog_and_checkpoint_agree(name):
-    config, published = PUBLISHED[name]
+    config, published = RECENT[name]
     read, listed = from_config(config), model(name)
     assert parameter_count(read) == parameter_count(listed) == published
     told = {field: getattr(listed, field) for field in ("name", "source", "aliases", "seq_len", "longest_seq_len")}
@@ -110,32 +118,25 @@ def test_a_vision_tower_counted_from_its_modules():
     h, inner, layers = 1152, 4304, 27
     layer = 4 * (h * h + h) + (h * inner + inner) + (inner * h + h) + 2 * 2 * h
     counted = (14 * 14 * 3 * h + h) + 64 * 64 * h + layers * layer + 2 * h
-    tower = from_config({"model_type": "siglip", "vision_config": {
-        "hidden_size": h, "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": 16,
-        "image_size": 896, "patch_size": 14}})  # fmt: skip
+    tower = from_config({"model_type": "siglip", "vision_config": SIGLIP})
     assert parameter_count(tower) == counted == TOWER
 
 
 def test_a_nemotron_hybrid_counted_from_its_modules():
-    pattern, h, inner, state, heads = "M-M*-", 256, 8 * 64, 2 * 4 * 16, 8
-    config = {"model_type": "nemotron_h", "hybrid_override_pattern": pattern, "hidden_size": h, "num_hidden_layers": 5,
-              "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
-              "mamba_num_heads": heads, "mamba_head_dim": 64, "ssm_state_size": 16, "n_groups": 4,
-              "vocab_size": 1024}  # fmt: skip
+    h, inner, state, heads = 256, 8 * 64, 2 * 4 * 16, 8
     mamba = h * (2 * inner + state + heads) + (inner + state) * 5 + 3 * heads + inner + inner * h
     attention, feed_forward = h * (4 + 2 * 2) * 64 + 4 * 64 * h, 2 * h * 512
     counted = 2 * 1024 * h + 2 * mamba + attention + 2 * feed_forward + (5 + 1) * h
-    hybrid = from_config(config)
+    hybrid = from_config(NEMOTRON_H)
     assert parameter_count(hybrid) == counted
     assert hybrid.activation == "relu2"
     with pytest.raises(PerfModelError, match="n_routed_experts is missing"):
-        from_config(config | {"hybrid_override_pattern": "M-E*-"})
+        from_config(NEMOTRON_H | {"hybrid_override_pattern": "M-E*-"})
 
 
 def test_nemotron_norms_have_a_shift_though_products_have_no_bias():
-    config = _config("nemotron", 256, 1024, 2, 4, 2, 512, hidden_act="relu2")
     attention, feed_forward = 256 * (4 + 2 * 2) * 64 + 256 * 256, 2 * 256 * 1024
-    assert parameter_count(from_config(config)) == 2 * 512 * 256 + 2 * (attention + feed_forward) + 5 * 2 * 256
+    assert parameter_count(from_config(NEMOTRON)) == 2 * 512 * 256 + 2 * (attention + feed_forward) + 5 * 2 * 256
 
 
 def test_a_module_for_further_tokens():
