@@ -24,6 +24,7 @@ from perfmodel.prediction._zero import (
 from perfmodel.program import Kind, ProgramSpec
 from perfmodel.spec import Cluster, Job, Layout
 from perfmodel.units import dtype_bytes
+from perfmodel.workload import orthogonalisation
 
 _KINDS: dict[Exchange, tuple[Kind, ...]] = {
     "all_reduce": (Kind.GRAD_REDUCE,),
@@ -115,12 +116,37 @@ def communication_events(
             of_rank[spec.stage_map[:, 0], 0] = params.sum(axis=1)[spec.stage_map].sum(axis=1)
             shards = place.shards.size if states.zero else 1
             events.add(Kind.OPTIMIZER, of_rank, lambda n, s=shards: update(n, s, job))
+    if is_trained(job) and not states.on_host:
+        _add_orthogonalisation(events, ranks, states, blocks, spec, counts, job)
     if spec.tied_embedding and not job.frozen:
         ends = np.zeros((counts.shape[0], 1))
         ends[[0, -1]] = blocks.tied_params * dtype_bytes(job.grad_dtype)
         place = Placement.of("embedding", ranks)
         events.add(Kind.EMBEDDING_REDUCE, ends, lambda n: place.collective("all_reduce", n, job.grad_dtype, cluster))
     return events
+
+
+def _add_orthogonalisation(
+    events: CommunicationEvents,
+    ranks: Layout,
+    states: StateLayout,
+    blocks: ShardBlocks,
+    spec: ProgramSpec,
+    counts: Float[np.ndarray, "stages segments blocks"],
+    job: Job,
+) -> None:
+    """Products of optimizers that update whole matrices, which sharded states deal to ranks; none of others. What
+    exchanges their results is what gathers the weights."""
+    held = counts.sum(axis=1)[spec.stage_map].sum(axis=1)
+    products: dict[Op, np.ndarray] = {}
+    for at, block in enumerate(blocks.blocks):
+        for op, times in orthogonalisation(block, job).items():
+            products[op] = products.get(op, 0.0) + times * held[:, at]
+    shards = StatePlace.of("dp", ranks, states.replicate, spec.replicas).shards.size if states.zero else 1
+    for op, times in products.items():
+        of_rank = np.zeros((len(counts), 1))
+        of_rank[spec.stage_map[:, 0], 0] = np.ceil(times / shards)
+        events.add(Kind.OPTIMIZER, of_rank, lambda n, op=op: op, np.maximum(of_rank, 1.0))
 
 
 def _add_sends(

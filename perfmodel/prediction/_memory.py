@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from perfmodel.errors import LayoutError, Reason
-from perfmodel.ops import Gemm
 from perfmodel.prediction._blocks import ShardBlocks
 from perfmodel.prediction._live import LiveState
 from perfmodel.prediction._problem import Setting
@@ -18,6 +17,7 @@ from perfmodel.prediction._zero import (
     held_dtype_bytes,
     is_trained,
     optimizer_bytes_per_param,
+    other_optimizer_bytes_per_param,
     stored_dtype_bytes,
 )
 from perfmodel.spec import Device, Framework, Job, Layout, StateOffload
@@ -201,6 +201,11 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
         """Bytes of a state that ZeRO shards from one of its stages on."""
         return bytes_per_param * np.where(sharding.zero >= sharded_from, shards, whole)
 
+    optimizer = state(optimizer_bytes_per_param(job), 1)
+    if more := other_optimizer_bytes_per_param(job):
+        others = _dot(ranks.held, np.where(blocks.layers, 0.0, blocks.dense))
+        optimizer = optimizer + more * np.where(sharding.zero >= 1, others / sharding.dense, others)
+
     weight, trained = held_dtype_bytes(job, setting.cluster.device), is_trained(job)
     gradients = state(gradient_dtype_bytes(job), 2) * trained
     # reduced gradients leave at once; what is not sharded is kept until the step ends
@@ -217,7 +222,7 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     buffers = buffers + (_transient(ranks, blocks) + framework.context_bytes)  # many layouts: joined last
     parts = (
         np.where(sharding.on_host > 1, 0.0, state(weight, 3) * ranks.versions), gradients,
-        np.where(sharding.on_host > 0, 0.0, state(optimizer_bytes_per_param(job), 1) * trained),
+        np.where(sharding.on_host > 0, 0.0, optimizer * trained),
         blocks.saved(ranks.alive, ranks.alive_full) * (job.mode == "train"), buffers,
     )  # fmt: skip
     return MemoryBatch(*parts)
@@ -241,9 +246,7 @@ def dummy_gradient_bytes(shard: ShardBlocks, job: Job, framework: Framework) -> 
     if not framework.cached_weight_gradients or not is_trained(job):
         return 0.0
     layers = [block for block, is_one in zip(shard.blocks, shard.layers.tolist(), strict=True) if is_one]
-    products = [op for block in layers for op, _ in block.backward_weight if isinstance(op, Gemm)]
-    # a grouped product's gradient has the dimensions of its forward: rows, then the weight's two
-    shapes = {(op.n, op.k) if op.groups > 1 else (op.m, op.n) for op in products}
+    shapes = {shape for block in layers for shape in block.weight_shapes}
     return float(sum(m * n for m, n in shapes) * stored_dtype_bytes(job))
 
 

@@ -36,6 +36,8 @@ from perfmodel.spec._model import Patches as Patches
 from perfmodel.spec._model import Transformer as Transformer
 from perfmodel.spec._notation import PerStage as PerStage
 from perfmodel.spec._notation import schedule_name as schedule_name
+from perfmodel.spec._optimizer import OPTIMIZERS as OPTIMIZERS
+from perfmodel.spec._optimizer import Optimizer as Optimizer
 from perfmodel.spec._problem import Problem as Problem
 
 shorten_reprs(__name__)

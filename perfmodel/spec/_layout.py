@@ -6,11 +6,12 @@ from math import inf, prod
 from operator import attrgetter
 from typing import Any, Final, Literal, get_args
 
-from perfmodel.errors import LayoutError, Reason
+from perfmodel.errors import LayoutError, Reason, UnknownNameError
 from perfmodel.spec._device import Device
 from perfmodel.spec._dimensions import DEVICE_KEYS, DIMENSIONS, ORDER_KEYS
 from perfmodel.spec._model import Model
 from perfmodel.spec._notation import PerStage, read_values, schedule_name, written
+from perfmodel.spec._optimizer import OPTIMIZERS
 from perfmodel.units import whole
 
 Recompute = Literal["none", "selective", "full"]
@@ -306,8 +307,8 @@ class Job:
     stops_recompute: bool = False
     """Full recompute stops before a block's last product, whose result backward does not need: under a compiler (XLA)
     that sees forward and backward as one, and torch's checkpoint without reentry."""
-    optimizer: Literal["adam", "sgd", "plain-sgd"] = "adam"
-    """`sgd` keeps a momentum; `plain-sgd` keeps nothing and updates weights in their own element type."""
+    optimizer: str = "adam"
+    """One of `OPTIMIZERS`: adam, adamw, adam8bit, adafactor, lion, muon, sgd (with momentum), plain-sgd."""
     assumed: tuple[str, ...] = ()
     """What nobody said and was chosen instead, one sentence each."""
 
@@ -343,6 +344,8 @@ class Job:
         whole("job", {"adapter_rank": self.adapter_rank}, least=0)
         if self.adapter_rank and not self.frozen:
             raise LayoutError("job: adapter_rank needs frozen weights; set frozen, or adapter_rank=0")
+        if self.optimizer not in OPTIMIZERS:
+            raise UnknownNameError("optimizer", str(self.optimizer), OPTIMIZERS)
         if self.fp8_recipe not in get_args(Fp8Recipe):
             known = ", ".join(filter(None, get_args(Fp8Recipe)))
             raise LayoutError(f"job: fp8_recipe must be {known} or empty; got {self.fp8_recipe!r}")

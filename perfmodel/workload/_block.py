@@ -1,11 +1,12 @@
 """What a block of the model is made of: kernels, collectives, parameters and bytes on one device."""
 
+from collections import Counter
 from dataclasses import dataclass
 from math import comb
 from typing import Literal, NamedTuple
 
 from perfmodel.errors import LayoutError
-from perfmodel.ops import CollectiveKind, KernelOp
+from perfmodel.ops import CollectiveKind, Gemm, KernelOp
 from perfmodel.spec import ContextParallel, Layout
 
 Kernels = tuple[tuple[KernelOp, int], ...]
@@ -144,6 +145,17 @@ class BlockOps:
     """Activation that one device sends if the next block is on another stage."""
     boundary_comm: tuple[Comm, ...] = ()
     """Collectives by which the receiving stage completes what was sent sharded."""
+
+    @property
+    def weight_shapes(self) -> Counter[tuple[int, int]]:
+        """Matrices that have gradients, by rows and columns, with how many there are of each."""
+        found: Counter[tuple[int, int]] = Counter()
+        for op, count in self.backward_weight:
+            if isinstance(op, Gemm):
+                # a grouped product's gradient has the dimensions of its forward: rows, then the weight's two
+                grouped = op.op == "grouped_linear"
+                found[(op.n, op.k) if grouped else (op.m, op.n)] += count * (op.groups if grouped else 1)
+        return found
 
 
 def matmul_flops(kernels: Kernels) -> float:
