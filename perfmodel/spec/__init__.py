@@ -22,6 +22,7 @@ from perfmodel.spec._layout import Fp8Recipe as Fp8Recipe
 from perfmodel.spec._layout import Job as Job
 from perfmodel.spec._layout import Layout as Layout
 from perfmodel.spec._layout import Recompute as Recompute
+from perfmodel.spec._layout import RecomputeModule as RecomputeModule
 from perfmodel.spec._layout import StateOffload as StateOffload
 from perfmodel.spec._model import AdaLN as AdaLN
 from perfmodel.spec._model import ConvLayer as ConvLayer

@@ -15,6 +15,10 @@ from perfmodel.spec._optimizer import OPTIMIZERS
 from perfmodel.units import whole
 
 Recompute = Literal["none", "selective", "full"]
+RecomputeModule = Literal["core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts", "mla_up_proj"]
+"""Parts of layers by the names of Megatron-Core's `recompute_modules`: scores, softmax and context; norms of inputs;
+the dense feed-forward; all of the experts' half, their activation alone, or the shared ones; up projections of latent
+attention."""
 EagerKernel = Literal["norm", "rope", "activation", "residual", "softmax", "cross_entropy", "attention_layout",
                       "attention_merge"]  # fmt: skip
 """Work that frameworks do in one fused kernel or in several element-wise ones; `attention_layout`: queries, keys and
@@ -85,7 +89,8 @@ class Layout:
     """ZeRO stage: 0 replicated, 1 optimizer states, 2 and gradients, 3 and weights sharded over dp * cp (of experts:
     over `edp` ranks)."""
     recompute: Recompute = "none"
-    """`selective` recomputes the attention core, `full` every layer (Korthikanti section 5)."""
+    """`selective` recomputes `Job.recompute_modules`, usually the attention core, `full` every layer (Korthikanti
+    section 5)."""
     sequence_parallel: bool = False
     """Norms and dropouts sharded over tp along the sequence (Korthikanti section 4.2.2)."""
     overlap_grad_reduce: bool = True
@@ -307,6 +312,8 @@ class Job:
     stops_recompute: bool = False
     """Full recompute stops before a block's last product, whose result backward does not need: under a compiler (XLA)
     that sees forward and backward as one, and torch's checkpoint without reentry."""
+    recompute_modules: tuple[RecomputeModule, ...] = ("core_attn",)
+    """What `Layout.recompute=selective` recomputes."""
     optimizer: str = "adam"
     """One of `OPTIMIZERS`: adam, adamw, adam8bit, adafactor, lion, muon, sgd (with momentum), plain-sgd."""
     assumed: tuple[str, ...] = ()
@@ -344,6 +351,8 @@ class Job:
         whole("job", {"adapter_rank": self.adapter_rank}, least=0)
         if self.adapter_rank and not self.frozen:
             raise LayoutError("job: adapter_rank needs frozen weights; set frozen, or adapter_rank=0")
+        if unknown := set(self.recompute_modules) - set(get_args(RecomputeModule)):
+            raise UnknownNameError("recompute module", str(min(unknown)), get_args(RecomputeModule))
         if self.optimizer not in OPTIMIZERS:
             raise UnknownNameError("optimizer", str(self.optimizer), OPTIMIZERS)
         if self.fp8_recipe not in get_args(Fp8Recipe):

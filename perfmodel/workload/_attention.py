@@ -5,7 +5,7 @@ from perfmodel.workload._adapters import adapter
 from perfmodel.workload._attention_core import attention_core
 from perfmodel.workload._linear import column_linear, linear, row_linear
 from perfmodel.workload._local import Local
-from perfmodel.workload._piece import Piece, pointwise
+from perfmodel.workload._piece import Piece, pointwise, recomputed
 from perfmodel.workload._pointwise import attention_gate, attention_layout, head_norm, rotary, small_norm
 
 
@@ -61,7 +61,7 @@ def _latent_attention(
         query = [
             linear(local.precision, rows, latent.q_lora_rank, local.hidden),
             small_norm(model, local, rows, latent.q_lora_rank),
-            column_linear(local, heads * d_qk, latent.q_lora_rank, kept_output=True),
+            *recomputed("mla_up_proj", [column_linear(local, heads * d_qk, latent.q_lora_rank, kept_output=True)]),
         ]
     else:
         query = [column_linear(local, heads * d_qk, local.hidden, kept_output=True)]
@@ -71,9 +71,11 @@ def _latent_attention(
         *query,
         linear(local.precision, rows, rank + rope, local.hidden, kept_input=0.0),
         small_norm(model, local, rows, rank),
-        column_linear(local, heads * (latent.qk_nope_head_dim + d_v), rank),
-        *rotary(model, local, (heads + 1) * rope),
-        pointwise(local.precision, [("add", 1)], local.tokens, heads * d_qk, saved_bytes=expanded),
+        *recomputed("mla_up_proj", [
+            column_linear(local, heads * (latent.qk_nope_head_dim + d_v), rank),
+            *rotary(model, local, (heads + 1) * rope),
+            pointwise(local.precision, [("add", 1)], local.tokens, heads * d_qk, saved_bytes=expanded),
+        ]),
         attention_core(model, local, kv_heads=heads, d_qk=d_qk, d_v=d_v, seq_kv=local.seq_len, causal=causal,
                        window=window),
         *_output(model, local, heads * d_v),

@@ -6,7 +6,7 @@ from perfmodel.ops import Attention, Gemm
 from perfmodel.spec import Transformer
 from perfmodel.workload._context_parallel import context_parallel
 from perfmodel.workload._local import Local
-from perfmodel.workload._piece import Piece, pointwise
+from perfmodel.workload._piece import Piece, pointwise, recomputed
 
 TENSOR_CORE_BYTES = 16
 """Rows of a product's operands have to be multiples of this for tensor cores to run it at their rate (NVIDIA, Matrix
@@ -22,10 +22,13 @@ def attention_core(
     model: Transformer, local: Local, *, kv_heads: int, d_qk: int, d_v: int, seq_kv: int, causal: bool, window: int
 ) -> Piece:
     """Attention of the shard's heads over keys and values of `seq_kv` tokens (before context parallelism)."""
-    if not local.job.flash_attention:
-        return _materialised(model, local, d_qk, d_v, seq_kv)
     chunk = window if model.chunked_window and window < seq_kv else 0
-    return _fused(local, kv_heads, d_qk, d_v, seq_kv, causal=causal, window=window, chunk=chunk)
+    core = (
+        _fused(local, kv_heads, d_qk, d_v, seq_kv, causal=causal, window=window, chunk=chunk)
+        if local.job.flash_attention
+        else _materialised(model, local, d_qk, d_v, seq_kv)
+    )
+    return recomputed("core_attn", [core])[0]
 
 
 def _materialised(model: Transformer, local: Local, d_qk: int, d_v: int, seq_kv: int) -> Piece:
@@ -52,7 +55,6 @@ def _materialised(model: Transformer, local: Local, d_qk: int, d_v: int, seq_kv:
         names.append("dropout")
     between = pointwise(local.precision, [(name, 1) for name in names], rows, seq_kv, saved_bytes=0.0)
     return Piece(
-        attention_core=True,
         forward=(scores, *between.forward, context),
         backward_input=(replace(context, pass_="bwd"), *between.backward_input, replace(scores, pass_="bwd")),
         saved_bytes=float(rows) * seq_kv * (
@@ -85,7 +87,6 @@ def _fused(
     )  # fmt: skip
     part = context_parallel(local, whole)
     return Piece(
-        attention_core=True,
         forward=(*part.steps, *part.merges),
         backward_input=(*(replace(step, pass_="bwd") for step in reversed(part.steps)), *part.gradient_merges),
         forward_comm=part.forward_comm,

@@ -15,7 +15,7 @@ from perfmodel.units import dtype_bytes
 from perfmodel.workload._block import Comm, ExpertChoice
 from perfmodel.workload._linear import column_linear, linear, row_linear
 from perfmodel.workload._local import Local, divide
-from perfmodel.workload._piece import Piece, memory, pointwise
+from perfmodel.workload._piece import Again, Piece, memory, pointwise, recomputed
 from perfmodel.workload._pointwise import activation, gate
 from perfmodel.workload._quantisation import quantised
 
@@ -42,16 +42,17 @@ def expert_feed_forward(model: Transformer, local: Local, experts: Experts) -> l
     ]
     if inner := experts.shared_ffn_hidden // local.tp:
         width = inner * (2 if model.gated_ffn else 1)
-        pieces += [
+        shared = [
             column_linear(local, width, local.hidden, bias=model.bias, kept_input=False),
             activation(model, local, local.tokens, inner),
             row_linear(local, local.hidden, inner, bias=model.bias),
         ]
         if experts.shared_gate:  # its product has one column
-            pieces.append(
+            shared.append(
                 pointwise(router, gate(local), rows, local.hidden, params=local.hidden, saved_bytes=local.norm_bytes)
             )
-    return pieces
+        pieces += recomputed("shared_experts", shared)
+    return recomputed("moe", pieces)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,7 +226,10 @@ def _experts(model: Transformer, local: Local, experts: Experts, routing: Routin
     biases = wide + hidden if model.bias else 0
     params = routing.local_experts * (hidden * (wide + inner) + biases)
     kept = float(routing.processed) * (hidden + inner) * dtype_bytes(dtype)
+    freed_bytes = float(routing.processed) * inner * dtype_bytes(dtype)
+    act = Again(module="moe_act", forward=between.forward, forward_comm=(), freed_bytes=freed_bytes)
     return Piece(
+        again=(act,),
         forward=(*quantised[0], *forward),
         backward_input=(
             *quantised[1],

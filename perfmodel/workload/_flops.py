@@ -27,6 +27,8 @@ class ModelFlops:
     """Scores and context over the full score matrix."""
     attention_causal_forward: float
     """The same over visible pairs only; equal without a causal mask or window."""
+    selective_forward: float = 0.0
+    """What selective recompute repeats of all that."""
     train: bool = True
 
     @property
@@ -48,11 +50,11 @@ class ModelFlops:
         """Executed FLOPs of a step with recomputation, attention in full (for HFU).
 
         Full recompute gives SC21 equation 3, 96 B s l h^2 (1 + s/6h + V/16lh); selective repeats
-        the attention core's forward products, 4 B s^2 h per layer.
+        the products of `Job.recompute_modules`, of the attention core 4 B s^2 h per layer.
         """
         again = {
             "none": 0.0,
-            "selective": self.attention_forward,
+            "selective": self.selective_forward,
             "full": self.layers_forward + self.attention_forward,
         }[recompute]
         return self.total + (again if self.train else 0.0)
@@ -127,8 +129,24 @@ def _(model: Transformer, job: Job) -> ModelFlops:
         head_forward=head,
         attention_forward=2.0 * batch * full,
         attention_causal_forward=2.0 * batch * causal,
+        selective_forward=2.0 * batch * (full * ("core_attn" in job.recompute_modules) + s * _repeated(model, job)),
         train=job.mode == "train",
     )
+
+
+def _repeated(model: Transformer, job: Job) -> int:
+    """Elements of weights that a token passes again where modules of layers are recomputed."""
+    letters, modules = Counter("".join(model.stack)), job.recompute_modules
+    repeated = letters["-"] * _ffn_weights(model, model.ffn_hidden) if "mlp" in modules else 0
+    if model.experts and "shared_experts" in modules and "moe" not in modules:
+        repeated += letters["E"] * _ffn_weights(model, model.experts.shared_ffn_hidden)
+    if "moe" in modules:
+        repeated += letters["E"] * _moe_weights(model)
+    if (latent := model.latent_attention) and "mla_up_proj" in modules:
+        up = latent.q_lora_rank * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
+        up += latent.kv_lora_rank * (latent.qk_nope_head_dim + latent.v_head_dim)
+        repeated += (letters["*"] + letters["W"]) * model.heads * up
+    return repeated
 
 
 def _moe_weights(model: Transformer) -> int:

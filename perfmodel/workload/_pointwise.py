@@ -7,7 +7,7 @@ A fused RMS norm moves what a fused layer norm moves and is named, and timed, li
 from perfmodel.spec import Transformer
 from perfmodel.workload._linear import linear
 from perfmodel.workload._local import Local
-from perfmodel.workload._piece import Piece, memory, pointwise
+from perfmodel.workload._piece import Piece, memory, pointwise, recomputed
 
 
 def norm(model: Transformer, local: Local) -> Piece:
@@ -51,7 +51,7 @@ def sub_layer(model: Transformer, local: Local, mixer: list[Piece]) -> list[Piec
     """Attention, a feed-forward or what else mixes, with the norms about it and the residual addition. Conditioning
     scales and shifts what the norm gives and gates what is added: products of one row per sequence, and passes over
     the tokens."""
-    before = [norm(model, local)] if model.norm_at != "output" else []
+    before = recomputed("layernorm", [norm(model, local)], [mixer[0].input_bytes]) if model.norm_at != "output" else []
     after = [norm(model, local)] if model.norm_at != "input" else []
     if model.adaln:
         before += conditioning(local, 3, [("mul", 2), ("add", 2)])

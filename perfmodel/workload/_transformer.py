@@ -168,6 +168,7 @@ def _layer(name: str, local: Local, pieces: list[Piece], *, passed_on_bytes: flo
         boundary_bytes=boundary_bytes,
         boundary_comm=boundary_comm,
         stops_recompute=local.job.stops_recompute,
+        modules=local.job.recompute_modules,
     )
 
 
