@@ -143,3 +143,9 @@ def update(params: float, shards: int, job: Job) -> Op:
 def state_params(blocks: ShardBlocks, pipelined: bool) -> dict[Group, Float[np.ndarray, " blocks"]]:
     """Parameters of every block by the ranks that they are replicated over (`STATES`)."""
     return dict(zip(STATES, (blocks.dense_params(pipelined), blocks.expert_params), strict=True))
+
+
+def trained_params(blocks: ShardBlocks, pipelined: bool, job: Job) -> dict[Group, Float[np.ndarray, " blocks"]]:
+    """Those of `state_params` that have gradients."""
+    held = state_params(blocks, pipelined)
+    return held | {"dp": held["dp"] - blocks.frozen_params(pipelined, job)}

@@ -307,6 +307,8 @@ class Job:
     cuda_graphs: CudaGraphs = "none"
     frozen: bool = False
     """Weights are not trained: no gradients of them, no reduction, no optimizer."""
+    frozen_embedding: bool = False
+    """The embedding's tables alone are not trained, nor a head that is tied to them."""
     adapter_rank: int = 0
     """Rank of adapters beside the frozen products of self-attention (LoRA); 0: what is trained instead is left out."""
     stops_recompute: bool = False

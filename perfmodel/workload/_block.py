@@ -136,6 +136,8 @@ class BlockOps:
     """Parameters that this device holds of this block (experts included, `tied_params` excluded)."""
     expert_params: int = 0
     """The part of `params` in routed experts, replicated over `Layout.edp` ranks only."""
+    frozen_params: int = 0
+    """The part of `params` outside routed experts that has no gradients though the rest has."""
     tied_params: int = 0
     """Parameters shared with the first embedding; held again only where the two are on different stages."""
     activation_bytes: ActivationBytes = ActivationBytes(none=0.0, selective=0.0, full=0.0)

@@ -53,7 +53,11 @@ def head_pieces(model: Transformer, local: Local, *, owner: bool = True) -> list
     pieces = [norm(model, local)]
     if model.pooler_and_mlm_head:
         pieces += _bert_transform(model, local)
-    projection = column_linear(local, local.vocab, local.hidden)
+    frozen = model.tied_embeddings and local.job.frozen_embedding
+    of_head = replace(local, precision=replace(local.precision, frozen=True)) if frozen else local
+    projection = column_linear(of_head, local.vocab, local.hidden)
+    if frozen:
+        projection = replace(projection, backward_weight=())
     params = (projection.params if owner and not model.tied_embeddings else 0) + (local.vocab if model.pooler_and_mlm_head else 0)
     pieces.append(replace(projection, params=params))
     if model.logit_softcap:

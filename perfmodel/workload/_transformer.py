@@ -1,5 +1,6 @@
 """Transformers as a sequence of blocks."""
 
+from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
@@ -133,7 +134,10 @@ def _embedding(name: str, model: Transformer, local: Local, encoder: Local | Non
     if encoder:
         pieces = [norm(model, encoder), Piece(saved_bytes=encoder.norm_bytes), *pieces]
     boundary_bytes, boundary_comm = _boundary(local, encoder.hidden_bytes if encoder else 0.0)
-    return assemble(
+    frozen = local.job.frozen_embedding
+    if frozen:
+        pieces = [replace(piece, backward_weight=()) for piece in pieces]
+    found = assemble(
         name,
         pieces,
         train=local.job.mode == "train",
@@ -142,6 +146,7 @@ def _embedding(name: str, model: Transformer, local: Local, encoder: Local | Non
         boundary_comm=boundary_comm,
         tied_params=local.vocab * local.hidden if encoder else 0,
     )
+    return replace(found, frozen_params=found.params) if frozen else found
 
 
 def _head(model: Transformer, local: Local) -> BlockOps:

@@ -6,6 +6,7 @@ from typing import Any, Final
 from perfmodel.ingest.launch._table import (
     MANY,
     NUMBER,
+    SOME,
     SWITCH,
     TEXT,
     WHOLE,
@@ -113,6 +114,7 @@ MODEL: Final = (
     Rule(keys=("position-embedding-type", "use-rotary-position-embeddings"), read=_positions, write=_write_positions),
     key("untie-embeddings-and-output-weights", "model.tied_embeddings", words({True: False})),
     key("disable-bias-linear", "model.bias", words({True: False})),
+    key("mtp-num-layers", "model.mtp_layers", SOME),
     key("add-qkv-bias", "model.qkv_bias", SWITCH),
     key("qk-layernorm", "model.qk_norm", SWITCH),
     Rule(keys=("hidden-dropout", "attention-dropout"), read=_dropout, write=_write_dropout),

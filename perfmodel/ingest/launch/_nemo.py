@@ -11,6 +11,7 @@ from perfmodel.ingest.launch._megatron_settings import (
     context_rule,
     dispatch_rules,
     graph_rule,
+    modules_rule,
     partition_ends,
     partition_of,
     recompute_of,
@@ -22,6 +23,8 @@ from perfmodel.ingest.launch._table import (
     FLAG,
     MANY,
     NUMBER,
+    OPTIMIZER,
+    SOME,
     WHOLE,
     WHOLE_OR_NONE,
     Fields,
@@ -114,6 +117,7 @@ def _model(prefix: str) -> tuple[Rule, ...]:
         key(f"{prefix}moe_ffn_hidden_size", "experts.ffn_hidden"),
         key(f"{prefix}moe_shared_expert_intermediate_size", "experts.shared_ffn_hidden", WHOLE_OR_NONE),
         key(f"{prefix}qk_layernorm", "model.qk_norm", FLAG),
+        key(f"{prefix}mtp_num_layers", "model.mtp_layers", SOME),
         key(f"{prefix}add_qkv_bias", "model.qkv_bias", FLAG),
     )  # fmt: skip
 
@@ -288,6 +292,8 @@ BRIDGE: Final = LaunchFormat(
         key("comm_overlap.overlap_moe_expert_parallel_comm", "ep_overlap",
             Values(FLAG.read, lambda value: True if value else None), also=("model.overlap_moe_expert_parallel_comm",)),
         _recompute(("model.recompute_granularity", "model.recompute_method", "model.recompute_num_layers")),
+        modules_rule("model.recompute_modules", list),
+        key("optimizer.optimizer", "optimizer", OPTIMIZER),
         key("mixed_precision", "dtype", words(_PRECISIONS)),
         key("ddp.grad_reduce_in_fp32", "grad_dtype", words({True: "fp32", False: "bf16"}),
             also=("mixed_precision.grad_reduce_in_fp32",)),
