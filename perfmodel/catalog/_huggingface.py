@@ -16,7 +16,7 @@ LONGEST_ASSUMED: Final = 8192
 pre-trained on less (Llama 3 on 8,192 of 131,072, arXiv 2407.21783, section 3.4)."""
 
 IN_TOML: Final = (
-    "any other transformer is described in a TOML file (howto/add_a_model), such as --model mine.toml with "
+    "any other transformer is described in a TOML file (docs/howto/add_a_model.md), such as --model mine.toml with "
     "layers = 32, hidden = 4096, heads = 32, kv_heads = 8, ffn_hidden = 14336, vocab = 128256, seq_len = 4096"
 )
 
