@@ -1,4 +1,4 @@
-"""Hugging Face configurations whose layers differ from one another: Llama 4, GLM-4.5, Qwen3-Next, Mamba-2, Nemotron-H."""
+"""Hugging Face configurations of layers that differ: Llama 4, GLM-4.5, Qwen3-Next, Mamba-2, Nemotron-H."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar

@@ -119,7 +119,9 @@ class Qwen3Moe(Qwen3):
     def fields(self) -> Fields:
         return super().fields() | {
             "experts": Experts(
-                count=self.num_experts, topk=self.num_experts_per_tok, ffn_hidden=self.moe_intermediate_size,
+                count=self.num_experts,
+                topk=self.num_experts_per_tok,
+                ffn_hidden=self.moe_intermediate_size,
                 every=self.decoder_sparse_step,
             )
         }

@@ -46,8 +46,10 @@ def from_config(config: Config, *, where: str = "config.json") -> Transformer:
         raise PerfModelError(f"{where}: model_type: missing; it names the family")
     if family in PARTS:
         part, family = PARTS[family]
-        if not isinstance(config := config.get(part), Mapping):
+        described = config.get(part)
+        if not isinstance(described, dict):
             raise PerfModelError(f"{where}: {part}: missing; it describes the model")
+        config = described
     if family not in FAMILIES:
         raise UnknownNameError("Hugging Face model_type", family, FAMILIES, remedy=IN_TOML)
     kind = FAMILIES[family]

@@ -36,8 +36,8 @@ def problem(
         seq_len: tokens per sequence; the model's own if not given.
         dtype: element type; the first of bf16, fp16 and fp32 that the device has if not given.
         devices: to lay the model out on.
-        job: attention kind, optimizer and so on. A `Job` overrides `global_batch`, `seq_len` and `dtype`, and is taken at
-            its word; of fields by name (`{"optimizer": "muon"}`) the others are as the framework has them.
+        job: attention kind, optimizer and so on. A `Job` overrides `global_batch`, `seq_len` and `dtype`, and is taken
+            at its word; of fields by name (`{"optimizer": "muon"}`) the others are as the framework has them.
         framework: the training framework, `name`, `name@year`, path of a TOML, or a `Framework`; `generic` if not
             given. A job that is not given is as it has it.
 

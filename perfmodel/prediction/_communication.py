@@ -114,7 +114,12 @@ def communication_events(
         for exchanged in exchanges(states.zero, job):
             whole = states.zero == 3 and exchanged == "all_gather"
             for kind in _KINDS[exchanged]:
-                events.add(kind, counts @ held[group] if whole else params, lambda n, e=exchanged, p=place: exchange(e, n, p, job, cluster), units)
+                events.add(
+                    kind,
+                    counts @ held[group] if whole else params,
+                    lambda n, e=exchanged, p=place: exchange(e, n, p, job, cluster),
+                    units,
+                )
         if is_trained(job) and not states.on_host:  # one update per pipeline rank over all its chunks
             of_rank = np.zeros((len(params), 1))
             of_rank[spec.stage_map[:, 0], 0] = params.sum(axis=1)[spec.stage_map].sum(axis=1)

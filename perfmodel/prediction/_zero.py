@@ -147,5 +147,6 @@ def state_params(blocks: ShardBlocks, pipelined: bool) -> dict[Group, Float[np.n
 
 def trained_params(blocks: ShardBlocks, pipelined: bool, job: Job) -> dict[Group, Float[np.ndarray, " blocks"]]:
     """Those of `state_params` that have gradients."""
-    held = state_params(blocks, pipelined)
-    return held | {"dp": held["dp"] - blocks.frozen_params(pipelined, job)}
+    trained = state_params(blocks, pipelined)
+    trained["dp"] = trained["dp"] - blocks.frozen_params(pipelined, job)
+    return trained

@@ -10,7 +10,8 @@ from perfmodel.units import whole
 MOST_LAYERS: Final = 10**5
 _SIZES: Final = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab", "seq_len")
 _SIZES_OR_NONE: Final = (
-    "decoder_layers", "decoder_seq_len", "longest_seq_len", "window", "full_attention_every", "token_types", "mtp_layers",
+    "decoder_layers", "decoder_seq_len", "longest_seq_len", "window", "full_attention_every", "token_types",
+    "mtp_layers",
 )  # fmt: skip
 
 
@@ -41,7 +42,9 @@ class Experts:
     Nemotron 3, arXiv 2604.12374); 0: the hidden size, without projections."""
 
     def __post_init__(self) -> None:
-        whole("experts", {n: getattr(self, n) for n in ("count", "topk", "ffn_hidden", "groups", "groups_kept", "every")})
+        whole(
+            "experts", {n: getattr(self, n) for n in ("count", "topk", "ffn_hidden", "groups", "groups_kept", "every")}
+        )
         whole("experts", {name: getattr(self, name) for name in ("shared_ffn_hidden", "first_dense_layers", "latent")},
               least=0)  # fmt: skip
         if self.topk > self.count:

@@ -57,7 +57,9 @@ def _materialised(model: Transformer, local: Local, d_qk: int, d_v: int, seq_kv:
     return Piece(
         forward=(scores, *between.forward, context),
         backward_input=(replace(context, pass_="bwd"), *between.backward_input, replace(scores, pass_="bwd")),
-        saved_bytes=float(rows) * seq_kv * (
+        saved_bytes=float(rows)
+        * seq_kv
+        * (
             (2 * local.act_bytes + 1 if model.dropout else local.act_bytes)
             + (local.act_bytes if model.attention_softcap else 0)
         ),
@@ -74,7 +76,9 @@ def _fused(
     """
     if chunk and local.shard.cp == 1:
         whole_chunks = -(-seq_kv // chunk)
-        part = replace(local, seq_local=chunk, shard=replace(local.shard, micro_batch=local.shard.micro_batch * whole_chunks))
+        part = replace(
+            local, seq_local=chunk, shard=replace(local.shard, micro_batch=local.shard.micro_batch * whole_chunks)
+        )
         return replace(
             _fused(part, kv_heads, d_qk, d_v, chunk, causal=causal, window=0, chunk=0),
             saved_bytes=4.0 * local.tokens * local.heads,

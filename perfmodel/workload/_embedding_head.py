@@ -58,7 +58,9 @@ def head_pieces(model: Transformer, local: Local, *, owner: bool = True) -> list
     projection = column_linear(of_head, local.vocab, local.hidden)
     if frozen:
         projection = replace(projection, backward_weight=())
-    params = (projection.params if owner and not model.tied_embeddings else 0) + (local.vocab if model.pooler_and_mlm_head else 0)
+    params = (projection.params if owner and not model.tied_embeddings else 0) + (
+        local.vocab if model.pooler_and_mlm_head else 0
+    )
     pieces.append(replace(projection, params=params))
     if model.logit_softcap:
         logits_bytes = float(local.tokens) * local.vocab * local.act_bytes

@@ -97,8 +97,14 @@ def _further_token(model: Transformer, local: Local) -> BlockOps:
     joined = column_linear(local, local.hidden // local.tp, 2 * local.hidden)
     return assemble(
         "further_token_head",
-        [token_lookup(local, params=0), norm(model, local), norm(model, local), joined, *layer,
-         *head_pieces(model, local, owner=False)],
+        [
+            token_lookup(local, params=0),
+            norm(model, local),
+            norm(model, local),
+            joined,
+            *layer,
+            *head_pieces(model, local, owner=False),
+        ],
         train=local.job.mode == "train",
         workspace_bytes=head_workspace_bytes(local),
         tied_params=0 if model.tied_embeddings else local.vocab * local.hidden,

@@ -165,16 +165,17 @@ def test_chunks_are_sequences_of_their_own():
     scout = replace(model("llama-4-scout"), full_attention_every=0, window=1024)
     whole = replace(scout, window=0, chunked_window=False)
     chunked = step_flops(scout, Job(global_batch=1, seq_len=4096))
-    assert chunked.attention_causal_forward == step_flops(
-        whole, Job(global_batch=4, seq_len=1024)
-    ).attention_causal_forward
+    assert (
+        chunked.attention_causal_forward
+        == step_flops(whole, Job(global_batch=4, seq_len=1024)).attention_causal_forward
+    )
     layer, short = (blocks(net, Job(global_batch=1, seq_len=s), Shard(micro_batch=m))[1][0]
                     for net, s, m in ((scout, 4096, 1), (whole, 1024, 4)))  # fmt: skip
     assert layer.forward == short.forward
 
 
 def test_flops_of_published_diffusion_transformers():
-    """Table 1 of DiT counts multiplications with additions as one: 118.64 G for XL/2, 80.71 L/2, 23.01 B/2, 6.06 S/2."""
+    """Table 1 of DiT counts a multiplication and an addition as one: 118.64 G for XL/2, and so on."""
     for name, published in (("dit-xl-2", 118.64), ("dit-l-2", 80.71), ("dit-b-2", 23.01), ("dit-s-2", 6.06)):
         found = step_flops(model(name), Job(global_batch=1, seq_len=256, mode="inference")).total / 2e9
         assert found == pytest.approx(published, rel=2e-3)
@@ -206,7 +207,7 @@ def test_tensor_parallel_ranks_share_out_the_work(name):
 
 
 def test_an_unknown_family_is_told_how_to_be_described():
-    with pytest.raises(UnknownNameError, match="TOML file .*layers = 32, hidden = 4096"):
+    with pytest.raises(UnknownNameError, match=r"TOML file .*layers = 32, hidden = 4096"):
         from_config({"model_type": "zzz"})
     with pytest.raises(PerfModelError, match="text_config: missing"):
         from_config({"model_type": "llama4"})

@@ -89,7 +89,7 @@ def test_a_frozen_embedding_has_no_gradients_and_no_states(layout):
 
 
 def test_names_that_nobody_knows():
-    with pytest.raises(UnknownNameError, match="did you mean .*'adamw'"):
+    with pytest.raises(UnknownNameError, match=r"did you mean .*'adamw'"):
         replace(JOB, optimizer="AdamW2")
 
 

@@ -270,6 +270,12 @@ def _function(names: Mapping[str, str]) -> Callable[[Mapping[str, Any]], Fields]
 
 _BRIDGE_FUNCTION: Final = "model.activation_func"
 
+
+def _write_function(fields: Fields) -> Mapping[str, Any]:
+    name = words(_BRIDGE_ACTIVATIONS).write(fields.get("model.activation"))
+    return {} if name is None else {_BRIDGE_FUNCTION: f"torch.nn.functional.{name}"}
+
+
 BRIDGE: Final = LaunchFormat(
     name="megatron-bridge",
     syntax="yaml",
@@ -300,9 +306,7 @@ BRIDGE: Final = LaunchFormat(
         key("model.attention_backend", "flash_attention",
             words({"auto": True, "flash": True, "fused": True, "unfused": False, "local": False})),
         key("model.gated_linear_unit", "model.gated_ffn", FLAG),
-        Rule(keys=(_BRIDGE_FUNCTION,), read=_function(_BRIDGE_ACTIVATIONS),
-             write=lambda fields: {_BRIDGE_FUNCTION: f"torch.nn.functional.{words(_BRIDGE_ACTIVATIONS).write(fields['model.activation'])}"}
-             if "model.activation" in fields else {}),
+        Rule(keys=(_BRIDGE_FUNCTION,), read=_function(_BRIDGE_ACTIVATIONS), write=_write_function),
         key("model.normalization", "model.norm", words({"LayerNorm": "layer_norm", "RMSNorm": "rms_norm"})),
         key("model.position_embedding_type", "model.positions", words(_POSITIONS)),
         key("model.share_embeddings_and_output_weights", "model.tied_embeddings", FLAG),
