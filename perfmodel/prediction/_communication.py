@@ -147,15 +147,16 @@ def _add_orthogonalisation(
     """Products of optimizers that update whole matrices, which sharded states deal to ranks; none of others. What
     exchanges their results is what gathers the weights."""
     held = counts.sum(axis=1)[spec.stage_map].sum(axis=1)
-    products: dict[Op, np.ndarray] = {}
-    for at, block in enumerate(blocks.blocks):
-        for op, times in orthogonalisation(block, job).items():
-            products[op] = products.get(op, 0.0) + times * held[:, at]
-    shards = StatePlace.of("dp", ranks, states.replicate, spec.replicas).shards.size if states.zero else 1
-    for op, times in products.items():
-        of_rank = np.zeros((len(counts), 1))
-        of_rank[spec.stage_map[:, 0], 0] = np.ceil(times / shards)
-        events.add(Kind.OPTIMIZER, of_rank, lambda n, op=op: op, np.maximum(of_rank, 1.0))
+    for group in STATES:
+        shards = StatePlace.of(group, ranks, states.replicate, spec.replicas).shards.size if states.zero else 1
+        products: dict[Op, Float[np.ndarray, " stages"]] = {}
+        for at, block in enumerate(blocks.blocks):
+            for op, times in orthogonalisation(block, job, experts=group == "expert_dp").items():
+                products[op] = products.get(op, 0.0) + times * held[:, at]
+        for op, times in products.items():
+            of_rank = np.zeros((len(counts), 1))
+            of_rank[spec.stage_map[:, 0], 0] = np.ceil(times / shards)
+            events.add(Kind.OPTIMIZER, of_rank, lambda n, op=op: op, np.maximum(of_rank, 1.0))
 
 
 def _add_sends(

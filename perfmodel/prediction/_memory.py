@@ -259,7 +259,7 @@ def dummy_gradient_bytes(shard: ShardBlocks, job: Job, framework: Framework) -> 
     if not framework.cached_weight_gradients or not is_trained(job):
         return 0.0
     layers = [block for block, is_one in zip(shard.blocks, shard.layers.tolist(), strict=True) if is_one]
-    shapes = {shape for block in layers for shape in block.weight_shapes}
+    shapes = {shape for block in layers for of in (False, True) for shape in block.weight_shapes(experts=of)}
     return float(sum(m * n for m, n in shapes) * stored_dtype_bytes(job))
 
 

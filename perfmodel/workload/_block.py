@@ -148,15 +148,14 @@ class BlockOps:
     boundary_comm: tuple[Comm, ...] = ()
     """Collectives by which the receiving stage completes what was sent sharded."""
 
-    @property
-    def weight_shapes(self) -> Counter[tuple[int, int]]:
-        """Matrices that have gradients, by rows and columns, with how many there are of each."""
+    def weight_shapes(self, *, experts: bool) -> Counter[tuple[int, int]]:
+        """Matrices that have gradients, of routed experts or outside them, by rows and columns, with how many there are
+        of each."""
         found: Counter[tuple[int, int]] = Counter()
         for op, count in self.backward_weight:
-            if isinstance(op, Gemm):
+            if isinstance(op, Gemm) and (op.op == "grouped_linear") == experts:
                 # a grouped product's gradient has the dimensions of its forward: rows, then the weight's two
-                grouped = op.op == "grouped_linear"
-                found[(op.n, op.k) if grouped else (op.m, op.n)] += count * (op.groups if grouped else 1)
+                found[(op.n, op.k) if experts else (op.m, op.n)] += count * op.groups
         return found
 
 

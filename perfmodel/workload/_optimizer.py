@@ -42,8 +42,9 @@ def optimizer_op(n_params_local: int, job: Job, sharded: bool = False, *, tensor
     )
 
 
-def orthogonalisation(block: BlockOps, job: Job) -> Counter[KernelOp]:
-    """Products by which the update of every matrix of a layer is made orthogonal, in bf16: of a matrix X of a rows and
+def orthogonalisation(block: BlockOps, job: Job, *, experts: bool) -> Counter[KernelOp]:
+    """Products by which the update of every matrix of a layer (of its routed experts, or outside them) is made
+    orthogonal, in bf16: of a matrix X of a rows and
     b >= a columns, per Newton-Schulz iteration A = X X', A A, and (b A + c A A) X, 2 a^2 b + 2 a^3 + 2 a^2 b FLOPs.
 
     Tensor-parallel ranks do so with their own shards (the block-wise mode of Megatron-Core's Muon).
@@ -52,7 +53,7 @@ def orthogonalisation(block: BlockOps, job: Job) -> Counter[KernelOp]:
     steps = OPTIMIZERS[job.optimizer].newton_schulz
     if not steps or block.name.endswith(("embedding", "head")):
         return found
-    for shape, count in block.weight_shapes.items():
+    for shape, count in block.weight_shapes(experts=experts).items():
         a, b = sorted(shape)
         for n, k in ((a, b), (a, a), (b, a)):
             found[Gemm(dtype="bf16", m=a, n=n, k=k)] += steps * count

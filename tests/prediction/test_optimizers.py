@@ -44,14 +44,16 @@ def test_products_that_orthogonalise_an_update():
     layer = blocks(LLAMA, job, Shard())[1][0]
     shapes = [(2048, 3072), (2048, 2048), (2048, 16384), (2048, 8192)]
     by_hand = sum(5 * (4 * a * a * b + 2 * a**3) for a, b in shapes)
-    products = orthogonalisation(layer, job)
+    products = orthogonalisation(layer, job, experts=False)
     assert all(isinstance(op, Gemm) and op.dtype == "bf16" for op in products)
     assert sum(op.flops * n for op, n in products.items()) == by_hand
     head = blocks(LLAMA, job, Shard())[-1][0]
-    assert not orthogonalisation(head, job)
-    assert not orthogonalisation(layer, JOB)
+    for block, of in ((head, job), (layer, JOB)):
+        assert not orthogonalisation(block, of, experts=False)
+    assert not orthogonalisation(layer, job, experts=True)
     experts = next(b for b, _ in blocks(catalog.model("mixtral-8x7b"), job, Shard()) if b.name == "moe_layer")
-    assert experts.weight_shapes[28672, 4096] == experts.weight_shapes[4096, 14336] == 8
+    assert experts.weight_shapes(experts=True) == {(28672, 4096): 8, (4096, 14336): 8}
+    assert set(experts.weight_shapes(experts=False)) == {(6144, 4096), (4096, 4096), (8, 4096)}
 
 
 def test_sharded_states_share_out_the_products():
