@@ -258,6 +258,7 @@ FAMILIES: Mapping[str, type[Family]] = {
 }  # fmt: skip
 PARTS: Mapping[str, tuple[str, str]] = {
     "gemma3": ("text_config", "gemma3_text"), "llama4": ("text_config", "llama4_text"),
+    "llava": ("text_config", "llama"), "mistral3": ("text_config", "mistral"), "paligemma": ("text_config", "gemma"),
     "siglip": ("vision_config", "siglip_vision_model"),
 }  # fmt: skip
-"""Of configurations of several models, the one that is read: its key and family."""
+"""Of configurations of several models, the one that is read: its key, and its family unless it says another."""

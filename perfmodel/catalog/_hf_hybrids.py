@@ -1,5 +1,6 @@
 """Hugging Face configurations of layers that differ: Llama 4, GLM-4.5, Qwen3-Next, Mamba-2, Nemotron-H."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -132,6 +133,8 @@ class Mamba2:
 @dataclass(frozen=True, kw_only=True)
 class NemotronH(Stack):
     """Nemotron-H and Nemotron 3: a mixer per layer."""
+
+    ALIASES: ClassVar[Mapping[str, str]] = {"attention_head_dim": "head_dim"}
 
     hybrid_override_pattern: Annotated[str, Len(1, 10**5)]
     intermediate_size: Count

@@ -49,7 +49,7 @@ def from_config(config: Config, *, where: str = "config.json") -> Transformer:
         described = config.get(part)
         if not isinstance(described, dict):
             raise PerfModelError(f"{where}: {part}: missing; it describes the model")
-        config = described
+        config, family = described, described.get("model_type", family)
     if family not in FAMILIES:
         raise UnknownNameError("Hugging Face model_type", family, FAMILIES, remedy=IN_TOML)
     kind = FAMILIES[family]

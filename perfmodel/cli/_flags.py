@@ -184,7 +184,10 @@ def _calibration(text: str) -> Path | None:
 
 
 def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
+    words = tuple(word.strip() for word in text.split(",") if word.strip())
+    if not words:
+        raise argparse.ArgumentTypeError(f"{text!r} names nothing; give words separated by commas")
+    return words
 
 
 def _whole_numbers(text: str) -> list[int]:

@@ -99,8 +99,8 @@ SIGLIP = {"model_type": "siglip_vision_model", "hidden_size": 1152, "intermediat
 NEMOTRON = _config("nemotron", 256, 1024, 2, 4, 2, 512, hidden_act="relu2")
 NEMOTRON_H = {
     "model_type": "nemotron_h", "hybrid_override_pattern": "M-M*-", "hidden_size": 256, "num_hidden_layers": 5,
-    "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "mamba_num_heads": 8,
-    "mamba_head_dim": 64, "ssm_state_size": 16, "n_groups": 4, "vocab_size": 1024,
+    "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2, "attention_head_dim": 64,
+    "mamba_num_heads": 8, "mamba_head_dim": 64, "ssm_state_size": 16, "n_groups": 4, "vocab_size": 1024,
 }  # fmt: skip
 
 
@@ -111,6 +111,13 @@ def test_configuration_catalog_and_checkpoint_agree(name):
     assert parameter_count(read) == parameter_count(listed) == published
     told = {field: getattr(listed, field) for field in ("name", "source", "aliases", "seq_len", "longest_seq_len")}
     assert replace(read, **told) == listed
+
+
+def test_of_a_model_that_sees_the_language_model_is_read():
+    config, published = RECENT["olmo-2-1b"]
+    assert parameter_count(from_config({"model_type": "llava", "text_config": config})) == published
+    text = {key: value for key, value in RECENT["phi-4"][0].items() if key != "model_type"}
+    assert parameter_count(from_config({"model_type": "mistral3", "text_config": text})) == RECENT["phi-4"][1]
 
 
 def test_a_vision_tower_counted_from_its_modules():
