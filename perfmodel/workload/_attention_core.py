@@ -71,10 +71,10 @@ def _fused(
 ) -> Piece:
     """Flash attention, which keeps one fp32 statistic per query and head.
 
-    Chunks of a sequence are sequences of their own where a rank holds whole ones; else (chunks across context-parallel
-    ranks) a window of half their size stands for them, over which tokens see as much on the mean.
+    Chunks of a sequence are sequences of their own where a rank holds whole ones; else (context-parallel ranks,
+    cached tokens) a window of half their size stands for them, over which tokens see as much on the mean.
     """
-    if chunk and local.shard.cp == 1:
+    if chunk and local.seq_local == seq_kv:
         whole_chunks = -(-seq_kv // chunk)
         part = replace(
             local, seq_local=chunk, shard=replace(local.shard, micro_batch=local.shard.micro_batch * whole_chunks)

@@ -44,11 +44,11 @@ def delta_net_mixer(model: Transformer, local: Local, net: DeltaNet) -> list[Pie
     ]  # fmt: skip
 
 
-def _products(net: DeltaNet) -> tuple[tuple[int, int, int], ...]:
-    """Matrix products (m, n, k) of one head in one chunk of C tokens (section 3.3): keys with keys, the inverse of the
-    triangular matrix that they make (as one product), that with keys and with values; queries with keys, scores with
-    new values; queries and decayed keys with the state, and what the chunk adds to it."""
-    c, k, v = net.chunk, net.key_dim, net.head_dim
+def _products(net: DeltaNet, tokens: int = 0) -> tuple[tuple[int, int, int], ...]:
+    """Matrix products (m, n, k) of one head in one chunk of C tokens, at most `tokens` (section 3.3): keys with keys, the
+    inverse of the triangular matrix that they make (as one product), that with keys and with values; queries with keys,
+    scores with new values; queries and decayed keys with the state, and what the chunk adds to it."""
+    c, k, v = min(net.chunk, tokens or net.chunk), net.key_dim, net.head_dim
     return (c, c, k), (c, c, c), (c, k, c), (c, v, c), (c, c, k), (c, v, c), (c, v, k), (c, v, k), (k, v, c)
 
 
@@ -57,7 +57,8 @@ def _delta_rule(local: Local, net: DeltaNet, heads: int) -> Piece:
     inputs that the pieces before keep, as the published kernels do."""
     batch = local.shard.micro_batch * -(-local.seq_local // net.chunk) * heads
     products = tuple(
-        Gemm(op="bmm", dtype=local.precision.act_dtype, batch=batch, m=m, n=n, k=k) for m, n, k in _products(net)
+        Gemm(op="bmm", dtype=local.precision.act_dtype, batch=batch, m=m, n=n, k=k)
+        for m, n, k in _products(net, local.seq_local)
     )
     return Piece(
         forward=products,
