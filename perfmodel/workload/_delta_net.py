@@ -45,7 +45,7 @@ def delta_net_mixer(model: Transformer, local: Local, net: DeltaNet) -> list[Pie
 
 
 def _products(net: DeltaNet, tokens: int = 0) -> tuple[tuple[int, int, int], ...]:
-    """Matrix products (m, n, k) of one head in one chunk of C tokens, at most `tokens` (section 3.3): keys with keys, the
+    """Products (m, n, k) of one head in one chunk of C tokens, at most `tokens` (section 3.3): keys with keys, the
     inverse of the triangular matrix that they make (as one product), that with keys and with values; queries with keys,
     scores with new values; queries and decayed keys with the state, and what the chunk adds to it."""
     c, k, v = min(net.chunk, tokens or net.chunk), net.key_dim, net.head_dim
