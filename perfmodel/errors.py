@@ -22,12 +22,12 @@ class PerfModelError(ValueError):
 class UnknownNameError(PerfModelError):
     """A name that no catalog entry, op family or schedule carries."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, kind: str, name: str, known: Iterable[str], remedy: str = "") -> None:
         known = sorted(set(known))
         close = get_close_matches(name.lower(), [k.lower() for k in known], n=3, cutoff=0.5)
         names = [k for k in known if k.lower() in close]
         hint = f"did you mean {' or '.join(map(repr, names))}?" if names else f"known: {_some(known)}"
-        super().__init__(f"unknown {kind} {name!r}; {hint}")
+        super().__init__(f"unknown {kind} {name!r}; {hint}" + (f"; {remedy}" if remedy else ""))
 
 
 def _some(names: list[str]) -> str:

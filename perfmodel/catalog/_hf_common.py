@@ -53,7 +53,9 @@ def per_head(hidden: int, heads: int) -> int:
 
 def activation(name: str) -> str:
     """The catalog's word for an activation function."""
+    if name in ("relu2", "squared_relu"):
+        return "relu2"
     for known in ("gelu", "silu", "relu"):
         if known in name or (known == "silu" and name == "swish"):
             return known
-    raise PerfModelError(f"activation {name!r} is not known; known: gelu, silu, relu")
+    raise PerfModelError(f"activation {name!r} is not known; known: gelu, silu, relu, relu2")

@@ -20,7 +20,10 @@ from perfmodel.catalog._hf_common import (
     activation,
     plain_sizes,
 )
+from perfmodel.catalog._hf_dense import Gemma, Gemma2, Gemma3, Glm, Glm4, Nemotron, Olmo2, Starcoder2
+from perfmodel.catalog._hf_hybrids import Glm4Moe, Llama4, Mamba2, NemotronH, Qwen3Next
 from perfmodel.catalog._hf_llama import DeepSeek, GptOss, Llama, Mixtral, Qwen2, Qwen2Moe, Qwen3, Qwen3Moe
+from perfmodel.catalog._hf_patches import Dit, Siglip, Vit
 from perfmodel.errors import PerfModelError
 
 
@@ -240,12 +243,22 @@ class Falcon(Stack):
 
 
 Family = (
-    Gpt2 | GptJ | GptNeoX | Opt | Bloom | Bert | T5 | Llama | Mixtral | Qwen2 | Qwen2Moe | Qwen3 | Qwen3Moe | DeepSeek
-    | Mpt | GptOss | Falcon
+    Gpt2 | GptJ | GptNeoX | Opt | Bloom | Bert | T5 | Mpt | Falcon | Llama | Mixtral | Qwen2 | Qwen2Moe | Qwen3
+    | Qwen3Moe | DeepSeek | GptOss | Gemma | Gemma2 | Gemma3 | Olmo2 | Starcoder2 | Glm | Glm4 | Nemotron | Llama4
+    | Glm4Moe | Qwen3Next | Mamba2 | NemotronH | Vit | Siglip | Dit
 )  # fmt: skip
 FAMILIES: Mapping[str, type[Family]] = {
     "gpt2": Gpt2, "gpt_neox": GptNeoX, "gptj": GptJ, "opt": Opt, "bloom": Bloom, "bert": Bert, "t5": T5, "mt5": T5,
-    "llama": Llama, "mistral": Llama, "mixtral": Mixtral, "qwen2": Qwen2, "qwen2_moe": Qwen2Moe, "qwen3": Qwen3,
-    "qwen3_moe": Qwen3Moe, "deepseek_v2": DeepSeek, "deepseek_v3": DeepSeek, "mpt": Mpt, "gpt_oss": GptOss,
-    "falcon": Falcon,
+    "mpt": Mpt, "falcon": Falcon, "llama": Llama, "mistral": Llama, "phi3": Llama, "mixtral": Mixtral, "qwen2": Qwen2,
+    "qwen2_moe": Qwen2Moe, "qwen3": Qwen3, "qwen3_moe": Qwen3Moe, "deepseek_v2": DeepSeek, "deepseek_v3": DeepSeek,
+    "gpt_oss": GptOss, "gemma": Gemma, "gemma2": Gemma2, "gemma3_text": Gemma3, "olmo2": Olmo2,
+    "starcoder2": Starcoder2, "glm": Glm, "glm4": Glm4, "nemotron": Nemotron, "llama4_text": Llama4,
+    "glm4_moe": Glm4Moe, "qwen3_next": Qwen3Next, "mamba2": Mamba2, "nemotron_h": NemotronH, "vit": Vit,
+    "siglip_vision_model": Siglip, "DiTTransformer2DModel": Dit,
 }  # fmt: skip
+PARTS: Mapping[str, tuple[str, str]] = {
+    "gemma3": ("text_config", "gemma3_text"), "llama4": ("text_config", "llama4_text"),
+    "llava": ("text_config", "llama"), "mistral3": ("text_config", "mistral"), "paligemma": ("text_config", "gemma"),
+    "siglip": ("vision_config", "siglip_vision_model"),
+}  # fmt: skip
+"""Of configurations of several models, the one that is read: its key, and its family unless it says another."""

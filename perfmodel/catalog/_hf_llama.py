@@ -1,6 +1,6 @@
 """Hugging Face configurations of LLaMA and what follows its shape: Mistral, Qwen, Mixtral, GPT-OSS, DeepSeek."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfmodel.catalog._hf_common import Count, CountOrNone, Fields, Stack, activation, per_head
 from perfmodel.spec import Experts, LatentAttention
@@ -79,10 +79,12 @@ class Mixtral(Llama):
 
 @dataclass(frozen=True, kw_only=True)
 class GptOss(Mixtral):
-    """Attention sinks are left out; every second layer attends in full."""
+    """GPT-OSS: every second layer attends in full, heads have sinks."""
 
     def fields(self) -> Fields:
-        return super().fields() | {"bias": True, "full_attention_every": 2}
+        found = super().fields()
+        own = {"bias": True, "full_attention_every": 2, "attention_sinks": True}
+        return found | own | {"experts": replace(found["experts"], router_bias=True)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,12 +95,14 @@ class Qwen2Moe(Qwen2):
     num_experts_per_tok: Count
     moe_intermediate_size: Count
     shared_expert_intermediate_size: CountOrNone = 0
+    decoder_sparse_step: Count = 1
 
     def fields(self) -> Fields:
         return super().fields() | {
             "experts": Experts(
                 count=self.num_experts, topk=self.num_experts_per_tok, ffn_hidden=self.moe_intermediate_size,
-                shared_ffn_hidden=self.shared_expert_intermediate_size,
+                shared_ffn_hidden=self.shared_expert_intermediate_size, every=self.decoder_sparse_step,
+                shared_gate=self.shared_expert_intermediate_size > 0,
             )
         }  # fmt: skip
 
@@ -110,11 +114,15 @@ class Qwen3Moe(Qwen3):
     num_experts: Count
     num_experts_per_tok: Count
     moe_intermediate_size: Count
+    decoder_sparse_step: Count = 1
 
     def fields(self) -> Fields:
         return super().fields() | {
             "experts": Experts(
-                count=self.num_experts, topk=self.num_experts_per_tok, ffn_hidden=self.moe_intermediate_size
+                count=self.num_experts,
+                topk=self.num_experts_per_tok,
+                ffn_hidden=self.moe_intermediate_size,
+                every=self.decoder_sparse_step,
             )
         }
 
@@ -135,6 +143,7 @@ class DeepSeek(Llama):
     first_k_dense_replace: CountOrNone = 0
     n_group: CountOrNone = 1
     topk_group: CountOrNone = 1
+    num_nextn_predict_layers: CountOrNone = 0
 
     def fields(self) -> Fields:
         latent = LatentAttention(
@@ -154,4 +163,6 @@ class DeepSeek(Llama):
             groups_kept=self.topk_group or 1,
         )
         own = {"kv_heads": self.num_attention_heads, "head_dim": self.v_head_dim}
-        return super().fields() | own | {"latent_attention": latent, "experts": experts}
+        return super().fields() | own | {
+            "latent_attention": latent, "experts": experts, "mtp_layers": self.num_nextn_predict_layers,
+        }  # fmt: skip

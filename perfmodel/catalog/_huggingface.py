@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from perfmodel.catalog._hf_families import FAMILIES
+from perfmodel.catalog._hf_families import FAMILIES, PARTS
 from perfmodel.catalog._toml import checked
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.spec import Transformer
@@ -14,6 +14,11 @@ Config = Mapping[str, Any]
 LONGEST_ASSUMED: Final = 8192
 """Tokens per sequence that are taken at most where a configuration says only how many its positions allow: models are
 pre-trained on less (Llama 3 on 8,192 of 131,072, arXiv 2407.21783, section 3.4)."""
+
+IN_TOML: Final = (
+    "any other transformer is described in a TOML file (docs/howto/add_a_model.md), such as --model mine.toml with "
+    "layers = 32, hidden = 4096, heads = 32, kv_heads = 8, ffn_hidden = 14336, vocab = 128256, seq_len = 4096"
+)
 
 
 def read_config(path: Path) -> Transformer:
@@ -36,12 +41,18 @@ def read_config(path: Path) -> Transformer:
 
 def from_config(config: Config, *, where: str = "config.json") -> Transformer:
     """The model that a parsed configuration describes; see `read_config`."""
-    family = config.get("model_type")
+    family, name = config.get("model_type", config.get("_class_name")), config.get("_name_or_path")
     if not isinstance(family, str):
         raise PerfModelError(f"{where}: model_type: missing; it names the family")
+    if family in PARTS:
+        part, family = PARTS[family]
+        described = config.get(part)
+        if not isinstance(described, dict):
+            raise PerfModelError(f"{where}: {part}: missing; it describes the model")
+        config, family = described, described.get("model_type", family)
     if family not in FAMILIES:
-        raise UnknownNameError("Hugging Face model_type", family, FAMILIES)
-    kind, name = FAMILIES[family], config.get("_name_or_path")
+        raise UnknownNameError("Hugging Face model_type", family, FAMILIES, remedy=IN_TOML)
+    kind = FAMILIES[family]
     fields = checked(kind, _stated(config, getattr(kind, "ALIASES", {})), f"{where}, model_type {family!r}")
     try:
         return Transformer(

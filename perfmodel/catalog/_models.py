@@ -12,7 +12,19 @@ from perfmodel.catalog._huggingface import read_config
 from perfmodel.catalog._names import index, resolve
 from perfmodel.catalog._toml import checked, package_tables, read_toml
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import ConvLayer, ConvNet, Experts, LatentAttention, Mamba, Mlp, Model, Transformer
+from perfmodel.spec import (
+    AdaLN,
+    ConvLayer,
+    ConvNet,
+    DeltaNet,
+    Experts,
+    LatentAttention,
+    Mamba,
+    Mlp,
+    Model,
+    Patches,
+    Transformer,
+)
 
 T = TypeVar("T")
 _FORBID: dict[str, Any] = {"extra": "forbid"}
@@ -40,6 +52,27 @@ class MambaEntry(Mamba):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeltaNetEntry(DeltaNet):
+    """Gated delta nets as TOML states them."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchesEntry(Patches):
+    """Patches as TOML states them."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaLNEntry(AdaLN):
+    """Conditioning as TOML states it."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+
+
+@dataclass(frozen=True, kw_only=True)
 class TransformerEntry(Transformer):
     """A transformer as TOML states it; `kv_heads`, `head_dim` and `ffn_hidden` may be left out."""
 
@@ -48,6 +81,9 @@ class TransformerEntry(Transformer):
     experts: ExpertsEntry | None = None
     latent_attention: LatentAttentionEntry | None = None
     mamba: MambaEntry | None = None
+    delta_net: DeltaNetEntry | None = None
+    patches: PatchesEntry | None = None
+    adaln: AdaLNEntry | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +174,9 @@ _PLAIN: tuple[tuple[type, type], ...] = (
     (ExpertsEntry, Experts),
     (LatentAttentionEntry, LatentAttention),
     (MambaEntry, Mamba),
+    (DeltaNetEntry, DeltaNet),
+    (PatchesEntry, Patches),
+    (AdaLNEntry, AdaLN),
     (ConvLayerEntry, ConvLayer),
 )
 

@@ -1,15 +1,18 @@
 """Problems by names and words."""
 
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Final
 
 from perfmodel.catalog._clusters import cluster as named_cluster
 from perfmodel.catalog._frameworks import framework as named_framework
 from perfmodel.catalog._models import model as named_model
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.spec import Cluster, Framework, Job, Model, Problem
 
 PROBLEM_WORDS: Final = ("global_batch", "seq_len", "devices", "job", "framework")
 """What `problem` takes beside model and cluster."""
+_JOB_WORDS: Final = frozenset(f.name for f in fields(Job)) - {"global_batch", "seq_len", "dtype", "assumed"}
 
 
 def problem(
@@ -20,7 +23,7 @@ def problem(
     seq_len: int | None = None,
     dtype: str | None = None,
     devices: int | None = None,
-    job: Job | None = None,
+    job: Job | Mapping[str, Any] | None = None,
     framework: Framework | str | None = None,
 ) -> Problem:
     """A problem of the words that `predict`, `search` and the like take.
@@ -33,8 +36,8 @@ def problem(
         seq_len: tokens per sequence; the model's own if not given.
         dtype: element type; the first of bf16, fp16 and fp32 that the device has if not given.
         devices: to lay the model out on.
-        job: attention kind, optimizer and so on; overrides `global_batch`, `seq_len` and `dtype` if given, and is taken
-            at its word.
+        job: attention kind, optimizer and so on. A `Job` overrides `global_batch`, `seq_len` and `dtype`, and is taken
+            at its word; of fields by name (`{"optimizer": "muon"}`) the others are as the framework has them.
         framework: the training framework, `name`, `name@year`, path of a TOML, or a `Framework`; `generic` if not
             given. A job that is not given is as it has it.
 
@@ -57,8 +60,10 @@ def problem(
     model = named_model(model) if isinstance(model, str) else model
     cluster = named_cluster(cluster) if isinstance(cluster, str) else cluster
     framework = framework if isinstance(framework, Framework) else named_framework(framework or "generic")
-    if job is None:
+    if not isinstance(job, Job):
         if global_batch is None:
             raise PerfModelError("global_batch is needed: sequences per step over all replicas")
-        job = framework.job(model, cluster.device, global_batch=global_batch, seq_len=seq_len, dtype=dtype)
+        if unknown := set(job or ()) - _JOB_WORDS:
+            raise UnknownNameError("word of a job", str(min(unknown)), _JOB_WORDS)
+        job = framework.job(model, cluster.device, global_batch=global_batch, seq_len=seq_len, dtype=dtype, **job or {})
     return Problem(model=model, cluster=cluster, job=job, framework=framework, devices=devices)

@@ -2,10 +2,22 @@
 
 import argparse
 from pathlib import Path
+from typing import Final, get_args
 
 from perfmodel.cli._emit import note
 from perfmodel.cli._launch import add_from, job_fields, require
-from perfmodel.spec import Cluster, Device, Framework, Job, Layout, Model, Problem
+from perfmodel.spec import (
+    OPTIMIZERS,
+    USUAL_DTYPES,
+    Cluster,
+    Device,
+    Framework,
+    Job,
+    Layout,
+    Model,
+    Problem,
+    RecomputeModule,
+)
 
 
 def add_json(command: argparse.ArgumentParser) -> None:
@@ -99,7 +111,28 @@ def add_problem(command: argparse.ArgumentParser, batches: bool = False, cluster
         choices=("flash", "unfused"),
         help="fused attention, or materialised scores (default: as the framework has it, generic: flash)",
     )
+    command.add_argument(
+        "--optimizer", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default: the launch file's, else adam)"
+    )
+    command.add_argument(
+        "--grad-dtype", choices=USUAL_DTYPES,
+        help="element type in which gradients are accumulated and reduced (default: as the framework has it)",
+    )  # fmt: skip
+    command.add_argument(
+        "--recompute-modules", type=_words, metavar="M[,M...]",
+        help=f"what recompute=selective recomputes, of {', '.join(get_args(RecomputeModule))} (default: core_attn)",
+    )  # fmt: skip
+    command.add_argument(
+        "--freeze", choices=("embedding", "all"), help="weights that are not trained; all: no gradients but of adapters"
+    )
+    command.add_argument(
+        "--lora-rank", type=int, metavar="R", help="rank of adapters beside the products of attention; freezes all else"
+    )
     add_framework(command)
+
+
+_OF_JOB: Final = ("optimizer", "grad_dtype", "recompute_modules")
+"""Flags that are fields of `Job`."""
 
 
 def job_flags(arguments: argparse.Namespace) -> list[str]:
@@ -112,6 +145,11 @@ def job_flags(arguments: argparse.Namespace) -> list[str]:
         "--dtype": arguments.dtype,
         "--mode": arguments.mode if arguments.mode != "train" else None,
         "--attention": arguments.attention,
+        "--optimizer": arguments.optimizer,
+        "--grad-dtype": arguments.grad_dtype,
+        "--recompute-modules": ",".join(arguments.recompute_modules) if arguments.recompute_modules else None,
+        "--freeze": arguments.freeze,
+        "--lora-rank": arguments.lora_rank,
         "--framework": arguments.framework,
         "--calibration": arguments.calibration,
     }
@@ -130,6 +168,11 @@ def job_of(arguments: argparse.Namespace, model: Model, device: Device, *, quiet
     said = job_fields(arguments)
     if arguments.attention is not None:
         said["flash_attention"] = arguments.attention == "flash"
+    said |= {name: value for name in _OF_JOB if (value := getattr(arguments, name)) is not None}
+    if arguments.freeze or arguments.lora_rank:
+        said["frozen"] = arguments.freeze == "all" or bool(arguments.lora_rank)
+        said["frozen_embedding"] = arguments.freeze == "embedding"
+        said["adapter_rank"] = arguments.lora_rank or 0
     job = framework_of(arguments).job(
         model,
         device,
@@ -165,6 +208,13 @@ def problem_on(arguments: argparse.Namespace, cluster: Cluster, devices: int | N
 
 def _calibration(text: str) -> Path | None:
     return None if text == "default" else Path(text)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in text.split(",") if word.strip())
+    if not words:
+        raise argparse.ArgumentTypeError(f"{text!r} names nothing; give words separated by commas")
+    return words
 
 
 def _whole_numbers(text: str) -> list[int]:

@@ -75,6 +75,11 @@ class ShardBlocks:
         tied = [b.tied_params if pipelined else 0 for b in self.blocks]
         return np.array([b.params - b.expert_params for b in self.blocks], float) + np.array(tied, float)
 
+    def frozen_params(self, pipelined: bool, job: Job) -> Float[np.ndarray, " blocks"]:
+        """The part of `dense_params` that has no gradients though the rest has."""
+        tied = [b.tied_params if pipelined and job.frozen_embedding else 0 for b in self.blocks]
+        return np.array([b.frozen_params for b in self.blocks], float) + np.array(tied, float)
+
     @cached_property
     def expert_params(self) -> Float[np.ndarray, " blocks"]:
         """Expert parameters that one device holds of each block."""

@@ -11,6 +11,7 @@ from perfmodel.prediction._blocks import ShardBlocks
 from perfmodel.prediction._placement import Placement
 from perfmodel.prediction._sends import NO_EVENT, hops, transfers
 from perfmodel.prediction._zero import (
+    STATES,
     Exchange,
     StateLayout,
     StatePlace,
@@ -19,11 +20,13 @@ from perfmodel.prediction._zero import (
     exchanges,
     is_trained,
     state_params,
+    trained_params,
     update,
 )
 from perfmodel.program import Kind, ProgramSpec
 from perfmodel.spec import Cluster, Job, Layout
 from perfmodel.units import dtype_bytes
+from perfmodel.workload import orthogonalisation
 
 _KINDS: dict[Exchange, tuple[Kind, ...]] = {
     "all_reduce": (Kind.GRAD_REDUCE,),
@@ -105,22 +108,55 @@ def communication_events(
         for span in spans:
             _add_sends(events, ranks, blocks, spec, span, counts, job, cluster)
     units = exchanged_units(states.zero, blocks.layers, counts)
-    for group, of_block in state_params(blocks, ranks.pp > 1).items():
-        params, place = counts @ of_block, StatePlace.of(group, ranks, states.replicate, spec.replicas)
+    held, trained = state_params(blocks, ranks.pp > 1), trained_params(blocks, ranks.pp > 1, job)
+    for group in STATES:
+        params, place = counts @ trained[group], StatePlace.of(group, ranks, states.replicate, spec.replicas)
         for exchanged in exchanges(states.zero, job):
+            whole = states.zero == 3 and exchanged == "all_gather"
             for kind in _KINDS[exchanged]:
-                events.add(kind, params, lambda n, e=exchanged, p=place: exchange(e, n, p, job, cluster), units)
+                events.add(
+                    kind,
+                    counts @ held[group] if whole else params,
+                    lambda n, e=exchanged, p=place: exchange(e, n, p, job, cluster),
+                    units,
+                )
         if is_trained(job) and not states.on_host:  # one update per pipeline rank over all its chunks
             of_rank = np.zeros((len(params), 1))
             of_rank[spec.stage_map[:, 0], 0] = params.sum(axis=1)[spec.stage_map].sum(axis=1)
             shards = place.shards.size if states.zero else 1
             events.add(Kind.OPTIMIZER, of_rank, lambda n, s=shards: update(n, s, job))
-    if spec.tied_embedding and not job.frozen:
+    if is_trained(job) and not states.on_host:
+        _add_orthogonalisation(events, ranks, states, blocks, spec, counts, job)
+    if spec.tied_embedding and not (job.frozen or job.frozen_embedding):
         ends = np.zeros((counts.shape[0], 1))
         ends[[0, -1]] = blocks.tied_params * dtype_bytes(job.grad_dtype)
         place = Placement.of("embedding", ranks)
         events.add(Kind.EMBEDDING_REDUCE, ends, lambda n: place.collective("all_reduce", n, job.grad_dtype, cluster))
     return events
+
+
+def _add_orthogonalisation(
+    events: CommunicationEvents,
+    ranks: Layout,
+    states: StateLayout,
+    blocks: ShardBlocks,
+    spec: ProgramSpec,
+    counts: Float[np.ndarray, "stages segments blocks"],
+    job: Job,
+) -> None:
+    """Products of optimizers that update whole matrices, which sharded states deal to ranks; none of others. What
+    exchanges their results is what gathers the weights."""
+    held = counts.sum(axis=1)[spec.stage_map].sum(axis=1)
+    for group in STATES:
+        shards = StatePlace.of(group, ranks, states.replicate, spec.replicas).shards.size if states.zero else 1
+        products: dict[Op, Float[np.ndarray, " stages"]] = {}
+        for at, block in enumerate(blocks.blocks):
+            for op, times in orthogonalisation(block, job, experts=group == "expert_dp").items():
+                products[op] = products.get(op, 0.0) + times * held[:, at]
+        for op, times in products.items():
+            of_rank = np.zeros((len(counts), 1))
+            of_rank[spec.stage_map[:, 0], 0] = np.ceil(times / shards)
+            events.add(Kind.OPTIMIZER, of_rank, lambda n, op=op: op, np.maximum(of_rank, 1.0))
 
 
 def _add_sends(

@@ -24,6 +24,7 @@ from perfmodel.prediction._zero import (
     reduces_every_micro_batch,
     reductions,
     state_params,
+    trained_params,
     update,
 )
 from perfmodel.program import ProgramSpec
@@ -73,6 +74,7 @@ class StateEvents:
         self.shapes, self._job = shapes, job
         self.ops: list[Op] = []
         params = state_params(blocks, layout.pp > 1)
+        trained = trained_params(blocks, layout.pp > 1, job)
         self._groups: list[Group] = [group for group, of_block in params.items() if of_block.any()]
         self._index: dict[tuple[object, ...], int] = {}
         self._exchanges: dict[tuple[int, bool, Group], Int[np.ndarray, "kinds stages segments"]] = {}
@@ -80,25 +82,30 @@ class StateEvents:
         self._updates: dict[tuple[int, Group], Int[np.ndarray, "sharded ranks"]] = {}
         self._on_host = layout.offload_states != "none"
         self._host: list[HostSeconds] = []
-        self._own: list[Float[np.ndarray, "stages segments"]] = []
-        """Parameters that are a rank's own to update, where the host does."""
+        self._own: list[tuple[Float[np.ndarray, "stages segments"], Float[np.ndarray, "stages segments"]]] = []
+        """Parameters that are a rank's own, and those of them that it updates, where the host does."""
         for n, shape in enumerate(shapes):
             counts, spec = shape.by_segments, shape.spec
             self._host.append(host_seconds(setting, layout, spec.grad_reduce != "none"))
-            self._own.append(counts @ shard_params(layout, blocks, spec.replicas))
+            held, updated = (counts @ shard_params(layout, of, spec.replicas) for of in (params, trained))
+            self._own.append((held, updated))
             for by_layer in (False, True):
                 self._units[n, by_layer] = exchanged_units(3 if by_layer else 0, blocks.layers, counts)
             for group in self._groups:
-                of_block = params[group]
                 place = StatePlace.of(group, layout, layout.replicate, spec.replicas)
                 on_network = [over.on_network(cluster) for over in (place.whole, place.shards, place.copies)]
                 for by_layer in (False, True):
-                    self._exchanges[n, by_layer, group] = self._numbers(
-                        counts @ of_block / self._units[n, by_layer],
-                        [partial(exchange, kind, place=place, job=job, cluster=cluster) for kind in _EXCHANGES],
-                        tuple(on_network),
-                    )
-                held = (counts.sum(axis=1) @ of_block)[spec.stage_map].sum(axis=1)
+                    # weights that are kept sharded are gathered whether they are trained or not
+                    self._exchanges[n, by_layer, group] = np.concatenate([
+                        self._numbers(
+                            counts @ (params if by_layer and kind == "all_gather" else trained)[group]
+                            / self._units[n, by_layer],
+                            [partial(exchange, kind, place=place, job=job, cluster=cluster)],
+                            (kind, *on_network),
+                        )
+                        for kind in _EXCHANGES
+                    ])  # fmt: skip
+                held = (counts.sum(axis=1) @ trained[group])[spec.stage_map].sum(axis=1)
                 self._updates[n, group] = self._numbers(
                     held,
                     [partial(update, shards=shards, job=job) for shards in (1, place.shards.size)],
@@ -129,7 +136,7 @@ class StateEvents:
             parts = {one: self._collective(n, *one, time_s) for one in wanted}
             updates = np.sum([time_s[self._updates[n, group]] for group in self._groups], axis=0)
             if self._on_host:
-                own = self._own[n].sum(axis=1)[shape.spec.stage_map].sum(axis=1)
+                own = self._own[n][1].sum(axis=1)[shape.spec.stage_map].sum(axis=1)
                 updates = np.stack([own, own]) * self._host[n].update
             fullest = np.min if shape.spec.steps > 1 else np.max  # without a barrier of all devices any may be last
             alone = fullest(updates, axis=1)
@@ -194,7 +201,8 @@ class StateEvents:
         found = [time_s[self._exchanges[n, by_layer, group][numbers]].sum(axis=0) for group in self._groups]
         seconds = np.sum(found, axis=0) * self._units[n, by_layer]
         if self._on_host:
-            seconds = seconds + self._own[n] * (self._host[n].gather if kinds == _GATHER else self._host[n].reduce)
+            held, updated = self._own[n]
+            seconds = seconds + (held * self._host[n].gather if kinds == _GATHER else updated * self._host[n].reduce)
         if not seconds.any():
             return NONE
         of_rank = seconds.sum(axis=1)[spec.stage_map].sum(axis=1)

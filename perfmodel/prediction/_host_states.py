@@ -5,6 +5,7 @@ Reduced gradients are copied to the host after each reduction, which updates the
 (ZeRO-Infinity, arXiv 2104.07857; torch's `CPUOffload`).
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +13,9 @@ from jaxtyping import Float
 
 from perfmodel.prediction._blocks import ShardBlocks
 from perfmodel.prediction._memory import host_bandwidth
+from perfmodel.prediction._placement import Group
 from perfmodel.prediction._problem import Setting
-from perfmodel.prediction._zero import StatePlace, is_trained, state_params, stored_dtype_bytes
+from perfmodel.prediction._zero import StatePlace, is_trained, state_params, stored_dtype_bytes, trained_params
 from perfmodel.program import WHOLE, Kind, ProgramSpec, Structure
 from perfmodel.spec import Layout
 from perfmodel.units import dtype_bytes
@@ -53,11 +55,12 @@ def host_seconds(setting: Setting, layout: Layout, reduced: bool) -> HostSeconds
     return HostSeconds(weight_s * on_host, gradient_s * reduced, update_s + back_s + gradient_s * (not reduced))
 
 
-def shard_params(layout: Layout, blocks: ShardBlocks, replicas: int) -> Float[np.ndarray, " blocks"]:
-    """Parameters of every block that are a rank's own to update."""
-    places = {group: StatePlace.of(group, layout, layout.replicate, replicas) for group in ("dp", "expert_dp")}
-    own = [of / (places[g].shards.size if layout.zero else 1) for g, of in state_params(blocks, layout.pp > 1).items()]
-    return np.sum(own, axis=0)
+def shard_params(
+    layout: Layout, params: Mapping[Group, Float[np.ndarray, " blocks"]], replicas: int
+) -> Float[np.ndarray, " blocks"]:
+    """Of so many parameters of every block, those that are a rank's own to update."""
+    places = {group: StatePlace.of(group, layout, layout.replicate, replicas) for group in params}
+    return np.sum([of / (places[g].shards.size if layout.zero else 1) for g, of in params.items()], axis=0)
 
 
 def host_state_s(
@@ -70,11 +73,15 @@ def host_state_s(
 ) -> Float[np.ndarray, " classes"]:
     """What states on the host add to every class of a program."""
     seconds = host_seconds(setting, layout, spec.grad_reduce != "none")
-    held = counts @ shard_params(layout, blocks, spec.replicas)
+    pipelined = layout.pp > 1
+    held, trained = (
+        counts @ shard_params(layout, params, spec.replicas)
+        for params in (state_params(blocks, pipelined), trained_params(blocks, pipelined, setting.job))
+    )
     kind, stage, segment = structure.class_kind, structure.class_stage, structure.class_segment
-    of_class = np.where(segment == WHOLE, held.sum(axis=1)[stage], held[stage, segment])
+    gathered, of_class = (np.where(segment == WHOLE, n.sum(axis=1)[stage], n[stage, segment]) for n in (held, trained))
     of_rank = np.zeros(len(held))
-    of_rank[spec.stage_map[:, 0]] = held.sum(axis=1)[spec.stage_map].sum(axis=1)
-    out = np.where(np.isin(kind, (Kind.PARAM_GATHER, Kind.PARAM_GATHER_BACKWARD)), of_class * seconds.gather, 0.0)
+    of_rank[spec.stage_map[:, 0]] = trained.sum(axis=1)[spec.stage_map].sum(axis=1)
+    out = np.where(np.isin(kind, (Kind.PARAM_GATHER, Kind.PARAM_GATHER_BACKWARD)), gathered * seconds.gather, 0.0)
     out += np.where(kind == Kind.GRAD_REDUCE, of_class * seconds.reduce, 0.0)
     return out + np.where(kind == Kind.OPTIMIZER, of_rank[stage] * seconds.update, 0.0)

@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from perfmodel.errors import LayoutError, Reason
-from perfmodel.ops import Gemm
 from perfmodel.prediction._blocks import ShardBlocks
 from perfmodel.prediction._live import LiveState
 from perfmodel.prediction._problem import Setting
@@ -18,6 +17,7 @@ from perfmodel.prediction._zero import (
     held_dtype_bytes,
     is_trained,
     optimizer_bytes_per_param,
+    other_optimizer_bytes_per_param,
     stored_dtype_bytes,
 )
 from perfmodel.spec import Device, Framework, Job, Layout, StateOffload
@@ -94,6 +94,8 @@ class BlockBytes:
 
     dense: Float[np.ndarray, "*layouts blocks"]
     expert: Float[np.ndarray, "*layouts blocks"]
+    frozen: Float[np.ndarray, "*layouts blocks"]
+    """The part of `dense` that has no gradients."""
     layers: Bool[np.ndarray, "*layouts blocks"]
     kept: Float[np.ndarray, "*layouts blocks"]
     """Activations left behind per micro-batch under the layout's recompute."""
@@ -128,6 +130,7 @@ class BlockBytes:
         return cls(
             dense=spread([shard.dense_params(pipelined) for shard in shards]),
             expert=spread([shard.expert_params for shard in shards]),
+            frozen=spread([shard.frozen_params(pipelined, job) for shard in shards]),
             layers=spread([shard.layers for shard in shards]),
             kept=kept,
             least=least,
@@ -195,12 +198,27 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     """Memory of pipeline ranks; axes of layouts broadcast against one another."""
     job, framework = setting.job, setting.framework
     dense, expert = _dot(ranks.held, blocks.dense), _dot(ranks.held, blocks.expert)
-    shards, whole = dense / sharding.dense + expert / sharding.expert, dense + expert
 
-    def state(bytes_per_param: float, sharded_from: int) -> Float[np.ndarray, "*layouts ranks"]:
+    def spread(
+        dense: Float[np.ndarray, "*layouts ranks"], expert: Float[np.ndarray, "*layouts ranks"] | float = 0.0
+    ) -> tuple[Float[np.ndarray, "*layouts ranks"], Float[np.ndarray, "*layouts ranks"]]:
+        """So many parameters sharded, and whole."""
+        return dense / sharding.dense + expert / sharding.expert, dense + expert
+
+    held = updated = spread(dense, expert)
+    if blocks.frozen.any():
+        updated = spread(dense - _dot(ranks.held, blocks.frozen), expert)
+
+    def state(
+        bytes_per_param: float, sharded_from: int, params: tuple[Float[np.ndarray, "*layouts ranks"], ...] = updated
+    ) -> Float[np.ndarray, "*layouts ranks"]:
         """Bytes of a state that ZeRO shards from one of its stages on."""
-        return bytes_per_param * np.where(sharding.zero >= sharded_from, shards, whole)
+        return bytes_per_param * np.where(sharding.zero >= sharded_from, *params)
 
+    optimizer = state(optimizer_bytes_per_param(job), 1)
+    if more := other_optimizer_bytes_per_param(job):
+        others = np.where(blocks.layers, 0.0, blocks.dense - blocks.frozen)
+        optimizer = optimizer + state(more, 1, spread(_dot(ranks.held, others)))
     weight, trained = held_dtype_bytes(job, setting.cluster.device), is_trained(job)
     gradients = state(gradient_dtype_bytes(job), 2) * trained
     # reduced gradients leave at once; what is not sharded is kept until the step ends
@@ -209,15 +227,15 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     buffers = np.where((sharding.zero < 3) & reduced, np.minimum(framework.bucket_bytes, gradients), 0.0)
     buffers = buffers + framework.communicator_bytes * sharding.communicators
     if framework.ddp_buckets:
-        buffers = buffers + np.where((sharding.zero == 0) & reduced, weight * whole, 0.0)
+        buffers = buffers + np.where((sharding.zero == 0) & reduced, weight * updated[1], 0.0)
     gathers = (sharding.zero == 3) & (sharding.reduced | (sharding.on_host > 1))
     if gathers.any():
         gathered = gathered_params(blocks.dense + blocks.expert, blocks.layers, ranks.held, sharding.ahead)
         buffers = buffers + np.where(gathers, weight * gathered, 0.0)
     buffers = buffers + (_transient(ranks, blocks) + framework.context_bytes)  # many layouts: joined last
     parts = (
-        np.where(sharding.on_host > 1, 0.0, state(weight, 3) * ranks.versions), gradients,
-        np.where(sharding.on_host > 0, 0.0, state(optimizer_bytes_per_param(job), 1) * trained),
+        np.where(sharding.on_host > 1, 0.0, state(weight, 3, held) * ranks.versions), gradients,
+        np.where(sharding.on_host > 0, 0.0, optimizer * trained),
         blocks.saved(ranks.alive, ranks.alive_full) * (job.mode == "train"), buffers,
     )  # fmt: skip
     return MemoryBatch(*parts)
@@ -241,9 +259,7 @@ def dummy_gradient_bytes(shard: ShardBlocks, job: Job, framework: Framework) -> 
     if not framework.cached_weight_gradients or not is_trained(job):
         return 0.0
     layers = [block for block, is_one in zip(shard.blocks, shard.layers.tolist(), strict=True) if is_one]
-    products = [op for block in layers for op, _ in block.backward_weight if isinstance(op, Gemm)]
-    # a grouped product's gradient has the dimensions of its forward: rows, then the weight's two
-    shapes = {(op.n, op.k) if op.groups > 1 else (op.m, op.n) for op in products}
+    shapes = {shape for block in layers for of in (False, True) for shape in block.weight_shapes(experts=of)}
     return float(sum(m * n for m, n in shapes) * stored_dtype_bytes(job))
 
 

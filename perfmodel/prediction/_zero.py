@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from perfmodel.ops import Collective, Op
 from perfmodel.prediction._blocks import ShardBlocks
 from perfmodel.prediction._placement import Group, Placement
-from perfmodel.spec import Cluster, Device, Job, Layout, Model, StateOffload
+from perfmodel.spec import OPTIMIZERS, Cluster, Device, Job, Layout, Model, StateOffload
 from perfmodel.units import dtype_bytes
 from perfmodel.workload import optimizer_op, parameter_count
 
@@ -79,12 +79,16 @@ def gradient_dtype_bytes(job: Job) -> int:
 
 
 def optimizer_bytes_per_param(job: Job) -> float:
-    """Adam: two fp32 moments, and an fp32 master copy where weights are narrower (ZeRO, section 3.1). SGD: one moment
-    instead of two, or nothing at all if it is plain."""
-    if job.optimizer == "plain-sgd":
-        return 0.0
-    master = 4.0 if dtype_bytes(job.dtype) < 4 else 0.0
-    return master + (8.0 if job.optimizer == "adam" else 4.0)
+    """The optimizer's states (of Adam two fp32 moments), and an fp32 master copy where weights are narrower (ZeRO,
+    section 3.1)."""
+    kind = OPTIMIZERS[job.optimizer]
+    return kind.state_bytes + (4.0 if kind.master and dtype_bytes(job.dtype) < 4 else 0.0)
+
+
+def other_optimizer_bytes_per_param(job: Job) -> float:
+    """What states take more outside layers, where another optimizer updates embeddings and head."""
+    kind = OPTIMIZERS[job.optimizer]
+    return 0.0 if kind.other_state_bytes is None else kind.other_state_bytes - kind.state_bytes
 
 
 def is_trained(job: Job) -> bool:
@@ -146,3 +150,10 @@ def update(params: float, shards: int, job: Job) -> Op:
 def state_params(blocks: ShardBlocks, pipelined: bool) -> dict[Group, Float[np.ndarray, " blocks"]]:
     """Parameters of every block by the ranks that they are replicated over (`STATES`)."""
     return dict(zip(STATES, (blocks.dense_params(pipelined), blocks.expert_params), strict=True))
+
+
+def trained_params(blocks: ShardBlocks, pipelined: bool, job: Job) -> dict[Group, Float[np.ndarray, " blocks"]]:
+    """Those of `state_params` that have gradients."""
+    trained = state_params(blocks, pipelined)
+    trained["dp"] = trained["dp"] - blocks.frozen_params(pipelined, job)
+    return trained

@@ -23,17 +23,23 @@ from perfmodel.spec._layout import Fp8Recipe as Fp8Recipe
 from perfmodel.spec._layout import Job as Job
 from perfmodel.spec._layout import Layout as Layout
 from perfmodel.spec._layout import Recompute as Recompute
+from perfmodel.spec._layout import RecomputeModule as RecomputeModule
 from perfmodel.spec._layout import StateOffload as StateOffload
+from perfmodel.spec._model import AdaLN as AdaLN
 from perfmodel.spec._model import ConvLayer as ConvLayer
 from perfmodel.spec._model import ConvNet as ConvNet
+from perfmodel.spec._model import DeltaNet as DeltaNet
 from perfmodel.spec._model import Experts as Experts
 from perfmodel.spec._model import LatentAttention as LatentAttention
 from perfmodel.spec._model import Mamba as Mamba
 from perfmodel.spec._model import Mlp as Mlp
 from perfmodel.spec._model import Model as Model
+from perfmodel.spec._model import Patches as Patches
 from perfmodel.spec._model import Transformer as Transformer
 from perfmodel.spec._notation import PerStage as PerStage
 from perfmodel.spec._notation import schedule_name as schedule_name
+from perfmodel.spec._optimizer import OPTIMIZERS as OPTIMIZERS
+from perfmodel.spec._optimizer import Optimizer as Optimizer
 from perfmodel.spec._problem import Problem as Problem
 
 shorten_reprs(__name__)

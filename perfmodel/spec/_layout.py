@@ -6,14 +6,19 @@ from math import inf, prod
 from operator import attrgetter
 from typing import Any, Final, Literal, get_args
 
-from perfmodel.errors import LayoutError, Reason
+from perfmodel.errors import LayoutError, Reason, UnknownNameError
 from perfmodel.spec._device import Device
 from perfmodel.spec._dimensions import DEVICE_KEYS, DIMENSIONS, ORDER_KEYS
 from perfmodel.spec._model import Model
 from perfmodel.spec._notation import PerStage, read_values, schedule_name, written
+from perfmodel.spec._optimizer import OPTIMIZERS
 from perfmodel.units import untraced, whole
 
 Recompute = Literal["none", "selective", "full"]
+RecomputeModule = Literal["core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts", "mla_up_proj"]
+"""Parts of layers by the names of Megatron-Core's `recompute_modules`: scores, softmax and context; norms of inputs;
+the dense feed-forward; all of the experts' half, their activation alone, or the shared ones; up projections of latent
+attention."""
 EagerKernel = Literal["norm", "rope", "activation", "residual", "softmax", "cross_entropy", "attention_layout",
                       "attention_merge", "gelu_formula"]  # fmt: skip
 """Work that frameworks do in one fused kernel or in several element-wise ones; `attention_layout`: queries, keys and
@@ -84,7 +89,8 @@ class Layout:
     """ZeRO stage: 0 replicated, 1 optimizer states, 2 and gradients, 3 and weights sharded over dp * cp (of experts:
     over `edp` ranks)."""
     recompute: Recompute = "none"
-    """`selective` recomputes the attention core, `full` every layer (Korthikanti section 5)."""
+    """`selective` recomputes `Job.recompute_modules`, usually the attention core, `full` every layer (Korthikanti
+    section 5)."""
     sequence_parallel: bool = False
     """Norms and dropouts sharded over tp along the sequence (Korthikanti section 4.2.2)."""
     overlap_grad_reduce: bool = True
@@ -305,13 +311,17 @@ class Job:
     cuda_graphs: CudaGraphs = "none"
     frozen: bool = False
     """Weights are not trained: no gradients of them, no reduction, no optimizer."""
+    frozen_embedding: bool = False
+    """The embedding's tables alone are not trained, nor a head that is tied to them."""
     adapter_rank: int = 0
     """Rank of adapters beside the frozen products of self-attention (LoRA); 0: what is trained instead is left out."""
     stops_recompute: bool = False
     """Full recompute stops before a block's last product, whose result backward does not need: under a compiler (XLA)
     that sees forward and backward as one, and torch's checkpoint without reentry."""
-    optimizer: Literal["adam", "sgd", "plain-sgd"] = "adam"
-    """`sgd` keeps a momentum; `plain-sgd` keeps nothing and updates weights in their own element type."""
+    recompute_modules: tuple[RecomputeModule, ...] = ("core_attn",)
+    """What `Layout.recompute=selective` recomputes."""
+    optimizer: str = "adam"
+    """One of `OPTIMIZERS`: adam, adamw, adam8bit, adafactor, lion, muon, sgd (with momentum), plain-sgd."""
     assumed: tuple[str, ...] = ()
     """What nobody said and was chosen instead, one sentence each."""
 
@@ -349,6 +359,10 @@ class Job:
             raise LayoutError("job: cached_tokens are of inference; set mode=inference, or cached_tokens=0")
         if self.adapter_rank and not self.frozen:
             raise LayoutError("job: adapter_rank needs frozen weights; set frozen, or adapter_rank=0")
+        if unknown := set(self.recompute_modules) - set(get_args(RecomputeModule)):
+            raise UnknownNameError("recompute module", str(min(unknown)), get_args(RecomputeModule))
+        if self.optimizer not in OPTIMIZERS:
+            raise UnknownNameError("optimizer", str(self.optimizer), OPTIMIZERS)
         if self.fp8_recipe not in get_args(Fp8Recipe):
             known = ", ".join(filter(None, get_args(Fp8Recipe)))
             raise LayoutError(f"job: fp8_recipe must be {known} or empty; got {self.fp8_recipe!r}")

@@ -1,6 +1,7 @@
 """Models: architecture figures from which every shape, FLOP and parameter follows."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, Literal
 
 from perfmodel.errors import PerfModelError
@@ -10,6 +11,7 @@ MOST_LAYERS: Final = 10**5
 _SIZES: Final = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab", "seq_len")
 _SIZES_OR_NONE: Final = (
     "decoder_layers", "decoder_seq_len", "longest_seq_len", "window", "full_attention_every", "token_types",
+    "mtp_layers",
 )  # fmt: skip
 
 
@@ -25,6 +27,12 @@ class Experts:
     """Inner size of the always-active shared expert(s) together; 0 for none."""
     first_dense_layers: int = 0
     """Leading layers that keep a dense feed-forward (DeepSeek)."""
+    every: int = 1
+    """After these, every n-th layer has experts and the others a dense feed-forward (Llama 4 Maverick: 2)."""
+    shared_gate: bool = False
+    """The shared expert's output is weighted by a gate of its own (Qwen2-MoE)."""
+    router_bias: bool = False
+    """The router's product has a trained bias (GPT-OSS)."""
     groups: int = 1
     """Groups that the experts are divided into, of which a token chooses `groups_kept` before it chooses its experts
     among theirs (node-limited routing of DeepSeek-V3, arXiv 2412.19437, section 2.1.2)."""
@@ -34,7 +42,9 @@ class Experts:
     Nemotron 3, arXiv 2604.12374); 0: the hidden size, without projections."""
 
     def __post_init__(self) -> None:
-        whole("experts", {n: getattr(self, n) for n in ("count", "topk", "ffn_hidden", "groups", "groups_kept")})
+        whole(
+            "experts", {n: getattr(self, n) for n in ("count", "topk", "ffn_hidden", "groups", "groups_kept", "every")}
+        )
         whole("experts", {name: getattr(self, name) for name in ("shared_ffn_hidden", "first_dense_layers", "latent")},
               least=0)  # fmt: skip
         if self.topk > self.count:
@@ -83,13 +93,86 @@ class Mamba:
             raise PerfModelError(f"mamba: heads={self.heads} must be a multiple of groups={self.groups}")
 
 
-MIXERS: Final = {"*": "attention", "M": "mamba", "E": "experts", "-": "a dense feed-forward"}
+@dataclass(frozen=True, kw_only=True)
+class DeltaNet:
+    """Gated delta-rule linear attention (Yang et al., arXiv 2412.06464) of a hybrid model (Qwen3-Next)."""
+
+    heads: int
+    """Of values, which is also that of states."""
+    key_heads: int
+    """Of queries and keys; each serves heads / key_heads of the values'."""
+    head_dim: int
+    """Elements of a value."""
+    key_dim: int
+    """Elements of a query or key."""
+    conv_kernel: int = 4
+    chunk: int = 64
+    """Tokens that are computed as one block of matrix products (section 3.3)."""
+
+    def __post_init__(self) -> None:
+        whole("delta_net", vars(self))
+        if self.heads % self.key_heads:
+            raise PerfModelError(f"delta_net: heads={self.heads} must be a multiple of key_heads={self.key_heads}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patches:
+    """What a vision encoder or a diffusion transformer is given: square images (or latents) in square patches."""
+
+    image_size: int
+    patch_size: int
+    channels: int = 3
+    class_tokens: int = 0
+    """Learned tokens beside the patches (ViT: 1)."""
+    out_channels: int = 0
+    """Channels that are predicted for every pixel (diffusion: noise, and its variance); 0 for encoders."""
+
+    def __post_init__(self) -> None:
+        whole("patches", {name: getattr(self, name) for name in ("image_size", "patch_size", "channels")})
+        whole("patches", {"class_tokens": self.class_tokens, "out_channels": self.out_channels}, least=0)
+        if self.image_size < self.patch_size:
+            raise PerfModelError(f"patches: patch_size={self.patch_size} exceeds image_size={self.image_size}")
+
+    @property
+    def tokens(self) -> int:
+        """Per image."""
+        return (self.image_size // self.patch_size) ** 2 + self.class_tokens
+
+    @property
+    def elements(self) -> int:
+        """Numbers of a patch."""
+        return self.patch_size**2 * self.channels
+
+    @property
+    def out_elements(self) -> int:
+        """Numbers predicted for a patch."""
+        return self.patch_size**2 * self.out_channels
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaLN:
+    """Conditioning by scale, shift and gate of every sub-layer, made of time step and class (adaLN-Zero of DiT,
+    Peebles and Xie, arXiv 2212.09748, section 3.2); norms have no parameters of their own."""
+
+    classes: int
+    """One more stands for no class (classifier-free guidance)."""
+    frequencies: int = 256
+    """Sines and cosines that a time step is told by."""
+
+    def __post_init__(self) -> None:
+        whole("adaln", vars(self))
+
+
+MIXERS: Final = {
+    "*": "attention", "W": "attention in the window", "M": "mamba", "L": "gated delta net", "E": "experts",
+    "-": "a dense feed-forward",
+}  # fmt: skip
 """What a letter of `Transformer.mixers` stands for."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transformer:
-    """Decoder-only, encoder-only or (with `decoder_layers`) encoder-decoder transformer."""
+    """Decoder-only, encoder-only or (with `decoder_layers`) encoder-decoder transformer, on words or on patches."""
 
     name: str
     layers: int
@@ -109,8 +192,13 @@ class Transformer:
     decoder_seq_len: int = 0
     """Decoder sequence length; 0 means equal to the encoder's."""
     gated_ffn: bool = False
-    activation: Literal["gelu", "silu", "relu"] = "gelu"
+    activation: Literal["gelu", "silu", "relu", "relu2"] = "gelu"
+    """`relu2`: squared ReLU (Nemotron, arXiv 2402.16819)."""
     norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
+    norm_at: Literal["input", "output", "both"] = "input"
+    """Which end of every sub-layer is normalised: `output` in OLMo 2 (arXiv 2501.00656), `both` in Gemma 2."""
+    norm_bias: bool | None = None
+    """Layer norms have a shift; None: as `bias` says."""
     positions: Literal["learned", "rope", "alibi", "relative", "none"] = "learned"
     tied_embeddings: bool = True
     bias: bool = True
@@ -118,11 +206,23 @@ class Transformer:
     qkv_bias: bool = False
     """Biases in the query, key and value projections even where `bias` is off (Qwen2)."""
     qk_norm: bool = False
-    """Queries and keys normalised per head (Qwen3)."""
+    """Queries and keys are normalised, each head by itself (Qwen3)."""
+    qk_norm_of_all_heads: bool = False
+    """They are normalised over all heads at once (OLMo 2)."""
+    attention_gate: bool = False
+    """Attention's result is multiplied by a gate of its size that the query projection makes too (Qwen3-Next)."""
+    attention_sinks: bool = False
+    """Every head has a learned score that takes part in its softmax (GPT-OSS)."""
+    attention_softcap: bool = False
+    """Scores are bounded by a tanh (Gemma 2), inside the fused kernel where there is one."""
+    logit_softcap: bool = False
+    """So are logits."""
     causal: bool = True
     dropout: bool = True
     window: int = 0
     """Sliding-window attention in tokens; 0 for none."""
+    chunked_window: bool = False
+    """The window does not slide: tokens see those before them in the same chunk of so many (Llama 4)."""
     full_attention_every: int = 0
     """With a window: every n-th layer attends in full (GPT-OSS: 2); 0 for none."""
     token_types: int = 0
@@ -132,8 +232,16 @@ class Transformer:
     experts: Experts | None = None
     latent_attention: LatentAttention | None = None
     mixers: str = ""
-    """Of a hybrid, whose layers hold one of `MIXERS` each: a letter per layer (Nemotron-H, arXiv 2504.03624)."""
+    """Sub-layers of the layers, letters of `MIXERS`: a letter per layer (Nemotron-H, arXiv 2504.03624), or a word per
+    layer, repeated over the layers (Qwen3-Next: `LE LE LE *E`). Empty: attention and a feed-forward in each."""
     mamba: Mamba | None = None
+    delta_net: DeltaNet | None = None
+    mtp_layers: int = 0
+    """Modules that predict one token further each, a layer and a use of the head (DeepSeek-V3, arXiv 2412.19437,
+    section 2.2)."""
+    patches: Patches | None = None
+    """Its input, in place of words; `vocab` is then the number of classes of the head, 0 for none."""
+    adaln: AdaLN | None = None
     source: str = ""
     aliases: tuple[str, ...] = ()
 
@@ -141,26 +249,51 @@ class Transformer:
 
     def __post_init__(self) -> None:
         owner, sizes = f"model {self.name}", vars(self)
-        whole(owner, {name: sizes[name] for name in _SIZES})
-        whole(owner, {name: sizes[name] for name in _SIZES_OR_NONE}, least=0)
+        whole(owner, {name: sizes[name] for name in _SIZES if name != "vocab" or self.patches is None})
+        whole(owner, {name: sizes[name] for name in (*_SIZES_OR_NONE, "vocab")}, least=0)
         whole(owner, {"layers": self.layers, "decoder_layers": self.decoder_layers}, least=0, most=MOST_LAYERS)
         if self.heads % self.kv_heads:
+            raise PerfModelError(f"{owner}: heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
+        letters = set(self.mixers) - {" "}
+        a_letter_each = " " not in self.mixers and len(self.mixers) != self.layers
+        if letters - set(MIXERS) or (self.mixers and (not letters or a_letter_each)):
             raise PerfModelError(
-                f"model {self.name}: heads={self.heads} must be a multiple of kv_heads={self.kv_heads}"
-            )
-        if self.mixers and (len(self.mixers) != self.layers or set(self.mixers) - set(MIXERS)):
-            raise PerfModelError(
-                f"model {self.name}: mixers must be a letter per layer among "
+                f"{owner}: mixers must be a letter per layer, or a word per layer, among "
                 f"{', '.join(f'{letter} ({what})' for letter, what in MIXERS.items())}; got {self.mixers!r} for "
                 f"{self.layers} layers"
             )
-        if ("M" in self.mixers) != (self.mamba is not None) or ("E" in self.mixers and self.experts is None):
-            raise PerfModelError(f"model {self.name}: mixers={self.mixers!r} needs mamba for M, experts for E")
+        for letter, what in {"M": "mamba", "L": "delta_net"}.items():
+            if (letter in letters) != (sizes[what] is not None):
+                raise PerfModelError(f"{owner}: mixers={self.mixers!r} needs {what} for {letter}, and only then")
+        for letter, what in {"E": "experts", "W": "window"}.items():
+            if letter in letters and not sizes[what]:
+                raise PerfModelError(f"{owner}: mixers={self.mixers!r} needs {what} for {letter}")
+        if self.decoder_layers and (self.mixers or self.mtp_layers or self.patches or self.adaln):
+            raise PerfModelError(f"{owner}: decoder_layers go with none of mixers, mtp_layers, patches and adaln")
+        if self.patches and (self.causal or self.mtp_layers):
+            raise PerfModelError(f"{owner}: patches need causal=false and no mtp_layers")
         if self.experts is not None and self.experts.first_dense_layers > self.layers:
             raise PerfModelError(
                 f"model {self.name}: first_dense_layers={self.experts.first_dense_layers} of {self.layers} layers; "
                 "give at most as many as there are"
             )
+
+    @cached_property
+    def stack(self) -> tuple[str, ...]:
+        """Sub-layers of every layer (of the encoder, for encoder-decoder models), a word of `MIXERS` each."""
+        if self.mixers:
+            words = self.mixers.split() if " " in self.mixers else list(self.mixers)
+            return tuple(words[i % len(words)] for i in range(self.layers))
+        return tuple(self._attention_of(i) + self._feed_forward_of(i) for i in range(self.layers))
+
+    def _attention_of(self, layer: int) -> str:
+        every = self.full_attention_every
+        return "W" if self.window and (not every or (layer + 1) % every) else "*"
+
+    def _feed_forward_of(self, layer: int) -> str:
+        experts = self.experts
+        after = -1 if experts is None else layer - experts.first_dense_layers
+        return "E" if experts and after >= 0 and (after + 1) % experts.every == 0 else "-"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ _FAMILY: Final[dict[str, dict[str, Any]]] = {
     "bert": {"causal": False, "token_types": 2, "pooler_and_mlm_head": True},
     "llama": _LLAMA,
     "moe": _LLAMA,
-    "nemotron": {"positions": "rope", "tied_embeddings": False, "bias": False, "activation": "relu"},
+    "nemotron": {"positions": "rope", "tied_embeddings": False, "bias": False, "activation": "relu2"},
 }
 """By the first word of a row's family; the words after it describe."""
 _SIZES: Final = ("layers", "hidden", "heads", "kv_heads", "vocab")

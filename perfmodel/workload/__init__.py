@@ -14,6 +14,7 @@ from perfmodel.workload._flops import ModelFlops as ModelFlops
 from perfmodel.workload._flops import step_flops as step_flops
 from perfmodel.workload._local import storage_dtype as storage_dtype
 from perfmodel.workload._optimizer import optimizer_op as optimizer_op
+from perfmodel.workload._optimizer import orthogonalisation as orthogonalisation
 from perfmodel.workload._parameters import Parameters as Parameters
 from perfmodel.workload._parameters import parameter_count as parameter_count
 from perfmodel.workload._parameters import parameters as parameters

@@ -1,4 +1,4 @@
-"""The attention half of a layer: norm, projections, core, output projection, residual."""
+"""Attention as a sub-layer: projections, core, output projection."""
 
 from perfmodel.ops import LATENT_DECODE, Attention, Gemm
 from perfmodel.spec import LatentAttention, Transformer
@@ -6,8 +6,8 @@ from perfmodel.workload._adapters import adapter
 from perfmodel.workload._attention_core import attention_core
 from perfmodel.workload._linear import column_linear, linear, row_linear
 from perfmodel.workload._local import Local
-from perfmodel.workload._piece import Piece, pointwise
-from perfmodel.workload._pointwise import attention_layout, head_norm, norm, residual, rotary, small_norm
+from perfmodel.workload._piece import Piece, pointwise, recomputed
+from perfmodel.workload._pointwise import attention_gate, attention_layout, head_norm, rotary, small_norm
 
 
 def self_attention(model: Transformer, local: Local, *, causal: bool, window: int = 0) -> list[Piece]:
@@ -17,16 +17,17 @@ def self_attention(model: Transformer, local: Local, *, causal: bool, window: in
             return _absorbed_attention(model, local, model.latent_attention)
         return _latent_attention(model, local, model.latent_attention, causal=causal, window=window)
     d, heads, kv = model.head_dim, local.heads, local.kv_heads
+    width = (heads * (2 if model.attention_gate else 1) + 2 * kv) * d
     return [
-        norm(model, local),
-        column_linear(local, (heads + 2 * kv) * d, local.hidden, bias=model.bias or model.qkv_bias,
+        column_linear(local, width, local.hidden, bias=model.bias or model.qkv_bias,
                       kept_output=True),
-        *adapter(local, local.tokens, (heads + 2 * kv) * d, local.hidden),
+        *adapter(local, local.tokens, width, local.hidden),
         *head_norm(model, local),
         *attention_layout(model, local),
         *rotary(model, local, (heads + kv) * d),
-        attention_core(local, kv_heads=kv, d_qk=d, d_v=d, seq_kv=local.keys, causal=causal,
-                       window=window, dropout=model.dropout),
+        attention_core(model, local, kv_heads=kv, d_qk=d, d_v=d, seq_kv=local.keys, causal=causal,
+                       window=window),
+        *attention_gate(model, local, heads * d),
         *_output(model, local, heads * d),
     ]  # fmt: skip
 
@@ -39,12 +40,10 @@ def cross_attention(model: Transformer, local: Local, memory_len: int) -> list[P
     d, heads, kv = model.head_dim, local.heads, local.kv_heads
     memory_tokens = local.shard.micro_batch * memory_len // local.shard.cp
     return [
-        norm(model, local),
         column_linear(local, heads * d, local.hidden, bias=model.bias, kept_output=True),
         column_linear(local, 2 * kv * d, local.hidden, bias=model.bias, tokens=memory_tokens,
                       kept_input=False, kept_output=True),
-        attention_core(local, kv_heads=kv, d_qk=d, d_v=d, seq_kv=memory_len, causal=False, window=0,
-                       dropout=model.dropout),
+        attention_core(model, local, kv_heads=kv, d_qk=d, d_v=d, seq_kv=memory_len, causal=False, window=0),
         *_output(model, local, heads * d),
     ]  # fmt: skip
 
@@ -65,15 +64,16 @@ def _latent_attention(
     # keys of all heads with the shared rotary part appended, and values
     expanded = float(local.tokens * heads * (d_qk + d_v) * local.act_bytes)
     return [
-        norm(model, local),
         *query,
         linear(local.precision, rows, rank + rope, local.hidden, kept_input=0.0),
         small_norm(model, local, rows, rank),
-        column_linear(local, heads * (latent.qk_nope_head_dim + d_v), rank),
-        *rotary(model, local, (heads + 1) * rope),
-        pointwise(local.precision, [("add", 1)], local.tokens, heads * d_qk, saved_bytes=expanded),
-        attention_core(local, kv_heads=heads, d_qk=d_qk, d_v=d_v, seq_kv=local.keys, causal=causal,
-                       window=window, dropout=model.dropout),
+        *recomputed("mla_up_proj", [
+            column_linear(local, heads * (latent.qk_nope_head_dim + d_v), rank),
+            *rotary(model, local, (heads + 1) * rope),
+            pointwise(local.precision, [("add", 1)], local.tokens, heads * d_qk, saved_bytes=expanded),
+        ]),
+        attention_core(model, local, kv_heads=heads, d_qk=d_qk, d_v=d_v, seq_kv=local.keys, causal=causal,
+                       window=window),
         *_output(model, local, heads * d_v),
     ]  # fmt: skip
 
@@ -94,7 +94,6 @@ def _absorbed_attention(model: Transformer, local: Local, latent: LatentAttentio
         seq_q=1, seq_kv=local.keys, head_dim=rank + rope, head_dim_v=rank, phase=LATENT_DECODE,
     )  # fmt: skip
     return [
-        norm(model, local),
         *_latent_query(model, local, latent),
         linear(local.precision, rows, rank + rope, local.hidden),
         small_norm(model, local, rows, rank),
@@ -113,10 +112,24 @@ def _latent_query(model: Transformer, local: Local, latent: LatentAttention) -> 
     return [
         linear(local.precision, rows, latent.q_lora_rank, local.hidden),
         small_norm(model, local, rows, latent.q_lora_rank),
-        column_linear(local, width, latent.q_lora_rank, kept_output=True),
+        *recomputed("mla_up_proj", [column_linear(local, width, latent.q_lora_rank, kept_output=True)]),
     ]
 
 
 def _output(model: Transformer, local: Local, width: int) -> list[Piece]:
     beside = adapter(local, local.tokens, local.hidden, width, out_rows=local.norm_tokens)
-    return [row_linear(local, local.hidden, width, bias=model.bias), *beside, residual(model, local)]
+    sinks = [Piece(params=local.heads)] if model.attention_sinks else []
+    return [*sinks, row_linear(local, local.hidden, width, bias=model.bias), *beside]
+
+
+def attention_weights(model: Transformer) -> int:
+    """Elements of the projections of one attention."""
+    h, a, d = model.hidden, model.heads, model.head_dim
+    if latent := model.latent_attention:
+        d_qk = latent.qk_nope_head_dim + latent.qk_rope_head_dim
+        q_rank, rank = latent.q_lora_rank, latent.kv_lora_rank
+        query = q_rank * (h + a * d_qk) if q_rank else h * a * d_qk
+        key_value = h * (rank + latent.qk_rope_head_dim)
+        key_value += rank * a * (latent.qk_nope_head_dim + latent.v_head_dim)
+        return query + key_value + a * latent.v_head_dim * h
+    return h * d * ((3 if model.attention_gate else 2) * a + 2 * model.kv_heads)

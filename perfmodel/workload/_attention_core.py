@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 from perfmodel.ops import Attention, Gemm
+from perfmodel.spec import Transformer
 from perfmodel.workload._context_parallel import context_parallel
 from perfmodel.workload._local import Local
-from perfmodel.workload._piece import Piece, pointwise
+from perfmodel.workload._piece import Piece, pointwise, recomputed
 
 TENSOR_CORE_BYTES = 16
 """Rows of a product's operands have to be multiples of this for tensor cores to run it at their rate (NVIDIA, Matrix
@@ -18,15 +19,19 @@ SOFTMAX_BLOCK = 4
 
 
 def attention_core(
-    local: Local, *, kv_heads: int, d_qk: int, d_v: int, seq_kv: int, causal: bool, window: int, dropout: bool
+    model: Transformer, local: Local, *, kv_heads: int, d_qk: int, d_v: int, seq_kv: int, causal: bool, window: int
 ) -> Piece:
     """Attention of the shard's heads over keys and values of `seq_kv` tokens (before context parallelism)."""
-    if local.job.flash_attention:
-        return _fused(local, kv_heads, d_qk, d_v, seq_kv, causal=causal, window=window)
-    return _materialised(local, d_qk, d_v, seq_kv, dropout=dropout)
+    chunk = window if model.chunked_window and window < seq_kv else 0
+    core = (
+        _fused(local, kv_heads, d_qk, d_v, seq_kv, causal=causal, window=window, chunk=chunk)
+        if local.job.flash_attention
+        else _materialised(model, local, d_qk, d_v, seq_kv)
+    )
+    return recomputed("core_attn", [core])[0]
 
 
-def _materialised(local: Local, d_qk: int, d_v: int, seq_kv: int, *, dropout: bool) -> Piece:
+def _materialised(model: Transformer, local: Local, d_qk: int, d_v: int, seq_kv: int) -> Piece:
     """Two batched products around a softmax; the whole score matrix is computed, masked or not.
 
     Keeps softmax output, dropout mask and dropout output: 5 a s^2 b bytes in 16 bit
@@ -44,19 +49,41 @@ def _materialised(local: Local, d_qk: int, d_v: int, seq_kv: int, *, dropout: bo
     scores, context = product(seq_kv, d_qk, d_qk), product(d_v, seq_kv, d_v)
     fused = local.job.fuses("softmax") and batch % SOFTMAX_BLOCK == 0
     names = ["scale_mask_softmax"] if fused else ["mul_scalar", "masked_fill", "softmax"]
-    if dropout:
+    if model.attention_softcap:
+        names.insert(0, "tanh")
+    if model.dropout:
         names.append("dropout")
     between = pointwise(local.precision, [(name, 1) for name in names], rows, seq_kv, saved_bytes=0.0)
     return Piece(
-        attention_core=True,
         forward=(scores, *between.forward, context),
         backward_input=(replace(context, pass_="bwd"), *between.backward_input, replace(scores, pass_="bwd")),
-        saved_bytes=float(rows) * seq_kv * (2 * local.act_bytes + 1 if dropout else local.act_bytes),
+        saved_bytes=float(rows)
+        * seq_kv
+        * (
+            (2 * local.act_bytes + 1 if model.dropout else local.act_bytes)
+            + (local.act_bytes if model.attention_softcap else 0)
+        ),
     )
 
 
-def _fused(local: Local, kv_heads: int, d_qk: int, d_v: int, seq_kv: int, *, causal: bool, window: int) -> Piece:
-    """Flash attention, which keeps one fp32 statistic per query and head."""
+def _fused(
+    local: Local, kv_heads: int, d_qk: int, d_v: int, seq_kv: int, *, causal: bool, window: int, chunk: int
+) -> Piece:
+    """Flash attention, which keeps one fp32 statistic per query and head.
+
+    Chunks of a sequence are sequences of their own where a rank holds whole ones; else (context-parallel ranks,
+    cached tokens) a window of half their size stands for them, over which tokens see as much on the mean.
+    """
+    if chunk and local.seq_local == seq_kv:
+        whole_chunks = -(-seq_kv // chunk)
+        part = replace(
+            local, seq_local=chunk, shard=replace(local.shard, micro_batch=local.shard.micro_batch * whole_chunks)
+        )
+        return replace(
+            _fused(part, kv_heads, d_qk, d_v, chunk, causal=causal, window=0, chunk=0),
+            saved_bytes=4.0 * local.tokens * local.heads,
+        )
+    window = chunk // 2 or window
     whole = Attention(
         op="flash_attention", dtype=local.precision.act_dtype, batch=local.shard.micro_batch, heads=local.heads,
         kv_heads=kv_heads, seq_q=local.seq_local, seq_kv=seq_kv, head_dim=d_qk,
@@ -64,7 +91,6 @@ def _fused(local: Local, kv_heads: int, d_qk: int, d_v: int, seq_kv: int, *, cau
     )  # fmt: skip
     part = context_parallel(local, whole)
     return Piece(
-        attention_core=True,
         forward=(*part.steps, *part.merges),
         backward_input=(*(replace(step, pass_="bwd") for step in reversed(part.steps)), *part.gradient_merges),
         forward_comm=part.forward_comm,

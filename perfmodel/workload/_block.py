@@ -1,11 +1,12 @@
 """What a block of the model is made of: kernels, collectives, parameters and bytes on one device."""
 
+from collections import Counter
 from dataclasses import dataclass
 from math import comb
 from typing import Literal, NamedTuple
 
 from perfmodel.errors import LayoutError
-from perfmodel.ops import CollectiveKind, KernelOp
+from perfmodel.ops import CollectiveKind, Gemm, KernelOp
 from perfmodel.spec import ContextParallel, Layout
 
 Kernels = tuple[tuple[KernelOp, int], ...]
@@ -135,6 +136,8 @@ class BlockOps:
     """Parameters that this device holds of this block (experts included, `tied_params` excluded)."""
     expert_params: int = 0
     """The part of `params` in routed experts, replicated over `Layout.edp` ranks only."""
+    frozen_params: int = 0
+    """The part of `params` outside routed experts that has no gradients though the rest has."""
     tied_params: int = 0
     """Parameters shared with the first embedding; held again only where the two are on different stages."""
     activation_bytes: ActivationBytes = ActivationBytes(none=0.0, selective=0.0, full=0.0)
@@ -144,6 +147,16 @@ class BlockOps:
     """Activation that one device sends if the next block is on another stage."""
     boundary_comm: tuple[Comm, ...] = ()
     """Collectives by which the receiving stage completes what was sent sharded."""
+
+    def weight_shapes(self, *, experts: bool) -> Counter[tuple[int, int]]:
+        """Matrices that have gradients, of routed experts or outside them, by rows and columns, with how many there are
+        of each."""
+        found: Counter[tuple[int, int]] = Counter()
+        for op, count in self.backward_weight:
+            if isinstance(op, Gemm) and (op.op == "grouped_linear") == experts:
+                # a grouped product's gradient has the dimensions of its forward: rows, then the weight's two
+                found[(op.n, op.k) if experts else (op.m, op.n)] += count * op.groups
+        return found
 
 
 def matmul_flops(kernels: Kernels) -> float:

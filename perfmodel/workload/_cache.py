@@ -12,7 +12,7 @@ def layer_cache_bytes(model: Transformer, tp: int, tokens: int, element_bytes: f
 
     Keys and values of the rank's heads, which are copied where there are fewer heads than ranks; one compressed vector
     for all heads under latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1.2), held by every rank; the last
-    `window` tokens where attention slides; of Mamba layers a state that does not grow.
+    `window` tokens where attention slides; of Mamba layers and gated delta nets a state that does not grow.
     """
     latent, mamba = model.latent_attention, model.mamba
     if latent:
@@ -21,11 +21,11 @@ def layer_cache_bytes(model: Transformer, tp: int, tokens: int, element_bytes: f
         a_token = 2.0 * max(1, model.kv_heads // tp) * model.head_dim * element_bytes
     full = tokens * a_token
     windowed = min(tokens, model.window or tokens) * a_token
-    if model.mixers:
-        state = 0.0
-        if mamba:
-            convolved = (mamba.heads * mamba.head_dim + 2 * mamba.groups * mamba.state) * (mamba.conv_kernel - 1)
-            state = MAMBA_STATE_BYTES * (mamba.heads * mamba.head_dim * mamba.state + convolved) / tp
-        return tuple({"*": windowed, "M": state}.get(letter, 0.0) for letter in model.mixers)
-    every = model.full_attention_every
-    return tuple(full if every and i % every == 0 else windowed for i in range(1, model.layers + 1))
+    held = {"*": full, "W": windowed}
+    if mamba:
+        convolved = (mamba.heads * mamba.head_dim + 2 * mamba.groups * mamba.state) * (mamba.conv_kernel - 1)
+        held["M"] = MAMBA_STATE_BYTES * (mamba.heads * mamba.head_dim * mamba.state + convolved) / tp
+    if net := model.delta_net:
+        convolved = (net.heads * net.head_dim + 2 * net.key_heads * net.key_dim) * (net.conv_kernel - 1)
+        held["L"] = MAMBA_STATE_BYTES * (net.heads * net.head_dim * net.key_dim + convolved) / tp
+    return tuple(sum(held.get(letter, 0.0) for letter in word) for word in model.stack)

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 from perfmodel.ops import Embedding
-from perfmodel.spec import Transformer
+from perfmodel.spec import Patches, Transformer
 from perfmodel.workload._block import Comm
 from perfmodel.workload._linear import column_linear, linear
 from perfmodel.workload._local import Local
 from perfmodel.workload._piece import Piece, memory, pointwise
-from perfmodel.workload._pointwise import norm, small_norm
+from perfmodel.workload._pointwise import conditioning, norm, small_norm
 
 T5_RELATIVE_BUCKETS = 32
 """Buckets of T5's relative position bias (arXiv 1910.10683, section 2.1), one value per head each."""
@@ -23,7 +23,9 @@ def embedding_pieces(model: Transformer, local: Local, *, owner: bool = True) ->
     Args:
         owner: False where the table belongs to another block (T5's decoder input).
     """
-    pieces = [_token_lookup(local, params=local.vocab * local.hidden if owner else 0)]
+    if model.patches:
+        return _patch_pieces(model, local, model.patches)
+    pieces = [token_lookup(local, params=local.vocab * local.hidden if owner else 0)]
     if model.positions == "learned":
         pieces += _table(local, max(model.seq_len, model.longest_seq_len, local.seq_len))
     if model.positions == "relative":
@@ -36,22 +38,74 @@ def embedding_pieces(model: Transformer, local: Local, *, owner: bool = True) ->
     return pieces
 
 
-def head_pieces(model: Transformer, local: Local) -> list[Piece]:
+def head_pieces(model: Transformer, local: Local, *, owner: bool = True) -> list[Piece]:
     """Final norm, vocabulary projection and cross entropy (with BERT's transform and pooler before).
 
     Keeps the fp32 logits, 4 s b v / t bytes (Korthikanti section 4.3). A tied projection has no
     parameters of its own. In 16 bits also where the layers' products are narrower.
+
+    Args:
+        owner: False where the projection belongs to another block (further tokens).
     """
     local = local.unquantised
+    if model.patches:
+        return [norm(model, local), *_patch_head(model, local, model.patches)]
     pieces = [norm(model, local)]
     if model.pooler_and_mlm_head:
         pieces += _bert_transform(model, local)
-    projection = column_linear(local, local.vocab, local.hidden)
-    params = (0 if model.tied_embeddings else projection.params) + (local.vocab if model.pooler_and_mlm_head else 0)
+    frozen = model.tied_embeddings and local.job.frozen_embedding
+    of_head = replace(local, precision=replace(local.precision, frozen=True)) if frozen else local
+    projection = column_linear(of_head, local.vocab, local.hidden)
+    if frozen:
+        projection = replace(projection, backward_weight=())
+    params = (projection.params if owner and not model.tied_embeddings else 0) + (
+        local.vocab if model.pooler_and_mlm_head else 0
+    )
     pieces.append(replace(projection, params=params))
+    if model.logit_softcap:
+        logits_bytes = float(local.tokens) * local.vocab * local.act_bytes
+        pieces.append(pointwise(local.precision, [("tanh", 1)], local.tokens, local.vocab, saved_bytes=logits_bytes))
     if local.job.mode == "train":
         pieces.append(_cross_entropy(local))
     return pieces
+
+
+def _patch_pieces(model: Transformer, local: Local, patches: Patches) -> list[Piece]:
+    """Patches as rows of one product (whose input needs no gradient), on every rank its tokens; positions added. With
+    conditioning, the embeddings of time step (two products) and class, one row per image each."""
+    h, rows = local.hidden, local.norm_tokens
+    made = linear(local.precision, rows, h, patches.elements, bias=h)
+    pieces = [replace(made, backward_input=(), params=made.params + patches.class_tokens * h)]
+    positions = max(model.seq_len, local.seq_len) * h if model.positions == "learned" else 0
+    pieces.append(pointwise(local.precision, [("add", 2)], rows, h, params=positions))
+    if model.adaln:
+        images = local.shard.micro_batch
+        classes = model.adaln.classes + 1
+        pieces += [
+            linear(local.precision, images, h, model.adaln.frequencies, bias=h),
+            pointwise(local.precision, [("silu", 1)], images, h),
+            linear(local.precision, images, h, h, bias=h),
+            replace(_lookup(local, images, classes), params=classes * h),
+        ]
+    return pieces
+
+
+def _patch_head(model: Transformer, local: Local, patches: Patches) -> list[Piece]:
+    """Classes of an image's pooled token, or what diffusion predicts for every patch, with the loss on it."""
+    h, pieces = local.hidden, []
+    if model.adaln:
+        pieces += conditioning(local, 2, [("mul", 2), ("add", 2)])
+    rows, width = local.shard.micro_batch, model.vocab
+    if patches.out_elements:
+        rows, width = local.norm_tokens, patches.out_elements
+    if not width:
+        return pieces
+    loss = "sub" if patches.out_elements else "softmax"
+    return [
+        *pieces,
+        linear(local.precision, rows, width, h, bias=width),
+        pointwise(local.precision, [(loss, 2)], rows, width, saved_bytes=4.0 * rows * width),
+    ]
 
 
 def head_workspace_bytes(local: Local) -> float:
@@ -60,7 +114,7 @@ def head_workspace_bytes(local: Local) -> float:
     return float(local.tokens) * local.vocab * width
 
 
-def _token_lookup(local: Local, *, params: int) -> Piece:
+def token_lookup(local: Local, *, params: int) -> Piece:
     n_bytes = local.hidden_bytes
     forward: tuple[Comm, ...] = ()
     backward: tuple[Comm, ...] = ()

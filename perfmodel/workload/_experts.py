@@ -15,13 +15,13 @@ from perfmodel.units import dtype_bytes
 from perfmodel.workload._block import Comm, ExpertChoice
 from perfmodel.workload._linear import column_linear, linear, row_linear
 from perfmodel.workload._local import Local, divide
-from perfmodel.workload._piece import Piece, memory, pointwise
-from perfmodel.workload._pointwise import activation, norm, residual
+from perfmodel.workload._piece import Again, Piece, memory, pointwise, recomputed
+from perfmodel.workload._pointwise import activation, gate
 from perfmodel.workload._quantisation import quantised
 
 
 def expert_feed_forward(model: Transformer, local: Local, experts: Experts) -> list[Piece]:
-    """Norm, router, dispatch, routed experts, combine, shared experts, residual.
+    """Router, dispatch, routed experts, combine, shared experts.
 
     Raises:
         LayoutError: if experts or their sizes do not divide, or tensor parallelism is combined with expert
@@ -32,8 +32,7 @@ def expert_feed_forward(model: Transformer, local: Local, experts: Experts) -> l
     router = replace(local.precision, dtype=local.precision.act_dtype)
     rows = routing.rows
     pieces = [
-        norm(model, local),
-        linear(router, rows, experts.count, local.hidden),
+        linear(router, rows, experts.count, local.hidden, bias=experts.count if experts.router_bias else 0),
         pointwise(router, [("softmax", 1)], rows, experts.count, saved_bytes=4.0 * rows * experts.count),
         *([linear(local.precision, rows, experts.latent, local.hidden)] if experts.latent else []),
         _dispatch(local, routing),
@@ -43,12 +42,17 @@ def expert_feed_forward(model: Transformer, local: Local, experts: Experts) -> l
     ]
     if inner := experts.shared_ffn_hidden // local.tp:
         width = inner * (2 if model.gated_ffn else 1)
-        pieces += [
+        shared = [
             column_linear(local, width, local.hidden, bias=model.bias, kept_input=False),
             activation(model, local, local.tokens, inner),
             row_linear(local, local.hidden, inner, bias=model.bias),
         ]
-    return [*pieces, residual(model, local)]
+        if experts.shared_gate:  # its product has one column
+            shared.append(
+                pointwise(router, gate(local), rows, local.hidden, params=local.hidden, saved_bytes=local.norm_bytes)
+            )
+        pieces += recomputed("shared_experts", shared)
+    return recomputed("moe", pieces)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,7 +231,10 @@ def _experts(model: Transformer, local: Local, experts: Experts, routing: Routin
     biases = wide + hidden if model.bias else 0
     params = routing.local_experts * (hidden * (wide + inner) + biases)
     kept = float(routing.processed) * (hidden + inner) * dtype_bytes(dtype)
+    freed_bytes = float(routing.processed) * inner * dtype_bytes(dtype)
+    act = Again(module="moe_act", forward=between.forward, forward_comm=(), freed_bytes=freed_bytes)
     return Piece(
+        again=(act,),
         forward=(*quantised[0], *forward),
         backward_input=(
             *quantised[1],

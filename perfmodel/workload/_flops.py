@@ -5,10 +5,13 @@ products and convolutions only, backward twice forward, nothing recomputed, and 
 full score matrix. `attention_causal` is the same attention counting visible pairs only.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import singledispatch
 
-from perfmodel.spec import ConvNet, Job, Mlp, Model, Recompute, Transformer
+from perfmodel.spec import ConvNet, Job, Mlp, Model, Patches, Recompute, Transformer
+from perfmodel.workload._attention import attention_weights
+from perfmodel.workload._delta_net import delta_net_weights, delta_rule_products
 from perfmodel.workload._mamba import mamba_weights, state_space_products
 
 
@@ -24,6 +27,8 @@ class ModelFlops:
     """Scores and context over the full score matrix."""
     attention_causal_forward: float
     """The same over visible pairs only; equal without a causal mask or window."""
+    selective_forward: float = 0.0
+    """What selective recompute repeats of all that."""
     train: bool = True
 
     @property
@@ -45,11 +50,11 @@ class ModelFlops:
         """Executed FLOPs of a step with recomputation, attention in full (for HFU).
 
         Full recompute gives SC21 equation 3, 96 B s l h^2 (1 + s/6h + V/16lh); selective repeats
-        the attention core's forward products, 4 B s^2 h per layer.
+        the products of `Job.recompute_modules`, of the attention core 4 B s^2 h per layer.
         """
         again = {
             "none": 0.0,
-            "selective": self.attention_forward,
+            "selective": self.selective_forward,
             "full": self.layers_forward + self.attention_forward,
         }[recompute]
         return self.total + (again if self.train else 0.0)
@@ -86,52 +91,82 @@ def _(model: ConvNet, job: Job) -> ModelFlops:
 @step_flops.register
 def _(model: Transformer, job: Job) -> ModelFlops:
     batch, s, h = float(job.global_batch), job.seq_len, model.hidden
-    s_dec = (model.decoder_seq_len or s) if model.decoder_layers else s
-    encoder, decoder = model.layers, model.decoder_layers
-    experts = model.experts
-    ffn = _ffn_weights(model, model.ffn_hidden)
-    moe_layers = encoder - experts.first_dense_layers if experts else 0
-    moe = 0
-    if experts:
-        moe = (
-            experts.topk * _ffn_weights(model, experts.ffn_hidden, experts.latent)
-            + _ffn_weights(model, experts.shared_ffn_hidden)
-            + h * (experts.count + 2 * experts.latent)
-        )
-    attention = _attention_weights(model)
-    attending, dense, mixed = encoder, encoder - moe_layers, 0
-    if model.mixers:
-        attending, dense, moe_layers = (model.mixers.count(letter) for letter in "*-E")
+    letters = Counter("".join((*model.stack, *[model.stack[-1]] * model.mtp_layers)))
+    attention, ffn = attention_weights(model), _ffn_weights(model, model.ffn_hidden)
+    per_token = (
+        (letters["*"] + letters["W"]) * attention + letters["-"] * ffn + letters["E"] * _moe_weights(model)
+        + model.mtp_layers * 2 * h * h
+    )  # fmt: skip
     if model.mamba:
-        mixed = model.mixers.count("M") * (mamba_weights(h, model.mamba) + state_space_products(model.mamba))
-    per_token = attending * attention + dense * ffn + moe_layers * moe + mixed
-    tokens = batch * s
-    layers = 2.0 * tokens * per_token
+        per_token += letters["M"] * (mamba_weights(h, model.mamba) + state_space_products(model.mamba))
+    if model.delta_net:
+        per_token += letters["L"] * (delta_net_weights(h, model.delta_net) + delta_rule_products(model.delta_net))
+    layers = 2.0 * batch * s * per_token
     d_qk, d_v = _head_dims(model)
     width = model.heads * (d_qk + d_v)
-    pairs = float(s) * s
-    full = causal = attending * pairs * width
-    if model.causal and not decoder:
-        every = model.full_attention_every
-        unbounded = attending // every if every else 0
-        causal = width * ((attending - unbounded) * _visible_pairs(s, model.window) + unbounded * _visible_pairs(s, 0))
-    if decoder:
+    full = causal = (letters["*"] + letters["W"]) * float(s) * s * width
+    if model.causal and not model.decoder_layers:
+        visible = _chunked_pairs if model.chunked_window else _visible_pairs
+        causal = width * (letters["*"] * _visible_pairs(s, 0) + letters["W"] * visible(s, model.window))
+    s_out = s
+    if decoder := model.decoder_layers:
+        s_out = model.decoder_seq_len or s
         query = h * model.heads * model.head_dim
         key_value = 2 * h * model.kv_heads * model.head_dim
         # cross-attention projects queries and outputs of the decoder, keys and values of the encoder
-        layers += 2.0 * batch * decoder * (s_dec * (attention + 2 * query + ffn) + s * key_value)
-        full += decoder * (float(s_dec) * s_dec + float(s_dec) * s) * width
-        causal += decoder * (_visible_pairs(s_dec, 0) + float(s_dec) * s) * width
-    head = 2.0 * batch * s_dec * h * model.vocab
+        layers += 2.0 * batch * decoder * (s_out * (attention + 2 * query + ffn) + s * key_value)
+        full += decoder * (float(s_out) * s_out + float(s_out) * s) * width
+        causal += decoder * (_visible_pairs(s_out, 0) + float(s_out) * s) * width
+    if model.adaln:  # once per image
+        layers += 2.0 * batch * 3 * h * h * letters.total()
+    head = 2.0 * batch * s_out * h * model.vocab * (1 + model.mtp_layers)
+    if model.patches:
+        head = _patch_flops(model, model.patches, batch, s)
     if model.pooler_and_mlm_head:
-        head += 2.0 * batch * (s_dec * h * h + h * h + 2 * h)
+        head += 2.0 * batch * (s_out * h * h + h * h + 2 * h)
     return ModelFlops(
         layers_forward=layers,
         head_forward=head,
         attention_forward=2.0 * batch * full,
         attention_causal_forward=2.0 * batch * causal,
+        selective_forward=2.0 * batch * (full * ("core_attn" in job.recompute_modules) + s * _repeated(model, job)),
         train=job.mode == "train",
     )
+
+
+def _repeated(model: Transformer, job: Job) -> int:
+    """Elements of weights that a token passes again where modules of layers are recomputed."""
+    letters, modules = Counter("".join(model.stack)), job.recompute_modules
+    repeated = letters["-"] * _ffn_weights(model, model.ffn_hidden) if "mlp" in modules else 0
+    if model.experts and "shared_experts" in modules and "moe" not in modules:
+        repeated += letters["E"] * _ffn_weights(model, model.experts.shared_ffn_hidden)
+    if "moe" in modules:
+        repeated += letters["E"] * _moe_weights(model)
+    if (latent := model.latent_attention) and "mla_up_proj" in modules:
+        up = latent.q_lora_rank * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
+        up += latent.kv_lora_rank * (latent.qk_nope_head_dim + latent.v_head_dim)
+        repeated += (letters["*"] + letters["W"]) * model.heads * up
+    return repeated
+
+
+def _moe_weights(model: Transformer) -> int:
+    """Elements of weights that one token visits in a mixture of experts."""
+    if (experts := model.experts) is None:
+        return 0
+    return (
+        experts.topk * _ffn_weights(model, experts.ffn_hidden, experts.latent)
+        + _ffn_weights(model, experts.shared_ffn_hidden)
+        + model.hidden * (experts.count + 2 * experts.latent)
+    )
+
+
+def _patch_flops(model: Transformer, patches: Patches, batch: float, s: int) -> float:
+    """Forward FLOPs of input and head on patches, counted together."""
+    h = model.hidden
+    products = s * h * patches.elements + h * (s * patches.out_elements if patches.out_elements else model.vocab)
+    if model.adaln:
+        products += h * (model.adaln.frequencies + h) + 2 * h * h
+    return 2.0 * batch * products
 
 
 def _plain(layers: float, head: float, job: Job) -> ModelFlops:
@@ -149,20 +184,14 @@ def _ffn_weights(model: Transformer, inner: int, outer: int = 0) -> int:
     return (outer or model.hidden) * inner * (3 if model.gated_ffn else 2)
 
 
-def _attention_weights(model: Transformer) -> int:
-    h, a, d = model.hidden, model.heads, model.head_dim
-    if latent := model.latent_attention:
-        d_qk = latent.qk_nope_head_dim + latent.qk_rope_head_dim
-        q_rank, rank = latent.q_lora_rank, latent.kv_lora_rank
-        query = q_rank * (h + a * d_qk) if q_rank else h * a * d_qk
-        key_value = h * (rank + latent.qk_rope_head_dim)
-        key_value += rank * a * (latent.qk_nope_head_dim + latent.v_head_dim)
-        return query + key_value + a * latent.v_head_dim * h
-    return h * d * (2 * a + 2 * model.kv_heads)
-
-
 def _visible_pairs(s: int, window: int) -> float:
     """Query-key pairs under a causal mask, each query seeing at most `window` keys (0: all before it)."""
     if 0 < window < s:
         return window * (window + 1) / 2 + float(s - window) * window
     return s * (s + 1) / 2
+
+
+def _chunked_pairs(s: int, chunk: int) -> float:
+    """Query-key pairs where each query sees the keys before it in its own chunk of so many."""
+    whole, rest = divmod(s, chunk)
+    return whole * _visible_pairs(chunk, 0) + _visible_pairs(rest, 0)

@@ -31,6 +31,8 @@ def linear(
         kept_output: whether Y is kept too, for a later piece that needs it.
     """
     dtype = precision.dtype
+    # the weight gradient needs only the quantised input, where it is not quantised again
+    input_bytes = float(m) * k * kept_bytes(precision) * kept_input * (not precision.frozen)
     weight = quantised_again(precision, n, k)
     return Piece(
         forward=(*quantised(precision, m, k), *weight, Gemm(dtype=dtype, m=m, n=n, k=k)),
@@ -47,9 +49,8 @@ def linear(
         forward_comm=forward_comm,
         backward_comm=backward_comm,
         params=n * k + bias,
-        # the weight gradient needs only the quantised input, where it is not quantised again
-        saved_bytes=float(m) * k * kept_bytes(precision) * kept_input * (not precision.frozen)
-        + (float(m) * n * precision.act_bytes if kept_output else 0.0),
+        saved_bytes=input_bytes + (float(m) * n * precision.act_bytes if kept_output else 0.0),
+        input_bytes=input_bytes,
     )
 
 

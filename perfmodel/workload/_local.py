@@ -60,7 +60,7 @@ class Local:
     kv_heads: int
     ffn: int
     vocab: int
-    """Rows of this device's shard of the padded vocabulary."""
+    """Rows of this device's shard of the padded vocabulary; 0 where the input is patches."""
     precision: Precision
 
     @property
@@ -155,7 +155,7 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Loc
         heads=model.heads // tp,
         kv_heads=max(1, kv // tp),
         ffn=model.ffn_hidden // tp,
-        vocab=padded_vocab(model.vocab, tp) // tp,
+        vocab=0 if model.patches else padded_vocab(model.vocab, tp) // tp,
         precision=Precision.of(job),
     )
 

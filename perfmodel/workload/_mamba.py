@@ -8,12 +8,10 @@ from perfmodel.spec import Mamba, Transformer
 from perfmodel.workload._linear import column_linear, row_linear
 from perfmodel.workload._local import Local, divide
 from perfmodel.workload._piece import Piece, pointwise
-from perfmodel.workload._pointwise import norm, residual
 
 
 def mamba_mixer(model: Transformer, local: Local, mamba: Mamba) -> list[Piece]:
-    """Norm, input projection, causal convolution, state-space product by chunks, gated norm, output projection,
-    residual.
+    """Input projection, causal convolution, state-space product by chunks, gated norm, output projection.
 
     Raises:
         LayoutError: groups of heads that tensor parallelism does not divide, or context parallelism, through which
@@ -29,7 +27,6 @@ def mamba_mixer(model: Transformer, local: Local, mamba: Mamba) -> list[Piece]:
     convolved = inner + 2 * mamba.groups * mamba.state // tp
     tensor = float(local.tokens * local.act_bytes)
     return [
-        norm(model, local),
         column_linear(local, inner + convolved + heads, local.hidden, kept_output=True),
         # a depthwise convolution and its activation in one pass; its input is the projection's output, kept there
         pointwise(
@@ -42,7 +39,6 @@ def mamba_mixer(model: Transformer, local: Local, mamba: Mamba) -> list[Piece]:
             saved_bytes=tensor * inner,
         ),
         row_linear(local, local.hidden, inner),
-        residual(model, local),
     ]  # fmt: skip
 
 

@@ -1,8 +1,11 @@
 """The optimizer step."""
 
-from perfmodel.ops import OptimizerStep
-from perfmodel.spec import Job
+from collections import Counter
+
+from perfmodel.ops import Gemm, KernelOp, OptimizerStep
+from perfmodel.spec import OPTIMIZERS, Job
 from perfmodel.units import dtype_bytes
+from perfmodel.workload._block import BlockOps
 from perfmodel.workload._local import storage_dtype
 
 NORM_AND_CLIP_BYTES = 4 + 8
@@ -15,25 +18,43 @@ def optimizer_op(n_params_local: int, job: Job, sharded: bool = False, *, tensor
     Traffic per parameter with fp32 states (mixed-precision Adam): gradient read, master weight,
     momentum and variance read and written, weight in the compute type written; before it the gradients are read for
     their norm and rescaled to clip it (4 + 8 bytes), and fp16 gradients are copied to fp32 and rid of the loss scale
-    (6 + 8 bytes; Megatron-LM, DeepSpeed and FSDP do each in a pass of its own). SGD keeps momentum
-    only. In fp32 training weight and master are one. Plain SGD reads gradient and weight and writes the weight.
+    (6 + 8 bytes; Megatron-LM, DeepSpeed and FSDP do each in a pass of its own). Other optimizers as `OPTIMIZERS` has
+    them. In fp32 training weight and master are one; without a master copy the weight itself is read and written.
 
     Args:
         n_params_local: parameters updated here (already divided by the sharding degree).
         sharded: states live in one flat buffer (ZeRO), so that the update is a single kernel.
         tensors: separate parameter tensors otherwise.
     """
-    weight = storage_dtype(job.dtype)
-    states = 3 if job.optimizer == "adam" else 2
-    updated = 2 * 4 * states + (0 if weight == "fp32" else dtype_bytes(weight))
-    if job.optimizer == "plain-sgd":
-        updated = 2 * dtype_bytes(weight)
-    traffic = dtype_bytes(job.grad_dtype) + updated
-    if weight != "fp32" and job.optimizer == "adam":
+    weight, kind = storage_dtype(job.dtype), OPTIMIZERS[job.optimizer]
+    if kind.master:
+        updated = 2 * (4 + kind.state_bytes) + (0 if weight == "fp32" else dtype_bytes(weight))
+    else:
+        updated = 2 * (dtype_bytes(weight) + kind.state_bytes)
+    traffic = kind.gradient_reads * dtype_bytes(job.grad_dtype) + updated
+    if weight != "fp32" and kind.clips:
         traffic += NORM_AND_CLIP_BYTES + (UNSCALE_BYTES if weight == "fp16" else 0)
     return OptimizerStep(
-        op="adam" if job.optimizer == "adam" else "sgd",
+        op=kind.kernel,
         n_params=n_params_local,
         bytes_per_param=float(traffic),
         tensors=1 if sharded else tensors,
     )
+
+
+def orthogonalisation(block: BlockOps, job: Job, *, experts: bool) -> Counter[KernelOp]:
+    """Products by which the update of every matrix of a layer (of its routed experts, or outside them) is made
+    orthogonal, in bf16: of a matrix X of a rows and
+    b >= a columns, per Newton-Schulz iteration A = X X', A A, and (b A + c A A) X, 2 a^2 b + 2 a^3 + 2 a^2 b FLOPs.
+
+    Tensor-parallel ranks do so with their own shards (the block-wise mode of Megatron-Core's Muon).
+    """
+    found: Counter[KernelOp] = Counter()
+    steps = OPTIMIZERS[job.optimizer].newton_schulz
+    if not steps or block.name.endswith(("embedding", "head")):
+        return found
+    for shape, count in block.weight_shapes(experts=experts).items():
+        a, b = sorted(shape)
+        for n, k in ((a, b), (a, a), (b, a)):
+            found[Gemm(dtype="bf16", m=a, n=n, k=k)] += steps * count
+    return found

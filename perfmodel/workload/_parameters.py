@@ -1,11 +1,15 @@
 """Parameter counts in closed form, from the architecture alone (vocabulary not padded)."""
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from functools import singledispatch
 
-from perfmodel.spec import ConvNet, Mlp, Model, Transformer
+from perfmodel.spec import ConvNet, Mlp, Model, Patches, Transformer
+from perfmodel.workload._attention import attention_weights
+from perfmodel.workload._delta_net import delta_net_parameters
 from perfmodel.workload._embedding_head import T5_RELATIVE_BUCKETS
 from perfmodel.workload._mamba import mamba_parameters
+from perfmodel.workload._pointwise import norm_params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +26,11 @@ class Parameters:
     router: int = 0
     """And the projections to and from what experts work on, where that is not the hidden size."""
     mamba: int = 0
-    """Mamba-2 mixers of hybrids."""
+    """Mamba-2 mixers and gated delta nets of hybrids."""
     norms: int = 0
+    """And what scales and shifts them (adaLN)."""
+    further_tokens: int = 0
+    """Modules of multi-token prediction, which use embedding and head of the model."""
     head: int = 0
     """Output projection (0 if tied to the embedding), BERT's transform, pooler and biases."""
     active_experts: int = 0
@@ -33,7 +40,7 @@ class Parameters:
     def total(self) -> int:
         return (
             self.embedding + self.attention + self.feed_forward + self.experts + self.router + self.mamba
-            + self.norms + self.head
+            + self.norms + self.further_tokens + self.head
         )  # fmt: skip
 
     @property
@@ -73,40 +80,61 @@ def _(model: ConvNet) -> Parameters:
 @parameters.register
 def _(model: Transformer) -> Parameters:
     h, v = model.hidden, model.vocab
-    layers = model.layers + model.decoder_layers
-    embedding = v * h + model.token_types * h
+    embedding, head = (v + model.token_types) * h, 0 if model.tied_embeddings else v * h
+    if model.patches:
+        embedding, head = _patches(model, model.patches)
     if model.positions == "learned":
         embedding += max(model.seq_len, model.longest_seq_len) * h
     stacks = 2 if model.decoder_layers else 1
     if model.positions == "relative":
         embedding += stacks * T5_RELATIVE_BUCKETS * model.heads
-    experts = model.experts
-    moe_layers = layers - experts.first_dense_layers if experts else 0
-    attending, dense, norms_of_a_layer, mixed = layers, layers - moe_layers, 2, 0
-    if model.mixers:
-        attending, dense, moe_layers = (model.mixers.count(letter) for letter in "*-E")
-        norms_of_a_layer = 1
-        mixed = mamba_parameters(h, model.mamba) * model.mixers.count("M") if model.mamba else 0
-    norm = h * (2 if model.norm == "layer_norm" and model.bias else 1)
-    head = 0 if model.tied_embeddings else v * h
-    norms = norm * (norms_of_a_layer * layers + model.decoder_layers + stacks)
+    norms = norm_params(model, h) * stacks
     if model.pooler_and_mlm_head:
         head += 2 * (h * h + h) + 2 * h + 2 + v
-        norms += norm
-    per_layer, small_norms = _attention(model)
-    expert = _ffn(model, experts.ffn_hidden, experts.latent) if experts else 0
-    return Parameters(
-        embedding=embedding,
-        attention=per_layer * (attending + model.decoder_layers),
-        feed_forward=_ffn(model, model.ffn_hidden) * dense
-        + (_ffn(model, experts.shared_ffn_hidden) * moe_layers if experts and experts.shared_ffn_hidden else 0),
-        experts=expert * experts.count * moe_layers if experts else 0,
-        router=h * (experts.count + 2 * experts.latent) * moe_layers if experts else 0,
-        mamba=mixed,
-        norms=norms + small_norms * attending,
-        head=head,
-        active_experts=expert * experts.topk * moe_layers if experts else 0,
+        norms += norm_params(model, h)
+    layers = _sub_layers(model, "".join(model.stack) + "**-" * model.decoder_layers)
+    further = _sub_layers(model, model.stack[-1] * model.mtp_layers)
+    joined = model.mtp_layers * (2 * h * h + 3 * norm_params(model, h))
+    return replace(
+        layers, embedding=embedding, head=head, norms=layers.norms + norms, further_tokens=further.total + joined
     )
+
+
+def _sub_layers(model: Transformer, letters: str) -> Parameters:
+    """Parameters of sub-layers, letters of `MIXERS`, with their norms and what conditions them."""
+    h, experts = model.hidden, model.experts
+    n = Counter(letters)
+    attending = n["*"] + n["W"]
+    per_attention, small_norms = _attention(model)
+    ends = 2 if model.norm_at == "both" else 1
+    routed, shared, router = 0, 0, 0
+    if experts:
+        routed = _ffn(model, experts.ffn_hidden, experts.latent)
+        shared = _ffn(model, experts.shared_ffn_hidden) if experts.shared_ffn_hidden else 0
+        shared += h if experts.shared_gate else 0
+        router = h * (experts.count + 2 * experts.latent) + (experts.count if experts.router_bias else 0)
+    mixed = n["M"] * mamba_parameters(h, model.mamba) if model.mamba else 0
+    mixed += n["L"] * delta_net_parameters(h, model.delta_net) if model.delta_net else 0
+    return Parameters(
+        attention=per_attention * attending,
+        feed_forward=_ffn(model, model.ffn_hidden) * n["-"] + shared * n["E"],
+        experts=routed * experts.count * n["E"] if experts else 0,
+        router=router * n["E"],
+        mamba=mixed,
+        norms=(norm_params(model, h) * ends + (3 * (h * h + h) if model.adaln else 0)) * len(letters)
+        + small_norms * attending,
+        active_experts=routed * experts.topk * n["E"] if experts else 0,
+    )
+
+
+def _patches(model: Transformer, patches: Patches) -> tuple[int, int]:
+    """Parameters of input and head of a transformer on patches."""
+    h, width = model.hidden, patches.out_elements or model.vocab
+    embedding, head = (patches.elements + 1 + patches.class_tokens) * h, (h + 1) * width
+    if model.adaln:
+        embedding += (model.adaln.frequencies + 1 + h + 1 + model.adaln.classes + 1) * h
+        head += 2 * (h * h + h)
+    return embedding, head
 
 
 def _ffn(model: Transformer, inner: int, outer: int = 0) -> int:
@@ -117,15 +145,13 @@ def _ffn(model: Transformer, inner: int, outer: int = 0) -> int:
 
 
 def _attention(model: Transformer) -> tuple[int, int]:
-    """Projections of one attention, and the parameters of the norms inside it."""
+    """Projections of one attention (and its sinks), and the parameters of the norms inside it."""
     h, a, d, kv = model.hidden, model.heads, model.head_dim, model.kv_heads
-    scale = 2 if model.norm == "layer_norm" and model.bias else 1
+    sinks = a if model.attention_sinks else 0
     if latent := model.latent_attention:
-        d_qk = latent.qk_nope_head_dim + latent.qk_rope_head_dim
-        rank, q_rank = latent.kv_lora_rank, latent.q_lora_rank
-        query = q_rank * (h + a * d_qk) if q_rank else h * a * d_qk
-        key_value = h * (rank + latent.qk_rope_head_dim) + rank * a * (latent.qk_nope_head_dim + latent.v_head_dim)
-        return query + key_value + a * latent.v_head_dim * h, scale * (q_rank + rank)
-    width = (a + 2 * kv) * d
+        q_rank, rank = latent.q_lora_rank, latent.kv_lora_rank
+        return attention_weights(model) + sinks, norm_params(model, q_rank) + norm_params(model, rank)
+    width = (a * (2 if model.attention_gate else 1) + 2 * kv) * d
     biases = (width if model.bias or model.qkv_bias else 0) + (h if model.bias else 0)
-    return h * width + a * d * h + biases, 2 * d if model.qk_norm else 0
+    normed = ((a + kv) if model.qk_norm_of_all_heads else 2) * d if model.qk_norm else 0
+    return attention_weights(model) + biases + sinks, norm_params(model, normed)

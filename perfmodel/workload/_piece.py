@@ -8,8 +8,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from perfmodel.ops import KernelOp, MemoryBound
+from perfmodel.spec import RecomputeModule
 from perfmodel.workload._block import ActivationBytes, BlockOps, Comm, Kernels
 from perfmodel.workload._local import Precision
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Again:
+    """What backward repeats where a module is recomputed, and what forward then need not keep."""
+
+    module: RecomputeModule
+    forward: tuple[KernelOp, ...]
+    forward_comm: tuple[Comm, ...]
+    freed_bytes: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,12 +32,25 @@ class Piece:
     backward_weight: tuple[KernelOp, ...] = ()
     forward_comm: tuple[Comm, ...] = ()
     backward_comm: tuple[Comm, ...] = ()
-    attention_core: bool = False
-    """Repeated, and what it saves dropped, under selective recompute."""
+    again: tuple[Again, ...] = ()
+    """Under selective recompute, by module."""
     params: int = 0
     expert_params: int = 0
     """The part of `params` in routed experts."""
     saved_bytes: float = 0.0
+    input_bytes: float = 0.0
+    """The part of it that the piece before made."""
+
+
+def recomputed(module: RecomputeModule, pieces: Sequence[Piece], frees: Sequence[float] | None = None) -> list[Piece]:
+    """Pieces that are repeated where `module` is recomputed, and then keep nothing but the input of the first (or free
+    `frees` bytes each)."""
+    freed = frees or [piece.saved_bytes - (0 if i else piece.input_bytes) for i, piece in enumerate(pieces)]
+    return [
+        replace(piece, again=(*piece.again, Again(module=module, forward=piece.forward, forward_comm=piece.forward_comm,
+                                                  freed_bytes=n_bytes)))
+        for piece, n_bytes in zip(pieces, freed, strict=True)
+    ]  # fmt: skip
 
 
 def assemble(
@@ -40,6 +64,7 @@ def assemble(
     boundary_comm: tuple[Comm, ...] = (),
     tied_params: int = 0,
     stops_recompute: bool = False,
+    modules: tuple[RecomputeModule, ...] = (),
 ) -> BlockOps:
     """Join pieces in forward order into a block; backward runs through them in reverse.
 
@@ -48,10 +73,12 @@ def assemble(
         input_bytes: what full recompute keeps; `None` for blocks outside recomputation
             (embedding, head), which save the same under every mode.
         stops_recompute: full recompute leaves out the last product and what follows it (`Job.stops_recompute`).
+        modules: what selective recompute repeats.
     """
     forward = _kernels(p.forward for p in pieces)
     forward_comm = _comms(p.forward_comm for p in pieces)
-    core = [p for p in pieces if p.attention_core] if train else []
+    chosen = set(modules) - ({"moe_act", "shared_experts"} if "moe" in modules else set())
+    again = [one for p in pieces for one in p.again if one.module in chosen] if train else []
     recomputed = train and input_bytes is not None
     repeated = pieces[: _last_product(pieces)] if stops_recompute else pieces
     saved = sum(p.saved_bytes for p in pieces) if train else 0.0
@@ -60,18 +87,18 @@ def assemble(
         forward=forward,
         backward_input=_kernels(p.backward_input for p in reversed(pieces)) if train else (),
         backward_weight=_kernels(p.backward_weight for p in reversed(pieces)) if train else (),
-        recompute_selective=_kernels(p.forward for p in core),
+        recompute_selective=_kernels(one.forward for one in again),
         recompute_full=_kernels(p.forward for p in repeated) if recomputed else (),
         forward_comm=forward_comm,
         backward_comm=_comms(p.backward_comm for p in reversed(pieces)) if train else (),
-        recompute_selective_comm=_comms(p.forward_comm for p in core),
+        recompute_selective_comm=_comms(one.forward_comm for one in again),
         recompute_full_comm=_comms(p.forward_comm for p in repeated) if recomputed else (),
         params=sum(p.params for p in pieces),
         expert_params=sum(p.expert_params for p in pieces),
         tied_params=tied_params,
         activation_bytes=ActivationBytes(
             none=saved,
-            selective=saved - sum(p.saved_bytes for p in core),
+            selective=saved - sum(one.freed_bytes for one in again),
             full=input_bytes if recomputed and input_bytes is not None else saved,
         ),
         workspace_bytes=workspace_bytes,

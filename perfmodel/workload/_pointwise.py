@@ -7,8 +7,9 @@ A fused RMS norm moves what a fused layer norm moves and is named, and timed, li
 from typing import Final
 
 from perfmodel.spec import Transformer
+from perfmodel.workload._linear import linear
 from perfmodel.workload._local import Local
-from perfmodel.workload._piece import Piece, memory, pointwise
+from perfmodel.workload._piece import Piece, memory, pointwise, recomputed
 
 
 def norm(model: Transformer, local: Local) -> Piece:
@@ -17,8 +18,11 @@ def norm(model: Transformer, local: Local) -> Piece:
 
 
 def norm_params(model: Transformer, size: int) -> int:
-    """A scale per element, and a shift for layer norms with biases."""
-    return size * (2 if model.norm == "layer_norm" and model.bias else 1)
+    """A scale per element, and a shift for layer norms with biases; neither where conditioning gives both."""
+    if model.adaln:
+        return 0
+    shifted = model.bias if model.norm_bias is None else model.norm_bias
+    return size * (2 if model.norm == "layer_norm" and shifted else 1)
 
 
 def residual(model: Transformer, local: Local) -> Piece:
@@ -54,6 +58,36 @@ _GELU_FORMULA_KEEPS: Final = 4
 kept are x, the tanh and both factors of the last product."""
 
 
+def sub_layer(model: Transformer, local: Local, mixer: list[Piece]) -> list[Piece]:
+    """Attention, a feed-forward or what else mixes, with the norms about it and the residual addition. Conditioning
+    scales and shifts what the norm gives and gates what is added: products of one row per sequence, and passes over
+    the tokens."""
+    before = recomputed("layernorm", [norm(model, local)], [mixer[0].input_bytes]) if model.norm_at != "output" else []
+    after = [norm(model, local)] if model.norm_at != "input" else []
+    if model.adaln:
+        before += conditioning(local, 3, [("mul", 2), ("add", 2)])
+        after.append(_pass(local, [("mul", 2)]))
+    return [*before, *mixer, *after, residual(model, local)]
+
+
+def conditioning(local: Local, vectors: int, ops: list[tuple[str, int]]) -> list[Piece]:
+    """So many vectors of the hidden size made of the condition by SiLU and a product, and passes that apply them."""
+    rows, hidden = local.shard.micro_batch, local.hidden
+    made = linear(local.precision, rows, vectors * hidden, hidden, bias=vectors * hidden)
+    silu = pointwise(local.precision, [("silu", 1)], rows, hidden)
+    return [silu, made, _pass(local, ops)]
+
+
+def _pass(local: Local, ops: list[tuple[str, int]]) -> Piece:
+    """Kernels over all hidden activations; the input is kept."""
+    return pointwise(local.precision, ops, local.norm_tokens, local.hidden, saved_bytes=local.norm_bytes)
+
+
+def gate(local: Local) -> list[tuple[str, int]]:
+    """Kernels that multiply a tensor by the sigmoid of another."""
+    return [("silu_mul", 2)] if local.job.fuses("activation") else [("silu", 1), ("mul", 2)]
+
+
 def activation(model: Transformer, local: Local, rows: int, width: int) -> Piece:
     """The feed-forward's nonlinearity over `rows` x `width`; keeps its inputs (ReLU: nothing more).
 
@@ -65,8 +99,9 @@ def activation(model: Transformer, local: Local, rows: int, width: int) -> Piece
     if model.gated_ffn:
         ops = [("silu_mul", 2)] if fused else [(name, 1), ("mul", 2)]
         inputs = 2 if fused else 3  # eager kernels also keep the activated gate
-    elif name == "relu":
-        ops, inputs = [("relu", 1)], 0
+    elif name in ("relu", "relu2"):  # a square's gradient needs its root
+        ops, inputs = [("relu", 1)], int(name == "relu2")
+        ops += [("mul", 1)] if name == "relu2" and not fused else []
     elif name == "gelu" and "gelu_formula" in local.job.eager_kernels:
         ops, inputs = list(_GELU_FORMULA), _GELU_FORMULA_KEEPS
     elif name == "gelu" and model.bias and fused:
@@ -109,7 +144,18 @@ def small_norm(model: Transformer, local: Local, rows: int, size: int) -> Piece:
 
 
 def head_norm(model: Transformer, local: Local) -> list[Piece]:
-    """Norm of each head's query, and of each key (Qwen3), by the kernel of every other norm; keeps its input."""
+    """Norm of queries and of keys, by head or of all at once, by the kernel of every other norm; keeps its input."""
     if not model.qk_norm:
         return []
-    return [small_norm(model, local, local.tokens * heads, model.head_dim) for heads in (local.heads, local.kv_heads)]
+    rows, d = local.tokens, model.head_dim
+    if model.qk_norm_of_all_heads:
+        return [small_norm(model, local, rows, heads * d) for heads in (local.heads, local.kv_heads)]
+    return [small_norm(model, local, rows * heads, d) for heads in (local.heads, local.kv_heads)]
+
+
+def attention_gate(model: Transformer, local: Local, width: int) -> list[Piece]:
+    """The sigmoid of a gate times attention's result; keeps both (the gate with the queries that are made with it)."""
+    if not model.attention_gate:
+        return []
+    kept_bytes = float(local.tokens * width * local.act_bytes)
+    return [pointwise(local.precision, gate(local), local.tokens, width, saved_bytes=kept_bytes)]

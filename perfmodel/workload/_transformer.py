@@ -1,18 +1,27 @@
 """Transformers as a sequence of blocks."""
 
+from dataclasses import replace
 from itertools import groupby
+from typing import Final
 
 from perfmodel.errors import LayoutError, Reason
-from perfmodel.spec import Experts, Job, Transformer
+from perfmodel.spec import Job, Transformer
 from perfmodel.workload._attention import cross_attention, self_attention
 from perfmodel.workload._block import BlockOps, Comm, Shard
-from perfmodel.workload._embedding_head import embedding_pieces, head_pieces, head_workspace_bytes
+from perfmodel.workload._delta_net import delta_net_mixer
+from perfmodel.workload._embedding_head import (
+    embedding_pieces,
+    head_pieces,
+    head_workspace_bytes,
+    token_lookup,
+)
 from perfmodel.workload._experts import expert_feed_forward, route
 from perfmodel.workload._feed_forward import feed_forward
+from perfmodel.workload._linear import column_linear
 from perfmodel.workload._local import Local, Precision, local_sizes
 from perfmodel.workload._mamba import mamba_mixer
 from perfmodel.workload._piece import Piece, accumulated, assemble
-from perfmodel.workload._pointwise import norm
+from perfmodel.workload._pointwise import norm, sub_layer
 
 Blocks = tuple[tuple[BlockOps, int], ...]
 
@@ -43,74 +52,78 @@ def _blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
     if model.decoder_layers:
         return _encoder_decoder(model, job, shard)
     local = local_sizes(model, job, shard, job.seq_len)
-    if model.mixers:
-        body = _hybrid(model, local)
-    else:
-        body = _alternating(model, local) if model.window and model.full_attention_every else _uniform(model, local)
-    return ((_embedding("embedding", model, local), 1), *body, (_head(model, local), 1))
+    layers = {word: _layer_of(model, local, word) for word in dict.fromkeys(model.stack)}
+    body = [(layers[word], len(list(alike))) for word, alike in groupby(model.stack)]
+    further = [(_further_token(model, local), model.mtp_layers)] if model.mtp_layers else []
+    return ((_embedding("embedding", model, local), 1), *body, *further, (_head(model, local), 1))
 
 
-def _uniform(model: Transformer, local: Local) -> Blocks:
-    """Leading dense layers, then mixture-of-experts layers; one of the two for most models."""
-    attention = self_attention(model, local, causal=model.causal, window=model.window)
-    experts = model.experts
-    dense = experts.first_dense_layers if experts else model.layers
-    body: list[tuple[BlockOps, int]] = []
-    if dense:
-        body.append((_feed_forward_layer(model, local, attention, None), dense))
-    if experts:
-        body.append((_feed_forward_layer(model, local, attention, experts), model.layers - dense))
-    return tuple(body)
-
-
-def _hybrid(model: Transformer, local: Local) -> Blocks:
-    """Layers of one mixer each, neighbours alike joined."""
-    return tuple((_mixer(model, local, letter), len(list(alike))) for letter, alike in groupby(model.mixers))
-
-
-def _mixer(model: Transformer, local: Local, letter: str) -> BlockOps:
-    if letter == "M" and model.mamba:
-        width = 3 * model.mamba.heads * model.mamba.head_dim // local.tp
-        return _layer("mamba_layer", local, mamba_mixer(model, local, model.mamba), widest=local.tokens * width)
-    if letter == "E" and model.experts:
+def _layer_of(model: Transformer, local: Local, word: str) -> BlockOps:
+    """A layer of the sub-layers that a word of `MIXERS` stands for."""
+    widest = local.tokens * local.hidden
+    if set(word) & set("-*W"):
+        widest = max(widest, local.tokens * local.ffn)
+    if "E" in word and model.experts:
         routing = route(model, local, model.experts)
-        pieces = expert_feed_forward(model, local, model.experts)
-        return _layer("moe_layer", local, pieces, widest=routing.processed * routing.inner)
-    if letter == "*":
-        return _layer("attention_layer", local, self_attention(model, local, causal=model.causal, window=model.window))
-    return _layer("dense_layer", local, feed_forward(model, local))
+        widest = routing.processed * routing.inner
+    elif "M" in word and model.mamba:
+        widest = max(widest, local.tokens * 3 * model.mamba.heads * model.mamba.head_dim // local.tp)
+    elif "L" in word and model.delta_net:
+        widest = max(widest, local.tokens * 2 * model.delta_net.heads * model.delta_net.head_dim // local.tp)
+    pieces = [piece for letter in word for piece in sub_layer(model, local, _mixer(model, local, letter))]
+    return _layer(f"{next(_NAMES[letter] for letter in _NAMES if letter in word)}_layer", local, pieces, widest=widest)
 
 
-def _alternating(model: Transformer, local: Local) -> Blocks:
-    """Windowed layers, every n-th in full; leading dense layers are not distinguished."""
-    windowed, full = (
-        _feed_forward_layer(
-            model, local, self_attention(model, local, causal=model.causal, window=window), model.experts
-        )
-        for window in (model.window, 0)
+_NAMES: Final = {"E": "moe", "-": "dense", "M": "mamba", "L": "delta", "*": "attention", "W": "attention"}
+"""What a layer is called after: the first of these that it has."""
+
+
+def _mixer(model: Transformer, local: Local, letter: str) -> list[Piece]:
+    if letter == "M" and model.mamba:
+        return mamba_mixer(model, local, model.mamba)
+    if letter == "L" and model.delta_net:
+        return delta_net_mixer(model, local, model.delta_net)
+    if letter == "E" and model.experts:
+        return expert_feed_forward(model, local, model.experts)
+    if letter == "-":
+        return feed_forward(model, local)
+    return self_attention(model, local, causal=model.causal, window=model.window if letter == "W" else 0)
+
+
+def _further_token(model: Transformer, local: Local) -> BlockOps:
+    """A module that predicts one token further: the token's embedding and the layers' output, each normalised, made
+    one by a product; a layer; the head. It stands with the head, whose table and the embedding's it uses."""
+    layer = [piece for letter in model.stack[-1] for piece in sub_layer(model, local, _mixer(model, local, letter))]
+    joined = column_linear(local, local.hidden // local.tp, 2 * local.hidden)
+    return assemble(
+        "further_token_head",
+        [
+            token_lookup(local, params=0),
+            norm(model, local),
+            norm(model, local),
+            joined,
+            *layer,
+            *head_pieces(model, local, owner=False),
+        ],
+        train=local.job.mode == "train",
+        workspace_bytes=head_workspace_bytes(local),
+        tied_params=0 if model.tied_embeddings else local.vocab * local.hidden,
     )
-    every = model.full_attention_every
-    return tuple((windowed if i % every else full, 1) for i in range(1, model.layers + 1))
-
-
-def _feed_forward_layer(model: Transformer, local: Local, attention: list[Piece], experts: Experts | None) -> BlockOps:
-    if experts is None:
-        return _layer("dense_layer", local, [*attention, *feed_forward(model, local)])
-    routing = route(model, local, experts)
-    pieces = [*attention, *expert_feed_forward(model, local, experts)]
-    return _layer("moe_layer", local, pieces, widest=routing.processed * routing.inner)
 
 
 def _encoder_decoder(model: Transformer, job: Job, shard: Shard) -> Blocks:
     """Encoder, then decoder with cross-attention; the final encoder norm rides with the decoder's input."""
     encoder = local_sizes(model, job, shard, job.seq_len)
     decoder = local_sizes(model, job, shard, model.decoder_seq_len or job.seq_len)
-    encoder_layer = [*self_attention(model, encoder, causal=False), *feed_forward(model, encoder)]
-    decoder_layer = [
-        *self_attention(model, decoder, causal=True),
-        *cross_attention(model, decoder, encoder.seq_len),
-        *feed_forward(model, decoder),
-    ]
+
+    def layer(local: Local, *mixers: list[Piece]) -> list[Piece]:
+        return [piece for mixer in mixers for piece in sub_layer(model, local, mixer)]
+
+    encoder_layer = layer(encoder, self_attention(model, encoder, causal=False), feed_forward(model, encoder))
+    decoder_layer = layer(
+        decoder, self_attention(model, decoder, causal=True), cross_attention(model, decoder, encoder.seq_len),
+        feed_forward(model, decoder),
+    )  # fmt: skip
     passed_on = encoder.hidden_bytes
     return (
         (_embedding("embedding", model, encoder), 1),
@@ -127,7 +140,10 @@ def _embedding(name: str, model: Transformer, local: Local, encoder: Local | Non
     if encoder:
         pieces = [norm(model, encoder), Piece(saved_bytes=encoder.norm_bytes), *pieces]
     boundary_bytes, boundary_comm = _boundary(local, encoder.hidden_bytes if encoder else 0.0)
-    return assemble(
+    frozen = local.job.frozen_embedding
+    if frozen:
+        pieces = [replace(piece, backward_weight=()) for piece in pieces]
+    found = assemble(
         name,
         pieces,
         train=local.job.mode == "train",
@@ -136,6 +152,7 @@ def _embedding(name: str, model: Transformer, local: Local, encoder: Local | Non
         boundary_comm=boundary_comm,
         tied_params=local.vocab * local.hidden if encoder else 0,
     )
+    return replace(found, frozen_params=found.params) if frozen else found
 
 
 def _head(model: Transformer, local: Local) -> BlockOps:
@@ -162,6 +179,7 @@ def _layer(name: str, local: Local, pieces: list[Piece], *, passed_on_bytes: flo
         boundary_bytes=boundary_bytes,
         boundary_comm=boundary_comm,
         stops_recompute=local.job.stops_recompute,
+        modules=local.job.recompute_modules,
     )
 
 

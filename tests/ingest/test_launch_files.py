@@ -9,9 +9,10 @@ import pytest
 
 import perfmodel as pm
 from perfmodel.errors import LaunchFileError
-from perfmodel.ingest.launch import comparable, parse_launch, read_launch
+from perfmodel.ingest.launch import comparable, export_launch, parse_launch, read_launch
 
 FILES = Path(__file__).parent / "launch_files"
+_MEGATRON = "pretrain_gpt.py --num-attention-heads 32 --micro-batch-size 1"
 NO_OVERLAP = "overlap_grad_reduce=false,overlap_param_gather=false"
 
 
@@ -333,3 +334,41 @@ def test_kinds_of_context_parallelism_are_read() -> None:
         assert launch.layout.cp_kind == kind
     with pytest.raises(LaunchFileError, match="must be one of p2p"):
         parse_launch(f"pretrain_gpt.py {words} star\n", "run.sh", devices=8)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "optimizer", "modules"),
+    [
+        ("a.sh", f"{_MEGATRON} --optimizer dist_muon --recompute-granularity selective "
+                 "--recompute-modules core_attn moe_act", "muon", ("core_attn", "moe_act")),
+        ("a.sh", f"{_MEGATRON} --optimizer adam", "adam", None),
+        ("a.sh", f"{_MEGATRON} --optimizer a_new_one", None, None),
+        ("a.json", '{"train_batch_size": 8, "optimizer": {"type": "FusedLion"}}', "lion", None),
+        ("a.toml", '[model]\nname = "llama3"\nflavor = "8B"\n[optimizer]\nname = "AdamW"\n', "adam", None),
+        ("a.yaml", "train: {micro_batch_size: 1, global_batch_size: 8}\noptimizer: {optimizer: muon}\n"
+                   "model: {recompute_granularity: selective, recompute_modules: [layernorm]}\n", "muon",
+         ("layernorm",)),
+    ],
+)  # fmt: skip
+def test_optimizers_and_recomputed_modules_are_read(
+    name: str, text: str, optimizer: str | None, modules: tuple[str, ...] | None
+) -> None:
+    stated = parse_launch(text, name).job_fields
+    assert (stated.get("optimizer"), stated.get("recompute_modules")) == (optimizer, modules)
+
+
+def test_a_module_that_megatron_does_not_have_is_refused() -> None:
+    with pytest.raises(LaunchFileError, match="recompute-modules has no modules attn; there are core_attn"):
+        parse_launch(f"{_MEGATRON} --recompute-modules attn mlp", "a.sh")
+
+
+def test_further_tokens_and_modules_come_back_as_they_were_written() -> None:
+    model, job = pm.model("deepseek-v3-mtp"), pm.problem("deepseek-v3-mtp", "dgx-h100", global_batch=64, job={
+        "recompute_modules": ("core_attn", "mla_up_proj"), "optimizer": "muon"}).job  # fmt: skip
+    layout = pm.Layout.parse("pp=8,dp=8,ep=8,zero=1,recompute=selective,sequence_parallel=true")
+    text = export_launch(layout, "megatron-core", model=model, job=job)
+    assert "--mtp-num-layers 1" in text
+    assert "--recompute-modules core_attn mla_up_proj" in text
+    back = parse_launch(text, "a.sh")
+    assert back.model == model
+    assert back.job_fields["optimizer"] == "muon"

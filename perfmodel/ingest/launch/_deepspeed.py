@@ -4,13 +4,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from perfmodel.ingest.launch._format import LaunchFormat
-from perfmodel.ingest.launch._table import FLAG, WHOLE, WHOLE_OR_NONE, Fields, Rule, key, words
+from perfmodel.ingest.launch._table import FLAG, OPTIMIZER, WHOLE, WHOLE_OR_NONE, Fields, Rule, Values, key, words
 
-_OPTIMIZERS: Final = {
-    "Adam": "adam", "AdamW": "adam", "FusedAdam": "adam", "SGD": "sgd", "OneBitAdam": "adam", "CPUAdam": "adam",
-}  # fmt: skip
 DEVICES: Final = {"none": False, "cpu": True, "nvme": True}
 """Where offloaded states lie, and whether that is off the device."""
+_WRITTEN: Final = {"adam": "Adam", "adamw": "Adam", "lion": "Lion", "muon": "Muon", "sgd": "SGD"}
 _OFFLOADS: Final = ("zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device")
 _SHARDS: Final = "zero_optimization.mics_shard_size"
 _HALVES: Final = {"bf16.enabled": "bf16", "bfloat16.enabled": "bf16", "fp16.enabled": "fp16"}
@@ -94,7 +92,7 @@ DEEPSPEED: Final = LaunchFormat(
         Rule(keys=_OFFLOADS, read=_offload, write=_write_offload),
         Rule(keys=(_SHARDS,), read=_shards, write=_write_shards),
         Rule(keys=tuple(_HALVES), read=_dtype, write=_write_dtype, defaults={"dtype": "fp32"}),
-        key("optimizer.type", "optimizer", words(_OPTIMIZERS)),
+        key("optimizer.type", "optimizer", Values(OPTIMIZER.read, lambda name: _WRITTEN.get(name))),
         key("data_types.grad_accum_dtype", "grad_dtype", words({"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"})),
     ),
     harmless=(

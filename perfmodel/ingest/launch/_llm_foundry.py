@@ -5,7 +5,19 @@ from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._format import LaunchFormat
-from perfmodel.ingest.launch._table import FLAG, NUMBER, TEXT, WHOLE, Fields, Rule, key, read_only, stated_value, words
+from perfmodel.ingest.launch._table import (
+    FLAG,
+    NUMBER,
+    OPTIMIZER,
+    TEXT,
+    WHOLE,
+    Fields,
+    Rule,
+    key,
+    read_only,
+    stated_value,
+    words,
+)
 
 STRATEGIES: Final = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "_HYBRID_SHARD_ZERO2": 2}
 """ZeRO stages by torch's names of sharding strategies."""
@@ -110,6 +122,7 @@ LLM_FOUNDRY: Final = LaunchFormat(
             words({"amp_bf16": "bf16", "amp_fp16": "fp16", "fp32": "fp32", "amp_fp8": "fp8"}), default="bf16"),
         Rule(keys=("fsdp_config.sharding_strategy",), write=_zero,
              read=lambda found: sharding(stated_value(found))),
+        read_only("optimizer.name", "optimizer", OPTIMIZER),
         key("fsdp_config.activation_checkpointing", "recompute", words({True: "full", False: "none"})),
         key("fsdp_config.activation_cpu_offload", "offload", FLAG, default=False),
         key("fsdp_config.mixed_precision", "grad_dtype", words({"PURE": "bf16", "DEFAULT": "fp32", "FULL": "fp32"})),

@@ -6,7 +6,19 @@ from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._format import LaunchFormat
-from perfmodel.ingest.launch._table import NUMBER, TEXT, WHOLE, BadValue, Fields, Rule, key, stated_value, words
+from perfmodel.ingest.launch._table import (
+    NUMBER,
+    OPTIMIZER,
+    TEXT,
+    WHOLE,
+    BadValue,
+    Fields,
+    Rule,
+    key,
+    read_only,
+    stated_value,
+    words,
+)
 
 AXES: Final = {
     "data": "data", "fsdp": "fsdp", "fsdp_transpose": "fsdp", "expert": "ep", "context": "cp", "sequence": "cp",
@@ -174,6 +186,7 @@ MAXTEXT: Final = LaunchFormat(
         Rule(keys=("num_layers_per_pipeline_stage",), read=_stages, write=_write_stages),
         key("max_target_length", "seq_len", default=2048),
         Rule(keys=("dtype", "quantization"), read=_dtype, write=_write_dtype, defaults={"dtype": "bf16"}),
+        read_only("opt_type", "optimizer", OPTIMIZER),
         key("grad_dtype", "grad_dtype", words({"float32": "fp32", "bfloat16": "bf16"})),
         Rule(keys=("remat_policy",), read=_recompute,
              write=lambda fields: {"remat_policy": next(p for p in _EXACT if _POLICIES[p] == fields["recompute"])}),
@@ -204,7 +217,7 @@ MAXTEXT: Final = LaunchFormat(
         "run_name", "base_config", "base_output_directory", "dataset_*", "tokenizer_*", "steps", "learning_rate*",
         "enable_checkpointing", "async_checkpointing", "checkpoint_*", "save_*", "load_*", "profiler*", "log_*", "hf_*",
         "enable_goodput_recording", "monitor_goodput", "gcs_metrics", "metrics_file", "reuse_example_batch",
-        "use_iota_embed", "jax_cache_dir", "adam_*", "opt_type", "gradient_clipping_threshold", "grain_*", "hardware",
+        "use_iota_embed", "jax_cache_dir", "adam_*", "gradient_clipping_threshold", "grain_*", "hardware",
         "eval_*", "enable_*", "skip_*", "cosine_*", "warmup_*", "data_shuffle_seed", "init_weights_seed",
         "normalization_layer_epsilon", "rope_*", "mesh_axes", "logical_axis_rules", "data_sharding", "scan_layers",
         "param_scan_axis", "decoder_block", "weight_dtype", "max_prefill_predict_length", "prompt", "sa_block_*",

@@ -12,6 +12,7 @@ from perfmodel.ingest.launch._megatron_settings import (
     context_rule,
     dispatch_rules,
     graph_rule,
+    modules_rule,
     partition_ends,
     partition_of,
     recompute_of,
@@ -20,6 +21,7 @@ from perfmodel.ingest.launch._megatron_settings import (
     zero_of,
 )
 from perfmodel.ingest.launch._table import (
+    OPTIMIZER,
     SWITCH,
     WHOLE,
     WHOLE_OR_NONE,
@@ -200,6 +202,7 @@ _TABLE: Final = (
                "data-parallel-sharding-strategy"),
          read=_zero, write=_write_zero),
     Rule(keys=(*_RECOMPUTE, *_OLD_RECOMPUTE), read=_recompute, write=_write_recompute),
+    modules_rule("recompute-modules", " ".join),
     key("sequence-parallel", "sequence_parallel", SWITCH),
     key("overlap-grad-reduce", "overlap_grad_reduce", SWITCH),
     key("overlap-param-gather", "overlap_param_gather", SWITCH),
@@ -211,7 +214,7 @@ _TABLE: Final = (
          defaults={"dtype": "fp32"}),
     Rule(keys=("attention-backend", "use-flash-attn", "transformer-impl"), read=_attention, write=_write_attention),
     key("grad-reduce-in-bf16", "grad_dtype", words({True: "bf16"})),
-    key("optimizer", "optimizer", words({"adam": "adam", "sgd": "sgd"})),
+    key("optimizer", "optimizer", OPTIMIZER),
     *MODEL,
 )  # fmt: skip
 

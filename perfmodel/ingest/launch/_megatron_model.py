@@ -6,6 +6,7 @@ from typing import Any, Final
 from perfmodel.ingest.launch._table import (
     MANY,
     NUMBER,
+    SOME,
     SWITCH,
     TEXT,
     WHOLE,
@@ -38,7 +39,7 @@ def _feed_forward(found: Mapping[str, Any]) -> Fields:
     gated = found.get("swiglu") is True
     says: Fields = {"model.gated_ffn": gated}
     if gated or found.get("squared-relu"):
-        says["model.activation"] = "silu" if gated else "relu"
+        says["model.activation"] = "silu" if gated else "relu2"
     if "ffn-hidden-size" in found:
         says["model.ffn_hidden"] = WHOLE.read(found["ffn-hidden-size"])
     elif gated and "hidden-size" in found:
@@ -50,7 +51,7 @@ def _feed_forward(found: Mapping[str, Any]) -> Fields:
 def _write_feed_forward(fields: Fields) -> Mapping[str, Any]:
     if "model.ffn_hidden" not in fields:
         return {}
-    kind = {"silu": "swiglu", "relu": "squared-relu"}.get(fields["model.activation"])
+    kind = {"silu": "swiglu", "relu2": "squared-relu"}.get(fields["model.activation"])
     return {"ffn-hidden-size": fields["model.ffn_hidden"]} | ({kind: True} if kind else {})
 
 
@@ -113,6 +114,7 @@ MODEL: Final = (
     Rule(keys=("position-embedding-type", "use-rotary-position-embeddings"), read=_positions, write=_write_positions),
     key("untie-embeddings-and-output-weights", "model.tied_embeddings", words({True: False})),
     key("disable-bias-linear", "model.bias", words({True: False})),
+    key("mtp-num-layers", "model.mtp_layers", SOME),
     key("add-qkv-bias", "model.qkv_bias", SWITCH),
     key("qk-layernorm", "model.qk_norm", SWITCH),
     Rule(keys=("hidden-dropout", "attention-dropout"), read=_dropout, write=_write_dropout),

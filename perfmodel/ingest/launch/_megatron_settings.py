@@ -1,10 +1,11 @@
 """What settings of Megatron-Core say together, whether they are arguments or keys of a configuration."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._table import NUMBER, WHOLE_OR_NONE, BadValue, Fields, Rule, Values, key, words
+from perfmodel.spec import RecomputeModule
 
 SHARDING: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """ZeRO stages by the names of `--data-parallel-sharding-strategy`."""
@@ -39,6 +40,29 @@ def recompute_of(granularity: Any, method: Any, layers: Any) -> Fields:
     if method == "block":
         return {"recompute": "none", "recompute_full_layers": (WHOLE_OR_NONE.read(layers),)}
     return {"recompute": "full"}
+
+
+def modules_rule(name: str, joined: Callable[[Sequence[str]], Any]) -> Rule:
+    """What selective recompute repeats, where it is not the attention core alone.
+
+    Args:
+        joined: several modules as one value of the file.
+    """
+
+    def read(found: Mapping[str, Any]) -> Fields:
+        value = found[name]
+        modules = value if isinstance(value, list) else str(value).split()
+        if unknown := [one for one in modules if one not in get_args(RecomputeModule)]:
+            raise BadValue(f"has no modules {', '.join(map(str, unknown))}; there are "
+                           f"{', '.join(get_args(RecomputeModule))}; got {value!r}")  # fmt: skip
+        return {"recompute_modules": tuple(modules)}
+
+    def write(fields: Fields) -> Mapping[str, Any]:
+        modules = fields.get("recompute_modules", ())
+        said = fields["recompute"] == "selective" and modules not in ((), ("core_attn",))
+        return {name: joined(modules)} if said else {}
+
+    return Rule(keys=(name,), read=read, write=write)
 
 
 def recompute_settings(fields: Fields) -> tuple[str | None, str | None, int | None]:

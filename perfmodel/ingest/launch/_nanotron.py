@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from perfmodel.errors import LaunchFileError
 from perfmodel.ingest.launch._format import LaunchFormat
-from perfmodel.ingest.launch._table import FLAG, WHOLE_OR_NONE, Fields, key, words
+from perfmodel.ingest.launch._table import FLAG, OPTIMIZER, WHOLE_OR_NONE, Fields, key, read_only, words
 
 _CONFIG: Final = "model.model_config."
 _MIXTURE: Final = "model.model_config.moe_config."
@@ -49,6 +49,7 @@ NANOTRON: Final = LaunchFormat(
         key("tokens.batch_accumulation_per_replica", "grad_accum", default=1, write=_accumulation),
         key("tokens.sequence_length", "seq_len"),
         key("optimizer.zero_stage", "zero", WHOLE_OR_NONE, write=_zero),
+        read_only("optimizer.optimizer_factory.name", "optimizer", OPTIMIZER),
         key("optimizer.accumulate_grad_in_fp32", "grad_dtype", words({True: "fp32", False: "bf16"})),
         key("model.dtype", "dtype", words({"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "fp8": "fp8"}),
             default="bf16"),

@@ -11,6 +11,7 @@ from perfmodel.ingest.launch._megatron_settings import (
     context_rule,
     dispatch_rules,
     graph_rule,
+    modules_rule,
     partition_ends,
     partition_of,
     recompute_of,
@@ -22,6 +23,8 @@ from perfmodel.ingest.launch._table import (
     FLAG,
     MANY,
     NUMBER,
+    OPTIMIZER,
+    SOME,
     WHOLE,
     WHOLE_OR_NONE,
     Fields,
@@ -41,7 +44,7 @@ _PRECISIONS: Final = {
 }  # fmt: skip
 _ACTIVATIONS: Final = {
     "gelu": ("gelu", False), "swiglu": ("silu", True), "fast-swiglu": ("silu", True), "geglu": ("gelu", True),
-    "squared-relu": ("relu", False), "relu": ("relu", False), "silu": ("silu", False),
+    "squared-relu": ("relu2", False), "relu": ("relu", False), "silu": ("silu", False),
 }  # fmt: skip
 LIMITS: Final = {
     "schedule": "Megatron-Core runs 1f1b, and interleaved 1f1b with vpp > 1",
@@ -114,6 +117,7 @@ def _model(prefix: str) -> tuple[Rule, ...]:
         key(f"{prefix}moe_ffn_hidden_size", "experts.ffn_hidden"),
         key(f"{prefix}moe_shared_expert_intermediate_size", "experts.shared_ffn_hidden", WHOLE_OR_NONE),
         key(f"{prefix}qk_layernorm", "model.qk_norm", FLAG),
+        key(f"{prefix}mtp_num_layers", "model.mtp_layers", SOME),
         key(f"{prefix}add_qkv_bias", "model.qkv_bias", FLAG),
     )  # fmt: skip
 
@@ -251,7 +255,7 @@ def _bridge_chunks(fields: Fields) -> Mapping[str, Any]:
     return {"model.virtual_pipeline_model_parallel_size": chunks} if chunks else {}
 
 
-_BRIDGE_ACTIVATIONS: Final = {"silu": "silu", "gelu": "gelu", "squared_relu": "relu", "relu": "relu"}
+_BRIDGE_ACTIVATIONS: Final = {"silu": "silu", "gelu": "gelu", "squared_relu": "relu2", "relu": "relu"}
 
 
 def _function(names: Mapping[str, str]) -> Callable[[Mapping[str, Any]], Fields]:
@@ -265,6 +269,12 @@ def _function(names: Mapping[str, str]) -> Callable[[Mapping[str, Any]], Fields]
 
 
 _BRIDGE_FUNCTION: Final = "model.activation_func"
+
+
+def _write_function(fields: Fields) -> Mapping[str, Any]:
+    name = words(_BRIDGE_ACTIVATIONS).write(fields.get("model.activation"))
+    return {} if name is None else {_BRIDGE_FUNCTION: f"torch.nn.functional.{name}"}
+
 
 BRIDGE: Final = LaunchFormat(
     name="megatron-bridge",
@@ -288,15 +298,15 @@ BRIDGE: Final = LaunchFormat(
         key("comm_overlap.overlap_moe_expert_parallel_comm", "ep_overlap",
             Values(FLAG.read, lambda value: True if value else None), also=("model.overlap_moe_expert_parallel_comm",)),
         _recompute(("model.recompute_granularity", "model.recompute_method", "model.recompute_num_layers")),
+        modules_rule("model.recompute_modules", list),
+        key("optimizer.optimizer", "optimizer", OPTIMIZER),
         key("mixed_precision", "dtype", words(_PRECISIONS)),
         key("ddp.grad_reduce_in_fp32", "grad_dtype", words({True: "fp32", False: "bf16"}),
             also=("mixed_precision.grad_reduce_in_fp32",)),
         key("model.attention_backend", "flash_attention",
             words({"auto": True, "flash": True, "fused": True, "unfused": False, "local": False})),
         key("model.gated_linear_unit", "model.gated_ffn", FLAG),
-        Rule(keys=(_BRIDGE_FUNCTION,), read=_function(_BRIDGE_ACTIVATIONS),
-             write=lambda fields: {_BRIDGE_FUNCTION: f"torch.nn.functional.{fields['model.activation']}"}
-             if "model.activation" in fields else {}),
+        Rule(keys=(_BRIDGE_FUNCTION,), read=_function(_BRIDGE_ACTIVATIONS), write=_write_function),
         key("model.normalization", "model.norm", words({"LayerNorm": "layer_norm", "RMSNorm": "rms_norm"})),
         key("model.position_embedding_type", "model.positions", words(_POSITIONS)),
         key("model.share_embeddings_and_output_weights", "model.tied_embeddings", FLAG),

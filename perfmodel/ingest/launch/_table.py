@@ -3,7 +3,8 @@ diverge.
 
 A rule connects keys of a file with *fields*. Fields are those of `Layout` by their names, those of `Transformer` behind
 `model.`, of `Experts` behind `experts.`, of `LatentAttention` behind `latent.`; `global_batch`, `seq_len`, `dtype`,
-`flash_attention`, `grad_dtype`, `optimizer`, `expert_dispatcher`, `expert_capacity_factor` and `cuda_graphs` of `Job`;
+`flash_attention`, `grad_dtype`, `optimizer`, `recompute_modules`, `expert_dispatcher`, `expert_capacity_factor` and
+`cuda_graphs` of `Job`;
 and what these follow from:
 
     devices, nodes, devices_per_node
@@ -95,6 +96,8 @@ def _text(value: Any) -> str:
 
 WHOLE: Final = Values(_whole(1))
 WHOLE_OR_NONE: Final = Values(_whole(0))
+SOME: Final = Values(_whole(0), lambda value: value or None)
+"""A whole number that is 0 where it is not written."""
 NUMBER: Final = Values(_number)
 FLAG: Final = Values(_flag)
 SWITCH: Final = Values(_flag, lambda value: True if value else None)
@@ -102,6 +105,23 @@ SWITCH: Final = Values(_flag, lambda value: True if value else None)
 MANY: Final = Values(WHOLE.read, lambda value: value if value > 1 else None)
 """A whole number that is 1 where it is not written."""
 TEXT: Final = Values(_text)
+
+_OPTIMIZERS: Final = {
+    "adam": "adam fusedadam adamw decoupledadamw onebitadam cpuadam adampax distributedfusedadam adamwtorchfused",
+    "adam8bit": "adam8bit adamw8bit adamwbnb8bit pagedadamw8bit",
+    "adafactor": "adafactor", "lion": "lion fusedlion decoupledlionw lion32bit", "muon": "muon distmuon",
+    "sgd": "sgd decoupledsgdw fusedsgd",
+}  # fmt: skip
+"""Names that frameworks have for optimizers, without case and marks; AdamW costs what Adam does."""
+
+
+def _optimizer(value: Any) -> str | None:
+    name = _text(value).lower().replace("_", "").replace("-", "")
+    return next((known for known, names in _OPTIMIZERS.items() if name in names.split()), None)
+
+
+OPTIMIZER: Final = Values(_optimizer, lambda name: "adam" if name == "adamw" else name)
+"""An optimizer; one that nobody knows is left unsaid."""
 
 
 def words(meanings: Mapping[Any, Any]) -> Values:

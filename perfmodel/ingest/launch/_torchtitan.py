@@ -8,7 +8,7 @@ from perfmodel.ingest.launch._entries import Entries
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._launch import catalog_model, shape
 from perfmodel.ingest.launch._llm_foundry import fsdp_offload, offloads_to_host
-from perfmodel.ingest.launch._table import FLAG, TEXT, WHOLE, BadValue, Fields, Rule, key, words
+from perfmodel.ingest.launch._table import FLAG, OPTIMIZER, TEXT, WHOLE, BadValue, Fields, Rule, key, read_only, words
 
 SCHEDULES: Final = {
     "1F1B": ("1f1b", 1), "GPipe": ("gpipe", 1), "Interleaved1F1B": ("interleaved", 2),
@@ -221,6 +221,7 @@ TORCHTITAN: Final = LaunchFormat(
         Rule(keys=("training.mixed_precision_param", "model.converters"), read=_dtype, write=_write_dtype,
              defaults={"dtype": "bf16"}),
         Rule(keys=_RECOMPUTE, read=_recompute, write=_write_recompute),
+        read_only("optimizer.name", "optimizer", OPTIMIZER),
         key(f"{_TITAN}enable_async_tensor_parallel", "tp_overlap", FLAG,
             also=("experimental.enable_async_tensor_parallel",)),
     ),

@@ -26,7 +26,7 @@ from perfmodel.prediction import (
     step_problem,
 )
 from perfmodel.schedule import get_schedule, schedule_names
-from perfmodel.spec import Experts, Framework, Job, Layout, Mlp, Transformer
+from perfmodel.spec import OPTIMIZERS, Experts, Framework, Job, Layout, Mlp, Transformer
 
 NAMES = [name for name in schedule_names() if name != "forward"] + ["chimera:4", "seq1f1b:4"]
 DENSE = Transformer(
@@ -38,6 +38,9 @@ MODELS = [
     replace(DENSE, name="experts", experts=Experts(count=8, topk=2, ffn_hidden=1024, first_dense_layers=2)),
     replace(catalog.model("gpt-oss-20b"), layers=10),
     replace(DENSE, name="encoder and decoder", layers=8, decoder_layers=6),
+    replace(catalog.model("qwen3-next-80b-a3b"), layers=10),
+    replace(DENSE, name="further tokens", mtp_layers=1, norm_at="both", qk_norm=True, qk_norm_of_all_heads=True),
+    replace(catalog.model("dit-b-2"), seq_len=1024),
     Mlp(name="mlp", layers=14, hidden=4096),
     catalog.model("resnet-50"),
     catalog.model("vgg-16"),
@@ -57,7 +60,8 @@ JOBS = {
     "mode": st.sampled_from(["train", "train", "inference"]),
     "grad_dtype": st.sampled_from(["fp32", "bf16"]),
     "eager_kernels": st.sampled_from([(), ("norm", "attention_layout")]),
-    "optimizer": st.sampled_from(get_args(get_type_hints(Job)["optimizer"])),
+    "optimizer": st.sampled_from(sorted(OPTIMIZERS)),
+    "recompute_modules": st.sampled_from([("core_attn",), ("layernorm", "mlp", "moe_act"), ("moe",)]),
     "fp8_recipe": st.sampled_from(["", "delayed", "mxfp8"]),
     "expert_dispatcher": st.sampled_from(get_args(get_type_hints(Job)["expert_dispatcher"])),
     "expert_imbalance": st.sampled_from([1.0, 1.3]),
