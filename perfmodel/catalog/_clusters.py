@@ -72,21 +72,31 @@ class ClusterEntry:
         )
 
 
-def cluster(name_or_path: str | Path) -> Cluster:
-    """A cluster by catalog name or alias, or from a `.toml` file.
+def cluster(name_or_path: str | Path | Cluster) -> Cluster:
+    """A cluster by catalog name or alias, or from a `.toml` file; a cluster is itself.
 
     Raises:
         UnknownNameError: for a name that is neither in the catalog nor a file.
         PerfModelError: for a file with missing, unknown or malformed keys; lists all of them.
     """
+    if isinstance(name_or_path, Cluster):
+        return name_or_path
     path = Path(name_or_path)
     if path.suffix == ".toml":
-        data = read_toml(path)
-        name = data.pop("name", path.stem)
-        return checked(ClusterEntry, data, str(path)).cluster(str(name), str(path))
+        return cluster_from_toml(read_toml(path), str(path), path.stem)
     entries, names = _catalog()
     entry_name, where, entry = resolve("cluster", str(name_or_path), names, entries)
     return entry.cluster(entry_name, where)
+
+
+def cluster_from_toml(data: dict[str, Any], where: str, name: str) -> Cluster:
+    """A cluster from a parsed TOML table, called `name` unless that says otherwise.
+
+    Raises:
+        PerfModelError: naming `where` and every key that is missing, unknown or malformed.
+    """
+    own = str(data.get("name", name))
+    return checked(ClusterEntry, {k: v for k, v in data.items() if k != "name"}, where).cluster(own, where)
 
 
 def clusters() -> tuple[str, ...]:

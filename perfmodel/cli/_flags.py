@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from perfmodel.cli._emit import note
+from perfmodel.cli._job_file import add_job_file
 from perfmodel.cli._launch import add_from, job_fields, require
 from perfmodel.spec import Device, Framework, Job, Layout, Model, Problem
 
@@ -55,8 +56,10 @@ def layout_of(arguments: argparse.Namespace, text: str, model: Model) -> Layout:
     return layout
 
 
-def add_job(command: argparse.ArgumentParser, batches: bool = False) -> None:
-    """What is predicted, by what, and --json; with `batches` for several global batches."""
+def add_job(command: argparse.ArgumentParser, batches: bool = False, settings: str = "") -> None:
+    """What is predicted, by what, and --json; with `batches` for several global batches, with `settings` that --set
+    takes besides keys of the job file."""
+    add_job_file(command, settings)
     add_problem(command, batches)
     require(command, "model", "cluster", "global_batch")
     command.add_argument("--strict", action="store_true", help="refuse to extrapolate beyond the measurements")
@@ -82,7 +85,7 @@ def add_problem(command: argparse.ArgumentParser, batches: bool = False) -> None
         "--dtype", choices=("bf16", "fp16", "fp32", "tf32", "fp8", "fp4", "int8"),
         help="element type (default: the first of bf16, fp16, fp32 that the device has)",
     )  # fmt: skip
-    command.add_argument("--mode", default="train", choices=("train", "inference"))
+    command.add_argument("--mode", choices=("train", "inference"), help="default train")
     command.add_argument(
         "--attention",
         choices=("flash", "unfused"),
@@ -92,19 +95,13 @@ def add_problem(command: argparse.ArgumentParser, batches: bool = False) -> None
 
 
 def job_flags(arguments: argparse.Namespace) -> list[str]:
-    """The flags of `add_job` that say the same job to another command, but for the batch."""
-    said = {
-        "--from": getattr(arguments, "launch_file", None),
-        "--model": arguments.model if isinstance(arguments.model, str) else None,
-        "--cluster": arguments.cluster,
-        "--seq-len": arguments.seq_len,
-        "--dtype": arguments.dtype,
-        "--mode": arguments.mode if arguments.mode != "train" else None,
-        "--attention": arguments.attention,
-        "--framework": arguments.framework,
-        "--calibration": arguments.calibration,
-    }
-    return [str(word) for flag, value in said.items() if value is not None for word in (flag, value)]
+    """The words of `add_job` that say the same job to another command, but for the batch."""
+    names = ("model", "cluster", "seq_len", "dtype", "mode", "attention", "framework", "calibration")
+    said = {"--from": getattr(arguments, "launch_file", None)}
+    said |= {f"--{name.replace('_', '-')}": getattr(arguments, name) for name in names if name in arguments.given}
+    flags = [str(word) for flag, value in said.items() if value is not None for word in (flag, value)]
+    file = [] if arguments.job_file is None else [str(arguments.job_file)]
+    return [*file, *(word for change in arguments.job_changes for word in ("--set", change)), *flags]
 
 
 def add_layout(command: argparse.ArgumentParser, text: str = "as for predict") -> None:
@@ -116,7 +113,9 @@ def add_layout(command: argparse.ArgumentParser, text: str = "as for predict") -
 def job_of(arguments: argparse.Namespace, model: Model, device: Device, *, quiet: bool = False) -> Job:
     """The job that the flags of `add_job` describe, for a model and a kind of device; says what it assumes
     unless it is `quiet`, as the text of `predict` does by itself."""
-    said = job_fields(arguments)
+    said = job_fields(arguments) | arguments.of_job
+    if arguments.mode is not None:
+        said["mode"] = arguments.mode
     if arguments.attention is not None:
         said["flash_attention"] = arguments.attention == "flash"
     job = framework_of(arguments).job(
@@ -125,7 +124,6 @@ def job_of(arguments: argparse.Namespace, model: Model, device: Device, *, quiet
         global_batch=arguments.global_batch,
         seq_len=arguments.seq_len,
         dtype=arguments.dtype,
-        mode=arguments.mode,
         **said,
     )
     if not quiet and (arguments.command != "predict" or arguments.json):

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from typing import Final, NoReturn
 
 import perfmodel
@@ -69,3 +70,13 @@ def parser() -> argparse.ArgumentParser:
     for add in _COMMANDS:
         add(commands)
     return top
+
+
+def given(argv: Sequence[str] | None) -> frozenset[str]:
+    """Names of the arguments that a command line states, as its namespace has them."""
+    bare = parser()
+    for one in _completion.parsers(bare):
+        one._defaults.clear()
+        for action in one._actions:
+            action.default = argparse.SUPPRESS
+    return frozenset(vars(bare.parse_args(argv)))

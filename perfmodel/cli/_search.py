@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,7 @@ def add_space(command: argparse.ArgumentParser) -> None:
         help="pipeline schedules, as 1f1b,zb-h1,chimera; or all (that flush)",
     )
     command.add_argument(
-        "--options", default="", metavar="NAMES",
+        "--options", "--vary", dest="vary", default="", metavar="NAMES",
         help="also vary overlap, tp_overlap, recompute (layers per stage), offload, order (of ranks); or all",
     )  # fmt: skip
     command.add_argument("--fewer-devices", action="store_true", help="layouts may leave some of the devices unused")
@@ -80,12 +80,20 @@ def add_goal(command: argparse.ArgumentParser) -> None:
         "energy, train_time, memory, devices, or a formula to minimise",
     )  # fmt: skip
     command.add_argument(
-        "--constraint", action="append", default=[], metavar="COMPARISON",
+        "--constraint", dest="constraints", action="append", default=[], metavar="COMPARISON",
         help='e.g. "memory_bytes<70e9" or "step_time_s<2"; may be repeated',
     )  # fmt: skip
-    command.add_argument("--price", type=float, metavar="MONEY", help="per device and hour (default: the cluster's)")
-    command.add_argument("--power", type=float, metavar="W", help="of a busy device (default: its nominal power)")
-    command.add_argument("--idle-power", type=float, metavar="W", help="of an idle device (default: the catalog's)")
+    command.add_argument(
+        "--price", dest="price_per_device_hour", type=float, metavar="MONEY",
+        help="per device and hour (default: the cluster's)",
+    )  # fmt: skip
+    command.add_argument(
+        "--power", dest="power_w", type=float, metavar="W", help="of a busy device (default: its nominal power)"
+    )
+    command.add_argument(
+        "--idle-power", dest="idle_power_w", type=float, metavar="W",
+        help="of an idle device (default: the catalog's)",
+    )  # fmt: skip
     command.add_argument(
         "--tokens", type=float, metavar="N", help="tokens to train on; cost and energy are per million without"
     )
@@ -93,23 +101,16 @@ def add_goal(command: argparse.ArgumentParser) -> None:
 
 def space_of(arguments: argparse.Namespace, problem: Problem) -> "SearchSpace":
     """The space that the flags describe."""
-    from perfmodel.planning import layouts
+    from perfmodel.planning.layouts import SpaceWords
 
-    every = layouts.default_space(problem, fewer_devices=arguments.fewer_devices)
-    every = layouts.with_options(every, arguments.options, problem.cluster)
-    return layouts.restrict(layouts.with_schedules(every, arguments.schedules), arguments.fix)
+    return SpaceWords(**{f.name: getattr(arguments, f.name) for f in fields(SpaceWords)})(problem)
 
 
 def tariff_of(arguments: argparse.Namespace) -> "Tariff":
     """Prices, powers and tokens as given."""
     from perfmodel.planning.layouts import Tariff
 
-    return Tariff(
-        price_per_device_hour=arguments.price,
-        power_w=arguments.power,
-        idle_power_w=arguments.idle_power,
-        tokens=arguments.tokens,
-    )
+    return Tariff(**{f.name: getattr(arguments, f.name) for f in fields(Tariff)})
 
 
 def _execute(arguments: argparse.Namespace) -> int:
@@ -172,7 +173,7 @@ def run(arguments: argparse.Namespace) -> "SearchResult":
     options = layouts.SearchOptions(
         method=arguments.method,
         objective=arguments.objective,
-        constraints=arguments.constraint,
+        constraints=arguments.constraints,
         tariff=tariff_of(arguments),
         robust=arguments.robust,
         batches=batches if len(batches) > 1 else (),
@@ -181,6 +182,7 @@ def run(arguments: argparse.Namespace) -> "SearchResult":
         workers=arguments.workers,
         dask=arguments.dask,
         resume=arguments.resume,
+        **arguments.of_search,
     )
     with progress("search") as report:
         return layouts.search(
@@ -208,7 +210,7 @@ def run_pareto(arguments: argparse.Namespace) -> "ParetoFront":
     with progress("pareto") as report:
         return layouts.pareto(
             question, [name.strip() for name in arguments.pareto.split(",") if name.strip()],
-            constraints=arguments.constraint, tariff=tariff_of(arguments), progress=report,
+            constraints=arguments.constraints, tariff=tariff_of(arguments), progress=report,
             workers=arguments.workers, dask=arguments.dask,
         )  # fmt: skip
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from perfmodel import catalog
 from perfmodel.display import Report, folded, frame_html, paragraph, shows_progress
 from perfmodel.errors import LayoutError
 from perfmodel.prediction._predict import predict
@@ -77,6 +78,8 @@ def compare_schedules(
         progress: called per schedule; without one, a bar where there is somebody to see it.
         words: further arguments of `predict`.
     """
+    if not layout and (file := catalog.unfiled(model)) is not None:
+        layout = file.layout
     layout = Layout.parse(layout) if isinstance(layout, str) else layout
     found = []
     names = schedules or [n for n in schedule_names() if n != "forward"]
