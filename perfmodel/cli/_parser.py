@@ -18,6 +18,7 @@ from perfmodel.cli import (
     _fit,
     _import_model,
     _import_table,
+    _init,
     _plot,
     _predict,
     _run,
@@ -28,6 +29,7 @@ from perfmodel.cli import (
 )
 
 _COMMANDS: Final = (
+    _init.add_command,
     _predict.add_predict,
     _search.add_command,
     _design.add_command,

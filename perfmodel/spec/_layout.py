@@ -267,11 +267,14 @@ class Job:
     global_batch: int
     """Sequences (or images) per optimizer step."""
     seq_len: int
+    """Tokens per sequence; the model's own where nobody says it."""
     dtype: str = "bf16"
+    """Element type of the products; the first of bf16, fp16 and fp32 that the device has where nobody says it."""
     fp8_recipe: Fp8Recipe = ""
     """How scales of 8- and 4-bit products are found, and with that what quantising their operands takes; empty: one
     pass over each."""
     mode: Literal["train", "inference"] = "train"
+    """Forward, backward and update, or a forward alone."""
     flash_attention: bool = True
     """Fused attention; otherwise scores are materialised (batched products and a softmax kernel)."""
     grad_dtype: str = "fp32"
@@ -292,6 +295,7 @@ class Job:
     """The router's weights multiply the activation inside the experts, so that their outputs are not kept for the
     router's gradient (Megatron-Core since 0.12)."""
     expert_dispatcher: Dispatcher = "alltoall"
+    """How tokens reach their experts."""
     expert_imbalance: float = 1.0
     """Tokens of the rank whose experts get most, over the mean of all ranks: the others wait for it. 1 where routing is
     forced to be even, as benchmarks do."""
@@ -299,6 +303,7 @@ class Job:
     """Places of every expert, over the mean number of its tokens: it takes as long as if all were full, and drops what
     exceeds them (GShard, arXiv 2006.16668, section 2.2). None: dropless."""
     cuda_graphs: CudaGraphs = "none"
+    """What the host replays as a whole instead of issuing it kernel by kernel."""
     frozen: bool = False
     """Weights are not trained: no gradients of them, no reduction, no optimizer."""
     adapter_rank: int = 0

@@ -21,6 +21,7 @@ from perfmodel.validation._case_rows import Case, read_cases
 from perfmodel.validation._metrics import errors
 from perfmodel.validation._report import ValidationReport
 from perfmodel.validation._row_cells import Unusable, with_heads
+from perfmodel.validation._run_columns import NEEDED_OF_RUNS
 
 COLUMNS = (
     "case_id", "predicted_iter_time_s", "lo_s", "hi_s", "predicted_peak_memory_bytes", "fits", "skipped_reason",
@@ -35,7 +36,6 @@ _COUNTED: tuple[tuple[MemoryCounter, str], ...] = (
 _SETTINGS = ("recompute", "zero_stage", "sequence_parallel", "flash_attention", "micro_batch")
 MOST_SLOWER: Final = 2.0
 """Times the fastest that a run may have been that its interval reaches to, at most. Assumed."""
-_NEEDED = ("case_id", "source", "device", "tp", "pp", "dp", "micro_batch", "measured_iter_time_s")
 
 
 @shows_progress("cases")
@@ -91,7 +91,7 @@ def read_tables(files: Sequence[Path | str]) -> tuple[pd.DataFrame, dict[str, st
 
 def missing_column(table: pd.DataFrame) -> str | None:
     """The first column that a table of runs needs and this one lacks."""
-    return next((name for name in _NEEDED if name not in table), None)
+    return next((name for name in NEEDED_OF_RUNS if name not in table), None)
 
 
 def read_rows(path: Path) -> pd.DataFrame:
