@@ -21,7 +21,7 @@ def add_command(commands: Any) -> None:
     """The sub-command and its arguments."""
     command = commands.add_parser(
         "catalog",
-        help="the models, clusters, devices and frameworks that have names; keys of layouts and jobs, schedules, columns",
+        help="names of models, clusters, devices, frameworks, schedules; keys of layouts and jobs; columns of tables",
     )
     command.add_argument("kind", choices=KINDS, metavar="KIND", help=", ".join(KINDS))
     command.add_argument("word", nargs="?", default="", metavar="WORD", help="only names that contain it")

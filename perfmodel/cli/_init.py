@@ -1,4 +1,4 @@
-"""`perfmodel init`: a job file to begin with; `perfmodel samples`: small files of every kind to try commands on."""
+"""`perfmodel init`: a job file to begin with."""
 
 import argparse
 import textwrap

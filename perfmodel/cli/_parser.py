@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import perfmodel
 from perfmodel.cli import (
@@ -22,11 +22,13 @@ from perfmodel.cli import (
     _plot,
     _predict,
     _run,
+    _samples,
     _schedules,
     _search,
     _validate,
     _whatif,
 )
+from perfmodel.cli._examples import epilog
 
 _COMMANDS: Final = (
     _init.add_command,
@@ -47,6 +49,7 @@ _COMMANDS: Final = (
     _compare.add_command,
     _emulate.add_command,
     _catalog.add_command,
+    _samples.add_command,
     _doctor.add_command,
     _completion.add_command,
 )
@@ -54,7 +57,14 @@ _COMMANDS: Final = (
 
 
 class _Parser(argparse.ArgumentParser):
-    """One line on stderr and exit status 2, instead of the whole usage."""
+    """One line on stderr and exit status 2, instead of the whole usage; help that ends in examples."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter} | settings)
+
+    def format_help(self) -> str:
+        self.epilog = epilog(" ".join(self.prog.split()[1:]), self)
+        return super().format_help()
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message}; see '{self.prog} --help'", file=sys.stderr)

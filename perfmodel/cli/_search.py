@@ -125,8 +125,10 @@ def _execute(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.export:
         export_framework(arguments)  # refused before anything is searched
-    job = job_flags(arguments)
+    job, of_file = job_flags(arguments), arguments.job_file is not None
     result = run(arguments)
+    if of_file and result.layouts:  # the file may say more of them than the best layout uses
+        job += ["--devices", str(result.layouts[0].layout.devices)]
     files = write(arguments, result)
     if result.complete and result.layouts and arguments.export:
         files.append(_export(arguments, result))

@@ -124,8 +124,7 @@ def _schedules() -> list[dict[str, Any]]:
 
 def _columns() -> list[dict[str, Any]]:
     """Columns of tables of kernels, of collectives and of runs."""
-    from perfmodel.ingest.tables import COLUMNS, REQUIRED
-    from perfmodel.validation import NEEDED_OF_RUNS, RUN_COLUMNS
+    from perfmodel.ingest.tables import COLUMNS, NEEDED_OF_RUNS, REQUIRED, RUN_COLUMNS
 
     found = []
     for table, kind in (("kernels", "compute"), ("collectives", "collective")):

@@ -12,11 +12,13 @@ def documented(kind: type) -> MappingProxyType[str, str]:
     """First sentences of the docstrings of a dataclass's own fields; empty for those that have none."""
     (record,) = ast.parse(inspect.getsource(kind)).body
     assert isinstance(record, ast.ClassDef)
-    found = {}
-    for field, following in zip(record.body, [*record.body[1:], None], strict=True):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            text = following.value.value if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant) else ""
-            found[field.target.id] = _first_sentence(str(text))
+    found, field = {}, ""
+    for statement in record.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            field = statement.target.id
+            found[field] = ""
+        elif field and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+            found[field], field = _first_sentence(str(statement.value.value)), ""
     return MappingProxyType(found)
 
 

@@ -17,8 +17,6 @@ from perfmodel.validation._report import ValidationReport as ValidationReport
 from perfmodel.validation._residuals import CaseResidual as CaseResidual
 from perfmodel.validation._residuals import explain_case as explain_case
 from perfmodel.validation._residuals import explain_cases as explain_cases
-from perfmodel.validation._run_columns import NEEDED_OF_RUNS as NEEDED_OF_RUNS
-from perfmodel.validation._run_columns import RUN_COLUMNS as RUN_COLUMNS
 from perfmodel.validation._runs import read_runs as read_runs
 from perfmodel.validation._site_fit import fit_sites as fit_sites
 from perfmodel.validation._site_fit import fit_unknown as fit_unknown

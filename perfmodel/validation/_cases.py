@@ -13,7 +13,7 @@ import pandas as pd
 from perfmodel import catalog
 from perfmodel.display import shows_progress
 from perfmodel.errors import PerfModelError, TableError
-from perfmodel.ingest.tables import require_whole_rows, write_table
+from perfmodel.ingest.tables import NEEDED_OF_RUNS, require_whole_rows, write_table
 from perfmodel.prediction import GAUSS_90, Prediction, Site, explain, step_problem
 from perfmodel.spec import Framework, MemoryCounter
 from perfmodel.units import GB, GIB
@@ -21,7 +21,6 @@ from perfmodel.validation._case_rows import Case, read_cases
 from perfmodel.validation._metrics import errors
 from perfmodel.validation._report import ValidationReport
 from perfmodel.validation._row_cells import Unusable, with_heads
-from perfmodel.validation._run_columns import NEEDED_OF_RUNS
 
 COLUMNS = (
     "case_id", "predicted_iter_time_s", "lo_s", "hi_s", "predicted_peak_memory_bytes", "fits", "skipped_reason",

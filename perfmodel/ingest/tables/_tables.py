@@ -52,6 +52,7 @@ def _shapes() -> dict[str, Column]:
         for name, column in stated.items()
     }  # fmt: skip
 
+
 COLUMNS: Final[dict[str, Column]] = {
     "source": _word("where the row is from"),
     "device": _word("catalog name or alias of the device"),

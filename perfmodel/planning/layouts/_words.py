@@ -70,7 +70,9 @@ def worded(
     Raises:
         PerfModelError: a space beside words for one, or what the records refuse.
     """
-    said = {home: {w: v for w, v in words.items() if SEARCH_WORDS.get(w) is home} for home in set(SEARCH_WORDS.values())}
+    said = {
+        home: {w: v for w, v in words.items() if SEARCH_WORDS.get(w) is home} for home in set(SEARCH_WORDS.values())
+    }
     options = replace(options or SearchOptions(), **said[SearchOptions])
     if said[Tariff]:
         options = replace(options, tariff=replace(options.tariff or Tariff(), **said[Tariff]))
