@@ -38,6 +38,11 @@ class Compared:
 class Comparison(list[Compared]):
     """Schedules of one layout, the fastest first."""
 
+    def __repr__(self) -> str:
+        run = [one for one in self if one.prediction]
+        fastest = f", fastest={run[0].schedule!r}" if run else ""
+        return f"{type(self).__name__}(schedules={len(self)}, can_run={len(run)}{fastest})"
+
     def to_frame(self) -> "pd.DataFrame":
         """One row per schedule: step_time_s with its interval, bubble_fraction, peak_memory_bytes, fits, reason."""
         import pandas as pd
