@@ -1,4 +1,5 @@
-"""Units and element types. Everything inside the library is SI: seconds, bytes, FLOP/s."""
+"""Units and element types, and numbers as people read them. Everything inside the library is SI: seconds, bytes,
+FLOP/s."""
 
 from collections.abc import Mapping
 from numbers import Integral
@@ -49,3 +50,37 @@ def positive(name: str, value: float) -> None:
     """Raise `PerfModelError` unless `value` is a finite number above zero."""
     if not (value > 0 and value < float("inf")):
         raise PerfModelError(f"{name} must be a finite number above zero, got {value!r}")
+
+
+_PREFIXES: Final = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def figure(value: float, digits: int = 4) -> str:
+    """A number to so many significant digits, never with an exponent above a thousandth."""
+    if not abs(value) < float("inf"):
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
+
+
+def scaled(value: float, unit: str, digits: int = 3) -> str:
+    """A figure with its unit, in thousands, millions and so on."""
+    for scale, prefix in _PREFIXES:
+        if abs(value) >= scale:
+            return f"{figure(value / scale, digits)} {prefix}{unit}"
+    return f"{figure(value, digits)} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """A time in s, ms or us."""
+    for scale, unit in ((1, "s"), (1e-3, "ms")):
+        if abs(seconds) >= scale:
+            return f"{figure(seconds / scale)} {unit}"
+    return f"{figure(seconds / 1e-6, 3)} us"
+
+
+def long_duration(seconds: float) -> str:
+    """Days, hours or minutes; seconds and less as `duration`."""
+    for scale, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * scale:
+            return f"{figure(seconds / scale, 3)} {unit}"
+    return duration(seconds)

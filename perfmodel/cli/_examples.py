@@ -4,7 +4,7 @@ import argparse
 import textwrap
 from typing import Final
 
-from perfmodel.spec import Layout
+from perfmodel.spec import SCHEDULES, Layout
 
 _OF_A_JOB: Final = "--model llama3-8b --cluster dgx-h100 --global-batch 64"
 _TWO: Final = {
@@ -102,9 +102,7 @@ def epilog(command: str, parser: argparse.ArgumentParser) -> str:
     if flags & {"--layout", "--layouts", "--fix"}:
         parts.append(_listed("layout keys", "layout", Layout.__dataclass_fields__))
     if flags & {"--layout", "--schedules", "--stages"}:
-        from perfmodel.schedule import schedule_names
-
-        parts.append(_listed("schedules", "schedules", schedule_names()))
+        parts.append(_listed("schedules", "schedules", SCHEDULES))
     if command.startswith(_TABLES):
         from perfmodel.cli._vocabulary import vocabulary
 

@@ -16,7 +16,7 @@ from perfmodel.cli._schedule_facts import (
     uniform_times,
 )
 from perfmodel.errors import PerfModelError
-from perfmodel.units import GIB
+from perfmodel.units import GIB, figure
 
 if TYPE_CHECKING:
     from perfmodel.schedule import PassTimes
@@ -98,7 +98,7 @@ def _cell(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         low, high = map(_cell, value)
         return low if low == high else f"{low} to {high}"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return figure(value) if isinstance(value, float) else str(value)
 
 
 def _facts(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from perfmodel.spec._model import Mlp as Mlp
 from perfmodel.spec._model import Model as Model
 from perfmodel.spec._model import Transformer as Transformer
 from perfmodel.spec._notation import SCHEDULE_ALIASES as SCHEDULE_ALIASES
+from perfmodel.spec._notation import SCHEDULES as SCHEDULES
 from perfmodel.spec._notation import PerStage as PerStage
 from perfmodel.spec._notation import schedule_name as schedule_name
 from perfmodel.spec._notation import written as written

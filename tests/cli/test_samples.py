@@ -15,7 +15,7 @@ from perfmodel.cli._samples import samples
 from perfmodel.cli._vocabulary import VOCABULARY, vocabulary
 from perfmodel.ingest.tables import COLUMNS, RUN_COLUMNS
 from perfmodel.schedule import schedule_names
-from perfmodel.spec import Layout
+from perfmodel.spec import SCHEDULES, Layout
 
 README = samples()["README.md"]
 COMMANDS = re.findall(r"\| `([\w.]+)` \|.*`perfmodel ([^`]*)` \|", README)
@@ -69,6 +69,10 @@ def test_catalog_explains_every_word(kind, capsys, monkeypatch):
     assert records == vocabulary(kind)
     assert all(record["meaning"] and record["name"] in out for record in records)
     assert max(map(len, (line for line in out.splitlines() if line.startswith("    ")))) <= 80
+
+
+def test_schedules_are_those_that_are_registered():
+    assert set(SCHEDULES) == set(schedule_names())
 
 
 def test_columns_are_those_that_are_read():
