@@ -81,10 +81,7 @@ def add_problem(command: argparse.ArgumentParser, batches: bool = False) -> None
     else:
         command.add_argument("--global-batch", type=int, metavar="B", help="sequences per step")
     command.add_argument("--seq-len", type=int, metavar="S", help="tokens per sequence (default: the model's)")
-    command.add_argument(
-        "--dtype", choices=("bf16", "fp16", "fp32", "tf32", "fp8", "fp4", "int8"),
-        help="element type (default: the first of bf16, fp16, fp32 that the device has)",
-    )  # fmt: skip
+    add_dtype(command)
     command.add_argument("--mode", choices=("train", "inference"), help="default train")
     command.add_argument(
         "--attention",
@@ -92,6 +89,14 @@ def add_problem(command: argparse.ArgumentParser, batches: bool = False) -> None
         help="fused attention, or materialised scores (default: as the framework has it, generic: flash)",
     )
     add_framework(command)
+
+
+def add_dtype(command: argparse._ActionsContainer) -> None:
+    """The element type of a job."""
+    command.add_argument(
+        "--dtype", choices=("bf16", "fp16", "fp32", "tf32", "fp8", "fp4", "int8"),
+        help="element type (default: the first of bf16, fp16, fp32 that the device has)",
+    )  # fmt: skip
 
 
 def job_flags(arguments: argparse.Namespace) -> list[str]:

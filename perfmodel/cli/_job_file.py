@@ -5,20 +5,21 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from perfmodel.catalog import JOB_FILE_KEYS, JobFile, read_job
+from perfmodel.catalog import JOB_FILE_KEYS, JOB_WORDS, JobFile, read_job
 from perfmodel.errors import PerfModelError
 
 
-def add_job_file(command: argparse.ArgumentParser, others: str = "") -> None:
-    """The file, and what is said otherwise than there; `others` that --set of the command takes besides."""
+def add_job_file(command: argparse.ArgumentParser, settings: str = "") -> None:
+    """The file, and what is said otherwise than there; `settings` of the machine that --set takes besides, in words."""
     command.add_argument(
         "job_file", nargs="?", type=Path, metavar="JOB.toml",
         help="job file ('perfmodel init' writes one): what flags do not say",
     )  # fmt: skip
     command.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE" if not others else "NAME=VALUE",
-        help=others + "instead of what the job file says: layout.tp=4, job.optimizer=sgd; may be repeated",
+        "--set", action="append", default=[], metavar="KEY=VALUE" if not settings else "NAME=VALUE",
+        help=settings + "instead of what the job file says: layout.tp=4, job.optimizer=sgd; may be repeated",
     )  # fmt: skip
+    command.set_defaults(takes_settings=bool(settings))
 
 
 def complete_from_job(arguments: argparse.Namespace, given: Collection[str]) -> None:
@@ -37,9 +38,7 @@ def complete_from_job(arguments: argparse.Namespace, given: Collection[str]) -> 
     path: Path | None = arguments.job_file
     if path is not None and path.suffix != ".toml":
         raise PerfModelError(f"{path}: a job file ends in .toml ('perfmodel init' writes one); models are for --model")
-    of_file = [text for text in arguments.set if text.partition("=")[0].strip().partition(".")[0] in JOB_FILE_KEYS]
-    if arguments.command not in ("whatif", "plot"):
-        of_file = arguments.set
+    of_file = [text for text in arguments.set if _is_key(text) or not arguments.takes_settings]
     arguments.set, arguments.job_changes = [text for text in arguments.set if text not in of_file], of_file
     if path is None and not of_file:
         return
@@ -52,6 +51,12 @@ def complete_from_job(arguments: argparse.Namespace, given: Collection[str]) -> 
         _fill(arguments, {}, "layout", file.layout)
     if file.search and hasattr(arguments, "fix"):
         _fill_search(arguments, file, given)
+
+
+def _is_key(change: str) -> bool:
+    """Whether a change is of the job file's, or was meant to be: its key has dots, or is one there."""
+    key, sign, _ = change.partition("=")
+    return "." in key or key.strip() in ("", *JOB_FILE_KEYS, *JOB_WORDS) or not sign
 
 
 def _fill(arguments: argparse.Namespace, left: dict[str, Any], name: str, value: Any) -> None:

@@ -25,7 +25,7 @@ IMPOSSIBLE = 2
 def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser("search", help="rank the layouts of a model on a cluster")
-    add_job(command, batches=True)
+    add_job(command, batches=True, settings="of the machine, as for whatif: inter_node_bandwidth=2x; or ")
     command.add_argument("--top", type=int, default=10, metavar="K", help="layouts to report (default 10)")
     command.add_argument(
         "--method",
@@ -192,6 +192,7 @@ def run(arguments: argparse.Namespace) -> "SearchResult":
             space=lambda each: space_of(arguments, each),
             options=options,
             calibration=arguments.calibration,
+            settings=arguments.set,
             progress=report,
         )
 
@@ -208,7 +209,9 @@ def run_pareto(arguments: argparse.Namespace) -> "ParetoFront":
         raise PerfModelError("search: --pareto takes one --global-batch")
     problem = problem_of(arguments)
     problem.require_devices()
-    question = layouts.ask(problem, space=space_of(arguments, problem), calibration=arguments.calibration)
+    question = layouts.ask(
+        problem, space=space_of(arguments, problem), calibration=arguments.calibration, settings=arguments.set
+    )
     with progress("pareto") as report:
         return layouts.pareto(
             question, [name.strip() for name in arguments.pareto.split(",") if name.strip()],

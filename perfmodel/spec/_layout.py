@@ -223,6 +223,14 @@ class Layout:
         return tuple(found)
 
     @property
+    def columns(self) -> dict[str, Any]:
+        """All fields as a row of a table has them: numbers and words; those per stage as in the notation."""
+        return {
+            name: written(value) if isinstance(value, tuple) else value
+            for name, value in ((f.name, getattr(self, f.name)) for f in fields(self))
+        }
+
+    @property
     def devices(self) -> int:
         """tp * cp * dp * pp."""
         return prod(_DEVICES(self))
