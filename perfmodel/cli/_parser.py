@@ -66,6 +66,11 @@ class _Parser(argparse.ArgumentParser):
         self.epilog = epilog(" ".join(self.prog.split()[1:]), self)
         return super().format_help()
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        if action.option_strings and arg_strings == ["--"]:  # argparse drops it, and hands on an empty list
+            self.error(f"argument {'/'.join(action.option_strings)}: '--' is no value")
+        return super()._get_values(action, arg_strings)
+
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message}; see '{self.prog} --help'", file=sys.stderr)
         raise SystemExit(2)

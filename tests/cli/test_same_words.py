@@ -75,7 +75,7 @@ def test_every_question_of_the_shell_has_a_function():
         "validate cases": "validate_cases", "whatif": "whatif", "calibrate": "run_plan", "schedules": "schedule_facts",
         "import-model": "trace", "import": "read_measurements", "plot gantt": "gantt",
     }  # fmt: skip
-    of_the_machine = {
+    of_the_shell = {
         "init",
         "samples",
         "run",
