@@ -46,6 +46,11 @@ def whole(owner: str, sizes: Mapping[str, Any], least: int = 1, most: int = 10**
         raise PerfModelError(f"{owner}: {', '.join(wrong)} must be whole numbers from {least} to {most:,}")
 
 
+def require_seed(seed: int) -> None:
+    """Raise `PerfModelError` unless `seed` is one that every generator of random numbers takes."""
+    whole("random numbers", {"seed": seed}, least=0, most=2**31 - 1)
+
+
 def positive(name: str, value: float) -> None:
     """Raise `PerfModelError` unless `value` is a finite number above zero."""
     if not (value > 0 and value < float("inf")):

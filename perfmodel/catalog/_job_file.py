@@ -63,7 +63,7 @@ def read_job(path: Path | str | None, changes: Sequence[str] = ()) -> JobFile:
     for key, value in data.items():
         if key not in JOB_FILE_KEYS:
             under = f"{key} belongs under [job]" if key in JOB_WORDS else UnknownNameError("key", key, JOB_FILE_KEYS)
-            raise PerfModelError(f"{where}: {under}")
+            raise PerfModelError(f"{where}: {under} (launch files are for --from)")
         if key in ("job", "search") and not isinstance(value, dict):
             raise PerfModelError(f"{where}: {key} must be a table, [{key}], got {value!r}")
         if key in NAMED and not (isinstance(value, str) or (isinstance(value, dict) and key != "framework")):
