@@ -146,7 +146,7 @@ def step_trace() -> str:
         return own.read_text()
 
 
-CHOSEN = 14
+CHOSEN = 9
 """Of the wrong flags of a command, as many are tried."""
 QUICK_JOB = """\
 model = "gpt3-125m"
@@ -245,7 +245,7 @@ MUTATIONS = (
 SOUND = samples() | {"job.toml": QUICK_JOB, "step.json": step_trace()}
 
 
-@settings(max_examples=1500 if EXPLORE else 150, suppress_health_check=list(HealthCheck))
+@settings(max_examples=1500 if EXPLORE else 90, suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from(sorted(READ_BY)), st.sampled_from(MUTATIONS), st.floats(0, 1, exclude_max=True),
     st.sampled_from(CELLS),
@@ -267,7 +267,7 @@ VALUES_OF_FILES = [
 ]
 
 
-@settings(max_examples=len(VALUES_OF_FILES) if EXPLORE else 60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=len(VALUES_OF_FILES) if EXPLORE else 40, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(VALUES_OF_FILES))
 def test_a_wrong_value_of_a_file_is_named(here, capsys, case) -> None:
     name, words, changed = case
