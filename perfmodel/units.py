@@ -34,9 +34,30 @@ def dtype_bytes(dtype: str) -> int:
         raise UnknownNameError("dtype", dtype, DTYPE_BYTES) from None
 
 
+_TIMES: Final = {"ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+
+
+def parse_seconds(text: str) -> float:
+    """Read `2ms`, `50us` or `0.002` (seconds).
+
+    Raises:
+        PerfModelError: no time, or a negative one.
+    """
+    number, unit = (text[:-2], text[-2:]) if text[-2:] in _TIMES else (text.removesuffix("s"), "")
+    try:
+        value = float(number) * _TIMES.get(unit, 1.0)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise PerfModelError(f"{text!r} is no time; write 2ms, 50us or 0.002")
+    return value
+
+
 def whole(owner: str, sizes: Mapping[str, Any], least: int = 1, most: int = 10**9) -> None:
     """Raise `PerfModelError` unless all of `owner`'s sizes are whole numbers from `least` to `most`; names all that are
     not."""
+    for name, value in sizes.items():
+        untraced(f"{owner}: {name}", value)
     wrong = [
         f"{name}={value!r}"[:60]
         for name, value in sizes.items()
@@ -51,8 +72,18 @@ def require_seed(seed: int) -> None:
     whole("random numbers", {"seed": seed}, least=0, most=2**31 - 1)
 
 
+def untraced(name: str, value: Any) -> None:
+    """Raise `PerfModelError` for a value that JAX traces: records of plain numbers cannot hold one."""
+    if any(base.__name__ == "Tracer" for base in type(value).__mro__):
+        raise PerfModelError(
+            f"{name} is traced by JAX, which predict cannot follow; differentiate, jit or vmap "
+            "perfmodel.step_time_function(model, cluster, layout) instead"
+        )
+
+
 def positive(name: str, value: float) -> None:
     """Raise `PerfModelError` unless `value` is a finite number above zero."""
+    untraced(name, value)
     if not (value > 0 and value < float("inf")):
         raise PerfModelError(f"{name} must be a finite number above zero, got {value!r}")
 
@@ -89,3 +120,11 @@ def long_duration(seconds: float) -> str:
         if seconds >= 2 * scale:
             return f"{figure(seconds / scale, 3)} {unit}"
     return duration(seconds)
+
+
+def counted(value: float) -> str:
+    """Tokens, or money: in thousands (k), millions (M), billions (B) or trillions (T)."""
+    for scale, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= scale:
+            return f"{figure(value / scale, 3)}{letter}"
+    return figure(value, 3)

@@ -10,6 +10,7 @@ from perfmodel.catalog._frameworks import frameworks as frameworks
 from perfmodel.catalog._job_file import JOB_FILE_KEYS as JOB_FILE_KEYS
 from perfmodel.catalog._job_file import JOB_WORDS as JOB_WORDS
 from perfmodel.catalog._job_file import JobFile as JobFile
+from perfmodel.catalog._job_file import is_job_file as is_job_file
 from perfmodel.catalog._job_file import read_job as read_job
 from perfmodel.catalog._models import model as model
 from perfmodel.catalog._models import models as models

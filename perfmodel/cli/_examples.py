@@ -12,6 +12,15 @@ _TWO: Final = {
     "init": ("init", "init mine/job.toml --force"),
     "predict": ("predict job.toml --set layout.tp=8", f"predict {_OF_A_JOB} --layout tp=4,pp=2,dp=8,zero=1"),
     "search": ("search job.toml --top 5", f'search {_OF_A_JOB} --devices 64 --constraint "memory_gib<70"'),
+    "report": ("report job.toml --html report.html", "report job.toml --layout tp=8,dp=8 --html one.html"),
+    "compare-clusters": (
+        "compare-clusters job.toml --clusters h100:64,b200:32 --tokens 1e12",
+        "compare-clusters llama3-8b --clusters h100:64,b200:32 --global-batch 256 --by time --tokens 1e12",
+    ),
+    "serve": (
+        "serve --model llama3-8b --cluster dgx-h100 --layout tp=8 --prompt-tokens 1000 --output-tokens 200",
+        "serve --model llama3-8b --cluster dgx-h100 --devices 8 --prompt-tokens 1000 --output-tokens 200 --sweep",
+    ),
     "design": ("design memory job.toml", "design upgrade job.toml --share 0.2"),
     "design upgrade": ("design upgrade job.toml", "design upgrade job.toml --share 0.2 --fix tp=4"),
     "design memory": ("design memory job.toml", "design memory job.toml --set layout.recompute=selective"),

@@ -5,16 +5,21 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from perfmodel.catalog import JOB_FILE_KEYS, JOB_WORDS, JobFile, read_job
+from perfmodel.catalog import JOB_FILE_KEYS, JOB_WORDS, JobFile, is_job_file, read_job
+from perfmodel.cli._launch import takes_several
 from perfmodel.errors import PerfModelError
 
 
-def add_job_file(command: argparse.ArgumentParser, settings: str = "") -> None:
-    """The file, and what is said otherwise than there; `settings` of the machine that --set takes besides, in words."""
-    command.add_argument(
-        "job_file", nargs="?", type=Path, metavar="JOB.toml",
-        help="job file ('perfmodel init' writes one): what flags do not say",
-    )  # fmt: skip
+def add_job_file(command: argparse.ArgumentParser, settings: str = "", positional: bool = True) -> None:
+    """The file, and what is said otherwise than there; `settings` of the machine that --set takes besides, in words.
+    Without a place of its own (`positional`) the file may stand for the model."""
+    if positional:
+        command.add_argument(
+            "job_file", nargs="?", type=Path, metavar="JOB.toml",
+            help="job file ('perfmodel init' writes one): what flags do not say",
+        )  # fmt: skip
+    else:
+        command.set_defaults(job_file=None)
     command.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE" if not settings else "NAME=VALUE",
         help=settings + "instead of what the job file says: layout.tp=4, job.optimizer=sgd; may be repeated",
@@ -35,6 +40,8 @@ def complete_from_job(arguments: argparse.Namespace, given: Collection[str]) -> 
     arguments.of_job, arguments.of_search, arguments.given = {}, {}, given
     if not hasattr(arguments, "job_file"):
         return
+    if arguments.job_file is None and is_job_file(arguments.model):
+        arguments.job_file, arguments.model = Path(arguments.model), None
     path: Path | None = arguments.job_file
     if path is not None and path.suffix != ".toml":
         raise PerfModelError(f"{path}: a job file ends in .toml ('perfmodel init' writes one); models are for --model")
@@ -44,10 +51,12 @@ def complete_from_job(arguments: argparse.Namespace, given: Collection[str]) -> 
         return
     file = read_job(path, of_file)
     for word, value in file.words.items():
-        if word == "global_batch" and arguments.command == "search":
+        if word == "global_batch" and takes_several(arguments):
             value = [value]
-        _fill(arguments, arguments.of_job, word, value)
-    if file.layout and hasattr(arguments, "layout"):
+        _fill(arguments, arguments.of_job if word in JOB_WORDS else {}, word, value)
+    if isinstance(file.words.get("cluster"), str) and hasattr(arguments, "clusters"):
+        _fill(arguments, {}, "clusters", file.words["cluster"])
+    if file.layout and "layout" in getattr(arguments, "needed", ()):
         _fill(arguments, {}, "layout", file.layout)
     if file.search and hasattr(arguments, "fix"):
         _fill_search(arguments, file, given)

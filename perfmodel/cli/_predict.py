@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._emit import emit, note
 from perfmodel.cli._flags import add_job, add_layout, layout_of, problem_of
+from perfmodel.cli._training_run import add_reliability, lines, run_of
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Layout
 
@@ -20,6 +21,12 @@ def add_predict(commands: Any) -> None:
     )
     add_job(command)
     add_layout(command, 'e.g. "tp=8,pp=16,dp=8,zero=1,recompute=selective" or DistSim\'s 8M16P8D')
+    command.add_argument("--tokens", type=float, metavar="N", help="to train on: days, cost and energy with failures")
+    command.add_argument(
+        "--price", dest="price_per_device_hour", type=float, metavar="USD",
+        help="per device and hour (default: the list price)",
+    )  # fmt: skip
+    add_reliability(command)
     command.set_defaults(run=_predict)
 
 
@@ -76,7 +83,12 @@ def _predict(arguments: argparse.Namespace) -> int:
     from perfmodel.cli import _show
 
     result = predicted(arguments)
-    emit(arguments, result.to_dict(), lambda: _show.prediction(result))
+    run = run_of(arguments, problem_of(arguments, quiet=True), result)
+    emit(
+        arguments,
+        result.to_dict() | (run.to_dict() if run else {}),
+        lambda: _show.prediction(result, lines(run) if run else ()),
+    )
     return 0
 
 

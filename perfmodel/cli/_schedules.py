@@ -22,11 +22,11 @@ from perfmodel.units import GIB, figure
 if TYPE_CHECKING:
     from perfmodel.schedule import PassTimes
 
-_SAID_ONCE = ("stages", "micro_batches", "makespan_bubble_fraction")
-"""Columns of the rows that the table leaves out."""
+_SAID_ONCE = ("stages", "micro_batches", "makespan_bubble_fraction", "update_sequences")
+"""Columns of the rows that the table leaves out, for it has 80 columns at most."""
 _SHORT = {
-    "bubble_fraction": "bubble", "version_difference": "staleness", "update_sequences": "sequences",
-    "makespan_s": "makespan", "steady_interval_s": "steady interval",
+    "bubble_fraction": "bubble", "version_difference": "stale-\nness", "activations": "activa-\ntions",
+    "makespan_s": "makespan", "steady_interval_s": "steady\ninterval",
     "step_s": "step", "step_time_s": "step", "step_time_lo_s": "from", "step_time_hi_s": "to",
     "peak_memory_gib": "GiB", "micro_batches_in_flight": "in flight",
 }  # fmt: skip
@@ -91,16 +91,18 @@ def show(report: dict[str, Any]) -> None:
         if "steady_interval_s" in names:
             names.remove("step_s")  # the same
         heads = [_SHORT.get(name, name.replace("_", " ")) for name in names]
-        cells = [[_cell(row[name]) for name in names] for row in report["rows"]]
+        cells = [[_cell(name, row[name]) for name in names] for row in report["rows"]]
         console.print(table(report.get("title", ""), heads, cells))
     for line in (*report.get("skipped", ()), *(f"wrote {path}" for path in report["written"])):
         console.print(line)
 
 
-def _cell(value: Any) -> str:
+def _cell(name: str, value: Any) -> str:
     if isinstance(value, (tuple, list)):
-        low, high = map(_cell, value)
+        low, high = (_cell(name, end) for end in value)
         return low if low == high else f"{low} to {high}"
+    if name == "bubble_fraction":
+        return f"{value:.1%}"
     return figure(value) if isinstance(value, float) else str(value)
 
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from perfmodel.validation import CaseResidual
 
 
-def prediction(result: Prediction) -> None:
-    """Summary, breakdown, memory and the head of the critical path."""
+def prediction(result: Prediction, more: Sequence[str] = ()) -> None:
+    """Summary, `more` lines, breakdown, memory and the head of the critical path."""
     console = new_console()
     fits = "fits" if result.fits else "DOES NOT FIT"
     console.print(
@@ -35,7 +35,7 @@ def prediction(result: Prediction) -> None:
         f"memory {result.memory_needed_bytes / GIB:.1f} of {result.memory_capacity_bytes / GIB:.1f} GiB: {fits} "
         f"(probability {result.fits_probability:.2f})"
     )
-    for line in (*result.reasons, *result.warnings):
+    for line in (*more, *result.reasons, *result.warnings):
         console.print(line)
     breakdown(console, result)
     console.print(

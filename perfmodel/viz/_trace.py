@@ -1,28 +1,46 @@
 """Chrome trace events: open the file in Perfetto or chrome://tracing."""
 
 import gzip
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
 
 from perfmodel.display import EVENTS, json_text
 from perfmodel.ingest.tables import write_bytes
 from perfmodel.prediction import Prediction
-from perfmodel.timeline import KIND_NAMES, slices
+from perfmodel.program import N_STREAMS, Kind, Stream
+from perfmodel.timeline import KIND_NAMES, Timeline, slices
 from perfmodel.units import GIB
 from perfmodel.viz._require import timeline_of
 
-_STREAM_NAMES = ("compute", "data-parallel communication", "pipeline sends")
+_STREAM_NAMES: Final = (
+    "compute",
+    "data-parallel communication",
+    "pipeline sends",
+    "copies to host",
+    "copies from host",
+)
+_SENDS: Final = (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
 
 
 def trace_events(prediction: Prediction) -> dict[str, Any]:
-    """The timeline as a Chrome trace (Trace Event Format, complete events, microseconds)."""
+    """The timeline as a Chrome trace (Trace Event Format, microseconds): passes and communication as complete events,
+    transfers as flows from the send to the pass that waits for it, memory as a counter.
+
+    The first pass of every class on every rank holds its blocks, and these their kernels and collectives; in all passes
+    they would make a file that no viewer opens.
+    """
     timeline = timeline_of(prediction)
     events: list[dict[str, Any]] = []
+    drawn = slices(timeline)
     for device in range(timeline.structure.devices):
         events.append(_meta("process_name", device, 0, f"pipeline rank {device}"))
         events.append({"ph": "M", "name": "process_sort_index", "pid": device, "args": {"sort_index": device}})
-        events += [_meta("thread_name", device, tid, name) for tid, name in enumerate(_STREAM_NAMES)]
-    for start, duration, device, stream, kind, stage, micro_batch, critical in slices(timeline):
+        used = sorted({int(Stream.SEND), *(drawn.stream[drawn.device == device]).tolist()})
+        events += [_meta("thread_name", device, tid, _STREAM_NAMES[tid]) for tid in used]
+    for start, duration, device, stream, kind, stage, micro_batch, critical, _ in drawn:
         label = EVENTS[KIND_NAMES[kind]].label
         events.append(
             {
@@ -33,6 +51,7 @@ def trace_events(prediction: Prediction) -> dict[str, Any]:
                 },
             }
         )  # fmt: skip
+    events += [*_inside(prediction), *_flows(prediction)]
     for device, steps in enumerate(prediction.memory_over_time().steps):
         events += [
             {"ph": "C", "pid": device, "ts": at * 1e6, "name": "memory", "args": {"GiB": held / GIB}}
@@ -55,6 +74,60 @@ def write_trace(prediction: Prediction, path: Path | str) -> None:
     """Write the trace as JSON, compressed if the name ends in .gz."""
     data = json_text(trace_events(prediction)).encode()
     write_bytes(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
+
+
+def _inside(prediction: Prediction) -> Iterator[dict[str, Any]]:
+    """Blocks, kernels and collectives of the first pass of every class on every rank."""
+    timeline = timeline_of(prediction)
+    s = timeline.structure
+    order = np.argsort(timeline.start_s, kind="stable")
+    order = order[(s.stream[order] >= 0) & np.isin(s.duration[order], list(prediction.pass_parts))]
+    _, first = np.unique(np.stack([s.duration[order], s.device[order]]), axis=1, return_index=True)
+    for op in order[first].tolist():
+        common = {"ph": "X", "pid": int(s.device[op]), "tid": int(Stream.COMPUTE), "cat": "inside"}
+        inside, at_s = {"inside": KIND_NAMES[s.kind[op]]}, float(timeline.start_s[op])
+        for part in prediction.pass_parts[int(s.duration[op])]:
+            yield _within(timeline, op, at_s, part.time_s) | common | {
+                "name": part.name.replace("_", " "), "args": inside,
+            }  # fmt: skip
+            inner_s = at_s
+            for one in part.events:
+                yield _within(timeline, op, inner_s, one.time_s) | common | {
+                    "name": one.name, "args": inside | {"count": one.count, "group": one.group},
+                }  # fmt: skip
+                inner_s += one.time_s
+            at_s += part.time_s
+
+
+def _within(timeline: Timeline, op: int, start_s: float, duration_s: float) -> dict[str, float]:
+    """Times of a part of an op; rounding must not move it beyond the op, which viewers refuse."""
+    end_s = min(start_s + duration_s, float(timeline.end_s[op]))
+    return {"ts": start_s * 1e6, "dur": max(end_s - start_s, 0.0) * 1e6}
+
+
+def _flows(prediction: Prediction) -> Iterator[dict[str, Any]]:
+    """An arrow from every transfer between ranks to the pass that needs it."""
+    timeline = timeline_of(prediction)
+    s = timeline.structure
+    op, side = np.nonzero(s.pred >= 0)
+    source, lag = s.pred[op, side], s.lag[op, side]
+    then = np.full(s.n_ops, -1)
+    then[source[::-1]] = op[::-1]
+    while (joins := (s.stream[op] < 0) & (then[op] >= 0)).any():  # what a join of several transfers lets run
+        op = np.where(joins, then[op], op)
+    folded = lag > 0  # a transfer that no op stands for begins when its source ends
+    kind = np.where(folded, s.class_kind[lag], s.kind[source])
+    ends = np.where(s.stream < 0, -1, s.stream % N_STREAMS)
+    sent = np.isin(kind, _SENDS) & (s.device[source] != s.device[op]) & (ends[source] >= 0) & (ends[op] >= 0)
+    columns = (
+        s.device[source], np.where(folded, Stream.SEND, ends[source]),
+        np.where(folded, timeline.end_s[source], timeline.start_s[source]),
+        s.device[op], ends[op], timeline.start_s[op], kind,
+    )  # fmt: skip
+    for number, row in enumerate(zip(*(column[sent].tolist() for column in columns), strict=True)):
+        common = {"cat": "transfer", "name": EVENTS[KIND_NAMES[row[6]]].label, "id": number}
+        yield {"ph": "s", "pid": row[0], "tid": row[1], "ts": row[2] * 1e6, **common}
+        yield {"ph": "f", "bp": "e", "pid": row[3], "tid": row[4], "ts": row[5] * 1e6, **common}
 
 
 def _meta(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:

@@ -73,7 +73,8 @@ def test_every_question_of_the_shell_has_a_function():
         "design devices": "devices_for", "design overtake": "overtake", "timeline": "write_trace",
         "explain": "explain_profile", "fit": "fit", "validate kernels": "validate_kernels",
         "validate cases": "validate_cases", "whatif": "whatif", "calibrate": "run_plan", "schedules": "schedule_facts",
-        "import-model": "trace", "import": "read_measurements", "plot gantt": "gantt",
+        "import-model": "trace", "import": "read_measurements", "plot gantt": "gantt", "report": "report",
+        "compare-clusters": "compare_clusters", "serve": "serve",
     }  # fmt: skip
     of_the_shell = {
         "init",

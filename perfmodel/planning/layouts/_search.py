@@ -82,7 +82,7 @@ def search(
     if (file := catalog.unfiled(model)) is not None:
         of_file = file_words(file)
         words = {w: v for w, v in of_file.items() if space is None or SEARCH_WORDS[w] is not SpaceWords} | words
-        model = file
+    named: Any = file or model
     if isinstance(batches := words.get("global_batch"), Sequence):
         if not batches:
             raise PerfModelError("search: there is no global batch to try; give at least one")
@@ -90,7 +90,7 @@ def search(
     options, space, words = worded(words, options, space)
     if unknown := next((word for word in words if word not in catalog.PROBLEM_WORDS), None):
         raise UnknownNameError("word of a search", unknown, {*catalog.PROBLEM_WORDS, *SEARCH_WORDS})
-    problem, several = catalog.problem(model, cluster, **words), bool(options.batches)
+    problem, several = catalog.problem(named, cluster, **words), bool(options.batches)
     problems = [problem.replace(global_batch=batch) for batch in options.batches] or [problem]
     questions = [
         ask(each, space=space, calibration=calibration, settings=settings, kernels=kernels) for each in problems
@@ -312,7 +312,9 @@ def quantities_of(goal: Goal, prediction: Prediction) -> dict[str, float]:
     """What objective and constraints name of a layout, and its money and energy where the tariff tells them."""
     names = set(goal.objective.formula.names).union(*(constraint.names for constraint in goal.constraints))
     tariff = goal.tariff
-    names |= {"cost"} if tariff.price_per_device_hour is not None else set()
+    priced = tariff.price_per_device_hour is not None
+    listed = tariff.price_per_device_hour == goal.step_problem.cluster.device.usd_per_hour
+    names |= {"cost"} if priced and (tariff.tokens or not listed) else set()  # a list price tells little by itself
     names |= {"energy_j"} if tariff.power_w is not None and tariff.idle_power_w is not None else set()
     names |= {"train_time_s"} if tariff.tokens is not None else set()
     quantity = goal.of([prediction])
