@@ -70,25 +70,26 @@ def problem_and_layout(
                 f"a problem is whole: it cannot have {', '.join(given)} besides; problem.replace(...) can"
             )
         return model, layout
-    file = unfiled(model)
+    file, named = unfiled(model), model
     if file is not None:
         said = dict(file.words)
-        model, of_file = said.pop("model", None), said.pop("cluster", None)
+        named, of_file = said.pop("model", None), said.pop("cluster", None)
         cluster, layout, words = cluster or of_file, layout or file.layout, said | words
-        if model is None:
+        if named is None:
             raise PerfModelError(f"{file.where}: it names no model; give model = 'NAME' (perfmodel catalog models)")
     if unknown := next((word for word in words if word not in PROBLEM_WORDS), None):
         raise UnknownNameError("word of a problem", unknown, PROBLEM_WORDS)
     if cluster is None:
         raise PerfModelError("a cluster is needed: catalog name, TOML or Cluster")
-    model, cluster = named_model(model), named_cluster(cluster)
+    assert not isinstance(named, JobFile)
+    found, cluster = named_model(named), named_cluster(cluster)
     framework, devices = named_framework(words.pop("framework", "generic")), words.pop("devices", None)
     job = words.pop("job", None)
     if job is None:
         if "global_batch" not in words:
             raise PerfModelError("global_batch is needed: sequences per step over all replicas")
-        job = framework.job(model, cluster.device, **words)
-    return Problem(model=model, cluster=cluster, job=job, framework=framework, devices=devices), layout
+        job = framework.job(found, cluster.device, **words)
+    return Problem(model=found, cluster=cluster, job=job, framework=framework, devices=devices), layout
 
 
 def unfiled(model: Named) -> JobFile | None:

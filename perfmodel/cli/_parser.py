@@ -66,7 +66,8 @@ class _Parser(argparse.ArgumentParser):
     """One line on stderr and exit status 2, instead of the whole usage; help that ends in examples."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter} | settings)
+        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(**settings)
 
     def format_help(self) -> str:
         self.epilog = epilog(" ".join(self.prog.split()[1:]), self)

@@ -5,9 +5,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, dataclass, fields
 from inspect import signature
 from types import UnionType
-from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from perfmodel.spec import Job, Layout, documented, written
+
+if TYPE_CHECKING:
+    from perfmodel.ingest.tables import TableKind
 
 VOCABULARY: Final = ("layout", "job", "search", "schedules", "columns")
 """Kinds of `perfmodel catalog` beside names of things."""
@@ -97,8 +100,7 @@ def glossary(kind: str, records: Iterable[dict[str, Any]], width: int) -> Iterat
             said = told["values"] + f"; {'default ' * (default != 'needed')}{default}" * bool(default)
         yield f"{record['name']}  ({said})"
         if text := record["meaning"]:
-            indent = {"initial_indent": "    ", "subsequent_indent": "    "}
-            yield textwrap.fill(text, width, break_on_hyphens=False, **indent)
+            yield textwrap.indent(textwrap.fill(text, width - 4, break_on_hyphens=False), "    ")
 
 
 def _default(value: Any) -> str:
@@ -126,8 +128,9 @@ def _columns() -> list[dict[str, Any]]:
     """Columns of tables of kernels, of collectives and of runs."""
     from perfmodel.ingest.tables import COLUMNS, NEEDED_OF_RUNS, REQUIRED, RUN_COLUMNS
 
+    tables: tuple[tuple[str, TableKind], ...] = (("kernels", "compute"), ("collectives", "collective"))
     found = []
-    for table, kind in (("kernels", "compute"), ("collectives", "collective")):
+    for table, kind in tables:
         for name, column in COLUMNS.items():
             if column.kind in (None, kind):
                 holds = "text" if column.text else column.unit or "number"

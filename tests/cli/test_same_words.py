@@ -20,13 +20,15 @@ OBJECTS = {"model", "cluster", "job", "site", "progress", "space", "options", "k
 """Arguments of Python that are objects, or that flags say one by one."""
 RENAMED = {"flash_attention": "attention", "batches": "global_batch"}
 """Words of Python by the flag that says them."""
+OF_A_RUN = {"mtbf", "restart", "storage", "checkpoint_every", "async_checkpoints", "pue"}
+"""Fields of `Reliability`, and energy of the site."""
 PROBLEM = {"model", "cluster", "devices", "framework", "global_batch", "seq_len", "dtype", "mode", "attention"}
 ASKED: dict[str, tuple[Any, dict[str, str], set[str]]] = {
     "predict": (pm.predict, {}, {"timeline"}),
     "whatif": (pm.whatif, {"set": "settings"}, set()),
     "schedules": (pm.compare_schedules, {"names": "schedules"}, set()),
     "explain": (pm.explain_profile, {}, {"problem", "most"}),
-    "fit": (pm.fit_profile, {"step_time": "step_s"}, {"problem"}),
+    "fit": (pm.fit_profile, {"step_time": "step_s"}, {"problem", "out"}),
 }
 """By command: its function, flags that have another name there, and what flags need not say: `timeline` is a command of
 its own, a problem is said in words, `most` only shortens."""
@@ -45,7 +47,7 @@ def test_a_search_is_said_alike():
     # what no flag has, --set search.WORD and the file say
     assert said - flags("search") == {"distinct", "every"}
     python = said | PROBLEM | takes(pm.search) | takes(pm.read_launch)
-    others = flags("search") - python
+    others = flags("search") - python - OF_A_RUN
     assert others == {"launch_file", "export", "pareto"}
     assert all(hasattr(pm, WRITTEN_BY.get(word, word)) for word in others | set(WRITTEN_BY))
     assert takes(pm.search) - OBJECTS - {"set"} <= {"settings", "calibration"}

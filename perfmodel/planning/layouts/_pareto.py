@@ -72,7 +72,7 @@ class ParetoFront:
         return pd.DataFrame(rows, columns=None if rows else [*self.objectives, "layout", "devices"])
 
     def _repr_html_(self) -> str:
-        return frame_html(self.to_frame()[[*self.objectives, "layout", "devices"]])
+        return frame_html(self.to_frame().filter([*self.objectives, "layout", "devices"]))
 
 
 def pareto(
