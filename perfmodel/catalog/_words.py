@@ -100,8 +100,8 @@ def cluster_for(device_name: str, devices_per_node: int | None, intra_link: str,
 
 
 def _ports(found: Device, words: str) -> str:
-    """The words for a network: Gaudi's ports are adapters for RoCE v2 on the die, though tables call them Ethernet (Intel
-    Gaudi 2 and 3 white papers)."""
+    """The words for a network: Gaudi's ports are adapters for RoCE v2 on the die, though tables call them Ethernet
+    (Intel Gaudi 2 and 3 white papers)."""
     plain = not found.architecture.startswith("Gaudi") or re.search(r"roce|^none", words.lower())
     return words if plain else f"{words} RoCE".strip()
 

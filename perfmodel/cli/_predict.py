@@ -38,6 +38,12 @@ def add_timeline(commands: Any) -> None:
     add_job(command)
     add_layout(command)
     command.add_argument("--out", type=Path, metavar="FILE", help="Chrome trace, opens in Perfetto (json or json.gz)")
+    command.add_argument(
+        "--every-rank", action="store_true", help="all devices in --out, instead of one per pipeline stage"
+    )
+    command.add_argument(
+        "--every-pass", action="store_true", help="kernels and collectives in all passes of --out, not the first alone"
+    )
     command.add_argument("--png", type=Path, metavar="FILE", help="Gantt chart")
     command.add_argument("--html", type=Path, metavar="FILE", help="interactive timeline, opens in any browser")
     command.set_defaults(run=_timeline)
@@ -67,12 +73,14 @@ def note_layout(prediction: "Prediction") -> None:
 
 
 def write_pictures(
-    prediction: "Prediction", trace: Path | None, png: Path | None, html: Path | None = None
+    prediction: "Prediction", trace: Path | None, png: Path | None, html: Path | None = None, **detail: bool
 ) -> list[str]:
-    """Write those that are asked for; names of the files."""
+    """Write those that are asked for, the trace in some `detail`; names of the files."""
+    from functools import partial
+
     from perfmodel import viz
 
-    wanted = ((viz.write_trace, trace), (viz.write_gantt, png), (viz.write_interactive, html))
+    wanted = ((partial(viz.write_trace, **detail), trace), (viz.write_gantt, png), (viz.write_interactive, html))
     for write, path in wanted:
         if path:
             write(prediction, path)
@@ -99,10 +107,13 @@ def _timeline(arguments: argparse.Namespace) -> int:
         raise PerfModelError(
             "timeline: nothing to write; give --out FILE (trace), --png FILE (Gantt chart) or --html FILE (interactive)"
         )
+    detail = {"every_rank": arguments.every_rank, "every_pass": arguments.every_pass}
+    if any(detail.values()) and not arguments.out:
+        raise PerfModelError("timeline: --every-rank and --every-pass are for traces; give --out FILE")
     from perfmodel import catalog
 
     result = predicted(arguments, layout_of(arguments, arguments.layout, catalog.model(arguments.model)), timeline=True)
     note_layout(result)
-    written = write_pictures(result, arguments.out, arguments.png, arguments.html)
+    written = write_pictures(result, arguments.out, arguments.png, arguments.html, **detail)
     emit(arguments, result.to_dict() | {"written": written}, lambda: _show.written(written))
     return 0

@@ -66,7 +66,7 @@ class ClusterComparison:
     """One of `ORDERS`."""
     plans: tuple[ClusterPlan, ...]
     impossible: dict[str, str]
-    """Cluster and devices -> why no layout fits."""
+    """Cluster and devices -> why the job cannot run there."""
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def compare_problems(
         calibration, strict, progress: as for `search`.
 
     Raises:
-        LayoutError: no cluster has a layout that fits; says why of each.
+        LayoutError: no cluster can run the job; says why of each.
         UnknownNameError: an unknown order, or a price of something that is not compared.
     """
     if by not in ORDERS:
@@ -173,7 +173,7 @@ def compare_problems(
                 raise KeyboardInterrupt(f"{cluster.name}: {found.certificate}")
             if not found.layouts:
                 raise LayoutError(str(found.impossible))
-        except LayoutError as error:
+        except PerfModelError as error:  # also an element type that the device lacks, or nothing measured (`strict`)
             impossible[f"{cluster.name}:{problem.devices}"] = str(error)
             continue
         price = next((price for key, price in (prices or {}).items() if _is_of(key, cluster)), None)

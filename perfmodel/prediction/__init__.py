@@ -19,6 +19,7 @@ from perfmodel.prediction._check import layout_of as layout_of
 from perfmodel.prediction._check import stages_without_layer as stages_without_layer
 from perfmodel.prediction._compare import Compared as Compared
 from perfmodel.prediction._compare import Comparison as Comparison
+from perfmodel.prediction._compare import chimera_closed_form as chimera_closed_form
 from perfmodel.prediction._compare import compare_schedules as compare_schedules
 from perfmodel.prediction._compose import Bundle as Bundle
 from perfmodel.prediction._compose import bundle_events as bundle_events
@@ -59,6 +60,7 @@ from perfmodel.prediction._memory_spread import FILE_NAME as MEMORY_FILE
 from perfmodel.prediction._phases import Phase as Phase
 from perfmodel.prediction._placement import Placement as Placement
 from perfmodel.prediction._placement import placement_on_network as placement_on_network
+from perfmodel.prediction._placement import rank_strides as rank_strides
 from perfmodel.prediction._predict import explain as explain
 from perfmodel.prediction._predict import predict as predict
 from perfmodel.prediction._prediction import CriticalEvent as CriticalEvent

@@ -35,7 +35,7 @@ class PassClasses:
         for variant, of_kind in self.of_variant.items():
             found[variant] = np.zeros((len(PASSED), len(self.blocks)))
             for kind, where in of_kind.items():
-                found[variant][np.ix_(PHASES[kind], where)] = 1.0
+                found[variant][np.array(PHASES[kind])[:, None], where] = 1.0
         return found
 
 
@@ -81,7 +81,8 @@ def pass_classes(
         for variant, (span, index, paired) in enumerate(structure.variants.tolist())
         if (of_pass & (structure.class_variant == variant)).any()
     }
-    return PassClasses(*(in_classes(structure, held) * of_pass[:, None] for held in (counts, full)), of_variant)
+    blocks, again = (in_classes(structure, held) * of_pass[:, None] for held in (counts, full))
+    return PassClasses(blocks=blocks, full=again, of_variant=of_variant)
 
 
 def in_classes(structure: Structure, held: Float[Any, "stages segments *some"]) -> Float[Any, "classes *some"]:
@@ -139,5 +140,5 @@ def summed(index: Int[Any, " entries"], values: Float[Any, "*lanes entries"], n:
     out = xp.zeros((*values.shape[:-1], n), values.dtype)
     if xp is not np:
         return out.at[..., index].add(values)
-    np.add.at(out, (..., index), values)
+    np.add.at(out.T, index, values.T)
     return out

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -72,10 +72,10 @@ def phase_counts(
 
 
 def leading_layers(
-    counts: Float[np.ndarray, "stages *segments blocks"],
-    layers: Bool[np.ndarray, " blocks"],
-    per_stage: Int[np.ndarray, "#stages"],
-) -> Float[np.ndarray, "stages *segments blocks"]:
+    counts: Float[Any, "stages *segments blocks"],
+    layers: Bool[Any, " blocks"],
+    per_stage: Int[Any, "#stages"] | Float[Any, "#stages"],
+) -> Float[Any, "stages *segments blocks"]:
     """The first layers of every stage, so many of each; `layers` marks the blocks that are layers."""
     xp = counts.__array_namespace__()
     in_order = xp.where(layers, counts, 0.0).reshape(len(counts), -1)

@@ -95,14 +95,13 @@ class Server:
 
     def step(self, tokens: int, cached: int, sequences: int) -> Cost:
         """Cost of a step by stage; of prompts only the last token's logits are computed."""
-        body, head = ((tokens, cached), (1, cached + tokens - 1))
-        costs = self._blocks(*body, sequences)
+        costs = self._blocks(tokens, cached, sequences)
         if tokens > 1:
-            last = self._blocks(*head, sequences)
+            last = self._blocks(1, 0, sequences)  # whose head is that of any token
             for values, of_last in zip(_arrays(costs), _arrays(last), strict=True):
                 values[-1] = of_last[-1]
         layout = self.layout
-        blocks = shard_events(self.setting(*body, sequences), layout.replace(micro_batch=sequences))
+        blocks = shard_events(self.setting(tokens, cached, sequences), layout.replace(micro_batch=sequences))
         counts = stage_blocks(blocks.kinds, layout.pp, 1, layout.partition)[:, 0]
         staged = Cost(*(counts @ values for values in _arrays(costs)))
         staged.parts_s[0, _GAPS] += self.framework.step_overhead_s

@@ -15,10 +15,10 @@ from perfmodel.units import untraced, whole
 
 Recompute = Literal["none", "selective", "full"]
 EagerKernel = Literal["norm", "rope", "activation", "residual", "softmax", "cross_entropy", "attention_layout",
-                      "attention_merge"]  # fmt: skip
+                      "attention_merge", "gelu_formula"]  # fmt: skip
 """Work that frameworks do in one fused kernel or in several element-wise ones; `attention_layout`: queries, keys and
 values are copied into the order that the attention kernel takes them in; `attention_merge`: partial results of
-context parallelism are added up."""
+context parallelism are added up; `gelu_formula`: GELU is written out, an operator for every sign of its formula."""
 Fp8Recipe = Literal["", "delayed", "current", "tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4", "aqt",
                     "fused"]  # fmt: skip
 """How scales of 8- and 4-bit operands are found: one per tensor by the maxima of earlier steps (`delayed`) or by its

@@ -8,8 +8,9 @@ from typing import Any, Final
 import numpy as np
 
 from perfmodel.display import EVENTS, json_text
+from perfmodel.errors import PerfModelError
 from perfmodel.ingest.tables import write_bytes
-from perfmodel.prediction import Prediction
+from perfmodel.prediction import Prediction, rank_strides
 from perfmodel.program import N_STREAMS, Kind, Stream
 from perfmodel.timeline import KIND_NAMES, Timeline, slices
 from perfmodel.units import GIB
@@ -23,14 +24,24 @@ _STREAM_NAMES: Final = (
     "copies from host",
 )
 _SENDS: Final = (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
+_MOST_EVENTS: Final = 3_000_000
+"""Of a trace that is written: some 400 MB of text."""
 
 
-def trace_events(prediction: Prediction) -> dict[str, Any]:
+def trace_events(prediction: Prediction, *, every_pass: bool = False, every_rank: bool = False) -> dict[str, Any]:
     """The timeline as a Chrome trace (Trace Event Format, microseconds): passes and communication as complete events,
     transfers as flows from the send to the pass that waits for it, memory as a counter.
 
     The first pass of every class on every rank holds its blocks, and these their kernels and collectives; in all passes
-    they would make a file that no viewer opens.
+    of a large model they would make a file that no viewer opens.
+
+    Args:
+        prediction: with a timeline.
+        every_pass: blocks, kernels and collectives in all passes.
+        every_rank: all devices, by rank, instead of one per pipeline stage: ranks of the same stage do the same.
+
+    Raises:
+        PerfModelError: without a timeline, or with more events than can be looked at.
     """
     timeline = timeline_of(prediction)
     events: list[dict[str, Any]] = []
@@ -51,12 +62,14 @@ def trace_events(prediction: Prediction) -> dict[str, Any]:
                 },
             }
         )  # fmt: skip
-    events += [*_inside(prediction), *_flows(prediction)]
+    events += [*_inside(prediction, every_pass), *_flows(prediction)]
     for device, steps in enumerate(prediction.memory_over_time().steps):
         events += [
             {"ph": "C", "pid": device, "ts": at * 1e6, "name": "memory", "args": {"GiB": held / GIB}}
             for at, held in zip(steps.time_s.tolist(), steps.in_use_bytes.tolist(), strict=True)
         ]
+    if every_rank:
+        events = _on_every_rank(events, prediction)
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
@@ -70,20 +83,48 @@ def trace_events(prediction: Prediction) -> dict[str, Any]:
     }
 
 
-def write_trace(prediction: Prediction, path: Path | str) -> None:
-    """Write the trace as JSON, compressed if the name ends in .gz."""
-    data = json_text(trace_events(prediction)).encode()
+def write_trace(
+    prediction: Prediction, path: Path | str, *, every_pass: bool = False, every_rank: bool = False
+) -> None:
+    """Write the trace (`trace_events`) as JSON, compressed if the name ends in .gz."""
+    data = json_text(trace_events(prediction, every_pass=every_pass, every_rank=every_rank)).encode()
     write_bytes(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
 
 
-def _inside(prediction: Prediction) -> Iterator[dict[str, Any]]:
-    """Blocks, kernels and collectives of the first pass of every class on every rank."""
+def _on_every_rank(events: list[dict[str, Any]], prediction: Prediction) -> list[dict[str, Any]]:
+    """Events of pipeline ranks on all ranks of the layout, one pipeline after another."""
+    layout = prediction.layout
+    stride, flows = rank_strides(layout)["pp"], max((e.get("id", 0) for e in events), default=0) + 1
+    firsts = [rank for rank in range(layout.devices) if rank // stride % layout.pp == 0]
+    if len(events) * len(firsts) > _MOST_EVENTS:
+        raise PerfModelError(
+            f"timeline: {len(events) * len(firsts):,} events of {layout.devices} ranks are too many to look at; leave "
+            "out --every-pass or --every-rank, or take a smaller global batch"
+        )
+    found = []
+    for pipeline, first in enumerate(firsts):
+        for event in events:
+            stage = event["pid"]
+            rank = first + stage * stride
+            changed: dict[str, Any] = {"pid": rank}
+            if "id" in event:
+                changed["id"] = event["id"] + pipeline * flows
+            if event["name"] == "process_name":
+                changed["args"] = {"name": f"rank {rank} (pipeline rank {stage})"}
+            elif event["name"] == "process_sort_index":
+                changed["args"] = {"sort_index": rank}
+            found.append(event | changed)
+    return found
+
+
+def _inside(prediction: Prediction, every_pass: bool) -> Iterator[dict[str, Any]]:
+    """Blocks, kernels and collectives of every pass, or of the first of every class on every rank."""
     timeline = timeline_of(prediction)
     s = timeline.structure
     order = np.argsort(timeline.start_s, kind="stable")
     order = order[(s.stream[order] >= 0) & np.isin(s.duration[order], list(prediction.pass_parts))]
     _, first = np.unique(np.stack([s.duration[order], s.device[order]]), axis=1, return_index=True)
-    for op in order[first].tolist():
+    for op in (order if every_pass else order[first]).tolist():
         common = {"ph": "X", "pid": int(s.device[op]), "tid": int(Stream.COMPUTE), "cat": "inside"}
         inside, at_s = {"inside": KIND_NAMES[s.kind[op]]}, float(timeline.start_s[op])
         for part in prediction.pass_parts[int(s.duration[op])]:

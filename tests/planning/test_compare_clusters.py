@@ -102,10 +102,11 @@ def test_what_cannot_be_compared_is_said(clusters, words, error, message):
         compare_clusters("gpt3-1.3b", clusters, **WORDS | words)
 
 
-def test_a_cluster_without_a_layout_leaves_the_others():
-    found = compare_clusters("gpt3-1.3b", ["v100-100g:1", "h100:8"], global_batch=32)
+def test_a_cluster_that_cannot_run_the_job_leaves_the_others():
+    found = compare_clusters("gpt3-1.3b", ["v100-100g:1", "v100-100g:8", "h100:8"], dtype="bf16", global_batch=32)
     assert [plan.prediction.cluster for plan in found.plans] == ["dgx-h100"]
-    assert list(found.impossible) == ["v100-100g:1"]
+    assert list(found.impossible) == ["v100-100g:1", "v100-100g:8"]
+    assert "has no bf16" in found.impossible["v100-100g:8"]
     assert found.plans[0].run.days is None
 
 

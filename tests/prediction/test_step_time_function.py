@@ -102,20 +102,26 @@ def test_gradient_is_that_of_the_prediction_everywhere(model, schedule):
     compare(model, f"pp=4,dp=2,tp=2,sequence_parallel=true,schedule={schedule}")
 
 
-def test_whole_choices_are_those_of_the_prediction():
-    job = {"global_batch": 16, "seq_len": 2048}
+@pytest.mark.parametrize(("model", "more_layers", "dtypes"), [
+    ("gpt2-345m", ",partition=9-15", ("bf16",)),
+    pytest.param("llama3-8b", ",partition=14-18", ("bf16", "fp8"), marks=pytest.mark.slow),
+])  # fmt: skip
+def test_whole_choices_are_those_of_the_prediction(model, more_layers, dtypes):
+    cluster, _ = MODELS[model]
+    job = {"global_batch": 16, "seq_len": 1024}
     text = "tp=2,pp=2,dp=2"
-    function = pm.step_time_function("llama3-8b", "dgx-h100", text, **job)
+    function = pm.step_time_function(model, cluster, text, **job)
+    half = int(function.nominal.layers[0])
     whole = {
         "": {},
-        ",partition=14-18": {"layers": np.array([14.0, 18.0])},
-        ",recompute_full_layers=4-0": {"recompute": np.array([0.25, 0.0])},
+        more_layers: {"layers": np.array(more_layers.partition("=")[2].split("-"), float)},
+        ",recompute_full_layers=4-0": {"recompute": np.array([4 / half, 0.0])},
         ",recompute=full": {"recompute": np.ones(2)},
         ",micro_batch=2": {"micro_batch": 2.0},
     }
     for more, changed in whole.items():
-        for dtype in ("bf16", "fp8"):
-            expected_s = pm.predict("llama3-8b", "dgx-h100", text + more, dtype=dtype, **job).step_time_s
+        for dtype in dtypes:
+            expected_s = pm.predict(model, cluster, text + more, dtype=dtype, **job).step_time_s
             with double_precision():
                 found_s = float(function(function.nominal._replace(**changed, fp8=float(dtype == "fp8"))))
             assert found_s == pytest.approx(expected_s, rel=1e-9), (more, dtype)
