@@ -83,6 +83,10 @@ class Session:
         self.kernels = Store(4096)
         """Compiled kernels of programs that are executed, by op, attributes as written, and shapes."""
 
+    def __repr__(self) -> str:
+        held = (f"{name}={len(store)}" for name, store in vars(self).items())
+        return f"{type(self).__name__}({', '.join(held)})"
+
     def clear(self) -> None:
         """Forget everything; later calls answer as before, after working it out again."""
         for store in vars(self).values():

@@ -1,4 +1,5 @@
-"""Units and element types. Everything inside the library is SI: seconds, bytes, FLOP/s."""
+"""Units and element types, and numbers as people read them. Everything inside the library is SI: seconds, bytes,
+FLOP/s."""
 
 from collections.abc import Mapping
 from numbers import Integral
@@ -66,6 +67,11 @@ def whole(owner: str, sizes: Mapping[str, Any], least: int = 1, most: int = 10**
         raise PerfModelError(f"{owner}: {', '.join(wrong)} must be whole numbers from {least} to {most:,}")
 
 
+def require_seed(seed: int) -> None:
+    """Raise `PerfModelError` unless `seed` is one that every generator of random numbers takes."""
+    whole("random numbers", {"seed": seed}, least=0, most=2**31 - 1)
+
+
 def untraced(name: str, value: Any) -> None:
     """Raise `PerfModelError` for a value that JAX traces: records of plain numbers cannot hold one."""
     if any(base.__name__ == "Tracer" for base in type(value).__mro__):
@@ -80,3 +86,45 @@ def positive(name: str, value: float) -> None:
     untraced(name, value)
     if not (value > 0 and value < float("inf")):
         raise PerfModelError(f"{name} must be a finite number above zero, got {value!r}")
+
+
+_PREFIXES: Final = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def figure(value: float, digits: int = 4) -> str:
+    """A number to so many significant digits, never with an exponent above a thousandth."""
+    if not abs(value) < float("inf"):
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
+
+
+def scaled(value: float, unit: str, digits: int = 3) -> str:
+    """A figure with its unit, in thousands, millions and so on."""
+    for scale, prefix in _PREFIXES:
+        if abs(value) >= scale:
+            return f"{figure(value / scale, digits)} {prefix}{unit}"
+    return f"{figure(value, digits)} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """A time in s, ms or us."""
+    for scale, unit in ((1, "s"), (1e-3, "ms")):
+        if abs(seconds) >= scale:
+            return f"{figure(seconds / scale)} {unit}"
+    return f"{figure(seconds / 1e-6, 3)} us"
+
+
+def long_duration(seconds: float) -> str:
+    """Days, hours or minutes; seconds and less as `duration`."""
+    for scale, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * scale:
+            return f"{figure(seconds / scale, 3)} {unit}"
+    return duration(seconds)
+
+
+def counted(value: float) -> str:
+    """Tokens, or money: in thousands (k), millions (M), billions (B) or trillions (T)."""
+    for scale, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= scale:
+            return f"{figure(value / scale, 3)}{letter}"
+    return figure(value, 3)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from perfmodel.display import short_repr
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest import ActivityKind, Call, Profile
 from perfmodel.ops import Attention, Collective, Gemm, MemoryBound, Op, OptimizerStep
@@ -35,7 +36,7 @@ class Total:
     measured_calls: float = 0.0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SideBySide:
     """One layout's step as predicted and as profiled."""
 
@@ -50,6 +51,8 @@ class SideBySide:
     """Measured, of whole steps."""
     collective_s: tuple[tuple[Call, float, float], ...]
     """Collectives with the seconds that they take once all ranks are there, and that this rank waited."""
+
+    __repr__ = short_repr
 
     def families(self) -> dict[str, tuple[float, float]]:
         """Predicted and measured seconds by family."""

@@ -73,18 +73,19 @@ class ClusterEntry:
         )
 
 
-def cluster(name_or_path: str | Path) -> Cluster:
-    """A cluster by catalog name or alias, or from a `.toml` file; by the name of a device, its reference system.
+def cluster(name_or_path: str | Path | Cluster) -> Cluster:
+    """A cluster by catalog name or alias, or from a `.toml` file; by the name of a device, its reference system; a
+    cluster is itself.
 
     Raises:
         UnknownNameError: for a name that is neither in the catalog nor a file.
         PerfModelError: for a file with missing, unknown or malformed keys; lists all of them.
     """
+    if isinstance(name_or_path, Cluster):
+        return name_or_path
     path = Path(name_or_path)
     if path.suffix == ".toml":
-        data = read_toml(path)
-        name = data.pop("name", path.stem)
-        return checked(ClusterEntry, data, str(path)).cluster(str(name), str(path))
+        return cluster_from_toml(read_toml(path), str(path), path.stem)
     entries, names = _catalog()
     try:
         entry_name, where, entry = resolve("cluster", str(name_or_path), names, entries)
@@ -93,6 +94,16 @@ def cluster(name_or_path: str | Path) -> Cluster:
             raise
         return found
     return entry.cluster(entry_name, where)
+
+
+def cluster_from_toml(data: dict[str, Any], where: str, name: str) -> Cluster:
+    """A cluster from a parsed TOML table, called `name` unless that says otherwise.
+
+    Raises:
+        PerfModelError: naming `where` and every key that is missing, unknown or malformed.
+    """
+    own = str(data.get("name", name))
+    return checked(ClusterEntry, {k: v for k, v in data.items() if k != "name"}, where).cluster(own, where)
 
 
 def reference_system(device_name: str) -> Cluster | None:

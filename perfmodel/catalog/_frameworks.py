@@ -28,14 +28,16 @@ class FrameworkEntry(Framework):
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
 
-def framework(name: str) -> Framework:
+def framework(name: str | Framework) -> Framework:
     """A framework as `name`, its newest version, or `name@year`, the version of that year or the nearest earlier one;
-    or the path of a TOML of one's own, `path.toml` or `path.toml@year`.
+    or the path of a TOML of one's own, `path.toml` or `path.toml@year`; a framework is itself.
 
     Raises:
         UnknownNameError: for a name that is neither in the catalog nor a file.
         PerfModelError: for a year that is none or before the first version, or a malformed file.
     """
+    if isinstance(name, Framework):
+        return name
     plain, at, year = name.strip().rpartition("@") if "@" in name else (name.strip(), "", "")
     if at and not (year.isdecimal() and len(year) == 4):
         raise PerfModelError(f"framework {name!r}: what follows @ must be a year, as in {plain}@2024")

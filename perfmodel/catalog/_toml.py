@@ -2,13 +2,13 @@
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import PerfModelError, UnknownNameError
 
 T = TypeVar("T")
 
@@ -51,6 +51,26 @@ def checked(kind: type[T], data: Mapping[str, Any], where: str) -> T:
             f"{'.'.join(map(str, e['loc'])) or 'entry'}: {_say(e['type'], e['msg'])}" for e in error.errors()
         )
         raise PerfModelError(f"{where}: {problems}") from None
+
+
+def checked_fields(kind: type, data: Mapping[str, Any], where: str, known: Iterable[str]) -> dict[str, Any]:
+    """Some fields of a dataclass from parsed TOML, `known` those that there are: lists for tuples become tuples.
+
+    Raises:
+        PerfModelError: names `where`, the key, and what is wrong with it.
+    """
+    from pydantic import ValidationError
+
+    kinds, known, found = get_type_hints(kind), tuple(known), {}
+    for key, value in data.items():
+        if key not in known:
+            raise PerfModelError(f"{where}: {UnknownNameError('key', key, known)}")
+        try:
+            found[key] = _adapter(kinds[key]).validate_json(json.dumps(value, default=str), strict=True)
+        except ValidationError as error:
+            said = _say(error.errors()[0]["type"], error.errors()[0]["msg"])
+            raise PerfModelError(f"{where}: {key}: {said[0].lower() + said[1:]}, got {value!r}") from None
+    return found
 
 
 def _say(kind: str, message: str) -> str:

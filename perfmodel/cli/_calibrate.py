@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._emit import emit, note
-from perfmodel.cli._flags import add_framework, add_json, framework_of, layout_of
+from perfmodel.cli._flags import add_dtype, add_framework, add_json, framework_of, layout_of
 from perfmodel.cli._launch import add_from
 from perfmodel.cli._remaining import Remaining, remaining
 from perfmodel.errors import CalibrationError, PerfModelError
@@ -61,7 +61,7 @@ def add_command(commands: Any) -> None:
     model.add_argument("--global-batch", type=int, metavar="B", help="sequences per step")
     model.add_argument("--seq-len", type=int, metavar="S", help="tokens per sequence (default: the model's)")
     add_framework(command)
-    model.add_argument("--dtype", choices=("bf16", "fp16", "fp32", "tf32", "fp8", "fp4", "int8"))
+    add_dtype(model)
     model.add_argument("--device", metavar="NAME", help="device measured (default: the cluster's)")
     add_json(command)
     command.set_defaults(run=_execute)

@@ -1,23 +1,29 @@
-"""`perfmodel catalog`: what can be named, with the figures that tell one from another."""
+"""`perfmodel catalog`: what can be named, with the figures that tell one from another, and what can be said."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._emit import emit
 from perfmodel.cli._flags import add_json
+from perfmodel.cli._vocabulary import VOCABULARY, glossary, vocabulary
 from perfmodel.errors import PerfModelError
 from perfmodel.units import GIB
 
 if TYPE_CHECKING:
     from perfmodel.spec import Cluster, Device, Framework, Model
 
-KINDS = ("models", "clusters", "devices", "frameworks")
+MOST_WIDTH = 100
+"""Characters of a line of prose."""
+KINDS = ("models", "clusters", "devices", "frameworks", *VOCABULARY)
 
 
 def add_command(commands: Any) -> None:
     """The sub-command and its arguments."""
-    command = commands.add_parser("catalog", help="the models, clusters, devices and frameworks that have names")
-    command.add_argument("kind", choices=KINDS)
+    command = commands.add_parser(
+        "catalog",
+        help="names of models, clusters, devices, frameworks, schedules; keys of layouts and jobs; columns of tables",
+    )
+    command.add_argument("kind", choices=KINDS, metavar="KIND", help=", ".join(KINDS))
     command.add_argument("word", nargs="?", default="", metavar="WORD", help="only names that contain it")
     add_json(command)
     command.set_defaults(run=_execute)
@@ -29,8 +35,13 @@ def _execute(arguments: argparse.Namespace) -> int:
     records = entries(arguments.kind, arguments.word)
     if not records:
         raise PerfModelError(f"catalog: none of the {arguments.kind} has {arguments.word!r} in its name")
+    console = _show.new_console()
+    if arguments.kind in VOCABULARY:
+        lines = glossary(arguments.kind, records, min(console.width, MOST_WIDTH))
+        emit(arguments, {arguments.kind: records}, lambda: print(*lines, sep="\n"))
+        return 0
     heads, cells = rows(arguments.kind, records)
-    emit(arguments, {arguments.kind: records}, lambda: _show.new_console().print(_show.table("", heads, cells)))
+    emit(arguments, {arguments.kind: records}, lambda: console.print(_show.table("", heads, cells)))
     return 0
 
 
@@ -38,6 +49,8 @@ def entries(kind: str, word: str = "") -> list[dict[str, Any]]:
     """One record per name that contains `word`: SI units, as `--json` prints them."""
     from perfmodel import catalog
 
+    if kind in VOCABULARY:
+        return [one for one in vocabulary(kind) if word.lower() in one["name"].lower()]
     if kind == "frameworks":
         known = [one for name in catalog.frameworks() for one in catalog.framework_versions(name)]
         return [{"name": one.name, **_framework(one)} for one in known if word.lower() in one.label]

@@ -6,6 +6,7 @@ from typing import Any
 
 from perfmodel.cli._emit import reporting
 from perfmodel.cli._flags import add_json
+from perfmodel.units import duration
 
 _SHOWN_STAGES = 12
 
@@ -67,9 +68,9 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def show(report: dict[str, Any]) -> None:
     """The report for people."""
-    predicted_ms, measured_ms = 1e3 * report["predicted_batch_s"], 1e3 * report["measured_batch_s"]
+    predicted, measured = duration(report["predicted_batch_s"]), duration(report["measured_batch_s"])
     steps = f"mean of {report['runs']} steps" if report["runs"] > 1 else "one step"
-    print(f"batch time: {predicted_ms:.4g} ms predicted, {measured_ms:.4g} ms measured ({steps}), "
+    print(f"batch time: {predicted} predicted, {measured} measured ({steps}), "
           f"error {report['batch_time_error']:.2%}")  # fmt: skip
     print(
         f"idle: {report['predicted_bubble_fraction']:.2%} predicted, {report['measured_bubble_fraction']:.2%} measured"

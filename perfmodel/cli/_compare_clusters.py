@@ -75,7 +75,8 @@ def _price(text: str) -> tuple[str, float]:
 
 def show(result: "ClusterComparison", job: list[str]) -> None:
     """Two lines of figures and one of layout per cluster, then what they rest on."""
-    from perfmodel.cli._show import counted, new_console
+    from perfmodel.cli._show import new_console
+    from perfmodel.units import counted
 
     console, best = new_console(), result.plans[0]
     tokens = best.run.tokens
@@ -116,14 +117,14 @@ def _rests_on(plan: "ClusterPlan") -> str:
 
 
 def _cells(plan: "ClusterPlan") -> tuple[str, ...]:
-    from perfmodel.cli._show import counted, duration, three_digits
     from perfmodel.cli._show_search import interval
+    from perfmodel.units import counted, duration, figure
 
     p, run = plan.prediction, plan.run
     energy = "-"
     if run.energy_per_million_tokens_j is not None:
         shown = run.energy_per_million_tokens_j / 1e6 if run.energy_mwh is None else run.energy_mwh
-        energy = "<" * run.energy_is_bound + three_digits(shown)
+        energy = "<" * run.energy_is_bound + figure(shown, 3)
     whole = (
         () if run.days is None else (f"{run.days:,.3g}", "-" if run.cost_usd is None else f"${counted(run.cost_usd)}")
     )

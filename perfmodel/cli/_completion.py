@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 SHELLS: Final = ("bash", "zsh", "fish")
-_FILES: Final = ("FILE", "TABLE", "RUNS.csv")
+_FILES: Final = ("FILE", "TABLE", "RUNS.csv", "JOB.toml")
 
 
 def add_command(commands: Any) -> None:

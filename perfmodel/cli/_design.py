@@ -8,7 +8,7 @@ from perfmodel.cli._flags import add_job, add_layout, layout_of, problem_of
 from perfmodel.cli._search import add_space, space_of
 from perfmodel.display import progress
 from perfmodel.errors import PerfModelError
-from perfmodel.units import GIB
+from perfmodel.units import GIB, duration, figure
 
 
 def add_command(commands: Any) -> None:
@@ -96,25 +96,25 @@ def _memory(report: dict[str, Any]) -> None:
 
 def _devices(report: dict[str, Any]) -> None:
     if report["devices"] is None:
-        print(f"no layout takes less than {report['below_s']:g} s; the fastest takes {report['step_time_s']:.4g} s: "
-              f"{report['layout']}")  # fmt: skip
+        print(f"no layout takes less than {duration(report['below_s'])}; the fastest takes "
+              f"{duration(report['step_time_s'])}: {report['layout']}")  # fmt: skip
     else:
-        print(f"{report['devices']} devices: {report['layout']} takes {report['step_time_s']:.4g} s")
+        print(f"{report['devices']} devices: {report['layout']} takes {duration(report['step_time_s'])}")
 
 
 def _overtake(report: dict[str, Any]) -> None:
     first, second = report["first"], report["second"]
-    print(f"now {first} takes {report['first_s']:.4g} s, {second} {report['second_s']:.4g} s")
+    print(f"now {first} takes {duration(report['first_s'])}, {second} {duration(report['second_s'])}")
     if report["multiple"] is None:
         ahead = first if report["first_s"] < report["second_s"] else second
         print(f"{ahead} stays ahead whatever {report['parameter']} is, up to 1000 times and down to a thousandth")
     else:
-        print(f"they are equal, at {report['equal_s']:.4g} s, with {report['multiple']:.3g} times the "
+        print(f"they are equal, at {duration(report['equal_s'])}, with {report['multiple']:.3g} times the "
               f"{report['parameter']}")  # fmt: skip
 
 
 def _upgrade(report: dict[str, Any]) -> None:
-    from perfmodel.cli._show import duration, new_console, table
+    from perfmodel.cli._show import new_console, table
 
     console = new_console()
     console.print(f"best layout {report['layout']}: {duration(report['step_time_s'])}")
@@ -122,7 +122,7 @@ def _upgrade(report: dict[str, Any]) -> None:
     rows = [
         (
             row["parameter"], row["change"], f"{row['kept_gain']:.2%}", f"{row['gain']:.2%}",
-            *([f"{row['gain_per_price']:.3g}" if row["price"] else "-"] * priced),
+            *([figure(row["gain_per_price"], 3) if row["price"] else "-"] * priced),
             row["layout"] if row["changes_layout"] else "the same",
         )
         for row in report["upgrades"]

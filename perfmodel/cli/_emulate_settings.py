@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.cli._flags import framework_of, layout_of
 from perfmodel.errors import PerfModelError
-from perfmodel.units import parse_seconds
+from perfmodel.units import parse_seconds, require_seed
 
 if TYPE_CHECKING:
     from perfmodel.execution.emulation import Prices
@@ -69,6 +69,7 @@ def conditions_of(arguments: argparse.Namespace) -> dict[str, Any]:
         raise PerfModelError(f"emulate: --straggler must be positive and finite, got {arguments.straggler:g}")
     if arguments.jitter is not None and not 0 <= arguments.jitter < 2:
         raise PerfModelError(f"emulate: --jitter must be between 0 and 2, got {arguments.jitter:g}")
+    require_seed(arguments.seed)
     conditions: dict[str, Any] = {"straggler": arguments.straggler, "seed": arguments.seed}
     if arguments.jitter is not None:
         conditions["jitter"] = arguments.jitter

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final, get_args
 
 from perfmodel.cli._emit import note
+from perfmodel.cli._job_file import add_job_file
 from perfmodel.cli._launch import add_from, job_fields, require
 from perfmodel.spec import (
     OPTIMIZERS,
@@ -67,8 +68,12 @@ def layout_of(arguments: argparse.Namespace, text: str, model: Model) -> Layout:
     return layout
 
 
-def add_job(command: argparse.ArgumentParser, batches: bool = False, clusters: bool = False) -> None:
-    """What is predicted, by what, and --json; with `batches` for several global batches, with `clusters` on several."""
+def add_job(
+    command: argparse.ArgumentParser, batches: bool = False, clusters: bool = False, settings: str = ""
+) -> None:
+    """What is predicted, by what, and --json; with `batches` for several global batches, with `clusters` on several,
+    with `settings` that --set takes besides keys of the job file."""
+    add_job_file(command, settings, positional=not clusters)
     add_problem(command, batches, clusters)
     require(command, "model", "clusters" if clusters else "cluster", "global_batch")
     command.add_argument("--strict", action="store_true", help="refuse to extrapolate beyond the measurements")
@@ -101,11 +106,8 @@ def add_problem(command: argparse.ArgumentParser, batches: bool = False, cluster
     else:
         command.add_argument("--global-batch", type=int, metavar="B", help="sequences per step")
     command.add_argument("--seq-len", type=int, metavar="S", help="tokens per sequence (default: the model's)")
-    command.add_argument(
-        "--dtype", choices=("bf16", "fp16", "fp32", "tf32", "fp8", "fp4", "int8"),
-        help="element type (default: the first of bf16, fp16, fp32 that the device has)",
-    )  # fmt: skip
-    command.add_argument("--mode", default="train", choices=("train", "inference"))
+    add_dtype(command)
+    command.add_argument("--mode", choices=("train", "inference"), help="default train")
     command.add_argument(
         "--attention",
         choices=("flash", "unfused"),
@@ -135,25 +137,28 @@ _OF_JOB: Final = ("optimizer", "grad_dtype", "recompute_modules")
 """Flags that are fields of `Job`."""
 
 
+def add_dtype(command: argparse._ActionsContainer) -> None:
+    """The element type of a job."""
+    command.add_argument(
+        "--dtype", choices=("bf16", "fp16", "fp32", "tf32", "fp8", "fp4", "int8"),
+        help="element type (default: the first of bf16, fp16, fp32 that the device has)",
+    )  # fmt: skip
+
+
 def job_flags(arguments: argparse.Namespace) -> list[str]:
-    """The flags of `add_job` that say the same job to another command, but for the batch."""
-    said = {
-        "--from": getattr(arguments, "launch_file", None),
-        "--model": arguments.model if isinstance(arguments.model, str) else None,
-        "--cluster": getattr(arguments, "cluster", None),
-        "--seq-len": arguments.seq_len,
-        "--dtype": arguments.dtype,
-        "--mode": arguments.mode if arguments.mode != "train" else None,
-        "--attention": arguments.attention,
-        "--optimizer": arguments.optimizer,
-        "--grad-dtype": arguments.grad_dtype,
-        "--recompute-modules": ",".join(arguments.recompute_modules) if arguments.recompute_modules else None,
-        "--freeze": arguments.freeze,
-        "--lora-rank": arguments.lora_rank,
-        "--framework": arguments.framework,
-        "--calibration": arguments.calibration,
-    }
-    return [str(word) for flag, value in said.items() if value is not None for word in (flag, value)]
+    """The words of `add_job` that say the same job to another command, but for the batch."""
+    names = (
+        "model", "cluster", "seq_len", "dtype", "mode", "attention", *_OF_JOB, "freeze", "lora_rank", "framework",
+        "calibration",
+    )  # fmt: skip
+    said = {"--from": getattr(arguments, "launch_file", None)}
+    said |= {f"--{name.replace('_', '-')}": getattr(arguments, name) for name in names if name in arguments.given}
+    flags = [
+        ",".join(word) if isinstance(word, tuple) else str(word)
+        for flag, value in said.items() if value is not None for word in (flag, value)
+    ]  # fmt: skip
+    file = [] if arguments.job_file is None else [str(arguments.job_file)]
+    return [*file, *(word for change in arguments.job_changes for word in ("--set", change)), *flags]
 
 
 def add_layout(command: argparse.ArgumentParser, text: str = "as for predict") -> None:
@@ -165,7 +170,9 @@ def add_layout(command: argparse.ArgumentParser, text: str = "as for predict") -
 def job_of(arguments: argparse.Namespace, model: Model, device: Device, *, quiet: bool = False) -> Job:
     """The job that the flags of `add_job` describe, for a model and a kind of device; says what it assumes
     unless it is `quiet`, as the text of `predict` does by itself."""
-    said = job_fields(arguments)
+    said = job_fields(arguments) | arguments.of_job
+    if arguments.mode is not None:
+        said["mode"] = arguments.mode
     if arguments.attention is not None:
         said["flash_attention"] = arguments.attention == "flash"
     said |= {name: value for name in _OF_JOB if (value := getattr(arguments, name)) is not None}
@@ -179,7 +186,6 @@ def job_of(arguments: argparse.Namespace, model: Model, device: Device, *, quiet
         global_batch=arguments.global_batch,
         seq_len=arguments.seq_len,
         dtype=arguments.dtype,
-        mode=arguments.mode,
         **said,
     )
     if not quiet and (arguments.command != "predict" or arguments.json):

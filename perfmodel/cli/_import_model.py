@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.cli._emit import reporting
 from perfmodel.cli._flags import add_calibration, add_json
 from perfmodel.errors import PerfModelError
+from perfmodel.units import duration, figure, scaled
 
 if TYPE_CHECKING:
     from perfmodel.importers import OpTable
@@ -71,23 +72,38 @@ def show(report: dict[str, Any]) -> None:
     from perfmodel.cli._show import new_console, table
 
     console = new_console()
-    devices = report["n_devices"]
-    console.print(f"{report['name']}: {report['flops']:.4g} FLOPs, {report['traffic_bytes']:.4g} bytes of traffic and "
-                  f"{report['communicated_bytes']:.4g} of collectives per device, {devices} device(s)")  # fmt: skip
+    flops, traffic, sent = (
+        scaled(report["flops"], "FLOP"),
+        *(scaled(report[name], "B") for name in ("traffic_bytes", "communicated_bytes")),
+    )
+    console.print(
+        f"{report['name']}: {flops}, {traffic} of traffic and {sent} of collectives per device, {report['n_devices']} "
+        "device(s)"
+    )
     if predicted := report.get("prediction"):
         console.print(
-            f"predicted {1e3 * predicted['step_time_s']:.4g} ms ({1e3 * predicted['step_time_lo_s']:.4g} to "
-            f"{1e3 * predicted['step_time_hi_s']:.4g}); {1e3 * predicted['overlapped_time_s']:.4g} ms if all "
+            f"predicted {duration(predicted['step_time_s'])} ({duration(predicted['step_time_lo_s'])} to "
+            f"{duration(predicted['step_time_hi_s'])}); {duration(predicted['overlapped_time_s'])} if all "
             f"communication hid; MFU {predicted['mfu']:.1%}"
         )
     for item in report["unmapped"]:
         share = item["count"] * item["flops"] / report["flops"] if report["flops"] else 1.0
         console.print(f"not mapped: {item['name']} ({share:.2%} of FLOPs): {item['reason']}")
     if report["rows"]:
-        cells = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()] for row in report["rows"]]
+        cells = [[_cell(name, value) for name, value in row.items()] for row in report["rows"]]
         console.print(table("", report["rows"][0], cells))
     for path in report.get("written", ()):
         console.print(f"wrote {path}")
+
+
+def _cell(name: str, value: Any) -> str:
+    """A value with the unit that its column's name has."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return str(value)
+    units = {"flops": "FLOP", "bytes": "B"}
+    if name.endswith("_s"):
+        return duration(value)
+    return scaled(value, units[name]) if name in units else figure(value)
 
 
 def _table(arguments: argparse.Namespace) -> "OpTable":

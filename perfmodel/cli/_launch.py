@@ -71,7 +71,7 @@ def _fill(arguments: argparse.Namespace) -> tuple[str, ...]:
     if arguments.model is None:
         arguments.model = launch.model
     if batches is None and launch.global_batch is not None:
-        arguments.global_batch = [launch.global_batch] if _takes_several(arguments) else launch.global_batch
+        arguments.global_batch = [launch.global_batch] if takes_several(arguments) else launch.global_batch
     arguments.framework = arguments.framework or launch.framework
     if launch.layout is not None:
         _fill_layout(arguments, launch.layout, launch.model)
@@ -94,7 +94,8 @@ def _fill_layout(arguments: argparse.Namespace, layout: Layout, model: Model | N
         arguments.layouts = [text]
 
 
-def _takes_several(arguments: argparse.Namespace) -> bool:
+def takes_several(arguments: argparse.Namespace) -> bool:
+    """Whether a command tries several global batches."""
     return arguments.command in ("search", "report")
 
 

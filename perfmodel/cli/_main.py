@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from perfmodel.cli._interrupts import INTERRUPTED, uninterrupted
+from perfmodel.cli._job_file import complete_from_job
 from perfmodel.cli._launch import complete
-from perfmodel.cli._parser import parser
+from perfmodel.cli._parser import given, parser
 from perfmodel.display import require_picture
 from perfmodel.errors import PerfModelError
 
@@ -26,6 +27,7 @@ def run(argv: Sequence[str] | None = None) -> int:
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
             _keep_compilations()
         _require_outputs(arguments)
+        complete_from_job(arguments, given(argv))
         complete(arguments)
         return arguments.run(arguments)
     except PerfModelError as error:

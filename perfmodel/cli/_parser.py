@@ -2,7 +2,8 @@
 
 import argparse
 import sys
-from typing import Final, NoReturn
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
 
 import perfmodel
 from perfmodel.cli import (
@@ -18,18 +19,22 @@ from perfmodel.cli import (
     _fit,
     _import_model,
     _import_table,
+    _init,
     _plot,
     _predict,
     _report,
     _run,
+    _samples,
     _schedules,
     _search,
     _serve,
     _validate,
     _whatif,
 )
+from perfmodel.cli._examples import epilog
 
 _COMMANDS: Final = (
+    _init.add_command,
     _predict.add_predict,
     _search.add_command,
     _report.add_command,
@@ -50,6 +55,7 @@ _COMMANDS: Final = (
     _compare.add_command,
     _emulate.add_command,
     _catalog.add_command,
+    _samples.add_command,
     _doctor.add_command,
     _completion.add_command,
 )
@@ -57,7 +63,20 @@ _COMMANDS: Final = (
 
 
 class _Parser(argparse.ArgumentParser):
-    """One line on stderr and exit status 2, instead of the whole usage."""
+    """One line on stderr and exit status 2, instead of the whole usage; help that ends in examples."""
+
+    def __init__(self, **settings: Any) -> None:
+        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(**settings)
+
+    def format_help(self) -> str:
+        self.epilog = epilog(" ".join(self.prog.split()[1:]), self)
+        return super().format_help()
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        if action.option_strings and arg_strings == ["--"]:  # argparse drops it, and hands on an empty list
+            self.error(f"argument {'/'.join(action.option_strings)}: '--' is no value")
+        return super()._get_values(action, arg_strings)
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message}; see '{self.prog} --help'", file=sys.stderr)
@@ -75,3 +94,13 @@ def parser() -> argparse.ArgumentParser:
     for add in _COMMANDS:
         add(commands)
     return top
+
+
+def given(argv: Sequence[str] | None) -> frozenset[str]:
+    """Names of the arguments that a command line states, as its namespace has them."""
+    bare = parser()
+    for one in _completion.parsers(bare):
+        one._defaults.clear()
+        for action in one._actions:
+            action.default = argparse.SUPPRESS
+    return frozenset(vars(bare.parse_args(argv)))

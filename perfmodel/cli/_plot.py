@@ -38,7 +38,7 @@ def add_command(commands: Any) -> None:
     for kind, text in KINDS.items():
         one = kinds.add_parser(kind, help=text)
         if kind in (*_OF_A_STEP, "breakdown", "pareto", "whatif"):
-            add_job(one)
+            add_job(one, settings="as for whatif; or " if kind == "whatif" else "")
         else:
             add_json(one)
         if kind in ("roofline", "parity"):
@@ -58,7 +58,6 @@ def _own_flags(kind: str, one: argparse.ArgumentParser) -> None:
     if kind == "whatif":
         one.add_argument("--sweep", action="append", required=True, metavar="NAME=FIRST:LAST:COUNT",
                          help="as for whatif; may be repeated")  # fmt: skip
-        one.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="as for whatif")
     if kind == "breakdown":
         one.add_argument("--layouts", metavar="LIST", help="separated by ';' (default: the best of every tp, pp, dp)")
         one.add_argument("--top", type=int, default=12, metavar="K", help="bars at most without --layouts (default 12)")

@@ -22,7 +22,10 @@ def add_predict(commands: Any) -> None:
     add_job(command)
     add_layout(command, 'e.g. "tp=8,pp=16,dp=8,zero=1,recompute=selective" or DistSim\'s 8M16P8D')
     command.add_argument("--tokens", type=float, metavar="N", help="to train on: days, cost and energy with failures")
-    command.add_argument("--price", type=float, metavar="USD", help="per device and hour (default: the list price)")
+    command.add_argument(
+        "--price", dest="price_per_device_hour", type=float, metavar="USD",
+        help="per device and hour (default: the list price)",
+    )  # fmt: skip
     add_reliability(command)
     command.set_defaults(run=_predict)
 

@@ -92,7 +92,8 @@ def _clusters(arguments: argparse.Namespace, devices: int) -> list[dict[str, Any
 
 def _show(data: dict[str, Any], files: list[str]) -> None:
     """The layout to try, and where the page is."""
-    from perfmodel.cli._show import duration, written
+    from perfmodel.cli._show import written
+    from perfmodel.units import duration
 
     best = data["rows"][0]
     interval = f"{duration(best['lo_s'])} to {duration(best['hi_s'])}"

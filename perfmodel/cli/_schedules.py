@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._emit import note, reporting
-from perfmodel.cli._flags import add_framework, add_json, framework_of, layout_of
-from perfmodel.cli._launch import add_from
+from perfmodel.cli._flags import add_dtype, add_framework, add_json, framework_of, layout_of
+from perfmodel.cli._launch import add_from, job_fields
 from perfmodel.cli._schedule_facts import (
     add_pipeline,
     facts_and_drawings,
@@ -16,7 +16,8 @@ from perfmodel.cli._schedule_facts import (
     uniform_times,
 )
 from perfmodel.errors import PerfModelError
-from perfmodel.units import GIB
+from perfmodel.spec import Device, Framework, Job, Model
+from perfmodel.units import GIB, figure
 
 if TYPE_CHECKING:
     from perfmodel.schedule import PassTimes
@@ -47,6 +48,8 @@ def add_command(commands: Any) -> None:
     add_framework(command)
     command.add_argument("--layout", help="everything but the schedule, e.g. 'tp=8,pp=16,dp=8'")
     command.add_argument("--global-batch", type=int, metavar="B", help="sequences per step")
+    command.add_argument("--seq-len", type=int, metavar="S", help="tokens per sequence (default: the model's)")
+    add_dtype(command)
     command.add_argument(
         "--optimise", type=int, metavar="L", help="write an order for at most L micro-batches in flight"
     )
@@ -125,7 +128,7 @@ def _cell(name: str, value: Any) -> str:
         return low if low == high else f"{low} to {high}"
     if name == "bubble_fraction":
         return f"{value:.1%}"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return figure(value) if isinstance(value, float) else str(value)
 
 
 def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -154,7 +157,7 @@ def _predicted(arguments: argparse.Namespace) -> dict[str, Any]:
     _require_job(arguments)
     model, cluster = catalog.model(arguments.model), catalog.cluster(arguments.cluster)
     framework = framework_of(arguments)
-    job = framework.job(model, cluster.device, global_batch=arguments.global_batch)
+    job = _job(arguments, framework, model, cluster.device)
     note(job.assumed)
     compared = compare_schedules(
         model,
@@ -223,11 +226,18 @@ def _pass_times(arguments: argparse.Namespace) -> "tuple[PassTimes, int]":
     _require_job(arguments)
     model, cluster = catalog.model(arguments.model), catalog.cluster(arguments.cluster)
     layout, framework = layout_of(arguments, arguments.layout, model), framework_of(arguments)
-    job = framework.job(model, cluster.device, global_batch=arguments.global_batch)
+    job = _job(arguments, framework, model, cluster.device)
     note(job.assumed)
     check_layout(model, cluster, job, layout)
     problem = step_problem(model, cluster, job, framework=framework)
     return pass_times(problem, layout), job.num_microbatches(layout)
+
+
+def _job(arguments: argparse.Namespace, framework: Framework, model: Model, device: Device) -> Job:
+    return framework.job(
+        model, device, global_batch=arguments.global_batch, seq_len=arguments.seq_len, dtype=arguments.dtype,
+        **job_fields(arguments),
+    )  # fmt: skip
 
 
 def _require_job(arguments: argparse.Namespace) -> None:

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ IMPOSSIBLE = 2
 def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser("search", help="rank the layouts of a model on a cluster")
-    add_job(command, batches=True)
+    add_job(command, batches=True, settings="of the machine, as for whatif: inter_node_bandwidth=2x; or ")
     add_search(command)
     command.add_argument(
         "--pareto", metavar="A,B[,C]", help="the Pareto front of objectives instead, e.g. time,memory,cost"
@@ -74,7 +74,7 @@ def add_space(command: argparse.ArgumentParser) -> None:
         help="pipeline schedules, as 1f1b,zb-h1,chimera; or all (that flush)",
     )
     command.add_argument(
-        "--options", default="", metavar="NAMES",
+        "--options", "--vary", dest="vary", default="", metavar="NAMES",
         help="also vary overlap, tp_overlap, recompute (layers per stage), offload, order (of ranks); or all",
     )  # fmt: skip
     command.add_argument("--fewer-devices", action="store_true", help="layouts may leave some of the devices unused")
@@ -88,12 +88,20 @@ def add_goal(command: argparse.ArgumentParser) -> None:
         "energy, train_time, memory, devices, or a formula to minimise",
     )  # fmt: skip
     command.add_argument(
-        "--constraint", action="append", default=[], metavar="COMPARISON",
+        "--constraint", dest="constraints", action="append", default=[], metavar="COMPARISON",
         help='e.g. "memory_bytes<70e9" or "step_time_s<2"; may be repeated',
     )  # fmt: skip
-    command.add_argument("--price", type=float, metavar="MONEY", help="per device and hour (default: the cluster's)")
-    command.add_argument("--power", type=float, metavar="W", help="of a busy device (default: its nominal power)")
-    command.add_argument("--idle-power", type=float, metavar="W", help="of an idle device (default: the catalog's)")
+    command.add_argument(
+        "--price", dest="price_per_device_hour", type=float, metavar="MONEY",
+        help="per device and hour (default: the cluster's)",
+    )  # fmt: skip
+    command.add_argument(
+        "--power", dest="power_w", type=float, metavar="W", help="of a busy device (default: its nominal power)"
+    )
+    command.add_argument(
+        "--idle-power", dest="idle_power_w", type=float, metavar="W",
+        help="of an idle device (default: the catalog's)",
+    )  # fmt: skip
     command.add_argument(
         "--tokens", type=float, metavar="N", help="tokens to train on; cost and energy are per million without"
     )
@@ -101,11 +109,9 @@ def add_goal(command: argparse.ArgumentParser) -> None:
 
 def space_of(arguments: argparse.Namespace, problem: Problem) -> "SearchSpace":
     """The space that the flags describe."""
-    from perfmodel.planning import layouts
+    from perfmodel.planning.layouts import SpaceWords
 
-    every = layouts.default_space(problem, fewer_devices=arguments.fewer_devices)
-    every = layouts.with_options(every, arguments.options, problem.cluster)
-    return layouts.restrict(layouts.with_schedules(every, arguments.schedules), arguments.fix)
+    return SpaceWords(**{f.name: getattr(arguments, f.name) for f in fields(SpaceWords)})(problem)
 
 
 def _execute(arguments: argparse.Namespace) -> int:
@@ -120,8 +126,10 @@ def _execute(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.export:
         export_framework(arguments)  # refused before anything is searched
-    job = job_flags(arguments)
+    job, of_file = job_flags(arguments), arguments.job_file is not None
     result = run(arguments)
+    if of_file and result.layouts:  # the file may say more of them than the best layout uses
+        job += ["--devices", str(result.layouts[0].layout.devices)]
     report, runs = result.to_dict(), _runs(arguments, result)
     for told, one in zip(report["layouts"], runs, strict=False):
         told |= one.to_dict()
@@ -172,7 +180,7 @@ def options_of(arguments: argparse.Namespace) -> "SearchOptions":
     return SearchOptions(
         method=arguments.method,
         objective=arguments.objective,
-        constraints=arguments.constraint,
+        constraints=arguments.constraints,
         tariff=tariff_of(arguments),
         robust=arguments.robust,
         batches=batches if len(batches) > 1 else (),
@@ -181,6 +189,7 @@ def options_of(arguments: argparse.Namespace) -> "SearchOptions":
         workers=arguments.workers,
         dask=arguments.dask,
         resume=arguments.resume,
+        **arguments.of_search,
     )
 
 
@@ -201,6 +210,7 @@ def run(arguments: argparse.Namespace) -> "SearchResult":
             space=lambda each: space_of(arguments, each),
             options=options,
             calibration=arguments.calibration,
+            settings=arguments.set,
             progress=report,
         )
 
@@ -217,11 +227,13 @@ def run_pareto(arguments: argparse.Namespace) -> "ParetoFront":
         raise PerfModelError("search: --pareto takes one --global-batch")
     problem = problem_of(arguments)
     problem.require_devices()
-    question = layouts.ask(problem, space=space_of(arguments, problem), calibration=arguments.calibration)
+    question = layouts.ask(
+        problem, space=space_of(arguments, problem), calibration=arguments.calibration, settings=arguments.set
+    )
     with progress("pareto") as report:
         return layouts.pareto(
             question, [name.strip() for name in arguments.pareto.split(",") if name.strip()],
-            constraints=arguments.constraint, tariff=tariff_of(arguments), progress=report,
+            constraints=arguments.constraints, tariff=tariff_of(arguments), progress=report,
             workers=arguments.workers, dask=arguments.dask,
         )  # fmt: skip
 

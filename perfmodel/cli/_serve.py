@@ -96,7 +96,8 @@ def _time(text: str) -> float:
 
 
 def _show(found: "Serving") -> None:
-    from perfmodel.cli._show import duration, new_console, table
+    from perfmodel.cli._show import new_console, table
+    from perfmodel.units import duration
 
     console, requests, memory = new_console(), found.requests, found.memory
     types = f"{requests.weight_dtype or requests.dtype} weights, {requests.kv_dtype or '16-bit'} cache"
@@ -133,8 +134,9 @@ def _show(found: "Serving") -> None:
 
 
 def _show_sweep(swept: "ServingSweep") -> None:
-    from perfmodel.cli._show import duration, new_console
+    from perfmodel.cli._show import new_console
     from perfmodel.cli._show_search import layout_last
+    from perfmodel.units import duration
 
     console, best = new_console(), swept.best
     requests = best.requests

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from perfmodel.prediction import Prediction
-from perfmodel.units import GIB
+from perfmodel.units import GIB, duration, figure
 
 if TYPE_CHECKING:
     from perfmodel.validation import CaseResidual
@@ -120,8 +120,9 @@ def residuals(found: "list[CaseResidual]") -> None:
     console = new_console()
     for one in found:
         console.print(
-            f"{one.case_id}: measured {one.measured_s:.4g} s, predicted {one.predicted_s:.4g} s "
-            f"({one.error:+.1%}; 90 %: {one.lo_s:.4g} to {one.hi_s:.4g}), {one.extrapolated:.0%} extrapolated"
+            f"{one.case_id}: measured {duration(one.measured_s)}, predicted {duration(one.predicted_s)} "
+            f"({one.error:+.1%}; 90 %: {duration(one.lo_s)} to {duration(one.hi_s)}), "
+            f"{one.extrapolated:.0%} extrapolated"
         )
         parts = sorted(one.breakdown_s.items(), key=lambda item: -item[1])
         rows = [(name, f"{s:.4g}", f"{s / one.predicted_s:.1%}") for name, s in parts if s > 1e-3 * one.predicted_s]
@@ -158,7 +159,7 @@ def _said(name: str, value: Any) -> str:
 
 
 def _given(value: Any) -> str:
-    return "-" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
+    return "-" if value is None else figure(value) if isinstance(value, float) else str(value)
 
 
 def _figure(name: str, value: float | None) -> str:
@@ -208,39 +209,3 @@ def table(title: str, heads: Iterable[str], rows: Iterable[Sequence[str]]) -> Ta
     for row in rows:
         table.add_row(*map(escape, row))  # a bracket is no markup
     return table
-
-
-def duration(seconds: float) -> str:
-    for scale, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if seconds >= scale:
-            return f"{seconds / scale:.4g} {unit}"
-    return f"{seconds / 1e-6:.3g} us"
-
-
-def scaled(value: float, unit: str) -> str:
-    """A figure with its unit, in thousands, millions and so on."""
-    for scale, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= scale:
-            return f"{value / scale:.3g} {prefix}{unit}"
-    return f"{value:.3g} {unit}"
-
-
-def counted(value: float) -> str:
-    """Tokens, or money: in thousands (k), millions (M), billions (B) or trillions (T)."""
-    for scale, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if value >= scale:
-            return f"{value / scale:.3g}{letter}"
-    return f"{value:.3g}"
-
-
-def three_digits(value: float) -> str:
-    """Three significant digits, and whole numbers from 100 on."""
-    return f"{value:.3g}" if value < 99.95 else f"{value:,.0f}"
-
-
-def long_duration(seconds: float) -> str:
-    """Days, hours or minutes; seconds and less as `duration`."""
-    for scale, unit in ((86400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * scale:
-            return f"{seconds / scale:,.3g} {unit}" if seconds < 1000 * scale else f"{seconds / scale:,.0f} {unit}"
-    return duration(seconds)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
-from perfmodel.cli._show import breakdown, duration, long_duration, new_console, scaled, table, written
-from perfmodel.units import GIB
+from perfmodel.cli._show import breakdown, new_console, table, written
+from perfmodel.units import GIB, duration, figure, long_duration, scaled
 
 if TYPE_CHECKING:
     from perfmodel.planning.layouts import ParetoFront, SearchResult
@@ -24,7 +24,7 @@ _UNITS: Final[dict[str, tuple[str, Callable[[float], str]]]] = {
     "mfu": ("MFU", lambda v: f"{v:.1%}"),
     "energy": ("energy", lambda v: scaled(v, "J")),
     "power": ("power", lambda v: scaled(v, "W")),
-    "cost": ("cost", lambda v: f"{v:,.0f}" if v >= 1e4 else f"{v:.3g}"),
+    "cost": ("cost", lambda v: figure(v, 3)),
     "train_time": ("training", long_duration),
     "tokens_per_s": ("tokens/s", lambda v: f"{v:,.0f}"),
     "tokens_per_s_per_device": ("tokens/s/device", lambda v: f"{v:,.0f}"),
@@ -134,7 +134,7 @@ def _asked_for(result: "SearchResult") -> dict[str, Column]:
         if wanted and name not in ("step_time_s", "memory_bytes", "memory_gib", "mfu", "devices", "global_batch"):
             more[head] = lambda i, _, name=name, said=said: said(result.quantities[i][name])
     if result.objective not in OBJECTIVES and result.objective not in more:
-        more["objective"] = lambda i, _: f"{result.values[i]:.4g}"
+        more["objective"] = lambda i, _: figure(result.values[i])
     return more
 
 
@@ -187,7 +187,7 @@ def _quantity(name: str) -> tuple[str, Callable[[float], str]]:
     plain = name
     for unit in ("_bytes", "_s", "_j", "_w"):
         plain = plain.removesuffix(unit) if name not in _UNITS else name
-    return _UNITS.get(plain, (name, lambda v: f"{v:.4g}"))
+    return _UNITS.get(plain, (name, figure))
 
 
 def interval(lo_s: float, hi_s: float) -> str:

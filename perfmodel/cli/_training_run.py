@@ -1,6 +1,7 @@
 """Flags of a whole run: tokens, prices and failures; and how what it takes is said."""
 
 import argparse
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -55,12 +56,7 @@ def tariff_of(arguments: argparse.Namespace) -> "Tariff":
     """Prices, powers and tokens as given."""
     from perfmodel.planning.layouts import Tariff
 
-    return Tariff(
-        price_per_device_hour=arguments.price,
-        power_w=getattr(arguments, "power", None),
-        idle_power_w=getattr(arguments, "idle_power", None),
-        tokens=arguments.tokens,
-    )
+    return Tariff(**{f.name: getattr(arguments, f.name, None) for f in fields(Tariff)})
 
 
 def run_of(arguments: argparse.Namespace, problem: "Problem", prediction: "Prediction") -> "TrainingRun | None":
@@ -77,7 +73,7 @@ def run_of(arguments: argparse.Namespace, problem: "Problem", prediction: "Predi
 
 def lines(run: "TrainingRun") -> list[str]:
     """Days with their interval and goodput, then money and energy."""
-    from perfmodel.cli._show import counted, long_duration, three_digits
+    from perfmodel.units import counted, figure, long_duration
 
     if run.tokens is None or run.days is None or run.days_lo is None or run.days_hi is None:
         return []
@@ -87,9 +83,9 @@ def lines(run: "TrainingRun") -> list[str]:
         priced = f"${counted(run.cost_usd)} at ${run.usd_per_device_hour:,.2f} per device and hour ({run.price_source})"
     energy = []
     if run.energy_mwh is not None:
-        energy = [f"{'at most ' * run.energy_is_bound}{three_digits(run.energy_mwh)} MWh"]
+        energy = [f"{'at most ' * run.energy_is_bound}{figure(run.energy_mwh, 3)} MWh"]
     return [
-        f"{days} ({counted(run.tokens)}; 90 %: {three_digits(run.days_lo)} to {three_digits(run.days_hi)} days), "
+        f"{days} ({counted(run.tokens)}; 90 %: {figure(run.days_lo, 3)} to {figure(run.days_hi, 3)} days), "
         f"{', '.join([priced, *energy])}",
         f"goodput {run.goodput.fraction:.1%}: {failures(run.goodput)}",
     ]
@@ -97,7 +93,7 @@ def lines(run: "TrainingRun") -> list[str]:
 
 def failures(goodput: "Goodput") -> str:
     """What interrupts a run, in one line."""
-    from perfmodel.cli._show import long_duration, scaled
+    from perfmodel.units import long_duration, scaled
 
     told = f"a failure every {long_duration(goodput.mtbf_s)}, {long_duration(goodput.restart_s)} to go on"
     if not goodput.checkpoint_bytes:

@@ -7,6 +7,7 @@ from typing import Any
 from perfmodel.cli._emit import note, reporting
 from perfmodel.cli._flags import add_job, add_layout, layout_of, problem_of
 from perfmodel.errors import PerfModelError
+from perfmodel.units import duration, figure
 
 
 def add_command(commands: Any) -> None:
@@ -14,15 +15,8 @@ def add_command(commands: Any) -> None:
     command: argparse.ArgumentParser = commands.add_parser(
         "whatif", help="the same step with other hardware, network delays or a slow rank"
     )
-    add_job(command)
+    add_job(command, settings="e.g. inter_node_bandwidth=2x, memory_bandwidth=+10%%, all_reduce_delay_s=0.002; or ")
     add_layout(command)
-    command.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="e.g. inter_node_bandwidth=2x, memory_bandwidth=+10%%, all_reduce_delay_s=0.002; may be repeated",
-    )
     command.add_argument("--sweep", metavar="NAME=FIRST:LAST:COUNT", help="e.g. all_reduce_delay_s=0:0.01:11, a curve")
     command.add_argument("--png", type=Path, metavar="FILE", help="picture of the curve")
     command.set_defaults(run=reporting(run, show))
@@ -67,7 +61,7 @@ def show(report: dict[str, Any]) -> None:
         console.print(f"with {', '.join(report['settings'])}:")
     fits = {True: "fits", False: "does not fit"}
     console.print(
-        f"step time {before['step_time_s']:.4g} s ({fits[before['fits']]}) to {after['step_time_s']:.4g} s "
+        f"step time {duration(before['step_time_s'])} ({fits[before['fits']]}) to {duration(after['step_time_s'])} "
         f"({fits[after['fits']]}), {report['change']:+.1%}"
     )
     sensitivity = sorted(report["sensitivity"].items(), key=lambda item: -abs(item[1]))
@@ -76,11 +70,11 @@ def show(report: dict[str, Any]) -> None:
     curve = report.get("curve")
     if curve:
         points = [
-            (f"{value:.4g}{'x' * curve['multiple']}", f"{seconds:.4g} s")
+            (figure(value) + "x" * curve["multiple"], duration(seconds))
             for value, seconds in zip(curve["values"], curve["step_s"], strict=True)
         ]
         console.print(table("", (curve["name"], "step"), points))
         if curve["hidden_up_to"] is not None:
-            console.print(f"hidden up to {curve['hidden_up_to']:.3g} s")
+            console.print(f"hidden up to {duration(curve['hidden_up_to'])}")
     for path in report.get("written", ()):
         console.print(f"wrote {path}")

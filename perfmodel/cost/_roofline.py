@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64
 
-from perfmodel.cost.learn import Figures, Rows, kernel_physics, rows_from_ops, table_rows
+from perfmodel.cost.learn import Figures, Rows, device_name, kernel_physics, rows_from_ops, table_rows
 from perfmodel.cost.learn import power_join as power_join
+from perfmodel.ingest.tables import relabel
 from perfmodel.ops import FAMILIES, KernelOp
 from perfmodel.spec import Device
 
@@ -76,7 +77,7 @@ def measured_work(table: pd.DataFrame, device: Device) -> pd.DataFrame:
     Returns:
         A row per kernel that can be read: `family`, `dtype`, `flops`, `bytes` (compulsory traffic), `time_s`.
     """
-    own_device = table["device"].isin([device.name, *device.aliases])
+    own_device = relabel(np.asarray(table["device"]), device_name) == device.name
     parts = []
     for family in FAMILIES:
         own = pd.DataFrame(table[own_device & (table["op_family"] == family)])

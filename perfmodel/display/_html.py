@@ -4,6 +4,8 @@ import html
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from perfmodel.units import figure
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -51,22 +53,14 @@ def bar(parts: Sequence[tuple[str, str, float]]) -> str:
 
 def frame_html(frame: "pd.DataFrame", title: str = "") -> str:
     """A table of results with four significant figures, its first rows if it is long."""
-    rows = [[figure(value) for value in row] for row in frame.head(MOST_ROWS).itertuples(index=False)]
+    rows = [[cell(value) for value in row] for row in frame.head(MOST_ROWS).itertuples(index=False)]
     more = f"{len(frame):,} rows, the first {MOST_ROWS} shown" if len(frame) > MOST_ROWS else ""
     above = paragraph(title, more) if title or more else ""
     return above + table([str(name).replace("_", " ") for name in frame.columns], rows)
 
 
-def figure(value: Any) -> str:
+def cell(value: Any) -> str:
     """A number with four significant figures; anything else as it is, nothing for what is missing."""
     if isinstance(value, float):
-        return "" if value != value else f"{value:.4g}"
+        return "" if value != value else figure(value)
     return "" if value is None else str(value)
-
-
-def seconds(value: float) -> str:
-    """A time with its unit."""
-    for scale, unit in ((1.0, "s"), (1e-3, "ms")):
-        if value >= scale:
-            return f"{value / scale:.4g} {unit}"
-    return f"{value / 1e-6:.4g} µs"

@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 from itertools import islice
 from typing import Any, Final
 
-MOST: Final = 480
+MOST: Final = 300
 """Characters of an object."""
 _MOST_OF_VALUE: Final = 64
 _MOST_LEAVES: Final = 100
@@ -26,13 +26,15 @@ def _is_own(offered: Any, package: str) -> bool:
 
 
 def short_repr(thing: Any) -> str:
-    """A dataclass as usual where that is short, else with sizes in place of long values.
+    """A dataclass without the fields that have their defaults; where that is long, with sizes in place of long values.
 
     What is left out is told apart by a digest of the whole, so that different objects never look the same. Content is
     in the fields, `to_dict`, `to_frame` and the HTML of notebooks.
     """
     name = type(thing).__qualname__
     values = {one.name: getattr(thing, one.name, None) for one in fields(thing) if one.repr}
+    usual = {one.name: one.default for one in fields(thing)}
+    values = {name: value for name, value in values.items() if not _alike(value, usual[name])}
     if len([*islice(_leaves(list(values.values())), _MOST_LEAVES + 1)]) <= _MOST_LEAVES:
         text = f"{name}({', '.join(f'{field}={value!r}' for field, value in values.items())})"
         if len(text) <= MOST:
@@ -43,6 +45,11 @@ def short_repr(thing: Any) -> str:
         parts.pop()
         text = f"{name}({', '.join(parts)}{_LEFT_OUT}"
     return text + sign
+
+
+def _alike(value: Any, usual: Any) -> bool:
+    """Whether a plain value is the default of its field."""
+    return value is usual or (type(value) in (bool, int, float, str) and type(usual) is type(value) and value == usual)
 
 
 def digest(thing: object) -> str:
@@ -58,15 +65,19 @@ def _leaves(value: Any) -> Iterator[None]:
         for inner in value.values() if isinstance(value, Mapping) else value:
             yield None
             yield from _leaves(inner)
-    elif is_dataclass(value) or not hasattr(value, "shape"):
+    elif not _is_array(value):
         yield None
     else:
         yield from [None] * (_MOST_LEAVES + 1)
 
 
+def _is_array(value: Any) -> bool:
+    return isinstance(getattr(value, "shape", None), tuple) and not is_dataclass(value)
+
+
 def _shown(value: Any) -> str:
     """A field's value, or what it is and how large."""
-    if hasattr(value, "shape") and not isinstance(value, type):
+    if _is_array(value):
         return f"{getattr(value, 'dtype', type(value).__name__)}{list(value.shape)}"
     if isinstance(value, (Mapping, tuple, list, set, frozenset)):
         if len([*islice(_leaves(value), _MOST_LEAVES)]) < _MOST_LEAVES and len(text := repr(value)) <= _MOST_OF_VALUE:

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from perfmodel.display._html import bar, folded, paragraph, seconds, table
+from perfmodel.display._html import bar, folded, paragraph, table
 from perfmodel.display._palette import PARTS, Look
-from perfmodel.units import GIB
+from perfmodel.units import GIB, duration
 
 _MOST_EVENTS = 20
 
@@ -21,8 +21,8 @@ def prediction_html(values: Mapping[str, Any], timeline: str = "") -> str:
     peak = values["memory_bytes"]["peak"]
     fits = "fits" if values["fits"] else "does not fit"
     summary = [
-        ("step time", f"{seconds(step_s)} (90 %: {seconds(values['step_time_lo_s'])} to "
-                      f"{seconds(values['step_time_hi_s'])})"),
+        ("step time", f"{duration(step_s)} (90 %: {duration(values['step_time_lo_s'])} to "
+                      f"{duration(values['step_time_hi_s'])})"),
         ("MFU", f"{values['mfu']:.1%}, {values['tflops_per_device']:.0f} TFLOP/s per device"),
         ("tokens per second and device", f"{values['tokens_per_s_per_device']:,.0f}"),
         ("bubble", f"{values['bubble_fraction']:.1%}"),
@@ -36,7 +36,7 @@ def prediction_html(values: Mapping[str, Any], timeline: str = "") -> str:
     rows = [[f"rank {i}", *(f"{v / GIB:.2f}" for v in stage.values())] for i, stage in enumerate(per_stage)]
     parts.append(folded("memory per pipeline rank, GiB", table(("", *per_stage[0]), rows)))
     events = [
-        (e["event"], f"{e['count']:.0f}", seconds(e["time_s"]), f"{e['time_s'] / step_s:.1%}")
+        (e["event"], f"{e['count']:.0f}", duration(e["time_s"]), f"{e['time_s'] / step_s:.1%}")
         for e in values["critical_path"][:_MOST_EVENTS]
     ]
     parts.append(folded("critical path", table(("event", "count", "time", "share"), events)))
@@ -55,7 +55,7 @@ def search_html(values: Mapping[str, Any]) -> str:
     """
     layouts = values["layouts"]
     rows = [
-        (p["layout"], seconds(p["step_time_s"]), f"{seconds(p['step_time_lo_s'])} to {seconds(p['step_time_hi_s'])}",
+        (p["layout"], duration(p["step_time_s"]), f"{duration(p['step_time_lo_s'])} to {duration(p['step_time_hi_s'])}",
          f"{p['mfu']:.1%}", f"{p['bubble_fraction']:.1%}", f"{p['memory_bytes']['peak'] / GIB:.1f}")
         for p in layouts
     ]  # fmt: skip
@@ -79,7 +79,7 @@ def whatif_html(values: Mapping[str, Any]) -> str:
     before, after = values["before"], values["after"]
     fits = {True: "fits", False: "does not fit"}
     rows = [
-        (name, seconds(side["step_time_s"]), fits[side["fits"]])
+        (name, duration(side["step_time_s"]), fits[side["fits"]])
         for name, side in (("as it is", before), (", ".join(values["settings"]) or "no setting", after))
     ]
     effects = sorted(values["sensitivity"].items(), key=lambda item: -abs(item[1]))
@@ -102,7 +102,7 @@ def _breakdown(breakdown_s: Mapping[str, float], step_s: float) -> str:
     looks = {name: PARTS.get(name, Look("#B39DDB", name.replace("_", " "))) for name in breakdown_s}
     order = [*(n for n in PARTS if n in breakdown_s), *(n for n in breakdown_s if n not in PARTS)]
     rows = [
-        (looks[n].label, seconds(breakdown_s[n]), f"{breakdown_s[n] / step_s:.1%}") for n in order if breakdown_s[n]
+        (looks[n].label, duration(breakdown_s[n]), f"{breakdown_s[n] / step_s:.1%}") for n in order if breakdown_s[n]
     ]
     coloured = bar([(looks[n].label, looks[n].colour, breakdown_s[n] / step_s) for n in order])
     return coloured + folded("breakdown", table(("mean over pipeline ranks", "time", "share"), rows))

@@ -18,6 +18,7 @@ from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.execution._kernels import compiled_kernel, jax_dtype
 from perfmodel.program.ir import OPS, Function, Instruction, Program, Tensor
 from perfmodel.timeline import double_precision
+from perfmodel.units import require_seed
 
 Arrays = Sequence[Any]
 """JAX arrays from kernels, NumPy arrays from collectives; either serves the other."""
@@ -77,7 +78,11 @@ def random_inputs(program: Program, seed: int = 0) -> dict[str, np.ndarray]:
     """Whole inputs to try a program on: normal numbers of scale 0.5 and small indices.
 
     Adam's second moments, whose root is taken, are positive.
+
+    Raises:
+        PerfModelError: a seed that is no whole number from 0 to 2^31 - 1.
     """
+    require_seed(seed)
     rng = np.random.default_rng(seed)
     limit = _smallest_table(program.function)
     moments = {i.inputs[3] for i in program.function.instructions if i.op == "adam"}

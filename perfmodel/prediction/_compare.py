@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from perfmodel import catalog
 from perfmodel.display import Report, folded, frame_html, paragraph, shows_progress
 from perfmodel.errors import LayoutError
 from perfmodel.prediction._compose import pass_times
@@ -41,6 +42,11 @@ class Compared:
 
 class Comparison(list[Compared]):
     """Schedules of one layout, the fastest first."""
+
+    def __repr__(self) -> str:
+        run = [one for one in self if one.prediction]
+        fastest = f", fastest={run[0].schedule!r}" if run else ""
+        return f"{type(self).__name__}(schedules={len(self)}, can_run={len(run)}{fastest})"
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per schedule: step_time_s with its interval, bubble_fraction, peak_memory_bytes, fits, reason."""
@@ -82,6 +88,8 @@ def compare_schedules(
         progress: called per schedule; without one, a bar where there is somebody to see it.
         words: further arguments of `predict`.
     """
+    if not layout and (file := catalog.unfiled(model)) is not None:
+        layout = file.layout
     layout = Layout.parse(layout) if isinstance(layout, str) else layout
     found = []
     names = schedules or [n for n in schedule_names() if n != "forward"]

@@ -56,7 +56,7 @@ def predict(
         PerfModelError: a word is missing.
         NoDataError: under `strict`, if part of the step rests on extrapolation.
     """
-    problem = catalog.problem(model, cluster, **words)
+    problem, layout = catalog.problem_and_layout(model, cluster, layout, **words)
     laid_out, assumed = layout_of(problem, layout)
     found = explain(step_problem_of(problem, calibration, site), laid_out, timeline=timeline, strict=strict)
     return replace(found, warnings=(*assumed, *found.warnings)) if assumed else found

@@ -9,6 +9,7 @@ from perfmodel.spec._dimensions import BLOCK_KEYS as BLOCK_KEYS
 from perfmodel.spec._dimensions import DEVICE_KEYS as DEVICE_KEYS
 from perfmodel.spec._dimensions import DIMENSIONS as DIMENSIONS
 from perfmodel.spec._dimensions import Dimension as Dimension
+from perfmodel.spec._documented import documented as documented
 from perfmodel.spec._framework import AttentionKernel as AttentionKernel
 from perfmodel.spec._framework import Execution as Execution
 from perfmodel.spec._framework import Framework as Framework
@@ -36,8 +37,11 @@ from perfmodel.spec._model import Mlp as Mlp
 from perfmodel.spec._model import Model as Model
 from perfmodel.spec._model import Patches as Patches
 from perfmodel.spec._model import Transformer as Transformer
+from perfmodel.spec._notation import SCHEDULE_ALIASES as SCHEDULE_ALIASES
+from perfmodel.spec._notation import SCHEDULES as SCHEDULES
 from perfmodel.spec._notation import PerStage as PerStage
 from perfmodel.spec._notation import schedule_name as schedule_name
+from perfmodel.spec._notation import written as written
 from perfmodel.spec._optimizer import OPTIMIZERS as OPTIMIZERS
 from perfmodel.spec._optimizer import Optimizer as Optimizer
 from perfmodel.spec._problem import Problem as Problem

@@ -230,6 +230,14 @@ class Layout:
         return tuple(found)
 
     @property
+    def columns(self) -> dict[str, Any]:
+        """All fields as a row of a table has them: numbers and words; those per stage as in the notation."""
+        return {
+            name: written(value) if isinstance(value, tuple) else value
+            for name, value in ((f.name, getattr(self, f.name)) for f in fields(self))
+        }
+
+    @property
     def devices(self) -> int:
         """tp * cp * dp * pp."""
         return prod(_DEVICES(self))
@@ -274,11 +282,14 @@ class Job:
     global_batch: int
     """Sequences (or images) per optimizer step."""
     seq_len: int
+    """Tokens per sequence; the model's own where nobody says it."""
     dtype: str = "bf16"
+    """Element type of the products; the first of bf16, fp16 and fp32 that the device has where nobody says it."""
     fp8_recipe: Fp8Recipe = ""
     """How scales of 8- and 4-bit products are found, and with that what quantising their operands takes; empty: one
     pass over each."""
     mode: Literal["train", "inference"] = "train"
+    """Forward, backward and update, or a forward alone."""
     cached_tokens: int = 0
     """Tokens of every sequence before those of the step, whose keys and values are in a cache (inference): with
     `seq_len` 1 the step generates one token a sequence."""
@@ -302,6 +313,7 @@ class Job:
     """The router's weights multiply the activation inside the experts, so that their outputs are not kept for the
     router's gradient (Megatron-Core since 0.12)."""
     expert_dispatcher: Dispatcher = "alltoall"
+    """How tokens reach their experts."""
     expert_imbalance: float = 1.0
     """Tokens of the rank whose experts get most, over the mean of all ranks: the others wait for it. 1 where routing is
     forced to be even, as benchmarks do."""
@@ -309,6 +321,7 @@ class Job:
     """Places of every expert, over the mean number of its tokens: it takes as long as if all were full, and drops what
     exceeds them (GShard, arXiv 2006.16668, section 2.2). None: dropless."""
     cuda_graphs: CudaGraphs = "none"
+    """What the host replays as a whole instead of issuing it kernel by kernel."""
     frozen: bool = False
     """Weights are not trained: no gradients of them, no reduction, no optimizer."""
     frozen_embedding: bool = False

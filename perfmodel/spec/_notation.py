@@ -24,6 +24,12 @@ KEY_ALIASES: Final = {
     "cp_comm_type": "cp_kind",
 }
 """Keys of layouts by their long names."""
+SCHEDULES: Final = (
+    "1f1b", "breadth-first", "chimera", "chimera-doubling", "chimera-halving", "dualpipe", "dualpipe-v", "forward",
+    "gems", "gpipe", "interleaved", "nf1b", "pipedream", "pipedream-2bw", "pipedream-vertical-sync", "seq1f1b",
+    "v-half", "v-min", "zb-h1", "zb-h2", "zb-v",
+)  # fmt: skip
+"""Schedules of this package, for whoever only lists them: `perfmodel.schedule` has them and takes long to import."""
 SCHEDULE_ALIASES: Final = {
     "dapple": "1f1b",
     "pipedream-flush": "1f1b",

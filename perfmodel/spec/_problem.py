@@ -8,6 +8,7 @@ from perfmodel.spec._cluster import Cluster
 from perfmodel.spec._framework import Framework
 from perfmodel.spec._layout import Job
 from perfmodel.spec._model import Model
+from perfmodel.units import whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +23,10 @@ class Problem:
     """To lay the model out on (at most so many, where fewer are allowed); None: as many as a layout needs."""
 
     def __post_init__(self) -> None:
-        if self.devices is not None and self.devices < 1:
-            raise PerfModelError(f"problem: devices must be at least 1, got {self.devices}")
+        if self.devices is not None:
+            if self.devices < 1:
+                raise PerfModelError(f"problem: devices must be at least 1, got {self.devices}")
+            whole("problem", {"devices": self.devices})
 
     def require_devices(self) -> int:
         """The number of devices; `PerfModelError` where it is left open."""

@@ -13,7 +13,7 @@ import pandas as pd
 from perfmodel import catalog
 from perfmodel.display import shows_progress
 from perfmodel.errors import PerfModelError, TableError
-from perfmodel.ingest.tables import require_whole_rows, write_table
+from perfmodel.ingest.tables import NEEDED_OF_RUNS, require_whole_rows, write_table
 from perfmodel.prediction import GAUSS_90, Prediction, Site, explain, step_problem
 from perfmodel.spec import Framework, MemoryCounter
 from perfmodel.units import GB, GIB
@@ -35,7 +35,6 @@ _COUNTED: tuple[tuple[MemoryCounter, str], ...] = (
 _SETTINGS = ("recompute", "zero_stage", "sequence_parallel", "flash_attention", "micro_batch")
 MOST_SLOWER: Final = 2.0
 """Times the fastest that a run may have been that its interval reaches to, at most. Assumed."""
-_NEEDED = ("case_id", "source", "device", "tp", "pp", "dp", "micro_batch", "measured_iter_time_s")
 
 
 @shows_progress("cases")
@@ -91,7 +90,7 @@ def read_tables(files: Sequence[Path | str]) -> tuple[pd.DataFrame, dict[str, st
 
 def missing_column(table: pd.DataFrame) -> str | None:
     """The first column that a table of runs needs and this one lacks."""
-    return next((name for name in _NEEDED if name not in table), None)
+    return next((name for name in NEEDED_OF_RUNS if name not in table), None)
 
 
 def read_rows(path: Path) -> pd.DataFrame:

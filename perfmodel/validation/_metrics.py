@@ -17,8 +17,8 @@ def errors(
 
     Returns:
         `n`, `median_ape`, `mean_ape`, `p90_ape`, `bias` (mean signed error), `spearman` (None below 3
-        values), `coverage_90` (share inside [lo, hi]) and `width_90` (median of hi / lo; both None without an
-        interval); None where n is 0.
+        values), `coverage_90` (share inside [lo, hi]) and `width_90` (median of hi / lo where lo is above 0; both None
+        without an interval); None where n is 0.
     """
     y, p = np.asarray(measured, float), np.asarray(predicted, float)
     n = len(y)
@@ -30,7 +30,9 @@ def errors(
     inside = width = None
     if lo is not None and hi is not None:
         lower, upper = np.asarray(lo, float), np.asarray(hi, float)
-        inside, width = float(((lower <= y) & (y <= upper)).mean()), float(np.median(upper / lower))
+        some = lower > 0  # a collective of one rank takes nothing
+        inside = float(((lower <= y) & (y <= upper)).mean())
+        width = float(np.median(upper[some] / lower[some])) if some.any() else None
     ranks_y, ranks_p = rankdata(y), rankdata(p)
     varied = n > 2 and ranks_y.std() > 0 and ranks_p.std() > 0
     return {

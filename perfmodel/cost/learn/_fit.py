@@ -30,6 +30,7 @@ from perfmodel.display import frame_html, shows_progress
 from perfmodel.errors import CalibrationError, TableError
 from perfmodel.ingest.tables import read_table, table_kind, text
 from perfmodel.ops import FAMILIES, KernelKind
+from perfmodel.units import require_seed
 
 if TYPE_CHECKING:
     from perfmodel.cost.learn._evaluate import Evaluation
@@ -204,6 +205,7 @@ def fit_calibration(
     Raises:
         TableError: for a malformed table, or if no table has a usable row of the wanted family.
     """
+    require_seed(seed)
     given = [tables] if isinstance(tables, Path | str | pd.DataFrame) else list(tables)
     frames = [(t if isinstance(t, pd.DataFrame) else read_table(t)) for t in given]
     kinds = [table_kind(frame) for frame in frames]

@@ -13,6 +13,11 @@ from perfmodel.ingest.tables._columns import relabel as relabel
 from perfmodel.ingest.tables._columns import text as text
 from perfmodel.ingest.tables._least_recently_used import drop_least_recently_used as drop_least_recently_used
 from perfmodel.ingest.tables._least_recently_used import mark_used as mark_used
+from perfmodel.ingest.tables._run_columns import NEEDED_OF_RUNS as NEEDED_OF_RUNS
+from perfmodel.ingest.tables._run_columns import RUN_COLUMNS as RUN_COLUMNS
+from perfmodel.ingest.tables._tables import COLUMNS as COLUMNS
+from perfmodel.ingest.tables._tables import REQUIRED as REQUIRED
+from perfmodel.ingest.tables._tables import TableKind as TableKind
 from perfmodel.ingest.tables._tables import read_table as read_table
 from perfmodel.ingest.tables._tables import require_whole_rows as require_whole_rows
 from perfmodel.ingest.tables._tables import table_kind as table_kind

@@ -22,21 +22,61 @@ class Column:
     text: bool = False
     low: float = -np.inf
     unit: str = ""
+    meaning: str = ""
+    kind: TableKind | None = None
+    """Of tables of one kind; None: of both."""
 
 
-_TEXT: Final = Column(text=True)
-_COUNT: Final = Column(low=1)
+def _word(meaning: str, kind: TableKind | None = None) -> Column:
+    return Column(text=True, meaning=meaning, kind=kind)
+
+
+def _least(low: float, unit: str, meaning: str, kind: TableKind | None = None) -> Column:
+    return Column(low=low, unit=unit, meaning=meaning, kind=kind)
+
+
+def _shapes() -> dict[str, Column]:
+    """Columns of the shapes of all op families."""
+    families: dict[str, list[str]] = {}
+    stated = {}
+    for family in FAMILIES.values():
+        for name, column in family.columns.items():
+            families.setdefault(column.column or name, []).append(family.name)
+            stated[column.column or name] = column
+    return {
+        name: Column(
+            text=column.from_text is not None, low=column.low, kind="compute",
+            meaning=f"shape of op_family {', '.join(families[name])}"
+            + ("" if column.default is None else f"; {column.default:g} if empty"),
+        )
+        for name, column in stated.items()
+    }  # fmt: skip
+
 
 COLUMNS: Final[dict[str, Column]] = {
-    "source": _TEXT, "device": _TEXT, "op_family": _TEXT, "op": _TEXT, "dtype": _TEXT, "pass": _TEXT,
-    "software": _TEXT, "variant": _TEXT, "layout": _TEXT, "out_dtype": _TEXT, "phase": _TEXT,
-    "interconnect": _TEXT, "collective": _TEXT, "algorithm": _TEXT, "mode": _TEXT,
-    "time_us": Column(low=0, unit="us"), "time_us_std": Column(low=0, unit="us"), "n_repeats": Column(low=0),
-    **{
-        stated.column or name: Column(text=stated.from_text is not None, low=stated.low)
-        for family in FAMILIES.values() for name, stated in family.columns.items()
-    },
-    "num_ranks": _COUNT, "num_nodes": _COUNT, "ranks_per_node": Column(low=0), "bytes": Column(low=0, unit="bytes"),
+    "source": _word("where the row is from"),
+    "device": _word("catalog name or alias of the device"),
+    "op_family": _word(f"family of the kernel: {', '.join(FAMILIES)}", "compute"),
+    "op": _word("kernel within its family, such as linear or rms_norm", "compute"),
+    "dtype": _word("element type, such as bf16"),
+    "pass": _word("fwd, bwd, dgrad or wgrad; fwd if empty", "compute"),
+    "software": _word("library and version"),
+    "variant": _word("implementation, where there are several", "compute"),
+    "layout": _word("order of the operands of a product", "compute"),
+    "out_dtype": _word("element type of the result, where it is another", "compute"),
+    "phase": _word("what of a step the kernel is timed in", "compute"),
+    "interconnect": _word("links, as 'NVLink3 + InfiniBand HDR'", "collective"),
+    "collective": _word("all_reduce, all_gather, reduce_scatter, all_to_all, broadcast or p2p", "collective"),
+    "algorithm": _word("algorithm that the run is held to", "collective"),
+    "mode": _word("way in which it is called", "collective"),
+    "time_us": _least(0, "us", "time of one call"),
+    "time_us_std": _least(0, "us", "its standard deviation"),
+    "n_repeats": _least(0, "", "calls that were timed"),
+    **_shapes(),
+    "num_ranks": _least(1, "", "ranks that take part", "collective"),
+    "num_nodes": _least(1, "", "nodes that they are on", "collective"),
+    "ranks_per_node": _least(0, "", "ranks within a node", "collective"),
+    "bytes": _least(0, "bytes", "size of the buffer", "collective"),
 }  # fmt: skip
 """Every column with a meaning; others are carried along untouched."""
 

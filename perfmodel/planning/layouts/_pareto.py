@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from perfmodel.display import frame_html
 from perfmodel.errors import PerfModelError, Reason, Rejection
 from perfmodel.planning.layouts._candidates import Candidates
 from perfmodel.planning.layouts._checkpoint import Evaluations
@@ -60,14 +61,18 @@ class ParetoFront:
         }
 
     def to_frame(self) -> "pd.DataFrame":
-        """One row per layout: its objectives, and what it is."""
+        """One row per layout: its objectives, as text, and field by field (`Layout.columns`)."""
         import pandas as pd
 
-        frame = pd.DataFrame(self.values, columns=list(self.objectives))
-        return frame.assign(layout=[str(p.layout) for p in self.layouts], devices=[p.devices for p in self.layouts])
+        rows = [
+            dict(zip(self.objectives, row, strict=True)) | {"layout": str(p.layout), "devices": p.devices}
+            | {name: value for name, value in p.layout.columns.items() if name not in self.objectives}
+            for row, p in zip(self.values.tolist(), self.layouts, strict=True)
+        ]  # fmt: skip
+        return pd.DataFrame(rows, columns=None if rows else [*self.objectives, "layout", "devices"])
 
     def _repr_html_(self) -> str:
-        return self.to_frame().to_html(index=False, float_format=lambda v: f"{v:.4g}")
+        return frame_html(self.to_frame().filter([*self.objectives, "layout", "devices"]))
 
 
 def pareto(

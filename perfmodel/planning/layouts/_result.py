@@ -192,18 +192,16 @@ class SearchResult:
         }
 
     def to_frame(self) -> "pd.DataFrame":
-        """One row per ranked layout."""
+        """One row per ranked layout: as text and field by field (`Layout.columns`), with its figures as in `Prediction`
+        and `peak_memory_bytes`."""
         import pandas as pd
 
+        figures = ("devices", "global_batch", "step_time_s", "step_time_lo_s", "step_time_hi_s", "mfu",
+                   "bubble_fraction", "tokens_per_s_per_device", "fits_probability")  # fmt: skip
         return pd.DataFrame(
-            [
-                {
-                    "layout": str(p.layout), "step_time_s": p.step_time_s, "lo_s": p.step_time_lo_s,
-                    "hi_s": p.step_time_hi_s, "mfu": p.mfu, "bubble_fraction": p.bubble_fraction,
-                    "peak_bytes": p.memory_needed_bytes, "tokens_per_s_per_device": p.tokens_per_s_per_device,
-                }
-                for p in self.layouts
-            ]
+            {"layout": str(p.layout), **{name: getattr(p, name) for name in figures},
+             "peak_memory_bytes": p.memory_needed_bytes, **p.layout.columns}
+            for p in self.layouts
         )  # fmt: skip
 
     def ranking(self) -> list[tuple[Layout, float]]:

@@ -2,8 +2,8 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from perfmodel.planning.layouts._objective import Goal, Score
 from perfmodel.planning.layouts._question import Progress, Question, SearchOptions, ask, price
 from perfmodel.planning.layouts._result import Beyond, SearchResult
 from perfmodel.planning.layouts._robust import robustness
-from perfmodel.planning.layouts._space import SearchSpace
+from perfmodel.planning.layouts._words import SEARCH_WORDS, Space, SpaceWords, file_words, worded
 from perfmodel.prediction import Prediction, explain
 from perfmodel.spec import Cluster, Framework, Layout, Model, Problem
 
@@ -43,7 +43,7 @@ def search(
     model: Problem | Model | str,
     cluster: Cluster | str | None = None,
     *,
-    space: SearchSpace | Callable[[Problem], SearchSpace] | None = None,
+    space: Space | None = None,
     options: SearchOptions | None = None,
     calibration: Path | str | None = None,
     settings: Sequence[str] = (),
@@ -61,7 +61,7 @@ def search(
     certain then, and no more.
 
     Args:
-        model, cluster: a problem, or catalog names, files or objects, as in `predict`.
+        model, cluster: a problem, or catalog names, files or objects, or a job file, as in `predict`.
         space: which layouts to try, or a function that tells it for a problem; `default_space` if not given.
         options: what is best and how it is looked for.
         calibration: as in `predict`.
@@ -69,8 +69,9 @@ def search(
         kernels: prices of kernels instead of the calibration's.
         progress: told what is being done.
         words: the problem in words, as `catalog.problem` takes them (`devices`, `global_batch`, `seq_len`, `job`,
-            `framework`), and fields of `SearchOptions`, which go before those of `options`. Several batches given as
-            `global_batch` are its `batches`.
+            `framework`), of its space (`SpaceWords`: `fix`, `schedules`, `vary`, `fewer_devices`), and fields of
+            `SearchOptions` and `Tariff`, which go before those of `options`. Several batches given as `global_batch`
+            are its `batches`.
 
     Raises:
         LayoutError: if no layout is possible at all (the message counts the reasons).
@@ -78,15 +79,18 @@ def search(
         PerfModelError: no devices, no layouts to rank or no batch; a formula that is none; a price that nothing tells;
             a `resume` file of another search; no Dask, or no scheduler at the address.
     """
-    own = {field.name for field in fields(SearchOptions)}
+    if (file := catalog.unfiled(model)) is not None:
+        of_file = file_words(file)
+        words = {w: v for w, v in of_file.items() if space is None or SEARCH_WORDS[w] is not SpaceWords} | words
+    named: Any = file or model
     if isinstance(batches := words.get("global_batch"), Sequence):
         if not batches:
             raise PerfModelError("search: there is no global batch to try; give at least one")
         words |= {"batches": batches, "global_batch": batches[0]}
-    options = replace(options or SearchOptions(), **{word: words.pop(word) for word in list(words) if word in own})
+    options, space, words = worded(words, options, space)
     if unknown := next((word for word in words if word not in catalog.PROBLEM_WORDS), None):
-        raise UnknownNameError("word of a search", unknown, {*catalog.PROBLEM_WORDS, *own})
-    problem, several = catalog.problem(model, cluster, **words), bool(options.batches)
+        raise UnknownNameError("word of a search", unknown, {*catalog.PROBLEM_WORDS, *SEARCH_WORDS})
+    problem, several = catalog.problem(named, cluster, **words), bool(options.batches)
     problems = [problem.replace(global_batch=batch) for batch in options.batches] or [problem]
     questions = [
         ask(each, space=space, calibration=calibration, settings=settings, kernels=kernels) for each in problems

@@ -5,7 +5,7 @@ from itertools import permutations
 from math import isqrt
 from typing import Any, Final
 
-from perfmodel.errors import LayoutError, UnknownNameError
+from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
 from perfmodel.prediction import layer_count
 from perfmodel.schedule import get_schedule, schedule_names
 from perfmodel.spec import Cluster, ConvNet, Layout, PerStage, Problem, Transformer
@@ -157,6 +157,8 @@ def with_schedules(space: SearchSpace, text: str) -> SearchSpace:
         flushing = (n for n in schedule_names() if n not in ("forward", "interleaved"))
         return replace(space, schedule=tuple(n for n in flushing if not get_schedule(n).asynchronous))
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise PerfModelError(f"search: {text!r} names no schedule; leave it out, or name one like 1f1b")
     for name in names:
         get_schedule(name)
     return replace(space, schedule=tuple("1f1b" if name == "interleaved" else name for name in names))

@@ -99,7 +99,7 @@ def partition(
     **words: Any,
 ) -> PartitionResult:
     """`partition_stages` of a problem and a layout, by name or as they are; arguments as in `perfmodel.predict`."""
-    problem = catalog.problem(model, cluster, **words)
+    problem, layout = catalog.problem_and_layout(model, cluster, layout, **words)
     return partition_stages(step_problem_of(problem, calibration), layout_of(problem, layout)[0], recompute=recompute)
 
 

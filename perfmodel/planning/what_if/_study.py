@@ -117,7 +117,7 @@ def whatif(
         model, cluster, layout, calibration, words: as in `perfmodel.predict`.
         settings: such as `"inter_node_bandwidth=2x"`, see `parse_setting`.
     """
-    problem = catalog.problem(model, cluster, **words)
+    problem, layout = catalog.problem_and_layout(model, cluster, layout, **words)
     laid_out, _ = layout_of(problem, layout)
     return in_scenario(step_problem_of(problem, calibration), laid_out, Scenario.parse(settings))
 

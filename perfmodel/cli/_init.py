@@ -1,0 +1,88 @@
+"""`perfmodel init`: a job file to begin with."""
+
+import argparse
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from perfmodel.cli._emit import emit
+from perfmodel.cli._flags import add_json
+from perfmodel.cli._vocabulary import keys
+from perfmodel.errors import PerfModelError
+
+_HEAD: Final = """\
+# A job file: what to predict, on what, how laid out, and what to search.
+#
+#   perfmodel predict {name}                     one layout
+#   perfmodel search {name}                      the best layouts
+#   perfmodel predict {name} --set layout.tp=8   with one key changed
+#
+# What flags say wins over what stands here. Keys behind a # have their defaults.
+
+# perfmodel catalog models; or a Hugging Face config.json, a TOML, a table [model]
+model = "llama3-8b"
+# perfmodel catalog clusters; or a TOML, a table [cluster]
+cluster = "dgx-h100"
+# perfmodel catalog frameworks; NAME or NAME@YEAR
+framework = "generic"
+# to lay the model out on
+devices = 64
+"""
+_SECTIONS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+    "job": ("What a step computes", {"global_batch": 256, "seq_len": 8192}),
+    "layout": ("How it is laid out: for every command but search", {"tp": 4, "pp": 2, "dp": 8, "zero": 1}),
+    "search": ("Which layouts are tried, what is best: for search", {"top": 10}),
+}
+"""Tables with what they are about, and the values that are not left at their defaults."""
+
+
+def add_command(commands: Any) -> None:
+    """Register the command."""
+    command: argparse.ArgumentParser = commands.add_parser("init", help="write a commented job file to begin with")
+    command.add_argument("file", nargs="?", type=Path, default=Path("job.toml"), metavar="FILE", help="job.toml")
+    command.add_argument("--force", action="store_true", help="replace the file if it is there")
+    add_json(command)
+    command.set_defaults(run=_execute)
+
+
+def _execute(arguments: argparse.Namespace) -> int:
+    from perfmodel.cli import _show
+    from perfmodel.ingest.tables import write_text
+
+    path: Path = arguments.file
+    if path.suffix != ".toml":
+        raise PerfModelError(f"{path}: a job file ends in .toml; give another FILE")
+    refuse_existing([path], arguments.force)
+    write_text(path, job_text(path.name))
+    emit(arguments, {"written": [str(path)]}, lambda: _show.written([str(path)]))
+    return 0
+
+
+def refuse_existing(paths: list[Path], force: bool) -> None:
+    """Raise `PerfModelError` where a file that is to be written is there already, unless it may be replaced."""
+    if (there := [path for path in paths if path.exists()]) and not force:
+        raise PerfModelError(f"{there[0]}: it is there already; give another name, or --force to replace it")
+
+
+def job_text(name: str) -> str:
+    """A job file that says every key with its meaning; `name` stands in its examples."""
+    parts = [_HEAD.format(name=name)]
+    for section, (about, values) in _SECTIONS.items():
+        parts.append(f"# {about}.\n[{section}]")
+        for key in keys(section):
+            allowed = "" if key.values in ("text", "words") else f" ({key.values})"
+            parts.append(textwrap.fill((key.meaning or key.name) + allowed, 88, initial_indent="# ",
+                                       subsequent_indent="# ", break_on_hyphens=False))  # fmt: skip
+            said = key.name in values
+            parts.append(f"{'' if said else '# '}{key.name} = {_toml(values[key.name] if said else key.example)}")
+        parts.append("")
+    return "\n".join(parts)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return f'"{value}"' if isinstance(value, str) else str(value)

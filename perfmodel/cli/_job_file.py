@@ -1,0 +1,88 @@
+"""`COMMAND JOB.toml` and `--set KEY=VALUE`: flags that are not given come from a job file."""
+
+import argparse
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from perfmodel.catalog import JOB_FILE_KEYS, JOB_WORDS, JobFile, is_job_file, read_job
+from perfmodel.cli._launch import takes_several
+from perfmodel.errors import PerfModelError
+
+
+def add_job_file(command: argparse.ArgumentParser, settings: str = "", positional: bool = True) -> None:
+    """The file, and what is said otherwise than there; `settings` of the machine that --set takes besides, in words.
+    Without a place of its own (`positional`) the file may stand for the model."""
+    if positional:
+        command.add_argument(
+            "job_file", nargs="?", type=Path, metavar="JOB.toml",
+            help="job file ('perfmodel init' writes one): what flags do not say",
+        )  # fmt: skip
+    else:
+        command.set_defaults(job_file=None)
+    command.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE" if not settings else "NAME=VALUE",
+        help=settings + "instead of what the job file says: layout.tp=4, job.optimizer=sgd; may be repeated",
+    )  # fmt: skip
+    command.set_defaults(takes_settings=bool(settings))
+
+
+def complete_from_job(arguments: argparse.Namespace, given: Collection[str]) -> None:
+    """Fill in what a job file and --set say; what of the job no flag has stays in `arguments.of_job`, what of the
+    search in `arguments.of_search`.
+
+    Args:
+        given: names of the flags that the command line gives.
+
+    Raises:
+        PerfModelError: a broken file, a key that there is not, a value that it cannot have.
+    """
+    arguments.of_job, arguments.of_search, arguments.given = {}, {}, given
+    if not hasattr(arguments, "job_file"):
+        return
+    if arguments.job_file is None and is_job_file(arguments.model):
+        arguments.job_file, arguments.model = Path(arguments.model), None
+    path: Path | None = arguments.job_file
+    if path is not None and path.suffix != ".toml":
+        raise PerfModelError(f"{path}: a job file ends in .toml ('perfmodel init' writes one); models are for --model")
+    of_file = [text for text in arguments.set if _is_key(text) or not arguments.takes_settings]
+    arguments.set, arguments.job_changes = [text for text in arguments.set if text not in of_file], of_file
+    if path is None and not of_file:
+        return
+    file = read_job(path, of_file)
+    for word, value in file.words.items():
+        if word == "global_batch" and takes_several(arguments):
+            value = [value]
+        _fill(arguments, arguments.of_job if word in JOB_WORDS else {}, word, value)
+    if isinstance(file.words.get("cluster"), str) and hasattr(arguments, "clusters"):
+        _fill(arguments, {}, "clusters", file.words["cluster"])
+    if file.layout and "layout" in getattr(arguments, "needed", ()):
+        _fill(arguments, {}, "layout", file.layout)
+    if file.search and hasattr(arguments, "fix"):
+        _fill_search(arguments, file, given)
+
+
+def _is_key(change: str) -> bool:
+    """Whether a change is of the job file's, or was meant to be: its key has dots, or is one there."""
+    key, sign, _ = change.partition("=")
+    return "." in key or key.strip() in ("", *JOB_FILE_KEYS, *JOB_WORDS) or not sign
+
+
+def _fill(arguments: argparse.Namespace, left: dict[str, Any], name: str, value: Any) -> None:
+    if not hasattr(arguments, name):
+        left[name] = value
+    elif getattr(arguments, name) is None:
+        setattr(arguments, name, value)
+
+
+def _fill_search(arguments: argparse.Namespace, file: JobFile, given: Collection[str]) -> None:
+    """Flags of a search that are not given; what no flag has apart."""
+    from perfmodel.planning.layouts import file_words
+
+    for word, value in file_words(file).items():
+        if word == "batches":
+            arguments.global_batch = arguments.global_batch if "global_batch" in given else value
+        elif not hasattr(arguments, word):
+            arguments.of_search[word] = value
+        elif word not in given:
+            setattr(arguments, word, value)

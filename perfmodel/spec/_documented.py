@@ -1,0 +1,27 @@
+"""What the fields of a record mean, from where it is written: the docstrings below them."""
+
+import ast
+import inspect
+import re
+from functools import cache
+from types import MappingProxyType
+
+
+@cache
+def documented(kind: type) -> MappingProxyType[str, str]:
+    """First sentences of the docstrings of a dataclass's own fields; empty for those that have none."""
+    (record,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(record, ast.ClassDef)
+    found, field = {}, ""
+    for statement in record.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            field = statement.target.id
+            found[field] = ""
+        elif field and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+            found[field], field = _first_sentence(str(statement.value.value)), ""
+    return MappingProxyType(found)
+
+
+def _first_sentence(text: str) -> str:
+    plain = " ".join(text.replace("`", "").split())
+    return re.split(r"(?<=[a-z)])\.(?: |$)", plain, maxsplit=1)[0].removesuffix(".")

@@ -1,0 +1,295 @@
+"""Whatever a user gets wrong ends in one line that says what it is and what to do, and exit status 2; or in an answer.
+
+Every flag of every command with values that it cannot have, and every file that commands read with something wrong in
+it. `PERFMODEL_EXPLORE=1` tries all of them, and other mutations of the files every time.
+"""
+
+import json
+import math
+import os
+import random
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mutations import VALUES, mutations, toml_text
+from test_cli import run
+
+from perfmodel.cli._completion import parsers
+from perfmodel.cli._parser import parser
+from perfmodel.cli._samples import samples
+from perfmodel.ingest import read_trace, write_measured_trace
+
+EXPLORE = "PERFMODEL_EXPLORE" in os.environ
+STEP = "--model gpt3-125m --cluster dgx-a100 --global-batch 8 --layout tp=2,dp=4,zero=1"
+BASES = {
+    "predict": f"predict {STEP} --devices 8",
+    "search": "search --model gpt3-125m --cluster dgx-a100 --global-batch 8 --devices 8 --fix tp=2,recompute=none",
+    "whatif": f"whatif {STEP} --sweep compute_rate=1x:2x:2",
+    "timeline": f"timeline {STEP} --out out.json",
+    "design memory": f"design memory {STEP}",
+    "design devices": "design devices --model gpt3-125m --cluster dgx-a100 --global-batch 8 --devices 4 --below 9",
+    "design overtake": f"design overtake {STEP} --against dp=8",
+    "plot gantt": f"plot gantt {STEP} --out out.png",
+    "plot bubble": "plot bubble 1f1b --out out.png",
+    "plot roofline": "plot roofline kernels.csv --device h100 --out out.png",
+    "plot parity": "plot parity kernels.csv --out out.png",
+    "schedules": "schedules 1f1b --stages 2 --micro-batches 4",
+    "validate kernels": "validate kernels kernels.csv",
+    "validate cases": "validate cases runs.csv",
+    "fit": "fit absent.csv --out fitted",
+    "import": "import nccl-tests nccl.txt --cluster dgx-h100 --out measured.csv",
+    "calibrate": f"calibrate {STEP.replace('--layout', '--layouts')} --out tables --dry-run",
+    "compare": "compare --predicted step.json --measured step.json",
+    "explain": f"explain {STEP} --profile profile.json",
+    "run": "run job.toml --ranks 2",
+    "import-model": "import-model absent.py:step --target dgx-h100",
+    "catalog": "catalog models llama",
+    "doctor": "doctor",
+    "init": "init new.toml",
+    "samples": "samples folder",
+}
+"""A command line of each kind that is quick."""
+NUMBERS = ("x", "", "nan", "inf", "-1", "0", "1e14", "1.5", "9" * 30, "-inf", "1e400", "1e-300", "½", "0x10", "1_0")
+WORDS = ("", " ", ",", "=", "x" * 300, "ключ=значение", "a=b=c", "tp=0", "nan", "{}", "%s%d", "--", "1;2", "\t")
+FILES = ("absent.csv", "folder.d", "garbage.bin", "empty.csv", "x/" * 60 + "deep.toml", "job.toml/inside")
+
+
+def wrong_flags() -> list[tuple[str, ...]]:
+    """Every flag of the commands above with every value of its kind."""
+    found = []
+    for one in parsers(parser()):
+        base = BASES.get(one.prog.removeprefix("perfmodel "))
+        for action in one._actions if base else ():
+            if not action.option_strings or action.nargs == 0:
+                continue
+            kind = FILES if action.type is Path else NUMBERS if action.type in (int, float) else (*WORDS, *FILES[:3])
+            found += [(*shlex.split(base), f"{action.option_strings[-1]}={value}") for value in kind]
+        if base:
+            found += [(*shlex.split(base), word) for word in ("--no-such-flag", "--json=yes", "more.csv", "")]
+    return found
+
+
+def judged(status: int, out: str, err: str) -> str:
+    """What is wrong with how a command ended; nothing if all is well."""
+    if "Traceback" in err or "object at 0x" in err + out:
+        return "it shows its inside"
+    if status == 2:
+        lines = [
+            line for line in err.splitlines() if not re.match(r"perfmodel: (\S+: )?(assumed|not understood)", line)
+        ]
+        if len(lines) != 1 or not lines[0].startswith("perfmodel") or len(lines[0]) > 1600:
+            return f"not one line: {err[:400]!r}"
+        return f"it printed besides: {out[:100]!r}" if out else ""
+    if status != 0:
+        return f"exit status {status}"
+    return nonsense(out)
+
+
+def nonsense(out: str) -> str:
+    """Figures that cannot be in what a command printed."""
+    try:
+        report = json.loads(out)
+    except ValueError:
+        return next((f"it prints {word}" for word in re.findall(r"(?<![\w.-])-?(?:nan|inf)(?![\w-])", out)), "")
+    return next((f"{name} is {value}" for name, value in figures(report) if not sane(name, value)), "")
+
+
+def figures(report: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(report, dict):
+        for key, value in report.items():
+            yield from figures(value, key)
+    elif isinstance(report, list):
+        for value in report:
+            yield from figures(value, name)
+    else:
+        yield name, report
+
+
+def sane(name: str, value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return True
+    if not math.isfinite(value):
+        return False
+    return value > 0 if name == "step_time_s" else value >= 0 if name in ("mfu", "peak") else True
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name, text in samples().items():
+        Path(name).write_text(text)
+    Path("folder.d").mkdir()
+    Path("garbage.bin").write_bytes(bytes(range(256)) * 4)
+    Path("empty.csv").touch()
+    Path("step.json").write_text(step_trace())
+    return tmp_path
+
+
+@cache
+def step_trace() -> str:
+    """The sample of a profile as a timeline of this package's own."""
+    with tempfile.TemporaryDirectory() as folder:
+        profile, own = Path(folder, "profile.json"), Path(folder, "step.json")
+        profile.write_text(samples()["profile.json"])
+        write_measured_trace(read_trace("kineto", [profile]), own, "kineto")
+        return own.read_text()
+
+
+CHOSEN = 9
+"""Of the wrong flags of a command, as many are tried."""
+QUICK_JOB = """\
+model = "gpt3-125m"
+cluster = "dgx-a100"
+devices = 8
+[job]
+global_batch = 8
+[layout]
+tp = 2
+dp = 4
+zero = 1
+[search]
+top = 1
+fix = "tp=2,recompute=none,zero=1"
+constraints = ["memory_gib<70"]
+"""
+READ_BY = {
+    "job.toml": "predict job.toml --json",
+    "cluster.toml": "predict job.toml --cluster cluster.toml --json",
+    "model.toml": "predict job.toml --model model.toml --json",
+    "train.sh": "predict --from train.sh --cluster dgx-h100 --json",
+    "kernels.csv": "validate kernels kernels.csv --json",
+    "collectives.csv": "validate kernels collectives.csv --json",
+    "runs.csv": "validate cases runs.csv --json",
+    "nccl.txt": "import nccl-tests nccl.txt --cluster dgx-h100 --out measured.csv --json",
+    "profile.json": "import kineto profile.json --kind compute --out profiled.csv --json",
+    "step.json": "compare --predicted step.json --measured step.json --json",
+}
+"""A command per file."""
+CELLS = ("", "nan", "inf", "-1", "0", "1e300", "text", "-0.0", "1,5", '"', "9" * 40, "2024-01-01", "\0", "😀", "True")
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_a_wrong_flag_is_named(base: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cases = [argv for argv in wrong_flags() if argv[: len(base.split())] == tuple(base.split())]
+    chosen = cases if EXPLORE else random.Random(base).sample(cases, min(CHOSEN, len(cases)))
+    found = {argv[-1]: judged(*run(capsys, *argv)) for argv in chosen}
+    assert {word: wrong for word, wrong in found.items() if wrong} == {}
+
+
+def cut(text: bytes, at: float, cell: str) -> bytes:
+    return text[: int(at * len(text))]
+
+
+def without_a_line(text: bytes, at: float, cell: str) -> bytes:
+    lines = text.splitlines(keepends=True)
+    return b"".join(line for i, line in enumerate(lines) if i != int(at * len(lines)))
+
+
+def twice_a_line(text: bytes, at: float, cell: str) -> bytes:
+    lines = text.splitlines(keepends=True)
+    i = int(at * len(lines))
+    return b"".join([*lines[: i + 1], *lines[i:]])
+
+
+def with_garbage(text: bytes, at: float, cell: str) -> bytes:
+    i = int(at * len(text))
+    return text[:i] + bytes(range(120, 256)) + text[i:]
+
+
+def another_word(text: bytes, at: float, cell: str) -> bytes:
+    words = re.split(rb"([\s,=\"\[\]{}:|]+)", text)
+    places = [i for i in range(0, len(words), 2) if words[i]]
+    words[places[int(at * len(places))]] = cell.encode()
+    return b"".join(words)
+
+
+def swapped_columns(text: bytes, at: float, cell: str) -> bytes:
+    rows = [line.split(b",") for line in text.splitlines()]
+    if not rows or len(rows[0]) < 2:
+        return text[::-1]
+    i = int(at * (len(rows[0]) - 1))
+    for row in rows[1:]:
+        if len(row) > i + 1:
+            row[i], row[i + 1] = row[i + 1], row[i]
+    return b"\n".join(b",".join(row) for row in rows) + b"\n"
+
+
+def another_unit(text: bytes, at: float, cell: str) -> bytes:
+    return text.replace(b"time_us", b"time_ms").replace(b"_time_s", b"_time_ms").replace(b"(us)", b"(ms)")
+
+
+def in_another_coding(text: bytes, at: float, cell: str) -> bytes:
+    coding = ("utf-16", "utf-8-sig", "utf-32", "cp037")[int(4 * at)]
+    return text.decode().encode(coding)
+
+
+def with_other_separators(text: bytes, at: float, cell: str) -> bytes:
+    return text.replace(b",", b";" if at < 0.5 else b"\t").replace(b"\n", b"\r\n")
+
+
+MUTATIONS = (
+    cut, without_a_line, twice_a_line, with_garbage, another_word, another_word, another_word, swapped_columns,
+    another_unit, in_another_coding, with_other_separators,
+)  # fmt: skip
+SOUND = samples() | {"job.toml": QUICK_JOB, "step.json": step_trace()}
+
+
+@settings(max_examples=1500 if EXPLORE else 90, suppress_health_check=list(HealthCheck))
+@given(
+    st.sampled_from(sorted(READ_BY)), st.sampled_from(MUTATIONS), st.floats(0, 1, exclude_max=True),
+    st.sampled_from(CELLS),
+)  # fmt: skip
+def test_a_damaged_file_is_named(here, capsys, name, mutation, at, cell) -> None:
+    Path("job.toml").write_text(QUICK_JOB)
+    Path(name).write_bytes(mutation(SOUND[name].encode(), at, cell))
+    try:
+        assert judged(*run(capsys, *shlex.split(READ_BY[name]))) == ""
+    finally:
+        Path(name).write_text(SOUND[name])
+
+
+PARSED = {name: tomllib.loads(SOUND[name]) for name in ("job.toml", "cluster.toml", "model.toml")}
+VALUES_OF_FILES = [
+    (name, words, changed)
+    for name, data in PARSED.items()
+    for words, changed in mutations(data, (*VALUES, -(10**30), "a" * 300, [[1]], {"": 0}))
+]
+
+
+@settings(max_examples=len(VALUES_OF_FILES) if EXPLORE else 40, suppress_health_check=list(HealthCheck))
+@given(st.sampled_from(VALUES_OF_FILES))
+def test_a_wrong_value_of_a_file_is_named(here, capsys, case) -> None:
+    name, words, changed = case
+    Path("job.toml").write_text(QUICK_JOB)
+    Path(name).write_text(toml_text(changed))
+    command = "search job.toml --json" if words.startswith("search") else READ_BY[name]
+    try:
+        assert judged(*run(capsys, *shlex.split(command))) == "", words
+    finally:
+        Path(name).write_text(SOUND[name])
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["predict", "job.toml", "--seq-len", "1e14"], "seq-len"),
+        (["predict", "job.toml", "--no-such"], "--no-such"),
+        (["catalog", "layouts"], "layout"),
+    ],
+)
+def test_the_program_itself_says_it_too(here: Path, argv: list[str], said: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "perfmodel", *argv], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert judged(done.returncode, done.stdout, done.stderr) == ""
+    assert said in done.stderr

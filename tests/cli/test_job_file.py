@@ -1,0 +1,181 @@
+"""Job files: one TOML says what flags and words say, and says it to the shell and to Python alike."""
+
+import json
+import re
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from test_cli import run
+
+import perfmodel as pm
+from perfmodel import catalog
+from perfmodel.cli._job_file import complete_from_job
+from perfmodel.cli._parser import given, parser
+from perfmodel.cli._samples import samples
+from perfmodel.errors import PerfModelError
+from perfmodel.planning.layouts import SEARCH_WORDS
+from perfmodel.spec import Job, Layout
+
+JOB = """\
+model = "gpt3-1.3b"
+cluster = "dgx-a100"
+devices = 16
+[job]
+global_batch = 32
+optimizer = "sgd"
+[layout]
+tp = 2
+pp = 2
+dp = 4
+[search]
+fix = "tp=2,recompute=none"
+schedules = ["1f1b"]
+top = 3
+price_per_device_hour = 2.0
+"""
+FLAGS = ("--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--global-batch", "32", "--devices", "16")
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    Path("job.toml").write_text(JOB)
+    return "job.toml"
+
+
+def predicted(capsys, *argv: str) -> dict:
+    status, out, err = run(capsys, "predict", *argv, "--json")
+    assert status == 0, err
+    return json.loads(out)
+
+
+def plain(value: dict) -> dict:
+    """As it comes back from JSON, without what the clock says."""
+    return json.loads(json.dumps(value)) | ({"seconds": 0} if "seconds" in value else {})
+
+
+def test_file_flags_and_python_say_the_same(capsys, job):
+    of_file = predicted(capsys, job)
+    of_flags = predicted(capsys, *FLAGS, "--layout", "tp=2,pp=2,dp=4", "--set", "job.optimizer=sgd")
+    of_python = pm.predict(job).to_dict()
+    assert of_file == of_flags == plain(of_python)
+    assert pm.problem(job).job.optimizer == "sgd"
+    assert pm.problem(job) == pm.problem("gpt3-1.3b", "dgx-a100", global_batch=32, devices=16, optimizer="sgd")
+
+
+def test_flags_win_over_set_and_set_over_the_file(capsys, job):
+    changed = predicted(capsys, job, "--set", "layout.tp=4", "--set", "layout.dp=2", "--set", "job.seq_len=512")
+    assert (changed["layout"], changed["seq_len"]) == ("tp=4,pp=2,dp=2", 512)
+    flagged = predicted(capsys, job, "--set", "job.seq_len=512", "--seq-len", "1024", "--layout", "tp=8,dp=2")
+    assert (flagged["layout"], flagged["seq_len"]) == ("tp=8,pp=1,dp=2", 1024)
+    assert plain(pm.predict(job, layout="tp=8,dp=2", seq_len=1024).to_dict()) == flagged
+
+
+def test_a_search_takes_its_words_from_the_file(capsys, job):
+    status, out, _ = run(capsys, "search", job, "--json", "--method", "enumerate")
+    found = json.loads(out)
+    assert status == 0
+    assert len(found["layouts"]) == 3
+    assert all("tp=2" in p["layout"] for p in found["layouts"])
+    assert plain(pm.search(job, method="enumerate").to_dict()) == plain(found)
+    assert len(json.loads(run(capsys, "search", job, "--json", "--top", "1")[1])["layouts"]) == 1
+    assert len(pm.search(job, top=1).layouts) == 1
+
+
+def test_a_search_from_a_file_names_a_command_that_goes_on_from_it(capsys, job):
+    _, out, _ = run(capsys, "search", job, "--set", "job.seq_len=1024", "--top", "1")
+    (following,) = (line.removeprefix("next: perfmodel ") for line in out.splitlines() if line.startswith("next: "))
+    assert following.startswith("predict job.toml --set job.seq_len=1024")
+    assert run(capsys, *following.split())[0] == 0
+
+
+def test_other_questions_take_the_file_too(capsys, job):
+    for argv in (
+        ["whatif", job, "--set", "inter_node_bandwidth=2x", "--set", "layout.dp=2", "--set", "layout.tp=4"],
+        ["design", "memory", job],
+        ["plot", "gantt", job, "--out", "step.png"],
+        ["timeline", job, "--out", "step.json"],
+    ):
+        status, _, err = run(capsys, *argv)
+        assert status == 0, err
+    assert pm.whatif(job, settings=["inter_node_bandwidth=2x"]).after_s > 0
+    assert {one.schedule for one in pm.compare_schedules(job, schedules=["1f1b", "gpipe"])} == {"1f1b", "gpipe"}
+
+
+def test_model_and_cluster_may_be_tables_and_paths_are_beside_the_file(tmp_path):
+    parts = samples()
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "cluster.toml").write_text(parts["cluster.toml"])
+    model = "\n".join(line for line in parts["model.toml"].splitlines() if not line.startswith("#"))
+    path = tmp_path / "sub" / "job.toml"
+    path.write_text(
+        f'cluster = "cluster.toml"\nlayout = "tp=2,dp=4"\ndevices = 8\n[job]\nglobal_batch = 8\n[model]\n{model}\n'
+    )
+    assert pm.predict(path).model == "mine-3b"
+    assert pm.problem(path).cluster.levels[1].name == "RoCE 400G"
+    changed = catalog.read_job(path, ["model.layers=16", "layout.tp=1"])
+    assert changed.words["model"].layers == 16
+    assert changed.layout == "tp=1,dp=4"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("job.seqlen=3", "did you mean 'seq_len'"),
+        ("serch.top=3", "did you mean .*'search'"),
+        ("global_batch=3", r"belongs under \[job\]"),
+        ("layout.tpp=3", "unknown layout key 'tpp'"),
+        ("layout.tp=2.5", "tp must be a whole number"),
+        ("job.seq_len=many", "seq_len.*valid integer"),
+        ("job.mode=sleep", "'train' or 'inference'"),
+        ("model=4", "model must be a name"),
+        ("model.layers=3", "no table"),
+        ("job=3", "must be a table"),
+        ("devices=1.5", "devices must be a whole number"),
+        ("=3", "not KEY=VALUE"),
+        ("layout", "not KEY=VALUE"),
+        ("search.tops=3", "did you mean .*'top'"),
+        ("search.top=x", "top.*valid integer"),
+        ("search.strict=1", "strict.*valid boolean"),
+    ],
+)
+def test_what_is_wrong_is_named_in_one_line(capsys, job, change, said):
+    status, out, err = run(capsys, "search", job, "--set", change)
+    assert (status, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert re.search(said, err)
+
+
+def test_init_writes_every_key_and_replaces_nothing(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(capsys, "init")[0] == 0
+    text = Path("job.toml").read_text()
+    said = tomllib.loads(re.sub(r"(?m)^# (\w+ = )", r"\1", text))
+    assert set(said) == set(catalog.JOB_FILE_KEYS)
+    assert set(said["job"]) == {f.name for f in fields(Job)} - {"assumed"}
+    assert set(said["layout"]) == {f.name for f in fields(Layout)}
+    assert set(said["search"]) == set(SEARCH_WORDS)
+    assert run(capsys, "predict", "job.toml")[0] == 0
+    status, _, err = run(capsys, "init")
+    assert status == 2
+    assert "--force" in err
+    assert run(capsys, "init", "--force")[0] == 0
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_every_command_with_the_flags_of_a_job_takes_a_file():
+    from perfmodel.cli._completion import parsers
+
+    for one in parsers(parser()):
+        names = {action.dest for action in one._actions}
+        if {"model", "strict", "global_batch", "calibration"} <= names:
+            assert {"job_file", "set"} <= names | set(one._defaults), one.prog
+
+
+def test_what_the_command_line_gives_is_told_from_defaults():
+    assert given(["search", "x.toml", "--top", "10"]) == {"command", "job_file", "top"}
+    arguments = parser().parse_args(["predict", "none.txt"])
+    with pytest.raises(PerfModelError, match=r"ends in \.toml"):
+        complete_from_job(arguments, ())

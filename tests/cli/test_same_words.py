@@ -1,0 +1,94 @@
+"""What the shell can say Python can, by the same words, and the reverse."""
+
+import inspect
+from typing import Any
+
+import pytest
+
+import perfmodel as pm
+from perfmodel import catalog
+from perfmodel.catalog import JOB_WORDS, PROBLEM_WORDS
+from perfmodel.cli._completion import parsers
+from perfmodel.cli._parser import parser
+from perfmodel.planning.layouts import SEARCH_WORDS
+
+COMMANDS = {one.prog.removeprefix("perfmodel "): one for one in parsers(parser()) if one.prog != "perfmodel"}
+OF_THE_SHELL = {"help", "json", "verbose", "job_file", "set", "out", "png", "html", "trace"}
+"""How results are printed and written (`to_dict`, `to_frame`, the functions of `viz`), and where words come from."""
+WRITTEN_BY = {"launch_file": "read_launch", "export": "export_launch", "trace": "write_trace", "png": "write_gantt"}
+OBJECTS = {"model", "cluster", "job", "site", "progress", "space", "options", "kernels", "words"}
+"""Arguments of Python that are objects, or that flags say one by one."""
+RENAMED = {"flash_attention": "attention", "batches": "global_batch"}
+"""Words of Python by the flag that says them."""
+OF_A_RUN = {"mtbf", "restart", "storage", "checkpoint_every", "async_checkpoints", "pue"}
+"""Fields of `Reliability`, and energy of the site."""
+PROBLEM = {"model", "cluster", "devices", "framework", "global_batch", "seq_len", "dtype", "mode", "attention"}
+ASKED: dict[str, tuple[Any, dict[str, str], set[str]]] = {
+    "predict": (pm.predict, {}, {"timeline"}),
+    "whatif": (pm.whatif, {"set": "settings"}, set()),
+    "schedules": (pm.compare_schedules, {"names": "schedules"}, set()),
+    "explain": (pm.explain_profile, {}, {"problem", "most"}),
+    "fit": (pm.fit_profile, {"step_time": "step_s"}, {"problem", "out"}),
+}
+"""By command: its function, flags that have another name there, and what flags need not say: `timeline` is a command of
+its own, a problem is said in words, `most` only shortens."""
+
+
+def flags(command: str) -> set[str]:
+    return {action.dest for action in COMMANDS[command]._actions} - OF_THE_SHELL
+
+
+def takes(function: Any) -> set[str]:
+    return set(inspect.signature(function).parameters)
+
+
+def test_a_search_is_said_alike():
+    said = {RENAMED.get(word, word) for word in SEARCH_WORDS}
+    # what no flag has, --set search.WORD and the file say
+    assert said - flags("search") == {"distinct", "every"}
+    python = said | PROBLEM | takes(pm.search) | takes(pm.read_launch)
+    others = flags("search") - python - OF_A_RUN
+    assert others == {"launch_file", "export", "pareto"}
+    assert all(hasattr(pm, WRITTEN_BY.get(word, word)) for word in others | set(WRITTEN_BY))
+    assert takes(pm.search) - OBJECTS - {"set"} <= {"settings", "calibration"}
+
+
+def test_words_of_a_problem_are_flags_or_keys():
+    named = takes(catalog.problem) - {"of_job"}
+    assert named - OBJECTS <= set(PROBLEM_WORDS)
+    flagged = {RENAMED.get(word, word) for word in PROBLEM_WORDS} & flags("predict")
+    assert flagged == PROBLEM - {"model", "cluster"}
+    # the others are --set job.WORD
+    assert {word for word in PROBLEM_WORDS if RENAMED.get(word, word) not in flags("predict")} <= {*JOB_WORDS, "job"}
+
+
+@pytest.mark.parametrize("command", ASKED)
+def test_arguments_of_a_function_are_flags(command):
+    function, renamed, only_python = ASKED[command]
+    said = {renamed.get(word, word) for word in flags(command) | ({"set"} if "set" in renamed else set())}
+    assert takes(function) - OBJECTS - only_python <= said | {"problem"}
+
+
+def test_every_question_of_the_shell_has_a_function():
+    known = {
+        "predict": "predict", "search": "search", "design upgrade": "rank_upgrades", "design memory": "memory_to_fit",
+        "design devices": "devices_for", "design overtake": "overtake", "timeline": "write_trace",
+        "explain": "explain_profile", "fit": "fit", "validate kernels": "validate_kernels",
+        "validate cases": "validate_cases", "whatif": "whatif", "calibrate": "run_plan", "schedules": "schedule_facts",
+        "import-model": "trace", "import": "read_measurements", "plot gantt": "gantt", "report": "report",
+        "compare-clusters": "compare_clusters", "serve": "serve",
+    }  # fmt: skip
+    of_the_shell = {
+        "init",
+        "samples",
+        "run",
+        "emulate",
+        "doctor",
+        "completion",
+        "catalog",
+        "compare",
+        "calibrate diff",
+    }
+    assert all(hasattr(pm, name) for name in known.values())
+    pictures = {name for name in COMMANDS if name.startswith("plot")}
+    assert set(COMMANDS) == set(known) | of_the_shell | pictures | {"design", "validate"}
