@@ -7,5 +7,6 @@ from perfmodel.program.ir.models._training import Sgd as Sgd
 from perfmodel.program.ir.models._training import training_step as training_step
 from perfmodel.program.ir.models._transformer import GPT2_175B as GPT2_175B
 from perfmodel.program.ir.models._transformer import TransformerSize as TransformerSize
+from perfmodel.program.ir.models._transformer import cross_entropy as cross_entropy
 from perfmodel.program.ir.models._transformer import transformer_inference as transformer_inference
 from perfmodel.program.ir.models._transformer import transformer_loss as transformer_loss

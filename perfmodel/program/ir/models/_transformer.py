@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from perfmodel.errors import PerfModelError
+from perfmodel.program.ir._builder import Builder
 from perfmodel.program.ir._program import Program
 from perfmodel.program.ir.models._model_builder import ModelBuilder
 
@@ -54,13 +55,18 @@ def transformer_loss(size: TransformerSize, batch: int, dtype: str = "fp32") -> 
     logits = _logits(m, size, batch)
     labels = m.data("labels", (batch, size.seq_len), "int32")
     with m.tagged(phase="forward", layer=size.layers - 1):
-        top = m.op("row_max", logits)
-        weights = m.op("exp", m.op("sub", logits, top))
-        normaliser = m.op("add", m.op("log", m.op("sum", weights, axes=(2,), keep=True)), top, name="normaliser")
-        surprise = m.op("sub", normaliser, m.op("pick", logits, labels), name="surprise")
-        total = m.op("sum", surprise, axes=(0, 1, 2))
-        loss = m.op("scale", total, factor=1.0 / (batch * size.seq_len), name="loss")
-    return m.program([(loss, "loss")])
+        return m.program([(cross_entropy(m, logits, labels), "loss")])
+
+
+def cross_entropy(m: Builder, logits: str, labels: str) -> str:
+    """Mean over all labels of log(sum(exp(logits))) - logits[label], along the last axis, in range by its maximum."""
+    axes = tuple(range(m.types[logits].rank))
+    top = m.op("row_max", logits)
+    weights = m.op("exp", m.op("sub", logits, top))
+    normaliser = m.op("add", m.op("log", m.op("sum", weights, axes=axes[-1:], keep=True)), top, name="normaliser")
+    surprise = m.op("sub", normaliser, m.op("pick", logits, labels), name="surprise")
+    total = m.op("sum", surprise, axes=axes)
+    return m.op("scale", total, factor=1.0 / m.types[labels].n_elements, name="loss")
 
 
 def transformer_inference(size: TransformerSize, batch: int, dtype: str = "fp32") -> Program:
