@@ -127,5 +127,3 @@ def _size(tensor: str, dim: Any, dims: Mapping[str, int], known: bool) -> int | 
             f"input {tensor}: dimension {label!r} is not fixed; give its size, dims={{{label!r}: ...}} (--dim {label}=N)"
         )
     return dims.get(dim.dim_param)
-
-

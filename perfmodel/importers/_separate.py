@@ -49,9 +49,7 @@ def separate_projections(program: Program) -> Program:
             Piece(name, tuple(j * size if k == axis else 0 for k in range(tensor.rank))) for j, name in enumerate(names)
         )
     inputs = tuple(replace(w, pieces=pieces.get(w.pieces[0].value, w.pieces)) for w in program.inputs)
-    return Program(
-        replace(function, parameters=tuple(parameters), instructions=tuple(kept)), inputs, program.outputs
-    )
+    return Program(replace(function, parameters=tuple(parameters), instructions=tuple(kept)), inputs, program.outputs)
 
 
 @dataclass(frozen=True)

@@ -158,5 +158,3 @@ def _listed(item: Any) -> list[Any]:
 
 def _dtype(tensor: Any) -> str:
     return str(tensor.dtype).removeprefix("torch.")
-
-

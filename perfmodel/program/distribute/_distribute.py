@@ -1,14 +1,25 @@
 """The D/T/P transform: data, tensor and pipeline parallelism with micro-batches, ZeRO and checkpointing at once."""
 
+import re
 from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from perfmodel.errors import LayoutError
 from perfmodel.program.distribute._checkpoint import checkpoint
 from perfmodel.program.distribute._parallel import data_parallel, expert_parallel, tensor_parallel
 from perfmodel.program.distribute._pipeline import micro_batches, pipeline
-from perfmodel.program.ir import Program, Stream
+from perfmodel.program.ir import STREAMS, Program, Stream
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Layout
+
+
+_FIELDS: Final = {
+    "dp": "data", "tp": "tensor", "pp": "pipeline", "ep": "expert", "micro_batches": "micro_batches",
+    "schedule": "schedule", "vpp": "chunks", "zero": "zero", "sequence_parallel": "sequence_parallel",
+    "checkpoint": "checkpoint", "send_stream": "send_stream",
+}  # fmt: skip
+"""Field of `Degrees` by its name in layouts."""
+_WORDS: Final = {"true": True, "false": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,16 +84,54 @@ class Degrees:
             checkpoint=layout.recompute == "full",
         )
 
+    @classmethod
+    def parse(cls, text: str) -> "Degrees":
+        """From `dp=2,tp=2,pp=2,micro_batches=4,schedule=1f1b`, or DistIR's D/T/P/K as `2/2/2/4`.
+
+        Raises:
+            LayoutError: an unknown name, or a value that is none.
+        """
+        if re.fullmatch(r"\d+(/\d+){3}", text.strip()):
+            text = ",".join(
+                f"{n}={v}" for n, v in zip(("dp", "tp", "pp", "micro_batches"), text.split("/"), strict=True)
+            )
+        values: dict[str, Any] = {}
+        for word in filter(None, (part.strip() for part in text.split(","))):
+            name, _, value = word.partition("=")
+            field = _FIELDS.get(name)
+            if field is None or not value:
+                raise LayoutError(f"--layout: {word!r} is not NAME=VALUE; names: {', '.join(_FIELDS)}")
+            values[field] = _WORDS.get(value.lower(), int(value) if value.isdecimal() else value)
+            if type(values[field]) is not type(getattr(cls, field)):
+                raise LayoutError(f"--layout: {word!r}; {name} is by default {str(getattr(cls, field)).lower()}")
+        if values.get("send_stream", "send") not in STREAMS:
+            raise LayoutError(f"--layout: send_stream is one of {', '.join(STREAMS)}")
+        return cls(**values)
+
+    def __str__(self) -> str:
+        """As `parse` reads it; what is not said is at its default."""
+        return ",".join(
+            f"{name}={str(getattr(self, field)).lower()}"
+            for name, field in _FIELDS.items()
+            if name in ("dp", "tp", "pp", "micro_batches") or getattr(self, field) != getattr(Degrees, field)
+        )
+
     @property
     def n_devices(self) -> int:
         return self.data * self.tensor * self.pipeline * self.expert
 
 
-def distribute(program: Program, degrees: Degrees) -> Program:
+def distribute(program: Program, degrees: Degrees, *, representative: bool = False) -> Program:
     """A one-device program over `degrees.n_devices` devices.
 
     Ranks are numbered as Megatron-LM numbers them: tensor ranks next to one another, then expert ranks, data
     ranks, and pipeline stages outermost.
+
+    Args:
+        program: on one device.
+        degrees: how far along each dimension.
+        representative: write down the first tensor, expert and data rank of each stage only. Such a program is
+            simulated like the whole one, whose other ranks do the same at the same time, and cannot be executed.
 
     Raises:
         LayoutError: something does not divide; the message names it.
@@ -96,9 +145,11 @@ def distribute(program: Program, degrees: Degrees) -> Program:
         program = pipeline(program, schedule, send_stream=degrees.send_stream)
     else:
         program = micro_batches(program, degrees.micro_batches)
-    program = tensor_parallel(program, degrees.tensor, sequence_parallel=degrees.sequence_parallel)
-    program = expert_parallel(program, degrees.expert, stride=degrees.tensor)
-    return data_parallel(program, degrees.data, zero=degrees.zero, stride=degrees.tensor * degrees.expert)
+    program = tensor_parallel(program, degrees.tensor, sequence_parallel=degrees.sequence_parallel,
+                              representative=representative)  # fmt: skip
+    program = expert_parallel(program, degrees.expert, stride=degrees.tensor, representative=representative)
+    stride = degrees.tensor * degrees.expert
+    return data_parallel(program, degrees.data, zero=degrees.zero, stride=stride, representative=representative)
 
 
 def on_one_stream(program: Program) -> Program:

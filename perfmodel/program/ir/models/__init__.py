@@ -1,6 +1,8 @@
 """Model programs on one device, which the transforms of `perfmodel.program.distribute` distribute."""
 
+from perfmodel.program.ir.models._catalog import model_program as model_program
 from perfmodel.program.ir.models._mlp import mlp as mlp
+from perfmodel.program.ir.models._mlp import mlp_inference as mlp_inference
 from perfmodel.program.ir.models._model_builder import ModelBuilder as ModelBuilder
 from perfmodel.program.ir.models._training import Adam as Adam
 from perfmodel.program.ir.models._training import Sgd as Sgd

@@ -23,6 +23,8 @@ class TransformerSize:
     seq_len: int
     experts: int = 0
     """Feed-forward networks of every layer, of which each token visits one; 0 for a dense model."""
+    tied: bool = False
+    """The table of embeddings is the head too."""
 
     def __post_init__(self) -> None:
         if min(self.layers, self.hidden, self.heads, self.vocab, self.seq_len, self.experts + 1) < 1:
@@ -38,7 +40,7 @@ class TransformerSize:
         dense = (h + 1) * ffn + (ffn + 1) * h
         expert = self.experts * 2 * h * ffn + h * self.experts
         block = attention + 2 * h + (expert if self.experts else dense)
-        return self.layers * block + (2 * self.vocab + self.seq_len + 2) * h
+        return self.layers * block + ((2 - self.tied) * self.vocab + self.seq_len + 2) * h
 
 
 GPT2_175B = TransformerSize(layers=96, hidden=12288, heads=96, vocab=51200, seq_len=2048)
@@ -88,6 +90,8 @@ def _logits(m: ModelBuilder, size: TransformerSize, batch: int) -> str:
             x = _experts(m, f"l{layer}", x, size, batch) if size.experts else _feed_forward(m, f"l{layer}", x, h)
     with m.tagged(phase="forward", layer=size.layers - 1):
         x = _norm(m, "final", x, h)
+        if size.tied:
+            return m.op("matmul", x, table, transpose_b=True, name="logits")
         return m.op("matmul", x, m.weight("head", (h, size.vocab), tensor_axis=1), name="logits")
 
 
