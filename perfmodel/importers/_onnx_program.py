@@ -124,6 +124,6 @@ def _size(tensor: str, dim: Any, dims: Mapping[str, int], known: bool) -> int | 
     if dim.dim_param not in dims and not known:
         label = dim.dim_param or "?"
         raise PerfModelError(
-            f"input {tensor}: dimension {label!r} is not fixed; give its size, dims={{{label!r}: ...}} (--dim {label}=N)"
+            f"input {tensor}: dimension {label!r} is not fixed; give its size (dims, or --dim {label}=N)"
         )
     return dims.get(dim.dim_param)

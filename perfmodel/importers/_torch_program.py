@@ -1,4 +1,4 @@
-"""PyTorch modules as programs of the IR, through `torch.export`. The package `torch` is an extra and imported on use."""
+"""PyTorch modules as programs of the IR, through `torch.export`. The extra `torch` is imported on use."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -118,9 +118,9 @@ class _Reader:
         if schema is None:
             raise PerfModelError(f"{self.graph.name}: {node.target} is no op of ATen; rewrite the model without it")
         given = [
-            node.args[k] if k < len(node.args) else node.kwargs.get(a.name, a.default_value if a.has_default_value() else None)
+            node.args[k] if k < len(node.args) else node.kwargs.get(a.name, getattr(a, "default_value", None))
             for k, a in enumerate(schema.arguments)
-        ]  # fmt: skip
+        ]
         args = [self._item(value) for value in given]
         op = node.target.name().removeprefix("aten::")
         found = self.graph.node(op, node.name, args, {}, lambda: self._computed(node))

@@ -12,7 +12,6 @@ from perfmodel.program.ir import STREAMS, Program, Stream
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Layout
 
-
 _FIELDS: Final = {
     "dp": "data", "tp": "tensor", "pp": "pipeline", "ep": "expert", "micro_batches": "micro_batches",
     "schedule": "schedule", "vpp": "chunks", "zero": "zero", "sequence_parallel": "sequence_parallel",

@@ -126,7 +126,10 @@ class _Spreading:
     def _divides(self, name: str, axis: int) -> None:
         n, parts = self._types[name].shape[axis], self._plan.parts
         if n % parts:
-            raise LayoutError(f"%{name}: its axis {axis} of {n} does not divide over {parts} devices")
+            raise LayoutError(
+                f"%{name}: its axis {axis} of {n} does not divide over {parts} devices; use a divisor, or "
+                "pad the vocabulary (--pad-vocab) if that is what it is"
+            )
 
     def _define(self, name: str, sharding: Sharding) -> Names:
         names = tuple([f"{name}.{self._plan.suffix}{j}" for j in range(self._plan.written)])
