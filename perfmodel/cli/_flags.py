@@ -72,7 +72,7 @@ def add_problem(command: argparse.ArgumentParser, batches: bool = False) -> None
     command.add_argument("--devices", type=int, metavar="N", help="devices used (default: what the layout needs)")
     if batches:
         command.add_argument(
-            "--global-batch", "--batches", type=_whole_numbers, metavar="B[,B...]",
+            "--global-batch", "--batches", type=whole_numbers, metavar="B[,B...]",
             help="sequences per step; several are ranked together",
         )  # fmt: skip
     else:
@@ -151,7 +151,7 @@ def _calibration(text: str) -> Path | None:
     return None if text == "default" else Path(text)
 
 
-def _whole_numbers(text: str) -> list[int]:
+def whole_numbers(text: str) -> list[int]:
     """Whole numbers above 0 separated by commas."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) > 0 for part in parts):

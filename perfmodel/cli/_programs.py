@@ -6,7 +6,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli._emit import reporting
+from perfmodel.cli._emit import emit, reporting
 from perfmodel.cli._flags import add_calibration, add_json
 from perfmodel.cli._import_model import dimension
 from perfmodel.errors import PerfModelError
@@ -178,3 +178,47 @@ def show_simulated(report: Mapping[str, Any]) -> None:
     print(f"live values: at most {peak:.4g} GB on a device, which {'fits' if report['fits'] else 'does NOT fit'}")
     for path in report.get("written", ()):
         print(f"wrote {path}")
+
+
+def search_program(arguments: argparse.Namespace) -> int:
+    """`perfmodel search PROGRAM`: every D/T/P/K of a program.
+
+    Raises:
+        PerfModelError: as `source_program` and `search_programs`; several batches.
+    """
+    from perfmodel import catalog
+    from perfmodel.display import progress
+    from perfmodel.ingest.tables import write_json
+    from perfmodel.planning.program_search import MICRO_BATCHES, search_programs
+
+    batches = arguments.global_batch
+    if batches and len(batches) > 1:
+        raise PerfModelError(f"{arguments.program}: one batch at a time; give --global-batch one number")
+    arguments.global_batch = batches[0] if batches else None
+    arguments.mode = arguments.mode if arguments.mode == "inference" else None  # train what returns a loss
+    if arguments.dtype not in (None, "fp32", "bf16", "fp16"):
+        raise PerfModelError(f"{arguments.program}: programs are in fp32, bf16 or fp16, not {arguments.dtype}")
+    cluster = catalog.cluster(arguments.cluster)
+    program = source_program(arguments)
+    with progress("programs") as report:
+        result = search_programs(
+            program, cluster, arguments.devices or cluster.devices, schedule=arguments.schedules or "1f1b",
+            micro_batches=arguments.micro_batches or MICRO_BATCHES, calibration=arguments.calibration, progress=report,
+        )  # fmt: skip
+    if not result.candidates:
+        reasons = ", ".join(f"{reason} ({n})" for reason, n in result.rejected.items())
+        raise PerfModelError(f"{arguments.program}: none of {result.evaluated} distributions is possible: {reasons}")
+    shown = result.to_dict() | {"layouts": result.to_dict()["layouts"][: arguments.top]}
+    if arguments.out:
+        write_json(arguments.out, result.to_dict())
+    emit(arguments, shown, lambda: _show_search(shown))
+    return 0
+
+
+def _show_search(report: Mapping[str, Any]) -> None:
+    print(f"@{report['program']}, batch {report['global_batch']}, on {report['cluster']}: "
+          f"{report['feasible']} of {report['evaluated']} distributions fit")  # fmt: skip
+    print(f"{'D/T/P/K':>12}  {'step, ms':>10}  {'samples/s':>10}  {'live, GB':>9}")
+    for row in report["layouts"]:
+        print(f"{row['dtpk']:>12}  {1e3 * row['step_time_s']:>10.4g}  {row['samples_per_s']:>10.4g}  "
+              f"{row['peak_memory_bytes'] / 1e9:>9.4g}")  # fmt: skip

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._emit import emit
-from perfmodel.cli._flags import add_job, job_flags, problem_of
+from perfmodel.cli._flags import add_job, job_flags, problem_of, whole_numbers
 from perfmodel.cli._launch import add_export, export_best, export_framework
 from perfmodel.cli._predict import predicted, write_pictures
+from perfmodel.cli._programs import add_source, search_program
 from perfmodel.display import progress
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Problem
@@ -26,6 +27,10 @@ def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser("search", help="rank the layouts of a model on a cluster")
     add_job(command, batches=True)
+    add_source(command, "PROGRAM", optional=True)
+    command.add_argument(
+        "--micro-batches", type=whole_numbers, metavar="K[,K...]", help="of pipelines of PROGRAM (default: 2 to 128)"
+    )
     command.add_argument("--top", type=int, default=10, metavar="K", help="layouts to report (default 10)")
     command.add_argument(
         "--method",
@@ -115,6 +120,8 @@ def tariff_of(arguments: argparse.Namespace) -> "Tariff":
 def _execute(arguments: argparse.Namespace) -> int:
     from perfmodel.cli import _show_search
 
+    if arguments.program:
+        return search_program(arguments)
     if arguments.pareto:
         front = run_pareto(arguments)
         if not front.layouts:
