@@ -29,7 +29,7 @@ def add_command(commands: Any) -> None:
     command.add_argument("--seed", type=int, default=0, help="of random inputs")
     command.add_argument("--repeats", type=int, default=3, metavar="R", help="timed runs (default 3)")
     command.add_argument(
-        "--backend", default="jax", choices=("jax", "torch"), help="whose collectives move the data (default jax)"
+        "--backend", default="jax", choices=("jax", "torch"), help="whose kernels and collectives run (default jax)"
     )
     command.add_argument("--cluster", help="also predict the program's time on this cluster (catalog name or TOML)")
     command.add_argument("--out", type=Path, metavar="FILE", help="measured timeline as Chrome trace (json or json.gz)")

@@ -153,5 +153,8 @@ def distribute(program: Program, degrees: Degrees, *, representative: bool = Fal
 
 def on_one_stream(program: Program) -> Program:
     """The same with every instruction on the compute stream: what ranks do that run one instruction at a time."""
-    alone = tuple(replace(i, tag=replace(i.tag, stream="compute")) for i in program.function.instructions)
+    alone = tuple(
+        i if i.tag.stream == "compute" else replace(i, tag=replace(i.tag, stream="compute"))
+        for i in program.function.instructions
+    )
     return replace(program, function=replace(program.function, instructions=alone))
