@@ -14,7 +14,9 @@ from perfmodel.errors import PerfModelError
 if TYPE_CHECKING:
     from perfmodel.program.ir import Program
 
-_LAYOUT = "as dp=2,tp=2,pp=2,micro_batches=4 (also ep, vpp, schedule, zero, sequence_parallel, checkpoint), or D/T/P/K"
+_LAYOUT = (
+    "as dp=2,tp=2,pp=2,micro_batches=4 (also ep, vpp, schedule, steps, zero, sequence_parallel, checkpoint), or D/T/P/K"
+)
 
 
 def add_distribute(commands: Any) -> None:

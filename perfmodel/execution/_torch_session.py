@@ -1,5 +1,6 @@
 """Ranks on PyTorch: its kernels, and collectives of torch.distributed (NCCL where every rank has a GPU, else gloo)."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
@@ -38,6 +39,7 @@ class TorchProgramSession(ProgramSession):
         dist = _dist()
         jax.config.update("jax_platforms", "cpu")
         torch = _torch()
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1))
         alone = torch.cuda.device_count() >= place.num_ranks
         self._device = torch.device("cuda", place.rank) if alone else torch.device("cpu")
         dist.init_process_group(

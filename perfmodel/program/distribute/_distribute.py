@@ -13,7 +13,7 @@ from perfmodel.schedule import get_schedule
 from perfmodel.spec import Layout
 
 _FIELDS: Final = {
-    "dp": "data", "tp": "tensor", "pp": "pipeline", "ep": "expert", "micro_batches": "micro_batches",
+    "dp": "data", "tp": "tensor", "pp": "pipeline", "ep": "expert", "micro_batches": "micro_batches", "steps": "steps",
     "schedule": "schedule", "vpp": "chunks", "zero": "zero", "sequence_parallel": "sequence_parallel",
     "checkpoint": "checkpoint", "send_stream": "send_stream",
 }  # fmt: skip
@@ -37,6 +37,8 @@ class Degrees:
     micro_batches: int = 1
     schedule: str = "1f1b"
     """Name of a registered pipeline schedule."""
+    steps: int = 1
+    """Steps of so many micro-batches that an asynchronous schedule runs into one another; the batch is that of all."""
     chunks: int = 1
     """Model chunks per pipeline device (interleaved schedules)."""
     zero: int = 0
@@ -46,7 +48,7 @@ class Degrees:
     send_stream: Stream = "compute"
 
     def __post_init__(self) -> None:
-        for name in ("data", "tensor", "pipeline", "expert", "micro_batches", "chunks"):
+        for name in ("data", "tensor", "pipeline", "expert", "micro_batches", "steps", "chunks"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise LayoutError(f"{name} must be a whole number of at least 1, got {value!r}")
@@ -140,8 +142,11 @@ def distribute(program: Program, degrees: Degrees, *, representative: bool = Fal
     if degrees.pipeline * degrees.chunks > 1:
         trains = any(i.tag.phase == "backward" for i in program.function.instructions)
         name = degrees.schedule if trains else "forward"
-        schedule = get_schedule(name)(degrees.pipeline, degrees.micro_batches, degrees.chunks)
-        program = pipeline(program, schedule, send_stream=degrees.send_stream)
+        scheduler = get_schedule(name)
+        if degrees.steps > 1 and not scheduler.asynchronous:
+            raise LayoutError(f"schedule {name} flushes: one step is one program; use steps=1")
+        schedule = scheduler(degrees.pipeline, degrees.micro_batches, degrees.chunks, degrees.steps)
+        program = pipeline(program, schedule, send_stream=degrees.send_stream, weights=scheduler.weights)
     else:
         program = micro_batches(program, degrees.micro_batches)
     program = tensor_parallel(program, degrees.tensor, sequence_parallel=degrees.sequence_parallel,
