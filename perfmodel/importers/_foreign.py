@@ -7,7 +7,7 @@ weights or data is computed (mixed concrete and abstract interpretation, DistIR,
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -92,10 +92,13 @@ class Graph:
         """Where no name tells a layer, every product with a weight begins one."""
         if self._any_layer:
             return items
-        weights = {p.name for p in self.builder.inputs}
+        weights = {w.name for w in self.builder.inputs}
         made = self.builder.instructions[before:]
         self._products += sum(i.op == "matmul" and i.inputs[1] in weights for i in made)
         layer = self._products - 1
+        if layer >= 0:
+            tags = [replace(i.tag, layer=layer) for i in made]
+            self.builder.instructions[before:] = [replace(i, tag=t) for i, t in zip(made, tags, strict=True)]
         return [Ref(item.name, layer) if isinstance(item, Ref) and layer >= 0 else item for item in items]
 
     def program(self, outputs: Sequence[Any]) -> Program:
@@ -142,8 +145,6 @@ def computed(array: Any) -> Item:
 
 def _without_dead(program: Program) -> Program:
     """Without instructions and weights that no output depends on."""
-    from dataclasses import replace
-
     function = program.function
     live, kept = set(function.outputs), []
     for instruction in reversed(function.instructions):

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from perfmodel.importers._dtypes import Array
-from perfmodel.importers._emitter import CannotMapError, Emitter, Item, Known, Ref
+from perfmodel.importers._emitter import CannotMapError, Emitter, Item, Known, Ref, collapsed
 from perfmodel.importers._program_rules import mapped
 from perfmodel.program.ir.models import cross_entropy
 
@@ -347,13 +347,15 @@ def _gather(c: Call) -> Ref:
 
 
 def _rows(c: Call, table: Ref, ids: Item) -> Ref:
-    if isinstance(ids, Ref):
-        return c.op("embedding", table, ids)
-    flat = ids.array.ravel()  # pyright: ignore[reportAttributeAccessIssue]
+    if not isinstance(ids, Known):
+        return c.op("embedding", table, c.ref(1))
+    small = collapsed(ids.array)  # positions that are the same for all samples are looked up once
+    known = small if small.ndim else ids.array
+    flat = known.ravel()
     if (np.diff(flat) == 1).all():
         cut = _range(c, table, 0, int(flat[0]), int(flat[-1]) + 1)
-        return c.d.reshape(cut, (*c.shape(ids), c.shape(table)[1]))
-    return c.op("embedding", table, c.d.literal(ids.array, "int32"))  # pyright: ignore[reportAttributeAccessIssue]
+        return c.d.reshape(cut, (*known.shape, c.shape(table)[1]))
+    return c.op("embedding", table, c.d.literal(known, "int32"))
 
 
 # --- products, reductions, rows -------------------------------------------------------------------------
@@ -429,10 +431,10 @@ def _layer_norm(c: Call, gain: int = 1, shift: int = 2, epsilon: tuple[str, int]
     return c.op("layer_norm", x, *ones, epsilon=float(c.value(*epsilon, 1e-5)))
 
 
-def _rms_norm(c: Call, gain: int = 1, epsilon: tuple[str, int] = ("epsilon", -1)) -> Item:
+def _rms_norm(c: Call, gain: int = 1, epsilon: tuple[str, int] = ("epsilon", -1), default: float = 1e-5) -> Item:
     x = c.ref(0)
     square = c.op("sum", c.op("mul", x, x), axes=(len(c.shape(x)) - 1,), keep=True)
-    shifted = _primitive(c, "add", c.scaled(square, 1 / c.shape(x)[-1]), Known(np.asarray(c.value(*epsilon, 1e-6))))
+    shifted = _primitive(c, "add", c.scaled(square, 1 / c.shape(x)[-1]), Known(np.asarray(c.value(*epsilon, default))))
     y = c.op("div", x, c.op("sqrt", c.as_ref(shifted)))
     return c.op("mul", y, c.ref(gain)) if c.has(gain) else y
 
@@ -519,7 +521,7 @@ FOREIGN_OPS: Final[Mapping[str, Rule]] = MappingProxyType({
     **_spelled("Identity", "Dropout", "clone", "contiguous", "detach", "alias", "dropout", "lift_fresh_copy",
                "detach_", rule=_same),
     **_spelled("Cast", "CastLike", "_to_copy", "to.dtype", "to.device", "to.dtype_layout", "type_as", rule=_cast),
-    **_spelled("Where", "where.self", rule=_where),
+    **_spelled("Where", "where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar", rule=_where),
     **_spelled("masked_fill.Scalar", "masked_fill.Tensor", rule=lambda c: _where(c, 1, 2, 0)),
     **_spelled("Reshape", "view", "reshape", "_unsafe_view", rule=_reshape),
     **_spelled("Flatten", "flatten.using_ints", rule=_flatten),
@@ -552,7 +554,7 @@ FOREIGN_OPS: Final[Mapping[str, Rule]] = MappingProxyType({
     "LayerNormalization": _layer_norm,
     "layer_norm": lambda c: _layer_norm(c, 2, 3, ("", 4)),
     "RMSNormalization": _rms_norm,
-    "rms_norm": lambda c: _rms_norm(c, 2, ("", 3)),
+    "rms_norm": lambda c: _rms_norm(c, 2, ("", 3), float(np.finfo(np.float32).eps)),  # torch's default
     "scaled_dot_product_attention": _attention,
     **_spelled("SoftmaxCrossEntropyLoss", "cross_entropy_loss", rule=_cross_entropy),
     "mse_loss": _mse,

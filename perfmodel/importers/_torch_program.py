@@ -113,7 +113,7 @@ class _Reader:
     def _call(self, node: Any) -> Any:
         if node.target is operator.getitem:
             source = self.graph.values[node.args[0].name]
-            return source[node.args[1]] if isinstance(source, list) else source
+            return source[node.args[1]] if isinstance(source, list) and len(source) > 1 else _listed(source)[0]
         schema = getattr(node.target, "_schema", None)
         if schema is None:
             raise PerfModelError(f"{self.graph.name}: {node.target} is no op of ATen; rewrite the model without it")

@@ -139,11 +139,11 @@ def ranks_text(runs: pd.DataFrame) -> str:
     paper = ", ".join(f"{name} {r:.2f}" for name, r in PAPER.items())
     return f"""## Table 4: simulated against real throughput
 
-{len(runs)} runs in {runs["round"].nunique()} rounds over {rows[-1]["programs"]} programs, by processes whose kernels and
-collectives are PyTorch's (gloo), 2 or 4 ranks on 2 cores. Two ranks measure every distinct kernel and transfer; from
-these alone each program is simulated, cores shared where ranks share them; then it is run. Rounds are interleaved: of a
-program the fastest run and the median simulation count. Other work took {busy} of the processors (median over the runs),
-so that the machine was far from quiet; the runs are in `validate/distir_ranks.csv`.
+{len(runs)} runs in {runs["round"].nunique()} rounds over {rows[-1]["programs"]} programs, by processes whose kernels
+and collectives are PyTorch's (gloo), 2 or 4 ranks on 2 cores. Two ranks measure every distinct kernel and transfer;
+from these alone each program is simulated, cores shared where ranks share them; then it is run. Rounds are interleaved:
+of a program the fastest run and the median simulation count. Other work took {busy} of the processors (median over the
+runs), so that the machine was far from quiet; the runs are in `validate/distir_ranks.csv`.
 
 {markdown_table(pd.DataFrame(rows))}
 The paper's r on 16 V100: {paper}.
