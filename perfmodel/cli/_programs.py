@@ -204,7 +204,7 @@ def search_program(arguments: argparse.Namespace) -> int:
     program = source_program(arguments)
     with progress("programs") as report:
         result = search_programs(
-            program, cluster, arguments.devices or cluster.devices, schedule=arguments.schedules or "1f1b",
+            program, cluster, arguments.devices or cluster.capacity, schedule=arguments.schedules or "1f1b",
             micro_batches=arguments.micro_batches or MICRO_BATCHES, calibration=arguments.calibration, progress=report,
         )  # fmt: skip
     if not result.candidates:

@@ -81,9 +81,10 @@ class Parser:
         return found["input"], found["output"]
 
     def _whole(self, types: Mapping[str, Tensor]) -> Whole:
-        name, role = self._take("string").text[1:-1], self._take("word").text
-        if role not in ROLES:
-            self.fail(f"{name}: a role is expected ({', '.join(ROLES)}), got {role!r}")
+        name, word = self._take("string").text[1:-1], self._take("word").text
+        role = next((role for role in ROLES if role == word), None)
+        if role is None:
+            self.fail(f"{name}: a role is expected ({', '.join(ROLES)}), got {word!r}")
         tensor, axes = self._type(), dict(self._attributes())
         if unknown := axes.keys() - {"batch_axis", "tensor_axis", "expert_axis"}:
             self.fail(f"{name}: axes are batch_axis, tensor_axis and expert_axis; got {min(unknown)}")

@@ -11,7 +11,7 @@ from perfmodel.program.ir._function import Function
 from perfmodel.program.ir._types import Shape, Tensor
 
 Role = Literal["data", "parameter", "state", "loss", "gradient", "output"]
-ROLES: Final = get_args(Role)
+ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
 
 @dataclass(frozen=True, slots=True)
