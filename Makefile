@@ -9,7 +9,7 @@ DATA ?= $(if $(PERFMODEL_DATA),$(PERFMODEL_DATA),../shared/data)
 # tests and notebooks start the package in dozens of processes: compiled once, even where that is switched off
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: plan test slow grid lint format docs bench validate gate live distir clean
+.PHONY: plan test slow grid lint format docs bench validate papers gate live distir clean
 
 plan: $(VENV)/.plan ## search GPT-3 175B on 1024 A100s for Megatron-Core with the shipped calibration
 	@mkdir -p out
@@ -43,6 +43,11 @@ bench: $(VENV)/.bench ## ratios within one run, written to out/bench.json
 
 validate: $(VENV)/.plan ## every measured kernel and published run under PERFMODEL_DATA: validate/report.md, .html, .json
 	$(BIN)/python validate/run.py --data $(DATA)
+
+papers: $(VENV)/.plan ## the papers' tables and figures beside ours, as pages of docs/systems show them; 10 minutes
+	$(BIN)/python validate/papers.py
+	$(BIN)/python validate/schedules.py --data $(DATA)
+	$(BIN)/python validate/search.py --data $(DATA) distir
 
 gate: $(VENV)/.plan ## fails where a source of published runs is less accurate than the committed report says
 	$(BIN)/python validate/gate.py --data $(DATA)

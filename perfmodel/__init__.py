@@ -20,7 +20,9 @@ _NAMES = {
     "measure": "read_plan run_plan write_plan",
     "session": "Session",
     "cost.learn": "fit",
+    "serving": "Serving serve serve_sweep",
     "prediction": "Prediction predict Site compare_schedules explain step_problem",
+    "prediction.differentiable": "step_time_function",
     "planning.what_if": "whatif",
     "calibration": "EndToEnd Run calibrate_end_to_end calibrate_model explain_profile fit_profile model_plan "
     "plan_report",
@@ -29,6 +31,9 @@ _NAMES = {
     "schedule": "get_schedule read_schedule require_valid schedule_facts",
     "planning.layouts": "SearchResult search pareto ask SearchOptions SearchSpace Tariff default_space restrict",
     "planning.optimise": "partition partition_devices",
+    "planning.compare_clusters": "ClusterComparison compare_clusters",
+    "planning.goodput": "Reliability",
+    "planning.decision": "DecisionReport report",
     "planning.design": "devices_for memory_to_fit overtake rank_upgrades",
     "validation": "read_runs validate_cases validate_kernels",
     "viz": "gantt write_gantt write_trace",
@@ -56,7 +61,10 @@ if TYPE_CHECKING:
     from perfmodel.ingest.launch import Launch, export_launch, read_launch
     from perfmodel.ingest.tables import read_table
     from perfmodel.measure import read_plan, run_plan, write_plan
+    from perfmodel.planning.compare_clusters import ClusterComparison, compare_clusters
+    from perfmodel.planning.decision import DecisionReport, report
     from perfmodel.planning.design import devices_for, memory_to_fit, overtake, rank_upgrades
+    from perfmodel.planning.goodput import Reliability
     from perfmodel.planning.layouts import (
         SearchOptions,
         SearchResult,
@@ -71,7 +79,9 @@ if TYPE_CHECKING:
     from perfmodel.planning.optimise import partition, partition_devices
     from perfmodel.planning.what_if import whatif
     from perfmodel.prediction import Prediction, Site, compare_schedules, explain, predict, step_problem
+    from perfmodel.prediction.differentiable import step_time_function
     from perfmodel.schedule import get_schedule, read_schedule, require_valid, schedule_facts
+    from perfmodel.serving import Serving, serve, serve_sweep
     from perfmodel.session import Session
     from perfmodel.spec import (
         Cluster,

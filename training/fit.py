@@ -22,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recipes", nargs="*", help="names of files in training/recipes; all by default")
     parser.add_argument("--data", default=os.environ.get("PERFMODEL_DATA"), help="folder with the public tables")
-    parser.add_argument("--out", type=Path, default=HERE.parent / "perfmodel" / "learn" / "weights")
+    parser.add_argument("--out", type=Path, default=HERE.parent / "perfmodel" / "cost" / "learn" / "weights")
     parser.add_argument("--seed", type=int, default=0, help="of the start and the order of rows (default 0)")
     arguments = parser.parse_args()
     if arguments.data is None:

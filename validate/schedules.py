@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 
 import pandas as pd
-from studies.schedule_tables import bubble_table, memory_table, version_table, vgg_table, zero_bubble_table
+from studies.schedule_tables import bubble_table, memory_table, zero_bubble_table
 
 from perfmodel.ingest.tables import write_text
 
@@ -24,27 +24,12 @@ def main() -> None:
 
 
 def sections(data: Path | None) -> list[str]:
-    versions = version_table()
-    wrong = versions[versions.simulated != versions.paper]
-    first = wrong.iloc[0]
-    vgg = vgg_table()
     parts = [
         "# Schedules against their papers\n\nWritten by `python validate/schedules.py --data DIR`.\n",
         "## Bubble fractions (Chimera, table 2 and sections 3.1, 3.5)\n",
         markdown(bubble_table()),
         "## Weights and activations per device, m = 2 p (Chimera, table 2)\n",
         markdown(memory_table()),
-        "## Version difference of TiMePReSt's nF1B (section 4.4)\n",
-        f"Simulated for W and N from 2 to 16: floor((W + N - 2) / N) is right in {len(versions) - len(wrong)} of "
-        f"{len(versions)} cases; the smallest counterexample is W = {first.W}, N = {first.N} (formula {first.paper}, "
-        f"simulated {first.simulated}). ceil(W / (N + 1)) is right in "
-        f"{(versions.simulated == versions.closed_form).sum()}: "
-        "successive backwards start N + 1 slots apart, not N. There is a single sequence of updates if and only if "
-        "W <= N + 1 in all cases: "
-        f"{((versions.sequences == 1) == (versions.W <= versions.N + 1)).all()}.\n",
-        markdown(wrong.head(5)),
-        "## VGG-16 on two machines, mini-batch 128, against PipeDream (TiMePReSt, section 5)\n",
-        markdown(vgg),
     ]
     if data is not None:
         runs = zero_bubble_table(data / "published" / "zero_bubble.csv")

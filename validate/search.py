@@ -1,6 +1,6 @@
-"""Searches of papers, and choices among published runs, reproduced: writes validate/search.md and search.json.
+"""Searches of DistIR and Megatron-LM, and choices among published runs: writes validate/search.md and search.json.
 
-python validate/search.py --data DIR [SECTION ...]: only these (distsim, distir, chimera, megatron, groups).
+python validate/search.py --data DIR [SECTION ...]: only these (distir, megatron, groups).
 """
 
 import argparse

@@ -263,13 +263,13 @@ def _hidden(problem: StepProblem, layout: Layout, sides: SideBySide) -> Iterator
     """Share of the collectives of blocks that shows, of what is predicted to hide behind kernels: 1 where the framework
     waits for every collective. Predicted with the times that were measured, since longer ones hide less."""
     blocks = block_times(problem, layout)
-    seconds = blocks.counts.sum(axis=(0, 1)) * blocks.times.time_s
     moving = np.array([group != "" for group in blocks.groups])
-    hidden_s = float((seconds * (1 - blocks.exposed))[moving].sum())
+    seconds = (blocks.counts * blocks.times.time_s)[:, :, moving]
+    predicted_s, hidden_s = float(seconds.sum()), float((seconds * (1 - blocks.exposed[:, :, moving])).sum())
     keys = {event_key(op) for op, moves in zip(blocks.ops, moving.tolist(), strict=True) if moves}
     own = [(c, s) for c, s, _ in sides.collective_s if c.op is not None and event_key(c.op) in keys]
     total_s = sum(taken_s for _, taken_s in own)
-    if not own or hidden_s < 0.05 * seconds[moving].sum():
+    if not own or hidden_s < 0.05 * predicted_s:
         return
     beside_s = 0.0
     for device in {call.device for call, _ in own}:
@@ -278,7 +278,7 @@ def _hidden(problem: StepProblem, layout: Layout, sides: SideBySide) -> Iterator
             if call.device == device:  # the wait for other ranks comes first
                 over_s = np.minimum(kernels[1], call.end_s) - np.maximum(kernels[0], call.end_s - taken_s)
                 beside_s += float(np.clip(over_s, 0, None).sum())
-    share = beside_s / total_s / (hidden_s / float(seconds[moving].sum()))
+    share = beside_s / total_s / (hidden_s / predicted_s)
     per = sides.steps * len({call.device for call, _ in own})
     yield Correction(
         name="tp_overlap_loss", value=min(max(1 - share, 0.0), 1.0), sd=0.05, seconds=total_s / per,

@@ -87,7 +87,7 @@ def priors(models: Iterable[tuple[StepProblem, Sequence[Layout]]], base: Path | 
     dtypes: dict[str, set[str]] = defaultdict(set)
     for model, layouts in models:
         for op, seconds, half in _events(model, layouts):
-            for name in set(factors_of(op)):
+            for name in dict.fromkeys(factors_of(op)):
                 weight[name] += seconds
                 spread[name] += seconds * half
             if not isinstance(op, Collective):

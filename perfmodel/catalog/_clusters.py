@@ -1,15 +1,16 @@
 """Clusters by name or from a TOML file."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from perfmodel.catalog._cpu import CPU_NAMES
 from perfmodel.catalog._devices import device, device_from_toml
-from perfmodel.catalog._names import index, resolve
+from perfmodel.catalog._names import index, key, resolve
 from perfmodel.catalog._toml import checked, package_tables, read_toml
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.spec import Cluster, NetworkLevel
 
 
@@ -73,7 +74,7 @@ class ClusterEntry:
 
 
 def cluster(name_or_path: str | Path) -> Cluster:
-    """A cluster by catalog name or alias, or from a `.toml` file.
+    """A cluster by catalog name or alias, or from a `.toml` file; by the name of a device, its reference system.
 
     Raises:
         UnknownNameError: for a name that is neither in the catalog nor a file.
@@ -85,8 +86,30 @@ def cluster(name_or_path: str | Path) -> Cluster:
         name = data.pop("name", path.stem)
         return checked(ClusterEntry, data, str(path)).cluster(str(name), str(path))
     entries, names = _catalog()
-    entry_name, where, entry = resolve("cluster", str(name_or_path), names, entries)
+    try:
+        entry_name, where, entry = resolve("cluster", str(name_or_path), names, entries)
+    except UnknownNameError:
+        if (found := reference_system(str(name_or_path))) is None:
+            raise
+        return found
     return entry.cluster(entry_name, where)
+
+
+def reference_system(device_name: str) -> Cluster | None:
+    """Servers as the maker of a device joins them; None for what is no accelerator of the catalog."""
+    from perfmodel.catalog._words import cluster_for  # which reads clusters itself
+
+    try:
+        found = device(device_name)
+    except UnknownNameError:
+        return None
+    if key(device_name) in CPU_NAMES:
+        return None
+    return replace(
+        cluster_for(found.name, None, "", ""),
+        name=found.name,
+        source=f"reference system of {found.name}: {found.source}",
+    )
 
 
 def clusters() -> tuple[str, ...]:

@@ -50,6 +50,8 @@ class DeviceEntry:
     """One way between device and host memory."""
     power_w: float | None = None
     idle_power_w: float | None = None
+    usd_per_hour: float | None = None
+    price_source: str = ""
     source: str
     aliases: tuple[str, ...] = field(default=())
 
@@ -71,6 +73,8 @@ class DeviceEntry:
             host_bandwidth_bytes_per_s=None if self.host_gb_per_s is None else self.host_gb_per_s * 1e9,
             power_w=self.power_w,
             idle_power_w=self.idle_power_w,
+            usd_per_hour=self.usd_per_hour,
+            price_source=self.price_source,
             source=self.source,
             aliases=self.aliases,
         )

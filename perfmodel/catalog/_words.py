@@ -88,8 +88,8 @@ def cluster_for(device_name: str, devices_per_node: int | None, intra_link: str,
     found = device(device_name)
     if devices_per_node is not None and devices_per_node < 1:
         raise PerfModelError(f"devices_per_node must be at least 1, got {devices_per_node}")
-    inner = _intra(found, devices_per_node or 8, intra_link)
-    outer = _inter(found, inner.size, compute_network(inter_link))
+    inner = _intra(found, devices_per_node or 8, _ports(found, intra_link))
+    outer = _inter(found, inner.size, _ports(found, compute_network(inter_link)))
     words = "; ".join(w.strip() for w in (intra_link, inter_link) if w.strip())
     return Cluster(
         name=f"{found.name} x{inner.size}" + (f" ({words})" if words else ""),
@@ -97,6 +97,13 @@ def cluster_for(device_name: str, devices_per_node: int | None, intra_link: str,
         levels=(inner,) if outer is None else (inner, outer),
         source="from the words of a published table",
     )
+
+
+def _ports(found: Device, words: str) -> str:
+    """The words for a network: Gaudi's ports are adapters for RoCE v2 on the die, though tables call them Ethernet
+    (Intel Gaudi 2 and 3 white papers)."""
+    plain = not found.architecture.startswith("Gaudi") or re.search(r"roce|^none", words.lower())
+    return words if plain else f"{words} RoCE".strip()
 
 
 def compute_network(words: str) -> str:

@@ -103,6 +103,10 @@ def _device(device: "Device") -> dict[str, Any]:
         "memory_bandwidth_bytes_per_s": device.memory_bandwidth_bytes_per_s,
         "half_flops_per_s": peak.bf16 or peak.fp16,
         "fp32_flops_per_s": peak.fp32,
+        "power_w": device.power_w,
+        "idle_power_w": device.idle_power_w,
+        "usd_per_hour": device.usd_per_hour,
+        "price_source": device.price_source,
         "source": device.source,
     }
 

@@ -182,9 +182,14 @@ def _show_runs(report: dict[str, Any], out: Path) -> None:
 
     console = _show.new_console()
     for device, fitted in report["end_to_end"].items():
-        heads = ("parameter", "prior, 90 %", "posterior", "90 %", "sigmas", "kernels behind it", "runs", "")
-        rows = [_parameter_row(p) for p in fitted["parameters"]]
-        console.print(_show.table(f"{device}, {fitted['runs']} runs", heads, rows))
+        moved = [p for p in fitted["parameters"] if p["informed"] or p["contradiction"]]
+        heads = ("parameter", "prior, 90 %", "posterior, 90 %", "runs")
+        console.print(f"{device}, {fitted['runs']} runs")
+        if moved:
+            console.print(_show.table("", heads, [_parameter_row(p) for p in moved]))
+        as_before = [p["name"] for p in fitted["parameters"] if p not in moved]
+        if as_before:
+            console.print(f"as before, for these runs say nothing of them: {', '.join(as_before)}")
         for text in fitted["contradictions"]:
             console.print(f"warning: {text}")
         for name, excess in [*fitted["unexplained"].items()][:_SHOWN]:
@@ -203,14 +208,11 @@ def _parameter_row(p: dict[str, Any]) -> tuple[str, ...]:
 
     amount = p["name"] in LOSSES
     edge = GAUSS_90 * p["prior_sd"]
-    word = (lambda x: f"{x:.3g}") if amount else (lambda x: f"{expm1(x):+.1%}")
+    word = (lambda x: f"{x:.2g}") if amount else (lambda x: f"{expm1(x):+.0%}")
+    value = f"{p['value']:.3g}" if amount else f"{expm1(p['value']):+.1%}"
     return (
         p["name"],
         f"{word(0.0 if amount else -edge)} .. {word(edge)}",
-        word(p["value"]),
-        f"{word(p['lo'])} .. {word(p['hi'])}",
-        f"{p['sigmas']:+.1f}",
-        "-" if p["measured_kernels"] is None else f"{p['measured_kernels']:,}",
+        f"{value} ({word(p['lo'])} .. {word(p['hi'])})",
         str(p["runs"]),
-        "contradicts" if p["contradiction"] else "" if p["informed"] else "as before",
     )

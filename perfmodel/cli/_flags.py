@@ -5,7 +5,7 @@ from pathlib import Path
 
 from perfmodel.cli._emit import note
 from perfmodel.cli._launch import add_from, job_fields, require
-from perfmodel.spec import Device, Framework, Job, Layout, Model, Problem
+from perfmodel.spec import Cluster, Device, Framework, Job, Layout, Model, Problem
 
 
 def add_json(command: argparse.ArgumentParser) -> None:
@@ -55,21 +55,32 @@ def layout_of(arguments: argparse.Namespace, text: str, model: Model) -> Layout:
     return layout
 
 
-def add_job(command: argparse.ArgumentParser, batches: bool = False) -> None:
-    """What is predicted, by what, and --json; with `batches` for several global batches."""
-    add_problem(command, batches)
-    require(command, "model", "cluster", "global_batch")
+def add_job(command: argparse.ArgumentParser, batches: bool = False, clusters: bool = False) -> None:
+    """What is predicted, by what, and --json; with `batches` for several global batches, with `clusters` on several."""
+    add_problem(command, batches, clusters)
+    require(command, "model", "clusters" if clusters else "cluster", "global_batch")
     command.add_argument("--strict", action="store_true", help="refuse to extrapolate beyond the measurements")
     add_calibration(command)
     add_json(command)
 
 
-def add_problem(command: argparse.ArgumentParser, batches: bool = False) -> None:
-    """What is run: model, cluster and job, or a launch file that says them."""
+def add_problem(command: argparse.ArgumentParser, batches: bool = False, clusters: bool = False) -> None:
+    """What is run: model, cluster (or `clusters`) and job, or a launch file that says them."""
     add_from(command)
     command.add_argument("--model", help="catalog name, Hugging Face config.json or TOML")
-    command.add_argument("--cluster", help="catalog name or TOML")
-    command.add_argument("--devices", type=int, metavar="N", help="devices used (default: what the layout needs)")
+    if clusters:
+        command.add_argument(
+            "--clusters",
+            metavar="C[:N],...",
+            help="catalog names, TOML files, names of devices; each with its devices",
+        )
+        command.add_argument(
+            "--devices", dest="device_counts", type=_whole_numbers, metavar="N[,N...]",
+            help="of clusters that do not say it; several are all tried",
+        )  # fmt: skip
+    else:
+        command.add_argument("--cluster", help="catalog name or TOML")
+        command.add_argument("--devices", type=int, metavar="N", help="devices used (default: what the layout needs)")
     if batches:
         command.add_argument(
             "--global-batch", "--batches", type=whole_numbers, metavar="B[,B...]",
@@ -96,7 +107,7 @@ def job_flags(arguments: argparse.Namespace) -> list[str]:
     said = {
         "--from": getattr(arguments, "launch_file", None),
         "--model": arguments.model if isinstance(arguments.model, str) else None,
-        "--cluster": arguments.cluster,
+        "--cluster": getattr(arguments, "cluster", None),
         "--seq-len": arguments.seq_len,
         "--dtype": arguments.dtype,
         "--mode": arguments.mode if arguments.mode != "train" else None,
@@ -138,13 +149,18 @@ def problem_of(arguments: argparse.Namespace, *, quiet: bool = False) -> Problem
     assumes as `job_of`."""
     from perfmodel import catalog
 
-    model, cluster = catalog.model(arguments.model), catalog.cluster(arguments.cluster)
     if isinstance(arguments.global_batch, list):
         arguments.global_batch = arguments.global_batch[0]
+    return problem_on(arguments, catalog.cluster(arguments.cluster), arguments.devices, quiet=quiet)
+
+
+def problem_on(arguments: argparse.Namespace, cluster: Cluster, devices: int | None, *, quiet: bool = False) -> Problem:
+    """The problem that the flags describe, on a cluster."""
+    from perfmodel import catalog
+
+    model = catalog.model(arguments.model)
     job = job_of(arguments, model, cluster.device, quiet=quiet)
-    return Problem(
-        model=model, cluster=cluster, job=job, framework=framework_of(arguments), devices=arguments.devices
-    )  # fmt: skip
+    return Problem(model=model, cluster=cluster, job=job, framework=framework_of(arguments), devices=devices)
 
 
 def _calibration(text: str) -> Path | None:

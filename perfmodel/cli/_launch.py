@@ -97,7 +97,7 @@ def _fill_layout(arguments: argparse.Namespace, layout: Layout, model: Model | N
 
 
 def _takes_several(arguments: argparse.Namespace) -> bool:
-    return arguments.command == "search"
+    return arguments.command in ("search", "report")
 
 
 def _say(launch: "Launch") -> None:

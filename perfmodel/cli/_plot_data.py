@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from perfmodel.ingest import MeasuredTrace
     from perfmodel.planning.what_if import Curve
-    from perfmodel.prediction import Prediction, StepProblem, evaluate, peak_memory
+    from perfmodel.prediction import Prediction, StepProblem
     from perfmodel.schedule import ScheduleFacts
 
 
@@ -88,6 +88,7 @@ def all_layouts(arguments: argparse.Namespace) -> "tuple[pd.DataFrame, str]":
 def _scored(problem: "StepProblem", devices: int, silent: bool) -> Iterator[tuple[Layout, float, float]]:
     """Layouts that fit, with step time and peak memory."""
     from perfmodel.planning.layouts import default_space, enumerate_layouts
+    from perfmodel.prediction import evaluate, peak_memory
 
     asked = Problem(model=problem.model, cluster=problem.cluster, job=problem.job, devices=devices)
     found = list(enumerate_layouts(default_space(asked), asked, Counter()))

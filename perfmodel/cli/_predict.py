@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._emit import emit, note
 from perfmodel.cli._flags import add_job, add_layout, layout_of, problem_of
+from perfmodel.cli._training_run import add_reliability, lines, run_of
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Layout
 
@@ -20,6 +21,9 @@ def add_predict(commands: Any) -> None:
     )
     add_job(command)
     add_layout(command, 'e.g. "tp=8,pp=16,dp=8,zero=1,recompute=selective" or DistSim\'s 8M16P8D')
+    command.add_argument("--tokens", type=float, metavar="N", help="to train on: days, cost and energy with failures")
+    command.add_argument("--price", type=float, metavar="USD", help="per device and hour (default: the list price)")
+    add_reliability(command)
     command.set_defaults(run=_predict)
 
 
@@ -31,6 +35,12 @@ def add_timeline(commands: Any) -> None:
     add_job(command)
     add_layout(command)
     command.add_argument("--out", type=Path, metavar="FILE", help="Chrome trace, opens in Perfetto (json or json.gz)")
+    command.add_argument(
+        "--every-rank", action="store_true", help="all devices in --out, instead of one per pipeline stage"
+    )
+    command.add_argument(
+        "--every-pass", action="store_true", help="kernels and collectives in all passes of --out, not the first alone"
+    )
     command.add_argument("--png", type=Path, metavar="FILE", help="Gantt chart")
     command.add_argument("--html", type=Path, metavar="FILE", help="interactive timeline, opens in any browser")
     command.set_defaults(run=_timeline)
@@ -60,12 +70,14 @@ def note_layout(prediction: "Prediction") -> None:
 
 
 def write_pictures(
-    prediction: "Prediction", trace: Path | None, png: Path | None, html: Path | None = None
+    prediction: "Prediction", trace: Path | None, png: Path | None, html: Path | None = None, **detail: bool
 ) -> list[str]:
-    """Write those that are asked for; names of the files."""
+    """Write those that are asked for, the trace in some `detail`; names of the files."""
+    from functools import partial
+
     from perfmodel import viz
 
-    wanted = ((viz.write_trace, trace), (viz.write_gantt, png), (viz.write_interactive, html))
+    wanted = ((partial(viz.write_trace, **detail), trace), (viz.write_gantt, png), (viz.write_interactive, html))
     for write, path in wanted:
         if path:
             write(prediction, path)
@@ -76,7 +88,12 @@ def _predict(arguments: argparse.Namespace) -> int:
     from perfmodel.cli import _show
 
     result = predicted(arguments)
-    emit(arguments, result.to_dict(), lambda: _show.prediction(result))
+    run = run_of(arguments, problem_of(arguments, quiet=True), result)
+    emit(
+        arguments,
+        result.to_dict() | (run.to_dict() if run else {}),
+        lambda: _show.prediction(result, lines(run) if run else ()),
+    )
     return 0
 
 
@@ -87,10 +104,13 @@ def _timeline(arguments: argparse.Namespace) -> int:
         raise PerfModelError(
             "timeline: nothing to write; give --out FILE (trace), --png FILE (Gantt chart) or --html FILE (interactive)"
         )
+    detail = {"every_rank": arguments.every_rank, "every_pass": arguments.every_pass}
+    if any(detail.values()) and not arguments.out:
+        raise PerfModelError("timeline: --every-rank and --every-pass are for traces; give --out FILE")
     from perfmodel import catalog
 
     result = predicted(arguments, layout_of(arguments, arguments.layout, catalog.model(arguments.model)), timeline=True)
     note_layout(result)
-    written = write_pictures(result, arguments.out, arguments.png, arguments.html)
+    written = write_pictures(result, arguments.out, arguments.png, arguments.html, **detail)
     emit(arguments, result.to_dict() | {"written": written}, lambda: _show.written(written))
     return 0

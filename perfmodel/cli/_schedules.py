@@ -21,11 +21,11 @@ from perfmodel.units import GIB
 if TYPE_CHECKING:
     from perfmodel.schedule import PassTimes
 
-_SAID_ONCE = ("stages", "micro_batches", "makespan_bubble_fraction")
-"""Columns of the rows that the table leaves out."""
+_SAID_ONCE = ("stages", "micro_batches", "makespan_bubble_fraction", "update_sequences")
+"""Columns of the rows that the table leaves out, for it has 80 columns at most."""
 _SHORT = {
-    "bubble_fraction": "bubble", "version_difference": "staleness", "update_sequences": "sequences",
-    "makespan_s": "makespan", "steady_interval_s": "steady interval",
+    "bubble_fraction": "bubble", "version_difference": "stale-\nness", "activations": "activa-\ntions",
+    "makespan_s": "makespan", "steady_interval_s": "steady\ninterval",
     "step_s": "step", "step_time_s": "step", "step_time_lo_s": "from", "step_time_hi_s": "to",
     "peak_memory_gib": "GiB", "micro_batches_in_flight": "in flight",
 }  # fmt: skip
@@ -54,6 +54,12 @@ def add_command(commands: Any) -> None:
         "--train", action="store_true", help="train a small model under each schedule's weight versions"
     )
     command.add_argument("--steps", type=int, default=40, metavar="N", help="updates to train for (default 40)")
+    command.add_argument(
+        "--accuracy", type=float, metavar="A",
+        help="with --train: epochs and time to this test accuracy, such as 0.9, on land and sea of a real map",
+    )  # fmt: skip
+    command.add_argument("--epochs", type=int, default=4, metavar="E", help="of --accuracy (default 4)")
+    command.add_argument("--seeds", type=int, default=3, metavar="S", help="runs of --accuracy (default 3)")
     command.add_argument("--out", type=Path, metavar="FILE", help="order as text, or training curves as csv")
     command.add_argument("--png", type=Path, metavar="FILE", help="picture of the schedules, or of the curves")
     add_json(command)
@@ -70,9 +76,18 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         require_times_alone(arguments)
     if arguments.optimise is not None:
         return _optimised(arguments)
-    for flag, number in (("--stages", arguments.stages), ("--micro-batches", arguments.micro_batches)):
+    for flag in ("--stages", "--micro-batches", "--epochs", "--seeds"):
+        number = getattr(arguments, flag.removeprefix("--").replace("-", "_"))
         if number is not None and number < 1:
             raise PerfModelError(f"schedules: {flag} must be at least 1, got {number}")
+    if arguments.accuracy is not None:
+        for flag, clashes in (
+            ("needs --train", not arguments.train),
+            ("writes no --out", arguments.out),
+            ("draws no --png", arguments.png),
+        ):
+            if clashes:
+                raise PerfModelError(f"schedules: --accuracy {flag}")
     if arguments.model:
         return _predicted(arguments)
     return _trained(arguments) if arguments.train else _facts(arguments)
@@ -88,16 +103,28 @@ def show(report: dict[str, Any]) -> None:
         if "steady_interval_s" in names:
             names.remove("step_s")  # the same
         heads = [_SHORT.get(name, name.replace("_", " ")) for name in names]
-        cells = [[_cell(row[name]) for name in names] for row in report["rows"]]
+        cells = [[_cell(name, row[name]) for name in names] for row in report["rows"]]
         console.print(table(report.get("title", ""), heads, cells))
+    if forms := report.get("closed_forms"):
+        heads = ["stages", "n_f", "n_b", "compute", "transfers", "all-reduce left", "step"]
+        cells = [
+            [f"{name}, {which}", *(_cell(key, value) for key, value in form.items())]
+            for name, of in forms.items()
+            for which, form in of.items()
+        ]
+        console.print(table("Chimera's own model (section 3.4 of its paper)", heads, cells))
     for line in (*report.get("skipped", ()), *(f"wrote {path}" for path in report["written"])):
         console.print(line)
 
 
-def _cell(value: Any) -> str:
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
     if isinstance(value, (tuple, list)):
-        low, high = map(_cell, value)
+        low, high = (_cell(name, end) for end in value)
         return low if low == high else f"{low} to {high}"
+    if name == "bubble_fraction":
+        return f"{value:.1%}"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -119,8 +146,10 @@ def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _predicted(arguments: argparse.Namespace) -> dict[str, Any]:
+    from dataclasses import asdict
+
     from perfmodel import catalog
-    from perfmodel.prediction import compare_schedules
+    from perfmodel.prediction import chimera_closed_form, compare_schedules, step_problem
 
     _require_job(arguments)
     model, cluster = catalog.model(arguments.model), catalog.cluster(arguments.cluster)
@@ -151,7 +180,16 @@ def _predicted(arguments: argparse.Namespace) -> dict[str, Any]:
         if c.prediction
     ]
     skipped = [f"{c.schedule}: {c.reason}" for c in compared if not c.prediction]
-    return {"rows": rows, "skipped": skipped, "written": []}
+    problem = step_problem(model, cluster, job, framework=framework)
+    forms = {
+        c.schedule: {
+            which: asdict(form) | {"step_s": form.step_s}
+            for which, form in chimera_closed_form(problem, c.prediction.layout).items()
+        }
+        for c in compared
+        if c.prediction and c.schedule.partition(":")[0] == "chimera"
+    }
+    return {"rows": rows, "closed_forms": forms, "skipped": skipped, "written": []}
 
 
 def _optimised(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -201,17 +239,18 @@ def _require_job(arguments: argparse.Namespace) -> None:
 def _trained(arguments: argparse.Namespace) -> dict[str, Any]:
     import pandas as pd
 
-    from perfmodel.execution.interpreter import mlp_model, teacher_data, training_curve
+    from perfmodel.execution.interpreter import as_mini_batches, mlp_model, teacher_data, training_curve
     from perfmodel.ingest.tables import write_table
 
+    if arguments.accuracy is not None:
+        return _accuracies(arguments)
     p, m = arguments.stages, arguments.micro_batches
     model = mlp_model(16, p)
     inputs, targets = teacher_data(model, m * arguments.steps, examples=8, width=16, seed=0)
-    passes = uniform_times(arguments, p)
-    curves = [
-        training_curve(name, model, model.initial(1), inputs, targets, passes, per_step=m, learning_rate=0.3)
-        for name in named(arguments, ["1f1b", "zb-h1", "pipedream", "pipedream-2bw", "nf1b"])
-    ]
+    curves = []
+    for name in named(arguments, ["1f1b", "zb-h1", "pipedream", "pipedream-2bw", "nf1b"]):
+        per_step, x, y, passes = as_mini_batches(name, m, inputs, targets, uniform_times(arguments, p))
+        curves.append(training_curve(name, model, model.initial(1), x, y, passes, per_step=per_step, learning_rate=0.3))
     written = []
     if arguments.out:
         write_table(arguments.out, pd.concat([curve.to_frame() for curve in curves]))
@@ -234,3 +273,29 @@ def _trained(arguments: argparse.Namespace) -> dict[str, Any]:
         for curve in curves
     ]
     return {"rows": rows, "written": written}
+
+
+_MINI_BATCH = 128
+_LEARNING_RATE = 1.0
+
+
+def _accuracies(arguments: argparse.Namespace) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from perfmodel.execution.interpreter import TimeToAccuracy, accuracy_curve
+
+    if not 0 < arguments.accuracy < 1:
+        raise PerfModelError(f"schedules: --accuracy must be between 0 and 1, got {arguments.accuracy:g}")
+    passes = uniform_times(arguments, arguments.stages)
+    rows = []
+    for name in named(arguments, ["pipedream", "pipedream-2bw", "nf1b", "gpipe", "1f1b"]):
+        curves = [
+            accuracy_curve(
+                name, passes, micro_batches=arguments.micro_batches, mini_batch=_MINI_BATCH, epochs=arguments.epochs,
+                learning_rate=_LEARNING_RATE, seed=seed,
+            )
+            for seed in range(arguments.seeds)
+        ]  # fmt: skip
+        rows.append(asdict(TimeToAccuracy.of(curves, arguments.accuracy)))
+    title = f"mini-batches of {_MINI_BATCH}, {arguments.seeds} seeds, test accuracy {arguments.accuracy:g}"
+    return {"title": title, "rows": rows, "written": []}

@@ -11,12 +11,14 @@ from perfmodel.cli._flags import add_job, job_flags, problem_of, whole_numbers
 from perfmodel.cli._launch import add_export, export_best, export_framework
 from perfmodel.cli._predict import predicted, write_pictures
 from perfmodel.cli._programs import add_source, search_program
+from perfmodel.cli._training_run import add_reliability, lines, run_of, tariff_of
 from perfmodel.display import progress
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Problem
 
 if TYPE_CHECKING:
-    from perfmodel.planning.layouts import ParetoFront, SearchResult, SearchSpace, Tariff
+    from perfmodel.planning.layouts import ParetoFront, SearchOptions, SearchResult, SearchSpace
+    from perfmodel.planning.training_run import TrainingRun
 
 
 IMPOSSIBLE = 2
@@ -31,25 +33,9 @@ def add_command(commands: Any) -> None:
     command.add_argument(
         "--micro-batches", type=whole_numbers, metavar="K[,K...]", help="of pipelines of PROGRAM (default: 2 to 128)"
     )
-    command.add_argument("--top", type=int, default=10, metavar="K", help="layouts to report (default 10)")
-    command.add_argument(
-        "--method",
-        default="auto",
-        help="enumerate (exact), auto (then uneven stages where they gain; default), or relax",
-    )
-    add_space(command)
-    add_goal(command)
-    command.add_argument(
-        "--robust", nargs="?", const="regret", default="", metavar="ORDER",
-        help="order by expected regret (default), upper (end of the 90 %% interval) or best (probability to be)",
-    )  # fmt: skip
+    add_search(command)
     command.add_argument(
         "--pareto", metavar="A,B[,C]", help="the Pareto front of objectives instead, e.g. time,memory,cost"
-    )
-    command.add_argument("--workers", type=int, default=1, metavar="N", help="processes that evaluate (default 1)")
-    command.add_argument("--dask", default="", metavar="ADDRESS", help="evaluate on the workers of a Dask scheduler")
-    command.add_argument(
-        "--resume", type=Path, metavar="FILE", help="keep what was evaluated here, and go on from it if it exists"
     )
     command.add_argument(
         "-v", "--verbose", action="store_true", help="also how it was searched, why others are out, where the step goes"
@@ -59,6 +45,28 @@ def add_command(commands: Any) -> None:
     command.add_argument("--trace", type=Path, metavar="FILE", help="Chrome trace of the best layout (json or json.gz)")
     command.add_argument("--png", type=Path, metavar="FILE", help="Gantt chart of the best layout")
     command.set_defaults(run=_execute)
+
+
+def add_search(command: argparse.ArgumentParser, top: int = 10) -> None:
+    """Flags that say which layouts are looked for, by what, and how many."""
+    command.add_argument("--top", type=int, default=top, metavar="K", help=f"layouts to report (default {top})")
+    command.add_argument(
+        "--method",
+        default="auto",
+        help="enumerate (exact), auto (then uneven stages where they gain; default), or relax",
+    )
+    add_space(command)
+    add_goal(command)
+    add_reliability(command)
+    command.add_argument(
+        "--robust", nargs="?", const="regret", default="", metavar="ORDER",
+        help="order by expected regret (default), upper (end of the 90 %% interval) or best (probability to be)",
+    )  # fmt: skip
+    command.add_argument("--workers", type=int, default=1, metavar="N", help="processes that evaluate (default 1)")
+    command.add_argument("--dask", default="", metavar="ADDRESS", help="evaluate on the workers of a Dask scheduler")
+    command.add_argument(
+        "--resume", type=Path, metavar="FILE", help="keep what was evaluated here, and go on from it if it exists"
+    )
 
 
 def add_space(command: argparse.ArgumentParser) -> None:
@@ -105,18 +113,6 @@ def space_of(arguments: argparse.Namespace, problem: Problem) -> "SearchSpace":
     return layouts.restrict(layouts.with_schedules(every, arguments.schedules), arguments.fix)
 
 
-def tariff_of(arguments: argparse.Namespace) -> "Tariff":
-    """Prices, powers and tokens as given."""
-    from perfmodel.planning.layouts import Tariff
-
-    return Tariff(
-        price_per_device_hour=arguments.price,
-        power_w=arguments.power,
-        idle_power_w=arguments.idle_power,
-        tokens=arguments.tokens,
-    )
-
-
 def _execute(arguments: argparse.Namespace) -> int:
     from perfmodel.cli import _show_search
 
@@ -126,14 +122,17 @@ def _execute(arguments: argparse.Namespace) -> int:
         front = run_pareto(arguments)
         if not front.layouts:
             raise PerfModelError("search: no layout fits and satisfies the constraints; without --pareto it says why")
-        files = write(arguments, front)
+        files = write(arguments, front.to_dict())
         emit(arguments, front.to_dict(), lambda: _show_search.pareto(front, files))
         return 0
     if arguments.export:
         export_framework(arguments)  # refused before anything is searched
     job = job_flags(arguments)
     result = run(arguments)
-    files = write(arguments, result)
+    report, runs = result.to_dict(), _runs(arguments, result)
+    for told, one in zip(report["layouts"], runs, strict=False):
+        told |= one.to_dict()
+    files = write(arguments, report)
     if result.complete and result.layouts and arguments.export:
         files.append(_export(arguments, result))
     if result.complete and result.layouts and (arguments.trace or arguments.png):
@@ -145,8 +144,8 @@ def _execute(arguments: argparse.Namespace) -> int:
     if result.layouts or result.complete or arguments.json:
         emit(
             arguments,
-            result.to_dict(),
-            lambda: _show_search.search(result, job, files, verbose=arguments.verbose),
+            report,
+            lambda: _show_search.search(result, job, files, lines(runs[0]) if runs else (), verbose=arguments.verbose),
         )
     if result.impossible:
         print(f"perfmodel: {result.impossible}", file=sys.stderr)
@@ -154,6 +153,13 @@ def _execute(arguments: argparse.Namespace) -> int:
     if not result.complete:
         raise KeyboardInterrupt(result.certificate)
     return 0
+
+
+def _runs(arguments: argparse.Namespace, result: "SearchResult") -> "list[TrainingRun]":
+    """What training on `--tokens` takes with every ranked layout; none where they are not given."""
+    problem = problem_of(arguments, quiet=True)
+    runs = [run_of(arguments, problem, p) for p in result.layouts]
+    return [one for one in runs if one is not None]
 
 
 def _export(arguments: argparse.Namespace, result: "SearchResult") -> str:
@@ -165,18 +171,12 @@ def _export(arguments: argparse.Namespace, result: "SearchResult") -> str:
     return str(path)
 
 
-def run(arguments: argparse.Namespace) -> "SearchResult":
-    """What the command finds.
-
-    Raises:
-        PerfModelError: bad input.
-    """
-    from perfmodel.planning import layouts
+def options_of(arguments: argparse.Namespace) -> "SearchOptions":
+    """How the flags say to search; before `problem_of`, which keeps the first of several batches."""
+    from perfmodel.planning.layouts import SearchOptions
 
     batches: list[int] = arguments.global_batch
-    problem = problem_of(arguments)
-    problem.require_devices()
-    options = layouts.SearchOptions(
+    return SearchOptions(
         method=arguments.method,
         objective=arguments.objective,
         constraints=arguments.constraint,
@@ -189,6 +189,19 @@ def run(arguments: argparse.Namespace) -> "SearchResult":
         dask=arguments.dask,
         resume=arguments.resume,
     )
+
+
+def run(arguments: argparse.Namespace) -> "SearchResult":
+    """What the command finds.
+
+    Raises:
+        PerfModelError: bad input.
+    """
+    from perfmodel.planning import layouts
+
+    options = options_of(arguments)
+    problem = problem_of(arguments)
+    problem.require_devices()
     with progress("search") as report:
         return layouts.search(
             problem,
@@ -220,11 +233,11 @@ def run_pareto(arguments: argparse.Namespace) -> "ParetoFront":
         )  # fmt: skip
 
 
-def write(arguments: argparse.Namespace, result: "SearchResult | ParetoFront") -> list[str]:
-    """Write the result as JSON if asked for; names of the files."""
+def write(arguments: argparse.Namespace, report: dict[str, Any]) -> list[str]:
+    """Write the report as JSON if asked for; names of the files."""
     from perfmodel.ingest.tables import write_json
 
     if not arguments.out:
         return []
-    write_json(arguments.out, result.to_dict())
+    write_json(arguments.out, report)
     return [str(arguments.out)]

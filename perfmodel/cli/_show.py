@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from perfmodel.validation import CaseResidual
 
 
-def prediction(result: Prediction) -> None:
-    """Summary, breakdown, memory and the head of the critical path."""
+def prediction(result: Prediction, more: Sequence[str] = ()) -> None:
+    """Summary, `more` lines, breakdown, memory and the head of the critical path."""
     console = new_console()
     fits = "fits" if result.fits else "DOES NOT FIT"
     console.print(
@@ -35,7 +35,7 @@ def prediction(result: Prediction) -> None:
         f"memory {result.memory_needed_bytes / GIB:.1f} of {result.memory_capacity_bytes / GIB:.1f} GiB: {fits} "
         f"(probability {result.fits_probability:.2f})"
     )
-    for line in (*result.reasons, *result.warnings):
+    for line in (*more, *result.reasons, *result.warnings):
         console.print(line)
     breakdown(console, result)
     console.print(
@@ -215,6 +215,27 @@ def duration(seconds: float) -> str:
         if seconds >= scale:
             return f"{seconds / scale:.4g} {unit}"
     return f"{seconds / 1e-6:.3g} us"
+
+
+def scaled(value: float, unit: str) -> str:
+    """A figure with its unit, in thousands, millions and so on."""
+    for scale, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= scale:
+            return f"{value / scale:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}"
+
+
+def counted(value: float) -> str:
+    """Tokens, or money: in thousands (k), millions (M), billions (B) or trillions (T)."""
+    for scale, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= scale:
+            return f"{value / scale:.3g}{letter}"
+    return f"{value:.3g}"
+
+
+def three_digits(value: float) -> str:
+    """Three significant digits, and whole numbers from 100 on."""
+    return f"{value:.3g}" if value < 99.95 else f"{value:,.0f}"
 
 
 def long_duration(seconds: float) -> str:

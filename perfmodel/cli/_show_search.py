@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
-from perfmodel.cli._show import breakdown, duration, long_duration, new_console, table, written
+from perfmodel.cli._show import breakdown, duration, long_duration, new_console, scaled, table, written
 from perfmodel.units import GIB
 
 if TYPE_CHECKING:
@@ -33,24 +33,18 @@ _UNITS: Final[dict[str, tuple[str, Callable[[float], str]]]] = {
 """Objectives and quantities, without the unit in their name -> head of a column, and how its figures are written."""
 
 
-def scaled(value: float, unit: str) -> str:
-    """A figure with its unit, in thousands, millions and so on."""
-    for scale, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= scale:
-            return f"{value / scale:.3g} {prefix}{unit}"
-    return f"{value:.3g} {unit}"
-
-
-def search(result: "SearchResult", job: Sequence[str], files: Sequence[str], *, verbose: bool = False) -> None:
+def search(
+    result: "SearchResult", job: Sequence[str], files: Sequence[str], run: Sequence[str] = (), *, verbose: bool = False
+) -> None:
     """The ranked table, the winner and the next command; `verbose`: also how it was found and why others were not.
 
-    `job`: the flags that say the job to another command; `files` were written.
+    `job`: the flags that say the job to another command; `files` were written; `run`: lines of the winner's whole run.
     """
     console = new_console()
     if result.layouts:
         _heading(console, result)
         _ranking(console, result)
-        _winner(console, result, job)
+        _winner(console, result, job, run)
     if beyond := result.beyond:
         gain = f", {beyond.gain:.1%} better" if isfinite(beyond.gain) else ""
         console.print(f"beyond {result.framework}: {beyond.layout}: {duration(beyond.step_time_s)}{gain}")
@@ -73,7 +67,7 @@ def pareto(front: "ParetoFront", files: Sequence[str]) -> None:
         for row, p in zip(front.values.tolist(), front.layouts, strict=True)
     ]
     console.print("layouts that no other beats in everything")
-    _layout_last(console, [_quantity(name)[0] for name in front.objectives], rows)
+    layout_last(console, [_quantity(name)[0] for name in front.objectives], rows)
     console.print(
         f"{front.evaluated:,} layouts scored by full schedule evaluation, {front.feasible:,} fit, "
         f"in {front.seconds:.1f} s; exact"
@@ -105,7 +99,7 @@ def _ranking(console: Console, result: "SearchResult") -> None:
     columns: dict[str, Column] = {
         "#": lambda i, _: str(i + 1),
         "step": lambda _, p: duration(p.step_time_s),
-        "90 % interval": lambda _, p: _interval(p.step_time_lo_s, p.step_time_hi_s),
+        "90 % interval": lambda _, p: interval(p.step_time_lo_s, p.step_time_hi_s),
         "MFU": lambda _, p: f"{p.mfu:.1%}",
         "GiB": lambda _, p: f"{p.memory.peak / GIB:.1f}",
     }
@@ -121,7 +115,7 @@ def _ranking(console: Console, result: "SearchResult") -> None:
         elif result.robust:
             columns["regret"] = lambda i, _: f"{sure.regret[i]:.1%}"
     rows = [(*(cell(i, p) for cell in columns.values()), str(p.layout)) for i, p in enumerate(result.layouts)]
-    _layout_last(console, list(columns), rows)
+    layout_last(console, list(columns), rows)
 
 
 def _asked_for(result: "SearchResult") -> dict[str, Column]:
@@ -144,19 +138,16 @@ def _asked_for(result: "SearchResult") -> dict[str, Column]:
     return more
 
 
-def _winner(console: Console, result: "SearchResult", job: Sequence[str]) -> None:
+def _winner(console: Console, result: "SearchResult", job: Sequence[str], run: Sequence[str]) -> None:
     best = result.layouts[0]
     facts = [
         f"{best.memory_needed_bytes / GIB:.1f} of {best.memory_capacity_bytes / GIB:.1f} GiB "
         f"(fits with probability {best.fits_probability:.2f})",
         f"{best.tokens_per_s_per_device * best.devices:,.0f} tokens/s",
     ]
-    if result.quantities:
-        known = result.quantities[0]
-        if "train_time_s" in known:
-            facts.append(f"{long_duration(known['train_time_s'])} for all tokens")
     console.print(f"first to try: {best.layout}", soft_wrap=True)
-    console.print(f"  {', '.join(facts)}")
+    for line in (", ".join(facts), *run):
+        console.print(f"  {line}", markup=False)
     flags = [*job, "--global-batch", str(best.global_batch), "--layout", str(best.layout)]
     console.print(f"next: perfmodel predict {shlex.join(flags)}", soft_wrap=True, markup=False)
 
@@ -179,7 +170,7 @@ def _account(console: Console, result: "SearchResult") -> None:
         console.print(table("rejected", ("why", "layouts"), [(k, f"{v:,}") for k, v in result.rejected.items()]))
 
 
-def _layout_last(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def layout_last(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print figures on the right of their columns, then the layout, whole and without spaces, so that it can be copied:
     in a line of its own where the terminal is too narrow for both."""
     widths = [max(map(len, column)) for column in zip(heads, *(row[:-1] for row in rows), strict=True)]
@@ -199,7 +190,7 @@ def _quantity(name: str) -> tuple[str, Callable[[float], str]]:
     return _UNITS.get(plain, (name, lambda v: f"{v:.4g}"))
 
 
-def _interval(lo_s: float, hi_s: float) -> str:
+def interval(lo_s: float, hi_s: float) -> str:
     """Both ends in the unit of the upper one."""
     upper, unit = duration(hi_s).split()
     return f"{lo_s * float(upper) / hi_s:.4g}-{upper} {unit}"

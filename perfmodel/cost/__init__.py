@@ -5,6 +5,7 @@ from perfmodel.cost._events import EventTimes as EventTimes
 from perfmodel.cost._events import PricesCollectives as PricesCollectives
 from perfmodel.cost._events import PricesKernels as PricesKernels
 from perfmodel.cost._events import event_times as event_times
+from perfmodel.cost._inference import inference_times as inference_times
 from perfmodel.cost._kernels import KernelModel as KernelModel
 from perfmodel.cost._power import TENSOR_TYPES as TENSOR_TYPES
 from perfmodel.cost._power import has_power_law as has_power_law

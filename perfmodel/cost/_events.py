@@ -35,6 +35,10 @@ class EventTimes:
         """The same with those of the events at `where` that take longer than their `bounds` replaced by these."""
         return self._replaced(where, bounds, np.less)
 
+    def replaced(self, where: Sequence[int], others: "EventTimes") -> "EventTimes":
+        """The same with the events at `where` taking the times of `others`."""
+        return self._replaced(where, others, np.not_equal)
+
     def _replaced(self, where: Sequence[int], bounds: "EventTimes", by: np.ufunc) -> "EventTimes":
         time_s, lo_s, hi_s = self.time_s.copy(), self.lo_s.copy(), self.hi_s.copy()
         provenance = list(self.provenance)

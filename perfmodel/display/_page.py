@@ -1,4 +1,4 @@
-"""The interactive timeline: one HTML file that needs nothing else, drawn on a canvas."""
+"""Interactive pages, each one HTML file that needs nothing else: the timeline, and the report of layouts."""
 
 import base64
 import html
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # the command line imports this package before it needs an ar
 
 COLUMNS: Final = {
     "start": "float64", "duration": "float64", "device": "int32", "stream": "uint8", "kind": "uint8",
-    "stage": "int32", "micro_batch": "int32", "critical": "uint8",
+    "stage": "int32", "micro_batch": "int32", "critical": "uint8", "inside": "int32",
 }  # fmt: skip
 """Of the events that the page shows, with the types in which it holds them."""
 
@@ -38,6 +38,7 @@ def timeline_page(
     end_s: float,
     memory: Sequence[MemoryLine] = (),
     capacity_bytes: float | None = None,
+    inside: Sequence[Sequence[Any]] = (),
     title: str = "timeline",
     device_word: str = "rank",
 ) -> str:
@@ -45,14 +46,17 @@ def timeline_page(
 
     Args:
         events: a column for each of `COLUMNS`, of equal lengths, in any order; times in seconds, `kind` a place in
-            `kinds`, `stream` one in `streams` (the first is drawn highest), -1 where an event has no micro-batch.
+            `kinds`, `stream` one in `streams` (the first is drawn highest), -1 where an event has no micro-batch;
+            `inside`, which may be missing, a place in `inside`, or -1.
         kinds: colour and name of each kind.
         memory: a line per device, drawn below; none leaves it out.
+        inside: blocks of some events in their order: `name`, `time_s`, and `events` with `name`, `time_s`, `count`, and
+            `group` of those that communicate.
         device_word: what a row is called.
     """
     import numpy as np
 
-    columns = {name: np.asarray(events[name]) for name in COLUMNS}
+    columns = {"inside": np.full(len(events["start"]), -1)} | {n: np.asarray(events[n]) for n in COLUMNS if n in events}
     order = np.lexsort((columns["start"], columns["stream"], columns["device"]))
     data = {name: _packed(columns[name][order], kind) for name, kind in COLUMNS.items()} | {
         "end_s": float(end_s),
@@ -61,30 +65,64 @@ def timeline_page(
         "kinds": [{"label": k.label, "colour": k.colour, "text": text_colour(k.colour)} for k in kinds],
         "streams": list(streams),
         "capacity_bytes": capacity_bytes,
+        **_inside(inside),
         "memory": [
             {"colour": colour, "time": _packed(m.time_s, "float64"), "bytes": _packed(m.in_use_bytes, "float64")}
             for m, colour in zip(memory, ramp(len(memory)), strict=True)
         ],
     }
+    return _filled("timeline", ("timeline",), title, data)
+
+
+def _inside(of_events: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """`names`, the different `blocks` [name, seconds, [[name, seconds, count, whether it communicates]]], and for each
+    event the places of its blocks (`passes`)."""
+    names: dict[str, int] = {}
+    blocks: dict[Any, int] = {}
+    place = lambda name: names.setdefault(name, len(names))  # noqa: E731
+    passes = [[blocks.setdefault(block, len(blocks)) for block in one] for one in of_events]
+    listed = [
+        [
+            place(block.name.replace("_", " ")),
+            block.time_s,
+            [[place(e.name), e.time_s, round(e.count, 3), int(bool(e.group))] for e in block.events],
+        ]
+        for block in blocks
+    ]
+    return {"names": list(names), "blocks": listed, "passes": passes}
+
+
+def decision_page(data: Mapping[str, Any]) -> str:
+    """The page of a search or of one layout: a table to sort and filter, and everything about the layout chosen in it.
+
+    Args:
+        data: as `planning.decision.DecisionReport.data` has it.
+    """
+    scripts = ("report_values", "report_table", "report_scatter", "report_layout", "report")
+    job = data["job"]
+    return _filled("report", scripts, f"{job['model']} on {job['devices']} devices of {job['cluster']}", data)
+
+
+def _filled(name: str, scripts: Sequence[str], title: str, data: Mapping[str, Any]) -> str:
+    """A page of `assets` with its style, its scripts one after another, and its data."""
     assets = files("perfmodel.display") / "assets"
     parts = {
         "TITLE": html.escape(title),
-        "STYLE": (assets / "timeline.css").read_text("utf-8"),
-        "SCRIPT": (assets / "timeline.js").read_text("utf-8"),
+        "STYLE": (assets / f"{name}.css").read_text("utf-8"),
+        "SCRIPT": "\n".join((assets / f"{script}.js").read_text("utf-8") for script in scripts),
         # nothing in the data may end its element
         "DATA": json_text(data).replace("<", "\\u003c"),
     }
-    page = (assets / "timeline.html").read_text("utf-8")
-    before, *rest = page.split("@")
+    before, *rest = (assets / f"{name}.html").read_text("utf-8").split("@")
     # odd pieces are the names between the signs
     return before + "".join(parts[p] if i % 2 == 0 else p for i, p in enumerate(rest))
 
 
-def inline_frame(page: str, height_px: int = 480) -> str:
+def inline_frame(page: str, height_px: int = 480, title: str = "timeline") -> str:
     """The page as an element of another, as notebooks show it."""
     return (
         f'<iframe srcdoc="{html.escape(page)}" style="width: 100%; height: {height_px}px; border: 1px solid #ddd" '
-        'title="timeline"></iframe>'
+        f'title="{html.escape(title)}"></iframe>'
     )
 
 

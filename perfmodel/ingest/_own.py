@@ -24,7 +24,7 @@ def is_own(trace: ChromeTrace) -> bool:
 
 
 def read_own(path: Path) -> list[Activity]:
-    """Activities of a trace.
+    """Activities of a trace; what a prediction shows inside of passes are not activities of their own.
 
     Raises:
         TableError: not a trace of this package, or a malformed one.
@@ -32,7 +32,7 @@ def read_own(path: Path) -> list[Activity]:
     trace = read_chrome(path)
     if not is_own(trace):
         raise TableError(f"{path}: not a trace of perfmodel; name its format (kineto, jax-trace) instead")
-    return [_activity(event) for event in trace.events]
+    return [_activity(event) for event in trace.events if "inside" not in event.args]
 
 
 def _activity(event: ChromeEvent) -> Activity:

@@ -177,9 +177,9 @@ _FAMILY_NAMES: Final = (
     ("conv", r"conv|implicit_?gemm|winograd|cudnn_fft|im2col|miopen.*fwd|miopen.*bwd|\bigemm"),
     ("bmm", r"\bbmm|baddbmm|batched_gemm"),
     ("gemm", r"gemm|cublas|cutlass|xmma|addmm|\bmm\b|_mm\b|matmul|linear|^cijk_|\bdot\b|^dot|^fc-|hipblaslt|nvjet"),
-        ("memory", r"norm|gelu|relu|silu|sigmoid|softmax|tanh|dropout|elementwise|vectorized|reduce|loss|cat|copy|fill|"
-               r"pool|fusion|add|mul|sub|div|sum|mean|exp|log|sqrt|where|gather|scatter|transpose|index|zero|broadcast|"
-               r"convert|clamp|threshold|triton|stack|mask|arange|sort|cumsum|rsqrt|pow|wrapped_"),
+    ("memory", r"norm|gelu|relu|silu|sigmoid|softmax|tanh|dropout|elementwise|vectorized|reduce|loss|cat|copy|fill|"
+     r"pool|fusion|add|mul|sub|div|sum|mean|exp|log|sqrt|where|gather|scatter|transpose|index|zero|broadcast|"
+     r"convert|clamp|threshold|triton|stack|mask|arange|sort|cumsum|rsqrt|pow|wrapped_"),
 )  # fmt: skip
 """How names of operators, kernels of cuBLAS, CUTLASS, cuDNN, rocBLAS (`Cijk`), MIOpen, Triton, and instructions of XLA
 tell what they compute; the first that fits."""

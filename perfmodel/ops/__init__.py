@@ -2,6 +2,7 @@
 
 from perfmodel.display import shorten_reprs
 from perfmodel.ops._attention import ATTENTION_MASKS as ATTENTION_MASKS
+from perfmodel.ops._attention import LATENT_DECODE as LATENT_DECODE
 from perfmodel.ops._attention import Attention as Attention
 from perfmodel.ops._collective import Collective as Collective
 from perfmodel.ops._collective import CollectiveKind as CollectiveKind

@@ -14,6 +14,9 @@ from perfmodel.ops._kind import KernelKind, KindColumns
 from perfmodel.ops._physics import Machine, Physics, cached_share, divides, flag, log2
 from perfmodel.ops._programs import Program, Tensors, jax_array, jax_pass, torch_module, torch_pass
 
+LATENT_DECODE: Final = "latent_decode"
+"""Phase of attention whose values are a part of its keys (multi-head latent attention with a cache)."""
+
 
 class AttentionWork(NamedTuple):
     """Work of fused attention."""

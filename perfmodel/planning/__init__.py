@@ -1,1 +1,2 @@
-"""Which layout, hardware or change is best: `layouts`, `optimise`, `what_if`, `design`."""
+"""Which layout, hardware or change is best, and what a whole run takes: `layouts`, `optimise`, `what_if`, `design`,
+`goodput`, `training_run`, `compare_clusters`."""

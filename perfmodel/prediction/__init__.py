@@ -19,6 +19,7 @@ from perfmodel.prediction._check import layout_of as layout_of
 from perfmodel.prediction._check import stages_without_layer as stages_without_layer
 from perfmodel.prediction._compare import Compared as Compared
 from perfmodel.prediction._compare import Comparison as Comparison
+from perfmodel.prediction._compare import chimera_closed_form as chimera_closed_form
 from perfmodel.prediction._compare import compare_schedules as compare_schedules
 from perfmodel.prediction._compose import Bundle as Bundle
 from perfmodel.prediction._compose import bundle_events as bundle_events
@@ -56,10 +57,15 @@ from perfmodel.prediction._interval import log_covariance as log_covariance
 from perfmodel.prediction._live import LiveState as LiveState
 from perfmodel.prediction._memory import CATEGORIES as CATEGORIES
 from perfmodel.prediction._memory_spread import FILE_NAME as MEMORY_FILE
+from perfmodel.prediction._phases import Phase as Phase
+from perfmodel.prediction._placement import Placement as Placement
 from perfmodel.prediction._placement import placement_on_network as placement_on_network
+from perfmodel.prediction._placement import rank_strides as rank_strides
 from perfmodel.prediction._predict import explain as explain
 from perfmodel.prediction._predict import predict as predict
 from perfmodel.prediction._prediction import CriticalEvent as CriticalEvent
+from perfmodel.prediction._prediction import PassEvent as PassEvent
+from perfmodel.prediction._prediction import PassPart as PassPart
 from perfmodel.prediction._prediction import Prediction as Prediction
 from perfmodel.prediction._prediction import StageMemory as StageMemory
 from perfmodel.prediction._price import beside_loss as beside_loss
@@ -68,6 +74,7 @@ from perfmodel.prediction._price import layout_coordinates as layout_coordinates
 from perfmodel.prediction._price import priced_events as priced_events
 from perfmodel.prediction._price import step_factors as step_factors
 from perfmodel.prediction._price import under_training_load as under_training_load
+from perfmodel.prediction._problem import Setting as Setting
 from perfmodel.prediction._problem import StepProblem as StepProblem
 from perfmodel.prediction._problem import step_problem as step_problem
 from perfmodel.prediction._problem import step_problem_of as step_problem_of
@@ -75,7 +82,9 @@ from perfmodel.prediction._programs import Prepared as Prepared
 from perfmodel.prediction._programs import prepared as prepared
 from perfmodel.prediction._programs import rank_busy_s as rank_busy_s
 from perfmodel.prediction._sensitivity import StepDerivatives as StepDerivatives
+from perfmodel.prediction._sensitivity import derivatives_towards as derivatives_towards
 from perfmodel.prediction._sensitivity import step_derivatives as step_derivatives
+from perfmodel.prediction._shard import shard_events as shard_events
 from perfmodel.prediction._shares import EventShares as EventShares
 from perfmodel.prediction._shares import event_shares as event_shares
 from perfmodel.prediction._site import COMPILED as COMPILED
@@ -93,6 +102,7 @@ from perfmodel.prediction._stages import by_layer as by_layer
 from perfmodel.prediction._stages import is_layer as is_layer
 from perfmodel.prediction._stages import layer_count as layer_count
 from perfmodel.prediction._stages import segment_sizes as segment_sizes
+from perfmodel.prediction._stages import stage_blocks as stage_blocks
 from perfmodel.prediction._sustained import FILE_NAME as SUSTAINED_FILE
 from perfmodel.prediction._sustained import source_group as source_group
 from perfmodel.prediction._sustained import sustained as sustained
@@ -104,5 +114,6 @@ from perfmodel.prediction._unknown import FILE_NAME as UNKNOWN_FILE
 from perfmodel.prediction._unknown import TERMS as TERMS
 from perfmodel.prediction._unknown import Unknown as Unknown
 from perfmodel.prediction._unknown import unknown as unknown
+from perfmodel.prediction._zero import checkpoint_bytes as checkpoint_bytes
 
 shorten_reprs(__name__)

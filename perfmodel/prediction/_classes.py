@@ -1,7 +1,9 @@
 """What the duration classes of a program hold: blocks of the model, or events between them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -9,7 +11,7 @@ from jaxtyping import Float, Int
 from perfmodel.cost import EventTimes
 from perfmodel.ops import Op
 from perfmodel.prediction._communication import CommunicationEvents
-from perfmodel.prediction._phases import PASS_KINDS, PHASES
+from perfmodel.prediction._phases import PASS_KINDS, PASSED, PHASES, Phase, full_recompute_s, recompute_s
 from perfmodel.prediction._sends import NO_EVENT
 from perfmodel.prediction._variants import Variant
 from perfmodel.program import WHOLE, Kind, Structure
@@ -27,16 +29,41 @@ class PassClasses:
     """Classes of each kind of pass in each variant that occurs."""
 
     @cached_property
-    def weights(self) -> dict[Variant, Float[np.ndarray, "3*blocks classes"]]:
-        """For each variant, how often each class runs forward, input gradient and weight gradient of each block."""
+    def runs(self) -> dict[Variant, Float[np.ndarray, "3 classes"]]:
+        """For each variant, whether each class runs forward, input gradient and weight gradient of its blocks."""
         found = {}
         for variant, of_kind in self.of_variant.items():
-            weights = np.zeros((3, self.blocks.shape[1], len(self.blocks)))
+            found[variant] = np.zeros((len(PASSED), len(self.blocks)))
             for kind, where in of_kind.items():
-                for phase in PHASES[kind]:
-                    weights[phase][:, where] = self.blocks[where].T
-            found[variant] = weights.reshape(-1, len(self.blocks))
+                found[variant][np.array(PHASES[kind])[:, None], where] = 1.0
         return found
+
+
+def passes_s(
+    phase_s: Mapping[Variant, Float[Any, "lanes blocks phases"]],
+    runs: Mapping[Variant, Float[Any, "3 classes"]],
+    blocks: Float[Any, "classes blocks"],
+    full: Float[Any, "classes blocks"],
+    modes: Int[np.ndarray, "lanes 1"],
+) -> Float[Any, "lanes classes"]:
+    """Seconds of every class of passes; 0 for classes of other kinds.
+
+    Args:
+        phase_s: of every block, by variant of the passes; its array namespace is that of the result.
+        runs, blocks, full: see `PassClasses`.
+        modes: recompute of every lane, for all blocks but those of `full`.
+    """
+    out = 0.0
+    some_full = not isinstance(full, np.ndarray) or full.any()
+    for variant, own in phase_s.items():
+        xp = own.__array_namespace__()
+        backward_s = own[:, :, Phase.BACKWARD_INPUT] + recompute_s(own, modes)
+        once = xp.stack([own[:, :, Phase.FORWARD], backward_s, own[:, :, Phase.BACKWARD_WEIGHT]], axis=1)
+        weights = (runs[variant][:, None, :] * blocks.T).reshape(-1, len(blocks))
+        out = out + once.reshape(len(own), -1) @ weights
+        if some_full:
+            out = out + (full_recompute_s(own, modes) @ full.T) * runs[variant][Phase.BACKWARD_INPUT]
+    return out
 
 
 def pass_classes(
@@ -54,11 +81,16 @@ def pass_classes(
         for variant, (span, index, paired) in enumerate(structure.variants.tolist())
         if (of_pass & (structure.class_variant == variant)).any()
     }
-    stage, segment = structure.class_stage[of_pass], structure.class_segment[of_pass]
-    dealt = np.zeros((2, structure.n_classes, counts.shape[2]))
-    for out, held in zip(dealt, (counts, full), strict=True):
-        out[of_pass] = np.where((segment == WHOLE)[:, None], held.sum(axis=1)[stage], held[stage, segment])
-    return PassClasses(blocks=dealt[0], full=dealt[1], of_variant=of_variant)
+    blocks, again = (in_classes(structure, held) * of_pass[:, None] for held in (counts, full))
+    return PassClasses(blocks=blocks, full=again, of_variant=of_variant)
+
+
+def in_classes(structure: Structure, held: Float[Any, "stages segments *some"]) -> Float[Any, "classes *some"]:
+    """What the part of the model holds that each class is of, a segment or a whole stage."""
+    xp = held.__array_namespace__()
+    stage, segment = structure.class_stage, structure.class_segment
+    whole = (segment == WHOLE).reshape(-1, *[1] * (held.ndim - 2))
+    return xp.where(whole, held.sum(axis=1)[stage], held[stage, segment])
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +106,7 @@ class EventClasses:
     @cached_property
     def durations_s(self) -> Float[np.ndarray, " classes"]:
         """Seconds of each class; 0 where it holds no such event."""
-        # without entries bincount counts, in integers
-        return np.bincount(self.class_index, self.times.time_s[self.op_index], minlength=self.n_classes).astype(float)
+        return summed(self.class_index, self.times.time_s[self.op_index], self.n_classes)
 
     def occurrences(self, gradient: Float[np.ndarray, " classes"]) -> Float[np.ndarray, " ops"]:
         """How often each event occurs, given how often each class does."""
@@ -101,3 +132,13 @@ def event_entries(
     class_index, op_index = np.concatenate(classes), np.concatenate(numbers)
     real = op_index != NO_EVENT
     return class_index[real], op_index[real]
+
+
+def summed(index: Int[Any, " entries"], values: Float[Any, "*lanes entries"], n: int) -> Float[Any, "*lanes {n}"]:
+    """Sums of the values of equal index."""
+    xp = values.__array_namespace__()
+    out = xp.zeros((*values.shape[:-1], n), values.dtype)
+    if xp is not np:
+        return out.at[..., index].add(values)
+    np.add.at(out.T, index, values.T)
+    return out

@@ -4,11 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from perfmodel.display import Report, folded, frame_html, paragraph, shows_progress
 from perfmodel.errors import LayoutError
+from perfmodel.prediction._compose import pass_times
+from perfmodel.prediction._fits import needed_memory
 from perfmodel.prediction._predict import predict
 from perfmodel.prediction._prediction import Prediction
-from perfmodel.schedule import get_schedule, schedule_names
+from perfmodel.prediction._problem import StepProblem
+from perfmodel.schedule import ChimeraModel, chimera_model, get_schedule, rabenseifner_s, schedule_names
 from perfmodel.spec import Cluster, Layout, Model, Problem
 
 if TYPE_CHECKING:
@@ -89,3 +94,30 @@ def compare_schedules(
         except LayoutError as error:
             found.append(Compared(name, None, str(error)))
     return Comparison(sorted(found, key=lambda c: c.prediction.step_time_s if c.prediction else float("inf")))
+
+
+def chimera_closed_form(problem: StepProblem, layout: Layout) -> dict[str, ChimeraModel]:
+    """Chimera's own performance model (Li and Hoefler 2021, section 3.4) with the times of a layout's stages: `mean`
+    takes them all to be as long as the mean of them, `longest` as the longest.
+
+    The paper has one T_f and one T_b, of equal stages. Gradients, of the fullest stage, go between a stage's replicas
+    over the outermost level of the network.
+
+    Raises:
+        LayoutError: the layout's schedule is none of Chimera's, or one for which the paper has no closed form.
+    """
+    name, _, pipelines = layout.effective_schedule.partition(":")
+    if name != "chimera":
+        raise LayoutError(f"schedule {layout.schedule}: Chimera's closed form is for schedule=chimera and chimera:N")
+    count, passes = int(pipelines or 2), pass_times(problem, layout)
+    backward_s = passes.backward_input_s + passes.backward_weight_s
+    gradients = max(rank.gradients for rank in needed_memory(problem, layout)) / count
+    level = problem.cluster.levels[-1]
+    reduce_s = rabenseifner_s(gradients, count * layout.dp, level.latency_s, level.bandwidth_bytes_per_s)
+    return {
+        which: chimera_model(
+            layout.pp, problem.job.num_microbatches(layout), forward_s=float(of(passes.forward_s)),
+            backward_s=float(of(backward_s)), transfer_s=passes.transfer_s, all_reduce_s=reduce_s, pipelines=count,
+        )
+        for which, of in (("mean", np.mean), ("longest", np.max))
+    }  # fmt: skip

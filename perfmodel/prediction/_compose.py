@@ -14,11 +14,11 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel.prediction._blocks import BlockTimes, ShardBlocks
-from perfmodel.prediction._classes import EventClasses, PassClasses, event_entries, pass_classes
+from perfmodel.prediction._classes import EventClasses, PassClasses, event_entries, pass_classes, passes_s
 from perfmodel.prediction._communication import CommunicationEvents, communication_events
 from perfmodel.prediction._host_states import host_state_s
 from perfmodel.prediction._memory import BlockBytes, host_bandwidth
-from perfmodel.prediction._phases import PASSED, Phase, full_recompute_s, fully_recomputed, modes_of, recompute_s
+from perfmodel.prediction._phases import Phase, full_recompute_s, fully_recomputed, modes_of, recompute_s
 from perfmodel.prediction._price import (
     beside_loss,
     block_times,
@@ -314,15 +314,9 @@ def _entries(
 def durations(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "lanes classes"]:
     """Seconds of every class of the bundle's program, a row per layout."""
     passes, layouts = bundle_passes(problem, bundle), bundle.layouts
-    out = np.concatenate([events.durations_s for events in event_classes(problem, bundle)]).reshape(len(layouts), -1)
-    for variant, of_kind in passes.of_variant.items():
-        phase = phase_s(problem, bundle, variant)
-        once = phase[:, :, PASSED].transpose(0, 2, 1)
-        once[:, Phase.BACKWARD_INPUT] += recompute_s(phase, bundle.modes)
-        out += once.reshape(len(layouts), -1) @ passes.weights[variant]
-        if bundle.full.any():
-            where = np.concatenate([of_kind[Kind.BACKWARD], of_kind[Kind.BACKWARD_INPUT]])
-            out[:, where] += full_recompute_s(phase, bundle.modes) @ passes.full[where].T
+    out = np.stack([events.durations_s for events in event_classes(problem, bundle)])
+    by_phase = {variant: phase_s(problem, bundle, variant) for variant in passes.runs}
+    out += passes_s(by_phase, passes.runs, passes.blocks, passes.full, bundle.modes)
     if bundle.spec.offload:
         _add_host_copies(problem, bundle, out)
     for row, one, layout in zip(out, bundle.composed, layouts, strict=True):
@@ -333,7 +327,8 @@ def durations(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "lanes 
         return out
     scale = np.array([one.factor for one in bundle.composed])
     beside = beside_in(problem.setting, bundle.spec)
-    return with_step_costs(out, problem.host, beside_loss(problem), scale, prepared(bundle.spec).structure, beside)
+    optimizer = prepared(bundle.spec).structure.class_kind == Kind.OPTIMIZER
+    return with_step_costs(out, problem.host.step_overhead_s, beside_loss(problem), scale, optimizer, beside)
 
 
 @kept

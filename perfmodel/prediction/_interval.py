@@ -2,7 +2,7 @@
 share cancels between them."""
 
 from collections.abc import Sequence
-from math import exp
+from math import exp, log
 
 import numpy as np
 from jaxtyping import Float
@@ -43,7 +43,9 @@ def _from_runs(
     The variance of the log step time has four parts: what the runs left open of the fitted parameters
     (g' C g with the gradient g of the log step time), what makes events of this step less certain than
     those of the runs (parameters that no run touched count in full), what is unknown of the discrepancy this far
-    from the runs, and the noise between one run and another.
+    from the runs, and the noise between one run and another. Together they are never wider than what the record says
+    of a site without runs: its intervals hold what sites differ in, so runs can only narrow them, unless they scatter
+    more themselves.
     """
     derivatives = step_derivatives(problem, [layout], adjustment.names)
     gradient = derivatives.by_parameter[0] / derivatives.step_s[0]
@@ -60,7 +62,10 @@ def _from_runs(
 
     noise = adjustment.noise * float(stdtrit(adjustment.degrees_of_freedom, 0.95))
     half = float(np.hypot(GAUSS_90 * variance**0.5, noise))
-    return (exp(-half), exp(half)), sources | {OWN: noise / GAUSS_90}
+    lower, upper = path.interval(problem.site)
+    kept = min(1.0, max(noise, log(upper / lower) / 2) / half)
+    sources = {name: sd * kept for name, sd in sources.items()}
+    return (exp(-half * kept), exp(half * kept)), sources | {OWN: noise / GAUSS_90}
 
 
 def _events_beyond_runs(adjustment: Adjustment, path: CriticalPath, step_s: float) -> list[tuple[str, float]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -49,7 +49,7 @@ def recompute_s(
     phase_s: Float[np.ndarray, "*some phases"], modes: Int[np.ndarray, "*#some"]
 ) -> Float[np.ndarray, "*some"]:
     """Seconds of forward work repeated in backward; `modes` broadcasts against all axes of `phase_s` but the last."""
-    return np.einsum("...p,...p->...", phase_s, _AGAIN[modes])
+    return (phase_s * _AGAIN[modes]).sum(axis=-1)
 
 
 def full_recompute_s(
@@ -72,14 +72,15 @@ def phase_counts(
 
 
 def leading_layers(
-    counts: Float[np.ndarray, "stages *segments blocks"],
-    layers: Bool[np.ndarray, " blocks"],
-    per_stage: Int[np.ndarray, "#stages"],
-) -> Float[np.ndarray, "stages *segments blocks"]:
+    counts: Float[Any, "stages *segments blocks"],
+    layers: Bool[Any, " blocks"],
+    per_stage: Int[Any, "#stages"] | Float[Any, "#stages"],
+) -> Float[Any, "stages *segments blocks"]:
     """The first layers of every stage, so many of each; `layers` marks the blocks that are layers."""
-    in_order = np.where(layers, counts, 0.0).reshape(len(counts), -1)
-    before = np.cumsum(in_order, axis=1) - in_order
-    return np.clip(per_stage[:, None] - before, 0.0, in_order).reshape(counts.shape)
+    xp = counts.__array_namespace__()
+    in_order = xp.where(layers, counts, 0.0).reshape(len(counts), -1)
+    before = xp.cumsum(in_order, axis=1) - in_order
+    return xp.clip(per_stage[:, None] - before, 0.0, in_order).reshape(counts.shape)
 
 
 def fully_recomputed(

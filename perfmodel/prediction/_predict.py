@@ -14,6 +14,7 @@ from perfmodel.prediction._evaluate import per_step, step_programs
 from perfmodel.prediction._explain import CriticalPath
 from perfmodel.prediction._fits import fit_reasons, stage_memory
 from perfmodel.prediction._interval import step_interval
+from perfmodel.prediction._pass_parts import pass_parts
 from perfmodel.prediction._prediction import Prediction
 from perfmodel.prediction._problem import StepProblem, step_problem_of
 from perfmodel.prediction._site import Site
@@ -116,6 +117,7 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
         warnings=(*layout.remarks, *problem.job.assumed, *_warnings(provenance, problem)),
         saved_bytes_per_stage=tuple(bundle.saved_bytes(problem.setting)[0].tolist()),
         timeline=times(prepared.compiled, durations) if timeline else None,
+        pass_parts=pass_parts(problem, bundle, durations) if timeline else {},
     )
 
 

@@ -48,6 +48,27 @@ class CriticalEvent:
     time_s: float
 
 
+@dataclass(frozen=True)
+class PassEvent:
+    """A kernel or a collective inside a block, as far as it is not hidden behind others."""
+
+    name: str
+    group: str
+    """Process group of a collective, empty for kernels."""
+    count: float
+    time_s: float
+    """Of all `count` of them."""
+
+
+@dataclass(frozen=True)
+class PassPart:
+    """A block in a pass; what its events do not take of its time are gaps and waits."""
+
+    name: str
+    time_s: float
+    events: tuple[PassEvent, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
     """Step time, memory and their explanation for one layout."""
@@ -110,6 +131,8 @@ class Prediction:
     saved_bytes_per_stage: tuple[float, ...] = field(default=(), repr=False)
     """Activations that one micro-batch leaves behind for backward on each global stage."""
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
+    pass_parts: dict[int, tuple[PassPart, ...]] = field(default_factory=dict, repr=False, compare=False)
+    """Blocks, kernels and collectives inside each class of pass of the timeline's structure."""
 
     @cached_property
     def memory(self) -> StageMemory:

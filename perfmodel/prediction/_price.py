@@ -9,7 +9,7 @@ from jaxtyping import Float
 from perfmodel.cost import EventTimes, event_times, under_load
 from perfmodel.ops import Collective, KernelOp, Op
 from perfmodel.prediction._attention_kernels import FORWARD_SHARE, training_forward
-from perfmodel.prediction._blocks import BlockTimes, ShardBlocks, time_blocks
+from perfmodel.prediction._blocks import BlockTimes, ShardBlocks, block_events, time_blocks
 from perfmodel.prediction._contention import held_share
 from perfmodel.prediction._discrepancy import Coordinates, coordinates
 from perfmodel.prediction._problem import Setting, StepProblem, kept
@@ -100,7 +100,8 @@ def _times_of(
     blocks = placed_events(problem.setting, placed, slices, index)
     times = _casts_that_pay(problem, blocks, priced_events(problem, blocks.ops))
     spread_s = problem.site.spread_s(problem.host)
-    return time_blocks(blocks, times, problem.host, problem.cluster.device, ring_steps, spread_s, checked)
+    events = block_events(blocks, problem.host, problem.cluster.device, ring_steps, spread_s, checked)
+    return time_blocks(blocks, events, times, problem.host)
 
 
 def _casts_that_pay(problem: StepProblem, blocks: ShardBlocks, times: EventTimes) -> EventTimes:

@@ -1,4 +1,4 @@
-"""Derivatives of step times by the parameters of runs, through the timeline.
+"""Derivatives of step times by the parameters of runs and machines, through the timeline.
 
 d T / d parameter = sum over classes of (d T / d duration) (d duration / d parameter). The first factor is the
 gradient of the makespan; the second, of the arithmetic that composes durations from events, is a difference quotient:
@@ -63,8 +63,16 @@ def _rank_busy_s(programs: Sequence[_Program], lanes: int) -> list[Float[np.ndar
 
 def step_derivatives(problem: StepProblem, layouts: Sequence[Layout], names: Sequence[str]) -> StepDerivatives:
     """Step times, and their derivatives by the named parameters, where the problem's adjustment stands."""
+    adjustment = problem.adjustment or Adjustment(device=problem.cluster.device.name, values=())
+    return derivatives_towards(problem, layouts, [problem.adjusted(adjustment.moved(n, _STEP)) for n in names], _STEP)
+
+
+def derivatives_towards(
+    problem: StepProblem, layouts: Sequence[Layout], moved: Sequence[StepProblem], step: float
+) -> StepDerivatives:
+    """Step times, and their derivatives by parameters of which each of `moved` has one larger by `step`."""
     here = _programs(problem, layouts)
-    step_s, by_parameter = np.zeros(len(layouts)), np.zeros((len(layouts), len(names)))
+    step_s, by_parameter = np.zeros(len(layouts)), np.zeros((len(layouts), len(moved)))
     gradients = []
     for program in here:
         span, gradient = makespan_and_grad(program.prepared.compiled, program.durations_s)
@@ -76,12 +84,11 @@ def step_derivatives(problem: StepProblem, layouts: Sequence[Layout], names: Seq
             for at, program in enumerate(here):
                 if program.lane == lane:
                     gradients[at] = program.prepared.rank_count[busy_s.argmax()]
-    of_class = [np.zeros((len(names), len(program.durations_s))) for program in here]
-    adjustment = problem.adjustment or Adjustment(device=problem.cluster.device.name, values=())
-    for i, name in enumerate(names):
-        there = _programs(problem.adjusted(adjustment.moved(name, _STEP)), layouts)
-        for at, (program, moved) in enumerate(zip(here, there, strict=True)):
-            of_class[at][i] = (moved.durations_s - program.durations_s) / _STEP
+    of_class = [np.zeros((len(moved), len(program.durations_s))) for program in here]
+    for i, other in enumerate(moved):
+        there = _programs(other, layouts)
+        for at, (program, one) in enumerate(zip(here, there, strict=True)):
+            of_class[at][i] = (one.durations_s - program.durations_s) / step
             by_parameter[program.lane, i] += program.weight * float(gradients[at] @ of_class[at][i])
     first = {program.lane: at for at, program in reversed([*enumerate(here)])}
     order = [first[lane] for lane in range(len(layouts))]

@@ -3,10 +3,10 @@
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
+from perfmodel.prediction._classes import summed
 from perfmodel.program import WHOLE, Kind, ProgramSpec, Structure
-from perfmodel.spec import Framework
 
 _BACKWARD = (Kind.BACKWARD, Kind.BACKWARD_INPUT)
 _NEXT = {
@@ -63,23 +63,21 @@ def slowed_s(
         durations: of every class, passes as they are alone.
         loss: share of the time of communication by which passes beside it run longer (`beside_loss`).
     """
-    beside_s = np.zeros_like(durations)
-    np.add.at(beside_s.T, beside.passes, (beside.share * durations[..., beside.comm]).T)
-    most_s = durations * (loss / (1 - loss)) if loss < 1 else np.inf
-    return np.minimum(loss * beside_s, most_s)
+    xp = durations.__array_namespace__()
+    beside_s = summed(beside.passes, beside.share * durations[..., beside.comm], durations.shape[-1])
+    most_s = durations * (loss / (1 - loss)) if loss < 1 else xp.inf
+    return xp.minimum(loss * beside_s, most_s)
 
 
 def with_step_costs(
     durations: Float[np.ndarray, "lanes classes"],
-    framework: Framework,
+    overhead_s: float,
     loss: float,
     scale: Float[np.ndarray, " lanes"],
-    structure: Structure,
+    optimizer: Bool[np.ndarray, " classes"],
     beside: Beside,
 ) -> Float[np.ndarray, "lanes classes"]:
     """Durations as a real step has them: passes slowed by what is beside them (`slowed_s`), all `scale` times as long;
     the step's overhead rides with its optimizer."""
     slowed = durations + slowed_s(durations, loss, beside) if loss > 0 else durations
-    out = slowed * scale[:, None]
-    out[:, structure.class_kind == Kind.OPTIMIZER] += framework.step_overhead_s
-    return out
+    return slowed * scale[:, None] + optimizer * overhead_s

@@ -14,9 +14,9 @@ from jaxtyping import Bool, Float
 from perfmodel.ops import Collective, Op
 from perfmodel.prediction._blocks import ShardBlocks
 from perfmodel.prediction._placement import Group, Placement
-from perfmodel.spec import Cluster, Device, Job, Layout, StateOffload
+from perfmodel.spec import Cluster, Device, Job, Layout, Model, StateOffload
 from perfmodel.units import dtype_bytes
-from perfmodel.workload import optimizer_op
+from perfmodel.workload import optimizer_op, parameter_count
 
 Exchange = Literal["all_reduce", "reduce_scatter", "all_reduce_copies", "all_gather"]
 """Of gradients, of gradients to where each is kept or applied, of these over the copies of a shard, of weights."""
@@ -90,6 +90,13 @@ def optimizer_bytes_per_param(job: Job) -> float:
 def is_trained(job: Job) -> bool:
     """Whether weights have gradients and are updated."""
     return job.mode == "train" and not job.frozen
+
+
+def checkpoint_bytes(model: Model, job: Job) -> float:
+    """Weights and optimizer states of a whole model, each once: what training goes on from. 0 where nothing is trained
+    but adapters."""
+    per_param = stored_dtype_bytes(job) + optimizer_bytes_per_param(job)
+    return parameter_count(model) * per_param if is_trained(job) else 0.0
 
 
 def reduces_every_micro_batch(zero: int) -> bool:

@@ -47,6 +47,7 @@ class Cluster:
     max_devices: int | None = None
     """Devices that there are, where they are fewer than the outermost level could join; None: as many as it joins."""
     price_per_device_hour: float | None = None
+    """In US dollars, as `source` has it; None: the device's list price, if there is one (`list_price`)."""
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -63,6 +64,13 @@ class Cluster:
                 f"cluster {self.name}: max_devices={self.max_devices} must be between 1 and the {sizes[-1]} devices "
                 f"that its outermost level {self.levels[-1].name!r} joins; make that larger, or add a level"
             )
+
+    @property
+    def list_price(self) -> tuple[float | None, str]:
+        """US dollars per device and hour, and whose price that is: the cluster's own, else its device's."""
+        if self.price_per_device_hour is not None:
+            return self.price_per_device_hour, self.source
+        return self.device.usd_per_hour, self.device.price_source
 
     @property
     def capacity(self) -> int:

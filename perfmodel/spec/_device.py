@@ -72,6 +72,10 @@ class Device:
     """Nominal (thermal design) power."""
     idle_power_w: float | None = None
     """Power at full clocks while nothing runs."""
+    usd_per_hour: float | None = None
+    """List price of one, in US dollars."""
+    price_source: str = ""
+    """Whose price that is."""
     source: str = ""
     aliases: tuple[str, ...] = ()
 
@@ -79,7 +83,7 @@ class Device:
         for name in ("memory_bytes", "memory_bandwidth_bytes_per_s", "compute_units", "clock_hz",
                      "l2_bytes", "link_bandwidth_bytes_per_s"):  # fmt: skip
             positive(f"device {self.name}: {name}", getattr(self, name))
-        for name in ("host_bandwidth_bytes_per_s", "power_w", "idle_power_w"):
+        for name in ("host_bandwidth_bytes_per_s", "power_w", "idle_power_w", "usd_per_hour"):
             if (value := getattr(self, name)) is not None:
                 positive(f"device {self.name}: {name}", value)
         if not self.dtypes:

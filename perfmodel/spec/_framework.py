@@ -20,6 +20,7 @@ from perfmodel.spec._layout import (
 )
 from perfmodel.spec._model import Model, Transformer
 from perfmodel.spec._notation import PerStage, written
+from perfmodel.units import untraced
 
 AttentionKernel = Literal["fastest", "flash-2", "flash-1-triton", "flash-1"]
 """Generations of fused attention kernels; `fastest`: the newest there is for the device."""
@@ -369,6 +370,7 @@ class Framework:
                 f"framework {self.name}: host_updates_per_s must be above 0, got {self.host_updates_per_s}"
             )
         for name in ("host_op_s", "kernel_gap_s", "context_bytes", "communicator_bytes", "bucket_bytes"):
+            untraced(f"framework {self.name}: {name}", getattr(self, name))
             if getattr(self, name) < 0:
                 raise PerfModelError(f"framework {self.name}: {name} must not be below 0, got {getattr(self, name)}")
 

@@ -11,14 +11,14 @@ from perfmodel.spec._device import Device
 from perfmodel.spec._dimensions import DEVICE_KEYS, DIMENSIONS, ORDER_KEYS
 from perfmodel.spec._model import Model
 from perfmodel.spec._notation import PerStage, read_values, schedule_name, written
-from perfmodel.units import whole
+from perfmodel.units import untraced, whole
 
 Recompute = Literal["none", "selective", "full"]
 EagerKernel = Literal["norm", "rope", "activation", "residual", "softmax", "cross_entropy", "attention_layout",
-                      "attention_merge"]  # fmt: skip
+                      "attention_merge", "gelu_formula"]  # fmt: skip
 """Work that frameworks do in one fused kernel or in several element-wise ones; `attention_layout`: queries, keys and
 values are copied into the order that the attention kernel takes them in; `attention_merge`: partial results of
-context parallelism are added up."""
+context parallelism are added up; `gelu_formula`: GELU is written out, an operator for every sign of its formula."""
 Fp8Recipe = Literal["", "delayed", "current", "tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4", "aqt",
                     "fused"]  # fmt: skip
 """How scales of 8- and 4-bit operands are found: one per tensor by the maxima of earlier steps (`delayed`) or by its
@@ -117,6 +117,7 @@ class Layout:
     def __post_init__(self) -> None:
         numbers = *self.degrees, self.vpp, self.micro_batch, self.replicate, self.prefetch
         for name, value in zip(_KEYS, numbers, strict=True):
+            untraced(f"layout: {name}", value)
             if (type(value) is not int and (not isinstance(value, int) or isinstance(value, bool))) or value < 1:
                 raise LayoutError(f"layout: {name} must be a whole number of at least 1, got {value!r}")
         if self.zero not in (0, 1, 2, 3):
@@ -272,6 +273,9 @@ class Job:
     """How scales of 8- and 4-bit products are found, and with that what quantising their operands takes; empty: one
     pass over each."""
     mode: Literal["train", "inference"] = "train"
+    cached_tokens: int = 0
+    """Tokens of every sequence before those of the step, whose keys and values are in a cache (inference): with
+    `seq_len` 1 the step generates one token a sequence."""
     flash_attention: bool = True
     """Fused attention; otherwise scores are materialised (batched products and a softmax kernel)."""
     grad_dtype: str = "fp32"
@@ -340,7 +344,9 @@ class Job:
 
     def __post_init__(self) -> None:
         whole("job", {"global_batch": self.global_batch, "seq_len": self.seq_len})
-        whole("job", {"adapter_rank": self.adapter_rank}, least=0)
+        whole("job", {"adapter_rank": self.adapter_rank, "cached_tokens": self.cached_tokens}, least=0)
+        if self.cached_tokens and self.mode != "inference":
+            raise LayoutError("job: cached_tokens are of inference; set mode=inference, or cached_tokens=0")
         if self.adapter_rank and not self.frozen:
             raise LayoutError("job: adapter_rank needs frozen weights; set frozen, or adapter_rank=0")
         if self.fp8_recipe not in get_args(Fp8Recipe):

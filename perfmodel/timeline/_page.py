@@ -1,6 +1,8 @@
 """A timeline as an interactive page."""
 
 import html
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from perfmodel.display import EVENTS, Look, MemoryLine, inline_frame, timeline_page
 from perfmodel.timeline._memory import MemoryTimeline
@@ -14,15 +16,21 @@ _INLINE_UP_TO = 20_000
 
 
 def timeline_html(
-    timeline: Timeline, memory: MemoryTimeline | None = None, capacity_bytes: float | None = None, title: str = ""
+    timeline: Timeline,
+    memory: MemoryTimeline | None = None,
+    capacity_bytes: float | None = None,
+    title: str = "",
+    inside: Mapping[int, Sequence[Any]] | None = None,
 ) -> str:
     """The page; see `Timeline.to_html`."""
-    drawn = slices(timeline)
+    drawn, inside = slices(timeline), inside or {}
+    places = {one: place for place, one in enumerate(inside)}
     return timeline_page(
         {
             "start": drawn.start_s,
             "duration": drawn.duration_s,
             **{name: getattr(drawn, name) for name in ("device", "stream", "kind", "stage", "micro_batch", "critical")},
+            "inside": [places.get(one, -1) for one in drawn.duration_class.tolist()],
         },
         kinds=[EVENTS.get(name, Look("#000000", name)) for name in KIND_NAMES],
         streams=STREAM_NAMES,
@@ -30,6 +38,7 @@ def timeline_html(
         end_s=max(timeline.makespan_s, 1e-12),
         memory=[MemoryLine(time_s=m.time_s, in_use_bytes=m.in_use_bytes) for m in memory.steps] if memory else (),
         capacity_bytes=capacity_bytes,
+        inside=list(inside.values()),
         title=title or f"{timeline.structure.devices} pipeline ranks, {timeline.makespan_s:.4g} s",
     )
 

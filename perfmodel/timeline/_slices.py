@@ -26,6 +26,8 @@ class Slices:
     micro_batch: Int[np.ndarray, " slices"]
     critical: Bool[np.ndarray, " slices"]
     """On the critical path."""
+    duration_class: Int[np.ndarray, " slices"]
+    """Of the structure; of slices that were joined that of the first."""
 
     @property
     def end_s(self) -> Float[np.ndarray, " slices"]:
@@ -34,7 +36,7 @@ class Slices:
     def __len__(self) -> int:
         return len(self.start_s)
 
-    def __iter__(self) -> Iterator[tuple[float, float, int, int, int, int, int, bool]]:
+    def __iter__(self) -> Iterator[tuple[float, float, int, int, int, int, int, bool, int]]:
         columns = (getattr(self, name) for name in self.__dataclass_fields__)
         return iter(zip(*(c.tolist() for c in columns), strict=True))
 
@@ -77,5 +79,6 @@ def slices(timeline: Timeline) -> Slices:
         stage=np.concatenate([s.class_stage[s.duration[ops]], s.class_stage[lag_class]]),
         micro_batch=np.concatenate([s.micro_batch[ops], s.micro_batch[op]]),
         critical=np.concatenate([path[ops], path[op] & path[source]]),
+        duration_class=np.concatenate([s.duration[ops], lag_class]),
     )
     return joined.select(np.lexsort((joined.stream, joined.device, joined.start_s)))

@@ -1,7 +1,8 @@
 """Start and end of every op, in double precision: what is reported and drawn."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -77,7 +78,11 @@ class Timeline:
         )
 
     def to_html(
-        self, memory: "MemoryTimeline | None" = None, capacity_bytes: float | None = None, title: str = ""
+        self,
+        memory: "MemoryTimeline | None" = None,
+        capacity_bytes: float | None = None,
+        title: str = "",
+        inside: Mapping[int, Sequence[Any]] | None = None,
     ) -> str:
         """An interactive page that needs no network: zoom, move, search, the critical path, memory below.
 
@@ -85,10 +90,12 @@ class Timeline:
             memory: in use on every device, if it is to be shown.
             capacity_bytes: of a device, likewise.
             title: of the page.
+            inside: blocks and kernels of classes of passes, as `Prediction.pass_parts` has them, to be drawn in passes
+                that are wide enough.
         """
         from perfmodel.timeline._page import timeline_html
 
-        return timeline_html(self, memory, capacity_bytes, title)
+        return timeline_html(self, memory, capacity_bytes, title, inside)
 
     def _repr_html_(self) -> str:
         from perfmodel.timeline._page import timeline_frame

@@ -144,11 +144,6 @@ def _predict_one(
     try:
         cases = read_cases(row, framework)
         found = explained(cases, calibration, site)
-        unsaid = all(row.get(name) in (None, "") for name in ("recompute", "recompute_detail"))
-        if unsaid and not any(result.fits for _, result in found):
-            # one more thing that the row leaves open; what ran has fitted
-            full = explained(read_cases({**row, "recompute": "full"}, framework), calibration, site)
-            found = full if any(result.fits for _, result in full) else found
     except Unusable as reason:
         return _unpredicted(row, str(reason))
     except PerfModelError as error:

@@ -48,11 +48,11 @@ class Boxes:
         return replace(self, label=[""] * len(self.label))
 
 
-def draw_boxes(axis: "Axes", boxes: Boxes, lo: float, hi: float, row_in: float) -> None:
+def draw_boxes(axis: "Axes", boxes: Boxes, lo: float, hi: float, row_in: float) -> bool:
     """Boxes that meet `lo`..`hi`, labels where they fit, and the critical path as a black strip and line.
 
     Where a row's boxes are too narrow to be told apart, the shares of the time that their colours take are stacked in
-    the row instead.
+    the row instead: the result says whether there is such a row.
 
     Args:
         axis: gets the limits `lo`..`hi`.
@@ -91,6 +91,7 @@ def draw_boxes(axis: "Axes", boxes: Boxes, lo: float, hi: float, row_in: float) 
                 (boxes.left[i] + boxes.right[i]) / 2, middle, boxes.label[i], fontsize=size_pt, ha="center",
                 va="center_baseline", color=text_colour(boxes.colour[i]), clip_on=True,
             )  # fmt: skip
+    return bool(lanes)
 
 
 def _apart(

@@ -24,6 +24,7 @@ from perfmodel.viz._style import (
     set_title,
     styled,
     time_unit,
+    wrapped,
 )
 
 if TYPE_CHECKING:
@@ -38,9 +39,10 @@ _LIGHTEST: Final = 0.6
 
 @styled
 def gantt(prediction: Prediction, width: Width = "page") -> "Figure":
-    """The whole step, its first part enlarged (with micro-batch numbers where they fit), and memory over time.
+    """The whole step, a part of it enlarged (with micro-batch numbers where they fit), and memory over time.
 
-    Of passes that are too short to be drawn one by one, the row shows the shares of the time, stacked.
+    Of passes that are too short to be drawn one by one, the row shows the shares of the time, stacked. The enlarged
+    part is the beginning where that reaches until every rank runs backward, else the time when the last begins to.
 
     A black strip under a box says that it is on the critical path, a black line where the path goes to another rank.
     Chunks of the model, and the two directions of a bidirectional pipeline, are shades of a kind's colour.
@@ -48,39 +50,47 @@ def gantt(prediction: Prediction, width: Width = "page") -> "Figure":
     Raises:
         PerfModelError: the prediction holds no timeline.
     """
+    from matplotlib.lines import Line2D
+
     timeline = timeline_of(prediction)
     drawn = slices(timeline)
     drawn = drawn.select(np.isin(drawn.stream, (Stream.COMPUTE, *_SIDE))).joined()
     # without a flush between steps the timeline is that of several
     ranks, end_s = timeline.structure.devices, max(prediction.step_time_s, timeline.makespan_s)
-    zoom_s = _zoom_s(drawn, end_s, width)
-    views = [end_s] if zoom_s > 0.7 * end_s else [end_s, zoom_s]
+    from_s, zoom_s = _zoom_s(drawn, end_s, width)
+    views = [(0.0, end_s)] if zoom_s > 0.7 * end_s else [(0.0, end_s), (from_s, from_s + zoom_s)]
     # numbers are read in the last view, which gets the room for them
     rows_in = [max(0.05, min(0.17, 2.2 / ranks)), max(0.07, min(0.17, 3.9 / ranks))][-len(views) :]
     chunks = stage_chunks(prediction)
     heights = [ranks * row_in for row_in in rows_in]
-    figure = new_figure(width, sum(heights) + 0.42 * len(views) + 1.9)
+    figure = new_figure(width, sum(heights) + 0.42 * len(views) + (2.1 if width == "page" else 2.4))
     axes = figure.subplots(len(views) + 1, 1, squeeze=False, height_ratios=[*heights, 0.75])[:, 0]
-    for axis, view_s, row_in in zip(axes, views, rows_in, strict=False):
-        per_s, unit = time_unit(view_s)
-        boxes = _boxes(drawn, chunks, per_s)
-        draw_boxes(axis, boxes if view_s == views[-1] else boxes.unlabelled(), 0.0, view_s * per_s, row_in)
+    for axis, (lo_s, hi_s), row_in in zip(axes, views, rows_in, strict=False):
+        per_s, unit = time_unit(hi_s - lo_s)
+        last = hi_s == views[-1][1] or len(views) == 1
+        boxes = _boxes(drawn, chunks, per_s) if last else _boxes(drawn, chunks[:, :1], per_s).unlabelled()
+        shares = draw_boxes(axis, boxes, lo_s * per_s, hi_s * per_s, row_in)
         device_ticks(axis, ranks, "pipeline rank")
-        axis.set_xlabel(f"time in {unit}" if view_s == zoom_s and len(views) == 2 else "")
+        part = "the whole step" if (lo_s, hi_s) == views[0] else f"enlarged: {(hi_s - lo_s) * per_s:.3g} {unit} of it"
+        notes = ["numbers: micro-batches"] * any(text.get_text() for text in axis.texts)
+        notes += ["rows of thin boxes: shares of the time"] * shares
+        axis.set_title(wrapped("; ".join([part, *notes]), int(14 * WIDTHS_IN[width])), pad=3)
+        axis.set_xlabel(f"time in {unit}" if len(views) == 2 else "")
     if len(views) == 2:
-        ends = (0, zoom_s * time_unit(end_s)[0])
+        ends = tuple(at_s * time_unit(end_s)[0] for at_s in views[1])
         axes[0].plot(
             ends, (0, 0), color="black", linewidth=2, solid_capstyle="butt", clip_on=False,
             transform=axes[0].get_xaxis_transform(),
         )  # fmt: skip
-        axes[1].set_title(f"the first {zoom_s * per_s:.3g} {unit}, enlarged")
     memory_lines(axes[-1], prediction, end_s)
     set_title(
         figure,
         f"{prediction.model} on {prediction.devices} devices of {prediction.cluster}, {prediction.layout}",
         f"step {prediction.step_time_s:.3g} s, bubble {prediction.bubble_fraction:.1%}, MFU {prediction.mfu:.1%}",
     )
-    legend_below(figure, *pass_legend(drawn, chunks), handler_map=_side_by_side())
+    handles, labels = pass_legend(drawn, chunks)
+    handles.append(Line2D([], [], color="black", linewidth=2))
+    legend_below(figure, handles, [*labels, "critical path"], handler_map=_side_by_side())
     return figure
 
 
@@ -130,11 +140,16 @@ def _side_by_side() -> dict[type, Any]:
     return {tuple: HandlerTuple(ndivide=None, pad=0)}
 
 
-def _zoom_s(drawn: Slices, end_s: float, width: Width) -> float:
-    """How much of the step can be drawn so wide that the numbers of its passes can be read."""
-    passes = drawn.duration_s[(drawn.stream == Stream.COMPUTE) & (drawn.micro_batch >= 0)]
-    typical_s = float(np.quantile(passes, 0.25)) if len(passes) else end_s
-    return min(end_s, typical_s * WIDTHS_IN[width] / _PASS_IN)
+def _zoom_s(drawn: Slices, end_s: float, width: Width) -> tuple[float, float]:
+    """Where the enlarged part begins, and how long it can be for the numbers of its passes to be read."""
+    of_pass = (drawn.stream == Stream.COMPUTE) & (drawn.micro_batch >= 0)
+    typical_s = float(np.quantile(drawn.duration_s[of_pass], 0.25)) if of_pass.any() else end_s
+    zoom_s = min(end_s, typical_s * WIDTHS_IN[width] / _PASS_IN)
+    backward = of_pass & np.isin(drawn.kind, [k for k, name in enumerate(KIND_NAMES) if name.startswith("backward")])
+    turned = backward if backward.any() else of_pass
+    first_s = [drawn.start_s[turned & (drawn.device == rank)].min(initial=end_s) for rank in set(drawn.device.tolist())]
+    all_turned_s = max(first_s, default=0.0)
+    return (0.0 if all_turned_s < zoom_s else min(all_turned_s - zoom_s / 2, end_s - zoom_s)), zoom_s
 
 
 def _boxes(drawn: Slices, stage_map: Int[np.ndarray, "devices chunks"], per_s: float) -> Boxes:

@@ -8,7 +8,8 @@ from perfmodel.viz._require import timeline_of
 
 
 def interactive(prediction: Prediction) -> str:
-    """The page: zoom, move, search, what is under the pointer, the critical path, and memory below.
+    """The page: zoom down to the kernels of a pass, move, search, what is under the pointer, the critical path, and
+    memory below.
 
     Raises:
         PerfModelError: the prediction holds no timeline.
@@ -18,7 +19,9 @@ def interactive(prediction: Prediction) -> str:
         f"step {prediction.step_time_s:.4g} s, bubble {prediction.bubble_fraction:.1%}, MFU {prediction.mfu:.1%}"
     )
     timeline = timeline_of(prediction)
-    return timeline.to_html(prediction.memory_over_time(), prediction.memory_capacity_bytes, title)
+    return timeline.to_html(
+        prediction.memory_over_time(), prediction.memory_capacity_bytes, title, prediction.pass_parts
+    )
 
 
 def write_interactive(prediction: Prediction, path: Path | str) -> None:

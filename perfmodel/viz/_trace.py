@@ -1,28 +1,57 @@
 """Chrome trace events: open the file in Perfetto or chrome://tracing."""
 
 import gzip
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
 
 from perfmodel.display import EVENTS, json_text
+from perfmodel.errors import PerfModelError
 from perfmodel.ingest.tables import write_bytes
-from perfmodel.prediction import Prediction
-from perfmodel.timeline import KIND_NAMES, slices
+from perfmodel.prediction import Prediction, rank_strides
+from perfmodel.program import N_STREAMS, Kind, Stream
+from perfmodel.timeline import KIND_NAMES, Timeline, slices
 from perfmodel.units import GIB
 from perfmodel.viz._require import timeline_of
 
-_STREAM_NAMES = ("compute", "data-parallel communication", "pipeline sends")
+_STREAM_NAMES: Final = (
+    "compute",
+    "data-parallel communication",
+    "pipeline sends",
+    "copies to host",
+    "copies from host",
+)
+_SENDS: Final = (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
+_MOST_EVENTS: Final = 3_000_000
+"""Of a trace that is written: some 400 MB of text."""
 
 
-def trace_events(prediction: Prediction) -> dict[str, Any]:
-    """The timeline as a Chrome trace (Trace Event Format, complete events, microseconds)."""
+def trace_events(prediction: Prediction, *, every_pass: bool = False, every_rank: bool = False) -> dict[str, Any]:
+    """The timeline as a Chrome trace (Trace Event Format, microseconds): passes and communication as complete events,
+    transfers as flows from the send to the pass that waits for it, memory as a counter.
+
+    The first pass of every class on every rank holds its blocks, and these their kernels and collectives; in all passes
+    of a large model they would make a file that no viewer opens.
+
+    Args:
+        prediction: with a timeline.
+        every_pass: blocks, kernels and collectives in all passes.
+        every_rank: all devices, by rank, instead of one per pipeline stage: ranks of the same stage do the same.
+
+    Raises:
+        PerfModelError: without a timeline, or with more events than can be looked at.
+    """
     timeline = timeline_of(prediction)
     events: list[dict[str, Any]] = []
+    drawn = slices(timeline)
     for device in range(timeline.structure.devices):
         events.append(_meta("process_name", device, 0, f"pipeline rank {device}"))
         events.append({"ph": "M", "name": "process_sort_index", "pid": device, "args": {"sort_index": device}})
-        events += [_meta("thread_name", device, tid, name) for tid, name in enumerate(_STREAM_NAMES)]
-    for start, duration, device, stream, kind, stage, micro_batch, critical in slices(timeline):
+        used = sorted({int(Stream.SEND), *(drawn.stream[drawn.device == device]).tolist()})
+        events += [_meta("thread_name", device, tid, _STREAM_NAMES[tid]) for tid in used]
+    for start, duration, device, stream, kind, stage, micro_batch, critical, _ in drawn:
         label = EVENTS[KIND_NAMES[kind]].label
         events.append(
             {
@@ -33,11 +62,14 @@ def trace_events(prediction: Prediction) -> dict[str, Any]:
                 },
             }
         )  # fmt: skip
+    events += [*_inside(prediction, every_pass), *_flows(prediction)]
     for device, steps in enumerate(prediction.memory_over_time().steps):
         events += [
             {"ph": "C", "pid": device, "ts": at * 1e6, "name": "memory", "args": {"GiB": held / GIB}}
             for at, held in zip(steps.time_s.tolist(), steps.in_use_bytes.tolist(), strict=True)
         ]
+    if every_rank:
+        events = _on_every_rank(events, prediction)
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
@@ -51,10 +83,92 @@ def trace_events(prediction: Prediction) -> dict[str, Any]:
     }
 
 
-def write_trace(prediction: Prediction, path: Path | str) -> None:
-    """Write the trace as JSON, compressed if the name ends in .gz."""
-    data = json_text(trace_events(prediction)).encode()
+def write_trace(
+    prediction: Prediction, path: Path | str, *, every_pass: bool = False, every_rank: bool = False
+) -> None:
+    """Write the trace (`trace_events`) as JSON, compressed if the name ends in .gz."""
+    data = json_text(trace_events(prediction, every_pass=every_pass, every_rank=every_rank)).encode()
     write_bytes(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
+
+
+def _on_every_rank(events: list[dict[str, Any]], prediction: Prediction) -> list[dict[str, Any]]:
+    """Events of pipeline ranks on all ranks of the layout, one pipeline after another."""
+    layout = prediction.layout
+    stride, flows = rank_strides(layout)["pp"], max((e.get("id", 0) for e in events), default=0) + 1
+    firsts = [rank for rank in range(layout.devices) if rank // stride % layout.pp == 0]
+    if len(events) * len(firsts) > _MOST_EVENTS:
+        raise PerfModelError(
+            f"timeline: {len(events) * len(firsts):,} events of {layout.devices} ranks are too many to look at; leave "
+            "out --every-pass or --every-rank, or take a smaller global batch"
+        )
+    found = []
+    for pipeline, first in enumerate(firsts):
+        for event in events:
+            stage = event["pid"]
+            rank = first + stage * stride
+            changed: dict[str, Any] = {"pid": rank}
+            if "id" in event:
+                changed["id"] = event["id"] + pipeline * flows
+            if event["name"] == "process_name":
+                changed["args"] = {"name": f"rank {rank} (pipeline rank {stage})"}
+            elif event["name"] == "process_sort_index":
+                changed["args"] = {"sort_index": rank}
+            found.append(event | changed)
+    return found
+
+
+def _inside(prediction: Prediction, every_pass: bool) -> Iterator[dict[str, Any]]:
+    """Blocks, kernels and collectives of every pass, or of the first of every class on every rank."""
+    timeline = timeline_of(prediction)
+    s = timeline.structure
+    order = np.argsort(timeline.start_s, kind="stable")
+    order = order[(s.stream[order] >= 0) & np.isin(s.duration[order], list(prediction.pass_parts))]
+    _, first = np.unique(np.stack([s.duration[order], s.device[order]]), axis=1, return_index=True)
+    for op in (order if every_pass else order[first]).tolist():
+        common = {"ph": "X", "pid": int(s.device[op]), "tid": int(Stream.COMPUTE), "cat": "inside"}
+        inside, at_s = {"inside": KIND_NAMES[s.kind[op]]}, float(timeline.start_s[op])
+        for part in prediction.pass_parts[int(s.duration[op])]:
+            yield _within(timeline, op, at_s, part.time_s) | common | {
+                "name": part.name.replace("_", " "), "args": inside,
+            }  # fmt: skip
+            inner_s = at_s
+            for one in part.events:
+                yield _within(timeline, op, inner_s, one.time_s) | common | {
+                    "name": one.name, "args": inside | {"count": one.count, "group": one.group},
+                }  # fmt: skip
+                inner_s += one.time_s
+            at_s += part.time_s
+
+
+def _within(timeline: Timeline, op: int, start_s: float, duration_s: float) -> dict[str, float]:
+    """Times of a part of an op; rounding must not move it beyond the op, which viewers refuse."""
+    end_s = min(start_s + duration_s, float(timeline.end_s[op]))
+    return {"ts": start_s * 1e6, "dur": max(end_s - start_s, 0.0) * 1e6}
+
+
+def _flows(prediction: Prediction) -> Iterator[dict[str, Any]]:
+    """An arrow from every transfer between ranks to the pass that needs it."""
+    timeline = timeline_of(prediction)
+    s = timeline.structure
+    op, side = np.nonzero(s.pred >= 0)
+    source, lag = s.pred[op, side], s.lag[op, side]
+    then = np.full(s.n_ops, -1)
+    then[source[::-1]] = op[::-1]
+    while (joins := (s.stream[op] < 0) & (then[op] >= 0)).any():  # what a join of several transfers lets run
+        op = np.where(joins, then[op], op)
+    folded = lag > 0  # a transfer that no op stands for begins when its source ends
+    kind = np.where(folded, s.class_kind[lag], s.kind[source])
+    ends = np.where(s.stream < 0, -1, s.stream % N_STREAMS)
+    sent = np.isin(kind, _SENDS) & (s.device[source] != s.device[op]) & (ends[source] >= 0) & (ends[op] >= 0)
+    columns = (
+        s.device[source], np.where(folded, Stream.SEND, ends[source]),
+        np.where(folded, timeline.end_s[source], timeline.start_s[source]),
+        s.device[op], ends[op], timeline.start_s[op], kind,
+    )  # fmt: skip
+    for number, row in enumerate(zip(*(column[sent].tolist() for column in columns), strict=True)):
+        common = {"cat": "transfer", "name": EVENTS[KIND_NAMES[row[6]]].label, "id": number}
+        yield {"ph": "s", "pid": row[0], "tid": row[1], "ts": row[2] * 1e6, **common}
+        yield {"ph": "f", "bp": "e", "pid": row[3], "tid": row[4], "ts": row[5] * 1e6, **common}
 
 
 def _meta(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:

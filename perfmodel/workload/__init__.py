@@ -9,6 +9,7 @@ from perfmodel.workload._block import Kernels as Kernels
 from perfmodel.workload._block import Shard as Shard
 from perfmodel.workload._block import matmul_flops as matmul_flops
 from perfmodel.workload._blocks import blocks as blocks
+from perfmodel.workload._cache import layer_cache_bytes as layer_cache_bytes
 from perfmodel.workload._flops import ModelFlops as ModelFlops
 from perfmodel.workload._flops import step_flops as step_flops
 from perfmodel.workload._local import storage_dtype as storage_dtype

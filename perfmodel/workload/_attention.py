@@ -1,5 +1,6 @@
 """The attention half of a layer: norm, projections, core, output projection, residual."""
 
+from perfmodel.ops import LATENT_DECODE, Attention, Gemm
 from perfmodel.spec import LatentAttention, Transformer
 from perfmodel.workload._adapters import adapter
 from perfmodel.workload._attention_core import attention_core
@@ -12,6 +13,8 @@ from perfmodel.workload._pointwise import attention_layout, head_norm, norm, res
 def self_attention(model: Transformer, local: Local, *, causal: bool, window: int = 0) -> list[Piece]:
     """Multi-head or grouped-query attention, or multi-head latent attention where the model has it."""
     if model.latent_attention is not None:
+        if local.job.cached_tokens and local.seq_len == 1:
+            return _absorbed_attention(model, local, model.latent_attention)
         return _latent_attention(model, local, model.latent_attention, causal=causal, window=window)
     d, heads, kv = model.head_dim, local.heads, local.kv_heads
     return [
@@ -22,7 +25,7 @@ def self_attention(model: Transformer, local: Local, *, causal: bool, window: in
         *head_norm(model, local),
         *attention_layout(model, local),
         *rotary(model, local, (heads + kv) * d),
-        attention_core(local, kv_heads=kv, d_qk=d, d_v=d, seq_kv=local.seq_len, causal=causal,
+        attention_core(local, kv_heads=kv, d_qk=d, d_v=d, seq_kv=local.keys, causal=causal,
                        window=window, dropout=model.dropout),
         *_output(model, local, heads * d),
     ]  # fmt: skip
@@ -58,14 +61,7 @@ def _latent_attention(
     heads, rows = local.heads, local.norm_tokens
     rope, rank = latent.qk_rope_head_dim, latent.kv_lora_rank
     d_qk, d_v = latent.qk_nope_head_dim + rope, latent.v_head_dim
-    if latent.q_lora_rank:
-        query = [
-            linear(local.precision, rows, latent.q_lora_rank, local.hidden),
-            small_norm(model, local, rows, latent.q_lora_rank),
-            column_linear(local, heads * d_qk, latent.q_lora_rank, kept_output=True),
-        ]
-    else:
-        query = [column_linear(local, heads * d_qk, local.hidden, kept_output=True)]
+    query = _latent_query(model, local, latent)
     # keys of all heads with the shared rotary part appended, and values
     expanded = float(local.tokens * heads * (d_qk + d_v) * local.act_bytes)
     return [
@@ -76,10 +72,49 @@ def _latent_attention(
         column_linear(local, heads * (latent.qk_nope_head_dim + d_v), rank),
         *rotary(model, local, (heads + 1) * rope),
         pointwise(local.precision, [("add", 1)], local.tokens, heads * d_qk, saved_bytes=expanded),
-        attention_core(local, kv_heads=heads, d_qk=d_qk, d_v=d_v, seq_kv=local.seq_len, causal=causal,
+        attention_core(local, kv_heads=heads, d_qk=d_qk, d_v=d_v, seq_kv=local.keys, causal=causal,
                        window=window, dropout=model.dropout),
         *_output(model, local, heads * d_v),
     ]  # fmt: skip
+
+
+def _absorbed_attention(model: Transformer, local: Local, latent: LatentAttention) -> list[Piece]:
+    """Latent attention of one new token per sequence over the cache of compressed keys and values, whose expansion is
+    absorbed into queries and results: all heads share one key of rank + rope elements, the first of which are the value
+    (DeepSeek-V2, arXiv 2405.04434, section 2.1.2 and appendix C)."""
+    heads, rows = local.heads, local.tokens
+    rope, rank, nope = latent.qk_rope_head_dim, latent.kv_lora_rank, latent.qk_nope_head_dim
+
+    def absorbed(n: int, k: int) -> Piece:
+        op = Gemm(op="bmm", dtype=local.precision.act_dtype, batch=heads, m=rows, n=n, k=k)
+        return Piece(forward=(op,), params=heads * n * k)
+
+    core = Attention(
+        op="flash_attention", dtype=local.precision.act_dtype, batch=local.shard.micro_batch, heads=heads, kv_heads=1,
+        seq_q=1, seq_kv=local.keys, head_dim=rank + rope, head_dim_v=rank, phase=LATENT_DECODE,
+    )  # fmt: skip
+    return [
+        norm(model, local),
+        *_latent_query(model, local, latent),
+        linear(local.precision, rows, rank + rope, local.hidden),
+        small_norm(model, local, rows, rank),
+        *rotary(model, local, (heads + 1) * rope),
+        absorbed(rank, nope),
+        Piece(forward=(core,)),
+        absorbed(latent.v_head_dim, rank),
+        *_output(model, local, heads * latent.v_head_dim),
+    ]
+
+
+def _latent_query(model: Transformer, local: Local, latent: LatentAttention) -> list[Piece]:
+    rows, width = local.norm_tokens, local.heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
+    if not latent.q_lora_rank:
+        return [column_linear(local, width, local.hidden, kept_output=True)]
+    return [
+        linear(local.precision, rows, latent.q_lora_rank, local.hidden),
+        small_norm(model, local, rows, latent.q_lora_rank),
+        column_linear(local, width, latent.q_lora_rank, kept_output=True),
+    ]
 
 
 def _output(model: Transformer, local: Local, width: int) -> list[Piece]:

@@ -68,6 +68,8 @@ class Routing:
     """Elements of a token as experts get it."""
     inner: int
     """Inner size of an expert's shard."""
+    shared: bool
+    """All ranks of expert parallelism hold all tokens, so that nothing is dispatched; their results are summed."""
     gathered: bool
     """Dispatched tokens are gathered over the ranks that shard an expert, which hold different ones."""
     choice: ExpertChoice
@@ -95,7 +97,9 @@ def route(model: Transformer, local: Local, experts: Experts) -> Routing:
         ("shared_ffn_hidden", experts.shared_ffn_hidden, "tp", tp),
     ):
         divide(model, Reason.EXPERT_HIDDEN, f"{what}={width} of its experts is", width, by, degree)
-    if tp > 1 and (ep > 1 or etp != tp) and not local.sequence_parallel:
+    # inference: ranks of tensor parallelism hold all tokens, and each runs its own experts on those that chose them
+    shared = local.job.mode == "inference" and not local.sequence_parallel and etp == 1 and ep == tp > 1
+    if tp > 1 and (ep > 1 or etp != tp) and not local.sequence_parallel and not shared:
         raise LayoutError(
             f"{model.name}: experts over ep={ep} and etp={etp} with tp={tp} need sequence_parallel=true, or every "
             "tensor-parallel rank would send the same tokens",
@@ -109,7 +113,8 @@ def route(model: Transformer, local: Local, experts: Experts) -> Routing:
         rows=rows,
         sent=rows * experts.topk,
         load=load,
-        processed=round(rows * experts.topk * (etp if gathered else 1) * load),
+        processed=max(1, round(rows * experts.topk * (etp if gathered else 1) * load / (ep if shared else 1))),
+        shared=shared,
         local_experts=experts.count // ep,
         hidden=experts.latent or local.hidden,
         inner=experts.ffn_hidden // etp,
@@ -168,7 +173,7 @@ def _exchange(local: Local, routing: Routing) -> tuple[tuple[Comm, ...], tuple[C
     row_bytes = routing.hidden * local.act_bytes
     there: tuple[Comm, ...] = ()
     back: tuple[Comm, ...] = ()
-    if local.shard.ep > 1:
+    if local.shard.ep > 1 and not routing.shared:
         once = local.job.expert_dispatcher != "alltoall"
         sent = Comm(
             collective="all_to_all",
@@ -212,7 +217,7 @@ def _experts(model: Transformer, local: Local, experts: Experts, routing: Routin
     if routing.fused:
         forward = (
             MoE(
-                op="moe_ffn", dtype=dtype, tokens=routing.processed * shard.ep // experts.topk, hidden=hidden,
+                op="moe_ffn", dtype=dtype, tokens=max(1, routing.processed * shard.ep // experts.topk), hidden=hidden,
                 inter=experts.ffn_hidden, topk=experts.topk, experts=experts.count, moe_tp=shard.expert_tp,
                 moe_ep=shard.ep,
             ),

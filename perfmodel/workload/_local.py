@@ -78,6 +78,11 @@ class Local:
         return self.shard.tp
 
     @property
+    def keys(self) -> int:
+        """Tokens of a sequence that its last token attends to: the step's and those cached before."""
+        return self.seq_len + self.job.cached_tokens
+
+    @property
     def sequence_parallel(self) -> bool:
         return self.shard.sequence_parallel and self.shard.tp > 1
 

@@ -54,7 +54,7 @@ def _state_space(local: Local, mamba: Mamba, heads: int) -> Piece:
     """
     chunks = local.shard.micro_batch * -(-local.seq_local // mamba.chunk)
     groups = mamba.groups // local.tp
-    size, state, head = mamba.chunk, mamba.state, mamba.head_dim
+    size, state, head = min(mamba.chunk, local.seq_local), mamba.state, mamba.head_dim
     products = tuple(
         Gemm(op="bmm", dtype=local.precision.act_dtype, batch=chunks * batch, m=m, n=n, k=k)
         for batch, m, n, k in (

@@ -4,6 +4,8 @@ Kernel names are those of the measurement tables' `op` column, so that calibrate
 A fused RMS norm moves what a fused layer norm moves and is named, and timed, like one.
 """
 
+from typing import Final
+
 from perfmodel.spec import Transformer
 from perfmodel.workload._local import Local
 from perfmodel.workload._piece import Piece, memory, pointwise
@@ -43,6 +45,15 @@ def residual(model: Transformer, local: Local) -> Piece:
     )
 
 
+_GELU_FORMULA: Final = (
+    ("pow_scalar", 1), ("mul_scalar", 1), ("add", 2), ("mul_scalar", 1), ("tanh", 1), ("add_scalar", 1),
+    ("mul_scalar", 1), ("mul", 2),
+)  # fmt: skip
+_GELU_FORMULA_KEEPS: Final = 4
+"""0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) as transformers wrote it before 4.0 (`activations.gelu_new`);
+kept are x, the tanh and both factors of the last product."""
+
+
 def activation(model: Transformer, local: Local, rows: int, width: int) -> Piece:
     """The feed-forward's nonlinearity over `rows` x `width`; keeps its inputs (ReLU: nothing more).
 
@@ -56,6 +67,8 @@ def activation(model: Transformer, local: Local, rows: int, width: int) -> Piece
         inputs = 2 if fused else 3  # eager kernels also keep the activated gate
     elif name == "relu":
         ops, inputs = [("relu", 1)], 0
+    elif name == "gelu" and "gelu_formula" in local.job.eager_kernels:
+        ops, inputs = list(_GELU_FORMULA), _GELU_FORMULA_KEEPS
     elif name == "gelu" and model.bias and fused:
         ops = [("bias_gelu", 1)]
     else:

@@ -88,10 +88,9 @@ def test_other_layouts_of_the_cluster_are_predicted() -> None:
         before, after = (explain(m, run.layout) for m in (problem, problem.adjusted(found.adjustment)))
         assert abs(after.step_time_s / run.measured_s - 1) < 0.03
         assert after.step_time_lo_s < run.measured_s < after.step_time_hi_s
-        # too few runs wait for the host to tell its time per operator, which may be twice what is assumed
-        if before.unknown_shares["host"] < 0.03:
-            width = before.step_time_hi_s / before.step_time_lo_s
-            assert after.step_time_hi_s / after.step_time_lo_s < width * 1.01
+        # a slower network's share of the step is larger, and so is what is unknown of it
+        width = before.step_time_hi_s / before.step_time_lo_s
+        assert after.step_time_hi_s / after.step_time_lo_s < width * 1.05
         assert sum(after.breakdown_s.values()) == pytest.approx(after.step_time_s)
         assert sum(e.time_s for e in after.critical_path) == pytest.approx(after.step_time_s, rel=1e-6)
 

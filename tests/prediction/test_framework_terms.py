@@ -173,12 +173,14 @@ def test_collectives_in_ring_steps_hide_behind_products_and_nothing_else() -> No
     layout = Layout(tp=8, sequence_parallel=True, tp_overlap=True)
     table = block_times(fixed, layout)
     others = np.array([group == "tp" for group in table.groups]) & ~table.overlappable
-    (share,) = set(table.exposed[others].tolist())
-    assert 1 / 8 <= share < 1
+    happen = table.counts[:, :, others] > 0
+    shares = table.exposed[:, :, others][happen]
+    assert shares.min() >= 1 / 8  # the first step of a ring has nothing to hide behind
+    assert shares.min() < 1
     node, *rest = cluster.levels
     slow = replace(cluster, levels=(replace(node, bandwidth_bytes_per_s=node.bandwidth_bytes_per_s / 1e3), *rest))
     slow_table = block_times(step_problem(MODEL, slow, job), layout)
-    assert slow_table.exposed[others].min() > 0.9
+    assert slow_table.exposed[:, :, others][happen].min() > 0.9
 
 
 def test_adapters_pass_over_activations_and_need_no_gradient_buffers() -> None:

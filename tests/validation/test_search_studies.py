@@ -7,9 +7,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 import pytest
-from studies import search_chimera as chimera
 from studies import search_distir as distir
-from studies import search_distsim as distsim
 from studies import search_groups as groups
 from studies import search_megatron as megatron
 from studies.search_rank import USUAL, rank
@@ -22,14 +20,6 @@ from perfmodel.planning.layouts import enumerate_layouts
 from perfmodel.prediction import evaluate, peak_memory, step_problem
 from perfmodel.spec import Framework, Job, Layout, Problem
 from perfmodel.validation._case_rows import Case
-
-
-def test_distsim_finds_the_papers_best_and_worst():
-    """DistSim, arXiv 2306.08423, section 6: 2D x 8P is best, 16M worst, of 15 strategies."""
-    table, ours = distsim.distsim_table()
-    assert len(table) == 15
-    assert (ours["best"], ours["worst"]) == (distsim.PAPER["best"], distsim.PAPER["worst"]) == ("1M8P2D", "16M1P1D")
-    assert 5 < ours["best/worst"] < 12
 
 
 def _layouts(batch: int, mode: Literal["train", "inference"], schedule: str) -> list[Layout]:
@@ -109,14 +99,6 @@ def test_plain_sgd_keeps_no_states():
     assert np.allclose(np.diff(peaks), [8 * parameters, 4 * parameters], rtol=0.01)
 
 
-def test_chimera_order_of_synchronous_schemes():
-    """Chimera, arXiv 2107.06925, figure 14: Chimera, DAPPLE, GPipe, GEMS on Bert-48."""
-    table = chimera.chimera_table(chimera.STUDIES[0]).set_index("scheme")
-    rates = table.loc[["chimera", "1f1b", "gpipe", "gems"], "at the paper's choice"].to_numpy()
-    assert (np.diff(rates) < 0).all()
-    assert table.loc["chimera", "paper's/ours"] < 1.05
-
-
 def _runs() -> pd.DataFrame:
     common = {
         "source": "s", "model": "m", "layers": 2, "hidden": 8, "seq_len": 4, "dtype": "bf16", "device": "d",
@@ -168,4 +150,4 @@ def test_megatron_layouts_are_in_the_space_searched(data_dir):
 def test_markdown_says_what_a_cell_is():
     text = markdown_table(pd.DataFrame({"a": [1.23456, np.inf], "b": [True, False], "c": ["x", None]}))
     assert text.splitlines()[2:] == ["| 1.235 | yes | x |", "| does not fit | **no** | - |"]
-    assert set(SEARCH_SECTIONS) == {"distsim", "distir", "chimera", "megatron", "groups"}
+    assert set(SEARCH_SECTIONS) == {"distir", "megatron", "groups"}

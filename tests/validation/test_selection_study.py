@@ -88,5 +88,5 @@ def test_every_studied_event_of_a_case_stands_in_the_table(data_dir: Path):
     assert len(needed) > 20
     assert all(op in case.table for op in needed)
     share = case.steps(lambda ops: np.array([case.table[op] for op in ops])).shares.sum(axis=1)
-    assert share.min() > 0.4  # one of the six waits for the host half of its step
+    assert share.min() > 0.35  # one of the six waits for the host half of its step
     assert share.mean() > 0.6

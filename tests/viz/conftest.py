@@ -1,6 +1,44 @@
+"""Predictions that are drawn, and a real headless browser for pages; tests are skipped where there is none."""
+
+import shutil
+
 import pytest
 
 from perfmodel.prediction import predict
+
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@pytest.fixture(scope="session")
+def browser():
+    api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install perfmodel[browser]")
+    path = next((found for name in _BROWSERS if (found := shutil.which(name))), None)
+    with api.sync_playwright() as playwright:
+        try:
+            started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        except api.Error as error:
+            pytest.skip(f"no browser to start: {str(error).splitlines()[0]}")
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def open_page(browser, tmp_path):
+    """Opens HTML offline; fails the test on a script error or on any request but that of the file."""
+    context = browser.new_context(viewport={"width": 1100, "height": 700}, offline=True)
+    trouble = []
+
+    def opened(html):
+        (tmp_path / "t.html").write_text(html, encoding="utf-8")
+        page = context.new_page()
+        page.on("pageerror", lambda error: trouble.append(str(error)))
+        page.on("request", lambda r: trouble.append(r.url) if not r.url.endswith(("t.html", "srcdoc")) else None)
+        page.goto((tmp_path / "t.html").as_uri())
+        return page
+
+    yield opened
+    context.close()
+    assert not trouble
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """The interactive timeline, driven in a real headless browser; skipped where there is none."""
 
 import re
-import shutil
 
 import numpy as np
 import pytest
@@ -9,40 +8,6 @@ import pytest
 from perfmodel.display import Look, MemoryLine, inline_frame, timeline_page
 from perfmodel.timeline import slices
 from perfmodel.viz import interactive
-
-_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install perfmodel[browser]")
-    path = next((found for name in _BROWSERS if (found := shutil.which(name))), None)
-    with api.sync_playwright() as playwright:
-        try:
-            started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        except api.Error as error:
-            pytest.skip(f"no browser to start: {str(error).splitlines()[0]}")
-        yield started
-        started.close()
-
-
-@pytest.fixture
-def open_page(browser, tmp_path):
-    """Opens HTML offline; fails the test on a script error or on any request but that of the file."""
-    context = browser.new_context(viewport={"width": 1100, "height": 700}, offline=True)
-    trouble = []
-
-    def opened(html):
-        (tmp_path / "t.html").write_text(html, encoding="utf-8")
-        page = context.new_page()
-        page.on("pageerror", lambda error: trouble.append(str(error)))
-        page.on("request", lambda r: trouble.append(r.url) if not r.url.endswith(("t.html", "srcdoc")) else None)
-        page.goto((tmp_path / "t.html").as_uri())
-        return page
-
-    yield opened
-    context.close()
-    assert not trouble
 
 
 def state(page):
@@ -103,6 +68,25 @@ def test_zoom_hover_search_and_critical_path(prediction, open_page):
     box = page.locator("#memory").bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     assert re.search(r"rank \d: [\d.]+ GiB", page.inner_text("#tip"))
+
+
+def test_a_wide_pass_shows_its_blocks_and_kernels(prediction, open_page):
+    page = open_page(interactive(prediction))
+    drawn = slices(prediction.timeline)
+    drawn = drawn.select(np.lexsort((drawn.start_s, drawn.stream, drawn.device)))
+    event = int(np.flatnonzero((drawn.device == 1) & (drawn.stream == 0) & (drawn.micro_batch == 3))[0])
+    parts = prediction.pass_parts[int(drawn.duration_class[event])]
+    assert sum(part.time_s for part in parts) == pytest.approx(drawn.duration_s[event])
+    before = page.locator("#rows").screenshot()
+    at = move_to(page, event)
+    page.mouse.dblclick(at["x"], at["y"])
+    state(page)
+    assert page.locator("#rows").screenshot() != before
+    kernel = parts[1].events[2]
+    inside_s = parts[0].time_s + sum(one.time_s for one in parts[1].events[:2]) + kernel.time_s / 2
+    told = page.evaluate(f"perfmodelTimeline.describe({event}, {drawn.start_s[event] + inside_s})").splitlines()
+    assert any(line.startswith(parts[1].name.replace("_", " ")) for line in told)
+    assert kernel.name.replace("_", " ") in told[-1]
 
 
 def test_many_events_are_drawn_as_pixels_and_found_again(open_page):

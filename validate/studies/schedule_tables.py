@@ -10,11 +10,9 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from perfmodel import catalog
-from perfmodel.prediction import EAGER, predict
+from perfmodel.prediction import EAGER
 from perfmodel.program import Kind, ProgramSpec, build
 from perfmodel.schedule import get_schedule, schedule_facts, weight_versions
-from perfmodel.spec import Cluster, Job, NetworkLevel
 from perfmodel.timeline import compile_structure, makespan_lanes
 
 _MEASURED = {"1F1B": "1f1b", "1F1B-I": "interleaved", "ZB-1p": "zb-h1", "ZB-2p": "zb-h2"}
@@ -70,38 +68,6 @@ def version_table(workers: Iterable[int] = range(2, 17), micro_batches: Iterable
             simulated = int(versions.steady_difference[0])
             rows.append((w, n, simulated, (w + n - 2) // n, -(-w // (n + 1)), versions.sequences))
     return pd.DataFrame(rows, columns=["W", "N", "simulated", "paper", "closed_form", "sequences"])
-
-
-def vgg_table(batch: int = 128, micro_batches: int = 8, images: int = 50_000) -> pd.DataFrame:
-    """VGG-16 on two machines of one GPU each (TiMePReSt, section 5): memory per stage and epochs per hour.
-
-    The paper does not tell the network between the machines; rows for 1 and 10 Gbit/s Ethernet. `nf1b` keeps the
-    paper's version difference at real durations, at the price of idle devices; `nf1b:2N` does not.
-    """
-    job = Job(global_batch=batch, seq_len=1, dtype="fp32", optimizer="sgd")
-    rows = []
-    for gbit in (1, 10):
-        for schedule, size in (
-            ("pipedream", batch),
-            ("nf1b:1", batch // micro_batches),
-            ("nf1b", batch // micro_batches),
-            (f"nf1b:{2 * micro_batches}", batch // micro_batches),
-        ):
-            layout = f"pp=2,micro_batch={size},schedule={schedule}"
-            p = predict("vgg-16", _two_machines(gbit), layout, global_batch=batch, job=job)
-            memory = [stage.peak - 1e9 for stage in p.memory_per_stage]  # without the CUDA context
-            epochs = 3600 / p.epoch_time_s(images)
-            rows.append((f"{gbit} Gbit/s", schedule, memory[0] / 1e9, memory[1] / 1e9, epochs))
-    return pd.DataFrame(rows, columns=["network", "schedule", "stage 0 GB", "stage 1 GB", "epochs per hour"])
-
-
-def _two_machines(gbit_per_s: float) -> Cluster:
-    device = catalog.device("Titan-RTX")
-    levels = (
-        NetworkLevel(name="none", size=1, bandwidth_bytes_per_s=device.link_bandwidth_bytes_per_s, latency_s=1e-5),
-        NetworkLevel(name="Ethernet", size=2, bandwidth_bytes_per_s=gbit_per_s / 8 * 1e9, latency_s=5e-5),
-    )
-    return Cluster(name="two machines", device=device, levels=levels, max_devices=2)
 
 
 def zero_bubble_table(path: Path) -> pd.DataFrame:

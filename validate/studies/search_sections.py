@@ -6,46 +6,12 @@ from typing import Any, Final
 
 import numpy as np
 import pandas as pd
-from studies import search_chimera as chimera
 from studies import search_distir as distir
-from studies import search_distsim as distsim
 from studies import search_groups as groups
 from studies import search_megatron as megatron
 from studies.search_report import held, markdown_table, percent
 
 Section = tuple[str, dict[str, Any]]
-
-
-def _distsim(_data: Path) -> Section:
-    table, ours = distsim.distsim_table()
-    paper = distsim.PAPER
-    off = ours["best/worst"] / paper["best/worst"] - 1
-    readings = distsim.distsim_sensitivity()
-    close = (readings["best/worst"] / paper["best/worst"] - 1).abs() <= distsim.WITHIN
-    alike = (readings["best"] == paper["best"]) & (readings["worst"] == paper["worst"])
-    text = f"""## DistSim: BERT-exLarge on 16 A10 (section 6, table 2)
-
-| | paper (measured) | ours | bar |
-| --- | --- | --- | --- |
-| best | {paper["best"]} | {ours["best"]} | the same |
-| worst | {paper["worst"]} | {ours["worst"]} | the same |
-| best over worst | {paper["best/worst"]:.2f} | {ours["best/worst"]:.2f} ({off:+.0%}) | {distsim.WITHIN:.0%} |
-| second-best | not named | {ours["second"]} | - |
-| best over second | {paper["best/second"]:.3f} | {ours["best/second"]:.3f} | - |
-| best, iterations/s | {paper["iterations_per_s"]:.2f} | {ours["iterations_per_s"]:.2f} | - |
-
-The paper states neither sequence length, element type, micro-batch, network, kernels nor the order of ranks.
-`as assumed` is what Megatron-LM does by default with BERT in half precision; other readings were looked at
-while this was written, and the one that agrees best is not the one taken. Best and worst are as in the paper
-under {held(alike)} readings, best over worst is within {distsim.WITHIN:.0%} under {held(close)}. Passes of
-one sequence are partly bound by the host's launches, so that much follows from how many kernels a layer is.
-No A10 was ever measured: its kernels are priced through their relatives.
-
-{markdown_table(readings)}
-All strategies as assumed:
-
-{markdown_table(table)}"""
-    return text, {"ours": ours, "paper": paper, "readings": _records(readings)}
 
 
 def _distir(_data: Path) -> Section:
@@ -76,33 +42,6 @@ At 175B two micro-batches on two stages leave a third of each device idle, whate
 by our evaluation. The paper's own ranking is weakest there (table 4: 0.84).
 """
     return text, {"training": _records(training), "inference": _records(inference)}
-
-
-def _chimera(_data: Path) -> Section:
-    parts, figures = [_CHIMERA], {}
-    for study in chimera.STUDIES:
-        table, network = chimera.chimera_table(study), chimera.bandwidth_table(study)
-        order = table.sort_values("at the paper's choice", ascending=False)["scheme"].tolist()
-        parts.append(
-            f"### {study.model} on {study.nodes} nodes, batch {study.batch}\n\nOrder of the paper: "
-            f"{', '.join(study.best)}; ours at its choices: {', '.join(order)}.\n\n{markdown_table(table)}\n"
-            f"Chimera's choice on a slower network, where the paper's takes at least "
-            f"{percent(np.asarray(network[chimera.RATIO]).min() - 1)} more than ours:\n\n{markdown_table(network)}"
-        )
-        figures[study.model] = {"order": order, "schemes": _records(table), "network": _records(network)}
-    return "\n".join(parts), figures
-
-
-_CHIMERA: Final = """## Chimera: schemes on Piz Daint (section 4.2)
-
-`1f1b` is DAPPLE, R recompute; `paper's/ours`: time of the paper's choice over that of ours, both by our evaluation. The
-paper's choices are those of the legends of figures 14 and 15 (as transcribed by another reader), its throughputs
-those of section 4.2.3 at the largest scale.
-The network is the nominal one: the authors ran GLOO over IP on it, through host memory, and do not state what that
-reaches: the second table of each model gives shares of it to both. For GPT-2 their PyTorch ran out of memory, and
-recomputed (R), where by our memory layouts fit without, so that we choose fewer stages. PipeDream-2BW comes out faster
-than Chimera, where they measured it slower.
-"""
 
 
 def _megatron(data: Path) -> Section:
@@ -161,6 +100,6 @@ def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 SEARCH_SECTIONS: Final[dict[str, Callable[[Path], Section]]] = {
-    "distsim": _distsim, "distir": _distir, "chimera": _chimera, "megatron": _megatron, "groups": _groups,
+    "distir": _distir, "megatron": _megatron, "groups": _groups,
 }  # fmt: skip
 """Section -> what writes it from the folder of measurement tables."""

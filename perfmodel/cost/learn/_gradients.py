@@ -73,7 +73,8 @@ def whole_backward(rows: Rows) -> Rows:
 
 def _rule(rows: Rows) -> GradientProducts:
     rule = FAMILIES[rows.family].gradients
-    assert rule is not None, f"gradients of {rows.family} are no products"
+    if rule is None:
+        raise TypeError(f"gradients of {rows.family} are no products")
     return rule
 
 

@@ -7,6 +7,7 @@
   const device = decode(data.device, Int32Array), stream = decode(data.stream, Uint8Array);
   const kind = decode(data.kind, Uint8Array), stage = decode(data.stage, Int32Array);
   const microBatch = decode(data.micro_batch, Int32Array), critical = decode(data.critical, Uint8Array);
+  const inside = decode(data.inside, Int32Array);
   const count = start.length, end = data.end_s;
   const memory = data.memory.map((line) => ({
     colour: line.colour, time: decode(line.time, Float64Array), bytes: decode(line.bytes, Float64Array),
@@ -15,6 +16,7 @@
   const rows = $("rows"), pen = rows.getContext("2d"), tip = $("tip");
   const memoryCanvas = $("memory"), memoryPen = memoryCanvas.getContext("2d");
   const GUTTER = 74, AXIS = 22, GAP = 0.08, COMPUTE_SHARE = 0.6, GIB = 2 ** 30;
+  const BLOCK_PX = 5, KERNELS_PX = 40; // widths of a block from which it, and the kernels in it, are drawn
 
   const lanes = [];
   const usedStreams = [...new Set(stream)].sort((a, b) => a - b);
@@ -69,6 +71,37 @@
     pen.fillRect(left, y(lane.top), width, lane.height * view.row);
   }
 
+  function* pieces(i, withKernels = () => true) { // blocks of a pass, each before its kernels: [label, from, to, depth, communicates]
+    let at = start[i];
+    for (const b of inside[i] < 0 ? [] : data.passes[inside[i]]) {
+      const [name, span, events] = data.blocks[b];
+      yield [data.names[name], at, at + span, 0, 0];
+      let inner = at;
+      for (const [kernel, time, n, communicates] of withKernels(span) ? events : []) {
+        yield [(n === 1 ? "" : n + " \u00d7 ") + data.names[kernel], inner, inner + time, 1, communicates];
+        inner += time;
+      }
+      at += span;
+    }
+  }
+
+  function drawInside(i, lane) { // in the lower part of a wide pass; whether any was drawn
+    const scale = (view.width - GUTTER) / (view.to - view.from), half = (lane.height * view.row) / 2, top = y(lane.top) + half;
+    if (inside[i] < 0 || half < 6 || (duration[i] * scale) / data.passes[inside[i]].length < BLOCK_PX) return false;
+    let k = 0;
+    for (const [name, from, to, depth, communicates] of pieces(i, (span) => span * scale >= KERNELS_PX)) {
+      const left = Math.max(GUTTER, x(from)), width = Math.min(view.width, x(to)) - left;
+      if (width < 1) continue;
+      pen.fillStyle = communicates ? "#E69F00" : depth ? `rgba(0,0,0,${k++ % 2 ? 0.34 : 0.2})` : "rgba(255,255,255,0.45)";
+      pen.fillRect(left, top, width - (width > 3 ? 1 : 0), half - 1);
+      const wide = depth || (to - from) * scale < KERNELS_PX;
+      if (!wide || width < 5.6 * name.length + 6) continue;
+      pen.fillStyle = "#000";
+      pen.fillText(name, left + width / 2, top + half / 2);
+    }
+    return true;
+  }
+
   function drawLane(lane) {
     const x0 = y(lane.top), x1 = x0 + lane.height * view.row;
     if (x1 < AXIS || x0 > view.height) return;
@@ -92,10 +125,11 @@
       flush();
       const from = Math.max(left, GUTTER);
       box(i, from, left + width - from - (width > 3 ? 1 : 0), lane);
+      const opened = emphasis(i) && drawInside(i, lane);
       const text = microBatch[i] >= 0 && lane.stream === 0 ? String(microBatch[i]) : "";
       if (text && lane.height * view.row >= 9 && width > 6.5 * text.length + 4 && left >= GUTTER) {
         pen.fillStyle = data.kinds[kind[i]].text;
-        pen.fillText(text, left + width / 2, y(lane.top + lane.height / 2));
+        pen.fillText(text, left + width / 2, y(lane.top + lane.height / (opened ? 4 : 2)));
       }
       if (critical[i] && $("critical").checked) {
         pen.fillStyle = "#000";
@@ -234,11 +268,12 @@
     tip.style.top = Math.max(0, event.clientY + 14 + box.height > innerHeight ? event.clientY - box.height - 10 : event.clientY + 14) + "px";
   }
 
-  function describe(i) {
+  function describe(i, t = NaN) {
     const lines = [label(i), `${seconds(duration[i])}, from ${seconds(start[i])} to ${seconds(start[i] + duration[i])}`];
     lines.push(`${data.device_word} ${device[i]}, ${data.streams[stream[i]]}` + (stage[i] >= 0 ? `, stage ${stage[i]}` : ""));
     if (microBatch[i] >= 0) lines.push(`micro-batch ${microBatch[i]}`);
     if (critical[i]) lines.push("on the critical path");
+    for (const [name, from, to] of pieces(i)) if (t >= from && t < to) lines.push(`${name}: ${seconds(to - from)}`);
     return lines.join("\n");
   }
 
@@ -315,7 +350,7 @@
     }
     const was = hovered, at = rows.getBoundingClientRect();
     hovered = hit(e.clientX - at.left, e.clientY - at.top);
-    if (hovered < 0) tip.hidden = true; else showTip(describe(hovered), e);
+    if (hovered < 0) tip.hidden = true; else showTip(describe(hovered, timeAt(e.clientX - at.left)), e);
     if (was !== hovered) redraw();
   });
   rows.addEventListener("pointerleave", () => { hovered = -1; tip.hidden = true; redraw(); });

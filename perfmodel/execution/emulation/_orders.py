@@ -18,7 +18,6 @@ KINDS: Final = (
 _SIDES: Final = ("send", "recv")
 DELAYED: Final = (*(kind for kind in KINDS if kind not in _SIDES), "send_recv")
 """Kinds that may take longer; a message does as a whole, on both of its sides."""
-_UNITS: Final = {"ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,22 +122,6 @@ def check_delay(kind: str, delay_s: float) -> None:
         raise UnknownNameError("collective", kind, DELAYED)
     if not 0 <= delay_s < float("inf"):
         raise PerfModelError(f"emulation: the delay of {kind} must be finite and at least 0 s, got {delay_s!r}")
-
-
-def parse_seconds(text: str) -> float:
-    """Read `2ms`, `50us` or `0.002` (seconds).
-
-    Raises:
-        PerfModelError: no time, or a negative one.
-    """
-    number, unit = (text[:-2], text[-2:]) if text[-2:] in _UNITS else (text.removesuffix("s"), "")
-    try:
-        value = float(number) * _UNITS.get(unit, 1.0)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise PerfModelError(f"emulation: {text!r} is no time; write 2ms, 50us or 0.002")
-    return value
 
 
 class EmulationError(PerfModelError, RuntimeError):

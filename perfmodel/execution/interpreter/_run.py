@@ -33,6 +33,8 @@ class ScheduleRun:
     """Weights of every layer after the run."""
     held: Int[np.ndarray, " devices"]
     """Most weight versions that each device held at once."""
+    kept: dict[int, list[Params]] = field(default_factory=dict)
+    """Weights of every layer after some updates, by number of the update."""
 
 
 @dataclass
@@ -56,6 +58,7 @@ def run_schedule(
     policy: WeightPolicy = "flush",
     learning_rate: float = 0.0,
     per_update: int = 1,
+    keep_every: int = 0,
 ) -> ScheduleRun:
     """Run every instruction of a schedule, in order of slots, with messages between devices.
 
@@ -70,6 +73,7 @@ def run_schedule(
         policy: which weight version passes use, where the schedule updates weights.
         learning_rate: of plain gradient descent at every update.
         per_update: micro-batches per update, over which gradients are averaged.
+        keep_every: weights are kept after every so many updates (0: after none).
 
     Raises:
         PerfModelError: a schedule that cannot run, or data for another number of micro-batches.
@@ -81,7 +85,7 @@ def run_schedule(
             f"schedule {schedule.name} takes {schedule.micro_batches} micro-batches, got {len(inputs)} inputs "
             f"and {len(targets)} targets"
         )
-    machine = _Machine(schedule, model, params, policy, learning_rate, per_update)
+    machine = _Machine(schedule, model, params, policy, learning_rate, per_update, keep_every)
     for index in np.lexsort((schedule.device, schedule.slot)).tolist():
         machine.run(index, inputs, targets)
     return machine.result()
@@ -91,9 +95,18 @@ class _Machine:
     """All devices of a run."""
 
     def __init__(
-        self, schedule: Schedule, model: LayeredModel, params: list[Params], policy: WeightPolicy, rate: float, per: int
+        self,
+        schedule: Schedule,
+        model: LayeredModel,
+        params: list[Params],
+        policy: WeightPolicy,
+        rate: float,
+        per: int,
+        keep_every: int,
     ) -> None:
         self.schedule, self.model, self.rate, self.per_update = schedule, model, rate, per
+        self.keep_every = keep_every
+        self.kept: dict[int, dict[int, Params]] = {}
         self.layers = model.stages(schedule.n_stages)
         self.used = weight_versions(schedule, policy).used
         self.weights: dict[tuple[int, int], dict[int, list[Params]]] = {
@@ -202,6 +215,9 @@ class _Machine:
             gradient = self.gradients.pop((device, chunk))
             newest = int(self.newest[device])
             versions[newest] = jax.tree.map(updated, versions[newest - 1], gradient)
+            if self.keep_every and newest % self.keep_every == 0:
+                layers = self.layers[int(self.schedule.stage[device, chunk])]
+                self.kept.setdefault(newest, {}).update(zip(layers, versions[newest], strict=True))
 
     def _forget(self, device: int, index: int) -> None:
         """Drop versions that no later instruction uses, but for the newest; count what was held meanwhile."""
@@ -229,4 +245,6 @@ class _Machine:
         whole = s.micro_batches
         by_layer = [g for stage in range(s.n_stages) for g in gradients[stage]]
         mean = jax.tree.map(lambda g: g / whole, by_layer)
-        return ScheduleRun(self.losses, mean, [params[i] for i in range(len(self.model.layers))], self.held)
+        order = range(len(self.model.layers))
+        kept = {update: [of[i] for i in order] for update, of in self.kept.items()}
+        return ScheduleRun(self.losses, mean, [params[i] for i in order], self.held, kept)

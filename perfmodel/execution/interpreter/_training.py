@@ -55,11 +55,13 @@ def train(
     stages: int,
     per_step: int,
     learning_rate: float,
+    keep_every: int = 0,
 ) -> ScheduleRun:
     """Train by gradient descent under a schedule, one update per step of `per_step` micro-batches.
 
     Schedules with a flush run one step after another; the others run as one stream over all micro-batches.
-    PipeDream's updates are one per micro-batch.
+    PipeDream's updates are one per micro-batch (`as_mini_batches` makes mini-batches of them). Weights are kept as
+    `run_schedule` keeps them.
 
     Raises:
         PerfModelError: inputs for less than one step.
@@ -70,16 +72,19 @@ def train(
         per_update = schedule.micro_batches // int(schedule.updates[schedule.device == 0].sum())
         return run_schedule(
             schedule, model, params, inputs, targets,
-            policy=scheduler.weights, learning_rate=learning_rate, per_update=per_update,
+            policy=scheduler.weights, learning_rate=learning_rate, per_update=per_update, keep_every=keep_every,
         )  # fmt: skip
     schedule = scheduler(stages, per_step)
     runs: list[ScheduleRun] = []
+    kept: dict[int, list[Params]] = {}
     for step in range(steps):
         own = slice(step * per_step, (step + 1) * per_step)
         runs.append(run_schedule(schedule, model, params, inputs[own], targets[own]))
         params = jax.tree.map(lambda w, g: w - learning_rate * g, params, runs[-1].gradients)
+        if keep_every and (step + 1) % keep_every == 0:
+            kept[step + 1] = params
     losses = np.concatenate([run.losses for run in runs])
-    return ScheduleRun(losses, runs[-1].gradients, params, runs[-1].held)
+    return ScheduleRun(losses, runs[-1].gradients, params, runs[-1].held, kept)
 
 
 def training_curve(
@@ -112,7 +117,7 @@ def training_curve(
     run = train(
         name, model, params, inputs, targets, stages=stages, per_step=per_step, learning_rate=learning_rate
     )  # fmt: skip
-    time_s = _update_times(name, stages, per_step, steps, passes, update_s)
+    time_s = update_times(name, stages, per_step, steps, passes, update_s)
     loss = run.losses.reshape(len(time_s), -1).mean(axis=1)
     if not scheduler.asynchronous:
         return TrainingCurve(name, time_s, loss, np.ones(steps, np.int64), run.held)
@@ -129,8 +134,8 @@ def _whole_steps(micro_batches: int, per_step: int) -> int:
     return micro_batches // per_step
 
 
-def _update_times(
-    name: str, stages: int, per_step: int, steps: int, passes: PassTimes, update_s: float
+def update_times(
+    name: str, stages: int, per_step: int, steps: int, passes: PassTimes, update_s: float = 0.0
 ) -> Float[np.ndarray, " updates"]:
     """When the last device makes each update."""
     scheduler = get_schedule(name)
@@ -150,6 +155,20 @@ def _update_times(
         return float(ends.max()) * np.arange(1, steps + 1)
     by_device = [np.sort(ends[device == d]) for d in range(stages)]
     return np.max(by_device, axis=0)
+
+
+def as_mini_batches(
+    name: str, per_step: int, inputs: np.ndarray, targets: np.ndarray, passes: PassTimes
+) -> tuple[int, np.ndarray, np.ndarray, PassTimes]:
+    """The same mini-batches for a schedule that updates after every micro-batch (PipeDream): each becomes one, which
+    takes as long as its micro-batches do. Other schedules keep what they are given."""
+    scheduler = get_schedule(name)
+    if not scheduler.asynchronous or int(scheduler(1, 2, 1, 2).updates.sum()) < 4:
+        return per_step, inputs, targets, passes
+    inputs, targets = (a[: len(a) // per_step * per_step] for a in (inputs, targets))
+    inputs, targets = (a.reshape(-1, per_step * a.shape[1], *a.shape[2:]) for a in (inputs, targets))
+    of_passes = (per_step * of for of in (passes.forward_s, passes.backward_input_s, passes.backward_weight_s))
+    return 1, inputs, targets, PassTimes(*of_passes, transfer_s=per_step * passes.transfer_s)
 
 
 def teacher_data(

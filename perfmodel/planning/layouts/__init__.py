@@ -10,10 +10,12 @@ from perfmodel.planning.layouts._executor import open_executor as open_executor
 from perfmodel.planning.layouts._impossible import Change as Change
 from perfmodel.planning.layouts._impossible import Impossible as Impossible
 from perfmodel.planning.layouts._improve import Improvement as Improvement
+from perfmodel.planning.layouts._intervals import Interval as Interval
 from perfmodel.planning.layouts._objective import OBJECTIVES as OBJECTIVES
 from perfmodel.planning.layouts._objective import Goal as Goal
 from perfmodel.planning.layouts._pareto import ParetoFront as ParetoFront
 from perfmodel.planning.layouts._pareto import pareto as pareto
+from perfmodel.planning.layouts._quantities import MILLION as MILLION
 from perfmodel.planning.layouts._quantities import NAMES as QUANTITIES
 from perfmodel.planning.layouts._quantities import Tariff as Tariff
 from perfmodel.planning.layouts._question import METHODS as METHODS

@@ -48,9 +48,9 @@ class Tariff:
 
     def completed(self, problem: StepProblem) -> "Tariff":
         """The same, with what it does not say taken from the catalog's entries of cluster and device."""
-        given, device = problem.cluster.price_per_device_hour, problem.cluster.device
+        device, (listed, _) = problem.cluster.device, problem.cluster.list_price
         return Tariff(
-            price_per_device_hour=given if self.price_per_device_hour is None else self.price_per_device_hour,
+            price_per_device_hour=listed if self.price_per_device_hour is None else self.price_per_device_hour,
             power_w=device.power_w if self.power_w is None else self.power_w,
             idle_power_w=device.idle_power_w if self.idle_power_w is None else self.idle_power_w,
             tokens=self.tokens,

@@ -308,7 +308,9 @@ def quantities_of(goal: Goal, prediction: Prediction) -> dict[str, float]:
     """What objective and constraints name of a layout, and its money and energy where the tariff tells them."""
     names = set(goal.objective.formula.names).union(*(constraint.names for constraint in goal.constraints))
     tariff = goal.tariff
-    names |= {"cost"} if tariff.price_per_device_hour is not None else set()
+    priced = tariff.price_per_device_hour is not None
+    listed = tariff.price_per_device_hour == goal.step_problem.cluster.device.usd_per_hour
+    names |= {"cost"} if priced and (tariff.tokens or not listed) else set()  # a list price tells little by itself
     names |= {"energy_j"} if tariff.power_w is not None and tariff.idle_power_w is not None else set()
     names |= {"train_time_s"} if tariff.tokens is not None else set()
     quantity = goal.of([prediction])

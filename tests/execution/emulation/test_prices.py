@@ -8,11 +8,12 @@ import pytest
 
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError, TableError
-from perfmodel.execution.emulation import Prices, PriceTable, modelled, parse_seconds, plugged
+from perfmodel.execution.emulation import Prices, PriceTable, modelled, plugged
 from perfmodel.execution.emulation._measure import at_one_speed
 from perfmodel.execution.emulation._measured_rank import spread
 from perfmodel.execution.emulation._prices import core_s, placed
 from perfmodel.ops import Collective
+from perfmodel.units import parse_seconds
 
 TABLE = """collective,ranks,bytes,time_s,core_s,jitter,copies_per_s
 all_reduce,2,1000,0.001,0.0005,0.03,1e6

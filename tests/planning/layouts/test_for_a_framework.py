@@ -79,5 +79,5 @@ def test_command(capsys):
     assert {"layout", "objective_value", "step_time_s", "gain", "cannot_run"} == set(told["beyond_framework"])
     assert main(command) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert f"only layouts that {label} can run" in out
-    assert "beyond it: " in out
+    assert f"layouts that {label} can run" in out
+    assert f"beyond {label}: " in out

@@ -164,8 +164,9 @@ def test_what_is_no_constraint_is_refused(text, message):
 
 
 def test_what_nothing_tells_is_asked_for(case):
+    unpriced = replace(case.cluster, device=replace(case.cluster.device, usd_per_hour=None))
     with pytest.raises(PerfModelError, match="--price"):
-        found(case, None, objective="cost")
+        found(case.replace(cluster=unpriced), None, objective="cost")
     with pytest.raises(PerfModelError, match="--tokens"):
         found(case, None, constraints=["train_time_s < 1e6"])
     with pytest.raises(UnknownNameError, match="tokens_per_s"):

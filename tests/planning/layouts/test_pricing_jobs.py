@@ -62,6 +62,8 @@ JOBS = {
     "expert_dispatcher": st.sampled_from(get_args(get_type_hints(Job)["expert_dispatcher"])),
     "expert_imbalance": st.sampled_from([1.0, 1.3]),
     "expert_capacity_factor": st.sampled_from([None, None, 1.5]),
+    "adapter_rank": st.sampled_from([0, 0, 16]),
+    "cuda_graphs": st.sampled_from(get_args(get_type_hints(Job)["cuda_graphs"])),
 } | {field.name: st.booleans() for field in fields(Job) if isinstance(field.default, bool)}
 
 
@@ -109,7 +111,8 @@ def test_every_field_of_a_job_is_drawn():
     st.sampled_from(["dgx-a100", "dgx-h100", "piz-daint"]), st.sampled_from(FRAMEWORKS),
 )  # fmt: skip
 def test_no_layout_beats_its_bound_and_memory_is_the_same(drawn, model, flags, cluster, framework):
-    job = Job(**flags)
+    adapters = flags["adapter_rank"] * isinstance(model, Transformer)
+    job = Job(**flags | {"adapter_rank": adapters, "frozen": flags["frozen"] or adapters > 0})
     if not isinstance(model, Transformer):
         job = replace(job, seq_len=1)
         drawn = [layout.replace(cp=1, ep=1, etp=None, zero=layout.zero * (layout.dp > 1)) for layout in drawn]

@@ -7,6 +7,7 @@ import pandas as pd
 from studies.search_rank import USUAL, Ranked, rank
 
 from perfmodel import catalog
+from perfmodel.prediction import evaluate, peak_memory, step_problem
 from perfmodel.spec import Job, Layout
 
 DEVICES: Final = 16
@@ -70,3 +71,41 @@ def _figures(found: Ranked) -> dict[str, Any]:
 def strategy(layout: Layout) -> str:
     """DistSim's name of a layout (section 5.1)."""
     return f"{layout.tp}M{layout.pp}P{layout.dp}D"
+
+
+BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+RECOMPUTE_COST: Final = 0.33
+"""Of throughput at small batches, at most (Megatron-LM, arXiv 2104.04473, section 5.7 and figure 17)."""
+RECOMPUTE_GAIN: Final = 2.0
+"""Of recompute's best throughput over that of the small batches that fit without it, up to (the same)."""
+
+
+def batch_table() -> pd.DataFrame:
+    """GPT of 145 billion parameters as 8M16P1D on 128 A100 over batch sizes, relative to batch 1 (DistSim, figure 11).
+
+    DistSim compares with figure 17 of Megatron-LM, whose values are in a picture; `pipeline` is what a pipeline of
+    equal stages gives, m p / (m + p - 1). Read into it: 2,048 tokens, fp16 and micro-batches of one, as in Megatron-LM.
+    """
+    model, cluster = catalog.model("gpt-145b"), catalog.cluster("dgx-a100")
+    rows: list[dict[str, Any]] = []
+    for batch in BATCHES:
+        job = Job(global_batch=batch, seq_len=2048, dtype="fp16", flash_attention=False)
+        row: dict[str, Any] = {"batch": batch, "pipeline": batch * 16 / (batch + 15)}
+        problem = step_problem(model, cluster, job)
+        usable = cluster.device.memory_bytes * (1 - problem.framework.memory_margin)
+        for name, recompute in (("none", "none"), ("recompute", "full")):
+            layout = replace(Layout.parse("8M16P1D"), recompute=recompute, overlap_grad_reduce=False)  # pyright: ignore
+            row[name] = batch / float(evaluate(problem, [layout]).step_time_s[0])
+            row[f"{name} fits"] = bool(peak_memory(problem, [layout])[0][0] <= usable)
+        rows.append(row)
+    table = pd.DataFrame(rows)
+    for name in ("none", "recompute"):
+        table[f"{name} / batch 1"] = table[name] / table[name].iloc[0]
+    return table
+
+
+def recompute_figures(table: pd.DataFrame) -> tuple[float, float]:
+    """What recompute costs at the same batch at most, and its best throughput over the best that fits without it."""
+    cost = float((1 - table["recompute"] / table["none"]).max())
+    without = table.loc[table["none fits"], "none"]
+    return cost, float(table["recompute"].max() / without.max()) if len(without) else float("inf")

@@ -1,0 +1,84 @@
+"""The differentiable step time: descent on a layout's continuous parameters, and gradients against predictions.
+
+`python benchmarks/step_function.py` prints the entries; `run()` returns them. GPT-3 175B on 1,024 A100: 16 stages of
+8-way tensor parallelism, 192 micro-batches; unknown are the layers of every stage, the size of a micro-batch, and how a
+budget is spent on the links inside and between nodes.
+"""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import perfmodel as pm
+
+JOB = ("gpt3-175b", "dgx-a100", "tp=8,pp=16,dp=8")
+BATCH = 1536
+STEPS = 2000
+LAYERS = 96
+
+
+def run() -> dict[str, dict[str, object]]:
+    """Seconds of 2,000 steps, what they save, and one gradient against the predictions of central differences."""
+    made = time.perf_counter()
+    function = pm.step_time_function(*JOB, global_batch=BATCH)
+    made = time.perf_counter() - made
+    x, (low, high) = function.nominal, function.bounds
+
+    def parameters(free):
+        """Layers that add up, a size between its bounds, bandwidths whose multiples add up to 2."""
+        size = low.micro_batch + (high.micro_batch - low.micro_batch) * jax.nn.sigmoid(free["micro_batch"])
+        links = 2 * jax.nn.softmax(free["links"])
+        layers = LAYERS * jax.nn.softmax(free["layers"])
+        return x._replace(layers=layers, micro_batch=size, link_bytes_per_s=x.link_bytes_per_s * links)
+
+    optimizer = optax.adam(optax.cosine_decay_schedule(0.02, STEPS))
+    free = {"layers": jnp.zeros(16), "micro_batch": jnp.zeros(()), "links": jnp.zeros(2)}
+
+    @jax.jit
+    def descend(free):
+        def step(_, carry):
+            free, state = carry
+            gradient = jax.grad(lambda f: function(parameters(f)))(free)
+            update, state = optimizer.update(gradient, state)
+            return optax.apply_updates(free, update), state
+
+        return jax.lax.fori_loop(0, STEPS, step, (free, optimizer.init(free)))[0]
+
+    began = time.perf_counter()
+    compiled = descend.lower(free).compile()
+    compile_s = time.perf_counter() - began
+    began = time.perf_counter()
+    found = jax.block_until_ready(compiled(free))
+    descent_s = time.perf_counter() - began
+    given_s, found_s = float(function(x)), float(function(parameters(found)))
+
+    began = time.perf_counter()
+    for factor in np.linspace(0.9, 1.1, 5):  # each on a machine of its own, as differences need it
+        cluster = pm.cluster(JOB[1])
+        level = pm.NetworkLevel(**vars(cluster.levels[1]) | {"latency_s": cluster.levels[1].latency_s * float(factor)})
+        machine = pm.Cluster(**vars(cluster) | {"levels": (cluster.levels[0], level)})
+        pm.predict(JOB[0], machine, JOB[2], global_batch=BATCH)
+    predict_s = (time.perf_counter() - began) / 5
+    n = sum(np.size(leaf) for leaf in jax.tree.leaves(x))
+    gradient_s = descent_s / STEPS
+    return {
+        "step_function_2000_steps": _entry(
+            descent_s, "compile " + f"{compile_s:.1f} s, prices {made:.1f} s", "s", "<= 10"
+        ),
+        "step_function_descent_saves": _entry(1 - found_s / given_s, "even stages, links as they are", "share", ">= 0"),
+        "step_function_gradient": _entry(
+            2 * n * predict_s / gradient_s, f"central differences of predict, {n} parameters", "x time", ">= 100"
+        ),
+    }
+
+
+def _entry(ratio: float, baseline: str, unit: str, target: str) -> dict[str, object]:
+    return {"ratio": float(ratio), "baseline": baseline, "unit": unit, "target": target}
+
+
+if __name__ == "__main__":
+    for key, entry in run().items():
+        print(f"{key:40s} {entry['ratio']:10.3f} {entry['unit']}, against {entry['baseline']}")

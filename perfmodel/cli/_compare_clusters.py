@@ -1,0 +1,133 @@
+"""`perfmodel compare-clusters`: one job on several clusters, each with its best layout, in days, money and energy."""
+
+import argparse
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.cli._emit import emit
+from perfmodel.cli._flags import add_job, job_flags, problem_on
+from perfmodel.cli._search import add_space, space_of
+from perfmodel.cli._training_run import add_reliability, failures, reliability_of
+from perfmodel.display import progress
+from perfmodel.errors import PerfModelError
+from perfmodel.units import GIB
+
+if TYPE_CHECKING:
+    from perfmodel.planning.compare_clusters import ClusterComparison, ClusterPlan
+
+
+def add_command(commands: Any) -> None:
+    """Register the command."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "compare-clusters", help="the best layout of a job on several clusters: days, money, energy"
+    )
+    command.add_argument("model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help="as --model")
+    add_job(command, clusters=True)
+    add_space(command)
+    command.add_argument("--by", default="cost", metavar="ORDER", help="cost (default), time or energy")
+    command.add_argument("--tokens", type=float, metavar="N", help="tokens to train on, for days and whole costs")
+    command.add_argument(
+        "--price", action="append", default=[], metavar="NAME=USD",
+        help="per device and hour, of a cluster or device, e.g. h100=2.5; may be repeated (default: list prices)",
+    )  # fmt: skip
+    add_reliability(command)
+    command.set_defaults(run=_execute)
+
+
+def _execute(arguments: argparse.Namespace) -> int:
+    result = run(arguments)
+    emit(arguments, result.to_dict(), lambda: show(result, job_flags(arguments)))
+    return 0
+
+
+def run(arguments: argparse.Namespace) -> "ClusterComparison":
+    """The comparison that the flags ask for.
+
+    Raises:
+        PerfModelError: bad input; no cluster can run the job.
+    """
+    from perfmodel.planning.compare_clusters import clusters_named, compare_problems
+
+    names = [name for name in arguments.clusters.split(",") if name.strip()]
+    problems = [problem_on(arguments, *one) for one in clusters_named(names, arguments.device_counts)]
+    with progress("compare-clusters", silent=arguments.json) as report:
+        return compare_problems(
+            problems,
+            by=arguments.by,
+            tokens=arguments.tokens,
+            prices=dict(map(_price, arguments.price)),
+            pue=arguments.pue,
+            reliability=reliability_of(arguments),
+            space=lambda problem: space_of(arguments, problem),
+            calibration=arguments.calibration,
+            strict=arguments.strict,
+            progress=report,
+        )
+
+
+def _price(text: str) -> tuple[str, float]:
+    name, _, usd = text.partition("=")
+    try:
+        return name.strip(), float(usd)
+    except ValueError:
+        raise PerfModelError(f"compare-clusters: a price is NAME=USD, like h100=2.5; got {text!r}") from None
+
+
+def show(result: "ClusterComparison", job: list[str]) -> None:
+    """Two lines of figures and one of layout per cluster, then what they rest on."""
+    from perfmodel.cli._show import counted, new_console
+
+    console, best = new_console(), result.plans[0]
+    tokens = best.run.tokens
+    of = f", {counted(tokens)} tokens" if tokens else ""
+    console.print(f"{result.model}, global batch {result.global_batch}, sequence {result.seq_len}{of}; by {result.by}")
+    heads = ("cluster", "devices", "step", "90 % interval", *["days", "cost"] * bool(tokens), "$/Mtok",
+             "MWh" if tokens else "J/token")  # fmt: skip
+    rows = [heads, *map(_cells, result.plans)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row, plan in zip(rows, (None, *result.plans), strict=True):
+        first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join((first.strip().ljust(widths[0]), *others)))
+        if plan is not None:
+            p = plan.prediction
+            print(f"  {plan.tokens_per_s:,.0f} tokens/s, MFU {p.mfu:.1%}, {p.memory_needed_bytes / GIB:.0f} of "
+                  f"{p.memory_capacity_bytes / GIB:.0f} GiB (fits: {p.fits_probability:.0%}), goodput "
+                  f"{plan.run.goodput.fraction:.1%}\n  {p.layout}")  # fmt: skip
+    p = best.prediction
+    notes = [f"{name}: {why}" for name, why in result.impossible.items()]
+    notes += [f"{p.cluster}: {failures(best.run.goodput)}", *map(_rests_on, result.plans)]
+    for line in dict.fromkeys(notes):
+        console.print(line, markup=False)
+    flags = [*job, "--cluster", p.cluster, "--global-batch", str(p.global_batch), "--layout", str(p.layout)]
+    print(f"next: perfmodel predict {shlex.join(flags)}")
+
+
+def _rests_on(plan: "ClusterPlan") -> str:
+    """Whose price it is, and what is not known of its power."""
+    run = plan.run
+    told = "no price is known; give --price NAME=USD"
+    if run.usd_per_device_hour is not None:
+        told = f"${run.usd_per_device_hour:,.2f} per device and hour ({run.price_source})"
+    if run.energy_per_million_tokens_j is None:
+        told += "; its power is not known"
+    elif run.energy_is_bound:
+        told += "; idle power not known, full power taken"
+    return f"{plan.prediction.cluster}: {told}"
+
+
+def _cells(plan: "ClusterPlan") -> tuple[str, ...]:
+    from perfmodel.cli._show import counted, duration, three_digits
+    from perfmodel.cli._show_search import interval
+
+    p, run = plan.prediction, plan.run
+    energy = "-"
+    if run.energy_per_million_tokens_j is not None:
+        shown = run.energy_per_million_tokens_j / 1e6 if run.energy_mwh is None else run.energy_mwh
+        energy = "<" * run.energy_is_bound + three_digits(shown)
+    whole = (
+        () if run.days is None else (f"{run.days:,.3g}", "-" if run.cost_usd is None else f"${counted(run.cost_usd)}")
+    )
+    return (
+        p.cluster, str(p.devices), duration(p.step_time_s), interval(p.step_time_lo_s, p.step_time_hi_s), *whole,
+        "-" if run.usd_per_million_tokens is None else f"{run.usd_per_million_tokens:.3g}", energy,
+    )  # fmt: skip

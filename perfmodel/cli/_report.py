@@ -1,0 +1,102 @@
+"""`perfmodel report`: one page from a search, or of one layout, to a decision."""
+
+import argparse
+from pathlib import Path
+from typing import Any, Final
+
+from perfmodel.cli._emit import emit
+from perfmodel.cli._explain import add_profile
+from perfmodel.cli._flags import add_job, job_flags, problem_of, problem_on
+from perfmodel.cli._search import add_search, options_of, space_of
+from perfmodel.cli._training_run import reliability_of
+from perfmodel.errors import PerfModelError
+
+TOP: Final = 100
+"""Layouts on the page."""
+
+
+def add_command(commands: Any) -> None:
+    """Register the command."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "report", help="one page (HTML) from a search to a decision: layouts, what if, launch files"
+    )
+    add_job(command, batches=True)
+    command.add_argument("--layout", help="of this layout alone, instead of a search")
+    add_profile(command)
+    add_search(command, TOP)
+    command.add_argument(
+        "--compare-clusters", default="", metavar="C[:N],...",
+        help="also the best layout of the same job on these, as compare-clusters takes them",
+    )  # fmt: skip
+    command.add_argument("--html", type=Path, metavar="FILE", help="where the page goes; opens in any browser, offline")
+    command.set_defaults(run=_execute)
+
+
+def _execute(arguments: argparse.Namespace) -> int:
+    if not (arguments.html or arguments.json):
+        raise PerfModelError("report: nothing to write; give --html FILE")
+    if arguments.profile and not arguments.layout:
+        raise PerfModelError("report: a profile is of one layout; give the one that ran, --layout L")
+    from perfmodel.calibration import explain_profile
+    from perfmodel.planning.decision import report
+
+    flags, options = job_flags(arguments), options_of(arguments)
+    problem = problem_of(arguments)
+    if not arguments.layout:
+        problem.require_devices()
+    profile = None
+    if arguments.profile:  # read first: files are refused before anything is searched
+        profile = explain_profile(
+            problem, arguments.layout, arguments.profile, format=arguments.format, calibration=arguments.calibration
+        )
+    made = report(
+        problem,
+        layout=arguments.layout or "",
+        space=lambda each: space_of(arguments, each),
+        options=options,
+        calibration=arguments.calibration,
+        reliability=reliability_of(arguments),
+        pue=arguments.pue,
+        flags=flags,
+    )
+    if profile:
+        made = made.with_profile(profile)
+    if arguments.compare_clusters:
+        made = made.with_clusters(_clusters(arguments, made.data["job"]["devices"]))
+    if arguments.html:
+        made.write(arguments.html)
+    files = [str(arguments.html)] * bool(arguments.html)
+    emit(arguments, made.to_dict() | {"written": files}, lambda: _show(made.data, files))
+    if not made.data.get("complete", True):
+        raise KeyboardInterrupt(made.data["certificate"])
+    return 0
+
+
+def _clusters(arguments: argparse.Namespace, devices: int) -> list[dict[str, Any]]:
+    """What training takes on the job's own cluster and on each of the others, or why it has no layout."""
+    from perfmodel import catalog
+    from perfmodel.planning.compare_clusters import clusters_named, compare_problems
+
+    own = catalog.cluster(arguments.cluster)
+    named = clusters_named([own, *arguments.compare_clusters.split(",")], devices)
+    found = compare_problems(
+        [problem_on(arguments, cluster, count, quiet=True) for cluster, count in named],
+        tokens=arguments.tokens,
+        pue=arguments.pue,
+        reliability=reliability_of(arguments),
+        space=lambda each: space_of(arguments, each),
+        calibration=arguments.calibration,
+    ).to_dict()
+    return [*found["clusters"], *({"cluster": name, "why": why} for name, why in found["impossible"].items())]
+
+
+def _show(data: dict[str, Any], files: list[str]) -> None:
+    """The layout to try, and where the page is."""
+    from perfmodel.cli._show import duration, written
+
+    best = data["rows"][0]
+    interval = f"{duration(best['lo_s'])} to {duration(best['hi_s'])}"
+    print(f"{'first to try' if data['kind'] == 'search' else 'layout'}: {best['layout']}")
+    print(f"  {duration(best['step_s'])} a step (90 %: {interval}), {best['tokens_per_s']:,.0f} {data['unit']}/s")
+    print(f"{len(data['rows']):,} layouts on the page" if data["kind"] == "search" else "one layout on the page")
+    written(files)

@@ -1,0 +1,154 @@
+"""`perfmodel serve`: prefill and decode of a served model; one server, or a sweep of layouts and batches."""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.cli._emit import emit
+from perfmodel.cli._flags import add_calibration, add_json
+from perfmodel.errors import PerfModelError
+from perfmodel.spec import Framework
+from perfmodel.units import GIB, parse_seconds
+
+if TYPE_CHECKING:
+    from perfmodel.serving import Serving, ServingSweep
+
+
+def add_command(commands: Any) -> None:
+    """Register `serve`."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "serve",
+        help="serving a language model: time to first token, time per token, throughput, cache",
+        epilog="example: perfmodel serve --model llama3-70b --cluster dgx-h100 --layout tp=8 --prompt-tokens 1024 "
+        "--output-tokens 256 --dtype fp8 --tpot-limit 25ms",
+    )
+    command.add_argument("--model", required=True, help="catalog name, Hugging Face config.json or TOML")
+    command.add_argument("--cluster", required=True, help="catalog name or TOML")
+    command.add_argument("--layout", help='of tp, pp, dp, ep and etp, e.g. "tp=8" or "tp=8,ep=8,etp=1"')
+    command.add_argument("--devices", type=int, metavar="N", help="devices that --sweep lays the model out on")
+    command.add_argument("--prompt-tokens", type=int, required=True, metavar="N", help="of every request")
+    command.add_argument("--output-tokens", type=int, required=True, metavar="N", help="of every request")
+    command.add_argument(
+        "--batch", type=int, metavar="B",
+        help="requests in flight over all replicas (default: the most that fit and hold the limits)",
+    )  # fmt: skip
+    command.add_argument(
+        "--batching", default="continuous", choices=("continuous", "static"),
+        help="requests take one another's places, or start and end together",
+    )  # fmt: skip
+    command.add_argument("--dtype", choices=("bf16", "fp16", "fp32", "fp8", "fp4", "int8"), help="of products")
+    command.add_argument(
+        "--weight-dtype", default="", metavar="TYPE",
+        help="narrower type of the weights in memory: fp8, int8, int4 or fp4 (default: as products)",
+    )  # fmt: skip
+    command.add_argument("--kv-dtype", default="", metavar="TYPE", help="of the cache, e.g. fp8 (default: 16 bits)")
+    for flag, what in (("ttft", "time to first token"), ("tpot", "time per output token")):
+        command.add_argument(
+            f"--{flag}-limit", type=_time, metavar="TIME", help=f"longest {what}, in seconds, or as 50ms"
+        )
+    command.add_argument(
+        "--step-overhead", type=_time, default=0.0, metavar="TIME",
+        help="the server's own time between steps that the devices wait for: scheduling, sampling (default 0)",
+    )  # fmt: skip
+    command.add_argument(
+        "--sweep", action="store_true",
+        help="all layouts and batches: tokens per second and user against tokens per second and device",
+    )  # fmt: skip
+    add_calibration(command)
+    add_json(command)
+    command.set_defaults(run=_serve)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from perfmodel import serving
+
+    words = {
+        name: getattr(arguments, name)
+        for name in (
+            "prompt_tokens", "output_tokens", "batching", "dtype", "weight_dtype", "kv_dtype", "calibration",
+        )
+    } | {
+        "ttft_limit_s": arguments.ttft_limit, "tpot_limit_s": arguments.tpot_limit,
+        "framework": Framework(step_overhead_s=arguments.step_overhead),
+    }  # fmt: skip
+    if arguments.sweep:
+        if arguments.batch is not None:
+            raise PerfModelError("serve: --sweep chooses batches itself; leave out --batch")
+        if arguments.devices is None and arguments.layout is None:
+            raise PerfModelError("serve: --sweep needs --devices N, or --layout for the batches of one layout")
+        swept = serving.serve_sweep(
+            arguments.model, arguments.cluster, devices=arguments.devices,
+            layouts=[arguments.layout] if arguments.layout else None, **words,
+        )  # fmt: skip
+        emit(arguments, swept.to_dict(), lambda: _show_sweep(swept))
+        return 0
+    if arguments.devices is not None:
+        raise PerfModelError("serve: --devices is what --sweep divides; a single server has those of its --layout")
+    found = serving.serve(arguments.model, arguments.cluster, arguments.layout or "", batch=arguments.batch, **words)
+    emit(arguments, found.to_dict(), lambda: _show(found))
+    return 0
+
+
+def _time(text: str) -> float:
+    try:
+        return parse_seconds(text)
+    except PerfModelError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _show(found: "Serving") -> None:
+    from perfmodel.cli._show import duration, new_console, table
+
+    console, requests, memory = new_console(), found.requests, found.memory
+    types = f"{requests.weight_dtype or requests.dtype} weights, {requests.kv_dtype or '16-bit'} cache"
+    console.print(
+        f"{found.model} on {found.devices} devices of {found.cluster}, layout {found.layout}\n"
+        f"{requests.batch:,} requests in flight ({requests.batching} batching), {requests.prompt_tokens:,} tokens in, "
+        f"{requests.output_tokens:,} out\n{types}"
+    )
+    rows = [
+        (name, duration(value), f"{duration(low)} to {duration(high)}")
+        for name, value, (low, high) in (
+            ("time to first token", found.ttft_s, found.ttft_interval_s),
+            ("time per output token", found.tpot_s, found.tpot_interval_s),
+        )
+    ]
+    low, high = found.tokens_per_s_interval
+    rows.append(("output tokens per second", f"{found.tokens_per_s:,.0f}", f"{low:,.0f} to {high:,.0f}"))
+    rows.append(("  per device", f"{found.tokens_per_s_per_device:,.0f}", ""))
+    rows.append(("  per user", f"{found.tokens_per_s_per_user:,.1f}", ""))
+    console.print(table("", ("", "predicted", "90 %"), rows))
+    step_s = found.decode_step_s
+    parts = [
+        (name.replace("_", "-"), duration(s), f"{s / step_s:.1%}")
+        for name, s in found.breakdown_s.items()
+        if s > 5e-4 * step_s
+    ]
+    console.print(table(f"a decode step of {duration(step_s)}", ("part", "time", "share"), parts))
+    fits = "fits" if found.fits else "DOES NOT FIT"
+    console.print(
+        f"memory per device {memory.needed_bytes / GIB:.1f} of {memory.available_bytes / GIB:.1f} GiB: {fits}\n"
+        f"  weights {memory.weights_bytes / GIB:.1f}, cache {memory.cache_bytes / GIB:.1f}, workspace "
+        f"{memory.workspace_bytes / GIB:.1f}\nthe cache has room for {memory.most_requests:,} such requests"
+    )
+
+
+def _show_sweep(swept: "ServingSweep") -> None:
+    from perfmodel.cli._show import duration, new_console
+    from perfmodel.cli._show_search import layout_last
+
+    console, best = new_console(), swept.best
+    requests = best.requests
+    console.print(
+        f"{best.model} on {best.cluster}, {requests.prompt_tokens:,} tokens in, {requests.output_tokens:,} out: "
+        "servers that no other\nbeats in both tokens/s per user and tokens/s per device"
+    )
+    heads = ("tok/s/user", "tok/s/device", "batch", "TTFT", "per token")
+    rows = [
+        (
+            f"{one.tokens_per_s_per_user:.1f}", f"{one.tokens_per_s_per_device:,.0f}", f"{one.requests.batch:,}",
+            duration(one.ttft_s), duration(one.tpot_s), str(one.layout),
+        )
+        for one in swept.pareto
+    ]  # fmt: skip
+    layout_last(console, heads, rows)
+    console.print(f"{len(swept.servings):,} servers fit and hold the limits; {len(swept.rejected)} layouts do not")

@@ -1,0 +1,143 @@
+"""Events that only inference has: attention over a compressed cache, weights narrower than the products that read them,
+and all-reduces of small messages by direct reads."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeGuard
+
+import numpy as np
+
+from perfmodel.cost._events import EventTimes, PricesCollectives, event_times
+from perfmodel.cost._kernels import KernelModel
+from perfmodel.cost._power import under_load
+from perfmodel.cost._roofline import COMPUTE_SHARE, FIXED_S, HALF_WIDTH, MEMORY_SHARE, power_join, roofline_seconds
+from perfmodel.ops import LATENT_DECODE, Attention, Collective, Embedding, Gemm, KernelOp, MemoryBound, MoE, Op
+from perfmodel.spec import Cluster, Device
+from perfmodel.units import dtype_bytes
+
+SERVER_KERNELS: Final = "aiconfigurator"
+"""Source of the tables whose kernels are those of inference servers (TensorRT-LLM, vLLM), timed in CUDA graphs."""
+ONE_SHOT_S: Final = 3.7e-6
+"""Time of a one-shot all-reduce that carries next to nothing inside a CUDA graph, and"""
+ONE_SHOT_SHARE: Final = 0.38
+"""the share of a device's link at which it reads the buffers of all others: TensorRT-LLM's kernels on A100 and H100
+(`training/inference.py` fits both)."""
+ONE_SHOT_HALF_WIDTH: Final = 0.5
+LEAST_HALF_WIDTH: Final = 0.1
+"""Of times that the memory's nominal bandwidth alone sets."""
+LEAST_LINK_BYTES_PER_S: Final = 100e9
+"""Below it devices do not read one another's memory directly, or not as fast as kernels assume (PCIe)."""
+LATENT_MEMORY_SHARE: Final = 0.9
+LATENT_COMPUTE_SHARE: Final = 0.67
+"""Shares of H800's 3.35 TB/s and 989 TFLOP/s that decoding over a compressed cache reaches: 3,000 GB/s where it is
+memory-bound, 660 TFLOP/s where it is compute-bound (deepseek-ai/FlashMLA, README of April 2025)."""
+
+
+@dataclass(frozen=True)
+class _ServerKernels:
+    """Kernels of servers, in place of those that training takes by default."""
+
+    model: KernelModel
+
+    def times(self, device: Device, ops: Sequence[KernelOp]) -> EventTimes:
+        return self.model.times(device, ops, software=SERVER_KERNELS)
+
+
+def inference_times(
+    ops: Sequence[Op],
+    stored_bytes: Sequence[float],
+    cluster: Cluster,
+    kernels: KernelModel,
+    collectives: PricesCollectives,
+) -> EventTimes:
+    """Times of events of a step of inference: those of servers' kernels, as far as they were measured.
+
+    Element-wise kernels, which tables hold issued one by one besides, and dense products bound by memory on devices
+    without measurements take no more than their roofline, which those of measured devices keep within 15 %. Attention
+    over a compressed cache (`latent_decode_s`) was not measured. All-reduces run as one-shot kernels where these take
+    less time (`one_shot_s`). What is stored narrow is widened in registers (`_narrow_share`), and nothing takes less
+    than to read its weights or cache from memory: tables repeat a kernel on operands that may stay in the L2 cache,
+    which in a step hold other layers' by then.
+
+    Args:
+        stored_bytes: of every event, per element of the weights or the cached keys and values that it reads.
+    """
+    device = cluster.device
+    found = event_times(ops, cluster, _ServerKernels(kernels), collectives)
+    passing = {i: op for i, op in enumerate(ops)
+               if not isinstance(op, Collective) and _follows_the_memory(op, device, found.provenance[i])}  # fmt: skip
+    found = found.at_most([*passing], _around(roofline_seconds(device, [*passing.values()]), HALF_WIDTH, "analytical"))
+    read = np.array([_read_elements(op) for op in ops])
+    shares = [_narrow_share(device, op, n, own) for op, n, own in zip(ops, read, stored_bytes, strict=True)]
+    found = found.scaled(np.array(shares) * under_load(device, ops, found.time_s))
+    least_s = read * np.array(stored_bytes) / device.memory_bandwidth_bytes_per_s
+    at = np.flatnonzero(least_s).tolist()
+    found = found.at_least(at, _around(least_s[at], LEAST_HALF_WIDTH, "analytical"))
+    latent = {i: latent_decode_s(device, op, least_s[i]) for i, op in enumerate(ops) if _is_latent(op)}
+    direct = {i: one_shot_s(device, op) for i, op in enumerate(ops) if _reads_directly(op, device)}
+    return found.replaced([*latent], _around(latent.values(), HALF_WIDTH, "analytical")).at_most(
+        [*direct], _around(direct.values(), ONE_SHOT_HALF_WIDTH, "learned")
+    )
+
+
+def _follows_the_memory(op: Op, device: Device, provenance: str) -> bool:
+    if isinstance(op, Gemm) and op.op == "linear" and provenance == "extrapolated":
+        return op.flops / device.peak.flops_per_s(op.dtype) < op.bytes / device.memory_bandwidth_bytes_per_s
+    return isinstance(op, (MemoryBound, Embedding))
+
+
+def _read_elements(op: Op) -> float:
+    """Elements of weights, or of cached keys and values, that an event reads; 0 where it has neither."""
+    if _is_latent(op):
+        return float(op.batch) * op.seq_kv * op.head_dim
+    if isinstance(op, Attention):
+        return float(op.work(np, op.shape()).moved_kv) if op.seq_q == 1 else 0.0
+    if isinstance(op, MoE):
+        return float(op.work(np, op.shape()).weights_bytes) / dtype_bytes(op.dtype)
+    if isinstance(op, Gemm) and op.op != "bmm":
+        work = op.work(np, op.shape())
+        return float(work.products * work.b)
+    return 0.0
+
+
+def _narrow_share(device: Device, op: Op, elements: float, stored_bytes: float) -> float:
+    """Time of a kernel relative to one whose stored operand is as wide as its other elements: the ratio of rooflines
+    with fewer bytes read for the same FLOPs."""
+    if not elements or isinstance(op, Collective):
+        return 1.0
+    compute_s = op.flops / (COMPUTE_SHARE * device.peak.flops_per_s(op.dtype))
+    wide_s, own_s = (
+        FIXED_S + power_join(np, compute_s, n / (MEMORY_SHARE * device.memory_bandwidth_bytes_per_s), 3.0)
+        for n in (op.bytes, op.bytes - elements * (dtype_bytes(op.dtype) - stored_bytes))
+    )
+    return float(own_s / wide_s)
+
+
+def latent_decode_s(device: Device, op: Attention, read_s: float) -> float:
+    """Seconds of attention of one token per sequence over a cache of compressed keys, part of which are the values:
+    the roofline of the rates that were stated, where reading the cache once for all heads takes `read_s` at the nominal
+    bandwidth."""
+    compute_s = op.flops / (LATENT_COMPUTE_SHARE * device.peak.flops_per_s(op.dtype))
+    return FIXED_S + max(compute_s, read_s / LATENT_MEMORY_SHARE)
+
+
+def one_shot_s(device: Device, op: Collective) -> float:
+    """Seconds of an all-reduce in which every device reads the buffers of all others: latency + (n - 1) bytes / link
+    (vLLM's and TensorRT-LLM's one-shot kernels)."""
+    return ONE_SHOT_S + (op.num_ranks - 1) * op.bytes / (ONE_SHOT_SHARE * device.link_bandwidth_bytes_per_s)
+
+
+def _is_latent(op: Op) -> TypeGuard[Attention]:
+    return isinstance(op, Attention) and op.phase == LATENT_DECODE
+
+
+def _reads_directly(op: Op, device: Device) -> TypeGuard[Collective]:
+    return (
+        isinstance(op, Collective) and op.collective == "all_reduce" and 1 < op.num_ranks == op.ranks_per_node <= 8
+        and device.link_bandwidth_bytes_per_s >= LEAST_LINK_BYTES_PER_S
+    )  # fmt: skip
+
+
+def _around(seconds: Iterable[float], half: float, provenance: str) -> EventTimes:
+    time_s = np.array([*seconds])
+    return EventTimes(time_s, time_s * np.exp(-half), time_s * np.exp(half), (provenance,) * len(time_s))

@@ -1,0 +1,101 @@
+// The data, how its figures are written, and what layouts take on another machine.
+const data = JSON.parse(document.getElementById("data").textContent);
+const $ = (id) => document.getElementById(id);
+const { rows, quantities, settings, machine } = data;
+const GIB = 2 ** 30, HOUR_S = 3600, DAY_S = 86400;
+const state = {
+  chosen: 0, kept: -1, order: [], listed: [], shown: rows.map(() => true),
+  at: Object.fromEntries(machine.knobs.map((knob) => [knob.name, 1])), // multiples of the machine's parameters
+  tokens: data.tokens || 1e12,
+};
+
+function element(tag, properties = {}, ...children) {
+  const made = Object.assign(document.createElement(tag), properties);
+  made.append(...children.filter((child) => child !== null));
+  return made;
+}
+const escaped = (text) => String(text).replace(/[&<>"]/g, (c) => `&#${c.charCodeAt(0)};`);
+
+const formats = [1, 2, 3, 4].map((n) => new Intl.NumberFormat("en", { maximumSignificantDigits: n })); // slow to make
+const digits = (value, n = 4) => formats[n - 1].format(value);
+const percent = (value, n = 1) => (100 * value).toFixed(n) + " %";
+const signed = (value) => (value >= 0 ? "+" : "\u2212") + percent(Math.abs(value));
+function scaled(value, unit) {
+  for (const [scale, prefix] of [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]])
+    if (Math.abs(value) >= scale) return digits(value / scale, 3) + " " + prefix + unit;
+  return digits(value, 3) + " " + unit;
+}
+function seconds(value) {
+  for (const [scale, unit] of [[1, "s"], [1e-3, "ms"], [1e-6, "\u00b5s"]])
+    if (Math.abs(value) >= scale) return digits(value / scale) + " " + unit;
+  return Math.abs(value) < 1e-10 ? "0 s" : digits(value / 1e-9, 3) + " ns";
+}
+function span(value) { // of days and hours
+  if (value < 120) return seconds(value);
+  if (value < 2 * HOUR_S) return digits(value / 60, 3) + " minutes";
+  return value < 2 * DAY_S ? digits(value / HOUR_S, 3) + " hours" : digits(value / DAY_S, 3) + " days";
+}
+const WRITTEN = {
+  s: seconds, share: percent, bytes: (v) => (v / GIB).toFixed(1) + " GiB", J: (v) => scaled(v, "J"),
+  money: (v) => "$" + digits(v, 3), "": (v) => digits(v),
+};
+/** A figure of a row as it is filtered and drawn: GiB, percent, else as it is. */
+const PLAIN = { bytes: (v) => v / GIB, share: (v) => 100 * v };
+
+// A path through the program is a sum of what its work costs (1 / rate, or the time itself), and the step the longest
+// path: convex in each cost. Between two exact steps it lies below the line that joins them. Next to the machine as it is
+// it also lies above its tangent there (the exact gradient) and above the line that goes on from the two steps beyond;
+// the middle of these bounds is taken.
+const cost = (knob, factor) => (knob.is_rate ? 1 / factor : factor);
+for (const [i, knob] of machine.knobs.entries()) {
+  knob.points = [...machine.factors.map((factor, k) => ({ x: cost(knob, factor), k })), { x: 1, k: -1 }];
+  knob.points.sort((a, b) => a.x - b.x);
+  knob.idle = rows.every((row) => row.ratio[i].every((ratio) => Math.abs(ratio - 1) <= machine.felt));
+}
+function ratioAt(row, i, factor) {
+  const knob = machine.knobs[i], { points } = knob, x = cost(knob, factor);
+  const known = (point) => (point.k < 0 ? 1 : row.ratio[i][point.k]);
+  const chord = (j) => (known(points[j + 1]) - known(points[j])) / (points[j + 1].x - points[j].x);
+  const along = (j, slope) => known(points[j]) + (x - points[j].x) * slope;
+  const b = Math.max(1, points.findIndex((point) => point.x >= x - 1e-12)), a = b - 1, upper = along(a, chord(a));
+  if (points[a].k >= 0 && points[b].k >= 0) return upper;
+  const tangent = row.elasticity[i] * (knob.is_rate ? -1 : 1);
+  const lower = points[a].k < 0 ? Math.max(along(a, tangent), along(b, chord(b))) : Math.max(along(b, tangent), along(a, chord(a - 1)));
+  return (upper + Math.min(upper, lower)) / 2;
+}
+/** The step on another machine over the step on this one; changes of several parameters add up. */
+function changed(row, at) {
+  let sum = 1;
+  machine.knobs.forEach((knob, i) => { if ((at[knob.name] ?? 1) !== 1) sum += ratioAt(row, i, at[knob.name]) - 1; });
+  return sum;
+}
+const turnedAway = () => machine.knobs.some((knob) => state.at[knob.name] !== 1);
+const now = (row) => row.step_s * changed(row, state.at);
+/** Place of the layout that is fastest on another machine. */
+function fastestAt(at) {
+  let best = 0;
+  rows.forEach((row, i) => { if (row.step_s * changed(row, at) < rows[best].step_s * changed(rows[best], at)) best = i; });
+  return best;
+}
+/** Largest error of `changed` where exact steps are known: [one parameter, all together]. */
+function errors() {
+  const worst = [0, 0];
+  for (const { at, ratio } of machine.checks) {
+    const which = Object.keys(at).length > 1 ? 1 : 0;
+    ratio.forEach((exact, i) => {
+      worst[which] = Math.max(worst[which], Math.abs(changed(rows[machine.checked[i]], at) / exact - 1));
+    });
+  }
+  return worst;
+}
+
+const quantity = (key) => quantities.find((one) => one.key === key);
+/** What may be sorted and drawn by: every quantity, the step on the machine as it is turned, every setting. */
+const columns = [
+  ...quantities.map((one) => ({ ...one, of: (i) => rows[i][one.key] })),
+  { key: "now_s", label: "what if", unit: "s", better: "low", of: (i) => now(rows[i]) },
+  ...settings.map((one) => ({ key: one.key, label: one.key, unit: null, better: "", of: (i) => rows[i].settings[one.at] })),
+];
+const column = (key) => columns.find((one) => one.key === key);
+const cellText = (one, i) => (one.unit === null ? String(one.of(i)) : WRITTEN[one.unit](one.of(i)));
+const plain = (one, i) => (PLAIN[one.unit] ?? ((v) => v))(one.of(i));

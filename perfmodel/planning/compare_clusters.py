@@ -1,0 +1,246 @@
+"""Clusters side by side: the best layout of a job on each, and what it takes in time, money and energy."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from perfmodel import catalog
+from perfmodel.display import frame_html, shorten_reprs, shows_progress
+from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
+from perfmodel.planning.goodput import Reliability
+from perfmodel.planning.layouts import Progress, SearchOptions, SearchSpace, Tariff, search
+from perfmodel.planning.training_run import TrainingRun, training_run
+from perfmodel.prediction import Prediction
+from perfmodel.spec import Cluster, Model, Problem
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ORDERS: Final = ("cost", "time", "energy")
+"""What clusters may be ordered by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterPlan:
+    """A cluster with the best layout of the job on it."""
+
+    prediction: Prediction
+    """Of the layout: its step time, memory and explanation."""
+    run: TrainingRun
+    """Days, money and energy."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of the whole cluster, while nothing fails."""
+        return self.prediction.tokens_per_s_per_device * self.prediction.devices
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        p = self.prediction
+        return {
+            "cluster": p.cluster,
+            "devices": p.devices,
+            "layout": p.notation or str(p.layout),
+            "step_time_s": p.step_time_s,
+            "step_time_lo_s": p.step_time_lo_s,
+            "step_time_hi_s": p.step_time_hi_s,
+            "tokens_per_s": self.tokens_per_s,
+            "mfu": p.mfu,
+            "memory_needed_bytes": p.memory_needed_bytes,
+            "memory_capacity_bytes": p.memory_capacity_bytes,
+            "fits_probability": p.fits_probability,
+            "provenance": p.provenance,
+        } | self.run.to_dict()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterComparison:
+    """The clusters that can run the job, the best first, and why others cannot."""
+
+    model: str
+    global_batch: int
+    seq_len: int
+    by: str
+    """One of `ORDERS`."""
+    plans: tuple[ClusterPlan, ...]
+    impossible: dict[str, str]
+    """Cluster and devices -> why the job cannot run there."""
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "model": self.model, "global_batch": self.global_batch, "seq_len": self.seq_len, "by": self.by,
+            "clusters": [plan.to_dict() for plan in self.plans], "impossible": self.impossible,
+            "seconds": self.seconds,
+        }  # fmt: skip
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row per cluster, with the keys of `ClusterPlan.to_dict` but those that hold several values."""
+        import pandas as pd
+
+        rows = [{k: v for k, v in plan.to_dict().items() if k not in ("provenance", "goodput")}
+                | {"goodput": plan.run.goodput.fraction} for plan in self.plans]  # fmt: skip
+        return pd.DataFrame(rows)
+
+    def _repr_html_(self) -> str:
+        return frame_html(self.to_frame())
+
+
+def compare_clusters(
+    model: Model | str,
+    clusters: Iterable[Cluster | str],
+    *,
+    devices: int | Sequence[int] | None = None,
+    by: str = "cost",
+    tokens: float | None = None,
+    prices: Mapping[str, float] | None = None,
+    pue: float = 1.0,
+    reliability: Reliability | None = None,
+    calibration: Path | str | None = None,
+    progress: Progress | None = None,
+    **words: Any,
+) -> ClusterComparison:
+    """The best layout of one job on every cluster, and what training with it takes.
+
+        compare_clusters("llama3-70b", ["h100", "b200:512", "mi300x"], devices=1024, global_batch=1024, tokens=15e12)
+
+    Args:
+        model: catalog name, file, or `Model`.
+        clusters, devices: as `clusters_named` takes them.
+        by, tokens, prices, pue, reliability, calibration, progress: as for `compare_problems`.
+        words: the job in words, as `catalog.problem` takes them.
+
+    Raises:
+        PerfModelError: as `clusters_named`, `catalog.problem` and `compare_problems`.
+    """
+    problems = [
+        catalog.problem(model, cluster, devices=count, **words) for cluster, count in clusters_named(clusters, devices)
+    ]
+    return compare_problems(
+        problems, by=by, tokens=tokens, prices=prices, pue=pue, reliability=reliability, calibration=calibration,
+        progress=progress,
+    )  # fmt: skip
+
+
+@shows_progress("compare-clusters")
+def compare_problems(
+    problems: Sequence[Problem],
+    *,
+    by: str = "cost",
+    tokens: float | None = None,
+    prices: Mapping[str, float] | None = None,
+    pue: float = 1.0,
+    reliability: Reliability | None = None,
+    space: Callable[[Problem], SearchSpace] | None = None,
+    calibration: Path | str | None = None,
+    strict: bool = False,
+    progress: Progress | None = None,
+) -> ClusterComparison:
+    """The best layout of every problem, of one job on several clusters, and what training with it takes.
+
+    Args:
+        problems: with numbers of devices.
+        by: one of `ORDERS`; clusters of unknown price or power come last.
+        tokens: to train on.
+        prices: US dollars per device and hour in place of the catalog's, by name of a cluster or device.
+        pue: power usage effectiveness of the sites.
+        reliability: of the devices; that of published runs if not given.
+        space: tells which layouts to try; `default_space` if not given.
+        calibration, strict, progress: as for `search`.
+
+    Raises:
+        LayoutError: no cluster can run the job; says why of each.
+        UnknownNameError: an unknown order, or a price of something that is not compared.
+    """
+    if by not in ORDERS:
+        raise UnknownNameError("order of clusters", by, ORDERS)
+    started = time.perf_counter()
+    for key in prices or {}:
+        if not any(_is_of(key, problem.cluster) for problem in problems):
+            raise UnknownNameError("cluster or device of a price", key, [problem.cluster.name for problem in problems])
+    plans, impossible = [], {}
+    for done, problem in enumerate(problems):
+        cluster = problem.cluster
+        if progress:
+            progress(f"search {cluster.name}", done, len(problems))
+        try:
+            options = SearchOptions(top=1, strict=strict)
+            found = search(problem, space=space, options=options, calibration=calibration, progress=lambda *_: None)
+            if not found.complete:
+                raise KeyboardInterrupt(f"{cluster.name}: {found.certificate}")
+            if not found.layouts:
+                raise LayoutError(str(found.impossible))
+        except PerfModelError as error:  # also an element type that the device lacks, or nothing measured (`strict`)
+            impossible[f"{cluster.name}:{problem.devices}"] = str(error)
+            continue
+        price = next((price for key, price in (prices or {}).items() if _is_of(key, cluster)), None)
+        run = training_run(
+            found.layouts[0], problem, tariff=Tariff(price_per_device_hour=price, tokens=tokens),
+            reliability=reliability, pue=pue, calibration=calibration,
+        )  # fmt: skip
+        plans.append(ClusterPlan(prediction=found.layouts[0], run=run))
+    if not plans:
+        raise LayoutError("; ".join(f"{name}: {why}" for name, why in impossible.items()))
+    first = plans[0].prediction
+    return ClusterComparison(
+        model=first.model, global_batch=first.global_batch, seq_len=first.seq_len, by=by,
+        plans=tuple(sorted(plans, key=lambda plan: _rank(plan, by))), impossible=impossible,
+        seconds=time.perf_counter() - started,
+    )  # fmt: skip
+
+
+def _rank(plan: ClusterPlan, by: str) -> tuple[float, float]:
+    """The figure that is asked for, infinite where it is not known, then time for the same work."""
+    run, slowness = plan.run, 1 / (plan.tokens_per_s * plan.run.goodput.fraction)
+    known = {"cost": run.usd_per_million_tokens, "time": slowness, "energy": run.energy_per_million_tokens_j}[by]
+    return (float("inf") if known is None else known, slowness)
+
+
+def clusters_named(
+    clusters: Iterable[Cluster | str], devices: int | Sequence[int] | None = None
+) -> list[tuple[Cluster, int]]:
+    """Clusters with numbers of their devices.
+
+    Args:
+        clusters: catalog names, TOML files, names of devices (of which the reference system is taken), or `Cluster`
+            objects; `NAME:N` says how many devices.
+        devices: of the clusters that do not say it; of several numbers each.
+
+    Raises:
+        UnknownNameError: neither a cluster nor a device.
+        PerfModelError: no cluster, or one whose number of devices is not said.
+    """
+    general = (devices,) if isinstance(devices, int) else tuple(devices or ())
+    found: list[tuple[Cluster, int]] = []
+    for one in clusters:
+        counts = general
+        if isinstance(one, str):
+            name, _, count = one.strip().rpartition(":")
+            if name and count.isdecimal():
+                one, counts = name, (int(count),)
+            one = catalog.cluster(one.strip())
+        if not counts:
+            raise PerfModelError(f"of {one.name}, how many devices? Give --devices N (devices=), or {one.name}:N")
+        found += [(one, count) for count in counts]
+    if not found:
+        raise PerfModelError("there is no cluster to compare; give at least one, as dgx-h100 or h100")
+    return list(dict.fromkeys(found))
+
+
+def _is_of(key: str, cluster: Cluster) -> bool:
+    """Whether a price under this name is one of a cluster: by its own name, or its device's."""
+    if key.lower() == cluster.name.lower():
+        return True
+    for find, own in ((catalog.cluster, cluster), (catalog.device, cluster.device)):
+        try:
+            if find(key) == own:
+                return True
+        except UnknownNameError:
+            pass
+    return False
+
+
+shorten_reprs(__name__)

@@ -1,0 +1,218 @@
+"""The report of a search or of one layout, as one page."""
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from perfmodel import catalog
+from perfmodel.calibration import ProfileReport
+from perfmodel.display import decision_page, inline_frame, shows_progress
+from perfmodel.errors import PerfModelError
+from perfmodel.ingest.tables import write_text
+from perfmodel.planning.decision._launch_files import launch_files
+from perfmodel.planning.decision._rows import rows
+from perfmodel.planning.decision._scenarios import CHECKED, Turned, turned
+from perfmodel.planning.goodput import Reliability
+from perfmodel.planning.layouts import Progress, SearchOptions, SearchResult, SearchSpace, search
+from perfmodel.planning.training_run import training_run
+from perfmodel.prediction import Prediction, explain, layout_of, step_problem_of
+from perfmodel.spec import Cluster, Layout, Model, Problem
+from perfmodel.viz import interactive
+
+TOP: Final = 100
+"""Layouts of a search, unless its options say otherwise."""
+TIMELINES: Final = 3
+"""Layouts, the first, whose timeline is in the page."""
+LAUNCHED: Final = 20
+"""Layouts, the first, whose launch files are in the page."""
+MOST_OPS: Final = 60_000
+"""Of a timeline in the page: about 40 bytes each."""
+_CALIBRATE: Final = ("--from", "--model", "--cluster", "--seq-len", "--dtype", "--framework")
+HEIGHT_PX: Final = 900
+"""Of the page in a notebook."""
+
+
+@dataclass(frozen=True, eq=False)
+class DecisionReport:
+    """Layouts with all that a decision between them takes; a notebook shows it as the page that `write` writes."""
+
+    data: dict[str, Any]
+    """What the page shows, as plain values: `rows` are the layouts, the best first."""
+
+    def with_clusters(self, records: Sequence[Mapping[str, Any]]) -> "DecisionReport":
+        """The same with a comparison of clusters.
+
+        Args:
+            records: one per cluster, in any order: `cluster`, `layout` (its best), `devices`, and of `step_time_s`,
+                `tokens_per_s`, `mfu`, `usd_per_million_tokens`, `energy_per_million_tokens_j`, `days`, `cost_usd` what
+                is known, as in the `clusters` of `ClusterComparison.to_dict`; or `cluster` and `why` there is none.
+        """
+        return replace(self, data=self.data | {"clusters": [dict(record) for record in records]})
+
+    def with_profile(self, profile: ProfileReport) -> "DecisionReport":
+        """The same with a profile of the first layout's step beside its prediction."""
+        return replace(self, data=self.data | {"profile": profile.to_dict()})
+
+    def to_html(self) -> str:
+        """The page: one file that needs no network."""
+        return decision_page(self.data)
+
+    def write(self, path: Path | str) -> None:
+        """Write the page, whole or not at all."""
+        write_text(path, self.to_html())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON: all but the pages within the page."""
+        return {name: value for name, value in self.data.items() if name != "timelines"}
+
+    def _repr_html_(self) -> str:
+        return inline_frame(self.to_html(), HEIGHT_PX, title="report")
+
+
+@shows_progress("report")
+def report(
+    model: Problem | Model | str,
+    cluster: Cluster | str | None = None,
+    layout: Layout | str = "",
+    *,
+    space: SearchSpace | Callable[[Problem], SearchSpace] | None = None,
+    options: SearchOptions | None = None,
+    calibration: Path | str | None = None,
+    reliability: Reliability | None = None,
+    pue: float = 1.0,
+    flags: Sequence[str] = (),
+    progress: Progress | None = None,
+    **words: Any,
+) -> DecisionReport:
+    """Everything that a decision takes, of the layouts that a search finds or of one layout.
+
+        report("gpt3-175b", "dgx-a100", devices=64, global_batch=64).write("report.html")
+
+    Args:
+        model, cluster, calibration, words: as `predict` and `search` take them.
+        layout: only this one, instead of a search.
+        space, options: of the search, as `search` takes them, whose fields `words` may also name; `top` is 100 unless
+            said.
+        reliability, pue: of devices and site, as `training_run` takes them.
+        flags: that say the same job, but for its batch, to the command line, for the commands that the page names.
+        progress: told what is being done.
+
+    Raises:
+        PerfModelError: as `predict` and `search`; no layout is possible (the message says what would make one so).
+    """
+    tell = progress or (lambda *_: None)
+    own = {word: words.pop(word) for word in [one.name for one in fields(SearchOptions)] if word in words}
+    options = replace(options or SearchOptions(top=TOP), **own)
+    if isinstance(batches := words.get("global_batch"), Sequence) and batches:
+        options, words = replace(options, batches=tuple(batches)), words | {"global_batch": batches[0]}
+    problem = catalog.problem(model, cluster, **words)
+    if layout:
+        laid_out, _ = layout_of(problem, layout)
+        found = (explain(step_problem_of(problem, calibration), laid_out, strict=options.strict),)
+        about: dict[str, Any] = {"kind": "prediction"}
+        best: list[float] = []
+    else:
+        result = search(problem, space=space, options=options, calibration=calibration, progress=progress)
+        if not result.layouts:
+            raise PerfModelError(str(result.impossible or f"report: {result.certificate}"))
+        found, about = result.layouts, _account(result)
+        best = result.robustness.best.tolist() if result.robustness else []
+    tell("what if", 0, len(found))
+    machine, checked = _turned(problem, calibration, found)
+    runs = [
+        training_run(p, problem, tariff=options.tariff, reliability=reliability, pue=pue, calibration=calibration)
+        for p in found
+    ]
+    data = rows(found, runs, machine, best) | {"machine": machine.to_dict() | {"checked": checked}}
+    tell("timelines and launch files", 0, len(found))
+    flags = flags or _flags(problem)
+    jobs = [problem.replace(global_batch=p.global_batch) for p in found]
+    shown = list(zip(jobs, found, strict=True))
+    return DecisionReport(
+        about
+        | data
+        | {
+            "job": _job(problem, found[0]),
+            "price": runs[0].usd_per_device_hour,
+            "price_source": runs[0].price_source,
+            "tokens": runs[0].tokens,
+            "flags": shlex.join(flags),
+            "measured_by": shlex.join(_of_calibrate(flags)),
+            "launch": [launch_files(job, p.layout) for job, p in shown[:LAUNCHED]],
+            "timelines": [_timeline(job, calibration, p) for job, p in shown[:TIMELINES]],
+            "clusters": [],
+            "profile": None,
+        }
+    )
+
+
+def _turned(problem: Problem, calibration: Path | str | None, found: Sequence[Prediction]) -> tuple[Turned, list[int]]:
+    """Of layouts of several global batches each by its own job; and the places of those that were checked."""
+    batches = dict.fromkeys(p.global_batch for p in found)
+    places = [[i for i, p in enumerate(found) if p.global_batch == b] for b in batches]
+    of_batch = [
+        turned(step_problem_of(problem.replace(global_batch=b), calibration), [found[i].layout for i in at])
+        for b, at in zip(batches, places, strict=True)
+    ]
+    order = np.argsort(np.concatenate([np.array(at) for at in places]))
+    elasticity, ratio = (
+        np.concatenate([getattr(one, name) for one in of_batch])[order] for name in ("elasticity", "ratio")
+    )
+    return replace(of_batch[0], elasticity=elasticity, ratio=ratio), places[0][:CHECKED]
+
+
+def _account(result: SearchResult) -> dict[str, Any]:
+    """What the search did, and how good its best is."""
+    return {
+        "kind": "search",
+        "evaluated": result.evaluated,
+        "feasible": result.feasible,
+        "seconds": result.seconds,
+        "objective": result.objective,
+        "constraints": list(result.constraints),
+        "certificate": result.certificate,
+        "complete": result.complete,
+        "rejected": [[why, count] for why, count in result.rejected.items()],
+        "beyond": result.beyond and result.beyond.to_dict(),
+    }
+
+
+def _job(problem: Problem, first: Prediction) -> dict[str, Any]:
+    levels = problem.cluster.levels
+    return {
+        "model": problem.model.name,
+        "cluster": problem.cluster.name,
+        "device": problem.cluster.device.name,
+        "network": levels[-1].name if levels else "",
+        "devices": problem.devices or first.devices,
+        "devices_per_node": problem.cluster.devices_per_node,
+        "framework": problem.framework.label,
+        "seq_len": problem.job.seq_len,
+        "dtype": problem.job.dtype,
+    }
+
+
+def _flags(problem: Problem) -> list[str]:
+    job = problem.job
+    said = {
+        "model": problem.model.name, "cluster": problem.cluster.name, "seq-len": job.seq_len, "dtype": job.dtype,
+        "framework": None if problem.framework.name == "generic" else problem.framework.label,
+    }  # fmt: skip
+    return [str(word) for flag, value in said.items() if value is not None for word in (f"--{flag}", value)]
+
+
+def _of_calibrate(flags: Sequence[str]) -> list[str]:
+    """Those flags of a job, each with its value, that `calibrate` takes too."""
+    pairs = zip(flags[::2], flags[1::2], strict=True)
+    return [word for flag, value in pairs if flag in _CALIBRATE for word in (flag, value)]
+
+
+def _timeline(problem: Problem, calibration: Path | str | None, prediction: Prediction) -> str:
+    """The page of a layout's timeline; empty where it is too long to be held."""
+    shown = explain(step_problem_of(problem, calibration), prediction.layout, timeline=True)
+    fits = shown.timeline is not None and shown.timeline.structure.n_ops <= MOST_OPS
+    return interactive(shown) if fits else ""

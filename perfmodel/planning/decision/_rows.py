@@ -1,0 +1,130 @@
+"""Predicted layouts as the rows of the page: plain values, names once for all rows, six significant figures."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from perfmodel.display import PARTS, Look
+from perfmodel.planning.decision._scenarios import Turned
+from perfmodel.planning.training_run import TrainingRun
+from perfmodel.prediction import CATEGORIES, GAUSS_90, Prediction
+from perfmodel.spec import DIMENSIONS, Layout
+
+MOST_EVENTS: Final = 12
+"""Of the critical path of a layout."""
+MOST_SOURCES: Final = 6
+"""Of the error of a layout."""
+_SETTINGS: Final = (*(d.key for d in DIMENSIONS), "vpp", "micro_batch", "schedule", "zero", "recompute")
+"""Fields of layouts that may have a column."""
+_QUANTITIES: Final = {
+    "step_s": ("step", "s", "low"),
+    "lo_s": ("90 % from", "s", "low"),
+    "hi_s": ("90 % to", "s", "low"),
+    "tokens_per_s": ("{}/s", "", "high"),
+    "tokens_per_s_per_device": ("{}/s and device", "", "high"),
+    "mfu": ("MFU", "share", "high"),
+    "bubble": ("bubble", "share", "low"),
+    "memory_bytes": ("memory", "bytes", "low"),
+    "fits": ("fits", "share", "high"),
+    "best": ("is the best", "share", "high"),
+    "usd": ("cost of a million {}", "money", "low"),
+    "energy_j": ("energy of a million {}", "J", "low"),
+    "devices": ("devices", "", "low"),
+    "global_batch": ("global batch", "", ""),
+}
+"""Key in a row -> head of its column, unit, and which values are better."""
+
+
+def rows(
+    predictions: Sequence[Prediction], runs: Sequence[TrainingRun], turned: Turned, best: Sequence[float] = ()
+) -> dict[str, Any]:
+    """`rows`, and the names that their lists follow: `parts` of the step, `categories` of memory, `origins` of times,
+    `events` of critical paths, `quantities` and `settings` with a column.
+
+    Args:
+        predictions: the rows, the best first.
+        runs: what training with each takes.
+        turned: how each follows the machine's parameters.
+        best: probability of each to be the best; none where there is one row.
+    """
+    events: dict[str, int] = {}
+    parts = [*PARTS, *dict.fromkeys(n for p in predictions for n in p.breakdown_s if n not in PARTS)]
+    parts = [name for name in parts if any(p.breakdown_s.get(name, 0) > 1e-6 * p.step_time_s for p in predictions)]
+    origins = list(dict.fromkeys(name for p in predictions for name in p.provenance))
+    made = []
+    for i, (p, run) in enumerate(zip(predictions, runs, strict=True)):
+        made.append(
+            _quantities(p, run)
+            | ({"best": _short(best[i])} if len(best) else {})
+            | {
+                "layout": p.notation or str(p.layout),
+                "settings": [_setting(p.layout, name) for name in _SETTINGS],
+                "breakdown_s": [_short(p.breakdown_s.get(name, 0.0)) for name in parts],
+                "memory": [[_short(getattr(stage, name)) for name in CATEGORIES] for stage in p.memory_per_stage],
+                "capacity_bytes": p.memory_capacity_bytes,
+                "origins": [_short(p.provenance.get(name, 0.0)) for name in origins],
+                "sources": _sources(p),
+                "path": [
+                    [events.setdefault(e.event, len(events)), _short(e.count), _short(e.time_s)]
+                    for e in p.critical_path[:MOST_EVENTS]
+                ],
+                "notes": [*p.reasons, *p.warnings],
+                "elasticity": [_short(v) for v in turned.elasticity[i].tolist()],
+                "ratio": [[_short(v) for v in of_knob] for of_knob in turned.ratio[i].tolist()],
+            }
+        )
+    unit = "tokens" if predictions[0].seq_len > 1 else "samples"
+    known = [name for name in _QUANTITIES if name in made[0] and not (name == "global_batch" and _same(made, name))]
+    looks = [PARTS.get(name, Look("#B39DDB", name.replace("_", " "))) for name in parts]
+    folded = any(p.layout.etp not in (None, p.layout.tp) for p in predictions)
+    varied = [i for i, name in enumerate(_SETTINGS) if len({row["settings"][i] for row in made}) > 1]
+    varied = [i for i in varied if folded or _SETTINGS[i] != "etp"]
+    return {
+        "rows": made,
+        "unit": unit,
+        "parts": [{"label": look.label, "colour": look.colour} for look in looks],
+        "categories": list(CATEGORIES),
+        "origins": origins,
+        "events": list(events),
+        "quantities": [
+            {"key": name, "label": head.format(unit), "unit": of, "better": better}
+            for name, (head, of, better) in _QUANTITIES.items()
+            if name in known
+        ],
+        "settings": [{"key": _SETTINGS[i], "at": i} for i in varied],
+    }
+
+
+def _quantities(p: Prediction, run: TrainingRun) -> dict[str, float]:
+    priced = {"usd": run.usd_per_million_tokens, "energy_j": run.energy_per_million_tokens_j}
+    return {name: _short(value) for name, value in priced.items() if value is not None} | {
+        "step_s": _short(p.step_time_s),
+        "lo_s": _short(p.step_time_lo_s),
+        "hi_s": _short(p.step_time_hi_s),
+        "tokens_per_s": _short(p.tokens_per_s_per_device * p.devices),
+        "tokens_per_s_per_device": _short(p.tokens_per_s_per_device),
+        "mfu": _short(p.mfu),
+        "bubble": _short(p.bubble_fraction),
+        "memory_bytes": _short(p.memory_needed_bytes),
+        "fits": _short(p.fits_probability),
+        "goodput": _short(run.goodput.fraction),
+        "devices": p.devices,
+        "global_batch": p.global_batch,
+    }
+
+
+def _sources(p: Prediction) -> list[list[Any]]:
+    """The largest sources of error, with their half-widths of a 90 % interval."""
+    largest = sorted(p.error_sources.items(), key=lambda item: -abs(item[1]))[:MOST_SOURCES]
+    return [[name, _short(GAUSS_90 * abs(sd))] for name, sd in largest if abs(sd) > 1e-4]
+
+
+def _setting(layout: Layout, name: str) -> Any:
+    return layout.tp if name == "etp" and layout.etp is None else getattr(layout, name)
+
+
+def _same(made: Sequence[dict[str, Any]], name: str) -> bool:
+    return len({row[name] for row in made}) == 1
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")

@@ -1,0 +1,100 @@
+"""What every layout takes on a machine whose rates, bandwidths and times are multiples of what they are."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel.planning.what_if import Scenario, Setting, model_in_scenario
+from perfmodel.prediction import StepProblem, derivatives_towards, evaluate
+from perfmodel.spec import Layout
+
+FACTORS: Final = (0.5, 2**-0.5, 2**0.5, 2.0)
+"""Multiples of a parameter at which step times are worked out."""
+CHECKED: Final = 16
+"""Layouts, the first, whose step times between the multiples are also worked out, to tell how far these carry."""
+_BETWEEN: Final = (0.6, 0.85, 1.2)
+_TOGETHER: Final = (0.7, 1.4)
+FELT: Final = 2e-3
+"""Relative change of the step below which a parameter is not felt."""
+_STEP: Final = 1e-3
+"""Relative change of a parameter in difference quotients of durations; learned prices are of single precision."""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A parameter of the machine that may be turned."""
+
+    label: str
+    settings: tuple[str, ...]
+    """Of a `Scenario`, all made the same multiple."""
+    is_rate: bool = True
+    """Whether more of it makes the step shorter."""
+
+    def scenario(self, factor: float) -> Scenario:
+        """The machine with a multiple of it."""
+        return Scenario(tuple(Setting(name, "times", factor) for name in self.settings))
+
+
+KNOBS: Final = {
+    "inter_node_bandwidth": Knob("bandwidth between nodes", ("inter_node_bandwidth",)),
+    "intra_node_bandwidth": Knob("bandwidth inside nodes", ("intra_node_bandwidth",)),
+    "compute_rate": Knob("computing rate", ("compute_rate",)),
+    "memory_bandwidth": Knob("memory bandwidth", ("memory_bandwidth",)),
+    "latency": Knob("network latency", ("intra_node_latency", "inter_node_latency"), False),
+    "host_op_s": Knob("host time per kernel", ("host_op_s",), False),
+    "kernel_gap_s": Knob("gap between kernels", ("kernel_gap_s",), False),
+}
+"""By name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Turned:
+    """Step times of layouts relative to the machine as it is, by parameter."""
+
+    knobs: tuple[str, ...]
+    """Of `KNOBS`: those that the machine has."""
+    elasticity: Float[np.ndarray, "layouts knobs"]
+    """d log(step time) / d log(parameter), through the timeline."""
+    ratio: Float[np.ndarray, "layouts knobs factors"]
+    """Step time at `FACTORS`, over that of the machine as it is."""
+    checks: tuple[tuple[dict[str, float], Float[np.ndarray, " checked"]], ...]
+    """Multiples of parameters, between `FACTORS` or together, and the ratios of the first layouts there."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for the page: of the parameters, and of the checks."""
+        return {
+            "factors": list(FACTORS),
+            "felt": FELT,
+            "knobs": [{"name": n, "label": KNOBS[n].label, "is_rate": KNOBS[n].is_rate} for n in self.knobs],
+            "checks": [{"at": at, "ratio": ratio.tolist()} for at, ratio in self.checks],
+        }
+
+
+def turned(problem: StepProblem, layouts: Sequence[Layout]) -> Turned:
+    """How the steps of some layouts of a problem follow the machine's parameters."""
+    base_s = evaluate(problem, layouts).step_time_s
+
+    def ratio(scenario: Scenario, count: int) -> np.ndarray:
+        return evaluate(model_in_scenario(problem, scenario), layouts[:count]).step_time_s / base_s[:count]
+
+    here = model_in_scenario(problem, Scenario())
+    nudged = {name: model_in_scenario(problem, knob.scenario(1 + _STEP)) for name, knob in KNOBS.items()}
+    knobs = tuple(name for name, moved in nudged.items() if moved != here)
+    by_knob = derivatives_towards(problem, layouts, [nudged[name] for name in knobs], _STEP)
+    ratios = [np.array([ratio(KNOBS[name].scenario(f), len(layouts)) for f in FACTORS]) for name in knobs]
+    felt = [name for name, of_knob in zip(knobs, ratios, strict=True) if np.abs(of_knob - 1).max() > FELT]
+    points = [{name: factor} for name in felt for factor in _BETWEEN]
+    points += [dict.fromkeys(felt, factor) for factor in _TOGETHER] if felt else []
+    return Turned(
+        knobs=knobs,
+        elasticity=by_knob.by_parameter / by_knob.step_s[:, None],
+        ratio=np.array(ratios).reshape(len(knobs), len(FACTORS), len(layouts)).transpose(2, 0, 1),
+        checks=tuple((at, ratio(_joint(at), CHECKED)) for at in points),
+    )
+
+
+def _joint(at: dict[str, float]) -> Scenario:
+    return Scenario(tuple(s for name, factor in at.items() for s in KNOBS[name].scenario(factor).settings))

@@ -1,0 +1,197 @@
+"""Phases of blocks on one device: what hides behind what, and how long a phase lasts.
+
+Arithmetic on arrays alone, NumPy's or JAX's: the same statement prices layouts and is differentiated.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from perfmodel.prediction._phases import N_PHASES, Phase
+
+_IN_BACKWARD: Final = np.arange(N_PHASES) == Phase.BACKWARD_INPUT
+
+
+class BlockEvents(NamedTuple):
+    """Events of a shard's blocks before they are timed: all that hiding and waiting depend on."""
+
+    counts: Float[Any, "blocks phases ops"]
+    kernel: Bool[Any, " ops"]
+    attention: Bool[Any, " ops"]
+    product: Bool[Any, " ops"]
+    overlappable: Bool[Any, " ops"]
+    """See `ShardBlocks`, as of the next one."""
+    beside_attention: Bool[Any, " ops"]
+    launches: Float[Any, "blocks phases"]
+    """Events launched by themselves."""
+    issued: Float[Any, "blocks phases"]
+    """Operators that the host issues."""
+    checks_s: Float[Any, "blocks phases"]
+    """Host time by which collectives are agreed on."""
+    late_s: Float[Any, " ops"]
+    """What a collective waits for the last of its ranks."""
+    lost: Float[Any, " ops"]
+    """See `lost_shares`."""
+    held: Float[Any, ""]
+    """Share of the device's multiprocessors that a collective holds (`held_share`)."""
+    ring_steps: Float[Any, ""]
+    """Parts that `tp_overlap` cuts collectives into that depend on the kernels beside them; 1 for none."""
+    lost_in_ring: Float[Any, ""]
+    """Share of what a collective hides that it costs all the same (`Framework.tp_overlap_loss`)."""
+    copies: Bool[Any, ""]
+    """Whether copy engines drive the ring steps, which slow no kernel."""
+
+
+@dataclass(frozen=True, eq=False)
+class PhaseTimes:
+    """What the phases of blocks consist of."""
+
+    events: BlockEvents
+    time_s: Float[Any, " ops"]
+    gap_s: Float[Any, "blocks phases"]
+    """Idle time between kernels, and launch-bound excess over the kernels' own time."""
+    exposed: Float[Any, "blocks phases ops"]
+    """Share of each event's time that is not hidden behind others (1 for kernels)."""
+    slowing: Float[Any, "blocks phases ops"]
+    """Share of each collective's time by which the kernels that hide it run longer (`_contention`)."""
+    waiting_s: Float[Any, "blocks phases"]
+    """What collectives wait for the slowest of their ranks."""
+
+    @cached_property
+    def event_s(self) -> Float[Any, "blocks phases ops"]:
+        """Exposed seconds of every event in every phase."""
+        return self.events.counts * self.time_s * self.exposed
+
+    @cached_property
+    def slowing_s(self) -> Float[Any, "blocks phases ops"]:
+        """By how much the collectives of every phase make the kernels that hide them run longer."""
+        return self.events.counts * self.time_s * self.slowing
+
+    @cached_property
+    def slowed_s(self) -> Float[Any, "blocks phases"]:
+        """By how much the kernels of every phase run longer beside the collectives that they hide."""
+        return self.slowing_s.sum(axis=2)
+
+    @cached_property
+    def phase_s(self) -> Float[Any, "blocks phases"]:
+        """Seconds of every phase of every block."""
+        return self.event_s.sum(axis=2) + self.slowed_s + self.waiting_s + self.gap_s
+
+    @cached_property
+    def collective_s(self) -> Float[Any, "blocks phases"]:
+        """Seconds of the collectives that show in every phase."""
+        return (self.event_s * ~self.events.kernel).sum(axis=2)
+
+    @cached_property
+    def pair_slowed_s(self) -> Float[Any, "blocks phases"]:
+        """By how much the kernels of a pair of passes run longer beside the collectives of the other."""
+        xp = self.event_s.__array_namespace__()
+        return self.events.held * xp.minimum(self.phase_s - self.collective_s, self.collective_s)
+
+    @cached_property
+    def overlapped_phase_s(self) -> Float[Any, "blocks phases"]:
+        """Seconds of every phase where the pass runs beside another: collectives hide behind compute, or
+        compute behind them (DeepSeek-V3, section 3.2.1; both passes of a pair taken to be alike)."""
+        xp = self.event_s.__array_namespace__()
+        return xp.maximum(self.phase_s - self.collective_s, self.collective_s) + self.pair_slowed_s
+
+
+def time_phases(
+    events: BlockEvents, time_s: Float[Any, " ops"], issue_s: Float[Any, ""], kernel_gap_s: Float[Any, ""]
+) -> PhaseTimes:
+    """The phases of blocks whose events take `time_s`.
+
+    A phase takes what its device is busy, kernels that are slowed and collectives that show, with the gaps between
+    them; or as long as the host needs to issue it, whichever is longer.
+
+    Args:
+        events: of the blocks.
+        time_s: of every event; its array namespace is that of the result.
+        issue_s: host time to issue an operator (`Framework.issue_s`).
+        kernel_gap_s: idle time after every kernel.
+    """
+    xp = time_s.__array_namespace__()
+    counts = events.counts
+    kernels_s = counts * time_s * events.kernel
+    gaps_s, issuing_s = events.launches * kernel_gap_s, events.issued * issue_s + events.checks_s
+    # beside the collectives of a phase: its own kernels; in backward also those of the weight gradients
+    weights_s = kernels_s[:, Phase.BACKWARD_WEIGHT]
+    beside_s = kernels_s + _IN_BACKWARD[:, None] * weights_s[:, None]
+    # weight gradients have no collectives of their own
+    idle_s = xp.maximum(gaps_s, issuing_s - kernels_s.sum(axis=2))[:, Phase.BACKWARD_WEIGHT]
+    free_s = beside_s.sum(axis=2) + _IN_BACKWARD * idle_s[:, None]
+    hidden = _hidden(events, time_s, beside_s, free_s)
+    lost = _over(beside_s @ events.lost, free_s)
+    synchronising = ~events.overlappable & ~events.beside_attention
+    slowing = xp.where(synchronising & events.copies, 0.0, hidden * lost[:, :, None])
+    exposed = 1 - hidden * (1 - events.lost_in_ring)
+    # together no more than not to hide it would cost
+    slowing = xp.minimum(slowing, 1 - exposed)
+    busy_s = (counts * time_s * (exposed + slowing)).sum(axis=2)
+    gap_s = xp.maximum(gaps_s, issuing_s - busy_s)
+    waiting_s = counts @ (events.late_s * synchronising)
+    return PhaseTimes(events, time_s, gap_s, exposed, slowing, waiting_s)
+
+
+def _hidden(
+    events: BlockEvents,
+    time_s: Float[Any, " ops"],
+    beside_s: Float[Any, "blocks phases ops"],
+    free_s: Float[Any, "blocks phases"],
+) -> Float[Any, "blocks phases ops"]:
+    """Share of each event's time, in every phase of every block, that hides behind the kernels beside it.
+
+    Context parallelism's collectives hide behind attention alone. An overlappable one is independent of the kernels of
+    its phase and hides as far as these last: hidden = min(1, compute / communication). For the others see
+    `_ring_shares`. No kernel hides two at once: each kind, in this order, hides behind what the ones before it leave,
+    so that longer kernels never make a phase shorter.
+
+    Args:
+        beside_s: of the kernels beside the collectives of a phase.
+        free_s: what those take together, with what the device waits for the host in weight gradients.
+    """
+    xp = time_s.__array_namespace__()
+    seconds = events.counts * time_s
+    hidden = xp.zeros_like(seconds)
+    attention_s = (beside_s * events.attention).sum(axis=2)
+    others = ~events.kernel & ~events.overlappable & ~events.beside_attention
+    for group, behind_s, most in (
+        (events.beside_attention, attention_s, 1.0), (events.overlappable, free_s, 1.0),
+        (others, free_s, _ring_shares(events, time_s, others)),
+    ):  # fmt: skip
+        comm_s = (seconds * group).sum(axis=2)
+        share = xp.minimum(most, _over(xp.minimum(behind_s, free_s), comm_s))
+        hidden = xp.where(group, share[:, :, None], hidden)
+        free_s = xp.maximum(free_s - share * comm_s, 0.0)
+    return hidden
+
+
+def _ring_shares(
+    events: BlockEvents, time_s: Float[Any, " ops"], others: Bool[Any, " ops"]
+) -> Float[Any, "blocks phases"]:
+    """Share of the collectives of every phase that hides under `tp_overlap`, where each is cut into n ring steps that
+    feed, or are fed by, slices of a product of its own, of which all but one can hide: (1 - 1/n) min(1, product /
+    collective).
+
+    Each of a phase's collectives has one product of the phase (Transformer Engine pytorch/module/base.py `add_ub`: a
+    buffer for every pair), the longest ones where there are more: what is long enough to hide the gather before a wide
+    product does nothing for the sum after a narrow one.
+    """
+    xp = time_s.__array_namespace__()
+    n = xp.ceil((events.counts * others).sum(axis=2))[:, :, None]
+    each_s = _over((events.counts * (time_s * others)).sum(axis=2)[:, :, None], n)
+    by_length = xp.argsort(-time_s * events.product)
+    ranked = xp.floor(events.counts * events.product)[:, :, by_length]
+    taken = xp.clip(n - (xp.cumsum(ranked, axis=2) - ranked), 0.0, ranked)
+    paired = xp.minimum(1.0, _over(time_s[by_length], each_s))
+    return (1 - 1 / events.ring_steps) * _over((taken * paired).sum(axis=2), n[:, :, 0])
+
+
+def _over(part: Any, whole: Any) -> Any:
+    """`part / whole`, 0 where there is no whole; with derivatives that are finite there too."""
+    xp = whole.__array_namespace__()
+    some = whole > 0
+    return xp.where(some, part / xp.where(some, whole, 1.0), 0.0)

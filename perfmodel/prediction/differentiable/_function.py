@@ -1,0 +1,204 @@
+"""The step time of a layout as a pure JAX function: programs, tables and parameters put together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from perfmodel import catalog
+from perfmodel.errors import LayoutError
+from perfmodel.ops import Collective
+from perfmodel.prediction._adjustment import factors_of
+from perfmodel.prediction._check import check_layout, layout_of
+from perfmodel.prediction._compose import Bundle, bundles, weighted_programs
+from perfmodel.prediction._price import step_factors
+from perfmodel.prediction._problem import StepProblem, step_problem_of
+from perfmodel.prediction._site import Site
+from perfmodel.prediction.differentiable._parameters import (
+    FACTOR,
+    Bounds,
+    StepParameters,
+    narrower,
+    nominal_machine,
+)
+from perfmodel.prediction.differentiable._prices import log_rates, prices
+from perfmodel.prediction.differentiable._program import Half, Program, half_priced
+from perfmodel.spec import Cluster, Layout, Model, Problem
+
+_WIDE = {"fp8": "bf16"}
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What is compiled: the programs of a step at each whole micro-batch around the layout's own."""
+
+    steps: tuple[tuple[Program, ...], ...]
+
+    def step_s(self, tables: Any, x: StepParameters) -> Float[Array, ""]:
+        """Seconds of the step."""
+        of_steps, nominal, log_sizes = tables
+        rates = jnp.log(jnp.stack(log_rates(x, nominal)))
+        factors = jnp.stack([*x.kernel_factor.values(), jnp.ones_like(rates[0])])
+        each = []
+        for programs, own in zip(self.steps, of_steps, strict=True):
+            spans, busy = jnp.zeros_like(rates[0]), 0.0
+            for program, table in zip(programs, own, strict=True):
+                durations = program.durations(table, x, rates, factors)
+                spans = spans + program.weight * program.makespan(durations)
+                busy = busy + program.weight * (table.rank_count @ durations)
+            # the difference of two streams may not be shorter than the busiest rank (`rank_busy_s`)
+            each.append(jnp.maximum(spans, jnp.max(busy)) if len(programs) > 1 else spans)
+        return _lagrange(jnp.log(x.micro_batch), log_sizes) @ jnp.stack(each)
+
+
+def _lagrange(at: Float[Array, ""], knots: Float[Array, " knots"]) -> Float[Array, " knots"]:
+    """Weights by which values at knots make the polynomial through them."""
+    n = knots.shape[0]
+    others = [np.delete(np.arange(n), i) for i in range(n)]
+    return jnp.stack([((at - knots[o]) / (knots[i] - knots[o])).prod() for i, o in enumerate(others)])
+
+
+@partial(jax.jit, static_argnums=0)
+def _step_s(form: _Form, tables: Any, x: StepParameters) -> Float[Array, ""]:
+    return form.step_s(tables, x)
+
+
+@dataclass(frozen=True, eq=False)
+class StepTimeFunction:
+    """Seconds of a layout's step as a function of `StepParameters`; pure, and traceable by JAX to any order.
+
+    At `nominal` it is `predict(...).step_time_s`: to 1e-12 of it in double precision (`jax.enable_x64`), to 1e-5 in
+    JAX's usual single one. So it is at whole layers that add up to the model's, at shares of recompute that are whole
+    layers, at whole micro-batches between the bounds, and with `fp8` 0 or 1; in between these are interpolated.
+    Derivatives by rates, latencies and host times are those of `predict`; far from `nominal` kernels and collectives
+    follow the laws of `perfmodel.prediction.differentiable._prices`.
+
+    Layouts whose programs are alike share one compilation.
+    """
+
+    nominal: StepParameters
+    """Values as they are: float64 arrays of the shapes that `StepParameters` tells."""
+    bounds: Bounds
+    layout: Layout
+    _form: _Form
+    _tables: tuple[Any, StepParameters, Float[np.ndarray, " knots"]]
+
+    def __call__(self, parameters: StepParameters) -> Float[Array, ""]:
+        """Seconds of the step."""
+        return _step_s(self._form, self._tables, parameters)
+
+
+def step_time_function(
+    model: Problem | Model | str,
+    cluster: Cluster | str | None = None,
+    layout: Layout | str = "",
+    *,
+    calibration: Path | str | None = None,
+    site: Site | None = None,
+    **words: Any,
+) -> StepTimeFunction:
+    """The step time of a layout as a function that JAX differentiates, vectorises and compiles.
+
+        step_time = step_time_function("gpt3-175b", "dgx-a100", "tp=8,pp=16,dp=8", global_batch=1536)
+        jax.grad(step_time)(step_time.nominal).link_bytes_per_s  # seconds per byte/s, by network level
+
+    Args:
+        model, cluster, layout, calibration, site, words: as in `perfmodel.predict`.
+
+    Raises:
+        UnknownNameError, LayoutError, PerfModelError: as `perfmodel.predict`.
+    """
+    problem = catalog.problem(model, cluster, **words)
+    laid_out, _ = layout_of(problem, layout)
+    return step_time_function_of(step_problem_of(problem, calibration, site), laid_out)
+
+
+def step_time_function_of(problem: StepProblem, layout: Layout) -> StepTimeFunction:
+    """`step_time_function` of a problem and a layout as they are."""
+    problems = _by_element_type(problem)
+    full = layout.recompute == "full"
+    base = layout.replace(recompute_full_layers=None, recompute="selective" if full else layout.recompute)
+    bundle = bundles(problem, [layout])[0]
+    layers, recomputed = (_layers(bundle, of) for of in (bundle.counts, bundle.full))
+    sizes = _micro_batches(problem, layout)
+    halves: list[list[Half]] = []
+    for size in sizes:
+        own = [bundles(p, [base.replace(micro_batch=size)])[0] for p in problems]
+        factor = prod(step_factors(problem, layout.replace(micro_batch=size)))
+        parts = zip(*(weighted_programs(b) for b in own), strict=True)
+        halves.append([half_priced(problems, [b for b, _ in part], part[0][1], layers, factor) for part in parts])
+    asked = [one for step in halves for half in step for of_type in half.asked for one in of_type]
+    families = sorted({factors_of(op)[1] for one in asked for op in one.ops if not isinstance(op, Collective)})
+    found = prices(asked, families)
+    tables = tuple(tuple(half.priced(found) for half in step) for step in halves)
+    share = np.where(layers > 0, (layers if full else recomputed) / np.maximum(layers, 1), 0.0)
+    nominal = StepParameters(
+        **nominal_machine(problem),
+        kernel_factor=dict.fromkeys(families, np.float64(1.0)),
+        layers=layers.astype(float),
+        micro_batch=np.float64(layout.micro_batch),
+        recompute=share,
+        offload=np.float64(layout.offload and problem.job.mode == "train"),
+        fp8=np.float64(problem.job.dtype == "fp8" and len(problems) > 1),
+    )
+    form = _Form(tuple(tuple(half.program for half in step) for step in halves))
+    bounds = _bounds(nominal, problem, sizes, len(problems) > 1)
+    return StepTimeFunction(nominal, bounds, layout, form, (tables, nominal, np.log(sizes)))
+
+
+def _by_element_type(problem: StepProblem) -> list[StepProblem]:
+    """The problem in 16 bits and in 8, where its device has both; else as it is."""
+    job, framework = problem.job, problem.framework
+    other = narrower(problem) or _WIDE.get(job.dtype)
+    if other is None or problem.job.frozen:
+        return [problem]
+    own, its = framework.job_defaults(job.dtype), framework.job_defaults(other)
+    moved = {name: value for name, value in its.items() if getattr(job, name) == own[name]}
+    there = replace(problem, job=replace(job, dtype=other, **moved))
+    return [there, problem] if job.dtype in _WIDE else [problem, there]
+
+
+def _layers(bundle: Bundle, counts: Float[np.ndarray, "stages segments blocks"]) -> Int[np.ndarray, " stages"]:
+    return (counts * bundle.composed[0].events.layers).sum(axis=(1, 2)).astype(int)
+
+
+def _micro_batches(problem: StepProblem, layout: Layout) -> list[int]:
+    """The layout's own, with the next smaller and larger that it could have."""
+    per_replica = problem.job.global_batch // layout.dp
+    smaller = range(layout.micro_batch - 1, 0, -1)
+    larger = range(layout.micro_batch + 1, min(per_replica, 8 * layout.micro_batch) + 1)
+    near = [next((size for size in some if _possible(problem, layout, size)), None) for some in (smaller, larger)]
+    return sorted(size for size in (*near, layout.micro_batch) if size is not None)
+
+
+def _possible(problem: StepProblem, layout: Layout, size: int) -> bool:
+    try:
+        check_layout(problem.model, problem.cluster, problem.job, layout.replace(micro_batch=size))
+    except LayoutError:
+        return False
+    return True
+
+
+def _bounds(nominal: StepParameters, problem: StepProblem, sizes: Sequence[int], in_8_bits: bool) -> Bounds:
+    """Rates, times and corrections within `FACTOR`; shares from 0 to 1 where they can move at all."""
+    low, high = (jax.tree.map(lambda x, by=by: x * by, nominal) for by in (1 / FACTOR, FACTOR))
+    zero = np.zeros_like(nominal.layers)
+    train, offloads = problem.job.mode == "train", nominal.offload > 0
+    total = nominal.layers.sum()
+    return Bounds(
+        low._replace(
+            layers=np.floor(nominal.layers / 2), micro_batch=np.float64(sizes[0]), recompute=zero,
+            offload=np.float64(0.0), fp8=np.float64(0.0),
+        ),
+        high._replace(
+            layers=np.minimum(2 * nominal.layers, total), micro_batch=np.float64(sizes[-1]),
+            recompute=zero + train, offload=np.float64(offloads), fp8=np.float64(in_8_bits),
+        ),
+    )  # fmt: skip

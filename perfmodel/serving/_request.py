@@ -1,0 +1,68 @@
+"""What is served: requests of one length, and the element types in which a server holds weights and cache."""
+
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+from perfmodel.errors import PerfModelError, UnknownNameError
+from perfmodel.units import DTYPE_BYTES, whole
+
+Batching = Literal["continuous", "static"]
+"""`continuous`: a request that ends makes room for the next, whose prompt is read between the steps of the others
+(Orca, OSDI 2022, section 3); `static`: all requests of a batch start and end together."""
+WEIGHT_BYTES: Final = {name: float(DTYPE_BYTES[name]) for name in ("fp32", "bf16", "fp16", "fp8", "int8")} | {
+    "fp4": 0.5 + 1 / 16, "int4": 0.5 + 2 / 128,
+}  # fmt: skip
+"""Bytes of a weight: 4-bit floats share a scale of 8 bits among 16 (NVFP4), 4-bit integers one of 16 bits among 128
+(AWQ, arXiv 2306.00978)."""
+CACHE_DTYPES: Final = ("fp32", "bf16", "fp16", "fp8", "int8")
+PAGE_TOKENS: Final = 16
+"""Tokens of a block of the paged cache, of which a sequence takes whole ones (vLLM, arXiv 2309.06180, section 4.1;
+`block_size`)."""
+PREFILL_TOKENS: Final = 8192
+"""Tokens of prompts that a step reads together at most (vLLM's `max_num_batched_tokens` and TensorRT-LLM's
+`max_num_tokens` by default): several short prompts, or a part of a longer one."""
+MEMORY_SHARE: Final = 0.9
+"""Share of a device's memory that a server takes (vLLM's `gpu_memory_utilization`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requests:
+    """Requests that all have as many tokens, and how they are served."""
+
+    prompt_tokens: int
+    output_tokens: int
+    batch: int
+    """In flight together, over all replicas."""
+    batching: Batching = "continuous"
+    dtype: str = "bf16"
+    """Of the layers' products."""
+    weight_dtype: str = ""
+    """In which the layers' weights lie in memory, from where they are widened to `dtype`; empty: `dtype` itself."""
+    kv_dtype: str = ""
+    """Of the cache; empty: that of stored activations."""
+
+    def __post_init__(self) -> None:
+        sizes = {name: getattr(self, name) for name in ("prompt_tokens", "output_tokens", "batch")}
+        whole("serve", sizes, most=10**7)
+        if self.batching not in get_args(Batching):
+            raise PerfModelError(f"serve: batching must be {' or '.join(get_args(Batching))}, got {self.batching!r}")
+        for what, name, known in (
+            ("weight dtype", self.weight_dtype, WEIGHT_BYTES), ("cache dtype", self.kv_dtype, CACHE_DTYPES),
+        ):  # fmt: skip
+            if name and name not in known:
+                raise UnknownNameError(what, name, known)
+        if self.dtype in WEIGHT_BYTES and self.weight_bytes > WEIGHT_BYTES[self.dtype]:
+            raise PerfModelError(
+                f"serve: weights in {self.weight_dtype} are wider than products in {self.dtype}; "
+                f"give a weight dtype no wider than {self.dtype}, or another dtype"
+            )
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of a weight of the layers."""
+        return WEIGHT_BYTES[self.weight_dtype or self.dtype]
+
+    @property
+    def tokens(self) -> int:
+        """Of a request at its end."""
+        return self.prompt_tokens + self.output_tokens

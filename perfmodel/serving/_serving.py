@@ -1,0 +1,297 @@
+"""One server: time to first token, time per token, throughput, and what fits."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from perfmodel import catalog
+from perfmodel.cost import CollectiveModel, KernelModel
+from perfmodel.cost.learn import weight_files
+from perfmodel.errors import LayoutError, PerfModelError
+from perfmodel.prediction import Site
+from perfmodel.serving._memory import ServingMemory, serving_memory
+from perfmodel.serving._request import Batching, Requests
+from perfmodel.serving._steps import PARTS, Cost, Server
+from perfmodel.spec import USUAL_DTYPES, Cluster, Framework, Layout, Model, Transformer
+from perfmodel.units import GIB, positive
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Latencies that users bear; None: any."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("time to first token", self.ttft_s), ("time per output token", self.tpot_s)):
+            if value is not None:
+                positive(f"serve: limit of the {name} in seconds", value)
+
+    def exceeded(self, serving: "Serving") -> str:
+        """Why a server does not do, with the remedy; empty if it does."""
+        if not serving.fits:
+            memory = serving.memory
+            return (
+                f"{serving.requests.batch} request(s) in flight need {memory.needed_bytes / GIB:.1f} GiB on a device, "
+                f"of {memory.available_bytes / GIB:.1f}; take more tp or pp, or narrower weights or cache"
+            )
+        for name, found_s, limit_s in (
+            ("time to first token", serving.ttft_s, self.ttft_s),
+            ("time per output token", serving.tpot_s, self.tpot_s),
+        ):
+            if limit_s is not None and found_s > limit_s:
+                return f"{name} is {found_s:.4g} s at batch {serving.requests.batch}, above the limit of {limit_s:g} s"
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """What a server does with requests of one length (`Requests`), with 90 % intervals."""
+
+    model: str
+    cluster: str
+    layout: Layout
+    requests: Requests
+    ttft_s: float
+    """Time to first token: of a prompt that waits for those before it (`continuous`), or is read with all others of its
+    batch (`static`)."""
+    ttft_interval_s: Interval
+    tpot_s: float
+    """Mean time per output token after the first, with the prompts of others that are read in between
+    (`continuous`)."""
+    tpot_interval_s: Interval
+    decode_step_s: float
+    """A step that generates a token of every request, halfway through their outputs."""
+    tokens_per_s: float
+    """Output tokens of all requests."""
+    tokens_per_s_interval: Interval
+    breakdown_s: dict[str, float]
+    """The decode step by what it goes to."""
+    memory: ServingMemory
+
+    @property
+    def devices(self) -> int:
+        return self.layout.devices
+
+    @property
+    def tokens_per_s_per_device(self) -> float:
+        return self.tokens_per_s / self.devices
+
+    @property
+    def tokens_per_s_per_user(self) -> float:
+        """1 / time per output token."""
+        return 1.0 / self.tpot_s
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.fits
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as `perfmodel serve --json` prints them."""
+        requests, memory = self.requests, self.memory
+        return {
+            "model": self.model,
+            "cluster": self.cluster,
+            "layout": str(self.layout),
+            "devices": self.devices,
+            "prompt_tokens": requests.prompt_tokens,
+            "output_tokens": requests.output_tokens,
+            "batch": requests.batch,
+            "batching": requests.batching,
+            "dtype": requests.dtype,
+            "weight_dtype": requests.weight_dtype or requests.dtype,
+            "kv_dtype": requests.kv_dtype or None,
+            "ttft_s": self.ttft_s,
+            "ttft_lo_s": self.ttft_interval_s[0],
+            "ttft_hi_s": self.ttft_interval_s[1],
+            "tpot_s": self.tpot_s,
+            "tpot_lo_s": self.tpot_interval_s[0],
+            "tpot_hi_s": self.tpot_interval_s[1],
+            "decode_step_s": self.decode_step_s,
+            "tokens_per_s": self.tokens_per_s,
+            "tokens_per_s_lo": self.tokens_per_s_interval[0],
+            "tokens_per_s_hi": self.tokens_per_s_interval[1],
+            "tokens_per_s_per_device": self.tokens_per_s_per_device,
+            "tokens_per_s_per_user": self.tokens_per_s_per_user,
+            "breakdown_s": self.breakdown_s,
+            "memory_bytes": {
+                "weights": memory.weights_bytes,
+                "cache": memory.cache_bytes,
+                "workspace": memory.workspace_bytes,
+                "available": memory.available_bytes,
+            },
+            "most_requests": memory.most_requests,
+            "fits": self.fits,
+        }
+
+
+def serve(
+    model: Model | str,
+    cluster: Cluster | str,
+    layout: Layout | str = "",
+    *,
+    prompt_tokens: int,
+    output_tokens: int,
+    batch: int | None = None,
+    batching: Batching = "continuous",
+    ttft_limit_s: float | None = None,
+    tpot_limit_s: float | None = None,
+    dtype: str | None = None,
+    weight_dtype: str = "",
+    kv_dtype: str = "",
+    calibration: Path | str | None = None,
+    framework: Framework | None = None,
+) -> Serving:
+    """Predict a server of a decoder-only transformer.
+
+        serve("llama3-70b", "dgx-h100", "tp=8", prompt_tokens=1024, output_tokens=256, batch=64, dtype="fp8")
+
+    Args:
+        model, cluster, layout, calibration: as `predict` takes them; tp, pp, dp, ep and etp of a layout count.
+        prompt_tokens, output_tokens: of every request.
+        batch: requests in flight over all replicas, a multiple of dp; if not given, the most that fit and hold the
+            limits.
+        batching: whether requests take one another's places, or start and end together.
+        ttft_limit_s, tpot_limit_s: longest time to first token, and per output token, that `batch` is chosen for.
+        dtype: of products; the first of bf16, fp16 and fp32 that the device has if not given.
+        weight_dtype: narrower type of the layers' weights in memory (fp8, int8, int4, fp4), widened as they are read.
+        kv_dtype: of the cache.
+        framework: whose kernel gaps, memory and time between steps (`step_overhead_s`) count; a generic server's if not
+            given.
+
+    Raises:
+        UnknownNameError: a name that no catalog has.
+        LayoutError: a layout that cannot serve the model.
+        PerfModelError: a model that generates nothing, sizes that are no whole numbers, or limits that no batch holds.
+    """
+    found = catalog.model(model) if isinstance(model, str) else model
+    on = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
+    laid_out = Layout.parse(layout or "tp=1") if isinstance(layout, str) else layout
+    requests = Requests(
+        prompt_tokens=prompt_tokens, output_tokens=output_tokens, batch=laid_out.dp if batch is None else batch,
+        batching=batching, dtype=dtype or default_dtype(on), weight_dtype=weight_dtype, kv_dtype=kv_dtype,
+    )  # fmt: skip
+    server = server_of(found, on, laid_out, requests, calibration, framework)
+    limits = Limits(ttft_s=ttft_limit_s, tpot_s=tpot_limit_s)
+    return served(server) if batch is not None else largest(server, limits)
+
+
+def default_dtype(cluster: Cluster) -> str:
+    """The first of the usual element types that the cluster's device has."""
+    return next((name for name in USUAL_DTYPES if name in cluster.device.dtypes), USUAL_DTYPES[0])
+
+
+def server_of(
+    model: Model, cluster: Cluster, layout: Layout, requests: Requests, calibration: Path | str | None = None,
+    framework: Framework | None = None,
+) -> Server:  # fmt: skip
+    """The server, checked; see `serve`."""
+    if not isinstance(model, Transformer) or model.decoder_layers or not model.causal:
+        raise PerfModelError(f"serve: {model.name} generates no text; give a decoder-only transformer")
+    longest = max(model.seq_len, model.longest_seq_len)
+    if model.positions == "learned" and requests.tokens > longest:
+        raise PerfModelError(
+            f"serve: prompt and output are {requests.tokens:,} tokens; {model.name} has positions for {longest:,}"
+        )
+    used = {name: getattr(layout, name) for name in ("tp", "pp", "dp", "ep", "etp", "order", "partition")}
+    if layout != Layout(**used):
+        raise LayoutError(f"serve: servers are laid out by tp, pp, dp, ep and etp; leave the rest out of {layout}")
+    if requests.batch % layout.dp:
+        nearest = max(1, round(requests.batch / layout.dp)) * layout.dp
+        raise LayoutError(
+            f"serve: batch {requests.batch} is not a multiple of dp={layout.dp}; the nearest is {nearest}"
+        )
+    if layout.pp > model.layers:
+        raise LayoutError(f"{model.name} has {model.layers} layers; {layout.pp} pipeline stages are too many")
+    cluster.require(layout.devices, f"layout {layout}")
+    cluster.device.require(requests.dtype)
+    weights = weight_files(Path(calibration) if isinstance(calibration, str) else calibration)
+    return Server(
+        model=model, cluster=cluster, layout=layout, requests=requests, framework=framework or Framework(),
+        kernels=KernelModel.of(weights), collectives=CollectiveModel.of(weights),
+    )  # fmt: skip
+
+
+def served(server: Server) -> Serving:
+    """The prediction of a server."""
+    requests, site = server.requests, Site()
+    sequences, more = server.sequences, requests.output_tokens - 1
+    decode = server.decode(sequences, requests.prompt_tokens + -(-requests.output_tokens // 2))
+    if requests.batching == "static":
+        ttft = server.prefill(sequences)
+        between = decode * 0.0
+    else:
+        alone, others = server.prefill(1), server.others()
+        whole_s = (alone + decode * more + others).total_s
+        waited = _waiting_share(others.total_s, whole_s, sequences)
+        ttft, between = alone + others * waited, others * (1.0 - waited)
+    whole = ttft + decode * more + between
+    tpot = (decode * more + between) * (1.0 / more) if more else decode
+    tokens_per_s = requests.batch * requests.output_tokens / whole.total_s
+    low, high = whole.interval(site)
+    return Serving(
+        model=server.model.name,
+        cluster=server.cluster.name,
+        layout=server.layout,
+        requests=requests,
+        ttft_s=ttft.total_s,
+        ttft_interval_s=_ends(ttft, site),
+        tpot_s=tpot.total_s,
+        tpot_interval_s=_ends(tpot, site),
+        decode_step_s=decode.total_s,
+        tokens_per_s=tokens_per_s,
+        tokens_per_s_interval=(tokens_per_s / high, tokens_per_s / low),
+        breakdown_s=dict(zip(PARTS, decode.parts_s.tolist(), strict=True)),
+        memory=serving_memory(server),
+    )
+
+
+def _waiting_share(others_s: float, whole_s: float, sequences: int) -> float:
+    """Share of the prompts of the others that a request waits for before its own is read; the rest are read between its
+    tokens.
+
+    Prompts queue for a server that reads one at a time in S seconds and is busy for a share r of the time: on average
+    r S / (2 (1 - r)), Pollaczek and Khinchine's formula for a constant service time (Kleinrock, Queueing Systems I,
+    1975, section 5.6), and never for more than all others.
+    """
+    if sequences == 1:
+        return 0.0
+    busy = others_s / whole_s
+    each_s = others_s / (sequences - 1)
+    return min(1.0, busy * each_s / (2.0 * (1.0 - busy)) / others_s) if busy < 1.0 else 1.0
+
+
+def _ends(cost: Cost, site: Site) -> Interval:
+    low, high = cost.interval(site)
+    return cost.total_s * low, cost.total_s * high
+
+
+def largest(server: Server, limits: Limits) -> Serving:
+    """The server with as many requests in flight as fit and hold the limits: all that fit, or by bisection, as more
+    take longer.
+
+    Raises:
+        PerfModelError: not even one request a replica does; says by how much.
+    """
+    step = server.layout.dp
+    one = _at(server, step)
+    if reason := limits.exceeded(one):
+        raise PerfModelError(f"serve: {server.model.name} on {server.layout}: {reason}")
+    low, high = 1, max(1, one.memory.most_requests // step)
+    best, tried = one, high
+    while low < high:
+        found = _at(server, tried * step)
+        if limits.exceeded(found):
+            high = tried - 1
+        else:
+            low, best = tried, found
+        tried = (low + high + 1) // 2
+    return best
+
+
+def _at(server: Server, batch: int) -> Serving:
+    """The same server with another number of requests in flight."""
+    return served(replace(server, requests=replace(server.requests, batch=batch)))

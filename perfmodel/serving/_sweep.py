@@ -1,0 +1,135 @@
+"""Many servers of one model: what users and devices get, and the layouts and batches that nothing beats in both."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfmodel import catalog
+from perfmodel.errors import LayoutError, PerfModelError
+from perfmodel.serving._request import Requests
+from perfmodel.serving._serving import Limits, Serving, default_dtype, largest, served, server_of
+from perfmodel.spec import Cluster, Framework, Layout, Model, Transformer
+from perfmodel.units import whole
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class ServingSweep:
+    """Servers that fit and hold the limits."""
+
+    servings: tuple[Serving, ...]
+    rejected: dict[str, str]
+    """Layouts without any, each with why."""
+
+    @property
+    def pareto(self) -> tuple[Serving, ...]:
+        """Servers that no other beats both in tokens per second and user, and per second and device; fastest for users
+        first."""
+        front: list[Serving] = []
+        for one in sorted(self.servings, key=lambda s: (-s.tokens_per_s_per_user, -s.tokens_per_s_per_device)):
+            if not front or one.tokens_per_s_per_device > front[-1].tokens_per_s_per_device:
+                front.append(one)
+        return tuple(front)
+
+    @property
+    def best(self) -> Serving:
+        """The most tokens per second and device."""
+        return self.pareto[-1]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as `perfmodel serve --sweep --json` prints them."""
+        return {
+            "evaluated": len(self.servings),
+            "pareto": [one.to_dict() for one in self.pareto],
+            "rejected": self.rejected,
+        }
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row per server."""
+        import pandas as pd
+
+        return pd.DataFrame([one.to_dict() for one in self.servings])
+
+
+def serve_sweep(
+    model: Model | str,
+    cluster: Cluster | str,
+    *,
+    devices: int | None = None,
+    prompt_tokens: int,
+    output_tokens: int,
+    layouts: Sequence[Layout | str] | None = None,
+    ttft_limit_s: float | None = None,
+    tpot_limit_s: float | None = None,
+    dtype: str | None = None,
+    calibration: Path | str | None = None,
+    framework: Framework | None = None,
+    **others: Any,
+) -> ServingSweep:
+    """Servers on so many devices, or of some layouts: of each the powers of two of requests in flight, and the most
+    that fit and hold the limits.
+
+    Args:
+        layouts: those tried; if not given, all of tp, pp and dp on `devices`, with experts over tp or dp as well.
+        others: `batching`, `weight_dtype`, `kv_dtype`, as `serve` takes them, like everything else.
+
+    Raises:
+        PerfModelError: as `serve`, or if no layout does.
+    """
+    found = catalog.model(model) if isinstance(model, str) else model
+    on = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
+    limits = Limits(ttft_s=ttft_limit_s, tpot_s=tpot_limit_s)
+    words = {
+        "prompt_tokens": prompt_tokens,
+        "output_tokens": output_tokens,
+        "dtype": dtype or default_dtype(on),
+    } | others
+    if layouts is None:
+        whole("serve", {"devices": devices})
+        on.require(int(devices or 0), "the sweep")
+        layouts = _layouts(found, on, int(devices or 0))
+    tried = [Layout.parse(one) if isinstance(one, str) else one for one in layouts]
+    servings: list[Serving] = []
+    rejected: dict[str, str] = {}
+    for layout in tried:
+        server = server_of(found, on, layout, Requests(batch=layout.dp, **words), calibration, framework)
+        try:
+            most = largest(server, limits)
+        except PerfModelError as error:
+            rejected[str(layout)] = str(error)
+            continue
+        batches = {layout.dp << i for i in range((most.requests.batch // layout.dp).bit_length())}
+        for batch in sorted(batches - {most.requests.batch}):
+            servings.append(served(replace(server, requests=replace(server.requests, batch=batch))))
+        servings.append(most)
+    if not servings:
+        raise PerfModelError(f"serve: no layout does; {next(iter(rejected.values()), 'none divides the model')}")
+    return ServingSweep(tuple(servings), rejected)
+
+
+def _layouts(model: Model, cluster: Cluster, devices: int) -> list[Layout]:
+    """All divisions of the devices by tp (inside a node), pp and dp; experts sharded as the rest is, spread over the
+    ranks of tp, or over those of dp."""
+    experts = isinstance(model, Transformer) and model.experts
+    found = []
+    for tp in (n for n in range(1, min(devices, cluster.devices_per_node) + 1) if devices % n == 0):
+        for pp in (n for n in range(1, devices // tp + 1) if devices // tp % n == 0):
+            dp = devices // tp // pp
+            found.append(Layout(tp=tp, pp=pp, dp=dp))
+            if experts and dp == 1 < tp:
+                found.append(Layout(tp=tp, pp=pp, ep=tp, etp=1))
+            if experts and tp == 1 < dp:
+                found.append(Layout(pp=pp, dp=dp, ep=dp))
+    return [layout for layout in found if _divides(model, cluster, layout)]
+
+
+def _divides(model: Model, cluster: Cluster, layout: Layout) -> bool:
+    try:
+        request = Requests(prompt_tokens=1, output_tokens=1, batch=layout.dp, dtype=default_dtype(cluster))
+        server_of(model, cluster, layout, request).step(1, 0, 1)
+    except LayoutError:
+        return False
+    return True

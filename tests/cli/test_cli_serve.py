@@ -1,0 +1,63 @@
+"""`perfmodel serve`."""
+
+import json
+
+import pytest
+
+from perfmodel.cli import main
+
+SERVE = ["serve", "--model", "llama3-8b", "--cluster", "dgx-h100", "--prompt-tokens", "512", "--output-tokens", "64"]
+
+
+def test_json_of_a_server(capsys: pytest.CaptureFixture[str]):
+    assert main([*SERVE, "--layout", "tp=2", "--batch", "16", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["devices"] == 2
+    assert report["batch"] == 16
+    assert report["ttft_lo_s"] < report["ttft_s"] < report["ttft_hi_s"]
+    assert report["tokens_per_s_per_device"] == pytest.approx(report["tokens_per_s"] / 2)
+    assert report["fits"] is True
+
+
+def test_text_fits_a_narrow_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*SERVE, "--tpot-limit", "10ms"]) == 0
+    assert main([*SERVE, "--sweep", "--devices", "2", "--tpot-limit", "0.02"]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert "time per output token" in text
+    assert "tp=2,pp=1,dp=1" in text
+
+
+def test_sweep_as_json(capsys: pytest.CaptureFixture[str]):
+    assert main([*SERVE, "--sweep", "--layout", "tp=1", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    per_user = [one["tokens_per_s_per_user"] for one in report["pareto"]]
+    assert per_user == sorted(per_user, reverse=True)
+    assert report["evaluated"] >= len(report["pareto"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--sweep"], "--sweep needs --devices"),
+        (["--sweep", "--devices", "2", "--batch", "4"], "leave out --batch"),
+        (["--sweep", "--devices", "0"], "devices=0"),
+        (["--devices", "2"], "--devices is what --sweep divides"),
+        (["--layout", "tp=3"], "not divisible by tp=3"),
+        (["--tpot-limit", "0"], "above zero"),
+        (["--model", "no-such"], "unknown model"),
+    ],
+)
+def test_bad_input_is_one_line(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]):
+    assert main([*SERVE, *flags]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("flags", [["--ttft-limit", "soon"], ["--batching", "orca"], ["--batch", "many"]])
+def test_flags_that_do_not_parse(flags: list[str], capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit, match="2"):
+        main([*SERVE, *flags])
+    assert len(capsys.readouterr().err.splitlines()) == 1

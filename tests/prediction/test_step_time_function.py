@@ -1,0 +1,199 @@
+"""The differentiable step time against the public prediction: value, derivatives, whole choices, compilation."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import perfmodel as pm
+from perfmodel.errors import PerfModelError
+from perfmodel.prediction import Adjustment, layout_of, step_problem_of, step_times_s
+from perfmodel.prediction.differentiable import _function, step_time_function_of
+from perfmodel.timeline import double_precision
+
+_H = 1e-3
+MODELS = {
+    "gpt2-345m": ("dgx-a100", 2048),
+    "gpt3-6.7b": ("dgx-a100", 2048),
+    "llama3-8b": ("dgx-h100", 2048),
+    "mixtral-8x7b": ("dgx-h100", 2048),
+    "gpt-oss-20b": ("dgx-h100", 2048),
+}
+SCHEDULES = ("gpipe", "1f1b", "interleaved,vpp=2", "zb-h1", "zb-v", "chimera", "dualpipe", "pipedream")
+
+
+def predicted_s(problem, layout):
+    return float(step_times_s(problem, [layout])[0])
+
+
+def moves(problem, families):
+    """By parameter, the problem with it `by` times as large, and where its derivative is in `StepParameters`."""
+    cluster, device, framework = problem.cluster, problem.cluster.device, problem.framework
+
+    def on(**changes):
+        return replace(problem, cluster=replace(cluster, **changes))
+
+    def level(i, name, by):
+        moved = replace(cluster.levels[i], **{name: getattr(cluster.levels[i], name) * by})
+        return on(levels=(*cluster.levels[:i], moved, *cluster.levels[i + 1 :]))
+
+    def peak(name, by):
+        return on(device=replace(device, peak=replace(device.peak, **{name: getattr(device.peak, name) * by})))
+
+    memory_s = device.memory_bandwidth_bytes_per_s
+    adjustment = problem.adjustment or Adjustment(device=device.name, values=())
+    found = {
+        "memory": (
+            lambda by: on(device=replace(device, memory_bandwidth_bytes_per_s=memory_s * by)),
+            lambda g: g.memory_bytes_per_s,
+        )
+    }
+    for name in ("bf16", "fp32"):
+        found[name] = lambda by, n=name: peak(n, by), lambda g, n=name: g.compute_flops_per_s[n]
+    for i in range(2):
+        found[f"bandwidth {i}"] = (
+            lambda by, i=i: level(i, "bandwidth_bytes_per_s", by),
+            lambda g, i=i: g.link_bytes_per_s[i],
+        )
+        found[f"latency {i}"] = lambda by, i=i: level(i, "latency_s", by), lambda g, i=i: g.link_latency_s[i]
+    for name in ("host_op_s", "kernel_gap_s"):
+        found[name] = (
+            lambda by, n=name: replace(problem, framework=replace(framework, **{n: getattr(framework, n) * by})),
+            lambda g, n=name: getattr(g, n),
+        )
+    for name in families:
+        found[f"{name} kernels"] = (
+            lambda by, n=name: problem.adjusted(adjustment.moved(n, float(np.log(by)))),
+            lambda g, n=name: g.kernel_factor[n],
+        )
+    return found
+
+
+def compare(model, text, global_batch=22, **words):
+    """Of 11 micro-batches a replica: no other size divides them, so that one program is compiled and not three."""
+    cluster, seq_len = MODELS[model]
+    problem = pm.problem(model, cluster, global_batch=global_batch, seq_len=seq_len, **words)
+    step, layout = step_problem_of(problem), layout_of(problem, text)[0]
+    function = step_time_function_of(step, layout)
+    nominal = function.nominal
+    with double_precision():
+        value, gradient = jax.tree.map(np.asarray, jax.value_and_grad(function)(nominal))
+    expected_s = predicted_s(step, layout)
+    assert float(value) == pytest.approx(expected_s, rel=1e-12)
+    parameters = moves(step, nominal.kernel_factor)
+    assert len(parameters) >= 12
+    for name, (moved, of) in parameters.items():
+        up_s, down_s = (predicted_s(moved(by), layout) for by in (np.exp(_H), np.exp(-_H)))
+        elasticity = float(of(gradient)) * float(of(nominal)) / expected_s
+        assert elasticity == pytest.approx((up_s - down_s) / (2 * _H) / expected_s, abs=2e-4), name
+
+
+def test_gradient_is_that_of_the_prediction():
+    compare("gpt2-345m", "tp=2,pp=2,dp=2,zero=1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("model", MODELS)
+def test_gradient_is_that_of_the_prediction_everywhere(model, schedule):
+    compare(model, f"pp=4,dp=2,tp=2,sequence_parallel=true,schedule={schedule}")
+
+
+@pytest.mark.parametrize(("model", "more_layers", "dtypes"), [
+    ("gpt2-345m", ",partition=9-15", ("bf16",)),
+    pytest.param("llama3-8b", ",partition=14-18", ("bf16", "fp8"), marks=pytest.mark.slow),
+])  # fmt: skip
+def test_whole_choices_are_those_of_the_prediction(model, more_layers, dtypes):
+    cluster, _ = MODELS[model]
+    job = {"global_batch": 16, "seq_len": 1024}
+    text = "tp=2,pp=2,dp=2"
+    function = pm.step_time_function(model, cluster, text, **job)
+    half = int(function.nominal.layers[0])
+    whole = {
+        "": {},
+        more_layers: {"layers": np.array(more_layers.partition("=")[2].split("-"), float)},
+        ",recompute_full_layers=4-0": {"recompute": np.array([4 / half, 0.0])},
+        ",recompute=full": {"recompute": np.ones(2)},
+        ",micro_batch=2": {"micro_batch": 2.0},
+    }
+    for more, changed in whole.items():
+        for dtype in dtypes:
+            expected_s = pm.predict(model, cluster, text + more, dtype=dtype, **job).step_time_s
+            with double_precision():
+                found_s = float(function(function.nominal._replace(**changed, fp8=float(dtype == "fp8"))))
+            assert found_s == pytest.approx(expected_s, rel=1e-9), (more, dtype)
+    inside = function.bounds
+    assert (inside.low.micro_batch, inside.high.micro_batch) == (1, 2)
+    assert inside.high.offload == 0
+    assert jax.tree.all(jax.tree.map(lambda a, x, b: (a <= x).all() and (x <= b).all(), inside.low, function.nominal,
+                                     inside.high))  # fmt: skip
+
+
+def test_transforms_and_one_compilation():
+    job = {"global_batch": 22, "seq_len": 1024}
+    function = pm.step_time_function("gpt2-345m", "dgx-a100", "tp=2,pp=2,dp=2", **job)
+    value_s = float(function(function.nominal))
+    predicted = pm.predict("gpt2-345m", "dgx-a100", "tp=2,pp=2,dp=2", **job)
+    assert value_s == pytest.approx(predicted.step_time_s, rel=1e-5)  # in single precision
+    before = _function._step_s._cache_size()
+    assert float(function(function.nominal._replace(kernel_gap_s=np.float64(0.0)))) < value_s
+    # the same programs on another cluster, for longer sequences
+    slower = replace(pm.cluster("dgx-a100"), levels=pm.cluster("v100-100g").levels)
+    for other in (
+        pm.step_time_function("gpt2-345m", "dgx-a100", "tp=2,pp=2,dp=2", global_batch=22, seq_len=512),
+        pm.step_time_function("gpt2-345m", slower, "tp=2,pp=2,dp=2", **job),
+    ):
+        assert float(other(other.nominal)) != value_s
+    assert _function._step_s._cache_size() == before
+
+    x = function.nominal
+    many = jax.tree.map(lambda v: np.stack([v, v]), x)
+    np.testing.assert_allclose(jax.vmap(function)(many), value_s, rtol=1e-6)
+
+    def in_rates(log):
+        rates = x.link_bytes_per_s * jnp.exp(log[:2])
+        return function(x._replace(link_bytes_per_s=rates, memory_bytes_per_s=x.memory_bytes_per_s * jnp.exp(log[2])))
+
+    hessian = jax.hessian(in_rates)(jnp.zeros(3))
+    assert np.isfinite(hessian).all()
+    assert hessian[0, 0] > 0  # volume / bandwidth is convex
+    np.testing.assert_allclose(hessian, hessian.T, rtol=1e-3, atol=1e-6)
+
+
+def test_optax_deals_layers_to_a_stage_with_a_head():
+    function = pm.step_time_function("gpt2-345m", "dgx-a100", "pp=2,dp=2", global_batch=22, seq_len=512)
+    x = function.nominal
+    optimizer = optax.adam(0.1)
+
+    @jax.jit
+    def step(shift, state):
+        def loss(shift):
+            return function(x._replace(layers=x.layers + shift * np.array([1.0, -1.0])))
+
+        value, gradient = jax.value_and_grad(loss)(shift)
+        update, state = optimizer.update(gradient, state)
+        return shift + update, state, value
+
+    shift = jnp.zeros(())
+    state = optimizer.init(shift)
+    for _ in range(60):
+        shift, state, value = step(shift, state)
+    whole = {n: pm.predict("gpt2-345m", "dgx-a100", f"pp=2,dp=2,partition={n}-{24 - n}", global_batch=22, seq_len=512)
+             .step_time_s for n in range(11, 16)}  # fmt: skip
+    assert float(value) < min(whole.values())
+    assert abs(12 + float(shift) - min(whole, key=whole.__getitem__)) < 1
+
+
+@pytest.mark.parametrize("make", [
+    lambda x: pm.predict("gpt2-345m", "dgx-a100", "dp=8", global_batch=8 * x),
+    lambda x: pm.predict("gpt2-345m", "dgx-a100", pm.Layout(micro_batch=x), global_batch=8),
+    lambda x: replace(pm.device("A100-SXM4-80GB"), memory_bandwidth_bytes_per_s=x),
+    lambda x: replace(pm.cluster("dgx-a100").levels[0], latency_s=x),
+])  # fmt: skip
+def test_what_is_traced_is_told_where_to_go(make):
+    with pytest.raises(PerfModelError, match=r"traced by JAX.*step_time_function") as error:
+        jax.jit(make)(1.0)
+    assert "\n" not in str(error.value)

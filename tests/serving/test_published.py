@@ -1,0 +1,15 @@
+"""Published servers stay as well predicted as validate/serving.md says."""
+
+from serving import compared
+
+
+def test_published_servers():
+    table = compared(every=7)
+    error = table["error"].abs()
+    assert len(table) == 16
+    assert error.median() < 0.1
+    assert error.mean() < 0.13
+    assert table["inside"].mean() > 0.8
+    # kernels of today, H200 among them, which no kernel table holds
+    recent = table["source"].str.contains("perf-overview")
+    assert error[recent].mean() < 0.075

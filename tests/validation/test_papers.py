@@ -1,0 +1,94 @@
+"""The papers' pages: published figures typed in, and laws that must hold."""
+
+import numpy as np
+import pytest
+from studies import chimera, distsim, timeprest
+from studies.chimera_figures import RATES, pipelines_table, scaling_table, synchronisation_table
+
+from perfmodel import catalog
+from perfmodel.cost import CollectiveModel
+from perfmodel.errors import LayoutError
+from perfmodel.ops import Collective
+from perfmodel.prediction import chimera_closed_form, evaluate, step_problem
+from perfmodel.spec import Job, Layout
+
+
+def test_distsim_finds_the_papers_best_and_worst():
+    """DistSim, arXiv 2306.08423, section 6: 2D x 8P is best, 16M worst, of 15 strategies."""
+    table, ours = distsim.distsim_table()
+    assert len(table) == 15
+    assert (ours["best"], ours["worst"]) == (distsim.PAPER["best"], distsim.PAPER["worst"]) == ("1M8P2D", "16M1P1D")
+    assert 5 < ours["best/worst"] < 12
+
+
+def test_throughput_over_batches_is_the_pipelines():
+    """DistSim, figure 11, and Megatron-LM, figure 17: m p / (m + p - 1) of one micro-batch a sequence."""
+    table = distsim.batch_table()
+    np.testing.assert_allclose(table["none / batch 1"], table["pipeline"], rtol=0.01)
+    assert 0.2 < distsim.recompute_figures(table)[0] <= distsim.RECOMPUTE_COST
+
+
+@pytest.mark.parametrize("study", chimera.STUDIES, ids=lambda study: study.model)
+def test_schemes_come_in_the_papers_order_on_the_networks_own_rate(study):
+    """Figures 14 and 15, section 4.2.3: Chimera is fastest of all at the largest scale."""
+    table = scaling_table(study).set_index("messages").loc["network"]
+    last = table[table["nodes"] == study.scales[-1]].iloc[0]
+    speedups = [last[f"over {scheme}"] for scheme in ("pipedream-2bw", "1f1b", "gems")]
+    assert (np.diff([1.0, *speedups]) > 0).all()
+    for scheme, share in study.throughput.items():
+        assert last[f"over {scheme}"] == pytest.approx(1 / share, rel=0.3)
+
+
+def test_gloos_rate_is_that_of_the_run_it_is_from():
+    """pytorch/gloo issue 248: 20 MB of two hosts at 1.073 GB/s."""
+    op = Collective(collective="all_reduce", bytes=20e6, num_ranks=2, ranks_per_node=1, dtype="fp32")
+    (seconds,) = CollectiveModel.load().times(catalog.cluster("piz-daint-gloo"), [op]).time_s
+    assert 20e6 / seconds == pytest.approx(1.073e9, rel=0.03)
+
+
+def test_two_pipelines_are_best_but_at_depth_32():
+    """Figure 19, section 4.4, where messages go by gloo."""
+    table = pipelines_table().set_index(["messages", "p"]).loc["gloo"]
+    assert table.idxmax(axis=1).to_dict() == {32: "4 pipelines", 16: "2 pipelines", 8: "2 pipelines"}
+
+
+def test_starting_reductions_early_costs_nothing_without_a_cost_of_progress():
+    table = synchronisation_table(nodes=(16,), losses=(0.0, 0.3))
+    free, costly = (table[table["loss"] == loss].iloc[0] for loss in (0.0, 0.3))
+    for name in RATES:
+        assert free[f"{name}, over eager"] <= 1 + 1e-6
+        assert costly[f"{name}, over eager"] >= free[f"{name}, over eager"] - 1e-6
+        assert free[f"{name}, over end"] >= 1 - 1e-6
+
+
+def test_gpt2_takes_deep_pipelines_without_recompute_where_memory_is_short():
+    """Figures 13 and 15: depth 32 for Chimera, recompute at depth 16 for PipeDream-2BW."""
+    study, short = chimera.STUDIES[1], chimera.Conditions().with_margin(0.25)
+    for scheme in ("chimera", "pipedream-2bw", "gems"):
+        assert chimera.choices_of(chimera.chimera_search(study, scheme, short))[0] == study.best[scheme]
+
+
+def test_loading_weights_by_name_takes_the_square_of_their_number():
+    pytest.importorskip("torch")
+    assert 0.2 < chimera.name_load_s() / chimera.NAME_LOAD_S < 20
+
+
+def test_closed_form_of_equal_stages():
+    """Section 3.4: n_f and n_b of four stages, and no difference between mean and longest."""
+    layout = Layout(pp=4, dp=1, micro_batch=256, schedule="chimera")
+    job = Job(global_batch=1024, seq_len=1, dtype="fp16")
+    problem = step_problem(catalog.model("mlp-17b"), catalog.cluster("dgx-2"), job)
+    forms = chimera_closed_form(problem, layout)
+    assert forms["mean"].step_s == pytest.approx(forms["longest"].step_s, rel=1e-6)
+    assert (forms["mean"].forwards, forms["mean"].backwards) == (4, 6)
+    assert forms["mean"].compute_s < evaluate(problem, [layout]).step_time_s[0]  # updates of weights are none of it
+    with pytest.raises(LayoutError, match="closed form is for"):
+        chimera_closed_form(problem, layout.replace(schedule="1f1b"))
+
+
+def test_no_setting_has_both_memory_and_speed_of_timeprest():
+    """TiMePReSt, section 5: the last stage of PipeDream has neither a version nor a mini-batch to save."""
+    summary = timeprest.summary_table(timeprest.settings_table())
+    assert summary["all"].sum() == 0
+    assert summary["stage 0 as paper"].sum() > 0
+    assert summary["stage 1 saves, most"].max() < timeprest.PAPER[1] - timeprest.WITHIN

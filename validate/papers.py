@@ -1,0 +1,33 @@
+"""The tables of papers beside ours: writes validate/papers/SYSTEM.md and pictures, which pages of docs/systems show.
+
+python validate/papers.py [SYSTEM ...]
+"""
+
+import argparse
+from pathlib import Path
+
+from studies.paper_chimera import chimera_page
+from studies.paper_distsim import distsim_page
+from studies.paper_timeprest import timeprest_page
+
+from perfmodel.ingest.tables import write_text
+
+OUT = Path(__file__).parent / "papers"
+PAGES = {"chimera": chimera_page, "distsim": distsim_page, "timeprest": timeprest_page}
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("systems", nargs="*", metavar="SYSTEM", help=", ".join(PAGES))
+    given = arguments.parse_args()
+    if unknown := set(given.systems) - set(PAGES):
+        arguments.error(f"no system {', '.join(sorted(unknown))}; known: {', '.join(PAGES)}")
+    OUT.mkdir(exist_ok=True)
+    for name in given.systems or PAGES:
+        text = PAGES[name](OUT)
+        write_text(OUT / f"{name}.md", f"<!-- written by `python validate/papers.py {name}` -->\n\n{text}")
+        print(text)
+
+
+if __name__ == "__main__":
+    main()

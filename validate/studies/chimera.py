@@ -1,0 +1,211 @@
+"""Chimera's searches on Piz Daint (Li and Hoefler, arXiv 2107.06925, section 4.2): schemes, depth and micro-batch."""
+
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+import pandas as pd
+from studies.search_rank import USUAL, Ranked, rank
+
+from perfmodel import catalog
+from perfmodel.planning.layouts import SearchSpace
+from perfmodel.prediction import needed_memory, step_problem
+from perfmodel.spec import Cluster, Framework, Job, Layout, Model
+
+Choice = tuple[int, int, str]
+"""Pipeline depth, micro-batch and recompute."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """One model on so many nodes of one P100."""
+
+    model: str
+    nodes: int
+    batch: int
+    seq_len: int
+    best: dict[str, Choice]
+    """Best depth and micro-batch of every scheme, best scheme first (figures 13 to 15)."""
+    scales: tuple[int, ...]
+    """Nodes of the weak-scaling figure, at the batch per node of `nodes`."""
+    throughput: dict[str, float]
+    """Relative to Chimera, at the largest scale (section 4.2.3)."""
+    formula_gelu: bool
+    """Whether the model's code writes GELU out (transformers' GPT-2) or has it in one kernel (NVIDIA's BERT)."""
+    weight_loads: bool
+    """Whether PipeDream-2BW loads weights name by name (the stored code of GPT-2; BERT's is not stored)."""
+
+    def at(self, nodes: int) -> "Study":
+        """The same at another scale."""
+        return replace(self, nodes=nodes, batch=self.batch * nodes // self.nodes)
+
+
+STUDIES: Final = (
+    Study(
+        model="bert-48", nodes=32, batch=512, seq_len=128, scales=(16, 32, 64), formula_gelu=False, weight_loads=False,
+        best={
+            "chimera": (4, 8, "none"), "pipedream-2bw": (4, 16, "full"), "1f1b": (4, 4, "none"),
+            "gpipe": (4, 4, "full"), "gems": (4, 32, "none"),
+        },
+        throughput={"pipedream-2bw": 1 / 1.17, "1f1b": 1 / 1.19, "gems": 1 / 2.41},
+    ),
+    Study(
+        model="gpt2-1.3b", nodes=512, batch=512, seq_len=632, scales=(512, 1024, 2048), formula_gelu=True,
+        weight_loads=True,
+        best={
+            "chimera": (32, 1, "none"), "pipedream-2bw": (16, 1, "full"), "1f1b": (16, 1, "full"),
+            "gpipe": (8, 1, "full"), "gems": (8, 2, "none"),
+        },
+        throughput={"pipedream-2bw": 1 / 1.16, "1f1b": 1 / 1.38, "gpipe": 1 / 1.42, "gems": 1 / 2.34},
+    ),
+)  # fmt: skip
+"""`1f1b` is DAPPLE. PipeDream is left out: the paper gives it smaller batches than the others."""
+MICRO_BATCHES: Final = (1, 2, 4, 8, 16, 32)
+NAME_LOAD_S: Final = 2.5e-6
+"""Seconds by which PipeDream-2BW's code loads one weight, per weight of the stage: it asks torch for the dictionary of
+all of them again for each (github.com/Shigangli/Chimera 7be5274, baselines/gpt2_pipedream2bw/
+optimizer_with_stashing_and_aggregation.py, set_params). Measured by `name_load_s`; older processors are slower."""
+NAMES_PER_LAYER: Final = 14
+"""Weights and buffers of a GPT-2 block in that code."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """What the schemes run on, term by term."""
+
+    cluster: Cluster = field(default_factory=lambda: catalog.cluster("piz-daint-gloo"))
+    framework: Framework = field(default_factory=lambda: catalog.framework("chimera@2021"))
+    formula_gelu: bool = True
+    """GELU written out, where the model's code does so."""
+    stashes: bool = True
+    """PipeDream-2BW computes with a copy of the weights beside its two versions, and loads them into it."""
+    full_pipelines: bool = True
+    """Chimera and PipeDream-2BW run multiples of as many micro-batches as stages (`update_interval` of their code)."""
+
+    def at_rate(self, bytes_per_s: float) -> "Conditions":
+        """The same where the network carries so much."""
+        level = replace(self.cluster.levels[0], bandwidth_bytes_per_s=bytes_per_s)
+        return replace(self, cluster=replace(self.cluster, levels=(level,)))
+
+    def with_margin(self, share: float) -> "Conditions":
+        """The same where so much of the memory is lost."""
+        return replace(self, framework=replace(self.framework, memory_margin=share))
+
+    def job(self, study: Study, model: Model) -> Job:
+        """What a step computes: fp32 and Adam, as in the authors' code."""
+        kernels = self.framework.eager_kernels
+        if study.formula_gelu and self.formula_gelu:
+            kernels = (*kernels, "gelu_formula")
+        return self.framework.job(
+            model, self.cluster.device, global_batch=study.batch, seq_len=study.seq_len, dtype="fp32",
+            eager_kernels=kernels,
+        )  # fmt: skip
+
+
+def space_of(model: Model, scheme: str) -> SearchSpace:
+    """Every depth, micro-batch and recompute (none or full) of a scheme. Chimera reduces the gradients of outer stages
+    in bubbles (`eager_opt`), the others after the last backward."""
+    stages = tuple(pp for pp in (2, 4, 8, 16, 32, 64) if model.layers % pp == 0)  # pyright: ignore[reportAttributeAccessIssue]
+    return replace(
+        USUAL, pp=stages, micro_batch=MICRO_BATCHES, schedule=(scheme,), recompute=("none", "full"),
+        overlap_grad_reduce=(scheme.startswith("chimera"),),
+    )  # fmt: skip
+
+
+def chimera_search(study: Study, scheme: str, conditions: Conditions | None = None) -> Ranked:
+    """Layouts of a scheme that fit, fastest first."""
+    on = conditions or Conditions()
+    model = catalog.model(study.model)
+    job = on.job(study, model)
+    found = rank(model, on.cluster, job, study.nodes, space_of(model, scheme), framework=on.framework)
+    if on.full_pipelines and scheme in ("chimera", "pipedream-2bw"):
+        found = found.only([job.num_microbatches(layout) % layout.pp == 0 for layout in found.layouts])
+    if scheme == "pipedream-2bw" and on.stashes:
+        found = _stashed(found, study, on, model, job)
+    return found
+
+
+def _stashed(found: Ranked, study: Study, on: Conditions, model: Model, job: Job) -> Ranked:
+    """Layouts of PipeDream-2BW as its code runs them: a third copy of the weights, and their loading."""
+    problem = step_problem(model, on.cluster, job, framework=on.framework)
+    usable = on.cluster.device.memory_bytes * (1 - on.framework.memory_margin)
+    peak = [max(rank.peak + rank.weights / 2 for rank in needed_memory(problem, lay)) for lay in found.layouts]
+    found = found.only(np.array(peak) <= usable)
+    if not study.weight_loads:
+        return found
+    step_s = found.step_s + [loads_s(layout, job, model) for layout in found.layouts]
+    order = np.argsort(step_s, kind="stable")
+    return Ranked(tuple(found.layouts[i] for i in order.tolist()), step_s[order])
+
+
+def loads_s(layout: Layout, job: Job, model: Model) -> float:
+    """Seconds that PipeDream-2BW's first stage spends on loading weights in a step.
+
+    Of m micro-batches p - 1 find the other version in place at their forward, and as many at their backward; the
+    optimizer loads the newest. The host does nothing else meanwhile.
+    """
+    names = NAMES_PER_LAYER * model.layers / layout.pp  # pyright: ignore[reportAttributeAccessIssue]
+    loads = 2 * min(layout.pp - 1, job.num_microbatches(layout)) + 1
+    return loads * NAME_LOAD_S * names**2
+
+
+def choices_of(found: Ranked) -> list[Choice]:
+    """Layouts as the paper tells them."""
+    return [(layout.pp, layout.micro_batch, layout.recompute) for layout in found.layouts]
+
+
+def time_of(found: Ranked, choice: Choice) -> float:
+    """Step time of a choice, infinite where it does not fit."""
+    choices = choices_of(found)
+    return float(found.step_s[choices.index(choice)]) if choice in choices else np.inf
+
+
+def chimera_table(study: Study, conditions: Conditions | None = None) -> pd.DataFrame:
+    """Schemes in the paper's order: its choice and ours, what its choice takes more by our evaluation, and what each
+    scheme does of Chimera's throughput at the largest scale, all at the paper's choices."""
+    rows, reference = [], None
+    for scheme, choice in study.best.items():
+        found = chimera_search(study, scheme, conditions)
+        ours = choices_of(found)[0]
+        at_scale = time_of(chimera_search(study.at(study.scales[-1]), scheme, conditions), choice)
+        reference = reference or at_scale
+        rows.append(
+            {
+                "scheme": scheme, "paper p, b": written(choice), "ours p, b": written(ours),
+                "same": ours == choice, "same p": ours[0] == choice[0],
+                "paper's/ours": time_of(found, choice) / float(found.step_s[0]),
+                "paper, of Chimera's": study.throughput.get(scheme, 1.0 if scheme == "chimera" else np.nan),
+                "ours, of Chimera's": reference / at_scale,
+            }
+        )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def written(choice: Choice) -> str:
+    """As in the paper's figures: R for recompute."""
+    return f"{choice[0]}, {choice[1]}" + (", R" if choice[2] == "full" else "")
+
+
+def name_load_s(layers: int = 8) -> float:
+    """`NAME_LOAD_S` on this machine; needs torch."""
+    from time import perf_counter
+
+    import torch
+
+    def block() -> torch.nn.Module:
+        parts = {name: torch.nn.Linear(4, 4) for name in ("ln_1", "c_attn", "attn_proj", "ln_2", "c_fc", "c_proj")}
+        drops = {f"dropout_{i}": torch.nn.Dropout() for i in range(3)}
+        found = torch.nn.ModuleDict(parts | drops)
+        found.register_buffer("bias", torch.ones(1))
+        found.register_buffer("masked_bias", torch.ones(1))
+        return found
+
+    stage = torch.nn.ModuleList([block() for _ in range(layers)])
+    values = {name: value.clone() for name, value in stage.state_dict().items()}
+    times = []
+    for _ in range(5):
+        start = perf_counter()
+        for name, value in values.items():
+            stage.state_dict()[name].data.copy_(value)
+        times.append(perf_counter() - start)
+    return min(times) / len(values) ** 2

@@ -1,0 +1,127 @@
+"""TiMePReSt's VGG-16 on two machines (section 5): is there a setting with both its memory and its epochs per hour?"""
+
+from dataclasses import replace
+from itertools import product
+from typing import Any, Final
+
+import pandas as pd
+
+from perfmodel import catalog
+from perfmodel.execution.interpreter import TimeToAccuracy, accuracy_curve
+from perfmodel.prediction import evaluate, needed_memory, step_problem
+from perfmodel.schedule import PassTimes
+from perfmodel.spec import Cluster, Job, Layout, NetworkLevel
+
+IMAGES: Final = 50_000
+"""Of CIFAR-100's training set."""
+CONTEXT_BYTES: Final = 1e9
+"""What a process holds that is no tensor, left out of the comparison."""
+PAPER: Final = (0.5, 0.4)
+"""Memory saved on stage 0 and stage 1, nearly (figure 16)."""
+WITHIN: Final = 0.1
+NETWORKS: Final = (1, 10, 100)
+"""Gbit/s between the machines; the paper does not tell."""
+BATCHES: Final = (32, 128)
+MICRO_BATCHES: Final = (2, 4, 8)
+
+
+def two_machines(gbit_per_s: float) -> Cluster:
+    """Two hosts of one Turing device each (the chip of the paper's RTX 6000)."""
+    device = catalog.device("Titan-RTX")
+    levels = (
+        NetworkLevel(name="none", size=1, bandwidth_bytes_per_s=device.link_bandwidth_bytes_per_s, latency_s=1e-5),
+        NetworkLevel(name="Ethernet", size=2, bandwidth_bytes_per_s=gbit_per_s / 8 * 1e9, latency_s=5e-5),
+    )
+    return Cluster(name="two machines", device=device, levels=levels, max_devices=2)
+
+
+def variants(micro_batches: int) -> dict[str, str]:
+    """nF1B in the order of the paper's figures, bounded to its version difference, and run freely."""
+    return {"order of figures": "nf1b:1", "bounded": "nf1b", "free": f"nf1b:{2 * micro_batches}"}
+
+
+def settings_table() -> pd.DataFrame:
+    """Every cut of VGG-16's 21 layers, mini-batch, N, order and network: memory saved on both stages and epochs per
+    hour relative to PipeDream with the same cut, mini-batch and network."""
+    layers = len(catalog.model("vgg-16").stack)  # pyright: ignore[reportAttributeAccessIssue]
+    rows: list[dict[str, Any]] = []
+    for gbit, batch in product(NETWORKS, BATCHES):
+        job = Job(global_batch=batch, seq_len=1, dtype="fp32", optimizer="sgd")
+        problem = step_problem(catalog.model("vgg-16"), two_machines(gbit), job)
+        keys, layouts = [], []
+        for cut in range(1, layers):
+            whole = Layout(pp=2, micro_batch=batch, schedule="pipedream", partition=(cut, layers - cut))
+            keys.append((cut, 1, "pipedream"))
+            layouts.append(whole)
+            for n in MICRO_BATCHES:
+                for order, schedule in variants(n).items():
+                    keys.append((cut, n, order))
+                    layouts.append(replace(whole, micro_batch=batch // n, schedule=schedule))
+        step_s = evaluate(problem, layouts).step_time_s
+        peaks = [[rank.peak - CONTEXT_BYTES for rank in needed_memory(problem, layout)] for layout in layouts]
+        base: tuple[float, list[float]] = (0.0, [])
+        for (cut, n, order), seconds, peak in zip(keys, step_s.tolist(), peaks, strict=True):
+            if order == "pipedream":
+                base = (seconds, peak)
+                continue
+            saved = [1 - own / other for own, other in zip(peak, base[1], strict=True)]
+            rows.append(
+                {
+                    "Gbit/s": gbit, "mini-batch": batch, "layers": f"{cut}-{layers - cut}", "N": n, "order": order,
+                    "stage 0 saved": saved[0], "stage 1 saved": saved[1], "epochs per hour": base[0] / seconds,
+                    "PipeDream's": 3600 * batch / (IMAGES * base[0]),
+                }
+            )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def summary_table(table: pd.DataFrame) -> pd.DataFrame:
+    """Of every order over all settings: the most that it saves, the most epochs per hour, and how many settings save
+    what the paper does (within `WITHIN`) on stage 0, on stage 1, train faster than PipeDream, and do all three."""
+    rows = []
+    for order, some in table.groupby("order", sort=False):
+        first, second = ((some[f"stage {i} saved"] - share).abs() <= WITHIN for i, share in enumerate(PAPER))
+        faster = some["epochs per hour"] > 1
+        rows.append(
+            {
+                "order": order, "settings": len(some), "stage 0 saves, most": some["stage 0 saved"].max(),
+                "stage 1 saves, most": some["stage 1 saved"].max(), "epochs/h, most": some["epochs per hour"].max(),
+                "stage 0 as paper": int(first.sum()), "stage 1 as paper": int(second.sum()),
+                "faster": int(faster.sum()), "stage 0 and faster": int((first & faster).sum()),
+                "all": int((first & second & faster).sum()),
+            }
+        )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def usual_table(table: pd.DataFrame) -> pd.DataFrame:
+    """The cut that is fastest for PipeDream, at 10 Gbit/s, the larger mini-batch and N = 4."""
+    some = table[(table["Gbit/s"] == 10) & (table["mini-batch"] == BATCHES[-1]) & (table["N"] == 4)]
+    best = some.loc[some["PipeDream's"].idxmax(), "layers"]
+    return some[some["layers"] == best]
+
+
+def accuracy_table(stages: int = 2, micro_batches: int = 4, target: float = 0.9, seeds: int = 3) -> pd.DataFrame:
+    """Epochs and time to a test accuracy on a real map, mini-batches of 128 alike for all schedules; least and most of
+    the seeds. A forward of a micro-batch takes 1, a backward 2."""
+    passes = PassTimes.uniform(stages, 1.0, 2.0)
+    rows = []
+    for name in ("pipedream", "pipedream-2bw", "nf1b:1", "nf1b", "gpipe", "1f1b"):
+        curves = [
+            accuracy_curve(
+                name, passes, micro_batches=micro_batches, mini_batch=128, epochs=6, learning_rate=1.0, seed=seed
+            )
+            for seed in range(seeds)
+        ]
+        found = TimeToAccuracy.of(curves, target)
+        rows.append(
+            {
+                "schedule": name, "reached": f"{found.reached} of {seeds}", "epochs": _span(found.epochs),
+                "time": _span(found.time_s), "last accuracy": _span(found.last_accuracy),
+            }
+        )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def _span(ends: tuple[float, float] | None) -> str:
+    return "-" if ends is None else f"{ends[0]:.4g} to {ends[1]:.4g}" if ends[0] != ends[1] else f"{ends[0]:.4g}"
