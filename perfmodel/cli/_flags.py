@@ -75,7 +75,7 @@ def add_problem(command: argparse.ArgumentParser, batches: bool = False, cluster
             help="catalog names, TOML files, names of devices; each with its devices",
         )
         command.add_argument(
-            "--devices", dest="device_counts", type=_whole_numbers, metavar="N[,N...]",
+            "--devices", dest="device_counts", type=whole_numbers, metavar="N[,N...]",
             help="of clusters that do not say it; several are all tried",
         )  # fmt: skip
     else:
