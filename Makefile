@@ -9,7 +9,7 @@ DATA ?= $(if $(PERFMODEL_DATA),$(PERFMODEL_DATA),../shared/data)
 # tests and notebooks start the package in dozens of processes: compiled once, even where that is switched off
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: plan test slow grid lint format docs bench validate papers gate live clean
+.PHONY: plan test slow grid lint format docs bench validate papers gate live distir clean
 
 plan: $(VENV)/.plan ## search GPT-3 175B on 1024 A100s for Megatron-Core with the shipped calibration
 	@mkdir -p out
@@ -54,6 +54,9 @@ gate: $(VENV)/.plan ## fails where a source of published runs is less accurate t
 
 live: $(VENV)/.plan ## calibrate on 2 ranks, predict, run on up to 8 in network namespaces (Linux, root), compare; 20 minutes
 	$(BIN)/python validate/live.py --out out
+
+distir: $(VENV)/.test ## DistIR's tables through programs and on real ranks, from where it stopped: validate/distir.md; an hour from scratch
+	$(BIN)/python validate/distir.py tables ranks
 
 clean:
 	rm -rf $(VENV) out

@@ -69,11 +69,12 @@ def layout_of(arguments: argparse.Namespace, text: str, model: Model) -> Layout:
 
 
 def add_job(
-    command: argparse.ArgumentParser, batches: bool = False, clusters: bool = False, settings: str = ""
-) -> None:
+    command: argparse.ArgumentParser, batches: bool = False, clusters: bool = False, settings: str = "",
+    program: bool = False,
+) -> None:  # fmt: skip
     """What is predicted, by what, and --json; with `batches` for several global batches, with `clusters` on several,
-    with `settings` that --set takes besides keys of the job file."""
-    add_job_file(command, settings, positional=not clusters)
+    with `settings` that --set takes besides keys of the job file, with a `program` where a job file may stand."""
+    add_job_file(command, settings, positional=not clusters, program=program)
     add_problem(command, batches, clusters)
     require(command, "model", "clusters" if clusters else "cluster", "global_batch")
     command.add_argument("--strict", action="store_true", help="refuse to extrapolate beyond the measurements")
@@ -92,7 +93,7 @@ def add_problem(command: argparse.ArgumentParser, batches: bool = False, cluster
             help="catalog names, TOML files, names of devices; each with its devices",
         )
         command.add_argument(
-            "--devices", dest="device_counts", type=_whole_numbers, metavar="N[,N...]",
+            "--devices", dest="device_counts", type=whole_numbers, metavar="N[,N...]",
             help="of clusters that do not say it; several are all tried",
         )  # fmt: skip
     else:
@@ -100,7 +101,7 @@ def add_problem(command: argparse.ArgumentParser, batches: bool = False, cluster
         command.add_argument("--devices", type=int, metavar="N", help="devices used (default: what the layout needs)")
     if batches:
         command.add_argument(
-            "--global-batch", "--batches", type=_whole_numbers, metavar="B[,B...]",
+            "--global-batch", "--batches", type=whole_numbers, metavar="B[,B...]",
             help="sequences per step; several are ranked together",
         )  # fmt: skip
     else:
@@ -223,7 +224,7 @@ def _words(text: str) -> tuple[str, ...]:
     return words
 
 
-def _whole_numbers(text: str) -> list[int]:
+def whole_numbers(text: str) -> list[int]:
     """Whole numbers above 0 separated by commas."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) > 0 for part in parts):

@@ -1,9 +1,6 @@
 """`perfmodel import-model`: what somebody else's model costs, from its JAX function, compiled module or ONNX file."""
 
 import argparse
-import importlib.util
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,14 +109,14 @@ def _table(arguments: argparse.Namespace) -> "OpTable":
     path, _, function = arguments.source.partition(":")
     suffix = Path(path).suffix
     if suffix == ".onnx":
-        return importers.read_onnx(path, dims=dict(map(_dimension, arguments.dim)))
+        return importers.read_onnx(path, dims=dict(map(dimension, arguments.dim)))
     if suffix in (".hlo", ".txt"):
         return importers.read_sharded(Path(path), trip_count=arguments.trip_count)
     if suffix == ".py" and function:
         _fake_devices(arguments.devices)
-        fn, args = _loaded(Path(path), function)
+        fn, args = importers.loaded(Path(path), function)
         read = importers.read_sharded if arguments.devices > 1 else importers.trace
-        return _of_the_file(
+        return importers.of_the_file(
             Path(path), lambda: read(fn, *args, trip_count=arguments.trip_count, name=function), inside=True
         )
     raise PerfModelError(f"{arguments.source}: not FILE.py:FUNCTION, FILE.onnx, FILE.hlo or FILE.txt")
@@ -137,43 +134,8 @@ def _fake_devices(count: int) -> None:
         jax.config.update("jax_enable_compilation_cache", False)
 
 
-def _loaded(path: Path, function: str) -> tuple[Any, tuple[Any, ...]]:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if not path.exists() or spec is None or spec.loader is None:
-        raise PerfModelError(f"{path}: no such file")
-    loader = spec.loader
-    module = importlib.util.module_from_spec(spec)
-    _of_the_file(path, lambda: loader.exec_module(module))
-    found = getattr(module, function, None)
-    if not callable(found):
-        raise PerfModelError(f"{path}: it has no function {function!r}")
-    made = _of_the_file(path, found)
-    if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], (tuple, list))):
-        raise PerfModelError(f"{path}:{function}() must return a JAX function and the tuple of its arguments")
-    return made[0], tuple(made[1])
-
-
-def _of_the_file(path: Path, call: Callable[[], Any], inside: bool = False) -> Any:
-    """What a call of the user's file returns.
-
-    Raises:
-        PerfModelError: what the call raised (if `inside`: within the file), in one line with the place.
-    """
-    try:
-        return call()
-    except PerfModelError:
-        raise
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
-        if inside and not lines:
-            raise
-        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
-        where = f"{path}, line {line}" if line else str(path)
-        raise PerfModelError(f"{where}: {type(error).__name__}: {error}") from error
-
-
-def _dimension(text: str) -> tuple[str, int]:
+def dimension(text: str) -> tuple[str, int]:
+    """`NAME=SIZE` of --dim."""
     name, _, size = text.partition("=")
     if not name or not size.isdigit():
         raise PerfModelError(f"--dim {text!r} is not NAME=SIZE")

@@ -10,14 +10,26 @@ from perfmodel.cli._launch import takes_several
 from perfmodel.errors import PerfModelError
 
 
-def add_job_file(command: argparse.ArgumentParser, settings: str = "", positional: bool = True) -> None:
+PROGRAM_HELP = (
+    "program.ir, a catalog model, FILE.onnx, FILE.pt2 (torch.export), or FILE.py:FUNCTION, which returns a PyTorch "
+    "module and the tuple of its arguments, or a JAX loss and the tuple of its weights and data"
+)
+
+
+def add_job_file(
+    command: argparse.ArgumentParser, settings: str = "", positional: bool = True, program: bool = False
+) -> None:
     """The file, and what is said otherwise than there; `settings` of the machine that --set takes besides, in words.
-    Without a place of its own (`positional`) the file may stand for the model."""
+    Without a place of its own (`positional`) the file may stand for the model. Where a `program` may stand in its
+    place, what does not end in .toml is one (`arguments.program`)."""
     if positional:
+        text = "job file ('perfmodel init' writes one): what flags do not say"
         command.add_argument(
-            "job_file", nargs="?", type=Path, metavar="JOB.toml",
-            help="job file ('perfmodel init' writes one): what flags do not say",
+            "job_file", nargs="?", type=Path, metavar="JOB.toml | PROGRAM" if program else "JOB.toml",
+            help=f"{text}; or {PROGRAM_HELP}" if program else text,
         )  # fmt: skip
+        if program:
+            command.set_defaults(program=None)
     else:
         command.set_defaults(job_file=None)
     command.add_argument(
@@ -43,6 +55,8 @@ def complete_from_job(arguments: argparse.Namespace, given: Collection[str]) -> 
     if arguments.job_file is None and is_job_file(arguments.model):
         arguments.job_file, arguments.model = Path(arguments.model), None
     path: Path | None = arguments.job_file
+    if path is not None and path.suffix != ".toml" and hasattr(arguments, "program"):
+        arguments.program, arguments.job_file, path = str(path), None, None
     if path is not None and path.suffix != ".toml":
         raise PerfModelError(f"{path}: a job file ends in .toml ('perfmodel init' writes one); models are for --model")
     of_file = [text for text in arguments.set if _is_key(text) or not arguments.takes_settings]

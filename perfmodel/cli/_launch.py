@@ -43,6 +43,8 @@ def complete(arguments: argparse.Namespace) -> None:
     if getattr(arguments, "launch_file", None) is not None:
         missing = _fill(arguments)
     lacking = [name for name in getattr(arguments, "needed", ()) if getattr(arguments, name) in (None, [])]
+    if arguments.command == "search" and arguments.program:  # says its model and batch itself
+        lacking = [name for name in lacking if name == "cluster"]
     if lacking and missing:
         raise LaunchFileError(f"{arguments.launch_file}: {'; '.join(missing)}")
     if lacking:

@@ -24,12 +24,12 @@ def add_command(commands: Any) -> None:
         "run", help="execute a distributed program on local processes, checked and timed"
     )
     command.add_argument("program", type=Path, metavar="PROGRAM", help="text form of a program")
-    command.add_argument("--ranks", type=int, required=True, metavar="N", help="processes: the program's devices")
+    command.add_argument("--ranks", type=int, metavar="N", help="processes: the program's devices (default)")
     command.add_argument("--inputs", type=Path, metavar="FILE", help="arrays by parameter name (npz); default: random")
     command.add_argument("--seed", type=int, default=0, help="of random inputs")
     command.add_argument("--repeats", type=int, default=3, metavar="R", help="timed runs (default 3)")
     command.add_argument(
-        "--backend", default="jax", choices=("jax", "torch"), help="whose collectives move the data (default jax)"
+        "--backend", default="jax", choices=("jax", "torch"), help="whose kernels and collectives run (default jax)"
     )
     command.add_argument("--cluster", help="also predict the program's time on this cluster (catalog name or TOML)")
     command.add_argument("--out", type=Path, metavar="FILE", help="measured timeline as Chrome trace (json or json.gz)")
@@ -50,13 +50,14 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         PerfModelError: a program that is malformed or of another number of devices, or unusable inputs.
     """
     from perfmodel import execution
-    from perfmodel.program.ir import parse_function, undistributed
+    from perfmodel.program.ir import parse_program
 
     try:
         text = arguments.program.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise PerfModelError(f"{arguments.program}: not the text of a program ({error})") from None
-    program = undistributed(parse_function(text))
+    program = parse_program(text)
+    arguments.ranks = arguments.ranks or program.n_devices
     if program.n_devices != arguments.ranks:
         raise PerfModelError(
             f"{arguments.program}: the program is for {program.n_devices} devices, not {arguments.ranks}; "

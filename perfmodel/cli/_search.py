@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._emit import emit
-from perfmodel.cli._flags import add_job, job_flags, problem_of
+from perfmodel.cli._flags import add_job, job_flags, problem_of, whole_numbers
 from perfmodel.cli._launch import add_export, export_best, export_framework
 from perfmodel.cli._predict import predicted, write_pictures
+from perfmodel.cli._programs import add_values, search_program
 from perfmodel.cli._training_run import add_reliability, lines, run_of, tariff_of
 from perfmodel.display import progress
 from perfmodel.errors import PerfModelError
@@ -27,7 +28,12 @@ IMPOSSIBLE = 2
 def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser("search", help="rank the layouts of a model on a cluster")
-    add_job(command, batches=True, settings="of the machine, as for whatif: inter_node_bandwidth=2x; or ")
+    machine = "of the machine, as for whatif: inter_node_bandwidth=2x; or "
+    add_job(command, batches=True, settings=machine, program=True)
+    add_values(command)
+    command.add_argument(
+        "--micro-batches", type=whole_numbers, metavar="K[,K...]", help="of pipelines of PROGRAM (default: 2 to 128)"
+    )
     add_search(command)
     command.add_argument(
         "--pareto", metavar="A,B[,C]", help="the Pareto front of objectives instead, e.g. time,memory,cost"
@@ -117,6 +123,8 @@ def space_of(arguments: argparse.Namespace, problem: Problem) -> "SearchSpace":
 def _execute(arguments: argparse.Namespace) -> int:
     from perfmodel.cli import _show_search
 
+    if arguments.program:
+        return search_program(arguments)
     if arguments.pareto:
         front = run_pareto(arguments)
         if not front.layouts:

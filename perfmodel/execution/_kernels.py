@@ -34,8 +34,12 @@ def _weight_grad(x: Array, dy: Array, attributes: Values, outputs: Outputs) -> A
     return x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
 
 
+def _gelu(x: Array, attributes: Values, outputs: Outputs) -> Array:
+    return jax.nn.gelu(x, approximate=not attributes.get("exact"))
+
+
 def _gelu_grad(x: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
-    _, pullback = jax.vjp(partial(jax.nn.gelu, approximate=True), x)
+    _, pullback = jax.vjp(partial(_gelu, attributes=attributes, outputs=outputs), x)
     return pullback(dy)[0]
 
 
@@ -134,7 +138,11 @@ KERNELS: Final[Mapping[str, Kernel]] = MappingProxyType({
     "log": _plain(jnp.log),
     "relu": _plain(lambda x: jnp.maximum(x, 0)),
     "relu_grad": _plain(lambda x, dy: jnp.where(x > 0, dy, 0)),
-    "gelu": _plain(lambda x: jax.nn.gelu(x, approximate=True)),
+    "sqrt": _plain(jnp.sqrt),
+    "tanh": _plain(jnp.tanh),
+    "sigmoid": _plain(jax.nn.sigmoid),
+    "erf": _plain(jax.lax.erf),
+    "gelu": _gelu,
     "gelu_grad": _gelu_grad,
     "sum": lambda x, attributes, outputs: x.sum(attributes["axes"]).reshape(outputs[0].shape),
     "broadcast_like": lambda x, like, attributes, outputs: jnp.broadcast_to(x, like.shape),

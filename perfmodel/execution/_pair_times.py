@@ -14,9 +14,9 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.errors import NoDataError, PerfModelError
-from perfmodel.execution._event_session import EventSession
 from perfmodel.execution._messages import messages
 from perfmodel.execution._rank_events import Kernel, RankEvent, Transfer
+from perfmodel.execution._run import Backend, session_class
 from perfmodel.measure import Host, RankGroup
 
 PAIR: Final = 2
@@ -107,7 +107,10 @@ class PairTimes:
 
 
 def measure_pair(
-    events: Sequence[RankEvent], hosts: Sequence[Host] = (), progress: Progress = lambda *_: None
+    events: Sequence[RankEvent],
+    hosts: Sequence[Host] = (),
+    progress: Progress = lambda *_: None,
+    backend: Backend = "jax",
 ) -> PairTimes:
     """Measure on two ranks what a set of events needs: each distinct kernel, and curves of each kind of transfer.
 
@@ -118,6 +121,7 @@ def measure_pair(
         events: as from `rank_events`, of any number of programs.
         hosts: two of them, where events leave their host.
         progress: called with (what is measured, how many, of how many).
+        backend: whose kernels and collectives.
 
     Raises:
         PerfModelError: transfers between hosts without two hosts.
@@ -128,12 +132,13 @@ def measure_pair(
     across = any(e.across_hosts for e in transfers)
     if across and len(hosts) < PAIR:
         raise PerfModelError("transfers between hosts are measured on two of them; give hosts=")
+    session = session_class(backend, events=True)
     curves: dict[Link, Curve] = {}
     kernels_s: dict[Kernel, float] = {}
     call_s = 0.0
     for between in dict.fromkeys((across, *(e.across_hosts for e in transfers))):
         here = [e for e in transfers if e.across_hosts == between]
-        with RankGroup(PAIR, EventSession, hosts[:PAIR] if between else hosts[:1]) as group:
+        with RankGroup(PAIR, session, hosts[:PAIR] if between else hosts[:1]) as group:
             for kind in sorted({e.kind for e in here}):
                 progress(f"{kind} {'between hosts' if between else 'within a host'}", 0, 0)
                 curves[kind, between] = _curve(group, [e for e in here if e.kind == kind])

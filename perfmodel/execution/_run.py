@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel.errors import PerfModelError
+from perfmodel.execution._event_session import EventSession
 from perfmodel.execution._reference import is_double
 from perfmodel.execution._session import ProgramSession, RankCode
 from perfmodel.execution._shared_cores import class_means_s
@@ -47,7 +48,7 @@ class Run:
 
 
 Backend = Literal["jax", "torch"]
-"""Whose collectives move the data; kernels are JAX's in any case."""
+"""Whose kernels compute and whose collectives move the data."""
 
 
 def program_ranks(num_ranks: int, backend: Backend = "jax", hosts: Sequence[Host] = ()) -> RankGroup:
@@ -56,13 +57,22 @@ def program_ranks(num_ranks: int, backend: Backend = "jax", hosts: Sequence[Host
     Raises:
         PerfModelError: for fewer than 2 or more than 64 ranks, or torch where it is not installed.
     """
+    return RankGroup(num_ranks, session_class(backend), hosts)
+
+
+def session_class(backend: Backend, *, events: bool = False) -> type[ProgramSession]:
+    """What runs a rank, or times its events.
+
+    Raises:
+        PerfModelError: torch is wanted and not installed.
+    """
     if backend == "jax":
-        return RankGroup(num_ranks, ProgramSession, hosts)
+        return EventSession if events else ProgramSession
     if find_spec("torch") is None:
         raise PerfModelError("backend torch needs torch; install the extra: pip install 'perfmodel[torch]'")
-    from perfmodel.execution._torch_session import TorchProgramSession
+    from perfmodel.execution._torch_session import TorchEventSession, TorchProgramSession
 
-    return RankGroup(num_ranks, TorchProgramSession, hosts)
+    return TorchEventSession if events else TorchProgramSession
 
 
 def run(
@@ -75,7 +85,7 @@ def run(
 ) -> Run:
     """Execute a program by one process per device, on this machine.
 
-    Every rank runs its own lowered program; collectives go through JAX or torch.distributed (gloo on CPUs).
+    Every rank runs its own lowered program; kernels and collectives are JAX's or PyTorch's (gloo on CPUs).
     A first run that compiles is not timed. Times of all ranks are on rank 0's clock.
 
     Args:

@@ -52,7 +52,7 @@ class ProgramSession(RankSession):
     def load(self, code: RankCode) -> None:
         """Place the arguments and prepare every instruction."""
         with double_precision() if code.double else nullcontext():
-            self._arguments = {n: argument(n, tensor, code.arguments) for n, tensor in code.parameters.items()}
+            self._arguments = {n: self.place(n, tensor, code.arguments) for n, tensor in code.parameters.items()}
             self._steps = self._prepared(code)
         self._outputs = code.outputs
 
@@ -64,7 +64,7 @@ class ProgramSession(RankSession):
         for step in self._steps:
             operands = [values[name] for name in step.inputs]
             reached_s.append(time.perf_counter())
-            results = jax.block_until_ready(step.call(*operands))
+            results = self.finished(step.call(*operands))
             done_s.append(time.perf_counter())
             # a sender is left with nothing to name, and acknowledgements have no name
             values.update(zip(step.outputs, results, strict=False))
@@ -75,7 +75,7 @@ class ProgramSession(RankSession):
 
     def values(self) -> dict[str, np.ndarray]:
         """Returned values of the last run that live here."""
-        return {name: np.asarray(value) for name, value in self._values.items()}
+        return {name: self.array(value) for name, value in self._values.items()}
 
     def clock_s(self) -> float:
         """This process's clock."""
@@ -84,6 +84,22 @@ class ProgramSession(RankSession):
     def communicator(self, instruction: Instruction, group: tuple[int, ...], operand: Tensor) -> Local:
         """What this rank calls to take part in a collective."""
         return communicator(instruction, group, operand, self.rank)
+
+    def place(self, name: str, tensor: Tensor, arguments: Mapping[str, np.ndarray]) -> Any:
+        """A parameter's value on this rank's device."""
+        return argument(name, tensor, arguments)
+
+    def kernel(self, instruction: Instruction, outputs: Sequence[Tensor]) -> Callable[..., Sequence[Any]]:
+        """What runs an instruction of this rank alone."""
+        return compiled_kernel(instruction, outputs)
+
+    def finished(self, results: Sequence[Any]) -> Sequence[Any]:
+        """Results once they are there."""
+        return jax.block_until_ready(results)
+
+    def array(self, value: Any) -> np.ndarray:
+        """A value of the program for the caller."""
+        return np.asarray(value)
 
     def _line_up(self) -> None:
         multihost_utils.sync_global_devices("start")
@@ -102,7 +118,7 @@ class ProgramSession(RankSession):
 
     def _call(self, instruction: Instruction, group: tuple[int, ...], code: RankCode) -> Callable[..., Sequence[Any]]:
         if not OPS[instruction.op].collective or len(group) == 1:
-            return compiled_kernel(instruction, [code.types[n] for n in instruction.outputs])
+            return self.kernel(instruction, [code.types[n] for n in instruction.outputs])
         local = self.communicator(instruction, group, code.types[instruction.inputs[0]])
         return lambda *operand: local(*operand or (None,))
 

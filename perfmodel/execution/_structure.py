@@ -155,7 +155,9 @@ class _Events:
     def __init__(self, function: Function, cluster: Cluster | None) -> None:
         self.events: list[Event] = [(Kind.ZERO, ())]
         self._types, self._cluster = function.types, cluster
-        self._n_devices = function.n_devices
+        # ranks that are not written down are there nevertheless
+        replicas = {i.attribute("replicas") for i in function.instructions} - {None}
+        self._n_devices = function.n_devices + sum((n - 1) * stride for n, stride in replicas)
         self._numbers: dict[Event, int] = {self.events[0]: 0}
         self._known: dict[tuple[object, ...], int] = {}
 
@@ -164,6 +166,8 @@ class _Events:
         types = self._types
         inputs, outputs = (tuple([types[n] for n in side]) for side in (instruction.inputs, instruction.outputs))
         tag = instruction.tag
+        n, stride = instruction.attribute("replicas", (1, 1))
+        group = group if n == 1 else tuple(range(group[0], group[0] + n * stride, stride))
         where = group if len(group) > 1 else ()
         key = (instruction.op, instruction.attributes, tag.phase, tag.stream, where, _kinds(inputs), _kinds(outputs))
         number = self._known.get(key)

@@ -1,5 +1,6 @@
-"""Ranks whose collectives go through torch.distributed (gloo); kernels stay JAX's. Needs the extra `torch`."""
+"""Ranks on PyTorch: its kernels, and collectives of torch.distributed (NCCL where every rank has a GPU, else gloo)."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
@@ -8,8 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from perfmodel.execution._kernels import jax_dtype
+from perfmodel.execution._event_session import EventSession
+from perfmodel.execution._reference import argument
 from perfmodel.execution._session import Local, ProgramSession, RankCode
+from perfmodel.execution._torch_kernels import torch_dtype, torch_kernel
 from perfmodel.measure import Place
 from perfmodel.program.ir import Instruction, Tensor
 
@@ -35,8 +38,15 @@ class TorchProgramSession(ProgramSession):
     def __init__(self, place: Place) -> None:
         dist = _dist()
         jax.config.update("jax_platforms", "cpu")
+        torch = _torch()
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1))
+        alone = torch.cuda.device_count() >= place.num_ranks
+        self._device = torch.device("cuda", place.rank) if alone else torch.device("cpu")
         dist.init_process_group(
-            "gloo", init_method=f"tcp://{place.coordinator}", rank=place.rank, world_size=place.num_ranks
+            "nccl" if alone else "gloo",
+            init_method=f"tcp://{place.coordinator}",
+            rank=place.rank,
+            world_size=place.num_ranks,
         )
         self.rank = place.rank
         self._groups: dict[tuple[int, ...], Any] = {tuple(range(place.num_ranks)): dist.group.WORLD}
@@ -52,7 +62,26 @@ class TorchProgramSession(ProgramSession):
 
     def communicator(self, instruction: Instruction, group: tuple[int, ...], operand: Tensor) -> Local:
         """What this rank calls to take part in a collective."""
-        return _Collective(instruction, group, operand, self.rank, self._groups[tuple(sorted(group))])
+        handle = self._groups.get(tuple(sorted(group)))  # none of a rank alone
+        return _Collective(instruction, group, operand, self.rank, handle, self._device)
+
+    def place(self, name: str, tensor: Tensor, arguments: Mapping[str, np.ndarray]) -> TorchTensor:
+        """A parameter's value on this rank's device."""
+        return _to_torch(np.array(argument(name, tensor, arguments))).to(self._device)
+
+    def kernel(self, instruction: Instruction, outputs: Sequence[Tensor]) -> Callable[..., Sequence[Any]]:
+        """What runs an instruction of this rank alone."""
+        return torch_kernel(instruction, outputs, self._device)
+
+    def finished(self, results: Sequence[Any]) -> Sequence[Any]:
+        """Results once they are there."""
+        if self._device.type == "cuda":
+            _torch().cuda.synchronize(self._device)
+        return results
+
+    def array(self, value: TorchTensor) -> np.ndarray:
+        """A value of the program for the caller."""
+        return _to_numpy(value.cpu().contiguous())
 
     def _line_up(self) -> None:
         dist = _dist()
@@ -64,21 +93,25 @@ class TorchProgramSession(ProgramSession):
         dist.destroy_process_group()
 
 
+class TorchEventSession(TorchProgramSession, EventSession):
+    """Times kernels and transfers on PyTorch."""
+
+
 class _Collective:
     """One collective of one rank. Members are kept in the instruction's order, torch sorts them."""
 
     def __init__(
-        self, instruction: Instruction, group: tuple[int, ...], operand: Tensor, rank: int, handle: Any
+        self, instruction: Instruction, group: tuple[int, ...], operand: Tensor, rank: int, handle: Any, device: Any
     ) -> None:
         self.group, self.rank, self.handle = group, rank, handle
         self.values: dict[str, Any] = dict(instruction.attributes)
         self._body = _BODIES[instruction.op]
-        self._nothing = np.zeros(operand.shape, jax_dtype(operand))
-        self._dtype = jax_dtype(operand)
+        self._nothing = _torch().zeros(operand.shape, dtype=torch_dtype(operand), device=device)
 
-    def __call__(self, operand: jax.Array | None) -> tuple[jax.Array]:
-        mine = _to_torch(self._nothing if operand is None else np.array(operand))
-        return (jnp.asarray(_to_numpy(self._body(self, mine), self._dtype)),)
+    def __call__(self, operand: TorchTensor | None) -> tuple[TorchTensor]:
+        # torch reduces in place, and the operand may have other users
+        mine = (self._nothing if operand is None else operand).clone(memory_format=_torch().contiguous_format)
+        return (self._body(self, mine) if len(self.group) > 1 else mine,)
 
     @property
     def place(self) -> int:
@@ -98,17 +131,17 @@ def _to_torch(array: np.ndarray) -> TorchTensor:
     return torch.from_numpy(array)
 
 
-def _to_numpy(tensor: TorchTensor, dtype: Any) -> np.ndarray:
+def _to_numpy(tensor: TorchTensor) -> np.ndarray:
     torch = _torch()
     if tensor.dtype == torch.bfloat16:
-        return tensor.contiguous().view(torch.int16).numpy().view(dtype)
+        return tensor.view(torch.int16).numpy().view(jnp.bfloat16)
     return tensor.numpy()
 
 
 def _send(c: _Collective, x: TorchTensor) -> TorchTensor:
     """Acknowledged, as without torch."""
     torch, dist = _torch(), _dist()
-    acknowledgement = torch.zeros(1)
+    acknowledgement = torch.zeros(1, device=x.device)
     if c.place == 0:
         dist.send(x, c.group[1])
         dist.recv(acknowledgement, c.group[1])

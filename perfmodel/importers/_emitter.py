@@ -61,6 +61,7 @@ class Emitter:
         self.builder = builder
         self.differentiable = differentiable
         """Whether the gradient will be wanted, so that every op must have the right one."""
+        self._transposed: dict[str, tuple[Ref, tuple[int, ...]]] = {}
 
     def shape(self, ref: Ref) -> Shape:
         """Shape in the program, with size 1 along broadcast axes."""
@@ -76,7 +77,7 @@ class Emitter:
 
     def settle_layers(self) -> None:
         """Instructions of no layer (before the first, or on weights without a number) join the first that needs
-        what they compute."""
+        what they compute; layers are then numbered without gaps."""
         instructions, first_use = self.builder.instructions, dict[str, int]()
         for at in reversed(range(len(instructions))):
             i = instructions[at]
@@ -86,6 +87,8 @@ class Emitter:
                 instructions[at] = replace(i, tag=replace(i.tag, layer=layer))
             for name in i.inputs:
                 first_use[name] = min(layer, first_use.get(name, layer))
+        number = {layer: k for k, layer in enumerate(sorted({i.tag.layer for i in instructions}))}
+        instructions[:] = [replace(i, tag=replace(i.tag, layer=number[i.tag.layer])) for i in instructions]
 
     def constant(self, array: np.ndarray, dtype: str) -> Ref:
         """A known value, as small as broadcasting allows."""
@@ -105,8 +108,15 @@ class Emitter:
         return replace(self.op("reshape", unstopped, shape=tuple(shape)), unstopped=ref.unstopped)
 
     def transpose(self, ref: Ref, order: Sequence[int]) -> Ref:
-        """Axes in another order."""
-        return ref if list(order) == sorted(order) else self.op("transpose", ref, permutation=tuple(order))
+        """Axes in another order; of two transpositions in a row one or none is written."""
+        if ref.name in self._transposed:
+            ref, before = self._transposed[ref.name]
+            order = [before[k] for k in order]
+        if list(order) == sorted(order):
+            return ref
+        made = self.op("transpose", ref, permutation=tuple(order))
+        self._transposed[made.name] = ref, tuple(order)
+        return made
 
     def whole(self, ref: Ref, array: Array) -> Ref:
         """The value in its full shape, where it was only broadcast."""

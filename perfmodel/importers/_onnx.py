@@ -29,12 +29,7 @@ def read_onnx(model: Any, *, dims: Mapping[str, int] | None = None, name: str | 
         PerfModelError: the extra is not installed, a file that cannot be read, or a dimension (named, with its
             tensor) whose size is not known.
     """
-    onnx = _onnx()
-    if isinstance(model, (str, Path)):
-        try:
-            model = onnx.load(str(model), load_external_data=False)
-        except Exception as error:
-            raise PerfModelError(f"{model}: not a readable ONNX model ({error})") from None
+    onnx, model = load_onnx(model)
     fixed = onnx.ModelProto()
     fixed.CopyFrom(model)
     graph = fixed.graph
@@ -47,13 +42,23 @@ def read_onnx(model: Any, *, dims: Mapping[str, int] | None = None, name: str | 
     return OpTable(name=name or graph.name or "onnx", kernels=rows.kernels, unmapped=rows.unmapped)
 
 
-def _onnx() -> Any:
+def load_onnx(model: Any) -> tuple[Any, Any]:
+    """The package `onnx`, and the model of a path (without external weights) or the model itself.
+
+    Raises:
+        PerfModelError: the extra is not installed, or the file cannot be read.
+    """
     try:
         onnx = import_module("onnx")
         import_module("onnx.shape_inference")
     except ImportError:
         raise PerfModelError("reading ONNX needs the package onnx; install perfmodel[onnx]") from None
-    return onnx
+    if isinstance(model, (str, Path)):
+        try:
+            model = onnx.load(str(model), load_external_data=False)
+        except Exception as error:
+            raise PerfModelError(f"{model}: not a readable ONNX model ({error})") from None
+    return onnx, model
 
 
 def _fix_dimensions(graph: Any, dims: Mapping[str, int]) -> None:

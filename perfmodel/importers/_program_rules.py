@@ -1,8 +1,4 @@
-"""JAX primitives in the ops of the IR.
-
-Where the IR lacks a function it is composed: sqrt(x) = exp(log(x) / 2), tanh(x) = 1 - 2 / (exp(2x) + 1), with
-exponents cut off at 60, beyond which both are constant in double precision.
-"""
+"""JAX primitives in the ops of the IR. Where the IR lacks a function it is composed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +12,6 @@ import numpy as np
 from perfmodel.importers._dtypes import Array
 from perfmodel.importers._emitter import CannotMapError, Emitter, IndexCheck, Item, Known, Ref, Shifted, collapsed
 
-_CUT: Final = 60.0
 Parameters = Mapping[str, Any]
 
 
@@ -125,24 +120,6 @@ def _min(d: Emitter, a: Item, b: Item, out: Array) -> Ref:
 
 def _number(value: float) -> Known:
     return Known(np.asarray(value))
-
-
-def _power(d: Emitter, x: Ref, exponent: float) -> Ref:
-    return d.op("exp", d.op("scale", d.op("log", x), factor=exponent))
-
-
-def _exp_up_to(d: Emitter, x: Ref, out: Array) -> Ref:
-    return d.op("exp", _min(d, x, _number(_CUT), out))
-
-
-def _tanh(d: Emitter, x: Ref, out: Array) -> Ref:
-    double = _exp_up_to(d, d.op("scale", x, factor=2.0), out)
-    return _sub(d, _number(1.0), _div(d, _number(2.0), _add(d, double, _number(1.0), out), out), out)
-
-
-def _logistic(d: Emitter, x: Ref, out: Array) -> Ref:
-    small = _exp_up_to(d, d.op("scale", x, factor=-1.0), out)
-    return _div(d, _number(1.0), _add(d, small, _number(1.0), out), out)
 
 
 def _abs(d: Emitter, x: Ref, out: Array) -> Ref:
@@ -305,11 +282,12 @@ _UNARY: Final[Mapping[str, Callable[[Emitter, Ref, Array], Ref]]] = MappingProxy
     "expm1": lambda d, x, out: _sub(d, d.op("exp", x), _number(1.0), out),
     "log": lambda d, x, out: d.op("log", x),
     "log1p": lambda d, x, out: d.op("log", _add(d, x, _number(1.0), out)),
-    "sqrt": lambda d, x, out: _power(d, x, 0.5),
-    "rsqrt": lambda d, x, out: _power(d, x, -0.5),
+    "sqrt": lambda d, x, out: d.op("sqrt", x),
+    "rsqrt": lambda d, x, out: _div(d, _number(1.0), d.op("sqrt", x), out),
     "square": lambda d, x, out: d.op("mul", x, x),
-    "tanh": _tanh,
-    "logistic": _logistic,
+    "tanh": lambda d, x, out: d.op("tanh", x),
+    "logistic": lambda d, x, out: d.op("sigmoid", x),
+    "erf": lambda d, x, out: d.op("erf", x),
     "abs": _abs,
     "stop_gradient": _stop_gradient,
     "copy": lambda d, x, out: x,

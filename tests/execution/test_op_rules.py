@@ -21,6 +21,10 @@ CASES: dict[str, tuple[list[tuple[str, tuple[int, ...]]], dict[str, object]]] = 
     "log": ([(F64, X)], {}),
     "relu": ([(F64, X)], {}),
     "gelu": ([(F64, X)], {}),
+    "sqrt": ([(F64, X)], {}),
+    "tanh": ([(F64, X)], {}),
+    "sigmoid": ([(F64, X)], {}),
+    "erf": ([(F64, X)], {}),
     "sum": ([(F64, X)], {"axes": (0, 2)}),
     "broadcast_like": ([(F64, (4, 1)), (F64, X)], {}),
     "matmul": ([(F64, X), (F64, (6, 2))], {}),
@@ -50,6 +54,7 @@ CASES: dict[str, tuple[list[tuple[str, tuple[int, ...]]], dict[str, object]]] = 
 
 OPTIONS = {
     "add": [([(F64, X), (F64, X)], {})],
+    "gelu": [([(F64, X)], {"exact": True})],
     "matmul": [
         ([(F64, (4, 6)), (F64, (4, 2))], {"transpose_a": True}),
         ([(F64, X), (F64, (2, 6))], {"transpose_b": True}),

@@ -12,5 +12,7 @@ from perfmodel.program.distribute._pipeline import micro_batches as micro_batche
 from perfmodel.program.distribute._pipeline import pipeline as pipeline
 from perfmodel.program.distribute._spread import Plan as Plan
 from perfmodel.program.distribute._spread import spread as spread
+from perfmodel.program.distribute._weights import megatron_axes as megatron_axes
+from perfmodel.program.distribute._weights import pad_vocabulary as pad_vocabulary
 
 shorten_reprs(__name__)

@@ -5,7 +5,9 @@ from perfmodel.program.distribute._spread import Plan, shard_axis, spread
 from perfmodel.program.ir import REPLICATED, Program, Sharded, Sharding, Whole
 
 
-def tensor_parallel(program: Program, parts: int, *, sequence_parallel: bool = False, stride: int = 1) -> Program:
+def tensor_parallel(
+    program: Program, parts: int, *, sequence_parallel: bool = False, stride: int = 1, representative: bool = False
+) -> Program:
     """Slice weights along their `tensor_axis` (Megatron-LM: columns, then rows; Shoeybi et al. 2019).
 
     Args:
@@ -14,6 +16,7 @@ def tensor_parallel(program: Program, parts: int, *, sequence_parallel: bool = F
         sequence_parallel: shard activations along the sequence between the sliced products, so that all-reduces
             become reduce-scatters and all-gathers (Korthikanti et al. 2022, section 4.2.2).
         stride: devices from one part to the next.
+        representative: write down the first part only (`Plan.representative`).
 
     Raises:
         LayoutError: a weight's axis, or under sequence parallelism the sequence, does not divide.
@@ -23,10 +26,13 @@ def tensor_parallel(program: Program, parts: int, *, sequence_parallel: bool = F
         if whole.tensor_axis is not None:
             inputs |= {piece.value: Sharded(whole.tensor_axis) for piece in whole.pieces}
     axis = 1 if sequence_parallel else None
-    return spread(program, Plan(parts=parts, suffix="t", inputs=inputs, stride=stride, sequence_axis=axis))
+    plan = Plan(
+        parts=parts, suffix="t", inputs=inputs, stride=stride, sequence_axis=axis, representative=representative
+    )
+    return spread(program, plan)
 
 
-def expert_parallel(program: Program, parts: int, *, stride: int = 1) -> Program:
+def expert_parallel(program: Program, parts: int, *, stride: int = 1, representative: bool = False) -> Program:
     """Data parallelism whose ranks hold different experts: tokens travel by all-to-all (GShard; Fedus et al. 2021).
 
     Raises:
@@ -36,10 +42,15 @@ def expert_parallel(program: Program, parts: int, *, stride: int = 1) -> Program
     for whole in program.inputs_of("parameter", "state"):
         if whole.expert_axis is not None:
             inputs |= {piece.value: Sharded(whole.expert_axis) for piece in whole.pieces}
-    return spread(program, Plan(parts=parts, suffix="e", inputs=inputs, stride=stride, stream="data_comm"))
+    plan = Plan(
+        parts=parts, suffix="e", inputs=inputs, stride=stride, stream="data_comm", representative=representative
+    )
+    return spread(program, plan)
 
 
-def data_parallel(program: Program, parts: int, *, zero: int = 0, stride: int = 1) -> Program:
+def data_parallel(
+    program: Program, parts: int, *, zero: int = 0, stride: int = 1, representative: bool = False
+) -> Program:
     """Each replica takes a share of the batch; gradients are summed.
 
     Args:
@@ -49,6 +60,7 @@ def data_parallel(program: Program, parts: int, *, zero: int = 0, stride: int = 
             for every micro-batch), 3 also weights, which each pass of a micro-batch gathers. A tensor is
             sharded along its first axis that divides, else replicated.
         stride: devices from one replica to the next.
+        representative: write down the first replica only (`Plan.representative`).
 
     Raises:
         LayoutError: the batch does not divide, or there is no such stage.
@@ -85,6 +97,7 @@ def data_parallel(program: Program, parts: int, *, zero: int = 0, stride: int = 
             stream="data_comm",
             gathered=frozenset(weights) if zero >= 3 else frozenset(),
             scatter_gradients=zero >= 2,
+            representative=representative,
         ),
     )
 

@@ -10,6 +10,7 @@ import numpy as np
 from perfmodel.errors import LayoutError
 from perfmodel.program.distribute._batch import batch_shardings
 from perfmodel.program.distribute._passes import Passes, default_stages, n_layers, passes_of, places
+from perfmodel.program.distribute._versions import Versions
 from perfmodel.program.ir import (
     REPLICATED,
     Function,
@@ -25,7 +26,7 @@ from perfmodel.program.ir import (
     Whole,
     attributes,
 )
-from perfmodel.schedule import Phase, Schedule, get_schedule, require_valid
+from perfmodel.schedule import Phase, Schedule, WeightPolicy, get_schedule, require_valid
 
 
 def micro_batches(program: Program, count: int) -> Program:
@@ -40,6 +41,7 @@ def pipeline(
     *,
     stage_of_layer: Sequence[int] | None = None,
     send_stream: Stream = "compute",
+    weights: WeightPolicy = "flush",
 ) -> Program:
     """Cut a one-device program into stages and micro-batches, and run them as a schedule says.
 
@@ -47,14 +49,20 @@ def pipeline(
     that needs them, when the pass that makes them ends. Gradients and the loss are accumulated in the
     schedule's order; where a stage sits on several devices, they are summed over these.
 
+    A schedule that updates weights on the way has one update of each stage where it says so, with the mean gradient of
+    the micro-batches since the last; every pass takes the version of the weights that the policy chooses. Its program
+    returns no gradients, and the loss is the mean over the versions that it was computed with.
+
     Args:
         program: tagged by phase and layer.
         schedule: any schedule over the stages; its micro-batches divide the batch.
         stage_of_layer: global stage of each layer; by default layers are dealt out evenly.
+        weights: how versions of weights are chosen (PipeDream, 2BW, nF1B), of schedules that update on the way.
         send_stream: `compute`: a send holds up both devices (DistIR); `send`: it runs beside their passes.
 
     Raises:
-        LayoutError: the program is distributed already, has too few layers, or mixes samples of a batch.
+        LayoutError: the program is distributed already, has too few layers, mixes samples of a batch, or, updating on
+            the way, has a weight on several stages.
         PerfModelError: the schedule is not valid.
     """
     _check(program, schedule)
@@ -62,7 +70,7 @@ def pipeline(
     stages = tuple(stage_of_layer or default_stages(layers, schedule.n_stages))
     if len(stages) != layers or set(stages) != set(range(schedule.n_stages)):
         raise LayoutError(f"stage_of_layer must give each of {layers} layers one of {schedule.n_stages} stages")
-    return _Pipeline(program, schedule, stages, send_stream).run()
+    return _Pipeline(program, schedule, stages, send_stream, weights).run()
 
 
 def _check(program: Program, schedule: Schedule) -> None:
@@ -71,8 +79,6 @@ def _check(program: Program, schedule: Schedule) -> None:
         raise LayoutError("pipeline parallelism comes first: it needs a program on one device")
     if schedule.slices > 1:
         raise LayoutError(f"schedule {schedule.name} slices sequences; programs are cut along the batch only")
-    if schedule.updates.any():
-        raise LayoutError(f"schedule {schedule.name} updates weights within a step; use one that flushes, such as 1f1b")
     trains = any(i.tag.phase == "backward" for i in program.function.instructions)
     if trains and schedule.forward_only:
         raise LayoutError(f"schedule {schedule.name} has no backward passes, which this program needs")
@@ -85,8 +91,11 @@ class _Pipeline:
     share. `_at` has the new value that holds it on each device.
     """
 
-    def __init__(self, program: Program, schedule: Schedule, stages: tuple[int, ...], stream: Stream) -> None:
+    def __init__(
+        self, program: Program, schedule: Schedule, stages: tuple[int, ...], stream: Stream, weights: WeightPolicy
+    ) -> None:
         self._program, self._schedule = program, schedule
+        self._weights = Versions(program, schedule, weights) if schedule.updates.any() else None
         self._stream: Stream = stream
         self._sharding, self._function = batch_shardings(program, schedule.micro_batches)
         self._passes: Passes = passes_of(self._function, stages)
@@ -105,12 +114,13 @@ class _Pipeline:
         inputs = self._place_inputs()
         order = np.lexsort((self._schedule.device, self._schedule.slot))
         for _, indices in groupby(order.tolist(), key=lambda i: int(self._schedule.slot[i])):
-            made = [(name, k) for index in indices for name, k in self._pass(index)]
+            made = [(name, k) for index in indices for name, k in self._updated_pass(index)]
             for name, micro_batch in made:
                 self._send(name, micro_batch)
-        for instruction in self._passes.update:
+        for instruction in () if self._weights else self._passes.update:
             self._update(instruction)
-        outputs = tuple(self._output(whole) for whole in self._program.outputs)
+        returned_wholes = [w for w in self._program.outputs if not (self._weights and w.role == "gradient")]
+        outputs = tuple(self._output(whole) for whole in returned_wholes)
         returned = tuple(dict.fromkeys(piece.value for whole in outputs for piece in whole.pieces))
         function = Function(self._function.name, tuple(self._parameters), tuple(self._out), returned)
         return Program(function, inputs, outputs)
@@ -170,6 +180,17 @@ class _Pipeline:
                     devices[name] |= here
         return devices
 
+    def _updated_pass(self, index: int) -> list[tuple[str, int]]:
+        """A pass, and the update of its device's weights that follows it where the schedule has one."""
+        if self._weights is None:
+            return self._pass(index)
+        self._weights.enter(index, self._at)
+        made = self._pass(index)
+        if self._schedule.updates[index]:
+            device = int(self._schedule.device[index])
+            self._out += self._weights.update(self._passes.update, device, self._at)
+        return made
+
     def _pass(self, index: int) -> list[tuple[str, int]]:
         """Write one pass; returns the values that it makes."""
         schedule = self._schedule
@@ -213,6 +234,8 @@ class _Pipeline:
 
     def _fetch(self, name: str, k: int, device: int) -> str:
         """The value that holds `name` of micro-batch k on a device, sent there if it is not yet."""
+        if self._weights is not None and name in self._weights:
+            return self._weights.value(name, device)
         return self._held(name, k, self._at.get((name, k)) or self._at[name, -1], device)
 
     def _held(self, name: str, k: int, holders: dict[int, str], device: int) -> str:

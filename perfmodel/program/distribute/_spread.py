@@ -59,6 +59,13 @@ class Plan:
     """Sharded inputs that forward and backward passes gather for each use (ZeRO 3)."""
     scatter_gradients: bool = False
     """Gradients are sharded as soon as they are accumulated (ZeRO 2 and 3)."""
+    representative: bool = False
+    """Only the first part is written down: enough to simulate, as all parts do the same at the same time."""
+
+    @property
+    def written(self) -> int:
+        """Parts that are written down."""
+        return 1 if self.representative else self.parts
 
 
 def spread(program: Program, plan: Plan) -> Program:
@@ -119,10 +126,13 @@ class _Spreading:
     def _divides(self, name: str, axis: int) -> None:
         n, parts = self._types[name].shape[axis], self._plan.parts
         if n % parts:
-            raise LayoutError(f"%{name}: its axis {axis} of {n} does not divide over {parts} devices")
+            raise LayoutError(
+                f"%{name}: its axis {axis} of {n} does not divide over {parts} devices; use a divisor, or "
+                "pad the vocabulary (--pad-vocab) if that is what it is"
+            )
 
     def _define(self, name: str, sharding: Sharding) -> Names:
-        names = tuple([f"{name}.{self._plan.suffix}{j}" for j in range(self._plan.parts)])
+        names = tuple([f"{name}.{self._plan.suffix}{j}" for j in range(self._plan.written)])
         self._names[name], self._sharding[name] = names, sharding
         return names
 
@@ -137,7 +147,7 @@ class _Spreading:
         moves = instruction.attribute("to") is not None or instruction.attribute("device") is not None
         if answer.attributes:
             changed = attributes(**dict(instruction.attributes) | dict(answer.attributes))
-        for j in range(self._plan.parts):
+        for j in range(self._plan.written):
             own = changed
             if answer.offset_step:
                 own = attributes(**dict(own) | {"offset": dict(own).get("offset", 0) + j * answer.offset_step})
@@ -190,7 +200,8 @@ class _Spreading:
                 self._divides(name, target.axis)
             tag = replace(tag, stream=self._plan.stream)
             hint = f"{name}.{len(self._converted)}.{self._plan.suffix}"
-            new, names = conversion(self._names[name], self._types[name], current, target, hint, tag)
+            replicas = (self._plan.parts, self._plan.stride) if self._plan.representative else None
+            new, names = conversion(self._names[name], self._types[name], current, target, hint, tag, replicas)
             self._out += new
             self._converted[key] = names
         return self._converted[key]

@@ -34,6 +34,7 @@ from perfmodel.program.ir._op import Sharded as Sharded
 from perfmodel.program.ir._op import Sharding as Sharding
 from perfmodel.program.ir._parse import parse as parse
 from perfmodel.program.ir._parse import parse_function as parse_function
+from perfmodel.program.ir._parse import parse_program as parse_program
 from perfmodel.program.ir._parse import parse_ranks as parse_ranks
 from perfmodel.program.ir._program import Piece as Piece
 from perfmodel.program.ir._program import Program as Program

@@ -1,45 +1,15 @@
 """Reading the text form."""
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn
 
-from perfmodel.errors import PerfModelError
 from perfmodel.program.ir._errors import ProgramError
-from perfmodel.program.ir._function import (
-    CALL,
-    PHASES,
-    STREAMS,
-    UNTAGGED,
-    Attributes,
-    Function,
-    Instruction,
-    Module,
-    Parameter,
-    Tag,
-    attributes,
-)
+from perfmodel.program.ir._function import Function, Module
 from perfmodel.program.ir._infer import infer
 from perfmodel.program.ir._inline import inline
+from perfmodel.program.ir._parser import Annotations, Parser
+from perfmodel.program.ir._program import Program, undistributed
 from perfmodel.program.ir._ranks import RankPrograms, merge
-from perfmodel.program.ir._tokens import Token, tokens
 from perfmodel.program.ir._types import Tensor
-
-_WORDS = {"true": True, "false": False}
-
-
-@dataclass
-class _Annotations:
-    """What the text says of values, to be held against what inference finds."""
-
-    types: list[tuple[int, str, Tensor]] = field(default_factory=list)
-    devices: list[tuple[int, str, int]] = field(default_factory=list)
-
-
-class _Body(NamedTuple):
-    instructions: list[Instruction]
-    lines: list[int]
 
 
 def parse(text: str) -> Module:
@@ -49,7 +19,10 @@ def parse(text: str) -> Module:
         PerfModelError: text that does not follow the grammar; the message names the line.
         ProgramError: whatever is wrong with the program, or a type annotation that is not so.
     """
-    parser = _Parser(text)
+    return _checked(Parser(text))
+
+
+def _checked(parser: Parser) -> Module:
     functions, lines = parser.module()
     module = Module(tuple(functions))
     if any(p.type is None for p in module.main.parameters) and len(functions) > 1:
@@ -65,13 +38,35 @@ def parse_function(text: str) -> Function:
     return inline(parse(text))[0]
 
 
+def parse_program(text: str) -> Program:
+    """A function with the whole tensors that stand below it; without them, all inputs are data (`undistributed`).
+
+    Raises:
+        PerfModelError, ProgramError: as `parse`; a whole tensor of which a piece is no part.
+    """
+    parser = Parser(text)
+    function = inline(_checked(parser))[0]
+    inputs, outputs = parser.wholes(function.types)
+    if not inputs and not outputs:
+        return undistributed(function)
+    held = {piece.value for whole in inputs for piece in whole.pieces}
+    for parameter in function.parameters:
+        if parameter.name not in held:
+            parser.fail(f"no input holds the parameter %{parameter.name}")
+    for whole in outputs:
+        for piece in whole.pieces:
+            if piece.value not in function.outputs:
+                parser.fail(f"output {whole.name}: %{piece.value} is not returned")
+    return Program(function, tuple(inputs), tuple(outputs))
+
+
 def parse_ranks(text: str) -> RankPrograms:
     """Per-rank programs (`ranks @name(..) { rank 0 { .. } .. return .. }`), checked to be free of cyclic waits.
 
     Raises:
         ProgramError: as `merge`; a cyclic wait names where each rank stands.
     """
-    parser = _Parser(text)
+    parser = Parser(text)
     programs, lines = parser.ranks()
     function = merge(programs, lines)
     line_of_outputs = {
@@ -84,7 +79,7 @@ def parse_ranks(text: str) -> RankPrograms:
     return programs
 
 
-def _check(function: str, said: _Annotations, types: Mapping[str, Tensor]) -> None:
+def _check(function: str, said: Annotations, types: Mapping[str, Tensor]) -> None:
     for line, name, tensor in said.types:
         found = types[name]
         if (tensor.dtype, tensor.shape, tensor.device) != (found.dtype, found.shape, found.device):
@@ -92,209 +87,3 @@ def _check(function: str, said: _Annotations, types: Mapping[str, Tensor]) -> No
     for line, name, device in said.devices:
         if types[name].device != device:
             raise ProgramError(function, line, name, f"is on device {types[name].device}, not {device} as annotated")
-
-
-class _Parser:
-    """Recursive descent over the tokens of one text."""
-
-    def __init__(self, text: str) -> None:
-        self.annotations: list[_Annotations] = []
-        self._tokens = tokens(text)
-        self._next = 0
-        self._discarded = 0
-
-    @property
-    def line(self) -> int:
-        """Line of the token last read."""
-        return self._tokens[max(self._next - 1, 0)].line
-
-    def fail(self, message: str) -> NoReturn:
-        raise PerfModelError(f"program text, line {self.line}: {message}")
-
-    def module(self) -> tuple[list[Function], list[int]]:
-        """All functions, and the lines of the last one's instructions and return."""
-        functions, lines = [], []
-        while self._peek().kind != "end":
-            self._expect("func")
-            name, parameters = self._header()
-            body, outputs = self._body(("return",)), self._return()
-            functions.append(Function(name, parameters, tuple(body.instructions), outputs))
-            lines = [*body.lines, self.line]
-            self._expect("}")
-        if not functions:
-            self.fail("a function is needed: func @name(%x: fp32[2, 4] @0) { ... return %y }")
-        return functions, lines
-
-    def ranks(self) -> tuple[RankPrograms, list[list[int]]]:
-        """Per-rank programs and the lines of their instructions."""
-        self._expect("ranks")
-        name, parameters = self._header()
-        codes, lines = [], []
-        while self._peek().text == "rank":
-            self._expect("rank")
-            number = self._take("number").text
-            if number != str(len(codes)):
-                self.fail(f"rank {len(codes)} is expected here, got rank {number}")
-            self._expect("{")
-            body = self._body(("}",))
-            self._expect("}")
-            codes.append(tuple(body.instructions))
-            lines.append(body.lines)
-        outputs = self._return()
-        self._expect("}")
-        return RankPrograms(name, parameters, tuple(codes), outputs), lines
-
-    def _header(self) -> tuple[str, tuple[Parameter, ...]]:
-        name = self._take("function").text[1:]
-        self.annotations.append(_Annotations())
-        self._expect("(")
-        parameters = []
-        while self._peek().text != ")":
-            parameters.append(self._parameter())
-            if self._peek().text != ")":
-                self._expect(",")
-        self._expect(")")
-        self._expect("{")
-        return name, tuple(parameters)
-
-    def _parameter(self) -> Parameter:
-        name = self._take("value").text[1:]
-        if not self._accept(":"):
-            return Parameter(name)
-        tensor = self._type()
-        if self._accept("="):
-            tensor = Tensor(tensor.dtype, tensor.shape, tensor.device, self._literal())
-        return Parameter(name, tensor)
-
-    def _type(self) -> Tensor:
-        dtype = self._take("word").text
-        shape: tuple[int, ...] = ()
-        if self._peek().text == "[":
-            shape = self._literal()
-        device = int(self._take("number").text) if self._accept("@") else 0
-        return Tensor(dtype, shape, device)
-
-    def _return(self) -> tuple[str, ...]:
-        self._expect("return")
-        names = []
-        while self._peek().kind == "value":
-            names.append(self._take("value").text[1:])
-            if not self._accept(","):
-                break
-        return tuple(names)
-
-    def _body(self, ends: tuple[str, ...]) -> _Body:
-        body = _Body([], [])
-        while self._peek().text not in ends:
-            line = self._peek().line
-            body.instructions.append(self._instruction())
-            body.lines.append(line)
-        return body
-
-    def _instruction(self) -> Instruction:
-        outputs = [self._output()]
-        while self._accept(","):
-            outputs.append(self._output())
-        self._expect("=")
-        token = self._token()
-        if token.kind not in ("word", "function"):
-            self.fail(f"an op or @function is expected, got {token.text!r}")
-        self._expect("(")
-        inputs = []
-        while self._peek().text != ")":
-            inputs.append(self._take("value").text[1:])
-            if self._peek().text != ")":
-                self._expect(",")
-        self._expect(")")
-        values = self._attributes()
-        tag = self._tag()
-        if token.kind == "function":
-            return Instruction(CALL, tuple(inputs), tuple(outputs), attributes(function=token.text[1:]), tag)
-        return Instruction(token.text, tuple(inputs), tuple(outputs), values, tag)
-
-    def _output(self) -> str:
-        if self._accept("_"):
-            self._discarded += 1
-            return f"_{self._discarded}"
-        token = self._take("value")
-        name = token.text[1:]
-        if self._accept(":"):
-            self.annotations[-1].types.append((token.line, name, self._type()))
-        elif self._accept("@"):
-            self.annotations[-1].devices.append((token.line, name, int(self._take("number").text)))
-        return name
-
-    def _attributes(self) -> Attributes:
-        values: dict[str, Any] = {}
-        if self._accept("{"):
-            while self._peek().text != "}":
-                name = self._take("word").text
-                self._expect("=")
-                values[name] = self._literal()
-                if self._peek().text != "}":
-                    self._expect(",")
-            self._expect("}")
-        return attributes(**values)
-
-    def _literal(self) -> Any:
-        token = self._token()
-        if token.kind == "number":
-            return float(token.text) if re.search(r"[.einf]", token.text) else int(token.text)
-        if token.kind == "string":
-            return token.text[1:-1]
-        if token.text in _WORDS:
-            return _WORDS[token.text]
-        if token.text != "[":
-            self.fail(f"a number, string, true, false or list is expected, got {token.text!r}")
-        items = []
-        while not self._accept("]"):
-            items.append(self._literal())
-            if self._peek().text != "]":
-                self._expect(",")
-        return tuple(items)
-
-    def _tag(self) -> Tag:
-        if not self._accept("|"):
-            return UNTAGGED
-        values: dict[str, Any] = {}
-        while self._peek().kind == "word" and self._peek().text not in ("return", "_"):
-            word = self._take("word").text
-            if word in PHASES:
-                values["phase"] = word
-                continue
-            self._expect("=")
-            token = self._token()
-            if word in ("layer", "micro_batch") and token.kind == "number":
-                values[word] = int(token.text)
-            elif word == "stream" and token.text in STREAMS:
-                values[word] = token.text
-            else:
-                self.fail(f"tags are a phase, layer=, micro_batch= and stream=; got {word}={token.text}")
-        return Tag(**values)
-
-    def _peek(self) -> Token:
-        return self._tokens[self._next]
-
-    def _token(self) -> Token:
-        token = self._tokens[self._next]
-        if token.kind == "end":
-            self.fail("the text ends here, in the middle of a function")
-        self._next += 1
-        return token
-
-    def _take(self, kind: str) -> Token:
-        token = self._token()
-        if token.kind != kind:
-            self.fail(f"a {kind} is expected, got {token.text!r}")
-        return token
-
-    def _accept(self, text: str) -> bool:
-        if self._tokens[self._next].text == text:
-            self._next += 1
-            return True
-        return False
-
-    def _expect(self, text: str) -> None:
-        token = self._token()
-        if token.text != text:
-            self.fail(f"{text!r} is expected, got {token.text!r}")

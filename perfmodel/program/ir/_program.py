@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal, get_args
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from perfmodel.program.ir._function import Function
 from perfmodel.program.ir._types import Shape, Tensor
 
 Role = Literal["data", "parameter", "state", "loss", "gradient", "output"]
+ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
 
 @dataclass(frozen=True, slots=True)

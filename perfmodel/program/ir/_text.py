@@ -12,14 +12,24 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from perfmodel.program.ir._function import CALL, UNTAGGED, Attributes, Function, Instruction, Module, Parameter, Tag
+from perfmodel.program.ir._program import Program, Whole
 from perfmodel.program.ir._ranks import RankPrograms
 from perfmodel.program.ir._types import Tensor
 
 INDENT = "  "
 
 
-def to_text(program: Function | Module | RankPrograms) -> str:
-    """A program as text; values carry their types where these are known without inlining calls."""
+def to_text(program: Program | Function | Module | RankPrograms) -> str:
+    """A program as text; values carry their types where these are known without inlining calls.
+
+    Below a `Program`'s function stand its whole tensors:
+
+        input "wte" parameter fp32[8, 4] {tensor_axis=0} = %wte.t0 [0, 0], %wte.t1 [4, 0]
+        output "loss" loss fp32[] = %loss []
+    """
+    if isinstance(program, Program):
+        sides = [("input", w) for w in program.inputs] + [("output", w) for w in program.outputs]
+        return "\n".join([_function(program.function), *(_whole(side, whole) for side, whole in sides), ""])
     if isinstance(program, Module):
         return "\n".join(_function(f) for f in program.functions)
     return _function(program) if isinstance(program, Function) else _ranks(program)
@@ -44,6 +54,13 @@ def _function(function: Function) -> str:
     lines += [INDENT + instruction_text(i, types) for i in function.instructions]
     lines += [f"{INDENT}return {_names(function.outputs)}".rstrip(), "}", ""]
     return "\n".join(lines)
+
+
+def _whole(side: str, whole: Whole) -> str:
+    axes = [(n, getattr(whole, n)) for n in ("batch_axis", "tensor_axis", "expert_axis")]
+    pieces = ", ".join(f"%{piece.value} {_literal(piece.start)}" for piece in whole.pieces)
+    said = _attributes(tuple((name, axis) for name, axis in axes if axis is not None))
+    return f'{side} "{whole.name}" {whole.role} {whole.dtype}{_literal(whole.shape)}{said} = {pieces}'
 
 
 def _ranks(programs: RankPrograms) -> str:

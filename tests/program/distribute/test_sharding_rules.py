@@ -18,6 +18,7 @@ CASES: list[tuple[str, list[tuple[str, tuple[int, ...]]], dict[str, object]]] = 
     ("div", [(F64, X), (F64, (2, 1, 8))], {}),
     ("scale", [(F64, X)], {"factor": 2.0}),
     ("exp", [(F64, X)], {}),
+    *((op, [(F64, X)], {}) for op in ("tanh", "sigmoid", "erf")),
     ("relu_grad", [(F64, X), (F64, X)], {}),
     ("gelu_grad", [(F64, X), (F64, X)], {}),
     ("sum", [(F64, X)], {"axes": (0, 2)}),
@@ -54,7 +55,7 @@ CASES: list[tuple[str, list[tuple[str, tuple[int, ...]]], dict[str, object]]] = 
     ("sgd", [(F64, X), (F64, X)], {"rate": 0.1}),
     ("adam", [(F64, X)] * 4, {"rate": 0.1, "beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8, "step": 1}),
 ]  # fmt: skip
-BY_OTHER_TESTS = {"log", "relu", "gelu", "dispatch", "collect"}
+BY_OTHER_TESTS = {"log", "sqrt", "relu", "gelu", "dispatch", "collect"}
 
 
 def test_every_op_is_here() -> None:

@@ -16,11 +16,26 @@ def mlp(batch: int, sizes: Sequence[int], dtype: str = "fp32") -> Program:
         sizes: features of the input and of every layer's output; layer i is tagged `layer=i`.
         dtype: element type of everything.
     """
+    m = ModelBuilder("mlp", dtype)
+    h = _layers(m, batch, sizes)
+    y = m.data("y", (batch, sizes[-1]))
+    with m.tagged(phase="forward", layer=len(sizes) - 2):
+        error = m.op("sub", h, y, name="error")
+        total = m.op("sum", m.op("mul", error, error), axes=(0, 1))
+        loss = m.op("scale", total, factor=1.0 / (batch * sizes[-1]), name="loss")
+    return m.program([(loss, "loss")])
+
+
+def mlp_inference(batch: int, sizes: Sequence[int], dtype: str = "fp32") -> Program:
+    """What the last layer of `mlp` gives."""
+    m = ModelBuilder("mlp", dtype)
+    return m.program([(_layers(m, batch, sizes), "output")])
+
+
+def _layers(m: ModelBuilder, batch: int, sizes: Sequence[int]) -> str:
     if len(sizes) < 2 or min(*sizes, batch) < 1:
         raise PerfModelError(f"an MLP needs a batch and at least 2 sizes above zero, got {batch} and {list(sizes)}")
-    m = ModelBuilder("mlp", dtype)
     h = m.data("x", (batch, sizes[0]))
-    y = m.data("y", (batch, sizes[-1]))
     last = len(sizes) - 2
     for layer, (n_in, n_out) in enumerate(pairwise(sizes)):
         # Megatron's pairing: a layer sliced by columns, then one sliced by rows
@@ -31,8 +46,4 @@ def mlp(batch: int, sizes: Sequence[int], dtype: str = "fp32") -> Program:
             h = m.op("add", m.op("matmul", h, w, name=f"p{layer}"), bias, name=f"z{layer}")
             if layer < last:
                 h = m.op("relu", h, name=f"h{layer}")
-    with m.tagged(phase="forward", layer=last):
-        error = m.op("sub", h, y, name="error")
-        total = m.op("sum", m.op("mul", error, error), axes=(0, 1))
-        loss = m.op("scale", total, factor=1.0 / (batch * sizes[-1]), name="loss")
-    return m.program([(loss, "loss")])
+    return h

@@ -15,9 +15,14 @@ class ModelBuilder(Builder):
         self.dtype = dtype
         self._inputs: list[Whole] = []
 
-    def data(self, name: str, shape: Shape, dtype: str | None = None) -> str:
-        """An input whose first axis are independent samples."""
-        return self._input(name, "data", shape, dtype or self.dtype, batch_axis=0)
+    @property
+    def inputs(self) -> tuple[Whole, ...]:
+        """Parameters and data so far."""
+        return tuple(self._inputs)
+
+    def data(self, name: str, shape: Shape, dtype: str | None = None, batch_axis: int | None = 0) -> str:
+        """An input whose first axis are independent samples (`batch_axis=None`: the same for all)."""
+        return self._input(name, "data", shape, dtype or self.dtype, batch_axis=batch_axis)
 
     def weight(self, name: str, shape: Shape, tensor_axis: int | None = None, expert_axis: int | None = None) -> str:
         """A trained parameter."""

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, replace
 
 from perfmodel.errors import PerfModelError
 from perfmodel.program.ir._gradient import add_gradients, extend
-from perfmodel.program.ir._program import Piece, Program, Role, Whole
+from perfmodel.program.ir._program import Program, Role, Whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,34 +45,33 @@ def training_step(model: Program, optimizer: Optimizer | None = None) -> Program
     weights = model.inputs_of("parameter")
     b = extend(model.function)
     inputs, outputs = list(model.inputs), [loss]
-    gradients = add_gradients(b, loss.pieces[0].value, [w.pieces[0].value for w in weights])
+    gradients = add_gradients(b, loss.pieces[0].value, [piece.value for w in weights for piece in w.pieces])
     layer_of = _layers(model)
-    moments: dict[str, list[str]] = {}
+    moments = ("m", "v") if isinstance(optimizer, Adam) else ()
+    op = "adam" if moments else "sgd"
     for weight in weights:
-        moments[weight.name] = []
-        for moment in ("m", "v") if isinstance(optimizer, Adam) else ():
-            name = f"{weight.name}.{moment}"
-            b.parameter(name, b.types[weight.pieces[0].value])
-            inputs.append(_at(weight, name, name, "state"))
-            moments[weight.name].append(name)
+        for moment in moments:
+            inputs.append(_at(weight, f"{weight.name}.{moment}", f".{moment}", "state"))
+            for piece in weight.pieces:
+                b.parameter(f"{piece.value}.{moment}", b.types[piece.value])
     for weight in weights:
-        value = weight.pieces[0].value
-        gradient, own = gradients[value], moments[weight.name]
-        op, hints = (
-            ("adam", (f"{value}.new", f"{value}.m.new", f"{value}.v.new")) if own else ("sgd", (f"{value}.new",))
-        )
-        with b.tagged(phase="update", layer=layer_of[value]):
-            new, *new_moments = b.emit(op, (value, gradient, *own), hints, tuple(sorted(asdict(optimizer).items())))
-        outputs.append(_at(weight, f"d_{weight.name}", gradient, "gradient"))
-        outputs.append(_at(weight, weight.name, new, "parameter"))
-        outputs += [_at(weight, name, v, "state") for name, v in zip(own, new_moments, strict=True)]
-    function = b.build([whole.pieces[0].value for whole in outputs])
+        for value in (piece.value for piece in weight.pieces):
+            own = [f"{value}.{moment}" for moment in moments]
+            hints = [f"{name}.new" for name in (value, *own)]
+            with b.tagged(phase="update", layer=layer_of[value]):
+                b.emit(op, (value, gradients[value], *own), hints, tuple(sorted(asdict(optimizer).items())))
+        held = tuple(replace(piece, value=gradients[piece.value]) for piece in weight.pieces)
+        outputs.append(replace(weight, name=f"d_{weight.name}", role="gradient", pieces=held))
+        outputs.append(_at(weight, weight.name, ".new", "parameter"))
+        outputs += [_at(weight, f"{weight.name}.{moment}", f".{moment}.new", "state") for moment in moments]
+    function = b.build([piece.value for whole in outputs for piece in whole.pieces])
     return Program(function, tuple(inputs), tuple(outputs))
 
 
-def _at(weight: Whole, name: str, value: str, role: Role) -> Whole:
-    """A tensor shaped and spread like a weight."""
-    return replace(weight, name=name, role=role, pieces=(Piece(value, (0,) * len(weight.shape)),))
+def _at(weight: Whole, name: str, suffix: str, role: Role) -> Whole:
+    """A tensor shaped and spread like a weight, whose values are named after the weight's."""
+    pieces = tuple(replace(piece, value=f"{piece.value}{suffix}") for piece in weight.pieces)
+    return replace(weight, name=name, role=role, pieces=pieces)
 
 
 def _layers(model: Program) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from perfmodel.errors import PerfModelError
+from perfmodel.program.ir._builder import Builder
 from perfmodel.program.ir._program import Program
 from perfmodel.program.ir.models._model_builder import ModelBuilder
 
@@ -22,6 +23,8 @@ class TransformerSize:
     seq_len: int
     experts: int = 0
     """Feed-forward networks of every layer, of which each token visits one; 0 for a dense model."""
+    tied: bool = False
+    """The table of embeddings is the head too."""
 
     def __post_init__(self) -> None:
         if min(self.layers, self.hidden, self.heads, self.vocab, self.seq_len, self.experts + 1) < 1:
@@ -37,7 +40,7 @@ class TransformerSize:
         dense = (h + 1) * ffn + (ffn + 1) * h
         expert = self.experts * 2 * h * ffn + h * self.experts
         block = attention + 2 * h + (expert if self.experts else dense)
-        return self.layers * block + (2 * self.vocab + self.seq_len + 2) * h
+        return self.layers * block + ((2 - self.tied) * self.vocab + self.seq_len + 2) * h
 
 
 GPT2_175B = TransformerSize(layers=96, hidden=12288, heads=96, vocab=51200, seq_len=2048)
@@ -54,13 +57,18 @@ def transformer_loss(size: TransformerSize, batch: int, dtype: str = "fp32") -> 
     logits = _logits(m, size, batch)
     labels = m.data("labels", (batch, size.seq_len), "int32")
     with m.tagged(phase="forward", layer=size.layers - 1):
-        top = m.op("row_max", logits)
-        weights = m.op("exp", m.op("sub", logits, top))
-        normaliser = m.op("add", m.op("log", m.op("sum", weights, axes=(2,), keep=True)), top, name="normaliser")
-        surprise = m.op("sub", normaliser, m.op("pick", logits, labels), name="surprise")
-        total = m.op("sum", surprise, axes=(0, 1, 2))
-        loss = m.op("scale", total, factor=1.0 / (batch * size.seq_len), name="loss")
-    return m.program([(loss, "loss")])
+        return m.program([(cross_entropy(m, logits, labels), "loss")])
+
+
+def cross_entropy(m: Builder, logits: str, labels: str) -> str:
+    """Mean over all labels of log(sum(exp(logits))) - logits[label], along the last axis, in range by its maximum."""
+    axes = tuple(range(m.types[logits].rank))
+    top = m.op("row_max", logits)
+    weights = m.op("exp", m.op("sub", logits, top))
+    normaliser = m.op("add", m.op("log", m.op("sum", weights, axes=axes[-1:], keep=True)), top, name="normaliser")
+    surprise = m.op("sub", normaliser, m.op("pick", logits, labels), name="surprise")
+    total = m.op("sum", surprise, axes=axes)
+    return m.op("scale", total, factor=1.0 / m.types[labels].n_elements, name="loss")
 
 
 def transformer_inference(size: TransformerSize, batch: int, dtype: str = "fp32") -> Program:
@@ -82,6 +90,8 @@ def _logits(m: ModelBuilder, size: TransformerSize, batch: int) -> str:
             x = _experts(m, f"l{layer}", x, size, batch) if size.experts else _feed_forward(m, f"l{layer}", x, h)
     with m.tagged(phase="forward", layer=size.layers - 1):
         x = _norm(m, "final", x, h)
+        if size.tied:
+            return m.op("matmul", x, table, transpose_b=True, name="logits")
         return m.op("matmul", x, m.weight("head", (h, size.vocab), tensor_axis=1), name="logits")
 
 

@@ -1,7 +1,8 @@
 """Instructions of several devices: they take and give one value per device and run on all at once.
 
 Operands and results stand in the order of the devices of the group, which is also the order in which
-slices are joined and dealt out.
+slices are joined and dealt out. With attribute `replicas=[n, stride]` an instruction stands for one of n devices,
+`stride` apart, that all do the same: of a program of which only one of them is written down, to be simulated.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,11 +25,15 @@ from perfmodel.program.ir._op import operands as expect
 from perfmodel.program.ir._types import Tensor
 from perfmodel.program.ir.ops._work import kernel_dtype
 
-Rule = Callable[[tuple[Tensor, ...], Mapping[str, Any]], Tensor]
+Rule = Callable[[Tensor, int, Mapping[str, Any]], Tensor]
+"""From an operand, the size of the group and the attributes to a result."""
 
 
-def _group(given: tuple[Tensor, ...]) -> None:
-    """Raise `RuleError` unless the operands are alike and on different devices."""
+def _group(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> int:
+    """Size of the group; raises `RuleError` unless the operands are alike and on different devices."""
+    if "replicas" in attributes:
+        expect(1, given)
+        return int(attributes["replicas"][0])
     if len(given) < 2:
         raise RuleError(f"operands on at least 2 devices are needed, got {len(given)}")
     devices = [tensor.device for tensor in given]
@@ -38,6 +43,7 @@ def _group(given: tuple[Tensor, ...]) -> None:
     if len(kinds) > 1:
         kinds_text = " and ".join(sorted(f"{dtype}{list(shape)}" for dtype, shape in kinds))
         raise RuleError(f"operands must share dtype and shape, got {kinds_text}")
+    return len(given)
 
 
 def _scaled(tensor: Tensor, axis: int, by: int, over: int) -> Tensor:
@@ -55,8 +61,8 @@ def _on_all(rule: Rule) -> InferRule:
     """A collective that leaves a result on every device of the group."""
 
     def infer(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-        _group(given)
-        result = rule(given, attributes)
+        n = _group(given, attributes)
+        result = rule(given[0], n, attributes)
         return tuple(result.on(tensor.device) for tensor in given)
 
     return infer
@@ -66,16 +72,16 @@ def _onto_one(rule: Rule) -> InferRule:
     """A collective that leaves one result, on a device of the group."""
 
     def infer(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-        _group(given)
+        n = _group(given, attributes)
         to = required(attributes, "to", int)
         if to not in {tensor.device for tensor in given}:
             raise RuleError(f"to={to} is not a device of the group")
-        return (rule(given, attributes).on(to),)
+        return (rule(given[0], n, attributes).on(to),)
 
     return infer
 
 
-def _from_one(rule: Callable[[Tensor, int, Mapping[str, Any]], Tensor]) -> InferRule:
+def _from_one(rule: Rule) -> InferRule:
     """A collective whose one operand reaches the devices `to`."""
 
     def infer(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
@@ -97,28 +103,27 @@ def _send(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Ten
     return (given[0].on(to),)
 
 
-def _reduce(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> Tensor:
+def _reduce(tensor: Tensor, n: int, attributes: Mapping[str, Any]) -> Tensor:
     _reduction(attributes)
-    return given[0].with_shape(given[0].shape)
+    return tensor.with_shape(tensor.shape)
 
 
-def _gathered(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> Tensor:
-    return _scaled(given[0], axis_of(attributes, "axis", given[0].rank), len(given), 1)
-
-
-def _reduce_scatter(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> Tensor:
-    _reduction(attributes)
-    return _scaled(given[0], axis_of(attributes, "axis", given[0].rank), 1, len(given))
-
-
-def _all_to_all(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> Tensor:
-    rank, n = given[0].rank, len(given)
-    split = _scaled(given[0], axis_of(attributes, "split_axis", rank), 1, n)
-    return _scaled(split, axis_of(attributes, "concat_axis", rank), n, 1)
+def _gathered(tensor: Tensor, n: int, attributes: Mapping[str, Any]) -> Tensor:
+    return _scaled(tensor, axis_of(attributes, "axis", tensor.rank), n, 1)
 
 
 def _scattered(tensor: Tensor, n: int, attributes: Mapping[str, Any]) -> Tensor:
     return _scaled(tensor, axis_of(attributes, "axis", tensor.rank), 1, n)
+
+
+def _reduce_scatter(tensor: Tensor, n: int, attributes: Mapping[str, Any]) -> Tensor:
+    _reduction(attributes)
+    return _scattered(tensor, n, attributes)
+
+
+def _all_to_all(tensor: Tensor, n: int, attributes: Mapping[str, Any]) -> Tensor:
+    split = _scaled(tensor, axis_of(attributes, "split_axis", tensor.rank), 1, n)
+    return _scaled(split, axis_of(attributes, "concat_axis", tensor.rank), n, 1)
 
 
 def _shard_collective(question: Question) -> Answer:
@@ -139,11 +144,10 @@ def _moves(kind: CollectiveKind, gathered: bool = False) -> Any:
     """Work of one collective, its bytes counted as `spec.Collective` does."""
 
     def work(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Op, ...]:
-        devices = {tensor.device for tensor in (*inputs, *outputs)}
+        n, _ = attributes.get("replicas") or (len({tensor.device for tensor in (*inputs, *outputs)}), 0)
         moved = (outputs if gathered else inputs)[0]
         collective = Collective(
-            collective=kind, bytes=float(moved.n_bytes), num_ranks=len(devices), ranks_per_node=len(devices),
-            dtype=kernel_dtype(moved),
+            collective=kind, bytes=float(moved.n_bytes), num_ranks=n, ranks_per_node=n, dtype=kernel_dtype(moved)
         )  # fmt: skip
         return (collective,)
 

@@ -1,6 +1,7 @@
 """Element-wise ops with NumPy's broadcasting, and sums that undo it."""
 
 from collections.abc import Callable, Mapping
+from math import pi
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -113,8 +114,37 @@ def _mul_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
 
 
 def _with_input(op: str) -> Callable[["Builder", "Instruction", Names], Names]:
-    """Gradient rule that applies `op` to the operand and the gradient."""
-    return lambda b, i, g: (b.op(op, i.inputs[0], g[0]) if g[0] else None,)
+    """Gradient rule that applies `op` to the operand and the gradient, under the same attributes."""
+    return lambda b, i, g: (b.emit(op, (i.inputs[0], g[0]), (op,), i.attributes)[0] if g[0] else None,)
+
+
+def _tanh_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+    """dy (1 - y^2)."""
+    (dy,), (y,) = gradients, i.outputs
+    return (b.op("sub", dy, b.op("mul", b.op("mul", dy, y), y)) if dy else None,)
+
+
+def _sigmoid_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+    """dy y (1 - y)."""
+    (dy,), (y,) = gradients, i.outputs
+    if dy is None:
+        return (None,)
+    part = b.op("mul", dy, y)
+    return (b.op("sub", part, b.op("mul", part, y)),)
+
+
+def _sqrt_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+    (dy,) = gradients
+    return (b.op("scale", b.op("div", dy, i.outputs[0]), factor=0.5) if dy else None,)
+
+
+def _erf_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+    """dy 2 / sqrt(pi) exp(-x^2)."""
+    (dy,), (x,) = gradients, i.inputs
+    if dy is None:
+        return (None,)
+    bell = b.op("exp", b.op("scale", b.op("mul", x, x), factor=-1.0))
+    return (b.op("mul", dy, b.op("scale", bell, factor=2 / pi**0.5)),)
 
 
 def _scale(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
@@ -232,12 +262,26 @@ ELEMENTWISE = table(
         name="log", infer=elementwise(1), work=memory_bound("log"), gradient=_log_gradient, shard=shard_elementwise
     ),
     OpDefinition(
+        name="sqrt", infer=elementwise(1), work=memory_bound("sqrt"), gradient=_sqrt_gradient, shard=shard_elementwise
+    ),
+    OpDefinition(
+        name="tanh", infer=elementwise(1), work=memory_bound("tanh"), gradient=_tanh_gradient, shard=shard_elementwise
+    ),
+    OpDefinition(
+        name="sigmoid", infer=elementwise(1), work=memory_bound("sigmoid"), gradient=_sigmoid_gradient,
+        shard=shard_elementwise,
+    ),
+    OpDefinition(
+        name="erf", infer=elementwise(1), work=memory_bound("erf"), gradient=_erf_gradient, shard=shard_elementwise
+    ),
+    OpDefinition(
         name="relu", infer=elementwise(1), work=memory_bound("relu"), gradient=_with_input("relu_grad"),
         shard=shard_elementwise,
     ),
     OpDefinition(
         name="relu_grad", infer=elementwise(2), work=memory_bound("relu", backward=True), shard=shard_elementwise
     ),
+    # by tanh, or by erf with attribute `exact`
     OpDefinition(
         name="gelu", infer=elementwise(1), work=memory_bound("gelu"), gradient=_with_input("gelu_grad"),
         shard=shard_elementwise,

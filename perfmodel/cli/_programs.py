@@ -1,0 +1,227 @@
+"""`perfmodel distribute` and `perfmodel simulate`: a model as a program over devices, and its time."""
+
+import argparse
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.cli._emit import emit, reporting
+from perfmodel.cli._flags import add_calibration, add_json
+from perfmodel.cli._import_model import dimension
+from perfmodel.cli._job_file import PROGRAM_HELP
+from perfmodel.errors import PerfModelError
+
+if TYPE_CHECKING:
+    from perfmodel.program.ir import Program
+
+_LAYOUT = (
+    "as dp=2,tp=2,pp=2,micro_batches=4 (also ep, vpp, schedule, steps, zero, sequence_parallel, checkpoint), or D/T/P/K"
+)
+
+
+def add_distribute(commands: Any) -> None:
+    """Register `distribute`."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "distribute", help="write a model as a program over devices, by data, tensor, pipeline parallelism"
+    )
+    add_source(command, "SOURCE")
+    command.add_argument("--layout", default="", help=f"{_LAYOUT}; default: one device")
+    command.add_argument("--out", type=Path, metavar="FILE", required=True, help="text form of the program (FILE.ir)")
+    add_json(command)
+    command.set_defaults(run=reporting(distribute, show_distributed))
+
+
+def add_simulate(commands: Any) -> None:
+    """Register `simulate`."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "simulate", help="time, memory and timeline of a program on a cluster"
+    )
+    add_source(command, "PROGRAM")
+    command.add_argument("--layout", default="", help=f"distribute it first, {_LAYOUT}")
+    command.add_argument("--cluster", required=True, help="catalog name or TOML")
+    command.add_argument("--trace", type=Path, metavar="FILE", help="timeline as Chrome trace (json or json.gz)")
+    add_calibration(command)
+    add_json(command)
+    command.set_defaults(run=reporting(simulate, show_simulated))
+
+
+def add_source(command: argparse.ArgumentParser, metavar: str) -> None:
+    """The program and what its source leaves open."""
+    command.add_argument("program", metavar=metavar, help=PROGRAM_HELP)
+    command.add_argument("--global-batch", type=int, metavar="B", help="samples (catalog models)")
+    command.add_argument("--seq-len", type=int, default=0, metavar="S", help="tokens per sequence (catalog models)")
+    command.add_argument(
+        "--dtype", default="fp32", choices=("fp64", "fp32", "bf16", "fp16"), help="element type (catalog models)"
+    )
+    command.add_argument(
+        "--mode", choices=("train", "inference"), help="default: train what returns a loss (catalog models: train)"
+    )
+    add_values(command)
+
+
+def add_values(command: argparse.ArgumentParser) -> None:
+    """Sizes and inputs that a program's source leaves open."""
+    command.add_argument(
+        "--dim", action="append", default=[], metavar="NAME=SIZE", help="size of a named dimension (ONNX; repeatable)"
+    )
+    command.add_argument(
+        "--input-value", action="append", default=[], metavar="NAME=VALUE",
+        help="value of an input that shapes or masks depend on: a number, a JSON list or FILE.npy (repeatable)",
+    )  # fmt: skip
+    command.add_argument(
+        "--pad-vocab", type=int, default=1, metavar="N", help="grow vocabularies to a multiple of N, as 50257 for tp=8"
+    )
+
+
+def source_program(arguments: argparse.Namespace) -> "Program":
+    """The program that the flags of `add_source` say.
+
+    Raises:
+        PerfModelError: as `perfmodel.importers.read_program`.
+    """
+    from perfmodel.importers import SourceSettings, input_value, read_program
+
+    settings = SourceSettings(
+        batch=arguments.global_batch,
+        seq_len=arguments.seq_len or 0,
+        dtype=arguments.dtype or "fp32",
+        mode=arguments.mode,
+        dims=dict(map(dimension, arguments.dim)),
+        values=dict(map(input_value, arguments.input_value)),
+        pad_vocab=arguments.pad_vocab,
+    )
+    return read_program(arguments.program, settings)
+
+
+def _distributed(arguments: argparse.Namespace) -> "Program":
+    from perfmodel.program.distribute import Degrees, distribute
+
+    program = source_program(arguments)
+    if not arguments.layout:
+        return program
+    if program.n_devices > 1:
+        raise PerfModelError(f"{arguments.program}: is distributed over {program.n_devices} devices already")
+    return distribute(program, Degrees.parse(arguments.layout))
+
+
+def distribute(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Write the program; what it consists of.
+
+    Raises:
+        PerfModelError: as `source_program`, or a layout that the program does not divide into.
+    """
+    from collections import Counter
+
+    from perfmodel.ingest.tables import write_text
+    from perfmodel.program.ir import OPS, live_memory, to_text, work
+
+    program = _distributed(arguments)
+    write_text(arguments.out, to_text(program))
+    done = work(program.function)
+    ops = Counter(i.op for i in program.function.instructions if OPS[i.op].collective)
+    return {
+        "program": program.function.name,
+        "devices": program.n_devices,
+        "instructions": len(program.function.instructions),
+        "collectives": dict(sorted(ops.items())),
+        "parameters": sum(prod(w.shape) for w in program.inputs_of("parameter")),
+        "flops": float(done.flops.sum()),
+        "peak_memory_bytes": float(live_memory(program.function).peak_bytes.max()),
+        "written": [str(arguments.out)],
+    }
+
+
+def show_distributed(report: Mapping[str, Any]) -> None:
+    """The report for people."""
+    print(f"@{report['program']}: {report['instructions']} instructions on {report['devices']} device(s), "
+          f"{report['parameters']:,} parameters, {report['flops']:.4g} FLOPs")  # fmt: skip
+    print("collectives: " + (", ".join(f"{op} {n}" for op, n in report["collectives"].items()) or "none"))
+    print(f"live values: at most {report['peak_memory_bytes'] / 1e6:.4g} MB on a device")
+    print(f"wrote {report['written'][0]}")
+
+
+def simulate(arguments: argparse.Namespace) -> dict[str, Any]:
+    """When the program's instructions run.
+
+    Raises:
+        PerfModelError: as `distribute`, or a cluster with fewer devices.
+    """
+    from perfmodel import catalog, execution
+    from perfmodel.program.ir import live_memory
+
+    cluster = catalog.cluster(arguments.cluster)
+    program = _distributed(arguments)
+    structure = execution.program_structure(program.function, cluster)
+    timeline = execution.simulate(structure, execution.cluster_timer(cluster, arguments.calibration))
+    memory = live_memory(program.function).peak_bytes
+    busy_s = timeline.device_busy_s()
+    report: dict[str, Any] = {
+        "program": program.function.name,
+        "cluster": cluster.name,
+        "devices": program.n_devices,
+        "instructions": len(program.function.instructions),
+        "step_time_s": timeline.makespan_s,
+        "busy_s": busy_s.tolist(),
+        "bubble_fraction": 1 - float(busy_s.mean()) / timeline.makespan_s,
+        "peak_memory_bytes": memory.tolist(),
+        "fits": bool(memory.max() <= cluster.device.memory_bytes),
+    }
+    if arguments.trace:
+        execution.write_chrome_trace(structure, timeline, arguments.trace)
+        report["written"] = [str(arguments.trace)]
+    return report
+
+
+def show_simulated(report: Mapping[str, Any]) -> None:
+    """The report for people."""
+    print(f"@{report['program']} on {report['devices']} device(s) of {report['cluster']}: "
+          f"{1e3 * report['step_time_s']:.4g} ms, {report['bubble_fraction']:.1%} idle")  # fmt: skip
+    peak = max(report["peak_memory_bytes"]) / 1e9
+    print(f"live values: at most {peak:.4g} GB on a device, which {'fits' if report['fits'] else 'does NOT fit'}")
+    for path in report.get("written", ()):
+        print(f"wrote {path}")
+
+
+def search_program(arguments: argparse.Namespace) -> int:
+    """`perfmodel search PROGRAM`: every D/T/P/K of a program.
+
+    Raises:
+        PerfModelError: as `source_program` and `search_programs`; several batches.
+    """
+    from perfmodel import catalog
+    from perfmodel.display import progress
+    from perfmodel.ingest.tables import write_json
+    from perfmodel.planning.program_search import MICRO_BATCHES, search_programs
+
+    batches = arguments.global_batch
+    if batches and len(batches) > 1:
+        raise PerfModelError(f"{arguments.program}: one batch at a time; give --global-batch one number")
+    arguments.global_batch = batches[0] if batches else None
+    arguments.mode = arguments.mode if arguments.mode == "inference" else None  # train what returns a loss
+    if arguments.dtype not in (None, "fp32", "bf16", "fp16"):
+        raise PerfModelError(f"{arguments.program}: programs are in fp32, bf16 or fp16, not {arguments.dtype}")
+    cluster = catalog.cluster(arguments.cluster)
+    program = source_program(arguments)
+    with progress("programs") as report:
+        result = search_programs(
+            program, cluster, arguments.devices or cluster.capacity, schedule=arguments.schedules or "1f1b",
+            micro_batches=arguments.micro_batches or MICRO_BATCHES, calibration=arguments.calibration, progress=report,
+        )  # fmt: skip
+    if not result.candidates:
+        reasons = ", ".join(f"{reason} ({n})" for reason, n in result.rejected.items())
+        raise PerfModelError(f"{arguments.program}: none of {result.evaluated} distributions is possible: {reasons}")
+    shown = result.to_dict() | {"layouts": result.to_dict()["layouts"][: arguments.top]}
+    if arguments.out:
+        write_json(arguments.out, result.to_dict())
+    emit(arguments, shown, lambda: _show_search(shown))
+    return 0
+
+
+def _show_search(report: Mapping[str, Any]) -> None:
+    print(f"@{report['program']}, batch {report['global_batch']}, on {report['cluster']}: "
+          f"{report['feasible']} of {report['evaluated']} distributions fit")  # fmt: skip
+    print(f"{'D/T/P/K':>12}  {'step, ms':>10}  {'samples/s':>10}  {'live, GB':>9}")
+    for row in report["layouts"]:
+        print(f"{row['dtpk']:>12}  {1e3 * row['step_time_s']:>10.4g}  {row['samples_per_s']:>10.4g}  "
+              f"{row['peak_memory_bytes'] / 1e9:>9.4g}")  # fmt: skip

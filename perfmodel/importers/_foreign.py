@@ -1,0 +1,161 @@
+"""Graphs of other frameworks as programs: what ONNX and `torch.export` have in common.
+
+A reader goes through a graph's nodes in order and hands each to `Graph.node` as a `Call`. What does not depend on
+weights or data is computed (mixed concrete and abstract interpretation, DistIR, section 3.3); for the rest the rule of
+`FOREIGN_OPS` writes instructions of the IR.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from perfmodel.errors import PerfModelError
+from perfmodel.importers._dtypes import Array
+from perfmodel.importers._emitter import CannotMapError, Emitter, Item, Known, Missing, Ref
+from perfmodel.importers._foreign_ops import FOREIGN_OPS, Call
+from perfmodel.importers._separate import separate_projections
+from perfmodel.program.distribute import megatron_axes
+from perfmodel.program.ir import Program
+from perfmodel.program.ir.models import ModelBuilder
+
+_LAYER = re.compile(r"(?:^|[._/])(\d+)(?=[._/]|$)")
+
+
+@dataclass
+class Graph:
+    """A graph on its way to a program."""
+
+    name: str
+    builder: ModelBuilder = field(init=False)
+    values: dict[str, Any] = field(default_factory=dict)
+    """Item of each value of the foreign graph, or a list of items."""
+    missing: dict[str, tuple[str, str, int]] = field(default_factory=dict)
+    """By op: why it could not be mapped, the first node, and how many there are."""
+
+    def __post_init__(self) -> None:
+        self.name = re.sub(r"\W", "_", self.name) or "graph"
+        self.builder = ModelBuilder(self.name, "fp32")
+        self.emitter = Emitter(self.builder, differentiable=False)
+        self._batch = 0
+        self._any_layer = False
+        self._products = 0
+
+    def weight(self, name: str, dtype: str, shape: Sequence[int]) -> None:
+        """A trained parameter; the first number in its name is its layer."""
+        found = _LAYER.search(name)
+        self._any_layer |= found is not None
+        self.builder.dtype = Array.of(dtype, ()).dtype
+        label = self.builder.weight(_label(name), tuple(shape))
+        self.values[name] = Ref(label, int(found.group(1)) if found else -1)
+
+    def data(self, name: str, dtype: str, shape: Sequence[int]) -> None:
+        """An input; the first axis of the first one, and of all that agree with it, are samples."""
+        kind = "int32" if np.dtype(dtype if dtype != "bfloat16" else "float32").kind in "iub" else ""
+        self._batch = self._batch or (shape[0] if shape else 0)
+        axis = 0 if shape and shape[0] == self._batch else None
+        label = self.builder.data(_label(name), tuple(shape), kind or Array.of(dtype, ()).dtype, batch_axis=axis)
+        self.values[name] = Ref(label)
+
+    def node(
+        self, op: str, where: str, args: Sequence[Any], attributes: Mapping[str, Any], compute: Callable[[], list[Any]]
+    ) -> list[Any]:
+        """Items of a node's outputs.
+
+        Args:
+            op: name in `FOREIGN_OPS`.
+            where: the node's own name, for messages.
+            args: items, lists of items, and plain values.
+            attributes: further plain values by name.
+            compute: evaluates the node where no argument depends on weights or data.
+        """
+        flat = [item for arg in args for item in (arg if isinstance(arg, list) else [arg])]
+        if any(isinstance(item, Missing) for item in flat):
+            return [Missing()]
+        if not any(isinstance(item, Ref) for item in flat):
+            return compute()
+        before = len(self.builder.instructions)
+        try:
+            if op not in FOREIGN_OPS:
+                raise CannotMapError("no op of the IR stands for it")
+            found = FOREIGN_OPS[op](Call(self.emitter, tuple(args), attributes))
+        except (CannotMapError, PerfModelError) as reason:
+            known = self.missing.get(op, (str(reason), where, 0))
+            self.missing[op] = (*known[:2], known[2] + 1)
+            return [Missing()]
+        items = found if isinstance(found, list) else [found]
+        return self._in_order(items, before)
+
+    def _in_order(self, items: list[Any], before: int) -> list[Any]:
+        """Where no name tells a layer, every product with a weight begins one."""
+        if self._any_layer:
+            return items
+        weights = {w.name for w in self.builder.inputs}
+        made = self.builder.instructions[before:]
+        self._products += sum(i.op == "matmul" and i.inputs[1] in weights for i in made)
+        layer = self._products - 1
+        if layer >= 0:
+            tags = [replace(i.tag, layer=layer) for i in made]
+            self.builder.instructions[before:] = [replace(i, tag=t) for i, t in zip(made, tags, strict=True)]
+        return [Ref(item.name, layer) if isinstance(item, Ref) and layer >= 0 else item for item in items]
+
+    def program(self, outputs: Sequence[Any]) -> Program:
+        """The program that returns some items.
+
+        Raises:
+            PerfModelError: ops that could not be mapped, all named with the remedy.
+        """
+        if self.missing:
+            named = "; ".join(f"{op} ({n}x, first at {where}): {why}" for op, (why, where, n) in self.missing.items())
+            raise PerfModelError(
+                f"{self.name}: not in the IR: {named}; give values that shapes or masks depend on (--input-value), "
+                "rewrite the model without these ops, or read its costs with import-model"
+            )
+        refs = [item for item in outputs if isinstance(item, Ref)]
+        if not refs:
+            raise PerfModelError(f"{self.name}: no output depends on weights or data; give fewer values beforehand")
+        types = self.builder.types
+        scalar = len(refs) == 1 and types[refs[0].name].shape == ()
+        self.emitter.settle_layers()
+        program = self.builder.program([(ref.name, "loss" if scalar else "output") for ref in dict.fromkeys(refs)])
+        return megatron_axes(separate_projections(_without_dead(program)))
+
+
+def given_value(name: str, text: Any, dtype: str, shape: Sequence[int | None]) -> Known:
+    """The value of an input that is known beforehand; a number fills the input's shape.
+
+    Raises:
+        PerfModelError: a value that does not fit the shape.
+    """
+    array = np.asarray(text, np.dtype(dtype))
+    if array.ndim == 0 and None not in shape:
+        array = np.full(tuple(n for n in shape if n is not None), array)
+    fits = array.ndim == len(shape) and all(n in (None, m) for n, m in zip(shape, array.shape, strict=True))
+    if not fits:
+        raise PerfModelError(f"input {name}: the given value has shape {array.shape}, the graph's is {tuple(shape)}")
+    return Known(array)
+
+
+def computed(array: Any) -> Item:
+    """What an evaluated node gives."""
+    return Known(np.asarray(array))
+
+
+def _without_dead(program: Program) -> Program:
+    """Without instructions and weights that no output depends on."""
+    function = program.function
+    live, kept = set(function.outputs), []
+    for instruction in reversed(function.instructions):
+        if live.intersection(instruction.outputs):
+            live.update(instruction.inputs)
+            kept.append(instruction)
+    parameters = tuple(p for p in function.parameters if p.name in live)
+    inputs = tuple(w for w in program.inputs if w.pieces[0].value in live)
+    return Program(replace(function, parameters=parameters, instructions=tuple(kept[::-1])), inputs, program.outputs)
+
+
+def _label(name: str) -> str:
+    """A name as the text form has it."""
+    return re.sub(r"[^\w.]", "_", name)

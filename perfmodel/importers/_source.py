@@ -1,0 +1,174 @@
+"""A program from whatever says it: its text, a catalog model, an ONNX file, a PyTorch or JAX model in a Python file."""
+
+import importlib.util
+import json
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from perfmodel import catalog
+from perfmodel.errors import PerfModelError, UnknownNameError
+from perfmodel.importers._onnx_program import onnx_program
+from perfmodel.importers._program import trace_program
+from perfmodel.importers._torch_program import torch_program
+from perfmodel.program.distribute import megatron_axes, pad_vocabulary
+from perfmodel.program.ir import Program, parse_program
+from perfmodel.program.ir.models import model_program, training_step
+
+Mode = Literal["train", "inference"]
+SOURCES: Final = "program.ir, a catalog model, FILE.onnx, FILE.pt2, or FILE.py:FUNCTION"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceSettings:
+    """What a source leaves open."""
+
+    batch: int | None = None
+    """Samples, of a catalog model."""
+    seq_len: int = 0
+    """Tokens per sequence, of a catalog model (0: its own)."""
+    dtype: str = "fp32"
+    """Of a catalog model."""
+    mode: Mode | None = None
+    """None: a training step of what returns a loss and of catalog models, otherwise as it is."""
+    dims: Mapping[str, int] = field(default_factory=dict)
+    """Sizes of named dimensions (ONNX)."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Of inputs that shapes or masks depend on."""
+    pad_vocab: int = 1
+    """What vocabularies are padded to a multiple of."""
+
+
+def read_program(source: str, settings: SourceSettings | None = None) -> Program:
+    """The program that a source says.
+
+    Args:
+        source: the text of a program (`.ir`), a catalog model, an ONNX file, a saved `torch.export` (`.pt2`), or
+            `FILE.py:FUNCTION`, where FUNCTION() returns a PyTorch module and the tuple of its arguments, or a JAX
+            loss and the tuple of its weights and data.
+
+    Raises:
+        PerfModelError: no such source, or what its reader refuses.
+    """
+    settings = settings or SourceSettings()
+    path, _, function = source.partition(":")
+    suffix = Path(path).suffix
+    if suffix == ".ir":
+        try:
+            program = parse_program(Path(path).read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            raise PerfModelError(f"{path}: not the text of a program ({error})") from None
+    elif suffix == ".onnx":
+        program = onnx_program(path, dims=settings.dims, values=settings.values)
+    elif suffix == ".pt2":
+        program = torch_program(_exported(path), values=settings.values)
+    elif suffix == ".py" and function:
+        made = loaded(Path(path), function)
+        program = of_the_file(Path(path), lambda: _of_function(made, function, settings), inside=True)
+    else:
+        return _of_catalog(source, settings)
+    if settings.pad_vocab > 1:
+        program = pad_vocabulary(program, settings.pad_vocab)
+    return _in_mode(program, settings.mode)
+
+
+def _of_catalog(name: str, settings: SourceSettings) -> Program:
+    try:
+        model = catalog.model(name)
+    except UnknownNameError as error:
+        raise PerfModelError(f"{name}: not {SOURCES} ({error})") from None
+    if settings.batch is None:
+        raise PerfModelError(f"{name}: a catalog model has no batch of its own; give --global-batch")
+    mode = settings.mode or "train"
+    program = model_program(model, settings.batch, seq_len=settings.seq_len, dtype=settings.dtype, mode=mode)
+    return pad_vocabulary(program, settings.pad_vocab) if settings.pad_vocab > 1 else program
+
+
+def _of_function(made: tuple[Any, tuple[Any, ...]], name: str, settings: SourceSettings) -> Program:
+    model, args = made
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(model, torch.nn.Module):
+        return torch_program(model, args, values=settings.values, name=name)
+    return megatron_axes(trace_program(model, *args, name=name))
+
+
+def _exported(path: str) -> Any:
+    try:
+        import torch  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise PerfModelError("reading PyTorch modules needs torch; install perfmodel[torch]") from None
+    try:
+        return torch.export.load(path)
+    except Exception as error:
+        raise PerfModelError(f"{path}: not a module saved by torch.export ({error})") from None
+
+
+def _in_mode(program: Program, mode: Mode | None) -> Program:
+    trains = any(i.tag.phase == "backward" for i in program.function.instructions)
+    loss = any(whole.role == "loss" for whole in program.outputs)
+    if trains or mode == "inference" or (mode is None and not loss):
+        return program
+    if not loss:
+        raise PerfModelError(f"@{program.function.name} returns no loss to train on; let the model return a scalar")
+    return training_step(program)
+
+
+def input_value(text: str) -> tuple[str, Any]:
+    """A value given beforehand: `name=1`, `name=[[0, 1, 2]]` (JSON) or `name=FILE.npy`.
+
+    Raises:
+        PerfModelError: neither.
+    """
+    name, _, value = text.partition("=")
+    try:
+        return name, np.load(value) if value.endswith(".npy") else json.loads(value)
+    except (ValueError, OSError):
+        raise PerfModelError(
+            f"--input-value {text!r} is not NAME=VALUE; VALUE is a number, a JSON list or FILE.npy"
+        ) from None
+
+
+def loaded(path: Path, function: str) -> tuple[Any, tuple[Any, ...]]:
+    """What a function of a Python file returns: a model and the tuple of its arguments.
+
+    Raises:
+        PerfModelError: no such file or function, another result, or whatever the file raised, with the line.
+    """
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if not path.exists() or spec is None or spec.loader is None:
+        raise PerfModelError(f"{path}: no such file")
+    loader = spec.loader
+    module = importlib.util.module_from_spec(spec)
+    of_the_file(path, lambda: loader.exec_module(module))
+    found = getattr(module, function, None)
+    if not callable(found):
+        raise PerfModelError(f"{path}: it has no function {function!r}")
+    made = of_the_file(path, found)
+    if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], (tuple, list))):
+        raise PerfModelError(f"{path}:{function}() must return a JAX function and the tuple of its arguments")
+    return made[0], tuple(made[1])
+
+
+def of_the_file(path: Path, call: Callable[[], Any], inside: bool = False) -> Any:
+    """What a call of the user's file returns.
+
+    Raises:
+        PerfModelError: what the call raised (if `inside`: within the file), in one line with the place.
+    """
+    try:
+        return call()
+    except PerfModelError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
+        if inside and not lines:
+            raise
+        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+        where = f"{path}, line {line}" if line else str(path)
+        raise PerfModelError(f"{where}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,190 @@
+"""Search over programs: every D/T/P/K of one program, distributed, simulated and ranked (DistIR, section 5)."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel.display import frame_html
+from perfmodel.errors import PerfModelError
+from perfmodel.execution import Timer, cluster_timer, program_structure, simulate
+from perfmodel.ops import Op
+from perfmodel.program.distribute import Degrees, distribute, on_one_stream
+from perfmodel.program.ir import ITEM_BYTES, Program, live_memory
+from perfmodel.spec import Cluster
+
+MICRO_BATCHES: Final = tuple(1 << i for i in range(1, 8))
+"""Of pipelines: 2 to 128 (section 5.1)."""
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One way to distribute the program."""
+
+    degrees: Degrees
+    step_time_s: float
+    samples_per_s: float
+    peak_memory_bytes: float
+    """Of the values that are alive at once on the fullest device."""
+
+    @property
+    def dtpk(self) -> str:
+        """D/T/P/K as the paper writes it."""
+        d = self.degrees
+        return f"{d.data}/{d.tensor}/{d.pipeline}/{d.micro_batches}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "layout": str(self.degrees),
+            "dtpk": self.dtpk,
+            "step_time_s": self.step_time_s,
+            "samples_per_s": self.samples_per_s,
+            "peak_memory_bytes": self.peak_memory_bytes,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramSearch:
+    """What a search found."""
+
+    program: str
+    cluster: str
+    batch: int
+    candidates: tuple[Candidate, ...]
+    """All that fit, fastest first."""
+    rejected: dict[str, int]
+    """Reason -> how many."""
+
+    @property
+    def evaluated(self) -> int:
+        return len(self.candidates) + sum(self.rejected.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """In the keys of `perfmodel search`."""
+        return {
+            "program": self.program,
+            "cluster": self.cluster,
+            "global_batch": self.batch,
+            "evaluated": self.evaluated,
+            "feasible": len(self.candidates),
+            "layouts": [c.to_dict() for c in self.candidates],
+            "rejected": self.rejected,
+        }
+
+    def to_frame(self) -> Any:
+        """One row per candidate."""
+        import pandas as pd
+
+        return pd.DataFrame([c.to_dict() for c in self.candidates])
+
+    def _repr_html_(self) -> str:
+        return frame_html(self.to_frame())
+
+
+def search_programs(
+    program: Program,
+    cluster: Cluster,
+    devices: int,
+    *,
+    micro_batches: Sequence[int] = MICRO_BATCHES,
+    schedule: str = "1f1b",
+    one_stream: bool = True,
+    timer: Timer | None = None,
+    calibration: Path | None = None,
+    progress: Progress = lambda *_: None,
+) -> ProgramSearch:
+    """Distribute a program in every way over some devices, and simulate each.
+
+    One rank of every data- and tensor-parallel group is written down, which changes no time. A program whose weights
+    alone do not fit is not written at all.
+
+    Args:
+        program: on one device; its data have batch axes.
+        devices: shared out among D, T and P, which all divide them.
+        micro_batches: K of pipelines; others take the batch at once.
+        schedule: of pipelines that train.
+        one_stream: a device runs one operation at a time, transfers too (section 2.1); otherwise collectives of data
+            parallelism run beside kernels.
+        timer: of kernels and collectives; default: that of the cluster's cost models.
+
+    Raises:
+        PerfModelError: a program that is distributed already or has no batch.
+    """
+    if program.n_devices > 1:
+        raise PerfModelError(f"@{program.function.name} is distributed already; search takes a program on one device")
+    batch = next((w.shape[w.batch_axis] for w in program.inputs if w.batch_axis is not None), None)
+    if batch is None:
+        raise PerfModelError(f"@{program.function.name}: no input has a batch axis, along which it could be shared")
+    cluster.require(devices, f"@{program.function.name}")
+    memory_bytes = cluster.device.memory_bytes
+    weights_bytes = sum(prod(w.shape) * ITEM_BYTES[w.dtype] for w in program.inputs_of("parameter", "state"))
+    price = _remembered(timer or cluster_timer(cluster, calibration))
+    found: list[Candidate] = []
+    rejected: Counter[str] = Counter()
+    grid = list(dtpk_grid(devices, micro_batches, schedule))
+    for number, degrees in enumerate(grid):
+        progress(str(degrees), number, len(grid))
+        if weights_bytes / (degrees.tensor * degrees.pipeline) > memory_bytes:
+            rejected["memory"] += 1
+            continue
+        try:
+            made = distribute(program, degrees, representative=True)
+        except PerfModelError as reason:
+            rejected[_reason(str(reason))] += 1
+            continue
+        made = on_one_stream(made) if one_stream else made
+        peak = float(live_memory(made.function).peak_bytes.max())
+        if peak > memory_bytes:
+            rejected["memory"] += 1
+            continue
+        step_s = simulate(program_structure(made.function, cluster), price).makespan_s
+        found.append(
+            Candidate(degrees=degrees, step_time_s=step_s, samples_per_s=batch / step_s, peak_memory_bytes=peak)
+        )
+    found.sort(key=lambda c: c.step_time_s)
+    return ProgramSearch(
+        program=program.function.name, cluster=cluster.name, batch=batch, candidates=tuple(found),
+        rejected=dict(rejected),
+    )  # fmt: skip
+
+
+def dtpk_grid(devices: int, micro_batches: Sequence[int] = MICRO_BATCHES, schedule: str = "1f1b") -> Iterator[Degrees]:
+    """Every D/T/P of some devices, with each K where there is a pipeline (section 5.1: 75 of 16 devices)."""
+    for pipeline in _divisors(devices):
+        for tensor in _divisors(devices // pipeline):
+            for count in micro_batches if pipeline > 1 else (1,):
+                yield Degrees(
+                    data=devices // pipeline // tensor, tensor=tensor, pipeline=pipeline, micro_batches=count,
+                    schedule=schedule,
+                )  # fmt: skip
+
+
+def _divisors(n: int) -> list[int]:
+    return [k for k in range(1, n + 1) if n % k == 0]
+
+
+def _reason(message: str) -> str:
+    """What kind of thing does not divide, without its numbers."""
+    for word in ("batch", "layers", "schedule"):
+        if word in message:
+            return f"{word} does not divide" if word == "batch" else word
+    return "a weight does not divide"
+
+
+def _remembered(timer: Timer) -> Timer:
+    """The timer, asked once for each op of the search."""
+    known: dict[Op, float] = {}
+
+    def price(ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
+        new = [op for op in ops if op not in known]
+        if new:
+            known.update(zip(new, timer(new).tolist(), strict=True))
+        return np.array([known[op] for op in ops])
+
+    return price

@@ -1,0 +1,75 @@
+"""DistIR's tables 2 and 3 through programs: every D/T/P/K written down, simulated and ranked."""
+
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+from studies.search_distir import CLUSTER, DEVICES, INFERENCE, TOKENS, TOLERANCE, TRAINING
+
+from perfmodel import catalog
+from perfmodel.planning.program_search import MICRO_BATCHES, ProgramSearch, search_programs
+from perfmodel.program.ir.models import model_program
+
+COARSE: Final = (2, 8, 32)
+"""K of the larger models, among the paper's own: a program of 128 micro-batches on 64 layers takes minutes."""
+NEAR: Final = (0.5, 1, 2)
+"""Batches of table 3 that are tried, as multiples of the paper's choice."""
+
+
+def training_row(model: str, batch: int) -> dict[str, Any]:
+    """One row of table 2."""
+    program = model_program(catalog.model(model), batch, dtype="fp16")
+    counts = MICRO_BATCHES if model == "mlp-1b" else COARSE
+    found = search_programs(program, catalog.cluster(CLUSTER), DEVICES, micro_batches=counts)
+    paper = TRAINING[model][batch]
+    return {"model": model, "batch": batch, "paper": paper, **_beside(found, paper)} | _baselines(found)
+
+
+def inference_row(model: str) -> dict[str, Any]:
+    """One row of table 3: the batch is free."""
+    paper_batch, paper = INFERENCE[model]
+    searches = []
+    for batch in (int(paper_batch * factor) for factor in NEAR):
+        program = model_program(catalog.model(model), batch, seq_len=TOKENS, dtype="fp16", mode="inference")
+        found = search_programs(program, catalog.cluster(CLUSTER), DEVICES, micro_batches=COARSE)
+        if found.candidates:
+            searches.append(found)
+    best = max(searches, key=lambda s: s.candidates[0].samples_per_s)
+    theirs = next((s for s in searches if s.batch == paper_batch), best)
+    rate = next((c.samples_per_s for c in theirs.candidates if c.dtpk == paper), 0.0)
+    ratio = best.candidates[0].samples_per_s / rate if rate else float("inf")
+    row = {"model": model, "batch": paper_batch, "paper": f"{paper_batch} / {paper}"}
+    return row | {
+        "ours": f"{best.batch} / {best.candidates[0].dtpk}", "paper's/ours": ratio, "held": ratio <= 1 + TOLERANCE,
+        "evaluated": sum(s.evaluated for s in searches), "fit": sum(len(s.candidates) for s in searches),
+    } | _baselines(best)  # fmt: skip
+
+
+def _beside(found: ProgramSearch, paper: str) -> dict[str, Any]:
+    best = found.candidates[0]
+    theirs = next((c.step_time_s for c in found.candidates if c.dtpk == paper), float("inf"))
+    ratio = theirs / best.step_time_s
+    return {
+        "ours": best.dtpk, "paper's/ours": ratio, "held": ratio <= 1 + TOLERANCE, "evaluated": found.evaluated,
+        "fit": len(found.candidates),
+    }  # fmt: skip
+
+
+def _baselines(found: ProgramSearch) -> dict[str, float]:
+    """Speedup of the best over pure data, tensor and pipeline parallelism, infinite where that does not fit."""
+    best = found.candidates[0].step_time_s
+    pure = {"vs D": ("data", DEVICES), "vs T": ("tensor", DEVICES), "vs P": ("pipeline", DEVICES)}
+    return {
+        name: min(
+            (c.step_time_s for c in found.candidates if getattr(c.degrees, field) == n), default=float("inf")
+        ) / best
+        for name, (field, n) in pure.items()
+    }  # fmt: skip
+
+
+def as_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Rows as the page prints them."""
+    table = pd.DataFrame(rows)
+    for name in ("paper's/ours", "vs D", "vs T", "vs P"):
+        table[name] = ["-" if not np.isfinite(x) else f"{x:.2f}" for x in table[name].astype(float)]
+    return table
