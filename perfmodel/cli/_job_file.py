@@ -9,7 +9,6 @@ from perfmodel.catalog import JOB_FILE_KEYS, JOB_WORDS, JobFile, is_job_file, re
 from perfmodel.cli._launch import takes_several
 from perfmodel.errors import PerfModelError
 
-
 PROGRAM_HELP = (
     "program.ir, a catalog model, FILE.onnx, FILE.pt2 (torch.export), or FILE.py:FUNCTION, which returns a PyTorch "
     "module and the tuple of its arguments, or a JAX loss and the tuple of its weights and data"
