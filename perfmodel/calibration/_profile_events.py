@@ -52,7 +52,8 @@ class SideBySide:
     collective_s: tuple[tuple[Call, float, float], ...]
     """Collectives with the seconds that they take once all ranks are there, and that this rank waited."""
 
-    __repr__ = short_repr
+    def __repr__(self) -> str:
+        return short_repr(self)
 
     def families(self) -> dict[str, tuple[float, float]]:
         """Predicted and measured seconds by family."""

@@ -2,6 +2,7 @@
 
 import argparse
 import textwrap
+from collections.abc import Iterable
 from typing import Final
 
 from perfmodel.spec import SCHEDULES, Layout
@@ -116,10 +117,10 @@ def epilog(command: str, parser: argparse.ArgumentParser) -> str:
         from perfmodel.cli._vocabulary import vocabulary
 
         columns = [one["name"] for one in vocabulary("columns") if one["needed"] == "yes"]
-        parts.append(_listed("columns that tables need", "columns", dict.fromkeys(columns)))
+        parts.append(_listed("columns that tables need", "columns", columns))
     return "\n\n".join(parts)
 
 
-def _listed(what: str, kind: str, names: "dict[str, object] | tuple[str, ...]") -> str:
+def _listed(what: str, kind: str, names: Iterable[str]) -> str:
     text = f"{what} ('perfmodel catalog {kind}' explains them): {', '.join(names)}"
     return textwrap.fill(text, 80, subsequent_indent="  ", break_on_hyphens=False)

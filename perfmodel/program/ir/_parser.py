@@ -82,7 +82,7 @@ class Parser:
 
     def _whole(self, types: Mapping[str, Tensor]) -> Whole:
         name, word = self._take("string").text[1:-1], self._take("word").text
-        role = next((role for role in ROLES if role == word), None)
+        role = {str(role): role for role in ROLES}.get(word)
         if role is None:
             self.fail(f"{name}: a role is expected ({', '.join(ROLES)}), got {word!r}")
         tensor, axes = self._type(), dict(self._attributes())
