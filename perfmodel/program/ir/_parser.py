@@ -82,8 +82,7 @@ class Parser:
 
     def _whole(self, types: Mapping[str, Tensor]) -> Whole:
         name, word = self._take("string").text[1:-1], self._take("word").text
-        role = {str(role): role for role in ROLES}.get(word)
-        if role is None:
+        if word not in ROLES:
             self.fail(f"{name}: a role is expected ({', '.join(ROLES)}), got {word!r}")
         tensor, axes = self._type(), dict(self._attributes())
         if unknown := axes.keys() - {"batch_axis", "tensor_axis", "expert_axis"}:
@@ -92,7 +91,7 @@ class Parser:
         pieces = [self._piece(name, tensor, types)]
         while self._accept(","):
             pieces.append(self._piece(name, tensor, types))
-        return Whole(name=name, role=role, dtype=tensor.dtype, shape=tensor.shape, pieces=tuple(pieces), **axes)
+        return Whole(name=name, role=ROLES[ROLES.index(word)], dtype=tensor.dtype, shape=tensor.shape, pieces=tuple(pieces), **axes)
 
     def _piece(self, name: str, whole: Tensor, types: Mapping[str, Tensor]) -> Piece:
         value = self._take("value").text[1:]
