@@ -22,6 +22,11 @@ _TWO: Final = {
         "serve --model llama3-8b --cluster dgx-h100 --layout tp=8 --prompt-tokens 1000 --output-tokens 200",
         "serve --model llama3-8b --cluster dgx-h100 --devices 8 --prompt-tokens 1000 --output-tokens 200 --sweep",
     ),
+    "distribute": (
+        "distribute gpt2-345m --global-batch 8 --layout dp=2,tp=2,micro_batches=2 --out gpt.ir",
+        "distribute model.onnx --pad-vocab 8 --layout 1/8/1/1 --out model.ir",
+    ),
+    "simulate": ("simulate gpt.ir --cluster dgx-a100", "simulate model.ir --cluster dgx-h100 --json"),
     "design": ("design memory job.toml", "design upgrade job.toml --share 0.2"),
     "design upgrade": ("design upgrade job.toml", "design upgrade job.toml --share 0.2 --fix tp=4"),
     "design memory": ("design memory job.toml", "design memory job.toml --set layout.recompute=selective"),

@@ -11,12 +11,11 @@ from perfmodel.cost._events import EventTimes, PricesCollectives, event_times
 from perfmodel.cost._kernels import KernelModel
 from perfmodel.cost._power import under_load
 from perfmodel.cost._roofline import COMPUTE_SHARE, FIXED_S, HALF_WIDTH, MEMORY_SHARE, power_join, roofline_seconds
+from perfmodel.ingest import SERVER_KERNELS
 from perfmodel.ops import LATENT_DECODE, Attention, Collective, Embedding, Gemm, KernelOp, MemoryBound, MoE, Op
 from perfmodel.spec import Cluster, Device
 from perfmodel.units import dtype_bytes
 
-SERVER_KERNELS: Final = "aiconfigurator"
-"""Source of the tables whose kernels are those of inference servers (TensorRT-LLM, vLLM), timed in CUDA graphs."""
 ONE_SHOT_S: Final = 3.7e-6
 """Time of a one-shot all-reduce that carries next to nothing inside a CUDA graph, and"""
 ONE_SHOT_SHARE: Final = 0.38

@@ -4,6 +4,7 @@ from perfmodel.display import shorten_reprs
 from perfmodel.ingest._collective_tables import clean_collectives as clean_collectives
 from perfmodel.ingest._collective_tables import published_collectives as published_collectives
 from perfmodel.ingest._kernel_tables import OWN_ORDER as OWN_ORDER
+from perfmodel.ingest._kernel_tables import SERVER_KERNELS as SERVER_KERNELS
 from perfmodel.ingest._kernel_tables import clean_kernels as clean_kernels
 from perfmodel.ingest._kernel_tables import held_under_load as held_under_load
 from perfmodel.ingest._kernel_tables import kernel_table_paths as kernel_table_paths

@@ -30,7 +30,9 @@ _UNDER_LOAD: Final = frozenset({"simumax"})
 """Sources whose times are sustained, all others being bursts: its products of 8192 hold 1.1 PFLOP/s on B200 where those
 of B300 and GB300 elsewhere hold 1.6 to 2.0, and 228 TFLOP/s on A100-PCIE where its power limit allows some 214
 (`perfmodel.cost.sustained_seconds`); products of 4096 take about as long as elsewhere."""
-_QUANTISES: Final = ("aiconfigurator", "trtllm")
+SERVER_KERNELS: Final = "aiconfigurator"
+"""Source of the tables whose kernels are those of inference servers (TensorRT-LLM, vLLM), timed in CUDA graphs."""
+_QUANTISES: Final = (SERVER_KERNELS, "trtllm")
 """Source, and beginning of its software, whose products of 8 bits are whole layers: they find the scale of their 16-bit
 operand and quantise it first. Their times tend to some 14 us and 5 bytes for each of its elements where the product
 gets narrow, those of 16 bits to nothing."""

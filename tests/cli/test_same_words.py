@@ -22,7 +22,14 @@ RENAMED = {"flash_attention": "attention", "batches": "global_batch"}
 """Words of Python by the flag that says them."""
 OF_A_RUN = {"mtbf", "restart", "storage", "checkpoint_every", "async_checkpoints", "pue"}
 """Fields of `Reliability`, and energy of the site."""
-PROBLEM = {"model", "cluster", "devices", "framework", "global_batch", "seq_len", "dtype", "mode", "attention"}
+PROBLEM = {
+    "model", "cluster", "devices", "framework", "global_batch", "seq_len", "dtype", "mode", "attention", "optimizer",
+    "grad_dtype", "recompute_modules",
+}  # fmt: skip
+OF_WEIGHTS = {"freeze", "lora_rank"}
+"""Flags for several fields of a job: `frozen`, `frozen_embedding`, `adapter_rank`."""
+OF_A_PROGRAM = {"dim", "input_value", "pad_vocab", "micro_batches"}
+"""What a program's source leaves open (`perfmodel.importers.read_program`), and its pipelines."""
 ASKED: dict[str, tuple[Any, dict[str, str], set[str]]] = {
     "predict": (pm.predict, {}, {"timeline"}),
     "whatif": (pm.whatif, {"set": "settings"}, set()),
@@ -47,7 +54,7 @@ def test_a_search_is_said_alike():
     # what no flag has, --set search.WORD and the file say
     assert said - flags("search") == {"distinct", "every"}
     python = said | PROBLEM | takes(pm.search) | takes(pm.read_launch)
-    others = flags("search") - python - OF_A_RUN
+    others = flags("search") - python - OF_A_RUN - OF_WEIGHTS - OF_A_PROGRAM
     assert others == {"launch_file", "export", "pareto"}
     assert all(hasattr(pm, WRITTEN_BY.get(word, word)) for word in others | set(WRITTEN_BY))
     assert takes(pm.search) - OBJECTS - {"set"} <= {"settings", "calibration"}
@@ -82,6 +89,8 @@ def test_every_question_of_the_shell_has_a_function():
         "init",
         "samples",
         "run",
+        "distribute",
+        "simulate",
         "emulate",
         "doctor",
         "completion",

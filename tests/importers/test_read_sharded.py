@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import sharded_gpt as gpt
 
+from perfmodel import catalog
 from perfmodel.errors import PerfModelError
 from perfmodel.importers import read_sharded
 from perfmodel.spec import Job, Layout, Transformer
@@ -101,7 +102,7 @@ def test_predicted_on_a_cluster(fake_devices):
     assert sum(estimate.provenance.values()) == pytest.approx(1.0)
     assert estimate.to_frame()["time_s"].sum() == pytest.approx(estimate.step_time_s)
     with pytest.raises(PerfModelError, match="name a cluster, not the device"):
-        table.predict("h100-sxm")
+        table.predict(catalog.device("h100-sxm"))
 
 
 GPU_MODULE = """HloModule jit_step, is_scheduled=true, num_partitions=16

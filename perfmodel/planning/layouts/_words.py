@@ -73,7 +73,9 @@ def worded(
     said = {
         home: {w: v for w, v in words.items() if SEARCH_WORDS.get(w) is home} for home in set(SEARCH_WORDS.values())
     }
-    options = replace(options or SearchOptions(), **said[SearchOptions])
+    words, options = dict(words), replace(options or SearchOptions(), **said[SearchOptions])
+    if "tariff" in words:  # a whole one, of which other words change fields
+        options = replace(options, tariff=words.pop("tariff"))
     if said[Tariff]:
         options = replace(options, tariff=replace(options.tariff or Tariff(), **said[Tariff]))
     if said[SpaceWords]:

@@ -36,7 +36,9 @@ def differs(found: dict, want: dict) -> float:
 
 @pytest.mark.parametrize("schedule", schedules(), ids=lambda s: f"{s.name}-{s.chunks}")
 def test_every_schedule_computes_the_same_step_or_says_why_not(schedule: Schedule) -> None:
-    if schedule.forward_only or schedule.slices > 1 or schedule.updates.any():
+    if schedule.updates.any() and not schedule.forward_only:
+        pytest.skip("of several steps: test_asynchronous")
+    if schedule.forward_only or schedule.slices > 1:
         with pytest.raises(LayoutError, match=schedule.name):
             pipeline(STEP, schedule)
         return
