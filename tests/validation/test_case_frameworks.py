@@ -127,6 +127,7 @@ def test_one_framework_for_all_and_other_constants_for_a_source(tmp_path) -> Non
     assert report["all"]["bias"] == pytest.approx(generic["predicted_iter_time_s"][0] / 1.42 - 1)
 
 
+@pytest.mark.slow
 def test_every_published_row_is_asked_as_anybody_would(data_dir) -> None:
     """Equal questions, over all rows; equal answers to the first of every source and framework."""
     asked, first = 0, {}

@@ -186,6 +186,7 @@ def test_command_line_prints_the_contract(capsys, tmp_path):
     assert np.isfinite(report["all"]["mean_ape"])
 
 
+@pytest.mark.slow
 def test_all_published_rows_are_predicted_or_named(data_dir, tmp_path):
     """No row of any public table may crash, and the two Megatron tables stay within 10 %."""
     files = [
