@@ -165,8 +165,8 @@ def _predict_one(
 
 
 def explained(cases: Sequence[Case], calibration: Path | None, site: Site) -> list[tuple[Case, Prediction]]:
-    """Predictions of all that a run may have been, the fastest first: what fits, if anything does, and is no slower
-    than `MOST_SLOWER` times the fastest, since nobody publishes a run whose degrees waste more than that.
+    """Predictions of all that a run may have been, the fastest first: what fits, else what comes nearest to it, and is
+    no slower than `MOST_SLOWER` times the fastest, since nobody publishes a run whose degrees waste more than that.
 
     Raises:
         PerfModelError: none of them can be laid out.
@@ -180,7 +180,7 @@ def explained(cases: Sequence[Case], calibration: Path | None, site: Site) -> li
             refused.append(error)
     if not found:
         raise refused[0]
-    likely = [one for one in found if one[1].fits] or found
+    likely = [one for one in found if one[1].fits] or [min(found, key=lambda one: one[1].memory.peak)]
     longest_s = MOST_SLOWER * min(result.step_time_s for _, result in likely)
     return sorted((one for one in likely if one[1].step_time_s <= longest_s), key=lambda one: one[1].step_time_s)
 
