@@ -113,6 +113,12 @@ def read_table(path: Path | str) -> pd.DataFrame:
             f"{path}: time_us must be above zero microseconds, row {row} has {table['time_us'].iloc[row]}; "
             "drop the row or measure it again"
         )
+    if {"num_ranks", "num_nodes"} <= set(table):
+        spread = np.asarray(table["num_nodes"] > table["num_ranks"], bool)
+        if spread.any():
+            row = int(np.argmax(spread))
+            nodes, ranks = table["num_nodes"].iloc[row], table["num_ranks"].iloc[row]
+            raise TableError(f"{path}: row {row} has {nodes:g} nodes for {ranks:g} ranks; each node has one or more")
     return table.reset_index(drop=True)
 
 

@@ -47,6 +47,10 @@ def test_unknown_suffix_is_refused(tmp_path):
         (GOOD.replace("device,", "machine,"), "'device' is missing"),
         (GOOD.replace("op_family", "family"), "op_family"),
         ("", "not a readable table"),
+        (
+            "device,collective,num_ranks,num_nodes,time_us\nA100-SXM4-40GB,all_reduce,4,8,12.5\n",
+            "row 0 has 8 nodes for 4 ranks",
+        ),
     ],
 )
 def test_defects_are_named(tmp_path, text, message):
