@@ -88,9 +88,10 @@ class Regressor:
             elif how == "near measured":
                 answer = own(part, at)
                 far = np.flatnonzero(answer.provenance > 0)
-                moved = self._by_plans(part.take(far), queries, query[at[far]], host_launch, direct=False)
-                for total, value in zip(answer, moved, strict=True):
-                    total[far] = value
+                if far.size:
+                    moved = self._by_plans(part.take(far), queries, query[at[far]], host_launch, direct=False)
+                    for total, value in zip(answer, moved, strict=True):
+                        total[far] = value
             elif how == "by forward":
                 die = np.array([q.figures.die for q in queries], object)[query[at]]
                 answer = scaled(own(forward_rows(part), at), log_over_forward(part, die))
