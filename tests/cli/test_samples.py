@@ -57,7 +57,7 @@ def test_help_ends_in_examples_that_parse(one):
         parser().parse_args(words)
     flags = {flag for action in one._actions for flag in action.option_strings}
     if "--layout" in flags:
-        assert all(re.search(rf"\b{name}\b", text) for name in (*Layout.__dataclass_fields__, *schedule_names()))
+        assert all(re.search(rf"\b{name}\b", text) for name in (*Layout.__dataclass_fields__, *SCHEDULES))
 
 
 @pytest.mark.parametrize("kind", VOCABULARY)
@@ -72,7 +72,8 @@ def test_catalog_explains_every_word(kind, capsys, monkeypatch):
 
 
 def test_schedules_are_those_that_are_registered():
-    assert set(SCHEDULES) == set(schedule_names())
+    documented = {"eager-1f1b"}  # docs/howto/add_a_schedule.md, whose code may have run in this process
+    assert set(SCHEDULES) == set(schedule_names()) - documented
 
 
 def test_columns_are_those_that_are_read():

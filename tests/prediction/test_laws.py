@@ -12,7 +12,7 @@ from perfmodel import catalog
 from perfmodel.planning.layouts import search
 from perfmodel.prediction import STEP_TERMS, step_times_s, without
 from perfmodel.session import Session
-from perfmodel.spec import Transformer
+from perfmodel.spec import Layout, Transformer
 
 FACTORS = st.sampled_from([1.1, 2.0, 8.0])
 
