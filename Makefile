@@ -22,8 +22,8 @@ test: $(VENV)/.test ## all tests; those that need PERFMODEL_DATA, torch or a bro
 slow: $(VENV)/.test ## the tests that 'make test' leaves out: more processes of torch
 	$(BIN)/python -m pytest -n 2 -m slow
 
-grid: $(VENV)/.test ## distributed programs against sequential ones and predictions in every combination of degrees
-	PERFMODEL_FULL_GRID=1 $(BIN)/python -m pytest -n 2 tests/program/distribute/test_equality.py tests/program/distribute/test_against_prediction.py
+grid: $(VENV)/.test ## distributed programs against sequential ones and predictions in every combination of degrees, and gradients of the step time
+	PERFMODEL_FULL_GRID=1 $(BIN)/python -m pytest -n 2 tests/program/distribute/test_equality.py tests/program/distribute/test_against_prediction.py tests/prediction/test_step_time_function.py
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
