@@ -71,7 +71,8 @@ def problem_and_layout(
                 f"a problem is whole: it cannot have {', '.join(given)} besides; problem.replace(...) can"
             )
         return model, layout
-    file, named = unfiled(model), model
+    file = unfiled(model)
+    named: Any = model
     if file is not None:
         said = dict(file.words)
         named, of_file = said.pop("model", None), said.pop("cluster", None)
@@ -82,7 +83,6 @@ def problem_and_layout(
         raise UnknownNameError("word of a problem", unknown, PROBLEM_WORDS)
     if cluster is None:
         raise PerfModelError("a cluster is needed: catalog name, TOML or Cluster")
-    assert not isinstance(named, JobFile)
     found, cluster = named_model(named), named_cluster(cluster)
     framework, devices = named_framework(words.pop("framework", "generic")), words.pop("devices", None)
     job = words.pop("job", None)

@@ -1,7 +1,6 @@
 """Why the step takes as long as it does: events on the critical path, interval."""
 
 from collections import defaultdict
-from math import exp
 
 import numpy as np
 from jaxtyping import Float
@@ -141,10 +140,7 @@ class CriticalPath:
         Errors within a family are taken as common to all its events (one regressor, one device), errors of
         different families and of what no table knows as independent.
         """
-        events = sum(v**2 for v in self.family_half_widths().values())
-        own = site.half_widths(self.shares())
-        lower, upper = ((events + half**2) ** 0.5 for half in own)
-        return exp(-lower), exp(upper)
+        return site.interval(self.family_half_widths().values(), self.shares())
 
 
 def _half_widths(times: EventTimes) -> Float[np.ndarray, " ops"]:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import exp
 from typing import Final
 
 import numpy as np
@@ -58,13 +57,11 @@ class Cost:
         """Ends of the 90 % interval as factors of the seconds: errors within a part are common to all its events, those
         of different parts and of what no table knows independent, as in predictions of training steps."""
         total_s = self.total_s
-        events = float(((self.uncertain_s / total_s) ** 2).sum())
         extrapolated, network = (self.shaky_s / total_s).tolist()
-        own = site.half_widths(
-            {"extrapolated": extrapolated, "network": network, "host": float(self.parts_s[_GAPS]) / total_s}
+        return site.interval(
+            (self.uncertain_s / total_s).tolist(),
+            {"extrapolated": extrapolated, "network": network, "host": float(self.parts_s[_GAPS]) / total_s},
         )
-        lower, upper = ((events + half**2) ** 0.5 for half in own)
-        return exp(-lower), exp(upper)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -10,8 +10,7 @@ from types import MappingProxyType
 @cache
 def documented(kind: type) -> MappingProxyType[str, str]:
     """First sentences of the docstrings of a dataclass's own fields; empty for those that have none."""
-    (record,) = ast.parse(inspect.getsource(kind)).body
-    assert isinstance(record, ast.ClassDef)
+    record = next(node for node in ast.parse(inspect.getsource(kind)).body if isinstance(node, ast.ClassDef))
     found, field = {}, ""
     for statement in record.body:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):

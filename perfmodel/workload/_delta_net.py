@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from perfmodel.errors import LayoutError, Reason
+from perfmodel.errors import Reason
 from perfmodel.ops import Gemm
 from perfmodel.spec import DeltaNet, Transformer
 from perfmodel.workload._linear import column_linear, row_linear
-from perfmodel.workload._local import Local, divide
+from perfmodel.workload._local import Local, divide, require_whole_sequence
 from perfmodel.workload._piece import Piece, pointwise
 
 
@@ -20,10 +20,7 @@ def delta_net_mixer(model: Transformer, local: Local, net: DeltaNet) -> list[Pie
     """
     tp = local.tp
     divide(model, Reason.HEADS, f"delta_net key_heads={net.key_heads} are", net.key_heads, "tp", tp)
-    if local.shard.cp > 1:
-        raise LayoutError(
-            f"{model.name}: gated delta nets are not split along the sequence; use cp=1", Reason.UNSPLIT, "cp"
-        )
+    require_whole_sequence(model, local, "gated delta nets")
     heads, values = net.heads // tp, net.heads * net.head_dim // tp
     convolved = values + 2 * net.key_heads * net.key_dim // tp
     tensor = float(local.tokens * local.act_bytes)

@@ -160,6 +160,12 @@ def local_sizes(model: Transformer, job: Job, shard: Shard, seq_len: int) -> Loc
     )
 
 
+def require_whole_sequence(model: Model, local: Local, what: str) -> None:
+    """Raise `LayoutError` under context parallelism, whose ranks would have to pass the state of `what` on."""
+    if local.shard.cp > 1:
+        raise LayoutError(f"{model.name}: {what} are not split along the sequence; use cp=1", Reason.UNSPLIT, "cp")
+
+
 def divide(model: Model, reason: Reason, what: str, value: int, by: str, degree: int) -> None:
     """Raise `LayoutError` for `reason`, and name the degrees that there are, unless `degree` divides `value`."""
     if value % degree:

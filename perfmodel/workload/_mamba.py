@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from perfmodel.errors import LayoutError, Reason
+from perfmodel.errors import Reason
 from perfmodel.ops import Gemm
 from perfmodel.spec import Mamba, Transformer
 from perfmodel.workload._linear import column_linear, row_linear
-from perfmodel.workload._local import Local, divide
+from perfmodel.workload._local import Local, divide, require_whole_sequence
 from perfmodel.workload._piece import Piece, pointwise
 
 
@@ -19,10 +19,7 @@ def mamba_mixer(model: Transformer, local: Local, mamba: Mamba) -> list[Piece]:
     """
     tp = local.tp
     divide(model, Reason.HEADS, f"mamba groups={mamba.groups} are", mamba.groups, "tp", tp)
-    if local.shard.cp > 1:
-        raise LayoutError(
-            f"{model.name}: Mamba layers are not split along the sequence; use cp=1", Reason.UNSPLIT, "cp"
-        )
+    require_whole_sequence(model, local, "Mamba layers")
     heads, inner = mamba.heads // tp, mamba.heads * mamba.head_dim // tp
     convolved = inner + 2 * mamba.groups * mamba.state // tp
     tensor = float(local.tokens * local.act_bytes)
