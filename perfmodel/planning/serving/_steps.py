@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float
 
 from perfmodel.cost import EventTimes, KernelModel, PricesCollectives, inference_times
 from perfmodel.ops import Attention, Collective, MemoryBound, Op
+from perfmodel.planning.serving._request import PREFILL_TOKENS, WEIGHT_BYTES, Requests
 from perfmodel.prediction import Phase, Placement, Setting, Site, shard_events, stage_blocks
-from perfmodel.serving._request import PREFILL_TOKENS, WEIGHT_BYTES, Requests
 from perfmodel.spec import Cluster, Framework, Job, Layout, Transformer
 from perfmodel.units import dtype_bytes
 from perfmodel.workload import storage_dtype

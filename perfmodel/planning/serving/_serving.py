@@ -8,10 +8,10 @@ from perfmodel import catalog
 from perfmodel.cost import CollectiveModel, KernelModel
 from perfmodel.cost.learn import weight_files
 from perfmodel.errors import LayoutError, PerfModelError
+from perfmodel.planning.serving._memory import ServingMemory, serving_memory
+from perfmodel.planning.serving._request import Batching, Requests
+from perfmodel.planning.serving._steps import PARTS, Cost, Server
 from perfmodel.prediction import Site
-from perfmodel.serving._memory import ServingMemory, serving_memory
-from perfmodel.serving._request import Batching, Requests
-from perfmodel.serving._steps import PARTS, Cost, Server
 from perfmodel.spec import USUAL_DTYPES, Cluster, Framework, Layout, Model, Transformer
 from perfmodel.units import GIB, positive
 
