@@ -144,8 +144,8 @@ class Server:
         """
         micro = min(self.layout.pp, sequences)
         step = self.step(1, context - 1, -(-sequences // micro))
-        through, busy = step.through, step.slowest * micro
-        return through if through.total_s >= busy.total_s else busy
+        through, bottleneck = step.through, step.slowest * micro
+        return through if through.total_s >= bottleneck.total_s else bottleneck
 
     @property
     def prompts_together(self) -> int:
