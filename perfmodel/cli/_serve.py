@@ -10,7 +10,7 @@ from perfmodel.spec import Framework
 from perfmodel.units import GIB, parse_seconds
 
 if TYPE_CHECKING:
-    from perfmodel.serving import Serving, ServingSweep
+    from perfmodel.planning.serving import Serving, ServingSweep
 
 
 def add_command(commands: Any) -> None:

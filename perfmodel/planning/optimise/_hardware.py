@@ -67,14 +67,14 @@ class _Objective:
 
     def step_and_slope(self, run: Run, x: Float[np.ndarray, " parameters"]) -> tuple[float, np.ndarray]:
         """Step time and its derivative by the parameters: occurrences on the critical path times those of durations."""
-        terms = self.durations(run, x)
-        found = [makespan_and_grad(compiled, durations) for compiled, durations, _ in terms]
-        step_s = sum(w * float(span) for (span, _), (*_, w) in zip(found, terms, strict=True))
+        programs = self.durations(run, x)
+        found = [makespan_and_grad(compiled, durations) for compiled, durations, _ in programs]
+        step_s = sum(w * float(span) for (span, _), (*_, w) in zip(found, programs, strict=True))
         slope = np.zeros(len(x))
         for i in range(len(x)):
             moved = x.copy()
             moved[i] *= 1 + _STEP
-            for (_, counts), (_, now, w), (_, then, _) in zip(found, terms, self.durations(run, moved), strict=True):
+            for (_, counts), (_, now, w), (_, then, _) in zip(found, programs, self.durations(run, moved), strict=True):
                 slope[i] += w * float(counts @ (then - now)) / (x[i] * _STEP)
         return step_s, slope
 

@@ -112,12 +112,12 @@ def relax(
     """
     began = time.perf_counter()
     keys = jax.random.split(jax.random.key(seed))
-    fixed = {name: jnp.asarray(rows, float) for name, rows in (given or {}).items()}
+    constants = {name: jnp.asarray(rows, float) for name, rows in (given or {}).items()}
     begin = starts(problem.variables, n_starts, spread, keys[0])
-    free = _descend(problem.form, begin, fixed, problem.single, keys[1], steps, learning_rate)
+    free = _descend(problem.form, begin, constants, problem.single, keys[1], steps, learning_rate)
     rounded = {name: [v.rounded(row) for row in np.asarray(free[name])] for name, v in problem.variables.items()}
     ends = {name: jnp.asarray(np.stack(rows), float) for name, rows in rounded.items()}
-    values, excess = _evaluated_starts(problem.form, ends | fixed, problem.single)
+    values, excess = _evaluated_starts(problem.form, ends | constants, problem.single)
     found = tuple(
         ({name: rows[i] for name, rows in rounded.items()}, float(values[i]), float(excess[i])) for i in range(n_starts)
     )
