@@ -35,7 +35,7 @@ _NAMES = {
     "planning.goodput": "Reliability",
     "planning.decision": "DecisionReport report",
     "planning.design": "devices_for memory_to_fit overtake rank_upgrades",
-    "validation": "read_runs validate_cases validate_kernels",
+    "validation": "CalibrationReport calibration_report read_runs validate_cases validate_kernels",
     "viz": "gantt write_gantt write_trace",
 }
 """Public names by the module that has them."""
@@ -96,7 +96,7 @@ if TYPE_CHECKING:
         Problem,
         Transformer,
     )
-    from perfmodel.validation import read_runs, validate_cases, validate_kernels
+    from perfmodel.validation import CalibrationReport, calibration_report, read_runs, validate_cases, validate_kernels
     from perfmodel.viz import gantt, write_gantt, write_trace
 
 

@@ -45,6 +45,8 @@ def complete(arguments: argparse.Namespace) -> None:
     lacking = [name for name in getattr(arguments, "needed", ()) if getattr(arguments, name) in (None, [])]
     if arguments.command == "search" and arguments.program:  # says its model and batch itself
         lacking = [name for name in lacking if name == "cluster"]
+    if arguments.command == "report" and (arguments.tables or (arguments.calibration and arguments.model is None)):
+        lacking = []  # of a calibration, which needs no job
     if lacking and missing:
         raise LaunchFileError(f"{arguments.launch_file}: {'; '.join(missing)}")
     if lacking:
