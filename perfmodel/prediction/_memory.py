@@ -195,8 +195,9 @@ def host_bandwidth(device: Device) -> float:
 
 
 def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setting: Setting) -> MemoryBatch:
-    """Memory of pipeline ranks; axes of layouts broadcast against one another."""
-    job, framework = setting.job, setting.framework
+    """Memory of pipeline ranks; axes of layouts broadcast against one another; the array namespace is
+    that of `ranks.held`."""
+    xp, job, framework = ranks.held.__array_namespace__(), setting.job, setting.framework
     dense, expert = _dot(ranks.held, blocks.dense), _dot(ranks.held, blocks.expert)
 
     def spread(
@@ -213,29 +214,29 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
         bytes_per_param: float, sharded_from: int, params: tuple[Float[np.ndarray, "*layouts ranks"], ...] = updated
     ) -> Float[np.ndarray, "*layouts ranks"]:
         """Bytes of a state that ZeRO shards from one of its stages on."""
-        return bytes_per_param * np.where(sharding.zero >= sharded_from, *params)
+        return bytes_per_param * xp.where(sharding.zero >= sharded_from, *params)
 
     optimizer = state(optimizer_bytes_per_param(job), 1)
     if more := other_optimizer_bytes_per_param(job):
-        others = np.where(blocks.layers, 0.0, blocks.dense - blocks.frozen)
+        others = xp.where(blocks.layers, 0.0, blocks.dense - blocks.frozen)
         optimizer = optimizer + state(more, 1, spread(_dot(ranks.held, others)))
     weight, trained = held_dtype_bytes(job, setting.cluster.device), is_trained(job)
     gradients = state(gradient_dtype_bytes(job), 2) * trained
     # reduced gradients leave at once; what is not sharded is kept until the step ends
-    gradients = np.where((sharding.on_host > 0) & ((sharding.zero >= 2) | ~sharding.reduced), 0.0, gradients)
+    gradients = xp.where((sharding.on_host > 0) & ((sharding.zero >= 2) | ~sharding.reduced), 0.0, gradients)
     reduced = sharding.reduced & trained
-    buffers = np.where((sharding.zero < 3) & reduced, np.minimum(framework.bucket_bytes, gradients), 0.0)
+    buffers = xp.where((sharding.zero < 3) & reduced, xp.minimum(framework.bucket_bytes, gradients), 0.0)
     buffers = buffers + framework.communicator_bytes * sharding.communicators
     if framework.ddp_buckets:
-        buffers = buffers + np.where((sharding.zero == 0) & reduced, weight * updated[1], 0.0)
+        buffers = buffers + xp.where((sharding.zero == 0) & reduced, weight * updated[1], 0.0)
     gathers = (sharding.zero == 3) & (sharding.reduced | (sharding.on_host > 1))
     if gathers.any():
         gathered = gathered_params(blocks.dense + blocks.expert, blocks.layers, ranks.held, sharding.ahead)
-        buffers = buffers + np.where(gathers, weight * gathered, 0.0)
+        buffers = buffers + xp.where(gathers, weight * gathered, 0.0)
     buffers = buffers + (_transient(ranks, blocks) + framework.context_bytes)  # many layouts: joined last
     parts = (
-        np.where(sharding.on_host > 1, 0.0, state(weight, 3, held) * ranks.versions), gradients,
-        np.where(sharding.on_host > 0, 0.0, optimizer * trained),
+        xp.where(sharding.on_host > 1, 0.0, state(weight, 3, held) * ranks.versions), gradients,
+        xp.where(sharding.on_host > 0, 0.0, optimizer * trained),
         blocks.saved(ranks.alive, ranks.alive_full) * (job.mode == "train"), buffers,
     )  # fmt: skip
     return MemoryBatch(*parts)
@@ -249,9 +250,10 @@ def gathered_params(
 ) -> Float[np.ndarray, "*layouts ranks"]:
     """Parameters that ZeRO 3 holds unsharded at once on ranks that hold so many of each block: what is outside of
     layers, which torch's `fully_shard` keeps from forward to backward, the layer in use and those prefetched."""
-    layer = _largest(np.where(layers, params, 0.0), held > 0)
-    at_once = np.minimum(1 + ahead, np.maximum(1, _dot(held, layers.astype(float))))
-    return _dot(held, np.where(layers, 0.0, params)) + at_once * layer
+    xp = held.__array_namespace__()
+    layer = _largest(xp.where(layers, params, 0.0), held > 0)
+    at_once = xp.minimum(1 + ahead, xp.maximum(1, _dot(held, layers.astype(float))))
+    return _dot(held, xp.where(layers, 0.0, params)) + at_once * layer
 
 
 def dummy_gradient_bytes(shard: ShardBlocks, job: Job, framework: Framework) -> float:
@@ -266,18 +268,19 @@ def dummy_gradient_bytes(shard: ShardBlocks, job: Job, framework: Framework) -> 
 def _transient(ranks: RankBlocks, blocks: BlockBytes) -> Float[np.ndarray, "*layouts ranks"]:
     """The largest block while it runs, on each rank, and dummy gradients beside it."""
     largest = _largest(blocks.transient, ranks.held > 0)
-    if ranks.held_full.any():
-        largest = np.maximum(largest, _largest(blocks.transient_full, ranks.held_full > 0))
+    xp = ranks.held_full.__array_namespace__()
+    if xp is not np or ranks.held_full.any():
+        largest = xp.maximum(largest, _largest(blocks.transient_full, ranks.held_full > 0))
     return largest + blocks.dummy_gradients[..., None]
 
 
 def _dot(
     on_ranks: Float[np.ndarray, "*layouts ranks blocks"], of_blocks: Float[np.ndarray, "*layouts blocks"]
 ) -> Float[np.ndarray, "*layouts ranks"]:
-    return np.einsum("...rb,...b->...r", on_ranks, of_blocks)
+    return on_ranks.__array_namespace__().einsum("...rb,...b->...r", on_ranks, of_blocks)
 
 
 def _largest(
     of_blocks: Float[np.ndarray, "*layouts blocks"], on_ranks: Bool[np.ndarray, "*layouts ranks blocks"]
 ) -> Float[np.ndarray, "*layouts ranks"]:
-    return np.where(on_ranks, of_blocks[..., None, :], 0.0).max(axis=-1)
+    return on_ranks.__array_namespace__().where(on_ranks, of_blocks[..., None, :], 0.0).max(axis=-1)

@@ -27,7 +27,7 @@ from perfmodel.prediction.differentiable._parameters import StepParameters, mach
 from perfmodel.session import Session
 from perfmodel.spec import Cluster, Device
 
-_STEP: Final = 2e-3
+_STEP: Final = 1e-6
 """Change of the logarithm of a rate by which prices are differentiated."""
 _ROOFLINE: Final = 3.0
 
