@@ -23,6 +23,7 @@ from perfmodel.validation._row_words import (
     network_of,
     overlaps_experts,
     overlaps_tensor_parallel,
+    recompute_modules_of,
     recompute_of,
     seq_len_of,
 )
@@ -77,6 +78,8 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
     said: dict[str, Any] = {"cuda_graphs": graphs_of(launch_flags(row))}
     if flash is not None:
         said["flash_attention"] = bool(flash)
+    if modules := recompute_modules_of(row):
+        said["recompute_modules"] = modules
     if (recipe := fp8_recipe_of(row)) is not None:
         said["fp8_recipe"] = recipe
     if dispatcher := dispatcher_of(row):
