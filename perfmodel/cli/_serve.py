@@ -59,7 +59,7 @@ def add_command(commands: Any) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from perfmodel import serving
+    from perfmodel.planning import serving
 
     words = {
         name: getattr(arguments, name)
