@@ -67,6 +67,9 @@ class Framework:
     routing_backward_bookkeeping: int = 0
     """The same of routing and dispatch in a layer of experts: histograms, sorts, masks, auxiliary losses, sizes of what
     ranks exchange."""
+    grouped_launch_s: float = 0.0
+    """Host time to launch each further kernel of a grouped product that is no kernel of its own but a product per
+    expert; 0 where it is one."""
     kernel_gap_s: float = 1.0e-6
     """Device idle time between two dependent kernels of one stream."""
     eager_kernels: tuple[EagerKernel, ...] = ()
@@ -369,7 +372,7 @@ class Framework:
             raise PerfModelError(
                 f"framework {self.name}: host_updates_per_s must be above 0, got {self.host_updates_per_s}"
             )
-        for name in ("host_op_s", "kernel_gap_s", "context_bytes", "communicator_bytes", "bucket_bytes"):
+        for name in ("host_op_s", "grouped_launch_s", "kernel_gap_s", "context_bytes", "communicator_bytes", "bucket_bytes"):
             untraced(f"framework {self.name}: {name}", getattr(self, name))
             if getattr(self, name) < 0:
                 raise PerfModelError(f"framework {self.name}: {name} must not be below 0, got {getattr(self, name)}")
