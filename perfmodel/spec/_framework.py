@@ -324,7 +324,10 @@ class Framework:
         """`Job.of` with this framework's defaults for what `said` leaves out; `assumed` names those that differ from
         `Job`'s own."""
         plain = Job.of(model, device, global_batch=global_batch, seq_len=seq_len, dtype=dtype, **said)
-        filled = {name: value for name, value in self.job_defaults(plain.dtype).items() if name not in said}
+        usual = self.job_defaults(plain.dtype)
+        if usual["fp8_recipe"] == "mxfp8" and not device.scales_blocks:
+            usual["fp8_recipe"] = "current"
+        filled = {name: value for name, value in usual.items() if name not in said}
         assumed = self._assumed({n: value for n, value in filled.items() if value != getattr(plain, n)}, "job")
         return replace(plain, **filled, assumed=(*plain.assumed, assumed) if assumed else plain.assumed)
 

@@ -25,6 +25,7 @@ from perfmodel.validation._row_words import (
     overlaps_tensor_parallel,
     recompute_modules_of,
     recompute_of,
+    repeated_share,
     seq_len_of,
 )
 
@@ -187,6 +188,8 @@ def stated_layout(row: Row, spread: Spread, model: Model, framework: Framework) 
         said["tp_overlap"] = hidden and spread.tp > 1
     if (beside := overlaps_experts(row)) is not None:
         said["ep_overlap"] = beside
+    if (share := repeated_share(row, model)) and spread.pp == 1 and isinstance(model, Transformer):
+        said |= {"recompute": "none", "recompute_full_layers": round(share * model.layers)}
     if (layers := _selected_layers(row, spread, model)) and framework.selective_layers:
         said |= {"recompute": "none", "recompute_full_layers": layers}
     return ",".join(f"{key}={str(value).lower()}" for key, value in said.items())
