@@ -42,6 +42,8 @@ def complete(arguments: argparse.Namespace) -> None:
     missing: tuple[str, ...] = ()
     if getattr(arguments, "launch_file", None) is not None:
         missing = _fill(arguments)
+    if arguments.command == "emulate" and arguments.world_size is None:
+        arguments.world_size = Layout.parse(arguments.layout).devices if arguments.layout else arguments.devices
     lacking = [name for name in getattr(arguments, "needed", ()) if getattr(arguments, name) in (None, [])]
     if arguments.command == "search" and arguments.program:  # says its model and batch itself
         lacking = [name for name in lacking if name == "cluster"]

@@ -29,8 +29,8 @@ class BlockEvents(NamedTuple):
     """Events launched by themselves."""
     issued: Float[Any, "blocks phases"]
     """Operators that the host issues."""
-    checks_s: Float[Any, "blocks phases"]
-    """Host time by which collectives are agreed on."""
+    beyond_operators_s: Float[Any, "blocks phases"]
+    """Host time by which collectives are agreed on, and the products of a group launched one by one."""
     late_s: Float[Any, " ops"]
     """What a collective waits for the last of its ranks."""
     lost: Float[Any, " ops"]
@@ -116,7 +116,7 @@ def time_phases(
     xp = time_s.__array_namespace__()
     counts = events.counts
     kernels_s = counts * time_s * events.kernel
-    gaps_s, issuing_s = events.launches * kernel_gap_s, events.issued * issue_s + events.checks_s
+    gaps_s, issuing_s = events.launches * kernel_gap_s, events.issued * issue_s + events.beyond_operators_s
     # beside the collectives of a phase: its own kernels; in backward also those of the weight gradients
     weights_s = kernels_s[:, Phase.BACKWARD_WEIGHT]
     beside_s = kernels_s + _IN_BACKWARD[:, None] * weights_s[:, None]

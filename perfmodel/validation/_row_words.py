@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Final, get_args
 
 from perfmodel.catalog import compute_network, states_rate
-from perfmodel.spec import CudaGraphs, Fp8Recipe, Model, RecomputeModule
+from perfmodel.spec import CudaGraphs, Fp8Recipe, Model, RecomputeModule, Transformer
 from perfmodel.validation._row_cells import Row, Unusable, count, number, text
 
 _DTYPES: Final = (
@@ -69,6 +69,17 @@ def recompute_of(row: Row) -> str:
     if detail.startswith("remat_policy") and not stated:
         return "full" if re.search(r"policy (full|custom|save_qkv|save_out)", detail) else "none"
     return next((kind for kind in ("full", "selective") if stated.startswith(kind)), "none")
+
+
+def repeated_share(row: Row, model: Model) -> float:
+    """Share of a layer's products that a JAX policy repeats which keeps all but the feed-forward's first
+    (`save_dot_except_mlpwi`, `save_dot_except_logits_ffn1`): as much as so many layers in full; 0 for others."""
+    if not re.search(r"policy \S*except\S*(mlpwi|ffn1)", text(row, "recompute_detail").lower()):
+        return 0.0
+    if not isinstance(model, Transformer):
+        return 0.0
+    first = model.ffn_hidden * (2 if model.gated_ffn else 1)
+    return first / (first + model.ffn_hidden + 2 * (model.heads + model.kv_heads) * model.head_dim)
 
 
 def recompute_modules_of(row: Row) -> tuple[RecomputeModule, ...]:

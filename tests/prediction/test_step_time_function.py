@@ -11,7 +11,7 @@ import pytest
 
 import perfmodel as pm
 from perfmodel.errors import PerfModelError
-from perfmodel.prediction import Adjustment, layout_of, step_problem_of, step_times_s
+from perfmodel.prediction import Adjustment, layout_of, needed_memory, step_problem_of, step_times_s
 from perfmodel.prediction.differentiable import _function, step_time_function_of
 from perfmodel.timeline import double_precision
 
@@ -160,7 +160,7 @@ def test_transforms_and_one_compilation():
         rates = x.link_bytes_per_s * jnp.exp(log[:2])
         return function(x._replace(link_bytes_per_s=rates, memory_bytes_per_s=x.memory_bytes_per_s * jnp.exp(log[2])))
 
-    hessian = jax.hessian(in_rates)(jnp.zeros(3))
+    hessian = jax.jit(jax.hessian(in_rates))(jnp.zeros(3))
     assert np.isfinite(hessian).all()
     assert hessian[0, 0] > 0  # volume / bandwidth is convex
     np.testing.assert_allclose(hessian, hessian.T, rtol=1e-3, atol=1e-6)
@@ -188,6 +188,23 @@ def test_optax_deals_layers_to_a_stage_with_a_head():
              .step_time_s for n in range(11, 16)}  # fmt: skip
     assert float(value) < min(whole.values())
     assert abs(12 + float(shift) - min(whole, key=whole.__getitem__)) < 1
+
+
+def test_recompute_frees_what_the_memory_model_says():
+    problem = pm.problem("gpt2-345m", "dgx-a100", global_batch=22, seq_len=512)
+    function = pm.step_time_function(problem, layout="pp=2,dp=2")
+
+    def rank_0(share):
+        return function.memory_bytes(function.nominal._replace(recompute=jnp.stack([share, jnp.zeros(())])))[0]
+
+    four, five = (
+        needed_memory(step_problem_of(problem), layout_of(problem, f"pp=2,dp=2,recompute_full_layers={n}-0")[0])[0].peak
+        for n in (4, 5)
+    )
+    with double_precision():
+        slope = jax.grad(rank_0)(jnp.asarray(4.5 / 12))
+    assert float(slope) / 12 == pytest.approx(five - four, rel=1e-9)
+    assert five < four < function.usable_bytes
 
 
 @pytest.mark.parametrize("make", [

@@ -39,7 +39,8 @@ class Relaxation:
     durations: Callable[[Values], tuple[Float[Array, " classes"], ...]]
     """Seconds of each program's classes from unknowns and constants by name, as JAX can trace."""
     constants: Values = field(default_factory=dict)
-    """Arrays by name. Problems that differ in these alone are compiled once, if their functions are the same."""
+    """Arrays by name, or pytrees of them. Problems that differ in these alone are compiled once, if their functions are
+    equal."""
     weights: tuple[float, ...] = (1.0,)
     limits: Callable[[Values], Float[Array, " limits"]] | None = None
     """Traceable too; every entry must end at or below 0. Best scaled so that 1 is far outside."""
@@ -50,9 +51,9 @@ class Relaxation:
         return Form(tuple(self.variables.items()), self.programs, self.durations, self.weights, self.limits)
 
     @property
-    def single(self) -> dict[str, Array]:
+    def single(self) -> dict[str, Any]:
         """The constants as JAX has them by default."""
-        return {name: jnp.asarray(np.asarray(value)) for name, value in self.constants.items()}
+        return jax.tree.map(lambda value: jnp.asarray(np.asarray(value)), dict(self.constants))
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final
+from math import prod
+from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel.ops import Collective, Op
 from perfmodel.prediction._adjustment import factors_of
-from perfmodel.prediction._classes import event_entries
+from perfmodel.prediction._blocks import BlockTimes
+from perfmodel.prediction._classes import event_entries, summed
 from perfmodel.prediction._communication import communication_events
 from perfmodel.prediction._compose import Bundle, beside_in, bundle_passes, weighted_programs
 from perfmodel.prediction._host_states import host_block_s
@@ -23,7 +25,7 @@ from perfmodel.prediction._step_costs import Beside
 from perfmodel.prediction._variants import Variant
 from perfmodel.prediction.differentiable._division import Cuts
 from perfmodel.prediction.differentiable._prices import Priced, Prices, prices
-from perfmodel.prediction.differentiable._program import Programs, Tables
+from perfmodel.prediction.differentiable._program import Programs, Tables, Times
 from perfmodel.spec import Layout
 
 MOST_KNOTS: Final = 12
@@ -38,8 +40,11 @@ def composed(
     steps: Sequence[Sequence[Bundle]],
     layers: Int[np.ndarray, " stages"],
     scales: Sequence[float],
-) -> tuple[Programs, Tables, list[str]]:
-    """The programs of a layout, made of what the public prediction composes them, and the op families of kernels.
+    *,
+    elastic: bool,
+) -> tuple[Programs, Tables, Times, list[str]]:
+    """The programs of a layout, made of what the public prediction composes them, times on the machine as it is, and
+    the op families of kernels.
 
     Args:
         problems: of the job under each of its element types.
@@ -47,6 +52,7 @@ def composed(
             full.
         layers: of every stage.
         scales: what the step of each size is multiplied by.
+        elastic: whether prices follow the machine's rates.
     """
     problem, bundle = problems[0], steps[0][0]
     spec, layout, slices = bundle.spec, bundle.layouts[0], bundle.spec.scheduler.slices
@@ -58,15 +64,15 @@ def composed(
     runs = [bundle_passes(problem, of_types[0]).runs for _, of_types, _ in parts]
     lanes = list(dict.fromkeys((step, v) for (step, *_), of in zip(parts, runs, strict=True) for v in of))
     by_type = list(zip(problems, zip(*steps, strict=True), strict=True))
-    of_shards: list[BlockEvents] = []
+    shards: list[BlockTimes] = []
     asked: list[Priced] = []
     for own, of_sizes in by_type:
         for step, variant in lanes:
             its = of_sizes[step].layouts[0]
             table = variant_times(own, its, variant, slices)
-            of_shards.append(table.events)
+            shards.append(table)
             asked.append(Priced(own, table.ops, _block_pricer(its, variant, slices)))
-    events, places = _stacked(of_shards, (len(problems), len(lanes)))
+    events, places = _stacked([shard.events for shard in shards], (len(problems), len(lanes)))
     programs = Programs(
         prepared=tuple(prepared(of_types[0].spec) for _, of_types, _ in parts),
         steps=tuple(step for step, *_ in parts),
@@ -96,15 +102,25 @@ def composed(
     families = sorted({factors_of(op)[1] for one in asked for op in one.ops if not isinstance(op, Collective)})
     first = np.cumsum([0, *(len(one.ops) for one in asked)])
 
+    priced = Prices(*map(np.concatenate, zip(*prices(asked, families, elastic=elastic), strict=True)))
+    entry_at = np.concatenate([at for at, _ in between])
+    entry_price = np.concatenate(
+        [begin + which for begin, (_, which) in zip(first[len(shards) : -1], between, strict=True)]
+    )
+    phase_s = [one.overlapped_phase_s if variant[2] else one.phase_s
+               for one, (_, variant) in zip(shards, lanes * len(problems), strict=True)]  # fmt: skip
+    shape = len(problems), len(knots), starts[-1]
+    times = Times(
+        np.reshape(phase_s, (len(problems), len(lanes), *phase_s[0].shape)).swapaxes(0, 1),
+        summed(entry_at, priced.time_s[entry_price], prod(shape)).reshape(shape),
+    )
     unit = replace(problem, framework=replace(problem.framework, host_op_s=1.0, kernel_gap_s=1.0)).host
     tables = Tables(
-        prices=Prices(*map(np.concatenate, zip(*prices(asked, families), strict=True))),
+        prices=priced,
         events=events,
-        event_price=places + first[: len(of_shards)].reshape(*places.shape[:2], 1),
-        entry_at=np.concatenate([at for at, _ in between]),
-        entry_price=np.concatenate(
-            [begin + which for begin, (_, which) in zip(first[len(of_shards) : -1], between, strict=True)]
-        ),
+        event_price=places + first[: len(shards)].reshape(*places.shape[:2], 1),
+        entry_at=entry_at,
+        entry_price=entry_price,
         knots=knots.astype(float),
         runs=of_lanes,
         cuts=cuts,
@@ -118,7 +134,7 @@ def composed(
         overhead_s=np.float64(problem.host.step_overhead_s),
         host_units=np.array([unit.issue_s, unit.kernel_gap_s]),
     )
-    return programs, tables, families
+    return programs, tables, times, families
 
 
 def _block_pricer(layout: Layout, variant: Variant, slices: int) -> Callable[[StepProblem], Float[np.ndarray, " n"]]:
@@ -129,17 +145,17 @@ def _stacked(
     events: Sequence[BlockEvents], shape: tuple[int, int]
 ) -> tuple[BlockEvents, Int[np.ndarray, "types lanes ops"]]:
     """Events of several shards in one, as many as the longest has (those added occur nowhere), and the place of each
-    in its own. Without `ring_steps`, which is one for all."""
+    in its own."""
     n = max(one.counts.shape[-1] for one in events)
     short = [n - one.counts.shape[-1] for one in events]
-    fields = {}
+    fields: dict[str, Any] = {}
     for name in BlockEvents._fields:
         values = [np.asarray(getattr(one, name)) for one in events]
         if name in _PER_OP:
             values = [np.pad(v, [(0, 0)] * (v.ndim - 1) + [(0, by)]) for v, by in zip(values, short, strict=True)]
         fields[name] = np.stack(values).reshape(*shape, *values[0].shape)
     places = [np.where(np.arange(n) < n - by, np.arange(n), 0) for by in short]
-    return BlockEvents(**fields | {"ring_steps": None}), np.reshape(places, (*shape, n))
+    return BlockEvents(**fields), np.reshape(places, (*shape, n))
 
 
 def _saved_bytes(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "2 blocks"]:

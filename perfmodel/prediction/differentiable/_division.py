@@ -61,7 +61,7 @@ class Cuts(NamedTuple):
 
 
 def along(
-    table: Float[Array, "rows columns"], at: Float[Array, "*places"], knots: Float[Array, " rows"] | None = None
+    table: Float[Array, "rows columns"], at: Float[Array, "*places"], knots: Float[Any, " rows"] | None = None
 ) -> Float[Array, "*places columns"]:
     """Rows of a table at real places, linear between knots (by default 0, 1, 2 ...) and on beyond the outer ones; at
     inner knots the slope is the mean of both sides."""

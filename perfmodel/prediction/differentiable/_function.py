@@ -1,11 +1,11 @@
 """The step time of a layout as a pure JAX function: programs, tables and parameters put together."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ from perfmodel.prediction.differentiable._parameters import (
     nominal_machine,
 )
 from perfmodel.prediction.differentiable._prices import log_rates
-from perfmodel.prediction.differentiable._program import Programs, Tables
+from perfmodel.prediction.differentiable._program import Programs, Tables, Times
 from perfmodel.spec import Cluster, Layout, Model, Problem
 
 _WIDE: Final = {"fp8": "bf16"}
@@ -46,8 +46,9 @@ def _lagrange(at: Float[Array, ""], knots: Float[Array, " knots"]) -> Float[Arra
 def _step_s(programs: Programs, tables: Any, x: StepParameters) -> Float[Array, ""]:
     of_programs, nominal, log_sizes = tables
     rates = jnp.log(jnp.stack(log_rates(x, nominal)))
-    factors = jnp.stack([*x.kernel_factor.values(), jnp.ones_like(rates[0])])
-    return _lagrange(jnp.log(x.micro_batch), log_sizes) @ programs.step_s(of_programs, x, rates, factors)
+    times = programs.times(of_programs, x, rates, jnp.stack([*x.kernel_factor.values(), jnp.ones_like(rates[0])]))
+    durations = programs.durations(of_programs, x, times)
+    return _lagrange(jnp.log(x.micro_batch), log_sizes) @ programs.step_s(durations)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -74,13 +75,17 @@ class StepTimeFunction:
     layout: Layout
     usable_bytes: float
     """What a device may hold for the layout to fit: the limit of `memory_bytes`."""
-    _programs: Programs
-    _tables: tuple[Tables, StepParameters, Float[np.ndarray, " sizes"]]
-    _memory: Memory
+    programs: Programs = field(repr=False)
+    """All that is compiled of it: a relaxation traces its durations."""
+    tables: Tables = field(repr=False)
+    times: Times = field(repr=False)
+    """On the machine as it is."""
+    _log_sizes: Float[np.ndarray, " sizes"] = field(repr=False)
+    _memory: Memory = field(repr=False)
 
     def __call__(self, parameters: StepParameters) -> Float[Array, ""]:
         """Seconds of the step."""
-        return _step_s(self._programs, self._tables, parameters)
+        return _step_s(self.programs, (self.tables, self.nominal, self._log_sizes), parameters)
 
     def memory_bytes(self, parameters: StepParameters) -> Float[Array, " ranks"]:
         """Bytes that every pipeline rank needs at its peak.
@@ -117,17 +122,24 @@ def step_time_function(
     return step_time_function_of(step_problem_of(problem, calibration, site), laid_out)
 
 
-def step_time_function_of(problem: StepProblem, layout: Layout) -> StepTimeFunction:
-    """`step_time_function` of a problem and a layout as they are."""
-    problems = _by_element_type(problem)
+def step_time_function_of(
+    problem: StepProblem, layout: Layout, vary: Literal["all", "layers"] = "all"
+) -> StepTimeFunction:
+    """`step_time_function` of a problem and a layout as they are.
+
+    Args:
+        vary: with `layers` the machine, the micro-batch and the element type must stay `nominal`, which leaves less to
+            price and to compile.
+    """
+    problems = [problem] if vary == "layers" else _by_element_type(problem)
     full = layout.recompute == "full"
     base = layout.replace(recompute_full_layers=None, recompute="selective" if full else layout.recompute)
     bundle = bundles(problem, [layout])[0]
     layers, recomputed = (_layers(bundle, of) for of in (bundle.counts, bundle.full))
-    sizes = _micro_batches(problem, layout)
+    sizes = [layout.micro_batch] if vary == "layers" else _micro_batches(problem, layout)
     steps = [[bundles(p, [base.replace(micro_batch=size)])[0] for p in problems] for size in sizes]
     scales = [prod(step_factors(problem, layout.replace(micro_batch=size))) for size in sizes]
-    programs, numbers, families = composed(problems, steps, layers, scales)
+    programs, tables, times, families = composed(problems, steps, layers, scales, elastic=vary == "all")
     share = np.where(layers > 0, (layers if full else recomputed) / np.maximum(layers, 1), 0.0)
     nominal = StepParameters(
         **nominal_machine(problem),
@@ -139,9 +151,10 @@ def step_time_function_of(problem: StepProblem, layout: Layout) -> StepTimeFunct
         fp8=np.float64(problem.job.dtype == "fp8" and len(problems) > 1),
     )
     bounds = _bounds(nominal, problem, sizes, len(problems) > 1)
-    memory = Memory.of(problems, steps, numbers.cuts, sizes)
-    tables = numbers, nominal, np.log(sizes)
-    return StepTimeFunction(nominal, bounds, layout, problem.usable_bytes, programs, tables, memory)
+    memory = Memory.of(problems, steps, tables.cuts, sizes)
+    return StepTimeFunction(
+        nominal, bounds, layout, problem.usable_bytes, programs, tables, times, np.log(sizes), memory
+    )
 
 
 def _by_element_type(problem: StepProblem) -> list[StepProblem]:

@@ -6,6 +6,7 @@ neither with their number nor with the variants of their passes and the element 
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any, NamedTuple
 
 import jax
@@ -55,6 +56,15 @@ class Tables(NamedTuple):
     """Host time of an operator and gap after a kernel, per second of their parameters (`StepProblem.host`)."""
 
 
+class Times(NamedTuple):
+    """Seconds of what the programs are composed of."""
+
+    phase_s: Float[Any, "lanes types blocks phases"]
+    """Of the blocks' phases."""
+    at_knots: Float[Any, "types knots classes"]
+    """Of the events between blocks in every class, were its stage as long as each knot."""
+
+
 @dataclass(frozen=True)
 class Programs:
     """What is compiled of the programs."""
@@ -90,38 +100,37 @@ class Programs:
         """A field of the programs' structures, end to end."""
         return np.concatenate([getattr(program.structure, name) for program in self.prepared])
 
-    def step_s(
+    def times(
         self, tables: Tables, x: StepParameters, log_rates: Float[Array, " r"], factors: Float[Array, " families"]
-    ) -> Float[Array, " steps"]:
-        """Seconds of the step at each micro-batch size."""
-        durations = self._durations(tables, x, log_rates, factors)
-        parts: list[list[tuple[Array, Array]]] = [[] for _ in range(1 + self.steps[-1])]
-        for at, (program, weight) in enumerate(zip(self.prepared, self.weights, strict=True)):
-            own = durations[self.starts[at] : self.starts[at + 1]]
-            part = weight * makespan(program.compiled, own), weight * (program.rank_count @ own)
-            parts[self.steps[at]].append(part)
-        spans = [sum(span for span, _ in of_step) for of_step in parts]
-        # the difference of two streams may not be shorter than the busiest rank (`rank_busy_s`)
-        busy = [jnp.max(sum(b for _, b in of_step)) if len(of_step) > 1 else -jnp.inf for of_step in parts]
-        return jnp.stack([jnp.maximum(*both) for both in zip(spans, busy, strict=True)])
-
-    def _durations(
-        self, tables: Tables, x: StepParameters, log_rates: Float[Array, " r"], factors: Float[Array, " families"]
-    ) -> Float[Array, " classes"]:
-        """Seconds of every class."""
-        kind, stage, segment = (self.of_classes(f"class_{name}") for name in ("kind", "stage", "segment"))
-        counts, full = tables.cuts.held(x.layers, x.recompute)
+    ) -> Times:
+        """What rates, latencies, host times and corrections decide."""
         seconds = tables.prices.seconds(log_rates, factors)
-        plain_s, paired_s = self._phases_s(tables, x, seconds)
-        phase_s = {lane: (paired_s if paired else plain_s)[:, lane] for lane, (_, paired) in enumerate(self.lanes)}
+        issue_s, gap_s = tables.host_units * jnp.stack([x.host_op_s, x.kernel_gap_s])
+        none = dict.fromkeys(self.absent, np.zeros(tables.event_price.shape[-1], bool))
+
+        def of_lane(events: BlockEvents, time_s: Float[Array, " ops"]) -> tuple[Array, Array]:
+            found = time_phases(events._replace(ring_steps=self.ring_steps, **none), time_s, issue_s, gap_s)
+            return found.phase_s, found.overlapped_phase_s
+
+        plain_s, paired_s = jax.vmap(jax.vmap(of_lane))(tables.events, seconds[tables.event_price])
+        phase_s = jnp.stack([(paired_s if beside else plain_s)[:, i] for i, (_, beside) in enumerate(self.lanes)])
+        shape = tables.event_price.shape[0], len(tables.knots), self.starts[-1]
+        at_knots = summed(tables.entry_at, seconds[tables.entry_price], prod(shape))
+        return Times(phase_s, at_knots.reshape(shape))
+
+    def durations(self, tables: Tables, x: StepParameters, times: Times) -> Float[Array, " classes"]:
+        """Seconds of every class: what else decides."""
+        kind, stage, segment = (self.of_classes(f"class_{name}") for name in ("kind", "stage", "segment"))
+        optimizer, ranks = kind == Kind.OPTIMIZER, np.array(self.ranks)
+        counts, full = tables.cuts.held(x.layers, x.recompute)
         blocks, again = (in_classes(stage, segment, some) for some in (counts, full))
-        out = passes_s(phase_s, tables.runs, blocks, again, np.array([[self.mode]]))
-        out = out + self._between_s(tables, x.layers, seconds, kind == Kind.OPTIMIZER, stage)
+        out = passes_s(dict(enumerate(times.phase_s)), tables.runs, blocks, again, np.array([[self.mode]]))
+        of_rank = x.layers.at[ranks[:, 0]].set(x.layers[ranks].mean(axis=1))  # one update for all chunks of a rank
+        near = along(jnp.eye(len(tables.knots)), jnp.stack([x.layers, of_rank]), tables.knots)
+        out = out + jnp.einsum("ck,tkc->tc", near[optimizer.astype(int), stage], times.at_knots)
         if self.host_states:
-            of_class = [
-                host_state_s(one, kind, stage, segment, np.array(self.ranks), counts) for one in tables.host_state_s
-            ]
-            out = out + jnp.stack(of_class)
+            of_types = (host_state_s(of_block, kind, stage, segment, ranks, counts) for of_block in tables.host_state_s)
+            out = out + jnp.stack([*of_types])
         if self.offloads:
             saved, spared = (jnp.einsum("sb,tib->tis", some.sum(axis=1), tables.saved_bytes[:, :, i])
                              for i, some in enumerate((counts, full)))  # fmt: skip
@@ -130,35 +139,16 @@ class Programs:
             out = out + copies * (saved - spared)[:, step, stage] / tables.host_bytes_per_s * x.offload
         if len(out) > 1:
             out = (1 - x.fp8) * out[:1] + x.fp8 * out[1:]
-        scale = tables.scale[None]
-        return with_step_costs(out, tables.overhead_s, self.loss, scale, kind == Kind.OPTIMIZER, tables.beside)[0]
+        return with_step_costs(out, tables.overhead_s, self.loss, tables.scale[None], optimizer, tables.beside)[0]
 
-    def _phases_s(
-        self, tables: Tables, x: StepParameters, seconds: Float[Array, " events"]
-    ) -> tuple[Float[Array, "types lanes blocks phases"], Float[Array, "types lanes blocks phases"]]:
-        """Seconds of every phase of the blocks, alone and beside another pass."""
-        issue_s, gap_s = tables.host_units * jnp.stack([x.host_op_s, x.kernel_gap_s])
-
-        none = dict.fromkeys(self.absent, np.zeros(tables.event_price.shape[-1], bool))
-
-        def of_lane(events: BlockEvents, time_s: Float[Array, " ops"]) -> tuple[Array, Array]:
-            found = time_phases(events._replace(ring_steps=self.ring_steps, **none), time_s, issue_s, gap_s)
-            return found.phase_s, found.overlapped_phase_s
-
-        return jax.vmap(jax.vmap(of_lane))(tables.events, seconds[tables.event_price])
-
-    def _between_s(
-        self,
-        tables: Tables,
-        layers: Float[Array, " stages"],
-        seconds: Float[Array, " events"],
-        optimizer: Any,
-        stage: Int[np.ndarray, " classes"],
-    ) -> Float[Array, "types classes"]:
-        """Seconds of the events between blocks in every class, from those at the knots around its stage's layers."""
-        types, n = tables.event_price.shape[0], tables.knots.shape[0]
-        at_knots = summed(tables.entry_at, seconds[tables.entry_price], types * n * len(stage))
-        ranks = np.array(self.ranks)
-        of_rank = layers.at[ranks[:, 0]].set(layers[ranks].mean(axis=1))  # one update for all chunks of a rank
-        weights = along(jnp.eye(n), jnp.stack([layers, of_rank]), tables.knots)[optimizer.astype(int), stage]
-        return jnp.einsum("ck,tkc->tc", weights, at_knots.reshape(types, n, len(stage)))
+    def step_s(self, durations: Float[Array, " classes"]) -> Float[Array, " sizes"]:
+        """Seconds of the step at each micro-batch size."""
+        parts: list[list[tuple[Array, Array]]] = [[] for _ in range(1 + self.steps[-1])]
+        for at, (program, weight) in enumerate(zip(self.prepared, self.weights, strict=True)):
+            own = durations[self.starts[at] : self.starts[at + 1]]
+            part = weight * makespan(program.compiled, own), weight * (own @ program.rank_count.T)
+            parts[self.steps[at]].append(part)
+        spans = [sum(span for span, _ in of_step) for of_step in parts]
+        # the difference of two streams may not be shorter than the busiest rank (`rank_busy_s`)
+        busy = [jnp.max(sum(b for _, b in of_step)) if len(of_step) > 1 else -jnp.inf for of_step in parts]
+        return jnp.stack([jnp.maximum(*both) for both in zip(spans, busy, strict=True)])
