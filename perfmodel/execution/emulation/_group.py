@@ -243,8 +243,7 @@ class EmulatedGroup(_ProcessGroup):
         number = self._sequence[channel] = self._sequence.get(channel, -1) + 1
         if call.dtype.startswith("sparse"):
             self._refuse(f"{call.kind} of a sparse tensor")
-        if call.dtype.startswith("cuda"):
-            self._refuse(f"{call.kind} of a tensor on a GPU")
+        ready = _device_work(call.dtype)
         record = rank.record
         noted = Noted(
             self.name_, channel, self.size(), number, call.kind, call.nbytes, record.iteration, time.perf_counter(),
@@ -267,11 +266,9 @@ class EmulatedGroup(_ProcessGroup):
 
         def plan() -> Plan:
             rank.conditions.check_alive(alive, where)
-            start_s = noted.issued_s
+            start_s = ready(noted.issued_s)
             if len(meets) > 1:
-                start_s = rank.line.meet(
-                    f"{self.name_}{channel and f', {channel}'}", meets, number, agreed, noted.issued_s
-                )
+                start_s = rank.line.meet(f"{self.name_}{channel and f', {channel}'}", meets, number, agreed, start_s)
             delay_s, *more = rank.price(self.name_, call, at_once) if priced else (0.0, 0.0, 0.0, 0.0)
             late_s = rank.conditions.late_s(noted.issued_s, emulated)
             if len(alive) > 1:  # else nothing crosses a network
@@ -303,6 +300,25 @@ def _dtype(tensors: Sequence[Tensor]) -> str:
     words = [first.device.type] if first.device.type != "cpu" else []
     words += ["sparse"] if first.layout != torch.strided else []
     return " ".join([*words, str(first.dtype).removeprefix("torch.")])
+
+
+def _device_work(dtype: str) -> Callable[[float], float]:
+    """When a call can begin whose tensors are on a GPU: after the kernels before it in its stream.
+
+    Returns:
+        From the moment of the call to that moment, for which it waits; on a CPU they are one.
+    """
+    kind, _, element = dtype.rpartition(" ")
+    if not element or kind in ("", "sparse"):
+        return lambda issued_s: issued_s
+    event = torch.get_device_module(kind).Event()
+    event.record()
+
+    def begun_s(issued_s: float) -> float:
+        event.synchronize()
+        return max(issued_s, time.perf_counter())
+
+    return begun_s
 
 
 def _reduction(opts: Any) -> Any:

@@ -42,27 +42,34 @@ def test_every_collective_is_answered_on_the_wire(run) -> None:
 def test_messages_take_their_hops_and_operations_their_delay(run) -> None:
     calls = run.collectives()
     times_s = calls.end_s - calls.issued_s
-    reductions = calls[calls.kind == "all_reduce"]
+    reductions = calls[(calls.kind == "all_reduce") & (calls.bytes > 100)]  # of one number there are fewer segments
     # segments go two at a time, there and back, ten times around
     assert times_s[reductions.index].min() > DELAY_S + 10 * LATENCY_S
     assert reductions.delay_s.to_numpy() == pytest.approx(DELAY_S)
     barriers = calls[calls.kind == "barrier"]
     assert (barriers["ranks"] == 2).any()
     assert (times_s[barriers.index] < DELAY_S + 10 * LATENCY_S).any()
-    # three at once: each begins before another ends
-    starts, ends = reductions.issued_s.to_numpy(), reductions.end_s.to_numpy()
-    assert any((starts[i + 1 : i + 3] < ends[i]).all() for i in range(len(starts) - 2))
+    # side by side: one begins before another ends
+    assert (reductions.issued_s.to_numpy()[1:] < reductions.end_s.to_numpy()[:-1]).any()
 
 
 def test_several_real_ranks_talk_to_each_other_themselves() -> None:
-    run = emulate(emulation("pipeline.py", world_size=3, real_ranks=(0, 1), wire=Network()))
-    assert [rank.rank for rank in run.ranks] == [0, 1]
-    assert set(run.collectives().query("rank == 1").kind) >= {"send_recv"}
-    assert len(run.iterations()) == 4
+    """And each with the emulated ones: rank 2 in the middle of a pipeline, before an emulated stage."""
+    run = emulate(emulation("stages.py", real_ranks=(0, 2), wire=Network()))
+    calls = run.collectives()
+    assert {*calls[calls["rank"] == 0].kind} == {"all_gather", "all_reduce", "broadcast"}
+    assert (calls[calls["rank"] == 2].kind == "send_recv").any()
+    assert (run.iterations().groupby("rank").iteration.max() == 3).all()
+
+
+@pytest.mark.slow
+def test_ddp_goes_by_a_rank_that_has_a_model() -> None:
+    with pytest.raises(EmulationError, match="rank 1: the script ended"):
+        emulate(emulation("stages.py", real_ranks=(1,), wire=Network()))
 
 
 def test_an_emulated_rank_that_dies_is_named() -> None:
-    with pytest.raises(EmulationError, match=r"emulated ranks: .*all_reduce of group 0,1,2.*emulated rank 2 has failed"):
+    with pytest.raises(EmulationError, match=r"emulated ranks: .*group 0,1,2: emulated rank 2 has failed"):
         emulate(emulation("steps.py", "9", world_size=3, conditions={"fail_rank": 2, "fail_call": 3}))
 
 
