@@ -16,7 +16,7 @@ def show(report: dict[str, Any]) -> None:
     elif "classes" in report:
         for row in report["classes"]:
             print(f"ranks {', '.join(map(str, row['ranks']))}, by rank {row['real']}: iteration "
-                  f"{1e3 * row['time_s']:.4g} ms, {1e3 * row['communication_s']:.4g} ms of it in collectives")  # fmt: skip
+                  f"{1e3 * row['time_s']:.4g} ms, {1e3 * row['communication_s']:.4g} ms in collectives")  # fmt: skip
         print(f"slowest class {1e3 * report['iteration_s']:.4g} ms")
     elif "measured" in report:
         for row in report["measured"]:

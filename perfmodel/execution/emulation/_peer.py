@@ -8,6 +8,7 @@ reduction, no messages among emulated ranks.
 import json
 import select
 import selectors
+import signal
 import socket
 import sys
 import time
@@ -288,6 +289,7 @@ def main(orders: str) -> int:
     told = Orders.from_fields(fields)
     peer, failure = Peer(told, network), ""
     begin_s, cpu_s = time.perf_counter(), time.process_time()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the ranks' script may be interrupted; this ends after it
     print("ready", flush=True)
     try:
         peer.serve()

@@ -96,6 +96,7 @@ def peers(orders: Orders, network: Network) -> Iterator["subprocess.Popen[str]"]
     process = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("_peer.py")), json.dumps(fields)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
     )  # fmt: skip
     try:
         if process.stdout is None or process.stdout.readline() != "ready\n":
