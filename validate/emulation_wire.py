@@ -155,7 +155,7 @@ COLUMNS: dict[str, tuple[str, str, dict[str, Callable[[dict[str, Any]], str]]]] 
     ),
     "models": (
         "Models of the paper's sizes (tables 2 and 3)",
-        "Two ranks, DDP; median step and its standard deviation. Core: processor seconds a step of the second rank, and "
+        "Two ranks, DDP; median step and its standard deviation. Core: processor seconds a step of the second rank and "
         "of the process that stands for it. Steps have next to no data, so that messages are most of them.",
         {
             "model": lambda r: r["model"],
@@ -189,7 +189,7 @@ COLUMNS: dict[str, tuple[str, str, dict[str, Callable[[dict[str, Any]], str]]]] 
         "Medians of iterations of runs that are awake in turn, in the quieter half of the turns; bar 2 %. Taken: core "
         "seconds a second that others took. Noise: the real run's even turns against its odd ones.",
         {
-            "script": lambda r: r["script"], "real": lambda r: _ms(r["real_s"]), "one alone": lambda r: _ms(r["wire_s"]),
+            "script": lambda r: r["script"], "real": lambda r: _ms(r["real_s"]), "alone": lambda r: _ms(r["wire_s"]),
             "error": lambda r: f"{r['error']:+.1%}", "noise": lambda r: f"{r['noise']:.1%}",
             "taken": lambda r: f"{r['stolen']:.2f}", "iterations": lambda r: str(r["iterations"]),
         },
