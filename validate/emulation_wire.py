@@ -207,7 +207,34 @@ def report(results: dict[str, Any]) -> str:
         lines += [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
         lines += [f"| {' | '.join(cell(row) for cell in columns.values())} |" for row in results[part]["rows"]]
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join([*lines, *missed(results), ""])
+
+
+def missed(results: dict[str, Any]) -> list[str]:
+    """What is above its bar, and how busy the machine was."""
+    lines = ["## What is missing or missed", ""]
+    for part, name, value, bar in (
+        ("micro", "collective", "overhead", 0.04), ("turns", "script", "error", 0.02)
+    ):  # fmt: skip
+        rows = results.get(part, {}).get("rows", ())
+        over = [f"{r[name]}{' of ' + str(r['bytes']) if 'bytes' in r else ''} {r[value]:+.1%}" for r in rows
+                if abs(r[value]) > bar]  # fmt: skip
+        if rows:
+            within = f"{len(rows) - len(over)} of {len(rows)} within the bar of {bar:.0%}"
+            lines.append(f"- {COLUMNS[part][0]}: {within}{'; missed by ' + ', '.join(over) if over else ''}.")
+    if loads := [result["load"] for result in results.values()]:
+        lines.append(
+            f"- {min(loads):.0f} to {max(loads):.0f} processes wanted the 2 cores meanwhile. Two real ranks suffer "
+            "from that more than one whose peer sleeps; a quiet machine has to run this again before steps can be judged."
+        )
+    lines += [
+        "- A small call takes the process of the others longer than gloo's own thread: it is Python, whose code is "
+        "cold after every pause.",
+        "- Two cores of a shared host slow each other: while a real second rank computes, the first is slower than "
+        "beside a process that waits. Ranks on nodes of their own do not show this.",
+        "- No GPU and no NCCL was at hand.",
+    ]
+    return lines
 
 
 def main() -> int:

@@ -92,7 +92,7 @@ class Peer:
     def __init__(self, orders: Orders, network: Network) -> None:
         self._orders, self._network = orders, network
         self._selector: Any = selectors.DefaultSelector()
-        self._listener = socket.create_server(("0.0.0.0", 0), backlog=1024)
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self._joins = socket.socket(socket.AF_UNIX)
         self._joins.bind(orders.wire)
         self._joins.listen(64)
