@@ -17,7 +17,8 @@ from perfmodel.cli._emulate_settings import (
     wire_of,
 )
 from perfmodel.cli._flags import add_framework, add_json
-from perfmodel.cli._launch import add_from
+from perfmodel.cli._job_file import add_job_file
+from perfmodel.cli._launch import add_from, require
 from perfmodel.errors import PerfModelError
 
 if TYPE_CHECKING:
@@ -32,8 +33,10 @@ def add_command(commands: Any) -> None:
     command: argparse.ArgumentParser = commands.add_parser(
         "emulate", help="run an unmodified training script as if it were some ranks of a cluster: -- python train.py"
     )
-    command.add_argument("--world-size", type=int, required=True, metavar="N", help="ranks the script believes in")
-    command.add_argument("--cluster", required=True, help="catalog name or TOML: where the emulated ranks are")
+    command.add_argument(
+        "--world-size", type=int, metavar="N", help="ranks the script believes in (default: of the layout)"
+    )
+    command.add_argument("--cluster", help="catalog name or TOML: where the emulated ranks are")
     command.add_argument("--real-ranks", default="0", metavar="R,...", help="ranks that run the script (default 0)")
     command.add_argument(
         "--apart", action="store_true", help="real ranks exchange no data either: they wait for one another only"
@@ -62,13 +65,7 @@ def add_command(commands: Any) -> None:
     command.add_argument(
         "--delay", action="append", default=[], metavar="KIND=TIME", help="added to collectives, all_reduce=2ms"
     )
-    command.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="network, as for whatif: inter_node_bandwidth=2x",
-    )
+    add_job_file(command, "network, as for whatif: inter_node_bandwidth=2x; or ", positional=False, layout=True)
     command.add_argument(
         "--straggler", type=float, default=1.0, metavar="F", help="emulated ranks take F times as long"
     )
@@ -87,13 +84,15 @@ def add_command(commands: Any) -> None:
     )
     command.add_argument("--timeout", type=float, default=300.0, metavar="S", help="longest silence of a rank")
     command.add_argument("--out", type=Path, metavar="DIR", help="tables, and the timeline for Perfetto")
-    command.add_argument("--model", help="with --layout and --global-batch: compare with the prediction")
+    command.add_argument("--model", help="JOB.toml, or a model with --layout and --global-batch: compare with the prediction")
     add_from(command)
     command.add_argument("--layout", help="as for predict")
     add_framework(command)
     command.add_argument("--global-batch", type=int, metavar="B", help="sequences per step")
     command.add_argument("--seq-len", type=int, metavar="S", help="tokens per sequence (default: the model's)")
-    command.add_argument("--dtype", default="fp32", choices=("bf16", "fp16", "fp32", "tf32"))
+    command.add_argument("--dtype", choices=("bf16", "fp16", "fp32", "tf32"), help="default fp32")
+    command.set_defaults(devices=None)
+    require(command, "world_size", "cluster")
     command.add_argument("script", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="as from a shell")
     add_json(command)
     command.set_defaults(run=reporting(run, show))

@@ -150,8 +150,8 @@ def predicted_step(
         cluster.device,
         global_batch=arguments.global_batch,
         seq_len=arguments.seq_len,
-        dtype=arguments.dtype,
-        flash_attention=False,
+        dtype=arguments.dtype or "fp32",
+        **{"flash_attention": False} | arguments.of_job,
     )
     layout = layout_of(arguments, arguments.layout, model)
     if layout.devices != arguments.world_size:
