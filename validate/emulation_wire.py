@@ -225,7 +225,7 @@ def missed(results: dict[str, Any]) -> list[str]:
     if loads := [result["load"] for result in results.values()]:
         lines.append(
             f"- {min(loads):.0f} to {max(loads):.0f} processes wanted the 2 cores meanwhile. Two real ranks suffer "
-            "from that more than one whose peer sleeps; a quiet machine has to run this again before steps can be judged."
+            "from that more than one whose peer sleeps; run this on a quiet machine before steps are judged."
         )
     lines += [
         "- A small call takes the process of the others longer than gloo's own thread: it is Python, whose code is "

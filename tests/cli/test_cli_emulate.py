@@ -103,7 +103,8 @@ def test_program_of_jax_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def asked_for(*more: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     _emulate.add_command(parser.add_subparsers())
-    return parser.parse_args([*BASE, "--model", "gpt3-125m", "--layout", "dp=8", "--global-batch", "8", *more])
+    words = [*BASE, "--model", "gpt3-125m", "--layout", "dp=8", "--global-batch", "8", *more]
+    return parser.parse_args(words, argparse.Namespace(of_job={}))  # no job file
 
 
 def test_the_prediction_beside_an_emulation_has_the_same_delays() -> None:
