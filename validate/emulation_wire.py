@@ -192,8 +192,8 @@ COLUMNS: dict[str, tuple[str, str, dict[str, Callable[[dict[str, Any]], str]]]] 
     "turns": (
         "One real rank alone against two",
         f"Medians of iterations of runs that are awake in turn, in the quieter half of the turns; bar "
-        f"{BARS['turns']:.0%}. Core: the rank's processor time an iteration, which others' load moves less. Taken: core "
-        "seconds a second that others took. Noise: the real run's even turns against its odd ones.",
+        f"{BARS['turns']:.0%}. Core: the rank's processor time an iteration, which others' load moves less. Taken: "
+        "core seconds a second that others took. Noise: the real run's even turns against its odd ones.",
         {
             "script": lambda r: r["script"], "real": lambda r: _ms(r["real_s"]), "alone": lambda r: _ms(r["wire_s"]),
             "error": lambda r: f"{r['error']:+.1%}", "core": lambda r: f"{r['core_error']:+.1%}",

@@ -6,6 +6,7 @@ reduction, no messages among emulated ranks.
 """
 
 import json
+import os
 import select
 import selectors
 import signal
@@ -140,7 +141,7 @@ class Peer:
         return self._log
 
     def _end(self) -> None:
-        self._ended = not sys.stdin.buffer.read1(1)
+        self._ended = not os.read(sys.stdin.fileno(), 1)
 
     def _look(self) -> list[tuple[selectors.SelectorKey, int]]:
         """What has come, by the time at which something is due."""
