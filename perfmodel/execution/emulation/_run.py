@@ -186,8 +186,8 @@ def _on_the_wire(rank: RankRun, operations: "pd.DataFrame") -> RankRun:
     columns = {
         "group": own.group, "lane": "", "ranks": own.ranks, "sequence": own.sequence, "kind": own.kind,
         "bytes": own[["in_bytes", "out_bytes"]].max(axis=1), "iteration": np.searchsorted(ends_s, own.first_s),
-        "issued_s": own.first_s, "thread_s": 0.0, "start_s": own.first_s,
-        "end_s": own.last_s, "delay_s": own.begin_s - own.first_s, "core_s": 0.0, "wait_start_s": 0.0, "wait_end_s": 0.0,
+        "issued_s": own.first_s, "thread_s": 0.0, "start_s": own.first_s, "end_s": own.last_s,
+        "delay_s": own.begin_s - own.first_s, "core_s": 0.0, "wait_start_s": 0.0, "wait_end_s": 0.0,
     }  # fmt: skip
     columns |= {"in_bytes": own.in_bytes, "out_bytes": own.out_bytes}
     return replace(rank, collectives=pd.DataFrame(columns).reset_index(drop=True))
