@@ -86,9 +86,7 @@ def show(report: dict[str, Any]) -> None:
     for reason, count in report.get("skipped", {}).items():
         print(f"skipped {count}: {reason}")
     if "activities" in report:
-        print(
-            f"{report['activities']} activities of {report['devices']} devices over {1e3 * report['duration_s']:.3f} ms"
-        )
+        print(f"{report['activities']} activities of {report['devices']} devices over {duration(report['duration_s'])}")
         print(f"wrote {report['written'][-1]}")
 
 

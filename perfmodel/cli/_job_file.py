@@ -37,7 +37,7 @@ def add_job_file(
         "--set", action="append", default=[], metavar="KEY=VALUE" if not settings else "NAME=VALUE",
         help=settings + "instead of what the job file says: layout.tp=4, job.optimizer=sgd; may be repeated",
     )  # fmt: skip
-    command.set_defaults(takes_settings=bool(settings), takes_layout=layout)
+    command.set_defaults(takes_settings=bool(settings), takes_layout=layout, of_job={}, of_search={})
 
 
 def complete_from_job(arguments: argparse.Namespace, given: Collection[str]) -> None:
