@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.cli._emit import reporting
 from perfmodel.cli._flags import add_json
 from perfmodel.errors import PerfModelError, TableError, UnknownNameError
+from perfmodel.units import duration
 
 if TYPE_CHECKING:
     import pandas as pd
