@@ -14,6 +14,7 @@ from perfmodel.cli._emulate_settings import (
     prices_of,
     ranks_of,
     sweep_of,
+    wire_of,
 )
 from perfmodel.cli._flags import add_framework, add_json
 from perfmodel.cli._job_file import add_job_file
@@ -40,6 +41,10 @@ def add_command(commands: Any) -> None:
     command.add_argument(
         "--apart", action="store_true", help="real ranks exchange no data either: they wait for one another only"
     )
+    command.add_argument(
+        "--wire", action="store_true",
+        help="one process stands for the other ranks on the wire: gloo's own messages are sent and answered",
+    )  # fmt: skip
     command.add_argument("--calibration", type=Path, metavar="DIR", help="made by 'perfmodel fit', of the collectives")
     command.add_argument(
         "--prices", metavar="FILE|MODULE:FUNCTION",
@@ -118,9 +123,12 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         raise PerfModelError("emulate: with --sweep iterations differ; give --delay to compare one with --model")
     cluster = scenario.cluster(catalog.cluster(arguments.cluster))
     cluster.require(arguments.world_size, "the emulated world")
-    prices, measured = prices_of(arguments, cluster)
+    network = wire_of(arguments, cluster)
+    prices, measured = prices_of(arguments, cluster) if network is None else (None, {})
     script = tuple(arguments.script[1:] if arguments.script[:1] == ["--"] else arguments.script)
     if len(script) == 1 and script[0].endswith(".ir"):
+        if prices is None:
+            raise PerfModelError("emulate: a program of JAX kernels sends no messages; leave --wire out")
         return _program(arguments, Path(script[0]), cluster, prices, delays_s)
     swept, sweep_s = sweep_of(arguments.sweep)
     predicted = predicted_step(arguments, scenario, delays_s) if arguments.model else None
@@ -131,6 +139,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             ranks_per_node=cluster.devices_per_node,
             real_ranks=ranks_of(arguments.real_ranks),
             prices=prices,
+            wire=network,
             cores=usable_cores() if arguments.pin else (),
             timeout_s=arguments.timeout,
             conditions=measured
@@ -156,7 +165,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
             save_figure(draw_emulated_curve(curve), arguments.png)
             written.append(str(arguments.png))
-    elif report["iterations"]:
+    elif report["iterations"] and network is None:
         report["slack_s"] = _slack(result)
     if predicted is not None and report["iterations"]:
         iteration_s, memory_bytes = predicted

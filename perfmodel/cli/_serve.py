@@ -12,7 +12,7 @@ from perfmodel.spec import Framework
 from perfmodel.units import GIB, parse_seconds
 
 if TYPE_CHECKING:
-    from perfmodel.serving import Serving, ServingSweep
+    from perfmodel.planning.serving import Serving, ServingSweep
 
 
 def add_command(commands: Any) -> None:
@@ -63,7 +63,7 @@ def add_command(commands: Any) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from perfmodel import serving
+    from perfmodel.planning import serving
 
     words = {
         name: getattr(arguments, name)

@@ -32,7 +32,7 @@ class Key:
 def keys(kind: str) -> list[Key]:
     """What `[layout]`, `[job]`, `[search]` or `[serving]` of a job file may say."""
     if kind == "serving":
-        from perfmodel.serving import ServingWords
+        from perfmodel.planning.serving import ServingWords
 
         return _keys((ServingWords, f.name) for f in fields(ServingWords))
     if kind == "search":

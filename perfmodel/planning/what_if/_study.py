@@ -132,6 +132,10 @@ def whatif(
 def in_scenario(problem: StepProblem, layout: Layout, scenario: Scenario) -> WhatIf:
     """Step time before and after, and how it then depends on every parameter of the machine.
 
+    Sensitivities are central differences of this very step, and not gradients of `perfmodel.step_time_function`: here
+    kernels follow the roofline when the machine changes (`ScaledKernels`), there the cost models, for which a measured
+    kernel stays what was measured; and delays and slow ranks are no parameters of that function.
+
     Args:
         problem: model, job, cluster and cost models as they are.
         layout: the layout.

@@ -8,10 +8,10 @@ from perfmodel import catalog
 from perfmodel.cost import CollectiveModel, KernelModel
 from perfmodel.cost.learn import weight_files
 from perfmodel.errors import LayoutError, PerfModelError
+from perfmodel.planning.serving._memory import ServingMemory, serving_memory
+from perfmodel.planning.serving._request import Batching, Requests, serving_words
+from perfmodel.planning.serving._steps import PARTS, Cost, Server
 from perfmodel.prediction import Site
-from perfmodel.serving._memory import ServingMemory, serving_memory
-from perfmodel.serving._request import Batching, Requests, serving_words
-from perfmodel.serving._steps import PARTS, Cost, Server
 from perfmodel.spec import USUAL_DTYPES, Cluster, Framework, Layout, Model, Transformer
 from perfmodel.units import GIB, positive
 
@@ -270,15 +270,17 @@ def _waiting_share(others_s: float, whole_s: float, sequences: int) -> float:
     """Share of the prompts of the others that a request waits for before its own is read; the rest are read between its
     tokens.
 
-    Prompts queue for a server that reads one at a time in S seconds and is busy for a share r of the time: on average
+    Prompts queue for a server that reads one at a time in S seconds and is in use for a share r of the time: on average
     r S / (2 (1 - r)), Pollaczek and Khinchine's formula for a constant service time (Kleinrock, Queueing Systems I,
     1975, section 5.6), and never for more than all others.
     """
     if sequences == 1:
         return 0.0
-    busy = others_s / whole_s
+    utilisation = others_s / whole_s
     each_s = others_s / (sequences - 1)
-    return min(1.0, busy * each_s / (2.0 * (1.0 - busy)) / others_s) if busy < 1.0 else 1.0
+    if utilisation >= 1.0:
+        return 1.0
+    return min(1.0, utilisation * each_s / (2.0 * (1.0 - utilisation)) / others_s)
 
 
 def _ends(cost: Cost, site: Site) -> Interval:
