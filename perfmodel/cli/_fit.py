@@ -12,6 +12,7 @@ from perfmodel.cli._flags import add_json, add_problem, problem_of
 from perfmodel.cli._job_file import add_job_file
 from perfmodel.display import Report, progress
 from perfmodel.errors import PerfModelError
+from perfmodel.units import duration, figure
 
 _SHOWN = 8
 """Runs that are named where many stand apart."""
@@ -170,9 +171,9 @@ def _to_profile(arguments: argparse.Namespace) -> int:
     fitted: dict[str, Any] = {"end_to_end": {device: found.fit.to_dict()}, "skipped_runs": {}}
 
     def show() -> None:
-        heads = ("parameter", "profile", "ms per step behind it", "calls")
+        heads = ("parameter", "profile", "time behind it", "calls")
         rows = [
-            (c.name, amount(c), f"{1e3 * c.seconds:.3g}", f"{c.calls:.4g}") for c in found.report.corrections
+            (c.name, amount(c), duration(c.seconds), figure(c.calls)) for c in found.report.corrections
         ]  # fmt: skip
         _show.new_console().print(_show.table("What the profile says, per device and step", heads, rows))
         _show_runs(fitted, arguments.out)

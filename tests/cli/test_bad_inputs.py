@@ -62,9 +62,9 @@ BASES = {
     "doctor": "doctor",
     "init": "init new.toml",
     "samples": "samples folder",
-    "report": f"report {STEP} --html out.html",
+    "report": "report --tables collectives.csv --html out.html",
     "serve": "serve --model gpt3-125m --cluster dgx-a100 --layout tp=2 --prompt-tokens 64 --output-tokens 8 --batch 4",
-    "compare-clusters": "compare-clusters gpt3-125m --clusters a100:4 --global-batch 8 --fix tp=2,dp=2,recompute=none",
+    "compare-clusters": "compare-clusters gpt3-125m --clusters a100:4 --global-batch 8 --fix tp=2,recompute=none",
     "distribute": "distribute step.ir --out out.ir",
     "simulate": "simulate step.ir --cluster dgx-a100",
     "emulate": "emulate --world-size 2 --cluster dgx-a100 {} step.ir",
@@ -302,9 +302,7 @@ def test_a_damaged_file_is_named(here, capsys, name, mutation, at, cell) -> None
         Path(name).write_bytes(SOUND[name])
 
 
-PARSED = {
-    name: tomllib.loads(SOUND[name].decode()) for name in ("job.toml", "cluster.toml", "model.toml", "plan.toml")
-}
+PARSED = {name: tomllib.loads(SOUND[name].decode()) for name in ("job.toml", "cluster.toml", "model.toml", "plan.toml")}
 VALUES_OF_FILES = [
     (name, words, changed)
     for name, data in PARSED.items()
