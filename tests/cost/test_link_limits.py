@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from perfmodel import catalog
 from perfmodel.cost import CollectiveModel
-from perfmodel.cost.learn import fit_calibration, fit_collectives, is_flat, is_known, is_network, least_volume, link_class
+from perfmodel.cost.learn import (
+    fit_calibration,
+    fit_collectives,
+    is_flat,
+    is_known,
+    is_network,
+    least_volume,
+    link_class,
+)
 from perfmodel.cost.learn._fabrics import link_classes
 from perfmodel.errors import TableError
 from perfmodel.ops import Collective
