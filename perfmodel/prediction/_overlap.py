@@ -37,7 +37,7 @@ class BlockEvents(NamedTuple):
     """See `lost_shares`."""
     held: Float[Any, ""]
     """Share of the device's multiprocessors that a collective holds (`held_share`)."""
-    ring_steps: Float[Any, ""]
+    ring_steps: int
     """Parts that `tp_overlap` cuts collectives into that depend on the kernels beside them; 1 for none."""
     lost_in_ring: Float[Any, ""]
     """Share of what a collective hides that it costs all the same (`Framework.tp_overlap_loss`)."""
@@ -157,11 +157,12 @@ def _hidden(
     seconds = events.counts * time_s
     hidden = xp.zeros_like(seconds)
     attention_s = (beside_s * events.attention).sum(axis=2)
-    others = ~events.kernel & ~events.overlappable & ~events.beside_attention
-    for group, behind_s, most in (
-        (events.beside_attention, attention_s, 1.0), (events.overlappable, free_s, 1.0),
-        (others, free_s, _ring_shares(events, time_s, others)),
-    ):  # fmt: skip
+    groups = [(events.beside_attention, attention_s, 1.0), (events.overlappable, free_s, 1.0)]
+    groups = [one for one in groups if not isinstance(one[0], np.ndarray) or one[0].any()]
+    if events.ring_steps > 1:
+        others = ~events.kernel & ~events.overlappable & ~events.beside_attention
+        groups.append((others, free_s, _ring_shares(events, time_s, others)))
+    for group, behind_s, most in groups:
         comm_s = (seconds * group).sum(axis=2)
         share = xp.minimum(most, _over(xp.minimum(behind_s, free_s), comm_s))
         hidden = xp.where(group, share[:, :, None], hidden)

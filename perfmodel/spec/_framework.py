@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, get_args
 
 from perfmodel.errors import PerfModelError
 from perfmodel.spec._device import Device
+from perfmodel.spec._documented import Stated
 from perfmodel.spec._layout import (
     ContextParallel,
     CudaGraphs,
@@ -42,7 +43,7 @@ _JOB_DEFAULTS: Final = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Framework:
+class Framework(Stated):
     """One version of a training framework. The defaults are those of `generic`: eager PyTorch, Megatron-LM like, with
     everything overlapped that can be."""
 
