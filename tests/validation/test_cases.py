@@ -156,7 +156,7 @@ def test_a_policy_that_repeats_one_product_counts_as_that_share_of_the_layers():
 
 
 def test_a_run_that_cannot_have_fitted_recomputed_as_little_as_may_fit():
-    row = KORTHIKANTI_22B | {"recompute": None, "micro_batch": 32, "global_batch": 32, "num_microbatches": 1}
+    row = KORTHIKANTI_22B | {"recompute": None, "micro_batch": 12, "global_batch": 12, "num_microbatches": 1}
     (case,) = read_cases(row)
     assert not case.recompute_stated
     assert read_case(KORTHIKANTI_22B).recompute_stated

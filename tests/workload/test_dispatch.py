@@ -129,7 +129,8 @@ def test_output_biases_of_experts_are_added_expert_by_expert():
     kernels = {}
     for bias in (False, True):
         found = layer(net=replace(QWEN, bias=bias))
-        kernels[bias] = [op for op, n in (*found.forward, *found.backward_input) if op.dtype == "fp32" for _ in range(n)]
+        passes = (*found.forward, *found.backward_input)
+        kernels[bias] = [op for op, times in passes if op.dtype == "fp32" for _ in range(times)]
     more = kernels[True][:]
     for op in kernels[False]:
         more.remove(op)
