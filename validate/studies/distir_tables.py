@@ -8,10 +8,11 @@ from studies.search_distir import CLUSTER, DEVICES, INFERENCE, TOKENS, TOLERANCE
 
 from perfmodel import catalog
 from perfmodel.planning.program_search import MICRO_BATCHES, ProgramSearch, search_programs
+from perfmodel.program.distribute import pad_vocabulary
 from perfmodel.program.ir.models import model_program
 
-COARSE: Final = (2, 8, 32)
-"""K of the larger models, among the paper's own: a program of 128 micro-batches on 64 layers takes minutes."""
+TO_32: Final = MICRO_BATCHES[:5]
+"""K of the larger models: 2 to 32, the largest that the paper chooses."""
 NEAR: Final = (0.5, 1, 2)
 """Batches of table 3 that are tried, as multiples of the paper's choice."""
 
@@ -19,7 +20,7 @@ NEAR: Final = (0.5, 1, 2)
 def training_row(model: str, batch: int) -> dict[str, Any]:
     """One row of table 2."""
     program = model_program(catalog.model(model), batch, dtype="fp16")
-    counts = MICRO_BATCHES if model == "mlp-1b" else COARSE
+    counts = MICRO_BATCHES if model == "mlp-1b" else TO_32
     found = search_programs(program, catalog.cluster(CLUSTER), DEVICES, micro_batches=counts)
     paper = TRAINING[model][batch]
     return {"model": model, "batch": batch, "paper": paper, **_beside(found, paper)} | _baselines(found)
@@ -31,7 +32,8 @@ def inference_row(model: str) -> dict[str, Any]:
     searches = []
     for batch in (int(paper_batch * factor) for factor in NEAR):
         program = model_program(catalog.model(model), batch, seq_len=TOKENS, dtype="fp16", mode="inference")
-        found = search_programs(program, catalog.cluster(CLUSTER), DEVICES, micro_batches=COARSE)
+        program = pad_vocabulary(program, DEVICES)  # 50,257 divides over no number of tensor ranks
+        found = search_programs(program, catalog.cluster(CLUSTER), DEVICES, micro_batches=TO_32)
         if found.candidates:
             searches.append(found)
     best = max(searches, key=lambda s: s.candidates[0].samples_per_s)
