@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.prediction import CLASSES, DEGREES, GAUSS_90
-from perfmodel.validation._population_fit import LEVELS, PopulationFit
+from perfmodel.validation._population_fit import FEW, LEVELS, PopulationFit
 
 
 def population_card(fit: PopulationFit) -> str:
@@ -48,6 +48,9 @@ def population_card(fit: PopulationFit) -> str:
         "that lost half of their weight. `moves`: by how much the median site of everywhere is slower for it and the "
         "other sources of its group.\n\n"
         + _table(("source", "runs", "off", "left out", "scatter", "far off", "moves"), _sources(fit)),
+        "## What a few runs are worth\n\nEvery source left out with its group, then given some of its own runs: mean error of its other runs, and in brackets the share of them inside their 90 % interval. First by physics "
+        "alone. The update is the model's own, with the shares of the steps as they are predicted.\n\n"
+        + _table(("source", "physics", *(f"{k} runs" for k in FEW)), _few(fit)),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -71,6 +74,22 @@ def _sources(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
             f"{fit.state.scale[at]:.1f}", str(int((fit.state.weight[own] < 0.5).sum())),
             _signed(float(everything - without)),
         )  # fmt: skip
+
+
+def _few(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
+    log, source = fit.score.runs.log, fit.score.runs.words["source"]
+    physics = {name: float(np.abs(np.expm1(-log[source == name])).mean()) for name in fit.few}
+
+    def cell(one: tuple[float, float] | None) -> str:
+        return "-" if one is None else f"{100 * one[0]:.1f} % ({100 * one[1]:.0f} %)"
+
+    means = []
+    for k in FEW:
+        told = np.array([of[k] for of in fit.few.values() if k in of])
+        means.append(cell((float(told[:, 0].mean()), float(told[:, 1].mean()))) if len(told) else "-")
+    yield "mean over sources", f"{100 * np.mean([*physics.values()]):.1f} %", *means
+    for name, of in fit.few.items():
+        yield name, f"{100 * physics[name]:.1f} %", *(cell(of.get(k)) for k in FEW)
 
 
 def _percent(log: float) -> str:

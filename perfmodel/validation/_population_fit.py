@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from jaxtyping import Float, Int
 from scipy.optimize import minimize
+from scipy.special import stdtrit
 
 from perfmodel.prediction import CLASSES, DEGREES, key
 
@@ -37,6 +38,10 @@ MOST: Final = 20
 """Runs of a source that the score is of."""
 GIVEN: Final = (1, 3, 8)
 DRAWS: Final = 2
+FEW: Final = (0, 1, 2, 3, 5, 8)
+"""Runs of a source that the card says the worth of."""
+_FEW_DRAWS: Final = 10
+_REWEIGHTED: Final = 20
 _GIVEN_WEIGHT: Final = 0.5
 """Of a score given runs, relative to that of a source left out whole."""
 _START: Final = {
@@ -266,6 +271,8 @@ class PopulationFit:
     """Residual of every run when its group is left out."""
     everywhere: Mapping[str, float]
     """By group, the mean log factor of the median site of everywhere without it."""
+    few: Mapping[str, Mapping[int, tuple[float, float]]]
+    """By source and number of its own runs that are known, what `few_runs` says."""
 
     @property
     def hyperparameters(self) -> dict[str, Float[np.ndarray, " values"]]:
@@ -287,6 +294,7 @@ def fit_population(runs: SiteRuns, progress: Callable[[str, int, int], None] | N
             state = score.scaled(_improved(compiled, state, np.ones(len(score.sources)), _ITERATIONS))
         found = {"": posterior(runs, score, state, np.ones(len(runs.log), bool), None)}
         everywhere: dict[str, float] = {}
+        few: dict[str, dict[int, tuple[float, float]]] = {}
         for done, group in enumerate(score.groups.tolist()):
             if progress:
                 progress("groups left out", done, len(score.groups))
@@ -298,8 +306,51 @@ def fit_population(runs: SiteRuns, progress: Callable[[str, int, int], None] | N
             without = _improved(compiled, unseen, counted, _AGAIN)
             found[group] = posterior(runs, score, without, kept, own)
             everywhere[group] = float(np.mean(found[group]["of"][key("", "")]["mean"]))
+            few |= few_runs(score, without, group)
         residual = np.asarray(score.left_out(state)[0])
-    return PopulationFit(found, score, state, residual, everywhere)
+    return PopulationFit(found, score, state, residual, everywhere, few)
+
+
+def few_runs(score: Score, without: State, group: str) -> dict[str, dict[int, tuple[float, float]]]:
+    """By source of a group that a state has not seen and the number of its runs that are given (`FEW`), the mean
+    relative error of the other runs and the share of them inside their 90 % interval; means over random draws."""
+    residual, shared, own, noise = (np.asarray(part) for part in score.left_out(without))
+    total, rng, found = shared + own, np.random.default_rng(0), {}
+    for at, source in enumerate(score.sources.tolist()):
+        index = score.members[at][score.there[at]]
+        if score.runs.words["group"][index[0]] != group:
+            continue
+        found[source] = {}
+        for k in FEW:
+            if len(index) <= k:
+                continue
+            told = [
+                _given(
+                    total, residual, float(noise), index[(order := rng.permutation(len(index)))[:k]], index[order[k:]]
+                )
+                for _ in range(_FEW_DRAWS if k else 1)
+            ]
+            found[source][k] = (float(np.mean([one[0] for one in told])), float(np.mean([one[1] for one in told])))
+    return found
+
+
+def _given(
+    total: np.ndarray, residual: np.ndarray, noise: float, known: np.ndarray, others: np.ndarray
+) -> tuple[float, float]:
+    """Mean relative error of some runs, and the share of them inside their intervals, given others of their source."""
+    weight, error = (OUTLIERS + 1) / (OUTLIERS + residual[known] ** 2 / noise), residual[known]
+    prior, across = total[np.ix_(known, known)], total[np.ix_(known, others)]
+    for _ in range(_REWEIGHTED):  # from the side on which runs that lie far off are outliers
+        solved = np.linalg.solve(prior + np.diag(noise / weight), error)
+        weight = (OUTLIERS + 1) / (OUTLIERS + (solved * noise / weight) ** 2 / noise)
+    at = prior + np.diag(noise / weight)
+    solved, gain = np.linalg.solve(at, error), np.linalg.solve(at, across)
+    degrees = DEGREES_OF_FREEDOM + len(known)
+    variance = total[others, others] - (across * gain).sum(axis=0) + noise
+    variance = variance * (DEGREES_OF_FREEDOM + error @ solved) / degrees
+    left = residual[others] - solved @ across
+    inside = np.abs(left) <= stdtrit(degrees, 0.95) * np.sqrt(variance)
+    return float(np.abs(np.expm1(-left)).mean()), float(inside.mean())
 
 
 def _improved(compiled: Any, state: State, counted: Float[np.ndarray, " sources"], iterations: int) -> State:

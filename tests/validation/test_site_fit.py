@@ -83,9 +83,9 @@ def test_runs_say_nothing_of_products_whose_power_is_known(runs: Path) -> None:
 
 
 def test_factors_of_frameworks_and_spreads_of_sites_are_found_again():
-    """Twelve sources of three frameworks: what a framework's have in common is told from what is a site's own, and the
+    """Six sources of three frameworks: what a framework's have in common is told from what is a site's own, and the
     interval of a source left out holds nine tenths of its runs."""
-    rng, of, each = np.random.default_rng(0), 12, 10
+    rng, of, each = np.random.default_rng(0), 6, 9
     source = np.repeat(np.arange(of), each)
     shares = rng.dirichlet(np.ones(len(CLASSES)), of * each)
     common = np.array([0.0, 0.1, 0.2])[source % 3]
