@@ -20,7 +20,7 @@ _NAMES = {
     "measure": "read_plan run_plan write_plan",
     "session": "Session",
     "cost.learn": "fit",
-    "serving": "Serving serve serve_sweep",
+    "planning.serving": "Serving serve serve_sweep",
     "prediction": "Prediction predict Site compare_schedules explain step_problem",
     "prediction.differentiable": "step_time_function",
     "planning.what_if": "whatif",
@@ -35,7 +35,7 @@ _NAMES = {
     "planning.goodput": "Reliability",
     "planning.decision": "DecisionReport report",
     "planning.design": "devices_for memory_to_fit overtake rank_upgrades",
-    "validation": "read_runs validate_cases validate_kernels",
+    "validation": "CalibrationReport calibration_report read_runs validate_cases validate_kernels",
     "viz": "gantt write_gantt write_trace",
 }
 """Public names by the module that has them."""
@@ -77,11 +77,11 @@ if TYPE_CHECKING:
         search,
     )
     from perfmodel.planning.optimise import partition, partition_devices
+    from perfmodel.planning.serving import Serving, serve, serve_sweep
     from perfmodel.planning.what_if import whatif
     from perfmodel.prediction import Prediction, Site, compare_schedules, explain, predict, step_problem
     from perfmodel.prediction.differentiable import step_time_function
     from perfmodel.schedule import get_schedule, read_schedule, require_valid, schedule_facts
-    from perfmodel.serving import Serving, serve, serve_sweep
     from perfmodel.session import Session
     from perfmodel.spec import (
         Cluster,
@@ -96,7 +96,7 @@ if TYPE_CHECKING:
         Problem,
         Transformer,
     )
-    from perfmodel.validation import read_runs, validate_cases, validate_kernels
+    from perfmodel.validation import CalibrationReport, calibration_report, read_runs, validate_cases, validate_kernels
     from perfmodel.viz import gantt, write_gantt, write_trace
 
 

@@ -113,16 +113,16 @@ def _links(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
     share = np.minimum(empty / seconds, 1.0)
     measured_s = np.array([each for _, each, _ in seen])
     names = sorted({name for op in ops for name in factors_of(op)})
-    fixed, rest = (np.array([names.index(factors_of(op)[i]) for op in ops]) for i in (0, 1))
+    alpha, beta = (np.array([names.index(factors_of(op)[i]) for op in ops]) for i in (0, 1))
 
     def residuals(x: Float[np.ndarray, " parameters"]) -> Float[np.ndarray, " residuals"]:
-        predicted_s = seconds * (share * np.exp(x[fixed]) + (1 - share) * np.exp(x[rest]))
+        predicted_s = seconds * (share * np.exp(x[alpha]) + (1 - share) * np.exp(x[beta]))
         return np.concatenate([np.log(predicted_s / measured_s) / _LINK_NOISE, x / _LINK_PRIOR])
 
     fitted = least_squares(residuals, np.full(len(names), float(np.median(np.log(measured_s / seconds)))))
     sd = np.sqrt(np.diag(np.linalg.inv(fitted.jac.T @ fitted.jac)))
     for i, name in enumerate(names):
-        own = [n for n in range(len(ops)) if i in (fixed[n], rest[n])]
+        own = [n for n in range(len(ops)) if i in (alpha[n], beta[n])]
         yield Correction(
             name=name, value=float(fitted.x[i]), sd=float(sd[i]), calls=sum(seen[n][2] for n in own),
             seconds=sum(seen[n][1] * seen[n][2] for n in own),

@@ -4,21 +4,19 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 from perfmodel.catalog._cpu import CPU_NAMES
 from perfmodel.catalog._devices import device, device_from_toml
 from perfmodel.catalog._names import index, key, resolve
 from perfmodel.catalog._toml import checked, package_tables, read_toml
 from perfmodel.errors import PerfModelError, UnknownNameError
-from perfmodel.spec import Cluster, NetworkLevel
+from perfmodel.spec import Cluster, NetworkLevel, Stated
 
 
 @dataclass(frozen=True, kw_only=True)
-class LevelEntry:
+class LevelEntry(Stated):
     """A tier of the network as TOML states it."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     name: str
     size: int
@@ -43,10 +41,8 @@ class LevelEntry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterEntry:
+class ClusterEntry(Stated):
     """A cluster as TOML states it: a device (catalog name, or a table of its own) and levels."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     device: Any
     levels: tuple[LevelEntry, ...]

@@ -3,21 +3,19 @@
 from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 from perfmodel.catalog._cpu import CPU_NAMES, this_cpu
 from perfmodel.catalog._names import index, key, resolve
 from perfmodel.catalog._toml import checked, package_tables
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import Device, PeakRates
+from perfmodel.spec import Device, PeakRates, Stated
 from perfmodel.units import GIB, MIB
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeakTflops:
+class PeakTflops(Stated):
     """Dense peaks in 10^12 FLOP/s."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     fp64: float | None = None
     fp32: float | None = None
@@ -30,10 +28,8 @@ class PeakTflops:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceEntry:
+class DeviceEntry(Stated):
     """A device as TOML states it, in the units of data sheets."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     vendor: str
     architecture: str

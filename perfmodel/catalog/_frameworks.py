@@ -6,11 +6,11 @@ has none of its own.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 from perfmodel.catalog._names import index, resolve
 from perfmodel.catalog._toml import checked, package_tables, read_toml
@@ -19,13 +19,6 @@ from perfmodel.spec import Framework
 
 Versions = MappingProxyType[int, Framework]
 """By year, from the oldest on."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FrameworkEntry(Framework):
-    """A version as TOML states it."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
 
 def framework(name: str | Framework) -> Framework:
@@ -74,9 +67,8 @@ def _versions(content: dict[str, Any], where: str, name: str) -> Versions:
     found: dict[int, Framework] = {}
     for year in sorted(years, key=int):
         facts, sources = _facts(content[year], f"{where} [{year}]", found, name)
-        entry = checked(FrameworkEntry, facts | {"name": name, "since": int(year)}, f"{where} [{year}]")
-        values = {f.name: getattr(entry, f.name) for f in fields(Framework)}
-        found[int(year)] = replace(Framework(**values), sources=sources)
+        stated = checked(Framework, facts | {"name": name, "since": int(year)}, f"{where} [{year}]")
+        found[int(year)] = replace(stated, sources=sources)
     return MappingProxyType(found)
 
 

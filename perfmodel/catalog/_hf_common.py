@@ -1,7 +1,7 @@
 """What Hugging Face configurations of all families share: kinds of values, and sizes that follow from others."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from annotated_types import Ge, Le
 
@@ -13,7 +13,6 @@ Layers = Annotated[int, Ge(1), Le(10**5)]
 CountOrNone = Annotated[int, Ge(0), Le(MOST)]
 """0 for a part that is not there."""
 Share = Annotated[float, Ge(0), Le(1)]
-READS: dict[str, Any] = {"extra": "ignore"}
 Fields = dict[str, Any]
 """Arguments of `perfmodel.spec.Transformer`."""
 
@@ -29,8 +28,6 @@ def plain_sizes(layers: int, hidden: int, heads: int, ffn: int | None, vocab: in
 @dataclass(frozen=True, kw_only=True)
 class Stack:
     """What most families call by the same names."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = READS
 
     hidden_size: Count
     num_attention_heads: Count

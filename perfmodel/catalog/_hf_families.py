@@ -5,12 +5,11 @@ Keys that are null count as absent, as in Hugging Face's own classes; keys that 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from annotated_types import Gt, Le
 
 from perfmodel.catalog._hf_common import (
-    READS,
     Count,
     CountOrNone,
     Fields,
@@ -30,8 +29,6 @@ from perfmodel.errors import PerfModelError
 @dataclass(frozen=True, kw_only=True)
 class Gpt2:
     """GPT-2."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = READS
 
     n_embd: Count
     n_head: Count
@@ -122,8 +119,6 @@ class Bert(Stack):
 class T5:
     """T5 and mT5."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = READS
-
     d_model: Count
     d_kv: Count
     d_ff: Count
@@ -180,8 +175,6 @@ class GptNeoX(Stack):
 class MptAttention:
     """`attn_config` of MPT."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = READS
-
     attn_type: str = ""
     kv_n_heads: Count | None = None
     alibi: bool = False
@@ -191,8 +184,6 @@ class MptAttention:
 @dataclass(frozen=True, kw_only=True)
 class Mpt:
     """MPT."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = READS
 
     d_model: Count
     n_heads: Count

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le, Len
 
-from perfmodel.catalog._hf_common import READS, Count, CountOrNone, Fields, Layers, Stack, activation
+from perfmodel.catalog._hf_common import Count, CountOrNone, Fields, Layers, Stack, activation
 from perfmodel.catalog._hf_llama import Llama
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import DeltaNet, Experts, Mamba
@@ -105,8 +105,6 @@ _ONLY: Fields = {"norm": "rms_norm", "positions": "none", "bias": False, "dropou
 @dataclass(frozen=True, kw_only=True)
 class Mamba2:
     """Mamba-2. Sequences are of 2,048 tokens, as in its paper (arXiv 2405.21060, section 9.2)."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = READS
 
     hidden_size: Count
     num_hidden_layers: Layers

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from perfmodel.catalog._hf_common import READS, Count, Fields, Layers, activation, plain_sizes
+from perfmodel.catalog._hf_common import Count, Fields, Layers, activation, plain_sizes
 from perfmodel.spec import AdaLN, Patches
 
 
@@ -11,7 +11,6 @@ from perfmodel.spec import AdaLN, Patches
 class Vit:
     """ViT; without classes (`id2label`) it has no head, and its pooler is left out."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = READS
     CLASS_TOKENS: ClassVar[int] = 1
 
     hidden_size: Count = 768
@@ -49,8 +48,6 @@ class Siglip(Vit):
 class Dit:
     """DiT on latents, with one embedding of time step and class for all layers, as its authors train it (diffusers
     gives each layer its own)."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = READS
 
     num_attention_heads: Count = 16
     attention_head_dim: Count = 72

@@ -1,8 +1,8 @@
 """Job files: model, cluster, job, layout, framework and search space in one TOML.
 
 At its top are `model`, `cluster` and `framework`, each a name, the path of a file, or a table as such a file holds it,
-and `devices`; below it the tables `[job]` (fields of `Job`), `[layout]` (fields of `Layout`) and `[search]` (words of
-`perfmodel.search`). Paths are relative to the file.
+and `devices`; below it the tables `[job]` (fields of `Job`), `[layout]` (fields of `Layout`), `[search]` (words of
+`perfmodel.search`) and `[serving]` (words of `perfmodel.serve`). Paths are relative to the file.
 """
 
 import tomllib
@@ -20,7 +20,7 @@ from perfmodel.spec import Job, Layout, written
 JOB_WORDS: Final = tuple(f.name for f in fields(Job) if f.name != "assumed")
 """Keys of `[job]`, and words of a problem: what can be said of a job."""
 NAMED: Final = ("model", "cluster", "framework")
-SECTIONS: Final = ("job", "layout", "search")
+SECTIONS: Final = ("job", "layout", "search", "serving")
 JOB_FILE_KEYS: Final = (*NAMED, "devices", *SECTIONS)
 """Keys at the top of a job file."""
 
@@ -37,6 +37,8 @@ class JobFile:
     """In the notation of `Layout`; empty where it says none."""
     search: Mapping[str, Any] = field(default_factory=dict)
     """Words of a search, as they stand there."""
+    serving: Mapping[str, Any] = field(default_factory=dict)
+    """Words of a server, as they stand there."""
 
 
 def is_job_file(name: object) -> bool:
@@ -64,7 +66,7 @@ def read_job(path: Path | str | None, changes: Sequence[str] = ()) -> JobFile:
         if key not in JOB_FILE_KEYS:
             under = f"{key} belongs under [job]" if key in JOB_WORDS else UnknownNameError("key", key, JOB_FILE_KEYS)
             raise PerfModelError(f"{where}: {under} (launch files are for --from)")
-        if key in ("job", "search") and not isinstance(value, dict):
+        if key in ("job", "search", "serving") and not isinstance(value, dict):
             raise PerfModelError(f"{where}: {key} must be a table, [{key}], got {value!r}")
         if key in NAMED and not (isinstance(value, str) or (isinstance(value, dict) and key != "framework")):
             raise PerfModelError(f"{where}: {key} must be a name or the path of a file, got {value!r}")
@@ -80,7 +82,13 @@ def read_job(path: Path | str | None, changes: Sequence[str] = ()) -> JobFile:
             raise PerfModelError(f"{where}: devices must be a whole number, got {data['devices']!r}")
         words["devices"] = data["devices"]
     words |= checked_fields(Job, data.get("job", {}), f"{where} [job]", JOB_WORDS)
-    return JobFile(where=where, words=words, layout=_layout(data, where), search=data.get("search", {}))
+    return JobFile(
+        where=where,
+        words=words,
+        layout=_layout(data, where),
+        search=data.get("search", {}),
+        serving=data.get("serving", {}),
+    )
 
 
 def _change(data: dict[str, Any], change: str) -> None:

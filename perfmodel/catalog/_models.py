@@ -1,112 +1,16 @@
 """Models by name, from a Hugging Face `config.json`, or from a TOML file."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 from perfmodel.catalog._convnets import convnets
 from perfmodel.catalog._huggingface import read_config
 from perfmodel.catalog._names import index, resolve
 from perfmodel.catalog._toml import checked, package_tables, read_toml
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import (
-    AdaLN,
-    ConvLayer,
-    ConvNet,
-    DeltaNet,
-    Experts,
-    LatentAttention,
-    Mamba,
-    Mlp,
-    Model,
-    Patches,
-    Transformer,
-)
-
-T = TypeVar("T")
-_FORBID: dict[str, Any] = {"extra": "forbid"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExpertsEntry(Experts):
-    """Experts as TOML states them."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
-
-
-@dataclass(frozen=True, kw_only=True)
-class LatentAttentionEntry(LatentAttention):
-    """Latent attention as TOML states it."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
-
-
-@dataclass(frozen=True, kw_only=True)
-class MambaEntry(Mamba):
-    """Mamba-2 mixers as TOML states them."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeltaNetEntry(DeltaNet):
-    """Gated delta nets as TOML states them."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
-
-
-@dataclass(frozen=True, kw_only=True)
-class PatchesEntry(Patches):
-    """Patches as TOML states them."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdaLNEntry(AdaLN):
-    """Conditioning as TOML states it."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
-
-
-@dataclass(frozen=True, kw_only=True)
-class TransformerEntry(Transformer):
-    """A transformer as TOML states it; `kv_heads`, `head_dim` and `ffn_hidden` may be left out."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
-
-    experts: ExpertsEntry | None = None
-    latent_attention: LatentAttentionEntry | None = None
-    mamba: MambaEntry | None = None
-    delta_net: DeltaNetEntry | None = None
-    patches: PatchesEntry | None = None
-    adaln: AdaLNEntry | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class MlpEntry(Mlp):
-    """A multi-layer perceptron as TOML states it."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConvLayerEntry(ConvLayer):
-    """A layer of a convolutional network as TOML states it."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConvNetEntry(ConvNet):
-    """A convolutional network as TOML states it."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
-
-    stack: tuple[ConvLayerEntry, ...]
+from perfmodel.spec import ConvNet, Mlp, Model, Transformer
 
 
 def model(name_or_path: str | Path | Model) -> Model:
@@ -149,11 +53,11 @@ def model_from_toml(data: dict[str, Any], where: str) -> Model:
     kind = data.pop("kind", "transformer")
     match kind:
         case "transformer":
-            return _plain(Transformer, checked(TransformerEntry, _with_defaults(data), where))
+            return checked(Transformer, _with_defaults(data), where)
         case "mlp":
-            return _plain(Mlp, checked(MlpEntry, data, where))
+            return checked(Mlp, data, where)
         case "convnet":
-            return _plain(ConvNet, checked(ConvNetEntry, data, where))
+            return checked(ConvNet, data, where)
     raise PerfModelError(f"{where}: kind: must be transformer, mlp or convnet, got {kind!r}")
 
 
@@ -168,31 +72,6 @@ def _with_defaults(data: dict[str, Any]) -> dict[str, Any]:
         if isinstance(heads, int) and heads > 0:
             out.setdefault("head_dim", hidden // heads)
     return out
-
-
-_PLAIN: tuple[tuple[type, type], ...] = (
-    (ExpertsEntry, Experts),
-    (LatentAttentionEntry, LatentAttention),
-    (MambaEntry, Mamba),
-    (DeltaNetEntry, DeltaNet),
-    (PatchesEntry, Patches),
-    (AdaLNEntry, AdaLN),
-    (ConvLayerEntry, ConvLayer),
-)
-
-
-def _plain(kind: Callable[..., T], entry: Any) -> T:
-    """The entry as the `spec` class that it extends, so that equal models compare equal."""
-    return kind(**{f.name: _plain_value(getattr(entry, f.name)) for f in fields(entry)})
-
-
-def _plain_value(value: Any) -> Any:
-    for entry, kind in _PLAIN:
-        if isinstance(value, entry):
-            return _plain(kind, value)
-    if isinstance(value, tuple):
-        return tuple(_plain_value(v) for v in value)
-    return value
 
 
 @cache

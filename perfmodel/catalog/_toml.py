@@ -35,7 +35,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def checked(kind: type[T], data: Mapping[str, Any], where: str) -> T:
-    """Build `kind` (a dataclass with `__pydantic_config__`) from parsed TOML.
+    """Build a dataclass from parsed TOML or JSON; keys that it has no field for are left unless it is `spec.Stated`.
 
     Raises:
         PerfModelError: names `where` and, for every missing, unknown or malformed key, the key and

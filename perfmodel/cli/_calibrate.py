@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._emit import emit, note
 from perfmodel.cli._flags import add_dtype, add_framework, add_json, framework_of, layout_of
-from perfmodel.cli._launch import add_from
+from perfmodel.cli._job_file import add_job_file
+from perfmodel.cli._launch import add_from, job_fields
 from perfmodel.cli._remaining import Remaining, remaining
 from perfmodel.errors import CalibrationError, PerfModelError
 
@@ -52,7 +53,8 @@ def add_command(commands: Any) -> None:
         "--launch-timeout", type=float, default=120.0, metavar="S", help="wait for all to come (default 120)"
     )
     model = command.add_argument_group("a plan made for a model, instead of --plan")
-    model.add_argument("--model", help="catalog name, Hugging Face config.json or TOML")
+    add_job_file(command, positional=False, layout=True)
+    model.add_argument("--model", help="JOB.toml, catalog name, Hugging Face config.json or TOML")
     add_from(model)
     model.add_argument("--cluster", help="catalog name or TOML")
     model.add_argument(
@@ -156,8 +158,9 @@ def _plan(arguments: argparse.Namespace) -> "tuple[Plan, dict[str, Any] | None]"
     model, cluster = catalog.model(arguments.model), catalog.cluster(arguments.cluster)
     framework = framework_of(arguments)
     job = framework.job(
-        model, cluster.device, global_batch=arguments.global_batch, seq_len=arguments.seq_len, dtype=arguments.dtype
-    )
+        model, cluster.device, global_batch=arguments.global_batch, seq_len=arguments.seq_len, dtype=arguments.dtype,
+        **job_fields(arguments), **arguments.of_job,
+    )  # fmt: skip
     note(job.assumed)
     layouts = [
         layout_of(arguments, text, model) for part in arguments.layouts for text in part.split(";") if text.strip()

@@ -14,9 +14,11 @@ from perfmodel.cli._emulate_settings import (
     prices_of,
     ranks_of,
     sweep_of,
+    wire_of,
 )
 from perfmodel.cli._flags import add_framework, add_json
-from perfmodel.cli._launch import add_from
+from perfmodel.cli._job_file import add_job_file
+from perfmodel.cli._launch import add_from, require
 from perfmodel.errors import PerfModelError
 
 if TYPE_CHECKING:
@@ -31,12 +33,18 @@ def add_command(commands: Any) -> None:
     command: argparse.ArgumentParser = commands.add_parser(
         "emulate", help="run an unmodified training script as if it were some ranks of a cluster: -- python train.py"
     )
-    command.add_argument("--world-size", type=int, required=True, metavar="N", help="ranks the script believes in")
-    command.add_argument("--cluster", required=True, help="catalog name or TOML: where the emulated ranks are")
+    command.add_argument(
+        "--world-size", type=int, metavar="N", help="ranks the script believes in (default: of the layout)"
+    )
+    command.add_argument("--cluster", help="catalog name or TOML: where the emulated ranks are")
     command.add_argument("--real-ranks", default="0", metavar="R,...", help="ranks that run the script (default 0)")
     command.add_argument(
         "--apart", action="store_true", help="real ranks exchange no data either: they wait for one another only"
     )
+    command.add_argument(
+        "--wire", action="store_true",
+        help="one process stands for the other ranks on the wire: gloo's own messages are sent and answered",
+    )  # fmt: skip
     command.add_argument("--calibration", type=Path, metavar="DIR", help="made by 'perfmodel fit', of the collectives")
     command.add_argument(
         "--prices", metavar="FILE|MODULE:FUNCTION",
@@ -53,13 +61,7 @@ def add_command(commands: Any) -> None:
     command.add_argument(
         "--delay", action="append", default=[], metavar="KIND=TIME", help="added to collectives, all_reduce=2ms"
     )
-    command.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="network, as for whatif: inter_node_bandwidth=2x",
-    )
+    add_job_file(command, "network, as for whatif: inter_node_bandwidth=2x; or ", positional=False, layout=True)
     command.add_argument(
         "--straggler", type=float, default=1.0, metavar="F", help="emulated ranks take F times as long"
     )
@@ -78,13 +80,15 @@ def add_command(commands: Any) -> None:
     )
     command.add_argument("--timeout", type=float, default=300.0, metavar="S", help="longest silence of a rank")
     command.add_argument("--out", type=Path, metavar="DIR", help="tables, and the timeline for Perfetto")
-    command.add_argument("--model", help="with --layout and --global-batch: compare with the prediction")
+    command.add_argument("--model", help="JOB.toml, or a model with --layout and --global-batch: compare with the prediction")
     add_from(command)
     command.add_argument("--layout", help="as for predict")
     add_framework(command)
     command.add_argument("--global-batch", type=int, metavar="B", help="sequences per step")
     command.add_argument("--seq-len", type=int, metavar="S", help="tokens per sequence (default: the model's)")
-    command.add_argument("--dtype", default="fp32", choices=("bf16", "fp16", "fp32", "tf32"))
+    command.add_argument("--dtype", choices=("bf16", "fp16", "fp32", "tf32"), help="default fp32")
+    command.set_defaults(devices=None)
+    require(command, "world_size", "cluster")
     command.add_argument("script", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="as from a shell")
     add_json(command)
     command.set_defaults(run=reporting(run, show))
@@ -117,9 +121,12 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         raise PerfModelError("emulate: with --sweep iterations differ; give --delay to compare one with --model")
     cluster = scenario.cluster(catalog.cluster(arguments.cluster))
     cluster.require(arguments.world_size, "the emulated world")
-    prices, measured = prices_of(arguments, cluster)
+    network = wire_of(arguments, cluster)
+    prices, measured = prices_of(arguments, cluster) if network is None else (None, {})
     script = tuple(arguments.script[1:] if arguments.script[:1] == ["--"] else arguments.script)
     if len(script) == 1 and script[0].endswith(".ir"):
+        if prices is None:
+            raise PerfModelError("emulate: a program of JAX kernels sends no messages; leave --wire out")
         return _program(arguments, Path(script[0]), cluster, prices, delays_s)
     swept, sweep_s = sweep_of(arguments.sweep)
     predicted = predicted_step(arguments, scenario, delays_s) if arguments.model else None
@@ -130,6 +137,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             ranks_per_node=cluster.devices_per_node,
             real_ranks=ranks_of(arguments.real_ranks),
             prices=prices,
+            wire=network,
             cores=usable_cores() if arguments.pin else (),
             timeout_s=arguments.timeout,
             conditions=measured
@@ -155,7 +163,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
             save_figure(draw_emulated_curve(curve), arguments.png)
             written.append(str(arguments.png))
-    elif report["iterations"]:
+    elif report["iterations"] and network is None:
         report["slack_s"] = _slack(result)
     if predicted is not None and report["iterations"]:
         iteration_s, memory_bytes = predicted

@@ -26,6 +26,9 @@ def show(report: dict[str, Any]) -> None:
             _show_iterations(report)
         print(f"peak memory {report['peak_memory_bytes'] / 2**20:.0f} MiB, "
               f"{report['training_memory_bytes'] / 2**20:.0f} MiB of it since the script joined its world")  # fmt: skip
+    if wire := report.get("wire"):
+        print(f"on the wire {wire['messages']} messages, {wire['nbytes'] / 2**20:.4g} MiB; the process of the others "
+              f"took {wire['cpu_s']:.3g} s of a core in {wire['wall_s']:.3g} s")  # fmt: skip
     if report.get("overhead_s", 0.0) > _BUSY_S:
         print(f"to emulate a call took {1e3 * report['overhead_s']:.3g} ms by itself, which was taken off: "
               "the machine is busy with something else, do not trust times")  # fmt: skip

@@ -10,7 +10,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.units import parse_seconds, require_seed
 
 if TYPE_CHECKING:
-    from perfmodel.execution.emulation import Prices
+    from perfmodel.execution.emulation import Network, Prices
     from perfmodel.planning.what_if import Scenario
     from perfmodel.spec import Cluster
 
@@ -33,6 +33,25 @@ def prices_of(arguments: argparse.Namespace, cluster: "Cluster") -> "tuple[Price
 
     calibrated = CollectiveModel.load(arguments.calibration)
     return Prices(cluster, modelled(cluster, calibrated), occupancy), measured
+
+
+def wire_of(arguments: argparse.Namespace, cluster: "Cluster") -> "Network | None":
+    """With `--wire`: latency and bandwidth of the level that the world spans, on top of this machine's own wire.
+
+    Nothing is on top where the emulated cluster is this machine.
+    """
+    from perfmodel.execution.emulation import Network
+
+    if not arguments.wire:
+        return None
+    others = {"--prices": arguments.prices, "--occupancy": arguments.occupancy, "--calibration": arguments.calibration,
+              "--sweep": arguments.sweep, "--apart": arguments.apart}  # fmt: skip
+    if given := [name for name, value in others.items() if value]:
+        raise PerfModelError(f"emulate: {', '.join(given)}: with --wire messages take what they take; leave one out")
+    if cluster.name == "localhost":
+        return Network()
+    level = cluster.levels[cluster.level_of(arguments.world_size)]
+    return Network(level.latency_s, level.bandwidth_bytes_per_s)
 
 
 def delays_and_network(arguments: argparse.Namespace) -> "tuple[dict[str, float], Scenario]":
@@ -131,8 +150,8 @@ def predicted_step(
         cluster.device,
         global_batch=arguments.global_batch,
         seq_len=arguments.seq_len,
-        dtype=arguments.dtype,
-        flash_attention=False,
+        dtype=arguments.dtype or "fp32",
+        **{"flash_attention": False} | arguments.of_job,
     )
     layout = layout_of(arguments, arguments.layout, model)
     if layout.devices != arguments.world_size:

@@ -9,6 +9,7 @@ from typing import Any
 from perfmodel.cli._emit import emit
 from perfmodel.cli._explain import add_profile
 from perfmodel.cli._flags import add_json, add_problem, problem_of
+from perfmodel.cli._job_file import add_job_file
 from perfmodel.display import Report, progress
 from perfmodel.errors import PerfModelError
 
@@ -50,6 +51,7 @@ def add_command(commands: Any) -> None:
     command.add_argument("--out", type=Path, required=True, metavar="DIR", help="calibration directory to write")
     command.add_argument("--family", metavar="F", help="only this op family")
     command.add_argument("--seed", type=int, default=0)
+    add_job_file(command, positional=False, layout=True)
     add_problem(command)
     add_json(command)
     command.set_defaults(run=_execute)
@@ -99,7 +101,10 @@ def _check(arguments: argparse.Namespace) -> None:
     lacking = [name for name in ("model", "cluster", "global_batch", "layout") if getattr(arguments, name) is None]
     if arguments.profile and lacking:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in lacking)
-        raise PerfModelError(f"fit: --profile needs {flags} (or --from FILE): what was it that ran?")
+        raise PerfModelError(f"fit: --profile needs {flags} (or --from FILE, or JOB.toml): what was it that ran?")
+    job = next((flag for flag in ("model", "layout", "step_time") if getattr(arguments, flag) is not None), "")
+    if job and not arguments.profile:
+        raise PerfModelError(f"fit: --{job.replace('_', '-')} belongs to --profile FILE...; give both or neither")
     if arguments.step_time is not None and not 0 < arguments.step_time < inf:
         raise PerfModelError(f"fit: --step-time must be seconds above 0, got {arguments.step_time}")
     if arguments.sites and (arguments.runs or arguments.base or arguments.family or not arguments.tables):

@@ -16,11 +16,13 @@ PROGRAM_HELP = (
 
 
 def add_job_file(
-    command: argparse.ArgumentParser, settings: str = "", positional: bool = True, program: bool = False
-) -> None:
+    command: argparse.ArgumentParser, settings: str = "", positional: bool = True, program: bool = False,
+    layout: bool = False,
+) -> None:  # fmt: skip
     """The file, and what is said otherwise than there; `settings` of the machine that --set takes besides, in words.
     Without a place of its own (`positional`) the file may stand for the model. Where a `program` may stand in its
-    place, what does not end in .toml is one (`arguments.program`)."""
+    place, what does not end in .toml is one (`arguments.program`). With `layout` that of the file counts also where the
+    command does not need one."""
     if positional:
         text = "job file ('perfmodel init' writes one): what flags do not say"
         command.add_argument(
@@ -35,7 +37,7 @@ def add_job_file(
         "--set", action="append", default=[], metavar="KEY=VALUE" if not settings else "NAME=VALUE",
         help=settings + "instead of what the job file says: layout.tp=4, job.optimizer=sgd; may be repeated",
     )  # fmt: skip
-    command.set_defaults(takes_settings=bool(settings))
+    command.set_defaults(takes_settings=bool(settings), takes_layout=layout)
 
 
 def complete_from_job(arguments: argparse.Namespace, given: Collection[str]) -> None:
@@ -53,6 +55,12 @@ def complete_from_job(arguments: argparse.Namespace, given: Collection[str]) -> 
         return
     if arguments.job_file is None and is_job_file(arguments.model):
         arguments.job_file, arguments.model = Path(arguments.model), None
+    for several in ("names", "tables"):  # a job file may stand among the names that a command takes
+        listed = getattr(arguments, several, None)
+        files = [word for word in listed or () if str(word).endswith(".toml") and not str(word).startswith("file:")]
+        if arguments.job_file is None and len(files) == 1:
+            arguments.job_file = Path(files[0])
+            setattr(arguments, several, [word for word in listed if word not in files])
     path: Path | None = arguments.job_file
     if path is not None and path.suffix != ".toml" and hasattr(arguments, "program"):
         arguments.program, arguments.job_file, path = str(path), None, None
@@ -69,8 +77,12 @@ def complete_from_job(arguments: argparse.Namespace, given: Collection[str]) -> 
         _fill(arguments, arguments.of_job if word in JOB_WORDS else {}, word, value)
     if isinstance(file.words.get("cluster"), str) and hasattr(arguments, "clusters"):
         _fill(arguments, {}, "clusters", file.words["cluster"])
-    if file.layout and "layout" in getattr(arguments, "needed", ()):
+    if file.layout and ("layout" in getattr(arguments, "needed", ()) or arguments.takes_layout):
+        if getattr(arguments, "layouts", None) == []:
+            arguments.layouts = [file.layout]
         _fill(arguments, {}, "layout", file.layout)
+    if arguments.command == "serve":
+        _fill_serving(arguments, file, given)
     if file.search and hasattr(arguments, "fix"):
         _fill_search(arguments, file, given)
 
@@ -86,6 +98,16 @@ def _fill(arguments: argparse.Namespace, left: dict[str, Any], name: str, value:
         left[name] = value
     elif getattr(arguments, name) is None:
         setattr(arguments, name, value)
+
+
+def _fill_serving(arguments: argparse.Namespace, file: JobFile, given: Collection[str]) -> None:
+    """Flags of a server that are not given."""
+    from perfmodel.planning.serving import serving_words
+
+    for word, value in serving_words(file).items():
+        flag = word.removesuffix("_s")
+        if flag not in given:
+            setattr(arguments, flag, value)
 
 
 def _fill_search(arguments: argparse.Namespace, file: JobFile, given: Collection[str]) -> None:

@@ -42,9 +42,13 @@ def complete(arguments: argparse.Namespace) -> None:
     missing: tuple[str, ...] = ()
     if getattr(arguments, "launch_file", None) is not None:
         missing = _fill(arguments)
+    if arguments.command == "emulate" and arguments.world_size is None:
+        arguments.world_size = Layout.parse(arguments.layout).devices if arguments.layout else arguments.devices
     lacking = [name for name in getattr(arguments, "needed", ()) if getattr(arguments, name) in (None, [])]
     if arguments.command == "search" and arguments.program:  # says its model and batch itself
         lacking = [name for name in lacking if name == "cluster"]
+    if arguments.command == "report" and (arguments.tables or (arguments.calibration and arguments.model is None)):
+        lacking = []  # of a calibration, which needs no job
     if lacking and missing:
         raise LaunchFileError(f"{arguments.launch_file}: {'; '.join(missing)}")
     if lacking:

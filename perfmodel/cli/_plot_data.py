@@ -95,8 +95,7 @@ def _scored(problem: "StepProblem", devices: int, silent: bool) -> Iterator[tupl
     with progress("layouts", silent) as report:
         report("memory", 0, len(found))
         peak_bytes = peak_memory(problem, found)[0] if found else []
-        usable_bytes = problem.cluster.device.memory_bytes * (1 - problem.framework.memory_margin)
-        fitting = [(layout, float(p)) for layout, p in zip(found, peak_bytes, strict=True) if p <= usable_bytes]
+        fitting = [(layout, float(p)) for layout, p in zip(found, peak_bytes, strict=True) if p <= problem.usable_bytes]
         if not fitting:
             raise LayoutError(f"no layout of {problem.model.name} fits on {devices} devices; give more of them")
         report("step times", 0, len(fitting))

@@ -1,4 +1,4 @@
-"""`perfmodel report`: one page from a search, or of one layout, to a decision."""
+"""`perfmodel report`: one page from a search, or of one layout, to a decision; or of a calibration."""
 
 import argparse
 from pathlib import Path
@@ -22,6 +22,11 @@ def add_command(commands: Any) -> None:
     )
     add_job(command, batches=True)
     command.add_argument("--layout", help="of this layout alone, instead of a search")
+    command.add_argument(
+        "--tables", nargs="+", type=Path, metavar="TABLE",
+        help="of the calibration instead: measured kernels, collectives or runs beside its predictions, where it is "
+        "unsure, what to measure next; with a job and --layout for that step",
+    )  # fmt: skip
     add_profile(command)
     add_search(command, TOP)
     command.add_argument(
@@ -35,6 +40,8 @@ def add_command(commands: Any) -> None:
 def _execute(arguments: argparse.Namespace) -> int:
     if not (arguments.html or arguments.json):
         raise PerfModelError("report: nothing to write; give --html FILE")
+    if of_calibration(arguments):
+        return _calibration(arguments)
     if arguments.profile and not arguments.layout:
         raise PerfModelError("report: a profile is of one layout; give the one that ran, --layout L")
     from perfmodel.calibration import explain_profile
@@ -70,6 +77,57 @@ def _execute(arguments: argparse.Namespace) -> int:
     if not made.data.get("complete", True):
         raise KeyboardInterrupt(made.data["certificate"])
     return 0
+
+
+def of_calibration(arguments: argparse.Namespace) -> bool:
+    """Whether the page is of a calibration: tables to hold it against, or a folder and no job."""
+    return bool(arguments.tables) or (arguments.calibration is not None and arguments.model is None)
+
+
+def _calibration(arguments: argparse.Namespace) -> int:
+    """The page of a calibration."""
+    from perfmodel.validation import calibration_report
+
+    if arguments.profile or arguments.compare_clusters:
+        flag = "--profile" if arguments.profile else "--compare-clusters"
+        raise PerfModelError(f"report: {flag} belongs to the page of a layout or a search; give it without --tables")
+    said = [name for name in ("model", "cluster", "global_batch", "layout") if getattr(arguments, name)]
+    if said and len(said) < 4:
+        raise PerfModelError(
+            "report: what to measure next for a step takes --model, --cluster, --global-batch and --layout (or a job "
+            "file); give all of them, or none"
+        )
+    made = calibration_report(
+        arguments.tables or (),
+        arguments.calibration,
+        problem=problem_of(arguments) if said else None,
+        layout=arguments.layout or "",
+    )
+    if arguments.html:
+        made.write(arguments.html)
+    files = [str(arguments.html)] * bool(arguments.html)
+    emit(arguments, made.to_dict() | {"written": files}, lambda: _show_calibration(made.data, files))
+    return 0
+
+
+def _show_calibration(data: dict[str, Any], files: list[str]) -> None:
+    """Errors by group, what to measure first, and where the page is."""
+    from perfmodel.cli import _show
+
+    if data["groups"]:
+        heads = ("group", "device", "rows", "mean error", "inside 90 %")
+        lines = [
+            (one["group"], one["device"], f"{one['n']:,}", f"{one['mean_ape']:.1%}", f"{one['coverage_90']:.0%}")
+            for one in data["groups"]
+        ]
+        _show.new_console().print(_show.table("Predicted against measured", heads, lines))
+    if data["next"]:
+        first = data["next"][0]
+        known = (
+            f"{first['half_width']:.0%}" if first["half_width"] < 0.5 else f"a factor of {1 + first['half_width']:.2g}"
+        )
+        print(f"measure next: {first['what']} on {first['device']}, now known within {known}")
+    _show.written(files)
 
 
 def _clusters(arguments: argparse.Namespace, devices: int) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._emit import note, reporting
 from perfmodel.cli._flags import add_dtype, add_framework, add_json, framework_of, layout_of
+from perfmodel.cli._job_file import add_job_file
 from perfmodel.cli._launch import add_from, job_fields
 from perfmodel.cli._schedule_facts import (
     add_pipeline,
@@ -17,7 +18,7 @@ from perfmodel.cli._schedule_facts import (
 )
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Device, Framework, Job, Model
-from perfmodel.units import GIB, figure
+from perfmodel.units import GIB, duration, figure
 
 if TYPE_CHECKING:
     from perfmodel.schedule import PassTimes
@@ -28,7 +29,7 @@ _SHORT = {
     "bubble_fraction": "bubble", "version_difference": "stale-\nness", "activations": "activa-\ntions",
     "makespan_s": "makespan", "steady_interval_s": "steady\ninterval",
     "step_s": "step", "step_time_s": "step", "step_time_lo_s": "from", "step_time_hi_s": "to",
-    "peak_memory_gib": "GiB", "micro_batches_in_flight": "in flight",
+    "peak_memory_gib": "memory", "micro_batches_in_flight": "in flight", "mfu": "MFU",
 }  # fmt: skip
 
 
@@ -42,7 +43,8 @@ def add_command(commands: Any) -> None:
     command.add_argument(
         "--times", metavar="F,B,W", help="forward, input and weight gradient of a chunk, such as 1,1,1; exact"
     )
-    command.add_argument("--model", help="predict this model instead; needs --cluster, --layout and --global-batch")
+    add_job_file(command, positional=False, layout=True)
+    command.add_argument("--model", help="predict this model, or JOB.toml, instead; needs --cluster, --layout and --global-batch")
     add_from(command)
     command.add_argument("--cluster", help="catalog name or TOML")
     add_framework(command)
@@ -106,12 +108,12 @@ def show(report: dict[str, Any]) -> None:
         if "steady_interval_s" in names:
             names.remove("step_s")  # the same
         heads = [_SHORT.get(name, name.replace("_", " ")) for name in names]
-        cells = [[_cell(name, row[name]) for name in names] for row in report["rows"]]
+        cells = [[_cell(name, row[name], "step_time_s" in row) for name in names] for row in report["rows"]]
         console.print(table(report.get("title", ""), heads, cells))
     if forms := report.get("closed_forms"):
         heads = ["stages", "n_f", "n_b", "compute", "transfers", "all-reduce left", "step"]
         cells = [
-            [f"{name}, {which}", *(_cell(key, value) for key, value in form.items())]
+            [f"{name}, {which}", *(_cell(key, value, True) for key, value in form.items())]
             for name, of in forms.items()
             for which, form in of.items()
         ]
@@ -120,14 +122,20 @@ def show(report: dict[str, Any]) -> None:
         console.print(line)
 
 
-def _cell(name: str, value: Any) -> str:
+def _cell(name: str, value: Any, in_seconds: bool) -> str:
     if value is None:
         return "-"
     if isinstance(value, (tuple, list)):
-        low, high = (_cell(name, end) for end in value)
+        low, high = (_cell(name, end, in_seconds) for end in value)
         return low if low == high else f"{low} to {high}"
-    if name == "bubble_fraction":
+    if name in ("bubble_fraction", "mfu"):
         return f"{value:.1%}"
+    if name == "peak_memory_gib":
+        return f"{value:.1f} GiB"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name.endswith("_s") and isinstance(value, float):
+        return duration(value) if in_seconds else figure(value)
     return figure(value) if isinstance(value, float) else str(value)
 
 
@@ -236,7 +244,7 @@ def _pass_times(arguments: argparse.Namespace) -> "tuple[PassTimes, int]":
 def _job(arguments: argparse.Namespace, framework: Framework, model: Model, device: Device) -> Job:
     return framework.job(
         model, device, global_batch=arguments.global_batch, seq_len=arguments.seq_len, dtype=arguments.dtype,
-        **job_fields(arguments),
+        **job_fields(arguments), **arguments.of_job,
     )  # fmt: skip
 
 

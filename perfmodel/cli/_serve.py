@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._emit import emit
 from perfmodel.cli._flags import add_calibration, add_json
+from perfmodel.cli._job_file import add_job_file
+from perfmodel.cli._launch import require
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Framework
 from perfmodel.units import GIB, parse_seconds
 
 if TYPE_CHECKING:
-    from perfmodel.serving import Serving, ServingSweep
+    from perfmodel.planning.serving import Serving, ServingSweep
 
 
 def add_command(commands: Any) -> None:
@@ -21,12 +23,13 @@ def add_command(commands: Any) -> None:
         epilog="example: perfmodel serve --model llama3-70b --cluster dgx-h100 --layout tp=8 --prompt-tokens 1024 "
         "--output-tokens 256 --dtype fp8 --tpot-limit 25ms",
     )
-    command.add_argument("--model", required=True, help="catalog name, Hugging Face config.json or TOML")
-    command.add_argument("--cluster", required=True, help="catalog name or TOML")
+    add_job_file(command, layout=True)
+    command.add_argument("--model", help="catalog name, Hugging Face config.json or TOML")
+    command.add_argument("--cluster", help="catalog name or TOML")
     command.add_argument("--layout", help='of tp, pp, dp, ep and etp, e.g. "tp=8" or "tp=8,ep=8,etp=1"')
     command.add_argument("--devices", type=int, metavar="N", help="devices that --sweep lays the model out on")
-    command.add_argument("--prompt-tokens", type=int, required=True, metavar="N", help="of every request")
-    command.add_argument("--output-tokens", type=int, required=True, metavar="N", help="of every request")
+    command.add_argument("--prompt-tokens", type=int, metavar="N", help="of every request")
+    command.add_argument("--output-tokens", type=int, metavar="N", help="of every request")
     command.add_argument(
         "--batch", type=int, metavar="B",
         help="requests in flight over all replicas (default: the most that fit and hold the limits)",
@@ -53,13 +56,14 @@ def add_command(commands: Any) -> None:
         "--sweep", action="store_true",
         help="all layouts and batches: tokens per second and user against tokens per second and device",
     )  # fmt: skip
+    require(command, "model", "cluster", "prompt_tokens", "output_tokens")
     add_calibration(command)
     add_json(command)
     command.set_defaults(run=_serve)
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from perfmodel import serving
+    from perfmodel.planning import serving
 
     words = {
         name: getattr(arguments, name)
@@ -81,7 +85,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         )  # fmt: skip
         emit(arguments, swept.to_dict(), lambda: _show_sweep(swept))
         return 0
-    if arguments.devices is not None:
+    if arguments.devices is not None and "devices" in arguments.given:
         raise PerfModelError("serve: --devices is what --sweep divides; a single server has those of its --layout")
     found = serving.serve(arguments.model, arguments.cluster, arguments.layout or "", batch=arguments.batch, **words)
     emit(arguments, found.to_dict(), lambda: _show(found))

@@ -30,7 +30,11 @@ class Key:
 
 
 def keys(kind: str) -> list[Key]:
-    """What `[layout]`, `[job]` or `[search]` of a job file may say."""
+    """What `[layout]`, `[job]`, `[search]` or `[serving]` of a job file may say."""
+    if kind == "serving":
+        from perfmodel.planning.serving import ServingWords
+
+        return _keys((ServingWords, f.name) for f in fields(ServingWords))
     if kind == "search":
         from perfmodel.planning.layouts import SEARCH_WORDS
 

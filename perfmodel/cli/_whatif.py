@@ -15,7 +15,7 @@ def add_command(commands: Any) -> None:
     command: argparse.ArgumentParser = commands.add_parser(
         "whatif", help="the same step with other hardware, network delays or a slow rank"
     )
-    add_job(command, settings="e.g. inter_node_bandwidth=2x, memory_bandwidth=+10%%, all_reduce_delay_s=0.002; or ")
+    add_job(command, settings="e.g. inter_node_bandwidth=2x, memory_bandwidth=+10%%, power_limit=2x, all_reduce_delay_s=0.002; or ")
     add_layout(command)
     command.add_argument("--sweep", metavar="NAME=FIRST:LAST:COUNT", help="e.g. all_reduce_delay_s=0:0.01:11, a curve")
     command.add_argument("--png", type=Path, metavar="FILE", help="picture of the curve")
@@ -65,7 +65,10 @@ def show(report: dict[str, Any]) -> None:
         f"({fits[after['fits']]}), {report['change']:+.1%}"
     )
     sensitivity = sorted(report["sensitivity"].items(), key=lambda item: -abs(item[1]))
-    rows = [(name, f"{1.1**value - 1:+.2%}") for name, value in sensitivity]
+    for line in report["notes"]:
+        console.print(line, markup=False)
+    # rounded first, so that there is no -0.00 %
+    rows = [(name, f"{round(1.1**value - 1, 4) + 0.0:+.2%}") for name, value in sensitivity]
     console.print(table("", ("10 % more of", "changes the step by"), rows))
     curve = report.get("curve")
     if curve:

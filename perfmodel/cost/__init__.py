@@ -1,5 +1,6 @@
 from perfmodel.cost._collectives import CollectiveModel as CollectiveModel
 from perfmodel.cost._collectives import interconnect_of as interconnect_of
+from perfmodel.cost._describe import calibration_files as calibration_files
 from perfmodel.cost._describe import describe_calibration as describe_calibration
 from perfmodel.cost._events import EventTimes as EventTimes
 from perfmodel.cost._events import PricesCollectives as PricesCollectives

@@ -17,8 +17,8 @@ from perfmodel.cost.learn import (
     WeightFiles,
     collective_rows,
     collective_weights,
+    is_flat,
     is_known,
-    is_network,
     link_class,
     moe_rows,
     predict_collective_rows,
@@ -130,7 +130,7 @@ def interconnect_of(cluster: Cluster) -> str:
     Between nodes a name says the rate of an adapter, which devices may share; only a higher rate is stated.
     """
     device, words = cluster.device.name, []
-    flat = is_network(cluster.levels[0].name, device)
+    flat = is_flat([level.name for level in cluster.levels], device)
     for index, level in enumerate(cluster.levels[:2]):
         between = flat or index > 0
         nominal = link_class(level.name, device, between).bandwidth_bytes_per_s

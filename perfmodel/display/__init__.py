@@ -5,6 +5,7 @@ from perfmodel.display._html import frame_html as frame_html
 from perfmodel.display._html import paragraph as paragraph
 from perfmodel.display._json import json_text as json_text
 from perfmodel.display._page import MemoryLine as MemoryLine
+from perfmodel.display._page import calibration_page as calibration_page
 from perfmodel.display._page import decision_page as decision_page
 from perfmodel.display._page import inline_frame as inline_frame
 from perfmodel.display._page import timeline_page as timeline_page

@@ -98,17 +98,28 @@ def decision_page(data: Mapping[str, Any]) -> str:
     Args:
         data: as `planning.decision.DecisionReport.data` has it.
     """
-    scripts = ("report_values", "report_table", "report_scatter", "report_layout", "report")
+    scripts = ("page", "report_values", "report_table", "report_scatter", "report_layout", "report")
     job = data["job"]
     return _filled("report", scripts, f"{job['model']} on {job['devices']} devices of {job['cluster']}", data)
 
 
-def _filled(name: str, scripts: Sequence[str], title: str, data: Mapping[str, Any]) -> str:
+def calibration_page(data: Mapping[str, Any]) -> str:
+    """The page of a calibration: errors by group, predictions beside measurements, what to measure next.
+
+    Args:
+        data: as `validation.CalibrationReport.data` has it.
+    """
+    name = data["calibration"]
+    title = "The shipped calibration" if name == "shipped" else f"Calibration {name}"
+    return _filled("calibration", ("page", "calibration"), title, data, style="report")
+
+
+def _filled(name: str, scripts: Sequence[str], title: str, data: Mapping[str, Any], style: str = "") -> str:
     """A page of `assets` with its style, its scripts one after another, and its data."""
     assets = files("perfmodel.display") / "assets"
     parts = {
         "TITLE": html.escape(title),
-        "STYLE": (assets / f"{name}.css").read_text("utf-8"),
+        "STYLE": (assets / f"{style or name}.css").read_text("utf-8"),
         "SCRIPT": "\n".join((assets / f"{script}.js").read_text("utf-8") for script in scripts),
         # nothing in the data may end its element
         "DATA": json_text(data).replace("<", "\\u003c"),

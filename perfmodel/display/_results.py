@@ -86,7 +86,7 @@ def whatif_html(values: Mapping[str, Any]) -> str:
     changes = [(name.replace("_", " "), f"{1.1**value - 1:+.2%}") for name, value in effects]
     return (
         table(("", "step time", "memory"), rows)
-        + paragraph(f"change {values['change']:+.1%}")
+        + paragraph(f"change {values['change']:+.1%}", *values["notes"])
         + folded("sensitivity", table(("10 % more of", "changes the step by"), changes), opened=True)
     )
 

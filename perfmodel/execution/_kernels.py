@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 
 from perfmodel.errors import PerfModelError
-from perfmodel.execution._attention_kernels import attention, attention_grad
 from perfmodel.execution._precision import JAX_DTYPES
 from perfmodel.program.ir import Instruction, Tensor
 from perfmodel.session import current_session
@@ -125,6 +124,28 @@ def _constant(attributes: Values, outputs: Outputs) -> Array:
 def _plain(function: Callable[..., Array]) -> Kernel:
     """A kernel that needs nothing but its operands."""
     return lambda *arrays, attributes, outputs: function(*arrays)
+
+
+def attention(qkv: jax.Array, attributes: Mapping[str, Any], outputs: Any) -> jax.Array:
+    """Softmax(Q K^T / sqrt(d)) V by head; `qkv` is [batch, sequence, heads * (query, key, value)]."""
+    return _attention(qkv, attributes["heads"], bool(attributes.get("causal")))
+
+
+def attention_grad(qkv: jax.Array, dy: jax.Array, attributes: Mapping[str, Any], outputs: Any) -> jax.Array:
+    """Gradient of `attention` with respect to `qkv`."""
+    _, pullback = jax.vjp(lambda x: _attention(x, attributes["heads"], bool(attributes.get("causal"))), qkv)
+    return pullback(dy)[0]
+
+
+def _attention(qkv: jax.Array, heads: int, causal: bool) -> jax.Array:
+    batch, seq, width = qkv.shape
+    size = width // (3 * heads)
+    q, k, v = jnp.moveaxis(qkv.reshape(batch, seq, heads, 3, size), 3, 0)
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / size**0.5
+    if causal:
+        scores = jnp.where(jnp.tril(jnp.ones((seq, seq), bool)), scores, -jnp.inf)
+    context = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, axis=-1), v)
+    return context.reshape(batch, seq, heads * size)
 
 
 KERNELS: Final[Mapping[str, Kernel]] = MappingProxyType({

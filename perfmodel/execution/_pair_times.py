@@ -13,11 +13,48 @@ from typing import Final, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.errors import NoDataError, PerfModelError
-from perfmodel.execution._messages import messages
+from perfmodel.errors import NoDataError, PerfModelError, UnknownNameError
 from perfmodel.execution._rank_events import Kernel, RankEvent, Transfer
 from perfmodel.execution._run import Backend, session_class
 from perfmodel.measure import Host, RankGroup
+
+
+class Messages(NamedTuple):
+    """Of one rank in one call."""
+
+    count: int
+    share: float
+    """Size of each, as a share of the operand."""
+
+    @property
+    def sent(self) -> float:
+        """All of them together, as a share of the operand."""
+        return self.count * self.share
+
+
+def messages(kind: str, ranks: int) -> Messages:
+    """What each rank sends by gloo's algorithms, one message after another, where operands have S bytes.
+
+    - all_reduce: a ring, 2 (n - 1) messages of S / n;
+    - all_gather: a ring, n - 1 messages of S;
+    - all_to_all: n - 1 messages of S / n, to each of the others;
+    - send: one message of S.
+
+    Raises:
+        UnknownNameError: for a collective without an algorithm.
+    """
+    if kind not in _ALGORITHMS:
+        raise UnknownNameError("collective between processes", kind, _ALGORITHMS)
+    return _ALGORITHMS[kind](ranks)
+
+
+_ALGORITHMS: Final = {
+    "send": lambda n: Messages(1, 1.0),
+    "all_reduce": lambda n: Messages(2 * (n - 1), 1 / n),
+    "all_gather": lambda n: Messages(n - 1, 1.0),
+    "all_to_all": lambda n: Messages(n - 1, 1 / n),
+}
+
 
 PAIR: Final = 2
 TINY_BYTES: Final = 64

@@ -30,12 +30,12 @@ def read_onnx(model: Any, *, dims: Mapping[str, int] | None = None, name: str | 
             tensor) whose size is not known.
     """
     onnx, model = load_onnx(model)
-    fixed = onnx.ModelProto()
-    fixed.CopyFrom(model)
-    graph = fixed.graph
+    static = onnx.ModelProto()
+    static.CopyFrom(model)
+    graph = static.graph
     _fix_dimensions(graph, dims or {})
     try:
-        graph = onnx.shape_inference.infer_shapes(fixed, data_prop=True).graph
+        graph = onnx.shape_inference.infer_shapes(static, data_prop=True).graph
     except onnx.shape_inference.InferenceError as error:
         raise PerfModelError(f"ONNX model {graph.name}: shapes cannot be inferred ({error})") from None
     rows = rows_of(_Reader(onnx, graph).region())

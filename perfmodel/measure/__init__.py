@@ -8,6 +8,7 @@ from perfmodel.measure._backend import open_backend as open_backend
 from perfmodel.measure._card import Card as Card
 from perfmodel.measure._card import card_path as card_path
 from perfmodel.measure._card import read_card as read_card
+from perfmodel.measure._collectives import INTERCONNECT as INTERCONNECT
 from perfmodel.measure._collectives import transfer_time_s as transfer_time_s
 from perfmodel.measure._diff import compare as compare
 from perfmodel.measure._estimate import RemainingTime as RemainingTime
@@ -34,12 +35,15 @@ from perfmodel.measure._plan import Plan as Plan
 from perfmodel.measure._plan import read_plan as read_plan
 from perfmodel.measure._plan_text import plan_text as plan_text
 from perfmodel.measure._plan_text import write_plan as write_plan
+from perfmodel.measure._programs import MEASURED_FAMILIES as MEASURED_FAMILIES
 from perfmodel.measure._programs import check_kernel as check_kernel
 from perfmodel.measure._rank import Place as Place
 from perfmodel.measure._rank import RankSession as RankSession
 from perfmodel.measure._recorded import recorded_s as recorded_s
+from perfmodel.measure._rows import NOT_IDENTITY as NOT_IDENTITY
 from perfmodel.measure._rows import Point as Point
 from perfmodel.measure._rows import point_key as point_key
+from perfmodel.measure._rows import present as present
 from perfmodel.measure._run import run_plan as run_plan
 
 shorten_reprs(__name__)

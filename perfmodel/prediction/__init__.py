@@ -48,8 +48,8 @@ from perfmodel.prediction._grid import ShardChoice as ShardChoice
 from perfmodel.prediction._grid import StateChoice as StateChoice
 from perfmodel.prediction._grid_costs import GridCosts as GridCosts
 from perfmodel.prediction._grid_costs import lower_bounds_s as lower_bounds_s
+from perfmodel.prediction._grid_costs import pass_work_s as pass_work_s
 from perfmodel.prediction._grid_costs import price_grids as price_grids
-from perfmodel.prediction._grid_work import pass_work_s as pass_work_s
 from perfmodel.prediction._interval import GAUSS_90 as GAUSS_90
 from perfmodel.prediction._interval import log_covariance as log_covariance
 from perfmodel.prediction._interval import student_half_width as student_half_width

@@ -42,7 +42,7 @@ log factors of fields of `Framework`. `LOSSES`, `SKEW`: amounts added to fields 
 
 
 def factors_of(op: Op) -> tuple[str, str]:
-    """Names of the log factors of an op's fixed part (latency) and of the rest of its time."""
+    """Names of the log factors of an op's latency and of the rest of its time."""
     if not isinstance(op, Collective):
         name = "bmm" if op.op == "bmm" else op.family
         return name, name
@@ -100,9 +100,9 @@ class Adjustment:
         term scaled by itself)."""
         factor = {name: float(np.exp(self.of[name])) for name in (*KERNEL_FACTORS, *LINK_FACTORS)}
         names = [factors_of(op) for op in ops]
-        fixed, rest = (np.array([factor[pair[i]] for pair in names]) for i in (0, 1))
+        alpha, beta = (np.array([factor[pair[i]] for pair in names]) for i in (0, 1))
         share = np.minimum(latency_s / np.maximum(times.time_s, 1e-300), 1.0)
-        by = fixed * share + rest * (1 - share)
+        by = alpha * share + beta * (1 - share)
         told = (
             END_TO_END if (pair[1] in self.informed) else was for pair, was in zip(names, times.provenance, strict=True)
         )

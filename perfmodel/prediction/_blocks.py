@@ -51,6 +51,8 @@ class ShardBlocks:
     launched: Bool[np.ndarray, " ops"]
     """Events launched by themselves: all but casts that no recipe makes kernels of their own, which are part of their
     products' operators."""
+    further_launches: Float[np.ndarray, " ops"]
+    """Kernels that a grouped product is launched as beyond the first (`_further_launches`)."""
 
     @cached_property
     def layers(self) -> Bool[np.ndarray, " blocks"]:
@@ -141,7 +143,19 @@ def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, 
         overlappable=np.array([flag for *_, flag, _ in index], bool),
         beside_attention=np.array([flag for *_, flag in index], bool),
         launched=np.array([bool(job.fp8_recipe) or not is_cast(op) for op, *_ in index], bool),
+        further_launches=np.array([_further_launches(op, job) for op, *_ in index]),
     )
+
+
+def _further_launches(op: Op, job: Job) -> float:
+    """Kernels that a grouped product is beyond one, where every expert's product is launched by itself, and with it
+    what brings the expert's operand to 8 or 4 bits: one kernel, or two where a maximum is found first (Transformer
+    Engine 2 pytorch/module/grouped_linear.py: `split_quantize`, `general_grouped_gemm` on several streams)."""
+    if not isinstance(op, Gemm) or op.op != "grouped_linear":
+        return 0.0
+    narrow = bool(job.fp8_recipe) and op.dtype == job.dtype and op.pass_ != "wgrad"
+    casts = narrow * (2 if job.fp8_recipe in ("current", "nvfp4") else 1)
+    return (1.0 + casts) * op.groups - 1.0
 
 
 def block_events(
@@ -163,6 +177,7 @@ def block_events(
     kernel = np.array([group == "" for group in blocks.groups], bool)
     ranks = np.array([op.num_ranks if isinstance(op, Collective) else 1 for op in blocks.ops])
     check_s = np.where(kernel, 0.0, COLLECTIVE_CHECK_S * ranks) * checked
+    launch_s = framework.grouped_launch_s * (framework.execution == "eager" and framework.host_op_s > 0)
     held = held_share(device, framework)
     return BlockEvents(
         counts=blocks.counts,
@@ -173,7 +188,7 @@ def block_events(
         beside_attention=blocks.beside_attention,
         launches=blocks.counts @ blocks.launched,
         issued=_issued(blocks, framework),
-        checks_s=blocks.counts @ check_s,
+        beyond_operators_s=blocks.counts @ (check_s + launch_s * blocks.further_launches),
         late_s=spread_s * np.sqrt(2 * np.log(ranks)),
         lost=lost_shares(blocks.ops, device, held),
         held=held,

@@ -40,8 +40,8 @@ class PassClasses:
 
 
 def passes_s(
-    phase_s: Mapping[Variant, Float[Any, "lanes blocks phases"]],
-    runs: Mapping[Variant, Float[Any, "3 classes"]],
+    phase_s: Mapping[Any, Float[Any, "lanes blocks phases"]],
+    runs: Mapping[Any, Float[Any, "3 classes"]],
     blocks: Float[Any, "classes blocks"],
     full: Float[Any, "classes blocks"],
     modes: Int[np.ndarray, "lanes 1"],
@@ -81,14 +81,16 @@ def pass_classes(
         for variant, (span, index, paired) in enumerate(structure.variants.tolist())
         if (of_pass & (structure.class_variant == variant)).any()
     }
-    blocks, again = (in_classes(structure, held) * of_pass[:, None] for held in (counts, full))
+    stage, segment = structure.class_stage, structure.class_segment
+    blocks, again = (in_classes(stage, segment, held) * of_pass[:, None] for held in (counts, full))
     return PassClasses(blocks=blocks, full=again, of_variant=of_variant)
 
 
-def in_classes(structure: Structure, held: Float[Any, "stages segments *some"]) -> Float[Any, "classes *some"]:
-    """What the part of the model holds that each class is of, a segment or a whole stage."""
+def in_classes(
+    stage: Int[np.ndarray, " classes"], segment: Int[np.ndarray, " classes"], held: Float[Any, "stages segments *some"]
+) -> Float[Any, "classes *some"]:
+    """What the part of the model holds that each class is of: a segment, or a whole stage (`WHOLE`)."""
     xp = held.__array_namespace__()
-    stage, segment = structure.class_stage, structure.class_segment
     whole = (segment == WHOLE).reshape(-1, *[1] * (held.ndim - 2))
     return xp.where(whole, held.sum(axis=1)[stage], held[stage, segment])
 

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from perfmodel.prediction._blocks import BlockTimes, ShardBlocks
 from perfmodel.prediction._classes import EventClasses, PassClasses, event_entries, pass_classes, passes_s
 from perfmodel.prediction._communication import CommunicationEvents, communication_events
-from perfmodel.prediction._host_states import host_state_s
+from perfmodel.prediction._host_states import host_block_s, host_state_s
 from perfmodel.prediction._memory import BlockBytes, host_bandwidth
 from perfmodel.prediction._phases import Phase, full_recompute_s, fully_recomputed, modes_of, recompute_s
 from perfmodel.prediction._price import (
@@ -322,10 +322,12 @@ def durations(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "lanes 
     for row, one, layout in zip(out, bundle.composed, layouts, strict=True):
         if layout.offload_states != "none":
             structure = prepared(bundle.spec).structure
-            row += host_state_s(problem.setting, layout, one.events, bundle.spec, structure, bundle.counts)
+            kind, stage, segment = structure.class_kind, structure.class_stage, structure.class_segment
+            of_block = host_block_s(problem.setting, layout, one.events, bundle.spec)
+            row += host_state_s(of_block, kind, stage, segment, bundle.spec.stage_map, bundle.counts)
     if not has_step_costs(problem):
         return out
-    scale = np.array([one.factor for one in bundle.composed])
+    scale = np.array([[one.factor] for one in bundle.composed])
     beside = beside_in(problem.setting, bundle.spec)
     optimizer = prepared(bundle.spec).structure.class_kind == Kind.OPTIMIZER
     return with_step_costs(out, problem.host.step_overhead_s, beside_loss(problem), scale, optimizer, beside)

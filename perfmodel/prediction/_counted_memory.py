@@ -39,13 +39,13 @@ def counted_stages(
     outputs = output_bytes(problem, layout) if framework.keeps_outputs else 0.0
     workspace = workspace_bytes(problem.cluster.device)
     context = framework.context_bytes + framework.communicator_bytes * communicators(layout)
-    fixed = context if counter == "device" else workspace
+    unmoved = context if counter == "device" else workspace
     holes = counter not in ("allocated", "resting") and not framework.planned_memory
     share = FRAGMENTATION / (1 - FRAGMENTATION) if holes else 0.0
     found = []
     for stage in stages:
         moving = stage.buffers - context + outputs
-        counted = replace(stage, buffers=moving + fixed, allocator=share * (stage.activations + moving))
+        counted = replace(stage, buffers=moving + unmoved, allocator=share * (stage.activations + moving))
         found.append(replace(counted, activations=0.0, buffers=workspace) if counter == "resting" else counted)
     return tuple(found)
 

@@ -11,7 +11,7 @@ from perfmodel.prediction._memory import CATEGORIES, MemoryBatch, RankBlocks, Sh
 from perfmodel.prediction._prediction import StageMemory
 from perfmodel.prediction._problem import Setting, StepProblem, kept
 from perfmodel.program import ProgramSpec
-from perfmodel.spec import Framework, Layout
+from perfmodel.spec import Layout
 from perfmodel.units import GIB
 
 _REMEDY = {
@@ -75,10 +75,9 @@ def needed_memory(problem: StepProblem, layout: Layout) -> tuple[StageMemory, ..
     return stage_memory(problem, bundle)
 
 
-def fit_reasons(memory: Sequence[StageMemory], capacity: float, framework: Framework) -> tuple[str, ...]:
-    """Empty if every rank fits, else why the fullest does not and what its largest part is."""
+def fit_reasons(memory: Sequence[StageMemory], usable: float) -> tuple[str, ...]:
+    """Empty if every rank fits into the usable bytes, else why the fullest does not and what its largest part is."""
     worst = max(range(len(memory)), key=lambda i: memory[i].peak)
-    usable = capacity * (1 - framework.memory_margin)
     if memory[worst].peak <= usable:
         return ()
     parts = {k: v for k, v in memory[worst].to_dict().items() if k != "peak"}

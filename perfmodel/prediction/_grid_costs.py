@@ -9,10 +9,12 @@ from jaxtyping import Bool, Float, Int
 
 from perfmodel.prediction._grid import LayoutGrid
 from perfmodel.prediction._grid_bound import grid_bound_s
-from perfmodel.prediction._grid_memory import grid_memory
 from perfmodel.prediction._grid_model import GridModel, distinct
-from perfmodel.prediction._memory import CATEGORIES
+from perfmodel.prediction._memory import CATEGORIES, BlockBytes, Sharding, rank_memory
+from perfmodel.prediction._phases import PASSED, Phase, modes_of, recompute_s
+from perfmodel.prediction._price import block_times, step_factors
 from perfmodel.prediction._problem import StepProblem
+from perfmodel.schedule import get_schedule
 from perfmodel.spec import Layout
 
 
@@ -114,3 +116,44 @@ def _memory(model: GridModel, grid: LayoutGrid) -> GridCosts:
 
 def _never(grid: LayoutGrid) -> Float[np.ndarray, "pipelines shards recomputes states"]:
     return np.broadcast_to(np.float32(np.inf), grid.shape)
+
+
+def grid_memory(
+    model: GridModel, grid: LayoutGrid, own_shards: Sequence[int], own_states: Sequence[int]
+) -> tuple[
+    Float[np.ndarray, "pipelines shards recomputes states"], Int[np.ndarray, "pipelines shards recomputes states"]
+]:
+    """Peak bytes, and the place in `CATEGORIES` of what takes most, for some shard and state choices."""
+    setting, layout = model.problem.setting, grid.degrees
+    offloads = np.array([grid.states[z].offload for z in own_states])
+    zero = np.array([grid.states[z].zero for z in own_states])
+    of_shards = [model.blocks(grid)[s] for s in own_shards]
+    modes = modes_of([choice.recompute for choice in grid.recomputes])[None, :, None]
+    blocks = BlockBytes.of(of_shards, modes, layout.pp > 1, setting.job, setting.framework)
+    shape = len(grid.pipelines), len(own_shards), len(grid.recomputes), len(own_states)
+    peak, largest = np.empty(shape), np.empty(shape, np.int8)
+    for offload in np.unique(offloads).tolist():
+        alike = Sharding.of([layout.replace(zero=stage) for stage in zero[offloads == offload].tolist()])
+        memory = rank_memory(model.ranks(grid, offload), blocks, alike, setting)
+        peak[..., offloads == offload], largest[..., offloads == offload] = memory.peak, memory.largest
+    return peak, largest
+
+
+def pass_work_s(problem: StepProblem, grid: LayoutGrid) -> Float[np.ndarray, "pipelines shards recomputes"]:
+    """Seconds that the passes of a step keep a rank's compute stream busy at least, mean over pipeline ranks.
+
+    All blocks' phases times the micro-batches, over the ranks: what layers recompute beside the mode, the optimizer
+    and completed transfers come on top. 0 for schedules whose passes may overlap, or join or slice micro-batches.
+    """
+    layouts = [grid.degrees.replace(**shard._asdict()) for shard in grid.shards]
+    training = problem.job.mode == "train"
+    phases = PASSED if training else [Phase.FORWARD]
+    by_phase_s = np.array(
+        [np.array(table.repeats) @ table.phase_s for table in (block_times(problem, lay) for lay in layouts)]
+    )
+    work_s = np.repeat(by_phase_s[:, phases].sum(axis=1)[:, None], len(grid.recomputes), axis=1)
+    if training:
+        work_s += recompute_s(by_phase_s[:, None], modes_of([choice.recompute for choice in grid.recomputes]))
+    plain = np.array([get_schedule(choice.schedule).plain for choice in grid.pipelines], float)
+    per_rank = problem.job.num_microbatches(grid.degrees) / grid.degrees.pp
+    return plain[:, None, None] * work_s * per_rank * np.prod(step_factors(problem, grid.degrees))

@@ -6,17 +6,18 @@ Reduced gradients are copied to the host after each reduction, which updates the
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from perfmodel.prediction._blocks import ShardBlocks
+from perfmodel.prediction._classes import in_classes
 from perfmodel.prediction._memory import host_bandwidth
 from perfmodel.prediction._placement import Group
 from perfmodel.prediction._problem import Setting
 from perfmodel.prediction._zero import StatePlace, is_trained, state_params, stored_dtype_bytes, trained_params
-from perfmodel.program import WHOLE, Kind, ProgramSpec, Structure
+from perfmodel.program import Kind, ProgramSpec
 from perfmodel.spec import Layout
 from perfmodel.units import dtype_bytes
 
@@ -63,25 +64,42 @@ def shard_params(
     return np.sum([of / (places[g].shards.size if layout.zero else 1) for g, of in params.items()], axis=0)
 
 
-def host_state_s(
-    setting: Setting,
-    layout: Layout,
-    blocks: ShardBlocks,
-    spec: ProgramSpec,
-    structure: Structure,
-    counts: Float[np.ndarray, "stages segments blocks"],
-) -> Float[np.ndarray, " classes"]:
-    """What states on the host add to every class of a program."""
+def host_block_s(
+    setting: Setting, layout: Layout, blocks: ShardBlocks, spec: ProgramSpec
+) -> Float[np.ndarray, "3 blocks"]:
+    """What states on the host add for every block: to a gather, a reduction and an update (`HostSeconds`)."""
     seconds = host_seconds(setting, layout, spec.grad_reduce != "none")
     pipelined = layout.pp > 1
     held, trained = (
-        counts @ shard_params(layout, params, spec.replicas)
+        shard_params(layout, params, spec.replicas)
         for params in (state_params(blocks, pipelined), trained_params(blocks, pipelined, setting.job))
     )
-    kind, stage, segment = structure.class_kind, structure.class_stage, structure.class_segment
-    gathered, of_class = (np.where(segment == WHOLE, n.sum(axis=1)[stage], n[stage, segment]) for n in (held, trained))
-    of_rank = np.zeros(len(held))
-    of_rank[spec.stage_map[:, 0]] = trained.sum(axis=1)[spec.stage_map].sum(axis=1)
-    out = np.where(np.isin(kind, (Kind.PARAM_GATHER, Kind.PARAM_GATHER_BACKWARD)), gathered * seconds.gather, 0.0)
-    out += np.where(kind == Kind.GRAD_REDUCE, of_class * seconds.reduce, 0.0)
-    return out + np.where(kind == Kind.OPTIMIZER, of_rank[stage] * seconds.update, 0.0)
+    return np.stack([held * seconds.gather, trained * seconds.reduce, trained * seconds.update])
+
+
+def host_state_s(
+    of_block_s: Float[Any, "3 blocks"],
+    kind: Int[np.ndarray, " classes"],
+    stage: Int[np.ndarray, " classes"],
+    segment: Int[np.ndarray, " classes"],
+    stage_map: Int[np.ndarray, "ranks chunks"],
+    counts: Float[Any, "stages segments blocks"],
+) -> Float[Any, " classes"]:
+    """What states on the host add to every class of a program.
+
+    Args:
+        of_block_s: see `host_block_s`.
+        kind, stage, segment: of every class (`Structure`).
+        stage_map: see `ProgramSpec`.
+        counts: blocks of every segment of every stage; its array namespace is that of the result.
+    """
+    gather, reduce, update = of_block_s
+    of_rank = (counts.sum(axis=1) @ update)[stage_map].sum(axis=1)
+    first = np.zeros(len(counts), int)
+    first[stage_map[:, 0]] = np.arange(len(stage_map))
+    gathers = np.isin(kind, (Kind.PARAM_GATHER, Kind.PARAM_GATHER_BACKWARD))
+    return (
+        gathers * in_classes(stage, segment, counts @ gather)
+        + (kind == Kind.GRAD_REDUCE) * in_classes(stage, segment, counts @ reduce)
+        + (kind == Kind.OPTIMIZER) * of_rank[first[stage]]
+    )

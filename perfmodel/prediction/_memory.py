@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -29,14 +29,14 @@ CATEGORIES = ("weights", "gradients", "optimizer", "activations", "buffers")
 class MemoryBatch:
     """Bytes per layout and pipeline rank, by category; the parts broadcast."""
 
-    weights: Float[np.ndarray, "*#layouts ranks"]
-    gradients: Float[np.ndarray, "*#layouts ranks"]
-    optimizer: Float[np.ndarray, "*#layouts ranks"]
-    activations: Float[np.ndarray, "*#layouts ranks"]
-    buffers: Float[np.ndarray, "*#layouts ranks"]
+    weights: Float[Any, "*#layouts ranks"]
+    gradients: Float[Any, "*#layouts ranks"]
+    optimizer: Float[Any, "*#layouts ranks"]
+    activations: Float[Any, "*#layouts ranks"]
+    buffers: Float[Any, "*#layouts ranks"]
 
     @cached_property
-    def total(self) -> Float[np.ndarray, "*layouts ranks"]:
+    def total(self) -> Float[Any, "*layouts ranks"]:
         """Bytes of all categories."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.buffers
 
@@ -60,20 +60,20 @@ class MemoryBatch:
 class RankBlocks:
     """What pipeline ranks hold, in blocks."""
 
-    held: Float[np.ndarray, "*layouts ranks blocks"]
+    held: Float[Any, "*layouts ranks blocks"]
     versions: Float[np.ndarray, "*layouts ranks"]
     """Copies of the weights."""
-    alive: Float[np.ndarray, "*layouts ranks blocks"]
+    alive: Float[Any, "*layouts ranks blocks"]
     """Blocks times micro-batches alive at the peak."""
-    alive_full: Float[np.ndarray, "*layouts ranks blocks"]
+    alive_full: Float[Any, "*layouts ranks blocks"]
     """Those of them that are recomputed in full whatever the layout says of the others."""
-    held_full: Float[np.ndarray, "*layouts ranks blocks"]
+    held_full: Float[Any, "*layouts ranks blocks"]
 
     @classmethod
     def of(
         cls,
-        counts: Float[np.ndarray, "stages blocks"],
-        full: Float[np.ndarray, "*choices stages blocks"],
+        counts: Float[Any, "stages blocks"],
+        full: Float[Any, "*choices stages blocks"],
         live: LiveState,
     ) -> "RankBlocks":
         """Ranks whose stages hold the blocks counted, `full` of them recomputed in full (in several choices)."""
@@ -140,8 +140,8 @@ class BlockBytes:
         )
 
     def saved(
-        self, blocks: Float[np.ndarray, "*layouts ranks blocks"], full: Float[np.ndarray, "*layouts ranks blocks"]
-    ) -> Float[np.ndarray, "*layouts ranks"]:
+        self, blocks: Float[Any, "*layouts ranks blocks"], full: Float[Any, "*layouts ranks blocks"]
+    ) -> Float[Any, "*layouts ranks"]:
         """Activation bytes of so many blocks, `full` of them recomputed in full."""
         return _dot(blocks, self.kept) - _dot(full, self.kept - self.least)
 
@@ -195,13 +195,14 @@ def host_bandwidth(device: Device) -> float:
 
 
 def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setting: Setting) -> MemoryBatch:
-    """Memory of pipeline ranks; axes of layouts broadcast against one another."""
-    job, framework = setting.job, setting.framework
+    """Memory of pipeline ranks; axes of layouts broadcast against one another; the array namespace is
+    that of `ranks.held`."""
+    xp, job, framework = ranks.held.__array_namespace__(), setting.job, setting.framework
     dense, expert = _dot(ranks.held, blocks.dense), _dot(ranks.held, blocks.expert)
 
     def spread(
-        dense: Float[np.ndarray, "*layouts ranks"], expert: Float[np.ndarray, "*layouts ranks"] | float = 0.0
-    ) -> tuple[Float[np.ndarray, "*layouts ranks"], Float[np.ndarray, "*layouts ranks"]]:
+        dense: Float[Any, "*layouts ranks"], expert: Float[Any, "*layouts ranks"] | float = 0.0
+    ) -> tuple[Float[Any, "*layouts ranks"], Float[Any, "*layouts ranks"]]:
         """So many parameters sharded, and whole."""
         return dense / sharding.dense + expert / sharding.expert, dense + expert
 
@@ -210,32 +211,32 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
         updated = spread(dense - _dot(ranks.held, blocks.frozen), expert)
 
     def state(
-        bytes_per_param: float, sharded_from: int, params: tuple[Float[np.ndarray, "*layouts ranks"], ...] = updated
-    ) -> Float[np.ndarray, "*layouts ranks"]:
+        bytes_per_param: float, sharded_from: int, params: tuple[Float[Any, "*layouts ranks"], ...] = updated
+    ) -> Float[Any, "*layouts ranks"]:
         """Bytes of a state that ZeRO shards from one of its stages on."""
-        return bytes_per_param * np.where(sharding.zero >= sharded_from, *params)
+        return bytes_per_param * xp.where(sharding.zero >= sharded_from, *params)
 
     optimizer = state(optimizer_bytes_per_param(job), 1)
     if more := other_optimizer_bytes_per_param(job):
-        others = np.where(blocks.layers, 0.0, blocks.dense - blocks.frozen)
+        others = xp.where(blocks.layers, 0.0, blocks.dense - blocks.frozen)
         optimizer = optimizer + state(more, 1, spread(_dot(ranks.held, others)))
     weight, trained = held_dtype_bytes(job, setting.cluster.device), is_trained(job)
     gradients = state(gradient_dtype_bytes(job), 2) * trained
     # reduced gradients leave at once; what is not sharded is kept until the step ends
-    gradients = np.where((sharding.on_host > 0) & ((sharding.zero >= 2) | ~sharding.reduced), 0.0, gradients)
+    gradients = xp.where((sharding.on_host > 0) & ((sharding.zero >= 2) | ~sharding.reduced), 0.0, gradients)
     reduced = sharding.reduced & trained
-    buffers = np.where((sharding.zero < 3) & reduced, np.minimum(framework.bucket_bytes, gradients), 0.0)
+    buffers = xp.where((sharding.zero < 3) & reduced, xp.minimum(framework.bucket_bytes, gradients), 0.0)
     buffers = buffers + framework.communicator_bytes * sharding.communicators
     if framework.ddp_buckets:
-        buffers = buffers + np.where((sharding.zero == 0) & reduced, weight * updated[1], 0.0)
+        buffers = buffers + xp.where((sharding.zero == 0) & reduced, weight * updated[1], 0.0)
     gathers = (sharding.zero == 3) & (sharding.reduced | (sharding.on_host > 1))
     if gathers.any():
         gathered = gathered_params(blocks.dense + blocks.expert, blocks.layers, ranks.held, sharding.ahead)
-        buffers = buffers + np.where(gathers, weight * gathered, 0.0)
+        buffers = buffers + xp.where(gathers, weight * gathered, 0.0)
     buffers = buffers + (_transient(ranks, blocks) + framework.context_bytes)  # many layouts: joined last
     parts = (
-        np.where(sharding.on_host > 1, 0.0, state(weight, 3, held) * ranks.versions), gradients,
-        np.where(sharding.on_host > 0, 0.0, optimizer * trained),
+        xp.where(sharding.on_host > 1, 0.0, state(weight, 3, held) * ranks.versions), gradients,
+        xp.where(sharding.on_host > 0, 0.0, optimizer * trained),
         blocks.saved(ranks.alive, ranks.alive_full) * (job.mode == "train"), buffers,
     )  # fmt: skip
     return MemoryBatch(*parts)
@@ -244,14 +245,15 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
 def gathered_params(
     params: Float[np.ndarray, "*layouts blocks"],
     layers: Bool[np.ndarray, "*layouts blocks"],
-    held: Float[np.ndarray, "*layouts ranks blocks"],
+    held: Float[Any, "*layouts ranks blocks"],
     ahead: Int[np.ndarray, "*layouts 1"],
-) -> Float[np.ndarray, "*layouts ranks"]:
+) -> Float[Any, "*layouts ranks"]:
     """Parameters that ZeRO 3 holds unsharded at once on ranks that hold so many of each block: what is outside of
     layers, which torch's `fully_shard` keeps from forward to backward, the layer in use and those prefetched."""
-    layer = _largest(np.where(layers, params, 0.0), held > 0)
-    at_once = np.minimum(1 + ahead, np.maximum(1, _dot(held, layers.astype(float))))
-    return _dot(held, np.where(layers, 0.0, params)) + at_once * layer
+    xp = held.__array_namespace__()
+    layer = _largest(xp.where(layers, params, 0.0), held > 0)
+    at_once = xp.minimum(1 + ahead, xp.maximum(1, _dot(held, layers.astype(float))))
+    return _dot(held, xp.where(layers, 0.0, params)) + at_once * layer
 
 
 def dummy_gradient_bytes(shard: ShardBlocks, job: Job, framework: Framework) -> float:
@@ -263,21 +265,22 @@ def dummy_gradient_bytes(shard: ShardBlocks, job: Job, framework: Framework) -> 
     return float(sum(m * n for m, n in shapes) * stored_dtype_bytes(job))
 
 
-def _transient(ranks: RankBlocks, blocks: BlockBytes) -> Float[np.ndarray, "*layouts ranks"]:
+def _transient(ranks: RankBlocks, blocks: BlockBytes) -> Float[Any, "*layouts ranks"]:
     """The largest block while it runs, on each rank, and dummy gradients beside it."""
     largest = _largest(blocks.transient, ranks.held > 0)
-    if ranks.held_full.any():
-        largest = np.maximum(largest, _largest(blocks.transient_full, ranks.held_full > 0))
+    xp = ranks.held_full.__array_namespace__()
+    if xp is not np or ranks.held_full.any():
+        largest = xp.maximum(largest, _largest(blocks.transient_full, ranks.held_full > 0))
     return largest + blocks.dummy_gradients[..., None]
 
 
 def _dot(
-    on_ranks: Float[np.ndarray, "*layouts ranks blocks"], of_blocks: Float[np.ndarray, "*layouts blocks"]
-) -> Float[np.ndarray, "*layouts ranks"]:
-    return np.einsum("...rb,...b->...r", on_ranks, of_blocks)
+    on_ranks: Float[Any, "*layouts ranks blocks"], of_blocks: Float[np.ndarray, "*layouts blocks"]
+) -> Float[Any, "*layouts ranks"]:
+    return on_ranks.__array_namespace__().einsum("...rb,...b->...r", on_ranks, of_blocks)
 
 
 def _largest(
-    of_blocks: Float[np.ndarray, "*layouts blocks"], on_ranks: Bool[np.ndarray, "*layouts ranks blocks"]
-) -> Float[np.ndarray, "*layouts ranks"]:
-    return np.where(on_ranks, of_blocks[..., None, :], 0.0).max(axis=-1)
+    of_blocks: Float[np.ndarray, "*layouts blocks"], on_ranks: Bool[Any, "*layouts ranks blocks"]
+) -> Float[Any, "*layouts ranks"]:
+    return on_ranks.__array_namespace__().where(on_ranks, of_blocks[..., None, :], 0.0).max(axis=-1)

@@ -29,15 +29,15 @@ class BlockEvents(NamedTuple):
     """Events launched by themselves."""
     issued: Float[Any, "blocks phases"]
     """Operators that the host issues."""
-    checks_s: Float[Any, "blocks phases"]
-    """Host time by which collectives are agreed on."""
+    beyond_operators_s: Float[Any, "blocks phases"]
+    """Host time by which collectives are agreed on, and the products of a group launched one by one."""
     late_s: Float[Any, " ops"]
     """What a collective waits for the last of its ranks."""
     lost: Float[Any, " ops"]
     """See `lost_shares`."""
     held: Float[Any, ""]
     """Share of the device's multiprocessors that a collective holds (`held_share`)."""
-    ring_steps: Float[Any, ""]
+    ring_steps: int
     """Parts that `tp_overlap` cuts collectives into that depend on the kernels beside them; 1 for none."""
     lost_in_ring: Float[Any, ""]
     """Share of what a collective hides that it costs all the same (`Framework.tp_overlap_loss`)."""
@@ -116,7 +116,7 @@ def time_phases(
     xp = time_s.__array_namespace__()
     counts = events.counts
     kernels_s = counts * time_s * events.kernel
-    gaps_s, issuing_s = events.launches * kernel_gap_s, events.issued * issue_s + events.checks_s
+    gaps_s, issuing_s = events.launches * kernel_gap_s, events.issued * issue_s + events.beyond_operators_s
     # beside the collectives of a phase: its own kernels; in backward also those of the weight gradients
     weights_s = kernels_s[:, Phase.BACKWARD_WEIGHT]
     beside_s = kernels_s + _IN_BACKWARD[:, None] * weights_s[:, None]
@@ -157,11 +157,12 @@ def _hidden(
     seconds = events.counts * time_s
     hidden = xp.zeros_like(seconds)
     attention_s = (beside_s * events.attention).sum(axis=2)
-    others = ~events.kernel & ~events.overlappable & ~events.beside_attention
-    for group, behind_s, most in (
-        (events.beside_attention, attention_s, 1.0), (events.overlappable, free_s, 1.0),
-        (others, free_s, _ring_shares(events, time_s, others)),
-    ):  # fmt: skip
+    groups = [(events.beside_attention, attention_s, 1.0), (events.overlappable, free_s, 1.0)]
+    groups = [one for one in groups if not isinstance(one[0], np.ndarray) or one[0].any()]
+    if events.ring_steps > 1:
+        others = ~events.kernel & ~events.overlappable & ~events.beside_attention
+        groups.append((others, free_s, _ring_shares(events, time_s, others)))
+    for group, behind_s, most in groups:
         comm_s = (seconds * group).sum(axis=2)
         share = xp.minimum(most, _over(xp.minimum(behind_s, free_s), comm_s))
         hidden = xp.where(group, share[:, :, None], hidden)

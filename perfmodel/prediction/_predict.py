@@ -82,7 +82,7 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
             f"{provenance['extrapolated'] + provenance['analytical']:.0%} of the step's time is extrapolated beyond "
             f"the measurements for {problem.cluster.device.name}; measure it (perfmodel calibrate) or drop --strict"
         )
-    reasons = fit_reasons(memory, capacity, problem.framework)
+    reasons = fit_reasons(memory, problem.usable_bytes)
     needed = max(stage.peak for stage in memory)
     flops = step_flops(problem.model, problem.job).total
     per_device = flops / step_s / layout.devices

@@ -72,6 +72,11 @@ class StepProblem:
         framework = self.framework.running(self.job.cuda_graphs)
         return framework if self.adjustment is None else self.adjustment.framework(framework)
 
+    @property
+    def usable_bytes(self) -> float:
+        """Memory of a device that a layout may take."""
+        return self.cluster.device.memory_bytes * (1 - self.framework.memory_margin)
+
     @cached_property
     def _key(self) -> tuple[Setting, int, int, Site, Adjustment | None]:
         return self.setting, id(self.kernels), id(self.collectives), self.site, self.adjustment

@@ -4,6 +4,10 @@ d T / d parameter = sum over classes of (d T / d duration) (d duration / d param
 gradient of the makespan; the second, of the arithmetic that composes durations from events, is a difference quotient:
 that arithmetic is smooth but for switches between compute-bound, launch-bound and hidden, which a step that
 small does not meet.
+
+`perfmodel.prediction.differentiable` traces the same arithmetic. These derivatives do not rest on it, as a fit asks for
+them at hundreds of layouts, each a program to compile once more (seconds, against milliseconds here), and towards
+parameters that it does not have: latency and volume by kind of collective, losses, skew, another machine altogether.
 """
 
 from collections.abc import Sequence

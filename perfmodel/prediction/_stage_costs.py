@@ -100,7 +100,7 @@ def _full_layers(
     problem: StepProblem, bundle: Bundle, recomputes: bool
 ) -> tuple[Int[np.ndarray, "stages cuts cuts"], np.ndarray]:
     """The fewest layers that every stage must recompute in full, and whether it fits then."""
-    usable = problem.cluster.device.memory_bytes * (1 - problem.framework.memory_margin)
+    usable = problem.usable_bytes
     fits = _memory(problem, bundle, full=False) <= usable
     full = np.zeros(fits.shape, int)
     if not recomputes or fits.all():

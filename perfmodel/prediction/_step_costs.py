@@ -73,11 +73,11 @@ def with_step_costs(
     durations: Float[np.ndarray, "lanes classes"],
     overhead_s: float,
     loss: float,
-    scale: Float[np.ndarray, " lanes"],
+    scale: Float[np.ndarray, "lanes #classes"],
     optimizer: Bool[np.ndarray, " classes"],
     beside: Beside,
 ) -> Float[np.ndarray, "lanes classes"]:
     """Durations as a real step has them: passes slowed by what is beside them (`slowed_s`), all `scale` times as long;
     the step's overhead rides with its optimizer."""
     slowed = durations + slowed_s(durations, loss, beside) if loss > 0 else durations
-    return slowed * scale[:, None] + optimizer * overhead_s
+    return slowed * scale + optimizer * overhead_s

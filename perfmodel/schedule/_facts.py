@@ -177,7 +177,7 @@ def _facts(
         at_once = replace(times, transfer_s=0.0)
         alone = float(starts_and_ends(schedule, at_once)[1].max())
         free_steps, free = _steady(scheduler, schedule, at_once, micro_batches, chunks)
-    busy = float(times.of(schedule).sum()) / stages
+    work = float(times.of(schedule).sum()) / stages
     if scheduler.asynchronous:
         schedule = scheduler(stages, micro_batches, chunks, 2 * max(2, stages))
     versions = weight_versions(schedule, scheduler.weights)
@@ -189,8 +189,8 @@ def _facts(
         micro_batches=micro_batches,
         makespan_s=makespan / unit,
         steady_interval_s=interval / (steps * unit),
-        bubble_fraction=max(0.0, (free / free_steps - busy) / (interval / steps)),
-        makespan_bubble_fraction=max(0.0, (alone - busy) / makespan),
+        bubble_fraction=max(0.0, (free / free_steps - work) / (interval / steps)),
+        makespan_bubble_fraction=max(0.0, (alone - work) / makespan),
         activations=(float(alive.min()), float(alive.max())),
         weights=(int(kept.min()), int(kept.max())),
         version_difference=int(versions.steady_difference.max()),

@@ -128,7 +128,7 @@ def optimised(
     found = [from_orders(name, looped_stages(stages, 1), micro_batches, order) for order in orders]
     # the hand-made orders are never lost to
     found += [
-        fixed for fixed in (zb_h1(stages, micro_batches), zb_h2(stages, micro_batches)) if _in_flight(fixed) <= limit
+        known for known in (zb_h1(stages, micro_batches), zb_h2(stages, micro_batches)) if _in_flight(known) <= limit
     ]
     best = min(found, key=lambda schedule: _cost(schedule, times, staggered))
     best = replace(best, name=name)

@@ -9,6 +9,7 @@ from perfmodel.spec._dimensions import BLOCK_KEYS as BLOCK_KEYS
 from perfmodel.spec._dimensions import DEVICE_KEYS as DEVICE_KEYS
 from perfmodel.spec._dimensions import DIMENSIONS as DIMENSIONS
 from perfmodel.spec._dimensions import Dimension as Dimension
+from perfmodel.spec._documented import Stated as Stated
 from perfmodel.spec._documented import documented as documented
 from perfmodel.spec._framework import AttentionKernel as AttentionKernel
 from perfmodel.spec._framework import Execution as Execution

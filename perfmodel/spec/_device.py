@@ -96,6 +96,12 @@ class Device:
             raise PerfModelError(f"device {self.name} has no {dtype}; choose a dtype among {', '.join(self.dtypes)}")
 
     @property
+    def scales_blocks(self) -> bool:
+        """Whether its matrix units take a scale per block of narrow elements: they came with those of 4 bits (NVIDIA
+        Blackwell, AMD CDNA4)."""
+        return self.peak.fp4 is not None
+
+    @property
     def dtypes(self) -> tuple[str, ...]:
         """Element types in which it has a peak rate."""
         return tuple(f.name for f in fields(self.peak) if getattr(self.peak, f.name) is not None)

@@ -1,10 +1,17 @@
-"""What the fields of a record mean, from where it is written: the docstrings below them."""
+"""Records that files state: their keys are a record's fields, whose meaning is in the docstrings below them."""
 
 import ast
 import inspect
 import re
 from functools import cache
 from types import MappingProxyType
+from typing import Any, ClassVar
+
+
+class Stated:
+    """A dataclass that a file may state (`catalog.checked`): keys that are none of its fields are refused."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
 
 @cache

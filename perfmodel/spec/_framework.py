@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, get_args
 
 from perfmodel.errors import PerfModelError
 from perfmodel.spec._device import Device
+from perfmodel.spec._documented import Stated
 from perfmodel.spec._layout import (
     ContextParallel,
     CudaGraphs,
@@ -42,7 +43,7 @@ _JOB_DEFAULTS: Final = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Framework:
+class Framework(Stated):
     """One version of a training framework. The defaults are those of `generic`: eager PyTorch, Megatron-LM like, with
     everything overlapped that can be."""
 
@@ -67,6 +68,9 @@ class Framework:
     routing_backward_bookkeeping: int = 0
     """The same of routing and dispatch in a layer of experts: histograms, sorts, masks, auxiliary losses, sizes of what
     ranks exchange."""
+    grouped_launch_s: float = 0.0
+    """Host time to launch each further kernel of a grouped product that is no kernel of its own but a product per
+    expert; 0 where it is one."""
     kernel_gap_s: float = 1.0e-6
     """Device idle time between two dependent kernels of one stream."""
     eager_kernels: tuple[EagerKernel, ...] = ()
@@ -321,7 +325,10 @@ class Framework:
         """`Job.of` with this framework's defaults for what `said` leaves out; `assumed` names those that differ from
         `Job`'s own."""
         plain = Job.of(model, device, global_batch=global_batch, seq_len=seq_len, dtype=dtype, **said)
-        filled = {name: value for name, value in self.job_defaults(plain.dtype).items() if name not in said}
+        usual = self.job_defaults(plain.dtype)
+        if usual["fp8_recipe"] == "mxfp8" and not device.scales_blocks:
+            usual["fp8_recipe"] = "current"
+        filled = {name: value for name, value in usual.items() if name not in said}
         assumed = self._assumed({n: value for n, value in filled.items() if value != getattr(plain, n)}, "job")
         return replace(plain, **filled, assumed=(*plain.assumed, assumed) if assumed else plain.assumed)
 
@@ -369,7 +376,7 @@ class Framework:
             raise PerfModelError(
                 f"framework {self.name}: host_updates_per_s must be above 0, got {self.host_updates_per_s}"
             )
-        for name in ("host_op_s", "kernel_gap_s", "context_bytes", "communicator_bytes", "bucket_bytes"):
+        for name in ("host_op_s", "grouped_launch_s", "kernel_gap_s", "context_bytes", "communicator_bytes", "bucket_bytes"):
             untraced(f"framework {self.name}: {name}", getattr(self, name))
             if getattr(self, name) < 0:
                 raise PerfModelError(f"framework {self.name}: {name} must not be below 0, got {getattr(self, name)}")

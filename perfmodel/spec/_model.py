@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Final, Literal
 
 from perfmodel.errors import PerfModelError
+from perfmodel.spec._documented import Stated
 from perfmodel.units import whole
 
 MOST_LAYERS: Final = 10**5
@@ -16,7 +17,7 @@ _SIZES_OR_NONE: Final = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experts:
+class Experts(Stated):
     """Mixture-of-experts feed-forward."""
 
     count: int
@@ -57,7 +58,7 @@ class Experts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatentAttention:
+class LatentAttention(Stated):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434 section 2.1)."""
 
     q_lora_rank: int
@@ -74,7 +75,7 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mamba:
+class Mamba(Stated):
     """Mamba-2 mixers (Dao and Gu, arXiv 2405.21060) of a hybrid model."""
 
     heads: int
@@ -94,7 +95,7 @@ class Mamba:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeltaNet:
+class DeltaNet(Stated):
     """Gated delta-rule linear attention (Yang et al., arXiv 2412.06464) of a hybrid model (Qwen3-Next)."""
 
     heads: int
@@ -116,7 +117,7 @@ class DeltaNet:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patches:
+class Patches(Stated):
     """What a vision encoder or a diffusion transformer is given: square images (or latents) in square patches."""
 
     image_size: int
@@ -150,7 +151,7 @@ class Patches:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaLN:
+class AdaLN(Stated):
     """Conditioning by scale, shift and gate of every sub-layer, made of time step and class (adaLN-Zero of DiT,
     Peebles and Xie, arXiv 2212.09748, section 3.2); norms have no parameters of their own."""
 
@@ -171,7 +172,7 @@ MIXERS: Final = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transformer:
+class Transformer(Stated):
     """Decoder-only, encoder-only or (with `decoder_layers`) encoder-decoder transformer, on words or on patches."""
 
     name: str
@@ -297,7 +298,7 @@ class Transformer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mlp:
+class Mlp(Stated):
     """A stack of square dense layers with ReLU (DistIR section 5: MLP 1B, 17B, 103B)."""
 
     name: str
@@ -315,7 +316,7 @@ class Mlp:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvLayer:
+class ConvLayer(Stated):
     """One layer of a convolutional network in execution order."""
 
     name: str
@@ -343,7 +344,7 @@ class ConvLayer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvNet:
+class ConvNet(Stated):
     """A convolutional network as an ordered list of layers (VGG, ResNet)."""
 
     name: str

@@ -3,11 +3,11 @@
 from perfmodel.display import shorten_reprs
 from perfmodel.timeline._attribution import Attribution as Attribution
 from perfmodel.timeline._attribution import attribution as attribution
+from perfmodel.timeline._cache import SHARES as CACHE_SHARES
 from perfmodel.timeline._cache import cache_dir as cache_dir
+from perfmodel.timeline._cache import cache_limit_bytes as cache_limit_bytes
 from perfmodel.timeline._cache import code_digest as code_digest
 from perfmodel.timeline._cache import load_or_compile as load_or_compile
-from perfmodel.timeline._cache_limit import SHARES as CACHE_SHARES
-from perfmodel.timeline._cache_limit import cache_limit_bytes as cache_limit_bytes
 from perfmodel.timeline._compile import CompiledStructure as CompiledStructure
 from perfmodel.timeline._compile import compile_structure as compile_structure
 from perfmodel.timeline._lanes import makespan_lanes as makespan_lanes

@@ -124,10 +124,10 @@ def _with_tangent(
     n_rows: Int[Array, ""],
     tangent: Float[Array, "lanes classes"],
 ) -> tuple[Float[Array, " lanes"], Float[Array, " lanes"]]:
-    fixed = lax.stop_gradient(durations)
-    spans, counts = counts_of_rows(tables, fixed, n_rows)
+    primal = lax.stop_gradient(durations)
+    spans, counts = counts_of_rows(tables, primal, n_rows)
     # The added 0 carries the first derivative of the primal output into higher orders.
-    return spans + (counts * (durations - fixed)).sum(axis=1), (counts * tangent).sum(axis=1)
+    return spans + (counts * (durations - primal)).sum(axis=1), (counts * tangent).sum(axis=1)
 
 
 _few = jax.jit(_spans_in_rows)

@@ -99,10 +99,10 @@ def _differentiable(tables: OpTables, durations: Float[Array, " classes"]) -> Fl
 @_differentiable.defjvp
 def _jvp(primals, tangents):
     tables, durations = primals
-    fixed = lax.stop_gradient(durations)
-    span, counts = _run_and_walk(tables, fixed)
+    primal = lax.stop_gradient(durations)
+    span, counts = _run_and_walk(tables, primal)
     # The added 0 carries the first derivative of the primal output into higher orders.
-    return span + counts @ (durations - fixed), counts @ tangents[1]
+    return span + counts @ (durations - primal), counts @ tangents[1]
 
 
 _span = jax.jit(_differentiable)

@@ -164,15 +164,15 @@ def _spans(tables: OpTables, items: Items, rows: Float[Array, "rows {LANES}"]) -
 @_spans.defjvp
 def _jvp(primals, tangents):
     tables, items, rows = primals
-    fixed = lax.stop_gradient(rows)
-    spans, counts = row_of_counts(tables, items, fixed)
+    primal = lax.stop_gradient(rows)
+    spans, counts = row_of_counts(tables, items, primal)
     item_of_row = jnp.searchsorted(items.first_class, jnp.arange(rows.shape[0]), side="right") - 1
 
     def by_item(values: Array) -> Array:
         return jax.ops.segment_sum(counts * values, item_of_row, spans.shape[0])
 
     # The added 0 carries the first derivative of the primal output into higher orders.
-    return spans + by_item(rows - fixed), by_item(tangents[2])
+    return spans + by_item(rows - primal), by_item(tangents[2])
 
 
 _run = jax.jit(_spans)

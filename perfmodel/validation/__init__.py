@@ -1,6 +1,8 @@
 """Predictions held against measurements."""
 
 from perfmodel.display import shorten_reprs
+from perfmodel.validation._calibration_page import CalibrationReport as CalibrationReport
+from perfmodel.validation._calibration_page import calibration_report as calibration_report
 from perfmodel.validation._case_rows import Case as Case
 from perfmodel.validation._case_rows import read_case as read_case
 from perfmodel.validation._cases import cases_report as cases_report

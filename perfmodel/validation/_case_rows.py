@@ -1,7 +1,7 @@
 """A published row -> model, cluster, job and layout, or the reason why it cannot be."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError
@@ -23,7 +23,9 @@ from perfmodel.validation._row_words import (
     network_of,
     overlaps_experts,
     overlaps_tensor_parallel,
+    recompute_modules_of,
     recompute_of,
+    repeated_share,
     seq_len_of,
 )
 
@@ -40,8 +42,25 @@ class Case:
     framework: Framework
     assumed: tuple[str, ...] = ()
     """Names of what nothing in the row tells, and was assumed."""
+    recompute_stated: bool = True
+    """Whether the row says what is recomputed."""
+
+    def recomputing_more(self) -> list["Case"]:
+        """The case with more recompute than it has, as its framework can: `selective`, some layers of every stage, all
+        of them. Compiled steps recompute by one policy for all layers."""
+        layout, runs = self.layout, self.framework
+        modes = ("none", "selective", "full")
+        more = [mode for mode in modes[modes.index(layout.recompute) + 1 :] if mode in runs.recomputes]
+        found = [layout.replace(recompute=mode, recompute_full_layers=None) for mode in more]
+        if "full" in more and runs.execution != "compiled" and isinstance(self.model, Transformer):
+            per_stage = -(-self.model.layers // layout.pp)
+            some = sorted({round(per_stage * share) for share in SHARES_OF_LAYERS} - {0, per_stage})
+            found += [layout.replace(recompute_full_layers=(n,)) for n in some]
+        return [replace(self, layout=one, assumed=(*self.assumed, "recompute")) for one in found]
 
 
+SHARES_OF_LAYERS: Final = (0.25, 0.5, 0.75)
+"""Shares of a stage's layers that a run that told nothing of recompute may have repeated in full."""
 _SCHEDULES = {
     "none": "1f1b", "": "1f1b", "1f1b": "1f1b", "interleaved-1f1b": "interleaved", "1f1b-i": "interleaved",
     "gpipe": "gpipe", "dapple": "1f1b",
@@ -77,6 +96,8 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
     said: dict[str, Any] = {"cuda_graphs": graphs_of(launch_flags(row))}
     if flash is not None:
         said["flash_attention"] = bool(flash)
+    if modules := recompute_modules_of(row):
+        said["recompute_modules"] = modules
     if (recipe := fp8_recipe_of(row)) is not None:
         said["fp8_recipe"] = recipe
     if dispatcher := dispatcher_of(row):
@@ -92,7 +113,8 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
         *spread.assumed,
         *(name for name, is_so in guessed.items() if is_so),
     )
-    return Case(text(row, "case_id"), model, cluster, job, layout, runs, assumed)
+    stated = bool(recompute_of(row)) or job.mode != "train" or layout.recompute_full_layers is not None
+    return Case(text(row, "case_id"), model, cluster, job, layout, runs, assumed, stated)
 
 
 def read_cases(row: Row, framework: Framework | None = None) -> list[Case]:
@@ -166,6 +188,8 @@ def stated_layout(row: Row, spread: Spread, model: Model, framework: Framework) 
         said["tp_overlap"] = hidden and spread.tp > 1
     if (beside := overlaps_experts(row)) is not None:
         said["ep_overlap"] = beside
+    if (share := repeated_share(row, model)) and spread.pp == 1 and isinstance(model, Transformer):
+        said |= {"recompute": "none", "recompute_full_layers": round(share * model.layers)}
     if (layers := _selected_layers(row, spread, model)) and framework.selective_layers:
         said |= {"recompute": "none", "recompute_full_layers": layers}
     return ",".join(f"{key}={str(value).lower()}" for key, value in said.items())

@@ -35,6 +35,12 @@ _COUNTED: tuple[tuple[MemoryCounter, str], ...] = (
 _SETTINGS = ("recompute", "zero_stage", "sequence_parallel", "flash_attention", "micro_batch")
 MOST_SLOWER: Final = 2.0
 """Times the fastest that a run may have been that its interval reaches to, at most. Assumed."""
+CANNOT_FIT: Final = 0.05
+"""Probability to fit below which a layout is not what ran."""
+MAY_FIT: Final = 0.5
+"""Probability to fit from which it may be."""
+MOST_OPEN: Final = 8
+"""Choices of what a row leaves open, the fastest, that are tried with more recompute."""
 
 
 @shows_progress("cases")
@@ -168,9 +174,28 @@ def explained(cases: Sequence[Case], calibration: Path | None, site: Site) -> li
     """Predictions of all that a run may have been, the fastest first: what fits, else what comes nearest to it, and is
     no slower than `MOST_SLOWER` times the fastest, since nobody publishes a run whose degrees waste more than that.
 
+    A run that told nothing of recompute, and cannot have fitted with as little as its framework takes then (its
+    probability to fit is below `CANNOT_FIT`), recomputed more: as little as may fit.
+
     Raises:
         PerfModelError: none of them can be laid out.
     """
+    found, refused = _predicted(cases, calibration, site)
+    if not found:
+        raise refused[0]
+    if all(result.fits_probability < CANNOT_FIT for _, result in found):
+        fastest = sorted(found, key=lambda one: one[1].step_time_s)[:MOST_OPEN]
+        more = [other for case, _ in fastest if not case.recompute_stated for other in case.recomputing_more()]
+        found += [one for one in _predicted(more, calibration, site)[0] if one[1].fits_probability >= MAY_FIT]
+    likely = [one for one in found if one[1].fits_probability >= MAY_FIT] or [min(found, key=lambda one: one[1].memory.peak)]
+    longest_s = MOST_SLOWER * min(result.step_time_s for _, result in likely)
+    return sorted((one for one in likely if one[1].step_time_s <= longest_s), key=lambda one: one[1].step_time_s)
+
+
+def _predicted(
+    cases: Sequence[Case], calibration: Path | None, site: Site
+) -> tuple[list[tuple[Case, Prediction]], list[PerfModelError]]:
+    """Predictions of the cases that can be laid out, and why others cannot."""
     found, refused = [], []
     for case in cases:
         try:
@@ -178,11 +203,7 @@ def explained(cases: Sequence[Case], calibration: Path | None, site: Site) -> li
             found.append((case, explain(problem, case.layout)))
         except PerfModelError as error:
             refused.append(error)
-    if not found:
-        raise refused[0]
-    likely = [one for one in found if one[1].fits] or [min(found, key=lambda one: one[1].memory.peak)]
-    longest_s = MOST_SLOWER * min(result.step_time_s for _, result in likely)
-    return sorted((one for one in likely if one[1].step_time_s <= longest_s), key=lambda one: one[1].step_time_s)
+    return found, refused
 
 
 def counter_of(memory_kind: str, framework: Framework) -> MemoryCounter:

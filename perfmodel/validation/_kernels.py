@@ -13,7 +13,7 @@ from perfmodel.ingest.tables import read_table, table_kind, write_table
 from perfmodel.validation._metrics import errors
 from perfmodel.validation._report import ValidationReport
 
-_SKIPPED: Final = "skipped: "
+SKIPPED: Final = "skipped: "
 
 
 def validate_kernels(
@@ -63,7 +63,7 @@ def predicted_times(table: pd.DataFrame, kind: str, calibration: Path | str | No
 
 def _frame(file: Path, times: EventTimes) -> pd.DataFrame:
     provenance: Any = pd.Series(times.provenance, dtype=object)
-    skipped = provenance.str.startswith(_SKIPPED)
+    skipped = provenance.str.startswith(SKIPPED)
     columns = {
         "file": str(file),
         "row": np.arange(len(provenance)),
@@ -71,7 +71,7 @@ def _frame(file: Path, times: EventTimes) -> pd.DataFrame:
         "lo_us": times.lo_s * 1e6,
         "hi_us": times.hi_s * 1e6,
         "provenance": provenance.where(~skipped, ""),
-        "skipped_reason": provenance.str.removeprefix(_SKIPPED).where(skipped, ""),
+        "skipped_reason": provenance.str.removeprefix(SKIPPED).where(skipped, ""),
     }
     return pd.DataFrame(columns)
 

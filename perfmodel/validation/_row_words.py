@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, get_args
 
 from perfmodel.catalog import compute_network, states_rate
-from perfmodel.spec import CudaGraphs, Fp8Recipe, Model
+from perfmodel.spec import CudaGraphs, Fp8Recipe, Model, RecomputeModule, Transformer
 from perfmodel.validation._row_cells import Row, Unusable, count, number, text
 
 _DTYPES: Final = (
@@ -60,19 +60,33 @@ def fp8_recipe_of(row: Row) -> Fp8Recipe | None:
 def recompute_of(row: Row) -> str:
     """The mode of recomputation that comes nearest to a row's words; empty where it says nothing.
 
-    `recompute_detail` tells what `selective` repeats: with a whole feed-forward or all experts, most of a layer, which
-    `full` is nearest to; without the attention core only what costs next to nothing (activations, norms). Of JAX's
-    policies those repeat most of a layer that keep but its projections of attention.
+    `recompute_detail` may tell which modules `selective` repeats (`recompute_modules_of`). Of JAX's policies those
+    repeat most of a layer that keep but its projections of attention.
     """
     stated, detail = text(row, "recompute").lower(), text(row, "recompute_detail").lower()
-    if stated.startswith("selective") and detail:
-        parts = set(re.split(r"[^a-z_]+", detail))
-        return "full" if parts & {"mlp", "moe"} else "selective" if "core_attn" in parts else "none"
     if not stated and not detail:
         return ""
     if detail.startswith("remat_policy") and not stated:
         return "full" if re.search(r"policy (full|custom|save_qkv|save_out)", detail) else "none"
     return next((kind for kind in ("full", "selective") if stated.startswith(kind)), "none")
+
+
+def repeated_share(row: Row, model: Model) -> float:
+    """Share of a layer's products that a JAX policy repeats which keeps all but the feed-forward's first
+    (`save_dot_except_mlpwi`, `save_dot_except_logits_ffn1`): as much as so many layers in full; 0 for others."""
+    if not re.search(r"policy \S*except\S*(mlpwi|ffn1)", text(row, "recompute_detail").lower()):
+        return 0.0
+    if not isinstance(model, Transformer):
+        return 0.0
+    first = model.ffn_hidden * (2 if model.gated_ffn else 1)
+    return first / (first + model.ffn_hidden + 2 * (model.heads + model.kv_heads) * model.head_dim)
+
+
+def recompute_modules_of(row: Row) -> tuple[RecomputeModule, ...]:
+    """What `selective` recomputation repeats, by a row's words in the names of Megatron-Core; empty where they name
+    none of them."""
+    words = re.split(r"[^a-z_]+", text(row, "recompute_detail").lower())
+    return tuple(name for name in get_args(RecomputeModule) if name in words)
 
 
 def dispatcher_of(row: Row) -> str:

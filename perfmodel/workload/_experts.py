@@ -227,6 +227,7 @@ def _experts(model: Transformer, local: Local, experts: Experts, routing: Routin
             ),
         )  # fmt: skip
     quantised = _quantisation(local, routing, wide)
+    biased = _output_bias(model, local, routing)
     accumulate = local.precision.accumulate
     biases = wide + hidden if model.bias else 0
     params = routing.local_experts * (hidden * (wide + inner) + biases)
@@ -235,8 +236,9 @@ def _experts(model: Transformer, local: Local, experts: Experts, routing: Routin
     act = Again(module="moe_act", forward=between.forward, forward_comm=(), freed_bytes=freed_bytes)
     return Piece(
         again=(act,),
-        forward=(*quantised[0], *forward),
+        forward=(*quantised[0], *forward, *biased[0]),
         backward_input=(
+            *biased[1],
             *quantised[1],
             replace(second, pass_="dgrad"),
             *between.backward_input,
@@ -250,6 +252,28 @@ def _experts(model: Transformer, local: Local, experts: Experts, routing: Routin
         expert_params=params,
         saved_bytes=kept + between.saved_bytes,
     )
+
+
+def _output_bias(
+    model: Transformer, local: Local, routing: Routing
+) -> tuple[tuple[KernelOp, ...], tuple[KernelOp, ...]]:
+    """Kernels that add the experts' output biases, forward and backward: training frameworks weigh each by the router's
+    fp32 weights, add it expert by expert, join the results and bring them back to 16 bits (Megatron-Core
+    megatron/core/transformer/moe/experts.py, TEGroupedMLP._apply_bias). Gradients of bias and weights are sums of
+    products that are written out."""
+    if not model.bias or routing.fused or local.job.mode == "inference":
+        return (), ()
+
+    def passes(count: int, inputs: int, dtype: str, backward: bool) -> list[KernelOp]:
+        kernel = memory(
+            local.precision, "add", routing.processed, routing.hidden, inputs, backward=backward, dtype=dtype
+        )
+        return [kernel] * count
+
+    narrow = local.precision.act_dtype
+    forward = [*passes(2, 1, "fp32", False), *passes(1, 2, "fp32", False), *passes(1, 1, narrow, False)]
+    backward = [*passes(2, 1, narrow, True), *passes(3, 1, "fp32", True)]
+    return tuple(forward), tuple(backward)
 
 
 def _quantisation(local: Local, routing: Routing, wide: int) -> tuple[tuple[KernelOp, ...], tuple[KernelOp, ...]]:

@@ -16,12 +16,11 @@ from perfmodel.workload._embedding_head import (
     token_lookup,
 )
 from perfmodel.workload._experts import expert_feed_forward, route
-from perfmodel.workload._feed_forward import feed_forward
-from perfmodel.workload._linear import column_linear
+from perfmodel.workload._linear import column_linear, row_linear
 from perfmodel.workload._local import Local, Precision, local_sizes
 from perfmodel.workload._mamba import mamba_mixer
-from perfmodel.workload._piece import Piece, accumulated, assemble
-from perfmodel.workload._pointwise import norm, sub_layer
+from perfmodel.workload._piece import Piece, accumulated, assemble, recomputed
+from perfmodel.workload._pointwise import activation, norm, sub_layer
 
 Blocks = tuple[tuple[BlockOps, int], ...]
 
@@ -194,3 +193,14 @@ def _boundary(local: Local, passed_on_bytes: float) -> tuple[float, tuple[Comm, 
     if local.tp == 1 or local.sequence_parallel:
         return whole / local.tp, ()
     return whole / local.tp, (Comm(collective="all_gather", bytes=whole, group="tp"),)
+
+
+def feed_forward(model: Transformer, local: Local) -> list[Piece]:
+    """Column-parallel product (gate and value in one), activation, row-parallel product."""
+    width = local.ffn * (2 if model.gated_ffn else 1)
+    pieces = [
+        column_linear(local, width, local.hidden, bias=model.bias),
+        activation(model, local, local.tokens, local.ffn),
+        row_linear(local, local.hidden, local.ffn, bias=model.bias),
+    ]
+    return recomputed("mlp", pieces)

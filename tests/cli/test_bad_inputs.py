@@ -28,7 +28,11 @@ from test_cli import run
 from perfmodel.cli._completion import parsers
 from perfmodel.cli._parser import parser
 from perfmodel.cli._samples import samples
+from perfmodel.cost.learn import weights_folder
 from perfmodel.ingest import read_trace, write_measured_trace
+from perfmodel.program.distribute import Degrees, distribute
+from perfmodel.program.ir import to_text
+from perfmodel.program.ir.models import mlp, training_step
 
 EXPLORE = "PERFMODEL_EXPLORE" in os.environ
 STEP = "--model gpt3-125m --cluster dgx-a100 --global-batch 8 --layout tp=2,dp=4,zero=1"
@@ -58,26 +62,30 @@ BASES = {
     "doctor": "doctor",
     "init": "init new.toml",
     "samples": "samples folder",
+    "report": f"report {STEP} --html out.html",
+    "serve": "serve --model gpt3-125m --cluster dgx-a100 --layout tp=2 --prompt-tokens 64 --output-tokens 8 --batch 4",
+    "compare-clusters": "compare-clusters gpt3-125m --clusters a100:4 --global-batch 8 --fix tp=2,dp=2,recompute=none",
+    "distribute": "distribute step.ir --out out.ir",
+    "simulate": "simulate step.ir --cluster dgx-a100",
+    "emulate": "emulate --world-size 2 --cluster dgx-a100 {} step.ir",
 }
-"""A command line of each kind that is quick."""
+"""A command line of each kind that is quick; a flag goes to its end, or where {} stands."""
 NUMBERS = ("x", "", "nan", "inf", "-1", "0", "1e14", "1.5", "9" * 30, "-inf", "1e400", "1e-300", "½", "0x10", "1_0")
 WORDS = ("", " ", ",", "=", "x" * 300, "ключ=значение", "a=b=c", "tp=0", "nan", "{}", "%s%d", "--", "1;2", "\t")
 FILES = ("absent.csv", "folder.d", "garbage.bin", "empty.csv", "x/" * 60 + "deep.toml", "job.toml/inside")
 
 
-def wrong_flags() -> list[tuple[str, ...]]:
-    """Every flag of the commands above with every value of its kind."""
-    found = []
-    for one in parsers(parser()):
-        base = BASES.get(one.prog.removeprefix("perfmodel "))
-        for action in one._actions if base else ():
-            if not action.option_strings or action.nargs == 0:
-                continue
-            kind = FILES if action.type is Path else NUMBERS if action.type in (int, float) else (*WORDS, *FILES[:3])
-            found += [(*shlex.split(base), f"{action.option_strings[-1]}={value}") for value in kind]
-        if base:
-            found += [(*shlex.split(base), word) for word in ("--no-such-flag", "--json=yes", "more.csv", "")]
-    return found
+def wrong_flags(command: str) -> list[tuple[str, ...]]:
+    """The command line with every flag of the command, with every value of the flag's kind."""
+    of_command = next(one for one in parsers(parser()) if one.prog == f"perfmodel {command}")
+    words = ["--no-such-flag", "--json=yes", "more.csv", ""]
+    for action in of_command._actions:
+        if not action.option_strings or action.nargs == 0:
+            continue
+        kind = FILES if action.type is Path else NUMBERS if action.type in (int, float) else (*WORDS, *FILES[:3])
+        words += [f"{action.option_strings[-1]}={value}" for value in kind]
+    before, _, after = BASES[command].partition("{}")
+    return [(*shlex.split(before), word, *shlex.split(after)) for word in words]
 
 
 def judged(status: int, out: str, err: str) -> str:
@@ -133,6 +141,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("garbage.bin").write_bytes(bytes(range(256)) * 4)
     Path("empty.csv").touch()
     Path("step.json").write_text(step_trace())
+    Path("cal").mkdir()
+    for name in ("step.ir", "prices.csv", "plan.toml", "cal/optimizer.safetensors"):
+        Path(name).write_bytes(SOUND[name])
     return tmp_path
 
 
@@ -144,6 +155,12 @@ def step_trace() -> str:
         profile.write_text(samples()["profile.json"])
         write_measured_trace(read_trace("kineto", [profile]), own, "kineto")
         return own.read_text()
+
+
+@cache
+def step_program() -> str:
+    """A small program over two devices in its text form."""
+    return to_text(distribute(training_step(mlp(4, (8, 8, 8))), Degrees.parse("tp=2")))
 
 
 CHOSEN = 9
@@ -174,6 +191,10 @@ READ_BY = {
     "nccl.txt": "import nccl-tests nccl.txt --cluster dgx-h100 --out measured.csv --json",
     "profile.json": "import kineto profile.json --kind compute --out profiled.csv --json",
     "step.json": "compare --predicted step.json --measured step.json --json",
+    "step.ir": "simulate step.ir --cluster dgx-a100 --json",
+    "prices.csv": "emulate --world-size 2 --cluster dgx-a100 --prices prices.csv --json step.ir",
+    "plan.toml": "calibrate --plan plan.toml --dry-run --json",
+    "cal/optimizer.safetensors": "report --calibration cal --json",
 }
 """A command per file."""
 CELLS = ("", "nan", "inf", "-1", "0", "1e300", "text", "-0.0", "1,5", '"', "9" * 40, "2024-01-01", "\0", "😀", "True")
@@ -181,10 +202,10 @@ CELLS = ("", "nan", "inf", "-1", "0", "1e300", "text", "-0.0", "1,5", '"', "9" *
 
 @pytest.mark.parametrize("base", BASES)
 def test_a_wrong_flag_is_named(base: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cases = [argv for argv in wrong_flags() if argv[: len(base.split())] == tuple(base.split())]
+    cases = wrong_flags(base)
     chosen = cases if EXPLORE else random.Random(base).sample(cases, min(CHOSEN, len(cases)))
-    found = {argv[-1]: judged(*run(capsys, *argv)) for argv in chosen}
-    assert {word: wrong for word, wrong in found.items() if wrong} == {}
+    found = {argv: judged(*run(capsys, *argv)) for argv in chosen}
+    assert {argv: wrong for argv, wrong in found.items() if wrong} == {}
 
 
 def cut(text: bytes, at: float, cell: str) -> bytes:
@@ -231,7 +252,7 @@ def another_unit(text: bytes, at: float, cell: str) -> bytes:
 
 def in_another_coding(text: bytes, at: float, cell: str) -> bytes:
     coding = ("utf-16", "utf-8-sig", "utf-32", "cp037")[int(4 * at)]
-    return text.decode().encode(coding)
+    return text.decode("utf-8", "replace").encode(coding, "replace")
 
 
 def with_other_separators(text: bytes, at: float, cell: str) -> bytes:
@@ -242,7 +263,29 @@ MUTATIONS = (
     cut, without_a_line, twice_a_line, with_garbage, another_word, another_word, another_word, swapped_columns,
     another_unit, in_another_coding, with_other_separators,
 )  # fmt: skip
-SOUND = samples() | {"job.toml": QUICK_JOB, "step.json": step_trace()}
+PRICES = "collective,ranks,bytes,time_s,core_s\nall_reduce,2,4,1e-5,1e-6\nall_reduce,2,4096,2e-5,1e-6\n"
+PLAN = """\
+device = "h100"
+[rule]
+target = 0.05
+[[kernels]]
+family = "gemm"
+op = "linear"
+dtype = "bf16"
+"m,n,k" = [[64, 64, 64], [128, 64, 64]]
+[[collectives]]
+collective = "all_reduce"
+num_ranks = 2
+bytes = [1024, 4096]
+"""
+SOUND = {name: text.encode() for name, text in samples().items()} | {
+    "job.toml": QUICK_JOB.encode(),
+    "step.json": step_trace().encode(),
+    "step.ir": step_program().encode(),
+    "prices.csv": PRICES.encode(),
+    "plan.toml": PLAN.encode(),
+    "cal/optimizer.safetensors": (weights_folder(None) / "optimizer.safetensors").read_bytes(),
+}
 
 
 @settings(max_examples=1500 if EXPLORE else 90, suppress_health_check=list(HealthCheck))
@@ -252,14 +295,16 @@ SOUND = samples() | {"job.toml": QUICK_JOB, "step.json": step_trace()}
 )  # fmt: skip
 def test_a_damaged_file_is_named(here, capsys, name, mutation, at, cell) -> None:
     Path("job.toml").write_text(QUICK_JOB)
-    Path(name).write_bytes(mutation(SOUND[name].encode(), at, cell))
+    Path(name).write_bytes(mutation(SOUND[name], at, cell))
     try:
         assert judged(*run(capsys, *shlex.split(READ_BY[name]))) == ""
     finally:
-        Path(name).write_text(SOUND[name])
+        Path(name).write_bytes(SOUND[name])
 
 
-PARSED = {name: tomllib.loads(SOUND[name]) for name in ("job.toml", "cluster.toml", "model.toml")}
+PARSED = {
+    name: tomllib.loads(SOUND[name].decode()) for name in ("job.toml", "cluster.toml", "model.toml", "plan.toml")
+}
 VALUES_OF_FILES = [
     (name, words, changed)
     for name, data in PARSED.items()
@@ -277,7 +322,7 @@ def test_a_wrong_value_of_a_file_is_named(here, capsys, case) -> None:
     try:
         assert judged(*run(capsys, *shlex.split(command))) == "", words
     finally:
-        Path(name).write_text(SOUND[name])
+        Path(name).write_bytes(SOUND[name])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from perfmodel import catalog
 from perfmodel.cost import CollectiveModel
-from perfmodel.cost.learn import fit_calibration, fit_collectives, is_known, is_network, least_volume, link_class
+from perfmodel.cost.learn import (
+    fit_calibration,
+    fit_collectives,
+    is_flat,
+    is_known,
+    is_network,
+    least_volume,
+    link_class,
+)
 from perfmodel.cost.learn._fabrics import link_classes
 from perfmodel.errors import TableError
 from perfmodel.ops import Collective
@@ -41,7 +49,7 @@ def groups(cluster: Cluster, kind: str) -> list[Collective]:
 
 def allowed_bytes_per_s(cluster: Cluster, op: Collective) -> float:
     """One way, of each rank: its link inside the node; between nodes what the other groups leave it, or one adapter."""
-    flat = is_network(cluster.levels[0].name, cluster.device.name)
+    flat = is_flat([level.name for level in cluster.levels], cluster.device.name)
     if op.num_ranks <= op.ranks_per_node and not flat:
         return cluster.levels[0].bandwidth_bytes_per_s
     level = cluster.levels[0 if flat else 1]
@@ -53,7 +61,7 @@ def allowed_bytes_per_s(cluster: Cluster, op: Collective) -> float:
 
 def moved_bytes(cluster: Cluster, op: Collective) -> float:
     """What each rank moves at least: with switches that add, an all-reduce once instead of twice."""
-    flat = is_network(cluster.levels[0].name, cluster.device.name)
+    flat = is_flat([level.name for level in cluster.levels], cluster.device.name)
     outer = flat or op.num_ranks > op.ranks_per_node
     level = cluster.levels[min(int(outer and not flat), len(cluster.levels) - 1)]
     reduces = link_class(level.name, cluster.device.name, outer).reduces

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from perfmodel import catalog
 from perfmodel.errors import NoDataError, PerfModelError, UnknownNameError
 from perfmodel.execution import measure_pair, predict_ranks, program_structure, rank_events
-from perfmodel.execution._messages import messages
-from perfmodel.execution._pair_times import Curve, PairTimes
+from perfmodel.execution._pair_times import Curve, PairTimes, messages
 from perfmodel.execution._rank_events import Kernel, Transfer
 from perfmodel.execution._shared_cores import simulate_on_cores
 from perfmodel.program import Kind

@@ -18,6 +18,7 @@ from perfmodel.cost.learn._collective_weights import CollectiveWeights as Collec
 from perfmodel.cost.learn._collective_weights import collective_weights as collective_weights
 from perfmodel.cost.learn._fabrics import Fabric as Fabric
 from perfmodel.cost.learn._fabrics import canonical_device as device_name
+from perfmodel.cost.learn._fabrics import is_flat as is_flat
 from perfmodel.cost.learn._fabrics import is_known as is_known
 from perfmodel.cost.learn._fabrics import is_network as is_network
 from perfmodel.cost.learn._fabrics import link_class as link_class

@@ -34,7 +34,7 @@ class Base(NamedTuple):
 def fit_base(samples: Samples, seed: int = 0) -> Base:
     """Constants of every (stack, kind) with at least one sample.
 
-    Each fit minimises soft-L1 log residuals over fixed time, compute and memory efficiency (and,
+    Each fit minimises soft-L1 log residuals over launch time, compute and memory efficiency (and,
     for eager sources, the launch floor), drawn to typical values where data are few.
     """
     rng = np.random.default_rng(seed)
@@ -69,9 +69,9 @@ def _fit_group(samples: Samples, host_launch: bool, floor: float) -> np.ndarray:
     compute, memory = compute_seconds(np, physics, machine), memory_seconds(np, physics, machine)
     target = np.log(samples.time_s)
     lowest = float(np.quantile(target, 0.02))
-    fixed = np.log(3e-6) if host_launch else min(np.log(5e-6), lowest - 0.1)
+    launch = np.log(3e-6) if host_launch else min(np.log(5e-6), lowest - 0.1)
     # the shortest times show the launch floor only if they are as short as launches are
-    prior = np.array([fixed, np.log(0.6), np.log(0.75), min(lowest - 0.05, floor)])
+    prior = np.array([launch, np.log(0.6), np.log(0.75), min(lowest - 0.05, floor)])
     spread = np.array([0.1 if host_launch else 1.0, 1.0, 0.35, 0.3])
     free = 4 if host_launch else 3
 

@@ -158,6 +158,12 @@ def is_network(interconnect: str, device: str) -> bool:
     return is_known(interconnect, device, True) and not is_known(interconnect, device, False)
 
 
+def is_flat(levels: Sequence[str], device: str) -> bool:
+    """Whether every device of a cluster with levels of these names is a node of its own: there is one level, and it is
+    known only as a network. Of several the first joins the devices of a node, though by a network's ports (Gaudi)."""
+    return len(levels) == 1 and is_network(levels[0], device)
+
+
 def is_known(interconnect: str, device: str, between_nodes: bool) -> bool:
     """Whether a name tells the links of that tier."""
     return link_class(interconnect, device, between_nodes).pattern != ""
@@ -296,7 +302,7 @@ def _known_device(name: str) -> tuple[str, float | None]:
 
 @lru_cache(maxsize=1024)
 def _fabric(device: str, node_size: int, stated: Sequence[tuple[str, float, float, bool]]) -> Fabric:
-    flat = is_network(stated[0][0], device)
+    flat = is_flat([name for name, *_ in stated], device)
     levels = []
     for index, (name, bandwidth, latency_s, slows_at_scale) in enumerate(stated):
         link = link_class(name, device, flat or index > 0)

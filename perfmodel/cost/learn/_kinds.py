@@ -89,8 +89,8 @@ def shape_with_flags(rows: Rows) -> dict[str, np.ndarray]:
     shape = rows.shape | {"bwd": rows.by_kind(lambda kind: float(kind.pass_ == "bwd"))}
     flags = {kind: FAMILIES[rows.family].kind_flags(kind) for kind in rows.kinds}
     for name in dict.fromkeys(name for of in flags.values() for name in of):
-        fixed = rows.by_kind(lambda kind, name=name: flags[kind].get(name, np.nan))
-        shape[name] = np.where(np.isnan(fixed), shape.get(name, fixed), fixed)
+        of_kind = rows.by_kind(lambda kind, name=name: flags[kind].get(name, np.nan))
+        shape[name] = np.where(np.isnan(of_kind), shape.get(name, of_kind), of_kind)
     return shape
 
 

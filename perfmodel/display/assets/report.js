@@ -101,11 +101,6 @@ function drawAccount() {
   $("account").replaceChildren(element("h2", { textContent: "The search" }), ...lines.map((text) => element("p", { textContent: text })), out);
 }
 
-function setTheme(dark) {
-  document.documentElement.dataset.theme = dark ? "dark" : "light";
-  $("theme").textContent = dark ? "light" : "dark";
-}
-
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   const typing = event.target.matches("input, textarea, select");
@@ -126,12 +121,10 @@ $("table").addEventListener("click", (event) => {
 });
 $("filter").addEventListener("input", (event) => filter(event.target.value));
 $("compare").addEventListener("click", keep);
-$("theme").addEventListener("click", () => { setTheme(document.documentElement.dataset.theme !== "dark"); drawScatter(); });
-$("print").addEventListener("click", () => window.print());
+themed(drawScatter);
 $("timeline").addEventListener("toggle", drawTimeline);
 
 if (rows.length < 2) $("choose").hidden = true;
-setTheme(matchMedia("(prefers-color-scheme: dark)").matches);
 buildTable();
 buildScatter();
 buildKnobs();

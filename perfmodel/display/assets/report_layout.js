@@ -1,35 +1,5 @@
 // Everything about the layout chosen, beside the one kept for comparison.
-const bar = (pieces, whole) => element("div", { className: "bar" }, ...pieces.filter((one) => one.value > 0).map((one) => {
-  const piece = element("span", { title: one.title });
-  piece.style.width = (100 * one.value) / whole + "%";
-  piece.style.background = one.colour;
-  return piece;
-}));
-function listed(heads, lines, className = "") {
-  const made = element("table", { className });
-  if (heads) made.createTHead().append(element("tr", {}, ...heads.map((text) => element("th", { textContent: text, scope: "col" }))));
-  const inside = made.createTBody();
-  for (const line of lines) inside.append(element("tr", {}, ...line.map((text) => {
-    const cell = element("td");
-    cell.append(text);
-    return cell;
-  })));
-  return made;
-}
-const patch = (fill) => { const made = element("i", { className: "patch" }); made.style.background = fill; return made; };
 const MEMORY_COLOURS = ["#0072B2", "#56B4E9", "#CC79A7", "#009E73", "#E69F00"];
-const copied = (text, label = "copy") => {
-  const button = element("button", { textContent: label });
-  button.addEventListener("click", () => { // the clipboard is closed to files and frames in some browsers
-    const done = () => { button.textContent = "copied"; setTimeout(() => { button.textContent = label; }, 1200); };
-    const select = () => {
-      const field = element("textarea", { value: text });
-      document.body.append(field); field.select(); document.execCommand("copy"); field.remove(); done();
-    };
-    if (navigator.clipboard) navigator.clipboard.writeText(text).then(done, select); else select();
-  });
-  return button;
-};
 const command = (name, row, rest) => `perfmodel ${name} ${data.flags} --global-batch ${row.global_batch} --layout ${row.layout}${rest}`;
 const both = () => (state.kept >= 0 && state.kept !== state.chosen ? [state.chosen, state.kept] : [state.chosen]);
 const placed = (i) => (rows.length > 1 ? `#${i + 1}` : "the layout");

@@ -1,5 +1,5 @@
 // Layouts between two quantities, with those that no other beats in both.
-const canvas = document.querySelector("#scatter canvas"), pen = canvas.getContext("2d"), tip = $("tip");
+const canvas = document.querySelector("#scatter canvas"), pen = canvas.getContext("2d");
 const drawnBy = { across: column("step_s"), up: column("memory_bytes") };
 const MARGIN = { left: 62, right: 12, top: 10, bottom: 40 };
 let points = [], hovered = -1;
@@ -29,8 +29,6 @@ function ticks([low, high], most) {
 }
 
 const unitOf = (one) => ({ s: " in s", bytes: " in GiB", share: " in %", J: " in J", money: " in $" }[one.unit] ?? "");
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-
 let pending = false;
 function drawScatter() { // once, before the next frame
   if (!pending && rows.length > 1) { pending = true; requestAnimationFrame(paintScatter); }
@@ -93,13 +91,6 @@ function near(event) { // the shown layout under the pointer, -1 for none
     if (state.shown[i] && away < least) { best = i; least = away; }
   });
   return best;
-}
-
-function showTip(text, event) {
-  tip.textContent = text; tip.hidden = !text;
-  const size = tip.getBoundingClientRect();
-  tip.style.left = Math.max(4, Math.min(event.clientX + 14, innerWidth - size.width - 4)) + "px";
-  tip.style.top = Math.max(4, Math.min(event.clientY + 14, innerHeight - size.height - 4)) + "px";
 }
 
 function buildScatter() {

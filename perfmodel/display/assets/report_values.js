@@ -1,40 +1,11 @@
 // The data, how its figures are written, and what layouts take on another machine.
-const data = JSON.parse(document.getElementById("data").textContent);
-const $ = (id) => document.getElementById(id);
 const { rows, quantities, settings, machine } = data;
-const GIB = 2 ** 30, HOUR_S = 3600, DAY_S = 86400;
 const state = {
   chosen: 0, kept: -1, order: [], listed: [], shown: rows.map(() => true),
   at: Object.fromEntries(machine.knobs.map((knob) => [knob.name, 1])), // multiples of the machine's parameters
   tokens: data.tokens || 1e12,
 };
 
-function element(tag, properties = {}, ...children) {
-  const made = Object.assign(document.createElement(tag), properties);
-  made.append(...children.filter((child) => child !== null));
-  return made;
-}
-const escaped = (text) => String(text).replace(/[&<>"]/g, (c) => `&#${c.charCodeAt(0)};`);
-
-const formats = [1, 2, 3, 4].map((n) => new Intl.NumberFormat("en", { maximumSignificantDigits: n })); // slow to make
-const digits = (value, n = 4) => formats[n - 1].format(value);
-const percent = (value, n = 1) => (100 * value).toFixed(n) + " %";
-const signed = (value) => (value >= 0 ? "+" : "\u2212") + percent(Math.abs(value));
-function scaled(value, unit) {
-  for (const [scale, prefix] of [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]])
-    if (Math.abs(value) >= scale) return digits(value / scale, 3) + " " + prefix + unit;
-  return digits(value, 3) + " " + unit;
-}
-function seconds(value) {
-  for (const [scale, unit] of [[1, "s"], [1e-3, "ms"], [1e-6, "\u00b5s"]])
-    if (Math.abs(value) >= scale) return digits(value / scale) + " " + unit;
-  return Math.abs(value) < 1e-10 ? "0 s" : digits(value / 1e-9, 3) + " ns";
-}
-function span(value) { // of days and hours
-  if (value < 120) return seconds(value);
-  if (value < 2 * HOUR_S) return digits(value / 60, 3) + " minutes";
-  return value < 2 * DAY_S ? digits(value / HOUR_S, 3) + " hours" : digits(value / DAY_S, 3) + " days";
-}
 const WRITTEN = {
   s: seconds, share: percent, bytes: (v) => (v / GIB).toFixed(1) + " GiB", J: (v) => scaled(v, "J"),
   money: (v) => "$" + digits(v, 3), "": (v) => digits(v),

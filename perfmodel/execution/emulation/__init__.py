@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from perfmodel.execution.emulation._launch import Emulation as Emulation
     from perfmodel.execution.emulation._launch import emulate as emulate
     from perfmodel.execution.emulation._measure import measure_prices as measure_prices
+    from perfmodel.execution.emulation._operations import Network as Network
     from perfmodel.execution.emulation._orders import EmulationError as EmulationError
     from perfmodel.execution.emulation._prices import Prices as Prices
     from perfmodel.execution.emulation._prices import PriceTable as PriceTable
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 _HOME = {
     "EmulatedCurve": "_curve", "emulated_curve": "_curve", "Emulation": "_launch", "emulate": "_launch",
-    "measure_prices": "_measure", "EmulationError": "_orders", "Prices": "_prices",
+    "measure_prices": "_measure", "EmulationError": "_orders", "Network": "_operations",
+    "Prices": "_prices",
     "PriceTable": "_prices", "modelled": "_prices", "plugged": "_prices", "Replay": "_replay", "replay": "_replay",
     "EmulatedProgram": "_jax_programs", "emulate_program": "_jax_programs", "EmulatedRun": "_run",
     "read_run": "_run", "iteration": "_spans", "typical": "_spans", "measured_trace": "_trace",

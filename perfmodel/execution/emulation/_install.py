@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from perfmodel.execution.emulation._clock import come_first, own_threads
 from perfmodel.execution.emulation._orders import EmulationError, Orders
+from perfmodel.execution.emulation._wire import on_the_wire
 
 _NAME: Final = "perfmodel"
 _TIMEOUT: Final = timedelta(minutes=30)
@@ -27,10 +28,15 @@ class _Installed:
     def __init__(self, c10d: Any, orders: Orders) -> None:
         self._c10d, self._orders = c10d, orders
         self._rank: Any = None
+        self._forming: tuple[int, ...] = ()
+        """Members of the group that is being made."""
         self._make = self._prompt(c10d._new_process_group_helper)
         c10d._new_process_group_helper = self._new_group
+        if orders.wire:
+            c10d.ProcessGroupGloo = on_the_wire(c10d, orders, lambda: self._forming)
         if orders.address:
             c10d.Backend.register_backend(_NAME, self._create, extended_api=True, devices=["cpu", "cuda"])
+        if orders.address or orders.wire:
             c10d.rendezvous = lambda *_, **__: _store(orders)
             for name in ("broadcast_object_list", "scatter_object_list", "recv_object_list"):
                 setattr(c10d, name, self._checked(name, getattr(c10d, name)))
@@ -43,11 +49,13 @@ class _Installed:
         first = self._rank is None
         if first:
             self._rank = Rank(self._orders, torch)
-        if not self._orders.address:
+        self._forming = tuple(ranks) or tuple(range(size))
+        if not (self._orders.address or self._orders.wire):
             return self._make(size, place, ranks, backend, store, *rest, **named)
         asked = self._c10d.BackendConfig(self._c10d.Backend(str(backend)))
-        group, store = self._make(size, place, ranks, self._c10d.Backend(_NAME), store, *rest, **named)
-        if first:
+        used = self._c10d.Backend("gloo" if self._orders.wire else _NAME)
+        group, store = self._make(size, place, ranks, used, store, *rest, **named)
+        if first and self._orders.address:
             group.try_out()
         if store is not None:  # else this rank is no member
             self._c10d._world.pg_map[group] = (self._c10d.Backend(str(backend)), store)

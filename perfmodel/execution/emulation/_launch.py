@@ -16,8 +16,10 @@ from typing import Final
 
 from perfmodel.errors import PerfModelError
 from perfmodel.execution.emulation._environment import Environment, Prices
+from perfmodel.execution.emulation._operations import Network
 from perfmodel.execution.emulation._orders import VARIABLE, EmulationError, Orders
 from perfmodel.execution.emulation._run import EmulatedRun, read_run
+from perfmodel.execution.emulation._wire import PEER, end, failure_of, peers
 from perfmodel.measure import Host
 
 _LOOK_S: Final = 0.05
@@ -37,7 +39,10 @@ class Emulation:
     ranks_per_node: int = 1
     real_ranks: tuple[int, ...] = (0,)
     prices: Prices | None = None
-    """Of the emulated cluster; None: all ranks are real and talk to one another by the script's own library."""
+    """Of the emulated cluster, by which calls are answered within the ranks; None: their library's messages are sent.
+    """
+    wire: Network | None = None
+    """To the ranks that are not real, for which one process answers those messages; None: all ranks are real."""
     conditions: Mapping[str, object] = field(default_factory=dict)
     """What-if: fields of `Orders`."""
     cores: tuple[int, ...] = ()
@@ -56,6 +61,18 @@ class Emulation:
         if wrong or not self.real_ranks or len(set(self.real_ranks)) < len(self.real_ranks):
             raise PerfModelError(
                 f"emulation: real ranks must be different ones of 0 to {self.world_size - 1}, got {self.real_ranks}"
+            )
+        if self.wire is not None and self.prices is not None:
+            raise PerfModelError(
+                "emulation: collectives take what prices say, or what the wire takes; give one of them"
+            )
+        if self.wire is not None and self.hosts:
+            raise PerfModelError("emulation: ranks on the wire are on this host; leave the emulated hosts out")
+        told = self.conditions
+        if self.wire is not None and (told.get("swept") or told.get("apart")):
+            raise PerfModelError(
+                "emulation: on the wire real ranks exchange their data and every run has one delay; leave --sweep and "
+                "--apart out"
             )
         if self.prices is not None:
             self.prices.cluster.require(self.world_size, "the emulated world")
@@ -83,23 +100,30 @@ def emulate(emulation: Emulation, out: Path | None = None) -> EmulatedRun:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="perfmodel-")))
         folder = work if out is None else out
         folder.mkdir(parents=True, exist_ok=True)
-        for stale in folder.glob("rank*.json"):
+        for stale in (*folder.glob("rank*.json"), *folder.glob(PEER)):
             stale.unlink()
         environment = None
         if emulation.prices is not None:
             environment = Environment(str(work / "environment"), emulation.prices)
             stack.callback(environment.close)
-        address = str(work / "environment") if environment else ""
         orders = Orders(
-            address=address, rank=0, world_size=emulation.world_size, real_ranks=emulation.real_ranks,
+            address=str(work / "environment") if environment else "",
+            wire=str(work / "wire") if emulation.wire is not None else "",
+            rank=0, world_size=emulation.world_size, real_ranks=emulation.real_ranks,
             out=str(folder), pinned=bool(emulation.cores), **emulation.conditions,  # pyright: ignore[reportArgumentType]
         )  # fmt: skip
-        port = _free_port()
+        port, others = _free_port(), None
+        if emulation.wire is not None:
+            cores = emulation.cores  # the next one after those of the real ranks
+            with _on_core(cores[len(emulation.real_ranks) % len(cores)] if cores else None):
+                others = stack.enter_context(peers(orders, emulation.wire))
         processes: dict[int, subprocess.Popen[bytes]] = {}
         stack.callback(_end, processes)
         for number, rank in enumerate(emulation.real_ranks):
             processes[rank] = _start(emulation, replace(orders, rank=rank), number, port)
-        _watch(emulation, processes, environment, folder)
+        _watch(emulation, processes, environment, folder, others)
+        if others is not None:
+            end(others)
         return read_run(folder)
 
 
@@ -157,6 +181,7 @@ def _watch(
     processes: "Mapping[int, subprocess.Popen[bytes]]",
     environment: Environment | None,
     folder: Path,
+    others: "subprocess.Popen[str] | None",
 ) -> None:
     """Until all ranks have ended well."""
     told: dict[int, tuple[str, float]] = {}
@@ -172,6 +197,8 @@ def _watch(
             environment.fail(stuck) if (stuck := environment.stuck(emulation.timeout_s, ended)) else None
             if environment.failure:
                 raise EmulationError(environment.failure)
+        if others is not None and others.poll() is not None:
+            raise EmulationError(f"emulated ranks: {failure_of(folder)}")
         for rank, code in codes.items():
             where = _told(folder, rank)
             if code:

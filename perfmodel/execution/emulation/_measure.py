@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from perfmodel.execution.emulation._launch import Emulation, emulate
+from perfmodel.execution.emulation._operations import Network
 from perfmodel.execution.emulation._prices import COLUMNS, Prices
 from perfmodel.measure import Host, usable_cores
 
@@ -27,6 +28,7 @@ def measure_prices(
     calls: int = 30,
     hosts: Sequence[Host] = (),
     prices: Prices | None = None,
+    wire: Network | None = None,
 ) -> "pd.DataFrame":
     """Collectives among processes of this machine, each with a core of its own as far as they reach.
 
@@ -37,6 +39,7 @@ def measure_prices(
         calls: of each kind and size, after some computing each.
         hosts: of the ranks, one each; by default they share this one.
         prices: of an emulated cluster; then rank 0 alone is real, and what is measured is the emulation.
+        wire: likewise, with the other ranks on the wire.
 
     Returns:
         collective, ranks, bytes, time_s, core_s (processor time of rank 0's process per call), means of calls; jitter
@@ -45,18 +48,19 @@ def measure_prices(
     """
     import pandas as pd
 
+    alone = prices is not None or wire is not None
     with tempfile.TemporaryDirectory(prefix="perfmodel-") as folder:
         out = Path(folder) / "rows.json"
         emulate(
             Emulation(
                 command=(sys.executable, "-m", f"{__package__}._measured_rank", str(out), ",".join(kinds),
                          ",".join(map(str, sizes)), str(calls)),
-                world_size=world_size, real_ranks=(0,) if prices else tuple(range(world_size)), prices=prices,
-                cores=usable_cores(), hosts=tuple(hosts),
+                world_size=world_size, real_ranks=(0,) if alone else tuple(range(world_size)), prices=prices,
+                wire=wire, cores=usable_cores(), hosts=tuple(hosts),
             )
         )  # fmt: skip
         table = pd.DataFrame(json.loads(out.read_text()), columns=[*COLUMNS, "core_s", "jitter", "copies_per_s"])
-    return table if prices is not None else at_one_speed(table)
+    return table if alone else at_one_speed(table)
 
 
 def at_one_speed(table: "pd.DataFrame") -> "pd.DataFrame":

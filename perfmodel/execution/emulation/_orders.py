@@ -26,6 +26,8 @@ class Orders:
 
     address: str
     """Of the socket at which the emulated environment answers; empty: only record, on a real network."""
+    wire: str = ""
+    """Of the socket at which the process answers that stands for the other ranks on the wire; empty: there is none."""
     rank: int
     world_size: int
     real_ranks: tuple[int, ...]
@@ -84,7 +86,11 @@ class Orders:
 
     @classmethod
     def from_environment(cls) -> Self:
-        fields: dict[str, Any] = json.loads(os.environ[VARIABLE])
+        return cls.from_fields(json.loads(os.environ[VARIABLE]))
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
+        """What `to_json` wrote."""
         listed: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
         return cls(**listed)
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,6 +10,8 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.execution.emulation._orders import EmulationError
+from perfmodel.execution.emulation._record import COLLECTIVE_COLUMNS
+from perfmodel.execution.emulation._wire import OPERATION_COLUMNS, PEER
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,11 +76,25 @@ class RankRun:
         return pd.DataFrame(rows)
 
 
+@dataclass(frozen=True)
+class PeerRun:
+    """What the process that stood for the other ranks did on the wire."""
+
+    cpu_s: float
+    """Processor time, of which it needs less than the ranks that it stands for."""
+    wall_s: float
+    messages: int
+    nbytes: int
+    """Data that it received and sent."""
+
+
 @dataclass(frozen=True, eq=False)
 class EmulatedRun:
     """All real ranks of one run."""
 
     ranks: tuple[RankRun, ...]
+    peer: PeerRun | None = None
+    """None: no rank was on the wire only."""
 
     def iterations(self) -> "pd.DataFrame":
         """Of all ranks, see `RankRun.iterations`."""
@@ -102,7 +118,8 @@ class EmulatedRun:
 
     def to_dict(self) -> dict[str, Any]:
         """Figures of the whole, for JSON."""
-        summary: dict[str, Any] = {
+        peer = {} if self.peer is None else {"wire": asdict(self.peer)}
+        summary: dict[str, Any] = peer | {
             "world_size": self.ranks[0].world_size,
             "real_ranks": [rank.rank for rank in self.ranks],
             "overhead_s": max(rank.overhead_s for rank in self.ranks),
@@ -144,7 +161,30 @@ def read_run(folder: Path) -> EmulatedRun:
         )  # fmt: skip
     if not ranks:
         raise EmulationError("the script ended without joining a process group: nothing was emulated")
-    return EmulatedRun(tuple(sorted(ranks, key=lambda rank: rank.rank)))
+    ranks.sort(key=lambda rank: rank.rank)
+    if not (folder / PEER).exists():
+        return EmulatedRun(tuple(ranks))
+    peer: dict[str, Any] = json.loads((folder / PEER).read_text())
+    operations = pd.DataFrame(peer["operations"], columns=list(OPERATION_COLUMNS))
+    moved = operations[["in_bytes", "out_bytes"]]
+    found = PeerRun(peer["cpu_s"], peer["wall_s"], int(operations.messages.sum()), int(moved.to_numpy().sum()))
+    return EmulatedRun(tuple(_on_the_wire(rank, operations) for rank in ranks), found)
+
+
+def _on_the_wire(rank: RankRun, operations: "pd.DataFrame") -> RankRun:
+    """With its collectives as the emulated ranks saw them: bytes are those of the direction that carried more."""
+    import pandas as pd
+
+    own: Any = operations[operations["rank"] == rank.rank].sort_values("first_s")
+    ends_s = rank.marks[rank.marks.name == "iteration_end"].wall_s.to_numpy()
+    columns = {
+        "group": own.group, "lane": "", "ranks": own.ranks, "sequence": own.sequence, "kind": own.kind,
+        "bytes": own[["in_bytes", "out_bytes"]].max(axis=1), "iteration": np.searchsorted(ends_s, own.first_s),
+        "issued_s": own.first_s, "thread_s": 0.0, "start_s": own.begin_s,
+        "end_s": own[["begin_s", "last_s"]].max(axis=1),
+        "delay_s": own.begin_s - own.first_s, "core_s": 0.0, "wait_start_s": 0.0, "wait_end_s": 0.0,
+    }  # fmt: skip
+    return replace(rank, collectives=pd.DataFrame(columns, columns=list(COLLECTIVE_COLUMNS)).reset_index(drop=True))
 
 
 def _between(marks: "pd.DataFrame", first: str, last: str) -> float:

@@ -45,8 +45,8 @@ def land_or_sea(seed: int) -> Places:
         height, east, north = (np.asarray(data[name], float) for name in ("topo", "longitude", "latitude"))
     unit = [(axis - axis.min()) / np.ptp(axis) for axis in (east, north)]
     at = np.stack(np.meshgrid(*unit), axis=-1).reshape(-1, 2)
-    fixed = np.random.default_rng(0)
-    features = np.sqrt(2) * np.sin(at @ fixed.normal(scale=6, size=(2, WIDTH)) + fixed.uniform(0, 2 * np.pi, WIDTH))
+    rng = np.random.default_rng(0)
+    features = np.sqrt(2) * np.sin(at @ rng.normal(scale=6, size=(2, WIDTH)) + rng.uniform(0, 2 * np.pi, WIDTH))
     labels = np.where(height.ravel() > 0, 1.0, -1.0)
     order = np.random.default_rng(seed).permutation(len(at))
     tests, others = np.split(order, [int(_TEST_SHARE * len(order))])

@@ -109,7 +109,7 @@ class Question:
     @property
     def usable_bytes(self) -> float:
         """Memory of a device that a layout may take."""
-        return self.problem.cluster.device.memory_bytes * (1 - self.step_problem.framework.memory_margin)
+        return self.step_problem.usable_bytes
 
     def of(self, **changes: Any) -> "Question":
         """The same of a problem with some fields changed, as `Problem.replace` takes them."""

@@ -52,6 +52,7 @@ def split_bandwidth(problem: StepProblem, layout: Layout, *, least: float = 0.05
 
     A link for every direction of every hop between stages, and for every stage's data-parallel group. Transfers
     take latency + volume / share, so the step is convex in the shares and the result comes with a close bound.
+    (`perfmodel.step_time_function` knows the network's levels, not single links.)
 
     Args:
         problem: model, job, cluster and cost models.

@@ -121,7 +121,7 @@ def _least_of_planes(
 ) -> tuple[float, dict[str, np.ndarray]]:
     """Minimise the weighted sum over programs of the largest plane: a variable per unknown and per program."""
     n, programs = planes[0].shape[1] - 1, len(planes)
-    rows, right, low, high, fixed, totals = [], [], [], [], [], []
+    rows, right, low, high, sums, totals = [], [], [], [], [], []
     for i, own in enumerate(planes):
         above = np.zeros((len(own), programs))
         above[:, i] = -1.0
@@ -133,14 +133,14 @@ def _least_of_planes(
         low += [allowed.low] * size
         high += [allowed.high] * size
         if allowed.total is not None:
-            fixed.append(np.isin(np.arange(n + programs), np.arange(at, at + size)).astype(float))
+            sums.append(np.isin(np.arange(n + programs), np.arange(at, at + size)).astype(float))
             totals.append(allowed.total)
         at += size
     solved = linprog(
         np.concatenate([np.zeros(n), problem.weights]),
         A_ub=vstack(rows),
         b_ub=np.concatenate(right),
-        A_eq=np.array(fixed) if fixed else None,
+        A_eq=np.array(sums) if sums else None,
         b_eq=totals or None,
         bounds=[*zip(low, high, strict=True), *[(0.0, None)] * programs],
     )

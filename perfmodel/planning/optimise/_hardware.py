@@ -11,9 +11,8 @@ from scipy.optimize import LinearConstraint, minimize
 
 from perfmodel.errors import PerfModelError
 from perfmodel.planning.what_if import Scenario, Setting, model_in_scenario
-from perfmodel.prediction import StepProblem, bundles, durations, prepared, weighted_programs
+from perfmodel.prediction import StepProblem, derivatives_towards, step_times_s
 from perfmodel.spec import Layout
-from perfmodel.timeline import makespan_and_grad
 
 _STEP: Final = 1e-3
 """Relative change by which durations are differentiated."""
@@ -57,26 +56,17 @@ class _Objective:
     before_s: Float[np.ndarray, " runs"] = field(default_factory=lambda: np.zeros(0))
     priced: int = 0
 
-    def durations(self, run: Run, x: Float[np.ndarray, " parameters"]) -> list[tuple[Any, np.ndarray, float]]:
-        """Programs, durations and weights of a run on the machine with multiples `x`."""
+    def on(self, run: Run, x: Float[np.ndarray, " parameters"]) -> StepProblem:
+        """A run on the machine with multiples `x`."""
         self.priced += 1
-        scenario = Scenario(tuple(Setting(n, "times", float(v)) for n, v in zip(self.names, x, strict=True)))
-        model = model_in_scenario(run.step_problem, scenario)
-        (bundle,) = bundles(model, [run.layout])
-        return [(prepared(b.spec).compiled, durations(model, b)[0], w) for b, w in weighted_programs(bundle)]
+        settings = (Setting(name, "times", float(v)) for name, v in zip(self.names, x, strict=True))
+        return model_in_scenario(run.step_problem, Scenario(tuple(settings)))
 
     def step_and_slope(self, run: Run, x: Float[np.ndarray, " parameters"]) -> tuple[float, np.ndarray]:
-        """Step time and its derivative by the parameters: occurrences on the critical path times those of durations."""
-        terms = self.durations(run, x)
-        found = [makespan_and_grad(compiled, durations) for compiled, durations, _ in terms]
-        step_s = sum(w * float(span) for (span, _), (*_, w) in zip(found, terms, strict=True))
-        slope = np.zeros(len(x))
-        for i in range(len(x)):
-            moved = x.copy()
-            moved[i] *= 1 + _STEP
-            for (_, counts), (_, now, w), (_, then, _) in zip(found, terms, self.durations(run, moved), strict=True):
-                slope[i] += w * float(counts @ (then - now)) / (x[i] * _STEP)
-        return step_s, slope
+        """Step time and its derivative by the multiples."""
+        moved = [self.on(run, row) for row in x * (1 + _STEP * np.eye(len(x)))]
+        found = derivatives_towards(self.on(run, x), [run.layout], moved, _STEP)
+        return float(found.step_s[0]), found.by_parameter[0] / x
 
     def __call__(self, x: Float[np.ndarray, " parameters"]) -> tuple[float, Float[np.ndarray, " parameters"]]:
         """Weighted mean of the logarithms of step times relative to before, and its slope."""
@@ -89,9 +79,7 @@ class _Objective:
 
     def step_s(self, x: Float[np.ndarray, " parameters"]) -> Float[np.ndarray, " runs"]:
         """Step time of every run."""
-        return np.array(
-            [sum(w * float(makespan_and_grad(c, d)[0]) for c, d, w in self.durations(run, x)) for run in self.runs]
-        )
+        return np.array([step_times_s(self.on(run, x), [run.layout])[0] for run in self.runs])
 
 
 def design_hardware(
@@ -105,7 +93,9 @@ def design_hardware(
     """The multiples of a machine's parameters that make the runs fastest for the money.
 
     Minimises the weighted geometric mean of step times subject to sum of price * multiple <= budget, by sequential
-    quadratic programming (SLSQP) with the timeline's gradient; the events of a run are priced anew on every machine.
+    quadratic programming (SLSQP) with the timeline's gradient; the events of a run are priced anew on every machine,
+    as `perfmodel whatif` has it: between a quarter and eight times today's rates the laws by which
+    `perfmodel.step_time_function` goes on from today's slopes would not do.
 
     Args:
         runs: training runs, on any clusters.

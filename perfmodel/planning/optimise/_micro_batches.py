@@ -161,7 +161,6 @@ def _uniform_step_s(problem: StepProblem, layout: Layout, largest: int) -> dict[
     per_replica = problem.job.global_batch // layout.dp
     sizes = [size for size in range(1, min(largest, per_replica) + 1) if per_replica % size == 0]
     layouts = [layout.replace(micro_batch=size) for size in sizes]
-    usable = problem.cluster.device.memory_bytes * (1 - problem.framework.memory_margin)
-    fits = peak_memory(problem, layouts)[0] <= usable
+    fits = peak_memory(problem, layouts)[0] <= problem.usable_bytes
     step_s = evaluate(problem, layouts).step_time_s
     return {size: float(s) for size, s, ok in zip(sizes, step_s, fits, strict=True) if ok}

@@ -221,7 +221,7 @@ def _step_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray
     step_s = np.full(len(layouts), np.inf)
     possible = [i for i, layout in enumerate(layouts) if _is_possible(problem, layout)]
     peak, _ = peak_memory(problem, [layouts[i] for i in possible])
-    fits = peak <= problem.cluster.device.memory_bytes * (1 - problem.framework.memory_margin)
+    fits = peak <= problem.usable_bytes
     if kept := [i for i, ok in zip(possible, fits.tolist(), strict=True) if ok]:
         step_s[kept] = evaluate(problem, [layouts[i] for i in kept]).step_time_s
     return step_s

@@ -39,7 +39,8 @@ class Relaxation:
     durations: Callable[[Values], tuple[Float[Array, " classes"], ...]]
     """Seconds of each program's classes from unknowns and constants by name, as JAX can trace."""
     constants: Values = field(default_factory=dict)
-    """Arrays by name. Problems that differ in these alone are compiled once, if their functions are the same."""
+    """Arrays by name, or pytrees of them. Problems that differ in these alone are compiled once, if their functions are
+    equal."""
     weights: tuple[float, ...] = (1.0,)
     limits: Callable[[Values], Float[Array, " limits"]] | None = None
     """Traceable too; every entry must end at or below 0. Best scaled so that 1 is far outside."""
@@ -50,9 +51,9 @@ class Relaxation:
         return Form(tuple(self.variables.items()), self.programs, self.durations, self.weights, self.limits)
 
     @property
-    def single(self) -> dict[str, Array]:
+    def single(self) -> dict[str, Any]:
         """The constants as JAX has them by default."""
-        return {name: jnp.asarray(np.asarray(value)) for name, value in self.constants.items()}
+        return jax.tree.map(lambda value: jnp.asarray(np.asarray(value)), dict(self.constants))
 
 
 @dataclass(frozen=True)
@@ -112,12 +113,12 @@ def relax(
     """
     began = time.perf_counter()
     keys = jax.random.split(jax.random.key(seed))
-    fixed = {name: jnp.asarray(rows, float) for name, rows in (given or {}).items()}
+    constants = {name: jnp.asarray(rows, float) for name, rows in (given or {}).items()}
     begin = starts(problem.variables, n_starts, spread, keys[0])
-    free = _descend(problem.form, begin, fixed, problem.single, keys[1], steps, learning_rate)
+    free = _descend(problem.form, begin, constants, problem.single, keys[1], steps, learning_rate)
     rounded = {name: [v.rounded(row) for row in np.asarray(free[name])] for name, v in problem.variables.items()}
     ends = {name: jnp.asarray(np.stack(rows), float) for name, rows in rounded.items()}
-    values, excess = _evaluated_starts(problem.form, ends | fixed, problem.single)
+    values, excess = _evaluated_starts(problem.form, ends | constants, problem.single)
     found = tuple(
         ({name: rows[i] for name, rows in rounded.items()}, float(values[i]), float(excess[i])) for i in range(n_starts)
     )

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from perfmodel.cost import has_power_law
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
 from perfmodel.spec import Cluster, Device, Framework
 
@@ -14,7 +15,7 @@ HARDWARE: Final = ("compute_rate", "memory_bandwidth", *NETWORK)
 """Parameters of the machine whose sensitivities are reported: multiples of what it is."""
 _FRAMEWORK: Final = ("host_op_s", "kernel_gap_s")
 NAMES: Final = (
-    *HARDWARE, "memory_bytes", "host_bandwidth", *_FRAMEWORK, *(f"{kind}_delay_s" for kind in _COLLECTIVES),
+    *HARDWARE, "power_limit", "memory_bytes", "host_bandwidth", *_FRAMEWORK, *(f"{kind}_delay_s" for kind in _COLLECTIVES),
     "slow_rank", "slow_factor",
 )  # fmt: skip
 """Everything that may be set."""
@@ -99,8 +100,21 @@ class Scenario:
             peak=replace(device.peak, **peak),
             memory_bandwidth_bytes_per_s=self._of("memory_bandwidth", device.memory_bandwidth_bytes_per_s),
             memory_bytes=self._of("memory_bytes", device.memory_bytes),
+            power_w=self._power_w(device),
             host_bandwidth_bytes_per_s=None if host is None else self._of("host_bandwidth", host),
         )
+
+    def _power_w(self, device: Device) -> float | None:
+        """The power limit in watts.
+
+        Raises:
+            PerfModelError: nothing that it changes is known of the device.
+        """
+        if any(s.name == "power_limit" for s in self.settings) and not has_power_law(device):
+            raise PerfModelError(
+                f"what-if: what the power limit of {device.name} holds back is not known; leave power_limit out"
+            )
+        return device.power_w if device.power_w is None else self._of("power_limit", device.power_w)
 
     def _factor(self, name: str) -> float:
         setting = next((s for s in self.settings if s.name == name), None)
@@ -109,7 +123,7 @@ class Scenario:
         return setting.value if setting else 1.0
 
     def cluster(self, cluster: Cluster) -> Cluster:
-        """The cluster as the scenario has it; its device stays, see `device`.
+        """The cluster as the scenario has it; of its device only the power limit is another, see `device`.
 
         The first network level is inside a node, unless every device is a node of its own.
         """
@@ -123,7 +137,8 @@ class Scenario:
                     latency_s=self._of(f"{where}_latency", level.latency_s),
                 )
             )
-        return replace(cluster, levels=tuple(levels))
+        device = replace(cluster.device, power_w=self._power_w(cluster.device))
+        return replace(cluster, levels=tuple(levels), device=device)
 
     def framework(self, framework: Framework) -> Framework:
         """Host costs as the scenario has them."""

@@ -1,7 +1,7 @@
 """Before and after, sensitivities, sweeps, and what of a delay is hidden."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel import catalog
+from perfmodel.cost import has_power_law
 from perfmodel.display import frame_html, whatif_html
 from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.planning.what_if._pricing import DelayedCollectives, ScaledKernels
@@ -25,12 +26,15 @@ from perfmodel.prediction import (
 )
 from perfmodel.program import N_STREAMS, Stream
 from perfmodel.spec import Cluster, Layout, Model, Problem
+from perfmodel.units import duration
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _STEP = 0.01
 """Relative change by which sensitivities are taken."""
+_HELD_BACK = 0.02
+"""Share of the step that a power limit must take to be named."""
 _HIDDEN = 1e-3
 """A delay is hidden as long as the step grows by no more than this share."""
 
@@ -49,6 +53,8 @@ class WhatIf:
     fits_after: bool
     sensitivity: dict[str, float]
     """d log(step time) / d log(parameter) in the scenario: -0.3 means that 1 % more makes the step 0.3 % shorter."""
+    notes: tuple[str, ...] = ()
+    """Why a setting gains less than one might expect, in words."""
 
     @property
     def change(self) -> float:
@@ -59,6 +65,7 @@ class WhatIf:
         """Plain values, for JSON."""
         return asdict(self) | {
             "settings": list(self.settings),
+            "notes": list(self.notes),
             "before": {"step_time_s": self.before_s, "fits": self.fits_before},
             "after": {"step_time_s": self.after_s, "fits": self.fits_after},
             "change": self.change,
@@ -125,6 +132,10 @@ def whatif(
 def in_scenario(problem: StepProblem, layout: Layout, scenario: Scenario) -> WhatIf:
     """Step time before and after, and how it then depends on every parameter of the machine.
 
+    Sensitivities are central differences of this very step, and not gradients of `perfmodel.step_time_function`: here
+    kernels follow the roofline when the machine changes (`ScaledKernels`), there the cost models, for which a measured
+    kernel stays what was measured; and delays and slow ranks are no parameters of that function.
+
     Args:
         problem: model, job, cluster and cost models as they are.
         layout: the layout.
@@ -138,13 +149,29 @@ def in_scenario(problem: StepProblem, layout: Layout, scenario: Scenario) -> Wha
     for name in HARDWARE:
         ends = [step_s(problem, layout, scenario.scaled(name, factor)) for factor in (1 - _STEP, 1 + _STEP)]
         sensitivity[name] = float(np.log(ends[1] / ends[0]) / np.log((1 + _STEP) / (1 - _STEP)))
+    after_s = step_s(problem, layout, scenario)
     return WhatIf(
         settings=tuple(map(str, scenario.settings)),
         before_s=step_s(problem, layout, Scenario()),
-        after_s=step_s(problem, layout, scenario),
+        after_s=after_s,
         fits_before=_fits(problem, layout, Scenario()),
         fits_after=_fits(problem, layout, scenario),
         sensitivity=sensitivity,
+        notes=_held_back(problem, layout, scenario, after_s),
+    )
+
+
+def _held_back(problem: StepProblem, layout: Layout, scenario: Scenario, after_s: float) -> tuple[str, ...]:
+    """What the power limit keeps of a faster device."""
+    device = scenario.cluster(problem.cluster).device
+    if not has_power_law(device) or device.power_w is None or not problem.site.power_limited:
+        return ()
+    free_s = step_s(replace(problem, site=replace(problem.site, power_limited=False)), layout, scenario)
+    if free_s > after_s * (1 - _HELD_BACK):
+        return ()
+    return (
+        f"the power limit of {device.power_w:,.0f} W holds matrix products back, whatever compute_rate is: without it "
+        f"the step would take {duration(free_s)} ({free_s / after_s - 1:+.1%}); set power_limit=2x beside it",
     )
 
 

@@ -6,5 +6,6 @@ from perfmodel.prediction.differentiable._function import step_time_function as 
 from perfmodel.prediction.differentiable._function import step_time_function_of as step_time_function_of
 from perfmodel.prediction.differentiable._parameters import Bounds as Bounds
 from perfmodel.prediction.differentiable._parameters import StepParameters as StepParameters
+from perfmodel.prediction.differentiable._program import Programs as Programs
 
 shorten_reprs(__name__)

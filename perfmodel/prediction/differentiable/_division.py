@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from perfmodel.prediction._blocks import ShardBlocks
+from perfmodel.prediction._phases import leading_layers
 from perfmodel.prediction._stages import by_layer, segment_sizes
 
 
@@ -42,6 +43,14 @@ class Cuts(NamedTuple):
         filled = jnp.clip(jnp.ceil(layers[-1]).astype(int) - 1, 0, last)  # segment that ends with the last layer
         return held.at[0, 0].add(self.ends[0]).at[-1, filled].add(self.ends[1])
 
+    def held(
+        self, layers: Float[Array, " stages"], recompute: Float[Array, " stages"]
+    ) -> tuple[Float[Array, "stages segments blocks"], Float[Array, "stages segments blocks"]]:
+        """`counts`, and those of them in the first layers of each stage, a share of it, that recompute all."""
+        counts = self.counts(layers)
+        of_stage = (counts * self.layers).sum(axis=(1, 2))
+        return counts, leading_layers(counts, self.layers > 0, recompute * of_stage)
+
     def alike(self, layers: int, starts: Int[np.ndarray, " stages"]) -> Float[np.ndarray, "stages segments blocks"]:
         """Blocks of stages that all hold so many layers, near where they start, whether or not the model has them."""
         begin = np.clip(starts, 0, len(self.upto) - 1 - layers)[:, None]
@@ -51,14 +60,16 @@ class Cuts(NamedTuple):
         return held
 
 
-def along(table: Float[Array, "rows columns"], at: Float[Array, "*places"]) -> Float[Array, "*places columns"]:
-    """Rows of a table at real places, linear between whole ones; at these the slope is the mean of both sides."""
-    rows = table.shape[0]
+def along(
+    table: Float[Array, "rows columns"], at: Float[Array, "*places"], knots: Float[Any, " rows"] | None = None
+) -> Float[Array, "*places columns"]:
+    """Rows of a table at real places, linear between knots (by default 0, 1, 2 ...) and on beyond the outer ones; at
+    inner knots the slope is the mean of both sides."""
+    rows = len(table)
     if rows == 1:
         return jnp.broadcast_to(table[0], (*at.shape, table.shape[1]))
-    row = jnp.clip(jnp.floor(at), 0, rows - 2).astype(int)
-    past = at - row
-    inside = (past == 0) & (row > 0)
-    low = table[row]
-    slope = table[row + 1] - jnp.where(inside[..., None], table[jnp.maximum(row - 1, 0)], low)
-    return low + past[..., None] * slope / jnp.where(inside, 2, 1)[..., None]
+    where = jnp.arange(rows, dtype=at.dtype) if knots is None else jnp.asarray(knots, at.dtype)
+    low, high = np.zeros(rows - 1), np.ones(rows - 1)
+    low[0], high[-1] = -np.inf, np.inf
+    passed = jnp.clip((at[..., None] - where[:-1]) / jnp.diff(where), low, high)
+    return table[0] + passed @ jnp.diff(table, axis=0)

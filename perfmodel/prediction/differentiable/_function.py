@@ -1,11 +1,11 @@
 """The step time of a layout as a pure JAX function: programs, tables and parameters put together."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +14,13 @@ from jaxtyping import Array, Float, Int
 
 from perfmodel import catalog
 from perfmodel.errors import LayoutError
-from perfmodel.ops import Collective
-from perfmodel.prediction._adjustment import factors_of
 from perfmodel.prediction._check import check_layout, layout_of
-from perfmodel.prediction._compose import Bundle, bundles, weighted_programs
+from perfmodel.prediction._compose import Bundle, bundles
 from perfmodel.prediction._price import step_factors
 from perfmodel.prediction._problem import StepProblem, step_problem_of
 from perfmodel.prediction._site import Site
+from perfmodel.prediction.differentiable._composed import composed
+from perfmodel.prediction.differentiable._memory import Memory
 from perfmodel.prediction.differentiable._parameters import (
     FACTOR,
     Bounds,
@@ -28,34 +28,11 @@ from perfmodel.prediction.differentiable._parameters import (
     narrower,
     nominal_machine,
 )
-from perfmodel.prediction.differentiable._prices import log_rates, prices
-from perfmodel.prediction.differentiable._program import Half, Program, half_priced
+from perfmodel.prediction.differentiable._prices import log_rates
+from perfmodel.prediction.differentiable._program import Programs, Tables, Times
 from perfmodel.spec import Cluster, Layout, Model, Problem
 
 _WIDE: Final = {"fp8": "bf16"}
-
-
-@dataclass(frozen=True)
-class _Form:
-    """What is compiled: the programs of a step at each whole micro-batch around the layout's own."""
-
-    steps: tuple[tuple[Program, ...], ...]
-
-    def step_s(self, tables: Any, x: StepParameters) -> Float[Array, ""]:
-        """Seconds of the step."""
-        of_steps, nominal, log_sizes = tables
-        rates = jnp.log(jnp.stack(log_rates(x, nominal)))
-        factors = jnp.stack([*x.kernel_factor.values(), jnp.ones_like(rates[0])])
-        each = []
-        for programs, own in zip(self.steps, of_steps, strict=True):
-            spans, busy = jnp.zeros_like(rates[0]), 0.0
-            for program, table in zip(programs, own, strict=True):
-                durations = program.durations(table, x, rates, factors)
-                spans = spans + program.weight * program.makespan(durations)
-                busy = busy + program.weight * (table.rank_count @ durations)
-            # the difference of two streams may not be shorter than the busiest rank (`rank_busy_s`)
-            each.append(jnp.maximum(spans, jnp.max(busy)) if len(programs) > 1 else spans)
-        return _lagrange(jnp.log(x.micro_batch), log_sizes) @ jnp.stack(each)
 
 
 def _lagrange(at: Float[Array, ""], knots: Float[Array, " knots"]) -> Float[Array, " knots"]:
@@ -66,8 +43,17 @@ def _lagrange(at: Float[Array, ""], knots: Float[Array, " knots"]) -> Float[Arra
 
 
 @partial(jax.jit, static_argnums=0)
-def _step_s(form: _Form, tables: Any, x: StepParameters) -> Float[Array, ""]:
-    return form.step_s(tables, x)
+def _step_s(programs: Programs, tables: Any, x: StepParameters) -> Float[Array, ""]:
+    of_programs, nominal, log_sizes = tables
+    rates = jnp.log(jnp.stack(log_rates(x, nominal)))
+    times = programs.times(of_programs, x, rates, jnp.stack([*x.kernel_factor.values(), jnp.ones_like(rates[0])]))
+    durations = programs.durations(of_programs, x, times)
+    return _lagrange(jnp.log(x.micro_batch), log_sizes) @ programs.step_s(durations)
+
+
+@partial(jax.jit, static_argnums=0)
+def _memory_bytes(memory: Memory, x: StepParameters) -> Float[Array, " ranks"]:
+    return memory.bytes(x)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,19 +66,35 @@ class StepTimeFunction:
     Derivatives by rates, latencies and host times are those of `predict`; far from `nominal` kernels and collectives
     follow the laws of `perfmodel.prediction.differentiable._prices`.
 
-    Layouts whose programs are alike share one compilation.
+    Layouts whose programs are alike share one compilation. `memory_bytes` is a function of the same parameters.
     """
 
     nominal: StepParameters
     """Values as they are: float64 arrays of the shapes that `StepParameters` tells."""
     bounds: Bounds
     layout: Layout
-    _form: _Form
-    _tables: tuple[Any, StepParameters, Float[np.ndarray, " knots"]]
+    usable_bytes: float
+    """What a device may hold for the layout to fit: the limit of `memory_bytes`."""
+    programs: Programs = field(repr=False)
+    """All that is compiled of it: a relaxation traces its durations."""
+    tables: Tables = field(repr=False)
+    times: Times = field(repr=False)
+    """On the machine as it is."""
+    _log_sizes: Float[np.ndarray, " sizes"] = field(repr=False)
+    _memory: Memory = field(repr=False)
 
     def __call__(self, parameters: StepParameters) -> Float[Array, ""]:
         """Seconds of the step."""
-        return _step_s(self._form, self._tables, parameters)
+        return _step_s(self.programs, (self.tables, self.nominal, self._log_sizes), parameters)
+
+    def memory_bytes(self, parameters: StepParameters) -> Float[Array, " ranks"]:
+        """Bytes that every pipeline rank needs at its peak.
+
+        The greatest is `predict(...).memory_needed_bytes`, wherever the step time is `predict`'s; layers, micro-batch,
+        recompute, offload and `fp8` move it. It jumps where a stage gets its first layer, or its first one that
+        recomputes all: the largest block while it runs counts whole.
+        """
+        return _memory_bytes(self._memory, parameters)
 
 
 def step_time_function(
@@ -120,24 +122,24 @@ def step_time_function(
     return step_time_function_of(step_problem_of(problem, calibration, site), laid_out)
 
 
-def step_time_function_of(problem: StepProblem, layout: Layout) -> StepTimeFunction:
-    """`step_time_function` of a problem and a layout as they are."""
-    problems = _by_element_type(problem)
+def step_time_function_of(
+    problem: StepProblem, layout: Layout, vary: Literal["all", "layers"] = "all"
+) -> StepTimeFunction:
+    """`step_time_function` of a problem and a layout as they are.
+
+    Args:
+        vary: with `layers` the machine, the micro-batch and the element type must stay `nominal`, which leaves less to
+            price and to compile.
+    """
+    problems = [problem] if vary == "layers" else _by_element_type(problem)
     full = layout.recompute == "full"
     base = layout.replace(recompute_full_layers=None, recompute="selective" if full else layout.recompute)
     bundle = bundles(problem, [layout])[0]
     layers, recomputed = (_layers(bundle, of) for of in (bundle.counts, bundle.full))
-    sizes = _micro_batches(problem, layout)
-    halves: list[list[Half]] = []
-    for size in sizes:
-        own = [bundles(p, [base.replace(micro_batch=size)])[0] for p in problems]
-        factor = prod(step_factors(problem, layout.replace(micro_batch=size)))
-        parts = zip(*(weighted_programs(b) for b in own), strict=True)
-        halves.append([half_priced(problems, [b for b, _ in part], part[0][1], layers, factor) for part in parts])
-    asked = [one for step in halves for half in step for of_type in half.asked for one in of_type]
-    families = sorted({factors_of(op)[1] for one in asked for op in one.ops if not isinstance(op, Collective)})
-    found = prices(asked, families)
-    tables = tuple(tuple(half.priced(found) for half in step) for step in halves)
+    sizes = [layout.micro_batch] if vary == "layers" else _micro_batches(problem, layout)
+    steps = [[bundles(p, [base.replace(micro_batch=size)])[0] for p in problems] for size in sizes]
+    scales = [prod(step_factors(problem, layout.replace(micro_batch=size))) for size in sizes]
+    programs, tables, times, families = composed(problems, steps, layers, scales, elastic=vary == "all")
     share = np.where(layers > 0, (layers if full else recomputed) / np.maximum(layers, 1), 0.0)
     nominal = StepParameters(
         **nominal_machine(problem),
@@ -148,9 +150,11 @@ def step_time_function_of(problem: StepProblem, layout: Layout) -> StepTimeFunct
         offload=np.float64(layout.offload and problem.job.mode == "train"),
         fp8=np.float64(problem.job.dtype == "fp8" and len(problems) > 1),
     )
-    form = _Form(tuple(tuple(half.program for half in step) for step in halves))
     bounds = _bounds(nominal, problem, sizes, len(problems) > 1)
-    return StepTimeFunction(nominal, bounds, layout, form, (tables, nominal, np.log(sizes)))
+    memory = Memory.of(problems, steps, tables.cuts, sizes)
+    return StepTimeFunction(
+        nominal, bounds, layout, problem.usable_bytes, programs, tables, times, np.log(sizes), memory
+    )
 
 
 def _by_element_type(problem: StepProblem) -> list[StepProblem]:

@@ -27,7 +27,7 @@ from perfmodel.prediction.differentiable._parameters import StepParameters, mach
 from perfmodel.session import Session
 from perfmodel.spec import Cluster, Device
 
-_STEP: Final = 2e-3
+_STEP: Final = 1e-6
 """Change of the logarithm of a rate by which prices are differentiated."""
 _ROOFLINE: Final = 3.0
 
@@ -120,27 +120,30 @@ class Priced(NamedTuple):
     """Of the ops, given what to price them by."""
 
 
-def prices(asked: Sequence[Priced], families: Sequence[str]) -> list[Prices]:
-    """Prices of several lists of events on one machine."""
-    nominal = [one.time_s(one.problem) for one in asked]
-    logs = np.zeros((2, len(asked)), object)
-    with Session():  # what no later call can use is not remembered
-        for side, factor in enumerate((np.exp(-_STEP), np.exp(_STEP))):
-            found: list[list[np.ndarray]] = [[] for _ in asked]
-            for cluster in machines(asked[0].problem.cluster, float(factor)):
-                there = {id(one.problem): _on(one.problem, cluster) for one in asked}
-                for problem in {id(one.problem): one.problem for one in asked}.values():
-                    ops = [op for one in asked if one.problem is problem for op in one.ops]
-                    priced_events(there[id(problem)], ops)  # together is faster than list by list
-                for mine, one in zip(found, asked, strict=True):
-                    mine.append(np.log(np.maximum(one.time_s(there[id(one.problem)]), 1e-300)))
-            for i, mine in enumerate(found):
-                logs[side, i] = np.stack(mine, axis=1)
+def prices(asked: Sequence[Priced], families: Sequence[str], *, elastic: bool = True) -> list[Prices]:
+    """Prices of several lists of events on one machine; where not `elastic`, of that machine alone."""
+    slower, faster = (_log_s(asked, sign * _STEP) if elastic else [np.zeros(1)] * len(asked) for sign in (-1, 1))
     index = {name: i for i, name in enumerate(families)}
-    return [
-        _lawful(one.ops, time_s, (logs[0, i] - logs[1, i]) / (2 * _STEP), index)
-        for i, (one, time_s) in enumerate(zip(asked, nominal, strict=True))
-    ]
+    rates = len(list(machines(asked[0].problem.cluster, 1.0)))
+    found = []
+    for one, low, high in zip(asked, slower, faster, strict=True):
+        elasticity = np.broadcast_to((low - high) / (2 * _STEP), (len(one.ops), rates))
+        found.append(_lawful(one.ops, one.time_s(one.problem), elasticity, index))
+    return found
+
+
+def _log_s(asked: Sequence[Priced], by: float) -> list[Float[np.ndarray, "n r"]]:
+    """Logarithm of the events' times where the logarithm of one rate after another is larger by so much."""
+    found: list[list[np.ndarray]] = [[] for _ in asked]
+    with Session():  # what no later call can use is not remembered
+        for cluster in machines(asked[0].problem.cluster, float(np.exp(by))):
+            there = {id(one.problem): _on(one.problem, cluster) for one in asked}
+            for problem in {id(one.problem): one.problem for one in asked}.values():
+                ops = [op for one in asked if one.problem is problem for op in one.ops]
+                priced_events(there[id(problem)], ops)  # together is faster than list by list
+            for mine, one in zip(found, asked, strict=True):
+                mine.append(np.log(np.maximum(one.time_s(there[id(one.problem)]), 1e-300)))
+    return [np.stack(mine, axis=1) for mine in found]
 
 
 def _lawful(

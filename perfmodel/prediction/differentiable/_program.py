@@ -1,260 +1,154 @@
-"""One program of a layout: durations of its classes, and so its makespan, as a function of the parameters."""
+"""The programs of a step: durations of their classes, and so their makespans, as functions of the parameters.
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+The programs of all micro-batch sizes are composed at once, their classes end to end: what JAX traces and compiles grows
+neither with their number nor with the variants of their passes and the element types.
+"""
 
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from perfmodel.ops import Op
-from perfmodel.prediction._classes import event_entries, in_classes, passes_s, summed
-from perfmodel.prediction._communication import communication_events
-from perfmodel.prediction._compose import Bundle, beside_in, bundle_passes
+from perfmodel.prediction._classes import in_classes, passes_s, summed
 from perfmodel.prediction._host_states import host_state_s
-from perfmodel.prediction._memory import BlockBytes, host_bandwidth
 from perfmodel.prediction._overlap import BlockEvents, time_phases
-from perfmodel.prediction._phases import leading_layers, modes_of
-from perfmodel.prediction._price import beside_loss, priced_events, variant_times
-from perfmodel.prediction._problem import StepProblem
-from perfmodel.prediction._programs import Prepared, prepared
+from perfmodel.prediction._programs import Prepared
 from perfmodel.prediction._step_costs import Beside, with_step_costs
-from perfmodel.prediction._variants import Variant
 from perfmodel.prediction.differentiable._division import Cuts, along
 from perfmodel.prediction.differentiable._parameters import StepParameters
-from perfmodel.prediction.differentiable._prices import Priced, Prices
+from perfmodel.prediction.differentiable._prices import Prices
 from perfmodel.program import Kind
-from perfmodel.spec import Layout
 from perfmodel.timeline import makespan
-
-MOST_KNOTS: Final = 12
-"""Numbers of layers at which a stage's reductions, gathers and updates are priced; between them they are interpolated,
-and they are nearly linear in what they carry."""
-
-
-class Timed(NamedTuple):
-    """Events and what they cost, under one element type."""
-
-    blocks: tuple[tuple[BlockEvents, Prices], ...]
-    """Of the blocks, for every variant of the passes."""
-    between: Prices
-    """Of the events between blocks."""
-    entry_at: Int[Any, " entries"]
-    """Where each of them occurs, in (knot, class) order."""
-    entry_op: Int[Any, " entries"]
-    saved_bytes: Float[Any, "2 blocks"]
-    """Activations left behind by a micro-batch, and by how much less where a layer recomputes all."""
-    host_state_s: Float[Any, " classes"]
-    """What states on the host add (`host_state_s`)."""
 
 
 class Tables(NamedTuple):
-    """All numbers of a program: programs that differ in them alone are compiled once."""
+    """All numbers of the programs: those that differ in them alone are compiled once."""
 
-    timed: tuple[Timed, ...]
-    """Under the job's 16-bit type, and under 8 bits where there are any."""
-    cuts: Cuts
+    prices: Prices
+    """Of all events."""
+    events: BlockEvents
+    """Of the blocks in every lane (`Programs.lanes`), with leading axes of element types and lanes."""
+    event_price: Int[Any, "types lanes ops"]
+    """Place of each of them in `prices`."""
+    entry_at: Int[Any, " entries"]
+    """Where events between blocks occur, in (type, knot, class) order."""
+    entry_price: Int[Any, " entries"]
     knots: Float[Any, " knots"]
     """Layers per stage at which events between blocks are priced."""
-    runs: tuple[Float[Any, "3 classes"], ...]
-    """See `PassClasses.runs`, in the order of the variants."""
-    beside: Beside
+    runs: Float[Any, "lanes 3 classes"]
+    """See `PassClasses.runs`."""
+    cuts: Cuts
+    saved_bytes: Float[Any, "types steps 2 blocks"]
+    """Activations left behind by a micro-batch, and by how much less where a layer recomputes all."""
     host_bytes_per_s: Float[Any, ""]
-    scale: Float[Any, ""]
+    host_state_s: Float[Any, "types 3 blocks"]
+    """What states on the host add, by block (`host_block_s`)."""
+    beside: Beside
+    scale: Float[Any, " classes"]
     """What the step is multiplied by (`step_factors`)."""
     overhead_s: Float[Any, ""]
     host_units: Float[Any, "2"]
     """Host time of an operator and gap after a kernel, per second of their parameters (`StepProblem.host`)."""
-    rank_count: Float[Any, "ranks classes"]
-    """See `Prepared`."""
+
+
+class Times(NamedTuple):
+    """Seconds of what the programs are composed of."""
+
+    phase_s: Float[Any, "lanes types blocks phases"]
+    """Of the blocks' phases."""
+    at_knots: Float[Any, "types knots classes"]
+    """Of the events between blocks in every class, were its stage as long as each knot."""
 
 
 @dataclass(frozen=True)
-class Program:
-    """What is compiled of a program."""
+class Programs:
+    """What is compiled of the programs."""
 
-    prepared: Prepared
-    weight: float
-    """Of its makespan in the step time."""
-    variants: tuple[Variant, ...]
+    prepared: tuple[Prepared, ...]
+    steps: tuple[int, ...]
+    """Which of the micro-batch sizes each is of."""
+    weights: tuple[float, ...]
+    """Of each makespan in the step time."""
+    lanes: tuple[tuple[int, bool], ...]
+    """Passes whose blocks are timed: which micro-batch size, and whether they run beside another pass."""
     mode: int
     """Recompute of the layers that do not recompute all (`RECOMPUTE_MODES`)."""
     loss: float
     """See `beside_loss`."""
+    ring_steps: int
+    """See `BlockEvents`."""
+    absent: tuple[str, ...]
+    """Kinds of collectives (fields of `BlockEvents`) of which there are none."""
     slices: int
     offloads: bool
+    host_states: bool
+    """Whether model states wait in host memory."""
     ranks: tuple[tuple[int, ...], ...]
     """Stages of every pipeline rank."""
 
-    def durations(
+    @cached_property
+    def starts(self) -> list[int]:
+        """First class of every program, and the end of the last."""
+        return np.cumsum([0, *(program.structure.n_classes for program in self.prepared)]).tolist()
+
+    def of_classes(self, name: str) -> Int[np.ndarray, " classes"]:
+        """A field of the programs' structures, end to end."""
+        return np.concatenate([getattr(program.structure, name) for program in self.prepared])
+
+    def times(
         self, tables: Tables, x: StepParameters, log_rates: Float[Array, " r"], factors: Float[Array, " families"]
-    ) -> Float[Array, " classes"]:
-        """Seconds of every class."""
-        structure = self.prepared.structure
-        kind, modes = structure.class_kind, np.array([[self.mode]])
-        counts = tables.cuts.counts(x.layers)
-        held = (counts * tables.cuts.layers).sum(axis=(1, 2))
-        full = leading_layers(counts, tables.cuts.layers > 0, x.recompute * held)
-        blocks, again = in_classes(structure, counts), in_classes(structure, full)
-        runs = dict(zip(self.variants, tables.runs, strict=True))
-        host_s = tables.host_units * jnp.stack([x.host_op_s, x.kernel_gap_s])
-        each = []
-        for timed in tables.timed:
-            phase_s = {}
-            for variant, (events, prices) in zip(self.variants, timed.blocks, strict=True):
-                phases = time_phases(events, prices.seconds(log_rates, factors), host_s[0], host_s[1])
-                phase_s[variant] = (phases.overlapped_phase_s if variant[2] else phases.phase_s)[None]
-            own_s = self._between_s(timed, tables.knots, x.layers, log_rates, factors) + timed.host_state_s
-            own_s = own_s + passes_s(phase_s, runs, blocks, again, modes)[0]
-            if self.offloads:
-                saved = counts.sum(axis=1) @ timed.saved_bytes[0] - full.sum(axis=1) @ timed.saved_bytes[1]
-                copies_s = saved[structure.class_stage] * structure.class_span / self.slices / tables.host_bytes_per_s
-                own_s = own_s + np.isin(kind, (Kind.OFFLOAD, Kind.RELOAD)) * copies_s * x.offload
-            each.append(own_s)
-        out = each[0] if len(each) == 1 else (1 - x.fp8) * each[0] + x.fp8 * each[1]
-        optimizer, scale = kind == Kind.OPTIMIZER, tables.scale[None]
-        return with_step_costs(out[None], tables.overhead_s, self.loss, scale, optimizer, tables.beside)[0]
+    ) -> Times:
+        """What rates, latencies, host times and corrections decide."""
+        seconds = tables.prices.seconds(log_rates, factors)
+        issue_s, gap_s = tables.host_units * jnp.stack([x.host_op_s, x.kernel_gap_s])
+        none = dict.fromkeys(self.absent, np.zeros(tables.event_price.shape[-1], bool))
 
-    def _between_s(
-        self,
-        timed: Timed,
-        knots: Float[Array, " knots"],
-        layers: Float[Array, " stages"],
-        log_rates: Float[Array, " r"],
-        factors: Float[Array, " families"],
-    ) -> Float[Array, " classes"]:
-        """Seconds of the events between blocks in every class, from those at the knots around its stage's layers."""
-        structure = self.prepared.structure
-        classes, n = structure.n_classes, knots.shape[0]
-        seconds = timed.between.seconds(log_rates, factors)[timed.entry_op]
-        at_knots = summed(timed.entry_at, seconds, n * classes).reshape(n, classes)
-        of_class = layers[structure.class_stage]
-        ranks = np.array(self.ranks)
-        of_rank = layers.at[ranks[:, 0]].set(layers[ranks].mean(axis=1))  # one update for all chunks of a rank
-        of_class = jnp.where(structure.class_kind == Kind.OPTIMIZER, of_rank[structure.class_stage], of_class)
-        weights = along(jnp.eye(n), jnp.interp(of_class, knots, jnp.arange(n, dtype=layers.dtype)))
-        return (weights * at_knots.T).sum(axis=1)
+        def of_lane(events: BlockEvents, time_s: Float[Array, " ops"]) -> tuple[Array, Array]:
+            found = time_phases(events._replace(ring_steps=self.ring_steps, **none), time_s, issue_s, gap_s)
+            return found.phase_s, found.overlapped_phase_s
 
-    def makespan(self, durations: Float[Array, " classes"]) -> Float[Array, ""]:
-        """Seconds of the program."""
-        return makespan(self.prepared.compiled, durations)
+        plain_s, paired_s = jax.vmap(jax.vmap(of_lane))(tables.events, seconds[tables.event_price])
+        phase_s = jnp.stack([(paired_s if beside else plain_s)[:, i] for i, (_, beside) in enumerate(self.lanes)])
+        shape = tables.event_price.shape[0], len(tables.knots), self.starts[-1]
+        at_knots = summed(tables.entry_at, seconds[tables.entry_price], prod(shape))
+        return Times(phase_s, at_knots.reshape(shape))
 
+    def durations(self, tables: Tables, x: StepParameters, times: Times) -> Float[Array, " classes"]:
+        """Seconds of every class: what else decides."""
+        kind, stage, segment = (self.of_classes(f"class_{name}") for name in ("kind", "stage", "segment"))
+        optimizer, ranks = kind == Kind.OPTIMIZER, np.array(self.ranks)
+        counts, full = tables.cuts.held(x.layers, x.recompute)
+        blocks, again = (in_classes(stage, segment, some) for some in (counts, full))
+        out = passes_s(dict(enumerate(times.phase_s)), tables.runs, blocks, again, np.array([[self.mode]]))
+        of_rank = x.layers.at[ranks[:, 0]].set(x.layers[ranks].mean(axis=1))  # one update for all chunks of a rank
+        near = along(jnp.eye(len(tables.knots)), jnp.stack([x.layers, of_rank]), tables.knots)
+        out = out + jnp.einsum("ck,tkc->tc", near[optimizer.astype(int), stage], times.at_knots)
+        if self.host_states:
+            of_types = (host_state_s(of_block, kind, stage, segment, ranks, counts) for of_block in tables.host_state_s)
+            out = out + jnp.stack([*of_types])
+        if self.offloads:
+            saved, spared = (jnp.einsum("sb,tib->tis", some.sum(axis=1), tables.saved_bytes[:, :, i])
+                             for i, some in enumerate((counts, full)))  # fmt: skip
+            step = np.repeat(self.steps, np.diff(self.starts))
+            copies = np.isin(kind, (Kind.OFFLOAD, Kind.RELOAD)) * self.of_classes("class_span") / self.slices
+            out = out + copies * (saved - spared)[:, step, stage] / tables.host_bytes_per_s * x.offload
+        if len(out) > 1:
+            out = (1 - x.fp8) * out[:1] + x.fp8 * out[1:]
+        return with_step_costs(out, tables.overhead_s, self.loss, tables.scale[None], optimizer, tables.beside)[0]
 
-class Half(NamedTuple):
-    """A program whose events are not priced yet."""
-
-    program: Program
-    tables: Tables
-    """With `Timed` left out."""
-    events: tuple[tuple[BlockEvents, ...], ...]
-    """By element type and variant."""
-    rest: tuple[tuple[np.ndarray, ...], ...]
-    """By element type, the fields of `Timed` after the prices."""
-    asked: tuple[tuple[Priced, ...], ...]
-    """By element type: of the variants, then of the events between blocks."""
-
-    def priced(self, found: list[Prices]) -> Tables:
-        """The tables with prices, those of `asked` in order, which are taken off the list."""
-        timed = []
-        for events, rest in zip(self.events, self.rest, strict=True):
-            own = [found.pop(0) for _ in events]
-            timed.append(Timed(tuple(zip(events, own, strict=True)), found.pop(0), *rest))
-        return self.tables._replace(timed=tuple(timed))
-
-
-def half_priced(
-    problems: Sequence[StepProblem], bundles: Sequence[Bundle], weight: float, layers: Int[np.ndarray, " stages"],
-    factor: float,
-) -> Half:  # fmt: skip
-    """A program of a layout, of what the public prediction composes it.
-
-    Args:
-        problems: of the job under each of its element types.
-        bundles: of each, with the one layout as its only lane, which recomputes nothing in full.
-        weight: of its makespan.
-        layers: of every stage.
-        factor: that the step is multiplied by.
-    """
-    problem, bundle = problems[0], bundles[0]
-    spec, one, layout = bundle.spec, bundle.composed[0], bundle.layouts[0]
-    program, passes = prepared(bundle.spec), bundle_passes(problem, bundle)
-    cuts, knots = Cuts.of(one.events, spec.segments), _knots(layers)
-    variants, slices = tuple(passes.runs), spec.scheduler.slices
-    events, rest, asked = [], [], []
-    for own, its in zip(problems, bundles, strict=True):
-        tables = [variant_times(own, layout, variant, slices) for variant in variants]
-        ops, where, which = _between(own, its, cuts, knots, layers)
-        events.append(tuple(table.events for table in tables))
-        kept = BlockBytes.of(its.tables, its.modes[:, 0], layout.pp > 1, own.job, own.framework)
-        saved_bytes = np.stack([kept.kept[0], (kept.kept - kept.least)[0]])
-        on_host = np.zeros(program.structure.n_classes)
-        if layout.offload_states != "none":
-            blocks = its.composed[0].events
-            on_host = host_state_s(own.setting, layout, blocks, spec, program.structure, its.counts)
-        rest.append((where, which, saved_bytes, on_host))
-        of_blocks = [
-            Priced(own, t.ops, _block_pricer(layout, v, slices)) for t, v in zip(tables, variants, strict=True)
-        ]
-        asked.append((*of_blocks, Priced(own, ops, lambda p, ops=ops: priced_events(p, ops).time_s)))
-    unit = replace(problem, framework=replace(problem.framework, host_op_s=1.0, kernel_gap_s=1.0)).host
-    found = Tables(
-        timed=(),
-        cuts=cuts,
-        knots=knots.astype(float),
-        runs=tuple(passes.runs.values()),
-        beside=beside_in(problem.setting, spec),
-        host_bytes_per_s=np.float64(host_bandwidth(problem.cluster.device) if spec.offload else 1.0),
-        scale=np.float64(factor),
-        overhead_s=np.float64(problem.host.step_overhead_s),
-        host_units=np.array([unit.issue_s, unit.kernel_gap_s]),
-        rank_count=program.rank_count,
-    )
-    form = Program(
-        prepared=program,
-        weight=weight,
-        variants=variants,
-        mode=int(modes_of([layout.recompute])[0]),
-        loss=beside_loss(problem),
-        slices=slices,
-        offloads=spec.offload,
-        ranks=tuple(map(tuple, spec.stage_map.tolist())),
-    )
-    return Half(form, found, tuple(events), tuple(rest), tuple(asked))
-
-
-def _block_pricer(layout: Layout, variant: Variant, slices: int) -> Callable[[StepProblem], Float[np.ndarray, " n"]]:
-    return lambda problem: variant_times(problem, layout, variant, slices).times.time_s
-
-
-def _knots(layers: Int[np.ndarray, " stages"]) -> Int[np.ndarray, " knots"]:
-    low, high = layers.min() // 2, min(2 * layers.max(), layers.sum())
-    near = np.unique([layers - 1, layers, layers + 1])
-    spread = np.unique(np.linspace(low, high, MOST_KNOTS).astype(int))
-    found = np.unique([*near, *spread]) if high - low >= MOST_KNOTS else np.arange(low, high + 1)
-    return found[(found >= 0) & (found <= layers.sum())]
-
-
-def _between(
-    problem: StepProblem,
-    bundle: Bundle,
-    cuts: Cuts,
-    knots: Int[np.ndarray, " knots"],
-    layers: Int[np.ndarray, " stages"],
-) -> tuple[tuple[Op, ...], Int[np.ndarray, " entries"], Int[np.ndarray, " entries"]]:
-    """Distinct events between blocks at all knots, and where each occurs (`Timed.entry_at`, `Timed.entry_op`)."""
-    one, structure = bundle.composed[0], prepared(bundle.spec).structure
-    spans = np.unique(structure.variants[:, 0]).tolist()
-    index: dict[Op, int] = {}
-    where, which = [], []
-    starts = np.cumsum(layers) - layers
-    for at, n in enumerate(knots.tolist()):
-        counts = cuts.alike(n, starts)
-        events = communication_events(
-            one.ranks.layout, one.states, one.events, bundle.spec, spans, counts, problem.job, problem.cluster
-        )
-        classes, numbers = event_entries(structure, events)
-        place = np.array([index.setdefault(op, len(index)) for op in events.ops], int)
-        where.append(at * structure.n_classes + classes)
-        which.append(place[numbers])
-    return tuple(index), np.concatenate(where), np.concatenate(which)
+    def step_s(self, durations: Float[Array, " classes"]) -> Float[Array, " sizes"]:
+        """Seconds of the step at each micro-batch size."""
+        parts: list[list[tuple[Array, Array]]] = [[] for _ in range(1 + self.steps[-1])]
+        for at, (program, weight) in enumerate(zip(self.prepared, self.weights, strict=True)):
+            own = durations[self.starts[at] : self.starts[at + 1]]
+            part = weight * makespan(program.compiled, own), weight * (own @ program.rank_count.T)
+            parts[self.steps[at]].append(part)
+        spans = [sum(span for span, _ in of_step) for of_step in parts]
+        # the difference of two streams may not be shorter than the busiest rank (`rank_busy_s`)
+        busy = [jnp.max(sum(b for _, b in of_step)) if len(of_step) > 1 else -jnp.inf for of_step in parts]
+        return jnp.stack([jnp.maximum(*both) for both in zip(spans, busy, strict=True)])

@@ -3,6 +3,7 @@
 Sizes are odd: alignment flags and tile counts are constant around them, as differentiation takes them.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -21,6 +22,7 @@ from perfmodel.cost.learn import (
     shipped_folder,
 )
 from perfmodel.cost.learn._kinds import machine_of, one_hot, shape_with_flags
+from perfmodel.cost.learn._queries import Query
 from perfmodel.ops import Attention, Gemm, KernelOp, MemoryBound
 
 CASES = {
@@ -102,3 +104,16 @@ def test_more_bandwidth_never_slows_a_memory_bound_kernel() -> None:
     fast = predict_log_time(regressor.params, faster, family="memory")
     slow = predict_log_time(regressor.params, slower, family="memory")
     assert fast < slow
+
+
+def test_measured_shapes_alone_are_answered_where_few_backward_rows_exist() -> None:
+    """Of A100 PCIe few backward passes of attention are measured: those answer for themselves, others by their die."""
+    regressor = load_regressor(Path(shipped_folder()) / "attention.safetensors")
+    stack = next(s for s in regressor.stacks if s.key.startswith("A100-PCIE-80GB|simumax"))
+    query = Query(stack.figures, stack.source, stack.software)
+    measured = Attention(batch=1, heads=32, kv_heads=8, seq_q=4096, seq_kv=4096, head_dim=128, pass_="bwd")
+    far = replace(measured, batch=40, seq_q=640, seq_kv=640)
+    alone = regressor.predict(rows_from_ops([measured]), (query,), np.zeros(1, int))
+    both = regressor.predict(rows_from_ops([measured, far]), (query,), np.zeros(2, int))
+    assert alone.provenance[0] == 0 < both.provenance[1]
+    np.testing.assert_allclose(both.log_time[0], alone.log_time[0])

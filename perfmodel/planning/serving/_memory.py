@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from perfmodel.planning.serving._request import MEMORY_SHARE, PAGE_TOKENS, PREFILL_TOKENS, WEIGHT_BYTES
+from perfmodel.planning.serving._steps import Server
 from perfmodel.prediction import shard_events, stage_blocks
-from perfmodel.serving._request import MEMORY_SHARE, PAGE_TOKENS, PREFILL_TOKENS, WEIGHT_BYTES
-from perfmodel.serving._steps import Server
 from perfmodel.units import dtype_bytes
 from perfmodel.workload import layer_cache_bytes, storage_dtype
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import perfmodel as pm
 from perfmodel import catalog
-from perfmodel.serving import Serving
+from perfmodel.planning.serving import Serving
 from perfmodel.workload import layer_cache_bytes, parameter_count
 
 SERVED = {"prompt_tokens": 1000, "output_tokens": 100}

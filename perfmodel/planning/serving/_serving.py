@@ -8,10 +8,10 @@ from perfmodel import catalog
 from perfmodel.cost import CollectiveModel, KernelModel
 from perfmodel.cost.learn import weight_files
 from perfmodel.errors import LayoutError, PerfModelError
+from perfmodel.planning.serving._memory import ServingMemory, serving_memory
+from perfmodel.planning.serving._request import Batching, Requests, serving_words
+from perfmodel.planning.serving._steps import PARTS, Cost, Server
 from perfmodel.prediction import Site
-from perfmodel.serving._memory import ServingMemory, serving_memory
-from perfmodel.serving._request import Batching, Requests
-from perfmodel.serving._steps import PARTS, Cost, Server
 from perfmodel.spec import USUAL_DTYPES, Cluster, Framework, Layout, Model, Transformer
 from perfmodel.units import GIB, positive
 
@@ -130,13 +130,13 @@ class Serving:
 
 def serve(
     model: Model | str,
-    cluster: Cluster | str,
+    cluster: Cluster | str | None = None,
     layout: Layout | str = "",
     *,
-    prompt_tokens: int,
-    output_tokens: int,
+    prompt_tokens: int | None = None,
+    output_tokens: int | None = None,
     batch: int | None = None,
-    batching: Batching = "continuous",
+    batching: Batching | None = None,
     ttft_limit_s: float | None = None,
     tpot_limit_s: float | None = None,
     dtype: str | None = None,
@@ -150,11 +150,12 @@ def serve(
         serve("llama3-70b", "dgx-h100", "tp=8", prompt_tokens=1024, output_tokens=256, batch=64, dtype="fp8")
 
     Args:
-        model, cluster, layout, calibration: as `predict` takes them; tp, pp, dp, ep and etp of a layout count.
-        prompt_tokens, output_tokens: of every request.
+        model, cluster, layout, calibration: as `predict` takes them, a job file too, whose `[serving]` says what is
+            not said here; tp, pp, dp, ep and etp of a layout count.
+        prompt_tokens, output_tokens: of every request; needed.
         batch: requests in flight over all replicas, a multiple of dp; if not given, the most that fit and hold the
             limits.
-        batching: whether requests take one another's places, or start and end together.
+        batching: whether requests take one another's places (`continuous`, unless said), or start and end together.
         ttft_limit_s, tpot_limit_s: longest time to first token, and per output token, that `batch` is chosen for.
         dtype: of products; the first of bf16, fp16 and fp32 that the device has if not given.
         weight_dtype: narrower type of the layers' weights in memory (fp8, int8, int4, fp4), widened as they are read.
@@ -167,12 +168,28 @@ def serve(
         LayoutError: a layout that cannot serve the model.
         PerfModelError: a model that generates nothing, sizes that are no whole numbers, or limits that no batch holds.
     """
+    file = catalog.unfiled(model)
+    if file is not None:
+        words = serving_words(file)
+        model, cluster = file.words.get("model", ""), cluster or file.words.get("cluster")
+        layout, dtype = layout or file.layout, dtype or file.words.get("dtype")
+        prompt_tokens = prompt_tokens or words.get("prompt_tokens")
+        output_tokens = output_tokens or words.get("output_tokens")
+        batch = words.get("batch") if batch is None else batch
+        batching = batching or words.get("batching")
+        ttft_limit_s = words.get("ttft_limit_s") if ttft_limit_s is None else ttft_limit_s
+        tpot_limit_s = words.get("tpot_limit_s") if tpot_limit_s is None else tpot_limit_s
+        weight_dtype, kv_dtype = weight_dtype or words.get("weight_dtype", ""), kv_dtype or words.get("kv_dtype", "")
+        framework = framework or Framework(step_overhead_s=words.get("step_overhead_s", 0.0))
+    if cluster is None or prompt_tokens is None or output_tokens is None:
+        raise PerfModelError("serve: give a cluster, prompt_tokens and output_tokens, or a job file that says them")
     found = catalog.model(model) if isinstance(model, str) else model
     on = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
     laid_out = Layout.parse(layout or "tp=1") if isinstance(layout, str) else layout
     requests = Requests(
         prompt_tokens=prompt_tokens, output_tokens=output_tokens, batch=laid_out.dp if batch is None else batch,
-        batching=batching, dtype=dtype or default_dtype(on), weight_dtype=weight_dtype, kv_dtype=kv_dtype,
+        batching=batching or "continuous", dtype=dtype or default_dtype(on), weight_dtype=weight_dtype,
+        kv_dtype=kv_dtype,
     )  # fmt: skip
     server = server_of(found, on, laid_out, requests, calibration, framework)
     limits = Limits(ttft_s=ttft_limit_s, tpot_s=tpot_limit_s)
@@ -253,15 +270,17 @@ def _waiting_share(others_s: float, whole_s: float, sequences: int) -> float:
     """Share of the prompts of the others that a request waits for before its own is read; the rest are read between its
     tokens.
 
-    Prompts queue for a server that reads one at a time in S seconds and is busy for a share r of the time: on average
+    Prompts queue for a server that reads one at a time in S seconds and is in use for a share r of the time: on average
     r S / (2 (1 - r)), Pollaczek and Khinchine's formula for a constant service time (Kleinrock, Queueing Systems I,
     1975, section 5.6), and never for more than all others.
     """
     if sequences == 1:
         return 0.0
-    busy = others_s / whole_s
+    utilisation = others_s / whole_s
     each_s = others_s / (sequences - 1)
-    return min(1.0, busy * each_s / (2.0 * (1.0 - busy)) / others_s) if busy < 1.0 else 1.0
+    if utilisation >= 1.0:
+        return 1.0
+    return min(1.0, utilisation * each_s / (2.0 * (1.0 - utilisation)) / others_s)
 
 
 def _ends(cost: Cost, site: Site) -> Interval:

@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float
 
 from perfmodel.cost import EventTimes, KernelModel, PricesCollectives, inference_times
 from perfmodel.ops import Attention, Collective, MemoryBound, Op
+from perfmodel.planning.serving._request import PREFILL_TOKENS, WEIGHT_BYTES, Requests
 from perfmodel.prediction import Phase, Placement, Setting, Site, shard_events, stage_blocks
-from perfmodel.serving._request import PREFILL_TOKENS, WEIGHT_BYTES, Requests
 from perfmodel.spec import Cluster, Framework, Job, Layout, Transformer
 from perfmodel.units import dtype_bytes
 from perfmodel.workload import storage_dtype
@@ -144,8 +144,8 @@ class Server:
         """
         micro = min(self.layout.pp, sequences)
         step = self.step(1, context - 1, -(-sequences // micro))
-        through, busy = step.through, step.slowest * micro
-        return through if through.total_s >= busy.total_s else busy
+        through, bottleneck = step.through, step.slowest * micro
+        return through if through.total_s >= bottleneck.total_s else bottleneck
 
     @property
     def prompts_together(self) -> int:

@@ -1,8 +1,9 @@
 """What is served: requests of one length, and the element types in which a server holds weights and cache."""
 
-from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal, get_args
 
+from perfmodel.catalog import JobFile, checked_fields
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.units import DTYPE_BYTES, whole
 
@@ -23,6 +24,40 @@ PREFILL_TOKENS: Final = 8192
 `max_num_tokens` by default): several short prompts, or a part of a longer one."""
 MEMORY_SHARE: Final = 0.9
 """Share of a device's memory that a server takes (vLLM's `gpu_memory_utilization`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingWords:
+    """What `[serving]` of a job file may say."""
+
+    prompt_tokens: int | None = None
+    """Of every request."""
+    output_tokens: int | None = None
+    """Of every request."""
+    batch: int | None = None
+    """Requests in flight over all replicas; the most that fit and hold the limits if not given."""
+    batching: Batching = "continuous"
+    """Whether requests take one another's places, or start and end together."""
+    weight_dtype: str = ""
+    """Narrower type of the weights in memory: fp8, int8, int4 or fp4."""
+    kv_dtype: str = ""
+    """Type of the cache, such as fp8."""
+    ttft_limit_s: float | None = None
+    """Longest time to first token."""
+    tpot_limit_s: float | None = None
+    """Longest time per output token."""
+    step_overhead_s: float = 0.0
+    """The server's own time between steps."""
+
+
+def serving_words(file: JobFile) -> dict[str, Any]:
+    """What `[serving]` of a job file says.
+
+    Raises:
+        PerfModelError: a word that there is not, or a value that it cannot have; names the file.
+    """
+    known = [one.name for one in fields(ServingWords)]
+    return checked_fields(ServingWords, file.serving, f"{file.where} [serving]", known)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel import catalog
 from perfmodel.errors import LayoutError, PerfModelError
-from perfmodel.serving._request import Requests
-from perfmodel.serving._serving import Limits, Serving, default_dtype, largest, served, server_of
+from perfmodel.planning.serving._request import Requests
+from perfmodel.planning.serving._serving import Limits, Serving, default_dtype, largest, served, server_of
 from perfmodel.spec import Cluster, Framework, Layout, Model, Transformer
 from perfmodel.units import whole
 

@@ -1,0 +1,296 @@
+"""The other ranks of a world on the wire: `python -m perfmodel.execution.emulation._peer ORDERS`, a JSON object.
+
+One process without torch stands for all emulated ranks. Real ranks connect to it as to the ranks that they believe in
+and send their library's messages; it answers them message by message (`_operations`), nothing else: no model, no
+reduction, no messages among emulated ranks.
+"""
+
+import json
+import selectors
+import socket
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from perfmodel.execution.emulation._clock import fine_timers
+from perfmodel.execution.emulation._conditions import Conditions
+from perfmodel.execution.emulation._gloo_messages import (
+    DATA,
+    RECV_READY,
+    SEND_READY,
+    Connection,
+    Header,
+    called_as,
+    kind_of,
+)
+from perfmodel.execution.emulation._operations import Links, Message, Network, Operation
+from perfmodel.execution.emulation._orders import Call, EmulationError, Orders
+from perfmodel.execution.emulation._wire import OPERATION_COLUMNS, PEER
+
+_SCRAP_BYTES: Final = 1 << 22
+_MOST_OPERATIONS: Final = 64
+"""Of a group that are remembered; older ones are over."""
+_CLOSE_S: Final = 2e-3
+"""Before a message is due the clock is watched: the system's wait is in whole milliseconds."""
+
+
+@dataclass(eq=False, slots=True)
+class _Group:
+    """One process group as one real rank meets it."""
+
+    name: str
+    members: tuple[int, ...]
+    place: int
+    real: "_Real"
+    operations: dict[int, Operation] = field(default_factory=dict)
+    """By slot, the newest last."""
+    ends: "dict[int, _End]" = field(default_factory=dict)
+    """By place of the emulated rank."""
+
+    @property
+    def rank(self) -> int:
+        """The real one."""
+        return self.members[self.place]
+
+
+class _Entry(NamedTuple):
+    """What may have something to send or to receive."""
+
+    group: _Group
+    slot: int
+    operation: Operation
+    peer: int
+
+
+@dataclass(slots=True)
+class _End:
+    """What stands behind a connection."""
+
+    connection: Connection
+    group: _Group
+    peer: int
+
+
+@dataclass(slots=True)
+class _Real:
+    """What one real rank is to the emulated ones."""
+
+    conditions: Conditions
+    links: Links = field(default_factory=Links)
+
+
+class Peer:
+    """Serves real ranks until it is told to end."""
+
+    def __init__(self, orders: Orders, network: Network) -> None:
+        self._orders, self._network = orders, network
+        self._selector = selectors.DefaultSelector()
+        self._listener = socket.create_server(("0.0.0.0", 0), backlog=1024)
+        self._joins = socket.socket(socket.AF_UNIX)
+        self._joins.bind(orders.wire)
+        self._joins.listen(64)
+        for listener, act in ((self._listener, self._accept), (self._joins, self._join)):
+            self._selector.register(listener, selectors.EVENT_READ, act)
+        self._expected: dict[int, tuple[_Group, int]] = {}
+        self._bases: dict[tuple[str, tuple[int, ...]], int] = {}
+        self._next_base = 0
+        self._reals: dict[int, _Real] = {}
+        self._groups: list[_Group] = []
+        self._turn: deque[_Entry] = deque()
+        self._later: list[tuple[float, int, _Entry]] = []
+        self._count = 0
+        self._scrap = memoryview(bytearray(_SCRAP_BYTES))
+        self._zeros = memoryview(b"")
+        self._log: list[dict[str, Any]] = []
+        self._ended = False
+
+    def serve(self) -> None:
+        """Until standard input closes.
+
+        Raises:
+            EmulationError: a message that does not belong, or an emulated rank that is to die.
+        """
+        fine_timers()
+        self._selector.register(sys.stdin, selectors.EVENT_READ, self._end)
+        while not self._ended:
+            for key, events in self._selector.select(self._patience_s()):
+                if isinstance(key.data, _End):
+                    self._exchange(key.data, events)
+                else:
+                    key.data()
+            now_s = time.perf_counter()
+            while self._later and self._later[0][0] <= now_s:
+                self._turn.append(heappop(self._later)[2])
+            self._take_turns()
+
+    def log(self) -> list[dict[str, Any]]:
+        """Every operation that there was."""
+        for group in self._groups:
+            while group.operations:
+                self._forget(group)
+        return self._log
+
+    def _end(self) -> None:
+        self._ended = not sys.stdin.buffer.read1(1)
+
+    def _patience_s(self) -> float | None:
+        if not self._later:
+            return None
+        return max(0.0, self._later[0][0] - time.perf_counter() - _CLOSE_S)
+
+    def _take_turns(self) -> None:
+        """One message of every operation in turn, for as long as there are any."""
+        while self._turn:
+            group, slot, operation, peer = entry = self._turn.popleft()
+            if (end := group.ends.get(peer)) is None:
+                continue
+            connection, now_s = end.connection, time.perf_counter()
+
+            def send(_: int, nbytes: int, data: memoryview, slot: int = slot, out: Connection = connection) -> None:
+                out.send(SEND_READY, slot, nbytes)
+                out.send(DATA, slot, nbytes, data)
+
+            def grant(_: int, nbytes: int, slot: int = slot, out: Connection = connection) -> None:
+                out.send(RECV_READY, slot, nbytes)
+
+            looks_s = (
+                operation.try_receive(peer, now_s, grant),
+                operation.try_send(peer, now_s, self._nothing, send),
+            )
+            again_s = min((look_s for look_s in looks_s if look_s is not None), default=None)
+            if again_s is not None and again_s <= now_s:
+                group.real.conditions.together(now_s)
+                self._turn.append(entry)
+                self._watch(end)
+            elif again_s is not None:
+                self._count += 1
+                heappush(self._later, (again_s, self._count, entry))
+
+    def _nothing(self, nbytes: int) -> memoryview:
+        """So many zeros."""
+        if nbytes > len(self._zeros):
+            self._zeros = memoryview(bytearray(nbytes))
+        return self._zeros
+
+    def _exchange(self, end: _End, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            end.connection.flush()
+        if events & selectors.EVENT_READ:
+            there = end.connection.receive(
+                lambda header: self._operation(end, header).place_for(end.peer, header.nbytes, self._scrap),
+                lambda header: self._arrived(end, header),
+            )
+            if not there:
+                self._selector.unregister(end.connection.socket)
+                del end.group.ends[end.peer]
+                end.connection.socket.close()
+                return
+        self._watch(end)
+
+    def _watch(self, end: _End) -> None:
+        """Be woken when the socket takes more, as long as something waits for that."""
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if end.connection.sending else 0)
+        key = self._selector.get_map().get(end.connection.socket.fileno())
+        if key is not None and key.events != wanted:
+            self._selector.modify(end.connection.socket, wanted, end)
+
+    def _arrived(self, end: _End, header: Header) -> None:
+        operation, now_s = self._operation(end, header), time.perf_counter()
+        pair = operation.pair(end.peer)
+        if header.what == RECV_READY:
+            pair.asked.append(Message(header.nbytes, now_s))
+        elif header.what == SEND_READY:
+            pair.offered.append(Message(header.nbytes, now_s))
+        elif header.what == DATA:
+            wrong = operation.arrive(end.peer, header.nbytes, now_s)
+            if wrong:
+                raise EmulationError(f"group {end.group.name}: {wrong}")
+            for peer in operation.pairs if operation.kind == "all_gather" else (end.peer,):
+                self._turn.append(_Entry(end.group, header.slot, operation, peer))
+            return
+        else:
+            raise EmulationError(f"group {end.group.name}: a message of an older protocol of gloo: {header}")
+        self._turn.append(_Entry(end.group, header.slot, operation, end.peer))
+
+    def _operation(self, end: _End, header: Header) -> Operation:
+        """The one that a message belongs to, begun with its first message."""
+        group = end.group
+        operation = group.operations.get(header.slot)
+        if operation is not None:
+            return operation
+        kind, now_s, conditions = kind_of(header.slot), time.perf_counter(), group.real.conditions
+        conditions.check_alive(group.members, f"rank {group.rank}: {kind} of group {group.name}")
+        late_s = conditions.late_s(now_s, len(group.members) - 1)
+        late_s += conditions.extra_s(Call(kind, header.nbytes, ""), 0)
+        operation = Operation(kind, len(group.members), group.place, now_s + late_s, self._network, group.real.links)
+        operation.first_s = operation.last_s = now_s
+        group.operations[header.slot] = operation
+        if len(group.operations) > _MOST_OPERATIONS:
+            self._forget(group)
+        return operation
+
+    def _forget(self, group: _Group) -> None:
+        """The oldest operation, but for the log."""
+        slot = next(iter(group.operations))
+        operation = group.operations.pop(slot)
+        number = slot >> 24 & 0xFFFFFFFF if slot >> 56 else slot
+        row = (
+            group.rank, group.name, len(group.members), number, operation.kind, operation.in_bytes,
+            operation.out_bytes, operation.messages, operation.first_s, operation.begin_s, operation.last_s,
+        )  # fmt: skip
+        self._log.append(dict(zip(OPERATION_COLUMNS, row, strict=True)))
+
+    def _join(self) -> None:
+        """A real rank says which group it forms, and is told where the other ranks are."""
+        connected, _ = self._joins.accept()
+        with connected, connected.makefile("rw") as line:
+            rank, name, listed = json.loads(line.readline())
+            members = tuple(listed)
+            if (name, members) not in self._bases:
+                self._bases[name, members] = self._next_base
+                self._next_base += len(members) ** 2
+            base, place = self._bases[name, members], members.index(rank)
+            group = _Group(name, members, place, self._reals.setdefault(rank, _Real(Conditions(self._orders))))
+            self._groups.append(group)
+            for peer, member in enumerate(members):
+                if member not in self._orders.real_ranks:
+                    self._expected[base + peer * len(members) + place] = group, peer
+            line.write(json.dumps([self._listener.getsockname()[1], base]) + "\n")
+
+    def _accept(self) -> None:
+        connected, _ = self._listener.accept()
+        number = called_as(connected)
+        if number not in self._expected:
+            connected.close()
+            return
+        group, peer = self._expected.pop(number)
+        end = group.ends[peer] = _End(Connection(connected), group, peer)
+        self._selector.register(connected, selectors.EVENT_READ, end)
+
+
+def main(orders: str) -> int:
+    """Serve, and leave what there was in the orders' folder: `peer.json`."""
+    fields: dict[str, Any] = json.loads(orders)
+    network = Network(**fields.pop("network"))
+    told = Orders.from_fields(fields)
+    peer, failure = Peer(told, network), ""
+    begin_s, cpu_s = time.perf_counter(), time.process_time()
+    print("ready", flush=True)
+    try:
+        peer.serve()
+    except EmulationError as error:
+        failure = str(error)
+    found = {
+        "failure": failure, "cpu_s": time.process_time() - cpu_s, "wall_s": time.perf_counter() - begin_s,
+        "operations": peer.log(),
+    }  # fmt: skip
+    (Path(told.out) / PEER).write_text(json.dumps(found))
+    return 1 if failure else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

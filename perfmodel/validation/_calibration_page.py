@@ -1,0 +1,161 @@
+"""A calibration as one page: predictions beside measurements, what is uncertain, what to measure next."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+import pandas as pd
+
+from perfmodel.cost import calibration_files
+from perfmodel.display import Report, calibration_page, inline_frame, shows_progress
+from perfmodel.errors import CalibrationError
+from perfmodel.ingest.tables import write_text
+from perfmodel.spec import Layout, Problem
+from perfmodel.validation._metrics import errors
+from perfmodel.validation._next_measurements import Wanted, near_shapes, of_step
+from perfmodel.validation._parity import all_rows, is_runs
+
+MOST_POINTS: Final = 4000
+"""Rows in the page; of more, those farthest off and a regular sample of each group."""
+FARTHEST: Final = 10
+"""Rows of a group, the farthest off, that are in the page in any case."""
+HEIGHT_PX: Final = 900
+"""Of the page in a notebook."""
+
+
+@dataclass(frozen=True, eq=False)
+class CalibrationReport:
+    """Predictions of a calibration held against measured rows; a notebook shows it as the page that `write` writes."""
+
+    data: dict[str, Any]
+    """What the page shows, as plain values: `groups` have their errors, `rows` are a sample of the rows, `next` is
+    what to measure."""
+
+    def to_html(self) -> str:
+        """The page: one file that needs no network."""
+        return calibration_page(self.data)
+
+    def write(self, path: Path | str) -> None:
+        """Write the page, whole or not at all."""
+        write_text(path, self.to_html())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return self.data
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per group and device: `group`, `device`, `kind`, `n` and the errors as fractions."""
+        return pd.DataFrame(self.data["groups"])
+
+    def _repr_html_(self) -> str:
+        return inline_frame(self.to_html(), HEIGHT_PX, title="calibration")
+
+
+@shows_progress("calibration")
+def calibration_report(
+    tables: Sequence[Path | str] = (),
+    calibration: Path | str | None = None,
+    *,
+    problem: Problem | None = None,
+    layout: Layout | str = "",
+    progress: Report | None = None,
+) -> CalibrationReport:
+    """How well a calibration predicts what was measured, where it is unsure, and what to measure next.
+
+        calibration_report(["kernels.csv", "collectives.csv"], "fitted").write("calibration.html")
+
+    Args:
+        tables: measured kernels, collectives or whole runs, also mixed; without any the page shows what the
+            calibration says of itself: its rows, and its errors on shapes kept out of the fit.
+        calibration: directory made by `perfmodel fit`; the shipped one for `None`.
+        problem, layout: a step whose events are what to measure next, instead of shapes near those of the tables.
+        progress: told what is being done.
+
+    Raises:
+        TableError: a missing or malformed table.
+        CalibrationError: missing or unreadable weights; no table beside the shipped ones.
+        LayoutError: a layout that the problem's model cannot have.
+    """
+    folder = None if calibration is None or str(calibration) == "default" else Path(calibration)
+    if not tables and folder is None and not layout:
+        raise CalibrationError("nothing to show: give tables of measurements, or the folder of a calibration")
+    files = calibration_files(folder)
+    if not files:
+        raise CalibrationError(f"{folder}: no weights there; 'perfmodel fit TABLE... --out {folder}' writes them")
+    rows = all_rows(tables, folder, progress)
+    good = pd.DataFrame(rows[rows[["measured_s", "predicted_s"]].notna().all(axis=1)]).reset_index(drop=True)
+    step = (problem, layout) if problem is not None and layout else None
+    wanted = of_step(*step, folder) if step else near_shapes(tables, folder)
+    return CalibrationReport(
+        {
+            "kind": "calibration",
+            "calibration": str(folder) if folder else "shipped",
+            "tables": [str(table) for table in tables],
+            "fitted_from": [str(table) for table in tables if not is_runs(Path(table))],
+            "files": files,
+            "groups": _groups(good),
+            "rows": _points(good),
+            "skipped": [[why, n] for why, n in _skipped(rows).most_common()],
+            "next": [vars(one) for one in wanted.wanted],
+            "plan": wanted.plan,
+            "next_of": _next_of(wanted, problem, layout),
+        }
+    )
+
+
+def _next_of(wanted: Wanted, problem: Problem | None, layout: Layout | str) -> str:
+    if problem is not None and layout:
+        return (
+            f"Events of a step of {problem.model.name} as {layout} on {problem.cluster.name}, by what they leave open."
+        )
+    return wanted.of
+
+
+def _groups(rows: pd.DataFrame) -> list[dict[str, Any]]:
+    """Errors by group and device, kernels before collectives before runs."""
+    found = []
+    for names, own in rows.groupby(["kind", "group", "device"], sort=True):
+        (kind, group, device), part = map(str, cast(tuple, names)), pd.DataFrame(own)
+        figures = errors(part["measured_s"], part["predicted_s"], part["lo_s"], part["hi_s"])
+        origin = part["provenance"]
+        found.append(
+            {"group": group, "device": device, "kind": kind}
+            | {name: value for name, value in figures.items() if name != "spearman"}
+            | {"from_measured": float(np.mean(origin == "measured")) if "".join(origin) else None}
+        )
+    order = ("kernels", "collectives", "runs")
+    return sorted(found, key=lambda one: order.index(one["kind"]))
+
+
+def _points(rows: pd.DataFrame) -> dict[str, Any]:
+    """Columns of the rows that the page draws, six significant figures each."""
+    part = pd.DataFrame(rows.iloc[_sample(rows)]) if len(rows) > MOST_POINTS else rows
+    short = lambda name: [float(f"{v:.6g}") for v in part[name].tolist()]  # noqa: E731
+    return {
+        "of": len(rows),
+        "group": part["group"].tolist(),
+        "device": part["device"].tolist(),
+        "what": part["what"].tolist(),
+        "origin": part["provenance"].tolist(),
+        **{name: short(name) for name in ("measured_s", "predicted_s", "lo_s", "hi_s")},
+    }
+
+
+def _sample(rows: pd.DataFrame) -> np.ndarray:
+    """Of each group and device the farthest off, and its share of the rest at regular distances."""
+    off = np.abs(np.log(rows["predicted_s"].to_numpy(float) / rows["measured_s"].to_numpy(float)))
+    kept = []
+    for index in rows.groupby(["group", "device"]).indices.values():
+        by_error = index[np.argsort(-off[index], kind="stable")]
+        share = max(FARTHEST, round(MOST_POINTS * len(index) / len(rows)))
+        kept += [by_error[:FARTHEST], np.sort(by_error[FARTHEST:])[:: max(1, -(-len(index) // share))]]
+    return np.unique(np.concatenate(kept))
+
+
+def _skipped(rows: pd.DataFrame) -> Counter[str]:
+    """Why the rows that have no prediction or no measurement were not compared."""
+    pairs = zip(rows["skipped_reason"].tolist(), rows["measured_s"].isna().tolist(), strict=True)
+    return Counter(why or "the row says no time" for why, unmeasured in pairs if why or unmeasured)
