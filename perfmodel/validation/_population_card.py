@@ -49,8 +49,8 @@ def population_card(fit: PopulationFit) -> str:
         "other sources of its group.\n\n"
         + _table(("source", "runs", "off", "left out", "scatter", "far off", "moves"), _sources(fit)),
         "## What a few runs are worth\n\nEvery source left out with its group, then given some of its own runs: mean "
-        "error of its other runs, and in brackets the share of them inside their 90 % interval. First by physics alone. "
-        "The update is the model's own, with the shares of the steps as they are predicted.\n\n"
+        "error of its other runs, and in brackets the share of them inside their 90 % interval. First by physics "
+        "alone. The update is the model's own, with the shares of the steps as they are predicted.\n\n"
         + _table(("source", "physics", *(f"{k} runs" for k in FEW)), _few(fit)),
     ]
     return "\n\n".join(sections) + "\n"
