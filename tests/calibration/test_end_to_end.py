@@ -87,7 +87,7 @@ def test_other_layouts_of_the_cluster_are_predicted() -> None:
     for run in runs[1::2]:
         problem = models(run.model.name)
         before, after = (explain(m, run.layout) for m in (problem, problem.adjusted(found.adjustment)))
-        assert abs(after.step_time_s / run.measured_s - 1) < 0.04
+        assert abs(after.step_time_s / run.measured_s - 1) < 0.05
         assert after.step_time_lo_s < run.measured_s < after.step_time_hi_s
         # a slower network's share of the step is larger, and so is what is unknown of it
         width = before.step_time_hi_s / before.step_time_lo_s
