@@ -13,6 +13,11 @@ def show(report: dict[str, Any]) -> None:
         for r in report["ranks"]:
             print(f"rank {r['rank']} of {report['world_size']} on {report['cluster']}: {1e3 * r['step_s']:.4g} ms, "
                   f"{1e3 * r['communication_s']:.4g} ms of it in collectives")  # fmt: skip
+    elif "classes" in report:
+        for row in report["classes"]:
+            print(f"ranks {', '.join(map(str, row['ranks']))}, by rank {row['real']}: iteration "
+                  f"{1e3 * row['time_s']:.4g} ms, {1e3 * row['communication_s']:.4g} ms in collectives")  # fmt: skip
+        print(f"slowest class {1e3 * report['iteration_s']:.4g} ms")
     elif "measured" in report:
         for row in report["measured"]:
             print(
