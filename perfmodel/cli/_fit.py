@@ -39,7 +39,7 @@ def add_command(commands: Any) -> None:
     command.add_argument(
         "--sites",
         action="store_true",
-        help="TABLEs are published runs: fit clocks under load and half-widths of intervals of an unknown site",
+        help="TABLEs are published runs: fit clocks under load and the model of sites that nobody knows",
     )
     command.add_argument(
         "--unstated",
@@ -123,7 +123,7 @@ def _check(arguments: argparse.Namespace) -> None:
 def _sites(arguments: argparse.Namespace) -> int:
     """Fit, write and show the constants of an unknown site."""
     from perfmodel.cli import _show
-    from perfmodel.prediction import TERMS
+    from perfmodel.prediction import CLASSES
     from perfmodel.validation import fit_sites
 
     with progress("fit", silent=arguments.json) as report:
@@ -135,9 +135,10 @@ def _sites(arguments: argparse.Namespace) -> int:
         of = found["sustained"].items()
         rows = [(name, source, f"{expm1(log):+.1%}") for name, logs in of for source, log in logs.items()]
         console.print(_show.table("Products in training relative to alone", heads, rows))
-        sides = found["unknown"][""]
-        rows = [(name, *(f"{sides[side][i]:.3f}" for side in ("faster", "slower"))) for i, name in enumerate(TERMS)]
-        console.print(_show.table("Log half-widths of 90 % intervals", ("share of the step", "faster", "slower"), rows))
+        heads = ("framework", "architecture", *CLASSES)
+        of = found["population"][""]["of"].items()
+        rows = [(*name.split("|"), *(f"{expm1(log):+.1%}" for log in one["mean"])) for name, one in of]
+        console.print(_show.table("What events take at the median site, beyond the physics", heads, rows))
         for file, why in found["skipped_files"].items():
             console.print(f"{file}: {why}")
         console.print(f"wrote {arguments.out}")
