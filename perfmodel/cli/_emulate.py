@@ -80,7 +80,9 @@ def add_command(commands: Any) -> None:
     )
     command.add_argument("--timeout", type=float, default=300.0, metavar="S", help="longest silence of a rank")
     command.add_argument("--out", type=Path, metavar="DIR", help="tables, and the timeline for Perfetto")
-    command.add_argument("--model", help="JOB.toml, or a model with --layout and --global-batch: compare with the prediction")
+    command.add_argument(
+        "--model", help="JOB.toml, or a model with --layout and --global-batch: compare with the prediction"
+    )
     add_from(command)
     command.add_argument("--layout", help="as for predict")
     add_framework(command)

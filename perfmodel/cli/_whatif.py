@@ -15,7 +15,10 @@ def add_command(commands: Any) -> None:
     command: argparse.ArgumentParser = commands.add_parser(
         "whatif", help="the same step with other hardware, network delays or a slow rank"
     )
-    add_job(command, settings="e.g. inter_node_bandwidth=2x, memory_bandwidth=+10%%, power_limit=2x, all_reduce_delay_s=0.002; or ")
+    add_job(
+        command,
+        settings="e.g. inter_node_bandwidth=2x, memory_bandwidth=+10%%, power_limit=2x, all_reduce_delay_s=0.002; or ",
+    )
     add_layout(command)
     command.add_argument("--sweep", metavar="NAME=FIRST:LAST:COUNT", help="e.g. all_reduce_delay_s=0:0.01:11, a curve")
     command.add_argument("--png", type=Path, metavar="FILE", help="picture of the curve")
