@@ -61,12 +61,13 @@ def ranks(minutes: float) -> None:
 def page() -> str:
     given = json.loads(ROWS.read_text()) if ROWS.exists() else {}
     rows = list(given.values())
-    training = as_table([row for row in rows if "/ " not in str(row["paper"])])
+    trained = [row for row in rows if "/ " not in str(row["paper"])]
+    training = as_table(trained)
     inference = as_table([row for row in rows if "/ " in str(row["paper"])]).drop(columns="batch")
-    held = f"{int(training['held'].sum())} of {len(training)}"
+    held = f"{sum(bool(row['held']) for row in trained)} of {len(trained)}"
     left = [f"{model} {batch}" for model, batch in PAPER_ROWS if f"{model} {batch}" not in given]
     missing = f"Not computed yet: {', '.join(left)}." if left else f"All {len(PAPER_ROWS)} rows of the paper are here."
-    same = int((training["ours"] == training["paper"]).sum())
+    same = sum(row["ours"] == row["paper"] for row in trained)
     runs = pd.read_csv(RUNS)
     return f"""# DistIR through programs
 

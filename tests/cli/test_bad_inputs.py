@@ -302,9 +302,7 @@ def test_a_damaged_file_is_named(here, capsys, name, mutation, at, cell) -> None
         Path(name).write_bytes(SOUND[name])
 
 
-PARSED = {
-    name: tomllib.loads(SOUND[name].decode()) for name in ("job.toml", "cluster.toml", "model.toml", "plan.toml")
-}
+PARSED = {name: tomllib.loads(SOUND[name].decode()) for name in ("job.toml", "cluster.toml", "model.toml", "plan.toml")}
 VALUES_OF_FILES = [
     (name, words, changed)
     for name, data in PARSED.items()
