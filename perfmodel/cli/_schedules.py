@@ -44,7 +44,9 @@ def add_command(commands: Any) -> None:
         "--times", metavar="F,B,W", help="forward, input and weight gradient of a chunk, such as 1,1,1; exact"
     )
     add_job_file(command, positional=False, layout=True)
-    command.add_argument("--model", help="predict this model, or JOB.toml, instead; needs --cluster, --layout and --global-batch")
+    command.add_argument(
+        "--model", help="predict this model, or JOB.toml, instead; needs --cluster, --layout and --global-batch"
+    )
     add_from(command)
     command.add_argument("--cluster", help="catalog name or TOML")
     add_framework(command)

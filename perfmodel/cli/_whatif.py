@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.cli._emit import note, reporting
-from perfmodel.cli._flags import add_job, add_layout, layout_of, problem_of
+from perfmodel.cli._flags import add_job, add_layout, layout_of, problem_of, require_measured
 from perfmodel.errors import PerfModelError
 from perfmodel.units import duration, figure
 
@@ -15,7 +15,10 @@ def add_command(commands: Any) -> None:
     command: argparse.ArgumentParser = commands.add_parser(
         "whatif", help="the same step with other hardware, network delays or a slow rank"
     )
-    add_job(command, settings="e.g. inter_node_bandwidth=2x, memory_bandwidth=+10%%, power_limit=2x, all_reduce_delay_s=0.002; or ")
+    add_job(
+        command,
+        settings="e.g. inter_node_bandwidth=2x, memory_bandwidth=+10%%, power_limit=2x, all_reduce_delay_s=0.002; or ",
+    )
     add_layout(command)
     command.add_argument("--sweep", metavar="NAME=FIRST:LAST:COUNT", help="e.g. all_reduce_delay_s=0:0.01:11, a curve")
     command.add_argument("--png", type=Path, metavar="FILE", help="picture of the curve")
@@ -39,6 +42,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     step_problem = step_problem_of(problem, arguments.calibration)
     layout = layout_of(arguments, arguments.layout, problem.model)
     note(layout.remarks)
+    require_measured(arguments, step_problem, layout)
     report = in_scenario(step_problem, layout, scenario).to_dict()
     if settings:
         curve = sweep(step_problem, layout, scenario, settings)

@@ -32,28 +32,29 @@ _SEND_KINDS = (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
 _COPY_KINDS = (Kind.OFFLOAD, Kind.RELOAD)
 
 
+_COMMUNICATION = tuple(dict.fromkeys(d.name for d in DIMENSIONS if d.shards_blocks))
+"""Dimensions whose collectives run inside passes."""
+
+
 class Part(IntEnum):
-    """What a pass consists of."""
+    """What a pass consists of, beside the collectives of `_COMMUNICATION`, which have the places after RECOMPUTE."""
 
     FORWARD = 0
     BACKWARD = 1
     RECOMPUTE = 2
-    TENSOR_PARALLEL = 3
-    CONTEXT_PARALLEL = 4
-    EXPERT_PARALLEL = 5
-    GAPS = 6
-    WAITING = 7
-    SLOWED = 8
-    CLOCK = 9
-    QUANTISING = 10
+    GAPS = RECOMPUTE + len(_COMMUNICATION) + 1
+    WAITING = GAPS + 1
+    SLOWED = GAPS + 2
+    CLOCK = GAPS + 3
+    QUANTISING = GAPS + 4
 
 
 _PART_OF_PHASE = {
     Phase.FORWARD: Part.FORWARD, Phase.BACKWARD_INPUT: Part.BACKWARD, Phase.BACKWARD_WEIGHT: Part.BACKWARD,
     Phase.RECOMPUTE_SELECTIVE: Part.RECOMPUTE, Phase.RECOMPUTE_FULL: Part.RECOMPUTE,
 }  # fmt: skip
-_PART_OF_GROUP = {d.key: Part[d.name.upper()] for d in DIMENSIONS if d.shards_blocks}
-_COLLECTIVES = list(dict.fromkeys(_PART_OF_GROUP.values()))
+_PLACE_OF = {name: Part.RECOMPUTE + 1 + i for i, name in enumerate(_COMMUNICATION)}
+_PLACE_OF_GROUP = {d.key: _PLACE_OF[d.name] for d in DIMENSIONS if d.shards_blocks}
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +106,7 @@ def step_account(problem: StepProblem, bundle: Bundle, step_s: float) -> Account
         lengths_s.append(min(shorter_s, lengths_s[-1]))  # a difference of streams may not shorten
     overhead_s, slowed_s, dp_s, sends_s, copies_s = (a - b for a, b in pairwise(lengths_s))
 
-    mean_s = dict(zip(Part, (passes_s.mean(axis=0) * usual).tolist(), strict=True))
+    mean_s = (passes_s.mean(axis=0) * usual).tolist()
     training = problem.job.mode == "train"
     result = {"forward": mean_s[Part.FORWARD]}
     if training:
@@ -113,7 +114,7 @@ def step_account(problem: StepProblem, bundle: Bundle, step_s: float) -> Account
     result["clock_under_load"] = mean_s[Part.CLOCK]
     if mean_s[Part.QUANTISING]:
         result["quantising"] = mean_s[Part.QUANTISING]
-    result |= {f"{part.name.lower()}_communication": mean_s[part] for part in _COLLECTIVES}
+    result |= {f"{name}_communication": mean_s[place] for name, place in _PLACE_OF.items()}
     result["kernel_launch_gaps"] = mean_s[Part.GAPS]
     result["waiting_for_slowest_rank"] = mean_s[Part.WAITING]
     result["kernels_slowed_by_communication"] = mean_s[Part.SLOWED] + slowed_s * usual
@@ -212,7 +213,7 @@ def _phase_parts(problem: StepProblem, table: BlockTimes, paired: bool) -> Float
 
     Together they are what passes last, but for what a step costs beyond its events.
     """
-    out = np.zeros((*table.gap_s.shape, len(Part)))
+    out = np.zeros((*table.gap_s.shape, max(Part) + 1))
     collective = np.array([group != "" for group in table.groups], bool)
     slower = np.where(collective, 0.0, np.maximum(0.0, 1 - 1 / under_training_load(problem, table.ops)))
     quantising = np.array([isinstance(op, MemoryBound) and op.op == QUANTISING for op in table.ops], bool)
@@ -225,10 +226,10 @@ def _phase_parts(problem: StepProblem, table: BlockTimes, paired: bool) -> Float
     out[:, :, Part.WAITING] = table.waiting_s
     out[:, :, Part.SLOWED] = table.slowed_s
     for i in np.flatnonzero(collective).tolist():
-        out[:, :, _PART_OF_GROUP[table.groups[i]]] += table.event_s[:, :, i]
+        out[:, :, _PLACE_OF_GROUP[table.groups[i]]] += table.event_s[:, :, i]
     if paired:
         collective_s = table.collective_s
         shown_s = collective_s - (table.phase_s - collective_s)
-        out[:, :, _COLLECTIVES] *= (np.maximum(shown_s, 0.0) / np.maximum(collective_s, 1e-300))[:, :, None]
+        out[:, :, [*_PLACE_OF.values()]] *= (np.maximum(shown_s, 0.0) / np.maximum(collective_s, 1e-300))[:, :, None]
         out[:, :, Part.SLOWED] += table.pair_slowed_s
     return out

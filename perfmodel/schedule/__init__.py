@@ -5,6 +5,9 @@ A new schedule is a function from (devices, micro_batches, chunks) to a `Schedul
 text file in the form of `parse_schedule`.
 """
 
+from importlib import import_module
+from pkgutil import iter_modules
+
 from perfmodel.display import shorten_reprs
 from perfmodel.schedule._arrange import arrange as arrange
 from perfmodel.schedule._asynchronous import nf1b as nf1b
@@ -73,5 +76,8 @@ from perfmodel.schedule._versions import WeightVersions as WeightVersions
 from perfmodel.schedule._versions import weight_versions as weight_versions
 from perfmodel.schedule._zero_bubble import zb_h1 as zb_h1
 from perfmodel.schedule._zero_bubble import zb_h2 as zb_h2
+
+for _module in iter_modules(__path__):  # a schedule is a module that registers itself
+    import_module(f"{__name__}.{_module.name}")
 
 shorten_reprs(__name__)

@@ -376,7 +376,14 @@ class Framework(Stated):
             raise PerfModelError(
                 f"framework {self.name}: host_updates_per_s must be above 0, got {self.host_updates_per_s}"
             )
-        for name in ("host_op_s", "grouped_launch_s", "kernel_gap_s", "context_bytes", "communicator_bytes", "bucket_bytes"):
+        for name in (
+            "host_op_s",
+            "grouped_launch_s",
+            "kernel_gap_s",
+            "context_bytes",
+            "communicator_bytes",
+            "bucket_bytes",
+        ):
             untraced(f"framework {self.name}: {name}", getattr(self, name))
             if getattr(self, name) < 0:
                 raise PerfModelError(f"framework {self.name}: {name} must not be below 0, got {getattr(self, name)}")

@@ -187,7 +187,9 @@ def explained(cases: Sequence[Case], calibration: Path | None, site: Site) -> li
         fastest = sorted(found, key=lambda one: one[1].step_time_s)[:MOST_OPEN]
         more = [other for case, _ in fastest if not case.recompute_stated for other in case.recomputing_more()]
         found += [one for one in _predicted(more, calibration, site)[0] if one[1].fits_probability >= MAY_FIT]
-    likely = [one for one in found if one[1].fits_probability >= MAY_FIT] or [min(found, key=lambda one: one[1].memory.peak)]
+    likely = [one for one in found if one[1].fits_probability >= MAY_FIT] or [
+        min(found, key=lambda one: one[1].memory.peak)
+    ]
     longest_s = MOST_SLOWER * min(result.step_time_s for _, result in likely)
     return sorted((one for one in likely if one[1].step_time_s <= longest_s), key=lambda one: one[1].step_time_s)
 

@@ -56,6 +56,7 @@ def test_half_precision_travels_too(two_ranks: RankGroup) -> None:
         np.testing.assert_array_equal(np.asarray(result.outputs[name], float), np.asarray(value, float))
 
 
+@pytest.mark.slow
 def test_groups_inside_a_larger_world() -> None:
     pytest.importorskip("torch", reason=WITHOUT_TORCH)
     program = distribute(MLP, Degrees(pipeline=2, data=2, micro_batches=2))

@@ -88,7 +88,7 @@ layouts = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     of=st.integers(0, len(MODELS) - 1), framework=st.integers(0, 2), rounds=st.sampled_from([1, 2, 8, 16]),
     inference=st.sampled_from([False, False, False, True]), data=st.data(),

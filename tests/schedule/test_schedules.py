@@ -1,10 +1,15 @@
 """Orders of the built-in schedules against the papers' descriptions, written out as lists."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import perfmodel
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
 from perfmodel.schedule import (
     NEVER,
@@ -166,3 +171,27 @@ def test_require_valid_counts_what_else_is_wrong() -> None:
     empty = from_orders("empty", looped_stages(1, 1), 3, [[(F, 0, 0)]])
     with pytest.raises(PerfModelError, match=r"missing: no device runs F of stage 0.*\(and 1 more\)"):
         require_valid(empty)
+
+
+NEW = """from perfmodel.schedule._registry import get_schedule, register
+from perfmodel.schedule._schedule import Schedule
+
+
+@register("reversed")
+def reversed_(devices: int, micro_batches: int, chunks: int) -> Schedule:
+    return get_schedule("gpipe").build(devices, micro_batches, chunks)
+"""
+
+
+def test_a_schedule_is_one_file_of_the_package(tmp_path: Path) -> None:
+    """A copy of the package, of links, with a module more."""
+    package = Path(perfmodel.__file__).parent
+    (tmp_path / "perfmodel" / "schedule").mkdir(parents=True)
+    for part in (package, package / "schedule"):
+        for one in part.iterdir():
+            if one.name not in ("schedule", "__pycache__"):
+                (tmp_path / one.relative_to(package.parent)).symlink_to(one)
+    (tmp_path / "perfmodel" / "schedule" / "_reversed.py").write_text(NEW)
+    asked = "from perfmodel.schedule import get_schedule; print(get_schedule('reversed')(2, 4).devices)"
+    done = subprocess.run([sys.executable, "-c", asked], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "2\n", done.stderr

@@ -44,7 +44,7 @@ def test_gradient_counts_classes_on_the_first_critical_path(structure, seed, tie
     np.testing.assert_allclose(gradient @ durations, span, rtol=1e-14)
 
 
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(structures(), st.integers(0, 99))
 def test_forward_reverse_and_finite_differences_agree(structure, seed):
     compiled = compile_structure(structure)

@@ -139,6 +139,7 @@ def test_megatron_searches_transformers_only():
         megatron.megatron_search(case)
 
 
+@pytest.mark.slow
 def test_megatron_layouts_are_in_the_space_searched(data_dir):
     table = megatron.megatron_table(data_dir)
     assert len(table) == 10

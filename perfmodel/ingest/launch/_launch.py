@@ -333,5 +333,7 @@ def catalog_model(name: str) -> Model | None:
 
 
 def _of_catalog(model: Transformer) -> Model | None:
-    alike = [one for one in map(catalog.model, catalog.models()) if shape(one) == shape(model)]
+    sizes, wanted = (model.layers, model.hidden), shape(model)
+    known = [one for one in map(catalog.model, catalog.models()) if isinstance(one, Transformer)]
+    alike = [one for one in known if (one.layers, one.hidden) == sizes and shape(one) == wanted]
     return min(alike, key=lambda one: one.seq_len != model.seq_len, default=None)

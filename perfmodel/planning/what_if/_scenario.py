@@ -15,8 +15,8 @@ HARDWARE: Final = ("compute_rate", "memory_bandwidth", *NETWORK)
 """Parameters of the machine whose sensitivities are reported: multiples of what it is."""
 _FRAMEWORK: Final = ("host_op_s", "kernel_gap_s")
 NAMES: Final = (
-    *HARDWARE, "power_limit", "memory_bytes", "host_bandwidth", *_FRAMEWORK, *(f"{kind}_delay_s" for kind in _COLLECTIVES),
-    "slow_rank", "slow_factor",
+    *HARDWARE, "power_limit", "memory_bytes", "host_bandwidth", *_FRAMEWORK,
+    *(f"{kind}_delay_s" for kind in _COLLECTIVES), "slow_rank", "slow_factor",
 )  # fmt: skip
 """Everything that may be set."""
 

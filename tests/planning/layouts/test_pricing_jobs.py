@@ -110,7 +110,7 @@ def test_every_field_of_a_job_is_drawn():
     assert set(JOBS) == {field.name for field in fields(Job)} - {"assumed"}  # words, which cost nothing
 
 
-@settings(max_examples=120, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(layouts(), min_size=4, max_size=8), st.sampled_from(MODELS), st.fixed_dictionaries(JOBS),
     st.sampled_from(["dgx-a100", "dgx-h100", "piz-daint"]), st.sampled_from(FRAMEWORKS),
