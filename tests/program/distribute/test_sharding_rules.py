@@ -11,6 +11,9 @@ from perfmodel.program.ir import OPS, REPLICATED, Builder, Program, Sharded, Sha
 
 F64, I32 = "fp64", "int32"
 X, Y, W = (2, 4, 8), (2, 4, 6), (8, 6)
+IMAGE = (2, 4, 4, 6)
+WINDOW = {"stride": (1, 1), "padding": (1, 1), "groups": 1}
+POOL = {"kind": "max", "kernel": (2, 2), "stride": (2, 2), "padding": (0, 0)}
 CASES: list[tuple[str, list[tuple[str, tuple[int, ...]]], dict[str, object]]] = [
     ("add", [(F64, X), (F64, (8,))], {}),
     ("sub", [(F64, (4, 1)), (F64, X)], {}),
@@ -46,6 +49,12 @@ CASES: list[tuple[str, list[tuple[str, tuple[int, ...]]], dict[str, object]]] = 
     ("attention", [(F64, (2, 4, 24))], {"heads": 4, "causal": True}),
     ("attention", [(F64, (2, 4, 24))], {"heads": 1}),
     ("attention_grad", [(F64, (2, 4, 24)), (F64, X)], {"heads": 4}),
+    ("conv2d", [(F64, IMAGE), (F64, (6, 4, 3, 3))], WINDOW),
+    ("conv2d", [(F64, IMAGE), (F64, (4, 2, 3, 3))], WINDOW | {"groups": 2}),
+    ("conv2d_input_grad", [(F64, (6, 4, 3, 3)), (F64, (2, 6, 4, 6))], WINDOW | {"image": (4, 6)}),
+    ("conv2d_weight_grad", [(F64, IMAGE), (F64, (2, 6, 4, 6))], WINDOW | {"kernel": (3, 3)}),
+    ("pool2d", [(F64, IMAGE)], POOL),
+    ("pool2d_grad", [(F64, IMAGE), (F64, (2, 4, 2, 3))], POOL),
     ("embedding", [(F64, (4, 6)), (I32, (2, 4))], {}),
     ("embedding_grad", [(F64, (4, 6)), (I32, (2, 4)), (F64, (2, 4, 6))], {}),
     ("row_max", [(F64, X)], {}),
