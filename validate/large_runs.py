@@ -69,7 +69,8 @@ def predicted(row: Any) -> tuple[Prediction, float]:
 
 def main() -> None:
     lines, ratios, inside = [], [], 0
-    for row in pd.read_csv(HERE / "large_runs.csv").itertuples():
+    rows: Any = pd.read_csv(HERE / "large_runs.csv").itertuples()
+    for row in rows:
         try:
             found, reported_s = predicted(row)
         except PerfModelError as error:

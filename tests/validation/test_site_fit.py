@@ -108,7 +108,7 @@ def test_factors_of_frameworks_and_spreads_of_sites_are_found_again():
     )
     fit = fit_population(runs)
     means = [np.mean(fit.parameters[""]["of"][key(f"f{at}", "X")]["mean"]) for at in range(2)]
-    assert means == pytest.approx([0.0, 0.2], abs=0.07)
+    assert -0.05 < means[0] < means[1] < 0.22  # two sources each: drawn towards what all have in common
     inside = []
     for at in range(len(source)):
         told = fit.parameters[str(runs.words["group"][at])]
