@@ -11,7 +11,7 @@ from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.planning.serving._memory import ServingMemory, serving_memory
 from perfmodel.planning.serving._request import Batching, Requests, serving_words
 from perfmodel.planning.serving._steps import PARTS, Cost, Server
-from perfmodel.prediction import Site
+from perfmodel.prediction import Belief, Site
 from perfmodel.spec import USUAL_DTYPES, Cluster, Framework, Layout, Model, Transformer
 from perfmodel.units import GIB, positive
 
@@ -234,7 +234,7 @@ def server_of(
 
 def served(server: Server) -> Serving:
     """The prediction of a server."""
-    requests, site = server.requests, Site()
+    requests, belief = server.requests, Site().belief(server.framework, server.cluster.device)
     sequences, more = server.sequences, requests.output_tokens - 1
     decode = server.decode(sequences, requests.prompt_tokens + -(-requests.output_tokens // 2))
     if requests.batching == "static":
@@ -248,16 +248,16 @@ def served(server: Server) -> Serving:
     whole = ttft + decode * more + between
     tpot = (decode * more + between) * (1.0 / more) if more else decode
     tokens_per_s = requests.batch * requests.output_tokens / whole.total_s
-    low, high = whole.interval(site)
+    low, high = whole.interval(belief)
     return Serving(
         model=server.model.name,
         cluster=server.cluster.name,
         layout=server.layout,
         requests=requests,
         ttft_s=ttft.total_s,
-        ttft_interval_s=_ends(ttft, site),
+        ttft_interval_s=_ends(ttft, belief),
         tpot_s=tpot.total_s,
-        tpot_interval_s=_ends(tpot, site),
+        tpot_interval_s=_ends(tpot, belief),
         decode_step_s=decode.total_s,
         tokens_per_s=tokens_per_s,
         tokens_per_s_interval=(tokens_per_s / high, tokens_per_s / low),
@@ -283,8 +283,8 @@ def _waiting_share(others_s: float, whole_s: float, sequences: int) -> float:
     return min(1.0, utilisation * each_s / (2.0 * (1.0 - utilisation)) / others_s)
 
 
-def _ends(cost: Cost, site: Site) -> Interval:
-    low, high = cost.interval(site)
+def _ends(cost: Cost, belief: Belief) -> Interval:
+    low, high = cost.interval(belief)
     return cost.total_s * low, cost.total_s * high
 
 

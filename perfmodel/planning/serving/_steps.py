@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import exp
 from typing import Final
 
 import numpy as np
@@ -11,7 +12,17 @@ from jaxtyping import Bool, Float
 from perfmodel.cost import EventTimes, KernelModel, PricesCollectives, inference_times
 from perfmodel.ops import Attention, Collective, MemoryBound, Op
 from perfmodel.planning.serving._request import PREFILL_TOKENS, WEIGHT_BYTES, Requests
-from perfmodel.prediction import Phase, Placement, Setting, Site, shard_events, stage_blocks
+from perfmodel.prediction import (
+    DEGREES,
+    GAUSS_90,
+    Belief,
+    Phase,
+    Placement,
+    Setting,
+    shard_events,
+    stage_blocks,
+    student_half_width,
+)
 from perfmodel.spec import Cluster, Framework, Job, Layout, Transformer
 from perfmodel.units import dtype_bytes
 from perfmodel.workload import storage_dtype
@@ -53,15 +64,20 @@ class Cost:
         at = int(np.argmax(self.parts_s.sum(axis=1)))
         return Cost(self.parts_s[at], self.uncertain_s[at], self.shaky_s[at])
 
-    def interval(self, site: Site) -> tuple[float, float]:
+    def interval(self, belief: Belief) -> tuple[float, float]:
         """Ends of the 90 % interval as factors of the seconds: errors within a part are common to all its events, those
-        of different parts and of what no table knows independent, as in predictions of training steps."""
+        of different parts and of what no table knows (`belief`) independent, as in predictions of training steps."""
         total_s = self.total_s
-        extrapolated, network = (self.shaky_s / total_s).tolist()
-        return site.interval(
-            (self.uncertain_s / total_s).tolist(),
-            {"extrapolated": extrapolated, "network": network, "host": float(self.parts_s[_GAPS]) / total_s},
-        )
+        extrapolated, between_nodes = (self.shaky_s / total_s).tolist()
+        products, attention, experts, element_wise, communication, gaps = (self.parts_s / total_s).tolist()
+        variance = belief.variance({
+            "products": products + experts, "attention": attention, "memory": element_wise, "host": gaps,
+            "inter_node": between_nodes, "intra_node": max(0.0, communication - between_nodes),
+        })  # fmt: skip
+        variance += (extrapolated * float(belief.degrees[DEGREES.index("extrapolated")])) ** 2
+        variance += belief.events**2 * float(((self.uncertain_s / (GAUSS_90 * total_s)) ** 2).sum())
+        half = student_half_width(variance, belief.degrees_of_freedom)
+        return exp(-half), exp(half)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
