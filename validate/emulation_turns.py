@@ -103,7 +103,8 @@ class _Run:
         before = _children()
         self._thread = threading.Thread(target=self._emulate, args=(replace(emulation, timeout_s=1e6),))
         self._thread.start()
-        while len(started := _children() - before) < len(emulation.real_ranks) and self._thread.is_alive():
+        processes = len(emulation.real_ranks) + (emulation.wire is not None)
+        while len(started := _children() - before) < processes and self._thread.is_alive():
             time.sleep(0.01)
         self.groups = started
 

@@ -2,8 +2,8 @@
 
 python validate/fit_sites.py --data DIR
 
-Writes sustained.json, skew.json, unknown.json and memory.json of perfmodel/prediction. Run it again after anything that
-moves predicted times or memory.
+Writes sustained.json, skew.json, memory.json, population.json and its card population.md of perfmodel/prediction. Run
+it again after anything that moves predicted times or memory.
 """
 
 import argparse

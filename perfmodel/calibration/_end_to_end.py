@@ -9,24 +9,24 @@ import numpy as np
 
 from perfmodel.calibration._corrections import Correction
 from perfmodel.calibration._observations import Observations, Report
-from perfmodel.calibration._posterior import DEGREES_OF_FREEDOM, Posterior, maximise, robust_weight
-from perfmodel.calibration._priors import AMPLITUDE, NOISE, Prior, corrected, priors
+from perfmodel.calibration._posterior import Posterior, maximise, robust_weight
+from perfmodel.calibration._priors import Prior, belief_of, corrected, covariance_of, priors
 from perfmodel.calibration._result import EndToEnd, FittedParameter, mean_error
 from perfmodel.calibration._runs import Run, check_units
 from perfmodel.display import shows_progress
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest.tables import write_bytes
 from perfmodel.prediction import (
-    FASTER,
+    CLASSES,
     GAUSS_90,
     KERNEL_FACTORS,
     LINK_FACTORS,
     LOSSES,
-    SLOWER,
     Adjustment,
-    Discrepancy,
-    covariance,
+    Belief,
+    LayoutOffsets,
     save_adjustments,
+    student_half_width,
 )
 
 _FELT = 0.005
@@ -93,7 +93,8 @@ def _fit(
     device: str, runs: Sequence[Run], base: Path | None, profiled: Sequence[Correction], progress: Report | None
 ) -> EndToEnd:
     observed = Observations(runs, base)
-    before_profile = priors(((g.model, [runs[at].layout for at in g.runs]) for g in observed.groups), base, device)
+    before_profile = priors([(g.model, [runs[at].layout for at in g.runs]) for g in observed.groups], base, device)
+    belief = belief_of([group.model for group in observed.groups])
     known = corrected(before_profile, profiled)
     names, centre = tuple(prior.name for prior in known), np.array([prior.centre for prior in known])
     start = Adjustment(device=device, values=tuple((name, 0.0) for name in names))
@@ -102,14 +103,14 @@ def _fit(
     n, p = len(runs), len(known)
     # offsets of runs are factor @ z with z standard normal
     factor = np.zeros((len(observed.weight), n))
-    factor[:n] = np.linalg.cholesky(covariance(observed.coordinates, AMPLITUDE))
+    factor[:n] = np.linalg.cholesky(belief.likeness.of(observed.coordinates))
     posterior = maximise(
         lambda x: observed.log_errors_and_gradient(start.at(names, centre + x), names, progress),
         factor,
         observed.weight,
-        np.array([prior.sd for prior in known]),
+        covariance_of(known, belief),
         np.array([prior.lowest for prior in known]) - centre,
-        NOISE,
+        belief.noise,
     )
     parameters = tuple(_parameter(i, prior, posterior, n, device) for i, prior in enumerate(known))
     told = {found.name for found in profiled}
@@ -121,12 +122,13 @@ def _fit(
         informed=frozenset(p.name for p in parameters if p.informed or p.name in told),
         half_width=tuple((prior.name, prior.half_width) for prior in known if prior.half_width),
         noise=posterior.noise,
-        degrees_of_freedom=DEGREES_OF_FREEDOM,
-        discrepancy=Discrepancy(
+        scale=(belief.degrees_of_freedom + posterior.squares) / (belief.degrees_of_freedom + n),
+        degrees_of_freedom=belief.degrees_of_freedom + n,
+        offsets=LayoutOffsets(
             at=tuple(map(tuple, observed.coordinates.tolist())),
             offset=tuple(offset.tolist()),
             variance=tuple((posterior.noise**2 / robust_weight(error, posterior.noise)).tolist()),
-            amplitude=AMPLITUDE,
+            likeness=belief.likeness,
         ),
     )
     apart = np.abs(offset) + np.abs(error)
@@ -137,11 +139,11 @@ def _fit(
         adjustment=adjustment,
         error_before=mean_error(before),
         error_after=mean_error(error),
-        beyond=_beyond(np.exp(-before)),
+        beyond=_beyond(before, belief),
         unexplained=tuple(
             (runs[i].name, float(np.expm1(-error[i] + offset[i])))
             for i in np.argsort(-apart).tolist()
-            if apart[i] > 3 * NOISE
+            if apart[i] > 3 * np.hypot(belief.likeness.near, belief.noise)
         ),
     )
 
@@ -163,14 +165,17 @@ def _parameter(i: int, prior: Prior, posterior: Posterior, runs: int, device: st
     )
 
 
-def _beyond(ratio: np.ndarray) -> str:
-    """In words, if most runs took longer or shorter than predictions without runs ever allow."""
-    middle = float(np.median(ratio))
-    if 1 - FASTER <= middle <= 1 + SLOWER:
+def _beyond(log_errors: np.ndarray, belief: Belief) -> str:
+    """In words, if most runs took longer or shorter than the published record lets expect of a site."""
+    at = float(np.median(-log_errors))
+    everything = dict.fromkeys(CLASSES, 1 / len(CLASSES))
+    middle = float(np.mean(belief.mean))
+    half = student_half_width(belief.variance(everything), belief.degrees_of_freedom)
+    if abs(at - middle) <= half:
         return ""
     return (
-        f"runs contradict the tables on the whole: the middle one of {len(ratio)} is {middle - 1:+.0%} off the "
-        f"prediction, expected {-FASTER:+.0%} to {SLOWER:+.0%}"
+        f"runs contradict the published record on the whole: the middle one of {len(log_errors)} is {expm1(at):+.0%} "
+        f"off the cost models, expected {expm1(middle - half):+.0%} to {expm1(middle + half):+.0%}"
     )
 
 

@@ -1,57 +1,50 @@
-"""What is known of the parameters before any run: the kernel tables, and how far one can trust them.
+"""What is known of the parameters before any run: what the published record says of sites, and the kernel tables.
 
-Every prior is normal around what the tables say (0), or a profile (`Correction`). Its width comes from the tables'
-own 90 % intervals: an interval tells how wrong one kernel may be, and what n kernels of a family have in common is
-known sqrt(n) times better, so that a handful of runs does not outweigh thousands of kernels.
+A parameter is its class's factor at the site (`perfmodel.prediction.Belief`), which all of the class share and which
+differs between classes together, plus what is its own, as wide as the intervals of its events. A profile
+(`Correction`) takes the place of both.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import log, sqrt
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+from jaxtyping import Float
 
 from perfmodel.calibration._corrections import Correction
 from perfmodel.cost.learn import measured_kinds, rows_from_ops
 from perfmodel.ops import Collective, Op
 from perfmodel.prediction import (
-    FASTER,
+    CLASSES,
     GAUSS_90,
     HOST_FACTORS,
     KERNEL_FACTORS,
     LOSSES,
-    SLOWER,
+    Belief,
     StepProblem,
     bundles,
+    class_of,
     event_classes,
     factors_of,
 )
 from perfmodel.spec import Layout
 
-CONTEXT: Final = 0.03
-"""Standard deviation of what sets all kernels of a family in a step apart from the same kernels timed alone (clocks
-under sustained load, warm or cold caches): the most that any number of kernels can teach."""
-COMMON: Final = 100.0
-"""Kernels from which the family's common error is known twice as well as one kernel's (n / COMMON more in variance)."""
 WIDTHS: Final = {
-    "host_op_s": log(2) / GAUSS_90, "kernel_gap_s": log(3) / GAUSS_90,
     "tp_overlap_loss": 0.2, "dp_overlap_loss": 0.2, "straggling": 0.01, "step_overhead_s": 0.05,
 }  # fmt: skip
-"""Of what no table holds: frameworks differ by a factor of 2 in host time and of 3 in gaps; GPUs of one make differ by
+"""Of what no table holds and no published run tells apart: GPUs of one make differ by
 a per cent in speed (Sinha et al., SC22: mostly 1 to 2 %); an overlapped collective may cost its neighbours some
 tenths of its time; loaders and loggers take some 10 ms."""
-AMPLITUDE: Final = log((1 + SLOWER) / (1 - FASTER)) / 2 / GAUSS_90 / sqrt(2)
-NOISE: Final = AMPLITUDE
-"""Standard deviations of log(measured / predicted) before any run, of what like runs share and of what they do not:
-together the interval that predictions carry without runs."""
+_LEAST: Final = 0.01
+"""Standard deviation, at least, of what is a parameter's own beside its class's. Assumed."""
 
 
 @dataclass(frozen=True)
 class Prior:
-    """A normal prior around 0."""
+    """A normal prior."""
 
     name: str
     sd: float
@@ -60,7 +53,9 @@ class Prior:
     half_width: float
     """Log half-width of the 90 % intervals of the events that the parameter moves, 0 if it moves none."""
     centre: float = 0.0
-    """0 is what the tables say; elsewhere where a profile moved it."""
+    """0 is what the tables say; elsewhere where the published record, or a profile, moved it."""
+    own_sd: float = 0.0
+    """The part of `sd` that it shares with no other parameter."""
 
     @property
     def lowest(self) -> float:
@@ -72,15 +67,25 @@ def corrected(known: Sequence[Prior], profiled: Sequence[Correction]) -> list[Pr
     """Priors after a profile, which has measured what tables only let expect and so takes their place; parameters that
     no run moves come from the profile alone."""
     by_name = {found.name: found for found in profiled}
-    moved = [
-        replace(p, centre=max(by_name[p.name].value, p.lowest), sd=by_name[p.name].sd) if p.name in by_name else p
-        for p in known
-    ]
+    moved = [_told(p, by_name[p.name]) if p.name in by_name else p for p in known]
     others = [found for name, found in by_name.items() if name not in {p.name for p in known}]
-    return moved + [Prior(found.name, found.sd, None, 0.0, found.value) for found in others]
+    return moved + [Prior(found.name, found.sd, None, 0.0, found.value, found.sd) for found in others]
 
 
-def priors(models: Iterable[tuple[StepProblem, Sequence[Layout]]], base: Path | None, device: str) -> list[Prior]:
+def _told(prior: Prior, by: Correction) -> Prior:
+    return replace(prior, centre=max(by.value, prior.lowest), sd=by.sd, own_sd=by.sd)
+
+
+def covariance_of(known: Sequence[Prior], belief: Belief) -> Float[np.ndarray, "parameters parameters"]:
+    """Prior covariance: of every parameter its own variance, and that of the factors of its class at a site; of what
+    a profile told, its own alone."""
+    at = [CLASSES.index(class_of(prior.name)) for prior in known]
+    shared = np.array([prior.own_sd < prior.sd for prior in known], float)
+    found = belief.covariance[np.ix_(at, at)] * shared[:, None] * shared
+    return found + np.diag([prior.own_sd**2 for prior in known])
+
+
+def priors(models: Sequence[tuple[StepProblem, Sequence[Layout]]], base: Path | None, device: str) -> list[Prior]:
     """Priors of every parameter that moves an event of the runs, and of the host costs and losses."""
     weight: dict[str, float] = defaultdict(float)
     spread: dict[str, float] = defaultdict(float)
@@ -92,16 +97,21 @@ def priors(models: Iterable[tuple[StepProblem, Sequence[Layout]]], base: Path | 
                 spread[name] += seconds * half
             if not isinstance(op, Collective):
                 dtypes[factors_of(op)[0]] |= {kind.dtype for kind in rows_from_ops([op]).kinds}
+    belief = belief_of([model for model, _ in models])
     half_width = {name: spread[name] / weight[name] for name in weight if weight[name] > 0}
     found = []
-    for name, half in half_width.items():
-        if name in KERNEL_FACTORS:
-            n = _measured(base, device, name, dtypes[name])
-            found.append(Prior(name, sqrt(CONTEXT**2 + (half / GAUSS_90) ** 2 / (1 + n / COMMON)), n, half))
-        else:
-            found.append(Prior(name, max(CONTEXT, half / GAUSS_90), None, half))
-    found += [Prior(name, WIDTHS[name], None, 0.0) for name in (*HOST_FACTORS, *LOSSES)]
-    return found
+    for name, half in [*half_width.items(), *((name, 0.0) for name in HOST_FACTORS)]:
+        own, at = max(belief.events * half / GAUSS_90, _LEAST), CLASSES.index(class_of(name))
+        n = _measured(base, device, name, dtypes[name]) if name in KERNEL_FACTORS else None
+        sd = float(np.hypot(own, belief.covariance[at, at] ** 0.5))
+        found.append(Prior(name, sd, n, half, float(belief.mean[at]), own))
+    return found + [Prior(name, WIDTHS[name], None, 0.0, 0.0, WIDTHS[name]) for name in LOSSES]
+
+
+def belief_of(models: Sequence[StepProblem]) -> Belief:
+    """What is believed of the one site that some problems run at."""
+    first = models[0]
+    return first.site.belief(first.framework, first.cluster.device)
 
 
 def _measured(base: Path | None, device: str, name: str, dtypes: set[str]) -> int:

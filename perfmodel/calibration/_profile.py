@@ -165,7 +165,8 @@ def _report(
 ) -> ProfileReport:
     recorded_s = float(np.median(profile.step_s()))
     sides = side_by_side(problem, layout, profile)
-    found = corrections(problem.adjusted(None), layout, profile, sides, max(recorded_s - (step_s or recorded_s), 0.0))
+    bare = sides if problem.adjustment is None else side_by_side(problem.unadjusted, layout, profile)
+    found = corrections(problem.unadjusted, layout, profile, bare, max(recorded_s - (step_s or recorded_s), 0.0))
     differences = [*_events(sides), *_idle(sides, profile)]
     measured_s = sum(total.measured_s for total in sides.events.values())
     both_s = sum(total.measured_s for total in sides.events.values() if total.predicted_s > 0)

@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from perfmodel.cli._emit import reporting
-from perfmodel.cli._flags import add_job, add_layout, layout_of, problem_of
+from perfmodel.cli._flags import add_job, add_layout, layout_of, problem_of, refuse_strict, require_measured
 from perfmodel.cli._search import add_space, space_of
 from perfmodel.display import progress
 from perfmodel.errors import PerfModelError
@@ -56,10 +56,13 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.question in ("memory", "overtake"):
         step_problem = step_problem_of(problem, arguments.calibration)
         layout = layout_of(arguments, arguments.layout, problem.model)
+        require_measured(arguments, step_problem, layout)
         if arguments.question == "memory":
             return {"question": "memory"} | design.memory_to_fit(step_problem, layout).to_dict()
         against = layout_of(arguments, arguments.against, problem.model)
+        require_measured(arguments, step_problem, against)
         return {"question": "overtake"} | design.overtake(step_problem, layout, against, arguments.parameter).to_dict()
+    refuse_strict(arguments, f"design {arguments.question}")
     problem.require_devices()
     arguments.fewer_devices = arguments.fewer_devices or arguments.question == "devices"
     question = ask(problem, space=space_of(arguments, problem), calibration=arguments.calibration)

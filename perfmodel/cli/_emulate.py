@@ -22,7 +22,7 @@ from perfmodel.cli._launch import add_from, require
 from perfmodel.errors import PerfModelError
 
 if TYPE_CHECKING:
-    from perfmodel.execution.emulation import Prices
+    from perfmodel.execution.emulation import Emulation, Prices
     from perfmodel.spec import Cluster
 
 _SWEPT_EVERY = 4
@@ -44,6 +44,10 @@ def add_command(commands: Any) -> None:
     command.add_argument(
         "--wire", action="store_true",
         help="one process stands for the other ranks on the wire: gloo's own messages are sent and answered",
+    )  # fmt: skip
+    command.add_argument(
+        "--classes", type=int, metavar="K",
+        help="find which ranks are alike (each is tried for two iterations), run one of each kind, K real at once",
     )  # fmt: skip
     command.add_argument("--calibration", type=Path, metavar="DIR", help="made by 'perfmodel fit', of the collectives")
     command.add_argument(
@@ -132,28 +136,28 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         return _program(arguments, Path(script[0]), cluster, prices, delays_s)
     swept, sweep_s = sweep_of(arguments.sweep)
     predicted = predicted_step(arguments, scenario, delays_s) if arguments.model else None
-    result = emulate(
-        Emulation(
-            command=script,
-            world_size=arguments.world_size,
-            ranks_per_node=cluster.devices_per_node,
-            real_ranks=ranks_of(arguments.real_ranks),
-            prices=prices,
-            wire=network,
-            cores=usable_cores() if arguments.pin else (),
-            timeout_s=arguments.timeout,
-            conditions=measured
-            | conditions_of(arguments)
-            | {
-                "delays_s": delays_s,
-                "swept": swept,
-                "sweep_s": sweep_s,
-                "sweep_every": arguments.every,
-                "apart": arguments.apart,
-            },
-        ),
-        arguments.out,
+    emulation = Emulation(
+        command=script,
+        world_size=arguments.world_size,
+        ranks_per_node=cluster.devices_per_node,
+        real_ranks=ranks_of(arguments.real_ranks),
+        prices=prices,
+        wire=network,
+        cores=usable_cores() if arguments.pin else (),
+        timeout_s=arguments.timeout,
+        conditions=measured
+        | conditions_of(arguments)
+        | {
+            "delays_s": delays_s,
+            "swept": swept,
+            "sweep_s": sweep_s,
+            "sweep_every": arguments.every,
+            "apart": arguments.apart,
+        },
     )
+    if arguments.classes is not None:
+        return _by_class(arguments, emulation, cluster)
+    result = emulate(emulation, arguments.out)
     report: dict[str, Any] = {"cluster": cluster.name} | result.to_dict()
     report["never_called"] = _never_called({*delays_s, *filter(None, [swept])}, result.collectives().kind)
     written = _write(result, arguments.out) if arguments.out else []
@@ -187,7 +191,7 @@ def _program(
     import pandas as pd
 
     from perfmodel.execution import random_inputs
-    from perfmodel.execution.emulation import emulate_program
+    from perfmodel.execution.emulation import classes_of_program, emulate_program
     from perfmodel.ingest.tables import write_text
     from perfmodel.program.ir import parse_function, undistributed
 
@@ -198,11 +202,13 @@ def _program(
     if given := [name for name, value in of_scripts.items() if value]:
         raise PerfModelError(f"emulate: {', '.join(given)} is for scripts; a program takes --delay, --set and --out")
     program = undistributed(parse_function(path.read_text()))
+    classes = classes_of_program(program) if arguments.classes is not None else None
     if program.n_devices != arguments.world_size:
         raise PerfModelError(f"{path}: the program is for {program.n_devices} devices, not {arguments.world_size}")
     inputs = random_inputs(program, arguments.seed)
     delayed = replace(prices, delays_s=delays_s)
-    runs = [emulate_program(program, inputs, delayed, rank) for rank in ranks_of(arguments.real_ranks)]
+    real = classes.representatives if classes is not None else ranks_of(arguments.real_ranks)
+    runs = [emulate_program(program, inputs, delayed, rank) for rank in real]
     ranks = [
         {"rank": r.rank, "instructions": len(r.instructions), "step_s": r.step_s, "communication_s": r.communication_s}
         for r in runs
@@ -219,9 +225,35 @@ def _program(
         written.append(str(arguments.out / "instructions.csv"))
         write_text(Path(written[0]), pd.concat(tables).to_csv(index=False))
     called = (kind for r in runs for kind, across in zip(r.instructions, r.collective, strict=True) if across)
-    return {
+    alike = {} if classes is None else {"classes": [list(ranks) for ranks in classes.ranks]}
+    return alike | {
         "cluster": cluster.name, "world_size": arguments.world_size, "ranks": ranks,
         "never_called": _never_called(delays_s, called), "written": written,
+    }  # fmt: skip
+
+
+def _by_class(arguments: argparse.Namespace, emulation: "Emulation", cluster: "Cluster") -> dict[str, Any]:
+    """A rank of each class, in turn; the slowest class is the job's pace where none waits for another."""
+    from perfmodel.execution.emulation import classes_of_script, run_classes
+
+    of_one_run = {
+        "--sweep": arguments.sweep,
+        "--model": arguments.model,
+        "--out": arguments.out,
+        "--png": arguments.png,
+    }
+    if given := [name for name, value in of_one_run.items() if value]:
+        raise PerfModelError(f"emulate: {', '.join(given)} is of one run; --classes makes several, leave one out")
+    classes = classes_of_script(emulation, cluster, arguments.classes)
+    ran = {rank.rank: rank for run in run_classes(emulation, classes, arguments.classes) for rank in run.ranks}
+    rows = []
+    for ranks in classes.ranks:
+        table: Any = ran[ranks[0]].iterations()
+        times = {name: float(table[name].median()) for name in ("time_s", "communication_s")}
+        rows.append({"ranks": list(ranks), "real": ranks[0]} | times)
+    return {
+        "cluster": cluster.name, "world_size": emulation.world_size, "classes": rows,
+        "iteration_s": max(row["time_s"] for row in rows), "written": [],
     }  # fmt: skip
 
 

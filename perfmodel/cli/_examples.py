@@ -13,13 +13,13 @@ _TWO: Final = {
     "init": ("init", "init mine/job.toml --force"),
     "predict": ("predict job.toml --set layout.tp=8", f"predict {_OF_A_JOB} --layout tp=4,pp=2,dp=8,zero=1"),
     "search": ("search job.toml --top 5", f'search {_OF_A_JOB} --devices 64 --constraint "memory_gib<70"'),
-    "report": ("report job.toml --html report.html", "report job.toml --layout tp=8,dp=8 --html one.html"),
+    "report": ("report job.toml --html report.html", "report --tables kernels.csv --calibration mine --html mine.html"),
     "compare-clusters": (
         "compare-clusters job.toml --clusters h100:64,b200:32 --tokens 1e12",
         "compare-clusters llama3-8b --clusters h100:64,b200:32 --global-batch 256 --by time --tokens 1e12",
     ),
     "serve": (
-        "serve --model llama3-8b --cluster dgx-h100 --layout tp=8 --prompt-tokens 1000 --output-tokens 200",
+        "serve job.toml --set layout.zero=0 --set serving.batch=32",
         "serve --model llama3-8b --cluster dgx-h100 --devices 8 --prompt-tokens 1000 --output-tokens 200 --sweep",
     ),
     "distribute": (
@@ -76,7 +76,7 @@ _TWO: Final = {
     "calibrate diff": ("calibrate diff tables other", "calibrate diff a/kernels.csv b/kernels.csv --json"),
     "schedules": (
         "schedules 1f1b interleaved zb-h1 --stages 8 --micro-batches 32",
-        f"schedules {_OF_A_JOB} --layout pp=4,dp=2,zero=1",
+        "schedules 1f1b zb-h1 job.toml",
     ),
     "run": ("run step.ir --ranks 4", "run step.ir --ranks 4 --cluster dgx-h100 --out measured.json.gz"),
     "import-model": (

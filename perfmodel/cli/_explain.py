@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.cli._emit import reporting
-from perfmodel.cli._flags import add_job, add_layout, problem_of
+from perfmodel.cli._flags import add_job, add_layout, problem_of, require_measured
 
 
 def add_command(commands: Any) -> None:
@@ -35,9 +35,14 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         PerfModelError: files that cannot be read, or a layout that is not the one that ran.
     """
     from perfmodel.calibration import explain_profile
+    from perfmodel.prediction import layout_of, step_problem_of
 
+    problem = problem_of(arguments)
+    if arguments.strict:
+        laid_out, _ = layout_of(problem, arguments.layout)
+        require_measured(arguments, step_problem_of(problem, arguments.calibration), laid_out)
     return explain_profile(
-        problem_of(arguments), arguments.layout, arguments.profile, format=arguments.format,
+        problem, arguments.layout, arguments.profile, format=arguments.format,
         calibration=arguments.calibration,
     ).to_dict()  # fmt: skip
 
@@ -45,18 +50,19 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 def show(report: dict[str, Any]) -> None:
     """The report for people."""
     from perfmodel.cli import _show
+    from perfmodel.units import duration, figure
 
     console = _show.new_console()
     console.print(
-        f"step of {report['layout']}: {1e3 * report['predicted_step_s']:.4g} ms predicted, "
-        f"{1e3 * report['measured_step_s']:.4g} ms measured ({report['steps']} steps, {report['devices']} devices); "
+        f"step of {report['layout']}: {duration(report['predicted_step_s'])} predicted, "
+        f"{duration(report['measured_step_s'])} measured ({report['steps']} steps, {report['devices']} devices); "
         f"{report['matched_share']:.0%} of the measured time is of predicted events"
     )
-    heads = ("event", "effect, ms", "predicted, ms", "measured, ms", "calls", "remedy")
+    heads = ("event", "effect", "predicted", "measured", "calls", "remedy")
     rows = [
         (
-            d["event"], f"{1e3 * d['effect_s']:+.3g}", f"{1e3 * d['predicted_s']:.3g}",
-            f"{1e3 * d['measured_s']:.3g}", f"{d['predicted_calls']:.4g} / {d['measured_calls']:.4g}", d["remedy"],
+            d["event"], "+" * (d["effect_s"] > 0) + duration(d["effect_s"]), duration(d["predicted_s"]),
+            duration(d["measured_s"]), f"{figure(d['predicted_calls'])} / {figure(d['measured_calls'])}", d["remedy"],
         )
         for d in report["differences"]
     ]  # fmt: skip

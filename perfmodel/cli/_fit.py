@@ -12,6 +12,7 @@ from perfmodel.cli._flags import add_json, add_problem, problem_of
 from perfmodel.cli._job_file import add_job_file
 from perfmodel.display import Report, progress
 from perfmodel.errors import PerfModelError
+from perfmodel.units import duration, figure
 
 _SHOWN = 8
 """Runs that are named where many stand apart."""
@@ -38,7 +39,7 @@ def add_command(commands: Any) -> None:
     command.add_argument(
         "--sites",
         action="store_true",
-        help="TABLEs are published runs: fit clocks under load and half-widths of intervals of an unknown site",
+        help="TABLEs are published runs: fit clocks under load and the model of sites that nobody knows",
     )
     command.add_argument(
         "--unstated",
@@ -122,7 +123,7 @@ def _check(arguments: argparse.Namespace) -> None:
 def _sites(arguments: argparse.Namespace) -> int:
     """Fit, write and show the constants of an unknown site."""
     from perfmodel.cli import _show
-    from perfmodel.prediction import TERMS
+    from perfmodel.prediction import CLASSES
     from perfmodel.validation import fit_sites
 
     with progress("fit", silent=arguments.json) as report:
@@ -134,9 +135,10 @@ def _sites(arguments: argparse.Namespace) -> int:
         of = found["sustained"].items()
         rows = [(name, source, f"{expm1(log):+.1%}") for name, logs in of for source, log in logs.items()]
         console.print(_show.table("Products in training relative to alone", heads, rows))
-        sides = found["unknown"][""]
-        rows = [(name, *(f"{sides[side][i]:.3f}" for side in ("faster", "slower"))) for i, name in enumerate(TERMS)]
-        console.print(_show.table("Log half-widths of 90 % intervals", ("share of the step", "faster", "slower"), rows))
+        heads = ("framework", "architecture", *CLASSES)
+        of = found["population"][""]["of"].items()
+        rows = [(*name.split("|"), *(f"{expm1(log):+.1%}" for log in one["mean"])) for name, one in of]
+        console.print(_show.table("What events take at the median site, beyond the physics", heads, rows))
         for file, why in found["skipped_files"].items():
             console.print(f"{file}: {why}")
         console.print(f"wrote {arguments.out}")
@@ -170,9 +172,9 @@ def _to_profile(arguments: argparse.Namespace) -> int:
     fitted: dict[str, Any] = {"end_to_end": {device: found.fit.to_dict()}, "skipped_runs": {}}
 
     def show() -> None:
-        heads = ("parameter", "profile", "ms per step behind it", "calls")
+        heads = ("parameter", "profile", "time behind it", "calls")
         rows = [
-            (c.name, amount(c), f"{1e3 * c.seconds:.3g}", f"{c.calls:.4g}") for c in found.report.corrections
+            (c.name, amount(c), duration(c.seconds), figure(c.calls)) for c in found.report.corrections
         ]  # fmt: skip
         _show.new_console().print(_show.table("What the profile says, per device and step", heads, rows))
         _show_runs(fitted, arguments.out)

@@ -2,11 +2,12 @@
 
 import argparse
 from pathlib import Path
-from typing import Final, get_args
+from typing import TYPE_CHECKING, Final, get_args
 
 from perfmodel.cli._emit import note
 from perfmodel.cli._job_file import add_job_file
 from perfmodel.cli._launch import add_from, job_fields, require
+from perfmodel.errors import PerfModelError
 from perfmodel.spec import (
     OPTIMIZERS,
     USUAL_DTYPES,
@@ -19,6 +20,9 @@ from perfmodel.spec import (
     Problem,
     RecomputeModule,
 )
+
+if TYPE_CHECKING:
+    from perfmodel.prediction import StepProblem
 
 
 def add_json(command: argparse.ArgumentParser) -> None:
@@ -166,6 +170,30 @@ def add_layout(command: argparse.ArgumentParser, text: str = "as for predict") -
     """The layout of a command that takes one."""
     command.add_argument("--layout", help=text)
     require(command, "layout")
+
+
+def require_measured(arguments: argparse.Namespace, problem: "StepProblem", layout: Layout) -> None:
+    """What --strict asks of a command that does not print a prediction itself.
+
+    Raises:
+        NoDataError: under --strict, part of the layout's step rests on extrapolation.
+    """
+    if arguments.strict:
+        from perfmodel.prediction import explain
+
+        explain(problem, layout, strict=True)
+
+
+def refuse_strict(arguments: argparse.Namespace, command: str) -> None:
+    """--strict where no single layout's step is asked for.
+
+    Raises:
+        PerfModelError: it was given.
+    """
+    if arguments.strict:
+        raise PerfModelError(
+            f"{command}: --strict is not for all layouts of a space; leave it out, or ask 'perfmodel search --strict'"
+        )
 
 
 def job_of(arguments: argparse.Namespace, model: Model, device: Device, *, quiet: bool = False) -> Job:

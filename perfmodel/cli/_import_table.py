@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.cli._emit import reporting
 from perfmodel.cli._flags import add_json
 from perfmodel.errors import PerfModelError, TableError, UnknownNameError
+from perfmodel.units import duration
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -86,9 +87,7 @@ def show(report: dict[str, Any]) -> None:
     for reason, count in report.get("skipped", {}).items():
         print(f"skipped {count}: {reason}")
     if "activities" in report:
-        print(
-            f"{report['activities']} activities of {report['devices']} devices over {1e3 * report['duration_s']:.3f} ms"
-        )
+        print(f"{report['activities']} activities of {report['devices']} devices over {duration(report['duration_s'])}")
         print(f"wrote {report['written'][-1]}")
 
 

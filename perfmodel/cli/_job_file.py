@@ -37,7 +37,7 @@ def add_job_file(
         "--set", action="append", default=[], metavar="KEY=VALUE" if not settings else "NAME=VALUE",
         help=settings + "instead of what the job file says: layout.tp=4, job.optimizer=sgd; may be repeated",
     )  # fmt: skip
-    command.set_defaults(takes_settings=bool(settings), takes_layout=layout)
+    command.set_defaults(takes_settings=bool(settings), takes_layout=layout, of_job={}, of_search={})
 
 
 def complete_from_job(arguments: argparse.Namespace, given: Collection[str]) -> None:
@@ -56,8 +56,8 @@ def complete_from_job(arguments: argparse.Namespace, given: Collection[str]) -> 
     if arguments.job_file is None and is_job_file(arguments.model):
         arguments.job_file, arguments.model = Path(arguments.model), None
     for several in ("names", "tables"):  # a job file may stand among the names that a command takes
-        listed = getattr(arguments, several, None)
-        files = [word for word in listed or () if str(word).endswith(".toml") and not str(word).startswith("file:")]
+        listed = getattr(arguments, several, None) or []
+        files = [word for word in listed if str(word).endswith(".toml") and not str(word).startswith("file:")]
         if arguments.job_file is None and len(files) == 1:
             arguments.job_file = Path(files[0])
             setattr(arguments, several, [word for word in listed if word not in files])

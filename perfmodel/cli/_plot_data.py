@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli._flags import layout_of, problem_of
+from perfmodel.cli._flags import layout_of, problem_of, refuse_strict, require_measured
 from perfmodel.cli._schedule_facts import chunks_of, named
 from perfmodel.display import progress
 from perfmodel.errors import LayoutError, PerfModelError
@@ -31,7 +31,9 @@ def step_problem(arguments: argparse.Namespace) -> "StepProblem":
 def step(arguments: argparse.Namespace) -> "Prediction":
     """One layout with its timeline."""
     problem = step_problem(arguments)
-    return _explained(problem, layout_of(arguments, arguments.layout, problem.model), arguments.devices, True)
+    layout = layout_of(arguments, arguments.layout, problem.model)
+    require_measured(arguments, problem, layout)
+    return _explained(problem, layout, arguments.devices, True)
 
 
 def _explained(problem: "StepProblem", layout: Layout, devices: int | None, timeline: bool) -> "Prediction":
@@ -48,7 +50,10 @@ def layouts_of_degrees(arguments: argparse.Namespace) -> "list[Prediction]":
     problem = step_problem(arguments)
     if arguments.layouts:
         named = [layout_of(arguments, text, problem.model) for text in arguments.layouts.split(";") if text.strip()]
+        for layout in named:
+            require_measured(arguments, problem, layout)
         return [_explained(problem, layout, arguments.devices, False) for layout in named]
+    refuse_strict(arguments, "plot breakdown")
     if arguments.devices is None:
         raise PerfModelError(
             "plot breakdown: give --layouts 'LAYOUT;LAYOUT', or --devices N for the best of each degree"
@@ -71,6 +76,7 @@ def all_layouts(arguments: argparse.Namespace) -> "tuple[pd.DataFrame, str]":
     counts = _numbers(arguments.device_counts, "--device-counts") if arguments.device_counts else [arguments.devices]
     if counts == [None]:
         raise PerfModelError("plot pareto: give --devices N, or --device-counts N,N,...")
+    refuse_strict(arguments, "plot pareto")
     problem = step_problem(arguments)
     rows = []
     for devices in counts:
@@ -109,6 +115,7 @@ def curves(arguments: argparse.Namespace) -> "tuple[list[Curve], Prediction]":
 
     problem, scenario = step_problem(arguments), Scenario.parse(arguments.set)
     layout = layout_of(arguments, arguments.layout, problem.model)
+    require_measured(arguments, problem, layout)
     sweeps = [parse_sweep(text) for text in arguments.sweep]
     found = []
     with progress("sweeps", silent=arguments.json) as report:

@@ -11,6 +11,7 @@ from perfmodel.cli._flags import add_calibration, add_json
 from perfmodel.cli._import_model import dimension
 from perfmodel.cli._job_file import PROGRAM_HELP
 from perfmodel.errors import PerfModelError
+from perfmodel.units import GIB, duration, scaled
 
 if TYPE_CHECKING:
     from perfmodel.program.ir import Program
@@ -135,9 +136,9 @@ def distribute(arguments: argparse.Namespace) -> dict[str, Any]:
 def show_distributed(report: Mapping[str, Any]) -> None:
     """The report for people."""
     print(f"@{report['program']}: {report['instructions']} instructions on {report['devices']} device(s), "
-          f"{report['parameters']:,} parameters, {report['flops']:.4g} FLOPs")  # fmt: skip
+          f"{report['parameters']:,} parameters, {scaled(report['flops'], 'FLOP')}")  # fmt: skip
     print("collectives: " + (", ".join(f"{op} {n}" for op, n in report["collectives"].items()) or "none"))
-    print(f"live values: at most {report['peak_memory_bytes'] / 1e6:.4g} MB on a device")
+    print(f"live values: at most {report['peak_memory_bytes'] / GIB:.3g} GiB on a device")
     print(f"wrote {report['written'][0]}")
 
 
@@ -176,9 +177,9 @@ def simulate(arguments: argparse.Namespace) -> dict[str, Any]:
 def show_simulated(report: Mapping[str, Any]) -> None:
     """The report for people."""
     print(f"@{report['program']} on {report['devices']} device(s) of {report['cluster']}: "
-          f"{1e3 * report['step_time_s']:.4g} ms, {report['bubble_fraction']:.1%} idle")  # fmt: skip
-    peak = max(report["peak_memory_bytes"]) / 1e9
-    print(f"live values: at most {peak:.4g} GB on a device, which {'fits' if report['fits'] else 'does NOT fit'}")
+          f"{duration(report['step_time_s'])}, {report['bubble_fraction']:.1%} idle")  # fmt: skip
+    peak = max(report["peak_memory_bytes"]) / GIB
+    print(f"live values: at most {peak:.3g} GiB on a device, which {'fits' if report['fits'] else 'does NOT fit'}")
     for path in report.get("written", ()):
         print(f"wrote {path}")
 
@@ -221,7 +222,7 @@ def search_program(arguments: argparse.Namespace) -> int:
 def _show_search(report: Mapping[str, Any]) -> None:
     print(f"@{report['program']}, batch {report['global_batch']}, on {report['cluster']}: "
           f"{report['feasible']} of {report['evaluated']} distributions fit")  # fmt: skip
-    print(f"{'D/T/P/K':>12}  {'step, ms':>10}  {'samples/s':>10}  {'live, GB':>9}")
+    print(f"{'D/T/P/K':>12}  {'step':>10}  {'samples/s':>10}  {'memory':>9}")
     for row in report["layouts"]:
-        print(f"{row['dtpk']:>12}  {1e3 * row['step_time_s']:>10.4g}  {row['samples_per_s']:>10.4g}  "
-              f"{row['peak_memory_bytes'] / 1e9:>9.4g}")  # fmt: skip
+        print(f"{row['dtpk']:>12}  {duration(row['step_time_s']):>10}  {row['samples_per_s']:>10,.4g}  "
+              f"{row['peak_memory_bytes'] / GIB:>5.2f} GiB")  # fmt: skip

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.cli._emit import emit
 from perfmodel.cli._flags import add_json
 from perfmodel.errors import PerfModelError
+from perfmodel.units import duration
 
 if TYPE_CHECKING:
     import numpy as np
@@ -94,11 +95,11 @@ def show(report: Mapping[str, Any]) -> None:
     print(f"@{report['program']}: {report['instructions']} instructions on {report['ranks']} processes")
     error = report["largest_relative_error"]
     print(f"{verdict} the reference executor (largest relative error {'NaN' if error is None else f'{error:.1e}'})")
-    print(f"median of {len(report['makespans_s'])} runs: {1e3 * report['makespan_s']:.3f} ms")
+    print(f"median of {len(report['makespans_s'])} runs: {duration(report['makespan_s'])}")
     for rank, busy_s in enumerate(report["busy_s"]):
-        print(f"  rank {rank}: busy {1e3 * busy_s:.3f} ms")
+        print(f"  rank {rank}: busy {duration(busy_s)}")
     if "predicted_s" in report:
-        print(f"predicted on the cluster: {1e3 * report['predicted_s']:.3f} ms")
+        print(f"predicted on the cluster: {duration(report['predicted_s'])}")
     for path in report.get("written", ()):
         print(f"wrote {path}")
 

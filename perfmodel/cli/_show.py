@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from perfmodel.prediction import Prediction
-from perfmodel.units import GIB, duration, figure
+from perfmodel.units import GIB, duration
 
 if TYPE_CHECKING:
     from perfmodel.validation import CaseResidual
@@ -69,15 +69,25 @@ def fit(summary: dict[str, Any], out: Path) -> None:
     heads = list(
         dict.fromkeys(k for figures in summary.values() for k, v in figures.items() if not isinstance(v, dict))
     )
-    rows = [(family, *(_given(figures.get(key)) for key in heads)) for family, figures in summary.items()]
-    heads = ["family", *heads]
-    new_console().print(table("", heads, rows))
+    rows = [(family, *(_figure(key, figures.get(key)) for key in heads)) for family, figures in summary.items()]
+    new_console().print(table("Fitted, and errors on rows kept out", ["family", *map(_head, heads)], rows))
     collectives = summary.get("collectives", {})
     for fabric, names in collectives.get("replaced", {}).items():
         print(f"replaces {len(names)} shipped series: {fabric}")
     for reason, count in collectives.get("set_aside", {}).items():
         print(f"{count:,} rows set aside: {reason}")
     print(f"wrote {out}")
+
+
+_HEADS = {
+    "n": "rows", "kept_out": "kept\nout", "median_ape": "median\nerror", "mean_ape": "mean\nerror",
+    "p90_ape": "9 of 10\nwithin", "spearman": "rank cor-\nrelation", "coverage_90": "inside\n90 %",
+}  # fmt: skip
+
+
+def _head(name: str) -> str:
+    """A figure's name for people."""
+    return _HEADS.get(name, name.replace("_", " "))
 
 
 _KERNEL_COLUMNS = ("n", "median_ape", "mean_ape", "p90_ape", "bias", "coverage_90")
@@ -90,7 +100,7 @@ def kernels(report: dict[str, Any]) -> None:
         for device, figures in devices.items():
             rows.append((family, device, *(_figure(name, figures[name]) for name in _KERNEL_COLUMNS)))
     rows.append(("all", "all", *(_figure(name, report["all"][name]) for name in _KERNEL_COLUMNS)))
-    new_console().print(table("absolute percentage errors", ("family", "device", *_KERNEL_COLUMNS), rows))
+    new_console().print(table("Predicted against measured", ("family", "device", *map(_head, _KERNEL_COLUMNS)), rows))
     _nothing("row", report)
     _skipped(report["skipped"])
 
@@ -108,10 +118,12 @@ def cases(report: dict[str, Any]) -> None:
             memory.append((source, *(_figure(name, figures["memory"][name]) for name in _MEMORY_COLUMNS)))
     rows.append(("all", *(_figure(name, report["all"][name]) for name in _CASE_COLUMNS)))
     console = new_console()
-    console.print(table("step time", ("source", *_CASE_COLUMNS), rows))
+    console.print(table("Step time, predicted against measured", ("source", *map(_head, _CASE_COLUMNS)), rows))
     _nothing("step time", report)
     if memory:
-        console.print(table("peak memory", ("source", *_MEMORY_COLUMNS), memory))
+        console.print(
+            table("Peak memory, predicted against measured", ("source", *map(_head, _MEMORY_COLUMNS)), memory)
+        )
     _skipped(report["skipped"])
 
 
@@ -125,17 +137,17 @@ def residuals(found: "list[CaseResidual]") -> None:
             f"{one.extrapolated:.0%} extrapolated"
         )
         parts = sorted(one.breakdown_s.items(), key=lambda item: -item[1])
-        rows = [(name, f"{s:.4g}", f"{s / one.predicted_s:.1%}") for name, s in parts if s > 1e-3 * one.predicted_s]
-        console.print(table("predicted", ("part", "s", "share"), rows))
+        rows = [(name, duration(s), f"{s / one.predicted_s:.1%}") for name, s in parts if s > 1e-3 * one.predicted_s]
+        console.print(table("predicted", ("part", "time", "share"), rows))
         events = [
             (
-                e.event, f"{e.time_s:.4g}", e.provenance, e.nearest,
-                "" if e.nearest_us is None else f"{e.nearest_us:.4g}",
+                e.event, duration(e.time_s), e.provenance, e.nearest,
+                "" if e.nearest_us is None else duration(1e-6 * e.nearest_us),
                 "" if e.doublings is None else f"{e.doublings:.1f}",
             )
             for e in one.events
         ]  # fmt: skip
-        names = ("event", "s", "provenance", "nearest measured", "us", "doublings off")
+        names = ("event", "time", "provenance", "nearest measured", "its time", "doublings off")
         console.print(table("largest events", names, events))
         terms = [(t.parameter, f"{t.share:.2f}", f"{t.needed:+.2f}", f"{t.deviations:+.1f}") for t in one.terms[:8]]
         names = ("if it were one term alone", "share", "change (log factor, or amount)", "in standard deviations")
@@ -158,14 +170,10 @@ def _said(name: str, value: Any) -> str:
     return f"{value / 1e6:,.0f} MB" if name.endswith("_bytes") else str(value)
 
 
-def _given(value: Any) -> str:
-    return "-" if value is None else figure(value) if isinstance(value, float) else str(value)
-
-
 def _figure(name: str, value: float | None) -> str:
     if value is None:
         return "-"
-    if name == "n":
+    if name in ("n", "rows", "kept_out", "series", "kept"):
         return f"{value:,}"
     return f"{value:.2f}" if name == "spearman" else f"{100 * value:.1f} %"
 

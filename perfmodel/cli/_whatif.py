@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.cli._emit import note, reporting
-from perfmodel.cli._flags import add_job, add_layout, layout_of, problem_of
+from perfmodel.cli._flags import add_job, add_layout, layout_of, problem_of, require_measured
 from perfmodel.errors import PerfModelError
 from perfmodel.units import duration, figure
 
@@ -42,6 +42,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     step_problem = step_problem_of(problem, arguments.calibration)
     layout = layout_of(arguments, arguments.layout, problem.model)
     note(layout.remarks)
+    require_measured(arguments, step_problem, layout)
     report = in_scenario(step_problem, layout, scenario).to_dict()
     if settings:
         curve = sweep(step_problem, layout, scenario, settings)

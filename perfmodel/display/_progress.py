@@ -61,9 +61,19 @@ def _in_notebook() -> bool:
 @contextmanager
 def _terminal_bar(title: str) -> Iterator[Report]:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"), BarColumn(bar_width=12), MofNCompleteColumn(), TimeElapsedColumn(),
+        TimeRemainingColumn(compact=True), TextColumn("left"),
+    )  # fmt: skip
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None)
 
@@ -79,16 +89,21 @@ def _notebook_bar(title: str) -> Iterator[Report]:
 
     handle: Any = None
     began_s = last_s = time.monotonic()
+    stage = ("", began_s, 0)  # what is done, and since when from how many on
 
     def report(what: str, done: int, total: int) -> None:
-        nonlocal handle, last_s
+        nonlocal handle, last_s, stage
         now_s = time.monotonic()
         if now_s - began_s < _BEGINS_AFTER_S or now_s - last_s < _EVERY_S:
             return
         last_s = now_s
+        if what != stage[0] or done < stage[2]:
+            stage = (what, now_s, done)
+        rate = (done - stage[2]) / (now_s - stage[1]) if now_s > stage[1] else 0.0
+        left = f", about {(total - done) / rate:.0f} s left" if rate > 0 else ""
         shown = HTML(
             f'<progress value="{done}" max="{max(total, 1)}"></progress> '
-            f"{escaped(title)}: {escaped(what)}, {done:,} of {total:,}, {now_s - began_s:.0f} s"
+            f"{escaped(title)}: {escaped(what)}, {done:,} of {total:,}, {now_s - began_s:.0f} s{left}"
         )
         if handle is None:
             handle = display(shown, display_id=True)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from perfmodel.errors import PerfModelError
+from perfmodel.execution._image_kernels import conv2d, conv2d_input_grad, conv2d_weight_grad, pool2d, pool2d_grad
 from perfmodel.execution._precision import JAX_DTYPES
 from perfmodel.program.ir import Instruction, Tensor
 from perfmodel.session import current_session
@@ -184,6 +185,11 @@ KERNELS: Final[Mapping[str, Kernel]] = MappingProxyType({
     "softmax_grad": _softmax_grad,
     "attention": attention,
     "attention_grad": attention_grad,
+    "conv2d": conv2d,
+    "conv2d_input_grad": conv2d_input_grad,
+    "conv2d_weight_grad": conv2d_weight_grad,
+    "pool2d": pool2d,
+    "pool2d_grad": pool2d_grad,
     "embedding": _embedding,
     "embedding_grad": _embedding_grad,
     "row_max": _plain(lambda x: x.max(-1, keepdims=True)),

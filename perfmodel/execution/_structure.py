@@ -197,24 +197,36 @@ class _Events:
         self._n_devices = function.n_devices + sum((n - 1) * stride for n, stride in replicas)
         self._numbers: dict[Event, int] = {self.events[0]: 0}
         self._known: dict[tuple[object, ...], int] = {}
+        self._short: dict[tuple[object, ...], int] = {}
 
     def number(self, instruction: Instruction, group: tuple[int, ...]) -> int:
         """Class of an instruction on a group of devices."""
-        types = self._types
-        inputs, outputs = (tuple([types[n] for n in side]) for side in (instruction.inputs, instruction.outputs))
-        tag = instruction.tag
+        inputs, outputs = ([self._types[n] for n in side] for side in (instruction.inputs, instruction.outputs))
+        where = group if len(group) > 1 or instruction.attribute("replicas") else ()
+        what = (instruction.op, instruction.attributes, instruction.tag.phase, instruction.tag.stream, where)
+        # equal types are one object, which makes this the short way; on unlike devices they differ in the device
+        short = (*what, *map(id, inputs), None, *map(id, outputs))
+        number = self._short.get(short)
+        if number is None:
+            key = (*what, _kinds(inputs), _kinds(outputs))
+            number = self._known.get(key)
+            if number is None:
+                number = self._known[key] = self._new(instruction, group, tuple(inputs), tuple(outputs))
+            self._short[short] = number
+        return number
+
+    def _new(
+        self, instruction: Instruction, group: tuple[int, ...], inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]
+    ) -> int:
+        """Class of what was not seen yet."""
         n, stride = instruction.attribute("replicas", (1, 1))
         group = group if n == 1 else tuple(range(group[0], group[0] + n * stride, stride))
-        where = group if len(group) > 1 else ()
-        key = (instruction.op, instruction.attributes, tag.phase, tag.stream, where, _kinds(inputs), _kinds(outputs))
-        number = self._known.get(key)
-        if number is None:
-            work = OPS[instruction.op].work(inputs, outputs, dict(instruction.attributes))
-            event = (_kind(instruction), tuple(placed(op, group, self._cluster, self._n_devices) for op in work))
-            event = event if work else self.events[0]
-            number = self._known[key] = self._numbers.setdefault(event, len(self._numbers))
-            if number == len(self.events):
-                self.events.append(event)
+        work = OPS[instruction.op].work(inputs, outputs, dict(instruction.attributes))
+        event = (_kind(instruction), tuple(placed(op, group, self._cluster, self._n_devices) for op in work))
+        event = event if work else self.events[0]
+        number = self._numbers.setdefault(event, len(self._numbers))
+        if number == len(self.events):
+            self.events.append(event)
         return number
 
 

@@ -85,6 +85,28 @@ def _attention_grad(t: Any, qkv: Any, dy: Any, a: Values, out: Outputs) -> Any:
         return t.autograd.grad(_attention(t, own, a, like), own, dy)[0]
 
 
+def _convolution_grad(name: str) -> Callable[..., Any]:
+    """torch's own gradient of a convolution, of its input or its weight."""
+
+    def kernel(t: Any, first: Any, dy: Any, a: Values, out: Outputs) -> Any:
+        grad = getattr(t.nn.grad, name)
+        operands = (out[0].shape, first, dy) if name == "conv2d_input" else (first, out[0].shape, dy)
+        return grad(*operands, a["stride"], a["padding"], 1, a["groups"])
+
+    return kernel
+
+
+def _pool2d(t: Any, x: Any, a: Values, out: Outputs) -> Any:
+    pool = t.nn.functional.max_pool2d if a["kind"] == "max" else t.nn.functional.avg_pool2d
+    return pool(x, a["kernel"], a["stride"], a["padding"])
+
+
+def _pool2d_grad(t: Any, x: Any, dy: Any, a: Values, out: Outputs) -> Any:
+    with t.enable_grad():
+        own = x.detach().requires_grad_()
+        return t.autograd.grad(_pool2d(t, own, a, out), own, dy)[0]
+
+
 def _local(t: Any, ids: Any, rows: int, a: Values) -> tuple[Any, Any]:
     """Row numbers within this shard, and which of them are here."""
     local = ids.long() - a.get("offset", 0)
@@ -177,6 +199,11 @@ TORCH_KERNELS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType({
     "softmax_grad": lambda t, y, dy, a, out: t.ops.aten._softmax_backward_data(dy, y, -1, y.dtype),
     "attention": _attention,
     "attention_grad": _attention_grad,
+    "conv2d": lambda t, x, w, a, out: t.nn.functional.conv2d(x, w, None, a["stride"], a["padding"], 1, a["groups"]),
+    "conv2d_input_grad": _convolution_grad("conv2d_input"),
+    "conv2d_weight_grad": _convolution_grad("conv2d_weight"),
+    "pool2d": _pool2d,
+    "pool2d_grad": _pool2d_grad,
     "embedding": _embedding,
     "embedding_grad": _embedding_grad,
     "row_max": lambda t, x, a, out: x.amax(-1, keepdim=True),

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from math import exp
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from perfmodel.cost.learn import WeightFiles, weight_files
 from perfmodel.display import frame_html
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.importers._rows import CollectiveRow, KernelRow
-from perfmodel.prediction import COMPILED, FASTER, SLOWER
+from perfmodel.prediction import COMPILED, Site, student_half_width
 from perfmodel.spec import Cluster, Device
 
 
@@ -102,12 +103,15 @@ def estimate(
         if row.op.uses_matrix_units
     )
     flops = sum(row.count * row.flops for row in kernels)
+    belief = Site().belief(COMPILED, device)
+    shares = {"products": kernel_s / total, "inter_node": 1 - kernel_s / total} if total else {}
+    half = student_half_width(belief.variance(shares), belief.degrees_of_freedom)
     room = device.memory_bytes * (1 - COMPILED.memory_margin) - COMPILED.context_bytes
     return StepEstimate(
         step_time_s=total,
         # no less than the kernels alone, however lucky the rest
-        step_time_lo_s=max(float(lo_s.sum()) * (1 - FASTER), float(lo_s[: len(kernels)].sum())),
-        step_time_hi_s=float(hi_s.sum()) * (1 + SLOWER),
+        step_time_lo_s=max(float(lo_s.sum()) * exp(-half), float(lo_s[: len(kernels)].sum())),
+        step_time_hi_s=float(hi_s.sum()) * exp(half),
         overlapped_time_s=max(kernel_s, total - kernel_s),
         kernel_time_s=kernel_s,
         collective_time_s=total - kernel_s,

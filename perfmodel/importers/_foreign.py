@@ -15,13 +15,15 @@ import numpy as np
 from perfmodel.errors import PerfModelError
 from perfmodel.importers._dtypes import Array
 from perfmodel.importers._emitter import CannotMapError, Emitter, Item, Known, Missing, Ref
-from perfmodel.importers._foreign_ops import FOREIGN_OPS, Call
 from perfmodel.importers._separate import separate_projections
+from perfmodel.importers.foreign_ops import FOREIGN_OPS, Call
 from perfmodel.program.distribute import megatron_axes
 from perfmodel.program.ir import Program
 from perfmodel.program.ir.models import ModelBuilder
 
 _LAYER = re.compile(r"(?:^|[._/])(\d+)(?=[._/]|$)")
+_MOST_LAYERS = 1 << 16
+"""Of one stack; the next (`layer2.0` after `layer1.3`, a decoder after its encoder) goes on from there."""
 
 
 @dataclass
@@ -40,16 +42,24 @@ class Graph:
         self.builder = ModelBuilder(self.name, "fp32")
         self.emitter = Emitter(self.builder, differentiable=False)
         self._batch = 0
-        self._any_layer = False
+        self._stacks: list[str] = []
         self._products = 0
 
     def weight(self, name: str, dtype: str, shape: Sequence[int]) -> None:
-        """A trained parameter; the first number in its name is its layer."""
-        found = _LAYER.search(name)
-        self._any_layer |= found is not None
+        """A trained parameter; the first number in its name is its layer, of the stack named before it."""
+        layer = self._layer(name)
         self.builder.dtype = Array.of(dtype, ()).dtype
         label = self.builder.weight(_label(name), tuple(shape))
-        self.values[name] = Ref(label, int(found.group(1)) if found else -1)
+        self.values[name] = Ref(label, layer)
+
+    def _layer(self, name: str) -> int:
+        found = _LAYER.search(name)
+        if found is None:
+            return -1
+        stack = name[: found.start()]
+        if stack not in self._stacks:
+            self._stacks.append(stack)
+        return self._stacks.index(stack) * _MOST_LAYERS + int(found.group(1))
 
     def data(self, name: str, dtype: str, shape: Sequence[int]) -> None:
         """An input; the first axis of the first one, and of all that agree with it, are samples."""
@@ -90,7 +100,7 @@ class Graph:
 
     def _in_order(self, items: list[Any], before: int) -> list[Any]:
         """Where no name tells a layer, every product with a weight begins one."""
-        if self._any_layer:
+        if self._stacks:
             return items
         weights = {w.name for w in self.builder.inputs}
         made = self.builder.instructions[before:]

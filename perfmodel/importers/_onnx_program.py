@@ -41,9 +41,11 @@ def onnx_program(
     graph, reader = model.graph, Graph(name or model.graph.name or "onnx")
     kinds = _Kinds(onnx)
     values, dims = dict(values or {}), dims or {}
+    # running statistics of batch norms are not trained
+    statistics = {name for node in graph.node if node.op_type == "BatchNormalization" for name in node.input[3:]}
     for tensor in graph.initializer:
         kind, shape = kinds.of(tensor.data_type), tuple(tensor.dims)
-        if kinds.floats(kind) and np.prod(shape) > 1:
+        if kinds.floats(kind) and np.prod(shape) > 1 and tensor.name not in statistics:
             reader.weight(tensor.name, kind, shape)
         else:
             reader.values[tensor.name] = computed(onnx.numpy_helper.to_array(tensor))

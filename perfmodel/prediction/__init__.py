@@ -32,8 +32,6 @@ from perfmodel.prediction._compose import pass_s as pass_s
 from perfmodel.prediction._compose import pass_times as pass_times
 from perfmodel.prediction._compose import weighted_programs as weighted_programs
 from perfmodel.prediction._compose import with_segments as with_segments
-from perfmodel.prediction._discrepancy import Discrepancy as Discrepancy
-from perfmodel.prediction._discrepancy import covariance as covariance
 from perfmodel.prediction._evaluate import evaluate as evaluate
 from perfmodel.prediction._evaluate import step_programs as step_programs
 from perfmodel.prediction._evaluate import step_time_s as step_time_s
@@ -54,6 +52,9 @@ from perfmodel.prediction._grid_costs import pass_work_s as pass_work_s
 from perfmodel.prediction._grid_costs import price_grids as price_grids
 from perfmodel.prediction._interval import GAUSS_90 as GAUSS_90
 from perfmodel.prediction._interval import log_covariance as log_covariance
+from perfmodel.prediction._interval import student_half_width as student_half_width
+from perfmodel.prediction._layout_offsets import LayoutOffsets as LayoutOffsets
+from perfmodel.prediction._layout_offsets import Likeness as Likeness
 from perfmodel.prediction._live import LiveState as LiveState
 from perfmodel.prediction._memory import CATEGORIES as CATEGORIES
 from perfmodel.prediction._memory_spread import FILE_NAME as MEMORY_FILE
@@ -61,6 +62,16 @@ from perfmodel.prediction._phases import Phase as Phase
 from perfmodel.prediction._placement import Placement as Placement
 from perfmodel.prediction._placement import placement_on_network as placement_on_network
 from perfmodel.prediction._placement import rank_strides as rank_strides
+from perfmodel.prediction._population import CARD_NAME as POPULATION_CARD
+from perfmodel.prediction._population import CLASSES as CLASSES
+from perfmodel.prediction._population import DEGREES as DEGREES
+from perfmodel.prediction._population import FILE_NAME as POPULATION_FILE
+from perfmodel.prediction._population import NEUTRAL as NEUTRAL
+from perfmodel.prediction._population import Belief as Belief
+from perfmodel.prediction._population import Population as Population
+from perfmodel.prediction._population import class_of as class_of
+from perfmodel.prediction._population import key as key
+from perfmodel.prediction._population import population as population
 from perfmodel.prediction._predict import explain as explain
 from perfmodel.prediction._predict import predict as predict
 from perfmodel.prediction._prediction import CriticalEvent as CriticalEvent
@@ -89,8 +100,6 @@ from perfmodel.prediction._shares import EventShares as EventShares
 from perfmodel.prediction._shares import event_shares as event_shares
 from perfmodel.prediction._site import COMPILED as COMPILED
 from perfmodel.prediction._site import EAGER as EAGER
-from perfmodel.prediction._site import FASTER as FASTER
-from perfmodel.prediction._site import SLOWER as SLOWER
 from perfmodel.prediction._site import Site as Site
 from perfmodel.prediction._site import generation as generation
 from perfmodel.prediction._skew import FILE_NAME as SKEW_FILE
@@ -110,10 +119,6 @@ from perfmodel.prediction._sustained import sustained_from as sustained_from
 from perfmodel.prediction._terms import STEP_TERMS as STEP_TERMS
 from perfmodel.prediction._terms import StepTerm as StepTerm
 from perfmodel.prediction._terms import without as without
-from perfmodel.prediction._unknown import FILE_NAME as UNKNOWN_FILE
-from perfmodel.prediction._unknown import TERMS as TERMS
-from perfmodel.prediction._unknown import Unknown as Unknown
-from perfmodel.prediction._unknown import unknown as unknown
 from perfmodel.prediction._zero import checkpoint_bytes as checkpoint_bytes
 
 shorten_reprs(__name__)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,10 +16,10 @@ from perfmodel.cost.learn import END_TO_END_FILE, WeightFiles
 from perfmodel.errors import CalibrationError
 from perfmodel.ingest.tables import write_json
 from perfmodel.ops import FAMILIES, Collective, Op
-from perfmodel.prediction._discrepancy import Discrepancy
+from perfmodel.prediction._layout_offsets import LayoutOffsets
 from perfmodel.spec import Framework
 
-SCHEMA: Final = "end-to-end/1"
+SCHEMA: Final = "end-to-end/2"
 END_TO_END: Final = "end-to-end"
 """Provenance of times that runs have moved, or confirmed."""
 
@@ -65,10 +66,12 @@ class Adjustment:
     """By parameter the log half-width of the 90 % intervals of the events in the runs that it moved."""
     noise: float = 0.0
     """Scale of log(measured / predicted) that no parameter explains."""
-    degrees_of_freedom: float = 4.0
-    """Of the Student t distribution of that noise."""
-    discrepancy: Discrepancy | None = None
-    """What runs that resemble one another have in common beyond the parameters."""
+    scale: float = 1.0
+    """Of all variances: how much more or less the site scatters than the record expects of one."""
+    degrees_of_freedom: float = inf
+    """Of Student's t distribution of predictions."""
+    offsets: LayoutOffsets | None = None
+    """What layouts that resemble one another have in common beyond the parameters; None before any run."""
 
     @cached_property
     def of(self) -> dict[str, float]:
@@ -88,9 +91,9 @@ class Adjustment:
         """The same with other values."""
         return replace(self, values=tuple(zip(names, map(float, values), strict=True)))
 
-    def without_discrepancy(self) -> "Adjustment":
+    def without_offsets(self) -> "Adjustment":
         """The parameters alone."""
-        return replace(self, discrepancy=None)
+        return replace(self, offsets=None)
 
     def times(self, ops: Sequence[Op], times: EventTimes, latency_s: Float64[np.ndarray, "n"]) -> EventTimes:
         """Times of events after the factors: latency e^alpha + (time - latency) e^beta (Hockney 1994, each
@@ -120,7 +123,8 @@ class Adjustment:
             "half_width": dict(self.half_width),
             "noise": self.noise,
             "degrees_of_freedom": self.degrees_of_freedom,
-            "discrepancy": self.discrepancy.to_dict() if self.discrepancy else None,
+            "scale": self.scale,
+            "offsets": self.offsets.to_dict() if self.offsets else None,
         }
 
     @classmethod
@@ -137,7 +141,8 @@ class Adjustment:
             half_width=tuple((str(k), float(v)) for k, v in value["half_width"].items()),
             noise=float(value["noise"]),
             degrees_of_freedom=float(value["degrees_of_freedom"]),
-            discrepancy=Discrepancy.from_dict(value["discrepancy"]) if value["discrepancy"] else None,
+            scale=float(value["scale"]),
+            offsets=LayoutOffsets.from_dict(value["offsets"]) if value["offsets"] else None,
         )
 
 

@@ -7,13 +7,14 @@ from jaxtyping import Float
 
 from perfmodel.cost import EventTimes
 from perfmodel.ops import Collective, Op
+from perfmodel.prediction._adjustment import factors_of
 from perfmodel.prediction._compose import Bundle, beside_in, bundle_passes, event_classes
 from perfmodel.prediction._phases import phase_counts
+from perfmodel.prediction._population import CLASSES, class_of
 from perfmodel.prediction._prediction import CriticalEvent
 from perfmodel.prediction._price import beside_loss, has_whole_step_costs, step_factors, variant_times
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared
-from perfmodel.prediction._site import Site
 from perfmodel.program import Kind
 
 
@@ -123,8 +124,17 @@ class CriticalPath:
             family[op.family] += seconds * half
         return {name: value / self.total_s for name, value in family.items()}
 
+    def class_shares(self) -> dict[str, float]:
+        """Shares of the step by class of events (`CLASSES`)."""
+        found: dict[str, float] = dict.fromkeys(CLASSES, 0.0)
+        for op, seconds in zip(self.ops, self.seconds.tolist(), strict=True):
+            found[class_of(factors_of(op)[1])] += seconds
+        found["host"] += self.gap_s
+        found["other"] += self.other_s - self.gap_s
+        return {name: seconds / self.total_s for name, seconds in found.items()}
+
     def shares(self) -> dict[str, float]:
-        """Shares of the step that rest on little (`TERMS` of what is unknown)."""
+        """Shares of the step that rest on little."""
         total = self.total_s
         between = np.array([isinstance(op, Collective) and op.num_nodes > 1 for op in self.ops], bool)
         known = self.provenance_shares()
@@ -133,14 +143,6 @@ class CriticalPath:
             "host": self.gap_s / total,
             "network": float(self.seconds[between].sum()) / total,
         }
-
-    def interval(self, site: Site) -> tuple[float, float]:
-        """Ends of the 90 % interval as factors of the step time.
-
-        Errors within a family are taken as common to all its events (one regressor, one device), errors of
-        different families and of what no table knows as independent.
-        """
-        return site.interval(self.family_half_widths().values(), self.shares())
 
 
 def _half_widths(times: EventTimes) -> Float[np.ndarray, " ops"]:

@@ -1,15 +1,15 @@
 """The 90 % interval of a prediction, and what is uncertain of it by source: layouts share most sources, and what they
 share cancels between them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import exp, log
 
 import numpy as np
 from jaxtyping import Float
 
 from perfmodel.prediction._adjustment import Adjustment, factors_of
-from perfmodel.prediction._discrepancy import Discrepancy
 from perfmodel.prediction._explain import CriticalPath
+from perfmodel.prediction._population import CLASSES, DEGREES
 from perfmodel.prediction._prediction import Prediction
 from perfmodel.prediction._price import layout_coordinates
 from perfmodel.prediction._problem import StepProblem
@@ -23,49 +23,74 @@ OWN = "own"
 
 
 def step_interval(
-    problem: StepProblem, layout: Layout, path: CriticalPath
+    problem: StepProblem, layout: Layout, path: CriticalPath, degrees: Mapping[str, float]
 ) -> tuple[tuple[float, float], dict[str, float]]:
     """Ends of the 90 % interval as factors of the step time, and where it comes from
-    (`Prediction.error_sources`)."""
-    if problem.adjustment is not None:
-        return _from_runs(problem, problem.adjustment, layout, path)
-    sources = {f"events: {name}": half / GAUSS_90 for name, half in path.family_half_widths().items()}
-    own = problem.site.half_widths(path.shares())
-    return path.interval(problem.site), sources | {"unknown": sum(own) / 2 / GAUSS_90}
+    (`Prediction.error_sources`).
+
+    Args:
+        degrees: of `DEGREES`.
+    """
+    known = problem.adjustment
+    if known is not None and known.offsets is not None:
+        widest = _before_runs(problem, path, degrees)[0]
+        return _from_runs(problem, known, layout, path, log(widest[1]))
+    return _before_runs(problem, path, degrees)
+
+
+def _before_runs(
+    problem: StepProblem, path: CriticalPath, degrees: Mapping[str, float]
+) -> tuple[tuple[float, float], dict[str, float]]:
+    """What the published record says of a site without runs."""
+    belief = problem.site.belief(problem.framework, problem.cluster.device)
+    sources = {f"events: {name}": belief.events * half / GAUSS_90 for name, half in path.family_half_widths().items()}
+    shares = path.class_shares()
+    loads = np.array([shares[name] for name in CLASSES]) @ belief.root
+    sources |= {f"site: {name}": float(load) for name, load in zip(CLASSES, loads, strict=True)}
+    sources |= {f"site: {name}": float(sd) * degrees[name] for name, sd in zip(DEGREES, belief.degrees, strict=True)}
+    apart = sum(sd**2 for name, sd in sources.items() if name.removeprefix("site: ") not in CLASSES)
+    half = student_half_width(apart + belief.variance(shares), belief.degrees_of_freedom)
+    return (exp(-half), exp(half)), sources | {OWN: belief.noise}
+
+
+def student_half_width(variance: float, degrees_of_freedom: float) -> float:
+    """Of the 90 % interval of Student's t distribution."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees_of_freedom, 0.95)) * variance**0.5
 
 
 def _from_runs(
-    problem: StepProblem, adjustment: Adjustment, layout: Layout, path: CriticalPath
+    problem: StepProblem, adjustment: Adjustment, layout: Layout, path: CriticalPath, widest: float
 ) -> tuple[tuple[float, float], dict[str, float]]:
-    """Ends of the 90 % interval as factors of the step time (Laplace's approximation, log-normal), and where it comes
+    """Ends of the 90 % interval as factors of the step time (Laplace's approximation), and where it comes
     from, as `Prediction.error_sources`.
 
     The variance of the log step time has four parts: what the runs left open of the fitted parameters
     (g' C g with the gradient g of the log step time), what makes events of this step less certain than
-    those of the runs (parameters that no run touched count in full), what is unknown of the discrepancy this far
-    from the runs, and the noise between one run and another. Together they are never wider than what the record says
-    of a site without runs: its intervals hold what sites differ in, so runs can only narrow them, unless they scatter
-    more themselves.
+    those of the runs (parameters that no run touched count in full), what is unknown of layouts this far
+    from the runs, and the noise between one run and another. Together they are no wider than the half-width `widest`
+    before any run, unless the runs scatter more themselves: it holds what sites differ in, so runs can only narrow it.
     """
     derivatives = step_derivatives(problem, [layout], adjustment.names)
     gradient = derivatives.by_parameter[0] / derivatives.step_s[0]
-    sources = {f"events: {name}": sd for name, sd in _events_beyond_runs(adjustment, path, derivatives.step_s[0])}
+    wider = adjustment.scale**0.5
+    sources = {
+        f"events: {name}": wider * sd for name, sd in _events_beyond_runs(adjustment, path, derivatives.step_s[0])
+    }
     if adjustment.covariance:
         # independent combinations of parameters: the columns of a root of their covariance
         values, vectors = np.linalg.eigh(np.asarray(adjustment.covariance))
-        loads = gradient @ (vectors * np.sqrt(np.maximum(values, 0.0)))
+        loads = wider * gradient @ (vectors * np.sqrt(np.maximum(values, 0.0)))
         sources |= {f"fit: {i}": float(load) for i, load in enumerate(loads)}
+    sources[OWN] = wider * adjustment.noise
     variance = sum(sd**2 for sd in sources.values())
-    if adjustment.discrepancy is not None:
-        variance += adjustment.discrepancy.spread(layout_coordinates(problem.setting, layout))
-    from scipy.special import stdtrit
-
-    noise = adjustment.noise * float(stdtrit(adjustment.degrees_of_freedom, 0.95))
-    half = float(np.hypot(GAUSS_90 * variance**0.5, noise))
-    lower, upper = path.interval(problem.site)
-    kept = min(1.0, max(noise, log(upper / lower) / 2) / half)
-    sources = {name: sd * kept for name, sd in sources.items()}
-    return (exp(-half * kept), exp(half * kept)), sources | {OWN: noise / GAUSS_90}
+    if adjustment.offsets is not None:
+        variance += adjustment.scale * adjustment.offsets.spread(layout_coordinates(problem.setting, layout))
+    half = student_half_width(variance, adjustment.degrees_of_freedom)
+    least = student_half_width(sources[OWN] ** 2, adjustment.degrees_of_freedom)
+    kept = min(1.0, max(least, widest) / half)
+    return (exp(-half * kept), exp(half * kept)), {name: sd * kept for name, sd in sources.items()}
 
 
 def _events_beyond_runs(adjustment: Adjustment, path: CriticalPath, step_s: float) -> list[tuple[str, float]]:
@@ -84,14 +109,16 @@ def log_covariance(problem: StepProblem, predictions: Sequence[Prediction]) -> F
 
     Sum over sources of sd_i sd_j, as `Prediction.error_sources` has them (errors of an op family, of a fitted parameter
     and of the framework are common to all layouts, in proportion to what each spends there), the runs' own noise on
-    the diagonal, and the posterior covariance of the discrepancy between runs and model where measured runs are
-    known.
+    the diagonal, and what layouts near one another share.
     """
     names = sorted({name for p in predictions for name in p.error_sources if name != OWN})
     shared = np.array([[p.error_sources.get(name, 0.0) for name in names] for p in predictions])
     own = np.array([p.error_sources.get(OWN, 0.0) for p in predictions])
     found = shared.reshape(len(predictions), -1) @ shared.reshape(len(predictions), -1).T + np.diag(own**2)
-    discrepancy: Discrepancy | None = problem.adjustment.discrepancy if problem.adjustment else None
-    if discrepancy is not None and predictions:
-        found += discrepancy.joint([layout_coordinates(problem.setting, p.layout) for p in predictions])
-    return found
+    if not predictions:
+        return found
+    known = problem.adjustment
+    where = [layout_coordinates(problem.setting, p.layout) for p in predictions]
+    if known is not None and known.offsets is not None:
+        return found + known.scale * known.offsets.joint(where)
+    return found + problem.site.belief(problem.framework, problem.cluster.device).likeness.of(np.array(where))

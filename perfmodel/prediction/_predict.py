@@ -70,10 +70,13 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
     step_s, gradient, compute_count = per_step(programs)
     account = step_account(problem, bundle, step_s)
     path = CriticalPath(problem, bundle, durations, gradient)
-    (lower, upper), error_sources = step_interval(problem, layout, path)
     memory = stage_memory(problem, bundle)
     capacity = problem.cluster.device.memory_bytes
     provenance = path.provenance_shares()
+    bubble = account.breakdown_s["bubble"] / step_s
+    shares = path.shares()
+    degrees = {"unstated": problem.site.unstated, "extrapolated": shares["extrapolated"], "bubble": bubble}
+    (lower, upper), error_sources = step_interval(problem, layout, path, degrees)
     if strict and provenance["extrapolated"] + provenance["analytical"] > 0:
         raise NoDataError(
             f"{provenance['extrapolated'] + provenance['analytical']:.0%} of the step's time is extrapolated beyond "
@@ -98,7 +101,7 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
         tokens_per_s_per_device=problem.job.global_batch * problem.job.seq_len / step_s / layout.devices,
         tflops_per_device=per_device / 1e12,
         mfu=per_device / problem.cluster.device.peak.flops_per_s(problem.job.dtype),
-        bubble_fraction=account.breakdown_s["bubble"] / step_s,
+        bubble_fraction=bubble,
         busy_fraction=float(durations @ compute_count) / (prepared.structure.devices * step_s),
         memory_per_stage=reported_stages(problem, layout, memory),
         memory_capacity_bytes=capacity,
@@ -113,7 +116,8 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
         fits_probability=problem.site.memory_spread().probability(needed, capacity),
         reasons=reasons,
         error_sources=error_sources,
-        unknown_shares=path.shares(),
+        unknown_shares=shares,
+        class_shares=path.class_shares(),
         warnings=(*layout.remarks, *problem.job.assumed, *_warnings(provenance, problem)),
         saved_bytes_per_stage=tuple(bundle.saved_bytes(problem.setting)[0].tolist()),
         timeline=times(prepared.compiled, durations) if timeline else None,

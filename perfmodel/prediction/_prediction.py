@@ -118,8 +118,8 @@ class Prediction:
     """Why the layout does not fit, or what to distrust."""
     warnings: tuple[str, ...] = ()
     error_sources: dict[str, float] = field(default_factory=dict, repr=False)
-    """Standard deviation of the logarithm of the step time by source of error; the same name is the same error in other
-    layouts of the machine (`log_covariance`)."""
+    """Scale of the logarithm of the step time by source of error, but for what layouts near one another share; the same
+    name is the same error in other layouts of the machine (`log_covariance`)."""
     busy_fraction: float = field(repr=False)
     """Share of the step in which compute streams run passes, communication inside them, or the optimizer, mean over
     pipeline ranks; the rest is the bubble, and waits for communication beside the passes."""
@@ -128,6 +128,8 @@ class Prediction:
     clock at which it was timed by itself: no step can be shorter."""
     unknown_shares: dict[str, float] = field(default_factory=dict, repr=False)
     """Shares of the step that rest on little: `extrapolated`, `host`, `network`."""
+    class_shares: dict[str, float] = field(default_factory=dict, repr=False)
+    """Shares of the step by class of events (`perfmodel.prediction.CLASSES`)."""
     saved_bytes_per_stage: tuple[float, ...] = field(default=(), repr=False)
     """Activations that one micro-batch leaves behind for backward on each global stage."""
     timeline: Timeline | None = field(default=None, repr=False, compare=False)

@@ -8,10 +8,11 @@ from jaxtyping import Float
 
 from perfmodel.cost import EventTimes, event_times, under_load
 from perfmodel.ops import Collective, KernelOp, Op
+from perfmodel.prediction._adjustment import factors_of
 from perfmodel.prediction._attention_kernels import FORWARD_SHARE, training_forward
 from perfmodel.prediction._blocks import BlockTimes, ShardBlocks, block_events, time_blocks
 from perfmodel.prediction._contention import held_share
-from perfmodel.prediction._discrepancy import Coordinates, coordinates
+from perfmodel.prediction._layout_offsets import Coordinates, coordinates
 from perfmodel.prediction._problem import Setting, StepProblem, kept
 from perfmodel.prediction._shard import PlacedShard, placed_events, placed_shard
 from perfmodel.prediction._site import generation
@@ -31,8 +32,13 @@ def priced_events(problem: StepProblem, ops: Sequence[Op]) -> EventTimes:
 
 
 def under_training_load(problem: StepProblem, ops: Sequence[Op]) -> Float[np.ndarray, " ops"]:
-    """Time of events in a training step relative to their time at the clock of a kernel timed alone."""
-    return np.array([row[4] for row in _rows(problem.unadjusted, ops)], float)
+    """Time of events in a training step relative to their time at the clock of a kernel timed alone: under the power
+    limit, and as the site has them."""
+    load = np.array([row[4] for row in _rows(problem.unadjusted, ops)], float)
+    if problem.adjustment is None:
+        return load
+    at = problem.adjustment.of
+    return load * np.exp([0.0 if isinstance(op, Collective) else at[factors_of(op)[1]] for op in ops])
 
 
 def _rows(problem: StepProblem, ops: Sequence[Op]) -> list[_Row]:
@@ -137,7 +143,7 @@ def beside_loss(problem: StepProblem) -> float:
 
 def has_whole_step_costs(problem: StepProblem) -> bool:
     """Whether something makes the step longer as a whole: stragglers, overhead, what like runs showed."""
-    return problem.host.costs_steps or bool(problem.adjustment and problem.adjustment.discrepancy)
+    return problem.host.costs_steps or bool(problem.adjustment and problem.adjustment.offsets)
 
 
 def has_step_costs(problem: StepProblem) -> bool:
@@ -147,7 +153,7 @@ def has_step_costs(problem: StepProblem) -> bool:
 
 def step_factors(problem: StepProblem, layout: Layout) -> tuple[float, float]:
     """What stragglers, and what runs like this one have shown beyond all parameters, multiply the step by."""
-    known = problem.adjustment.discrepancy if problem.adjustment else None
+    known = problem.adjustment.offsets if problem.adjustment else None
     like = known.mean(layout_coordinates(problem.setting, layout)) if known else 0.0
     return problem.host.slowest_of(layout.devices), float(np.exp(like))
 

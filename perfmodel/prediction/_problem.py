@@ -54,7 +54,7 @@ class StepProblem:
     """Software, with its host costs before `adjustment`."""
     site: Site = field(default_factory=Site)
     adjustment: Adjustment | None = None
-    """What measured runs said, on top of the cost models."""
+    """What measured runs said, on top of the cost models: the user's own, or those of the published record."""
 
     @cached_property
     def setting(self) -> Setting:
@@ -137,7 +137,7 @@ def step_problem(
             collectives=CollectiveModel.of(weights),
             framework=framework,
             site=site,
-            adjustment=of_device.get(cluster.device.name),
+            adjustment=of_device.get(cluster.device.name) or site.expected(framework, cluster.device),
         ),
     )
 

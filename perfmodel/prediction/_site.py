@@ -1,28 +1,23 @@
-"""What the place of a run adds to the facts of its framework: clocks under load, and what no table knows."""
+"""What the place of a run adds to the facts of its framework: clocks under load, and what the record says of sites."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import exp
 from typing import Final
 
 from perfmodel.cost import TENSOR_TYPES
 from perfmodel.ops import Attention, Op
+from perfmodel.prediction._adjustment import Adjustment
 from perfmodel.prediction._attention_kernels import attention_slowdown
 from perfmodel.prediction._memory_spread import MemorySpread, memory_spread
+from perfmodel.prediction._population import GENERIC, Belief, Population, population
 from perfmodel.prediction._skew import skew_s
 from perfmodel.prediction._sustained import Sustained, sustained
-from perfmodel.prediction._unknown import Shares, Unknown, unknown
 from perfmodel.spec import Device, Framework
 
 EAGER: Final = Framework()
 """What predictions take where no framework is named."""
 COMPILED: Final = Framework(execution="compiled")
 """A step that is one compiled program."""
-FASTER: Final = 0.08
-SLOWER: Final = 0.25
-"""Where most runs lie, relative to the prediction: what calibration by whole runs expects of one site before it has
-any, and what importers know of graphs. Kernels timed alone run at clocks and with caches that training does not
-sustain, and stragglers, contention and unmodelled work only ever add."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +33,9 @@ class Site:
     framework's own; None for what all published sources say, read when first needed."""
     power_limited: bool = True
     """Whether the power limit of the device holds (`perfmodel.cost.sustained_seconds`)."""
-    unknown: Unknown | None = None
-    """What of the step no kernel table knows, for its 90 % interval; None for what the residuals of all published
-    sources say, read when first needed."""
+    population: Population | None = None
+    """What is believed of the site before any of its runs; None for what all published sources say, read when first
+    needed."""
     memory: MemorySpread | None = None
     """How far measured peaks of memory lie from predicted ones; None for what all published sources say."""
     unstated: float = 0.0
@@ -50,7 +45,7 @@ class Site:
     def without(cls, source: str) -> "Site":
         """Constants fitted without a published source, for reports that hold its own runs against them."""
         memory = memory_spread(without=source)
-        return cls(sustained=sustained(source), skew_s=skew_s(source), unknown=unknown(source), memory=memory)
+        return cls(sustained=sustained(source), skew_s=skew_s(source), population=population(source), memory=memory)
 
     def memory_spread(self) -> MemorySpread:
         """`memory`, with what is read when first needed."""
@@ -70,17 +65,15 @@ class Site:
             return framework.collective_skew_s
         return framework.collective_skew_s + (skew_s() if self.skew_s is None else self.skew_s)
 
-    def half_widths(self, shares: Shares) -> tuple[float, float]:
-        """Log half-widths, below and above, of a step with these shares of what is known badly."""
-        known = unknown() if self.unknown is None else self.unknown
-        return known.half_widths({**shares, "unstated": self.unstated})
+    def belief(self, framework: Framework, device: Device) -> Belief:
+        """What is believed of the site's runs before any of them."""
+        known = population() if self.population is None else self.population
+        return known.belief(framework, device)
 
-    def interval(self, events: Iterable[float], shares: Shares) -> tuple[float, float]:
-        """Ends of the 90 % interval as factors of a step's time: relative half-widths of what events' own errors add,
-        and what is known badly; all independent of one another."""
-        variance = sum(half**2 for half in events)
-        lower, upper = ((variance + half**2) ** 0.5 for half in self.half_widths(shares))
-        return exp(-lower), exp(upper)
+    def expected(self, framework: Framework, device: Device) -> Adjustment | None:
+        """What the published record makes of the cost models for a framework and device: the median site. None for
+        `generic`, which is the physics alone: no framework that anybody ran."""
+        return None if framework.name == GENERIC else self.belief(framework, device).expected(device)
 
 
 def generation(framework: Framework, op: Op, device: Device) -> float:

@@ -21,7 +21,6 @@ from perfmodel.validation._residuals import explain_case as explain_case
 from perfmodel.validation._residuals import explain_cases as explain_cases
 from perfmodel.validation._runs import read_runs as read_runs
 from perfmodel.validation._site_fit import fit_sites as fit_sites
-from perfmodel.validation._site_fit import fit_unknown as fit_unknown
 from perfmodel.validation._term_errors import EVERY_TERM as EVERY_TERM
 from perfmodel.validation._term_errors import MOST_ROWS as MOST_TERM_ROWS
 from perfmodel.validation._term_errors import term_errors as term_errors

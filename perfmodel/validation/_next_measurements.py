@@ -119,14 +119,14 @@ def near_shapes(tables: Sequence[Path | str], calibration: Path | None) -> Wante
             taken.append(one[:3])
         if len(taken) == MOST:
             break
-    labels = [str(row_labels(pd.DataFrame([row])).iloc[0]) for *_, row in taken]
+    labels = [str(row_labels(pd.DataFrame([record])).iloc[0]) for *_, record in taken]
     wanted = tuple(
-        Measurement(what=label, device=str(row["device"]), predicted_s=time_s, half_width=expm1(half))
-        for label, (half, time_s, row) in zip(labels, taken, strict=True)
+        Measurement(what=label, device=str(record["device"]), predicted_s=time_s, half_width=expm1(half))
+        for label, (half, time_s, record) in zip(labels, taken, strict=True)
     )
     return Wanted(
         wanted,
-        _plan([row for *_, row in taken]),
+        _plan([record for *_, record in taken]),
         f"Shapes half or twice as large as measured ones, widest intervals first, at most {MOST_OF_KIND} of a kind.",
     )
 
@@ -156,12 +156,12 @@ def _neighbours(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _plan(rows: Sequence[dict[str, Any]]) -> str:
     """The rows of the first one's device as a plan; empty where no collector measures any."""
-    here = [row for row in rows if row["device"] == rows[0]["device"]] if rows else []
-    ops = [op for row in here if (op := _op_of(row)) is not None]
+    here = [record for record in rows if record["device"] == rows[0]["device"]] if rows else []
+    ops = [op for record in here if (op := _op_of(record)) is not None]
     if not ops:
         return ""
     rule = StoppingRule()
-    links = next((str(row["interconnect"]) for row in here if present(row.get("interconnect"))), INTERCONNECT)
+    links = next((str(record["interconnect"]) for record in here if present(record.get("interconnect"))), INTERCONNECT)
     return plan_text(
         Plan(
             device=str(here[0]["device"]),
@@ -178,13 +178,13 @@ def _plan(rows: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def _op_of(row: dict[str, Any]) -> Op | None:
-    """The op that a row measures; `None` where no collector does, or the row lacks a size."""
-    family = row.get("op_family")
-    kind: Any = Collective if "collective" in row else MEASURED_FAMILIES.get(str(family))
+def _op_of(record: dict[str, Any]) -> Op | None:
+    """The op that a record measures; `None` where no collector does, or the record lacks a size."""
+    family = record.get("op_family")
+    kind: Any = Collective if "collective" in record else MEASURED_FAMILIES.get(str(family))
     if kind is None:
         return None
-    said = {"pass_" if name == "pass" else str(name): value for name, value in row.items() if present(value)}
+    said = {"pass_" if name == "pass" else str(name): value for name, value in record.items() if present(value)}
     words: dict[str, Any] = {f.name: said[f.name] for f in fields(kind) if f.name in said}
     words = {name: int(v) if isinstance(v, float) and v == int(v) else v for name, v in words.items()}
     try:

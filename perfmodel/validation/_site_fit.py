@@ -1,5 +1,5 @@
-"""What published runs say of sites that nobody knows: how much longer products take under sustained load, and how wide
-90 % intervals must be (`perfmodel.prediction.Site`)."""
+"""What published runs say of sites that nobody knows (`perfmodel.prediction.Site`): how much longer products take under
+sustained load, how far apart ranks meet, and the model of what else sites differ in."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -8,35 +8,40 @@ from typing import Any, Final
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
-from scipy.optimize import minimize
 
 from perfmodel.cost import has_power_law
 from perfmodel.display import shows_progress
 from perfmodel.errors import PerfModelError, TableError
-from perfmodel.ingest.tables import write_json
+from perfmodel.ingest.tables import write_json, write_text
 from perfmodel.prediction import (
+    CLASSES,
+    DEGREES,
     MEMORY_FILE,
+    NEUTRAL,
+    POPULATION_CARD,
+    POPULATION_FILE,
     SKEW_FILE,
     SUSTAINED_FILE,
-    TERMS,
-    UNKNOWN_FILE,
     Site,
+    layout_coordinates,
     skew_from,
     source_group,
     step_problem,
     step_times_s,
     sustained_from,
 )
-from perfmodel.validation._case_rows import read_case
+from perfmodel.validation._case_rows import read_case, read_cases
 from perfmodel.validation._cases import (
-    measured_times_s,
+    explained,
     memory_bytes,
     missing_column,
     predict_cases,
     read_rows,
     read_tables,
+    unstated_share,
 )
+from perfmodel.validation._population_card import population_card
+from perfmodel.validation._population_fit import MOST, SiteRuns, fit_population
 from perfmodel.validation._skew_fit import fit_skew
 
 Progress = Callable[[str, int, int], None]
@@ -53,21 +58,6 @@ DEVICES_PER_NODE: Final = 8
 LEAST_ROWS: Final = 3
 MOST_ROWS: Final = 150
 """Of a source that are drawn (seed 0)."""
-_SHARES: Final = {"extrapolated": "extrapolated_share", "host": "host_share", "network": "network_share",
-           "unstated": "unstated_share"}  # fmt: skip
-BEYOND: Final = 0.05
-"""Share of runs beyond either end."""
-STEEPEST: Final = 1.0
-"""Largest log half-width per share: no part of a step is known worse than within a factor e, lest one site's broken
-network widen every prediction."""
-PENALTY: Final = 1e-3
-"""Of slopes, so that what no source needs is 0."""
-_STARTS: Final = (
-    (0.1,) * len(TERMS),
-    (0.3,) * (len(TERMS) - 1) + (0.0,),
-    (0.2, 0.0, 0.5, 0.5, 0.3),
-    (0.1, 0.1, 0.9, 0.9, 0.5),
-)
 
 
 @shows_progress("runs")
@@ -77,7 +67,7 @@ def fit_sites(
     """Fit the constants of an unknown site to tables of published runs, and write their files into a folder.
 
     First the time of products under load, then how far apart ranks reach collectives, then, with predictions that take
-    both, the half-widths; the runs of a source
+    both, the hierarchical model of sites (`fit_population`); the runs of a source
     are held against constants that were fitted without its group. The package's own files are in
     `perfmodel/prediction`.
 
@@ -87,8 +77,8 @@ def fit_sites(
             device was never measured: they say nothing of products.
 
     Returns:
-        `sustained`: medians by architecture and source; `skew`: by source (`fit_skew`); `unknown`: half-widths
-        by the group left out ("" for none); `memory`: spreads of peaks by source; `skipped_files`.
+        `sustained`: medians by architecture and source; `skew`: by source (`fit_skew`); `population`: the
+            model of sites by the group left out ("" for none); `memory`: spreads of peaks by source; `skipped_files`.
 
     Raises:
         TableError: a file is missing or unreadable, or no file is a table of runs.
@@ -99,18 +89,18 @@ def fit_sites(
         raise TableError(f"{files[0]}: no row with status ok and measured_iter_time_s; give tables of measured runs")
     drawn = pd.concat([drawn_runs(file) for file in files])
     medians = fit_sustained(drawn, unstated=unstated, progress=progress)
-    clocked = lambda source: Site(sustained=sustained_from(medians, source))  # noqa: E731
+    clocked = lambda source: Site(sustained=sustained_from(medians, source), population=NEUTRAL)  # noqa: E731
     skews = fit_skew(drawn, unstated=tuple(unstated), site_of=clocked, progress=progress)
-    predicted = predict_cases(
-        timed, progress=progress, site_of=lambda source: replace(clocked(source), skew_s=skew_from(skews, source))
-    )
-    half_widths = fit_unknown(timed, predicted)
-    memory = fit_memory(timed, predicted)
+    sites = lambda source: replace(clocked(source), skew_s=skew_from(skews, source))  # noqa: E731
+    fitted = fit_population(site_runs(of_sources(timed, MOST), sites, progress), progress)
+    with_memory = pd.DataFrame(timed[np.isfinite(memory_bytes(timed))])
+    memory = fit_memory(with_memory, predict_cases(with_memory, progress=progress, site_of=sites))
     write_json(Path(out) / MEMORY_FILE, memory)
     write_json(Path(out) / SUSTAINED_FILE, medians)
     write_json(Path(out) / SKEW_FILE, skews)
-    write_json(Path(out) / UNKNOWN_FILE, half_widths)
-    found = {"sustained": medians, "skew": skews, "unknown": half_widths, "memory": memory}
+    write_json(Path(out) / POPULATION_FILE, fitted.parameters)
+    write_text(Path(out) / POPULATION_CARD, population_card(fitted))
+    found = {"sustained": medians, "skew": skews, "population": fitted.parameters, "memory": memory}
     return found | {"skipped_files": ignored}
 
 
@@ -121,7 +111,12 @@ def drawn_runs(file: Path) -> pd.DataFrame:
         return pd.DataFrame()
     table = table[(table["status"] == "ok") & table["measured_iter_time_s"].notna()]
     table = table[table["n_devices"] <= MOST_NODES * table["devices_per_node"].fillna(DEVICES_PER_NODE)]
-    return table.groupby("source").sample(frac=1, random_state=0).groupby("source").head(MOST_ROWS)
+    return of_sources(table, MOST_ROWS)
+
+
+def of_sources(runs: pd.DataFrame, most: int) -> pd.DataFrame:
+    """At most so many rows of every source, drawn with seed 0."""
+    return pd.DataFrame(runs.groupby("source").sample(frac=1, random_state=0).groupby("source").head(most))
 
 
 def fit_sustained(runs: pd.DataFrame, *, unstated: Sequence[str] = (), progress: Progress | None = None) -> Medians:
@@ -152,7 +147,7 @@ def _of_products(row: dict[str, Any]) -> tuple[str, float] | None:
     if has_power_law(case.cluster.device):
         return None
     name = case.cluster.device.architecture
-    sites = (Site(sustained=((name, log),), skew_s=0.0) for log in (0.0, STEP))
+    sites = (Site(sustained=((name, log),), skew_s=0.0, population=NEUTRAL) for log in (0.0, STEP))
     models = (step_problem(case.model, case.cluster, case.job, None, case.framework, site) for site in sites)
     alone_s, slower_s = (float(step_times_s(model, [case.layout])[0]) for model in models)
     share = float(np.log(slower_s / alone_s)) / STEP
@@ -161,28 +156,41 @@ def _of_products(row: dict[str, Any]) -> tuple[str, float] | None:
     return name, float(np.log(float(row["measured_iter_time_s"]) / alone_s)) / share
 
 
-def fit_unknown(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, dict[str, list[float]]]:
-    """By left-out group of sources ("" for none), `faster` and `slower` of `Unknown`.
+def site_runs(runs: pd.DataFrame, sites: Callable[[str], Site], progress: Progress | None = None) -> SiteRuns:
+    """What physics alone makes of runs, with the fastest of what each may have been.
 
     Args:
-        runs: tables of runs.
-        predicted: what `predict_cases` returns for them.
+        runs: timed rows; those that cannot be predicted are left out.
+        sites: constants for the runs of a source, without any of `Population`.
     """
-    log = np.log(measured_times_s(runs) / np.asarray(predicted["predicted_iter_time_s"], float))
-    timed = np.isfinite(log)
-    shares = [np.asarray(predicted[_SHARES[name]], float)[timed] for name in TERMS[1:]]
-    at = np.stack([np.ones(int(timed.sum())), *shares], axis=1)
-    events = np.asarray(predicted["events_half_width"], float)[timed]
-    source = np.asarray(runs["source"], str)[timed]
-    group = np.array([source_group(name) for name in source])
-    names, of_row, rows = np.unique(source, return_inverse=True, return_counts=True)
-    weight = 1 / rows[of_row] / len(names)
-    found: dict[str, dict[str, Any]] = {}
-    for left_out in ("", *np.unique(group).tolist()):
-        kept = group != left_out
-        part = events[kept], at[kept], weight[kept]
-        found[left_out] = {"faster": _side(-log[timed][kept], *part), "slower": _side(log[timed][kept], *part)}
-    return found
+    found: list[tuple[Any, ...]] = []
+    for done, row in enumerate(runs.astype(object).where(runs.notna(), None).to_dict("records")):
+        if progress:
+            progress("runs of sites", done, len(runs))
+        source = str(row["source"])
+        site = replace(sites(source), unstated=unstated_share(row))
+        try:
+            case, p = explained(read_cases(row), None, site)[0]
+        except PerfModelError:
+            continue
+        setting = step_problem(case.model, case.cluster, case.job, None, case.framework, site).setting
+        at = layout_coordinates(setting, case.layout)
+        words = (case.framework.name, case.cluster.device.architecture, source, source_group(source))
+        degrees = {"unstated": site.unstated, "extrapolated": p.unknown_shares["extrapolated"]}
+        degrees |= {"bubble": p.bubble_fraction}
+        found.append((
+            float(np.log(float(row["measured_iter_time_s"]) / p.step_time_s)),
+            [p.class_shares[name] for name in CLASSES],
+            [degrees[name] for name in DEGREES],
+            sum(sd**2 for name, sd in p.error_sources.items() if name.startswith("events")) ** 0.5,
+            at, repr((source, case.model.name, case.job, at, case.layout.schedule)), words,
+        ))  # fmt: skip
+    log, shares, degrees, events, at, same, words = zip(*found, strict=True)
+    columns: dict[str, np.ndarray] = dict(
+        zip(("framework", "architecture", "source", "group"), np.array(words).T, strict=True)
+    )
+    _, layout = np.unique(np.array(same), return_inverse=True)
+    return SiteRuns(np.array(log), np.array(shares), np.array(degrees), np.array(events), np.array(at), layout, columns)
 
 
 def fit_memory(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, tuple[float, float]]:
@@ -200,22 +208,3 @@ def fit_memory(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, tuple[f
         at = float(np.median(own))
         found[name] = (round(at, 4), round(float(np.median(np.abs(own - at))), 4))
     return found
-
-
-def _side(
-    log: Float[np.ndarray, " runs"],
-    events: Float[np.ndarray, " runs"],
-    at: Float[np.ndarray, "runs terms"],
-    weight: Float[np.ndarray, " runs"],
-) -> list[float]:
-    """The terms whose half-width, joined with that of the events, leaves `BEYOND` of the runs beyond it: least
-    quantile loss (Koenker and Bassett 1978), each source with the same weight."""
-
-    def loss(terms: Float[np.ndarray, " terms"]) -> float:
-        beyond = log - np.hypot(events, at @ np.clip(np.abs(terms), 0, STEEPEST))
-        quantile = weight @ np.where(beyond > 0, (1 - BEYOND) * beyond, -BEYOND * beyond)
-        return float(quantile + PENALTY * np.abs(terms[1:]).sum())
-
-    options = {"maxiter": 4000, "xatol": 1e-4, "fatol": 1e-8}
-    best = min((minimize(loss, start, method="Nelder-Mead", options=options) for start in _STARTS), key=lambda r: r.fun)
-    return np.round(np.clip(np.abs(best.x), 0, STEEPEST), 3).tolist()

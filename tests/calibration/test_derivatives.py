@@ -10,7 +10,8 @@ from perfmodel import catalog
 from perfmodel.prediction import (
     PARAMETERS,
     Adjustment,
-    Discrepancy,
+    LayoutOffsets,
+    Likeness,
     evaluate,
     layout_coordinates,
     lower_bounds_s,
@@ -64,8 +65,9 @@ def test_adjusted_is_what_a_fresh_model_gives(problem) -> None:
 
 def test_bounds_stay_bounds_where_runs_were_faster(problem) -> None:
     where = tuple(layout_coordinates(problem.setting, layout) for layout in LAYOUTS)
-    near = Discrepancy(at=where, offset=(-0.3,) * len(where), variance=(1e-4,) * len(where), amplitude=0.1)
-    model = problem.adjusted(replace(HERE, discrepancy=near))
+    like = Likeness(near=0.1, length=2.0, own=0.0)
+    near = LayoutOffsets(at=where, offset=(-0.3,) * len(where), variance=(1e-4,) * len(where), likeness=like)
+    model = problem.adjusted(replace(HERE, offsets=near))
     assert np.allclose(
         step_times_s(model, LAYOUTS), np.exp(-0.3) * step_times_s(problem.adjusted(HERE), LAYOUTS), rtol=1e-3
     )

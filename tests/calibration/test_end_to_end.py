@@ -73,7 +73,8 @@ def test_known_parameters_come_back() -> None:
     of = {p.name: p for p in found.parameters}
     assert of["inter_node.all_reduce.beta"].value == pytest.approx(0.5, abs=0.15)
     assert of["inter_node.all_reduce.beta"].informed
-    assert not of["intra_node.alpha"].informed
+    alpha = of["intra_node.alpha"]  # narrowed by what all links of a site share alone
+    assert alpha.hi - alpha.lo > 1.2 * 1.645 * alpha.prior_sd
     by_runs = explain(models("gpt3-6.7b").adjusted(found.adjustment), Layout.parse("tp=1,pp=1,dp=64"))
     assert by_runs.provenance["end-to-end"] > 0.01
     assert found.error_after < 0.01 < found.error_before
@@ -86,7 +87,7 @@ def test_other_layouts_of_the_cluster_are_predicted() -> None:
     for run in runs[1::2]:
         problem = models(run.model.name)
         before, after = (explain(m, run.layout) for m in (problem, problem.adjusted(found.adjustment)))
-        assert abs(after.step_time_s / run.measured_s - 1) < 0.03
+        assert abs(after.step_time_s / run.measured_s - 1) < 0.05
         assert after.step_time_lo_s < run.measured_s < after.step_time_hi_s
         # a slower network's share of the step is larger, and so is what is unknown of it
         width = before.step_time_hi_s / before.step_time_lo_s
@@ -95,16 +96,16 @@ def test_other_layouts_of_the_cluster_are_predicted() -> None:
         assert sum(e.time_s for e in after.critical_path) == pytest.approx(after.step_time_s, rel=1e-6)
 
 
-def test_three_runs_do_not_overrule_thousands_of_kernels() -> None:
-    """Everything 30 % slower in three runs: the kernel tables stay where they are, and what moved is said."""
+def test_three_slow_runs_are_first_of_all_a_slow_site() -> None:
+    """Everything 30 % slower in three runs: all kernels move alike, by less than that, and the runs are told to lie
+    beyond what sites differ by."""
     plain = synthetic({}, names=("gpt3-1.3b",))[:3]
     runs = [Run(**{**vars(run), "measured_s": 1.3 * run.measured_s}) for run in plain]
     found = fitted(runs)
-    of = {p.name: p for p in found.parameters}
-    assert of["gemm"].measured_kernels > 10_000
-    for name in ("gemm", "memory", "attention"):
-        assert 0 < of[name].value < 0.02
-    assert "middle one of 3 is +30% off" in found.contradictions[0]
+    moved = [p.value for p in found.parameters if p.name in ("gemm", "memory", "attention")]
+    assert all(0.02 < value < 0.26 for value in moved)
+    slower = [Run(**{**vars(run), "measured_s": 2 * run.measured_s}) for run in plain]
+    assert "middle one of 3 is +100% off" in fitted(slower).contradictions[0]
 
 
 def test_many_runs_that_contradict_the_tables_say_so() -> None:
@@ -202,7 +203,7 @@ def test_calibration_directory(tmp_path) -> None:
     assert batch_s == pytest.approx(after.step_time_s, rel=1e-5)
     other = [pm.predict("gpt3-1.3b", "dgx-h100", calibration=c, **options).step_time_s for c in (None, tmp_path)]
     assert other[0] == pytest.approx(other[1], rel=1e-6)
-    (tmp_path / "end_to_end.json").write_text('{"schema": "end-to-end/1", "devices": {"x": {"values": {"y": 1}}}}')
+    (tmp_path / "end_to_end.json").write_text('{"schema": "end-to-end/2", "devices": {"x": {"values": {"y": 1}}}}')
     with pytest.raises(CalibrationError, match="unknown parameter y"):
         pm.predict("gpt3-1.3b", CLUSTER, calibration=tmp_path, **options)
 

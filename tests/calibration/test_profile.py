@@ -41,7 +41,7 @@ def profile(
 ) -> Profile:
     """Every predicted event of a step, one after another, each family longer by its factor; on `devices` of all."""
     laid_out = Layout.parse(layout)
-    fixed = step_problem_of(problem())
+    fixed = step_problem_of(problem()).adjusted(None)
     shares = event_shares(fixed, laid_out)
     seconds = priced_events(fixed, shares.ops).time_s
     found = []
@@ -97,7 +97,7 @@ def test_other_layouts_after_one_profile(tmp_path: Path) -> None:
     fitted = fit_profile(problem(), "tp=2", profile("tp=2", FACTORS), out=tmp_path)
     assert fitted.report.predicted_step_s < fitted.report.measured_step_s
     for layout in ("tp=1", "tp=4"):
-        laid_out, fixed = Layout.parse(layout), step_problem_of(problem())
+        laid_out, fixed = Layout.parse(layout), step_problem_of(problem()).adjusted(None)
         shares = event_shares(fixed, laid_out)
         factor = np.array([FACTORS.get(op.family, 1.0) for op in shares.ops])
         per_device = shares.executions / laid_out.devices

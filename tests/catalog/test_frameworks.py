@@ -97,8 +97,9 @@ def test_what_is_unsaid_is_filled_and_said_and_what_is_said_wins() -> None:
     nemo = catalog.framework("nemo@2025")
     layout, assumed = nemo.layout("tp=8,pp=2,dp=4")
     assert (layout.zero, layout.sequence_parallel) == (1, True)
-    assert assumed == "assumed as nemo@2025 has it: zero=1, sequence_parallel=true; say otherwise in the layout"
-    layout, assumed = nemo.layout("tp=8,pp=2,dp=4,zero=0,sequence_parallel=false")
+    has = "zero=1, sequence_parallel=true, tp_overlap=true"
+    assert assumed == f"assumed as nemo@2025 has it: {has}; say otherwise in the layout"
+    layout, assumed = nemo.layout("tp=8,pp=2,dp=4,zero=0,sequence_parallel=false,tp_overlap=false")
     assert (layout.zero, layout.sequence_parallel, assumed) == (0, False, "")
     with pytest.raises(LayoutError, match="given twice"):
         nemo.layout("8M2P4D,tp=8")

@@ -65,6 +65,10 @@ COMMAND = ("--", sys.executable, str(SCRIPT))
         (("--jitter", "0.1", "--", str(PROGRAM)), "--jitter is for scripts"),
         (("--sweep", "all_reduce=1ms", *COMMAND), "KIND=FIRST:LAST:COUNT"),
         (("--png", "x.png", *COMMAND), "give --sweep"),
+        (("--wire", "--sweep", "all_reduce=0:1ms:3", *COMMAND), "--sweep: with --wire"),
+        (("--wire", "--", str(PROGRAM)), "sends no messages"),
+        (("--classes", "1", "--out", "x", *COMMAND), "--out is of one run"),
+        (("--classes", "0", *COMMAND), "at least 1 rank"),
         (("--jitter", "-1", *COMMAND), "between 0 and 2"),
         (("--straggler", "0", *COMMAND), "must be positive"),
         (("--prices", "no_such_module:f", *COMMAND), "module:function"),
@@ -99,7 +103,8 @@ def test_program_of_jax_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def asked_for(*more: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     _emulate.add_command(parser.add_subparsers())
-    return parser.parse_args([*BASE, "--model", "gpt3-125m", "--layout", "dp=8", "--global-batch", "8", *more])
+    words = [*BASE, "--model", "gpt3-125m", "--layout", "dp=8", "--global-batch", "8", *more]
+    return parser.parse_args(words, argparse.Namespace(of_job={}))  # no job file
 
 
 def test_the_prediction_beside_an_emulation_has_the_same_delays() -> None:

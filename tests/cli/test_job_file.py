@@ -179,3 +179,52 @@ def test_what_the_command_line_gives_is_told_from_defaults():
     arguments = parser().parse_args(["predict", "none.txt"])
     with pytest.raises(PerfModelError, match=r"ends in \.toml"):
         complete_from_job(arguments, ())
+
+
+SERVED = """\
+model = "llama3-8b"
+cluster = "dgx-h100"
+[layout]
+tp = 2
+[serving]
+prompt_tokens = 512
+output_tokens = 64
+batch = 8
+"""
+
+
+def test_a_server_is_said_by_a_file_too(capsys, job):
+    Path("served.toml").write_text(SERVED)
+    status, out, _ = run(capsys, "serve", "served.toml", "--set", "serving.batch=16", "--output-tokens", "32", "--json")
+    found = json.loads(out)
+    assert (status, found["batch"], found["output_tokens"], found["devices"]) == (0, 16, 32, 2)
+    assert found["tpot_s"] == pm.serve("served.toml", batch=16, output_tokens=32).tpot_s
+    assert "did you mean 'batch'" in run(capsys, "serve", "served.toml", "--set", "serving.bach=1")[2]
+    assert "leave the rest out" in run(capsys, "serve", job, "--prompt-tokens", "8", "--output-tokens", "8",
+                                       "--set", "layout.zero=1")[2]  # fmt: skip
+
+
+def test_other_commands_take_the_job_where_a_model_or_a_name_stands(capsys, job):
+    status, out, err = run(capsys, "schedules", "1f1b", job, "--json")
+    assert status == 0, err
+    step_s = predicted(capsys, job)["step_time_s"]
+    assert [row["step_time_s"] for row in json.loads(out)["rows"]] == [pytest.approx(step_s)]
+    planned = json.loads(run(capsys, "calibrate", "--model", job, "--dry-run", "--json")[1])
+    assert [one["layout"] for one in planned["saving"]["per_layout"]] == ["tp=2,pp=2,dp=4"]
+    other = json.loads(run(capsys, "calibrate", "--model", job, "--set", "layout.tp=4", "--dry-run", "--json")[1])
+    assert other["saving"]["per_layout"][0]["devices"] == 32
+    assert "--model belongs to --profile" in run(capsys, "fit", job, "tables.csv", "--out", "fitted")[2]
+    # the world is that of the file's layout; the script never joins it
+    status, _, err = run(capsys, "emulate", "--model", job, "--", "true")
+    assert (status, "without joining a process group" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [("whatif",), ("design", "memory"), ("plot", "gantt", "--out", "step.png"), ("design", "devices", "--below", "9")],
+)
+def test_strict_is_kept_or_refused(capsys, job, argv):
+    # nothing of this optimizer was ever measured
+    status, _, err = run(capsys, *argv, job, "--strict", "--set", "job.optimizer=muon")
+    assert (status, len(err.strip().splitlines()[-1]) > 0) == (2, True)
+    assert "--strict" in err

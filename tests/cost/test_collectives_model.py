@@ -119,6 +119,14 @@ def test_groups_that_share_links_wait_for_one_another(model):
     np.testing.assert_allclose(own[0], own[1], rtol=1e-9)  # eight adapters, one per device
 
 
+def test_a_node_joined_by_a_network_s_ports_is_a_node(model):
+    # Gaudi: ports of the die join the cards of a server, and have the name of a network
+    gaudi = cluster(link="21x 100 GbE RoCE", link_gb=262.5, network="3x 100 GbE RoCE", network_gb=37.5)
+    alone, beside = (model.times(gaudi, [op("all_reduce", 1e9, 16, 1, n)]).time_s[0] for n in (1, 8))
+    assert beside == pytest.approx(alone)  # each card has ports of its own
+    assert bus_gb(model, gaudi, "all_reduce", 16, 1) > 0.7 * 37.5
+
+
 def test_bandwidth_and_latency_of_the_cluster_count(model):
     base, wide = cluster(), cluster(network_gb=50)
     slow = cluster(latency_us=50)

@@ -9,6 +9,7 @@ from perfmodel.program.ir import OPS, Builder, Function, Tensor, attributes, gra
 from perfmodel.timeline import double_precision
 
 X, ROW, TABLE, IDS = (3, 4, 6), (6,), (5, 6), (3, 4)
+IMAGE = (2, 4, 5, 6)
 F64, I32 = "fp64", "int32"
 CASES: dict[str, tuple[list[tuple[str, tuple[int, ...]]], dict[str, object]]] = {
     "add": ([(F64, X), (F64, ROW)], {}),
@@ -39,6 +40,8 @@ CASES: dict[str, tuple[list[tuple[str, tuple[int, ...]]], dict[str, object]]] = 
     "layer_norm": ([(F64, X), (F64, ROW), (F64, ROW)], {"epsilon": 1e-3}),
     "softmax": ([(F64, X)], {}),
     "attention": ([(F64, (2, 3, 12))], {"heads": 2, "causal": True}),
+    "conv2d": ([(F64, IMAGE), (F64, (4, 4, 3, 2))], {"stride": (2, 1), "padding": (1, 0), "groups": 1}),
+    "pool2d": ([(F64, IMAGE)], {"kind": "max", "kernel": (3, 2), "stride": (2, 2), "padding": (1, 0)}),
     "embedding": ([(F64, TABLE), (I32, IDS)], {}),
     "row_max": ([(F64, X)], {}),
     "pick": ([(F64, X), (I32, IDS)], {}),
@@ -64,6 +67,8 @@ OPTIONS = {
     "sum": [([(F64, X)], {"axes": axes}) for axes in ((1,), (2,), (1, 2), (0, 1))]
     + [([(F64, X)], {"axes": (2,), "keep": True})],
     "attention": [([(F64, (2, 3, 12))], {"heads": 2})],
+    "conv2d": [([(F64, IMAGE), (F64, (6, 2, 1, 1))], {"stride": (1, 1), "padding": (0, 0), "groups": 2})],
+    "pool2d": [([(F64, IMAGE)], {"kind": "mean", "kernel": (2, 2), "stride": (2, 1), "padding": (1, 1)})],
     "embedding": [([(F64, TABLE), (I32, IDS)], {"offset": 2})],
     "pick": [([(F64, X), (I32, IDS)], {"offset": 1})],
     "dispatch": [([(F64, X), (I32, IDS)], {"experts": 4, "capacity": 2})],

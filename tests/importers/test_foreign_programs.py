@@ -9,7 +9,7 @@ import pytest
 from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.execution import execute, random_inputs
 from perfmodel.importers import SourceSettings, input_value, onnx_program, read_program, torch_program
-from perfmodel.importers._foreign_ops import FOREIGN_OPS
+from perfmodel.importers.foreign_ops import FOREIGN_OPS
 from perfmodel.program.distribute import Degrees, distribute, pad_vocabulary
 from perfmodel.program.ir import Program, parse_program, to_text
 from perfmodel.program.ir.models import training_step

@@ -326,3 +326,26 @@ def test_constants_of_published_runs_are_not_read_on_import() -> None:
     code = "import perfmodel.prediction._sustained as s, perfmodel; print(s.source_medians.cache_info().misses)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert out.stdout.strip() == "0"
+
+
+def test_grouped_products_are_launched_expert_by_expert() -> None:
+    experts, cluster = catalog.model("qwen3-30b-a3b"), catalog.cluster("dgx-h100")
+    job = Job(global_batch=8, seq_len=256)  # so short that the host holds the step up
+    layout = Layout.parse("dp=8,ep=8,zero=1")
+
+    def of(**changes: object) -> float:
+        return explain(step_problem(experts, cluster, job, None, replace(EAGER, **changes)), layout).step_time_s
+
+    assert experts.experts is not None
+    products, local = 2 * 3 * experts.layers, experts.experts.count // 8  # of both, forward and both gradients
+    assert of(grouped_launch_s=1e-4) - of() == pytest.approx(products * (local - 1) * 1e-4, rel=0.2)
+    assert of(grouped_launch_s=1e-4, host_op_s=0.0) == of(host_op_s=0.0)
+
+
+def test_scales_of_blocks_need_matrix_units_that_take_them() -> None:
+    bridge = catalog.framework("megatron-bridge@2026")
+    recipes = {
+        name: bridge.job(MODEL, catalog.device(name), global_batch=8, dtype="fp8").fp8_recipe
+        for name in ("H100-SXM5-80GB", "B200-SXM-180GB")
+    }
+    assert recipes == {"H100-SXM5-80GB": "current", "B200-SXM-180GB": "mxfp8"}

@@ -154,8 +154,9 @@ def fits(folder: Path) -> list[dict[str, bytes]]:
             arrays["curves/value"] = arrays["curves/value"] + np.float32(0.1 * number)
             content["collectives.safetensors"] = save(arrays, header)
             values = {"values": {"gemm": 0.05 * number, "step_overhead_s": 0.01}, "covariance": [], "informed": [],
-                      "half_width": {}, "noise": 0.1, "degrees_of_freedom": 4.0, "discrepancy": None}  # fmt: skip
-            runs = {"schema": "end-to-end/1", "devices": {"A100-SXM4-80GB": values}}
+                      "half_width": {}, "noise": 0.1, "scale": 1.0, "degrees_of_freedom": 4.0,
+                      "offsets": None}  # fmt: skip
+            runs = {"schema": "end-to-end/2", "devices": {"A100-SXM4-80GB": values}}
             content["end_to_end.json"] = json.dumps(runs).encode()
         found.append(content)
     return found

@@ -1,6 +1,7 @@
 """Published runs: rows become cases, what cannot is named, figures are right."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -8,9 +9,10 @@ import pytest
 
 from perfmodel.cli import main
 from perfmodel.errors import TableError
+from perfmodel.prediction import Site
 from perfmodel.validation import validate_cases
-from perfmodel.validation._case_rows import read_case
-from perfmodel.validation._cases import MOST_SLOWER
+from perfmodel.validation._case_rows import read_case, read_cases
+from perfmodel.validation._cases import MAY_FIT, MOST_SLOWER, explained
 from perfmodel.validation._metrics import errors
 from perfmodel.validation._row_cells import Unusable
 
@@ -127,8 +129,7 @@ def test_ranks_of_experts_are_read_or_follow(cells, etp):
     ("recompute", "detail", "mode"),
     [
         ("selective", "selective core_attn", "selective"), ("selective", "selective core_attn+layernorm", "selective"),
-        ("selective", "selective moe_act", "none"), ("selective", "selective mlp+core_attn", "full"),
-        ("selective", "selective moe", "full"), (None, "remat_policy full", "full"),
+        ("selective", "selective moe_act", "selective"), (None, "remat_policy full", "full"),
         (None, "remat_policy save_dot_except_mlpwi", "none"), ("full", "full per block", "full"),
         ("none", "none", "none"),
     ],
@@ -136,6 +137,35 @@ def test_ranks_of_experts_are_read_or_follow(cells, etp):
 def test_details_of_recomputation_tell_which_mode_is_nearest(recompute, detail, mode):
     row = KORTHIKANTI_22B | {"recompute": recompute, "recompute_detail": detail}
     assert read_case(row).layout.recompute == mode
+
+
+def test_details_of_recomputation_name_what_is_repeated():
+    row = KORTHIKANTI_22B | {"recompute": "selective", "recompute_detail": "selective moe_act+core_attn"}
+    assert set(read_case(row).job.recompute_modules) == {"moe_act", "core_attn"}
+    assert read_case(KORTHIKANTI_22B).job.recompute_modules == ("core_attn",)
+
+
+def test_a_policy_that_repeats_one_product_counts_as_that_share_of_the_layers():
+    row = KORTHIKANTI_22B | {"recompute": None}
+    of = {
+        policy: read_case(row | {"recompute_detail": f"remat_policy {policy}"}).layout.recompute_full_layers
+        for policy in ("save_dot_except_mlpwi", "save_dot_except_logits_ffn1", "minimal")
+    }
+    third = (read_case(row).model.layers // 3,)
+    assert of == {"save_dot_except_mlpwi": third, "save_dot_except_logits_ffn1": third, "minimal": None}
+
+
+def test_a_run_that_cannot_have_fitted_recomputed_as_little_as_may_fit():
+    row = KORTHIKANTI_22B | {"recompute": None, "micro_batch": 12, "global_batch": 12, "num_microbatches": 1}
+    (case,) = read_cases(row)
+    assert not case.recompute_stated
+    assert read_case(KORTHIKANTI_22B).recompute_stated
+    (found, result), *_ = explained([case], None, Site())
+    assert found.layout.recompute == "full" or found.layout.recompute_full_layers
+    assert "recompute" in found.assumed
+    assert result.fits_probability >= MAY_FIT
+    small = replace(case, layout=case.layout.replace(micro_batch=1), job=replace(case.job, global_batch=1))
+    assert explained([small], None, Site())[0][0].layout == small.layout
 
 
 def test_missing_cells_are_filled_from_what_is_known():

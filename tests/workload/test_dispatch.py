@@ -1,5 +1,7 @@
 """How tokens reach their experts: how many ranks a token goes to, what is exchanged, copied and waited for."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -121,3 +123,16 @@ def test_layouts_with_overlapped_experts_are_read_and_written():
     layout = Layout.parse("dp=16,ep=16,ep_overlap=true,cp=2,cp_kind=all_gather,cp_balanced=false")
     assert (layout.ep_overlap, layout.cp_kind, layout.cp_balanced) == (True, "all_gather", False)
     assert Layout.parse(str(layout)) == layout
+
+
+def test_output_biases_of_experts_are_added_expert_by_expert():
+    kernels = {}
+    for bias in (False, True):
+        found = layer(net=replace(QWEN, bias=bias))
+        passes = (*found.forward, *found.backward_input)
+        kernels[bias] = [op for op, times in passes if op.dtype == "fp32" for _ in range(times)]
+    more = kernels[True][:]
+    for op in kernels[False]:
+        more.remove(op)
+    assert more
+    assert {op.rows for op in more} == {4096 * 8}

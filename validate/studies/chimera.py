@@ -64,7 +64,9 @@ MICRO_BATCHES: Final = (1, 2, 4, 8, 16, 32)
 NAME_LOAD_S: Final = 2.5e-6
 """Seconds by which PipeDream-2BW's code loads one weight, per weight of the stage: it asks torch for the dictionary of
 all of them again for each (github.com/Shigangli/Chimera 7be5274, baselines/gpt2_pipedream2bw/
-optimizer_with_stashing_and_aggregation.py, set_params). Measured by `name_load_s`; older processors are slower."""
+optimizer_with_stashing_and_aggregation.py, set_params), which others found to take hours for large models
+(github.com/huggingface/transformers/pull/37178). Measured by `name_load_s` on a processor of today; that those of the
+paper's nodes take as long is an assumption, and older ones are slower."""
 NAMES_PER_LAYER: Final = 14
 """Weights and buffers of a GPT-2 block in that code."""
 

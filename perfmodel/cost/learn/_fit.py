@@ -95,6 +95,8 @@ def _fit_one(
     frames: Sequence[pd.DataFrame], recipe: Recipe, seed: int, hashes: dict[str, str], out: Path, resume: bool,
     progress: Progress | None,
 ) -> dict[str, Any]:  # fmt: skip
+    if progress is not None:
+        progress(f"{recipe.name}: reading rows", 0, 1)
     samples = gather(frames, recipe.family, recipe.dtypes, figures_lookup())
     regressor = fit_regressor(
         samples, recipe, seed=seed, hashes=hashes, checkpoints=out if resume else None, progress=progress

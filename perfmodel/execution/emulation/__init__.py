@@ -4,6 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from perfmodel.execution.emulation._classes import Classes as Classes
+    from perfmodel.execution.emulation._classes import classes_of_program as classes_of_program
+    from perfmodel.execution.emulation._classes import classes_of_script as classes_of_script
+    from perfmodel.execution.emulation._classes import run_classes as run_classes
     from perfmodel.execution.emulation._curve import EmulatedCurve as EmulatedCurve
     from perfmodel.execution.emulation._curve import emulated_curve as emulated_curve
     from perfmodel.execution.emulation._jax_programs import EmulatedProgram as EmulatedProgram
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from perfmodel.execution.emulation._trace import measured_trace as measured_trace
 
 _HOME = {
+    "Classes": "_classes", "classes_of_program": "_classes", "classes_of_script": "_classes", "run_classes": "_classes",
     "EmulatedCurve": "_curve", "emulated_curve": "_curve", "Emulation": "_launch", "emulate": "_launch",
     "measure_prices": "_measure", "EmulationError": "_orders", "Network": "_operations",
     "Prices": "_prices",

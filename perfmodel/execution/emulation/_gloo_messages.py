@@ -8,7 +8,6 @@ follow once both have. Slots tell operations apart: the first byte is the kind o
 
 import socket
 import struct
-from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -24,6 +23,9 @@ _LOWEST: Final = bytes(4)
 """Of two addresses the library connects to the lower one, and this is below all; it reaches the same host."""
 _SEQUENCE: Final = struct.Struct("<q")
 _MOST_AT_ONCE: Final = 1 << 22
+_MOST_PARTS: Final = 64
+_BOX_BYTES: Final = 1 << 13
+"""Small messages are taken many at once; the rest of a long one goes straight to its place."""
 _SOCKET_BYTES: Final = 1 << 23
 
 
@@ -61,14 +63,14 @@ class Connection:
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(False)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if connected.family == socket.AF_INET:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             connected.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BYTES)
         self.socket = connected
-        self._head = memoryview(bytearray(HEADER.size))
-        self._into, self._at, self._left = self._head, 0, HEADER.size
-        self._header: Header | None = None
-        self._out: deque[memoryview] = deque()
+        self._box, self._have = memoryview(bytearray(_BOX_BYTES)), 0
+        self._header, self._into, self._at, self._left = Header(0, 0, 0), self._box, 0, 0
+        self._out: list[memoryview] = []
 
     @property
     def sending(self) -> bool:
@@ -86,50 +88,69 @@ class Connection:
             Whether the other end is still there.
         """
         taken = 0
-        while taken < _MOST_AT_ONCE:
-            try:
-                got = self.socket.recv_into(self._into[self._at : self._at + self._left])
-            except BlockingIOError:
-                return True
-            except ConnectionError:
-                return False
-            if got == 0:
-                return False
-            taken += got
-            self._at, self._left = self._at + got, self._left - got
-            if self._left:
-                self._at %= len(self._into)
-                continue
-            header = self._header
-            if header is None:
-                _, what, slot, _, nbytes, _ = HEADER.unpack(self._head)
-                header = Header(what, slot, nbytes)
-                if what == DATA and nbytes:
-                    self._header, self._into, self._at, self._left = header, place(header), 0, nbytes
-                    continue
-            self._header, self._into, self._at, self._left = None, self._head, 0, HEADER.size
-            arrived(header)
+        try:
+            while taken < _MOST_AT_ONCE:
+                if self._left:
+                    got = self.socket.recv_into(self._into[self._at : self._at + self._left])
+                    self._at, self._left = (self._at + got) % len(self._into), self._left - got
+                    if got and not self._left:
+                        arrived(self._header)
+                else:
+                    got = self.socket.recv_into(self._box[self._have :])
+                    self._have += got
+                    self._open(place, arrived)
+                if got == 0:
+                    return False
+                taken += got
+        except BlockingIOError:
+            return True
+        except ConnectionError:
+            return False
         return True
 
+    def _open(self, place: Callable[[Header], memoryview], arrived: Callable[[Header], None]) -> None:
+        """Take whole messages out of the box, and what there is of a last one's data."""
+        box, at, have = self._box, 0, self._have
+        while have - at >= HEADER.size:
+            _, what, slot, _, nbytes, _ = HEADER.unpack_from(box, at)
+            at += HEADER.size
+            header = Header(what, slot, nbytes)
+            if what == DATA and nbytes:
+                into, there = place(header), min(nbytes, have - at)
+                into[:there] = box[at : at + there]
+                at += there
+                if there < nbytes:
+                    self._header, self._into, self._at, self._left = header, into, there, nbytes - there
+                    break
+            arrived(header)
+        rest = have - at
+        box[:rest] = box[at:have]
+        self._have = rest
+
     def send(self, what: int, slot: int, nbytes: int, data: memoryview | None = None) -> None:
-        """Put a message on the wire, at once as far as the socket takes it."""
-        follows = nbytes if data is not None else 0
-        self._out.append(memoryview(HEADER.pack(HEADER.size + follows, what, slot, 0, nbytes, 0)))
-        if data is not None and nbytes:
+        """Put a message in line for `flush`."""
+        if data is None:
+            self._out.append(memoryview(HEADER.pack(HEADER.size, what, slot, 0, nbytes, 0)))
+            return
+        self._out.append(memoryview(HEADER.pack(HEADER.size + nbytes, what, slot, 0, nbytes, 0)))
+        if nbytes:
             self._out.append(data[:nbytes])
-        self.flush()
 
     def flush(self) -> None:
         """Send what waits, as far as the socket takes it."""
-        while self._out:
+        out = self._out
+        while out:
             try:
-                sent = self.socket.sendmsg(list(self._out)[:8])
+                sent = self.socket.sendmsg(out[:_MOST_PARTS])
             except BlockingIOError:
                 return
-            except ConnectionError:
-                self._out.clear()
+            except OSError:  # the other end has gone
+                out.clear()
                 return
-            while self._out and sent >= len(self._out[0]):
-                sent -= len(self._out.popleft())
+            done = 0
+            while done < len(out) and sent >= len(out[done]):
+                sent -= len(out[done])
+                done += 1
+            del out[:done]
             if sent:
-                self._out[0] = self._out[0][sent:]
+                out[0] = out[0][sent:]

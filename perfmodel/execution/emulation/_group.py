@@ -241,10 +241,9 @@ class EmulatedGroup(_ProcessGroup):
         """
         rank = self._rank
         number = self._sequence[channel] = self._sequence.get(channel, -1) + 1
-        if call.dtype.startswith("sparse"):
+        if "sparse" in call.dtype.split():
             self._refuse(f"{call.kind} of a sparse tensor")
-        if call.dtype.startswith("cuda"):
-            self._refuse(f"{call.kind} of a tensor on a GPU")
+        begun_s, effect = _on_stream(device_module(call.dtype), effect)
         record = rank.record
         noted = Noted(
             self.name_, channel, self.size(), number, call.kind, call.nbytes, record.iteration, time.perf_counter(),
@@ -267,11 +266,9 @@ class EmulatedGroup(_ProcessGroup):
 
         def plan() -> Plan:
             rank.conditions.check_alive(alive, where)
-            start_s = noted.issued_s
+            start_s = begun_s(noted.issued_s)
             if len(meets) > 1:
-                start_s = rank.line.meet(
-                    f"{self.name_}{channel and f', {channel}'}", meets, number, agreed, noted.issued_s
-                )
+                start_s = rank.line.meet(f"{self.name_}{channel and f', {channel}'}", meets, number, agreed, start_s)
             delay_s, *more = rank.price(self.name_, call, at_once) if priced else (0.0, 0.0, 0.0, 0.0)
             late_s = rank.conditions.late_s(noted.issued_s, emulated)
             if len(alive) > 1:  # else nothing crosses a network
@@ -303,6 +300,38 @@ def _dtype(tensors: Sequence[Tensor]) -> str:
     words = [first.device.type] if first.device.type != "cpu" else []
     words += ["sparse"] if first.layout != torch.strided else []
     return " ".join([*words, str(first.dtype).removeprefix("torch.")])
+
+
+def device_module(dtype: str) -> Any:
+    """torch's module of the device that tensors are on, by what `_dtype` says of them; None for the CPU."""
+    kind = dtype.split()[0]
+    return torch.get_device_module(kind) if " " in dtype and kind != "sparse" else None
+
+
+def _on_stream(device: Any, effect: Callable[[], None]) -> tuple[Callable[[float], float], Callable[[], None]]:
+    """A call of tensors on a GPU begins behind the kernels before it, and is over when its data are there.
+
+    Args:
+        device: its module; None for the CPU, where both are as they were.
+        effect: what the call leaves in the buffers.
+
+    Returns:
+        From the moment of the call to the one when it can begin, for which it waits; and the effect.
+    """
+    if device is None:
+        return lambda issued_s: issued_s, effect
+    event = device.Event()
+    event.record()
+
+    def begun_s(issued_s: float) -> float:
+        event.synchronize()
+        return max(issued_s, time.perf_counter())
+
+    def finished() -> None:
+        effect()
+        device.current_stream().synchronize()
+
+    return begun_s, finished
 
 
 def _reduction(opts: Any) -> Any:

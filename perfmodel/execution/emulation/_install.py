@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from perfmodel.execution.emulation._clock import come_first, own_threads
 from perfmodel.execution.emulation._orders import EmulationError, Orders
-from perfmodel.execution.emulation._wire import on_the_wire
+from perfmodel.execution.emulation._wire import check_first_ranks, on_the_wire
 
 _NAME: Final = "perfmodel"
 _TIMEOUT: Final = timedelta(minutes=30)
@@ -49,6 +49,8 @@ class _Installed:
         first = self._rank is None
         if first:
             self._rank = Rank(self._orders, torch)
+            if self._orders.wire:
+                check_first_ranks(torch.distributed, self._orders)
         self._forming = tuple(ranks) or tuple(range(size))
         if not (self._orders.address or self._orders.wire):
             return self._make(size, place, ranks, backend, store, *rest, **named)
@@ -103,7 +105,8 @@ class _Installed:
                     else f"emulated and has no objects; make it real: --real-ranks {source},{orders.rank}"
                 )
                 error = EmulationError(f"rank {orders.rank}: {name} from rank {source}, which is {why}")
-                self._rank.fail(error)
+                if orders.address:
+                    self._rank.fail(error)
                 raise error
             return function(*arguments, **named)
 

@@ -11,6 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from perfmodel.execution.emulation._gloo_messages import DATA, RECV_READY, SEND_READY, Connection, kind_of
+
+NEVER_S: Final = float("inf")
 KEPT_BYTES: Final = 1 << 22
 """Of a message's data that are remembered; of longer ones nothing is, and zeros are sent."""
 _AWAITED_BYTES: Final = 1 << 16
@@ -30,7 +33,7 @@ class Before(NamedTuple):
     """What emulated ranks do among themselves before they send to the real one."""
 
     steps: int
-    """Messages one after another."""
+    """Messages one after another: as many as for the last of the ranks that are reached in the same step."""
     queued: int
     """Messages that leave the same sender first."""
 
@@ -59,6 +62,7 @@ class Message(NamedTuple):
 class Pair:
     """Messages of one operation between the real rank and one emulated rank; bit k of a map is the k-th message."""
 
+    connection: Connection
     asked: list[Message] = field(default_factory=list)
     """That the real rank is ready to receive."""
     offered: list[Message] = field(default_factory=list)
@@ -66,6 +70,8 @@ class Pair:
     sent: int = 0
     granted: int = 0
     arrived: int = 0
+    in_turn: bool = False
+    """Whether it is in line to be looked at."""
 
 
 @dataclass(slots=True)
@@ -81,10 +87,6 @@ def first_clear(bits: int) -> int:
     return (~bits & (bits + 1)).bit_length() - 1
 
 
-Send = Callable[[int, int, memoryview], None]
-"""Peer, bytes, data."""
-Grant = Callable[[int, int], None]
-"""Peer, bytes."""
 Zeros = Callable[[int], memoryview]
 """So many bytes."""
 
@@ -92,40 +94,44 @@ Zeros = Callable[[int], memoryview]
 class Operation:
     """One collective of one group, or the messages of one tag."""
 
-    def __init__(self, kind: str, size: int, place: int, begin_s: float, network: Network, links: Links) -> None:
+    def __init__(self, slot: int, size: int, place: int, begin_s: float, network: Network, links: Links) -> None:
         """
         Args:
-            kind: of collective.
+            slot: its messages'.
             size: ranks of the group.
             place: of the real rank in it.
             begin_s: when the emulated ranks come to it.
             network: to them.
             links: of the real rank.
         """
-        self.kind, self.size, self.place, self.begin_s = kind, size, place, begin_s
+        self.slot, self.kind, self.size, self.place, self.begin_s = slot, kind_of(slot), size, place, begin_s
         self._network, self._links = network, links
         self.pairs: dict[int, Pair] = {}
         self._kept: dict[tuple[int, int], memoryview] = {}
         self.first_s = self.last_s = 0.0
         self.in_bytes = self.out_bytes = self.messages = 0
 
-    def pair(self, peer: int) -> Pair:
-        return self.pairs.setdefault(peer, Pair())
+    def pair(self, peer: int, connection: Connection) -> Pair:
+        """That with one emulated rank, begun with its first message."""
+        found = self.pairs.get(peer)
+        if found is None:
+            found = self.pairs[peer] = Pair(connection)
+        return found
 
     def place_for(self, peer: int, nbytes: int, scrap: memoryview) -> memoryview:
         """Where the data of the message that is coming from the real rank go."""
         if nbytes > KEPT_BYTES:
             return scrap
-        key = (self._part(peer, first_clear(self.pair(peer).arrived)), nbytes)
+        key = (self._part(peer, first_clear(self.pairs[peer].arrived)), nbytes)
         if key not in self._kept:
             self._kept[key] = memoryview(bytearray(nbytes))
         return self._kept[key]
 
     def arrive(self, peer: int, nbytes: int, now_s: float) -> str:
         """Note a message's data; returns what is wrong with it, or nothing."""
-        pair = self.pair(peer)
+        pair = self.pairs[peer]
         number = first_clear(pair.arrived)
-        if not pair.granted >> number & 1 or pair.offered[number].nbytes != nbytes:
+        if not (pair.granted >> number & 1) or pair.offered[number].nbytes != nbytes:
             return f"{self.kind}: message {number} to place {peer}, of {nbytes} bytes, was not expected"
         pair.arrived |= 1 << number
         self.in_bytes += nbytes
@@ -133,25 +139,25 @@ class Operation:
         self.last_s = now_s
         return ""
 
-    def try_send(self, peer: int, now_s: float, zeros: Zeros, send: Send) -> float | None:
+    def try_send(self, peer: int, pair: Pair, now_s: float, zeros: Zeros) -> float:
         """Send the next message whose predecessors are there.
 
         Returns:
-            When to look again: now, if a message was sent; None if there is nothing until more arrives.
+            When to look again: now, if a message was sent; `NEVER_S` if there is nothing until more arrives.
         """
-        pair = self.pairs[peer]
         number = first_clear(pair.sent)
         if number >= len(pair.asked):
-            return None
+            return NEVER_S
         nbytes, asked_s = pair.asked[number]
         data = self._data(peer, number, nbytes, zeros)
         if data is None:
-            return None
+            return NEVER_S
         ahead, network, links = before(self.kind, self.size, self.place, peer), self._network, self._links
         takes_s = nbytes / network.bytes_per_s
-        # both sides announce, then the data follow
-        leaves_s = max(asked_s, self.begin_s) + 2 * (1 + ahead.steps) * network.latency_s
-        due_s = max(leaves_s + (ahead.steps + ahead.queued) * takes_s, links.in_s) + takes_s
+        # all receivers have said by then that they are ready, which is on its way to the first sender for once
+        there_s = self.begin_s + (ahead.steps + bool(ahead.steps)) * network.latency_s
+        there_s += (ahead.steps + ahead.queued) * takes_s
+        due_s = max(max(there_s, asked_s + network.latency_s) + network.latency_s, links.in_s) + takes_s
         if due_s > now_s:
             return due_s
         links.in_s = due_s
@@ -159,15 +165,15 @@ class Operation:
         self.out_bytes += nbytes
         self.messages += 1
         self.last_s = now_s
-        send(peer, nbytes, data)
+        pair.connection.send(SEND_READY, self.slot, nbytes)
+        pair.connection.send(DATA, self.slot, nbytes, data)
         return now_s
 
-    def try_receive(self, peer: int, now_s: float, grant: Grant) -> float | None:
+    def try_receive(self, pair: Pair, now_s: float) -> float:
         """Let the real rank send its next message; returns as `try_send`."""
-        pair = self.pairs[peer]
         number = first_clear(pair.granted)
         if number >= len(pair.offered):
-            return None
+            return NEVER_S
         nbytes, offered_s = pair.offered[number]
         network, links = self._network, self._links
         due_s = max(max(offered_s, self.begin_s) + network.latency_s, links.out_s)
@@ -175,7 +181,7 @@ class Operation:
             return due_s
         links.out_s = due_s + nbytes / network.bytes_per_s
         pair.granted |= 1 << number
-        grant(peer, nbytes)
+        pair.connection.send(RECV_READY, self.slot, nbytes)
         return now_s
 
     def _part(self, peer: int, number: int) -> int:

@@ -58,6 +58,8 @@ class Orders:
     fail_call: int = 0
     """At which collective of the world group, counted from 1."""
     seed: int = 0
+    stop_after: int = 0
+    """Iterations after which the script ends; 0: when it does so itself."""
 
     def __post_init__(self) -> None:
         for kind, delay_s in (*self.delays_s.items(), *((self.swept, delay_s) for delay_s in self.sweep_s)):

@@ -6,17 +6,21 @@ reduction, no messages among emulated ranks.
 """
 
 import json
+import os
+import select
 import selectors
+import signal
 import socket
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from perfmodel.execution.emulation._clock import fine_timers
+from perfmodel.execution.emulation._clock import come_first, fine_timers
 from perfmodel.execution.emulation._conditions import Conditions
 from perfmodel.execution.emulation._gloo_messages import (
     DATA,
@@ -27,15 +31,13 @@ from perfmodel.execution.emulation._gloo_messages import (
     called_as,
     kind_of,
 )
-from perfmodel.execution.emulation._operations import Links, Message, Network, Operation
+from perfmodel.execution.emulation._operations import NEVER_S, Links, Message, Network, Operation, Pair
 from perfmodel.execution.emulation._orders import Call, EmulationError, Orders
 from perfmodel.execution.emulation._wire import OPERATION_COLUMNS, PEER
 
 _SCRAP_BYTES: Final = 1 << 22
 _MOST_OPERATIONS: Final = 64
 """Of a group that are remembered; older ones are over."""
-_CLOSE_S: Final = 2e-3
-"""Before a message is due the clock is watched: the system's wait is in whole milliseconds."""
 
 
 @dataclass(eq=False, slots=True)
@@ -60,19 +62,21 @@ class _Group:
 class _Entry(NamedTuple):
     """What may have something to send or to receive."""
 
-    group: _Group
-    slot: int
+    end: "_End"
     operation: Operation
-    peer: int
+    pair: Pair
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class _End:
     """What stands behind a connection."""
 
     connection: Connection
     group: _Group
     peer: int
+    place: Callable[[Header], memoryview] = field(init=False)
+    """Where a message's data go."""
+    arrived: Callable[[Header], None] = field(init=False)
 
 
 @dataclass(slots=True)
@@ -88,8 +92,8 @@ class Peer:
 
     def __init__(self, orders: Orders, network: Network) -> None:
         self._orders, self._network = orders, network
-        self._selector = selectors.DefaultSelector()
-        self._listener = socket.create_server(("0.0.0.0", 0), backlog=1024)
+        self._selector: Any = selectors.DefaultSelector()
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self._joins = socket.socket(socket.AF_UNIX)
         self._joins.bind(orders.wire)
         self._joins.listen(64)
@@ -115,16 +119,18 @@ class Peer:
             EmulationError: a message that does not belong, or an emulated rank that is to die.
         """
         fine_timers()
+        if self._orders.pinned:
+            come_first([0])
         self._selector.register(sys.stdin, selectors.EVENT_READ, self._end)
         while not self._ended:
-            for key, events in self._selector.select(self._patience_s()):
+            for key, events in self._look():
                 if isinstance(key.data, _End):
                     self._exchange(key.data, events)
                 else:
                     key.data()
             now_s = time.perf_counter()
             while self._later and self._later[0][0] <= now_s:
-                self._turn.append(heappop(self._later)[2])
+                self._in_turn(heappop(self._later)[2])
             self._take_turns()
 
     def log(self) -> list[dict[str, Any]]:
@@ -135,40 +141,42 @@ class Peer:
         return self._log
 
     def _end(self) -> None:
-        self._ended = not sys.stdin.buffer.read1(1)
+        self._ended = not os.read(sys.stdin.fileno(), 1)
 
-    def _patience_s(self) -> float | None:
+    def _look(self) -> list[tuple[selectors.SelectorKey, int]]:
+        """What has come, by the time at which something is due."""
         if not self._later:
-            return None
-        return max(0.0, self._later[0][0] - time.perf_counter() - _CLOSE_S)
+            return self._selector.select()
+        # the selector's own patience is in whole milliseconds
+        left_s = max(0.0, self._later[0][0] - time.perf_counter())
+        select.select([self._selector], [], [], left_s)
+        return self._selector.select(0)
 
     def _take_turns(self) -> None:
         """One message of every operation in turn, for as long as there are any."""
-        while self._turn:
-            group, slot, operation, peer = entry = self._turn.popleft()
-            if (end := group.ends.get(peer)) is None:
+        turn, woken, now_s = self._turn, set[_End](), 0.0
+        while turn:
+            end, operation, pair = entry = turn.popleft()
+            now_s = time.perf_counter()
+            again_s = min(operation.try_receive(pair, now_s), operation.try_send(end.peer, pair, now_s, self._nothing))
+            if again_s <= now_s:
+                turn.append(entry)
+                woken.add(end)
                 continue
-            connection, now_s = end.connection, time.perf_counter()
-
-            def send(_: int, nbytes: int, data: memoryview, slot: int = slot, out: Connection = connection) -> None:
-                out.send(SEND_READY, slot, nbytes)
-                out.send(DATA, slot, nbytes, data)
-
-            def grant(_: int, nbytes: int, slot: int = slot, out: Connection = connection) -> None:
-                out.send(RECV_READY, slot, nbytes)
-
-            looks_s = (
-                operation.try_receive(peer, now_s, grant),
-                operation.try_send(peer, now_s, self._nothing, send),
-            )
-            again_s = min((look_s for look_s in looks_s if look_s is not None), default=None)
-            if again_s is not None and again_s <= now_s:
-                group.real.conditions.together(now_s)
-                self._turn.append(entry)
-                self._watch(end)
-            elif again_s is not None:
+            pair.in_turn = False
+            if again_s < NEVER_S:
                 self._count += 1
                 heappush(self._later, (again_s, self._count, entry))
+        for end in woken:
+            end.group.real.conditions.together(now_s)
+            end.connection.flush()
+            self._watch(end)
+
+    def _in_turn(self, entry: _Entry) -> None:
+        """Each pair of an operation has one place in the line."""
+        if not entry.pair.in_turn:
+            entry.pair.in_turn = True
+            self._turn.append(entry)
 
     def _nothing(self, nbytes: int) -> memoryview:
         """So many zeros."""
@@ -180,10 +188,7 @@ class Peer:
         if events & selectors.EVENT_WRITE:
             end.connection.flush()
         if events & selectors.EVENT_READ:
-            there = end.connection.receive(
-                lambda header: self._operation(end, header).place_for(end.peer, header.nbytes, self._scrap),
-                lambda header: self._arrived(end, header),
-            )
+            there = end.connection.receive(end.place, end.arrived)
             if not there:
                 self._selector.unregister(end.connection.socket)
                 del end.group.ends[end.peer]
@@ -193,6 +198,8 @@ class Peer:
 
     def _watch(self, end: _End) -> None:
         """Be woken when the socket takes more, as long as something waits for that."""
+        if end.peer not in end.group.ends:
+            return
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if end.connection.sending else 0)
         key = self._selector.get_map().get(end.connection.socket.fileno())
         if key is not None and key.events != wanted:
@@ -200,21 +207,21 @@ class Peer:
 
     def _arrived(self, end: _End, header: Header) -> None:
         operation, now_s = self._operation(end, header), time.perf_counter()
-        pair = operation.pair(end.peer)
+        pair = operation.pair(end.peer, end.connection)
         if header.what == RECV_READY:
             pair.asked.append(Message(header.nbytes, now_s))
         elif header.what == SEND_READY:
             pair.offered.append(Message(header.nbytes, now_s))
         elif header.what == DATA:
-            wrong = operation.arrive(end.peer, header.nbytes, now_s)
-            if wrong:
-                raise EmulationError(f"group {end.group.name}: {wrong}")
-            for peer in operation.pairs if operation.kind == "all_gather" else (end.peer,):
-                self._turn.append(_Entry(end.group, header.slot, operation, peer))
-            return
+            if wrong := operation.arrive(end.peer, header.nbytes, now_s):
+                raise EmulationError(f"rank {end.group.rank}: group {end.group.name}: {wrong}")
+            if operation.kind == "all_gather":  # what one neighbour sent is what the other passes on
+                for peer, other in operation.pairs.items():
+                    if (beside := end.group.ends.get(peer)) is not None:
+                        self._in_turn(_Entry(beside, operation, other))
         else:
-            raise EmulationError(f"group {end.group.name}: a message of an older protocol of gloo: {header}")
-        self._turn.append(_Entry(end.group, header.slot, operation, end.peer))
+            raise EmulationError(f"rank {end.group.rank}: {header} is of an older protocol of gloo; update torch")
+        self._in_turn(_Entry(end, operation, pair))
 
     def _operation(self, end: _End, header: Header) -> Operation:
         """The one that a message belongs to, begun with its first message."""
@@ -226,7 +233,9 @@ class Peer:
         conditions.check_alive(group.members, f"rank {group.rank}: {kind} of group {group.name}")
         late_s = conditions.late_s(now_s, len(group.members) - 1)
         late_s += conditions.extra_s(Call(kind, header.nbytes, ""), 0)
-        operation = Operation(kind, len(group.members), group.place, now_s + late_s, self._network, group.real.links)
+        operation = Operation(
+            header.slot, len(group.members), group.place, now_s + late_s, self._network, group.real.links
+        )
         operation.first_s = operation.last_s = now_s
         group.operations[header.slot] = operation
         if len(group.operations) > _MOST_OPERATIONS:
@@ -235,8 +244,8 @@ class Peer:
 
     def _forget(self, group: _Group) -> None:
         """The oldest operation, but for the log."""
-        slot = next(iter(group.operations))
-        operation = group.operations.pop(slot)
+        operation = group.operations.pop(next(iter(group.operations)))
+        slot = operation.slot
         number = slot >> 24 & 0xFFFFFFFF if slot >> 56 else slot
         row = (
             group.rank, group.name, len(group.members), number, operation.kind, operation.in_bytes,
@@ -269,6 +278,8 @@ class Peer:
             return
         group, peer = self._expected.pop(number)
         end = group.ends[peer] = _End(Connection(connected), group, peer)
+        end.place = lambda header: group.operations[header.slot].place_for(peer, header.nbytes, self._scrap)
+        end.arrived = lambda header: self._arrived(end, header)
         self._selector.register(connected, selectors.EVENT_READ, end)
 
 
@@ -279,6 +290,7 @@ def main(orders: str) -> int:
     told = Orders.from_fields(fields)
     peer, failure = Peer(told, network), ""
     begin_s, cpu_s = time.perf_counter(), time.process_time()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the ranks' script may be interrupted; this ends after it
     print("ready", flush=True)
     try:
         peer.serve()

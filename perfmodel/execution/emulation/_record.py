@@ -62,6 +62,7 @@ class Record:
         self._progress = Path(orders.out) / f"rank{orders.rank}.progress"
         self._handle = os.open(self._progress, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         self._optimizer: Any = None
+        self._parameters: list[list[int]] = []
         self.on_optimizer: Callable[[float], None] = lambda _: None
         """Told when the last collective before the optimizer ended: what backward has issued is then done."""
         self.mark("start")
@@ -98,7 +99,9 @@ class Record:
         from torch.optim import optimizer as optim  # pyright: ignore
 
         def before(optimizer: Any, arguments: Any, named: Any) -> None:
-            self._optimizer = self._optimizer or optimizer
+            if self._optimizer is None:
+                self._optimizer = optimizer
+                self._parameters = [[*p.shape] for group in optimizer.param_groups for p in group["params"]]
             if optimizer is self._optimizer:
                 self.mark("optimizer")
                 self.on_optimizer(max((n.end_s for n in self.collectives[-_LOOK_BACK:]), default=0.0))
@@ -108,6 +111,8 @@ class Record:
                 self.mark("iteration_end")
                 self.iteration += 1
                 self.tell(f"finished iteration {self.iteration}")
+                if self.iteration == self.orders.stop_after:
+                    raise SystemExit(0)
 
         optim.register_optimizer_step_pre_hook(before)
         optim.register_optimizer_step_post_hook(after)
@@ -126,6 +131,7 @@ class Record:
             "peak_bytes": _peak_bytes(),
             "start_bytes": self._resident_at_start,
             "overhead_s": self.overhead_s,
+            "parameters": self._parameters,
             "code_bytes": max(0, _code_bytes() - self._code_at_start),
         }
         path = Path(self.orders.out) / f"rank{self.orders.rank}.json"

@@ -10,7 +10,6 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.execution.emulation._orders import EmulationError
-from perfmodel.execution.emulation._record import COLLECTIVE_COLUMNS
 from perfmodel.execution.emulation._wire import OPERATION_COLUMNS, PEER
 
 if TYPE_CHECKING:
@@ -38,6 +37,8 @@ class RankRun:
     """Pages of libraries' code that came in since, of which a model's memory knows nothing."""
     overhead_s: float = 0.0
     """What emulating a call takes by itself, which was taken off; far more than 1 ms on a machine that is busy."""
+    parameters: tuple[tuple[int, ...], ...] = ()
+    """Shapes of what the first optimizer updates: the part of the model that the rank holds."""
 
     @property
     def training_bytes(self) -> int:
@@ -157,6 +158,7 @@ def read_run(folder: Path) -> EmulatedRun:
             RankRun(
                 data["rank"], data["world_size"], pd.DataFrame(data["collectives"]), pd.DataFrame(data["marks"]),
                 data["peak_bytes"], data["start_bytes"], data["code_bytes"], data["overhead_s"],
+                tuple(map(tuple, data["parameters"])),
             )
         )  # fmt: skip
     if not ranks:
@@ -172,19 +174,23 @@ def read_run(folder: Path) -> EmulatedRun:
 
 
 def _on_the_wire(rank: RankRun, operations: "pd.DataFrame") -> RankRun:
-    """With its collectives as the emulated ranks saw them: bytes are those of the direction that carried more."""
+    """With its collectives as the emulated ranks saw them.
+
+    `bytes` is what the busier direction carried; in_bytes, out_bytes: what the emulated ranks received and sent.
+    """
     import pandas as pd
 
-    own: Any = operations[operations["rank"] == rank.rank].sort_values("first_s")
+    own: Any = operations[operations["rank"] == rank.rank]
+    own = own.sort_values("first_s")
     ends_s = rank.marks[rank.marks.name == "iteration_end"].wall_s.to_numpy()
     columns = {
         "group": own.group, "lane": "", "ranks": own.ranks, "sequence": own.sequence, "kind": own.kind,
         "bytes": own[["in_bytes", "out_bytes"]].max(axis=1), "iteration": np.searchsorted(ends_s, own.first_s),
-        "issued_s": own.first_s, "thread_s": 0.0, "start_s": own.begin_s,
-        "end_s": own[["begin_s", "last_s"]].max(axis=1),
+        "issued_s": own.first_s, "thread_s": 0.0, "start_s": own.first_s, "end_s": own.last_s,
         "delay_s": own.begin_s - own.first_s, "core_s": 0.0, "wait_start_s": 0.0, "wait_end_s": 0.0,
     }  # fmt: skip
-    return replace(rank, collectives=pd.DataFrame(columns, columns=list(COLLECTIVE_COLUMNS)).reset_index(drop=True))
+    columns |= {"in_bytes": own.in_bytes, "out_bytes": own.out_bytes}
+    return replace(rank, collectives=pd.DataFrame(columns).reset_index(drop=True))
 
 
 def _between(marks: "pd.DataFrame", first: str, last: str) -> float:

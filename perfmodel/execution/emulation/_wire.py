@@ -53,6 +53,27 @@ def on_the_wire(c10d: Any, orders: Orders, members: Callable[[], tuple[int, ...]
     return OnTheWire
 
 
+def check_first_ranks(dist: Any, orders: Orders) -> None:
+    """Refuse DDP among ranks of which the first is emulated: it takes parameters and the order of buckets from there.
+
+    Args:
+        dist: `torch.distributed`.
+        orders: of this rank.
+    """
+    check = dist._verify_params_across_processes
+
+    def checked(group: Any, *rest: Any) -> None:
+        first = dist.get_process_group_ranks(group)[0]
+        if first not in orders.real_ranks:
+            raise EmulationError(
+                f"rank {orders.rank}: DistributedDataParallel goes by rank {first}, the first of its group, which is "
+                f"on the wire only and has no model; make it real: --real-ranks {first}"
+            )
+        check(group, *rest)
+
+    dist._verify_params_across_processes = checked
+
+
 def _join(orders: Orders, members: tuple[int, ...]) -> tuple[int, int]:
     """Port of the emulated ranks, and the first of the numbers by which ranks of the group call them."""
     name = ",".join(map(str, members))
@@ -75,6 +96,7 @@ def peers(orders: Orders, network: Network) -> Iterator["subprocess.Popen[str]"]
     process = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("_peer.py")), json.dumps(fields)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
     )  # fmt: skip
     try:
         if process.stdout is None or process.stdout.readline() != "ready\n":

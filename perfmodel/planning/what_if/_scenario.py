@@ -16,8 +16,7 @@ HARDWARE: Final = ("compute_rate", "memory_bandwidth", *NETWORK)
 _FRAMEWORK: Final = ("host_op_s", "kernel_gap_s")
 NAMES: Final = (
     *HARDWARE, "power_limit", "memory_bytes", "host_bandwidth", *_FRAMEWORK,
-    *(f"{kind}_delay_s" for kind in _COLLECTIVES),
-    "slow_rank", "slow_factor",
+    *(f"{kind}_delay_s" for kind in _COLLECTIVES), "slow_rank", "slow_factor",
 )  # fmt: skip
 """Everything that may be set."""
 

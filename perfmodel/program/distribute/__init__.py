@@ -5,6 +5,8 @@ from perfmodel.program.distribute._checkpoint import checkpoint as checkpoint
 from perfmodel.program.distribute._distribute import Degrees as Degrees
 from perfmodel.program.distribute._distribute import distribute as distribute
 from perfmodel.program.distribute._distribute import on_one_stream as on_one_stream
+from perfmodel.program.distribute._distribute import spread_stages as spread_stages
+from perfmodel.program.distribute._distribute import staged as staged
 from perfmodel.program.distribute._parallel import data_parallel as data_parallel
 from perfmodel.program.distribute._parallel import expert_parallel as expert_parallel
 from perfmodel.program.distribute._parallel import tensor_parallel as tensor_parallel

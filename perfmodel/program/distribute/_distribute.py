@@ -137,18 +137,34 @@ def distribute(program: Program, degrees: Degrees, *, representative: bool = Fal
     Raises:
         LayoutError: something does not divide; the message names it.
     """
+    return spread_stages(staged(program, degrees), degrees, representative=representative)
+
+
+def staged(program: Program, degrees: Degrees) -> Program:
+    """The first half of `distribute`: stages and micro-batches alone, which layouts of several D and T share.
+
+    Raises:
+        LayoutError: as `distribute`.
+    """
     if degrees.checkpoint:
         program = checkpoint(program)
-    if degrees.pipeline * degrees.chunks > 1:
-        trains = any(i.tag.phase == "backward" for i in program.function.instructions)
-        name = degrees.schedule if trains else "forward"
-        scheduler = get_schedule(name)
-        if degrees.steps > 1 and not scheduler.asynchronous:
-            raise LayoutError(f"schedule {name} flushes: one step is one program; use steps=1")
-        schedule = scheduler(degrees.pipeline, degrees.micro_batches, degrees.chunks, degrees.steps)
-        program = pipeline(program, schedule, send_stream=degrees.send_stream, weights=scheduler.weights)
-    else:
-        program = micro_batches(program, degrees.micro_batches)
+    if degrees.pipeline * degrees.chunks == 1:
+        return micro_batches(program, degrees.micro_batches)
+    trains = any(i.tag.phase == "backward" for i in program.function.instructions)
+    name = degrees.schedule if trains else "forward"
+    scheduler = get_schedule(name)
+    if degrees.steps > 1 and not scheduler.asynchronous:
+        raise LayoutError(f"schedule {name} flushes: one step is one program; use steps=1")
+    schedule = scheduler(degrees.pipeline, degrees.micro_batches, degrees.chunks, degrees.steps)
+    return pipeline(program, schedule, send_stream=degrees.send_stream, weights=scheduler.weights)
+
+
+def spread_stages(program: Program, degrees: Degrees, *, representative: bool = False) -> Program:
+    """The second half: tensor, expert and data parallelism of every stage of a `staged` program.
+
+    Raises:
+        LayoutError: as `distribute`.
+    """
     program = tensor_parallel(program, degrees.tensor, sequence_parallel=degrees.sequence_parallel,
                               representative=representative)  # fmt: skip
     program = expert_parallel(program, degrees.expert, stride=degrees.tensor, representative=representative)

@@ -208,9 +208,9 @@ class _Pipeline:
         inputs = tuple([self._fetch(name, k, device) for name in instruction.inputs])
         suffix = f".m{k}" if self._schedule.micro_batches > 1 else ""
         outputs = tuple([f"{name}{suffix}" for name in instruction.outputs])
-        tag = replace(instruction.tag, micro_batch=k)
+        tag = Tag(instruction.tag.phase, instruction.tag.layer, k, instruction.tag.stream)
         values = instruction.attributes
-        if instruction.attribute("device") is not None or not instruction.inputs:
+        if not instruction.inputs or (values and instruction.attribute("device") is not None):
             values = attributes(**dict(values) | {"device": device})
         self._out.append(Instruction(instruction.op, inputs, outputs, values, tag))
         for name, output in zip(instruction.outputs, outputs, strict=True):

@@ -17,6 +17,7 @@ from perfmodel.program.ir import (
     REPLICATED,
     UNTAGGED,
     Answer,
+    Attributes,
     Function,
     Instruction,
     Parameter,
@@ -92,6 +93,7 @@ class _Spreading:
         self._names: dict[str, Names] = {}
         self._converted: dict[tuple[Any, ...], Names] = {}
         self._answers: dict[tuple[Any, ...], Answer] = {}
+        self._attributes: dict[tuple[Attributes, Attributes, int, int], tuple[Attributes, ...]] = {}
         self._out: list[Instruction] = []
 
     def run(self) -> Program:
@@ -143,22 +145,32 @@ class _Spreading:
             for name, sharding in zip(instruction.inputs, answer.inputs, strict=True)
         ]
         outputs = [self._define(*pair) for pair in zip(instruction.outputs, answer.outputs, strict=True)]
-        changed = instruction.attributes
-        moves = instruction.attribute("to") is not None or instruction.attribute("device") is not None
-        if answer.attributes:
-            changed = attributes(**dict(instruction.attributes) | dict(answer.attributes))
+        # what comes from nowhere has to be told where it is
+        here = -1 if instruction.inputs else self._types[instruction.outputs[0]].device
+        key = (instruction.attributes, answer.attributes, answer.offset_step, here)
+        by_part = self._attributes.get(key)
+        if by_part is None:
+            by_part = self._attributes[key] = self._by_part(*key)
         for j in range(self._plan.written):
-            own = changed
-            if answer.offset_step:
-                own = attributes(**dict(own) | {"offset": dict(own).get("offset", 0) + j * answer.offset_step})
-            if moves:
-                own = self._moved(own, j)
-            elif not instruction.inputs:  # what comes from nowhere has to be told where it is
-                own = attributes(**dict(own) | {"device": self._device(self._types[instruction.outputs[0]].device, j)})
             inputs = tuple([names[j] for names in operands])
-            self._out.append(Instruction(instruction.op, inputs, tuple([n[j] for n in outputs]), own, instruction.tag))
+            new = tuple([names[j] for names in outputs])
+            self._out.append(Instruction(instruction.op, inputs, new, by_part[j], instruction.tag))
 
-    def _moved(self, values: tuple[tuple[str, Any], ...], part: int) -> tuple[tuple[str, Any], ...]:
+    def _by_part(self, own: Attributes, changed: Attributes, offset_step: int, here: int) -> tuple[Attributes, ...]:
+        """Attributes of each part of an instruction."""
+        parts = []
+        for j in range(self._plan.written):
+            values = dict(own) | dict(changed)
+            if offset_step:
+                values |= {"offset": values.get("offset", 0) + j * offset_step}
+            if not values.keys().isdisjoint(("to", "device")):
+                values = dict(self._moved(tuple(values.items()), j))
+            elif here >= 0:
+                values |= {"device": self._device(here, j)}
+            parts.append(attributes(**values))
+        return tuple(parts)
+
+    def _moved(self, values: Attributes, part: int) -> Attributes:
         """Attributes whose devices are those of a part."""
 
         def moved(value: Any) -> Any:
@@ -171,21 +183,22 @@ class _Spreading:
         shardings = [self._sharding[name] for name in instruction.inputs]
         update = tag.phase == "update"
         scatters = plan.scatter_gradients and (update or instruction.op == "accumulate")
-        for k, name in enumerate(instruction.inputs):
+        for k, name in enumerate(instruction.inputs) if plan.gathered or scatters else ():
             if name in plan.gathered and not update:
                 shardings[k] = REPLICATED
             if scatters and isinstance(shardings[k], Partial):
                 axis = shard_axis(self._types[name], plan.parts)
                 shardings[k] = shardings[k] if axis is None else Sharded(axis)
         operands = tuple([self._types[name] for name in instruction.inputs])
-        key = (instruction.op, instruction.attributes, operands, tuple(shardings))
-        if key not in self._answers:
+        key = (instruction.op, instruction.attributes, tuple([id(tensor) for tensor in operands]), tuple(shardings))
+        answer = self._answers.get(key)
+        if answer is None:
             outputs = tuple([self._types[name] for name in instruction.outputs])
             question = Question(
                 operands, outputs, dict(instruction.attributes), tuple(shardings), plan.parts, plan.sequence_axis
             )
-            self._answers[key] = OPS[instruction.op].shard(question)
-        return self._answers[key]
+            answer = self._answers[key] = OPS[instruction.op].shard(question)
+        return answer
 
     def _convert(self, name: str, target: Sharding, tag: Tag) -> Names:
         """The parts of a value, spread as `target` says."""

@@ -11,6 +11,7 @@ from perfmodel.program.ir._cost import work as work
 from perfmodel.program.ir._errors import ProgramError as ProgramError
 from perfmodel.program.ir._function import STREAMS as STREAMS
 from perfmodel.program.ir._function import UNTAGGED as UNTAGGED
+from perfmodel.program.ir._function import Attributes as Attributes
 from perfmodel.program.ir._function import Function as Function
 from perfmodel.program.ir._function import Instruction as Instruction
 from perfmodel.program.ir._function import Module as Module

@@ -20,6 +20,7 @@ _LARGEST_KNOWN = 64
 """Elements of a value that is still evaluated: shapes and indices, not data."""
 
 OutputTypes = dict[tuple[str, Attributes, tuple[Tensor, ...]], tuple[Tensor, ...]]
+"""Types that an op gives, by its attributes and operands."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Typing:
     """What abstract interpretation finds."""
 
     types: Mapping[str, Tensor]
+    """Of every value; equal types are one object."""
     n_devices: int
 
 
@@ -44,14 +46,18 @@ def infer(function: Function, lines: Sequence[int] | None = None) -> Typing:
     types: dict[str, Tensor] = {}
     for parameter in function.parameters:
         _add_parameter(function, parameter.name, parameter.type, types, lines[0] - 1 if lines else 1)
-    memo: OutputTypes = {}
+    # equal types are one object, so that they are told apart by `id`: hashing them takes longer than all the rest
+    one: dict[Tensor, Tensor] = {}
+    types |= {name: one.setdefault(tensor, tensor) for name, tensor in types.items()}
+    memo: dict[tuple[str, Attributes, tuple[int, ...]], tuple[Tensor, ...]] = {}
     for index, instruction in enumerate(function.instructions):
         try:
-            operand_types = tuple([types[name] for name in instruction.inputs])
-            key = (instruction.op, instruction.attributes, operand_types)
+            operand_types = [types[name] for name in instruction.inputs]
+            key = (instruction.op, instruction.attributes, tuple([id(tensor) for tensor in operand_types]))
             found = memo.get(key)
             if found is None:
-                found = memo[key] = output_types(instruction, operand_types)
+                made = output_types(instruction, tuple(operand_types))
+                found = memo[key] = tuple([one.setdefault(tensor, tensor) for tensor in made])
             if len(found) != len(instruction.outputs):
                 raise RuleError(f"{instruction.op} has {len(found)} outputs, {len(instruction.outputs)} named")
         except (KeyError, PerfModelError) as error:

@@ -98,6 +98,18 @@ def test_delays_and_stragglers_are_no_overhead() -> None:
     assert (calls.start_s > calls.issued_s + 0.1).any()  # the first of a step, after some computing
 
 
+def test_calls_on_a_gpu_begin_behind_their_streams_kernels() -> None:
+    calls = emulate(emulation("device.py")).collectives()
+    assert (calls.start_s - calls.issued_s).min() >= 0.5
+
+
+def test_tensors_say_which_device_they_are_on() -> None:
+    from perfmodel.execution.emulation._group import device_module
+
+    assert device_module("float32") is device_module("sparse float32") is None
+    assert device_module("cuda float32").__name__ == "torch.cuda"
+
+
 @pytest.mark.parametrize("call", [1, 9])
 def test_the_call_at_which_a_rank_dies_is_counted_among_the_scripts_own(
     call: int, capfd: pytest.CaptureFixture[str]

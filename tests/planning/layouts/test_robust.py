@@ -6,7 +6,7 @@ import pytest
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.planning.layouts import Goal, Tariff, restrict, robustness, search
 from perfmodel.planning.layouts import default_space as space_of
-from perfmodel.prediction import Discrepancy, explain, log_covariance
+from perfmodel.prediction import LayoutOffsets, Likeness, explain, layout_coordinates, log_covariance
 from perfmodel.spec import Layout
 
 LAYOUTS = [
@@ -24,11 +24,18 @@ def test_probabilities_are_those_of_sampled_errors(case, predictions, objective)
     goal = Goal.parse(case.step_problem, objective, tariff=Tariff(price_per_device_hour=1.0))
     sure = robustness(goal, predictions)
     rng, draws = np.random.default_rng(1), 40_000
-    names = sorted({name for p in predictions for name in p.error_sources})
+    names = sorted({name for p in predictions for name in p.error_sources} - {"own"})
     errors = {name: rng.standard_normal(draws) for name in names}
-    step_s = np.stack(
-        [p.step_time_s * np.exp(sum(sd * errors[n] for n, sd in p.error_sources.items())) for p in predictions], axis=1
-    )
+    likeness = case.step_problem.site.belief(case.step_problem.framework, case.cluster.device).likeness
+    at = np.array([layout_coordinates(case.step_problem.setting, p.layout) for p in predictions])
+    alike = rng.multivariate_normal(np.zeros(len(at)), likeness.of(at), draws)
+    logs = [
+        sum(p.error_sources[n] * errors[n] for n in names if n in p.error_sources)
+        + p.error_sources["own"] * rng.standard_normal(draws)
+        + alike[:, i]
+        for i, p in enumerate(predictions)
+    ]
+    step_s = np.stack([p.step_time_s * np.exp(log) for p, log in zip(predictions, logs, strict=True)], axis=1)
     memory = np.array([p.memory.peak for p in predictions]) / 2**30
     value = step_s if objective != "-tokens_per_s + 1e3 * memory_gib" else -16 * 2048 / step_s + 1e3 * memory
     best = np.bincount(value.argmin(axis=1), minlength=len(LAYOUTS)) / draws
@@ -43,20 +50,20 @@ def test_probabilities_are_those_of_sampled_errors(case, predictions, objective)
 
 
 def test_shared_errors_cancel(case, predictions):
-    """Intervals overlap by far, and yet the faster one is surely faster: both err alike."""
+    """Intervals overlap by far, and yet the faster one is most likely faster: both err alike."""
     first, last = predictions[0], predictions[4]
     assert first.step_time_s < last.step_time_s < first.step_time_hi_s
-    assert robustness(Goal.parse(case.step_problem), [first, last]).better[0, 1] > 0.95
+    assert robustness(Goal.parse(case.step_problem), [first, last]).better[0, 1] > 0.8
     sd = np.sqrt(np.diag(log_covariance(case.step_problem, [first, last])))
-    low, high = np.log([first.step_time_lo_s, first.step_time_hi_s])
-    assert sd[0] == pytest.approx((high - low) / 2 / 1.645, rel=0.2)
+    t_90 = 2.015  # of five degrees of freedom
+    assert sd[0] == pytest.approx(np.log(first.step_time_hi_s / first.step_time_s) / t_90, rel=0.01)
 
 
-def test_joint_covariance_of_the_discrepancy():
-    discrepancy = Discrepancy(((0.0,) * 8, (1.0,) * 8), (0.1, -0.1), (1e-3, 1e-3), 0.2)
+def test_joint_covariance_of_layouts_near_runs():
+    offsets = LayoutOffsets(((0.0,) * 8, (1.0,) * 8), (0.1, -0.1), (1e-3, 1e-3), Likeness(0.2, 2.0, 0.05))
     where = [(0.5,) * 8, (0.6,) * 8, (5.0,) * 8]
-    joint = discrepancy.joint(where)
-    np.testing.assert_allclose(np.diag(joint), [discrepancy.spread(at) for at in where])
+    joint = offsets.joint(where)
+    np.testing.assert_allclose(np.diag(joint), [offsets.spread(at) for at in where])
     assert (np.linalg.eigvalsh(joint) > 0).all()
     assert joint[0, 1] > joint[0, 2]
 

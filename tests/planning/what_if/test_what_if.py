@@ -76,6 +76,20 @@ def test_a_hidden_delay_is_not_felt_and_a_long_one_in_full(problem) -> None:
     assert list(curve.to_frame()) == ["all_reduce_delay_s", "step_s"]
 
 
+def test_what_a_power_limit_holds_back_is_said(problem) -> None:
+    layout = Layout.parse("tp=2,pp=2,dp=2")
+    held = in_scenario(problem, layout, Scenario.parse(["compute_rate=4x"]))
+    freed = in_scenario(problem, layout, Scenario.parse(["compute_rate=4x", "power_limit=100x"]))
+    (note,) = held.notes
+    assert "power limit of 400 W" in note
+    assert "power_limit=2x" in note
+    assert freed.after_s < 0.98 * held.after_s
+    assert freed.notes == ()
+    unknown = step_problem(catalog.model("gpt3-125m"), catalog.cluster("mi300x"), Job(global_batch=8, seq_len=1024))
+    with pytest.raises(PerfModelError, match="not known; leave power_limit out"):
+        in_scenario(unknown, Layout(), Scenario.parse(["power_limit=2x"]))
+
+
 def test_memory_decides_what_fits(problem) -> None:
     result = in_scenario(problem, LAYOUT, Scenario.parse(["memory_bytes=1e9"]))
     assert (result.fits_before, result.fits_after) == (True, False)

@@ -1,16 +1,20 @@
 """Pipelining by every schedule of the package."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from perfmodel.errors import LayoutError
-from perfmodel.execution import execute, execute_function, random_inputs
+from perfmodel.execution import execute, execute_function, random_inputs, simulate
+from perfmodel.ops import Gemm, Op
 from perfmodel.program.distribute import micro_batches, pipeline
+from perfmodel.program.distribute._passes import default_stages, passes_of
 from perfmodel.program.ir import Builder, Program, Tensor, undistributed
 from perfmodel.program.ir.models import TransformerSize as Size
 from perfmodel.program.ir.models import mlp, training_step, transformer_inference
-from perfmodel.schedule import Schedule, get_schedule, schedule_names
+from perfmodel.schedule import PassTimes, Phase, Schedule, get_schedule, schedule_names, starts_and_ends
 
 SAMPLES, LAYERS, BATCHES = 16, 8, 8
 STEP = training_step(mlp(SAMPLES, (2, *[4] * (LAYERS - 1), 2), "fp64"))
@@ -45,6 +49,44 @@ def test_every_schedule_computes_the_same_step_or_says_why_not(schedule: Schedul
     spread = pipeline(STEP, schedule)
     assert spread.n_devices == schedule.devices
     assert differs(execute(spread, INPUTS), WANT) < 1e-12
+
+
+@pytest.mark.parametrize("schedule", schedules(), ids=lambda s: f"{s.name}-{s.chunks}")
+def test_programs_take_as_long_as_their_schedule(schedule: Schedule) -> None:
+    """A product takes a second, all else nothing.
+
+    Sends that hold up both devices start where passes end, as the schedule has them, yet make the earlier device wait;
+    those on a stream of their own start as soon as the value is there, which may be inside a pass. The schedule lies
+    between, and at an end of the range unless it runs pairs of passes as one.
+    """
+    if schedule.forward_only or schedule.slices > 1:
+        with pytest.raises(LayoutError, match=r"no backward passes|slices sequences; programs are cut along the batch"):
+            pipeline(STEP, schedule)
+        return
+    passes = passes_of(STEP.function, default_stages(LAYERS, schedule.n_stages))
+
+    def pass_s(phase: Phase) -> np.ndarray:
+        stages = range(schedule.n_stages)
+        return np.array([float(sum(i.op == "matmul" for i in passes.body(phase, stage))) for stage in stages])
+
+    times = PassTimes(pass_s(Phase.FORWARD), pass_s(Phase.BACKWARD_INPUT), pass_s(Phase.BACKWARD_WEIGHT))
+    want = starts_and_ends(schedule, times)[1].max()
+    policy = get_schedule(schedule.name).weights
+    blocking, beside = (
+        simulate(pipeline(STEP, schedule, weights=policy, send_stream=stream).function, products_s).makespan_s
+        for stream in ("compute", "send")
+    )
+    if schedule.paired.any():
+        assert beside <= want <= blocking
+    elif (schedule.phase == Phase.BACKWARD_WEIGHT).any():
+        assert beside == want <= blocking
+    else:
+        assert beside <= want == blocking
+
+
+def products_s(ops: Sequence[Op]) -> np.ndarray:
+    """A second for every product."""
+    return np.array([float(isinstance(op, Gemm)) for op in ops])
 
 
 def test_passes_follow_the_schedule() -> None:

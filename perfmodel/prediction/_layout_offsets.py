@@ -1,7 +1,8 @@
-"""What like runs have in common that no parameter explains: a Gaussian process over layouts.
+"""What like layouts of one site have in common that no factor explains: a Gaussian process over layouts, part of the
+model of sites (`_population`).
 
-Kennedy and O'Hagan (J. R. Stat. Soc. B 63, 2001) calibrate a model together with its discrepancy, for otherwise the
-parameters have to explain what is not theirs, and runs that resemble one another count as so many witnesses.
+Without it the factors have to explain what is not theirs, and runs that resemble one another count as so many witnesses
+(Kennedy and O'Hagan, J. R. Stat. Soc. B 63, 2001).
 """
 
 from collections.abc import Sequence
@@ -14,8 +15,6 @@ from jaxtyping import Float
 
 from perfmodel.spec import Layout
 
-LENGTH: Final = 2.0
-"""Doublings of one degree, or of the model, after which the correlation has fallen to 1/e."""
 SAME: Final = 1e-6
 """Share of the variance by which repeats of one run differ, for the sake of the factorisation."""
 
@@ -28,20 +27,32 @@ def coordinates(parameters: float, seq_len: int, layout: Layout) -> Coordinates:
     return tuple(np.log2([*degrees, seq_len, parameters]).tolist())
 
 
-def correlation(
-    a: Float[np.ndarray, "n coordinates"], b: Float[np.ndarray, "m coordinates"]
-) -> Float[np.ndarray, "n m"]:
-    """exp(-distance / length): continuous, not smooth, as step times over layouts are."""
-    return np.exp(-np.sqrt(((a[:, None] - b[None]) ** 2).sum(axis=2)) / LENGTH)
+@dataclass(frozen=True)
+class Likeness:
+    """How layouts of one site are alike before any run, in log time."""
 
+    near: float
+    """Standard deviation of what layouts near one another share."""
+    length: float
+    """Distance after which its correlation has fallen to 1/e."""
+    own: float
+    """Standard deviation of what is one layout's own, the same in its repeats."""
 
-def covariance(at: Float[np.ndarray, "n coordinates"], amplitude: float) -> Float[np.ndarray, "n n"]:
-    """Prior covariance of the offsets of runs."""
-    return amplitude**2 * (correlation(at, at) + SAME * np.eye(len(at)))
+    def between(
+        self, a: Float[np.ndarray, "n coordinates"], b: Float[np.ndarray, "m coordinates"]
+    ) -> Float[np.ndarray, "n m"]:
+        """Covariance; with the distance it falls as exp(-distance / length): continuous, not smooth, as step times
+        over layouts are."""
+        apart = np.sqrt(((a[:, None] - b[None]) ** 2).sum(axis=2))
+        return self.near**2 * np.exp(-apart / self.length) + self.own**2 * (apart == 0)
+
+    def of(self, at: Float[np.ndarray, "n coordinates"]) -> Float[np.ndarray, "n n"]:
+        """Prior covariance of the offsets of runs."""
+        return self.between(at, at) + SAME * self.near**2 * np.eye(len(at))
 
 
 @dataclass(frozen=True)
-class Discrepancy:
+class LayoutOffsets:
     """Log offsets at runs, carried over to layouts near them."""
 
     at: tuple[Coordinates, ...]
@@ -49,8 +60,7 @@ class Discrepancy:
     """Of each run: what its step takes beyond the parameters, in log time."""
     variance: tuple[float, ...]
     """Of each run's own noise."""
-    amplitude: float
-    """Prior standard deviation of an offset."""
+    likeness: Likeness
 
     @cached_property
     def _points(self) -> Float[np.ndarray, "runs coordinates"]:
@@ -58,7 +68,7 @@ class Discrepancy:
 
     @cached_property
     def _kernel(self) -> Float[np.ndarray, "runs runs"]:
-        return covariance(self._points, self.amplitude)
+        return self.likeness.of(self._points)
 
     @cached_property
     def _weights(self) -> Float[np.ndarray, " runs"]:
@@ -75,16 +85,16 @@ class Discrepancy:
     def spread(self, where: Coordinates) -> float:
         """Variance of the log offset of a layout."""
         near = self._near(where)
-        return self.amplitude**2 - float(near @ self._precision @ near)
+        return self.likeness.near**2 + self.likeness.own**2 - float(near @ self._precision @ near)
 
     def joint(self, where: Sequence[Coordinates]) -> Float[np.ndarray, "n n"]:
         """Covariance of the log offsets of layouts; its diagonal is `spread`."""
         at = np.array(where)
-        near = self.amplitude**2 * correlation(at, self._points)
-        return self.amplitude**2 * correlation(at, at) - near @ self._precision @ near.T
+        near = self.likeness.between(at, self._points)
+        return self.likeness.between(at, at) - near @ self._precision @ near.T
 
     def _near(self, where: Coordinates) -> Float[np.ndarray, " runs"]:
-        return self.amplitude**2 * correlation(np.array([where]), self._points)[0]
+        return self.likeness.between(np.array([where]), self._points)[0]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -92,15 +102,15 @@ class Discrepancy:
             "at": [list(point) for point in self.at],
             "offset": list(self.offset),
             "variance": list(self.variance),
-            "amplitude": self.amplitude,
+            "likeness": vars(self.likeness),
         }
 
     @classmethod
-    def from_dict(cls, value: dict[str, Any]) -> "Discrepancy":
+    def from_dict(cls, value: dict[str, Any]) -> "LayoutOffsets":
         """Inverse of `to_dict`."""
         return cls(
             at=tuple(tuple(map(float, point)) for point in value["at"]),
             offset=tuple(map(float, value["offset"])),
             variance=tuple(map(float, value["variance"])),
-            amplitude=float(value["amplitude"]),
+            likeness=Likeness(**{name: float(one) for name, one in value["likeness"].items()}),
         )

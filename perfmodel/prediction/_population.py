@@ -1,0 +1,151 @@
+"""What the published record says of a site before any of its runs: one hierarchical model of measured over predicted.
+
+A site's clocks, fabric, hosts and software make classes of events take longer or shorter than the physics says. The log
+of such a factor is the sum of what all sites have in common, what a framework's have, what a device's have, and what is
+the site's own, each normal around 0 with a variance of its own (Gelman and Hill 2007, chapter 12). A run's
+log(measured / predicted) is the factors weighted by the shares of its step, and what its layout, its settings and
+itself add. `perfmodel.validation` fits the variances to the record; here are the factors of a site given the record: a
+posterior for each framework and architecture.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from importlib.resources import files
+from math import inf
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel.prediction._adjustment import HOST_FACTORS, KERNEL_FACTORS, LINK_FACTORS, Adjustment
+from perfmodel.prediction._layout_offsets import Likeness
+from perfmodel.prediction._sustained import source_group
+from perfmodel.spec import Device, Framework
+
+CLASSES: Final[tuple[str, ...]] = ("products", "attention", "memory", "intra_node", "inter_node", "host", "other")
+"""Of a step's seconds: matrix products; attention; kernels bound by memory; collectives inside a node and between
+nodes, as far as they are exposed; the host, where the device waits for it; what else no event takes (waits for the
+slowest rank, kernels slowed by communication, copies, what a step costs beyond)."""
+DEGREES: Final[tuple[str, ...]] = ("unstated", "extrapolated", "bubble")
+"""What makes a step less certain without being a part of it: share of a run's settings that had to be assumed; of the
+critical path timed beyond what was measured; of the step that pipelines idle."""
+FILE_NAME: Final = "population.json"
+CARD_NAME: Final = "population.md"
+GENERIC: Final = Framework().name
+_PRODUCTS: Final = ("gemm", "bmm", "conv", "moe")
+
+
+def class_of(parameter: str) -> str:
+    """Which of `CLASSES` a parameter of runs (`PARAMETERS`) moves."""
+    if parameter in _PRODUCTS:
+        return "products"
+    if parameter in HOST_FACTORS:
+        return "host"
+    tier = parameter.partition(".")[0]
+    if tier in CLASSES:
+        return tier
+    return "memory" if parameter in KERNEL_FACTORS else "other"
+
+
+@dataclass(frozen=True, eq=False)
+class Belief:
+    """What is believed of one site and of its runs before any of them, in log time."""
+
+    mean: Float[np.ndarray, " classes"]
+    """Of the factors of `CLASSES`."""
+    covariance: Float[np.ndarray, "classes classes"]
+    degrees: Float[np.ndarray, " degrees"]
+    """Standard deviation of what a site adds per unit of each of `DEGREES`."""
+    events: float
+    """By what the half-widths of events' own intervals are multiplied to be those of a step's."""
+    likeness: Likeness
+    """What layouts share beyond the factors."""
+    noise: float
+    """Scale of the Student t noise of one run."""
+    degrees_of_freedom: float
+    """Of that noise."""
+
+    @cached_property
+    def root(self) -> Float[np.ndarray, "classes classes"]:
+        """Lower triangular root of the covariance."""
+        return np.linalg.cholesky(self.covariance + 1e-12 * np.eye(len(self.covariance)))
+
+    def variance(self, shares: Mapping[str, float]) -> float:
+        """Of a run's log step time with these shares by class, its events' own errors left out."""
+        loads = np.array([shares.get(name, 0.0) for name in CLASSES]) @ self.root
+        return float(loads @ loads) + self.likeness.near**2 + self.likeness.own**2 + self.noise**2
+
+    def expected(self, device: Device) -> Adjustment:
+        """The parameters of runs at the mean of the factors."""
+        at: dict[str, float] = dict(zip(CLASSES, self.mean.tolist(), strict=True))
+        names = (*KERNEL_FACTORS, *LINK_FACTORS, *HOST_FACTORS)
+        return Adjustment(device=device.name, values=tuple((name, at[class_of(name)]) for name in names))
+
+
+@dataclass(frozen=True, eq=False)
+class Population:
+    """Posteriors from the record, or from all of it but a group of sources."""
+
+    common: Mapping[str, Any]
+    """What is the same for every site, by the names of `Belief`."""
+    of: Mapping[str, Mapping[str, list[float]]]
+    """By `key`, `mean` and the lower triangle of `covariance`."""
+
+    def belief(self, framework: Framework, device: Device) -> Belief:
+        """Of a site with this framework and device; what the record has nothing of is as in all of it."""
+        name, architecture = framework.name, device.architecture
+        if name == GENERIC:  # physics is its median, which the record's offset from it makes less certain
+            found = self._belief(self._first(key("", architecture)))
+            shift = np.outer(found.mean, found.mean)
+            return replace(found, mean=0 * found.mean, covariance=found.covariance + shift)
+        return self._belief(self._first(key(name, architecture), key(name, ""), key("", architecture)))
+
+    def _first(self, *keys: str) -> str:
+        return next((one for one in keys if one in self.of), key("", ""))
+
+    def _belief(self, which: str) -> Belief:
+        told, size = self.of[which], len(CLASSES)
+        lower = np.zeros((size, size))
+        lower[np.tril_indices(size)] = told["covariance"]
+        common = self.common
+        return Belief(
+            mean=np.array(told["mean"]),
+            covariance=lower + np.tril(lower, -1).T,
+            degrees=np.array(common["degrees"]),
+            events=common["events"],
+            likeness=Likeness(near=common["near"], length=common["length"], own=common["layout"]),
+            noise=common["noise"],
+            degrees_of_freedom=common["degrees_of_freedom"],
+        )
+
+
+NEUTRAL: Final = Population(
+    common={
+        "degrees": [0.0] * len(DEGREES), "events": 1.0, "near": 0.0, "length": 1.0, "layout": 0.0, "noise": 0.0,
+        "degrees_of_freedom": inf,
+    },
+    of={"|": {"mean": [0.0] * len(CLASSES), "covariance": [0.0] * (len(CLASSES) * (len(CLASSES) + 1) // 2)}},
+)  # fmt: skip
+"""Physics alone, as if it were certain of everything but its events: what the record is held against."""
+
+
+def key(framework: str, architecture: str) -> str:
+    """Name of a posterior; empty where the record has nothing of either."""
+    return f"{framework}|{architecture}"
+
+
+@lru_cache
+def _fitted() -> Mapping[str, Any]:
+    """By group of sources that was left out ("" for none) the numbers; made by `perfmodel fit --sites`."""
+    return MappingProxyType(json.loads((files("perfmodel.prediction") / FILE_NAME).read_text()))
+
+
+@lru_cache
+def population(without: str = "") -> Population:
+    """Fitted to all published sources but the group that `without` is of."""
+    group = source_group(without) if without else ""
+    told = _fitted().get(group, _fitted()[""])
+    return Population(common=told["common"], of=told["of"])

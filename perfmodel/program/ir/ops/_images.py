@@ -1,0 +1,189 @@
+"""Convolutions and pooling of images [batch, channels, height, width]."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.ops import Convolution, Op
+from perfmodel.program.ir._errors import RuleError
+from perfmodel.program.ir._op import (
+    REPLICATED,
+    Answer,
+    OpDefinition,
+    Partial,
+    Question,
+    Sharded,
+    Sharding,
+    WorkRule,
+    operands,
+    required,
+    table,
+)
+from perfmodel.program.ir._types import Tensor
+from perfmodel.program.ir.ops._elementwise import same_dtype
+from perfmodel.program.ir.ops._work import kernel_dtype, memory_bound
+
+if TYPE_CHECKING:
+    from perfmodel.program.ir._builder import Builder
+    from perfmodel.program.ir._function import Instruction
+
+Names = tuple[str | None, ...]
+Pair = tuple[int, int]
+POOLS = ("max", "mean")
+
+
+def _pair(attributes: Mapping[str, Any], name: str, least: int) -> Pair:
+    pair = required(attributes, name, tuple)
+    if len(pair) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < least for n in pair):
+        raise RuleError(f"{name} must be two whole numbers of at least {least}, got {pair}")
+    return pair
+
+
+def _slid(image: tuple[int, ...], window: tuple[int, ...], attributes: Mapping[str, Any]) -> Pair:
+    """Height and width of what a window gives that slides over an image."""
+    stride, padding = _pair(attributes, "stride", 1), _pair(attributes, "padding", 0)
+    out = [(n + 2 * pad - k) // step + 1 for n, k, step, pad in zip(image, window, stride, padding, strict=True)]
+    if min(out) < 1:
+        raise RuleError(f"a window of {window} is larger than an image of {image} padded by {padding}")
+    return out[0], out[1]
+
+
+def _conv2d(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(2, given)
+    same_dtype(given)
+    x, w = given
+    groups = required(attributes, "groups", int)
+    if x.rank != 4 or w.rank != 4 or groups < 1 or x.shape[1] != w.shape[1] * groups or w.shape[0] % groups:
+        raise RuleError(f"image {x.shape} and kernel {w.shape} do not fit in {groups} groups")
+    return (x.with_shape((x.shape[0], w.shape[0], *_slid(x.shape[2:], w.shape[2:], attributes))),)
+
+
+def _conv2d_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+    (dy,), (x, w) = gradients, i.inputs
+    if dy is None:
+        return None, None
+    values = dict(i.attributes)
+    image, kernel = b.types[x].shape[2:], b.types[w].shape[2:]
+    return b.op("conv2d_input_grad", w, dy, image=image, **values), b.op(
+        "conv2d_weight_grad", x, dy, kernel=kernel, **values
+    )
+
+
+def _input_grad(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(2, given)
+    w, dy = given
+    groups, image = required(attributes, "groups", int), _pair(attributes, "image", 1)
+    x = dy.with_shape((dy.shape[0], w.shape[1] * groups, *image))
+    _same_result((x, w), dy, attributes)
+    return (x,)
+
+
+def _weight_grad(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(2, given)
+    x, dy = given
+    groups, kernel = required(attributes, "groups", int), _pair(attributes, "kernel", 1)
+    if x.rank != 4 or dy.rank != 4 or groups < 1:
+        raise RuleError(f"two images and at least one group are needed, got {x.shape}, {dy.shape} and {groups}")
+    w = x.with_shape((dy.shape[1], x.shape[1] // groups, *kernel))
+    _same_result((x, w), dy, attributes)
+    return (w,)
+
+
+def _same_result(given: tuple[Tensor, Tensor], dy: Tensor, attributes: Mapping[str, Any]) -> None:
+    (out,) = _conv2d(given, attributes)
+    if out.shape != dy.shape:
+        raise RuleError(f"the gradient must have shape {out.shape}, got {dy.shape}")
+
+
+def _conv2d_work(pass_: Any) -> WorkRule:
+    def work(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Op, ...]:
+        x, w = {"fwd": inputs, "dgrad": (*outputs, inputs[0]), "wgrad": (inputs[0], *outputs)}[pass_]
+        (stride_h, stride_w), (pad_h, pad_w) = attributes["stride"], attributes["padding"]
+        kernel = Convolution(
+            dtype=kernel_dtype(x), batch=x.shape[0], c_in=x.shape[1], h_in=x.shape[2], w_in=x.shape[3],
+            c_out=w.shape[0], k_h=w.shape[2], k_w=w.shape[3], stride_h=stride_h, stride_w=stride_w, pad_h=pad_h,
+            pad_w=pad_w, groups=attributes["groups"], pass_=pass_,
+        )  # fmt: skip
+        return (kernel,)
+
+    return work
+
+
+def _shard_conv2d(*roles: str) -> Any:
+    """By samples, by channels of the result, or (of one group) by channels of the image.
+
+    Args:
+        roles: of the operands and the result: `x` image, `w` kernel, `y` result, each along two axes that it shares
+            with another.
+    """
+    axis_of = {"x": {"sample": 0, "in": 1}, "w": {"out": 0, "in": 1}, "y": {"sample": 0, "out": 1}}
+    *given, made = roles
+
+    def shard(question: Question) -> Answer:
+        question = question.settled()
+        for k, role in enumerate(given):
+            axis = question.sharded_axis(k)
+            shared = next((name for name, at in axis_of[role].items() if at == axis), None)
+            if shared is None or (shared != "sample" and question.attributes["groups"] > 1):
+                continue
+
+            def along(role: str, shared: str = shared) -> Sharding:
+                at = axis_of[role].get(shared)
+                return REPLICATED if at is None else Sharded(at)
+
+            out = along(made) if shared in axis_of[made] else Partial("sum")
+            return Answer(tuple(map(along, given)), (out,))
+        return question.replicated()
+
+    return shard
+
+
+def _pool2d(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(1, given)
+    (x,) = given
+    if required(attributes, "kind", str) not in POOLS or x.rank != 4:
+        raise RuleError(f"kind must be max or mean, of an image of 4 axes; got {attributes['kind']!r} of {x.shape}")
+    return (x.with_shape((*x.shape[:2], *_slid(x.shape[2:], _pair(attributes, "kernel", 1), attributes))),)
+
+
+def _pool2d_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+    (dy,) = gradients
+    return b.emit("pool2d_grad", (*i.inputs, dy), ("pool2d_grad",), i.attributes) if dy else (None,)
+
+
+def _pool2d_grad(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    operands(2, given)
+    same_dtype(given)
+    (out,) = _pool2d(given[:1], attributes)
+    if given[1].shape != out.shape:
+        raise RuleError(f"the gradient must have shape {out.shape}, got {given[1].shape}")
+    return given[:1]
+
+
+def _shard_pool2d(question: Question) -> Answer:
+    """By samples or channels."""
+    question = question.settled()
+    axes = [question.sharded_axis(k) for k in range(len(question.operands))]
+    axis = next((a for a in axes if a in (0, 1)), None)
+    if axis is None:
+        return question.replicated()
+    return Answer((Sharded(axis),) * len(axes), (Sharded(axis),))
+
+
+IMAGES = table(
+    # [n, c, h, w] * [o, c / groups, k, l] under `stride`, `padding` (both by height and width) and `groups`
+    OpDefinition(
+        name="conv2d", infer=_conv2d, work=_conv2d_work("fwd"), gradient=_conv2d_gradient,
+        shard=_shard_conv2d("x", "w", "y"),
+    ),
+    OpDefinition(
+        name="conv2d_input_grad", infer=_input_grad, work=_conv2d_work("dgrad"), shard=_shard_conv2d("w", "y", "x")
+    ),
+    OpDefinition(
+        name="conv2d_weight_grad", infer=_weight_grad, work=_conv2d_work("wgrad"), shard=_shard_conv2d("x", "y", "w")
+    ),
+    # the largest or the mean of a `kernel` of elements; the padding counts as zeros of a mean
+    OpDefinition(
+        name="pool2d", infer=_pool2d, work=memory_bound("copy"), gradient=_pool2d_gradient, shard=_shard_pool2d
+    ),
+    OpDefinition(name="pool2d_grad", infer=_pool2d_grad, work=memory_bound("copy"), shard=_shard_pool2d),
+)  # fmt: skip

@@ -1,0 +1,106 @@
+"""The card of the model of sites: what all have in common, how far they lie apart, and what each source taught."""
+
+from collections.abc import Iterable, Sequence
+from math import expm1
+from typing import Any
+
+import numpy as np
+
+from perfmodel.prediction import CLASSES, DEGREES, GAUSS_90
+from perfmodel.validation._population_fit import FEW, LEVELS, PopulationFit
+
+
+def population_card(fit: PopulationFit) -> str:
+    """Markdown, written beside the parameters by `perfmodel fit --sites`."""
+    hyper, of = fit.hyperparameters, fit.parameters[""]["of"]
+    runs = fit.score.runs
+    sections = [
+        f"# The model of sites\n\nMade by `perfmodel fit --sites` from {len(runs.log)} runs of "
+        f"{len(fit.score.sources)} published sources, at most as many of each as the fit draws. Logs are given as per "
+        "cents of the time. What it is for: the step time of a site of which no run is known, its interval, and where "
+        "a user's own runs start from. What it is not: a statement about any single source; sources of one team are "
+        "left out together.",
+        "## What events take beyond the physics\n\nThe median site, by framework and architecture; empty words stand "
+        "for all. The last column: half-width of the 90 % interval of one site's factor, averaged over the classes.\n\n"
+        + _table(("framework", "architecture", *CLASSES, "site"), (_factors(name, one) for name, one in of.items())),
+        "## How far apart\n\n"
+        "Standard deviations by level, of a factor that all classes share and of a class's own.\n\n"
+        + _table(
+            ("level", "all classes", *CLASSES),
+            (
+                (level, _percent(hyper["constant"][at]), *map(_percent, hyper["spread"][at] * hyper["relative"]))
+                for at, level in enumerate(LEVELS)
+            ),
+        ),
+        "A site's own, beyond its factors: "
+        + "; ".join(
+            [
+                f"layouts near one another share {_percent(hyper['near'][0])} (to 1/e after "
+                f"{hyper['length'][0]:.1f} doublings)",
+                f"a layout has {_percent(hyper['layout'][0])} of its own, a run {_percent(hyper['noise'][0])}",
+                f"the errors of events count {hyper['events'][0]:.2f} times",
+                *(f"{_percent(sd)} per unit of {name}" for name, sd in zip(DEGREES, hyper["degrees"], strict=True)),
+            ]
+        )
+        + ".",
+        "## What each source taught\n\n`off`: median of log(measured / predicted) by physics alone, and with the other "
+        "groups' model. `scatter`: variance of the source's own part over that of the typical source. `far off`: runs "
+        "that lost half of their weight. `moves`: by how much the median site of everywhere is slower for it and the "
+        "other sources of its group.\n\n"
+        + _table(("source", "runs", "off", "left out", "scatter", "far off", "moves"), _sources(fit)),
+        "## What a few runs are worth\n\nEvery source left out with its group, then given some of its own runs: mean "
+        "error of its other runs, and in brackets the share of them inside their 90 % interval. First by physics "
+        "alone. The update is the model's own, with the shares of the steps as they are predicted.\n\n"
+        + _table(("source", "physics", *(f"{k} runs" for k in FEW)), _few(fit)),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _factors(name: str, one: dict[str, Any]) -> tuple[str, ...]:
+    framework, _, architecture = name.partition("|")
+    size = len(CLASSES)
+    at = [i * (i + 3) // 2 for i in range(size)]
+    half = GAUSS_90 * float(np.sqrt(np.array(one["covariance"])[at]).mean())
+    return framework, architecture, *(_signed(log) for log in one["mean"]), f"±{_percent(half)}"
+
+
+def _sources(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
+    runs, everything = fit.score.runs, np.mean(fit.parameters[""]["of"]["|"]["mean"])
+    for at, source in enumerate(fit.score.sources.tolist()):
+        own = np.flatnonzero(runs.words["source"] == source)
+        group = str(runs.words["group"][own[0]])
+        without = fit.everywhere[group]
+        yield (
+            source, str(len(own)), _signed(np.median(runs.log[own])), _signed(np.median(fit.left_out[own])),
+            f"{fit.state.scale[at]:.1f}", str(int((fit.state.weight[own] < 0.5).sum())),
+            _signed(float(everything - without)),
+        )  # fmt: skip
+
+
+def _few(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
+    log, source = fit.score.runs.log, fit.score.runs.words["source"]
+    physics = {name: float(np.abs(np.expm1(-log[source == name])).mean()) for name in fit.few}
+
+    def cell(one: tuple[float, float] | None) -> str:
+        return "-" if one is None else f"{100 * one[0]:.1f} % ({100 * one[1]:.0f} %)"
+
+    means = []
+    for k in FEW:
+        told = np.array([of[k] for of in fit.few.values() if k in of])
+        means.append(cell((float(told[:, 0].mean()), float(told[:, 1].mean()))) if len(told) else "-")
+    yield "mean over sources", f"{100 * np.mean([*physics.values()]):.1f} %", *means
+    for name, of in fit.few.items():
+        yield name, f"{100 * physics[name]:.1f} %", *(cell(of.get(k)) for k in FEW)
+
+
+def _percent(log: float) -> str:
+    return f"{100 * expm1(float(log)):.1f} %"
+
+
+def _signed(log: float) -> str:
+    return f"{100 * expm1(float(log)):+.1f} %"
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---", *["--:"] * (len(heads) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

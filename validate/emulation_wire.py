@@ -1,0 +1,266 @@
+"""One real rank, the others on the wire, against real ranks: `python validate/emulation_wire.py [--only PART...]`.
+
+Parts, each added to the report (`emulation_wire.md`) as it is done: micro, models, ranks, delay, turns. Two cores.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from emulation_turns import come_before_others, in_turn
+
+from perfmodel.execution.emulation import EmulatedRun, Emulation, Network, emulate, measure_prices
+from perfmodel.ingest.tables import write_json, write_text
+from perfmodel.measure import usable_cores
+
+SCRIPTS = Path(__file__).parent / "emulated_scripts"
+SMALL, LARGE = tuple(1 << n for n in (10, 12, 15, 18, 21, 24)), (1 << 27, 1 << 30)
+"""Sizes of the paper's table 1; of the large ones few calls are made."""
+ROUNDS = 3
+MODELS = {"bert": 4, "resnet152": 8, "deeplight": 4}
+"""Steps of each."""
+REDUCED_BYTES = 1 << 24
+BARS = {"micro": 0.04, "turns": 0.02}
+RANKS = (2, 4, 8, 16, 32, 64)
+DELAYS_S = (0.0, 0.002, 0.004, 0.006, 0.008, 0.010)
+TURNS = tuple(f"{model} {how}" for model in ("resnet", "bert", "recommend", "vit") for how in ("ddp", "fsdp"))
+TURN_S, START_S, TOTAL_S = 1.5, 15.0, 45.0
+ENDLESS = 10**6
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
+
+
+def script(name: str, *arguments: object, **options: object) -> tuple[str, ...]:
+    words = [f"{key}={value}" for key, value in (MALLOC | options).items()]
+    return ("env", *words, sys.executable, str(SCRIPTS / f"{name}.py"), *map(str, arguments))
+
+
+def both(command: tuple[str, ...]) -> dict[str, Emulation]:
+    """Two real ranks, and one of them with the other on the wire."""
+    common: dict[str, Any] = {"command": command, "world_size": 2, "cores": usable_cores(), "timeout_s": 600.0}
+    return {
+        "real": Emulation(**common, real_ranks=(0, 1)),
+        "wire": Emulation(**common, wire=Network()),
+    }
+
+
+def core_s(run: EmulatedRun, rank: int) -> float:
+    """Processor seconds of a real rank in a median iteration."""
+    table: Any = run.iterations()
+    table = table[(table["rank"] == rank) & (table.iteration > 1)]
+    return float((table.utilisation * table.time_s).median())
+
+
+def micro(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Table 1: medians of rounds of a real and an emulated run in turn."""
+    kinds, found = ("all_reduce", "all_gather"), []
+    for sizes, calls, rounds in ((SMALL, 24, ROUNDS), (LARGE, 2, 1)):
+        for number in range(rounds):
+            real = measure_prices(2, kinds, sizes, calls=calls)
+            wire = measure_prices(2, kinds, sizes, calls=calls, wire=Network())
+            found.append(real.assign(wire_s=wire.time_s, round=number))
+    groups: Any = pd.concat(found).groupby(["collective", "bytes"], sort=False)
+    rows: Any = groups[["time_s", "wire_s"]].median().reset_index()
+    return rows.assign(overhead=rows.wire_s / rows.time_s - 1).sort_values(["collective", "bytes"]).to_dict("records")
+
+
+def models(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Table 3, and whose processor time it takes."""
+    rows = []
+    for name in arguments.models or MODELS:
+        runs = {kind: emulate(emulation) for kind, emulation in both(script("sized", name, MODELS[name])).items()}
+        peer = runs["wire"].peer
+        if peer is None:
+            raise RuntimeError(f"{name}: nobody was on the wire")
+        times_s = {kind: run.iterations().groupby("iteration").time_s.max() for kind, run in runs.items()}
+        rows.append(
+            {
+                "model": name, "real_s": float(times_s["real"].median()), "wire_s": float(times_s["wire"].median()),
+                "real_sd_s": float(times_s["real"].std()), "wire_sd_s": float(times_s["wire"].std()),
+                "real_core_s": core_s(runs["real"], 1), "peer_core_s": peer.cpu_s / MODELS[name],
+                "bytes_per_step": peer.nbytes / MODELS[name],
+            }
+        )  # fmt: skip
+    return rows
+
+
+def ranks(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """The process of the others as the world grows: its processor time beside that of the one real rank."""
+    rows, steps = [], 12
+    for world_size in RANKS:
+        command = script("reduce", REDUCED_BYTES, steps)
+        run = emulate(Emulation(command=command, world_size=world_size, cores=usable_cores(), wire=Network()))
+        if run.peer is None:
+            raise RuntimeError("nobody was on the wire")
+        rows.append(
+            {
+                "ranks": world_size, "iteration_s": float(run.iterations().time_s.median()),
+                "rank_core_s": core_s(run, 0), "peer_core_s": run.peer.cpu_s / steps,
+                "messages": run.peer.messages / steps,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def delay(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Figure 4: iterations as every all-reduce is delayed."""
+    rows = []
+    for delay_s in DELAYS_S:
+        emulation = both(script("bert", 16))["wire"]
+        told = Emulation(**{**vars(emulation), "conditions": {"delays_s": {"all_reduce": delay_s}}})
+        run = emulate(told)
+        reductions = (run.collectives().kind == "all_reduce").sum() / 16
+        rows.append(
+            {"delay_s": delay_s, "iteration_s": float(run.to_dict()["iteration_s"]), "calls": float(reductions)}
+        )
+    return rows
+
+
+def turns(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """One rank alone and two real ones, awake in turn; turns of which others took more of the cores count less."""
+    rows = []
+    for name in arguments.models or TURNS:
+        model, how = name.split()
+        kinds = both(script(model, ENDLESS, **({"FSDP": 1} if how == "fsdp" else {})))
+        table = in_turn({k: [e] for k, e in kinds.items()}, turn_s=TURN_S, total_s=TOTAL_S, start_s=START_S)
+        quiet: Any = table[table.stolen <= table.groupby("kind").stolen.transform("median")]
+        found: Any = quiet.groupby("kind").time_s.median()
+        cores: Any = (quiet.utilisation * quiet.time_s).groupby(quiet.kind).median()
+        first: Any = quiet[(quiet.kind == "real") & (quiet.turn % 2 == 0)].time_s.median()
+        other: Any = quiet[(quiet.kind == "real") & (quiet.turn % 2 == 1)].time_s.median()
+        rows.append(
+            {
+                "script": name, "real_s": float(found["real"]), "wire_s": float(found["wire"]),
+                "error": float(found["wire"] / found["real"] - 1),
+                "core_error": float(cores["wire"] / cores["real"] - 1), "noise": float(abs(first / other - 1)),
+                "stolen": float(quiet.stolen.median()), "iterations": int((quiet.kind == "wire").sum()),
+            }
+        )  # fmt: skip
+    return rows
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+COLUMNS: dict[str, tuple[str, str, dict[str, Callable[[dict[str, Any]], str]]]] = {
+    "micro": (
+        "Collectives by themselves (NeuronaBox, table 1)",
+        f"Two ranks; from the last rank's call to the end. The paper's bar is {BARS['micro']:.0%}.",
+        {
+            "collective": lambda r: r["collective"], "bytes": lambda r: str(r["bytes"]),
+            "real": lambda r: _ms(r["time_s"]), "other on the wire": lambda r: _ms(r["wire_s"]),
+            "overhead": lambda r: f"{r['overhead']:+.1%}",
+        },
+    ),
+    "models": (
+        "Models of the paper's sizes (tables 2 and 3)",
+        "Two ranks, DDP; median step and its standard deviation. Core: processor seconds a step of the second rank and "
+        "of the process that stands for it. Steps have next to no data, so that messages are most of them.",
+        {
+            "model": lambda r: r["model"],
+            "real": lambda r: f"{_ms(r['real_s'])} ± {_ms(r['real_sd_s'])}",
+            "other on the wire": lambda r: f"{_ms(r['wire_s'])} ± {_ms(r['wire_sd_s'])}",
+            "difference": lambda r: f"{r['wire_s'] / r['real_s'] - 1:+.1%}",
+            "core, second rank": lambda r: _ms(r["real_core_s"]), "core, on the wire": lambda r: _ms(r["peer_core_s"]),
+            "bytes a step": lambda r: f"{r['bytes_per_step'] / 2**20:.0f} MiB",
+        },
+    ),
+    "ranks": (
+        "One process for more and more ranks",
+        f"An all-reduce of {REDUCED_BYTES / 2**20:.0f} MiB a step. Real ranks would take their number "
+        "less one times the core of the real one.",
+        {
+            "ranks": lambda r: str(r["ranks"]), "step": lambda r: _ms(r["iteration_s"]),
+            "core, the real rank": lambda r: _ms(r["rank_core_s"]), "core, all others": lambda r: _ms(r["peer_core_s"]),
+            "all others would take": lambda r: _ms((r["ranks"] - 1) * r["rank_core_s"]),
+            "messages a step": lambda r: f"{r['messages']:.0f}",
+        },
+    ),
+    "delay": (
+        "Delay of every all-reduce (figure 4)",
+        "A small BERT, each delay a run of its own.",
+        {
+            "delay": lambda r: _ms(r["delay_s"]), "step": lambda r: _ms(r["iteration_s"]),
+            "all-reduces a step": lambda r: f"{r['calls']:.1f}",
+        },
+    ),
+    "turns": (
+        "One real rank alone against two",
+        f"Medians of iterations of runs that are awake in turn, in the quieter half of the turns; bar "
+        f"{BARS['turns']:.0%}. Core: the rank's processor time an iteration, which others' load moves less. Taken: "
+        "core seconds a second that others took. Noise: the real run's even turns against its odd ones.",
+        {
+            "script": lambda r: r["script"], "real": lambda r: _ms(r["real_s"]), "alone": lambda r: _ms(r["wire_s"]),
+            "error": lambda r: f"{r['error']:+.1%}", "core": lambda r: f"{r['core_error']:+.1%}",
+            "noise": lambda r: f"{r['noise']:.1%}",
+            "taken": lambda r: f"{r['stolen']:.2f}", "iterations": lambda r: str(r["iterations"]),
+        },
+    ),
+}  # fmt: skip
+
+
+def report(results: dict[str, Any]) -> str:
+    lines = ["# One rank real, the others on the wire", "", "`python validate/emulation_wire.py` printed this.", ""]
+    for part, (title, note, columns) in COLUMNS.items():
+        if part not in results:
+            continue
+        load = results[part]["load"]
+        lines += [f"## {title}", "", f"{note} Processes that wanted a core meanwhile: {load:.1f} of 2 cores.", ""]
+        lines += [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+        lines += [f"| {' | '.join(cell(row) for cell in columns.values())} |" for row in results[part]["rows"]]
+        lines.append("")
+    return "\n".join([*lines, *missed(results), ""])
+
+
+def missed(results: dict[str, Any]) -> list[str]:
+    """What is above its bar, and how busy the machine was."""
+    lines = ["## What is missing or missed", ""]
+    for part, name, value in (("micro", "collective", "overhead"), ("turns", "script", "error")):
+        bar = BARS[part]
+        rows = results.get(part, {}).get("rows", ())
+        over = [f"{r[name]}{' of ' + str(r['bytes']) if 'bytes' in r else ''} {r[value]:+.1%}" for r in rows
+                if abs(r[value]) > bar]  # fmt: skip
+        if rows:
+            within = f"{len(rows) - len(over)} of {len(rows)} within the bar of {bar:.0%}"
+            lines.append(f"- {COLUMNS[part][0]}: {within}{'; missed by ' + ', '.join(over) if over else ''}.")
+    if loads := [result["load"] for result in results.values()]:
+        lines.append(
+            f"- {min(loads):.0f} to {max(loads):.0f} processes wanted the 2 cores meanwhile. Two real ranks suffer "
+            "from that more than one whose peer sleeps; run this on a quiet machine before steps are judged."
+        )
+    lines += [
+        "- A small call takes the process of the others longer than gloo's own thread: it is Python, whose code is "
+        "cold after every pause.",
+        "- Two cores of a shared host slow each other: while a real second rank computes, the first is slower than "
+        "beside a process that waits. Ranks on nodes of their own do not show this.",
+        "- No GPU and no NCCL was at hand.",
+    ]
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    parser.add_argument("--only", nargs="*", default=list(COLUMNS), choices=list(COLUMNS))
+    parser.add_argument("--models", nargs="*", help="of the parts models and turns")
+    arguments = parser.parse_args()
+    kept = arguments.out / "emulation_wire.json"
+    results = json.loads(kept.read_text()) if kept.exists() else {}
+    come_before_others()
+    for part in arguments.only:
+        rows = globals()[part](arguments)
+        results[part] = {"rows": rows, "load": os.getloadavg()[1]}
+        write_json(kept, results)
+        text = report(results)
+        write_text(arguments.out / "emulation_wire.md", text)
+    print(report(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
