@@ -28,7 +28,7 @@ def test_without_a_framework_it_is_generic(capsys) -> None:
 def test_defaults_fill_what_is_unsaid_and_are_said(capsys) -> None:
     found = told(capsys, "predict", *JOB, *LAYOUT, "--framework", "nemo@2024")
     assert found["framework"] == "nemo@2024"
-    assert found["layout"] == "tp=2,pp=2,dp=2,zero=1,sequence_parallel=true"
+    assert found["layout"] == "tp=2,pp=2,dp=2,zero=1,sequence_parallel=true,tp_overlap=true"
     assert any("nemo@2024" in line and "zero=1, sequence_parallel=true" in line for line in found["warnings"])
     said = told(capsys, "predict", *JOB, "--layout", "tp=2,pp=2,dp=2,zero=0", "--framework", "nemo@2024")
     assert "zero=0" in said["layout"]

@@ -107,10 +107,10 @@ def test_dispatch_that_notes_tell_is_predicted(notes, dispatcher, overlap):
 @pytest.mark.parametrize(
     ("flags", "graphs", "overlap"),
     [
-        (None, "none", False),
-        ("mcore_cuda_graph=0; layer_cuda_graph=0; lora_a2a=1", "none", False),
+        (None, "none", True),
+        ("mcore_cuda_graph=0; layer_cuda_graph=0; lora_a2a=1", "none", True),
         ("tp_comm_overlap=1; layer_cuda_graph=1; lora_a2a=1", "layers", True),
-        ("mcore_cuda_graph=1; layer_cuda_graph=0", "layers", False),
+        ("mcore_cuda_graph=1; layer_cuda_graph=0", "layers", True),
         ("ub_tp_comm_overlap=false", "none", False),
         ("tp_comm_overlap=True; mcore distributed optimizer", "none", True),
     ],
