@@ -63,7 +63,7 @@ def maximise(
     """
     sd = np.sqrt(np.diag(covariance))
     p, n = len(sd), offsets.shape[1]
-    precision = block_diag(np.linalg.inv(covariance), np.eye(n))
+    precision = np.asarray(block_diag(np.linalg.inv(covariance), np.eye(n)))
     bounds = np.concatenate([lowest, np.full(n, -np.inf)])
     x = np.zeros(p + n)
     tried: list[tuple[float, Posterior]] = []
