@@ -193,7 +193,7 @@ def test_broken_files_are_one_line(text: str, tmp_path: Path, capsys: pytest.Cap
 
 def test_the_commands_that_need_to_know_what_ran_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["fit", "--profile", "rank0.json", "--out", str(tmp_path / "out")]) == 2
-    assert "--model, --cluster, --global-batch, --layout (or --from FILE)" in capsys.readouterr().err
+    assert "--model, --cluster, --global-batch, --layout (or --from FILE, or JOB.toml)" in capsys.readouterr().err
     assert run(["fit", "--out", str(tmp_path / "out")]) == 2
     assert "--profile FILE" in capsys.readouterr().err
 

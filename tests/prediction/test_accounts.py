@@ -18,7 +18,7 @@ from perfmodel.planning.layouts import search
 from perfmodel.planning.what_if import whatif
 from perfmodel.prediction import (
     EAGER,
-    Adjustment,
+    NEUTRAL,
     Prediction,
     Site,
     StepProblem,
@@ -188,11 +188,10 @@ class Certain:
 def test_no_interval_ends_below_the_kernels(name: str) -> None:
     """However wide it is; where kernels are certain it ends no lower than their own times, on the busiest rank."""
     problem = model(0, 0, 32)
-    wide = Adjustment(device=problem.cluster.device.name, values=(), noise=0.5)
-    site = Site(sustained=(), power_limited=False)
+    wide = replace(NEUTRAL, common={**NEUTRAL.common, "noise": 0.5})
+    site = Site(sustained=(), power_limited=False, population=wide)
     doubtful, certain = (
-        replace(problem, kernels=kernels, site=site, adjustment=wide)
-        for kernels in (problem.kernels, Certain(problem.kernels))
+        replace(problem, kernels=kernels, site=site) for kernels in (problem.kernels, Certain(problem.kernels))
     )
     layout = Layout(tp=2, pp=4, dp=2, zero=1, schedule=name)
     p, sure = explain(doubtful, layout), explain(certain, layout)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from perfmodel.display import shorten_reprs
 from perfmodel.importers.foreign_ops._call import Call as Call
 from perfmodel.importers.foreign_ops._call import Rule as Rule
 from perfmodel.importers.foreign_ops._elementwise import ELEMENTWISE
@@ -17,3 +18,5 @@ from perfmodel.importers.foreign_ops._shapes import SHAPES
 
 FOREIGN_OPS: Final[Mapping[str, Rule]] = MappingProxyType({**ELEMENTWISE, **SHAPES, **PRODUCTS, **IMAGES})
 """Rule of each op; ATen's default overload is named by the op alone."""
+
+shorten_reprs(__name__)
