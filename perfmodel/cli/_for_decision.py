@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 TOP: Final = 24
 """Layouts that are chosen from, unless said: as many as a robust order chooses among."""
-SHOWN: Final = 8
-"""Measurements that are listed."""
+SHOWN: Final = 3
+"""Measurements of a kind that are listed."""
 _OWN: Final = ("devices", "top", "calibration", "fix", "schedules", "vary", "fewer_devices")
 """Flags that say something of a decision alone."""
 _NOT_OWN: Final = (
@@ -114,13 +114,14 @@ def _next(arguments: argparse.Namespace, report: dict[str, Any]) -> dict[str, st
     first = next(iter(report["measurements"]), None)
     if first is None or not first["choice_moves"]:
         return {"measure": "", "next": ""}
-    if first["measure"] == "run":
+    kind = "profile" if first["measure"] == "profile" else "run"
+    if kind == "run":
         words = ["--runs", "runs.csv"]
     else:
-        job = ["--global-batch", str(arguments.global_batch), "--layout", first["layout"]]
+        job = ["--global-batch", str(arguments.global_batch), "--layout", first["layouts"][0]]
         words = ["--profile", "rank0.json", *job_flags(arguments), *job]
     return {
-        "measure": f"a {first['measure']} of {first['layout']}",
+        "measure": " and ".join(f"a {kind} of {layout}" for layout in first["layouts"]),
         "next": f"perfmodel fit {shlex.join([*words, '--out', 'mine'])}",
     }
 
@@ -142,19 +143,18 @@ def _show(report: dict[str, Any], result: "SearchResult") -> None:
         console.print("no run of these layouts would change the choice: take #1")
         return
     heads = ("#", "measure", "regret now", "after", "saves", "choice moves", "mostly to")
+    kinds = [row["measure"] for row in rows]
     cells = [
         (
-            str(row["rank"]), row["measure"], duration(now_s), duration(row["regret_after_s"]),
+            " + ".join(map(str, row["ranks"])), row["measure"], duration(now_s), duration(row["regret_after_s"]),
             duration(row["saved_s"]), f"{row['choice_moves']:.0%}",
-            "" if row["mostly_to_rank"] is None else f"#{row['mostly_to_rank']}", row["layout"],
+            "" if row["mostly_to_rank"] is None else f"#{row['mostly_to_rank']}", row["layouts"][-1],
         )
-        for row in rows[:SHOWN]
+        for i, row in enumerate(rows) if kinds[:i].count(row["measure"]) < SHOWN
     ]  # fmt: skip
     layout_last(console, heads, cells)
     first = rows[0]
     console.print(f"measure first: {report['measure']}", soft_wrap=True, markup=False)
-    console.print(
-        f"  it tells whether #{first['mostly_to_rank']} is faster than #1: {first['mostly_to']}",
-        soft_wrap=True, markup=False,
-    )  # fmt: skip
+    told = f"  it tells whether #{first['mostly_to_rank']} is faster than #1: {first['mostly_to']}"
+    console.print(told, soft_wrap=True, markup=False)
     console.print(f"next: {report['next']}", soft_wrap=True, markup=False)

@@ -1,16 +1,17 @@
-"""Which run, or which profile, tells most of which layout is fastest: the regret expected now, and once it is there.
+"""Which runs, or which profile, tell most of which layout is fastest: the regret expected now, and once they are there.
 
 Log step times are jointly normal about the predictions: x = mean + loads w with w standard normal, the sources of error
 that layouts share and what is each layout's own; a run shows one of them, beside the noise between one run and another,
 which repeats would average out and no choice depends on. Whoever has seen it takes the layout of the least posterior
 mean. Seen from before, that mean is normal too, about the present one, and its covariance is what the measurement takes
 off that of x; so no measurement is ever expected to do harm (the knowledge gradient: Frazier, Powell and Dayanik,
-INFORMS Journal on Computing 21, 2009, for correlated beliefs).
+INFORMS Journal on Computing 21, 2009, for correlated beliefs). One run tells of its layout and of its site at once, and
+not which of both: what tells two layouts apart is often a run of each, so that pairs are weighed too.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Float
@@ -31,17 +32,20 @@ from perfmodel.prediction import (
 
 TOLD: Final = tuple(name for name in CLASSES if name != "other")
 """Classes of events whose seconds a profile shows; the rest follows from them and the step."""
+KINDS: Final = ("run", "profile", "two runs")
+"""Of measurements; of those that save alike, the first comes first: it takes no profiler, and a machine once."""
 _ALIKE: Final = 0.01
-"""Share of the present regret by which a profile must save more than a run, which takes no profiler."""
+"""Share of the present regret within which savings are alike."""
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
     """What one measurement shows: slopes w + noise."""
 
-    kind: Literal["run", "profile"]
-    place: int
-    """Of the layout that is run."""
+    kind: str
+    """One of `KINDS`."""
+    places: tuple[int, ...]
+    """Of the layouts that are run."""
     slopes: Float[np.ndarray, "observations sources"]
     noise: Float[np.ndarray, " observations"]
     """Standard deviations."""
@@ -51,9 +55,10 @@ class Evidence:
 class Worth:
     """What one measurement is worth for the choice."""
 
-    kind: Literal["run", "profile"]
-    place: int
-    """Of the layout that is run, among those that are chosen from."""
+    kind: str
+    """One of `KINDS`."""
+    places: tuple[int, ...]
+    """Of the layouts that are run, among those that are chosen from."""
     regret: float
     """Expected log of the step time chosen after it over the least: how much longer steps take than they need."""
     moves: float
@@ -72,7 +77,7 @@ class Telling:
     best: Float[np.ndarray, " layouts"]
     """Probability of each layout to be the fastest."""
     worth: tuple[Worth, ...]
-    """The one that saves most first; of measurements that save alike a run before a profile."""
+    """The one that saves most per run first; of those that save alike by `KINDS`, then the better layout."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; regrets in seconds per step."""
@@ -80,8 +85,8 @@ class Telling:
         rows = [
             {
                 "measure": one.kind,
-                "rank": one.place + 1,
-                "layout": str(self.layouts[one.place].layout),
+                "ranks": [place + 1 for place in one.places],
+                "layouts": [str(self.layouts[place].layout) for place in one.places],
                 "regret_now_s": self.regret * step_s,
                 "regret_after_s": one.regret * step_s,
                 "saved_s": (self.regret - one.regret) * step_s,
@@ -99,7 +104,7 @@ class Telling:
 
 
 def telling(problem: StepProblem, predictions: Sequence[Prediction]) -> Telling:
-    """What a run of each of some layouts, and a profile of it, would tell of which is fastest.
+    """What a run of each of some layouts, a run beside one of the first, and a profile would tell of which is fastest.
 
     Args:
         problem: that the predictions are of. With parameters fitted to runs already, further runs alone are weighed:
@@ -110,11 +115,13 @@ def telling(problem: StepProblem, predictions: Sequence[Prediction]) -> Telling:
     names, shared, own = shared_errors(predictions)
     rest = log_covariance(problem, predictions) - shared @ shared.T - np.diag(own**2)
     loads = np.hstack([shared, _root(rest)])
-    seen = [Evidence("run", i, loads[i : i + 1], own[i : i + 1]) for i in range(len(mean))]
+    first, places = int(mean.argmin()), range(len(mean))
+    seen = [Evidence("run", (i,), loads[[i]], own[[i]]) for i in places]
+    pairs = [Evidence("two runs", (first, i), loads[[first, i]], own[[first, i]]) for i in places if i != first]
     if problem.adjustment is None or problem.adjustment.offsets is None:
         belief = problem.site.belief(problem.framework, problem.cluster.device)
         seen += [_profile(run, names, belief) for run in seen]
-    return weighed(mean, loads, seen, tuple(predictions))
+    return weighed(mean, loads, [*seen, *pairs], tuple(predictions))
 
 
 def _profile(run: Evidence, names: Sequence[str], belief: Belief) -> Evidence:
@@ -135,7 +142,7 @@ def _profile(run: Evidence, names: Sequence[str], belief: Belief) -> Evidence:
                 row[at] = slopes[at]
         rows.append(row[None])
         noise.append(np.array([NAMED_SD * share[name]]))
-    return Evidence("profile", run.place, np.vstack(rows), np.concatenate(noise))
+    return Evidence("profile", run.places, np.vstack(rows), np.concatenate(noise))
 
 
 def weighed(
@@ -154,10 +161,12 @@ def weighed(
         chosen[first] = 0.0
         instead = int(chosen.argmax()) if moves > 0 else None
         regret = max(expected - truth_least, 0.0)
-        found.append(Worth(kind=one.kind, place=one.place, regret=regret, moves=moves, instead=instead))
+        found.append(Worth(kind=one.kind, places=one.places, regret=regret, moves=moves, instead=instead))
     regret = max(now - truth_least, 0.0)
-    step = max(_ALIKE * regret, TINY)
-    found.sort(key=lambda one: (round(one.regret / step), one.kind == "profile", one.regret))
+    alike = max(_ALIKE * regret, TINY)
+    found.sort(
+        key=lambda one: (-round((regret - one.regret) / len(one.places) / alike), KINDS.index(one.kind), one.places)
+    )
     return Telling(layouts=layouts, regret=regret, best=best, worth=tuple(found))
 
 
