@@ -29,7 +29,8 @@ BACKENDS = ("jax", "torch", "nccl-tests")
 def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
-        "calibrate", help="measure kernels and collectives on this machine; compare two calibrations"
+        "calibrate",
+        help="measure kernels and collectives on this machine, or say which run to make; compare two calibrations",
     )
     command.add_argument("--plan", type=Path, metavar="FILE", help="sweep plan (TOML)")
     command.add_argument("--out", type=Path, metavar="DIR", help="folder for the tables and their cards")

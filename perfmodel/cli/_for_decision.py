@@ -132,13 +132,16 @@ def _show(report: dict[str, Any], result: "SearchResult") -> None:
 
     console = new_console()
     best, rows = result.layouts[0], report["measurements"]
+    now_s, first = report["regret_now_s"], report["layouts"][0]
     console.print(
-        f"{best.model} on {best.devices} devices of {best.cluster}: #1 of {len(report['layouts'])} layouts is the "
-        f"fastest with probability {report['layouts'][0]['probability_best']:.0%}",
-        soft_wrap=True,
+        f"{best.model} on {best.devices} devices of {best.cluster}, global batch {best.global_batch}: "
+        f"{len(report['layouts'])} layouts"
     )
-    now_s = report["regret_now_s"]
-    console.print(f"expected regret of #1: {duration(now_s)} per step, {now_s / best.step_time_s:.1%} of it")
+    console.print(f"#1: {best.layout}", soft_wrap=True, markup=False)
+    console.print(
+        f"is the fastest with probability {first['probability_best']:.0%}; expected regret of it now "
+        f"{duration(now_s)} per step, {now_s / best.step_time_s:.1%}"
+    )
     if not report["measure"]:
         console.print("no run of these layouts would change the choice: take #1")
         return
@@ -153,8 +156,9 @@ def _show(report: dict[str, Any], result: "SearchResult") -> None:
         for i, row in enumerate(rows) if kinds[:i].count(row["measure"]) < SHOWN
     ]  # fmt: skip
     layout_last(console, heads, cells)
-    first = rows[0]
-    console.print(f"measure first: {report['measure']}", soft_wrap=True, markup=False)
-    told = f"  it tells whether #{first['mostly_to_rank']} is faster than #1: {first['mostly_to']}"
+    console.print(
+        f"measure first: {report['measure']}".replace(" and a", "\n           and a"), soft_wrap=True, markup=False
+    )
+    told = f"  it tells whether #{rows[0]['mostly_to_rank']} is faster than #1: {rows[0]['mostly_to']}"
     console.print(told, soft_wrap=True, markup=False)
     console.print(f"next: {report['next']}", soft_wrap=True, markup=False)

@@ -160,7 +160,7 @@ def weighed(
         moves = 1.0 - float(chosen[first])
         chosen[first] = 0.0
         instead = int(chosen.argmax()) if moves > 0 else None
-        regret = max(expected - truth_least, 0.0)
+        regret = max(min(expected, now) - truth_least, 0.0)
         found.append(Worth(kind=one.kind, places=one.places, regret=regret, moves=moves, instead=instead))
     regret = max(now - truth_least, 0.0)
     alike = max(_ALIKE * regret, TINY)

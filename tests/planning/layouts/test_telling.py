@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from perfmodel.calibration import NAMED_SD
+from perfmodel.calibration import NAMED_SD, Run, calibrate_end_to_end
 from perfmodel.planning.layouts import search, telling
 from perfmodel.planning.layouts._telling import Evidence, weighed
-from perfmodel.prediction import Adjustment, LayoutOffsets, Likeness, log_covariance
+from perfmodel.prediction import Adjustment, LayoutOffsets, Likeness, explain, log_covariance
 
 
 def run_of(loads: np.ndarray, *places: int, noise: float = 0.0) -> Evidence:
@@ -121,3 +121,22 @@ def test_after_runs_further_runs_alone_are_weighed(case, predictions):
     assert {one.kind for one in told.worth} == {"run", "two runs"}
     told = telling(case.step_problem, predictions[:1])
     assert (told.regret, told.worth[0].moves) == (0, 0)
+
+
+def test_a_fit_to_runs_moves_predictions_as_weighed(case, predictions):
+    """Within a per cent: the update is linear and of normal errors, the fit goes through the timeline."""
+    places, slower = [0, 3], np.array([0.05, 0.12])
+    runs = [
+        Run(name=str(i), model=case.model, cluster=case.cluster, job=case.job, layout=predictions[i].layout,
+            measured_s=predictions[i].step_time_s * float(np.exp(by)))
+        for i, by in zip(places, slower, strict=True)
+    ]  # fmt: skip
+    fitted = calibrate_end_to_end(runs)[case.cluster.device.name]
+    after = [explain(case.step_problem.adjusted(fitted.adjustment), p.layout).step_time_s for p in predictions]
+    moved = np.log(after) - np.log([p.step_time_s for p in predictions])
+    covariance = log_covariance(case.step_problem, predictions)
+    own = np.array([p.error_sources["own"] for p in predictions])
+    signal = covariance - np.diag(own**2)
+    expected = signal[:, places] @ np.linalg.solve(covariance[np.ix_(places, places)], slower)
+    np.testing.assert_allclose(moved, expected, atol=0.01)
+    assert np.ptp(moved) > 0.03
