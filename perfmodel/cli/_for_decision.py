@@ -139,7 +139,7 @@ def _show(report: dict[str, Any], result: "SearchResult") -> None:
     )
     console.print(f"#1: {best.layout}", soft_wrap=True, markup=False)
     console.print(
-        f"is the fastest with probability {first['probability_best']:.0%}; expected regret of it now "
+        f"is the fastest with probability {first['probability_best']:.0%}; expected regret "
         f"{duration(now_s)} per step, {now_s / best.step_time_s:.1%}"
     )
     if not report["measure"]:
