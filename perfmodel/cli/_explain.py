@@ -61,7 +61,7 @@ def show(report: dict[str, Any]) -> None:
     heads = ("event", "effect", "predicted", "measured", "calls", "remedy")
     rows = [
         (
-            d["event"], "+" * (d["effect_s"] > 0) + duration(d["effect_s"]), duration(d["predicted_s"]),
+            d["event"], "+" * bool(d["effect_s"] > 0) + duration(d["effect_s"]), duration(d["predicted_s"]),
             duration(d["measured_s"]), f"{figure(d['predicted_calls'])} / {figure(d['measured_calls'])}", d["remedy"],
         )
         for d in report["differences"]
