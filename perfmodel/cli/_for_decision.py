@@ -119,7 +119,7 @@ def _next(arguments: argparse.Namespace, report: dict[str, Any]) -> dict[str, st
         words = ["--runs", "runs.csv"]
     else:
         job = ["--global-batch", str(arguments.global_batch), "--layout", first["layouts"][0]]
-        words = ["--profile", "rank0.json", *job_flags(arguments), *job]
+        words = [*job_flags(arguments), *job, "--profile", "rank0.json"]
     return {
         "measure": " and ".join(f"a {kind} of {layout}" for layout in first["layouts"]),
         "next": f"perfmodel fit {shlex.join([*words, '--out', 'mine'])}",

@@ -15,7 +15,7 @@ def run_of(loads: np.ndarray, *places: int, noise: float = 0.0) -> Evidence:
 
 
 def loss(gap: float, sd: float) -> float:
-    """Expected max(0, gap - d) of d normal around 0... of a rival `gap` behind: E max(0, sd w - gap)."""
+    """E max(0, sd w - gap): of keeping to the first of two layouts, the other of which is `gap` behind."""
     z = gap / sd
     return sd * (norm.pdf(z) - z * norm.sf(z))
 
