@@ -19,4 +19,5 @@ if __name__ == "__main__":
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--data", type=Path, required=True)
     data = arguments.parse_args().data / "published"
-    print(fit_sites(sorted(data.glob("*.csv")), OUT, unstated=UNSTATED))
+    fit_sites(sorted(data.glob("*.csv")), OUT, unstated=UNSTATED)
+    print((OUT / "population.md").read_text())

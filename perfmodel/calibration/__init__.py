@@ -9,6 +9,8 @@ from perfmodel.calibration._active import step_variance as step_variance
 from perfmodel.calibration._beliefs import Beliefs as Beliefs
 from perfmodel.calibration._beliefs import condition as condition
 from perfmodel.calibration._calibrate import calibrate_model as calibrate_model
+from perfmodel.calibration._corrections import LEAST_SHARE as LEAST_SHARE
+from perfmodel.calibration._corrections import NAMED_SD as NAMED_SD
 from perfmodel.calibration._corrections import Correction as Correction
 from perfmodel.calibration._corrections import corrections as corrections
 from perfmodel.calibration._end_to_end import calibrate_end_to_end as calibrate_end_to_end

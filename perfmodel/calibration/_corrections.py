@@ -27,7 +27,7 @@ from perfmodel.spec import Layout
 
 LEAST_SHARE: Final = 0.002
 """Share of the step below which an event says nothing of a parameter."""
-_SHAPED, _NAMED, _PARTLY = 0.02, 0.05, 0.10
+_SHAPED, NAMED_SD, _PARTLY = 0.02, 0.05, 0.10
 """Standard errors that no number of calls removes: of a family whose kernels were matched by shape; of one matched by
 name alone; of one whose devices are a few of many."""
 _LINK_PRIOR, _LINK_NOISE = 1.5, 0.05
@@ -77,7 +77,7 @@ def _kernels(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
         spread = _spread_over_steps(calls)
         shaped = [call for call in calls if call.op is not None]
         if sides.whole:
-            floor = _SHAPED + (1 - sides.matched(family)) * (_NAMED - _SHAPED)
+            floor = _SHAPED + (1 - sides.matched(family)) * (NAMED_SD - _SHAPED)
         elif sum(call.time_s for call in shaped) > 0.5 * sum(call.time_s for call in calls):
             predicted_s = float(priced_events(problem, [call.op for call in shaped if call.op]).time_s.sum())
             measured_s, floor = sum(call.time_s for call in shaped), _SHAPED
@@ -174,7 +174,7 @@ def _host(
     ):  # fmt: skip
         if measured_s > 0 and now_s > 0:
             value = log(measured_s / n / now_s)
-            yield Correction(name=name, value=value, sd=_NAMED, seconds=measured_s, calls=n)
+            yield Correction(name=name, value=value, sd=NAMED_SD, seconds=measured_s, calls=n)
 
 
 def _issuing_s(sides: SideBySide) -> float:

@@ -1,4 +1,5 @@
-"""`perfmodel calibrate`: measure this machine by a plan; `calibrate diff`: two calibrations side by side."""
+"""`perfmodel calibrate`: measure this machine by a plan; `calibrate diff`: two calibrations side by side; which run or
+profile to make before a layout is chosen."""
 
 import argparse
 import os
@@ -10,10 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.cli._emit import emit, note
-from perfmodel.cli._flags import add_dtype, add_framework, add_json, framework_of, layout_of
+from perfmodel.cli import _for_decision
+from perfmodel.cli._emit import emit
+from perfmodel.cli._flags import add_json, add_problem, layout_of, problem_of
 from perfmodel.cli._job_file import add_job_file
-from perfmodel.cli._launch import add_from, job_fields
 from perfmodel.cli._remaining import Remaining, remaining
 from perfmodel.errors import CalibrationError, PerfModelError
 
@@ -28,7 +29,8 @@ BACKENDS = ("jax", "torch", "nccl-tests")
 def add_command(commands: Any) -> None:
     """Register the command."""
     command: argparse.ArgumentParser = commands.add_parser(
-        "calibrate", help="measure kernels and collectives on this machine; compare two calibrations"
+        "calibrate",
+        help="measure kernels and collectives on this machine, or say which run to make; compare two calibrations",
     )
     command.add_argument("--plan", type=Path, metavar="FILE", help="sweep plan (TOML)")
     command.add_argument("--out", type=Path, metavar="DIR", help="folder for the tables and their cards")
@@ -54,17 +56,12 @@ def add_command(commands: Any) -> None:
     )
     model = command.add_argument_group("a plan made for a model, instead of --plan")
     add_job_file(command, positional=False, layout=True)
-    model.add_argument("--model", help="JOB.toml, catalog name, Hugging Face config.json or TOML")
-    add_from(model)
-    model.add_argument("--cluster", help="catalog name or TOML")
+    add_problem(model)
     model.add_argument(
         "--layouts", action="append", default=[], metavar="LAYOUTS", help='e.g. "tp=8,dp=4;tp=4,pp=2,dp=4"; repeatable'
     )
-    model.add_argument("--global-batch", type=int, metavar="B", help="sequences per step")
-    model.add_argument("--seq-len", type=int, metavar="S", help="tokens per sequence (default: the model's)")
-    add_framework(command)
-    add_dtype(model)
     model.add_argument("--device", metavar="NAME", help="device measured (default: the cluster's)")
+    _for_decision.add_flags(command)
     add_json(command)
     command.set_defaults(run=_execute)
     kinds = command.add_subparsers(dest="kind", metavar="diff")
@@ -75,6 +72,8 @@ def add_command(commands: Any) -> None:
 
 
 def _execute(arguments: argparse.Namespace) -> int:
+    if arguments.kind is None and _for_decision.asked(arguments):
+        return _for_decision.execute(arguments)
     report = run(arguments)
     if "process" not in report:  # one of several: process 0 reports
         emit(arguments, report, lambda: show(report))
@@ -152,21 +151,17 @@ def _plan(arguments: argparse.Namespace) -> "tuple[Plan, dict[str, Any] | None]"
     for name in ("cluster", "layouts", "global_batch"):
         if not getattr(arguments, name):
             raise PerfModelError(f"calibrate: --model needs --{name.replace('_', '-')} too")
-    from perfmodel import catalog
     from perfmodel.calibration import model_plan  # pyright: ignore[reportMissingImports]
 
-    model, cluster = catalog.model(arguments.model), catalog.cluster(arguments.cluster)
-    framework = framework_of(arguments)
-    job = framework.job(
-        model, cluster.device, global_batch=arguments.global_batch, seq_len=arguments.seq_len, dtype=arguments.dtype,
-        **job_fields(arguments), **arguments.of_job,
-    )  # fmt: skip
-    note(job.assumed)
+    problem = problem_of(arguments)
     layouts = [
-        layout_of(arguments, text, model) for part in arguments.layouts for text in part.split(";") if text.strip()
-    ]
-    device = arguments.device or cluster.device.name
-    made = model_plan(model, cluster, job, layouts, device=device, framework=framework)
+        layout_of(arguments, text, problem.model)
+        for part in arguments.layouts for text in part.split(";") if text.strip()
+    ]  # fmt: skip
+    made = model_plan(
+        problem.model, problem.cluster, problem.job, layouts,
+        device=arguments.device or problem.cluster.device.name, framework=problem.framework,
+    )  # fmt: skip
     return made.plan, made.to_dict()
 
 

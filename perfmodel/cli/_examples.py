@@ -72,6 +72,7 @@ _TWO: Final = {
     "calibrate": (
         "calibrate --plan plan.toml --out tables --dry-run",
         f'calibrate {_OF_A_JOB} --layouts "tp=8,dp=1;tp=4,dp=2" --out tables',
+        f"calibrate --for-decision {_OF_A_JOB} --devices 64",
     ),
     "calibrate diff": ("calibrate diff tables other", "calibrate diff a/kernels.csv b/kernels.csv --json"),
     "schedules": (

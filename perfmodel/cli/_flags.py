@@ -30,7 +30,7 @@ def add_json(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print one JSON object to stdout and nothing else")
 
 
-def add_calibration(command: argparse.ArgumentParser) -> None:
+def add_calibration(command: argparse._ActionsContainer) -> None:
     """Which cost models predict."""
     command.add_argument(
         "--calibration",
@@ -41,7 +41,7 @@ def add_calibration(command: argparse.ArgumentParser) -> None:
 
 
 def add_framework(
-    command: argparse.ArgumentParser, what: str = "which fills what is not said; default generic"
+    command: argparse._ActionsContainer, what: str = "which fills what is not said; default generic"
 ) -> None:
     """Which training framework runs."""
     command.add_argument(
@@ -86,7 +86,7 @@ def add_job(
     add_json(command)
 
 
-def add_problem(command: argparse.ArgumentParser, batches: bool = False, clusters: bool = False) -> None:
+def add_problem(command: argparse._ActionsContainer, batches: bool = False, clusters: bool = False) -> None:
     """What is run: model, cluster (or `clusters`) and job, or a launch file that says them."""
     add_from(command)
     command.add_argument("--model", help="catalog name, Hugging Face config.json or TOML")

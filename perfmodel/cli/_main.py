@@ -22,7 +22,8 @@ def run(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status (0 ok, 2 bad input, 130 interrupted)."""
     arguments = parser().parse_args(argv)
     try:
-        if arguments.command not in ("calibrate", "doctor", "completion"):  # of any device, or of none
+        measures = arguments.command == "calibrate" and not arguments.for_decision
+        if not measures and arguments.command not in ("doctor", "completion"):  # of any device, or of none
             # the model's own arrays are small: an accelerator would only add latency
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
             _keep_compilations()

@@ -70,7 +70,7 @@ def add_search(command: argparse.ArgumentParser, top: int = 10) -> None:
     )
 
 
-def add_space(command: argparse.ArgumentParser) -> None:
+def add_space(command: argparse._ActionsContainer) -> None:
     """Flags that say which layouts are tried."""
     command.add_argument("--fix", default="", metavar="LAYOUT", help='fix some dimensions, e.g. "tp=8,zero=1"')
     command.add_argument(

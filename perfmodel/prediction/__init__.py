@@ -52,6 +52,7 @@ from perfmodel.prediction._grid_costs import pass_work_s as pass_work_s
 from perfmodel.prediction._grid_costs import price_grids as price_grids
 from perfmodel.prediction._interval import GAUSS_90 as GAUSS_90
 from perfmodel.prediction._interval import log_covariance as log_covariance
+from perfmodel.prediction._interval import shared_errors as shared_errors
 from perfmodel.prediction._interval import student_half_width as student_half_width
 from perfmodel.prediction._layout_offsets import LayoutOffsets as LayoutOffsets
 from perfmodel.prediction._layout_offsets import Likeness as Likeness

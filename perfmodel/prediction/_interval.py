@@ -104,6 +104,17 @@ def _events_beyond_runs(adjustment: Adjustment, path: CriticalPath, step_s: floa
     return [(name, value / GAUSS_90) for name, value in share.items()]
 
 
+def shared_errors(
+    predictions: Sequence[Prediction],
+) -> tuple[list[str], Float[np.ndarray, "layouts sources"], Float[np.ndarray, " layouts"]]:
+    """Names of the sources of error that layouts share, standard deviations of each layout's log step time from them,
+    and those from the noise between one run and another."""
+    names = sorted({name for p in predictions for name in p.error_sources if name != OWN})
+    shared = np.array([[p.error_sources.get(name, 0.0) for name in names] for p in predictions])
+    own = np.array([p.error_sources.get(OWN, 0.0) for p in predictions])
+    return names, shared.reshape(len(predictions), len(names)), own
+
+
 def log_covariance(problem: StepProblem, predictions: Sequence[Prediction]) -> Float[np.ndarray, "layouts layouts"]:
     """Covariance of the logarithms of the step times of some layouts of one problem.
 
@@ -111,10 +122,8 @@ def log_covariance(problem: StepProblem, predictions: Sequence[Prediction]) -> F
     and of the framework are common to all layouts, in proportion to what each spends there), the runs' own noise on
     the diagonal, and what layouts near one another share.
     """
-    names = sorted({name for p in predictions for name in p.error_sources if name != OWN})
-    shared = np.array([[p.error_sources.get(name, 0.0) for name in names] for p in predictions])
-    own = np.array([p.error_sources.get(OWN, 0.0) for p in predictions])
-    found = shared.reshape(len(predictions), -1) @ shared.reshape(len(predictions), -1).T + np.diag(own**2)
+    _, shared, own = shared_errors(predictions)
+    found = shared @ shared.T + np.diag(own**2)
     if not predictions:
         return found
     known = problem.adjustment

@@ -15,25 +15,18 @@ is not misled where the model is wrong of one source, as the marginal likelihood
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Float, Int
 from scipy.optimize import minimize
-from scipy.special import stdtrit
 
 from perfmodel.prediction import CLASSES, DEGREES, key
-
-if TYPE_CHECKING:
-    pass
+from perfmodel.validation._student_process import DEGREES_OF_FREEDOM, OUTLIERS, given, log_t
 
 LEVELS: Final[tuple[str, ...]] = ("everywhere", "framework", "architecture", "source", "site")
 SHARED: Final = LEVELS[:3]
 """What other sources tell of; the rest is a source's own, and of its frameworks and devices."""
-DEGREES_OF_FREEDOM: Final = 5.0
-"""Of the scales of sites. Assumed: the record has too few sources to tell."""
-OUTLIERS: Final = 4.0
-"""Degrees of freedom of the noise of one run: those that lie far from the others of their source lose weight."""
 MOST: Final = 20
 """Runs of a source that the score is of."""
 GIVEN: Final = (1, 3, 8)
@@ -41,7 +34,6 @@ DRAWS: Final = 2
 FEW: Final = (0, 1, 2, 3, 5, 8)
 """Runs of a source that the card says the worth of."""
 _FEW_DRAWS: Final = 10
-_REWEIGHTED: Final = 20
 _GIVEN_WEIGHT: Final = 0.5
 """Of a score given runs, relative to that of a source left out whole."""
 _START: Final = {
@@ -201,7 +193,7 @@ class Score:
         total = shared + own
 
         def whole(index: Any, there: Any) -> Any:
-            log = _log_t(residual[index], jnp.diag(total)[index] + noise, DEGREES_OF_FREEDOM)
+            log = log_t(residual[index], jnp.diag(total)[index] + noise, DEGREES_OF_FREEDOM)
             return jnp.where(there, log, 0.0).sum() / there.sum()
 
         def rest(index: Any, there: Any, enough: Any, drawn: Any) -> Any:
@@ -212,7 +204,7 @@ class Score:
             wider = (DEGREES_OF_FREEDOM + error[drawn] @ jnp.linalg.solve(known, error[drawn])) / degrees
             variance = (jnp.diag(of) - (of[drawn] * gain).sum(axis=0) + noise) * wider
             others = there.at[drawn].set(False)
-            log = jnp.where(others, _log_t(error - error[drawn] @ gain, variance, degrees), 0.0)
+            log = jnp.where(others, log_t(error - error[drawn] @ gain, variance, degrees), 0.0)
             return jnp.where(enough, log.sum() / jnp.maximum(others.sum(), 1), 0.0)
 
         members, there = jnp.asarray(self.members), jnp.asarray(self.there)
@@ -237,15 +229,6 @@ class Score:
             inverse = np.linalg.inv(shared[here] + scale[at] * mine)
             weight[index] = (OUTLIERS + 1) / (OUTLIERS + (inverse @ error) ** 2 / np.diag(inverse))
         return State(state.vector, scale, weight)
-
-
-def _log_t(error: Any, variance: Any, degrees: float) -> Any:
-    """Log density of Student's t."""
-    import jax.numpy as jnp
-    from jax.scipy.special import gammaln
-
-    norm = gammaln((degrees + 1) / 2) - gammaln(degrees / 2) - 0.5 * jnp.log(degrees * jnp.pi * variance)
-    return norm - (degrees + 1) / 2 * jnp.log1p(error**2 / (degrees * variance))
 
 
 def _padded(codes: Int[np.ndarray, " runs"], count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -325,32 +308,13 @@ def few_runs(score: Score, without: State, group: str) -> dict[str, dict[int, tu
             if len(index) <= k:
                 continue
             told = [
-                _given(
+                given(
                     total, residual, float(noise), index[(order := rng.permutation(len(index)))[:k]], index[order[k:]]
                 )
                 for _ in range(_FEW_DRAWS if k else 1)
             ]
             found[source][k] = (float(np.mean([one[0] for one in told])), float(np.mean([one[1] for one in told])))
     return found
-
-
-def _given(
-    total: np.ndarray, residual: np.ndarray, noise: float, known: np.ndarray, others: np.ndarray
-) -> tuple[float, float]:
-    """Mean relative error of some runs, and the share of them inside their intervals, given others of their source."""
-    weight, error = (OUTLIERS + 1) / (OUTLIERS + residual[known] ** 2 / noise), residual[known]
-    prior, across = total[np.ix_(known, known)], total[np.ix_(known, others)]
-    for _ in range(_REWEIGHTED):  # from the side on which runs that lie far off are outliers
-        solved = np.linalg.solve(prior + np.diag(noise / weight), error)
-        weight = (OUTLIERS + 1) / (OUTLIERS + (solved * noise / weight) ** 2 / noise)
-    at = prior + np.diag(noise / weight)
-    solved, gain = np.linalg.solve(at, error), np.linalg.solve(at, across)
-    degrees = DEGREES_OF_FREEDOM + len(known)
-    variance = total[others, others] - (across * gain).sum(axis=0) + noise
-    variance = variance * (DEGREES_OF_FREEDOM + error @ solved) / degrees
-    left = residual[others] - solved @ across
-    inside = np.abs(left) <= stdtrit(degrees, 0.95) * np.sqrt(variance)
-    return float(np.abs(np.expm1(-left)).mean()), float(inside.mean())
 
 
 def _improved(compiled: Any, state: State, counted: Float[np.ndarray, " sources"], iterations: int) -> State:

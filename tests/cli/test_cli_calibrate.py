@@ -157,9 +157,44 @@ def test_a_plan_can_be_made_for_a_model(capsys, tiny: Path, monkeypatch: pytest.
     ]
 
 
+DECISION = [
+    "--for-decision", "--model", "gpt3-125m", "--cluster", "dgx-a100", "--global-batch", 8, "--devices", 8,
+    "--fix", "recompute=none,micro_batch=1",
+]  # fmt: skip
+
+
+def test_what_to_measure_before_a_layout_is_chosen(capsys, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    status, text, err = run(capsys, *DECISION, "--top", 4, "--json")
+    assert status == 0, err
+    report = json.loads(text)
+    assert len(report["layouts"]) == 4
+    assert sum(row["probability_best"] for row in report["layouts"]) == pytest.approx(1)
+    rows = report["measurements"]
+    assert {row["measure"] for row in rows} == {"run", "profile", "two runs"}
+    for row in rows:
+        assert row["regret_now_s"] == report["regret_now_s"] >= row["regret_after_s"] >= 0
+        assert row["saved_s"] == pytest.approx(row["regret_now_s"] - row["regret_after_s"])
+        assert row["layouts"] == [report["layouts"][rank - 1]["layout"] for rank in row["ranks"]]
+    status, shown, _ = run(capsys, *DECISION, "--top", 4)
+    assert status == 0
+    assert f"measure first: {report['measure']}" in " ".join(shown.split())
+    assert f"next: {report['next']}" in shown
+    assert report["next"].startswith("perfmodel fit --")
+    assert max(map(len, shown.split("measure first")[0].splitlines())) <= 80
+    status, shown, _ = run(capsys, *DECISION, "--top", 1)
+    assert (status, "take #1" in shown) == (0, True)
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
+        ([*DECISION, "--plan", "p.toml", "--dry-run"], "--for-decision goes without --plan, --dry-run"),
+        (["--plan", "{tiny}", "--out", "x", "--fix", "tp=2"], "--for-decision is needed with --fix"),
+        (["--for-decision", "--model", "gpt3-125m"], "--for-decision needs --cluster, --global-batch too"),
+        (DECISION[:-4], "devices"),
+        ([*DECISION, "--set", "search.objective=mfu"], "looks for the fastest layout"),
+        ([*DECISION, "--top", "0"], "top must be at least 1"),
         (["--out", "x"], "give --plan FILE, or --model"),
         (["--plan", "nowhere.toml", "--out", "x"], "nowhere.toml: not a readable plan"),
         (["--plan", "{tiny}"], "--out DIR is needed"),
@@ -175,7 +210,7 @@ def test_a_plan_can_be_made_for_a_model(capsys, tiny: Path, monkeypatch: pytest.
 def test_bad_input_is_one_line_and_status_2(capsys, tiny: Path, monkeypatch: pytest.MonkeyPatch, argv, message):
     monkeypatch.chdir(tiny.parent)
     monkeypatch.setattr("perfmodel.cli._calibrate.guess_s", lambda device, points: [float("nan")] * len(points))
-    status, out, err = run(capsys, *(word.format(tiny=tiny) for word in argv))
+    status, out, err = run(capsys, *(str(word).format(tiny=tiny) for word in argv))
     assert status == 2
     assert out == ""
     assert len(err.strip().splitlines()) == 1

@@ -63,11 +63,7 @@ def robustness(goal: Goal, predictions: Sequence[Prediction]) -> Robustness:
     covariance = log_covariance(goal.step_problem, predictions)
     values, vectors = np.linalg.eigh(covariance)
     root = (vectors * np.sqrt(np.maximum(values, 0.0)))[:, values > TINY]
-    normal = np.zeros((DRAWS, 0))
-    if root.shape[1]:
-        uniform = qmc.Sobol(root.shape[1], rng=np.random.default_rng(0)).random(DRAWS)
-        normal = ndtri(np.clip(uniform, TINY, 1 - TINY))
-    drawn = _values(goal, predictions, step_s * np.exp(normal @ root.T))
+    drawn = _values(goal, predictions, step_s * np.exp(standard_normal(root.shape[1]) @ root.T))
     least = drawn.min(axis=1, keepdims=True)
     best = np.bincount(drawn.argmin(axis=1), minlength=len(step_s)) / DRAWS
     if goal.objective == STEP_TIME:
@@ -79,6 +75,14 @@ def robustness(goal: Goal, predictions: Sequence[Prediction]) -> Robustness:
         better += np.stack([(one[:, None] == drawn).mean(axis=0) for one in drawn.T]) / 2
     upper = _values(goal, predictions, np.array([[p.step_time_hi_s for p in predictions]]))[0]
     return Robustness(better, best, ((drawn - least) / np.abs(least)).mean(axis=0), upper)
+
+
+def standard_normal(dimensions: int) -> Float[np.ndarray, "draws dimensions"]:
+    """The same draws at every call."""
+    if not dimensions:
+        return np.zeros((DRAWS, 0))
+    uniform = qmc.Sobol(dimensions, rng=np.random.default_rng(0)).random(DRAWS)
+    return ndtri(np.clip(uniform, TINY, 1 - TINY))
 
 
 def _values(

@@ -1,0 +1,164 @@
+"""`perfmodel calibrate --for-decision`: which run, or which profile, tells most of which layout is fastest."""
+
+import argparse
+import shlex
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Final
+
+from perfmodel.cli._emit import emit
+from perfmodel.cli._flags import add_calibration, job_flags, problem_of
+from perfmodel.cli._search import add_space, space_of
+from perfmodel.display import progress
+from perfmodel.errors import PerfModelError
+from perfmodel.spec import Problem
+from perfmodel.units import duration
+
+if TYPE_CHECKING:
+    from perfmodel.planning.layouts import SearchResult
+
+TOP: Final = 24
+"""Layouts that are chosen from, unless said: as many as a robust order chooses among."""
+SHOWN: Final = 3
+"""Measurements of a kind that are listed."""
+_OWN: Final = ("devices", "top", "calibration", "fix", "schedules", "vary", "fewer_devices")
+"""Flags that say something of a decision alone."""
+_NOT_OWN: Final = (
+    "plan", "out", "backend", "resume", "dry_run", "launched", "process", "processes", "coordinator", "launch_timeout",
+    "layouts", "device",
+)  # fmt: skip
+"""Flags that say something of measuring here alone."""
+
+
+def add_flags(command: argparse.ArgumentParser) -> None:
+    """What is decided, over which layouts."""
+    group = command.add_argument_group(
+        "which run to make before a layout is chosen, instead of measuring here; with the model's flags"
+    )
+    group.add_argument(
+        "--for-decision", action="store_true",
+        help="which layout's run, or profile, takes most off the expected regret of the choice between the best",
+    )  # fmt: skip
+    group.add_argument(
+        "--top", type=int, default=TOP, metavar="K", help=f"layouts that are chosen from (default {TOP})"
+    )
+    add_space(group)
+    add_calibration(group)
+
+
+def asked(arguments: argparse.Namespace) -> bool:
+    """Whether a decision is asked about.
+
+    Raises:
+        PerfModelError: flags of a decision beside those of measuring here.
+    """
+    wrong = [name for name in (_NOT_OWN if arguments.for_decision else _OWN) if name in arguments.given]
+    if wrong:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
+        how = "goes without" if arguments.for_decision else "is needed with"
+        raise PerfModelError(f"calibrate: --for-decision {how} {flags}")
+    return arguments.for_decision
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Search, weigh the measurements, and show them."""
+    from perfmodel.planning.layouts import ask, telling
+
+    problem = _problem(arguments)
+    result = _searched(arguments, problem)
+    question = ask(problem, space=result.space, calibration=arguments.calibration)
+    found = telling(question.step_problem, result.layouts)
+    report = found.to_dict()
+    report |= _next(arguments, report)
+    emit(arguments, report, lambda: _show(report, result))
+    return 0
+
+
+def _problem(arguments: argparse.Namespace) -> Problem:
+    lacking = [name for name in ("model", "cluster", "global_batch") if not getattr(arguments, name)]
+    if lacking:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in lacking)
+        raise PerfModelError(f"calibrate: --for-decision needs {flags} too")
+    if isinstance(arguments.global_batch, list) and len(arguments.global_batch) > 1:
+        raise PerfModelError("calibrate: --for-decision is of one global batch; give one as --global-batch")
+    problem = problem_of(arguments)
+    problem.require_devices()
+    return problem
+
+
+def _searched(arguments: argparse.Namespace, problem: Problem) -> "SearchResult":
+    """The layouts that are chosen from."""
+    from perfmodel.planning.layouts import SearchOptions, search
+
+    own = {f.name for f in fields(SearchOptions)}
+    of_file = {word: value for word, value in arguments.of_search.items() if word in own}
+    options = SearchOptions(**{"top": arguments.top, **of_file})
+    if options.objective not in (None, "step_time"):
+        raise PerfModelError(
+            f"calibrate: --for-decision looks for the fastest layout, not by {options.objective}: leave out the "
+            "objective of the job file"
+        )
+    with progress("search", silent=arguments.json) as report:
+        result = search(
+            problem, space=space_of(arguments, problem), options=options, calibration=arguments.calibration,
+            progress=report,
+        )  # fmt: skip
+    if not result.complete:
+        raise KeyboardInterrupt(result.certificate)
+    if not result.layouts:
+        raise PerfModelError(str(result.impossible))
+    return result
+
+
+def _next(arguments: argparse.Namespace, report: dict[str, Any]) -> dict[str, str]:
+    """What to measure, and the command for what was measured."""
+    first = next(iter(report["measurements"]), None)
+    if first is None or not first["choice_moves"]:
+        return {"measure": "", "next": ""}
+    kind = "profile" if first["measure"] == "profile" else "run"
+    if kind == "run":
+        words = ["--runs", "runs.csv"]
+    else:
+        job = ["--global-batch", str(arguments.global_batch), "--layout", first["layouts"][0]]
+        words = [*job_flags(arguments), *job, "--profile", "rank0.json"]
+    return {
+        "measure": " and ".join(f"a {kind} of {layout}" for layout in first["layouts"]),
+        "next": f"perfmodel fit {shlex.join([*words, '--out', 'mine'])}",
+    }
+
+
+def _show(report: dict[str, Any], result: "SearchResult") -> None:
+    from perfmodel.cli._show import new_console
+    from perfmodel.cli._show_search import layout_last
+
+    console = new_console()
+    best, rows = result.layouts[0], report["measurements"]
+    now_s, first = report["regret_now_s"], report["layouts"][0]
+    console.print(
+        f"{best.model} on {best.devices} devices of {best.cluster}, global batch {best.global_batch}: "
+        f"{len(report['layouts'])} layouts"
+    )
+    console.print(f"#1: {best.layout}", soft_wrap=True, markup=False)
+    console.print(
+        f"is the fastest with probability {first['probability_best']:.0%}; expected regret "
+        f"{duration(now_s)} per step, {now_s / best.step_time_s:.1%}"
+    )
+    if not report["measure"]:
+        console.print("no run of these layouts would change the choice: take #1")
+        return
+    heads = ("#", "measure", "regret now", "after", "saves", "choice moves", "mostly to")
+    kinds = [row["measure"] for row in rows]
+    cells = [
+        (
+            " + ".join(map(str, row["ranks"])), row["measure"], duration(now_s), duration(row["regret_after_s"]),
+            duration(row["saved_s"]), f"{row['choice_moves']:.0%}",
+            "" if row["mostly_to_rank"] is None else f"#{row['mostly_to_rank']}", row["layouts"][-1],
+        )
+        for i, row in enumerate(rows) if kinds[:i].count(row["measure"]) < SHOWN
+    ]  # fmt: skip
+    layout_last(console, heads, cells)
+    console.print(
+        f"measure first: {report['measure']}".replace(" and a", "\n           and a"), soft_wrap=True, markup=False
+    )
+    told = f"  it tells whether #{rows[0]['mostly_to_rank']} is faster than #1: {rows[0]['mostly_to']}"
+    console.print(told, soft_wrap=True, markup=False)
+    console.print(f"next: {report['next']}", soft_wrap=True, markup=False)
