@@ -1,8 +1,8 @@
 """The constants of an unknown site that predictions take, fitted to the published runs: `perfmodel fit --sites`.
 
-python validate/fit_sites.py --data DIR
+python validate/fit_sites.py --data DIR [--skew]
 
-Writes sustained.json, skew.json, memory.json, population.json and its card population.md of perfmodel/prediction. Run
+Writes sustained.json, memory.json, population.json and its card population.md of perfmodel/prediction. Run
 it again after anything that moves predicted times or memory.
 """
 
@@ -18,6 +18,7 @@ UNSTATED = ("NVIDIA", "NeMo", "OneFlow DLPerf v1.0", "MaxText")
 if __name__ == "__main__":
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--data", type=Path, required=True)
-    data = arguments.parse_args().data / "published"
-    fit_sites(sorted(data.glob("*.csv")), OUT, unstated=UNSTATED)
+    arguments.add_argument("--skew", action="store_true", help="fit how far apart ranks reach collectives anew too")
+    given = arguments.parse_args()
+    fit_sites(sorted((given.data / "published").glob("*.csv")), OUT, unstated=UNSTATED, skew=given.skew)
     print((OUT / "population.md").read_text())

@@ -42,6 +42,10 @@ def add_command(commands: Any) -> None:
         help="TABLEs are published runs: fit clocks under load and the model of sites that nobody knows",
     )
     command.add_argument(
+        "--skew", action="store_true",
+        help="with --sites: fit also how far apart ranks reach collectives, which else stays as it is shipped",
+    )  # fmt: skip
+    command.add_argument(
         "--unstated",
         action="append",
         default=[],
@@ -112,8 +116,9 @@ def _check(arguments: argparse.Namespace) -> None:
         raise PerfModelError(
             "fit: --sites takes published runs as TABLE...; give no --runs, --base or --family with it"
         )
-    if arguments.unstated and not arguments.sites:
-        raise PerfModelError("fit: --unstated SOURCE belongs to --sites; give both or neither")
+    for flag, given in (("--unstated SOURCE", arguments.unstated), ("--skew", arguments.skew)):
+        if given and not arguments.sites:
+            raise PerfModelError(f"fit: {flag} belongs to --sites; give both or neither")
     if arguments.base and (arguments.tables or not (arguments.runs or arguments.profile)):
         raise PerfModelError(
             "fit: --base DIR is what --runs or --profile corrects in place of TABLEs; give one of them and no TABLE"
@@ -127,7 +132,9 @@ def _sites(arguments: argparse.Namespace) -> int:
     from perfmodel.validation import fit_sites
 
     with progress("fit", silent=arguments.json) as report:
-        found = fit_sites(arguments.tables, arguments.out, unstated=arguments.unstated, progress=report)
+        found = fit_sites(
+            arguments.tables, arguments.out, unstated=arguments.unstated, skew=arguments.skew, progress=report
+        )
 
     def show() -> None:
         console = _show.new_console()

@@ -105,6 +105,7 @@ from perfmodel.prediction._site import Site as Site
 from perfmodel.prediction._site import generation as generation
 from perfmodel.prediction._skew import FILE_NAME as SKEW_FILE
 from perfmodel.prediction._skew import skew_from as skew_from
+from perfmodel.prediction._skew import source_skews as source_skews
 from perfmodel.prediction._stage_costs import StageCosts as StageCosts
 from perfmodel.prediction._stage_costs import one_stage_per_rank as one_stage_per_rank
 from perfmodel.prediction._stage_costs import stage_costs as stage_costs

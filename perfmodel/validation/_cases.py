@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from perfmodel import catalog
+from perfmodel.cost.learn import weights_folder
 from perfmodel.display import shows_progress
 from perfmodel.errors import PerfModelError, TableError
 from perfmodel.ingest.tables import NEEDED_OF_RUNS, require_whole_rows, write_table
@@ -131,7 +132,11 @@ def predict_cases(
         framework: instead of the rows' own.
         site_of: constants of the place for the runs of a source: a report holds runs against constants that were
             fitted without them (`Site.without`).
+
+    Raises:
+        CalibrationError: there is no such calibration.
     """
+    weights_folder(calibration)  # no fault of a row
     chosen = catalog.framework(framework) if isinstance(framework, str) else framework
     rows = runs.astype(object).where(runs.notna(), None).to_dict("records")
     results = []

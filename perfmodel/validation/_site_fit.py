@@ -26,6 +26,7 @@ from perfmodel.prediction import (
     layout_coordinates,
     skew_from,
     source_group,
+    source_skews,
     step_problem,
     step_times_s,
     sustained_from,
@@ -62,19 +63,26 @@ MOST_ROWS: Final = 150
 
 @shows_progress("runs")
 def fit_sites(
-    files: Sequence[Path], out: Path, *, unstated: Sequence[str] = (), progress: Progress | None = None
+    files: Sequence[Path],
+    out: Path,
+    *,
+    unstated: Sequence[str] = (),
+    skew: bool = False,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Fit the constants of an unknown site to tables of published runs, and write their files into a folder.
 
-    First the time of products under load, then how far apart ranks reach collectives, then, with predictions that take
-    both, the hierarchical model of sites (`fit_population`); the runs of a source
-    are held against constants that were fitted without its group. The package's own files are in
-    `perfmodel/prediction`.
+    First the time of products under load, then how far apart ranks reach collectives where that is asked for, then,
+    with predictions that take both, the hierarchical model of sites (`fit_population`); the runs of a source are held
+    against constants that were fitted without its group. The package's own files are in `perfmodel/prediction`.
 
     Args:
         files: tables of runs (columns of `validate cases`); files of other kinds are named in the answer.
         unstated: beginnings of names of sources whose tables leave recompute or the kernels to recipes, or whose
             device was never measured: they say nothing of products.
+        skew: fit also how far apart ranks reach collectives; else it is what the package has. Its median jumps between
+            few groups of sources, and the model of sites has waits of its own: fitted anew each time, the two trade
+            against one another.
 
     Returns:
         `sustained`: medians by architecture and source; `skew`: by source (`fit_skew`); `population`: the
@@ -90,7 +98,9 @@ def fit_sites(
     drawn = pd.concat([drawn_runs(file) for file in files])
     medians = fit_sustained(drawn, unstated=unstated, progress=progress)
     clocked = lambda source: Site(sustained=sustained_from(medians, source), population=NEUTRAL)  # noqa: E731
-    skews = fit_skew(drawn, unstated=tuple(unstated), site_of=clocked, progress=progress)
+    skews: Mapping[str, float] = dict(source_skews())
+    if skew:
+        skews = fit_skew(drawn, unstated=tuple(unstated), site_of=clocked, progress=progress)
     sites = lambda source: replace(clocked(source), skew_s=skew_from(skews, source))  # noqa: E731
     fitted = fit_population(site_runs(of_sources(timed, MOST), sites, progress), progress)
     with_memory = pd.DataFrame(timed[np.isfinite(memory_bytes(timed))])
