@@ -14,6 +14,7 @@ from perfmodel.calibration._profile_events import GAPS, WAITS, SideBySide, Total
 from perfmodel.calibration._result import EndToEnd
 from perfmodel.calibration._runs import Run
 from perfmodel.display import frame_html, paragraph
+from perfmodel.errors import PerfModelError
 from perfmodel.ingest import Profile, read_profile
 from perfmodel.prediction import KERNEL_FACTORS, LOSSES, SKEW, StepProblem, layout_of, step_problem_of
 from perfmodel.spec import Layout, Problem
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 SHOWN: Final = 20
 """Differences that are named."""
+LEAST_MATCHED: Final = 0.05
+"""Share of a profile's time that predicted events have, below which it is of another run."""
 Files = Profile | Path | str | Sequence[Path | str]
 """A profile, or its files."""
 
@@ -141,11 +144,17 @@ def fit_profile(
             hosts do between operators.
 
     Raises:
-        TableError, PerfModelError: as `explain_profile`; a step time that cannot be one.
+        TableError, PerfModelError: as `explain_profile`; a step time that cannot be one; a profile with shapes that
+            has next to none of the predicted events.
     """
     laid_out, read = layout_of(problem, layout)[0], _read(profile, format)
     model = step_problem_of(problem, base).adjusted(None)
     report = _report(model, laid_out, read, SHOWN, step_s)
+    if report.matched_share < LEAST_MATCHED and not report.unread:
+        raise PerfModelError(
+            f"profile: {report.matched_share:.0%} of its time is of events of {problem.model.name} with {laid_out}; "
+            "give the model, job and layout that it recorded (`perfmodel explain --profile` shows what differs)"
+        )
     run = Run(
         name="profile", model=problem.model, cluster=problem.cluster, job=problem.job, layout=laid_out,
         measured_s=report.measured_step_s, framework=problem.framework,

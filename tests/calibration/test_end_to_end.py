@@ -83,17 +83,20 @@ def test_known_parameters_come_back() -> None:
 def test_other_layouts_of_the_cluster_are_predicted() -> None:
     truth = {"gemm": 0.05, "memory": 0.04, "inter_node.all_reduce.beta": 0.6, "step_overhead_s": 0.03}
     runs = synthetic(truth, noise=0.005)
-    found = fitted(runs[::2])
+    found, errors = fitted(runs[::2]), []
     for run in runs[1::2]:
         problem = models(run.model.name)
         before, after = (explain(m, run.layout) for m in (problem, problem.adjusted(found.adjustment)))
-        assert abs(after.step_time_s / run.measured_s - 1) < 0.05
+        errors.append((abs(after.step_time_s / run.measured_s - 1), abs(before.step_time_s / run.measured_s - 1)))
         assert after.step_time_lo_s < run.measured_s < after.step_time_hi_s
         # a slower network's share of the step is larger, and so is what is unknown of it
         width = before.step_time_hi_s / before.step_time_lo_s
         assert after.step_time_hi_s / after.step_time_lo_s < width * 1.05
         assert sum(after.breakdown_s.values()) == pytest.approx(after.step_time_s)
         assert sum(e.time_s for e in after.critical_path) == pytest.approx(after.step_time_s, rel=1e-6)
+    of_fit, of_tables = np.array(errors).T
+    assert of_fit.mean() < 0.03 < of_tables.mean() / 2
+    assert of_fit.max() < 0.08  # what layouts of a site differ by beyond all parameters is left open
 
 
 def test_three_slow_runs_are_first_of_all_a_slow_site() -> None:

@@ -92,6 +92,13 @@ def test_collectives_that_nothing_hides_show() -> None:
     assert found["tp_overlap_loss"] == pytest.approx(1.0)
 
 
+def test_a_profile_of_another_model_is_refused(tmp_path: Path) -> None:
+    other = replace(problem(), model=replace(MODEL, layers=3, hidden=1280, heads=10, kv_heads=10, vocab=6400))
+    with pytest.raises(PerfModelError, match="give the model, job and layout that it recorded"):
+        fit_profile(other, "tp=1", profile("tp=1", {}), out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_other_layouts_after_one_profile(tmp_path: Path) -> None:
     """Other layouts come out as if the cost models had had the factors all along."""
     fitted = fit_profile(problem(), "tp=2", profile("tp=2", FACTORS), out=tmp_path)
