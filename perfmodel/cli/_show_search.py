@@ -47,7 +47,8 @@ def search(
         _winner(console, result, job, run)
     if beyond := result.beyond:
         gain = f", {beyond.gain:.1%} better" if isfinite(beyond.gain) else ""
-        console.print(f"beyond {result.framework}: {beyond.layout}: {duration(beyond.step_time_s)}{gain}")
+        told = f"beyond {result.framework}: {duration(beyond.step_time_s)}{gain}, {beyond.layout}"
+        console.print(told, soft_wrap=True)
     console.print(
         f"{result.evaluated:,} layouts scored by full schedule evaluation, {result.feasible:,} fit, "
         f"in {result.seconds:.1f} s; {result.certificate}"
