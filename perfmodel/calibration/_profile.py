@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 SHOWN: Final = 20
 """Differences that are named."""
 LEAST_MATCHED: Final = 0.05
-"""Share of a profile's time that predicted events have, below which it is of another run."""
+"""Share of the time of a profile's products that predicted ones have, below which it is of another run."""
+_PRODUCTS: Final = "gemm"
 Files = Profile | Path | str | Sequence[Path | str]
 """A profile, or its files."""
 
@@ -145,14 +146,16 @@ def fit_profile(
 
     Raises:
         TableError, PerfModelError: as `explain_profile`; a step time that cannot be one; a profile with shapes that
-            has next to none of the predicted events.
+            has next to none of the predicted products.
     """
     laid_out, read = layout_of(problem, layout)[0], _read(profile, format)
     model = step_problem_of(problem, base).adjusted(None)
     report = _report(model, laid_out, read, SHOWN, step_s)
-    if report.matched_share < LEAST_MATCHED and not report.unread:
+    sides = side_by_side(model, laid_out, read)
+    known = sides.matched(_PRODUCTS)
+    if known < LEAST_MATCHED and not report.unread and sides.families().get(_PRODUCTS, (0.0, 0.0))[1] > 0:
         raise PerfModelError(
-            f"profile: {report.matched_share:.0%} of its time is of events of {problem.model.name} with {laid_out}; "
+            f"profile: {known:.0%} of its products are those of {problem.model.name} with {laid_out}; "
             "give the model, job and layout that it recorded (`perfmodel explain --profile` shows what differs)"
         )
     run = Run(

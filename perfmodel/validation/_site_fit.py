@@ -1,7 +1,7 @@
 """What published runs say of sites that nobody knows (`perfmodel.prediction.Site`): how much longer products take under
 sustained load, how far apart ranks meet, and the model of what else sites differ in."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final

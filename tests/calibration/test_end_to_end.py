@@ -71,7 +71,8 @@ def test_known_parameters_come_back() -> None:
         value = truth.get(p.name, 0.0)
         assert p.lo - 0.01 <= value <= p.hi + 0.01, p
     of = {p.name: p for p in found.parameters}
-    assert of["inter_node.all_reduce.beta"].value == pytest.approx(0.5, abs=0.15)
+    # what layouts of real sites differ by beyond all parameters takes some of it
+    assert of["inter_node.all_reduce.beta"].value == pytest.approx(0.5, abs=0.2)
     assert of["inter_node.all_reduce.beta"].informed
     alpha = of["intra_node.alpha"]  # narrowed by what all links of a site share alone
     assert alpha.hi - alpha.lo > 1.2 * 1.645 * alpha.prior_sd
