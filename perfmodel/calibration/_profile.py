@@ -119,7 +119,8 @@ def explain_profile(
         PerfModelError: a profile of more devices than the layout has, or a layout that is not possible.
     """
     laid_out = layout_of(problem, layout)[0]
-    return _report(step_problem_of(problem, calibration), laid_out, _read(profile, format), most)
+    model, read = step_problem_of(problem, calibration), _read(profile, format)
+    return _report(model, laid_out, read, side_by_side(model, laid_out, read), most)
 
 
 def fit_profile(
@@ -150,8 +151,8 @@ def fit_profile(
     """
     laid_out, read = layout_of(problem, layout)[0], _read(profile, format)
     model = step_problem_of(problem, base).adjusted(None)
-    report = _report(model, laid_out, read, SHOWN, step_s)
     sides = side_by_side(model, laid_out, read)
+    report = _report(model, laid_out, read, sides, SHOWN, step_s)
     known = sides.matched(_PRODUCTS)
     if known < LEAST_MATCHED and not report.unread and sides.families().get(_PRODUCTS, (0.0, 0.0))[1] > 0:
         raise PerfModelError(
@@ -173,10 +174,14 @@ def _read(profile: Files, format: str) -> Profile:
 
 
 def _report(
-    problem: StepProblem, layout: Layout, profile: Profile, most: int, step_s: float | None = None
+    problem: StepProblem,
+    layout: Layout,
+    profile: Profile,
+    sides: SideBySide,
+    most: int,
+    step_s: float | None = None,
 ) -> ProfileReport:
     recorded_s = float(np.median(profile.step_s()))
-    sides = side_by_side(problem, layout, profile)
     bare = sides if problem.adjustment is None else side_by_side(problem.unadjusted, layout, profile)
     found = corrections(problem.unadjusted, layout, profile, bare, max(recorded_s - (step_s or recorded_s), 0.0))
     differences = [*_events(sides), *_idle(sides, profile)]

@@ -115,7 +115,8 @@ def calibration_page(data: Mapping[str, Any]) -> str:
 
 
 def _filled(name: str, scripts: Sequence[str], title: str, data: Mapping[str, Any], style: str = "") -> str:
-    """A page of `assets` with its style, its scripts one after another, and its data."""
+    """The body of `assets` of this name in the frame of all pages, with its style, its scripts one after another, and
+    its data."""
     assets = files("perfmodel.display") / "assets"
     parts = {
         "TITLE": html.escape(title),
@@ -124,7 +125,8 @@ def _filled(name: str, scripts: Sequence[str], title: str, data: Mapping[str, An
         # nothing in the data may end its element
         "DATA": json_text(data).replace("<", "\\u003c"),
     }
-    before, *rest = (assets / f"{name}.html").read_text("utf-8").split("@")
+    frame, body = ((assets / f"{file}.html").read_text("utf-8") for file in ("page", name))
+    before, *rest = frame.replace("@BODY@", body).split("@")
     # odd pieces are the names between the signs
     return before + "".join(parts[p] if i % 2 == 0 else p for i, p in enumerate(rest))
 

@@ -19,7 +19,7 @@ from perfmodel.program.ir._op import (
     table,
 )
 from perfmodel.program.ir._types import Tensor
-from perfmodel.program.ir.ops._elementwise import same_dtype
+from perfmodel.program.ir.ops._elementwise import gradient_of_one, same_dtype
 from perfmodel.program.ir.ops._work import kernel_dtype, memory_bound
 
 if TYPE_CHECKING:
@@ -150,15 +150,6 @@ def _pool2d_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
     return b.emit("pool2d_grad", (*i.inputs, dy), ("pool2d_grad",), i.attributes) if dy else (None,)
 
 
-def _pool2d_grad(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    operands(2, given)
-    same_dtype(given)
-    (out,) = _pool2d(given[:1], attributes)
-    if given[1].shape != out.shape:
-        raise RuleError(f"the gradient must have shape {out.shape}, got {given[1].shape}")
-    return given[:1]
-
-
 def _shard_pool2d(question: Question) -> Answer:
     """By samples or channels."""
     question = question.settled()
@@ -185,5 +176,5 @@ IMAGES = table(
     OpDefinition(
         name="pool2d", infer=_pool2d, work=memory_bound("copy"), gradient=_pool2d_gradient, shard=_shard_pool2d
     ),
-    OpDefinition(name="pool2d_grad", infer=_pool2d_grad, work=memory_bound("copy"), shard=_shard_pool2d),
+    OpDefinition(name="pool2d_grad", infer=gradient_of_one(_pool2d), work=memory_bound("copy"), shard=_shard_pool2d),
 )  # fmt: skip

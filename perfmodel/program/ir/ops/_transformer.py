@@ -17,7 +17,7 @@ from perfmodel.program.ir._op import (
     table,
 )
 from perfmodel.program.ir._types import Tensor
-from perfmodel.program.ir.ops._elementwise import same_dtype
+from perfmodel.program.ir.ops._elementwise import gradient_of_one, same_dtype
 from perfmodel.program.ir.ops._work import kernel_dtype, memory_bound
 
 if TYPE_CHECKING:
@@ -115,15 +115,6 @@ def _attention_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Nam
     return b.emit("attention_grad", (*i.inputs, dy), (f"grad_{i.inputs[0]}",), i.attributes) if dy else (None,)
 
 
-def _attention_grad(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    operands(2, given)
-    same_dtype(given)
-    (out,) = _attention(given[:1], attributes)
-    if given[1].shape != out.shape:
-        raise RuleError(f"the gradient must have shape {out.shape}, got {given[1].shape}")
-    return given[:1]
-
-
 def _shard_attention(question: Question) -> Answer:
     """By sequences, or by heads."""
     question = question.settled()
@@ -172,6 +163,7 @@ TRANSFORMER = table(
         shard=_shard_attention,
     ),
     OpDefinition(
-        name="attention_grad", infer=_attention_grad, work=_attention_work(backward=True), shard=_shard_attention
+        name="attention_grad", infer=gradient_of_one(_attention), work=_attention_work(backward=True),
+        shard=_shard_attention,
     ),
 )  # fmt: skip
