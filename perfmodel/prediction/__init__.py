@@ -38,6 +38,7 @@ from perfmodel.prediction._evaluate import step_time_s as step_time_s
 from perfmodel.prediction._evaluate import step_times_s as step_times_s
 from perfmodel.prediction._fits import bundle_memory as bundle_memory
 from perfmodel.prediction._fits import fit_reasons as fit_reasons
+from perfmodel.prediction._fits import fitting as fitting
 from perfmodel.prediction._fits import needed_memory as needed_memory
 from perfmodel.prediction._fits import peak_memory as peak_memory
 from perfmodel.prediction._fits import program_live as program_live

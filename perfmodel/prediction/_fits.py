@@ -47,7 +47,7 @@ def _on_ranks(of_kinds: Mapping[int, MemoryBatch], of_rank: Int[np.ndarray, " ra
 
 
 def rank_devices(problem: StepProblem, layout: Layout) -> tuple[Device, ...]:
-    """The device of every pipeline rank of a layout (whose kinds of nodes, where there are several, are written out)."""
+    """The device of every pipeline rank of a layout whose kinds of nodes, if there are several, are written out."""
     if not problem.kinds:
         return (problem.cluster.device,) * layout.pp
     return tuple(problem.kinds[kind].cluster.device for kind in kind_of_ranks(problem, layout).tolist())
