@@ -22,6 +22,8 @@ from perfmodel.spec import Layout
 
 MOST: Final = 4
 """Layouts whose stages are cut anew (a second or two each), the most promising by their bounds."""
+MOST_ON_KINDS: Final = 16
+"""The same on nodes of several kinds, where the cut decides more."""
 WORTH: Final = 1e-3
 """Share of the best value that a bound must promise."""
 
@@ -76,7 +78,7 @@ def improve(
         if method == "relax" or value < best_value - WORTH * abs(best_value):
             promising.append((value, layout))
     improvements: list[Improvement] = []
-    tried = _one_of_each_schedule(promising)[:MOST]
+    tried = _one_of_each_schedule(promising)[: MOST_ON_KINDS if goal.step_problem.kinds else MOST]
     for done, (value, layout) in enumerate(tried):
         if value >= best_value:
             continue
@@ -103,7 +105,10 @@ def _bases(layouts: Sequence[Layout]) -> list[Layout]:
     bases: dict[tuple[object, ...], Layout] = {}
     for lay in layouts:
         if lay.pp > 1:
-            bases.setdefault((lay.tp, lay.cp, lay.pp, lay.dp, lay.ep, lay.vpp, lay.micro_batch, lay.schedule), lay)
+            hosts = tuple(sorted(lay.kinds or ()))
+            bases.setdefault(
+                (lay.tp, lay.cp, lay.pp, lay.dp, lay.ep, lay.vpp, lay.micro_batch, lay.schedule, hosts), lay
+            )
     return list(bases.values())
 
 

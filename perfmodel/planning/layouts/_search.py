@@ -136,12 +136,16 @@ def _search(
     framework, within = question.problem.framework, not question.space.any_framework
     cuts_stages = framework.uneven_stages or framework.stages_by_cost or not within
     method = options.method if cuts_stages else "enumerate"
+    if question.problem.cluster.kinds and method == "enumerate" and cuts_stages:
+        method = "auto"  # even stages are of no use on unlike devices
     started = time.perf_counter()
     step_problem = question.step_problem
     known = Evaluations.open(file, fingerprint(NUMBERING, question.context, question.space, question.devices))
     rejected: Counter[Rejection] = Counter()
+    all_of = options.every or not goal.plain or question.space.fewer_devices
     try:
-        candidates = price(question, rejected, report)
+        wanted = None if all_of else max(options.top, ROBUST_POOL if robust else 0)
+        candidates = price(question, rejected, report, wanted)
     except LayoutError as error:
         raise LayoutError(str(nothing_divides(question, error, rejected))) from None
     score = Score(goal, candidates)

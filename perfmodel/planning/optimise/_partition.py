@@ -2,6 +2,7 @@
 kinds, the kind that each lies on."""
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import combinations, permutations
@@ -215,22 +216,21 @@ class KindCosts:
                 found.append(base.replace(partition=sizes, kinds=kinds, recompute_full_layers=full))
         return found
 
-    def exact(self, base: Layout, micro_batches: int) -> list[tuple[tuple[int, ...], PerRank]]:
+    def exact(self, base: Layout, micro_batches: int, most: int = FRONT) -> list[tuple[tuple[int, ...], PerRank]]:
         """Partitions, and kinds of their stages, around the least sum and slowest stage; of several kinds over all
-        orders, and over those in which every kind is in one piece."""
+        orders, and over those in which every kind is in one piece. At most so many of each."""
         names, costs = [*self.of_kind], [*self.of_kind.values()]
         if len(costs) == 1:
-            return [(found.partition, base.kinds) for found in front(costs, micro_batches)[:FRONT]]
-        every = front(costs, micro_batches, self.supply)[:FRONT]
+            return [(found.partition, base.kinds) for found in front(costs, micro_batches)[:most]]
+        every = front(costs, micro_batches, self.supply)[:most]
         cuts = [(found.partition, tuple(str(names[kind]) for kind in found.kinds)) for found in every]
-        for order in permutations(range(len(costs))) if len(costs) <= MOST_ORDERED else ():
-            of_stage = np.repeat(order, [self.supply[kind] for kind in order]).tolist()
+        for kinds in _in_pieces(base.kinds):
+            of_stage = [self.of_kind[kind] for kind in kinds or ()]
             fixed = StageCosts(*(
-                np.stack([getattr(costs[kind], field.name)[stage] for stage, kind in enumerate(of_stage)])
+                np.stack([getattr(one, field.name)[stage] for stage, one in enumerate(of_stage)])
                 for field in fields(StageCosts)
             ))  # fmt: skip
-            kinds = tuple(str(names[kind]) for kind in of_stage)
-            cuts += [(found.partition, kinds) for found in front([fixed], micro_batches)[:FRONT]]
+            cuts += [(found.partition, kinds) for found in front([fixed], micro_batches)[:most]]
         return cuts
 
     def lower_bound_s(self, spec: ProgramSpec, live: LiveState) -> float:
@@ -246,6 +246,34 @@ def _kind_costs(problem: StepProblem, base: Layout, recompute_to_fit: bool) -> K
     link_of = {kind: link if len(used) > 1 else None for kind, (_, link) in ends.items()}
     of_kind = {kind: stage_costs(ends[kind][0], base, recompute_to_fit, link_of[kind]) for kind in used}
     return KindCosts(of_kind, tuple(base.kinds.count(kind) for kind in used))
+
+
+def balanced(problem: StepProblem, layout: Layout, *, uneven: bool = True) -> tuple[list[Layout], float]:
+    """Orders of the kinds of nodes and cuts of a layout that dynamic programming finds best, and the step time that no
+    other can beat; none, and infinite, where nothing fits.
+
+    Args:
+        layout: in one plain stage per pipeline rank, its kinds written out, of which as many as it says are taken.
+        uneven: stages may have any number of layers; otherwise the kinds' orders alone are tried.
+    """
+    base = layout.replace(partition=None, recompute_full_layers=None)
+    if layout.pp == 1 or not uneven:
+        orders = dict.fromkeys(_in_pieces(base.kinds or ()))
+        fits = [one for one in (base.replace(kinds=kinds) for kinds in orders) if fitting(problem, [one])[0]]
+        return fits, spread_bound_s(problem, base) if fits else np.inf
+    (bundle,) = bundles(problem, [base])
+    costs = _kind_costs(problem, base, recompute_to_fit=problem.job.mode == "train" and base.recompute != "full")
+    least_s = costs.lower_bound_s(bundle.spec, program_live(problem.setting, bundle.spec))
+    if not np.isfinite(least_s):
+        return [], np.inf
+    return costs.layouts(base, costs.exact(base, bundle.spec.micro_batches, most=1)), least_s
+
+
+def _in_pieces(kinds: PerRank) -> Iterable[PerRank]:
+    """Orders of the kinds of pipeline ranks in which each is in one piece (of many kinds as they stand)."""
+    names = list(dict.fromkeys(kinds or ()))
+    for order in permutations(names) if len(names) <= MOST_ORDERED else (names,):
+        yield tuple(name for name in order for _ in range((kinds or ()).count(name)))
 
 
 def _space(problem: StepProblem, layout: Layout, recompute: bool) -> tuple[Layout, list[Layout], dict[str, KindCosts]]:
@@ -265,7 +293,7 @@ def _space(problem: StepProblem, layout: Layout, recompute: bool) -> tuple[Layou
 
 def _certificate(problem: StepProblem, bases: Sequence[Layout], costs: Mapping[str, KindCosts]) -> Certificate:
     if not costs:
-        work_s = min(_evenly_spread_s(problem, base) for base in bases)
+        work_s = min(spread_bound_s(problem, base) for base in bases)
         return Certificate(work_s, "", "all passes spread evenly over the ranks")
     (bundle,) = bundles(problem, [bases[0]])
     live = program_live(problem.setting, bundle.spec)
@@ -301,14 +329,31 @@ def _is_possible(problem: StepProblem, layout: Layout) -> bool:
     return True
 
 
-def _evenly_spread_s(problem: StepProblem, base: Layout) -> float:
-    """Seconds of all passes of a step, shared evenly by the ranks, each block on the kind of nodes that computes it
-    fastest; 0 where passes may overlap."""
+def spread_bound_s(problem: StepProblem, base: Layout) -> float:
+    """A step time that no partition of a layout, nor order of its kinds of nodes, can beat; cheap, and loose.
+
+    The passes of a step shared by the ranks: of n_k ranks of kinds that take at least rho_k times as long for any block
+    as the kind that is fastest at it, the slowest is busy for at least W / sum(n_k / rho_k), W being all passes on the
+    fastest. Where the pipeline is flushed, one micro-batch passes all stages besides all but p (the most that a rank
+    has under way before its first backward, `_pipeline.lower_bound_s`). 0 where passes may overlap.
+    """
     (bundle,) = bundles(problem, [base])
-    if not bundle.spec.scheduler.plain:
+    spec = bundle.spec
+    if not spec.scheduler.plain:
         return 0.0
-    blocks = bundle.counts.sum(axis=(0, 1))
-    kinds = (Kind.FORWARD,) if bundle.spec.is_forward_only else (Kind.FORWARD, Kind.BACKWARD)
-    of_block = np.stack([sum(pass_s(one, bundles(one, [base])[0])[kind][0] for kind in kinds)
-                         for one in problem.kinds or (problem,)])  # fmt: skip
-    return float(of_block.min(axis=0) @ blocks) * bundle.spec.micro_batches / bundle.spec.stages
+    held = bundle.counts.sum(axis=(0, 1))
+    passes = (Kind.FORWARD,) if spec.is_forward_only else (Kind.FORWARD, Kind.BACKWARD)
+    models = {one.cluster.name: one for one in problem.kinds} or {None: problem}
+    ranks = Counter(bundle.layouts[0].kinds or (None,) * spec.stages)
+    of_block = {kind: sum(pass_s(models[kind], bundles(models[kind], bundle.layouts)[0])[p][0] for p in passes)
+                for kind in ranks}  # fmt: skip
+    fastest = np.min([*of_block.values()], axis=0)
+    slower = {
+        kind: float((own[fastest > 0] / fastest[fastest > 0]).min(initial=np.inf)) for kind, own in of_block.items()
+    }
+    once_s = float(fastest @ held)
+    share_s = once_s / sum(n / slower[kind] for kind, n in ranks.items())
+    least_s = spec.micro_batches * share_s
+    if spec.steps > 1 or not one_stage_per_rank(bundle) or program_live(problem.setting, spec).split:
+        return least_s
+    return max(least_s, once_s + max(0, spec.micro_batches - spec.stages) * share_s)
