@@ -68,7 +68,12 @@ def improve(
         pool: further layouts to start from, that differ in more than their recompute.
         report: told what is being done.
     """
-    enumerated = f"bounds rule out all layouts but {evaluated:,}, which were evaluated: exact"
+    enumerated = f"bounds rule out all layouts but {evaluated:,}, which were evaluated"
+    enumerated += (
+        ", in the best orders of kinds and cuts that dynamic programming finds"
+        if goal.step_problem.kinds
+        else ": exact"
+    )
     if method == "enumerate":
         return Improved("enumerate", enumerated)
     best_value = float(goal.value(goal.of(best[:1]))[0]) if best else np.inf

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from heapq import nsmallest
-from itertools import count, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -69,24 +69,22 @@ def price_on_kinds(
     uneven = question.problem.framework.uneven_stages or question.space.any_framework
     found: list[tuple[Layout, float]] = []
     best_s: list[float] = []
-    unneeded: set[Layout] = set()
-    for done in count(0, AT_ONCE):
-        report("price", min(done, len(bases)), len(bases))
+    slower = len(bases)
+    while slower:
+        report("price", len(bases) - slower, len(bases))
         worst_s = best_s[-1] if wanted and len(best_s) == wanted else np.inf
         some = [at for at in islice(order, AT_ONCE) if bound_s[at] <= worst_s]
+        slower -= len(some)
         if not some:
-            rejected[Rejection(Reason.SLOWER)] += max(0, len(bases) - done)
+            rejected[Rejection(Reason.SLOWER)] += slower
             break
         new: list[tuple[Layout, float]] = []
         for base in (bases[at] for at in some):
-            if base.recompute != "none" and base.replace(recompute="none") in unneeded:
-                rejected[Rejection(Reason.VARIANT)] += 1
-                continue
-            cuts, least_s = balanced(problem, base, uneven=uneven)
-            if not cuts:
+            cuts, least_s = balanced(problem, base, uneven=uneven, worst_s=worst_s)
+            if not cuts and np.isfinite(least_s):
+                rejected[Rejection(Reason.SLOWER)] += 1
+            elif not cuts:
                 rejected[Rejection(Reason.MEMORY, peak_memory(problem, [base])[1][0])] += 1
-            if any(cut.recompute_full_layers is None for cut in cuts):
-                unneeded.add(base)
             new += [(cut, least_s) for cut in cuts]
         if new:
             step_s = evaluate(problem, [layout for layout, _ in new]).step_time_s.tolist()

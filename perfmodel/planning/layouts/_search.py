@@ -196,6 +196,9 @@ def _search(
     # stages cut anew may be faster than all even ones
     lower_bound = min([lower_bound, *values])
     lower_bound_s = min([lower_bound_s, *(p.step_time_s for p in ranked)])
+    if step_problem.kinds:  # other orders of the kinds and cuts than the candidates have
+        lower_bound = min(lower_bound, float(score.bound.min(initial=np.inf)))
+        lower_bound_s = min(lower_bound_s, float(bounds_s.min(initial=np.inf)))
     impossible = None
     if not ranked and complete and cutoff == np.inf:
         report("explain", 0, 0)

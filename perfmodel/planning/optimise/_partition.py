@@ -248,9 +248,11 @@ def _kind_costs(problem: StepProblem, base: Layout, recompute_to_fit: bool) -> K
     return KindCosts(of_kind, tuple(base.kinds.count(kind) for kind in used))
 
 
-def balanced(problem: StepProblem, layout: Layout, *, uneven: bool = True) -> tuple[list[Layout], float]:
+def balanced(
+    problem: StepProblem, layout: Layout, *, uneven: bool = True, worst_s: float = np.inf
+) -> tuple[list[Layout], float]:
     """Orders of the kinds of nodes and cuts of a layout that dynamic programming finds best, and the step time that no
-    other can beat; none, and infinite, where nothing fits.
+    other can beat; none where that is above `worst_s`, infinite where nothing fits.
 
     Args:
         layout: in one plain stage per pipeline rank, its kinds written out, of which as many as it says are taken.
@@ -264,8 +266,8 @@ def balanced(problem: StepProblem, layout: Layout, *, uneven: bool = True) -> tu
     (bundle,) = bundles(problem, [base])
     costs = _kind_costs(problem, base, recompute_to_fit=problem.job.mode == "train" and base.recompute != "full")
     least_s = costs.lower_bound_s(bundle.spec, program_live(problem.setting, bundle.spec))
-    if not np.isfinite(least_s):
-        return [], np.inf
+    if least_s > worst_s or not np.isfinite(least_s):
+        return [], least_s
     return costs.layouts(base, costs.exact(base, bundle.spec.micro_batches, most=1)), least_s
 
 
