@@ -79,6 +79,8 @@ class KindEntry(Stated):
         if self.levels:
             raise PerfModelError(f"{where}: levels are those of {self.cluster}; leave them out")
         like = cluster(self.cluster)
+        if like.kinds:
+            raise PerfModelError(f"{where}: {self.cluster} has kinds itself; state those here")
         return replace(like, name=self.name, max_devices=self.devices, source=self.source or like.source)
 
 
