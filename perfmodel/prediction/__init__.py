@@ -42,6 +42,9 @@ from perfmodel.prediction._fits import fitting as fitting
 from perfmodel.prediction._fits import needed_memory as needed_memory
 from perfmodel.prediction._fits import peak_memory as peak_memory
 from perfmodel.prediction._fits import program_live as program_live
+from perfmodel.prediction._fits import rank_checkpoint_bytes as rank_checkpoint_bytes
+from perfmodel.prediction._fits import rank_devices as rank_devices
+from perfmodel.prediction._fits import version_difference as version_difference
 from perfmodel.prediction._grid import LayoutGrid as LayoutGrid
 from perfmodel.prediction._grid import PipelineChoice as PipelineChoice
 from perfmodel.prediction._grid import RecomputeChoice as RecomputeChoice

@@ -11,7 +11,10 @@ from perfmodel.prediction._live import LiveState, live_state
 from perfmodel.prediction._memory import CATEGORIES, MemoryBatch, RankBlocks, Sharding, rank_memory
 from perfmodel.prediction._prediction import StageMemory
 from perfmodel.prediction._problem import Setting, StepProblem, kept
+from perfmodel.prediction._shard import shard_events
+from perfmodel.prediction._zero import checkpoint_bytes
 from perfmodel.program import ProgramSpec
+from perfmodel.schedule import weight_versions
 from perfmodel.spec import Device, Layout
 from perfmodel.units import GIB
 
@@ -85,6 +88,36 @@ def program_live(setting: Setting, spec: ProgramSpec) -> LiveState:
 @kept
 def _live_of(setting: Setting, spec: ProgramSpec) -> LiveState:
     return live_state(spec, spec.build_schedule())
+
+
+def rank_checkpoint_bytes(problem: StepProblem, layout: Layout) -> Float[np.ndarray, " ranks"]:
+    """Weights and optimizer states that the devices of every pipeline rank hold between them, each once: together
+    `checkpoint_bytes` of the model; of a stage that several ranks hold each writes its part.
+
+    Raises:
+        LayoutError: the model does not divide as the layout asks.
+    """
+    (bundle,) = bundles(problem, [layout])
+    blocks, spec = bundle.tables[0], bundle.spec
+    params = layout.tp * blocks.dense_params(layout.pp > 1) + layout.ep * layout.expert_tp * blocks.expert_params
+    whole = shard_events(problem.setting, Layout())
+    if whole.kinds == blocks.kinds:  # not cut into other blocks: what every shard holds of them counts once
+        params = whole.dense_params(layout.pp > 1) + whole.expert_params
+    of_stage = bundle.counts.sum(axis=1) @ params
+    held = np.bincount(spec.stage_map.ravel(), minlength=spec.n_stages)
+    of_rank = (of_stage / held)[spec.stage_map].sum(axis=1)
+    return of_rank / of_rank.sum() * checkpoint_bytes(problem.model, problem.job)
+
+
+def version_difference(problem: StepProblem, layout: Layout) -> int:
+    """Updates between the weights that a gradient is computed with and those that it is added to, 1 where the pipeline
+    is flushed: so many mini-batches are under way at once (TiMePReSt, section 4.4)."""
+    (bundle,) = bundles(problem, [layout])
+    spec = bundle.spec
+    if spec.steps == 1:
+        return 1
+    versions = weight_versions(spec.build_schedule(), spec.scheduler.weights)
+    return max(1, int(versions.steady_difference.max()))
 
 
 def peak_memory(problem: StepProblem, layouts: Sequence[Layout]) -> tuple[Float[np.ndarray, " layouts"], list[str]]:
