@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from itertools import permutations, product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,7 +55,7 @@ def test_every_found_layout_predicts_the_same() -> None:
 
 def test_the_same_nodes_twice_are_searched_as_one_kind() -> None:
     alike = [replace(catalog.cluster("dgx-a100"), name=name, max_devices=8) for name in "ab"]
-    words = {"global_batch": 16, "seq_len": 1024, "devices": 16, "fix": "tp=4,pp=4,vpp=1"}
+    words: dict[str, Any] = {"global_batch": 16, "seq_len": 1024, "devices": 16, "fix": "tp=4,pp=4,vpp=1"}
     both = pm.search(MODEL, Cluster.of_kinds("alike", alike), **words)
     alone = pm.search(MODEL, "dgx-a100", method="auto", **words)
     assert both.layouts[0].step_time_s == pytest.approx(alone.layouts[0].step_time_s, rel=1e-6)
@@ -72,7 +73,7 @@ def test_fewer_devices_may_leave_a_kind_out() -> None:
 
 
 def test_objectives_of_one_device_are_refused_and_others_hold() -> None:
-    words = {"global_batch": 8, "seq_len": 1024, "devices": 4, "top": 2}
+    words: dict[str, Any] = {"global_batch": 8, "seq_len": 1024, "devices": 4, "top": 2}
     with pytest.raises(PerfModelError, match="several kinds of nodes"):
         pm.search(MODEL, mixed(), objective="mfu", **words)
     with pytest.raises(PerfModelError, match="price"):
