@@ -258,7 +258,7 @@ def balanced(
     other can beat; none where that is above `worst_s`, infinite where nothing fits.
 
     Args:
-        layout: in one plain stage per pipeline rank, its kinds written out, of which as many as it says are taken.
+        layout: in one stage per pipeline rank, its kinds written out, of which as many as it says are taken.
         uneven: stages may have any number of layers; otherwise the kinds' orders alone are tried.
     """
     base = layout.replace(partition=None, recompute_full_layers=None)
@@ -267,6 +267,11 @@ def balanced(
         fits = [one for one in (base.replace(kinds=kinds) for kinds in orders) if fitting(problem, [one])[0]]
         return fits, spread_bound_s(problem, base) if fits else np.inf
     (bundle,) = bundles(problem, [base])
+    if not bundle.spec.scheduler.plain:  # passes of several micro-batches: as the cuts of a plain pipeline
+        plain, _ = balanced(problem, base.replace(schedule="1f1b"))
+        cuts = [cut.replace(schedule=base.schedule) for cut in plain]
+        cuts = [cut for cut, fits in zip(cuts, fitting(problem, cuts), strict=True) if fits]
+        return cuts, spread_bound_s(problem, base) if cuts else np.inf
     costs = _kind_costs(problem, base, recompute_to_fit=problem.job.mode == "train" and base.recompute != "full")
     least_s = costs.lower_bound_s(bundle.spec, program_live(problem.setting, bundle.spec))
     if least_s > worst_s or not np.isfinite(least_s):

@@ -91,6 +91,21 @@ def test_schedules_of_several_stages_per_rank_are_counted_out() -> None:
         pm.search(MODEL, mixed(), global_batch=8, seq_len=1024, devices=4, fix="pp=1")
 
 
+def test_timeprests_schedule_is_cut_as_well_as_it_can_be() -> None:
+    """Its backward passes are of several micro-batches, which dynamic programming does not know."""
+    words: dict[str, Any] = {"global_batch": 128, "dtype": "fp32"}
+    found = pm.search("vgg-16", "timeprest", devices=2, schedules="nf1b", fix="pp=2,micro_batch=32", **words)
+    question = pm.ask("vgg-16", "timeprest", devices=2, **words)
+    every = [
+        pm.Layout(pp=2, micro_batch=32, schedule="nf1b", partition=(n, 21 - n), kinds=kinds)
+        for n, kinds in product(range(1, 21), (("rtx6000", "rtx2080"), ("rtx2080", "rtx6000")))
+    ]
+    every = [layout for layout, fits in zip(every, fitting(question.step_problem, every), strict=True) if fits]
+    best_s = evaluate(question.step_problem, every).step_time_s.min()
+    assert found.layouts[0].step_time_s == pytest.approx(best_s, rel=1e-5)
+    assert found.layouts[0].layout.schedule == "nf1b"
+
+
 def test_search_on_timeprests_machines_from_the_command_line(capsys) -> None:
     said = ["search", "--model", "vgg-16", "--cluster", "timeprest", "--devices", "2", "--global-batch", "128"]
     assert main([*said, "--dtype", "fp32", "--schedules", "1f1b", "--json"]) == 0
