@@ -5,7 +5,8 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import combinations, permutations
+from itertools import combinations, pairwise, permutations
+from math import comb
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -46,6 +47,8 @@ from perfmodel.prediction import (
 from perfmodel.program import Kind, ProgramSpec
 from perfmodel.spec import Cluster, Layout, Model, PerRank, Problem
 
+MOST_CUTS: Final = 200
+"""Ways to cut, with orders of the kinds, that are all tried where dynamic programming does not apply."""
 MOST_ORDERED: Final = 4
 """Kinds of nodes of which all orders in one piece each are tried."""
 
@@ -140,6 +143,7 @@ def partition_stages(
         of_base = costs.get(base.recompute)
         if of_base is None:
             start += [base.replace(partition=sizes) for sizes in cuts or ()]
+            start += _few_cuts(base) if base.kinds else []
         elif cuts is not None:
             start += of_base.layouts(base, [(sizes, base.kinds) for sizes in cuts])
         else:
@@ -249,6 +253,17 @@ def _kind_costs(problem: StepProblem, base: Layout, recompute_to_fit: bool) -> K
     of_kind: dict[str | None, StageCosts]
     of_kind = {kind: stage_costs(ends[kind][0], base, recompute_to_fit, link_of[kind]) for kind in used}
     return KindCosts(of_kind, tuple(base.kinds.count(kind) for kind in used))
+
+
+def _few_cuts(base: Layout) -> list[Layout]:
+    """All cuts of a layout's layers, with each kind of nodes in one piece, where these are few: where what is sent
+    differs from cut to cut, moves of layers stop too early."""
+    sizes, orders = base.partition or (), list(dict.fromkeys(_in_pieces(base.kinds)))
+    if comb(sum(sizes) - 1, len(sizes) - 1) * len(orders) > MOST_CUTS:
+        return []
+    inner = combinations(range(1, sum(sizes)), len(sizes) - 1)
+    cuts = [tuple(b - a for a, b in pairwise((0, *ends, sum(sizes)))) for ends in inner]
+    return [base.replace(partition=cut, kinds=kinds) for cut in cuts for kinds in orders]
 
 
 def balanced(
