@@ -13,7 +13,8 @@ from perfmodel.prediction._adjustment import factors_of
 from perfmodel.prediction._blocks import BlockTimes
 from perfmodel.prediction._classes import event_entries, summed
 from perfmodel.prediction._communication import communication_events
-from perfmodel.prediction._compose import Bundle, beside_in, bundle_passes, weighted_programs
+from perfmodel.prediction._compose import Bundle, bundle_passes, weighted_programs
+from perfmodel.prediction._durations import beside_in
 from perfmodel.prediction._host_states import host_block_s
 from perfmodel.prediction._memory import host_bandwidth
 from perfmodel.prediction._overlap import BlockEvents
