@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.cost import EventTimes, event_times, under_load
+from perfmodel.cost import EventTimes, event_times, growth, under_load, with_sizes
 from perfmodel.ops import Collective, KernelOp, Op
 from perfmodel.prediction._adjustment import factors_of
 from perfmodel.prediction._attention_kernels import FORWARD_SHARE, training_forward
@@ -43,7 +43,7 @@ def under_training_load(problem: StepProblem, ops: Sequence[Op]) -> Float[np.nda
 
 def _rows(problem: StepProblem, ops: Sequence[Op]) -> list[_Row]:
     known = _known_prices(problem)
-    new = list(dict.fromkeys(op for op in ops if op not in known))
+    new = with_sizes(op for op in ops if op not in known)
     if new:
         device, site = problem.cluster.device, problem.site
         alone = event_times(new, problem.cluster, problem.kernels, problem.collectives)
@@ -51,6 +51,7 @@ def _rows(problem: StepProblem, ops: Sequence[Op]) -> list[_Row]:
         load = under_load(device, new, alone.time_s) if site.power_limited else np.ones(len(new))
         load = load * np.array([site.clock(op, device) for op in new])
         times = alone.scaled(load).at_most(*_bounds(problem, new))
+        times = times.scaled(growth(new, times.time_s))
         load = np.minimum(load, np.maximum(times.time_s / np.maximum(alone.time_s, 1e-300), 1.0))
         columns = (times.time_s.tolist(), times.lo_s.tolist(), times.hi_s.tolist(), times.provenance, load.tolist())
         known.update(zip(new, zip(*columns, strict=True), strict=True))
