@@ -139,8 +139,8 @@ class CollectivePrices:
         for known, curve in table.curves.items():
             exact |= (at == known) & (size >= curve.low - 0.5) & (size <= curve.high + 0.5)
         source = self._unmeasured(asked, table, groups, index)
-        # links alone are known from other devices
-        exact &= not isinstance(table.source, LinksKey)
+        # links alone are known from other devices, and so are the curves of other parts of a die
+        exact &= not isinstance(table.source, LinksKey) and table.source in self.weights.curves
         provenance[index] = np.where(exact, "measured", source)
         where = "inside" if table.count is RANKS else "between"
         for name in np.unique(provenance[index].astype(str)):
@@ -203,14 +203,15 @@ class CollectivePrices:
         """Measured curves to stand on, with weights: of the series, of the fabric, inside a node of the links."""
         known = self.weights.curves
         usual = self.weights.usual_keys(asked.fabric, asked.kind, between, level) if asked.any_algorithm else ()
-        for keys in (asked.keys, *((key,) for key in usual)):
-            placements: dict[tuple[float, float], Curve] = {}
-            for key in reversed(keys):
-                placements |= known.get(key, {})
+        series: dict[tuple[float, float], Curve] = {}
+        for key in reversed(asked.keys):
+            series |= known.get(key, {})
+        filed = [(asked.keys[-1], series)] if asked.keys else []
+        for key, placements in (*filed, *((key, self.weights.usual_curves(key)) for key in usual)):
             inside = _inside_of(placements)
             parts = _between_of(placements, per_node) if between else [(1.0, inside)] if inside else []
             if parts:
-                return parts, keys[-1]
+                return parts, key
         return [], None
 
 

@@ -2,8 +2,9 @@
 file: safetensors with JSON metadata, loaded fail-closed."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from perfmodel.cost.learn._collective_physics import Effect
 from perfmodel.cost.learn._collective_rows import SeriesKey
-from perfmodel.cost.learn._fabrics import Fabric
+from perfmodel.cost.learn._fabrics import Fabric, die_of
 from perfmodel.cost.learn._weights import WeightFiles, parse_weights, weight_files
 from perfmodel.errors import CalibrationError
 from perfmodel.ingest.tables import write_bytes
@@ -189,6 +190,21 @@ class CollectiveWeights:
                 found.append(MeasuredSeries(key, inside, between))
         return tuple(found)
 
+    def usual_curves(self, key: FabricKey | LinksKey) -> Placements:
+        """What is filed under a key of `usual_keys`: devices of one die drive their links alike, so a device has the
+        mean of what all of them were measured with on such links."""
+        return self._of_dies.get(_of_die(key), {}) if isinstance(key, FabricKey) else self.curves.get(key, {})
+
+    @cached_property
+    def _of_dies(self) -> Mapping[FabricKey, Placements]:
+        alike: dict[FabricKey, dict[tuple[float, float], list[Curve]]] = {}
+        for key, places in _sorted(self.curves).items():
+            if isinstance(key, FabricKey):
+                of_die = alike.setdefault(_of_die(key), {})
+                for place, curve in places.items():
+                    of_die.setdefault(place, []).append(curve)
+        return {key: {at: _mean(curves) for at, curves in places.items()} for key, places in alike.items()}
+
     @staticmethod
     def usual_keys(fabric: Fabric, kind: str, between: bool, level: int) -> tuple[FabricKey | LinksKey, ...]:
         """Keys that a fabric's usual curves may be filed under, most specific first."""
@@ -208,6 +224,19 @@ class CollectiveWeights:
             scopes += [Scope(known, large, where, kind), Scope(known, large, where)]
         found = [self.spread[scope] for scope in scopes if scope in self.spread]
         return found[0] if found else HALF_WIDTH[provenance]
+
+
+def _of_die(key: FabricKey) -> FabricKey:
+    return key._replace(device=die_of(key.device))
+
+
+def _mean(curves: Sequence[Curve]) -> Curve:
+    """The mean of curves of one placement, wherever one of them was measured."""
+    if len(curves) == 1:
+        return curves[0]
+    start, end = min(c.start for c in curves), max(c.start + len(c.value) for c in curves)
+    value = np.mean([c.everywhere()[start:end] for c in curves], axis=0)
+    return replace(curves[0], start=start, value=value.astype(np.float32))
 
 
 def save_collective_weights(weights: CollectiveWeights, path: Path) -> None:
