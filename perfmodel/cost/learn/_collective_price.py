@@ -139,8 +139,8 @@ class CollectivePrices:
         for known, curve in table.curves.items():
             exact |= (at == known) & (size >= curve.low - 0.5) & (size <= curve.high + 0.5)
         source = self._unmeasured(asked, table, groups, index)
-        # links alone are known from other devices, and so are the curves of other parts of a die
-        exact &= not isinstance(table.source, LinksKey) and table.source in self.weights.curves
+        # links alone are known from other devices
+        exact &= not isinstance(table.source, LinksKey)
         provenance[index] = np.where(exact, "measured", source)
         where = "inside" if table.count is RANKS else "between"
         for name in np.unique(provenance[index].astype(str)):
@@ -202,12 +202,12 @@ class CollectivePrices:
     ) -> tuple[_Parts, CurveKey | None]:
         """Measured curves to stand on, with weights: of the series, of the fabric, inside a node of the links."""
         known = self.weights.curves
-        usual = self.weights.usual_keys(asked.fabric, asked.kind, between, level) if asked.any_algorithm else ()
+        usual = self.weights.priced_by(asked.fabric, asked.kind, between, level) if asked.any_algorithm else ()
         series: dict[tuple[float, float], Curve] = {}
         for key in reversed(asked.keys):
             series |= known.get(key, {})
         filed = [(asked.keys[-1], series)] if asked.keys else []
-        for key, placements in (*filed, *((key, self.weights.usual_curves(key)) for key in usual)):
+        for key, placements in (*filed, *((key, known.get(key, {})) for key in usual)):
             inside = _inside_of(placements)
             parts = _between_of(placements, per_node) if between else [(1.0, inside)] if inside else []
             if parts:
