@@ -27,7 +27,7 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any] | None, live: di
         "what its row says; `generic` is the same without the framework. Not blind: facts of frameworks "
         "(`perfmodel catalog frameworks`) were looked up with residuals in view; what nanotron keeps, copies, reduces "
         "and launches was read off its source, and the host time per operator rests on operators counted there; the "
-        "contention of EFA was read off collectives of the playbook's own cluster, and so were rate and contention of "
+        "latency of EFA per rank was read off collectives of the playbook's own cluster, and so were rate and contention of "
         "Omni-Path, from all-reduces on BLOOM's; that what a row leaves open is taken as it is fastest was chosen over "
         "the median with results in view. So were: that nanotron's pipelines check every collective; facts of memory "
         "(frozen 8-bit weights, gradients of Megatron-DeepSpeed, communicators); that Megatron-Bridge of 2026 "
