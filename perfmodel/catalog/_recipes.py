@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from perfmodel.catalog._toml import checked, package_tables
-from perfmodel.spec import CudaGraphs, Dispatcher, RecomputeModule
+from perfmodel.spec import CudaGraphs, Dispatcher, Fp8Recipe, RecomputeModule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +58,11 @@ def recipe(framework: str, model: str, device: str, dtype: str, release: str) ->
             told = {f.name: getattr(one, f.name) for f in fields(one) if f.name not in _CHOSEN_BY}
             found = {name: value for name, value in told.items() if value is not None} | found
     return found
+
+
+def plain_fp8(framework: str) -> Fp8Recipe:
+    """What a framework's tables mean by FP8 without further words; empty where that is not known."""
+    return package_tables("recipes").get(f"{framework}.toml", {}).get("fp8", "")
 
 
 @cache

@@ -29,10 +29,13 @@ def recipe_of(row: Row, framework: Framework, model: Model, device: Device, dtyp
     release = re.search(r"release (\d+\.\d+)", notes)
     if _IN_RECIPE not in notes or release is None or "pre-training" not in notes:
         return RowRecipe()
-    narrow = fp8_recipe_of(row) or framework.job_defaults(dtype)["fp8_recipe"]
+    plain = catalog.plain_fp8(framework.name) if dtype == "fp8" else ""
+    narrow = fp8_recipe_of(row) or plain or framework.job_defaults(dtype)["fp8_recipe"]
     set_by = catalog.recipe(framework.name, model.name, device.name, narrow or dtype, release[1])
     layout = {name: set_by[name] for name in _LAYOUT if name in set_by}
-    job = {name: set_by[name] for name in _JOB if name in set_by}
+    job: dict[str, Any] = {name: set_by[name] for name in _JOB if name in set_by}
+    if plain and not fp8_recipe_of(row):
+        job["fp8_recipe"] = plain
     if dispatcher_of(row):
         job.pop("expert_dispatcher", None)
     if not recompute_of(row):
