@@ -157,7 +157,9 @@ class _Program:
         optimizer, passes = kind == Kind.OPTIMIZER, np.isin(kind, tuple(PHASES))
         left = [whole_s.copy()]
         left[0][optimizer] -= problem.host.step_overhead_s
-        left.append(np.where(passes, parts_s.sum(axis=1), left[0]) if beside_loss(problem) else left[0])
+        left.append(
+            np.where(passes, parts_s.sum(axis=1), left[0]) if beside_loss(problem, bundle.layouts[0]) else left[0]
+        )
         for kinds in (_DP_KINDS, _SEND_KINDS, _COPY_KINDS):
             left.append(np.where(np.isin(kind, kinds), 0.0, left[-1]))
         count = weight * program.rank_count

@@ -330,7 +330,8 @@ def durations(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "lanes 
     scale = np.array([[one.factor] for one in bundle.composed])
     beside = beside_in(problem.setting, bundle.spec)
     optimizer = prepared(bundle.spec).structure.class_kind == Kind.OPTIMIZER
-    return with_step_costs(out, problem.host.step_overhead_s, beside_loss(problem), scale, optimizer, beside)
+    loss = np.array([[beside_loss(problem, layout)] for layout in layouts])
+    return with_step_costs(out, problem.host.step_overhead_s, loss, scale, optimizer, beside)
 
 
 @kept
