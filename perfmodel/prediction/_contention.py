@@ -34,8 +34,8 @@ _WITH_MULTIPROCESSORS: Final = ("NVIDIA", "AMD")
 
 
 def held_share(device: Device, framework: Framework, channels: int = CHANNELS) -> float:
-    """Share of a device's multiprocessors that a collective of so many thread blocks holds; 0 where engines of their own
-    drive the links (TPUs) and on processors, which have no rate in fp16."""
+    """Share of a device's multiprocessors that a collective of so many thread blocks holds; 0 where engines of their
+    own drive the links (TPUs) and on processors, which have no rate in fp16."""
     if device.vendor not in _WITH_MULTIPROCESSORS or device.peak.fp16 is None or not framework.contends:
         return 0.0
     return min(channels / device.compute_units, MOST_HELD)

@@ -11,7 +11,6 @@ from perfmodel.spec._device import Device
 from perfmodel.spec._documented import Stated
 from perfmodel.spec._layout import (
     ContextParallel,
-    CudaGraphs,
     Dispatcher,
     EagerKernel,
     Fp8Recipe,

@@ -127,7 +127,7 @@ def test_rings_between_nodes_wait_for_each_further_rank() -> None:
 
 
 def test_hosts_go_on_while_collectives_wait_for_the_slowest_rank() -> None:
-    """A step that waits for its hosts takes no longer where its ranks meet late, until these waits outlast the hosts."""
+    """A step that waits for its hosts takes no longer where its ranks meet late, until that outlasts the hosts."""
     job, layout = Job(global_batch=8, seq_len=2048), Layout(tp=4, dp=2)
 
     def took_s(skew_s: float, **host: float) -> float:

@@ -37,8 +37,8 @@ TABLE = [
 
 
 def words(row: dict[str, Any]) -> dict[str, Any]:
-    """What a user passes to `predict` who knows the cells of a row, its model, its machine and the recipe that it leaves
-    settings to."""
+    """What a user passes to `predict` who knows the cells of a row, its model, its machine and the recipe that it
+    leaves settings to."""
     case = read_cases(row)[0]
     preset = recipe_of(row, case.framework, case.model, case.cluster.device, case.job.dtype)
     cells = {"zero": "zero_stage", "sequence_parallel": "sequence_parallel"}
