@@ -164,7 +164,8 @@ def _durations(part: OnKind) -> Float[np.ndarray, "lanes classes"]:
     scale = np.array([[one.factor] for one in bundle.composed])
     beside = beside_in(problem.setting, bundle.spec)
     optimizer = part.only(structure.class_kind == Kind.OPTIMIZER)
-    return with_step_costs(out, problem.host.step_overhead_s, beside_loss(problem), scale, optimizer, beside)
+    loss = np.array([[beside_loss(problem, layout)] for layout in bundle.layouts])
+    return with_step_costs(out, problem.host.step_overhead_s, loss, scale, optimizer, beside)
 
 
 @kept
