@@ -18,7 +18,7 @@ from perfmodel.prediction._classes import EventClasses, PassClasses, event_entri
 from perfmodel.prediction._communication import CommunicationEvents, communication_events
 from perfmodel.prediction._host_states import host_block_s, host_state_s
 from perfmodel.prediction._memory import BlockBytes, host_bandwidth
-from perfmodel.prediction._phases import Phase, full_recompute_s, fully_recomputed, modes_of, recompute_s
+from perfmodel.prediction._phases import N_PHASES, Phase, full_recompute_s, fully_recomputed, modes_of, recompute_s
 from perfmodel.prediction._price import (
     beside_loss,
     block_times,
@@ -214,7 +214,9 @@ def phase_s(problem: StepProblem, bundle: Bundle, variant: Variant = PLAIN) -> F
     slices = bundle.spec.scheduler.slices
     if variant[:2] != PLAIN[:2] or slices > 1:
         tables = [variant_times(problem, layout, variant, slices) for layout in bundle.layouts]
-    return np.stack([t.overlapped_phase_s if variant[2] else t.phase_s for t in tables])
+    # a third of the time that `stack` takes
+    of_lanes = np.concatenate([t.overlapped_phase_s if variant[2] else t.phase_s for t in tables])
+    return of_lanes.reshape(len(tables), -1, N_PHASES)
 
 
 def pass_s(problem: StepProblem, bundle: Bundle) -> dict[Kind, Float[np.ndarray, "lanes blocks"]]:
@@ -314,9 +316,10 @@ def _entries(
 def durations(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "lanes classes"]:
     """Seconds of every class of the bundle's program, a row per layout."""
     passes, layouts = bundle_passes(problem, bundle), bundle.layouts
-    out = np.stack([events.durations_s for events in event_classes(problem, bundle)])
+    out = np.concatenate([events.durations_s for events in event_classes(problem, bundle)]).reshape(len(layouts), -1)
     by_phase = {variant: phase_s(problem, bundle, variant) for variant in passes.runs}
-    out += passes_s(by_phase, passes.runs, passes.blocks, passes.full, bundle.modes)
+    full = passes.full if passes.some_full else None
+    out += passes_s(by_phase, passes.weights, passes.runs, full, bundle.modes)
     if bundle.spec.offload:
         _add_host_copies(problem, bundle, out)
     for row, one, layout in zip(out, bundle.composed, layouts, strict=True):
@@ -328,9 +331,10 @@ def durations(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "lanes 
     if not has_step_costs(problem):
         return out
     scale = np.array([[one.factor] for one in bundle.composed])
-    beside = beside_in(problem.setting, bundle.spec)
-    optimizer = prepared(bundle.spec).structure.class_kind == Kind.OPTIMIZER
-    return with_step_costs(out, problem.host.step_overhead_s, beside_loss(problem), scale, optimizer, beside)
+    overhead_s, optimizer = problem.host.step_overhead_s, prepared(bundle.spec).optimizer
+    return with_step_costs(
+        out, overhead_s, beside_loss(problem), scale, optimizer, beside_in(problem.setting, bundle.spec)
+    )
 
 
 @kept
