@@ -27,6 +27,8 @@ class LevelEntry(Stated):
     source: str = ""
     contention: float = 0.0
     """Exponent of the number of nodes by which collectives take longer than alone on the network."""
+    rank_latency_us: float = 0.0
+    """What rings between nodes wait for each rank beyond the first."""
 
     def level(self) -> NetworkLevel:
         """The same in SI units."""
@@ -37,6 +39,7 @@ class LevelEntry(Stated):
             latency_s=self.latency_us * 1e-6,
             source=self.source,
             contention=self.contention,
+            rank_latency_s=self.rank_latency_us * 1e-6,
         )
 
 

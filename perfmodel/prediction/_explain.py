@@ -82,14 +82,14 @@ class CriticalPath:
         """What reductions and gathers add to the gradient by slowing the passes beside them. Where these cannot run
         any longer than they do, it is their own time that counts (`slowed_s`)."""
         problem, bundle = part.problem, part.bundle
-        beside, loss = beside_in(problem.setting, bundle.spec), beside_loss(problem)
+        beside, loss = beside_in(problem.setting, bundle.spec), beside_loss(problem, bundle.layouts[0])
         between_s = part.events[0].durations_s
         alone_s = durations / np.prod(step_factors(problem, bundle.layouts[0]))
-        wanted_s = np.zeros_like(alone_s)
-        np.add.at(wanted_s, beside.passes, loss * beside.share * between_s[beside.comm])
+        passes, wanted_s = beside.slowed[beside.place], np.zeros_like(alone_s)
+        np.add.at(wanted_s, passes, loss * beside.share * between_s[beside.comm])
         free = wanted_s <= loss * alone_s
         added = np.zeros_like(alone_s)
-        np.add.at(added, beside.comm, (gradient * free)[beside.passes] * loss * beside.share)
+        np.add.at(added, beside.comm, (gradient * free)[passes] * loss * beside.share)
         self.slowed_s += float((gradient * alone_s)[~free].sum() * loss)
         return added
 

@@ -81,7 +81,7 @@ class StepProblem:
     @cached_property
     def host(self) -> Framework:
         """Host costs as the runs have them."""
-        framework = self.framework.running(self.job.cuda_graphs)
+        framework = self.framework.running(self.job, self.model)
         return framework if self.adjustment is None else self.adjustment.framework(framework)
 
     @property

@@ -27,6 +27,9 @@ class NetworkLevel:
     contention: float = 0.0
     """Collectives over n nodes take n^contention times what their algorithm and the bandwidth explain: flows that hash
     onto the same links, and other tenants. 0 for a fat tree of one's own."""
+    rank_latency_s: float = 0.0
+    """Reductions, gathers and broadcasts between nodes take this longer for each rank beyond the first: what the steps
+    of their rings wait beyond `latency_s`."""
     slows_at_scale: bool = True
     """Whether collectives over many nodes get less of it than those over two, as measured: bandwidth that falls with
     nodes, channels that a rank's sends share among more peers, ranks of long rings that wait for one another."""
@@ -35,6 +38,10 @@ class NetworkLevel:
         if not 0 <= self.contention < float("inf"):
             raise PerfModelError(
                 f"network level {self.name}: contention must be 0 (none) or a positive exponent, got {self.contention}"
+            )
+        if not 0 <= self.rank_latency_s < float("inf"):
+            raise PerfModelError(
+                f"network level {self.name}: rank_latency_s must not be below 0, got {self.rank_latency_s}"
             )
         whole(f"network level {self.name}", {"size": self.size})
         positive(f"network level {self.name}: bandwidth_bytes_per_s", self.bandwidth_bytes_per_s)
