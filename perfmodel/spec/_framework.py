@@ -37,7 +37,8 @@ _CONTEXT_DEFAULTS: Final = ("cp_kind", "cp_balanced")
 _EXPERT_DEFAULTS: Final = ("ep_overlap",)
 """What means nothing without context or expert parallelism."""
 _JOB_DEFAULTS: Final = (
-    "eager_kernels", "keep_gathered", "half_gradients", "all_reduce_gradients", "weighted_experts", "expert_dispatcher",
+    "eager_kernels", "keep_gathered", "half_gradients", "all_reduce_gradients", "whole_gradients_in_pipelines",
+    "weighted_experts", "expert_dispatcher",
 )  # fmt: skip
 
 
@@ -101,7 +102,8 @@ class Framework(Stated):
     """All as in `Layout`."""
     expert_dispatcher: Dispatcher = "alltoall"
     all_reduce_gradients: bool = False
-    """Both as in `Job`."""
+    whole_gradients_in_pipelines: bool = False
+    """All as in `Job`."""
     contends: bool = True
     """Collectives take multiprocessors from the kernels beside them (`perfmodel.prediction`: kernels slowed by
     communication), where the device's collectives are kernels at all."""
@@ -192,6 +194,8 @@ class Framework(Stated):
     zero_stages: tuple[int, ...] = (0, 1, 2, 3)
     zero_stages_in_pipelines: tuple[int, ...] = (0, 1, 2, 3)
     """ZeRO stages, without and with pipeline stages."""
+    zero_in_pipelines: int | None = None
+    """ZeRO stage of pipelines where nothing is said. None: as without, or the highest that pipelines take."""
     recomputes: tuple[Recompute, ...] = ("none", "selective", "full")
     sequence_parallel_choices: tuple[bool, ...] = (True, False)
     tensor_parallel: bool = True
@@ -251,7 +255,9 @@ class Framework(Stated):
         Overlap depends on ZeRO (`zero_overlaps`), and nothing is overlapped where it has no replicas to overlap with.
         """
         found = {name: getattr(self, name) for name in _LAYOUT_DEFAULTS}
-        if said.get("pp", 1) > 1 and "zero" not in said and found["zero"] not in self.zero_stages_in_pipelines:
+        if said.get("pp", 1) > 1 and self.zero_in_pipelines is not None:
+            found["zero"] = self.zero_in_pipelines
+        elif said.get("pp", 1) > 1 and found["zero"] not in self.zero_stages_in_pipelines:
             found["zero"] = max(self.zero_stages_in_pipelines)
         if said.get("pp", 1) > 1 and self.schedules and Layout.schedule not in self.schedules:
             found["schedule"] = self.schedules[0]

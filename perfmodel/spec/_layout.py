@@ -309,6 +309,9 @@ class Job:
     every backward, one per weight."""
     all_reduce_gradients: bool = False
     """ZeRO 1 reduces all gradients on all ranks, instead of each part on the rank that updates it."""
+    whole_gradients_in_pipelines: bool = False
+    """Under ZeRO 2 the ranks of a pipeline add up whole gradients and reduce them once, after the last micro-batch,
+    instead of their part of them after each."""
     weighted_experts: bool = False
     """The router's weights multiply the activation inside the experts, so that their outputs are not kept for the
     router's gradient (Megatron-Core since 0.12)."""
