@@ -95,7 +95,12 @@ def _of_ranks(cluster: Cluster, ops: Sequence[Collective]) -> Float64[np.ndarray
 def event_times(
     ops: Sequence[Op], cluster: Cluster, kernels: PricesKernels, collectives: PricesCollectives
 ) -> EventTimes:
-    """Times of a mixed list of kernels and collectives, in order."""
+    """Times of a mixed list of kernels and collectives, in order.
+
+    Raises:
+        PerfModelError: nodes of several kinds, of which each is priced by itself.
+    """
+    cluster.require_one_kind()
     comm = [i for i, op in enumerate(ops) if isinstance(op, Collective)]
     rest = [i for i, op in enumerate(ops) if not isinstance(op, Collective)]
     time_s, lo_s, hi_s = np.zeros((3, len(ops)))

@@ -298,7 +298,7 @@ class Framework(Stated):
         """Values of a job's fields as this framework sets them for products of an element type."""
         return {name: getattr(self, name) for name in _JOB_DEFAULTS} | {
             "fp8_recipe": self._recipe(dtype),
-            "flash_attention": self.fp8_flash_attention if dtype == "fp8" else self.flash_attention,
+            "flash_attention": self.fp8_flash_attention if dtype == "fp8" and self.fp8_recipe else self.flash_attention,
             "grad_dtype": self._grad_dtype(dtype),
             "stops_recompute": self.stops_recompute or self.execution == "compiled",
         }
