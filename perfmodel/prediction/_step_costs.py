@@ -58,7 +58,7 @@ def beside_passes(spec: ProgramSpec, structure: Structure) -> Beside:
 
 
 def slowed_s(
-    durations: Float[np.ndarray, "*lanes classes"], loss: float, beside: Beside
+    durations: Float[np.ndarray, "*lanes classes"], loss: float | Float[np.ndarray, "lanes 1"], beside: Beside
 ) -> Float[np.ndarray, "*lanes slowed"]:
     """By how much the passes of `beside.slowed` run longer: for what is communicated beside them, and as long as they
     run themselves.
@@ -69,14 +69,15 @@ def slowed_s(
     """
     xp = durations.__array_namespace__()
     beside_s = summed(beside.place, beside.share * durations[..., beside.comm], len(beside.slowed))
-    most_s = durations[..., beside.slowed] * (loss / (1 - loss)) if loss < 1 else xp.inf
+    loss = np.asarray(loss)
+    most_s = durations[..., beside.slowed] * (loss / np.maximum(1 - loss, 1e-300))
     return xp.minimum(loss * beside_s, most_s)
 
 
 def with_step_costs(
     durations: Float[np.ndarray, "lanes classes"],
     overhead_s: float,
-    loss: float,
+    loss: float | Float[np.ndarray, "lanes 1"],
     scale: Float[np.ndarray, "lanes #classes"],
     optimizer: Int[np.ndarray, " some"],
     beside: Beside,
@@ -84,7 +85,7 @@ def with_step_costs(
     """Durations as a real step has them: passes slowed by what is beside them (`slowed_s`), all `scale` times as long;
     the step's overhead rides with its optimizer, the classes `optimizer`."""
     out = durations * scale
-    if loss > 0 and len(beside.slowed):
+    if len(beside.slowed) and np.any(np.asarray(loss) > 0):
         longer_s = durations[:, beside.slowed] + slowed_s(durations, loss, beside)
         out = _replaced(out, beside.slowed, longer_s * (scale if scale.shape[1] == 1 else scale[:, beside.slowed]))
     return _replaced(out, optimizer, out[:, optimizer] + overhead_s)
