@@ -18,7 +18,7 @@ from perfmodel.prediction._compose import Bundle, bundle_passes, bundles, compos
 from perfmodel.prediction._host_states import host_block_s, host_state_s
 from perfmodel.prediction._memory import host_bandwidth
 from perfmodel.prediction._phases import full_recompute_s
-from perfmodel.prediction._price import beside_loss, has_step_costs, priced_events
+from perfmodel.prediction._price import has_step_costs, priced_events
 from perfmodel.prediction._problem import Setting, StepProblem, kept
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._sends import across, rank_of_stage
@@ -147,8 +147,7 @@ def durations(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "lanes 
 def _durations(part: OnKind) -> Float[np.ndarray, "lanes classes"]:
     """Seconds of the classes on one kind of nodes."""
     problem, bundle = part.problem, part.bundle
-    passes, layouts, program = bundle_passes(problem, bundle), bundle.layouts, prepared(bundle.spec)
-    structure, optimizer = program.structure, program.optimizer
+    passes, layouts, structure = bundle_passes(problem, bundle), bundle.layouts, prepared(bundle.spec).structure
     out = np.concatenate([events.durations_s for events in part.events]).reshape(len(layouts), -1)
     inside = out if part.on is None else np.zeros_like(out)
     by_phase = {variant: phase_s(problem, bundle, variant) for variant in passes.runs}
@@ -165,11 +164,11 @@ def _durations(part: OnKind) -> Float[np.ndarray, "lanes classes"]:
         out += inside * part.on
     if not has_step_costs(problem):
         return out
-    scale = np.array([[one.factor] for one in bundle.composed])
+    scale, loss = np.array([(one.factor, one.loss) for one in bundle.composed]).T[:, :, None]
     beside = beside_in(problem.setting, bundle.spec)
+    optimizer = prepared(bundle.spec).optimizer
     if part.on is not None:
         optimizer = optimizer[part.on[optimizer]]
-    loss = np.array([[beside_loss(problem, layout)] for layout in bundle.layouts])
     return with_step_costs(out, problem.host.step_overhead_s, loss, scale, optimizer, beside)
 
 
