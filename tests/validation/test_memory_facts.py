@@ -12,7 +12,7 @@ from perfmodel import catalog
 from perfmodel.prediction import EAGER, explain, step_problem
 from perfmodel.prediction._counted_memory import FRAGMENTATION, workspace_bytes
 from perfmodel.prediction._memory_spread import MemorySpread, source_figures, spread_from
-from perfmodel.spec import Job, Layout, MemoryCounter, Transformer, partition_by_cost
+from perfmodel.spec import Job, Layout, MemoryCounter, ReportedRanks, Transformer, partition_by_cost
 from perfmodel.validation._cases import counter_of
 
 MODEL = Transformer(
@@ -59,7 +59,7 @@ def test_counters_nest_and_the_first_rank_keeps_its_outputs():
     assert allocated == pytest.approx(first.peak - EAGER.context_bytes + workspace_bytes(cluster.device))
     assert reserved - allocated == pytest.approx(moving * FRAGMENTATION / (1 - FRAGMENTATION))
     assert device - reserved == pytest.approx(EAGER.context_bytes - workspace_bytes(cluster.device))
-    nanotron = replace(EAGER, keeps_outputs=True, reports_first_stage=True)
+    nanotron = replace(EAGER, keeps_outputs=True, reported_ranks="first_rank")
     kept = explain(step_problem(MODEL, cluster, job, None, nanotron), layout).memory_counted_bytes["reserved"]
     # four micro-batches of half a sequence
     assert kept - reserved == pytest.approx(4 * 4096 * 2048 * 2 / 2 / (1 - FRAGMENTATION))
@@ -72,11 +72,11 @@ def test_a_prediction_says_what_its_framework_reports():
     plain = explain(step_problem(MODEL, cluster, job), layout)
     assert plain.memory.peak == plain.memory_needed_bytes == max(stage.peak for stage in plain.memory_per_stage)
     for counter in get_args(MemoryCounter):
-        for first in (True, False):
-            framework = replace(EAGER, memory_counter=counter, reports_first_stage=first)
+        for ranks in get_args(ReportedRanks):
+            framework = replace(EAGER, memory_counter=counter, reported_ranks=ranks)
             found = explain(step_problem(MODEL, cluster, job, None, framework), layout)
             assert found.memory.peak == found.memory_counted_bytes[counter]
-            assert (found.memory == found.memory_per_stage[0]) or not first
+            assert (found.memory == found.memory_per_stage[0]) or ranks != "first_rank"
             assert found.memory_needed_bytes == plain.memory_needed_bytes
             assert found.fits == plain.fits
             assert found.to_dict()["memory_bytes"]["peak"] == found.memory.peak
