@@ -33,8 +33,8 @@ MemoryCounter = Literal["allocated", "reserved", "device", "resting"]
 """What a figure of memory counts: bytes of live tensors; the segments that the allocator holds for them; these with
 the context and the buffers of libraries, as nvidia-smi shows them; tensors that live from step to step."""
 ReportedRanks = Literal["fullest", "first_rank", "first_node"]
-"""Ranks whose memory is told: the fullest of all, global rank 0 on the first pipeline stage, or the fullest of the first
-node, as nvidia-smi shows it where a job was started."""
+"""Ranks whose memory is told: the fullest of all, global rank 0 on the first pipeline stage, or the fullest of the
+first node, as nvidia-smi shows it where a job was started."""
 
 _LAYOUT_DEFAULTS: Final = ("zero", "recompute", "sequence_parallel", "tp_overlap")
 _CONTEXT_DEFAULTS: Final = ("cp_kind", "cp_balanced")

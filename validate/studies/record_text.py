@@ -68,11 +68,8 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any] | None, live: di
         _figures("source", [(name, f["memory"]) for name, f in sources.items() if f["memory"]["n"]]),
         _others(record["others_memory"]),
         *_excess(record["excess"]),
-        "## Fits, or does not",
-        _table(
-            ("source", "ran", "of them told to fit", "did not run", "of them told not to fit"),
-            ((name, *(f"{v:,}" for v in f.values())) for name, f in record["fits"].items()),
-        ),
+        "## Will it fit?",
+        *_fits(record["fits"]),
         "## Rows of published runs that are not predicted",
         _table(("why", "rows"), ((reason, f"{count:,}") for reason, count in record["skipped"].items())),
         "## Live runs and papers' tables",
@@ -196,6 +193,36 @@ def _excess(excess: dict[str, list[dict[str, Any]]]) -> list[str]:
                 for row in excess["by_pp"]
             ),
         ),
+    ]
+
+
+def _fits(fits: dict[str, Any]) -> list[str]:
+    """What was told of runs that ran, and of those that ran out of memory."""
+    rows = [
+        (
+            name, f"{f['ran']:,}", _percent(f["ran_likely"]), _percent(f["ran_told"]), f"{f['did_not_run']:,}",
+            _percent(f["did_not_run_unlikely"]), _percent(f["did_not_run_told"]), _percent(f["precision"]),
+            f"{f['brier']:.3f}",
+        )
+        for name, f in [*fits["sources"].items(), ("every source", fits["all"])]
+        if f
+    ]  # fmt: skip
+    head = (
+        "source", "ran", "likely to fit", "`fits`", "did not run", "unlikely to fit", "not `fits`",
+        "ran, of the likely", "Brier",
+    )  # fmt: skip
+    ranges = [
+        (f"{of['from']:.2f} to {of['to']:.2f}", f"{of['n']:,}", _percent(of["said"]), _percent(of["ran"]))
+        for of in fits["reliability"]
+    ]
+    return [
+        "Runs that ran, and how many of them a probability of at least 0.5 told likely to fit (recall), or `fits` to "
+        "fit; those that did not, and how many were told unlikely to; how many of those told likely ran (precision). "
+        "Sources where every run ran count in the last row alone. The sweep's rows that did not run crashed or ran out "
+        "of memory, nobody knows which, those that need next to none of it among them.",
+        _table(head, rows),
+        "Of all runs, by the probability that they were told to fit with:",
+        _table(("probability", "runs", "mean", "ran"), ranges),
     ]
 
 
