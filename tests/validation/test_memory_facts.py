@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel import catalog
-from perfmodel.prediction import EAGER, Site, explain, step_problem
+from perfmodel.prediction import EAGER, Site, explain, peak_memory, step_problem
 from perfmodel.prediction._counted_memory import FRAGMENTATION, workspace_bytes
 from perfmodel.prediction._memory_spread import MemorySpread, source_figures, spread_from
 from perfmodel.spec import Job, Layout, MemoryCounter, ReportedRanks, Transformer, partition_by_cost
@@ -198,3 +198,27 @@ def test_a_peak_above_the_device_is_of_another_one():
          "device": ["H100-SXM5-80GB", "H100-SXM5-80GB", "H100-SXM5-80GB", "unheard of"]}
     )  # fmt: skip
     assert np.isfinite(memory_bytes(runs)).tolist() == [True, True, False, True]
+
+
+@given(
+    *[st.sampled_from([1, 2, 4])] * 3,
+    st.integers(0, 3),
+    st.sampled_from(["none", "selective", "full"]),
+    st.sampled_from(["generic", "nanotron@2024", "megatron-deepspeed@2022"]),
+)
+def test_memory_grows_with_the_model_and_falls_with_its_shards(tp, pp, dp, zero, recompute, framework):
+    """More layers, wider ones, fewer tensor or sharding ranks: never less, on the fullest rank."""
+    cluster, job = catalog.cluster("dgx-h100"), Job(global_batch=32, seq_len=2048)
+    layout = Layout(tp=tp, pp=pp, dp=dp, zero=zero, recompute=recompute, sequence_parallel=tp > 1)
+
+    def peak(model: Transformer = MODEL, **changes: int) -> float:
+        problem = step_problem(model, cluster, job, None, catalog.framework(framework))
+        laid = replace(layout, **changes)
+        return peak_memory(problem, [replace(laid, sequence_parallel=laid.tp > 1)])[0].item()
+
+    usual = peak()
+    assert peak(replace(MODEL, layers=32)) > usual
+    assert peak(replace(MODEL, hidden=4096, ffn_hidden=16384, head_dim=128)) > usual
+    assert peak(tp=2 * tp) < usual
+    # without sharded states replicas hold alike, but for what a communicator takes
+    assert peak(dp=2 * dp) <= usual * (1 + 1e-9) if zero and dp > 1 else True
