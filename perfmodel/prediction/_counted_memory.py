@@ -62,9 +62,10 @@ def counted_memory(problem: StepProblem, layout: Layout, stages: Sequence[StageM
     return {name: max(s.peak for s in counted_stages(problem, layout, watched, name)) for name in counters}
 
 
-def shown_bytes(problem: StepProblem, layout: Layout, stages: Sequence[StageMemory]) -> float:
-    """What nvidia-smi would show on the fullest pipeline rank had its device room for it."""
-    return max(stage.peak for stage in counted_stages(problem, layout, stages, "device"))
+def fullness(problem: StepProblem, layout: Layout, stages: Sequence[StageMemory]) -> float:
+    """The largest share of its device that nvidia-smi would show of a pipeline rank, had the device room for it."""
+    shown = zip(counted_stages(problem, layout, stages, "device"), rank_devices(problem, layout), strict=True)
+    return max(stage.peak / device.memory_bytes for stage, device in shown)
 
 
 def reported_stages_of(problem: StepProblem, layout: Layout) -> int:

@@ -11,7 +11,7 @@ from perfmodel.errors import NoDataError
 from perfmodel.prediction._account import step_account
 from perfmodel.prediction._check import layout_of
 from perfmodel.prediction._compose import bundles
-from perfmodel.prediction._counted_memory import counted_memory, reported_stages, reported_stages_of, shown_bytes
+from perfmodel.prediction._counted_memory import counted_memory, fullness, reported_stages, reported_stages_of
 from perfmodel.prediction._evaluate import per_step, step_programs
 from perfmodel.prediction._explain import CriticalPath
 from perfmodel.prediction._fits import binding_rank, fit_reasons, rank_devices, stage_memory, usable_of_ranks
@@ -120,7 +120,7 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
         critical_path=path.events(),
         provenance=provenance,
         fits=not reasons,
-        fits_probability=problem.site.memory_spread().probability(shown_bytes(problem, layout, memory), capacity),
+        fits_probability=problem.site.memory_spread().probability(fullness(problem, layout, memory), 1.0),
         reasons=reasons,
         error_sources=error_sources,
         unknown_shares=shares,
