@@ -57,9 +57,24 @@ def counted_memory(problem: StepProblem, layout: Layout, stages: Sequence[StageM
     Args:
         stages: what every pipeline rank of the layout needs.
     """
-    watched = stages[:1] if problem.framework.reports_first_stage else stages
+    watched = stages[: reported_stages_of(problem, layout)]
     counters: tuple[MemoryCounter, ...] = get_args(MemoryCounter)
     return {name: max(s.peak for s in counted_stages(problem, layout, watched, name)) for name in counters}
+
+
+def fullness(problem: StepProblem, layout: Layout, stages: Sequence[StageMemory]) -> float:
+    """The largest share of its device that nvidia-smi would show of a pipeline rank, had the device room for it."""
+    shown = zip(counted_stages(problem, layout, stages, "device"), rank_devices(problem, layout), strict=True)
+    return max(stage.peak / device.memory_bytes for stage, device in shown)
+
+
+def reported_stages_of(problem: StepProblem, layout: Layout) -> int:
+    """Pipeline ranks, from the first, whose memory the framework's reports tell (`Framework.reported_ranks`)."""
+    reported = problem.framework.reported_ranks
+    if reported == "fullest":
+        return layout.pp
+    of_a_stage = layout.devices // layout.pp
+    return 1 if reported == "first_rank" else min(layout.pp, -(-problem.cluster.devices_per_node // of_a_stage))
 
 
 def workspace_bytes(device: Device) -> float:

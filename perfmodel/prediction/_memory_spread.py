@@ -27,9 +27,9 @@ class MemorySpread:
     bias: float
     deviation: float
 
-    def probability(self, needed_bytes: float, capacity_bytes: float) -> float:
-        """That a layout which is predicted to need so much finds room in so much."""
-        z = (log(capacity_bytes / needed_bytes) - self.bias) / self.deviation
+    def probability(self, needed: float, capacity: float) -> float:
+        """That a layout which is predicted to need so much finds room in so much, in bytes or shares alike."""
+        z = (log(capacity / needed) - self.bias) / self.deviation
         return 0.5 * (1 + erf(z / sqrt(2)))
 
 

@@ -11,7 +11,7 @@ from perfmodel.errors import NoDataError
 from perfmodel.prediction._account import step_account
 from perfmodel.prediction._check import layout_of
 from perfmodel.prediction._compose import bundles, price_step
-from perfmodel.prediction._counted_memory import counted_memory, reported_stages
+from perfmodel.prediction._counted_memory import counted_memory, fullness, reported_stages, reported_stages_of
 from perfmodel.prediction._evaluate import per_step, step_programs
 from perfmodel.prediction._explain import CriticalPath
 from perfmodel.prediction._fits import binding_rank, fit_reasons, rank_devices, stage_memory, usable_of_ranks
@@ -114,14 +114,14 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
             for kind, device in zip(layout.kinds or (), devices, strict=bool(layout.kinds))
         ),
         memory_needed_bytes=needed,
-        reports_first_stage=problem.framework.reports_first_stage,
+        reported_stages=reported_stages_of(problem, layout),
         memory_counted_bytes=counted_memory(problem, layout, memory),
         breakdown_s=account.breakdown_s,
         kernels_alone_s=account.kernels_s,
         critical_path=path.events(),
         provenance=provenance,
         fits=not reasons,
-        fits_probability=problem.site.memory_spread().probability(needed, capacity),
+        fits_probability=problem.site.memory_spread().probability(fullness(problem, layout, memory), 1.0),
         reasons=reasons,
         error_sources=error_sources,
         unknown_shares=shares,

@@ -106,8 +106,8 @@ class Prediction:
     memory_counted_bytes: dict[str, float] = field(default_factory=dict)
     """Peak of the rank that the framework reports, as counters show it: `allocated`, `reserved`, `device`, `resting`
     (`perfmodel.spec.MemoryCounter`)."""
-    reports_first_stage: bool = field(default=False, repr=False)
-    """As in `Framework`."""
+    reported_stages: int | None = field(default=None, repr=False)
+    """Pipeline ranks, from the first, whose memory the framework's reports tell; None: all."""
     breakdown_s: dict[str, float]
     """Mean over pipeline ranks of the step's seconds by activity, none negative; sums to the step time
     (`_account.Account.breakdown_s`)."""
@@ -116,7 +116,8 @@ class Prediction:
     """Share of the critical path's time by origin of the event times."""
     fits: bool
     fits_probability: float = 1.0
-    """That what is needed fits, as far as measured peaks of published runs lie from predicted ones."""
+    """That what nvidia-smi would show on the fullest rank fits: what is needed, and what the allocator loses between
+    tensors; as far as measured peaks of published runs lie from predicted ones."""
     reasons: tuple[str, ...] = ()
     """Why the layout does not fit, or what to distrust."""
     warnings: tuple[str, ...] = ()
@@ -141,9 +142,8 @@ class Prediction:
 
     @cached_property
     def memory(self) -> StageMemory:
-        """Memory of the pipeline rank that the framework reports: the fullest, or the first."""
-        reported = self.memory_per_stage[:1] if self.reports_first_stage else self.memory_per_stage
-        return max(reported, key=lambda stage: stage.peak)
+        """Memory of the pipeline rank that the framework reports: the fullest of all, or of the first ones."""
+        return max(self.memory_per_stage[: self.reported_stages], key=lambda stage: stage.peak)
 
     def epoch_time_s(self, samples: int) -> float:
         """Seconds of one pass over so many sequences or images, one step after another.

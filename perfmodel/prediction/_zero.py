@@ -75,7 +75,7 @@ def held_dtype_bytes(job: Job, device: Device) -> int:
 
 def gradient_dtype_bytes(job: Job) -> int:
     """Bytes per kept gradient, with the 16-bit one that a main gradient is accumulated from where both are kept."""
-    return dtype_bytes(job.grad_dtype) + (2 if job.half_gradients and dtype_bytes(job.dtype) <= 2 else 0)
+    return dtype_bytes(job.grad_dtype) + (2 if job.adds_half_gradients else 0)
 
 
 def optimizer_bytes_per_param(job: Job) -> float:

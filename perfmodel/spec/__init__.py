@@ -15,6 +15,7 @@ from perfmodel.spec._framework import AttentionKernel as AttentionKernel
 from perfmodel.spec._framework import Execution as Execution
 from perfmodel.spec._framework import Framework as Framework
 from perfmodel.spec._framework import MemoryCounter as MemoryCounter
+from perfmodel.spec._framework import ReportedRanks as ReportedRanks
 from perfmodel.spec._framework import partition_by_cost as partition_by_cost
 from perfmodel.spec._layout import USUAL_DTYPES as USUAL_DTYPES
 from perfmodel.spec._layout import ContextParallel as ContextParallel

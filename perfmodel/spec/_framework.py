@@ -31,6 +31,9 @@ pass of a layer from one of its own."""
 MemoryCounter = Literal["allocated", "reserved", "device", "resting"]
 """What a figure of memory counts: bytes of live tensors; the segments that the allocator holds for them; these with
 the context and the buffers of libraries, as nvidia-smi shows them; tensors that live from step to step."""
+ReportedRanks = Literal["fullest", "first_rank", "first_node"]
+"""Ranks whose memory is told: the fullest of all, global rank 0 on the first pipeline stage, or the fullest of the
+first node, as nvidia-smi shows it where a job was started."""
 
 _LAYOUT_DEFAULTS: Final = ("zero", "recompute", "sequence_parallel", "tp_overlap")
 _CONTEXT_DEFAULTS: Final = ("cp_kind", "cp_balanced")
@@ -161,8 +164,8 @@ class Framework(Stated):
     # memory
     memory_counter: MemoryCounter | None = None
     """What its own reports count; None where that is said besides, or depends on who looks."""
-    reports_first_stage: bool = False
-    """It reports memory of global rank 0, on the first pipeline stage, instead of the fullest rank's."""
+    reported_ranks: ReportedRanks = "fullest"
+    """Whose memory its own reports, or those of its users, tell."""
     context_bytes: float = 1.0e9
     """CUDA context, library handles and buffers of one communicator that no tensor accounts for."""
     communicator_bytes: float = 0.0
@@ -401,6 +404,9 @@ class Framework(Stated):
     def __post_init__(self) -> None:
         if self.execution not in get_args(Execution):
             raise PerfModelError(f"framework {self.name}: execution must be one of {', '.join(get_args(Execution))}")
+        if self.reported_ranks not in get_args(ReportedRanks):
+            known = ", ".join(get_args(ReportedRanks))
+            raise PerfModelError(f"framework {self.name}: reported_ranks must be one of {known}")
         if self.host_updates_per_s <= 0:
             raise PerfModelError(
                 f"framework {self.name}: host_updates_per_s must be above 0, got {self.host_updates_per_s}"

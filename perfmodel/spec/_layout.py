@@ -12,7 +12,7 @@ from perfmodel.spec._dimensions import DEVICE_KEYS, DIMENSIONS, ORDER_KEYS
 from perfmodel.spec._model import Model
 from perfmodel.spec._notation import PerRank, PerStage, read_values, schedule_name, written
 from perfmodel.spec._optimizer import OPTIMIZERS
-from perfmodel.units import untraced, whole
+from perfmodel.units import dtype_bytes, untraced, whole
 
 Recompute = Literal["none", "selective", "full"]
 RecomputeModule = Literal["core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts", "mla_up_proj"]
@@ -316,8 +316,8 @@ class Job:
     """Under sequence parallelism, inputs of column-parallel products are kept as they were gathered instead of being
     gathered again in backward: 2 s b h bytes a product that no tensor parallelism divides, and a collective less."""
     half_gradients: bool = False
-    """16-bit gradients have a buffer of their own beside the fp32 one, to which kernels of their own add them after
-    every backward, one per weight."""
+    """Where 16-bit gradients are accumulated in fp32, they have a buffer of their own beside the fp32 one, to which
+    kernels of their own add them after every backward, one per weight."""
     all_reduce_gradients: bool = False
     """ZeRO 1 reduces all gradients on all ranks, instead of each part on the rank that updates it."""
     whole_gradients_in_pipelines: bool = False
@@ -404,6 +404,11 @@ class Job:
         capacity = self.expert_capacity_factor
         if capacity is not None and not 0 < capacity < inf:
             raise LayoutError(f"job: expert_capacity_factor must be a number above 0, got {capacity!r}")
+
+    @property
+    def adds_half_gradients(self) -> bool:
+        """Whether 16-bit gradients are added to wider ones that lie beside them."""
+        return self.half_gradients and dtype_bytes(self.grad_dtype) > 2 >= dtype_bytes(self.dtype)
 
     @property
     def expert_load(self) -> float:

@@ -12,6 +12,7 @@ from perfmodel.validation._cases import predict_cases as predict_cases
 from perfmodel.validation._cases import read_rows as read_rows
 from perfmodel.validation._cases import read_tables as read_tables
 from perfmodel.validation._cases import validate_cases as validate_cases
+from perfmodel.validation._fit_chance import fit_figures as fit_figures
 from perfmodel.validation._kernels import validate_kernels as validate_kernels
 from perfmodel.validation._metrics import errors as errors
 from perfmodel.validation._parity import parity_rows as parity_rows

@@ -19,13 +19,14 @@ from perfmodel.prediction import GAUSS_90, Prediction, Site, explain, step_probl
 from perfmodel.spec import Framework, MemoryCounter
 from perfmodel.units import GB, GIB
 from perfmodel.validation._case_rows import Case, read_cases
+from perfmodel.validation._fit_chance import fit_figures
 from perfmodel.validation._metrics import errors
 from perfmodel.validation._report import ValidationReport
 from perfmodel.validation._row_cells import Unusable, with_heads
 
 COLUMNS = (
     "case_id", "predicted_iter_time_s", "lo_s", "hi_s", "predicted_peak_memory_bytes", "fits", "skipped_reason",
-    "model_flops_per_device", "extrapolated_share", "host_share", "network_share", "unstated_share",
+    "fits_probability", "model_flops_per_device", "extrapolated_share", "host_share", "network_share", "unstated_share",
     "events_half_width", "assumed",
 )  # fmt: skip
 _COUNTED: tuple[tuple[MemoryCounter, str], ...] = (
@@ -63,8 +64,9 @@ def validate_cases(
 
     Returns:
         Per source and in all: `n`, `median_ape`, `mean_ape`, `p90_ape`, `bias`, `spearman`, `coverage_90`, `width_90`,
-        and the same of `memory`; `over_sources`: means of these over sources, each counting the same; `skipped` counts
-        reasons; `assumed` counts rows by what they leave open and no other cell tells, such as the micro-batch.
+        and the same of `memory`; `over_sources`: means of these over sources, each counting the same; `fits`: whether
+        runs fitted that were told to (`fit_figures`); `skipped` counts reasons; `assumed` counts rows by what they
+        leave open and no other cell tells, such as the micro-batch.
 
     Raises:
         TableError: if a file is missing, unreadable or no file is a table of runs.
@@ -167,6 +169,7 @@ def _predict_one(
         result.memory_counted_bytes[counter_of(str(row.get("memory_kind") or ""), case.framework)],
         result.fits,
         None,
+        result.fits_probability,
         result.tflops_per_device * result.step_time_s * 1e12,
         *(result.unknown_shares[name] for name in ("extrapolated", "host", "network")),
         site.unstated,
@@ -180,21 +183,24 @@ def explained(cases: Sequence[Case], calibration: Path | None, site: Site) -> li
     no slower than `MOST_SLOWER` times the fastest, since nobody publishes a run whose degrees waste more than that.
 
     A run that told nothing of recompute, and cannot have fitted with as little as its framework takes then (its
-    probability to fit is below `CANNOT_FIT`), recomputed more: as little as may fit.
+    probability to fit is below `CANNOT_FIT`), recomputed more: as little as may fit. What has to fit is what is needed:
+    the run ran, and an allocator gives back what it loses between tensors before it gives up.
 
     Raises:
         PerfModelError: none of them can be laid out.
     """
+
+    def chance(result: Prediction) -> float:
+        return site.memory_spread().probability(result.memory_needed_bytes, result.memory_capacity_bytes)
+
     found, refused = _predicted(cases, calibration, site)
     if not found:
         raise refused[0]
-    if all(result.fits_probability < CANNOT_FIT for _, result in found):
+    if all(chance(result) < CANNOT_FIT for _, result in found):
         fastest = sorted(found, key=lambda one: one[1].step_time_s)[:MOST_OPEN]
         more = [other for case, _ in fastest if not case.recompute_stated for other in case.recomputing_more()]
-        found += [one for one in _predicted(more, calibration, site)[0] if one[1].fits_probability >= MAY_FIT]
-    likely = [one for one in found if one[1].fits_probability >= MAY_FIT] or [
-        min(found, key=lambda one: one[1].memory.peak)
-    ]
+        found += [one for one in _predicted(more, calibration, site)[0] if chance(one[1]) >= MAY_FIT]
+    likely = [one for one in found if chance(one[1]) >= MAY_FIT] or [min(found, key=lambda one: one[1].memory.peak)]
     longest_s = MOST_SLOWER * min(result.step_time_s for _, result in likely)
     return sorted((one for one in likely if one[1].step_time_s <= longest_s), key=lambda one: one[1].step_time_s)
 
@@ -259,7 +265,8 @@ def cases_report(runs: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
     }
     everything = figures(np.ones(len(runs), bool))
     assumed = Counter(name for names in predicted["assumed"].dropna() for name in names.split(", "))
-    counts = {"skipped": dict(skipped.most_common()), "assumed": dict(assumed.most_common())}
+    fits = fit_figures(runs, predicted["fits"], predicted["fits_probability"])
+    counts = {"fits": fits, "skipped": dict(skipped.most_common()), "assumed": dict(assumed.most_common())}
     return {"over_sources": over_sources(sources), "sources": sources, "all": everything} | counts
 
 
@@ -291,14 +298,30 @@ def _positive(column: Any) -> np.ndarray:
 
 
 def memory_bytes(runs: pd.DataFrame) -> np.ndarray:
-    """Measured peak memory, NaN where none was."""
+    """Measured peak memory; NaN where none was, or more than the device has: such a row is of another device."""
     if "measured_peak_memory_gb" not in runs:
         return np.full(len(runs), np.nan)
     gib = np.asarray(runs["memory_unit"] == "GiB") if "memory_unit" in runs else np.zeros(len(runs), bool)
     found = _positive(runs["measured_peak_memory_gb"]) * np.where(gib, GIB, GB)
+    found = np.where(found > _capacities(runs), np.nan, found)
     if "status" not in runs:
         return found
     return np.where(np.asarray(runs["status"].isin(("suspect", "duplicate"))), np.nan, found)
+
+
+def _capacities(runs: pd.DataFrame) -> np.ndarray:
+    """Memory of every run's device; endless where the catalog does not know it."""
+
+    def of(name: Any) -> float:
+        try:
+            return catalog.device(str(name)).memory_bytes
+        except PerfModelError:
+            return np.inf
+
+    if "device" not in runs:
+        return np.full(len(runs), np.inf)
+    known = {name: of(name) for name in runs["device"].unique().tolist()}
+    return np.array([known[name] for name in runs["device"].tolist()])
 
 
 def _group(reason: str) -> str:

@@ -36,7 +36,7 @@ class Precision:
             recipe=job.fp8_recipe,
             act_dtype=act,
             act_bytes=dtype_bytes(act),
-            accumulate=job.grad_dtype == "fp32" and act != "fp32" and not job.half_gradients,
+            accumulate=job.grad_dtype == "fp32" and act != "fp32" and not job.adds_half_gradients,
             frozen=job.frozen,
         )
 

@@ -36,7 +36,7 @@ def transformer_blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
         LayoutError: if the shard does not divide heads, sizes, experts or the sequence.
     """
     found = _blocks(model, job, shard)
-    if not (job.half_gradients and job.mode == "train"):
+    if not (job.adds_half_gradients and job.mode == "train"):
         return found
 
     def weights(block: BlockOps) -> int:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise, product
+from typing import get_args
 
 import pytest
 from drawn_cases import ROUNDING, Case, assert_between, cases, some
@@ -12,7 +13,7 @@ from perfmodel import catalog
 from perfmodel.planning.layouts import search
 from perfmodel.prediction import STEP_TERMS, step_times_s, without
 from perfmodel.session import Session
-from perfmodel.spec import Layout, Transformer
+from perfmodel.spec import Layout, StateOffload, Transformer
 
 FACTORS = st.sampled_from([1.1, 2.0, 8.0])
 
@@ -237,6 +238,7 @@ def test_memory_falls_with_what_is_sharded_and_recomputed_and_grows_with_the_wor
     falling = [
         [case.laid(zero=stage) for stage in stages],
         [case.laid(recompute=what) for what in ("none", "selective", "full")],
+        [case.laid(zero=3, offload_states=states) for states in get_args(StateOffload)],
         [case.laid(micro_batch=size * case.layout.micro_batch) for size in (2, 1)],
         [replace(case, seq_len=times * case.seq_len) for times in (2, 1)],
     ]

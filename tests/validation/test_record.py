@@ -7,13 +7,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from studies.baselines import naive_times_s
-from studies.ranking import fits_table, ranking
+from studies.ranking import ranking
 from studies.record import published_record
 from studies.record_html import record_html
 from studies.record_text import record_text
 
 from perfmodel.errors import PerfModelError, TableError
-from perfmodel.validation import explain_case, explain_cases
+from perfmodel.validation import explain_case, explain_cases, fit_figures
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +66,18 @@ def test_ranking_and_regret() -> None:
 
 
 def test_fits_counts_runs_of_sources_where_some_did_not_fit() -> None:
-    runs = pd.DataFrame({"source": ["a", "a", "a", "b"], "status": ["ok", "oom", "oom_or_crash", "ok"]})
-    assert fits_table(runs, pd.Series([True, False, True, True])) == {
-        "a": {"ran": 1, "ran_told_to_fit": 1, "did_not_run": 2, "did_not_run_told_not_to_fit": 1}
-    }
+    status = ["ok", "oom", "oom_or_crash", "ok", "suspect", "ok"]
+    runs = pd.DataFrame({"source": ["a", "a", "a", "b", "a", "b"], "status": status})
+    found = fit_figures(runs, pd.Series([True, False, True, True, True, None]), [0.9, 0.1, 0.8, 0.4, 1.0, np.nan])
+    assert set(found["sources"]) == {"a"}
+    of = found["sources"]["a"]
+    assert (of["ran"], of["did_not_run"], of["precision"]) == (1, 2, 0.5)
+    assert (of["ran_likely"], of["ran_told"], of["did_not_run_unlikely"], of["did_not_run_told"]) == (1, 1, 0.5, 0.5)
+    assert of["brier"] == pytest.approx((0.1**2 + 0.1**2 + 0.8**2) / 3)
+    assert (found["all"]["ran"], found["all"]["ran_likely"], found["all"]["ran_told"]) == (2, 0.5, 1)
+    assert sum(of["n"] for of in found["reliability"]) == 4  # neither what is suspect nor what is not predicted
+    (top,) = [of for of in found["reliability"] if of["from"] == 0.75]
+    assert (top["n"], top["said"], top["ran"]) == (2, pytest.approx(0.85), 0.5)
 
 
 def test_record_of_a_table(table: Path) -> None:
@@ -84,7 +92,7 @@ def test_record_of_a_table(table: Path) -> None:
     assert record["over_sources"]["mean_ape"] == pytest.approx(error)  # of one source
     assert record["generic"]["sources"]["vTrain validation measurements"]["mean_ape"] != own["mean_ape"]
     assert (own["frameworks"], own["width_90"] > 1) == (["megatron-deepspeed@2022"], True)
-    assert record["fits"]["vTrain validation measurements"]["did_not_run"] == 1
+    assert record["fits"]["sources"]["vTrain validation measurements"]["did_not_run"] == 1
     assert record["groups"]["every source"]["error"] == pytest.approx(error)
     assert record["terms"]["over_sources"]["mean_ape"] == pytest.approx(error)
     json.dumps(record)

@@ -34,23 +34,3 @@ def ranking(runs: pd.DataFrame, measured_s: np.ndarray, predicted_s: np.ndarray)
         }
         for source, pairs in found.items()
     }
-
-
-def fits_table(runs: pd.DataFrame, fits: Any) -> dict[str, dict[str, int]]:
-    """Per source with runs that ended for want of memory: how many ran, or did not, and were told to fit."""
-    if "status" not in runs:
-        return {}
-    known = fits.notna().to_numpy()
-    ran = (runs["status"] == "ok").to_numpy()
-    said = fits.fillna(False).to_numpy(bool)
-    found = {}
-    for source, members in runs.reset_index(drop=True).groupby("source").indices.items():
-        at = members[known[members]]
-        if not ran[at].all():
-            found[str(source)] = {
-                "ran": int(ran[at].sum()),
-                "ran_told_to_fit": int((ran & said)[at].sum()),
-                "did_not_run": int((~ran)[at].sum()),
-                "did_not_run_told_not_to_fit": int((~ran & ~said)[at].sum()),
-            }
-    return found

@@ -10,7 +10,7 @@ from studies.bars import BARS, Bar, playbook
 from studies.baselines import naive_times_s, reference_predictions
 from studies.excess import pipeline_excess
 from studies.groups import group_means
-from studies.ranking import fits_table, ranking
+from studies.ranking import ranking
 
 from perfmodel.prediction import Site
 from perfmodel.validation import (
@@ -42,7 +42,7 @@ def published_record(
 
     Returns:
         What `validate_cases` returns, with `groups` (`group_means`), `terms` (`term_errors`), `bars` (name -> reached
-        and to reach), `others` (predictor -> source -> figures of ours and theirs on the same rows), `ranking`, `fits`,
+        and to reach), `others` (predictor -> source -> figures of ours and theirs on the same rows), `ranking`,
         `excess` (of the sweep of nanotron) and `generic` (errors where no run's framework is told); and the runs
         with `measured_s`, `measured_bytes` and the columns of the predictions.
 
@@ -71,7 +71,6 @@ def published_record(
         "others": {name: _beside(runs, measured_s, time_s, times) for name, (times, _) in theirs.items()},
         "others_memory": {name: _beside(runs, measured_bytes, peak, bytes_) for name, (_, bytes_) in theirs.items()},
         "ranking": ranking(runs, measured_s, time_s),
-        "fits": fits_table(runs, predicted["fits"]),
         "excess": pipeline_excess(frame.loc[playbook(frame)]),
     }
     return record, frame

@@ -20,24 +20,26 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any] | None, live: di
     sources = record["sources"]
     parts = [
         "# Predicted against measured",
-        "Made by `make validate`. What is fitted to published runs (`perfmodel fit --sites`: how much longer products "
-        "take on devices whose power nobody measured, how far apart ranks meet, spread of peak memory, and what sites "
-        "add by framework and device, with their spread) leaves out the source that it is held against and those of "
-        "its team; nothing else knows sources. Every run is predicted as `perfmodel predict --framework` predicts "
-        "what its row says; `generic` is the same without the framework. Not blind: facts of frameworks "
-        "(`perfmodel catalog frameworks`) were looked up with residuals in view; what nanotron keeps, copies, reduces "
-        "and launches was read off its source, and the host time per operator rests on operators counted there; the "
-        "latency of EFA per rank was read off collectives of the playbook's own cluster, and so were rate and "
-        "contention of Omni-Path, from all-reduces on BLOOM's; that what a row leaves open is taken as it is fastest "
-        "was chosen over the median with results in view. So were: that nanotron's pipelines check every collective; "
-        "facts of memory (frozen 8-bit weights, gradients of Megatron-DeepSpeed, communicators); what the recipes of "
-        "Megatron-Bridge set, by release; the operators of latent attention; that hosts go on while collectives wait, "
-        "and how many multiprocessors collectives between nodes hold; that no remainder beside the power limit is "
-        "kept for Blackwell, and that its energy per FLOP is the mean of two sources of kernels, SimuMax's among "
-        "them; that the Llama 3 paper's FSDP is read as ZeRO 2; that NeMo and Megatron-Bridge hide tensor-parallel "
-        "collectives, that Pax shards weights and InternEvo all-reduces gradients; the host's time per expert of "
-        "grouped products; and that of what a row leaves open those count that more likely than not fit. Errors are "
-        "relative to the measured time; width: the interval's upper end over its lower, the median of the runs.",
+        "Made by `make validate`. What is fitted to published runs (`perfmodel fit --sites`: how much longer "
+        "products take on devices whose power nobody measured, how far apart ranks meet, spread of peak memory, and "
+        "what sites add by framework and device, with their spread) leaves out the source that it is held against "
+        "and those of its team; nothing else knows sources. Every run is predicted as `perfmodel predict "
+        "--framework` predicts what its row says; `generic` is the same without the framework. Not blind: facts of "
+        "frameworks (`perfmodel catalog frameworks`) were looked up with residuals in view; what nanotron keeps, "
+        "copies, reduces and launches was read off its source, and the host time per operator rests on operators "
+        "counted there; the latency of EFA per rank was read off collectives of the playbook's own cluster, and so "
+        "were rate and contention of Omni-Path, from all-reduces on BLOOM's; that what a row leaves open is taken "
+        "as it is fastest was chosen over the median with results in view. So were: that nanotron's pipelines check "
+        "every collective; facts of memory (frozen 8-bit weights, gradients of Megatron-DeepSpeed, communicators, "
+        "that BigScience read its first node's memory); that the chance to fit counts what the allocator loses; "
+        "what the recipes of Megatron-Bridge set, by release; the operators of latent attention; that hosts go on "
+        "while collectives wait, and how many multiprocessors collectives between nodes hold; that no remainder "
+        "beside the power limit is kept for Blackwell, and that its energy per FLOP is the mean of two sources of "
+        "kernels, SimuMax's among them; that the Llama 3 paper's FSDP is read as ZeRO 2; that NeMo and "
+        "Megatron-Bridge hide tensor-parallel collectives, that Pax shards weights and InternEvo all-reduces "
+        "gradients; the host's time per expert of grouped products; and that of what a row leaves open those count "
+        "that more likely than not fit. Errors are relative to the measured time; width: the interval's upper end "
+        "over its lower, the median of the runs.",
         "## Step time of published runs",
         _steps(record),
         "## Means over sources",
@@ -69,11 +71,8 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any] | None, live: di
         _figures("source", [(name, f["memory"]) for name, f in sources.items() if f["memory"]["n"]]),
         _others(record["others_memory"]),
         *_excess(record["excess"]),
-        "## Fits, or does not",
-        _table(
-            ("source", "ran", "of them told to fit", "did not run", "of them told not to fit"),
-            ((name, *(f"{v:,}" for v in f.values())) for name, f in record["fits"].items()),
-        ),
+        "## Will it fit?",
+        *_fits(record["fits"]),
         "## Rows of published runs that are not predicted",
         _table(("why", "rows"), ((reason, f"{count:,}") for reason, count in record["skipped"].items())),
         "## Live runs and papers' tables",
@@ -197,6 +196,36 @@ def _excess(excess: dict[str, list[dict[str, Any]]]) -> list[str]:
                 for row in excess["by_pp"]
             ),
         ),
+    ]
+
+
+def _fits(fits: dict[str, Any]) -> list[str]:
+    """What was told of runs that ran, and of those that ran out of memory."""
+    rows = [
+        (
+            name, f"{f['ran']:,}", _percent(f["ran_likely"]), _percent(f["ran_told"]), f"{f['did_not_run']:,}",
+            _percent(f["did_not_run_unlikely"]), _percent(f["did_not_run_told"]), _percent(f["precision"]),
+            f"{f['brier']:.3f}",
+        )
+        for name, f in [*fits["sources"].items(), ("every source", fits["all"])]
+        if f
+    ]  # fmt: skip
+    head = (
+        "source", "ran", "likely to fit", "`fits`", "did not run", "unlikely to fit", "not `fits`",
+        "ran, of the likely", "Brier",
+    )  # fmt: skip
+    ranges = [
+        (f"{of['from']:.2f} to {of['to']:.2f}", f"{of['n']:,}", _percent(of["said"]), _percent(of["ran"]))
+        for of in fits["reliability"]
+    ]
+    return [
+        "Runs that ran, and how many of them a probability of at least 0.5 told likely to fit (recall), or `fits` to "
+        "fit; those that did not, and how many were told unlikely to; how many of those told likely ran (precision). "
+        "Sources where every run ran count in the last row alone. The sweep's rows that did not run crashed or ran out "
+        "of memory, nobody knows which, those that need next to none of it among them.",
+        _table(head, rows),
+        "Of all runs, by the probability that they were told to fit with:",
+        _table(("probability", "runs", "mean", "ran"), ranges),
     ]
 
 
