@@ -66,7 +66,7 @@ def growth(ops: Sequence[Op], time_s: Float64[np.ndarray, "n"]) -> Float64[np.nd
     """
     place = {op: i for i, op in enumerate(ops)}
     log_s, out = np.log(np.maximum(time_s, 1e-300)), np.zeros(len(ops))
-    grown: dict[tuple[KernelOp, ...], Float64[np.ndarray, "sizes"]] = {}
+    grown: dict[tuple[KernelOp, ...], Float64[np.ndarray, sizes]] = {}
     for i, op in enumerate(ops):
         if not (chain := _sizes(op)):
             continue

@@ -12,7 +12,7 @@ from perfmodel.ops import Collective, KernelOp, Op
 from perfmodel.prediction._adjustment import factors_of
 from perfmodel.prediction._attention_kernels import FORWARD_SHARE, training_forward
 from perfmodel.prediction._blocks import BlockTimes, ShardBlocks, block_events, time_blocks
-from perfmodel.prediction._contention import held_share
+from perfmodel.prediction._contention import CHANNELS, CHANNELS_BETWEEN_NODES, held_share
 from perfmodel.prediction._layout_offsets import Coordinates, coordinates
 from perfmodel.prediction._phases import PASSED, RECOMPUTE_MODES, Phase, recompute_s
 from perfmodel.prediction._problem import Setting, StepProblem, kept
@@ -186,9 +186,11 @@ def variant_times(problem: StepProblem, layout: Layout, variant: Variant, slices
     return block_times(problem, layout, slices, index)
 
 
-def beside_loss(problem: StepProblem) -> float:
+def beside_loss(problem: StepProblem, layout: Layout) -> float:
     """Share of the time of reductions and gathers of weights by which the passes beside them run longer."""
-    return min(1.0, problem.host.dp_overlap_loss + held_share(problem.cluster.device, problem.framework))
+    inside = layout.devices <= problem.cluster.levels[0].size
+    channels = CHANNELS if inside else CHANNELS_BETWEEN_NODES
+    return min(1.0, problem.host.dp_overlap_loss + held_share(problem.cluster.device, problem.framework, channels))
 
 
 def has_whole_step_costs(problem: StepProblem) -> bool:
@@ -198,7 +200,8 @@ def has_whole_step_costs(problem: StepProblem) -> bool:
 
 def has_step_costs(problem: StepProblem) -> bool:
     """Whether a step takes anything else than its passes and the communication between them."""
-    return beside_loss(problem) > 0 or has_whole_step_costs(problem)
+    slows = problem.host.dp_overlap_loss > 0 or held_share(problem.cluster.device, problem.framework) > 0
+    return slows or has_whole_step_costs(problem)
 
 
 def step_factors(problem: StepProblem, layout: Layout) -> tuple[float, float]:
