@@ -52,11 +52,11 @@ def _rows(problem: StepProblem, ops: Sequence[Op]) -> list[_Row]:
         device, site = problem.cluster.device, problem.site
         alone = event_times(new, problem.cluster, problem.kernels, problem.collectives)
         alone = alone.scaled(np.array([generation(problem.framework, op, device) for op in new]))
+        alone = alone.at_most(*_bounds(problem, new))
+        alone = alone.scaled(growth(new, alone.time_s))
         load = under_load(device, new, alone.time_s) if site.power_limited else np.ones(len(new))
         load = load * np.array([site.clock(op, device) for op in new])
-        times = alone.scaled(load).at_most(*_bounds(problem, new))
-        times = times.scaled(growth(new, times.time_s))
-        load = np.minimum(load, np.maximum(times.time_s / np.maximum(alone.time_s, 1e-300), 1.0))
+        times = alone.scaled(load)
         columns = (times.time_s.tolist(), times.lo_s.tolist(), times.hi_s.tolist(), times.provenance, load.tolist())
         known.update(zip(new, zip(*columns, strict=True), strict=True))
     return [known[op] for op in ops]
