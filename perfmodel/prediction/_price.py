@@ -154,8 +154,8 @@ def _shares_that_pay(
     cast: Bool[np.ndarray, " ops"],
     timed: Callable[[ShardBlocks, EventTimes], BlockTimes],
 ) -> Float[np.ndarray, "blocks phases"]:
-    """The largest share (in steps) of its casts with which the passes of each block, under any recompute, take no longer
-    than in 16 bits (`wide`); the same for all phases.
+    """The largest share (in steps) of its casts with which the passes of each block, under any recompute, take no
+    longer than in 16 bits (`wide`); the same for all phases.
 
     What a phase takes is convex in the share, and no more than in 16 bits without any.
     """
