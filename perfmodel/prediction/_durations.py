@@ -105,14 +105,14 @@ def _dealt(
     crosses = np.flatnonzero(of_class[where] != other[where]).tolist()
     found: dict[int, list[tuple[Op, int]]] = {kind: [] for kind in events}
     for entry in crosses:
-        here, there = of_class[where[entry]], other[where[entry]]
+        here, there = int(of_class[where[entry]]), int(other[where[entry]])
         op = events[here].ops[events[here].op_index[entry]]
         owner[entry] = there
         if isinstance(op, Collective) and (op.collective == "send_recv" or whole[where[entry]]):
             ends = [(across(op, problem.links[kind].cluster), kind) for kind in (here, there)]
             seconds = [priced_events(problem.links[kind], [one]).time_s.item() for one, kind in ends]
             one, kind = ends[int(np.argmax(seconds))]
-            found[int(kind)].append((one, int(where[entry])))
+            found[kind].append((one, int(where[entry])))
             owner[entry] = -1
     dealt = {}
     for kind, of in events.items():
@@ -129,8 +129,10 @@ def _dealt(
 
 
 def _joined(some: EventTimes, others: EventTimes) -> EventTimes:
-    ends = (np.concatenate([getattr(some, name), getattr(others, name)]) for name in ("time_s", "lo_s", "hi_s"))
-    return EventTimes(*ends, some.provenance + others.provenance)
+    time_s, lo_s, hi_s = (
+        np.concatenate([getattr(some, name), getattr(others, name)]) for name in ("time_s", "lo_s", "hi_s")
+    )
+    return EventTimes(time_s=time_s, lo_s=lo_s, hi_s=hi_s, provenance=some.provenance + others.provenance)
 
 
 def durations(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "lanes classes"]:
