@@ -195,7 +195,7 @@ def collective_time(
         for near, near_s, far, far_s, slower, share, other_s in protocols:
             latency_s = near * near_s + far * far_s * asks * slower + other_s
             shift_s = near * _shift(xp, near_s, c.shift_inside_s, c.usual_inside_s)
-            shift_s = shift_s + far * _shift(xp, far_s, c.shift_between_s, c.usual_between_s)
+            shift_s = shift_s + far * _shift(xp, far_s * asks * slower, c.shift_between_s, c.usual_between_s)
             inside_s, between_s = (
                 volume_in * buffer_bytes / (inside * share),
                 volume_out * buffer_bytes / (between * share),
