@@ -38,7 +38,7 @@ def _sizes(op: Op) -> tuple[KernelOp, ...]:
     return tuple(replace(op, **{name: n}) for n in every)
 
 
-def growing(log_s: Float64[np.ndarray, "sizes"]) -> Float64[np.ndarray, "sizes"]:
+def growing(log_s: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
     """Times over samples that double made to grow by nothing at least and by half at most, in logarithms: each is the
     mean of what those of fewer and those of more samples leave it. Growing times are left as they are.
 
@@ -66,9 +66,10 @@ def growth(ops: Sequence[Op], time_s: Float64[np.ndarray, "n"]) -> Float64[np.nd
     """
     place = {op: i for i, op in enumerate(ops)}
     log_s, out = np.log(np.maximum(time_s, 1e-300)), np.zeros(len(ops))
-    grown: dict[tuple[KernelOp, ...], Float64[np.ndarray, sizes]] = {}
+    grown: dict[tuple[KernelOp, ...], np.ndarray] = {}
     for i, op in enumerate(ops):
-        if not (chain := _sizes(op)):
+        chain = _sizes(op)
+        if isinstance(op, Collective) or not chain:
             continue
         if chain not in grown:
             grown[chain] = growing(log_s[[place[one] for one in chain]])

@@ -14,6 +14,7 @@ from perfmodel.prediction._attention_kernels import FORWARD_SHARE, training_forw
 from perfmodel.prediction._blocks import BlockTimes, ShardBlocks, block_events, time_blocks
 from perfmodel.prediction._contention import CHANNELS, CHANNELS_BETWEEN_NODES, held_share
 from perfmodel.prediction._layout_offsets import Coordinates, coordinates
+from perfmodel.prediction._phases import PASSED, RECOMPUTE_MODES, Phase, recompute_s
 from perfmodel.prediction._problem import Setting, StepProblem, kept
 from perfmodel.prediction._shard import PlacedShard, of_span, placed_events, placed_shard
 from perfmodel.prediction._site import generation
@@ -51,11 +52,11 @@ def _rows(problem: StepProblem, ops: Sequence[Op]) -> list[_Row]:
         device, site = problem.cluster.device, problem.site
         alone = event_times(new, problem.cluster, problem.kernels, problem.collectives)
         alone = alone.scaled(np.array([generation(problem.framework, op, device) for op in new]))
+        alone = alone.at_most(*_bounds(problem, new))
+        alone = alone.scaled(growth(new, alone.time_s))
         load = under_load(device, new, alone.time_s) if site.power_limited else np.ones(len(new))
         load = load * np.array([site.clock(op, device) for op in new])
-        times = alone.scaled(load).at_most(*_bounds(problem, new))
-        times = times.scaled(growth(new, times.time_s))
-        load = np.minimum(load, np.maximum(times.time_s / np.maximum(alone.time_s, 1e-300), 1.0))
+        times = alone.scaled(load)
         columns = (times.time_s.tolist(), times.lo_s.tolist(), times.hi_s.tolist(), times.provenance, load.tolist())
         known.update(zip(new, zip(*columns, strict=True), strict=True))
     return [known[op] for op in ops]
@@ -121,14 +122,15 @@ def _casts_that_pay(
     problem: StepProblem, blocks: ShardBlocks, times: EventTimes, timed: Callable[[ShardBlocks, EventTimes], BlockTimes]
 ) -> tuple[ShardBlocks, EventTimes]:
     """A shard's blocks and times of its events where only so many operands are brought to 8 or 4 bits as pay, so that
-    no phase takes longer than in 16 bits.
+    no block takes longer than in 16 bits.
 
     Modules that would gain nothing stay in 16 bits: torchtitan's `auto_filter_small_kn`, which is torchao's
     `_auto_filter_for_recipe`; Transformer Engine leaves it to the caller, module by module (`fp8_autocast(enabled)`).
-    Where no recipe says which operands these are, casts are no kernels that the host would issue.
+    AQT's configuration says it of all products at once, whether it pays. Where no recipe says which operands these are,
+    casts are no kernels that the host would issue.
     """
     cast = np.array([is_cast(op) for op in blocks.ops], bool)
-    if not cast.any():
+    if not cast.any() or problem.job.fp8_recipe == "aqt":
         return blocks, times
     narrow = [i for i, op in enumerate(blocks.ops) if isinstance(op, KernelOp) and op.dtype == problem.job.dtype]
     in_16_bits = [replace(blocks.ops[i], dtype=storage_dtype(problem.job.dtype)) for i in narrow]
@@ -152,22 +154,28 @@ def _shares_that_pay(
     cast: Bool[np.ndarray, " ops"],
     timed: Callable[[ShardBlocks, EventTimes], BlockTimes],
 ) -> Float[np.ndarray, "blocks phases"]:
-    """The largest share (in steps) of its casts with which each phase takes no longer than in 16 bits (`wide`).
+    """The largest share (in steps) of its casts with which the passes of each block, under any recompute, take no
+    longer than in 16 bits (`wide`); the same for all phases.
 
     What a phase takes is convex in the share, and no more than in 16 bits without any.
     """
+    trains = problem.job.mode == "train"
 
-    def phases_s(share: float, of: EventTimes) -> Float[np.ndarray, "blocks phases"]:
+    def passes_s(share: float, of: EventTimes) -> Float[np.ndarray, "blocks modes"]:
         some = blocks.casting(np.full(len(cast), share), problem.job)
-        return timed(some, of.scaled(np.where(cast, share, 1.0))).phase_s
+        phase_s = timed(some, of.scaled(np.where(cast, share, 1.0))).phase_s
+        if not trains:
+            return phase_s[:, [Phase.FORWARD]]
+        modes = np.arange(len(RECOMPUTE_MODES))
+        return phase_s[:, PASSED].sum(axis=1)[:, None] + recompute_s(phase_s[:, None], modes[None])
 
-    most_s = phases_s(0.0, wide) * (1 + 1e-9)
-    if (phases_s(1.0, times) <= most_s).all():
-        return np.ones(most_s.shape)
-    pays = np.zeros(most_s.shape)
+    most_s = passes_s(0.0, wide) * (1 + 1e-9)
+    if (passes_s(1.0, times) <= most_s).all():
+        return np.ones(blocks.counts.shape[:2])
+    pays = np.zeros(len(most_s))
     for share in np.linspace(0.0, 1.0, _SHARES + 1)[1:].tolist():
-        pays = np.where(phases_s(share, times) <= most_s, share, pays)
-    return pays
+        pays = np.where((passes_s(share, times) <= most_s).all(axis=1), share, pays)
+    return np.repeat(pays[:, None], blocks.counts.shape[1], axis=1)
 
 
 def variant_times(problem: StepProblem, layout: Layout, variant: Variant, slices: int) -> BlockTimes:

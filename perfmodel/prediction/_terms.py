@@ -6,6 +6,7 @@ these values: the physics has no switches of its own, and a prediction without a
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, Final
 
 from perfmodel.errors import UnknownNameError
@@ -59,6 +60,13 @@ STEP_TERMS: Final = (
     StepTerm("unfused kernels", _job(eager_kernels=())),
     StepTerm("quantised operands", _fused_quantisation),
     StepTerm("waiting for the host", _framework(host_op_s=0.0)),
+    StepTerm(
+        "bookkeeping of the host",
+        _framework(
+            forward_bookkeeping=0, backward_bookkeeping=0, routing_forward_bookkeeping=0, routing_backward_bookkeeping=0
+        ),
+    ),
+    StepTerm("products of experts launched one by one", _framework(grouped_launch_s=0.0)),
     StepTerm("gaps between kernels", _framework(kernel_gap_s=0.0)),
     StepTerm("kernels slowed by communication", _framework(contends=False, tp_overlap_loss=0.0, dp_overlap_loss=0.0)),
     StepTerm(
@@ -67,6 +75,9 @@ STEP_TERMS: Final = (
     StepTerm("hosts that check collectives", _framework(checks_collectives="never")),
     StepTerm("transfers that hold up their sender", _framework(blocking_sends=False)),
     StepTerm("waiting for the busiest experts", _job(expert_imbalance=1.0, expert_capacity_factor=None)),
+    StepTerm("modules recomputed", _job(recompute_modules=())),
+    StepTerm("gradients reduced on all ranks", _job(all_reduce_gradients=False)),
+    StepTerm("updates by the host", _framework(host_updates_per_s=inf)),
     StepTerm("contention in the network", _levels(contention=0.0, rank_latency_s=0.0)),
     StepTerm("network at scale", _levels(slows_at_scale=False)),
     StepTerm("overhead of a step", _framework(step_overhead_s=0.0)),

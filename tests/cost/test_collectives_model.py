@@ -1,11 +1,14 @@
 """Collectives on clusters: sensible for any of them, smooth, shared links, fast."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfmodel import catalog
 from perfmodel.cost import CollectiveModel
 from perfmodel.cost.learn import collective_rows, set_aside
 from perfmodel.ops import Collective
@@ -223,3 +226,18 @@ def test_a_large_machine_never_fitted_is_predicted_within_a_factor(model, data_d
     ops = [op("all_reduce", b, n, r) for b, n, r in table[["bytes", "num_ranks", "ranks_per_node"]].to_numpy()]
     ratio = model.times(where, ops).time_s * 1e6 / table["time_us"].to_numpy()
     assert np.median(np.abs(np.log(ratio))) < np.log(1.6)
+
+
+@pytest.mark.parametrize("name", ["dgx-h100", "l40s-x8", "alps", "dgx-1v"])
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "all_to_all"])
+def test_twice_the_latency_takes_at_most_twice_as_long(name: str, kind: str) -> None:
+    cluster = catalog.cluster(name)
+    slower = replace(cluster, levels=tuple(replace(x, latency_s=2 * x.latency_s) for x in cluster.levels))
+    node = cluster.devices_per_node
+    ops = [
+        Collective(collective=kind, bytes=2.0**size, num_ranks=n, ranks_per_node=min(n, node), level=int(n > node))
+        for n in (2, node, 4 * node) if n <= cluster.capacity for size in range(8, 31)
+    ]  # fmt: skip
+    before, after = (CollectiveModel.load().times(one, ops).time_s for one in (cluster, slower))
+    assert (after >= before * (1 - 1e-9)).all()
+    assert (after <= 2 * before * (1 + 1e-9)).all()

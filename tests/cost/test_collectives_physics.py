@@ -17,6 +17,8 @@ SWITCHED = {
     "hop_switch_s": 5e-6, "hop_between_s": 6e-6, "hop_between_full_s": 14e-6, "hop_between_line_s": 8e-6,
     "peer_s": 3e-6, "bandwidth_inside": 240e9, "bandwidth_between": 20e9, "low_latency_share": 0.4, "line_share": 0.0,
     "peer_exponent": 0.0, "node_exponent": 0.03, "switch_share": 0.0, "network_share": 0.0, "shift_inside_s": 0.0,
+    "usual_inside_s": 2e-6,
+    "usual_between_s": 5e-6,
     "shift_between_s": 0.0, "neighbour_share": 0.4, "long_ring": 64.0, "eager_bytes": 1e30, "tree_share": 1.0,
 }  # fmt: skip
 

@@ -85,6 +85,9 @@ class LinkConstants:
     shift_inside_s: Array
     """Stated latency of a hop inside a node beyond the usual one: it adds to time as it is, whatever the size."""
     shift_between_s: Array
+    usual_inside_s: Array
+    """Latency that clusters usually state of such links."""
+    usual_between_s: Array
     peer_s: Array
     """What each peer on another node costs one rank of an all-to-all."""
     bandwidth_inside: Array
@@ -191,7 +194,8 @@ def collective_time(
             protocols += [(*in_lines, fixed_s + LINE_START_S + no_lines_s)]
         for near, near_s, far, far_s, slower, share, other_s in protocols:
             latency_s = near * near_s + far * far_s * asks * slower + other_s
-            shift_s = near * _shift(xp, near_s, c.shift_inside_s) + far * _shift(xp, far_s, c.shift_between_s)
+            shift_s = near * _shift(xp, near_s, c.shift_inside_s, c.usual_inside_s)
+            shift_s = shift_s + far * _shift(xp, far_s * asks * slower, c.shift_between_s, c.usual_between_s)
             inside_s, between_s = (
                 volume_in * buffer_bytes / (inside * share),
                 volume_out * buffer_bytes / (between * share),
@@ -239,9 +243,11 @@ def _algorithms(
     }
 
 
-def _shift(xp: ModuleType, hop_s: Array, stated_s: Array) -> Array:
-    """However low the stated latency, a hop keeps `LEAST_HOP` of the fitted one: software."""
-    return xp.maximum(stated_s, (LEAST_HOP - 1) * hop_s)
+def _shift(xp: ModuleType, hop_s: Array, stated_s: Array, usual_s: Array) -> Array:
+    """What a stated latency adds to a hop: as much as it is beyond the usual one, of hops that take less than that in
+    proportion, so that twice the latency is never more than twice the time. However low the stated latency, a hop keeps
+    `LEAST_HOP` of the fitted one: software."""
+    return xp.maximum(stated_s * xp.minimum(hop_s / usual_s, 1.0), (LEAST_HOP - 1) * hop_s)
 
 
 def _reduced(xp: ModuleType, share: Array) -> tuple[Array, Array]:
@@ -377,6 +383,8 @@ def constants(
         hop_between_line_s=far_line * far_s,
         shift_inside_s=fabric.latency_shift_s(level, False),
         shift_between_s=fabric.latency_shift_s(level, True),
+        usual_inside_s=fabric.inside.usual_latency_s,
+        usual_between_s=fabric.levels[level].usual_latency_s,
         peer_s=exp(value("peer_s", between)),
         bandwidth_inside=fabric.inside.bandwidth * (1.0 if spans_nodes else efficiency("inside", inside)),
         bandwidth_between=fabric.share_between(level, ranks_per_node, concurrent) * efficiency("between", between),

@@ -1,0 +1,84 @@
+"""Kernels of a step over numbers of samples: as long at least for twice as many, and twice as long at most."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel import catalog
+from perfmodel.cost import KernelModel, growth, with_sizes
+from perfmodel.cost._growth import growing
+from perfmodel.ops import Attention, Collective, Gemm, MemoryBound, Op
+from perfmodel.spec import Device
+
+LOG_S = st.lists(st.floats(-12.0, 3.0), min_size=1, max_size=12).map(np.array)
+TWICE = np.log(2.0)
+
+
+@settings(max_examples=200)
+@given(LOG_S)
+def test_times_grow_by_nothing_at_least_and_by_half_at_most(log_s: np.ndarray) -> None:
+    steps = np.diff(growing(log_s))
+    assert (steps >= -1e-9).all()
+    assert (steps <= TWICE + 1e-9).all()
+
+
+@settings(max_examples=100)
+@given(st.floats(-9.0, 0.0), st.lists(st.floats(0.0, 0.69), max_size=11))
+def test_times_that_grow_are_left_as_they_are(first: float, steps: list[float]) -> None:
+    log_s = first + np.cumsum([0.0, *steps])
+    np.testing.assert_allclose(growing(log_s), log_s, atol=1e-9)
+
+
+@settings(max_examples=100)
+@given(LOG_S, st.data())
+def test_what_is_never_slower_and_at_most_so_much_faster_stays_so(log_s: np.ndarray, data: st.DataObject) -> None:
+    gains = np.array(data.draw(st.lists(st.floats(0.0, TWICE), min_size=len(log_s), max_size=len(log_s))))
+    gained = growing(log_s) - growing(log_s - gains)
+    assert (gained >= -1e-9).all()
+    assert (gained <= TWICE + 1e-9).all()
+
+
+def alone_s(ops: Sequence[Op], on: Device) -> np.ndarray:
+    return KernelModel.load().times(on, [op for op in ops if not isinstance(op, Collective)]).time_s
+
+
+OPS = (
+    Gemm(m=384, n=4096, k=1024), Gemm(m=4096, n=1024, k=512, pass_="wgrad", accumulate=True),
+    Gemm(op="bmm", m=512, n=512, k=64, batch=16), Gemm(op="grouped_linear", m=256, n=2048, k=1024, groups=4),
+    Attention(batch=2, heads=16, kv_heads=16, seq_q=1024, seq_kv=1024, head_dim=64),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["V100-SXM2-32GB", "A100-SXM4-80GB", "TPU-v4"])
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.label)
+def test_a_kernel_of_twice_the_samples_takes_up_to_twice_as_long(op: Gemm | Attention, device: str) -> None:
+    on, name = catalog.device(device), op.samples
+    dtype = "bf16" if "bf16" in on.dtypes else "fp16"
+    sizes = [replace(op, dtype=dtype, **{name: getattr(op, name) * 2**i}) for i in range(9)]
+    every = with_sizes(sizes)
+    own_s = alone_s(every, on)
+    in_step_s = dict(zip(every, own_s * growth(every, own_s), strict=True))
+    ratios = [in_step_s[b] / in_step_s[a] for a, b in pairwise(sizes)]
+    assert min(ratios) >= 1 - 1e-9
+    assert max(ratios) <= 2 + 1e-9
+
+
+def test_whoever_asks_for_other_sizes_is_told_the_same() -> None:
+    on, op = catalog.device("V100-SXM2-32GB"), Gemm(dtype="fp16", m=1536, n=4096, k=1024)
+    found = []
+    for ops in ([op], [op, replace(op, m=3072), replace(op, n=512)]):
+        every = with_sizes(ops)
+        found.append(growth(every, alone_s(every, on))[every.index(op)])
+    assert found[0] == found[1]
+
+
+def test_collectives_and_element_wise_kernels_are_left_as_they_are() -> None:
+    reduction = Collective(collective="all_reduce", bytes=1e6, num_ranks=8, ranks_per_node=8)
+    ops = with_sizes([reduction, MemoryBound(op="add", rows=4096, hidden=1024), Gemm(m=8, n=64, k=64)])
+    assert len(ops) == 3
+    assert growth(ops, np.array([1.0, 2.0, 3.0])).tolist() == [1.0, 1.0, 1.0]
