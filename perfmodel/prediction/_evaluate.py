@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.prediction._compose import Bundle, bundles, durations, weighted_programs
+from perfmodel.prediction._compose import Bundle, bundles, weighted_programs
+from perfmodel.prediction._durations import durations
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import WeightedDurations, prepared, rank_busy_s
 from perfmodel.program import Structure

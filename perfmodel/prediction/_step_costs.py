@@ -55,7 +55,7 @@ def beside_passes(spec: ProgramSpec, structure: Structure) -> Beside:
 
 
 def slowed_s(
-    durations: Float[np.ndarray, "*lanes classes"], loss: float, beside: Beside
+    durations: Float[np.ndarray, "*lanes classes"], loss: float | Float[np.ndarray, "lanes 1"], beside: Beside
 ) -> Float[np.ndarray, "*lanes classes"]:
     """By how much passes run longer: for what is communicated beside them, and as long as they run themselves.
 
@@ -65,19 +65,20 @@ def slowed_s(
     """
     xp = durations.__array_namespace__()
     beside_s = summed(beside.passes, beside.share * durations[..., beside.comm], durations.shape[-1])
-    most_s = durations * (loss / (1 - loss)) if loss < 1 else xp.inf
+    loss = np.asarray(loss)
+    most_s = durations * (loss / np.maximum(1 - loss, 1e-300))
     return xp.minimum(loss * beside_s, most_s)
 
 
 def with_step_costs(
     durations: Float[np.ndarray, "lanes classes"],
     overhead_s: float,
-    loss: float,
+    loss: float | Float[np.ndarray, "lanes 1"],
     scale: Float[np.ndarray, "lanes #classes"],
     optimizer: Bool[np.ndarray, " classes"],
     beside: Beside,
 ) -> Float[np.ndarray, "lanes classes"]:
     """Durations as a real step has them: passes slowed by what is beside them (`slowed_s`), all `scale` times as long;
     the step's overhead rides with its optimizer."""
-    slowed = durations + slowed_s(durations, loss, beside) if loss > 0 else durations
+    slowed = durations + slowed_s(durations, loss, beside) if np.any(np.asarray(loss) > 0) else durations
     return slowed * scale + optimizer * overhead_s

@@ -21,7 +21,7 @@ from perfmodel.prediction import (
     step_times_s,
 )
 from perfmodel.prediction._blocks import COLLECTIVE_CHECK_S
-from perfmodel.prediction._contention import CHANNELS, ONE_WAVE_LOST, held_share, lost_shares
+from perfmodel.prediction._contention import CHANNELS, CHANNELS_BETWEEN_NODES, ONE_WAVE_LOST, held_share, lost_shares
 from perfmodel.prediction._phases import Phase
 from perfmodel.prediction._price import beside_loss, block_times
 from perfmodel.prediction._step_costs import Beside, slowed_s
@@ -122,8 +122,14 @@ def test_a_collective_waits_for_the_last_of_its_ranks(of_site: bool) -> None:
 
 
 def test_devices_without_multiprocessors_lose_nothing_beside_reductions() -> None:
-    assert beside_loss(problem_of(cluster="tpu-v5p-pod")) == 0.0
-    assert beside_loss(problem_of(replace(EAGER, dp_overlap_loss=0.1))) == pytest.approx(0.1 + HELD)
+    assert beside_loss(problem_of(cluster="tpu-v5p-pod"), Layout(dp=8)) == 0.0
+    assert beside_loss(problem_of(replace(EAGER, dp_overlap_loss=0.1)), Layout(dp=8)) == pytest.approx(0.1 + HELD)
+
+
+def test_collectives_between_nodes_hold_fewer_multiprocessors_than_those_inside() -> None:
+    problem = problem_of()
+    inside, between = (beside_loss(problem, Layout(dp=dp)) for dp in (8, 16))
+    assert between / inside == pytest.approx(CHANNELS_BETWEEN_NODES / CHANNELS)
 
 
 def test_the_spread_of_ranks_is_the_median_of_other_groups_and_zero() -> None:

@@ -13,7 +13,8 @@ from perfmodel.prediction._adjustment import factors_of
 from perfmodel.prediction._blocks import BlockTimes
 from perfmodel.prediction._classes import event_entries, summed
 from perfmodel.prediction._communication import communication_events
-from perfmodel.prediction._compose import Bundle, beside_in, bundle_passes, weighted_programs
+from perfmodel.prediction._compose import Bundle, bundle_passes, weighted_programs
+from perfmodel.prediction._durations import beside_in
 from perfmodel.prediction._host_states import host_block_s
 from perfmodel.prediction._memory import host_bandwidth
 from perfmodel.prediction._overlap import BlockEvents
@@ -79,7 +80,7 @@ def composed(
         weights=tuple(weight for *_, weight in parts),
         lanes=tuple((step, variant[2]) for step, variant in lanes),
         mode=int(modes_of([layout.recompute])[0]),
-        loss=beside_loss(problem),
+        loss=beside_loss(problem, layout),
         ring_steps=layout.tp if layout.tp_overlap else 1,
         absent=tuple(name for name in ("overlappable", "beside_attention") if not getattr(events, name).any()),
         slices=slices,
