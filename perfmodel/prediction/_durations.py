@@ -145,11 +145,13 @@ def durations(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "lanes 
 def _durations(part: OnKind) -> Float[np.ndarray, "lanes classes"]:
     """Seconds of the classes on one kind of nodes."""
     problem, bundle = part.problem, part.bundle
-    passes, layouts, structure = bundle_passes(problem, bundle), bundle.layouts, prepared(bundle.spec).structure
-    out = np.stack([events.durations_s for events in part.events])
+    passes, layouts, program = bundle_passes(problem, bundle), bundle.layouts, prepared(bundle.spec)
+    structure, optimizer = program.structure, program.optimizer
+    out = np.concatenate([events.durations_s for events in part.events]).reshape(len(layouts), -1)
     inside = out if part.on is None else np.zeros_like(out)
     by_phase = {variant: phase_s(problem, bundle, variant) for variant in passes.runs}
-    inside += passes_s(by_phase, passes.runs, passes.blocks, passes.full, bundle.modes)
+    full = passes.full if passes.some_full else None
+    inside += passes_s(by_phase, passes.weights, passes.runs, full, bundle.modes)
     if bundle.spec.offload:
         _add_host_copies(problem, bundle, inside)
     for row, one, layout in zip(inside, bundle.composed, layouts, strict=True):
@@ -163,7 +165,8 @@ def _durations(part: OnKind) -> Float[np.ndarray, "lanes classes"]:
         return out
     scale = np.array([[one.factor] for one in bundle.composed])
     beside = beside_in(problem.setting, bundle.spec)
-    optimizer = part.only(structure.class_kind == Kind.OPTIMIZER)
+    if part.on is not None:
+        optimizer = optimizer[part.on[optimizer]]
     loss = np.array([[beside_loss(problem, layout)] for layout in bundle.layouts])
     return with_step_costs(out, problem.host.step_overhead_s, loss, scale, optimizer, beside)
 

@@ -85,11 +85,11 @@ class CriticalPath:
         beside, loss = beside_in(problem.setting, bundle.spec), beside_loss(problem, bundle.layouts[0])
         between_s = part.events[0].durations_s
         alone_s = durations / np.prod(step_factors(problem, bundle.layouts[0]))
-        wanted_s = np.zeros_like(alone_s)
-        np.add.at(wanted_s, beside.passes, loss * beside.share * between_s[beside.comm])
+        passes, wanted_s = beside.slowed[beside.place], np.zeros_like(alone_s)
+        np.add.at(wanted_s, passes, loss * beside.share * between_s[beside.comm])
         free = wanted_s <= loss * alone_s
         added = np.zeros_like(alone_s)
-        np.add.at(added, beside.comm, (gradient * free)[beside.passes] * loss * beside.share)
+        np.add.at(added, beside.comm, (gradient * free)[passes] * loss * beside.share)
         self.slowed_s += float((gradient * alone_s)[~free].sum() * loss)
         return added
 

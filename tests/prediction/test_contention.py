@@ -91,8 +91,8 @@ def test_hidden_collectives_cost_the_share_that_they_hold() -> None:
 
 def test_passes_are_slowed_for_what_is_beside_them_and_no_longer_than_they_run() -> None:
     durations = np.array([[1.0, 10.0, 2.0], [1.0, 10.0, 0.1]])  # a gather, a long pass, a short one
-    beside = Beside(np.array([0, 0]), np.array([1, 2]), np.array([1.0, 0.5]))
-    np.testing.assert_allclose(slowed_s(durations, 0.2, beside), [[0.0, 0.2, 0.1], [0.0, 0.2, 0.025]])
+    beside = Beside(np.array([0, 0]), np.array([0, 1]), np.array([1.0, 0.5]), np.array([1, 2]))
+    np.testing.assert_allclose(slowed_s(durations, 0.2, beside), [[0.2, 0.1], [0.2, 0.025]])
 
 
 @pytest.mark.parametrize(("when", "pp", "checked"), [("never", 2, False), ("pipelines", 1, False),

@@ -166,8 +166,10 @@ def _saved_bytes(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "2 b
 
 def _joined(beside: Sequence[Beside], starts: Sequence[int]) -> Beside:
     """Of programs end to end."""
+    before = np.cumsum([0, *(len(one.slowed) for one in beside)])
     moved = [
-        one._replace(comm=one.comm + at, passes=one.passes + at) for one, at in zip(beside, starts[:-1], strict=True)
+        Beside(one.comm + at, one.place + slowed, one.share, one.slowed + at)
+        for one, at, slowed in zip(beside, starts[:-1], before[:-1], strict=True)
     ]
     return Beside(*map(np.concatenate, zip(*moved, strict=True)))
 
