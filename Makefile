@@ -44,7 +44,7 @@ bench: $(VENV)/.bench ## ratios within one run, written to out/bench.json
 validate: $(VENV)/.plan ## every measured kernel and published run under PERFMODEL_DATA: validate/report.md, .html, .json
 	$(BIN)/python validate/run.py --data $(DATA)
 
-papers: $(VENV)/.plan ## the papers' tables and figures beside ours, as pages of docs/systems show them; 10 minutes, ranks as measured
+papers: $(VENV)/.plan ## the papers' tables and figures beside ours, as pages of docs/systems show them, runs on ranks as measured; 10 minutes
 	$(BIN)/python validate/papers.py
 	$(BIN)/python validate/schedules.py --data $(DATA)
 	$(BIN)/python validate/search.py --data $(DATA) distir

@@ -8,6 +8,7 @@ import argparse
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from studies.distir_ranks import measure_round, ranks_text
@@ -113,7 +114,7 @@ as the prices here say; the paper gives neither.
 {ranks_text(runs)}"""
 
 
-def _span(ratios: pd.Series) -> str:
+def _span(ratios: Any) -> str:
     return f"{ratios.min():.2f} to {ratios.max():.2f}"
 
 
