@@ -1,7 +1,8 @@
 """Execution of programs: what they compute (reference), when (simulated), and both for real (processes)."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from perfmodel.execution._lazy import lazy_names
 
 if TYPE_CHECKING:
     from perfmodel.execution._export import chrome_trace as chrome_trace
@@ -44,14 +45,4 @@ _NAMES = {
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 """On first use: a rank of an emulated world, whose memory and start are the script's, needs no JAX."""
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'perfmodel.execution' has no attribute {name!r}")
-    value = getattr(import_module(f"perfmodel.execution.{_HOME[name]}"), name)
-    globals()[name] = value
-    if isinstance(value, type):
-        from perfmodel.display import shorten_reprs
-
-        shorten_reprs(__name__)
-    return value
+__getattr__ = lazy_names(__name__, _HOME)

@@ -106,7 +106,7 @@ def estimate(
     belief = Site().belief(COMPILED, device)
     shares = {"products": kernel_s / total, "inter_node": 1 - kernel_s / total} if total else {}
     half = student_half_width(belief.variance(shares), belief.degrees_of_freedom)
-    room = device.memory_bytes * (1 - COMPILED.memory_margin) - COMPILED.context_bytes
+    room = COMPILED.usable_bytes(device.memory_bytes) - COMPILED.context_bytes
     return StepEstimate(
         step_time_s=total,
         # no less than the kernels alone, however lucky the rest

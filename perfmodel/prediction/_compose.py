@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from math import prod
 from typing import Any, Final, NamedTuple
 
@@ -19,11 +20,11 @@ from perfmodel.prediction._classes import EventClasses, PassClasses, event_entri
 from perfmodel.prediction._communication import CommunicationEvents, communication_events
 from perfmodel.prediction._memory import BlockBytes
 from perfmodel.prediction._phases import N_PHASES, Phase, fully_recomputed, modes_of, recompute_s
-from perfmodel.prediction._price import block_times, priced_events, step_factors, variant_times
+from perfmodel.prediction._price import beside_loss, block_times, priced_events, step_factors, variant_times
 from perfmodel.prediction._problem import Setting, StepProblem, kept
 from perfmodel.prediction._program_spec import program_spec
 from perfmodel.prediction._programs import prepared
-from perfmodel.prediction._shard import Ranks, ranks_of, shard_events
+from perfmodel.prediction._shard import Ranks, ranks_of, shard_events, variant_events
 from perfmodel.prediction._stages import stage_blocks
 from perfmodel.prediction._variants import PLAIN, Variant
 from perfmodel.prediction._zero import StateLayout
@@ -62,6 +63,8 @@ class Composed(NamedTuple):
     states: StateLayout
     factor: float
     """What the step is multiplied by (`step_factors`)."""
+    loss: float
+    """See `beside_loss`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +118,7 @@ def bundles(problem: StepProblem, layouts: Sequence[Layout]) -> list[Bundle]:
     if len(known) + len(layouts) > _MOST_LAYOUTS:
         known.clear()
     for lane, layout in enumerate(layouts):
-        one = composed(problem, layout)
+        one = known.get(layout) or composed(problem, layout)
         found.append(one)
         alike[id(one.spec), id(one.division), layout.kinds].append(lane)
     made = []
@@ -148,22 +151,48 @@ def _known_layouts(problem: StepProblem) -> dict[Layout, Composed]:
 
 
 def _compose(problem: StepProblem, layout: Layout) -> Composed:
-    setting = problem.setting
-    times, events = block_times(problem, layout), shard_events(setting, layout)
+    events, spec, division = _laid_out(problem.setting, layout)
+    return Composed(
+        block_times(problem, layout),
+        events,
+        spec,
+        division,
+        ranks_of(problem.setting, layout),
+        StateLayout.of(layout),
+        prod(step_factors(problem, layout)),
+        beside_loss(problem, layout),
+    )
+
+
+def _laid_out(setting: Setting, layout: Layout) -> tuple[ShardBlocks, ProgramSpec, Division]:
+    """A layout's blocks, its program, and how the program's stages divide the blocks."""
+    events = shard_events(setting, layout)
     sends = "blocking" if setting.framework.blocking_sends else "lag"
     tied = bool(getattr(setting.model, "tied_embeddings", False))
     layers = sum(n for is_layer, n in events.kinds if is_layer)
     spec = program_spec(layout, setting.job, layers, tied, sends)
     division = Division(events.kinds, layout.partition, layout.recompute_full_layers)
-    return Composed(
-        times,
-        events,
-        _one_of_equal(setting, spec),
-        _one_of_equal(setting, division),
-        ranks_of(setting, layout),
-        StateLayout.of(layout),
-        prod(step_factors(problem, layout)),
-    )
+    return events, _one_of_equal(setting, spec), _one_of_equal(setting, division)
+
+
+def price_step(problem: StepProblem, layout: Layout) -> None:
+    """Time all events of a layout in one call, for what is composed of them to find: those of its blocks in every pass
+    that its program has, and those between blocks.
+
+    Raises:
+        LayoutError: the model does not divide as the layout asks.
+    """
+    if problem.kinds or layout in _known_layouts(problem):  # each kind of nodes has prices of its own
+        return
+    setting = problem.setting
+    blocks, spec, division = _laid_out(setting, layout)
+    ranks, states = ranks_of(setting, layout), StateLayout.of(layout)
+    between, _, _ = _entries(setting, spec, division._replace(full_layers=None), blocks, ranks, states)
+    slices = spec.scheduler.slices
+    passes = {(span, index) for span, index, _ in prepared(spec).structure.variants.tolist()}
+    shards = [variant_events(setting, layout, (span, index, False), slices) for span, index in sorted(passes)]
+    ops = chain(blocks.ops, between, *(shard.ops for shard in shards))
+    priced_events(problem, list(dict.fromkeys(ops)))
 
 
 @kept
@@ -192,8 +221,9 @@ def with_segments(problem: StepProblem, bundle: Bundle, layers: tuple[tuple[int,
 def in_program_of(problem: StepProblem, bundle: Bundle, layout: Layout) -> Bundle:
     """Another layout, with blocks of its own, in the bundle's program."""
     times, events = block_times(problem, layout), shard_events(problem.setting, layout)
-    ranks, factor = ranks_of(problem.setting, layout), prod(step_factors(problem, layout))
-    one = Composed(times, events, bundle.spec, bundle.division, ranks, StateLayout.of(layout), factor)
+    ranks, states = ranks_of(problem.setting, layout), StateLayout.of(layout)
+    factor, loss = prod(step_factors(problem, layout)), beside_loss(problem, layout)
+    one = Composed(times, events, bundle.spec, bundle.division, ranks, states, factor, loss)
     return replace(bundle, lanes=(0,), layouts=(layout,), composed=(one,))
 
 

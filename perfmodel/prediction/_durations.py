@@ -18,7 +18,7 @@ from perfmodel.prediction._compose import Bundle, bundle_passes, bundles, compos
 from perfmodel.prediction._host_states import host_block_s, host_state_s
 from perfmodel.prediction._memory import host_bandwidth
 from perfmodel.prediction._phases import full_recompute_s
-from perfmodel.prediction._price import beside_loss, has_step_costs, priced_events
+from perfmodel.prediction._price import has_step_costs, priced_events
 from perfmodel.prediction._problem import Setting, StepProblem, kept
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._sends import across, rank_of_stage
@@ -105,14 +105,14 @@ def _dealt(
     crosses = np.flatnonzero(of_class[where] != other[where]).tolist()
     found: dict[int, list[tuple[Op, int]]] = {kind: [] for kind in events}
     for entry in crosses:
-        here, there = of_class[where[entry]], other[where[entry]]
+        here, there = int(of_class[where[entry]]), int(other[where[entry]])
         op = events[here].ops[events[here].op_index[entry]]
         owner[entry] = there
         if isinstance(op, Collective) and (op.collective == "send_recv" or whole[where[entry]]):
             ends = [(across(op, problem.links[kind].cluster), kind) for kind in (here, there)]
             seconds = [priced_events(problem.links[kind], [one]).time_s.item() for one, kind in ends]
             one, kind = ends[int(np.argmax(seconds))]
-            found[int(kind)].append((one, int(where[entry])))
+            found[kind].append((one, int(where[entry])))
             owner[entry] = -1
     dealt = {}
     for kind, of in events.items():
@@ -129,8 +129,10 @@ def _dealt(
 
 
 def _joined(some: EventTimes, others: EventTimes) -> EventTimes:
-    ends = (np.concatenate([getattr(some, name), getattr(others, name)]) for name in ("time_s", "lo_s", "hi_s"))
-    return EventTimes(*ends, some.provenance + others.provenance)
+    time_s, lo_s, hi_s = (
+        np.concatenate([getattr(some, name), getattr(others, name)]) for name in ("time_s", "lo_s", "hi_s")
+    )
+    return EventTimes(time_s=time_s, lo_s=lo_s, hi_s=hi_s, provenance=some.provenance + others.provenance)
 
 
 def durations(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "lanes classes"]:
@@ -145,8 +147,7 @@ def durations(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "lanes 
 def _durations(part: OnKind) -> Float[np.ndarray, "lanes classes"]:
     """Seconds of the classes on one kind of nodes."""
     problem, bundle = part.problem, part.bundle
-    passes, layouts, program = bundle_passes(problem, bundle), bundle.layouts, prepared(bundle.spec)
-    structure, optimizer = program.structure, program.optimizer
+    passes, layouts, structure = bundle_passes(problem, bundle), bundle.layouts, prepared(bundle.spec).structure
     out = np.concatenate([events.durations_s for events in part.events]).reshape(len(layouts), -1)
     inside = out if part.on is None else np.zeros_like(out)
     by_phase = {variant: phase_s(problem, bundle, variant) for variant in passes.runs}
@@ -163,11 +164,11 @@ def _durations(part: OnKind) -> Float[np.ndarray, "lanes classes"]:
         out += inside * part.on
     if not has_step_costs(problem):
         return out
-    scale = np.array([[one.factor] for one in bundle.composed])
+    scale, loss = np.array([(one.factor, one.loss) for one in bundle.composed]).T[:, :, None]
     beside = beside_in(problem.setting, bundle.spec)
+    optimizer = prepared(bundle.spec).optimizer
     if part.on is not None:
         optimizer = optimizer[part.on[optimizer]]
-    loss = np.array([[beside_loss(problem, layout)] for layout in bundle.layouts])
     return with_step_costs(out, problem.host.step_overhead_s, loss, scale, optimizer, beside)
 
 

@@ -58,8 +58,7 @@ def rank_devices(problem: StepProblem, layout: Layout) -> tuple[Device, ...]:
 
 def usable_of_ranks(problem: StepProblem, layout: Layout) -> Float[np.ndarray, " ranks"]:
     """Memory that a layout may take of the device of every pipeline rank."""
-    margin = problem.framework.memory_margin
-    return np.array([device.memory_bytes * (1 - margin) for device in rank_devices(problem, layout)])
+    return np.array([problem.framework.usable_bytes(one.memory_bytes) for one in rank_devices(problem, layout)])
 
 
 def fitting(problem: StepProblem, layouts: Sequence[Layout]) -> Bool[np.ndarray, " layouts"]:

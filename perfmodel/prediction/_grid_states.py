@@ -83,12 +83,13 @@ class StateEvents:
         self._on_host = layout.offload_states != "none"
         self._host: list[HostSeconds] = []
         self._own: list[tuple[Float[np.ndarray, "stages segments"], Float[np.ndarray, "stages segments"]]] = []
-        """Parameters that are a rank's own, and those of them that it updates, where the host does."""
+        """Where the host updates: parameters that are a rank's own, and those of them that it updates."""
         for n, shape in enumerate(shapes):
             counts, spec = shape.by_segments, shape.spec
-            self._host.append(host_seconds(setting, layout, spec.grad_reduce != "none"))
-            held, updated = (counts @ shard_params(layout, of, spec.replicas) for of in (params, trained))
-            self._own.append((held, updated))
+            if self._on_host:
+                self._host.append(host_seconds(setting, layout, spec.grad_reduce != "none"))
+                held, updated = (counts @ shard_params(layout, of, spec.replicas) for of in (params, trained))
+                self._own.append((held, updated))
             for by_layer in (False, True):
                 self._units[n, by_layer] = exchanged_units(3 if by_layer else 0, blocks.layers, counts)
             for group in self._groups:

@@ -10,7 +10,7 @@ from perfmodel import catalog
 from perfmodel.errors import NoDataError
 from perfmodel.prediction._account import step_account
 from perfmodel.prediction._check import layout_of
-from perfmodel.prediction._compose import bundles
+from perfmodel.prediction._compose import bundles, price_step
 from perfmodel.prediction._counted_memory import counted_memory, reported_stages
 from perfmodel.prediction._evaluate import per_step, step_programs
 from perfmodel.prediction._explain import CriticalPath
@@ -66,6 +66,7 @@ def predict(
 
 def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, strict: bool = False) -> Prediction:
     """The full prediction of one layout of a problem."""
+    price_step(problem, layout)
     (bundle,) = bundles(problem, [layout])
     programs = step_programs(problem, bundle)
     prepared, durations, _ = programs[0]

@@ -152,17 +152,27 @@ class Prediction:
         """
         return samples / self.global_batch * self.step_time_s
 
-    def memory_over_time(self) -> MemoryTimeline:
-        """Bytes in use on every pipeline rank over the step: what stays, and activations by live ranges.
+    @property
+    def kept_timeline(self) -> Timeline:
+        """The timeline, for what draws it.
 
         Raises:
             PerfModelError: if the prediction was made without `timeline=True`.
         """
         if self.timeline is None:
             raise PerfModelError("this prediction holds no timeline; call predict(..., timeline=True)")
+        return self.timeline
+
+    def memory_over_time(self) -> MemoryTimeline:
+        """Bytes in use on every pipeline rank over the step: what stays, and activations by live ranges.
+
+        Raises:
+            PerfModelError: if the prediction was made without `timeline=True`.
+        """
+        timeline = self.kept_timeline
         static = np.array([stage.peak - stage.activations for stage in self.memory_per_stage])
         taken = np.array([0.0, *self.saved_bytes_per_stage])
-        return memory(self.timeline.structure, self.timeline, taken, static)
+        return memory(timeline.structure, timeline, taken, static)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; the keys are part of the command-line contract."""

@@ -15,7 +15,7 @@ from perfmodel.prediction._blocks import BlockTimes, ShardBlocks, block_events, 
 from perfmodel.prediction._contention import CHANNELS, CHANNELS_BETWEEN_NODES, held_share
 from perfmodel.prediction._layout_offsets import Coordinates, coordinates
 from perfmodel.prediction._problem import Setting, StepProblem, kept
-from perfmodel.prediction._shard import PlacedShard, placed_events, placed_shard
+from perfmodel.prediction._shard import PlacedShard, of_span, placed_events, placed_shard
 from perfmodel.prediction._site import generation
 from perfmodel.prediction._variants import Variant
 from perfmodel.spec import Layout
@@ -174,7 +174,7 @@ def variant_times(problem: StepProblem, layout: Layout, variant: Variant, slices
     """Times of the blocks of a pass that computes several micro-batches, or one of `slices` slices."""
     span, index, _ = variant
     if slices == 1:
-        return block_times(problem, layout.replace(micro_batch=layout.micro_batch * span) if span > 1 else layout)
+        return block_times(problem, of_span(layout, span))
     return block_times(problem, layout, slices, index)
 
 

@@ -89,7 +89,7 @@ class StepProblem:
         """Memory of a device that a layout may take; of the largest where there are several kinds."""
         if self.kinds:
             return max(one.usable_bytes for one in self.kinds)
-        return self.cluster.device.memory_bytes * (1 - self.framework.memory_margin)
+        return self.framework.usable_bytes(self.cluster.device.memory_bytes)
 
     @cached_property
     def _key(self) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 from perfmodel.prediction._blocks import ShardBlocks, count_events
 from perfmodel.prediction._placement import BLOCK_GROUPS, Network, Placement
 from perfmodel.prediction._problem import Setting, kept
-from perfmodel.prediction._variants import on_slice, sliced_job
+from perfmodel.prediction._variants import Variant, on_slice, sliced_job
 from perfmodel.spec import DIMENSIONS, Layout, PerRank
 from perfmodel.workload import BlockOps, Shard, blocks
 
@@ -68,3 +68,14 @@ def placed_events(setting: Setting, placed: PlacedShard, slices: int, index: int
 def shard_events(setting: Setting, layout: Layout, slices: int = 1, index: int = 0) -> ShardBlocks:
     """Counted events of the blocks of a layout's shard (raises `LayoutError` if the model does not divide)."""
     return placed_events(setting, placed_shard(setting, layout), slices, index)
+
+
+def variant_events(setting: Setting, layout: Layout, variant: Variant, slices: int) -> ShardBlocks:
+    """Counted events of the blocks of a pass that computes several micro-batches, or one of `slices` slices."""
+    span, index, _ = variant
+    return shard_events(setting, of_span(layout, span)) if slices == 1 else shard_events(setting, layout, slices, index)
+
+
+def of_span(layout: Layout, span: int) -> Layout:
+    """The layout of a pass that computes so many micro-batches at once."""
+    return layout.replace(micro_batch=layout.micro_batch * span) if span > 1 else layout

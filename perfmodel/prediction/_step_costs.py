@@ -85,7 +85,7 @@ def with_step_costs(
     """Durations as a real step has them: passes slowed by what is beside them (`slowed_s`), all `scale` times as long;
     the step's overhead rides with its optimizer, the classes `optimizer`."""
     out = durations * scale
-    if np.any(np.asarray(loss) > 0) and len(beside.slowed):
+    if len(beside.slowed) and np.any(np.asarray(loss) > 0):
         longer_s = durations[:, beside.slowed] + slowed_s(durations, loss, beside)
         out = _replaced(out, beside.slowed, longer_s * (scale if scale.shape[1] == 1 else scale[:, beside.slowed]))
     return _replaced(out, optimizer, out[:, optimizer] + overhead_s)

@@ -268,6 +268,14 @@ class Framework(Stated):
         found |= {name: getattr(self, name) and overlaps for name in ("overlap_grad_reduce", "overlap_param_gather")}
         return {name: value for name, value in found.items() if name not in said}
 
+    def usable_bytes(self, memory_bytes: float) -> float:
+        """What a layout may take of a device's memory."""
+        return memory_bytes * (1 - self.memory_margin)
+
+    def memory_to_hold(self, taken_bytes: float) -> float:
+        """The memory of a device of which a layout may take so much: the inverse of `usable_bytes`."""
+        return taken_bytes / (1 - self.memory_margin)
+
     def degree_defaults(self, cp: int, ep: int) -> dict[str, Any]:
         """Values of the fields that say how context and expert parallelism work, where there is any, as this framework
         has them."""

@@ -126,8 +126,10 @@ class Layout:
     def __post_init__(self) -> None:
         numbers = *self.degrees, self.vpp, self.micro_batch, self.replicate, self.prefetch
         for name, value in zip(_KEYS, numbers, strict=True):
+            if type(value) is int and value >= 1:  # as nearly all are: layouts are made by the ten thousand
+                continue
             untraced(f"layout: {name}", value)
-            if (type(value) is not int and (not isinstance(value, int) or isinstance(value, bool))) or value < 1:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise LayoutError(f"layout: {name} must be a whole number of at least 1, got {value!r}")
         if self.zero not in (0, 1, 2, 3):
             raise LayoutError(f"layout: zero must be 0, 1, 2 or 3, got {self.zero!r}")

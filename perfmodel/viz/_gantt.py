@@ -13,7 +13,6 @@ from perfmodel.program import ProgramSpec, Stream
 from perfmodel.timeline import KIND_NAMES, Slices, slices
 from perfmodel.viz._boxes import Boxes, draw_boxes
 from perfmodel.viz._memory import memory_lines
-from perfmodel.viz._require import timeline_of
 from perfmodel.viz._style import (
     WIDTHS_IN,
     Width,
@@ -52,7 +51,7 @@ def gantt(prediction: Prediction, width: Width = "page") -> "Figure":
     """
     from matplotlib.lines import Line2D
 
-    timeline = timeline_of(prediction)
+    timeline = prediction.kept_timeline
     drawn = slices(timeline)
     drawn = drawn.select(np.isin(drawn.stream, (Stream.COMPUTE, *_SIDE))).joined()
     # without a flush between steps the timeline is that of several

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from perfmodel.ingest.tables import write_text
 from perfmodel.prediction import Prediction
-from perfmodel.viz._require import timeline_of
 
 
 def interactive(prediction: Prediction) -> str:
@@ -18,7 +17,7 @@ def interactive(prediction: Prediction) -> str:
         f"{prediction.model} on {prediction.devices} devices of {prediction.cluster}, {prediction.layout}: "
         f"step {prediction.step_time_s:.4g} s, bubble {prediction.bubble_fraction:.1%}, MFU {prediction.mfu:.1%}"
     )
-    timeline = timeline_of(prediction)
+    timeline = prediction.kept_timeline
     return timeline.to_html(
         prediction.memory_over_time(), prediction.memory_capacity_bytes, title, prediction.pass_parts
     )

@@ -10,7 +10,6 @@ from perfmodel.errors import PerfModelError
 from perfmodel.prediction import Prediction
 from perfmodel.program import Stream
 from perfmodel.timeline import Slices, slices
-from perfmodel.viz._require import timeline_of
 from perfmodel.viz._style import Width, new_figure, set_title, styled, time_unit
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def draw_link_utilisation(prediction: Prediction, width: Width = "column") -> "F
     """
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
-    timeline = timeline_of(prediction)
+    timeline = prediction.kept_timeline
     drawn, ranks = slices(timeline), timeline.structure.devices
     end_s = max(prediction.step_time_s, timeline.makespan_s)
     used = [(name, streams) for name, streams in _LINKS if np.isin(drawn.stream, streams).any()]

@@ -10,7 +10,6 @@ from perfmodel.display import ramp
 from perfmodel.prediction import Prediction
 from perfmodel.timeline import MemorySteps
 from perfmodel.units import GIB
-from perfmodel.viz._require import timeline_of
 from perfmodel.viz._style import Width, new_figure, set_title, styled, time_unit
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def draw_memory(prediction: Prediction, width: Width = "column") -> "Figure":
     Raises:
         PerfModelError: the prediction holds no timeline.
     """
-    end_s = max(prediction.step_time_s, timeline_of(prediction).makespan_s)
+    end_s = max(prediction.step_time_s, prediction.kept_timeline.makespan_s)
     figure = new_figure(width, 2.3)
     memory_lines(figure.subplots(), prediction, end_s)
     set_title(figure, f"{prediction.model}, {prediction.layout}")

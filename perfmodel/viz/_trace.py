@@ -14,7 +14,6 @@ from perfmodel.prediction import Prediction, rank_strides
 from perfmodel.program import N_STREAMS, Kind, Stream
 from perfmodel.timeline import KIND_NAMES, Timeline, slices
 from perfmodel.units import GIB
-from perfmodel.viz._require import timeline_of
 
 _STREAM_NAMES: Final = (
     "compute",
@@ -43,7 +42,7 @@ def trace_events(prediction: Prediction, *, every_pass: bool = False, every_rank
     Raises:
         PerfModelError: without a timeline, or with more events than can be looked at.
     """
-    timeline = timeline_of(prediction)
+    timeline = prediction.kept_timeline
     events: list[dict[str, Any]] = []
     drawn = slices(timeline)
     for device in range(timeline.structure.devices):
@@ -119,7 +118,7 @@ def _on_every_rank(events: list[dict[str, Any]], prediction: Prediction) -> list
 
 def _inside(prediction: Prediction, every_pass: bool) -> Iterator[dict[str, Any]]:
     """Blocks, kernels and collectives of every pass, or of the first of every class on every rank."""
-    timeline = timeline_of(prediction)
+    timeline = prediction.kept_timeline
     s = timeline.structure
     order = np.argsort(timeline.start_s, kind="stable")
     order = order[(s.stream[order] >= 0) & np.isin(s.duration[order], list(prediction.pass_parts))]
@@ -148,7 +147,7 @@ def _within(timeline: Timeline, op: int, start_s: float, duration_s: float) -> d
 
 def _flows(prediction: Prediction) -> Iterator[dict[str, Any]]:
     """An arrow from every transfer between ranks to the pass that needs it."""
-    timeline = timeline_of(prediction)
+    timeline = prediction.kept_timeline
     s = timeline.structure
     op, side = np.nonzero(s.pred >= 0)
     source, lag = s.pred[op, side], s.lag[op, side]

@@ -49,7 +49,7 @@ def test_nominal_figures(name, device, node, intra_gb, inter_gb):
 def test_a_cluster_by_name_has_the_network_that_its_words_have_in_a_published_table(name, words):
     named = cluster(name)
     told = cluster_for(named.device.name, named.devices_per_node, "", words)
-    for field in ("bandwidth_bytes_per_s", "contention", "latency_s"):
+    for field in ("bandwidth_bytes_per_s", "contention", "rank_latency_s", "latency_s"):
         assert getattr(named.levels[1], field) == pytest.approx(getattr(told.levels[1], field))
 
 

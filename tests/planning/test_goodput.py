@@ -2,6 +2,7 @@
 
 import json
 from math import sqrt
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,7 +112,7 @@ def test_a_run_that_never_gets_on_says_why():
 
 
 BY_STAGE = pm.problem("gpt3-6.7b", "dgx-a100", global_batch=64)
-TERA = {"storage_bytes_per_s": 1e12, "device_mtbf_s": 1e7, "restart_s": 100.0}
+TERA: dict[str, Any] = {"storage_bytes_per_s": 1e12, "device_mtbf_s": 1e7, "restart_s": 100.0}
 
 
 @pytest.mark.parametrize("text", ["pp=4", "tp=2,pp=4,dp=2,zero=1", "pp=4,vpp=2", "pp=4,schedule=chimera"])

@@ -130,7 +130,7 @@ def chimera_search(study: Study, scheme: str, conditions: Conditions | None = No
 def _stashed(found: Ranked, study: Study, on: Conditions, model: Model, job: Job) -> Ranked:
     """Layouts of PipeDream-2BW as its code runs them: a third copy of the weights, and their loading."""
     problem = step_problem(model, on.cluster, job, framework=on.framework)
-    usable = on.cluster.device.memory_bytes * (1 - on.framework.memory_margin)
+    usable = problem.usable_bytes
     peak = [max(rank.peak + rank.weights / 2 for rank in needed_memory(problem, lay)) for lay in found.layouts]
     found = found.only(np.array(peak) <= usable)
     if not study.weight_loads:

@@ -180,7 +180,7 @@ def memory_table() -> pd.DataFrame:
     for study, micro_batch in zip(STUDIES, (8, 1), strict=True):
         one = replace(study, nodes=32, batch=512)
         problem = problem_of(one, Conditions())
-        usable = problem.cluster.device.memory_bytes * (1 - problem.framework.memory_margin)
+        usable = problem.usable_bytes
         for pp in MEMORY_LAYOUTS[study.model]:
             row: dict[str, Any] = {"model": study.model, "p, d": f"{pp}, {32 // pp}"}
             most: dict[str, float] = {}

@@ -92,7 +92,7 @@ def batch_table() -> pd.DataFrame:
         job = Job(global_batch=batch, seq_len=2048, dtype="fp16", flash_attention=False)
         row: dict[str, Any] = {"batch": batch, "pipeline": batch * 16 / (batch + 15)}
         problem = step_problem(model, cluster, job)
-        usable = cluster.device.memory_bytes * (1 - problem.framework.memory_margin)
+        usable = problem.usable_bytes
         for name, recompute in (("none", "none"), ("recompute", "full")):
             layout = replace(Layout.parse("8M16P1D"), recompute=recompute, overlap_grad_reduce=False)  # pyright: ignore
             row[name] = batch / float(evaluate(problem, [layout]).step_time_s[0])

@@ -28,16 +28,16 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any] | None, live: di
         "(`perfmodel catalog frameworks`) were looked up with residuals in view; what nanotron keeps, copies, reduces "
         "and launches was read off its source, and the host time per operator rests on operators counted there; the "
         "latency of EFA per rank was read off collectives of the playbook's own cluster, and so were rate and "
-        "contention of Omni-Path, from all-reduces on BLOOM's; that what a row leaves open is taken as it is fastest was chosen over "
-        "the median with results in view. So were: that nanotron's pipelines check every collective; facts of memory "
-        "(frozen 8-bit weights, gradients of Megatron-DeepSpeed, communicators); what the "
-        "recipes of Megatron-Bridge set, by release; the operators of latent attention; that hosts go on while "
-        "collectives wait, and how many multiprocessors collectives between nodes hold; that no remainder beside the power limit is kept for Blackwell, and that its "
-        "energy per FLOP is the mean of two sources of kernels, SimuMax's among them; that the Llama 3 paper's "
-        "FSDP is read as ZeRO 2; that NeMo and Megatron-Bridge hide tensor-parallel collectives, that Pax shards "
-        "weights and InternEvo all-reduces gradients; the host's time per expert of grouped products; and that of what "
-        "a row leaves open those count that more likely than not fit. Errors are relative to the measured time; width: "
-        "the interval's upper end over its lower, the median of the runs.",
+        "contention of Omni-Path, from all-reduces on BLOOM's; that what a row leaves open is taken as it is fastest "
+        "was chosen over the median with results in view. So were: that nanotron's pipelines check every collective; "
+        "facts of memory (frozen 8-bit weights, gradients of Megatron-DeepSpeed, communicators); what the recipes of "
+        "Megatron-Bridge set, by release; the operators of latent attention; that hosts go on while collectives wait, "
+        "and how many multiprocessors collectives between nodes hold; that no remainder beside the power limit is "
+        "kept for Blackwell, and that its energy per FLOP is the mean of two sources of kernels, SimuMax's among "
+        "them; that the Llama 3 paper's FSDP is read as ZeRO 2; that NeMo and Megatron-Bridge hide tensor-parallel "
+        "collectives, that Pax shards weights and InternEvo all-reduces gradients; the host's time per expert of "
+        "grouped products; and that of what a row leaves open those count that more likely than not fit. Errors are "
+        "relative to the measured time; width: the interval's upper end over its lower, the median of the runs.",
         "## Step time of published runs",
         _steps(record),
         "## Means over sources",

@@ -1,7 +1,8 @@
 """One real node in an emulated cluster: a training script runs unmodified as some ranks of a world it believes in."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from perfmodel.execution._lazy import lazy_names
 
 if TYPE_CHECKING:
     from perfmodel.execution.emulation._classes import Classes as Classes
@@ -40,14 +41,4 @@ _HOME = {
 }  # fmt: skip
 """On first use: a rank's process, whose memory and start are the script's, imports next to nothing of this."""
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'perfmodel.execution.emulation' has no attribute {name!r}")
-    value = getattr(import_module(f"perfmodel.execution.emulation.{_HOME[name]}"), name)
-    globals()[name] = value
-    if isinstance(value, type):
-        from perfmodel.display import shorten_reprs
-
-        shorten_reprs(__name__)
-    return value
+__getattr__ = lazy_names(__name__, _HOME)

@@ -44,7 +44,7 @@ def memory_to_fit(problem: StepProblem, layout: Layout) -> MemoryNeeded:
     """
     check_layout(problem.model, problem.cluster, problem.job, layout)
     memory = max(needed_memory(problem, layout), key=lambda stage: stage.peak)
-    need = memory.peak / (1 - problem.framework.memory_margin)
+    need = problem.framework.memory_to_hold(memory.peak)
     parts = {name: value for name, value in memory.to_dict().items() if name != "peak"}
     known = [catalog.device(name) for name in catalog.devices() if name != "cpu"]
     enough = sorted((device.memory_bytes, device.name) for device in known if device.memory_bytes >= need)

@@ -59,8 +59,8 @@ class Candidates:
             choices = self.costs[grid].grid
             p, s, _, z = map(int, np.unravel_index(place, choices.shape))
             home: Hashable = grid
-            if choices.degrees.kinds is not None:  # orders of the kinds and cuts are grids of their own
-                lay = choices.degrees
+            lay = choices.degrees
+            if lay.kinds is not None:  # orders of the kinds and cuts are grids of their own
                 home = *lay.degrees, lay.micro_batch, tuple(sorted(lay.kinds)), choices.pipelines, choices.shards
             keys = {(home, p, s, choices.states[z]._replace(offload=False)), (home, p, price)}
             if not keys & seen:

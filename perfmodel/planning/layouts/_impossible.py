@@ -93,7 +93,7 @@ def nothing_fits(question: Question, candidates: Candidates) -> Impossible:
         f"memory: no layout fits; the smallest, {layout}, needs {need / GIB:.1f} GiB on its fullest device "
         f"(mostly {largest}), of {question.usable_bytes / GIB:.1f} GiB usable"
     )
-    enough = need / (1 - question.step_problem.framework.memory_margin)
+    enough = question.step_problem.framework.memory_to_hold(need)
     changes = [Change(f"{_up(enough / GIB)} GiB per device", {"memory_bytes": _up(enough / GIB) * GIB})]
     changes += [_freed(question, name) for name in _restricted(question) if _fits(_with_default(question, name))]
     options = ["recompute"] + ["offload"] * (question.problem.cluster.device.host_bandwidth_bytes_per_s is not None)

@@ -27,11 +27,10 @@ from perfmodel.prediction import (
     ShardChoice,
     StateChoice,
     StepProblem,
-    bundles,
     evaluate,
-    one_stage_per_rank,
     peak_memory,
 )
+from perfmodel.schedule import get_schedule
 from perfmodel.spec import Cluster, Layout
 
 if TYPE_CHECKING:
@@ -98,20 +97,29 @@ def price_on_kinds(
 
 
 def _bases(question: "Question", rejected: Counter[Rejection]) -> Iterator[Layout]:
-    """Layouts of the space in one plain stage per pipeline rank, with as many ranks on each kind as they can have."""
+    """Layouts of the space in one stage per pipeline rank, with as many ranks on each kind as they can have."""
     space, cluster = question.space, question.problem.cluster
     narrowed = _narrowed(space, rejected)
+    in_order: dict[tuple[str, int], bool] = {}
     for grid in enumerate_grids(narrowed, question.problem, rejected):
         supplies = list(_supplies(cluster, grid.degrees))
         if not supplies:
             rejected[Rejection(Reason.KINDS)] += grid.size
             continue
         for layout in grid.layouts():
-            hosted = layout.replace(kinds=supplies[0])
-            if layout.pp > 1 and not one_stage_per_rank(bundles(question.step_problem, [hosted])[0]):
+            pipeline = layout.effective_schedule, layout.pp
+            if pipeline not in in_order:
+                in_order[pipeline] = _in_order(*pipeline)
+            if not in_order[pipeline]:
                 rejected[Rejection(Reason.ONE_KIND, f"schedule {layout.schedule}")] += 1
                 continue
             yield from (layout.replace(kinds=supply) for supply in supplies)
+
+
+def _in_order(schedule: str, ranks: int) -> bool:
+    """Whether every pipeline rank holds one stage, in order, that no other holds."""
+    scheduler = get_schedule(schedule)
+    return scheduler.stage_map(ranks, scheduler.chunks_for(1)).tolist() == [[rank] for rank in range(ranks)]
 
 
 def _narrowed(space: SearchSpace, rejected: Counter[Rejection]) -> SearchSpace:

@@ -127,6 +127,8 @@ class SearchResult:
         if not self.complete:
             return self._interrupted
         if self.layouts and self.layouts[0].kinds:
+            if np.isinf(self.gap):
+                return "the best orders of kinds and cuts found; how much better others may be is not known"
             return f"within {self.gap:.2%} of the best order of kinds and cut of any layout"
         if cut := next(
             (i for i in self.improvements if self.layouts and i.result.layout == self.layouts[0].layout), None

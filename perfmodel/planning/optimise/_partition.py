@@ -5,7 +5,8 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import combinations, permutations
+from itertools import combinations, pairwise, permutations
+from math import comb
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -46,6 +47,8 @@ from perfmodel.prediction import (
 from perfmodel.program import Kind, ProgramSpec
 from perfmodel.spec import Cluster, Layout, Model, PerRank, Problem
 
+MOST_CUTS: Final = 200
+"""Ways to cut, with orders of the kinds, that are all tried where dynamic programming does not apply."""
 MOST_ORDERED: Final = 4
 """Kinds of nodes of which all orders in one piece each are tried."""
 
@@ -140,6 +143,7 @@ def partition_stages(
         of_base = costs.get(base.recompute)
         if of_base is None:
             start += [base.replace(partition=sizes) for sizes in cuts or ()]
+            start += _few_cuts(base) if base.kinds else []
         elif cuts is not None:
             start += of_base.layouts(base, [(sizes, base.kinds) for sizes in cuts])
         else:
@@ -148,9 +152,10 @@ def partition_stages(
     def moves(at: Layout) -> Iterable[Layout]:
         sizes, kinds = at.partition or (), at.kinds
         near = [(other, kinds) for other in neighbours(sizes)]
-        for a, b in combinations(range(len(sizes)), 2) if kinds else ():
-            if kinds[a] != kinds[b] and len(kinds) == len(sizes):
-                exchanged = _exchanged(kinds, a, b)
+        of_ranks = kinds if kinds and len(kinds) == len(sizes) else ()
+        for a, b in combinations(range(len(of_ranks)), 2):
+            if of_ranks[a] != of_ranks[b]:
+                exchanged = _exchanged(of_ranks, a, b)
                 near += [(sizes, exchanged), (_exchanged(sizes, a, b), exchanged)]
         if at.recompute in costs:
             yield from costs[at.recompute].layouts(at, near)
@@ -223,6 +228,7 @@ class KindCosts:
         if len(costs) == 1:
             return [(found.partition, base.kinds) for found in front(costs, micro_batches)[:most]]
         every = front(costs, micro_batches, self.supply)[:most]
+        cuts: list[tuple[tuple[int, ...], PerRank]]
         cuts = [(found.partition, tuple(str(names[kind]) for kind in found.kinds)) for found in every]
         for kinds in _in_pieces(base.kinds):
             of_stage = [self.of_kind[kind] for kind in kinds or ()]
@@ -244,8 +250,20 @@ def _kind_costs(problem: StepProblem, base: Layout, recompute_to_fit: bool) -> K
     ends = {one.cluster.name: (one, link) for one, link in zip(problem.kinds, problem.links, strict=True)}
     used = dict.fromkeys(base.kinds)
     link_of = {kind: link if len(used) > 1 else None for kind, (_, link) in ends.items()}
+    of_kind: dict[str | None, StageCosts]
     of_kind = {kind: stage_costs(ends[kind][0], base, recompute_to_fit, link_of[kind]) for kind in used}
     return KindCosts(of_kind, tuple(base.kinds.count(kind) for kind in used))
+
+
+def _few_cuts(base: Layout) -> list[Layout]:
+    """All cuts of a layout's layers, with each kind of nodes in one piece, where these are few: where what is sent
+    differs from cut to cut, moves of layers stop too early."""
+    sizes, orders = base.partition or (), list(dict.fromkeys(_in_pieces(base.kinds)))
+    if comb(sum(sizes) - 1, len(sizes) - 1) * len(orders) > MOST_CUTS:
+        return []
+    inner = combinations(range(1, sum(sizes)), len(sizes) - 1)
+    cuts = [tuple(b - a for a, b in pairwise((0, *ends, sum(sizes)))) for ends in inner]
+    return [base.replace(partition=cut, kinds=kinds) for cut in cuts for kinds in orders]
 
 
 def balanced(
@@ -255,7 +273,7 @@ def balanced(
     other can beat; none where that is above `worst_s`, infinite where nothing fits.
 
     Args:
-        layout: in one plain stage per pipeline rank, its kinds written out, of which as many as it says are taken.
+        layout: in one stage per pipeline rank, its kinds written out, of which as many as it says are taken.
         uneven: stages may have any number of layers; otherwise the kinds' orders alone are tried.
     """
     base = layout.replace(partition=None, recompute_full_layers=None)
@@ -264,6 +282,11 @@ def balanced(
         fits = [one for one in (base.replace(kinds=kinds) for kinds in orders) if fitting(problem, [one])[0]]
         return fits, spread_bound_s(problem, base) if fits else np.inf
     (bundle,) = bundles(problem, [base])
+    if not bundle.spec.scheduler.plain:  # passes of several micro-batches: as the cuts of a plain pipeline
+        plain, _ = balanced(problem, base.replace(schedule="1f1b"))
+        cuts = [cut.replace(schedule=base.schedule) for cut in plain]
+        cuts = [cut for cut, fits in zip(cuts, fitting(problem, cuts), strict=True) if fits]
+        return cuts, spread_bound_s(problem, base) if cuts else np.inf
     costs = _kind_costs(problem, base, recompute_to_fit=problem.job.mode == "train" and base.recompute != "full")
     least_s = costs.lower_bound_s(bundle.spec, program_live(problem.setting, bundle.spec))
     if least_s > worst_s or not np.isfinite(least_s):
@@ -336,8 +359,9 @@ def spread_bound_s(problem: StepProblem, base: Layout) -> float:
 
     The passes of a step shared by the ranks: of n_k ranks of kinds that take at least rho_k times as long for any block
     as the kind that is fastest at it, the slowest is busy for at least W / sum(n_k / rho_k), W being all passes on the
-    fastest. Where the pipeline is flushed, one micro-batch passes all stages besides all but p (the most that a rank
-    has under way before its first backward, `_pipeline.lower_bound_s`). 0 where passes may overlap.
+    fastest. Where the pipeline is flushed, one micro-batch passes all stages besides all but w that the slowest rank
+    computes, of which it has done forwards before its first backward (`_pipeline.lower_bound_s`). 0 where passes may
+    overlap.
     """
     (bundle,) = bundles(problem, [base])
     spec = bundle.spec
@@ -345,10 +369,12 @@ def spread_bound_s(problem: StepProblem, base: Layout) -> float:
         return 0.0
     held = bundle.counts.sum(axis=(0, 1))
     passes = (Kind.FORWARD,) if spec.is_forward_only else (Kind.FORWARD, Kind.BACKWARD)
-    models = {one.cluster.name: one for one in problem.kinds} or {None: problem}
-    ranks = Counter(bundle.layouts[0].kinds or (None,) * spec.stages)
-    of_block = {kind: sum(pass_s(models[kind], bundles(models[kind], bundle.layouts)[0])[p][0] for p in passes)
-                for kind in ranks}  # fmt: skip
+    ranks = Counter(bundle.layouts[0].kinds or (problem.cluster.name,) * spec.stages)
+    of_block = {}
+    for one in problem.kinds or (problem,):
+        seconds = pass_s(one, bundles(one, bundle.layouts)[0])
+        of_block[one.cluster.name] = np.sum([seconds[kind][0] for kind in passes], axis=0)
+    of_block = {kind: of_block[kind] for kind in ranks}
     fastest = np.min([*of_block.values()], axis=0)
     slower = {
         kind: float((own[fastest > 0] / fastest[fastest > 0]).min(initial=np.inf)) for kind, own in of_block.items()
@@ -356,6 +382,8 @@ def spread_bound_s(problem: StepProblem, base: Layout) -> float:
     once_s = float(fastest @ held)
     share_s = once_s / sum(n / slower[kind] for kind, n in ranks.items())
     least_s = spec.micro_batches * share_s
-    if spec.steps > 1 or not one_stage_per_rank(bundle) or program_live(problem.setting, spec).split:
+    live = program_live(problem.setting, spec)
+    if spec.steps > 1 or not one_stage_per_rank(bundle) or live.split:
         return least_s
-    return max(least_s, once_s + max(0, spec.micro_batches - spec.stages) * share_s)
+    warm_up = 1 if live.warm_up[-1] == spec.micro_batches else int(live.warm_up.max())
+    return max(least_s, once_s + (spec.micro_batches - warm_up) * share_s)

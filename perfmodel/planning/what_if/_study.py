@@ -244,7 +244,7 @@ def model_in_scenario(problem: StepProblem, scenario: Scenario) -> StepProblem:
 def _fits(problem: StepProblem, layout: Layout, scenario: Scenario) -> bool:
     peak, _ = peak_memory(problem, [layout])
     capacity = scenario.device(problem.cluster.device).memory_bytes
-    return bool(peak[0] <= capacity * (1 - problem.framework.memory_margin))
+    return bool(peak[0] <= problem.framework.usable_bytes(capacity))
 
 
 def _hidden_up_to(problem: StepProblem, layout: Layout, scenario: Scenario, name: str) -> float:

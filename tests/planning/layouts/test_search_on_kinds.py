@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from itertools import permutations, product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,7 +55,7 @@ def test_every_found_layout_predicts_the_same() -> None:
 
 def test_the_same_nodes_twice_are_searched_as_one_kind() -> None:
     alike = [replace(catalog.cluster("dgx-a100"), name=name, max_devices=8) for name in "ab"]
-    words = {"global_batch": 16, "seq_len": 1024, "devices": 16, "fix": "tp=4,pp=4,vpp=1"}
+    words: dict[str, Any] = {"global_batch": 16, "seq_len": 1024, "devices": 16, "fix": "tp=4,pp=4,vpp=1"}
     both = pm.search(MODEL, Cluster.of_kinds("alike", alike), **words)
     alone = pm.search(MODEL, "dgx-a100", method="auto", **words)
     assert both.layouts[0].step_time_s == pytest.approx(alone.layouts[0].step_time_s, rel=1e-6)
@@ -72,7 +73,7 @@ def test_fewer_devices_may_leave_a_kind_out() -> None:
 
 
 def test_objectives_of_one_device_are_refused_and_others_hold() -> None:
-    words = {"global_batch": 8, "seq_len": 1024, "devices": 4, "top": 2}
+    words: dict[str, Any] = {"global_batch": 8, "seq_len": 1024, "devices": 4, "top": 2}
     with pytest.raises(PerfModelError, match="several kinds of nodes"):
         pm.search(MODEL, mixed(), objective="mfu", **words)
     with pytest.raises(PerfModelError, match="price"):
@@ -88,6 +89,21 @@ def test_schedules_of_several_stages_per_rank_are_counted_out() -> None:
     assert any("zb-v is not searched over several kinds" in why for why in found.rejected)
     with pytest.raises(LayoutError, match="no layout"):
         pm.search(MODEL, mixed(), global_batch=8, seq_len=1024, devices=4, fix="pp=1")
+
+
+def test_timeprests_schedule_is_cut_as_well_as_it_can_be() -> None:
+    """Its backward passes are of several micro-batches, which dynamic programming does not know."""
+    words: dict[str, Any] = {"global_batch": 128, "dtype": "fp32"}
+    found = pm.search("vgg-16", "timeprest", devices=2, schedules="nf1b", fix="pp=2,micro_batch=32", **words)
+    question = pm.ask("vgg-16", "timeprest", devices=2, **words)
+    every = [
+        pm.Layout(pp=2, micro_batch=32, schedule="nf1b", partition=(n, 21 - n), kinds=kinds)
+        for n, kinds in product(range(1, 21), (("rtx6000", "rtx2080"), ("rtx2080", "rtx6000")))
+    ]
+    every = [layout for layout, fits in zip(every, fitting(question.step_problem, every), strict=True) if fits]
+    best_s = evaluate(question.step_problem, every).step_time_s.min()
+    assert found.layouts[0].step_time_s == pytest.approx(best_s, rel=1e-5)
+    assert found.layouts[0].layout.schedule == "nf1b"
 
 
 def test_search_on_timeprests_machines_from_the_command_line(capsys) -> None:

@@ -1,0 +1,23 @@
+"""Names of a package that come from their modules on first use."""
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def lazy_names(package: str, home: Mapping[str, str]) -> Callable[[str], Any]:
+    """A package's `__getattr__`: each name from its module in `home`, so that a process imports what it uses alone."""
+
+    def found(name: str) -> Any:
+        if name not in home:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{package}.{home[name]}"), name)
+        setattr(sys.modules[package], name, value)
+        if isinstance(value, type):
+            from perfmodel.display import shorten_reprs
+
+            shorten_reprs(package)
+        return value
+
+    return found
