@@ -44,10 +44,14 @@ bench: $(VENV)/.bench ## ratios within one run, written to out/bench.json
 validate: $(VENV)/.plan ## every measured kernel and published run under PERFMODEL_DATA: validate/report.md, .html, .json
 	$(BIN)/python validate/run.py --data $(DATA)
 
-papers: $(VENV)/.plan ## the papers' tables and figures beside ours, as pages of docs/systems show them; 10 minutes
+papers: $(VENV)/.plan ## the papers' tables and figures beside ours, as pages of docs/systems show them, runs on ranks as measured; 10 minutes
 	$(BIN)/python validate/papers.py
 	$(BIN)/python validate/schedules.py --data $(DATA)
 	$(BIN)/python validate/search.py --data $(DATA) distir
+	$(BIN)/python validate/distir.py tables
+	$(BIN)/python validate/distsim_profiling.py
+	$(BIN)/python validate/emulation.py --out validate --only
+	$(BIN)/python validate/emulation_wire.py --only
 
 gate: $(VENV)/.plan ## fails where a source of published runs is less accurate than the committed report says
 	$(BIN)/python validate/gate.py --data $(DATA)

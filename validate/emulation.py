@@ -1,7 +1,8 @@
 """Emulated ranks against real ones on this machine: `python validate/emulation.py [--out DIR] [--only PART...]`.
 
 Parts, each added to the report as it is done: prices, micro, steps, host_prices, hosts, curve, what_if, scale,
-memory. The steps take Linux with two cores, hosts also root and iproute2.
+memory. The steps take Linux with two cores, hosts also root and iproute2. `--only` without a part writes the report of
+what was measured before.
 """
 
 import argparse
@@ -333,17 +334,19 @@ def main() -> int:
     """Run the parts, print and write the report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the reports (md, json, csv, png)")
-    parser.add_argument("--only", nargs="+", choices=tuple(PARTS), help="some of the parts")
+    parser.add_argument("--only", nargs="*", choices=tuple(PARTS), help="some of the parts, or none")
     parser.add_argument("--models", nargs="+", choices=MODELS, help="of the steps")
     parser.add_argument("--ranks", nargs="+", type=int, default=[4, 8], help="on emulated hosts")
     parser.add_argument("--launches", type=int, default=5, help="of every configuration on emulated hosts")
     parser.add_argument("--seconds", type=float, default=60, help="of all turns of a model of the steps")
     arguments = parser.parse_args()
     os.environ.update(MALLOC)
-    come_before_others()
+    chosen = tuple(PARTS) if arguments.only is None else arguments.only
+    if chosen:
+        come_before_others()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    report: dict[str, Any] = {}
-    for part in arguments.only or PARTS:
+    report: dict[str, Any] = saved(arguments.out, "prices", {})
+    for part in chosen:
         report = saved(arguments.out, part, PARTS[part](arguments.out, arguments))
     from emulation_report import text
 

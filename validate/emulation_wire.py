@@ -1,6 +1,7 @@
 """One real rank, the others on the wire, against real ranks: `python validate/emulation_wire.py [--only PART...]`.
 
 Parts, each added to the report (`emulation_wire.md`) as it is done: micro, models, ranks, delay, turns. Two cores.
+`--only` without a part writes the report of what was measured before.
 """
 
 import argparse
@@ -251,13 +252,14 @@ def main() -> int:
     arguments = parser.parse_args()
     kept = arguments.out / "emulation_wire.json"
     results = json.loads(kept.read_text()) if kept.exists() else {}
-    come_before_others()
-    for part in arguments.only:
-        rows = globals()[part](arguments)
-        results[part] = {"rows": rows, "load": os.getloadavg()[1]}
-        write_json(kept, results)
-        text = report(results)
-        write_text(arguments.out / "emulation_wire.md", text)
+    if arguments.only:
+        come_before_others()
+    for part in (*arguments.only, ""):
+        if part:
+            rows = globals()[part](arguments)
+            results[part] = {"rows": rows, "load": os.getloadavg()[1]}
+            write_json(kept, results)
+        write_text(arguments.out / "emulation_wire.md", report(results))
     print(report(results))
     return 0
 

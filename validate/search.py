@@ -1,18 +1,18 @@
 """Searches of DistIR and Megatron-LM, and choices among published runs: writes validate/search.md and search.json.
 
-python validate/search.py --data DIR [SECTION ...]: only these (distir, megatron, groups).
+python validate/search.py --data DIR [SECTION ...]: only these (distir, megatron, groups); the others stay as they are.
 """
 
 import argparse
 import json
 from pathlib import Path
 
-from studies.search_sections import SEARCH_SECTIONS
+from studies.search_sections import SEARCH_SECTIONS, Section
 
 from perfmodel.ingest.tables import write_text
 
 HERE = Path(__file__).parent
-PARTS = HERE.parent / "out" / "search"
+PAGE, FIGURES = HERE / "search.md", HERE / "search.json"
 HEAD = (
     "# Searches of papers, and choices among published runs\n\nWritten by `python validate/search.py --data DIR`. "
     "Nothing is fitted on what is compared here: kernels and collectives are priced by the shipped calibration "
@@ -27,16 +27,21 @@ def main() -> None:
     given = arguments.parse_args()
     if unknown := set(given.sections) - set(SEARCH_SECTIONS):
         arguments.error(f"no section {', '.join(sorted(unknown))}; known: {', '.join(SEARCH_SECTIONS)}")
-    PARTS.mkdir(parents=True, exist_ok=True)
     for name in given.sections or SEARCH_SECTIONS:
-        text, figures = SEARCH_SECTIONS[name](given.data)
-        write_text(PARTS / f"{name}.json", json.dumps({"text": text, "figures": figures}))
-    done = {name: PARTS / f"{name}.json" for name in SEARCH_SECTIONS}
-    parts = {name: json.loads(path.read_text()) for name, path in done.items() if path.exists()}
-    write_text(HERE / "search.md", HEAD + "\n".join(part["text"] for part in parts.values()))
-    figures = {name: part["figures"] for name, part in parts.items()}
-    write_text(HERE / "search.json", json.dumps(figures, indent=1) + "\n")
-    print((HERE / "search.md").read_text())
+        parts = written() | {name: SEARCH_SECTIONS[name](given.data)}
+        parts = {name: parts[name] for name in SEARCH_SECTIONS if name in parts}
+        write_text(PAGE, HEAD + "\n".join(text for text, _ in parts.values()))
+        write_text(FIGURES, json.dumps({name: figures for name, (_, figures) in parts.items()}, indent=1) + "\n")
+    print(PAGE.read_text())
+
+
+def written() -> dict[str, Section]:
+    """Sections as they were written before."""
+    if not (PAGE.exists() and FIGURES.exists()):
+        return {}
+    texts = [f"## {text}" for text in PAGE.read_text().split("\n## ")[1:]]
+    figures = json.loads(FIGURES.read_text())
+    return {name: (text, figures[name]) for name, text in zip(figures, texts, strict=True)}
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def _attention(t: Any, *parts: Any, a: Values, out: Outputs) -> Any:
     from torch.nn.attention.bias import causal_lower_right  # pyright: ignore[reportMissingImports]
 
     causal, seq = bool(a.get("causal")), parts[-1].shape[1]
-    q, k, v = _heads(t.cat(parts, 1) if len(parts) > 1 else parts[0], a)
+    q, k, v = _heads(parts[0] if len(parts) == 1 else t.cat(parts, 1), a)
     masked = causal and len(parts) > 1  # `is_causal` would let the first query see the first key alone
     context = t.nn.functional.scaled_dot_product_attention(
         q[:, :, -seq:], k, v, is_causal=causal and not masked,

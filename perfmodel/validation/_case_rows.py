@@ -7,7 +7,7 @@ from perfmodel import catalog
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction import check_machine
 from perfmodel.schedule import schedule_names
-from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Transformer
+from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Transformer, schedule_name
 from perfmodel.validation._row_batch import Spread, spread_of
 from perfmodel.validation._row_cells import FROM_OTHERS, Row, Unusable, count, number, text
 from perfmodel.validation._row_choices import plausible_rows
@@ -63,10 +63,9 @@ class Case:
 SHARES_OF_LAYERS: Final = (0.25, 0.5, 0.75)
 """Shares of a stage's layers that a run that told nothing of recompute may have repeated in full."""
 _SCHEDULES = {
-    "none": "1f1b", "": "1f1b", "1f1b": "1f1b", "interleaved-1f1b": "interleaved", "1f1b-i": "interleaved",
-    "gpipe": "gpipe", "dapple": "1f1b",
+    "none": "1f1b", "": "1f1b", "interleaved-1f1b": "interleaved", "1f1b-i": "interleaved",
     # the authors search an order within a memory limit; these are their hand-made ones of the same memory
-    "zb-1p": "zb-h1", "zb-2p": "zb-h2", "zbv": "zb-v",
+    "zb-1p": "zb-h1", "zb-2p": "zb-h2",
     "zb-2p-sync-optimizer": "zb-h2",  # all programs here wait for all gradients before an update
 }  # fmt: skip
 
@@ -171,7 +170,8 @@ def stated_layout(row: Row, spread: Spread, model: Model, framework: Framework, 
         Unusable: a schedule that is not modelled.
     """
     name = text(row, "schedule").lower()
-    if name not in _SCHEDULES and name not in schedule_names():
+    schedule = _SCHEDULES.get(name, schedule_name(name))
+    if schedule.partition(":")[0] not in schedule_names():
         raise Unusable(f"schedule {name} is not modelled")
     said: dict[str, Any] = {n: getattr(spread, n) for n in ("tp", "pp", "dp", "cp", "micro_batch")} | recipe.layout
     said["ep"] = count(row, "ep", 1)
@@ -180,7 +180,7 @@ def stated_layout(row: Row, spread: Spread, model: Model, framework: Framework, 
     if spread.pp > 1 and (vpp := count(row, "vpp", 1)) > 1:
         said |= {"vpp": vpp, "schedule": "interleaved"}
     elif name:
-        said["schedule"] = _SCHEDULES.get(name, name).replace("interleaved", "1f1b")
+        said["schedule"] = schedule.replace("interleaved", "1f1b")
     said |= sharding_of(row, spread.dp, spread.pp)
     if (sequence := number(row, "sequence_parallel")) is not None:
         said["sequence_parallel"] = bool(sequence)

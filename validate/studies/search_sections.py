@@ -39,7 +39,8 @@ The paper's choice within {distir.TOLERANCE:.0%} of our best throughput: {held(i
 
 {markdown_table(inference)}
 At 175B two micro-batches on two stages leave a third of each device idle, whatever the kernels: more of them are faster
-by our evaluation. The paper's own ranking is weakest there (table 4: 0.84).
+by our evaluation, unless every kernel has a fixed cost (`validate/distir.md`). The paper's own ranking is weakest there
+(table 4: 0.84).
 """
     return text, {"training": _records(training), "inference": _records(inference)}
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
 from perfmodel.prediction import layer_count
 from perfmodel.schedule import get_schedule, schedule_names
-from perfmodel.spec import Cluster, ConvNet, Layout, PerStage, Problem, Transformer
+from perfmodel.spec import Cluster, ConvNet, Layout, PerStage, Problem, Transformer, schedule_name
 from perfmodel.workload import Shard, blocks
 
 OPTIONS = {
@@ -156,7 +156,7 @@ def with_schedules(space: SearchSpace, text: str) -> SearchSpace:
     if text == "all":
         flushing = (n for n in schedule_names() if n not in ("forward", "interleaved"))
         return replace(space, schedule=tuple(n for n in flushing if not get_schedule(n).asynchronous))
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    names = tuple(dict.fromkeys(schedule_name(name) for name in text.split(",") if name.strip()))
     if not names:
         raise PerfModelError(f"search: {text!r} names no schedule; leave it out, or name one like 1f1b")
     for name in names:

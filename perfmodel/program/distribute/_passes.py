@@ -62,9 +62,10 @@ def passes_of(function: Function, stage_of_layer: Sequence[int]) -> Passes:
         phase = Phase.FORWARD if tag.phase == "forward" else Phase.BACKWARD
         whole.setdefault((phase, stage_of_layer[tag.layer], max(tag.micro_batch, 0)), []).append(instruction)
     of = {kind: tuple(body) for kind, body in whole.items()}
-    for (phase, *where), body in list(of.items()):
+    for (phase, stage, part), body in list(of.items()):
         if phase == Phase.BACKWARD:
-            of[Phase.BACKWARD_INPUT, *where], of[Phase.BACKWARD_WEIGHT, *where] = _halves(function, body)
+            inputs, weights = _halves(function, body)
+            of[Phase.BACKWARD_INPUT, stage, part], of[Phase.BACKWARD_WEIGHT, stage, part] = inputs, weights
     maker, users = {}, {}
     for kind, body in of.items():
         if kind[0] == Phase.BACKWARD:
