@@ -135,10 +135,11 @@ def main() -> None:
 
 
 def _summary(name: str, part: list[tuple[float, bool]]) -> str:
-    off = np.abs(np.log([ratio for ratio, _ in part]))
+    ratios = [ratio for ratio, _ in part]
+    off = 100 * np.expm1(np.median(np.abs(np.log(ratios))))
     return (
         f"\n{name}: {sum(held for _, held in part)} of {len(part)} inside their interval; median of reported / "
-        f"predicted {np.median([ratio for ratio, _ in part]):.2f}, median error {100 * np.expm1(np.median(off)):.0f} %.\n"
+        f"predicted {np.median(ratios):.2f}, median error {off:.0f} %.\n"
     )
 
 
