@@ -11,7 +11,6 @@ from perfmodel.spec._device import Device
 from perfmodel.spec._documented import Stated
 from perfmodel.spec._layout import (
     ContextParallel,
-    CudaGraphs,
     Dispatcher,
     EagerKernel,
     Fp8Recipe,
@@ -69,6 +68,11 @@ class Framework(Stated):
     routing_backward_bookkeeping: int = 0
     """The same of routing and dispatch in a layer of experts: histograms, sorts, masks, auxiliary losses, sizes of what
     ranks exchange."""
+    fused_dispatch_saves: tuple[int, int] = (0, 0)
+    """Of these, in forward and backward, what `hybridep` does without."""
+    latent_forward_bookkeeping: int = 0
+    latent_backward_bookkeeping: int = 0
+    """The same of latent attention: parts of queries and keys that are cut, rotated and put together one by one."""
     grouped_launch_s: float = 0.0
     """Host time to launch each further kernel of a grouped product that is no kernel of its own but a product per
     expert; 0 where it is one."""
@@ -211,11 +215,22 @@ class Framework(Stated):
         """Host time to issue an operator of a step; 0 where the step is compiled or replayed as a whole."""
         return self.host_op_s if self.execution in ("eager", "layer_graphs") else 0.0
 
-    def running(self, graphs: CudaGraphs) -> "Framework":
-        """As it issues steps with some of their kernels in CUDA graphs; what is compiled needs none."""
-        if graphs == "none" or self.execution != "eager":
+    def running(self, job: Job, model: Model) -> "Framework":
+        """As it issues the steps of a job: with some of their kernels in CUDA graphs (what is compiled needs none), and
+        the operators of its dispatcher and of the model's attention."""
+        if self.execution != "eager":
             return self
-        return replace(self, execution="graph" if graphs == "step" else "layer_graphs")
+        if job.cuda_graphs != "none":
+            return replace(self, execution="graph" if job.cuda_graphs == "step" else "layer_graphs")
+        latent = isinstance(model, Transformer) and model.latent_attention is not None
+        saved = self.fused_dispatch_saves if job.expert_dispatcher == "hybridep" else (0, 0)
+        return replace(
+            self,
+            forward_bookkeeping=self.forward_bookkeeping + latent * self.latent_forward_bookkeeping,
+            backward_bookkeeping=self.backward_bookkeeping + latent * self.latent_backward_bookkeeping,
+            routing_forward_bookkeeping=max(0, self.routing_forward_bookkeeping - saved[0]),
+            routing_backward_bookkeeping=max(0, self.routing_backward_bookkeeping - saved[1]),
+        )
 
     @property
     def costs_steps(self) -> bool:
@@ -284,7 +299,7 @@ class Framework(Stated):
         """Values of a job's fields as this framework sets them for products of an element type."""
         return {name: getattr(self, name) for name in _JOB_DEFAULTS} | {
             "fp8_recipe": self._recipe(dtype),
-            "flash_attention": self.fp8_flash_attention if dtype == "fp8" else self.flash_attention,
+            "flash_attention": self.fp8_flash_attention if dtype == "fp8" and self.fp8_recipe else self.flash_attention,
             "grad_dtype": self._grad_dtype(dtype),
             "stops_recompute": self.stops_recompute or self.execution == "compiled",
         }
