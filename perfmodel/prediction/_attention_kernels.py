@@ -45,4 +45,6 @@ def attention_slowdown(kernel: AttentionKernel, device: Device) -> float:
     """Time of a generation of fused attention relative to the fastest measured on a device."""
     if kernel == "fastest" or device.vendor != "NVIDIA":
         return 1.0
+    if kernel == "flash-2-then-cudnn":
+        return 1.0 if device.architecture == "Blackwell" else attention_slowdown("flash-2", device)
     return _OLDER[kernel] * (1.0 if device.architecture in _BEFORE_HOPPER else _SINCE_HOPPER)

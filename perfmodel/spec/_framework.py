@@ -22,7 +22,7 @@ from perfmodel.spec._model import Model, Transformer
 from perfmodel.spec._notation import PerStage, written
 from perfmodel.units import untraced
 
-AttentionKernel = Literal["fastest", "flash-2", "flash-1-triton", "flash-1"]
+AttentionKernel = Literal["fastest", "flash-2-then-cudnn", "flash-2", "flash-1-triton", "flash-1"]
 """Generations of fused attention kernels; `fastest`: the newest there is for the device."""
 CollectiveChecks = Literal["never", "pipelines", "always"]
 Execution = Literal["eager", "compiled", "graph", "layer_graphs"]
@@ -41,7 +41,7 @@ _EXPERT_DEFAULTS: Final = ("ep_overlap",)
 """What means nothing without context or expert parallelism."""
 _JOB_DEFAULTS: Final = (
     "eager_kernels", "keep_gathered", "half_gradients", "all_reduce_gradients", "whole_gradients_in_pipelines",
-    "weighted_experts", "expert_dispatcher",
+    "repeated_keys", "weighted_experts", "expert_dispatcher",
 )  # fmt: skip
 
 
@@ -84,7 +84,7 @@ class Framework(Stated):
     eager_kernels: tuple[EagerKernel, ...] = ()
     """Kinds of element-wise work that are not fused."""
     attention: AttentionKernel = "fastest"
-    """Generation of the fused attention kernel."""
+    """Generation of the fused attention kernel; `flash-2-then-cudnn`: FlashAttention-2, and cuDNN's on Blackwell."""
     fp8_recipe: Fp8Recipe = ""
     """How scales of 8-bit products are found where nothing else is said; empty where there are no such products.
     Products of 4 bits go by nvfp4."""
@@ -106,6 +106,7 @@ class Framework(Stated):
     expert_dispatcher: Dispatcher = "alltoall"
     all_reduce_gradients: bool = False
     whole_gradients_in_pipelines: bool = False
+    repeated_keys: bool = False
     """All as in `Job`."""
     contends: bool = True
     """Collectives take multiprocessors from the kernels beside them (`perfmodel.prediction`: kernels slowed by

@@ -323,6 +323,9 @@ class Job:
     whole_gradients_in_pipelines: bool = False
     """Under ZeRO 2 the ranks of a pipeline add up whole gradients and reduce them once, after the last micro-batch,
     instead of their part of them after each."""
+    repeated_keys: bool = False
+    """Keys and values are copied for every head of queries before attention, so that context parallelism exchanges as
+    many copies and the kernel reads them."""
     weighted_experts: bool = False
     """The router's weights multiply the activation inside the experts, so that their outputs are not kept for the
     router's gradient (Megatron-Core since 0.12)."""

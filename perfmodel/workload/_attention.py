@@ -25,8 +25,8 @@ def self_attention(model: Transformer, local: Local, *, causal: bool, window: in
         *head_norm(model, local),
         *attention_layout(model, local),
         *rotary(model, local, (heads + kv) * d),
-        attention_core(model, local, kv_heads=kv, d_qk=d, d_v=d, seq_kv=local.keys, causal=causal,
-                       window=window),
+        attention_core(model, local, kv_heads=heads if local.job.repeated_keys else kv, d_qk=d, d_v=d,
+                       seq_kv=local.keys, causal=causal, window=window),
         *attention_gate(model, local, heads * d),
         *_output(model, local, heads * d),
     ]  # fmt: skip

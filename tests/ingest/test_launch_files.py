@@ -83,7 +83,7 @@ SAID = {
         "tp_overlap=true", 128, 8192, {"dtype": "fp8"},
     ),
     "torchtitan_2024.toml": Said(
-        "torchtitan@2024", "llama3-70b", "tp=8,dp=16,micro_batch=8,zero=3,sequence_parallel=true", 128, 4096,
+        "torchtitan-compile@2024", "llama3-70b", "tp=8,dp=16,micro_batch=8,zero=3,sequence_parallel=true", 128, 4096,
         {"dtype": "bf16"},
     ),
     "nanotron_3d.yaml": Said(
@@ -156,7 +156,7 @@ def test_what_is_unsaid_is_said() -> None:
     launch = read_launch(FILES / "torchtitan_2024.toml")
     assumed, batch = launch.assumed
     assert batch == "global_batch=128 (no accumulation, as it says none; or give --global-batch)"
-    assert assumed == "ep=1, schedule=1f1b, dtype=bf16, tp_overlap=false (torchtitan@2024's defaults)"
+    assert assumed == "ep=1, schedule=1f1b, dtype=bf16, tp_overlap=false (torchtitan-compile@2024's defaults)"
     (assumed,) = read_launch(FILES / "accelerate_fsdp.yaml").assumed[-1:]
     assert assumed.startswith("micro_batch=1")
 
@@ -175,6 +175,34 @@ def test_what_is_read_only_nearly_is_said(name: str, was: str, becomes: str, sai
     launch = parse_launch(text.replace(was, becomes), name, devices=8)
     assert any(said in line for line in launch.assumed)
     assert launch.layout is not None
+
+
+@pytest.mark.parametrize(
+    ("schedule", "pieces", "micro_batch"),
+    [("1F1B", "", 8), ("Interleaved1F1B", "", 4), ("1F1B", "pipeline_parallel_microbatches = 32", 1)],
+)
+def test_pipelines_of_2024_cut_a_local_batch_into_as_many_as_stages(schedule, pieces, micro_batch) -> None:
+    """The default of `pipeline_parallel_microbatches` in torchtitan's config_manager.py of December 2024."""
+    text = (FILES / "torchtitan_2024.toml").read_text().replace("batch_size = 8", "batch_size = 32")
+    said = f'pipeline_parallel_degree = 4\npipeline_parallel_schedule = "{schedule}"\n{pieces}'
+    layout = parse_launch(text.replace("pipeline_parallel_degree = 1", said), "torchtitan_2024.toml").layout
+    assert layout is not None
+    assert (layout.pp, layout.micro_batch) == (4, micro_batch)
+    uneven = text.replace("pipeline_parallel_degree = 1", said).replace("batch_size = 32", "batch_size = 31")
+    if micro_batch > 1:
+        with pytest.raises(LaunchFileError, match="equal micro-batches"):
+            parse_launch(uneven, "torchtitan_2024.toml")
+
+
+def test_what_is_compiled_is_a_framework_that_writes_so() -> None:
+    text = (FILES / "torchtitan_2024.toml").read_text()
+    assert parse_launch(text, "a.toml").framework.startswith("torchtitan-compile")
+    assert parse_launch(text.replace("compile = true", "compile = false"), "a.toml").framework == "torchtitan@2024"
+    layout = parse_launch(text, "a.toml").layout
+    assert layout is not None
+    for name in ("torchtitan", "torchtitan-compile"):
+        written = export_launch(layout, name, model="llama3-70b")
+        assert parse_launch(written, "a.toml", devices=layout.devices).framework == name
 
 
 @pytest.mark.parametrize(
@@ -209,7 +237,7 @@ def test_groups_that_shard_and_states_on_the_host_are_read(name: str, was: str, 
         ("deepspeed_offload.json", ()),
         ("deepspeed_zero3.json", ()),
         ("torchtitan_8b.toml", ()),
-        ("torchtitan_2024.toml", ("training.compile (line 12)",)),
+        ("torchtitan_2024.toml", ()),
         ("nanotron_3d.yaml", ()),
         ("llm_foundry_7b.yaml", ()),
         ("maxtext_tpu.yml", ("base.yml (line 1), which the file is based on, is not beside it",)),

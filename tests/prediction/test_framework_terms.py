@@ -90,6 +90,9 @@ def test_older_attention_kernels_are_slower_and_hopper_widens_the_gap() -> None:
     ratio = attention_slowdown("flash-1-triton", H100) / attention_slowdown("flash-1-triton", A100)
     assert ratio == pytest.approx(attention_slowdown("flash-2", H100))
     assert attention_slowdown("flash-1", A100) > attention_slowdown("flash-1-triton", A100) > 1.0
+    for device in (A100, H100):
+        assert attention_slowdown("flash-2-then-cudnn", device) == attention_slowdown("flash-2", device)
+    assert attention_slowdown("flash-2-then-cudnn", catalog.device("B200-SXM-180GB")) == 1.0
 
 
 def test_contention_multiplies_collectives_between_nodes_only() -> None:

@@ -52,6 +52,26 @@ def test_steps_are_merged_and_eager_merges_are_chains():
     assert merges(eager_kernels=("attention_merge",)) == 3 * 4
 
 
+@pytest.mark.parametrize("kind", ["ring", "all_gather", "gathered_ring"])
+@pytest.mark.parametrize("tp", [1, 8])
+def test_copied_keys_are_exchanged_as_often_as_heads_share_them(kind, tp):
+    """Copies change neither FLOPs nor what a model without shared keys exchanges."""
+
+    def exchanged(net, copied):
+        job = Job(global_batch=1, seq_len=8192, repeated_keys=copied)
+        layer = next(b for b, _ in blocks(net, job, Shard(tp=tp, cp=4, cp_kind=kind)) if "layer" in b.name)
+        passes = (layer.forward_comm, layer.backward_comm)
+        return [sum(comm.bytes * comm.count for comm in each if comm.group == "cp") for each in passes]
+
+    for whole, copies in zip(exchanged(LLAMA, False), exchanged(LLAMA, True), strict=True):
+        assert copies == pytest.approx(LLAMA.heads / LLAMA.kv_heads * whole)
+        assert whole > 0
+    alone = model("llama2-7b")
+    assert exchanged(alone, True) == exchanged(alone, False)
+    copied = Job(global_batch=1, seq_len=8192, repeated_keys=True)
+    assert attention_flops(copied, tp=tp, cp=4, cp_kind=kind) == attention_flops(tp=tp, cp=4, cp_kind=kind)
+
+
 def test_ulysses_divides_heads():
     with pytest.raises(LayoutError, match="attention heads"):
         attention_flops(cp=64, cp_kind="ulysses")

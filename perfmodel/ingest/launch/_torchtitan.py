@@ -115,15 +115,32 @@ def _write_schedule(fields: Fields) -> Mapping[str, Any]:
 
 _BATCH: Final = ("training.local_batch_size", "training.global_batch_size",
                  "parallelism.pipeline_parallel_microbatch_size", "training.batch_size")  # fmt: skip
+_PIECES: Final = ("experimental.pipeline_parallel_microbatches", "parallelism.pipeline_parallel_microbatches",
+                  "experimental.pipeline_parallel_degree", "experimental.pipeline_parallel_schedule")  # fmt: skip
 
 
 def _batch(found: Mapping[str, Any]) -> Fields:
+    """Of a pipeline a size of micro-batches since 2025; before, their number, that of all stages if nothing is said
+    (config_manager.py of December 2024)."""
     says: Fields = {"local_batch": WHOLE.read(found.get(_BATCH[0], found.get(_BATCH[3], 8)))}
     if found.get(_BATCH[1], -1) != -1:
         says["global_batch"] = WHOLE.read(found[_BATCH[1]])
     if _BATCH[2] in found:
         says["pipeline_micro_batch"] = WHOLE.read(found[_BATCH[2]])
+    elif (pieces := _pieces(found)) > 1:
+        if says["local_batch"] % pieces:
+            raise BadValue(f"a local batch of {says['local_batch']} is not {pieces} equal micro-batches")
+        says["pipeline_micro_batch"] = says["local_batch"] // pieces
     return says
+
+
+def _pieces(found: Mapping[str, Any]) -> int:
+    """Micro-batches that the pipeline makes of a local batch, where their number is what counts; else 0."""
+    stated = next((found[name] for name in _PIECES[:2] if name in found), None)
+    if stated is not None:
+        return WHOLE.read(stated)
+    stages = WHOLE.read(found.get(_PIECES[2], 1))
+    return stages * words(SCHEDULES).read(found.get(_PIECES[3], "1F1B"))[1] if stages > 1 else 0
 
 
 def _write_batch(fields: Fields) -> Mapping[str, Any]:
@@ -183,10 +200,22 @@ _ROTATE: Final = (f"{_TITAN}context_parallel_rotate_method", "experimental.conte
 _ROTATION: Final = words({"allgather": "gathered_ring", "alltoall": "ring"})
 
 
+_COMPILE: Final = ("compile.enable", "training.compile")
+_COMPILED: Final = "torchtitan-compile"
+
+
 def _generation(fields: Fields, entries: Entries) -> str:
     """Degrees were under `[training]` and `[experimental]` in 2024."""
     old = any(name.startswith("experimental.") or name == "training.tensor_parallel_degree" for name in entries)
-    return "torchtitan@2024" if old else "torchtitan"
+    compiled = any(entries[name].value is True for name in _COMPILE if name in entries)
+    return (_COMPILED if compiled else "torchtitan") + "@2024" * old
+
+
+def _compiles(found: Mapping[str, Any]) -> Fields:
+    """Says no field but the framework (`_generation`)."""
+    for value in found.values():
+        FLAG.read(value)
+    return {}
 
 
 def _write_rotation(fields: Fields) -> Mapping[str, Any]:
@@ -197,7 +226,7 @@ def _write_rotation(fields: Fields) -> Mapping[str, Any]:
 TORCHTITAN: Final = LaunchFormat(
     name="torchtitan",
     syntax="toml",
-    frameworks=("torchtitan",),
+    frameworks=("torchtitan", _COMPILED),
     framework=_generation,
     marks=("model.flavor", "parallelism.*", "training.local_batch_size", "activation_checkpoint.mode"),
     table=(
@@ -216,7 +245,10 @@ TORCHTITAN: Final = LaunchFormat(
                    "experimental.context_parallel_degree"),
              read=_data, write=_write_data),
         Rule(keys=_SCHEDULE, read=_schedule, write=_write_schedule, defaults={"schedule": "1f1b"}),
-        Rule(keys=_BATCH, read=_batch, write=_write_batch, defaults={"local_batch": 8, "pipeline_micro_batch": 1}),
+        Rule(keys=_COMPILE, read=_compiles,
+             write=lambda fields: {_COMPILE[0]: True} if fields.get("framework") == _COMPILED else {}),
+        Rule(keys=(*_BATCH, *_PIECES), read=_batch, write=_write_batch,
+             defaults={"local_batch": 8, "pipeline_micro_batch": 1}),
         key("training.seq_len", "seq_len", default=2048),
         Rule(keys=("training.mixed_precision_param", "model.converters"), read=_dtype, write=_write_dtype,
              defaults={"dtype": "bf16"}),
@@ -233,7 +265,7 @@ TORCHTITAN: Final = LaunchFormat(
         "training.mixed_precision_reduce", "training.data_parallel_type", "model.hf_assets_path", "model.norm_type",
         "model.tokenizer_path", "model.print_after_conversion", "experimental.custom_*",
         "parallelism.disable_loss_parallel",
-        "debug.*", "activation_checkpoint.early_stop",
+        "debug.*", "activation_checkpoint.early_stop", "compile.*",
     ),
     limits={
         "sequence_parallel": "its tensor parallelism always shards norms",

@@ -1,0 +1,147 @@
+"""Public training runs outside the record, predicted: writes validate/published_runs.md.
+
+python validate/published_runs.py
+
+Reported figures, with what their pages say of the layout, are in published_runs.csv; nothing is fitted to them. Where
+the record of published runs has runs of the same team, the model of sites is the one without them.
+
+A row is blind until something was mended after its prediction had been seen: `seen` names what, `first_s` keeps what
+was predicted before. Rows of a new source begin with both empty.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from perfmodel import catalog, predict
+from perfmodel.errors import PerfModelError
+from perfmodel.prediction import Prediction, Site
+from perfmodel.spec import Cluster, Model
+from perfmodel.workload import step_flops
+
+HERE = Path(__file__).parent
+LIKE_LLAMA: dict[str, dict[str, Any]] = {
+    "palm-540b": {
+        "layers": 118, "hidden": 18432, "heads": 48, "kv_heads": 1, "head_dim": 256, "ffn_hidden": 73728,
+        "vocab": 256_000,
+    },
+    "glm-130b": {
+        "layers": 70, "hidden": 12288, "heads": 96, "kv_heads": 96, "head_dim": 128, "ffn_hidden": 32768,
+        "vocab": 150_528,
+    },
+    "tinyllama-1.1b": {
+        "layers": 22, "hidden": 2048, "heads": 32, "kv_heads": 4, "head_dim": 64, "ffn_hidden": 5632, "vocab": 32_000,
+    },
+}  # fmt: skip
+"""Models that the catalog lacks, by what they have otherwise than Llama 2."""
+REPEATED = 4 / 3
+"""FLOPs of a step with full recompute, a second forward, over those without (Korthikanti et al. 2022, section 6.3)."""
+HEAD = """# Public runs outside the record
+
+Made by `python validate/published_runs.py` from `published_runs.csv`: what papers and pages report of a step, beside
+its prediction from what they say of the layout. Steps of runs that report a rate are its FLOPs, as counted here, or
+their tokens over it; OPT and GLM count what full recompute repeats, a third more. Sources end with how papers' figures
+were confirmed, or that they were written down from memory; pages were read. OPT's micro-batch is its batch over its
+replicas (it accumulates none).
+
+A row is blind where `seen` is empty: nothing was changed after its prediction was seen. Else `seen` names what was
+mended or stated after (none of it a figure fitted: facts of the framework, read in its code), and `first` is what was
+predicted before:
+
+- keys: torchtitan copies keys and values for every head of queries; compile: with `torch.compile` its loss and the sum
+  of partial attention stay eager; cuDNN: its attention on Blackwell.
+- pipelines: FSDP in torch's pipelines gathers and reduces once (`first` is after this mend); micro-batches: of 2024's
+  torchtitan one per stage.
+- recompute, overlap, CUDA graph, batch: stated for the run after the first look (batches as the log prints them).
+
+| run | first | predicted | 90 % interval | reported | reported / predicted | inside | seen | source |
+|---|--:|--:|--:|--:|--:|---|---|---|
+"""
+
+
+def model_of(name: str) -> Model:
+    if name not in LIKE_LLAMA:
+        return catalog.model(name)
+    return replace(catalog.model("llama2-70b"), name=name, **LIKE_LLAMA[name])
+
+
+def cluster_of(name: str) -> Cluster:
+    """Of the catalog, or what a page says otherwise of one that it has."""
+    h100 = catalog.cluster("dgx-h100")
+    node, fabric = h100.levels
+    if name == "h800":
+        return replace(h100, name=name, device=catalog.device("H800-SXM5-80GB"))
+    if name == "grand-teton":  # HBM2e of 2.4 TB/s, limited to 500 W
+        return replace(h100, name=name, device=replace(catalog.device("H100-SXM5-94GB"), power_w=500.0))
+    if name == "h100x4":
+        return replace(h100, name=name, levels=(replace(node, size=4), fabric))
+    if name == "aws-p4de":
+        return replace(catalog.cluster("aws-p4d"), name=name, device=catalog.device("A100-SXM4-80GB"))
+    if name == "gaudi2":  # 21 ports of 100 GbE inside a server of 8, 3 a card to others (Intel Gaudi 2 white paper)
+        inside = replace(node, name="RoCE", bandwidth_bytes_per_s=262.5e9)
+        outside = replace(fabric, name="RoCE", bandwidth_bytes_per_s=37.5e9)
+        return replace(h100, name=name, device=catalog.device("Gaudi2"), levels=(inside, outside))
+    return catalog.cluster(name)
+
+
+def predicted(row: Any) -> tuple[Prediction, float]:
+    """The prediction and the reported step in seconds."""
+    job: Any = dict(word.split("=") for word in row.job.split(",")) if isinstance(row.job, str) else {}
+    problem = catalog.problem(
+        model_of(row.model), cluster_of(row.cluster), global_batch=row.global_batch, seq_len=row.seq_len,
+        dtype=row.dtype, framework=row.framework, **job,
+    )  # fmt: skip
+    site = Site.without(row.left_out) if isinstance(row.left_out, str) else Site()
+    found = predict(problem, layout=row.layout, site=site)
+    if np.isfinite(row.reported_s):
+        return found, float(row.reported_s)
+    if np.isfinite(row.reported_tokens_per_s):
+        return found, row.global_batch * row.seq_len / found.devices / row.reported_tokens_per_s
+    flops = step_flops(problem.model, problem.job).total
+    counted = flops * (REPEATED if row.rate_counts == "recompute" else 1)
+    return found, counted / found.devices / (row.reported_tflops * 1e12)
+
+
+def main() -> None:
+    lines: list[str] = []
+    blind: list[tuple[float, bool]] = []
+    seen: list[tuple[float, bool]] = []
+    looks: list[float] = []
+    rows: Any = pd.read_csv(HERE / "published_runs.csv").itertuples()
+    for row in rows:
+        try:
+            found, reported_s = predicted(row)
+        except PerfModelError as error:
+            raise SystemExit(f"{row.run}: {error}") from None
+        ratio = reported_s / found.step_time_s
+        held = found.step_time_lo_s <= reported_s <= found.step_time_hi_s
+        mended = isinstance(row.seen, str)
+        (seen if mended else blind).append((ratio, held))
+        looks.append(reported_s / (row.first_s if np.isfinite(row.first_s) else found.step_time_s))
+        first = f"{row.first_s:.2f} s" if np.isfinite(row.first_s) else ""
+        lines.append(
+            f"| {row.run} | {first} | {found.step_time_s:.2f} s | "
+            f"{found.step_time_lo_s:.2f} to {found.step_time_hi_s:.2f} s | {reported_s:.2f} s | {ratio:.2f} | "
+            f"{'yes' if held else 'no'} | {row.seen if mended else ''} | {row.source} |"
+        )
+    tail = "".join(_summary(name, part) for name, part in (("Blind", blind), ("Seen", seen)))
+    off = 100 * np.expm1(np.median(np.abs(np.log(looks))))
+    tail += f"\nAll {len(looks)} as first predicted: median of {np.median(looks):.2f}, median error {off:.0f} %.\n"
+    (HERE / "published_runs.md").write_text(HEAD + "\n".join(lines) + "\n" + tail)
+    print((HERE / "published_runs.md").read_text())
+
+
+def _summary(name: str, part: list[tuple[float, bool]]) -> str:
+    ratios = [ratio for ratio, _ in part]
+    off = 100 * np.expm1(np.median(np.abs(np.log(ratios))))
+    return (
+        f"\n{name}: {sum(held for _, held in part)} of {len(part)} inside their interval; median of reported / "
+        f"predicted {np.median(ratios):.2f}, median error {off:.0f} %.\n"
+    )
+
+
+if __name__ == "__main__":
+    main()
