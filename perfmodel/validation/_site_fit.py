@@ -42,7 +42,8 @@ from perfmodel.validation._cases import (
     unstated_share,
 )
 from perfmodel.validation._population_card import population_card
-from perfmodel.validation._population_fit import MOST, SiteRuns, fit_population
+from perfmodel.validation._population_fit import fit_population, parameters_text
+from perfmodel.validation._population_score import MOST, SiteRuns
 from perfmodel.validation._skew_fit import fit_skew
 
 Progress = Callable[[str, int, int], None]
@@ -108,7 +109,7 @@ def fit_sites(
     write_json(Path(out) / MEMORY_FILE, memory)
     write_json(Path(out) / SUSTAINED_FILE, medians)
     write_json(Path(out) / SKEW_FILE, skews)
-    write_json(Path(out) / POPULATION_FILE, fitted.parameters)
+    write_text(Path(out) / POPULATION_FILE, parameters_text(fitted))
     write_text(Path(out) / POPULATION_CARD, population_card(fitted))
     found = {"sustained": medians, "skew": skews, "population": fitted.parameters, "memory": memory}
     return found | {"skipped_files": ignored}
