@@ -55,7 +55,8 @@ def search_html(values: Mapping[str, Any]) -> str:
     """
     layouts = values["layouts"]
     rows = [
-        (_rank(p, place), p["layout"], duration(p["step_time_s"]), f"{duration(p['step_time_lo_s'])} to {duration(p['step_time_hi_s'])}",
+        (_rank(p, place), p["layout"], duration(p["step_time_s"]),
+         f"{duration(p['step_time_lo_s'])} to {duration(p['step_time_hi_s'])}",
          f"{p['mfu']:.1%}", f"{p['bubble_fraction']:.1%}", f"{p['memory_bytes']['peak'] / GIB:.1f}",
          f"{p['probability_first_better']:.0%}" if place and "rank" in p else "")
         for place, p in enumerate(layouts)

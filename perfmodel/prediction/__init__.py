@@ -95,8 +95,8 @@ from perfmodel.prediction._problem import step_problem_of as step_problem_of
 from perfmodel.prediction._programs import Prepared as Prepared
 from perfmodel.prediction._programs import prepared as prepared
 from perfmodel.prediction._programs import rank_busy_s as rank_busy_s
-from perfmodel.prediction._scatter import half_width as half_width
 from perfmodel.prediction._scatter import Scales as Scales
+from perfmodel.prediction._scatter import half_width as half_width
 from perfmodel.prediction._scatter import scales as scales
 from perfmodel.prediction._scatter import standard_nodes as standard_nodes
 from perfmodel.prediction._sensitivity import StepDerivatives as StepDerivatives

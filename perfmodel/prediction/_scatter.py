@@ -13,9 +13,8 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float
 
-NODES: Final = (3, 3)
-"""Of the two scales: as it were sites that scatter little, as most do, and much. More nodes reach sites that scatter as
-none does, which expectations of step times, not of their logs, would then rest on."""
+NODES: Final = (3, 5)
+"""Of the two scales. The second, of which runs tell more and more, is the wider."""
 _HALVINGS: Final = 50
 
 

@@ -112,7 +112,9 @@ def reliability(some: Sequence[Choice]) -> dict[str, Any]:
         if mine.any():
             of = weight[mine]
             said, was = float(of @ p[mine] / of.sum()), float(of @ right[mine] / of.sum())
-            bins.append({"from": BINS[at], "to": BINS[at + 1], "n": int(mine.sum()), "probability": said, "faster": was})
+            bins.append(
+                {"from": BINS[at], "to": BINS[at + 1], "n": int(mine.sum()), "probability": said, "faster": was}
+            )
             error += float(of.sum() / weight.sum()) * abs(said - was)
     return {"pairs": len(frame), "bins": bins, "error": error}
 

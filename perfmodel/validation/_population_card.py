@@ -42,11 +42,11 @@ def population_card(fit: PopulationFit) -> str:
                 f"a layout has {_percent(hyper['layout'][0])} of its own, a run {_percent(hyper['noise'][0])}",
                 f"the errors of events count {hyper['events'][0]:.2f} times",
                 *(f"{_percent(sd)} per unit of {name}" for name, sd in zip(DEGREES, hyper["degrees"], strict=True)),
-                f"of what layouts share and of settings and events a site has {np.exp(hyper['scatter'][0]):.2f} times "
-                f"more or less than the typical one, of what is a layout's or a run's own "
+                f"of what layouts share and of settings and events a site has {np.exp(hyper['scatter'][0]):.2f} "
+                f"times more or less than the typical one, of what is a layout's or a run's own "
                 f"{np.exp(hyper['scatter'][1]):.2f} times (standard deviations of the logs)",
-                f"half-widths of intervals are multiplied by {fit.parameters['']['common']['held']:.2f}, with which they "
-                "hold nine tenths of the runs of sources left out, every source counting the same",
+                f"half-widths of intervals are multiplied by {fit.parameters['']['common']['held']:.2f}, with which "
+                "they hold nine tenths of the runs of sources left out, every source counting the same",
             ]
         )
         + ".",
@@ -57,8 +57,8 @@ def population_card(fit: PopulationFit) -> str:
         + _table(("source", "runs", "off", "left out", "scatter", "far off", "moves"), _sources(fit)),
         "## What a few runs are worth\n\nEvery source left out with its group, then given some of its own runs: mean "
         "error of its other runs, and in brackets the share of them inside their 90 % interval and the ratio of its "
-        "ends. First by physics alone. The update is the model's own, with the shares of the steps as they are predicted.\n\n"
-        + _table(("source", "physics", *(f"{k} runs" for k in FEW)), _few(fit)),
+        "ends. First by physics alone. The update is the model's own, with the shares of the steps as they are "
+        "predicted.\n\n" + _table(("source", "physics", *(f"{k} runs" for k in FEW)), _few(fit)),
     ]
     return "\n\n".join(sections) + "\n"
 

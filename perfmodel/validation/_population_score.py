@@ -151,8 +151,8 @@ class Score:
 
     def left_out(self, state: State) -> tuple[Any, Any, Any, Any]:
         """Every run's residual when its group is left out, and by group the covariance of that by what is shared; the
-        covariances of all by what is their own (`own_parts`); the variance of noise. Blocks of one inverse (Rasmussen and Williams
-        2006, section 5.4.2, for blocks)."""
+        covariances of all by what is their own (`own_parts`); the variance of noise. Blocks of one inverse (Rasmussen
+        and Williams 2006, section 5.4.2, for blocks)."""
         import jax
         import jax.numpy as jnp
 

@@ -23,8 +23,8 @@ TIE: Final = 0.05
 class Robustness:
     """How ranked layouts compare when all predictions err together.
 
-    Log step times are a mixture of joint normals about the predictions (`joint_errors`): what two layouts spend alike on
-    the same family of ops cancels between them, so that they may differ surely though their intervals overlap.
+    Log step times are a mixture of joint normals about the predictions (`joint_errors`): what two layouts spend alike
+    on the same family of ops cancels between them, so that they may differ surely though their intervals overlap.
     """
 
     better: Float[np.ndarray, "layouts layouts"]
@@ -32,7 +32,7 @@ class Robustness:
     best: Float[np.ndarray, " layouts"]
     """Probability to be the best of these."""
     regret: Float[np.ndarray, " layouts"]
-    """Expected relative loss against the best of these."""
+    """Expected loss against the best of these, as a share of the worse of both: no unlikely site decides."""
     upper: Float[np.ndarray, " layouts"]
     """The objective at the upper end of the layout's 90 % interval."""
 
@@ -85,7 +85,8 @@ def robustness(goal: Goal, predictions: Sequence[Prediction]) -> Robustness:
         better = np.stack([(one[:, None] < drawn).mean(axis=0) for one in drawn.T])
         better += np.stack([(one[:, None] == drawn).mean(axis=0) for one in drawn.T]) / 2
     upper = _values(goal, predictions, np.array([[p.step_time_hi_s for p in predictions]]))[0]
-    return Robustness(better, best, ((drawn - least) / np.abs(least)).mean(axis=0), upper)
+    loss = (drawn - least) / np.maximum(np.maximum(np.abs(drawn), np.abs(least)), 1e-300)
+    return Robustness(better, best, loss.mean(axis=0), upper)
 
 
 def joint_draws(joint: Joint) -> Float[np.ndarray, "draws layouts"]:
