@@ -103,7 +103,7 @@ def reliability(some: Sequence[Choice]) -> dict[str, Any]:
     if not rows:
         return {"pairs": 0, "bins": [], "error": None}
     frame = pd.DataFrame(rows, columns=["source", "p", "right"])
-    weight = frame["source"].map(frame["source"].value_counts() ** -0.5).to_numpy(float)
+    weight = frame.groupby("source")["p"].transform("size").to_numpy(float) ** -0.5
     p, right = frame["p"].to_numpy(float), frame["right"].to_numpy(float)
     place = np.clip(np.digitize(p, BINS) - 1, 0, len(BINS) - 2)
     bins, error = [], 0.0

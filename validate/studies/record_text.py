@@ -185,8 +185,8 @@ def _pairs(pairs: dict[str, Any] | None) -> list[str]:
     parts = [
         "## Pairs of layouts of one site",
         "Runs of one job of a source on as many devices, its source left out: the probability that the layout "
-        "predicted faster is faster (joint, with heavy tails, as searches print it), and how often it was. Pairs of a source "
-        f"count as many as the square root of their number. Mean distance of the two: {errors}.",
+        "predicted faster is faster (joint, with heavy tails, as searches print it), and how often it was. Pairs of a "
+        f"source count as many as the square root of their number. Mean distance of the two: {errors}.",
         _table(("runs", "probability", "pairs", "mean probability", "faster"), rows),
         f"Regret of trying first the layout that is most probably faster than any other: mean over {pairs['groups']} "
         f"groups of at least two layouts {_percent(pairs['regret'])} (to reach 3.0 %; nanotron's pipelines apart). "
