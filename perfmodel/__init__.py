@@ -30,7 +30,7 @@ _NAMES = {
     "importers": "OpTable read_onnx read_sharded trace trace_program",
     "schedule": "get_schedule read_schedule require_valid schedule_facts",
     "planning.layouts": "SearchResult search pareto ask SearchOptions SearchSpace Tariff default_space restrict",
-    "planning.optimise": "partition partition_devices",
+    "planning.optimise": "partition",
     "planning.compare_clusters": "ClusterComparison compare_clusters",
     "planning.goodput": "Reliability",
     "planning.decision": "DecisionReport report",
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
         restrict,
         search,
     )
-    from perfmodel.planning.optimise import partition, partition_devices
+    from perfmodel.planning.optimise import partition
     from perfmodel.planning.serving import Serving, serve, serve_sweep
     from perfmodel.planning.what_if import whatif
     from perfmodel.prediction import Prediction, Site, compare_schedules, explain, predict, step_problem

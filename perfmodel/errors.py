@@ -67,6 +67,10 @@ class Reason(Enum):
     SCHEDULE_STAGES = "schedule {} has more stages than layers", ("pp", "schedule")
     SLICES = "sequence not divisible into the slices of schedule {}", ("schedule",)
     PER_STAGE = "{} does not fit the stages and their layers", ("pp",)
+    KINDS = "a stage's devices, or a group of them, on several kinds of nodes", (
+        "tp", "cp", "pp", "schedule", "order", "devices",
+    )  # fmt: skip
+    ONE_KIND = "{} is not searched over several kinds of nodes", ("schedule", "vpp", "order", "offload")
     HOST_LINK = "the device has no link to host memory", ("offload",)
     FRAMEWORK = "{}", ("framework",)
     MEMORY = "out of memory, mostly {}", (

@@ -1,4 +1,4 @@
-"""What collectives of cluster measurements say of contention on AWS EFA and Omni-Path.
+"""What collectives of cluster measurements say of rings on AWS EFA and of contention on Omni-Path.
 
 python validate/networks.py --data DIR
 
@@ -25,18 +25,17 @@ def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--data", type=Path, required=True)
     file = arguments.parse_args().data / "published" / "collectives.csv"
-    print(f"EFA contention: {contention(file):.2f}")
+    print(f"EFA latency per rank: {rank_latency_s(file) * 1e6:.0f} us")
     share, exponent = omni_path(file)
     print(f"Omni-Path: share delivered {share:.2f}, contention {exponent:.2f}")
 
 
-def contention(file: Path) -> float:
-    """Least squares of log(measured / predicted time) on the log of nodes, through 1 node."""
+def rank_latency_s(file: Path) -> float:
+    """Median of what collectives take beyond the collective model for each rank but one."""
     table = _table(file, "EFA")
     cluster = catalog.cluster_for("H100-SXM5-80GB", 8, "NVLink4", "AWS EFA")
-    beyond = np.log(table["time_us"] * 1e-6 / CollectiveModel.load().times(cluster, _ops(table)).time_s)
-    nodes = np.log(table["num_nodes"].to_numpy(float))
-    return float(nodes @ beyond / (nodes @ nodes))
+    beyond_s = table["time_us"] * 1e-6 - CollectiveModel.load().times(cluster, _ops(table)).time_s
+    return float(np.median(beyond_s / (table["num_ranks"] - 1)))
 
 
 def omni_path(file: Path) -> tuple[float, float]:

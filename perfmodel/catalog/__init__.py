@@ -18,6 +18,8 @@ from perfmodel.catalog._problem import PROBLEM_WORDS as PROBLEM_WORDS
 from perfmodel.catalog._problem import problem as problem
 from perfmodel.catalog._problem import problem_and_layout as problem_and_layout
 from perfmodel.catalog._problem import unfiled as unfiled
+from perfmodel.catalog._recipes import plain_fp8 as plain_fp8
+from perfmodel.catalog._recipes import recipe as recipe
 from perfmodel.catalog._toml import checked as checked
 from perfmodel.catalog._toml import checked_fields as checked_fields
 from perfmodel.catalog._words import cluster_for as cluster_for

@@ -27,6 +27,8 @@ class LevelEntry(Stated):
     source: str = ""
     contention: float = 0.0
     """Exponent of the number of nodes by which collectives take longer than alone on the network."""
+    rank_latency_us: float = 0.0
+    """What rings between nodes wait for each rank beyond the first."""
 
     def level(self) -> NetworkLevel:
         """The same in SI units."""
@@ -37,22 +39,79 @@ class LevelEntry(Stated):
             latency_s=self.latency_us * 1e-6,
             source=self.source,
             contention=self.contention,
+            rank_latency_s=self.rank_latency_us * 1e-6,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterEntry(Stated):
-    """A cluster as TOML states it: a device (catalog name, or a table of its own) and levels."""
+class LinkEntry(Stated):
+    """What joins nodes of different kinds, as TOML states it."""
 
-    device: Any
-    levels: tuple[LevelEntry, ...]
+    name: str
+    bandwidth_gb_per_s: float
+    """One way per device, all devices communicating."""
+    latency_us: float
+    source: str = ""
+
+    def level(self, size: int) -> NetworkLevel:
+        """A tier of so many devices."""
+        return LevelEntry(**vars(self), size=size).level()
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindEntry(Stated):
+    """Nodes of one kind, as TOML states them: those of another cluster, or a device and levels as a cluster has."""
+
+    name: str
+    devices: int
+    """Of this kind."""
+    cluster: str | None = None
+    """Catalog name or TOML file."""
+    device: Any = None
+    levels: tuple[LevelEntry, ...] = ()
+    source: str = ""
+
+    def kind(self, where: str) -> Cluster:
+        """The same as a cluster of its own."""
+        where = f"{where} kind {self.name}"
+        if (self.cluster is None) == (self.device is None):
+            raise PerfModelError(f"{where}: give either a cluster, or a device and its levels")
+        if self.cluster is None:
+            entry = ClusterEntry(device=self.device, levels=self.levels, max_devices=self.devices, source=self.source)
+            return entry.cluster(self.name, where)
+        if self.levels:
+            raise PerfModelError(f"{where}: levels are those of {self.cluster}; leave them out")
+        like = cluster(self.cluster)
+        if like.kinds:
+            raise PerfModelError(f"{where}: {self.cluster} has kinds itself; state those here")
+        return replace(like, name=self.name, max_devices=self.devices, source=self.source or like.source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterEntry(Stated):
+    """A cluster as TOML states it: a device (catalog name, or a table of its own) and levels; or kinds of nodes."""
+
+    device: Any = None
+    levels: tuple[LevelEntry, ...] = ()
     max_devices: int | None = None
     price_per_device_hour: float | None = None
     source: str = ""
     aliases: tuple[str, ...] = field(default=())
+    kinds: tuple[KindEntry, ...] = ()
+    between: LinkEntry | None = None
 
     def cluster(self, name: str, where: str) -> Cluster:
         """The same with its device resolved and in SI units."""
+        if self.kinds:
+            if alone := [k for k in ("device", "levels", "max_devices", "price_per_device_hour") if getattr(self, k)]:
+                raise PerfModelError(f"{where}: {', '.join(alone)}: where there are kinds, state it of each of them")
+            kinds = [entry.kind(where) for entry in self.kinds]
+            link = self.between and self.between.level(sum(kind.capacity for kind in kinds))
+            return Cluster.of_kinds(name, kinds, link, self.source)
+        if self.between:
+            raise PerfModelError(f"{where}: between: it joins kinds of nodes, of which there are none")
+        if missing := [key for key in ("device", "levels") if not getattr(self, key)]:
+            raise PerfModelError(f"{where}: " + "; ".join(f"{key}: missing" for key in missing))
         if isinstance(self.device, str):
             found = device(self.device)
         elif isinstance(self.device, dict):

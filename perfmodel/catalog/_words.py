@@ -41,10 +41,10 @@ _OTHER_GBIT = 12.5
 """100 Gbit/s Ethernet shared by a server of 8, for devices that no reference system holds."""
 _PCIE_GB = {"Kepler": 15.75, "Pascal": 15.75, "Volta": 15.75, "Turing": 15.75, "Ampere": 31.5, "Ada": 31.5}
 
-EFA_CONTENTION = 0.21
-"""Exponent of the number of nodes by which collectives over AWS EFA take longer than the collective model says: medians
-of all-reduce, all-gather and reduce-scatter of 256 MB over 2 to 64 nodes in a shared cluster (Ultra-Scale Playbook,
-cluster measurements), fitted by `validate/networks.py`. No step time went into it."""
+EFA_RANK_LATENCY_S = 33e-6
+"""What all-reduces, all-gathers and reduce-scatters over AWS EFA take for each rank beyond what the collective model
+says: medians of 256 MB over 2 to 64 nodes in a shared cluster (Ultra-Scale Playbook, cluster measurements), of which
+`validate/networks.py` takes the median. It hardly depends on the number of ranks. No step time went into it."""
 
 OMNI_PATH_DELIVERED = 0.36
 OMNI_PATH_CONTENTION = 0.29
@@ -52,11 +52,11 @@ OMNI_PATH_CONTENTION = 0.29
 the collective model: the all-reduces that BigScience timed on Jean Zay (10.6 and 6.8 GB/s of 50 with V100 on 4 and 16
 nodes, 5.1 with A100 on 4), fitted by `validate/networks.py`. No step time went into it."""
 _SHARED = {
-    "efa": (1.0, EFA_CONTENTION),
-    "omni-path": (OMNI_PATH_DELIVERED, OMNI_PATH_CONTENTION),
-    "omnipath": (OMNI_PATH_DELIVERED, OMNI_PATH_CONTENTION),
+    "efa": (1.0, 0.0, EFA_RANK_LATENCY_S),
+    "omni-path": (OMNI_PATH_DELIVERED, OMNI_PATH_CONTENTION, 0.0),
+    "omnipath": (OMNI_PATH_DELIVERED, OMNI_PATH_CONTENTION, 0.0),
 }
-"""Share of the nominal rate, and contention, of networks that collectives were measured on."""
+"""Share of the nominal rate, contention, and latency per rank of networks that collectives were measured on."""
 
 
 def cluster_for(device_name: str, devices_per_node: int | None, intra_link: str, inter_link: str) -> Cluster:
@@ -170,13 +170,15 @@ def _inter(found: Device, node: int, words: str) -> NetworkLevel | None:
         gbit, source = _EFA_NODE_GBIT.get(found.architecture, 400) / min(node, 8), "AWS EC2 instance pages"
     if gbit is None:
         gbit, source = _reference_gbit(found), "reference system of the device"
+    delivered, contention, rank_latency_s = next((of for word, of in _SHARED.items() if word in text), (1.0, 0.0, 0.0))
     return NetworkLevel(
         name=words.strip() or "scale-out network",
         size=-(-UNBOUNDED // node) * node,
-        bandwidth_bytes_per_s=gbit * 1e9 / 8 * next((s for word, (s, _) in _SHARED.items() if word in text), 1.0),
+        bandwidth_bytes_per_s=gbit * 1e9 / 8 * delivered,
         latency_s=_latency_s(text, _LATENCY_S["dcn"] if found.vendor == "Google" else _DEFAULT_LATENCY_S),
         source=source,
-        contention=next((exponent for word, (_, exponent) in _SHARED.items() if word in text), 0.0),
+        contention=contention,
+        rank_latency_s=rank_latency_s,
     )
 
 

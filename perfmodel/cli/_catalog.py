@@ -10,7 +10,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.units import GIB
 
 if TYPE_CHECKING:
-    from perfmodel.spec import Cluster, Device, Framework, Model
+    from perfmodel.spec import Cluster, Device, Framework, Model, NetworkLevel
 
 MOST_WIDTH = 100
 """Characters of a line of prose."""
@@ -103,8 +103,21 @@ def _model(model: "Model") -> dict[str, Any]:
 
 
 def _cluster(cluster: "Cluster") -> dict[str, Any]:
-    levels = [f"{t.name}: {t.size} at {t.bandwidth_bytes_per_s / 1e9:,.4g} GB/s" for t in cluster.levels]
-    return {"device": cluster.device.name, "devices_per_node": cluster.devices_per_node, "levels": levels}
+    kinds = cluster.kinds or (cluster,)
+    levels = [(f"{kind.name}: " if cluster.kinds else "") + f"{t.name}: {_joined(t)}"
+              for kind in kinds for t in kind.levels]  # fmt: skip
+    if cluster.between:
+        levels.append(f"between kinds: {cluster.between.name}: {_joined(cluster.between)}")
+    return {
+        "device": " + ".join(kind.device.name for kind in kinds),
+        "devices_per_node": cluster.devices_per_node,
+        "levels": levels,
+        "kinds": [{"name": k.name, "device": k.device.name, "devices": k.capacity} for k in cluster.kinds],
+    }
+
+
+def _joined(level: "NetworkLevel") -> str:
+    return f"{level.size} at {level.bandwidth_bytes_per_s / 1e9:,.4g} GB/s"
 
 
 def _device(device: "Device") -> dict[str, Any]:

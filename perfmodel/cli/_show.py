@@ -45,6 +45,8 @@ def prediction(result: Prediction, more: Sequence[str] = ()) -> None:
             [(k, f"{v / GIB:.2f}") for k, v in memory.to_dict().items()],
         )
     )
+    if result.kinds:
+        console.print(table("pipeline ranks", ("rank", "kind", "device", "GiB", "of"), _ranks(result)))
     console.print(
         table(
             "critical path",
@@ -57,6 +59,20 @@ def prediction(result: Prediction, more: Sequence[str] = ()) -> None:
     )
     shares = ", ".join(f"{k} {v:.0%}" for k, v in result.provenance.items() if v >= 0.005)
     console.print(f"where the times come from: {shares}")
+
+
+def _ranks(result: Prediction) -> list[tuple[str, ...]]:
+    """Kind of nodes, device and memory of every pipeline rank."""
+    return [
+        (
+            str(rank),
+            kind["kind"],
+            kind["device"],
+            f"{stage.peak / GIB:.2f}",
+            f"{kind['memory_capacity_bytes'] / GIB:.0f}",
+        )
+        for rank, (kind, stage) in enumerate(zip(result.kinds, result.memory_per_stage, strict=True))
+    ]
 
 
 def written(files: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from perfmodel.planning.goodput import Goodput, Reliability
+    from perfmodel.planning.goodput import Goodput, Reliability, StageCheckpoint
     from perfmodel.planning.layouts import Tariff
     from perfmodel.planning.training_run import TrainingRun
     from perfmodel.prediction import Prediction
@@ -30,6 +30,9 @@ def add_reliability(command: argparse.ArgumentParser) -> None:
         "--async-checkpoints", action="store_true", help="training goes on while a checkpoint is written"
     )
     group.add_argument(
+        "--stage-checkpoints", action="store_true", help="every pipeline stage writes and reads a checkpoint of its own"
+    )
+    group.add_argument(
         "--pue", type=float, default=1.0, metavar="X", help="energy of the site over its devices' (default 1)"
     )
 
@@ -49,7 +52,7 @@ def reliability_of(arguments: argparse.Namespace) -> "Reliability":
         "interval_s": arguments.checkpoint_every and arguments.checkpoint_every * 60,
     }
     said = {name: value for name, value in given.items() if value is not None}
-    return Reliability(**said, asynchronous=arguments.async_checkpoints)
+    return Reliability(**said, asynchronous=arguments.async_checkpoints, by_stage=arguments.stage_checkpoints)
 
 
 def tariff_of(arguments: argparse.Namespace) -> "Tariff":
@@ -93,12 +96,20 @@ def lines(run: "TrainingRun") -> list[str]:
 
 def failures(goodput: "Goodput") -> str:
     """What interrupts a run, in one line."""
-    from perfmodel.units import long_duration, scaled
+    from perfmodel.units import figure, long_duration, scaled
 
     told = f"a failure every {long_duration(goodput.mtbf_s)}, {long_duration(goodput.restart_s)} to go on"
     if not goodput.checkpoint_bytes:
         return told
+    by_stage = ""
+    if goodput.stages:
+        sizes = [scaled(stage.bytes, "B") for stage in (min(goodput.stages, key=_size), max(goodput.stages, key=_size))]
+        by_stage = f" by stage ({sizes[0]} to {sizes[1]})"
     return (
-        f"{told}, a checkpoint of {scaled(goodput.checkpoint_bytes, 'B')} every {long_duration(goodput.interval_s)} "
-        f"({long_duration(goodput.stall_s)} each)"
+        f"{told}, {figure(goodput.lost_steps, 3)} steps lost, a checkpoint of {scaled(goodput.checkpoint_bytes, 'B')}"
+        f"{by_stage} every {long_duration(goodput.interval_s)} ({long_duration(goodput.stall_s)} each)"
     )
+
+
+def _size(stage: "StageCheckpoint") -> float:
+    return stage.bytes

@@ -6,6 +6,8 @@ from perfmodel.cost._events import EventTimes as EventTimes
 from perfmodel.cost._events import PricesCollectives as PricesCollectives
 from perfmodel.cost._events import PricesKernels as PricesKernels
 from perfmodel.cost._events import event_times as event_times
+from perfmodel.cost._growth import growth as growth
+from perfmodel.cost._growth import with_sizes as with_sizes
 from perfmodel.cost._inference import inference_times as inference_times
 from perfmodel.cost._kernels import KernelModel as KernelModel
 from perfmodel.cost._power import TENSOR_TYPES as TENSOR_TYPES

@@ -60,7 +60,7 @@ class CollectiveModel:
         """Time of each op, alone on the network but for its `concurrent` groups; 0 for one rank.
 
         Never falls with bytes, ranks (inside a switched node, and with the nodes), latency or sharing, nor rises
-        with bandwidth. Provenance: `measured` (this device, fabric, kind, rank count and size range), `learned`
+        with bandwidth. Provenance: `measured` (this die, fabric, kind, rank count and size range), `learned`
         (this fabric, or these links on other devices), `analytical` (physics of a link class that was measured
         elsewhere), `extrapolated` (physics of links or rank counts never measured).
         """

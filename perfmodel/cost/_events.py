@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from jaxtyping import Float64
 
 from perfmodel.ops import Collective, KernelOp, Op
 from perfmodel.spec import Cluster, Device
+
+_RINGS: Final = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,10 @@ class EventTimes:
     def scaled(self, by: Float64[np.ndarray, "n"]) -> "EventTimes":
         """The same with every time and its interval multiplied."""
         return replace(self, time_s=self.time_s * by, lo_s=self.lo_s * by, hi_s=self.hi_s * by)
+
+    def plus(self, more_s: Float64[np.ndarray, "n"]) -> "EventTimes":
+        """The same with every time and its interval so much longer."""
+        return replace(self, time_s=self.time_s + more_s, lo_s=self.lo_s + more_s, hi_s=self.hi_s + more_s)
 
     def at_least(self, where: Sequence[int], bounds: "EventTimes") -> "EventTimes":
         """The same with those of the events at `where` that take less time than their `bounds` replaced by these."""
@@ -80,10 +86,21 @@ def _relayed(
     return times.at_least(where, collectives.times(cluster, inside))
 
 
+def _of_ranks(cluster: Cluster, ops: Sequence[Collective]) -> Float64[np.ndarray, "n"]:
+    """What collectives wait for the ranks of their rings between nodes (`NetworkLevel.rank_latency_s`)."""
+    steps = [(op.num_nodes > 1 and op.collective in _RINGS) * (op.num_ranks - 1) for op in ops]
+    return np.array([n * cluster.levels[op.level].rank_latency_s for n, op in zip(steps, ops, strict=True)], float)
+
+
 def event_times(
     ops: Sequence[Op], cluster: Cluster, kernels: PricesKernels, collectives: PricesCollectives
 ) -> EventTimes:
-    """Times of a mixed list of kernels and collectives, in order."""
+    """Times of a mixed list of kernels and collectives, in order.
+
+    Raises:
+        PerfModelError: nodes of several kinds, of which each is priced by itself.
+    """
+    cluster.require_one_kind()
     comm = [i for i, op in enumerate(ops) if isinstance(op, Collective)]
     rest = [i for i, op in enumerate(ops) if not isinstance(op, Collective)]
     time_s, lo_s, hi_s = np.zeros((3, len(ops)))
@@ -95,7 +112,7 @@ def event_times(
     if comm:
         sent: list[Collective] = [ops[i] for i in comm]  # pyright: ignore[reportAssignmentType]
         shared = [op.num_nodes ** cluster.levels[op.level].contention if op.num_nodes > 1 else 1.0 for op in sent]
-        times = collectives.times(cluster, sent).scaled(np.array(shared))
+        times = collectives.times(cluster, sent).scaled(np.array(shared)).plus(_of_ranks(cluster, sent))
         parts.append((comm, _relayed(cluster, sent, times, collectives)))
     for where, part in parts:
         time_s[where], lo_s[where], hi_s[where] = part.time_s, part.lo_s, part.hi_s

@@ -127,24 +127,27 @@ def _plain(function: Callable[..., Array]) -> Kernel:
     return lambda *arrays, attributes, outputs: function(*arrays)
 
 
-def attention(qkv: jax.Array, attributes: Mapping[str, Any], outputs: Any) -> jax.Array:
-    """Softmax(Q K^T / sqrt(d)) V by head; `qkv` is [batch, sequence, heads * (query, key, value)]."""
-    return _attention(qkv, attributes["heads"], bool(attributes.get("causal")))
+def attention(*parts: Array, attributes: Values, outputs: Outputs) -> Array:
+    """Softmax(Q K^T / sqrt(d)) V by head: queries of the last part over keys and values of all; a part is
+    [batch, its share of the sequence, heads * (query, key, value)]."""
+    return _attention(parts, attributes["heads"], bool(attributes.get("causal")))
 
 
-def attention_grad(qkv: jax.Array, dy: jax.Array, attributes: Mapping[str, Any], outputs: Any) -> jax.Array:
-    """Gradient of `attention` with respect to `qkv`."""
-    _, pullback = jax.vjp(lambda x: _attention(x, attributes["heads"], bool(attributes.get("causal"))), qkv)
-    return pullback(dy)[0]
+def attention_grad(*arrays: Array, attributes: Values, outputs: Outputs) -> tuple[Array, ...]:
+    """Gradients of `attention` with respect to every part."""
+    *parts, dy = arrays
+    _, pullback = jax.vjp(lambda *x: _attention(x, attributes["heads"], bool(attributes.get("causal"))), *parts)
+    return pullback(dy)
 
 
-def _attention(qkv: jax.Array, heads: int, causal: bool) -> jax.Array:
-    batch, seq, width = qkv.shape
+def _attention(parts: Sequence[Array], heads: int, causal: bool) -> Array:
+    batch, seq, width = parts[-1].shape
     size = width // (3 * heads)
-    q, k, v = jnp.moveaxis(qkv.reshape(batch, seq, heads, 3, size), 3, 0)
+    qkv = jnp.concatenate(parts, 1).reshape(batch, -1, heads, 3, size)
+    q, k, v = qkv[:, -seq:, :, 0], qkv[:, :, :, 1], qkv[:, :, :, 2]
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / size**0.5
-    if causal:
-        scores = jnp.where(jnp.tril(jnp.ones((seq, seq), bool)), scores, -jnp.inf)
+    if causal:  # the last query sees every key
+        scores = jnp.where(jnp.tri(seq, k.shape[1], k.shape[1] - seq, dtype=bool), scores, -jnp.inf)
     context = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, axis=-1), v)
     return context.reshape(batch, seq, heads * size)
 

@@ -72,17 +72,26 @@ def _heads(qkv: Any, a: Values) -> tuple[Any, Any, Any]:
     return qkv.reshape(batch, seq, heads, 3, width // (3 * heads)).permute(3, 0, 2, 1, 4).unbind(0)
 
 
-def _attention(t: Any, qkv: Any, a: Values, out: Outputs) -> Any:
-    causal = bool(a.get("causal"))
-    context = t.nn.functional.scaled_dot_product_attention(*_heads(qkv, a), is_causal=causal)
+def _attention(t: Any, *parts: Any, a: Values, out: Outputs) -> Any:
+    """Queries of the last part of a sequence over the keys and values of all."""
+    from torch.nn.attention.bias import causal_lower_right  # pyright: ignore[reportMissingImports]
+
+    causal, seq = bool(a.get("causal")), parts[-1].shape[1]
+    q, k, v = _heads(t.cat(parts, 1) if len(parts) > 1 else parts[0], a)
+    masked = causal and len(parts) > 1  # `is_causal` would let the first query see the first key alone
+    context = t.nn.functional.scaled_dot_product_attention(
+        q[:, :, -seq:], k, v, is_causal=causal and not masked,
+        attn_mask=causal_lower_right(seq, k.shape[2]) if masked else None,
+    )  # fmt: skip
     return context.transpose(1, 2).reshape(out[0].shape)
 
 
-def _attention_grad(t: Any, qkv: Any, dy: Any, a: Values, out: Outputs) -> Any:
+def _attention_grad(t: Any, *tensors: Any, a: Values, out: Outputs) -> Any:
+    *parts, dy = tensors
     with t.enable_grad():
-        own = qkv.detach().requires_grad_()
+        own = [part.detach().requires_grad_() for part in parts]
         like = (Tensor(out[0].dtype, tuple(dy.shape)),)
-        return t.autograd.grad(_attention(t, own, a, like), own, dy)[0]
+        return t.autograd.grad(_attention(t, *own, a=a, out=like), own, dy)
 
 
 def _convolution_grad(name: str) -> Callable[..., Any]:

@@ -9,13 +9,13 @@ from perfmodel.measure._card import Card as Card
 from perfmodel.measure._card import card_path as card_path
 from perfmodel.measure._card import read_card as read_card
 from perfmodel.measure._collectives import INTERCONNECT as INTERCONNECT
-from perfmodel.measure._collectives import transfer_time_s as transfer_time_s
 from perfmodel.measure._diff import compare as compare
 from perfmodel.measure._estimate import RemainingTime as RemainingTime
 from perfmodel.measure._estimate import estimate_plan as estimate_plan
 from perfmodel.measure._estimate import kept_rows as kept_rows
 from perfmodel.measure._estimate import summary as summary
 from perfmodel.measure._group import RankGroup as RankGroup
+from perfmodel.measure._group import transfer_time_s as transfer_time_s
 from perfmodel.measure._harness import Sample as Sample
 from perfmodel.measure._harness import StoppingRule as StoppingRule
 from perfmodel.measure._harness import Timing as Timing

@@ -7,6 +7,7 @@ from multiprocessing.connection import wait
 from typing import Any, Final, Self
 
 import numpy as np
+from jaxtyping import Float
 
 from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
 from perfmodel.measure._agents import Agent
@@ -22,6 +23,7 @@ MEASURED_COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "al
 START_TIMEOUT_S: Final = 90.0
 ANSWER_TIMEOUT_S: Final = 120.0
 MAX_RANKS: Final = 64
+TWO_SIDES: Final = 2
 
 
 class RankGroup:
@@ -56,6 +58,7 @@ class RankGroup:
         self.ranks_per_node = num_ranks // self._num_nodes
         self._session, self._hosts, self._agents = session, tuple(hosts), tuple(agents)
         self._members: list[RankProcess | Agent] = []
+        self._of_two_sides = False
 
     def __enter__(self) -> Self:
         try:
@@ -96,12 +99,21 @@ class RankGroup:
         if op.num_ranks != self.num_ranks:
             raise PerfModelError(f"the group has {self.num_ranks} ranks, {op.collective} asks for {op.num_ranks}")
         self.ask("load", op)
+        self._of_two_sides = op.collective == "send_recv" and op.num_ranks == TWO_SIDES
 
     def sample(self, calls: int, meter: Meter) -> Sample:
-        """Run `calls` calls on all ranks; the slowest rank's time counts."""
+        """Run `calls` calls on all ranks.
+
+        The slowest rank's time counts; of messages between two, each takes as long as on the side that waits less
+        (`transfer_time_s`).
+        """
         before = self._readings(meter)
-        wall_s = max(self.ask("run", calls))
+        of_ranks = self.ask("run", calls)
         after = self._readings(meter)
+        if self._of_two_sides:
+            wall_s = float(transfer_time_s(*of_ranks).sum())
+        else:
+            wall_s = max(spans[-1][1] - spans[0][0] for spans in of_ranks)
         shares = [meter.interference(*pair) for (meter, *pair) in zip(self._meters(meter), before, after, strict=True)]
         return Sample(calls, wall_s, max(shares))
 
@@ -203,3 +215,32 @@ def _gone(rank: int, member: RankProcess | Agent) -> str:
 
 def _name(rank: int, member: RankProcess | Agent) -> str:
     return f"rank {rank}{f' ({member.hello})' if isinstance(member, Agent) else ''}"
+
+
+def transfer_time_s(
+    send_s: Float[np.ndarray, "calls 2"], receive_s: Float[np.ndarray, "calls 2"]
+) -> Float[np.ndarray, " calls"]:
+    """Seconds of every point-to-point transfer: the shorter of its send and receive call.
+
+    A transfer begins when the later of the two calls is launched and ends when both return, so that the call that
+    was launched first contains its waiting for the other; the shorter holds the transfer alone (DistSim section
+    4.2, after dPRO). Each side's clock is read for its own calls only: the clocks need not agree. Where both sides send
+    and receive at once, as neighbouring stages of 1F1B, either call is both.
+
+    Args:
+        send_s: start and end of every send call on the sender's clock.
+        receive_s: start and end of the receive call of the same transfer on the receiver's clock.
+
+    Raises:
+        CalibrationError: for sides with different numbers of calls, or a call that ends before it starts.
+    """
+    send_s, receive_s = np.asarray(send_s, float), np.asarray(receive_s, float)
+    if send_s.shape != receive_s.shape or send_s.ndim != 2 or send_s.shape[1] != 2:
+        raise CalibrationError(
+            "send and receive calls must be two equal lists of (start, end); "
+            f"got shapes {send_s.shape} and {receive_s.shape}"
+        )
+    of_sides = np.stack([send_s[:, 1] - send_s[:, 0], receive_s[:, 1] - receive_s[:, 0]])
+    if not (of_sides >= 0).all():
+        raise CalibrationError("a send or receive call ends before it starts; its start and end are of two clocks")
+    return of_sides.min(axis=0)

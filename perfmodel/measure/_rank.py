@@ -3,9 +3,10 @@
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
@@ -103,6 +104,20 @@ class RankSession:
         jax.distributed.shutdown()
 
 
+Span = tuple[float, float]
+"""Start and end of a call, in seconds on its rank's clock."""
+
+
+def spans(calls: int, call: Callable[[], object]) -> list[Span]:
+    """Start and end of each of `calls` calls, after one that lines the ranks up."""
+    call()
+    at_s = [time.perf_counter()]
+    for _ in range(calls):
+        call()
+        at_s.append(time.perf_counter())
+    return list(pairwise(at_s))
+
+
 class CollectiveSession(RankSession):
     """Runs the one collective that is loaded."""
 
@@ -119,15 +134,11 @@ class CollectiveSession(RankSession):
         mapped = jax.shard_map(_operation(op), mesh=self.mesh, in_specs=spec, out_specs=spec, check_vma=False)
         self._function = jax.jit(mapped)
 
-    def run(self, calls: int) -> float:
-        """Seconds for `calls` calls, after one that lines the ranks up."""
+    def run(self, calls: int) -> list[Span]:
+        """Start and end of each of `calls` calls, after one that lines the ranks up."""
         import jax
 
-        jax.block_until_ready(self._function(self._buffer))
-        start_s = time.perf_counter()
-        for _ in range(calls):
-            jax.block_until_ready(self._function(self._buffer))
-        return time.perf_counter() - start_s
+        return spans(calls, lambda: jax.block_until_ready(self._function(self._buffer)))
 
     def values(self) -> Any:
         """This rank's part of the result, as a NumPy array."""

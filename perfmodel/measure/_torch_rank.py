@@ -1,11 +1,11 @@
 """Ranks whose collectives torch.distributed does: gloo between CPUs, NCCL between GPUs. Needs the extra `torch`."""
 
-import time
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
-from perfmodel.measure._rank import Place, RankSession, local_elements
+from perfmodel.measure._rank import Place, RankSession, Span, local_elements, spans
 from perfmodel.ops import TORCH_DTYPES, Collective, torch_module
 
 Tensor = Any
@@ -40,21 +40,14 @@ class GlooSession(RankSession):
         self._call, self._num_ranks = _CALLS[op.collective], op.num_ranks
         self._reset()
 
-    def run(self, calls: int) -> float:
-        """Seconds for `calls` calls, after one that lines the ranks up."""
-        self._once()
-        self._wait()
-        start_s = time.perf_counter()
-        for _ in range(calls):
-            self._once()
-        self._wait()
-        return time.perf_counter() - start_s
+    def run(self, calls: int) -> list[Span]:
+        """Start and end of each of `calls` calls, after one that lines the ranks up; they return when they are done."""
+        return spans(calls, self._once)
 
     def values(self) -> Any:
         """This rank's part of the result, as a NumPy array."""
         self._reset()
         self._once()
-        self._wait()
         return self._output.double().cpu().numpy()
 
     def leave(self) -> None:
@@ -67,9 +60,6 @@ class GlooSession(RankSession):
     def _reset(self) -> None:
         if self._call is _all_reduce:
             self._output.copy_(self._input)
-
-    def _wait(self) -> None:
-        """Until the device has done what it was given: gloo's calls return when they are done."""
 
 
 class NcclSession(GlooSession):
@@ -84,8 +74,18 @@ class NcclSession(GlooSession):
             raise RuntimeError(f"NCCL takes one GPU per rank, this node has {torch.cuda.device_count()}")
         torch.cuda.set_device(index)
 
-    def _wait(self) -> None:
-        torch_module().cuda.synchronize()
+    def run(self, calls: int) -> list[Span]:
+        """By events of the stream, which NCCL's kernels hold up: calls return before they are done."""
+        cuda = torch_module().cuda
+        self._once()
+        cuda.synchronize()
+        events = [cuda.Event(enable_timing=True) for _ in range(calls + 1)]
+        events[0].record()
+        for event in events[1:]:
+            self._once()
+            event.record()
+        cuda.synchronize()
+        return list(pairwise([1e-3 * events[0].elapsed_time(event) for event in events]))
 
 
 def _dist() -> Any:

@@ -79,6 +79,10 @@ class Attention(KernelOp):
     work = staticmethod(_work)
 
     @property
+    def samples(self) -> str:
+        return "batch"
+
+    @property
     def label(self) -> str:
         heads, seq = f"h{self.heads}/{self.kv_heads}", f"q{self.seq_q} kv{self.seq_kv}"
         return f"attention b{self.batch} {heads} {seq} d{self.head_dim} {self.pass_}"

@@ -68,6 +68,10 @@ class Convolution(KernelOp):
     work = staticmethod(_work)
 
     @property
+    def samples(self) -> str:
+        return "batch"
+
+    @property
     def label(self) -> str:
         image = f"{self.batch}x{self.c_in}x{self.h_in}x{self.w_in}"
         return f"conv {image} to {self.c_out} k{self.k_h}s{self.stride_h} {self.pass_}"

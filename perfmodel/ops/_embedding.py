@@ -32,6 +32,10 @@ class Embedding(KernelOp):
     work = staticmethod(_work)
 
     @property
+    def samples(self) -> str:
+        return "tokens"
+
+    @property
     def label(self) -> str:
         return f"embedding {self.tokens}x{self.hidden} {self.pass_}"
 

@@ -64,6 +64,12 @@ class Gemm(KernelOp):
     work = staticmethod(_work)
 
     @property
+    def samples(self) -> str:
+        if self.op == "bmm":
+            return "batch"
+        return "k" if self.pass_ == "wgrad" and self.op != "grouped_linear" else "m"
+
+    @property
     def label(self) -> str:
         many = f"{self.batch * self.groups}x" if self.batch * self.groups > 1 else ""
         return f"{self.op} {many}{self.m}x{self.n}x{self.k} {self.pass_}"

@@ -66,6 +66,12 @@ class KernelOp:
         return f"{self.op} {self.pass_}"
 
     @property
+    def samples(self) -> str:
+        """Name of the field that grows in proportion to the tokens, sequences or images that the kernel works on; empty
+        where none does."""
+        return ""
+
+    @property
     def flops(self) -> float:
         """Operations, by the family's formula."""
         return float(self.work(NUMBERS, self.shape()).flops)

@@ -92,16 +92,31 @@ def _op_by_inputs(shape: Mapping[str, np.ndarray]) -> np.ndarray:
 
 MEASURED: Final[dict[str, int]] = {
     "add": 2, "mul": 2, "silu_mul": 2, "relu": 1, "gelu": 1, "silu": 1, "tanh": 1, "softmax": 1, "layer_norm": 1,
-    "rms_norm": 1,
+    "rms_norm": 1, "bias_gelu": 1, "batch_norm": 1, "cross_entropy": 1, "rope": 1, "dropout": 1, "bias_dropout_add": 2,
 }  # fmt: skip
-"""Memory-bound kernels with a program, and their number of inputs."""
+"""Memory-bound kernels with a program, and their number of inputs.
+
+Those of several steps are what a compiler makes of them in JAX and torch's kernels one after another in torch, as users
+call them. JAX's dropout draws its mask where it is applied and has it ready in the backward pass, as torch's has.
+"""
+KEPT: Final = 0.9
+"""Share of the elements that dropout keeps."""
+_OF_NINE_TENTHS: Final = 1.2816
+"""Below which nine of ten standard normal numbers are."""
 
 
 def _check(op: MemoryBound) -> None:
     if op.op not in MEASURED:
         raise UnknownNameError("memory-bound kernel to measure", op.op, MEASURED)
-    if op.n_inputs != MEASURED[op.op]:
+    if op.n_inputs != MEASURED[op.op] and (op.op, op.n_inputs) != ("add", 1):  # rows moved, with themselves added
         raise PerfModelError(f"{op.op} has n_inputs = {MEASURED[op.op]}, got {op.n_inputs}")
+    if op.op == "rope" and op.hidden % 2:
+        raise PerfModelError(f"rope turns pairs: hidden must be even, got {op.hidden}")
+
+
+def _head_size(op: MemoryBound) -> int:
+    """Of the heads that rope turns."""
+    return 128 if op.hidden % 128 == 0 else op.hidden
 
 
 def _jax_program(op: MemoryBound, rng: np.random.Generator) -> Program:
@@ -117,34 +132,79 @@ def _jax_program(op: MemoryBound, rng: np.random.Generator) -> Program:
         wide = x.astype(jnp.float32)
         return (wide * jax.lax.rsqrt((wide * wide).mean(-1, keepdims=True) + 1e-5) * scale).astype(x.dtype)
 
+    def dropped(x: Any, chance: Any) -> Any:
+        """By a mask, or by a key to draw one."""
+        kept = chance if op.pass_ == "bwd" else jax.random.bernoulli(chance, KEPT, x.shape)
+        return jnp.where(kept, x / KEPT, 0)
+
+    def rope(x: Any, cos: Any, sin: Any) -> Any:
+        first, second = jnp.split(x.reshape(op.rows, -1, _head_size(op)), 2, -1)
+        return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).reshape(x.shape)
+
+    def batch_norm(x: Any, scale: Any, shift: Any) -> Any:
+        wide = x.astype(jnp.float32)
+        return ((wide - wide.mean(0)) * jax.lax.rsqrt(wide.var(0) + 1e-5) * scale + shift).astype(x.dtype)
+
     functions: dict[str, Callable[..., Any]] = {
-        "add": jnp.add, "mul": jnp.multiply, "silu_mul": lambda x, y: jax.nn.silu(x) * y, "relu": jax.nn.relu,
+        "add": lambda x, *y: jnp.add(x, *(y or (x,))), "mul": jnp.multiply,
+        "silu_mul": lambda x, y: jax.nn.silu(x) * y, "relu": jax.nn.relu,
         "gelu": jax.nn.gelu, "silu": jax.nn.silu, "tanh": jnp.tanh, "softmax": jax.nn.softmax,
-        "layer_norm": layer_norm, "rms_norm": rms_norm,
+        "layer_norm": layer_norm, "rms_norm": rms_norm, "batch_norm": batch_norm, "rope": rope, "dropout": dropped,
+        "bias_gelu": lambda x, bias: jax.nn.gelu(x + bias),
+        "bias_dropout_add": lambda x, residual, bias, chance: residual + dropped(x + bias, chance),
+        "cross_entropy": lambda x, label: jax.nn.logsumexp(x, -1) - jnp.take_along_axis(x, label[:, None], -1)[:, 0],
     }  # fmt: skip
     inputs = tuple(jax_array(rng, op.dtype, op.rows, op.hidden) for _ in range(op.n_inputs))
-    if op.op in ("layer_norm", "rms_norm"):
+    if op.op in ("layer_norm", "rms_norm", "batch_norm"):
         inputs += (jnp.ones(op.hidden, jnp.float32),)
-    if op.op == "layer_norm":
+    if op.op in ("layer_norm", "batch_norm"):
         inputs += (jnp.zeros(op.hidden, jnp.float32),)
-    return jax_pass(op, functions[op.op], inputs, {"bwd": tuple(range(len(inputs)))})
+    if op.op in ("bias_gelu", "bias_dropout_add"):
+        inputs += (jax_array(rng, op.dtype, op.hidden),)
+    differentiable = len(inputs)
+    if op.op == "rope":
+        inputs += tuple(jax_array(rng, op.dtype, op.rows, 1, _head_size(op) // 2) for _ in range(2))
+    if op.op == "cross_entropy":
+        inputs += (jnp.asarray(rng.integers(0, op.hidden, op.rows)),)
+    if op.op in ("dropout", "bias_dropout_add"):
+        mask = jax_array(rng, "fp32", op.rows, op.hidden) < _OF_NINE_TENTHS if op.pass_ == "bwd" else None
+        inputs += (jax.random.key(0) if mask is None else mask,)
+    return jax_pass(op, functions[op.op], inputs, {"bwd": tuple(range(differentiable))})
 
 
 def _torch_program(op: MemoryBound, make: Tensors) -> Program:
     torch, f = torch_module(), torch_module().nn.functional
+
+    def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        first, second = x.view(op.rows, -1, _head_size(op)).chunk(2, -1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).view(x.shape)
+
     functions: dict[str, Callable[..., Tensor]] = {
-        "add": torch.add, "mul": torch.mul, "silu_mul": lambda x, y: f.silu(x) * y, "relu": f.relu,
+        "add": lambda x, *y: torch.add(x, *(y or (x,))), "mul": torch.mul,
+        "silu_mul": lambda x, y: f.silu(x) * y, "relu": f.relu,
         "gelu": partial(f.gelu, approximate="tanh"), "silu": f.silu, "tanh": torch.tanh,
         "softmax": partial(f.softmax, dim=-1),
         "layer_norm": lambda x, scale, shift: f.layer_norm(x, (op.hidden,), scale, shift),
         "rms_norm": lambda x, scale: f.rms_norm(x, (op.hidden,), scale, 1e-5),
+        "batch_norm": lambda x, scale, shift: f.batch_norm(x, None, None, scale, shift, True),
+        "rope": rope, "dropout": lambda x: f.dropout(x, 1 - KEPT),
+        "bias_gelu": lambda x, bias: f.gelu(x + bias, approximate="tanh"),
+        "bias_dropout_add": lambda x, residual, bias: residual + f.dropout(x + bias, 1 - KEPT),
+        "cross_entropy": lambda x, label: f.cross_entropy(x, label, reduction="none"),
     }  # fmt: skip
     inputs = tuple(make(op.rows, op.hidden) for _ in range(op.n_inputs))
-    if op.op in ("layer_norm", "rms_norm"):
+    if op.op in ("layer_norm", "rms_norm", "batch_norm"):
         inputs += (torch.ones_like(inputs[0][0]),)
-    if op.op == "layer_norm":
+    if op.op in ("layer_norm", "batch_norm"):
         inputs += (torch.zeros_like(inputs[0][0]),)
-    return torch_pass(op, functions[op.op], inputs, {"bwd": tuple(range(len(inputs)))})
+    if op.op in ("bias_gelu", "bias_dropout_add"):
+        inputs += (make(op.hidden),)
+    differentiable = len(inputs)
+    if op.op == "rope":
+        inputs += tuple(make(op.rows, 1, _head_size(op) // 2) for _ in range(2))
+    if op.op == "cross_entropy":
+        inputs += (make.indices(op.hidden, op.rows),)
+    return torch_pass(op, functions[op.op], inputs, {"bwd": tuple(range(differentiable))})
 
 
 MEMORY: Final = Family(

@@ -77,6 +77,10 @@ class MoE(KernelOp):
     work = staticmethod(_work)
 
     @property
+    def samples(self) -> str:
+        return "tokens"
+
+    @property
     def label(self) -> str:
         sizes = f"{self.hidden}x{self.inter} top{self.topk}/{self.experts}"
         return f"experts {self.tokens} tokens {sizes} {self.pass_}"

@@ -9,7 +9,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.ops._family import Axis, Family, Measurement, ShapeColumn
 from perfmodel.ops._kernel import KernelOp, Pass, Shape, Work
 from perfmodel.ops._physics import Machine, Physics, log2
-from perfmodel.ops._programs import Program, Tensors, jax_array, torch_module
+from perfmodel.ops._programs import JAX_DTYPES, TORCH_DTYPES, Program, Tensors, jax_array, torch_module
 
 
 def _work(xp: Any, x: Shape) -> Work:
@@ -46,35 +46,90 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     return Physics(flops, flops, traffic, features, [log2(xp, count), log2(xp, tensors)])
 
 
+MEASURED_ADAM: Final = {28.0: (), 30.0: ("bf16",), 42.0: ("bf16", "clip"), 56.0: ("fp16", "clip", "unscale")}
+"""What an update of Adam does beside that of fp32 weights and states, by its traffic per parameter: the weight copied
+in 16 bits, gradients read for their norm and rescaled to clip it, 16-bit gradients copied to fp32 and rid of the loss
+scale (each in a pass of its own, as frameworks have it)."""
+
+
 def _check(op: OptimizerStep) -> None:
-    if (op.op, op.dtype, op.bytes_per_param, op.tensors) != ("adam", "fp32", 28.0, 1):
+    if (op.op, op.dtype) != ("adam", "fp32") or op.bytes_per_param not in MEASURED_ADAM:
         raise PerfModelError(
-            f"the optimizer measured is fp32 adam over one tensor (bytes_per_param = 28, tensors = 1); got {op}"
+            "the optimizer measured is adam with fp32 states, of bytes_per_param = "
+            f"{', '.join(f'{n:g}' for n in MEASURED_ADAM)}; got {op}"
         )
+    if op.n_params < op.tensors:
+        raise PerfModelError(f"{op.n_params} parameters cannot be {op.tensors} tensors")
+
+
+def _sizes(op: OptimizerStep) -> list[int]:
+    """Parameters of each tensor, as equal as can be."""
+    return [op.n_params // op.tensors + (i < op.n_params % op.tensors) for i in range(op.tensors)]
 
 
 def _jax_program(op: OptimizerStep, rng: np.random.Generator) -> Program:
-    """Adam (arXiv 1412.6980, algorithm 1) on flat arrays updated in place, all fp32: 28 bytes per parameter."""
+    """Adam (arXiv 1412.6980, algorithm 1) on flat arrays updated in place."""
     import jax
     import jax.numpy as jnp
 
-    def adam(weight: Any, momentum: Any, variance: Any, gradient: Any) -> tuple[Any, Any, Any]:
-        momentum = 0.9 * momentum + 0.1 * gradient
-        variance = 0.999 * variance + 0.001 * gradient * gradient
-        return weight - 1e-4 * momentum / (jnp.sqrt(variance) + 1e-8), momentum, variance
+    extras, tensors = MEASURED_ADAM[op.bytes_per_param], op.tensors
+    low = JAX_DTYPES[extras[0]] if extras else ""
 
-    weight, gradient = (jax_array(rng, op.dtype, op.n_params) for _ in range(2))
-    # two arrays, not one twice: a donated buffer may be given up only once
-    states = (jnp.zeros_like(weight), jnp.zeros_like(weight))
-    return Program(jax.jit(adam, donate_argnums=(0, 1, 2)), (weight, *states, gradient), carried=3)
+    def adam(weights: Any, momenta: Any, variances: Any, gradients: Any) -> tuple[Any, Any, Any, Any]:
+        momenta = [0.9 * m + 0.1 * g for m, g in zip(momenta, gradients, strict=True)]
+        variances = [0.999 * v + 0.001 * g * g for v, g in zip(variances, gradients, strict=True)]
+        states = zip(weights, momenta, variances, strict=True)
+        weights = [w - 1e-4 * m / (jnp.sqrt(v) + 1e-8) for w, m, v in states]
+        return weights, momenta, variances, [w.astype(low) for w in weights] if low else []
+
+    norm = jax.jit(lambda gs: jnp.sqrt(sum(jnp.vdot(g, g) for g in gs)))
+    clip = jax.jit(lambda gs, n: [g * jnp.minimum(1.0, 1.0 / n) for g in gs], donate_argnums=0)
+    widen = jax.jit(lambda gs: [g.astype(jnp.float32) for g in gs])
+    unscale = jax.jit(lambda gs: [g / 1024 for g in gs], donate_argnums=0)
+    update = jax.jit(adam, donate_argnums=(0, 1, 2))
+
+    def step(*arrays: Any) -> tuple[Any, ...]:
+        weights, momenta, variances, gradients = (arrays[i * tensors : (i + 1) * tensors] for i in range(4))
+        if "unscale" in extras:
+            gradients = unscale(widen(gradients))
+        total = norm(gradients) if "clip" in extras else None
+        if total is not None:
+            gradients = clip(gradients, total)
+        weights, momenta, variances, copies = update(weights, momenta, variances, gradients)
+        kept = () if "unscale" in extras or total is None else gradients  # 16-bit ones are given anew, others clipped
+        return (*weights, *momenta, *variances, *kept, *copies)
+
+    dtypes = (op.dtype, low and extras[0] if "unscale" in extras else op.dtype)
+    weights, gradients = ([jax_array(rng, dtype, n) for n in _sizes(op)] for dtype in dtypes)
+    # arrays of their own: a donated buffer may be given up only once
+    states = [jnp.zeros_like(w) for _ in range(2) for w in weights]
+    carried = tensors * (4 if "clip" in extras and "unscale" not in extras else 3)
+    return Program(step, (*weights, *states, *gradients), carried=carried)
 
 
 def _torch_program(op: OptimizerStep, make: Tensors) -> Program:
-    """torch's fused Adam on one flat fp32 tensor: 28 bytes per parameter."""
-    torch = torch_module()
-    weight = torch.nn.Parameter(make(op.n_params))
-    weight.grad = make(op.n_params)
-    return Program(torch.optim.Adam([weight], lr=1e-4, fused=True).step, ())
+    """torch's fused Adam on fp32 tensors; the 16-bit weights are copied after it, which reads the fp32 ones again."""
+    torch, extras = torch_module(), MEASURED_ADAM[op.bytes_per_param]
+    weights = [torch.nn.Parameter(make(n)) for n in _sizes(op)]
+    for weight in weights:
+        weight.grad = make(weight.numel())
+    update = torch.optim.Adam(weights, lr=1e-4, fused=True).step
+    if not extras:
+        return Program(update, ())
+    low = getattr(torch, TORCH_DTYPES[extras[0]])
+    gradients, masters = [w.grad for w in weights], [w.data for w in weights]
+    copies, given = ([torch.Tensor.to(t, low) for t in tensors] for tensors in (masters, gradients))
+
+    def step() -> None:
+        if "unscale" in extras:
+            torch._foreach_copy_(gradients, given)
+            torch._foreach_mul_(gradients, 1 / 1024)
+        if "clip" in extras:
+            torch.nn.utils.clip_grad_norm_(weights, 1.0)
+        update()
+        torch._foreach_copy_(copies, masters)
+
+    return Program(step, ())
 
 
 OPTIMIZER: Final = Family(

@@ -12,15 +12,29 @@ floor((X - R - w) / (tau + delta)) intervals of work are kept, so that
 which for w = 0 is Daly's complete model (Daly 2006, "A higher order estimate of the optimum checkpoint interval",
 equation 20). It is highest at tau = M (1 + W(-exp(-1 - delta / M))) with Lambert's W, of which Young's
 sqrt(2 delta M) (1974) is the first and Daly's estimate a higher order.
+
+A pipeline whose steps run into each other has v mini-batches under way (its version difference), whose updates lie a
+step t apart, so that the first update of a pipeline that starts empty comes (v - 1) t late (Little's law). After a
+failure that is part of R; and of delta too, where all stages stop at one version to write a checkpoint together. Where
+every stage writes its own after the backward of the same mini-batch (PipeDream; TiMePReSt, arXiv 2410.14312, section
+4.3) none waits for others: what they write is of one version, and delta is the longest of the stages' own.
 """
 
 from dataclasses import asdict, dataclass
 from math import exp, expm1
+from statistics import fmean
 from typing import Any, Final
 
 from perfmodel.errors import PerfModelError
-from perfmodel.prediction import checkpoint_bytes
-from perfmodel.spec import Problem
+from perfmodel.prediction import (
+    bundles,
+    checkpoint_bytes,
+    rank_checkpoint_bytes,
+    rank_devices,
+    step_problem_of,
+    version_difference,
+)
+from perfmodel.spec import Device, Layout, Problem
 from perfmodel.units import positive
 
 DEVICE_MTBF_S: Final = 54 * 86400 * 16384 / 419
@@ -49,6 +63,9 @@ class Reliability:
     """Whether training waits only until states are copied to host memory, not until they are written."""
     interval_s: float | None = None
     """Training time between checkpoints; None: the best."""
+    by_stage: bool = False
+    """Whether every pipeline stage writes and reads a checkpoint of its own, at its devices' share of the storage's
+    rate; otherwise all devices write as much of one, at the same time."""
 
     def __post_init__(self) -> None:
         positive("device_mtbf_s", self.device_mtbf_s)
@@ -79,14 +96,40 @@ class Goodput:
     stall_s: float
     """For which training stands still at a checkpoint."""
     restart_s: float
-    """From a failure until training goes on, the checkpoint read."""
+    """From a failure until training goes on at full rate, the checkpoint read."""
+    reload_s: float
+    """The part in which it is read."""
+    lost_steps: float
+    """Steps that fit into the time between the last checkpoint written and a failure, in the mean: they are computed
+    again."""
+    under_way: int = 1
+    """Mini-batches in the pipeline at once, whose passes are computed again besides (its version difference)."""
+    stages: tuple["StageCheckpoint", ...] = ()
+    """What every pipeline rank writes, where each writes its own."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON: seconds, bytes and shares."""
         return asdict(self)
 
 
-def goodput(problem: Problem, devices: int, step_time_s: float, reliability: Reliability | None = None) -> Goodput:
+@dataclass(frozen=True, kw_only=True)
+class StageCheckpoint:
+    """The checkpoint of one pipeline rank's stages, which its devices write and read without the others."""
+
+    bytes: float
+    write_s: float
+    """Until it is written; to read it takes as long."""
+    stall_s: float
+    """For which the stage stands still at it."""
+
+
+def goodput(
+    problem: Problem,
+    devices: int,
+    step_time_s: float,
+    reliability: Reliability | None = None,
+    layout: Layout | None = None,
+) -> Goodput:
     """The goodput of a run on so many devices.
 
     Args:
@@ -94,18 +137,30 @@ def goodput(problem: Problem, devices: int, step_time_s: float, reliability: Rel
         devices: of which any failure stops the run.
         step_time_s: checkpoints are at least a step apart.
         reliability: of the devices; that of published runs if not given.
+        layout: of the devices; None: one whose pipeline, if it is one, is flushed, of which all stages stop together.
 
     Raises:
-        PerfModelError: failures come so often that nothing is ever kept.
+        PerfModelError: failures come so often that nothing is ever kept; checkpoints by stage without a layout.
     """
     given = reliability or Reliability()
-    n_bytes = checkpoint_bytes(problem.model, problem.job)
-    write_s = n_bytes / (given.storage_bytes_per_s or devices * STORAGE_BYTES_PER_S_PER_DEVICE)
-    host_bytes_per_s = problem.cluster.device.host_bandwidth_bytes_per_s
-    stall_s = write_s
-    if given.asynchronous and host_bytes_per_s is not None:  # a link that nobody tells is waited for
-        stall_s = min(write_s, n_bytes / devices / host_bytes_per_s)
-    mtbf_s, restart_s = given.device_mtbf_s / devices, given.restart_s + write_s  # read as fast as written
+    n_bytes, stages, under_way = checkpoint_bytes(problem.model, problem.job), (), 1
+    if layout is not None:
+        under_way = version_difference(step_problem_of(problem), layout)
+    refill_s = (under_way - 1) * step_time_s
+    if given.by_stage:
+        if layout is None:
+            raise PerfModelError("goodput: checkpoints by stage are those of a layout; give one")
+        stages = stage_checkpoints(problem, layout, given)
+        write_s, stall_s = (max(getattr(stage, name) for stage in stages) for name in ("write_s", "stall_s"))
+        # all go back to the same version: on the stages that did not fail it is in host memory, if it was copied there
+        reload_s = fmean(stage.write_s for stage in stages) if given.asynchronous else write_s
+    else:
+        rate = given.storage_bytes_per_s or devices * STORAGE_BYTES_PER_S_PER_DEVICE
+        kinds = problem.cluster.kinds or (problem.cluster,)
+        write_s = reload_s = n_bytes / rate
+        stall_s = max(_stall_s(n_bytes / devices, write_s, kind.device, given) for kind in kinds) + refill_s
+        write_s += refill_s  # training stands still for it before anything is written
+    mtbf_s, restart_s = given.device_mtbf_s / devices, given.restart_s + reload_s + refill_s  # read as fast as written
     least_s = max(step_time_s, write_s - stall_s)  # one checkpoint is written at a time
     interval_s = max(least_s, given.interval_s or best_interval_s(stall_s, mtbf_s))
     hidden_s = write_s - stall_s
@@ -115,17 +170,48 @@ def goodput(problem: Problem, devices: int, step_time_s: float, reliability: Rel
             f"goodput: {devices} devices fail every {mtbf_s:.3g} s and need {restart_s:.3g} s to start again: no work "
             "is ever kept; give a longer time between failures, a faster restart or storage"
         )
+    failing = 1 - fraction * (1 + stall_s / interval_s)
     return Goodput(
         fraction=fraction,
         checkpointing=fraction * stall_s / interval_s,
-        failing=1 - fraction * (1 + stall_s / interval_s),
+        failing=failing,
         mtbf_s=mtbf_s,
         interval_s=interval_s,
         checkpoint_bytes=n_bytes,
         write_s=write_s,
         stall_s=stall_s,
         restart_s=restart_s,
+        reload_s=reload_s,
+        # of the time between two failures in which nothing is kept, a restart takes min(X, R)
+        lost_steps=max(0.0, mtbf_s * (failing + expm1(-restart_s / mtbf_s))) / step_time_s,
+        under_way=under_way,
+        stages=stages,
     )
+
+
+def stage_checkpoints(problem: Problem, layout: Layout, reliability: Reliability) -> tuple[StageCheckpoint, ...]:
+    """What every pipeline rank of a layout writes as a checkpoint of its own.
+
+    A rank's devices have their share of the storage's rate, as many each, and write as much of it each.
+    """
+    model = step_problem_of(problem)
+    (bundle,) = bundles(model, [layout])
+    rate = (reliability.storage_bytes_per_s or layout.devices * STORAGE_BYTES_PER_S_PER_DEVICE) / layout.pp
+    found = []
+    n_bytes = rank_checkpoint_bytes(model, layout).tolist()
+    for of_rank, device in zip(n_bytes, rank_devices(model, bundle.layouts[0]), strict=True):
+        write_s = of_rank / rate
+        stall_s = _stall_s(of_rank / (layout.devices // layout.pp), write_s, device, reliability)
+        found.append(StageCheckpoint(bytes=of_rank, write_s=write_s, stall_s=stall_s))
+    return tuple(found)
+
+
+def _stall_s(device_bytes: float, write_s: float, device: Device, reliability: Reliability) -> float:
+    """For how long training stands still while so many bytes of every device are written."""
+    host_bytes_per_s = device.host_bandwidth_bytes_per_s
+    if not reliability.asynchronous or host_bytes_per_s is None:  # a link that nobody tells is waited for
+        return write_s
+    return min(write_s, device_bytes / host_bytes_per_s)
 
 
 def goodput_fraction(interval_s: float, stall_s: float, hidden_s: float, restart_s: float, mtbf_s: float) -> float:

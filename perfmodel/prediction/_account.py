@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from itertools import pairwise
+from math import prod
 
 import numpy as np
 from jaxtyping import Float
 
 from perfmodel.ops import MemoryBound
 from perfmodel.prediction._blocks import BlockTimes
-from perfmodel.prediction._compose import Bundle, bundle_passes, durations, event_classes, weighted_programs
+from perfmodel.prediction._compose import Bundle, bundle_passes, weighted_programs
+from perfmodel.prediction._durations import OnKind, durations, parts
 from perfmodel.prediction._phases import PHASES, Phase, phase_counts
 from perfmodel.prediction._price import (
     beside_loss,
@@ -23,7 +25,7 @@ from perfmodel.prediction._price import (
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import Prepared, prepared, rank_busy_s
 from perfmodel.program import Kind
-from perfmodel.spec import DIMENSIONS
+from perfmodel.spec import DIMENSIONS, Layout
 from perfmodel.timeline import makespan
 from perfmodel.workload import QUANTISING
 
@@ -94,9 +96,10 @@ def step_account(problem: StepProblem, bundle: Bundle, step_s: float) -> Account
     not flushed, programs of several steps are taken apart and weighted as their makespans are.
     """
     layout, spec = bundle.layouts[0], bundle.spec
-    slowest, like = step_factors(problem, layout) if has_whole_step_costs(problem) else (1.0, 1.0)
+    on_kinds = problem.kinds or (problem,)
+    slowest, like = map(max, zip(*(_whole_step_factors(one, layout) for one in on_kinds), strict=True))
     usual = 1 / (slowest * max(1.0, like))
-    programs = [_Program.of(problem, one, weight, slowest * like) for one, weight in weighted_programs(bundle)]
+    programs = [_Program.of(problem, one, weight) for one, weight in weighted_programs(bundle)]
     passes_s = np.sum([p.passes_s for p in programs], axis=0)
     optimizer_s = np.sum([p.optimizer_s for p in programs], axis=0)
     busy_s = float((passes_s.sum(axis=1) + optimizer_s).mean())
@@ -123,7 +126,7 @@ def step_account(problem: StepProblem, bundle: Bundle, step_s: float) -> Account
     result["pipeline_communication_exposed"] = sends_s * usual
     if spec.offload:
         result["host_copies_exposed"] = copies_s * usual
-    if has_whole_step_costs(problem):
+    if any(map(has_whole_step_costs, on_kinds)):
         result["step_overhead"] = overhead_s
         result["stragglers"] = lengths_s[1] * usual * (slowest - 1)
         result["beyond_all_parameters"] = lengths_s[1] * usual * slowest * (max(1.0, like) - 1)
@@ -149,22 +152,26 @@ class _Program:
     """Kernels of both, timed alone and as fast as their intervals allow."""
 
     @classmethod
-    def of(cls, problem: StepProblem, bundle: Bundle, weight: float, scale: float) -> "_Program":
+    def of(cls, problem: StepProblem, bundle: Bundle, weight: float) -> "_Program":
         program, whole_s = prepared(bundle.spec), durations(problem, bundle)[0]
-        structure = program.structure
-        parts_s = _of_passes(problem, bundle, partial(_phase_parts, problem)) * scale
-        kind = structure.class_kind
+        kind = program.structure.class_kind
         optimizer, passes = kind == Kind.OPTIMIZER, np.isin(kind, tuple(PHASES))
         left = [whole_s.copy()]
-        left[0][optimizer] -= problem.host.step_overhead_s
-        left.append(np.where(passes, parts_s.sum(axis=1), left[0]) if beside_loss(problem) else left[0])
+        parts_s = alone_s = 0.0
+        found = parts(problem, bundle)
+        for part in found:
+            own, events = part.problem, part.events[0]
+            factor = prod(_whole_step_factors(own, bundle.layouts[0]))
+            parts_s = parts_s + _of_passes(part, partial(_phase_parts, own)) * factor
+            left[0] -= part.only(optimizer * own.host.step_overhead_s)
+            lowest_s = np.bincount(events.class_index, events.times.lo_s[events.op_index], minlength=len(kind))
+            kernels_s = _of_passes(part, partial(_alone_s, own)).sum(axis=1)
+            alone_s = alone_s + kernels_s + np.where(optimizer, lowest_s, 0.0)
+        slowed = any(beside_loss(part.problem, bundle.layouts[0]) for part in found)
+        left.append(np.where(passes, np.sum(parts_s, axis=1), left[0]) if slowed else left[0])
         for kinds in (_DP_KINDS, _SEND_KINDS, _COPY_KINDS):
             left.append(np.where(np.isin(kind, kinds), 0.0, left[-1]))
         count = weight * program.rank_count
-        alone_s = _of_passes(problem, bundle, partial(_alone_s, problem)).sum(axis=1)
-        events = event_classes(problem, bundle)[0]
-        lowest_s = np.bincount(events.class_index, events.times.lo_s[events.op_index], minlength=len(kind))
-        alone_s += np.where(optimizer, lowest_s, 0.0)
         updates_s = np.where(optimizer, left[0], 0.0)
         return cls(program, weight, tuple(left), whole_s, count @ parts_s, count @ updates_s, count @ alone_s)
 
@@ -181,12 +188,18 @@ def _changes(programs: list[_Program], left: int) -> bool:
     return any((p.durations_s[left] != (p.durations_s[left - 1] if left else p.whole_s)).any() for p in programs)
 
 
+def _whole_step_factors(problem: StepProblem, layout: Layout) -> tuple[float, float]:
+    """`step_factors`, where anything makes the step longer as a whole."""
+    return step_factors(problem, layout) if has_whole_step_costs(problem) else (1.0, 1.0)
+
+
 def _of_passes(
-    problem: StepProblem,
-    bundle: Bundle,
+    part: OnKind,
     of_phases: Callable[[BlockTimes, bool], Float[np.ndarray, "blocks phases parts"]],
 ) -> Float[np.ndarray, "classes parts"]:
-    """Seconds of every class of passes by part, from those of the phases of blocks (and whether passes are paired)."""
+    """Seconds of every class of passes on one kind of nodes by part, from those of the phases of blocks (and whether
+    passes are paired)."""
+    problem, bundle = part.problem, part.bundle
     passes, layout = bundle_passes(problem, bundle), bundle.layouts[0]
     found: list[tuple[np.ndarray, np.ndarray]] = []
     for variant, of_kind in passes.of_variant.items():
@@ -197,7 +210,7 @@ def _of_passes(
     out = np.zeros((len(passes.blocks), found[0][1].shape[1]))
     for where, seconds in found:
         out[where] = seconds
-    return out
+    return part.only(out)
 
 
 def _alone_s(problem: StepProblem, table: BlockTimes, _paired: bool) -> Float[np.ndarray, "blocks phases 1"]:

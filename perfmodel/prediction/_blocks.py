@@ -5,7 +5,7 @@ dot products of event counts and event times. Everything above works on these fe
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Final
 
@@ -48,9 +48,9 @@ class ShardBlocks:
     """Collectives that are independent of the kernels beside them."""
     beside_attention: Bool[np.ndarray, " ops"]
     """Collectives that can run beside attention kernels, and no others."""
-    launched: Bool[np.ndarray, " ops"]
-    """Events launched by themselves: all but casts that no recipe makes kernels of their own, which are part of their
-    products' operators."""
+    launched: Float[np.ndarray, " ops"]
+    """How much of each event is launched by itself: all but casts that no recipe makes kernels of their own, which are
+    part of their products' operators, and of casts the share that is made (`casting`)."""
     further_launches: Float[np.ndarray, " ops"]
     """Kernels that a grouped product is launched as beyond the first (`_further_launches`)."""
 
@@ -95,6 +95,13 @@ class ShardBlocks:
     @cached_property
     def workspace_bytes(self) -> Float[np.ndarray, " blocks"]:
         return np.array([b.workspace_bytes for b in self.blocks], float)
+
+    def casting(self, share: Float[np.ndarray, " ops"], job: Job) -> "ShardBlocks":
+        """The same blocks where only a share of the casts of every event is launched."""
+        cast = np.array([is_cast(op) for op in self.ops], bool)
+        further = [_further_launches(op, job, of) for op, of in zip(self.ops, share.tolist(), strict=True)]
+        launched = np.where(cast, self.launched * share, self.launched)
+        return replace(self, launched=launched, further_launches=np.array(further))
 
     @property
     def tied_params(self) -> int:
@@ -142,20 +149,24 @@ def count_events(blocks: Sequence[tuple[BlockOps, int]], networks: Mapping[str, 
         counts=counts,
         overlappable=np.array([flag for *_, flag, _ in index], bool),
         beside_attention=np.array([flag for *_, flag in index], bool),
-        launched=np.array([bool(job.fp8_recipe) or not is_cast(op) for op, *_ in index], bool),
+        launched=np.array([bool(job.fp8_recipe) or not is_cast(op) for op, *_ in index], float),
         further_launches=np.array([_further_launches(op, job) for op, *_ in index]),
     )
 
 
-def _further_launches(op: Op, job: Job) -> float:
+def _further_launches(op: Op, job: Job, share: float = 1.0) -> float:
     """Kernels that a grouped product is beyond one, where every expert's product is launched by itself, and with it
     what brings the expert's operand to 8 or 4 bits: one kernel, or two where a maximum is found first (Transformer
-    Engine 2 pytorch/module/grouped_linear.py: `split_quantize`, `general_grouped_gemm` on several streams)."""
+    Engine 2 pytorch/module/grouped_linear.py: `split_quantize`, `general_grouped_gemm` on several streams).
+
+    Args:
+        share: of the operands that are brought there.
+    """
     if not isinstance(op, Gemm) or op.op != "grouped_linear":
         return 0.0
     narrow = bool(job.fp8_recipe) and op.dtype == job.dtype and op.pass_ != "wgrad"
     casts = narrow * (2 if job.fp8_recipe in ("current", "nvfp4") else 1)
-    return (1.0 + casts) * op.groups - 1.0
+    return (1.0 + share * casts) * op.groups - 1.0
 
 
 def block_events(

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from perfmodel.errors import LayoutError, Reason
 from perfmodel.prediction._stages import is_layer, layer_count
 from perfmodel.prediction._variants import sliced_job
@@ -30,6 +32,7 @@ def layout_of(problem: Problem, layout: Layout | str) -> tuple[Layout, tuple[str
 def check_layout(model: Model, cluster: Cluster, job: Job, layout: Layout, devices: int | None = None) -> None:
     """Raise `LayoutError` (or `UnknownNameError`) naming the first thing that does not fit together."""
     get_schedule(layout.effective_schedule)
+    hosted(cluster, layout)
     if devices is not None and layout.devices != devices:
         raise LayoutError(
             f"layout {layout} uses tp*cp*pp*dp = {layout.tp}*{layout.cp}*{layout.pp}*{layout.dp} = "
@@ -41,10 +44,32 @@ def check_layout(model: Model, cluster: Cluster, job: Job, layout: Layout, devic
     check_pipeline(model, job, layout, layer_count(found), stages_without_layer(found))
 
 
+def hosted(cluster: Cluster, layout: Layout) -> Layout:
+    """The layout with its kinds of nodes written out (`Cluster.hosting`).
+
+    Raises:
+        LayoutError: also for replicas of a stage on nodes of several kinds, which would reduce gradients over them.
+    """
+    layout = cluster.hosting(layout)
+    if layout.kinds is not None and len(set(layout.kinds)) > 1:
+        scheduler = get_schedule(layout.effective_schedule)
+        stage_map = scheduler.stage_map(layout.pp, scheduler.chunks_for(layout.vpp))
+        for stage in range(int(stage_map.max()) + 1):
+            on = {layout.kinds[rank] for rank in np.flatnonzero((stage_map == stage).any(axis=1)).tolist()}
+            if len(on) > 1:
+                raise LayoutError(
+                    f"layout {layout}: schedule={layout.schedule} puts replicas of stage {stage} on several kinds of "
+                    f"nodes ({', '.join(sorted(on))}), a data-parallel group over them; give both ranks one kind",
+                    Reason.KINDS,
+                )
+    return layout
+
+
 def check_machine(cluster: Cluster, job: Job, devices: int, what: str = "the job") -> None:
     """Raise `PerfModelError` if the cluster has not so many devices, or they do not compute in the job's dtype."""
     cluster.require(devices, what)
-    cluster.device.require(job.dtype)
+    for kind in cluster.kinds or (cluster,):
+        kind.device.require(job.dtype)
 
 
 def check_pipeline(model: Model, job: Job, layout: Layout, layers: int, without_layer: int) -> None:

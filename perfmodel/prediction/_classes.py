@@ -38,30 +38,46 @@ class PassClasses:
                 found[variant][np.array(PHASES[kind])[:, None], where] = 1.0
         return found
 
+    @cached_property
+    def weights(self) -> dict[Variant, Float[np.ndarray, "passed_blocks classes"]]:
+        """How often each class of each variant runs through each phase of every block (`block_passes`)."""
+        return {variant: block_passes(runs, self.blocks) for variant, runs in self.runs.items()}
+
+    @cached_property
+    def some_full(self) -> bool:
+        """Whether any block is recomputed in full whatever the layout says."""
+        return bool(self.full.any())
+
+
+def block_passes(
+    runs: Float[Any, "3 classes"], blocks: Float[Any, "classes blocks"]
+) -> Float[Any, "passed_blocks classes"]:
+    """How often each class runs through the phases `PASSED` of every block, phase by phase."""
+    return (runs[:, None, :] * blocks.T).reshape(-1, len(blocks))
+
 
 def passes_s(
     phase_s: Mapping[Any, Float[Any, "lanes blocks phases"]],
+    weights: Mapping[Any, Float[Any, "passed_blocks classes"]],
     runs: Mapping[Any, Float[Any, "3 classes"]],
-    blocks: Float[Any, "classes blocks"],
-    full: Float[Any, "classes blocks"],
+    full: Float[Any, "classes blocks"] | None,
     modes: Int[np.ndarray, "lanes 1"],
 ) -> Float[Any, "lanes classes"]:
     """Seconds of every class of passes; 0 for classes of other kinds.
 
     Args:
         phase_s: of every block, by variant of the passes; its array namespace is that of the result.
-        runs, blocks, full: see `PassClasses`.
+        weights, runs, full: see `PassClasses`; None where no block is recomputed in full against its lane's mode.
         modes: recompute of every lane, for all blocks but those of `full`.
     """
-    out = 0.0
-    some_full = not isinstance(full, np.ndarray) or full.any()
+    out = None
     for variant, own in phase_s.items():
         xp = own.__array_namespace__()
         backward_s = own[:, :, Phase.BACKWARD_INPUT] + recompute_s(own, modes)
         once = xp.stack([own[:, :, Phase.FORWARD], backward_s, own[:, :, Phase.BACKWARD_WEIGHT]], axis=1)
-        weights = (runs[variant][:, None, :] * blocks.T).reshape(-1, len(blocks))
-        out = out + once.reshape(len(own), -1) @ weights
-        if some_full:
+        of_variant = once.reshape(len(own), -1) @ weights[variant]
+        out = of_variant if out is None else out + of_variant
+        if full is not None:
             out = out + (full_recompute_s(own, modes) @ full.T) * runs[variant][Phase.BACKWARD_INPUT]
     return out
 

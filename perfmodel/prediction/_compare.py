@@ -9,7 +9,7 @@ import numpy as np
 from perfmodel import catalog
 from perfmodel.display import Report, folded, frame_html, paragraph, shows_progress
 from perfmodel.errors import LayoutError
-from perfmodel.prediction._compose import pass_times
+from perfmodel.prediction._durations import pass_times
 from perfmodel.prediction._fits import needed_memory
 from perfmodel.prediction._predict import predict
 from perfmodel.prediction._prediction import Prediction

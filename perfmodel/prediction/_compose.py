@@ -1,4 +1,4 @@
-"""Compose: from layouts to programs, and from the times of blocks and events to the durations of a program's classes.
+"""Compose: from layouts to programs, whose classes hold blocks and events.
 
 Layouts that share a program and a division of the model are composed together, a lane each.
 """
@@ -14,31 +14,22 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel.prediction._blocks import BlockTimes, ShardBlocks
-from perfmodel.prediction._classes import EventClasses, PassClasses, event_entries, pass_classes, passes_s
+from perfmodel.prediction._check import hosted
+from perfmodel.prediction._classes import EventClasses, PassClasses, event_entries, pass_classes
 from perfmodel.prediction._communication import CommunicationEvents, communication_events
-from perfmodel.prediction._host_states import host_block_s, host_state_s
-from perfmodel.prediction._memory import BlockBytes, host_bandwidth
-from perfmodel.prediction._phases import Phase, full_recompute_s, fully_recomputed, modes_of, recompute_s
-from perfmodel.prediction._price import (
-    beside_loss,
-    block_times,
-    has_step_costs,
-    priced_events,
-    step_factors,
-    variant_times,
-)
+from perfmodel.prediction._memory import BlockBytes
+from perfmodel.prediction._phases import N_PHASES, Phase, fully_recomputed, modes_of, recompute_s
+from perfmodel.prediction._price import block_times, priced_events, step_factors, variant_times
 from perfmodel.prediction._problem import Setting, StepProblem, kept
 from perfmodel.prediction._program_spec import program_spec
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._shard import Ranks, ranks_of, shard_events
 from perfmodel.prediction._stages import stage_blocks
-from perfmodel.prediction._step_costs import Beside, beside_passes, with_step_costs
 from perfmodel.prediction._variants import PLAIN, Variant
 from perfmodel.prediction._zero import StateLayout
 from perfmodel.program import Kind, ProgramSpec
-from perfmodel.schedule import PassTimes
 from perfmodel.session import Store
-from perfmodel.spec import Layout, PerStage
+from perfmodel.spec import Layout, PerRank, PerStage
 
 _MOST_LAYOUTS: Final = 100_000
 """Of one problem that are kept."""
@@ -111,28 +102,43 @@ class Bundle:
 def bundles(problem: StepProblem, layouts: Sequence[Layout]) -> list[Bundle]:
     """Layouts sorted by the program and division that they share.
 
+    On several kinds of nodes they are composed as on the first: all but times is the same on each (`parts`).
+
     Raises:
-        LayoutError: the model does not divide as a layout asks.
+        LayoutError: the model does not divide as a layout asks, or it does not lie on the cluster's kinds of nodes.
     """
+    if problem.kinds:
+        return bundles(problem.kinds[0], [hosted(problem.cluster, layout) for layout in layouts])
     known, found = _known_layouts(problem), []
     # a stack of linear layers is cut into other blocks where it is split
-    alike: dict[tuple[int, int], list[int]] = defaultdict(list)
+    alike: dict[tuple[int, int, PerRank], list[int]] = defaultdict(list)
     if len(known) + len(layouts) > _MOST_LAYOUTS:
         known.clear()
     for lane, layout in enumerate(layouts):
-        one = known.get(layout)
-        if one is None:
-            one = _compose(problem, layout)
-            if not layout.schedule.startswith("file:"):  # files change
-                known[layout] = one
+        one = composed(problem, layout)
         found.append(one)
-        alike[id(one.spec), id(one.division)].append(lane)
+        alike[id(one.spec), id(one.division), layout.kinds].append(lane)
     made = []
     for lanes in alike.values():
         spec, division, of_lanes = found[lanes[0]].spec, found[lanes[0]].division, tuple(layouts[i] for i in lanes)
         counts, full = _divided(problem.setting, division, spec.n_stages, spec.segments)
         made.append(Bundle(spec, tuple(lanes), of_lanes, tuple(found[i] for i in lanes), division, counts, full))
     return made
+
+
+def composed(problem: StepProblem, layout: Layout) -> Composed:
+    """One layout composed, the same object in a session.
+
+    Raises:
+        LayoutError: the model does not divide as it asks.
+    """
+    known = _known_layouts(problem)
+    one = known.get(layout)
+    if one is None:
+        one = _compose(problem, layout)
+        if not layout.schedule.startswith("file:"):  # files change
+            known[layout] = one
+    return one
 
 
 @kept
@@ -214,7 +220,9 @@ def phase_s(problem: StepProblem, bundle: Bundle, variant: Variant = PLAIN) -> F
     slices = bundle.spec.scheduler.slices
     if variant[:2] != PLAIN[:2] or slices > 1:
         tables = [variant_times(problem, layout, variant, slices) for layout in bundle.layouts]
-    return np.stack([t.overlapped_phase_s if variant[2] else t.phase_s for t in tables])
+    # a third of the time that `stack` takes
+    of_lanes = np.concatenate([t.overlapped_phase_s if variant[2] else t.phase_s for t in tables])
+    return of_lanes.reshape(len(tables), -1, N_PHASES)
 
 
 def pass_s(problem: StepProblem, bundle: Bundle) -> dict[Kind, Float[np.ndarray, "lanes blocks"]]:
@@ -228,21 +236,6 @@ def pass_s(problem: StepProblem, bundle: Bundle) -> dict[Kind, Float[np.ndarray,
         Kind.BACKWARD_INPUT: backward,
         Kind.BACKWARD_WEIGHT: weight,
     }
-
-
-def pass_times(problem: StepProblem, layout: Layout) -> PassTimes:
-    """What a scheduler needs to make an order of one's own for a layout: seconds of every stage's passes
-    and of a transfer (the longest), one stage per device."""
-    (bundle,) = bundles(problem, [layout.replace(schedule="zb-h1", vpp=1)])
-    structure, durations_s = prepared(bundle.spec).structure, durations(problem, bundle)[0]
-    of_stage, of_block = bundle.counts.sum(axis=1), pass_s(problem, bundle)
-    forward, of_input, weight = (
-        (of_block[kind] @ of_stage.T)[0] for kind in (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
-    )
-    extra = full_recompute_s(phase_s(problem, bundle), bundle.modes)
-    of_input = of_input + (extra @ bundle.full.sum(axis=1).T)[0]
-    sends = np.isin(structure.class_kind, (Kind.SEND_FORWARD, Kind.SEND_BACKWARD))
-    return PassTimes(forward, of_input, weight, float(durations_s[sends].max(initial=0.0)))
 
 
 def bundle_passes(problem: StepProblem, bundle: Bundle) -> PassClasses:
@@ -306,43 +299,3 @@ def _entries(
 ):
     events = _events_between(setting, spec, division, blocks, ranks, states)
     return tuple(events.ops), *event_entries(prepared(spec).structure, events)
-
-
-# --- durations ------------------------------------------------------------------------------------
-
-
-def durations(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "lanes classes"]:
-    """Seconds of every class of the bundle's program, a row per layout."""
-    passes, layouts = bundle_passes(problem, bundle), bundle.layouts
-    out = np.stack([events.durations_s for events in event_classes(problem, bundle)])
-    by_phase = {variant: phase_s(problem, bundle, variant) for variant in passes.runs}
-    out += passes_s(by_phase, passes.runs, passes.blocks, passes.full, bundle.modes)
-    if bundle.spec.offload:
-        _add_host_copies(problem, bundle, out)
-    for row, one, layout in zip(out, bundle.composed, layouts, strict=True):
-        if layout.offload_states != "none":
-            structure = prepared(bundle.spec).structure
-            kind, stage, segment = structure.class_kind, structure.class_stage, structure.class_segment
-            of_block = host_block_s(problem.setting, layout, one.events, bundle.spec)
-            row += host_state_s(of_block, kind, stage, segment, bundle.spec.stage_map, bundle.counts)
-    if not has_step_costs(problem):
-        return out
-    scale = np.array([[one.factor] for one in bundle.composed])
-    beside = beside_in(problem.setting, bundle.spec)
-    optimizer = prepared(bundle.spec).structure.class_kind == Kind.OPTIMIZER
-    return with_step_costs(out, problem.host.step_overhead_s, beside_loss(problem), scale, optimizer, beside)
-
-
-@kept
-def beside_in(setting: Setting, spec: ProgramSpec) -> Beside:
-    """What runs beside what in a program."""
-    return beside_passes(spec, prepared(spec).structure)
-
-
-def _add_host_copies(problem: StepProblem, bundle: Bundle, out: Float[np.ndarray, "lanes classes"]) -> None:
-    """Copies of a stage's activations to and from host memory, at the link's nominal rate."""
-    structure = prepared(bundle.spec).structure
-    where = np.flatnonzero(np.isin(structure.class_kind, (Kind.OFFLOAD, Kind.RELOAD)))
-    of_stage = bundle.saved_bytes(problem.setting)
-    moved = of_stage[:, structure.class_stage[where]] * structure.class_span[where]
-    out[:, where] = moved / bundle.spec.scheduler.slices / host_bandwidth(problem.cluster.device)

@@ -20,8 +20,10 @@ from perfmodel.ops import Gemm, Op
 from perfmodel.spec import Device, Framework
 
 CHANNELS: Final = 24
-"""Thread blocks of a collective: what NCCL starts among NVLink devices of a node (the all-gather above; its own limit
-is 32, between nodes it starts two for each NIC, 16 for eight)."""
+"""Thread blocks of a collective inside a node: what NCCL starts among NVLink devices (the all-gather above; its own
+limit is 32)."""
+CHANNELS_BETWEEN_NODES: Final = 16
+"""The same between nodes, where it starts two for each NIC, of eight."""
 TILE: Final = (128, 256)
 """Rows and columns of a product that a thread block computes: cuBLAS' largest tile on tensor cores."""
 ONE_WAVE_LOST: Final = 0.5
@@ -31,12 +33,12 @@ MOST_HELD: Final = 0.25
 _WITH_MULTIPROCESSORS: Final = ("NVIDIA", "AMD")
 
 
-def held_share(device: Device, framework: Framework) -> float:
-    """Share of a device's multiprocessors that a collective holds; 0 where engines of their own drive the links (TPUs)
-    and on processors, which have no rate in fp16."""
+def held_share(device: Device, framework: Framework, channels: int = CHANNELS) -> float:
+    """Share of a device's multiprocessors that a collective of so many thread blocks holds; 0 where engines of their
+    own drive the links (TPUs) and on processors, which have no rate in fp16."""
     if device.vendor not in _WITH_MULTIPROCESSORS or device.peak.fp16 is None or not framework.contends:
         return 0.0
-    return min(CHANNELS / device.compute_units, MOST_HELD)
+    return min(channels / device.compute_units, MOST_HELD)
 
 
 def lost_shares(ops: Sequence[Op], device: Device, held: float) -> Float[np.ndarray, " ops"]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, get_args
 
+from perfmodel.prediction._fits import rank_devices
 from perfmodel.prediction._memory import communicators
 from perfmodel.prediction._prediction import StageMemory
 from perfmodel.prediction._problem import StepProblem
@@ -37,13 +38,13 @@ def counted_stages(
     """
     framework = problem.framework
     outputs = output_bytes(problem, layout) if framework.keeps_outputs else 0.0
-    workspace = workspace_bytes(problem.cluster.device)
+    workspaces = [workspace_bytes(device) for device in rank_devices(problem, layout)]
     context = framework.context_bytes + framework.communicator_bytes * communicators(layout)
-    unmoved = context if counter == "device" else workspace
     holes = counter not in ("allocated", "resting") and not framework.planned_memory
     share = FRAGMENTATION / (1 - FRAGMENTATION) if holes else 0.0
     found = []
-    for stage in stages:
+    for stage, workspace in zip(stages, workspaces[: len(stages)], strict=True):
+        unmoved = context if counter == "device" else workspace
         moving = stage.buffers - context + outputs
         counted = replace(stage, buffers=moving + unmoved, allocator=share * (stage.activations + moving))
         found.append(replace(counted, activations=0.0, buffers=workspace) if counter == "resting" else counted)

@@ -1,18 +1,25 @@
 """Evaluate: step times of layouts from their durations, with the gradient for one and by the thousand."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import Final
 
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.prediction._compose import Bundle, bundles, durations, weighted_programs
+from perfmodel.prediction._compose import Bundle, bundles, weighted_programs
+from perfmodel.prediction._durations import durations
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import WeightedDurations, prepared, rank_busy_s
-from perfmodel.program import Structure
+from perfmodel.program import ProgramSpec, Structure
 from perfmodel.session import current_session
 from perfmodel.spec import Layout
 from perfmodel.timeline import ProgramBatch, makespan, makespan_and_grad, makespan_many
+
+PART_OPS: Final = 1_500_000
+"""Ops of programs that are evaluated in one call: some 20 ms of loops."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,15 +34,18 @@ def evaluate(problem: StepProblem, layouts: Sequence[Layout]) -> BatchResult:
     found = bundles(problem, layouts)
     programs = [(bundle, one, weight) for bundle in found for one, weight in weighted_programs(bundle)]
     specs = tuple(one.spec for _, one, _ in programs)
-    batch = current_session().batches.once(
-        specs, lambda: ProgramBatch(tuple(prepared(spec).compiled for spec in specs))
-    )
-    of_programs = [durations(problem, one) for _, one, _ in programs]
+    batches = current_session().batches.once(specs, lambda: _batches(specs))
     time_s = np.zeros(len(layouts))
     of_streams: dict[int, list[WeightedDurations]] = {}
-    for (bundle, one, weight), of_one, span in zip(
-        programs, of_programs, makespan_many(batch, of_programs), strict=True
-    ):
+    of_programs, spans, at = [], [], 0
+    with ThreadPoolExecutor(1) as loops:  # one part's loops run while the next one's durations are composed
+        for batch in batches:
+            part = programs[at : at + len(batch.programs)]
+            of_programs += (of_part := [durations(problem, one) for _, one, _ in part])
+            spans.append(loops.submit(makespan_many, batch, of_part))
+            at += len(part)
+    of_all = zip(programs, of_programs, chain.from_iterable(span.result() for span in spans), strict=True)
+    for (bundle, one, weight), of_one, span in of_all:
         time_s[list(bundle.lanes)] += weight * np.asarray(span)
         if bundle.spec.steps > 1:
             of_streams.setdefault(id(bundle), []).append((prepared(one.spec), of_one, weight))
@@ -44,6 +54,14 @@ def evaluate(problem: StepProblem, layouts: Sequence[Layout]) -> BatchResult:
             lanes = list(bundle.lanes)
             time_s[lanes] = np.maximum(time_s[lanes], rank_busy_s(of_streams[id(bundle)]).max(axis=1))
     return BatchResult(time_s)
+
+
+def _batches(specs: Sequence[ProgramSpec]) -> tuple[ProgramBatch, ...]:
+    """Programs joined for evaluation, in parts of about as many ops."""
+    programs = [prepared(spec).compiled for spec in specs]
+    part = np.cumsum([one.n_ops for one in programs]) // PART_OPS
+    bounds = np.flatnonzero(np.diff(part, prepend=-1, append=-1))
+    return tuple(ProgramBatch(tuple(programs[first:end])) for first, end in pairwise(bounds.tolist()))
 
 
 def step_programs(problem: StepProblem, bundle: Bundle, lane: int = 0) -> list[WeightedDurations]:

@@ -8,7 +8,8 @@ from jaxtyping import Float
 from perfmodel.cost import EventTimes
 from perfmodel.ops import Collective, Op
 from perfmodel.prediction._adjustment import factors_of
-from perfmodel.prediction._compose import Bundle, beside_in, bundle_passes, event_classes
+from perfmodel.prediction._compose import Bundle, bundle_passes
+from perfmodel.prediction._durations import OnKind, beside_in, parts
 from perfmodel.prediction._phases import phase_counts
 from perfmodel.prediction._population import CLASSES, class_of
 from perfmodel.prediction._prediction import CriticalEvent
@@ -29,53 +30,66 @@ class CriticalPath:
         durations: Float[np.ndarray, " classes"],
         gradient: Float[np.ndarray, " classes"],
     ) -> None:
-        passes, between = bundle_passes(problem, bundle), event_classes(problem, bundle)[0]
-        self.slowed_s = 0.0
-        outside = between.occurrences(gradient + self._slowing(problem, bundle, durations, gradient))
-        self.gap_s = self.waiting_s = 0.0
-        self.ops: tuple[Op, ...] = between.ops
-        count, seconds, half_width = [outside], [outside * between.times.time_s], [_half_widths(between.times)]
-        self.provenance = between.times.provenance
+        self.slowed_s = self.gap_s = self.waiting_s = 0.0
+        self.ops: tuple[Op, ...] = ()
+        self._kinds: list[str] = []
+        self.provenance: tuple[str, ...] = ()
+        self._found: list[tuple[Float[np.ndarray, " ops"], ...]] = []
+        found = parts(problem, bundle)
+        for part in found:
+            self._add(part, durations, gradient)
+        self.count, self.seconds, self.half_width = map(np.concatenate, zip(*self._found, strict=True))
+        copies = np.isin(prepared(bundle.spec).structure.class_kind, (Kind.OFFLOAD, Kind.RELOAD))
+        self.copies_s = float((gradient * durations)[copies].sum())
+        self.step_costs_s = 0.0
+        if any(has_whole_step_costs(part.problem) for part in found):
+            self.step_costs_s = float(gradient @ durations) - self.total_s
+
+    def _add(
+        self, part: OnKind, durations: Float[np.ndarray, " classes"], gradient: Float[np.ndarray, " classes"]
+    ) -> None:
+        """What of the path lies on one kind of nodes."""
+        problem, bundle, between, before = part.problem, part.bundle, part.events[0], len(self.ops)
+        inside, passes = part.only(gradient), bundle_passes(problem, bundle)
+        outside = between.occurrences(gradient + self._slowing(part, durations, inside))
+        self.ops += between.ops
+        self.provenance += between.times.provenance
+        self._found.append((outside, outside * between.times.time_s, _half_widths(between.times)))
         for variant, of_kind in passes.of_variant.items():
             table, hidden = variant_times(problem, bundle.layouts[0], variant, bundle.spec.scheduler.slices), 1.0
             weight = np.zeros(table.counts.shape[:2])
             for kind, where in of_kind.items():
                 counts = phase_counts(kind, bundle.layouts[0].recompute, passes.blocks[where], passes.full[where])
-                weight += np.tensordot(gradient[where], counts, 1)
+                weight += np.tensordot(inside[where], counts, 1)
             if variant[2]:
                 hidden = table.overlapped_phase_s / np.maximum(table.phase_s, 1e-12)
             self.gap_s += float((weight * hidden * table.gap_s).sum())
             self.waiting_s += float((weight * hidden * table.waiting_s).sum())
             self.ops += table.ops
-            count.append(np.einsum("bp,bpo->o", weight, table.counts))
-            seconds.append(np.einsum("bp,bpo->o", weight * hidden, table.event_s + table.slowing_s))
-            half_width.append(_half_widths(table.times))
             self.provenance += table.times.provenance
-        self.count, self.seconds = np.concatenate(count), np.concatenate(seconds)
-        self.half_width = np.concatenate(half_width)
-        copies = np.isin(prepared(bundle.spec).structure.class_kind, (Kind.OFFLOAD, Kind.RELOAD))
-        self.copies_s = float((gradient * durations)[copies].sum())
-        self.step_costs_s = 0.0
-        if has_whole_step_costs(problem):
-            self.step_costs_s = float(gradient @ durations) - self.total_s
+            count = np.einsum("bp,bpo->o", weight, table.counts)
+            seconds = np.einsum("bp,bpo->o", weight * hidden, table.event_s + table.slowing_s)
+            self._found.append((count, seconds, _half_widths(table.times)))
+        kind = f" on {problem.cluster.name}" if part.on is not None else ""
+        self._kinds += [kind] * (len(self.ops) - before)
 
     def _slowing(
         self,
-        problem: StepProblem,
-        bundle: Bundle,
+        part: OnKind,
         durations: Float[np.ndarray, " classes"],
         gradient: Float[np.ndarray, " classes"],
     ) -> Float[np.ndarray, " classes"]:
         """What reductions and gathers add to the gradient by slowing the passes beside them. Where these cannot run
         any longer than they do, it is their own time that counts (`slowed_s`)."""
-        beside, loss = beside_in(problem.setting, bundle.spec), beside_loss(problem)
-        between_s = event_classes(problem, bundle)[0].durations_s
+        problem, bundle = part.problem, part.bundle
+        beside, loss = beside_in(problem.setting, bundle.spec), beside_loss(problem, bundle.layouts[0])
+        between_s = part.events[0].durations_s
         alone_s = durations / np.prod(step_factors(problem, bundle.layouts[0]))
-        wanted_s = np.zeros_like(alone_s)
-        np.add.at(wanted_s, beside.passes, loss * beside.share * between_s[beside.comm])
+        passes, wanted_s = beside.slowed[beside.place], np.zeros_like(alone_s)
+        np.add.at(wanted_s, passes, loss * beside.share * between_s[beside.comm])
         free = wanted_s <= loss * alone_s
         added = np.zeros_like(alone_s)
-        np.add.at(added, beside.comm, (gradient * free)[beside.passes] * loss * beside.share)
+        np.add.at(added, beside.comm, (gradient * free)[passes] * loss * beside.share)
         self.slowed_s += float((gradient * alone_s)[~free].sum() * loss)
         return added
 
@@ -93,7 +107,9 @@ class CriticalPath:
         """Events by falling share; host and launch gaps, and copies to the host, as events of their own."""
         order = np.argsort(-self.seconds, kind="stable")
         named = [
-            CriticalEvent(event=self.ops[i].label, count=float(self.count[i]), time_s=float(self.seconds[i]))
+            CriticalEvent(
+                event=self.ops[i].label + self._kinds[i], count=float(self.count[i]), time_s=float(self.seconds[i])
+            )
             for i in order.tolist()
             if self.seconds[i] > 0
         ]

@@ -1,17 +1,21 @@
 """Which layouts fit: the memory of their ranks, without any times."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 
 from perfmodel.prediction._compose import Bundle, bundles
+from perfmodel.prediction._durations import kind_of_ranks
 from perfmodel.prediction._live import LiveState, live_state
 from perfmodel.prediction._memory import CATEGORIES, MemoryBatch, RankBlocks, Sharding, rank_memory
 from perfmodel.prediction._prediction import StageMemory
 from perfmodel.prediction._problem import Setting, StepProblem, kept
+from perfmodel.prediction._shard import shard_events
+from perfmodel.prediction._zero import checkpoint_bytes
 from perfmodel.program import ProgramSpec
-from perfmodel.spec import Layout
+from perfmodel.schedule import weight_versions
+from perfmodel.spec import Device, Layout
 from perfmodel.units import GIB
 
 _REMEDY = {
@@ -25,10 +29,50 @@ _REMEDY = {
 
 def bundle_memory(problem: StepProblem, bundle: Bundle) -> MemoryBatch:
     """Memory of a bundle's layouts; needs the order of events but no times."""
+    if problem.kinds:
+        of_rank = kind_of_ranks(problem, bundle.layouts[0])
+        of_kinds = {kind: bundle_memory(problem.kinds[kind], bundle) for kind in np.unique(of_rank).tolist()}
+        return _on_ranks(of_kinds, of_rank)
     setting = problem.setting
     live = program_live(setting, bundle.spec)
     ranks = RankBlocks.of(bundle.counts.sum(axis=1), bundle.full.sum(axis=1), live)
     return rank_memory(ranks, bundle.bytes(setting), Sharding.of(bundle.layouts), setting)
+
+
+def _on_ranks(of_kinds: Mapping[int, MemoryBatch], of_rank: Int[np.ndarray, " ranks"]) -> MemoryBatch:
+    """Memory of ranks of several kinds, from that of all ranks on each of these."""
+
+    def chosen(name: str) -> Float[np.ndarray, "layouts ranks"]:
+        of = {kind: np.broadcast_to(getattr(memory, name), memory.total.shape) for kind, memory in of_kinds.items()}
+        return np.stack([of[kind][:, rank] for rank, kind in enumerate(of_rank.tolist())], axis=1)
+
+    return MemoryBatch(**{name: chosen(name) for name in CATEGORIES})
+
+
+def rank_devices(problem: StepProblem, layout: Layout) -> tuple[Device, ...]:
+    """The device of every pipeline rank of a layout whose kinds of nodes, if there are several, are written out."""
+    if not problem.kinds:
+        return (problem.cluster.device,) * layout.pp
+    return tuple(problem.kinds[kind].cluster.device for kind in kind_of_ranks(problem, layout).tolist())
+
+
+def usable_of_ranks(problem: StepProblem, layout: Layout) -> Float[np.ndarray, " ranks"]:
+    """Memory that a layout may take of the device of every pipeline rank."""
+    margin = problem.framework.memory_margin
+    return np.array([device.memory_bytes * (1 - margin) for device in rank_devices(problem, layout)])
+
+
+def fitting(problem: StepProblem, layouts: Sequence[Layout]) -> Bool[np.ndarray, " layouts"]:
+    """Which layouts fit into memory, every rank into that of its own device.
+
+    Raises:
+        LayoutError: the model does not divide as a layout asks.
+    """
+    fits = np.zeros(len(layouts), bool)
+    for bundle in bundles(problem, layouts):
+        usable = usable_of_ranks(problem, bundle.layouts[0])
+        fits[list(bundle.lanes)] = (bundle_memory(problem, bundle).total <= usable).all(axis=-1)
+    return fits
 
 
 def program_live(setting: Setting, spec: ProgramSpec) -> LiveState:
@@ -44,6 +88,36 @@ def program_live(setting: Setting, spec: ProgramSpec) -> LiveState:
 @kept
 def _live_of(setting: Setting, spec: ProgramSpec) -> LiveState:
     return live_state(spec, spec.build_schedule())
+
+
+def rank_checkpoint_bytes(problem: StepProblem, layout: Layout) -> Float[np.ndarray, " ranks"]:
+    """Weights and optimizer states that the devices of every pipeline rank hold between them, each once: together
+    `checkpoint_bytes` of the model; of a stage that several ranks hold each writes its part.
+
+    Raises:
+        LayoutError: the model does not divide as the layout asks.
+    """
+    (bundle,) = bundles(problem, [layout])
+    blocks, spec = bundle.tables[0], bundle.spec
+    params = layout.tp * blocks.dense_params(layout.pp > 1) + layout.ep * layout.expert_tp * blocks.expert_params
+    whole = shard_events(problem.setting, Layout())
+    if whole.kinds == blocks.kinds:  # not cut into other blocks: what every shard holds of them counts once
+        params = whole.dense_params(layout.pp > 1) + whole.expert_params
+    of_stage = bundle.counts.sum(axis=1) @ params
+    held = np.bincount(spec.stage_map.ravel(), minlength=spec.n_stages)
+    of_rank = (of_stage / held)[spec.stage_map].sum(axis=1)
+    return of_rank / of_rank.sum() * checkpoint_bytes(problem.model, problem.job)
+
+
+def version_difference(problem: StepProblem, layout: Layout) -> int:
+    """Updates between the weights that a gradient is computed with and those that it is added to, 1 where the pipeline
+    is flushed: so many mini-batches are under way at once (TiMePReSt, section 4.4)."""
+    (bundle,) = bundles(problem, [layout])
+    spec = bundle.spec
+    if spec.steps == 1:
+        return 1
+    versions = weight_versions(spec.build_schedule(), spec.scheduler.weights)
+    return max(1, int(versions.steady_difference.max()))
 
 
 def peak_memory(problem: StepProblem, layouts: Sequence[Layout]) -> tuple[Float[np.ndarray, " layouts"], list[str]]:
@@ -75,9 +149,16 @@ def needed_memory(problem: StepProblem, layout: Layout) -> tuple[StageMemory, ..
     return stage_memory(problem, bundle)
 
 
-def fit_reasons(memory: Sequence[StageMemory], usable: float) -> tuple[str, ...]:
-    """Empty if every rank fits into the usable bytes, else why the fullest does not and what its largest part is."""
-    worst = max(range(len(memory)), key=lambda i: memory[i].peak)
+def binding_rank(memory: Sequence[StageMemory], usable: Float[np.ndarray, " ranks"]) -> int:
+    """The rank that fills most of its device."""
+    return max(range(len(memory)), key=lambda i: memory[i].peak / usable[i])
+
+
+def fit_reasons(memory: Sequence[StageMemory], of_ranks: Float[np.ndarray, " ranks"]) -> tuple[str, ...]:
+    """Empty if every rank fits into its usable bytes, else why the one that fits least does not and what its largest
+    part is."""
+    worst = binding_rank(memory, of_ranks)
+    usable = of_ranks[worst]
     if memory[worst].peak <= usable:
         return ()
     parts = {k: v for k, v in memory[worst].to_dict().items() if k != "peak"}

@@ -21,8 +21,8 @@ from perfmodel.prediction._zero import (
     exchanged_units,
     exchanges,
     is_trained,
-    reduces_every_micro_batch,
     reductions,
+    shards_gradients,
     state_params,
     trained_params,
     update,
@@ -157,7 +157,7 @@ class StateEvents:
         gathered: dict[bool, float],
     ) -> tuple[float, ...]:
         zero, overlap, ahead = state.zero, state.overlap_grad_reduce, state.overlap_param_gather
-        every, trained = reduces_every_micro_batch(zero), is_trained(self._job)
+        every, trained = bool(shards_gradients(zero, spec.stages > 1, self._job)), is_trained(self._job)
         wanted = exchanges(zero, self._job)
         reduce = parts[zero == 3, self._reductions_of(state)] if trained else NONE
         gather = parts[zero == 3, _GATHER] if "all_gather" in wanted else NONE

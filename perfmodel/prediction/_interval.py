@@ -27,11 +27,13 @@ def step_interval(
     problem: StepProblem, layout: Layout, path: CriticalPath, degrees: Mapping[str, float]
 ) -> tuple[tuple[float, float], dict[str, float]]:
     """Ends of the 90 % interval as factors of the step time, and where it comes from
-    (`Prediction.error_sources`).
+    (`Prediction.error_sources`). On several kinds of nodes: as of the kind of which least is known.
 
     Args:
         degrees: of `DEGREES`.
     """
+    if problem.kinds:
+        return max((_before_runs(one, path, degrees) for one in problem.kinds), key=lambda found: found[0][1])
     known = problem.adjustment
     if known is not None and known.offsets is not None:
         widest = _before_runs(problem, path, degrees)[0]

@@ -18,6 +18,7 @@ from perfmodel.prediction._zero import (
     is_trained,
     optimizer_bytes_per_param,
     other_optimizer_bytes_per_param,
+    shards_gradients,
     stored_dtype_bytes,
 )
 from perfmodel.spec import Device, Framework, Job, Layout, StateOffload
@@ -163,17 +164,19 @@ class Sharding:
     """Place of `Layout.offload_states` among its choices: 1 from the optimizer on, 2 weights too."""
     communicators: Int[np.ndarray, "*layouts 1"]
     """Groups of several ranks that a layout's ranks are in."""
+    pipelined: Bool[np.ndarray, "*layouts 1"]
+    """Whether a pipeline has several stages."""
 
     @classmethod
     def of(cls, layouts: Sequence[Layout]) -> "Sharding":
         """Of layouts, one after another."""
         rows = [
             (lay.zero, lay.dp * lay.cp // lay.replicate, lay.edp // lay.replicate, lay.replicated, lay.prefetch,
-             get_args(StateOffload).index(lay.offload_states), communicators(lay))
+             get_args(StateOffload).index(lay.offload_states), communicators(lay), lay.pp > 1)
             for lay in layouts
         ]  # fmt: skip
-        zero, dense, expert, reduced, ahead, on_host, joined = np.array(rows).T[..., None]
-        return cls(zero, dense, expert, reduced > 0, ahead, on_host, joined)
+        zero, dense, expert, reduced, ahead, on_host, joined, pipelined = np.array(rows).T[..., None]
+        return cls(zero, dense, expert, reduced > 0, ahead, on_host, joined, pipelined > 0)
 
 
 def communicators(layout: Layout) -> int:
@@ -211,19 +214,22 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
         updated = spread(dense - _dot(ranks.held, blocks.frozen), expert)
 
     def state(
-        bytes_per_param: float, sharded_from: int, params: tuple[Float[Any, "*layouts ranks"], ...] = updated
+        bytes_per_param: float,
+        sharded: Bool[Any, "*layouts 1"],
+        params: tuple[Float[Any, "*layouts ranks"], ...] = updated,
     ) -> Float[Any, "*layouts ranks"]:
-        """Bytes of a state that ZeRO shards from one of its stages on."""
-        return bytes_per_param * xp.where(sharding.zero >= sharded_from, *params)
+        """Bytes of a state, sharded in some layouts."""
+        return bytes_per_param * xp.where(sharded, *params)
 
-    optimizer = state(optimizer_bytes_per_param(job), 1)
+    optimizer = state(optimizer_bytes_per_param(job), sharding.zero >= 1)
     if more := other_optimizer_bytes_per_param(job):
         others = xp.where(blocks.layers, 0.0, blocks.dense - blocks.frozen)
-        optimizer = optimizer + state(more, 1, spread(_dot(ranks.held, others)))
+        optimizer = optimizer + state(more, sharding.zero >= 1, spread(_dot(ranks.held, others)))
     weight, trained = held_dtype_bytes(job, setting.cluster.device), is_trained(job)
-    gradients = state(gradient_dtype_bytes(job), 2) * trained
+    sharded = shards_gradients(sharding.zero, sharding.pipelined, job)
+    gradients = state(gradient_dtype_bytes(job), sharded) * trained
     # reduced gradients leave at once; what is not sharded is kept until the step ends
-    gradients = xp.where((sharding.on_host > 0) & ((sharding.zero >= 2) | ~sharding.reduced), 0.0, gradients)
+    gradients = xp.where((sharding.on_host > 0) & (sharded | ~sharding.reduced), 0.0, gradients)
     reduced = sharding.reduced & trained
     buffers = xp.where((sharding.zero < 3) & reduced, xp.minimum(framework.bucket_bytes, gradients), 0.0)
     buffers = buffers + framework.communicator_bytes * sharding.communicators
@@ -235,7 +241,7 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
         buffers = buffers + xp.where(gathers, weight * gathered, 0.0)
     buffers = buffers + (_transient(ranks, blocks) + framework.context_bytes)  # many layouts: joined last
     parts = (
-        xp.where(sharding.on_host > 1, 0.0, state(weight, 3, held) * ranks.versions), gradients,
+        xp.where(sharding.on_host > 1, 0.0, state(weight, sharding.zero >= 3, held) * ranks.versions), gradients,
         xp.where(sharding.on_host > 0, 0.0, optimizer * trained),
         blocks.saved(ranks.alive, ranks.alive_full) * (job.mode == "train"), buffers,
     )  # fmt: skip

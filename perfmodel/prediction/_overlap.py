@@ -131,8 +131,9 @@ def time_phases(
     # together no more than not to hide it would cost
     slowing = xp.minimum(slowing, 1 - exposed)
     busy_s = (counts * time_s * (exposed + slowing)).sum(axis=2)
-    gap_s = xp.maximum(gaps_s, issuing_s - busy_s)
     waiting_s = counts @ (events.late_s * synchronising)
+    # hosts go on while collectives wait for the slowest rank
+    gap_s = xp.maximum(gaps_s, issuing_s - busy_s - waiting_s)
     return PhaseTimes(events, time_s, gap_s, exposed, slowing, waiting_s)
 
 

@@ -8,6 +8,7 @@ from jaxtyping import Float
 
 from perfmodel.prediction._blocks import BlockTimes
 from perfmodel.prediction._compose import Bundle, bundle_passes
+from perfmodel.prediction._durations import OnKind, parts
 from perfmodel.prediction._phases import Phase, phase_counts
 from perfmodel.prediction._prediction import PassEvent, PassPart
 from perfmodel.prediction._price import variant_times
@@ -29,6 +30,15 @@ def pass_parts(
         bundle: of one layout.
         durations_s: of its program's classes.
     """
+    found: dict[int, tuple[PassPart, ...]] = {}
+    for part in parts(problem, bundle):
+        found |= _of_kind(part, durations_s)
+    return found
+
+
+def _of_kind(part: OnKind, durations_s: Float[np.ndarray, " classes"]) -> dict[int, tuple[PassPart, ...]]:
+    """The same of the classes on one kind of nodes."""
+    problem, bundle = part.problem, part.bundle
     layout, passes = bundle.layouts[0], bundle_passes(problem, bundle)
     found: dict[int, tuple[PassPart, ...]] = {}
     for variant, of_kind in passes.of_variant.items():
@@ -38,15 +48,15 @@ def pass_parts(
             hidden = table.overlapped_phase_s / np.maximum(table.phase_s, 1e-300)
         for kind, where in of_kind.items():
             known: dict[tuple[int, bool], PassPart] = {}
-            for each in where.tolist():
+            for each in where.tolist() if part.on is None else where[part.on[where]].tolist():
                 blocks = list(_blocks(kind, passes.blocks[each], passes.full[each]))
                 for block, in_full in set(blocks) - known.keys():
                     (runs,) = phase_counts(kind, layout.recompute, np.ones(1), np.array([float(in_full)]))
                     known[block, in_full] = _part(table, block, runs, hidden[block])
-                parts = [known[one] for one in blocks]
-                total_s = sum(one.time_s for one in parts)
+                pieces = [known[one] for one in blocks]
+                total_s = sum(one.time_s for one in pieces)
                 if total_s > 0:
-                    found[each] = tuple(_scaled(one, float(durations_s[each]) / total_s) for one in parts)
+                    found[each] = tuple(_scaled(one, float(durations_s[each]) / total_s) for one in pieces)
     return found
 
 

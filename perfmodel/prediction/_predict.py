@@ -1,7 +1,9 @@
 """The public prediction: one layout, fully explained."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from perfmodel import catalog
@@ -12,13 +14,13 @@ from perfmodel.prediction._compose import bundles
 from perfmodel.prediction._counted_memory import counted_memory, reported_stages
 from perfmodel.prediction._evaluate import per_step, step_programs
 from perfmodel.prediction._explain import CriticalPath
-from perfmodel.prediction._fits import fit_reasons, stage_memory
+from perfmodel.prediction._fits import binding_rank, fit_reasons, rank_devices, stage_memory, usable_of_ranks
 from perfmodel.prediction._interval import step_interval
 from perfmodel.prediction._pass_parts import pass_parts
 from perfmodel.prediction._prediction import Prediction
 from perfmodel.prediction._problem import StepProblem, step_problem_of
 from perfmodel.prediction._site import Site
-from perfmodel.spec import Cluster, Layout, Model, Problem
+from perfmodel.spec import Cluster, Device, Layout, Model, Problem
 from perfmodel.timeline import times
 from perfmodel.workload import step_flops
 
@@ -70,8 +72,10 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
     step_s, gradient, compute_count = per_step(programs)
     account = step_account(problem, bundle, step_s)
     path = CriticalPath(problem, bundle, durations, gradient)
-    memory = stage_memory(problem, bundle)
-    capacity = problem.cluster.device.memory_bytes
+    memory, layout = stage_memory(problem, bundle), bundle.layouts[0]
+    devices, usable = rank_devices(problem, layout), usable_of_ranks(problem, layout)
+    binding = binding_rank(memory, usable)
+    capacity, needed = devices[binding].memory_bytes, memory[binding].peak
     provenance = path.provenance_shares()
     bubble = account.breakdown_s["bubble"] / step_s
     shares = path.shares()
@@ -80,10 +84,9 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
     if strict and provenance["extrapolated"] + provenance["analytical"] > 0:
         raise NoDataError(
             f"{provenance['extrapolated'] + provenance['analytical']:.0%} of the step's time is extrapolated beyond "
-            f"the measurements for {problem.cluster.device.name}; measure it (perfmodel calibrate) or drop --strict"
+            f"the measurements for {_names(devices)}; measure it (perfmodel calibrate) or drop --strict"
         )
-    reasons = fit_reasons(memory, problem.usable_bytes)
-    needed = max(stage.peak for stage in memory)
+    reasons = fit_reasons(memory, usable)
     flops = step_flops(problem.model, problem.job).total
     per_device = flops / step_s / layout.devices
     return Prediction(
@@ -100,11 +103,15 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
         step_time_hi_s=step_s * upper,
         tokens_per_s_per_device=problem.job.global_batch * problem.job.seq_len / step_s / layout.devices,
         tflops_per_device=per_device / 1e12,
-        mfu=per_device / problem.cluster.device.peak.flops_per_s(problem.job.dtype),
+        mfu=per_device / fmean(device.peak.flops_per_s(problem.job.dtype) for device in devices),
         bubble_fraction=bubble,
         busy_fraction=float(durations @ compute_count) / (prepared.structure.devices * step_s),
         memory_per_stage=reported_stages(problem, layout, memory),
         memory_capacity_bytes=capacity,
+        kinds=tuple(
+            {"kind": kind, "device": device.name, "memory_capacity_bytes": device.memory_bytes}
+            for kind, device in zip(layout.kinds or (), devices, strict=bool(layout.kinds))
+        ),
         memory_needed_bytes=needed,
         reports_first_stage=problem.framework.reports_first_stage,
         memory_counted_bytes=counted_memory(problem, layout, memory),
@@ -118,18 +125,22 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
         error_sources=error_sources,
         unknown_shares=shares,
         class_shares=path.class_shares(),
-        warnings=(*layout.remarks, *problem.job.assumed, *_warnings(provenance, problem)),
+        warnings=(*layout.remarks, *problem.job.assumed, *_warnings(provenance, devices)),
         saved_bytes_per_stage=tuple(bundle.saved_bytes(problem.setting)[0].tolist()),
         timeline=times(prepared.compiled, durations) if timeline else None,
         pass_parts=pass_parts(problem, bundle, durations) if timeline else {},
     )
 
 
-def _warnings(provenance: dict[str, float], problem: StepProblem) -> tuple[str, ...]:
+def _names(devices: Sequence[Device]) -> str:
+    return ", ".join(dict.fromkeys(device.name for device in devices))
+
+
+def _warnings(provenance: dict[str, float], devices: Sequence[Device]) -> tuple[str, ...]:
     beyond = provenance["extrapolated"] + provenance["analytical"]
     if beyond < 0.01:
         return ()
     return (
-        f"{beyond:.0%} of the critical path is extrapolated beyond what was measured on {problem.cluster.device.name}; "
+        f"{beyond:.0%} of the critical path is extrapolated beyond what was measured on {_names(devices)}; "
         "the interval is wider for it",
     )

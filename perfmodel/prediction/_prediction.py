@@ -99,7 +99,10 @@ class Prediction:
     """As the framework's own reports count it (`Framework.memory_counter`); where it has none, what is needed."""
     memory_capacity_bytes: float
     memory_needed_bytes: float = 0.0
-    """What the fullest rank cannot do without, tensors and context: this has to fit."""
+    """What the fullest rank cannot do without, tensors and context: this has to fit. Where devices differ, of the rank
+    that fills most of its own, as is `memory_capacity_bytes`."""
+    kinds: tuple[dict[str, Any], ...] = ()
+    """Of every pipeline rank, where nodes are of several kinds: `kind`, `device`, `memory_capacity_bytes`."""
     memory_counted_bytes: dict[str, float] = field(default_factory=dict)
     """Peak of the rank that the framework reports, as counters show it: `allocated`, `reserved`, `device`, `resting`
     (`perfmodel.spec.MemoryCounter`)."""
@@ -182,6 +185,7 @@ class Prediction:
             "memory_capacity_bytes": self.memory_capacity_bytes,
             "memory_needed_bytes": self.memory_needed_bytes,
             "memory_counted_bytes": self.memory_counted_bytes,
+            "kinds": [dict(kind) for kind in self.kinds],
             "breakdown_s": self.breakdown_s,
             "kernels_alone_s": self.kernels_alone_s,
             "critical_path": [{"event": e.event, "count": e.count, "time_s": e.time_s} for e in self.critical_path],

@@ -1,17 +1,18 @@
 """Price: how long the events of a layout take, and with them the phases of its blocks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
-from perfmodel.cost import EventTimes, event_times, under_load
+from perfmodel.cost import EventTimes, event_times, growth, under_load, with_sizes
 from perfmodel.ops import Collective, KernelOp, Op
 from perfmodel.prediction._adjustment import factors_of
 from perfmodel.prediction._attention_kernels import FORWARD_SHARE, training_forward
 from perfmodel.prediction._blocks import BlockTimes, ShardBlocks, block_events, time_blocks
-from perfmodel.prediction._contention import held_share
+from perfmodel.prediction._contention import CHANNELS, CHANNELS_BETWEEN_NODES, held_share
 from perfmodel.prediction._layout_offsets import Coordinates, coordinates
 from perfmodel.prediction._problem import Setting, StepProblem, kept
 from perfmodel.prediction._shard import PlacedShard, placed_events, placed_shard
@@ -20,6 +21,8 @@ from perfmodel.prediction._variants import Variant
 from perfmodel.spec import Layout
 from perfmodel.workload import is_cast, parameter_count, storage_dtype
 
+_SHARES: Final = 8
+"""Steps in which casts are left out."""
 _Row = tuple[float, float, float, str, float]
 
 
@@ -43,7 +46,7 @@ def under_training_load(problem: StepProblem, ops: Sequence[Op]) -> Float[np.nda
 
 def _rows(problem: StepProblem, ops: Sequence[Op]) -> list[_Row]:
     known = _known_prices(problem)
-    new = list(dict.fromkeys(op for op in ops if op not in known))
+    new = with_sizes(op for op in ops if op not in known)
     if new:
         device, site = problem.cluster.device, problem.site
         alone = event_times(new, problem.cluster, problem.kernels, problem.collectives)
@@ -51,6 +54,7 @@ def _rows(problem: StepProblem, ops: Sequence[Op]) -> list[_Row]:
         load = under_load(device, new, alone.time_s) if site.power_limited else np.ones(len(new))
         load = load * np.array([site.clock(op, device) for op in new])
         times = alone.scaled(load).at_most(*_bounds(problem, new))
+        times = times.scaled(growth(new, times.time_s))
         load = np.minimum(load, np.maximum(times.time_s / np.maximum(alone.time_s, 1e-300), 1.0))
         columns = (times.time_s.tolist(), times.lo_s.tolist(), times.hi_s.tolist(), times.provenance, load.tolist())
         known.update(zip(new, zip(*columns, strict=True), strict=True))
@@ -104,28 +108,66 @@ def _times_of(
     problem: StepProblem, placed: PlacedShard, ring_steps: int, checked: bool, slices: int, index: int
 ) -> BlockTimes:
     blocks = placed_events(problem.setting, placed, slices, index)
-    times = _casts_that_pay(problem, blocks, priced_events(problem, blocks.ops))
     spread_s = problem.site.spread_s(problem.host)
-    events = block_events(blocks, problem.host, problem.cluster.device, ring_steps, spread_s, checked)
-    return time_blocks(blocks, events, times, problem.host)
+
+    def timed(of: ShardBlocks, times: EventTimes) -> BlockTimes:
+        events = block_events(of, problem.host, problem.cluster.device, ring_steps, spread_s, checked)
+        return time_blocks(of, events, times, problem.host)
+
+    return timed(*_casts_that_pay(problem, blocks, priced_events(problem, blocks.ops), timed))
 
 
-def _casts_that_pay(problem: StepProblem, blocks: ShardBlocks, times: EventTimes) -> EventTimes:
-    """Times of a shard's events where no recipe says which operands are brought to 8 or 4 bits: only so many as pay, so
-    that no phase takes longer than in 16 bits (torchtitan's `auto_filter_small_kn`, which is torchao's
-    `_auto_filter_for_recipe`, leaves linear modules in 16 bits that would gain nothing)."""
+def _casts_that_pay(
+    problem: StepProblem, blocks: ShardBlocks, times: EventTimes, timed: Callable[[ShardBlocks, EventTimes], BlockTimes]
+) -> tuple[ShardBlocks, EventTimes]:
+    """A shard's blocks and times of its events where only so many operands are brought to 8 or 4 bits as pay, so that
+    no phase takes longer than in 16 bits.
+
+    Modules that would gain nothing stay in 16 bits: torchtitan's `auto_filter_small_kn`, which is torchao's
+    `_auto_filter_for_recipe`; Transformer Engine leaves it to the caller, module by module (`fp8_autocast(enabled)`).
+    Where no recipe says which operands these are, casts are no kernels that the host would issue.
+    """
     cast = np.array([is_cast(op) for op in blocks.ops], bool)
-    if problem.job.fp8_recipe or not cast.any():
-        return times
+    if not cast.any():
+        return blocks, times
     narrow = [i for i, op in enumerate(blocks.ops) if isinstance(op, KernelOp) and op.dtype == problem.job.dtype]
-    wide = [replace(blocks.ops[i], dtype=storage_dtype(problem.job.dtype)) for i in narrow]
-    gained_s = np.zeros(len(times.time_s))
-    gained_s[narrow] = priced_events(problem, wide).time_s - times.time_s[narrow]
-    gained, taken = blocks.counts @ gained_s, blocks.counts @ (cast * times.time_s)
-    paid = np.clip(gained / np.maximum(taken, 1e-300), 0.0, 1.0)
-    factors = np.ones(len(cast))
-    factors[cast] = np.where(blocks.counts[:, :, cast] > 0, paid[:, :, None], 1.0).min(axis=(0, 1))
-    return times.scaled(factors)
+    in_16_bits = [replace(blocks.ops[i], dtype=storage_dtype(problem.job.dtype)) for i in narrow]
+    wide = times.replaced(narrow, priced_events(problem, in_16_bits))
+    if problem.job.fp8_recipe:
+        pays = _shares_that_pay(problem, blocks, times, wide, cast, timed)
+    else:
+        gained, taken = blocks.counts @ (wide.time_s - times.time_s), blocks.counts @ (cast * times.time_s)
+        pays = np.clip(gained / np.maximum(taken, 1e-300), 0.0, 1.0)
+    share = np.where(blocks.counts > 0, pays[:, :, None], 1.0).min(axis=(0, 1))
+    if (share == 1.0).all():
+        return blocks, times
+    return blocks.casting(share, problem.job), times.scaled(np.where(cast, share, 1.0))
+
+
+def _shares_that_pay(
+    problem: StepProblem,
+    blocks: ShardBlocks,
+    times: EventTimes,
+    wide: EventTimes,
+    cast: Bool[np.ndarray, " ops"],
+    timed: Callable[[ShardBlocks, EventTimes], BlockTimes],
+) -> Float[np.ndarray, "blocks phases"]:
+    """The largest share (in steps) of its casts with which each phase takes no longer than in 16 bits (`wide`).
+
+    What a phase takes is convex in the share, and no more than in 16 bits without any.
+    """
+
+    def phases_s(share: float, of: EventTimes) -> Float[np.ndarray, "blocks phases"]:
+        some = blocks.casting(np.full(len(cast), share), problem.job)
+        return timed(some, of.scaled(np.where(cast, share, 1.0))).phase_s
+
+    most_s = phases_s(0.0, wide) * (1 + 1e-9)
+    if (phases_s(1.0, times) <= most_s).all():
+        return np.ones(most_s.shape)
+    pays = np.zeros(most_s.shape)
+    for share in np.linspace(0.0, 1.0, _SHARES + 1)[1:].tolist():
+        pays = np.where(phases_s(share, times) <= most_s, share, pays)
+    return pays
 
 
 def variant_times(problem: StepProblem, layout: Layout, variant: Variant, slices: int) -> BlockTimes:
@@ -136,9 +178,11 @@ def variant_times(problem: StepProblem, layout: Layout, variant: Variant, slices
     return block_times(problem, layout, slices, index)
 
 
-def beside_loss(problem: StepProblem) -> float:
+def beside_loss(problem: StepProblem, layout: Layout) -> float:
     """Share of the time of reductions and gathers of weights by which the passes beside them run longer."""
-    return min(1.0, problem.host.dp_overlap_loss + held_share(problem.cluster.device, problem.framework))
+    inside = layout.devices <= problem.cluster.levels[0].size
+    channels = CHANNELS if inside else CHANNELS_BETWEEN_NODES
+    return min(1.0, problem.host.dp_overlap_loss + held_share(problem.cluster.device, problem.framework, channels))
 
 
 def has_whole_step_costs(problem: StepProblem) -> bool:
@@ -148,7 +192,8 @@ def has_whole_step_costs(problem: StepProblem) -> bool:
 
 def has_step_costs(problem: StepProblem) -> bool:
     """Whether a step takes anything else than its passes and the communication between them."""
-    return beside_loss(problem) > 0 or has_whole_step_costs(problem)
+    slows = problem.host.dp_overlap_loss > 0 or held_share(problem.cluster.device, problem.framework) > 0
+    return slows or has_whole_step_costs(problem)
 
 
 def step_factors(problem: StepProblem, layout: Layout) -> tuple[float, float]:

@@ -55,6 +55,8 @@ class StepProblem:
     site: Site = field(default_factory=Site)
     adjustment: Adjustment | None = None
     """What measured runs said, on top of the cost models: the user's own, or those of the published record."""
+    kinds: tuple["StepProblem", ...] = ()
+    """The same step on each kind of nodes alone, where the cluster has several: all is priced by these."""
 
     @cached_property
     def setting(self) -> Setting:
@@ -67,19 +69,31 @@ class StepProblem:
         return self if self.adjustment is None else self.adjusted(None)
 
     @cached_property
+    def links(self) -> tuple["StepProblem", ...]:
+        """For each of `kinds`, what joins it to the others: its own network, unless the cluster says what does."""
+        if self.cluster.between is None:
+            return self.kinds
+        return tuple(
+            replace(one, cluster=replace(one.cluster, levels=(self.cluster.between,), max_devices=None))
+            for one in self.kinds
+        )
+
+    @cached_property
     def host(self) -> Framework:
         """Host costs as the runs have them."""
-        framework = self.framework.running(self.job.cuda_graphs)
+        framework = self.framework.running(self.job, self.model)
         return framework if self.adjustment is None else self.adjustment.framework(framework)
 
     @property
     def usable_bytes(self) -> float:
-        """Memory of a device that a layout may take."""
+        """Memory of a device that a layout may take; of the largest where there are several kinds."""
+        if self.kinds:
+            return max(one.usable_bytes for one in self.kinds)
         return self.cluster.device.memory_bytes * (1 - self.framework.memory_margin)
 
     @cached_property
-    def _key(self) -> tuple[Setting, int, int, Site, Adjustment | None]:
-        return self.setting, id(self.kernels), id(self.collectives), self.site, self.adjustment
+    def _key(self) -> tuple[Any, ...]:
+        return self.setting, id(self.kernels), id(self.collectives), self.site, self.adjustment, self.kinds
 
     @cached_property
     def _hash(self) -> int:
@@ -96,7 +110,8 @@ class StepProblem:
 
     def repriced(self, kernels: PricesKernels, collectives: PricesCollectives) -> "StepProblem":
         """The same step at other prices."""
-        return replace(self, kernels=kernels, collectives=collectives)
+        kinds = tuple(one.repriced(kernels, collectives) for one in self.kinds)
+        return replace(self, kernels=kernels, collectives=collectives, kinds=kinds)
 
     def adjusted(self, adjustment: Adjustment | None) -> "StepProblem":
         """The same step with other parameters of runs."""
@@ -127,6 +142,7 @@ def step_problem(
     weights = calibration if isinstance(calibration, WeightFiles) else weight_files(calibration)
     session = current_session()
     of_device = session.cost_models.once((adjustments, weights), lambda: adjustments(weights))
+    kinds = tuple(step_problem(model, kind, job, weights, framework, site) for kind in cluster.kinds)
     return session.problems.once(
         (model, cluster, job, framework, site, weights),
         lambda: StepProblem(
@@ -138,6 +154,7 @@ def step_problem(
             framework=framework,
             site=site,
             adjustment=of_device.get(cluster.device.name) or site.expected(framework, cluster.device),
+            kinds=kinds,
         ),
     )
 

@@ -1,6 +1,6 @@
 """From a layout to the program whose structure it shares with many others."""
 
-from perfmodel.prediction._zero import reduces_every_micro_batch
+from perfmodel.prediction._zero import shards_gradients
 from perfmodel.program import ProgramSpec, Sends
 from perfmodel.spec import Job, Layout
 
@@ -54,7 +54,7 @@ def program_spec(layout: Layout, job: Job, layers: int, tied_embeddings: bool, s
         segments=segments,
         param_gather=gather,
         prefetch=layout.prefetch if gather == "layer" else 1,
-        reduce_every_micro_batch=training and replicated and reduces_every_micro_batch(layout.zero),
+        reduce_every_micro_batch=training and replicated and bool(shards_gradients(layout.zero, layout.pp > 1, job)),
         tied_embedding=training and tied_embeddings and layout.pp > 1,
         optimizer=training,
         forward_only=not training,

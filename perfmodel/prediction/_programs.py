@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
-from perfmodel.program import N_STREAMS, ProgramSpec, Stream, Structure, build
+from perfmodel.program import N_STREAMS, Kind, ProgramSpec, Stream, Structure, build
 from perfmodel.session import current_session
 from perfmodel.timeline import CompiledStructure, compile_structure, load_or_compile
 
@@ -27,6 +27,11 @@ class Prepared:
         found = {id(a): a.nbytes for of in (self, self.structure, self.compiled) for a in vars(of).values()
                  if isinstance(a, np.ndarray)}  # fmt: skip
         return sum(found.values())
+
+    @cached_property
+    def optimizer(self) -> Int[np.ndarray, " some"]:
+        """Classes of the optimizer's steps."""
+        return np.flatnonzero(self.structure.class_kind == Kind.OPTIMIZER)
 
     @cached_property
     def rank_count(self) -> Float[np.ndarray, "ranks classes"]:

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from perfmodel.ops import Collective, Op
+from perfmodel.ops import Collective, CollectiveKind, Op
 from perfmodel.prediction._placement import Placement, rank_strides
 from perfmodel.program import ProgramSpec
 from perfmodel.spec import Cluster, Job, Layout
@@ -56,10 +56,10 @@ def transfers(layout: Layout, blocks: Sequence[BlockOps], share: float, job: Job
     return Transfers(tuple(ops), np.array(sends), by_step)
 
 
-def _send(n_bytes: float, tier: int, dtype: str, cluster: Cluster) -> Collective:
+def _send(n_bytes: float, tier: int, dtype: str, cluster: Cluster, kind: CollectiveKind = "send_recv") -> Collective:
     """Point-to-point between two ranks; when it leaves the node, all devices of the node send at once."""
     return Collective(
-        collective="send_recv",
+        collective=kind,
         bytes=n_bytes,
         num_ranks=2,
         ranks_per_node=1 if tier else 2,
@@ -88,16 +88,45 @@ class Hops:
 def hops(
     spec: ProgramSpec, counts: Float[np.ndarray, "stages segments blocks"], layout: Layout, cluster: Cluster
 ) -> Hops:
-    """The hops of a pipeline; of replicas the first stands for all, whose hops cross the same links."""
-    holds = spec.stage_map == np.arange(spec.n_stages)[:, None, None]
-    rank = holds.any(axis=2).argmax(axis=1) * rank_strides(layout)["pp"]
+    """The hops of a pipeline; of replicas the first stands for all, whose hops cross the same links.
+
+    On several kinds of nodes ranks count on their own kind, and what goes to another crosses the outermost level.
+    """
+    rank = rank_of_stage(spec)
+    kind, at = _on_kinds(layout)
+    rank, kind = at[rank] * rank_strides(layout)["pp"], kind[rank]
     last = counts.shape[2] - 1 - (counts.sum(axis=1)[:, ::-1] > 0).argmax(axis=1)
     block, tier, exists = (np.zeros((2, spec.n_stages), int) for _ in range(3))
     for way, source, target in ((0, slice(None, -1), slice(1, None)), (1, slice(1, None), slice(None, -1))):
-        tier[way, source] = _tiers(rank[source], rank[target], cluster)
+        near = _tiers(rank[source], rank[target], cluster)
+        tier[way, source] = np.where(kind[source] == kind[target], near, outermost_tier(cluster))
         block[way, source] = last[:-1]
         exists[way, source] = 1
     return Hops(block, tier, exists.astype(bool))
+
+
+def rank_of_stage(spec: ProgramSpec) -> Int[np.ndarray, " stages"]:
+    """The first pipeline rank that holds each stage."""
+    holds = spec.stage_map == np.arange(spec.n_stages)[:, None, None]
+    return holds.any(axis=2).argmax(axis=1)
+
+
+def outermost_tier(cluster: Cluster) -> int:
+    """Distance of what leaves a cluster: a single level is all that there is to cross."""
+    return len(cluster.levels) if len(cluster.levels) > 1 else 0
+
+
+def across(op: Collective, cluster: Cluster) -> Collective:
+    """What two ranks exchange, from one end of a link whose cluster is given."""
+    return _send(op.bytes, outermost_tier(cluster), op.dtype, cluster, op.collective)
+
+
+def _on_kinds(layout: Layout) -> tuple[Int[np.ndarray, " ranks"], Int[np.ndarray, " ranks"]]:
+    """Kind of nodes of every pipeline rank, and which of its pipeline ranks it is."""
+    if layout.kinds is None:
+        return np.zeros(layout.pp, int), np.arange(layout.pp)
+    kinds = np.unique(layout.kinds, return_inverse=True)[1]
+    return kinds, np.array([(kinds[:rank] == kind).sum() for rank, kind in enumerate(kinds.tolist())])
 
 
 def _tiers(

@@ -17,7 +17,8 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.prediction._adjustment import Adjustment
-from perfmodel.prediction._compose import bundles, durations, weighted_programs
+from perfmodel.prediction._compose import bundles, weighted_programs
+from perfmodel.prediction._durations import durations
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import Prepared, prepared, rank_busy_s
 from perfmodel.spec import Layout

@@ -8,7 +8,7 @@ from perfmodel.prediction._blocks import ShardBlocks, count_events
 from perfmodel.prediction._placement import BLOCK_GROUPS, Network, Placement
 from perfmodel.prediction._problem import Setting, kept
 from perfmodel.prediction._variants import on_slice, sliced_job
-from perfmodel.spec import DIMENSIONS, Layout
+from perfmodel.spec import DIMENSIONS, Layout, PerRank
 from perfmodel.workload import BlockOps, Shard, blocks
 
 
@@ -35,14 +35,14 @@ class Ranks:
 
 
 @kept
-def _ranks(setting: Setting, order: str, degrees: tuple[int, ...]) -> Ranks:
+def _ranks(setting: Setting, order: str, degrees: tuple[int, ...], kinds: PerRank) -> Ranks:
     by_name: dict[str, Any] = dict(zip((d.key for d in DIMENSIONS), degrees, strict=True))
-    return Ranks(Layout(order=order, **by_name))
+    return Ranks(Layout(order=order, kinds=kinds, **by_name))
 
 
 def ranks_of(setting: Setting, layout: Layout) -> Ranks:
     """What of a layout the placement of its groups depends on."""
-    return _ranks(setting, layout.order, layout.degrees)
+    return _ranks(setting, layout.order, layout.degrees, layout.kinds)
 
 
 @kept

@@ -13,7 +13,7 @@ from perfmodel.prediction._memory import RankBlocks, Sharding, rank_memory
 from perfmodel.prediction._phases import full_recompute_s
 from perfmodel.prediction._price import priced_events
 from perfmodel.prediction._problem import StepProblem
-from perfmodel.prediction._sends import hops, transfers
+from perfmodel.prediction._sends import across, hops, transfers
 from perfmodel.prediction._stages import by_layer, is_layer, segment_sizes
 from perfmodel.program import Kind
 from perfmodel.spec import Layout
@@ -40,19 +40,23 @@ class StageCosts:
         return self.forward_s + self.backward_s
 
 
-def stage_costs(problem: StepProblem, layout: Layout, recompute_to_fit: bool = True) -> StageCosts:
+def stage_costs(
+    problem: StepProblem, layout: Layout, recompute_to_fit: bool = True, link: StepProblem | None = None
+) -> StageCosts:
     """Costs of all stages of a pipeline with one stage per rank.
 
     Args:
         problem: model, job, cluster and cost models.
-        layout: everything but partition and recompute by stage, which the costs are for.
+        layout: everything but partition, recompute by stage and kinds of nodes, which the costs are for.
+        link: what joins these nodes to other kinds (`StepProblem.links`), which the next stage may lie on: transfers
+            then cost the least that they can.
         recompute_to_fit: a stage that does not fit recomputes as few of its layers in full as make it fit (with
             buffers for the largest of them); otherwise it is impossible.
 
     Raises:
         LayoutError: a schedule with several stages per rank, or with passes of several kinds.
     """
-    layout = layout.replace(partition=None, recompute_full_layers=None)
+    layout = layout.replace(partition=None, recompute_full_layers=None, kinds=None)
     (bundle,) = bundles(problem, [layout])
     if not one_stage_per_rank(bundle):
         raise LayoutError(f"costs of stages need a schedule with one plain stage per rank, not {layout.schedule}")
@@ -72,7 +76,7 @@ def stage_costs(problem: StepProblem, layout: Layout, recompute_to_fit: bool = T
     return StageCosts(
         forward_s=np.where(good, held @ of_block[Kind.FORWARD][0], np.inf),
         backward_s=np.where(good, backward_s, np.inf),
-        sends_s=_sends_s(problem, bundle, before, layers),
+        sends_s=_sends_s(problem, bundle, before, layers, link),
         full_layers=np.where(good, full, 0),
     )
 
@@ -155,6 +159,7 @@ def _sends_s(
     bundle: Bundle,
     before: Float[np.ndarray, " blocks"],
     layers: Float[np.ndarray, "layers blocks"],
+    link: StepProblem | None,
 ) -> Float[np.ndarray, "stages cuts"]:
     """Transfers of both directions by the block that a stage ends with."""
     spec, layout, table = bundle.spec, bundle.layouts[0], bundle.tables[0]
@@ -165,6 +170,12 @@ def _sends_s(
     seconds = sent.seconds(priced_events(problem, sent.ops).time_s)
     tier = hops(spec, bundle.counts, layout, problem.cluster).tier
     ends = [int(np.flatnonzero(blocks)[-1]) if blocks.any() else 0 for blocks in (before, *layers)]
+    if link is not None:
+        ways = np.unique(np.concatenate([tier[0, :-1], tier[1, 1:]]))
+        leaving = [across(op, link.cluster) for op in np.array(sent.ops, object)[sent.send[ends, 0]].tolist()]
+        least_s = np.minimum(seconds[ends][:, ways].min(axis=1), priced_events(link, leaving).time_s)
+        out[:-1] = least_s * (1 if spec.is_forward_only else 2)
+        return out
     out[:-1] = seconds[ends][:, tier[0, :-1]].T
     if not spec.is_forward_only:
         out[:-1] += seconds[ends][:, tier[1, 1:]].T

@@ -1,9 +1,9 @@
 """What a step takes beyond its events: stragglers, time that overlapped communication costs the passes beside it."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from perfmodel.prediction._classes import summed
 from perfmodel.program import WHOLE, Kind, ProgramSpec, Structure
@@ -23,10 +23,12 @@ class Beside(NamedTuple):
 
     comm: Int[np.ndarray, " pairs"]
     """Class of a reduction or gather."""
-    passes: Int[np.ndarray, " pairs"]
-    """A class of passes beside it."""
+    place: Int[np.ndarray, " pairs"]
+    """Place in `slowed` of a class of passes beside it."""
     share: Float[np.ndarray, " pairs"]
     """How often it is for each time that they are."""
+    slowed: Int[np.ndarray, " slowed"]
+    """Classes of passes that anything is beside, each once."""
 
 
 def beside_passes(spec: ProgramSpec, structure: Structure) -> Beside:
@@ -51,33 +53,47 @@ def beside_passes(spec: ProgramSpec, structure: Structure) -> Beside:
         times = often[beside].sum()
         found += [(comm, one, float(often[comm] / times)) for one in np.flatnonzero(beside).tolist()]
     comm, passes, share = np.array(found).reshape(-1, 3).T
-    return Beside(comm.astype(int), passes.astype(int), share)
+    slowed, place = np.unique(passes.astype(int), return_inverse=True)
+    return Beside(comm.astype(int), place, share, slowed)
 
 
 def slowed_s(
-    durations: Float[np.ndarray, "*lanes classes"], loss: float, beside: Beside
-) -> Float[np.ndarray, "*lanes classes"]:
-    """By how much passes run longer: for what is communicated beside them, and as long as they run themselves.
+    durations: Float[np.ndarray, "*lanes classes"], loss: float | Float[np.ndarray, "lanes 1"], beside: Beside
+) -> Float[np.ndarray, "*lanes slowed"]:
+    """By how much the passes of `beside.slowed` run longer: for what is communicated beside them, and as long as they
+    run themselves.
 
     Args:
         durations: of every class, passes as they are alone.
         loss: share of the time of communication by which passes beside it run longer (`beside_loss`).
     """
     xp = durations.__array_namespace__()
-    beside_s = summed(beside.passes, beside.share * durations[..., beside.comm], durations.shape[-1])
-    most_s = durations * (loss / (1 - loss)) if loss < 1 else xp.inf
+    beside_s = summed(beside.place, beside.share * durations[..., beside.comm], len(beside.slowed))
+    loss = np.asarray(loss)
+    most_s = durations[..., beside.slowed] * (loss / np.maximum(1 - loss, 1e-300))
     return xp.minimum(loss * beside_s, most_s)
 
 
 def with_step_costs(
     durations: Float[np.ndarray, "lanes classes"],
     overhead_s: float,
-    loss: float,
+    loss: float | Float[np.ndarray, "lanes 1"],
     scale: Float[np.ndarray, "lanes #classes"],
-    optimizer: Bool[np.ndarray, " classes"],
+    optimizer: Int[np.ndarray, " some"],
     beside: Beside,
 ) -> Float[np.ndarray, "lanes classes"]:
     """Durations as a real step has them: passes slowed by what is beside them (`slowed_s`), all `scale` times as long;
-    the step's overhead rides with its optimizer."""
-    slowed = durations + slowed_s(durations, loss, beside) if loss > 0 else durations
-    return slowed * scale + optimizer * overhead_s
+    the step's overhead rides with its optimizer, the classes `optimizer`."""
+    out = durations * scale
+    if np.any(np.asarray(loss) > 0) and len(beside.slowed):
+        longer_s = durations[:, beside.slowed] + slowed_s(durations, loss, beside)
+        out = _replaced(out, beside.slowed, longer_s * (scale if scale.shape[1] == 1 else scale[:, beside.slowed]))
+    return _replaced(out, optimizer, out[:, optimizer] + overhead_s)
+
+
+def _replaced(of: Float[Any, "lanes classes"], where: Int[np.ndarray, " some"], by: Any) -> Float[Any, "lanes classes"]:
+    """Some classes' values replaced: in place, where the array can be written to."""
+    if of.__array_namespace__() is not np:
+        return of.at[:, where].set(by)
+    of[:, where] = by
+    return of

@@ -67,7 +67,7 @@ STEP_TERMS: Final = (
     StepTerm("hosts that check collectives", _framework(checks_collectives="never")),
     StepTerm("transfers that hold up their sender", _framework(blocking_sends=False)),
     StepTerm("waiting for the busiest experts", _job(expert_imbalance=1.0, expert_capacity_factor=None)),
-    StepTerm("contention in the network", _levels(contention=0.0)),
+    StepTerm("contention in the network", _levels(contention=0.0, rank_latency_s=0.0)),
     StepTerm("network at scale", _levels(slows_at_scale=False)),
     StepTerm("overhead of a step", _framework(step_overhead_s=0.0)),
 )

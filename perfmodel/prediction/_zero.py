@@ -6,7 +6,7 @@ reduced over the ranks of all groups that hold the same shard.
 """
 
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -103,9 +103,10 @@ def checkpoint_bytes(model: Model, job: Job) -> float:
     return parameter_count(model) * per_param if is_trained(job) else 0.0
 
 
-def reduces_every_micro_batch(zero: int) -> bool:
-    """Whether gradients are reduced after each backward: they are kept sharded."""
-    return zero >= 2
+def shards_gradients(zero: Any, pipelined: Any, job: Job) -> Any:
+    """Whether the gradients that micro-batches add to lie sharded, so that each backward reduces its own; of one
+    layout, or an array of them."""
+    return (zero == 3) | ((zero == 2) & np.logical_not(pipelined & job.whole_gradients_in_pipelines))
 
 
 def reductions(zero: int, job: Job) -> tuple[Exchange, ...]:

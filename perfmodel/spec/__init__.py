@@ -40,6 +40,7 @@ from perfmodel.spec._model import Patches as Patches
 from perfmodel.spec._model import Transformer as Transformer
 from perfmodel.spec._notation import SCHEDULE_ALIASES as SCHEDULE_ALIASES
 from perfmodel.spec._notation import SCHEDULES as SCHEDULES
+from perfmodel.spec._notation import PerRank as PerRank
 from perfmodel.spec._notation import PerStage as PerStage
 from perfmodel.spec._notation import schedule_name as schedule_name
 from perfmodel.spec._notation import written as written

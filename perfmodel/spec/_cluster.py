@@ -1,10 +1,14 @@
 """Clusters: devices joined by a hierarchy of networks."""
 
+import re
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from perfmodel.errors import LayoutError, PerfModelError, Reason
+from perfmodel.errors import LayoutError, PerfModelError, Reason, UnknownNameError
 from perfmodel.spec._device import Device
+from perfmodel.spec._layout import Layout
 from perfmodel.units import positive, whole
 
 
@@ -23,6 +27,9 @@ class NetworkLevel:
     contention: float = 0.0
     """Collectives over n nodes take n^contention times what their algorithm and the bandwidth explain: flows that hash
     onto the same links, and other tenants. 0 for a fat tree of one's own."""
+    rank_latency_s: float = 0.0
+    """Reductions, gathers and broadcasts between nodes take this longer for each rank beyond the first: what the steps
+    of their rings wait beyond `latency_s`."""
     slows_at_scale: bool = True
     """Whether collectives over many nodes get less of it than those over two, as measured: bandwidth that falls with
     nodes, channels that a rank's sends share among more peers, ranks of long rings that wait for one another."""
@@ -32,6 +39,10 @@ class NetworkLevel:
             raise PerfModelError(
                 f"network level {self.name}: contention must be 0 (none) or a positive exponent, got {self.contention}"
             )
+        if not 0 <= self.rank_latency_s < float("inf"):
+            raise PerfModelError(
+                f"network level {self.name}: rank_latency_s must not be below 0, got {self.rank_latency_s}"
+            )
         whole(f"network level {self.name}", {"size": self.size})
         positive(f"network level {self.name}: bandwidth_bytes_per_s", self.bandwidth_bytes_per_s)
         positive(f"network level {self.name}: latency_s", self.latency_s)
@@ -39,7 +50,8 @@ class NetworkLevel:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Identical devices under a hierarchy of network levels, innermost first."""
+    """Identical devices under a hierarchy of network levels, innermost first; or several such clusters side by side,
+    its kinds of nodes (`of_kinds`)."""
 
     name: str
     device: Device
@@ -49,8 +61,16 @@ class Cluster:
     price_per_device_hour: float | None = None
     """In US dollars, as `source` has it; None: the device's list price, if there is one (`list_price`)."""
     source: str = ""
+    kinds: tuple["Cluster", ...] = ()
+    """Kinds of nodes, each by its name here; empty where all are alike. `device` and `levels` are then those of the
+    first, of account only to what asks `kinds` before."""
+    between: NetworkLevel | None = None
+    """What joins devices of different kinds; None: the outermost levels of both, of which the slower counts."""
 
     def __post_init__(self) -> None:
+        if self.kinds or self.between:
+            self._check_kinds()
+            return
         if not self.levels:
             raise PerfModelError(f"cluster {self.name}: at least one network level is needed")
         sizes = [level.size for level in self.levels]
@@ -65,9 +85,105 @@ class Cluster:
                 f"that its outermost level {self.levels[-1].name!r} joins; make that larger, or add a level"
             )
 
+    @classmethod
+    def of_kinds(
+        cls, name: str, kinds: Sequence["Cluster"], between: NetworkLevel | None = None, source: str = ""
+    ) -> "Cluster":
+        """Several clusters of different nodes as one, each a kind by its name.
+
+        Raises:
+            PerfModelError: fewer than two, or of names that are alike or that a layout cannot be written with.
+        """
+        if not kinds:
+            raise PerfModelError(f"cluster {name}: kinds: at least two are needed")
+        first = kinds[0]
+        return cls(
+            name=name, device=first.device, levels=first.levels, source=source, kinds=tuple(kinds), between=between
+        )
+
+    def _check_kinds(self) -> None:
+        names = [kind.name for kind in self.kinds]
+        if len(names) < 2 or len(set(names)) < len(names):
+            raise PerfModelError(
+                f"cluster {self.name}: kinds: at least two of different names are needed, got {', '.join(names)}"
+            )
+        for kind in self.kinds:
+            if not re.fullmatch(r"[a-z][a-z0-9_.]*", kind.name):
+                raise PerfModelError(
+                    f"cluster {self.name}: kind {kind.name!r}: its name stands in layouts: lower-case letters, digits, "
+                    "_ and . alone"
+                )
+            if kind.kinds:
+                raise PerfModelError(f"cluster {self.name}: kind {kind.name}: it has kinds itself; state those here")
+        if self.max_devices is not None or self.price_per_device_hour is not None:
+            raise PerfModelError(f"cluster {self.name}: max_devices and price_per_device_hour are of each of its kinds")
+
+    def kind(self, name: str) -> "Cluster":
+        """One of the kinds of nodes.
+
+        Raises:
+            UnknownNameError: there is none of this name.
+        """
+        found = next((kind for kind in self.kinds if kind.name == name), None)
+        if found is None:
+            raise UnknownNameError(f"kind of nodes of cluster {self.name}", name, [kind.name for kind in self.kinds])
+        return found
+
+    def require_one_kind(self) -> None:
+        """Raise `PerfModelError` where nodes are of several kinds."""
+        if self.kinds:
+            names = ", ".join(kind.name for kind in self.kinds)
+            raise PerfModelError(
+                f"cluster {self.name} has several kinds of nodes ({names}): this is worked out for one kind; "
+                "state that as a cluster of its own"
+            )
+
+    def hosting(self, layout: Layout) -> Layout:
+        """The layout with the kind of nodes of every pipeline rank written out; on nodes of one kind as it is.
+
+        Raises:
+            LayoutError, UnknownNameError: kinds that there are not, or not enough of; a pipeline rank on several.
+        """
+        if not self.kinds:
+            if layout.kinds is not None:
+                raise LayoutError(
+                    f"layout {layout}: cluster {self.name} has nodes of one kind; leave kinds= out", Reason.KINDS
+                )
+            return layout
+        if layout.pp > 1 and not layout.order.endswith("pp"):
+            raise LayoutError(
+                f"layout {layout}: order={layout.order} spreads the ranks of a stage over the kinds of nodes of "
+                f"cluster {self.name}; let it end with pp",
+                Reason.KINDS,
+            )
+        room = self.stages_of(layout)
+        if layout.kinds is None:
+            named = [name for name, stages in room.items() for _ in range(min(stages, layout.pp))]
+            if len(named) < layout.pp:
+                raise LayoutError(f"layout {layout}: {self._too_small(layout, room)}", Reason.KINDS)
+            return layout.replace(kinds=tuple(named[: layout.pp]))
+        for name, stages in Counter(layout.kinds).items():
+            if stages > room[self.kind(name).name]:
+                raise LayoutError(f"layout {layout}: {self._too_small(layout, room)}", Reason.KINDS)
+        return layout
+
+    def stages_of(self, layout: Layout) -> dict[str, int]:
+        """How many pipeline ranks of a layout each kind of nodes has room for: all groups of one lie within a kind."""
+        return {kind.name: kind.capacity // (layout.devices // layout.pp) for kind in self.kinds}
+
+    def _too_small(self, layout: Layout, room: dict[str, int]) -> str:
+        words = ", ".join(f"{kind.name} ({kind.capacity} devices) for {room[kind.name]}" for kind in self.kinds)
+        return (
+            f"each of {layout.pp} pipeline ranks takes {layout.devices // layout.pp} devices (tp*cp*dp) of one kind; "
+            f"cluster {self.name} has room on {words}"
+        )
+
     @property
     def list_price(self) -> tuple[float | None, str]:
-        """US dollars per device and hour, and whose price that is: the cluster's own, else its device's."""
+        """US dollars per device and hour, and whose price that is: the cluster's own, else its device's; nobody's where
+        nodes are of several kinds."""
+        if self.kinds:
+            return None, ""
         if self.price_per_device_hour is not None:
             return self.price_per_device_hour, self.source
         return self.device.usd_per_hour, self.device.price_source
@@ -75,16 +191,18 @@ class Cluster:
     @property
     def capacity(self) -> int:
         """Devices that there are: all that the outermost level joins, unless `max_devices` says fewer."""
+        if self.kinds:
+            return sum(kind.capacity for kind in self.kinds)
         return self.levels[-1].size if self.max_devices is None else self.max_devices
 
     def require(self, devices: int, what: str) -> None:
         """Raise `LayoutError` if `what`, which needs so many devices, is more than there are."""
         if devices > self.capacity:
-            limit = (
-                f"its outermost level {self.levels[-1].name!r} joins no more"
-                if self.max_devices is None
-                else f"max_devices={self.max_devices}"
-            )
+            limit = f"max_devices={self.max_devices}"
+            if self.kinds:
+                limit = ", ".join(f"{kind.name} {kind.capacity}" for kind in self.kinds)
+            elif self.max_devices is None:
+                limit = f"its outermost level {self.levels[-1].name!r} joins no more"
             raise LayoutError(
                 f"{what} needs {devices} devices; cluster {self.name} has {self.capacity} ({limit}): take fewer "
                 "devices or a larger cluster",
@@ -93,7 +211,9 @@ class Cluster:
 
     @property
     def devices_per_node(self) -> int:
-        """Devices joined by the innermost level."""
+        """Devices joined by the innermost level, of the largest nodes."""
+        if self.kinds:
+            return max(min(kind.devices_per_node, kind.capacity) for kind in self.kinds)
         return self.levels[0].size
 
     def level_of(self, span: int) -> int:

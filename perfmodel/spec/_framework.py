@@ -11,7 +11,6 @@ from perfmodel.spec._device import Device
 from perfmodel.spec._documented import Stated
 from perfmodel.spec._layout import (
     ContextParallel,
-    CudaGraphs,
     Dispatcher,
     EagerKernel,
     Fp8Recipe,
@@ -38,7 +37,8 @@ _CONTEXT_DEFAULTS: Final = ("cp_kind", "cp_balanced")
 _EXPERT_DEFAULTS: Final = ("ep_overlap",)
 """What means nothing without context or expert parallelism."""
 _JOB_DEFAULTS: Final = (
-    "eager_kernels", "keep_gathered", "half_gradients", "all_reduce_gradients", "weighted_experts", "expert_dispatcher",
+    "eager_kernels", "keep_gathered", "half_gradients", "all_reduce_gradients", "whole_gradients_in_pipelines",
+    "weighted_experts", "expert_dispatcher",
 )  # fmt: skip
 
 
@@ -68,6 +68,11 @@ class Framework(Stated):
     routing_backward_bookkeeping: int = 0
     """The same of routing and dispatch in a layer of experts: histograms, sorts, masks, auxiliary losses, sizes of what
     ranks exchange."""
+    fused_dispatch_saves: tuple[int, int] = (0, 0)
+    """Of these, in forward and backward, what `hybridep` does without."""
+    latent_forward_bookkeeping: int = 0
+    latent_backward_bookkeeping: int = 0
+    """The same of latent attention: parts of queries and keys that are cut, rotated and put together one by one."""
     grouped_launch_s: float = 0.0
     """Host time to launch each further kernel of a grouped product that is no kernel of its own but a product per
     expert; 0 where it is one."""
@@ -97,7 +102,8 @@ class Framework(Stated):
     """All as in `Layout`."""
     expert_dispatcher: Dispatcher = "alltoall"
     all_reduce_gradients: bool = False
-    """Both as in `Job`."""
+    whole_gradients_in_pipelines: bool = False
+    """All as in `Job`."""
     contends: bool = True
     """Collectives take multiprocessors from the kernels beside them (`perfmodel.prediction`: kernels slowed by
     communication), where the device's collectives are kernels at all."""
@@ -188,6 +194,8 @@ class Framework(Stated):
     zero_stages: tuple[int, ...] = (0, 1, 2, 3)
     zero_stages_in_pipelines: tuple[int, ...] = (0, 1, 2, 3)
     """ZeRO stages, without and with pipeline stages."""
+    zero_in_pipelines: int | None = None
+    """ZeRO stage of pipelines where nothing is said. None: as without, or the highest that pipelines take."""
     recomputes: tuple[Recompute, ...] = ("none", "selective", "full")
     sequence_parallel_choices: tuple[bool, ...] = (True, False)
     tensor_parallel: bool = True
@@ -206,11 +214,22 @@ class Framework(Stated):
         """Host time to issue an operator of a step; 0 where the step is compiled or replayed as a whole."""
         return self.host_op_s if self.execution in ("eager", "layer_graphs") else 0.0
 
-    def running(self, graphs: CudaGraphs) -> "Framework":
-        """As it issues steps with some of their kernels in CUDA graphs; what is compiled needs none."""
-        if graphs == "none" or self.execution != "eager":
+    def running(self, job: Job, model: Model) -> "Framework":
+        """As it issues the steps of a job: with some of their kernels in CUDA graphs (what is compiled needs none), and
+        the operators of its dispatcher and of the model's attention."""
+        if self.execution != "eager":
             return self
-        return replace(self, execution="graph" if graphs == "step" else "layer_graphs")
+        if job.cuda_graphs != "none":
+            return replace(self, execution="graph" if job.cuda_graphs == "step" else "layer_graphs")
+        latent = isinstance(model, Transformer) and model.latent_attention is not None
+        saved = self.fused_dispatch_saves if job.expert_dispatcher == "hybridep" else (0, 0)
+        return replace(
+            self,
+            forward_bookkeeping=self.forward_bookkeeping + latent * self.latent_forward_bookkeeping,
+            backward_bookkeeping=self.backward_bookkeeping + latent * self.latent_backward_bookkeeping,
+            routing_forward_bookkeeping=max(0, self.routing_forward_bookkeeping - saved[0]),
+            routing_backward_bookkeeping=max(0, self.routing_backward_bookkeeping - saved[1]),
+        )
 
     @property
     def costs_steps(self) -> bool:
@@ -236,7 +255,9 @@ class Framework(Stated):
         Overlap depends on ZeRO (`zero_overlaps`), and nothing is overlapped where it has no replicas to overlap with.
         """
         found = {name: getattr(self, name) for name in _LAYOUT_DEFAULTS}
-        if said.get("pp", 1) > 1 and "zero" not in said and found["zero"] not in self.zero_stages_in_pipelines:
+        if said.get("pp", 1) > 1 and self.zero_in_pipelines is not None:
+            found["zero"] = self.zero_in_pipelines
+        elif said.get("pp", 1) > 1 and found["zero"] not in self.zero_stages_in_pipelines:
             found["zero"] = max(self.zero_stages_in_pipelines)
         if said.get("pp", 1) > 1 and self.schedules and Layout.schedule not in self.schedules:
             found["schedule"] = self.schedules[0]
@@ -277,7 +298,7 @@ class Framework(Stated):
         """Values of a job's fields as this framework sets them for products of an element type."""
         return {name: getattr(self, name) for name in _JOB_DEFAULTS} | {
             "fp8_recipe": self._recipe(dtype),
-            "flash_attention": self.fp8_flash_attention if dtype == "fp8" else self.flash_attention,
+            "flash_attention": self.fp8_flash_attention if dtype == "fp8" and self.fp8_recipe else self.flash_attention,
             "grad_dtype": self._grad_dtype(dtype),
             "stops_recompute": self.stops_recompute or self.execution == "compiled",
         }

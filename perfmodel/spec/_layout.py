@@ -10,7 +10,7 @@ from perfmodel.errors import LayoutError, Reason, UnknownNameError
 from perfmodel.spec._device import Device
 from perfmodel.spec._dimensions import DEVICE_KEYS, DIMENSIONS, ORDER_KEYS
 from perfmodel.spec._model import Model
-from perfmodel.spec._notation import PerStage, read_values, schedule_name, written
+from perfmodel.spec._notation import PerRank, PerStage, read_values, schedule_name, written
 from perfmodel.spec._optimizer import OPTIMIZERS
 from perfmodel.units import untraced, whole
 
@@ -119,6 +119,9 @@ class Layout:
     recompute_full_layers: PerStage = None
     """So many layers of every stage, the first ones, are recomputed in full, the others as `recompute` says
     (Megatron-LM's recompute method `block`); one number: of every stage alike, as far as it has them."""
+    kinds: PerRank = None
+    """Kind of nodes (`Cluster.kinds`) that every pipeline rank lies on, where a cluster has several; None: in the
+    cluster's order, each kind as far as it goes (`Cluster.hosting`)."""
 
     def __post_init__(self) -> None:
         numbers = *self.degrees, self.vpp, self.micro_batch, self.replicate, self.prefetch
@@ -143,6 +146,12 @@ class Layout:
             value = getattr(self, name)
             if value is not None and not all(isinstance(n, int) and n >= 0 for n in value):
                 raise LayoutError(f"layout: {name} must be a whole number per stage, like 7-9-9-7, got {value!r}")
+        if self.kinds is not None and (len(self.kinds) != self.pp or not all(self.kinds)):
+            raise LayoutError(
+                f"layout: kinds={written(self.kinds)} must name a kind of nodes for each of {self.pp} pipeline ranks, "
+                "like fast-fast-slow",
+                Reason.KINDS,
+            )
         if self.recompute == "full" and self.recompute_full_layers is not None:
             raise LayoutError("layout: recompute=full leaves nothing to recompute_full_layers; give one of them")
         if (self.tp * self.cp * self.dp) % (self.ep * self.expert_tp):
@@ -309,6 +318,9 @@ class Job:
     every backward, one per weight."""
     all_reduce_gradients: bool = False
     """ZeRO 1 reduces all gradients on all ranks, instead of each part on the rank that updates it."""
+    whole_gradients_in_pipelines: bool = False
+    """Under ZeRO 2 the ranks of a pipeline add up whole gradients and reduce them once, after the last micro-batch,
+    instead of their part of them after each."""
     weighted_experts: bool = False
     """The router's weights multiply the activation inside the experts, so that their outputs are not kept for the
     router's gradient (Megatron-Core since 0.12)."""

@@ -7,6 +7,8 @@ from perfmodel.errors import LayoutError, UnknownNameError
 
 PerStage = tuple[int, ...] | None
 """A whole number per pipeline stage, in model order; written `7-9-9-7`."""
+PerRank = tuple[str, ...] | None
+"""A name per pipeline rank, written `fast-fast-slow`."""
 _DISTSIM = re.compile(r"^(\d+)M(\d+)P(\d+)D$", re.IGNORECASE)
 _DEGREES: Final = {
     "tp": ("tensor_parallel", "tensor_model_parallel"),
@@ -116,6 +118,8 @@ def _value(key: str, raw: str, kind: Any) -> Any:
             return tuple(map(int, raw.split("-")))
         except ValueError:
             raise LayoutError(f"layout: {key} must be a whole number per stage, like 7-9-9-7, got {raw!r}") from None
+    if kind == PerRank:
+        return tuple(name.strip() for name in raw.lower().split("-"))
     if kind is bool:
         if raw.lower() in ("true", "1", "yes"):
             return True

@@ -12,6 +12,7 @@ from perfmodel.validation._row_batch import Spread, spread_of
 from perfmodel.validation._row_cells import FROM_OTHERS, Row, Unusable, count, number, text
 from perfmodel.validation._row_choices import plausible_rows
 from perfmodel.validation._row_model import model_of
+from perfmodel.validation._row_recipe import RowRecipe, recipe_of
 from perfmodel.validation._row_sharding import framework_name, sharding_of
 from perfmodel.validation._row_words import (
     adapter_rank_of,
@@ -85,15 +86,16 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
     model = found.model
     seq_len, assumed_length = seq_len_of(row, model)
     spread = spread_of(row, seq_len, runs.micro_batch)
-    layout, _ = runs.layout(stated_layout(row, spread, model, runs), model)
-    if layout.devices != count(row, "n_devices", layout.devices):
-        raise Unusable("degrees do not multiply to the devices")
     cluster = catalog.cluster_for(
         text(row, "device"), count(row, "devices_per_node", 8), text(row, "intra_link"), network_of(row)
     )
     dtype, assumed_dtype = dtype_of(row)
+    preset = recipe_of(row, runs, model, cluster.device, dtype)
+    layout, _ = runs.layout(stated_layout(row, spread, model, runs, preset), model)
+    if layout.devices != count(row, "n_devices", layout.devices):
+        raise Unusable("degrees do not multiply to the devices")
     flash = number(row, "flash_attention")
-    said: dict[str, Any] = {"cuda_graphs": graphs_of(launch_flags(row))}
+    said: dict[str, Any] = {"cuda_graphs": graphs_of(launch_flags(row))} | preset.job
     if flash is not None:
         said["flash_attention"] = bool(flash)
     if modules := recompute_modules_of(row):
@@ -113,7 +115,7 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
         *spread.assumed,
         *(name for name, is_so in guessed.items() if is_so),
     )
-    stated = bool(recompute_of(row)) or job.mode != "train" or layout.recompute_full_layers is not None
+    stated = bool(recompute_of(row)) or "recompute" in preset.layout or layout.recompute_full_layers is not None
     return Case(text(row, "case_id"), model, cluster, job, layout, runs, assumed, stated)
 
 
@@ -162,8 +164,8 @@ def framework_of(name: str) -> tuple[Framework, bool]:
         return catalog.framework("generic"), True
 
 
-def stated_layout(row: Row, spread: Spread, model: Model, framework: Framework) -> str:
-    """The layout that a row states, in a layout's notation; what it leaves out is its framework's.
+def stated_layout(row: Row, spread: Spread, model: Model, framework: Framework, recipe: RowRecipe) -> str:
+    """The layout that a row states, and its recipe, in a layout's notation; what they leave out is its framework's.
 
     Raises:
         Unusable: a schedule that is not modelled.
@@ -171,7 +173,7 @@ def stated_layout(row: Row, spread: Spread, model: Model, framework: Framework) 
     name = text(row, "schedule").lower()
     if name not in _SCHEDULES and name not in schedule_names():
         raise Unusable(f"schedule {name} is not modelled")
-    said: dict[str, Any] = {n: getattr(spread, n) for n in ("tp", "pp", "dp", "cp", "micro_batch")}
+    said: dict[str, Any] = {n: getattr(spread, n) for n in ("tp", "pp", "dp", "cp", "micro_batch")} | recipe.layout
     said["ep"] = count(row, "ep", 1)
     if getattr(model, "experts", None) and (etp := _expert_tp(row, spread, said["ep"])) != spread.tp:
         said["etp"] = etp

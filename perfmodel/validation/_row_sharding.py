@@ -37,7 +37,9 @@ def sharding_of(row: Row, dp: int, pp: int) -> dict[str, Any]:
     elif named:
         found["zero"] = int(named[1])
     elif (stage := next((stage for word, stage in _STAGES if re.search(word, words)), None)) is not None:
-        found["zero"] = min(stage, 2) if pp > 1 else stage
+        found["zero"] = stage
+    if pp > 1 and "fsdp" in words:
+        found["zero"] = min(found["zero"], 2)
     group = _GROUP.search(words)
     ranks = int(next(filter(None, group.groups()))) if group else 0
     if "hsdp" in words and not group:

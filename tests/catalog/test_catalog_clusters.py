@@ -25,7 +25,7 @@ def test_every_listed_cluster_loads_with_sources():
         ("dgx-h100", "H100-SXM5-80GB", 8, 450, 50),
         ("dgx-2", "V100-SXM3-32GB", 16, 150, 6.25),
         ("gb200-nvl72", "GB200-NVL72", 72, 900, 50),
-        ("jean-zay-a100", "A100-SXM4-80GB", 8, 300, 6.25),
+        ("jean-zay-a100", "A100-SXM4-80GB", 8, 300, 2.25),
         ("a40x4", "A40", 4, 31.5, 3.125),
     ],
 )
@@ -35,6 +35,22 @@ def test_nominal_figures(name, device, node, intra_gb, inter_gb):
     assert found.devices_per_node == node
     assert found.levels[0].bandwidth_bytes_per_s == intra_gb * GB
     assert found.levels[1].bandwidth_bytes_per_s == inter_gb * GB
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("aws-p4d", "EFA"),
+        ("aws-p5", "EFA"),
+        ("jean-zay-a100", "Omni-Path, 4 links per node"),
+        ("jean-zay-v100", "Omni-Path, 4 links per node"),
+    ],
+)
+def test_a_cluster_by_name_has_the_network_that_its_words_have_in_a_published_table(name, words):
+    named = cluster(name)
+    told = cluster_for(named.device.name, named.devices_per_node, "", words)
+    for field in ("bandwidth_bytes_per_s", "contention", "latency_s"):
+        assert getattr(named.levels[1], field) == pytest.approx(getattr(told.levels[1], field))
 
 
 def test_an_unknown_name_is_answered_with_near_ones():

@@ -20,7 +20,7 @@ OBJECTS = {"model", "cluster", "job", "site", "progress", "space", "options", "k
 """Arguments of Python that are objects, or that flags say one by one."""
 RENAMED = {"flash_attention": "attention", "batches": "global_batch"}
 """Words of Python by the flag that says them."""
-OF_A_RUN = {"mtbf", "restart", "storage", "checkpoint_every", "async_checkpoints", "pue"}
+OF_A_RUN = {"mtbf", "restart", "storage", "checkpoint_every", "async_checkpoints", "stage_checkpoints", "pue"}
 """Fields of `Reliability`, and energy of the site."""
 PROBLEM = {
     "model", "cluster", "devices", "framework", "global_batch", "seq_len", "dtype", "mode", "attention", "optimizer",

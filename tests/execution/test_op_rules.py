@@ -66,7 +66,10 @@ OPTIONS = {
     ],
     "sum": [([(F64, X)], {"axes": axes}) for axes in ((1,), (2,), (1, 2), (0, 1))]
     + [([(F64, X)], {"axes": (2,), "keep": True})],
-    "attention": [([(F64, (2, 3, 12))], {"heads": 2})],
+    "attention": [
+        ([(F64, (2, 3, 12))], {"heads": 2}),
+        ([(F64, (2, 2, 12)), (F64, (2, 3, 12))], {"heads": 2, "causal": True}),
+    ],
     "conv2d": [([(F64, IMAGE), (F64, (6, 2, 1, 1))], {"stride": (1, 1), "padding": (0, 0), "groups": 2})],
     "pool2d": [([(F64, IMAGE)], {"kind": "mean", "kernel": (2, 2), "stride": (2, 1), "padding": (1, 1)})],
     "embedding": [([(F64, TABLE), (I32, IDS)], {"offset": 2})],

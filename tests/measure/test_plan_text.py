@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from perfmodel.errors import CalibrationError
 from perfmodel.measure import (
     Plan,
+    RankGroup,
     Sample,
     StoppingRule,
     measuring_s,
@@ -17,7 +18,17 @@ from perfmodel.measure import (
     transfer_time_s,
     write_plan,
 )
-from perfmodel.ops import Attention, Collective, Convolution, Embedding, Gemm, MemoryBound, OptimizerStep
+from perfmodel.measure._meter import NoMeter
+from perfmodel.ops import (
+    Attention,
+    Collective,
+    CollectiveKind,
+    Convolution,
+    Embedding,
+    Gemm,
+    MemoryBound,
+    OptimizerStep,
+)
 
 size = st.integers(1, 1 << 20)
 gemm = st.builds(Gemm, m=size, n=size, k=size, batch=st.integers(1, 3), pass_=st.sampled_from(["fwd", "wgrad"]),
@@ -75,6 +86,16 @@ def test_a_transfer_takes_what_the_side_that_came_last_saw():
         transfer_time_s(send, receive[:1])  # pyright: ignore
     with pytest.raises(CalibrationError, match="before it starts"):
         transfer_time_s([[1.0, 0.0]], [[0.0, 1.0]])  # pyright: ignore
+
+
+@pytest.mark.parametrize(("kind", "wall_s"), [("send_recv", 4.0), ("all_reduce", 12.0)])
+def test_a_group_counts_messages_so(kind: CollectiveKind, wall_s: float, monkeypatch: pytest.MonkeyPatch):
+    """Of a collective the slowest rank counts, from the start of its first call to the end of its last."""
+    group = RankGroup(2)
+    answers = {"load": [None] * 2, "own_s": [0.0] * 2, "run": [[(0.0, 5.0), (10.0, 12.0)], [(3.0, 5.0), (7.0, 12.0)]]}
+    monkeypatch.setattr(group, "ask", lambda name, *_: answers[name])
+    group.load(Collective(collective=kind, bytes=64, num_ranks=2, ranks_per_node=2, dtype="fp32"))
+    assert group.sample(2, NoMeter()).wall_s == wall_s
 
 
 @pytest.mark.parametrize("call_s", [1e-6, 5e-3, 0.05, 0.4, 3.0])

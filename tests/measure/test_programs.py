@@ -59,13 +59,17 @@ def test_accumulated_weight_gradient_adds_in_fp32():
     assert timed.carried == 1
 
 
-@pytest.mark.parametrize(("op", "n_inputs"), MEASURED_MEMORY_OPS.items())
+def without_chance() -> list[tuple[str, int]]:
+    return [item for item in MEASURED_MEMORY_OPS.items() if "dropout" not in item[0]]
+
+
+@pytest.mark.parametrize(("op", "n_inputs"), without_chance())
 def test_memory_bound_kernels_have_a_gradient_by_finite_differences(op: str, n_inputs: int):
     shape = {"op": op, "rows": 3, "hidden": 8, "n_inputs": n_inputs, "dtype": "fp32"}
     forward = jax_program(MemoryBound(**shape))
     _, gradients = run(MemoryBound(**shape, pass_="bwd"))
     step = 1e-2
-    for index, argument in enumerate(forward.arguments):
+    for index, argument in enumerate(forward.arguments[: len(gradients)]):
         direction = np.random.default_rng(index).standard_normal(argument.shape).astype(np.float32)
         sides = []
         for sign in (1, -1):
@@ -73,6 +77,21 @@ def test_memory_bound_kernels_have_a_gradient_by_finite_differences(op: str, n_i
             moved[index] = argument + sign * step * direction
             sides.append(np.asarray(forward.function(*moved), np.float64).sum())
         assert (sides[0] - sides[1]) / (2 * step) == pytest.approx((gradients[index] * direction).sum(), abs=2e-2)
+
+
+@pytest.mark.parametrize("op", ["dropout", "bias_dropout_add"])
+def test_dropout_keeps_nine_of_ten_and_its_mean(op: str):
+    shape = {"op": op, "rows": 64, "hidden": 512, "n_inputs": MEASURED_MEMORY_OPS[op], "dtype": "fp32"}
+    timed = jax_program(MemoryBound(**shape))
+    x, *rest = (np.asarray(a, np.float64) for a in timed.arguments[:-1])
+    out = np.asarray(timed.function(*timed.arguments), np.float64) - (rest[0] if rest else 0)
+    given = x + (rest[1] if rest else 0)
+    kept = np.abs(out) > 1e-5
+    assert kept.mean() == pytest.approx(0.9, abs=0.01)
+    np.testing.assert_allclose(out[kept], given[kept] / 0.9, rtol=1e-3, atol=1e-4)
+    (gradient, *_, mask), (dx, *others) = run(MemoryBound(**shape, pass_="bwd"))
+    close(dx, gradient * mask.astype(bool) / 0.9)
+    assert [o.shape for o in others] == [r.shape for r in rest]
 
 
 def test_rms_norm_against_numpy():
@@ -136,6 +155,24 @@ def test_adam_moves_against_the_gradient_and_keeps_its_states():
     assert timed.carried == 3
 
 
+@pytest.mark.parametrize("bytes_per_param", [28.0, 30.0, 42.0, 56.0])
+@pytest.mark.parametrize("tensors", [1, 3])
+def test_mixed_precision_adam_clips_its_gradients_and_copies_its_weights(bytes_per_param: float, tensors: int):
+    timed = jax_program(OptimizerStep(n_params=10, bytes_per_param=bytes_per_param, tensors=tensors))
+    given = [np.concatenate(timed.arguments[i * tensors : (i + 1) * tensors]).astype(np.float64) for i in (0, 3)]
+    weight, gradient = given[0], given[1] / (1024 if bytes_per_param == 56 else 1)
+    if bytes_per_param >= 42:
+        gradient = gradient * min(1.0, 1 / np.linalg.norm(gradient))
+    made = timed.function(*timed.arguments)
+    new = np.concatenate(made[:tensors]).astype(np.float64)
+    close(new, weight - 1e-4 * 0.1 * gradient / (np.sqrt(0.001 * gradient**2) + 1e-8))
+    if bytes_per_param > 28:
+        assert {str(a.dtype) for a in made[-tensors:]} == {"float16" if bytes_per_param == 56 else "bfloat16"}
+        np.testing.assert_allclose(np.concatenate(made[-tensors:]).astype(np.float64), new, rtol=1e-2)
+    again = (*made[: timed.carried], *timed.arguments[timed.carried :])
+    assert len(timed.function(*again)) == len(made)
+
+
 def test_convolution_and_its_gradients():
     shape = {"batch": 2, "c_in": 4, "h_in": 6, "w_in": 5, "c_out": 6, "k_h": 3, "k_w": 3, "pad_h": 1, "groups": 2}
     op = Convolution(**shape)
@@ -160,11 +197,13 @@ def test_element_types_are_kept(dtype: str):
     ("op", "message"),
     [
         (MoE(tokens=4, hidden=4, inter=4, topk=1, experts=2), "moe"),
-        (MemoryBound(op="rope", rows=2, hidden=2), "rope"),
-        (MemoryBound(op="add", rows=2, hidden=2, n_inputs=1), "n_inputs"),
+        (MemoryBound(op="avg_pool", rows=2, hidden=2), "avg_pool"),
+        (MemoryBound(op="rope", rows=2, hidden=3), "must be even"),
+        (MemoryBound(op="mul", rows=2, hidden=2, n_inputs=1), "n_inputs"),
         (Attention(batch=1, heads=2, kv_heads=2, seq_q=2, seq_kv=2, head_dim=2, window=1), "window"),
         (Attention(batch=1, heads=3, kv_heads=2, seq_q=2, seq_kv=2, head_dim=2), "multiple"),
-        (OptimizerStep(n_params=3), "bytes_per_param"),
+        (OptimizerStep(n_params=3, bytes_per_param=29.0), "bytes_per_param"),
+        (OptimizerStep(n_params=3, tensors=4), "cannot be 4 tensors"),
         (Gemm(m=16, n=16, k=16, dtype="fp8", pass_="bwd"), "fp8 products are measured singly"),
     ],
 )

@@ -50,7 +50,13 @@ def agree(op: KernelOp, reshape: bool = False) -> None:
 @pytest.mark.parametrize("pass_", ["fwd", "bwd"])
 @pytest.mark.parametrize(("op", "n_inputs"), MEASURED_MEMORY_OPS.items())
 def test_memory_bound_kernels(op: str, n_inputs: int, pass_: Any):
-    agree(MemoryBound(op=op, rows=3, hidden=8, n_inputs=n_inputs, dtype="fp32", pass_=pass_))
+    if "dropout" not in op:
+        agree(MemoryBound(op=op, rows=3, hidden=8, n_inputs=n_inputs, dtype="fp32", pass_=pass_))
+        return
+    timed = torch_program(MemoryBound(op=op, rows=64, hidden=512, n_inputs=n_inputs, dtype="fp32", pass_=pass_), "cpu")
+    result = timed.function(*timed.arguments)
+    dropped = result[0] if pass_ == "bwd" else result - (timed.arguments[1] if n_inputs == 2 else 0)
+    assert float((dropped == 0).double().mean()) == pytest.approx(0.1, abs=0.01)
 
 
 @pytest.mark.parametrize("pass_", ["fwd", "bwd", "wgrad"])
@@ -115,6 +121,21 @@ def test_adam_steps():
     # torch corrects the first step's bias: it moves by the learning rate against the gradient's sign
     torch.testing.assert_close(before - weight.detach(), 1e-4 * weight.grad.sign(), rtol=1e-3, atol=1e-7)
     assert optimizer.defaults["fused"] is True
+
+
+@pytest.mark.parametrize(("bytes_per_param", "tensors"), [(30.0, 1), (42.0, 3), (56.0, 3)])
+def test_mixed_precision_adam_steps(bytes_per_param: float, tensors: int):
+    timed = torch_program(OptimizerStep(n_params=10, bytes_per_param=bytes_per_param, tensors=tensors), "cpu")
+    cells = dict(zip(timed.function.__code__.co_freevars, timed.function.__closure__ or (), strict=True))
+    masters, copies = (cells[name].cell_contents for name in ("masters", "copies"))
+    before = torch.cat(masters).clone()
+    timed.function()
+    moved = before - torch.cat(masters)
+    torch.testing.assert_close(moved.abs(), torch.full_like(moved, 1e-4), rtol=1e-2, atol=1e-6)
+    for copy, master in zip(copies, masters, strict=True):
+        torch.testing.assert_close(copy.float(), master, rtol=1e-2, atol=1e-3)
+    assert sum(len(copy) for copy in copies) == 10
+    assert len(copies) == tensors
 
 
 def test_large_tensors_repeat_their_random_values(monkeypatch: pytest.MonkeyPatch):

@@ -1,5 +1,6 @@
 """Goodput: the closed form against a simulation of a run, the best interval against Young and Daly, published runs."""
 
+import json
 from math import sqrt
 
 import numpy as np
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import perfmodel as pm
+from perfmodel.cli import main
 from perfmodel.errors import PerfModelError
 from perfmodel.planning.goodput import Reliability, best_interval_s, goodput, goodput_fraction
 from perfmodel.prediction import checkpoint_bytes
@@ -106,3 +108,87 @@ def test_a_run_that_never_gets_on_says_why():
     problem = pm.problem("llama3-405b", "h100", global_batch=2048)
     with pytest.raises(PerfModelError, match="no work is ever kept; give a longer time between failures"):
         goodput(problem, 16384, 10.0, Reliability(device_mtbf_s=1e4))
+
+
+BY_STAGE = pm.problem("gpt3-6.7b", "dgx-a100", global_batch=64)
+TERA = {"storage_bytes_per_s": 1e12, "device_mtbf_s": 1e7, "restart_s": 100.0}
+
+
+@pytest.mark.parametrize("text", ["pp=4", "tp=2,pp=4,dp=2,zero=1", "pp=4,vpp=2", "pp=4,schedule=chimera"])
+def test_stages_write_the_whole_checkpoint_between_them(text):
+    layout = pm.Layout.parse(text)
+    found = goodput(BY_STAGE, layout.devices, 1.0, Reliability(**TERA, by_stage=True), layout)
+    whole = checkpoint_bytes(BY_STAGE.model, BY_STAGE.job)
+    assert sum(stage.bytes for stage in found.stages) == pytest.approx(whole) == found.checkpoint_bytes
+    assert len(found.stages) == layout.pp
+    # every stage has a quarter of the storage's rate: the largest writes longest, and all wait for it
+    largest = max(stage.bytes for stage in found.stages)
+    assert found.write_s == found.stall_s == found.reload_s == pytest.approx(largest * 4 / 1e12)
+    together = goodput(BY_STAGE, layout.devices, 1.0, Reliability(**TERA), layout)
+    assert together.write_s == pytest.approx(whole / 1e12)
+    assert together.write_s <= found.write_s * (1 + 1e-12)
+
+
+def test_a_stage_holds_its_layers_share():
+    layout = pm.Layout(pp=4, partition=(4, 8, 12, 8))
+    stages = goodput(BY_STAGE, 4, 1.0, Reliability(**TERA, by_stage=True), layout).stages
+    assert stages[2].bytes / stages[1].bytes == pytest.approx(12 / 8)  # neither embedding nor head
+    sharded = goodput(BY_STAGE, 64, 1.0, Reliability(**TERA, by_stage=True), layout.replace(tp=4, dp=4, zero=3))
+    assert [s.bytes for s in sharded.stages] == pytest.approx([s.bytes for s in stages], rel=1e-3)
+
+
+def test_one_stage_is_read_alone_where_the_others_hold_their_copy():
+    """All go back to the same version: those that did not fail from host memory, if they copied it there."""
+    layout = pm.Layout(pp=4, partition=(2, 6, 16, 8))
+    waiting, beside = (
+        goodput(BY_STAGE, 4, 1.0, Reliability(**TERA, by_stage=True, asynchronous=a), layout) for a in (False, True)
+    )
+    assert waiting.reload_s == max(stage.write_s for stage in waiting.stages)
+    assert beside.reload_s == pytest.approx(sum(stage.write_s for stage in beside.stages) / 4)
+    whole = checkpoint_bytes(BY_STAGE.model, BY_STAGE.job)
+    assert beside.reload_s == pytest.approx(whole / 1e12)  # a stage in four, at a quarter of the rate
+    assert beside.restart_s == pytest.approx(100 + beside.reload_s)
+    host = BY_STAGE.cluster.device.host_bandwidth_bytes_per_s
+    assert host
+    slow = {**TERA, "storage_bytes_per_s": 1e9}
+    copied = goodput(BY_STAGE, 4, 1.0, Reliability(**slow, by_stage=True, asynchronous=True), layout)
+    assert copied.stall_s == pytest.approx(max(stage.bytes for stage in copied.stages) / host)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "under_way"), [("1f1b", 1), ("pipedream", 4), ("pipedream-2bw", 2), ("nf1b:1", 1), ("nf1b:8", 3)]
+)
+def test_pipelines_without_a_flush_fill_again(schedule, under_way):
+    """(v - 1) steps after a failure; at checkpoints too where all stages stop for one, but not where each writes its
+    own."""
+    layout, step_s = pm.Layout(pp=4, micro_batch=16, schedule=schedule), 7.0
+    alone, together = (goodput(BY_STAGE, 4, step_s, Reliability(**TERA, by_stage=b), layout) for b in (True, False))
+    refill_s = (under_way - 1) * step_s
+    assert alone.under_way == together.under_way == under_way
+    assert alone.restart_s == pytest.approx(100 + alone.reload_s + refill_s)
+    assert alone.stall_s == max(stage.write_s for stage in alone.stages)
+    whole_s = checkpoint_bytes(BY_STAGE.model, BY_STAGE.job) / 1e12
+    assert together.stall_s == pytest.approx(whole_s + refill_s)
+    assert (alone.fraction > together.fraction) == (under_way > 1)
+
+
+def test_lost_steps_are_half_an_interval_where_failures_are_rare():
+    layout = pm.Layout(pp=4)
+    given = Reliability(device_mtbf_s=1e9, storage_bytes_per_s=1e15, restart_s=50, interval_s=600, by_stage=True)
+    found = goodput(BY_STAGE, 4, 2.0, given, layout)
+    assert found.lost_steps == pytest.approx(600 / 2 / 2.0, rel=1e-3)
+
+
+def test_checkpoints_by_stage_need_a_layout():
+    with pytest.raises(PerfModelError, match="by stage are those of a layout"):
+        goodput(BY_STAGE, 4, 1.0, Reliability(by_stage=True))
+
+
+def test_stage_checkpoints_from_the_command_line(capsys):
+    said = ["predict", "--model", "vgg-16", "--cluster", "timeprest", "--global-batch", "128", "--dtype", "fp32"]
+    said += ["--layout", "pp=2,schedule=nf1b,micro_batch=32", "--tokens", "1e6", "--stage-checkpoints"]
+    assert main([*said, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["goodput"]
+    assert sum(stage["bytes"] for stage in found["stages"]) == pytest.approx(found["checkpoint_bytes"])
+    assert main(said) == 0
+    assert "by stage (" in capsys.readouterr().out

@@ -21,7 +21,7 @@ from perfmodel.prediction import (
     step_times_s,
 )
 from perfmodel.prediction._blocks import COLLECTIVE_CHECK_S
-from perfmodel.prediction._contention import CHANNELS, ONE_WAVE_LOST, held_share, lost_shares
+from perfmodel.prediction._contention import CHANNELS, CHANNELS_BETWEEN_NODES, ONE_WAVE_LOST, held_share, lost_shares
 from perfmodel.prediction._phases import Phase
 from perfmodel.prediction._price import beside_loss, block_times
 from perfmodel.prediction._step_costs import Beside, slowed_s
@@ -91,8 +91,8 @@ def test_hidden_collectives_cost_the_share_that_they_hold() -> None:
 
 def test_passes_are_slowed_for_what_is_beside_them_and_no_longer_than_they_run() -> None:
     durations = np.array([[1.0, 10.0, 2.0], [1.0, 10.0, 0.1]])  # a gather, a long pass, a short one
-    beside = Beside(np.array([0, 0]), np.array([1, 2]), np.array([1.0, 0.5]))
-    np.testing.assert_allclose(slowed_s(durations, 0.2, beside), [[0.0, 0.2, 0.1], [0.0, 0.2, 0.025]])
+    beside = Beside(np.array([0, 0]), np.array([0, 1]), np.array([1.0, 0.5]), np.array([1, 2]))
+    np.testing.assert_allclose(slowed_s(durations, 0.2, beside), [[0.2, 0.1], [0.2, 0.025]])
 
 
 @pytest.mark.parametrize(("when", "pp", "checked"), [("never", 2, False), ("pipelines", 1, False),
@@ -122,8 +122,14 @@ def test_a_collective_waits_for_the_last_of_its_ranks(of_site: bool) -> None:
 
 
 def test_devices_without_multiprocessors_lose_nothing_beside_reductions() -> None:
-    assert beside_loss(problem_of(cluster="tpu-v5p-pod")) == 0.0
-    assert beside_loss(problem_of(replace(EAGER, dp_overlap_loss=0.1))) == pytest.approx(0.1 + HELD)
+    assert beside_loss(problem_of(cluster="tpu-v5p-pod"), Layout(dp=8)) == 0.0
+    assert beside_loss(problem_of(replace(EAGER, dp_overlap_loss=0.1)), Layout(dp=8)) == pytest.approx(0.1 + HELD)
+
+
+def test_collectives_between_nodes_hold_fewer_multiprocessors_than_those_inside() -> None:
+    problem = problem_of()
+    inside, between = (beside_loss(problem, Layout(dp=dp)) for dp in (8, 16))
+    assert between / inside == pytest.approx(CHANNELS_BETWEEN_NODES / CHANNELS)
 
 
 def test_the_spread_of_ranks_is_the_median_of_other_groups_and_zero() -> None:

@@ -108,6 +108,35 @@ def test_contention_multiplies_collectives_between_nodes_only() -> None:
         replace(outer, contention=-1.0)
 
 
+def test_rings_between_nodes_wait_for_each_further_rank() -> None:
+    calm = catalog.cluster("dgx-h100")
+    outer = replace(calm.levels[-1], rank_latency_s=30e-6)
+    slow = replace(calm, levels=(*calm.levels[:-1], outer))
+    level, models = len(calm.levels) - 1, (KernelModel.load(), CollectiveModel.load())
+    ops = [
+        Collective(collective="all_gather", bytes=1e8, num_ranks=128, ranks_per_node=8, level=level),
+        Collective(collective="all_reduce", bytes=1e8, num_ranks=16, ranks_per_node=1, level=level),
+        Collective(collective="all_reduce", bytes=1e8, num_ranks=8, ranks_per_node=8, level=0),
+        Collective(collective="send_recv", bytes=1e8, num_ranks=2, ranks_per_node=1, level=level),
+    ]
+    before, after = (event_times(ops, cluster, *models) for cluster in (calm, slow))
+    np.testing.assert_allclose(after.time_s - before.time_s, [127 * 30e-6, 15 * 30e-6, 0.0, 0.0], atol=1e-12)
+    np.testing.assert_allclose(after.hi_s - before.hi_s, after.time_s - before.time_s, atol=1e-12)
+    with pytest.raises(PerfModelError, match="rank_latency_s must"):
+        replace(outer, rank_latency_s=-1.0)
+
+
+def test_hosts_go_on_while_collectives_wait_for_the_slowest_rank() -> None:
+    """A step that waits for its hosts takes no longer where its ranks meet late, until that outlasts the hosts."""
+    job, layout = Job(global_batch=8, seq_len=2048), Layout(tp=4, dp=2)
+
+    def took_s(skew_s: float, **host: float) -> float:
+        return step_s(job, layout, Site(skew_s=skew_s), **host)
+
+    assert took_s(1e-4, host_op_s=5e-3) == pytest.approx(took_s(0.0, host_op_s=5e-3), rel=1e-9)
+    assert took_s(1e-2) > took_s(1e-4) > took_s(0.0)
+
+
 def test_kept_gathered_inputs_cost_memory_and_save_time() -> None:
     job = Job(global_batch=8, seq_len=2048)
     cluster, kept = catalog.cluster("dgx-a100"), replace(job, keep_gathered=True)

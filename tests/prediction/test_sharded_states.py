@@ -25,7 +25,11 @@ def steps(draw):
         tp=draw(st.sampled_from([1, 2])), pp=pp, dp=dp, micro_batch=micro_batch,
         replicate=draw(st.sampled_from([1, 2])), recompute=draw(st.sampled_from(["none", "full"])),
     )  # fmt: skip
-    job = Job(global_batch=dp * micro_batch * pp * draw(st.sampled_from([1, 2])), seq_len=2048)
+    whole = draw(st.booleans())
+    job = Job(
+        global_batch=dp * micro_batch * pp * draw(st.sampled_from([1, 2])), seq_len=2048,
+        whole_gradients_in_pipelines=whole,
+    )  # fmt: skip
     return step_problem(catalog.model(model), catalog.cluster(cluster), job), layout
 
 
@@ -44,6 +48,24 @@ def test_sharding_more_and_overlapping_less_are_never_faster(step):
             assert own <= time_s[zero + 1, reduces, gathers] * SLOW
         assert time_s[zero, True, gathers] <= own * SLOW
         assert time_s[zero, reduces, True] <= own * SLOW
+
+
+def test_gradients_that_pipelines_keep_whole_are_those_of_zero_1():
+    """torch's pipelining reduces once: whole gradients in memory, and none of the traffic of every micro-batch."""
+    asked = catalog.problem("llama3-8b", "dgx-h100", global_batch=64, framework="torchtitan")
+    problem, each = (
+        step_problem(asked.model, asked.cluster, replace(asked.job, whole_gradients_in_pipelines=whole))
+        for whole in (asked.job.whole_gradients_in_pipelines, False)
+    )
+    one, two = Layout(pp=4, dp=8, zero=1), Layout(pp=4, dp=8, zero=2)
+    assert explain(problem, two).memory.gradients == explain(problem, one).memory.gradients
+    assert explain(problem, two).memory.gradients == pytest.approx(8 * explain(each, two).memory.gradients)
+    alone = Layout(dp=8, zero=2)
+    assert explain(problem, alone).memory.gradients == explain(each, alone).memory.gradients
+    assert explain(problem, alone).step_time_s == explain(each, alone).step_time_s
+    apart = Layout(pp=4, dp=8, zero=2, overlap_grad_reduce=False)
+    exposed = "data_parallel_communication_exposed"
+    assert explain(each, apart).breakdown_s[exposed] > 4 * explain(problem, apart).breakdown_s[exposed]
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))

@@ -14,6 +14,7 @@ from perfmodel.prediction import Site
 from perfmodel.validation import predict_cases, read_case, read_rows, validate_cases
 from perfmodel.validation._case_rows import read_cases
 from perfmodel.validation._cases import counter_of, unstated_share
+from perfmodel.validation._row_recipe import recipe_of
 from perfmodel.validation._row_words import dispatcher_of, fp8_recipe_of, overlaps_experts
 
 GPT = KORTHIKANTI_22B | {"flash_attention": None, "notes": None, "memory_kind": None}
@@ -36,8 +37,10 @@ TABLE = [
 
 
 def words(row: dict[str, Any]) -> dict[str, Any]:
-    """What a user passes to `predict` who knows the cells of a row, its model and its machine."""
+    """What a user passes to `predict` who knows the cells of a row, its model, its machine and the recipe that it
+    leaves settings to."""
     case = read_cases(row)[0]
+    preset = recipe_of(row, case.framework, case.model, case.cluster.device, case.job.dtype)
     cells = {"zero": "zero_stage", "sequence_parallel": "sequence_parallel"}
     degrees = {name: getattr(case.layout, name) for name in ("tp", "pp", "dp", "cp", "ep", "micro_batch")}
     degrees |= {} if case.layout.etp is None else {"etp": case.layout.etp}
@@ -50,16 +53,17 @@ def words(row: dict[str, Any]) -> dict[str, Any]:
         said |= {"schedule": case.layout.schedule, "vpp": case.layout.vpp}
     if (beside := overlaps_experts(row)) is not None:
         said["ep_overlap"] = beside
-    said |= {name: getattr(case.layout, name) for name in ("replicate", "tp_overlap")}
+    said |= preset.layout | {name: getattr(case.layout, name) for name in ("replicate", "tp_overlap")}
     if given(row, "sharding"):
         said["zero"] = case.layout.zero
     attention = {"flash_attention": bool(float(row["flash_attention"]))} if given(row, "flash_attention") else {}
     recipe = {} if (stated := fp8_recipe_of(row)) is None else {"fp8_recipe": stated}
     dispatcher = {"expert_dispatcher": stated} if (stated := dispatcher_of(row)) else {}
+    stated_of_job: dict[str, Any] = {"cuda_graphs": case.job.cuda_graphs} | preset.job
+    stated_of_job |= attention | recipe | dispatcher
     job = case.framework.job(
         case.model, case.cluster.device, global_batch=case.job.global_batch, seq_len=case.job.seq_len,
-        dtype=case.job.dtype, frozen=case.job.frozen,
-        adapter_rank=case.job.adapter_rank, cuda_graphs=case.job.cuda_graphs, **attention, **recipe, **dispatcher,
+        dtype=case.job.dtype, frozen=case.job.frozen, adapter_rank=case.job.adapter_rank, **stated_of_job,
     )  # fmt: skip
     text = ",".join(f"{key}={str(value).lower()}" for key, value in said.items())
     if given(row, "recompute_detail"):

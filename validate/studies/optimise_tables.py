@@ -19,13 +19,13 @@ from perfmodel.planning.optimise import (
     convex_bound,
     design_hardware,
     partition,
-    partition_devices,
+    partition_stages,
     relax,
     size_buckets,
     size_micro_batches,
 )
 from perfmodel.prediction import StepProblem, step_problem
-from perfmodel.spec import Job, Layout
+from perfmodel.spec import Cluster, Job, Layout
 
 PARTITIONS: Final = (
     ("gpt3-6.7b", "dgx-a100", 64, 2048, "tp=2,pp=4,dp=2"),
@@ -211,12 +211,18 @@ def mixed_device_table() -> pd.DataFrame:
     """Pipelines over several kinds of devices: even stages in the given order, and the best found."""
     rows = []
     for name, clusters, supply, layout in MIXED_DEVICES:
-        models = [_model(name, cluster, 64, 2048, "fp16") for cluster in clusters]
-        result = partition_devices(models, supply, Layout.parse(layout))
+        laid_out = Layout.parse(layout)
+        kinds = [
+            replace(catalog.cluster(cluster), name=f"kind{k}", max_devices=stages * laid_out.tp)
+            for k, (cluster, stages) in enumerate(zip(clusters, supply, strict=True))
+        ]
+        job = Job(global_batch=64, seq_len=2048, dtype="fp16")
+        problem = step_problem(catalog.model(name), Cluster.of_kinds("mixed", kinds), job)
+        result = partition_stages(problem, laid_out)
         rows.append(
             {
                 "model": name, "devices": ", ".join(f"{n} {c}" for n, c in zip(supply, clusters, strict=True)),
-                "layout": layout, "even_s": result.even_s or np.nan, "found_s": result.step_time_s, "gap": result.gap,
+                "layout": layout, "even_s": result.given_s or np.nan, "found_s": result.step_time_s, "gap": result.gap,
                 "partition": "-".join(map(str, result.layout.partition or ())), "seconds": result.seconds,
             }
         )  # fmt: skip

@@ -202,15 +202,16 @@ class CollectivePrices:
     ) -> tuple[_Parts, CurveKey | None]:
         """Measured curves to stand on, with weights: of the series, of the fabric, inside a node of the links."""
         known = self.weights.curves
-        usual = self.weights.usual_keys(asked.fabric, asked.kind, between, level) if asked.any_algorithm else ()
-        for keys in (asked.keys, *((key,) for key in usual)):
-            placements: dict[tuple[float, float], Curve] = {}
-            for key in reversed(keys):
-                placements |= known.get(key, {})
+        usual = self.weights.priced_by(asked.fabric, asked.kind, between, level) if asked.any_algorithm else ()
+        series: dict[tuple[float, float], Curve] = {}
+        for key in reversed(asked.keys):
+            series |= known.get(key, {})
+        filed = [(asked.keys[-1], series)] if asked.keys else []
+        for key, placements in (*filed, *((key, known.get(key, {})) for key in usual)):
             inside = _inside_of(placements)
             parts = _between_of(placements, per_node) if between else [(1.0, inside)] if inside else []
             if parts:
-                return parts, keys[-1]
+                return parts, key
         return [], None
 
 

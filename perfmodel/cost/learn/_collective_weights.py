@@ -2,8 +2,8 @@
 file: safetensors with JSON metadata, loaded fail-closed."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from perfmodel.cost.learn._collective_physics import Effect
 from perfmodel.cost.learn._collective_rows import SeriesKey
-from perfmodel.cost.learn._fabrics import Fabric
+from perfmodel.cost.learn._fabrics import Fabric, die_of
 from perfmodel.cost.learn._weights import WeightFiles, parse_weights, weight_files
 from perfmodel.errors import CalibrationError
 from perfmodel.ingest.tables import write_bytes
@@ -36,7 +36,7 @@ class EntryKey(NamedTuple):
 
 
 class FabricKey(NamedTuple):
-    """The usual price of a kind of collective on a fabric of one device."""
+    """The usual price of a kind of collective on a fabric of one device, or of all parts of a die."""
 
     device: str
     links: str
@@ -196,6 +196,26 @@ class CollectiveWeights:
         own = FabricKey(fabric.device, links, kind)
         return (own,) if between or fabric.inside.link.startswith("unknown") else (own, LinksKey(links, kind))
 
+    @classmethod
+    def priced_by(cls, fabric: Fabric, kind: str, between: bool, level: int) -> tuple[FabricKey | LinksKey, ...]:
+        """`usual_keys` with that of the fabric's die behind its device's own."""
+        own, *links = cls.usual_keys(fabric, kind, between, level)
+        return tuple(dict.fromkeys((own, own._replace(device=die_of(fabric.device)), *links)))
+
+    def by_die(self) -> "CollectiveWeights":
+        """With the usual curves of devices under the name of their die: its parts drive their links alike, so they
+        share the mean of what all of them were measured with on such links. What a site fits to its own device
+        (`_merged`) stands before that."""
+        alike: dict[FabricKey, dict[tuple[float, float], list[Curve]]] = {}
+        for key, places in _sorted(self.curves).items():
+            if isinstance(key, FabricKey):
+                of_die = alike.setdefault(key._replace(device=die_of(key.device)), {})
+                for place, curve in places.items():
+                    of_die.setdefault(place, []).append(curve)
+        shared = {key: {at: _mean(curves) for at, curves in places.items()} for key, places in alike.items()}
+        others = {key: places for key, places in self.curves.items() if not isinstance(key, FabricKey)}
+        return replace(self, curves={**others, **shared})
+
     def half_width(self, provenance: str, kind: str, where: str, large: bool, source: CurveKey | None) -> float:
         """Half-width of the interval in log time; `source`: key of the curves that a price stands on."""
         what = provenance
@@ -208,6 +228,15 @@ class CollectiveWeights:
             scopes += [Scope(known, large, where, kind), Scope(known, large, where)]
         found = [self.spread[scope] for scope in scopes if scope in self.spread]
         return found[0] if found else HALF_WIDTH[provenance]
+
+
+def _mean(curves: Sequence[Curve]) -> Curve:
+    """The mean of curves of one placement, wherever one of them was measured."""
+    if len(curves) == 1:
+        return curves[0]
+    start, end = min(c.start for c in curves), max(c.start + len(c.value) for c in curves)
+    value = np.mean([c.everywhere()[start:end] for c in curves], axis=0)
+    return replace(curves[0], start=start, value=value.astype(np.float32))
 
 
 def save_collective_weights(weights: CollectiveWeights, path: Path) -> None:
@@ -261,9 +290,10 @@ def collective_weights(weights: WeightFiles) -> CollectiveWeights:
 
 
 def _weights(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> CollectiveWeights:
+    """Of a file; where no site's fit stands in it, by die."""
     exchanges = [ExchangeKey(*key) for key in meta["moe_series"]]
     places = [ExchangePlace(ExchangeKey(*series), *rest) for series, *rest in meta["moe_curves"]]
-    return CollectiveWeights(
+    found = CollectiveWeights(
         physics={Effect(*key): value for key, value in meta["physics"]},
         curves=_curves([_curve_key(kind, parts) for kind, parts in meta["curves"]], arrays, "curves/"),
         measured_on={
@@ -278,6 +308,7 @@ def _weights(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Colle
         ),
         notes=meta["notes"],
     )
+    return found if "own" in found.notes else found.by_die()
 
 
 def _curve_key(kind: int, parts: list[Any]) -> CurveKey:

@@ -129,7 +129,7 @@ def link_classes(interconnect: str, device: str, between_nodes: bool) -> tuple[L
         family = link.name.split("-")[0].rstrip("0123456789")
         if family not in found and link.between_nodes == between_nodes and re.search(link.pattern, name):
             rates = [float(rate[1]) * 1e9 for words, rate in parts if rate and re.search(link.pattern, words)]
-            own = _by_device(device.lower(), link)
+            own = _by_device(device.lower(), link, name)
             found[family] = replace(own, bandwidth_bytes_per_s=rates[0]) if rates and rates[0] > 0 else own
     return tuple(found.values()) or (_unnamed(parts, device.lower(), between_nodes),)
 
@@ -179,12 +179,12 @@ def states_rate(interconnect: str) -> bool:
     return _RATE.search(interconnect.lower()) is not None
 
 
-def _by_device(device: str, link: LinkClass) -> LinkClass:
+def _by_device(device: str, link: LinkClass, words: str) -> LinkClass:
     if link.name == "NVLink":
         wanted = next((name for pattern, name in _GENERATION if re.search(pattern, device)), link.name)
         link = next(other for other in LINK_CLASSES if other.name == wanted)
-    if link.name == "NVLink4" and "gh200" in device:  # four Grace Hoppers to a node are joined pair by pair
-        return next(other for other in LINK_CLASSES if other.name == "NVLink4-mesh")
+    if link.name == "NVLink4" and "gh200" in device:  # four Grace Hoppers to a node
+        return _in_node_of(4, link, words)
     for name, pattern, bandwidth in _OF_DEVICE:
         if name == link.name and re.search(pattern, device):
             # the EFA that Hopper came with keeps the order of lines
@@ -192,6 +192,17 @@ def _by_device(device: str, link: LinkClass) -> LinkClass:
     return link
 
 
+def _in_node_of(devices: int, link: LinkClass, words: str) -> LinkClass:
+    """The link inside a node of so many devices: of NVLink 4, four are joined pair by pair (Grace Hoppers, HGX H100
+    4-GPU), more by switches, whichever part of the die they are."""
+    if link.name not in ("NVLink4", "NVLink4-mesh") or "4xgh200" in words:
+        return link
+    wanted = "NVLink4-mesh" if devices <= _PAIRED and "switch" not in words else "NVLink4"
+    return replace(next(other for other in LINK_CLASSES if other.name == wanted),
+                   bandwidth_bytes_per_s=link.bandwidth_bytes_per_s)  # fmt: skip
+
+
+_PAIRED: Final = 4
 DEVICES_PER_NODE: Final = 8
 """Where a table does not say."""
 _NODE_OF_FOUR: Final = re.compile(r"slingshot|gh200")
@@ -290,6 +301,16 @@ def canonical_device(name: str) -> str:
 
 
 @lru_cache(maxsize=512)
+def die_of(device: str) -> str:
+    """The die of a device of the catalog, or its name where it is a part of none."""
+    try:
+        found = catalog_device(device)
+    except UnknownNameError:
+        return device
+    return found.die or found.name
+
+
+@lru_cache(maxsize=512)
 def _known_device(name: str) -> tuple[str, float | None]:
     for known in (name, name.split("(")[0]):
         try:
@@ -306,6 +327,7 @@ def _fabric(device: str, node_size: int, stated: Sequence[tuple[str, float, floa
     levels = []
     for index, (name, bandwidth, latency_s, slows_at_scale) in enumerate(stated):
         link = link_class(name, device, flat or index > 0)
+        link = link if flat or index else _in_node_of(node_size, link, name.lower())
         adapter = bandwidth if _unknown(link) else link.bandwidth_bytes_per_s
         levels.append(replace(_level(link, bandwidth, adapter, latency_s), slows_at_scale=slows_at_scale))
     return Fabric(canonical_device(device), 1 if flat else node_size, tuple(levels))

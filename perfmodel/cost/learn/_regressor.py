@@ -129,7 +129,7 @@ class Regressor:
             return Prediction(*scaled(out, log_over)[:3], np.where(log_over == 0, out.provenance, 1))
         out = self._as_timed(rows, queries, query, host_launch, direct)
         if self.family == "memory":
-            moved = [self.plan(queries[q], kind, direct=direct).mode != "direct" for q, kind in combos]
+            moved = [not self._of_die(self.plan(queries[q], kind, direct=direct)) for q, kind in combos]
             at = np.flatnonzero(np.array(moved, bool)[combo_of])
             if len(at):
                 least = log_least(rows.take(at), queries, query[at])
@@ -148,6 +148,13 @@ class Regressor:
             for values in (out.log_time, out.log_low, out.log_high):
                 values[at] += share
         return out
+
+    def _of_die(self, plan: Plan) -> bool:
+        """Whether a plan rests on what its die was timed to take."""
+        return plan.mode in ("direct", "sibling") and all(
+            self.stacks[t.stack].figures.same_kernels(t.figures) or self.stacks[t.stack].figures == t.home
+            for t in plan.terms
+        )
 
     def _timed_for(self, query: Query, kind: KernelKind, direct: bool) -> bool:
         return timed_for(self.plan(query, kind, direct=direct), self.stacks, query.figures, query.source)

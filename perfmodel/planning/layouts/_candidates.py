@@ -58,7 +58,11 @@ class Candidates:
         for at, ((grid, place), price) in enumerate(zip(self._places(numbers), prices, strict=True)):
             choices = self.costs[grid].grid
             p, s, _, z = map(int, np.unravel_index(place, choices.shape))
-            keys = {(grid, p, s, choices.states[z]._replace(offload=False)), (grid, p, price)}
+            home: Hashable = grid
+            if choices.degrees.kinds is not None:  # orders of the kinds and cuts are grids of their own
+                lay = choices.degrees
+                home = *lay.degrees, lay.micro_batch, tuple(sorted(lay.kinds)), choices.pipelines, choices.shards
+            keys = {(home, p, s, choices.states[z]._replace(offload=False)), (home, p, price)}
             if not keys & seen:
                 kept.append(at)
             seen |= keys

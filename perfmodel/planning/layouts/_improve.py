@@ -22,6 +22,8 @@ from perfmodel.spec import Layout
 
 MOST: Final = 4
 """Layouts whose stages are cut anew (a second or two each), the most promising by their bounds."""
+MOST_ON_KINDS: Final = 16
+"""The same on nodes of several kinds, where the cut decides more."""
 WORTH: Final = 1e-3
 """Share of the best value that a bound must promise."""
 
@@ -66,7 +68,12 @@ def improve(
         pool: further layouts to start from, that differ in more than their recompute.
         report: told what is being done.
     """
-    enumerated = f"bounds rule out all layouts but {evaluated:,}, which were evaluated: exact"
+    enumerated = f"bounds rule out all layouts but {evaluated:,}, which were evaluated"
+    enumerated += (
+        ", in the best orders of kinds and cuts that dynamic programming finds"
+        if goal.step_problem.kinds
+        else ": exact"
+    )
     if method == "enumerate":
         return Improved("enumerate", enumerated)
     best_value = float(goal.value(goal.of(best[:1]))[0]) if best else np.inf
@@ -76,7 +83,7 @@ def improve(
         if method == "relax" or value < best_value - WORTH * abs(best_value):
             promising.append((value, layout))
     improvements: list[Improvement] = []
-    tried = _one_of_each_schedule(promising)[:MOST]
+    tried = _one_of_each_schedule(promising)[: MOST_ON_KINDS if goal.step_problem.kinds else MOST]
     for done, (value, layout) in enumerate(tried):
         if value >= best_value:
             continue
@@ -103,7 +110,10 @@ def _bases(layouts: Sequence[Layout]) -> list[Layout]:
     bases: dict[tuple[object, ...], Layout] = {}
     for lay in layouts:
         if lay.pp > 1:
-            bases.setdefault((lay.tp, lay.cp, lay.pp, lay.dp, lay.ep, lay.vpp, lay.micro_batch, lay.schedule), lay)
+            hosts = tuple(sorted(lay.kinds or ()))
+            bases.setdefault(
+                (lay.tp, lay.cp, lay.pp, lay.dp, lay.ep, lay.vpp, lay.micro_batch, lay.schedule, hosts), lay
+            )
     return list(bases.values())
 
 

@@ -225,5 +225,7 @@ def busy_bound_s(problem: StepProblem, candidates: Candidates) -> Float[np.ndarr
 
 
 def _of_grid(problem: StepProblem, grid: LayoutGrid) -> Float[np.ndarray, "pipelines shards recomputes states"]:
+    if problem.kinds:
+        return np.zeros(grid.shape)
     work_s = pass_work_s(problem, grid)
     return np.broadcast_to(work_s[..., None], grid.shape)

@@ -49,6 +49,8 @@ class Tariff:
     def completed(self, problem: StepProblem) -> "Tariff":
         """The same, with what it does not say taken from the catalog's entries of cluster and device."""
         device, (listed, _) = problem.cluster.device, problem.cluster.list_price
+        if problem.cluster.kinds:  # one power would be that of one kind
+            return self
         return Tariff(
             price_per_device_hour=listed if self.price_per_device_hour is None else self.price_per_device_hour,
             power_w=device.power_w if self.power_w is None else self.power_w,
@@ -109,6 +111,7 @@ class Quantities:
             case "tokens_per_s_per_device":
                 return of(self.tokens_per_step) / (self.step_s * devices)
             case "mfu":
+                self.step_problem.cluster.require_one_kind()
                 flops = step_flops(self.step_problem.model, self.step_problem.job).total
                 peak = self.step_problem.cluster.device.peak.flops_per_s(self.step_problem.job.dtype)
                 return of(flops / peak) / (self.step_s * devices)

@@ -13,6 +13,7 @@ from perfmodel.cost.learn import WeightFiles, weight_files
 from perfmodel.errors import CalibrationError, LayoutError, PerfModelError, Rejection, UnknownNameError
 from perfmodel.planning.layouts._candidates import Candidates, gather
 from perfmodel.planning.layouts._enumerate import enumerate_grids
+from perfmodel.planning.layouts._on_kinds import price_on_kinds
 from perfmodel.planning.layouts._quantities import Tariff
 from perfmodel.planning.layouts._space import SearchSpace, default_space
 from perfmodel.planning.what_if import Scenario, model_in_scenario
@@ -130,8 +131,12 @@ class Question:
 
     def with_memory(self, n_bytes: float) -> "Question":
         """The same with so much memory on every device."""
-        cluster = self.problem.cluster
-        return self.of(cluster=replace(cluster, device=replace(cluster.device, memory_bytes=n_bytes)))
+
+        def holding(cluster: Cluster) -> Cluster:
+            device = replace(cluster.device, memory_bytes=n_bytes)
+            return replace(cluster, device=device, kinds=tuple(map(holding, cluster.kinds)))
+
+        return self.of(cluster=holding(self.problem.cluster))
 
 
 def ask(
@@ -155,6 +160,8 @@ def ask(
     """
     problem = catalog.problem(model, cluster, **words)
     problem.require_devices()
+    if settings:
+        problem.cluster.require_one_kind()
     if space is None:
         space = default_space(problem)
     question = Question(
@@ -190,17 +197,25 @@ def _model(context: Context, weights: WeightFiles) -> StepProblem:
     return current_session().problems.once((own, scenario, kernels), other)
 
 
-def price(question: Question, rejected: Counter[Rejection], report: Progress = lambda *_: None) -> Candidates:
+def price(
+    question: Question,
+    rejected: Counter[Rejection],
+    report: Progress = lambda *_: None,
+    wanted: int | None = None,
+) -> Candidates:
     """Memory and bounds of all layouts of a question.
 
     Args:
         question: what to lay out.
         rejected: gets the number of combinations that cannot run or do not fit, by reason.
         report: told what is being done.
+        wanted: of the fastest layouts, where no others need to be priced; None: all.
 
     Raises:
         LayoutError: no layout is possible at all (the message counts the reasons).
     """
+    if question.problem.cluster.kinds:
+        return price_on_kinds(question, rejected, report, wanted)
     grids = list(enumerate_grids(question.space, question.problem, rejected))
     if not grids:
         reasons = "; ".join(f"{reason} ({count})" for reason, count in rejected.most_common())

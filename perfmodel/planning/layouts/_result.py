@@ -126,6 +126,8 @@ class SearchResult:
         """`exact`: the best layout is proved to be the best of the space under this model; or what is known instead."""
         if not self.complete:
             return self._interrupted
+        if self.layouts and self.layouts[0].kinds:
+            return f"within {self.gap:.2%} of the best order of kinds and cut of any layout"
         if cut := next(
             (i for i in self.improvements if self.layouts and i.result.layout == self.layouts[0].layout), None
         ):

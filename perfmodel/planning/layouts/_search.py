@@ -136,12 +136,16 @@ def _search(
     framework, within = question.problem.framework, not question.space.any_framework
     cuts_stages = framework.uneven_stages or framework.stages_by_cost or not within
     method = options.method if cuts_stages else "enumerate"
+    if question.problem.cluster.kinds and method == "enumerate" and cuts_stages:
+        method = "auto"  # even stages are of no use on unlike devices
     started = time.perf_counter()
     step_problem = question.step_problem
     known = Evaluations.open(file, fingerprint(NUMBERING, question.context, question.space, question.devices))
     rejected: Counter[Rejection] = Counter()
+    all_of = options.every or not goal.plain or question.space.fewer_devices
     try:
-        candidates = price(question, rejected, report)
+        wanted = None if all_of else max(options.top, ROBUST_POOL if robust else 0)
+        candidates = price(question, rejected, report, wanted)
     except LayoutError as error:
         raise LayoutError(str(nothing_divides(question, error, rejected))) from None
     score = Score(goal, candidates)
@@ -192,6 +196,9 @@ def _search(
     # stages cut anew may be faster than all even ones
     lower_bound = min([lower_bound, *values])
     lower_bound_s = min([lower_bound_s, *(p.step_time_s for p in ranked)])
+    if step_problem.kinds:  # other orders of the kinds and cuts than the candidates have
+        lower_bound = min(lower_bound, float(score.bound.min(initial=np.inf)))
+        lower_bound_s = min(lower_bound_s, float(bounds_s.min(initial=np.inf)))
     impossible = None
     if not ranked and complete and cutoff == np.inf:
         report("explain", 0, 0)

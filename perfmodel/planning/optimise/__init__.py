@@ -24,13 +24,12 @@ from perfmodel.planning.optimise._hardware import design_hardware as design_hard
 from perfmodel.planning.optimise._micro_batches import MicroBatchResult as MicroBatchResult
 from perfmodel.planning.optimise._micro_batches import by_micro_batch as by_micro_batch
 from perfmodel.planning.optimise._micro_batches import size_micro_batches as size_micro_batches
-from perfmodel.planning.optimise._mixed_devices import MixedResult as MixedResult
-from perfmodel.planning.optimise._mixed_devices import MixedStages as MixedStages
-from perfmodel.planning.optimise._mixed_devices import partition_devices as partition_devices
 from perfmodel.planning.optimise._partition import PartitionResult as PartitionResult
+from perfmodel.planning.optimise._partition import balanced as balanced
 from perfmodel.planning.optimise._partition import partition as partition
 from perfmodel.planning.optimise._partition import partition_bound_s as partition_bound_s
 from perfmodel.planning.optimise._partition import partition_stages as partition_stages
+from perfmodel.planning.optimise._partition import spread_bound_s as spread_bound_s
 from perfmodel.planning.optimise._relax import Relaxation as Relaxation
 from perfmodel.planning.optimise._relax import Relaxed as Relaxed
 from perfmodel.planning.optimise._relax import relax as relax

@@ -12,7 +12,7 @@ from perfmodel.errors import LayoutError
 from perfmodel.planning.optimise._pipeline import descend, neighbours
 from perfmodel.planning.optimise._relax import Relaxation, Values, relax
 from perfmodel.planning.optimise._variables import WholeShares
-from perfmodel.prediction import Bundle, StepProblem, bundles, durations, evaluate, in_program_of, peak_memory, prepared
+from perfmodel.prediction import Bundle, StepProblem, bundles, durations, evaluate, fitting, in_program_of, prepared
 from perfmodel.program import Kind, Structure
 from perfmodel.spec import Layout
 from perfmodel.timeline import compile_structure, makespan, makespan_lanes
@@ -161,6 +161,6 @@ def _uniform_step_s(problem: StepProblem, layout: Layout, largest: int) -> dict[
     per_replica = problem.job.global_batch // layout.dp
     sizes = [size for size in range(1, min(largest, per_replica) + 1) if per_replica % size == 0]
     layouts = [layout.replace(micro_batch=size) for size in sizes]
-    fits = peak_memory(problem, layouts)[0] <= problem.usable_bytes
+    fits = fitting(problem, layouts)
     step_s = evaluate(problem, layouts).step_time_s
     return {size: float(s) for size, s, ok in zip(sizes, step_s, fits, strict=True) if ok}

@@ -1,10 +1,13 @@
-"""The best uneven stages of a layout, with the layers that each must recompute to fit."""
+"""The best uneven stages of a layout, with the layers that each must recompute to fit and, where nodes are of several
+kinds, the kind that each lies on."""
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import combinations, permutations
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from jaxtyping import Float
@@ -23,24 +26,28 @@ from perfmodel.planning.optimise._pipeline import (
 )
 from perfmodel.prediction import (
     Bundle,
+    LiveState,
     Prediction,
     StageCosts,
     StepProblem,
     bundles,
     evaluate,
     explain,
+    fitting,
     is_layer,
     layout_of,
     lower_bounds_s,
     one_stage_per_rank,
     pass_s,
-    peak_memory,
     program_live,
     stage_costs,
     step_problem_of,
 )
-from perfmodel.program import Kind
-from perfmodel.spec import Cluster, Layout, Model, Problem
+from perfmodel.program import Kind, ProgramSpec
+from perfmodel.spec import Cluster, Layout, Model, PerRank, Problem
+
+MOST_ORDERED: Final = 4
+"""Kinds of nodes of which all orders in one piece each are tried."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +119,9 @@ def partition_stages(
     evaluated by the schedule's timeline and improved by moving single layers. Several stages per rank: from the
     even partition by moving layers alone.
 
+    On nodes of several kinds the order of the kinds is looked for too: as many stages stay on each as the layout has
+    there (or as the cluster's order gives it).
+
     Args:
         problem: model, job, cluster and cost models.
         layout: the layout, whose other fields are kept.
@@ -131,17 +141,21 @@ def partition_stages(
         if of_base is None:
             start += [base.replace(partition=sizes) for sizes in cuts or ()]
         elif cuts is not None:
-            start += [with_partition(base, of_base, sizes) for sizes in cuts if fits_as(of_base, sizes)]
+            start += of_base.layouts(base, [(sizes, base.kinds) for sizes in cuts])
         else:
-            exact = front([of_base], bundle.spec.micro_batches)[:FRONT]
-            start += [with_partition(base, of_base, found.partition) for found in exact]
+            start += of_base.layouts(base, of_base.exact(base, bundle.spec.micro_batches))
 
     def moves(at: Layout) -> Iterable[Layout]:
-        for sizes in neighbours(at.partition or ()):
-            if at.recompute not in costs:
-                yield at.replace(partition=sizes)
-            elif fits_as(costs[at.recompute], sizes):
-                yield with_partition(at, costs[at.recompute], sizes)
+        sizes, kinds = at.partition or (), at.kinds
+        near = [(other, kinds) for other in neighbours(sizes)]
+        for a, b in combinations(range(len(sizes)), 2) if kinds else ():
+            if kinds[a] != kinds[b] and len(kinds) == len(sizes):
+                exchanged = _exchanged(kinds, a, b)
+                near += [(sizes, exchanged), (_exchanged(sizes, a, b), exchanged)]
+        if at.recompute in costs:
+            yield from costs[at.recompute].layouts(at, near)
+        else:
+            yield from (at.replace(partition=other, kinds=on) for other, on in near)
 
     try:
         best, _, evaluated = descend(list(dict.fromkeys(start)), moves, lambda some: _step_s(problem, some))
@@ -171,31 +185,125 @@ def partition_bound_s(problem: StepProblem, layout: Layout, *, recompute: bool =
     return _certificate(problem, bases, costs).lower_bound_s
 
 
-def _space(problem: StepProblem, layout: Layout, recompute: bool) -> tuple[Layout, list[Layout], dict[str, StageCosts]]:
+T = TypeVar("T")
+
+
+def _exchanged(some: tuple[T, ...], a: int, b: int) -> tuple[T, ...]:
+    order = [*range(len(some))]
+    order[a], order[b] = b, a
+    return tuple(some[i] for i in order)
+
+
+@dataclass(frozen=True)
+class KindCosts:
+    """Costs of every stage that a layout could have, on each kind of nodes that it lies on."""
+
+    of_kind: Mapping[str | None, StageCosts]
+    """By the kind's name; of None where nodes are alike."""
+    supply: tuple[int, ...]
+    """Stages on each kind."""
+
+    def layouts(self, base: Layout, some: Iterable[tuple[tuple[int, ...], PerRank]]) -> list[Layout]:
+        """The layout with these partitions and kinds of nodes, as far as they are possible and fit, its stages
+        recomputing what they must."""
+        found = []
+        for sizes, kinds in dict.fromkeys(some):
+            of_stage = [self.of_kind[kind] for kind in kinds or (None,) * len(sizes)]
+            where = list(zip(of_stage, *spans(sizes), strict=True))
+            if all(np.isfinite(costs.forward_s[s, i, j]) for costs, s, i, j in where):
+                full = tuple(int(costs.full_layers[s, i, j]) for costs, s, i, j in where)
+                full = full if any(full) else None
+                found.append(base.replace(partition=sizes, kinds=kinds, recompute_full_layers=full))
+        return found
+
+    def exact(self, base: Layout, micro_batches: int, most: int = FRONT) -> list[tuple[tuple[int, ...], PerRank]]:
+        """Partitions, and kinds of their stages, around the least sum and slowest stage; of several kinds over all
+        orders, and over those in which every kind is in one piece. At most so many of each."""
+        names, costs = [*self.of_kind], [*self.of_kind.values()]
+        if len(costs) == 1:
+            return [(found.partition, base.kinds) for found in front(costs, micro_batches)[:most]]
+        every = front(costs, micro_batches, self.supply)[:most]
+        cuts = [(found.partition, tuple(str(names[kind]) for kind in found.kinds)) for found in every]
+        for kinds in _in_pieces(base.kinds):
+            of_stage = [self.of_kind[kind] for kind in kinds or ()]
+            fixed = StageCosts(*(
+                np.stack([getattr(one, field.name)[stage] for stage, one in enumerate(of_stage)])
+                for field in fields(StageCosts)
+            ))  # fmt: skip
+            cuts += [(found.partition, kinds) for found in front([fixed], micro_batches)[:most]]
+        return cuts
+
+    def lower_bound_s(self, spec: ProgramSpec, live: LiveState) -> float:
+        """See `_pipeline.lower_bound_s`."""
+        return lower_bound_s([*self.of_kind.values()], spec, live, self.supply)
+
+
+def _kind_costs(problem: StepProblem, base: Layout, recompute_to_fit: bool) -> KindCosts:
+    if base.kinds is None:
+        return KindCosts({None: stage_costs(problem, base, recompute_to_fit)}, (base.pp,))
+    ends = {one.cluster.name: (one, link) for one, link in zip(problem.kinds, problem.links, strict=True)}
+    used = dict.fromkeys(base.kinds)
+    link_of = {kind: link if len(used) > 1 else None for kind, (_, link) in ends.items()}
+    of_kind = {kind: stage_costs(ends[kind][0], base, recompute_to_fit, link_of[kind]) for kind in used}
+    return KindCosts(of_kind, tuple(base.kinds.count(kind) for kind in used))
+
+
+def balanced(
+    problem: StepProblem, layout: Layout, *, uneven: bool = True, worst_s: float = np.inf
+) -> tuple[list[Layout], float]:
+    """Orders of the kinds of nodes and cuts of a layout that dynamic programming finds best, and the step time that no
+    other can beat; none where that is above `worst_s`, infinite where nothing fits.
+
+    Args:
+        layout: in one plain stage per pipeline rank, its kinds written out, of which as many as it says are taken.
+        uneven: stages may have any number of layers; otherwise the kinds' orders alone are tried.
+    """
+    base = layout.replace(partition=None, recompute_full_layers=None)
+    if layout.pp == 1 or not uneven:
+        orders = dict.fromkeys(_in_pieces(base.kinds or ()))
+        fits = [one for one in (base.replace(kinds=kinds) for kinds in orders) if fitting(problem, [one])[0]]
+        return fits, spread_bound_s(problem, base) if fits else np.inf
+    (bundle,) = bundles(problem, [base])
+    costs = _kind_costs(problem, base, recompute_to_fit=problem.job.mode == "train" and base.recompute != "full")
+    least_s = costs.lower_bound_s(bundle.spec, program_live(problem.setting, bundle.spec))
+    if least_s > worst_s or not np.isfinite(least_s):
+        return [], least_s
+    return costs.layouts(base, costs.exact(base, bundle.spec.micro_batches, most=1)), least_s
+
+
+def _in_pieces(kinds: PerRank) -> Iterable[PerRank]:
+    """Orders of the kinds of pipeline ranks in which each is in one piece (of many kinds as they stand)."""
+    names = list(dict.fromkeys(kinds or ()))
+    for order in permutations(names) if len(names) <= MOST_ORDERED else (names,):
+        yield tuple(name for name in order for _ in range((kinds or ()).count(name)))
+
+
+def _space(problem: StepProblem, layout: Layout, recompute: bool) -> tuple[Layout, list[Layout], dict[str, KindCosts]]:
     """The layout with its partition written out, the bases of all others, and the stages' costs on each base by its
     recompute; no costs where dynamic programming does not apply."""
     (bundle,) = bundles(problem, [layout])
     if bundle.spec.n_stages == 1:
         raise LayoutError("a partition needs pipeline stages; use pp > 1")
-    given = layout.replace(partition=layers_per_stage(bundle))
+    given = bundle.layouts[0].replace(partition=layers_per_stage(bundle))
     bases = [given]
     if free := recompute and problem.job.mode == "train":
         bases = [given.replace(recompute=mode, recompute_full_layers=None) for mode in ("none", "selective")]
     if not one_stage_per_rank(bundle) or (layout.recompute_full_layers is not None and not free):
         return given, bases, {}
-    return given, bases, {base.recompute: stage_costs(problem, base, recompute_to_fit=free) for base in bases}
+    return given, bases, {base.recompute: _kind_costs(problem, base, recompute_to_fit=free) for base in bases}
 
 
-def _certificate(problem: StepProblem, bases: Sequence[Layout], costs: Mapping[str, StageCosts]) -> Certificate:
+def _certificate(problem: StepProblem, bases: Sequence[Layout], costs: Mapping[str, KindCosts]) -> Certificate:
     if not costs:
-        work_s = min(_evenly_spread_s(problem, base) for base in bases)
+        work_s = min(spread_bound_s(problem, base) for base in bases)
         return Certificate(work_s, "", "all passes spread evenly over the ranks")
     (bundle,) = bundles(problem, [bases[0]])
     live = program_live(problem.setting, bundle.spec)
+    orders = "orders of the kinds and " if bases[0].kinds else ""
     return Certificate(
-        min(lower_bound_s([of_base], bundle.spec, live) for of_base in costs.values()),
+        min(of_base.lower_bound_s(bundle.spec, live) for of_base in costs.values()),
         "sum of stages + (m - 1) slowest stage",
-        "what every order of passes needs, least over all partitions by dynamic programming",
+        f"what every order of passes needs, least over all {orders}partitions by dynamic programming",
     )
 
 
@@ -205,23 +313,11 @@ def layers_per_stage(bundle: Bundle) -> tuple[int, ...]:
     return tuple(bundle.counts.sum(axis=1)[:, layers].sum(axis=1).astype(int).tolist())
 
 
-def with_partition(base: Layout, costs: StageCosts, sizes: tuple[int, ...]) -> Layout:
-    """The layout with these stages, which recompute what they must to fit."""
-    full = tuple(costs.full_layers[spans(sizes)].tolist())
-    return base.replace(partition=sizes, recompute_full_layers=full if any(full) else None)
-
-
-def fits_as(costs: StageCosts, sizes: tuple[int, ...]) -> bool:
-    """Whether all of these stages are possible and fit."""
-    return bool(np.isfinite(costs.forward_s[spans(sizes)]).all())
-
-
 def _step_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.ndarray, " layouts"]:
     """Step times, infinite for layouts that are impossible or do not fit."""
     step_s = np.full(len(layouts), np.inf)
     possible = [i for i, layout in enumerate(layouts) if _is_possible(problem, layout)]
-    peak, _ = peak_memory(problem, [layouts[i] for i in possible])
-    fits = peak <= problem.usable_bytes
+    fits = fitting(problem, [layouts[i] for i in possible])
     if kept := [i for i, ok in zip(possible, fits.tolist(), strict=True) if ok]:
         step_s[kept] = evaluate(problem, [layouts[i] for i in kept]).step_time_s
     return step_s
@@ -235,11 +331,31 @@ def _is_possible(problem: StepProblem, layout: Layout) -> bool:
     return True
 
 
-def _evenly_spread_s(problem: StepProblem, base: Layout) -> float:
-    """Seconds of all passes of a step, shared evenly by the ranks; 0 where passes may overlap."""
+def spread_bound_s(problem: StepProblem, base: Layout) -> float:
+    """A step time that no partition of a layout, nor order of its kinds of nodes, can beat; cheap, and loose.
+
+    The passes of a step shared by the ranks: of n_k ranks of kinds that take at least rho_k times as long for any block
+    as the kind that is fastest at it, the slowest is busy for at least W / sum(n_k / rho_k), W being all passes on the
+    fastest. Where the pipeline is flushed, one micro-batch passes all stages besides all but p (the most that a rank
+    has under way before its first backward, `_pipeline.lower_bound_s`). 0 where passes may overlap.
+    """
     (bundle,) = bundles(problem, [base])
-    if not bundle.spec.scheduler.plain:
+    spec = bundle.spec
+    if not spec.scheduler.plain:
         return 0.0
-    of_block, blocks = pass_s(problem, bundle), bundle.counts.sum(axis=(0, 1))
-    kinds = (Kind.FORWARD,) if bundle.spec.is_forward_only else (Kind.FORWARD, Kind.BACKWARD)
-    return float(sum(of_block[kind][0] @ blocks for kind in kinds)) * bundle.spec.micro_batches / bundle.spec.stages
+    held = bundle.counts.sum(axis=(0, 1))
+    passes = (Kind.FORWARD,) if spec.is_forward_only else (Kind.FORWARD, Kind.BACKWARD)
+    models = {one.cluster.name: one for one in problem.kinds} or {None: problem}
+    ranks = Counter(bundle.layouts[0].kinds or (None,) * spec.stages)
+    of_block = {kind: sum(pass_s(models[kind], bundles(models[kind], bundle.layouts)[0])[p][0] for p in passes)
+                for kind in ranks}  # fmt: skip
+    fastest = np.min([*of_block.values()], axis=0)
+    slower = {
+        kind: float((own[fastest > 0] / fastest[fastest > 0]).min(initial=np.inf)) for kind, own in of_block.items()
+    }
+    once_s = float(fastest @ held)
+    share_s = once_s / sum(n / slower[kind] for kind, n in ranks.items())
+    least_s = spec.micro_batches * share_s
+    if spec.steps > 1 or not one_stage_per_rank(bundle) or program_live(problem.setting, spec).split:
+        return least_s
+    return max(least_s, once_s + max(0, spec.micro_batches - spec.stages) * share_s)

@@ -13,7 +13,8 @@ from perfmodel.prediction._adjustment import factors_of
 from perfmodel.prediction._blocks import BlockTimes
 from perfmodel.prediction._classes import event_entries, summed
 from perfmodel.prediction._communication import communication_events
-from perfmodel.prediction._compose import Bundle, beside_in, bundle_passes, weighted_programs
+from perfmodel.prediction._compose import Bundle, bundle_passes, weighted_programs
+from perfmodel.prediction._durations import beside_in
 from perfmodel.prediction._host_states import host_block_s
 from perfmodel.prediction._memory import host_bandwidth
 from perfmodel.prediction._overlap import BlockEvents
@@ -79,7 +80,7 @@ def composed(
         weights=tuple(weight for *_, weight in parts),
         lanes=tuple((step, variant[2]) for step, variant in lanes),
         mode=int(modes_of([layout.recompute])[0]),
-        loss=beside_loss(problem),
+        loss=beside_loss(problem, layout),
         ring_steps=layout.tp if layout.tp_overlap else 1,
         absent=tuple(name for name in ("overlappable", "beside_attention") if not getattr(events, name).any()),
         slices=slices,
@@ -165,8 +166,10 @@ def _saved_bytes(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "2 b
 
 def _joined(beside: Sequence[Beside], starts: Sequence[int]) -> Beside:
     """Of programs end to end."""
+    before = np.cumsum([0, *(len(one.slowed) for one in beside)])
     moved = [
-        one._replace(comm=one.comm + at, passes=one.passes + at) for one, at in zip(beside, starts[:-1], strict=True)
+        Beside(one.comm + at, one.place + slowed, one.share, one.slowed + at)
+        for one, at, slowed in zip(beside, starts[:-1], before[:-1], strict=True)
     ]
     return Beside(*map(np.concatenate, zip(*moved, strict=True)))
 

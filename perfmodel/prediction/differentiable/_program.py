@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from perfmodel.prediction._classes import in_classes, passes_s, summed
+from perfmodel.prediction._classes import block_passes, in_classes, passes_s, summed
 from perfmodel.prediction._host_states import host_state_s
 from perfmodel.prediction._overlap import BlockEvents, time_phases
 from perfmodel.prediction._programs import Prepared
@@ -124,7 +124,9 @@ class Programs:
         optimizer, ranks = kind == Kind.OPTIMIZER, np.array(self.ranks)
         counts, full = tables.cuts.held(x.layers, x.recompute)
         blocks, again = (in_classes(stage, segment, some) for some in (counts, full))
-        out = passes_s(dict(enumerate(times.phase_s)), tables.runs, blocks, again, np.array([[self.mode]]))
+        runs = dict(enumerate(tables.runs))
+        weights = {variant: block_passes(own, blocks) for variant, own in runs.items()}
+        out = passes_s(dict(enumerate(times.phase_s)), weights, runs, again, np.array([[self.mode]]))
         of_rank = x.layers.at[ranks[:, 0]].set(x.layers[ranks].mean(axis=1))  # one update for all chunks of a rank
         near = along(jnp.eye(len(tables.knots)), jnp.stack([x.layers, of_rank]), tables.knots)
         out = out + jnp.einsum("ck,tkc->tc", near[optimizer.astype(int), stage], times.at_knots)
@@ -139,7 +141,8 @@ class Programs:
             out = out + copies * (saved - spared)[:, step, stage] / tables.host_bytes_per_s * x.offload
         if len(out) > 1:
             out = (1 - x.fp8) * out[:1] + x.fp8 * out[1:]
-        return with_step_costs(out, tables.overhead_s, self.loss, tables.scale[None], optimizer, tables.beside)[0]
+        where = np.flatnonzero(optimizer)
+        return with_step_costs(out, tables.overhead_s, self.loss, tables.scale[None], where, tables.beside)[0]
 
     def step_s(self, durations: Float[Array, " classes"]) -> Float[Array, " sizes"]:
         """Seconds of the step at each micro-batch size."""

@@ -12,6 +12,7 @@ from perfmodel.program.distribute._parallel import expert_parallel as expert_par
 from perfmodel.program.distribute._parallel import tensor_parallel as tensor_parallel
 from perfmodel.program.distribute._pipeline import micro_batches as micro_batches
 from perfmodel.program.distribute._pipeline import pipeline as pipeline
+from perfmodel.program.distribute._sequence import sequence_slices as sequence_slices
 from perfmodel.program.distribute._spread import Plan as Plan
 from perfmodel.program.distribute._spread import spread as spread
 from perfmodel.program.distribute._weights import megatron_axes as megatron_axes

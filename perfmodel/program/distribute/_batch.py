@@ -1,5 +1,8 @@
 """What happens to each value when the batch is cut into micro-batches."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from perfmodel.errors import LayoutError
 from perfmodel.program.ir import (
     OPS,
@@ -57,3 +60,21 @@ def batch_shardings(program: Program, parts: int) -> tuple[dict[str, Sharding], 
             if isinstance(sharding[piece.value], Partial) and sharding[piece.value] != Partial("sum"):
                 raise LayoutError(f"%{piece.value}: a maximum over the batch is not accumulated")
     return sharding, Function(function.name, function.parameters, tuple(changed), function.outputs)
+
+
+def summed_at_once(function: Function, sharding: Mapping[str, Sharding]) -> tuple[dict[str, str], Function]:
+    """The sum over micro-batches that each value is a part of, of sums that updates use or the function returns.
+
+    What slices of a sequence add up one after another is part of the same sum, so that the function that goes with it
+    adds nothing up by itself.
+    """
+    used = {name for i in function.instructions if i.tag.phase == "update" for name in i.inputs}
+    needed = used | set(function.outputs)
+    total = {name: name for name, spread in sharding.items() if spread == Partial("sum") and name in needed}
+    kept: list[Instruction] = []
+    for i in reversed(function.instructions):
+        if i.op == "accumulate" and i.outputs[0] in total:
+            total |= dict.fromkeys(i.inputs, total[i.outputs[0]])
+        else:
+            kept.append(i)
+    return total, replace(function, instructions=tuple(reversed(kept)))

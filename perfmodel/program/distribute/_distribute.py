@@ -8,6 +8,7 @@ from perfmodel.errors import LayoutError
 from perfmodel.program.distribute._checkpoint import checkpoint
 from perfmodel.program.distribute._parallel import data_parallel, expert_parallel, tensor_parallel
 from perfmodel.program.distribute._pipeline import micro_batches, pipeline
+from perfmodel.program.distribute._sequence import sequence_slices
 from perfmodel.program.ir import STREAMS, Program, Stream
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Layout
@@ -146,13 +147,14 @@ def staged(program: Program, degrees: Degrees) -> Program:
     Raises:
         LayoutError: as `distribute`.
     """
-    if degrees.checkpoint:
-        program = checkpoint(program)
-    if degrees.pipeline * degrees.chunks == 1:
-        return micro_batches(program, degrees.micro_batches)
     trains = any(i.tag.phase == "backward" for i in program.function.instructions)
     name = degrees.schedule if trains else "forward"
     scheduler = get_schedule(name)
+    program = sequence_slices(program, scheduler.slices)
+    if degrees.checkpoint:  # of slices all but what later ones see of them
+        program = checkpoint(program)
+    if degrees.pipeline * degrees.chunks * scheduler.slices == 1:
+        return micro_batches(program, degrees.micro_batches)
     if degrees.steps > 1 and not scheduler.asynchronous:
         raise LayoutError(f"schedule {name} flushes: one step is one program; use steps=1")
     schedule = scheduler(degrees.pipeline, degrees.micro_batches, degrees.chunks, degrees.steps)

@@ -9,8 +9,8 @@ from perfmodel.errors import LayoutError
 from perfmodel.program.ir import Function, Instruction
 from perfmodel.schedule import Phase, Schedule, even_split
 
-PassKind = tuple[Phase, int]
-"""A phase and the stage that runs it."""
+PassKind = tuple[Phase, int, int]
+"""A phase, the stage that runs it, and the slice of the sequence (0 where none is cut)."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class Passes:
     users: dict[str, tuple[PassKind, ...]]
     """Passes, split likewise, that use each value."""
 
-    def body(self, phase: Phase, stage: int) -> tuple[Instruction, ...]:
+    def body(self, phase: Phase, stage: int, part: int = 0) -> tuple[Instruction, ...]:
         """Instructions of a pass; a whole backward is both of its halves, in program order."""
-        return self.of.get((phase, stage), ())
+        return self.of.get((phase, stage, part), ())
 
 
 def default_stages(layers: int, n_stages: int) -> tuple[int, ...]:
@@ -60,11 +60,11 @@ def passes_of(function: Function, stage_of_layer: Sequence[int]) -> Passes:
         if tag.phase == "update":
             continue
         phase = Phase.FORWARD if tag.phase == "forward" else Phase.BACKWARD
-        whole.setdefault((phase, stage_of_layer[tag.layer]), []).append(instruction)
+        whole.setdefault((phase, stage_of_layer[tag.layer], max(tag.micro_batch, 0)), []).append(instruction)
     of = {kind: tuple(body) for kind, body in whole.items()}
-    for (phase, stage), body in list(of.items()):
+    for (phase, *where), body in list(of.items()):
         if phase == Phase.BACKWARD:
-            of[Phase.BACKWARD_INPUT, stage], of[Phase.BACKWARD_WEIGHT, stage] = _halves(function, body)
+            of[Phase.BACKWARD_INPUT, *where], of[Phase.BACKWARD_WEIGHT, *where] = _halves(function, body)
     maker, users = {}, {}
     for kind, body in of.items():
         if kind[0] == Phase.BACKWARD:

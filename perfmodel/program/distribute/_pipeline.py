@@ -8,7 +8,7 @@ from itertools import groupby
 import numpy as np
 
 from perfmodel.errors import LayoutError
-from perfmodel.program.distribute._batch import batch_shardings
+from perfmodel.program.distribute._batch import batch_shardings, summed_at_once
 from perfmodel.program.distribute._passes import Passes, default_stages, n_layers, passes_of, places
 from perfmodel.program.distribute._versions import Versions
 from perfmodel.program.ir import (
@@ -16,7 +16,6 @@ from perfmodel.program.ir import (
     Function,
     Instruction,
     Parameter,
-    Partial,
     Piece,
     Program,
     Sharded,
@@ -54,7 +53,7 @@ def pipeline(
     returns no gradients, and the loss is the mean over the versions that it was computed with.
 
     Args:
-        program: tagged by phase and layer.
+        program: tagged by phase and layer; for a schedule of slices cut by `sequence_slices` into as many.
         schedule: any schedule over the stages; its micro-batches divide the batch.
         stage_of_layer: global stage of each layer; by default layers are dealt out evenly.
         weights: how versions of weights are chosen (PipeDream, 2BW, nF1B), of schedules that update on the way.
@@ -77,8 +76,12 @@ def _check(program: Program, schedule: Schedule) -> None:
     require_valid(schedule)
     if program.n_devices > 1:
         raise LayoutError("pipeline parallelism comes first: it needs a program on one device")
-    if schedule.slices > 1:
-        raise LayoutError(f"schedule {schedule.name} slices sequences; programs are cut along the batch only")
+    slices = max((i.tag.micro_batch for i in program.function.instructions), default=0) + 1
+    if max(slices, 1) != schedule.slices:
+        raise LayoutError(
+            f"schedule {schedule.name} is of {schedule.slices} slices of a sequence, the program of {max(slices, 1)}; "
+            "cut it with sequence_slices first"
+        )
     trains = any(i.tag.phase == "backward" for i in program.function.instructions)
     if trains and schedule.forward_only:
         raise LayoutError(f"schedule {schedule.name} has no backward passes, which this program needs")
@@ -87,8 +90,8 @@ def _check(program: Program, schedule: Schedule) -> None:
 class _Pipeline:
     """State of writing the pipelined program down.
 
-    A value of the original program is known as (name, micro-batch); -1 stands for what all micro-batches
-    share. `_at` has the new value that holds it on each device.
+    A value of the original program is known as (name, micro-batch of whole sequences); -1 stands for what all of
+    these share. `_at` has the new value that holds it on each device.
     """
 
     def __init__(
@@ -97,18 +100,15 @@ class _Pipeline:
         self._program, self._schedule = program, schedule
         self._weights = Versions(program, schedule, weights) if schedule.updates.any() else None
         self._stream: Stream = stream
-        self._sharding, self._function = batch_shardings(program, schedule.micro_batches)
+        self._count = schedule.micro_batches // schedule.slices
+        self._sharding, self._function = batch_shardings(program, self._count)
+        self._total_of, self._function = summed_at_once(self._function, self._sharding)
         self._passes: Passes = passes_of(self._function, stages)
         self._place = places(schedule)
         self._at: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
         self._out: list[Instruction] = []
         self._parameters: list[Parameter] = []
-        self._summed = {name for name, spread in self._sharding.items() if spread == Partial("sum")} & self._needed()
-
-    def _needed(self) -> set[str]:
-        """Values that updates use or the program returns."""
-        used = {name for instruction in self._passes.update for name in instruction.inputs}
-        return used | set(self._function.outputs)
+        self._summed = set(self._total_of.values())
 
     def run(self) -> Program:
         inputs = self._place_inputs()
@@ -155,7 +155,7 @@ class _Pipeline:
 
     def _cut(self, name: str, copy: str, axis: int, device: int) -> list[Piece]:
         """One parameter per micro-batch."""
-        tensor, count = self._program.types[name], self._schedule.micro_batches
+        tensor, count = self._program.types[name], self._count
         size = tensor.shape[axis] // count
         part = tensor.with_shape([size if i == axis else n for i, n in enumerate(tensor.shape)]).on(device)
         pieces = []
@@ -168,8 +168,8 @@ class _Pipeline:
     def _input_devices(self) -> dict[str, dict[int, None]]:
         """Devices that use each parameter of the function; states go with the weights they are updated with."""
         devices: dict[str, dict[int, None]] = {p.name: {} for p in self._function.parameters}
-        for (phase, stage, _), device in self._place.items():
-            for instruction in self._passes.body(phase, stage):
+        for (phase, stage, m), device in self._place.items():
+            for instruction in self._passes.body(phase, stage, m % self._schedule.slices):
                 for name in instruction.inputs:
                     if name in devices:
                         devices[name][device] = None
@@ -198,25 +198,26 @@ class _Pipeline:
         stage, device = int(schedule.instruction_stage[index]), int(schedule.device[index])
         return [
             made
-            for k in range(first, first + int(schedule.span[index]))
-            for instruction in self._passes.body(phase, stage)
-            for made in self._write(instruction, k, device)
+            for m in range(first, first + int(schedule.span[index]))
+            for instruction in self._passes.body(phase, stage, m % schedule.slices)
+            for made in self._write(instruction, m, device)
         ]
 
-    def _write(self, instruction: Instruction, k: int, device: int) -> list[tuple[str, int]]:
-        """Write an instruction for micro-batch k."""
+    def _write(self, instruction: Instruction, m: int, device: int) -> list[tuple[str, int]]:
+        """Write an instruction for micro-batch m of the schedule."""
+        k = m // self._schedule.slices
         inputs = tuple([self._fetch(name, k, device) for name in instruction.inputs])
-        suffix = f".m{k}" if self._schedule.micro_batches > 1 else ""
+        suffix = f".m{k}" if self._count > 1 else ""
         outputs = tuple([f"{name}{suffix}" for name in instruction.outputs])
-        tag = Tag(instruction.tag.phase, instruction.tag.layer, k, instruction.tag.stream)
+        tag = Tag(instruction.tag.phase, instruction.tag.layer, m, instruction.tag.stream)
         values = instruction.attributes
         if not instruction.inputs or (values and instruction.attribute("device") is not None):
             values = attributes(**dict(values) | {"device": device})
         self._out.append(Instruction(instruction.op, inputs, outputs, values, tag))
         for name, output in zip(instruction.outputs, outputs, strict=True):
             self._at[name, k][device] = output
-            if name in self._summed:
-                self._accumulate(name, output, device, tag)
+            if name in self._total_of:
+                self._accumulate(self._total_of[name], output, device, tag)
         return [(name, k) for name in instruction.outputs]
 
     def _accumulate(self, name: str, output: str, device: int, tag: Tag) -> None:
@@ -229,8 +230,8 @@ class _Pipeline:
 
     def _send(self, name: str, k: int) -> None:
         """Send a value to every device whose passes use it."""
-        for phase, stage in self._passes.users.get(name, ()):
-            self._fetch(name, k, self._place[phase, stage, k])
+        for phase, stage, part in self._passes.users.get(name, ()):
+            self._fetch(name, k, self._place[phase, stage, k * self._schedule.slices + part])
 
     def _fetch(self, name: str, k: int, device: int) -> str:
         """The value that holds `name` of micro-batch k on a device, sent there if it is not yet."""
@@ -249,7 +250,8 @@ class _Pipeline:
         maker = self._passes.maker.get(name)
         forward = maker is None or maker[0] == Phase.FORWARD
         layer = next((i.tag.layer for i in self._passes.body(*maker) if name in i.outputs), -1) if maker else -1
-        tag = Tag("forward" if forward else "backward", layer, k, self._stream)
+        m = k * self._schedule.slices + maker[2] if maker else k
+        tag = Tag("forward" if forward else "backward", layer, m, self._stream)
         return Instruction("send", (value,), (f"{value}.p{device}",), attributes(to=device), tag)
 
     def _total(self, name: str) -> dict[int, str]:
@@ -286,7 +288,7 @@ class _Pipeline:
         spread: Sharding = self._sharding.get(piece.value, REPLICATED)
         if not isinstance(spread, Sharded):
             return [Piece(value, piece.start) for value in self._total(piece.value).values()]
-        axis, count = spread.axis, self._schedule.micro_batches
+        axis, count = spread.axis, self._count
         size = self._program.types[piece.value].shape[axis] // count
         slices = []
         for k in range(count):

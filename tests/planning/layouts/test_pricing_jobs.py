@@ -141,7 +141,7 @@ def test_flags_that_change_what_is_reduced_change_the_bound(zero, schedule):
     cluster, layout = catalog.cluster("piz-daint"), Layout(pp=2, dp=8, zero=zero, schedule=schedule)
     job = Job(global_batch=16, seq_len=1024)
     step_s, bound_s = {}, {}
-    for name in ("all_reduce_gradients", "frozen"):
+    for name in ("all_reduce_gradients", "whole_gradients_in_pipelines", "frozen"):
         for value in (False, True):
             problem = step_problem(DENSE, cluster, replace(job, **{name: value}), None, COMPILED)
             step_s[name, value] = explain(problem, layout).step_time_s
@@ -151,6 +151,8 @@ def test_flags_that_change_what_is_reduced_change_the_bound(zero, schedule):
         if rose == 1:
             assert bound_s[name, True] == bound_s[name, False]
     assert (step_s["all_reduce_gradients", True] > step_s["all_reduce_gradients", False]) == (zero == 1)
+    once, each = step_s["whole_gradients_in_pipelines", True], step_s["whole_gradients_in_pipelines", False]
+    assert (once < each) == (zero == 2)
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])

@@ -15,6 +15,7 @@ from perfmodel.prediction import Bundle, Site, StepProblem, bundle_events, bundl
 from perfmodel.prediction._classes import event_entries
 from perfmodel.prediction._phases import PASS_KINDS, phase_counts
 from perfmodel.prediction._programs import prepared
+from perfmodel.prediction._shard import shard_events
 from perfmodel.program import Kind
 from perfmodel.program.distribute import Degrees, distribute
 from perfmodel.program.ir import OPS, Instruction, Program, instruction_devices
@@ -171,13 +172,14 @@ def exchanged(rank: int, op: Collective) -> Exchanged:
 
 def composed_passes(problem: StepProblem, bundle: Bundle) -> dict[Pass, Counter[Op]]:
     """Ops of every pass of the structure that is evaluated."""
-    structure, events = prepared(bundle.spec).structure, bundle.composed[0].events
+    structure, slices = prepared(bundle.spec).structure, bundle.spec.scheduler.slices
     blocks = bundle_passes(problem, bundle)
     found: dict[Pass, Counter[Op]] = {}
     for device, number, micro_batch in zip(structure.device, structure.duration, structure.micro_batch, strict=True):
         kind = Kind(structure.class_kind[number])
         if kind not in PASS_KINDS:
             continue
+        events = shard_events(problem.setting, bundle.layouts[0], slices, int(structure.class_slice[number]))
         of_blocks = phase_counts(kind, bundle.layouts[0].recompute, blocks.blocks[number], blocks.full[number])
         counts = np.einsum("bp,bpo->o", of_blocks, events.counts)
         phase = "forward" if kind == Kind.FORWARD else "backward"

@@ -46,12 +46,13 @@ from prediction_cases import (
 
 from perfmodel.errors import LayoutError
 from perfmodel.execution import program_structure, simulate
-from perfmodel.ops import Attention, Collective, Op
+from perfmodel.ops import Attention, Collective, Gemm, Op
 from perfmodel.prediction import Bundle, bundle_events, bundle_memory, durations
 from perfmodel.prediction._classes import event_entries
 from perfmodel.prediction._fits import program_live
 from perfmodel.prediction._phases import Phase
 from perfmodel.prediction._programs import prepared
+from perfmodel.prediction._shard import ShardBlocks, shard_events
 from perfmodel.program import Kind
 from perfmodel.program.distribute import Degrees, distribute
 from perfmodel.program.distribute._passes import default_stages
@@ -79,11 +80,11 @@ def layouts() -> list[Layout]:
 
 
 def pipelines() -> list[Layout]:
-    """Every synchronous schedule of whole sequences, on two and on four ranks with as many chunks as it takes."""
+    """Every synchronous schedule, on two and on four ranks with as many chunks as it takes."""
     found: dict[tuple[str, int, int], Layout] = {}
     for name, pp, vpp in product(schedule_names(), (2, 4), (1, 2)):
         scheduler = get_schedule(name)
-        if scheduler.asynchronous or scheduler.slices > 1 or name == "forward":
+        if scheduler.asynchronous or name == "forward":
             continue
         try:
             key = name, pp, scheduler(pp, BATCH, vpp).n_stages
@@ -93,14 +94,27 @@ def pipelines() -> list[Layout]:
     return list(found.values())
 
 
+def sliced() -> list[Layout]:
+    """Slices of sequences with the other dimensions."""
+    plain = Layout(schedule="seq1f1b:4", overlap_grad_reduce=False, overlap_param_gather=False)
+    return [
+        plain.replace(pp=1),
+        plain.replace(pp=2, tp=2, dp=2),
+        plain.replace(pp=2, tp=2, sequence_parallel=True, schedule="seq1f1b"),
+        plain.replace(pp=4, dp=2, zero=1, micro_batch=2),
+        plain.replace(pp=2, dp=2, zero=3, schedule="seq1f1b"),
+        plain.replace(pp=2, recompute="full"),
+    ]
+
+
 GRID, PIPELINES = layouts(), pipelines()
-EVERY = [*GRID, *PIPELINES]
+EVERY = [*GRID, *PIPELINES, *sliced()]
 
 
 def test_the_grid_has_every_dimension_and_schedule() -> None:
     assert {layout.schedule for layout in PIPELINES} == {
         "1f1b", "breadth-first", "chimera", "chimera-doubling", "chimera-halving", "dualpipe", "dualpipe-v", "gems",
-        "gpipe", "interleaved", "v-half", "v-min", "zb-h1", "zb-h2", "zb-v",
+        "gpipe", "interleaved", "seq1f1b", "v-half", "v-min", "zb-h1", "zb-h2", "zb-v",
     }  # fmt: skip
     for name, values in {"tp": {1, 2, 4}, "pp": {1, 2, 4}, "dp": {1, 2, 4}, "zero": {0, 1, 2, 3}}.items():
         assert {getattr(layout, name) for layout in GRID} == values
@@ -117,17 +131,21 @@ def test_passes_have_the_same_kernels_and_collectives(layout: Layout) -> None:
         if phase == "backward" and layout.recompute == "selective":
             # fused attention repeats its scores anyway: in programs there is nothing else to recompute
             ops.update({replace(op, pass_="fwd"): n for op, n in ops.items() if isinstance(op, Attention)})
-    for (rank, phase, _), ops in want.items():
+    for (rank, phase, micro_batch), ops in want.items():
         if phase == "backward" and layout.recompute == "full":
-            ops.update(recomputed_in_programs_alone(bundle, rank))
+            index = micro_batch % slices_of(layout)
+            of_slice = shard_events(problem.setting, layout, slices_of(layout), index)
+            ops.update(recomputed_in_programs_alone(bundle, rank, of_slice))
+            if index < slices_of(layout) - 1:  # later slices see its keys and values, which therefore stay
+                ops.subtract({op: n for op, n in ops.items() if isinstance(op, Gemm) and op.n == 3 * HIDDEN})
             ops.subtract(gathered_once_in_programs(bundle, rank))
     assert found == want
 
 
-def recomputed_in_programs_alone(bundle: Bundle, rank: int) -> Counter[Op]:
+def recomputed_in_programs_alone(bundle: Bundle, rank: int, events: ShardBlocks) -> Counter[Op]:
     """Embedding and head are tagged as parts of the first and last layer, and are recomputed with them; so is the end
     of the last layer, which the head's norm needs. Frameworks, and so predictions, recompute layers alone."""
-    events, found = bundle.composed[0].events, Counter()
+    found = Counter()
     embedding, layer, head = events.counts
     alone = np.zeros(len(events.ops))
     if rank == 0:
@@ -167,11 +185,20 @@ def test_gradients_and_weights_are_exchanged_alike(layout: Layout) -> None:
         # a program gathers what a backward pass reads; a prediction whole layers, as FSDP does
         for rank in range(layout.pp):
             (gathered,) = [key for key in want if key[:2] == (rank, "all_gather")]
-            found[gathered] += unread_bytes(layout, rank) * JOB.num_microbatches(layout)
+            found[gathered] += unread_bytes(layout, rank) * JOB.num_microbatches(layout) * slices_of(layout)
     if layout.effective_sequence_parallel and layout.dp > 1:
         (reduced,) = [key for key in want if key[:2] == (0, "all_reduce")]
         found[reduced] += POSITION_BYTES - POSITION_BYTES // layout.tp
+    if layout.zero >= 2 and slices_of(layout) > 1:
+        # of the positions' gradient a slice has a part: a program reduces no more, and gathers the parts to join them
+        (reduced,) = [key for key in want if key[:2] == (0, "reduce_scatter")]
+        found[reduced] += POSITION_BYTES * JOB.num_microbatches(layout) * (slices_of(layout) - 1)
+        found[0, "all_gather", *reduced[2:]] -= POSITION_BYTES
     assert found == want
+
+
+def slices_of(layout: Layout) -> int:
+    return get_schedule(layout.schedule).slices
 
 
 def unread_bytes(layout: Layout, rank: int) -> int:
@@ -274,7 +301,8 @@ def test_model_states_take_the_same_bytes(layout: Layout) -> None:
     assert held("state", program.inputs) == memory.optimizer[0].tolist()
     if layout.zero != 1:  # returned as they were scattered for the update, accumulated whole
         gradients = memory.gradients[0].copy()
-        if layout.effective_sequence_parallel:  # a program has of the positions' gradients those of a rank's tokens
+        # a program has of the positions' gradients those of a rank's tokens, unless it joins slices of them
+        if layout.effective_sequence_parallel and slices_of(layout) == 1:
             gradients[0] -= (POSITION_BYTES - POSITION_BYTES // layout.tp) / (layout.dp if layout.zero else 1)
         assert held("gradient", program.outputs) == gradients.tolist()
 
@@ -332,7 +360,7 @@ def test_as_many_micro_batches_are_in_flight(layout: Layout) -> None:
     for rank in range(layout.pp):
         values = [made[key] for key in made if key[0] == rank and key[1] in first_layers]
         change = sorted([(index, 1) for index, _ in values] + [(last_use[name], -1) for _, name in values])
-        peak.append(max(np.cumsum([by for _, by in change])))
+        peak.append(max(np.cumsum([by for _, by in change])) / slices_of(layout))
     assert peak == program_live(problem.setting, bundle.spec).activations.sum(axis=1).tolist()
 
 

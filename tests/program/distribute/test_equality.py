@@ -42,8 +42,10 @@ def test_grid(model: str, degrees: Degrees) -> None:
         Degrees(pipeline=2, micro_batches=4, chunks=2, schedule="interleaved", data=2, zero=3),
         Degrees(pipeline=4, micro_batches=4, schedule="chimera", tensor=2),
         Degrees(pipeline=4, micro_batches=4, schedule="zb-h1", data=2),
+        Degrees(pipeline=2, micro_batches=4, schedule="seq1f1b", data=2, zero=2),
+        Degrees(pipeline=4, micro_batches=2, schedule="seq1f1b:4", tensor=2, checkpoint=True),
     ],
-    ids=["tp-sp", "tp-sp-zero2-pp-ckpt", "gpipe-stream", "interleaved-zero3", "chimera-tp", "zb-h1-dp"],
+    ids=str,
 )
 def test_further_combinations(degrees: Degrees) -> None:
     assert largest_error(execute(distributed("transformer", degrees), inputs("transformer")), "transformer") < TOLERANCE

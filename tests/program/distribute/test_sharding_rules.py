@@ -49,6 +49,8 @@ CASES: list[tuple[str, list[tuple[str, tuple[int, ...]]], dict[str, object]]] = 
     ("attention", [(F64, (2, 4, 24))], {"heads": 4, "causal": True}),
     ("attention", [(F64, (2, 4, 24))], {"heads": 1}),
     ("attention_grad", [(F64, (2, 4, 24)), (F64, X)], {"heads": 4}),
+    ("attention", [(F64, (2, 2, 24)), (F64, (2, 4, 24))], {"heads": 4, "causal": True}),
+    ("attention_grad", [(F64, (2, 2, 24)), (F64, (2, 4, 24)), (F64, X)], {"heads": 4, "causal": True}),
     ("conv2d", [(F64, IMAGE), (F64, (6, 4, 3, 3))], WINDOW),
     ("conv2d", [(F64, IMAGE), (F64, (4, 2, 3, 3))], WINDOW | {"groups": 2}),
     ("conv2d_input_grad", [(F64, (6, 4, 3, 3)), (F64, (2, 6, 4, 6))], WINDOW | {"image": (4, 6)}),

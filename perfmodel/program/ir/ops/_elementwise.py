@@ -56,17 +56,16 @@ def elementwise(count: int) -> InferRule:
     return infer
 
 
-def gradient_of_one(infer: InferRule) -> InferRule:
-    """Type rule of the gradient by the one operand of an op with the rule `infer`, given that operand and the gradient
-    by the result."""
+def gradient_of_operands(infer: InferRule) -> InferRule:
+    """Type rule of the gradients by all operands of an op with the rule `infer`, given these and the gradient by the
+    result."""
 
     def infer_gradient(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-        operands(2, given)
         same_dtype(given)
-        (out,) = infer(given[:1], attributes)
-        if given[1].shape != out.shape:
-            raise RuleError(f"the gradient must have shape {out.shape}, got {given[1].shape}")
-        return given[:1]
+        (out,) = infer(given[:-1], attributes)
+        if given[-1].shape != out.shape:
+            raise RuleError(f"the gradient must have shape {out.shape}, got {given[-1].shape}")
+        return given[:-1]
 
     return infer_gradient
 

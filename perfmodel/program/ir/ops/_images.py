@@ -19,7 +19,7 @@ from perfmodel.program.ir._op import (
     table,
 )
 from perfmodel.program.ir._types import Tensor
-from perfmodel.program.ir.ops._elementwise import gradient_of_one, same_dtype
+from perfmodel.program.ir.ops._elementwise import gradient_of_operands, same_dtype
 from perfmodel.program.ir.ops._work import kernel_dtype, memory_bound
 
 if TYPE_CHECKING:
@@ -176,5 +176,7 @@ IMAGES = table(
     OpDefinition(
         name="pool2d", infer=_pool2d, work=memory_bound("copy"), gradient=_pool2d_gradient, shard=_shard_pool2d
     ),
-    OpDefinition(name="pool2d_grad", infer=gradient_of_one(_pool2d), work=memory_bound("copy"), shard=_shard_pool2d),
+    OpDefinition(
+        name="pool2d_grad", infer=gradient_of_operands(_pool2d), work=memory_bound("copy"), shard=_shard_pool2d
+    ),
 )  # fmt: skip

@@ -1,4 +1,8 @@
-"""Fused kernels of transformers: layer norm, softmax and self-attention over joint queries, keys and values."""
+"""Fused kernels of transformers: layer norm, softmax and self-attention over joint queries, keys and values.
+
+Attention takes the parts of a sequence, in order: the queries of the last meet the keys and values of all. Of one part
+it is that of a whole sequence.
+"""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,7 +21,7 @@ from perfmodel.program.ir._op import (
     table,
 )
 from perfmodel.program.ir._types import Tensor
-from perfmodel.program.ir.ops._elementwise import gradient_of_one, same_dtype
+from perfmodel.program.ir.ops._elementwise import gradient_of_operands, same_dtype
 from perfmodel.program.ir.ops._work import kernel_dtype, memory_bound
 
 if TYPE_CHECKING:
@@ -102,17 +106,23 @@ def _shard_rows(question: Question) -> Answer:
 
 
 def _attention(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    operands(1, given)
-    (qkv,) = given
+    operands(max(1, len(given)), given)
+    same_dtype(given)
+    *_, qkv = given
     heads = required(attributes, "heads", int)
     if qkv.rank != 3 or heads < 1 or qkv.shape[2] % (3 * heads):
         raise RuleError(f"a tensor [batch, sequence, {heads} heads * 3 * head size] is needed, got {qkv.shape}")
+    if any(part.rank != 3 or part.shape[::2] != qkv.shape[::2] for part in given):
+        shapes = ", ".join(str(part.shape) for part in given)
+        raise RuleError(f"parts of a sequence must agree in batch and width, got {shapes}")
     return (qkv.with_shape((*qkv.shape[:2], qkv.shape[2] // 3)),)
 
 
 def _attention_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
     (dy,) = gradients
-    return b.emit("attention_grad", (*i.inputs, dy), (f"grad_{i.inputs[0]}",), i.attributes) if dy else (None,)
+    if dy is None:
+        return (None,) * len(i.inputs)
+    return b.emit("attention_grad", (*i.inputs, dy), tuple(f"grad_{name}" for name in i.inputs), i.attributes)
 
 
 def _shard_attention(question: Question) -> Answer:
@@ -126,17 +136,18 @@ def _shard_attention(question: Question) -> Answer:
         spread, change = Sharded(0), ()
     else:
         return question.replicated()
-    return Answer((spread,) * len(axes), (spread,), change)
+    return Answer((spread,) * len(axes), (spread,) * len(question.outputs), change)
 
 
 def _attention_work(backward: bool) -> Any:
     def work(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Op, ...]:
-        batch, seq, width = inputs[0].shape
+        parts = inputs[: len(inputs) - backward]
+        batch, seq, width = parts[-1].shape
         heads = attributes["heads"]
         kernel = Attention(
             op="flash_attention", dtype=kernel_dtype(inputs[0]), batch=batch, heads=heads, kv_heads=heads, seq_q=seq,
-            seq_kv=seq, head_dim=width // (3 * heads), causal=bool(attributes.get("causal")),
-            pass_="bwd" if backward else "fwd",
+            seq_kv=sum(part.shape[1] for part in parts), head_dim=width // (3 * heads),
+            causal=bool(attributes.get("causal")), pass_="bwd" if backward else "fwd",
         )  # fmt: skip
         return (kernel,)
 
@@ -163,7 +174,7 @@ TRANSFORMER = table(
         shard=_shard_attention,
     ),
     OpDefinition(
-        name="attention_grad", infer=gradient_of_one(_attention), work=_attention_work(backward=True),
+        name="attention_grad", infer=gradient_of_operands(_attention), work=_attention_work(backward=True),
         shard=_shard_attention,
     ),
 )  # fmt: skip

@@ -1,0 +1,76 @@
+"""Settings of frameworks' published performance recipes, which tables of results leave out.
+
+A TOML file has the recipes of one framework; see the head of `data/recipes/megatron-bridge.toml`.
+"""
+
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any
+
+from perfmodel.catalog._toml import checked, package_tables
+from perfmodel.spec import CudaGraphs, Dispatcher, Fp8Recipe, RecomputeModule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What recipes set for some models on some devices; None where an entry does not tell."""
+
+    models: tuple[str, ...]
+    devices: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    """`bf16`, or recipes of narrower element types (`Fp8Recipe`). Empty, as of `devices`: all."""
+    since: str = ""
+    until: str = ""
+    """Releases, the first and the last, as `26.04`; empty: all."""
+    recompute_modules: tuple[RecomputeModule, ...] | None = None
+    recompute_layers: int | None = None
+    cuda_graphs: CudaGraphs | None = None
+    expert_dispatcher: Dispatcher | None = None
+    ep_overlap: bool | None = None
+    tp_overlap: bool | None = None
+
+    def is_of(self, model: str, device: str, dtype: str, release: str) -> bool:
+        """Whether a run of these names is one of the recipe's."""
+        return (
+            model in self.models
+            and device in (self.devices or (device,))
+            and dtype in (self.dtypes or (dtype,))
+            and (not self.since or _order(release) >= _order(self.since))
+            and (not self.until or _order(release) <= _order(self.until))
+        )
+
+
+_CHOSEN_BY = ("models", "devices", "dtypes", "since", "until")
+
+
+def recipe(framework: str, model: str, device: str, dtype: str, release: str) -> dict[str, Any]:
+    """What a framework's performance recipe sets for a model on a device, by the names of `Layout` and `Job`
+    (`recompute_layers` for whole layers per stage); empty where no recipe is known.
+
+    Args:
+        framework, model, device: names of the catalog.
+        dtype: element type, or the recipe of a narrow one.
+        release: year and month of the release, as `26.04`.
+    """
+    found: dict[str, Any] = {}
+    for one in _recipes(framework):
+        if one.is_of(model, device, dtype, release):
+            told = {f.name: getattr(one, f.name) for f in fields(one) if f.name not in _CHOSEN_BY}
+            found = {name: value for name, value in told.items() if value is not None} | found
+    return found
+
+
+def plain_fp8(framework: str) -> Fp8Recipe:
+    """What a framework's tables mean by FP8 without further words; empty where that is not known."""
+    return package_tables("recipes").get(f"{framework}.toml", {}).get("fp8", "")
+
+
+@cache
+def _recipes(framework: str) -> tuple[Recipe, ...]:
+    entries = package_tables("recipes").get(f"{framework}.toml", {}).get("recipe", [])
+    return tuple(checked(Recipe, entry, f"{framework}.toml, recipe {n}") for n, entry in enumerate(entries, 1))
+
+
+def _order(release: str) -> tuple[int, ...]:
+    """Year and month."""
+    return tuple(int(part) for part in release.split(".")[:2])

@@ -1,0 +1,78 @@
+"""How a kernel's time grows with the tokens, sequences or images that it works on, in a step.
+
+Tables time a kernel by itself, again and again: some sizes find their operands in the cache or end before clocks fall,
+others fit tiles that the next size does not. Measurements, and more so what is learned of them, so have twice the work
+take less time than half of it, or more than twice as long. In a step every kernel comes from other kernels, and a
+framework is free to cut a large one in two: there twice the samples take as long at least, and twice as long at most.
+Element-wise kernels are left as they were measured: what they leave in the cache the next kernel does find.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float64
+
+from perfmodel.ops import Collective, KernelOp, Op
+
+_FEWEST: Final = {"m": 64, "k": 64, "tokens": 64}
+"""Least number of samples that is compared with others: below, a kernel does not fill a tile. 1 of sequences and
+images."""
+_MOST: Final = 2**16
+"""Beyond this number of samples times grow in proportion: measurements end there."""
+
+
+def _sizes(op: Op) -> tuple[KernelOp, ...]:
+    """A kernel with every number of samples that is its own times or over a power of two, within the range that is
+    compared, in ascending order; none of collectives, and where its own is below."""
+    if isinstance(op, Collective):
+        return ()
+    name = op.samples
+    count = getattr(op, name) if name else 0
+    least = _FEWEST.get(name, 1)
+    if count < least:
+        return ()
+    odd = count // (count & -count)
+    every = [odd << i for i in range(_MOST.bit_length()) if least <= odd << i <= _MOST]
+    return tuple(replace(op, **{name: n}) for n in every)
+
+
+def growing(log_s: Float64[np.ndarray, "sizes"]) -> Float64[np.ndarray, "sizes"]:
+    """Times over samples that double made to grow by nothing at least and by half at most, in logarithms: each is the
+    mean of what those of fewer and those of more samples leave it. Growing times are left as they are.
+
+    Monotone in every time, and moved with all of them: what is never slower, or at most so much faster, stays so.
+    """
+    at = np.arange(len(log_s)) * np.log(2.0)
+    return _rising(at - _rising(at - log_s))
+
+
+def _rising(values: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
+    """The mean of the running maximum from below and the running minimum from above."""
+    return 0.5 * (np.maximum.accumulate(values) + np.minimum.accumulate(values[::-1])[::-1])
+
+
+def with_sizes(ops: Iterable[Op]) -> list[Op]:
+    """The events, each once, and all kernels that theirs are compared with."""
+    return list(dict.fromkeys(one for op in ops for one in (op, *_sizes(op))))
+
+
+def growth(ops: Sequence[Op], time_s: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
+    """Times of events in a step over their times by themselves (`time_s`); 1 for collectives.
+
+    Args:
+        ops: as `with_sizes` gives them.
+    """
+    place = {op: i for i, op in enumerate(ops)}
+    log_s, out = np.log(np.maximum(time_s, 1e-300)), np.zeros(len(ops))
+    grown: dict[tuple[KernelOp, ...], Float64[np.ndarray, sizes]] = {}
+    for i, op in enumerate(ops):
+        if not (chain := _sizes(op)):
+            continue
+        if chain not in grown:
+            grown[chain] = growing(log_s[[place[one] for one in chain]])
+        count, first, last = (getattr(one, op.samples) for one in (op, chain[0], chain[-1]))
+        at = min(count, last) // first
+        out[i] = grown[chain][at.bit_length() - 1] + np.log(max(count / last, 1.0)) - log_s[i]
+    return np.exp(out)

@@ -1,0 +1,165 @@
+"""Layouts over nodes of several kinds, priced: which kind hosts which stage, and how many layers each stage gets.
+
+No two stages cost alike, so there are no grids of them: of every layout of the space dynamic programming finds the best
+orders of the kinds and cuts of the layers (`planning.optimise.balanced`), in the order of a bound over all of these.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from heapq import nsmallest
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from perfmodel.errors import LayoutError, Reason, Rejection
+from perfmodel.planning.layouts._candidates import Candidates
+from perfmodel.planning.layouts._enumerate import enumerate_grids
+from perfmodel.planning.layouts._space import SearchSpace
+from perfmodel.planning.optimise import balanced, spread_bound_s
+from perfmodel.prediction import (
+    CATEGORIES,
+    GridCosts,
+    LayoutGrid,
+    PipelineChoice,
+    RecomputeChoice,
+    ShardChoice,
+    StateChoice,
+    StepProblem,
+    bundles,
+    evaluate,
+    one_stage_per_rank,
+    peak_memory,
+)
+from perfmodel.spec import Cluster, Layout
+
+if TYPE_CHECKING:
+    from perfmodel.planning.layouts._question import Progress, Question
+
+AT_ONCE: Final = 32
+"""Layouts whose stages are cut before bounds are compared again."""
+
+
+def price_on_kinds(
+    question: "Question", rejected: Counter[Rejection], report: "Progress", wanted: int | None
+) -> Candidates:
+    """Candidates of a question whose cluster has several kinds of nodes; the same layout with other orders and cuts is
+    several of them.
+
+    Args:
+        question: what to lay out.
+        rejected: gets the number of layouts that are not candidates, by reason.
+        report: told what is being done.
+        wanted: of the fastest layouts; those that a bound shows to be slower are rejected. None: all that fit.
+
+    Raises:
+        LayoutError: no layout is possible at all.
+    """
+    problem = question.step_problem
+    bases = list(_bases(question, rejected))
+    if not bases:
+        reasons = "; ".join(f"{reason} ({times})" for reason, times in rejected.most_common())
+        raise LayoutError(
+            f"no layout of {problem.model.name} is possible on {question.devices} devices of the kinds of "
+            f"{problem.cluster.name}: {reasons}"
+        )
+    bound_s = np.array([spread_bound_s(problem, base) for base in bases])
+    order = iter(np.argsort(bound_s, kind="stable").tolist())
+    uneven = question.problem.framework.uneven_stages or question.space.any_framework
+    found: list[tuple[Layout, float]] = []
+    best_s: list[float] = []
+    slower = len(bases)
+    while slower:
+        report("price", len(bases) - slower, len(bases))
+        worst_s = best_s[-1] if wanted and len(best_s) == wanted else np.inf
+        some = [at for at in islice(order, AT_ONCE) if bound_s[at] <= worst_s]
+        slower -= len(some)
+        if not some:
+            rejected[Rejection(Reason.SLOWER)] += slower
+            break
+        new: list[tuple[Layout, float]] = []
+        for base in (bases[at] for at in some):
+            cuts, least_s = balanced(problem, base, uneven=uneven, worst_s=worst_s)
+            if not cuts and np.isfinite(least_s):
+                rejected[Rejection(Reason.SLOWER)] += 1
+            elif not cuts:
+                rejected[Rejection(Reason.MEMORY, peak_memory(problem, [base])[1][0])] += 1
+            new += [(cut, least_s) for cut in cuts]
+        if new:
+            step_s = evaluate(problem, [layout for layout, _ in new]).step_time_s.tolist()
+            of_base = {}
+            for (layout, _), seconds in zip(new, step_s, strict=True):
+                key = layout.replace(kinds=None, partition=None, recompute_full_layers=None)
+                of_base[key] = min(seconds, of_base.get(key, np.inf))
+            best_s = nsmallest(wanted or 1, [*best_s, *of_base.values()])
+            found += new
+    return _candidates(problem, found, bases)
+
+
+def _bases(question: "Question", rejected: Counter[Rejection]) -> Iterator[Layout]:
+    """Layouts of the space in one plain stage per pipeline rank, with as many ranks on each kind as they can have."""
+    space, cluster = question.space, question.problem.cluster
+    narrowed = _narrowed(space, rejected)
+    for grid in enumerate_grids(narrowed, question.problem, rejected):
+        supplies = list(_supplies(cluster, grid.degrees))
+        if not supplies:
+            rejected[Rejection(Reason.KINDS)] += grid.size
+            continue
+        for layout in grid.layouts():
+            hosted = layout.replace(kinds=supplies[0])
+            if layout.pp > 1 and not one_stage_per_rank(bundles(question.step_problem, [hosted])[0]):
+                rejected[Rejection(Reason.ONE_KIND, f"schedule {layout.schedule}")] += 1
+                continue
+            yield from (layout.replace(kinds=supply) for supply in supplies)
+
+
+def _narrowed(space: SearchSpace, rejected: Counter[Rejection]) -> SearchSpace:
+    """The space without what is not searched; full recompute and layers recomputed in full are found stage by stage."""
+    kept = {
+        "vpp": tuple(n for n in space.vpp if n == 1),
+        "order": tuple(order for order in space.order if order.endswith("pp")),
+        "offload": tuple(offload for offload in space.offload if not offload),
+    }
+    for name, values in kept.items():
+        for value in getattr(space, name):
+            if value not in values:
+                rejected[Rejection(Reason.ONE_KIND, f"{name}={str(value).lower()}")] += 1
+        if not values:
+            raise LayoutError(f"search: no {name} of the space is searched over several kinds of nodes", Reason.KINDS)
+    recompute = tuple(mode for mode in space.recompute if mode != "full") or space.recompute
+    return replace(space, **kept, recompute=recompute, recompute_full_layers=(None,))
+
+
+def _supplies(cluster: Cluster, degrees: Layout) -> Iterator[tuple[str, ...]]:
+    """All ways to share a layout's pipeline ranks among the kinds of nodes, each kind in one piece."""
+
+    def shared(ranks: int, room: list[tuple[str, int]]) -> Iterator[tuple[str, ...]]:
+        if not room:
+            if not ranks:
+                yield ()
+            return
+        (name, most), *rest = room
+        for taken in range(min(most, ranks), -1, -1):
+            for others in shared(ranks - taken, rest):
+                yield (name,) * taken + others
+
+    yield from shared(degrees.pp, list(cluster.stages_of(degrees).items()))
+
+
+def _candidates(problem: StepProblem, found: list[tuple[Layout, float]], bases: list[Layout]) -> Candidates:
+    """Every layout as a grid of its own."""
+    layouts = [layout for layout, _ in found]
+    peak = peak_memory(problem, layouts)[0] if layouts else np.zeros(0)
+    costs = []
+    for (layout, least_s), n_bytes in zip(found, peak.tolist(), strict=True):
+        kinds = (PipelineChoice, ShardChoice, RecomputeChoice, StateChoice)
+        chosen = [(kind(*(getattr(layout, name) for name in kind._fields)),) for kind in kinds]
+        grid = LayoutGrid(layout, *chosen, valid=np.ones((1, 1, 1, 1), bool))  # pyright: ignore[reportArgumentType]
+        one = np.full((1, 1, 1, 1), n_bytes), np.zeros((1, 1, 1, 1), int), np.zeros(1, int), np.zeros(1, int)
+        costs.append(GridCosts(grid, *one, np.full((1, 1, 1, 1), least_s, np.float32), np.zeros(len(CATEGORIES), int)))
+    bounds = np.array([least_s for _, least_s in found], np.float32)
+    if not layouts:
+        layouts, peak = bases, peak_memory(problem, bases)[0]
+    smallest = int(peak.argmin())
+    return Candidates(tuple(costs), bounds, len(found), (layouts[smallest], float(peak[smallest])))

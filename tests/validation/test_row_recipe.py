@@ -1,0 +1,58 @@
+"""What a row leaves to the performance recipe of its release is what that recipe sets."""
+
+import pytest
+from test_case_rows import ROW
+
+from perfmodel import catalog
+from perfmodel.catalog import recipe
+from perfmodel.validation._case_rows import read_case
+
+IN_RECIPE = "release {}; task pre-training; recompute, offload and overlap flags are in the recipe, not in the table"
+V3 = ROW | {
+    "model": "deepseekv3", "framework": "megatron-bridge@2026", "device": "GB200-NVL72", "dtype": "mxfp8", "tp": 1,
+    "dp": 64, "pp": 4, "vpp": 4, "ep": 64, "n_devices": 256, "global_batch": 4096, "micro_batch": 1, "recompute": None,
+    "num_microbatches": None, "layers": None, "hidden": None, "heads": None, "kv_heads": None, "ffn_hidden": None,
+    "vocab": None, "params_b": None, "seq_len": 4096,
+}  # fmt: skip
+
+
+def at(release: str, **cells: object):
+    return read_case(V3 | {"notes": IN_RECIPE.format(release)} | cells)
+
+
+def test_releases_differ_in_what_their_recipes_set():
+    early, late = at("26.02"), at("26.06")
+    assert (early.job.cuda_graphs, early.layout.ep_overlap) == ("layers", False)
+    assert (late.job.cuda_graphs, late.layout.ep_overlap) == ("step", True)
+    assert early.layout.recompute == late.layout.recompute == "selective"
+    assert early.job.recompute_modules == late.job.recompute_modules == ("mla_up_proj",)
+    assert early.recompute_stated
+    assert at("26.06", device="GB300-NVL72").layout.recompute == "none"
+
+
+def test_what_a_row_says_goes_before_its_recipe():
+    said = at("26.06", recompute="full", recompute_detail="full")
+    assert said.layout.recompute == "full"
+    assert not read_case(V3 | {"notes": "release 26.06; task pre-training"}).layout.ep_overlap
+
+
+def test_every_recipe_names_models_and_devices_of_the_catalog():
+    known = catalog._recipes._recipes("megatron-bridge")
+    assert known
+    for one in known:
+        assert [catalog.model(name).name for name in one.models] == list(one.models)
+        assert [catalog.device(name).name for name in one.devices] == list(one.devices)
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "dtype", "release", "found"),
+    [
+        ("qwen3-235b-a22b", "H100-SXM5-80GB", "current", "25.09", {}),
+        ("qwen3-235b-a22b", "H100-SXM5-80GB", "current", "26.04",
+         {"ep_overlap": True, "expert_dispatcher": "alltoall"}),
+        ("nobody's", "H100-SXM5-80GB", "bf16", "26.04", {}),
+    ],
+)  # fmt: skip
+def test_a_recipe_is_found_by_model_device_element_type_and_release(model, device, dtype, release, found):
+    assert recipe("megatron-bridge", model, device, dtype, release) == found
+    assert recipe("no-framework", model, device, dtype, release) == {}
