@@ -50,7 +50,8 @@ def published_record(
         What `validate_cases` returns, with `groups` (`group_means`), `terms` (`term_errors`), `bars` (name -> reached
         and to reach), `others` (predictor -> source -> figures of ours and theirs on the same rows), `ranking`,
         `pairs` (`pairs_report`, and `next_run`), `intervals` (`interval_scores`), `fits`, `excess` (of the
-        sweep of nanotron) and `generic` (errors where no run's framework is told); and the runs with `measured_s`, `measured_bytes` and the columns of the predictions.
+        sweep of nanotron) and `generic` (errors where no run's framework is told); and the runs with `measured_s`,
+        `measured_bytes` and the columns of the predictions.
 
     Raises:
         TableError: if a file is missing, unreadable or no file is a table of runs.

@@ -43,7 +43,7 @@ class Robustness:
 
     @property
     def ranks(self) -> list[int]:
-        """Of the layouts in their order, from 1: those that cannot be told from the first of a rank share it (`TIE`)."""
+        """Of the layouts in their order, from 1: which those share that cannot be told from its first (`TIE`)."""
         found: list[int] = []
         for place in range(len(self.best)):
             first = found[-1] - 1 if found else place
