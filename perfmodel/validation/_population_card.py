@@ -94,8 +94,8 @@ def _few(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
     means = []
     for k in FEW:
         told = [of[k] for of in fit.few.values() if k in of]
-        mean = {name: float(np.mean([getattr(of, name) for of in told])) for name in ("error", "inside", "width")}
-        means.append(cell(FewRuns(**mean)) if told else "-")
+        of_all = {name: [getattr(of, name) for of in told] for name in ("error", "inside", "width")}
+        means.append(cell(FewRuns(**{name: float(np.mean(of)) for name, of in of_all.items()}) if told else None))
     yield "mean over sources", f"{100 * np.mean([*physics.values()]):.1f} %", *means
     for name, of in fit.few.items():
         yield name, f"{100 * physics[name]:.1f} %", *(cell(of.get(k)) for k in FEW)
