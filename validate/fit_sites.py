@@ -2,11 +2,13 @@
 
 python validate/fit_sites.py --data DIR [--skew]
 
-Writes sustained.json, memory.json, population.json and its card population.md of perfmodel/prediction. Run
-it again after anything that moves predicted times or memory.
+Writes sustained.json, memory.json, population.json and its card population.md of perfmodel/prediction; with numpyro
+(extra `sampler`) the card compares the posterior with a sampler's. Run it again after anything that moves predicted
+times or memory.
 """
 
 import argparse
+from importlib.util import find_spec
 from pathlib import Path
 
 from perfmodel.validation import fit_sites
@@ -20,5 +22,10 @@ if __name__ == "__main__":
     arguments.add_argument("--data", type=Path, required=True)
     arguments.add_argument("--skew", action="store_true", help="fit how far apart ranks reach collectives anew too")
     given = arguments.parse_args()
-    fit_sites(sorted((given.data / "published").glob("*.csv")), OUT, unstated=UNSTATED, skew=given.skew)
+    more = None
+    if find_spec("numpyro"):
+        from studies.sampler import of_fit as more
+    else:
+        print("numpyro is not installed (extra `sampler`): the card has no comparison with a sampler")
+    fit_sites(sorted((given.data / "published").glob("*.csv")), OUT, unstated=UNSTATED, skew=given.skew, more=more)
     print((OUT / "population.md").read_text())

@@ -36,7 +36,7 @@ def main() -> None:
     text = record_text(record, kernels, live)
     write_text(HERE / "report.json", json.dumps({"cases": record, "kernels": kernels}, indent=1) + "\n")
     write_text(HERE / "report.md", text)
-    write_text(HERE / "report.html", record_html(text, frame))
+    write_text(HERE / "report.html", record_html(text, frame, record["pairs"]))
     print(text.partition("## Kernels")[0])
 
 

@@ -26,7 +26,6 @@ from perfmodel.prediction import (
     Belief,
     LayoutOffsets,
     save_adjustments,
-    student_half_width,
 )
 
 _FELT = 0.005
@@ -170,7 +169,7 @@ def _beyond(log_errors: np.ndarray, belief: Belief) -> str:
     at = float(np.median(-log_errors))
     everything = dict.fromkeys(CLASSES, 1 / len(CLASSES))
     middle = float(np.mean(belief.mean))
-    half = student_half_width(belief.variance(everything), belief.degrees_of_freedom)
+    half = belief.half_width(everything)
     if abs(at - middle) <= half:
         return ""
     return (

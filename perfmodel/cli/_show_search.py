@@ -97,8 +97,9 @@ def _heading(console: Console, result: "SearchResult") -> None:
 
 
 def _ranking(console: Console, result: "SearchResult") -> None:
+    ranks = result.robustness.ranks if result.robustness else list(range(1, len(result.layouts) + 1))
     columns: dict[str, Column] = {
-        "#": lambda i, _: str(i + 1),
+        "#": lambda i, _: f"{ranks[i]}=" if ranks.count(ranks[i]) > 1 else str(ranks[i]),
         "step": lambda _, p: duration(p.step_time_s),
         "90 % interval": lambda _, p: interval(p.step_time_lo_s, p.step_time_hi_s),
         "MFU": lambda _, p: f"{p.mfu:.1%}",
@@ -117,6 +118,8 @@ def _ranking(console: Console, result: "SearchResult") -> None:
             columns["regret"] = lambda i, _: f"{sure.regret[i]:.1%}"
     rows = [(*(cell(i, p) for cell in columns.values()), str(p.layout)) for i, p in enumerate(result.layouts)]
     layout_last(console, list(columns), rows)
+    if len({*ranks}) < len(ranks):
+        console.print("=: as likely faster as slower than the first of its rank (45 to 55 %)")
 
 
 def _asked_for(result: "SearchResult") -> dict[str, Column]:

@@ -55,19 +55,28 @@ def search_html(values: Mapping[str, Any]) -> str:
     """
     layouts = values["layouts"]
     rows = [
-        (p["layout"], duration(p["step_time_s"]), f"{duration(p['step_time_lo_s'])} to {duration(p['step_time_hi_s'])}",
-         f"{p['mfu']:.1%}", f"{p['bubble_fraction']:.1%}", f"{p['memory_bytes']['peak'] / GIB:.1f}")
-        for p in layouts
+        (_rank(p, place), p["layout"], duration(p["step_time_s"]),
+         f"{duration(p['step_time_lo_s'])} to {duration(p['step_time_hi_s'])}",
+         f"{p['mfu']:.1%}", f"{p['bubble_fraction']:.1%}", f"{p['memory_bytes']['peak'] / GIB:.1f}",
+         f"{p['probability_first_better']:.0%}" if place and "rank" in p else "")
+        for place, p in enumerate(layouts)
     ]  # fmt: skip
     counts = f"{values['evaluated']:,} layouts scored, {values['feasible']:,} fit, {values['seconds']:.1f} s"
     parts = [paragraph(_job(layouts[0]) if layouts else "", counts)]
-    parts.append(table(("layout", "step", "90 % interval", "MFU", "bubble", "GiB"), rows))
+    parts.append(table(("#", "layout", "step", "90 % interval", "MFU", "bubble", "GiB", "1st better"), rows))
+    if any(p.get("tied") for p in layouts):
+        parts.append(paragraph("=: as likely faster as slower than the first of its rank (45 to 55 %)"))
     if layouts:
         parts.append(folded("the best layout", prediction_html(layouts[0])))
     if values["rejected"]:
         rejected = [(reason, f"{count:,}") for reason, count in values["rejected"].items()]
         parts.append(folded("rejected", table(("why", "layouts"), rejected)))
     return "".join(parts)
+
+
+def _rank(values: Mapping[str, Any], place: int) -> str:
+    """As in `Robustness.ranks`; those that are tied end in =."""
+    return f"{values.get('rank', place + 1)}{'=' * values.get('tied', False)}"
 
 
 def whatif_html(values: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from perfmodel.cost.learn import WeightFiles, weight_files
 from perfmodel.display import frame_html
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.importers._rows import CollectiveRow, KernelRow
-from perfmodel.prediction import COMPILED, Site, student_half_width
+from perfmodel.prediction import COMPILED, Site
 from perfmodel.spec import Cluster, Device
 
 
@@ -105,7 +105,7 @@ def estimate(
     flops = sum(row.count * row.flops for row in kernels)
     belief = Site().belief(COMPILED, device)
     shares = {"products": kernel_s / total, "inter_node": 1 - kernel_s / total} if total else {}
-    half = student_half_width(belief.variance(shares), belief.degrees_of_freedom)
+    half = belief.half_width(shares)
     room = COMPILED.usable_bytes(device.memory_bytes) - COMPILED.context_bytes
     return StepEstimate(
         step_time_s=total,

@@ -55,9 +55,11 @@ from perfmodel.prediction._grid_costs import lower_bounds_s as lower_bounds_s
 from perfmodel.prediction._grid_costs import pass_work_s as pass_work_s
 from perfmodel.prediction._grid_costs import price_grids as price_grids
 from perfmodel.prediction._interval import GAUSS_90 as GAUSS_90
+from perfmodel.prediction._interval import Joint as Joint
+from perfmodel.prediction._interval import joint_errors as joint_errors
+from perfmodel.prediction._interval import joint_of as joint_of
 from perfmodel.prediction._interval import log_covariance as log_covariance
 from perfmodel.prediction._interval import shared_errors as shared_errors
-from perfmodel.prediction._interval import student_half_width as student_half_width
 from perfmodel.prediction._layout_offsets import LayoutOffsets as LayoutOffsets
 from perfmodel.prediction._layout_offsets import Likeness as Likeness
 from perfmodel.prediction._live import LiveState as LiveState
@@ -97,6 +99,10 @@ from perfmodel.prediction._problem import step_problem_of as step_problem_of
 from perfmodel.prediction._programs import Prepared as Prepared
 from perfmodel.prediction._programs import prepared as prepared
 from perfmodel.prediction._programs import rank_busy_s as rank_busy_s
+from perfmodel.prediction._scatter import Scales as Scales
+from perfmodel.prediction._scatter import half_width as half_width
+from perfmodel.prediction._scatter import scales as scales
+from perfmodel.prediction._scatter import standard_nodes as standard_nodes
 from perfmodel.prediction._sensitivity import StepDerivatives as StepDerivatives
 from perfmodel.prediction._sensitivity import derivatives_towards as derivatives_towards
 from perfmodel.prediction._sensitivity import step_derivatives as step_derivatives

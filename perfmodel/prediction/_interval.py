@@ -2,6 +2,7 @@
 share cancels between them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import exp, log
 
 import numpy as np
@@ -9,7 +10,7 @@ from jaxtyping import Float
 
 from perfmodel.prediction._adjustment import Adjustment, factors_of
 from perfmodel.prediction._explain import CriticalPath
-from perfmodel.prediction._population import CLASSES, DEGREES
+from perfmodel.prediction._population import CLASSES, DEGREES, Belief
 from perfmodel.prediction._prediction import Prediction
 from perfmodel.prediction._price import layout_coordinates
 from perfmodel.prediction._problem import StepProblem
@@ -51,7 +52,7 @@ def _before_runs(
     sources |= {f"site: {name}": float(load) for name, load in zip(CLASSES, loads, strict=True)}
     sources |= {f"site: {name}": float(sd) * degrees[name] for name, sd in zip(DEGREES, belief.degrees, strict=True)}
     apart = sum(sd**2 for name, sd in sources.items() if name.removeprefix("site: ") not in CLASSES)
-    half = student_half_width(apart + belief.variance(shares), belief.degrees_of_freedom)
+    half = belief.half_width(shares, apart)
     return (exp(-half), exp(half)), sources | {OWN: belief.noise}
 
 
@@ -107,14 +108,65 @@ def _events_beyond_runs(adjustment: Adjustment, path: CriticalPath, step_s: floa
 
 
 def shared_errors(
-    predictions: Sequence[Prediction],
+    predictions: Sequence[Prediction | Mapping[str, float]],
 ) -> tuple[list[str], Float[np.ndarray, "layouts sources"], Float[np.ndarray, " layouts"]]:
     """Names of the sources of error that layouts share, standard deviations of each layout's log step time from them,
-    and those from the noise between one run and another."""
-    names = sorted({name for p in predictions for name in p.error_sources if name != OWN})
-    shared = np.array([[p.error_sources.get(name, 0.0) for name in names] for p in predictions])
-    own = np.array([p.error_sources.get(OWN, 0.0) for p in predictions])
+    and those from the noise between one run and another; of predictions or of their `error_sources`."""
+    told = [p.error_sources if isinstance(p, Prediction) else p for p in predictions]
+    names = sorted({name for one in told for name in one if name != OWN})
+    shared = np.array([[one.get(name, 0.0) for name in names] for one in told])
+    own = np.array([one.get(OWN, 0.0) for one in told])
     return names, shared.reshape(len(predictions), len(names)), own
+
+
+@dataclass(frozen=True, eq=False)
+class Joint:
+    """Distribution of the logarithms of the step times of some layouts about their predictions: a mixture of Student's
+    t distributions."""
+
+    covariance: Float[np.ndarray, "nodes layouts layouts"]
+    weight: Float[np.ndarray, " nodes"]
+    degrees_of_freedom: float
+
+    def below(self, gap: Float[np.ndarray, "layouts layouts"]) -> Float[np.ndarray, "layouts layouts"]:
+        """Probability that the log of the row's layout less that of the column's is off by less than `gap`."""
+        from scipy.special import stdtr
+
+        variance = np.diagonal(self.covariance, axis1=1, axis2=2)
+        apart = variance[:, :, None] + variance[:, None] - 2 * self.covariance
+        z = gap / np.sqrt(np.maximum(apart, 1e-12))
+        return np.tensordot(self.weight, stdtr(self.degrees_of_freedom, z), 1)
+
+
+def joint_errors(problem: StepProblem, predictions: Sequence[Prediction]) -> Joint:
+    """Of some layouts of one problem: what all sites differ in cancels as far as layouts spend alike on it; how much
+    one site's layouts scatter beyond is unknown, and the same for all of them (`Scales`)."""
+    known = problem.adjustment
+    if known is not None and known.offsets is not None:
+        return Joint(log_covariance(problem, predictions)[None], np.ones(1), known.degrees_of_freedom)
+    names, shared, own = shared_errors(predictions)
+    where = np.array([layout_coordinates(problem.setting, p.layout) for p in predictions])
+    return joint_of(problem.site.belief(problem.framework, problem.cluster.device), names, shared, own, where)
+
+
+def joint_of(
+    belief: Belief,
+    names: Sequence[str],
+    shared: Float[np.ndarray, "layouts sources"],
+    own: Float[np.ndarray, " layouts"],
+    where: Float[np.ndarray, "layouts coordinates"],
+) -> Joint:
+    """`joint_errors` before any run, from what `shared_errors` gives and the layouts' coordinates."""
+    of_site = np.array([name.removeprefix("site: ") in CLASSES for name in names], bool)
+    alike, scales = belief.likeness.of(where), belief.scales
+    repeats = belief.likeness.own**2 * (alike > belief.likeness.near**2)
+    within = shared[:, ~of_site] @ shared[:, ~of_site].T + alike - repeats
+    single = repeats + np.diag(own**2)
+    parts = np.stack([within, single])
+    covariance = shared[:, of_site] @ shared[:, of_site].T + np.einsum(
+        "pn,pij->nij", np.stack([scales.within, scales.own]), parts
+    )
+    return Joint(covariance, scales.weight, np.inf)
 
 
 def log_covariance(problem: StepProblem, predictions: Sequence[Prediction]) -> Float[np.ndarray, "layouts layouts"]:

@@ -22,6 +22,7 @@ from jaxtyping import Float
 
 from perfmodel.prediction._adjustment import HOST_FACTORS, KERNEL_FACTORS, LINK_FACTORS, Adjustment
 from perfmodel.prediction._layout_offsets import Likeness
+from perfmodel.prediction._scatter import Scales, half_width, scales
 from perfmodel.prediction._sustained import source_group
 from perfmodel.spec import Device, Framework
 
@@ -64,19 +65,34 @@ class Belief:
     likeness: Likeness
     """What layouts share beyond the factors."""
     noise: float
-    """Scale of the Student t noise of one run."""
+    """Standard deviation of the noise of one run."""
+    scatter: tuple[float, float]
+    """Standard deviations over sites of the logs of the two scales of `Scales`."""
+    held: float
+    """By what half-widths are multiplied to hold nine tenths of the runs of sources left out."""
     degrees_of_freedom: float
-    """Of that noise."""
+    """Of a site's scale once runs of it are known."""
+
+    @cached_property
+    def scales(self) -> Scales:
+        """Of the variances of one site's runs."""
+        return scales(self.scatter)
 
     @cached_property
     def root(self) -> Float[np.ndarray, "classes classes"]:
         """Lower triangular root of the covariance."""
         return np.linalg.cholesky(self.covariance + 1e-12 * np.eye(len(self.covariance)))
 
-    def variance(self, shares: Mapping[str, float]) -> float:
-        """Of a run's log step time with these shares by class, its events' own errors left out."""
+    def half_width(self, shares: Mapping[str, float], more: float = 0.0) -> float:
+        """Of the 90 % interval of a run's log step time with these shares by class.
+
+        Args:
+            more: variance from its events' own errors and the site's settings.
+        """
         loads = np.array([shares.get(name, 0.0) for name in CLASSES]) @ self.root
-        return float(loads @ loads) + self.likeness.near**2 + self.likeness.own**2 + self.noise**2
+        within, own = self.likeness.near**2 + more, self.likeness.own**2 + self.noise**2
+        scales = self.scales
+        return self.held * float(half_width(loads @ loads + within * scales.within + own * scales.own, scales.weight))
 
     def expected(self, device: Device) -> Adjustment:
         """The parameters of runs at the mean of the factors."""
@@ -118,6 +134,8 @@ class Population:
             events=common["events"],
             likeness=Likeness(near=common["near"], length=common["length"], own=common["layout"]),
             noise=common["noise"],
+            scatter=tuple(common["scatter"]),
+            held=common["held"],
             degrees_of_freedom=common["degrees_of_freedom"],
         )
 
@@ -125,7 +143,7 @@ class Population:
 NEUTRAL: Final = Population(
     common={
         "degrees": [0.0] * len(DEGREES), "events": 1.0, "near": 0.0, "length": 1.0, "layout": 0.0, "noise": 0.0,
-        "degrees_of_freedom": inf,
+        "scatter": [0.0, 0.0], "held": 1.0, "degrees_of_freedom": inf,
     },
     of={"|": {"mean": [0.0] * len(CLASSES), "covariance": [0.0] * (len(CLASSES) * (len(CLASSES) + 1) // 2)}},
 )  # fmt: skip

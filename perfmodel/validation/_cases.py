@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -127,6 +128,7 @@ def predict_cases(
     *,
     framework: Framework | str | None = None,
     site_of: Callable[[str], Site] = lambda _: Site(),
+    keep: Callable[[int, Case, Prediction], None] | None = None,
 ) -> pd.DataFrame:
     """A row of `COLUMNS` per run.
 
@@ -134,6 +136,7 @@ def predict_cases(
         framework: instead of the rows' own.
         site_of: constants of the place for the runs of a source: a report holds runs against constants that were
             fitted without them (`Site.without`).
+        keep: is given the place, the case and the prediction of every run that can be predicted.
 
     Raises:
         CalibrationError: there is no such calibration.
@@ -143,14 +146,19 @@ def predict_cases(
     rows = runs.astype(object).where(runs.notna(), None).to_dict("records")
     results = []
     for done, row in enumerate(rows):
-        results.append(_predict_one(row, calibration, chosen, site_of(str(row["source"]))))
+        kept = None if keep is None else partial(keep, done)
+        results.append(_predict_one(row, calibration, chosen, site_of(str(row["source"])), kept))
         if progress and done % 20 == 0:
             progress("predicting", done, len(rows))
     return pd.DataFrame(results, columns=list(COLUMNS))
 
 
 def _predict_one(
-    row: dict[str, Any], calibration: Path | None, framework: Framework | None, site: Site
+    row: dict[str, Any],
+    calibration: Path | None,
+    framework: Framework | None,
+    site: Site,
+    keep: Callable[[Case, Prediction], None] | None,
 ) -> tuple[Any, ...]:
     site = replace(site, unstated=unstated_share(row))
     try:
@@ -161,6 +169,8 @@ def _predict_one(
     except PerfModelError as error:
         return _unpredicted(row, f"cannot be laid out: {error}")
     case, result = found[0]  # what is published was tuned: what a row leaves open is as it is best
+    if keep is not None:
+        keep(case, result)
     return (
         row["case_id"],
         result.step_time_s,

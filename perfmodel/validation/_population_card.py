@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from perfmodel.prediction import CLASSES, DEGREES, GAUSS_90
-from perfmodel.validation._population_fit import FEW, LEVELS, PopulationFit
+from perfmodel.validation._few_runs import FEW, FewRuns
+from perfmodel.validation._population_fit import PopulationFit
+from perfmodel.validation._population_score import LEVELS
 
 
 def population_card(fit: PopulationFit) -> str:
@@ -40,6 +42,11 @@ def population_card(fit: PopulationFit) -> str:
                 f"a layout has {_percent(hyper['layout'][0])} of its own, a run {_percent(hyper['noise'][0])}",
                 f"the errors of events count {hyper['events'][0]:.2f} times",
                 *(f"{_percent(sd)} per unit of {name}" for name, sd in zip(DEGREES, hyper["degrees"], strict=True)),
+                f"of what layouts share and of settings and events a site has {np.exp(hyper['scatter'][0]):.2f} "
+                f"times more or less than the typical one, of what is a layout's or a run's own "
+                f"{np.exp(hyper['scatter'][1]):.2f} times (standard deviations of the logs)",
+                f"half-widths of intervals are multiplied by {fit.parameters['']['common']['held']:.2f}, with which "
+                "they hold nine tenths of the runs of sources left out, every source counting the same",
             ]
         )
         + ".",
@@ -49,9 +56,9 @@ def population_card(fit: PopulationFit) -> str:
         "other sources of its group.\n\n"
         + _table(("source", "runs", "off", "left out", "scatter", "far off", "moves"), _sources(fit)),
         "## What a few runs are worth\n\nEvery source left out with its group, then given some of its own runs: mean "
-        "error of its other runs, and in brackets the share of them inside their 90 % interval. First by physics "
-        "alone. The update is the model's own, with the shares of the steps as they are predicted.\n\n"
-        + _table(("source", "physics", *(f"{k} runs" for k in FEW)), _few(fit)),
+        "error of its other runs, and in brackets the share of them inside their 90 % interval and the ratio of its "
+        "ends. First by physics alone. The update is the model's own, with the shares of the steps as they are "
+        "predicted.\n\n" + _table(("source", "physics", *(f"{k} runs" for k in FEW)), _few(fit)),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -81,13 +88,14 @@ def _few(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
     log, source = fit.score.runs.log, fit.score.runs.words["source"]
     physics = {name: float(np.abs(np.expm1(-log[source == name])).mean()) for name in fit.few}
 
-    def cell(one: tuple[float, float] | None) -> str:
-        return "-" if one is None else f"{100 * one[0]:.1f} % ({100 * one[1]:.0f} %)"
+    def cell(one: FewRuns | None) -> str:
+        return "-" if one is None else f"{100 * one.error:.1f} % ({100 * one.inside:.0f} %, {one.width:.2f})"
 
     means = []
     for k in FEW:
-        told = np.array([of[k] for of in fit.few.values() if k in of])
-        means.append(cell((float(told[:, 0].mean()), float(told[:, 1].mean()))) if len(told) else "-")
+        told = [of[k] for of in fit.few.values() if k in of]
+        of_all = {name: [getattr(of, name) for of in told] for name in ("error", "inside", "width")}
+        means.append(cell(FewRuns(**{name: float(np.mean(of)) for name, of in of_all.items()}) if told else None))
     yield "mean over sources", f"{100 * np.mean([*physics.values()]):.1f} %", *means
     for name, of in fit.few.items():
         yield name, f"{100 * physics[name]:.1f} %", *(cell(of.get(k)) for k in FEW)

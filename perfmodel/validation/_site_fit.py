@@ -42,7 +42,8 @@ from perfmodel.validation._cases import (
     unstated_share,
 )
 from perfmodel.validation._population_card import population_card
-from perfmodel.validation._population_fit import MOST, SiteRuns, fit_population
+from perfmodel.validation._population_fit import PopulationFit, fit_population, parameters_text
+from perfmodel.validation._population_score import MOST, SiteRuns
 from perfmodel.validation._skew_fit import fit_skew
 
 Progress = Callable[[str, int, int], None]
@@ -68,6 +69,7 @@ def fit_sites(
     *,
     unstated: Sequence[str] = (),
     skew: bool = False,
+    more: Callable[[PopulationFit], str] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Fit the constants of an unknown site to tables of published runs, and write their files into a folder.
@@ -83,6 +85,7 @@ def fit_sites(
         skew: fit also how far apart ranks reach collectives; else it is what the package has. Its median jumps between
             few groups of sources, and the model of sites has waits of its own: fitted anew each time, the two trade
             against one another.
+        more: a further section of the card.
 
     Returns:
         `sustained`: medians by architecture and source; `skew`: by source (`fit_skew`); `population`: the
@@ -108,8 +111,8 @@ def fit_sites(
     write_json(Path(out) / MEMORY_FILE, memory)
     write_json(Path(out) / SUSTAINED_FILE, medians)
     write_json(Path(out) / SKEW_FILE, skews)
-    write_json(Path(out) / POPULATION_FILE, fitted.parameters)
-    write_text(Path(out) / POPULATION_CARD, population_card(fitted))
+    write_text(Path(out) / POPULATION_FILE, parameters_text(fitted))
+    write_text(Path(out) / POPULATION_CARD, population_card(fitted) + (f"\n{more(fitted)}" if more else ""))
     found = {"sustained": medians, "skew": skews, "population": fitted.parameters, "memory": memory}
     return found | {"skipped_files": ignored}
 

@@ -32,6 +32,7 @@ CACHED = {
     "prediction._memory_spread.source_figures": "a file of the package",
     "prediction._sustained.source_medians": "a file of the package",
     "prediction._sustained.sustained": "a file of the package, by name of a source",
+    "prediction._scatter.standard_nodes": "nodes of a quadrature",
     "prediction._population._fitted": "a file of the package",
     "prediction._population.population": "a file of the package, by name of a source",
     "timeline._cache.code_digest": "the package's own code",

@@ -99,8 +99,9 @@ def test_record_of_a_table(table: Path) -> None:
     text = record_text(record, None, None)
     assert "| vTrain, one node | time | 8 | mean |" in text
     assert "| mean over 1 sources | " in text
-    html = record_html(text, frame)
-    assert html.count("data:image/png") == 3
+    assert "## Pairs of layouts of one site" in text
+    html = record_html(text, frame, record["pairs"])
+    assert html.count("data:image/png") == 4
     assert "<td>vTrain, one node</td>" in html
 
 

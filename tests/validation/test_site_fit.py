@@ -12,7 +12,8 @@ from perfmodel.cli import main
 from perfmodel.prediction import CLASSES, NEUTRAL, Population, Site, key, population, step_problem, step_times_s
 from perfmodel.spec import Framework
 from perfmodel.validation import read_case
-from perfmodel.validation._population_fit import SiteRuns, fit_population
+from perfmodel.validation._population_fit import fit_population
+from perfmodel.validation._population_score import SiteRuns
 from perfmodel.validation._site_fit import fit_sustained
 from perfmodel.validation._skew_fit import fit_skew
 
@@ -115,8 +116,8 @@ def test_factors_of_frameworks_and_spreads_of_sites_are_found_again():
         belief = Population(told["common"], told["of"]).belief(
             Framework(name=str(runs.words["framework"][at])), device("V100-SXM2-32GB")
         )
-        sd = belief.variance(dict(zip(CLASSES, shares[at].tolist(), strict=True))) ** 0.5
-        inside.append(abs(runs.log[at] - shares[at] @ belief.mean) < 2.015 * sd)
+        half = belief.half_width(dict(zip(CLASSES, shares[at].tolist(), strict=True)))
+        inside.append(abs(runs.log[at] - shares[at] @ belief.mean) < half)
     assert 0.8 < np.mean(inside) <= 1.0
     assert fit.score.sources.tolist() == sorted(set(named.tolist()))
 

@@ -34,3 +34,24 @@ def ranking(runs: pd.DataFrame, measured_s: np.ndarray, predicted_s: np.ndarray)
         }
         for source, pairs in found.items()
     }
+
+
+def interval_scores(source: Any, measured_s: np.ndarray, predicted: pd.DataFrame) -> dict[str, float]:
+    """Interval scores of log step times (Gneiting and Raftery, JASA 102, 2007, equation 43, at 90 %), means over
+    sources: `ours`; and `fixed`, of the one factor above and below our predictions that scores best on the same runs,
+    which is told what ours is not."""
+    names = ("predicted_iter_time_s", "lo_s", "hi_s")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        at, lo, hi = (np.log(np.asarray(predicted[name], float)) for name in names)
+        y = np.log(measured_s)
+    good = np.isfinite(y) & np.isfinite(lo) & np.isfinite(hi)
+    named = np.asarray(source, str)[good]
+    y, at, lo, hi = (part[good] for part in (y, at, lo, hi))
+
+    def score(lower: np.ndarray, upper: np.ndarray) -> float:
+        each = upper - lower + 20 * (np.maximum(lower - y, 0) + np.maximum(y - upper, 0))
+        return float(pd.Series(each).groupby(named).mean().mean())
+
+    fixed = {half: score(at - half, at + half) for half in np.linspace(0.05, 0.6, 111).tolist()}
+    best = min(fixed, key=fixed.__getitem__)
+    return {"ours": score(lo, hi), "fixed": fixed[best], "fixed_ratio": float(np.exp(2 * best))}

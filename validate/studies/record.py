@@ -10,15 +10,21 @@ from studies.bars import BARS, Bar, playbook
 from studies.baselines import naive_times_s, reference_predictions
 from studies.excess import pipeline_excess
 from studies.groups import group_means
-from studies.ranking import ranking
+from studies.pairs import NANOTRON, next_run
+from studies.ranking import interval_scores, ranking
 
-from perfmodel.prediction import Site
+from perfmodel.prediction import Prediction, Site
 from perfmodel.validation import (
+    Case,
+    PredictedRun,
     cases_report,
+    choices,
     errors,
     measured_times_s,
     memory_bytes,
+    pairs_report,
     predict_cases,
+    predicted_run,
     read_tables,
     term_errors,
 )
@@ -43,14 +49,20 @@ def published_record(
     Returns:
         What `validate_cases` returns, with `groups` (`group_means`), `terms` (`term_errors`), `bars` (name -> reached
         and to reach), `others` (predictor -> source -> figures of ours and theirs on the same rows), `ranking`,
-        `excess` (of the sweep of nanotron) and `generic` (errors where no run's framework is told); and the runs
-        with `measured_s`, `measured_bytes` and the columns of the predictions.
+        `pairs` (`pairs_report`, and `next_run`), `intervals` (`interval_scores`), `excess` (of the
+        sweep of nanotron) and `generic` (errors where no run's framework is told); and the runs with `measured_s`,
+        `measured_bytes` and the columns of the predictions.
 
     Raises:
         TableError: if a file is missing, unreadable or no file is a table of runs.
     """
     runs, ignored = read_tables(files)
-    predicted = predict_cases(runs, calibration, progress, site_of=Site.without)
+    told: dict[int, PredictedRun] = {}
+
+    def keep(at: int, case: Case, prediction: Prediction) -> None:
+        told[at] = predicted_run(case, prediction, Site.without(str(runs["source"].iloc[at])))
+
+    predicted = predict_cases(runs, calibration, progress, site_of=Site.without, keep=keep)
     generic = predict_cases(runs, calibration, progress, framework="generic", site_of=Site.without)
     measured_s, measured_bytes = measured_times_s(runs), memory_bytes(runs)
     time_s, peak = (
@@ -71,6 +83,8 @@ def published_record(
         "others": {name: _beside(runs, measured_s, time_s, times) for name, (times, _) in theirs.items()},
         "others_memory": {name: _beside(runs, measured_bytes, peak, bytes_) for name, (_, bytes_) in theirs.items()},
         "ranking": ranking(runs, measured_s, time_s),
+        "pairs": pairs_report(some := choices(runs, measured_s, told), (NANOTRON,)) | {"next_run": next_run(some)},
+        "intervals": interval_scores(runs["source"], measured_s, predicted),
         "excess": pipeline_excess(frame.loc[playbook(frame)]),
     }
     return record, frame

@@ -21,11 +21,11 @@ td:first-child,th:first-child{text-align:left}img{max-width:100%}"""
 _MARKERS = "osv^xD"
 
 
-def record_html(text: str, frame: pd.DataFrame) -> str:
-    """The Markdown report and the runs (of `published_record`) as HTML; plots are drawn with matplotlib."""
+def record_html(text: str, frame: pd.DataFrame, pairs: dict[str, Any]) -> str:
+    """The Markdown report, the runs and `pairs` (of `published_record`) as HTML; plots are drawn with matplotlib."""
     pictures = "".join(
         f'<h2>{escape(title)}</h2><img alt="{escape(title)}" src="data:image/png;base64,{_png(figure)}">'
-        for title, figure in _plots(frame)
+        for title, figure in [*_plots(frame), ("Pairs of layouts of one site", _reliability(pairs))]
     )
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Predicted against measured</title>'
@@ -90,6 +90,22 @@ def _plots(frame: pd.DataFrame) -> "list[tuple[str, Figure]]":
     axes.set(xlabel="measured peak memory in GB", ylabel="predicted peak memory in GB")
     axes.legend(fontsize=7)
     return [("Step time", scatter), ("Errors by source", spread), ("Peak memory", peaks)]
+
+
+def _reliability(pairs: dict[str, Any]) -> "Figure":
+    """How often the layout predicted faster was, by how probable that was."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 5), layout="constrained")
+    axes = figure.subplots()
+    axes.plot([50, 100], [50, 100], color="0.3", lw=1)
+    named = [("frameworks that behave", pairs["reliability"]), *pairs["apart"].items()]
+    for place, (name, of) in enumerate(named):
+        said, was = ([100 * one[key] for one in of["bins"]] for key in ("probability", "faster"))
+        axes.plot(said, was, label=f"{name}, {of['pairs']:,} pairs", **_look(place))
+    axes.set(xlabel="probability of being faster in %", ylabel="faster in %", xlim=(50, 100), ylim=(40, 101))
+    axes.legend(fontsize=7)
+    return figure
 
 
 def _look(place: int) -> dict[str, Any]:

@@ -67,6 +67,8 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any] | None, live: di
                 for name, f in record["ranking"].items()
             ),
         ),
+        *_pairs(record.get("pairs")),
+        *_intervals(record.get("intervals")),
         "## Peak memory of published runs",
         _figures("source", [(name, f["memory"]) for name, f in sources.items() if f["memory"]["n"]]),
         _others(record["others_memory"]),
@@ -163,6 +165,59 @@ def _missing(bars: dict[str, Any]) -> str:
         if any(w in bar and bar[w]["n"] and bar[w]["error"] > bar[w]["to_reach"] for w in ("time", "memory"))
     }
     return _table(("missed", "which term is missing"), missed.items()) if missed else ""
+
+
+def _pairs(pairs: dict[str, Any] | None) -> list[str]:
+    """Reliability and regret of choosing between layouts of one site."""
+    if not pairs:
+        return []
+    figures = [("frameworks that behave", pairs["reliability"]), *pairs["apart"].items()]
+    rows = [
+        (name, f"{one['from']:.0%} to {one['to']:.0%}", f"{one['n']:,}", _percent(one["probability"]),
+         _percent(one["faster"]))
+        for name, of in figures for one in of["bins"]
+    ]  # fmt: skip
+    errors = "; ".join(f"{name}: {of['pairs']:,} pairs, {_percent(of['error'])}" for name, of in figures)
+    chosen = [
+        (name, of["groups"], f"{of['pairs']:,}", _percent(of["error"]), _percent(of["regret"]), _percent(of["random"]))
+        for name, of in sorted(pairs["sources"].items(), key=lambda one: one[1]["apart"])
+    ]
+    parts = [
+        "## Pairs of layouts of one site",
+        "Runs of one job of a source on as many devices, its source left out: the probability that the layout "
+        "predicted faster is faster (joint, with heavy tails, as searches print it), and how often it was. Pairs of a "
+        f"source count as many as the square root of their number. Mean distance of the two: {errors}.",
+        _table(("runs", "probability", "pairs", "mean probability", "faster"), rows),
+        f"Regret of trying first the layout that is most probably faster than any other: mean over {pairs['groups']} "
+        f"groups of at least two layouts {_percent(pairs['regret'])} (to reach 3.0 %; nanotron's pipelines apart). "
+        "At random: of a layout drawn from the group.",
+        _table(("source", "groups", "pairs", "distance", "mean regret", "at random"), chosen),
+    ]
+    if pairs["next_run"]:
+        parts += [
+            "One more run, of the first 12 layouts of a group of at least 5, then the layout of the least expected "
+            "step: mean regret now, after a run drawn at random, of the layout predicted fastest, and of that of the "
+            "least expected regret (`calibrate --for-decision`).",
+            _table(
+                ("source", "groups", "now", "at random", "the first", "least expected regret"),
+                (
+                    (name, of["groups"], *(_percent(of[key]) for key in ("now", "random", "first", "chosen")))
+                    for name, of in pairs["next_run"].items()
+                ),
+            ),
+        ]
+    return parts
+
+
+def _intervals(scores: dict[str, float] | None) -> list[str]:
+    """Beside one interval for everybody."""
+    if not scores:
+        return []
+    return [
+        "Interval score of log step times at 90 %, mean over sources, the less the better: "
+        f"{scores['ours']:.3f}; of the one interval for everybody that scores best on these runs (its ends a factor "
+        f"{scores['fixed_ratio']:.2f} apart), {scores['fixed']:.3f}."
+    ]
 
 
 def _excess(excess: dict[str, list[dict[str, Any]]]) -> list[str]:

@@ -37,9 +37,11 @@ from perfmodel.planning.layouts._space import default_space as default_space
 from perfmodel.planning.layouts._space import restrict as restrict
 from perfmodel.planning.layouts._space import with_options as with_options
 from perfmodel.planning.layouts._space import with_schedules as with_schedules
+from perfmodel.planning.layouts._telling import Evidence as Evidence
 from perfmodel.planning.layouts._telling import Telling as Telling
 from perfmodel.planning.layouts._telling import Worth as Worth
 from perfmodel.planning.layouts._telling import telling as telling
+from perfmodel.planning.layouts._telling import weighed as weighed
 from perfmodel.planning.layouts._words import SEARCH_WORDS as SEARCH_WORDS
 from perfmodel.planning.layouts._words import SpaceWords as SpaceWords
 from perfmodel.planning.layouts._words import file_words as file_words

@@ -6,23 +6,25 @@ from typing import Final
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import ndtr, ndtri
+from scipy.special import chdtri, ndtr, ndtri
 from scipy.stats import qmc
 
 from perfmodel.planning.layouts._intervals import Interval
 from perfmodel.planning.layouts._objective import STEP_TIME, Goal
-from perfmodel.prediction import Prediction, log_covariance
+from perfmodel.prediction import Joint, Prediction, joint_errors
 
 DRAWS: Final = 2**13
 TINY: Final = 1e-12
+TIE: Final = 0.05
+"""Layouts one of which is better with a probability this near one half are tied."""
 
 
 @dataclass(frozen=True, eq=False)
 class Robustness:
     """How ranked layouts compare when all predictions err together.
 
-    Log step times are jointly normal about the predictions (`log_covariance`): what two layouts spend alike on the same
-    family of ops cancels between them, so that they may differ surely though their intervals overlap.
+    Log step times are a mixture of joint normals about the predictions (`joint_errors`): what two layouts spend alike
+    on the same family of ops cancels between them, so that they may differ surely though their intervals overlap.
     """
 
     better: Float[np.ndarray, "layouts layouts"]
@@ -30,7 +32,7 @@ class Robustness:
     best: Float[np.ndarray, " layouts"]
     """Probability to be the best of these."""
     regret: Float[np.ndarray, " layouts"]
-    """Expected relative loss against the best of these."""
+    """Expected loss against the best of these, as a share of the worse of both: no unlikely site decides."""
     upper: Float[np.ndarray, " layouts"]
     """The objective at the upper end of the layout's 90 % interval."""
 
@@ -39,14 +41,27 @@ class Robustness:
         key = {"regret": self.regret, "upper": self.upper, "best": -self.best}[by]
         return np.argsort(key, kind="stable").tolist()
 
+    @property
+    def ranks(self) -> list[int]:
+        """Of the layouts in their order, from 1: which those share that cannot be told from its first (`TIE`)."""
+        found: list[int] = []
+        for place in range(len(self.best)):
+            first = found[-1] - 1 if found else place
+            found.append(first + 1 if abs(float(self.better[first, place]) - 0.5) <= TIE else place + 1)
+        return found
+
     def kept(self, places: Sequence[int]) -> "Robustness":
         """The same figures (against all) for some of the layouts."""
         some = np.array(places)
         return Robustness(self.better[np.ix_(some, some)], self.best[some], self.regret[some], self.upper[some])
 
-    def of(self, place: int) -> dict[str, float]:
+    def of(self, place: int) -> dict[str, float | int | bool]:
         """Figures of one layout, for JSON."""
+        ranks = self.ranks
         return {
+            "rank": ranks[place],
+            "tied": ranks.count(ranks[place]) > 1,
+            "probability_first_better": float(self.better[0, place]),
             "probability_best": float(self.best[place]),
             "expected_regret": float(self.regret[place]),
             "upper": float(self.upper[place]),
@@ -56,25 +71,36 @@ class Robustness:
 def robustness(goal: Goal, predictions: Sequence[Prediction]) -> Robustness:
     """Probabilities and regrets of some layouts under a goal.
 
-    Of step times, the probability that one beats another is exact: Phi((log T_j - log T_i) / sd(log T_i - log T_j)).
+    Of step times, the probability that one beats another is exact but for the nodes of the mixture (`Joint.below`).
     Everything else is a mean over `DRAWS` scrambled Sobol points (quasi-Monte Carlo, Owen 1998; error about 0.002).
     """
     step_s = np.array([p.step_time_s for p in predictions])
-    covariance = log_covariance(goal.step_problem, predictions)
-    values, vectors = np.linalg.eigh(covariance)
-    root = (vectors * np.sqrt(np.maximum(values, 0.0)))[:, values > TINY]
-    drawn = _values(goal, predictions, step_s * np.exp(standard_normal(root.shape[1]) @ root.T))
+    joint = joint_errors(goal.step_problem, predictions)
+    drawn = _values(goal, predictions, step_s * np.exp(joint_draws(joint)))
     least = drawn.min(axis=1, keepdims=True)
     best = np.bincount(drawn.argmin(axis=1), minlength=len(step_s)) / DRAWS
     if goal.objective == STEP_TIME:
-        variance = np.diag(covariance)
-        sd = np.sqrt(np.maximum(variance[:, None] + variance - 2 * covariance, TINY))
-        better = ndtr((np.log(step_s) - np.log(step_s)[:, None]) / sd)
+        better = joint.below(np.log(step_s) - np.log(step_s)[:, None])
     else:
         better = np.stack([(one[:, None] < drawn).mean(axis=0) for one in drawn.T])
         better += np.stack([(one[:, None] == drawn).mean(axis=0) for one in drawn.T]) / 2
     upper = _values(goal, predictions, np.array([[p.step_time_hi_s for p in predictions]]))[0]
-    return Robustness(better, best, ((drawn - least) / np.abs(least)).mean(axis=0), upper)
+    loss = (drawn - least) / np.maximum(np.maximum(np.abs(drawn), np.abs(least)), 1e-300)
+    return Robustness(better, best, loss.mean(axis=0), upper)
+
+
+def joint_draws(joint: Joint) -> Float[np.ndarray, "draws layouts"]:
+    """Log step times less those predicted, the same draws at every call: two more dimensions choose the node of the
+    mixture and the scale of its t distribution."""
+    values, vectors = np.linalg.eigh(joint.covariance)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))[:, None]
+    normal = standard_normal(root.shape[2] + 2)
+    node = np.searchsorted(np.cumsum(joint.weight)[:-1], ndtr(normal[:, -1]))
+    found = np.empty((len(normal), root.shape[1]))
+    for at in range(len(root)):
+        found[node == at] = normal[node == at, :-2] @ root[at].T
+    degrees = joint.degrees_of_freedom
+    return found if np.isinf(degrees) else found * np.sqrt(degrees / chdtri(degrees, ndtr(normal[:, [-2]])))
 
 
 def standard_normal(dimensions: int) -> Float[np.ndarray, "draws dimensions"]:

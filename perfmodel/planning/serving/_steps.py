@@ -21,7 +21,6 @@ from perfmodel.prediction import (
     Setting,
     shard_events,
     stage_blocks,
-    student_half_width,
 )
 from perfmodel.spec import Cluster, Framework, Job, Layout, Transformer
 from perfmodel.units import dtype_bytes
@@ -70,13 +69,13 @@ class Cost:
         total_s = self.total_s
         extrapolated, between_nodes = (self.shaky_s / total_s).tolist()
         products, attention, experts, element_wise, communication, gaps = (self.parts_s / total_s).tolist()
-        variance = belief.variance({
+        shares = {
             "products": products + experts, "attention": attention, "memory": element_wise, "host": gaps,
             "inter_node": between_nodes, "intra_node": max(0.0, communication - between_nodes),
-        })  # fmt: skip
-        variance += (extrapolated * float(belief.degrees[DEGREES.index("extrapolated")])) ** 2
-        variance += belief.events**2 * float(((self.uncertain_s / (GAUSS_90 * total_s)) ** 2).sum())
-        half = student_half_width(variance, belief.degrees_of_freedom)
+        }  # fmt: skip
+        more = (extrapolated * float(belief.degrees[DEGREES.index("extrapolated")])) ** 2
+        more += belief.events**2 * float(((self.uncertain_s / (GAUSS_90 * total_s)) ** 2).sum())
+        half = belief.half_width(shares, more)
         return exp(-half), exp(half)
 
 

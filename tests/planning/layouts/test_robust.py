@@ -4,9 +4,19 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import PerfModelError, UnknownNameError
-from perfmodel.planning.layouts import Goal, Tariff, restrict, robustness, search
+from perfmodel.planning.layouts import Goal, Robustness, Tariff, restrict, robustness, search
 from perfmodel.planning.layouts import default_space as space_of
-from perfmodel.prediction import LayoutOffsets, Likeness, explain, layout_coordinates, log_covariance
+from perfmodel.planning.layouts._robust import joint_draws
+from perfmodel.prediction import (
+    CLASSES,
+    Joint,
+    LayoutOffsets,
+    Likeness,
+    explain,
+    half_width,
+    joint_errors,
+    layout_coordinates,
+)
 from perfmodel.spec import Layout
 
 LAYOUTS = [
@@ -26,13 +36,17 @@ def test_probabilities_are_those_of_sampled_errors(case, predictions, objective)
     rng, draws = np.random.default_rng(1), 40_000
     names = sorted({name for p in predictions for name in p.error_sources} - {"own"})
     errors = {name: rng.standard_normal(draws) for name in names}
-    likeness = case.step_problem.site.belief(case.step_problem.framework, case.cluster.device).likeness
+    belief = case.step_problem.site.belief(case.step_problem.framework, case.cluster.device)
     at = np.array([layout_coordinates(case.step_problem.setting, p.layout) for p in predictions])
-    alike = rng.multivariate_normal(np.zeros(len(at)), likeness.of(at), draws)
+    near = belief.likeness.of(at) - belief.likeness.own**2 * np.eye(len(at))
+    alike = rng.multivariate_normal(np.zeros(len(at)), near, draws)
+    node = rng.choice(len(belief.scales.weight), draws, p=belief.scales.weight)
+    within, own = (np.sqrt(scale)[node] for scale in (belief.scales.within, belief.scales.own))
+    of_site = {f"site: {name}" for name in CLASSES}
     logs = [
-        sum(p.error_sources[n] * errors[n] for n in names if n in p.error_sources)
-        + p.error_sources["own"] * rng.standard_normal(draws)
-        + alike[:, i]
+        sum(p.error_sources[n] * errors[n] * (1 if n in of_site else within) for n in names if n in p.error_sources)
+        + own * np.hypot(p.error_sources["own"], belief.likeness.own) * rng.standard_normal(draws)
+        + within * alike[:, i]
         for i, p in enumerate(predictions)
     ]
     step_s = np.stack([p.step_time_s * np.exp(log) for p, log in zip(predictions, logs, strict=True)], axis=1)
@@ -44,7 +58,8 @@ def test_probabilities_are_those_of_sampled_errors(case, predictions, objective)
     np.fill_diagonal(better, 0.5)
     np.testing.assert_allclose(sure.better, better, atol=0.015)
     least = value.min(axis=1, keepdims=True)
-    np.testing.assert_allclose(sure.regret, ((value - least) / np.abs(least)).mean(axis=0), atol=5e-3)
+    loss = (value - least) / np.maximum(np.abs(value), np.abs(least))
+    np.testing.assert_allclose(sure.regret, loss.mean(axis=0), atol=5e-3)
     assert sure.best.sum() == pytest.approx(1)
     np.testing.assert_allclose(sure.better + sure.better.T, 1, atol=1e-9)
 
@@ -54,9 +69,30 @@ def test_shared_errors_cancel(case, predictions):
     first, last = predictions[0], predictions[4]
     assert first.step_time_s < last.step_time_s < first.step_time_hi_s
     assert robustness(Goal.parse(case.step_problem), [first, last]).better[0, 1] > 0.8
-    sd = np.sqrt(np.diag(log_covariance(case.step_problem, [first, last])))
-    t_90 = 2.015  # of five degrees of freedom
-    assert sd[0] == pytest.approx(np.log(first.step_time_hi_s / first.step_time_s) / t_90, rel=0.01)
+    joint = joint_errors(case.step_problem, [first, last])
+    belief = case.step_problem.site.belief(case.step_problem.framework, case.cluster.device)
+    half = belief.held * half_width(joint.covariance[:, 0, 0], joint.weight)
+    assert half == pytest.approx(np.log(first.step_time_hi_s / first.step_time_s), rel=0.01)
+
+
+def test_layouts_that_cannot_be_told_apart_share_a_rank():
+    better = np.full((5, 5), 0.5)
+    better[np.triu_indices(5, 1)] = [0.53, 0.9, 0.9, 0.9, 0.7, 0.9, 0.9, 0.54, 0.56, 0.5]
+    better[np.tril_indices(5, -1)] = 1 - better.T[np.tril_indices(5, -1)]
+    sure = Robustness(better, np.full(5, 0.2), np.zeros(5), np.ones(5))
+    assert sure.ranks == [1, 1, 3, 3, 5]  # the last is told from the third, though not from the fourth
+    assert [sure.of(place)["tied"] for place in range(5)] == [True, True, True, True, False]
+    assert sure.of(1)["probability_first_better"] == 0.53
+
+
+def test_draws_are_of_the_joint_distribution():
+    covariance = np.array([[[0.04, 0.03], [0.03, 0.05]], [[0.4, 0.0], [0.0, 0.1]]])
+    for degrees in (np.inf, 7.0):
+        joint = Joint(covariance, np.array([0.8, 0.2]), degrees)
+        gap = np.array([[0.0, 0.1], [-0.1, 0.0]])
+        drawn = joint_draws(joint)
+        assert (drawn[:, 0] - drawn[:, 1] < 0.1).mean() == pytest.approx(joint.below(gap)[0, 1], abs=0.01)
+        assert np.abs(drawn.mean(axis=0)).max() < 0.01
 
 
 def test_joint_covariance_of_layouts_near_runs():

@@ -1,0 +1,254 @@
+"""How likely the published runs of every source are when its group is left out, under the hierarchical model of sites.
+
+log(measured / predicted) of runs is a Gaussian process: factors of classes of events, weighted by their shares of the
+step, that all sites have in common, that a framework's and a device's have, and that are a site's own; what a site adds
+per unit of `DEGREES` and per half-width of its events; what layouts near one another share; what a layout, and a run,
+has of its own. Beyond its factors a site scatters by scales of its own (`perfmodel.prediction.Scales`), which are
+integrated over: one that scatters much says little of itself by one run, and its intervals stay wide.
+
+The variances are those under which the runs of every source are likeliest when its group is left out: from the other
+sources alone, and given 1, 3 and 8 of its own runs. Every source counts the same. The score is of what users ask, and
+is not misled where the model is wrong of one source, as the marginal likelihood is.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from perfmodel.prediction import CLASSES, DEGREES, standard_nodes
+from perfmodel.validation._few_runs import OUTLIERS
+
+LEVELS: Final[tuple[str, ...]] = ("everywhere", "framework", "architecture", "source", "site")
+SHARED: Final = LEVELS[:3]
+"""What other sources tell of; the rest is a source's own, and of its frameworks and devices."""
+MOST: Final = 20
+"""Runs of a source that the score is of."""
+GIVEN: Final = (1, 3, 8)
+DRAWS: Final = 2
+_GIVEN_WEIGHT: Final = 0.5
+"""Of a score given runs, relative to that of a source left out whole."""
+DEGREES_OF_FREEDOM: Final = 5.0
+"""Of the one scale by which a source's own part counts for what others learn of it, and of a site's scale once runs of
+it are known. Assumed: the record has too few sources to tell."""
+START: Final = {
+    "constant": [0.05] * len(LEVELS), "spread": [0.05] * len(LEVELS), "relative": [1.0] * len(CLASSES),
+    "degrees": [0.05] * len(DEGREES), "events": [0.5], "near": [0.05], "length": [2.0], "layout": [0.03],
+    "noise": [0.03], "scatter": [0.3, 0.5],
+}  # fmt: skip
+"""Standard deviations: of factors that a level gives to every class alike, and to each by itself, relative to one
+another; then as in `Belief`."""
+_LOOSE: Final = {"relative": 0.5, "events": 0.5, "length": 0.5}
+"""Standard deviations of the logs of these around the start; 1 of the others. They count as a third of a source."""
+_PRIOR_WEIGHT: Final = 0.3
+_SPLITS: Final = np.cumsum([len(values) for values in START.values()])[:-1]
+
+
+@dataclass(frozen=True, eq=False)
+class SiteRuns:
+    """Runs as the model sees them."""
+
+    log: Float[np.ndarray, " runs"]
+    """log(measured / predicted)."""
+    shares: Float[np.ndarray, "runs classes"]
+    degrees: Float[np.ndarray, "runs degrees"]
+    events: Float[np.ndarray, " runs"]
+    """Standard deviation of the log step time from the events' own intervals."""
+    at: Float[np.ndarray, "runs coordinates"]
+    layout: Int[np.ndarray, " runs"]
+    """The same number for repeats of one run."""
+    words: Mapping[str, np.ndarray]
+    """`framework`, `architecture`, `source` and `group` of every run."""
+
+    @cached_property
+    def levels(self) -> dict[str, Int[np.ndarray, " runs"]]:
+        """By level, numbers that runs with the same factors share."""
+        said = self.words
+        site = [" ".join(parts) for parts in zip(*(said[n] for n in ("source", *SHARED[1:])), strict=True)]
+        names = {name: said[name] for name in ("framework", "architecture", "source")}
+        found = {name: np.unique(values, return_inverse=True)[1] for name, values in (names | {"site": site}).items()}
+        return {"everywhere": np.zeros(len(self.log), int)} | found
+
+    def take(self, index: Int[np.ndarray, " some"]) -> "SiteRuns":
+        """Some of the runs."""
+        words = {name: values[index] for name, values in self.words.items()}
+        arrays = {name: getattr(self, name)[index] for name in ("log", "shares", "degrees", "events", "at", "layout")}
+        return replace(self, **arrays, words=words)
+
+    def arrays(self) -> dict[str, Any]:
+        """What covariances are computed from."""
+        named = {name: getattr(self, name) for name in ("shares", "degrees", "events", "at", "layout")}
+        return named | {"levels": self.levels}
+
+
+def unpack(vector: Any) -> dict[str, Any]:
+    import jax.numpy as jnp
+
+    return dict(zip(START, jnp.split(jnp.exp(vector), _SPLITS), strict=True))
+
+
+def factors(hyper: Mapping[str, Any], runs: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    """Covariance of runs by the factors of some levels."""
+    total = 0.0
+    for name in names:
+        at, own = LEVELS.index(name), runs["levels"][name]
+        scale = (hyper["spread"][at] * hyper["relative"]) ** 2
+        of_level = hyper["constant"][at] ** 2 + (runs["shares"] * scale) @ runs["shares"].T
+        total = total + (own[:, None] == own) * of_level
+    return total
+
+
+def own_parts(hyper: Mapping[str, Any], runs: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """Covariances of runs by what is their source's own, noise left out: its factors; what settings, events and layouts
+    near one another share; what repeats of a layout do."""
+    import jax.numpy as jnp
+
+    source, site = (runs["levels"][name] for name in ("source", "site"))
+    apart = jnp.sqrt(((runs["at"][:, None] - runs["at"]) ** 2).sum(axis=2) + 1e-12)
+    near = hyper["near"] ** 2 * jnp.exp(-apart / hyper["length"])
+    of_site = (runs["degrees"] * hyper["degrees"] ** 2) @ runs["degrees"].T
+    of_site += hyper["events"] ** 2 * runs["events"][:, None] * runs["events"]
+    same_source = source[:, None] == source
+    repeats = (runs["layout"][:, None] == runs["layout"]) * hyper["layout"] ** 2
+    within = same_source * near + (site[:, None] == site) * of_site
+    return factors(hyper, runs, ("source", "site")), within, same_source * repeats
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """Where a fit stands."""
+
+    vector: Float[np.ndarray, " hyperparameters"]
+    """Logs of `START`'s."""
+    scale: Float[np.ndarray, " sources"]
+    """Of the variance of each source's own part."""
+    weight: Float[np.ndarray, " runs"]
+    """Of each run's precision, low for outliers."""
+
+
+class Score:
+    """How likely the runs of sources are when their groups are left out."""
+
+    def __init__(self, runs: SiteRuns) -> None:
+        self.runs = runs
+        self.sources, of_source = np.unique(runs.words["source"], return_inverse=True)
+        self.groups, of_group = np.unique(runs.words["group"], return_inverse=True)
+        self.of_source, self.of_group = of_source, of_group
+        self.members, self.there = _padded(of_source, len(self.sources))
+        self.group_members, self.group_there = _padded(of_group, len(self.groups))
+        rng, self.given = np.random.default_rng(0), {}
+        for k in GIVEN:
+            drawn = [[rng.permutation(max(n, k))[:k] for _ in range(DRAWS)] for n in self.there.sum(axis=1)]
+            self.given[k] = np.array(drawn), self.there.sum(axis=1) > k
+
+    def start(self) -> State:
+        """Nothing known."""
+        vector = np.log(np.concatenate([*START.values()]))
+        return State(vector, np.ones(len(self.sources)), np.ones(len(self.runs.log)))
+
+    def left_out(self, state: State) -> tuple[Any, Any, Any, Any]:
+        """Every run's residual when its group is left out, and by group the covariance of that by what is shared; the
+        covariances of all by what is their own (`own_parts`); the variance of noise. Blocks of one inverse (Rasmussen
+        and Williams 2006, section 5.4.2, for blocks)."""
+        import jax
+        import jax.numpy as jnp
+
+        hyper, runs = unpack(state.vector), jax.tree.map(jnp.asarray, self.runs.arrays())
+        parts, noise = own_parts(hyper, runs), hyper["noise"][0] ** 2
+        scale = jnp.asarray(state.scale)[self.of_source]
+        scaled = sum(parts) * scale[:, None] + jnp.diag(noise / jnp.asarray(state.weight) * scale)
+        inverse = jnp.linalg.inv(factors(hyper, runs, SHARED) + scaled)
+        solved = inverse @ self.runs.log
+
+        def of_group(index: Any, there: Any) -> tuple[Any, Any]:
+            both = there[:, None] & there
+            total = jnp.linalg.inv(jnp.where(both, inverse[index][:, index], jnp.eye(len(index))))
+            residual = total @ jnp.where(there, solved[index], 0.0)
+            return residual, total - jnp.where(both, scaled[index][:, index], 0.0)
+
+        residuals, shared = jax.vmap(of_group)(self.group_members, self.group_there)
+        flat = jnp.zeros(len(self.runs.log)).at[self.group_members.ravel()].add((residuals * self.group_there).ravel())
+        together = jnp.zeros((len(flat), len(flat)))
+        for at, there in enumerate(self.group_there):
+            index = self.group_members[at][there]
+            together = together.at[np.ix_(index, index)].set(shared[at][: len(index), : len(index)])
+        return flat, together, parts, noise
+
+    def __call__(self, vector: Any, scale: Any, weight: Any, counted: Any) -> Any:
+        """Negative log score of the sources that count, with the weak prior of the hyperparameters."""
+        import jax
+        import jax.numpy as jnp
+        from jax.scipy.special import logsumexp
+
+        residual, shared, (of_site, within, repeats), noise = self.left_out(State(vector, scale, weight))
+        fixed, hyper = shared + of_site, unpack(vector)
+        *nodes, heavy = standard_nodes()
+        scales = [jnp.exp(2 * hyper["scatter"][at] * node) for at, node in enumerate(nodes)]
+        prior = np.log(heavy)[:, None]
+
+        def whole(index: Any, there: Any) -> Any:
+            of = [jnp.diag(part)[index] for part in (fixed, within, repeats)]
+            variance = of[0] + scales[0][:, None] * of[1] + scales[1][:, None] * (of[2] + noise)
+            log = logsumexp(_log_normal(residual[index], variance) + prior, axis=0)
+            return jnp.where(there, log, 0.0).sum() / there.sum()
+
+        def rest(index: Any, there: Any, enough: Any, drawn: Any) -> Any:
+            of = [part[index][:, index] for part in (fixed, within, repeats)]
+
+            def told(scale: Any, own: Any) -> tuple[Any, Any]:
+                """Log likelihoods of the runs that are given, one after the other, and of the others after them."""
+                left, covariance, log = residual[index], of[0] + scale * of[1] + own * of[2], 0.0
+                for at in drawn:
+                    gain, variance = covariance[at], covariance[at, at] + own * noise
+                    log = log + _log_normal(left[at], variance)
+                    left, covariance = left - gain * left[at] / variance, covariance - gain[:, None] * gain / variance
+                return log, _log_normal(left, jnp.diag(covariance) + own * noise)
+
+            likely, log = jax.vmap(told)(*scales)
+            likely = likely[:, None] + prior
+            log = logsumexp(log + likely, axis=0) - logsumexp(likely)
+            others = there.at[drawn].set(False)
+            log = jnp.where(others, log, 0.0)
+            return jnp.where(enough, log.sum() / jnp.maximum(others.sum(), 1), 0.0)
+
+        members, there = jnp.asarray(self.members), jnp.asarray(self.there)
+        found = jax.vmap(whole)(members, there) @ counted
+        for drawn, enough in self.given.values():
+            each = jax.vmap(jax.vmap(rest, (None, None, None, 0)))(members, there, enough, drawn)
+            found += _GIVEN_WEIGHT * each.mean(axis=1) @ counted
+        first = np.log(np.concatenate([*START.values()]))
+        loose = np.concatenate([np.full(len(values), _LOOSE.get(name, 1.0)) for name, values in START.items()])
+        return -found + _PRIOR_WEIGHT * 0.5 * (((vector - first) / loose) ** 2).sum()
+
+    def scaled(self, state: State) -> State:
+        """Scales of sources given their runs, and weights of runs by how far each lies from the others."""
+        residual, shared, parts, noise = self.left_out(state)
+        residual, shared, own = np.asarray(residual), np.asarray(shared), np.asarray(sum(parts))
+        scale, weight = np.ones(len(self.sources)), np.ones(len(residual))
+        for at, there in enumerate(self.there):
+            index = self.members[at][there]
+            here, error = np.ix_(index, index), residual[index]
+            mine = own[here] + np.diag(noise / state.weight[index])
+            squares = float(error @ np.linalg.solve(shared[here] + mine, error))
+            scale[at] = (DEGREES_OF_FREEDOM + squares) / (DEGREES_OF_FREEDOM + len(index))
+            inverse = np.linalg.inv(shared[here] + scale[at] * mine)
+            weight[index] = (OUTLIERS + 1) / (OUTLIERS + (inverse @ error) ** 2 / np.diag(inverse))
+        return State(state.vector, scale, weight)
+
+
+def _log_normal(error: Any, variance: Any) -> Any:
+    import jax.numpy as jnp
+
+    return -0.5 * (error**2 / variance + jnp.log(2 * jnp.pi * variance))
+
+
+def _padded(codes: Int[np.ndarray, " runs"], count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Runs of every code in rows of one length, and which of them are there."""
+    own = [np.flatnonzero(codes == at) for at in range(count)]
+    index = np.zeros((count, max(map(len, own))), int)
+    for row, members in zip(index, own, strict=True):
+        row[: len(members)] = members
+    return index, np.arange(index.shape[1]) < np.array([len(members) for members in own])[:, None]
