@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from perfmodel import catalog
 from perfmodel.cost import CollectiveModel
 from perfmodel.cost.learn import collective_rows, set_aside
-from perfmodel.ops import Collective
+from perfmodel.ops import Collective, CollectiveKind
 from perfmodel.spec import Cluster, Device, NetworkLevel, PeakRates
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast")
@@ -230,7 +230,7 @@ def test_a_large_machine_never_fitted_is_predicted_within_a_factor(model, data_d
 
 @pytest.mark.parametrize("name", ["dgx-h100", "l40s-x8", "alps", "dgx-1v"])
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "all_to_all"])
-def test_twice_the_latency_takes_at_most_twice_as_long(name: str, kind: str) -> None:
+def test_twice_the_latency_takes_at_most_twice_as_long(name: str, kind: CollectiveKind) -> None:
     cluster = catalog.cluster(name)
     slower = replace(cluster, levels=tuple(replace(x, latency_s=2 * x.latency_s) for x in cluster.levels))
     node = cluster.devices_per_node
