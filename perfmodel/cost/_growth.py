@@ -4,7 +4,8 @@ Tables time a kernel by itself, again and again: some sizes find their operands 
 others fit tiles that the next size does not. Measurements, and more so what is learned of them, so have twice the work
 take less time than half of it, or more than twice as long. In a step every kernel comes from other kernels, and a
 framework is free to cut a large one in two: there twice the samples take as long at least, and twice as long at most.
-Element-wise kernels are left as they were measured: what they leave in the cache the next kernel does find.
+What was measured stays, as far as measurements grow so among themselves; all else gives way to it. Element-wise kernels
+are left as they are: what they leave in the cache the next kernel does find.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 
 from perfmodel.ops import Collective, KernelOp, Op
 
@@ -38,14 +39,25 @@ def _sizes(op: Op) -> tuple[KernelOp, ...]:
     return tuple(replace(op, **{name: n}) for n in every)
 
 
-def growing(log_s: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
+def growing(log_s: Float64[np.ndarray, "n"], measured: Bool[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
     """Times over samples that double made to grow by nothing at least and by half at most, in logarithms: each is the
-    mean of what those of fewer and those of more samples leave it. Growing times are left as they are.
+    mean of what those of fewer and those of more samples leave it, first among the measured ones, between which the
+    others then stay. Growing times are left as they are.
 
     Monotone in every time, and moved with all of them: what is never slower, or at most so much faster, stays so.
     """
     at = np.arange(len(log_s)) * np.log(2.0)
-    return _rising(at - _rising(at - log_s))
+    found = _between(at, log_s)
+    if not measured.any():
+        return found
+    held, beyond = _between(at[measured], log_s[measured]), at[:, None] - at[measured]
+    least, most = (held + np.minimum(beyond, 0.0)).max(axis=1), (held + np.maximum(beyond, 0.0)).min(axis=1)
+    return np.clip(found, least, most)
+
+
+def _between(at: Float64[np.ndarray, "n"], values: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
+    """Values that rise with `at`, and by no more than it does."""
+    return _rising(at - _rising(at - values))
 
 
 def _rising(values: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
@@ -58,21 +70,25 @@ def with_sizes(ops: Iterable[Op]) -> list[Op]:
     return list(dict.fromkeys(one for op in ops for one in (op, *_sizes(op))))
 
 
-def growth(ops: Sequence[Op], time_s: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
+def growth(
+    ops: Sequence[Op], time_s: Float64[np.ndarray, "n"], measured: Sequence[bool] | Bool[np.ndarray, "n"]
+) -> Float64[np.ndarray, "n"]:
     """Times of events in a step over their times by themselves (`time_s`); 1 for collectives.
 
     Args:
         ops: as `with_sizes` gives them.
+        measured: whose time was measured, not learned.
     """
     place = {op: i for i, op in enumerate(ops)}
-    log_s, out = np.log(np.maximum(time_s, 1e-300)), np.zeros(len(ops))
+    log_s, out, known = np.log(np.maximum(time_s, 1e-300)), np.zeros(len(ops)), np.asarray(measured, bool)
     grown: dict[tuple[KernelOp, ...], np.ndarray] = {}
     for i, op in enumerate(ops):
         chain = _sizes(op)
         if isinstance(op, Collective) or not chain:
             continue
         if chain not in grown:
-            grown[chain] = growing(log_s[[place[one] for one in chain]])
+            places = [place[one] for one in chain]
+            grown[chain] = growing(log_s[places], known[places])
         count, first, last = (getattr(one, op.samples) for one in (op, chain[0], chain[-1]))
         at = min(count, last) // first
         out[i] = grown[chain][at.bit_length() - 1] + np.log(max(count / last, 1.0)) - log_s[i]

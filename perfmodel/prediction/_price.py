@@ -53,7 +53,7 @@ def _rows(problem: StepProblem, ops: Sequence[Op]) -> list[_Row]:
         alone = event_times(new, problem.cluster, problem.kernels, problem.collectives)
         alone = alone.scaled(np.array([generation(problem.framework, op, device) for op in new]))
         alone = alone.at_most(*_bounds(problem, new))
-        alone = alone.scaled(growth(new, alone.time_s))
+        alone = alone.scaled(growth(new, alone.time_s, [one == "measured" for one in alone.provenance]))
         load = under_load(device, new, alone.time_s) if site.power_limited else np.ones(len(new))
         load = load * np.array([site.clock(op, device) for op in new])
         times = alone.scaled(load)

@@ -19,26 +19,44 @@ LOG_S = st.lists(st.floats(-12.0, 3.0), min_size=1, max_size=12).map(np.array)
 TWICE = np.log(2.0)
 
 
+@st.composite
+def times(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
+    """Logarithms of times, and which of them were measured."""
+    log_s = draw(LOG_S)
+    return log_s, np.array(draw(st.lists(st.booleans(), min_size=len(log_s), max_size=len(log_s))))
+
+
 @settings(max_examples=200)
-@given(LOG_S)
-def test_times_grow_by_nothing_at_least_and_by_half_at_most(log_s: np.ndarray) -> None:
-    steps = np.diff(growing(log_s))
+@given(times())
+def test_times_grow_by_nothing_at_least_and_by_half_at_most(of: tuple[np.ndarray, np.ndarray]) -> None:
+    steps = np.diff(growing(*of))
     assert (steps >= -1e-9).all()
     assert (steps <= TWICE + 1e-9).all()
 
 
 @settings(max_examples=100)
-@given(st.floats(-9.0, 0.0), st.lists(st.floats(0.0, 0.69), max_size=11))
-def test_times_that_grow_are_left_as_they_are(first: float, steps: list[float]) -> None:
+@given(st.floats(-9.0, 0.0), st.lists(st.floats(0.0, 0.69), max_size=11), st.data())
+def test_what_was_measured_stays_where_measurements_grow_so(
+    first: float, steps: list[float], data: st.DataObject
+) -> None:
+    """Whatever was learned of the sizes between them; and times that all grow so are left as they are."""
     log_s = first + np.cumsum([0.0, *steps])
-    np.testing.assert_allclose(growing(log_s), log_s, atol=1e-9)
+    n = len(log_s)
+    measured = np.array(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)))
+    np.testing.assert_allclose(growing(log_s, measured), log_s, atol=1e-9)
+    learned = np.array(data.draw(st.lists(st.floats(-12.0, 3.0), min_size=n, max_size=n)))
+    found = growing(np.where(measured, log_s, learned), measured)
+    np.testing.assert_allclose(found[measured], log_s[measured], atol=1e-9)
 
 
 @settings(max_examples=100)
-@given(LOG_S, st.data())
-def test_what_is_never_slower_and_at_most_so_much_faster_stays_so(log_s: np.ndarray, data: st.DataObject) -> None:
+@given(times(), st.data())
+def test_what_is_never_slower_and_at_most_so_much_faster_stays_so(
+    of: tuple[np.ndarray, np.ndarray], data: st.DataObject
+) -> None:
+    log_s, measured = of
     gains = np.array(data.draw(st.lists(st.floats(0.0, TWICE), min_size=len(log_s), max_size=len(log_s))))
-    gained = growing(log_s) - growing(log_s - gains)
+    gained = growing(log_s, measured) - growing(log_s - gains, measured)
     assert (gained >= -1e-9).all()
     assert (gained <= TWICE + 1e-9).all()
 
@@ -62,7 +80,7 @@ def test_a_kernel_of_twice_the_samples_takes_up_to_twice_as_long(op: Gemm | Atte
     sizes = [replace(op, dtype=dtype, **{name: getattr(op, name) * 2**i}) for i in range(9)]
     every = with_sizes(sizes)
     own_s = alone_s(every, on)
-    in_step_s = dict(zip(every, own_s * growth(every, own_s), strict=True))
+    in_step_s = dict(zip(every, own_s * growth(every, own_s, [False] * len(every)), strict=True))
     ratios = [in_step_s[b] / in_step_s[a] for a, b in pairwise(sizes)]
     assert min(ratios) >= 1 - 1e-9
     assert max(ratios) <= 2 + 1e-9
@@ -73,7 +91,7 @@ def test_whoever_asks_for_other_sizes_is_told_the_same() -> None:
     found = []
     for ops in ([op], [op, replace(op, m=3072), replace(op, n=512)]):
         every = with_sizes(ops)
-        found.append(growth(every, alone_s(every, on))[every.index(op)])
+        found.append(growth(every, alone_s(every, on), [False] * len(every))[every.index(op)])
     assert found[0] == found[1]
 
 
@@ -81,4 +99,4 @@ def test_collectives_and_element_wise_kernels_are_left_as_they_are() -> None:
     reduction = Collective(collective="all_reduce", bytes=1e6, num_ranks=8, ranks_per_node=8)
     ops = with_sizes([reduction, MemoryBound(op="add", rows=4096, hidden=1024), Gemm(m=8, n=64, k=64)])
     assert len(ops) == 3
-    assert growth(ops, np.array([1.0, 2.0, 3.0])).tolist() == [1.0, 1.0, 1.0]
+    assert growth(ops, np.array([1.0, 2.0, 3.0]), [False] * 3).tolist() == [1.0, 1.0, 1.0]

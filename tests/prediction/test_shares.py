@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel import catalog
-from perfmodel.cost import EventTimes
+from perfmodel.cost import EventTimes, with_sizes
 from perfmodel.ops import Op
 from perfmodel.prediction import Site, bundles, evaluate, event_shares, prepared, step_problem
 from perfmodel.session import Session
@@ -18,7 +18,7 @@ FREE = Site(power_limited=False)
 
 @dataclass(frozen=True)
 class Slower:
-    """Prices with one op slower by a factor."""
+    """Prices with one op slower by a factor, at every number of samples: in a step these bound one another."""
 
     prices: object
     slow: Op
@@ -26,7 +26,8 @@ class Slower:
 
     def times(self, where, ops) -> EventTimes:
         t = self.prices.times(where, ops)  # pyright: ignore
-        factor = np.array([self.factor if op == self.slow else 1.0 for op in ops])
+        slow = set(with_sizes([self.slow]))
+        factor = np.array([self.factor if op in slow else 1.0 for op in ops])
         return EventTimes(t.time_s * factor, t.lo_s, t.hi_s, t.provenance)
 
 

@@ -7,6 +7,7 @@ are used, so nothing of the truth is interpolated.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from typing import Any, Final, NamedTuple
 
@@ -56,7 +57,11 @@ class Case:
 
     def needed(self) -> tuple[Op, ...]:
         """Table rows that the layouts rest on."""
-        return self.steps(lambda ops: roofline_seconds(self.device, ops)).ops  # pyright: ignore
+        return self._needed
+
+    @cached_property
+    def _needed(self) -> tuple[Op, ...]:
+        return self._steps(lambda ops: roofline_seconds(self.device, ops), frozenset()).ops  # pyright: ignore
 
     def true_step_s(self) -> Float[np.ndarray, " layouts"]:
         """Step times with every studied event at its table time."""
@@ -68,8 +73,11 @@ class Case:
 
     def steps(self, prices: Prices) -> StepShares:
         """Step times at some prices of the table's rows."""
+        return self._steps(prices, frozenset(self._needed))
+
+    def _steps(self, prices: Prices, needed: frozenset[Op]) -> StepShares:
         found = [
-            event_shares(problem.repriced(_Looked(self, prices), problem.collectives), layout)
+            event_shares(problem.repriced(_Looked(self, prices, needed), problem.collectives), layout)
             for problem, layout in self.layouts
         ]
         index: dict[Op, int] = {}
@@ -91,6 +99,8 @@ class _Looked:
 
     case: Case
     prices: Prices
+    needed: frozenset[Op]
+    """Rows that stand as they are; in a step the other sizes of a kernel give way to them."""
 
     def times(self, device: Device, ops: Sequence[Any]) -> EventTimes:
         entries = [self.case.entry(op) for op in ops]
@@ -99,7 +109,8 @@ class _Looked:
         if known:
             found: list[Entry] = [entries[i] for i in known]  # pyright: ignore[reportAssignmentType]
             time_s[known] = self.prices([e.op for e in found]) * [e.share for e in found]
-        return EventTimes(time_s, time_s, time_s, ("measured",) * len(ops))
+        stands = ("measured" if entry and entry.op in self.needed else "learned" for entry in entries)
+        return EventTimes(time_s, time_s, time_s, tuple(stands))
 
 
 class Point(NamedTuple):

@@ -130,7 +130,7 @@ class Regressor:
         out = self._as_timed(rows, queries, query, host_launch, direct)
         if self.family == "memory":
             moved = [not self._of_die(self.plan(queries[q], kind, direct=direct)) for q, kind in combos]
-            at = np.flatnonzero(np.array(moved, bool)[combo_of])
+            at = np.flatnonzero(np.array(moved, bool)[combo_of] | (out.provenance > 0))
             if len(at):
                 least = log_least(rows.take(at), queries, query[at])
                 for values in (out.log_time, out.log_low, out.log_high):

@@ -123,14 +123,14 @@ def report(
         best = result.robustness.best.tolist() if result.robustness else []
     tell("what if", 0, len(found))
     machine, checked = _turned(problem, calibration, found)
+    jobs = [problem.replace(global_batch=p.global_batch) for p in found]
     runs = [
-        training_run(p, problem, tariff=options.tariff, reliability=reliability, pue=pue, calibration=calibration)
-        for p in found
+        training_run(p, job, tariff=options.tariff, reliability=reliability, pue=pue, calibration=calibration)
+        for p, job in zip(found, jobs, strict=True)
     ]
     data = rows(found, runs, machine, best) | {"machine": machine.to_dict() | {"checked": checked}}
     tell("timelines and launch files", 0, len(found))
     flags = flags or _flags(problem)
-    jobs = [problem.replace(global_batch=p.global_batch) for p in found]
     shown = list(zip(jobs, found, strict=True))
     return DecisionReport(
         about

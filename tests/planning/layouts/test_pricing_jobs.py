@@ -152,7 +152,7 @@ def test_flags_that_change_what_is_reduced_change_the_bound(zero, schedule):
             assert bound_s[name, True] == bound_s[name, False]
     assert (step_s["all_reduce_gradients", True] > step_s["all_reduce_gradients", False]) == (zero == 1)
     once, each = step_s["whole_gradients_in_pipelines", True], step_s["whole_gradients_in_pipelines", False]
-    assert (once < each) == (zero == 2)
+    assert once <= each if zero == 2 else once == each
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
