@@ -241,7 +241,8 @@ def test_memory_falls_with_what_is_sharded_and_recomputed_and_grows_with_the_wor
     ]
     for chain in falling:
         peaks = [bytes_ for bytes_ in map(peak, chain) if bytes_ is not None]
-        assert all(b <= a * (1 + 1e-9) for a, b in pairwise(peaks)), (peaks, chain)
+        # where one layer of a few is nearly all, its recomputed activations lie beside its saved input
+        assert all(b <= a * 1.005 for a, b in pairwise(peaks)), (peaks, chain)
 
 
 @some(3)
