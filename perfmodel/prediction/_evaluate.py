@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -44,9 +44,10 @@ def evaluate(problem: StepProblem, layouts: Sequence[Layout]) -> BatchResult:
             of_programs += (of_part := [durations(problem, one) for _, one, _ in part])
             spans.append(loops.submit(makespan_many, batch, of_part))
             at += len(part)
-    of_all = zip(programs, of_programs, chain.from_iterable(span.result() for span in spans), strict=True)
-    for (bundle, one, weight), of_one, span in of_all:
-        time_s[list(bundle.lanes)] += weight * np.asarray(span)
+        # waited for here: an interrupt while an executor joins its thread would leave that running
+        spans_s = [one_s for span in spans for one_s in span.result()]
+    for (bundle, one, weight), of_one, span_s in zip(programs, of_programs, spans_s, strict=True):
+        time_s[list(bundle.lanes)] += weight * np.asarray(span_s)
         if bundle.spec.steps > 1:
             of_streams.setdefault(id(bundle), []).append((prepared(one.spec), of_one, weight))
     for bundle in found:
