@@ -145,7 +145,7 @@ def _execute(arguments: argparse.Namespace) -> int:
     if result.complete and result.layouts and arguments.export:
         files.append(_export(arguments, result))
     if result.complete and result.layouts and (arguments.trace or arguments.png):
-        best = result.layouts[0]
+        best = result.first_to_try
         arguments.devices, arguments.global_batch = None, best.global_batch
         files += write_pictures(predicted(arguments, best.layout, timeline=True), arguments.trace, arguments.png)
     if result.impossible and not arguments.json:

@@ -143,13 +143,14 @@ def _asked_for(result: "SearchResult") -> dict[str, Column]:
 
 
 def _winner(console: Console, result: "SearchResult", job: Sequence[str], run: Sequence[str]) -> None:
-    best = result.layouts[0]
+    best = result.first_to_try
     facts = [
         f"{best.memory_needed_bytes / GIB:.1f} of {best.memory_capacity_bytes / GIB:.1f} GiB "
         f"(fits with probability {best.fits_probability:.2f})",
         f"{best.tokens_per_s_per_device * best.devices:,.0f} tokens/s",
     ]
-    console.print(f"first to try: {best.layout}", soft_wrap=True)
+    other = " (as likely the fastest as the first, and more likely to fit)" if best is not result.layouts[0] else ""
+    console.print(f"first to try{other}: {best.layout}", soft_wrap=True)
     for line in (", ".join(facts), *run):
         console.print(f"  {line}", markup=False)
     flags = [*job, "--global-batch", str(best.global_batch), "--layout", str(best.layout)]

@@ -110,6 +110,17 @@ class SearchResult:
         return {str(why): count for why, count in self.rejections.items()}
 
     @property
+    def first_to_try(self) -> Prediction:
+        """The best layout; of several that are tied for it the first that more likely than not fits.
+
+        Raises:
+            IndexError: there is no layout.
+        """
+        ranks = self.robustness.ranks if self.robustness else [1]
+        tied = [p for p, rank in zip(self.layouts, ranks, strict=False) if rank == 1]
+        return next((p for p in tied if p.fits_probability >= 0.5), self.layouts[0])
+
+    @property
     def gap(self) -> float:
         """How much worse (relative) the best layout may be than the best of the space; infinite where nothing tells."""
         if self.unsearched or not (self.layouts or self.complete):
