@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,7 +155,7 @@ def _execute(arguments: argparse.Namespace) -> int:
         emit(
             arguments,
             report,
-            lambda: _show_search.search(result, job, files, lines(runs[0]) if runs else (), verbose=arguments.verbose),
+            lambda: _show_search.search(result, job, files, _of_first(result, runs), verbose=arguments.verbose),
         )
     if result.impossible:
         print(f"perfmodel: {result.impossible}", file=sys.stderr)
@@ -167,8 +168,13 @@ def _execute(arguments: argparse.Namespace) -> int:
 def _runs(arguments: argparse.Namespace, result: "SearchResult") -> "list[TrainingRun]":
     """What training on `--tokens` takes with every ranked layout; none where they are not given."""
     problem = problem_of(arguments, quiet=True)
-    runs = [run_of(arguments, problem, p) for p in result.layouts]
+    runs = [run_of(arguments, problem.replace(global_batch=p.global_batch), p) for p in result.layouts]
     return [one for one in runs if one is not None]
+
+
+def _of_first(result: "SearchResult", runs: "Sequence[TrainingRun]") -> Sequence[str]:
+    """What the whole run of the layout to try first takes."""
+    return next((lines(run) for p, run in zip(result.layouts, runs, strict=False) if p is result.first_to_try), ())
 
 
 def _export(arguments: argparse.Namespace, result: "SearchResult") -> str:
