@@ -21,6 +21,8 @@ class LiveState:
     """Weight versions held at once."""
     warm_up: Int[np.ndarray, " ranks"]
     """Forwards before the rank's first backward."""
+    replicas: int
+    """Ranks that hold the same stage."""
     split: bool
     """Whether gradients of weights are passes of their own, which nothing but the step's end waits for."""
 
@@ -35,4 +37,4 @@ def live_state(spec: ProgramSpec, schedule: Schedule) -> LiveState:
         for first, end in zip(schedule.offsets[:-1], schedule.offsets[1:], strict=True)
     ]
     split = bool((schedule.phase == Phase.BACKWARD_WEIGHT).any())
-    return LiveState(schedule.stage, alive / schedule.slices, versions, np.array(warm_up), split)
+    return LiveState(schedule.stage, alive / schedule.slices, versions, np.array(warm_up), schedule.replicas, split)

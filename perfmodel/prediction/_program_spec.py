@@ -54,7 +54,9 @@ def program_spec(layout: Layout, job: Job, layers: int, tied_embeddings: bool, s
         segments=segments,
         param_gather=gather,
         prefetch=layout.prefetch if gather == "layer" else 1,
-        reduce_every_micro_batch=training and replicated and bool(shards_gradients(layout.zero, layout.pp > 1, job)),
+        reduce_every_micro_batch=training
+        and replicated
+        and bool(shards_gradients(layout.zero, layout.pp > 1, replicas, job)),
         tied_embedding=training and tied_embeddings and layout.pp > 1,
         optimizer=training,
         forward_only=not training,
