@@ -41,7 +41,7 @@ _EXPERT_DEFAULTS: Final = ("ep_overlap",)
 """What means nothing without context or expert parallelism."""
 _JOB_DEFAULTS: Final = (
     "eager_kernels", "keep_gathered", "half_gradients", "all_reduce_gradients", "whole_gradients_in_pipelines",
-    "repeated_keys", "weighted_experts", "expert_dispatcher",
+    "repeated_keys", "masked_head", "weighted_experts", "expert_dispatcher",
 )  # fmt: skip
 
 
@@ -107,6 +107,7 @@ class Framework(Stated):
     all_reduce_gradients: bool = False
     whole_gradients_in_pipelines: bool = False
     repeated_keys: bool = False
+    masked_head: bool = False
     """All as in `Job`."""
     contends: bool = True
     """Collectives take multiprocessors from the kernels beside them (`perfmodel.prediction`: kernels slowed by
