@@ -195,13 +195,20 @@ def _pairs(pairs: dict[str, Any] | None) -> list[str]:
     ]
     if pairs["next_run"]:
         parts += [
-            "One more run, of the first 12 layouts of a group of at least 5, then the layout of the least expected "
-            "step: mean regret now, after a run drawn at random, of the layout predicted fastest, and of that of the "
-            "least expected regret (`calibrate --for-decision`).",
+            "One more measurement, of the first 12 layouts of a group of at least 5, then the layout of the least "
+            "expected step: mean regret now, after a run of the layout predicted fastest, after the measurement of the "
+            "least expected regret (`calibrate --for-decision`: a run, or one beside a run of the first), and after "
+            "one of as many runs drawn at random.",
             _table(
-                ("source", "groups", "now", "at random", "the first", "least expected regret"),
+                ("source", "groups", "now", "the first", "least expected regret", "its runs", "at random"),
                 (
-                    (name, of["groups"], *(_percent(of[key]) for key in ("now", "random", "first", "chosen")))
+                    (
+                        name,
+                        of["groups"],
+                        *(_percent(of[key]) for key in ("now", "first", "chosen")),
+                        f"{of['runs']:.1f}",
+                        _percent(of["random"]),
+                    )
                     for name, of in pairs["next_run"].items()
                 ),
             ),
