@@ -36,7 +36,13 @@ take longer: by what a layer's products take more in `autocast` than with operan
 and 2.69 ms with nvfp4 on B300 for 1.49 G elements both ways and 0.99 G one way (Transformer Engine 2,
 docs/examples/gemm_profiling; H200 NVL confirms `delayed` and `current`). `blockwise`, timed there with its products
 alone, has what it takes more than theirs of tensor-wise scales."""
-_GATHERED_BYTES: Final = {"delayed": 1.0, "current": 1.0, "blockwise": 1 + 4 / 128, "mxfp8": 1 + 1 / 32, "nvfp4": 9 / 16}
+_GATHERED_BYTES: Final = {
+    "delayed": 1.0,
+    "current": 1.0,
+    "blockwise": 1 + 4 / 128,
+    "mxfp8": 1 + 1 / 32,
+    "nvfp4": 9 / 16,
+}
 """Per element of what tensor-parallel ranks gather for a product, with its scales: quantised before it is sent
 (Transformer Engine 2, pytorch/distributed.py `gather_along_first_dim`)."""
 _EACH_PRODUCT: Final = ("tensorwise", "rowwise", "aqt")
