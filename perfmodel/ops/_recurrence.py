@@ -8,10 +8,10 @@ from perfmodel.ops._kernel import KernelOp, Pass, Shape, Work
 from perfmodel.ops._physics import Machine, Physics, lane_operations, log2
 
 _LANE_OPERATIONS_PER_BYTE: Final = 20.6
-"""Slots of vector lanes that pass for each byte that a kernel of the chain hands to another or is handed: factors of
-decay, masks, conversions and waits between small products, which hold these kernels back before memory or tensor units
-do. So they move 6.2 bytes per multiprocessor and cycle, the geometric mean of two: 5.3 on H100 (12.6 M tokens/s forward
-of 8,192 tokens, 128 heads of 64 by 128 in one group, chunks of 256, mamba_ssm's kernels: vllm-project/vllm pull request
+"""Slots of vector lanes that pass for each byte that a kernel of the chain hands on or is handed: decay factors,
+masks, conversions and waits between small products, which hold these kernels back before memory or tensor units do. So
+they move 6.2 bytes per multiprocessor and cycle, the geometric mean of two: 5.3 on H100 (12.6 M tokens/s forward of
+8,192 tokens, 128 heads of 64 by 128 in one group, chunks of 256, mamba_ssm's kernels: vllm-project/vllm pull request
 27299) and 7.2 on B200 (1.02 ms forward of 8 sequences of 1,024 tokens, 48 heads of 128 by 128, flash-linear-attention's
 kernels: vllm-project/vllm pull request 43273)."""
 
