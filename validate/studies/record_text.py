@@ -237,7 +237,8 @@ def _excess(excess: dict[str, list[dict[str, Any]]]) -> list[str]:
         "much longer than others of the same layout, by the same time per micro-batch whatever its size, the model and "
         "tp: as if every transfer between stages waited a quarter of a second (stages within have twice the transfers "
         "of the first and the last). The more devices, the more runs do; those on most devices, and pipelines of the "
-        "largest tp, all. Nothing in a row tells which will, and no other source has it, so that no term for "
+        "largest tp, all. Where memory tells the two versions of the framework apart, they are of the one that gathers "
+        "inputs again in backward, and nearly none is of the other. Nothing else in a row tells which will, and no other source has it, so that no term for "
         "it can be held against rows that it was not fitted on.",
         _table(
             ("stages", "runs", "slow ones", "more per micro-batch"),
