@@ -37,11 +37,11 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any] | None, live: di
         "beside the power limit is kept for Blackwell, and that its energy per FLOP is the mean of two sources of "
         "kernels, SimuMax's among them; that the Llama 3 paper's FSDP is read as ZeRO 2; that NeMo and "
         "Megatron-Bridge hide tensor-parallel collectives, that Pax shards weights and recomputes repeated layers "
-        "alone, that InternEvo all-reduces gradients and its attention is of before FlashAttention-2; the element type "
-        "of gradients of Megatron-LM in fp16, of torch's FSDP and of llm-foundry; that OneFlow's collectives share the "
-        "kernels' stream with tensor parallelism, that heads of BERT see masked tokens alone outside PyTorch, and which "
-        "of TensorFlow's operators are not fused; the host's time per expert of grouped products; and that of what a row leaves open those count "
-        "that more likely than not fit. Errors are relative to the measured time; width: the interval's upper end "
+        "alone, that InternEvo all-reduces gradients and its attention is of before FlashAttention-2; the element "
+        "type of gradients of Megatron-LM in fp16, of torch's FSDP and of llm-foundry; that OneFlow's collectives "
+        "share the kernels' stream with tensor parallelism, that heads of BERT see masked tokens alone outside "
+        "PyTorch, and which of TensorFlow's operators are not fused; the host's time per expert of grouped products; "
+        "and that of what a row leaves open those count that more likely than not fit. Errors are relative to the measured time; width: the interval's upper end "
         "over its lower, the median of the runs.",
         "## Step time of published runs",
         _steps(record),
@@ -198,13 +198,20 @@ def _pairs(pairs: dict[str, Any] | None) -> list[str]:
     ]
     if pairs["next_run"]:
         parts += [
-            "One more run, of the first 12 layouts of a group of at least 5, then the layout of the least expected "
-            "step: mean regret now, after a run drawn at random, of the layout predicted fastest, and of that of the "
-            "least expected regret (`calibrate --for-decision`).",
+            "One more measurement, of the first 12 layouts of a group of at least 5, then the layout of the least "
+            "expected step: mean regret now, after a run of the layout predicted fastest, after the measurement of the "
+            "least expected regret (`calibrate --for-decision`: a run, or one beside a run of the first), and after "
+            "one of as many runs drawn at random.",
             _table(
-                ("source", "groups", "now", "at random", "the first", "least expected regret"),
+                ("source", "groups", "now", "the first", "least expected regret", "its runs", "at random"),
                 (
-                    (name, of["groups"], *(_percent(of[key]) for key in ("now", "random", "first", "chosen")))
+                    (
+                        name,
+                        of["groups"],
+                        *(_percent(of[key]) for key in ("now", "first", "chosen")),
+                        f"{of['runs']:.1f}",
+                        _percent(of["random"]),
+                    )
                     for name, of in pairs["next_run"].items()
                 ),
             ),
