@@ -36,9 +36,12 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any] | None, live: di
         "while collectives wait, and how many multiprocessors collectives between nodes hold; that no remainder "
         "beside the power limit is kept for Blackwell, and that its energy per FLOP is the mean of two sources of "
         "kernels, SimuMax's among them; that the Llama 3 paper's FSDP is read as ZeRO 2; that NeMo and "
-        "Megatron-Bridge hide tensor-parallel collectives, that Pax shards weights and InternEvo all-reduces "
-        "gradients; the host's time per expert of grouped products; and that of what a row leaves open those count "
-        "that more likely than not fit. Errors are relative to the measured time; width: the interval's upper end "
+        "Megatron-Bridge hide tensor-parallel collectives, that Pax shards weights and recomputes repeated layers "
+        "alone, that InternEvo all-reduces gradients and its attention is of before FlashAttention-2; the element "
+        "type of gradients of Megatron-LM in fp16, of torch's FSDP and of llm-foundry; that OneFlow's collectives "
+        "share the kernels' stream with tensor parallelism, that heads of BERT see masked tokens alone outside "
+        "PyTorch, and which of TensorFlow's operators are not fused; the host's time per expert of grouped products; "
+        "and that of what a row leaves open those count that more likely than not fit. Errors are relative to the measured time; width: the interval's upper end "
         "over its lower, the median of the runs.",
         "## Step time of published runs",
         _steps(record),
