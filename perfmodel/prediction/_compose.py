@@ -19,7 +19,7 @@ from perfmodel.prediction._check import hosted
 from perfmodel.prediction._classes import EventClasses, PassClasses, event_entries, pass_classes
 from perfmodel.prediction._communication import CommunicationEvents, communication_events
 from perfmodel.prediction._memory import BlockBytes
-from perfmodel.prediction._phases import N_PHASES, Phase, fully_recomputed, modes_of, recompute_s
+from perfmodel.prediction._phases import N_PHASES, fully_recomputed, modes_of, passed_s
 from perfmodel.prediction._price import beside_loss, block_times, priced_events, step_factors, variant_times
 from perfmodel.prediction._problem import Setting, StepProblem, kept
 from perfmodel.prediction._program_spec import program_spec
@@ -257,11 +257,9 @@ def phase_s(problem: StepProblem, bundle: Bundle, variant: Variant = PLAIN) -> F
 
 def pass_s(problem: StepProblem, bundle: Bundle) -> dict[Kind, Float[np.ndarray, "lanes blocks"]]:
     """Seconds that a plain pass spends in each block, by kind of pass (full recompute comes on top)."""
-    phase = phase_s(problem, bundle)
-    backward = phase[:, :, Phase.BACKWARD_INPUT] + recompute_s(phase, bundle.modes)
-    weight = phase[:, :, Phase.BACKWARD_WEIGHT]
+    forward, backward, weight = passed_s(phase_s(problem, bundle), bundle.modes).swapaxes(0, 1)
     return {
-        Kind.FORWARD: phase[:, :, Phase.FORWARD],
+        Kind.FORWARD: forward,
         Kind.BACKWARD: backward + weight,
         Kind.BACKWARD_INPUT: backward,
         Kind.BACKWARD_WEIGHT: weight,

@@ -67,11 +67,10 @@ def slowed_s(
         durations: of every class, passes as they are alone.
         loss: share of the time of communication by which passes beside it run longer (`beside_loss`).
     """
-    xp = durations.__array_namespace__()
+    xp, loss = durations.__array_namespace__(), np.asarray(loss)
     beside_s = summed(beside.place, beside.share * durations[..., beside.comm], len(beside.slowed))
-    loss = np.asarray(loss)
-    most_s = durations[..., beside.slowed] * (loss / np.maximum(1 - loss, 1e-300))
-    return xp.minimum(loss * beside_s, most_s)
+    most_s = durations[..., beside.slowed] / np.maximum(1 - loss, 1e-300)
+    return loss * xp.minimum(beside_s, most_s)
 
 
 def with_step_costs(
@@ -85,7 +84,7 @@ def with_step_costs(
     """Durations as a real step has them: passes slowed by what is beside them (`slowed_s`), all `scale` times as long;
     the step's overhead rides with its optimizer, the classes `optimizer`."""
     out = durations * scale
-    if len(beside.slowed) and np.any(np.asarray(loss) > 0):
+    if len(beside.slowed):
         longer_s = durations[:, beside.slowed] + slowed_s(durations, loss, beside)
         out = _replaced(out, beside.slowed, longer_s * (scale if scale.shape[1] == 1 else scale[:, beside.slowed]))
     return _replaced(out, optimizer, out[:, optimizer] + overhead_s)

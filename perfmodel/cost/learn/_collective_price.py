@@ -17,7 +17,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from perfmodel.cost.learn._collective_physics import collective_time, constants, least_volume
+from perfmodel.cost.learn._collective_effects import constants
+from perfmodel.cost.learn._collective_physics import collective_time, least_volume
 from perfmodel.cost.learn._collective_rows import CollectiveRows, SeriesKey
 from perfmodel.cost.learn._collective_weights import (
     GRID,
