@@ -30,7 +30,8 @@ def program_spec(layout: Layout, job: Job, layers: int, tied_embeddings: bool, s
     segments = segments_of(layers, plain.n_stages) if replicated or gathers else 1
     grad_reduce = gather = "none"
     if training and replicated:
-        eager = "overlap" if replicas == 1 else "eager_opt"
+        # a reduction that waits for another rank's replica would hold up the gathers of layers behind it
+        eager = "overlap" if replicas == 1 else "end" if gathers else "eager_opt"
         grad_reduce = eager if layout.overlap_grad_reduce else "end"
         # without ZeRO the gathers take no time: the layouts share one program with those of ZeRO 1
         if layout.zero < 3:

@@ -6,7 +6,7 @@ from perfmodel.program._order import Around, ProgramOrder
 from perfmodel.program._passes import Passes, first_of_chunks
 from perfmodel.program._spec import ProgramSpec
 from perfmodel.program._structure import Kind, Stream
-from perfmodel.program._structure_builder import WHOLE, StructureBuilder
+from perfmodel.program._structure_builder import WHOLE, Ids, StructureBuilder
 from perfmodel.schedule import NEVER, Phase
 
 
@@ -42,22 +42,28 @@ def add_transfers(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, 
         builder.connect(sends, passes.start[to])
 
 
-def add_layer_gathers(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:
+def add_layer_gathers(
+    builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder, optimizers: Ids
+) -> None:
     """ZeRO 3: each op that uses weights waits for their gathering.
 
     On each device gather k is issued when op k - 1 - ahead ends, just before op k - ahead, so that it
-    queues on DATA_COMM before reductions that follow op k - ahead (as FSDP's backward prefetch does).
+    queues on DATA_COMM before reductions that follow op k - ahead (as FSDP's backward prefetch does). In a stream of
+    steps it does so within each, whose first gathers wait for the update before (`optimizers`, as `add_updates` has
+    them).
     """
     if not spec.gathers_by_layer:
         return
     s = passes.schedule
     ahead = spec.gathers_ahead
     uses = np.flatnonzero(passes.op_column(s.phase != Phase.BACKWARD_WEIGHT))
-    device = s.device[passes.instruction[uses]]
-    count = np.bincount(device, minlength=s.devices)
-    start = np.cumsum(count) - count
-    k = np.arange(len(uses)) - start[device]
-    beside = uses[start[device] + np.maximum(k - ahead, 0)]
+    used_by = passes.instruction[uses]
+    device, step = s.device[used_by], s.updates_before[used_by]
+    at = np.arange(len(uses))
+    begins = (np.diff(device, prepend=-1) != 0) | (np.diff(step, prepend=-1) != 0)
+    start = np.maximum.accumulate(np.where(begins, at, 0))
+    k = at - start
+    beside = uses[start + np.maximum(k - ahead, 0)]
     slot = s.slot[passes.instruction[beside]]
     key = np.where(
         k < ahead,
@@ -65,9 +71,9 @@ def add_layer_gathers(builder: StructureBuilder, spec: ProgramSpec, passes: Pass
         order.key(slot, device, passes.part[beside], Around.GATHER),
     )
     gathers = np.empty(len(uses), np.int64)
-    forward = s.phase[passes.instruction[uses]] == Phase.FORWARD
+    forward = s.phase[used_by] == Phase.FORWARD
     for kind, which in ((Kind.PARAM_GATHER, forward), (Kind.PARAM_GATHER_BACKWARD, ~forward)):
-        instruction = passes.instruction[uses[which]]
+        instruction = used_by[which]
         gathers[which] = builder.add(
             kind,
             device[which],
@@ -80,6 +86,10 @@ def add_layer_gathers(builder: StructureBuilder, spec: ProgramSpec, passes: Pass
     builder.connect(gathers, uses)
     gated = np.flatnonzero(k > ahead)
     builder.connect(uses[gated - 1 - ahead], gathers[gated])
+    if len(optimizers):
+        first = np.flatnonzero((k <= ahead) & (step > 0))
+        done = np.cumsum(s.updates) - s.updates
+        builder.connect(optimizers[done[used_by[first]] - 1], gathers[first])
 
 
 def add_step_gathers(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:

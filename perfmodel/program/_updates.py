@@ -6,20 +6,23 @@ from perfmodel.program._order import Around, ProgramOrder
 from perfmodel.program._passes import Passes, first_of_chunks
 from perfmodel.program._spec import ProgramSpec
 from perfmodel.program._structure import Kind, Stream
-from perfmodel.program._structure_builder import WHOLE, StructureBuilder
+from perfmodel.program._structure_builder import WHOLE, Ids, StructureBuilder
 from perfmodel.schedule import NEVER, Phase
 
 
-def add_updates(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:
+def add_updates(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> Ids:
     """Where a schedule tells when weights are updated: each device does so on its own and goes on.
 
     The optimizer waits for the reductions since the device's last update; passes after it wait for the
     optimizer by the order of their stream, and first forwards for their gathered weights.
+
+    Returns:
+        The optimizer of every update, of all devices one after another.
     """
     s = passes.schedule
     at = np.flatnonzero(s.updates)
     if not len(at) or not spec.optimizer:
-        return
+        return np.zeros(0, np.int64)
     device = s.device[at]
     slot, part = s.slot[at], passes.part[passes.last[at]]
     if spec.tied_embedding:
@@ -39,6 +42,7 @@ def add_updates(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, or
         builder.connect(reductions, optimizers[waits])
     if spec.param_gather in ("step", "step_overlap"):
         _add_gathers(builder, spec, passes, optimizers, order)
+    return optimizers
 
 
 def _next_of(key: np.ndarray, device: np.ndarray, later_key: np.ndarray, later_device: np.ndarray) -> np.ndarray:

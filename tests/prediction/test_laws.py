@@ -176,9 +176,10 @@ def test_overlap_never_hurts(case: Case, zero: int) -> None:
 @some(8)
 @given(cases(), st.sampled_from(SCHEDULES), st.sampled_from([1, 3]))
 def test_overlap_never_hurts_under_any_schedule(case: Case, schedule: str, zero: int) -> None:
+    """But for a hundredth: gathers ahead of their use and reductions queue on one stream."""
     alike = case.laid(schedule=schedule, pp=max(case.layout.pp, 2), zero=zero)
     for name in ("overlap_grad_reduce", "overlap_param_gather"):
-        assert_between(alike.laid(**{name: True}), alike.laid(**{name: False}))
+        assert_between(alike.laid(**{name: True}), alike.laid(**{name: False}), least=0.99)
 
 
 @some(8)
