@@ -15,15 +15,10 @@ from perfmodel.prediction._blocks import BlockTimes
 from perfmodel.prediction._compose import Bundle, bundle_passes, weighted_programs
 from perfmodel.prediction._durations import OnKind, durations, parts
 from perfmodel.prediction._phases import PHASES, Phase, phase_counts
-from perfmodel.prediction._price import (
-    beside_loss,
-    has_whole_step_costs,
-    step_factors,
-    under_training_load,
-    variant_times,
-)
+from perfmodel.prediction._price import under_training_load, variant_times
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import Prepared, prepared, rank_busy_s
+from perfmodel.prediction._step_costs import beside_loss, has_whole_step_costs, step_factors
 from perfmodel.program import Kind
 from perfmodel.spec import DIMENSIONS, Layout
 from perfmodel.timeline import makespan

@@ -13,16 +13,16 @@ from jaxtyping import Bool, Float, Int
 
 from perfmodel.cost import EventTimes
 from perfmodel.ops import Collective, Op
-from perfmodel.prediction._classes import EventClasses, passes_s
+from perfmodel.prediction._communication import EventClasses
 from perfmodel.prediction._compose import Bundle, bundle_passes, bundles, composed, event_classes, pass_s, phase_s
 from perfmodel.prediction._host_states import host_block_s, host_state_s
 from perfmodel.prediction._memory import host_bandwidth
-from perfmodel.prediction._phases import full_recompute_s
-from perfmodel.prediction._price import has_step_costs, priced_events
+from perfmodel.prediction._phases import full_recompute_s, passes_s
+from perfmodel.prediction._price import priced_events
 from perfmodel.prediction._problem import Setting, StepProblem, kept
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._sends import across, rank_of_stage
-from perfmodel.prediction._step_costs import Beside, beside_passes, with_step_costs
+from perfmodel.prediction._step_costs import Beside, beside_passes, has_step_costs, with_step_costs
 from perfmodel.program import Kind, ProgramSpec
 from perfmodel.schedule import PassTimes
 from perfmodel.spec import Layout

@@ -13,9 +13,10 @@ from perfmodel.prediction._durations import OnKind, beside_in, parts
 from perfmodel.prediction._phases import phase_counts
 from perfmodel.prediction._population import CLASSES, class_of
 from perfmodel.prediction._prediction import CriticalEvent
-from perfmodel.prediction._price import beside_loss, has_whole_step_costs, step_factors, variant_times
+from perfmodel.prediction._price import variant_times
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared
+from perfmodel.prediction._step_costs import beside_loss, has_whole_step_costs, step_factors
 from perfmodel.program import Kind
 
 

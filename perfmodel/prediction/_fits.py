@@ -7,13 +7,12 @@ from jaxtyping import Bool, Float, Int
 
 from perfmodel.prediction._compose import Bundle, bundles
 from perfmodel.prediction._durations import kind_of_ranks
-from perfmodel.prediction._live import LiveState, live_state
 from perfmodel.prediction._memory import CATEGORIES, MemoryBatch, RankBlocks, Sharding, rank_memory
 from perfmodel.prediction._prediction import StageMemory
-from perfmodel.prediction._problem import Setting, StepProblem, kept
+from perfmodel.prediction._problem import StepProblem
+from perfmodel.prediction._programs import program_live
 from perfmodel.prediction._shard import shard_events
 from perfmodel.prediction._zero import checkpoint_bytes
-from perfmodel.program import ProgramSpec
 from perfmodel.schedule import weight_versions
 from perfmodel.spec import Device, Layout
 from perfmodel.units import GIB
@@ -72,21 +71,6 @@ def fitting(problem: StepProblem, layouts: Sequence[Layout]) -> Bool[np.ndarray,
         usable = usable_of_ranks(problem, bundle.layouts[0])
         fits[list(bundle.lanes)] = (bundle_memory(problem, bundle).total <= usable).all(axis=-1)
     return fits
-
-
-def program_live(setting: Setting, spec: ProgramSpec) -> LiveState:
-    """What a program keeps on every rank."""
-    # reductions, gathers and transfers are of no account
-    alone = ProgramSpec(
-        schedule=spec.schedule, stages=spec.stages, micro_batches=spec.micro_batches, chunks=spec.chunks,
-        steps=spec.steps, offload=spec.offload, forward_only=spec.forward_only,
-    )  # fmt: skip
-    return _live_of(setting, alone)
-
-
-@kept
-def _live_of(setting: Setting, spec: ProgramSpec) -> LiveState:
-    return live_state(spec, spec.build_schedule())
 
 
 def rank_checkpoint_bytes(problem: StepProblem, layout: Layout) -> Float[np.ndarray, " ranks"]:

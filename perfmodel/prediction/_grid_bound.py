@@ -11,9 +11,8 @@ from perfmodel.prediction._grid import LayoutGrid
 from perfmodel.prediction._grid_model import GridModel
 from perfmodel.prediction._grid_pipelines import PipelineBlocks, longest_path_s
 from perfmodel.prediction._grid_states import StateSeconds
-from perfmodel.prediction._phases import PASSED, full_recompute_s, modes_of, recompute_s
-from perfmodel.prediction._price import step_factors
-from perfmodel.prediction._variants import PLAIN
+from perfmodel.prediction._phases import PASSED, PLAIN, full_recompute_s, modes_of, recompute_s
+from perfmodel.prediction._step_costs import step_factors
 
 
 def grid_bound_s(model: GridModel, grid: LayoutGrid) -> Float[np.ndarray, "pipelines shards recomputes states"]:

@@ -12,8 +12,9 @@ from perfmodel.prediction._grid_bound import grid_bound_s
 from perfmodel.prediction._grid_model import GridModel, distinct
 from perfmodel.prediction._memory import CATEGORIES, BlockBytes, Sharding, rank_memory
 from perfmodel.prediction._phases import PASSED, Phase, modes_of, recompute_s
-from perfmodel.prediction._price import block_times, step_factors
+from perfmodel.prediction._price import block_times
 from perfmodel.prediction._problem import StepProblem
+from perfmodel.prediction._step_costs import step_factors
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Layout
 

@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel.prediction._blocks import ShardBlocks
-from perfmodel.prediction._classes import in_classes
 from perfmodel.prediction._memory import host_bandwidth
+from perfmodel.prediction._phases import in_classes
 from perfmodel.prediction._placement import Group
 from perfmodel.prediction._problem import Setting
 from perfmodel.prediction._zero import StatePlace, is_trained, state_params, stored_dtype_bytes, trained_params

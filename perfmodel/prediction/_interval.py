@@ -12,9 +12,9 @@ from perfmodel.prediction._adjustment import Adjustment, factors_of
 from perfmodel.prediction._explain import CriticalPath
 from perfmodel.prediction._population import CLASSES, DEGREES, Belief
 from perfmodel.prediction._prediction import Prediction
-from perfmodel.prediction._price import layout_coordinates
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._sensitivity import step_derivatives
+from perfmodel.prediction._step_costs import layout_coordinates
 from perfmodel.spec import Layout
 
 GAUSS_90 = 1.6448536269514722

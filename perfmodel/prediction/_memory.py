@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float, Int
 
 from perfmodel.errors import LayoutError, Reason
 from perfmodel.prediction._blocks import ShardBlocks
-from perfmodel.prediction._live import LiveState
 from perfmodel.prediction._problem import Setting
+from perfmodel.prediction._programs import LiveState
 from perfmodel.prediction._zero import (
     gradient_dtype_bytes,
     held_dtype_bytes,
