@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from perfmodel.execution._reference import execute as execute
     from perfmodel.execution._reference import execute_function as execute_function
     from perfmodel.execution._reference import random_inputs as random_inputs
+    from perfmodel.execution._reference import rounded_inputs as rounded_inputs
     from perfmodel.execution._run import Run as Run
     from perfmodel.execution._run import program_ranks as program_ranks
     from perfmodel.execution._run import rank_codes as rank_codes
@@ -36,7 +37,7 @@ _NAMES = {
     "_pair_times": "PairTimes measure_pair",
     "_predict_ranks": "predict_ranks",
     "_rank_events": "rank_events",
-    "_reference": "execute execute_function random_inputs",
+    "_reference": "execute execute_function random_inputs rounded_inputs",
     "_run": "Run program_ranks rank_codes run",
     "_session": "ProgramSession RankCode",
     "_simulate": "Timer cluster_timer durations simulate",

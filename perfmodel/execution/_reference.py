@@ -97,6 +97,21 @@ def random_inputs(program: Program, seed: int = 0) -> dict[str, np.ndarray]:
     return arrays
 
 
+def rounded_inputs(program: Program, inputs: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, np.ndarray]:
+    """Inputs that differ from these by less than a unit in the last place: what they change is what rounding may.
+
+    Rounding inside a deep program grows on its way to the outputs as that of its inputs does.
+    """
+    rng = np.random.default_rng(seed)
+    arrays = dict(inputs)
+    for whole in program.inputs:
+        if not whole.dtype.startswith("int"):
+            last_place = float(jnp.finfo(jax_dtype(Tensor(whole.dtype, whole.shape))).eps)
+            value = np.asarray(arrays[whole.name], np.float64)
+            arrays[whole.name] = value * (1 + last_place * rng.uniform(-1, 1, value.shape))
+    return arrays
+
+
 def _smallest_table(function: Function) -> int:
     """Rows that every lookup table has: indices below this are valid everywhere."""
     sizes = [

@@ -38,7 +38,8 @@ def build(spec: ProgramSpec, schedule: Schedule | None = None) -> Structure:
     require_valid(schedule)
     variants = variants_of(schedule)
     builder = StructureBuilder(schedule.devices, schedule.n_stages, spec.segments, variants.table)
-    order = ProgramOrder(schedule.devices, spec.segments, lead_in=spec.gathers_ahead)
+    most = schedule.chunks * spec.segments if schedule.updates.any() else 0  # gathers of a step
+    order = ProgramOrder(schedule.devices, spec.segments, lead_in=max(most, spec.gathers_ahead))
     passes = add_passes(builder, spec, schedule, variants, order)
     add_transfers(builder, spec, passes, order)
     add_offloads(builder, spec, passes, order)

@@ -147,7 +147,7 @@ class Framework(Stated):
     grad_dtype: str = "fp32"
     """Element type in which 16-bit gradients are accumulated and reduced."""
     bf16_grad_dtype: str = ""
-    """The same of bf16 gradients, where it is another."""
+    """The same of bf16 gradients, which narrower products have too, where it is another."""
     half_gradients: bool = False
     keep_gathered: bool = False
     weighted_experts: bool = False
@@ -323,7 +323,7 @@ class Framework(Stated):
     def _grad_dtype(self, dtype: str) -> str:
         if dtype == "fp32":
             return "fp32"
-        return (self.bf16_grad_dtype if dtype == "bf16" else "") or self.grad_dtype
+        return ("" if dtype == "fp16" else self.bf16_grad_dtype) or self.grad_dtype
 
     def _selective_layers(self, said: Mapping[str, Any], model: Model | None) -> int:
         """Layers of every stage that `selective` recompute repeats as a whole; 0 where it is no whole layers."""

@@ -91,7 +91,7 @@ def _(model: ConvNet, job: Job) -> ModelFlops:
 @step_flops.register
 def _(model: Transformer, job: Job) -> ModelFlops:
     batch, s, h = float(job.global_batch), job.seq_len, model.hidden
-    letters = Counter("".join((*model.stack, *[model.stack[-1]] * model.mtp_layers)))
+    letters = Counter("".join((*model.stack, *model.mtp_stack)))
     attention, ffn = attention_weights(model), _ffn_weights(model, model.ffn_hidden)
     per_token = (
         (letters["*"] + letters["W"]) * attention + letters["-"] * ffn + letters["E"] * _moe_weights(model)

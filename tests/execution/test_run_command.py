@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from execution_cases import PROGRAMS
 
+from perfmodel import execution
 from perfmodel.cli import main
+from perfmodel.program.ir import parse_program
 
 PIPELINE = str(PROGRAMS / "pipeline_mlp.ir")
 
@@ -50,3 +52,14 @@ def test_bad_program_names_its_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     path.write_text("func @f(%a: fp32[2] @0) {\n  %b = relu(%c)\n  return %b\n}")
     assert main(["run", str(path), "--ranks", "1"]) == 2
     assert "@f line 2: %c: is used by relu before it is defined" in capsys.readouterr().err
+
+
+def test_rounding_of_inputs_grows_where_the_program_cancels() -> None:
+    program = parse_program("func @f(%a: fp32[64] @0, %b: fp32[64] @0) {\n  %c = add(%a, %b)\n  return %c\n}")
+    a = np.random.default_rng(0).uniform(1, 2, 64)
+    inputs = {"a": a, "b": -a * (1 + 2.0**-10)}  # differ by a thousandth: ten bits are lost
+    rounded = execution.rounded_inputs(program, inputs)
+    assert all(0 < abs(rounded[name] / value - 1).max() <= 2.0**-23 for name, value in inputs.items())
+    before, after = (execution.execute(program, arrays)["c"] for arrays in (inputs, rounded))
+    change = abs(after - before).max() / abs(before).max()
+    assert 2.0**-16 < change < 2.0**-11

@@ -13,7 +13,7 @@ from perfmodel.cost.learn import _moe_alltoall as moe
 from perfmodel.cost.learn._collective_fit import NO_SOURCES, Sources, fit_all_curves, fit_rows, guides
 from perfmodel.cost.learn._collective_physics_fit import fit_between, physical_time
 from perfmodel.cost.learn._collective_price import LARGE, CollectivePrices, predict_rows
-from perfmodel.cost.learn._collective_rows import CollectiveRows, collective_rows, counted, set_aside
+from perfmodel.cost.learn._collective_rows import CollectiveRows, collective_rows, counted, judged
 from perfmodel.cost.learn._collective_weights import CollectiveWeights, CurveKey, LinksKey, Placements, Scope
 from perfmodel.cost.learn._intervals import conformal_quantile
 from perfmodel.ingest.tables import groups_of, hashed
@@ -44,8 +44,10 @@ def usable(
     kept = (exchanges.skipped == "") & np.isfinite(exchanges.time_s) & (exchanges.time_s > 0)
     rows = rows.take(good)
     # known doubts stay: of unhealthy networks as measured, of physics' witnesses at scale by a robust fit
-    reason = set_aside(rows, (*sources.unhealthy, *((name,) for name in sources.physics_only)))
-    return rows.take(reason == ""), exchanges.take(kept), counted(rows, reason)
+    reason, slow = judged(rows, (*sources.unhealthy, *((name,) for name in sources.physics_only)))
+    slow &= sources.keep_slow
+    rows = replace(rows, slow=slow)
+    return rows.take((reason == "") | slow), exchanges.take(kept), counted(rows, np.where(slow, "", reason))
 
 
 def shape_folds(rows: CollectiveRows, folds: int = 5) -> np.ndarray:

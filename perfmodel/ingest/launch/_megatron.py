@@ -214,6 +214,7 @@ _TABLE: Final = (
          defaults={"dtype": "fp32"}),
     Rule(keys=("attention-backend", "use-flash-attn", "transformer-impl"), read=_attention, write=_write_attention),
     key("grad-reduce-in-bf16", "grad_dtype", words({True: "bf16"})),
+    key("accumulate-allreduce-grads-in-fp32", "grad_dtype", words({True: "fp32"})),
     key("optimizer", "optimizer", OPTIMIZER),
     *MODEL,
 )  # fmt: skip
@@ -233,7 +234,7 @@ MEGATRON: Final = LaunchFormat(
         "use-dist-ckpt", "dataloader-type", "make-vocab-size-divisible-by", "rotary-*",
         "norm-epsilon", "use-mcore-models",
         "layernorm-epsilon", "rampup-batch-size", "initial-loss-scale", "loss-scale*", "attention-softmax-in-fp32",
-        "accumulate-allreduce-grads-in-fp32", "use-checkpoint-*", "finetune", "override-opt*", "profile*", "no-masked*",
+        "use-checkpoint-*", "finetune", "override-opt*", "profile*", "no-masked*",
         "no-async-tensor-model-parallel-allreduce", "auto-detect-ckpt-format", "manual-gc*", "moe-aux-loss-coeff",
         "moe-router-load-balancing-type", "moe-router-dtype", "moe-router-pre-softmax", "moe-router-score-function",
         "moe-z-loss-coeff", "distributed-timeout-minutes", "deepspeed", "deepspeed-config", "sbatch-*", "job-name",
