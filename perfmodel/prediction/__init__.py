@@ -98,12 +98,12 @@ from perfmodel.prediction._scatter import Scales as Scales
 from perfmodel.prediction._scatter import half_width as half_width
 from perfmodel.prediction._scatter import scales as scales
 from perfmodel.prediction._scatter import standard_nodes as standard_nodes
+from perfmodel.prediction._sensitivity import EventShares as EventShares
 from perfmodel.prediction._sensitivity import StepDerivatives as StepDerivatives
 from perfmodel.prediction._sensitivity import derivatives_towards as derivatives_towards
+from perfmodel.prediction._sensitivity import event_shares as event_shares
 from perfmodel.prediction._sensitivity import step_derivatives as step_derivatives
 from perfmodel.prediction._shard import shard_events as shard_events
-from perfmodel.prediction._shares import EventShares as EventShares
-from perfmodel.prediction._shares import event_shares as event_shares
 from perfmodel.prediction._site import COMPILED as COMPILED
 from perfmodel.prediction._site import EAGER as EAGER
 from perfmodel.prediction._site import Site as Site

@@ -101,6 +101,10 @@ class PhaseTimes:
         xp = self.event_s.__array_namespace__()
         return xp.maximum(self.phase_s - self.collective_s, self.collective_s) + self.pair_slowed_s
 
+    def shown(self, paired: bool) -> Float[Any, "blocks phases"]:
+        """Share of every phase that shows: of a pass beside another, what `overlapped_phase_s` leaves."""
+        return self.overlapped_phase_s / np.maximum(self.phase_s, 1e-300) if paired else np.ones_like(self.phase_s)
+
 
 def time_phases(
     events: BlockEvents, time_s: Float[Any, " ops"], issue_s: Float[Any, ""], kernel_gap_s: Float[Any, ""]
