@@ -22,11 +22,10 @@ from perfmodel.prediction._phases import (
     N_PHASES,
     PLAIN,
     PassClasses,
-    Phase,
     Variant,
     modes_of,
     pass_classes,
-    recompute_s,
+    passed_s,
 )
 from perfmodel.prediction._price import block_times, priced_events, variant_times
 from perfmodel.prediction._problem import Setting, StepProblem, kept
@@ -264,11 +263,9 @@ def phase_s(problem: StepProblem, bundle: Bundle, variant: Variant = PLAIN) -> F
 
 def pass_s(problem: StepProblem, bundle: Bundle) -> dict[Kind, Float[np.ndarray, "lanes blocks"]]:
     """Seconds that a plain pass spends in each block, by kind of pass (full recompute comes on top)."""
-    phase = phase_s(problem, bundle)
-    backward = phase[:, :, Phase.BACKWARD_INPUT] + recompute_s(phase, bundle.modes)
-    weight = phase[:, :, Phase.BACKWARD_WEIGHT]
+    forward, backward, weight = passed_s(phase_s(problem, bundle), bundle.modes).swapaxes(0, 1)
     return {
-        Kind.FORWARD: phase[:, :, Phase.FORWARD],
+        Kind.FORWARD: forward,
         Kind.BACKWARD: backward + weight,
         Kind.BACKWARD_INPUT: backward,
         Kind.BACKWARD_WEIGHT: weight,

@@ -161,7 +161,8 @@ def durations(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "lanes 
 def _durations(part: OnKind) -> Float[np.ndarray, "lanes classes"]:
     """Seconds of the classes on one kind of nodes."""
     problem, bundle = part.problem, part.bundle
-    passes, layouts, structure = bundle_passes(problem, bundle), bundle.layouts, prepared(bundle.spec).structure
+    passes, layouts, program = bundle_passes(problem, bundle), bundle.layouts, prepared(bundle.spec)
+    structure = program.structure
     out = np.concatenate([events.durations_s for events in part.events]).reshape(len(layouts), -1)
     inside = out if part.on is None else np.zeros_like(out)
     by_phase = {variant: phase_s(problem, bundle, variant) for variant in passes.runs}
@@ -180,7 +181,7 @@ def _durations(part: OnKind) -> Float[np.ndarray, "lanes classes"]:
         return out
     scale, loss = np.array([(one.factor, one.loss) for one in bundle.composed]).T[:, :, None]
     beside = beside_in(problem.setting, bundle.spec)
-    optimizer = prepared(bundle.spec).optimizer
+    optimizer = program.optimizer
     if part.on is not None:
         optimizer = optimizer[part.on[optimizer]]
     return with_step_costs(out, problem.host.step_overhead_s, loss, scale, optimizer, beside)

@@ -42,6 +42,10 @@ _AGAIN: Final = np.zeros((len(RECOMPUTE_MODES), N_PHASES))
 """Phases that an input gradient runs besides its own under each mode."""
 _AGAIN[1, Phase.RECOMPUTE_SELECTIVE] = _AGAIN[2, Phase.RECOMPUTE_FULL] = 1
 _AGAIN.setflags(write=False)
+_IN_PASSES: Final = np.repeat(np.eye(N_PHASES)[None, PASSED], len(RECOMPUTE_MODES), axis=0)
+_IN_PASSES[:, PASSED.index(Phase.BACKWARD_INPUT)] += _AGAIN
+"""How often a micro-batch runs each phase on behalf of each of `PASSED`, by mode."""
+_IN_PASSES.setflags(write=False)
 
 
 def modes_of(recomputes: Sequence[str]) -> Int[np.ndarray, " choices"]:
@@ -53,7 +57,14 @@ def recompute_s(
     phase_s: Float[np.ndarray, "*some phases"], modes: Int[np.ndarray, "*#some"]
 ) -> Float[np.ndarray, "*some"]:
     """Seconds of forward work repeated in backward; `modes` broadcasts against all axes of `phase_s` but the last."""
-    return (phase_s * _AGAIN[modes]).sum(axis=-1)
+    return phase_s.__array_namespace__().vecdot(phase_s, _AGAIN[modes])
+
+
+def passed_s(
+    phase_s: Float[Any, "lanes blocks phases"], modes: Int[np.ndarray, "lanes 1"]
+) -> Float[Any, "lanes passed blocks"]:
+    """Seconds that the phases `PASSED` take in each block, with what the mode recomputes before an input gradient."""
+    return phase_s.__array_namespace__().matmul(_IN_PASSES[modes[:, 0]], phase_s.mT)
 
 
 def full_recompute_s(
@@ -130,10 +141,7 @@ def passes_s(
     """
     out = None
     for variant, own in phase_s.items():
-        xp = own.__array_namespace__()
-        backward_s = own[:, :, Phase.BACKWARD_INPUT] + recompute_s(own, modes)
-        once = xp.stack([own[:, :, Phase.FORWARD], backward_s, own[:, :, Phase.BACKWARD_WEIGHT]], axis=1)
-        of_variant = once.reshape(len(own), -1) @ weights[variant]
+        of_variant = passed_s(own, modes).reshape(len(own), -1) @ weights[variant]
         out = of_variant if out is None else out + of_variant
         if full is not None:
             out = out + (full_recompute_s(own, modes) @ full.T) * runs[variant][Phase.BACKWARD_INPUT]

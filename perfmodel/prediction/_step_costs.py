@@ -72,11 +72,10 @@ def slowed_s(
         durations: of every class, passes as they are alone.
         loss: share of the time of communication by which passes beside it run longer (`beside_loss`).
     """
-    xp = durations.__array_namespace__()
+    xp, loss = durations.__array_namespace__(), np.asarray(loss)
     beside_s = summed(beside.place, beside.share * durations[..., beside.comm], len(beside.slowed))
-    loss = np.asarray(loss)
-    most_s = durations[..., beside.slowed] * (loss / np.maximum(1 - loss, 1e-300))
-    return xp.minimum(loss * beside_s, most_s)
+    most_s = durations[..., beside.slowed] / np.maximum(1 - loss, 1e-300)
+    return loss * xp.minimum(beside_s, most_s)
 
 
 def with_step_costs(
@@ -90,7 +89,7 @@ def with_step_costs(
     """Durations as a real step has them: passes slowed by what is beside them (`slowed_s`), all `scale` times as long;
     the step's overhead rides with its optimizer, the classes `optimizer`."""
     out = durations * scale
-    if len(beside.slowed) and np.any(np.asarray(loss) > 0):
+    if len(beside.slowed):
         longer_s = durations[:, beside.slowed] + slowed_s(durations, loss, beside)
         out = _replaced(out, beside.slowed, longer_s * (scale if scale.shape[1] == 1 else scale[:, beside.slowed]))
     return _replaced(out, optimizer, out[:, optimizer] + overhead_s)
@@ -113,7 +112,7 @@ def beside_loss(problem: StepProblem, layout: Layout) -> float:
 
 def has_whole_step_costs(problem: StepProblem) -> bool:
     """Whether something makes the step longer as a whole: stragglers, overhead, what like runs showed."""
-    return problem.host.costs_steps or bool(problem.adjustment and problem.adjustment.offsets)
+    return problem.host.costs_steps or bool(problem.adjustment and problem.adjustment.runs)
 
 
 def has_step_costs(problem: StepProblem) -> bool:
@@ -124,8 +123,8 @@ def has_step_costs(problem: StepProblem) -> bool:
 
 def step_factors(problem: StepProblem, layout: Layout) -> tuple[float, float]:
     """What stragglers, and what runs like this one have shown beyond all parameters, multiply the step by."""
-    known = problem.adjustment.offsets if problem.adjustment else None
-    like = known.mean(layout_coordinates(problem.setting, layout)) if known else 0.0
+    known = problem.adjustment.runs if problem.adjustment else None
+    like = known.mean(np.array([layout_coordinates(problem.setting, layout)]))[0] if known else 0.0
     return problem.host.slowest_of(layout.devices), float(np.exp(like))
 
 

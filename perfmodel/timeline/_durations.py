@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from perfmodel.errors import PerfModelError
 from perfmodel.timeline._tables import bucket
 
-SMALLEST_CLASSES: Final = 128
+SMALLEST_CLASSES: Final = 1024
 
 Durations: TypeAlias = np.ndarray | Array
 

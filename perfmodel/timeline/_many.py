@@ -21,8 +21,8 @@ from perfmodel.timeline._loops import LANES, ROW_OPTIONS, Items, row_of_lanes
 from perfmodel.timeline._precision import being_traced, in_numpy
 from perfmodel.timeline._tables import OpTables, bucket, join, n_cpu_devices
 
-SMALLEST_ITEMS = 64
-SMALLEST_ROWS = 4096
+SMALLEST_ITEMS = 256
+SMALLEST_ROWS = 1 << 14
 LEAST_DIVIDED = 200_000
 """Ops (times rows of lanes) from which a batch is divided among the cores."""
 

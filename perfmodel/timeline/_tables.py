@@ -18,8 +18,9 @@ from perfmodel.timeline._allocate import BUNDLE, NEVER_SLOT, SPARE_SLOT, ZERO_SL
 if TYPE_CHECKING:
     from perfmodel.timeline._compile import CompiledStructure
 
-SMALLEST_OPS: Final = 1024
-SMALLEST_JOINED_OPS: Final = 1 << 16
+SMALLEST_OPS: Final = 4096
+SMALLEST_JOINED_OPS: Final = 1 << 17
+SMALLEST_BUNDLES: Final = 64
 SMALLEST_SLOTS: Final = 1024
 SMALLEST_TILE_SLOTS: Final = 256
 """Fewer than elsewhere, as each of them is a row of a whole tile of lanes."""
@@ -30,10 +31,10 @@ NO_OP: Final = (ZERO_SLOT, NEVER_SLOT, SPARE_SLOT, 0, 0, 0)
 """A row that changes nothing."""
 
 
-def bucket(n: int, smallest: int, steps: int = 1) -> int:
-    """The least size that holds `n`, out of `steps` per doubling of `smallest` (a power of two)."""
-    step = max(smallest, 1 << (max(n, 1) - 1).bit_length()) // (2 * steps)
-    return max(smallest, -(-n // step) * step) if step else smallest
+def bucket(n: int, smallest: int) -> int:
+    """The least power of two that holds `n` and `smallest`, a power of two itself: each size is a compilation more, so
+    the smallest ones are as large as costs little to fill."""
+    return max(smallest, 1 << (max(n, 1) - 1).bit_length())
 
 
 @partial(
@@ -81,14 +82,14 @@ class BundleTables:
 def join(structures: Sequence["CompiledStructure"], *, with_pred: bool = True, device: int = 0) -> OpTables:
     """Programs of several structures end to end in one table, on one of JAX's CPU devices.
 
-    Without `pred` (empty then) the table serves the makespan, not its gradient.
+    Without `pred` (empty then) the table serves the makespans of a batch, not their gradients.
     """
     n, longest = sum(c.n_ops for c in structures), max(c.n_ops for c in structures)
     width = max(c.program.shape[1] for c in structures)
-    if len(structures) == 1:  # a sixth faster to run than in 16 bits, which take half the time to join
+    if with_pred and len(structures) == 1:  # a sixth faster to run than in 16 bits, which take half the time to join
         padded, dtype = bucket(n, SMALLEST_OPS), np.uint32
     else:
-        padded, dtype = bucket(n, SMALLEST_JOINED_OPS, steps=4), np.result_type(*(c.program for c in structures))
+        padded, dtype = bucket(n, SMALLEST_JOINED_OPS), np.result_type(*(c.program for c in structures))
     program = np.zeros((padded, width), dtype)
     program[n:] = NO_OP[:width]
     pred = np.full((len(program) if with_pred else 0, 2), -1, np.int32)
@@ -111,7 +112,7 @@ def join(structures: Sequence["CompiledStructure"], *, with_pred: bool = True, d
 def lay_out(compiled: "CompiledStructure") -> BundleTables:
     """The program by bundles; places of a bundle that no op fills compute 0 and are never read."""
     n_bundles = compiled.n_bundles
-    padded = bucket(n_bundles, SMALLEST_OPS // BUNDLE)
+    padded = bucket(n_bundles, SMALLEST_BUNDLES)
     first = np.searchsorted(compiled.bundle, np.arange(n_bundles))
     place = compiled.bundle * BUNDLE + np.arange(compiled.n_ops) - first[compiled.bundle]
 

@@ -13,7 +13,6 @@ from scipy.optimize import minimize
 from perfmodel.prediction import CLASSES, key, scales
 from perfmodel.validation._few_runs import Covariances, FewRuns, few_runs, widened
 from perfmodel.validation._population_score import (
-    DEGREES_OF_FREEDOM,
     LEVELS,
     SHARED,
     Score,
@@ -173,4 +172,4 @@ def posterior(
     common: dict[str, Any] = {name: round(float(hyper[name][0]), 4) for name in ("events", "near", "length", "layout")}
     common |= {"noise": round(float(hyper["noise"][0]), 4), "degrees": np.round(hyper["degrees"], 4).tolist()}
     common |= {"scatter": np.round(hyper["scatter"], 4).tolist()}
-    return {"common": common | {"degrees_of_freedom": DEGREES_OF_FREEDOM}, "of": of}
+    return {"common": common, "of": of}

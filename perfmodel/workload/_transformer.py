@@ -114,7 +114,7 @@ def _further_token(model: Transformer, local: Local) -> BlockOps:
             *head_pieces(model, local, owner=False),
         ],
         train=local.job.mode == "train",
-        workspace_bytes=head_workspace_bytes(local),
+        workspace_bytes=head_workspace_bytes(model, local),
         tied_params=0 if model.tied_embeddings else local.vocab * local.hidden,
     )
 
@@ -168,7 +168,7 @@ def _head(model: Transformer, local: Local) -> BlockOps:
         "head",
         head_pieces(model, local),
         train=local.job.mode == "train",
-        workspace_bytes=head_workspace_bytes(local),
+        workspace_bytes=head_workspace_bytes(model, local),
         tied_params=local.vocab * local.hidden if model.tied_embeddings else 0,
     )
 

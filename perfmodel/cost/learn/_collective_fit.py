@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 import numpy as np
 import pandas as pd
 
-from perfmodel.cost.learn._collective_physics import Effect
+from perfmodel.cost.learn._collective_effects import Effect
 from perfmodel.cost.learn._collective_physics_fit import fit_physics, physical_time
 from perfmodel.cost.learn._collective_rows import CollectiveRows, SeriesKey
 from perfmodel.cost.learn._collective_weights import (
@@ -27,6 +27,7 @@ from perfmodel.cost.learn._collective_weights import (
     FabricKey,
     LinksKey,
     MeasuredPlace,
+    mean_curve,
 )
 from perfmodel.cost.learn._fabrics import Fabric
 from perfmodel.ingest.tables import groups_of
@@ -146,15 +147,6 @@ def _usual(
         key: {place: mean_curve(by_rank[min(by_rank)]) for place, by_rank in places.items()}
         for key, places in candidates.items()
     }
-
-
-def mean_curve(curves: Iterable[Curve]) -> Curve:
-    """The mean of several curves of one placement, over all sizes that one of them was measured at."""
-    several = list(curves)
-    start = min(c.start for c in several)
-    end = max(c.start + len(c.value) for c in several)
-    value = np.mean([c.everywhere()[start:end] for c in several], axis=0)
-    return Curve(several[0].ranks, several[0].ranks_per_node, start, value.astype(np.float32))
 
 
 def _measured_on(rows: CollectiveRows) -> dict[SeriesKey, tuple[MeasuredPlace, ...]]:

@@ -237,7 +237,7 @@ def _of_tier(
     links = link_classes(interconnect, device, between)
     if not all(link.limited for link in links):
         return reason, below
-    fastest = _fastest(links)
+    fastest = max(links, key=lambda link: link.bandwidth_bytes_per_s)
     volume = least_volume(kind, rows.ranks, rows.ranks_per_node, fastest.reduces)
     rate = volume * rows.buffer_bytes / rows.time_s
     above = rate > TOLERANCE * fastest.bandwidth_bytes_per_s
@@ -254,10 +254,6 @@ def _of_tier(
             f"or network at fault, not the device; if it is so, state the rate, as '{slowest.name}@2GB/s'"
         )
     return reason, below
-
-
-def _fastest(links: Sequence[LinkClass]) -> LinkClass:
-    return max(links, key=lambda link: link.bandwidth_bytes_per_s)
 
 
 def _far_below(rows: CollectiveRows, kind: str, link: LinkClass, interconnect: str) -> np.ndarray:

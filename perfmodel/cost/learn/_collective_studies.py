@@ -143,7 +143,8 @@ def study_collectives(tables: Sequence[pd.DataFrame], sources: Sources = NO_SOUR
     error, measured = shape_errors(own, weights, sources)
     error = np.where(measured, error, np.nan)
     others = {"physics": np.log(physical_time(weights.physics, own) / own.time_s), "interpolation": _interpolation(own)}
-    parts = [_crossed("shapes", own, error, _halves(own), others, "measured")]
+    half = (hashed([own.buffer_bytes, own.ranks]) % 2).astype(int)
+    parts = [_crossed("shapes", own, error, half, others, "measured")]
     _LOG.info("rank counts")
     fold = ranks_fold(own)
     error = _left_out(own, fold, lambda train: replace(weights, curves=fit_all_curves(train, weights.physics, sources)))
@@ -223,10 +224,6 @@ def _folds(label: np.ndarray, folds: int) -> np.ndarray:
     rank = np.empty(len(names), int)
     rank[order] = np.arange(len(names))
     return rank[inverse] % folds
-
-
-def _halves(rows: CollectiveRows) -> np.ndarray:
-    return (hashed([rows.buffer_bytes, rows.ranks]) % 2).astype(int)
 
 
 def _crossed(
