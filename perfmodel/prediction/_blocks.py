@@ -14,8 +14,7 @@ from jaxtyping import Bool, Float
 
 from perfmodel.cost import EventTimes
 from perfmodel.ops import Attention, Collective, Gemm, KernelOp, Op
-from perfmodel.prediction._contention import held_share, lost_shares
-from perfmodel.prediction._overlap import BlockEvents, PhaseTimes, time_phases
+from perfmodel.prediction._overlap import BlockEvents, PhaseTimes, held_share, lost_shares, time_phases
 from perfmodel.prediction._phases import N_PHASES, RECOMPUTE_MODES, Phase
 from perfmodel.prediction._placement import Network
 from perfmodel.prediction._stages import is_layer

@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from perfmodel.ingest.tables import drop_least_recently_used, mark_used, write_atomic
-from perfmodel.prediction._live import LiveState, live_state
 from perfmodel.prediction._paths import Paths, cycles, flushed_paths, joined, steady_paths, undominated
-from perfmodel.prediction._phases import leading_layers
+from perfmodel.prediction._programs import LiveState, live_state
+from perfmodel.prediction._stages import leading_layers
 from perfmodel.program import ProgramSpec
 from perfmodel.timeline import cache_dir, cache_limit_bytes, code_digest
 

@@ -24,10 +24,10 @@ from perfmodel.prediction import (
     step_times_s,
     sustained,
 )
-from perfmodel.prediction._attention_kernels import FORWARD_SHARE
 from perfmodel.prediction._blocks import GRAPH_OPERATORS
 from perfmodel.prediction._placement import Placement
-from perfmodel.prediction._sustained import source_group, source_medians
+from perfmodel.prediction._site import FORWARD_SHARE
+from perfmodel.prediction._site_constants import source_group, source_medians
 from perfmodel.spec import Job, Layout
 from perfmodel.workload import Kernels, Shard, blocks
 
@@ -355,7 +355,7 @@ def test_omni_path_delivers_a_share_and_contends() -> None:
 
 
 def test_constants_of_published_runs_are_not_read_on_import() -> None:
-    code = "import perfmodel.prediction._sustained as s, perfmodel; print(s.source_medians.cache_info().misses)"
+    code = "import perfmodel.prediction._site_constants as s, perfmodel; print(s.source_medians.cache_info().misses)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert out.stdout.strip() == "0"
 
