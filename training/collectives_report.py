@@ -6,7 +6,8 @@ from math import exp
 import numpy as np
 
 from perfmodel.cost.learn import CollectiveWeights, LeftOut, Study
-from perfmodel.cost.learn._collective_physics import KINDS, Effect, expected
+from perfmodel.cost.learn._collective_effects import Effect, expected
+from perfmodel.cost.learn._collective_physics import KINDS
 from perfmodel.cost.learn._collective_price import LARGE
 from perfmodel.cost.learn._collective_studies import at_most, fabric_names
 from perfmodel.cost.learn._collective_weights import Scope

@@ -41,7 +41,7 @@ def main() -> None:
     tables = [read_table(path) for path in paths.values()]
     unhealthy = tuple(tuple(parts) for parts in plan["unhealthy"])
     as_timed = tuple(tuple(parts) for parts in plan["as_timed"])
-    sources = Sources(tuple(plan["reference"]), unhealthy, as_timed, tuple(plan["physics_only"]))
+    sources = Sources(tuple(plan["reference"]), unhealthy, as_timed, tuple(plan["physics_only"]), keep_slow=True)
     if arguments.no_study:
         spread = dict(collective_weights(weight_files(None)).spread)
     else:

@@ -112,7 +112,7 @@ def table(rows: list[dict]) -> str:
 def worst(runs: list[Run]) -> str:
     """How much of the mean the runs make up that are off by most, were all runs fitted at once."""
     fitted = calibrate_end_to_end(runs)
-    parameters_only = {d: f.adjustment.without_offsets() for d, f in fitted.items()}
+    parameters_only = {d: f.adjustment.without_runs() for d, f in fitted.items()}
     errors = []
     for run in runs:
         model = step_problem(run.model, run.cluster, run.job, None, run.framework, run.site)

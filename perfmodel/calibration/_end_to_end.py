@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from math import expm1
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from perfmodel.calibration._corrections import Correction
 from perfmodel.calibration._observations import Observations, Report
-from perfmodel.calibration._posterior import Posterior, maximise, robust_weight
+from perfmodel.calibration._posterior import Posterior, fitted
 from perfmodel.calibration._priors import Prior, belief_of, corrected, covariance_of, priors
 from perfmodel.calibration._result import EndToEnd, FittedParameter, mean_error
 from perfmodel.calibration._runs import Run, check_units
@@ -24,13 +25,15 @@ from perfmodel.prediction import (
     LOSSES,
     Adjustment,
     Belief,
-    LayoutOffsets,
+    FittedRuns,
     save_adjustments,
 )
 
 _FELT = 0.005
 """Change of a step, by one standard deviation of a prior, from which a run says something of a parameter."""
 _NARROWED = 0.9
+_FAR_OFF = 3.0
+"""Standard deviations of a typical site's runs about the parameters, beyond which a run is named."""
 
 
 @shows_progress("fit to runs")
@@ -47,8 +50,8 @@ def calibrate_end_to_end(
 
     The parameters (`perfmodel.prediction.PARAMETERS`) are log factors of kernel families, of latency and inverse
     bandwidth of each network tier, and of host costs; and losses: overlap, stragglers, overhead per step. Their priors
-    are what the tables say, as wide as the tables' own intervals allow; the posterior's maximum is found by
-    Gauss-Newton steps whose gradients come through the timeline, and its width by Laplace's approximation.
+    are what the tables and the published record say. The update is that of the model of sites (`FittedRuns`), around
+    tangents whose gradients come through the timeline.
 
     Args:
         runs: what was run and measured; a dozen layouts say more than a dozen repeats of one.
@@ -99,58 +102,57 @@ def _fit(
     start = Adjustment(device=device, values=tuple((name, 0.0) for name in names))
     before = observed.log_errors(start)[: len(runs)]
     check_units(runs, np.exp(before) * [run.measured_s for run in runs])
-    n, p = len(runs), len(known)
-    # offsets of runs are factor @ z with z standard normal
-    factor = np.zeros((len(observed.weight), n))
-    factor[:n] = np.linalg.cholesky(belief.likeness.of(observed.coordinates))
-    posterior = maximise(
+    told = fitted(
         lambda x: observed.log_errors_and_gradient(start.at(names, centre + x), names, progress),
-        factor,
-        observed.weight,
-        covariance_of(known, belief),
+        FittedRuns(
+            at=tuple(map(tuple, observed.coordinates.tolist())), slopes=(), error=(),
+            weight=tuple(observed.weight.tolist()), covariance=tuple(map(tuple, covariance_of(known, belief).tolist())),
+            likeness=belief.likeness, noise=belief.noise, scatter=belief.scatter, outliers=belief.outliers,
+            held=belief.held_given,
+        ),
         np.array([prior.lowest for prior in known]) - centre,
-        belief.noise,
-    )
-    parameters = tuple(_parameter(i, prior, posterior, n, device) for i, prior in enumerate(known))
-    told = {found.name for found in profiled}
-    offset, error = (factor @ posterior.values[p:])[:n], posterior.errors[:n]
+    )  # fmt: skip
+    parameters = _parameters(known, told, belief, len(runs), device)
+    profiled_names = {found.name for found in profiled}
     adjustment = Adjustment(
         device=device,
-        values=tuple(zip(names, (centre + posterior.values[:p]).tolist(), strict=True)),
-        covariance=tuple(map(tuple, posterior.covariance[:p, :p].tolist())),
-        informed=frozenset(p.name for p in parameters if p.informed or p.name in told),
+        values=tuple(zip(names, (centre + told.values).tolist(), strict=True)),
+        informed=frozenset(p.name for p in parameters if p.informed or p.name in profiled_names),
         half_width=tuple((prior.name, prior.half_width) for prior in known if prior.half_width),
-        noise=posterior.noise,
-        scale=(belief.degrees_of_freedom + posterior.squares) / (belief.degrees_of_freedom + n),
-        degrees_of_freedom=belief.degrees_of_freedom + n,
-        offsets=LayoutOffsets(
-            at=tuple(map(tuple, observed.coordinates.tolist())),
-            offset=tuple(offset.tolist()),
-            variance=tuple((posterior.noise**2 / robust_weight(error, posterior.noise)).tolist()),
-            likeness=belief.likeness,
-        ),
+        runs=told.runs,
     )
-    apart = np.abs(offset) + np.abs(error)
+    beyond, offset = told.errors[: len(runs)], told.runs.mean(observed.coordinates)
     return EndToEnd(
         device=device,
         runs=len(runs),
         parameters=parameters,
         adjustment=adjustment,
         error_before=mean_error(before),
-        error_after=mean_error(error),
+        error_after=mean_error(beyond + offset),
         beyond=_beyond(before, belief),
         unexplained=tuple(
-            (runs[i].name, float(np.expm1(-error[i] + offset[i])))
-            for i in np.argsort(-apart).tolist()
-            if apart[i] > 3 * np.hypot(belief.likeness.near, belief.noise)
+            (runs[i].name, float(np.expm1(-beyond[i])))
+            for i in np.argsort(-np.abs(beyond)).tolist()
+            if abs(beyond[i]) > _FAR_OFF * np.sqrt(belief.likeness.near**2 + belief.likeness.own**2 + belief.noise**2)
         ),
     )
 
 
-def _parameter(i: int, prior: Prior, posterior: Posterior, runs: int, device: str) -> FittedParameter:
-    moved, sd = float(posterior.values[i]), float(posterior.covariance[i, i]) ** 0.5
+def _parameters(
+    known: Sequence[Prior], told: Posterior, belief: Belief, runs: int, device: str
+) -> tuple[FittedParameter, ...]:
+    """Before and after; of those that a bound holds as wide as if none did."""
+    whole = replace(told.runs, covariance=tuple(map(tuple, covariance_of(known, belief).tolist())))
+    sd = np.sqrt(np.diag(whole.posterior))
+    return tuple(
+        _parameter(prior, float(told.values[i]), float(sd[i]), told.gradient[:runs, i], device)
+        for i, prior in enumerate(known)
+    )
+
+
+def _parameter(prior: Prior, moved: float, sd: float, gradient: np.ndarray, device: str) -> FittedParameter:
     value = prior.centre + moved
-    felt = int((np.abs(posterior.gradient[:runs, i]) * prior.sd >= _FELT).sum())
+    felt = int((np.abs(gradient) * prior.sd >= _FELT).sum())
     return FittedParameter(
         name=prior.name,
         prior_sd=prior.sd,

@@ -20,7 +20,7 @@ class FittedParameter:
     prior_sd: float
     """Its prior is normal around 0, cut off below 0 for losses."""
     value: float
-    """Most probable value."""
+    """Expected value."""
     lo: float
     """Lower end of the 90 % interval."""
     hi: float

@@ -10,6 +10,7 @@ from perfmodel.catalog._cpu import CPU_NAMES
 from perfmodel.catalog._devices import device, device_from_toml
 from perfmodel.catalog._names import index, key, resolve
 from perfmodel.catalog._toml import checked, package_tables, read_toml
+from perfmodel.catalog._words import cluster_for
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.spec import Cluster, NetworkLevel, Stated
 
@@ -163,8 +164,6 @@ def cluster_from_toml(data: dict[str, Any], where: str, name: str) -> Cluster:
 
 def reference_system(device_name: str) -> Cluster | None:
     """Servers as the maker of a device joins them; None for what is no accelerator of the catalog."""
-    from perfmodel.catalog._words import cluster_for  # which reads clusters itself
-
     try:
         found = device(device_name)
     except UnknownNameError:

@@ -28,6 +28,8 @@ class Recipe:
     expert_dispatcher: Dispatcher | None = None
     ep_overlap: bool | None = None
     tp_overlap: bool | None = None
+    fewer_on_last_stage: int | None = None
+    """Layers that the last pipeline stage (of all model chunks) has fewer than the others, for what else it has."""
 
     def is_of(self, model: str, device: str, dtype: str, release: str) -> bool:
         """Whether a run of these names is one of the recipe's."""

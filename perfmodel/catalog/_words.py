@@ -2,8 +2,8 @@
 
 import re
 
-from perfmodel.catalog._clusters import cluster, clusters
 from perfmodel.catalog._devices import device
+from perfmodel.catalog._toml import package_tables
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Cluster, Device, NetworkLevel
 
@@ -145,7 +145,7 @@ def _intra(found: Device, size: int, words: str) -> NetworkLevel:
     if "nvl72" in f"{text} {found.name.lower()}":
         size = NVL72_DEVICES
     if found.vendor == "Google" and not text and size <= LARGEST_TPU_HOST:
-        size = max((one.devices_per_node for one in map(cluster, clusters()) if one.device == found), default=size)
+        size = _largest_slice(found) or size
     bandwidth = found.link_bandwidth_bytes_per_s
     if "pcie" in text and "nvlink" not in text:
         bandwidth = min(bandwidth, _PCIE_GB.get(found.architecture, 63.0) * 1e9)
@@ -158,6 +158,13 @@ def _intra(found: Device, size: int, words: str) -> NetworkLevel:
         latency_s=_latency_s(text, _LATENCY_S[fallback]),
         source=found.source,
     )
+
+
+def _largest_slice(found: Device) -> int:
+    """Devices of the largest slice of such devices that the catalog has; 0 where it has none."""
+    entries = [entry for tables in package_tables("clusters").values() for entry in tables.values()]
+    alike = (entry for entry in entries if isinstance(of := entry.get("device"), str) and device(of) == found)
+    return max((entry["levels"][0]["size"] for entry in alike), default=0)
 
 
 def _inter(found: Device, node: int, words: str) -> NetworkLevel | None:

@@ -2,25 +2,24 @@
 
 import argparse
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
 SHELLS: Final = ("bash", "zsh", "fish")
 _FILES: Final = ("FILE", "TABLE", "RUNS.csv", "JOB.toml")
 
 
-def add_command(commands: Any) -> None:
-    """Register the command."""
+def add_command(commands: Any, top: argparse.ArgumentParser) -> None:
+    """Register the command; `top`: the whole command line, that it completes."""
     command: argparse.ArgumentParser = commands.add_parser(
         "completion", help='shell completion: eval "$(perfmodel completion bash)"'
     )
     command.add_argument("shell", choices=SHELLS)
-    command.set_defaults(run=_execute)
+    command.set_defaults(run=partial(_execute, top))
 
 
-def _execute(arguments: argparse.Namespace) -> int:
-    from perfmodel.cli._parser import parser
-
-    print(script(arguments.shell, parser()))
+def _execute(top: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    print(script(arguments.shell, top))
     return 0
 
 

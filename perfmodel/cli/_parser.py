@@ -60,9 +60,9 @@ _COMMANDS: Final = (
     _catalog.add_command,
     _samples.add_command,
     _doctor.add_command,
-    _completion.add_command,
 )
-"""In the order of --help; each sets `run`, which takes the arguments and returns the exit status."""
+"""In the order of --help, `completion` after them; each sets `run`, which takes the arguments and returns the exit
+status."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -96,6 +96,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for add in _COMMANDS:
         add(commands)
+    _completion.add_command(commands, top)
     return top
 
 

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Float64
 
+from perfmodel.cost.learn import rising
 from perfmodel.ops import Collective, KernelOp, Op
 
 _FEWEST: Final = {"m": 64, "k": 64, "tokens": 64}
@@ -44,25 +45,15 @@ def growing(log_s: Float64[np.ndarray, "n"], measured: Bool[np.ndarray, "n"]) ->
     mean of what those of fewer and those of more samples leave it, first among the measured ones, between which the
     others then stay. Growing times are left as they are.
 
-    Monotone in every time, and moved with all of them: what is never slower, or at most so much faster, stays so.
+    Monotone in every time, and moved with all of them (`rising`).
     """
     at = np.arange(len(log_s)) * np.log(2.0)
-    found = _between(at, log_s)
+    found = rising(log_s, at_most=at)
     if not measured.any():
         return found
-    held, beyond = _between(at[measured], log_s[measured]), at[:, None] - at[measured]
+    held, beyond = rising(log_s[measured], at_most=at[measured]), at[:, None] - at[measured]
     least, most = (held + np.minimum(beyond, 0.0)).max(axis=1), (held + np.maximum(beyond, 0.0)).min(axis=1)
     return np.clip(found, least, most)
-
-
-def _between(at: Float64[np.ndarray, "n"], values: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
-    """Values that rise with `at`, and by no more than it does."""
-    return _rising(at - _rising(at - values))
-
-
-def _rising(values: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
-    """The mean of the running maximum from below and the running minimum from above."""
-    return 0.5 * (np.maximum.accumulate(values) + np.minimum.accumulate(values[::-1])[::-1])
 
 
 def with_sizes(ops: Iterable[Op]) -> list[Op]:

@@ -11,7 +11,7 @@ from jaxtyping import Float64
 from perfmodel.cost.learn import Figures, Rows, device_name, kernel_physics, rows_from_ops, table_rows
 from perfmodel.cost.learn import power_join as power_join
 from perfmodel.ingest.tables import relabel
-from perfmodel.ops import FAMILIES, KernelOp
+from perfmodel.ops import FAMILIES, KernelOp, vector_rate
 from perfmodel.spec import Device
 
 FIXED_S: Final = 4e-6
@@ -29,11 +29,13 @@ def roofline_time(figures: Figures, rows: Rows) -> Float64[np.ndarray, "n"]:
     """Seconds of every row by the wave-quantised roofline alone, no measurement behind it.
 
     fixed + (compute^3 + memory^3)^(1/3), where compute is the wave-quantised work over 65 % of the
-    peak rate and memory the compulsory traffic over 75 % of the bandwidth (roofline: Williams et
-    al., CACM 52(4), 2009).
+    peak rate, or what the vector lanes take if that is longer, and memory the compulsory traffic over 75 % of the
+    bandwidth (roofline: Williams et al., CACM 52(4), 2009).
     """
     physics, machine = kernel_physics(figures, rows)
-    compute = physics.quantised_flops / (machine.peak * COMPUTE_SHARE)
+    compute = np.maximum(
+        physics.quantised_flops / (machine.peak * COMPUTE_SHARE), physics.vector_ops / vector_rate(np, machine)
+    )
     memory = physics.bytes / (machine.bandwidth * MEMORY_SHARE)
     return FIXED_S + power_join(np, compute, memory, _POWER)
 

@@ -14,14 +14,14 @@ from perfmodel.display._palette import EVENTS as EVENTS
 from perfmodel.display._palette import GREY as GREY
 from perfmodel.display._palette import LINES as LINES
 from perfmodel.display._palette import PARTS as PARTS
+from perfmodel.display._palette import PICTURE_SUFFIXES as PICTURE_SUFFIXES
 from perfmodel.display._palette import VERMILLION as VERMILLION
 from perfmodel.display._palette import Look as Look
 from perfmodel.display._palette import ramp as ramp
+from perfmodel.display._palette import require_matplotlib as require_matplotlib
+from perfmodel.display._palette import require_picture as require_picture
 from perfmodel.display._palette import shade as shade
 from perfmodel.display._palette import text_colour as text_colour
-from perfmodel.display._picture_files import PICTURE_SUFFIXES as PICTURE_SUFFIXES
-from perfmodel.display._picture_files import require_matplotlib as require_matplotlib
-from perfmodel.display._picture_files import require_picture as require_picture
 from perfmodel.display._progress import Report as Report
 from perfmodel.display._progress import progress as progress
 from perfmodel.display._progress import shows_progress as shows_progress

@@ -5,7 +5,11 @@ tell apart. Pipeline replicas and model chunks are lighter shades of their kind'
 greyscale too.
 """
 
+import importlib
+from pathlib import Path
 from typing import Final, NamedTuple
+
+from perfmodel.errors import PerfModelError
 
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILLION, PURPLE, GREY = "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#999999"
@@ -91,3 +95,27 @@ def ramp(n: int) -> list[str]:
 def _between(first: str, second: str, share: float) -> str:
     pairs = zip(_rgb(first), _rgb(second), strict=True)
     return "#" + "".join(f"{round(a + (b - a) * share):02X}" for a, b in pairs)
+
+
+PICTURE_SUFFIXES: Final = (".png", ".pdf", ".svg")
+
+
+def require_picture(path: Path | str) -> str:
+    """The suffix of a picture's file, in lower case.
+
+    Raises:
+        PerfModelError: a suffix that no picture is written with; no matplotlib.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix not in PICTURE_SUFFIXES:
+        raise PerfModelError(f"{path}: a picture is written as {', '.join(PICTURE_SUFFIXES)}; name the file so")
+    require_matplotlib()
+    return suffix
+
+
+def require_matplotlib() -> None:
+    """Raise `PerfModelError` where matplotlib is not installed."""
+    try:
+        importlib.import_module("matplotlib")
+    except ImportError as error:
+        raise PerfModelError(f"pictures need matplotlib ({error}); install it: pip install 'perfmodel[viz]'") from None

@@ -31,11 +31,13 @@ from perfmodel.ops._physics import cached_share as cached_share
 from perfmodel.ops._physics import common_features as common_features
 from perfmodel.ops._physics import compute_seconds as compute_seconds
 from perfmodel.ops._physics import memory_seconds as memory_seconds
+from perfmodel.ops._physics import vector_rate as vector_rate
 from perfmodel.ops._programs import JAX_DTYPES as JAX_DTYPES
 from perfmodel.ops._programs import TORCH_DTYPES as TORCH_DTYPES
 from perfmodel.ops._programs import Program as Program
 from perfmodel.ops._programs import Tensors as Tensors
 from perfmodel.ops._programs import torch_module as torch_module
+from perfmodel.ops._recurrence import Recurrence as Recurrence
 from perfmodel.ops._registry import FAMILIES as FAMILIES
 
 Op = KernelOp | Collective

@@ -10,7 +10,7 @@ import numpy as np
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.ops._family import Axis, Family, Measurement, ShapeColumn
 from perfmodel.ops._kernel import KernelOp, Pass, Shape, Work
-from perfmodel.ops._physics import Machine, Physics, cached_share, divides, flag, log2
+from perfmodel.ops._physics import Machine, Physics, cached_share, divides, flag, lane_operations, log2
 from perfmodel.ops._programs import Program, Tensor, Tensors, jax_array, jax_pass, torch_module, torch_pass
 
 
@@ -41,8 +41,6 @@ class MemoryBound(KernelOp):
 
 _OPS_PER_ELEMENT: Final = 4.0
 """Operations that an element costs the vector lanes: addresses, load, conversion, arithmetic, store."""
-_MANY_UNITS: Final = 8
-"""Multiprocessors from which elements are issued one per lane; few wide cores (TPU) handle whole vectors."""
 
 
 def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
@@ -62,7 +60,7 @@ def _physics(xp: Any, x: Shape, machine: Machine) -> Physics:
     # fused softmax kernels (Megatron) want batch x heads = rows / hidden to be a multiple of four
     features += [divides(xp, rows, 4), flag(xp, xp.mod(rows, 4 * hidden) == 0), flag(xp, hidden > 2048)]
     axes = [log2(xp, v) for v in (rows, hidden, resident)]
-    vector = xp.where(machine.units >= _MANY_UNITS, _OPS_PER_ELEMENT * elements, 0.0)
+    vector = lane_operations(xp, machine, _OPS_PER_ELEMENT * elements)
     return Physics(elements, elements, traffic, features, axes, vector, cached_share(traffic, machine))
 
 

@@ -44,6 +44,8 @@ class Physics(NamedTuple):
 
 _LANES: Final = 128.0
 """Vector lanes of a multiprocessor that can be issued to in one cycle."""
+_MANY_UNITS: Final = 8
+"""Multiprocessors from which a device is not one of few wide cores (TPU)."""
 _CACHE_BYTES: Final = 38.0
 """Bytes per cycle between a multiprocessor and the last-level cache: 64 nominally, 60 % of it reached."""
 _CACHE_EDGE: Final = 2.0
@@ -60,6 +62,11 @@ def cached_share(working_set: Any, machine: Machine) -> Any:
 def vector_rate(xp: Any, machine: Machine) -> Any:
     """Operations per second of all vector lanes; at least a small share of the peak, for few wide cores."""
     return xp.maximum(machine.units * machine.clock * _LANES, machine.peak / 256.0)
+
+
+def lane_operations(xp: Any, machine: Machine, operations: Any) -> Any:
+    """Operations that vector lanes are issued one by one; none for few wide cores, which handle whole vectors."""
+    return xp.where(machine.units >= _MANY_UNITS, operations, 0.0)
 
 
 def compute_seconds(xp: Any, physics: Physics, machine: Machine) -> Any:

@@ -10,8 +10,9 @@ from perfmodel.ops._gemm import GEMM
 from perfmodel.ops._memory import MEMORY
 from perfmodel.ops._moe import MOE
 from perfmodel.ops._optimizer import OPTIMIZER
+from perfmodel.ops._recurrence import RECURRENCE
 
 FAMILIES: Final = MappingProxyType({
-    family.name: family for family in (GEMM, ATTENTION, MEMORY, EMBEDDING, OPTIMIZER, CONVOLUTION, MOE)
+    family.name: family for family in (GEMM, ATTENTION, MEMORY, EMBEDDING, OPTIMIZER, CONVOLUTION, MOE, RECURRENCE)
 })  # fmt: skip
 """A family is added by its module and its entry here."""

@@ -45,6 +45,7 @@ from perfmodel.prediction._fits import program_live as program_live
 from perfmodel.prediction._fits import rank_checkpoint_bytes as rank_checkpoint_bytes
 from perfmodel.prediction._fits import rank_devices as rank_devices
 from perfmodel.prediction._fits import version_difference as version_difference
+from perfmodel.prediction._fitted_runs import FittedRuns as FittedRuns
 from perfmodel.prediction._grid import LayoutGrid as LayoutGrid
 from perfmodel.prediction._grid import PipelineChoice as PipelineChoice
 from perfmodel.prediction._grid import RecomputeChoice as RecomputeChoice
@@ -58,9 +59,11 @@ from perfmodel.prediction._interval import GAUSS_90 as GAUSS_90
 from perfmodel.prediction._interval import Joint as Joint
 from perfmodel.prediction._interval import joint_errors as joint_errors
 from perfmodel.prediction._interval import joint_of as joint_of
-from perfmodel.prediction._interval import log_covariance as log_covariance
 from perfmodel.prediction._interval import shared_errors as shared_errors
-from perfmodel.prediction._layout_offsets import LayoutOffsets as LayoutOffsets
+from perfmodel.prediction._known_runs import KnownRuns as KnownRuns
+from perfmodel.prediction._known_runs import Parts as Parts
+from perfmodel.prediction._known_runs import known_runs as known_runs
+from perfmodel.prediction._known_runs import widened as widened
 from perfmodel.prediction._layout_offsets import Likeness as Likeness
 from perfmodel.prediction._live import LiveState as LiveState
 from perfmodel.prediction._memory import CATEGORIES as CATEGORIES

@@ -1,10 +1,9 @@
-"""What measured runs say of the cost models: named physical parameters, their uncertainty, and how they move times."""
+"""What measured runs say of the cost models: named physical parameters, and how they move times."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,10 +15,10 @@ from perfmodel.cost.learn import END_TO_END_FILE, WeightFiles
 from perfmodel.errors import CalibrationError
 from perfmodel.ingest.tables import write_json
 from perfmodel.ops import FAMILIES, Collective, Op
-from perfmodel.prediction._layout_offsets import LayoutOffsets
+from perfmodel.prediction._fitted_runs import FittedRuns
 from perfmodel.spec import Framework
 
-SCHEMA: Final = "end-to-end/2"
+SCHEMA: Final = "end-to-end/3"
 END_TO_END: Final = "end-to-end"
 """Provenance of times that runs have moved, or confirmed."""
 
@@ -52,26 +51,18 @@ def factors_of(op: Op) -> tuple[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Adjustment:
-    """Parameters of one device's runs at the posterior's maximum, with its Laplace approximation."""
+    """Parameters of one device, as they are expected given its runs."""
 
     device: str
     """Device whose runs these are of; other devices are left as they were."""
     values: tuple[tuple[str, float], ...]
     """By parameter; those left out are 0."""
-    covariance: tuple[tuple[float, ...], ...] = ()
-    """Posterior covariance in the order of `values`; empty for none."""
     informed: frozenset[str] = frozenset()
     """Parameters that the runs narrowed: times that rest on them are `end-to-end`."""
     half_width: tuple[tuple[str, float], ...] = ()
     """By parameter the log half-width of the 90 % intervals of the events in the runs that it moved."""
-    noise: float = 0.0
-    """Scale of log(measured / predicted) that no parameter explains."""
-    scale: float = 1.0
-    """Of all variances: how much more or less the site scatters than the record expects of one."""
-    degrees_of_freedom: float = inf
-    """Of Student's t distribution of predictions."""
-    offsets: LayoutOffsets | None = None
-    """What layouts that resemble one another have in common beyond the parameters; None before any run."""
+    runs: FittedRuns | None = None
+    """That the parameters were fitted to; None before any run."""
 
     @cached_property
     def of(self) -> dict[str, float]:
@@ -80,7 +71,7 @@ class Adjustment:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Parameters that were fitted, in the order of the covariance."""
+        """Parameters that were fitted, in the order of the slopes of the runs."""
         return tuple(name for name, _ in self.values)
 
     def moved(self, name: str, by: float) -> "Adjustment":
@@ -91,9 +82,14 @@ class Adjustment:
         """The same with other values."""
         return replace(self, values=tuple(zip(names, map(float, values), strict=True)))
 
-    def without_offsets(self) -> "Adjustment":
+    @property
+    def noise(self) -> float:
+        """Scale of log(measured / predicted) that is one run's alone."""
+        return float(self.runs.known.scales.weight @ self.runs.noise_variance) ** 0.5 if self.runs else 0.0
+
+    def without_runs(self) -> "Adjustment":
         """The parameters alone."""
-        return replace(self, offsets=None)
+        return replace(self, runs=None)
 
     def times(self, ops: Sequence[Op], times: EventTimes, latency_s: Float64[np.ndarray, "n"]) -> EventTimes:
         """Times of events after the factors: latency e^alpha + (time - latency) e^beta (Hockney 1994, each
@@ -118,13 +114,9 @@ class Adjustment:
         """Plain values, for JSON."""
         return {
             "values": dict(self.values),
-            "covariance": [list(row) for row in self.covariance],
             "informed": sorted(self.informed),
             "half_width": dict(self.half_width),
-            "noise": self.noise,
-            "degrees_of_freedom": self.degrees_of_freedom,
-            "scale": self.scale,
-            "offsets": self.offsets.to_dict() if self.offsets else None,
+            "runs": self.runs.to_dict() if self.runs else None,
         }
 
     @classmethod
@@ -136,13 +128,9 @@ class Adjustment:
         return cls(
             device=device,
             values=tuple((str(k), float(v)) for k, v in value["values"].items()),
-            covariance=tuple(tuple(map(float, row)) for row in value["covariance"]),
             informed=frozenset(value["informed"]),
             half_width=tuple((str(k), float(v)) for k, v in value["half_width"].items()),
-            noise=float(value["noise"]),
-            degrees_of_freedom=float(value["degrees_of_freedom"]),
-            scale=float(value["scale"]),
-            offsets=LayoutOffsets.from_dict(value["offsets"]) if value["offsets"] else None,
+            runs=FittedRuns.from_dict(value["runs"]) if value["runs"] else None,
         )
 
 

@@ -1,8 +1,9 @@
 """Model states in host memory: what copying them and updating them there adds to a step.
 
 Reduced gradients are copied to the host after each reduction, which updates the states there (ZeRO-Offload, arXiv
-2101.06840, section 4) and sends back new weights; or weights stay there too and are copied before each gather
-(ZeRO-Infinity, arXiv 2104.07857; torch's `CPUOffload`).
+2101.06840, section 4) and sends back new weights while it updates the next ones (section 5.1: tiles of parameters in
+two buffers); or weights stay there too and are copied before each gather (ZeRO-Infinity, arXiv 2104.07857; torch's
+`CPUOffload`).
 """
 
 from collections.abc import Mapping
@@ -53,7 +54,7 @@ def host_seconds(setting: Setting, layout: Layout, reduced: bool) -> HostSeconds
     sharing = min(setting.cluster.devices_per_node, layout.devices)
     update_s = sharing / setting.framework.host_updates_per_s
     back_s = 0.0 if on_host else weight_s
-    return HostSeconds(weight_s * on_host, gradient_s * reduced, update_s + back_s + gradient_s * (not reduced))
+    return HostSeconds(weight_s * on_host, gradient_s * reduced, max(update_s, back_s) + gradient_s * (not reduced))
 
 
 def shard_params(

@@ -10,10 +10,13 @@ from jaxtyping import Float
 
 from perfmodel.prediction._adjustment import Adjustment, factors_of
 from perfmodel.prediction._explain import CriticalPath
+from perfmodel.prediction._fitted_runs import FittedRuns
+from perfmodel.prediction._known_runs import Parts, widened
 from perfmodel.prediction._population import CLASSES, DEGREES, Belief
 from perfmodel.prediction._prediction import Prediction
 from perfmodel.prediction._price import layout_coordinates
 from perfmodel.prediction._problem import StepProblem
+from perfmodel.prediction._scatter import half_width
 from perfmodel.prediction._sensitivity import step_derivatives
 from perfmodel.spec import Layout
 
@@ -35,9 +38,9 @@ def step_interval(
     if problem.kinds:
         return max((_before_runs(one, path, degrees) for one in problem.kinds), key=lambda found: found[0][1])
     known = problem.adjustment
-    if known is not None and known.offsets is not None:
-        widest = _before_runs(problem, path, degrees)[0]
-        return _from_runs(problem, known, layout, path, log(widest[1]))
+    if known is not None and known.runs is not None:
+        widest = _before_runs(problem, path, degrees)[0][1]
+        return _given_runs(problem, known, known.runs, layout, path, log(widest))
     return _before_runs(problem, path, degrees)
 
 
@@ -56,44 +59,24 @@ def _before_runs(
     return (exp(-half), exp(half)), sources | {OWN: belief.noise}
 
 
-def student_half_width(variance: float, degrees_of_freedom: float) -> float:
-    """Of the 90 % interval of Student's t distribution."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(degrees_of_freedom, 0.95)) * variance**0.5
-
-
-def _from_runs(
-    problem: StepProblem, adjustment: Adjustment, layout: Layout, path: CriticalPath, widest: float
+def _given_runs(
+    problem: StepProblem, adjustment: Adjustment, runs: FittedRuns, layout: Layout, path: CriticalPath, before: float
 ) -> tuple[tuple[float, float], dict[str, float]]:
-    """Ends of the 90 % interval as factors of the step time (Laplace's approximation), and where it comes
-    from, as `Prediction.error_sources`.
-
-    The variance of the log step time has four parts: what the runs left open of the fitted parameters
-    (g' C g with the gradient g of the log step time), what makes events of this step less certain than
-    those of the runs (parameters that no run touched count in full), what is unknown of layouts this far
-    from the runs, and the noise between one run and another. Together they are no wider than the half-width `widest`
-    before any run, unless the runs scatter more themselves: it holds what sites differ in, so runs can only narrow it.
-    """
+    """What the site's own runs leave open: of the parameters; of events of this step that are less certain than those
+    of the runs (parameters that no run touched count in full); of layouts this far from the runs; and the noise between
+    one run and another."""
     derivatives = step_derivatives(problem, [layout], adjustment.names)
-    gradient = derivatives.by_parameter[0] / derivatives.step_s[0]
-    wider = adjustment.scale**0.5
-    sources = {
-        f"events: {name}": wider * sd for name, sd in _events_beyond_runs(adjustment, path, derivatives.step_s[0])
-    }
-    if adjustment.covariance:
-        # independent combinations of parameters: the columns of a root of their covariance
-        values, vectors = np.linalg.eigh(np.asarray(adjustment.covariance))
-        loads = wider * gradient @ (vectors * np.sqrt(np.maximum(values, 0.0)))
-        sources |= {f"fit: {i}": float(load) for i, load in enumerate(loads)}
-    sources[OWN] = wider * adjustment.noise
-    variance = sum(sd**2 for sd in sources.values())
-    if adjustment.offsets is not None:
-        variance += adjustment.scale * adjustment.offsets.spread(layout_coordinates(problem.setting, layout))
-    half = student_half_width(variance, adjustment.degrees_of_freedom)
-    least = student_half_width(sources[OWN] ** 2, adjustment.degrees_of_freedom)
-    kept = min(1.0, max(least, widest) / half)
-    return (exp(-half * kept), exp(half * kept)), {name: sd * kept for name, sd in sources.items()}
+    slopes = derivatives.by_parameter / derivatives.step_s[:, None]
+    beyond = _events_beyond_runs(adjustment, path, derivatives.step_s[0])
+    events = {f"events: {name}": sd for name, sd in beyond}
+    where = np.array([layout_coordinates(problem.setting, layout)])
+    signal = runs.joint(slopes, where, np.array([[*events.values()]]))[:, 0, 0]
+    half = float(widened(half_width(signal + runs.noise_variance, runs.known.scales.weight), runs.held, before))
+    # independent combinations of parameters: the columns of a root of their covariance
+    values, vectors = np.linalg.eigh(runs.posterior)
+    loads = slopes[0] @ (vectors * np.sqrt(np.maximum(values, 0.0)))
+    fit = {f"fit: {i}": float(load) for i, load in enumerate(loads)}
+    return (exp(-half), exp(half)), events | fit | {OWN: adjustment.noise}
 
 
 def _events_beyond_runs(adjustment: Adjustment, path: CriticalPath, step_s: float) -> list[tuple[str, float]]:
@@ -121,31 +104,36 @@ def shared_errors(
 
 @dataclass(frozen=True, eq=False)
 class Joint:
-    """Distribution of the logarithms of the step times of some layouts about their predictions: a mixture of Student's
-    t distributions."""
+    """Distribution of the logarithms of the step times of some layouts about their predictions: a mixture of
+    normals."""
 
     covariance: Float[np.ndarray, "nodes layouts layouts"]
     weight: Float[np.ndarray, " nodes"]
-    degrees_of_freedom: float
+    noise: Float[np.ndarray, "nodes layouts"]
+    """Of the variances, what is the noise between one run and another."""
 
     def below(self, gap: Float[np.ndarray, "layouts layouts"]) -> Float[np.ndarray, "layouts layouts"]:
         """Probability that the log of the row's layout less that of the column's is off by less than `gap`."""
-        from scipy.special import stdtr
+        from scipy.special import ndtr
 
         variance = np.diagonal(self.covariance, axis1=1, axis2=2)
         apart = variance[:, :, None] + variance[:, None] - 2 * self.covariance
         z = gap / np.sqrt(np.maximum(apart, 1e-12))
-        return np.tensordot(self.weight, stdtr(self.degrees_of_freedom, z), 1)
+        return np.tensordot(self.weight, ndtr(z), 1)
 
 
 def joint_errors(problem: StepProblem, predictions: Sequence[Prediction]) -> Joint:
     """Of some layouts of one problem: what all sites differ in cancels as far as layouts spend alike on it; how much
     one site's layouts scatter beyond is unknown, and the same for all of them (`Scales`)."""
     known = problem.adjustment
-    if known is not None and known.offsets is not None:
-        return Joint(log_covariance(problem, predictions)[None], np.ones(1), known.degrees_of_freedom)
     names, shared, own = shared_errors(predictions)
     where = np.array([layout_coordinates(problem.setting, p.layout) for p in predictions])
+    if known is not None and known.runs is not None:
+        runs, events = known.runs, [name.startswith("events: ") for name in names]
+        found = step_derivatives(problem, [p.layout for p in predictions], known.names)
+        signal = runs.joint(found.by_parameter / found.step_s[:, None], where, shared[:, events])
+        noise = np.repeat(runs.noise_variance[:, None], len(where), axis=1)
+        return Joint(signal + noise[:, :, None] * np.eye(len(where)), runs.known.scales.weight, noise)
     return joint_of(problem.site.belief(problem.framework, problem.cluster.device), names, shared, own, where)
 
 
@@ -158,30 +146,8 @@ def joint_of(
 ) -> Joint:
     """`joint_errors` before any run, from what `shared_errors` gives and the layouts' coordinates."""
     of_site = np.array([name.removeprefix("site: ") in CLASSES for name in names], bool)
-    alike, scales = belief.likeness.of(where), belief.scales
-    repeats = belief.likeness.own**2 * (alike > belief.likeness.near**2)
-    within = shared[:, ~of_site] @ shared[:, ~of_site].T + alike - repeats
-    single = repeats + np.diag(own**2)
-    parts = np.stack([within, single])
-    covariance = shared[:, of_site] @ shared[:, of_site].T + np.einsum(
-        "pn,pij->nij", np.stack([scales.within, scales.own]), parts
-    )
-    return Joint(covariance, scales.weight, np.inf)
-
-
-def log_covariance(problem: StepProblem, predictions: Sequence[Prediction]) -> Float[np.ndarray, "layouts layouts"]:
-    """Covariance of the logarithms of the step times of some layouts of one problem.
-
-    Sum over sources of sd_i sd_j, as `Prediction.error_sources` has them (errors of an op family, of a fitted parameter
-    and of the framework are common to all layouts, in proportion to what each spends there), the runs' own noise on
-    the diagonal, and what layouts near one another share.
-    """
-    _, shared, own = shared_errors(predictions)
-    found = shared @ shared.T + np.diag(own**2)
-    if not predictions:
-        return found
-    known = problem.adjustment
-    where = [layout_coordinates(problem.setting, p.layout) for p in predictions]
-    if known is not None and known.offsets is not None:
-        return found + known.scale * known.offsets.joint(where)
-    return found + problem.site.belief(problem.framework, problem.cluster.device).likeness.of(np.array(where))
+    scales, likeness = belief.scales, belief.likeness
+    within = shared[:, ~of_site] @ shared[:, ~of_site].T + likeness.shared(where, where)
+    single = likeness.alone(where, where) + np.diag(own**2)
+    covariance = Parts(shared[:, of_site] @ shared[:, of_site].T, within, single).under(scales)
+    return Joint(covariance, scales.weight, scales.own[:, None] * own**2)

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from importlib.resources import files
-from math import inf
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -70,8 +69,10 @@ class Belief:
     """Standard deviations over sites of the logs of the two scales of `Scales`."""
     held: float
     """By what half-widths are multiplied to hold nine tenths of the runs of sources left out."""
-    degrees_of_freedom: float
-    """Of a site's scale once runs of it are known."""
+    outliers: float
+    """Degrees of freedom of the noise of one run of a site, of which some are known (`known_runs`)."""
+    held_given: float
+    """As `held`, once some runs of the site are known."""
 
     @cached_property
     def scales(self) -> Scales:
@@ -136,14 +137,15 @@ class Population:
             noise=common["noise"],
             scatter=tuple(common["scatter"]),
             held=common["held"],
-            degrees_of_freedom=common["degrees_of_freedom"],
+            outliers=common["outliers"],
+            held_given=common["held_given"],
         )
 
 
 NEUTRAL: Final = Population(
     common={
         "degrees": [0.0] * len(DEGREES), "events": 1.0, "near": 0.0, "length": 1.0, "layout": 0.0, "noise": 0.0,
-        "scatter": [0.0, 0.0], "held": 1.0, "degrees_of_freedom": inf,
+        "scatter": [0.0, 0.0], "held": 1.0, "outliers": 4.0, "held_given": 1.0,
     },
     of={"|": {"mean": [0.0] * len(CLASSES), "covariance": [0.0] * (len(CLASSES) * (len(CLASSES) + 1) // 2)}},
 )  # fmt: skip

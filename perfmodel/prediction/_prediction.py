@@ -123,7 +123,7 @@ class Prediction:
     warnings: tuple[str, ...] = ()
     error_sources: dict[str, float] = field(default_factory=dict, repr=False)
     """Scale of the logarithm of the step time by source of error, but for what layouts near one another share; the same
-    name is the same error in other layouts of the machine (`log_covariance`)."""
+    name is the same error in other layouts of the machine (`joint_errors`)."""
     busy_fraction: float = field(repr=False)
     """Share of the step in which compute streams run passes, communication inside them, or the optimizer, mean over
     pipeline ranks; the rest is the bubble, and waits for communication beside the passes."""

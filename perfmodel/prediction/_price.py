@@ -195,7 +195,7 @@ def beside_loss(problem: StepProblem, layout: Layout) -> float:
 
 def has_whole_step_costs(problem: StepProblem) -> bool:
     """Whether something makes the step longer as a whole: stragglers, overhead, what like runs showed."""
-    return problem.host.costs_steps or bool(problem.adjustment and problem.adjustment.offsets)
+    return problem.host.costs_steps or bool(problem.adjustment and problem.adjustment.runs)
 
 
 def has_step_costs(problem: StepProblem) -> bool:
@@ -206,8 +206,8 @@ def has_step_costs(problem: StepProblem) -> bool:
 
 def step_factors(problem: StepProblem, layout: Layout) -> tuple[float, float]:
     """What stragglers, and what runs like this one have shown beyond all parameters, multiply the step by."""
-    known = problem.adjustment.offsets if problem.adjustment else None
-    like = known.mean(layout_coordinates(problem.setting, layout)) if known else 0.0
+    known = problem.adjustment.runs if problem.adjustment else None
+    like = known.mean(np.array([layout_coordinates(problem.setting, layout)]))[0] if known else 0.0
     return problem.host.slowest_of(layout.devices), float(np.exp(like))
 
 

@@ -7,6 +7,8 @@ from perfmodel.program._listing import ProgramInstruction as ProgramInstruction
 from perfmodel.program._listing import instructions as instructions
 from perfmodel.program._listing import to_frame as to_frame
 from perfmodel.program._listing import to_text as to_text
+from perfmodel.program._passes import Variants as Variants
+from perfmodel.program._passes import variants_of as variants_of
 from perfmodel.program._spec import GradReduce as GradReduce
 from perfmodel.program._spec import ParamGather as ParamGather
 from perfmodel.program._spec import ProgramSpec as ProgramSpec
@@ -16,7 +18,5 @@ from perfmodel.program._structure import Kind as Kind
 from perfmodel.program._structure import Stream as Stream
 from perfmodel.program._structure import Structure as Structure
 from perfmodel.program._structure_builder import WHOLE as WHOLE
-from perfmodel.program._variants import Variants as Variants
-from perfmodel.program._variants import variants_of as variants_of
 
 shorten_reprs(__name__)

@@ -8,14 +8,13 @@ from perfmodel.program._communication import (
 )
 from perfmodel.program._offload import add_offloads
 from perfmodel.program._order import ProgramOrder
-from perfmodel.program._passes import add_passes
+from perfmodel.program._passes import add_passes, variants_of
 from perfmodel.program._reductions import add_reductions
 from perfmodel.program._spec import ProgramSpec
 from perfmodel.program._step_end import add_step_end
 from perfmodel.program._structure import Structure
 from perfmodel.program._structure_builder import StructureBuilder
 from perfmodel.program._updates import add_updates
-from perfmodel.program._variants import variants_of
 from perfmodel.schedule import Schedule, require_valid
 
 
@@ -38,7 +37,8 @@ def build(spec: ProgramSpec, schedule: Schedule | None = None) -> Structure:
     require_valid(schedule)
     variants = variants_of(schedule)
     builder = StructureBuilder(schedule.devices, schedule.n_stages, spec.segments, variants.table)
-    order = ProgramOrder(schedule.devices, spec.segments, lead_in=spec.gathers_ahead)
+    most = schedule.chunks * spec.segments if schedule.updates.any() else 0  # gathers of a step
+    order = ProgramOrder(schedule.devices, spec.segments, lead_in=max(most, spec.gathers_ahead))
     passes = add_passes(builder, spec, schedule, variants, order)
     add_transfers(builder, spec, passes, order)
     add_offloads(builder, spec, passes, order)

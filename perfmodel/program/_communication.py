@@ -83,10 +83,13 @@ def add_layer_gathers(builder: StructureBuilder, spec: ProgramSpec, passes: Pass
 
 
 def add_step_gathers(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:
-    """ZeRO 1 and 2 with overlap: weights gathered from the start of the step on, in order of first use."""
-    if spec.param_gather != "step_overlap":
-        return
+    """ZeRO 1 and 2 with overlap: weights gathered from the start of the step on, in order of first use.
+
+    In a stream of steps `add_updates` adds them.
+    """
     s = passes.schedule
+    if spec.param_gather != "step_overlap" or s.updates.any():
+        return
     firsts = first_of_chunks(s, s.phase == Phase.FORWARD)
     firsts = firsts[np.lexsort((s.position[firsts], s.device[firsts]))]
     ops = np.flatnonzero(np.isin(passes.instruction, firsts))

@@ -6,8 +6,8 @@ from perfmodel.program._order import Around, ProgramOrder
 from perfmodel.program._passes import Passes, first_of_chunks
 from perfmodel.program._spec import ProgramSpec
 from perfmodel.program._structure import Kind, Stream
-from perfmodel.program._structure_builder import StructureBuilder
-from perfmodel.schedule import Phase
+from perfmodel.program._structure_builder import WHOLE, StructureBuilder
+from perfmodel.schedule import NEVER, Phase
 
 
 def add_updates(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:
@@ -38,7 +38,7 @@ def add_updates(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, or
         waits = _next_of(columns.key[reductions], columns.stream[reductions] // len(Stream), key, device)
         builder.connect(reductions, optimizers[waits])
     if spec.param_gather in ("step", "step_overlap"):
-        _add_gathers(builder, passes, optimizers, order)
+        _add_gathers(builder, spec, passes, optimizers, order)
 
 
 def _next_of(key: np.ndarray, device: np.ndarray, later_key: np.ndarray, later_device: np.ndarray) -> np.ndarray:
@@ -49,19 +49,31 @@ def _next_of(key: np.ndarray, device: np.ndarray, later_key: np.ndarray, later_d
     return order[found]
 
 
-def _add_gathers(builder: StructureBuilder, passes: Passes, optimizers: np.ndarray, order: ProgramOrder) -> None:
-    """Sharded weights are gathered chunk by chunk after each update but the last, before the next forwards."""
+def _add_gathers(
+    builder: StructureBuilder, spec: ProgramSpec, passes: Passes, optimizers: np.ndarray, order: ProgramOrder
+) -> None:
+    """Sharded weights are gathered before each step of the stream, in the order in which its passes need them.
+
+    The device goes on once it has all of them, or overlapped each first forward waits for its own: the same gathers one
+    after another, so that overlap only takes waits away.
+    """
     s = passes.schedule
+    overlapped = spec.param_gather == "step_overlap"
     firsts = first_of_chunks(s, s.phase == Phase.FORWARD)
-    later = firsts[s.updates_before[firsts] > 0]
-    device = s.device[later]
+    firsts = firsts[np.lexsort((s.position[firsts], s.device[firsts]))]
+    uses = np.flatnonzero(np.isin(passes.instruction, firsts)) if overlapped else passes.first[firsts]
+    used_by = passes.instruction[uses]
+    done = np.cumsum(s.updates) - s.updates  # of all devices, one after another, as the optimizers are
+    update = np.where(s.updates_before[used_by] > 0, done[used_by] - 1, NEVER)
+    goes_on = np.where(update == NEVER, s.offsets[s.device[used_by]], np.flatnonzero(s.updates)[update] + 1)
+    place = np.arange(len(uses)) - np.searchsorted(goes_on, goes_on)
     gathers = builder.add(
         Kind.PARAM_GATHER,
-        device,
+        s.device[used_by],
         Stream.DATA_COMM,
-        s.instruction_stage[later],
-        key=order.key(s.slot[later], device, 0, Around.GATHER),
+        s.instruction_stage[used_by],
+        segment=passes.segment[uses] if overlapped else WHOLE,
+        key=order.lead_in_key(s.slot[goes_on], s.device[used_by], place),
     )
-    builder.connect(gathers, passes.first[later])
-    done = np.cumsum(s.updates) - s.updates  # of all devices, one after another, as the optimizers are
-    builder.connect(optimizers[done[later] - 1], gathers)
+    builder.connect(gathers, uses if overlapped else passes.first[goes_on])
+    builder.connect(np.where(update == NEVER, NEVER, optimizers[update]), gathers)

@@ -59,23 +59,23 @@ from perfmodel.schedule._schedule import Dependencies as Dependencies
 from perfmodel.schedule._schedule import Instruction as Instruction
 from perfmodel.schedule._schedule import Phase as Phase
 from perfmodel.schedule._schedule import Schedule as Schedule
-from perfmodel.schedule._sliced import seq1f1b as seq1f1b
 from perfmodel.schedule._synchronous import breadth_first as breadth_first
 from perfmodel.schedule._synchronous import forward_only as forward_only
 from perfmodel.schedule._synchronous import gpipe as gpipe
 from perfmodel.schedule._synchronous import interleaved as interleaved
 from perfmodel.schedule._synchronous import one_forward_one_backward as one_forward_one_backward
+from perfmodel.schedule._synchronous import seq1f1b as seq1f1b
 from perfmodel.schedule._text import parse_schedule as parse_schedule
 from perfmodel.schedule._text import read_schedule as read_schedule
 from perfmodel.schedule._text import schedule_text as schedule_text
-from perfmodel.schedule._v_shape import v_half as v_half
-from perfmodel.schedule._v_shape import v_min as v_min
-from perfmodel.schedule._v_shape import zb_v as zb_v
 from perfmodel.schedule._versions import WeightPolicy as WeightPolicy
 from perfmodel.schedule._versions import WeightVersions as WeightVersions
 from perfmodel.schedule._versions import weight_versions as weight_versions
+from perfmodel.schedule._zero_bubble import v_half as v_half
+from perfmodel.schedule._zero_bubble import v_min as v_min
 from perfmodel.schedule._zero_bubble import zb_h1 as zb_h1
 from perfmodel.schedule._zero_bubble import zb_h2 as zb_h2
+from perfmodel.schedule._zero_bubble import zb_v as zb_v
 
 for _module in iter_modules(__path__):  # a schedule is a module that registers itself
     import_module(f"{__name__}.{_module.name}")

@@ -1,11 +1,119 @@
-"""Zero-bubble schedules: weight gradients, split from input gradients, fill the bubbles (Qi et al. 2024)."""
+"""Zero-bubble schedules: weight gradients, split from input gradients, fill the bubbles (Qi et al. 2024); with
+controllable memory where the pipeline runs in a V: V-Min, V-Half, ZB-V (Qi et al. 2024b).
+
+In a V a device holds two chunks, stages d and 2 p - 1 - d. One micro-batch's forwards and input gradients form a
+building block that is repeated every six slots (two chunks of three passes each); how fast the block moves
+from device to device decides how long activations live, and so the memory (section 3).
+"""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Int
 
+from perfmodel.errors import PerfModelError
 from perfmodel.schedule._arrange import arrange
-from perfmodel.schedule._construct import from_keys, looped_stages
+from perfmodel.schedule._construct import from_keys, looped_stages, v_stages
 from perfmodel.schedule._registry import register
 from perfmodel.schedule._schedule import Phase, Schedule
+from perfmodel.schedule._squeeze import squeezed
+
+_PERIOD = 6
+
+
+class Steps(NamedTuple):
+    """Slots from one device to the next in the four legs of a building block."""
+
+    forward_down: int
+    forward_up: int
+    backward_down: int
+    backward_up: int
+
+
+class Turns(NamedTuple):
+    """Slots between legs: on the last device, on the first one (where the loss is), and on the last again."""
+
+    forward: int
+    loss: int
+    backward: int
+
+
+Block = tuple[Int[np.ndarray, "devices 2"], Int[np.ndarray, "devices 2"]]
+"""Slots of forwards and of input gradients of one micro-batch."""
+
+
+@register("v-min", stage_map=v_stages, chunks=2)
+def v_min(devices: int, micro_batches: int, chunks: int) -> Schedule:
+    """Every leg moves on at once: about a third of 1F1B's activation memory, the largest bubble."""
+    turns = Turns(1, 1 if devices % 3 else 3, 1)
+    return _squeezed("v-min", _slots(devices, Steps(1, 1, 1, 1), turns), micro_batches)
+
+
+@register("v-half", stage_map=v_stages, chunks=2)
+def v_half(devices: int, micro_batches: int, chunks: int) -> Schedule:
+    """Legs down wait a slot, legs up move on at once: about half of 1F1B's activation memory."""
+    turns = Turns(1, 1 if devices % 2 else 4, 2)
+    return _squeezed("v-half", _slots(devices, Steps(2, 1, 2, 1), turns), micro_batches)
+
+
+@register("zb-v", stage_map=v_stages, chunks=2, staggered=True)
+def zb_v(devices: int, micro_batches: int, chunks: int) -> Schedule:
+    """As much memory as 1F1B and half a micro-batch, balanced over the devices, and next to no bubble where
+    passes are equal (none up to p = 8, a tenth of 1F1B's at p = 16).
+
+    Forwards move slowly and input gradients at once. A device that would be idle runs first forwards ahead
+    of their turn as long as 2 p + 1 chunks, and two in reserve, fit; then weight gradients.
+    """
+    keys = _keys(*_building_block(devices, (Steps(5, 5, 1, 1), Steps(4, 4, 2, 2))), micro_batches)
+    last = keys[Phase.BACKWARD_INPUT].max() + 1
+    keys[Phase.BACKWARD_WEIGHT] = keys[Phase.BACKWARD_INPUT] + last
+    pool = from_keys("zb-v", v_stages(devices, 2), keys)
+    kind = np.searchsorted(sorted(keys), pool.phase)
+    priority = np.stack(list(keys.values()))[kind, pool.device, pool.chunk, pool.micro_batch]
+    early = (pool.phase == Phase.FORWARD) & (pool.chunk == 0)
+    return arrange(pool, 2 * kind + pool.chunk, priority, limit=2 * devices + 1, reserve=2 * early)
+
+
+def _squeezed(name: str, block: Block, micro_batches: int) -> Schedule:
+    """The building block repeated and squeezed, weight gradients in the gaps."""
+    return squeezed(name, *_keys(*block, micro_batches).values())
+
+
+def _keys(
+    forward: Int[np.ndarray, "devices 2"], backward: Int[np.ndarray, "devices 2"], micro_batches: int
+) -> dict[Phase, Int[np.ndarray, "devices 2 micro_batches"]]:
+    """Slots of all forwards and input gradients, the building block repeated."""
+    again = _PERIOD * np.arange(micro_batches)
+    return {Phase.FORWARD: forward[:, :, None] + again, Phase.BACKWARD_INPUT: backward[:, :, None] + again}
+
+
+def _slots(devices: int, steps: Steps, turns: Turns) -> Block:
+    """Slots of one micro-batch's forwards and input gradients on every device."""
+    d = np.arange(devices)
+    up = devices - 1 - d
+    forward_down = steps.forward_down * d
+    forward_up = forward_down[-1] + turns.forward + steps.forward_up * up
+    backward_down = forward_up[0] + turns.loss + steps.backward_down * d
+    backward_up = backward_down[-1] + turns.backward + steps.backward_up * up
+    return np.stack([forward_down, forward_up], axis=1), np.stack([backward_up, backward_down], axis=1)
+
+
+def _building_block(devices: int, choices: Sequence[Steps]) -> Block:
+    """The shortest block, of all ways to turn round between legs, whose repetitions do not collide."""
+    turns = sorted(product(range(1, _PERIOD + 1), repeat=3), key=lambda turn: (sum(turn), turn))
+    for turn, steps in product(turns, choices):
+        block = _slots(devices, steps, Turns(*turn))
+        if repeats(block):
+            return block
+    raise PerfModelError(f"no building block of {choices} repeats every {_PERIOD} slots on {devices} devices")
+
+
+def repeats(block: Block) -> bool:
+    """Whether the passes of successive micro-batches fall on different slots of every device."""
+    place = np.sort(np.concatenate(block, axis=1) % _PERIOD, axis=1)
+    return bool((np.diff(place, axis=1) > 0).all())
 
 
 @register("zb-h1", chunks=1)

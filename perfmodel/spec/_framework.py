@@ -41,7 +41,7 @@ _EXPERT_DEFAULTS: Final = ("ep_overlap",)
 """What means nothing without context or expert parallelism."""
 _JOB_DEFAULTS: Final = (
     "eager_kernels", "keep_gathered", "half_gradients", "all_reduce_gradients", "whole_gradients_in_pipelines",
-    "repeated_keys", "weighted_experts", "expert_dispatcher",
+    "repeated_keys", "masked_head", "weighted_experts", "expert_dispatcher",
 )  # fmt: skip
 
 
@@ -98,6 +98,8 @@ class Framework(Stated):
     """Both as in `Layout`, where a launch does not say."""
     zero_overlaps: bool = True
     """False: with ZeRO, gradients are reduced after the last backward and weights gathered after the step."""
+    tp_overlaps: bool = True
+    """False: the same with tensor parallelism, where all collectives share the stream of the kernels."""
     tp_overlap: bool = False
     ep_overlap: bool = False
     cp_kind: ContextParallel = "ring"
@@ -107,6 +109,7 @@ class Framework(Stated):
     all_reduce_gradients: bool = False
     whole_gradients_in_pipelines: bool = False
     repeated_keys: bool = False
+    masked_head: bool = False
     """All as in `Job`."""
     contends: bool = True
     """Collectives take multiprocessors from the kernels beside them (`perfmodel.prediction`: kernels slowed by
@@ -147,7 +150,7 @@ class Framework(Stated):
     grad_dtype: str = "fp32"
     """Element type in which 16-bit gradients are accumulated and reduced."""
     bf16_grad_dtype: str = ""
-    """The same of bf16 gradients, where it is another."""
+    """The same of bf16 gradients, which narrower products have too, where it is another."""
     half_gradients: bool = False
     keep_gathered: bool = False
     weighted_experts: bool = False
@@ -256,7 +259,7 @@ class Framework(Stated):
     def layout_defaults(self, said: Mapping[str, Any]) -> dict[str, Any]:
         """Values of a layout's fields that `said` leaves out, as this framework sets them.
 
-        Overlap depends on ZeRO (`zero_overlaps`), and nothing is overlapped where it has no replicas to overlap with.
+        Nothing is overlapped that cannot be (`hides`).
         """
         found = {name: getattr(self, name) for name in _LAYOUT_DEFAULTS}
         if said.get("pp", 1) > 1 and self.zero_in_pipelines is not None:
@@ -268,9 +271,14 @@ class Framework(Stated):
         found |= self.degree_defaults(said.get("cp", 1), said.get("ep", 1))
         if said.get("recompute_full_layers") is not None:
             found["recompute"] = "none"
-        overlaps = self.zero_overlaps or said.get("zero", found["zero"]) == 0
+        overlaps = self.hides(said.get("zero", found["zero"]), said.get("tp", 1))
         found |= {name: getattr(self, name) and overlaps for name in ("overlap_grad_reduce", "overlap_param_gather")}
         return {name: value for name, value in found.items() if name not in said}
+
+    def hides(self, zero: int, tp: int) -> bool:
+        """Whether gradients can be reduced and weights gathered beside kernels under a stage of ZeRO and a degree of
+        tensor parallelism."""
+        return (self.zero_overlaps or zero == 0) and (self.tp_overlaps or tp == 1)
 
     def usable_bytes(self, memory_bytes: float) -> float:
         """What a layout may take of a device's memory."""
@@ -323,7 +331,7 @@ class Framework(Stated):
     def _grad_dtype(self, dtype: str) -> str:
         if dtype == "fp32":
             return "fp32"
-        return (self.bf16_grad_dtype if dtype == "bf16" else "") or self.grad_dtype
+        return ("" if dtype == "fp16" else self.bf16_grad_dtype) or self.grad_dtype
 
     def _selective_layers(self, said: Mapping[str, Any], model: Model | None) -> int:
         """Layers of every stage that `selective` recompute repeats as a whole; 0 where it is no whole layers."""

@@ -326,6 +326,9 @@ class Job:
     repeated_keys: bool = False
     """Keys and values are copied for every head of queries before attention, so that context parallelism exchanges as
     many copies and the kernel reads them."""
+    masked_head: bool = False
+    """Of a masked language model only the masked tokens are gathered for the head: 20 of 128, and 80 of 512
+    (google-research/bert README, `max_predictions_per_seq`). Otherwise the head sees every token."""
     weighted_experts: bool = False
     """The router's weights multiply the activation inside the experts, so that their outputs are not kept for the
     router's gradient (Megatron-Core since 0.12)."""

@@ -240,6 +240,10 @@ class Transformer(Stated):
     mtp_layers: int = 0
     """Modules that predict one token further each, a layer and a use of the head (DeepSeek-V3, arXiv 2412.19437,
     section 2.2)."""
+    mtp_mixers: str = ""
+    """Sub-layers of such a module's layer, a word of `MIXERS` (Nemotron 3 Super: `*E`); empty: those of the last."""
+    mtp_repeated: bool = False
+    """All such modules have the same weights (Nemotron 3, arXiv 2604.12374)."""
     patches: Patches | None = None
     """Its input, in place of words; `vocab` is then the number of classes of the head, 0 for none."""
     adaln: AdaLN | None = None
@@ -255,7 +259,7 @@ class Transformer(Stated):
         whole(owner, {"layers": self.layers, "decoder_layers": self.decoder_layers}, least=0, most=MOST_LAYERS)
         if self.heads % self.kv_heads:
             raise PerfModelError(f"{owner}: heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
-        letters = set(self.mixers) - {" "}
+        letters = set(self.mixers + self.mtp_mixers) - {" "}
         a_letter_each = " " not in self.mixers and len(self.mixers) != self.layers
         if letters - set(MIXERS) or (self.mixers and (not letters or a_letter_each)):
             raise PerfModelError(
@@ -286,6 +290,11 @@ class Transformer(Stated):
             words = self.mixers.split() if " " in self.mixers else list(self.mixers)
             return tuple(words[i % len(words)] for i in range(self.layers))
         return tuple(self._attention_of(i) + self._feed_forward_of(i) for i in range(self.layers))
+
+    @property
+    def mtp_stack(self) -> tuple[str, ...]:
+        """Sub-layers of the layer of every module for a further token, a word of `MIXERS` each."""
+        return (self.mtp_mixers or self.stack[-1],) * self.mtp_layers
 
     def _attention_of(self, layer: int) -> str:
         every = self.full_attention_every

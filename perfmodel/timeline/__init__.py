@@ -19,14 +19,14 @@ from perfmodel.timeline._many import makespan_many as makespan_many
 from perfmodel.timeline._memory import MemorySteps as MemorySteps
 from perfmodel.timeline._memory import MemoryTimeline as MemoryTimeline
 from perfmodel.timeline._memory import memory as memory
-from perfmodel.timeline._page import timeline_frame as timeline_frame
 from perfmodel.timeline._precision import double_precision as double_precision
 from perfmodel.timeline._slices import KIND_NAMES as KIND_NAMES
 from perfmodel.timeline._slices import Slices as Slices
-from perfmodel.timeline._slices import slices as slices
 from perfmodel.timeline._smooth import Smoothing as Smoothing
 from perfmodel.timeline._smooth import smooth_makespan as smooth_makespan
 from perfmodel.timeline._timeline import Timeline as Timeline
+from perfmodel.timeline._timeline import slices as slices
+from perfmodel.timeline._timeline import timeline_frame as timeline_frame
 from perfmodel.timeline._timeline import times as times
 from perfmodel.timeline._traces import TraceCount as TraceCount
 from perfmodel.timeline._traces import count_traces as count_traces

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from jaxtyping import Float
@@ -10,7 +10,6 @@ from jaxtyping import Float
 from perfmodel.display import frame_html
 from perfmodel.errors import PerfModelError
 from perfmodel.program import Structure
-from perfmodel.timeline._timeline import Timeline
 from perfmodel.units import GIB
 
 if TYPE_CHECKING:
@@ -48,9 +47,19 @@ class MemoryTimeline:
         return frame_html(pd.DataFrame(peaks))
 
 
+class Spans(Protocol):
+    """When every op of a structure runs, as a `Timeline` says."""
+
+    @property
+    def start_s(self) -> Float[np.ndarray, " ops"]: ...
+
+    @property
+    def end_s(self) -> Float[np.ndarray, " ops"]: ...
+
+
 def memory(
     structure: Structure,
-    times: Timeline,
+    times: Spans,
     class_bytes: Float[np.ndarray, " memory_classes"],
     static_bytes: Float[np.ndarray, " devices"],
 ) -> MemoryTimeline:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from perfmodel.program import N_STREAMS, Kind, Stream
-from perfmodel.timeline._timeline import Timeline
+from perfmodel.program import N_STREAMS, Kind, Stream, Structure
 
 KIND_NAMES = tuple(kind.name.lower() for kind in Kind)
 """Of `display.EVENTS`, in the order of `Kind`."""
@@ -57,17 +56,22 @@ class Slices:
         return found.select(np.lexsort((found.stream, found.device, found.start_s)))
 
 
-def slices(timeline: Timeline) -> Slices:
-    """Every op that takes time, and every transfer, as a slice."""
-    s = timeline.structure
-    start, end = np.asarray(timeline.start_s), np.asarray(timeline.end_s)
+def drawn_slices(
+    structure: Structure,
+    start: Float[np.ndarray, " ops"],
+    end: Float[np.ndarray, " ops"],
+    durations_s: Float[np.ndarray, " classes"],
+    critical: Int[np.ndarray, " path"],
+) -> Slices:
+    """Every op that takes time, and every transfer, as a slice; `critical`: ops whose delay delays the step."""
+    s = structure
     path = np.zeros(s.n_ops, bool)
-    path[timeline.critical_path()] = True
+    path[critical] = True
     ops = np.flatnonzero((s.stream >= 0) & (end > start) & (s.kind != Kind.ZERO))
     op, side = np.nonzero((s.lag > 0) & (s.pred >= 0))
     source = s.pred[op, side]
     lag_class = s.lag[op, side]
-    lag_s = np.asarray(timeline.durations_s)[lag_class]
+    lag_s = durations_s[lag_class]
     moved = lag_s > 0
     op, source, lag_class, lag_s = op[moved], source[moved], lag_class[moved], lag_s[moved]
     joined = Slices(

@@ -1,5 +1,6 @@
 """Start and end of every op, in double precision: what is reported and drawn."""
 
+import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,17 +10,22 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
+from perfmodel.display import inline_frame
 from perfmodel.program import N_STREAMS, Kind, Stream, Structure
 from perfmodel.timeline._compile import CompiledStructure, compile_structure
 from perfmodel.timeline._durations import checked, padded_classes
 from perfmodel.timeline._loops import one_lane
+from perfmodel.timeline._memory import MemoryTimeline
+from perfmodel.timeline._page import timeline_html
 from perfmodel.timeline._precision import in_numpy
+from perfmodel.timeline._slices import Slices, drawn_slices
 from perfmodel.timeline._tables import OpTables
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from perfmodel.timeline._memory import MemoryTimeline
+_INLINE_UP_TO = 20_000
+"""Events up to which a notebook holds the page itself (half a megabyte)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +85,7 @@ class Timeline:
 
     def to_html(
         self,
-        memory: "MemoryTimeline | None" = None,
+        memory: MemoryTimeline | None = None,
         capacity_bytes: float | None = None,
         title: str = "",
         inside: Mapping[int, Sequence[Any]] | None = None,
@@ -93,14 +99,29 @@ class Timeline:
             inside: blocks and kernels of classes of passes, as `Prediction.pass_parts` has them, to be drawn in passes
                 that are wide enough.
         """
-        from perfmodel.timeline._page import timeline_html
-
-        return timeline_html(self, memory, capacity_bytes, title, inside)
+        devices = self.structure.devices
+        return timeline_html(slices(self), devices, self.makespan_s, memory, capacity_bytes, title, inside)
 
     def _repr_html_(self) -> str:
-        from perfmodel.timeline._page import timeline_frame
-
         return timeline_frame(self)
+
+
+def slices(timeline: Timeline) -> Slices:
+    """Every op that takes time, and every transfer, as it is drawn."""
+    t = timeline
+    return drawn_slices(t.structure, t.start_s, t.end_s, t.durations_s, t.critical_path())
+
+
+def timeline_frame(
+    timeline: Timeline, memory: MemoryTimeline | None = None, capacity_bytes: float | None = None, title: str = ""
+) -> str:
+    """The page inside another; of a timeline too long for a notebook a line that says what to do."""
+    if timeline.structure.n_ops > _INLINE_UP_TO:
+        facts = f"{timeline.structure.n_ops:,} ops, {timeline.makespan_s:.4g} s, idle {timeline.idle_fraction():.1%}"
+        return (
+            f"<p>{html.escape(facts)}; too long to show here: write <code>to_html()</code> to a file and open it.</p>"
+        )
+    return inline_frame(timeline.to_html(memory, capacity_bytes, title))
 
 
 def times(program: CompiledStructure | Structure, durations: Float[ArrayLike, " classes"]) -> Timeline:

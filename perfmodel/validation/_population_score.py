@@ -20,7 +20,6 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel.prediction import CLASSES, DEGREES, standard_nodes
-from perfmodel.validation._few_runs import OUTLIERS
 
 LEVELS: Final[tuple[str, ...]] = ("everywhere", "framework", "architecture", "source", "site")
 SHARED: Final = LEVELS[:3]
@@ -31,9 +30,12 @@ GIVEN: Final = (1, 3, 8)
 DRAWS: Final = 2
 _GIVEN_WEIGHT: Final = 0.5
 """Of a score given runs, relative to that of a source left out whole."""
+OUTLIERS: Final = 4.0
+"""Degrees of freedom of the noise of one run, for what others learn of it: those that lie far from the others of their
+source lose weight. Assumed."""
 DEGREES_OF_FREEDOM: Final = 5.0
-"""Of the one scale by which a source's own part counts for what others learn of it, and of a site's scale once runs of
-it are known. Assumed: the record has too few sources to tell."""
+"""Of the one scale by which a source's own part counts for what others learn of it. Assumed: the record has too few
+sources to tell."""
 START: Final = {
     "constant": [0.05] * len(LEVELS), "spread": [0.05] * len(LEVELS), "relative": [1.0] * len(CLASSES),
     "degrees": [0.05] * len(DEGREES), "events": [0.5], "near": [0.05], "length": [2.0], "layout": [0.03],

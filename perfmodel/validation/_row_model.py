@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import Experts, Framework, Model, Transformer
+from perfmodel.spec import Experts, Framework, Job, Model, Transformer
 from perfmodel.validation._row_cells import Row, Unusable, count, number, text
-from perfmodel.validation._row_words import vocab_of
-from perfmodel.workload import parameter_count
+from perfmodel.validation._row_words import seq_len_of, vocab_of
+from perfmodel.workload import parameter_count, step_flops
 
 _LLAMA: Final[dict[str, Any]] = {
     "gated_ffn": True, "activation": "silu", "norm": "rms_norm", "positions": "rope", "tied_embeddings": False,
@@ -51,7 +51,7 @@ def model_of(row: Row, framework: Framework) -> RowModel:
     one_of = any(number(row, n) is not None for n in ("heads", "layers", "params_b"))
     stated = one_of and number(row, "hidden") is not None
     if named is not None and _same_shape(named, row):
-        return RowModel(_shorter_decoder(named, row))
+        return RowModel(_further_tokens(_shorter_decoder(named, row), row))
     if named is None and not stated and number(row, "layers") is None:
         raise Unusable("model shape is not stated and the name is not in the catalog")
     if (relative := _of_shape(family, row)) is not None:
@@ -186,6 +186,20 @@ def _shorter_decoder(model: Model, row: Row) -> Model:
     if isinstance(model, Transformer) and model.decoder_layers and noted:
         return replace(model, decoder_seq_len=int(noted[1]))
     return model
+
+
+def _further_tokens(model: Model, row: Row) -> Model:
+    """With its modules for multi-token prediction (the catalog's model of the name and `-mtp`) or without them,
+    whichever comes nearer to the FLOPs per token that a row states by both its rates, visible attention counted."""
+    further = _named(f"{model.name}-mtp")
+    tflops, tokens_per_s = (number(row, f"measured_{what}_per_device") for what in ("tflops", "tokens_per_s"))
+    if further is None or tflops is None or tokens_per_s is None:
+        return model
+    stated = tflops * 1e12 / tokens_per_s
+    seq_len, _ = seq_len_of(row, model)
+    job = Job(global_batch=1, seq_len=seq_len)
+    chosen = min((model, further), key=lambda one: abs(step_flops(one, job).total_causal / seq_len - stated))
+    return replace(chosen, name=model.name)
 
 
 def _usual_heads(hidden: int, tp: int) -> int:

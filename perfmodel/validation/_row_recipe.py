@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from perfmodel import catalog
 from perfmodel.spec import Device, Framework, Model, Transformer
-from perfmodel.validation._row_cells import Row, text
+from perfmodel.validation._row_cells import Row, count, text
 from perfmodel.validation._row_words import dispatcher_of, fp8_recipe_of, recompute_of
 
 _IN_RECIPE: Final = "in the recipe"
@@ -38,6 +38,11 @@ def recipe_of(row: Row, framework: Framework, model: Model, device: Device, dtyp
         job["fp8_recipe"] = plain
     if dispatcher_of(row):
         job.pop("expert_dispatcher", None)
+    fewer, stages = set_by.get("fewer_on_last_stage", 0), count(row, "pp", 1) * count(row, "vpp", 1)
+    if isinstance(model, Transformer) and fewer and stages > 1:
+        each, rest = divmod(model.layers + fewer, stages)
+        if rest == 0 and each >= fewer:
+            layout["partition"] = "-".join(map(str, (*[each] * (stages - 1), each - fewer)))
     if not recompute_of(row):
         if modules := set_by.get("recompute_modules"):
             layout["recompute"], job["recompute_modules"] = "selective", modules

@@ -1,4 +1,4 @@
-"""Chrome trace events: open the file in Perfetto or chrome://tracing."""
+"""A prediction's timeline as files: an interactive page, and Chrome trace events for Perfetto or chrome://tracing."""
 
 import gzip
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import numpy as np
 
 from perfmodel.display import EVENTS, json_text
 from perfmodel.errors import PerfModelError
-from perfmodel.ingest.tables import write_bytes
+from perfmodel.ingest.tables import write_bytes, write_text
 from perfmodel.prediction import Prediction, rank_strides
 from perfmodel.program import N_STREAMS, Kind, Stream
 from perfmodel.timeline import KIND_NAMES, Timeline, slices
@@ -172,3 +172,25 @@ def _flows(prediction: Prediction) -> Iterator[dict[str, Any]]:
 
 def _meta(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def interactive(prediction: Prediction) -> str:
+    """The page: zoom down to the kernels of a pass, move, search, what is under the pointer, the critical path, and
+    memory below.
+
+    Raises:
+        PerfModelError: the prediction holds no timeline.
+    """
+    title = (
+        f"{prediction.model} on {prediction.devices} devices of {prediction.cluster}, {prediction.layout}: "
+        f"step {prediction.step_time_s:.4g} s, bubble {prediction.bubble_fraction:.1%}, MFU {prediction.mfu:.1%}"
+    )
+    timeline = prediction.kept_timeline
+    return timeline.to_html(
+        prediction.memory_over_time(), prediction.memory_capacity_bytes, title, prediction.pass_parts
+    )
+
+
+def write_interactive(prediction: Prediction, path: Path | str) -> None:
+    """Write the page, which opens in any browser without a network."""
+    write_text(path, interactive(prediction))

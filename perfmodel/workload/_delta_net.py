@@ -1,9 +1,7 @@
 """Gated delta-rule layers of hybrid models (Yang et al., arXiv 2412.06464), sharded by heads."""
 
-from dataclasses import replace
-
 from perfmodel.errors import Reason
-from perfmodel.ops import Gemm
+from perfmodel.ops import Recurrence
 from perfmodel.spec import DeltaNet, Transformer
 from perfmodel.workload._linear import column_linear, row_linear
 from perfmodel.workload._local import Local, divide, require_whole_sequence
@@ -50,18 +48,37 @@ def _products(net: DeltaNet, tokens: int = 0) -> tuple[tuple[int, int, int], ...
 
 
 def _delta_rule(local: Local, net: DeltaNet, heads: int) -> Piece:
-    """Products of all chunks; both gradients of one count as its `bwd`. What they need is made again in backward from
-    inputs that the pieces before keep, as the published kernels do."""
-    batch = local.shard.micro_batch * -(-local.seq_local // net.chunk) * heads
-    products = tuple(
-        Gemm(op="bmm", dtype=local.precision.act_dtype, batch=batch, m=m, n=n, k=k)
-        for m, n, k in _products(net, local.seq_local)
-    )
+    """The rule by chunks. What it needs is made again in backward from inputs that the pieces before keep, as the
+    published kernels do."""
+    size = min(net.chunk, local.seq_local)
+    tokens = local.shard.micro_batch * -(-local.seq_local // net.chunk) * size
+    products = heads * sum(m * n * k for m, n, k in _products(net, size)) // size
+    forward, backward = (
+        Recurrence(
+            op="delta_rule", dtype=local.precision.act_dtype, tokens=tokens, products_per_token=products,
+            bytes_per_token=heads * _delta_rule_bytes(net, size, local.act_bytes, backward),
+            pass_="bwd" if backward else "fwd",
+        )
+        for backward in (False, True)
+    )  # fmt: skip
     return Piece(
-        forward=products,
-        backward_input=tuple(replace(product, pass_="bwd") for product in reversed(products)),
+        forward=(forward,),
+        backward_input=(backward,),
         params=2 * heads,  # decay and step of every head
     )
+
+
+def _delta_rule_bytes(net: DeltaNet, size: int, act_bytes: int, backward: bool) -> int:
+    """What the kernels of a pass read and write per token and head of values (flash-linear-attention 0.4
+    fla/ops/gated_delta_rule/chunk.py): tensors as wide as a key, and as a value; the triangular matrix of a chunk; its
+    state.
+
+    Forward: keys with keys, the inverse, what it makes of keys and values, states, outputs. Backward makes these two
+    again, then the gradients of values, of states, of queries and keys, and of what the inverse made.
+    """
+    keys, values, triangle, states = (20, 15, 2, 4) if backward else (7, 6, 6, 2)
+    moved = keys * net.key_dim + values * net.head_dim + triangle * size + states * net.key_dim * net.head_dim / size
+    return round(act_bytes * moved)
 
 
 def delta_net_weights(hidden: int, net: DeltaNet) -> int:

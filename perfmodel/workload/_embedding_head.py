@@ -6,7 +6,7 @@ from perfmodel.ops import Embedding
 from perfmodel.spec import Patches, Transformer
 from perfmodel.workload._block import Comm
 from perfmodel.workload._linear import column_linear, linear
-from perfmodel.workload._local import Local
+from perfmodel.workload._local import Local, masked_tokens
 from perfmodel.workload._piece import Piece, memory, pointwise
 from perfmodel.workload._pointwise import conditioning, norm, small_norm
 
@@ -51,6 +51,7 @@ def head_pieces(model: Transformer, local: Local, *, owner: bool = True) -> list
     if model.patches:
         return [norm(model, local), *_patch_head(model, local, model.patches)]
     pieces = [norm(model, local)]
+    local = _seen_by_head(model, local)
     if model.pooler_and_mlm_head:
         pieces += _bert_transform(model, local)
     frozen = model.tied_embeddings and local.job.frozen_embedding
@@ -108,10 +109,17 @@ def _patch_head(model: Transformer, local: Local, patches: Patches) -> list[Piec
     ]
 
 
-def head_workspace_bytes(local: Local) -> float:
+def head_workspace_bytes(model: Transformer, local: Local) -> float:
     """16-bit logits or their gradient; eager cross entropy also holds a second fp32 copy."""
     width = local.act_bytes + (0 if local.job.fuses("cross_entropy") else 4)
-    return float(local.tokens) * local.vocab * width
+    return float(_seen_by_head(model, local).tokens) * local.vocab * width
+
+
+def _seen_by_head(model: Transformer, local: Local) -> Local:
+    """With the tokens that reach the vocabulary: all, or of masked language models the masked ones."""
+    if not (model.pooler_and_mlm_head and local.job.masked_head):
+        return local
+    return replace(local, tokens=masked_tokens(local.tokens), norm_tokens=masked_tokens(local.norm_tokens))
 
 
 def token_lookup(local: Local, *, params: int) -> Piece:

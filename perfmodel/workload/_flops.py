@@ -12,6 +12,7 @@ from functools import singledispatch
 from perfmodel.spec import ConvNet, Job, Mlp, Model, Patches, Recompute, Transformer
 from perfmodel.workload._attention import attention_weights
 from perfmodel.workload._delta_net import delta_net_weights, delta_rule_products
+from perfmodel.workload._local import masked_tokens
 from perfmodel.workload._mamba import mamba_weights, state_space_products
 
 
@@ -91,7 +92,7 @@ def _(model: ConvNet, job: Job) -> ModelFlops:
 @step_flops.register
 def _(model: Transformer, job: Job) -> ModelFlops:
     batch, s, h = float(job.global_batch), job.seq_len, model.hidden
-    letters = Counter("".join((*model.stack, *[model.stack[-1]] * model.mtp_layers)))
+    letters = Counter("".join((*model.stack, *model.mtp_stack)))
     attention, ffn = attention_weights(model), _ffn_weights(model, model.ffn_hidden)
     per_token = (
         (letters["*"] + letters["W"]) * attention + letters["-"] * ffn + letters["E"] * _moe_weights(model)
@@ -119,11 +120,12 @@ def _(model: Transformer, job: Job) -> ModelFlops:
         causal += decoder * (_visible_pairs(s_out, 0) + float(s_out) * s) * width
     if model.adaln:  # once per image
         layers += 2.0 * batch * 3 * h * h * letters.total()
-    head = 2.0 * batch * s_out * h * model.vocab * (1 + model.mtp_layers)
+    seen = masked_tokens(s_out) if model.pooler_and_mlm_head and job.masked_head else s_out
+    head = 2.0 * batch * seen * h * model.vocab * (1 + model.mtp_layers)
     if model.patches:
         head = _patch_flops(model, model.patches, batch, s)
     if model.pooler_and_mlm_head:
-        head += 2.0 * batch * (s_out * h * h + h * h + 2 * h)
+        head += 2.0 * batch * (seen * h * h + h * h + 2 * h)
     return ModelFlops(
         layers_forward=layers,
         head_forward=head,

@@ -8,7 +8,7 @@ from perfmodel.ops import Gemm
 from perfmodel.workload._block import Comm
 from perfmodel.workload._local import Local, Precision
 from perfmodel.workload._piece import Piece
-from perfmodel.workload._quantisation import kept_bytes, quantised, quantised_again
+from perfmodel.workload._quantisation import gathered_bytes, kept_bytes, quantised, quantised_again
 
 
 def linear(
@@ -71,13 +71,13 @@ def column_linear(
     input gradient and scatters the reduction behind the weight gradient.
     """
     rows = local.tokens if tokens is None else tokens
-    n_bytes = float(rows) * k * local.act_bytes
+    n_bytes, gathered = (float(rows) * k * size for size in (local.act_bytes, gathered_bytes(local.precision)))
     forward: tuple[Comm, ...] = ()
     backward: tuple[Comm, ...] = ()
     if local.tp > 1:
         if local.sequence_parallel:
-            forward = (Comm(collective="all_gather", bytes=n_bytes, group="tp"),)
-            again = Comm(collective="all_gather", bytes=n_bytes, group="tp", overlappable=True)
+            forward = (Comm(collective="all_gather", bytes=gathered, group="tp"),)
+            again = Comm(collective="all_gather", bytes=gathered, group="tp", overlappable=True)
             scatter = Comm(collective="reduce_scatter", bytes=n_bytes, group="tp", overlappable=True)
             # a frozen weight's gradient, which the input is gathered for, is not computed
             backward = (scatter,) if local.job.keep_gathered or local.job.frozen else (again, scatter)
@@ -101,7 +101,8 @@ def row_linear(local: Local, n: int, k: int, *, bias: bool = False) -> Piece:
     backward: tuple[Comm, ...] = ()
     if local.sequence_parallel:
         forward = (Comm(collective="reduce_scatter", bytes=n_bytes, group="tp"),)
-        backward = (Comm(collective="all_gather", bytes=n_bytes, group="tp"),)
+        gathered = float(local.tokens) * n * gathered_bytes(local.precision)
+        backward = (Comm(collective="all_gather", bytes=gathered, group="tp"),)
     elif local.tp > 1:
         forward = (Comm(collective="all_reduce", bytes=n_bytes, group="tp"),)
     return linear(

@@ -1,6 +1,7 @@
 """Sizes that one device sees: a transformer's figures divided by a shard's degrees."""
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from perfmodel.errors import LayoutError, Reason
 from perfmodel.spec import Job, Model, Transformer
@@ -95,6 +96,16 @@ class Local:
     def norm_bytes(self) -> float:
         """Bytes of the hidden activation as stored outside tensor-parallel regions."""
         return float(self.norm_tokens * self.hidden * self.act_bytes)
+
+
+MASKED_TOKENS: Final = (20, 128)
+"""Places for masked tokens among the tokens of a sequence (google-research/bert README)."""
+
+
+def masked_tokens(tokens: int) -> int:
+    """How many of so many tokens a head sees that takes the masked ones alone (`Job.masked_head`)."""
+    places, of = MASKED_TOKENS
+    return -(-tokens * places // of)
 
 
 def padded_vocab(vocab: int, tp: int) -> int:

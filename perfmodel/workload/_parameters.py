@@ -93,8 +93,9 @@ def _(model: Transformer) -> Parameters:
         head += 2 * (h * h + h) + 2 * h + 2 + v
         norms += norm_params(model, h)
     layers = _sub_layers(model, "".join(model.stack) + "**-" * model.decoder_layers)
-    further = _sub_layers(model, model.stack[-1] * model.mtp_layers)
-    joined = model.mtp_layers * (2 * h * h + 3 * norm_params(model, h))
+    modules = model.mtp_stack[:1] if model.mtp_repeated else model.mtp_stack
+    further = _sub_layers(model, "".join(modules))
+    joined = len(modules) * (2 * h * h + 3 * norm_params(model, h))
     return replace(
         layers, embedding=embedding, head=head, norms=layers.norms + norms, further_tokens=further.total + joined
     )

@@ -36,6 +36,15 @@ take longer: by what a layer's products take more in `autocast` than with operan
 and 2.69 ms with nvfp4 on B300 for 1.49 G elements both ways and 0.99 G one way (Transformer Engine 2,
 docs/examples/gemm_profiling; H200 NVL confirms `delayed` and `current`). `blockwise`, timed there with its products
 alone, has what it takes more than theirs of tensor-wise scales."""
+_GATHERED_BYTES: Final = {
+    "delayed": 1.0,
+    "current": 1.0,
+    "blockwise": 1 + 4 / 128,
+    "mxfp8": 1 + 1 / 32,
+    "nvfp4": 9 / 16,
+}
+"""Per element of what tensor-parallel ranks gather for a product, with its scales: quantised before it is sent
+(Transformer Engine 2, pytorch/distributed.py `gather_along_first_dim`)."""
 _EACH_PRODUCT: Final = ("tensorwise", "rowwise", "aqt")
 """Recipes that quantise both operands anew for each of the three products, in every micro-batch: the weight gradient's
 from what forward kept in 16 bits (torchao 0.8 float8/float8_linear.py `matmul_with_hp_or_float8_args.backward`; AQT
@@ -60,6 +69,13 @@ def quantised_again(precision: Precision, rows: int, hidden: int) -> tuple[Memor
     """The same of what other recipes have from before: a weight, of which they keep a narrow copy, or an operand of the
     weight gradient, of which they have a transposed one."""
     return quantised(precision, rows, hidden) if precision.recipe in _EACH_PRODUCT else ()
+
+
+def gathered_bytes(precision: Precision) -> float:
+    """Bytes per element of a product's operand that ranks of tensor parallelism gather."""
+    if precision.dtype not in ("fp8", "fp4"):
+        return precision.act_bytes
+    return _GATHERED_BYTES.get(precision.recipe, precision.act_bytes)
 
 
 def kept_bytes(precision: Precision) -> int:

@@ -53,8 +53,7 @@ def _blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:
     local = local_sizes(model, job, shard, job.seq_len)
     layers = {word: _layer_of(model, local, word) for word in dict.fromkeys(model.stack)}
     body = [(layers[word], len(list(alike))) for word, alike in groupby(model.stack)]
-    further = [(_further_token(model, local), model.mtp_layers)] if model.mtp_layers else []
-    return ((_embedding("embedding", model, local), 1), *body, *further, (_head(model, local), 1))
+    return ((_embedding("embedding", model, local), 1), *body, *_further_tokens(model, local), (_head(model, local), 1))
 
 
 def _layer_of(model: Transformer, local: Local, word: str) -> BlockOps:
@@ -89,10 +88,20 @@ def _mixer(model: Transformer, local: Local, letter: str) -> list[Piece]:
     return self_attention(model, local, causal=model.causal, window=model.window if letter == "W" else 0)
 
 
+def _further_tokens(model: Transformer, local: Local) -> Blocks:
+    """Modules for further tokens; where all have the weights of the first, these count once."""
+    if not model.mtp_layers:
+        return ()
+    module = _further_token(model, local)
+    if not model.mtp_repeated or model.mtp_layers == 1:
+        return ((module, model.mtp_layers),)
+    return ((module, 1), (replace(module, params=0, expert_params=0, tied_params=0), model.mtp_layers - 1))
+
+
 def _further_token(model: Transformer, local: Local) -> BlockOps:
     """A module that predicts one token further: the token's embedding and the layers' output, each normalised, made
     one by a product; a layer; the head. It stands with the head, whose table and the embedding's it uses."""
-    layer = [piece for letter in model.stack[-1] for piece in sub_layer(model, local, _mixer(model, local, letter))]
+    layer = [piece for letter in model.mtp_stack[0] for piece in sub_layer(model, local, _mixer(model, local, letter))]
     joined = column_linear(local, local.hidden // local.tp, 2 * local.hidden)
     return assemble(
         "further_token_head",
@@ -105,7 +114,7 @@ def _further_token(model: Transformer, local: Local) -> BlockOps:
             *head_pieces(model, local, owner=False),
         ],
         train=local.job.mode == "train",
-        workspace_bytes=head_workspace_bytes(local),
+        workspace_bytes=head_workspace_bytes(model, local),
         tied_params=0 if model.tied_embeddings else local.vocab * local.hidden,
     )
 
@@ -159,7 +168,7 @@ def _head(model: Transformer, local: Local) -> BlockOps:
         "head",
         head_pieces(model, local),
         train=local.job.mode == "train",
-        workspace_bytes=head_workspace_bytes(local),
+        workspace_bytes=head_workspace_bytes(model, local),
         tied_params=local.vocab * local.hidden if model.tied_embeddings else 0,
     )
 

@@ -10,7 +10,7 @@ from perfmodel import catalog
 from perfmodel.prediction import (
     PARAMETERS,
     Adjustment,
-    LayoutOffsets,
+    FittedRuns,
     Likeness,
     evaluate,
     layout_coordinates,
@@ -68,13 +68,18 @@ def test_adjusted_is_what_a_fresh_model_gives(problem) -> None:
 def test_bounds_stay_bounds_where_runs_were_faster(problem) -> None:
     where = tuple(layout_coordinates(problem.setting, layout) for layout in LAYOUTS)
     like = Likeness(near=0.1, length=2.0, own=0.0)
-    near = LayoutOffsets(at=where, offset=(-0.3,) * len(where), variance=(1e-4,) * len(where), likeness=like)
-    model = problem.adjusted(replace(HERE, offsets=near))
+    near = FittedRuns(
+        at=where, slopes=((),) * len(where), error=(-0.3,) * len(where), weight=(1.0,) * len(where), covariance=(),
+        likeness=like, noise=1e-3, scatter=(0.0, 0.0), outliers=4.0, held=1.0,
+    )  # fmt: skip
+    model = problem.adjusted(replace(HERE, runs=near))
     assert np.allclose(
         step_times_s(model, LAYOUTS), np.exp(-0.3) * step_times_s(problem.adjusted(HERE), LAYOUTS), rtol=1e-3
     )
     assert (lower_bounds_s(model, LAYOUTS[:3]) <= step_times_s(model, LAYOUTS[:3])).all()
-    assert near.spread(where[0]) < 0.01 * near.spread(tuple(x + 20 for x in where[0]))
+    apart = np.array([where[0], tuple(x + 20 for x in where[0])])
+    spread = near.joint(np.zeros((2, 0)), apart, np.zeros((2, 0)))[0]
+    assert spread[0, 0] < 0.01 * spread[1, 1]
 
 
 def test_parameters_are_what_they_say(problem) -> None:

@@ -86,6 +86,14 @@ def test_more_bytes_or_sharing_is_never_faster(question: tuple[Cluster, Collecti
 
 
 @settings(max_examples=150, deadline=None)
+@given(questions(), st.integers(2, 40))
+def test_more_bytes_take_no_longer_than_as_many_messages(question: tuple[Cluster, Collective], times: int) -> None:
+    cluster, asked = question
+    larger = replace(asked, bytes=asked.bytes * times)
+    assert seconds(cluster, larger) <= times * seconds(cluster, asked) * (1 + 1e-9)
+
+
+@settings(max_examples=150, deadline=None)
 @given(questions(), st.integers(1, 40))
 def test_more_nodes_or_ranks_of_a_switched_node_are_never_faster(
     question: tuple[Cluster, Collective], more: int

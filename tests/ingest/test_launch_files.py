@@ -390,6 +390,19 @@ def test_a_module_that_megatron_does_not_have_is_refused() -> None:
         parse_launch(f"{_MEGATRON} --recompute-modules attn mlp", "a.sh")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "grad_dtype"),
+    [("--fp16", "fp16"), ("--fp16 --accumulate-allreduce-grads-in-fp32", "fp32"), ("--bf16", "fp32"),
+     ("--bf16 --grad-reduce-in-bf16", "bf16")],
+)  # fmt: skip
+def test_element_types_of_megatron_s_gradients_are_read(arguments: str, grad_dtype: str) -> None:
+    said = "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 512 --micro-batch-size 1"
+    text = f"{said} --max-position-embeddings 512 --global-batch-size 8 {arguments}"
+    launch = parse_launch(text, "arguments.txt", devices=8)
+    found = pm.framework(launch.framework).job_defaults(launch.job_fields["dtype"]) | launch.job_fields
+    assert found["grad_dtype"] == grad_dtype
+
+
 def test_further_tokens_and_modules_come_back_as_they_were_written() -> None:
     model, job = pm.model("deepseek-v3-mtp"), pm.problem("deepseek-v3-mtp", "dgx-h100", global_batch=64, job={
         "recompute_modules": ("core_attn", "mla_up_proj"), "optimizer": "muon"}).job  # fmt: skip

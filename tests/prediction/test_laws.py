@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from perfmodel import catalog
 from perfmodel.planning.layouts import search
 from perfmodel.prediction import STEP_TERMS, step_times_s, without
+from perfmodel.schedule import schedule_names
 from perfmodel.session import Session
 from perfmodel.spec import Layout, StateOffload, Transformer
 
+SCHEDULES = [name for name in schedule_names() if name != "forward"]
 FACTORS = st.sampled_from([1.1, 2.0, 8.0])
 
 
@@ -158,6 +160,23 @@ def test_overlap_never_hurts(case: Case, zero: int) -> None:
     for name in ("overlap_grad_reduce", "overlap_param_gather", "tp_overlap"):
         alike = case.laid(zero=zero)
         assert_between(alike.laid(**{name: True}), alike.laid(**{name: False}))
+
+
+@some(8)
+@given(cases(), st.sampled_from(SCHEDULES), st.sampled_from([1, 3]))
+def test_overlap_never_hurts_under_any_schedule(case: Case, schedule: str, zero: int) -> None:
+    alike = case.laid(schedule=schedule, pp=max(case.layout.pp, 2), zero=zero)
+    for name in ("overlap_grad_reduce", "overlap_param_gather"):
+        assert_between(alike.laid(**{name: True}), alike.laid(**{name: False}))
+
+
+@some(8)
+@given(cases(), st.booleans())
+def test_weights_on_the_host_cost_no_less_than_the_optimizer_alone(case: Case, overlaps: bool) -> None:
+    """Every gather copies them first; what updates send back, they send back while the host updates others."""
+    if case.cluster.device.host_bandwidth_bytes_per_s:
+        sharded = case.laid(zero=3, overlap_grad_reduce=overlaps, overlap_param_gather=overlaps)
+        assert_between(*(sharded.laid(offload_states=states) for states in ("optimizer", "weights")))
 
 
 def assert_costs_device_seconds(fewer: Case, more: Case) -> None:

@@ -124,11 +124,11 @@ def test_states_on_the_host_free_memory_and_cost_copies_and_updates():
     assert weights.memory.weights == 0
     assert weights.memory.buffers == usual.memory.buffers
     params = usual.memory.optimizer / 12
-    # eight devices share a host; fp32 gradients and 16-bit weights cross the link
+    # eight devices share a host; 16-bit weights cross the link while others are updated
     device, framework = catalog.device("a100-sxm-80gb"), catalog.framework("generic")
-    update_s = 8 * params / framework.host_updates_per_s + 2 * params / device.host_bandwidth_bytes_per_s
+    update_s = max(8 * params / framework.host_updates_per_s, 2 * params / device.host_bandwidth_bytes_per_s)
     assert optimizer.breakdown_s["optimizer"] == pytest.approx(update_s, rel=1e-6)
-    assert usual.step_time_s < optimizer.step_time_s
+    assert usual.step_time_s < optimizer.step_time_s <= weights.step_time_s * SLOW
 
 
 def test_prefetching_more_layers_holds_more_of_them():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from perfmodel.program import N_STREAMS, Kind, ProgramSpec, Stream, Structure, build
+from perfmodel.program import N_STREAMS, WHOLE, Kind, ProgramSpec, Stream, Structure, build
 from perfmodel.schedule import (
     PassTimes,
     Phase,
@@ -16,6 +16,7 @@ from perfmodel.schedule import (
 )
 from perfmodel.timeline import memory, times
 
+STREAMS = ["pipedream", "pipedream-2bw", "nf1b", "zb-h2", "zb-v"]
 SECONDS = {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0, Kind.BACKWARD_INPUT: 1.0, Kind.BACKWARD_WEIGHT: 1.0}
 
 
@@ -44,7 +45,7 @@ def test_makespan_equals_a_plain_walk_over_the_schedule(name: str, transfer: flo
     np.testing.assert_allclose(timeline.start_s[passes][order], start)
 
 
-@pytest.mark.parametrize("name", ["pipedream", "pipedream-2bw", "nf1b", "zb-h2", "zb-v"])
+@pytest.mark.parametrize("name", STREAMS)
 def test_every_device_updates_once_per_step_after_its_reductions(name: str) -> None:
     steps, m = 3, 8
     spec = ProgramSpec(
@@ -62,6 +63,34 @@ def test_every_device_updates_once_per_step_after_its_reductions(name: str) -> N
         assert len(reduced) == per_device * 2 * spec.chunks
         last = reduced.reshape(per_device, -1)[:, -1]
         assert (update >= last - 1e-12).all()
+
+
+@pytest.mark.parametrize("name", ["1f1b", "chimera", "dualpipe-v", *STREAMS])
+@pytest.mark.parametrize("seed", range(5))
+def test_gathers_beside_the_passes_never_take_longer_than_before_them(name: str, seed: int) -> None:
+    """In a flush and in a stream of steps, whatever passes, reductions and transfers last; every device gathers as much
+    in both."""
+    random = np.random.default_rng(seed)
+    whole_s = {(kind, stage): random.exponential(random.choice([0.1, 1.0, 5.0]))
+               for kind in Kind for stage in range(8)}  # fmt: skip
+    whole_s |= {(kind, stage): 2.0 for kind in (Kind.OPTIMIZER, Kind.PARAM_GATHER) for stage in range(8)}
+    spans, gathered = [], []
+    for how in ("step", "step_overlap"):
+        spec = ProgramSpec(
+            schedule=name, stages=4, micro_batches=8, steps=3 if name in STREAMS else 1,
+            chunks=chunks_of(name), grad_reduce="overlap", segments=2, param_gather=how,
+        )  # fmt: skip
+        structure = build(spec)
+        parts = np.where(structure.class_segment == WHOLE, 1, spec.segments)
+        classes = zip(structure.class_kind.tolist(), structure.class_stage.tolist(), strict=True)
+        seconds = np.array([whole_s[Kind(kind), stage] for kind, stage in classes]) / parts
+        seconds[0] = 0.0
+        spans.append(times(structure, seconds).makespan_s)
+        gathers = structure.kind == Kind.PARAM_GATHER
+        of_op = seconds[structure.duration]
+        gathered.append(np.bincount(structure.device[gathers], of_op[gathers], minlength=4))
+    assert spans[1] <= spans[0] * (1 + 1e-9)
+    np.testing.assert_allclose(*gathered)
 
 
 def test_a_stream_takes_one_period_per_step() -> None:

@@ -19,7 +19,7 @@ from perfmodel.cost.learn import load_regressor, save_regressor, shipped_folder
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest.tables import write_bytes, write_text
 from perfmodel.planning.layouts import SearchSpace
-from perfmodel.prediction import COMPILED, EAGER
+from perfmodel.prediction import COMPILED, EAGER, Adjustment, save_adjustments
 from perfmodel.spec import Cluster, Job
 
 SPACE = SearchSpace(
@@ -153,11 +153,9 @@ def fits(folder: Path) -> list[dict[str, bytes]]:
             arrays = load(old)
             arrays["curves/value"] = arrays["curves/value"] + np.float32(0.1 * number)
             content["collectives.safetensors"] = save(arrays, header)
-            values = {"values": {"gemm": 0.05 * number, "step_overhead_s": 0.01}, "covariance": [], "informed": [],
-                      "half_width": {}, "noise": 0.1, "scale": 1.0, "degrees_of_freedom": 4.0,
-                      "offsets": None}  # fmt: skip
-            runs = {"schema": "end-to-end/2", "devices": {"A100-SXM4-80GB": values}}
-            content["end_to_end.json"] = json.dumps(runs).encode()
+            values = (("gemm", 0.05 * number), ("step_overhead_s", 0.01))
+            runs = save_adjustments(folder, {"A100-SXM4-80GB": Adjustment(device="A100-SXM4-80GB", values=values)})
+            content["end_to_end.json"] = runs.read_bytes()
         found.append(content)
     return found
 

@@ -111,10 +111,11 @@ def test_frozen_weights_in_8_bits_are_held_once_or_with_their_transposes():
     assert held["dgx-h100", True].activations < held["dgx-h100", False].activations
 
 
-def test_bf16_gradients_may_accumulate_wider_than_fp16_ones():
-    forked = catalog.framework("megatron-deepspeed@2022")
-    types = [forked.job_defaults(dtype)["grad_dtype"] for dtype in ("fp16", "bf16", "fp32")]
-    assert types == ["fp16", "fp32", "fp32"]
+@pytest.mark.parametrize("name", ["megatron-deepspeed@2022", "megatron-lm@2021", "megatron-core@2025"])
+def test_bf16_gradients_may_accumulate_wider_than_fp16_ones(name: str):
+    """And 8-bit products have the gradients of 16-bit weights."""
+    types = [catalog.framework(name).job_defaults(dtype)["grad_dtype"] for dtype in ("fp16", "bf16", "fp8", "fp32")]
+    assert types == ["fp16", "fp32", "fp32", "fp32"]
 
 
 @given(st.floats(1e9, 1e12), st.floats(1e9, 1e12), st.floats(-0.3, 0.3), st.floats(0.01, 1.0))

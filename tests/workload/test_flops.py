@@ -68,6 +68,23 @@ def test_blocks_sum_to_the_closed_form(name):
     assert built == pytest.approx(flops.total_causal / 3 + pad, rel=whole_rows)
 
 
+@pytest.mark.parametrize("seq_len", [128, 512])
+def test_a_head_may_see_the_masked_tokens_alone(seq_len):
+    """20 of 128 and 80 of 512; the closed form agrees, and a model that is not masked has nothing to leave out."""
+    bert, gpt = model("bert-large"), model("gpt3-1.3b")
+    every, masked = (Job(global_batch=2, seq_len=seq_len, masked_head=only) for only in (False, True))
+    shard = Shard(micro_batch=2)
+    of_every, of_masked = (blocks(bert, job, shard) for job in (every, masked))
+    saved = forward_flops(of_every) - forward_flops(of_masked)
+    left_out = 2 * seq_len * (1 - 20 / 128)
+    assert saved == 2 * left_out * bert.hidden * (bert.hidden + padded_vocab(bert.vocab, 1))
+    closed = step_flops(bert, every).total - step_flops(bert, masked).total
+    assert closed == pytest.approx(3 * 2 * left_out * bert.hidden * (bert.hidden + bert.vocab))
+    assert of_masked[-1][0].activation_bytes.none < of_every[-1][0].activation_bytes.none
+    assert of_masked[-1][0].params == of_every[-1][0].params
+    assert blocks(gpt, every, shard) == blocks(gpt, masked, shard)
+
+
 @pytest.mark.parametrize("name", ["gpt3-1.3b", "llama3-8b", "t5-large", "bert-large", "mlp-1b"])
 def test_backward_is_twice_forward(name):
     net = model(name)

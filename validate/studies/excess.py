@@ -13,7 +13,7 @@ LEAST_MICRO_BATCHES = 8
 """From here on filling the pipeline and the optimizer are a small part of the step."""
 QUARTILE = 0.25
 SLOW_S = 0.4
-"""Of a micro-batch, beyond what a quarter of the runs of the same tp, stages and model take."""
+"""Of a micro-batch, beyond its prediction: no layer's excess adds up to so much, transfers that wait do."""
 
 
 def pipeline_excess(runs: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
@@ -24,8 +24,9 @@ def pipeline_excess(runs: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
 
     Returns:
         `by_tp`: per tp, milliseconds per micro-batch and layer of a stage that three quarters of the runs exceed, with
-        one stage and with several. `by_pp`: per number of stages, how many of the runs take `SLOW_S` more per
-        micro-batch than a quarter of those alike but for micro-batch and devices, and the median of that, seconds.
+        one stage and with several, those apart that take `SLOW_S` more. `by_pp`: per number of stages, how many do, and
+        the median of what they take more per micro-batch than a quarter of those alike but for micro-batch and devices
+        that do not, or than predicted where there are none, seconds.
     """
     names = ["tp", "pp", "layers", "num_microbatches", "measured_s", "predicted_iter_time_s"]
     known = runs.reindex(columns=[*names, "model"]).dropna()
@@ -33,8 +34,10 @@ def pipeline_excess(runs: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
     frame = frame[frame["num_microbatches"] >= LEAST_MICRO_BATCHES]
     extra_s = (frame["measured_s"] - frame["predicted_iter_time_s"]) / frame["num_microbatches"]
     frame["per_layer_s"] = extra_s * frame["pp"] / frame["layers"]
-    alike = frame.groupby(["tp", "pp", "model"])["per_layer_s"].transform("quantile", QUARTILE)
-    frame["beyond_s"] = (frame["per_layer_s"] - alike) * frame["layers"] / frame["pp"]
+    frame["usual_s"] = extra_s.where(extra_s <= SLOW_S)
+    alike = frame.groupby(["tp", "pp", "model"])["usual_s"].transform("quantile", QUARTILE)
+    frame["beyond_s"] = extra_s - alike.fillna(0.0)
+    is_slow = np.asarray(extra_s > SLOW_S)
 
     tp, pp, per_layer_s, beyond_s = (np.asarray(frame[k], float) for k in ("tp", "pp", "per_layer_s", "beyond_s"))
 
@@ -42,14 +45,13 @@ def pipeline_excess(runs: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
         return float(1e3 * np.quantile(per_layer_s[chosen], QUARTILE)) if chosen.any() else None
 
     by_tp = [
-        {"tp": int(n), "runs": int((tp == n).sum()), "one_stage_ms": quartile_ms((tp == n) & (pp == 1)),
-         "several_stages_ms": quartile_ms((tp == n) & (pp > 1))}
+        {"tp": int(n), "runs": int((tp == n).sum()), "one_stage_ms": quartile_ms((tp == n) & (pp == 1) & ~is_slow),
+         "several_stages_ms": quartile_ms((tp == n) & (pp > 1) & ~is_slow)}
         for n in np.unique(tp)
     ]  # fmt: skip
     by_pp = []
     for n in np.unique(pp):
-        of_runs = beyond_s[pp == n]
-        slow = of_runs[of_runs > SLOW_S]
+        slow = beyond_s[(pp == n) & is_slow]
         more_s = float(np.median(slow)) if len(slow) else None
-        by_pp.append({"pp": int(n), "runs": len(of_runs), "slow": len(slow), "more_s": more_s})
+        by_pp.append({"pp": int(n), "runs": int((pp == n).sum()), "slow": len(slow), "more_s": more_s})
     return {"by_tp": by_tp, "by_pp": by_pp}

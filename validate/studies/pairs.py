@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.planning.layouts import Evidence, weighed
+from perfmodel.planning.layouts import expected_given, runs_and_pairs, square_root, weighed
 from perfmodel.validation import Choice
 
 NANOTRON = "ultrascale-playbook sweep (nanotron)"
@@ -15,32 +15,32 @@ LEAST, MOST = 5, 12
 
 
 def next_run(some: Sequence[Choice]) -> dict[str, Any]:
-    """By source, mean regret of the layout chosen now, after one run drawn at random, after the layout predicted
-    fastest is run, and after the run of the least expected regret; each updates all layouts by their covariance."""
+    """By source, mean regret of the layout chosen now; after the measurement of the least expected regret (a run, or
+    one beside a run of the first layout, as `calibrate --for-decision` weighs them, and of how many `runs`); after one
+    of as many runs drawn at random; and after a run of the layout predicted fastest. Each updates all layouts by their
+    joint distribution."""
     found: dict[str, list[tuple[float, ...]]] = {}
     for one in some:
         if len(one.predicted) < LEAST:
             continue
         first = np.argsort(one.predicted)[:MOST]
         mean, measured = one.predicted[first], one.measured[first]
-        covariance = np.tensordot(one.joint.weight, one.joint.covariance, 1)[np.ix_(first, first)]
-        loads = np.linalg.cholesky(covariance + 1e-10 * np.eye(len(first)))
-        told = weighed(mean, loads, [Evidence("run", (at,), loads[[at]], np.zeros(1)) for at in range(len(first))])
-        after = [_regret(mean, covariance, measured, at) for at in range(len(first))]
+        loads, weight = square_root(one.joint.covariance[:, first][:, :, first]), one.joint.weight
+        seen = runs_and_pairs(loads, np.zeros(loads.shape[:2]), 0)
+        told = weighed(mean, loads, seen, weight=weight).worth[0].places
+        after: dict[tuple[int, ...], float] = {}
+        for run in seen:
+            (shift,) = expected_given(loads, run, (measured - mean)[None, run.places], weight)
+            after[run.places] = _loss(measured, int((mean + shift).argmin()))
+        alike = [regret for places, regret in after.items() if len(places) == len(told)]
         found.setdefault(one.source, []).append(
-            (_loss(measured, int(mean.argmin())), float(np.mean(after)), after[0], after[told.worth[0].places[0]])
+            (_loss(measured, 0), float(np.mean(alike)), after[(0,)], after[told], len(told))
         )
-    names = ("now", "random", "first", "chosen")
+    names = ("now", "random", "first", "chosen", "runs")
     return {
         source: {"groups": len(rows)} | dict(zip(names, np.mean(rows, axis=0).tolist(), strict=True))
         for source, rows in found.items()
     }
-
-
-def _regret(mean: np.ndarray, covariance: np.ndarray, measured: np.ndarray, at: int) -> float:
-    """Of the layout of the least posterior mean once one is run."""
-    shift = covariance[:, at] / covariance[at, at] * (measured[at] - mean[at])
-    return _loss(measured, int((mean + shift).argmin()))
 
 
 def _loss(measured: np.ndarray, chosen: int) -> float:

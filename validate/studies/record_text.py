@@ -36,10 +36,13 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any] | None, live: di
         "while collectives wait, and how many multiprocessors collectives between nodes hold; that no remainder "
         "beside the power limit is kept for Blackwell, and that its energy per FLOP is the mean of two sources of "
         "kernels, SimuMax's among them; that the Llama 3 paper's FSDP is read as ZeRO 2; that NeMo and "
-        "Megatron-Bridge hide tensor-parallel collectives, that Pax shards weights and InternEvo all-reduces "
-        "gradients; the host's time per expert of grouped products; and that of what a row leaves open those count "
-        "that more likely than not fit. Errors are relative to the measured time; width: the interval's upper end "
-        "over its lower, the median of the runs.",
+        "Megatron-Bridge hide tensor-parallel collectives, that Pax shards weights and recomputes repeated layers "
+        "alone, that InternEvo all-reduces gradients and its attention is of before FlashAttention-2; the element type "
+        "of gradients of Megatron-LM in fp16, of torch's FSDP and of llm-foundry; that OneFlow's collectives share the "
+        "kernels' stream with tensor parallelism; that heads of BERT see masked tokens alone outside PyTorch; which of "
+        "TensorFlow's operators are not fused; the host's time per expert of grouped products; and that of what a row "
+        "leaves open those count that more likely than not fit. Errors are relative to the measured time; width: the "
+        "interval's upper end over its lower, the median of the runs.",
         "## Step time of published runs",
         _steps(record),
         "## Means over sources",
@@ -195,13 +198,20 @@ def _pairs(pairs: dict[str, Any] | None) -> list[str]:
     ]
     if pairs["next_run"]:
         parts += [
-            "One more run, of the first 12 layouts of a group of at least 5, then the layout of the least expected "
-            "step: mean regret now, after a run drawn at random, of the layout predicted fastest, and of that of the "
-            "least expected regret (`calibrate --for-decision`).",
+            "One more measurement, of the first 12 layouts of a group of at least 5, then the layout of the least "
+            "expected step: mean regret now, after a run of the layout predicted fastest, after the measurement of the "
+            "least expected regret (`calibrate --for-decision`: a run, or one beside a run of the first), and after "
+            "one of as many runs drawn at random.",
             _table(
-                ("source", "groups", "now", "at random", "the first", "least expected regret"),
+                ("source", "groups", "now", "the first", "least expected regret", "its runs", "at random"),
                 (
-                    (name, of["groups"], *(_percent(of[key]) for key in ("now", "random", "first", "chosen")))
+                    (
+                        name,
+                        of["groups"],
+                        *(_percent(of[key]) for key in ("now", "first", "chosen")),
+                        f"{of['runs']:.1f}",
+                        _percent(of["random"]),
+                    )
                     for name, of in pairs["next_run"].items()
                 ),
             ),
@@ -225,30 +235,33 @@ def _excess(excess: dict[str, list[dict[str, Any]]]) -> list[str]:
     if not excess["by_tp"]:
         return []
 
-    def number(value: float | None, digits: int) -> str:
-        return "-" if value is None else f"{value:.{digits}f}"
+    def number(value_ms: float | None) -> str:
+        return "-" if value_ms is None else f"{value_ms:.1f} ms"
 
     return [
         "## Pipelines of nanotron",
-        "Most of the playbook's time error, of its ranking and of its coverage comes from pipelined runs. Measured "
-        "less predicted, runs of at least 8 micro-batches: a layer takes so many milliseconds more per micro-batch "
-        "that three quarters of the runs take still more. It hardly depends on model, micro-batch and number of "
-        "stages, and rises faster than tp; with one stage it is next to nothing within a node. No other source has "
-        "it, so that no term for it can be held against rows that it was not fitted on.",
-        _table(
-            ("tp", "runs", "one stage", "several stages"),
-            (
-                (row["tp"], row["runs"], *(f"{number(row[k], 1)} ms" for k in ("one_stage_ms", "several_stages_ms")))
-                for row in excess["by_tp"]
-            ),
-        ),
-        "Besides, some runs take much longer per micro-batch than a quarter of those alike in tp, stages and model, by "
-        "the same time whatever the micro-batch, as if every transfer between stages waited a quarter of a second:",
+        "Most of the playbook's time error, of its ranking and of its coverage comes from pipelined runs that take "
+        "much longer than others of the same layout, by the same time per micro-batch whatever its size, the model and "
+        "tp: as if every transfer between stages waited a quarter of a second (stages within have twice the transfers "
+        "of the first and the last). The more devices, the more runs do; those on most devices, and pipelines of the "
+        "largest tp, all. Where memory tells the two versions of the framework apart, they are of the one that gathers "
+        "inputs again in backward, and nearly none is of the other. Nothing else in a row tells which will, and no "
+        "other source has it, so that no term for it can be held against rows that it was not fitted on.",
         _table(
             ("stages", "runs", "slow ones", "more per micro-batch"),
             (
                 (row["pp"], row["runs"], row["slow"], "-" if row["more_s"] is None else f"{row['more_s']:.2f} s")
                 for row in excess["by_pp"]
+            ),
+        ),
+        "The others, measured less predicted, runs of at least 8 micro-batches: a layer takes so many milliseconds "
+        "more per micro-batch that three quarters of the runs take still more. Hosts of pipelines check every "
+        "collective, and so do those of some runs of one stage, which are among the slow ones above where tp is high.",
+        _table(
+            ("tp", "runs", "one stage", "several stages"),
+            (
+                (row["tp"], row["runs"], *(number(row[k]) for k in ("one_stage_ms", "several_stages_ms")))
+                for row in excess["by_tp"]
             ),
         ),
     ]

@@ -9,11 +9,11 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.prediction import CLASSES, key
-from perfmodel.validation._few_runs import OUTLIERS
 from perfmodel.validation._population_fit import PopulationFit, posterior
 from perfmodel.validation._population_score import (
     DEGREES_OF_FREEDOM,
     LEVELS,
+    OUTLIERS,
     SHARED,
     Score,
     SiteRuns,

@@ -8,6 +8,7 @@ from perfmodel.cost.learn._collective_price import CollectivePrices as Collectiv
 from perfmodel.cost.learn._collective_price import Groups as Groups
 from perfmodel.cost.learn._collective_price import Request as CollectiveRequest
 from perfmodel.cost.learn._collective_price import predict_rows as predict_collective_rows
+from perfmodel.cost.learn._collective_price import rising as rising
 from perfmodel.cost.learn._collective_rows import collective_rows as collective_rows
 from perfmodel.cost.learn._collective_rows import counted as counted
 from perfmodel.cost.learn._collective_rows import set_aside as set_aside

@@ -5,14 +5,14 @@ series, a fabric on one device, or links inside a node on any device.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 import numpy as np
 import pandas as pd
 
-from perfmodel.cost.learn._collective_physics import Effect
+from perfmodel.cost.learn._collective_effects import Effect
 from perfmodel.cost.learn._collective_physics_fit import fit_physics, physical_time
 from perfmodel.cost.learn._collective_rows import CollectiveRows, SeriesKey
 from perfmodel.cost.learn._collective_weights import (
@@ -27,6 +27,7 @@ from perfmodel.cost.learn._collective_weights import (
     FabricKey,
     LinksKey,
     MeasuredPlace,
+    mean_curve,
 )
 from perfmodel.cost.learn._fabrics import Fabric
 from perfmodel.ingest.tables import groups_of
@@ -46,6 +47,8 @@ class Sources:
     """First parts of series (`""`: any) whose times hold more than the collective: no guide, inside a node or out."""
     physics_only: tuple[str, ...] = ()
     """Sources that state no licence: constants are fitted to them, their figures are not kept."""
+    keep_slow: bool = False
+    """Whether placements that ran far below their links are kept, as measured, for their own series alone."""
     forced: bool = False
     """Whether a series of a forced algorithm may stand for a fabric where nothing else was measured."""
 
@@ -72,7 +75,7 @@ def fit_rows(
 
 def guides(rows: CollectiveRows, sources: Sources) -> np.ndarray:
     """Whether each row tells of links in general, bool[n]."""
-    return ~(rows.starting(sources.unhealthy) & rows.between) & ~rows.starting(sources.as_timed)
+    return ~(rows.starting(sources.unhealthy) & rows.between) & ~rows.starting(sources.as_timed) & ~rows.slow
 
 
 def fit_curve(ranks: float, ranks_per_node: float, size: np.ndarray, residual: np.ndarray) -> Curve:
@@ -107,50 +110,43 @@ def fit_all_curves(
     rows = rows.take(~np.isin(rows.of_series("source"), sources.physics_only))
     residual = np.log(rows.time_s / np.maximum(physical_time(physics, rows), 1e-9))
     place = (rows.ranks, rows.ranks_per_node, np.log2(rows.buffer_bytes), residual)
-    series = fit_curves(((rows.keys[code], index) for (code,), index in groups_of(rows.series)), *place)
+    series = fit_curves(_by_series(rows, np.ones(len(rows), bool)), *place)
+    healthy = guides(rows, sources)
+    told = fit_curves(_by_series(rows, healthy), *place)
     entries = groups_of(rows.series, rows.software, rows.dtype)
     # a series run with one software and element type is its own entry
     several = {code for code, count in Counter(code for (code, *_), _ in entries).items() if count > 1}
     of_entries = [(EntryKey(rows.keys[code], *run), index) for (code, *run), index in entries if code in several]
-    return {**series, **fit_curves(of_entries, *place), **_usual(rows, series, sources)}
+    return {**series, **fit_curves(of_entries, *place), **_usual(rows.take(healthy), told, sources)}
+
+
+def _by_series(rows: CollectiveRows, among: np.ndarray) -> Iterator[tuple[SeriesKey, np.ndarray]]:
+    """Every series with the indices of its rows among some (bool[n])."""
+    kept = np.flatnonzero(among)
+    return ((rows.keys[code], kept[index]) for (code,), index in groups_of(rows.series[kept]))
 
 
 def _usual(
     rows: CollectiveRows, series: Mapping[SeriesKey, Mapping[tuple[float, float], Curve]], sources: Sources
 ) -> dict[FabricKey | LinksKey, dict[tuple[float, float], Curve]]:
-    """A fabric's usual curves: at each placement those of the best reference source that measured it."""
+    """A fabric's usual curves from rows that are guides: at each placement those of the best reference source that
+    measured it."""
     order = sources.reference or tuple(pd.Series(rows.of_series("source")).value_counts().index)
     candidates: dict[FabricKey | LinksKey, dict[tuple[float, float], dict[int, list[Curve]]]] = {}
     for (code,), (at, *_) in groups_of(rows.series):
         key = rows.keys[code]
-        if (
-            key.source not in order
-            or key.starts(sources.as_timed)
-            or (not rows.any_algorithm[at] and not sources.forced)
-        ):
+        if key.source not in order or (not rows.any_algorithm[at] and not sources.forced):
             continue
         fabric: Fabric = rows.fabric[at]  # pyright: ignore[reportAssignmentType]
         # a forced algorithm counts where the library's own choice was not measured
         rank = order.index(key.source) + (0 if rows.any_algorithm[at] else len(order))
         for place, curve in series[key].items():
-            between = place[0] > place[1]
-            if between and key.starts(sources.unhealthy):
-                continue
-            for usual in CollectiveWeights.usual_keys(fabric, str(rows.kind[at]), between, -1):
+            for usual in CollectiveWeights.usual_keys(fabric, str(rows.kind[at]), place[0] > place[1], -1):
                 candidates.setdefault(usual, {}).setdefault(place, {}).setdefault(rank, []).append(curve)
     return {
         key: {place: mean_curve(by_rank[min(by_rank)]) for place, by_rank in places.items()}
         for key, places in candidates.items()
     }
-
-
-def mean_curve(curves: Iterable[Curve]) -> Curve:
-    """The mean of several curves of one placement, over all sizes that one of them was measured at."""
-    several = list(curves)
-    start = min(c.start for c in several)
-    end = max(c.start + len(c.value) for c in several)
-    value = np.mean([c.everywhere()[start:end] for c in several], axis=0)
-    return Curve(several[0].ranks, several[0].ranks_per_node, start, value.astype(np.float32))
 
 
 def _measured_on(rows: CollectiveRows) -> dict[SeriesKey, tuple[MeasuredPlace, ...]]:

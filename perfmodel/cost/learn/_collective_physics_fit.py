@@ -8,14 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from perfmodel.cost.learn._collective_physics import (
-    Effect,
-    LinkConstants,
-    collective_time,
-    constants,
-    effects,
-    expected,
-)
+from perfmodel.cost.learn._collective_effects import Effect, constants, effects, expected
+from perfmodel.cost.learn._collective_physics import LinkConstants, collective_time
 from perfmodel.cost.learn._collective_rows import CollectiveRows
 from perfmodel.ingest.tables import groups_of
 
@@ -161,7 +155,7 @@ _BETWEEN: Final = (
     "nodes",
     "hop_ratio_between",
     "neighbours",
-    "long_ring",
+    "post",
     "low_latency_between",
     "hop_line_between",
     "hop_pair",

@@ -1,14 +1,14 @@
 """Prices of collectives: physics times what was measured, made monotone in bytes and ranks.
 
 For one kind on one fabric the product of the physical curve and the measured correction is laid out on a grid of
-sizes and rank (or node) counts and projected onto what grows with both: the mean (in the logarithm) of the running
-maximum from below and the running minimum from above, which leaves alone what grows already. Between the points of
-the grid the logarithm of the time is interpolated. So a price never falls with bytes or ranks, and, as physics does
+sizes and rank (or node) counts and projected onto what grows with both, with bytes in proportion to them at most
+(`rising`, which leaves alone what grows so already): twice the bytes can be sent as two messages. Between the points
+of the grid the logarithm of the time is interpolated. So a price never falls with bytes or ranks, and, as physics does
 not fall with latency nor rise with bandwidth at any point of the grid, neither does the price.
 
 In a mesh of direct links (NVLink 2, XGMI) more ranks of a node have more links: there, inside a node, each rank
 count stands for itself. So it does where a row of a table names a measured series, which is to be told as measured,
-with what made one count of its ranks slower than the next.
+with what made one count of its ranks, or one size, slower than the next.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from perfmodel.cost.learn._collective_physics import collective_time, constants, least_volume
+from perfmodel.cost.learn._collective_effects import constants
+from perfmodel.cost.learn._collective_physics import collective_time, least_volume
 from perfmodel.cost.learn._collective_rows import CollectiveRows, SeriesKey
 from perfmodel.cost.learn._collective_weights import (
     GRID,
@@ -171,9 +172,9 @@ class CollectivePrices:
         time_s = collective_time(asked.kind, size_bytes, ranks, ranks, c, asked.algorithm)
         time_s = time_s * np.exp(_correction(parts, RANKS))
         link = link_named(fabric.inside.link)
-        log_s = _growing(np.log(time_s), 1)
+        log_s = _over_bytes(np.log(time_s), source)
         alone = isinstance(source, SeriesKey) or bool(link and link.mesh)
-        return _Table(RANKS, log_s if alone else _growing(log_s, 0), parts[0][1] if parts else {}, source)
+        return _Table(RANKS, log_s if alone else rising(log_s, axis=0), parts[0][1] if parts else {}, source)
 
     def _between_table(self, asked: Request, per_node: float, level: int, concurrent: float) -> _Table:
         fabric = asked.fabric
@@ -187,9 +188,9 @@ class CollectivePrices:
         time_s = collective_time(asked.kind, size_bytes, ranks, per_node, c, asked.algorithm) * np.exp(
             _correction(parts, nodes)
         )
-        log_s = _growing(np.log(time_s), 1)
+        log_s = _over_bytes(np.log(time_s), source)
         if not isinstance(source, SeriesKey):
-            log_s = _growing(log_s, 0)
+            log_s = rising(log_s, axis=0)
         one = log_s[0]
         if per_node > 1:
             one = _read(self._inside(asked), GRID, np.full(len(GRID), per_node))
@@ -256,10 +257,32 @@ def _interpolated(curves: Mapping[float, Curve], at: np.ndarray) -> np.ndarray:
     return values[low] * (1 - share) + values[high] * share
 
 
-def _growing(log_s: np.ndarray, axis: int) -> np.ndarray:
-    """The mean of the running maximum from below and the running minimum from above."""
-    above = np.flip(np.minimum.accumulate(np.flip(log_s, axis), axis), axis)
-    return 0.5 * (np.maximum.accumulate(log_s, axis) + above)
+def rising(values: np.ndarray, axis: int = -1, at_most: np.ndarray | None = None) -> np.ndarray:
+    """Values that never fall along an axis: the mean of the running maximum from below and the running minimum from
+    above, which leaves alone what rises already.
+
+    Monotone in every value, and moved with all of them: what is never larger, or larger by so much at most, stays so,
+    along other axes too.
+
+    Args:
+        at_most: rises along the last axis, and the result by no more than it does.
+
+    >>> rising(np.array([1.0, 3.0, 2.0, 4.0])).tolist()
+    [1.0, 2.5, 2.5, 4.0]
+    >>> rising(np.array([0.0, 0.0, 3.0]), at_most=np.array([0.0, 1.0, 2.0])).tolist()
+    [0.5, 1.0, 2.0]
+    """
+    if at_most is not None:
+        values = at_most - rising(at_most - values)
+    above = np.flip(np.minimum.accumulate(np.flip(values, axis), axis), axis)
+    return 0.5 * (np.maximum.accumulate(values, axis) + above)
+
+
+def _over_bytes(log_s: np.ndarray, source: CurveKey | None) -> np.ndarray:
+    """Times on `GRID` that grow with bytes, and but for those of a measured series in proportion to them at most."""
+    if isinstance(source, SeriesKey):
+        return rising(log_s)
+    return rising(log_s, at_most=GRID * np.log(2.0))
 
 
 def _read(table: _Table, size: np.ndarray, count: np.ndarray) -> np.ndarray:

@@ -75,6 +75,8 @@ class CollectiveRows:
     """NaN where the table has none."""
     doubtful: np.ndarray
     """A second count of the same test (`in_place`) or marked by a `check`, bool[n]."""
+    slow: np.ndarray
+    """Whether it is known to run far below its links (`usable`): told as measured, but no guide to others; bool[n]."""
     skipped: np.ndarray
     """Why a row cannot be used, `""` for those that can; str[n]."""
 
@@ -137,6 +139,7 @@ def collective_rows(table: pd.DataFrame) -> CollectiveRows:
         ranks_per_node=here,
         time_s=number(table, "time_us") * 1e-6,
         doubtful=table["doubtful"].to_numpy(bool),
+        slow=np.zeros(len(table), bool),
         skipped=_reasons(kind, size, ranks),
     )
 
@@ -201,13 +204,18 @@ def set_aside(rows: CollectiveRows, no_guide: Sequence[Sequence[str]] = ()) -> n
         no_guide: first parts of series that are kept as they are between nodes, since nothing is learned from
             them for other clusters.
     """
-    reason = np.full(len(rows), "", dtype=object)
+    return judged(rows, no_guide)[0]
+
+
+def judged(rows: CollectiveRows, no_guide: Sequence[Sequence[str]] = ()) -> tuple[np.ndarray, np.ndarray]:
+    """`set_aside` of the rows, and whether the reason is that they run far below their links; str and bool[n]."""
+    reason, slow = np.full(len(rows), "", dtype=object), np.zeros(len(rows), bool)
     for (code, between), index in groups_of(rows.series, rows.between):
         key = rows.keys[code]
         if not (between and key.starts(no_guide)):
             tier = between or is_network(key.interconnect, key.device)
-            reason[index] = _of_tier(rows.take(index), key.kind, key.device, key.interconnect, tier)
-    return reason
+            reason[index], slow[index] = _of_tier(rows.take(index), key.kind, key.device, key.interconnect, tier)
+    return reason, slow
 
 
 def counted(rows: CollectiveRows, reason: np.ndarray) -> dict[str, int]:
@@ -217,17 +225,19 @@ def counted(rows: CollectiveRows, reason: np.ndarray) -> dict[str, int]:
     return dict(found.most_common())
 
 
-def _of_tier(rows: CollectiveRows, kind: str, device: str, interconnect: str, between: bool) -> np.ndarray:
-    """Reasons of the rows of one series and tier."""
-    reason = np.full(len(rows), "", dtype=object)
+def _of_tier(
+    rows: CollectiveRows, kind: str, device: str, interconnect: str, between: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """`judged` of the rows of one series and tier."""
+    reason, below = np.full(len(rows), "", dtype=object), np.zeros(len(rows), bool)
     where = "between nodes" if between else "inside a node"
     if not is_known(interconnect, device, between):
         reason[:] = f"interconnect {interconnect!r} names no known link {where}; name it, as 'NVLink3 + InfiniBand HDR'"
-        return reason
+        return reason, below
     links = link_classes(interconnect, device, between)
     if not all(link.limited for link in links):
-        return reason
-    fastest = _fastest(links)
+        return reason, below
+    fastest = max(links, key=lambda link: link.bandwidth_bytes_per_s)
     volume = least_volume(kind, rows.ranks, rows.ranks_per_node, fastest.reduces)
     rate = volume * rows.buffer_bytes / rows.time_s
     above = rate > TOLERANCE * fastest.bandwidth_bytes_per_s
@@ -243,11 +253,7 @@ def _of_tier(rows: CollectiveRows, kind: str, device: str, interconnect: str, be
             f"below {FAR_BELOW:.0%} of {slowest.name}'s {slowest.bandwidth_bytes_per_s / 1e9:g} GB/s {where}: a host "
             f"or network at fault, not the device; if it is so, state the rate, as '{slowest.name}@2GB/s'"
         )
-    return reason
-
-
-def _fastest(links: Sequence[LinkClass]) -> LinkClass:
-    return max(links, key=lambda link: link.bandwidth_bytes_per_s)
+    return reason, below
 
 
 def _far_below(rows: CollectiveRows, kind: str, link: LinkClass, interconnect: str) -> np.ndarray:

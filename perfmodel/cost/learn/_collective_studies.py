@@ -13,7 +13,7 @@ from perfmodel.cost.learn import _moe_alltoall as moe
 from perfmodel.cost.learn._collective_fit import NO_SOURCES, Sources, fit_all_curves, fit_rows, guides
 from perfmodel.cost.learn._collective_physics_fit import fit_between, physical_time
 from perfmodel.cost.learn._collective_price import LARGE, CollectivePrices, predict_rows
-from perfmodel.cost.learn._collective_rows import CollectiveRows, collective_rows, counted, set_aside
+from perfmodel.cost.learn._collective_rows import CollectiveRows, collective_rows, counted, judged
 from perfmodel.cost.learn._collective_weights import CollectiveWeights, CurveKey, LinksKey, Placements, Scope
 from perfmodel.cost.learn._intervals import conformal_quantile
 from perfmodel.ingest.tables import groups_of, hashed
@@ -44,8 +44,10 @@ def usable(
     kept = (exchanges.skipped == "") & np.isfinite(exchanges.time_s) & (exchanges.time_s > 0)
     rows = rows.take(good)
     # known doubts stay: of unhealthy networks as measured, of physics' witnesses at scale by a robust fit
-    reason = set_aside(rows, (*sources.unhealthy, *((name,) for name in sources.physics_only)))
-    return rows.take(reason == ""), exchanges.take(kept), counted(rows, reason)
+    reason, slow = judged(rows, (*sources.unhealthy, *((name,) for name in sources.physics_only)))
+    slow &= sources.keep_slow
+    rows = replace(rows, slow=slow)
+    return rows.take((reason == "") | slow), exchanges.take(kept), counted(rows, np.where(slow, "", reason))
 
 
 def shape_folds(rows: CollectiveRows, folds: int = 5) -> np.ndarray:
@@ -141,7 +143,8 @@ def study_collectives(tables: Sequence[pd.DataFrame], sources: Sources = NO_SOUR
     error, measured = shape_errors(own, weights, sources)
     error = np.where(measured, error, np.nan)
     others = {"physics": np.log(physical_time(weights.physics, own) / own.time_s), "interpolation": _interpolation(own)}
-    parts = [_crossed("shapes", own, error, _halves(own), others, "measured")]
+    half = (hashed([own.buffer_bytes, own.ranks]) % 2).astype(int)
+    parts = [_crossed("shapes", own, error, half, others, "measured")]
     _LOG.info("rank counts")
     fold = ranks_fold(own)
     error = _left_out(own, fold, lambda train: replace(weights, curves=fit_all_curves(train, weights.physics, sources)))
@@ -221,10 +224,6 @@ def _folds(label: np.ndarray, folds: int) -> np.ndarray:
     rank = np.empty(len(names), int)
     rank[order] = np.arange(len(names))
     return rank[inverse] % folds
-
-
-def _halves(rows: CollectiveRows) -> np.ndarray:
-    return (hashed([rows.buffer_bytes, rows.ranks]) % 2).astype(int)
 
 
 def _crossed(

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from perfmodel.cost.learn._collective_physics import Effect
+from perfmodel.cost.learn._collective_effects import Effect
 from perfmodel.cost.learn._collective_rows import SeriesKey
 from perfmodel.cost.learn._fabrics import Fabric, die_of
 from perfmodel.cost.learn._weights import WeightFiles, parse_weights, weight_files
@@ -212,7 +212,7 @@ class CollectiveWeights:
                 of_die = alike.setdefault(key._replace(device=die_of(key.device)), {})
                 for place, curve in places.items():
                     of_die.setdefault(place, []).append(curve)
-        shared = {key: {at: _mean(curves) for at, curves in places.items()} for key, places in alike.items()}
+        shared = {key: {at: mean_curve(curves) for at, curves in places.items()} for key, places in alike.items()}
         others = {key: places for key, places in self.curves.items() if not isinstance(key, FabricKey)}
         return replace(self, curves={**others, **shared})
 
@@ -230,7 +230,7 @@ class CollectiveWeights:
         return found[0] if found else HALF_WIDTH[provenance]
 
 
-def _mean(curves: Sequence[Curve]) -> Curve:
+def mean_curve(curves: Sequence[Curve]) -> Curve:
     """The mean of curves of one placement, wherever one of them was measured."""
     if len(curves) == 1:
         return curves[0]

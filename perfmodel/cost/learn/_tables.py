@@ -104,12 +104,8 @@ def _merge(family: str, frame: pd.DataFrame, figures_of: Callable[[str], Figures
         have = {known: int(count) for known, count in sorted(zip(kinds, counts, strict=True)) if count}
         stacks.append(Stack(figures_of(device), source, software, have, bool(host_launch), int(order)))
     rows = Rows(family, {name: number(merged, name) for name in names}, kinds, kind)
-    shape_key = _shape_key(merged[[n for n in names if n not in _NOT_SHAPE]])
+    shape_key = hashed([merged[name].to_numpy() for name in names if name not in _NOT_SHAPE])
     return Samples(rows, codes, number(merged, "time_s"), tuple(stacks), shape_key)
-
-
-def _shape_key(shapes: pd.DataFrame) -> np.ndarray:
-    return hashed([shapes[name].to_numpy() for name in shapes])
 
 
 def held_out(samples: Samples, share: float) -> np.ndarray:

@@ -1,11 +1,12 @@
 """Argument lists and shell scripts of Megatron-LM and Megatron-Core (`megatron/training/arguments.py`, its --help)."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from perfmodel.ingest.launch._entries import Entries
 from perfmodel.ingest.launch._format import LaunchFormat
-from perfmodel.ingest.launch._megatron_model import MODEL
+from perfmodel.ingest.launch._megatron_model import MODEL, argument
 from perfmodel.ingest.launch._megatron_settings import (
     SHARDING,
     chunk_settings,
@@ -13,17 +14,16 @@ from perfmodel.ingest.launch._megatron_settings import (
     dispatch_rules,
     graph_rule,
     modules_rule,
-    partition_ends,
-    partition_of,
+    nodes_of,
+    partition_rule,
     recompute_of,
-    recompute_settings,
+    recompute_rule,
     require_no_pipeline,
     zero_of,
 )
 from perfmodel.ingest.launch._table import (
     OPTIMIZER,
     SWITCH,
-    WHOLE,
     WHOLE_OR_NONE,
     Fields,
     Rule,
@@ -31,6 +31,7 @@ from perfmodel.ingest.launch._table import (
     key,
     read_only,
     words,
+    write_only,
 )
 
 
@@ -50,11 +51,8 @@ def _world(found: Mapping[str, Any]) -> Fields:
 
 
 def _write_world(fields: Fields) -> Mapping[str, Any]:
-    devices, each = fields.get("devices"), fields.get("devices_per_node", 8)
-    if not devices:
-        return {}
-    each = each if devices % each == 0 else devices
-    return {"nproc-per-node": each, "nnodes": devices // each}
+    nodes, each = nodes_of(fields)
+    return {"nproc-per-node": each, "nnodes": nodes}
 
 
 def _zero(found: Mapping[str, Any]) -> Fields:
@@ -70,10 +68,10 @@ def _zero(found: Mapping[str, Any]) -> Fields:
 def _write_zero(fields: Fields) -> Mapping[str, Any]:
     require_no_pipeline(fields)
     if fields["zero"] < 2:
-        return {"use-distributed-optimizer": True} if fields["zero"] else {}
-    strategy = next(name for name, stage in SHARDING.items() if stage == fields["zero"])
+        return {"use-distributed-optimizer": True if fields["zero"] else None}
     return {
-        "use-distributed-optimizer": True, "use-megatron-fsdp": True, "data-parallel-sharding-strategy": strategy,
+        "use-distributed-optimizer": True, "use-megatron-fsdp": True,
+        "data-parallel-sharding-strategy": [*SHARDING][fields["zero"]],
     }  # fmt: skip
 
 
@@ -98,11 +96,6 @@ def _recompute(found: Mapping[str, Any]) -> Fields:
     return recompute_of(granularity, method, found.get("recompute-num-layers"))
 
 
-def _write_recompute(fields: Fields) -> Mapping[str, Any]:
-    named = zip(_RECOMPUTE, recompute_settings(fields), strict=True)
-    return {name: value for name, value in named if value is not None}
-
-
 def _dtype(found: Mapping[str, Any]) -> Fields:
     if found.get("fp8-format") or found.get("fp8-hybrid"):
         return {"dtype": "fp8"}
@@ -118,33 +111,7 @@ def _write_dtype(fields: Fields) -> Mapping[str, Any]:
 
 def _write_chunks(fields: Fields) -> Mapping[str, Any]:
     layers, chunks = chunk_settings(fields)
-    if layers:
-        return {"num-layers-per-virtual-pipeline-stage": layers}
-    return {"num-virtual-stages-per-pipeline-rank": chunks} if chunks else {}
-
-
-_ENDS: Final = ("decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers")
-
-
-def _partition(found: Mapping[str, Any]) -> Fields:
-    if not any(name in found for name in _ENDS) or "num-layers" not in found:
-        return {}
-    layers, pp = WHOLE.read(found["num-layers"]), WHOLE.read(found.get("pipeline-model-parallel-size", "1"))
-    return partition_of([found.get(name) for name in _ENDS], layers, pp)
-
-
-def _write_partition(fields: Fields) -> Mapping[str, Any]:
-    if "model.layers" not in fields:
-        return {}
-    return {name: n for name, n in zip(_ENDS, partition_ends(fields), strict=True) if n is not None}
-
-
-def _order(found: Mapping[str, Any]) -> Fields:
-    return {"order": "tp-cp-pp-ep-dp"} if found.get("use-tp-pp-dp-mapping") else {}
-
-
-def _write_order(fields: Fields) -> Mapping[str, Any]:
-    return {"use-tp-pp-dp-mapping": True} if fields["order"] == "tp-cp-pp-ep-dp" else {}
+    return {"num-layers-per-virtual-pipeline-stage": layers, "num-virtual-stages-per-pipeline-rank": chunks}
 
 
 def _attention(found: Mapping[str, Any]) -> Fields:
@@ -162,19 +129,13 @@ def _write_attention(fields: Fields) -> Mapping[str, Any]:
     return local | ({"use-flash-attn": True} if fused else {})
 
 
-def _pad(fields: Fields) -> Mapping[str, Any]:
-    return {"max-position-embeddings": fields["seq_len"]} if fields.get("seq_len") else {}
-
-
 def _framework(fields: Fields, entries: Entries) -> str:
+    """Older than Core is what asks for Megatron-LM's own layers or is from before 2024, when Core's became the
+    default."""
     if "deepspeed" in entries or "deepspeed-config" in entries:
         return "megatron-deepspeed"
-    return "megatron-lm" if any(_before_core(name, entry.value) for name, entry in entries.items()) else "megatron-core"
-
-
-def _before_core(name: str, value: Any) -> bool:
-    """Whether an argument asks for Megatron-LM's own layers or is from before 2024, when Core's became the default."""
-    return name in _BEFORE_CORE or (name == "transformer-impl" and value == "local")
+    local = "transformer-impl" in entries and entries["transformer-impl"].value == "local"
+    return "megatron-lm" if local or any(name in entries for name in _BEFORE_CORE) else "megatron-core"
 
 
 _TABLE: Final = (
@@ -190,30 +151,32 @@ _TABLE: Final = (
     key("expert-tensor-parallel-size", "etp"),
     context_rule("cp-comm-type"),
     key("overlap-moe-expert-parallel-comm", "ep_overlap", SWITCH),
-    *dispatch_rules(lambda name: name.replace("_", "-")),
-    graph_rule(lambda name: name.replace("_", "-")),
+    *dispatch_rules(argument),
+    graph_rule(argument),
     key("num-layers-per-virtual-pipeline-stage", "layers_per_chunk", write=_write_chunks),
     read_only("num-virtual-stages-per-pipeline-rank", "vpp"),
     key("micro-batch-size", "micro_batch", also=("batch-size",)),
     key("global-batch-size", "global_batch"),
     key("seq-length", "seq_len"),
-    Rule(keys=("max-position-embeddings",), read=lambda found: {}, write=_pad),
+    write_only("max-position-embeddings", lambda fields: fields.get("seq_len") or None),
     Rule(keys=("use-distributed-optimizer", "use-megatron-fsdp", "use-custom-fsdp", "use-torch-fsdp2", "zero-stage",
                "data-parallel-sharding-strategy"),
          read=_zero, write=_write_zero),
-    Rule(keys=(*_RECOMPUTE, *_OLD_RECOMPUTE), read=_recompute, write=_write_recompute),
+    replace(recompute_rule(_RECOMPUTE), keys=(*_RECOMPUTE, *_OLD_RECOMPUTE), read=_recompute),
     modules_rule("recompute-modules", " ".join),
     key("sequence-parallel", "sequence_parallel", SWITCH),
     key("overlap-grad-reduce", "overlap_grad_reduce", SWITCH),
     key("overlap-param-gather", "overlap_param_gather", SWITCH),
     degree("num-distributed-optimizer-instances", "replicate"),
     key("tp-comm-overlap", "tp_overlap", SWITCH),
-    Rule(keys=(*_ENDS, "num-layers", "pipeline-model-parallel-size"), read=_partition, write=_write_partition),
-    Rule(keys=("use-tp-pp-dp-mapping",), read=_order, write=_write_order),
+    partition_rule(("decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"), "num-layers",
+                   "pipeline-model-parallel-size"),
+    key("use-tp-pp-dp-mapping", "order", words({True: "tp-cp-pp-ep-dp"})),
     Rule(keys=("bf16", "fp16", "fp8-format", "fp8-hybrid"), read=_dtype, write=_write_dtype,
          defaults={"dtype": "fp32"}),
     Rule(keys=("attention-backend", "use-flash-attn", "transformer-impl"), read=_attention, write=_write_attention),
     key("grad-reduce-in-bf16", "grad_dtype", words({True: "bf16"})),
+    key("accumulate-allreduce-grads-in-fp32", "grad_dtype", words({True: "fp32"})),
     key("optimizer", "optimizer", OPTIMIZER),
     *MODEL,
 )  # fmt: skip
@@ -233,7 +196,7 @@ MEGATRON: Final = LaunchFormat(
         "use-dist-ckpt", "dataloader-type", "make-vocab-size-divisible-by", "rotary-*",
         "norm-epsilon", "use-mcore-models",
         "layernorm-epsilon", "rampup-batch-size", "initial-loss-scale", "loss-scale*", "attention-softmax-in-fp32",
-        "accumulate-allreduce-grads-in-fp32", "use-checkpoint-*", "finetune", "override-opt*", "profile*", "no-masked*",
+        "use-checkpoint-*", "finetune", "override-opt*", "profile*", "no-masked*",
         "no-async-tensor-model-parallel-allreduce", "auto-detect-ckpt-format", "manual-gc*", "moe-aux-loss-coeff",
         "moe-router-load-balancing-type", "moe-router-dtype", "moe-router-pre-softmax", "moe-router-score-function",
         "moe-z-loss-coeff", "distributed-timeout-minutes", "deepspeed", "deepspeed-config", "sbatch-*", "job-name",

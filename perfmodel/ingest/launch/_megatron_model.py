@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from perfmodel.ingest.launch._megatron_settings import dropout_rule, latent_rules, mixture_rules
 from perfmodel.ingest.launch._table import (
-    MANY,
-    NUMBER,
     SOME,
     SWITCH,
     TEXT,
@@ -16,6 +15,7 @@ from perfmodel.ingest.launch._table import (
     Rule,
     key,
     words,
+    write_only,
 )
 
 TOKENIZERS: Final = {
@@ -23,16 +23,6 @@ TOKENIZERS: Final = {
     "BertWordPieceLowerCase": 30522, "BertWordPieceCase": 28996,
 }  # fmt: skip
 """Words that tokenizers know whose name says it."""
-
-
-def _dropout(found: Mapping[str, Any]) -> Fields:
-    return {"model.dropout": any(NUMBER.read(value) > 0 for value in found.values())}
-
-
-def _write_dropout(fields: Fields) -> Mapping[str, Any]:
-    if "model.dropout" not in fields or fields["model.dropout"]:
-        return {}
-    return {"hidden-dropout": 0.0, "attention-dropout": 0.0}
 
 
 def _feed_forward(found: Mapping[str, Any]) -> Fields:
@@ -49,10 +39,9 @@ def _feed_forward(found: Mapping[str, Any]) -> Fields:
 
 
 def _write_feed_forward(fields: Fields) -> Mapping[str, Any]:
-    if "model.ffn_hidden" not in fields:
-        return {}
-    kind = {"silu": "swiglu", "relu2": "squared-relu"}.get(fields["model.activation"])
-    return {"ffn-hidden-size": fields["model.ffn_hidden"]} | ({kind: True} if kind else {})
+    kind = fields.get("model.activation")
+    flags = {"swiglu": True if kind == "silu" else None, "squared-relu": True if kind == "relu2" else None}
+    return {"ffn-hidden-size": fields.get("model.ffn_hidden")} | flags
 
 
 def _heads(found: Mapping[str, Any]) -> Fields:
@@ -75,8 +64,8 @@ def _positions(found: Mapping[str, Any]) -> Fields:
 
 
 def _write_positions(fields: Fields) -> Mapping[str, Any]:
-    kind = {"learned": "learned_absolute"}.get(fields.get("model.positions", ""), fields.get("model.positions"))
-    return {"position-embedding-type": kind} if kind else {}
+    kind = fields.get("model.positions")
+    return {"position-embedding-type": "learned_absolute" if kind == "learned" else kind}
 
 
 def _vocabulary(found: Mapping[str, Any]) -> Fields:
@@ -102,6 +91,11 @@ def _write_dense_layers(fields: Fields) -> Mapping[str, Any]:
     return {"moe-layer-freq": f"([0]*{dense}+[1]*{fields['model.layers'] - dense})"} if dense else {}
 
 
+def argument(name: str) -> str:
+    """The argument of a field of Megatron-Core's configuration."""
+    return name.replace("_", "-")
+
+
 MODEL: Final = (
     key("num-layers", "model.layers"),
     key("hidden-size", "model.hidden"),
@@ -117,23 +111,13 @@ MODEL: Final = (
     key("mtp-num-layers", "model.mtp_layers", SOME),
     key("add-qkv-bias", "model.qkv_bias", SWITCH),
     key("qk-layernorm", "model.qk_norm", SWITCH),
-    Rule(keys=("hidden-dropout", "attention-dropout"), read=_dropout, write=_write_dropout),
+    dropout_rule("hidden-dropout", "attention-dropout"),
     Rule(keys=("vocab-size", "tokenizer-type"), read=_vocabulary,
-         write=lambda fields: {"vocab-size": fields["model.vocab"]} if "model.vocab" in fields else {},
+         write=lambda fields: {"vocab-size": fields.get("model.vocab")},
          defaults={"model.vocab": 50257}),
-    key("num-experts", "experts.count"),
-    key("moe-router-topk", "experts.topk"),
-    key("moe-router-num-groups", "experts.groups", MANY),
-    key("moe-router-group-topk", "experts.groups_kept", MANY),
-    key("moe-ffn-hidden-size", "experts.ffn_hidden"),
-    key("moe-shared-expert-intermediate-size", "experts.shared_ffn_hidden", WHOLE_OR_NONE),
+    *mixture_rules(argument, "num_experts"),
     Rule(keys=("moe-layer-freq",), read=_dense_layers, write=_write_dense_layers),
-    key("q-lora-rank", "latent.q_lora_rank", WHOLE_OR_NONE),
-    key("kv-lora-rank", "latent.kv_lora_rank"),
-    key("qk-head-dim", "latent.qk_nope_head_dim"),
-    key("qk-pos-emb-head-dim", "latent.qk_rope_head_dim"),
-    key("v-head-dim", "latent.v_head_dim"),
-    Rule(keys=("multi-latent-attention",), read=lambda found: {},
-         write=lambda fields: {"multi-latent-attention": True} if "latent.kv_lora_rank" in fields else {}),
+    *latent_rules(argument),
+    write_only("multi-latent-attention", lambda fields: True if "latent.kv_lora_rank" in fields else None),
 )  # fmt: skip
 """Rules of all arguments that say the model."""

@@ -4,7 +4,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, get_args
 
 from perfmodel.errors import LaunchFileError
-from perfmodel.ingest.launch._table import NUMBER, WHOLE_OR_NONE, BadValue, Fields, Rule, Values, key, words
+from perfmodel.ingest.launch._table import (
+    MANY,
+    NUMBER,
+    WHOLE,
+    WHOLE_OR_NONE,
+    BadValue,
+    Fields,
+    Rule,
+    Values,
+    key,
+    words,
+)
 from perfmodel.spec import RecomputeModule
 
 SHARDING: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
@@ -60,7 +71,7 @@ def modules_rule(name: str, joined: Callable[[Sequence[str]], Any]) -> Rule:
     def write(fields: Fields) -> Mapping[str, Any]:
         modules = fields.get("recompute_modules", ())
         said = fields["recompute"] == "selective" and modules not in ((), ("core_attn",))
-        return {name: joined(modules)} if said else {}
+        return {name: joined(modules) if said else None}
 
     return Rule(keys=(name,), read=read, write=write)
 
@@ -85,28 +96,87 @@ def chunk_settings(fields: Fields) -> tuple[int | None, int | None]:
     return None, fields["vpp"]
 
 
-def partition_of(stated: Sequence[Any], layers: int, pp: int) -> Fields:
-    """Layers of every stage where the first and the last have numbers of their own and the others share the rest."""
-    if pp < 2:
-        return {}
-    ends = [None if one is None else WHOLE_OR_NONE.read(one) for one in stated]
-    middle = pp - sum(one is not None for one in ends)
-    rest = layers - sum(one or 0 for one in ends)
-    if rest < 0 or (middle and rest % middle) or (not middle and rest):
-        raise BadValue(f"leaves {rest} of {layers} layers to {middle} stages, which do not divide")
-    each = rest // middle if middle else 0
-    stages = [each] * pp
-    stages[0] = each if ends[0] is None else ends[0]
-    stages[-1] = each if ends[1] is None else ends[1]
-    return {"partition": tuple(stages)}
-
-
-def partition_ends(fields: Fields) -> tuple[int | None, int | None]:
-    """Layers of the first and the last stage where the stages between are alike; else nothing says it."""
-    stages = fields.get("partition")
-    if not stages or len(stages) != fields["pp"] or fields["pp"] < 2 or len(set(stages[1:-1])) > 1:
+def nodes_of(fields: Fields) -> tuple[int | None, int | None]:
+    """Nodes, and the devices of each: all of them where they do not fill whole nodes."""
+    devices, each = fields.get("devices") or None, fields.get("devices_per_node", 8)
+    if devices is None:
         return None, None
-    return stages[0], stages[-1]
+    each = each if devices % each == 0 else devices
+    return devices // each, each
+
+
+def partition_rule(ends: tuple[str, str], layers: str, stages: str) -> Rule:
+    """Layers of every stage where the first and the last have numbers of their own and the others share the rest.
+
+    Args:
+        ends: keys of the layers of the first and of the last stage.
+        layers: key of the model's layers.
+        stages: key of the pipeline's stages.
+    """
+
+    def read(found: Mapping[str, Any]) -> Fields:
+        pp = WHOLE.read(found.get(stages, 1))
+        if not any(name in found for name in ends) or layers not in found or pp < 2:
+            return {}
+        stated = [WHOLE_OR_NONE.read(found[name]) if name in found else None for name in ends]
+        all_layers, middle = WHOLE.read(found[layers]), stated.count(None) + pp - 2
+        rest = all_layers - sum(one or 0 for one in stated)
+        if rest < 0 or (middle and rest % middle) or (not middle and rest):
+            raise BadValue(f"leaves {rest} of {all_layers} layers to {middle} stages, which do not divide")
+        each = rest // middle if middle else 0
+        first, last = (each if one is None else one for one in stated)
+        return {"partition": (first, *[each] * (pp - 2), last)}
+
+    def write(fields: Fields) -> Mapping[str, Any]:
+        cut = list(fields.get("partition") or ()) if "model.layers" in fields else []
+        said = len(cut) == fields["pp"] >= 2 and len(set(cut[1:-1])) <= 1
+        return {ends[0]: cut[0], ends[1]: cut[-1]} if said else {}
+
+    return Rule(keys=(*ends, layers, stages), read=read, write=write)
+
+
+def mixture_rules(name: Callable[[str], str], count: str) -> tuple[Rule, ...]:
+    """Experts and their router (`megatron/core/transformer/transformer_config.py`, `moe_*`).
+
+    Args:
+        name: key of a field of Megatron-Core's configuration.
+        count: field of the number of experts, which arguments call otherwise.
+    """
+    return (
+        key(name(count), "experts.count"),
+        key(name("moe_router_topk"), "experts.topk"),
+        key(name("moe_router_num_groups"), "experts.groups", MANY),
+        key(name("moe_router_group_topk"), "experts.groups_kept", MANY),
+        key(name("moe_ffn_hidden_size"), "experts.ffn_hidden"),
+        key(name("moe_shared_expert_intermediate_size"), "experts.shared_ffn_hidden", WHOLE_OR_NONE),
+    )
+
+
+def latent_rules(name: Callable[[str], str]) -> tuple[Rule, ...]:
+    """Multi-head latent attention, by keys of Megatron-Core's `MLATransformerConfig`."""
+    return (
+        key(name("q_lora_rank"), "latent.q_lora_rank", WHOLE_OR_NONE),
+        key(name("kv_lora_rank"), "latent.kv_lora_rank"),
+        key(name("qk_head_dim"), "latent.qk_nope_head_dim"),
+        key(name("qk_pos_emb_head_dim"), "latent.qk_rope_head_dim"),
+        key(name("v_head_dim"), "latent.v_head_dim"),
+    )
+
+
+def dropout_rule(*names: str) -> Rule:
+    """Dropout, which a model has or has not."""
+    return Rule(
+        keys=names, read=lambda found: {"model.dropout": any(NUMBER.read(value) > 0 for value in found.values())},
+        write=lambda fields: {} if fields.get("model.dropout", True) else dict.fromkeys(names, 0.0),
+    )  # fmt: skip
+
+
+def recompute_rule(names: tuple[str, str, str]) -> Rule:
+    """Granularity, method and number of layers."""
+    return Rule(
+        keys=names, read=lambda found: recompute_of(*(found.get(name) for name in names)),
+        write=lambda fields: dict(zip(names, recompute_settings(fields), strict=True)),
+    )  # fmt: skip
 
 
 _CONTEXT: Final = words({"p2p": "ring", "all_gather": "all_gather", "allgather": "all_gather", "a2a": "ulysses"})
@@ -145,8 +215,7 @@ def graph_rule(name: Callable[[str], str]) -> Rule:
 
     def write(fields: Fields) -> Mapping[str, Any]:
         graphs = fields.get("cuda_graphs", "none")
-        whole = {scope: "full_iteration"} if graphs == "step" else {}
-        return {} if graphs == "none" else {kind: "local"} | whole
+        return {} if graphs == "none" else {kind: "local", scope: "full_iteration" if graphs == "step" else None}
 
     return Rule(keys=(own, external, kind, scope), read=read, write=write)
 
@@ -169,7 +238,7 @@ def dispatch_rules(name: Callable[[str], str]) -> tuple[Rule, ...]:
     def write(fields: Fields) -> Mapping[str, Any]:
         dispatcher = fields.get("expert_dispatcher", "alltoall")
         if dispatcher == "alltoall":
-            return {kind: dispatcher} if fields.get("experts.count") else {}
+            return {kind: dispatcher if fields.get("experts.count") else None}
         return {kind: "flex", backend: dispatcher}
 
     def read_capacity(found: Mapping[str, Any]) -> Fields:
@@ -178,7 +247,7 @@ def dispatch_rules(name: Callable[[str], str]) -> tuple[Rule, ...]:
 
     def write_capacity(fields: Fields) -> Mapping[str, Any]:
         value = fields.get("expert_capacity_factor")
-        return {} if value is None else {factor: value, padded: True}
+        return {factor: value, padded: None if value is None else True}
 
     return (
         Rule(keys=(kind, deepep, backend), read=read, write=write),

@@ -1,32 +1,32 @@
 """YAML of NeMo (`megatron_gpt_config.yaml`) and of Megatron-Bridge (`ConfigContainer`): Megatron-Core's settings under
 the names of its configuration classes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from perfmodel.ingest.launch._entries import Entries
 from perfmodel.ingest.launch._format import LaunchFormat
 from perfmodel.ingest.launch._megatron_settings import (
+    SHARDING,
     chunk_settings,
     context_rule,
     dispatch_rules,
+    dropout_rule,
     graph_rule,
+    latent_rules,
+    mixture_rules,
     modules_rule,
-    partition_ends,
-    partition_of,
-    recompute_of,
-    recompute_settings,
+    nodes_of,
+    partition_rule,
+    recompute_rule,
     require_no_pipeline,
     zero_of,
 )
 from perfmodel.ingest.launch._table import (
     FLAG,
-    MANY,
-    NUMBER,
     OPTIMIZER,
     SOME,
     WHOLE,
-    WHOLE_OR_NONE,
     Fields,
     Rule,
     Values,
@@ -55,79 +55,36 @@ LIMITS: Final = {
 }
 
 
-def _with(prefix: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(f"{prefix}{name}" for name in names)
-
-
-def _recompute(names: tuple[str, str, str]) -> Rule:
-    """Granularity, method and number of layers."""
-
-    def read(found: Mapping[str, Any]) -> Fields:
-        return recompute_of(*(found.get(name) for name in names))
-
-    def write(fields: Fields) -> Mapping[str, Any]:
-        return {name: value for name, value in zip(names, recompute_settings(fields), strict=True) if value is not None}
-
-    return Rule(keys=names, read=read, write=write)
-
-
 def _model(prefix: str) -> tuple[Rule, ...]:
     """What both call alike: parallelism and architecture, as Megatron-Core's `TransformerConfig` has them."""
-    ends = _with(prefix, ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"))
-    sizes = _with(prefix, ("num_layers", "pipeline_model_parallel_size"))
 
-    def partition(found: Mapping[str, Any]) -> Fields:
-        if not any(name in found for name in ends) or sizes[0] not in found:
-            return {}
-        layers, pp = WHOLE.read(found[sizes[0]]), WHOLE.read(found.get(sizes[1], 1))
-        return partition_of([found.get(name) for name in ends], layers, pp)
+    def name(field: str) -> str:
+        return f"{prefix}{field}"
 
-    def write_partition(fields: Fields) -> Mapping[str, Any]:
-        if "model.layers" not in fields:
-            return {}
-        return {name: n for name, n in zip(ends, partition_ends(fields), strict=True) if n is not None}
-
-    def dropout(found: Mapping[str, Any]) -> Fields:
-        return {"model.dropout": any(NUMBER.read(value) > 0 for value in found.values())}
-
-    dropouts = _with(prefix, ("hidden_dropout", "attention_dropout"))
     return (
-        key(f"{prefix}tensor_model_parallel_size", "tp", default=1),
-        key(f"{prefix}pipeline_model_parallel_size", "pp", default=1),
-        key(f"{prefix}context_parallel_size", "cp", default=1),
-        key(f"{prefix}expert_model_parallel_size", "ep", default=1),
-        key(f"{prefix}expert_tensor_parallel_size", "etp"),
-        context_rule(f"{prefix}cp_comm_type"),
-        *dispatch_rules(lambda name: f"{prefix}{name}"),
-        graph_rule(lambda name: f"{prefix}{name}"),
-        key(f"{prefix}sequence_parallel", "sequence_parallel", FLAG),
-        Rule(keys=(*ends, *sizes), read=partition, write=write_partition),
-        key(f"{prefix}num_layers", "model.layers"),
-        key(f"{prefix}hidden_size", "model.hidden"),
-        key(f"{prefix}num_attention_heads", "model.heads"),
-        key(f"{prefix}num_query_groups", "model.kv_heads"),
-        key(f"{prefix}ffn_hidden_size", "model.ffn_hidden"),
-        key(f"{prefix}kv_channels", "model.head_dim"),
-        Rule(keys=dropouts, read=dropout,
-             write=lambda fields: {} if fields.get("model.dropout", True) else dict.fromkeys(dropouts, 0.0)),
-        key(f"{prefix}num_moe_experts", "experts.count"),
-        key(f"{prefix}moe_router_topk", "experts.topk"),
-        key(f"{prefix}moe_router_num_groups", "experts.groups", MANY),
-        key(f"{prefix}moe_router_group_topk", "experts.groups_kept", MANY),
-        key(f"{prefix}moe_ffn_hidden_size", "experts.ffn_hidden"),
-        key(f"{prefix}moe_shared_expert_intermediate_size", "experts.shared_ffn_hidden", WHOLE_OR_NONE),
-        key(f"{prefix}qk_layernorm", "model.qk_norm", FLAG),
-        key(f"{prefix}mtp_num_layers", "model.mtp_layers", SOME),
-        key(f"{prefix}add_qkv_bias", "model.qkv_bias", FLAG),
+        key(name("tensor_model_parallel_size"), "tp", default=1),
+        key(name("pipeline_model_parallel_size"), "pp", default=1),
+        key(name("context_parallel_size"), "cp", default=1),
+        key(name("expert_model_parallel_size"), "ep", default=1),
+        key(name("expert_tensor_parallel_size"), "etp"),
+        context_rule(name("cp_comm_type")),
+        *dispatch_rules(name),
+        graph_rule(name),
+        key(name("sequence_parallel"), "sequence_parallel", FLAG),
+        partition_rule((name("num_layers_in_first_pipeline_stage"), name("num_layers_in_last_pipeline_stage")),
+                       name("num_layers"), name("pipeline_model_parallel_size")),
+        key(name("num_layers"), "model.layers"),
+        key(name("hidden_size"), "model.hidden"),
+        key(name("num_attention_heads"), "model.heads"),
+        key(name("num_query_groups"), "model.kv_heads"),
+        key(name("ffn_hidden_size"), "model.ffn_hidden"),
+        key(name("kv_channels"), "model.head_dim"),
+        dropout_rule(name("hidden_dropout"), name("attention_dropout")),
+        *mixture_rules(name, "num_moe_experts"),
+        key(name("qk_layernorm"), "model.qk_norm", FLAG),
+        key(name("mtp_num_layers"), "model.mtp_layers", SOME),
+        key(name("add_qkv_bias"), "model.qkv_bias", FLAG),
     )  # fmt: skip
-
-
-def _nodes(fields: Fields) -> tuple[int, int] | None:
-    devices, each = fields.get("devices"), fields.get("devices_per_node", 8)
-    if not devices:
-        return None
-    each = each if devices % each == 0 else devices
-    return devices // each, each
 
 
 def _nemo_world(found: Mapping[str, Any]) -> Fields:
@@ -138,8 +95,8 @@ def _nemo_world(found: Mapping[str, Any]) -> Fields:
 
 
 def _write_nemo_world(fields: Fields) -> Mapping[str, Any]:
-    nodes = _nodes(fields)
-    return {} if nodes is None else {"trainer.devices": nodes[1], "trainer.num_nodes": nodes[0]}
+    nodes, each = nodes_of(fields)
+    return {"trainer.devices": each, "trainer.num_nodes": nodes}
 
 
 _SHARDED_OPTIMIZERS: Final = ("distributed_fused_adam", "mcore_distributed_optim")
@@ -152,8 +109,8 @@ def _nemo_zero(found: Mapping[str, Any]) -> Fields:
 def _write_nemo_zero(fields: Fields) -> Mapping[str, Any]:
     require_no_pipeline(fields)
     if fields["zero"] in (0, 3):
-        return {"model.optim.name": "fused_adam"} | ({"model.fsdp": True} if fields["zero"] else {})
-    return {"model.optim.name": _SHARDED_OPTIMIZERS[0]} if fields["zero"] == 1 else {}
+        return {"model.optim.name": "fused_adam", "model.fsdp": True if fields["zero"] else None}
+    return {"model.optim.name": _SHARDED_OPTIMIZERS[0] if fields["zero"] == 1 else None}
 
 
 def _nemo_dtype(found: Mapping[str, Any]) -> Fields:
@@ -163,10 +120,9 @@ def _nemo_dtype(found: Mapping[str, Any]) -> Fields:
 
 
 def _write_nemo_dtype(fields: Fields) -> Mapping[str, Any]:
-    name = {"bf16": "bf16", "fp16": 16, "fp32": 32, "fp8": "bf16"}.get(fields.get("dtype") or "")
-    return (
-        {} if name is None else {"trainer.precision": name} | ({"model.fp8": True} if fields["dtype"] == "fp8" else {})
-    )
+    dtype = fields.get("dtype", "")
+    name = {"bf16": "bf16", "fp16": 16, "fp32": 32, "fp8": "bf16"}.get(dtype)
+    return {"trainer.precision": name, "model.fp8": True if dtype == "fp8" else None}
 
 
 def _activation(found: Mapping[str, Any]) -> Fields:
@@ -176,8 +132,7 @@ def _activation(found: Mapping[str, Any]) -> Fields:
 
 def _write_activation(fields: Fields) -> Mapping[str, Any]:
     wanted = (fields.get("model.activation"), fields.get("model.gated_ffn"))
-    name = next((name for name, meaning in _ACTIVATIONS.items() if meaning == wanted), None)
-    return {} if name is None else {"model.activation": name}
+    return {"model.activation": words(_ACTIVATIONS).write(wanted)}
 
 
 _POSITIONS: Final = {"learned_absolute": "learned", "rope": "rope", "alibi": "alibi", "none": "none"}
@@ -205,7 +160,7 @@ NEMO: Final = LaunchFormat(
         key("model.optim.overlap_grad_sync", "overlap_grad_reduce", FLAG),
         key("model.optim.overlap_param_sync", "overlap_param_gather", FLAG),
         key("model.ub_tp_comm_overlap", "tp_overlap", FLAG),
-        _recompute(("model.activations_checkpoint_granularity", "model.activations_checkpoint_method",
+        recompute_rule(("model.activations_checkpoint_granularity", "model.activations_checkpoint_method",
                     "model.activations_checkpoint_num_layers")),
         Rule(keys=("trainer.precision", "model.fp8"), read=_nemo_dtype, write=_write_nemo_dtype),
         key("model.use_flash_attention", "flash_attention", FLAG),
@@ -244,36 +199,23 @@ def _bridge_zero(found: Mapping[str, Any]) -> Fields:
 
 def _write_bridge_zero(fields: Fields) -> Mapping[str, Any]:
     require_no_pipeline(fields)
-    names = ("no_shard", "optim", "optim_grads", "optim_grads_params")
-    sharded = {"dist.use_megatron_fsdp": True, "ddp.data_parallel_sharding_strategy": names[fields["zero"]]}
+    sharded = {"dist.use_megatron_fsdp": True, "ddp.data_parallel_sharding_strategy": [*SHARDING][fields["zero"]]}
     return {"ddp.use_distributed_optimizer": fields["zero"] >= 1} | (sharded if fields["zero"] >= 2 else {})
 
 
 def _bridge_chunks(fields: Fields) -> Mapping[str, Any]:
     layers, chunks = chunk_settings(fields)
-    chunks = chunks or (fields["vpp"] if layers else None)
-    return {"model.virtual_pipeline_model_parallel_size": chunks} if chunks else {}
+    return {"model.virtual_pipeline_model_parallel_size": fields["vpp"] if layers else chunks}
 
 
 _BRIDGE_ACTIVATIONS: Final = {"silu": "silu", "gelu": "gelu", "squared_relu": "relu2", "relu": "relu"}
 
 
-def _function(names: Mapping[str, str]) -> Callable[[Mapping[str, Any]], Fields]:
-    """An activation by the name of the function (`torch.nn.functional.silu`)."""
-
-    def read(found: Mapping[str, Any]) -> Fields:
-        name = str(stated_value(found)).rpartition(".")[2]
-        return {"model.activation": words(names).read(name)}
-
-    return read
-
-
-_BRIDGE_FUNCTION: Final = "model.activation_func"
-
-
-def _write_function(fields: Fields) -> Mapping[str, Any]:
-    name = words(_BRIDGE_ACTIVATIONS).write(fields.get("model.activation"))
-    return {} if name is None else {_BRIDGE_FUNCTION: f"torch.nn.functional.{name}"}
+_FUNCTION: Final = Values(
+    lambda value: words(_BRIDGE_ACTIVATIONS).read(str(value).rpartition(".")[2]),
+    lambda kind: (name := words(_BRIDGE_ACTIVATIONS).write(kind)) and f"torch.nn.functional.{name}",
+)
+"""An activation by the name of the function (`torch.nn.functional.silu`)."""
 
 
 BRIDGE: Final = LaunchFormat(
@@ -297,7 +239,7 @@ BRIDGE: Final = LaunchFormat(
         key("comm_overlap.tp_comm_overlap", "tp_overlap", FLAG, also=("model.tp_comm_overlap",)),
         key("comm_overlap.overlap_moe_expert_parallel_comm", "ep_overlap",
             Values(FLAG.read, lambda value: True if value else None), also=("model.overlap_moe_expert_parallel_comm",)),
-        _recompute(("model.recompute_granularity", "model.recompute_method", "model.recompute_num_layers")),
+        recompute_rule(("model.recompute_granularity", "model.recompute_method", "model.recompute_num_layers")),
         modules_rule("model.recompute_modules", list),
         key("optimizer.optimizer", "optimizer", OPTIMIZER),
         key("mixed_precision", "dtype", words(_PRECISIONS)),
@@ -306,17 +248,13 @@ BRIDGE: Final = LaunchFormat(
         key("model.attention_backend", "flash_attention",
             words({"auto": True, "flash": True, "fused": True, "unfused": False, "local": False})),
         key("model.gated_linear_unit", "model.gated_ffn", FLAG),
-        Rule(keys=(_BRIDGE_FUNCTION,), read=_function(_BRIDGE_ACTIVATIONS), write=_write_function),
+        key("model.activation_func", "model.activation", _FUNCTION),
         key("model.normalization", "model.norm", words({"LayerNorm": "layer_norm", "RMSNorm": "rms_norm"})),
         key("model.position_embedding_type", "model.positions", words(_POSITIONS)),
         key("model.share_embeddings_and_output_weights", "model.tied_embeddings", FLAG),
         key("model.add_bias_linear", "model.bias", FLAG),
         key("model.vocab_size", "model.vocab", also=("tokenizer.vocab_size",), default=50257),
-        key("model.q_lora_rank", "latent.q_lora_rank", WHOLE_OR_NONE),
-        key("model.kv_lora_rank", "latent.kv_lora_rank"),
-        key("model.qk_head_dim", "latent.qk_nope_head_dim"),
-        key("model.qk_pos_emb_head_dim", "latent.qk_rope_head_dim"),
-        key("model.v_head_dim", "latent.v_head_dim"),
+        *latent_rules(lambda field: f"model.{field}"),
     ),
     harmless=(
         "rng.*", "train.*", "scheduler.*", "optimizer.*", "dataset.*", "logger.*", "checkpoint.*", "tokenizer.*",

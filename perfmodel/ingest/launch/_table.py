@@ -50,7 +50,8 @@ class Rule:
     read: Callable[[Mapping[str, Any]], Fields]
     """Values of those of the keys that the file has -> fields; raises `BadValue`."""
     write: Callable[[Fields], Mapping[str, Any]] = lambda fields: {}
-    """Fields -> values of keys; raises `LaunchFileError` with the reason for what cannot be written."""
+    """Fields -> values of keys, None for those left out; raises `LaunchFileError` with the reason for what cannot be
+    written."""
     defaults: Fields = field(default_factory=dict)
     """Fields that the framework fills in where the file says nothing."""
 
@@ -162,8 +163,7 @@ def key(
         return {} if value is None else {into: value}
 
     def write_field(fields: Fields) -> Mapping[str, Any]:
-        value = None if fields.get(into) is None else values.write(fields[into])
-        return {} if value is None else {name: value}
+        return {name: None if fields.get(into) is None else values.write(fields[into])}
 
     defaults = {} if default is None else {into: default}
     return Rule(keys=(name, *also), read=read, write=write or write_field, defaults=defaults)
@@ -174,9 +174,14 @@ def read_only(name: str, into: str, values: Values = WHOLE) -> Rule:
     return key(name, into, values, write=lambda fields: {})
 
 
-def degree(name: str, into: str, *, also: tuple[str, ...] = ()) -> Rule:
+def write_only(name: str, value: Callable[[Fields], Any]) -> Rule:
+    """The rule of a key that follows from others: it is understood, says nothing by itself and is written."""
+    return Rule(keys=(name,), read=lambda found: {}, write=lambda fields: {name: value(fields)})
+
+
+def degree(name: str, into: str) -> Rule:
     """The rule of a degree that is 1 where nothing is said, and is not written then."""
-    return key(name, into, MANY, default=1, also=also)
+    return key(name, into, MANY, default=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +231,8 @@ def write_table(table: tuple[Rule, ...], fields: Fields) -> dict[str, Any]:
     """Values of the keys that say the fields."""
     values: dict[str, Any] = {}
     for rule in table:
-        values |= {name: value for name, value in rule.write(fields).items() if name not in values}
+        said = rule.write(fields).items()
+        values |= {name: value for name, value in said if value is not None and name not in values}
     return values
 
 

@@ -28,6 +28,7 @@ from perfmodel.planning.layouts._result import Beyond as Beyond
 from perfmodel.planning.layouts._result import SearchResult as SearchResult
 from perfmodel.planning.layouts._robust import Robustness as Robustness
 from perfmodel.planning.layouts._robust import robustness as robustness
+from perfmodel.planning.layouts._robust import square_root as square_root
 from perfmodel.planning.layouts._search import BestLayout as BestLayout
 from perfmodel.planning.layouts._search import fastest as fastest
 from perfmodel.planning.layouts._search import search as search
@@ -40,6 +41,8 @@ from perfmodel.planning.layouts._space import with_schedules as with_schedules
 from perfmodel.planning.layouts._telling import Evidence as Evidence
 from perfmodel.planning.layouts._telling import Telling as Telling
 from perfmodel.planning.layouts._telling import Worth as Worth
+from perfmodel.planning.layouts._telling import expected_given as expected_given
+from perfmodel.planning.layouts._telling import runs_and_pairs as runs_and_pairs
 from perfmodel.planning.layouts._telling import telling as telling
 from perfmodel.planning.layouts._telling import weighed as weighed
 from perfmodel.planning.layouts._words import SEARCH_WORDS as SEARCH_WORDS

@@ -222,7 +222,6 @@ def _sequence_parallel(
 
 def _states(space: SearchSpace, degrees: Layout, problem: Problem) -> Iterator[StateChoice]:
     job = problem.job
-    hidden = space.any_framework or problem.framework.zero_overlaps
     replicated, trained = degrees.replicated, job.mode == "train" and not job.frozen
     # without gradients and optimizer states there are but weights to shard, and nothing to reduce
     effective = [z if trained or z == 3 else 0 for z in space.zero] if replicated else [0]
@@ -231,7 +230,7 @@ def _states(space: SearchSpace, degrees: Layout, problem: Problem) -> Iterator[S
     offloads = space.offload if degrees.pp > 1 else space.offload[:1]
     for zero in zeros:
         gathers = space.overlap_param_gather if zero else space.overlap_param_gather[:1]
-        exposed = zero > 0 and not hidden
+        exposed = not (space.any_framework or problem.framework.hides(zero, degrees.tp))
         axes = (False,) if exposed else reduces, offloads, (False,) if exposed else gathers
         for reduce, offload, gather in product(*axes):
             yield StateChoice(zero, reduce, gather, offload)

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import chdtri, ndtr, ndtri
+from scipy.special import ndtr, ndtri
 from scipy.stats import qmc
 
 from perfmodel.planning.layouts._intervals import Interval
@@ -90,17 +90,28 @@ def robustness(goal: Goal, predictions: Sequence[Prediction]) -> Robustness:
 
 
 def joint_draws(joint: Joint) -> Float[np.ndarray, "draws layouts"]:
-    """Log step times less those predicted, the same draws at every call: two more dimensions choose the node of the
-    mixture and the scale of its t distribution."""
-    values, vectors = np.linalg.eigh(joint.covariance)
-    root = vectors * np.sqrt(np.maximum(values, 0.0))[:, None]
-    normal = standard_normal(root.shape[2] + 2)
-    node = np.searchsorted(np.cumsum(joint.weight)[:-1], ndtr(normal[:, -1]))
+    """Log step times less those predicted, the same draws at every call."""
+    return mixture_draws(square_root(joint.covariance), joint.weight)
+
+
+def square_root(covariance: Float[np.ndarray, "*nodes rows rows"]) -> Float[np.ndarray, "*nodes rows rows"]:
+    """Of covariances that may be singular."""
+    values, vectors = np.linalg.eigh(covariance)
+    return vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]
+
+
+def mixture_draws(
+    root: Float[np.ndarray, "nodes rows columns"], weight: Float[np.ndarray, " nodes"]
+) -> Float[np.ndarray, "draws rows"]:
+    """root w with w standard normal, the same draws at every call; one dimension more chooses the node."""
+    if len(weight) == 1:
+        return standard_normal(root.shape[2]) @ root[0].T
+    normal = standard_normal(root.shape[2] + 1)
+    node = np.searchsorted(np.cumsum(weight)[:-1], ndtr(normal[:, -1]))
     found = np.empty((len(normal), root.shape[1]))
     for at in range(len(root)):
-        found[node == at] = normal[node == at, :-2] @ root[at].T
-    degrees = joint.degrees_of_freedom
-    return found if np.isinf(degrees) else found * np.sqrt(degrees / chdtri(degrees, ndtr(normal[:, [-2]])))
+        found[node == at] = normal[node == at, :-1] @ root[at].T
+    return found
 
 
 def standard_normal(dimensions: int) -> Float[np.ndarray, "draws dimensions"]:

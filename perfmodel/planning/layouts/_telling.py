@@ -1,12 +1,13 @@
 """Which runs, or which profile, tell most of which layout is fastest: the regret expected now, and once they are there.
 
-Log step times are jointly normal about the predictions: x = mean + loads w with w standard normal, the sources of error
-that layouts share and what is each layout's own; a run shows one of them, beside the noise between one run and another,
-which repeats would average out and no choice depends on. Whoever has seen it takes the layout of the least posterior
-mean. Seen from before, that mean is normal too, about the present one, and its covariance is what the measurement takes
-off that of x; so no measurement is ever expected to do harm (the knowledge gradient: Frazier, Powell and Dayanik,
-INFORMS Journal on Computing 21, 2009, for correlated beliefs). One run tells of its layout and of its site at once, and
-not which of both: what tells two layouts apart is often a run of each, so that pairs are weighed too.
+Log step times are distributed about the predictions as searches have them (`joint_errors`): jointly normal for every
+node of the scales by which a site's runs scatter, x = mean + loads w with w standard normal. A run shows one of them,
+beside the noise between one run and another, which repeats would average out and no choice depends on; it tells also
+which nodes are likely: one that lies far off is more probably of a site that scatters than a sign of all its layouts.
+Whoever has seen it takes the layout of the least posterior mean, whose expectation from before is the present one, so
+that no measurement is ever expected to do harm (the knowledge gradient: Frazier, Powell and Dayanik, INFORMS Journal on
+Computing 21, 2009, for correlated beliefs). One run tells of its layout and of its site at once, and not which of both:
+what tells two layouts apart is often a run of each, so that pairs are weighed too.
 """
 
 from collections.abc import Sequence
@@ -15,10 +16,9 @@ from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Float
-from scipy.linalg import cholesky, solve_triangular
 
 from perfmodel.calibration import LEAST_SHARE, NAMED_SD
-from perfmodel.planning.layouts._robust import TINY, standard_normal
+from perfmodel.planning.layouts._robust import TINY, mixture_draws, square_root
 from perfmodel.prediction import (
     CLASSES,
     KERNEL_FACTORS,
@@ -26,7 +26,7 @@ from perfmodel.prediction import (
     Prediction,
     StepProblem,
     class_of,
-    log_covariance,
+    joint_errors,
     shared_errors,
 )
 
@@ -34,20 +34,21 @@ TOLD: Final = tuple(name for name in CLASSES if name != "other")
 """Classes of events whose seconds a profile shows; the rest follows from them and the step."""
 KINDS: Final = ("run", "profile", "two runs")
 """Of measurements; of those that save alike, the first comes first: it takes no profiler, and a machine once."""
+_ONE_NODE: Final = np.ones(1)
 _ALIKE: Final = 0.01
 """Share of the present regret within which savings are alike."""
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What one measurement shows: slopes w + noise."""
+    """What one measurement shows: slopes w + noise, at every node or the same at all."""
 
     kind: str
     """One of `KINDS`."""
     places: tuple[int, ...]
     """Of the layouts that are run."""
-    slopes: Float[np.ndarray, "observations sources"]
-    noise: Float[np.ndarray, " observations"]
+    slopes: Float[np.ndarray, "*nodes observations sources"]
+    noise: Float[np.ndarray, "*nodes observations"]
     """Standard deviations."""
 
 
@@ -112,51 +113,77 @@ def telling(problem: StepProblem, predictions: Sequence[Prediction]) -> Telling:
         predictions: that are chosen from, as a search ranks them.
     """
     mean = np.log([p.step_time_s for p in predictions])
-    names, shared, own = shared_errors(predictions)
-    rest = log_covariance(problem, predictions) - shared @ shared.T - np.diag(own**2)
-    loads = np.hstack([shared, _root(rest)])
-    first, places = int(mean.argmin()), range(len(mean))
-    seen = [Evidence("run", (i,), loads[[i]], own[[i]]) for i in places]
-    pairs = [Evidence("two runs", (first, i), loads[[first, i]], own[[first, i]]) for i in places if i != first]
-    if problem.adjustment is None or problem.adjustment.offsets is None:
-        belief = problem.site.belief(problem.framework, problem.cluster.device)
-        seen += [_profile(run, names, belief) for run in seen]
-    return weighed(mean, loads, [*seen, *pairs], tuple(predictions))
+    joint = joint_errors(problem, predictions)
+    own, signal = np.sqrt(joint.noise), joint.covariance - joint.noise[:, :, None] * np.eye(len(mean))
+    before_runs = problem.adjustment is None or problem.adjustment.runs is None
+    loads = _loads(problem, predictions, signal) if before_runs else square_root(signal)
+    seen = runs_and_pairs(loads, own, int(mean.argmin()))
+    if before_runs:
+        names, belief = shared_errors(predictions)[0], problem.site.belief(problem.framework, problem.cluster.device)
+        seen += [_profile(run, names, belief) for run in seen if run.kind == "run"]
+    return weighed(mean, loads, seen, tuple(predictions), joint.weight)
+
+
+def runs_and_pairs(
+    loads: Float[np.ndarray, "nodes layouts sources"], noise: Float[np.ndarray, "nodes layouts"], first: int
+) -> list[Evidence]:
+    """A run of each layout, then one of each other beside one of the first."""
+    each = range(loads.shape[1])
+    places = [(i,) for i in each] + [(first, i) for i in each if i != first]
+    return [Evidence(KINDS[2 * (len(at) - 1)], at, loads[:, at], noise[:, at]) for at in places]
+
+
+def _loads(
+    problem: StepProblem, predictions: Sequence[Prediction], signal: Float[np.ndarray, "nodes layouts layouts"]
+) -> Float[np.ndarray, "nodes layouts sources"]:
+    """A root of what no noise is, the sources of error that layouts share first."""
+    names, shared, _ = shared_errors(predictions)
+    within = problem.site.belief(problem.framework, problem.cluster.device).scales.within
+    of_site = np.array([name.removeprefix("site: ") in CLASSES for name in names], bool)
+    scaled = shared * np.sqrt(np.where(of_site, 1.0, within[:, None]))[:, None]
+    return np.concatenate([scaled, square_root(signal - scaled @ scaled.transpose(0, 2, 1))], axis=2)
 
 
 def _profile(run: Evidence, names: Sequence[str], belief: Belief) -> Evidence:
     """Of the layout of a run: the seconds of each class of its events, and the step that they are part of."""
-    slopes, place = run.slopes[0], {name: i for i, name in enumerate(names)}
+    slopes, place = run.slopes[:, 0], {name: i for i, name in enumerate(names)}
     site = [place[f"site: {name}"] for name in CLASSES]
-    share = dict(zip(CLASSES, np.linalg.solve(belief.root.T, slopes[site]).tolist(), strict=True))
+    share = dict(zip(CLASSES, np.linalg.solve(belief.root.T, slopes[0, site]).tolist(), strict=True))
     tier = max("intra_node", "inter_node", key=share.__getitem__)
-    rows, noise = [run.slopes], [run.noise]
+    rows, noise = [slopes], [run.noise[:, 0]]
     for i, name in enumerate(CLASSES):
         if name not in TOLD or share[name] < LEAST_SHARE:
             continue
-        row = np.zeros(len(slopes))
-        row[site] = share[name] * belief.root[i]
+        row = np.zeros_like(slopes)
+        row[:, site] = share[name] * belief.root[i]
         for source, at in place.items():
             kind, _, family = source.partition(": ")
             if kind == "events" and name == (class_of(family) if family in KERNEL_FACTORS else tier):
-                row[at] = slopes[at]
-        rows.append(row[None])
-        noise.append(np.array([NAMED_SD * share[name]]))
-    return Evidence("profile", run.places, np.vstack(rows), np.concatenate(noise))
+                row[:, at] = slopes[:, at]
+        rows.append(row)
+        noise.append(np.full(len(slopes), NAMED_SD * share[name]))
+    return Evidence("profile", run.places, np.stack(rows, axis=1), np.stack(noise, axis=1))
 
 
 def weighed(
     mean: Float[np.ndarray, " layouts"],
-    loads: Float[np.ndarray, "layouts sources"],
+    loads: Float[np.ndarray, "*nodes layouts sources"],
     seen: Sequence[Evidence],
     layouts: tuple[Prediction, ...] = (),
+    weight: Float[np.ndarray, " nodes"] = _ONE_NODE,
 ) -> Telling:
-    """What each of some measurements is worth for the choice between layouts of log step times mean + loads w."""
-    truth_least, best = least(mean, _root(loads @ loads.T))
+    """What each of some measurements is worth for the choice between layouts of log step times mean + loads w.
+
+    Args:
+        weight: of the nodes of a mixture.
+    """
+    signal = _of_nodes(loads, 2)
+    truth_least, best = least(mean, mixture_draws(square_root(signal @ signal.transpose(0, 2, 1)), weight))
     now, first = float(mean.min()), int(mean.argmin())
     found = []
     for one in seen:
-        expected, chosen = least(mean, informed(loads, one))
+        shown = mixture_draws(np.linalg.cholesky(_shown(one)), weight)
+        expected, chosen = least(mean, expected_given(loads, one, shown, weight))
         moves = 1.0 - float(chosen[first])
         chosen[first] = 0.0
         instead = int(chosen.argmax()) if moves > 0 else None
@@ -170,26 +197,41 @@ def weighed(
     return Telling(layouts=layouts, regret=regret, best=best, worth=tuple(found))
 
 
-def informed(loads: Float[np.ndarray, "layouts sources"], seen: Evidence) -> Float[np.ndarray, "layouts observations"]:
-    """Root of the covariance that the layouts' posterior means will have about the present ones."""
-    covariance = seen.slopes @ seen.slopes.T + np.diag(seen.noise**2 + TINY)
-    return solve_triangular(cholesky(covariance, lower=True), seen.slopes @ loads.T, lower=True).T
+def expected_given(
+    loads: Float[np.ndarray, "*nodes layouts sources"],
+    seen: Evidence,
+    shown: Float[np.ndarray, "draws observations"],
+    weight: Float[np.ndarray, " nodes"],
+) -> Float[np.ndarray, "draws layouts"]:
+    """Posterior means of layouts less the present ones, by what a measurement showed beyond what was expected."""
+    covariance = _shown(seen)
+    inverse = np.linalg.inv(covariance)
+    gain = _of_nodes(loads, 2) @ _of_nodes(seen.slopes, 2).transpose(0, 2, 1) @ inverse
+    squares = ((shown @ inverse) * shown).sum(axis=2)
+    log = np.log(weight)[:, None] - 0.5 * (squares + np.linalg.slogdet(covariance)[1][:, None])
+    likely = np.exp(log - log.max(axis=0))
+    likely /= likely.sum(axis=0)
+    return np.einsum("nd,nld->dl", likely, gain @ shown.T, optimize=True)
+
+
+def _shown(seen: Evidence) -> Float[np.ndarray, "nodes observations observations"]:
+    """Covariance of what a measurement shows."""
+    slopes, noise = _of_nodes(seen.slopes, 2), _of_nodes(seen.noise, 1)
+    return slopes @ slopes.transpose(0, 2, 1) + (noise**2 + TINY)[:, :, None] * np.eye(noise.shape[1])
+
+
+def _of_nodes(array: np.ndarray, dimensions: int) -> np.ndarray:
+    """With nodes first, one where none are told apart."""
+    return array.reshape(-1, *array.shape[-dimensions:])
 
 
 def least(
-    mean: Float[np.ndarray, " layouts"], root: Float[np.ndarray, "layouts sources"]
+    mean: Float[np.ndarray, " layouts"], drawn: Float[np.ndarray, "draws layouts"]
 ) -> tuple[float, Float[np.ndarray, " layouts"]]:
-    """Expectation of the least of mean + root w with w standard normal, and how likely each is it.
+    """Expectation of the least of mean + drawn, and how likely each is it.
 
     The draws are mirrored, so that what all layouts share cancels, and the least is never expected above that of
     `mean`.
     """
-    drawn = standard_normal(root.shape[1]) @ root.T
-    drawn = mean + np.concatenate([drawn, -drawn])
-    return float(drawn.min(axis=1).mean()), np.bincount(drawn.argmin(axis=1), minlength=len(mean)) / len(drawn)
-
-
-def _root(covariance: Float[np.ndarray, "layouts layouts"]) -> Float[np.ndarray, "layouts rank"]:
-    """Square root, of as few columns as it has."""
-    values, vectors = np.linalg.eigh(covariance)
-    return (vectors * np.sqrt(np.maximum(values, 0.0)))[:, values > TINY]
+    both = mean + np.concatenate([drawn, -drawn])
+    return float(both.min(axis=1).mean()), np.bincount(both.argmin(axis=1), minlength=len(mean)) / len(both)

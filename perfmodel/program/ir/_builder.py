@@ -6,17 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 from perfmodel.errors import PerfModelError
-from perfmodel.program.ir._errors import ProgramError
-from perfmodel.program.ir._function import (
+from perfmodel.program.ir._function import Function, OutputTypes, line_of, output_types
+from perfmodel.program.ir._instruction import (
     UNTAGGED,
     Attributes,
-    Function,
     Instruction,
     Parameter,
+    ProgramError,
     Tag,
     attributes,
 )
-from perfmodel.program.ir._infer import OutputTypes, line_of, output_types
 from perfmodel.program.ir._types import Tensor
 
 

@@ -1,66 +1,36 @@
-"""Functions of instructions in static single assignment form."""
+"""Functions of instructions in static single assignment form, and their abstract interpretation: types, shapes,
+placement and known values, in one pass.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+Works line by line on abstract values (DistIR, algorithm 1). Where all operands of an op are known it is
+evaluated, so that chains of `shape`, `take`, `concat` and `reshape` resolve (DistIR, figure 4).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any
 
-from perfmodel.program.ir._types import Tensor
+import numpy as np
 
-if TYPE_CHECKING:
-    from perfmodel.program.ir._infer import Typing
+from perfmodel.errors import PerfModelError, UnknownNameError
+from perfmodel.program.ir._instruction import CALL, Attributes, Instruction, Parameter, ProgramError, RuleError, frozen
+from perfmodel.program.ir._types import INTEGER_DTYPES, ITEM_BYTES, Tensor, shape_of_constant
+from perfmodel.program.ir.ops import OPS
 
-Phase = Literal["", "forward", "backward", "update"]
-Stream = Literal["compute", "data_comm", "send"]
-STREAMS: Final = ("compute", "data_comm", "send")
-PHASES: Final = ("", "forward", "backward", "update")
-CALL: Final = "call"
-"""Op of an instruction that calls another function of the module (attribute `function`)."""
+_LARGEST_KNOWN = 64
+"""Elements of a value that is still evaluated: shapes and indices, not data."""
 
-Attributes = tuple[tuple[str, Any], ...]
-"""(name, value) pairs sorted by name; values are numbers, strings, booleans or nested tuples of them."""
+OutputTypes = dict[tuple[str, Attributes, tuple[Tensor, ...]], tuple[Tensor, ...]]
+"""Types that an op gives, by its attributes and operands."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tag:
-    """Where an instruction belongs: transforms read it, results do not depend on it."""
+@dataclass(frozen=True)
+class Typing:
+    """What abstract interpretation finds."""
 
-    phase: Phase = ""
-    layer: int = -1
-    """Layer of the model, -1 for none."""
-    micro_batch: int = -1
-    stream: Stream = "compute"
-    """Stream of each device that the instruction occupies; streams of a device run side by side."""
-
-
-UNTAGGED: Final = Tag()
-
-
-@dataclass(frozen=True, slots=True)
-class Instruction:
-    """One operation: `outputs = op(inputs) {attributes}`; values are known by name.
-
-    An instruction of several devices (a collective) runs on all of them at once: it starts when the last
-    of them is ready for it.
-    """
-
-    op: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    attributes: Attributes = ()
-    tag: Tag = UNTAGGED
-
-    def attribute(self, name: str, default: Any = None) -> Any:
-        """Value of an attribute, or the default where it is not given."""
-        return next((value for key, value in self.attributes if key == name), default)
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """A formal parameter; without a type the function takes whatever its callers pass."""
-
-    name: str
-    type: Tensor | None = None
+    types: Mapping[str, Tensor]
+    """Of every value; equal types are one object."""
+    n_devices: int
 
 
 @dataclass(frozen=True)
@@ -76,10 +46,8 @@ class Function:
     outputs: tuple[str, ...]
 
     @cached_property
-    def typing(self) -> "Typing":
+    def typing(self) -> Typing:
         """Type of every value, by abstract interpretation (raises `ProgramError`)."""
-        from perfmodel.program.ir._infer import infer
-
         return infer(self)
 
     @property
@@ -104,11 +72,109 @@ class Module:
         return self.functions[-1]
 
 
-def attributes(**values: Any) -> Attributes:
-    """Attributes in canonical form: sorted by name, lists made tuples."""
-    return tuple(sorted((name, frozen(value)) for name, value in values.items()))
+def infer(function: Function, lines: Sequence[int] | None = None) -> Typing:
+    """Type of every value of a function whose parameters are typed and whose calls are inlined.
+
+    Args:
+        function: the function; each instruction's operands must be defined above it, names once.
+        lines: line of each instruction and of the return in its source; by default those of its printed form.
+
+    Raises:
+        ProgramError: at the first unknown op, name used before its definition or defined twice, wrong
+            device, shape or dtype.
+    """
+    types: dict[str, Tensor] = {}
+    for parameter in function.parameters:
+        _add_parameter(function, parameter.name, parameter.type, types, lines[0] - 1 if lines else 1)
+    # equal types are one object, so that they are told apart by `id`: hashing them takes longer than all the rest
+    one: dict[Tensor, Tensor] = {}
+    types |= {name: one.setdefault(tensor, tensor) for name, tensor in types.items()}
+    memo: dict[tuple[str, Attributes, tuple[int, ...]], tuple[Tensor, ...]] = {}
+    for index, instruction in enumerate(function.instructions):
+        try:
+            operand_types = [types[name] for name in instruction.inputs]
+            key = (instruction.op, instruction.attributes, tuple([id(tensor) for tensor in operand_types]))
+            found = memo.get(key)
+            if found is None:
+                made = output_types(instruction, tuple(operand_types))
+                found = memo[key] = tuple([one.setdefault(tensor, tensor) for tensor in made])
+            if len(found) != len(instruction.outputs):
+                raise RuleError(f"{instruction.op} has {len(found)} outputs, {len(instruction.outputs)} named")
+        except (KeyError, PerfModelError) as error:
+            value, message = _explain(instruction, error, types)
+            raise ProgramError(function.name, line_of(index, lines), value, message) from None
+        for name, tensor in zip(instruction.outputs, found, strict=True):
+            if name in types:
+                message = "is defined already; every value is assigned once"
+                raise ProgramError(function.name, line_of(index, lines), name, message)
+            types[name] = tensor
+    for name in function.outputs:
+        if name not in types:
+            at = line_of(len(function.instructions), lines)
+            raise ProgramError(function.name, at, name, "is returned but not defined")
+    devices = {tensor.device for tensor in types.values()}
+    return Typing(types, max(devices, default=0) + 1)
 
 
-def frozen(value: Any) -> Any:
-    """Lists as tuples, at any depth."""
-    return tuple(frozen(item) for item in value) if isinstance(value, (list, tuple)) else value
+def output_types(instruction: Instruction, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Types of an instruction's outputs.
+
+    Raises:
+        RuleError: an operand or attribute that the op does not take.
+        UnknownNameError: an op that is not defined.
+    """
+    if instruction.op == CALL:
+        raise RuleError("calls a function: types need the module; inline it first")
+    definition = OPS.get(instruction.op)
+    if definition is None:
+        raise UnknownNameError("op", instruction.op, OPS)
+    attributes = dict(instruction.attributes)
+    if not definition.collective:
+        where = {tensor.device for tensor in given}
+        if len(where) > 1:
+            places = ", ".join(
+                f"%{name} on device {tensor.device}" for name, tensor in zip(instruction.inputs, given, strict=True)
+            )
+            raise RuleError(f"{instruction.op} runs on one device, but has {places}; send what is elsewhere")
+    outputs = definition.infer(given, attributes)
+    if definition.fold is None or len(outputs) != 1 or any(t.value is None for t in given):
+        return outputs
+    return (_folded(outputs[0], definition.fold([np.array(t.value) for t in given], attributes)),)
+
+
+def line_of(index: int, lines: Sequence[int] | None) -> int:
+    """Line of an instruction (or of the return, one past the last): the first stands under the header."""
+    return lines[index] if lines is not None else index + 2
+
+
+def _folded(tensor: Tensor, value: np.ndarray) -> Tensor:
+    if tensor.dtype not in INTEGER_DTYPES or value.size > _LARGEST_KNOWN:
+        return tensor
+    return replace(tensor, value=frozen(value.tolist()))
+
+
+def _add_parameter(function: Function, name: str, tensor: Tensor | None, types: dict[str, Tensor], line: int) -> None:
+    def wrong(message: str) -> ProgramError:
+        return ProgramError(function.name, line, name, message)
+
+    if tensor is None:
+        raise wrong("has no type; give the parameter one, as in %x: fp32[2, 4] @0")
+    if name in types:
+        raise wrong("is defined already; every value is assigned once")
+    if tensor.dtype not in ITEM_BYTES:
+        raise wrong(str(UnknownNameError("dtype", tensor.dtype, ITEM_BYTES)))
+    if tensor.device < 0 or min(tensor.shape, default=1) < 1:
+        raise wrong(f"{tensor} must have positive dimensions and a device of at least 0")
+    if tensor.value is not None and shape_of_constant(tensor.value) != tensor.shape:
+        raise wrong(f"its known value has shape {shape_of_constant(tensor.value)}, its type {tensor.shape}")
+    types[name] = tensor
+
+
+def _explain(instruction: Instruction, error: Any, types: Mapping[str, Tensor]) -> tuple[str, str]:
+    """Value and message of an error at an instruction."""
+    for name in instruction.inputs:
+        if name not in types:
+            return name, f"is used by {instruction.op} before it is defined"
+    value = instruction.outputs[0] if instruction.outputs else instruction.op
+    operand_types = ", ".join(f"%{name}: {types[name]}" for name in instruction.inputs)
+    return value, f"{error} (operands: {operand_types})" if isinstance(error, RuleError) else str(error)

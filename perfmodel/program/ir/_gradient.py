@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from perfmodel.program.ir._builder import Builder
-from perfmodel.program.ir._errors import ProgramError
 from perfmodel.program.ir._function import Function
+from perfmodel.program.ir._instruction import ProgramError
 from perfmodel.program.ir.ops import OPS
 
 

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from perfmodel.errors import UnknownNameError
-from perfmodel.program.ir._errors import ProgramError
-from perfmodel.program.ir._function import CALL, UNTAGGED, Function, Instruction, Module
-from perfmodel.program.ir._infer import line_of
+from perfmodel.program.ir._function import Function, Module, line_of
+from perfmodel.program.ir._instruction import CALL, UNTAGGED, Instruction, ProgramError
 
 
 def inline(module: Module, lines: Sequence[int] | None = None) -> tuple[Function, list[int]]:

@@ -7,17 +7,13 @@ an op is registered under the same name in `perfmodel.execution`; this package k
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
 from perfmodel.ops import Op
-from perfmodel.program.ir._errors import RuleError
+from perfmodel.program.ir._instruction import Attributes, Instruction, RuleError, Tag
 from perfmodel.program.ir._types import Tensor
-
-if TYPE_CHECKING:
-    from perfmodel.program.ir._builder import Builder
-    from perfmodel.program.ir._function import Instruction
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +91,28 @@ class Answer:
 InferRule = Callable[[tuple[Tensor, ...], Mapping[str, Any]], tuple[Tensor, ...]]
 FoldRule = Callable[[Sequence[np.ndarray], Mapping[str, Any]], np.ndarray]
 WorkRule = Callable[[tuple[Tensor, ...], tuple[Tensor, ...], Mapping[str, Any]], tuple[Op, ...]]
-GradientRule = Callable[["Builder", "Instruction", tuple[str | None, ...]], tuple[str | None, ...]]
+
+
+class Emitter(Protocol):
+    """What a gradient rule writes its instructions with: a `Builder`."""
+
+    types: dict[str, Tensor]
+    """Of the values so far."""
+
+    def op(self, op: str, *inputs: str, name: str = "", **values: Any) -> str:
+        """Append an instruction of one output; returns the output's name."""
+        ...
+
+    def emit(
+        self, op: str, inputs: Sequence[str], hints: Sequence[str], values: Attributes = (), tag: Tag | None = None
+    ) -> tuple[str, ...]:
+        """Append an instruction; returns the names of its outputs."""
+        ...
+
+
+Names = tuple[str | None, ...]
+"""Of gradients; None where there is none."""
+GradientRule = Callable[[Emitter, Instruction, Names], Names]
 ShardRule = Callable[[Question], Answer]
 
 

@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping
 
-from perfmodel.program.ir._errors import ProgramError
-from perfmodel.program.ir._function import Function, Module
-from perfmodel.program.ir._infer import infer
+from perfmodel.program.ir._function import Function, Module, infer
 from perfmodel.program.ir._inline import inline
+from perfmodel.program.ir._instruction import ProgramError
 from perfmodel.program.ir._parser import Annotations, Parser
 from perfmodel.program.ir._program import Program, undistributed
 from perfmodel.program.ir._ranks import RankPrograms, merge

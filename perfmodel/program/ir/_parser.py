@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 from perfmodel.errors import PerfModelError
-from perfmodel.program.ir._function import (
+from perfmodel.program.ir._function import Function
+from perfmodel.program.ir._instruction import (
     CALL,
     PHASES,
     STREAMS,
     UNTAGGED,
     Attributes,
-    Function,
     Instruction,
     Parameter,
     Tag,

@@ -7,8 +7,8 @@ back into one function, which is possible exactly when they cannot deadlock.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfmodel.program.ir._errors import ProgramError
-from perfmodel.program.ir._function import Function, Instruction, Parameter
+from perfmodel.program.ir._function import Function
+from perfmodel.program.ir._instruction import Instruction, Parameter, ProgramError
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ def test_shipped_weights_were_fitted_by_these_recipes() -> None:
     records = kernel_records()
     recipes = {p.stem: read_recipe(p) for p in RECIPES.glob("*.toml")}
     assert set(records) == set(recipes)
-    assert {r.family for r in recipes.values()} == set(FAMILIES)
+    # recurrences by chunks are in no table: priced by the roofline and their vector lanes
+    assert {r.family for r in recipes.values()} == set(FAMILIES) - {"recurrence"}
     studied = {name: record for name, record in records.items() if "recipe" in record}
     assert studied
     for name, record in studied.items():

@@ -17,7 +17,7 @@ NO_PIPELINED_ZERO = Framework(
 )
 
 
-@pytest.mark.parametrize("name", catalog.frameworks())
+@pytest.mark.parametrize("name", [*catalog.frameworks(), "oneflow@2021"])
 def test_a_framework_s_space_is_the_whole_one_without_what_it_cannot_run(case, name):
     framework, rejected = catalog.framework(name), Counter()
     of = case.replace(framework=framework)
@@ -25,8 +25,8 @@ def test_a_framework_s_space_is_the_whole_one_without_what_it_cannot_run(case, n
     own = list(enumerate_layouts(space, of, rejected))
     every = list(enumerate_layouts(replace(space, any_framework=True), of, Counter()))
     expected = {layout for layout in every if not framework.cannot_run(layout)}
-    if not framework.zero_overlaps:  # what it cannot hide is tried as it runs it
-        expected = {lay if not lay.zero else _exposed(lay) for lay in expected}
+    # what it cannot hide is tried as it runs it
+    expected = {lay if framework.hides(lay.zero, lay.tp) else _exposed(lay) for lay in expected}
     assert set(own) == expected
     assert len(own) == len(set(own))
     counted = {str(why) for why in rejected if why.reason is Reason.FRAMEWORK}

@@ -12,8 +12,6 @@ from perfmodel.planning.layouts._robust import joint_draws
 from perfmodel.prediction import (
     CLASSES,
     Joint,
-    LayoutOffsets,
-    Likeness,
     explain,
     half_width,
     joint_errors,
@@ -52,7 +50,7 @@ def test_probabilities_are_those_of_sampled_errors(case, predictions, objective)
     errors = {name: rng.standard_normal(draws) for name in names}
     belief = case.step_problem.site.belief(case.step_problem.framework, case.cluster.device)
     at = np.array([layout_coordinates(case.step_problem.setting, p.layout) for p in predictions])
-    near = belief.likeness.of(at) - belief.likeness.own**2 * np.eye(len(at))
+    near = belief.likeness.shared(at, at)
     alike = rng.multivariate_normal(np.zeros(len(at)), near, draws)
     node = rng.choice(len(belief.scales.weight), draws, p=belief.scales.weight)
     within, own = (np.sqrt(scale)[node] for scale in (belief.scales.within, belief.scales.own))
@@ -101,21 +99,11 @@ def test_layouts_that_cannot_be_told_apart_share_a_rank():
 
 def test_draws_are_of_the_joint_distribution():
     covariance = np.array([[[0.04, 0.03], [0.03, 0.05]], [[0.4, 0.0], [0.0, 0.1]]])
-    for degrees in (np.inf, 7.0):
-        joint = Joint(covariance, np.array([0.8, 0.2]), degrees)
-        gap = np.array([[0.0, 0.1], [-0.1, 0.0]])
-        drawn = joint_draws(joint)
-        assert (drawn[:, 0] - drawn[:, 1] < 0.1).mean() == pytest.approx(joint.below(gap)[0, 1], abs=0.01)
-        assert np.abs(drawn.mean(axis=0)).max() < 0.01
-
-
-def test_joint_covariance_of_layouts_near_runs():
-    offsets = LayoutOffsets(((0.0,) * 8, (1.0,) * 8), (0.1, -0.1), (1e-3, 1e-3), Likeness(0.2, 2.0, 0.05))
-    where = [(0.5,) * 8, (0.6,) * 8, (5.0,) * 8]
-    joint = offsets.joint(where)
-    np.testing.assert_allclose(np.diag(joint), [offsets.spread(at) for at in where])
-    assert (np.linalg.eigvalsh(joint) > 0).all()
-    assert joint[0, 1] > joint[0, 2]
+    joint = Joint(covariance, np.array([0.8, 0.2]), np.zeros((2, 2)))
+    gap = np.array([[0.0, 0.1], [-0.1, 0.0]])
+    drawn = joint_draws(joint)
+    assert (drawn[:, 0] - drawn[:, 1] < 0.1).mean() == pytest.approx(joint.below(gap)[0, 1], abs=0.01)
+    assert np.abs(drawn.mean(axis=0)).max() < 0.01
 
 
 def test_a_search_in_robust_order(case):

@@ -6,8 +6,9 @@ from scipy.stats import norm
 
 from perfmodel.calibration import NAMED_SD, Run, calibrate_end_to_end
 from perfmodel.planning.layouts import search, telling
-from perfmodel.planning.layouts._telling import Evidence, weighed
-from perfmodel.prediction import Adjustment, LayoutOffsets, Likeness, explain, log_covariance
+from perfmodel.planning.layouts._robust import square_root
+from perfmodel.planning.layouts._telling import Evidence, expected_given, weighed
+from perfmodel.prediction import Adjustment, FittedRuns, Likeness, explain, joint_errors
 
 
 def run_of(loads: np.ndarray, *places: int, noise: float = 0.0) -> Evidence:
@@ -95,17 +96,19 @@ def predictions(case):
 def test_of_a_search(case, predictions, monkeypatch):
     seen: list[Evidence] = []
     monkeypatch.setattr(
-        "perfmodel.planning.layouts._telling.weighed", lambda mean, loads, found, p: seen.extend(found) or (loads, p)
+        "perfmodel.planning.layouts._telling.weighed",
+        lambda mean, loads, found, *_: seen.extend(found) or (loads, found),
     )
     loads, _ = telling(case.step_problem, predictions)  # pyright: ignore[reportGeneralTypeIssues]
-    own = np.array([one.noise[0] for one in seen if one.kind == "run"])
-    np.testing.assert_allclose(
-        loads @ loads.T + np.diag(own**2), log_covariance(case.step_problem, predictions), atol=1e-9
-    )
+    own = np.stack([one.noise[:, 0] for one in seen if one.kind == "run"], axis=1)
+    joint = joint_errors(case.step_problem, predictions)
+    noise = own[:, :, None] ** 2 * np.eye(len(predictions))
+    np.testing.assert_allclose(loads @ loads.transpose(0, 2, 1) + noise, joint.covariance, atol=1e-9)
     # a profile shows the run's step, and the seconds of its classes: shares of a whole
     for one in (each for each in seen if each.kind == "profile"):
-        np.testing.assert_array_equal(one.slopes[0], loads[one.places[0]])
-        assert 0.8 < one.noise[1:].sum() / NAMED_SD < 1 + 1e-9
+        np.testing.assert_array_equal(one.slopes[:, 0], loads[:, one.places[0]])
+        assert (one.noise[:, 1:].sum(axis=1) / NAMED_SD > 0.8).all()
+        assert (one.noise[:, 1:].sum(axis=1) / NAMED_SD < 1 + 1e-9).all()
     monkeypatch.undo()
     after = {(one.kind, one.places): one.regret for one in telling(case.step_problem, predictions).worth}
     assert all(after["profile", (i,)] <= after["run", (i,)] + 1e-5 for i in range(5))
@@ -114,8 +117,11 @@ def test_of_a_search(case, predictions, monkeypatch):
 
 def test_after_runs_further_runs_alone_are_weighed(case, predictions):
     fitted = Adjustment(
-        device=case.cluster.device.name, values=(), noise=0.03,
-        offsets=LayoutOffsets(((0.0,) * 8,), (0.0,), (1e-3,), Likeness(0.07, 2.0, 0.02)),
+        device=case.cluster.device.name, values=(),
+        runs=FittedRuns(
+            at=((0.0,) * 8,), slopes=((),), error=(0.0,), weight=(1.0,), covariance=(),
+            likeness=Likeness(0.07, 2.0, 0.02), noise=0.03, scatter=(0.3, 0.5), outliers=4.0, held=1.0,
+        ),
     )  # fmt: skip
     told = telling(case.step_problem.adjusted(fitted), predictions)
     assert {one.kind for one in told.worth} == {"run", "two runs"}
@@ -124,7 +130,7 @@ def test_after_runs_further_runs_alone_are_weighed(case, predictions):
 
 
 def test_a_fit_to_runs_moves_predictions_as_weighed(case, predictions):
-    """Within a per cent: the update is linear and of normal errors, the fit goes through the timeline."""
+    """Within a per cent: the update is linear, the fit goes through the timeline."""
     places, slower = [0, 3], np.array([0.05, 0.12])
     runs = [
         Run(name=str(i), model=case.model, cluster=case.cluster, job=case.job, layout=predictions[i].layout,
@@ -134,9 +140,9 @@ def test_a_fit_to_runs_moves_predictions_as_weighed(case, predictions):
     fitted = calibrate_end_to_end(runs)[case.cluster.device.name]
     after = [explain(case.step_problem.adjusted(fitted.adjustment), p.layout).step_time_s for p in predictions]
     moved = np.log(after) - np.log([p.step_time_s for p in predictions])
-    covariance = log_covariance(case.step_problem, predictions)
-    own = np.array([p.error_sources["own"] for p in predictions])
-    signal = covariance - np.diag(own**2)
-    expected = signal[:, places] @ np.linalg.solve(covariance[np.ix_(places, places)], slower)
+    joint = joint_errors(case.step_problem, predictions)
+    loads = square_root(joint.covariance - joint.noise[:, :, None] * np.eye(len(predictions)))
+    both = Evidence("two runs", tuple(places), loads[:, places], np.sqrt(joint.noise[:, places]))
+    (expected,) = expected_given(loads, both, slower[None], joint.weight)
     np.testing.assert_allclose(moved, expected, atol=0.01)
     assert np.ptp(moved) > 0.03

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from perfmodel.ops import Collective, CollectiveKind, Op
-from perfmodel.program.ir._errors import RuleError
+from perfmodel.program.ir._instruction import RuleError
 from perfmodel.program.ir._op import (
     Answer,
     InferRule,

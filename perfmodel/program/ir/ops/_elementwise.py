@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from math import pi
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from perfmodel.program.ir._errors import RuleError
+from perfmodel.program.ir._instruction import Instruction, RuleError
 from perfmodel.program.ir._op import (
     REPLICATED,
     Answer,
+    Emitter,
     InferRule,
+    Names,
     OpDefinition,
     Partial,
     Question,
@@ -22,12 +24,6 @@ from perfmodel.program.ir._op import (
 )
 from perfmodel.program.ir._types import Shape, Tensor
 from perfmodel.program.ir.ops._work import memory_bound
-
-if TYPE_CHECKING:
-    from perfmodel.program.ir._builder import Builder
-    from perfmodel.program.ir._function import Instruction
-
-Names = tuple[str | None, ...]
 
 
 def broadcast(shapes: list[Shape]) -> Shape:
@@ -95,7 +91,7 @@ def _aligned(tensor: Tensor, axis: int, out: Tensor) -> Sharding:
     return Sharded(own) if own >= 0 and tensor.shape[own] > 1 else REPLICATED
 
 
-def unbroadcast(b: "Builder", gradient: str, like: str) -> str:
+def unbroadcast(b: Emitter, gradient: str, like: str) -> str:
     """Sums a gradient over the axes along which its operand was broadcast."""
     have, want = b.types[gradient].shape, b.types[like].shape
     lead = len(have) - len(want)
@@ -106,12 +102,12 @@ def unbroadcast(b: "Builder", gradient: str, like: str) -> str:
     return b.op("sum", gradient, axes=axes, keep=True) if axes else gradient
 
 
-def _add_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+def _add_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
     (dy,) = gradients
     return tuple(unbroadcast(b, dy, name) for name in i.inputs) if dy else (None, None)
 
 
-def _sub_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+def _sub_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
     (dy,) = gradients
     if dy is None:
         return None, None
@@ -119,7 +115,7 @@ def _sub_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
     return unbroadcast(b, dy, left), b.op("scale", unbroadcast(b, dy, right), factor=-1.0)
 
 
-def _mul_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+def _mul_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
     (dy,) = gradients
     if dy is None:
         return None, None
@@ -127,18 +123,18 @@ def _mul_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
     return unbroadcast(b, b.op("mul", dy, right), left), unbroadcast(b, b.op("mul", dy, left), right)
 
 
-def _with_input(op: str) -> Callable[["Builder", "Instruction", Names], Names]:
+def _with_input(op: str) -> Callable[[Emitter, Instruction, Names], Names]:
     """Gradient rule that applies `op` to the operand and the gradient, under the same attributes."""
     return lambda b, i, g: (b.emit(op, (i.inputs[0], g[0]), (op,), i.attributes)[0] if g[0] else None,)
 
 
-def _tanh_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+def _tanh_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
     """dy (1 - y^2)."""
     (dy,), (y,) = gradients, i.outputs
     return (b.op("sub", dy, b.op("mul", b.op("mul", dy, y), y)) if dy else None,)
 
 
-def _sigmoid_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+def _sigmoid_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
     """dy y (1 - y)."""
     (dy,), (y,) = gradients, i.outputs
     if dy is None:
@@ -147,12 +143,12 @@ def _sigmoid_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names
     return (b.op("sub", part, b.op("mul", part, y)),)
 
 
-def _sqrt_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+def _sqrt_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
     (dy,) = gradients
     return (b.op("scale", b.op("div", dy, i.outputs[0]), factor=0.5) if dy else None,)
 
 
-def _erf_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+def _erf_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
     """dy 2 / sqrt(pi) exp(-x^2)."""
     (dy,), (x,) = gradients, i.inputs
     if dy is None:
@@ -166,22 +162,22 @@ def _scale(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Te
     return elementwise(1)(given, attributes)
 
 
-def _scale_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+def _scale_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
     (dy,) = gradients
     return (b.op("scale", dy, factor=i.attribute("factor")) if dy else None,)
 
 
-def _exp_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+def _exp_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
     (dy,) = gradients
     return (b.op("mul", dy, i.outputs[0]) if dy else None,)
 
 
-def _log_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+def _log_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
     (dy,) = gradients
     return (b.op("div", dy, i.inputs[0]) if dy else None,)
 
 
-def _div_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+def _div_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
     (dy,) = gradients
     if dy is None:
         return None, None
@@ -201,7 +197,7 @@ def _sum(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tens
     return (x.with_shape(kept),)
 
 
-def _sum_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+def _sum_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
     (dy,) = gradients
     if dy is None:
         return (None,)
@@ -237,7 +233,7 @@ def _broadcast_like(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) ->
     return (x.with_shape(like.shape),)
 
 
-def _broadcast_like_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+def _broadcast_like_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
     (dy,) = gradients
     return (unbroadcast(b, dy, i.inputs[0]) if dy else None), None
 

@@ -5,18 +5,12 @@ Sharding tokens shards the capacity: each part fills its own share of every buff
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from perfmodel.program.ir._errors import RuleError
-from perfmodel.program.ir._op import Answer, OpDefinition, Question, Sharded, operands, required, table
+from perfmodel.program.ir._instruction import Instruction, RuleError
+from perfmodel.program.ir._op import Answer, Emitter, Names, OpDefinition, Question, Sharded, operands, required, table
 from perfmodel.program.ir._types import Tensor
 from perfmodel.program.ir.ops._work import memory_bound
-
-if TYPE_CHECKING:
-    from perfmodel.program.ir._builder import Builder
-    from perfmodel.program.ir._function import Instruction
-
-Names = tuple[str | None, ...]
 
 
 def _argmax(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
@@ -45,7 +39,7 @@ def _dispatch(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple
     return (x.with_shape((experts, capacity, x.shape[-1])),)
 
 
-def _dispatch_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+def _dispatch_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
     (dy,) = gradients
     return (b.op("collect", dy, i.inputs[1]) if dy else None), None
 
@@ -71,7 +65,7 @@ def _collect(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[
     return (buffers.with_shape((*chosen.shape, buffers.shape[2])),)
 
 
-def _collect_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+def _collect_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
     (dy,) = gradients
     experts, capacity, _ = b.types[i.inputs[0]].shape
     return (b.op("dispatch", dy, i.inputs[1], experts=experts, capacity=capacity) if dy else None), None

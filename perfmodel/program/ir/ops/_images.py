@@ -1,13 +1,15 @@
 """Convolutions and pooling of images [batch, channels, height, width]."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.ops import Convolution, Op
-from perfmodel.program.ir._errors import RuleError
+from perfmodel.program.ir._instruction import Instruction, RuleError
 from perfmodel.program.ir._op import (
     REPLICATED,
     Answer,
+    Emitter,
+    Names,
     OpDefinition,
     Partial,
     Question,
@@ -22,11 +24,6 @@ from perfmodel.program.ir._types import Tensor
 from perfmodel.program.ir.ops._elementwise import gradient_of_operands, same_dtype
 from perfmodel.program.ir.ops._work import kernel_dtype, memory_bound
 
-if TYPE_CHECKING:
-    from perfmodel.program.ir._builder import Builder
-    from perfmodel.program.ir._function import Instruction
-
-Names = tuple[str | None, ...]
 Pair = tuple[int, int]
 POOLS = ("max", "mean")
 
@@ -57,7 +54,7 @@ def _conv2d(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[T
     return (x.with_shape((x.shape[0], w.shape[0], *_slid(x.shape[2:], w.shape[2:], attributes))),)
 
 
-def _conv2d_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+def _conv2d_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
     (dy,), (x, w) = gradients, i.inputs
     if dy is None:
         return None, None
@@ -145,7 +142,7 @@ def _pool2d(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[T
     return (x.with_shape((*x.shape[:2], *_slid(x.shape[2:], _pair(attributes, "kernel", 1), attributes))),)
 
 
-def _pool2d_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+def _pool2d_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
     (dy,) = gradients
     return b.emit("pool2d_grad", (*i.inputs, dy), ("pool2d_grad",), i.attributes) if dy else (None,)
 

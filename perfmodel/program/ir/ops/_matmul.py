@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.ops import Gemm, Op
-from perfmodel.program.ir._errors import RuleError
+from perfmodel.program.ir._instruction import Instruction, RuleError
 from perfmodel.program.ir._op import (
     REPLICATED,
     Answer,
+    Emitter,
+    Names,
     OpDefinition,
     Partial,
     Question,
@@ -21,11 +23,6 @@ from perfmodel.program.ir._types import Tensor
 from perfmodel.program.ir.ops._elementwise import same_dtype
 from perfmodel.program.ir.ops._work import kernel_dtype
 
-if TYPE_CHECKING:
-    from perfmodel.program.ir._builder import Builder
-    from perfmodel.program.ir._function import Instruction
-
-Names = tuple[str | None, ...]
 Labels = tuple[str, ...]
 
 
@@ -52,7 +49,7 @@ def _matmul(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[T
     return (a.with_shape([size[label] for label in out]),)
 
 
-def _matmul_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+def _matmul_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
     (dy,) = gradients
     if dy is None:
         return None, None

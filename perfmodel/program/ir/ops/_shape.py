@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from perfmodel.program.ir._errors import RuleError
+from perfmodel.program.ir._instruction import Instruction, RuleError
 from perfmodel.program.ir._op import (
     Answer,
+    Emitter,
+    Names,
     OpDefinition,
     Partial,
     Question,
@@ -21,12 +23,6 @@ from perfmodel.program.ir._op import (
 from perfmodel.program.ir._types import ITEM_BYTES, Shape, Tensor, shape_of_constant
 from perfmodel.program.ir.ops._elementwise import same_dtype
 from perfmodel.program.ir.ops._work import free, memory_bound
-
-if TYPE_CHECKING:
-    from perfmodel.program.ir._builder import Builder
-    from perfmodel.program.ir._function import Instruction
-
-Names = tuple[str | None, ...]
 
 
 def _constant(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
@@ -69,7 +65,7 @@ def _resolved(shape: Shape, wanted: Any) -> Shape:
     return tuple(wanted)
 
 
-def _reshape_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+def _reshape_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
     (dy,) = gradients
     dx = b.op("reshape", dy, shape=b.types[i.inputs[0]].shape) if dy else None
     return (dx, *((None,) * (len(i.inputs) - 1)))
@@ -102,7 +98,7 @@ def _transpose(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tupl
     return (x.with_shape([x.shape[i] for i in order]),)
 
 
-def _transpose_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+def _transpose_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
     (dy,) = gradients
     order = tuple(int(k) for k in np.argsort(i.attribute("permutation")))
     return (b.op("transpose", dy, permutation=order) if dy else None,)
@@ -127,7 +123,7 @@ def _split(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Te
     return (x.with_shape([n // parts if i == axis else n for i, n in enumerate(x.shape)]),) * parts
 
 
-def _split_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+def _split_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
     if all(dy is None for dy in gradients):
         return (None,)
     known = next(dy for dy in gradients if dy)
@@ -148,7 +144,7 @@ def _concat(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[T
     return (x.with_shape([size if i == axis else n for i, n in enumerate(x.shape)]),)
 
 
-def _concat_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+def _concat_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
     (dy,) = gradients
     if dy is None:
         return (None,) * len(i.inputs)
@@ -172,7 +168,7 @@ def _slice(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Te
     return (x.with_shape([stop - start if i == axis else n for i, n in enumerate(x.shape)]),)
 
 
-def _slice_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+def _slice_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
     """Zeros beside the slice."""
     (dy,) = gradients
     if dy is None:

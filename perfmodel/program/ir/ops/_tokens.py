@@ -6,19 +6,25 @@ vocabulary-parallel embedding and loss, Shoeybi et al. 2019, section 3).
 
 from collections.abc import Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.ops import Embedding, Op
-from perfmodel.program.ir._errors import RuleError
-from perfmodel.program.ir._op import REPLICATED, Answer, OpDefinition, Partial, Question, Sharded, operands, table
+from perfmodel.program.ir._instruction import Instruction, RuleError
+from perfmodel.program.ir._op import (
+    REPLICATED,
+    Answer,
+    Emitter,
+    InferRule,
+    Names,
+    OpDefinition,
+    Partial,
+    Question,
+    Sharded,
+    operands,
+    table,
+)
 from perfmodel.program.ir._types import Tensor
 from perfmodel.program.ir.ops._work import kernel_dtype, memory_bound
-
-if TYPE_CHECKING:
-    from perfmodel.program.ir._builder import Builder
-    from perfmodel.program.ir._function import Instruction
-
-Names = tuple[str | None, ...]
 
 
 def _integers(tensor: Tensor) -> None:
@@ -35,18 +41,29 @@ def _embedding(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tupl
     return (rows.with_shape((*ids.shape, rows.shape[1])),)
 
 
-def _embedding_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+def _embedding_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
+    return _first_gradient("embedding_grad", b, i, gradients)
+
+
+def _first_gradient(op: str, b: Emitter, i: Instruction, gradients: Names) -> Names:
+    """The first operand's gradient by an op of its own; token numbers have none."""
     (dy,) = gradients
-    rows, ids = i.inputs
-    return (b.emit("embedding_grad", (rows, ids, dy), (f"grad_{rows}",), i.attributes)[0] if dy else None), None
+    if dy is None:
+        return None, None
+    return b.emit(op, (*i.inputs, dy), (f"grad_{i.inputs[0]}",), i.attributes)[0], None
 
 
-def _embedding_grad(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    operands(3, given)
-    (out,) = _embedding(given[:2], attributes)
-    if given[2].shape != out.shape:
-        raise RuleError(f"the gradient must have shape {out.shape}, got {given[2].shape}")
-    return given[:1]
+def _first_grad(forward: InferRule) -> InferRule:
+    """Type of that op: the first operand's, where the last has the type of what `forward` gives."""
+
+    def infer(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        operands(3, given)
+        (out,) = forward(given[:2], attributes)
+        if given[2].shape != out.shape:
+            raise RuleError(f"the gradient must have shape {out.shape}, got {given[2].shape}")
+        return given[:1]
+
+    return infer
 
 
 def _shard_embedding(question: Question) -> Answer:
@@ -105,19 +122,8 @@ def _pick(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Ten
     return (x.with_shape((*labels.shape, 1)),)
 
 
-def _pick_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
-    (dy,) = gradients
-    if dy is None:
-        return None, None
-    return b.emit("pick_grad", (*i.inputs, dy), (f"grad_{i.inputs[0]}",), i.attributes)[0], None
-
-
-def _pick_grad(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    operands(3, given)
-    (out,) = _pick(given[:2], attributes)
-    if given[2].shape != out.shape:
-        raise RuleError(f"the gradient must have shape {out.shape}, got {given[2].shape}")
-    return given[:1]
+def _pick_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
+    return _first_gradient("pick_grad", b, i, gradients)
 
 
 def _shard_pick(question: Question) -> Answer:
@@ -152,11 +158,11 @@ TOKENS = table(
         shard=_shard_embedding,
     ),
     OpDefinition(
-        name="embedding_grad", infer=_embedding_grad, work=_embedding_work(backward=True),
+        name="embedding_grad", infer=_first_grad(_embedding), work=_embedding_work(backward=True),
         shard=_shard_embedding_grad,
     ),
     # a shift that keeps exponentials in range: what depends on it cancels, so it counts as a constant
     OpDefinition(name="row_max", infer=_row_max, work=memory_bound("row_max"), shard=_shard_row_max),
     OpDefinition(name="pick", infer=_pick, work=memory_bound("row_max"), gradient=_pick_gradient, shard=_shard_pick),
-    OpDefinition(name="pick_grad", infer=_pick_grad, work=memory_bound("copy"), shard=_shard_pick),
+    OpDefinition(name="pick_grad", infer=_first_grad(_pick), work=memory_bound("copy"), shard=_shard_pick),
 )  # fmt: skip

@@ -5,13 +5,15 @@ it is that of a whole sequence.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.ops import Attention, Op
-from perfmodel.program.ir._errors import RuleError
+from perfmodel.program.ir._instruction import Instruction, RuleError
 from perfmodel.program.ir._op import (
     REPLICATED,
     Answer,
+    Emitter,
+    Names,
     OpDefinition,
     Partial,
     Question,
@@ -24,12 +26,6 @@ from perfmodel.program.ir._types import Tensor
 from perfmodel.program.ir.ops._elementwise import gradient_of_operands, same_dtype
 from perfmodel.program.ir.ops._work import kernel_dtype, memory_bound
 
-if TYPE_CHECKING:
-    from perfmodel.program.ir._builder import Builder
-    from perfmodel.program.ir._function import Instruction
-
-Names = tuple[str | None, ...]
-
 
 def _layer_norm(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[Tensor, ...]:
     operands(3, given)
@@ -40,7 +36,7 @@ def _layer_norm(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tup
     return (x,)
 
 
-def _layer_norm_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+def _layer_norm_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
     (dy,) = gradients
     x, gain, bias = i.inputs
     if dy is None:
@@ -86,7 +82,7 @@ def _softmax(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tuple[
     return given
 
 
-def _softmax_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+def _softmax_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
     (dy,) = gradients
     return (b.op("softmax_grad", i.outputs[0], dy) if dy else None,)
 
@@ -118,7 +114,7 @@ def _attention(given: tuple[Tensor, ...], attributes: Mapping[str, Any]) -> tupl
     return (qkv.with_shape((*qkv.shape[:2], qkv.shape[2] // 3)),)
 
 
-def _attention_gradient(b: "Builder", i: "Instruction", gradients: Names) -> Names:
+def _attention_gradient(b: Emitter, i: Instruction, gradients: Names) -> Names:
     (dy,) = gradients
     if dy is None:
         return (None,) * len(i.inputs)

@@ -1,0 +1,104 @@
+"""The update of the model of sites by known runs, against Gaussian processes written out."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from perfmodel.prediction import FittedRuns, Likeness, Parts, known_runs, scales, widened
+
+NOISE = 0.02
+LIKENESS = Likeness(near=0.05, length=2.0, own=0.02)
+ALIKE = scales((0.0, 0.0))
+UNKNOWN = scales((0.5, 1.2))
+TAILS = 4.0
+
+
+def site(n: int, together: float = 0.1) -> Parts:
+    """Runs that share a factor, of layouts that have nothing else in common."""
+    return Parts(np.full((n, n), together**2), 0.03**2 * np.eye(n), 0.02**2 * np.eye(n))
+
+
+def fitted(errors: list[float], at: list[float], scatter: tuple[float, float]) -> FittedRuns:
+    """Runs of layouts on a line, moved by one parameter that half of each step depends on."""
+    n = len(errors)
+    return FittedRuns(
+        at=tuple((x,) for x in at), slopes=((0.5,),) * n, error=tuple(errors), weight=(1.0,) * n, covariance=((0.04,),),
+        likeness=LIKENESS, noise=NOISE, scatter=scatter, outliers=TAILS, held=1.0,
+    )  # fmt: skip
+
+
+def test_with_one_scale_and_no_outlier_it_is_a_gaussian_process():
+    of, error = site(4), np.array([0.05, 0.06, 0.04])
+    known, others = np.arange(3), np.array([3])
+    found = known_runs(of.take(known, known), np.full(3, 1e4 * NOISE**2), error, ALIKE, TAILS)
+    across = of.take(known, others)
+    total = of.take(known, known).under(ALIKE)[0] + 1e4 * NOISE**2 * np.eye(3)
+    # noise this large makes no run an outlier: Student t weighs all of them by 5/4
+    total -= 0.2 * 1e4 * NOISE**2 * np.eye(3)
+    expected = across.fixed.T @ np.linalg.solve(total, error)
+    assert found.shift(across)[0] == pytest.approx(expected, rel=1e-3)
+    left = of.take(others, others).under(ALIKE)[0] - across.fixed.T @ np.linalg.solve(total, across.fixed)
+    assert found.covariance(of.take(others, others), across)[0] == pytest.approx(left, rel=1e-3)
+
+
+@pytest.mark.parametrize("of", [ALIKE, UNKNOWN])
+def test_ten_repeats_are_not_ten_witnesses(of):
+    def told(runs: int, repeats: bool) -> float:
+        apart = np.ones((runs, runs)) if repeats else np.eye(runs)
+        prior = Parts(np.full((runs, runs), 0.05**2), 0.05**2 * apart, 0.02**2 * apart)
+        found = known_runs(prior, np.full(runs, NOISE**2), np.full(runs, 0.1), of, TAILS)
+        across = Parts(np.full((runs, 1), 0.05**2), np.zeros((runs, 1)), np.zeros((runs, 1)))
+        return (found.scales.weight @ found.shift(across)).item()
+
+    one, repeated, different = told(1, True), told(10, True), told(10, False)
+    assert one < repeated < one + 0.25 * (different - one)
+    assert different > 0.08
+
+
+def test_a_run_that_lies_far_off_moves_little():
+    error, other = np.array([0.0, 0.01, -0.01, 0.0, 0.9]), np.array([5])
+    known = np.arange(5)
+    found = known_runs(site(6).take(known, known), np.full(5, NOISE**2), error, UNKNOWN, TAILS)
+    shift = found.scales.weight @ found.shift(site(6).take(known, other))
+    assert abs(shift.item()) < 0.03
+
+
+def test_a_site_whose_runs_scatter_stays_uncertain():
+    def left(spread: float) -> float:
+        error = spread * np.array([1.0, -1.0, 0.5, -0.5])
+        found = known_runs(site(4), np.full(4, NOISE**2), error, UNKNOWN, TAILS)
+        nothing = Parts(np.zeros((4, 1)), np.zeros((4, 1)), np.zeros((4, 1)))
+        other = found.covariance(site(4).take(np.array([0]), np.array([0])), nothing)[:, 0, 0]
+        return float(found.scales.weight @ other)
+
+    assert left(0.3) > 2 * left(0.01)
+
+
+@pytest.mark.parametrize("scatter", [(0.0, 0.0), (0.5, 1.2)])
+def test_parameters_and_offsets_are_parts_of_one_update(scatter):
+    """What the parameter moves a layout by, and its offset, are what its covariance with the runs says."""
+    runs = fitted([0.08, 0.1, 0.02], [0.0, 1.0, 6.0], scatter)
+    where, slopes = np.array([[0.5]]), np.array([[0.5]])
+    points = np.array(runs.at)
+    across = Parts(np.full((3, 1), 0.25 * 0.04), LIKENESS.shared(points, where), LIKENESS.alone(points, where))
+    whole = runs.known.scales.weight @ runs.known.shift(across)
+    assert slopes[0] @ runs.values + runs.mean(where)[0] == pytest.approx(whole.item(), rel=1e-6)
+    beyond = np.array([[0.03]])
+    spread = runs.joint(slopes, where, np.zeros((1, 0)))
+    assert (runs.joint(slopes, where, beyond) >= spread).all()
+    assert runs.posterior[0, 0] < 0.04
+    assert FittedRuns.from_dict(runs.to_dict()) == runs
+
+
+def test_traces_tell_of_parameters_and_not_of_layouts():
+    run = fitted([0.1], [0.0], (0.5, 1.2))
+    traced = replace(run, slopes=((0.5,), (1.0,)), error=(0.1, 0.2), weight=(1.0, 1.0))
+    assert traced.posterior[0, 0] < 0.6 * run.posterior[0, 0]
+    assert traced.values[0] == pytest.approx(0.2, abs=0.03)
+    assert abs(traced.mean(np.array([[0.0]]))[0]) < 0.3 * abs(run.mean(np.array([[0.0]]))[0])
+
+
+def test_runs_that_agree_leave_no_interval_wider_than_before():
+    half, before = np.array([0.1, 0.18, 0.3]), np.full(3, 0.2)
+    assert widened(half, 1.2, before) == pytest.approx([0.12, 0.2, 0.3])
