@@ -93,6 +93,7 @@ def stacked_ranks(pipelines: Sequence[RankBlocks], full: Int[np.ndarray, " recom
         alive=padded("alive", 0)[:, None, None, None],
         alive_full=padded("alive_full", 1)[:, None, full, None],
         held_full=padded("held_full", 1)[:, None, full, None],
+        replicas=padded("replicas", 0)[:, None, None, None],
     )
 
 

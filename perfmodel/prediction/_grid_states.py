@@ -160,7 +160,7 @@ class StateEvents:
         gathered: dict[bool, float],
     ) -> tuple[float, ...]:
         zero, overlap, ahead = state.zero, state.overlap_grad_reduce, state.overlap_param_gather
-        every, trained = bool(shards_gradients(zero, spec.stages > 1, self._job)), is_trained(self._job)
+        every, trained = bool(shards_gradients(zero, spec.stages > 1, spec.replicas, self._job)), is_trained(self._job)
         wanted = exchanges(zero, self._job)
         reduce = parts[zero == 3, self._reductions_of(state)] if trained else NONE
         gather = parts[zero == 3, _GATHER] if "all_gather" in wanted else NONE

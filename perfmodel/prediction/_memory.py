@@ -68,6 +68,8 @@ class RankBlocks:
     alive_full: Float[Any, "*layouts ranks blocks"]
     """Those of them that are recomputed in full whatever the layout says of the others."""
     held_full: Float[Any, "*layouts ranks blocks"]
+    replicas: Int[np.ndarray, "*layouts ranks"]
+    """Ranks of the pipeline that hold the same stages."""
 
     @classmethod
     def of(
@@ -85,6 +87,7 @@ class RankBlocks:
             alive=(on_rank * micro_batches).sum(axis=-2),
             alive_full=(in_full * micro_batches).sum(axis=-2),
             held_full=in_full.sum(axis=-2),
+            replicas=np.full(len(live.stage), live.replicas),
         )
 
 
@@ -212,7 +215,7 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
         others = xp.where(blocks.layers, 0.0, blocks.dense - blocks.frozen)
         optimizer = optimizer + state(more, sharding.zero >= 1, spread(_dot(ranks.held, others)))
     weight, trained = held_dtype_bytes(job, setting.cluster.device), is_trained(job)
-    sharded = shards_gradients(sharding.zero, sharding.pipelined, job)
+    sharded = shards_gradients(sharding.zero, sharding.pipelined, ranks.replicas, job)
     gradients = state(gradient_dtype_bytes(job), sharded) * trained
     # reduced gradients leave at once; what is not sharded is kept until the step ends
     gradients = xp.where((sharding.on_host > 0) & (sharded | ~sharding.reduced), 0.0, gradients)

@@ -34,23 +34,23 @@ class Pipeline:
         """All arrays, one after another behind their sizes."""
         n_paths, n_variants, n_stages, _ = self.paths.passes.shape
         live = self.live
-        sizes = (*live.stage.shape, n_paths, n_variants, n_stages, live.split)
+        sizes = (*live.stage.shape, n_paths, n_variants, n_stages, live.replicas, live.split)
         arrays = (live.stage, live.activations, live.versions, live.warm_up, *vars(self.paths).values())
         return np.concatenate([np.array(sizes, float), *(np.asarray(a, float).reshape(-1) for a in arrays)])
 
     @classmethod
     def decoded(cls, values: Float[np.ndarray, " values"]) -> "Pipeline":
         """The pipeline of `encoded` values."""
-        ranks, chunks, paths, variants, stages, split = values[:6].astype(int).tolist()
+        ranks, chunks, paths, variants, stages, replicas, split = values[:7].astype(int).tolist()
         shapes = (
             (ranks, chunks), (ranks, chunks), (ranks,), (ranks,), (paths, variants, stages, 3), (paths, 2, stages),
             (variants, 3), (paths, variants, stages, 3), (paths,),
         )  # fmt: skip
-        ends = [*accumulate(map(prod, shapes), initial=6)]
+        ends = [*accumulate(map(prod, shapes), initial=7)]
         stage, alive, versions, warm_up, passes, sends, table, transit, cycle = (
             values[start:end].reshape(shape) for (start, end), shape in zip(pairwise(ends), shapes, strict=True)
         )
-        live = LiveState(stage.astype(int), alive, versions.astype(int), warm_up.astype(int), bool(split))
+        live = LiveState(stage.astype(int), alive, versions.astype(int), warm_up.astype(int), replicas, bool(split))
         return cls(live, Paths(passes, sends, table.astype(int), transit, cycle))
 
 

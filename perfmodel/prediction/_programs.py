@@ -66,7 +66,9 @@ def program_spec(layout: Layout, job: Job, layers: int, tied_embeddings: bool, s
         segments=segments,
         param_gather=gather,
         prefetch=layout.prefetch if gather == "layer" else 1,
-        reduce_every_micro_batch=training and replicated and bool(shards_gradients(layout.zero, layout.pp > 1, job)),
+        reduce_every_micro_batch=training
+        and replicated
+        and bool(shards_gradients(layout.zero, layout.pp > 1, replicas, job)),
         tied_embedding=training and tied_embeddings and layout.pp > 1,
         optimizer=training,
         forward_only=not training,
@@ -86,6 +88,8 @@ class LiveState:
     """Weight versions held at once."""
     warm_up: Int[np.ndarray, " ranks"]
     """Forwards before the rank's first backward."""
+    replicas: int
+    """Ranks that hold the same stage."""
     split: bool
     """Whether gradients of weights are passes of their own, which nothing but the step's end waits for."""
 
@@ -100,7 +104,7 @@ def live_state(spec: ProgramSpec, schedule: Schedule) -> LiveState:
         for first, end in zip(schedule.offsets[:-1], schedule.offsets[1:], strict=True)
     ]
     split = bool((schedule.phase == Phase.BACKWARD_WEIGHT).any())
-    return LiveState(schedule.stage, alive / schedule.slices, versions, np.array(warm_up), split)
+    return LiveState(schedule.stage, alive / schedule.slices, versions, np.array(warm_up), schedule.replicas, split)
 
 
 @dataclass(frozen=True, eq=False)

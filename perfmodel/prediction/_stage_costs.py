@@ -140,7 +140,7 @@ def _memory(problem: StepProblem, bundle: Bundle, full: bool) -> OfStages:
             if stage == spec.stages - 1:
                 counts[:, 0] += after
             one = np.ones(len(start), int)
-            alone = LiveState(np.cumsum(one)[:, None] - 1, one[:, None], one, one, split=False)
+            alone = LiveState(np.cumsum(one)[:, None] - 1, one[:, None], one, one, spec.replicas, split=False)
             ranks = RankBlocks.of(counts.sum(axis=1), again.sum(axis=1), alone)
             memory = rank_memory(ranks, blocks, Sharding.of(bundle.layouts), problem.setting)
         out[stage, start, end] = (

@@ -113,10 +113,15 @@ def checkpoint_bytes(model: Model, job: Job) -> float:
     return parameter_count(model) * per_param if is_trained(job) else 0.0
 
 
-def shards_gradients(zero: Any, pipelined: Any, job: Job) -> Any:
+def shards_gradients(zero: Any, pipelined: Any, replicas: Any, job: Job) -> Any:
     """Whether the gradients that micro-batches add to lie sharded, so that each backward reduces its own; of one
-    layout, or an array of them."""
-    return (zero == 3) | ((zero == 2) & np.logical_not(pipelined & job.whole_gradients_in_pipelines))
+    layout, or an array of them.
+
+    Not where a pipeline's ranks hold replicas of its stages, which would wait for each other after every backward: they
+    add up whole gradients and reduce them once (as torch's pipelines do, `backward_maybe_with_nosync`).
+    """
+    whole = pipelined & job.whole_gradients_in_pipelines
+    return ((zero == 3) | ((zero == 2) & np.logical_not(whole))) & (np.asarray(replicas) <= 1)
 
 
 def reductions(zero: int, job: Job) -> tuple[Exchange, ...]:

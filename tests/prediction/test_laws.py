@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from perfmodel import catalog
 from perfmodel.planning.layouts import search
 from perfmodel.prediction import STEP_TERMS, step_times_s, without
-from perfmodel.schedule import schedule_names
+from perfmodel.schedule import get_schedule, schedule_names
 from perfmodel.session import Session
 from perfmodel.spec import Layout, StateOffload, Transformer
 
 SCHEDULES = [name for name in schedule_names() if name != "forward"]
+FLUSHED = [name for name in SCHEDULES if not (get_schedule(name).asynchronous or get_schedule(name).staggered)]
 FACTORS = st.sampled_from([1.1, 2.0, 8.0])
 
 
@@ -151,6 +152,16 @@ def test_every_stage_of_zero_is_no_faster_than_the_one_before(case: Case) -> Non
     alike = replace(case, framework=replace(case.framework, all_reduce_gradients=False))
     for overlaps, (fewer, more) in product((True, False), [(1, 2), (2, 3), (1, 3)]):
         same = alike.laid(overlap_grad_reduce=overlaps, overlap_param_gather=overlaps)
+        assert_between(same.laid(zero=fewer), same.laid(zero=more))
+
+
+@some(8)
+@given(cases(), st.sampled_from(FLUSHED))
+def test_no_stage_of_zero_is_faster_than_the_first_under_any_schedule(case: Case, schedule: str) -> None:
+    """Which flushes, at equal overlap, where all reduce alike."""
+    alike = replace(case, framework=replace(case.framework, all_reduce_gradients=False))
+    same = alike.laid(schedule=schedule, pp=max(case.layout.pp, 2), overlap_grad_reduce=True, overlap_param_gather=True)
+    for fewer, more in ((1, 2), (2, 3)):
         assert_between(same.laid(zero=fewer), same.laid(zero=more))
 
 
