@@ -14,10 +14,10 @@ from perfmodel.prediction._fitted_runs import FittedRuns
 from perfmodel.prediction._known_runs import Parts, widened
 from perfmodel.prediction._population import CLASSES, DEGREES, Belief
 from perfmodel.prediction._prediction import Prediction
-from perfmodel.prediction._price import layout_coordinates
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._scatter import half_width
 from perfmodel.prediction._sensitivity import step_derivatives
+from perfmodel.prediction._step_costs import layout_coordinates
 from perfmodel.spec import Layout
 
 GAUSS_90 = 1.6448536269514722
