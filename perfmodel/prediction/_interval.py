@@ -71,7 +71,8 @@ def _given_runs(
     events = {f"events: {name}": sd for name, sd in beyond}
     where = np.array([layout_coordinates(problem.setting, layout)])
     signal = runs.joint(slopes, where, np.array([[*events.values()]]))[:, 0, 0]
-    half = float(widened(half_width(signal + runs.noise_variance, runs.known.scales.weight), runs.held, before))
+    found = half_width(signal + runs.noise_variance, runs.known.scales.weight)
+    half = float(widened(found, runs.held, np.array(before)))
     # independent combinations of parameters: the columns of a root of their covariance
     values, vectors = np.linalg.eigh(runs.posterior)
     loads = slopes[0] @ (vectors * np.sqrt(np.maximum(values, 0.0)))

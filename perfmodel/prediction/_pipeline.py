@@ -131,7 +131,7 @@ class PipelineCache:
 CODE: Final = (
     "perfmodel.schedule",
     "perfmodel.program",
-    *(f"perfmodel.prediction.{module}" for module in ("_live", "_paths", "_phases", "_pipeline")),
+    *(f"perfmodel.prediction.{module}" for module in ("_paths", "_phases", "_pipeline", "_programs")),
 )
 """What pipelines follow from."""
 
