@@ -21,7 +21,8 @@ from perfmodel.planning.layouts._executor import Executor, Here, open_executor
 from perfmodel.planning.layouts._impossible import Impossible, nothing_divides, nothing_fits, nothing_satisfies
 from perfmodel.planning.layouts._improve import Improved, improve
 from perfmodel.planning.layouts._objective import Goal, Score
-from perfmodel.planning.layouts._question import Progress, Question, SearchOptions, ask, price
+from perfmodel.planning.layouts._pricing import price
+from perfmodel.planning.layouts._question import Progress, Question, SearchOptions, ask
 from perfmodel.planning.layouts._result import Beyond, SearchResult
 from perfmodel.planning.layouts._robust import robustness
 from perfmodel.planning.layouts._words import SEARCH_WORDS, Space, SpaceWords, file_words, worded
