@@ -12,8 +12,7 @@ from jaxtyping import Bool, Float, Int
 from perfmodel.display import frame_html
 from perfmodel.errors import PerfModelError, Reason, Rejection
 from perfmodel.planning.layouts._candidates import Candidates
-from perfmodel.planning.layouts._checkpoint import Evaluations
-from perfmodel.planning.layouts._evaluate import evaluate_some
+from perfmodel.planning.layouts._evaluate import Evaluations, evaluate_some
 from perfmodel.planning.layouts._executor import Executor, open_executor
 from perfmodel.planning.layouts._objective import Goal
 from perfmodel.planning.layouts._pricing import price
