@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from perfmodel.execution._kernels import jax_dtype as jax_dtype
     from perfmodel.execution._pair_times import PairTimes as PairTimes
     from perfmodel.execution._pair_times import measure_pair as measure_pair
-    from perfmodel.execution._predict_ranks import predict_ranks as predict_ranks
+    from perfmodel.execution._pair_times import predict_ranks as predict_ranks
     from perfmodel.execution._rank_events import rank_events as rank_events
     from perfmodel.execution._reference import execute as execute
     from perfmodel.execution._reference import execute_function as execute_function
@@ -31,11 +31,10 @@ if TYPE_CHECKING:
     from perfmodel.execution._structure import ProgramStructure as ProgramStructure
     from perfmodel.execution._structure import program_structure as program_structure
 
-_NAMES = {
+_MODULES = {
     "_export": "chrome_trace to_dot write_chrome_trace",
     "_kernels": "KERNELS jax_dtype",
-    "_pair_times": "PairTimes measure_pair",
-    "_predict_ranks": "predict_ranks",
+    "_pair_times": "PairTimes measure_pair predict_ranks",
     "_rank_events": "rank_events",
     "_reference": "execute execute_function random_inputs rounded_inputs",
     "_run": "Run program_ranks rank_codes run",
@@ -43,7 +42,6 @@ _NAMES = {
     "_simulate": "Timer cluster_timer durations simulate",
     "_structure": "ProgramStructure program_structure",
 }
-_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 """On first use: a rank of an emulated world, whose memory and start are the script's, needs no JAX."""
 
-__getattr__ = lazy_names(__name__, _HOME)
+__getattr__ = lazy_names(__name__, _MODULES)

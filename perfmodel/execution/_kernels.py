@@ -6,6 +6,7 @@ beforehand), and returns one array or a tuple.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import prod
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -13,15 +14,49 @@ import jax
 import jax.numpy as jnp
 
 from perfmodel.errors import PerfModelError
-from perfmodel.execution._image_kernels import conv2d, conv2d_input_grad, conv2d_weight_grad, pool2d, pool2d_grad
-from perfmodel.execution._precision import JAX_DTYPES
 from perfmodel.program.ir import Instruction, Tensor
 from perfmodel.session import current_session
 
 Array = jax.Array
-Outputs = tuple[Tensor, ...]
 Values = Mapping[str, Any]
+Outputs = Sequence[Tensor]
 Kernel = Callable[..., Any]
+
+
+def conv2d(x: Array, w: Array, attributes: Values, outputs: Outputs) -> Array:
+    """[n, c, h, w] with kernels [o, c / groups, k, l]."""
+    return jax.lax.conv_general_dilated(
+        x, w, attributes["stride"], [(n, n) for n in attributes["padding"]],
+        dimension_numbers=("NCHW", "OIHW", "NCHW"), feature_group_count=attributes["groups"],
+    )  # fmt: skip
+
+
+def conv2d_input_grad(w: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
+    """Gradient of the image; the convolution is linear in it, so that any image will do."""
+    image = jnp.zeros(outputs[0].shape, dy.dtype)
+    return jax.vjp(lambda x: conv2d(x, w, attributes, outputs), image)[1](dy)[0]
+
+
+def conv2d_weight_grad(x: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
+    """Gradient of the kernel, likewise."""
+    kernel = jnp.zeros(outputs[0].shape, dy.dtype)
+    return jax.vjp(lambda w: conv2d(x, w, attributes, outputs), kernel)[1](dy)[0]
+
+
+def pool2d(x: Array, attributes: Values, outputs: Outputs) -> Array:
+    """Largest or mean element of each window."""
+    window = partial(
+        jax.lax.reduce_window, window_dimensions=(1, 1, *attributes["kernel"]),
+        window_strides=(1, 1, *attributes["stride"]), padding=[(0, 0)] * 2 + [(n, n) for n in attributes["padding"]],
+    )  # fmt: skip
+    if attributes["kind"] == "max":
+        return window(x, -jnp.inf, jax.lax.max)
+    return window(x, 0.0, jax.lax.add) / prod(attributes["kernel"])
+
+
+def pool2d_grad(x: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
+    """Gradient of the image."""
+    return jax.vjp(lambda image: pool2d(image, attributes, outputs), x)[1](dy)[0]
 
 
 def _matmul(a: Array, b: Array, attributes: Values, outputs: Outputs) -> Array:
@@ -207,8 +242,15 @@ KERNELS: Final[Mapping[str, Kernel]] = MappingProxyType({
 """By name of the op."""
 
 
+JAX_DTYPES: Final = {
+    "fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "int64": "int64", "int32": "int32",
+    "int8": "int8", "bool": "bool",
+}  # fmt: skip
+"""JAX's and torch's name of each dtype that programs can be executed in."""
+
+
 def jax_dtype(tensor: Tensor) -> str:
-    """JAX's name of a tensor's dtype.
+    """JAX's name of a tensor's dtype, which is torch's too.
 
     Raises:
         PerfModelError: a dtype that programs cannot be executed in.

@@ -6,8 +6,10 @@ from importlib import import_module
 from typing import Any
 
 
-def lazy_names(package: str, home: Mapping[str, str]) -> Callable[[str], Any]:
-    """A package's `__getattr__`: each name from its module in `home`, so that a process imports what it uses alone."""
+def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """A package's `__getattr__`: each name from the module that `modules` lists it for, in words separated by spaces,
+    so that a process imports what it uses alone."""
+    home = {name: module for module, names in modules.items() for name in names.split()}
 
     def found(name: str) -> Any:
         if name not in home:

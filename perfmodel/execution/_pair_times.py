@@ -14,9 +14,14 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.errors import NoDataError, PerfModelError, UnknownNameError
-from perfmodel.execution._rank_events import Kernel, RankEvent, Transfer
+from perfmodel.execution._rank_events import Kernel, RankEvent, Transfer, rank_events
 from perfmodel.execution._run import Backend, session_class
+from perfmodel.execution._shared_cores import simulate_on_cores
+from perfmodel.execution._structure import program_structure
 from perfmodel.measure import Host, RankGroup
+from perfmodel.program.ir import Function
+from perfmodel.spec import Cluster
+from perfmodel.timeline import Timeline
 
 
 class Messages(NamedTuple):
@@ -212,3 +217,22 @@ def _transfer_s(group: RankGroup, kind: str, dtype: str, operand_bytes: float) -
     group.ask("load_transfer", Transfer(kind, operand_bytes, dtype, PAIR, False), PAIR, _ROW)
     calls = np.array([[walls for walls, _ in group.ask("time_round")] for _ in range(_TRANSFER_ROUNDS)])
     return np.median(calls.min(axis=1) if kind == "send" else calls.max(axis=1), axis=0).tolist()
+
+
+def predict_ranks(function: Function, cluster: Cluster, pair: PairTimes, cores: Sequence[int]) -> Timeline:
+    """The timeline of a program on real ranks.
+
+    Args:
+        function: a distributed program.
+        cluster: whose nodes the ranks fill in order.
+        pair: measured on two ranks.
+        cores: core of each rank.
+
+    Raises:
+        NoDataError: the program has an event that the two ranks did not measure.
+    """
+    prepared = program_structure(function, cluster)
+    structure, instruction = prepared.structure, prepared.instruction
+    times_s = np.array([*(pair.time(event) for event in rank_events(function, cluster)), EventTime(0.0)])
+    core_s, network_s, credit_s = times_s[instruction].T  # joins are instruction -1 and take no time
+    return simulate_on_cores(structure, core_s, network_s, credit_s, cores)

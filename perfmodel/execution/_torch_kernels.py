@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
-from perfmodel.errors import PerfModelError
-from perfmodel.execution._precision import JAX_DTYPES
+from perfmodel.execution._kernels import jax_dtype
 from perfmodel.program.ir import Instruction, Tensor
 
 Values = Mapping[str, Any]
@@ -23,9 +22,7 @@ def torch_dtype(tensor: Tensor) -> Any:
     """
     import torch  # pyright: ignore[reportMissingImports]
 
-    if tensor.dtype not in JAX_DTYPES:
-        raise PerfModelError(f"programs of dtype {tensor.dtype} can be simulated, not executed")
-    return getattr(torch, JAX_DTYPES[tensor.dtype])
+    return getattr(torch, jax_dtype(tensor))
 
 
 def torch_kernel(instruction: Instruction, outputs: Outputs, device: Any) -> Callable[..., tuple[Any, ...]]:

@@ -14,22 +14,15 @@ from perfmodel.execution._reference import argument
 from perfmodel.execution._session import Local, ProgramSession, RankCode
 from perfmodel.execution._torch_kernels import torch_dtype, torch_kernel
 from perfmodel.measure import Place
+from perfmodel.ops import torch_module
 from perfmodel.program.ir import Instruction, Tensor
 
 TorchTensor = Any
 """A `torch.Tensor`; torch is there only with the extra."""
 
 
-def _torch() -> Any:
-    import torch  # pyright: ignore[reportMissingImports]
-
-    return torch
-
-
 def _dist() -> Any:
-    import torch.distributed  # pyright: ignore[reportMissingImports]
-
-    return torch.distributed
+    return torch_module().distributed
 
 
 class TorchProgramSession(ProgramSession):
@@ -38,7 +31,7 @@ class TorchProgramSession(ProgramSession):
     def __init__(self, place: Place) -> None:
         dist = _dist()
         jax.config.update("jax_platforms", "cpu")
-        torch = _torch()
+        torch = torch_module()
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1))
         alone = torch.cuda.device_count() >= place.num_ranks
         self._device = torch.device("cuda", place.rank) if alone else torch.device("cpu")
@@ -76,7 +69,7 @@ class TorchProgramSession(ProgramSession):
     def finished(self, results: Sequence[Any]) -> Sequence[Any]:
         """Results once they are there."""
         if self._device.type == "cuda":
-            _torch().cuda.synchronize(self._device)
+            torch_module().cuda.synchronize(self._device)
         return results
 
     def array(self, value: TorchTensor) -> np.ndarray:
@@ -84,13 +77,11 @@ class TorchProgramSession(ProgramSession):
         return _to_numpy(value.cpu().contiguous())
 
     def _line_up(self) -> None:
-        dist = _dist()
-        dist.barrier()
+        _dist().barrier()
 
     def leave(self) -> None:
         """Leave the group; nothing can be asked after this."""
-        dist = _dist()
-        dist.destroy_process_group()
+        _dist().destroy_process_group()
 
 
 class TorchEventSession(TorchProgramSession, EventSession):
@@ -106,11 +97,11 @@ class _Collective:
         self.group, self.rank, self.handle = group, rank, handle
         self.values: dict[str, Any] = dict(instruction.attributes)
         self._body = _BODIES[instruction.op]
-        self._nothing = _torch().zeros(operand.shape, dtype=torch_dtype(operand), device=device)
+        self._nothing = torch_module().zeros(operand.shape, dtype=torch_dtype(operand), device=device)
 
     def __call__(self, operand: TorchTensor | None) -> tuple[TorchTensor]:
         # torch reduces in place, and the operand may have other users
-        mine = (self._nothing if operand is None else operand).clone(memory_format=_torch().contiguous_format)
+        mine = (self._nothing if operand is None else operand).clone(memory_format=torch_module().contiguous_format)
         return (self._body(self, mine) if len(self.group) > 1 else mine,)
 
     @property
@@ -125,14 +116,14 @@ class _Collective:
 
 
 def _to_torch(array: np.ndarray) -> TorchTensor:
-    torch = _torch()
+    torch = torch_module()
     if array.dtype.name == "bfloat16":  # which numpy and torch do not share
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 
 def _to_numpy(tensor: TorchTensor) -> np.ndarray:
-    torch = _torch()
+    torch = torch_module()
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(jnp.bfloat16)
     return tensor.numpy()
@@ -140,7 +131,7 @@ def _to_numpy(tensor: TorchTensor) -> np.ndarray:
 
 def _send(c: _Collective, x: TorchTensor) -> TorchTensor:
     """Acknowledged, as without torch."""
-    torch, dist = _torch(), _dist()
+    torch, dist = torch_module(), _dist()
     acknowledgement = torch.zeros(1, device=x.device)
     if c.place == 0:
         dist.send(x, c.group[1])
@@ -152,8 +143,7 @@ def _send(c: _Collective, x: TorchTensor) -> TorchTensor:
 
 
 def _broadcast(c: _Collective, x: TorchTensor) -> TorchTensor:
-    dist = _dist()
-    dist.broadcast(x, c.group[0], group=c.handle)
+    _dist().broadcast(x, c.group[0], group=c.handle)
     return x
 
 
@@ -165,7 +155,7 @@ def _reduced(c: _Collective, x: TorchTensor) -> TorchTensor:
 
 
 def _gathered(c: _Collective, x: TorchTensor) -> TorchTensor:
-    torch, dist = _torch(), _dist()
+    torch, dist = torch_module(), _dist()
     parts = [torch.empty_like(x) for _ in c.group]
     dist.all_gather(parts, x.contiguous(), group=c.handle)
     return torch.cat(c.in_order(parts), dim=c.values["axis"])
@@ -177,7 +167,7 @@ def _reduce_scatter(c: _Collective, x: TorchTensor) -> TorchTensor:
 
 
 def _all_to_all(c: _Collective, x: TorchTensor) -> TorchTensor:
-    torch, dist = _torch(), _dist()
+    torch, dist = torch_module(), _dist()
     parts = dict(zip(c.group, x.chunk(len(c.group), c.values["split_axis"]), strict=True))
     sent = torch.stack([parts[member] for member in sorted(c.group)]).contiguous()
     received = torch.empty_like(sent)

@@ -5,16 +5,46 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from perfmodel.errors import PerfModelError
-from perfmodel.importers import _onnx_ops as ops
 from perfmodel.importers._dtypes import Array
 from perfmodel.importers._graph import Node, Region, Value, rows_of, streamed
 from perfmodel.importers._products import ConvShape, convolution, product
 from perfmodel.importers._rows import Unmapped
 from perfmodel.importers._table import OpTable
 from perfmodel.ops import Attention, Embedding
+
+_VIEWS: Final = frozenset({
+    "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Expand", "Slice", "Split", "Dropout",
+    "DepthToSpace", "SpaceToDepth", "OptionalGetElement",
+})  # fmt: skip
+"""Operators read in place by what uses them (dropout does nothing in inference)."""
+_CONSTANTS: Final = frozenset({"Constant", "ConstantOfShape", "Shape", "Size", "Range", "EyeLike"})
+_POINTWISE: Final[dict[str, int]] = {
+    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Mod", "Max", "Min", "Neg", "Abs", "Sign", "Floor", "Ceil", "Round",
+                     "Where", "Cast", "CastLike", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And",
+                     "Or", "Xor", "Not", "IsNaN", "IsInf", "BitShift", "Relu", "Sum", "Mean"), 1),
+    **dict.fromkeys(("Exp", "Log", "Sqrt", "Pow", "Tanh", "Sin", "Cos", "Erf", "Sigmoid", "Reciprocal", "Softplus",
+                     "Concat", "Pad", "Tile", "Trilu"), 0),
+    "Clip": 2, "LeakyRelu": 3, "PRelu": 3, "Elu": 3, "HardSigmoid": 4, "HardSwish": 5, "Mish": 1, "Swish": 1,
+    "Gelu": 3, "BatchNormalization": 4, "QuantizeLinear": 3, "DequantizeLinear": 2,
+}  # fmt: skip
+"""FLOPs per output element; batch normalisation at inference is a scale and a shift of known statistics."""
+_REDUCTIONS: Final = frozenset({
+    "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare",
+    "ReduceLogSumExp", "ArgMax", "ArgMin",
+})  # fmt: skip
+_ROW_WISE: Final[dict[str, tuple[str, float]]] = {
+    "Softmax": ("softmax", 4), "LogSoftmax": ("softmax", 4), "LayerNormalization": ("layer_norm", 7),
+    "RMSNormalization": ("rms_norm", 4), "SkipLayerNormalization": ("layer_norm", 8),
+    "GroupNormalization": ("layer_norm", 7), "InstanceNormalization": ("layer_norm", 7),
+    "RotaryEmbedding": ("rope", 3), "CumSum": ("cumsum", 1), "TopK": ("top_k", 0), "Resize": ("copy", 4),
+    "GatherElements": ("copy", 0), "GatherND": ("copy", 0), "ScatterND": ("copy", 0), "ScatterElements": ("copy", 0),
+    "GlobalAveragePool": ("avg_pool", 0), "GlobalMaxPool": ("max_pool", 0), "MaxPool": ("max_pool", 0),
+    "AveragePool": ("avg_pool", 0),
+}  # fmt: skip
+"""Kernels of their own: the name they are timed under, and FLOPs per output element (pooling: per window)."""
 
 
 def read_onnx(model: Any, *, dims: Mapping[str, int] | None = None, name: str | None = None) -> OpTable:
@@ -61,6 +91,12 @@ def load_onnx(model: Any) -> tuple[Any, Any]:
     return onnx, model
 
 
+def element_type(onnx: Any, number: int) -> str:
+    """Name of an element type, as NumPy has it, by ONNX's number."""
+    name = str(onnx.TensorProto.DataType.Name(number)).lower()
+    return {"float": "float32", "double": "float64"}.get(name, name)
+
+
 def _fix_dimensions(graph: Any, dims: Mapping[str, int]) -> None:
     """Give named dimensions of the inputs their sizes, and drop what was inferred for others."""
     weights = {tensor.name for tensor in graph.initializer}
@@ -92,14 +128,10 @@ class _Reader:
         for tensor in (*self.graph.input, *self.graph.value_info, *self.graph.output):
             self.values[tensor.name] = Value(self._declared(tensor))
         for tensor in self.graph.initializer:
-            self.values[tensor.name] = Value(Array.of(self._dtype(tensor.data_type), tuple(tensor.dims)))
+            self.values[tensor.name] = Value(Array.of(element_type(self.onnx, tensor.data_type), tuple(tensor.dims)))
         nodes = [self._node(node) for node in self.graph.node]
         outputs = [self.values[tensor.name] for tensor in self.graph.output]
         return Region(tuple(nodes), tuple(outputs))
-
-    def _dtype(self, number: int) -> str:
-        name = str(self.onnx.TensorProto.DataType.Name(number)).lower()
-        return {"float": "float32", "double": "float64"}.get(name, name)
 
     def _declared(self, tensor: Any) -> Array:
         kind = tensor.type.tensor_type
@@ -110,7 +142,7 @@ class _Reader:
             raise PerfModelError(
                 f"tensor {tensor.name}: dimension {unknown[0]!r} depends on data or was not given; set it by dims"
             )
-        return Array.of(self._dtype(kind.elem_type), tuple(d.dim_value for d in kind.shape.dim))
+        return Array.of(element_type(self.onnx, kind.elem_type), tuple(d.dim_value for d in kind.shape.dim))
 
     def _value(self, name: str, node: Any) -> Value:
         if name not in self.values:
@@ -126,7 +158,7 @@ class _Reader:
         named = [name for name in node.input if name]
         inputs = tuple(self._value(name, node) for name in named)
         outputs = tuple(self._value(name, node) for name in node.output if name)
-        if op in ops.CONSTANTS or (named and self.known.issuperset(named)):
+        if op in _CONSTANTS or (named and self.known.issuperset(named)):
             self.known.update(node.output)
             return Node(op, "view", (), outputs)
         arrays = [value.array for value in inputs]
@@ -143,15 +175,15 @@ class _Reader:
                 return Node(op, "kernel", inputs, outputs, attention.flops, attention)
             case "Gather":
                 return _gather(inputs, outputs, a)
-        if op in ops.VIEWS:
+        if op in _VIEWS:
             return Node(op, "view", inputs[:1], outputs)
-        if op in ops.POINTWISE:
+        if op in _POINTWISE:
             terms = max(1, len(inputs) - 1) if op in ("Sum", "Mean", "Max", "Min") else 1
-            return Node(op, "pointwise", inputs, outputs, float(out.n_elements * ops.POINTWISE[op] * terms))
-        if op in ops.REDUCTIONS:
+            return Node(op, "pointwise", inputs, outputs, float(out.n_elements * _POINTWISE[op] * terms))
+        if op in _REDUCTIONS:
             return Node(op, "reduction", inputs, outputs, float(arrays[0].n_elements - out.n_elements))
-        if op in ops.ROW_WISE:
-            timed_as, per_element = ops.ROW_WISE[op]
+        if op in _ROW_WISE:
+            timed_as, per_element = _ROW_WISE[op]
             flops = per_element * out.n_elements
             if op.endswith("Pool"):
                 window = prod(a["kernel_shape"]) if "kernel_shape" in a else arrays[0].n_elements // out.n_elements

@@ -8,7 +8,7 @@ import numpy as np
 from perfmodel.errors import PerfModelError
 from perfmodel.importers._emitter import Known, Missing, Ref
 from perfmodel.importers._foreign import Graph, computed, given_value
-from perfmodel.importers._onnx import load_onnx
+from perfmodel.importers._onnx import element_type, load_onnx
 from perfmodel.program.ir import Program
 
 _WEIGHT_ELEMENTS = 1024
@@ -39,20 +39,19 @@ def onnx_program(
     """
     onnx, model = load_onnx(model)
     graph, reader = model.graph, Graph(name or model.graph.name or "onnx")
-    kinds = _Kinds(onnx)
     values, dims = dict(values or {}), dims or {}
     # running statistics of batch norms are not trained
     statistics = {name for node in graph.node if node.op_type == "BatchNormalization" for name in node.input[3:]}
     for tensor in graph.initializer:
-        kind, shape = kinds.of(tensor.data_type), tuple(tensor.dims)
-        if kinds.floats(kind) and np.prod(shape) > 1 and tensor.name not in statistics:
+        kind, shape = element_type(onnx, tensor.data_type), tuple(tensor.dims)
+        if kind.startswith(("float", "bfloat")) and np.prod(shape) > 1 and tensor.name not in statistics:
             reader.weight(tensor.name, kind, shape)
         else:
             reader.values[tensor.name] = computed(onnx.numpy_helper.to_array(tensor))
     for tensor in graph.input:
         if tensor.name in reader.values:
             continue
-        kind = kinds.of(tensor.type.tensor_type.elem_type)
+        kind = element_type(onnx, tensor.type.tensor_type.elem_type)
         shape = [_size(tensor.name, dim, dims, tensor.name in values) for dim in tensor.type.tensor_type.shape.dim]
         if tensor.name in values:
             reader.values[tensor.name] = given_value(tensor.name, values.pop(tensor.name), kind, shape)
@@ -103,21 +102,6 @@ def _computed(onnx: Any, node: Any, args: list[Any], versions: Mapping[str, int]
     imports = [h.make_opsetid(domain, version) for domain, version in versions.items()]
     model = h.make_model(h.make_graph([node], "node", inputs, outputs), opset_imports=imports)
     return [computed(array) for array in ReferenceEvaluator(model).run(None, named)]
-
-
-class _Kinds:
-    """Element types by ONNX's numbers."""
-
-    def __init__(self, onnx: Any) -> None:
-        self._name = onnx.TensorProto.DataType.Name
-
-    def of(self, number: int) -> str:
-        name = str(self._name(number)).lower()
-        return {"float": "float32", "double": "float64"}.get(name, name)
-
-    @staticmethod
-    def floats(kind: str) -> bool:
-        return kind.startswith(("float", "bfloat"))
 
 
 def _size(tensor: str, dim: Any, dims: Mapping[str, int], known: bool) -> int | None:

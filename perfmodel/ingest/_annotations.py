@@ -6,8 +6,8 @@ from the profilers' own marks (`ProfilerStep#7`, `step_num`).
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -22,9 +22,8 @@ _TAG: Final = re.compile(r"(stage|micro_batch|microbatch|mb|step)[=#](\d{1,9})",
 _TAG_NAMES: Final = {"microbatch": "micro_batch", "mb": "micro_batch"}
 
 
-@dataclass(frozen=True)
-class Tags:
-    """What a range says; empty or -1 where it says nothing."""
+class Tags(NamedTuple):
+    """What a range says; empty or -1 where it says nothing. In the order of the last fields of `Activity`."""
 
     phase: str = ""
     stage: int = -1
@@ -67,9 +66,7 @@ def tags_at(ranges: Iterable[Range], at_s: Float[np.ndarray, " events"]) -> list
         name: np.full(len(at_s), -1) for name in ("phase", "stage", "micro_batch", "step")
     }
     for each in ranges:
-        lo, hi = np.searchsorted(ordered, [each.start_s, each.end_s], side="left")
-        hi = np.searchsorted(ordered, each.end_s, side="right")
-        inside = order[lo:hi]
+        inside = order[np.searchsorted(ordered, each.start_s) : np.searchsorted(ordered, each.end_s, side="right")]
         if each.tags.phase:
             columns["phase"][inside] = PHASES.index(each.tags.phase)
         for name in ("stage", "micro_batch", "step"):
@@ -81,4 +78,4 @@ def tags_at(ranges: Iterable[Range], at_s: Float[np.ndarray, " events"]) -> list
 
 def with_default_phase(tags: Sequence[Tags], phases: Sequence[str]) -> list[Tags]:
     """The phases given, wherever no range says one."""
-    return [t if t.phase else replace(t, phase=phase) for t, phase in zip(tags, phases, strict=True)]
+    return [t if t.phase else t._replace(phase=phase) for t, phase in zip(tags, phases, strict=True)]

@@ -72,7 +72,4 @@ def _tags(event: ChromeEvent) -> Tags:
 
 def _activity(device: int, stream: int, event: ChromeEvent, tags: Tags) -> Activity:
     name = str(event.args.get("hlo_op", event.name))
-    return Activity(
-        device, stream, event.start_us * 1e-6, event.end_us * 1e-6, name, kind_of(event.name, name), tags.phase,
-        tags.stage, tags.micro_batch, tags.step,
-    )  # fmt: skip
+    return Activity(device, stream, event.start_us * 1e-6, event.end_us * 1e-6, name, kind_of(event.name, name), *tags)

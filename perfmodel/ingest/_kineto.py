@@ -177,9 +177,7 @@ def _activity(event: ChromeEvent, tags: Tags, on_device: bool, thread: int, shif
     device = integer(event.args.get("device", 0), "device", event.where) if on_device else 0
     stream = integer(event.args.get("stream", thread), "stream", event.where) if on_device else thread
     start_s, end_s = (event.start_us + shift_us) * 1e-6, (event.end_us + shift_us) * 1e-6
-    return Activity(
-        device, stream, start_s, end_s, event.name, kind, tags.phase, tags.stage, tags.micro_batch, tags.step
-    )  # fmt: skip
+    return Activity(device, stream, start_s, end_s, event.name, kind, *tags)
 
 
 def _tags(file: KinetoFile, at_us: np.ndarray) -> list[Tags]:

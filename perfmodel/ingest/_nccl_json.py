@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from perfmodel.errors import TableError
-from perfmodel.ingest._environment import allowed, variant
 from perfmodel.ingest._files import integer, listing, mapping, number, text
 from perfmodel.ingest._nccl_tests import (
     _TESTS,
     algorithm,
+    allowed,
     checked_time_us,
     collective_row,
     group_columns,
     nccl_version,
+    variant,
 )
 from perfmodel.ingest._options import ReadOptions
 from perfmodel.ingest._rows import Row

@@ -77,19 +77,6 @@ def read_nsys(path: Path) -> NsysFile:
         raise TableError(f"{path}: damaged SQLite data ({error}); export the report again") from None
 
 
-def nsys_activities(files: Sequence[NsysFile]) -> list[Activity]:
-    """Kernels and copies of all reports on one clock; a device for every (report, process, device) that has any.
-
-    Raises:
-        TableError: several reports of which one does not say when it began, or records with impossible times.
-    """
-    return numbered(
-        ((position, *key), activity)
-        for position, (_, of_file) in enumerate(_on_one_clock(files))
-        for key, activity in of_file
-    )
-
-
 def _on_one_clock(files: Sequence[NsysFile]) -> list[tuple[NsysFile, list[tuple[tuple[int, int], Activity]]]]:
     if len(files) > 1 and (old := next((f for f in files if f.epoch_ns is None), None)):
         raise TableError(
@@ -200,10 +187,8 @@ def _of_file(file: NsysFile, shift_ns: int) -> list[tuple[tuple[int, int], Activ
     found = []
     for index, (row, tags) in enumerate(zip(work, tags_at(ranges, at_s), strict=True)):
         kind = ActivityKind.COPY if index >= len(file.kernels) else kind_of(row["name"])
-        activity = Activity(
-            0, int(row["streamId"]), (row["start"] + shift_ns) * 1e-9, (row["end"] + shift_ns) * 1e-9, row["name"],
-            kind, tags.phase, tags.stage, tags.micro_batch, tags.step,
-        )  # fmt: skip
+        start_s, end_s = ((row[name] + shift_ns) * 1e-9 for name in ("start", "end"))
+        activity = Activity(0, int(row["streamId"]), start_s, end_s, row["name"], kind, *tags)
         found.append(((int(row["deviceId"]), _process(row.get("globalPid"))), activity))
     return found
 
@@ -214,7 +199,12 @@ def _process(global_id: Any) -> int:
 
 
 def nsys_calls(files: Sequence[NsysFile]) -> list[tuple[Activity, Detail]]:
-    """Activities as `nsys_activities` has them, with the operators whose NVTX ranges lie around their launches."""
+    """Kernels and copies of all reports on one clock, with the operators whose NVTX ranges lie around their launches;
+    a device for every (report, process, device) that has any.
+
+    Raises:
+        TableError: several reports of which one does not say when it began, or records with impossible times.
+    """
     found: list[tuple[tuple[int, ...], Activity, Detail]] = []
     for number, (file, activities) in enumerate(_on_one_clock(files)):
         calls = _operator_calls(file)

@@ -15,7 +15,7 @@ from perfmodel.ingest._kineto_rows import kineto_rows
 from perfmodel.ingest._measured_trace import Activity, MeasuredTrace, trace_of
 from perfmodel.ingest._nccl_json import read_nccl_json
 from perfmodel.ingest._nccl_tests import read_nccl_text
-from perfmodel.ingest._nsys import is_sqlite, nsys_activities, nsys_calls, nsys_rows, read_nsys
+from perfmodel.ingest._nsys import is_sqlite, nsys_calls, nsys_rows, read_nsys
 from perfmodel.ingest._options import ReadOptions
 from perfmodel.ingest._osu import read_osu
 from perfmodel.ingest._own import is_own, read_own
@@ -45,11 +45,9 @@ def import_measurements(format: str, paths: Sequence[Path | str], options: ReadO
         UnknownNameError: another format.
         TableError: a file that is missing, damaged, of another format or version, or has impossible values.
     """
-    options = options or ReadOptions()
-    files = _files(paths)
-    format = _known(detect_format(files[0]) if format == "auto" else format, TABLE_FORMATS, "measurement format")
+    files, format = _chosen(paths, format, TABLE_FORMATS, "measurement format")
     skipped: Counter[str] = Counter()
-    return measurements(format, _rows(format, files, options, skipped), skipped)
+    return measurements(format, _rows(format, files, options or ReadOptions(), skipped), skipped)
 
 
 def read_measurements(
@@ -88,8 +86,7 @@ def read_trace(format: str, paths: Sequence[Path | str]) -> MeasuredTrace:
         UnknownNameError: another format.
         TableError: as `import_measurements`; or no activity of a device.
     """
-    files = _files(paths)
-    format = _known(detect_format(files[0]) if format == "auto" else format, TRACE_FORMATS, "trace format")
+    files, format = _chosen(paths, format, TRACE_FORMATS, "trace format")
     return trace_of(_activities(format, files), files[0])
 
 
@@ -104,9 +101,7 @@ def read_profile(format: str, paths: Sequence[Path | str]) -> Profile:
         UnknownNameError: another format.
         TableError: as `read_trace`.
     """
-    files = _files(paths)
-    known = TRACE_FORMATS[:-1]
-    format = _known(detect_format(files[0]) if format == "auto" else format, known, "format of profiles")
+    files, format = _chosen(paths, format, TRACE_FORMATS[:-1], "format of profiles")
     match format:
         case "kineto":
             found = kineto_calls([read_kineto(path, n) for n, path in enumerate(files)])
@@ -173,7 +168,7 @@ def _activities(format: str, files: list[Path]) -> list[Activity]:
         case "kineto":
             return kineto_activities([read_kineto(path, n) for n, path in enumerate(files)])
         case "nsys":
-            return nsys_activities([read_nsys(path) for path in files])
+            return [activity for activity, _ in nsys_calls([read_nsys(path) for path in files])]
         case "xplane":
             return xplane_activities([read_xplane(p) for path in files for p in xplane_paths(path)])
         case "jax-trace":
@@ -184,13 +179,12 @@ def _activities(format: str, files: list[Path]) -> list[Activity]:
             return read_own(files[0])
 
 
-def _files(paths: Sequence[Path | str]) -> list[Path]:
+def _chosen(paths: Sequence[Path | str], format: str, formats: Sequence[str], kind: str) -> tuple[list[Path], str]:
+    """The files, and their format: as it is named, or for `auto` that of the first."""
     if not paths:
         raise PerfModelError("no file given")
-    return [Path(path) for path in paths]
-
-
-def _known(format: str, formats: tuple[str, ...], kind: str) -> str:
+    files = [Path(path) for path in paths]
+    format = detect_format(files[0]) if format == "auto" else format
     if format not in formats:
         raise UnknownNameError(kind, format, (*formats, "auto"))
-    return format
+    return files, format

@@ -161,6 +161,5 @@ def _instruction(event: XEvent) -> str:
 def _activity(event: XEvent, stream: int, tags: Tags) -> Activity:
     name, start_s = _instruction(event), event.start_ps * 1e-12
     return Activity(
-        0, stream, start_s, start_s + event.duration_ps * 1e-12, name, kind_of(event.name, name), tags.phase,
-        tags.stage, tags.micro_batch, tags.step,
+        0, stream, start_s, start_s + event.duration_ps * 1e-12, name, kind_of(event.name, name), *tags
     )  # fmt: skip

@@ -58,10 +58,10 @@ from perfmodel.prediction._interval import Joint as Joint
 from perfmodel.prediction._interval import joint_errors as joint_errors
 from perfmodel.prediction._interval import joint_of as joint_of
 from perfmodel.prediction._interval import shared_errors as shared_errors
-from perfmodel.prediction._known_runs import OUTLIERS as OUTLIERS
 from perfmodel.prediction._known_runs import KnownRuns as KnownRuns
 from perfmodel.prediction._known_runs import Parts as Parts
 from perfmodel.prediction._known_runs import known_runs as known_runs
+from perfmodel.prediction._known_runs import widened as widened
 from perfmodel.prediction._layout_offsets import Likeness as Likeness
 from perfmodel.prediction._memory import CATEGORIES as CATEGORIES
 from perfmodel.prediction._phases import Phase as Phase

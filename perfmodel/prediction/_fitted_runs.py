@@ -38,14 +38,16 @@ class FittedRuns:
     noise: float
     """Standard deviation of the noise of one run at the typical site."""
     scatter: tuple[float, float]
-    """As `Belief.scatter`."""
+    outliers: float
+    held: float
+    """These three as in `Belief`, `held` as `held_given`."""
 
     @cached_property
     def known(self) -> KnownRuns:
         """What the runs say."""
         own = self._slopes, self._points
         noise = self.noise**2 / np.array(self.weight)
-        return known_runs(self._parts(*own, *own), noise, np.array(self.error), scales(self.scatter))
+        return known_runs(self._parts(*own, *own), noise, np.array(self.error), scales(self.scatter), self.outliers)
 
     @cached_property
     def values(self) -> Float[np.ndarray, " parameters"]:
@@ -135,6 +137,8 @@ class FittedRuns:
             likeness=Likeness(**{name: float(one) for name, one in value["likeness"].items()}),
             noise=float(value["noise"]),
             scatter=(first, second),
+            outliers=float(value["outliers"]),
+            held=float(value["held"]),
         )
 
 

@@ -3,7 +3,7 @@ share cancels between them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import exp
+from math import exp, log
 
 import numpy as np
 from jaxtyping import Float
@@ -11,7 +11,7 @@ from jaxtyping import Float
 from perfmodel.prediction._adjustment import Adjustment, factors_of
 from perfmodel.prediction._explain import CriticalPath
 from perfmodel.prediction._fitted_runs import FittedRuns
-from perfmodel.prediction._known_runs import Parts
+from perfmodel.prediction._known_runs import Parts, widened
 from perfmodel.prediction._population import CLASSES, DEGREES, Belief
 from perfmodel.prediction._prediction import Prediction
 from perfmodel.prediction._problem import StepProblem
@@ -39,7 +39,8 @@ def step_interval(
         return max((_before_runs(one, path, degrees) for one in problem.kinds), key=lambda found: found[0][1])
     known = problem.adjustment
     if known is not None and known.runs is not None:
-        return _given_runs(problem, known, known.runs, layout, path)
+        widest = _before_runs(problem, path, degrees)[0][1]
+        return _given_runs(problem, known, known.runs, layout, path, log(widest))
     return _before_runs(problem, path, degrees)
 
 
@@ -59,7 +60,7 @@ def _before_runs(
 
 
 def _given_runs(
-    problem: StepProblem, adjustment: Adjustment, runs: FittedRuns, layout: Layout, path: CriticalPath
+    problem: StepProblem, adjustment: Adjustment, runs: FittedRuns, layout: Layout, path: CriticalPath, before: float
 ) -> tuple[tuple[float, float], dict[str, float]]:
     """What the site's own runs leave open: of the parameters; of events of this step that are less certain than those
     of the runs (parameters that no run touched count in full); of layouts this far from the runs; and the noise between
@@ -70,7 +71,7 @@ def _given_runs(
     events = {f"events: {name}": sd for name, sd in beyond}
     where = np.array([layout_coordinates(problem.setting, layout)])
     signal = runs.joint(slopes, where, np.array([[*events.values()]]))[:, 0, 0]
-    half = float(half_width(signal + runs.noise_variance, runs.known.scales.weight))
+    half = float(widened(half_width(signal + runs.noise_variance, runs.known.scales.weight), runs.held, before))
     # independent combinations of parameters: the columns of a root of their covariance
     values, vectors = np.linalg.eigh(runs.posterior)
     loads = slopes[0] @ (vectors * np.sqrt(np.maximum(values, 0.0)))

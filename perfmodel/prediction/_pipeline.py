@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from math import prod
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -127,9 +128,16 @@ class PipelineCache:
         self._new.clear()
 
 
+CODE: Final = (
+    "perfmodel.schedule",
+    "perfmodel.program",
+    *(f"perfmodel.prediction.{module}" for module in ("_live", "_paths", "_phases", "_pipeline")),
+)
+"""What pipelines follow from."""
+
+
 def _file_name(schedule: str, digest: str, model: Hashable) -> str:
-    code = code_digest("perfmodel.schedule", "perfmodel.program", "perfmodel.prediction")
-    return hashlib.sha256(f"{code} {schedule} {digest} {model}".encode()).hexdigest()[:32] + ".npz"
+    return hashlib.sha256(f"{code_digest(*CODE)} {schedule} {digest} {model}".encode()).hexdigest()[:32] + ".npz"
 
 
 def _npz(arrays: dict[str, np.ndarray]) -> bytes:

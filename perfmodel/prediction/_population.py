@@ -69,6 +69,10 @@ class Belief:
     """Standard deviations over sites of the logs of the two scales of `Scales`."""
     held: float
     """By what half-widths are multiplied to hold nine tenths of the runs of sources left out."""
+    outliers: float
+    """Degrees of freedom of the noise of one run of a site, of which some are known (`known_runs`)."""
+    held_given: float
+    """As `held`, once some runs of the site are known."""
 
     @cached_property
     def scales(self) -> Scales:
@@ -133,13 +137,15 @@ class Population:
             noise=common["noise"],
             scatter=tuple(common["scatter"]),
             held=common["held"],
+            outliers=common["outliers"],
+            held_given=common["held_given"],
         )
 
 
 NEUTRAL: Final = Population(
     common={
         "degrees": [0.0] * len(DEGREES), "events": 1.0, "near": 0.0, "length": 1.0, "layout": 0.0, "noise": 0.0,
-        "scatter": [0.0, 0.0], "held": 1.0,
+        "scatter": [0.0, 0.0], "held": 1.0, "outliers": 4.0, "held_given": 1.0,
     },
     of={"|": {"mean": [0.0] * len(CLASSES), "covariance": [0.0] * (len(CLASSES) * (len(CLASSES) + 1) // 2)}},
 )  # fmt: skip

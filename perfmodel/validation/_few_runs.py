@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float, Int
 
-from perfmodel.prediction import Parts, Scales, half_width, known_runs
+from perfmodel.prediction import Parts, Scales, half_width, known_runs, widened
 
 FEW: Final = (0, 1, 2, 3, 5, 8)
 """Runs of a source that the card says the worth of."""
@@ -31,6 +31,8 @@ class Covariances(Parts):
 
     noise: float
     """Variance of one run's own."""
+    outliers: float
+    """`Belief.outliers`."""
 
 
 def given(
@@ -43,34 +45,51 @@ def given(
     """What is left of the residuals of some runs after others of their source (`known_runs`), and the half-widths of
     their 90 % intervals."""
     noise = np.full(len(known), of.noise)
-    found = known_runs(of.take(known, known), noise, residual[known], scales)
+    found = known_runs(of.take(known, known), noise, residual[known], scales, of.outliers)
     across, weight = of.take(known, others), found.scales.weight
     variance = np.diagonal(found.covariance(of.take(others, others), across), axis1=1, axis2=2)
     half = half_width(np.maximum(variance, 0.0) + found.scales.own[:, None] * of.noise, weight)
     return residual[others] - weight @ found.shift(across), half
 
 
-def widened(
+def off_by(
     of: Covariances, scales: Scales, residual: Float[np.ndarray, " runs"], index: Int[np.ndarray, " own"]
 ) -> Float[np.ndarray, " own"]:
-    """By what the half-width of every run's interval, none being known, would just hold it."""
+    """How far every run lies off, none being known, in half-widths."""
     left, half = given(of, scales, residual, index[:0], index)
     return np.abs(left) / half
 
 
-def few_runs(
+Draws = dict[int, list[tuple[Float[np.ndarray, " others"], ...]]]
+"""By the number of a source's runs that are known, what is left of its others, their half-widths (`given`), and those
+before any run."""
+
+
+def draws(
     of: Covariances, scales: Scales, residual: Float[np.ndarray, " runs"], index: Int[np.ndarray, " own"]
-) -> dict[int, FewRuns]:
-    """By the number of a source's runs that are given (`FEW`), how well its others are predicted."""
+) -> Draws:
+    """Of each of `FEW` that leaves runs to predict, the known ones drawn at random."""
     rng, found = np.random.default_rng(0), {}
+    before = given(of, scales, residual, index[:0], index)[1]
     for k in FEW:
-        if len(index) <= k:
-            continue
+        if len(index) > k:
+            orders = [rng.permutation(len(index)) for _ in range(_DRAWS if k else 1)]
+            found[k] = [
+                (*given(of, scales, residual, index[order[:k]], index[order[k:]]), before[order[k:]])
+                for order in orders
+            ]
+    return found
+
+
+def few_runs(drawn: Draws, held: float, held_given: float) -> dict[int, FewRuns]:
+    """By the number of a source's runs that are known, how well its others are predicted, half-widths as predictions
+    have them (`Belief.held`, `widened`)."""
+    found = {}
+    for k, each in drawn.items():
         told = []
-        for _ in range(_DRAWS if k else 1):
-            order = rng.permutation(len(index))
-            left, half = given(of, scales, residual, index[order[:k]], index[order[k:]])
-            told.append((np.abs(np.expm1(-left)).mean(), (np.abs(left) <= half).mean(), np.median(np.exp(2 * half))))
+        for left, half, before in each:
+            wide = widened(half, held_given, held * before) if k else held * before
+            told.append((np.abs(np.expm1(-left)).mean(), (np.abs(left) <= wide).mean(), np.median(np.exp(2 * wide))))
         error, inside, width = np.mean(told, axis=0).tolist()
         found[k] = FewRuns(error=error, inside=inside, width=width)
     return found

@@ -14,7 +14,7 @@ from perfmodel.validation._population_score import LEVELS
 
 def population_card(fit: PopulationFit) -> str:
     """Markdown, written beside the parameters by `perfmodel fit --sites`."""
-    hyper, of = fit.hyperparameters, fit.parameters[""]["of"]
+    hyper, of, common = fit.hyperparameters, fit.parameters[""]["of"], fit.parameters[""]["common"]
     runs = fit.score.runs
     sections = [
         f"# The model of sites\n\nMade by `perfmodel fit --sites` from {len(runs.log)} runs of "
@@ -45,8 +45,11 @@ def population_card(fit: PopulationFit) -> str:
                 f"of what layouts share and of settings and events a site has {np.exp(hyper['scatter'][0]):.2f} "
                 f"times more or less than the typical one, of what is a layout's or a run's own "
                 f"{np.exp(hyper['scatter'][1]):.2f} times (standard deviations of the logs)",
-                f"half-widths of intervals are multiplied by {fit.parameters['']['common']['held']:.2f}, with which "
-                "they hold nine tenths of the runs of sources left out, every source counting the same",
+                f"half-widths of intervals are multiplied by {common['held']:.2f}, and once runs of the site are known "
+                f"by {common['held_given']:.2f} (but to no more than before them), with which they hold nine tenths of "
+                "the runs of sources left out, every source counting the same",
+                f"the noise of runs that are known is Student's t of {common['outliers']:g} degrees of freedom, with "
+                "which a few of them tell most of the others of sources left out",
             ]
         )
         + ".",

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from scipy.optimize import minimize
 
 from perfmodel.prediction import CLASSES, key, scales
-from perfmodel.validation._few_runs import Covariances, FewRuns, few_runs, widened
+from perfmodel.validation._few_runs import Covariances, Draws, FewRuns, draws, few_runs, off_by
 from perfmodel.validation._population_score import (
     LEVELS,
     SHARED,
@@ -29,6 +29,8 @@ _ROUNDS: Final = 2
 _ITERATIONS: Final = 30
 _UNSEEN: Final = 1e-9
 """Weight of runs that tell nothing."""
+TAILS: Final = (1.0, 2.0, 4.0, 8.0)
+"""Degrees of freedom of the noise of one run that are tried for a site of which some runs are known."""
 _AGAIN: Final = 3
 """Iterations by which variances are moved where a group is left out."""
 
@@ -70,7 +72,7 @@ def fit_population(runs: SiteRuns, progress: Callable[[str, int, int], None] | N
             state = score.scaled(_improved(compiled, state, np.ones(len(score.sources)), _ITERATIONS))
         found = {"": posterior(runs, score, state, np.ones(len(runs.log), bool), None)}
         everywhere: dict[str, float] = {}
-        few: dict[str, dict[int, FewRuns]] = {}
+        drawn: dict[float, dict[str, Draws]] = {tail: {} for tail in TAILS}
         off: dict[str, Float[np.ndarray, " own"]] = {}
         for done, group in enumerate(score.groups.tolist()):
             if progress:
@@ -83,11 +85,15 @@ def fit_population(runs: SiteRuns, progress: Callable[[str, int, int], None] | N
             without = _improved(compiled, unseen, counted, _AGAIN)
             found[group] = posterior(runs, score, without, kept, own)
             everywhere[group] = float(np.mean(found[group]["of"][key("", "")]["mean"]))
-            few |= _few_of_group(score, without, group, off)
+            _draw(score, without, group, off, drawn)
         residual = np.asarray(score.left_out(state)[0])
     groups = {str(runs.words["source"][at]): str(group) for at, group in enumerate(runs.words["group"])}
+    few: dict[str, dict[int, FewRuns]] = {}
     for group, told in found.items():
-        told["common"]["held"] = _held([of for source, of in off.items() if groups[source] != group])
+        others = [source for source in off if groups[source] != group]
+        held, (tail, given) = _held([off[source] for source in others]), _given(drawn, others)
+        told["common"] |= {"held": held, "outliers": tail, "held_given": given}
+        few |= {source: few_runs(drawn[tail][source], held, given) for source in off if groups[source] == group}
     return PopulationFit(found, score, state, residual, everywhere, few)
 
 
@@ -113,21 +119,38 @@ def _held(off: Sequence[Float[np.ndarray, " own"]]) -> float:
     return round(float(every[order][min(int(at), len(every) - 1)]), 3)
 
 
-def _few_of_group(
-    score: Score, without: State, group: str, off: dict[str, Float[np.ndarray, " own"]]
-) -> dict[str, dict[int, FewRuns]]:
-    """By source of a group that a state has not seen, what some of its runs say of the others; `off` gets how far its
-    runs lie off in half-widths."""
+def _given(drawn: Mapping[float, Mapping[str, Draws]], sources: Sequence[str]) -> tuple[float, float]:
+    """Of `TAILS` the one with which some runs of sources tell most of their others, in mean relative error, and by what
+    half-widths given runs are then multiplied (`_held`); every source counts the same."""
+
+    def known(tail: float) -> list[list[tuple[np.ndarray, ...]]]:
+        told = [[each for k, some in drawn[tail][source].items() if k for each in some] for source in sources]
+        return [some for some in told if some]
+
+    def error(tail: float) -> float:
+        of = [np.mean([np.abs(np.expm1(-left)).mean() for left, *_ in some]) for some in known(tail)]
+        return float(np.mean(of)) if of else 0.0
+
+    best = min(TAILS, key=error)
+    return best, _held([np.concatenate([np.abs(left) / half for left, half, _ in some]) for some in known(best)])
+
+
+def _draw(
+    score: Score, without: State, group: str, off: dict[str, np.ndarray], drawn: dict[float, dict[str, Draws]]
+) -> None:
+    """For every source of a group that a state has not seen, what some of its runs say of the others into `drawn`, and
+    how far its runs lie off in half-widths into `off`."""
     residual, shared, parts, noise = score.left_out(without)
     of_site, within, repeats = map(np.asarray, parts)
-    of = Covariances(np.asarray(shared) + of_site, within, repeats, float(noise))
     first, second = np.asarray(unpack(without.vector)["scatter"]).tolist()
-    nodes, left, found = scales((first, second)), np.asarray(residual), {}
+    nodes, left = scales((first, second)), np.asarray(residual)
     for source, index, there in zip(score.sources.tolist(), score.members, score.there, strict=True):
-        if score.runs.words["group"][index[0]] == group:
-            found[source] = few_runs(of, nodes, left, index[there])
-            off[source] = widened(of, nodes, left, index[there])
-    return found
+        if score.runs.words["group"][index[0]] != group:
+            continue
+        for tail in TAILS:
+            of = Covariances(np.asarray(shared) + of_site, within, repeats, float(noise), tail)
+            drawn[tail][source] = draws(of, nodes, left, index[there])
+        off[source] = off_by(of, nodes, left, index[there])
 
 
 def _improved(compiled: Any, state: State, counted: Float[np.ndarray, " sources"], iterations: int) -> State:

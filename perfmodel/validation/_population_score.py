@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Float, Int
 
-from perfmodel.prediction import CLASSES, DEGREES, OUTLIERS, standard_nodes
+from perfmodel.prediction import CLASSES, DEGREES, standard_nodes
 
 LEVELS: Final[tuple[str, ...]] = ("everywhere", "framework", "architecture", "source", "site")
 SHARED: Final = LEVELS[:3]
@@ -30,6 +30,9 @@ GIVEN: Final = (1, 3, 8)
 DRAWS: Final = 2
 _GIVEN_WEIGHT: Final = 0.5
 """Of a score given runs, relative to that of a source left out whole."""
+OUTLIERS: Final = 4.0
+"""Degrees of freedom of the noise of one run, for what others learn of it: those that lie far from the others of their
+source lose weight. Assumed."""
 DEGREES_OF_FREEDOM: Final = 5.0
 """Of the one scale by which a source's own part counts for what others learn of it. Assumed: the record has too few
 sources to tell."""

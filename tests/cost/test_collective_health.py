@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.cost import describe_calibration
-from perfmodel.cost.learn import collective_rows, fit_calibration, least_volume, set_aside
+from perfmodel.cost import CollectiveModel, describe_calibration
+from perfmodel.cost.learn import (
+    Sources,
+    collective_rows,
+    fit_calibration,
+    fit_collectives,
+    least_volume,
+    link_class,
+    set_aside,
+)
 from perfmodel.errors import TableError
 from perfmodel.ingest.tables import read_table
 
@@ -97,6 +105,23 @@ def test_a_fit_says_what_it_set_aside(tmp_path) -> None:
     assert "21 rows set aside: L40S all_gather: below 20%" in describe_calibration(tmp_path)["collectives"]
     with pytest.raises(TableError, match="no usable collective row: L40S all_gather: below 20%"):
         fit_calibration([bad], tmp_path)
+
+
+def test_slow_placements_that_are_kept_are_told_as_measured_and_guide_nobody(tmp_path) -> None:
+    good, slow = log("A100-SXM4-80GB", "NVLink3", 230e9), log("L40S", "PCIe4", 1.3e9)
+    weights = fit_collectives([good, slow], tmp_path, sources=Sources(keep_slow=True))
+    assert weights.notes["set_aside"] == {}
+    model = CollectiveModel(weights)
+    own, others = (model.table_times(slow.assign(source=source)) for source in ("log", "of others"))
+    np.testing.assert_allclose(own.time_s * 1e6, slow["time_us"], rtol=0.02)
+    assert set(own.provenance) == {"measured"}
+    assert not set(others.provenance) & {"measured", "learned"}
+    assert others.time_s[-1] < 0.2 * own.time_s[-1]
+
+
+def test_four_grace_hoppers_are_joined_pair_by_pair() -> None:
+    assert link_class("NVLink4-4xGH200", "GH200-96GB", False).mesh
+    assert not link_class("NVLink4 NVSwitch", "H100-SXM5-80GB", False).mesh
 
 
 @pytest.mark.shared

@@ -5,7 +5,7 @@ import pytest
 
 from perfmodel.prediction import Joint, scales
 from perfmodel.validation import Choice, pairs_report
-from perfmodel.validation._few_runs import Covariances, given, widened
+from perfmodel.validation._few_runs import Covariances, given, off_by
 from perfmodel.validation._pairs import reliability
 
 
@@ -42,13 +42,13 @@ def test_runs_of_a_site_narrow_the_others_as_a_gaussian_process_does(scatter):
     """With one scale, no outliers and little noise the update is that of a Gaussian process; where a site's scatter is
     unknown, runs that lie far off leave the interval wide."""
     n = 4
-    of = Covariances(np.full((n, n), 0.04), 0.01 * np.eye(n), np.zeros((n, n)), 1e-3)
+    of = Covariances(np.full((n, n), 0.04), 0.01 * np.eye(n), np.zeros((n, n)), 1e-3, 4.0)
     known, others, residual = np.array([0, 1]), np.array([2, 3]), np.array([0.02, 0.03, 0.02, 0.0])
     left, half = given(of, scales(scatter), residual, known, others)
     if not any(scatter):
         shift = 0.04 * np.linalg.inv(0.04 + 0.011 * np.eye(2)) @ residual[:2]
         assert left == pytest.approx(residual[2:] - shift.sum(), abs=2e-3)
-        assert (widened(of, scales(scatter), residual, others) < 1).all()
+        assert (off_by(of, scales(scatter), residual, others) < 1).all()
         return
     far = np.array([0.9, -0.7, 0.0, 0.0])
     assert given(of, scales(scatter), far, known, others)[1].min() > 1.5 * half.max()

@@ -36,6 +36,19 @@ def test_what_a_row_says_goes_before_its_recipe():
     assert not read_case(V3 | {"notes": "release 26.06; task pre-training"}).layout.ep_overlap
 
 
+def test_the_last_stage_has_fewer_layers_for_what_else_it_has():
+    assert at("26.06").layout.partition == (*[4] * 15, 1)
+    assert at("26.06", pp=8, dp=32, ep=32, vpp=1).layout.partition == (*[8] * 7, 5)
+    assert at("26.06", pp=8, dp=32, ep=32, vpp=4).layout.partition is None  # two layers a stage are less than three
+
+
+@pytest.mark.parametrize(("gflop", "modules"), [(259.9, 1), (249.7, 0), (None, 0)])
+def test_rates_tell_whether_further_tokens_are_predicted(gflop, modules):
+    rates = {"measured_tokens_per_s_per_device": 5000, "measured_tflops_per_device": gflop and 5 * gflop}
+    model = at("26.06", **rates).model
+    assert (model.name, model.mtp_layers) == ("deepseek-v3", modules)
+
+
 def test_every_recipe_names_models_and_devices_of_the_catalog():
     known = catalog._recipes._recipes("megatron-bridge")
     assert known

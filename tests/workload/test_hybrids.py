@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from perfmodel import catalog, predict
+from perfmodel.cost import KernelModel
 from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.spec import Job, Mamba
 from perfmodel.workload import Shard, blocks, matmul_flops, parameters, step_flops
@@ -95,3 +96,43 @@ def test_what_is_not_split():
         blocks(replace(SMALL, heads=8, kv_heads=8, head_dim=32), replace(JOB, seq_len=64), Shard(tp=8))
     with pytest.raises(PerfModelError, match="must be a multiple of groups=3"):
         Mamba(heads=8, head_dim=64, state=16, groups=3)
+
+
+def test_recurrences_take_what_was_measured():
+    """12.6 M tokens/s forward of 8,192 tokens on H100 (128 heads of 64 by 128 in one group, chunks of 256), the other
+    of the two measurements that the rate is the mean of being as far off the other way."""
+    net = replace(SMALL, mamba=Mamba(heads=128, head_dim=64, state=128, groups=1, chunk=256))
+    mamba = next(b for b, _ in blocks(net, JOB, Shard()) if b.name == "mamba_layer")
+    (forward,) = (op for op, _ in mamba.forward if op.family == "recurrence")
+    (backward,) = (op for op, _ in mamba.backward_input if op.family == "recurrence")
+    device = catalog.device("H100-SXM5-80GB")
+    forward_s, backward_s = KernelModel.load().times(device, [forward, backward]).time_s
+    assert forward_s == pytest.approx(8192 / 12.6e6, rel=0.2)
+    assert 2 < backward_s / forward_s < 4
+    faster = replace(device, clock_hz=2 * device.clock_hz)
+    assert KernelModel.load().times(faster, [forward]).time_s[0] < forward_s
+
+
+def test_modules_for_further_tokens_may_share_their_weights():
+    """Of Nemotron 3 Super: attention and experts each, once in parameters and in every use in FLOPs."""
+    plain, further = catalog.model("nemotron-3-super"), catalog.model("nemotron-3-super-mtp")
+    own = replace(further, mtp_repeated=False)
+    added = parameters(further).total - parameters(plain).total
+    assert parameters(own).total - parameters(plain).total == 2 * added
+    per_token = [step_flops(net, JOB).total_causal / 8192 / 1e9 for net in (plain, further)]
+    assert per_token[1] / per_token[0] == pytest.approx(1.13, rel=0.01)  # Megatron-Bridge's tables: 84.7 GFLOP
+    held = sum(block.params * n for block, n in blocks(further, JOB, Shard()))
+    assert held - sum(block.params * n for block, n in blocks(plain, JOB, Shard())) == added
+
+
+@pytest.mark.parametrize(
+    ("dtype", "recipe", "share"), [("bf16", "", 1.0), ("fp8", "current", 0.5), ("fp4", "nvfp4", 9 / 32)]
+)
+def test_ranks_gather_what_is_quantised(dtype, recipe, share):
+    job = replace(JOB, seq_len=64, dtype=dtype, fp8_recipe=recipe)
+    layer = next(b for b, _ in blocks(SMALL, job, Shard(tp=2, sequence_parallel=True)) if b.name == "attention_layer")
+    for comms in (layer.forward_comm, layer.backward_comm):
+        gathered = {one.bytes for one in comms if one.collective == "all_gather"}
+        scattered = {one.bytes for one in comms if one.collective == "reduce_scatter"}
+        assert gathered == {share * 64 * 256 * 2}
+        assert scattered == {64 * 256 * 2}

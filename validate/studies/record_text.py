@@ -37,12 +37,12 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any] | None, live: di
         "beside the power limit is kept for Blackwell, and that its energy per FLOP is the mean of two sources of "
         "kernels, SimuMax's among them; that the Llama 3 paper's FSDP is read as ZeRO 2; that NeMo and "
         "Megatron-Bridge hide tensor-parallel collectives, that Pax shards weights and recomputes repeated layers "
-        "alone, that InternEvo all-reduces gradients and its attention is of before FlashAttention-2; the element "
-        "type of gradients of Megatron-LM in fp16, of torch's FSDP and of llm-foundry; that OneFlow's collectives "
-        "share the kernels' stream with tensor parallelism, that heads of BERT see masked tokens alone outside "
-        "PyTorch, and which of TensorFlow's operators are not fused; the host's time per expert of grouped products; "
-        "and that of what a row leaves open those count that more likely than not fit. Errors are relative to the measured time; width: the interval's upper end "
-        "over its lower, the median of the runs.",
+        "alone, that InternEvo all-reduces gradients and its attention is of before FlashAttention-2; the element type "
+        "of gradients of Megatron-LM in fp16, of torch's FSDP and of llm-foundry; that OneFlow's collectives share the "
+        "kernels' stream with tensor parallelism; that heads of BERT see masked tokens alone outside PyTorch; which of "
+        "TensorFlow's operators are not fused; the host's time per expert of grouped products; and that of what a row "
+        "leaves open those count that more likely than not fit. Errors are relative to the measured time; width: the "
+        "interval's upper end over its lower, the median of the runs.",
         "## Step time of published runs",
         _steps(record),
         "## Means over sources",
@@ -244,8 +244,9 @@ def _excess(excess: dict[str, list[dict[str, Any]]]) -> list[str]:
         "much longer than others of the same layout, by the same time per micro-batch whatever its size, the model and "
         "tp: as if every transfer between stages waited a quarter of a second (stages within have twice the transfers "
         "of the first and the last). The more devices, the more runs do; those on most devices, and pipelines of the "
-        "largest tp, all. Nothing in a row tells which will, and no other source has it, so that no term for "
-        "it can be held against rows that it was not fitted on.",
+        "largest tp, all. Where memory tells the two versions of the framework apart, they are of the one that gathers "
+        "inputs again in backward, and nearly none is of the other. Nothing else in a row tells which will, and no "
+        "other source has it, so that no term for it can be held against rows that it was not fitted on.",
         _table(
             ("stages", "runs", "slow ones", "more per micro-batch"),
             (

@@ -27,18 +27,22 @@ if TYPE_CHECKING:
     from perfmodel.execution.emulation._run import EmulatedRun as EmulatedRun
     from perfmodel.execution.emulation._run import read_run as read_run
     from perfmodel.execution.emulation._spans import iteration as iteration
+    from perfmodel.execution.emulation._spans import measured_trace as measured_trace
     from perfmodel.execution.emulation._spans import typical as typical
-    from perfmodel.execution.emulation._trace import measured_trace as measured_trace
 
-_HOME = {
-    "Classes": "_classes", "classes_of_program": "_classes", "classes_of_script": "_classes", "run_classes": "_classes",
-    "EmulatedCurve": "_curve", "emulated_curve": "_curve", "Emulation": "_launch", "emulate": "_launch",
-    "measure_prices": "_measure", "EmulationError": "_orders", "Network": "_operations",
-    "Prices": "_prices",
-    "PriceTable": "_prices", "modelled": "_prices", "plugged": "_prices", "Replay": "_replay", "replay": "_replay",
-    "EmulatedProgram": "_jax_programs", "emulate_program": "_jax_programs", "EmulatedRun": "_run",
-    "read_run": "_run", "iteration": "_spans", "typical": "_spans", "measured_trace": "_trace",
-}  # fmt: skip
+_MODULES = {
+    "_classes": "Classes classes_of_program classes_of_script run_classes",
+    "_curve": "EmulatedCurve emulated_curve",
+    "_jax_programs": "EmulatedProgram emulate_program",
+    "_launch": "Emulation emulate",
+    "_measure": "measure_prices",
+    "_operations": "Network",
+    "_orders": "EmulationError",
+    "_prices": "PriceTable Prices modelled plugged",
+    "_replay": "Replay replay",
+    "_run": "EmulatedRun read_run",
+    "_spans": "iteration measured_trace typical",
+}
 """On first use: a rank's process, whose memory and start are the script's, imports next to nothing of this."""
 
-__getattr__ = lazy_names(__name__, _HOME)
+__getattr__ = lazy_names(__name__, _MODULES)

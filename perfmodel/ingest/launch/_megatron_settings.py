@@ -128,7 +128,7 @@ def partition_rule(ends: tuple[str, str], layers: str, stages: str) -> Rule:
         return {"partition": (first, *[each] * (pp - 2), last)}
 
     def write(fields: Fields) -> Mapping[str, Any]:
-        cut = (fields.get("partition") or ()) if "model.layers" in fields else ()
+        cut = list(fields.get("partition") or ()) if "model.layers" in fields else []
         said = len(cut) == fields["pp"] >= 2 and len(set(cut[1:-1])) <= 1
         return {ends[0]: cut[0], ends[1]: cut[-1]} if said else {}
 

@@ -1,6 +1,8 @@
 """Files in and out: measurement tables, atomic writes."""
 
 from perfmodel.display import shorten_reprs
+from perfmodel.ingest.tables._atomic import drop_least_recently_used as drop_least_recently_used
+from perfmodel.ingest.tables._atomic import mark_used as mark_used
 from perfmodel.ingest.tables._atomic import write_atomic as write_atomic
 from perfmodel.ingest.tables._atomic import write_bytes as write_bytes
 from perfmodel.ingest.tables._atomic import write_json as write_json
@@ -11,8 +13,6 @@ from perfmodel.ingest.tables._columns import hashed as hashed
 from perfmodel.ingest.tables._columns import number as number
 from perfmodel.ingest.tables._columns import relabel as relabel
 from perfmodel.ingest.tables._columns import text as text
-from perfmodel.ingest.tables._least_recently_used import drop_least_recently_used as drop_least_recently_used
-from perfmodel.ingest.tables._least_recently_used import mark_used as mark_used
 from perfmodel.ingest.tables._run_columns import NEEDED_OF_RUNS as NEEDED_OF_RUNS
 from perfmodel.ingest.tables._run_columns import RUN_COLUMNS as RUN_COLUMNS
 from perfmodel.ingest.tables._tables import COLUMNS as COLUMNS
