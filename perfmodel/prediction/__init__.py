@@ -65,6 +65,7 @@ from perfmodel.prediction._known_runs import widened as widened
 from perfmodel.prediction._layout_offsets import Likeness as Likeness
 from perfmodel.prediction._memory import CATEGORIES as CATEGORIES
 from perfmodel.prediction._phases import Phase as Phase
+from perfmodel.prediction._pipeline import LiveState as LiveState
 from perfmodel.prediction._placement import Placement as Placement
 from perfmodel.prediction._placement import placement_on_network as placement_on_network
 from perfmodel.prediction._placement import rank_strides as rank_strides
@@ -92,7 +93,6 @@ from perfmodel.prediction._problem import Setting as Setting
 from perfmodel.prediction._problem import StepProblem as StepProblem
 from perfmodel.prediction._problem import step_problem as step_problem
 from perfmodel.prediction._problem import step_problem_of as step_problem_of
-from perfmodel.prediction._programs import LiveState as LiveState
 from perfmodel.prediction._programs import Prepared as Prepared
 from perfmodel.prediction._programs import prepared as prepared
 from perfmodel.prediction._programs import program_live as program_live

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from perfmodel.prediction._blocks import ShardBlocks
+from perfmodel.prediction._pipeline import LiveState
 from perfmodel.prediction._problem import Setting
-from perfmodel.prediction._programs import LiveState
 from perfmodel.prediction._zero import (
     gradient_dtype_bytes,
     held_dtype_bytes,
