@@ -12,18 +12,13 @@ from jaxtyping import Float
 
 from perfmodel.ops import MemoryBound
 from perfmodel.prediction._blocks import BlockTimes
-from perfmodel.prediction._compose import Bundle, bundle_passes, weighted_programs
+from perfmodel.prediction._compose import Bundle, weighted_programs
 from perfmodel.prediction._durations import OnKind, durations, parts
-from perfmodel.prediction._phases import PHASES, Phase, phase_counts
-from perfmodel.prediction._price import (
-    beside_loss,
-    has_whole_step_costs,
-    step_factors,
-    under_training_load,
-    variant_times,
-)
+from perfmodel.prediction._phases import PHASES, Phase
+from perfmodel.prediction._price import under_training_load
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import Prepared, prepared, rank_busy_s
+from perfmodel.prediction._step_costs import beside_loss, has_whole_step_costs, step_factors
 from perfmodel.program import Kind
 from perfmodel.spec import DIMENSIONS, Layout
 from perfmodel.timeline import makespan
@@ -199,15 +194,11 @@ def _of_passes(
 ) -> Float[np.ndarray, "classes parts"]:
     """Seconds of every class of passes on one kind of nodes by part, from those of the phases of blocks (and whether
     passes are paired)."""
-    problem, bundle = part.problem, part.bundle
-    passes, layout = bundle_passes(problem, bundle), bundle.layouts[0]
     found: list[tuple[np.ndarray, np.ndarray]] = []
-    for variant, of_kind in passes.of_variant.items():
-        by_phase = of_phases(variant_times(problem, layout, variant, bundle.spec.scheduler.slices), variant[2])
-        for kind, where in of_kind.items():
-            counts = phase_counts(kind, layout.recompute, passes.blocks[where], passes.full[where])
-            found.append((where, np.einsum("cbp,bpq->cq", counts, by_phase)))
-    out = np.zeros((len(passes.blocks), found[0][1].shape[1]))
+    for table, paired, classes in part.passes():
+        by_phase = of_phases(table, paired)
+        found += [(where, np.einsum("cbp,bpq->cq", counts, by_phase)) for where, counts in classes]
+    out = np.zeros((prepared(part.bundle.spec).structure.n_classes, found[0][1].shape[1]))
     for where, seconds in found:
         out[where] = seconds
     return part.only(out)

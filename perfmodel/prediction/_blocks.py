@@ -14,8 +14,7 @@ from jaxtyping import Bool, Float
 
 from perfmodel.cost import EventTimes
 from perfmodel.ops import Attention, Collective, Gemm, KernelOp, Op
-from perfmodel.prediction._contention import held_share, lost_shares
-from perfmodel.prediction._overlap import BlockEvents, PhaseTimes, time_phases
+from perfmodel.prediction._overlap import BlockEvents, PhaseTimes, held_share, lost_shares, time_phases
 from perfmodel.prediction._phases import N_PHASES, RECOMPUTE_MODES, Phase
 from perfmodel.prediction._placement import Network
 from perfmodel.prediction._stages import is_layer
@@ -188,7 +187,7 @@ def block_events(
     kernel = np.array([group == "" for group in blocks.groups], bool)
     ranks = np.array([op.num_ranks if isinstance(op, Collective) else 1 for op in blocks.ops])
     check_s = np.where(kernel, 0.0, COLLECTIVE_CHECK_S * ranks) * checked
-    launch_s = framework.grouped_launch_s * (framework.execution == "eager" and framework.host_op_s > 0)
+    launch_s = framework.grouped_launch_s * (framework.issue_s > 0)
     held = held_share(device, framework)
     return BlockEvents(
         counts=blocks.counts,
@@ -235,6 +234,15 @@ def _issued(blocks: ShardBlocks, framework: Framework) -> Float[np.ndarray, "blo
     issued[experts, Phase.BACKWARD_INPUT] += framework.routing_backward_bookkeeping
     issued[experts, Phase.RECOMPUTE_FULL] += framework.routing_forward_bookkeeping
     if framework.execution == "layer_graphs":
-        issued[blocks.layers] = 0.0
-        issued[blocks.layers, Phase.FORWARD] = issued[blocks.layers, Phase.BACKWARD_INPUT] = GRAPH_OPERATORS
+        issued[blocks.layers] = (blocks.counts @ _outside_graphs(blocks))[blocks.layers]
+        issued[blocks.layers, Phase.FORWARD] += GRAPH_OPERATORS
+        issued[blocks.layers, Phase.BACKWARD_INPUT] += GRAPH_OPERATORS
     return issued
+
+
+def _outside_graphs(blocks: ShardBlocks) -> Float[np.ndarray, " ops"]:
+    """Operators that graphs of layers leave to the host: products of experts, whose sizes it has to know first, and
+    what brings tokens to them and back (Megatron-Core megatron/core/transformer/cuda_graphs.py: of a layer of experts
+    that drops no tokens its graphs hold attention, router and preparation; others are taken alike)."""
+    grouped = [isinstance(op, Gemm) and op.op == "grouped_linear" for op in blocks.ops]
+    return np.array([own or group in ("ep", "etp") for own, group in zip(grouped, blocks.groups, strict=True)], float)

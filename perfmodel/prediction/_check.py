@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from perfmodel.errors import LayoutError, Reason
+from perfmodel.prediction._shard import sliced_job
 from perfmodel.prediction._stages import is_layer, layer_count
-from perfmodel.prediction._variants import sliced_job
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Cluster, Job, Layout, Model, Problem
 from perfmodel.workload import BlockOps, Shard, blocks

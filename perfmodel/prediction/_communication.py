@@ -2,10 +2,14 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from perfmodel.cost import EventTimes
 from perfmodel.ops import Op
 from perfmodel.prediction._blocks import ShardBlocks
 from perfmodel.prediction._placement import Placement
@@ -23,7 +27,7 @@ from perfmodel.prediction._zero import (
     trained_params,
     update,
 )
-from perfmodel.program import Kind, ProgramSpec
+from perfmodel.program import WHOLE, Kind, ProgramSpec, Structure
 from perfmodel.spec import Cluster, Job, Layout
 from perfmodel.units import dtype_bytes
 from perfmodel.workload import orthogonalisation
@@ -180,3 +184,54 @@ def _add_sends(
             numbers = [NO_EVENT if at == NO_EVENT else events.number(sent.ops[at]) for at in places]
             index = np.array(numbers)[:, None]
             events.tables.append(StageEvents(kind, span, index, np.ones(index.shape, int)))
+
+
+@dataclass(frozen=True, eq=False)
+class EventClasses:
+    """The classes that hold events between blocks, as a sparse (class, event) incidence."""
+
+    ops: tuple[Op, ...]
+    times: EventTimes
+    class_index: Int[np.ndarray, " entries"]
+    op_index: Int[np.ndarray, " entries"]
+    n_classes: int
+
+    @cached_property
+    def durations_s(self) -> Float[np.ndarray, " classes"]:
+        """Seconds of each class; 0 where it holds no such event."""
+        return summed(self.class_index, self.times.time_s[self.op_index], self.n_classes)
+
+    def occurrences(self, gradient: Float[np.ndarray, " classes"]) -> Float[np.ndarray, " ops"]:
+        """How often each event occurs, given how often each class does."""
+        return np.bincount(self.op_index, gradient[self.class_index], minlength=len(self.ops)).astype(float)
+
+
+def event_entries(
+    structure: Structure, events: CommunicationEvents
+) -> tuple[Int[np.ndarray, " entries"], Int[np.ndarray, " entries"]]:
+    """The (class, event) pairs, one for each time that it occurs; an event of a segment is also part of the whole
+    stage."""
+    classes, numbers = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for table in events.tables:
+        of_kind = np.flatnonzero((structure.class_kind == table.kind) & (structure.class_span == table.span))
+        stage, segment = structure.class_stage[of_kind], structure.class_segment[of_kind]
+        whole = segment == WHOLE
+        part, often = (of[stage[~whole], segment[~whole]] for of in (table.index, table.times))
+        parts, often_parts = (of[stage[whole]] for of in (table.index, table.times))
+        times = np.concatenate([often, often_parts.reshape(-1)])
+        held = np.concatenate([of_kind[~whole], np.repeat(of_kind[whole], parts.shape[1])])
+        classes.append(np.repeat(held, times))
+        numbers.append(np.repeat(np.concatenate([part, parts.reshape(-1)]), times))
+    class_index, op_index = np.concatenate(classes), np.concatenate(numbers)
+    real = op_index != NO_EVENT
+    return class_index[real], op_index[real]
+
+
+def summed(index: Int[Any, " entries"], values: Float[Any, "*lanes entries"], n: int) -> Float[Any, "*lanes {n}"]:
+    """Sums of the values of equal index."""
+    xp, shape = values.__array_namespace__(), (*values.shape[:-1], n)
+    if xp is not np:
+        return xp.zeros(shape, values.dtype).at[..., index].add(values)
+    of_lane = np.arange(prod(shape[:-1]))[:, None] * n + index  # `add.at` takes thrice the time
+    sums = np.bincount(of_lane.ravel(), values.ravel(), prod(shape))
+    return sums.reshape(shape).astype(values.dtype, copy=False)  # of nothing they would be integers

@@ -16,17 +16,23 @@ from jaxtyping import Float, Int
 
 from perfmodel.prediction._blocks import BlockTimes, ShardBlocks
 from perfmodel.prediction._check import hosted
-from perfmodel.prediction._classes import EventClasses, PassClasses, event_entries, pass_classes
-from perfmodel.prediction._communication import CommunicationEvents, communication_events
+from perfmodel.prediction._communication import CommunicationEvents, EventClasses, communication_events, event_entries
 from perfmodel.prediction._memory import BlockBytes
-from perfmodel.prediction._phases import N_PHASES, fully_recomputed, modes_of, passed_s
-from perfmodel.prediction._price import beside_loss, block_times, priced_events, step_factors, variant_times
+from perfmodel.prediction._phases import (
+    N_PHASES,
+    PLAIN,
+    PassClasses,
+    Variant,
+    modes_of,
+    pass_classes,
+    passed_s,
+)
+from perfmodel.prediction._price import block_times, priced_events, variant_times
 from perfmodel.prediction._problem import Setting, StepProblem, kept
-from perfmodel.prediction._program_spec import program_spec
-from perfmodel.prediction._programs import prepared
+from perfmodel.prediction._programs import prepared, program_spec
 from perfmodel.prediction._shard import Ranks, ranks_of, shard_events, variant_events
-from perfmodel.prediction._stages import stage_blocks
-from perfmodel.prediction._variants import PLAIN, Variant
+from perfmodel.prediction._stages import fully_recomputed, stage_blocks
+from perfmodel.prediction._step_costs import beside_loss, step_factors
 from perfmodel.prediction._zero import StateLayout
 from perfmodel.program import Kind, ProgramSpec
 from perfmodel.session import Store

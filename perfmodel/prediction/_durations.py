@@ -4,7 +4,7 @@ On nodes of several kinds every class is of the kind that its stage lies on (`pa
 are those of that kind, and what two kinds exchange takes as long as at the slower end.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -13,16 +13,16 @@ from jaxtyping import Bool, Float, Int
 
 from perfmodel.cost import EventTimes
 from perfmodel.ops import Collective, Op
-from perfmodel.prediction._classes import EventClasses, passes_s
+from perfmodel.prediction._blocks import BlockTimes
+from perfmodel.prediction._communication import EventClasses
 from perfmodel.prediction._compose import Bundle, bundle_passes, bundles, composed, event_classes, pass_s, phase_s
-from perfmodel.prediction._host_states import host_block_s, host_state_s
-from perfmodel.prediction._memory import host_bandwidth
-from perfmodel.prediction._phases import full_recompute_s
-from perfmodel.prediction._price import has_step_costs, priced_events
+from perfmodel.prediction._phases import full_recompute_s, passes_s, phase_counts
+from perfmodel.prediction._price import priced_events, variant_times
 from perfmodel.prediction._problem import Setting, StepProblem, kept
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._sends import across, rank_of_stage
-from perfmodel.prediction._step_costs import Beside, beside_passes, with_step_costs
+from perfmodel.prediction._step_costs import Beside, beside_passes, has_step_costs, with_step_costs
+from perfmodel.prediction._zero import host_bandwidth, host_block_s, host_state_s
 from perfmodel.program import Kind, ProgramSpec
 from perfmodel.schedule import PassTimes
 from perfmodel.spec import Layout
@@ -51,6 +51,20 @@ class OnKind:
         if self.on is None:
             return of_class
         return of_class * self.on.reshape(-1, *[1] * (of_class.ndim - 1))
+
+    def passes(
+        self,
+    ) -> Iterator[tuple[BlockTimes, bool, list[tuple[np.ndarray, Float[np.ndarray, "some blocks phases"]]]]]:
+        """Passes of the first layout by variant: the times of their blocks, whether each runs beside another pass, and
+        for each kind of pass its classes with how often they run through every phase of every block."""
+        layout, found = self.bundle.layouts[0], bundle_passes(self.problem, self.bundle)
+        for variant, of_kind in found.of_variant.items():
+            counts = [
+                (where, phase_counts(kind, layout.recompute, found.blocks[where], found.full[where]))
+                for kind, where in of_kind.items()
+            ]
+            table = variant_times(self.problem, layout, variant, self.bundle.spec.scheduler.slices)
+            yield table, variant[2], counts
 
 
 def parts(problem: StepProblem, bundle: Bundle) -> list[OnKind]:

@@ -85,25 +85,32 @@ def step_times_s(problem: StepProblem, layouts: Sequence[Layout]) -> Float[np.nd
     return step_s
 
 
+def step_gradients(programs: Sequence[WeightedDurations]) -> tuple[float, list[Float[np.ndarray, " classes"]]]:
+    """Step time, and for each of its programs what its makespan follows from by its own classes (of a step that its
+    busiest rank sets, that rank's time)."""
+    step_s, gradients = 0.0, []
+    for program, of_class, weight in programs:
+        span, gradient = makespan_and_grad(program.compiled, of_class)
+        step_s += weight * float(span)
+        gradients.append(np.asarray(gradient, float))
+    busy_s = rank_busy_s(programs)
+    if busy_s.max() > step_s * (1 + 1e-12):
+        return float(busy_s.max()), [program.rank_count[busy_s.argmax()] for program, *_ in programs]
+    return step_s, gradients
+
+
 def per_step(
     programs: Sequence[WeightedDurations],
 ) -> tuple[float, Float[np.ndarray, " classes"], Float[np.ndarray, " classes"]]:
     """Step time, its gradient, and the occurrences of each class on compute streams; classes of the first program."""
-    step_s, gradient, count = 0.0, 0.0, 0.0
+    step_s, gradients = step_gradients(programs)
     classes = {key: i for i, key in enumerate(_class_keys(programs[0][0].structure))}
-    for program, of_class, weight in programs:
-        span, by_class = makespan_and_grad(program.compiled, of_class)
+    of_step, count = np.zeros((2, len(classes)))
+    for (program, _, weight), gradient in zip(programs, gradients, strict=True):
         index = [classes[key] for key in _class_keys(program.structure)]
-        step_s += weight * float(span)
-        gradient = gradient + weight * np.bincount(index, np.asarray(by_class, float), len(classes))
-        count = count + weight * np.bincount(index, program.compute_count, len(classes))
-    busy_s = rank_busy_s(programs)
-    if busy_s.max() > step_s * (1 + 1e-12):
-        busiest, step_s, gradient = int(busy_s.argmax()), float(busy_s.max()), 0.0
-        for program, _, weight in programs:
-            index = [classes[key] for key in _class_keys(program.structure)]
-            gradient = gradient + weight * np.bincount(index, program.rank_count[busiest], len(classes))
-    return step_s, np.asarray(gradient), np.asarray(count)
+        of_step += weight * np.bincount(index, gradient, len(classes))
+        count += weight * np.bincount(index, program.compute_count, len(classes))
+    return step_s, of_step, count
 
 
 def _class_keys(structure: Structure) -> list[tuple[int, ...]]:

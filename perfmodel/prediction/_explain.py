@@ -1,6 +1,8 @@
-"""Why the step takes as long as it does: events on the critical path, interval."""
+"""Why the step takes as long as it does: events on the critical path, and what every pass is made of."""
 
 from collections import defaultdict
+from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 from jaxtyping import Float
@@ -8,14 +10,16 @@ from jaxtyping import Float
 from perfmodel.cost import EventTimes
 from perfmodel.ops import Collective, Op
 from perfmodel.prediction._adjustment import factors_of
+from perfmodel.prediction._blocks import BlockTimes
 from perfmodel.prediction._compose import Bundle, bundle_passes
 from perfmodel.prediction._durations import OnKind, beside_in, parts
-from perfmodel.prediction._phases import phase_counts
+from perfmodel.prediction._phases import Phase, phase_counts
 from perfmodel.prediction._population import CLASSES, class_of
-from perfmodel.prediction._prediction import CriticalEvent
-from perfmodel.prediction._price import beside_loss, has_whole_step_costs, step_factors, variant_times
+from perfmodel.prediction._prediction import CriticalEvent, PassEvent, PassPart
+from perfmodel.prediction._price import variant_times
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared
+from perfmodel.prediction._step_costs import beside_loss, has_whole_step_costs, step_factors
 from perfmodel.program import Kind
 
 
@@ -49,28 +53,23 @@ class CriticalPath:
         self, part: OnKind, durations: Float[np.ndarray, " classes"], gradient: Float[np.ndarray, " classes"]
     ) -> None:
         """What of the path lies on one kind of nodes."""
-        problem, bundle, between, before = part.problem, part.bundle, part.events[0], len(self.ops)
-        inside, passes = part.only(gradient), bundle_passes(problem, bundle)
+        between, before = part.events[0], len(self.ops)
+        inside = part.only(gradient)
         outside = between.occurrences(gradient + self._slowing(part, durations, inside))
         self.ops += between.ops
         self.provenance += between.times.provenance
         self._found.append((outside, outside * between.times.time_s, _half_widths(between.times)))
-        for variant, of_kind in passes.of_variant.items():
-            table, hidden = variant_times(problem, bundle.layouts[0], variant, bundle.spec.scheduler.slices), 1.0
-            weight = np.zeros(table.counts.shape[:2])
-            for kind, where in of_kind.items():
-                counts = phase_counts(kind, bundle.layouts[0].recompute, passes.blocks[where], passes.full[where])
-                weight += np.tensordot(inside[where], counts, 1)
-            if variant[2]:
-                hidden = table.overlapped_phase_s / np.maximum(table.phase_s, 1e-12)
-            self.gap_s += float((weight * hidden * table.gap_s).sum())
-            self.waiting_s += float((weight * hidden * table.waiting_s).sum())
+        for table, paired, classes in part.passes():
+            weight = np.sum([np.tensordot(inside[where], counts, 1) for where, counts in classes], axis=0)
+            shown = weight * table.shown(paired)
+            self.gap_s += float((shown * table.gap_s).sum())
+            self.waiting_s += float((shown * table.waiting_s).sum())
             self.ops += table.ops
             self.provenance += table.times.provenance
             count = np.einsum("bp,bpo->o", weight, table.counts)
-            seconds = np.einsum("bp,bpo->o", weight * hidden, table.event_s + table.slowing_s)
+            seconds = np.einsum("bp,bpo->o", shown, table.event_s + table.slowing_s)
             self._found.append((count, seconds, _half_widths(table.times)))
-        kind = f" on {problem.cluster.name}" if part.on is not None else ""
+        kind = f" on {part.problem.cluster.name}" if part.on is not None else ""
         self._kinds += [kind] * (len(self.ops) - before)
 
     def _slowing(
@@ -163,3 +162,74 @@ class CriticalPath:
 
 def _half_widths(times: EventTimes) -> Float[np.ndarray, " ops"]:
     return (times.hi_s - times.lo_s) / 2 / np.maximum(times.time_s, 1e-12)
+
+
+_ORDER: Final = (
+    Phase.FORWARD, Phase.RECOMPUTE_SELECTIVE, Phase.RECOMPUTE_FULL, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT,
+)  # fmt: skip
+"""In which a pass runs through the phases of a block."""
+
+
+def pass_parts(
+    problem: StepProblem, bundle: Bundle, durations_s: Float[np.ndarray, " classes"]
+) -> dict[int, tuple[PassPart, ...]]:
+    """Blocks of each class of pass, in the order in which they run; together they take as long as the class.
+
+    Args:
+        bundle: of one layout.
+        durations_s: of its program's classes.
+    """
+    found: dict[int, tuple[PassPart, ...]] = {}
+    for part in parts(problem, bundle):
+        found |= _of_kind(part, durations_s)
+    return found
+
+
+def _of_kind(part: OnKind, durations_s: Float[np.ndarray, " classes"]) -> dict[int, tuple[PassPart, ...]]:
+    """The same of the classes on one kind of nodes."""
+    problem, bundle = part.problem, part.bundle
+    layout, passes = bundle.layouts[0], bundle_passes(problem, bundle)
+    found: dict[int, tuple[PassPart, ...]] = {}
+    for variant, of_kind in passes.of_variant.items():
+        table = variant_times(problem, layout, variant, bundle.spec.scheduler.slices)
+        shown = table.shown(variant[2])
+        for kind, where in of_kind.items():
+            known: dict[tuple[int, bool], PassPart] = {}
+            for each in where.tolist() if part.on is None else where[part.on[where]].tolist():
+                blocks = list(_blocks(kind, passes.blocks[each], passes.full[each]))
+                for block, in_full in set(blocks) - known.keys():
+                    (runs,) = phase_counts(kind, layout.recompute, np.ones(1), np.array([float(in_full)]))
+                    known[block, in_full] = _part(table, block, runs, shown[block])
+                pieces = [known[one] for one in blocks]
+                total_s = sum(one.time_s for one in pieces)
+                if total_s > 0:
+                    found[each] = tuple(_scaled(one, float(durations_s[each]) / total_s) for one in pieces)
+    return found
+
+
+def _part(
+    table: BlockTimes, block: int, runs: Float[np.ndarray, " phases"], shown: Float[np.ndarray, " phases"]
+) -> PassPart:
+    """A block that runs through its phases so often, of whose time so much is left that nothing else hides."""
+    event_s = (table.event_s + table.slowing_s)[block] * (runs * shown)[:, None]
+    events = tuple(
+        PassEvent(table.ops[o].label, table.groups[o], float(runs[p] * table.counts[block, p, o]), float(event_s[p, o]))
+        for p in _ORDER
+        for o in np.flatnonzero(event_s[p]).tolist()
+    )
+    return PassPart(table.blocks[block].name, float((runs * shown) @ table.phase_s[block]), events)
+
+
+def _blocks(
+    kind: Kind, counts: Float[np.ndarray, " blocks"], full: Float[np.ndarray, " blocks"]
+) -> Iterator[tuple[int, bool]]:
+    """Blocks of a pass one by one, and whether each is recomputed in full; backward runs through them from the end."""
+    backward = kind != Kind.FORWARD
+    for block in range(len(counts))[:: -1 if backward else 1]:
+        n, in_full = round(counts[block]), round(full[block])
+        yield from ((block, i < in_full) for i in range(n)[:: -1 if backward else 1])
+
+
+def _scaled(part: PassPart, factor: float) -> PassPart:
+    events = (PassEvent(one.name, one.group, one.count, one.time_s * factor) for one in part.events)
+    return PassPart(part.name, part.time_s * factor, tuple(events))

@@ -1,21 +1,23 @@
-"""Which layouts fit: the memory of their ranks, without any times."""
+"""Memory of a layout's ranks, without any times: which layouts fit, and what the counters of allocators and drivers
+show (what a framework's own report says, and nvidia-smi)."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final, get_args
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from perfmodel.prediction._compose import Bundle, bundles
 from perfmodel.prediction._durations import kind_of_ranks
-from perfmodel.prediction._live import LiveState, live_state
-from perfmodel.prediction._memory import CATEGORIES, MemoryBatch, RankBlocks, Sharding, rank_memory
+from perfmodel.prediction._memory import CATEGORIES, MemoryBatch, RankBlocks, Sharding, communicators, rank_memory
 from perfmodel.prediction._prediction import StageMemory
-from perfmodel.prediction._problem import Setting, StepProblem, kept
+from perfmodel.prediction._problem import StepProblem
+from perfmodel.prediction._programs import program_live
 from perfmodel.prediction._shard import shard_events
 from perfmodel.prediction._zero import checkpoint_bytes
-from perfmodel.program import ProgramSpec
 from perfmodel.schedule import weight_versions
-from perfmodel.spec import Device, Layout
+from perfmodel.spec import Device, Layout, MemoryCounter, Transformer
 from perfmodel.units import GIB
 
 _REMEDY = {
@@ -72,21 +74,6 @@ def fitting(problem: StepProblem, layouts: Sequence[Layout]) -> Bool[np.ndarray,
         usable = usable_of_ranks(problem, bundle.layouts[0])
         fits[list(bundle.lanes)] = (bundle_memory(problem, bundle).total <= usable).all(axis=-1)
     return fits
-
-
-def program_live(setting: Setting, spec: ProgramSpec) -> LiveState:
-    """What a program keeps on every rank."""
-    # reductions, gathers and transfers are of no account
-    alone = ProgramSpec(
-        schedule=spec.schedule, stages=spec.stages, micro_batches=spec.micro_batches, chunks=spec.chunks,
-        steps=spec.steps, offload=spec.offload, forward_only=spec.forward_only,
-    )  # fmt: skip
-    return _live_of(setting, alone)
-
-
-@kept
-def _live_of(setting: Setting, spec: ProgramSpec) -> LiveState:
-    return live_state(spec, spec.build_schedule())
 
 
 def rank_checkpoint_bytes(problem: StepProblem, layout: Layout) -> Float[np.ndarray, " ranks"]:
@@ -167,3 +154,84 @@ def fit_reasons(memory: Sequence[StageMemory], of_ranks: Float[np.ndarray, " ran
         f"of {usable / GIB:.1f} GiB usable; "
         f"{largest} take {parts[largest] / GIB:.1f} GiB ({_REMEDY[largest]})",
     )
+
+
+FRAGMENTATION: Final = 0.15
+"""Share of reserved bytes that holds no tensor, assumed: as much as GMLake takes off torch's caching allocator's
+fragmentation, in the mean over eight language models (Guo et al. 2024, arXiv 2401.08156, abstract), which says nothing
+of what is left. Weights, gradients and optimizer states are allocated once and fit their segments; activations and
+workspaces of many sizes leave the holes."""
+_WORKSPACES: Final = 2
+"""Handles of cuBLAS, one of the thread that runs forward and one of autograd's."""
+_WORKSPACE_BYTES: Final = {"Hopper": 32 * 2**20, "Blackwell": 32 * 2**20}
+_OLDER_WORKSPACE_BYTES: Final = 8.125 * 2**20
+"""What torch allocates for each handle, by architecture (its notes on CUDA semantics, cuBLAS workspaces)."""
+
+
+def reported_stages(problem: StepProblem, layout: Layout, stages: Sequence[StageMemory]) -> tuple[StageMemory, ...]:
+    """Memory of every pipeline rank as the framework's own reports count it; as it is needed where it has none."""
+    counter = problem.framework.memory_counter
+    return tuple(stages) if counter is None else counted_stages(problem, layout, stages, counter)
+
+
+def counted_stages(
+    problem: StepProblem, layout: Layout, stages: Sequence[StageMemory], counter: MemoryCounter
+) -> tuple[StageMemory, ...]:
+    """Memory of pipeline ranks as a counter shows it.
+
+    Args:
+        stages: what every pipeline rank needs: tensors, and the context in `buffers`.
+    """
+    framework = problem.framework
+    outputs = output_bytes(problem, layout) if framework.keeps_outputs else 0.0
+    workspaces = [workspace_bytes(device) for device in rank_devices(problem, layout)]
+    context = framework.context_bytes + framework.communicator_bytes * communicators(layout)
+    holes = counter not in ("allocated", "resting") and not framework.planned_memory
+    share = FRAGMENTATION / (1 - FRAGMENTATION) if holes else 0.0
+    found = []
+    for stage, workspace in zip(stages, workspaces[: len(stages)], strict=True):
+        unmoved = context if counter == "device" else workspace
+        moving = stage.buffers - context + outputs
+        counted = replace(stage, buffers=moving + unmoved, allocator=share * (stage.activations + moving))
+        found.append(replace(counted, activations=0.0, buffers=workspace) if counter == "resting" else counted)
+    return tuple(found)
+
+
+def counted_memory(problem: StepProblem, layout: Layout, stages: Sequence[StageMemory]) -> dict[str, float]:
+    """Peak bytes by counter (`perfmodel.spec.MemoryCounter`), on the rank that the framework reports.
+
+    Args:
+        stages: what every pipeline rank of the layout needs.
+    """
+    watched = stages[: reported_stages_of(problem, layout)]
+    counters: tuple[MemoryCounter, ...] = get_args(MemoryCounter)
+    return {name: max(s.peak for s in counted_stages(problem, layout, watched, name)) for name in counters}
+
+
+def fullness(problem: StepProblem, layout: Layout, stages: Sequence[StageMemory]) -> float:
+    """The largest share of its device that nvidia-smi would show of a pipeline rank, had the device room for it."""
+    shown = zip(counted_stages(problem, layout, stages, "device"), rank_devices(problem, layout), strict=True)
+    return max(stage.peak / device.memory_bytes for stage, device in shown)
+
+
+def reported_stages_of(problem: StepProblem, layout: Layout) -> int:
+    """Pipeline ranks, from the first, whose memory the framework's reports tell (`Framework.reported_ranks`)."""
+    reported = problem.framework.reported_ranks
+    if reported == "fullest":
+        return layout.pp
+    of_a_stage = layout.devices // layout.pp
+    return 1 if reported == "first_rank" else min(layout.pp, -(-problem.cluster.devices_per_node // of_a_stage))
+
+
+def workspace_bytes(device: Device) -> float:
+    """Library buffers that torch's allocator holds, and so its counters."""
+    return _WORKSPACES * _WORKSPACE_BYTES.get(device.architecture, _OLDER_WORKSPACE_BYTES)
+
+
+def output_bytes(problem: StepProblem, layout: Layout) -> float:
+    """16-bit outputs of the first stage for all micro-batches in flight under 1F1B."""
+    model = problem.model
+    if layout.pp == 1 or not isinstance(model, Transformer):
+        return 0.0
+    tokens = layout.micro_batch * problem.job.seq_len / (layout.tp if layout.effective_sequence_parallel else 1)
+    return 2.0 * tokens * model.hidden * min(layout.pp, problem.job.num_microbatches(layout))

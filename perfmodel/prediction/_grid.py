@@ -66,6 +66,11 @@ class LayoutGrid:
         """
         if layout.partition is not None or len(layout.recompute_full_layers or ()) > 1:
             raise LayoutError(f"grids have stages alike, not {layout}")
+        return cls.one(layout)
+
+    @classmethod
+    def one(cls, layout: Layout) -> "LayoutGrid":
+        """A layout by itself, whatever its stages."""
         kinds = (PipelineChoice, ShardChoice, RecomputeChoice, StateChoice)
         chosen: list[Any] = [(kind(*(getattr(layout, name) for name in kind._fields)),) for kind in kinds]
         return cls(layout, *chosen, valid=np.ones((1, 1, 1, 1), bool))

@@ -12,16 +12,15 @@ from perfmodel.prediction._grid import LayoutGrid, PipelineChoice
 from perfmodel.prediction._grid_pipelines import PipelineBlocks, stacked_ranks
 from perfmodel.prediction._grid_states import StageShape, StateEvents, StateSeconds
 from perfmodel.prediction._memory import RankBlocks
-from perfmodel.prediction._phases import fully_recomputed
+from perfmodel.prediction._phases import PLAIN, Variant
 from perfmodel.prediction._pipeline import PipelineCache
 from perfmodel.prediction._placement import rank_strides
 from perfmodel.prediction._price import priced_events, variant_times
 from perfmodel.prediction._problem import StepProblem
-from perfmodel.prediction._program_spec import program_spec, segments_of
+from perfmodel.prediction._programs import program_spec, segments_of
 from perfmodel.prediction._sends import Transfers, hops, transfers
 from perfmodel.prediction._shard import shard_events
-from perfmodel.prediction._stages import layer_count, stage_blocks
-from perfmodel.prediction._variants import PLAIN, Variant
+from perfmodel.prediction._stages import fully_recomputed, layer_count, stage_blocks
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Layout, PerStage
 

@@ -11,17 +11,19 @@ from jaxtyping import Float, Int
 from perfmodel.ops import Op
 from perfmodel.prediction._blocks import ShardBlocks
 from perfmodel.prediction._grid import StateChoice
-from perfmodel.prediction._host_states import HostSeconds, host_seconds, shard_params
 from perfmodel.prediction._placement import Group
 from perfmodel.prediction._problem import Setting
 from perfmodel.prediction._zero import (
     Exchange,
+    HostSeconds,
     StatePlace,
     exchange,
     exchanged_units,
     exchanges,
+    host_seconds,
     is_trained,
     reductions,
+    shard_params,
     shards_gradients,
     state_params,
     trained_params,

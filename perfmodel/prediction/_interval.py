@@ -14,10 +14,10 @@ from perfmodel.prediction._fitted_runs import FittedRuns
 from perfmodel.prediction._known_runs import Parts, widened
 from perfmodel.prediction._population import CLASSES, DEGREES, Belief
 from perfmodel.prediction._prediction import Prediction
-from perfmodel.prediction._price import layout_coordinates
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._scatter import half_width
 from perfmodel.prediction._sensitivity import step_derivatives
+from perfmodel.prediction._step_costs import layout_coordinates
 from perfmodel.spec import Layout
 
 GAUSS_90 = 1.6448536269514722
@@ -71,7 +71,8 @@ def _given_runs(
     events = {f"events: {name}": sd for name, sd in beyond}
     where = np.array([layout_coordinates(problem.setting, layout)])
     signal = runs.joint(slopes, where, np.array([[*events.values()]]))[:, 0, 0]
-    half = float(widened(half_width(signal + runs.noise_variance, runs.known.scales.weight), runs.held, before))
+    found = half_width(signal + runs.noise_variance, runs.known.scales.weight)
+    half = float(widened(found, runs.held, np.array(before)))
     # independent combinations of parameters: the columns of a root of their covariance
     values, vectors = np.linalg.eigh(runs.posterior)
     loads = slopes[0] @ (vectors * np.sqrt(np.maximum(values, 0.0)))

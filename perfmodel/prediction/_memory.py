@@ -8,9 +8,8 @@ from typing import Any, get_args
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from perfmodel.errors import LayoutError, Reason
 from perfmodel.prediction._blocks import ShardBlocks
-from perfmodel.prediction._live import LiveState
+from perfmodel.prediction._pipeline import LiveState
 from perfmodel.prediction._problem import Setting
 from perfmodel.prediction._zero import (
     gradient_dtype_bytes,
@@ -21,7 +20,7 @@ from perfmodel.prediction._zero import (
     shards_gradients,
     stored_dtype_bytes,
 )
-from perfmodel.spec import Device, Framework, Job, Layout, StateOffload
+from perfmodel.spec import Framework, Job, Layout, StateOffload
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "buffers")
 
@@ -185,19 +184,6 @@ class Sharding:
 def communicators(layout: Layout) -> int:
     """Groups of several ranks that a rank communicates in: all ranks, data, model, tensor and pipeline parallel."""
     return sum(n > 1 for n in (layout.devices, layout.dp * layout.cp, layout.tp * layout.pp, layout.tp, layout.pp))
-
-
-def host_bandwidth(device: Device) -> float:
-    """Bytes per second, one way, between a device and its host's memory.
-
-    Raises:
-        LayoutError: the device entry does not tell.
-    """
-    if device.host_bandwidth_bytes_per_s is None:
-        raise LayoutError(
-            f"offload needs the host link of {device.name}; add host_gb_per_s to its device entry", Reason.HOST_LINK
-        )
-    return device.host_bandwidth_bytes_per_s
 
 
 def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setting: Setting) -> MemoryBatch:

@@ -1,15 +1,16 @@
-"""Phases of a block, the passes that run through them, and what recompute changes: the one statement of each."""
+"""Phases of a block, the passes that run through them, and what recompute changes: the one statement of each; and which
+blocks the passes of a program run through."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
-from perfmodel.errors import LayoutError, Reason
-from perfmodel.program import Kind
-from perfmodel.spec import PerStage
+from perfmodel.program import WHOLE, Kind, Structure
 
 
 class Phase(IntEnum):
@@ -33,6 +34,9 @@ PHASES: Final = {
 PASS_KINDS: Final = tuple(PHASES)
 PASSED: Final = [Phase.FORWARD, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT]
 """Phases that every micro-batch runs through once."""
+Variant = tuple[int, int, bool]
+"""Micro-batches in one go, slice of the sequence, overlapped with another pass (`Structure.variants`)."""
+PLAIN: Final[Variant] = (1, 0, False)
 RECOMPUTE_MODES: Final = ("none", "selective", "full")
 _AGAIN: Final = np.zeros((len(RECOMPUTE_MODES), N_PHASES))
 """Phases that an input gradient runs besides its own under each mode."""
@@ -82,33 +86,92 @@ def phase_counts(
     return counts
 
 
-def leading_layers(
-    counts: Float[Any, "stages *segments blocks"],
-    layers: Bool[Any, " blocks"],
-    per_stage: Int[Any, "#stages"] | Float[Any, "#stages"],
-) -> Float[Any, "stages *segments blocks"]:
-    """The first layers of every stage, so many of each; `layers` marks the blocks that are layers."""
-    xp = counts.__array_namespace__()
-    in_order = xp.where(layers, counts, 0.0).reshape(len(counts), -1)
-    before = xp.cumsum(in_order, axis=1) - in_order
-    return xp.clip(per_stage[:, None] - before, 0.0, in_order).reshape(counts.shape)
+@dataclass(frozen=True, eq=False)
+class PassClasses:
+    """The classes that run through blocks."""
+
+    blocks: Float[np.ndarray, "classes blocks"]
+    """Blocks in the part of the model that a class passes; zero for classes of other kinds."""
+    full: Float[np.ndarray, "classes blocks"]
+    """Those of them that are recomputed in full whatever the layout says of the others."""
+    of_variant: dict[Variant, dict[Kind, Int[np.ndarray, " some"]]]
+    """Classes of each kind of pass in each variant that occurs."""
+
+    @cached_property
+    def runs(self) -> dict[Variant, Float[np.ndarray, "3 classes"]]:
+        """For each variant, whether each class runs forward, input gradient and weight gradient of its blocks."""
+        found = {}
+        for variant, of_kind in self.of_variant.items():
+            found[variant] = np.zeros((len(PASSED), len(self.blocks)))
+            for kind, where in of_kind.items():
+                found[variant][np.array(PHASES[kind])[:, None], where] = 1.0
+        return found
+
+    @cached_property
+    def weights(self) -> dict[Variant, Float[np.ndarray, "passed_blocks classes"]]:
+        """How often each class of each variant runs through each phase of every block (`block_passes`)."""
+        return {variant: block_passes(runs, self.blocks) for variant, runs in self.runs.items()}
+
+    @cached_property
+    def some_full(self) -> bool:
+        """Whether any block is recomputed in full whatever the layout says."""
+        return bool(self.full.any())
 
 
-def fully_recomputed(
-    counts: Float[np.ndarray, "stages *segments blocks"], layers: Bool[np.ndarray, " blocks"], per_stage: PerStage
-) -> Float[np.ndarray, "stages *segments blocks"]:
-    """How many of each block every segment of every stage recomputes in full: the first layers of the stage.
+def block_passes(
+    runs: Float[Any, "3 classes"], blocks: Float[Any, "classes blocks"]
+) -> Float[Any, "passed_blocks classes"]:
+    """How often each class runs through the phases `PASSED` of every block, phase by phase."""
+    return (runs[:, None, :] * blocks.T).reshape(-1, len(blocks))
 
-    Raises:
-        LayoutError: not a number per stage (nor one for all), or more layers than a stage has.
+
+def passes_s(
+    phase_s: Mapping[Any, Float[Any, "lanes blocks phases"]],
+    weights: Mapping[Any, Float[Any, "passed_blocks classes"]],
+    runs: Mapping[Any, Float[Any, "3 classes"]],
+    full: Float[Any, "classes blocks"] | None,
+    modes: Int[np.ndarray, "lanes 1"],
+) -> Float[Any, "lanes classes"]:
+    """Seconds of every class of passes; 0 for classes of other kinds.
+
+    Args:
+        phase_s: of every block, by variant of the passes; its array namespace is that of the result.
+        weights, runs, full: see `PassClasses`; None where no block is recomputed in full against its lane's mode.
+        modes: recompute of every lane, for all blocks but those of `full`.
     """
-    if per_stage is None:
-        return np.zeros_like(counts)
-    held = counts[..., layers].reshape(len(counts), -1).sum(axis=1)
-    if len(per_stage) > 1 and (len(per_stage) != len(counts) or (np.array(per_stage) > held).any()):
-        raise LayoutError(
-            f"recompute_full_layers={'-'.join(map(str, per_stage))} must name at most the layers of each of "
-            f"{len(counts)} stages, {'-'.join(f'{n:.0f}' for n in held)}",
-            Reason.PER_STAGE, "recompute_full_layers",
-        )  # fmt: skip
-    return leading_layers(counts, layers, np.array(per_stage))
+    out = None
+    for variant, own in phase_s.items():
+        of_variant = passed_s(own, modes).reshape(len(own), -1) @ weights[variant]
+        out = of_variant if out is None else out + of_variant
+        if full is not None:
+            out = out + (full_recompute_s(own, modes) @ full.T) * runs[variant][Phase.BACKWARD_INPUT]
+    return out
+
+
+def pass_classes(
+    structure: Structure,
+    counts: Float[np.ndarray, "stages segments blocks"],
+    full: Float[np.ndarray, "stages segments blocks"],
+) -> PassClasses:
+    """Deal the blocks of stages and segments to the classes of a structure."""
+    of_pass = np.isin(structure.class_kind, PASS_KINDS)
+    of_variant = {
+        (span, index, bool(paired)): {
+            kind: np.flatnonzero((structure.class_kind == kind) & (structure.class_variant == variant))
+            for kind in PASS_KINDS
+        }
+        for variant, (span, index, paired) in enumerate(structure.variants.tolist())
+        if (of_pass & (structure.class_variant == variant)).any()
+    }
+    stage, segment = structure.class_stage, structure.class_segment
+    blocks, again = (in_classes(stage, segment, held) * of_pass[:, None] for held in (counts, full))
+    return PassClasses(blocks=blocks, full=again, of_variant=of_variant)
+
+
+def in_classes(
+    stage: Int[np.ndarray, " classes"], segment: Int[np.ndarray, " classes"], held: Float[Any, "stages segments *some"]
+) -> Float[Any, "classes *some"]:
+    """What the part of the model holds that each class is of: a segment, or a whole stage (`WHOLE`)."""
+    xp = held.__array_namespace__()
+    whole = (segment == WHOLE).reshape(-1, *[1] * (held.ndim - 2))
+    return xp.where(whole, held.sum(axis=1)[stage], held[stage, segment])

@@ -8,16 +8,48 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from math import prod
 from pathlib import Path
+from typing import Final
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from perfmodel.ingest.tables import drop_least_recently_used, mark_used, write_atomic
-from perfmodel.prediction._live import LiveState, live_state
 from perfmodel.prediction._paths import Paths, cycles, flushed_paths, joined, steady_paths, undominated
-from perfmodel.prediction._phases import leading_layers
+from perfmodel.prediction._stages import leading_layers
 from perfmodel.program import ProgramSpec
+from perfmodel.schedule import Phase, Schedule, alive_at_peak, offloaded_at_peak, weight_versions
 from perfmodel.timeline import cache_dir, cache_limit_bytes, code_digest
+
+
+@dataclass(frozen=True, eq=False)
+class LiveState:
+    """Decided by the order of events alone."""
+
+    stage: Int[np.ndarray, "ranks chunks"]
+    """Global stage of every chunk."""
+    activations: Float[np.ndarray, "ranks chunks"]
+    """Micro-batches alive when the rank holds most."""
+    versions: Int[np.ndarray, " ranks"]
+    """Weight versions held at once."""
+    warm_up: Int[np.ndarray, " ranks"]
+    """Forwards before the rank's first backward."""
+    replicas: int
+    """Ranks that hold the same stage."""
+    split: bool
+    """Whether gradients of weights are passes of their own, which nothing but the step's end waits for."""
+
+
+def live_state(spec: ProgramSpec, schedule: Schedule) -> LiveState:
+    """The live state of a program and its schedule."""
+    alive = offloaded_at_peak(schedule) if spec.offload else alive_at_peak(schedule)
+    versions = weight_versions(schedule, spec.scheduler.weights).held
+    forward = schedule.phase == Phase.FORWARD
+    warm_up = [
+        int(np.append(forward[first:end], False).argmin())
+        for first, end in zip(schedule.offsets[:-1], schedule.offsets[1:], strict=True)
+    ]
+    split = bool((schedule.phase == Phase.BACKWARD_WEIGHT).any())
+    return LiveState(schedule.stage, alive / schedule.slices, versions, np.array(warm_up), schedule.replicas, split)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,9 +159,16 @@ class PipelineCache:
         self._new.clear()
 
 
+CODE: Final = (
+    "perfmodel.schedule",
+    "perfmodel.program",
+    *(f"perfmodel.prediction.{module}" for module in ("_paths", "_pipeline", "_stages")),
+)
+"""What pipelines follow from."""
+
+
 def _file_name(schedule: str, digest: str, model: Hashable) -> str:
-    code = code_digest("perfmodel.schedule", "perfmodel.program", "perfmodel.prediction")
-    return hashlib.sha256(f"{code} {schedule} {digest} {model}".encode()).hexdigest()[:32] + ".npz"
+    return hashlib.sha256(f"{code_digest(*CODE)} {schedule} {digest} {model}".encode()).hexdigest()[:32] + ".npz"
 
 
 def _npz(arrays: dict[str, np.ndarray]) -> bytes:

@@ -22,7 +22,7 @@ from jaxtyping import Float
 from perfmodel.prediction._adjustment import HOST_FACTORS, KERNEL_FACTORS, LINK_FACTORS, Adjustment
 from perfmodel.prediction._layout_offsets import Likeness
 from perfmodel.prediction._scatter import Scales, half_width, scales
-from perfmodel.prediction._sustained import source_group
+from perfmodel.prediction._site_constants import source_group
 from perfmodel.spec import Device, Framework
 
 CLASSES: Final[tuple[str, ...]] = ("products", "attention", "memory", "intra_node", "inter_node", "host", "other")

@@ -11,12 +11,20 @@ from perfmodel.errors import NoDataError
 from perfmodel.prediction._account import step_account
 from perfmodel.prediction._check import layout_of
 from perfmodel.prediction._compose import bundles, price_step
-from perfmodel.prediction._counted_memory import counted_memory, fullness, reported_stages, reported_stages_of
 from perfmodel.prediction._evaluate import per_step, step_programs
-from perfmodel.prediction._explain import CriticalPath
-from perfmodel.prediction._fits import binding_rank, fit_reasons, rank_devices, stage_memory, usable_of_ranks
+from perfmodel.prediction._explain import CriticalPath, pass_parts
+from perfmodel.prediction._fits import (
+    binding_rank,
+    counted_memory,
+    fit_reasons,
+    fullness,
+    rank_devices,
+    reported_stages,
+    reported_stages_of,
+    stage_memory,
+    usable_of_ranks,
+)
 from perfmodel.prediction._interval import step_interval
-from perfmodel.prediction._pass_parts import pass_parts
 from perfmodel.prediction._prediction import Prediction
 from perfmodel.prediction._problem import StepProblem, step_problem_of
 from perfmodel.prediction._site import Site

@@ -10,17 +10,13 @@ from jaxtyping import Bool, Float
 from perfmodel.cost import EventTimes, event_times, growth, under_load, with_sizes
 from perfmodel.ops import Collective, KernelOp, Op
 from perfmodel.prediction._adjustment import factors_of
-from perfmodel.prediction._attention_kernels import FORWARD_SHARE, training_forward
 from perfmodel.prediction._blocks import BlockTimes, ShardBlocks, block_events, time_blocks
-from perfmodel.prediction._contention import CHANNELS, CHANNELS_BETWEEN_NODES, held_share
-from perfmodel.prediction._layout_offsets import Coordinates, coordinates
-from perfmodel.prediction._phases import PASSED, RECOMPUTE_MODES, Phase, recompute_s
-from perfmodel.prediction._problem import Setting, StepProblem, kept
+from perfmodel.prediction._phases import PASSED, RECOMPUTE_MODES, Phase, Variant, recompute_s
+from perfmodel.prediction._problem import StepProblem, kept
 from perfmodel.prediction._shard import PlacedShard, of_span, placed_events, placed_shard
-from perfmodel.prediction._site import generation
-from perfmodel.prediction._variants import Variant
+from perfmodel.prediction._site import FORWARD_SHARE, generation, training_forward
 from perfmodel.spec import Layout
-from perfmodel.workload import is_cast, parameter_count, storage_dtype
+from perfmodel.workload import is_cast, storage_dtype
 
 _SHARES: Final = 8
 """Steps in which casts are left out."""
@@ -184,38 +180,3 @@ def variant_times(problem: StepProblem, layout: Layout, variant: Variant, slices
     if slices == 1:
         return block_times(problem, of_span(layout, span))
     return block_times(problem, layout, slices, index)
-
-
-def beside_loss(problem: StepProblem, layout: Layout) -> float:
-    """Share of the time of reductions and gathers of weights by which the passes beside them run longer."""
-    inside = layout.devices <= problem.cluster.levels[0].size
-    channels = CHANNELS if inside else CHANNELS_BETWEEN_NODES
-    return min(1.0, problem.host.dp_overlap_loss + held_share(problem.cluster.device, problem.framework, channels))
-
-
-def has_whole_step_costs(problem: StepProblem) -> bool:
-    """Whether something makes the step longer as a whole: stragglers, overhead, what like runs showed."""
-    return problem.host.costs_steps or bool(problem.adjustment and problem.adjustment.runs)
-
-
-def has_step_costs(problem: StepProblem) -> bool:
-    """Whether a step takes anything else than its passes and the communication between them."""
-    slows = problem.host.dp_overlap_loss > 0 or held_share(problem.cluster.device, problem.framework) > 0
-    return slows or has_whole_step_costs(problem)
-
-
-def step_factors(problem: StepProblem, layout: Layout) -> tuple[float, float]:
-    """What stragglers, and what runs like this one have shown beyond all parameters, multiply the step by."""
-    known = problem.adjustment.runs if problem.adjustment else None
-    like = known.mean(np.array([layout_coordinates(problem.setting, layout)]))[0] if known else 0.0
-    return problem.host.slowest_of(layout.devices), float(np.exp(like))
-
-
-def layout_coordinates(setting: Setting, layout: Layout) -> Coordinates:
-    """Where a layout of the model stands among runs."""
-    return coordinates(_parameter_count(setting), setting.job.seq_len, layout)
-
-
-@kept
-def _parameter_count(setting: Setting) -> float:
-    return parameter_count(setting.model)

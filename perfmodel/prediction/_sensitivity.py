@@ -1,4 +1,4 @@
-"""Derivatives of step times by the parameters of runs and machines, through the timeline.
+"""Derivatives of step times, through the timeline: by its events, and by the parameters of runs and machines.
 
 d T / d parameter = sum over classes of (d T / d duration) (d duration / d parameter). The first factor is the
 gradient of the makespan; the second, of the arithmetic that composes durations from events, is a difference quotient:
@@ -16,13 +16,16 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
+from perfmodel.ops import Op
 from perfmodel.prediction._adjustment import Adjustment
 from perfmodel.prediction._compose import bundles, weighted_programs
 from perfmodel.prediction._durations import durations
+from perfmodel.prediction._evaluate import per_step, step_gradients, step_programs
+from perfmodel.prediction._explain import CriticalPath
 from perfmodel.prediction._problem import StepProblem
-from perfmodel.prediction._programs import Prepared, prepared, rank_busy_s
+from perfmodel.prediction._programs import Prepared, WeightedDurations, prepared
+from perfmodel.program import Structure
 from perfmodel.spec import Layout
-from perfmodel.timeline import makespan_and_grad
 
 _STEP = 1e-6
 
@@ -40,30 +43,15 @@ class StepDerivatives:
     durations_by_parameter: tuple[Float[np.ndarray, "parameters classes"], ...]
 
 
-@dataclass(frozen=True, eq=False)
-class _Program:
-    lane: int
-    prepared: Prepared
-    weight: float
-    durations_s: Float[np.ndarray, " classes"]
-
-
-def _programs(problem: StepProblem, layouts: Sequence[Layout]) -> list[_Program]:
-    """Programs of all layouts, the first of each layout before its others."""
-    found: list[_Program] = []
+def _step_programs(problem: StepProblem, layouts: Sequence[Layout]) -> list[list[WeightedDurations]]:
+    """Programs that make up the step of each layout."""
+    found: list[list[WeightedDurations]] = [[] for _ in layouts]
     for bundle in bundles(problem, layouts):
         for one, weight in weighted_programs(bundle):
-            program, of_lanes = prepared(one.spec), durations(problem, one)
-            found += [_Program(lane, program, weight, of_lanes[i]) for i, lane in enumerate(bundle.lanes)]
+            program = prepared(one.spec)
+            for lane, of_class in zip(bundle.lanes, durations(problem, one), strict=True):
+                found[lane].append((program, of_class, weight))
     return found
-
-
-def _rank_busy_s(programs: Sequence[_Program], lanes: int) -> list[Float[np.ndarray, " ranks"]]:
-    """Busy time of every rank of every layout, which its step is no shorter than (`rank_busy_s`)."""
-    of_lane: list[list[_Program]] = [[] for _ in range(lanes)]
-    for program in programs:
-        of_lane[program.lane].append(program)
-    return [rank_busy_s((p.prepared, p.durations_s, p.weight) for p in own) for own in of_lane]
 
 
 def step_derivatives(problem: StepProblem, layouts: Sequence[Layout], names: Sequence[str]) -> StepDerivatives:
@@ -76,31 +64,72 @@ def derivatives_towards(
     problem: StepProblem, layouts: Sequence[Layout], moved: Sequence[StepProblem], step: float
 ) -> StepDerivatives:
     """Step times, and their derivatives by parameters of which each of `moved` has one larger by `step`."""
-    here = _programs(problem, layouts)
+    here, there = _step_programs(problem, layouts), [_step_programs(other, layouts) for other in moved]
     step_s, by_parameter = np.zeros(len(layouts)), np.zeros((len(layouts), len(moved)))
-    gradients = []
-    for program in here:
-        span, gradient = makespan_and_grad(program.prepared.compiled, program.durations_s)
-        step_s[program.lane] += program.weight * float(span)
-        gradients.append(np.asarray(gradient))
-    for lane, busy_s in enumerate(_rank_busy_s(here, len(layouts))):
-        if busy_s.max() > step_s[lane] * (1 + 1e-12):
-            step_s[lane] = busy_s.max()
-            for at, program in enumerate(here):
-                if program.lane == lane:
-                    gradients[at] = program.prepared.rank_count[busy_s.argmax()]
-    of_class = [np.zeros((len(moved), len(program.durations_s))) for program in here]
-    for i, other in enumerate(moved):
-        there = _programs(other, layouts)
-        for at, (program, one) in enumerate(zip(here, there, strict=True)):
-            of_class[at][i] = (one.durations_s - program.durations_s) / step
-            by_parameter[program.lane, i] += program.weight * float(gradients[at] @ of_class[at][i])
-    first = {program.lane: at for at, program in reversed([*enumerate(here)])}
-    order = [first[lane] for lane in range(len(layouts))]
+    first = []
+    for lane, programs in enumerate(here):
+        step_s[lane], gradients = step_gradients(programs)
+        for at, ((_, of_class, weight), gradient) in enumerate(zip(programs, gradients, strict=True)):
+            slopes = np.array([(of_layouts[lane][at][1] - of_class) / step for of_layouts in there])
+            by_parameter[lane] += [weight * float(gradient @ slope) for slope in slopes]
+            if at == 0:
+                first.append(slopes.reshape(len(moved), len(of_class)))
     return StepDerivatives(
         step_s,
         by_parameter,
-        tuple(here[at].prepared for at in order),
-        tuple(here[at].durations_s for at in order),
-        tuple(of_class[at] for at in order),
+        tuple(programs[0][0] for programs in here),
+        tuple(programs[0][1] for programs in here),
+        tuple(first),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class EventShares:
+    """The distinct events of one layout's step."""
+
+    step_time_s: float
+    gap_s: float
+    """Seconds of the step that no event takes: host, launch gaps, waiting, contention, copies to the host,
+    what the step costs beyond."""
+    waiting_s: float
+    """The part of them that ranks wait for the last of a group."""
+    ops: tuple[Op, ...]
+    critical_s: Float[np.ndarray, " ops"]
+    """d step time / d log(event time): seconds of the step's critical path that the event takes."""
+    executions: Float[np.ndarray, " ops"]
+    """How often the step runs the event, counted on every device that takes part."""
+
+
+def event_shares(problem: StepProblem, layout: Layout) -> EventShares:
+    """Distinct events of a step (DistSim section 4.1) with what each contributes.
+
+    Hidden communication counts with its exposed part only; a block that waits for its host counts with the time
+    of its kernels.
+
+    Raises:
+        LayoutError: if the model does not divide as the layout asks.
+    """
+    (bundle,) = bundles(problem, [layout])
+    programs = step_programs(problem, bundle)
+    structure, durations, _ = programs[0]
+    step_s, gradient, _ = per_step(programs)
+    path = CriticalPath(problem, bundle, durations, gradient)
+    counted = CriticalPath(problem, bundle, durations, occurrences(structure.structure) / bundle.spec.steps)
+    index: dict[Op, int] = {}
+    at = np.array([index.setdefault(op, len(index)) for op in path.ops])
+    replicas = layout.devices / layout.pp
+    return EventShares(
+        step_time_s=step_s,
+        gap_s=path.other_s,
+        waiting_s=path.waiting_s,
+        ops=tuple(index),
+        critical_s=np.bincount(at, path.seconds, len(index)),
+        executions=np.bincount(at, counted.count, len(index)) * replicas,
+    )
+
+
+def occurrences(structure: Structure) -> Float[np.ndarray, " classes"]:
+    """How often each class occurs in a structure, as an op's own duration or as a transfer between two."""
+    return np.bincount(
+        np.concatenate([structure.duration, structure.lag.ravel()]), minlength=structure.n_classes
+    ).astype(float)

@@ -1,15 +1,47 @@
-"""Shard: what one device of a layout computes in each block, before any event is timed."""
+"""Shard: what one device of a layout computes in each block, before any event is timed; in plain passes, and in those
+of several micro-batches at once, of slices of a sequence and of overlapped pairs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from perfmodel.errors import LayoutError, Reason
+from perfmodel.ops import Attention, KernelOp
 from perfmodel.prediction._blocks import ShardBlocks, count_events
+from perfmodel.prediction._phases import Variant
 from perfmodel.prediction._placement import BLOCK_GROUPS, Network, Placement
 from perfmodel.prediction._problem import Setting, kept
-from perfmodel.prediction._variants import Variant, on_slice, sliced_job
-from perfmodel.spec import DIMENSIONS, Layout, PerRank
+from perfmodel.spec import DIMENSIONS, Job, Layout, PerRank
 from perfmodel.workload import BlockOps, Shard, blocks
+
+_KERNELS = ("forward", "backward_input", "backward_weight", "recompute_selective", "recompute_full")
+
+
+def sliced_job(job: Job, slices: int) -> Job:
+    """The job on one slice of the sequence.
+
+    Raises:
+        LayoutError: the sequence does not divide.
+    """
+    if job.seq_len % slices:
+        raise LayoutError(f"sequence length {job.seq_len} is not divisible into {slices} slices", Reason.SLICES)
+    return replace(job, seq_len=job.seq_len // slices)
+
+
+def on_slice(blocks: Sequence[tuple[BlockOps, int]], index: int) -> list[tuple[BlockOps, int]]:
+    """Blocks of one slice, whose causal attention also sees the keys and values of the slices before it."""
+    return [(_block_on_slice(block, index), repeats) for block, repeats in blocks]
+
+
+def _block_on_slice(block: BlockOps, index: int) -> BlockOps:
+    kernels = {name: tuple((_op_on_slice(op, index), count) for op, count in getattr(block, name)) for name in _KERNELS}
+    return replace(block, **kernels)
+
+
+def _op_on_slice(op: KernelOp, index: int) -> KernelOp:
+    if isinstance(op, Attention) and op.causal and op.seq_q == op.seq_kv:
+        return replace(op, seq_kv=op.seq_kv * (index + 1))
+    return op
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """How a model's blocks are dealt to pipeline stages and, inside them, to segments."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from perfmodel.errors import LayoutError, Reason
 from perfmodel.schedule import even_split
@@ -93,3 +94,35 @@ def _checked(
             Reason.PER_STAGE, "partition",
         )  # fmt: skip
     return sizes
+
+
+def leading_layers(
+    counts: Float[Any, "stages *segments blocks"],
+    layers: Bool[Any, " blocks"],
+    per_stage: Int[Any, "#stages"] | Float[Any, "#stages"],
+) -> Float[Any, "stages *segments blocks"]:
+    """The first layers of every stage, so many of each; `layers` marks the blocks that are layers."""
+    xp = counts.__array_namespace__()
+    in_order = xp.where(layers, counts, 0.0).reshape(len(counts), -1)
+    before = xp.cumsum(in_order, axis=1) - in_order
+    return xp.clip(per_stage[:, None] - before, 0.0, in_order).reshape(counts.shape)
+
+
+def fully_recomputed(
+    counts: Float[np.ndarray, "stages *segments blocks"], layers: Bool[np.ndarray, " blocks"], per_stage: PerStage
+) -> Float[np.ndarray, "stages *segments blocks"]:
+    """How many of each block every segment of every stage recomputes in full: the first layers of the stage.
+
+    Raises:
+        LayoutError: not a number per stage (nor one for all), or more layers than a stage has.
+    """
+    if per_stage is None:
+        return np.zeros_like(counts)
+    held = counts[..., layers].reshape(len(counts), -1).sum(axis=1)
+    if len(per_stage) > 1 and (len(per_stage) != len(counts) or (np.array(per_stage) > held).any()):
+        raise LayoutError(
+            f"recompute_full_layers={'-'.join(map(str, per_stage))} must name at most the layers of each of "
+            f"{len(counts)} stages, {'-'.join(f'{n:.0f}' for n in held)}",
+            Reason.PER_STAGE, "recompute_full_layers",
+        )  # fmt: skip
+    return leading_layers(counts, layers, np.array(per_stage))

@@ -5,8 +5,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from perfmodel.prediction._classes import summed
+from perfmodel.prediction._communication import summed
+from perfmodel.prediction._layout_offsets import Coordinates, coordinates
+from perfmodel.prediction._overlap import CHANNELS, CHANNELS_BETWEEN_NODES, held_share
+from perfmodel.prediction._problem import Setting, StepProblem, kept
 from perfmodel.program import WHOLE, Kind, ProgramSpec, Structure
+from perfmodel.spec import Layout
+from perfmodel.workload import parameter_count
 
 _BACKWARD = (Kind.BACKWARD, Kind.BACKWARD_INPUT)
 _NEXT = {
@@ -96,3 +101,38 @@ def _replaced(of: Float[Any, "lanes classes"], where: Int[np.ndarray, " some"], 
         return of.at[:, where].set(by)
     of[:, where] = by
     return of
+
+
+def beside_loss(problem: StepProblem, layout: Layout) -> float:
+    """Share of the time of reductions and gathers of weights by which the passes beside them run longer."""
+    inside = layout.devices <= problem.cluster.levels[0].size
+    channels = CHANNELS if inside else CHANNELS_BETWEEN_NODES
+    return min(1.0, problem.host.dp_overlap_loss + held_share(problem.cluster.device, problem.framework, channels))
+
+
+def has_whole_step_costs(problem: StepProblem) -> bool:
+    """Whether something makes the step longer as a whole: stragglers, overhead, what like runs showed."""
+    return problem.host.costs_steps or bool(problem.adjustment and problem.adjustment.runs)
+
+
+def has_step_costs(problem: StepProblem) -> bool:
+    """Whether a step takes anything else than its passes and the communication between them."""
+    slows = problem.host.dp_overlap_loss > 0 or held_share(problem.cluster.device, problem.framework) > 0
+    return slows or has_whole_step_costs(problem)
+
+
+def step_factors(problem: StepProblem, layout: Layout) -> tuple[float, float]:
+    """What stragglers, and what runs like this one have shown beyond all parameters, multiply the step by."""
+    known = problem.adjustment.runs if problem.adjustment else None
+    like = known.mean(np.array([layout_coordinates(problem.setting, layout)]))[0] if known else 0.0
+    return problem.host.slowest_of(layout.devices), float(np.exp(like))
+
+
+def layout_coordinates(setting: Setting, layout: Layout) -> Coordinates:
+    """Where a layout of the model stands among runs."""
+    return coordinates(_parameter_count(setting), setting.job.seq_len, layout)
+
+
+@kept
+def _parameter_count(setting: Setting) -> float:
+    return parameter_count(setting.model)

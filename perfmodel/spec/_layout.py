@@ -35,8 +35,8 @@ sorted again by local expert (Megatron-LM's `MoEAlltoAllTokenDispatcher`); `deep
 once to every rank that holds any of its experts (github.com/deepseek-ai/DeepEP), and is copied per expert there;
 `hybridep`: the same with the copying inside the exchange (its `hybrid-ep` branch)."""
 CudaGraphs = Literal["none", "layers", "step"]
-"""What the host replays instead of issuing it kernel by kernel: every pass of a layer from a graph of its own, or the
-whole step from one."""
+"""What the host replays instead of issuing it kernel by kernel: every pass of a layer from a graph of its own, which
+leaves out routed experts, or the whole step from one."""
 ContextParallel = Literal["ring", "all_gather", "gathered_ring", "ulysses"]
 """How attention sees the whole sequence. `ring`: keys and values pass around a ring, a part of the scores a step (Liu
 et al., arXiv 2310.01889); `all_gather`: they are gathered before one kernel per chunk of queries (Llama 3, arXiv

@@ -66,18 +66,30 @@ def cache_dir() -> Path:
 
 
 @cache
-def code_digest(*packages: str) -> str:
-    """A hash of the sources of packages: what they work out may be kept on disk only for the very same code."""
+def code_digest(*names: str) -> str:
+    """A hash of the sources of packages and modules: what they work out may be kept on disk only for the very same
+    code, and is kept whatever becomes of the rest."""
     found = hashlib.sha256()
-    for package in packages:
-        for source in sorted(files(package).iterdir(), key=lambda one: one.name):
+    for name in names:
+        package, _, module = name.rpartition(".")
+        alone = files(package) / f"{module}.py"
+        sources = [alone] if alone.is_file() else sorted(files(name).iterdir(), key=lambda one: one.name)
+        for source in sources:
             if source.name.endswith(".py"):
-                found.update(f"{package} {source.name} ".encode() + source.read_bytes())
+                found.update(f"{name} {source.name} ".encode() + source.read_bytes())
     return found.hexdigest()[:16]
 
 
+CODE: Final = (
+    "perfmodel.schedule",
+    "perfmodel.program",
+    *(f"perfmodel.timeline.{module}" for module in ("_allocate", "_cache", "_compile", "_tables")),
+)
+"""What structures and their compiled form follow from."""
+
+
 def _keyed(key: str) -> str:
-    return f"{code_digest('perfmodel.schedule', 'perfmodel.program', 'perfmodel.timeline')} {key}"
+    return f"{code_digest(*CODE)} {key}"
 
 
 def load_or_compile(key: str, build: Callable[[], Structure]) -> tuple[Structure, CompiledStructure]:

@@ -21,10 +21,10 @@ from perfmodel.prediction import (
     step_times_s,
 )
 from perfmodel.prediction._blocks import COLLECTIVE_CHECK_S
-from perfmodel.prediction._contention import CHANNELS, CHANNELS_BETWEEN_NODES, ONE_WAVE_LOST, held_share, lost_shares
+from perfmodel.prediction._overlap import CHANNELS, CHANNELS_BETWEEN_NODES, ONE_WAVE_LOST, held_share, lost_shares
 from perfmodel.prediction._phases import Phase
-from perfmodel.prediction._price import beside_loss, block_times
-from perfmodel.prediction._step_costs import Beside, slowed_s
+from perfmodel.prediction._price import block_times
+from perfmodel.prediction._step_costs import Beside, beside_loss, slowed_s
 from perfmodel.spec import Framework, Job, Layout
 
 H100, A100 = catalog.device("H100-SXM5-80GB"), catalog.device("A100-SXM4-80GB")

@@ -24,11 +24,11 @@ from perfmodel.prediction import (
     step_times_s,
     sustained,
 )
-from perfmodel.prediction._attention_kernels import FORWARD_SHARE
 from perfmodel.prediction._blocks import GRAPH_OPERATORS
 from perfmodel.prediction._placement import Placement
-from perfmodel.prediction._sustained import source_group, source_medians
-from perfmodel.spec import Job, Layout
+from perfmodel.prediction._site import FORWARD_SHARE
+from perfmodel.prediction._site_constants import source_group, source_medians
+from perfmodel.spec import CudaGraphs, Job, Layout
 from perfmodel.workload import Kernels, Shard, blocks
 
 A100, H100 = catalog.device("A100-SXM4-80GB"), catalog.device("H100-SXM5-80GB")
@@ -355,7 +355,7 @@ def test_omni_path_delivers_a_share_and_contends() -> None:
 
 
 def test_constants_of_published_runs_are_not_read_on_import() -> None:
-    code = "import perfmodel.prediction._sustained as s, perfmodel; print(s.source_medians.cache_info().misses)"
+    code = "import perfmodel.prediction._site_constants as s, perfmodel; print(s.source_medians.cache_info().misses)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert out.stdout.strip() == "0"
 
@@ -365,13 +365,18 @@ def test_grouped_products_are_launched_expert_by_expert() -> None:
     job = Job(global_batch=8, seq_len=256)  # so short that the host holds the step up
     layout = Layout.parse("dp=8,ep=8,zero=1")
 
-    def of(**changes: object) -> float:
-        return explain(step_problem(experts, cluster, job, None, replace(EAGER, **changes)), layout).step_time_s
+    def of(graphs: CudaGraphs = "none", **changes: object) -> float:
+        graphed = replace(job, cuda_graphs=graphs)
+        return explain(step_problem(experts, cluster, graphed, None, replace(EAGER, **changes)), layout).step_time_s
 
     assert experts.experts is not None
     products, local = 2 * 3 * experts.layers, experts.experts.count // 8  # of both, forward and both gradients
     assert of(grouped_launch_s=1e-4) - of() == pytest.approx(products * (local - 1) * 1e-4, rel=0.2)
     assert of(grouped_launch_s=1e-4, host_op_s=0.0) == of(host_op_s=0.0)
+    # graphs of layers leave them to the host, one of the whole step does not
+    assert of("step") < of("layers") < of()
+    assert of("layers", grouped_launch_s=1e-4) > of("layers") + products * (local - 2) * 1e-4 / 2
+    assert of("step", grouped_launch_s=1e-4) == of("step")
 
 
 def test_scales_of_blocks_need_matrix_units_that_take_them() -> None:

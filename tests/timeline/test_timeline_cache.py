@@ -2,8 +2,10 @@
 
 import dataclasses
 import os
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 from timeline_cases import distinct_durations, pipeline_1f1b
 
 from perfmodel.errors import PerfModelError
+from perfmodel.prediction import _pipeline
 from perfmodel.program import ProgramSpec, build
 from perfmodel.timeline import _cache, cache_dir, cache_limit_bytes, load_or_compile, makespan
 
@@ -78,6 +81,17 @@ def test_other_code_has_files_of_its_own(folder, monkeypatch):
     for _ in range(2):
         load_or_compile("key", lambda: built.append(1) or structure)
     assert built == [1]
+
+
+@pytest.mark.parametrize("code", [_cache.CODE, _pipeline.CODE], ids=["structures", "pipelines"])
+def test_what_files_follow_from_is_whole(code):
+    """A module that one of the listed modules imports from its own package is listed too."""
+    for name in code:
+        package, _, module = name.rpartition(".")
+        source = files(package) / f"{module}.py"
+        if source.is_file():
+            imported = re.findall(rf"from ({re.escape(package)}\.\w+) import", source.read_text())
+            assert set(imported) <= set(code), name
 
 
 @pytest.mark.parametrize("case", range(11))

@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Float
 from studies.chain import Chain
 
-from perfmodel.planning.optimise._certificate import Certificate
 from perfmodel.planning.optimise._contiguous import NothingFitsError, least_sum_plus_max
+from perfmodel.planning.optimise._pipeline import Certificate
 from perfmodel.planning.optimise._relax import relax
 from perfmodel.timeline import makespan, makespan_lanes
 

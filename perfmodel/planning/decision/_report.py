@@ -11,9 +11,9 @@ import numpy as np
 from perfmodel import catalog
 from perfmodel.calibration import ProfileReport
 from perfmodel.display import decision_page, inline_frame, shows_progress
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import LaunchFileError, PerfModelError
+from perfmodel.ingest.launch import FORMATS, export_launch
 from perfmodel.ingest.tables import write_text
-from perfmodel.planning.decision._launch_files import launch_files
 from perfmodel.planning.decision._rows import rows
 from perfmodel.planning.decision._scenarios import CHECKED, Turned, turned
 from perfmodel.planning.goodput import Reliability
@@ -216,3 +216,25 @@ def _timeline(problem: Problem, calibration: Path | str | None, prediction: Pred
     shown = explain(step_problem_of(problem, calibration), prediction.layout, timeline=True)
     fits = shown.timeline is not None and shown.timeline.structure.n_ops <= MOST_OPS
     return interactive(shown) if fits else ""
+
+
+def launch_files(problem: Problem, layout: Layout) -> list[dict[str, str]]:
+    """`name` of every format with its `text`, or `why` it cannot run the layout; of the problem's framework alone where
+    it has a format of its own."""
+    name = problem.framework.name
+    own = [form for form in FORMATS if name in (form.name, *form.frameworks)]
+    found = []
+    for form in own or FORMATS:
+        asked = problem.framework.label if own else form.frameworks[0]
+        try:
+            text = export_launch(
+                layout,
+                asked,
+                model=problem.model,
+                job=problem.job,
+                devices_per_node=problem.cluster.devices_per_node,
+            )
+            found.append({"name": form.name, "text": text})
+        except LaunchFileError as error:
+            found.append({"name": form.name, "why": str(error).removeprefix(f"{form.name} cannot run {layout}: ")})
+    return sorted(found, key=lambda one: "why" in one)

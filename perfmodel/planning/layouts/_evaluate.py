@@ -1,20 +1,75 @@
-"""Exact evaluation of every layout that could still be among the best, most promising first."""
+"""Exact evaluation of every layout that could still be among the best, most promising first; what is known of it is
+kept on disk, so that a search that was interrupted can be continued."""
 
+import hashlib
+import io
+import zipfile
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.metadata import version
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel import prediction
+from perfmodel.errors import PerfModelError
+from perfmodel.ingest.tables import write_bytes
 from perfmodel.planning.layouts._candidates import Candidates
-from perfmodel.planning.layouts._checkpoint import Evaluations
 from perfmodel.planning.layouts._executor import Executor
 from perfmodel.planning.layouts._objective import Score
 from perfmodel.planning.layouts._question import Context, model_of
 from perfmodel.spec import Layout
+
+
+def fingerprint(*what: object) -> str:
+    """A string that is equal for equal searches of one version of the package."""
+    return hashlib.sha256(repr((version("perfmodel"), *what)).encode()).hexdigest()
+
+
+@dataclass
+class Evaluations:
+    """Step times by the number of their layout, as far as they are known."""
+
+    path: Path | None = None
+    """Where they are kept, if anywhere."""
+    search: str = ""
+    """`fingerprint` of what is searched."""
+    step_s: dict[int, float] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, path: Path | None, search: str) -> "Evaluations":
+        """What an earlier run left at `path`; nothing if the file is new.
+
+        Raises:
+            PerfModelError: the file is of another search, or none of ours.
+        """
+        if path is None or not path.exists():
+            return cls(path, search)
+        try:
+            with np.load(path) as file:
+                same = str(file["search"]) == search
+                known = dict(zip(file["number"].tolist(), file["step_s"].tolist(), strict=True))
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            raise PerfModelError(f"{path} is not the state of a search; name another file") from None
+        if not same:
+            raise PerfModelError(
+                f"{path} is the state of another search (model, cluster, batch, space or version differ); "
+                "name another file"
+            )
+        return cls(path, search, known)
+
+    def save(self) -> None:
+        """Write the file, if there is one, atomically."""
+        if self.path is None:
+            return
+        buffer = io.BytesIO()
+        number, step_s = np.array(list(self.step_s), np.int64), np.array(list(self.step_s.values()), np.float64)
+        np.savez(buffer, search=np.array(self.search), number=number, step_s=step_s)
+        write_bytes(self.path, buffer.getvalue())
+
 
 FIRST_BATCH = 64
 """Layouts evaluated before a bound can rule any out (or as many as are wanted, if more)."""

@@ -12,8 +12,9 @@ from perfmodel.planning.layouts._candidates import Candidates
 from perfmodel.planning.layouts._enumerate import enumerate_grids
 from perfmodel.planning.layouts._expression import Constraint, Expression
 from perfmodel.planning.layouts._objective import Goal, Objective
+from perfmodel.planning.layouts._pricing import price
 from perfmodel.planning.layouts._quantities import NAMES
-from perfmodel.planning.layouts._question import Question, price
+from perfmodel.planning.layouts._question import Question
 from perfmodel.planning.layouts._space import SearchSpace, default_space, with_options
 from perfmodel.prediction import peak_memory
 from perfmodel.units import GIB

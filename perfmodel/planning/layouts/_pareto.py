@@ -12,12 +12,12 @@ from jaxtyping import Bool, Float, Int
 from perfmodel.display import frame_html
 from perfmodel.errors import PerfModelError, Reason, Rejection
 from perfmodel.planning.layouts._candidates import Candidates
-from perfmodel.planning.layouts._checkpoint import Evaluations
-from perfmodel.planning.layouts._evaluate import evaluate_some
+from perfmodel.planning.layouts._evaluate import Evaluations, evaluate_some
 from perfmodel.planning.layouts._executor import Executor, open_executor
 from perfmodel.planning.layouts._objective import Goal
+from perfmodel.planning.layouts._pricing import price
 from perfmodel.planning.layouts._quantities import Tariff
-from perfmodel.planning.layouts._question import Progress, Question, price
+from perfmodel.planning.layouts._question import Progress, Question
 from perfmodel.prediction import Prediction, explain
 
 if TYPE_CHECKING:

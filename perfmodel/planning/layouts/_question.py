@@ -1,6 +1,5 @@
-"""What is searched: a job on devices of a cluster, over a space of layouts; and its layouts, priced."""
+"""What is searched: a job on devices of a cluster, over a space of layouts."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -10,14 +9,11 @@ from typing import Any, Final
 from perfmodel import catalog
 from perfmodel.cost import PricesKernels
 from perfmodel.cost.learn import WeightFiles, weight_files
-from perfmodel.errors import CalibrationError, LayoutError, PerfModelError, Rejection, UnknownNameError
-from perfmodel.planning.layouts._candidates import Candidates, gather
-from perfmodel.planning.layouts._enumerate import enumerate_grids
-from perfmodel.planning.layouts._on_kinds import price_on_kinds
+from perfmodel.errors import CalibrationError, PerfModelError, UnknownNameError
 from perfmodel.planning.layouts._quantities import Tariff
 from perfmodel.planning.layouts._space import SearchSpace, default_space
 from perfmodel.planning.what_if import Scenario, model_in_scenario
-from perfmodel.prediction import StepProblem, price_grids, step_problem_of
+from perfmodel.prediction import StepProblem, step_problem_of
 from perfmodel.session import current_session
 from perfmodel.spec import Cluster, Model, Problem
 
@@ -195,38 +191,3 @@ def _model(context: Context, weights: WeightFiles) -> StepProblem:
         return model_in_scenario(priced, scenario) if scenario.settings else priced
 
     return current_session().problems.once((own, scenario, kernels), other)
-
-
-def price(
-    question: Question,
-    rejected: Counter[Rejection],
-    report: Progress = lambda *_: None,
-    wanted: int | None = None,
-) -> Candidates:
-    """Memory and bounds of all layouts of a question.
-
-    Args:
-        question: what to lay out.
-        rejected: gets the number of combinations that cannot run or do not fit, by reason.
-        report: told what is being done.
-        wanted: of the fastest layouts, where no others need to be priced; None: all.
-
-    Raises:
-        LayoutError: no layout is possible at all (the message counts the reasons).
-    """
-    if question.problem.cluster.kinds:
-        return price_on_kinds(question, rejected, report, wanted)
-    grids = list(enumerate_grids(question.space, question.problem, rejected))
-    if not grids:
-        reasons = "; ".join(f"{reason} ({count})" for reason, count in rejected.most_common())
-        name = question.problem.model.name
-        raise LayoutError(f"no layout of {name} is possible on {question.devices} devices: {reasons}")
-
-    usable_bytes = question.usable_bytes
-
-    def reported(costs):
-        for done, cost in enumerate(costs, 1):
-            report("price", done, len(grids))
-            yield cost
-
-    return gather(reported(price_grids(question.step_problem, grids, usable_bytes)), usable_bytes, rejected)

@@ -13,16 +13,15 @@ from perfmodel import catalog
 from perfmodel.cost import PricesKernels
 from perfmodel.display import shows_progress
 from perfmodel.errors import LayoutError, PerfModelError, Reason, Rejection, UnknownNameError
-from perfmodel.planning.layouts._batches import best_of_batches
 from perfmodel.planning.layouts._candidates import Candidates
-from perfmodel.planning.layouts._checkpoint import Evaluations, fingerprint
-from perfmodel.planning.layouts._evaluate import Evaluated, evaluate
+from perfmodel.planning.layouts._evaluate import Evaluated, Evaluations, evaluate, fingerprint
 from perfmodel.planning.layouts._executor import Executor, Here, open_executor
 from perfmodel.planning.layouts._impossible import Impossible, nothing_divides, nothing_fits, nothing_satisfies
 from perfmodel.planning.layouts._improve import Improved, improve
 from perfmodel.planning.layouts._objective import Goal, Score
-from perfmodel.planning.layouts._question import Progress, Question, SearchOptions, ask, price
-from perfmodel.planning.layouts._result import Beyond, SearchResult
+from perfmodel.planning.layouts._pricing import price
+from perfmodel.planning.layouts._question import Progress, Question, SearchOptions, ask
+from perfmodel.planning.layouts._result import Beyond, SearchResult, best_of_batches
 from perfmodel.planning.layouts._robust import robustness
 from perfmodel.planning.layouts._words import SEARCH_WORDS, Space, SpaceWords, file_words, worded
 from perfmodel.prediction import Prediction, explain

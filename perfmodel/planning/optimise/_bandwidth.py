@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from perfmodel.errors import LayoutError
-from perfmodel.planning.optimise._certificate import Certificate
 from perfmodel.planning.optimise._cutting_planes import convex_bound
+from perfmodel.planning.optimise._pipeline import Certificate
 from perfmodel.planning.optimise._relax import Relaxation, Values, relax
 from perfmodel.planning.optimise._variables import Shares
 from perfmodel.planning.what_if import Scenario, model_in_scenario

@@ -15,9 +15,9 @@ from jaxtyping import Float
 
 from perfmodel import catalog
 from perfmodel.errors import LayoutError
-from perfmodel.planning.optimise._certificate import Certificate
 from perfmodel.planning.optimise._pipeline import (
     FRONT,
+    Certificate,
     NothingFitsError,
     descend,
     front,

@@ -1,11 +1,16 @@
-"""Settings of a scenario, and what they change: cluster, device, collectives, framework, a slow rank."""
+"""Settings of a scenario, what they change (cluster, device, collectives, framework, a slow rank), and times of events
+there, from those that the calibration gives for the machine as it is."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from perfmodel.cost import has_power_law
+import numpy as np
+from jaxtyping import Float
+
+from perfmodel.cost import EventTimes, PricesCollectives, PricesKernels, has_power_law, roofline_seconds
 from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
+from perfmodel.ops import Collective, KernelOp
 from perfmodel.spec import Cluster, Device, Framework
 
 _COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
@@ -164,3 +169,40 @@ class Scenario:
         if rank != int(rank) or not 0 <= rank < ranks:
             raise LayoutError(f"what-if: slow_rank must be one of the pipeline ranks 0 to {ranks - 1}, got {rank:g}")
         return int(rank), factor
+
+
+@dataclass(frozen=True)
+class ScaledKernels:
+    """Kernel times moved from one device to a variant of it.
+
+    A measured kernel does not tell what a faster device would make of it; the roofline does: times move by the ratio
+    of the analytical bounds before and after.
+    """
+
+    kernels: PricesKernels
+    variant: Device
+
+    def times(self, device: Device, ops: Sequence[KernelOp]) -> EventTimes:
+        """Times on the variant of `device`."""
+        measured = self.kernels.times(device, ops)
+        return _times(measured, roofline_seconds(self.variant, ops) / roofline_seconds(device, ops), 0.0)
+
+
+@dataclass(frozen=True)
+class DelayedCollectives:
+    """Collective times with seconds added by kind."""
+
+    collectives: PricesCollectives
+    delays_s: Mapping[str, float]
+
+    def times(self, cluster: Cluster, ops: Sequence[Collective]) -> EventTimes:
+        """Times of `ops` and their delays."""
+        delay_s = np.array([self.delays_s.get(op.collective, 0.0) if op.num_ranks > 1 else 0.0 for op in ops])
+        return _times(self.collectives.times(cluster, ops), 1.0, delay_s)
+
+
+def _times(
+    given: EventTimes, factor: Float[np.ndarray, " n"] | float, delay_s: Float[np.ndarray, " n"] | float
+) -> EventTimes:
+    moved = {name: getattr(given, name) * factor + delay_s for name in ("time_s", "lo_s", "hi_s")}
+    return replace(given, **moved)

@@ -12,8 +12,14 @@ from perfmodel import catalog
 from perfmodel.cost import has_power_law
 from perfmodel.display import frame_html, whatif_html
 from perfmodel.errors import LayoutError, PerfModelError
-from perfmodel.planning.what_if._pricing import DelayedCollectives, ScaledKernels
-from perfmodel.planning.what_if._scenario import HARDWARE, Scenario, Setting, parse_setting
+from perfmodel.planning.what_if._scenario import (
+    HARDWARE,
+    DelayedCollectives,
+    ScaledKernels,
+    Scenario,
+    Setting,
+    parse_setting,
+)
 from perfmodel.prediction import (
     StepProblem,
     bundles,

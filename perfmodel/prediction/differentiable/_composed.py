@@ -11,19 +11,16 @@ from jaxtyping import Float, Int
 from perfmodel.ops import Collective, Op
 from perfmodel.prediction._adjustment import factors_of
 from perfmodel.prediction._blocks import BlockTimes
-from perfmodel.prediction._classes import event_entries, summed
-from perfmodel.prediction._communication import communication_events
+from perfmodel.prediction._communication import communication_events, event_entries, summed
 from perfmodel.prediction._compose import Bundle, bundle_passes, weighted_programs
 from perfmodel.prediction._durations import beside_in
-from perfmodel.prediction._host_states import host_block_s
-from perfmodel.prediction._memory import host_bandwidth
 from perfmodel.prediction._overlap import BlockEvents
-from perfmodel.prediction._phases import modes_of
-from perfmodel.prediction._price import beside_loss, priced_events, variant_times
+from perfmodel.prediction._phases import Variant, modes_of
+from perfmodel.prediction._price import priced_events, variant_times
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared
-from perfmodel.prediction._step_costs import Beside
-from perfmodel.prediction._variants import Variant
+from perfmodel.prediction._step_costs import Beside, beside_loss
+from perfmodel.prediction._zero import host_bandwidth, host_block_s
 from perfmodel.prediction.differentiable._division import Cuts
 from perfmodel.prediction.differentiable._prices import Priced, Prices, prices
 from perfmodel.prediction.differentiable._program import Programs, Tables, Times

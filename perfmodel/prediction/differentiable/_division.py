@@ -11,8 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from perfmodel.prediction._blocks import ShardBlocks
-from perfmodel.prediction._phases import leading_layers
-from perfmodel.prediction._stages import by_layer, segment_sizes
+from perfmodel.prediction._stages import by_layer, leading_layers, segment_sizes
 
 
 class Cuts(NamedTuple):

@@ -16,9 +16,9 @@ from perfmodel import catalog
 from perfmodel.errors import LayoutError
 from perfmodel.prediction._check import check_layout, layout_of
 from perfmodel.prediction._compose import Bundle, bundles
-from perfmodel.prediction._price import step_factors
 from perfmodel.prediction._problem import StepProblem, step_problem_of
 from perfmodel.prediction._site import Site
+from perfmodel.prediction._step_costs import step_factors
 from perfmodel.prediction.differentiable._composed import composed
 from perfmodel.prediction.differentiable._memory import Memory
 from perfmodel.prediction.differentiable._parameters import (

@@ -8,10 +8,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from perfmodel.prediction._compose import Bundle
-from perfmodel.prediction._fits import program_live
-from perfmodel.prediction._live import LiveState
 from perfmodel.prediction._memory import BlockBytes, RankBlocks, Sharding, rank_memory
+from perfmodel.prediction._pipeline import LiveState
 from perfmodel.prediction._problem import Setting, StepProblem
+from perfmodel.prediction._programs import program_live
 from perfmodel.prediction.differentiable._division import Cuts, along
 from perfmodel.prediction.differentiable._parameters import StepParameters
 

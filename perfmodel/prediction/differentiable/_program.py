@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from perfmodel.prediction._classes import block_passes, in_classes, passes_s, summed
-from perfmodel.prediction._host_states import host_state_s
+from perfmodel.prediction._communication import summed
 from perfmodel.prediction._overlap import BlockEvents, time_phases
+from perfmodel.prediction._phases import block_passes, in_classes, passes_s
 from perfmodel.prediction._programs import Prepared
 from perfmodel.prediction._step_costs import Beside, with_step_costs
+from perfmodel.prediction._zero import host_state_s
 from perfmodel.prediction.differentiable._division import Cuts, along
 from perfmodel.prediction.differentiable._parameters import StepParameters
 from perfmodel.prediction.differentiable._prices import Prices

@@ -12,7 +12,7 @@ from perfmodel.cost import EventTimes
 from perfmodel.execution._placement import placed
 from perfmodel.ops import Attention, Collective, Embedding, Gemm, MemoryBound, Op, OptimizerStep
 from perfmodel.prediction import Bundle, Site, StepProblem, bundle_events, bundle_passes, bundles
-from perfmodel.prediction._classes import event_entries
+from perfmodel.prediction._communication import event_entries
 from perfmodel.prediction._phases import PASS_KINDS, phase_counts
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._shard import shard_events

@@ -48,10 +48,9 @@ from perfmodel.errors import LayoutError
 from perfmodel.execution import program_structure, simulate
 from perfmodel.ops import Attention, Collective, Gemm, Op
 from perfmodel.prediction import Bundle, bundle_events, bundle_memory, durations
-from perfmodel.prediction._classes import event_entries
-from perfmodel.prediction._fits import program_live
+from perfmodel.prediction._communication import event_entries
 from perfmodel.prediction._phases import Phase
-from perfmodel.prediction._programs import prepared
+from perfmodel.prediction._programs import prepared, program_live
 from perfmodel.prediction._shard import ShardBlocks, shard_events
 from perfmodel.program import Kind
 from perfmodel.program.distribute import Degrees, distribute

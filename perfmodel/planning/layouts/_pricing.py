@@ -1,7 +1,8 @@
-"""Layouts over nodes of several kinds, priced: which kind hosts which stage, and how many layers each stage gets.
+"""Layouts of a question, priced: memory and bounds of all of them.
 
-No two stages cost alike, so there are no grids of them: of every layout of the space dynamic programming finds the best
-orders of the kinds and cuts of the layers (`planning.optimise.balanced`), in the order of a bound over all of these.
+Where nodes are of several kinds no two stages cost alike, so that there are no grids of layouts: of every layout of the
+space dynamic programming finds the best orders of the kinds and cuts of the layers (`planning.optimise.balanced`), in
+the order of a bound over all of these.
 """
 
 from collections import Counter
@@ -9,39 +10,69 @@ from collections.abc import Iterator
 from dataclasses import replace
 from heapq import nsmallest
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from perfmodel.errors import LayoutError, Reason, Rejection
-from perfmodel.planning.layouts._candidates import Candidates
+from perfmodel.planning.layouts._candidates import Candidates, gather
 from perfmodel.planning.layouts._enumerate import enumerate_grids
+from perfmodel.planning.layouts._question import Progress, Question
 from perfmodel.planning.layouts._space import SearchSpace
 from perfmodel.planning.optimise import balanced, spread_bound_s
 from perfmodel.prediction import (
     CATEGORIES,
     GridCosts,
     LayoutGrid,
-    PipelineChoice,
-    RecomputeChoice,
-    ShardChoice,
-    StateChoice,
     StepProblem,
     evaluate,
     peak_memory,
+    price_grids,
 )
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Cluster, Layout
-
-if TYPE_CHECKING:
-    from perfmodel.planning.layouts._question import Progress, Question
 
 AT_ONCE: Final = 32
 """Layouts whose stages are cut before bounds are compared again."""
 
 
-def price_on_kinds(
-    question: "Question", rejected: Counter[Rejection], report: "Progress", wanted: int | None
+def price(
+    question: Question,
+    rejected: Counter[Rejection],
+    report: Progress = lambda *_: None,
+    wanted: int | None = None,
+) -> Candidates:
+    """Memory and bounds of all layouts of a question.
+
+    Args:
+        question: what to lay out.
+        rejected: gets the number of combinations that cannot run or do not fit, by reason.
+        report: told what is being done.
+        wanted: of the fastest layouts, where no others need to be priced; None: all.
+
+    Raises:
+        LayoutError: no layout is possible at all (the message counts the reasons).
+    """
+    if question.problem.cluster.kinds:
+        return _price_on_kinds(question, rejected, report, wanted)
+    grids = list(enumerate_grids(question.space, question.problem, rejected))
+    if not grids:
+        reasons = "; ".join(f"{reason} ({count})" for reason, count in rejected.most_common())
+        name = question.problem.model.name
+        raise LayoutError(f"no layout of {name} is possible on {question.devices} devices: {reasons}")
+
+    usable_bytes = question.usable_bytes
+
+    def reported(costs):
+        for done, cost in enumerate(costs, 1):
+            report("price", done, len(grids))
+            yield cost
+
+    return gather(reported(price_grids(question.step_problem, grids, usable_bytes)), usable_bytes, rejected)
+
+
+def _price_on_kinds(
+    question: Question, rejected: Counter[Rejection], report: Progress, wanted: int | None
 ) -> Candidates:
     """Candidates of a question whose cluster has several kinds of nodes; the same layout with other orders and cuts is
     several of them.
@@ -96,7 +127,7 @@ def price_on_kinds(
     return _candidates(problem, found, bases)
 
 
-def _bases(question: "Question", rejected: Counter[Rejection]) -> Iterator[Layout]:
+def _bases(question: Question, rejected: Counter[Rejection]) -> Iterator[Layout]:
     """Layouts of the space in one stage per pipeline rank, with as many ranks on each kind as they can have."""
     space, cluster = question.space, question.problem.cluster
     narrowed = _narrowed(space, rejected)
@@ -161,9 +192,7 @@ def _candidates(problem: StepProblem, found: list[tuple[Layout, float]], bases: 
     peak = peak_memory(problem, layouts)[0] if layouts else np.zeros(0)
     costs = []
     for (layout, least_s), n_bytes in zip(found, peak.tolist(), strict=True):
-        kinds = (PipelineChoice, ShardChoice, RecomputeChoice, StateChoice)
-        chosen = [(kind(*(getattr(layout, name) for name in kind._fields)),) for kind in kinds]
-        grid = LayoutGrid(layout, *chosen, valid=np.ones((1, 1, 1, 1), bool))  # pyright: ignore[reportArgumentType]
+        grid = LayoutGrid.one(layout)
         one = np.full((1, 1, 1, 1), n_bytes), np.zeros((1, 1, 1, 1), int), np.zeros(1, int), np.zeros(1, int)
         costs.append(GridCosts(grid, *one, np.full((1, 1, 1, 1), least_s, np.float32), np.zeros(len(CATEGORIES), int)))
     bounds = np.array([least_s for _, least_s in found], np.float32)

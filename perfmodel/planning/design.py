@@ -1,0 +1,284 @@
+"""Inverse questions: how much memory, how many devices, which part of the machine to upgrade, when a layout wins."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from perfmodel import catalog
+from perfmodel.display import frame_html, shorten_reprs
+from perfmodel.errors import LayoutError, PerfModelError, UnknownNameError
+from perfmodel.planning.layouts import Goal, Progress, Question, fastest
+from perfmodel.planning.what_if import HARDWARE, Scenario, Setting, in_scenario, step_s
+from perfmodel.prediction import StepProblem, check_layout, needed_memory
+from perfmodel.spec import Layout
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class DevicesNeeded:
+    """The fewest devices with a step short enough."""
+
+    below_s: float
+    devices: int | None
+    """None where not even all devices do."""
+    layout: str
+    """On so few devices; of the fastest where none is fast enough."""
+    step_time_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return dict(vars(self))
+
+
+def devices_for(question: Question, below_s: float) -> DevicesNeeded:
+    """The fewest devices, up to the question's, on which some layout takes less than `below_s` a step.
+
+    Exact over the question's space, which has to offer fewer devices (`default_space(..., fewer_devices=True)`).
+
+    Raises:
+        LayoutError: no layout fits on any number of devices.
+    """
+    found = fastest(question, Goal.parse(question.step_problem, "devices", [f"step_time_s < {below_s!r}"]))
+    if found is None:
+        best = fastest(question, Goal.parse(question.step_problem))
+        if best is None:
+            raise LayoutError(f"no layout of {question.problem.model.name} fits on {question.devices} devices or fewer")
+        return DevicesNeeded(below_s, None, str(best.layout), best.step_time_s)
+    return DevicesNeeded(below_s, found.layout.devices, str(found.layout), found.step_time_s)
+
+
+@dataclass(frozen=True)
+class MemoryNeeded:
+    """Memory that makes a layout fit."""
+
+    layout: str
+    memory_bytes: float
+    """Of a device, at least: the fullest rank's peak over the share that fragmentation leaves usable."""
+    peak_bytes: float
+    """Of the fullest pipeline rank."""
+    has_bytes: float
+    """Of the cluster's device."""
+    parts_bytes: dict[str, float]
+    """Of the fullest rank's peak."""
+    devices: tuple[str, ...]
+    """Catalog devices with enough, the smallest first."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits as it is."""
+        return self.memory_bytes <= self.has_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self) | {"fits": self.fits}
+
+
+def memory_to_fit(problem: StepProblem, layout: Layout) -> MemoryNeeded:
+    """The least device memory with which a layout fits: exact under the memory model.
+
+    peak <= memory (1 - margin), so memory = peak / (1 - margin).
+
+    Raises:
+        LayoutError: a layout that cannot run whatever the memory.
+    """
+    check_layout(problem.model, problem.cluster, problem.job, layout)
+    memory = max(needed_memory(problem, layout), key=lambda stage: stage.peak)
+    need = problem.framework.memory_to_hold(memory.peak)
+    parts = {name: value for name, value in memory.to_dict().items() if name != "peak"}
+    known = [catalog.device(name) for name in catalog.devices() if name != "cpu"]
+    enough = sorted((device.memory_bytes, device.name) for device in known if device.memory_bytes >= need)
+    names = tuple(name for _, name in enough)
+    return MemoryNeeded(str(layout), need, memory.peak, problem.cluster.device.memory_bytes, parts, names)
+
+
+MOST: Final = 1000.0
+"""Multiples, and fractions, of the parameter that are looked at."""
+POINTS: Final = 25
+_CLOSE: Final = 1e-3
+
+
+@dataclass(frozen=True)
+class Overtaking:
+    """Where two layouts change places along one parameter."""
+
+    parameter: str
+    first: str
+    second: str
+    first_s: float
+    """Step times on the machine as it is."""
+    second_s: float
+    multiple: float | None
+    """Of the parameter, the nearest to 1, at which they are equal; None where one stays ahead up to `MOST` times and
+    down to a `MOST`-th."""
+    equal_s: float | None
+    """Step time there."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+
+def overtake(
+    problem: StepProblem, first: Layout, second: Layout, parameter: str = "inter_node_bandwidth"
+) -> Overtaking:
+    """The multiple of a parameter of the machine at which two layouts take equally long.
+
+    The difference of step times is taken at multiples spread evenly in their logarithm; between those next to 1 where
+    its sign changes it is bisected. Two crossings between neighbouring multiples (1.3 times apart) would be missed.
+
+    Args:
+        problem: model, job, cluster and cost models.
+        first, second: layouts; whichever is behind now.
+        parameter: as `perfmodel whatif` names it.
+
+    Raises:
+        LayoutError: a layout that cannot run.
+        UnknownNameError: no such parameter.
+    """
+    Scenario.parse([f"{parameter}=2x"])
+    for layout in (first, second):
+        check_layout(problem.model, problem.cluster, problem.job, layout)
+
+    def difference_s(log_multiple: float) -> float:
+        scenario = Scenario((Setting(parameter, "times", float(np.exp(log_multiple))),))
+        return step_s(problem, first, scenario) - step_s(problem, second, scenario)
+
+    first_s, second_s = (step_s(problem, layout, Scenario()) for layout in (first, second))
+    grid = np.linspace(0, np.log(MOST), POINTS)
+    crossing = None
+    for at, before in zip(grid[1:], grid[:-1], strict=True):  # outwards, both ways in turn
+        for way in (1, -1):
+            low, high = way * before, way * at
+            at_low = difference_s(low)
+            if at_low * difference_s(high) <= 0 and at_low != 0:
+                crossing = _bisected(difference_s, low, high)
+                break
+        if crossing is not None:
+            break
+    if crossing is None:
+        return Overtaking(parameter, str(first), str(second), first_s, second_s, None, None)
+    there = Scenario((Setting(parameter, "times", float(np.exp(crossing))),))
+    multiple = float(np.exp(crossing))
+    return Overtaking(parameter, str(first), str(second), first_s, second_s, multiple, step_s(problem, first, there))
+
+
+def _bisected(difference_s, low: float, high: float) -> float:
+    """Where the sign changes; the far end of the last interval, at which the change has happened."""
+    at_low = difference_s(low)
+    while abs(high - low) > _CLOSE:
+        middle = (low + high) / 2
+        low, high = (middle, high) if difference_s(middle) * at_low > 0 else (low, middle)
+    return high
+
+
+PARAMETERS: Final = (*HARDWARE, "memory_bytes")
+
+
+@dataclass(frozen=True)
+class Upgrade:
+    """One parameter made better."""
+
+    parameter: str
+    change: str
+    """Such as `+10%`; of a latency the same less."""
+    elasticity: float
+    """d log(step time) / d log(parameter) at the best layout. By the envelope theorem also that of the best step time
+    over all layouts, wherever the best layout is unique."""
+    kept_gain: float
+    """Share of the step time saved with the layout kept."""
+    gain: float
+    """Share saved by the layout that is then the best."""
+    layout: str
+    """That layout."""
+    changes_layout: bool
+    price: float | None = None
+    """Of the change."""
+    gain_per_price: float | None = None
+
+
+@dataclass(frozen=True)
+class Upgrades:
+    """All parameters, the most worthwhile first."""
+
+    layout: str
+    """The best layout of the machine as it is."""
+    step_time_s: float
+    share: float
+    upgrades: tuple[Upgrade, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per parameter."""
+        import pandas as pd
+
+        return pd.DataFrame([asdict(upgrade) for upgrade in self.upgrades])
+
+    def _repr_html_(self) -> str:
+        return frame_html(self.to_frame())
+
+
+def rank_upgrades(
+    question: Question,
+    *,
+    share: float = 0.1,
+    prices: Mapping[str, float] | None = None,
+    progress: Progress | None = None,
+) -> Upgrades:
+    """What a better parameter of the machine saves, layout by layout: every parameter by itself.
+
+    Args:
+        question: what to lay out; its space is searched again on every machine, exactly.
+        share: by which a bandwidth, a rate or the memory is raised, and a latency lowered.
+        prices: of each such change, in any unit; those left out are not ranked by money.
+        progress: told what is being done.
+
+    Raises:
+        LayoutError: no layout fits on the machine as it is.
+        PerfModelError: a share that is not between 0 and 1, a price not above 0, a parameter that there is not.
+    """
+    if not 0 < share < 1:
+        raise PerfModelError(f"design: the share must be between 0 and 1, got {share:g}")
+    for name, price in (prices or {}).items():
+        if name not in PARAMETERS:
+            raise UnknownNameError("parameter", name, PARAMETERS)
+        if not price > 0:
+            raise PerfModelError(f"design: the price of {name} must be above 0, got {price:g}")
+    goal = Goal.parse(question.step_problem)
+    now = fastest(question, goal)
+    if now is None:
+        name = question.problem.model.name
+        raise LayoutError(f"no layout of {name} fits on {question.devices} devices; see `search`")
+    problem, before_s = question.step_problem, step_s(question.step_problem, now.layout, Scenario())
+    slopes = in_scenario(problem, now.layout, Scenario()).sensitivity
+    found = []
+    for done, name in enumerate(PARAMETERS):
+        if progress:
+            progress(f"search with better {name}", done, len(PARAMETERS))
+        less = name.endswith("latency")
+        scenario = Scenario((Setting(name, "times", 1 - share if less else 1 + share),))
+        better = question.in_scenario(scenario)
+        then = fastest(better, Goal.parse(better.step_problem))
+        kept_s = before_s if name == "memory_bytes" else step_s(problem, now.layout, scenario)
+        best_s, layout = kept_s, now.layout
+        if then is not None and then.layout != now.layout:
+            then_s = step_s(better.step_problem, then.layout, Scenario())
+            best_s, layout = (then_s, then.layout) if then_s < kept_s else (best_s, layout)
+        gain, price = 1 - best_s / before_s, (prices or {}).get(name)
+        found.append(
+            Upgrade(
+                name, f"{-share if less else share:+.0%}", slopes.get(name, 0.0), 1 - kept_s / before_s, gain,
+                str(layout), layout != now.layout, price, price and gain / price,
+            )
+        )  # fmt: skip
+    key = (lambda u: (-(u.gain_per_price or 0.0), -u.gain)) if prices else (lambda u: (-u.gain,))
+    return Upgrades(str(now.layout), before_s, share, tuple(sorted(found, key=key)))
+
+
+shorten_reprs(__name__)

@@ -1,0 +1,142 @@
+"""Constants of a site of which nothing is known, from all published sources of measured runs: clocks under load, how
+far ranks are apart, how far peaks of memory lie from predicted ones.
+
+What the sources show differs between sites and frameworks. So a constant is the median over groups of sources, with the
+tables' own 0 among them (of memory, where it is no correction, the spread counts too): one source cannot move it far,
+and a source can be left out of the constant that its own rows are held against.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from math import erf, log, sqrt
+from statistics import mean, median, pstdev
+from types import MappingProxyType
+from typing import Any, Final
+
+Sustained = tuple[tuple[str, float], ...]
+"""(architecture, log of the time in training over the time alone)."""
+Figures = Mapping[str, tuple[float, float]]
+"""By source, median and median absolute deviation of log(measured / predicted) of its peaks."""
+SUSTAINED_FILE: Final = "sustained.json"
+SKEW_FILE: Final = "skew.json"
+MEMORY_FILE: Final = "memory.json"
+_NORMAL_MAD: Final = 1.4826
+"""Standard deviation of normal draws over their median absolute deviation."""
+_FEWEST: Final = 3
+"""Sources from which a spread between sources is told."""
+
+
+def source_group(source: str) -> str:
+    """Sources of one team and framework, which count as one: they are named by the first word of the title."""
+    return source.lower().replace("-", " ").split()[0]
+
+
+def _fitted(name: str) -> Mapping[str, Any]:
+    """A file that `perfmodel fit --sites` makes."""
+    return json.loads((files("perfmodel.prediction") / name).read_text())
+
+
+def _median_of_groups(of_source: Mapping[str, float], without: str) -> float:
+    """The median over groups of sources, and 0, without the group of a source; never below 0."""
+    by_group: dict[str, list[float]] = defaultdict(list)
+    for name, value in of_source.items():
+        by_group[source_group(name)].append(value)
+    by_group.pop(source_group(without) if without else "", None)
+    return max(0.0, median([0.0, *(median(values) for values in by_group.values())]))
+
+
+# --- clocks under load --------------------------------------------------------------------------------
+
+
+@lru_cache
+def source_medians() -> Mapping[str, Mapping[str, float]]:
+    """By architecture and source, the median of log(measured / predicted) over the share of products in the step."""
+    return MappingProxyType(_fitted(SUSTAINED_FILE))
+
+
+@lru_cache
+def sustained(without: str = "") -> Sustained:
+    """How much longer matrix products take in training than alone, by architecture, where no power law says it.
+
+    Kernel tables time a kernel by itself, on a cool device and at its highest clock. A training step runs products one
+    after another, and the power limit lowers the clock under them: `perfmodel.cost.sustained_seconds` where power and
+    energy of a die were measured. This is what published runs show elsewhere, but for those of the group that
+    `without` is of.
+    """
+    return sustained_from(source_medians(), without)
+
+
+def sustained_from(medians: Mapping[str, Mapping[str, float]], without: str = "") -> Sustained:
+    """`sustained` of medians by architecture and source, without a group of sources."""
+    return tuple((architecture, _median_of_groups(of, without)) for architecture, of in sorted(medians.items()))
+
+
+# --- how far ranks are apart --------------------------------------------------------------------------
+
+
+@lru_cache
+def source_skews() -> Mapping[str, float]:
+    """By source the median spread in seconds that makes its runs take what was measured."""
+    return MappingProxyType(_fitted(SKEW_FILE))
+
+
+@lru_cache
+def skew_s(without: str = "") -> float:
+    """How far apart the ranks of a group reach a collective, where hosts drive them one operator at a time.
+
+    A collective begins when the last of its ranks is there. Tables time it with all ranks at hand; in a step each rank
+    comes from kernels and a host of its own. Without the runs of the group that `without` is of.
+    """
+    return skew_from(source_skews(), without)
+
+
+def skew_from(skews: Mapping[str, float], without: str = "") -> float:
+    """`skew_s` of spreads by source, without a group of sources."""
+    return _median_of_groups(skews, without)
+
+
+# --- peaks of memory ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MemorySpread:
+    """A normal distribution of log(measured / predicted)."""
+
+    bias: float
+    deviation: float
+
+    def probability(self, needed: float, capacity: float) -> float:
+        """That a layout which is predicted to need so much finds room in so much, in bytes or shares alike."""
+        z = (log(capacity / needed) - self.bias) / self.deviation
+        return 0.5 * (1 + erf(z / sqrt(2)))
+
+
+@lru_cache
+def source_figures() -> Figures:
+    """Of all published sources with measured peaks."""
+    return MappingProxyType({name: (float(at), float(sd)) for name, (at, sd) in _fitted(MEMORY_FILE).items()})
+
+
+@lru_cache
+def memory_spread(without: str = "") -> MemorySpread:
+    """How far measured peaks of a new source lie from predicted ones, fitted on all published sources but the group
+    that `without` is of."""
+    return spread_from(source_figures(), without)
+
+
+def spread_from(figures: Figures, without: str = "") -> MemorySpread:
+    """Median bias of the sources; variance between them and, in the mean, inside them, every source counting the same.
+
+    Args:
+        figures: of every source.
+        without: a source whose group is left out.
+    """
+    left_out = source_group(without) if without else None
+    kept = [figure for name, figure in figures.items() if source_group(name) != left_out]
+    between = pstdev([at for at, _ in kept]) if len(kept) >= _FEWEST else max(abs(at) for at, _ in kept)
+    inside = mean((_NORMAL_MAD * spread) ** 2 for _, spread in kept)
+    return MemorySpread(median(at for at, _ in kept), sqrt(between**2 + inside))
