@@ -76,7 +76,7 @@ def test_frames_hold_what_they_are_made_from(prediction):
 
 def test_long_tables_and_timelines_are_cut_with_a_word(prediction, monkeypatch):
     assert "100 rows, the first 30 shown" in frame_html(pd.DataFrame({"a": np.arange(100)}))
-    monkeypatch.setattr("perfmodel.timeline._page._INLINE_UP_TO", 10)
+    monkeypatch.setattr("perfmodel.timeline._timeline._INLINE_UP_TO", 10)
     assert "to_html()" in timeline_frame(prediction.timeline)
 
 
