@@ -6,7 +6,6 @@ from perfmodel.execution._lazy import lazy_names
 
 if TYPE_CHECKING:
     from perfmodel.execution._export import chrome_trace as chrome_trace
-    from perfmodel.execution._export import to_dot as to_dot
     from perfmodel.execution._export import write_chrome_trace as write_chrome_trace
     from perfmodel.execution._kernels import KERNELS as KERNELS
     from perfmodel.execution._kernels import jax_dtype as jax_dtype
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from perfmodel.execution._structure import program_structure as program_structure
 
 _MODULES = {
-    "_export": "chrome_trace to_dot write_chrome_trace",
+    "_export": "chrome_trace write_chrome_trace",
     "_kernels": "KERNELS jax_dtype",
     "_pair_times": "PairTimes measure_pair predict_ranks",
     "_rank_events": "rank_events",

@@ -1,4 +1,4 @@
-"""Programs as pictures: Graphviz DOT, and Chrome traces of timelines."""
+"""Timelines of programs as Chrome traces."""
 
 import gzip
 from pathlib import Path
@@ -10,30 +10,7 @@ from perfmodel.display import json_text
 from perfmodel.execution._structure import ProgramStructure
 from perfmodel.ingest.tables import write_bytes
 from perfmodel.program import N_STREAMS, Kind, Stream
-from perfmodel.program.ir import Function, instruction_devices
 from perfmodel.timeline import Timeline
-
-
-def to_dot(function: Function) -> str:
-    """The data flow as a DOT graph: a cluster per device, collectives outside of them."""
-    groups = instruction_devices(function)
-    maker: dict[str, str] = {p.name: f"p{k}" for k, p in enumerate(function.parameters)}
-    of_device: dict[int, list[str]] = {}
-    shared: list[str] = []
-    edges: list[str] = []
-    for k, parameter in enumerate(function.parameters):
-        tensor = function.types[parameter.name]
-        of_device.setdefault(tensor.device, []).append(f'p{k} [label="%{parameter.name}", shape=oval];')
-    for k, (instruction, group) in enumerate(zip(function.instructions, groups, strict=True)):
-        node = f'i{k} [label="%{instruction.outputs[0]}\\n{instruction.op}", shape=box];'
-        (of_device.setdefault(group[0], []) if len(group) == 1 else shared).append(node)
-        edges += [f"{maker[name]} -> i{k};" for name in dict.fromkeys(instruction.inputs)]
-        maker.update(dict.fromkeys(instruction.outputs, f"i{k}"))
-    lines = [f'digraph "{function.name}" {{', "  rankdir=LR;"]
-    for device, nodes in sorted(of_device.items()):
-        lines += [f"  subgraph cluster_{device} {{", f'    label="device {device}";']
-        lines += [f"    {node}" for node in nodes] + ["  }"]
-    return "\n".join([*lines, *(f"  {line}" for line in (*shared, *edges)), "}", ""])
 
 
 def chrome_trace(program: ProgramStructure, timeline: Timeline) -> dict[str, Any]:

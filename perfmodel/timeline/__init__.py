@@ -1,8 +1,6 @@
 """The evaluator: structure and durations in; times, memory, gradients out (JAX)."""
 
 from perfmodel.display import shorten_reprs
-from perfmodel.timeline._attribution import Attribution as Attribution
-from perfmodel.timeline._attribution import attribution as attribution
 from perfmodel.timeline._cache import SHARES as CACHE_SHARES
 from perfmodel.timeline._cache import cache_dir as cache_dir
 from perfmodel.timeline._cache import cache_limit_bytes as cache_limit_bytes
@@ -22,8 +20,6 @@ from perfmodel.timeline._memory import memory as memory
 from perfmodel.timeline._precision import double_precision as double_precision
 from perfmodel.timeline._slices import KIND_NAMES as KIND_NAMES
 from perfmodel.timeline._slices import Slices as Slices
-from perfmodel.timeline._smooth import Smoothing as Smoothing
-from perfmodel.timeline._smooth import smooth_makespan as smooth_makespan
 from perfmodel.timeline._timeline import Timeline as Timeline
 from perfmodel.timeline._timeline import slices as slices
 from perfmodel.timeline._timeline import timeline_frame as timeline_frame

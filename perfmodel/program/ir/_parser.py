@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from perfmodel.errors import PerfModelError
 from perfmodel.program.ir._function import Function
@@ -19,7 +19,6 @@ from perfmodel.program.ir._instruction import (
     attributes,
 )
 from perfmodel.program.ir._program import ROLES, Piece, Whole
-from perfmodel.program.ir._ranks import RankPrograms
 from perfmodel.program.ir._tokens import Token, tokens
 from perfmodel.program.ir._types import Tensor
 
@@ -32,11 +31,6 @@ class Annotations:
 
     types: list[tuple[int, str, Tensor]] = field(default_factory=list)
     devices: list[tuple[int, str, int]] = field(default_factory=list)
-
-
-class _Body(NamedTuple):
-    instructions: list[Instruction]
-    lines: list[int]
 
 
 class Parser:
@@ -62,9 +56,9 @@ class Parser:
         while self._peek().kind != "end" and self._peek().text not in ("input", "output"):
             self._expect("func")
             name, parameters = self._header()
-            body, outputs = self._body(("return",)), self._return()
-            functions.append(Function(name, parameters, tuple(body.instructions), outputs))
-            lines = [*body.lines, self.line]
+            body, lines = self._body()
+            functions.append(Function(name, parameters, tuple(body), self._return()))
+            lines.append(self.line)
             self._expect("}")
         if not functions:
             self.fail("a function is needed: func @name(%x: fp32[2, 4] @0) { ... return %y }")
@@ -109,25 +103,6 @@ class Parser:
             self.fail(f"{name}: %{value}, {part}, at {list(start)} is no part of {whole.dtype}{list(whole.shape)}")
         return Piece(value, start)
 
-    def ranks(self) -> tuple[RankPrograms, list[list[int]]]:
-        """Per-rank programs and the lines of their instructions."""
-        self._expect("ranks")
-        name, parameters = self._header()
-        codes, lines = [], []
-        while self._peek().text == "rank":
-            self._expect("rank")
-            number = self._take("number").text
-            if number != str(len(codes)):
-                self.fail(f"rank {len(codes)} is expected here, got rank {number}")
-            self._expect("{")
-            body = self._body(("}",))
-            self._expect("}")
-            codes.append(tuple(body.instructions))
-            lines.append(body.lines)
-        outputs = self._return()
-        self._expect("}")
-        return RankPrograms(name, parameters, tuple(codes), outputs), lines
-
     def _header(self) -> tuple[str, tuple[Parameter, ...]]:
         name = self._take("function").text[1:]
         self.annotations.append(Annotations())
@@ -167,13 +142,13 @@ class Parser:
                 break
         return tuple(names)
 
-    def _body(self, ends: tuple[str, ...]) -> _Body:
-        body = _Body([], [])
-        while self._peek().text not in ends:
-            line = self._peek().line
-            body.instructions.append(self._instruction())
-            body.lines.append(line)
-        return body
+    def _body(self) -> tuple[list[Instruction], list[int]]:
+        """Instructions up to the return, and their lines."""
+        instructions, lines = [], []
+        while self._peek().text != "return":
+            lines.append(self._peek().line)
+            instructions.append(self._instruction())
+        return instructions, lines
 
     def _instruction(self) -> Instruction:
         outputs = [self._output()]
