@@ -57,22 +57,12 @@ class CollectiveRow:
         highest = max((max(group, default=0) for group in self.groups), default=0)
         cluster.require(highest + 1, "the program")
         node = cluster.devices_per_node
-        spread = [Counter(rank // node for rank in group) for group in self.groups]
-        widest = max(range(len(spread)), key=lambda i: len(spread[i]))
-        leaving = Counter(n for nodes in spread if len(nodes) > 1 for n in nodes)
-        ranks = self.groups[widest]
-        level = next(
-            (i for i, tier in enumerate(cluster.levels) if len({rank // tier.size for rank in ranks}) == 1),
-            len(cluster.levels) - 1,
-        )
+        nodes = [{rank // node for rank in group} for group in self.groups]
+        widest = self.groups[max(range(len(nodes)), key=lambda i: len(nodes[i]))]
+        leaving = Counter(n for of_group in nodes if len(of_group) > 1 for n in of_group)
+        place = cluster.reach(widest)._replace(concurrent=max(leaving.values(), default=1))
         return Collective(
-            collective=self.collective,
-            bytes=self.bytes,
-            num_ranks=len(ranks),
-            ranks_per_node=max(spread[widest].values()),
-            dtype=self.dtype,
-            level=level,
-            concurrent=max(leaving.values(), default=1),
+            collective=self.collective, bytes=self.bytes, num_ranks=len(widest), dtype=self.dtype, **place._asdict()
         )
 
 
