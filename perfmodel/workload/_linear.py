@@ -114,9 +114,9 @@ def adapter(local: Local, rows: int, n: int, k: int, *, out_rows: int | None = N
     """The low-rank adapter beside a frozen product of [rows, k] by [k, n]; none where the job has no rank for it.
 
     y = W x + (alpha / r) B A dropout(x) (LoRA, Hu et al., arXiv 2106.09685, section 4.1), each step a kernel of its own
-    (NeMo 2.0 nemo/collections/nlp/modules/common/megatron/adapters/parallel_adapters.py `ParallelLinearAdapter`; Hugging
-    Face peft 0.10 tuners/lora/layer.py `Linear.forward`). They compute next to nothing, but pass over whole activations
-    time and again: two fifths of what a layer's products read and write.
+    (NeMo 2.0 nemo/collections/nlp/modules/common/megatron/adapters/parallel_adapters.py `ParallelLinearAdapter`;
+    Hugging Face peft 0.10 tuners/lora/layer.py `Linear.forward`). They compute next to nothing, but pass over whole
+    activations time and again: two fifths of what a layer's products read and write.
 
     Args:
         out_rows: rows of the product's result, where tensor parallelism scatters it.
