@@ -99,7 +99,7 @@ def dispatcher_of(row: Row) -> str:
 def adapter_rank_of(row: Row) -> int | None:
     """Rank of a row's LoRA adapters by its notes, 0 where they do not say it; None where all weights are trained."""
     notes = text(row, "notes")
-    if "LoRA" not in notes:
+    if not re.search(r"\blora\b", notes, re.IGNORECASE):
         return None
     rank = re.search(r"LoRA rank (\d+)", notes)
     return int(rank[1]) if rank else 0
