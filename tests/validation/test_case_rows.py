@@ -143,7 +143,8 @@ def test_deepspeed_is_the_framework_whose_zero_a_row_runs():
 
 
 def test_adapters_that_notes_tell():
-    for notes, frozen, rank in (("", False, 0), ("LoRA", True, 0), ("LoRA rank 16 on attention", True, 16)):
+    said = ("", False, 0), ("LoRA", True, 0), ("fine-tuning: lora", True, 0), ("LoRA rank 16 on attention", True, 16)
+    for notes, frozen, rank in said:
         job = read_case(ROW | {"notes": notes}).job
         assert (job.frozen, job.adapter_rank) == (frozen, rank)
 
