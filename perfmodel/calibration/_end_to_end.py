@@ -107,7 +107,7 @@ def _fit(
         FittedRuns(
             at=tuple(map(tuple, observed.coordinates.tolist())), slopes=(), error=(),
             weight=tuple(observed.weight.tolist()), covariance=tuple(map(tuple, covariance_of(known, belief).tolist())),
-            likeness=belief.likeness, noise=belief.noise, scatter=belief.scatter, outliers=belief.outliers,
+            likeness=belief.likeness, noise=belief.noise, scatter=belief.scatter, doubt=belief.doubt,
             held=belief.held_given,
         ),
         np.array([prior.lowest for prior in known]) - centre,

@@ -58,6 +58,7 @@ from perfmodel.prediction._interval import Joint as Joint
 from perfmodel.prediction._interval import joint_errors as joint_errors
 from perfmodel.prediction._interval import joint_of as joint_of
 from perfmodel.prediction._interval import shared_errors as shared_errors
+from perfmodel.prediction._known_runs import OUTLIERS as OUTLIERS
 from perfmodel.prediction._known_runs import KnownRuns as KnownRuns
 from perfmodel.prediction._known_runs import Parts as Parts
 from perfmodel.prediction._known_runs import known_runs as known_runs

@@ -38,7 +38,7 @@ class FittedRuns:
     noise: float
     """Standard deviation of the noise of one run at the typical site."""
     scatter: tuple[float, float]
-    outliers: float
+    doubt: float
     held: float
     """These three as in `Belief`, `held` as `held_given`."""
 
@@ -47,7 +47,8 @@ class FittedRuns:
         """What the runs say."""
         own = self._slopes, self._points
         noise = self.noise**2 / np.array(self.weight)
-        return known_runs(self._parts(*own, *own), noise, np.array(self.error), scales(self.scatter), self.outliers)
+        noise[: len(self.at)] *= self.doubt
+        return known_runs(self._parts(*own, *own), noise, np.array(self.error), scales(self.scatter))
 
     @cached_property
     def values(self) -> Float[np.ndarray, " parameters"]:
@@ -137,7 +138,7 @@ class FittedRuns:
             likeness=Likeness(**{name: float(one) for name, one in value["likeness"].items()}),
             noise=float(value["noise"]),
             scatter=(first, second),
-            outliers=float(value["outliers"]),
+            doubt=float(value["doubt"]),
             held=float(value["held"]),
         )
 

@@ -16,6 +16,8 @@ from jaxtyping import Float
 
 from perfmodel.prediction._scatter import Scales
 
+OUTLIERS: Final = 4.0
+"""Degrees of freedom of the noise of one run: those that lie far from the others of their site lose weight. Assumed."""
 _REWEIGHTED: Final = 50
 _ENOUGH: Final = 1e-3
 """Change of the weights that ends the reweighting."""
@@ -86,7 +88,6 @@ def known_runs(
     noise: Float[np.ndarray, " known"],
     error: Float[np.ndarray, " known"],
     scales: Scales,
-    outliers: float,
 ) -> KnownRuns:
     """The posterior given runs.
 
@@ -95,7 +96,6 @@ def known_runs(
         noise: its variance at the typical site, for runs that are no outliers.
         error: logs of measured over expected time.
         scales: before the runs.
-        outliers: degrees of freedom of the noise, the fewer, the less a run that lies far off says.
     """
     weight = np.ones((len(scales.weight), len(error)))
     for done in range(_REWEIGHTED):
@@ -104,8 +104,8 @@ def known_runs(
         pull = inverse @ error
         # a weight is gamma of its degrees of freedom: its prior counts for the node
         log = -0.5 * pull @ error + 0.5 * np.linalg.slogdet(inverse)[1] + np.log(scales.weight)
-        log += outliers / 2 * (np.log(weight) - weight + 1).sum(axis=1)
-        moved = (outliers + 1) / (outliers + pull**2 * of_node / weight**2)
+        log += OUTLIERS / 2 * (np.log(weight) - weight + 1).sum(axis=1)
+        moved = (OUTLIERS + 1) / (OUTLIERS + pull**2 * of_node / weight**2)
         if np.abs(moved - weight).max(initial=0.0) < _ENOUGH:
             break
         weight = moved

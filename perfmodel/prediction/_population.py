@@ -69,8 +69,9 @@ class Belief:
     """Standard deviations over sites of the logs of the two scales of `Scales`."""
     held: float
     """By what half-widths are multiplied to hold nine tenths of the runs of sources left out."""
-    outliers: float
-    """Degrees of freedom of the noise of one run of a site, of which some are known (`known_runs`)."""
+    doubt: float
+    """By what the variance of the noise of known runs is multiplied for what they say of others, so that few of them
+    seldom make a site worse."""
     held_given: float
     """As `held`, once some runs of the site are known."""
 
@@ -137,7 +138,7 @@ class Population:
             noise=common["noise"],
             scatter=tuple(common["scatter"]),
             held=common["held"],
-            outliers=common["outliers"],
+            doubt=common["doubt"],
             held_given=common["held_given"],
         )
 
@@ -145,7 +146,7 @@ class Population:
 NEUTRAL: Final = Population(
     common={
         "degrees": [0.0] * len(DEGREES), "events": 1.0, "near": 0.0, "length": 1.0, "layout": 0.0, "noise": 0.0,
-        "scatter": [0.0, 0.0], "held": 1.0, "outliers": 4.0, "held_given": 1.0,
+        "scatter": [0.0, 0.0], "held": 1.0, "doubt": 1.0, "held_given": 1.0,
     },
     of={"|": {"mean": [0.0] * len(CLASSES), "covariance": [0.0] * (len(CLASSES) * (len(CLASSES) + 1) // 2)}},
 )  # fmt: skip

@@ -10,7 +10,9 @@ from perfmodel.prediction import Parts, Scales, half_width, known_runs, widened
 
 FEW: Final = (0, 1, 2, 3, 5, 8)
 """Runs of a source that the card says the worth of."""
-_DRAWS: Final = 10
+OTHERS: Final = -1
+"""Stands for all runs of a source but the one predicted: what no update by fewer can be expected to reach."""
+_DRAWS: Final = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +33,8 @@ class Covariances(Parts):
 
     noise: float
     """Variance of one run's own."""
-    outliers: float
-    """`Belief.outliers`."""
+    doubt: float = 1.0
+    """`Belief.doubt`."""
 
 
 def given(
@@ -44,8 +46,7 @@ def given(
 ) -> tuple[Float[np.ndarray, " others"], Float[np.ndarray, " others"]]:
     """What is left of the residuals of some runs after others of their source (`known_runs`), and the half-widths of
     their 90 % intervals."""
-    noise = np.full(len(known), of.noise)
-    found = known_runs(of.take(known, known), noise, residual[known], scales, of.outliers)
+    found = known_runs(of.take(known, known), np.full(len(known), of.doubt * of.noise), residual[known], scales)
     across, weight = of.take(known, others), found.scales.weight
     variance = np.diagonal(found.covariance(of.take(others, others), across), axis1=1, axis2=2)
     half = half_width(np.maximum(variance, 0.0) + found.scales.own[:, None] * of.noise, weight)
@@ -68,17 +69,29 @@ before any run."""
 def draws(
     of: Covariances, scales: Scales, residual: Float[np.ndarray, " runs"], index: Int[np.ndarray, " own"]
 ) -> Draws:
-    """Of each of `FEW` that leaves runs to predict, the known ones drawn at random."""
-    rng, found = np.random.default_rng(0), {}
-    before = given(of, scales, residual, index[:0], index)[1]
+    """Of each of `FEW` that leaves runs to predict, the known ones drawn at random, each in turn where it is one, and
+    of `OTHERS`."""
+    rng, found, size = np.random.default_rng(0), {}, len(index)
+    before = given(of, scales, residual, index[:0], index)
+    turns = [np.roll(np.arange(size), -at) for at in range(size)]
+
+    def told(order: Int[np.ndarray, " own"], k: int) -> tuple[Float[np.ndarray, " others"], ...]:
+        if not k:
+            return *before, before[1]
+        return *given(of, scales, residual, index[order[:k]], index[order[k:]]), before[1][order[k:]]
+
     for k in FEW:
-        if len(index) > k:
-            orders = [rng.permutation(len(index)) for _ in range(_DRAWS if k else 1)]
-            found[k] = [
-                (*given(of, scales, residual, index[order[:k]], index[order[k:]]), before[order[k:]])
-                for order in orders
-            ]
+        if size > k:
+            drawn = {0: turns[:1], 1: turns}.get(k) or [rng.permutation(size) for _ in range(_DRAWS)]
+            found[k] = [told(order, k) for order in drawn]
+    if size > 1:
+        found[OTHERS] = [told(order, size - 1) for order in turns]
     return found
+
+
+def mean_error(of_draws: list[tuple[Float[np.ndarray, " others"], ...]]) -> float:
+    """Mean relative error over draws."""
+    return float(np.mean([np.abs(np.expm1(-left)).mean() for left, *_ in of_draws]))
 
 
 def few_runs(drawn: Draws, held: float, held_given: float) -> dict[int, FewRuns]:
@@ -89,7 +102,7 @@ def few_runs(drawn: Draws, held: float, held_given: float) -> dict[int, FewRuns]
         told = []
         for left, half, before in each:
             wide = widened(half, held_given, held * before) if k else held * before
-            told.append((np.abs(np.expm1(-left)).mean(), (np.abs(left) <= wide).mean(), np.median(np.exp(2 * wide))))
-        error, inside, width = np.mean(told, axis=0).tolist()
-        found[k] = FewRuns(error=error, inside=inside, width=width)
+            told.append(((np.abs(left) <= wide).mean(), np.median(np.exp(2 * wide))))
+        inside, width = np.mean(told, axis=0).tolist()
+        found[k] = FewRuns(error=mean_error(each), inside=inside, width=width)
     return found

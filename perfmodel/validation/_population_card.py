@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.prediction import CLASSES, DEGREES, GAUSS_90
-from perfmodel.validation._few_runs import FEW, FewRuns
+from perfmodel.validation._few_runs import FEW, OTHERS, FewRuns
 from perfmodel.validation._population_fit import PopulationFit
 from perfmodel.validation._population_score import LEVELS
 
@@ -48,8 +48,8 @@ def population_card(fit: PopulationFit) -> str:
                 f"half-widths of intervals are multiplied by {common['held']:.2f}, and once runs of the site are known "
                 f"by {common['held_given']:.2f} (but to no more than before them), with which they hold nine tenths of "
                 "the runs of sources left out, every source counting the same",
-                f"the noise of runs that are known is Student's t of {common['outliers']:g} degrees of freedom, with "
-                "which a few of them tell most of the others of sources left out",
+                f"the variance of the noise of runs that are known counts {common['doubt']:g} times, with which a few "
+                "of them tell most of the others of sources left out, what they make worse counting twice",
             ]
         )
         + ".",
@@ -61,7 +61,9 @@ def population_card(fit: PopulationFit) -> str:
         "## What a few runs are worth\n\nEvery source left out with its group, then given some of its own runs: mean "
         "error of its other runs, and in brackets the share of them inside their 90 % interval and the ratio of its "
         "ends. First by physics alone. The update is the model's own, with the shares of the steps as they are "
-        "predicted.\n\n" + _table(("source", "physics", *(f"{k} runs" for k in FEW)), _few(fit)),
+        "predicted. What bounds it: the error with all other runs of the source known, and, in the last column, with "
+        "the one factor known by which the median of its runs is off.\n\n"
+        + _table(("source", "physics", *(f"{k} runs" for k in FEW), "all others", "one factor"), _few(fit)),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -90,18 +92,23 @@ def _sources(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
 def _few(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
     log, source = fit.score.runs.log, fit.score.runs.words["source"]
     physics = {name: float(np.abs(np.expm1(-log[source == name])).mean()) for name in fit.few}
+    left = {name: fit.left_out[source == name] for name in fit.few}
+    factor = {name: float(np.abs(np.expm1(np.median(own) - own)).mean()) for name, own in left.items()}
+    columns = (*FEW, OTHERS)
 
     def cell(one: FewRuns | None) -> str:
         return "-" if one is None else f"{100 * one.error:.1f} % ({100 * one.inside:.0f} %, {one.width:.2f})"
 
     means = []
-    for k in FEW:
+    for k in columns:
         told = [of[k] for of in fit.few.values() if k in of]
         of_all = {name: [getattr(of, name) for of in told] for name in ("error", "inside", "width")}
         means.append(cell(FewRuns(**{name: float(np.mean(of)) for name, of in of_all.items()}) if told else None))
-    yield "mean over sources", f"{100 * np.mean([*physics.values()]):.1f} %", *means
+    several = [factor[name] for name, of in fit.few.items() if OTHERS in of]
+    yield "mean over sources", f"{100 * np.mean([*physics.values()]):.1f} %", *means, f"{100 * np.mean(several):.1f} %"
     for name, of in fit.few.items():
-        yield name, f"{100 * physics[name]:.1f} %", *(cell(of.get(k)) for k in FEW)
+        one = f"{100 * factor[name]:.1f} %" if OTHERS in of else "-"
+        yield name, f"{100 * physics[name]:.1f} %", *(cell(of.get(k)) for k in columns), one
 
 
 def _percent(log: float) -> str:

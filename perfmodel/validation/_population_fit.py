@@ -11,7 +11,7 @@ from jaxtyping import Float
 from scipy.optimize import minimize
 
 from perfmodel.prediction import CLASSES, key, scales
-from perfmodel.validation._few_runs import Covariances, Draws, FewRuns, draws, few_runs, off_by
+from perfmodel.validation._few_runs import Covariances, Draws, FewRuns, draws, few_runs, mean_error, off_by
 from perfmodel.validation._population_score import (
     LEVELS,
     SHARED,
@@ -29,8 +29,8 @@ _ROUNDS: Final = 2
 _ITERATIONS: Final = 30
 _UNSEEN: Final = 1e-9
 """Weight of runs that tell nothing."""
-TAILS: Final = (1.0, 2.0, 4.0, 8.0)
-"""Degrees of freedom of the noise of one run that are tried for a site of which some runs are known."""
+DOUBTS: Final = (1.0, 2.0, 4.0, 8.0)
+"""`Belief.doubt` that are tried."""
 _AGAIN: Final = 3
 """Iterations by which variances are moved where a group is left out."""
 
@@ -72,7 +72,7 @@ def fit_population(runs: SiteRuns, progress: Callable[[str, int, int], None] | N
             state = score.scaled(_improved(compiled, state, np.ones(len(score.sources)), _ITERATIONS))
         found = {"": posterior(runs, score, state, np.ones(len(runs.log), bool), None)}
         everywhere: dict[str, float] = {}
-        drawn: dict[float, dict[str, Draws]] = {tail: {} for tail in TAILS}
+        drawn: dict[float, dict[str, Draws]] = {doubt: {} for doubt in DOUBTS}
         off: dict[str, Float[np.ndarray, " own"]] = {}
         for done, group in enumerate(score.groups.tolist()):
             if progress:
@@ -91,9 +91,9 @@ def fit_population(runs: SiteRuns, progress: Callable[[str, int, int], None] | N
     few: dict[str, dict[int, FewRuns]] = {}
     for group, told in found.items():
         others = [source for source in off if groups[source] != group]
-        held, (tail, given) = _held([off[source] for source in others]), _given(drawn, others)
-        told["common"] |= {"held": held, "outliers": tail, "held_given": given}
-        few |= {source: few_runs(drawn[tail][source], held, given) for source in off if groups[source] == group}
+        held, (doubt, given) = _held([off[source] for source in others]), _given(drawn, others)
+        told["common"] |= {"held": held, "doubt": doubt, "held_given": given}
+        few |= {source: few_runs(drawn[doubt][source], held, given) for source in off if groups[source] == group}
     return PopulationFit(found, score, state, residual, everywhere, few)
 
 
@@ -120,19 +120,21 @@ def _held(off: Sequence[Float[np.ndarray, " own"]]) -> float:
 
 
 def _given(drawn: Mapping[float, Mapping[str, Draws]], sources: Sequence[str]) -> tuple[float, float]:
-    """Of `TAILS` the one with which some runs of sources tell most of their others, in mean relative error, and by what
-    half-widths given runs are then multiplied (`_held`); every source counts the same."""
+    """Of `DOUBTS` the one with which some runs of sources tell most of their others: least mean relative error plus
+    what it is worse by than without runs, where it is; and by what half-widths given runs are then multiplied
+    (`_held`). Every source counts the same."""
 
-    def known(tail: float) -> list[list[tuple[np.ndarray, ...]]]:
-        told = [[each for k, some in drawn[tail][source].items() if k for each in some] for source in sources]
-        return [some for some in told if some]
+    def error(doubt: float) -> float:
+        of_source = []
+        for told in (drawn[doubt][source] for source in sources):
+            found = np.array([mean_error(some) for k, some in told.items() if k > 0])
+            if len(found):
+                of_source.append((found + np.maximum(found - mean_error(told[0]), 0.0)).mean())
+        return float(np.mean(of_source)) if of_source else 0.0
 
-    def error(tail: float) -> float:
-        of = [np.mean([np.abs(np.expm1(-left)).mean() for left, *_ in some]) for some in known(tail)]
-        return float(np.mean(of)) if of else 0.0
-
-    best = min(TAILS, key=error)
-    return best, _held([np.concatenate([np.abs(left) / half for left, half, _ in some]) for some in known(best)])
+    best = min(DOUBTS, key=error)
+    known = [[each for k, some in drawn[best][source].items() if k > 0 for each in some] for source in sources]
+    return best, _held([np.concatenate([np.abs(left) / half for left, half, _ in some]) for some in known if some])
 
 
 def _draw(
@@ -147,9 +149,9 @@ def _draw(
     for source, index, there in zip(score.sources.tolist(), score.members, score.there, strict=True):
         if score.runs.words["group"][index[0]] != group:
             continue
-        for tail in TAILS:
-            of = Covariances(np.asarray(shared) + of_site, within, repeats, float(noise), tail)
-            drawn[tail][source] = draws(of, nodes, left, index[there])
+        for doubt in DOUBTS:
+            of = Covariances(np.asarray(shared) + of_site, within, repeats, float(noise), doubt)
+            drawn[doubt][source] = draws(of, nodes, left, index[there])
         off[source] = off_by(of, nodes, left, index[there])
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Float, Int
 
-from perfmodel.prediction import CLASSES, DEGREES, standard_nodes
+from perfmodel.prediction import CLASSES, DEGREES, OUTLIERS, standard_nodes
 
 LEVELS: Final[tuple[str, ...]] = ("everywhere", "framework", "architecture", "source", "site")
 SHARED: Final = LEVELS[:3]
@@ -30,9 +30,6 @@ GIVEN: Final = (1, 3, 8)
 DRAWS: Final = 2
 _GIVEN_WEIGHT: Final = 0.5
 """Of a score given runs, relative to that of a source left out whole."""
-OUTLIERS: Final = 4.0
-"""Degrees of freedom of the noise of one run, for what others learn of it: those that lie far from the others of their
-source lose weight. Assumed."""
 DEGREES_OF_FREEDOM: Final = 5.0
 """Of the one scale by which a source's own part counts for what others learn of it. Assumed: the record has too few
 sources to tell."""
@@ -209,14 +206,21 @@ class Score:
         def rest(index: Any, there: Any, enough: Any, drawn: Any) -> Any:
             of = [part[index][:, index] for part in (fixed, within, repeats)]
 
+            of_drawn = [[part[:, at] for part in of] for at in drawn]
+
             def told(scale: Any, own: Any) -> tuple[Any, Any]:
-                """Log likelihoods of the runs that are given, one after the other, and of the others after them."""
-                left, covariance, log = residual[index], of[0] + scale * of[1] + own * of[2], 0.0
-                for at in drawn:
-                    gain, variance = covariance[at], covariance[at, at] + own * noise
-                    log = log + _log_normal(left[at], variance)
-                    left, covariance = left - gain * left[at] / variance, covariance - gain[:, None] * gain / variance
-                return log, _log_normal(left, jnp.diag(covariance) + own * noise)
+                """Log likelihoods of the runs that are given, one after the other, and of the others after them, by
+                their columns of the covariance's root."""
+                fixed, within, repeats = (jnp.diag(part) for part in of)
+                left, variance, log = residual[index], fixed + scale * within + own * (repeats + noise), 0.0
+                columns: list[Any] = []
+                for at, (fixed, within, repeats) in zip(drawn, of_drawn, strict=True):
+                    gain = fixed + scale * within + own * repeats - sum(one * one[at] for one in columns)
+                    log = log + _log_normal(left[at], variance[at])
+                    left = left - gain * left[at] / variance[at]
+                    columns.append(gain / jnp.sqrt(variance[at]))
+                    variance = variance - columns[-1] ** 2
+                return log, _log_normal(left, variance)
 
             likely, log = jax.vmap(told)(*scales)
             likely = likely[:, None] + prior

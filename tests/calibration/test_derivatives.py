@@ -70,7 +70,7 @@ def test_bounds_stay_bounds_where_runs_were_faster(problem) -> None:
     like = Likeness(near=0.1, length=2.0, own=0.0)
     near = FittedRuns(
         at=where, slopes=((),) * len(where), error=(-0.3,) * len(where), weight=(1.0,) * len(where), covariance=(),
-        likeness=like, noise=1e-3, scatter=(0.0, 0.0), outliers=4.0, held=1.0,
+        likeness=like, noise=1e-3, scatter=(0.0, 0.0), doubt=1.0, held=1.0,
     )  # fmt: skip
     model = problem.adjusted(replace(HERE, runs=near))
     assert np.allclose(

@@ -11,7 +11,6 @@ NOISE = 0.02
 LIKENESS = Likeness(near=0.05, length=2.0, own=0.02)
 ALIKE = scales((0.0, 0.0))
 UNKNOWN = scales((0.5, 1.2))
-TAILS = 4.0
 
 
 def site(n: int, together: float = 0.1) -> Parts:
@@ -24,14 +23,14 @@ def fitted(errors: list[float], at: list[float], scatter: tuple[float, float]) -
     n = len(errors)
     return FittedRuns(
         at=tuple((x,) for x in at), slopes=((0.5,),) * n, error=tuple(errors), weight=(1.0,) * n, covariance=((0.04,),),
-        likeness=LIKENESS, noise=NOISE, scatter=scatter, outliers=TAILS, held=1.0,
+        likeness=LIKENESS, noise=NOISE, scatter=scatter, doubt=1.0, held=1.0,
     )  # fmt: skip
 
 
 def test_with_one_scale_and_no_outlier_it_is_a_gaussian_process():
     of, error = site(4), np.array([0.05, 0.06, 0.04])
     known, others = np.arange(3), np.array([3])
-    found = known_runs(of.take(known, known), np.full(3, 1e4 * NOISE**2), error, ALIKE, TAILS)
+    found = known_runs(of.take(known, known), np.full(3, 1e4 * NOISE**2), error, ALIKE)
     across = of.take(known, others)
     total = of.take(known, known).under(ALIKE)[0] + 1e4 * NOISE**2 * np.eye(3)
     # noise this large makes no run an outlier: Student t weighs all of them by 5/4
@@ -47,7 +46,7 @@ def test_ten_repeats_are_not_ten_witnesses(of):
     def told(runs: int, repeats: bool) -> float:
         apart = np.ones((runs, runs)) if repeats else np.eye(runs)
         prior = Parts(np.full((runs, runs), 0.05**2), 0.05**2 * apart, 0.02**2 * apart)
-        found = known_runs(prior, np.full(runs, NOISE**2), np.full(runs, 0.1), of, TAILS)
+        found = known_runs(prior, np.full(runs, NOISE**2), np.full(runs, 0.1), of)
         across = Parts(np.full((runs, 1), 0.05**2), np.zeros((runs, 1)), np.zeros((runs, 1)))
         return (found.scales.weight @ found.shift(across)).item()
 
@@ -59,7 +58,7 @@ def test_ten_repeats_are_not_ten_witnesses(of):
 def test_a_run_that_lies_far_off_moves_little():
     error, other = np.array([0.0, 0.01, -0.01, 0.0, 0.9]), np.array([5])
     known = np.arange(5)
-    found = known_runs(site(6).take(known, known), np.full(5, NOISE**2), error, UNKNOWN, TAILS)
+    found = known_runs(site(6).take(known, known), np.full(5, NOISE**2), error, UNKNOWN)
     shift = found.scales.weight @ found.shift(site(6).take(known, other))
     assert abs(shift.item()) < 0.03
 
@@ -67,7 +66,7 @@ def test_a_run_that_lies_far_off_moves_little():
 def test_a_site_whose_runs_scatter_stays_uncertain():
     def left(spread: float) -> float:
         error = spread * np.array([1.0, -1.0, 0.5, -0.5])
-        found = known_runs(site(4), np.full(4, NOISE**2), error, UNKNOWN, TAILS)
+        found = known_runs(site(4), np.full(4, NOISE**2), error, UNKNOWN)
         nothing = Parts(np.zeros((4, 1)), np.zeros((4, 1)), np.zeros((4, 1)))
         other = found.covariance(site(4).take(np.array([0]), np.array([0])), nothing)[:, 0, 0]
         return float(found.scales.weight @ other)
@@ -97,6 +96,17 @@ def test_traces_tell_of_parameters_and_not_of_layouts():
     assert traced.posterior[0, 0] < 0.6 * run.posterior[0, 0]
     assert traced.values[0] == pytest.approx(0.2, abs=0.03)
     assert abs(traced.mean(np.array([[0.0]]))[0]) < 0.3 * abs(run.mean(np.array([[0.0]]))[0])
+
+
+@pytest.mark.parametrize("of", [(0.0, 0.0), (0.5, 1.2)])
+def test_runs_that_are_doubted_say_less_and_no_run_to_come_is_noisier(of):
+    sure = fitted([0.1, 0.08], [0.0, 1.0], of)
+    doubted = replace(sure, doubt=8.0)
+    assert 0.3 * sure.values[0] < doubted.values[0] < 0.99 * sure.values[0]
+    assert doubted.posterior[0, 0] > 1.01 * sure.posterior[0, 0]
+    assert (doubted.noise_variance @ doubted.known.scales.weight) < 1.5 * (
+        sure.noise_variance @ sure.known.scales.weight
+    )
 
 
 def test_runs_that_agree_leave_no_interval_wider_than_before():

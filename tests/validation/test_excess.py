@@ -2,7 +2,7 @@
 
 import pandas as pd
 import pytest
-from studies.excess import pipeline_excess
+from studies.excess import by_devices, pipeline_excess
 
 
 def runs(**columns: object) -> pd.DataFrame:
@@ -30,3 +30,14 @@ def test_runs_of_few_micro_batches_or_without_a_prediction_say_nothing() -> None
     frame.loc[2, "num_microbatches"] = 4
     assert [row["tp"] for row in pipeline_excess(frame)["by_tp"]] == [1]
     assert pipeline_excess(pd.DataFrame({"case_id": []})) == {"by_tp": [], "by_pp": []}
+
+
+def test_slow_runs_and_regret_are_counted_by_devices() -> None:
+    few = pd.DataFrame({"n_devices": 8, "pp": [1, 1, 1, 2, 2], "measured_s": [1.0, 2.0, 3.0, 4.0, 5.0]})
+    few["predicted_iter_time_s"] = [1.0, 2.0, 3.0, 3.5, 5.0]
+    many = few.assign(n_devices=64, measured_s=[5.0, 2.0, 3.0, 4.0, 15.0])
+    first, last = by_devices(pd.concat([few, many]).assign(source="s"))
+    assert (first["devices"], first["runs"], first["slow"], first["regret"]) == (8, [3, 2], [0.0, 0.0], 0.0)
+    assert last["slow"] == pytest.approx([1 / 3, 1 / 2])
+    assert last["regret"] == last["worst_regret"] == pytest.approx(1.5)
+    assert by_devices(pd.DataFrame({"case_id": []})) == []

@@ -41,7 +41,7 @@ def test_runs_of_a_site_narrow_the_others_as_a_gaussian_process_does(scatter):
     """With one scale, no outliers and little noise the update is that of a Gaussian process; where a site's scatter is
     unknown, runs that lie far off leave the interval wide."""
     n = 4
-    of = Covariances(np.full((n, n), 0.04), 0.01 * np.eye(n), np.zeros((n, n)), 1e-3, 4.0)
+    of = Covariances(np.full((n, n), 0.04), 0.01 * np.eye(n), np.zeros((n, n)), 1e-3)
     known, others, residual = np.array([0, 1]), np.array([2, 3]), np.array([0.02, 0.03, 0.02, 0.0])
     left, half = given(of, scales(scatter), residual, known, others)
     if not any(scatter):

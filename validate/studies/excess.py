@@ -8,12 +8,38 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from jaxtyping import Bool
+from studies.ranking import ranking
 
 LEAST_MICRO_BATCHES = 8
 """From here on filling the pipeline and the optimizer are a small part of the step."""
 QUARTILE = 0.25
 SLOW_S = 0.4
 """Of a micro-batch, beyond its prediction: no layer's excess adds up to so much, transfers that wait do."""
+FAR = 2.0
+"""Times its prediction from which a run of few micro-batches, too, is counted as slow."""
+
+
+def by_devices(runs: pd.DataFrame) -> list[dict[str, Any]]:
+    """Per number of devices: runs with one stage and with several, the shares of each that took `FAR` times their
+    prediction or more, and the regret of the layouts predicted fastest (`ranking`).
+
+    Args:
+        runs: as of `pipeline_excess`.
+    """
+    known = runs.reindex(columns=[*runs.columns.union(["measured_s", "predicted_iter_time_s", "n_devices", "pp"])])
+    known = known.dropna(subset=["measured_s", "predicted_iter_time_s", "n_devices", "pp"])
+    found = []
+    for devices, own in known.groupby("n_devices"):
+        measured_s, predicted_s = (np.asarray(own[name], float) for name in ("measured_s", "predicted_iter_time_s"))
+        several, slow = np.asarray(own["pp"] > 1), measured_s >= FAR * predicted_s
+        of = [*ranking(own, measured_s, predicted_s).values()]
+        found.append({
+            "devices": int(devices), "runs": [int((~several).sum()), int(several.sum())],  # pyright: ignore
+            "slow": [float(slow[which].mean()) if which.any() else None for which in (~several, several)],
+            "groups": of[0]["groups"] if of else 0, "regret": of[0]["regret"] if of else None,
+            "worst_regret": of[0]["worst_regret"] if of else None,
+        })  # fmt: skip
+    return found
 
 
 def pipeline_excess(runs: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from studies.bars import BARS, Bar, playbook
 from studies.baselines import naive_times_s, reference_predictions
-from studies.excess import pipeline_excess
+from studies.excess import by_devices, pipeline_excess
 from studies.groups import group_means
 from studies.pairs import NANOTRON, PredictedRun, choices, next_run, pairs_report, predicted_run
 from studies.ranking import interval_scores, ranking
@@ -81,7 +81,7 @@ def published_record(
         "ranking": ranking(runs, measured_s, time_s),
         "pairs": pairs_report(some := choices(runs, measured_s, told), (NANOTRON,)) | {"next_run": next_run(some)},
         "intervals": interval_scores(runs["source"], measured_s, predicted),
-        "excess": pipeline_excess(frame.loc[playbook(frame)]),
+        "excess": pipeline_excess(own := frame.loc[playbook(frame)]) | {"by_devices": by_devices(own)},
     }
     return record, frame
 

@@ -264,6 +264,21 @@ def _excess(excess: dict[str, list[dict[str, Any]]]) -> list[str]:
                 for row in excess["by_tp"]
             ),
         ),
+        "What choosing by prediction costs on so many devices: most of it on the most, where runs of any layout are "
+        "slow or not whatever it is, so that which is the fastest measured is chance.",
+        _table(
+            ("devices", "one stage", "several", "slow, one stage", "slow, several", "groups", "regret", "largest"),
+            (
+                (
+                    row["devices"],
+                    *row["runs"],
+                    *("-" if share is None else _percent(share) for share in row["slow"]),
+                    row["groups"],
+                    *("-" if row[k] is None else _percent(row[k]) for k in ("regret", "worst_regret")),
+                )
+                for row in excess.get("by_devices", [])
+            ),
+        ),
     ]
 
 

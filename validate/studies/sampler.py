@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.prediction import CLASSES, key
+from perfmodel.prediction import CLASSES, OUTLIERS, key
 from perfmodel.validation._population_fit import PopulationFit, posterior
 from perfmodel.validation._population_score import (
     DEGREES_OF_FREEDOM,
     LEVELS,
-    OUTLIERS,
     SHARED,
     Score,
     SiteRuns,

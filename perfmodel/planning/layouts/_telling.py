@@ -114,12 +114,14 @@ def telling(problem: StepProblem, predictions: Sequence[Prediction]) -> Telling:
     """
     mean = np.log([p.step_time_s for p in predictions])
     joint = joint_errors(problem, predictions)
-    own, signal = np.sqrt(joint.noise), joint.covariance - joint.noise[:, :, None] * np.eye(len(mean))
+    belief = problem.site.belief(problem.framework, problem.cluster.device)
+    own = np.sqrt(belief.doubt * joint.noise)
+    signal = joint.covariance - joint.noise[:, :, None] * np.eye(len(mean))
     before_runs = problem.adjustment is None or problem.adjustment.runs is None
     loads = _loads(problem, predictions, signal) if before_runs else square_root(signal)
     seen = runs_and_pairs(loads, own, int(mean.argmin()))
     if before_runs:
-        names, belief = shared_errors(predictions)[0], problem.site.belief(problem.framework, problem.cluster.device)
+        names = shared_errors(predictions)[0]
         seen += [_profile(run, names, belief) for run in seen if run.kind == "run"]
     return weighed(mean, loads, seen, tuple(predictions), joint.weight)
 

@@ -93,6 +93,11 @@ def predictions(case):
     return search(case.model, case.cluster, devices=8, global_batch=16, job=case.job, top=5).layouts
 
 
+def doubt(case) -> float:
+    problem = case.step_problem
+    return problem.site.belief(problem.framework, problem.cluster.device).doubt
+
+
 def test_of_a_search(case, predictions, monkeypatch):
     seen: list[Evidence] = []
     monkeypatch.setattr(
@@ -102,7 +107,7 @@ def test_of_a_search(case, predictions, monkeypatch):
     loads, _ = telling(case.step_problem, predictions)  # pyright: ignore[reportGeneralTypeIssues]
     own = np.stack([one.noise[:, 0] for one in seen if one.kind == "run"], axis=1)
     joint = joint_errors(case.step_problem, predictions)
-    noise = own[:, :, None] ** 2 * np.eye(len(predictions))
+    noise = own[:, :, None] ** 2 / doubt(case) * np.eye(len(predictions))
     np.testing.assert_allclose(loads @ loads.transpose(0, 2, 1) + noise, joint.covariance, atol=1e-9)
     # a profile shows the run's step, and the seconds of its classes: shares of a whole
     for one in (each for each in seen if each.kind == "profile"):
@@ -120,7 +125,7 @@ def test_after_runs_further_runs_alone_are_weighed(case, predictions):
         device=case.cluster.device.name, values=(),
         runs=FittedRuns(
             at=((0.0,) * 8,), slopes=((),), error=(0.0,), weight=(1.0,), covariance=(),
-            likeness=Likeness(0.07, 2.0, 0.02), noise=0.03, scatter=(0.3, 0.5), outliers=4.0, held=1.0,
+            likeness=Likeness(0.07, 2.0, 0.02), noise=0.03, scatter=(0.3, 0.5), doubt=1.0, held=1.0,
         ),
     )  # fmt: skip
     told = telling(case.step_problem.adjusted(fitted), predictions)
@@ -142,7 +147,7 @@ def test_a_fit_to_runs_moves_predictions_as_weighed(case, predictions):
     moved = np.log(after) - np.log([p.step_time_s for p in predictions])
     joint = joint_errors(case.step_problem, predictions)
     loads = square_root(joint.covariance - joint.noise[:, :, None] * np.eye(len(predictions)))
-    both = Evidence("two runs", tuple(places), loads[:, places], np.sqrt(joint.noise[:, places]))
+    both = Evidence("two runs", tuple(places), loads[:, places], np.sqrt(doubt(case) * joint.noise[:, places]))
     (expected,) = expected_given(loads, both, slower[None], joint.weight)
     np.testing.assert_allclose(moved, expected, atol=0.01)
     assert np.ptp(moved) > 0.03
