@@ -197,7 +197,8 @@ def _of_passes(
     found: list[tuple[np.ndarray, np.ndarray]] = []
     for table, paired, classes in part.passes():
         by_phase = of_phases(table, paired)
-        found += [(where, np.einsum("cbp,bpq->cq", counts, by_phase)) for where, counts in classes]
+        by_phase = by_phase.reshape(-1, by_phase.shape[-1])
+        found += [(where, counts.reshape(-1, len(by_phase)) @ by_phase) for where, counts in classes]
     out = np.zeros((prepared(part.bundle.spec).structure.n_classes, found[0][1].shape[1]))
     for where, seconds in found:
         out[where] = seconds

@@ -62,6 +62,7 @@ class OnKind:
             counts = [
                 (where, phase_counts(kind, layout.recompute, found.blocks[where], found.full[where]))
                 for kind, where in of_kind.items()
+                if len(where)
             ]
             table = variant_times(self.problem, layout, variant, self.bundle.spec.scheduler.slices)
             yield table, variant[2], counts

@@ -111,6 +111,8 @@ def per_step(
 ) -> tuple[float, Float[np.ndarray, " classes"], Float[np.ndarray, " classes"]]:
     """Step time, its gradient, and the occurrences of each class on compute streams; classes of the first program."""
     step_s, gradients = step_gradients(programs)
+    if len(programs) == 1:
+        return step_s, gradients[0], programs[0][0].compute_count
     classes = {key: i for i, key in enumerate(_class_keys(programs[0][0].structure))}
     of_step, count = np.zeros((2, len(classes)))
     for (program, _, weight), gradient in zip(programs, gradients, strict=True):
