@@ -6,6 +6,7 @@ from perfmodel.ingest._collective_tables import published_collectives as publish
 from perfmodel.ingest._kernel_tables import OWN_ORDER as OWN_ORDER
 from perfmodel.ingest._kernel_tables import SERVER_KERNELS as SERVER_KERNELS
 from perfmodel.ingest._kernel_tables import clean_kernels as clean_kernels
+from perfmodel.ingest._kernel_tables import fills_caches as fills_caches
 from perfmodel.ingest._kernel_tables import held_under_load as held_under_load
 from perfmodel.ingest._kernel_tables import kernel_table_paths as kernel_table_paths
 from perfmodel.ingest._kernel_tables import quantises_operands as quantises_operands

@@ -12,16 +12,9 @@ from perfmodel.errors import PerfModelError
 from perfmodel.ingest.tables import write_bytes, write_text
 from perfmodel.prediction import Prediction, rank_strides
 from perfmodel.program import N_STREAMS, Kind, Stream
-from perfmodel.timeline import KIND_NAMES, Timeline, slices
+from perfmodel.timeline import KIND_NAMES, STREAM_NAMES, Timeline, slices
 from perfmodel.units import GIB
 
-_STREAM_NAMES: Final = (
-    "compute",
-    "data-parallel communication",
-    "pipeline sends",
-    "copies to host",
-    "copies from host",
-)
 _SENDS: Final = (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
 _MOST_EVENTS: Final = 3_000_000
 """Of a trace that is written: some 400 MB of text."""
@@ -49,7 +42,7 @@ def trace_events(prediction: Prediction, *, every_pass: bool = False, every_rank
         events.append(_meta("process_name", device, 0, f"pipeline rank {device}"))
         events.append({"ph": "M", "name": "process_sort_index", "pid": device, "args": {"sort_index": device}})
         used = sorted({int(Stream.SEND), *(drawn.stream[drawn.device == device]).tolist()})
-        events += [_meta("thread_name", device, tid, _STREAM_NAMES[tid]) for tid in used]
+        events += [_meta("thread_name", device, tid, STREAM_NAMES[tid]) for tid in used]
     for start, duration, device, stream, kind, stage, micro_batch, critical, _ in drawn:
         label = EVENTS[KIND_NAMES[kind]].label
         events.append(

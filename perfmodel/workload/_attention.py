@@ -2,9 +2,8 @@
 
 from perfmodel.ops import LATENT_DECODE, Attention, Gemm
 from perfmodel.spec import LatentAttention, Transformer
-from perfmodel.workload._adapters import adapter
 from perfmodel.workload._attention_core import attention_core
-from perfmodel.workload._linear import column_linear, linear, row_linear
+from perfmodel.workload._linear import adapter, column_linear, linear, row_linear
 from perfmodel.workload._local import Local
 from perfmodel.workload._piece import Piece, pointwise, recomputed
 from perfmodel.workload._pointwise import attention_gate, attention_layout, head_norm, rotary, small_norm

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from perfmodel.ops import Attention, Gemm
+from perfmodel.ops import Attention, Gemm, KernelOp
 from perfmodel.spec import Transformer
 from perfmodel.workload._context_parallel import context_parallel
 from perfmodel.workload._local import Local
-from perfmodel.workload._piece import Piece, pointwise, recomputed
+from perfmodel.workload._piece import Piece, memory, pointwise, recomputed
 from perfmodel.workload._quantisation import cast_for_attention
 
 TENSOR_CORE_BYTES = 16
@@ -29,7 +29,15 @@ def attention_core(
         if local.job.flash_attention
         else _materialised(model, local, d_qk, d_v, seq_kv)
     )
+    prompt = local.job.mode == "inference" and local.seq_local > 1
+    if prompt and local.job.flash_attention and not model.latent_attention:
+        core = replace(core, forward=(_cached(local, kv_heads, d_qk + d_v), *core.forward))
     return recomputed("core_attn", [core])[0]
+
+
+def _cached(local: Local, kv_heads: int, dims: int) -> KernelOp:
+    """Keys and values of a prompt copied into the cache; those of single tokens come with the kernel that reads it."""
+    return memory(local.precision, "fill_cache", local.shard.micro_batch * local.seq_local, kv_heads * dims)
 
 
 def _materialised(model: Transformer, local: Local, d_qk: int, d_v: int, seq_kv: int) -> Piece:
