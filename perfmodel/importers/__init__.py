@@ -13,7 +13,6 @@ from perfmodel.importers._program import trace_program as trace_program
 from perfmodel.importers._rows import CollectiveRow as CollectiveRow
 from perfmodel.importers._rows import KernelRow as KernelRow
 from perfmodel.importers._rows import Unmapped as Unmapped
-from perfmodel.importers._source import SOURCES as SOURCES
 from perfmodel.importers._source import SourceSettings as SourceSettings
 from perfmodel.importers._source import input_value as input_value
 from perfmodel.importers._source import loaded as loaded

@@ -10,8 +10,6 @@ from perfmodel.ingest._kernel_tables import fills_caches as fills_caches
 from perfmodel.ingest._kernel_tables import held_under_load as held_under_load
 from perfmodel.ingest._kernel_tables import kernel_table_paths as kernel_table_paths
 from perfmodel.ingest._kernel_tables import quantises_operands as quantises_operands
-from perfmodel.ingest._kernel_tables import stand_in_order as stand_in_order
-from perfmodel.ingest._kernel_tables import times_host_launch as times_host_launch
 from perfmodel.ingest._measured_trace import PHASES as PHASES
 from perfmodel.ingest._measured_trace import Activity as Activity
 from perfmodel.ingest._measured_trace import ActivityKind as ActivityKind
