@@ -1,6 +1,10 @@
 """Files of benchmarks and profilers as measurement tables and as timelines of devices."""
 
 from perfmodel.display import shorten_reprs
+from perfmodel.ingest._chrome import chrome_trace as chrome_trace
+from perfmodel.ingest._chrome import complete_event as complete_event
+from perfmodel.ingest._chrome import name_event as name_event
+from perfmodel.ingest._chrome import write_chrome as write_chrome
 from perfmodel.ingest._collective_tables import clean_collectives as clean_collectives
 from perfmodel.ingest._collective_tables import published_collectives as published_collectives
 from perfmodel.ingest._kernel_tables import OWN_ORDER as OWN_ORDER
