@@ -102,7 +102,7 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
         said["recompute_modules"] = modules
     if (recipe := fp8_recipe_of(row)) is not None:
         said["fp8_recipe"] = recipe
-    if dtype == "fp8" and attends_in_8_bits(row):
+    if dtype == "fp8" and flash != 0 and attends_in_8_bits(row):
         said["fp8_attention"] = True
     if dispatcher := dispatcher_of(row):
         said["expert_dispatcher"] = dispatcher
