@@ -1,6 +1,6 @@
 """Layouts: how a step is spread over devices, and the job that they run."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import permutations
 from math import inf, prod
 from operator import attrgetter
