@@ -43,7 +43,9 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any] | None, live: di
         "TensorFlow's operators are not fused; the host's time per expert of grouped products; that rows whose recipe "
         "says so attend in 8 bits; the element type in which Transformer Engine adds up partial attention, and that an "
         "adapter's input is gathered in 16 bits; that CUDA graphs are open where a row says nothing of its launch; "
-        "what Habana's fork of Megatron-DeepSpeed sets, and that Gaudi 2's products reach what a search found; and "
+        "what Habana's fork of Megatron-DeepSpeed sets, and that Gaudi 2's products reach what a search found; "
+        "that servers' attention also fills caches and training's does not, and how long FlashAttention-2 takes, by "
+        "its authors' figures (on runs outside the record); and "
         "that of what a row leaves open those count that more likely than not fit. Errors are relative to the "
         "measured time; width: the interval's upper end over its lower, the median of the runs.",
         "## Step time of published runs",
