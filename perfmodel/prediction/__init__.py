@@ -22,13 +22,11 @@ from perfmodel.prediction._compare import chimera_closed_form as chimera_closed_
 from perfmodel.prediction._compare import compare_schedules as compare_schedules
 from perfmodel.prediction._compose import Bundle as Bundle
 from perfmodel.prediction._compose import bundle_events as bundle_events
-from perfmodel.prediction._compose import bundle_passes as bundle_passes
 from perfmodel.prediction._compose import bundles as bundles
 from perfmodel.prediction._compose import event_classes as event_classes
 from perfmodel.prediction._compose import in_program_of as in_program_of
 from perfmodel.prediction._compose import pass_s as pass_s
 from perfmodel.prediction._compose import weighted_programs as weighted_programs
-from perfmodel.prediction._compose import with_segments as with_segments
 from perfmodel.prediction._durations import durations as durations
 from perfmodel.prediction._durations import pass_times as pass_times
 from perfmodel.prediction._evaluate import evaluate as evaluate
