@@ -30,7 +30,7 @@ from perfmodel.cost.learn import (
     with_half_the_batch,
 )
 from perfmodel.ingest.tables import factorise
-from perfmodel.ops import ATTENTION_MASKS, FAMILIES, KernelOp
+from perfmodel.ops import ATTENTION_MASKS, FAMILIES, Gemm, KernelOp
 from perfmodel.session import Store, current_session
 from perfmodel.spec import Device
 
@@ -93,6 +93,8 @@ _EXTRAPOLATED: Final = PROVENANCE.index("extrapolated")
 _WIDE: Final = ("fp32", "tf32")
 """Element types that nobody measured attention in."""
 _CHUNK: Final = 40_000
+_LARGE: Final = (4096, 8192, 16384)
+"""Sides of products among which a device's best is."""
 
 
 class KernelModel:
@@ -171,7 +173,9 @@ class KernelModel:
         """Times of ops; in element types that nobody measured, at the share of the roofline that the nearest measured
         one reaches, or their nominal rate, and half to all of the time of the next wider one."""
         priced = [as_measured(device, op) for op in ops]
-        found = self._predict_ops(Query(Figures.of(device), None, software), priced)
+        query = Query(Figures.of(device), None, software)
+        found = self._predict_ops(query, priced)
+        self._reach(device, query, priced, found)
         at = [i for i, (op, measured) in enumerate(zip(ops, priced, strict=True)) if op is not measured]
         if at:
             own_s, measured_s = (roofline_seconds(device, [of[i] for i in at]) for of in (ops, priced))
@@ -184,6 +188,19 @@ class KernelModel:
             wide = self._predict_new(device, software, [wider(device, ops[i]) for i in unmeasured])
             _between(found, np.array(unmeasured), wide)
         return found
+
+    def _reach(self, device: Device, query: Query, ops: Sequence[KernelOp], found: Prediction) -> None:
+        """Products of a device that no table times take so much less that the best of them reaches what its best is
+        known to (`Device.reached_share`)."""
+        if device.reached_share is None:
+            return
+        for dtype in {op.dtype for op in ops if isinstance(op, Gemm)} & set(device.dtypes):
+            large = [Gemm(dtype=dtype, m=size, n=size, k=size) for size in _LARGE]
+            seconds = np.exp(self._predict_ops(query, large).log_time)
+            best = max(op.flops / s for op, s in zip(large, seconds.tolist(), strict=True))
+            at = [i for i, op in enumerate(ops) if isinstance(op, Gemm) and op.dtype == dtype]
+            known = device.reached_share * getattr(device.peak, dtype)
+            _move(found, np.array(at), np.full(len(at), min(0.0, float(np.log(best / known)))))
 
     def _predict_ops(self, query: Query, ops: Sequence[KernelOp]) -> Prediction:
         by_family: dict[str, list[int]] = {}

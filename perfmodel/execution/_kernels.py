@@ -264,7 +264,8 @@ def compiled_kernel(instruction: Instruction, outputs: Sequence[Tensor]) -> Call
     """The kernel of an instruction, compiled once per op, attributes and output shapes; returns a tuple."""
     # placement does not matter to a kernel; attributes that are equal but written differently, as 1, 1.0 and true, are
     # other kernels
-    attributes, shapes = instruction.attributes, tuple(t.on(0) for t in outputs)
+    attributes = tuple((name, value) for name, value in instruction.attributes if name != "device")
+    shapes = tuple(t.on(0) for t in outputs)
     key = instruction.op, attributes, shapes, repr(attributes)
     return current_session().kernels.once(key, lambda: _compiled(instruction.op, dict(attributes), shapes))
 
