@@ -23,11 +23,15 @@ class UnknownNameError(PerfModelError):
     """A name that no catalog entry, op family or schedule carries."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], remedy: str = "") -> None:
+        super().__init__(kind, name, tuple(known), remedy)
+
+    def __str__(self) -> str:  # when it is read: whoever only asks whether there is such a name does not wait for it
+        kind, name, known, remedy = self.args
         known = sorted(set(known))
         close = get_close_matches(name.lower(), [k.lower() for k in known], n=3, cutoff=0.5)
         names = [k for k in known if k.lower() in close]
         hint = f"did you mean {' or '.join(map(repr, names))}?" if names else f"known: {_some(known)}"
-        super().__init__(f"unknown {kind} {name!r}; {hint}" + (f"; {remedy}" if remedy else ""))
+        return f"unknown {kind} {name!r}; {hint}" + (f"; {remedy}" if remedy else "")
 
 
 def _some(names: list[str]) -> str:

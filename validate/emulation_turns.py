@@ -148,10 +148,6 @@ def _used_by_others_s(groups: set[int]) -> float:
     return total / os.sysconf("SC_CLK_TCK")
 
 
-def _slowest(table: pd.DataFrame) -> pd.DataFrame:
-    return table.sort_values("time_s").groupby(["turn", "iteration"], as_index=False).last()
-
-
 def _awake(table: Any, turns: _Turns) -> pd.DataFrame:
     """Iterations within a turn, whose first is cold."""
     parts = []

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from perfmodel.catalog._cpu import CPU_NAMES, this_cpu
 from perfmodel.catalog._names import index, key, resolve
@@ -14,17 +14,8 @@ from perfmodel.units import GIB, MIB
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeakTflops(Stated):
+class PeakTflops(PeakRates, Stated):
     """Dense peaks in 10^12 FLOP/s."""
-
-    fp64: float | None = None
-    fp32: float | None = None
-    tf32: float | None = None
-    bf16: float | None = None
-    fp16: float | None = None
-    fp8: float | None = None
-    fp4: float | None = None
-    int8: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +37,7 @@ class DeviceEntry(Stated):
     """One way between device and host memory."""
     power_w: float | None = None
     idle_power_w: float | None = None
+    reached_share: float | None = None
     usd_per_hour: float | None = None
     price_source: str = ""
     source: str
@@ -53,27 +45,23 @@ class DeviceEntry(Stated):
 
     def device(self, name: str) -> Device:
         """The same in SI units."""
-        peak = {k: v * 1e12 for k, v in vars(self.peak_tflops).items() if v is not None}
-        return Device(
-            name=name,
-            vendor=self.vendor,
-            architecture=self.architecture,
-            die=self.die,
-            memory_bytes=self.memory_gib * GIB,
-            memory_bandwidth_bytes_per_s=self.memory_bandwidth_gb_per_s * 1e9,
-            peak=PeakRates(**peak),
-            compute_units=self.compute_units,
-            clock_hz=self.clock_mhz * 1e6,
-            l2_bytes=self.l2_mib * MIB,
-            link_bandwidth_bytes_per_s=self.link_gb_per_s * 1e9,
-            host_bandwidth_bytes_per_s=None if self.host_gb_per_s is None else self.host_gb_per_s * 1e9,
-            power_w=self.power_w,
-            idle_power_w=self.idle_power_w,
-            usd_per_hour=self.usd_per_hour,
-            price_source=self.price_source,
-            source=self.source,
-            aliases=self.aliases,
-        )
+        stated = dict(vars(self))
+        peak = {dtype: rate * 1e12 for dtype, rate in vars(stated.pop("peak_tflops")).items() if rate is not None}
+        for stated_as, (name_si, factor) in _SI.items():
+            value = stated.pop(stated_as)
+            stated[name_si] = None if value is None else value * factor
+        return Device(name=name, peak=PeakRates(**peak), **stated)
+
+
+_SI: Final = {
+    "memory_gib": ("memory_bytes", GIB),
+    "memory_bandwidth_gb_per_s": ("memory_bandwidth_bytes_per_s", 1e9),
+    "clock_mhz": ("clock_hz", 1e6),
+    "l2_mib": ("l2_bytes", MIB),
+    "link_gb_per_s": ("link_bandwidth_bytes_per_s", 1e9),
+    "host_gb_per_s": ("host_bandwidth_bytes_per_s", 1e9),
+}
+"""Field of `Device`, and factor, of each entry that is not in SI units."""
 
 
 def device(name: str) -> Device:

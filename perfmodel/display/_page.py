@@ -40,7 +40,6 @@ def timeline_page(
     capacity_bytes: float | None = None,
     inside: Sequence[Sequence[Any]] = (),
     title: str = "timeline",
-    device_word: str = "rank",
 ) -> str:
     """A page that zooms, moves, searches and tells what is under the pointer.
 
@@ -52,7 +51,6 @@ def timeline_page(
         memory: a line per device, drawn below; none leaves it out.
         inside: blocks of some events in their order: `name`, `time_s`, and `events` with `name`, `time_s`, `count`, and
             `group` of those that communicate.
-        device_word: what a row is called.
     """
     import numpy as np
 
@@ -61,7 +59,6 @@ def timeline_page(
     data = {name: _packed(columns[name][order], kind) for name, kind in COLUMNS.items()} | {
         "end_s": float(end_s),
         "devices": devices,
-        "device_word": device_word,
         "kinds": [{"label": k.label, "colour": k.colour, "text": text_colour(k.colour)} for k in kinds],
         "streams": list(streams),
         "capacity_bytes": capacity_bytes,

@@ -2,12 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from perfmodel.execution._lazy import lazy_names
+from perfmodel._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from perfmodel.execution._export import chrome_trace as chrome_trace
-    from perfmodel.execution._export import to_dot as to_dot
-    from perfmodel.execution._export import write_chrome_trace as write_chrome_trace
     from perfmodel.execution._kernels import KERNELS as KERNELS
     from perfmodel.execution._kernels import jax_dtype as jax_dtype
     from perfmodel.execution._pair_times import PairTimes as PairTimes
@@ -25,21 +22,22 @@ if TYPE_CHECKING:
     from perfmodel.execution._session import ProgramSession as ProgramSession
     from perfmodel.execution._session import RankCode as RankCode
     from perfmodel.execution._simulate import Timer as Timer
+    from perfmodel.execution._simulate import chrome_trace as chrome_trace
     from perfmodel.execution._simulate import cluster_timer as cluster_timer
     from perfmodel.execution._simulate import durations as durations
     from perfmodel.execution._simulate import simulate as simulate
+    from perfmodel.execution._simulate import write_chrome_trace as write_chrome_trace
     from perfmodel.execution._structure import ProgramStructure as ProgramStructure
     from perfmodel.execution._structure import program_structure as program_structure
 
 _MODULES = {
-    "_export": "chrome_trace to_dot write_chrome_trace",
     "_kernels": "KERNELS jax_dtype",
     "_pair_times": "PairTimes measure_pair predict_ranks",
     "_rank_events": "rank_events",
     "_reference": "execute execute_function random_inputs rounded_inputs",
     "_run": "Run program_ranks rank_codes run",
     "_session": "ProgramSession RankCode",
-    "_simulate": "Timer cluster_timer durations simulate",
+    "_simulate": "Timer chrome_trace cluster_timer durations simulate write_chrome_trace",
     "_structure": "ProgramStructure program_structure",
 }
 """On first use: a rank of an emulated world, whose memory and start are the script's, needs no JAX."""

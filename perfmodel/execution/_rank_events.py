@@ -6,10 +6,8 @@ send, so that one measured between two ranks tells of the same collective betwee
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, cast
+from typing import Final
 
-from perfmodel.execution._placement import placed
-from perfmodel.ops import Collective
 from perfmodel.program.ir import OPS, Function, Instruction, Tensor, instruction_devices
 from perfmodel.spec import Cluster
 
@@ -72,6 +70,6 @@ def _transfer(
 ) -> Transfer:
     operand = inputs[0]
     kind = _CARRIED_BY.get(instruction.op, instruction.op)
-    anything = Collective(collective="all_reduce", bytes=1, num_ranks=len(group), ranks_per_node=1)
-    where = cast(Collective, placed(anything, group, cluster, n_devices))
-    return Transfer(kind, operand.n_bytes, operand.dtype, len(group), where.num_nodes > 1, where.concurrent)
+    place = cluster.reach(group, n_devices)
+    across_hosts = place.ranks_per_node < len(group)
+    return Transfer(kind, operand.n_bytes, operand.dtype, len(group), across_hosts, place.concurrent)

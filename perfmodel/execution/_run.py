@@ -132,7 +132,7 @@ def rank_codes(program: Program, inputs: Mapping[str, np.ndarray]) -> list[RankC
     groups = dict(zip((i.outputs for i in function.instructions), instruction_devices(function), strict=True))
     all_groups = tuple(dict.fromkeys(group for group in groups.values() if len(group) > 1))
     codes = []
-    for rank, instructions in enumerate(lower(function).ranks):
+    for rank, instructions in enumerate(lower(function)):
         mine = [p.name for p in function.parameters if types[p.name].device == rank]
         named = {name for i in instructions for name in (*i.inputs, *i.outputs)}
         codes.append(

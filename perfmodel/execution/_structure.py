@@ -6,15 +6,14 @@ alike are one event (DistSim, section 4.1), so that costs are few even where ins
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
 from perfmodel.errors import PerfModelError
-from perfmodel.execution._placement import placed
-from perfmodel.ops import Op
+from perfmodel.ops import Collective, Op
 from perfmodel.program import N_STREAMS, Kind, Stream, Structure
 from perfmodel.program.ir import OPS, STREAMS, Function, Instruction, Tensor, instruction_devices
 from perfmodel.spec import Cluster
@@ -228,6 +227,13 @@ class _Events:
         if number == len(self.events):
             self.events.append(event)
         return number
+
+
+def placed(op: Op, group: tuple[int, ...], cluster: Cluster | None, n_devices: int) -> Op:
+    """A collective with the nodes and network level of its group; kernels are returned as they are."""
+    if not isinstance(op, Collective) or cluster is None:
+        return op
+    return replace(op, **cluster.reach(group, n_devices)._asdict())
 
 
 def _kinds(types: Iterable[Tensor]) -> tuple[tuple[str, tuple[int, ...]], ...]:

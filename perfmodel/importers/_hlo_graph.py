@@ -15,8 +15,7 @@ from perfmodel.importers._dtypes import Array
 from perfmodel.importers._graph import Node, Region, Value, rows_of
 from perfmodel.importers._hlo_rules import Rules, called, widened
 from perfmodel.importers._hlo_text import Computation, HloModule, Instruction, Type
-from perfmodel.importers._mesh import parse_groups
-from perfmodel.importers._rows import CollectiveRow, Groups, Unmapped
+from perfmodel.importers._rows import CollectiveRow, Groups, Unmapped, parse_groups
 
 Operand = Any
 """A `Value`, or a tuple of operands."""

@@ -10,8 +10,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from perfmodel.importers._dtypes import Array
 from perfmodel.importers._graph import Node, Region, Value, rows_of
 from perfmodel.importers._jaxpr_rules import leaf
-from perfmodel.importers._mesh import axis_groups
-from perfmodel.importers._rows import CollectiveRow, Groups, Unmapped
+from perfmodel.importers._rows import CollectiveRow, Groups, Unmapped, axis_groups
 from perfmodel.ops import CollectiveKind
 
 _INLINED: Final = frozenset({

@@ -68,6 +68,7 @@ _ALIASES: Final = {
     "rms_norm": "rms_or_layer_norm", "norm": "norm", "swiglu": "silu_mul", "geglu": "silu_mul",
     "bias_swiglu": "silu_mul", "residual_add": "add", "cross_entropy": "cross_entropy_unfused",
     "max_pool3x3s2": "max_pool", "rope_fused": "rope", "scale_causal_softmax": "scaled_causal_softmax_fused",
+    "fill_cache": "mul_scalar",
 }  # fmt: skip
 _KNOWN: Final = frozenset({
     "add", "add_scalar", "avg_pool", "batch_norm", "bias_dropout_add", "bias_gelu", "cross_entropy_unfused", "div",

@@ -242,7 +242,7 @@ def phase_s(problem: StepProblem, bundle: Bundle, variant: Variant = PLAIN) -> F
     if variant[:2] != PLAIN[:2] or slices > 1:
         tables = [variant_times(problem, layout, variant, slices) for layout in bundle.layouts]
     # a third of the time that `stack` takes
-    of_lanes = np.concatenate([t.overlapped_phase_s if variant[2] else t.phase_s for t in tables])
+    of_lanes = np.concatenate([t.paired.phase_s if variant[2] else t.phase_s for t in tables])
     return of_lanes.reshape(len(tables), -1, N_PHASES)
 
 

@@ -1,12 +1,13 @@
 """What the place and the software of a run make of the tables' times: clocks under load, what the record says of sites,
 and generations of fused attention kernels."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import exp, sqrt
 from typing import Final
 
 from perfmodel.cost import TENSOR_TYPES
-from perfmodel.ops import Attention, Op
+from perfmodel.ops import Attention, Op, Pass
 from perfmodel.prediction._adjustment import Adjustment
 from perfmodel.prediction._population import GENERIC, Belief, Population, population
 from perfmodel.prediction._site_constants import MemorySpread, Sustained, memory_spread, skew_s, sustained
@@ -78,12 +79,18 @@ class Site:
 #
 # The kernel tables hold the fastest kernel of each device (cuDNN, FlashAttention-3 or like it from Hopper on,
 # FlashAttention-2 before), but frameworks of an earlier day ran what there was. No table of ours times one generation
-# against another: the ratios are assumptions, of the size that the kernels' authors report, and never fitted to a run.
+# against another: the ratios are those that authors of kernels published, and never fitted to a run.
 
-_SINCE_HOPPER: Final = sqrt(1.5 * 1.75)
-"""FlashAttention-3 is 1.5 to 2.0 times as fast as FlashAttention-2 on H100 (Shah et al. 2024, arXiv 2407.08608,
-abstract). Assumed: the lower half of that range, since the backward pass, the larger part, gains less; its geometric
-mean."""
+_FLASH_2: Final[Mapping[str, Mapping[tuple[Pass, int], float]]] = {
+    "GH100": {("fwd", 64): 1.51, ("fwd", 128): 1.77, ("fwd", 256): 2.17, ("bwd", 64): 1.62, ("bwd", 256): 1.74},
+    "GB100": {("fwd", 256): 3.35, ("bwd", 256): 3.35},
+}
+"""Time of FlashAttention-2 relative to the fastest kernel of the day, by die, pass and elements per head up to which it
+holds: geometric means over sequences of 2k to 16k tokens. H100: FlashAttention-3's against it (Shah et al. 2024, arXiv
+2407.08608, figures 5 and 6; 16 bits, causal and not, backward not causal; 128-element backward for wider heads). B200:
+cuDNN's forward of 256 elements (flashinfer pull request 5133), backward assumed alike. Dies that are not named have no
+instructions that it lacks: cuDNN takes 0.82 to 1.14 of its time on A100, L40S and RTX PRO 6000 (transformers pull
+request 48163)."""
 _OLDER: Final = {
     "flash-2": 1.0,
     "flash-1-triton": sqrt(1.3 * 2.5),
@@ -91,7 +98,6 @@ _OLDER: Final = {
 }
 """Time relative to FlashAttention-2, assumed: geometric means of 1.3 to 2.5 and of 1.7 to 3.0. Dao 2023 (arXiv
 2307.08691, abstract) says of the first that it takes about twice as long."""
-_BEFORE_HOPPER: Final = ("Volta", "Turing", "Ampere", "Ada")
 FORWARD_SHARE: Final = 2 / 5
 """Products of a flash forward (2) over those of its backward (5)."""
 
@@ -107,15 +113,19 @@ def training_forward(op: Op, device: Device, job: Job) -> Attention | None:
     return replace(op, pass_="bwd")
 
 
-def attention_slowdown(kernel: AttentionKernel, device: Device) -> float:
+def attention_slowdown(kernel: AttentionKernel, device: Device, op: Attention) -> float:
     """Time of a generation of fused attention relative to the fastest measured on a device."""
     if kernel == "fastest" or device.vendor != "NVIDIA":
         return 1.0
     if kernel == "flash-2-then-cudnn":
-        return 1.0 if device.architecture == "Blackwell" else attention_slowdown("flash-2", device)
-    return _OLDER[kernel] * (1.0 if device.architecture in _BEFORE_HOPPER else _SINCE_HOPPER)
+        return 1.0 if device.architecture == "Blackwell" else attention_slowdown("flash-2", device, op)
+    pass_ = "fwd" if op.pass_ == "fwd" else "bwd"
+    by_head = {head: over for (of, head), over in _FLASH_2.get(device.die, {}).items() if of == pass_}
+    if not by_head:
+        return _OLDER[kernel]
+    return _OLDER[kernel] * by_head[min((head for head in by_head if op.head_dim <= head), default=max(by_head))]
 
 
 def generation(framework: Framework, op: Op, device: Device) -> float:
     """Time of an event with a framework's kernels relative to the cost models' time for it."""
-    return attention_slowdown(framework.attention, device) if isinstance(op, Attention) else 1.0
+    return attention_slowdown(framework.attention, device, op) if isinstance(op, Attention) else 1.0

@@ -2,11 +2,6 @@
 
 from perfmodel.display import shorten_reprs
 from perfmodel.program._build import build as build
-from perfmodel.program._listing import Predecessor as Predecessor
-from perfmodel.program._listing import ProgramInstruction as ProgramInstruction
-from perfmodel.program._listing import instructions as instructions
-from perfmodel.program._listing import to_frame as to_frame
-from perfmodel.program._listing import to_text as to_text
 from perfmodel.program._passes import Variants as Variants
 from perfmodel.program._passes import variants_of as variants_of
 from perfmodel.program._spec import GradReduce as GradReduce

@@ -3,18 +3,16 @@
 from perfmodel.program._assemble import assemble
 from perfmodel.program._communication import (
     add_layer_gathers,
+    add_offloads,
+    add_reductions,
     add_step_gathers,
     add_transfers,
 )
-from perfmodel.program._offload import add_offloads
-from perfmodel.program._order import ProgramOrder
 from perfmodel.program._passes import add_passes, variants_of
-from perfmodel.program._reductions import add_reductions
 from perfmodel.program._spec import ProgramSpec
-from perfmodel.program._step_end import add_step_end
 from perfmodel.program._structure import Structure
-from perfmodel.program._structure_builder import StructureBuilder
-from perfmodel.program._updates import add_updates
+from perfmodel.program._structure_builder import ProgramOrder, StructureBuilder
+from perfmodel.program._updates import add_step_end, add_updates
 from perfmodel.schedule import Schedule, require_valid
 
 

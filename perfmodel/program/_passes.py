@@ -5,10 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int
 
-from perfmodel.program._order import Around, ProgramOrder
 from perfmodel.program._spec import ProgramSpec
 from perfmodel.program._structure import Kind, Stream
-from perfmodel.program._structure_builder import WHOLE, Ids, StructureBuilder
+from perfmodel.program._structure_builder import WHOLE, Around, Ids, ProgramOrder, StructureBuilder
 from perfmodel.schedule import Phase, Schedule
 
 

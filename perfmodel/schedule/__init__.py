@@ -15,8 +15,10 @@ from perfmodel.schedule._asynchronous import pipedream as pipedream
 from perfmodel.schedule._asynchronous import pipedream_2bw as pipedream_2bw
 from perfmodel.schedule._asynchronous import pipedream_vertical_sync as pipedream_vertical_sync
 from perfmodel.schedule._asynchronous import version_difference as version_difference
+from perfmodel.schedule._bidirectional import backward_halving as backward_halving
 from perfmodel.schedule._bidirectional import bidirectional_stages as bidirectional_stages
 from perfmodel.schedule._bidirectional import chimera as chimera
+from perfmodel.schedule._bidirectional import forward_doubling as forward_doubling
 from perfmodel.schedule._bidirectional import gems as gems
 from perfmodel.schedule._check import Problem as Problem
 from perfmodel.schedule._check import check as check
@@ -32,8 +34,6 @@ from perfmodel.schedule._construct import from_orders as from_orders
 from perfmodel.schedule._construct import looped_stages as looped_stages
 from perfmodel.schedule._construct import repeated as repeated
 from perfmodel.schedule._construct import v_stages as v_stages
-from perfmodel.schedule._doubling import backward_halving as backward_halving
-from perfmodel.schedule._doubling import forward_doubling as forward_doubling
 from perfmodel.schedule._dualpipe import dualpipe as dualpipe
 from perfmodel.schedule._dualpipe import dualpipe_v as dualpipe_v
 from perfmodel.schedule._facts import ChunkTimes as ChunkTimes

@@ -101,9 +101,7 @@ class _Rule:
     """A weight gradient starts in a gap if the gap is at least this share of it."""
 
 
-def optimised(
-    times: PassTimes, micro_batches: int, limit: int | None = None, *, staggered: bool = False, name: str = "optimised"
-) -> Schedule:
+def optimised(times: PassTimes, micro_batches: int, limit: int | None = None, *, staggered: bool = False) -> Schedule:
     """A schedule with split backwards made for these times, one stage per device.
 
     Args:
@@ -113,7 +111,6 @@ def optimised(
             None: twice the stages, enough for no bubble at all (ZB-2p).
         staggered: devices go on to their next step on their own, so that what counts is the longest time
             from a device's first to its last pass; otherwise it is the end of the last pass of all.
-        name: the schedule's name.
 
     Raises:
         LayoutError: no micro-batches, or a limit below 1.
@@ -121,17 +118,19 @@ def optimised(
     stages = len(times.forward_s)
     limit = 2 * stages if limit is None else limit
     if micro_batches < 1 or limit < 1:
-        raise LayoutError(f"schedule {name}: micro-batches and limit must be at least 1, got {micro_batches}, {limit}")
+        raise LayoutError(
+            f"schedule optimised: micro-batches and limit must be at least 1, got {micro_batches}, {limit}"
+        )
     leads = sorted({0, *(lead for lead in (1, 2, stages // 2, stages - 1, stages) if 0 < lead < limit)})
     rules = [_Rule(lead, patience) for lead, patience in product(leads, (0.0, 0.5, 1.0))]
     orders = [_greedy(times, micro_batches, limit, rule) for rule in rules]
-    found = [from_orders(name, looped_stages(stages, 1), micro_batches, order) for order in orders]
+    found = [from_orders("optimised", looped_stages(stages, 1), micro_batches, order) for order in orders]
     # the hand-made orders are never lost to
     found += [
         known for known in (zb_h1(stages, micro_batches), zb_h2(stages, micro_batches)) if _in_flight(known) <= limit
     ]
     best = min(found, key=lambda schedule: _cost(schedule, times, staggered))
-    best = replace(best, name=name)
+    best = replace(best, name="optimised")
     return _exchanged(best, times, limit, staggered) if best.n_instructions <= _NEIGHBOURS_UP_TO else best
 
 

@@ -2,14 +2,23 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from perfmodel.errors import LayoutError, PerfModelError, Reason, UnknownNameError
 from perfmodel.spec._device import Device
 from perfmodel.spec._layout import Layout
 from perfmodel.units import positive, whole
+
+
+class Reach(NamedTuple):
+    """What of a network some ranks use that communicate: fields of `perfmodel.ops.Collective`."""
+
+    ranks_per_node: int
+    level: int
+    concurrent: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,6 +224,21 @@ class Cluster:
         if self.kinds:
             return max(min(kind.devices_per_node, kind.capacity) for kind in self.kinds)
         return self.levels[0].size
+
+    def reach(self, ranks: Iterable[int], running: int | None = None) -> Reach:
+        """What ranks that communicate use of the network. Devices fill nodes in the order of their numbers; the ranks
+        of a node that the group leaves out are taken to be in groups like it, at the same time, as replicas are.
+
+        Args:
+            ranks: of the group.
+            running: devices that take part in the program at all, if fewer than a node has.
+        """
+        group, node = list(ranks), self.devices_per_node
+        nodes = Counter(rank // node for rank in group)
+        here = max(nodes.values())
+        joining = (i for i, level in enumerate(self.levels) if len({rank // level.size for rank in group}) == 1)
+        others = max(1, min(node, running or node) // here) if len(nodes) > 1 else 1
+        return Reach(here, next(joining, len(self.levels) - 1), others)
 
     def level_of(self, span: int) -> int:
         """Index of the innermost level whose size covers `span` consecutive ranks (last if none does)."""

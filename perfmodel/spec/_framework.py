@@ -162,6 +162,8 @@ class Framework(Stated):
     selective_share: float = 0.0
     """The share of the layers that these are where nothing else tells; 0 where it is not known, and `selective` is then
     taken as in `Layout`."""
+    layer_graphs: bool = False
+    """A launch may have the host replay layers from CUDA graphs (`Job.cuda_graphs`)."""
     vocab_multiple: int = 1
     """The vocabulary is padded to a multiple of this times `tp` (what readers of launch files do with it)."""
 

@@ -274,7 +274,7 @@ class Layout:
 
     def replace(self, **changes: Any) -> "Layout":
         """A copy with some fields changed."""
-        return Layout(**(vars(self) | changes))  # `dataclasses.replace` takes twice the time
+        return type(self)(**(vars(self) | changes))  # `dataclasses.replace` takes twice as long; searches make millions
 
     def __str__(self) -> str:
         """The non-default fields in the notation that `parse` reads."""
@@ -306,6 +306,8 @@ class Job:
     `seq_len` 1 the step generates one token a sequence."""
     flash_attention: bool = True
     """Fused attention; otherwise scores are materialised (batched products and a softmax kernel)."""
+    fp8_attention: bool = False
+    """Fused attention multiplies in 8 bits as products do (Transformer Engine's `fp8_dpa`); otherwise in 16."""
     grad_dtype: str = "fp32"
     """Element type in which gradients are accumulated and reduced."""
     fused_kernels: bool = True
@@ -399,6 +401,10 @@ class Job:
         if self.fp8_recipe not in get_args(Fp8Recipe):
             known = ", ".join(filter(None, get_args(Fp8Recipe)))
             raise LayoutError(f"job: fp8_recipe must be {known} or empty; got {self.fp8_recipe!r}")
+        if self.fp8_attention and not (self.dtype == "fp8" and self.flash_attention):
+            raise LayoutError(
+                "job: fp8_attention is fused attention beside 8-bit products; set dtype=fp8, or leave it out"
+            )
         if self.cuda_graphs not in get_args(CudaGraphs):
             raise LayoutError(f"job: cuda_graphs must be {', '.join(get_args(CudaGraphs))}; got {self.cuda_graphs!r}")
         if self.expert_dispatcher not in get_args(Dispatcher):

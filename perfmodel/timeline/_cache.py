@@ -23,7 +23,8 @@ import numpy as np
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest.tables import drop_least_recently_used, mark_used
 from perfmodel.program import Structure
-from perfmodel.timeline._compile import CompiledStructure, compile_structure
+from perfmodel.timeline._compile import compile_structure
+from perfmodel.timeline._tables import CompiledStructure
 
 VARIABLE: Final = "PERFMODEL_CACHE_LIMIT_GB"
 DEFAULT_GB: Final = 2.0

@@ -1,10 +1,7 @@
 """From a structure to the flat program that the evaluator's loops run."""
 
-from dataclasses import dataclass, fields
-from functools import cached_property
-
 import numpy as np
-from jaxtyping import Int, UInt
+from jaxtyping import Int
 
 from perfmodel.program import Structure
 from perfmodel.timeline._allocate import (
@@ -17,52 +14,7 @@ from perfmodel.timeline._allocate import (
     level_order,
     levels,
 )
-from perfmodel.timeline._tables import BundleTables, OpTables, join, lay_out
-
-
-@dataclass(frozen=True, eq=False)
-class CompiledStructure:
-    """A `Structure` as a flat program over slots; "position" counts ops in the program's own order."""
-
-    structure: Structure
-    order: Int[np.ndarray, " ops"]
-    """Op of the structure at each position; the last position holds the last op."""
-    bundle: Int[np.ndarray, " ops"]
-    """Bundle of each position, not descending; ops of one bundle do not depend on each other."""
-    program: UInt[np.ndarray, "ops columns"]
-    """Columns of each op: the slots of both predecessors' end times, the slot of its own (never one
-    of its sources), its duration class, and the lag classes unless all are 0."""
-    pred: Int[np.ndarray, "ops 2"]
-    """Positions of the two predecessors, -1 for none; a lone one comes first."""
-    n_slots: int
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, np.ndarray):
-                value.setflags(write=False)
-
-    @property
-    def n_ops(self) -> int:
-        return len(self.order)
-
-    @property
-    def n_classes(self) -> int:
-        return self.structure.n_classes
-
-    @property
-    def n_bundles(self) -> int:
-        return int(self.bundle[-1]) + 1
-
-    @cached_property
-    def op_tables(self) -> OpTables:
-        """The program for the loops over single ops."""
-        return join([self])
-
-    @cached_property
-    def bundle_tables(self) -> BundleTables:
-        """The program for the loop over bundles."""
-        return lay_out(self)
+from perfmodel.timeline._tables import CompiledStructure
 
 
 def compile_structure(structure: Structure) -> CompiledStructure:

@@ -9,12 +9,11 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from perfmodel.timeline._compile import CompiledStructure
 from perfmodel.timeline._durations import Durations, checked, padded_classes, padded_lanes
 from perfmodel.timeline._loops import LANES, ROW_OPTIONS, TILE, tile_of_lanes
 from perfmodel.timeline._precision import being_traced, in_numpy
 from perfmodel.timeline._rows import counts_of_rows, spans_of_rows
-from perfmodel.timeline._tables import BundleTables, OpTables
+from perfmodel.timeline._tables import BundleTables, CompiledStructure, OpTables
 
 
 @overload

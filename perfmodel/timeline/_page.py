@@ -1,13 +1,19 @@
 """A timeline as an interactive page."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from perfmodel.display import EVENTS, Look, MemoryLine, timeline_page
 from perfmodel.timeline._memory import MemoryTimeline
 from perfmodel.timeline._slices import KIND_NAMES, Slices
 
-STREAM_NAMES = ("compute", "data-parallel communication", "pipeline sends", "offload to host", "reload from host")
+STREAM_NAMES: Final = (
+    "compute",
+    "data-parallel communication",
+    "pipeline sends",
+    "offload to host",
+    "reload from host",
+)
 """In the order of `program.Stream`."""
 
 

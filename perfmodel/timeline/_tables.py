@@ -1,22 +1,20 @@
-"""Compiled structures as padded arrays for JAX.
+"""Compiled structures: flat programs over slots, and as padded arrays for JAX.
 
 Lengths are padded to powers of two, so that structures of like size share one trace; the loops run
 over the true number of ops, so padding costs memory, not time.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, fields
+from functools import cached_property, partial
+from typing import Any, Final
 
 import jax
 import numpy as np
 from jaxtyping import Array, Int, UInt
 
+from perfmodel.program import Structure
 from perfmodel.timeline._allocate import BUNDLE, NEVER_SLOT, SPARE_SLOT, ZERO_SLOT
-
-if TYPE_CHECKING:
-    from perfmodel.timeline._compile import CompiledStructure
 
 SMALLEST_OPS: Final = 4096
 SMALLEST_JOINED_OPS: Final = 1 << 17
@@ -79,7 +77,52 @@ class BundleTables:
     n_slots: int
 
 
-def join(structures: Sequence["CompiledStructure"], *, with_pred: bool = True, device: int = 0) -> OpTables:
+@dataclass(frozen=True, eq=False)
+class CompiledStructure:
+    """A `Structure` as a flat program over slots; "position" counts ops in the program's own order."""
+
+    structure: Structure
+    order: Int[np.ndarray, " ops"]
+    """Op of the structure at each position; the last position holds the last op."""
+    bundle: Int[np.ndarray, " ops"]
+    """Bundle of each position, not descending; ops of one bundle do not depend on each other."""
+    program: UInt[np.ndarray, "ops columns"]
+    """Columns of each op: the slots of both predecessors' end times, the slot of its own (never one
+    of its sources), its duration class, and the lag classes unless all are 0."""
+    pred: Int[np.ndarray, "ops 2"]
+    """Positions of the two predecessors, -1 for none; a lone one comes first."""
+    n_slots: int
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.ndarray):
+                value.setflags(write=False)
+
+    @property
+    def n_ops(self) -> int:
+        return len(self.order)
+
+    @property
+    def n_classes(self) -> int:
+        return self.structure.n_classes
+
+    @property
+    def n_bundles(self) -> int:
+        return int(self.bundle[-1]) + 1
+
+    @cached_property
+    def op_tables(self) -> OpTables:
+        """The program for the loops over single ops."""
+        return join([self])
+
+    @cached_property
+    def bundle_tables(self) -> BundleTables:
+        """The program for the loop over bundles."""
+        return lay_out(self)
+
+
+def join(structures: Sequence[CompiledStructure], *, with_pred: bool = True, device: int = 0) -> OpTables:
     """Programs of several structures end to end in one table, on one of JAX's CPU devices.
 
     Without `pred` (empty then) the table serves the makespans of a batch, not their gradients.
@@ -109,7 +152,7 @@ def join(structures: Sequence["CompiledStructure"], *, with_pred: bool = True, d
     )
 
 
-def lay_out(compiled: "CompiledStructure") -> BundleTables:
+def lay_out(compiled: CompiledStructure) -> BundleTables:
     """The program by bundles; places of a bundle that no op fills compute 0 and are never read."""
     n_bundles = compiled.n_bundles
     padded = bucket(n_bundles, SMALLEST_BUNDLES)

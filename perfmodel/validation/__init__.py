@@ -15,11 +15,6 @@ from perfmodel.validation._cases import validate_cases as validate_cases
 from perfmodel.validation._fit_chance import fit_figures as fit_figures
 from perfmodel.validation._kernels import validate_kernels as validate_kernels
 from perfmodel.validation._metrics import errors as errors
-from perfmodel.validation._pairs import Choice as Choice
-from perfmodel.validation._pairs import PredictedRun as PredictedRun
-from perfmodel.validation._pairs import choices as choices
-from perfmodel.validation._pairs import pairs_report as pairs_report
-from perfmodel.validation._pairs import predicted_run as predicted_run
 from perfmodel.validation._parity import parity_rows as parity_rows
 from perfmodel.validation._report import ValidationReport as ValidationReport
 from perfmodel.validation._residuals import CaseResidual as CaseResidual

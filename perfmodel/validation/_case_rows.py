@@ -16,6 +16,7 @@ from perfmodel.validation._row_recipe import RowRecipe, recipe_of
 from perfmodel.validation._row_sharding import framework_name, sharding_of
 from perfmodel.validation._row_words import (
     adapter_rank_of,
+    attends_in_8_bits,
     dispatcher_of,
     dtype_of,
     fp8_recipe_of,
@@ -101,6 +102,8 @@ def read_case(row: Row, framework: Framework | None = None) -> Case:
         said["recompute_modules"] = modules
     if (recipe := fp8_recipe_of(row)) is not None:
         said["fp8_recipe"] = recipe
+    if dtype == "fp8" and flash != 0 and attends_in_8_bits(row):
+        said["fp8_attention"] = True
     if dispatcher := dispatcher_of(row):
         said["expert_dispatcher"] = dispatcher
     if (rank := adapter_rank_of(row)) is not None:
@@ -127,7 +130,7 @@ def read_cases(row: Row, framework: Framework | None = None) -> list[Case]:
     """
     runs = framework or framework_of(framework_name(row))[0]
     usual = runs.micro_batch if runs.micro_batch != Framework.micro_batch else None
-    rows, names = plausible_rows(row, usual, _narrow_dtype(row, runs))
+    rows, names = plausible_rows(row, usual, _narrow_dtype(row, runs), runs.layer_graphs)
     cases, refused = [], []
     for one in rows:
         try:

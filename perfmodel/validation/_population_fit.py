@@ -172,8 +172,8 @@ def posterior(
     hyper = {name: np.asarray(values) for name, values in unpack(state.vector).items()}
     known, scale = runs.take(np.flatnonzero(kept)), state.scale[score.of_source][kept]
     arrays = known.arrays()
-    mine = np.asarray(sum(own_parts(hyper, arrays))) * scale[:, None]
-    total = np.asarray(factors(hyper, arrays, SHARED)) + mine
+    mine = sum(own_parts(hyper, arrays)) * scale[:, None]
+    total = factors(hyper, arrays, SHARED) + mine
     total += np.diag(hyper["noise"][0] ** 2 * scale / state.weight[kept])
     solved = np.linalg.inv(total)
     words = {name: sorted({*known.words[name].tolist()}) for name in SHARED[1:]}

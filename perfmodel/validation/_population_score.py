@@ -11,7 +11,7 @@ sources alone, and given 1, 3 and 8 of its own runs. Every source counts the sam
 is not misled where the model is wrong of one source, as the marginal likelihood is.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
@@ -105,12 +105,12 @@ def factors(hyper: Mapping[str, Any], runs: Mapping[str, Any], names: tuple[str,
 
 def own_parts(hyper: Mapping[str, Any], runs: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """Covariances of runs by what is their source's own, noise left out: its factors; what settings, events and layouts
-    near one another share; what repeats of a layout do."""
-    import jax.numpy as jnp
-
+    near one another share; what repeats of a layout do. Arrays of JAX or of NumPy, of which none is compiled for a
+    number of runs of its own."""
+    xp = hyper["near"].__array_namespace__()
     source, site = (runs["levels"][name] for name in ("source", "site"))
-    apart = jnp.sqrt(((runs["at"][:, None] - runs["at"]) ** 2).sum(axis=2) + 1e-12)
-    near = hyper["near"] ** 2 * jnp.exp(-apart / hyper["length"])
+    apart = xp.sqrt(((runs["at"][:, None] - runs["at"]) ** 2).sum(axis=2) + 1e-12)
+    near = hyper["near"] ** 2 * xp.exp(-apart / hyper["length"])
     of_site = (runs["degrees"] * hyper["degrees"] ** 2) @ runs["degrees"].T
     of_site += hyper["events"] ** 2 * runs["events"][:, None] * runs["events"]
     same_source = source[:, None] == source
@@ -155,13 +155,23 @@ class Score:
         """Every run's residual when its group is left out, and by group the covariance of that by what is shared; the
         covariances of all by what is their own (`own_parts`); the variance of noise. Blocks of one inverse (Rasmussen
         and Williams 2006, section 5.4.2, for blocks)."""
+        return self._left_out(state.vector, state.scale, state.weight)
+
+    @cached_property
+    def _left_out(self) -> Callable[..., tuple[Any, Any, Any, Any]]:
+        """`left_out` of what a state is made of, compiled."""
+        import jax
+
+        return jax.jit(self._of_groups)
+
+    def _of_groups(self, vector: Any, scale: Any, weight: Any) -> tuple[Any, Any, Any, Any]:
         import jax
         import jax.numpy as jnp
 
-        hyper, runs = unpack(state.vector), jax.tree.map(jnp.asarray, self.runs.arrays())
+        hyper, runs = unpack(vector), jax.tree.map(jnp.asarray, self.runs.arrays())
         parts, noise = own_parts(hyper, runs), hyper["noise"][0] ** 2
-        scale = jnp.asarray(state.scale)[self.of_source]
-        scaled = sum(parts) * scale[:, None] + jnp.diag(noise / jnp.asarray(state.weight) * scale)
+        scale = jnp.asarray(scale)[self.of_source]
+        scaled = sum(parts) * scale[:, None] + jnp.diag(noise / jnp.asarray(weight) * scale)
         inverse = jnp.linalg.inv(factors(hyper, runs, SHARED) + scaled)
         solved = inverse @ self.runs.log
 
@@ -173,10 +183,9 @@ class Score:
 
         residuals, shared = jax.vmap(of_group)(self.group_members, self.group_there)
         flat = jnp.zeros(len(self.runs.log)).at[self.group_members.ravel()].add((residuals * self.group_there).ravel())
-        together = jnp.zeros((len(flat), len(flat)))
-        for at, there in enumerate(self.group_there):
-            index = self.group_members[at][there]
-            together = together.at[np.ix_(index, index)].set(shared[at][: len(index), : len(index)])
+        rows, columns = self.group_members[:, :, None], self.group_members[:, None]
+        both = self.group_there[:, :, None] & self.group_there[:, None]
+        together = jnp.zeros((len(flat), len(flat))).at[rows, columns].add(jnp.where(both, shared, 0.0))
         return flat, together, parts, noise
 
     def __call__(self, vector: Any, scale: Any, weight: Any, counted: Any) -> Any:

@@ -21,7 +21,7 @@ MOST_CHUNKS: Final = 16
 
 
 def plausible_rows(
-    row: Row, micro_batch: int | None = None, narrow: str | None = None
+    row: Row, micro_batch: int | None = None, narrow: str | None = None, layer_graphs: bool = False
 ) -> tuple[list[Row], tuple[str, ...]]:
     """The row with what it leaves open filled in, in every plausible way; and the names of what was open.
 
@@ -33,11 +33,13 @@ def plausible_rows(
       stage, and powers of two (chunks may be uneven). What a framework cannot run is left out later.
     - The element type: 16 bits, and the narrower type of the framework on the device, if it has one.
     - Sequence parallelism beside tensor parallelism, where the framework is not stated: with and without.
+    - CUDA graphs of layers, where neither degrees nor any other setting of the launch are stated: with and without.
 
     Args:
         row: cells of one run.
         micro_batch: what its framework takes where nothing is said, if that is known.
         narrow: the element type of 8 bits that its framework runs on its device, if any.
+        layer_graphs: whether its framework can replay layers from CUDA graphs.
 
     Raises:
         Unusable: a cell that is no number.
@@ -45,8 +47,9 @@ def plausible_rows(
     row = _with_batch(row)
     found, names = [row], []
     for name, choices in (
-        ("degrees", _with_degrees), ("dp", _with_replicas), ("micro_batch", _with_micro_batch), ("vpp", _with_chunks),
-        ("sequence_parallel", _with_sequence_parallel), ("dtype", partial(_with_dtype, narrow)),
+        ("cuda_graphs", partial(_with_graphs, layer_graphs)), ("degrees", _with_degrees), ("dp", _with_replicas),
+        ("micro_batch", _with_micro_batch), ("vpp", _with_chunks), ("sequence_parallel", _with_sequence_parallel),
+        ("dtype", partial(_with_dtype, narrow)),
     ):  # fmt: skip
         if name == "micro_batch" and micro_batch is not None:
             continue
@@ -67,8 +70,17 @@ def _with_batch(row: Row) -> Row:
     return {**row, "global_batch": int(per_rank[1]) * replicas}
 
 
+def _open_degrees(row: Row) -> bool:
+    return sum(number(row, name) is None for name in _DEGREES) >= 2 and number(row, "n_devices") is not None
+
+
+def _with_graphs(layer_graphs: bool, row: Row) -> Iterator[Row]:
+    if layer_graphs and _open_degrees(row) and not text(row, "launch_and_overlap"):
+        yield from ({**row, "launch_and_overlap": f"layer_cuda_graph={chosen}"} for chosen in (0, 1))
+
+
 def _with_degrees(row: Row) -> Iterator[Row]:
-    if sum(number(row, name) is None for name in _DEGREES) < 2 or number(row, "n_devices") is None:
+    if not _open_degrees(row):
         return
     devices, batch = count(row, "n_devices"), count(row, "global_batch", 0)
     inside = min(devices, count(row, "devices_per_node", 8))

@@ -57,6 +57,11 @@ def fp8_recipe_of(row: Row) -> Fp8Recipe | None:
     return next((recipe for pattern, recipe in _RECIPES if re.search(pattern, stated)), None)
 
 
+def attends_in_8_bits(row: Row) -> bool:
+    """Whether a row's recipe says that attention multiplies in 8 bits too."""
+    return "attention fp8" in text(row, "dtype_recipe").lower()
+
+
 def recompute_of(row: Row) -> str:
     """The mode of recomputation that comes nearest to a row's words; empty where it says nothing.
 
@@ -99,7 +104,7 @@ def dispatcher_of(row: Row) -> str:
 def adapter_rank_of(row: Row) -> int | None:
     """Rank of a row's LoRA adapters by its notes, 0 where they do not say it; None where all weights are trained."""
     notes = text(row, "notes")
-    if "LoRA" not in notes:
+    if not re.search(r"\blora\b", notes, re.IGNORECASE):
         return None
     rank = re.search(r"LoRA rank (\d+)", notes)
     return int(rank[1]) if rank else 0

@@ -2,9 +2,8 @@
 
 from perfmodel.ops import LATENT_DECODE, Attention, Gemm
 from perfmodel.spec import LatentAttention, Transformer
-from perfmodel.workload._adapters import adapter
 from perfmodel.workload._attention_core import attention_core
-from perfmodel.workload._linear import column_linear, linear, row_linear
+from perfmodel.workload._linear import adapter, column_linear, linear, row_linear
 from perfmodel.workload._local import Local
 from perfmodel.workload._piece import Piece, pointwise, recomputed
 from perfmodel.workload._pointwise import attention_gate, attention_layout, head_norm, rotary, small_norm
@@ -20,7 +19,7 @@ def self_attention(model: Transformer, local: Local, *, causal: bool, window: in
     width = (heads * (2 if model.attention_gate else 1) + 2 * kv) * d
     return [
         column_linear(local, width, local.hidden, bias=model.bias or model.qkv_bias,
-                      kept_output=True),
+                      kept_output=True, shares_input=local.job.adapter_rank > 0),
         *adapter(local, local.tokens, width, local.hidden),
         *head_norm(model, local),
         *attention_layout(model, local),

@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
-from perfmodel.ops import Attention, Gemm
+from perfmodel.ops import Attention, Gemm, KernelOp
 from perfmodel.spec import Transformer
 from perfmodel.workload._context_parallel import context_parallel
 from perfmodel.workload._local import Local
-from perfmodel.workload._piece import Piece, pointwise, recomputed
+from perfmodel.workload._piece import Piece, memory, pointwise, recomputed
+from perfmodel.workload._quantisation import cast_for_attention
 
 TENSOR_CORE_BYTES = 16
 """Rows of a product's operands have to be multiples of this for tensor cores to run it at their rate (NVIDIA, Matrix
@@ -28,7 +29,15 @@ def attention_core(
         if local.job.flash_attention
         else _materialised(model, local, d_qk, d_v, seq_kv)
     )
+    prompt = local.job.mode == "inference" and local.seq_local > 1
+    if prompt and local.job.flash_attention and not model.latent_attention:
+        core = replace(core, forward=(_cached(local, kv_heads, d_qk + d_v), *core.forward))
     return recomputed("core_attn", [core])[0]
+
+
+def _cached(local: Local, kv_heads: int, dims: int) -> KernelOp:
+    """Keys and values of a prompt copied into the cache; those of single tokens come with the kernel that reads it."""
+    return memory(local.precision, "fill_cache", local.shard.micro_batch * local.seq_local, kv_heads * dims)
 
 
 def _materialised(model: Transformer, local: Local, d_qk: int, d_v: int, seq_kv: int) -> Piece:
@@ -85,14 +94,23 @@ def _fused(
         )
     window = chunk // 2 or window
     whole = Attention(
-        op="flash_attention", dtype=local.precision.act_dtype, batch=local.shard.micro_batch, heads=local.heads,
+        op="flash_attention", dtype="fp8" if local.job.fp8_attention else local.precision.act_dtype,
+        batch=local.shard.micro_batch, heads=local.heads,
         kv_heads=kv_heads, seq_q=local.seq_local, seq_kv=seq_kv, head_dim=d_qk,
         head_dim_v=0 if d_v == d_qk else d_v, causal=causal, window=window if window < seq_kv else 0,
     )  # fmt: skip
     part = context_parallel(local, whole)
+    tokens = local.shard.micro_batch * local.seq_local
+    operands = cast_for_attention(local, tokens, local.heads * d_qk + kv_heads * (d_qk + d_v))
+    results = cast_for_attention(local, tokens, local.heads * d_v)
     return Piece(
-        forward=(*part.steps, *part.merges),
-        backward_input=(*(replace(step, pass_="bwd") for step in reversed(part.steps)), *part.gradient_merges),
+        forward=(*operands, *part.steps, *part.merges, *results),
+        backward_input=(
+            *results,
+            *(replace(step, pass_="bwd") for step in reversed(part.steps)),
+            *part.gradient_merges,
+            *operands,
+        ),
         forward_comm=part.forward_comm,
         backward_comm=part.backward_comm,
         saved_bytes=4.0 * local.tokens * local.heads,

@@ -50,9 +50,10 @@ def _ring(local: Local, whole: Attention, *, gathered: bool) -> ContextPart:
 
     Keys and values make cp - 1 hops, each beside a step. In backward they do so again, and their gradients make cp,
     back to where they belong: the last with no step beside it. Where they are gathered, only the first step runs
-    meanwhile, which is not counted on. Each step's result is added to those before, with its
-    statistics, in fp32 (`_SDPAMerger` of torch.distributed's context parallelism; `flash_attn_fwd_out_correction` of
-    Transformer Engine), and so are gradients of queries, and of keys and values as they pass.
+    meanwhile, which is not counted on. Each step's result is added to those before, with its statistics, and so are
+    gradients of queries, and of keys and values as they pass: in the type of the steps' results by one kernel
+    (`flash_attn_fwd_out_correction_init` and `AttnFuncWithCPAndKVP2P.backward` of Transformer Engine), in fp32 by
+    several (`_SDPAMerger` of torch.distributed's context parallelism).
     """
     cp, q, others = local.shard.cp, whole.seq_q, local.shard.cp - 1
     seen = whole.seq_kv // cp
@@ -66,8 +67,9 @@ def _ring(local: Local, whole: Attention, *, gathered: bool) -> ContextPart:
     last = replace(kv, count=1, beside_attention=False)
     rows = local.shard.micro_batch * q
     values = whole.heads * (whole.head_dim_v or whole.head_dim)
-    summed = memory(local.precision, "add", rows, whole.heads * whole.head_dim, 2, dtype="fp32")
-    passed = memory(local.precision, "add", local.shard.micro_batch * seen, _width(whole), 2, dtype="fp32")
+    dtype = None if local.job.fuses("attention_merge") else "fp32"
+    summed = memory(local.precision, "add", rows, whole.heads * whole.head_dim, 2, dtype=dtype)
+    passed = memory(local.precision, "add", local.shard.micro_batch * seen, _width(whole), 2, dtype=dtype)
     all_kv = replace(_keys_and_values(local, whole, 1.0), collective="all_gather")
     return ContextPart(
         steps=(step(seen, whole.causal), *(step(half, False),) * others),
@@ -81,7 +83,7 @@ def _ring(local: Local, whole: Attention, *, gathered: bool) -> ContextPart:
 def _merge(local: Local, rows: int, width: int) -> tuple[MemoryBound, ...]:
     """One kernel that rescales and adds; or a conversion to fp32, a difference, a product and another difference."""
     if local.job.fuses("attention_merge"):
-        return (memory(local.precision, "add", rows, width, 2, dtype="fp32"),)
+        return (memory(local.precision, "add", rows, width, 2),)
     names = (("mul_scalar", 1), ("add", 2), ("mul", 2), ("add", 2))
     return tuple(memory(local.precision, name, rows, width, inputs, dtype="fp32") for name, inputs in names)
 

@@ -11,9 +11,8 @@ from functools import singledispatch
 
 from perfmodel.spec import ConvNet, Job, Mlp, Model, Patches, Recompute, Transformer
 from perfmodel.workload._attention import attention_weights
-from perfmodel.workload._delta_net import delta_net_weights, delta_rule_products
 from perfmodel.workload._local import masked_tokens
-from perfmodel.workload._mamba import mamba_weights, state_space_products
+from perfmodel.workload._recurrent import delta_net_weights, delta_rule_products, mamba_weights, state_space_products
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Dense products with their gradients, plain, column-parallel and row-parallel.
+"""Dense products with their gradients, plain, column-parallel and row-parallel, and low-rank adapters beside them.
 
 Collectives are Megatron's operators f and f-bar (arXiv 1909.08053, section 3) and, with sequence
 parallelism, g and g-bar (arXiv 2205.05198, section 4.2.2).
@@ -7,7 +7,7 @@ parallelism, g and g-bar (arXiv 2205.05198, section 4.2.2).
 from perfmodel.ops import Gemm
 from perfmodel.workload._block import Comm
 from perfmodel.workload._local import Local, Precision
-from perfmodel.workload._piece import Piece
+from perfmodel.workload._piece import Piece, memory
 from perfmodel.workload._quantisation import gathered_bytes, kept_bytes, quantised, quantised_again
 
 
@@ -63,15 +63,21 @@ def column_linear(
     tokens: int | None = None,
     kept_input: bool = True,
     kept_output: bool = False,
+    shares_input: bool = False,
 ) -> Piece:
     """Column-parallel product of `n` local columns over `tokens` rows (default: the shard's).
 
     Backward reduces the input gradient. With sequence parallelism forward gathers the input, only
     the rank's part of it is kept (unless `Job.keep_gathered`), and backward gathers it again behind the
     input gradient and scatters the reduction behind the weight gradient.
+
+    Args:
+        shares_input: an adapter beside it takes the same input, which is gathered in 16 bits for both (Transformer
+            Engine `return_layernorm_output_gathered`, which NeMo's `LoRA` sets).
     """
     rows = local.tokens if tokens is None else tokens
-    n_bytes, gathered = (float(rows) * k * size for size in (local.act_bytes, gathered_bytes(local.precision)))
+    n_bytes = float(rows) * k * local.act_bytes
+    gathered = n_bytes if shares_input else float(rows) * k * gathered_bytes(local.precision)
     forward: tuple[Comm, ...] = ()
     backward: tuple[Comm, ...] = ()
     if local.tp > 1:
@@ -108,3 +114,42 @@ def row_linear(local: Local, n: int, k: int, *, bias: bool = False) -> Piece:
     return linear(
         local.precision, local.tokens, n, k, bias=n if bias else 0, forward_comm=forward, backward_comm=backward
     )
+
+
+def adapter(local: Local, rows: int, n: int, k: int, *, out_rows: int | None = None) -> tuple[Piece, ...]:
+    """The low-rank adapter beside a frozen product of [rows, k] by [k, n]; none where the job has no rank for it.
+
+    y = W x + (alpha / r) B A dropout(x) (LoRA, Hu et al., arXiv 2106.09685, section 4.1), each step a kernel of its own
+    (NeMo 2.0 nemo/collections/nlp/modules/common/megatron/adapters/parallel_adapters.py `ParallelLinearAdapter`;
+    Hugging Face peft 0.10 tuners/lora/layer.py `Linear.forward`). They compute next to nothing, but pass over whole
+    activations time and again: two fifths of what a layer's products read and write.
+
+    Args:
+        out_rows: rows of the product's result, where tensor parallelism scatters it.
+    """
+    rank = local.job.adapter_rank
+    if not rank:
+        return ()
+    precision, out = local.precision, rows if out_rows is None else out_rows
+
+    def product(m: int, n: int, k: int, pass_: str) -> Gemm:
+        return Gemm(dtype=precision.act_dtype, m=m, n=n, k=k, pass_=pass_)  # pyright: ignore[reportArgumentType]
+
+    forward = (
+        memory(precision, "dropout", rows, k),
+        product(rows, rank, k, "fwd"),
+        product(out, n, rank, "fwd"),
+        memory(precision, "mul_scalar", out, n),
+        memory(precision, "add", out, n, 2),
+    )
+    backward = (
+        memory(precision, "mul_scalar", out, n),
+        product(out, rank, n, "dgrad"),
+        product(n, rank, out, "wgrad"),
+        product(rows, k, rank, "dgrad"),
+        product(rank, k, rows, "wgrad"),
+        memory(precision, "dropout", rows, k, backward=True),
+        memory(precision, "add", rows, k, 2),
+    )
+    kept_bytes = float(rows) * k * (local.act_bytes + 1)  # the input as it was dropped from, and the mask
+    return (Piece(forward=forward, backward_input=backward, saved_bytes=kept_bytes, params=rank * (n + k)),)

@@ -6,10 +6,9 @@ from functools import singledispatch
 
 from perfmodel.spec import ConvNet, Mlp, Model, Patches, Transformer
 from perfmodel.workload._attention import attention_weights
-from perfmodel.workload._delta_net import delta_net_parameters
 from perfmodel.workload._embedding_head import T5_RELATIVE_BUCKETS
-from perfmodel.workload._mamba import mamba_parameters
 from perfmodel.workload._pointwise import norm_params
+from perfmodel.workload._recurrent import delta_net_parameters, mamba_parameters
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Kernels that bring operands of products to 8 or 4 bits, by recipe (`Job.fp8_recipe`).
 
-Every product of a layer's weights runs in the narrow type, forward and both gradients; attention, router, embedding and
-head stay in 16 bits (Transformer Engine and torchao replace the layers' linear modules alone). A weight is quantised
+Every product of a layer's weights runs in the narrow type, forward and both gradients; router, embedding and head stay
+in 16 bits, and so does attention unless it is asked for (`Job.fp8_attention`): Transformer Engine and torchao replace
+the layers' linear modules alone. A weight is quantised
 once a step where its narrow copy is kept over micro-batches (Transformer Engine's `is_first_microbatch`), which is next
 to nothing, and maxima are exchanged in one small reduction a step.
 """
@@ -10,7 +11,7 @@ from typing import Final
 
 from perfmodel.ops import MemoryBound, Op
 from perfmodel.units import dtype_bytes
-from perfmodel.workload._local import Precision
+from perfmodel.workload._local import Local, Precision
 from perfmodel.workload._piece import memory
 
 QUANTISING: Final = "quantize_fp8_static"
@@ -58,6 +59,13 @@ def quantised(precision: Precision, rows: int, hidden: int) -> tuple[MemoryBound
         return ()
     moved = _BYTES[precision.recipe] / _KERNEL_BYTES
     return (memory(precision, QUANTISING, max(1, round(rows * moved)), hidden),)
+
+
+def cast_for_attention(local: Local, rows: int, hidden: int) -> tuple[MemoryBound, ...]:
+    """The kernel that brings operands of 8-bit attention, or its results, from one type to the other: what the layers
+    around it exchange stays in 16 bits (Transformer Engine 2, pytorch/attention/dot_product_attention/backends.py
+    `FusedAttnFunc`, without `fp8_mha`). Nothing is transposed."""
+    return (memory(local.precision, QUANTISING, rows, hidden),) if local.job.fp8_attention else ()
 
 
 def is_cast(op: Op) -> bool:

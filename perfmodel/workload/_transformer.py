@@ -8,7 +8,6 @@ from perfmodel.errors import LayoutError, Reason
 from perfmodel.spec import Job, Transformer
 from perfmodel.workload._attention import cross_attention, self_attention
 from perfmodel.workload._block import BlockOps, Comm, Shard
-from perfmodel.workload._delta_net import delta_net_mixer
 from perfmodel.workload._embedding_head import (
     embedding_pieces,
     head_pieces,
@@ -18,9 +17,9 @@ from perfmodel.workload._embedding_head import (
 from perfmodel.workload._experts import expert_feed_forward, route
 from perfmodel.workload._linear import column_linear, row_linear
 from perfmodel.workload._local import Local, Precision, local_sizes
-from perfmodel.workload._mamba import mamba_mixer
 from perfmodel.workload._piece import Piece, accumulated, assemble, recomputed
 from perfmodel.workload._pointwise import activation, norm, sub_layer
+from perfmodel.workload._recurrent import delta_net_mixer, mamba_mixer
 
 Blocks = tuple[tuple[BlockOps, int], ...]
 

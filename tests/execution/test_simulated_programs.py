@@ -1,7 +1,6 @@
 """Simulation against a line-by-line event loop, and exports."""
 
 import json
-import re
 import zlib
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from perfmodel.execution import (
     cluster_timer,
     program_structure,
     simulate,
-    to_dot,
     write_chrome_trace,
 )
 from perfmodel.ops import Collective
@@ -123,11 +121,3 @@ def test_chrome_trace_has_an_event_per_instruction_and_device(tmp_path: Path) ->
     assert max(e["ts"] + e["dur"] for e in events) == pytest.approx(timeline.makespan_s * 1e6)
     write_chrome_trace(program, timeline, tmp_path / "trace.json")
     assert json.loads((tmp_path / "trace.json").read_text()) == trace
-
-
-def test_dot_has_a_node_per_instruction_and_an_edge_per_use() -> None:
-    function = listing("pipeline_mlp")
-    dot = to_dot(function)
-    assert len(re.findall(r"^ +i\d+ \[", dot, re.MULTILINE)) == len(function.instructions)
-    assert len(re.findall(r" -> ", dot)) == sum(len(set(i.inputs)) for i in function.instructions)
-    assert dot.count("subgraph") == 2

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from perfmodel.catalog import cluster
 from perfmodel.errors import PerfModelError
 from perfmodel.importers import CollectiveRow
-from perfmodel.importers._mesh import axis_groups, parse_groups
+from perfmodel.importers._rows import axis_groups, parse_groups
 
 
 def test_notations_agree():

@@ -11,7 +11,7 @@ import pytest
 from perfmodel import catalog
 from perfmodel.cost import CollectiveModel, KernelModel, event_times
 from perfmodel.errors import LayoutError, PerfModelError
-from perfmodel.ops import Attention, Collective, Gemm, KernelOp, MemoryBound
+from perfmodel.ops import Attention, Collective, Gemm, KernelOp, MemoryBound, Pass
 from perfmodel.prediction import (
     EAGER,
     Site,
@@ -28,10 +28,10 @@ from perfmodel.prediction._blocks import GRAPH_OPERATORS
 from perfmodel.prediction._placement import Placement
 from perfmodel.prediction._site import FORWARD_SHARE
 from perfmodel.prediction._site_constants import source_group, source_medians
-from perfmodel.spec import CudaGraphs, Job, Layout
+from perfmodel.spec import AttentionKernel, CudaGraphs, Device, Job, Layout
 from perfmodel.workload import Kernels, Shard, blocks
 
-A100, H100 = catalog.device("A100-SXM4-80GB"), catalog.device("H100-SXM5-80GB")
+A100, H100, B200 = (catalog.device(name) for name in ("A100-SXM4-80GB", "H100-SXM5-80GB", "B200-SXM-180GB"))
 MODEL = catalog.model("gpt3-6.7b")
 LAYOUT = Layout(tp=8, dp=1, sequence_parallel=True)
 
@@ -45,7 +45,7 @@ def test_what_slows_an_op_in_training() -> None:
     framework, site = replace(EAGER, attention="flash-1"), Site(sustained=(("Ampere", 0.1),))
     attention = Attention(op="flash_attention", batch=1, heads=8, kv_heads=8, seq_q=512, seq_kv=512, head_dim=64)
     for device in (A100, H100):
-        assert generation(framework, attention, device) == attention_slowdown("flash-1", device) > 1
+        assert generation(framework, attention, device) == attention_slowdown("flash-1", device, attention) > 1
         assert generation(framework, Gemm(m=8, n=8, k=8), device) == 1.0
     assert site.clock(attention, A100) == pytest.approx(exp(0.1))
     assert site.clock(attention, H100) == 1.0
@@ -84,15 +84,39 @@ def test_sustained_slows_a_step_by_the_share_of_products() -> None:
     assert step_s(job, site=Site(sustained=(("Hopper", 0.1),))) == base
 
 
+HEADS = Attention(batch=1, heads=16, kv_heads=16, seq_q=16_384, seq_kv=16_384, head_dim=128)
+
+
 def test_older_attention_kernels_are_slower_and_hopper_widens_the_gap() -> None:
-    assert attention_slowdown("fastest", H100) == attention_slowdown("flash-2", A100) == 1.0
-    assert 1.0 < attention_slowdown("flash-2", H100) < 2.0
-    ratio = attention_slowdown("flash-1-triton", H100) / attention_slowdown("flash-1-triton", A100)
-    assert ratio == pytest.approx(attention_slowdown("flash-2", H100))
-    assert attention_slowdown("flash-1", A100) > attention_slowdown("flash-1-triton", A100) > 1.0
+    def over(kernel: AttentionKernel, device: Device) -> float:
+        return attention_slowdown(kernel, device, HEADS)
+
+    assert over("fastest", H100) == over("flash-2", A100) == 1.0
+    assert over("flash-1-triton", H100) / over("flash-1-triton", A100) == pytest.approx(over("flash-2", H100))
+    assert over("flash-1", A100) > over("flash-1-triton", A100) > 1.0
     for device in (A100, H100):
-        assert attention_slowdown("flash-2-then-cudnn", device) == attention_slowdown("flash-2", device)
-    assert attention_slowdown("flash-2-then-cudnn", catalog.device("B200-SXM-180GB")) == 1.0
+        assert over("flash-2-then-cudnn", device) == over("flash-2", device)
+    assert over("flash-2-then-cudnn", B200) == 1.0 < over("flash-2", H100) < over("flash-2", B200)
+    assert over("flash-2", catalog.device("RTX-PRO-6000-Server")) == 1.0
+
+
+@pytest.mark.parametrize(("pass_", "head", "causal", "tflops"), [
+    ("fwd", 128, True, (298, 319, 333, 335)), ("fwd", 128, False, (362, 368, 370, 370)),
+    ("fwd", 64, True, (262, 284, 295, 299)), ("bwd", 128, False, (291, 310, 318, 322)),
+    ("bwd", 64, False, (264, 279, 287, 291)),
+])  # fmt: skip
+def test_flash_attention_2_on_h100(pass_: Pass, head: int, causal: bool, tflops: tuple[int, ...]) -> None:
+    """FlashAttention-3 (arXiv 2407.08608), figures 5 and 6: 16k tokens of 2,048 elements in sequences of 2k to 16k."""
+    ops = [
+        replace(HEADS, batch=16_384 // seq, heads=2048 // head, kv_heads=2048 // head, seq_q=seq, seq_kv=seq,
+                head_dim=head, causal=causal, pass_=pass_)
+        for seq in (2048, 4096, 8192, 16_384)
+    ]  # fmt: skip
+    alone_s = KernelModel.load().times(H100, ops).time_s
+    for op, time_s, published in zip(ops, alone_s, tflops, strict=True):
+        flops = 4 * 16_384 * op.seq_q * 2048 * (0.5 if causal else 1.0) * (2.5 if pass_ == "bwd" else 1.0)
+        rate = flops / (time_s * attention_slowdown("flash-2", H100, op))
+        assert rate / 1e12 == pytest.approx(published, rel=0.17)
 
 
 def test_contention_multiplies_collectives_between_nodes_only() -> None:

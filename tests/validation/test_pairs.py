@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
+from studies.pairs import Choice, pairs_report, reliability
 
 from perfmodel.prediction import Joint, scales
-from perfmodel.validation import Choice, pairs_report
 from perfmodel.validation._few_runs import Covariances, given, off_by
-from perfmodel.validation._pairs import reliability
 
 
 def drawn(sd: float, said: float, source: str = "lab") -> list[Choice]:

@@ -37,6 +37,15 @@ def test_degrees_that_nothing_tells():
     assert {(row["tp"], row["pp"], row["dp"]) for row in rows} == {(4, 2, 4), (8, 2, 2)}  # replicas share the batch
 
 
+def test_graphs_of_layers_where_nothing_of_the_launch_is_told():
+    row = ROW | {"tp": None, "pp": None, "dp": None}
+    rows, names = plausible_rows(row, layer_graphs=True)
+    assert names == ("cuda_graphs", "degrees")
+    assert len(rows) == 2 * len(plausible_rows(row)[0])
+    for told in ({"launch_and_overlap": "tp_comm_overlap=1"}, ROW):
+        assert "cuda_graphs" not in plausible_rows(row | told, layer_graphs=True)[1]
+
+
 def test_one_open_degree_follows_from_the_devices():
     row = ROW | {"dp": None}
     assert plausible_rows(row) == ([row], ())  # as `spread_of` has it

@@ -23,8 +23,7 @@ from perfmodel.program import Stream
 from perfmodel.schedule import PassTimes, equal_parts, get_schedule, schedule_facts, starts_and_ends
 from perfmodel.timeline import KIND_NAMES, MemorySteps, slices
 from perfmodel.units import GIB
-from perfmodel.viz._links import busy_share
-from perfmodel.viz._memory import drawn_ranks, highs
+from perfmodel.viz._over_time import busy_share, drawn_ranks, highs
 from perfmodel.viz._style import WIDTHS_IN
 
 

@@ -1,13 +1,14 @@
 """Shapes, kernels, errors and speed of the blocks."""
 
 import gzip
+from dataclasses import replace
 
 import pytest
 
 from perfmodel.catalog import model, models
 from perfmodel.errors import LayoutError
 from perfmodel.spec import ConvNet, Job, Layout, Transformer
-from perfmodel.workload import Shard, blocks, optimizer_op
+from perfmodel.workload import Shard, blocks, is_cast, optimizer_op
 
 
 def shapes(block, phase="forward"):
@@ -78,6 +79,18 @@ def test_fp8_products_quantise_their_inputs_and_leave_the_rest_in_16_bit():
     block = layer_of("llama3-8b", Job(global_batch=1, seq_len=4096, dtype="fp8"))
     kinds = {(op.op, op.dtype) for op, _ in block.forward}
     assert {("linear", "fp8"), ("quantize_fp8_static", "bf16"), ("flash_attention", "bf16")} <= kinds
+
+
+def test_attention_in_8_bits_casts_what_it_takes_and_gives():
+    job = Job(global_batch=1, seq_len=4096, dtype="fp8")
+    plain, narrow = (layer_of("llama3-8b", replace(job, fp8_attention=on)) for on in (False, True))
+    assert {op.dtype for op, _ in narrow.forward if op.family == "attention"} == {"fp8"}
+    for phase, further in (("forward", 2), ("backward_input", 2), ("backward_weight", 0)):
+        casts = [sum(n for op, n in getattr(one, phase) if is_cast(op)) for one in (plain, narrow)]
+        assert casts[1] - casts[0] == further
+    for wrong in ({"dtype": "bf16"}, {"flash_attention": False}):
+        with pytest.raises(LayoutError, match="fp8_attention"):
+            replace(job, fp8_attention=True, **wrong)
 
 
 def quantised_bytes(recipe: str) -> float:

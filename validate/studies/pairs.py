@@ -1,17 +1,156 @@
 """Layouts of one site in pairs: is the probability that one is faster right, and what does choosing by it cost?"""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
+import pandas as pd
+from jaxtyping import Float
 
 from perfmodel.planning.layouts import expected_given, runs_and_pairs, square_root, weighed
-from perfmodel.validation import Choice
+from perfmodel.prediction import (
+    Belief,
+    Joint,
+    Prediction,
+    Site,
+    joint_of,
+    layout_coordinates,
+    shared_errors,
+    step_problem,
+)
+from perfmodel.validation import Case
 
-NANOTRON = "ultrascale-playbook sweep (nanotron)"
+NANOTRON: Final = "ultrascale-playbook sweep (nanotron)"
 """Whose pipelines take longer than anything explains (`studies.excess`): reported apart."""
 LEAST, MOST = 5, 12
 """Layouts of a group from which the next run is chosen: at least, and the first by prediction at most."""
+ONE_JOB: Final = ("source", "device", "model", "n_devices", "seq_len", "global_batch", "dtype")
+"""What runs have in common between which a user chooses."""
+BINS: Final = (0.5, 0.55, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+"""Of the probability that the layout predicted faster is faster."""
+
+
+@dataclass(frozen=True, eq=False)
+class PredictedRun:
+    """A run as predicted without its source, with what its prediction may err by."""
+
+    log_s: float
+    sources: Mapping[str, float]
+    """`Prediction.error_sources`."""
+    at: tuple[float, ...]
+    belief: Belief
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """Layouts of one job at one site."""
+
+    source: str
+    predicted: Float[np.ndarray, " layouts"]
+    """Log step times."""
+    measured: Float[np.ndarray, " layouts"]
+    """Log step times."""
+    joint: Joint
+
+    @property
+    def faster(self) -> Float[np.ndarray, "layouts layouts"]:
+        """Probability that the layout of the row is faster than that of the column."""
+        return self.joint.below(self.predicted - self.predicted[:, None])
+
+    @property
+    def regret(self) -> float:
+        """How much longer the layout that is most probably faster than any other takes than the fastest measured."""
+        return float(np.expm1(self.measured[self.predicted.argmin()] - self.measured.min()))
+
+
+def choices(runs: pd.DataFrame, measured_s: np.ndarray, predicted: Mapping[int, PredictedRun]) -> list[Choice]:
+    """The groups of at least two layouts of one job of the record, of `runs` by their places."""
+    kept = [at for at in predicted if np.isfinite(measured_s[at])]
+    frame = runs.iloc[kept].assign(_at=kept)
+    found = []
+    for key, group in frame.groupby([name for name in ONE_JOB if name in frame], dropna=False):
+        at = group["_at"].tolist()
+        # repeats of a layout are no choice: the first stands for them
+        at = list({(predicted[i].at, predicted[i].log_s): i for i in reversed(at)}.values())[::-1]
+        if len(at) > 1:
+            found.append(_choice(str(key[0]), [predicted[i] for i in at], np.log(measured_s[at])))  # pyright: ignore
+    return found
+
+
+def _choice(source: str, some: Sequence[PredictedRun], measured: Float[np.ndarray, " layouts"]) -> Choice:
+    names, shared, own = shared_errors([one.sources for one in some])
+    joint = joint_of(some[0].belief, names, shared, own, np.array([one.at for one in some]))
+    return Choice(source, np.array([one.log_s for one in some]), measured, joint)
+
+
+def reliability(some: Sequence[Choice]) -> dict[str, Any]:
+    """How often the layout predicted faster was faster, by its probability.
+
+    Pairs of one source weigh as many as its square root of them: 1,000 pairs of one sweep are not 1,000 witnesses, nor
+    is a source with 3 as good as one with 300.
+
+    Returns:
+        `bins`: `n` pairs, mean `probability` and share `faster` of each; `error`: mean distance between the two,
+        weighed as the pairs; `pairs`.
+    """
+    rows = []
+    for one in some:
+        i, j = np.triu_indices(len(one.measured), 1)
+        sure = one.faster[i, j]
+        first = one.measured[i] < one.measured[j]
+        differ = one.measured[i] != one.measured[j]
+        rows += [
+            (one.source, max(p, 1 - p), bool(was) == (p >= 0.5))
+            for p, was, told in zip(sure.tolist(), first.tolist(), differ.tolist(), strict=True)
+            if told
+        ]
+    if not rows:
+        return {"pairs": 0, "bins": [], "error": None}
+    frame = pd.DataFrame(rows, columns=["source", "p", "right"])
+    weight = frame.groupby("source")["p"].transform("size").to_numpy(float) ** -0.5
+    p, right = frame["p"].to_numpy(float), frame["right"].to_numpy(float)
+    place = np.clip(np.digitize(p, BINS) - 1, 0, len(BINS) - 2)
+    bins, error = [], 0.0
+    for at in range(len(BINS) - 1):
+        mine = place == at
+        if mine.any():
+            of = weight[mine]
+            said, was = float(of @ p[mine] / of.sum()), float(of @ right[mine] / of.sum())
+            bins.append(
+                {"from": BINS[at], "to": BINS[at + 1], "n": int(mine.sum()), "probability": said, "faster": was}
+            )
+            error += float(of.sum() / weight.sum()) * abs(said - was)
+    return {"pairs": len(frame), "bins": bins, "error": error}
+
+
+def pairs_report(some: Sequence[Choice], apart: Sequence[str]) -> dict[str, Any]:
+    """`reliability` of the sources that are not `apart`, and of each of those; by source the `groups`, their mean
+    `regret`, and the least that a choice at random would have."""
+    together = [one for one in some if one.source not in apart]
+    by_source = {}
+    for source in dict.fromkeys(one.source for one in some):
+        own = [one for one in some if one.source == source]
+        random = [float(np.expm1(one.measured - one.measured.min()).mean()) for one in own]
+        by_source[source] = {
+            "groups": len(own), "regret": float(np.mean([one.regret for one in own])), "random": float(np.mean(random)),
+            "apart": source in apart, "error": (of := reliability(own))["error"], "pairs": of["pairs"],
+        }  # fmt: skip
+    regrets = [one.regret for one in together]
+    return {
+        "reliability": reliability(together),
+        "apart": {source: reliability([one for one in some if one.source == source]) for source in apart},
+        "groups": len(together),
+        "regret": float(np.mean(regrets)) if regrets else None,
+        "sources": by_source,
+    }
+
+
+def predicted_run(case: Case, prediction: Prediction, site: Site) -> PredictedRun:
+    """What `choices` needs of a run that was predicted at a site."""
+    setting = step_problem(case.model, case.cluster, case.job, None, case.framework, site).setting
+    at, belief = layout_coordinates(setting, case.layout), site.belief(case.framework, case.cluster.device)
+    return PredictedRun(float(np.log(prediction.step_time_s)), prediction.error_sources, at, belief)
 
 
 def next_run(some: Sequence[Choice]) -> dict[str, Any]:

@@ -10,21 +10,17 @@ from studies.bars import BARS, Bar, playbook
 from studies.baselines import naive_times_s, reference_predictions
 from studies.excess import pipeline_excess
 from studies.groups import group_means
-from studies.pairs import NANOTRON, next_run
+from studies.pairs import NANOTRON, PredictedRun, choices, next_run, pairs_report, predicted_run
 from studies.ranking import interval_scores, ranking
 
 from perfmodel.prediction import Prediction, Site
 from perfmodel.validation import (
     Case,
-    PredictedRun,
     cases_report,
-    choices,
     errors,
     measured_times_s,
     memory_bytes,
-    pairs_report,
     predict_cases,
-    predicted_run,
     read_tables,
     term_errors,
 )

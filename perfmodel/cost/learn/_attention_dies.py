@@ -1,5 +1,5 @@
-"""Fused attention on dies where training kernels were timed side by side: forward by that of 16 bits and equal heads,
-backward by forward."""
+"""Fused attention as training runs it, from kernels that were timed otherwise: servers' without their caches; on dies
+where training kernels were timed side by side, forward by that of 16 bits and equal heads, backward by forward."""
 
 from typing import Final
 
@@ -27,9 +27,17 @@ _EQUAL_HEAD: Final = 128
 for them hold 1,585 and 643 TFLOP/s on GB200 and H200 at 8k causal tokens, those of equal heads 1,574 and 644 (the same
 benchmarks). Serving tables have no such heads."""
 _QUERY_HEADS: Final = 8
-"""Heads of queries for one of keys in what those of equal heads were measured with."""
+"""Heads of queries for one of keys, of which servers' kernels copy few into their caches, and were timed most."""
 _NARROW_FORWARD: Final = {"GH100": (0.67, 0.67), "GB100": (0.77, 0.68)}
 """Time of a forward in 8 bits over that in 16, as `_OVER_FORWARD` by head; GH100 has no wide heads in 8 bits."""
+
+
+def without_copies(rows: Rows, copied: np.ndarray) -> Rows:
+    """Rows, of which those that are `copied` [n] are answered by kernels that fill a cache, as these take where there
+    is little to copy: a kernel that reads keys where they lie takes as long for few heads of them as for many."""
+    heads, kv_heads = (np.asarray(rows.shape[name], float) for name in ("heads", "kv_heads"))
+    few = np.minimum(kv_heads, np.maximum(1.0, np.floor(heads / _QUERY_HEADS)))
+    return rows.changed({"kv_heads": np.where(copied, few, kv_heads)})
 
 
 def as_equal_heads(rows: Rows, die: np.ndarray, kept: np.ndarray) -> tuple[Rows, Float64[np.ndarray, "n"]]:
@@ -43,9 +51,7 @@ def as_equal_heads(rows: Rows, die: np.ndarray, kept: np.ndarray) -> tuple[Rows,
     log_over = np.where(longer, np.log((head + value) / (2 * _EQUAL_HEAD)), 0.0)
     log_over += np.where(narrow, np.log(np.where(head > _WIDE, shares[:, 1], shares[:, 0])), 0.0)
     bytes_ = np.where(narrow, 2.0, rows.shape["element_bytes"])
-    kv_heads = np.asarray(rows.shape["kv_heads"], float)
-    kv_heads = np.where(longer, np.maximum(1.0, np.floor(kv_heads / _QUERY_HEADS)), kv_heads)
-    shape = rows.shape | {"head_dim": np.where(longer, value, head), "kv_heads": kv_heads, "element_bytes": bytes_}
+    shape = rows.shape | {"head_dim": np.where(longer, value, head), "element_bytes": bytes_}
     columns = rows.columns._replace(dtype=np.where(narrow, "half", rows.dtypes).astype(object))
     return Rows(rows.family, shape, *kinds_of(columns)), log_over
 

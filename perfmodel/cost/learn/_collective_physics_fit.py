@@ -27,11 +27,9 @@ _LOG: Final = logging.getLogger(__name__)
 _FIELDS: Final = tuple(f.name for f in fields(LinkConstants))
 
 
-def physical_time(
-    values: Mapping[Effect, float], rows: CollectiveRows, dispatch_s: np.ndarray | float = 0.0
-) -> np.ndarray:
+def physical_time(values: Mapping[Effect, float], rows: CollectiveRows) -> np.ndarray:
     """The physical curve [s] at every row, each alone on its fabric."""
-    return _Placements(rows).time(values) + dispatch_s
+    return _Placements(rows).time(values)
 
 
 class _Placements:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from perfmodel.cost.learn._attention_dies import as_equal_heads, forward_rows, log_over_forward
+from perfmodel.cost.learn._attention_dies import as_equal_heads, forward_rows, log_over_forward, without_copies
 from perfmodel.cost.learn._gradients import added, gradient_products, scaled, share_of, way, whole_backward
 from perfmodel.cost.learn._intervals import Intervals
 from perfmodel.cost.learn._kinds import KindCode, machine_of, shape_with_flags, stand_in
@@ -123,8 +123,11 @@ class Regressor:
         combos, combo_of = _combinations(rows, query)
         if self.family == "attention":
             own = [self._timed_for(queries[q], kind, direct) for q, kind in combos]
+            copies = [self._fills_caches(queries[q], kind, direct) for q, kind in combos]
             die = np.array([q.figures.die for q in queries], object)[query]
-            rows, log_over = as_equal_heads(rows, die, np.array(own, bool)[combo_of])
+            kept = np.array(own, bool)[combo_of]
+            rows = without_copies(rows, np.array(copies, bool)[combo_of] & ~kept)
+            rows, log_over = as_equal_heads(rows, die, kept)
             out = self._as_timed(rows, queries, query, host_launch, direct)
             return Prediction(*scaled(out, log_over)[:3], np.where(log_over == 0, out.provenance, 1))
         out = self._as_timed(rows, queries, query, host_launch, direct)
@@ -158,6 +161,11 @@ class Regressor:
 
     def _timed_for(self, query: Query, kind: KernelKind, direct: bool) -> bool:
         return timed_for(self.plan(query, kind, direct=direct), self.stacks, query.figures, query.source)
+
+    def _fills_caches(self, query: Query, kind: KernelKind, direct: bool) -> bool:
+        """Whether attention is answered by prompts of a server, timed while they fill its cache."""
+        term = self.plan(query, kind, direct=direct).terms[0]
+        return self.stacks[term.stack].fills_caches and term.kind.op == "causal"
 
     def _quantises(self, query: Query, kind: KernelKind, direct: bool) -> bool:
         """Whether a product is answered by one that was timed with the quantising of its operand, and is not asked as

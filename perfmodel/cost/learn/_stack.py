@@ -9,7 +9,7 @@ import numpy as np
 
 from perfmodel.catalog import device
 from perfmodel.errors import UnknownNameError
-from perfmodel.ingest import OWN_ORDER, held_under_load, quantises_operands
+from perfmodel.ingest import OWN_ORDER, fills_caches, held_under_load, quantises_operands
 from perfmodel.ops import KernelKind, Machine
 from perfmodel.spec import Device
 
@@ -146,6 +146,11 @@ class Stack:
     def quantises(self) -> bool:
         """Whether its products of 8 bits were timed with the quantising of their first operand."""
         return quantises_operands(self.source, self.software)
+
+    @property
+    def fills_caches(self) -> bool:
+        """Whether its attention over causal prompts was timed with the copying of keys and values into a cache."""
+        return fills_caches(self.source)
 
     @property
     def key(self) -> str:

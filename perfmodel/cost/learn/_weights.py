@@ -277,8 +277,8 @@ def measured_kinds(calibration: Path | str | None, device: str, family: str) -> 
     return counts
 
 
-def kernel_records(folder: Path | None = None) -> dict[str, dict[str, Any]]:
-    """By regressor, the record of its making (data, seed, errors) from each weights file's metadata."""
-    paths = sorted((folder or shipped_folder()).glob("*.safetensors"))
+def kernel_records() -> dict[str, dict[str, Any]]:
+    """By shipped regressor, the record of its making (data, seed, errors) from each weights file's metadata."""
+    paths = sorted(shipped_folder().glob("*.safetensors"))
     kernels = [path for path in paths if any(_belongs(path, family) for family in FAMILIES)]
     return {path.stem: read_header(path)["record"] for path in kernels}

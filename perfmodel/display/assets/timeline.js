@@ -186,7 +186,7 @@
     pen.textAlign = "right";
     const every = Math.max(1, Math.ceil(12 / view.row));
     for (let d = 0; d < data.devices; d += every)
-      if (y(d + 0.5) > AXIS + 4) pen.fillText(`${data.device_word} ${d}`, GUTTER - 6, y(d + 0.5));
+      if (y(d + 0.5) > AXIS + 4) pen.fillText(`rank ${d}`, GUTTER - 6, y(d + 0.5));
     drawMemory();
   }
 
@@ -270,7 +270,7 @@
 
   function describe(i, t = NaN) {
     const lines = [label(i), `${seconds(duration[i])}, from ${seconds(start[i])} to ${seconds(start[i] + duration[i])}`];
-    lines.push(`${data.device_word} ${device[i]}, ${data.streams[stream[i]]}` + (stage[i] >= 0 ? `, stage ${stage[i]}` : ""));
+    lines.push(`rank ${device[i]}, ${data.streams[stream[i]]}` + (stage[i] >= 0 ? `, stage ${stage[i]}` : ""));
     if (microBatch[i] >= 0) lines.push(`micro-batch ${microBatch[i]}`);
     if (critical[i]) lines.push("on the critical path");
     for (const [name, from, to] of pieces(i)) if (t >= from && t < to) lines.push(`${name}: ${seconds(to - from)}`);
@@ -374,7 +374,7 @@
       const away = (bytes) => Math.abs(memory.scale.yOf(bytes) - (e.clientY - at.top));
       if (away(b) < away(levels[near])) near = d;
     });
-    showTip(`${data.device_word} ${near}: ${(levels[near] / GIB).toFixed(2)} GiB at ${seconds(t)}`, e);
+    showTip(`rank ${near}: ${(levels[near] / GIB).toFixed(2)} GiB at ${seconds(t)}`, e);
   });
   memoryCanvas.addEventListener("pointerleave", () => { tip.hidden = true; });
   document.addEventListener("keydown", (e) => {

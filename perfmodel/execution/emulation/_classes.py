@@ -60,7 +60,7 @@ def classes_of_program(program: Program) -> Classes:
             for i in instructions
         )  # fmt: skip
 
-    return _grouped([signature(rank, code) for rank, code in enumerate(lower(function).ranks)])
+    return _grouped([signature(rank, code) for rank, code in enumerate(lower(function))])
 
 
 def classes_of_script(emulation: Emulation, cluster: Cluster, at_once: int = 1) -> Classes:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 HEADER: Final = struct.Struct("<6Q")
-BUFFER, DATA, SEND_READY, RECV_READY = range(4)
+_, DATA, SEND_READY, RECV_READY = range(4)
 """What a message is; the first is of gloo's older algorithms, which torch does not call."""
 KINDS: Final = (
     "send_recv", "gather", "all_gather", "reduce", "all_reduce", "scatter", "broadcast", "barrier", "all_to_all",

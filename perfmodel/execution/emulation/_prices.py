@@ -28,22 +28,15 @@ through its root's link what an all-gather moves through everybody's (Thakur et 
 
 
 def placed(cluster: Cluster, kind: str, nbytes: int, members: Sequence[int]) -> Collective:
-    """A call of ranks of the world, laid out on the cluster in order.
-
-    The ranks of a node that the group leaves out are taken to be in groups of the same kind at the same time, as the
-    groups of a mesh are.
-    """
-    per_node = cluster.devices_per_node
-    nodes = np.bincount(np.asarray(members) // per_node)
-    here = int(nodes.max())
-    spans = here < len(members)
+    """A call of ranks of the world, laid out on the cluster in order."""
+    pair, place = kind in ("send", "recv"), cluster.reach(members)
     return Collective(
         collective=_PRICED_AS.get(kind, kind),  # pyright: ignore[reportArgumentType]
         bytes=nbytes,
-        num_ranks=2 if kind in ("send", "recv") else len(members),
-        ranks_per_node=here if kind not in ("send", "recv") else min(2, here),
-        level=cluster.level_of(max(members) - min(members) + 1),
-        concurrent=max(1, per_node // here) if spans else 1,
+        num_ranks=2 if pair else len(members),
+        ranks_per_node=min(2, place.ranks_per_node) if pair else place.ranks_per_node,
+        level=place.level,
+        concurrent=place.concurrent,
     )
 
 

@@ -20,8 +20,6 @@ from perfmodel.errors import PerfModelError
 
 Params = Any
 """A pytree of arrays."""
-Context = tuple[Array, ...]
-"""What earlier slices of the same sequences leave for later ones, one entry per slice."""
 Apply = Callable[[Params, Array, tuple[Any, ...]], tuple[Array, Any]]
 
 

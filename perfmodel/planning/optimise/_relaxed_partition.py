@@ -12,7 +12,7 @@ from perfmodel.prediction.differentiable import Programs, step_time_function_of
 from perfmodel.spec import Layout
 
 
-def relaxed_partitions(problem: StepProblem, layout: Layout, *, seed: int = 0) -> list[tuple[int, ...]]:
+def relaxed_partitions(problem: StepProblem, layout: Layout) -> list[tuple[int, ...]]:
     """Rounded partitions of a layout's layers, of the fastest relaxed one first.
 
     The step is that of `perfmodel.step_time_function`. Memory is left to whoever rounds: recompute that makes a stage
@@ -21,7 +21,6 @@ def relaxed_partitions(problem: StepProblem, layout: Layout, *, seed: int = 0) -
     Args:
         problem: model, job, cluster and cost models.
         layout: a pipeline whose schedule flushes, at least as many layers as stages.
-        seed: of the starts.
 
     Raises:
         LayoutError: no stages to cut, or a schedule without a flush.
@@ -34,7 +33,7 @@ def relaxed_partitions(problem: StepProblem, layout: Layout, *, seed: int = 0) -
         raise LayoutError(f"layout {layout} has no stages that a relaxation can cut")
     constants = {"tables": function.tables, "nominal": nominal, "times": function.times}
     variables = {"layers": WholeShares(stages, layers, least=1)}
-    found = relax(Relaxation(variables, (programs.prepared[0].compiled,), _Durations(programs), constants), seed=seed)
+    found = relax(Relaxation(variables, (programs.prepared[0].compiled,), _Durations(programs), constants))
     ranked = sorted(found.starts, key=lambda start: start[1])
     return list(dict.fromkeys(tuple(int(n) for n in values["layers"]) for values, *_ in ranked))
 

@@ -104,7 +104,7 @@ def composed(
     entry_price = np.concatenate(
         [begin + which for begin, (_, which) in zip(first[len(shards) : -1], between, strict=True)]
     )
-    phase_s = [one.overlapped_phase_s if variant[2] else one.phase_s
+    phase_s = [one.paired.phase_s if variant[2] else one.phase_s
                for one, (_, variant) in zip(shards, lanes * len(problems), strict=True)]  # fmt: skip
     shape = len(problems), len(knots), starts[-1]
     times = Times(

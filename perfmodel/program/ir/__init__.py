@@ -11,7 +11,8 @@ from perfmodel.program.ir._cost import work as work
 from perfmodel.program.ir._function import Function as Function
 from perfmodel.program.ir._function import Module as Module
 from perfmodel.program.ir._function import Typing as Typing
-from perfmodel.program.ir._function import infer as infer
+from perfmodel.program.ir._function import instruction_devices as instruction_devices
+from perfmodel.program.ir._function import lower as lower
 from perfmodel.program.ir._gradient import gradient as gradient
 from perfmodel.program.ir._inline import inline as inline
 from perfmodel.program.ir._instruction import STREAMS as STREAMS
@@ -36,15 +37,10 @@ from perfmodel.program.ir._op import Sharding as Sharding
 from perfmodel.program.ir._parse import parse as parse
 from perfmodel.program.ir._parse import parse_function as parse_function
 from perfmodel.program.ir._parse import parse_program as parse_program
-from perfmodel.program.ir._parse import parse_ranks as parse_ranks
 from perfmodel.program.ir._program import Piece as Piece
 from perfmodel.program.ir._program import Program as Program
 from perfmodel.program.ir._program import Whole as Whole
 from perfmodel.program.ir._program import undistributed as undistributed
-from perfmodel.program.ir._ranks import RankPrograms as RankPrograms
-from perfmodel.program.ir._ranks import instruction_devices as instruction_devices
-from perfmodel.program.ir._ranks import lower as lower
-from perfmodel.program.ir._ranks import merge as merge
 from perfmodel.program.ir._text import to_text as to_text
 from perfmodel.program.ir._types import INTEGER_DTYPES as INTEGER_DTYPES
 from perfmodel.program.ir._types import ITEM_BYTES as ITEM_BYTES

@@ -6,8 +6,7 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.ops import Collective
-from perfmodel.program.ir._function import Function
-from perfmodel.program.ir._ranks import instruction_devices
+from perfmodel.program.ir._function import Function, instruction_devices
 from perfmodel.program.ir._types import Tensor
 from perfmodel.program.ir.ops import OPS
 

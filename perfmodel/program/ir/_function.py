@@ -2,8 +2,7 @@
 placement and known values, in one pass.
 
 Works line by line on abstract values (DistIR, algorithm 1). Where all operands of an op are known it is
-evaluated, so that chains of `shape`, `take`, `concat` and `reshape` resolve (DistIR, figure 4).
-"""
+evaluated, so that chains of `shape`, `take`, `concat` and `reshape` resolve (DistIR, figure 4)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -178,3 +177,22 @@ def _explain(instruction: Instruction, error: Any, types: Mapping[str, Tensor]) 
     value = instruction.outputs[0] if instruction.outputs else instruction.op
     operand_types = ", ".join(f"%{name}: {types[name]}" for name in instruction.inputs)
     return value, f"{error} (operands: {operand_types})" if isinstance(error, RuleError) else str(error)
+
+
+def instruction_devices(function: Function) -> list[tuple[int, ...]]:
+    """Devices that each instruction runs on: those of its operands and results, in order of appearance."""
+    types = function.types
+    device = {name: tensor.device for name, tensor in types.items()}
+    return [tuple(dict.fromkeys([device[name] for name in (*i.inputs, *i.outputs)])) for i in function.instructions]
+
+
+def lower(function: Function) -> tuple[tuple[Instruction, ...], ...]:
+    """Project a function to its devices (DistIR, section 3.2): rank r runs what involves device r.
+
+    An instruction of several devices stands in the program of each of them.
+    """
+    ranks: list[list[Instruction]] = [[] for _ in range(function.n_devices)]
+    for instruction, devices in zip(function.instructions, instruction_devices(function), strict=True):
+        for device in devices:
+            ranks[device].append(instruction)
+    return tuple(map(tuple, ranks))

@@ -7,7 +7,6 @@ from perfmodel.program.ir._inline import inline
 from perfmodel.program.ir._instruction import ProgramError
 from perfmodel.program.ir._parser import Annotations, Parser
 from perfmodel.program.ir._program import Program, undistributed
-from perfmodel.program.ir._ranks import RankPrograms, merge
 from perfmodel.program.ir._types import Tensor
 
 
@@ -57,25 +56,6 @@ def parse_program(text: str) -> Program:
             if piece.value not in function.outputs:
                 parser.fail(f"output {whole.name}: %{piece.value} is not returned")
     return Program(function, tuple(inputs), tuple(outputs))
-
-
-def parse_ranks(text: str) -> RankPrograms:
-    """Per-rank programs (`ranks @name(..) { rank 0 { .. } .. return .. }`), checked to be free of cyclic waits.
-
-    Raises:
-        ProgramError: as `merge`; a cyclic wait names where each rank stands.
-    """
-    parser = Parser(text)
-    programs, lines = parser.ranks()
-    function = merge(programs, lines)
-    line_of_outputs = {
-        i.outputs: line
-        for code, at in zip(programs.ranks, lines, strict=True)
-        for i, line in zip(code, at, strict=True)
-    }
-    where = [line_of_outputs[i.outputs] for i in function.instructions] + [parser.line]
-    _check(programs.name, parser.annotations[-1], infer(function, where).types)
-    return programs
 
 
 def _check(function: str, said: Annotations, types: Mapping[str, Tensor]) -> None:

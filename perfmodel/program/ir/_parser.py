@@ -1,4 +1,4 @@
-"""The grammar of the text form: recursive descent over its tokens."""
+"""Reading the text form: tokens, and recursive descent over them."""
 
 import re
 from collections.abc import Mapping
@@ -19,9 +19,45 @@ from perfmodel.program.ir._instruction import (
     attributes,
 )
 from perfmodel.program.ir._program import ROLES, Piece, Whole
-from perfmodel.program.ir._ranks import RankPrograms
-from perfmodel.program.ir._tokens import Token, tokens
 from perfmodel.program.ir._types import Tensor
+
+_TOKEN = re.compile(
+    r"""(?P<skip>[ \t\r]+|//[^\n]*)|(?P<newline>\n)|(?P<value>%[\w.'~-]+)|(?P<function>@(?=[A-Za-z_])[\w.]+)
+    |(?P<number>-?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|inf|nan)(?![\w]))|(?P<word>[A-Za-z_]\w*)|(?P<string>"[^"\n]*")
+    |(?P<mark>[(){}\[\],:=|@])""",
+    re.VERBOSE,
+)
+
+
+class Token(NamedTuple):
+    """A piece of text of one kind: value, function, number, word, string, mark or end."""
+
+    kind: str
+    text: str
+    line: int
+
+
+def tokens(text: str) -> list[Token]:
+    """All tokens, closed by one of kind `end`; comments (`//`) are skipped.
+
+    Raises:
+        PerfModelError: a character that starts no token.
+    """
+    found: list[Token] = []
+    at, line = 0, 1
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise PerfModelError(f"program text, line {line}: {text[at]!r} means nothing here")
+        kind = str(match.lastgroup)
+        if kind == "newline":
+            line += 1
+        elif kind != "skip":
+            found.append(Token(kind, match.group(), line))
+        at = match.end()
+    found.append(Token("end", "", line))
+    return found
+
 
 _WORDS = {"true": True, "false": False}
 
@@ -32,11 +68,6 @@ class Annotations:
 
     types: list[tuple[int, str, Tensor]] = field(default_factory=list)
     devices: list[tuple[int, str, int]] = field(default_factory=list)
-
-
-class _Body(NamedTuple):
-    instructions: list[Instruction]
-    lines: list[int]
 
 
 class Parser:
@@ -62,9 +93,9 @@ class Parser:
         while self._peek().kind != "end" and self._peek().text not in ("input", "output"):
             self._expect("func")
             name, parameters = self._header()
-            body, outputs = self._body(("return",)), self._return()
-            functions.append(Function(name, parameters, tuple(body.instructions), outputs))
-            lines = [*body.lines, self.line]
+            body, lines = self._body()
+            functions.append(Function(name, parameters, tuple(body), self._return()))
+            lines.append(self.line)
             self._expect("}")
         if not functions:
             self.fail("a function is needed: func @name(%x: fp32[2, 4] @0) { ... return %y }")
@@ -109,25 +140,6 @@ class Parser:
             self.fail(f"{name}: %{value}, {part}, at {list(start)} is no part of {whole.dtype}{list(whole.shape)}")
         return Piece(value, start)
 
-    def ranks(self) -> tuple[RankPrograms, list[list[int]]]:
-        """Per-rank programs and the lines of their instructions."""
-        self._expect("ranks")
-        name, parameters = self._header()
-        codes, lines = [], []
-        while self._peek().text == "rank":
-            self._expect("rank")
-            number = self._take("number").text
-            if number != str(len(codes)):
-                self.fail(f"rank {len(codes)} is expected here, got rank {number}")
-            self._expect("{")
-            body = self._body(("}",))
-            self._expect("}")
-            codes.append(tuple(body.instructions))
-            lines.append(body.lines)
-        outputs = self._return()
-        self._expect("}")
-        return RankPrograms(name, parameters, tuple(codes), outputs), lines
-
     def _header(self) -> tuple[str, tuple[Parameter, ...]]:
         name = self._take("function").text[1:]
         self.annotations.append(Annotations())
@@ -167,13 +179,13 @@ class Parser:
                 break
         return tuple(names)
 
-    def _body(self, ends: tuple[str, ...]) -> _Body:
-        body = _Body([], [])
-        while self._peek().text not in ends:
-            line = self._peek().line
-            body.instructions.append(self._instruction())
-            body.lines.append(line)
-        return body
+    def _body(self) -> tuple[list[Instruction], list[int]]:
+        """Instructions up to the return, and their lines."""
+        instructions, lines = [], []
+        while self._peek().text != "return":
+            lines.append(self._peek().line)
+            instructions.append(self._instruction())
+        return instructions, lines
 
     def _instruction(self) -> Instruction:
         outputs = [self._output()]

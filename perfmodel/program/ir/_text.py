@@ -14,13 +14,12 @@ from typing import Any
 from perfmodel.program.ir._function import Function, Module
 from perfmodel.program.ir._instruction import CALL, UNTAGGED, Attributes, Instruction, Parameter, Tag
 from perfmodel.program.ir._program import Program, Whole
-from perfmodel.program.ir._ranks import RankPrograms
 from perfmodel.program.ir._types import Tensor
 
 INDENT = "  "
 
 
-def to_text(program: Program | Function | Module | RankPrograms) -> str:
+def to_text(program: Program | Function | Module) -> str:
     """A program as text; values carry their types where these are known without inlining calls.
 
     Below a `Program`'s function stand its whole tensors:
@@ -33,7 +32,7 @@ def to_text(program: Program | Function | Module | RankPrograms) -> str:
         return "\n".join([_function(program.function), *(_whole(side, whole) for side, whole in sides), ""])
     if isinstance(program, Module):
         return "\n".join(_function(f) for f in program.functions)
-    return _function(program) if isinstance(program, Function) else _ranks(program)
+    return _function(program)
 
 
 def instruction_text(instruction: Instruction, types: Mapping[str, Tensor]) -> str:
@@ -62,16 +61,6 @@ def _whole(side: str, whole: Whole) -> str:
     pieces = ", ".join(f"%{piece.value} {_literal(piece.start)}" for piece in whole.pieces)
     said = _attributes(tuple((name, axis) for name, axis in axes if axis is not None))
     return f'{side} "{whole.name}" {whole.role} {whole.dtype}{_literal(whole.shape)}{said} = {pieces}'
-
-
-def _ranks(programs: RankPrograms) -> str:
-    lines = [f"ranks @{programs.name}({_parameters(programs.parameters)}) {{"]
-    for rank, instructions in enumerate(programs.ranks):
-        lines.append(f"{INDENT}rank {rank} {{")
-        lines += [2 * INDENT + instruction_text(i, {}) for i in instructions]
-        lines.append(f"{INDENT}}}")
-    lines += [f"{INDENT}return {_names(programs.outputs)}".rstrip(), "}", ""]
-    return "\n".join(lines)
 
 
 def _parameters(parameters: Iterable[Parameter]) -> str:

@@ -72,6 +72,8 @@ def test_groups_are_placed_on_nodes() -> None:
     assert (inside.ranks_per_node, inside.level, inside.concurrent) == (8, 0, 1)
     assert (across.ranks_per_node, across.level, across.concurrent, across.collective) == (1, 1, 8, "broadcast")
     assert placed(cluster, "send", 64, range(64)).num_ranks == 2
+    neighbours = placed(cluster, "all_reduce", 64, (7, 8))  # of two nodes
+    assert (neighbours.ranks_per_node, neighbours.level) == (1, 1)
 
 
 def test_calibrated_model_grows_with_ranks_and_bytes() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from perfmodel import catalog
 from perfmodel.cost import EventTimes
-from perfmodel.execution._placement import placed
+from perfmodel.execution._structure import placed
 from perfmodel.ops import Attention, Collective, Embedding, Gemm, MemoryBound, Op, OptimizerStep
 from perfmodel.prediction import Bundle, Site, StepProblem, bundle_events, bundles
 from perfmodel.prediction._communication import event_entries

@@ -3,7 +3,7 @@
 import pytest
 
 from perfmodel.errors import PerfModelError
-from perfmodel.program.ir import Builder, ProgramError, Tensor, gradient, parse, parse_function, parse_ranks
+from perfmodel.program.ir import Builder, ProgramError, Tensor, gradient, parse, parse_function
 
 HEADER = "func @f(%x: fp32[2, 4] @0, %y: fp32[2, 4] @1, %w: fp32[4, 3] @0, %i: int32[2] @0) {\n"
 
@@ -77,32 +77,6 @@ def test_calls_must_fit(call: str, says: str) -> None:
 def test_text_that_is_no_program(text: str, says: str) -> None:
     with pytest.raises(PerfModelError, match=says):
         parse(text)
-
-
-CYCLE = """ranks @f(%a: fp32[2] @0, %b: fp32[2] @1) {
-  rank 0 {
-    %c @1 = send(%a) {to=1}
-    %d @0 = send(%b) {to=0}
-  }
-  rank 1 {
-    %d @0 = send(%b) {to=0}
-    %c @1 = send(%a) {to=1}
-  }
-  return %c, %d
-}"""
-
-
-def test_cyclic_wait_names_where_each_rank_stands() -> None:
-    with pytest.raises(ProgramError) as caught:
-        parse_ranks(CYCLE)
-    assert (caught.value.line, caught.value.value) == (3, "c")
-    assert "cyclic wait: rank 0 waits at %c (line 3); rank 1 waits at %d (line 7)" in str(caught.value)
-
-
-def test_rank_that_lacks_its_part_of_a_collective() -> None:
-    lacking = CYCLE.replace("    %c @1 = send(%a) {to=1}\n  }\n  return", "  }\n  return")
-    with pytest.raises(ProgramError, match="%c: must stand in the program of rank 1"):
-        parse_ranks(lacking)
 
 
 def test_builder_checks_as_it_goes() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.program.ir import Builder, Function, Tensor, attributes, lower, merge, parse, parse_ranks, to_text
+from perfmodel.program.ir import Builder, Function, Tensor, attributes, parse, to_text
 from perfmodel.program.ir._text import _attributes
 from perfmodel.program.ir.models import (
     Adam,
@@ -52,15 +52,6 @@ def functions(draw: st.DrawFn) -> Function:
 @given(functions())
 def test_text_parses_back(function: Function) -> None:
     assert parse(to_text(function)).main == function
-
-
-@given(functions())
-def test_lowering_merges_back_to_an_equivalent_program(function: Function) -> None:
-    programs = lower(function)
-    again = merge(programs)
-    assert lower(again) == programs
-    assert again.types == function.types
-    assert parse_ranks(to_text(programs)) == programs
 
 
 @pytest.mark.parametrize(
