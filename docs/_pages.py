@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import inspect
 import pkgutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,7 +90,8 @@ def _exports(name: str) -> dict[str, tuple[str, str]]:
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("perfmodel"):
             found |= {alias.asname: (str(node.module), alias.name) for alias in node.names if alias.asname}
             if name == "perfmodel":
-                found |= {alias.asname or alias.name: (str(node.module), alias.name) for alias in node.names}
+                public = {alias.asname or alias.name: (str(node.module), alias.name) for alias in node.names}
+                found |= {one: home for one, home in public.items() if one in dir(sys.modules[name])}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_") and name != "perfmodel":
             found[node.name] = (name, node.name)

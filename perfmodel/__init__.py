@@ -6,8 +6,9 @@
 Names are imported on first use, so that `import perfmodel` stays immediate and starts no backend.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from perfmodel._lazy import lazy_names
 
 __version__ = "0.1.0"
 
@@ -39,8 +40,6 @@ _NAMES = {
     "viz": "gantt write_gantt write_trace",
 }
 """Public names by the module that has them."""
-_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-_RENAMED = {"fit": "fit_calibration"}
 
 if TYPE_CHECKING:
     from perfmodel.calibration import (
@@ -100,14 +99,9 @@ if TYPE_CHECKING:
     from perfmodel.viz import gantt, write_gantt, write_trace
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'perfmodel' has no attribute {name!r}")
-    value = getattr(import_module(f"perfmodel.{_HOME[name]}"), _RENAMED.get(name, name))
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(__name__, _NAMES, {"fit": "fit_calibration"})
 
 
 def __dir__() -> list[str]:
     """The public names, and nothing that happens to be imported."""
-    return sorted(["__doc__", "__version__", *_HOME])
+    return sorted(["__doc__", "__version__", *" ".join(_NAMES.values()).split()])

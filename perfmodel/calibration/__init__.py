@@ -25,7 +25,6 @@ from perfmodel.calibration._profile import ProfileReport as ProfileReport
 from perfmodel.calibration._profile import amount as amount
 from perfmodel.calibration._profile import explain_profile as explain_profile
 from perfmodel.calibration._profile import fit_profile as fit_profile
-from perfmodel.calibration._profile_events import side_by_side as side_by_side
 from perfmodel.calibration._report import plan_report as plan_report
 from perfmodel.calibration._report import selection_text as selection_text
 from perfmodel.calibration._result import EndToEnd as EndToEnd

@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from perfmodel.calibration._corrections import Correction
-from perfmodel.calibration._observations import Observations, Report
 from perfmodel.calibration._posterior import Posterior, fitted
 from perfmodel.calibration._priors import Prior, belief_of, corrected, covariance_of, priors
 from perfmodel.calibration._result import EndToEnd, FittedParameter, mean_error
-from perfmodel.calibration._runs import Run, check_units
+from perfmodel.calibration._runs import Observations, Report, Run, check_units
 from perfmodel.display import shows_progress
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest.tables import write_bytes

@@ -1,12 +1,28 @@
-"""Measured runs (what was run, how long a step took), and times that can only be in another unit or of other work."""
+"""Measured runs (what was run, how long a step took), and runs as observations: logs of predicted over measured times,
+with their derivatives by the parameters."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
+from jaxtyping import Float
 
 from perfmodel.errors import PerfModelError
-from perfmodel.prediction import EAGER, Site
+from perfmodel.prediction import (
+    EAGER,
+    Adjustment,
+    Prepared,
+    Site,
+    StepProblem,
+    bundles,
+    layout_coordinates,
+    prepared,
+    step_derivatives,
+    step_problem,
+)
+from perfmodel.program import Kind
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model
 from perfmodel.timeline import Timeline
 from perfmodel.workload import step_flops
@@ -70,3 +86,113 @@ def arithmetic_s(run: Run) -> float:
     dtypes = ("fp32", "tf32") if run.job.dtype == "fp32" else (run.job.dtype,)
     rate = max(run.cluster.device.peak.flops_per_s(dtype) for dtype in dtypes)
     return step_flops(run.model, run.job).total / run.layout.devices / rate
+
+
+_LEAST_SHARE = 0.01
+"""Classes that take less of the measured step say little, and mostly about the clock."""
+Report = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, eq=False)
+class _Traced:
+    """Sums of op durations by kind and stage in one run's timeline."""
+
+    counts: Float[np.ndarray, "sums classes"]
+    """Ops of each class in each sum."""
+    measured_s: Float[np.ndarray, " sums"]
+    weight: Float[np.ndarray, " sums"]
+    """The stages of a kind repeat one another: together they count as one observation."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """Runs of one step model."""
+
+    model: StepProblem
+    runs: tuple[int, ...]
+    """Places in the whole list."""
+
+
+class Observations:
+    """All runs of one device, ready for evaluation under any parameters."""
+
+    def __init__(self, runs: Sequence[Run], base: Path | None) -> None:
+        self.runs = tuple(runs)
+        self.groups = tuple(_groups(runs, base))
+        self._traced: dict[int, _Traced] = {}
+        for group in self.groups:
+            for at in group.runs:
+                if (timeline := runs[at].timeline) is not None:
+                    (bundle,) = bundles(group.model, [runs[at].layout])
+                    self._traced[at] = _traced(runs[at], timeline, prepared(bundle.spec))
+        self.weight = np.concatenate([np.ones(len(runs)), *(t.weight for t in self._traced.values())])
+        self.coordinates = self._coordinates()
+        self._measured_s = np.array([run.measured_s for run in runs])
+
+    def _coordinates(self) -> Float[np.ndarray, "runs coordinates"]:
+        where = {
+            at: layout_coordinates(group.model.setting, self.runs[at].layout)
+            for group in self.groups
+            for at in group.runs
+        }
+        return np.array([where[at] for at in range(len(self.runs))])
+
+    def log_errors(self, adjustment: Adjustment) -> Float[np.ndarray, " observations"]:
+        """log(predicted / measured): of every step, then of what the timelines add."""
+        return self.log_errors_and_gradient(adjustment, ())[0]
+
+    def log_errors_and_gradient(
+        self, adjustment: Adjustment, names: Sequence[str], report: Report | None = None
+    ) -> tuple[Float[np.ndarray, " observations"], Float[np.ndarray, "observations parameters"]]:
+        """`log_errors` and their derivatives by the named parameters."""
+        n = len(self.runs)
+        error, gradient = np.zeros(n), np.zeros((n, len(names)))
+        more: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        for done, group in enumerate(self.groups):
+            of = step_derivatives(group.model.adjusted(adjustment), [self.runs[at].layout for at in group.runs], names)
+            where = list(group.runs)
+            error[where] = np.log(of.step_s / self._measured_s[where])
+            gradient[where] = of.by_parameter / of.step_s[:, None]
+            for lane, at in enumerate(group.runs):
+                if at in self._traced:
+                    sums, measured_s = self._traced[at].counts, self._traced[at].measured_s
+                    predicted_s = sums @ of.durations_s[lane]
+                    slope = sums @ of.durations_by_parameter[lane].T / predicted_s[:, None]
+                    more[at] = np.log(predicted_s / measured_s), slope
+            if report:
+                report("runs", done, len(self.groups))
+        extra = [more[at] for at in self._traced]
+        return np.concatenate([error, *(e for e, _ in extra)]), np.concatenate([gradient, *(g for _, g in extra)])
+
+
+def _groups(runs: Sequence[Run], base: Path | None) -> list[_Group]:
+    by_model: dict[tuple, list[int]] = defaultdict(list)
+    for at, run in enumerate(runs):
+        by_model[run.model, run.cluster, run.job, run.framework, run.site].append(at)
+    groups = []
+    for (model, cluster, job, framework, site), members in by_model.items():
+        problem = step_problem(model, cluster, job, base, framework, site).adjusted(None)
+        bundles(problem, [runs[at].layout for at in members])  # times every event once, for all parameters
+        groups.append(_Group(problem, tuple(members)))
+    return groups
+
+
+def _traced(run: Run, timeline: Timeline, prepared: Prepared) -> _Traced:
+    mine, structure = prepared.structure, timeline.structure
+    columns = ("duration", "class_kind", "class_stage", "class_segment")
+    if not all(np.array_equal(getattr(mine, name), getattr(structure, name)) for name in columns):
+        raise PerfModelError(
+            f"run {run.name}: its timeline is of another program than layout {run.layout} of {run.model.name}; "
+            "make the structure with predict(..., timeline=True) and put the measured times into it"
+        )
+    measured = np.bincount(structure.duration, timeline.end_s - timeline.start_s, structure.n_classes)
+    count = np.bincount(structure.duration, minlength=structure.n_classes)
+    kinds = np.where(measured > 0, structure.class_kind, Kind.ZERO)
+    sums = sorted({pair for pair in zip(kinds.tolist(), structure.class_stage.tolist(), strict=True) if pair[0]})
+    members = np.array([(kinds == kind) & (structure.class_stage == stage) for kind, stage in sums])
+    measured_s = members @ measured if sums else np.zeros(0)
+    kept = np.flatnonzero(measured_s >= _LEAST_SHARE * run.measured_s)
+    of_kind = np.array([sums[i][0] for i in kept], int)
+    weight = 1.0 / np.bincount(of_kind, minlength=1)[of_kind] if len(kept) else np.zeros(0)
+    counts = (members * count)[kept] if len(kept) else np.zeros((0, structure.n_classes))
+    return _Traced(counts.astype(float), measured_s[kept], weight)

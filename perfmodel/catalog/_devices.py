@@ -37,6 +37,7 @@ class DeviceEntry(Stated):
     """One way between device and host memory."""
     power_w: float | None = None
     idle_power_w: float | None = None
+    reached_share: float | None = None
     usd_per_hour: float | None = None
     price_source: str = ""
     source: str

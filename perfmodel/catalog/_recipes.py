@@ -24,7 +24,6 @@ class Recipe:
     """Releases, the first and the last, as `26.04`; empty: all."""
     recompute_modules: tuple[RecomputeModule, ...] | None = None
     recompute_layers: int | None = None
-    fp8_attention: bool | None = None
     cuda_graphs: CudaGraphs | None = None
     expert_dispatcher: Dispatcher | None = None
     ep_overlap: bool | None = None

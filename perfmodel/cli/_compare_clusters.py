@@ -5,11 +5,10 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._emit import emit
-from perfmodel.cli._flags import add_job, job_flags, problem_on
+from perfmodel.cli._flags import add_job, job_flags, price_of, problem_on
 from perfmodel.cli._search import add_space, space_of
 from perfmodel.cli._training_run import add_reliability, failures, reliability_of
 from perfmodel.display import progress
-from perfmodel.errors import PerfModelError
 from perfmodel.units import GIB
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def run(arguments: argparse.Namespace) -> "ClusterComparison":
             problems,
             by=arguments.by,
             tokens=arguments.tokens,
-            prices=dict(map(_price, arguments.price)),
+            prices=dict(price_of(text, "NAME=USD, like h100=2.5") for text in arguments.price),
             pue=arguments.pue,
             reliability=reliability_of(arguments),
             space=lambda problem: space_of(arguments, problem),
@@ -63,14 +62,6 @@ def run(arguments: argparse.Namespace) -> "ClusterComparison":
             strict=arguments.strict,
             progress=report,
         )
-
-
-def _price(text: str) -> tuple[str, float]:
-    name, _, usd = text.partition("=")
-    try:
-        return name.strip(), float(usd)
-    except ValueError:
-        raise PerfModelError(f"compare-clusters: a price is NAME=USD, like h100=2.5; got {text!r}") from None
 
 
 def show(result: "ClusterComparison", job: list[str]) -> None:

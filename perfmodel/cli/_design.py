@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from perfmodel.cli._emit import reporting
-from perfmodel.cli._flags import add_job, add_layout, layout_of, problem_of, refuse_strict, require_measured
+from perfmodel.cli._flags import add_job, add_layout, layout_of, price_of, problem_of, refuse_strict, require_measured
 from perfmodel.cli._search import add_space, space_of
 from perfmodel.display import progress
 from perfmodel.errors import PerfModelError
@@ -71,17 +71,9 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             raise PerfModelError(f"design devices: --below must be above 0, got {arguments.below:g}")
         return {"question": "devices"} | design.devices_for(question, arguments.below).to_dict()
     with progress("design") as report:
-        prices = dict(map(_price, arguments.upgrade_price))
+        prices = dict(price_of(text, "NAME=MONEY, like memory_bytes=500") for text in arguments.upgrade_price)
         found = design.rank_upgrades(question, share=arguments.share, prices=prices, progress=report)
     return {"question": "upgrade"} | found.to_dict()
-
-
-def _price(text: str) -> tuple[str, float]:
-    name, _, money = text.partition("=")
-    try:
-        return name.strip(), float(money)
-    except ValueError:
-        raise PerfModelError(f"design: a price is NAME=MONEY, like memory_bytes=500; got {text!r}") from None
 
 
 def show(report: dict[str, Any]) -> None:

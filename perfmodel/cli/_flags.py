@@ -49,6 +49,15 @@ def add_framework(
     )
 
 
+def price_of(text: str, form: str) -> tuple[str, float]:
+    """A price written as NAME=AMOUNT (raises `PerfModelError`, which tells the form)."""
+    name, _, amount = text.partition("=")
+    try:
+        return name.strip(), float(amount)
+    except ValueError:
+        raise PerfModelError(f"a price is {form}; got {text!r}") from None
+
+
 def framework_of(arguments: argparse.Namespace) -> Framework:
     """The framework that the flag of `add_framework` names.
 

@@ -16,7 +16,6 @@ from perfmodel.cost._power import sustained_seconds as sustained_seconds
 from perfmodel.cost._power import under_load as under_load
 from perfmodel.cost._roofline import measured_work as measured_work
 from perfmodel.cost._roofline import roofline_seconds as roofline_seconds
-from perfmodel.cost._roofline import roofline_time as roofline_time
 from perfmodel.display import shorten_reprs
 
 shorten_reprs(__name__)

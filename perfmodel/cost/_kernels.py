@@ -10,7 +10,7 @@ import pandas as pd
 from jaxtyping import Int64
 
 from perfmodel.cost._events import EventTimes
-from perfmodel.cost._roofline import HALF_WIDTH, as_measured, roofline_seconds, roofline_time, wider
+from perfmodel.cost._roofline import HALF_WIDTH, as_measured, least_seconds, roofline_seconds, roofline_time, wider
 from perfmodel.cost.learn import (
     PROVENANCE,
     Figures,
@@ -30,7 +30,7 @@ from perfmodel.cost.learn import (
     with_half_the_batch,
 )
 from perfmodel.ingest.tables import factorise
-from perfmodel.ops import FAMILIES, KernelOp
+from perfmodel.ops import ATTENTION_MASKS, FAMILIES, Gemm, KernelOp
 from perfmodel.session import Store, current_session
 from perfmodel.spec import Device
 
@@ -87,9 +87,14 @@ _MOST_REMEMBERED: Final = 500_000
 """Ops per device whose times are kept."""
 _MOST_DEVICES: Final = 32
 """For which they are."""
+_MEASURED: Final = PROVENANCE.index("measured")
 _ANALYTICAL: Final = PROVENANCE.index("analytical")
 _EXTRAPOLATED: Final = PROVENANCE.index("extrapolated")
+_WIDE: Final = ("fp32", "tf32")
+"""Element types that nobody measured attention in."""
 _CHUNK: Final = 40_000
+_LARGE: Final = (4096, 8192, 16384)
+"""Sides of products among which a device's best is."""
 
 
 class KernelModel:
@@ -166,13 +171,16 @@ class KernelModel:
 
     def _predict_new(self, device: Device, software: str | None, ops: Sequence[KernelOp]) -> Prediction:
         """Times of ops; in element types that nobody measured, at the share of the roofline that the nearest measured
-        one reaches, and half to all of the time of the next wider one."""
+        one reaches, or their nominal rate, and half to all of the time of the next wider one."""
         priced = [as_measured(device, op) for op in ops]
-        found = self._predict_ops(Query(Figures.of(device), None, software), priced)
+        query = Query(Figures.of(device), None, software)
+        found = self._predict_ops(query, priced)
+        self._reach(device, query, priced, found)
         at = [i for i, (op, measured) in enumerate(zip(ops, priced, strict=True)) if op is not measured]
         if at:
             own_s, measured_s = (roofline_seconds(device, [of[i] for i in at]) for of in (ops, priced))
-            found.log_time[at] += np.log(own_s / measured_s)
+            least_s = np.array([ops[i].flops / device.peak.flops_per_s(ops[i].dtype) for i in at])
+            found.log_time[at] = np.log(np.maximum(np.exp(found.log_time[at]) * own_s / measured_s, least_s))
             found.log_low[at], found.log_high[at] = found.log_time[at] - HALF_WIDTH, found.log_time[at] + HALF_WIDTH
             found.provenance[at] = _EXTRAPOLATED
         unmeasured = [i for i in at if wider(device, ops[i]) is not ops[i]]
@@ -180,6 +188,19 @@ class KernelModel:
             wide = self._predict_new(device, software, [wider(device, ops[i]) for i in unmeasured])
             _between(found, np.array(unmeasured), wide)
         return found
+
+    def _reach(self, device: Device, query: Query, ops: Sequence[KernelOp], found: Prediction) -> None:
+        """Products of a device that no table times take so much less that the best of them reaches what its best is
+        known to (`Device.reached_share`)."""
+        if device.reached_share is None:
+            return
+        for dtype in {op.dtype for op in ops if isinstance(op, Gemm)} & set(device.dtypes):
+            large = [Gemm(dtype=dtype, m=size, n=size, k=size) for size in _LARGE]
+            seconds = np.exp(self._predict_ops(query, large).log_time)
+            best = max(op.flops / s for op, s in zip(large, seconds.tolist(), strict=True))
+            at = [i for i, op in enumerate(ops) if isinstance(op, Gemm) and op.dtype == dtype]
+            known = device.reached_share * getattr(device.peak, dtype)
+            _move(found, np.array(at), np.full(len(at), min(0.0, float(np.log(best / known)))))
 
     def _predict_ops(self, query: Query, ops: Sequence[KernelOp]) -> Prediction:
         by_family: dict[str, list[int]] = {}
@@ -202,33 +223,87 @@ class KernelModel:
         """Predictions of some rows, each by the regressor of its dtype that knows the closest device.
 
         Where no measured source is asked, products and convolutions of 8 bits take half to all of the time of those of
-        16, and attention no longer than two of half the sequences, one after the other.
+        16; attention of 32 bits as much longer than of 16 as by the roofline, and no longer than without its mask or
+        than two of half the sequences, one after the other; and products and attention that were not measured no less
+        than their FLOPs at the nominal rate (convolutions may do with fewer: Winograd).
         """
         rows, query = asked.rows.take(index), asked.query[index]
         out = self._by_regressors(rows, query, asked, host_launch)
         family = FAMILIES[rows.family]
-        if not family.op.is_matmul and family.gradients is None and rows.family != "attention":
+        if not family.op.uses_matrix_units:
             return out
         known = {s.source for r in self._regressors(rows.family) for s in r.stacks}
         unnamed = np.array([q.source not in known for q in asked.queries], bool)[query]
         if rows.family == "attention":
-            at = np.flatnonzero(unnamed & (rows.shape["batch"] % 2 == 0))
+            wide = unnamed & np.isin(rows.dtypes, _WIDE)
+            if len(at := np.flatnonzero(wide)):
+                self._from_16_bits(out, at, rows, query, asked, host_launch)
+            self._mask(out, np.flatnonzero(unnamed & ~wide), rows, query, asked, host_launch)
+            at = np.flatnonzero(unnamed & ~wide & (rows.shape["batch"] % 2 == 0))
             if len(at):
                 half = replace(asked, rows=with_half_the_batch(rows.take(at)), query=query[at])
                 twice = self._predict(half, np.arange(len(at)), host_launch=host_launch).log_time + np.log(2.0)
                 _move(out, at, np.minimum(twice - out.log_time[at], 0.0))
-            return out
-        narrow = (rows.dtypes == "fp8") & unnamed
-        whole = narrow & (family.gradients is not None) & (rows.columns.pass_ == "bwd")
-        if len(at := np.flatnonzero(narrow & ~whole)):
-            _between(out, at, self._by_regressors(in_16_bits(rows.take(at)), query[at], asked, host_launch))
-        if len(at := np.flatnonzero(whole)):
-            parts = gradient_products(rows.take(at))
-            every, of = np.arange(len(at)), query[at]
-            both = (self._predict(replace(asked, rows=p, query=of), every, host_launch=host_launch) for p in parts)
-            for total, values in zip(out, added(*both), strict=True):
-                total[at] = values
+        else:
+            narrow = (rows.dtypes == "fp8") & unnamed
+            whole = narrow & (family.gradients is not None) & (rows.columns.pass_ == "bwd")
+            if len(at := np.flatnonzero(narrow & ~whole)):
+                _between(out, at, self._by_regressors(in_16_bits(rows.take(at)), query[at], asked, host_launch))
+            if len(at := np.flatnonzero(whole)):
+                parts = gradient_products(rows.take(at))
+                every, of = np.arange(len(at)), query[at]
+                both = (self._predict(replace(asked, rows=p, query=of), every, host_launch=host_launch) for p in parts)
+                for total, values in zip(out, added(*both), strict=True):
+                    total[at] = values
+        bounded = unnamed & (out.provenance != _MEASURED) & (family.op.is_matmul or rows.family == "attention")
+        for q in np.unique(query[bounded]):
+            at = np.flatnonzero((query == q) & bounded)
+            least = np.log(least_seconds(asked.queries[q].figures, rows.take(at)))
+            _move(out, at, np.maximum(least - out.log_time[at], 0.0))
         return out
+
+    def _from_16_bits(
+        self,
+        found: Prediction,
+        at: np.ndarray,
+        rows: Rows,
+        query: Int64[np.ndarray, "n"],
+        asked: TableQueries,
+        host_launch: bool,
+    ) -> None:
+        """Set times at positions to those at the share of the roofline that the same kernels reach in 16 bits."""
+        wide, of = rows.take(at), query[at]
+        narrow = replace(asked, rows=in_16_bits(wide), query=of)
+        log_time = self._predict(narrow, np.arange(len(at)), host_launch=host_launch).log_time
+        for q in np.unique(of):
+            mine, figures = np.flatnonzero(of == q), asked.queries[q].figures
+            own_s, narrow_s = (roofline_time(figures, part.take(mine)) for part in (wide, narrow.rows))
+            log_time[mine] += np.log(own_s / narrow_s)
+        found.log_time[at] = log_time
+        found.log_low[at], found.log_high[at] = log_time - HALF_WIDTH, log_time + HALF_WIDTH
+        found.provenance[at] = _EXTRAPOLATED
+
+    def _mask(
+        self,
+        found: Prediction,
+        at: np.ndarray,
+        rows: Rows,
+        query: Int64[np.ndarray, "n"],
+        asked: TableQueries,
+        host_launch: bool,
+    ) -> None:
+        """Move times of attention at positions so that leaving scores out by the causal mask takes no longer than all
+        of them: of the two the one that less is known of."""
+        for mask, other, sign in zip(ATTENTION_MASKS, reversed(ATTENTION_MASKS), (1.0, -1.0), strict=True):
+            own = at[rows.by_kind(lambda kind, mask=mask: kind.op == mask)[at]]
+            if not len(own):
+                continue
+            causal = np.full(len(own), float(other == "causal"))
+            others = rows.take(own).changed({"causal": causal}, op=other)
+            by = self._by_regressors(others, query[own], asked, host_launch)
+            less_known = found.provenance[own] + (mask == "causal") > by.provenance
+            beyond = sign * np.minimum(sign * (by.log_time - found.log_time[own]), 0.0)
+            _move(found, own, np.where(less_known, beyond, 0.0))
 
     def _by_regressors(
         self, rows: Rows, query: Int64[np.ndarray, "n"], asked: TableQueries, host_launch: bool

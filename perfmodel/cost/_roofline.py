@@ -40,6 +40,12 @@ def roofline_time(figures: Figures, rows: Rows) -> Float64[np.ndarray, "n"]:
     return FIXED_S + power_join(np, compute, memory, _POWER)
 
 
+def least_seconds(figures: Figures, rows: Rows) -> Float64[np.ndarray, "n"]:
+    """What matrix products take at least: their FLOPs at the nominal rate."""
+    physics, machine = kernel_physics(figures, rows)
+    return physics.flops / machine.peak
+
+
 def roofline_seconds(device: Device, ops: Sequence[KernelOp]) -> Float64[np.ndarray, "n"]:
     """`roofline_time` of ops of any families on a device."""
     out = np.zeros(len(ops))

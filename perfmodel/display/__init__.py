@@ -14,7 +14,6 @@ from perfmodel.display._palette import EVENTS as EVENTS
 from perfmodel.display._palette import GREY as GREY
 from perfmodel.display._palette import LINES as LINES
 from perfmodel.display._palette import PARTS as PARTS
-from perfmodel.display._palette import PICTURE_SUFFIXES as PICTURE_SUFFIXES
 from perfmodel.display._palette import VERMILLION as VERMILLION
 from perfmodel.display._palette import Look as Look
 from perfmodel.display._palette import ramp as ramp

@@ -4,6 +4,7 @@ A kernel takes its operands as arrays, the attributes and the types of the outpu
 beforehand), and returns one array or a tuple.
 """
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
@@ -60,9 +61,9 @@ def pool2d_grad(x: Array, dy: Array, attributes: Values, outputs: Outputs) -> Ar
 
 
 def _matmul(a: Array, b: Array, attributes: Values, outputs: Outputs) -> Array:
-    a = jnp.swapaxes(a, -1, -2) if attributes.get("transpose_a") else a
-    b = jnp.swapaxes(b, -1, -2) if attributes.get("transpose_b") else b
-    return jnp.matmul(a, b)
+    a = a.swapaxes(-1, -2) if attributes.get("transpose_a") else a
+    b = b.swapaxes(-1, -2) if attributes.get("transpose_b") else b
+    return a @ b
 
 
 def _weight_grad(x: Array, dy: Array, attributes: Values, outputs: Outputs) -> Array:
@@ -144,13 +145,15 @@ def _collect(buffers: Array, chosen: Array, attributes: Values, outputs: Outputs
 def _adam(w: Array, g: Array, m: Array, v: Array, attributes: Values, outputs: Outputs) -> tuple[Array, ...]:
     beta1, beta2, step = attributes["beta1"], attributes["beta2"], attributes["step"]
     m = beta1 * m + (1 - beta1) * g
-    v = beta2 * v + (1 - beta2) * jnp.square(g)
-    update = (m / (1 - beta1**step)) / (jnp.sqrt(v / (1 - beta2**step)) + attributes["epsilon"])
+    v = beta2 * v + (1 - beta2) * (g * g)
+    root = w.__array_namespace__().sqrt(v / (1 - beta2**step))
+    update = (m / (1 - beta1**step)) / (root + attributes["epsilon"])
     return w - attributes["rate"] * update, m, v
 
 
 def _slice(x: Array, attributes: Values, outputs: Outputs) -> Array:
-    return jax.lax.slice_in_dim(x, attributes["start"], attributes["stop"], axis=attributes["axis"])
+    axis = attributes["axis"] % x.ndim
+    return x[(slice(None),) * axis + (slice(attributes["start"], attributes["stop"]),)]
 
 
 def _constant(attributes: Values, outputs: Outputs) -> Array:
@@ -188,11 +191,11 @@ def _attention(parts: Sequence[Array], heads: int, causal: bool) -> Array:
 
 
 KERNELS: Final[Mapping[str, Kernel]] = MappingProxyType({
-    "add": _plain(jnp.add),
-    "accumulate": _plain(jnp.add),
-    "sub": _plain(jnp.subtract),
-    "mul": _plain(jnp.multiply),
-    "div": _plain(jnp.divide),
+    "add": _plain(operator.add),
+    "accumulate": _plain(operator.add),
+    "sub": _plain(operator.sub),
+    "mul": _plain(operator.mul),
+    "div": _plain(operator.truediv),
     "scale": lambda x, attributes, outputs: x * attributes["factor"],
     "exp": _plain(jnp.exp),
     "log": _plain(jnp.log),
@@ -240,6 +243,11 @@ KERNELS: Final[Mapping[str, Kernel]] = MappingProxyType({
     "adam": _adam,
 })  # fmt: skip
 """By name of the op."""
+PLAIN: Final = frozenset({
+    "add", "accumulate", "sub", "mul", "div", "scale", "sum", "matmul", "matmul_weight_grad", "reshape", "transpose",
+    "slice", "unsqueeze", "sgd", "adam",
+})  # fmt: skip
+"""Kernels that are made of arrays' own operations, so that they take NumPy's arrays as well as JAX's."""
 
 
 JAX_DTYPES: Final = {
@@ -264,7 +272,8 @@ def compiled_kernel(instruction: Instruction, outputs: Sequence[Tensor]) -> Call
     """The kernel of an instruction, compiled once per op, attributes and output shapes; returns a tuple."""
     # placement does not matter to a kernel; attributes that are equal but written differently, as 1, 1.0 and true, are
     # other kernels
-    attributes, shapes = instruction.attributes, tuple(t.on(0) for t in outputs)
+    attributes = tuple((name, value) for name, value in instruction.attributes if name != "device")
+    shapes = tuple(t.on(0) for t in outputs)
     key = instruction.op, attributes, shapes, repr(attributes)
     return current_session().kernels.once(key, lambda: _compiled(instruction.op, dict(attributes), shapes))
 

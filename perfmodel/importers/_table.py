@@ -1,16 +1,168 @@
-"""What an importer returns: kernels, collectives and what could not be mapped, with their FLOPs and bytes."""
+"""What an importer returns: kernels, collectives and what could not be mapped, with their FLOPs, bytes and times."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
+from math import exp
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pandas as pd
 
-from perfmodel.importers._estimate import StepEstimate, estimate
+from perfmodel import catalog
+from perfmodel.cost import CollectiveModel, EventTimes, KernelModel
+from perfmodel.cost.learn import WeightFiles, weight_files
+from perfmodel.display import frame_html
+from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.importers._rows import CollectiveRow, KernelRow, Unmapped
+from perfmodel.prediction import COMPILED, Site
 from perfmodel.spec import Cluster, Device
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepEstimate:
+    """Predicted time of one execution of an imported program."""
+
+    step_time_s: float
+    """Kernels and collectives one after another: nothing overlaps, as in the module that was read."""
+    step_time_lo_s: float
+    """Lower end of the 90 % range, of kernel times and of what no kernel table knows."""
+    step_time_hi_s: float
+    overlapped_time_s: float
+    """If all communication hid behind computation as far as it lasts: the larger of the two."""
+    kernel_time_s: float
+    collective_time_s: float
+    tflops_per_device: float
+    mfu: float
+    """Matrix products at peak rate, relative to the step time."""
+    memory_bytes: float | None
+    fits: bool | None
+    """Whether the memory suffices; None where the import does not tell how much is needed."""
+    provenance: dict[str, float]
+    """Share of the time by where it is known from."""
+    rows: pd.DataFrame = field(repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All but the rows, as plain values."""
+        return {name: value for name, value in asdict(self).items() if name != "rows"}
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per distinct kernel and collective with its time, the most expensive first."""
+        return self.rows.copy()
+
+    def _repr_html_(self) -> str:
+        return frame_html(self.to_frame())
+
+
+def resolve(target: Cluster | Device | str) -> Cluster | Device:
+    """A cluster or device by its catalog name (raises `UnknownNameError`)."""
+    if not isinstance(target, str):
+        return target
+    try:
+        return catalog.cluster(target)
+    except UnknownNameError:
+        if target.endswith(".toml"):
+            raise
+    try:
+        return catalog.device(target)
+    except UnknownNameError:
+        raise UnknownNameError("cluster or device", target, (*catalog.clusters(), *catalog.devices())) from None
+
+
+def estimate(
+    kernels: Sequence[KernelRow],
+    collectives: Sequence[CollectiveRow],
+    target: Cluster | Device | str,
+    n_devices: int,
+    memory_bytes: float | None,
+    calibration: Path | None,
+    peak_dtype: str | None,
+) -> StepEstimate:
+    """Sum of the events' times; see `OpTable.predict`."""
+    place = resolve(target)
+    device = place.device if isinstance(place, Cluster) else place
+    if collectives and not isinstance(place, Cluster):
+        raise PerfModelError(
+            f"the program communicates between {n_devices} devices; name a cluster, not the device {device.name}"
+        )
+    if isinstance(place, Cluster):
+        place.require(n_devices, "the program")
+    weights = weight_files(calibration)
+    computed = _kernel_times(kernels, device, weights)
+    moved = _collective_times(collectives, place, weights)
+    count = np.array([row.count for row in (*kernels, *collectives)])
+    time_s, lo_s, hi_s = (
+        count * np.concatenate([getattr(computed, name), getattr(moved, name)]) for name in ("time_s", "lo_s", "hi_s")
+    )
+    names = (*computed.provenance, *moved.provenance)
+    total = float(time_s.sum())
+    kernel_s = float(time_s[: len(kernels)].sum())
+    peak_s = sum(
+        row.count * row.flops / device.peak.flops_per_s(peak_dtype or row.op.dtype)
+        for row in kernels
+        if row.op.uses_matrix_units
+    )
+    flops = sum(row.count * row.flops for row in kernels)
+    belief = Site().belief(COMPILED, device)
+    shares = {"products": kernel_s / total, "inter_node": 1 - kernel_s / total} if total else {}
+    half = belief.half_width(shares)
+    room = COMPILED.usable_bytes(device.memory_bytes) - COMPILED.context_bytes
+    return StepEstimate(
+        step_time_s=total,
+        # no less than the kernels alone, however lucky the rest
+        step_time_lo_s=max(float(lo_s.sum()) * exp(-half), float(lo_s[: len(kernels)].sum())),
+        step_time_hi_s=float(hi_s.sum()) * exp(half),
+        overlapped_time_s=max(kernel_s, total - kernel_s),
+        kernel_time_s=kernel_s,
+        collective_time_s=total - kernel_s,
+        tflops_per_device=flops / total / 1e12 if total else 0.0,
+        mfu=peak_s / total if total else 0.0,
+        memory_bytes=memory_bytes,
+        fits=None if memory_bytes is None else memory_bytes <= room,
+        provenance={
+            name: float(sum(t for t, given in zip(time_s, names, strict=True) if given == name)) / (total or 1.0)
+            for name in sorted(set(names))
+        },
+        rows=_frame(kernels, collectives, time_s, names),
+    )
+
+
+def _kernel_times(kernels: Sequence[KernelRow], device: Device, weights: WeightFiles) -> EventTimes:
+    if not kernels:
+        return _NOTHING
+    times = KernelModel.of(weights).times(device, [row.op for row in kernels])
+    gap = COMPILED.kernel_gap_s
+    return EventTimes(times.time_s + gap, times.lo_s + gap, times.hi_s + gap, times.provenance)
+
+
+def _collective_times(
+    collectives: Sequence[CollectiveRow], place: Cluster | Device, weights: WeightFiles
+) -> EventTimes:
+    if not collectives or not isinstance(place, Cluster):
+        return _NOTHING
+    return CollectiveModel.of(weights).times(place, [row.on(place) for row in collectives])
+
+
+_NOTHING: Final = EventTimes(np.zeros(0), np.zeros(0), np.zeros(0), ())
+
+
+def _frame(
+    kernels: Sequence[KernelRow], collectives: Sequence[CollectiveRow], time_s: np.ndarray, provenance: Sequence[str]
+) -> pd.DataFrame:
+    rows = [*kernels, *collectives]
+    frame = pd.DataFrame(
+        {
+            "family": [row.op.family if isinstance(row, KernelRow) else row.collective for row in rows],
+            "source": [row.source for row in rows],
+            "count": [row.count for row in rows],
+            "time_s": time_s,
+            "flops": [row.count * row.flops if isinstance(row, KernelRow) else 0.0 for row in rows],
+            "bytes": [row.count * row.bytes for row in rows],
+            "provenance": provenance,
+        }
+    )
+    return frame.sort_values("time_s", ascending=False, ignore_index=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,10 @@
 """Files of benchmarks and profilers as measurement tables and as timelines of devices."""
 
 from perfmodel.display import shorten_reprs
+from perfmodel.ingest._chrome import chrome_trace as chrome_trace
+from perfmodel.ingest._chrome import complete_event as complete_event
+from perfmodel.ingest._chrome import name_event as name_event
+from perfmodel.ingest._chrome import write_chrome as write_chrome
 from perfmodel.ingest._collective_tables import clean_collectives as clean_collectives
 from perfmodel.ingest._collective_tables import published_collectives as published_collectives
 from perfmodel.ingest._kernel_tables import OWN_ORDER as OWN_ORDER
@@ -10,8 +14,6 @@ from perfmodel.ingest._kernel_tables import fills_caches as fills_caches
 from perfmodel.ingest._kernel_tables import held_under_load as held_under_load
 from perfmodel.ingest._kernel_tables import kernel_table_paths as kernel_table_paths
 from perfmodel.ingest._kernel_tables import quantises_operands as quantises_operands
-from perfmodel.ingest._kernel_tables import stand_in_order as stand_in_order
-from perfmodel.ingest._kernel_tables import times_host_launch as times_host_launch
 from perfmodel.ingest._measured_trace import PHASES as PHASES
 from perfmodel.ingest._measured_trace import Activity as Activity
 from perfmodel.ingest._measured_trace import ActivityKind as ActivityKind

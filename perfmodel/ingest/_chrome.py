@@ -1,12 +1,16 @@
-"""Chrome traces (Trace Event Format): the file, its complete events, and what its processes are called."""
+"""Chrome traces (Trace Event Format), read and written: the file, its complete events, and what its processes are
+called."""
 
-from collections.abc import Mapping
+import gzip
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from perfmodel.display import json_text
 from perfmodel.errors import TableError
 from perfmodel.ingest._files import integer, listing, mapping, number, read_json, text
+from perfmodel.ingest.tables import write_bytes
 
 _DISPLAY_UNITS: Final = ("ms", "ns")
 
@@ -104,3 +108,29 @@ def _key(value: Any, where: str) -> Any:
     if isinstance(value, (dict, list)):
         raise TableError(f"{where}: pid and tid are numbers or text, got {type(value).__name__}; export it again")
     return value
+
+
+def complete_event(
+    device: int, stream: int, start_s: float, duration_s: float, name: str, category: str, args: Mapping[str, Any]
+) -> dict[str, Any]:
+    """An event of a trace to be written."""
+    return {
+        "ph": "X", "pid": device, "tid": stream, "ts": start_s * 1e6, "dur": duration_s * 1e6, "name": name,
+        "cat": category, "args": args,
+    }  # fmt: skip
+
+
+def name_event(what: str, device: int, stream: int, name: str) -> dict[str, Any]:
+    """What a process (`what` is `process_name`) or a thread (`thread_name`) is called."""
+    return {"ph": "M", "name": what, "pid": device, "tid": stream, "args": {"name": name}}
+
+
+def chrome_trace(events: Iterable[dict[str, Any]], other: Mapping[str, Any]) -> dict[str, Any]:
+    """A whole trace; `other` says what it is of."""
+    return {"traceEvents": list(events), "displayTimeUnit": "ms", "otherData": other}
+
+
+def write_chrome(trace: Mapping[str, Any], path: Path | str) -> None:
+    """Write a trace as JSON, atomically; compressed if the name ends in .gz."""
+    data = json_text(trace).encode()
+    write_bytes(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)

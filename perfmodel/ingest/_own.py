@@ -1,16 +1,22 @@
 """Chrome traces that this package writes: of predictions (`perfmodel timeline`), of runs (`perfmodel run --out`)
 and of what it read (`perfmodel import --timeline`)."""
 
-import gzip
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from perfmodel.display import json_text
 from perfmodel.errors import TableError
-from perfmodel.ingest._chrome import ChromeEvent, ChromeTrace, device_and_stream, read_chrome
+from perfmodel.ingest._chrome import (
+    ChromeEvent,
+    ChromeTrace,
+    chrome_trace,
+    complete_event,
+    device_and_stream,
+    name_event,
+    read_chrome,
+    write_chrome,
+)
 from perfmodel.ingest._files import integer
 from perfmodel.ingest._measured_trace import PHASES, Activity, ActivityKind, MeasuredTrace
-from perfmodel.ingest.tables import write_bytes
 
 _COMPUTE_STREAM: Final = 0
 _COPIES: Final = ("offload", "reload")
@@ -65,19 +71,14 @@ def write_measured_trace(trace: MeasuredTrace, path: Path | str, format: str) ->
         format: what it was read from, to be noted in the file.
     """
     rows = trace.to_frame().to_dict(orient="records")
-    events: list[dict[str, Any]] = [
-        {"ph": "M", "name": "process_name", "pid": device, "args": {"name": f"device {device}"}}
-        for device in sorted({row["device"] for row in rows})
+    names = [
+        name_event("process_name", device, 0, f"device {device}") for device in sorted({row["device"] for row in rows})
     ]
-    for row, kind in zip(rows, trace.kind.tolist(), strict=True):
-        tags = {"event": row["phase"]} | {name: row[name] for name in ("stage", "micro_batch", "step")}
-        events.append(
-            {
-                "ph": "X", "pid": row["device"], "tid": row["stream"], "ts": row["start_s"] * 1e6,
-                "dur": (row["end_s"] - row["start_s"]) * 1e6, "name": row["name"], "cat": row["kind"],
-                "args": {"kind": kind, **tags},
-            }
-        )  # fmt: skip
-    other = {"trace_format": format, "makespan_s": trace.batch_time_s}
-    data = json_text({"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}).encode()
-    write_bytes(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
+    events = [
+        complete_event(
+            row["device"], row["stream"], row["start_s"], row["end_s"] - row["start_s"], row["name"], row["kind"],
+            {"kind": kind, "event": row["phase"]} | {name: row[name] for name in ("stage", "micro_batch", "step")},
+        )
+        for row, kind in zip(rows, trace.kind.tolist(), strict=True)
+    ]  # fmt: skip
+    write_chrome(chrome_trace([*names, *events], {"trace_format": format, "makespan_s": trace.batch_time_s}), path)

@@ -76,11 +76,8 @@ class Attention(KernelOp):
     """Decoding sequences that share the kernel, which rows of tables alone state, and their keys."""
     mixed_kv_decode = 0
     uses_matrix_units = True
+    samples_field = "batch"
     work = staticmethod(_work)
-
-    @property
-    def samples(self) -> str:
-        return "batch"
 
     @property
     def label(self) -> str:

@@ -65,11 +65,8 @@ class Convolution(KernelOp):
 
     family = "conv"
     uses_matrix_units = True
+    samples_field = "batch"
     work = staticmethod(_work)
-
-    @property
-    def samples(self) -> str:
-        return "batch"
 
     @property
     def label(self) -> str:

@@ -29,11 +29,8 @@ class Embedding(KernelOp):
     pass_: Pass = "fwd"
 
     family = "embedding"
+    samples_field = "tokens"
     work = staticmethod(_work)
-
-    @property
-    def samples(self) -> str:
-        return "tokens"
 
     @property
     def label(self) -> str:

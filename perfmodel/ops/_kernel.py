@@ -58,6 +58,9 @@ class KernelOp:
     """Whether its FLOPs are matrix products."""
     is_matmul: ClassVar[bool] = False
     """Whether it is nothing but matrix products, dense or of experts."""
+    samples_field: ClassVar[str] = ""
+    """Name of the field that grows in proportion to the tokens, sequences or images that the kernel works on; empty
+    where none does."""
     work: ClassVar[Callable[[Any, Shape], Any]]
 
     @property
@@ -67,9 +70,8 @@ class KernelOp:
 
     @property
     def samples(self) -> str:
-        """Name of the field that grows in proportion to the tokens, sequences or images that the kernel works on; empty
-        where none does."""
-        return ""
+        """`samples_field`, or what takes its place in kernels of this name and pass."""
+        return self.samples_field
 
     @property
     def flops(self) -> float:

@@ -74,11 +74,8 @@ class MoE(KernelOp):
 
     family = "moe"
     uses_matrix_units = is_matmul = True
+    samples_field = "tokens"
     work = staticmethod(_work)
-
-    @property
-    def samples(self) -> str:
-        return "tokens"
 
     @property
     def label(self) -> str:

@@ -39,11 +39,8 @@ class Recurrence(KernelOp):
 
     family = "recurrence"
     uses_matrix_units = True
+    samples_field = "tokens"
     work = staticmethod(_work)
-
-    @property
-    def samples(self) -> str:
-        return "tokens"
 
     @property
     def label(self) -> str:

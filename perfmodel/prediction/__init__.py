@@ -22,13 +22,11 @@ from perfmodel.prediction._compare import chimera_closed_form as chimera_closed_
 from perfmodel.prediction._compare import compare_schedules as compare_schedules
 from perfmodel.prediction._compose import Bundle as Bundle
 from perfmodel.prediction._compose import bundle_events as bundle_events
-from perfmodel.prediction._compose import bundle_passes as bundle_passes
 from perfmodel.prediction._compose import bundles as bundles
 from perfmodel.prediction._compose import event_classes as event_classes
 from perfmodel.prediction._compose import in_program_of as in_program_of
 from perfmodel.prediction._compose import pass_s as pass_s
 from perfmodel.prediction._compose import weighted_programs as weighted_programs
-from perfmodel.prediction._compose import with_segments as with_segments
 from perfmodel.prediction._durations import durations as durations
 from perfmodel.prediction._durations import pass_times as pass_times
 from perfmodel.prediction._evaluate import evaluate as evaluate
@@ -36,7 +34,6 @@ from perfmodel.prediction._evaluate import step_programs as step_programs
 from perfmodel.prediction._evaluate import step_time_s as step_time_s
 from perfmodel.prediction._evaluate import step_times_s as step_times_s
 from perfmodel.prediction._fits import bundle_memory as bundle_memory
-from perfmodel.prediction._fits import fit_reasons as fit_reasons
 from perfmodel.prediction._fits import fitting as fitting
 from perfmodel.prediction._fits import needed_memory as needed_memory
 from perfmodel.prediction._fits import peak_memory as peak_memory
@@ -89,7 +86,6 @@ from perfmodel.prediction._prediction import Prediction as Prediction
 from perfmodel.prediction._prediction import StageMemory as StageMemory
 from perfmodel.prediction._price import block_times as block_times
 from perfmodel.prediction._price import priced_events as priced_events
-from perfmodel.prediction._price import under_training_load as under_training_load
 from perfmodel.prediction._problem import Setting as Setting
 from perfmodel.prediction._problem import StepProblem as StepProblem
 from perfmodel.prediction._problem import step_problem as step_problem
@@ -97,7 +93,6 @@ from perfmodel.prediction._problem import step_problem_of as step_problem_of
 from perfmodel.prediction._programs import Prepared as Prepared
 from perfmodel.prediction._programs import prepared as prepared
 from perfmodel.prediction._programs import program_live as program_live
-from perfmodel.prediction._programs import rank_busy_s as rank_busy_s
 from perfmodel.prediction._scatter import Scales as Scales
 from perfmodel.prediction._scatter import half_width as half_width
 from perfmodel.prediction._scatter import scales as scales
@@ -131,7 +126,6 @@ from perfmodel.prediction._stages import segment_sizes as segment_sizes
 from perfmodel.prediction._stages import stage_blocks as stage_blocks
 from perfmodel.prediction._step_costs import beside_loss as beside_loss
 from perfmodel.prediction._step_costs import layout_coordinates as layout_coordinates
-from perfmodel.prediction._step_costs import step_factors as step_factors
 from perfmodel.prediction._terms import STEP_TERMS as STEP_TERMS
 from perfmodel.prediction._terms import StepTerm as StepTerm
 from perfmodel.prediction._terms import without as without

@@ -197,7 +197,8 @@ def _of_passes(
     found: list[tuple[np.ndarray, np.ndarray]] = []
     for table, paired, classes in part.passes():
         by_phase = of_phases(table, paired)
-        found += [(where, np.einsum("cbp,bpq->cq", counts, by_phase)) for where, counts in classes]
+        by_phase = by_phase.reshape(-1, by_phase.shape[-1])
+        found += [(where, counts.reshape(-1, len(by_phase)) @ by_phase) for where, counts in classes]
     out = np.zeros((prepared(part.bundle.spec).structure.n_classes, found[0][1].shape[1]))
     for where, seconds in found:
         out[where] = seconds
@@ -226,14 +227,12 @@ def _phase_parts(problem: StepProblem, table: BlockTimes, paired: bool) -> Float
     kernels_s = table.event_s[:, :, ~collective].sum(axis=2) - out[:, :, Part.CLOCK] - out[:, :, Part.QUANTISING]
     for phase, part in _PART_OF_PHASE.items():
         out[:, phase, part] = kernels_s[:, phase]
-    out[:, :, Part.GAPS] = table.gap_s
+    out[:, :, Part.GAPS] = table.paired.gap_s if paired else table.gap_s
     out[:, :, Part.WAITING] = table.waiting_s
-    out[:, :, Part.SLOWED] = table.slowed_s
+    out[:, :, Part.SLOWED] = table.paired.slowed_s if paired else table.slowed_s
     for i in np.flatnonzero(collective).tolist():
         out[:, :, _PLACE_OF_GROUP[table.groups[i]]] += table.event_s[:, :, i]
     if paired:
-        collective_s = table.collective_s
-        shown_s = collective_s - (table.phase_s - collective_s)
-        out[:, :, [*_PLACE_OF.values()]] *= (np.maximum(shown_s, 0.0) / np.maximum(collective_s, 1e-300))[:, :, None]
-        out[:, :, Part.SLOWED] += table.pair_slowed_s
+        share = table.paired.collective_s / np.maximum(table.collective_s, 1e-300)
+        out[:, :, [*_PLACE_OF.values()]] *= share[:, :, None]
     return out

@@ -4,12 +4,11 @@ Layouts that share a program and a division of the model are composed together, 
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import chain
 from math import prod
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -17,86 +16,86 @@ from jaxtyping import Float, Int
 from perfmodel.prediction._blocks import BlockTimes, ShardBlocks
 from perfmodel.prediction._check import hosted
 from perfmodel.prediction._communication import CommunicationEvents, EventClasses, communication_events, event_entries
+from perfmodel.prediction._divided import DividedProgram, Division, divided
 from perfmodel.prediction._memory import BlockBytes
-from perfmodel.prediction._phases import (
-    N_PHASES,
-    PLAIN,
-    PassClasses,
-    Variant,
-    modes_of,
-    pass_classes,
-    passed_s,
-)
+from perfmodel.prediction._phases import N_PHASES, PLAIN, Variant, modes_of, passed_s
 from perfmodel.prediction._price import block_times, priced_events, variant_times
 from perfmodel.prediction._problem import Setting, StepProblem, kept
-from perfmodel.prediction._programs import prepared, program_spec
+from perfmodel.prediction._programs import program_spec
 from perfmodel.prediction._shard import Ranks, ranks_of, shard_events, variant_events
-from perfmodel.prediction._stages import fully_recomputed, stage_blocks
 from perfmodel.prediction._step_costs import beside_loss, step_factors
 from perfmodel.prediction._zero import StateLayout
 from perfmodel.program import Kind, ProgramSpec
-from perfmodel.session import Store
-from perfmodel.spec import Layout, PerRank, PerStage
+from perfmodel.spec import Layout, PerRank
 
 _MOST_LAYOUTS: Final = 100_000
 """Of one problem that are kept."""
-_MOST_SHARDS: Final = 4096
+_MOST_PLACED: Final = 4096
 """Whose events in the classes of one program are kept."""
 
 
-class Division(NamedTuple):
-    """How a model is divided among stages."""
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """What of a layout the events between its blocks follow from; one object for all that are equal."""
 
-    kinds: tuple[tuple[bool, int], ...]
-    """Of its blocks (`ShardBlocks.kinds`)."""
-    partition: PerStage
-    full_layers: PerStage
-    """See `Layout.recompute_full_layers`."""
-    segments: tuple[tuple[int, ...], ...] | None = None
-    """Layers of every segment of every stage; None: as even as can be."""
+    blocks: ShardBlocks
+    ranks: Ranks
+    states: StateLayout
 
 
 class Composed(NamedTuple):
     """One layout with all that its durations are composed of."""
 
+    program: DividedProgram
     times: BlockTimes
-    events: ShardBlocks
-    """The same blocks without times."""
-    spec: ProgramSpec
-    division: Division
-    """One object for all that are equal, as is `spec`."""
-    ranks: Ranks
-    states: StateLayout
+    placed: Placed
+    mode: int
+    """Recompute of its blocks (`modes_of`)."""
     factor: float
     """What the step is multiplied by (`step_factors`)."""
     loss: float
     """See `beside_loss`."""
+
+    @property
+    def events(self) -> ShardBlocks:
+        """Its blocks without times."""
+        return self.placed.blocks
 
 
 @dataclass(frozen=True, eq=False)
 class Bundle:
     """Layouts that share one program and one division of the model: a lane each."""
 
-    spec: ProgramSpec
+    program: DividedProgram
     lanes: tuple[int, ...]
     """Positions in the caller's list."""
     layouts: tuple[Layout, ...]
     composed: tuple[Composed, ...]
-    division: Division
-    """What `counts` and `full` follow from."""
-    counts: Float[np.ndarray, "stages segments blocks"]
-    full: Float[np.ndarray, "stages segments blocks"]
-    """Blocks among them that are recomputed in full whatever the layouts say of the others."""
 
-    @cached_property
-    def tables(self) -> tuple[BlockTimes, ...]:
+    @property
+    def spec(self) -> ProgramSpec:
+        """The program."""
+        return self.program.spec
+
+    @property
+    def counts(self) -> Float[np.ndarray, "stages segments blocks"]:
+        """See `DividedProgram`."""
+        return self.program.counts
+
+    @property
+    def full(self) -> Float[np.ndarray, "stages segments blocks"]:
+        """See `DividedProgram`."""
+        return self.program.full
+
+    @property
+    def tables(self) -> list[BlockTimes]:
         """Times of every layout's blocks."""
-        return tuple(one.times for one in self.composed)
+        return [one.times for one in self.composed]
 
-    @cached_property
+    @property
     def modes(self) -> Int[np.ndarray, "lanes 1"]:
         """Recompute of each layout, for all of its blocks."""
-        return modes_of([layout.recompute for layout in self.layouts])[:, None]
+        return np.array([one.mode for one in self.composed])[:, None]
 
     def bytes(self, setting: Setting) -> BlockBytes:
         """Parameters and bytes of the layouts' blocks."""
@@ -119,20 +118,17 @@ def bundles(problem: StepProblem, layouts: Sequence[Layout]) -> list[Bundle]:
     if problem.kinds:
         return bundles(problem.kinds[0], [hosted(problem.cluster, layout) for layout in layouts])
     known, found = _known_layouts(problem), []
-    # a stack of linear layers is cut into other blocks where it is split
-    alike: dict[tuple[int, int, PerRank], list[int]] = defaultdict(list)
+    alike: dict[tuple[DividedProgram, PerRank], list[int]] = defaultdict(list)
     if len(known) + len(layouts) > _MOST_LAYOUTS:
         known.clear()
     for lane, layout in enumerate(layouts):
         one = known.get(layout) or composed(problem, layout)
         found.append(one)
-        alike[id(one.spec), id(one.division), layout.kinds].append(lane)
-    made = []
-    for lanes in alike.values():
-        spec, division, of_lanes = found[lanes[0]].spec, found[lanes[0]].division, tuple(layouts[i] for i in lanes)
-        counts, full = _divided(problem.setting, division, spec.n_stages, spec.segments)
-        made.append(Bundle(spec, tuple(lanes), of_lanes, tuple(found[i] for i in lanes), division, counts, full))
-    return made
+        alike[one.program, layout.kinds].append(lane)
+    return [
+        Bundle(program, tuple(lanes), tuple([layouts[i] for i in lanes]), tuple([found[i] for i in lanes]))
+        for (program, _), lanes in alike.items()
+    ]
 
 
 def composed(problem: StepProblem, layout: Layout) -> Composed:
@@ -157,28 +153,35 @@ def _known_layouts(problem: StepProblem) -> dict[Layout, Composed]:
 
 
 def _compose(problem: StepProblem, layout: Layout) -> Composed:
-    events, spec, division = _laid_out(problem.setting, layout)
-    return Composed(
-        block_times(problem, layout),
-        events,
-        spec,
-        division,
-        ranks_of(problem.setting, layout),
-        StateLayout.of(layout),
-        prod(step_factors(problem, layout)),
-        beside_loss(problem, layout),
-    )
+    blocks, program = _laid_out(problem.setting, layout)
+    return _composed_in(problem, program, blocks, layout)
 
 
-def _laid_out(setting: Setting, layout: Layout) -> tuple[ShardBlocks, ProgramSpec, Division]:
-    """A layout's blocks, its program, and how the program's stages divide the blocks."""
-    events = shard_events(setting, layout)
+def _composed_in(problem: StepProblem, program: DividedProgram, blocks: ShardBlocks, layout: Layout) -> Composed:
+    times, placed = block_times(problem, layout), _placed_as(problem.setting, blocks, layout)
+    (mode,), factor = modes_of([layout.recompute]).tolist(), prod(step_factors(problem, layout))
+    return Composed(program, times, placed, mode, factor, beside_loss(problem, layout))
+
+
+def _laid_out(setting: Setting, layout: Layout) -> tuple[ShardBlocks, DividedProgram]:
+    """A layout's blocks, and its program, whose stages divide them."""
+    blocks = shard_events(setting, layout)
     sends = "blocking" if setting.framework.blocking_sends else "lag"
     tied = bool(getattr(setting.model, "tied_embeddings", False))
-    layers = sum(n for is_layer, n in events.kinds if is_layer)
+    layers = sum(n for is_layer, n in blocks.kinds if is_layer)
     spec = program_spec(layout, setting.job, layers, tied, sends)
-    division = Division(events.kinds, layout.partition, layout.recompute_full_layers)
-    return events, _one_of_equal(setting, spec), _one_of_equal(setting, division)
+    # a stack of linear layers is cut into other blocks where it is split
+    return blocks, divided(setting, spec, Division(blocks.kinds, layout.partition, layout.recompute_full_layers))
+
+
+def _placed_as(setting: Setting, blocks: ShardBlocks, layout: Layout) -> Placed:
+    """A layout's blocks on its ranks."""
+    return _placed(setting, blocks, ranks_of(setting, layout), StateLayout.of(layout))
+
+
+@kept
+def _placed(setting: Setting, blocks: ShardBlocks, ranks: Ranks, states: StateLayout) -> Placed:
+    return Placed(blocks, ranks, states)
 
 
 def price_step(problem: StepProblem, layout: Layout) -> None:
@@ -191,45 +194,18 @@ def price_step(problem: StepProblem, layout: Layout) -> None:
     if problem.kinds or layout in _known_layouts(problem):  # each kind of nodes has prices of its own
         return
     setting = problem.setting
-    blocks, spec, division = _laid_out(setting, layout)
-    ranks, states = ranks_of(setting, layout), StateLayout.of(layout)
-    between, _, _ = _entries(setting, spec, division._replace(full_layers=None), blocks, ranks, states)
-    slices = spec.scheduler.slices
-    passes = {(span, index) for span, index, _ in prepared(spec).structure.variants.tolist()}
+    blocks, program = _laid_out(setting, layout)
+    between, _, _ = _entries(setting, program.alike.between, _placed_as(setting, blocks, layout))
+    slices = program.spec.scheduler.slices
+    passes = {(span, index) for span, index, _ in program.structure.variants.tolist()}
     shards = [variant_events(setting, layout, (span, index, False), slices) for span, index in sorted(passes)]
     ops = chain(blocks.ops, between, *(shard.ops for shard in shards))
     priced_events(problem, list(dict.fromkeys(ops)))
 
 
-@kept
-def _one_of_equal(setting: Setting, value: Hashable) -> Any:
-    return value
-
-
-@kept
-def _divided(
-    setting: Setting, division: Division, stages: int, segments: int
-) -> tuple[Float[np.ndarray, "stages segments blocks"], Float[np.ndarray, "stages segments blocks"]]:
-    """Blocks of every segment of every stage, and those of them that are recomputed in full."""
-    counts = stage_blocks(division.kinds, stages, segments, division.partition, division.segments)
-    layers = np.array([is_layer for is_layer, _ in division.kinds])
-    return counts, fully_recomputed(counts, layers, division.full_layers)
-
-
-def with_segments(problem: StepProblem, bundle: Bundle, layers: tuple[tuple[int, ...], ...]) -> Bundle:
-    """The bundle with other numbers of layers in every segment of every stage, none of them recomputed in full."""
-    division = bundle.division._replace(full_layers=None, segments=layers)
-    spec = replace(bundle.spec, segments=len(layers[0]))
-    counts, full = _divided(problem.setting, division, spec.n_stages, spec.segments)
-    return replace(bundle, spec=spec, division=division, counts=counts, full=full)
-
-
 def in_program_of(problem: StepProblem, bundle: Bundle, layout: Layout) -> Bundle:
     """Another layout, with blocks of its own, in the bundle's program."""
-    times, events = block_times(problem, layout), shard_events(problem.setting, layout)
-    ranks, states = ranks_of(problem.setting, layout), StateLayout.of(layout)
-    factor, loss = prod(step_factors(problem, layout)), beside_loss(problem, layout)
-    one = Composed(times, events, bundle.spec, bundle.division, ranks, states, factor, loss)
+    one = _composed_in(problem, bundle.program, shard_events(problem.setting, layout), layout)
     return replace(bundle, lanes=(0,), layouts=(layout,), composed=(one,))
 
 
@@ -244,7 +220,16 @@ def weighted_programs(bundle: Bundle) -> tuple[tuple[Bundle, float], ...]:
         return ((bundle, 1.0),)
     shorter = replace(spec, steps=spec.steps // 2)
     weight = 1 / (spec.steps - shorter.steps)
-    return (bundle, weight), (replace(bundle, spec=shorter), -weight)
+    return (bundle, weight), (replace(bundle, program=bundle.program.with_spec(shorter)), -weight)
+
+
+def joined(alike: Sequence[Bundle]) -> Bundle:
+    """Layouts of several bundles, whose programs are alike (`DividedProgram.alike`), as those of one."""
+    lanes, layouts, composed = (
+        tuple(chain.from_iterable(parts))
+        for parts in zip(*((one.lanes, one.layouts, one.composed) for one in alike), strict=True)
+    )
+    return Bundle(alike[0].program, lanes, layouts, composed)
 
 
 # --- passes ---------------------------------------------------------------------------------------
@@ -257,7 +242,7 @@ def phase_s(problem: StepProblem, bundle: Bundle, variant: Variant = PLAIN) -> F
     if variant[:2] != PLAIN[:2] or slices > 1:
         tables = [variant_times(problem, layout, variant, slices) for layout in bundle.layouts]
     # a third of the time that `stack` takes
-    of_lanes = np.concatenate([t.overlapped_phase_s if variant[2] else t.phase_s for t in tables])
+    of_lanes = np.concatenate([t.paired.phase_s if variant[2] else t.phase_s for t in tables])
     return of_lanes.reshape(len(tables), -1, N_PHASES)
 
 
@@ -272,64 +257,42 @@ def pass_s(problem: StepProblem, bundle: Bundle) -> dict[Kind, Float[np.ndarray,
     }
 
 
-def bundle_passes(problem: StepProblem, bundle: Bundle) -> PassClasses:
-    """Blocks of each class of the bundle's program."""
-    return _passes_of(problem.setting, bundle.spec, bundle.division)
-
-
-@kept
-def _passes_of(setting: Setting, spec: ProgramSpec, division: Division) -> PassClasses:
-    return pass_classes(prepared(spec).structure, *_divided(setting, division, spec.n_stages, spec.segments))
-
-
 # --- events between blocks ------------------------------------------------------------------------
 
 
 def bundle_events(problem: StepProblem, bundle: Bundle, lane: int) -> CommunicationEvents:
     """Events between blocks of one of the bundle's layouts."""
-    one = bundle.composed[lane]
-    division = bundle.division._replace(full_layers=None)
-    return _events_between(problem.setting, bundle.spec, division, one.events, one.ranks, one.states)
+    return _events_between(problem.setting, bundle.program.between, bundle.composed[lane].placed)
 
 
 @kept
-def _events_between(
-    setting: Setting, spec: ProgramSpec, division: Division, blocks: ShardBlocks, ranks: Ranks, states: StateLayout
-) -> CommunicationEvents:
-    spans = np.unique(prepared(spec).structure.variants[:, 0]).tolist()
-    counts, _ = _divided(setting, division, spec.n_stages, spec.segments)
-    return communication_events(ranks.layout, states, blocks, spec, spans, counts, setting.job, setting.cluster)
+def _events_between(setting: Setting, program: DividedProgram, placed: Placed) -> CommunicationEvents:
+    spans, counts = np.unique(program.structure.variants[:, 0]).tolist(), program.counts
+    ranks, states, blocks = placed.ranks.layout, placed.states, placed.blocks
+    return communication_events(ranks, states, blocks, program.spec, spans, counts, setting.job, setting.cluster)
 
 
 def event_classes(problem: StepProblem, bundle: Bundle) -> list[EventClasses]:
     """Events between blocks in each class, for each of the bundle's layouts."""
-    division = bundle.division._replace(full_layers=None)
-    of_program = _classes_by_shard(problem, bundle.spec, division)
-    found = []
+    program = bundle.program.alike.between
+    known = _known_classes(problem, program)
+    if len(known) > _MOST_PLACED:
+        known.clear()
     for one in bundle.composed:
-        rest = one.events, one.ranks, one.states
-        made = lambda rest=rest: _classes_of(problem, bundle.spec, division, *rest)  # noqa: E731
-        found.append(of_program.once(rest, made))
-    return found
+        if one.placed not in known:
+            ops, class_index, op_index = _entries(problem.setting, program, one.placed)
+            times = priced_events(problem, ops)
+            known[one.placed] = EventClasses(ops, times, class_index, op_index, program.structure.n_classes)
+    return [known[one.placed] for one in bundle.composed]
 
 
 @kept
-def _classes_by_shard(problem: StepProblem, spec: ProgramSpec, division: Division) -> Store:
-    """Events in the classes of a program, by blocks, ranks and how states lie on them."""
-    return Store(_MOST_SHARDS)
-
-
-def _classes_of(
-    problem: StepProblem, spec: ProgramSpec, division: Division, blocks: ShardBlocks, ranks: Ranks, states: StateLayout
-) -> EventClasses:
-    ops, class_index, op_index = _entries(problem.setting, spec, division, blocks, ranks, states)
-    times = priced_events(problem, ops)
-    return EventClasses(ops, times, class_index, op_index, prepared(spec).structure.n_classes)
+def _known_classes(problem: StepProblem, program: DividedProgram) -> dict[Placed, EventClasses]:
+    """Events in the classes of a program; grows."""
+    return {}
 
 
 @kept
-def _entries(
-    setting: Setting, spec: ProgramSpec, division: Division, blocks: ShardBlocks, ranks: Ranks, states: StateLayout
-):
-    events = _events_between(setting, spec, division, blocks, ranks, states)
-    return tuple(events.ops), *event_entries(prepared(spec).structure, events)
+def _entries(setting: Setting, program: DividedProgram, placed: Placed):
+    events = _events_between(setting, program, placed)
+    return tuple(events.ops), *event_entries(program.structure, events)

@@ -15,15 +15,15 @@ from perfmodel.cost import EventTimes
 from perfmodel.ops import Collective, Op
 from perfmodel.prediction._blocks import BlockTimes
 from perfmodel.prediction._communication import EventClasses
-from perfmodel.prediction._compose import Bundle, bundle_passes, bundles, composed, event_classes, pass_s, phase_s
+from perfmodel.prediction._compose import Bundle, bundles, composed, event_classes, pass_s, phase_s
 from perfmodel.prediction._phases import full_recompute_s, passes_s, phase_counts
 from perfmodel.prediction._price import priced_events, variant_times
-from perfmodel.prediction._problem import Setting, StepProblem, kept
+from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._sends import across, rank_of_stage
-from perfmodel.prediction._step_costs import Beside, beside_passes, has_step_costs, with_step_costs
+from perfmodel.prediction._step_costs import has_step_costs, with_step_costs
 from perfmodel.prediction._zero import host_bandwidth, host_block_s, host_state_s
-from perfmodel.program import Kind, ProgramSpec
+from perfmodel.program import Kind
 from perfmodel.schedule import PassTimes
 from perfmodel.spec import Layout
 
@@ -57,11 +57,12 @@ class OnKind:
     ) -> Iterator[tuple[BlockTimes, bool, list[tuple[np.ndarray, Float[np.ndarray, "some blocks phases"]]]]]:
         """Passes of the first layout by variant: the times of their blocks, whether each runs beside another pass, and
         for each kind of pass its classes with how often they run through every phase of every block."""
-        layout, found = self.bundle.layouts[0], bundle_passes(self.problem, self.bundle)
+        layout, found = self.bundle.layouts[0], self.bundle.program.passes
         for variant, of_kind in found.of_variant.items():
             counts = [
                 (where, phase_counts(kind, layout.recompute, found.blocks[where], found.full[where]))
                 for kind, where in of_kind.items()
+                if len(where)
             ]
             table = variant_times(self.problem, layout, variant, self.bundle.spec.scheduler.slices)
             yield table, variant[2], counts
@@ -160,18 +161,18 @@ def durations(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "lanes 
 
 def _durations(part: OnKind) -> Float[np.ndarray, "lanes classes"]:
     """Seconds of the classes on one kind of nodes."""
-    problem, bundle = part.problem, part.bundle
-    passes, layouts, program = bundle_passes(problem, bundle), bundle.layouts, prepared(bundle.spec)
-    structure = program.structure
-    out = np.concatenate([events.durations_s for events in part.events]).reshape(len(layouts), -1)
+    problem, bundle, program = part.problem, part.bundle, part.bundle.program
+    passes = program.passes.distinct
+    out = np.concatenate([events.durations_s for events in part.events]).reshape(len(part.events), -1)
     inside = out if part.on is None else np.zeros_like(out)
     by_phase = {variant: phase_s(problem, bundle, variant) for variant in passes.runs}
-    full = passes.full if passes.some_full else None
-    inside += passes_s(by_phase, passes.weights, passes.runs, full, bundle.modes)
+    of_distinct = passes_s(by_phase, passes.weights, passes.runs, passes.full, bundle.modes)
+    inside += of_distinct.take(passes.place, axis=1)
     if bundle.spec.offload:
         _add_host_copies(problem, bundle, inside)
-    for row, one, layout in zip(inside, bundle.composed, layouts, strict=True):
+    for row, one, layout in zip(inside, bundle.composed, bundle.layouts, strict=True):
         if layout.offload_states != "none":
+            structure = program.structure
             kind, stage, segment = structure.class_kind, structure.class_stage, structure.class_segment
             of_block = host_block_s(problem.setting, layout, one.events, bundle.spec)
             row += host_state_s(of_block, kind, stage, segment, bundle.spec.stage_map, bundle.counts)
@@ -180,17 +181,10 @@ def _durations(part: OnKind) -> Float[np.ndarray, "lanes classes"]:
     if not has_step_costs(problem):
         return out
     scale, loss = np.array([(one.factor, one.loss) for one in bundle.composed]).T[:, :, None]
-    beside = beside_in(problem.setting, bundle.spec)
     optimizer = program.optimizer
     if part.on is not None:
         optimizer = optimizer[part.on[optimizer]]
-    return with_step_costs(out, problem.host.step_overhead_s, loss, scale, optimizer, beside)
-
-
-@kept
-def beside_in(setting: Setting, spec: ProgramSpec) -> Beside:
-    """What runs beside what in a program."""
-    return beside_passes(spec, prepared(spec).structure)
+    return with_step_costs(out, problem.host.step_overhead_s, loss, scale, optimizer, program.beside)
 
 
 def _add_host_copies(problem: StepProblem, bundle: Bundle, out: Float[np.ndarray, "lanes classes"]) -> None:

@@ -1,21 +1,23 @@
 """Evaluate: step times of layouts from their durations, with the gradient for one and by the thousand."""
 
+from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Final
+from itertools import chain, pairwise
+from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Float
 
-from perfmodel.prediction._compose import Bundle, bundles, weighted_programs
+from perfmodel.prediction._compose import Bundle, bundles, joined, weighted_programs
+from perfmodel.prediction._divided import DividedProgram
 from perfmodel.prediction._durations import durations
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import WeightedDurations, prepared, rank_busy_s
 from perfmodel.program import ProgramSpec, Structure
 from perfmodel.session import current_session
-from perfmodel.spec import Layout
+from perfmodel.spec import Layout, PerRank
 from perfmodel.timeline import ProgramBatch, makespan, makespan_and_grad, makespan_many
 
 PART_OPS: Final = 1_500_000
@@ -31,38 +33,43 @@ class BatchResult:
 
 def evaluate(problem: StepProblem, layouts: Sequence[Layout]) -> BatchResult:
     """Step time of every layout by full evaluation of its schedule (float32)."""
-    found = bundles(problem, layouts)
-    programs = [(bundle, one, weight) for bundle in found for one, weight in weighted_programs(bundle)]
-    specs = tuple(one.spec for _, one, _ in programs)
+    alike: dict[tuple[DividedProgram, PerRank], list[tuple[Bundle, float]]] = defaultdict(list)
+    for bundle in bundles(problem, layouts):
+        for one, weight in weighted_programs(bundle):
+            alike[one.program.alike, one.layouts[0].kinds].append((one, weight))
+    groups = list(alike.values())
+    specs = tuple([tuple([one.spec for one, _ in group]) for group in groups])
     batches = current_session().batches.once(specs, lambda: _batches(specs))
-    time_s = np.zeros(len(layouts))
-    of_streams: dict[int, list[WeightedDurations]] = {}
-    of_programs, spans, at = [], [], 0
+    spans: list[Future[Any]] = []
+    busy_s: dict[tuple[int, ...], np.ndarray] = {}
     with ThreadPoolExecutor(1) as loops:  # one part's loops run while the next one's durations are composed
-        for batch in batches:
-            part = programs[at : at + len(batch.programs)]
-            of_programs += (of_part := [durations(problem, one) for _, one, _ in part])
+        for part, batch in batches:
+            of_part = []
+            for group in groups[part]:
+                seconds = durations(problem, joined([one for one, _ in group]))
+                ends = np.cumsum([len(one.lanes) for one, _ in group])[:-1]
+                of_part += np.split(seconds.astype(np.float32), ends)
+                for (one, weight), of_one in zip(group, np.split(seconds, ends), strict=True):
+                    if one.spec.steps > 1:
+                        busy = rank_busy_s([(prepared(one.spec), of_one, weight)])
+                        busy_s[one.lanes] = busy_s.get(one.lanes, 0.0) + busy
             spans.append(loops.submit(makespan_many, batch, of_part))
-            at += len(part)
         # waited for here: an interrupt while an executor joins its thread would leave that running
-        spans_s = [one_s for span in spans for one_s in span.result()]
-    for (bundle, one, weight), of_one, span_s in zip(programs, of_programs, spans_s, strict=True):
-        time_s[list(bundle.lanes)] += weight * np.asarray(span_s)
-        if bundle.spec.steps > 1:
-            of_streams.setdefault(id(bundle), []).append((prepared(one.spec), of_one, weight))
-    for bundle in found:
-        if id(bundle) in of_streams:
-            lanes = list(bundle.lanes)
-            time_s[lanes] = np.maximum(time_s[lanes], rank_busy_s(of_streams[id(bundle)]).max(axis=1))
+        spans_s = [of_one for part in spans for of_one in part.result()]
+    time_s = np.zeros(len(layouts))
+    for (one, weight), span_s in zip(chain.from_iterable(groups), spans_s, strict=True):
+        time_s[list(one.lanes)] += weight * span_s
+    for lanes, busy in busy_s.items():
+        time_s[list(lanes)] = np.maximum(time_s[list(lanes)], busy.max(axis=1))
     return BatchResult(time_s)
 
 
-def _batches(specs: Sequence[ProgramSpec]) -> tuple[ProgramBatch, ...]:
-    """Programs joined for evaluation, in parts of about as many ops."""
-    programs = [prepared(spec).compiled for spec in specs]
-    part = np.cumsum([one.n_ops for one in programs]) // PART_OPS
-    bounds = np.flatnonzero(np.diff(part, prepend=-1, append=-1))
-    return tuple(ProgramBatch(tuple(programs[first:end])) for first, end in pairwise(bounds.tolist()))
+def _batches(specs: Sequence[Sequence[ProgramSpec]]) -> list[tuple[slice, ProgramBatch]]:
+    """Groups of programs joined for evaluation, in parts of about as many ops."""
+    groups = [[prepared(spec).compiled for spec in group] for group in specs]
+    part = np.cumsum([sum(one.n_ops for one in group) for group in groups]) // PART_OPS
+    bounds = pairwise(np.flatnonzero(np.diff(part, prepend=-1, append=-1)).tolist())
+    return [(slice(*ends), ProgramBatch(tuple(chain.from_iterable(groups[slice(*ends)])))) for ends in bounds]
 
 
 def step_programs(problem: StepProblem, bundle: Bundle, lane: int = 0) -> list[WeightedDurations]:
@@ -104,6 +111,8 @@ def per_step(
 ) -> tuple[float, Float[np.ndarray, " classes"], Float[np.ndarray, " classes"]]:
     """Step time, its gradient, and the occurrences of each class on compute streams; classes of the first program."""
     step_s, gradients = step_gradients(programs)
+    if len(programs) == 1:
+        return step_s, gradients[0], programs[0][0].compute_count
     classes = {key: i for i, key in enumerate(_class_keys(programs[0][0].structure))}
     of_step, count = np.zeros((2, len(classes)))
     for (program, _, weight), gradient in zip(programs, gradients, strict=True):

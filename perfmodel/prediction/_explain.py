@@ -11,8 +11,8 @@ from perfmodel.cost import EventTimes
 from perfmodel.ops import Collective, Op
 from perfmodel.prediction._adjustment import factors_of
 from perfmodel.prediction._blocks import BlockTimes
-from perfmodel.prediction._compose import Bundle, bundle_passes
-from perfmodel.prediction._durations import OnKind, beside_in, parts
+from perfmodel.prediction._compose import Bundle
+from perfmodel.prediction._durations import OnKind, parts
 from perfmodel.prediction._phases import Phase, phase_counts
 from perfmodel.prediction._population import CLASSES, class_of
 from perfmodel.prediction._prediction import CriticalEvent, PassEvent, PassPart
@@ -81,7 +81,7 @@ class CriticalPath:
         """What reductions and gathers add to the gradient by slowing the passes beside them. Where these cannot run
         any longer than they do, it is their own time that counts (`slowed_s`)."""
         problem, bundle = part.problem, part.bundle
-        beside, loss = beside_in(problem.setting, bundle.spec), beside_loss(problem, bundle.layouts[0])
+        beside, loss = bundle.program.beside, beside_loss(problem, bundle.layouts[0])
         between_s = part.events[0].durations_s
         alone_s = durations / np.prod(step_factors(problem, bundle.layouts[0]))
         passes, wanted_s = beside.slowed[beside.place], np.zeros_like(alone_s)
@@ -188,7 +188,7 @@ def pass_parts(
 def _of_kind(part: OnKind, durations_s: Float[np.ndarray, " classes"]) -> dict[int, tuple[PassPart, ...]]:
     """The same of the classes on one kind of nodes."""
     problem, bundle = part.problem, part.bundle
-    layout, passes = bundle.layouts[0], bundle_passes(problem, bundle)
+    layout, passes = bundle.layouts[0], bundle.program.passes
     found: dict[int, tuple[PassPart, ...]] = {}
     for variant, of_kind in passes.of_variant.items():
         table = variant_times(problem, layout, variant, bundle.spec.scheduler.slices)

@@ -2,7 +2,6 @@
 show (what a framework's own report says, and nvidia-smi)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Final, get_args
 
 import numpy as np
@@ -192,8 +191,10 @@ def counted_stages(
     for stage, workspace in zip(stages, workspaces[: len(stages)], strict=True):
         unmoved = context if counter == "device" else workspace
         moving = stage.buffers - context + outputs
-        counted = replace(stage, buffers=moving + unmoved, allocator=share * (stage.activations + moving))
-        found.append(replace(counted, activations=0.0, buffers=workspace) if counter == "resting" else counted)
+        counted = {"buffers": moving + unmoved, "allocator": share * (stage.activations + moving)}
+        if counter == "resting":
+            counted |= {"activations": 0.0, "buffers": workspace}
+        found.append(StageMemory(**(vars(stage) | counted)))
     return tuple(found)
 
 

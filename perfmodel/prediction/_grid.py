@@ -95,15 +95,19 @@ class LayoutGrid:
         valid = np.broadcast_to(self.valid, (pipelines, 1, recomputes, 1))
         return int(valid.sum()) * len(self.shards) * len(self.states)
 
-    def choices(self, index: int) -> dict[str, object]:
-        """Layout fields, beyond the degrees, at a flat place of the product."""
-        p, s, r, z = np.unravel_index(index, self.shape)
-        chosen = self.pipelines[p], self.shards[s], self.recomputes[r], self.states[z]
-        return {name: value for choice in chosen for name, value in choice._asdict().items()}
+    @cached_property
+    def _fields(self) -> tuple[tuple[dict[str, object], ...], ...]:
+        """By axis, the layout fields of every choice."""
+        return tuple(
+            tuple(choice._asdict() for choice in axis)
+            for axis in (self.pipelines, self.shards, self.recomputes, self.states)
+        )
 
     def layout(self, index: int) -> Layout:
         """The layout at a flat place of the product."""
-        return self.degrees.replace(**self.choices(index))
+        places = np.unravel_index(index, self.shape)
+        pipeline, shard, recompute, state = (axis[at] for axis, at in zip(self._fields, places, strict=True))
+        return self.degrees.replace(**pipeline, **shard, **recompute, **state)
 
     def places(self) -> Int[np.ndarray, " valid"]:
         """Flat places of the valid layouts."""

@@ -82,7 +82,7 @@ def _pass_seconds(
         own = tables
         if (span, index) != PLAIN[:2] or slices > 1:
             own = model.times(grid, (span, index, bool(paired)), slices)
-        phase_s.append(np.stack([t.overlapped_phase_s if paired else t.phase_s for t in own], axis=-1))
+        phase_s.append(np.stack([t.paired.phase_s if paired else t.phase_s for t in own], axis=-1))
     phases = np.stack(phase_s)  # variants, blocks, phases, shards
     by_phase, modes = np.moveaxis(phases, 2, -1), modes_of([choice.recompute for choice in grid.recomputes])
     again_s = recompute_s(by_phase[None], modes[:, None, None, None])

@@ -48,14 +48,27 @@ class BlockEvents(NamedTuple):
     """Whether copy engines drive the ring steps, which slow no kernel."""
 
 
+class PairedPhases(NamedTuple):
+    """Phases of a pass that runs beside another."""
+
+    phase_s: Float[Any, "blocks phases"]
+    collective_s: Float[Any, "blocks phases"]
+    """Collectives that outlast the kernels."""
+    slowed_s: Float[Any, "blocks phases"]
+    """See `PhaseTimes`, as of the next one."""
+    gap_s: Float[Any, "blocks phases"]
+
+
 @dataclass(frozen=True, eq=False)
 class PhaseTimes:
     """What the phases of blocks consist of."""
 
     events: BlockEvents
     time_s: Float[Any, " ops"]
-    gap_s: Float[Any, "blocks phases"]
-    """Idle time between kernels, and launch-bound excess over the kernels' own time."""
+    between_s: Float[Any, "blocks phases"]
+    """Idle time between kernels."""
+    issuing_s: Float[Any, "blocks phases"]
+    """What the host needs to issue every phase."""
     exposed: Float[Any, "blocks phases ops"]
     """Share of each event's time that is not hidden behind others (1 for kernels)."""
     slowing: Float[Any, "blocks phases ops"]
@@ -79,9 +92,21 @@ class PhaseTimes:
         return self.slowing_s.sum(axis=2)
 
     @cached_property
+    def busy_s(self) -> Float[Any, "blocks phases"]:
+        """Seconds of every phase but for gaps: kernels, what slows them, collectives that show, and waiting."""
+        return self.event_s.sum(axis=2) + self.slowed_s + self.waiting_s
+
+    @cached_property
+    def gap_s(self) -> Float[Any, "blocks phases"]:
+        """Idle time between kernels, or what the host takes longer to issue them; hosts go on while collectives wait
+        for the slowest rank."""
+        xp = self.event_s.__array_namespace__()
+        return xp.maximum(self.between_s, self.issuing_s - self.busy_s)
+
+    @cached_property
     def phase_s(self) -> Float[Any, "blocks phases"]:
         """Seconds of every phase of every block."""
-        return self.event_s.sum(axis=2) + self.slowed_s + self.waiting_s + self.gap_s
+        return self.busy_s + self.gap_s
 
     @cached_property
     def collective_s(self) -> Float[Any, "blocks phases"]:
@@ -89,21 +114,27 @@ class PhaseTimes:
         return (self.event_s * ~self.events.kernel).sum(axis=2)
 
     @cached_property
-    def pair_slowed_s(self) -> Float[Any, "blocks phases"]:
-        """By how much the kernels of a pair of passes run longer beside the collectives of the other."""
-        xp = self.event_s.__array_namespace__()
-        return self.events.held * xp.minimum(self.phase_s - self.collective_s, self.collective_s)
+    def paired(self) -> "PairedPhases":
+        """Every phase where the pass runs beside another: collectives hide behind compute, or compute behind them
+        (DeepSeek-V3, section 3.2.1; both passes of a pair taken to be alike), and one host issues both.
 
-    @cached_property
-    def overlapped_phase_s(self) -> Float[Any, "blocks phases"]:
-        """Seconds of every phase where the pass runs beside another: collectives hide behind compute, or
-        compute behind them (DeepSeek-V3, section 3.2.1; both passes of a pair taken to be alike)."""
+        What hides inside a phase slows kernels by no more than what hides behind the other pass: beside one another
+        they leave no product alone in its wave. So ring steps never make a pair longer.
+        """
         xp = self.event_s.__array_namespace__()
-        return xp.maximum(self.phase_s - self.collective_s, self.collective_s) + self.pair_slowed_s
+        held, collective_s = self.events.held, self.collective_s
+        hidden_s = self.events.counts * self.time_s * (1 - self.exposed)
+        slowed_s = xp.minimum(self.slowing_s, held * hidden_s).sum(axis=2)
+        compute_s = self.busy_s - self.slowed_s - collective_s + slowed_s + self.between_s
+        pair_slowed_s = held * xp.minimum(compute_s, collective_s)
+        shown_s = xp.maximum(collective_s - compute_s, 0.0)
+        issued_late_s = xp.maximum(self.issuing_s - compute_s - shown_s - pair_slowed_s, 0.0)
+        phase_s = compute_s + shown_s + pair_slowed_s + issued_late_s
+        return PairedPhases(phase_s, shown_s, slowed_s + pair_slowed_s, self.between_s + issued_late_s)
 
     def shown(self, paired: bool) -> Float[Any, "blocks phases"]:
-        """Share of every phase that shows: of a pass beside another, what `overlapped_phase_s` leaves."""
-        return self.overlapped_phase_s / np.maximum(self.phase_s, 1e-300) if paired else np.ones_like(self.phase_s)
+        """Share of every phase that shows: of a pass beside another, what `paired` leaves."""
+        return self.paired.phase_s / np.maximum(self.phase_s, 1e-300) if paired else np.ones_like(self.phase_s)
 
 
 def time_phases(
@@ -137,11 +168,8 @@ def time_phases(
     exposed = 1 - hidden * (1 - events.lost_in_ring)
     # together no more than not to hide it would cost
     slowing = xp.minimum(slowing, 1 - exposed)
-    busy_s = (counts * time_s * (exposed + slowing)).sum(axis=2)
     waiting_s = counts @ (events.late_s * synchronising)
-    # hosts go on while collectives wait for the slowest rank
-    gap_s = xp.maximum(gaps_s, issuing_s - busy_s - waiting_s)
-    return PhaseTimes(events, time_s, gap_s, exposed, slowing, waiting_s)
+    return PhaseTimes(events, time_s, gaps_s, issuing_s, exposed, slowing, waiting_s)
 
 
 def _hidden(

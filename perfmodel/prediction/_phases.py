@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -113,9 +113,26 @@ class PassClasses:
         return {variant: block_passes(runs, self.blocks) for variant, runs in self.runs.items()}
 
     @cached_property
-    def some_full(self) -> bool:
-        """Whether any block is recomputed in full whatever the layout says."""
-        return bool(self.full.any())
+    def distinct(self) -> "DistinctPasses":
+        """Those that run differently, of which there are far fewer than stages and segments."""
+        columns = np.concatenate([*self.weights.values(), *self.runs.values(), self.full.T])
+        _, first, place = np.unique(columns, axis=1, return_index=True, return_inverse=True)
+        weights, runs = (
+            {variant: np.ascontiguousarray(values[:, first]) for variant, values in of.items()}
+            for of in (self.weights, self.runs)
+        )
+        return DistinctPasses(weights, runs, self.full[first] if self.full.any() else None, place)
+
+
+class DistinctPasses(NamedTuple):
+    """Classes of which no two run through the same blocks alike, as `passes_s` takes them."""
+
+    weights: dict[Variant, Float[np.ndarray, "passed_blocks distinct"]]
+    runs: dict[Variant, Float[np.ndarray, "3 distinct"]]
+    full: Float[np.ndarray, "distinct blocks"] | None
+    """None where there is no such block."""
+    place: Int[np.ndarray, " classes"]
+    """Which of them each class is."""
 
 
 def block_passes(

@@ -51,10 +51,10 @@ def half_width(
     """Of the central interval that holds a share of a mixture of normals around 0, by bisection."""
     from scipy.special import ndtr
 
-    sd = np.sqrt(variance)
-    low, high = np.zeros(sd.shape[1:]), 10 * sd.max(axis=0) + 1e-300
+    sd = np.sqrt(variance).reshape(len(weight), -1)
+    per_sd, share = 1 / np.maximum(sd, 1e-300), (1 + inside) / 2
+    low, step = np.zeros(sd.shape[1]), 10 * sd.max(axis=0) + 1e-300
     for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        held = np.tensordot(weight, 2 * ndtr(middle / np.maximum(sd, 1e-300)) - 1, 1)
-        low, high = np.where(held < inside, middle, low), np.where(held < inside, high, middle)
-    return (low + high) / 2
+        step = step / 2
+        low = low + step * (weight @ ndtr((low + step) * per_sd) < share)
+    return (low + step / 2).reshape(variance.shape[1:])

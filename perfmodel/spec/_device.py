@@ -72,6 +72,8 @@ class Device:
     """Nominal (thermal design) power."""
     idle_power_w: float | None = None
     """Power at full clocks while nothing runs."""
+    reached_share: float | None = None
+    """Share of its peak that the best of its products reaches, where no table times its kernels."""
     usd_per_hour: float | None = None
     """List price of one, in US dollars."""
     price_source: str = ""
@@ -88,6 +90,8 @@ class Device:
                 positive(f"device {self.name}: {name}", value)
         if not self.dtypes:
             raise PerfModelError(f"device {self.name}: peak: no rate is given; it computes in at least one dtype")
+        if self.reached_share is not None and not 0 < self.reached_share <= 1:
+            raise PerfModelError(f"device {self.name}: reached_share must be above 0 and at most 1")
 
     def require(self, dtype: str) -> None:
         """Raise `PerfModelError` if the device computes nothing in `dtype` (`UnknownNameError` if nothing does)."""

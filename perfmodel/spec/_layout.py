@@ -1,6 +1,6 @@
 """Layouts: how a step is spread over devices, and the job that they run."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import permutations
 from math import inf, prod
 from operator import attrgetter
@@ -274,7 +274,7 @@ class Layout:
 
     def replace(self, **changes: Any) -> "Layout":
         """A copy with some fields changed."""
-        return replace(self, **changes)
+        return type(self)(**(vars(self) | changes))  # `dataclasses.replace` takes twice as long; searches make millions
 
     def __str__(self) -> str:
         """The non-default fields in the notation that `parse` reads."""

@@ -1,6 +1,7 @@
 """Layouts as text, `tp=8,pp=16,dp=8`, and the names by which papers and frameworks call their parts."""
 
 import re
+from functools import lru_cache
 from typing import Any, Final
 
 from perfmodel.errors import LayoutError, UnknownNameError
@@ -51,6 +52,7 @@ SCHEDULE_ALIASES: Final = {
 2021; TiMePReSt's is nF1B) and by the names of `torch.distributed.pipelining`."""
 
 
+@lru_cache(1024)
 def schedule_name(name: str) -> str:
     """The name under which a schedule is registered, of one of any case or from a paper; others as they are."""
     head, colon, number = name.strip().partition(":")

@@ -11,7 +11,7 @@ from perfmodel.validation._row_words import dispatcher_of, fp8_recipe_of, recomp
 
 _IN_RECIPE: Final = "in the recipe"
 _LAYOUT: Final = ("ep_overlap", "tp_overlap")
-_JOB: Final = ("cuda_graphs", "expert_dispatcher", "fp8_attention")
+_JOB: Final = ("cuda_graphs", "expert_dispatcher")
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,11 @@ _GROUP: Final = re.compile(r"over (\d+) (?:data )?(?:ranks|devices)|\(size (\d+)
 
 
 def framework_name(row: Row) -> str:
-    """The framework of a row, as `name@year`: DeepSpeed's own ZeRO is DeepSpeed's, whatever else the column names."""
+    """The framework of a row, as `name@year`: DeepSpeed's own ZeRO is DeepSpeed's, whatever else the column names, and
+    Megatron-DeepSpeed on Gaudi is Habana's fork."""
     name = text(row, "framework")
+    if name.startswith("megatron-deepspeed") and text(row, "device").lower().startswith("gaudi"):
+        return name.replace("megatron-deepspeed", "megatron-deepspeed-gaudi")
     if "deepspeed" not in text(row, "sharding").lower() or "deepspeed" in name or not name:
         return name
     return f"deepspeed{name[name.index('@') :]}" if "@" in name else "deepspeed"

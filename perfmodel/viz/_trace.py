@@ -1,15 +1,15 @@
 """A prediction's timeline as files: an interactive page, and Chrome trace events for Perfetto or chrome://tracing."""
 
-import gzip
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from perfmodel.display import EVENTS, json_text
+from perfmodel.display import EVENTS
 from perfmodel.errors import PerfModelError
-from perfmodel.ingest.tables import write_bytes, write_text
+from perfmodel.ingest import chrome_trace, complete_event, name_event, write_chrome
+from perfmodel.ingest.tables import write_text
 from perfmodel.prediction import Prediction, rank_strides
 from perfmodel.program import N_STREAMS, Kind, Stream
 from perfmodel.timeline import KIND_NAMES, STREAM_NAMES, Timeline, slices
@@ -39,21 +39,15 @@ def trace_events(prediction: Prediction, *, every_pass: bool = False, every_rank
     events: list[dict[str, Any]] = []
     drawn = slices(timeline)
     for device in range(timeline.structure.devices):
-        events.append(_meta("process_name", device, 0, f"pipeline rank {device}"))
+        events.append(name_event("process_name", device, 0, f"pipeline rank {device}"))
         events.append({"ph": "M", "name": "process_sort_index", "pid": device, "args": {"sort_index": device}})
         used = sorted({int(Stream.SEND), *(drawn.stream[drawn.device == device]).tolist()})
-        events += [_meta("thread_name", device, tid, STREAM_NAMES[tid]) for tid in used]
+        events += [name_event("thread_name", device, tid, STREAM_NAMES[tid]) for tid in used]
     for start, duration, device, stream, kind, stage, micro_batch, critical, _ in drawn:
         label = EVENTS[KIND_NAMES[kind]].label
-        events.append(
-            {
-                "ph": "X", "pid": device, "tid": stream, "ts": start * 1e6, "dur": duration * 1e6, "cat": label,
-                "name": f"{label} {micro_batch}" if micro_batch >= 0 else label,
-                "args": {
-                    "event": KIND_NAMES[kind], "stage": stage, "micro_batch": micro_batch, "critical": critical,
-                },
-            }
-        )  # fmt: skip
+        name = f"{label} {micro_batch}" if micro_batch >= 0 else label
+        args = {"event": KIND_NAMES[kind], "stage": stage, "micro_batch": micro_batch, "critical": critical}
+        events.append(complete_event(device, stream, start, duration, name, label, args))
     events += [*_inside(prediction, every_pass), *_flows(prediction)]
     for device, steps in enumerate(prediction.memory_over_time().steps):
         events += [
@@ -62,25 +56,21 @@ def trace_events(prediction: Prediction, *, every_pass: bool = False, every_rank
         ]
     if every_rank:
         events = _on_every_rank(events, prediction)
-    return {
-        "traceEvents": events,
-        "displayTimeUnit": "ms",
-        "otherData": {
-            "model": prediction.model,
-            "cluster": prediction.cluster,
-            "devices": prediction.devices,
-            "layout": str(prediction.layout),
-            "step_time_s": prediction.step_time_s,
-        },
+    other = {
+        "model": prediction.model,
+        "cluster": prediction.cluster,
+        "devices": prediction.devices,
+        "layout": str(prediction.layout),
+        "step_time_s": prediction.step_time_s,
     }
+    return chrome_trace(events, other)
 
 
 def write_trace(
     prediction: Prediction, path: Path | str, *, every_pass: bool = False, every_rank: bool = False
 ) -> None:
     """Write the trace (`trace_events`) as JSON, compressed if the name ends in .gz."""
-    data = json_text(trace_events(prediction, every_pass=every_pass, every_rank=every_rank)).encode()
-    write_bytes(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
+    write_chrome(trace_events(prediction, every_pass=every_pass, every_rank=every_rank), path)
 
 
 def _on_every_rank(events: list[dict[str, Any]], prediction: Prediction) -> list[dict[str, Any]]:
@@ -161,10 +151,6 @@ def _flows(prediction: Prediction) -> Iterator[dict[str, Any]]:
         common = {"cat": "transfer", "name": EVENTS[KIND_NAMES[row[6]]].label, "id": number}
         yield {"ph": "s", "pid": row[0], "tid": row[1], "ts": row[2] * 1e6, **common}
         yield {"ph": "f", "bp": "e", "pid": row[3], "tid": row[4], "ts": row[5] * 1e6, **common}
-
-
-def _meta(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
 def interactive(prediction: Prediction) -> str:

@@ -19,7 +19,7 @@ def self_attention(model: Transformer, local: Local, *, causal: bool, window: in
     width = (heads * (2 if model.attention_gate else 1) + 2 * kv) * d
     return [
         column_linear(local, width, local.hidden, bias=model.bias or model.qkv_bias,
-                      kept_output=True),
+                      kept_output=True, shares_input=local.job.adapter_rank > 0),
         *adapter(local, local.tokens, width, local.hidden),
         *head_norm(model, local),
         *attention_layout(model, local),

@@ -63,15 +63,21 @@ def column_linear(
     tokens: int | None = None,
     kept_input: bool = True,
     kept_output: bool = False,
+    shares_input: bool = False,
 ) -> Piece:
     """Column-parallel product of `n` local columns over `tokens` rows (default: the shard's).
 
     Backward reduces the input gradient. With sequence parallelism forward gathers the input, only
     the rank's part of it is kept (unless `Job.keep_gathered`), and backward gathers it again behind the
     input gradient and scatters the reduction behind the weight gradient.
+
+    Args:
+        shares_input: an adapter beside it takes the same input, which is gathered in 16 bits for both (Transformer
+            Engine `return_layernorm_output_gathered`, which NeMo's `LoRA` sets).
     """
     rows = local.tokens if tokens is None else tokens
-    n_bytes, gathered = (float(rows) * k * size for size in (local.act_bytes, gathered_bytes(local.precision)))
+    n_bytes = float(rows) * k * local.act_bytes
+    gathered = n_bytes if shares_input else float(rows) * k * gathered_bytes(local.precision)
     forward: tuple[Comm, ...] = ()
     backward: tuple[Comm, ...] = ()
     if local.tp > 1:

@@ -12,8 +12,8 @@ from perfmodel.spec import Framework, Layout
 
 ASKED = (
     "colossalai", "fsdp", "fsdp-compile", "internevo", "llm-foundry", "maxtext", "megatron-bridge", "megatron-core",
-    "megatron-deepspeed", "megatron-lm", "mxnet", "nanotron", "nemo", "oneflow", "paddlepaddle", "pax", "pax-te",
-    "pytorch", "tensorflow", "tensorflow-xla", "deepspeed", "torchtitan", "generic",
+    "megatron-deepspeed", "megatron-deepspeed-gaudi", "megatron-lm", "mxnet", "nanotron", "nemo", "oneflow",
+    "paddlepaddle", "pax", "pax-te", "pytorch", "tensorflow", "tensorflow-xla", "deepspeed", "torchtitan", "generic",
 )  # fmt: skip
 EVERY = [one for name in catalog.frameworks() for one in catalog.framework_versions(name)]
 

@@ -8,7 +8,7 @@ import pytest
 from perfmodel import catalog, predict
 from perfmodel.cost import KernelModel
 from perfmodel.errors import PerfModelError
-from perfmodel.ops import Gemm
+from perfmodel.ops import Attention, Gemm
 from perfmodel.spec import Job
 
 SHAPE = {"m": 8192, "n": 8192, "k": 8192}
@@ -45,3 +45,36 @@ def test_a_device_without_the_type_refuses_it():
     with pytest.raises(PerfModelError, match="has no fp4"):
         run("dgx-h100", "fp4")
     assert run("hgx-b200", "fp4").step_time_s <= run("hgx-b200", "fp8").step_time_s
+
+
+@pytest.mark.parametrize("pass_", ["fwd", "bwd"])
+@pytest.mark.parametrize(
+    "device", ["V100-SXM2-32GB", "A100", "H100", "B200", "MI300X", "RTX-4090", "TPU-v6e", "Gaudi3"]
+)
+def test_nothing_that_was_not_measured_is_faster_than_its_peak(device, pass_):
+    device = catalog.device(device)
+    for dtype in (name for name in ("fp32", "tf32", "bf16", "fp16", "fp8") if name in device.dtypes):
+        if device.vendor == "AMD" and dtype == "fp32":
+            continue  # runs on the matrix units of tf32
+        shapes = [(2048, 4096, 8192), (32_768, 1024, 1024), (32_768, 8192, 4096)]
+        ops = [Gemm(dtype=dtype, m=m, n=n, k=k, pass_={"bwd": "dgrad"}.get(pass_, pass_)) for m, n, k in shapes]
+        ops += [
+            Attention(dtype=dtype, batch=2, heads=16, kv_heads=16, seq_q=n, seq_kv=n, head_dim=128, pass_=pass_)
+            for n in (1024, 4096, 16_384)
+        ]
+        times = KernelModel.load().times(device, ops)
+        for op, time_s, known in zip(ops, times.time_s, times.provenance, strict=True):
+            assert known == "measured" or time_s >= op.flops / device.peak.flops_per_s(dtype) * (1 - 1e-4), (dtype, op)
+
+
+@pytest.mark.parametrize("device", ["V100-SXM2-32GB", "A100", "H100", "GB200", "MI300X", "TPU-v4", "TPU-v6e", "Gaudi2"])
+def test_scores_left_out_by_a_mask_cost_nothing(device):
+    device = catalog.device(device)
+    dtype = "bf16" if "bf16" in device.dtypes else "fp16"
+    shape = {"dtype": dtype, "heads": 32, "kv_heads": 8, "head_dim": 128}
+    for batch, n, pass_ in itertools.product((1, 4), (1024, 8192), ("fwd", "bwd")):
+        both = [
+            Attention(batch=batch, seq_q=n, seq_kv=n, causal=causal, pass_=pass_, **shape) for causal in (True, False)
+        ]
+        causal_s, full_s = KernelModel.load().times(device, both).time_s
+        assert causal_s <= full_s * (1 + 1e-6), (both[0], causal_s / full_s)

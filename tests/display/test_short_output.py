@@ -35,7 +35,7 @@ def packages(of: ModuleType = pm) -> Iterator[ModuleType]:
 
 def public_dataclasses() -> list[type]:
     """All that packages offer."""
-    offered = (getattr(p, name) for p in packages() for name in {*vars(p), *getattr(p, "_HOME", {})})
+    offered = (getattr(p, name) for p in packages() for name in {*vars(p), *dir(p)})
     classes = {one for one in offered if isinstance(one, type) and dataclasses.is_dataclass(one)}
     return sorted(
         (one for one in classes if one.__module__.startswith("perfmodel.")), key=lambda c: (c.__module__, c.__name__)

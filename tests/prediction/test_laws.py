@@ -178,8 +178,17 @@ def test_overlap_never_hurts(case: Case, zero: int) -> None:
 def test_overlap_never_hurts_under_any_schedule(case: Case, schedule: str, zero: int) -> None:
     """But for a hundredth: gathers ahead of their use and reductions queue on one stream."""
     alike = case.laid(schedule=schedule, pp=max(case.layout.pp, 2), zero=zero)
-    for name in ("overlap_grad_reduce", "overlap_param_gather"):
+    for name in ("overlap_grad_reduce", "overlap_param_gather", "tp_overlap"):
         assert_between(alike.laid(**{name: True}), alike.laid(**{name: False}), least=0.99)
+
+
+@some(8)
+@given(cases(), st.sampled_from(["dualpipe", "dualpipe-v"]))
+def test_pairs_of_longer_passes_take_longer_and_ring_steps_none(case: Case, schedule: str) -> None:
+    """One host issues both passes of a pair, whatever hides behind them."""
+    pair = case.laid(schedule=schedule, pp=max(case.layout.pp, 2), vpp=1)
+    assert_between(pair, pair.laid(micro_batch=2 * case.layout.micro_batch), most=2.05)
+    assert_between(pair.laid(tp_overlap=True), pair.laid(tp_overlap=False))
 
 
 @some(8)

@@ -1,6 +1,7 @@
 """The gradient of the step time by event against finite differences."""
 
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import pytest
@@ -76,3 +77,19 @@ def test_layouts_whose_blocks_differ_do_not_share_them():
             times_s = {layout: event_shares(problem, layout).step_time_s for layout in order}
             assert [times_s[split], times_s[whole]] == alone
             assert evaluate(problem, [split, whole]).step_time_s == pytest.approx(alone)
+
+
+def test_layouts_composed_together_take_what_each_takes_alone():
+    model, cluster = catalog.model("gpt3-6.7b"), catalog.cluster("dgx-a100")
+    problem = step_problem(model, cluster, Job(global_batch=32, seq_len=2048))
+    choices = product((1, 2, 4), (0, 2, 3), ("1f1b", "zb-h1", "pipedream"), ("none", "full"))
+    layouts = [
+        Layout(tp=2, pp=4, dp=2, micro_batch=size, zero=zero, schedule=schedule, recompute=recompute)
+        for size, zero, schedule, recompute in choices
+    ]
+    programs = [bundle.program for bundle in bundles(problem, layouts)]
+    assert len({program.alike for program in programs}) < len(programs)
+    together_s = evaluate(problem, layouts).step_time_s
+    for layout, step_s in zip(layouts, together_s, strict=True):
+        with Session():
+            assert evaluate(problem, [layout]).step_time_s == pytest.approx(step_s, rel=1e-5)

@@ -10,6 +10,7 @@ ROOT = Path(perfmodel.__file__).parent
 CACHED = {
     "catalog._clusters._catalog": "files of the package",
     "spec._documented.documented": "source of the package",
+    "spec._notation.schedule_name": "words",
     "catalog._devices._catalog": "files of the package",
     "catalog._frameworks._files": "files of the package",
     "catalog._frameworks._names": "files of the package",

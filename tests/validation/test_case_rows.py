@@ -142,6 +142,12 @@ def test_deepspeed_is_the_framework_whose_zero_a_row_runs():
     assert read_case(row | {"dp": 8 // ROW["tp"]}).framework.label == "deepspeed@2024"
 
 
+def test_on_gaudi_megatron_deepspeed_is_habanas():
+    row = ROW | {"framework": "megatron-deepspeed@2023", "device": "Gaudi2", "dtype": "bf16"}
+    assert read_case(row).framework.label == "megatron-deepspeed-gaudi@2023"
+    assert read_case(row | {"device": "A100-SXM4-80GB"}).framework.label == "megatron-deepspeed@2023"
+
+
 def test_adapters_that_notes_tell():
     said = ("", False, 0), ("LoRA", True, 0), ("fine-tuning: lora", True, 0), ("LoRA rank 16 on attention", True, 16)
     for notes, frozen, rank in said:

@@ -125,6 +125,19 @@ def test_modules_for_further_tokens_may_share_their_weights():
     assert held - sum(block.params * n for block, n in blocks(plain, JOB, Shard())) == added
 
 
+def test_an_adapter_has_its_input_gathered_in_16_bits():
+    job = replace(JOB, seq_len=64, dtype="fp8", fp8_recipe="delayed", frozen=True)
+
+    def gathered(rank):
+        shard = Shard(tp=2, sequence_parallel=True)
+        layers = blocks(SMALL, replace(job, adapter_rank=rank), shard)
+        layer = next(b for b, _ in layers if b.name == "attention_layer")
+        return [one.bytes for one in layer.forward_comm if one.collective == "all_gather"]
+
+    plain, shared = gathered(0), gathered(16)
+    assert shared == [2 * plain[0], *plain[1:]]  # of what follows attention nothing but the product takes the input
+
+
 @pytest.mark.parametrize(
     ("dtype", "recipe", "share"), [("bf16", "", 1.0), ("fp8", "current", 0.5), ("fp4", "nvfp4", 9 / 32)]
 )

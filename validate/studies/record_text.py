@@ -40,9 +40,14 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any] | None, live: di
         "alone, that InternEvo all-reduces gradients and its attention is of before FlashAttention-2; the element type "
         "of gradients of Megatron-LM in fp16, of torch's FSDP and of llm-foundry; that OneFlow's collectives share the "
         "kernels' stream with tensor parallelism; that heads of BERT see masked tokens alone outside PyTorch; which of "
-        "TensorFlow's operators are not fused; the host's time per expert of grouped products; and that of what a row "
-        "leaves open those count that more likely than not fit. Errors are relative to the measured time; width: the "
-        "interval's upper end over its lower, the median of the runs.",
+        "TensorFlow's operators are not fused; the host's time per expert of grouped products; that rows whose recipe "
+        "says so attend in 8 bits; the element type in which Transformer Engine adds up partial attention, and that an "
+        "adapter's input is gathered in 16 bits; that CUDA graphs are open where a row says nothing of its launch; "
+        "what Habana's fork of Megatron-DeepSpeed sets, and that Gaudi 2's products reach what a search found; "
+        "that servers' attention also fills caches and training's does not, and how long FlashAttention-2 takes, by "
+        "its authors' figures (on runs outside the record); and "
+        "that of what a row leaves open those count that more likely than not fit. Errors are relative to the "
+        "measured time; width: the interval's upper end over its lower, the median of the runs.",
         "## Step time of published runs",
         _steps(record),
         "## Means over sources",

@@ -4,7 +4,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,9 @@ from perfmodel.cost.learn._parameters import LAYERED, Parameters, residual
 from perfmodel.cost.learn._recipe import Recipe
 from perfmodel.ingest.tables import write_bytes
 from perfmodel.ops import FAMILIES
+
+_SMALL: Final = nnx.initializers.normal(0.01)
+"""One object, so that graphs of equal networks are equal."""
 
 
 class Residual(nnx.Module):
@@ -27,7 +30,7 @@ class Residual(nnx.Module):
         self.first = nnx.Linear(inputs, first, rngs=rngs)
         self.second = nnx.Linear(first, second, rngs=rngs)
         self.third = nnx.Linear(second, third, rngs=rngs)
-        self.out = nnx.Linear(third, 1, kernel_init=nnx.initializers.normal(0.01), rngs=rngs)
+        self.out = nnx.Linear(third, 1, kernel_init=_SMALL, rngs=rngs)
         self.stacks = nnx.Param(0.3 * rngs.params.normal((stacks, recipe.stack_size)))
         for index, axis in enumerate(axes):
             nodes = int((axis.high - axis.low) * axis.nodes_per_doubling) + 2

@@ -1,6 +1,7 @@
 """Training one regressor: deterministic batches, cosine schedule, early stopping, checkpoints."""
 
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from jaxtyping import Float64
+from jaxtyping import Float32, Float64
 
 from perfmodel.cost.learn._base import Base
 from perfmodel.cost.learn._kinds import KindCode, machine_of, one_hot, shape_with_flags
@@ -108,26 +109,10 @@ def train(
     if start is not None:
         model.start_from(start)
     graph, state = nnx.split(model)
-    rate = recipe.learning_rate * (1.0 if start is None else 1.0 / 3.0)
-    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, max(1, steps // 40), steps, 1e-5)
-    optimiser = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=recipe.weight_decay))
+    form = family, graph, recipe.weight_decay
+    rates = learning_rates(recipe.learning_rate * (1.0 if start is None else 1.0 / 3.0), steps)
     device_frozen = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), frozen)
-
-    def log_times(state: Any, batch: Design) -> Any:
-        model = nnx.merge(graph, state)
-        kernel = batch.log_base + model(family, device_frozen, batch.z, batch.positions, batch.stack)
-        return join_floor(jnp, kernel, batch.log_floor)
-
-    @jax.jit
-    def step(state: Any, moments: Any, batch: Design) -> tuple[Any, Any]:
-        def loss(state: Any) -> Any:
-            return jnp.mean(percentage_loss(log_times(state, batch) - batch.log_time))
-
-        updates, moments = optimiser.update(jax.grad(loss)(state), moments, state)
-        return optax.apply_updates(state, updates), moments
-
-    evaluate = jax.jit(lambda state, batch: jnp.mean(jnp.abs(log_times(state, batch) - batch.log_time)))
-    moments = optimiser.init(state)
+    moments = _optimiser(recipe.weight_decay).init(state)
     probability = sampling_weights(base, fit_on, samples.stack, recipe.rows_per_stack)
     batch_size = min(recipe.batch, max(8, len(fit_on)))
     every = max(1, steps // 40)
@@ -141,9 +126,10 @@ def train(
             chunk = np.random.default_rng([seed, now - now % every])
             order = chunk.choice(fit_on, every * batch_size, p=probability)
         at = (now % every) * batch_size
-        state, moments = step(state, moments, _rows(design, order[at : at + batch_size]))
+        batch = _rows(design, order[at : at + batch_size])
+        state, moments = _step(form, device_frozen, rates[now], state, moments, batch)
         if (now + 1) % every == 0 or now + 1 == steps:
-            error = float(evaluate(state, checked)) if checked is not None else float("nan")
+            error = float(_error(form, device_frozen, state, checked)) if checked is not None else float("nan")
             gained = checked is None or error < run.best_error
             run = run.after(now + 1, error, gained)
             best = state if gained else best
@@ -154,6 +140,49 @@ def train(
             if run.waited >= recipe.patience:
                 break
     return to_numpy(nnx.merge(graph, best).arrays(frozen))
+
+
+def learning_rates(peak: float, steps: int) -> Float32[np.ndarray, " steps"]:
+    """Of every step: rising over the first fortieth, then falling by half a cosine to 1e-5 (SGDR, arXiv 1608.03983,
+    equation 5, without restarts)."""
+    step, rising = np.arange(steps), max(1, steps // 40)
+    falling = 0.5 * (1 + np.cos(np.pi * np.clip((step - rising) / max(1, steps - rising), 0, 1)))
+    return np.where(step < rising, peak * step / rising, 1e-5 + (peak - 1e-5) * falling).astype(np.float32)
+
+
+Form = tuple[str, Any, float]
+"""Family, graph of the network and weight decay: with the arrays' shapes all that a compiled step depends on, so that
+all trainings of a regressor share one."""
+
+
+def _optimiser(weight_decay: float) -> optax.GradientTransformation:
+    """AdamW without its learning rate, on clipped gradients."""
+    return optax.chain(
+        optax.clip_by_global_norm(1.0), optax.scale_by_adam(), optax.add_decayed_weights(weight_decay)
+    )  # fmt: skip
+
+
+def _log_times(form: Form, frozen: Parameters, state: Any, batch: Design) -> Any:
+    family, graph, _ = form
+    kernel = batch.log_base + nnx.merge(graph, state)(family, frozen, batch.z, batch.positions, batch.stack)
+    return join_floor(jnp, kernel, batch.log_floor)
+
+
+@partial(jax.jit, static_argnums=0)
+def _step(form: Form, frozen: Parameters, rate: Any, state: Any, moments: Any, batch: Design) -> tuple[Any, Any]:
+    """Weights and moments after one more batch."""
+
+    def loss(state: Any) -> Any:
+        return jnp.mean(percentage_loss(_log_times(form, frozen, state, batch) - batch.log_time))
+
+    updates, moments = _optimiser(form[2]).update(jax.grad(loss)(state), moments, state)
+    return optax.apply_updates(state, jax.tree.map(lambda u: -rate * u, updates)), moments
+
+
+@partial(jax.jit, static_argnums=0)
+def _error(form: Form, frozen: Parameters, state: Any, batch: Design) -> Any:
+    """Mean absolute error of log times."""
+    return jnp.mean(jnp.abs(_log_times(form, frozen, state, batch) - batch.log_time))
 
 
 def train_members(

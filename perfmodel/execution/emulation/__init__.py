@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from perfmodel.execution._lazy import lazy_names
+from perfmodel._lazy import lazy_names
 
 if TYPE_CHECKING:
     from perfmodel.execution.emulation._classes import Classes as Classes

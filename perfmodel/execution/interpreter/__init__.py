@@ -18,6 +18,5 @@ from perfmodel.execution.interpreter._training import as_mini_batches as as_mini
 from perfmodel.execution.interpreter._training import teacher_data as teacher_data
 from perfmodel.execution.interpreter._training import train as train
 from perfmodel.execution.interpreter._training import training_curve as training_curve
-from perfmodel.execution.interpreter._training import update_times as update_times
 
 shorten_reprs(__name__)

@@ -18,8 +18,6 @@ from perfmodel.planning.layouts._pareto import pareto as pareto
 from perfmodel.planning.layouts._quantities import MILLION as MILLION
 from perfmodel.planning.layouts._quantities import NAMES as QUANTITIES
 from perfmodel.planning.layouts._quantities import Tariff as Tariff
-from perfmodel.planning.layouts._question import METHODS as METHODS
-from perfmodel.planning.layouts._question import ORDERS as ORDERS
 from perfmodel.planning.layouts._question import Progress as Progress
 from perfmodel.planning.layouts._question import Question as Question
 from perfmodel.planning.layouts._question import SearchOptions as SearchOptions
@@ -32,7 +30,6 @@ from perfmodel.planning.layouts._robust import square_root as square_root
 from perfmodel.planning.layouts._search import BestLayout as BestLayout
 from perfmodel.planning.layouts._search import fastest as fastest
 from perfmodel.planning.layouts._search import search as search
-from perfmodel.planning.layouts._space import OPTIONS as OPTIONS
 from perfmodel.planning.layouts._space import SearchSpace as SearchSpace
 from perfmodel.planning.layouts._space import default_space as default_space
 from perfmodel.planning.layouts._space import restrict as restrict

@@ -12,6 +12,7 @@ from perfmodel.planning.layouts._objective import Goal
 from perfmodel.planning.layouts._question import Progress
 from perfmodel.planning.optimise import (
     PartitionResult,
+    choose_method,
     partition_bound_s,
     partition_stages,
     relaxed_partitions,
@@ -25,8 +26,6 @@ MOST_ON_KINDS: Final = 16
 """The same on nodes of several kinds, where the cut decides more."""
 WORTH: Final = 1e-3
 """Share of the best value that a bound must promise."""
-EXACT_WINS: Final = "contiguous stages are solved exactly in milliseconds; a relaxation comes close and proves nothing"
-"""Why cuts are not relaxed unless asked for (`validate/optimise.md`)."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ def improve(
         nothing = "no layout among the best has pipeline stages that could gain by being cut unevenly"
         return Improved("enumerate", f"{enumerated}; {nothing}, as a lower bound over all cuts says")
     how = ", ".join(dict.fromkeys(improvement.how for improvement in improvements))
-    asked = "asked for" if method == "relax" else EXACT_WINS
+    asked = "asked for" if method == "relax" else choose_method(contiguous=True).why
     why = f"{enumerated}; then stages of {len(improvements)} of {len(promising)} promising layouts cut anew: {asked}"
     return Improved(f"enumerate, {how}", why, tuple(improvements))
 

@@ -8,6 +8,9 @@ from perfmodel.planning.optimise._bandwidth import bandwidth_problem as bandwidt
 from perfmodel.planning.optimise._bandwidth import split_bandwidth as split_bandwidth
 from perfmodel.planning.optimise._buckets import BucketResult as BucketResult
 from perfmodel.planning.optimise._buckets import size_buckets as size_buckets
+from perfmodel.planning.optimise._choose import Chosen as Chosen
+from perfmodel.planning.optimise._choose import choose_method as choose_method
+from perfmodel.planning.optimise._choose import refine as refine
 from perfmodel.planning.optimise._contiguous import Cuts as Cuts
 from perfmodel.planning.optimise._contiguous import NothingFitsError as NothingFitsError
 from perfmodel.planning.optimise._contiguous import least_critical_path as least_critical_path
@@ -27,7 +30,6 @@ from perfmodel.planning.optimise._partition import partition_bound_s as partitio
 from perfmodel.planning.optimise._partition import partition_stages as partition_stages
 from perfmodel.planning.optimise._partition import spread_bound_s as spread_bound_s
 from perfmodel.planning.optimise._pipeline import Certificate as Certificate
-from perfmodel.planning.optimise._refine import refine as refine
 from perfmodel.planning.optimise._relax import Relaxation as Relaxation
 from perfmodel.planning.optimise._relax import Relaxed as Relaxed
 from perfmodel.planning.optimise._relax import relax as relax

@@ -21,7 +21,6 @@ from perfmodel.prediction import (
     durations,
     prepared,
     segment_sizes,
-    with_segments,
 )
 from perfmodel.spec import Layout
 from perfmodel.timeline import makespan, makespan_lanes
@@ -79,7 +78,7 @@ class _Grouping:
     """All groupings of a layout's layers into a number of buckets per stage: one structure."""
 
     def __init__(self, problem: StepProblem, bundle: Bundle, buckets: int) -> None:
-        self._problem, self._bundle = problem, replace(bundle, spec=replace(bundle.spec, segments=buckets))
+        self._problem, self._bundle = problem, bundle
         before, layers, after = by_layer(bundle.tables[0].pairs)
         prefix = np.concatenate([np.zeros_like(layers[:1]), np.cumsum(layers, axis=0)])
         whole = bundle.counts.sum(axis=1)
@@ -89,7 +88,7 @@ class _Grouping:
         ends = [int(np.flatnonzero((prefix == at).all(axis=1))[0]) for at in np.cumsum(whole, axis=0)]
         per_stage = np.diff([0, *ends]).tolist()
         self.equal: Sizes = tuple(tuple(segment_sizes(n, buckets).tolist()) for n in per_stage)
-        self.prepared = prepared(self._bundle.spec)
+        self.prepared = prepared(replace(bundle.spec, segments=buckets))
 
     def moves(self, at: Sizes) -> Iterable[Sizes]:
         """A layer from a bucket to the one beside it."""
@@ -104,4 +103,5 @@ class _Grouping:
 
     def durations(self, at: Sizes) -> Float[np.ndarray, " classes"]:
         """Seconds of the structure's classes, priced anew for these buckets."""
-        return durations(self._problem, with_segments(self._problem, self._bundle, at))[0]
+        divided = replace(self._bundle, program=self._bundle.program.with_segments(at))
+        return durations(self._problem, divided)[0]

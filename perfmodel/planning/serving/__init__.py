@@ -2,7 +2,6 @@
 
 from perfmodel.display import shorten_reprs
 from perfmodel.planning.serving._memory import ServingMemory as ServingMemory
-from perfmodel.planning.serving._request import WEIGHT_BYTES as WEIGHT_BYTES
 from perfmodel.planning.serving._request import Requests as Requests
 from perfmodel.planning.serving._request import ServingWords as ServingWords
 from perfmodel.planning.serving._request import serving_words as serving_words

@@ -12,8 +12,7 @@ from perfmodel.ops import Collective, Op
 from perfmodel.prediction._adjustment import factors_of
 from perfmodel.prediction._blocks import BlockTimes
 from perfmodel.prediction._communication import communication_events, event_entries, summed
-from perfmodel.prediction._compose import Bundle, bundle_passes, weighted_programs
-from perfmodel.prediction._durations import beside_in
+from perfmodel.prediction._compose import Bundle, weighted_programs
 from perfmodel.prediction._overlap import BlockEvents
 from perfmodel.prediction._phases import Variant, modes_of
 from perfmodel.prediction._price import priced_events, variant_times
@@ -59,7 +58,7 @@ def composed(
         for step, of_types in enumerate(steps)
         for part in zip(*map(weighted_programs, of_types), strict=True)
     ]
-    runs = [bundle_passes(problem, of_types[0]).runs for _, of_types, _ in parts]
+    runs = [of_types[0].program.passes.runs for _, of_types, _ in parts]
     lanes = list(dict.fromkeys((step, v) for (step, *_), of in zip(parts, runs, strict=True) for v in of))
     by_type = list(zip(problems, zip(*steps, strict=True), strict=True))
     shards: list[BlockTimes] = []
@@ -105,7 +104,7 @@ def composed(
     entry_price = np.concatenate(
         [begin + which for begin, (_, which) in zip(first[len(shards) : -1], between, strict=True)]
     )
-    phase_s = [one.overlapped_phase_s if variant[2] else one.phase_s
+    phase_s = [one.paired.phase_s if variant[2] else one.phase_s
                for one, (_, variant) in zip(shards, lanes * len(problems), strict=True)]  # fmt: skip
     shape = len(problems), len(knots), starts[-1]
     times = Times(
@@ -127,7 +126,7 @@ def composed(
         host_state_s=np.stack(
             [host_block_s(own.setting, layout, of_sizes[0].composed[0].events, spec) for own, of_sizes in by_type]
         ),
-        beside=_joined([beside_in(problem.setting, of_types[0].spec) for _, of_types, _ in parts], starts),
+        beside=_joined([of_types[0].program.beside for _, of_types, _ in parts], starts),
         scale=np.repeat([scales[step] for step in programs.steps], np.diff(starts)),
         overhead_s=np.float64(problem.host.step_overhead_s),
         host_units=np.array([unit.issue_s, unit.kernel_gap_s]),
@@ -187,7 +186,7 @@ def _between(
     layers: Int[np.ndarray, " stages"],
 ) -> tuple[tuple[Op, ...], *tuple[Int[np.ndarray, " entries"], ...]]:
     """Distinct events between blocks at all knots, and where each occurs: knot, class, and which it is."""
-    one, structure = bundle.composed[0], prepared(bundle.spec).structure
+    one, structure = bundle.composed[0].placed, bundle.program.structure
     spans = np.unique(structure.variants[:, 0]).tolist()
     index: dict[Op, int] = {}
     found = []
@@ -195,7 +194,7 @@ def _between(
     for at, n in enumerate(knots.tolist()):
         counts = cuts.alike(n, starts)
         events = communication_events(
-            one.ranks.layout, one.states, one.events, bundle.spec, spans, counts, problem.job, problem.cluster
+            one.ranks.layout, one.states, one.blocks, bundle.spec, spans, counts, problem.job, problem.cluster
         )
         classes, numbers = event_entries(structure, events)
         place = np.array([index.setdefault(op, len(index)) for op in events.ops], int)

@@ -111,7 +111,7 @@ class Programs:
 
         def of_lane(events: BlockEvents, time_s: Float[Array, " ops"]) -> tuple[Array, Array]:
             found = time_phases(events._replace(ring_steps=self.ring_steps, **none), time_s, issue_s, gap_s)
-            return found.phase_s, found.overlapped_phase_s
+            return found.phase_s, found.paired.phase_s
 
         plain_s, paired_s = jax.vmap(jax.vmap(of_lane))(tables.events, seconds[tables.event_price])
         phase_s = jnp.stack([(paired_s if beside else plain_s)[:, i] for i, (_, beside) in enumerate(self.lanes)])

@@ -11,7 +11,6 @@ from perfmodel.program.ir._cost import work as work
 from perfmodel.program.ir._function import Function as Function
 from perfmodel.program.ir._function import Module as Module
 from perfmodel.program.ir._function import Typing as Typing
-from perfmodel.program.ir._function import infer as infer
 from perfmodel.program.ir._function import instruction_devices as instruction_devices
 from perfmodel.program.ir._function import lower as lower
 from perfmodel.program.ir._gradient import gradient as gradient

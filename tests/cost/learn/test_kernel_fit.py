@@ -16,7 +16,7 @@ from perfmodel.cost.learn._fit import fit_regressor
 from perfmodel.cost.learn._kinds import KindCode
 from perfmodel.cost.learn._network import member
 from perfmodel.cost.learn._recipe import Stages
-from perfmodel.cost.learn._train import train, train_members
+from perfmodel.cost.learn._train import _step, train, train_members
 from perfmodel.errors import CalibrationError, TableError
 from perfmodel.ops import Gemm
 
@@ -106,6 +106,15 @@ def test_training_is_deterministic_and_resumes(tmp_path: Path) -> None:
     with pytest.raises(Stop):
         run(stop_half_way, path)
     np.testing.assert_array_equal(whole, run(checkpoint=path))
+
+
+def test_trainings_on_the_same_stacks_share_one_compiled_step() -> None:
+    samples = gather([gemm_table()], "gemm", (), figures_lookup())
+    code, base, at = KindCode.of(samples.rows.kinds), fit_base(samples), np.arange(len(samples))
+    start = train(samples, base, code, TINY, fit_on=at)
+    compiled = _step._cache_size()
+    train(samples, base, code, replace(TINY, learning_rate=1e-3), fit_on=at[5:], steps=10, start=start, seed=1)
+    assert _step._cache_size() == compiled
 
 
 def test_members_are_averaged_saved_and_resumed(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from perfmodel.planning.optimise import (
     Run,
     Shares,
     WholeShares,
+    choose_method,
     convex_bound,
     design_hardware,
     relax,
@@ -178,3 +179,12 @@ def test_other_optimisers_run_to_the_target(name: str) -> None:
     seconds, value = run_optimiser(name, chain_of_transfers(volume), best * 1.01, 20.0)
     assert value <= best * 1.01
     assert 0 < seconds < 20
+
+
+def test_methods_and_their_reasons() -> None:
+    assert choose_method(combinations=2000).method == "enumerate"
+    assert choose_method(contiguous=True).method == "dynamic programming"
+    assert choose_method(continuous=50).method == "relax"
+    assert choose_method(contiguous=True, continuous=50).method == "relax and descend"
+    assert choose_method(combinations=10**12).method == "relax and descend"
+    assert "2,000" in str(choose_method(combinations=2000))

@@ -11,7 +11,7 @@ from perfmodel import catalog
 from perfmodel.cost import EventTimes
 from perfmodel.execution._structure import placed
 from perfmodel.ops import Attention, Collective, Embedding, Gemm, MemoryBound, Op, OptimizerStep
-from perfmodel.prediction import Bundle, Site, StepProblem, bundle_events, bundle_passes, bundles
+from perfmodel.prediction import Bundle, Site, StepProblem, bundle_events, bundles
 from perfmodel.prediction._communication import event_entries
 from perfmodel.prediction._phases import PASS_KINDS, phase_counts
 from perfmodel.prediction._programs import prepared
@@ -114,7 +114,8 @@ def composed(layout: Layout, free: Collection[str] = (), model: Transformer = MO
     (bundle,) = bundles(problem, [layout])
     # programs have no norm of the gradient, for which a prediction lets the updates of all ranks wait, and are of one
     # step, where a prediction of a schedule without a flush is of a stream of them
-    return problem, replace(bundle, spec=replace(bundle.spec, grad_norm_barrier=False, steps=1))
+    spec = replace(bundle.spec, grad_norm_barrier=False, steps=1)
+    return problem, replace(bundle, program=bundle.program.with_spec(spec))
 
 
 # --- what programs of the IR do ---------------------------------------------------------------------
@@ -173,7 +174,7 @@ def exchanged(rank: int, op: Collective) -> Exchanged:
 def composed_passes(problem: StepProblem, bundle: Bundle) -> dict[Pass, Counter[Op]]:
     """Ops of every pass of the structure that is evaluated."""
     structure, slices = prepared(bundle.spec).structure, bundle.spec.scheduler.slices
-    blocks = bundle_passes(problem, bundle)
+    blocks = bundle.program.passes
     found: dict[Pass, Counter[Op]] = {}
     for device, number, micro_batch in zip(structure.device, structure.duration, structure.micro_batch, strict=True):
         kind = Kind(structure.class_kind[number])

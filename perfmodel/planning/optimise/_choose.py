@@ -1,0 +1,92 @@
+"""Which method is right for a space, in words; and uneven stages for a list of layouts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from perfmodel.errors import LayoutError
+from perfmodel.planning.optimise._partition import PartitionResult, partition_bound_s, partition_stages
+from perfmodel.prediction import StepProblem
+from perfmodel.spec import Layout
+
+Method = Literal["enumerate", "dynamic programming", "relax", "relax and descend"]
+ENUMERABLE: Final = 1_000_000
+"""Combinations that are evaluated one by one in seconds (all layouts of a space share few structures)."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A method and the reason for it."""
+
+    method: Method
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.method}: {self.why}"
+
+
+def choose_method(*, combinations: int = 1, contiguous: bool = False, continuous: int = 0) -> Chosen:
+    """The method for a space of `combinations` discrete choices and `continuous` real unknowns.
+
+    The rules are what `validate/optimise.md` measures: the relaxation is taken only where it wins.
+
+    Args:
+        combinations: discrete members, not counting ways to cut layers into stages.
+        contiguous: layers are cut into stages, one per rank.
+        continuous: real unknowns.
+    """
+    if continuous and (contiguous or combinations > 1):
+        return Chosen(
+            "relax and descend",
+            f"{continuous} continuous unknowns beside discrete ones: no exact solver covers both; cuts come from "
+            "dynamic programming and a relaxation, and every move gets continuous values of its own",
+        )
+    if continuous:
+        return Chosen(
+            "relax",
+            f"{continuous} continuous unknowns: the timeline's gradient costs little more than its value, whatever "
+            "their number",
+        )
+    if contiguous:
+        return Chosen(
+            "dynamic programming",
+            "contiguous stages are solved exactly in milliseconds; a relaxation comes close and proves nothing",
+        )
+    if combinations <= ENUMERABLE:
+        return Chosen("enumerate", f"{combinations:,} layouts can all be evaluated, which is exact")
+    return Chosen(
+        "relax and descend",
+        f"{combinations:,} combinations are too many to evaluate; relaxed, rounded and improved by single changes",
+    )
+
+
+def refine(
+    problem: StepProblem,
+    layouts: Sequence[Layout],
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[PartitionResult]:
+    """Uneven stages and recompute by stage for the best of some layouts, fastest first.
+
+    Every layout's bound over all its partitions is computed first (milliseconds); layouts are then partitioned in
+    the order of their bounds, until the next bound is no better than the best step found: none of those left out
+    can beat it.
+
+    Args:
+        problem: model, job, cluster and cost models.
+        layouts: such as the best of a search; those without a pipeline are passed over.
+        progress: called with (layouts partitioned, of how many).
+    """
+    bounds = {layout: partition_bound_s(problem, layout) for layout in dict.fromkeys(layouts)}
+    found: list[PartitionResult] = []
+    order = sorted((layout for layout in bounds if layout.pp > 1), key=bounds.__getitem__)
+    for done, layout in enumerate(order):
+        if found and bounds[layout] >= min(result.step_time_s for result in found):
+            break
+        try:
+            found.append(partition_stages(problem, layout))
+        except LayoutError:
+            continue  # nothing fits
+        if progress:
+            progress(done + 1, len(order))
+    return sorted(found, key=lambda result: result.step_time_s)
