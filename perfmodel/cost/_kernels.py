@@ -246,7 +246,9 @@ class KernelModel:
                 _move(out, at, np.minimum(twice - out.log_time[at], 0.0))
         else:
             narrow = (rows.dtypes == "fp8") & unnamed
-            whole = narrow & (family.gradients is not None) & (rows.columns.pass_ == "bwd")
+            # both gradients at once take as long as the two, of which each is bounded by itself
+            whole = (narrow | (unnamed & family.op.is_matmul)) & (rows.columns.pass_ == "bwd")
+            whole &= family.gradients is not None
             if len(at := np.flatnonzero(narrow & ~whole)):
                 _between(out, at, self._by_regressors(in_16_bits(rows.take(at)), query[at], asked, host_launch))
             if len(at := np.flatnonzero(whole)):
