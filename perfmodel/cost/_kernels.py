@@ -179,7 +179,7 @@ class KernelModel:
         at = [i for i, (op, measured) in enumerate(zip(ops, priced, strict=True)) if op is not measured]
         if at:
             own_s, measured_s = (roofline_seconds(device, [of[i] for i in at]) for of in (ops, priced))
-            least_s = np.array([ops[i].flops / device.peak.flops_per_s(ops[i].dtype) for i in at])
+            least_s = np.array([ops[i].flops / device.flops_per_s(ops[i].dtype) for i in at])
             found.log_time[at] = np.log(np.maximum(np.exp(found.log_time[at]) * own_s / measured_s, least_s))
             found.log_low[at], found.log_high[at] = found.log_time[at] - HALF_WIDTH, found.log_time[at] + HALF_WIDTH
             found.provenance[at] = _EXTRAPOLATED
@@ -246,7 +246,9 @@ class KernelModel:
                 _move(out, at, np.minimum(twice - out.log_time[at], 0.0))
         else:
             narrow = (rows.dtypes == "fp8") & unnamed
-            whole = narrow & (family.gradients is not None) & (rows.columns.pass_ == "bwd")
+            # both gradients at once take as long as the two, of which each is bounded by itself
+            whole = (narrow | (unnamed & family.op.is_matmul)) & (rows.columns.pass_ == "bwd")
+            whole &= family.gradients is not None
             if len(at := np.flatnonzero(narrow & ~whole)):
                 _between(out, at, self._by_regressors(in_16_bits(rows.take(at)), query[at], asked, host_launch))
             if len(at := np.flatnonzero(whole)):

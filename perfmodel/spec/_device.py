@@ -13,7 +13,7 @@ class PeakRates:
     fp64: float | None = None
     fp32: float | None = None
     tf32: float | None = None
-    """Matrix rate for fp32 storage (TF32 on NVIDIA, matrix fp32 on AMD)."""
+    """Matrix rate for fp32 storage (TF32 on NVIDIA, on AMD matrix fp32, from CDNA 3 on xf32)."""
     bf16: float | None = None
     fp16: float | None = None
     fp8: float | None = None
@@ -45,6 +45,9 @@ _FALLBACK = {
     "fp32": ("fp32",),
     "fp64": ("fp64", "fp32"),
 }
+
+
+_WHOLE_FP32 = ("CDNA1", "CDNA2")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +101,12 @@ class Device:
         dtype_bytes(dtype)
         if dtype not in self.dtypes:
             raise PerfModelError(f"device {self.name} has no {dtype}; choose a dtype among {', '.join(self.dtypes)}")
+
+    def flops_per_s(self, dtype: str) -> float:
+        """Peak of matrix products of `dtype` in FLOP/s (`PeakRates.flops_per_s`). Up to CDNA 2 AMD's matrix units take
+        fp32 as it is, twice as fast as its vector units (`PeakRates.tf32`); from CDNA 3 on that is a shorter type."""
+        whole = self.vendor == "AMD" and self.architecture in _WHOLE_FP32
+        return self.peak.flops_per_s("tf32" if dtype == "fp32" and whole else dtype)
 
     @property
     def scales_blocks(self) -> bool:

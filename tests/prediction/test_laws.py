@@ -259,7 +259,8 @@ def test_a_prediction_is_consistent(case: Case) -> None:
     assert sum(p.provenance.values()) == pytest.approx(1.0)
     tokens = p.global_batch * p.seq_len
     assert p.tokens_per_s_per_device * p.step_time_s * p.devices == pytest.approx(tokens, rel=1e-9)
-    assert p.mfu == pytest.approx(p.tflops_per_device * 1e12 / device.peak.flops_per_s(case.dtype), rel=1e-9)
+    if not case.cluster.kinds:  # else of the devices of all kinds that compute
+        assert p.mfu == pytest.approx(p.tflops_per_device * 1e12 / device.flops_per_s(case.dtype), rel=1e-9)
     assert 0 < p.mfu < 1
 
 

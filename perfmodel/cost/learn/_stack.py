@@ -38,10 +38,8 @@ class Figures:
 
     @classmethod
     def of(cls, device: Device) -> "Figures":
-        """Figures of a device; matrix fp32 units count for fp32 on AMD (MI100's nominal rate)."""
-        peaks = {name: device.peak.flops_per_s(name) for name in PEAK_NAMES}
-        if device.vendor == "AMD" and device.peak.tf32:
-            peaks["fp32"] = device.peak.tf32
+        """Figures of a device."""
+        peaks = {name: device.flops_per_s(name) for name in PEAK_NAMES}
         peaks["half"] = peaks.pop("bf16")
         return cls(device.name, device.vendor, device.architecture, device.memory_bandwidth_bytes_per_s,
                    float(device.compute_units), device.l2_bytes, device.clock_hz, peaks, device.die)  # fmt: skip

@@ -113,7 +113,7 @@ class Quantities:
             case "mfu":
                 self.step_problem.cluster.require_one_kind()
                 flops = step_flops(self.step_problem.model, self.step_problem.job).total
-                peak = self.step_problem.cluster.device.peak.flops_per_s(self.step_problem.job.dtype)
+                peak = self.step_problem.cluster.device.flops_per_s(self.step_problem.job.dtype)
                 return of(flops / peak) / (self.step_s * devices)
             case "cost":
                 price = self._needed("price_per_device_hour", "a price per device and hour", "--price (price=)")
