@@ -84,7 +84,7 @@ def _step_s(study: Study, conditions: Conditions, grad_reduce: GradReduce) -> fl
     """Step time of Chimera at the paper's choice where gradients are reduced in some way."""
     problem = problem_of(study, conditions)
     (bundle,) = bundles(problem, [layout_of(study, "chimera", *study.best["chimera"])])
-    bundle = replace(bundle, spec=replace(bundle.spec, grad_reduce=grad_reduce))
+    bundle = replace(bundle, program=bundle.program.with_spec(replace(bundle.spec, grad_reduce=grad_reduce)))
     return float(makespan_lanes(prepared(bundle.spec).compiled, durations_of(problem, bundle))[0])
 
 

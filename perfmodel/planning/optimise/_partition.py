@@ -119,8 +119,8 @@ def partition_stages(
     """The fastest contiguous partition of the layers into the layout's stages that fits into memory.
 
     One stage per rank: dynamic programming gives the exact front of sums against slowest stages, whose best are
-    evaluated by the schedule's timeline and improved by moving single layers. Several stages per rank: from the
-    even partition by moving layers alone.
+    evaluated by the schedule's timeline and improved by moving single layers or recomputing otherwise. Several stages
+    per rank: from the even partition by moving layers alone.
 
     On nodes of several kinds the order of the kinds is looked for too: as many stages stay on each as the layout has
     there (or as the cluster's order gives it).
@@ -159,6 +159,9 @@ def partition_stages(
                 near += [(sizes, exchanged), (_exchanged(sizes, a, b), exchanged)]
         if at.recompute in costs:
             yield from costs[at.recompute].layouts(at, near)
+            for base in bases:
+                if base.recompute != at.recompute:
+                    yield from costs[base.recompute].layouts(base, [(sizes, kinds)])
         else:
             yield from (at.replace(partition=other, kinds=on) for other, on in near)
 

@@ -69,7 +69,9 @@ JOBS = {
     "cached_tokens": st.just(0),  # of inference
     "adapter_rank": st.sampled_from([0, 0, 16]),
     "cuda_graphs": st.sampled_from(get_args(get_type_hints(Job)["cuda_graphs"])),
-} | {field.name: st.booleans() for field in fields(Job) if isinstance(field.default, bool)}
+} | {field.name: st.booleans() for field in fields(Job) if isinstance(field.default, bool)} | {
+    "fp8_attention": st.just(False),  # of products in 8 bits
+}
 
 
 @st.composite
@@ -152,7 +154,7 @@ def test_flags_that_change_what_is_reduced_change_the_bound(zero, schedule):
             assert bound_s[name, True] == bound_s[name, False]
     assert (step_s["all_reduce_gradients", True] > step_s["all_reduce_gradients", False]) == (zero == 1)
     once, each = step_s["whole_gradients_in_pipelines", True], step_s["whole_gradients_in_pipelines", False]
-    assert once <= each if zero == 2 else once == each
+    assert once <= each * (1 + 1e-12) if zero == 2 else once == pytest.approx(each, rel=1e-12)
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])

@@ -148,5 +148,5 @@ def test_command(capsys, tmp_path) -> None:
 
 def test_by_name() -> None:
     result = pm.whatif("gpt3-1.3b", "dgx-a100", "dp=8", ["compute_rate=2x"], global_batch=64)
-    assert -0.5 < result.change < -0.1
+    assert -0.5 < result.change < -0.05  # products at their power limit gain nothing
     assert result.to_dict()["settings"] == ["compute_rate=2x"]
