@@ -53,6 +53,7 @@ predicted before:
 
 - keys: torchtitan copies keys and values for every head of queries; compile: with `torch.compile` its loss and the sum
   of partial attention stay eager; cuDNN: its attention on Blackwell.
+- attention: FlashAttention-2 takes what its authors published, and training's kernels fill no cache.
 - pipelines: FSDP in torch's pipelines gathers and reduces once (`first` is after this mend); micro-batches: of 2024's
   torchtitan one per stage.
 - recompute, overlap, CUDA graph, batch: stated for the run after the first look (batches as the log prints them).
