@@ -53,25 +53,29 @@ FRAMEWORKS = [
     Framework(routing_forward_bookkeeping=50, routing_backward_bookkeeping=20),
 ]
 MOST_MICRO_BATCHES = 24
-JOBS = {
-    "global_batch": st.sampled_from([1, 16, 48]),
-    "seq_len": st.just(1024),
-    "dtype": st.sampled_from(["bf16", "fp16", "fp32"]),
-    "mode": st.sampled_from(["train", "train", "inference"]),
-    "grad_dtype": st.sampled_from(["fp32", "bf16"]),
-    "eager_kernels": st.sampled_from([(), ("norm", "attention_layout")]),
-    "optimizer": st.sampled_from(sorted(OPTIMIZERS)),
-    "recompute_modules": st.sampled_from([("core_attn",), ("layernorm", "mlp", "moe_act"), ("moe",)]),
-    "fp8_recipe": st.sampled_from(["", "delayed", "mxfp8"]),
-    "expert_dispatcher": st.sampled_from(get_args(get_type_hints(Job)["expert_dispatcher"])),
-    "expert_imbalance": st.sampled_from([1.0, 1.3]),
-    "expert_capacity_factor": st.sampled_from([None, None, 1.5]),
-    "cached_tokens": st.just(0),  # of inference
-    "adapter_rank": st.sampled_from([0, 0, 16]),
-    "cuda_graphs": st.sampled_from(get_args(get_type_hints(Job)["cuda_graphs"])),
-} | {field.name: st.booleans() for field in fields(Job) if isinstance(field.default, bool)} | {
-    "fp8_attention": st.just(False),  # of products in 8 bits
-}
+JOBS = (
+    {
+        "global_batch": st.sampled_from([1, 16, 48]),
+        "seq_len": st.just(1024),
+        "dtype": st.sampled_from(["bf16", "fp16", "fp32"]),
+        "mode": st.sampled_from(["train", "train", "inference"]),
+        "grad_dtype": st.sampled_from(["fp32", "bf16"]),
+        "eager_kernels": st.sampled_from([(), ("norm", "attention_layout")]),
+        "optimizer": st.sampled_from(sorted(OPTIMIZERS)),
+        "recompute_modules": st.sampled_from([("core_attn",), ("layernorm", "mlp", "moe_act"), ("moe",)]),
+        "fp8_recipe": st.sampled_from(["", "delayed", "mxfp8"]),
+        "expert_dispatcher": st.sampled_from(get_args(get_type_hints(Job)["expert_dispatcher"])),
+        "expert_imbalance": st.sampled_from([1.0, 1.3]),
+        "expert_capacity_factor": st.sampled_from([None, None, 1.5]),
+        "cached_tokens": st.just(0),  # of inference
+        "adapter_rank": st.sampled_from([0, 0, 16]),
+        "cuda_graphs": st.sampled_from(get_args(get_type_hints(Job)["cuda_graphs"])),
+    }
+    | {field.name: st.booleans() for field in fields(Job) if isinstance(field.default, bool)}
+    | {
+        "fp8_attention": st.just(False),  # of products in 8 bits
+    }
+)
 
 
 @st.composite
