@@ -173,9 +173,7 @@ class KernelModel:
         """Times of ops; in element types that nobody measured, at the share of the roofline that the nearest measured
         one reaches, or their nominal rate, and half to all of the time of the next wider one."""
         priced = [as_measured(device, op) for op in ops]
-        query = Query(Figures.of(device), None, software)
-        found = self._predict_ops(query, priced)
-        self._reach(device, query, priced, found)
+        found = self._predict_ops(Query(Figures.of(device), None, software), priced)
         at = [i for i, (op, measured) in enumerate(zip(ops, priced, strict=True)) if op is not measured]
         if at:
             own_s, measured_s = (roofline_seconds(device, [of[i] for i in at]) for of in (ops, priced))
@@ -188,19 +186,6 @@ class KernelModel:
             wide = self._predict_new(device, software, [wider(device, ops[i]) for i in unmeasured])
             _between(found, np.array(unmeasured), wide)
         return found
-
-    def _reach(self, device: Device, query: Query, ops: Sequence[KernelOp], found: Prediction) -> None:
-        """Products of a device that no table times take so much less that the best of them reaches what its best is
-        known to (`Device.reached_share`)."""
-        if device.reached_share is None:
-            return
-        for dtype in {op.dtype for op in ops if isinstance(op, Gemm)} & set(device.dtypes):
-            large = [Gemm(dtype=dtype, m=size, n=size, k=size) for size in _LARGE]
-            seconds = np.exp(self._predict_ops(query, large).log_time)
-            best = max(op.flops / s for op, s in zip(large, seconds.tolist(), strict=True))
-            at = [i for i, op in enumerate(ops) if isinstance(op, Gemm) and op.dtype == dtype]
-            known = device.reached_share * getattr(device.peak, dtype)
-            _move(found, np.array(at), np.full(len(at), min(0.0, float(np.log(best / known)))))
 
     def _predict_ops(self, query: Query, ops: Sequence[KernelOp]) -> Prediction:
         by_family: dict[str, list[int]] = {}
@@ -257,12 +242,33 @@ class KernelModel:
                 both = (self._predict(replace(asked, rows=p, query=of), every, host_launch=host_launch) for p in parts)
                 for total, values in zip(out, added(*both), strict=True):
                     total[at] = values
+            if family.op is Gemm:
+                self._reach(out, np.flatnonzero(unnamed & ~whole), rows, query, asked)
         bounded = unnamed & (out.provenance != _MEASURED) & (family.op.is_matmul or rows.family == "attention")
         for q in np.unique(query[bounded]):
             at = np.flatnonzero((query == q) & bounded)
             least = np.log(least_seconds(asked.queries[q].figures, rows.take(at)))
             _move(out, at, np.maximum(least - out.log_time[at], 0.0))
         return out
+
+    def _reach(
+        self, found: Prediction, at: np.ndarray, rows: Rows, query: Int64[np.ndarray, "n"], asked: TableQueries
+    ) -> None:
+        """Products at positions, of a device that no table times, take so much less that the best of them reaches what
+        its best is known to (`Device.reached_share`)."""
+        for q in np.unique(query[at]):
+            figures = asked.queries[q].figures
+            if figures.reached_share is None:
+                continue
+            plain = asked.queries[q]._replace(figures=replace(figures, reached_share=None))
+            of_query = at[query[at] == q]
+            for dtype in map(str, np.unique(rows.dtypes[of_query])):
+                large = [Gemm(dtype="bf16" if dtype == "half" else dtype, m=size, n=size, k=size) for size in _LARGE]
+                seconds = np.exp(self._predict_ops(plain, large).log_time)
+                best = max(op.flops / s for op, s in zip(large, seconds.tolist(), strict=True))
+                mine = of_query[rows.dtypes[of_query] == dtype]
+                factor = min(0.0, float(np.log(best / (figures.reached_share * figures.peak(dtype)))))
+                _move(found, mine, np.full(len(mine), factor))
 
     def _from_16_bits(
         self,

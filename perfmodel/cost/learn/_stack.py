@@ -32,6 +32,8 @@ class Figures:
     """FLOP/s by dtype class (`half` for fp16 and bf16)."""
     die: str = ""
     """As in `Device`."""
+    reached_share: float | None = None
+    """As in `Device`."""
 
     def __hash__(self) -> int:
         return hash((self.name, self.bandwidth, self.units, *self.peaks.values()))
@@ -42,7 +44,8 @@ class Figures:
         peaks = {name: device.flops_per_s(name) for name in PEAK_NAMES}
         peaks["half"] = peaks.pop("bf16")
         return cls(device.name, device.vendor, device.architecture, device.memory_bandwidth_bytes_per_s,
-                   float(device.compute_units), device.l2_bytes, device.clock_hz, peaks, device.die)  # fmt: skip
+                   float(device.compute_units), device.l2_bytes, device.clock_hz, peaks, device.die,
+                   device.reached_share)  # fmt: skip
 
     @property
     def nominal(self) -> "Figures":
