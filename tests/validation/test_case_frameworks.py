@@ -60,7 +60,7 @@ def words(row: dict[str, Any]) -> dict[str, Any]:
     recipe = {} if (stated := fp8_recipe_of(row)) is None else {"fp8_recipe": stated}
     dispatcher = {"expert_dispatcher": stated} if (stated := dispatcher_of(row)) else {}
     stated_of_job: dict[str, Any] = {"cuda_graphs": case.job.cuda_graphs} | preset.job
-    stated_of_job |= attention | recipe | dispatcher
+    stated_of_job |= attention | recipe | dispatcher | {"fp8_attention": case.job.fp8_attention}
     job = case.framework.job(
         case.model, case.cluster.device, global_batch=case.job.global_batch, seq_len=case.job.seq_len,
         dtype=case.job.dtype, frozen=case.job.frozen, adapter_rank=case.job.adapter_rank, **stated_of_job,
