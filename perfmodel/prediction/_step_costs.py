@@ -13,14 +13,13 @@ from perfmodel.program import WHOLE, Kind, ProgramSpec, Structure
 from perfmodel.spec import Layout
 from perfmodel.workload import parameter_count
 
-_BACKWARD = (Kind.BACKWARD, Kind.BACKWARD_INPUT)
 _NEXT = {
-    Kind.GRAD_REDUCE: (_BACKWARD, -1),
+    Kind.GRAD_REDUCE: ((Kind.BACKWARD, Kind.BACKWARD_WEIGHT), -1),
     Kind.PARAM_GATHER: ((Kind.FORWARD,), -1),
-    Kind.PARAM_GATHER_BACKWARD: (_BACKWARD, 1),
+    Kind.PARAM_GATHER_BACKWARD: ((Kind.BACKWARD, Kind.BACKWARD_INPUT), 1),
 }
-"""Passes beside a reduction or gather, and in which segment: a segment's gradients are reduced while the one before it
-runs backward, its weights are gathered while the one before it in that order computes."""
+"""Passes beside a reduction or gather, and in which segment: a segment's gradients are reduced while those of the one
+before it are computed, its weights are gathered while the one before it in that order computes."""
 
 
 class Beside(NamedTuple):
