@@ -22,6 +22,8 @@ from perfmodel.catalog._recipes import plain_fp8 as plain_fp8
 from perfmodel.catalog._recipes import recipe as recipe
 from perfmodel.catalog._toml import checked as checked
 from perfmodel.catalog._toml import checked_fields as checked_fields
+from perfmodel.catalog._words import DEVICES_PER_NODE as DEVICES_PER_NODE
+from perfmodel.catalog._words import NVL72_DEVICES as NVL72_DEVICES
 from perfmodel.catalog._words import cluster_for as cluster_for
 from perfmodel.catalog._words import compute_network as compute_network
 from perfmodel.catalog._words import states_rate as states_rate
