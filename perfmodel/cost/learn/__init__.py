@@ -6,6 +6,7 @@ from perfmodel.cost.learn._collective_physics import collective_time as collecti
 from perfmodel.cost.learn._collective_physics import least_volume as least_volume
 from perfmodel.cost.learn._collective_price import CollectivePrices as CollectivePrices
 from perfmodel.cost.learn._collective_price import Groups as Groups
+from perfmodel.cost.learn._collective_price import Priced as Priced
 from perfmodel.cost.learn._collective_price import Request as CollectiveRequest
 from perfmodel.cost.learn._collective_price import predict_rows as predict_collective_rows
 from perfmodel.cost.learn._collective_price import rising as rising
@@ -30,6 +31,7 @@ from perfmodel.cost.learn._gradients import added as added
 from perfmodel.cost.learn._gradients import gradient_products as gradient_products
 from perfmodel.cost.learn._intervals import absolute_percent as absolute_percent
 from perfmodel.cost.learn._moe_alltoall import KINDS as MOE_KINDS
+from perfmodel.cost.learn._moe_alltoall import MoeRows as MoeRows
 from perfmodel.cost.learn._moe_alltoall import moe_rows as moe_rows
 from perfmodel.cost.learn._moe_alltoall import predict_moe as predict_moe
 from perfmodel.cost.learn._parameters import Inputs as Inputs
@@ -37,9 +39,9 @@ from perfmodel.cost.learn._parameters import Parameters as Parameters
 from perfmodel.cost.learn._parameters import power_join as power_join
 from perfmodel.cost.learn._parameters import predict_log_time as predict_log_time
 from perfmodel.cost.learn._queries import PROVENANCE as PROVENANCE
+from perfmodel.cost.learn._queries import Asked as Asked
 from perfmodel.cost.learn._queries import Prediction as Prediction
 from perfmodel.cost.learn._queries import Query as Query
-from perfmodel.cost.learn._queries import TableQueries as TableQueries
 from perfmodel.cost.learn._queries import kernel_physics as kernel_physics
 from perfmodel.cost.learn._queries import table_rows as table_rows
 from perfmodel.cost.learn._recipe import Recipe as Recipe
