@@ -87,9 +87,11 @@ def test_what_is_not_known_to_be_limited_is_not() -> None:
 
 
 @pytest.mark.parametrize(("name", "power_w", "dtype", "size", "measured"), [
-    ("A100-SXM4-80GB", None, "bf16", 8192, 257e12), ("H200", None, "fp8", 8192, 1269e12),
-    ("H200", None, "fp8", 16384, 1305e12), ("GB200", None, "fp8", 8192, 2782e12), ("GB200", None, "fp8", 16384, 2820e12),
-    ("GB300", None, "fp8", 8192, 3286e12), ("GB300", None, "fp8", 16384, 3309e12), ("GB300", 500.0, "bf16", 8192, 617e12),
+    ("A100-SXM4-80GB", None, "bf16", 8192, 257e12),
+    ("H200", None, "fp8", 8192, 1269e12), ("H200", None, "fp8", 16384, 1305e12),
+    ("GB200", None, "fp8", 8192, 2782e12), ("GB200", None, "fp8", 16384, 2820e12),
+    ("GB300", None, "fp8", 8192, 3286e12), ("GB300", None, "fp8", 16384, 3309e12),
+    ("GB300", 500.0, "bf16", 8192, 617e12),
 ])  # fmt: skip
 def test_published_rates_under_load(name: str, power_w: float | None, dtype: str, size: int, measured: float) -> None:
     """thonking.ai, 2024 (A100); Azure AI benchmarking guide, 10,000 products before, random operands (H200, to which
