@@ -8,8 +8,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64
 
-from perfmodel.cost.learn import Figures, Rows, device_name, kernel_physics, rows_from_ops, table_rows
-from perfmodel.cost.learn import power_join as power_join
+from perfmodel.cost.learn import Figures, Rows, device_name, kernel_physics, power_join, rows_from_ops, table_rows
 from perfmodel.ingest.tables import relabel
 from perfmodel.ops import FAMILIES, KernelOp, vector_rate
 from perfmodel.spec import Device

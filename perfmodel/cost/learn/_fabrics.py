@@ -295,13 +295,16 @@ def canonical_device(name: str) -> str:
 
 
 @lru_cache(maxsize=512)
-def die_of(device: str) -> str:
-    """The die of a device of the catalog, or its name where it is a part of none."""
+def names_of_parts(device: str) -> tuple[str, ...]:
+    """Names that parts drive their links alike under, nearest first: those of the device's die with memory as fast
+    (which collectives read and write), then all of its die; its own name where it is a part of none."""
     try:
         found = catalog_device(device)
     except UnknownNameError:
-        return device
-    return found.die or found.name
+        return (device,)
+    if not found.die:
+        return (found.name,)
+    return f"{found.die}@{found.memory_bandwidth_bytes_per_s / 1e9:g}GB/s", found.die
 
 
 @lru_cache(maxsize=512)
