@@ -70,4 +70,4 @@ if TYPE_CHECKING:
     from perfmodel.viz import gantt, write_gantt, write_trace
 
 
-__getattr__, __dir__ = lazy_names(__name__, __file__)
+__getattr__, __dir__ = lazy_names(__name__)

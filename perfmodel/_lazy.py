@@ -4,21 +4,17 @@ import ast
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 
-def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """`__getattr__` and `__dir__` of a package whose names are those that it imports `if TYPE_CHECKING`: each comes
     from its module on first use, so that a process imports what it uses alone.
-
-    Args:
-        package: whose names they are.
-        file: where its `__init__` is.
     """
+    spec: Any = sys.modules[package].__spec__
     home = {
         alias.asname or alias.name: (node.module or "", alias.name)
-        for block in ast.parse(Path(file).read_text("utf-8")).body
+        for block in ast.parse(spec.loader.get_source(package)).body
         if isinstance(block, ast.If)
         for node in block.body
         if isinstance(node, ast.ImportFrom)

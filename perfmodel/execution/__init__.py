@@ -22,4 +22,4 @@ if TYPE_CHECKING:
     from perfmodel.execution._structure import ProgramStructure, program_structure
 
 # on first use: a rank of an emulated world, whose memory and start are the script's, needs no JAX
-__getattr__, __dir__ = lazy_names(__name__, __file__)
+__getattr__, __dir__ = lazy_names(__name__)

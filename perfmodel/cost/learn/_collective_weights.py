@@ -138,17 +138,6 @@ class Scope(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MeasuredSeries:
-    """A measured series and the rank counts that it was measured at."""
-
-    key: SeriesKey
-    ranks: tuple[int, ...]
-    """Inside one node."""
-    ranks_between: tuple[int, ...]
-    """Over several nodes."""
-
-
-@dataclass(frozen=True)
 class MoeWeights:
     """Mixture-of-experts exchanges."""
 
@@ -178,16 +167,9 @@ class CollectiveWeights:
     """JSON values: rows, what was replaced and set aside."""
 
     @property
-    def series(self) -> tuple[MeasuredSeries, ...]:
+    def series(self) -> tuple[SeriesKey, ...]:
         """The measured series."""
-        found = []
-        for key, places in self.curves.items():
-            if isinstance(key, SeriesKey):
-                inside, between = (
-                    tuple(sorted({int(n) for n, r in places if (n > r) == outside})) for outside in (False, True)
-                )
-                found.append(MeasuredSeries(key, inside, between))
-        return tuple(found)
+        return tuple(key for key in self.curves if isinstance(key, SeriesKey))
 
     @staticmethod
     def usual_keys(fabric: Fabric, kind: str, between: bool, level: int) -> tuple[FabricKey | LinksKey, ...]:

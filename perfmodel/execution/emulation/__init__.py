@@ -18,4 +18,4 @@ if TYPE_CHECKING:
     from perfmodel.execution.emulation._spans import iteration, measured_trace, typical
 
 # on first use: a rank's process, whose memory and start are the script's, imports next to nothing of this
-__getattr__, __dir__ = lazy_names(__name__, __file__)
+__getattr__, __dir__ = lazy_names(__name__)

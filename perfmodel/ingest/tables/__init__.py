@@ -10,10 +10,11 @@ from perfmodel.ingest.tables._atomic import (
     write_text,
 )
 from perfmodel.ingest.tables._columns import factorise, groups_of, hashed, number, relabel, text
-from perfmodel.ingest.tables._run_columns import NEEDED_OF_RUNS, RUN_COLUMNS
 from perfmodel.ingest.tables._tables import (
     COLUMNS,
+    NEEDED_OF_RUNS,
     REQUIRED,
+    RUN_COLUMNS,
     TableKind,
     read_table,
     require_whole_rows,
