@@ -102,6 +102,7 @@ from perfmodel.prediction._sensitivity import StepDerivatives as StepDerivatives
 from perfmodel.prediction._sensitivity import derivatives_towards as derivatives_towards
 from perfmodel.prediction._sensitivity import event_shares as event_shares
 from perfmodel.prediction._sensitivity import step_derivatives as step_derivatives
+from perfmodel.prediction._shard import shard_blocks as shard_blocks
 from perfmodel.prediction._shard import shard_events as shard_events
 from perfmodel.prediction._site import COMPILED as COMPILED
 from perfmodel.prediction._site import EAGER as EAGER
