@@ -12,35 +12,6 @@ from perfmodel._lazy import lazy_names
 
 __version__ = "0.1.0"
 
-_NAMES = {
-    "spec": "Cluster Device Job Layout Mlp ConvNet Framework NetworkLevel PeakRates Problem Transformer",
-    "errors": "PerfModelError",
-    "catalog": "cluster clusters device devices framework frameworks model models problem",
-    "ingest": "detect_format read_measurements read_profile read_trace",
-    "ingest.tables": "read_table",
-    "measure": "read_plan run_plan write_plan",
-    "session": "Session",
-    "cost.learn": "fit",
-    "planning.serving": "Serving serve serve_sweep",
-    "prediction": "Prediction predict Site compare_schedules explain step_problem",
-    "prediction.differentiable": "step_time_function",
-    "planning.what_if": "whatif",
-    "calibration": "EndToEnd Run calibrate_end_to_end calibrate_model explain_profile fit_profile model_plan "
-    "plan_report",
-    "ingest.launch": "Launch export_launch read_launch",
-    "importers": "OpTable read_onnx read_sharded trace trace_program",
-    "schedule": "get_schedule read_schedule require_valid schedule_facts",
-    "planning.layouts": "SearchResult search pareto ask SearchOptions SearchSpace Tariff default_space restrict",
-    "planning.optimise": "partition",
-    "planning.compare_clusters": "ClusterComparison compare_clusters",
-    "planning.goodput": "Reliability",
-    "planning.decision": "DecisionReport report",
-    "planning.design": "devices_for memory_to_fit overtake rank_upgrades",
-    "validation": "CalibrationReport calibration_report read_runs validate_cases validate_kernels",
-    "viz": "gantt write_gantt write_trace",
-}
-"""Public names by the module that has them."""
-
 if TYPE_CHECKING:
     from perfmodel.calibration import (
         EndToEnd,
@@ -99,9 +70,4 @@ if TYPE_CHECKING:
     from perfmodel.viz import gantt, write_gantt, write_trace
 
 
-__getattr__ = lazy_names(__name__, _NAMES, {"fit": "fit_calibration"})
-
-
-def __dir__() -> list[str]:
-    """The public names, and nothing that happens to be imported."""
-    return sorted(["__doc__", "__version__", *" ".join(_NAMES.values()).split()])
+__getattr__, __dir__ = lazy_names(__name__)

@@ -1,29 +1,31 @@
 """Names of a package that come from their modules on first use."""
 
+import ast
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
-from types import MappingProxyType
 from typing import Any
 
 
-def lazy_names(
-    package: str, modules: Mapping[str, str], renamed: Mapping[str, str] = MappingProxyType({})
-) -> Callable[[str], Any]:
-    """A package's `__getattr__`: each name from the module that `modules` lists it for, in words separated by spaces,
-    so that a process imports what it uses alone.
-
-    Args:
-        package: whose names they are.
-        modules: below it -> names.
-        renamed: names that are others in their modules.
+def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a package whose names are those that it imports `if TYPE_CHECKING`: each comes
+    from its module on first use, so that a process imports what it uses alone.
     """
-    home = {name: module for module, names in modules.items() for name in names.split()}
+    spec: Any = sys.modules[package].__spec__
+    home = {
+        alias.asname or alias.name: (node.module or "", alias.name)
+        for block in ast.parse(spec.loader.get_source(package)).body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
 
     def found(name: str) -> Any:
         if name not in home:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{package}.{home[name]}"), renamed.get(name, name))
+        module, own = home[name]
+        value = getattr(import_module(module), own)
         setattr(sys.modules[package], name, value)
         if isinstance(value, type):
             from perfmodel.display import shorten_reprs
@@ -31,4 +33,8 @@ def lazy_names(
             shorten_reprs(package)
         return value
 
-    return found
+    def names() -> list[str]:
+        own = vars(sys.modules[package])
+        return sorted([*(name for name in ("__doc__", "__version__") if name in own), *home])
+
+    return found, names

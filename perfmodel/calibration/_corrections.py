@@ -107,17 +107,17 @@ def _links(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
     seen = list(_observed_links(problem, sides))
     if not seen:
         return
-    ops = [op for op, _, _ in seen]
+    ops = [op for op, *_ in seen]
     seconds = priced_events(problem, ops).time_s
     empty = priced_events(problem, [replace(op, bytes=1.0) for op in ops]).time_s
     share = np.minimum(empty / seconds, 1.0)
-    measured_s = np.array([each for _, each, _ in seen])
+    measured_s, sds = (np.array([each[i] for each in seen]) for i in (1, 3))
     names = sorted({name for op in ops for name in factors_of(op)})
     alpha, beta = (np.array([names.index(factors_of(op)[i]) for op in ops]) for i in (0, 1))
 
     def residuals(x: Float[np.ndarray, " parameters"]) -> Float[np.ndarray, " residuals"]:
         predicted_s = seconds * (share * np.exp(x[alpha]) + (1 - share) * np.exp(x[beta]))
-        return np.concatenate([np.log(predicted_s / measured_s) / _LINK_NOISE, x / _LINK_PRIOR])
+        return np.concatenate([np.log(predicted_s / measured_s) / sds, x / _LINK_PRIOR])
 
     fitted = least_squares(residuals, np.full(len(names), float(np.median(np.log(measured_s / seconds)))))
     sd = np.sqrt(np.diag(np.linalg.inv(fitted.jac.T @ fitted.jac)))
@@ -129,9 +129,10 @@ def _links(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
         )  # fmt: skip
 
 
-def _observed_links(problem: StepProblem, sides: SideBySide) -> Iterator[tuple[Collective, float, float]]:
-    """Collectives, seconds of one and calls per device and step. Those of unknown size are taken to be the predicted
-    ones of their kind (of any kind, where no name tells it), all longer by one factor."""
+def _observed_links(problem: StepProblem, sides: SideBySide) -> Iterator[tuple[Collective, float, float, float]]:
+    """Collectives, seconds of one, calls per device and step, and the standard error of the log of the seconds: where
+    systems hold up some calls for milliseconds, few calls say little of their mean. Those of unknown size are taken to
+    be the predicted ones of their kind (of any kind, where no name tells it), all longer by one factor."""
     predicted = {event_key(op): op for op in _predicted_collectives(sides)}
     per_node = problem.cluster.levels[0].size
     unsized: dict[str, float] = defaultdict(float)
@@ -145,13 +146,20 @@ def _observed_links(problem: StepProblem, sides: SideBySide) -> Iterator[tuple[C
             unsized[call.family] += taken_s
     per = sides.steps * max(len({call.device for call in sides.calls}), 1)
     for of_key in timed.values():
-        yield of_key[0][0], float(np.mean([s for _, s in of_key])), len(of_key) / per
+        taken = np.array([s for _, s in of_key])
+        mean_s = float(taken.mean())
+        yield (
+            of_key[0][0],
+            mean_s,
+            len(of_key) / per,
+            float(np.hypot(_LINK_NOISE, taken.std() / mean_s / sqrt(len(taken)))),
+        )
     for kind, total_s in unsized.items():
         alike = [t for t in sides.events.values() if isinstance(t.op, Collective) and kind in ("", t.family)]
         factor = total_s / per / max(sum(t.predicted_s for t in alike), 1e-300)
         for total in alike:
             if isinstance(total.op, Collective) and total.predicted_calls > 0 and factor > 0:
-                yield total.op, total.predicted_s / total.predicted_calls * factor, total.predicted_calls
+                yield total.op, total.predicted_s / total.predicted_calls * factor, total.predicted_calls, _LINK_NOISE
 
 
 def _predicted_collectives(sides: SideBySide) -> list[Collective]:
@@ -255,7 +263,7 @@ def _contention(problem: StepProblem, layout: Layout, profile: Profile, sides: S
             beside_s += sum(over_s for _, over_s in beside[key])
     per = sides.steps * profile.devices
     if beside_s / per > LEAST_SHARE * sides.predicted_step_s:
-        loss = min(max(extra_s / beside_s - beside_loss(problem, layout), 0.0), 1.0)
+        loss = min(max(extra_s / beside_s - beside_loss(problem), 0.0), 1.0)
         yield Correction(name="dp_overlap_loss", value=loss, sd=0.05, seconds=beside_s / per, calls=0.0)
 
 

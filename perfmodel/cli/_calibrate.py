@@ -15,6 +15,7 @@ from perfmodel.cli import _for_decision
 from perfmodel.cli._emit import emit
 from perfmodel.cli._flags import add_json, add_problem, layout_of, problem_of
 from perfmodel.cli._job_file import add_job_file
+from perfmodel.cli._launch import lacking
 from perfmodel.cli._remaining import Remaining, remaining
 from perfmodel.errors import CalibrationError, PerfModelError
 
@@ -148,9 +149,8 @@ def _plan(arguments: argparse.Namespace) -> "tuple[Plan, dict[str, Any] | None]"
         raise PerfModelError("calibrate: give --plan FILE, or --model, --cluster, --layouts and --global-batch")
     if arguments.plan is not None:
         return measure.read_plan(arguments.plan), None
-    for name in ("cluster", "layouts", "global_batch"):
-        if not getattr(arguments, name):
-            raise PerfModelError(f"calibrate: --model needs --{name.replace('_', '-')} too")
+    if flags := lacking(arguments, "cluster", "layouts", "global_batch"):
+        raise PerfModelError(f"calibrate: --model needs {flags} too")
     from perfmodel.calibration import model_plan  # pyright: ignore[reportMissingImports]
 
     problem = problem_of(arguments)
@@ -168,10 +168,17 @@ def _plan(arguments: argparse.Namespace) -> "tuple[Plan, dict[str, Any] | None]"
 def _dry_run(arguments: argparse.Namespace, plan: "Plan") -> dict[str, Any]:
     from perfmodel import measure
 
+    left, rows = _left(arguments, plan)
+    return {**measure.summary(left), "rows_kept": rows - len(left)}
+
+
+def _left(arguments: argparse.Namespace, plan: "Plan") -> "tuple[list[Any], int]":
+    """What is to be measured still, and how many rows the plan has."""
+    from perfmodel import measure
+
     estimates = measure.estimate_plan(plan, arguments.backend, lambda points: guess_s(plan.device, points))
     kept = measure.kept_rows(plan, arguments.out) if arguments.out else {}
-    left = [estimate for estimate in estimates if estimate.key not in kept]
-    return {**measure.summary(left), "rows_kept": len(estimates) - len(left)}
+    return [estimate for estimate in estimates if estimate.key not in kept], len(estimates)
 
 
 def _measure(arguments: argparse.Namespace, plan: "Plan", launch: "Launch | None") -> list[dict[str, Any]]:
@@ -184,13 +191,11 @@ def _measure(arguments: argparse.Namespace, plan: "Plan", launch: "Launch | None
                 read_nccl_tests=_read_nccl_tests, agents=agents,
             )  # fmt: skip
 
-    estimates = measure.estimate_plan(plan, arguments.backend, lambda points: guess_s(plan.device, points))
-    kept = measure.kept_rows(plan, arguments.out)
-    left = [estimate for estimate in estimates if estimate.key not in kept]
-    if len(left) < len(estimates):
-        print(f"{len(estimates) - len(left)} of {len(estimates)} rows are measured already", file=sys.stderr)
+    left, rows = _left(arguments, plan)
+    if len(left) < rows:
+        print(f"{rows - len(left)} of {rows} rows are measured already", file=sys.stderr)
     try:
-        with _terminable(), remaining(measure.RemainingTime(left), len(estimates)) as bar:
+        with _terminable(), remaining(measure.RemainingTime(left), rows) as bar:
             written = cards(bar)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(

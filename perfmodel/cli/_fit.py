@@ -10,6 +10,7 @@ from perfmodel.cli._emit import emit
 from perfmodel.cli._explain import add_profile
 from perfmodel.cli._flags import add_json, add_problem, problem_of
 from perfmodel.cli._job_file import add_job_file
+from perfmodel.cli._launch import flags_of, lacking
 from perfmodel.display import Report, progress
 from perfmodel.errors import PerfModelError
 from perfmodel.units import duration, figure
@@ -103,13 +104,11 @@ def _check(arguments: argparse.Namespace) -> None:
         raise PerfModelError(
             "fit: --profile goes without TABLEs, --runs, --sites and --family; fit in two steps, --base"
         )
-    lacking = [name for name in ("model", "cluster", "global_batch", "layout") if getattr(arguments, name) is None]
-    if arguments.profile and lacking:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in lacking)
+    if arguments.profile and (flags := lacking(arguments, "model", "cluster", "global_batch", "layout")):
         raise PerfModelError(f"fit: --profile needs {flags} (or --from FILE, or JOB.toml): what was it that ran?")
     job = next((flag for flag in ("model", "layout", "step_time") if getattr(arguments, flag) is not None), "")
     if job and not arguments.profile:
-        raise PerfModelError(f"fit: --{job.replace('_', '-')} belongs to --profile FILE...; give both or neither")
+        raise PerfModelError(f"fit: {flags_of([job])} belongs to --profile FILE...; give both or neither")
     if arguments.step_time is not None and not 0 < arguments.step_time < inf:
         raise PerfModelError(f"fit: --step-time must be seconds above 0, got {arguments.step_time}")
     if arguments.sites and (arguments.runs or arguments.base or arguments.family or not arguments.tables):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.cli._emit import emit
 from perfmodel.cli._flags import add_calibration, job_flags, problem_of
+from perfmodel.cli._launch import flags_of, lacking
 from perfmodel.cli._search import add_space, space_of
 from perfmodel.display import progress
 from perfmodel.errors import PerfModelError
@@ -53,9 +54,8 @@ def asked(arguments: argparse.Namespace) -> bool:
     """
     wrong = [name for name in (_NOT_OWN if arguments.for_decision else _OWN) if name in arguments.given]
     if wrong:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
         how = "goes without" if arguments.for_decision else "is needed with"
-        raise PerfModelError(f"calibrate: --for-decision {how} {flags}")
+        raise PerfModelError(f"calibrate: --for-decision {how} {flags_of(wrong)}")
     return arguments.for_decision
 
 
@@ -74,9 +74,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _problem(arguments: argparse.Namespace) -> Problem:
-    lacking = [name for name in ("model", "cluster", "global_batch") if not getattr(arguments, name)]
-    if lacking:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in lacking)
+    if flags := lacking(arguments, "model", "cluster", "global_batch"):
         raise PerfModelError(f"calibrate: --for-decision needs {flags} too")
     if isinstance(arguments.global_batch, list) and len(arguments.global_batch) > 1:
         raise PerfModelError("calibrate: --for-decision is of one global batch; give one as --global-batch")

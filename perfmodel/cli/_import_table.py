@@ -1,4 +1,5 @@
-"""`perfmodel import`: files of benchmarks and profilers to measurement tables and traces."""
+"""`perfmodel import`: files of benchmarks and profilers to measurement tables and traces; the links that
+collectives ran over, which such files do not tell."""
 
 import argparse
 from pathlib import Path
@@ -6,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._emit import reporting
 from perfmodel.cli._flags import add_json
-from perfmodel.errors import PerfModelError, TableError, UnknownNameError
+from perfmodel.errors import PerfModelError, TableError
 from perfmodel.units import duration
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from perfmodel.spec import Cluster
 
 
 def add_command(commands: Any) -> None:
@@ -49,7 +52,6 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         PerfModelError: nothing to write, files that the readers refuse, or no row for a table that was asked for.
     """
     from perfmodel import ingest
-    from perfmodel.cli._links import links_of
 
     if not (arguments.out or arguments.timeline):
         raise PerfModelError("import: nothing to write; give --out TABLE (rows) or --timeline FILE (trace)")
@@ -60,12 +62,12 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             device=arguments.device, ranks=arguments.ranks, ranks_per_node=arguments.ranks_per_node,
             collective=arguments.collective,
         )  # fmt: skip
-        links = links_of(arguments.cluster, arguments.interconnect)
+        interconnect, cluster = _links(arguments)
         found = ingest.import_measurements(format, arguments.files, options)
-        tables = _tables(arguments, found)
+        tables = found.tables(arguments.kind, arguments.files[0])
         if "collective" in tables:
-            tables["collective"] = links.applied(tables["collective"], arguments.files[0])
-            report["set_aside"] = links.set_aside(tables["collective"])
+            tables["collective"] = _over(interconnect, cluster, tables["collective"], arguments.files[0])
+            report["set_aside"] = _set_aside(tables["collective"])
         report |= found.to_dict() | {"tables": _write_tables(arguments.out, tables)}
         report["written"] += [table["file"] for table in report["tables"]]
     if arguments.timeline:
@@ -91,22 +93,70 @@ def show(report: dict[str, Any]) -> None:
         print(f"wrote {report['written'][-1]}")
 
 
-def _tables(arguments: argparse.Namespace, found: Any) -> "dict[str, pd.DataFrame]":
-    """The tables to write, by kind.
+def _links(arguments: argparse.Namespace) -> "tuple[str, Cluster | None]":
+    """The links as the `interconnect` column of tables holds them, empty where nothing was said; and the cluster.
 
     Raises:
-        TableError: if there is no row for them.
+        PerfModelError: both are given, or the cluster is unknown.
     """
-    tables: dict[str, pd.DataFrame] = {"compute": found.kernels, "collective": found.collectives}
-    if arguments.kind:
-        if arguments.kind not in tables:
-            raise UnknownNameError("kind of table", arguments.kind, tables)
-        tables = {arguments.kind: tables[arguments.kind]}
-    tables = {kind: table for kind, table in tables.items() if len(table)}
-    if not tables:
-        reasons = "; ".join(f"{reason} ({count})" for reason, count in list(found.skipped.items())[:3])
-        raise TableError(f"{arguments.files[0]}: no row for a table in it{f': {reasons}' if reasons else ''}")
-    return tables
+    from perfmodel import catalog
+    from perfmodel.cost import interconnect_of
+
+    if arguments.cluster is None:
+        return arguments.interconnect.strip(), None
+    if arguments.interconnect:
+        raise PerfModelError("import: --cluster names the links already; give it or --interconnect, not both")
+    found = catalog.cluster(arguments.cluster)
+    return interconnect_of(found), found
+
+
+def _over(interconnect: str, cluster: "Cluster | None", table: "pd.DataFrame", file: Path) -> "pd.DataFrame":
+    """A table of collectives with its links.
+
+    Raises:
+        TableError: nothing was said, an interconnect of unknown links, or a cluster of other devices.
+    """
+    from perfmodel.cost.learn import is_known
+
+    if not interconnect:
+        raise TableError(
+            f"{file}: collectives, and nothing says over which links they ran; name them with --cluster NAME or "
+            "--interconnect 'NVLink3 + InfiniBand HDR' (or take the kernels alone: --kind compute)"
+        )
+    table = table.assign(interconnect=interconnect)
+    if cluster is not None:
+        table = _on(cluster, table, file)
+    for device in sorted(set(table["device"])):
+        if not any(is_known(interconnect, device, between) for between in (False, True)):
+            raise TableError(
+                f"{file}: interconnect {interconnect!r} names no known link; name one, as "
+                "'NVLink3 + InfiniBand HDR', 'PCIe4' or 'RoCE@50GB/s', or give --cluster"
+            )
+    return table
+
+
+def _on(cluster: "Cluster", table: "pd.DataFrame", file: Path) -> "pd.DataFrame":
+    """With the device, and ranks per node where the file is silent, as the cluster has them."""
+    from perfmodel.cost.learn import device_name
+
+    own = cluster.device.name
+    others = sorted({name for name in table["device"] if name and device_name(name) != own})
+    if others:
+        raise TableError(
+            f"{file}: ranks on {', '.join(others)}, not on {own} of {cluster.name}; give another --cluster, or --device"
+        )
+    packed = table["num_ranks"].clip(upper=cluster.devices_per_node)
+    per_node = table["ranks_per_node"].fillna(packed) if "ranks_per_node" in table.columns else packed
+    nodes = -(-table["num_ranks"] // per_node)
+    return table.assign(device=own, ranks_per_node=per_node.astype("Int64"), num_nodes=nodes.astype("Int64"))
+
+
+def _set_aside(table: "pd.DataFrame") -> dict[str, int]:
+    """Why rows will not be fitted -> how many."""
+    from perfmodel.cost.learn import collective_rows, counted, set_aside
+
+    rows = collective_rows(table)
+    return counted(rows, set_aside(rows))
 
 
 def _write_tables(out: Path, tables: "dict[str, pd.DataFrame]") -> list[dict[str, Any]]:

@@ -1,8 +1,9 @@
-"""`perfmodel init`: a job file to begin with."""
+"""`perfmodel init`: a job file to begin with; `perfmodel samples`: small files of every kind that commands read."""
 
 import argparse
 import textwrap
 from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,16 +39,27 @@ _SECTIONS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
 """Tables with what they are about, and the values that are not left at their defaults."""
 
 
-def add_command(commands: Any) -> None:
-    """Register the command."""
+def add_init(commands: Any) -> None:
+    """Register `init`."""
     command: argparse.ArgumentParser = commands.add_parser("init", help="write a commented job file to begin with")
     command.add_argument("file", nargs="?", type=Path, default=Path("job.toml"), metavar="FILE", help="job.toml")
     command.add_argument("--force", action="store_true", help="replace the file if it is there")
     add_json(command)
-    command.set_defaults(run=_execute)
+    command.set_defaults(run=_init)
 
 
-def _execute(arguments: argparse.Namespace) -> int:
+def add_samples(commands: Any) -> None:
+    """Register `samples`."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "samples", help="write small files of every kind, with a command to try each on"
+    )
+    command.add_argument("folder", type=Path, metavar="DIR", help="where they go")
+    command.add_argument("--force", action="store_true", help="replace files that are there")
+    add_json(command)
+    command.set_defaults(run=_samples)
+
+
+def _init(arguments: argparse.Namespace) -> int:
     from perfmodel.cli import _show
     from perfmodel.ingest.tables import write_text
 
@@ -57,6 +69,33 @@ def _execute(arguments: argparse.Namespace) -> int:
     refuse_existing([path], arguments.force)
     write_text(path, job_text(path.name))
     emit(arguments, {"written": [str(path)]}, lambda: _show.written([str(path)]))
+    return 0
+
+
+def samples() -> dict[str, str]:
+    """The files by name."""
+    shipped = files("perfmodel.cli") / "samples"
+    texts = {one.name: one.read_text("utf-8") for one in shipped.iterdir() if one.is_file()}
+    return dict(sorted((texts | {"job.toml": job_text("job.toml")}).items()))
+
+
+def _samples(arguments: argparse.Namespace) -> int:
+    from perfmodel.ingest.tables import write_text
+
+    folder: Path = arguments.folder
+    if folder.exists() and not folder.is_dir():
+        raise PerfModelError(f"{folder}: is a file, not a folder; give another DIR")
+    paths = {folder / name: text for name, text in samples().items()}
+    refuse_existing(list(paths), arguments.force)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, text in paths.items():
+        write_text(path, text)
+
+    def show() -> None:
+        print((folder / "README.md").read_text("utf-8"), end="")
+        print(f"\nwrote {len(paths)} files to {folder}")
+
+    emit(arguments, {"written": [str(path) for path in paths]}, show)
     return 0
 
 

@@ -32,6 +32,16 @@ def require(command: argparse._ActionsContainer, *needed: str) -> None:
     command.set_defaults(needed=(*(command.get_default("needed") or ()), *needed))
 
 
+def flags_of(names: Iterable[str]) -> str:
+    """Names of arguments as a command line has them, in one line."""
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names)
+
+
+def lacking(arguments: argparse.Namespace, *names: str) -> str:
+    """Those of the flags that neither the command line nor a file gives; empty where all are given."""
+    return flags_of(name for name in names if getattr(arguments, name) in (None, [], ""))
+
+
 def complete(arguments: argparse.Namespace) -> None:
     """Fill in what the launch file of `--from` says, say what it assumes and what it does not understand, and require
     the rest.
@@ -44,15 +54,15 @@ def complete(arguments: argparse.Namespace) -> None:
         missing = _fill(arguments)
     if arguments.command == "emulate" and arguments.world_size is None:
         arguments.world_size = Layout.parse(arguments.layout).devices if arguments.layout else arguments.devices
-    lacking = [name for name in getattr(arguments, "needed", ()) if getattr(arguments, name) in (None, [])]
+    needed: tuple[str, ...] = getattr(arguments, "needed", ())
     if arguments.command == "search" and arguments.program:  # says its model and batch itself
-        lacking = [name for name in lacking if name == "cluster"]
+        needed = ("cluster",)
     if arguments.command == "report" and (arguments.tables or (arguments.calibration and arguments.model is None)):
-        lacking = []  # of a calibration, which needs no job
-    if lacking and missing:
+        needed = ()  # of a calibration, which needs no job
+    flags = lacking(arguments, *needed)
+    if flags and missing:
         raise LaunchFileError(f"{arguments.launch_file}: {'; '.join(missing)}")
-    if lacking:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in lacking)
+    if flags:
         raise PerfModelError(
             f"{arguments.command}: the following arguments are required: {flags}; see 'perfmodel {arguments.command} "
             "--help'"

@@ -25,7 +25,6 @@ from perfmodel.cli import (
     _programs,
     _report,
     _run,
-    _samples,
     _schedules,
     _search,
     _serve,
@@ -35,7 +34,7 @@ from perfmodel.cli import (
 from perfmodel.cli._examples import epilog
 
 _COMMANDS: Final = (
-    _init.add_command,
+    _init.add_init,
     _predict.add_predict,
     _search.add_command,
     _report.add_command,
@@ -58,7 +57,7 @@ _COMMANDS: Final = (
     _compare.add_command,
     _emulate.add_command,
     _catalog.add_command,
-    _samples.add_command,
+    _init.add_samples,
     _doctor.add_command,
 )
 """In the order of --help, `completion` after them; each sets `run`, which takes the arguments and returns the exit

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from perfmodel.cli import _plot_data
 from perfmodel.cli._emit import reporting
 from perfmodel.cli._flags import add_calibration, add_job, add_json, add_layout
-from perfmodel.cli._predict import note_layout
+from perfmodel.cli._predict import note_layout, with_timeline
 from perfmodel.cli._schedule_facts import add_pipeline, facts_and_drawings
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _draw(arguments: argparse.Namespace) -> "tuple[Figure, list[Prediction]]":
     wide: dict[str, Any] = {} if arguments.width is None else {"width": arguments.width}
     if arguments.kind in _OF_A_STEP:
         draw = {"gantt": viz.gantt, "memory": viz.draw_memory, "links": viz.draw_link_utilisation}[arguments.kind]
-        step = _plot_data.step(arguments)
+        step = with_timeline(arguments)
         return draw(step, **wide), [step]
     if arguments.kind == "breakdown":
         layouts = _plot_data.layouts_of_degrees(arguments)

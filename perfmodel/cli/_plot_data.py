@@ -28,19 +28,11 @@ def step_problem(arguments: argparse.Namespace) -> "StepProblem":
     return prediction.step_problem_of(problem_of(arguments), arguments.calibration)
 
 
-def step(arguments: argparse.Namespace) -> "Prediction":
-    """One layout with its timeline."""
-    problem = step_problem(arguments)
-    layout = layout_of(arguments, arguments.layout, problem.model)
-    require_measured(arguments, problem, layout)
-    return _explained(problem, layout, arguments.devices, True)
-
-
-def _explained(problem: "StepProblem", layout: Layout, devices: int | None, timeline: bool) -> "Prediction":
+def _explained(problem: "StepProblem", layout: Layout, devices: int | None) -> "Prediction":
     from perfmodel.prediction import check_layout, explain
 
     check_layout(problem.model, problem.cluster, problem.job, layout, devices)
-    return explain(problem, layout, timeline=timeline)
+    return explain(problem, layout)
 
 
 def layouts_of_degrees(arguments: argparse.Namespace) -> "list[Prediction]":
@@ -52,7 +44,7 @@ def layouts_of_degrees(arguments: argparse.Namespace) -> "list[Prediction]":
         named = [layout_of(arguments, text, problem.model) for text in arguments.layouts.split(";") if text.strip()]
         for layout in named:
             require_measured(arguments, problem, layout)
-        return [_explained(problem, layout, arguments.devices, False) for layout in named]
+        return [_explained(problem, layout, arguments.devices) for layout in named]
     refuse_strict(arguments, "plot breakdown")
     if arguments.devices is None:
         raise PerfModelError(
@@ -122,7 +114,7 @@ def curves(arguments: argparse.Namespace) -> "tuple[list[Curve], Prediction]":
         for done, settings in enumerate(sweeps):
             report(settings[0].name, done, len(sweeps))
             found.append(sweep(problem, layout, scenario, settings))
-    return found, _explained(problem, layout, arguments.devices, False)
+    return found, _explained(problem, layout, arguments.devices)
 
 
 def bubbles(arguments: argparse.Namespace) -> "list[ScheduleFacts]":

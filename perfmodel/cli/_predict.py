@@ -66,6 +66,13 @@ def predicted(arguments: argparse.Namespace, layout: Layout | None = None, *, ti
     )
 
 
+def with_timeline(arguments: argparse.Namespace) -> "Prediction":
+    """The prediction that the flags ask for, with its timeline; says what of the layout was assumed."""
+    from perfmodel import catalog
+
+    return predicted(arguments, layout_of(arguments, arguments.layout, catalog.model(arguments.model)), timeline=True)
+
+
 def note_layout(prediction: "Prediction") -> None:
     """Say on stderr what a picture does not show: that the layout does not fit, or runs as something else."""
     layout = prediction.layout
@@ -110,9 +117,7 @@ def _timeline(arguments: argparse.Namespace) -> int:
     detail = {"every_rank": arguments.every_rank, "every_pass": arguments.every_pass}
     if any(detail.values()) and not arguments.out:
         raise PerfModelError("timeline: --every-rank and --every-pass are for traces; give --out FILE")
-    from perfmodel import catalog
-
-    result = predicted(arguments, layout_of(arguments, arguments.layout, catalog.model(arguments.model)), timeline=True)
+    result = with_timeline(arguments)
     note_layout(result)
     written = write_pictures(result, arguments.out, arguments.png, arguments.html, **detail)
     emit(arguments, result.to_dict() | {"written": written}, lambda: _show.written(written))

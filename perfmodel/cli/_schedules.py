@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.cli._emit import note, reporting
 from perfmodel.cli._flags import add_dtype, add_framework, add_json, framework_of, layout_of
 from perfmodel.cli._job_file import add_job_file
-from perfmodel.cli._launch import add_from, job_fields
+from perfmodel.cli._launch import add_from, job_fields, lacking
 from perfmodel.cli._schedule_facts import (
     add_pipeline,
     facts_and_drawings,
@@ -17,7 +17,7 @@ from perfmodel.cli._schedule_facts import (
     uniform_times,
 )
 from perfmodel.errors import PerfModelError
-from perfmodel.spec import Device, Framework, Job, Model
+from perfmodel.spec import Layout, Problem
 from perfmodel.units import GIB, duration, figure
 
 if TYPE_CHECKING:
@@ -161,22 +161,17 @@ def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
 def _predicted(arguments: argparse.Namespace) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from perfmodel import catalog
-    from perfmodel.prediction import chimera_closed_form, compare_schedules, step_problem
+    from perfmodel.prediction import chimera_closed_form, compare_schedules, step_problem_of
 
-    _require_job(arguments)
-    model, cluster = catalog.model(arguments.model), catalog.cluster(arguments.cluster)
-    framework = framework_of(arguments)
-    job = _job(arguments, framework, model, cluster.device)
-    note(job.assumed)
+    problem, layout = _asked(arguments)
     compared = compare_schedules(
-        model,
-        cluster,
-        layout_of(arguments, arguments.layout, model),
+        problem.model,
+        problem.cluster,
+        layout,
         schedules=named(arguments),
         global_batch=arguments.global_batch,
-        job=job,
-        framework=framework,
+        job=problem.job,
+        framework=problem.framework,
     )
     rows = [
         {
@@ -193,11 +188,11 @@ def _predicted(arguments: argparse.Namespace) -> dict[str, Any]:
         if c.prediction
     ]
     skipped = [f"{c.schedule}: {c.reason}" for c in compared if not c.prediction]
-    problem = step_problem(model, cluster, job, framework=framework)
+    step_problem = step_problem_of(problem)
     forms = {
         c.schedule: {
             which: asdict(form) | {"step_s": form.step_s}
-            for which, form in chimera_closed_form(problem, c.prediction.layout).items()
+            for which, form in chimera_closed_form(step_problem, c.prediction.layout).items()
         }
         for c in compared
         if c.prediction and c.schedule.partition(":")[0] == "chimera"
@@ -228,32 +223,37 @@ def _optimised(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _pass_times(arguments: argparse.Namespace) -> "tuple[PassTimes, int]":
     """Pass times and micro-batches: of the model's stages if one is named, else of equal ones."""
-    from perfmodel import catalog
-    from perfmodel.prediction import check_layout, pass_times, step_problem
+    from perfmodel.prediction import check_layout, pass_times, step_problem_of
 
     if not arguments.model:
         return uniform_times(arguments, arguments.stages), arguments.micro_batches
-    _require_job(arguments)
-    model, cluster = catalog.model(arguments.model), catalog.cluster(arguments.cluster)
-    layout, framework = layout_of(arguments, arguments.layout, model), framework_of(arguments)
-    job = _job(arguments, framework, model, cluster.device)
-    note(job.assumed)
-    check_layout(model, cluster, job, layout)
-    problem = step_problem(model, cluster, job, framework=framework)
-    return pass_times(problem, layout), job.num_microbatches(layout)
+    problem, layout = _asked(arguments)
+    check_layout(problem.model, problem.cluster, problem.job, layout)
+    return pass_times(step_problem_of(problem), layout), problem.job.num_microbatches(layout)
 
 
-def _job(arguments: argparse.Namespace, framework: Framework, model: Model, device: Device) -> Job:
-    return framework.job(
-        model, device, global_batch=arguments.global_batch, seq_len=arguments.seq_len, dtype=arguments.dtype,
+def _asked(arguments: argparse.Namespace) -> tuple[Problem, Layout]:
+    """The model's step that the flags describe; says what it assumes.
+
+    Raises:
+        PerfModelError: a flag is missing, or names what there is not.
+    """
+    from perfmodel import catalog
+
+    if flags := lacking(arguments, "cluster", "layout", "global_batch"):
+        raise PerfModelError(f"schedules: --model needs {flags} too")
+    model, cluster, framework = (
+        catalog.model(arguments.model),
+        catalog.cluster(arguments.cluster),
+        framework_of(arguments),
+    )
+    job = framework.job(
+        model, cluster.device, global_batch=arguments.global_batch, seq_len=arguments.seq_len, dtype=arguments.dtype,
         **job_fields(arguments), **arguments.of_job,
     )  # fmt: skip
-
-
-def _require_job(arguments: argparse.Namespace) -> None:
-    missing = [flag for flag in ("cluster", "layout", "global_batch") if getattr(arguments, flag) is None]
-    if missing:
-        raise PerfModelError(f"schedules: --model needs --{missing[0].replace('_', '-')} too")
+    note(job.assumed)
+    problem = Problem(model=model, cluster=cluster, job=job, framework=framework)
+    return problem, layout_of(arguments, arguments.layout, model)
 
 
 def _trained(arguments: argparse.Namespace) -> dict[str, Any]:

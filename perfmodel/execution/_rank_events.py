@@ -1,14 +1,28 @@
-"""The distinct events of programs as ranks run them: kernels, and collectives between processes.
+"""The distinct events of programs as ranks run them, kernels and collectives between processes, and their times on all
+ranks at once.
 
 Equal instructions on any rank are one event (DistSim, section 4.1). A collective's event is known by what its ranks
-send, so that one measured between two ranks tells of the same collective between more (`_wire`).
+send, so that one measured between two ranks tells of the same collective between more (`_CARRIED_BY`).
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
-from perfmodel.program.ir import OPS, Function, Instruction, Tensor, instruction_devices
+import numpy as np
+
+from perfmodel.execution._session import ProgramSession, RankCode
+from perfmodel.program.ir import (
+    INTEGER_DTYPES,
+    ITEM_BYTES,
+    OPS,
+    Function,
+    Instruction,
+    Tensor,
+    instruction_devices,
+)
 from perfmodel.spec import Cluster
 
 
@@ -59,13 +73,13 @@ def _event(instruction: Instruction, group: tuple[int, ...], function: Function,
     # known contents do not change how long a kernel takes
     inputs = tuple(replace(types[name], device=0, value=None) for name in instruction.inputs)
     if OPS[instruction.op].collective and len(group) > 1:
-        return _transfer(instruction, group, inputs, function.n_devices, cluster)
+        return _transfer_of(instruction, group, inputs, function.n_devices, cluster)
     outputs = tuple(replace(types[name], device=0, value=None) for name in instruction.outputs)
     named = tuple(f"x{i}" for i in range(len(inputs))), tuple(f"y{i}" for i in range(len(outputs)))
     return Kernel(Instruction(instruction.op, *named, instruction.attributes), inputs, outputs)
 
 
-def _transfer(
+def _transfer_of(
     instruction: Instruction, group: tuple[int, ...], inputs: Sequence[Tensor], n_devices: int, cluster: Cluster
 ) -> Transfer:
     operand = inputs[0]
@@ -73,3 +87,85 @@ def _transfer(
     place = cluster.reach(group, n_devices)
     across_hosts = place.ranks_per_node < len(group)
     return Transfer(kind, operand.n_bytes, operand.dtype, len(group), across_hosts, place.concurrent)
+
+
+class EventSession(ProgramSession):
+    """Times the kernels or the transfer that are loaded, called as a program's instructions are called."""
+
+    def load_kernels(self, kernels: Sequence[Kernel]) -> None:
+        """Prepare kernels on every rank."""
+        self._calls = [self._prepared_call(*_kernel(kernel, self.rank)) for kernel in kernels]
+        self.time_round()
+
+    def load_transfer(self, transfer: Transfer, ranks: int, calls: int) -> None:
+        """Prepare a row of equal transfers between all ranks."""
+        self._calls = [self._prepared_call(*_transfer(transfer, ranks))] * calls
+        self.time_round()
+
+    def time_round(self) -> tuple[list[float], float]:
+        """Call everything loaded once, one after the other; seconds of each, and processor time of the whole."""
+        self._line_up()
+        own_s, wall_s = time.process_time(), []
+        for call in self._calls:
+            start_s = time.perf_counter()
+            self.finished(call())
+            wall_s.append(time.perf_counter() - start_s)
+        return wall_s, time.process_time() - own_s
+
+    def time_empty_call(self) -> float:
+        """Seconds of a collective's call that has nobody to send to."""
+        operand = Tensor("fp32", (1,))
+        call = self.communicator(Instruction("all_reduce", ("x",), ("y",)), (self.rank,), operand)
+        value = self.place("x", operand, {"x": np.zeros(1)})
+        self.finished(call(value))
+        start_s = time.perf_counter()
+        self.finished(call(value))
+        return time.perf_counter() - start_s
+
+    def _prepared_call(
+        self, instruction: Instruction, group: tuple[int, ...], types: dict[str, Tensor]
+    ) -> Callable[[], Any]:
+        mine = {n: types[n] for n in instruction.inputs if types[n].device == self.rank}
+        arguments = {name: _some_values(tensor) for name, tensor in mine.items()}
+        double = any(t.dtype in ("fp64", "int64") for t in types.values())
+        groups = (group,) if len(group) > 1 else ()
+        self.load(RankCode((instruction,), (group,), types, arguments, mine, (), groups, double))
+        (step,) = self._steps
+        return partial(step.call, *(self._arguments[name] for name in step.inputs))
+
+
+Called = tuple[Instruction, tuple[int, ...], dict[str, Tensor]]
+"""An instruction, the devices that it runs on, and the types of its values."""
+
+
+def _kernel(event: Kernel, rank: int) -> Called:
+    instruction = event.instruction
+    names = (*instruction.inputs, *instruction.outputs)
+    tensors = (*event.inputs, *event.outputs)
+    return instruction, (rank,), {name: tensor.on(rank) for name, tensor in zip(names, tensors, strict=True)}
+
+
+def _transfer(event: Transfer, ranks: int) -> Called:
+    """The transfer's own call between these ranks, with its operand in one dimension."""
+    elements = max(1, round(event.bytes / ITEM_BYTES[event.dtype] / ranks)) * ranks
+    received = {"all_gather": elements * ranks, "reduce_scatter": elements // ranks}.get(event.kind, elements)
+    one_way = event.kind == "send"
+    types = {f"x{r}": Tensor(event.dtype, (elements,), r) for r in range(1 if one_way else ranks)}
+    inputs = tuple(types)
+    types |= {f"y{r}": Tensor(event.dtype, (received,), r) for r in range(1 if one_way else 0, ranks)}
+    attributes = _ATTRIBUTES.get(event.kind, (("axis", 0),))
+    return Instruction(event.kind, inputs, tuple(types)[len(inputs) :], attributes), tuple(range(ranks)), types
+
+
+_ATTRIBUTES: Final = {
+    "send": (("to", 1),),
+    "all_to_all": (("concat_axis", 0), ("split_axis", 0)),
+    "all_reduce": (),
+}
+
+
+def _some_values(tensor: Tensor) -> np.ndarray:
+    """Ordinary positive numbers, or indices that are valid everywhere."""
+    if tensor.dtype in INTEGER_DTYPES:
+        return np.zeros(tensor.shape, np.int32)
+    return np.random.default_rng(0).uniform(0.5, 1.0, tensor.shape)

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfmodel.errors import PerfModelError
-from perfmodel.execution._event_session import EventSession
+from perfmodel.execution._rank_events import EventSession
 from perfmodel.execution._reference import is_double
 from perfmodel.execution._session import ProgramSession, RankCode
 from perfmodel.execution._shared_cores import class_means_s

@@ -10,8 +10,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from perfmodel.execution._communicator import Local as Local
-from perfmodel.execution._communicator import communicator
+from perfmodel.execution._communicator import Local, communicator
 from perfmodel.execution._kernels import compiled_kernel
 from perfmodel.execution._reference import argument
 from perfmodel.measure import RankSession

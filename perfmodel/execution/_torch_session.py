@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from perfmodel.execution._event_session import EventSession
+from perfmodel.execution._rank_events import EventSession
 from perfmodel.execution._reference import argument
 from perfmodel.execution._session import Local, ProgramSession, RankCode
 from perfmodel.execution._torch_kernels import torch_dtype, torch_kernel

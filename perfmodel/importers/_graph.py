@@ -44,6 +44,17 @@ class Region:
     count: float = 1.0
 
 
+def unknown(
+    name: str, inputs: tuple[Value, ...], outputs: tuple[Value, ...], flops: float | None = None, acts: bool = False
+) -> Node:
+    """An operation that no kernel family stands for, with its FLOPs where they are known; `acts`: whether it happens
+    also where nothing uses what it gives."""
+    reason = "no kernel family stands for it" + ("" if flops else "; FLOPs at least one per output element")
+    least = sum(value.array.n_elements for value in outputs)
+    work = Unmapped(name, reason, float(flops or least))
+    return Node(name, "effect" if acts else "unmapped", inputs, outputs, work=work)
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Rows of a region."""

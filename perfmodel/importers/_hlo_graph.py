@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perfmodel.errors import PerfModelError
-from perfmodel.importers import _hlo_ops as ops
 from perfmodel.importers._dtypes import Array
 from perfmodel.importers._graph import Node, Region, Value, rows_of
-from perfmodel.importers._hlo_rules import Rules, called, widened
+from perfmodel.importers._hlo_rules import COLLECTIVES, Rules, called, widened
 from perfmodel.importers._hlo_text import Computation, HloModule, Instruction, Type
 from perfmodel.importers._rows import CollectiveRow, Groups, Unmapped, parse_groups
 
@@ -64,9 +63,9 @@ class _Walk:
             case "conditional":
                 return self._conditional(i, operands)
         base = i.opcode.removesuffix("-start")
-        if base in ops.COLLECTIVES:
+        if base in COLLECTIVES:
             return self._collective(i, base, operands)
-        if i.opcode.removesuffix("-done") in ops.COLLECTIVES:
+        if i.opcode.removesuffix("-done") in COLLECTIVES:
             return operands[0]
         return self._leaf(i, operands)
 
@@ -125,7 +124,7 @@ class _Walk:
 
     def _collective(self, i: Instruction, base: str, operands: list[Operand]) -> Operand:
         given = [value for operand in operands for value in _values(operand)]
-        kind = ops.COLLECTIVES[base]
+        kind = COLLECTIVES[base]
         groups = self._groups(i, kind)
         n_bytes = sum(value.array.n_bytes for value in given)
         if kind == "all_gather":

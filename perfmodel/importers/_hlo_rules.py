@@ -1,18 +1,52 @@
-"""One instruction of a compiled module as one node of a graph."""
+"""One instruction of a compiled module as one node of a graph: what HLO's opcodes are, and what they cost
+(`HloCostAnalysis` of the XLA project)."""
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import log2, prod
 from typing import Final
 
 from perfmodel.errors import PerfModelError
-from perfmodel.importers import _hlo_ops as ops
 from perfmodel.importers._dtypes import Array
-from perfmodel.importers._graph import Node, Value, streamed
+from perfmodel.importers._graph import Node, Value, streamed, unknown
 from perfmodel.importers._hlo_text import Computation, HloModule, Instruction, Type
-from perfmodel.importers._products import convolution, product
-from perfmodel.importers._rows import Unmapped
-from perfmodel.ops import Embedding
+from perfmodel.importers._products import ConvShape, convolution, product, product_dtype
+from perfmodel.ops import CollectiveKind, Embedding, Gemm
 
+_TRANSCENDENTAL: Final = frozenset({
+    "exponential", "exponential-minus-one", "log", "log-plus-one", "logistic", "power", "sqrt", "cbrt", "rsqrt",
+    "tanh", "sine", "cosine", "tan", "atan2", "erf", "acos", "acosh", "asin", "asinh", "atanh", "cosh", "sinh",
+})  # fmt: skip
+_ARITHMETIC: Final = frozenset({
+    "add", "subtract", "multiply", "divide", "remainder", "negate", "abs", "sign", "maximum", "minimum", "floor",
+    "ceil", "round-nearest-afz", "round-nearest-even", "select", "clamp", "convert", "reduce-precision",
+    "is-finite", "compare", "and", "or", "not", "xor", "shift-left", "shift-right-logical",
+    "shift-right-arithmetic", "popcnt", "count-leading-zeros", "complex", "real", "imag", "map", "mulhi",
+})  # fmt: skip
+_MOVING: Final = frozenset({"concatenate", "pad", "reverse"})
+_VIEWS: Final = frozenset({
+    "reshape", "bitcast", "broadcast", "transpose", "slice", "dynamic-slice", "copy", "bitcast-convert", "copy-start",
+    "copy-done", "add-dependency", "domain", "get-dimension-size", "after-all",
+})  # fmt: skip
+_CONSTANTS: Final = frozenset({
+    "constant", "iota", "partition-id", "replica-id", "rng-get-and-update-state", "create-token",
+})  # fmt: skip
+COLLECTIVES: Final[dict[str, CollectiveKind]] = {
+    "all-reduce": "all_reduce", "all-gather": "all_gather", "reduce-scatter": "reduce_scatter",
+    "all-to-all": "all_to_all", "ragged-all-to-all": "all_to_all", "collective-permute": "send_recv",
+    "collective-broadcast": "broadcast",
+}  # fmt: skip
+_ROW_WISE: Final = frozenset({
+    "sort", "topk", "scatter", "gather", "dynamic-update-slice", "select-and-scatter", "reduce-window",
+})  # fmt: skip
+_IN_PLACE: Final = frozenset({"dynamic-update-slice", "gather", "reverse"})
+"""Ops whose elements come from their first operand (or replace some of its)."""
+_FREE_CUSTOM_CALLS: Final = frozenset({
+    "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement", "LayoutConstraint",
+    "MoveToHost", "MoveToDevice", "xla.sdy.FuncResultSharding", "AllocateBuffer",
+})  # fmt: skip
 _HALF: Final = ("bf16", "fp16")
 
 
@@ -57,26 +91,26 @@ class Rules:
             return self._product(i, inputs, outputs)
         if opcode == "convolution":
             lhs, rhs = inputs[0].array, inputs[1].array
-            shape = ops.conv_shape(i, lhs, rhs, array, _product_dtype(lhs, i))
+            shape = _conv_shape(i, lhs, rhs, array, _product_dtype(lhs, i))
             return Node(opcode, "kernel", inputs, (self._as_narrow(inputs, outputs[0]),), shape.flops,
                         convolution(shape))  # fmt: skip
         if opcode == "convert" and self.widened and _is_widening(inputs[0].array, array):
             # the accelerator reads the narrow value
             return Node(opcode, "view", inputs, (Value(inputs[0].array),))
-        if self.widened and opcode in ops.VIEWS | ops.IN_PLACE and opcode != "bitcast-convert" and inputs:
+        if self.widened and opcode in _VIEWS | _IN_PLACE and opcode != "bitcast-convert" and inputs:
             outputs = (_like(inputs[0].array, outputs[0]),)
-        if opcode in ops.VIEWS:
+        if opcode in _VIEWS:
             return Node(opcode, "view", inputs, outputs)
-        if opcode in ops.CONSTANTS:
+        if opcode in _CONSTANTS:
             return Node(opcode, "view", (), outputs)
-        if opcode in ops.TRANSCENDENTAL or opcode in ops.ARITHMETIC or opcode in ops.MOVING:
-            return Node(opcode, "pointwise", inputs, outputs, ops.element_flops(opcode, array.n_elements))
-        if opcode == "reduce" or (opcode == "reduce-window" and ops.disjoint_windows(i)):
+        if opcode in _TRANSCENDENTAL or opcode in _ARITHMETIC or opcode in _MOVING:
+            return Node(opcode, "pointwise", inputs, outputs, _element_flops(opcode, array.n_elements))
+        if opcode == "reduce" or (opcode == "reduce-window" and _disjoint_windows(i)):
             # reductions in stages, as CPUs are given, are one kernel
             role = "reduction" if opcode == "reduce" else "pointwise"
             n_in, n_out = inputs[0].array.n_elements, array.n_elements
             return Node(opcode, role, inputs, outputs, max(0, n_in - n_out) * self._reducer_flops(i))
-        if opcode in ops.ROW_WISE:
+        if opcode in _ROW_WISE:
             return self._row_wise(i, inputs, outputs)
         if opcode == "rng-bit-generator" or opcode == "rng":
             return Node(opcode, "pointwise", inputs, outputs)
@@ -84,7 +118,7 @@ class Rules:
 
     def _product(self, i: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Node:
         lhs, rhs = inputs[0].array, inputs[1].array
-        op = product(lhs, rhs, *ops.product_axes(i), dtype=_product_dtype(lhs, i))  # pyright: ignore[reportArgumentType]
+        op = product(lhs, rhs, *_product_axes(i), dtype=_product_dtype(lhs, i))  # pyright: ignore[reportArgumentType]
         return Node("dot", "kernel", inputs, (self._as_narrow(inputs, outputs[0]),), op.flops, op)
 
     def _as_narrow(self, inputs: tuple[Value, ...], out: Value) -> Value:
@@ -97,7 +131,7 @@ class Rules:
     def _reducer_flops(self, i: Instruction) -> float:
         """Arithmetic operations of a reducer, per pair that it joins."""
         reducer = called(i, "to_apply", self.computations)
-        return float(sum(step.opcode in ops.ARITHMETIC for step in reducer.instructions))
+        return float(sum(step.opcode in _ARITHMETIC for step in reducer.instructions))
 
     def _row_wise(self, i: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Node:
         """A kernel that streams over memory; in-place updates touch what they write only."""
@@ -105,7 +139,7 @@ class Rules:
         first = inputs[0].array
         updates = inputs[-1].array if opcode == "scatter" else first
         per_pair = self._reducer_flops(i) if opcode in ("scatter", "reduce-window") else 1.0
-        flops = ops.row_wise_flops(opcode, first, updates, out, ops.window_size(i), per_pair)
+        flops = _row_wise_flops(opcode, first, updates, out, _window_size(i), per_pair)
         if (found := _lookup(i, first, updates, out)) is not None:
             return Node(opcode, "kernel", inputs, outputs, flops, found, found.bytes)
         match opcode:
@@ -122,20 +156,17 @@ class Rules:
     def _foreign(self, i: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Node:
         """Calls into libraries: products are recognised, anything else is unmapped."""
         name = i.attributes.get("custom_call_target", i.opcode).strip('"')
-        if name in ops.FREE_CUSTOM_CALLS:
+        if name in _FREE_CUSTOM_CALLS:
             return Node(name, "view", inputs[:1], outputs)
-        if inputs and outputs and (op := ops.library_product(i, inputs[0].array, outputs[0].array)):
+        if inputs and outputs and (op := _library_product(i, inputs[0].array, outputs[0].array)):
             return Node(name, "kernel", inputs, outputs, op.flops, op)
-        flops = float(sum(value.array.n_elements for value in outputs))
-        reason = "no kernel family stands for it; FLOPs at least one per output element"
         acts = i.opcode in ("send", "recv") or i.attributes.get("custom_call_has_side_effect") == "true"
-        return Node(name, "effect" if acts else "unmapped", inputs, outputs, work=Unmapped(name, reason, flops))
+        return unknown(name, inputs, outputs, acts=acts)
 
 
 def _product_dtype(lhs: Array, i: Instruction) -> str:
-    """fp32 products run on TF32 units unless more precision is asked for: XLA's default on accelerators."""
     full = "high" in i.attributes.get("operand_precision", "") or "F32_F32_F32" in i.attributes.get("algorithm", "")
-    return "tf32" if lhs.dtype == "fp32" and lhs.item_bytes == 4 and not full else lhs.dtype
+    return product_dtype(lhs, full)
 
 
 def _is_widening(narrow: Array, wide: Array) -> bool:
@@ -162,3 +193,88 @@ def _lookup(i: Instruction, table: Array, updates: Array, out: Array) -> Embeddi
         return None
     tokens = updates.n_elements // hidden
     return Embedding(dtype=table.dtype, tokens=tokens, hidden=hidden, vocab=vocab, pass_="bwd")
+
+
+def _product_axes(instruction: Instruction) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+    """Contracted and batch axes of a `dot`: ((left, right), (left, right))."""
+    axes = instruction.axes
+    return (
+        (axes("lhs_contracting_dims"), axes("rhs_contracting_dims")),
+        (axes("lhs_batch_dims"), axes("rhs_batch_dims")),
+    )
+
+
+def _library_product(instruction: Instruction, lhs: Array, out: Array) -> Gemm | None:
+    """The product that a custom call to a vendor library computes; None if it is no such call."""
+    target = instruction.attributes.get("custom_call_target", "").strip('"')
+    if not re.search(r"gemm|matmul", target):
+        return None
+    try:
+        config = json.loads(instruction.attributes.get("backend_config", "{}"))
+    except json.JSONDecodeError:
+        return None
+    numbers = config.get("gemm_backend_config", config).get("dot_dimension_numbers", {})
+    contracted = [int(i) for i in numbers.get("lhs_contracting_dimensions", (len(lhs.shape) - 1,))]
+    batched = [int(i) for i in numbers.get("lhs_batch_dimensions", range(max(0, len(lhs.shape) - 2)))]
+    k, batch = (prod(lhs.shape[i] for i in axes) for axes in (contracted, batched))
+    m = lhs.n_elements // max(1, k * batch)
+    n = out.n_elements // max(1, m * batch)
+    return Gemm(op="bmm" if batch > 1 else "linear", dtype=lhs.dtype, m=m, n=n, k=k, batch=batch)
+
+
+def _conv_shape(instruction: Instruction, lhs: Array, rhs: Array, out: Array, dtype: str) -> ConvShape:
+    """Shape of a `convolution` from its window and dimension labels (`b01f_01io->b01f`)."""
+    left, kernel, result = re.split(r"_|->", instruction.attributes["dim_labels"])
+    n_space = len(left) - 2
+    window = _window(instruction)
+
+    def space(array: Array, labels: str) -> tuple[int, ...]:
+        return tuple(array.shape[labels.index(str(i))] for i in range(n_space))
+
+    def sizes(name: str) -> tuple[int, ...]:
+        return window.get(name, (1,) * n_space)
+
+    return ConvShape(
+        dtype=dtype, batch=lhs.shape[left.index("b")], c_in=lhs.shape[left.index("f")],
+        c_out=out.shape[result.index("f")], kernel_c_in=rhs.shape[kernel.index("i")], space_in=space(lhs, left),
+        kernel=space(rhs, kernel), space_out=space(out, result), stride=sizes("stride"),
+        pad_low=window.get("pad", (0,) * n_space), in_dilation=sizes("lhs_dilate"),
+        kernel_dilation=sizes("rhs_dilate"), groups=int(instruction.attributes.get("feature_group_count", 1)),
+        batch_groups=int(instruction.attributes.get("batch_group_count", 1)),
+    )  # fmt: skip
+
+
+def _window(instruction: Instruction) -> dict[str, tuple[int, ...]]:
+    """`{size=3x3 stride=2x2 pad=1_1x1_1}` as numbers by name; of paddings the lower ones."""
+    items = re.findall(r"(\w+)=([\dx_\-]+)", instruction.attributes.get("window", ""))
+    return {name: tuple(int(part.split("_")[0]) for part in value.split("x")) for name, value in items}
+
+
+def _disjoint_windows(instruction: Instruction) -> bool:
+    """Whether a `reduce-window` takes every element once: the first stage of a reduction, or a pooling."""
+    window = _window(instruction)
+    return window.get("stride", ()) == window.get("size")
+
+
+def _window_size(instruction: Instruction) -> int:
+    """Elements of a window."""
+    return prod(_window(instruction).get("size", (1,)))
+
+
+def _element_flops(opcode: str, n_elements: int) -> float:
+    """FLOPs of an element-wise opcode with so many output elements."""
+    return float(n_elements) if opcode in _ARITHMETIC else 0.0
+
+
+def _row_wise_flops(opcode: str, first: Array, updates: Array, out: Array, window: int, per_pair: float) -> float:
+    """FLOPs of a row-wise opcode whose reducer, if any, costs `per_pair`."""
+    match opcode:
+        case "sort" | "topk":
+            return first.n_elements * log2(max(2, first.n_elements))
+        case "scatter":
+            return updates.n_elements * per_pair
+        case "reduce-window":
+            return out.n_elements * (window - 1) * per_pair
+        case "select-and-scatter":
+            return first.n_elements * max(1, window - 1) * per_pair
+    return 0.0

@@ -9,9 +9,8 @@ from typing import Any, Final
 
 from perfmodel.errors import PerfModelError
 from perfmodel.importers._dtypes import Array
-from perfmodel.importers._graph import Node, Region, Value, rows_of, streamed
+from perfmodel.importers._graph import Node, Region, Value, rows_of, streamed, unknown
 from perfmodel.importers._products import ConvShape, convolution, product
-from perfmodel.importers._rows import Unmapped
 from perfmodel.importers._table import OpTable
 from perfmodel.ops import Attention, Embedding
 
@@ -190,9 +189,7 @@ class _Reader:
                 flops = float(out.n_elements * (window - 1))
             traffic = arrays[0].n_bytes + out.n_bytes
             return Node(op, "kernel", inputs, outputs, flops, streamed(timed_as, arrays[0], traffic), traffic)
-        flops = float(sum(value.array.n_elements for value in outputs))
-        reason = "no kernel family stands for it; FLOPs at least one per output element"
-        return Node(op, "unmapped", inputs, outputs, work=Unmapped(op, reason, flops))
+        return unknown(op, inputs, outputs)
 
 
 def _product(lhs: Array, rhs: Array, transpose_a: bool, transpose_b: bool) -> Any:

@@ -23,6 +23,11 @@ def product(
     return Gemm(op="bmm" if n_batch > 1 else "linear", dtype=dtype or lhs.dtype, m=m, n=n, k=k, batch=n_batch)
 
 
+def product_dtype(lhs: Array, full_precision: bool) -> str:
+    """fp32 products run on TF32 units unless more precision is asked for: XLA's default on accelerators."""
+    return "tf32" if lhs.dtype == "fp32" and lhs.item_bytes == 4 and not full_precision else lhs.dtype
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConvShape:
     """A convolution of any rank in the canonical order of axes: batch, features, space."""

@@ -70,64 +70,6 @@ def resolve(target: Cluster | Device | str) -> Cluster | Device:
         raise UnknownNameError("cluster or device", target, (*catalog.clusters(), *catalog.devices())) from None
 
 
-def estimate(
-    kernels: Sequence[KernelRow],
-    collectives: Sequence[CollectiveRow],
-    target: Cluster | Device | str,
-    n_devices: int,
-    memory_bytes: float | None,
-    calibration: Path | None,
-    peak_dtype: str | None,
-) -> StepEstimate:
-    """Sum of the events' times; see `OpTable.predict`."""
-    place = resolve(target)
-    device = place.device if isinstance(place, Cluster) else place
-    if collectives and not isinstance(place, Cluster):
-        raise PerfModelError(
-            f"the program communicates between {n_devices} devices; name a cluster, not the device {device.name}"
-        )
-    if isinstance(place, Cluster):
-        place.require(n_devices, "the program")
-    weights = weight_files(calibration)
-    computed = _kernel_times(kernels, device, weights)
-    moved = _collective_times(collectives, place, weights)
-    count = np.array([row.count for row in (*kernels, *collectives)])
-    time_s, lo_s, hi_s = (
-        count * np.concatenate([getattr(computed, name), getattr(moved, name)]) for name in ("time_s", "lo_s", "hi_s")
-    )
-    names = (*computed.provenance, *moved.provenance)
-    total = float(time_s.sum())
-    kernel_s = float(time_s[: len(kernels)].sum())
-    peak_s = sum(
-        row.count * row.flops / device.peak.flops_per_s(peak_dtype or row.op.dtype)
-        for row in kernels
-        if row.op.uses_matrix_units
-    )
-    flops = sum(row.count * row.flops for row in kernels)
-    belief = Site().belief(COMPILED, device)
-    shares = {"products": kernel_s / total, "inter_node": 1 - kernel_s / total} if total else {}
-    half = belief.half_width(shares)
-    room = COMPILED.usable_bytes(device.memory_bytes) - COMPILED.context_bytes
-    return StepEstimate(
-        step_time_s=total,
-        # no less than the kernels alone, however lucky the rest
-        step_time_lo_s=max(float(lo_s.sum()) * exp(-half), float(lo_s[: len(kernels)].sum())),
-        step_time_hi_s=float(hi_s.sum()) * exp(half),
-        overlapped_time_s=max(kernel_s, total - kernel_s),
-        kernel_time_s=kernel_s,
-        collective_time_s=total - kernel_s,
-        tflops_per_device=flops / total / 1e12 if total else 0.0,
-        mfu=peak_s / total if total else 0.0,
-        memory_bytes=memory_bytes,
-        fits=None if memory_bytes is None else memory_bytes <= room,
-        provenance={
-            name: float(sum(t for t, given in zip(time_s, names, strict=True) if given == name)) / (total or 1.0)
-            for name in sorted(set(names))
-        },
-        rows=_frame(kernels, collectives, time_s, names),
-    )
-
-
 def _kernel_times(kernels: Sequence[KernelRow], device: Device, weights: WeightFiles) -> EventTimes:
     if not kernels:
         return _NOTHING
@@ -147,10 +89,7 @@ def _collective_times(
 _NOTHING: Final = EventTimes(np.zeros(0), np.zeros(0), np.zeros(0), ())
 
 
-def _frame(
-    kernels: Sequence[KernelRow], collectives: Sequence[CollectiveRow], time_s: np.ndarray, provenance: Sequence[str]
-) -> pd.DataFrame:
-    rows = [*kernels, *collectives]
+def _frame(rows: Sequence[KernelRow | CollectiveRow], time_s: np.ndarray, provenance: Sequence[str]) -> pd.DataFrame:
     frame = pd.DataFrame(
         {
             "family": [row.op.family if isinstance(row, KernelRow) else row.collective for row in rows],
@@ -259,8 +198,55 @@ class OpTable:
             PerfModelError: a device for a program with collectives, or a cluster that is too small.
             CalibrationError: weights that cannot be read.
         """
-        return estimate(self.kernels, self.collectives, target, self.n_devices, self.memory_bytes,
-                        calibration, peak_dtype)  # fmt: skip
+        place = resolve(target)
+        device = place.device if isinstance(place, Cluster) else place
+        if isinstance(place, Cluster):
+            place.require(self.n_devices, "the program")
+        elif self.collectives:
+            raise PerfModelError(
+                f"the program communicates between {self.n_devices} devices; name a cluster, not the device "
+                f"{device.name}"
+            )
+        weights = weight_files(calibration)
+        computed = _kernel_times(self.kernels, device, weights)
+        moved = _collective_times(self.collectives, place, weights)
+        rows = [*self.kernels, *self.collectives]
+        count = np.array([row.count for row in rows])
+        time_s, lo_s, hi_s = (
+            count * np.concatenate([getattr(computed, name), getattr(moved, name)])
+            for name in ("time_s", "lo_s", "hi_s")
+        )
+        names = (*computed.provenance, *moved.provenance)
+        total = float(time_s.sum())
+        kernel_s = float(time_s[: len(self.kernels)].sum())
+        peak_s = sum(
+            row.count * row.flops / device.peak.flops_per_s(peak_dtype or row.op.dtype)
+            for row in self.kernels
+            if row.op.uses_matrix_units
+        )
+        flops = sum(row.count * row.flops for row in self.kernels)
+        belief = Site().belief(COMPILED, device)
+        shares = {"products": kernel_s / total, "inter_node": 1 - kernel_s / total} if total else {}
+        half = belief.half_width(shares)
+        room = COMPILED.usable_bytes(device.memory_bytes) - COMPILED.context_bytes
+        return StepEstimate(
+            step_time_s=total,
+            # no less than the kernels alone, however lucky the rest
+            step_time_lo_s=max(float(lo_s.sum()) * exp(-half), float(lo_s[: len(self.kernels)].sum())),
+            step_time_hi_s=float(hi_s.sum()) * exp(half),
+            overlapped_time_s=max(kernel_s, total - kernel_s),
+            kernel_time_s=kernel_s,
+            collective_time_s=total - kernel_s,
+            tflops_per_device=flops / total / 1e12 if total else 0.0,
+            mfu=peak_s / total if total else 0.0,
+            memory_bytes=self.memory_bytes,
+            fits=None if self.memory_bytes is None else self.memory_bytes <= room,
+            provenance={
+                name: float(sum(t for t, given in zip(time_s, names, strict=True) if given == name)) / (total or 1.0)
+                for name in sorted(set(names))
+            },
+            rows=_frame(rows, time_s, names),
+        )
 
     def _repr_html_(self) -> str:
         return self.to_frame().to_html()

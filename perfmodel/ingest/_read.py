@@ -1,36 +1,102 @@
 """Which reader for which format, and which format for which file."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.errors import PerfModelError, TableError, UnknownNameError
 from perfmodel.ingest._chrome import read_chrome
 from perfmodel.ingest._files import read_bytes, read_json, read_text
 from perfmodel.ingest._jax_trace import is_jax_trace, read_jax_traces
-from perfmodel.ingest._kineto import is_kineto, kineto_activities, read_kineto
+from perfmodel.ingest._kineto import KinetoFile, is_kineto, kineto_activities, read_kineto
 from perfmodel.ingest._kineto_calls import kineto_calls
 from perfmodel.ingest._kineto_rows import kineto_rows
 from perfmodel.ingest._measured_trace import Activity, MeasuredTrace, trace_of
 from perfmodel.ingest._nccl_json import read_nccl_json
 from perfmodel.ingest._nccl_tests import read_nccl_text
-from perfmodel.ingest._nsys import is_sqlite, nsys_calls, nsys_rows, read_nsys
+from perfmodel.ingest._nsys import NsysFile, is_sqlite, nsys_calls, nsys_rows, read_nsys
 from perfmodel.ingest._options import ReadOptions
 from perfmodel.ingest._osu import read_osu
 from perfmodel.ingest._own import is_own, read_own
 from perfmodel.ingest._profile import Detail, Profile, profile_of
 from perfmodel.ingest._rows import Measurements, Row, measurements
-from perfmodel.ingest._xplane import read_xplane, xplane_activities, xplane_calls, xplane_paths, xplane_rows
+from perfmodel.ingest._xplane import XplaneFile, read_xplane, xplane_activities, xplane_calls, xplane_paths, xplane_rows
 
 if TYPE_CHECKING:
     import pandas as pd
 
-TABLE_FORMATS: Final = ("nccl-tests", "osu", "kineto", "nsys", "xplane")
+Files = list[Path]
+Rows = Callable[[Files, ReadOptions, Counter[str]], list[Row]]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What the files of a format hold, of which they may hold several."""
+
+    rows: Rows | None = None
+    """Of measurement tables."""
+    activities: Callable[[Files], list[Activity]] | None = None
+    """Of a timeline."""
+    calls: Callable[[Files], list[tuple[Activity, Detail]]] | None = None
+    """Activities with the calls of operators and collectives that they belong to."""
+
+
+def _kineto(files: Files) -> list[KinetoFile]:
+    return [read_kineto(path, n) for n, path in enumerate(files)]
+
+
+def _nsys(files: Files) -> list[NsysFile]:
+    return [read_nsys(path) for path in files]
+
+
+def _xplane(files: Files) -> list[XplaneFile]:
+    return [read_xplane(path) for file in files for path in xplane_paths(file)]
+
+
+def _nccl(path: Path, options: ReadOptions, skipped: Counter[str]) -> list[Row]:
+    if read_bytes(path).lstrip().startswith(b"{"):
+        return read_nccl_json(path, read_json(path), options, skipped)
+    return read_nccl_text(path, read_text(path), options, skipped)
+
+
+def _own(files: Files) -> list[Activity]:
+    if len(files) > 1:
+        raise PerfModelError("a trace of perfmodel is one file for all devices; give one")
+    return read_own(files[0])
+
+
+READERS: Final = {
+    "nccl-tests": Reader(rows=lambda files, *how: [row for path in files for row in _nccl(path, *how)]),
+    "osu": Reader(rows=lambda files, *how: [row for path in files for row in read_osu(path, read_text(path), *how)]),
+    "kineto": Reader(
+        rows=lambda files, *how: kineto_rows(_kineto(files), *how),
+        activities=lambda files: kineto_activities(_kineto(files)),
+        calls=lambda files: kineto_calls(_kineto(files)),
+    ),
+    "nsys": Reader(
+        rows=lambda files, *how: nsys_rows(_nsys(files), *how),
+        activities=lambda files: [activity for activity, _ in nsys_calls(_nsys(files))],
+        calls=lambda files: nsys_calls(_nsys(files)),
+    ),
+    "xplane": Reader(
+        rows=lambda files, *how: xplane_rows(_xplane(files), *how),
+        activities=lambda files: xplane_activities(_xplane(files)),
+        calls=lambda files: xplane_calls(_xplane(files)),
+    ),
+    "jax-trace": Reader(
+        activities=read_jax_traces,
+        calls=lambda files: [(activity, Detail(number)) for number, activity in enumerate(read_jax_traces(files))],
+    ),
+    "perfmodel": Reader(activities=_own),
+}
+"""By name of the format."""
+FORMATS: Final = tuple(READERS)
+TABLE_FORMATS: Final = tuple(name for name, reader in READERS.items() if reader.rows)
 """Formats that hold rows of measurement tables."""
-TRACE_FORMATS: Final = ("kineto", "nsys", "xplane", "jax-trace", "perfmodel")
+TRACE_FORMATS: Final = tuple(name for name, reader in READERS.items() if reader.activities)
 """Formats that hold timelines."""
-FORMATS: Final = tuple(dict.fromkeys((*TABLE_FORMATS, *TRACE_FORMATS)))
 
 
 def import_measurements(format: str, paths: Sequence[Path | str], options: ReadOptions | None = None) -> Measurements:
@@ -45,9 +111,9 @@ def import_measurements(format: str, paths: Sequence[Path | str], options: ReadO
         UnknownNameError: another format.
         TableError: a file that is missing, damaged, of another format or version, or has impossible values.
     """
-    files, format = _chosen(paths, format, TABLE_FORMATS, "measurement format")
+    files, format, read = _chosen(paths, format, "rows", "measurement format")
     skipped: Counter[str] = Counter()
-    return measurements(format, _rows(format, files, options or ReadOptions(), skipped), skipped)
+    return measurements(format, read(files, options or ReadOptions(), skipped), skipped)
 
 
 def read_measurements(
@@ -64,15 +130,7 @@ def read_measurements(
     Raises:
         TableError: also where the files hold no such row.
     """
-    found = import_measurements(format, paths, options)
-    tables = {"compute": found.kernels, "collective": found.collectives}
-    if kind and kind not in tables:
-        raise UnknownNameError("kind of table", kind, tables)
-    table = tables[kind] if kind else found.kernels if len(found.kernels) else found.collectives
-    if not len(table):
-        reasons = "; ".join(f"{reason}: {count}" for reason, count in list(found.skipped.items())[:3])
-        raise TableError(f"{paths[0]}: no {kind or 'usable'} row in it{f' ({reasons})' if reasons else ''}")
-    return table
+    return next(iter(import_measurements(format, paths, options).tables(kind, paths[0]).values()))
 
 
 def read_trace(format: str, paths: Sequence[Path | str]) -> MeasuredTrace:
@@ -86,8 +144,8 @@ def read_trace(format: str, paths: Sequence[Path | str]) -> MeasuredTrace:
         UnknownNameError: another format.
         TableError: as `import_measurements`; or no activity of a device.
     """
-    files, format = _chosen(paths, format, TRACE_FORMATS, "trace format")
-    return trace_of(_activities(format, files), files[0])
+    files, _, read = _chosen(paths, format, "activities", "trace format")
+    return trace_of(read(files), files[0])
 
 
 def read_profile(format: str, paths: Sequence[Path | str]) -> Profile:
@@ -101,17 +159,8 @@ def read_profile(format: str, paths: Sequence[Path | str]) -> Profile:
         UnknownNameError: another format.
         TableError: as `read_trace`.
     """
-    files, format = _chosen(paths, format, TRACE_FORMATS[:-1], "format of profiles")
-    match format:
-        case "kineto":
-            found = kineto_calls([read_kineto(path, n) for n, path in enumerate(files)])
-        case "nsys":
-            found = nsys_calls([read_nsys(path) for path in files])
-        case "xplane":
-            found = xplane_calls([read_xplane(p) for path in files for p in xplane_paths(path)])
-        case _:
-            found = [(activity, Detail(number)) for number, activity in enumerate(read_jax_traces(files))]
-    return profile_of(found, files[0])
+    files, _, read = _chosen(paths, format, "calls", "format of profiles")
+    return profile_of(read(files), files[0])
 
 
 def detect_format(path: Path | str) -> str:
@@ -143,48 +192,14 @@ def detect_format(path: Path | str) -> str:
     raise TableError(f"{path}: of no known format; say which: {', '.join(FORMATS)}")
 
 
-def _rows(format: str, files: list[Path], options: ReadOptions, skipped: Counter[str]) -> list[Row]:
-    match format:
-        case "nccl-tests":
-            return [row for path in files for row in _nccl(path, options, skipped)]
-        case "osu":
-            return [row for path in files for row in read_osu(path, read_text(path), options, skipped)]
-        case "kineto":
-            return kineto_rows([read_kineto(path, n) for n, path in enumerate(files)], options, skipped)
-        case "nsys":
-            return nsys_rows([read_nsys(path) for path in files], options, skipped)
-        case _:
-            return xplane_rows([read_xplane(p) for path in files for p in xplane_paths(path)], options, skipped)
-
-
-def _nccl(path: Path, options: ReadOptions, skipped: Counter[str]) -> list[Row]:
-    if read_bytes(path).lstrip().startswith(b"{"):
-        return read_nccl_json(path, read_json(path), options, skipped)
-    return read_nccl_text(path, read_text(path), options, skipped)
-
-
-def _activities(format: str, files: list[Path]) -> list[Activity]:
-    match format:
-        case "kineto":
-            return kineto_activities([read_kineto(path, n) for n, path in enumerate(files)])
-        case "nsys":
-            return [activity for activity, _ in nsys_calls([read_nsys(path) for path in files])]
-        case "xplane":
-            return xplane_activities([read_xplane(p) for path in files for p in xplane_paths(path)])
-        case "jax-trace":
-            return read_jax_traces(files)
-        case _:
-            if len(files) > 1:
-                raise PerfModelError("a trace of perfmodel is one file for all devices; give one")
-            return read_own(files[0])
-
-
-def _chosen(paths: Sequence[Path | str], format: str, formats: Sequence[str], kind: str) -> tuple[list[Path], str]:
-    """The files, and their format: as it is named, or for `auto` that of the first."""
+def _chosen(paths: Sequence[Path | str], format: str, held: str, kind: str) -> tuple[Files, str, Any]:
+    """The files, their format (as it is named, or for `auto` that of the first), and what reads from them what is to be
+    `held`, a field of `Reader`."""
     if not paths:
         raise PerfModelError("no file given")
     files = [Path(path) for path in paths]
     format = detect_format(files[0]) if format == "auto" else format
-    if format not in formats:
-        raise UnknownNameError(kind, format, (*formats, "auto"))
-    return files, format
+    known = {name: read for name, reader in READERS.items() if (read := getattr(reader, held))}
+    if format not in known:
+        raise UnknownNameError(kind, format, (*known, "auto"))
+    return files, format, known[format]

@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import pandas as pd
 
+from perfmodel.errors import TableError, UnknownNameError
+
 Row = dict[str, Any]
 """Column -> value; what is not known is left out."""
 
@@ -62,6 +64,26 @@ class Measurements:
     """A row per collective, size and group; may be empty."""
     skipped: Mapping[str, int] = field(default_factory=dict)
     """Why records were left out -> how many."""
+
+    def tables(self, kind: str, where: object) -> dict[str, pd.DataFrame]:
+        """The tables that hold rows, by kind.
+
+        Args:
+            kind: `compute` or `collective` alone; empty: both.
+            where: the files, for messages.
+
+        Raises:
+            UnknownNameError: another kind.
+            TableError: no row; says why records were left out.
+        """
+        both = {"compute": self.kernels, "collective": self.collectives}
+        if kind and kind not in both:
+            raise UnknownNameError("kind of table", kind, both)
+        found = {name: table for name, table in both.items() if len(table) and kind in ("", name)}
+        if not found:
+            reasons = "; ".join(f"{reason}: {count}" for reason, count in list(self.skipped.items())[:3])
+            raise TableError(f"{where}: no row for a table in it{f': {reasons}' if reasons else ''}")
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Counts; JSON types only."""

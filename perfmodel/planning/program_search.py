@@ -97,24 +97,22 @@ def search_programs(
     *,
     micro_batches: Sequence[int] = MICRO_BATCHES,
     schedule: str = "1f1b",
-    one_stream: bool = True,
     timer: Timer | None = None,
     calibration: Path | None = None,
     progress: Progress = lambda *_: None,
 ) -> ProgramSearch:
     """Distribute a program in every way over some devices, and simulate each.
 
-    One rank of every data- and tensor-parallel group is written down, which changes no time. A program whose weights
-    inputs or results alone do not fit is not written at all, and layouts that differ in D and T alone share their
-    stages: on one core 10,000 to 20,000 instructions a second are written and simulated, K of 128 included.
+    A device runs one operation at a time, transfers too (section 2.1). One rank of every data- and tensor-parallel
+    group is written down, which changes no time. A program whose weights, inputs or results alone do not fit is not
+    written at all, and layouts that differ in D and T alone share their stages: on one core 10,000 to 20,000
+    instructions a second are written and simulated, K of 128 included.
 
     Args:
         program: on one device; its data have batch axes.
         devices: shared out among D, T and P, which all divide them.
         micro_batches: K of pipelines; others take the batch at once.
         schedule: of pipelines that train.
-        one_stream: a device runs one operation at a time, transfers too (section 2.1); otherwise collectives of data
-            parallelism run beside kernels.
         timer: of kernels and collectives; default: that of the cluster's cost models.
 
     Raises:
@@ -140,8 +138,7 @@ def search_programs(
             continue
         try:
             with _no_collection():
-                made = spread_stages(stages.of(degrees), degrees, representative=True)
-                made = on_one_stream(made) if one_stream else made
+                made = on_one_stream(spread_stages(stages.of(degrees), degrees, representative=True))
                 peak = float(live_memory(made.function).peak_bytes.max())
                 if peak > memory_bytes:
                     rejected["memory"] += 1

@@ -1,135 +1,82 @@
 """Model + cluster + layout -> prediction."""
 
 from perfmodel.display import shorten_reprs
-from perfmodel.prediction._adjustment import HOST_FACTORS as HOST_FACTORS
-from perfmodel.prediction._adjustment import KERNEL_FACTORS as KERNEL_FACTORS
-from perfmodel.prediction._adjustment import LINK_FACTORS as LINK_FACTORS
-from perfmodel.prediction._adjustment import LOSSES as LOSSES
-from perfmodel.prediction._adjustment import PARAMETERS as PARAMETERS
-from perfmodel.prediction._adjustment import SKEW as SKEW
-from perfmodel.prediction._adjustment import Adjustment as Adjustment
-from perfmodel.prediction._adjustment import factors_of as factors_of
-from perfmodel.prediction._adjustment import load_adjustments as load_adjustments
-from perfmodel.prediction._adjustment import save_adjustments as save_adjustments
-from perfmodel.prediction._check import check_layout as check_layout
-from perfmodel.prediction._check import check_machine as check_machine
-from perfmodel.prediction._check import check_pipeline as check_pipeline
-from perfmodel.prediction._check import layout_of as layout_of
-from perfmodel.prediction._check import stages_without_layer as stages_without_layer
-from perfmodel.prediction._compare import Compared as Compared
-from perfmodel.prediction._compare import Comparison as Comparison
-from perfmodel.prediction._compare import chimera_closed_form as chimera_closed_form
-from perfmodel.prediction._compare import compare_schedules as compare_schedules
-from perfmodel.prediction._compose import Bundle as Bundle
-from perfmodel.prediction._compose import bundle_events as bundle_events
-from perfmodel.prediction._compose import bundles as bundles
-from perfmodel.prediction._compose import event_classes as event_classes
-from perfmodel.prediction._compose import in_program_of as in_program_of
-from perfmodel.prediction._compose import pass_s as pass_s
-from perfmodel.prediction._compose import weighted_programs as weighted_programs
-from perfmodel.prediction._durations import durations as durations
-from perfmodel.prediction._durations import pass_times as pass_times
-from perfmodel.prediction._evaluate import evaluate as evaluate
-from perfmodel.prediction._evaluate import step_programs as step_programs
-from perfmodel.prediction._evaluate import step_time_s as step_time_s
-from perfmodel.prediction._evaluate import step_times_s as step_times_s
-from perfmodel.prediction._fits import bundle_memory as bundle_memory
-from perfmodel.prediction._fits import fitting as fitting
-from perfmodel.prediction._fits import needed_memory as needed_memory
-from perfmodel.prediction._fits import peak_memory as peak_memory
-from perfmodel.prediction._fits import rank_checkpoint_bytes as rank_checkpoint_bytes
-from perfmodel.prediction._fits import rank_devices as rank_devices
-from perfmodel.prediction._fits import version_difference as version_difference
-from perfmodel.prediction._fitted_runs import FittedRuns as FittedRuns
-from perfmodel.prediction._grid import LayoutGrid as LayoutGrid
-from perfmodel.prediction._grid import PipelineChoice as PipelineChoice
-from perfmodel.prediction._grid import RecomputeChoice as RecomputeChoice
-from perfmodel.prediction._grid import ShardChoice as ShardChoice
-from perfmodel.prediction._grid import StateChoice as StateChoice
-from perfmodel.prediction._grid_costs import GridCosts as GridCosts
-from perfmodel.prediction._grid_costs import lower_bounds_s as lower_bounds_s
-from perfmodel.prediction._grid_costs import pass_work_s as pass_work_s
-from perfmodel.prediction._grid_costs import price_grids as price_grids
-from perfmodel.prediction._interval import GAUSS_90 as GAUSS_90
-from perfmodel.prediction._interval import Joint as Joint
-from perfmodel.prediction._interval import joint_errors as joint_errors
-from perfmodel.prediction._interval import joint_of as joint_of
-from perfmodel.prediction._interval import shared_errors as shared_errors
-from perfmodel.prediction._known_runs import OUTLIERS as OUTLIERS
-from perfmodel.prediction._known_runs import KnownRuns as KnownRuns
-from perfmodel.prediction._known_runs import Parts as Parts
-from perfmodel.prediction._known_runs import known_runs as known_runs
-from perfmodel.prediction._known_runs import widened as widened
-from perfmodel.prediction._layout_offsets import Likeness as Likeness
-from perfmodel.prediction._memory import CATEGORIES as CATEGORIES
-from perfmodel.prediction._phases import Phase as Phase
-from perfmodel.prediction._pipeline import LiveState as LiveState
-from perfmodel.prediction._placement import Placement as Placement
-from perfmodel.prediction._placement import placement_on_network as placement_on_network
-from perfmodel.prediction._placement import rank_strides as rank_strides
+from perfmodel.prediction._adjustment import (
+    HOST_FACTORS,
+    KERNEL_FACTORS,
+    LINK_FACTORS,
+    LOSSES,
+    PARAMETERS,
+    SKEW,
+    Adjustment,
+    factors_of,
+    load_adjustments,
+    save_adjustments,
+)
+from perfmodel.prediction._check import check_layout, check_machine, check_pipeline, layout_of, stages_without_layer
+from perfmodel.prediction._compare import Compared, Comparison, chimera_closed_form, compare_schedules
+from perfmodel.prediction._compose import (
+    Bundle,
+    bundle_events,
+    bundles,
+    event_classes,
+    in_program_of,
+    pass_s,
+    weighted_programs,
+)
+from perfmodel.prediction._durations import durations, pass_times
+from perfmodel.prediction._evaluate import evaluate, step_programs, step_time_s, step_times_s
+from perfmodel.prediction._fits import (
+    bundle_memory,
+    fitting,
+    needed_memory,
+    peak_memory,
+    rank_checkpoint_bytes,
+    rank_devices,
+    version_difference,
+)
+from perfmodel.prediction._fitted_runs import FittedRuns
+from perfmodel.prediction._grid import LayoutGrid, PipelineChoice, RecomputeChoice, ShardChoice, StateChoice
+from perfmodel.prediction._grid_costs import GridCosts, lower_bounds_s, pass_work_s, price_grids
+from perfmodel.prediction._interval import GAUSS_90, Joint, joint_errors, joint_of, shared_errors
+from perfmodel.prediction._known_runs import OUTLIERS, KnownRuns, Parts, known_runs, widened
+from perfmodel.prediction._layout_offsets import Likeness
+from perfmodel.prediction._memory import CATEGORIES
+from perfmodel.prediction._phases import Phase
+from perfmodel.prediction._pipeline import LiveState
+from perfmodel.prediction._placement import Placement, placement_on_network, rank_strides
 from perfmodel.prediction._population import CARD_NAME as POPULATION_CARD
-from perfmodel.prediction._population import CLASSES as CLASSES
-from perfmodel.prediction._population import DEGREES as DEGREES
+from perfmodel.prediction._population import CLASSES, DEGREES, NEUTRAL, Belief, Population, class_of, key, population
 from perfmodel.prediction._population import FILE_NAME as POPULATION_FILE
-from perfmodel.prediction._population import NEUTRAL as NEUTRAL
-from perfmodel.prediction._population import Belief as Belief
-from perfmodel.prediction._population import Population as Population
-from perfmodel.prediction._population import class_of as class_of
-from perfmodel.prediction._population import key as key
-from perfmodel.prediction._population import population as population
-from perfmodel.prediction._predict import explain as explain
-from perfmodel.prediction._predict import predict as predict
-from perfmodel.prediction._prediction import CriticalEvent as CriticalEvent
-from perfmodel.prediction._prediction import PassEvent as PassEvent
-from perfmodel.prediction._prediction import PassPart as PassPart
-from perfmodel.prediction._prediction import Prediction as Prediction
-from perfmodel.prediction._prediction import StageMemory as StageMemory
-from perfmodel.prediction._price import block_times as block_times
-from perfmodel.prediction._price import priced_events as priced_events
-from perfmodel.prediction._problem import Setting as Setting
-from perfmodel.prediction._problem import StepProblem as StepProblem
-from perfmodel.prediction._problem import step_problem as step_problem
-from perfmodel.prediction._problem import step_problem_of as step_problem_of
-from perfmodel.prediction._programs import Prepared as Prepared
-from perfmodel.prediction._programs import prepared as prepared
-from perfmodel.prediction._programs import program_live as program_live
-from perfmodel.prediction._scatter import Scales as Scales
-from perfmodel.prediction._scatter import half_width as half_width
-from perfmodel.prediction._scatter import scales as scales
-from perfmodel.prediction._scatter import standard_nodes as standard_nodes
-from perfmodel.prediction._sensitivity import EventShares as EventShares
-from perfmodel.prediction._sensitivity import StepDerivatives as StepDerivatives
-from perfmodel.prediction._sensitivity import derivatives_towards as derivatives_towards
-from perfmodel.prediction._sensitivity import event_shares as event_shares
-from perfmodel.prediction._sensitivity import step_derivatives as step_derivatives
-from perfmodel.prediction._shard import shard_blocks as shard_blocks
-from perfmodel.prediction._shard import shard_events as shard_events
-from perfmodel.prediction._site import COMPILED as COMPILED
-from perfmodel.prediction._site import EAGER as EAGER
-from perfmodel.prediction._site import Site as Site
-from perfmodel.prediction._site import attention_slowdown as attention_slowdown
-from perfmodel.prediction._site import generation as generation
-from perfmodel.prediction._site_constants import MEMORY_FILE as MEMORY_FILE
-from perfmodel.prediction._site_constants import SKEW_FILE as SKEW_FILE
-from perfmodel.prediction._site_constants import SUSTAINED_FILE as SUSTAINED_FILE
-from perfmodel.prediction._site_constants import skew_from as skew_from
-from perfmodel.prediction._site_constants import source_group as source_group
-from perfmodel.prediction._site_constants import source_skews as source_skews
-from perfmodel.prediction._site_constants import sustained as sustained
-from perfmodel.prediction._site_constants import sustained_from as sustained_from
-from perfmodel.prediction._stage_costs import StageCosts as StageCosts
-from perfmodel.prediction._stage_costs import one_stage_per_rank as one_stage_per_rank
-from perfmodel.prediction._stage_costs import stage_costs as stage_costs
-from perfmodel.prediction._stages import by_layer as by_layer
-from perfmodel.prediction._stages import is_layer as is_layer
-from perfmodel.prediction._stages import layer_count as layer_count
-from perfmodel.prediction._stages import segment_sizes as segment_sizes
-from perfmodel.prediction._stages import stage_blocks as stage_blocks
-from perfmodel.prediction._step_costs import beside_loss as beside_loss
-from perfmodel.prediction._step_costs import layout_coordinates as layout_coordinates
-from perfmodel.prediction._terms import STEP_TERMS as STEP_TERMS
-from perfmodel.prediction._terms import StepTerm as StepTerm
-from perfmodel.prediction._terms import without as without
-from perfmodel.prediction._zero import checkpoint_bytes as checkpoint_bytes
+from perfmodel.prediction._predict import explain, predict
+from perfmodel.prediction._prediction import CriticalEvent, PassEvent, PassPart, Prediction, StageMemory
+from perfmodel.prediction._price import block_times, priced_events
+from perfmodel.prediction._problem import Setting, StepProblem, step_problem, step_problem_of
+from perfmodel.prediction._programs import Prepared, prepared, program_live
+from perfmodel.prediction._scatter import Scales, half_width, scales, standard_nodes
+from perfmodel.prediction._sensitivity import (
+    EventShares,
+    StepDerivatives,
+    derivatives_towards,
+    event_shares,
+    step_derivatives,
+)
+from perfmodel.prediction._shard import shard_blocks, shard_events
+from perfmodel.prediction._site import COMPILED, EAGER, Site, attention_slowdown, generation
+from perfmodel.prediction._site_constants import (
+    MEMORY_FILE,
+    SKEW_FILE,
+    SUSTAINED_FILE,
+    skew_from,
+    source_group,
+    source_skews,
+    sustained,
+    sustained_from,
+)
+from perfmodel.prediction._stage_costs import StageCosts, one_stage_per_rank, stage_costs
+from perfmodel.prediction._stages import by_layer, is_layer, layer_count, segment_sizes, stage_blocks
+from perfmodel.prediction._step_costs import beside_loss, layout_coordinates
+from perfmodel.prediction._terms import STEP_TERMS, StepTerm, without
+from perfmodel.prediction._zero import checkpoint_bytes
 
 shorten_reprs(__name__)

@@ -43,7 +43,8 @@ def program_spec(layout: Layout, job: Job, layers: int, tied_embeddings: bool, s
     grad_reduce = gather = "none"
     if training and replicated:
         # a reduction that waits for another rank's replica would hold up the gathers of layers behind it
-        eager = "overlap" if replicas == 1 else "end" if gathers else "eager_opt"
+        one_idle = job.num_microbatches(layout) < replicas  # a replica that has no pass has no moment of its own either
+        eager = "overlap" if replicas == 1 else "end" if gathers or one_idle else "eager_opt"
         grad_reduce = eager if layout.overlap_grad_reduce else "end"
         # without ZeRO the gathers take no time: the layouts share one program with those of ZeRO 1
         if layout.zero < 3:
@@ -52,9 +53,7 @@ def program_spec(layout: Layout, job: Job, layers: int, tied_embeddings: bool, s
         gather = "layer" if layout.overlap_param_gather else "layer_serial"
     micro_batches, steps = job.num_microbatches(layout), 1
     if training and (scheduler.asynchronous or scheduler.staggered):
-        # the pipeline is full once the first micro-batch is back, which a backward of all of them delays most
-        filling = layout.pp if not scheduler.plain else -(-2 * layout.pp // micro_batches)
-        steps = 2 * max(2, filling)
+        steps = 2 * scheduler.steady_steps(layout.pp, micro_batches)
     return ProgramSpec(
         schedule=layout.effective_schedule,
         stages=layout.pp,

@@ -120,8 +120,8 @@ def add_step_gathers(builder: StructureBuilder, spec: ProgramSpec, passes: Passe
 def add_reductions(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:
     """Reductions during the passes: beside them, or with the next pass waiting for each (`grad_reduce="end"`).
 
-    Both have the same ops in the same order, so that overlap only takes waits away. Where a stage has replicas on
-    several devices its reduction starts when all of them are ready.
+    In a stream of steps both have the same ops in the same order, so that overlap only takes waits away. Where a stage
+    has replicas on several devices its reduction starts when all of them are ready.
     """
     s = passes.schedule
     during = spec.grad_reduce in ("overlap", "eager_opt") or spec.reduce_every_micro_batch or s.updates.any()
@@ -155,7 +155,10 @@ def add_reductions(builder: StructureBuilder, spec: ProgramSpec, passes: Passes,
 def reduced_after(spec: ProgramSpec, schedule: Schedule) -> Bool[np.ndarray, " instructions"]:
     """Instructions after which gradients are reduced at once, rather than at the end of the step."""
     if spec.reduce_every_micro_batch:
-        return schedule.ends_backward
+        reduced = schedule.ends_backward.copy()
+        if spec.ends_with_reductions:
+            reduced[last_of_chunks(schedule, reduced)] = False
+        return reduced
     reduced = np.zeros(schedule.n_instructions, bool)
     if spec.grad_reduce in ("overlap", "eager_opt") or schedule.updates.any():
         reduced[last_of_chunks(schedule, schedule.ends_backward)] = True

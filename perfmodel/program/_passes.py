@@ -136,9 +136,10 @@ def _split(spec: ProgramSpec, schedule: Schedule) -> Bool[np.ndarray, " instruct
     if spec.gathers_by_layer:
         return np.ones(n, bool)
     split = np.zeros(n, bool)
-    if spec.grad_reduce in ("overlap", "eager_opt"):
+    stream = bool(schedule.updates.any())  # whatever overlaps, so that overlap only takes waits away
+    if spec.grad_reduce in ("overlap", "eager_opt") or (stream and spec.grad_reduce == "end"):
         ends = schedule.ends_backward
         split[ends if spec.reduce_every_micro_batch else last_of_chunks(schedule, ends)] = True
-    if spec.param_gather == "step_overlap":
+    if spec.param_gather == "step_overlap" or (stream and spec.param_gather == "step"):
         split[first_of_chunks(schedule, schedule.phase == Phase.FORWARD)] = True
     return split

@@ -52,7 +52,8 @@ class ProgramSpec:
     section 3.2)."""
     reduce_every_micro_batch: bool = False
     """Gradients are reduced after every backward, not only the last (ZeRO 2 and 3). With
-    `grad_reduce="end"` the device's next pass waits for each such reduction."""
+    `grad_reduce="end"` the device's next pass waits for each such reduction, and under ZeRO 2 the last of every chunk
+    comes after the device's last backward."""
     param_gather: ParamGather = "none"
     """`step` (ZeRO 1 and 2): after the optimizer, chunk by chunk. `step_overlap`: at the start of the
     step on DATA_COMM; the first forward of each segment waits for its own. `layer` (ZeRO 3): before
@@ -125,6 +126,14 @@ class ProgramSpec:
     def is_forward_only(self) -> bool:
         """Whether the step has no backward passes, by flag or by schedule."""
         return self.forward_only or self.schedule == "forward"
+
+    @property
+    def ends_with_reductions(self) -> bool:
+        """Whether reductions come after a device's last backward: without overlap under ZeRO 1 and 2 alike (of which 2
+        has reduced the other micro-batches' before), so that neither hides them in a bubble that the other leaves
+        idle."""
+        late = self.grad_reduce in ("end", "eager_opt") and not (self.steps > 1 or self.scheduler.asynchronous)
+        return late and not (self.reduce_every_micro_batch and self.gathers_by_layer)
 
     @property
     def gathers_by_layer(self) -> bool:

@@ -6,7 +6,7 @@ from perfmodel.program._communication import reduced_after
 from perfmodel.program._passes import Passes, first_of_chunks
 from perfmodel.program._spec import ProgramSpec
 from perfmodel.program._structure import Kind, Stream
-from perfmodel.program._structure_builder import WHOLE, Around, Ids, ProgramOrder, StructureBuilder
+from perfmodel.program._structure_builder import Around, Ids, ProgramOrder, StructureBuilder
 from perfmodel.schedule import NEVER, Phase, Schedule
 
 
@@ -65,7 +65,7 @@ def _add_gathers(
     overlapped = spec.param_gather == "step_overlap"
     firsts = first_of_chunks(s, s.phase == Phase.FORWARD)
     firsts = firsts[np.lexsort((s.position[firsts], s.device[firsts]))]
-    uses = np.flatnonzero(np.isin(passes.instruction, firsts)) if overlapped else passes.first[firsts]
+    uses = np.flatnonzero(np.isin(passes.instruction, firsts))
     used_by = passes.instruction[uses]
     done = np.cumsum(s.updates) - s.updates  # of all devices, one after another, as the optimizers are
     update = np.where(s.updates_before[used_by] > 0, done[used_by] - 1, NEVER)
@@ -76,7 +76,7 @@ def _add_gathers(
         s.device[used_by],
         Stream.DATA_COMM,
         s.instruction_stage[used_by],
-        segment=passes.segment[uses] if overlapped else WHOLE,
+        segment=passes.segment[uses],
         key=order.lead_in_key(s.slot[goes_on], s.device[used_by], place),
     )
     builder.connect(gathers, uses if overlapped else passes.first[goes_on])
@@ -100,10 +100,11 @@ def add_step_end(builder: StructureBuilder, spec: ProgramSpec, schedule: Schedul
 
 
 def _add_final_reductions(builder: StructureBuilder, spec: ProgramSpec, schedule: Schedule) -> None:
-    if spec.grad_reduce not in ("end", "eager_opt") or spec.reduce_every_micro_batch:
+    if not spec.ends_with_reductions:
         return
     early = np.zeros(schedule.n_stages, bool)
-    early[schedule.instruction_stage[reduced_after(spec, schedule)]] = True
+    if not spec.reduce_every_micro_batch:
+        early[schedule.instruction_stage[reduced_after(spec, schedule)]] = True
     compute = builder.last_on_streams()[:, Stream.COMPUTE]
     for chunk in reversed(range(schedule.chunks)):
         devices = np.flatnonzero(~early[schedule.stage[:, chunk]])

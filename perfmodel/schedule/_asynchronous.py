@@ -30,7 +30,16 @@ def pipedream_2bw(devices: int, micro_batches: int, chunks: int, per_step: int) 
     return _one_by_one("pipedream-2bw", devices, micro_batches, per_step)
 
 
-@register("nf1b", chunks=1, number="slots", plain=False, weights="latest")
+def version_difference(workers: int, micro_batches: int) -> int:
+    """Version difference of nF1B in the unit time of the paper's figures: v = ceil(W / (N + 1)).
+
+    Backward k starts at W + N - 1 + (k - 1)(N + 1) on the last of W workers and takes W slots to the first. The paper's
+    floor((W + N - 2) / N) counts N slots per mini-batch and forgets the one of the backward (section 4.4).
+    """
+    return -(-workers // (micro_batches + 1))
+
+
+@register("nf1b", chunks=1, number="slots", plain=False, weights="latest", period=version_difference)
 def nf1b(devices: int, micro_batches: int, chunks: int, per_step: int, slots: int = 0) -> Schedule:
     """TiMePReSt's nF1B (section 4.2): N forwards, one per micro-batch, then one backward of the mini-batch.
 
@@ -57,15 +66,6 @@ def nf1b(devices: int, micro_batches: int, chunks: int, per_step: int, slots: in
     length = np.where(forward, 1, slots or 2 * per_step)
     limit = None if slots else (version_difference(devices, per_step) + 1) * per_step - 1
     return _updating_every(1, arrange(pool, forward, forward, limit=limit, length=length))
-
-
-def version_difference(workers: int, micro_batches: int) -> int:
-    """Version difference of nF1B in the unit time of the paper's figures: v = ceil(W / (N + 1)).
-
-    Backward k starts at W + N - 1 + (k - 1)(N + 1) on the last of W workers and takes W slots to the first. The paper's
-    floor((W + N - 2) / N) counts N slots per mini-batch and forgets the one of the backward (section 4.4).
-    """
-    return -(-workers // (micro_batches + 1))
 
 
 def _one_by_one(name: str, devices: int, micro_batches: int, per_update: int) -> Schedule:

@@ -212,8 +212,7 @@ def _steady(
         stream = scheduler(schedule.devices, micro_batches, chunks, steps)
         return float(starts_and_ends(stream, times)[1].max())
 
-    # the pipeline is full once the first micro-batch is back, which a backward of all of them delays most
-    steps = max(2, schedule.devices if not scheduler.plain else -(-2 * schedule.devices // micro_batches))
+    steps = scheduler.steady_steps(schedule.devices, micro_batches)
     seen = [ends(steps), ends(2 * steps)]
     while True:
         steps, interval = 2 * steps, seen[-1] - seen[-2]

@@ -59,6 +59,8 @@ class Scheduler:
     staggered: bool = False
     """A device starts its next step without waiting for the others to end theirs (the zero-bubble
     schedules' post-validated optimizer step)."""
+    period: Callable[[int, int], int] | None = None
+    """(devices, micro-batches of a step) -> steps after which the order of a stream repeats; None: 1."""
 
     @property
     def slices(self) -> int:
@@ -90,6 +92,18 @@ class Scheduler:
             self.demands(devices, micro_batches, chunks)
         except LayoutError as error:
             raise LayoutError(str(error), Reason.SCHEDULE, self.label) from None
+
+    def steady_steps(self, devices: int, micro_batches: int) -> int:
+        """Steps of a stream in which the pipeline fills, a whole number of its periods; after them a step takes what
+        twice as many steps take more, over their number.
+
+        The pipeline is full once the first micro-batch is back, which a backward of all of them delays most. Where no
+        flush ever lets devices meet, one that is ahead takes as long again to be held up by the slowest.
+        """
+        filling = max(2, devices if not self.plain else -(-2 * devices // micro_batches))
+        filling *= 2 if self.asynchronous else 1
+        period = 1 if self.period is None else self.period(devices, micro_batches)
+        return -(-filling // period) * period
 
     @property
     def asynchronous(self) -> bool:
@@ -138,6 +152,7 @@ def register(
     demands: Demands | None = None,
     looped: bool = False,
     staggered: bool = False,
+    period: Callable[[int, int], int] | None = None,
 ) -> Callable[[Builder], Scheduler]:
     """Decorator that makes a builder known under `name`; a name is given once. See `Scheduler`."""
 
@@ -146,7 +161,7 @@ def register(
             raise PerfModelError(f"schedule {name!r} is registered already; choose another name")
         digest = "" if build.__module__.startswith("perfmodel.") else None
         scheduler = Scheduler(
-            name, build, stage_map, chunks, number, (), plain, weights, demands, digest, looped, staggered
+            name, build, stage_map, chunks, number, (), plain, weights, demands, digest, looped, staggered, period
         )
         _SCHEDULERS[name] = scheduler
         return scheduler

@@ -11,13 +11,12 @@ from perfmodel.display import LINES, VERMILLION
 from perfmodel.errors import PerfModelError
 from perfmodel.execution.emulation import EmulatedCurve
 from perfmodel.planning.what_if import Curve
-from perfmodel.viz._style import Width, new_figure, styled, time_unit
+from perfmodel.viz._style import MARKERS, Width, new_figure, styled, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _HYPHENED = re.compile(r"\b(all|reduce|inter|intra) (reduce|gather|scatter|to all|node)")
 _LEAST_SPAN = 0.1
 """Share of the step that the axis shows at least, so that a flat curve looks flat."""
@@ -58,7 +57,7 @@ def _panel(axis: "Axes", curves: Sequence[Curve]) -> None:
     for i, curve in enumerate(curves):
         steps = [per_s * s for s in curve.step_s]
         values = [scale * v for v in curve.values]
-        axis.plot(values, steps, color=LINES[i % len(LINES)], marker=_MARKERS[i % len(_MARKERS)])
+        axis.plot(values, steps, color=LINES[i % len(LINES)], marker=MARKERS[i % len(MARKERS)])
     if first.multiple:
         axis.set_xlabel(f"{_words(first.name)}, as a multiple" if len(curves) == 1 else "multiple of what it is")
         if min(first.values) > 0 and max(first.values) / min(first.values) >= 4:
@@ -79,10 +78,6 @@ def _words(name: str) -> str:
     """A parameter's name for people, without its unit."""
     words = name.removesuffix("_s").replace("_", " ")
     return _HYPHENED.sub(r"\1-\2", words)
-
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @styled

@@ -17,9 +17,6 @@ from perfmodel.viz._style import Width, new_figure, set_title, styled, time_unit
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 _NAMED_UP_TO = 4
 """Ranks up to which each line has its name in the legend."""

@@ -11,15 +11,23 @@ from perfmodel.execution.interpreter import TrainingCurve
 from perfmodel.schedule import PassTimes, Phase, Schedule, ScheduleFacts, starts_and_ends
 from perfmodel.viz._boxes import Boxes, draw_boxes
 from perfmodel.viz._gantt import chunk_shades
-from perfmodel.viz._style import WIDTHS_IN, Width, device_ticks, legend_below, log_ticks, new_figure, styled, wrapped
+from perfmodel.viz._style import (
+    MARKERS,
+    WIDTHS_IN,
+    Width,
+    device_ticks,
+    legend_below,
+    log_ticks,
+    new_figure,
+    styled,
+    wrapped,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
-
+_STYLES: Final = ("-", "--", ":", "-.")
 _ROW_IN: Final = 0.15
 _LEAST_ROW_IN: Final = 0.06
 _PANEL_IN: Final = 3.9
@@ -108,7 +116,7 @@ def draw_training_curves(curves: Sequence[TrainingCurve], width: Width = "page")
     by_time, by_update = figure.subplots(1, 2, sharey=True)
     lines, labels = [], []
     for i, curve in enumerate(curves):
-        style = {"color": LINES[i % len(LINES)], "linestyle": ("-", "--", ":", "-.")[i // len(LINES) % 4]}
+        style = {"color": LINES[i % len(LINES)], "linestyle": _STYLES[i // len(LINES) % len(_STYLES)]}
         lines += by_time.plot(curve.time_s, curve.loss, **style)
         labels.append(f"{curve.schedule} (version difference {curve.version_difference[-1]})")
         by_update.plot(np.arange(1, len(curve.loss) + 1), curve.loss, **style)
@@ -118,8 +126,6 @@ def draw_training_curves(curves: Sequence[TrainingCurve], width: Width = "page")
     return figure
 
 
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_STYLES = ("-", "--", ":", "-.")
 _CHARACTERS_PER_IN = 20
 _LINE_IN = 0.13
 """Of the legend."""
@@ -144,8 +150,8 @@ def draw_bubble_curves(facts: Sequence[ScheduleFacts], width: Width = "column") 
     axis = figure.subplots()
     for i, (curve, label) in enumerate(zip(curves, labels, strict=True)):
         axis.plot(
-            *zip(*curve, strict=True), label=label, color=LINES[i % len(LINES)], marker=_MARKERS[i % len(_MARKERS)],
-            linestyle=_STYLES[i // len(LINES) % 4],
+            *zip(*curve, strict=True), label=label, color=LINES[i % len(LINES)], marker=MARKERS[i % len(MARKERS)],
+            linestyle=_STYLES[i // len(LINES) % len(_STYLES)],
         )  # fmt: skip
     axis.set_xscale("log", base=2)
     log_ticks(axis.xaxis, sorted({f.micro_batches for f in facts}))

@@ -26,8 +26,8 @@ from mutations import VALUES, mutations, toml_text
 from test_cli import run
 
 from perfmodel.cli._completion import parsers
+from perfmodel.cli._init import samples
 from perfmodel.cli._parser import parser
-from perfmodel.cli._samples import samples
 from perfmodel.cost.learn import weights_folder
 from perfmodel.ingest import read_trace, write_measured_trace
 from perfmodel.program.distribute import Degrees, distribute

@@ -199,7 +199,7 @@ def test_what_to_measure_before_a_layout_is_chosen(capsys, monkeypatch: pytest.M
         (["--plan", "nowhere.toml", "--out", "x"], "nowhere.toml: not a readable plan"),
         (["--plan", "{tiny}"], "--out DIR is needed"),
         (["--plan", "{tiny}", "--model", "gpt3-1.3b", "--out", "x"], "give --plan FILE, or --model"),
-        (["--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--out", "x"], "--model needs --layouts too"),
+        (["--model", "gpt3-1.3b", "--cluster", "dgx-a100", "--out", "x"], "--model needs --layouts, --global-batch"),
         (["--plan", "{tiny}", "--out", "x", "--backend", "tensorflow"], "invalid choice"),
         (["--plan", "{tiny}", "--out", "{tiny}"], "plan.toml"),
         (["--plan", "{tiny}", "--out", "x", "--backend", "nccl-tests"], "collectives only"),

@@ -11,9 +11,9 @@ from test_cli import run
 
 import perfmodel as pm
 from perfmodel import catalog
+from perfmodel.cli._init import samples
 from perfmodel.cli._job_file import complete_from_job
 from perfmodel.cli._parser import given, parser
-from perfmodel.cli._samples import samples
 from perfmodel.errors import PerfModelError
 from perfmodel.planning.layouts import SEARCH_WORDS
 from perfmodel.spec import Job, Layout

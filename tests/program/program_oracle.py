@@ -54,6 +54,12 @@ class Simulator:
         return end, max(end.values())
 
     @property
+    def late(self) -> bool:
+        """Whether reductions come after the passes, of ZeRO 2 those that are left."""
+        by_layer = self.spec.param_gather in ("layer", "layer_serial")
+        return self.spec.grad_reduce == "end" and not (self.spec.reduce_every_micro_batch and by_layer)
+
+    @property
     def whole(self) -> int:
         return -1 if self.spec.segments > 1 else 0
 
@@ -143,7 +149,8 @@ class Simulator:
         every = spec.reduce_every_micro_batch
         if spec.grad_reduce == "end" and not every:
             return
-        if not every and i != self._last_reduced([o for o in order if o.chunk == i.chunk]):
+        last = i == self._last_reduced([o for o in order if o.chunk == i.chunk])
+        if (last and self.late) if every else not last:
             return
         name = (Kind.GRAD_REDUCE, self._stage(i), segment, i.micro_batch if every else -1, device)
         waits = [(after, 0.0)]
@@ -222,7 +229,7 @@ class Simulator:
             return [(queue[-1].name, 0.0) for queue in (compute[d], comm[d]) if queue]
 
         devices = range(schedule.devices)
-        if spec.grad_reduce == "end" and not spec.reduce_every_micro_batch:
+        if self.late:
             for d in devices:
                 for chunk in reversed(range(schedule.chunks)):
                     name = (Kind.GRAD_REDUCE, int(schedule.stage[d, chunk]), self.whole, -1, d)

@@ -10,9 +10,8 @@ import torch.distributed as dist  # pyright: ignore[reportMissingImports]
 
 from perfmodel.execution.emulation._effects import Effects
 from perfmodel.execution.emulation._lane import EmulatedWork, Lane
-from perfmodel.execution.emulation._line import Plan
 from perfmodel.execution.emulation._orders import Call, EmulationError
-from perfmodel.execution.emulation._rank import Rank
+from perfmodel.execution.emulation._rank import Plan, Rank
 from perfmodel.execution.emulation._record import Noted
 
 Tensor = Any

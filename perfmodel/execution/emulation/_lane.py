@@ -11,8 +11,8 @@ import torch  # pyright: ignore[reportMissingImports]
 import torch.distributed as dist  # pyright: ignore[reportMissingImports]
 
 from perfmodel.execution.emulation._clock import Core, come_first, fine_timers
-from perfmodel.execution.emulation._line import Plan
 from perfmodel.execution.emulation._orders import Call, EmulationError
+from perfmodel.execution.emulation._rank import Plan
 from perfmodel.execution.emulation._record import Noted
 
 _PATIENCE_S: Final = 5.0

@@ -9,8 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from perfmodel.execution.emulation._orders import delayed_as
-from perfmodel.execution.emulation._shared_core import User, done_at_s, own_s, users_of
-from perfmodel.execution.emulation._spans import Iteration
+from perfmodel.execution.emulation._spans import Iteration, User, done_at_s, own_s, users_of
 from perfmodel.program import N_STREAMS, Kind, Stream, Structure
 from perfmodel.timeline import CompiledStructure, compile_structure, makespan, makespan_and_grad
 

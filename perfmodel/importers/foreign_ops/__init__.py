@@ -9,8 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from perfmodel.display import shorten_reprs
-from perfmodel.importers.foreign_ops._call import Call as Call
-from perfmodel.importers.foreign_ops._call import Rule as Rule
+from perfmodel.importers.foreign_ops._call import Call, Rule
 from perfmodel.importers.foreign_ops._elementwise import ELEMENTWISE
 from perfmodel.importers.foreign_ops._images import IMAGES
 from perfmodel.importers.foreign_ops._products import PRODUCTS

@@ -13,7 +13,7 @@ from perfmodel.ingest.launch._launch import Launch, model_fields, shape
 from perfmodel.ingest.launch._like import merged, without_model
 from perfmodel.ingest.launch._read import launch_format, parse_launch
 from perfmodel.ingest.launch._table import Fields
-from perfmodel.spec import Job, Layout, Model, partition_by_cost
+from perfmodel.spec import Job, Layout, Model, partition_by_cost, written
 
 _WRITERS: Final = {"arguments": write_arguments, "json": write_json, "toml": write_toml, "yaml": write_yaml}
 _ENDINGS: Final = {"arguments": ".sh", "json": ".json", "toml": ".toml", "yaml": ".yaml"}
@@ -163,15 +163,9 @@ def _require_same(form: LaunchFormat, back: Launch, layout: Layout, job: Job | N
     lost = [name for name in got if wanted[name] != got[name]]
     if lost:
         reasons = "; ".join(
-            f"{name}={_said(wanted[name])}" + (f" ({form.limits[name]})" if name in form.limits else "")
+            f"{name}={written(wanted[name])}" + (f" ({form.limits[name]})" if name in form.limits else "")
             for name in lost
             if name != "dp" or len(lost) == 1  # what is left for dp follows from the others
         )
-        fix = ",".join(f"{name}={_said(got[name])}" for name in lost if name != "dp" and got[name] is not None)
+        fix = ",".join(f"{name}={written(got[name])}" for name in lost if name != "dp" and got[name] is not None)
         raise LaunchFileError(f"{form.name} cannot run {layout}: {reasons}" + (f"; take {fix}" if fix else ""))
-
-
-def _said(value: object) -> str:
-    if isinstance(value, tuple):
-        return "-".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,7 +1,8 @@
-"""Measurement tables: one declared schema, checked at the door."""
+"""Measurement tables, of kernels, of collectives and of published runs: one declared schema, checked at the door."""
 
 import csv
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -86,6 +87,64 @@ REQUIRED: Final[dict[TableKind, tuple[str, ...]]] = {
 }
 _TAIL_BYTES: Final = 1 << 16
 _UNITLESS: Final = {"time": "time_us", "latency": "time_us", "duration": "time_us", "size": "bytes"}
+
+
+NEEDED_OF_RUNS: Final = ("case_id", "source", "device", "tp", "pp", "dp", "micro_batch", "measured_iter_time_s")
+"""Columns without which a table is none of runs."""
+RUN_COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
+    "case_id": ("text", "name of the run"),
+    "source": ("text", "who published it; runs of one source are judged together"),
+    "status": ("text", "ok, or why there is no time (oom, crash); ok if empty"),
+    "device": ("text", "catalog name or alias of the device"),
+    "n_devices": ("number", "devices used"),
+    "devices_per_node": ("number", "of one node; 8 if empty"),
+    "intra_link": ("text", "links within a node, such as NVLink"),
+    "inter_link": ("text", "network between nodes, such as 8x 400G InfiniBand"),
+    "inter_link_as_stated": ("text", "the same in the source's own words"),
+    "nics_per_node": ("number", "network adapters of a node"),
+    "nic_gbit_per_s": ("Gbit/s", "rate of one adapter"),
+    "framework": ("text", "training framework, NAME or NAME@YEAR"),
+    "model": ("text", "catalog name; or what the next columns say"),
+    "family": ("text", "kind of model, such as llama"),
+    "params_b": ("10^9", "parameters"),
+    "layers": ("number", "layers"),
+    "hidden": ("number", "hidden size"),
+    "heads": ("number", "attention heads"),
+    "kv_heads": ("number", "heads of keys and values; all if empty"),
+    "head_dim": ("number", "size of a head; hidden / heads if empty"),
+    "ffn_hidden": ("number", "inner size of the feed-forward"),
+    "vocab": ("number", "vocabulary"),
+    "n_experts": ("number", "experts; none if empty"),
+    "top_k": ("number", "experts of a token"),
+    "first_dense_layers": ("number", "leading layers without experts"),
+    "seq_len": ("tokens", "sequence length; the model's if empty"),
+    "global_batch": ("sequences", "per step"),
+    "micro_batch": ("sequences", "per micro-batch and replica"),
+    "num_microbatches": ("number", "micro-batches per step and replica"),
+    "dtype": ("text", "element type; bf16 if empty"),
+    "dtype_recipe": ("text", "how scales of 8- and 4-bit products are found"),
+    "flash_attention": ("0 or 1", "fused attention"),
+    **{name: ("number", f"degree as in a layout: {what}") for name, what in {
+        "tp": "tensor", "pp": "pipeline", "dp": "data", "cp": "context", "ep": "expert", "etp": "tensor, in experts",
+    }.items()},
+    "vpp": ("number", "model chunks per pipeline rank"),
+    "schedule": ("text", "pipeline schedule"),
+    "zero_stage": ("0 to 3", "ZeRO stage"),
+    "sharding": ("text", "the same in words, such as fsdp"),
+    "sequence_parallel": ("0 or 1", "norms sharded along the sequence"),
+    "recompute": ("text", "none, selective or full"),
+    "recompute_detail": ("text", "which layers or ops"),
+    "launch_and_overlap": ("text", "launch flags and what is overlapped"),
+    "notes": ("text", "anything else; some settings are read from it"),
+    "measured_iter_time_s": ("s", "time of a step"),
+    "measured_tokens_per_s_per_device": ("tokens/s", "throughput, where no time is stated"),
+    "measured_mfu": ("share", "model FLOP/s of the peak"),
+    "measured_hfu": ("share", "the same, recomputation counted"),
+    "measured_peak_memory_gb": ("GB", "peak memory of a device"),
+    "memory_unit": ("text", "GiB where the column before holds these"),
+    "memory_kind": ("text", "what counts that memory: allocated, reserved or the driver's"),
+}  # fmt: skip
+"""What a table of runs may hold: unit or kind of values, and meaning."""
 
 
 def read_table(path: Path | str) -> pd.DataFrame:

@@ -127,12 +127,7 @@ def _moved(at: tuple[int, ...]) -> Any:
 
 
 def _durations(values: Values) -> tuple[Float[Array, " classes"]]:
-    size, sizes = values["batch"][values["of"]], values["sizes"]
-    upper = jnp.clip(jnp.searchsorted(sizes, size), 1, len(sizes) - 1)
-    share = (size - sizes[upper - 1]) / (sizes[upper] - sizes[upper - 1])
-    at = jnp.arange(len(size))
-    between = values["by_size"][upper - 1, at] * (1 - share) + values["by_size"][upper, at] * share
-    return (jnp.where(values["scaled"], between, values["base"]),)
+    return (_between(jnp, values, values["batch"][values["of"]]),)
 
 
 def _limits(values: Values) -> Float[Array, " micro_batches"]:
@@ -141,13 +136,18 @@ def _limits(values: Values) -> Float[Array, " micro_batches"]:
 
 def _of_sizes(constants: Values, some: Int[np.ndarray, "n micro_batches"]) -> Float[np.ndarray, "n classes"]:
     """`_durations` of whole sizes, many at once, in double precision."""
+    return _between(np, constants, np.minimum(some[:, constants["of"]], constants["sizes"][-1]))
+
+
+def _between(xp: Any, constants: Values, size: Any) -> Any:
+    """Seconds of classes whose micro-batches have some size [..., classes], between those of the sizes that are known,
+    by `jax.numpy` or `numpy`."""
     sizes, by_size = constants["sizes"], constants["by_size"]
-    size = np.minimum(some[:, constants["of"]], sizes[-1])
-    upper = np.clip(np.searchsorted(sizes, size), 1, len(sizes) - 1)
+    upper = xp.clip(xp.searchsorted(sizes, size), 1, len(sizes) - 1)
     share = (size - sizes[upper - 1]) / (sizes[upper] - sizes[upper - 1])
-    at = np.arange(size.shape[1])
+    at = xp.arange(size.shape[-1])
     between = by_size[upper - 1, at] * (1 - share) + by_size[upper, at] * share
-    return np.where(constants["scaled"], between, constants["base"])
+    return xp.where(constants["scaled"], between, constants["base"])
 
 
 def _durations_at(problem: StepProblem, bundle: Bundle, size: int) -> Float[np.ndarray, " classes"]:

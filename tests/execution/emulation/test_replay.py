@@ -19,7 +19,7 @@ from perfmodel.execution.emulation import (
 )
 from perfmodel.execution.emulation._record import COLLECTIVE_COLUMNS
 from perfmodel.execution.emulation._run import RankRun
-from perfmodel.execution.emulation._shared_core import User, done_at_s, own_s
+from perfmodel.execution.emulation._spans import User, done_at_s, own_s
 
 FORWARD_S, BACKWARD_S, OPTIMIZER_S = 0.010, 0.030, 0.005
 CALLS_S = ((0.020, 0.008), (0.030, 0.008), (0.040, 0.004))
