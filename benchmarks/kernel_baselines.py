@@ -23,8 +23,7 @@ from perfmodel.cost.learn import (
     read_recipe,
     split,
 )
-from perfmodel.cost.learn._kinds import KindCode, one_hot
-from perfmodel.cost.learn._tables import physics_of
+from perfmodel.cost.learn._rows import KindCode, one_hot
 from perfmodel.ingest import kernel_table_paths
 from perfmodel.ingest.tables import read_table, write_json
 
@@ -55,13 +54,13 @@ def baselines(samples: Samples, holdout: float) -> dict[str, float]:
 
 def roofline_log_time(samples: Samples) -> Float64[np.ndarray, "n"]:
     """Log seconds of the plain roofline max(FLOPs / peak, bytes / bandwidth): the first baseline."""
-    physics, machine = physics_of(samples)
+    physics, machine = samples.physics()
     return np.log(np.maximum(physics.flops / machine.peak, physics.bytes / machine.bandwidth))
 
 
 def tree_features(samples: Samples, *, with_software: bool) -> Float64[np.ndarray, "n F"]:
     """Inputs of the tree baseline: log shapes, FLOPs and bytes, device figures, kind (and stack)."""
-    physics, machine = physics_of(samples)
+    physics, machine = samples.physics()
     columns = [np.log2(1.0 + v) for v in samples.rows.shape.values()]
     columns += [np.log2(physics.flops), np.log2(physics.bytes), *(np.log2(figure) for figure in machine)]
     code = one_hot(KindCode.of(samples.rows.kinds), samples.rows)

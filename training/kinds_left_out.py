@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from perfmodel.cost.learn import (
+    Asked,
     Query,
     Regressor,
     Samples,
@@ -27,7 +28,7 @@ from perfmodel.cost.learn import (
     load_regressor,
     shipped_folder,
 )
-from perfmodel.cost.learn._plan import Plan, preference_for, ratio_plan
+from perfmodel.cost.learn._plan import Plan, Wanted, ratio_plan
 from perfmodel.cost.learn._stack import Stack
 from perfmodel.ingest import kernel_table_paths
 from perfmodel.ingest.tables import read_table, write_text
@@ -48,9 +49,8 @@ class RatioOnly(Regressor):
 
     def plan(self, query: Query, kind: KernelKind, *, direct: bool = True) -> Plan:
         """As the regressor's, without siblings."""
-        order = {i: preference_for(s, kind, None, None) for i, s in enumerate(self.stacks)}
         own = [i for i, s in enumerate(self.stacks) if s.figures.same_kernels(query.figures)]
-        return ratio_plan(self.stacks, own, query.figures, kind, order) or super().plan(query, kind, direct=direct)
+        return ratio_plan(Wanted(self.stacks, query.figures, kind), own) or super().plan(query, kind, direct=direct)
 
 
 def main() -> None:
@@ -111,7 +111,7 @@ def error(regressor: Regressor, samples: Samples, index: np.ndarray, query: Quer
     """Median absolute error in per cent."""
     at = np.zeros(len(index), np.int64)
     eager = samples.stacks[samples.stack[index[0]]].host_launch
-    predicted = regressor.predict(samples.rows.take(index), (query,), at, host_launch=eager)
+    predicted = regressor.predict(Asked(samples.rows.take(index), (query,), at, host_launch=eager))
     return float(np.median(absolute_percent(np.log(samples.time_s[index]) - predicted.log_time)))
 
 

@@ -193,3 +193,13 @@ def select(
         known |= {op: found[op] for op in wanted if op in found}
         failed += [op for op in wanted if op not in found]
         open_ops = [op for op in open_ops if op not in set(wanted)]
+
+
+def selection_text(selection: Selection) -> str:
+    """Measurements and the widest interval round by round, and why it stopped."""
+    last = selection.rounds[-1]
+    lines = [f"{r.measurements:5} measurements: step times within {r.half_width.max():.1%}" for r in selection.rounds]
+    lines.append(f"{selection.reason} after {last.measurements} measurements")
+    if selection.failed:
+        lines.append(f"{len(selection.failed)} chosen events could not be measured undisturbed")
+    return "\n".join(lines)

@@ -160,10 +160,10 @@ class Beliefs:
         return kinds, prior(kinds)
 
 
-def prior(kinds: Sequence[Component], own: float = OWN) -> Hyperparameters:
+def prior(kinds: Sequence[Component]) -> Hyperparameters:
     """What is believed before enough is measured."""
     default = Hyperparameters.default(kinds)
-    return Hyperparameters(np.array([*START.values(), own]), default.length, NOISE, SHORT_NOISE)
+    return Hyperparameters(np.array([*START.values(), OWN]), default.length, NOISE, SHORT_NOISE)
 
 
 def condition(base: Base, device: Device, measured: Mapping[Op, float], earlier: Beliefs | None = None) -> Beliefs:
@@ -199,7 +199,7 @@ def _fit(kinds: tuple[Component, ...], points: Points, residual: np.ndarray) -> 
     if n < FEWEST:
         return prior(kinds)
     sample = np.random.default_rng(0).permutation(n)[:MOST_FITTED]
-    found = fit_hyperparameters(kinds[:-1], points, residual, sample, FEWEST)
+    found = fit_hyperparameters(kinds[:-1], points, residual, sample)
     own = max(np.exp(found.noise) - np.exp(NOISE), np.exp(LEAST_OWN))
     doubt = np.log1p((len(found.variance) + sum(map(len, found.length)) + 2) / n)
     variance = np.append(found.variance, np.log(own)) + doubt

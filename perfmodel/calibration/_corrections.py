@@ -263,7 +263,7 @@ def _contention(problem: StepProblem, layout: Layout, profile: Profile, sides: S
             beside_s += sum(over_s for _, over_s in beside[key])
     per = sides.steps * profile.devices
     if beside_s / per > LEAST_SHARE * sides.predicted_step_s:
-        loss = min(max(extra_s / beside_s - beside_loss(problem, layout), 0.0), 1.0)
+        loss = min(max(extra_s / beside_s - beside_loss(problem), 0.0), 1.0)
         yield Correction(name="dp_overlap_loss", value=loss, sd=0.05, seconds=beside_s / per, calls=0.0)
 
 

@@ -58,7 +58,7 @@ class Hyperparameters:
 
     @classmethod
     def default(cls, components: Sequence[Component]) -> "Hyperparameters":
-        """Where the search starts; also what small tables use."""
+        """Where the search starts."""
         return cls(np.full(len(components), -5.0), tuple(np.full(len(c.along), 1.0) for c in components), -7.0, -6.0)
 
 
@@ -115,27 +115,15 @@ def covariance(
     return total
 
 
-MIN_POINTS: Final = 60
-"""Smaller tables keep the defaults."""
 ITERATIONS: Final = 30
 PADDING: Final = 64
 _BOUNDS: Final = (-12.0, 5.0)
 
 
 def fit_hyperparameters(
-    components: Sequence[Component],
-    points: Points,
-    residual: np.ndarray,
-    sample: np.ndarray,
-    fewest: int = MIN_POINTS,
+    components: Sequence[Component], points: Points, residual: np.ndarray, sample: np.ndarray
 ) -> Hyperparameters:
-    """Maximise the marginal likelihood of `residual[sample]` with weak priors around the defaults.
-
-    Fewer points than `fewest` keep the defaults.
-    """
-    start = Hyperparameters.default(components)
-    if len(sample) < fewest:
-        return start
+    """Maximise the marginal likelihood of `residual[sample]` with weak priors around the defaults."""
     import jax
     import jax.numpy as jnp
     from scipy.optimize import minimize
@@ -155,7 +143,7 @@ def fit_hyperparameters(
             value, gradient = compiled(jnp.asarray(vector), *data)
             return float(value), np.asarray(gradient, np.float64)
 
-        first = pack(start)
+        first = pack(Hyperparameters.default(components))
         found = minimize(
             evaluate, first, jac=True, method="L-BFGS-B",
             bounds=[_BOUNDS] * len(first), options={"maxiter": ITERATIONS},
@@ -200,7 +188,7 @@ def _likelihood(components: tuple[Component, ...]) -> Callable[..., Any]:
 
 
 def pack(hyper: Hyperparameters) -> np.ndarray:
-    """One vector, for files."""
+    """One vector, for the search."""
     return np.concatenate([hyper.variance, *hyper.length, [hyper.noise, hyper.noise_short]])
 
 

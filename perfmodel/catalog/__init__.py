@@ -8,7 +8,7 @@ from perfmodel.catalog._models import model, models
 from perfmodel.catalog._problem import PROBLEM_WORDS, problem, problem_and_layout, unfiled
 from perfmodel.catalog._recipes import plain_fp8, recipe
 from perfmodel.catalog._toml import checked, checked_fields
-from perfmodel.catalog._words import cluster_for, compute_network, states_rate
+from perfmodel.catalog._words import DEVICES_PER_NODE, NVL72_DEVICES, cluster_for, compute_network, states_rate
 from perfmodel.display import shorten_reprs
 
 shorten_reprs(__name__)

@@ -8,8 +8,7 @@ from typing import Any
 
 from perfmodel.catalog._cpu import CPU_NAMES
 from perfmodel.catalog._devices import device, device_from_toml
-from perfmodel.catalog._names import index, key, resolve
-from perfmodel.catalog._toml import checked, package_tables, read_toml
+from perfmodel.catalog._toml import checked, index, key, package_tables, read_toml, resolve
 from perfmodel.catalog._words import cluster_for
 from perfmodel.errors import PerfModelError, UnknownNameError
 from perfmodel.spec import Cluster, NetworkLevel, Stated

@@ -6,8 +6,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from perfmodel.catalog._cpu import CPU_NAMES, this_cpu
-from perfmodel.catalog._names import index, key, resolve
-from perfmodel.catalog._toml import checked, package_tables
+from perfmodel.catalog._toml import checked, index, key, package_tables, resolve
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Device, PeakRates, Stated
 from perfmodel.units import GIB, MIB

@@ -12,8 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from perfmodel.catalog._names import index, resolve
-from perfmodel.catalog._toml import checked, package_tables, read_toml
+from perfmodel.catalog._toml import checked, index, package_tables, read_toml, resolve
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Framework
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from perfmodel.catalog._convnets import convnets
 from perfmodel.catalog._huggingface import read_config
-from perfmodel.catalog._names import index, resolve
-from perfmodel.catalog._toml import checked, package_tables, read_toml
+from perfmodel.catalog._toml import checked, index, package_tables, read_toml, resolve
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import ConvNet, Mlp, Model, Transformer
 

@@ -1,6 +1,7 @@
 """Clusters from the words in which published tables describe them."""
 
 import re
+from typing import Final
 
 from perfmodel.catalog._devices import device
 from perfmodel.catalog._toml import package_tables
@@ -9,7 +10,10 @@ from perfmodel.spec import Cluster, Device, NetworkLevel
 
 UNBOUNDED = 1 << 20
 """Least number of devices of the outermost level where the words state no size."""
-NVL72_DEVICES = 72
+DEVICES_PER_NODE: Final = 8
+"""Of servers where nobody says."""
+NVL72_DEVICES: Final = 72
+"""That one NVLink domain joins, in trays of four."""
 LARGEST_TPU_HOST = 8
 """Chips of the largest TPU host (v5e, Google Cloud TPU documentation); slices are joined beyond hosts."""
 
@@ -88,7 +92,7 @@ def cluster_for(device_name: str, devices_per_node: int | None, intra_link: str,
     found = device(device_name)
     if devices_per_node is not None and devices_per_node < 1:
         raise PerfModelError(f"devices_per_node must be at least 1, got {devices_per_node}")
-    inner = _intra(found, devices_per_node or 8, _ports(found, intra_link))
+    inner = _intra(found, devices_per_node or DEVICES_PER_NODE, _ports(found, intra_link))
     outer = _inter(found, inner.size, _ports(found, compute_network(inter_link)))
     words = "; ".join(w.strip() for w in (intra_link, inter_link) if w.strip())
     return Cluster(

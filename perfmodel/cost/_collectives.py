@@ -14,6 +14,8 @@ from perfmodel.cost.learn import (
     CollectiveWeights,
     Fabric,
     Groups,
+    MoeRows,
+    Priced,
     WeightFiles,
     collective_rows,
     collective_weights,
@@ -25,6 +27,7 @@ from perfmodel.cost.learn import (
     predict_moe,
     weight_files,
 )
+from perfmodel.ingest.tables import text
 from perfmodel.ops import Collective
 from perfmodel.session import current_session
 from perfmodel.spec import Cluster
@@ -64,9 +67,7 @@ class CollectiveModel:
         (this fabric, or these links on other devices), `analytical` (physics of a link class that was measured
         elsewhere), `extrapolated` (physics of links or rank counts never measured).
         """
-        n = len(ops)
-        time_s, half, least_s, provenance = np.zeros(n), np.zeros(n), np.zeros(n), np.full(n, "measured", dtype=object)
-        fabric = Fabric.of(cluster)
+        fabric, priced = Fabric.of(cluster), Priced.unknown(len(ops))
         columns = np.array(
             [(op.bytes, op.num_ranks, op.ranks_per_node, op.level, op.concurrent) for op in ops], np.float64
         ).reshape(-1, 5)
@@ -75,53 +76,33 @@ class CollectiveModel:
             by_kind.setdefault(op.collective, []).append(i)
         for kind, members in by_kind.items():
             index = np.array(members)
-            priced = self._prices.price(CollectiveRequest(kind, fabric), _groups(columns[index], fabric))
-            time_s[index], half[index], provenance[index] = priced.time_s, priced.half_width, priced.provenance
-            least_s[index] = priced.least_s
-        return _event_times(time_s, half, provenance, least_s)
+            groups = Groups.on(fabric, *columns[index].T)
+            priced.put(index, self._prices.price(CollectiveRequest(kind, fabric), groups))
+        return _event_times(priced)
 
     def table_times(self, table: pd.DataFrame) -> EventTimes:
         """Times of the rows of a collective table (columns of the data README, also `moe_alltoall`).
 
         Rows it cannot price get NaN and `skipped: reason`; nothing is raised for them.
         """
-        n = len(table)
-        time_s, half, provenance = np.full(n, np.nan), np.full(n, np.nan), np.full(n, "", dtype=object)
-        least_s = np.zeros(n)
-        is_moe = table["collective"].isin(MOE_KINDS).to_numpy() if "collective" in table else np.zeros(n, dtype=bool)
+        priced = Priced.unknown(len(table))
+        is_moe = np.isin(text(table, "collective"), MOE_KINDS)
         for exchange in (False, True):
             index = np.flatnonzero(is_moe == exchange)
-            if not len(index):
-                continue
-            rows = moe_rows(table.iloc[index]) if exchange else collective_rows(table.iloc[index])
-            provenance[index] = np.array([f"skipped: {reason}" for reason in rows.skipped], dtype=object)
+            part = table.iloc[index]
+            rows = moe_rows(part) if exchange else collective_rows(part)
+            priced.provenance[index] = np.array([f"skipped: {reason}" for reason in rows.skipped], dtype=object)
             at = np.flatnonzero(rows.skipped == "")
-            if exchange:
-                found = predict_moe(self.weights.moe, moe_rows(table.iloc[index[at]]))
+            if isinstance(rows, MoeRows):
+                priced.put(index[at], predict_moe(self.weights.moe, rows.take(at)))
             else:
-                priced = predict_collective_rows(self._prices, collective_rows(table.iloc[index[at]]))
-                found = priced.time_s, priced.half_width, priced.provenance
-                least_s[index[at]] = priced.least_s
-            time_s[index[at]], half[index[at]], provenance[index[at]] = found
-        return _event_times(time_s, half, provenance, least_s)
+                priced.put(index[at], predict_collective_rows(self._prices, rows.take(at)))
+        return _event_times(priced)
 
 
-def _event_times(time_s: np.ndarray, half: np.ndarray, provenance: np.ndarray, least_s: np.ndarray) -> EventTimes:
-    lo_s = np.maximum(time_s * np.exp(-half), least_s)
-    return EventTimes(time_s, lo_s, time_s * np.exp(half), tuple(provenance.tolist()))
-
-
-def _groups(columns: np.ndarray, fabric: Fabric) -> Groups:
-    """Groups of ops on a cluster: over at least its first network level where they leave a node."""
-    size, ranks, per_node, reached, concurrent = columns.T
-    last = len(fabric.levels) - 1
-    level = np.clip(reached.astype(np.int64), 0, last)
-    if fabric.flat:
-        per_node = np.ones(len(ranks))
-    else:
-        per_node = np.clip(per_node, 1, ranks)
-        level = np.where(ranks > per_node, np.maximum(level, min(1, last)), 0)
-    return Groups(size, ranks, per_node, level, np.maximum(concurrent, 1.0))
+def _event_times(priced: Priced) -> EventTimes:
+    lo_s = np.maximum(priced.time_s * np.exp(-priced.half_width), priced.least_s)
+    return EventTimes(priced.time_s, lo_s, priced.time_s * np.exp(priced.half_width), tuple(priced.provenance.tolist()))
 
 
 def interconnect_of(cluster: Cluster) -> str:

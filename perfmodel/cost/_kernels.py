@@ -7,29 +7,35 @@ from typing import Final
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Int64
+from jaxtyping import Float64
 
 from perfmodel.cost._events import EventTimes
-from perfmodel.cost._roofline import HALF_WIDTH, as_measured, least_seconds, roofline_seconds, roofline_time, wider
+from perfmodel.cost._roofline import (
+    HALF_WIDTH,
+    as_measured,
+    least_of_rows,
+    least_seconds,
+    roofline_seconds,
+    roofline_time,
+    rows_by_family,
+    wider,
+)
 from perfmodel.cost.learn import (
     PROVENANCE,
+    Asked,
     Figures,
     Prediction,
     Query,
     Regressor,
-    Rows,
-    TableQueries,
     WeightFiles,
     added,
     gradient_products,
     in_16_bits,
     load_family,
-    rows_from_ops,
     table_rows,
     weight_files,
     with_half_the_batch,
 )
-from perfmodel.ingest.tables import factorise
 from perfmodel.ops import ATTENTION_MASKS, FAMILIES, Gemm, KernelOp
 from perfmodel.session import Store, current_session
 from perfmodel.spec import Device
@@ -88,8 +94,6 @@ _MOST_REMEMBERED: Final = 500_000
 _MOST_DEVICES: Final = 32
 """For which they are."""
 _MEASURED: Final = PROVENANCE.index("measured")
-_ANALYTICAL: Final = PROVENANCE.index("analytical")
-_EXTRAPOLATED: Final = PROVENANCE.index("extrapolated")
 _WIDE: Final = ("fp32", "tf32")
 """Element types that nobody measured attention in."""
 _CHUNK: Final = 40_000
@@ -104,6 +108,8 @@ class KernelModel:
         self._weights = weights
         self._families: dict[str, tuple[Regressor, ...]] = {}
         self._known = Store(_MOST_DEVICES)
+        self._reached = Store(_MOST_DEVICES)
+        """Log of what products take less by, by query and dtype class."""
 
     @classmethod
     def load(cls, calibration: Path | str | None = None) -> "KernelModel":
@@ -159,14 +165,12 @@ class KernelModel:
             index = np.flatnonzero((table["op_family"] == family).to_numpy())
             for start in range(0, len(index), _CHUNK):
                 part = index[start : start + _CHUNK]
-                asked = table_rows(table.iloc[part], family)
-                provenance[part] = asked.reasons
-                for host_launch in (False, True):
-                    good = np.flatnonzero((asked.reasons == "") & (asked.host_launch == host_launch))
-                    if len(good):
-                        prediction = self._predict(asked, good, host_launch=host_launch)
-                        result[:, part[good]] = np.exp([prediction.log_time, prediction.log_low, prediction.log_high])
-                        provenance[part[good]] = np.array(PROVENANCE, object)[prediction.provenance]
+                asked_of = table_rows(table.iloc[part], family)
+                provenance[part] = asked_of.reasons
+                for good, asked in asked_of.parts():
+                    found = self._predict(asked)
+                    result[:, part[good]] = np.exp([found.log_time, found.log_low, found.log_high])
+                    provenance[part[good]] = _LABELS[found.provenance]
         return EventTimes(result[0], result[1], result[2], tuple(provenance.tolist()))
 
     def _predict_new(self, device: Device, software: str | None, ops: Sequence[KernelOp]) -> Prediction:
@@ -174,168 +178,132 @@ class KernelModel:
         one reaches, or their nominal rate, and half to all of the time of the next wider one."""
         priced = [as_measured(device, op) for op in ops]
         found = self._predict_ops(Query(Figures.of(device), None, software), priced)
-        at = [i for i, (op, measured) in enumerate(zip(ops, priced, strict=True)) if op is not measured]
-        if at:
-            own_s, measured_s = (roofline_seconds(device, [of[i] for i in at]) for of in (ops, priced))
-            least_s = np.array([ops[i].flops / device.flops_per_s(ops[i].dtype) for i in at])
-            found.log_time[at] = np.log(np.maximum(np.exp(found.log_time[at]) * own_s / measured_s, least_s))
-            found.log_low[at], found.log_high[at] = found.log_time[at] - HALF_WIDTH, found.log_time[at] + HALF_WIDTH
-            found.provenance[at] = _EXTRAPOLATED
-        unmeasured = [i for i in at if wider(device, ops[i]) is not ops[i]]
+        at = np.array([i for i, (op, measured) in enumerate(zip(ops, priced, strict=True)) if op is not measured], int)
+        if len(at):
+            own, measured = ([of[i] for i in at] for of in (ops, priced))
+            share = roofline_seconds(device, own) / roofline_seconds(device, measured)
+            reached_s = np.exp(found.log_time[at]) * share
+            log_time = np.log(np.maximum(reached_s, least_seconds(device, own)))
+            found.put(at, Prediction.around(log_time, HALF_WIDTH, "extrapolated"))
+        unmeasured = [i for i in at.tolist() if wider(device, ops[i]) is not ops[i]]
         if unmeasured:
             wide = self._predict_new(device, software, [wider(device, ops[i]) for i in unmeasured])
             _between(found, np.array(unmeasured), wide)
         return found
 
     def _predict_ops(self, query: Query, ops: Sequence[KernelOp]) -> Prediction:
-        by_family: dict[str, list[int]] = {}
-        for index, op in enumerate(ops):
-            by_family.setdefault(op.family, []).append(index)
-        n = len(ops)
-        total = Prediction(np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n, np.int64))
-        for members in by_family.values():
-            rows = rows_from_ops([ops[i] for i in members])
-            n_rows = len(rows)
-            asked = TableQueries(
-                rows, (query,), np.zeros(n_rows, np.int64), np.full(n_rows, "", object), np.zeros(n_rows, bool)
-            )
-            part = self._predict(asked, np.arange(len(rows)))
-            for whole, values in zip(total, part, strict=True):
-                whole[members] = values
+        total = Prediction.empty(len(ops))
+        for members, rows in rows_by_family(ops):
+            total.put(members, self._predict(Asked(rows, (query,), np.zeros(len(rows), np.int64))))
         return total
 
-    def _predict(self, asked: TableQueries, index: np.ndarray, *, host_launch: bool = False) -> Prediction:
-        """Predictions of some rows, each by the regressor of its dtype that knows the closest device.
+    def _predict(self, asked: Asked) -> Prediction:
+        """Predictions of rows, each by the regressor of its dtype that knows the closest device.
 
         Where no measured source is asked, products and convolutions of 8 bits take half to all of the time of those of
         16; attention of 32 bits as much longer than of 16 as by the roofline, and no longer than without its mask or
         than two of half the sequences, one after the other; and products and attention that were not measured no less
         than their FLOPs at the nominal rate (convolutions may do with fewer: Winograd).
         """
-        rows, query = asked.rows.take(index), asked.query[index]
-        out = self._by_regressors(rows, query, asked, host_launch)
-        family = FAMILIES[rows.family]
+        out = self._by_regressors(asked)
+        rows, family = asked.rows, FAMILIES[asked.rows.family]
         if not family.op.uses_matrix_units:
             return out
         known = {s.source for r in self._regressors(rows.family) for s in r.stacks}
-        unnamed = np.array([q.source not in known for q in asked.queries], bool)[query]
+        unnamed = asked.of_query(lambda query: query.source not in known).astype(bool)
         if rows.family == "attention":
             wide = unnamed & np.isin(rows.dtypes, _WIDE)
             if len(at := np.flatnonzero(wide)):
-                self._from_16_bits(out, at, rows, query, asked, host_launch)
-            self._mask(out, np.flatnonzero(unnamed & ~wide), rows, query, asked, host_launch)
+                out.put(at, self._from_16_bits(asked.take(at)))
+            self._mask(out, np.flatnonzero(unnamed & ~wide), asked)
             at = np.flatnonzero(unnamed & ~wide & (rows.shape["batch"] % 2 == 0))
             if len(at):
-                half = replace(asked, rows=with_half_the_batch(rows.take(at)), query=query[at])
-                twice = self._predict(half, np.arange(len(at)), host_launch=host_launch).log_time + np.log(2.0)
-                _move(out, at, np.minimum(twice - out.log_time[at], 0.0))
+                half = self._predict(asked.take(at).instead(with_half_the_batch(rows.take(at))))
+                out.move(at, np.minimum(half.log_time + np.log(2.0) - out.log_time[at], 0.0))
         else:
             narrow = (rows.dtypes == "fp8") & unnamed
             # both gradients at once take as long as the two, of which each is bounded by itself
             whole = (narrow | (unnamed & family.op.is_matmul)) & (rows.columns.pass_ == "bwd")
             whole &= family.gradients is not None
             if len(at := np.flatnonzero(narrow & ~whole)):
-                _between(out, at, self._by_regressors(in_16_bits(rows.take(at)), query[at], asked, host_launch))
+                _between(out, at, self._by_regressors(asked.take(at).instead(in_16_bits(rows.take(at)))))
             if len(at := np.flatnonzero(whole)):
-                parts = gradient_products(rows.take(at))
-                every, of = np.arange(len(at)), query[at]
-                both = (self._predict(replace(asked, rows=p, query=of), every, host_launch=host_launch) for p in parts)
-                for total, values in zip(out, added(*both), strict=True):
-                    total[at] = values
+                both = (self._predict(asked.take(at).instead(part)) for part in gradient_products(rows.take(at)))
+                out.put(at, added(*both))
             if family.op is Gemm:
-                self._reach(out, np.flatnonzero(unnamed & ~whole), rows, query, asked)
-        bounded = unnamed & (out.provenance != _MEASURED) & (family.op.is_matmul or rows.family == "attention")
-        for q in np.unique(query[bounded]):
-            at = np.flatnonzero((query == q) & bounded)
-            least = np.log(least_seconds(asked.queries[q].figures, rows.take(at)))
-            _move(out, at, np.maximum(least - out.log_time[at], 0.0))
+                at = np.flatnonzero(unnamed & ~whole)
+                out.move(at, self._log_reach(asked.take(at)))
+        at = np.flatnonzero(
+            unnamed & (out.provenance != _MEASURED) & (family.op.is_matmul or rows.family == "attention")
+        )
+        for query, mine in asked.take(at).by_query():
+            least = np.log(least_of_rows(query.figures, rows.take(at[mine])))
+            out.move(at[mine], np.maximum(least - out.log_time[at[mine]], 0.0))
         return out
 
-    def _reach(
-        self, found: Prediction, at: np.ndarray, rows: Rows, query: Int64[np.ndarray, "n"], asked: TableQueries
-    ) -> None:
-        """Products at positions, of a device that no table times, take so much less that the best of them reaches what
-        its best is known to (`Device.reached_share`)."""
-        for q in np.unique(query[at]):
-            figures = asked.queries[q].figures
-            if figures.reached_share is None:
-                continue
-            plain = asked.queries[q]._replace(figures=replace(figures, reached_share=None))
-            of_query = at[query[at] == q]
-            for dtype in map(str, np.unique(rows.dtypes[of_query])):
-                large = [Gemm(dtype="bf16" if dtype == "half" else dtype, m=size, n=size, k=size) for size in _LARGE]
-                seconds = np.exp(self._predict_ops(plain, large).log_time)
-                best = max(op.flops / s for op, s in zip(large, seconds.tolist(), strict=True))
-                mine = of_query[rows.dtypes[of_query] == dtype]
-                factor = min(0.0, float(np.log(best / (figures.reached_share * figures.peak(dtype)))))
-                _move(found, mine, np.full(len(mine), factor))
+    def _log_reach(self, asked: Asked) -> Float64[np.ndarray, "n"]:
+        """Log of what products take less by than the regressors say, of a device that no table times: so much that the
+        best of them reaches what its best is known to (`Device.reached_share`)."""
+        pairs, pair_of = asked.combinations()
+        return np.array([self._log_reach_of(query, kind.dtype) for query, kind in pairs])[pair_of]
 
-    def _from_16_bits(
-        self,
-        found: Prediction,
-        at: np.ndarray,
-        rows: Rows,
-        query: Int64[np.ndarray, "n"],
-        asked: TableQueries,
-        host_launch: bool,
-    ) -> None:
-        """Set times at positions to those at the share of the roofline that the same kernels reach in 16 bits."""
-        wide, of = rows.take(at), query[at]
-        narrow = replace(asked, rows=in_16_bits(wide), query=of)
-        log_time = self._predict(narrow, np.arange(len(at)), host_launch=host_launch).log_time
-        for q in np.unique(of):
-            mine, figures = np.flatnonzero(of == q), asked.queries[q].figures
-            own_s, narrow_s = (roofline_time(figures, part.take(mine)) for part in (wide, narrow.rows))
+    def _log_reach_of(self, query: Query, dtype: str) -> float:
+        figures = query.figures
+        if figures.reached_share is None:
+            return 0.0
+        nominal = figures.reached_share * figures.peak(dtype)
+
+        def worked_out() -> float:
+            large = [Gemm(dtype="bf16" if dtype == "half" else dtype, m=size, n=size, k=size) for size in _LARGE]
+            plain = query._replace(figures=replace(figures, reached_share=None))
+            seconds = np.exp(self._predict_ops(plain, large).log_time)
+            return min(0.0, float(np.log(max(np.array([op.flops for op in large]) / seconds) / nominal)))
+
+        return self._reached.once((query, dtype), worked_out)
+
+    def _from_16_bits(self, asked: Asked) -> Prediction:
+        """Times at the share of the roofline that the same kernels reach in 16 bits."""
+        narrow = asked.instead(in_16_bits(asked.rows))
+        log_time = self._predict(narrow).log_time
+        for query, mine in asked.by_query():
+            own_s, narrow_s = (roofline_time(query.figures, of.rows.take(mine)) for of in (asked, narrow))
             log_time[mine] += np.log(own_s / narrow_s)
-        found.log_time[at] = log_time
-        found.log_low[at], found.log_high[at] = log_time - HALF_WIDTH, log_time + HALF_WIDTH
-        found.provenance[at] = _EXTRAPOLATED
+        return Prediction.around(log_time, HALF_WIDTH, "extrapolated")
 
-    def _mask(
-        self,
-        found: Prediction,
-        at: np.ndarray,
-        rows: Rows,
-        query: Int64[np.ndarray, "n"],
-        asked: TableQueries,
-        host_launch: bool,
-    ) -> None:
+    def _mask(self, found: Prediction, at: np.ndarray, asked: Asked) -> None:
         """Move times of attention at positions so that leaving scores out by the causal mask takes no longer than all
         of them: of the two the one that less is known of."""
         for mask, other, sign in zip(ATTENTION_MASKS, reversed(ATTENTION_MASKS), (1.0, -1.0), strict=True):
-            own = at[rows.by_kind(lambda kind, mask=mask: kind.op == mask)[at]]
+            own = at[asked.rows.by_kind(lambda kind, mask=mask: kind.op == mask)[at]]
             if not len(own):
                 continue
             causal = np.full(len(own), float(other == "causal"))
-            others = rows.take(own).changed({"causal": causal}, op=other)
-            by = self._by_regressors(others, query[own], asked, host_launch)
+            others = asked.take(own).instead(asked.rows.take(own).changed({"causal": causal}, op=other))
+            by = self._by_regressors(others)
             less_known = found.provenance[own] + (mask == "causal") > by.provenance
             beyond = sign * np.minimum(sign * (by.log_time - found.log_time[own]), 0.0)
-            _move(found, own, np.where(less_known, beyond, 0.0))
+            found.move(own, np.where(less_known, beyond, 0.0))
 
-    def _by_regressors(
-        self, rows: Rows, query: Int64[np.ndarray, "n"], asked: TableQueries, host_launch: bool
-    ) -> Prediction:
-        n = len(rows)
-        out = Prediction(np.zeros(n), np.zeros(n), np.zeros(n), np.full(n, _ANALYTICAL))
-        codes, dtypes = factorise(rows.dtypes)
-        regressors = self._regressors(rows.family)
-        chosen = np.full((len(asked.queries), len(dtypes)), -1)
-        for q in np.unique(query):
-            for d in range(len(dtypes)):
-                closeness = [r.closeness(asked.queries[q].figures, dtypes[d]) for r in regressors]
-                if closeness and max(closeness) >= 0:
-                    chosen[q, d] = int(np.argmax(closeness))
-        by = chosen[query, codes]
-        for r in np.unique(by[by >= 0]):
+    def _by_regressors(self, asked: Asked) -> Prediction:
+        out = Prediction.empty(len(asked))
+        regressors = self._regressors(asked.rows.family)
+
+        def closest(query: Query, dtype: str) -> int:
+            """The regressor that knows the closest device; -1 where none serves the dtype."""
+            closeness = [r.closeness(query.figures, dtype) for r in regressors]
+            return int(np.argmax(closeness)) if closeness and max(closeness) >= 0 else -1
+
+        pairs, pair_of = asked.combinations()
+        by = np.array([closest(query, kind.dtype) for query, kind in pairs], int)[pair_of]
+        for r in np.unique(by):
             at = np.flatnonzero(by == r)
-            part = regressors[r].predict(rows.take(at), asked.queries, query[at], host_launch=host_launch)
-            for total, value in zip(out, part, strict=True):
-                total[at] = value
-        for q in np.unique(query[by < 0]):
-            at = np.flatnonzero((by < 0) & (query == q))
-            log_time = np.log(roofline_time(asked.queries[q].figures, rows.take(at)))
-            out.log_time[at], out.log_low[at], out.log_high[at] = log_time, log_time - HALF_WIDTH, log_time + HALF_WIDTH
+            part = asked.take(at)
+            if r >= 0:
+                out.put(at, regressors[r].predict(part))
+                continue
+            for query, mine in part.by_query():
+                log_time = np.log(roofline_time(query.figures, part.rows.take(mine)))
+                out.put(at[mine], Prediction.around(log_time, HALF_WIDTH, "analytical"))
         return out
 
     def _regressors(self, family: str) -> tuple[Regressor, ...]:
@@ -347,10 +315,4 @@ class KernelModel:
 def _between(found: Prediction, at: np.ndarray, wide: Prediction) -> None:
     """Move times at positions between half and all of those of elements twice as wide."""
     own = found.log_time[at]
-    _move(found, at, np.clip(own, wide.log_time - np.log(2.0), wide.log_time) - own)
-
-
-def _move(found: Prediction, at: np.ndarray, by: np.ndarray) -> None:
-    """Add to the logarithms of times at positions and of the ends of their intervals."""
-    for log in (found.log_time, found.log_low, found.log_high):
-        log[at] += by
+    found.move(at, np.clip(own, wide.log_time - np.log(2.0), wide.log_time) - own)

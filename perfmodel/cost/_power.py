@@ -1,13 +1,11 @@
 """What a power limit leaves of a matrix product's speed once it runs for longer than a moment.
 
 Tables time a kernel by itself, on a cool device and at its highest clock. Under load the clock falls until the power
-fits the limit. Voltage falls with it, and energy per operation in proportion (on B200 with the 0.85th power of the
-clock, from 1.18 to 1.66 GHz), so that dynamic power goes with the square of the rate.
+fits the limit. Voltage falls with it, and energy per operation with a power of the rate (`_VOLTAGE`).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
 from typing import Final
 
 import numpy as np
@@ -28,11 +26,6 @@ class DieEnergy:
     byte_j: float
     """Energy of a byte of memory traffic."""
 
-    @property
-    def steepness(self) -> float:
-        """Energy per FLOP over the rate: what dynamic power is the square of the rate times."""
-        return self.flop_j / self.unit_flops_per_s
-
 
 _GA100: Final = DieEnergy(1.26e-12, 257e12 / 108, 118e-12)
 """A100 at 400 W: products of 8192 hold 257 TFLOP/s on random operands and 295 on zeros (thonking.ai, strangely matrix
@@ -40,16 +33,24 @@ multiplications, 2024). Energy per byte: power over bandwidth in the fp64 ladder
 _GH100: Final = DieEnergy(0.78e-12, 600e12 / 132, 122e-12)
 """H200 NVL at 600 W: a layer's products, 19.2 TFLOP, take 32.0 ms 100 times in a row on random operands (Transformer
 Engine 2, docs/examples/gemm_profiling). Energy per byte: as for GA100, on H200."""
-_GB100: Final = DieEnergy(0.605e-12, 1200e12 / 148, 103e-12)
-"""B200 at 1,000 W, geometric mean of two sources, whose own are 0.54 pJ at 1,300 TFLOP/s and 0.65 pJ at 1,080: the
-median of six large products in steady 10 s loops (arjunds/efficient-ai, GPU_power/microbench), and of 178 products of
-1.5 ms and longer (SimuMax 1.2, configs/system/b200_bf16_ceperm.json, the limit taken to be nominal). Energy per byte:
-streams that the limit holds back (efficient-ai)."""
+_GB100: Final = DieEnergy(0.572e-12, 1200e12 / 148, 103e-12)
+"""Geometric mean of four sources of products on random operands, brought to one rate by `_VOLTAGE`; their own in 16-bit
+FLOPs: 0.54 pJ at 1,300 TFLOP/s and 0.65 pJ at 1,080 on B200 at 1,000 W (the median of six large products in steady 10 s
+loops, arjunds/efficient-ai, GPU_power/microbench; and of 178 products of 1.5 ms and longer, SimuMax 1.2,
+configs/system/b200_bf16_ceperm.json, the limit taken to be nominal); 0.62 pJ at 1,470 on GB200 at 1,200 W and 0.635 pJ
+at 1,740 on GB300 at 1,400 W (8 bits, 8192 and 16384 after 10,000 others, Azure AI benchmarking guide, results of ND
+GB200 v6 and ND GB300 v6); 0.39 pJ at 617 on GB300 at 500 W (facebookexperimental/triton, pull request 2023). Energy per
+byte: streams that the limit holds back (efficient-ai)."""
+_VOLTAGE: Final = 0.47
+"""Power of the rate with which energy per FLOP goes: of GB300 between 500 W and 1,400 W, the two sources above. Squared
+voltage would have 2; it falls little where clocks are low."""
 _OF_DIE: Final = {"GA100": _GA100, "GH100": _GH100, "GB100": _GB100}
 _WIDTH: Final = {"tf32": 2.0, "bf16": 1.0, "fp16": 1.0, "fp8": 0.525, "int8": 0.525, "fp4": 4.5 / 16}
 """Energy of a FLOP relative to a 16-bit one. Of 8 bits: a layer's products take 16.8 ms on H200 NVL, those of 16 bits
 32.0 (Transformer Engine 2, docs/examples/gemm_profiling). Of others assumed to go with the bits of the operands, of
 which 4-bit floats share a scale of 8 bits among 16 (NVFP4)."""
+_STEPS: Final = 4
+"""To the last digits: the first guess is short by a third at most."""
 TENSOR_TYPES: Final = tuple(_WIDTH)
 """Element types of tensor units, whose products a power limit holds back."""
 
@@ -62,9 +63,9 @@ def has_power_law(device: Device) -> bool:
 def sustained_seconds(device: Device, op: Op) -> float:
     """Least time of an op in which its energy fits the power limit; 0 where that is not known, or does not bind.
 
-    Of t in (P_limit - P_idle) t = E_memory + E_compute t_ref / t, where t_ref is the time at the rate at which the
-    energy per FLOP was measured: dynamic power of arithmetic falls with the square of the rate (Horowitz, ISSCC 2014,
-    section 1: energy with the square of the voltage; `perfmodel.cost._power`), memory's with the rate.
+    Of t in (P_limit - P_idle) t = E_memory + E_compute (t_ref / t)^v, where t_ref is the time at the rate at which the
+    energy per FLOP was measured, and v is `_VOLTAGE` (Horowitz, ISSCC 2014, section 1: energy with the square of the
+    voltage, which the clock needs).
     """
     energy = _OF_DIE.get(device.die)
     if energy is None or device.power_w is None or device.idle_power_w is None:  # `has_power_law`, for the type checker
@@ -75,8 +76,13 @@ def sustained_seconds(device: Device, op: Op) -> float:
     if budget_w <= 0:
         return 0.0
     memory_j, flops = energy.byte_j * op.bytes, op.flops * _WIDTH[op.dtype]
-    compute_j_s = energy.steepness / device.compute_units * flops**2
-    return (memory_j + sqrt(memory_j**2 + 4.0 * budget_w * compute_j_s)) / (2.0 * budget_w)
+    reference_s = flops / (energy.unit_flops_per_s * device.compute_units)
+    compute_j = energy.flop_j * flops * reference_s**_VOLTAGE
+    time_s = max(memory_j / budget_w, (compute_j / budget_w) ** (1 / (1 + _VOLTAGE)))  # what either alone takes
+    for _ in range(_STEPS):  # of Newton, from below: the energy that fits is concave in the time
+        short_j = memory_j + compute_j * time_s**-_VOLTAGE - budget_w * time_s
+        time_s += short_j / (budget_w + _VOLTAGE * compute_j * time_s ** (-1 - _VOLTAGE))
+    return time_s
 
 
 def under_load(device: Device, ops: Sequence[Op], alone_s: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:

@@ -1,6 +1,6 @@
 """The analytical bound: what a kernel takes at typical shares of the nominal rates."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -39,7 +39,7 @@ def roofline_time(figures: Figures, rows: Rows) -> Float64[np.ndarray, "n"]:
     return FIXED_S + power_join(np, compute, memory, _POWER)
 
 
-def least_seconds(figures: Figures, rows: Rows) -> Float64[np.ndarray, "n"]:
+def least_of_rows(figures: Figures, rows: Rows) -> Float64[np.ndarray, "n"]:
     """What matrix products take at least: their FLOPs at the nominal rate."""
     physics, machine = kernel_physics(figures, rows)
     return physics.flops / machine.peak
@@ -47,15 +47,32 @@ def least_seconds(figures: Figures, rows: Rows) -> Float64[np.ndarray, "n"]:
 
 def roofline_seconds(device: Device, ops: Sequence[KernelOp]) -> Float64[np.ndarray, "n"]:
     """`roofline_time` of ops of any families on a device."""
+    return _of_ops(roofline_time, device, ops)
+
+
+def least_seconds(device: Device, ops: Sequence[KernelOp]) -> Float64[np.ndarray, "n"]:
+    """`least_of_rows` of ops of any families on a device."""
+    return _of_ops(least_of_rows, device, ops)
+
+
+def _of_ops(
+    seconds: Callable[[Figures, Rows], Float64[np.ndarray, "n"]], device: Device, ops: Sequence[KernelOp]
+) -> Float64[np.ndarray, "n"]:
     out = np.zeros(len(ops))
+    figures = Figures.of(device)
+    figures = replace(figures, peaks=figures.peaks | {"fp4": device.peak.flops_per_s("fp4")})
+    for members, rows in rows_by_family(ops):
+        out[members] = seconds(figures, rows)
+    return out
+
+
+def rows_by_family(ops: Sequence[KernelOp]) -> Iterator[tuple[np.ndarray, Rows]]:
+    """The ops of each family as rows, with their positions."""
     by_family: dict[str, list[int]] = {}
     for index, op in enumerate(ops):
         by_family.setdefault(op.family, []).append(index)
-    figures = Figures.of(device)
-    figures = replace(figures, peaks=figures.peaks | {"fp4": device.peak.flops_per_s("fp4")})
     for members in by_family.values():
-        out[members] = roofline_time(figures, rows_from_ops([ops[i] for i in members]))
-    return out
+        yield np.array(members), rows_from_ops([ops[i] for i in members])
 
 
 def as_measured(device: Device, op: KernelOp) -> KernelOp:

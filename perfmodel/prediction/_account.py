@@ -162,7 +162,7 @@ class _Program:
             lowest_s = np.bincount(events.class_index, events.times.lo_s[events.op_index], minlength=len(kind))
             kernels_s = _of_passes(part, partial(_alone_s, own)).sum(axis=1)
             alone_s = alone_s + kernels_s + np.where(optimizer, lowest_s, 0.0)
-        slowed = any(beside_loss(part.problem, bundle.layouts[0]) for part in found)
+        slowed = any(beside_loss(part.problem) for part in found)
         left.append(np.where(passes, np.sum(parts_s, axis=1), left[0]) if slowed else left[0])
         for kinds in (_DP_KINDS, _SEND_KINDS, _COPY_KINDS):
             left.append(np.where(np.isin(kind, kinds), 0.0, left[-1]))

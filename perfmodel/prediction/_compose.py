@@ -23,7 +23,7 @@ from perfmodel.prediction._price import block_times, priced_events, variant_time
 from perfmodel.prediction._problem import Setting, StepProblem, kept
 from perfmodel.prediction._programs import program_spec
 from perfmodel.prediction._shard import Ranks, ranks_of, shard_events, variant_events
-from perfmodel.prediction._step_costs import beside_loss, step_factors
+from perfmodel.prediction._step_costs import step_factors
 from perfmodel.prediction._zero import StateLayout
 from perfmodel.program import Kind, ProgramSpec
 from perfmodel.spec import Layout, PerRank
@@ -53,8 +53,6 @@ class Composed(NamedTuple):
     """Recompute of its blocks (`modes_of`)."""
     factor: float
     """What the step is multiplied by (`step_factors`)."""
-    loss: float
-    """See `beside_loss`."""
 
     @property
     def events(self) -> ShardBlocks:
@@ -160,7 +158,7 @@ def _compose(problem: StepProblem, layout: Layout) -> Composed:
 def _composed_in(problem: StepProblem, program: DividedProgram, blocks: ShardBlocks, layout: Layout) -> Composed:
     times, placed = block_times(problem, layout), _placed_as(problem.setting, blocks, layout)
     (mode,), factor = modes_of([layout.recompute]).tolist(), prod(step_factors(problem, layout))
-    return Composed(program, times, placed, mode, factor, beside_loss(problem, layout))
+    return Composed(program, times, placed, mode, factor)
 
 
 def _laid_out(setting: Setting, layout: Layout) -> tuple[ShardBlocks, DividedProgram]:

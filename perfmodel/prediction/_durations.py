@@ -21,7 +21,7 @@ from perfmodel.prediction._price import priced_events, variant_times
 from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._sends import across, rank_of_stage
-from perfmodel.prediction._step_costs import has_step_costs, with_step_costs
+from perfmodel.prediction._step_costs import beside_loss, has_step_costs, with_step_costs
 from perfmodel.prediction._zero import host_bandwidth, host_block_s, host_state_s
 from perfmodel.program import Kind
 from perfmodel.schedule import PassTimes
@@ -180,11 +180,11 @@ def _durations(part: OnKind) -> Float[np.ndarray, "lanes classes"]:
         out += inside * part.on
     if not has_step_costs(problem):
         return out
-    scale, loss = np.array([(one.factor, one.loss) for one in bundle.composed]).T[:, :, None]
+    scale = np.array([one.factor for one in bundle.composed])[:, None]
     optimizer = program.optimizer
     if part.on is not None:
         optimizer = optimizer[part.on[optimizer]]
-    return with_step_costs(out, problem.host.step_overhead_s, loss, scale, optimizer, program.beside)
+    return with_step_costs(out, problem.host.step_overhead_s, beside_loss(problem), scale, optimizer, program.beside)
 
 
 def _add_host_copies(problem: StepProblem, bundle: Bundle, out: Float[np.ndarray, "lanes classes"]) -> None:

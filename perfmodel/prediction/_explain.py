@@ -81,7 +81,7 @@ class CriticalPath:
         """What reductions and gathers add to the gradient by slowing the passes beside them. Where these cannot run
         any longer than they do, it is their own time that counts (`slowed_s`)."""
         problem, bundle = part.problem, part.bundle
-        beside, loss = bundle.program.beside, beside_loss(problem, bundle.layouts[0])
+        beside, loss = bundle.program.beside, beside_loss(problem)
         between_s = part.events[0].durations_s
         alone_s = durations / np.prod(step_factors(problem, bundle.layouts[0]))
         passes, wanted_s = beside.slowed[beside.place], np.zeros_like(alone_s)

@@ -248,8 +248,10 @@ def _over(part: Any, whole: Any) -> Any:
 CHANNELS: Final = 24
 """Thread blocks of a collective inside a node: what NCCL starts among NVLink devices (the all-gather above; its own
 limit is 32)."""
-CHANNELS_BETWEEN_NODES: Final = 16
-"""The same between nodes, where it starts two for each NIC, of eight."""
+CHANNELS_OF_STATES: Final = 16
+"""The same of reductions and gathers of model states: between nodes NCCL starts two for each NIC, of eight; inside one
+NVLink SHARP takes as many ("NVLS should not need more than 16 channels to get peak BW", NCCL src/init.cc; NVIDIA/nccl
+issue 1041). So the same exchange over more nodes slows no less than inside one."""
 TILE: Final = (128, 256)
 """Rows and columns of a product that a thread block computes: cuBLAS' largest tile on tensor cores."""
 ONE_WAVE_LOST: Final = 0.5

@@ -7,20 +7,19 @@ from jaxtyping import Float, Int
 
 from perfmodel.prediction._communication import summed
 from perfmodel.prediction._layout_offsets import Coordinates, coordinates
-from perfmodel.prediction._overlap import CHANNELS, CHANNELS_BETWEEN_NODES, held_share
+from perfmodel.prediction._overlap import CHANNELS_OF_STATES, held_share
 from perfmodel.prediction._problem import Setting, StepProblem, kept
 from perfmodel.program import WHOLE, Kind, ProgramSpec, Structure
 from perfmodel.spec import Layout
 from perfmodel.workload import parameter_count
 
-_BACKWARD = (Kind.BACKWARD, Kind.BACKWARD_INPUT)
 _NEXT = {
-    Kind.GRAD_REDUCE: (_BACKWARD, -1),
+    Kind.GRAD_REDUCE: ((Kind.BACKWARD, Kind.BACKWARD_WEIGHT), -1),
     Kind.PARAM_GATHER: ((Kind.FORWARD,), -1),
-    Kind.PARAM_GATHER_BACKWARD: (_BACKWARD, 1),
+    Kind.PARAM_GATHER_BACKWARD: ((Kind.BACKWARD, Kind.BACKWARD_INPUT), 1),
 }
-"""Passes beside a reduction or gather, and in which segment: a segment's gradients are reduced while the one before it
-runs backward, its weights are gathered while the one before it in that order computes."""
+"""Passes beside a reduction or gather, and in which segment: a segment's gradients are reduced while those of the one
+before it are computed, its weights are gathered while the one before it in that order computes."""
 
 
 class Beside(NamedTuple):
@@ -63,7 +62,7 @@ def beside_passes(spec: ProgramSpec, structure: Structure) -> Beside:
 
 
 def slowed_s(
-    durations: Float[np.ndarray, "*lanes classes"], loss: float | Float[np.ndarray, "lanes 1"], beside: Beside
+    durations: Float[np.ndarray, "*lanes classes"], loss: float, beside: Beside
 ) -> Float[np.ndarray, "*lanes slowed"]:
     """By how much the passes of `beside.slowed` run longer: for what is communicated beside them, and as long as they
     run themselves.
@@ -72,16 +71,16 @@ def slowed_s(
         durations: of every class, passes as they are alone.
         loss: share of the time of communication by which passes beside it run longer (`beside_loss`).
     """
-    xp, loss = durations.__array_namespace__(), np.asarray(loss)
+    xp = durations.__array_namespace__()
     beside_s = summed(beside.place, beside.share * durations[..., beside.comm], len(beside.slowed))
-    most_s = durations[..., beside.slowed] / np.maximum(1 - loss, 1e-300)
+    most_s = durations[..., beside.slowed] / max(1 - loss, 1e-300)
     return loss * xp.minimum(beside_s, most_s)
 
 
 def with_step_costs(
     durations: Float[np.ndarray, "lanes classes"],
     overhead_s: float,
-    loss: float | Float[np.ndarray, "lanes 1"],
+    loss: float,
     scale: Float[np.ndarray, "lanes #classes"],
     optimizer: Int[np.ndarray, " some"],
     beside: Beside,
@@ -103,11 +102,10 @@ def _replaced(of: Float[Any, "lanes classes"], where: Int[np.ndarray, " some"], 
     return of
 
 
-def beside_loss(problem: StepProblem, layout: Layout) -> float:
+def beside_loss(problem: StepProblem) -> float:
     """Share of the time of reductions and gathers of weights by which the passes beside them run longer."""
-    inside = layout.devices <= problem.cluster.levels[0].size
-    channels = CHANNELS if inside else CHANNELS_BETWEEN_NODES
-    return min(1.0, problem.host.dp_overlap_loss + held_share(problem.cluster.device, problem.framework, channels))
+    held = held_share(problem.cluster.device, problem.framework, CHANNELS_OF_STATES)
+    return min(1.0, problem.host.dp_overlap_loss + held)
 
 
 def has_whole_step_costs(problem: StepProblem) -> bool:

@@ -97,9 +97,11 @@ class Scheduler:
         """Steps of a stream in which the pipeline fills, a whole number of its periods; after them a step takes what
         twice as many steps take more, over their number.
 
-        The pipeline is full once the first micro-batch is back, which a backward of all of them delays most.
+        The pipeline is full once the first micro-batch is back, which a backward of all of them delays most. Where no
+        flush ever lets devices meet, one that is ahead takes as long again to be held up by the slowest.
         """
         filling = max(2, devices if not self.plain else -(-2 * devices // micro_batches))
+        filling *= 2 if self.asynchronous else 1
         period = 1 if self.period is None else self.period(devices, micro_batches)
         return -(-filling // period) * period
 

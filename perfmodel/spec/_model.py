@@ -351,6 +351,16 @@ class ConvLayer(Stated):
                 f"{owner}: a kernel of {self.kernel} is larger than its input of {self.size_in} padded by {self.pad}"
             )
 
+    @property
+    def size_out(self) -> int:
+        """Output height = width; 1 of a dense layer."""
+        return 1 if self.op == "linear" else (self.size_in + 2 * self.pad - self.kernel) // self.stride + 1
+
+    @property
+    def weights(self) -> int:
+        """Elements of its weights, biases apart."""
+        return {"conv": self.kernel**2, "linear": self.size_in**2}.get(self.op, 0) * self.c_in * self.c_out
+
 
 @dataclass(frozen=True, kw_only=True)
 class ConvNet(Stated):

@@ -14,9 +14,9 @@ from perfmodel.display import Report, calibration_page, inline_frame, shows_prog
 from perfmodel.errors import CalibrationError
 from perfmodel.ingest.tables import write_text
 from perfmodel.spec import Layout, Problem
-from perfmodel.validation._metrics import errors
 from perfmodel.validation._next_measurements import Wanted, near_shapes, of_step
 from perfmodel.validation._parity import all_rows, is_runs
+from perfmodel.validation._report import errors
 
 MOST_POINTS: Final = 4000
 """Rows in the page; of more, those farthest off and a regular sample of each group."""

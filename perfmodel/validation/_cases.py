@@ -20,10 +20,8 @@ from perfmodel.prediction import GAUSS_90, Prediction, Site, explain, step_probl
 from perfmodel.spec import Framework, MemoryCounter
 from perfmodel.units import GB, GIB
 from perfmodel.validation._case_rows import Case, read_cases
-from perfmodel.validation._fit_chance import fit_figures
-from perfmodel.validation._metrics import errors
-from perfmodel.validation._report import ValidationReport
-from perfmodel.validation._row_cells import Unusable, with_heads
+from perfmodel.validation._report import ValidationReport, errors, fit_figures
+from perfmodel.validation._row_cells import Unusable, rows_of, with_heads
 
 COLUMNS = (
     "case_id", "predicted_iter_time_s", "lo_s", "hi_s", "predicted_peak_memory_bytes", "fits", "skipped_reason",
@@ -143,7 +141,7 @@ def predict_cases(
     """
     weights_folder(calibration)  # no fault of a row
     chosen = catalog.framework(framework) if isinstance(framework, str) else framework
-    rows = runs.astype(object).where(runs.notna(), None).to_dict("records")
+    rows = rows_of(runs)
     results = []
     for done, row in enumerate(rows):
         kept = None if keep is None else partial(keep, done)

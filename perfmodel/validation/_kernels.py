@@ -8,10 +8,9 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from perfmodel.cost import EventTimes, KernelModel
+from perfmodel.cost import CollectiveModel, EventTimes, KernelModel
 from perfmodel.ingest.tables import read_table, table_kind, write_table
-from perfmodel.validation._metrics import errors
-from perfmodel.validation._report import ValidationReport
+from perfmodel.validation._report import ValidationReport, errors
 
 SKIPPED: Final = "skipped: "
 
@@ -53,12 +52,7 @@ def validate_kernels(
 
 def predicted_times(table: pd.DataFrame, kind: str, calibration: Path | str | None) -> EventTimes:
     """Times of a checked table's rows; NaN and `skipped: reason` where they cannot be priced."""
-    if kind == "compute":
-        return KernelModel.load(calibration).table_times(table)
-    from perfmodel.cost import CollectiveModel
-
-    folder = None if calibration is None or str(calibration) == "default" else Path(calibration)
-    return CollectiveModel.load(folder).table_times(table)
+    return (KernelModel if kind == "compute" else CollectiveModel).load(calibration).table_times(table)
 
 
 def _frame(file: Path, times: EventTimes) -> pd.DataFrame:

@@ -1,10 +1,56 @@
-"""Errors of predictions by group, as a dictionary that shows itself."""
+"""Figures of errors that all validations share; whether runs were told rightly to fit; and errors by group, as a
+dictionary that shows itself."""
 
-from typing import Any
+from itertools import pairwise
+from typing import Any, Final
 
+import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
+from scipy.stats import rankdata
 
 from perfmodel.display import folded, frame_html
+from perfmodel.errors import TableError
+
+
+def errors(
+    measured: ArrayLike,
+    predicted: ArrayLike,
+    lo: ArrayLike | None = None,
+    hi: ArrayLike | None = None,
+) -> dict[str, Any]:
+    """Absolute percentage errors as fractions of the measured value, rank correlation and coverage.
+
+    Returns:
+        `n`, `median_ape`, `mean_ape`, `p90_ape`, `bias` (mean signed error), `spearman` (None below 3
+        values), `coverage_90` (share inside [lo, hi]) and `width_90` (median of hi / lo where lo is above 0; both None
+        without an interval); None where n is 0.
+    """
+    y, p = np.asarray(measured, float), np.asarray(predicted, float)
+    n = len(y)
+    if n == 0:
+        names = ("median_ape", "mean_ape", "p90_ape", "bias", "spearman", "coverage_90", "width_90")
+        return {"n": 0} | dict.fromkeys(names)
+    relative = p / y - 1
+    ape = np.abs(relative)
+    inside = width = None
+    if lo is not None and hi is not None:
+        lower, upper = np.asarray(lo, float), np.asarray(hi, float)
+        some = lower > 0  # a collective of one rank takes nothing
+        inside = float(((lower <= y) & (y <= upper)).mean())
+        width = float(np.median(upper[some] / lower[some])) if some.any() else None
+    ranks_y, ranks_p = rankdata(y), rankdata(p)
+    varied = n > 2 and ranks_y.std() > 0 and ranks_p.std() > 0
+    return {
+        "n": n,
+        "median_ape": float(np.median(ape)),
+        "mean_ape": float(ape.mean()),
+        "p90_ape": float(np.quantile(ape, 0.9)),
+        "bias": float(relative.mean()),
+        "spearman": float(np.corrcoef(ranks_y, ranks_p)[0, 1]) if varied else None,
+        "coverage_90": inside,
+        "width_90": width,
+    }
 
 
 class ValidationReport(dict[str, Any]):
@@ -39,3 +85,69 @@ class ValidationReport(dict[str, Any]):
     def _repr_html_(self) -> str:
         skipped = pd.DataFrame({"why": list(self["skipped"]), "rows": list(self["skipped"].values())})
         return frame_html(self.to_frame()) + (folded("skipped", frame_html(skipped)) if len(skipped) else "")
+
+
+LIKELY: Final = 0.5
+"""Probability from which a run is told to fit."""
+EDGES: Final = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+"""Of the probabilities that are held against what happened."""
+
+
+def fit_figures(runs: pd.DataFrame, fits: Any, probability: Any) -> dict[str, Any]:
+    """Predictions of fitting against what happened: status `ok` ran, `oom` and `oom_or_crash` did not; rows of any
+    other status say nothing.
+
+    Args:
+        runs: with `source` and `status`.
+        fits: of every run, whether it was told to fit; missing where it was not predicted.
+        probability: that it does, likewise.
+
+    Returns:
+        `sources` (those with runs that did not fit) and `all`, each with `ran`, `did_not_run`, the shares of runs told
+        rightly by a probability of at least 0.5 (`ran_likely`, `did_not_run_unlikely`) and by `fits` (`ran_told`,
+        `did_not_run_told`), `precision` (of those told likely to fit, how many ran) and `brier` (mean squared distance
+        of the probability from what happened); `reliability`: by range of the probability `from`, `to`, `n`, its mean
+        `said` and the share that `ran`.
+    """
+    if "status" not in runs:
+        return {"sources": {}, "all": {}, "reliability": []}
+    status = np.asarray(runs["status"].fillna(""), str)
+    likely = np.asarray(probability, float)
+    told = np.asarray(pd.Series(fits).astype("boolean").fillna(False), bool)
+    if np.nanmax(np.abs(likely - 0.5), initial=0.0) > 0.5:
+        raise TableError("a probability to fit lies outside 0 to 1")
+    ran, known = status == "ok", np.isfinite(likely) & np.isin(status, ("ok", "oom", "oom_or_crash"))
+    sources = {}
+    for name, members in runs.reset_index(drop=True).groupby("source", sort=False).indices.items():
+        at = members[known[members]]
+        if not ran[at].all():
+            sources[str(name)] = _figures(ran[at], told[at], likely[at])
+    return {
+        "sources": sources,
+        "all": _figures(ran[known], told[known], likely[known]) if known.any() else {},
+        "reliability": _reliability(ran[known], likely[known]),
+    }
+
+
+def _figures(ran: np.ndarray, told: np.ndarray, likely: np.ndarray) -> dict[str, Any]:
+    said = likely >= LIKELY
+
+    def share(right: np.ndarray, among: np.ndarray) -> float | None:
+        return float(right[among].mean()) if among.any() else None
+
+    return {
+        "ran": int(ran.sum()), "ran_likely": share(said, ran), "ran_told": share(told, ran),
+        "did_not_run": int((~ran).sum()), "did_not_run_unlikely": share(~said, ~ran),
+        "did_not_run_told": share(~told, ~ran), "precision": share(ran, said),
+        "brier": float(((likely - ran) ** 2).mean()),
+    }  # fmt: skip
+
+
+def _reliability(ran: np.ndarray, likely: np.ndarray) -> list[dict[str, Any]]:
+    found = []
+    for low, high in pairwise(EDGES):
+        inside = (likely >= low) & ((likely < high) | (high == EDGES[-1]))
+        if inside.any():
+            said, happened = float(likely[inside].mean()), float(ran[inside].mean())
+            found.append({"from": low, "to": high, "n": int(inside.sum()), "said": said, "ran": happened})
+    return found

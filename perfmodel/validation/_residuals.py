@@ -25,7 +25,7 @@ from perfmodel.prediction import (
 from perfmodel.spec import Device, Framework
 from perfmodel.validation._case_rows import read_case
 from perfmodel.validation._cases import predict_cases, read_tables
-from perfmodel.validation._row_cells import Row
+from perfmodel.validation._row_cells import Row, rows_of
 
 MOST_EVENTS = 8
 WORST = 5
@@ -173,8 +173,7 @@ def explain_cases(
         off = np.abs(np.log(np.asarray(predicted, float) / np.asarray(runs["measured_iter_time_s"], float)))
         chosen = runs.iloc[np.argsort(-np.nan_to_num(off))[:WORST]]
     measured = [read_table(path) for path in tables]
-    cells: Any = chosen.astype(object).where(chosen.notna(), None)
-    return [explain_case(row, calibration, measured, framework) for row in cells.to_dict("records")]
+    return [explain_case(row, calibration, measured, framework) for row in rows_of(pd.DataFrame(chosen))]
 
 
 def _nearest(op: Op, device: Device, tables: Sequence[pd.DataFrame]) -> tuple[str, float | None, float | None]:

@@ -11,7 +11,7 @@ from perfmodel.errors import PerfModelError, TableError
 from perfmodel.prediction import check_layout
 from perfmodel.validation._case_rows import read_case
 from perfmodel.validation._cases import missing_column, read_rows
-from perfmodel.validation._row_cells import Row, Unusable
+from perfmodel.validation._row_cells import Row, Unusable, rows_of
 
 
 def read_runs(file: Path | str | pd.DataFrame) -> tuple[list[Run], dict[str, int]]:
@@ -27,7 +27,7 @@ def read_runs(file: Path | str | pd.DataFrame) -> tuple[list[Run], dict[str, int
     if (missing := missing_column(table)) is not None:
         raise TableError(f"{name}: not a table of runs (no column {missing}); see the columns of validate cases")
     runs, skipped = [], Counter()
-    for row in table.astype(object).where(table.notna(), None).to_dict("records"):
+    for row in rows_of(table):
         try:
             runs.append(_run(row))
         except PerfModelError as reason:

@@ -1,7 +1,7 @@
 """What published runs say of sites that nobody knows (`perfmodel.prediction.Site`): how much longer products take under
 sustained load, how far apart ranks meet, and the model of what else sites differ in."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
+from perfmodel.catalog import DEVICES_PER_NODE
 from perfmodel.cost import has_power_law
 from perfmodel.display import shows_progress
 from perfmodel.errors import PerfModelError, TableError
@@ -31,7 +32,7 @@ from perfmodel.prediction import (
     step_times_s,
     sustained_from,
 )
-from perfmodel.validation._case_rows import read_case, read_cases
+from perfmodel.validation._case_rows import Case, read_case, read_cases
 from perfmodel.validation._cases import (
     explained,
     memory_bytes,
@@ -44,7 +45,7 @@ from perfmodel.validation._cases import (
 from perfmodel.validation._population_card import population_card
 from perfmodel.validation._population_fit import PopulationFit, fit_population, parameters_text
 from perfmodel.validation._population_score import MOST, SiteRuns
-from perfmodel.validation._skew_fit import fit_skew
+from perfmodel.validation._row_cells import rows_of
 
 Progress = Callable[[str, int, int], None]
 Medians = dict[str, dict[str, float]]
@@ -53,10 +54,12 @@ STEP: Final = 0.1
 """Log change of the time of products by which their share of a step is told."""
 LEAST_SHARE: Final = 0.5
 """Of the step in products, from which a run says something of them."""
+SKEW_STEP_S: Final = 50e-6
+"""Spread of the ranks' times by which the time of a step that waits is told."""
+LEAST_WAIT: Final = 0.01
+"""Of the step that must wait at that spread, for a run to say something of it."""
 MOST_NODES: Final = 64
 """Up to here networks and stragglers take less of a step than products."""
-DEVICES_PER_NODE: Final = 8
-"""Where a table does not say."""
 LEAST_ROWS: Final = 3
 MOST_ROWS: Final = 150
 """Of a source that are drawn (seed 0)."""
@@ -103,7 +106,7 @@ def fit_sites(
     clocked = lambda source: Site(sustained=sustained_from(medians, source), population=NEUTRAL)  # noqa: E731
     skews: Mapping[str, float] = dict(source_skews())
     if skew:
-        skews = fit_skew(drawn, unstated=tuple(unstated), site_of=clocked, progress=progress)
+        skews = fit_skew(drawn, unstated=unstated, site_of=clocked, progress=progress)
     sites = lambda source: replace(clocked(source), skew_s=skew_from(skews, source))  # noqa: E731
     fitted = fit_population(site_runs(of_sources(timed, MOST), sites, progress), progress)
     with_memory = pd.DataFrame(timed[np.isfinite(memory_bytes(timed))])
@@ -135,38 +138,77 @@ def of_sources(runs: pd.DataFrame, most: int) -> pd.DataFrame:
 def fit_sustained(runs: pd.DataFrame, *, unstated: Sequence[str] = (), progress: Progress | None = None) -> Medians:
     """Medians of the sources that have `LEAST_ROWS` runs of an architecture which say something of products."""
     found: Medians = {}
+    for source, medians in _medians(runs, lambda _, case, s: _of_products(case, s), unstated, "products", progress):
+        for architecture, median in medians.items():
+            found.setdefault(architecture, {})[source] = round(median, 4)
+    return {architecture: found[architecture] for architecture in sorted(found)}
+
+
+def fit_skew(
+    runs: pd.DataFrame, *, unstated: Sequence[str], site_of: Callable[[str], Site], progress: Progress | None = None
+) -> dict[str, float]:
+    """By source the median spread in seconds of the times at which ranks reach collectives, of the runs that wait.
+
+    Args:
+        runs: timed runs.
+        unstated: as in `fit_sites`.
+        site_of: constants of the place for the runs of a source, fitted without it.
+    """
+
+    def spread_s(source: str, case: Case, measured_s: float) -> tuple[str, float] | None:
+        return _of_collectives(case, measured_s, replace(site_of(source), skew_s=0.0))
+
+    medians = _medians(runs, spread_s, unstated, "collectives", progress)
+    return {source: round(of["spread_s"], 7) for source, of in medians if of}
+
+
+def _medians(
+    runs: pd.DataFrame,
+    said_by: Callable[[str, Case, float], tuple[str, float] | None],
+    unstated: Sequence[str],
+    of: str,
+    progress: Progress | None,
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """By source, in their order, the medians of what its runs say, by what that is, where `LEAST_ROWS` say it."""
     for source, rows in runs.groupby("source"):
         if str(source).startswith(tuple(unstated)):
             continue
         said: dict[str, list[float]] = {}
-        for done, row in enumerate(rows.astype(object).where(rows.notna(), None).to_dict("records")):
-            if evidence := _of_products(row):
+        for done, row in enumerate(rows_of(rows)):
+            try:
+                evidence = said_by(str(source), read_case(row), float(row["measured_iter_time_s"]))
+            except PerfModelError:
+                evidence = None
+            if evidence:
                 said.setdefault(evidence[0], []).append(evidence[1])
             if progress:
-                progress(f"products of {source}", done, len(rows))
-        for architecture, logs in said.items():
-            if len(logs) >= LEAST_ROWS:
-                found.setdefault(architecture, {})[str(source)] = round(float(np.median(logs)), 4)
-    return {architecture: found[architecture] for architecture in sorted(found)}
+                progress(f"{of} of {source}", done, len(rows))
+        yield str(source), {what: float(np.median(all_)) for what, all_ in said.items() if len(all_) >= LEAST_ROWS}
 
 
-def _of_products(row: dict[str, Any]) -> tuple[str, float] | None:
+def _of_products(case: Case, measured_s: float) -> tuple[str, float] | None:
     """Architecture and log of measured over predicted per share of products; None where a run says nothing of them, or
     where physics does (`perfmodel.cost.sustained_seconds`)."""
-    try:
-        case = read_case(row)
-    except PerfModelError:
-        return None
     if has_power_law(case.cluster.device):
         return None
     name = case.cluster.device.architecture
     sites = (Site(sustained=((name, log),), skew_s=0.0, population=NEUTRAL) for log in (0.0, STEP))
-    models = (step_problem(case.model, case.cluster, case.job, None, case.framework, site) for site in sites)
-    alone_s, slower_s = (float(step_times_s(model, [case.layout])[0]) for model in models)
+    alone_s, slower_s = (_step_s(case, site) for site in sites)
     share = float(np.log(slower_s / alone_s)) / STEP
-    if share < LEAST_SHARE:
+    return (name, float(np.log(measured_s / alone_s)) / share) if share >= LEAST_SHARE else None
+
+
+def _of_collectives(case: Case, measured_s: float, site: Site) -> tuple[str, float] | None:
+    """The spread that makes a run take what was measured; None where it hardly waits."""
+    alone_s, longer_s = (_step_s(case, one) for one in (site, replace(site, skew_s=SKEW_STEP_S)))
+    if longer_s < alone_s * (1 + LEAST_WAIT):
         return None
-    return name, float(np.log(float(row["measured_iter_time_s"]) / alone_s)) / share
+    return "spread_s", SKEW_STEP_S * (measured_s - alone_s) / (longer_s - alone_s)
+
+
+def _step_s(case: Case, site: Site) -> float:
+    problem = step_problem(case.model, case.cluster, case.job, None, case.framework, site)
+    return float(step_times_s(problem, [case.layout])[0])
 
 
 def site_runs(runs: pd.DataFrame, sites: Callable[[str], Site], progress: Progress | None = None) -> SiteRuns:
@@ -177,7 +219,7 @@ def site_runs(runs: pd.DataFrame, sites: Callable[[str], Site], progress: Progre
         sites: constants for the runs of a source, without any of `Population`.
     """
     found: list[tuple[Any, ...]] = []
-    for done, row in enumerate(runs.astype(object).where(runs.notna(), None).to_dict("records")):
+    for done, row in enumerate(rows_of(runs)):
         if progress:
             progress("runs of sites", done, len(runs))
         source = str(row["source"])

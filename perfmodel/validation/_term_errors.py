@@ -12,7 +12,7 @@ from perfmodel.prediction import STEP_TERMS, Site, StepProblem, step_problem, st
 from perfmodel.spec import Framework, Layout
 from perfmodel.validation._case_rows import read_cases
 from perfmodel.validation._cases import explained, measured_times_s
-from perfmodel.validation._row_cells import Row
+from perfmodel.validation._row_cells import Row, rows_of
 
 EVERY_TERM: Final = "all of them"
 """Name of the last column: every term off, that is, kernels and collectives timed alone."""
@@ -47,7 +47,7 @@ def term_errors(
     timed = timed.groupby("source", sort=False).head(MOST_ROWS).reset_index(drop=True)
     measured_s = measured_times_s(timed)
     by_source: dict[str, list[np.ndarray]] = {}
-    for done, row in enumerate(timed.astype(object).where(timed.notna(), None).to_dict("records")):
+    for done, row in enumerate(rows_of(timed)):
         try:
             times_s = _times_s(row, calibration, framework, site_of(str(row["source"])))
         except PerfModelError:

@@ -58,7 +58,7 @@ def _block(layers: list[ConvLayer], precision: Precision, batch: int, *, train: 
     pieces = [piece for layer in layers for piece in _layer(layer, precision, batch)]
     first, last = layers[0], layers[-1]
     input_bytes = float(batch * first.c_in * first.size_in**2 * precision.act_bytes)
-    output_bytes = float(batch * last.c_out * _size_out(last) ** 2 * precision.act_bytes)
+    output_bytes = float(batch * last.c_out * last.size_out**2 * precision.act_bytes)
     name = first.name if len(layers) == 1 else first.name.split(".")[0]
     return assemble(name, pieces, train=train, input_bytes=input_bytes,
                     workspace_bytes=input_bytes + output_bytes, boundary_bytes=output_bytes)  # fmt: skip
@@ -66,8 +66,7 @@ def _block(layers: list[ConvLayer], precision: Precision, batch: int, *, train: 
 
 def _layer(layer: ConvLayer, precision: Precision, batch: int) -> Iterator[Piece]:
     """The layer itself, then its batch norm, shortcut addition and ReLU."""
-    size = _size_out(layer)
-    rows, area = batch * layer.c_out, size * size
+    rows, area = batch * layer.c_out, layer.size_out**2
     tensor = float(rows * area * precision.act_bytes)
     if layer.op == "conv":
         yield _convolution(layer, precision, batch)
@@ -95,17 +94,10 @@ def _convolution(layer: ConvLayer, precision: Precision, batch: int) -> Piece:
         )  # fmt: skip
 
     first = layer.c_in == 3
-    weights = layer.c_out * layer.c_in * layer.kernel**2
     return Piece(
         forward=(op("fwd"),),
         backward_input=() if first else (op("dgrad"),),  # images need no gradient
         backward_weight=(op("wgrad"),),
-        params=weights + (0 if layer.batch_norm else layer.c_out),
+        params=layer.weights + (0 if layer.batch_norm else layer.c_out),
         saved_bytes=float(batch * layer.c_in * layer.size_in**2 * dtype_bytes(precision.dtype)),
     )
-
-
-def _size_out(layer: ConvLayer) -> int:
-    if layer.op == "linear":
-        return 1
-    return (layer.size_in + 2 * layer.pad - layer.kernel) // layer.stride + 1

@@ -81,10 +81,9 @@ def _(model: ConvNet, job: Job) -> ModelFlops:
     layers = head = 0.0
     for layer in model.stack:
         if layer.op == "conv":
-            out = (layer.size_in + 2 * layer.pad - layer.kernel) // layer.stride + 1
-            layers += 2.0 * out**2 * layer.c_out * layer.c_in * layer.kernel**2
+            layers += 2.0 * layer.size_out**2 * layer.weights
         elif layer.op == "linear":
-            head += 2.0 * layer.c_out * layer.c_in * layer.size_in**2
+            head += 2.0 * layer.weights
     return _plain(layers * job.global_batch, head * job.global_batch, job)
 
 
@@ -92,7 +91,7 @@ def _(model: ConvNet, job: Job) -> ModelFlops:
 def _(model: Transformer, job: Job) -> ModelFlops:
     batch, s, h = float(job.global_batch), job.seq_len, model.hidden
     letters = Counter("".join((*model.stack, *model.mtp_stack)))
-    attention, ffn = attention_weights(model), _ffn_weights(model, model.ffn_hidden)
+    attention, ffn = attention_weights(model), ffn_weights(model, model.ffn_hidden)
     per_token = (
         (letters["*"] + letters["W"]) * attention + letters["-"] * ffn + letters["E"] * _moe_weights(model)
         + model.mtp_layers * 2 * h * h
@@ -138,9 +137,9 @@ def _(model: Transformer, job: Job) -> ModelFlops:
 def _repeated(model: Transformer, job: Job) -> int:
     """Elements of weights that a token passes again where modules of layers are recomputed."""
     letters, modules = Counter("".join(model.stack)), job.recompute_modules
-    repeated = letters["-"] * _ffn_weights(model, model.ffn_hidden) if "mlp" in modules else 0
+    repeated = letters["-"] * ffn_weights(model, model.ffn_hidden) if "mlp" in modules else 0
     if model.experts and "shared_experts" in modules and "moe" not in modules:
-        repeated += letters["E"] * _ffn_weights(model, model.experts.shared_ffn_hidden)
+        repeated += letters["E"] * ffn_weights(model, model.experts.shared_ffn_hidden)
     if "moe" in modules:
         repeated += letters["E"] * _moe_weights(model)
     if (latent := model.latent_attention) and "mla_up_proj" in modules:
@@ -155,8 +154,8 @@ def _moe_weights(model: Transformer) -> int:
     if (experts := model.experts) is None:
         return 0
     return (
-        experts.topk * _ffn_weights(model, experts.ffn_hidden, experts.latent)
-        + _ffn_weights(model, experts.shared_ffn_hidden)
+        experts.topk * ffn_weights(model, experts.ffn_hidden, experts.latent)
+        + ffn_weights(model, experts.shared_ffn_hidden)
         + model.hidden * (experts.count + 2 * experts.latent)
     )
 
@@ -181,7 +180,8 @@ def _head_dims(model: Transformer) -> tuple[int, int]:
     return model.head_dim, model.head_dim
 
 
-def _ffn_weights(model: Transformer, inner: int, outer: int = 0) -> int:
+def ffn_weights(model: Transformer, inner: int, outer: int = 0) -> int:
+    """Elements of one feed-forward's weights with inner size `inner`, on `outer` elements or the hidden size."""
     return (outer or model.hidden) * inner * (3 if model.gated_ffn else 2)
 
 

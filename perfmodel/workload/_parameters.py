@@ -7,6 +7,7 @@ from functools import singledispatch
 from perfmodel.spec import ConvNet, Mlp, Model, Patches, Transformer
 from perfmodel.workload._attention import attention_weights
 from perfmodel.workload._embedding_head import T5_RELATIVE_BUCKETS
+from perfmodel.workload._flops import ffn_weights
 from perfmodel.workload._pointwise import norm_params
 from perfmodel.workload._recurrent import delta_net_parameters, mamba_parameters
 
@@ -69,9 +70,9 @@ def _(model: ConvNet) -> Parameters:
     weights = norms = head = 0
     for layer in model.stack:
         if layer.op == "conv":
-            weights += layer.c_out * (layer.c_in * layer.kernel**2 + (0 if layer.batch_norm else 1))
+            weights += layer.weights + (0 if layer.batch_norm else layer.c_out)
         elif layer.op == "linear":
-            head += layer.c_out * (layer.c_in * layer.size_in**2 + 1)
+            head += layer.weights + layer.c_out
         norms += 2 * layer.c_out if layer.batch_norm else 0
     return Parameters(feed_forward=weights, norms=norms, head=head)
 
@@ -139,9 +140,8 @@ def _patches(model: Transformer, patches: Patches) -> tuple[int, int]:
 
 def _ffn(model: Transformer, inner: int, outer: int = 0) -> int:
     """One feed-forward with inner size `inner`, on `outer` elements or the hidden size."""
-    wide = inner * (2 if model.gated_ffn else 1)
-    outer = outer or model.hidden
-    return outer * (wide + inner) + (wide + outer if model.bias else 0)
+    biases = inner * (2 if model.gated_ffn else 1) + (outer or model.hidden)
+    return ffn_weights(model, inner, outer) + (biases if model.bias else 0)
 
 
 def _attention(model: Transformer) -> tuple[int, int]:

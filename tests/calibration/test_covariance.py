@@ -63,12 +63,6 @@ def test_covariance_equals_the_element_wise_formula(hyper):
     np.testing.assert_allclose(covariance(COMPONENTS, hyper, points), _dense(points, hyper), rtol=1e-10, atol=1e-14)
 
 
-def test_small_tables_keep_the_default_hyperparameters():
-    points = _points(10)
-    found = fit_hyperparameters(COMPONENTS, points, _residual(points), np.arange(10))
-    np.testing.assert_array_equal(pack(found), pack(Hyperparameters.default(COMPONENTS)))
-
-
 def test_correlation_is_one_at_zero_distance():
     here = {"size": np.array([3.0]), "ranks": np.array([1.0])}
     for component, length in zip(COMPONENTS, ([0.0, 0.0], [0.0], []), strict=True):

@@ -82,7 +82,7 @@ def test_every_shipped_series_is_kept_and_the_report_says_which_are_replaced(tmp
     report = fit_calibration(table, tmp_path)["collectives"]
     shipped = collective_weights(weight_files(None))
     merged = collective_weights(weight_files(tmp_path))
-    assert {s.key for s in shipped.series} < {s.key for s in merged.series}
+    assert set(shipped.series) < set(merged.series)
     assert report["kept"] == len(shipped.series) + len(shipped.moe.series)
     ((fabric, names),) = report["replaced"].items()
     assert fabric == "all_reduce on A100-SXM4-80GB, NVLink3 inside a node"

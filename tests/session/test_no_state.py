@@ -21,7 +21,7 @@ CACHED = {
     "planning.layouts._enumerate.enumerate_grids": "local to a call",
     "cost.learn._fabrics._fabric": "links from figures of a cluster and files of the package",
     "cost.learn._fabrics._known_device": "a file of the package, by name of a device",
-    "cost.learn._fabrics.die_of": "a file of the package, by name of a device",
+    "cost.learn._fabrics.names_of_parts": "a file of the package, by name of a device",
     "cost.learn._fabrics._of_row": "links from cells of a row and files of the package",
     "calibration._covariance._likelihood": "JAX's compiled code, by frozen components",
     "ingest._profile.collective_of": "names of kernels",

@@ -13,7 +13,7 @@ from perfmodel.prediction import Site
 from perfmodel.validation import validate_cases
 from perfmodel.validation._case_rows import read_case, read_cases
 from perfmodel.validation._cases import MOST_SLOWER, explained
-from perfmodel.validation._metrics import errors
+from perfmodel.validation._report import errors
 from perfmodel.validation._row_cells import Unusable
 
 # Korthikanti et al. 2022 (arXiv 2205.05198), table 5: 22B and 175B on A100s

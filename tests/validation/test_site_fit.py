@@ -14,8 +14,7 @@ from perfmodel.spec import Framework
 from perfmodel.validation import read_case
 from perfmodel.validation._population_fit import fit_population
 from perfmodel.validation._population_score import SiteRuns
-from perfmodel.validation._site_fit import fit_sustained
-from perfmodel.validation._skew_fit import fit_skew
+from perfmodel.validation._site_fit import fit_skew, fit_sustained
 
 ROW = {
     "source": "our lab", "framework": "megatron-lm@2022", "model": "gpt-22B", "family": "gpt", "params_b": 22.1,

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 
 from perfmodel.cost.learn._intervals import figures_of_errors
-from perfmodel.cost.learn._kinds import KindCode
 from perfmodel.cost.learn._recipe import Recipe, Report
+from perfmodel.cost.learn._rows import KindCode
 from perfmodel.cost.learn._tables import Samples, figures_lookup, gather, may_be_fitted
 from perfmodel.ingest import clean_kernels
 from perfmodel.ingest.tables import text

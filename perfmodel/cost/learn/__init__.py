@@ -1,70 +1,40 @@
 """Regressors of kernel times: features, base time, training, intervals, weights files. JAX only on use."""
 
-from perfmodel.cost.learn._collective_fit import Sources as Sources
-from perfmodel.cost.learn._collective_physics import LinkConstants as LinkConstants
-from perfmodel.cost.learn._collective_physics import collective_time as collective_time
-from perfmodel.cost.learn._collective_physics import least_volume as least_volume
-from perfmodel.cost.learn._collective_price import CollectivePrices as CollectivePrices
-from perfmodel.cost.learn._collective_price import Groups as Groups
+from perfmodel.cost.learn._collective_fit import Sources
+from perfmodel.cost.learn._collective_physics import LinkConstants, collective_time, least_volume
+from perfmodel.cost.learn._collective_price import CollectivePrices, Groups, Priced, rising
 from perfmodel.cost.learn._collective_price import Request as CollectiveRequest
 from perfmodel.cost.learn._collective_price import predict_rows as predict_collective_rows
-from perfmodel.cost.learn._collective_price import rising as rising
-from perfmodel.cost.learn._collective_rows import collective_rows as collective_rows
-from perfmodel.cost.learn._collective_rows import counted as counted
-from perfmodel.cost.learn._collective_rows import set_aside as set_aside
-from perfmodel.cost.learn._collective_studies import LeftOut as LeftOut
-from perfmodel.cost.learn._collective_studies import Study as Study
-from perfmodel.cost.learn._collective_studies import study_collectives as study_collectives
-from perfmodel.cost.learn._collective_weights import CollectiveWeights as CollectiveWeights
-from perfmodel.cost.learn._collective_weights import collective_weights as collective_weights
-from perfmodel.cost.learn._fabrics import Fabric as Fabric
+from perfmodel.cost.learn._collective_rows import collective_rows, counted, set_aside
+from perfmodel.cost.learn._collective_studies import LeftOut, Study, study_collectives
+from perfmodel.cost.learn._collective_weights import CollectiveWeights, collective_weights
+from perfmodel.cost.learn._fabrics import Fabric, is_flat, is_known, is_network, link_class
 from perfmodel.cost.learn._fabrics import canonical_device as device_name
-from perfmodel.cost.learn._fabrics import is_flat as is_flat
-from perfmodel.cost.learn._fabrics import is_known as is_known
-from perfmodel.cost.learn._fabrics import is_network as is_network
-from perfmodel.cost.learn._fabrics import link_class as link_class
-from perfmodel.cost.learn._fit import fit as fit
-from perfmodel.cost.learn._fit import fit_calibration as fit_calibration
-from perfmodel.cost.learn._fit import fit_collectives as fit_collectives
-from perfmodel.cost.learn._gradients import added as added
-from perfmodel.cost.learn._gradients import gradient_products as gradient_products
-from perfmodel.cost.learn._intervals import absolute_percent as absolute_percent
+from perfmodel.cost.learn._fit import fit, fit_calibration, fit_collectives
+from perfmodel.cost.learn._gradients import added, gradient_products
+from perfmodel.cost.learn._intervals import absolute_percent
 from perfmodel.cost.learn._moe_alltoall import KINDS as MOE_KINDS
-from perfmodel.cost.learn._moe_alltoall import moe_rows as moe_rows
-from perfmodel.cost.learn._moe_alltoall import predict_moe as predict_moe
-from perfmodel.cost.learn._parameters import Inputs as Inputs
-from perfmodel.cost.learn._parameters import Parameters as Parameters
-from perfmodel.cost.learn._parameters import power_join as power_join
-from perfmodel.cost.learn._parameters import predict_log_time as predict_log_time
-from perfmodel.cost.learn._queries import PROVENANCE as PROVENANCE
-from perfmodel.cost.learn._queries import Prediction as Prediction
-from perfmodel.cost.learn._queries import Query as Query
-from perfmodel.cost.learn._queries import TableQueries as TableQueries
-from perfmodel.cost.learn._queries import kernel_physics as kernel_physics
-from perfmodel.cost.learn._queries import table_rows as table_rows
-from perfmodel.cost.learn._recipe import Recipe as Recipe
-from perfmodel.cost.learn._recipe import read_recipe as read_recipe
-from perfmodel.cost.learn._regressor import Regressor as Regressor
-from perfmodel.cost.learn._rows import Rows as Rows
-from perfmodel.cost.learn._rows import in_16_bits as in_16_bits
-from perfmodel.cost.learn._rows import rows_from_ops as rows_from_ops
-from perfmodel.cost.learn._rows import with_half_the_batch as with_half_the_batch
-from perfmodel.cost.learn._stack import Figures as Figures
-from perfmodel.cost.learn._tables import Samples as Samples
-from perfmodel.cost.learn._tables import figures_lookup as figures_lookup
-from perfmodel.cost.learn._tables import gather as gather
-from perfmodel.cost.learn._tables import split as split
-from perfmodel.cost.learn._weights import END_TO_END_FILE as END_TO_END_FILE
-from perfmodel.cost.learn._weights import WeightFiles as WeightFiles
-from perfmodel.cost.learn._weights import kernel_records as kernel_records
-from perfmodel.cost.learn._weights import load_family as load_family
-from perfmodel.cost.learn._weights import load_regressor as load_regressor
-from perfmodel.cost.learn._weights import measured_kinds as measured_kinds
-from perfmodel.cost.learn._weights import read_header as read_header
-from perfmodel.cost.learn._weights import save_regressor as save_regressor
-from perfmodel.cost.learn._weights import shipped_folder as shipped_folder
-from perfmodel.cost.learn._weights import weight_files as weight_files
-from perfmodel.cost.learn._weights import weights_folder as weights_folder
+from perfmodel.cost.learn._moe_alltoall import MoeRows, moe_rows, predict_moe
+from perfmodel.cost.learn._parameters import Inputs, Parameters, power_join, predict_log_time
+from perfmodel.cost.learn._queries import PROVENANCE, Asked, Prediction, Query, kernel_physics, table_rows
+from perfmodel.cost.learn._recipe import Recipe, read_recipe
+from perfmodel.cost.learn._regressor import Regressor
+from perfmodel.cost.learn._rows import Rows, in_16_bits, rows_from_ops, with_half_the_batch
+from perfmodel.cost.learn._stack import Figures
+from perfmodel.cost.learn._tables import Samples, figures_lookup, gather, split
+from perfmodel.cost.learn._weights import (
+    END_TO_END_FILE,
+    WeightFiles,
+    kernel_records,
+    load_family,
+    load_regressor,
+    measured_kinds,
+    read_header,
+    save_regressor,
+    shipped_folder,
+    weight_files,
+    weights_folder,
+)
 from perfmodel.display import shorten_reprs
 
 shorten_reprs(__name__)

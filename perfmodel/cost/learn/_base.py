@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from perfmodel.cost.learn._parameters import FLOOR_POWER, JOINT_POWER, power_join
-from perfmodel.cost.learn._tables import Samples, physics_of
+from perfmodel.cost.learn._tables import Samples
 from perfmodel.ops import KernelKind, compute_seconds, memory_seconds
 
 NO_FLOOR: Final = float(np.log(1e-9))
@@ -65,7 +65,7 @@ def groups_of_samples(samples: Samples) -> tuple[tuple[tuple[int, KernelKind], .
 def _fit_group(samples: Samples, host_launch: bool, floor: float) -> np.ndarray:
     from scipy.optimize import least_squares
 
-    physics, machine = physics_of(samples)
+    physics, machine = samples.physics()
     compute, memory = compute_seconds(np, physics, machine), memory_seconds(np, physics, machine)
     target = np.log(samples.time_s)
     lowest = float(np.quantile(target, 0.02))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from math import exp, log
 from typing import Final, NamedTuple
 
-from perfmodel.cost.learn._collective_physics import LINE_SHARE, NEVER, PAIRS, LinkConstants
+from perfmodel.cost.learn._collective_physics import LINE_SHARE, PAIRS, LinkConstants
 from perfmodel.cost.learn._fabrics import Fabric, LinkClass, link_named
 
 _DEFAULT_HOP_S: Final = {"hop_inside": 2e-6, "hop_between": 20e-6}
@@ -31,17 +31,20 @@ class Effect(NamedTuple):
         return "|".join(part for part in self if part)
 
 
+_OF_LINKS_INSIDE: Final = ("inside", "hop_inside", "peers", "low_latency")
+_OF_LINKS_BETWEEN: Final = ("between", "hop_between", "hop_ratio_between", "post", "peer_s", "nodes")
+_OF_ALL: Final = ("hop_ratio", "hop_line", "hop_switch", "switch", "network")
+_OF_ALL_BETWEEN: Final = ("neighbours", "low_latency_between", "hop_line_between", "hop_pair", "tree")
+BETWEEN: Final = frozenset((*_OF_LINKS_BETWEEN, *_OF_ALL_BETWEEN))
+"""Effects (`Effect.of`) that say nothing inside a node."""
+
+
 def effects(kind: str, inside: str, between: str) -> tuple[Effect, ...]:
     """All effects that a collective of this kind on these link classes depends on."""
     of_kind = (Effect("launch", kind=kind), Effect("inside", kind=kind), Effect("between", kind=kind))
-    near = (Effect(of, inside) for of in ("inside", "hop_inside", "peers", "low_latency"))
-    tiers = ("between", "hop_between", "hop_ratio_between", "post", "peer_s", "nodes")
-    far = (Effect(of, between) for of in tiers)
-    names = (
-        "hop_ratio", "hop_line", "hop_switch", "switch", "network", "neighbours", "low_latency_between",
-        "hop_line_between", "hop_pair", "tree",
-    )  # fmt: skip
-    alone = (Effect(of) for of in names)
+    near = (Effect(of, inside) for of in _OF_LINKS_INSIDE)
+    far = (Effect(of, between) for of in _OF_LINKS_BETWEEN)
+    alone = (Effect(of) for of in (*_OF_ALL, *_OF_ALL_BETWEEN))
     both = (Effect("inside", inside, kind), Effect("between", between, kind), Effect("hop_between", between, kind))
     return (*of_kind, *near, *far, *alone, *both)
 
@@ -102,7 +105,8 @@ def constants(
     Over several nodes the links inside count at their full rate: what they lack is in the time of the group inside its
     node, below which no price of a larger one falls.
     """
-    inside, between = fabric.inside.link, fabric.levels[level].link
+    near, far = fabric.inside.of, fabric.levels[level].of
+    inside, between = near.name, far.name
 
     def value(*of: str) -> float:
         found = values.get(Effect(*of))
@@ -116,7 +120,7 @@ def constants(
     far_s = exp(value("hop_between", between) + value("hop_between", between, kind))
     near_ratio, far_ratio = 1 + exp(value("hop_ratio")), 1 + exp(value("hop_ratio_between", between))
     near_line, far_line = 1 + exp(value("hop_line")), 1 + exp(value("hop_line_between"))
-    link, at_scale = link_named(inside), fabric.levels[level].slows_at_scale
+    at_scale = fabric.levels[level].slows_at_scale
     low_latency = value("low_latency_between") if spans_nodes else value("low_latency", inside)
     return LinkConstants(
         launch_s=exp(value("launch", "", kind)),
@@ -129,19 +133,19 @@ def constants(
         hop_between_line_s=far_line * far_s,
         shift_inside_s=fabric.latency_shift_s(level, False),
         shift_between_s=fabric.latency_shift_s(level, True),
-        usual_inside_s=fabric.inside.usual_latency_s,
-        usual_between_s=fabric.levels[level].usual_latency_s,
+        usual_inside_s=near.latency_s,
+        usual_between_s=far.latency_s,
         post_s=exp(value("post", between)),
         peer_s=exp(value("peer_s", between)),
         bandwidth_inside=fabric.inside.bandwidth * (1.0 if spans_nodes else efficiency("inside", inside)),
         bandwidth_between=fabric.share_between(level, ranks_per_node, concurrent) * efficiency("between", between),
         low_latency_share=1 / (1 + exp(-low_latency)),
         line_share=LINE_SHARE if fabric.carries_lines(level if spans_nodes else 0) else 0.0,
-        peer_exponent=value("peers", inside) if link and (link.mesh or link.name.startswith("PCIe")) else 0.0,
+        peer_exponent=value("peers", inside) if near.mesh or inside.startswith("PCIe") else 0.0,
         node_exponent=exp(value("nodes", between)) if at_scale else 0.0,
         neighbour_share=1 / (1 + exp(-value("neighbours"))) if at_scale else 1.0,
-        eager_bytes=network.eager_bytes if (network := link_named(between)) else NEVER,
+        eager_bytes=far.eager_bytes,
         tree_share=1 / (1 + exp(-value("tree"))),
-        switch_share=1 / (1 + exp(-value("switch"))) if link and link.reduces else 0.0,
+        switch_share=1 / (1 + exp(-value("switch"))) if near.reduces else 0.0,
         network_share=1 / (1 + exp(-value("network"))) if in_network else 0.0,
     )

@@ -170,7 +170,7 @@ def _merged(own: CollectiveWeights, base: CollectiveWeights) -> CollectiveWeight
     for key, places in base.measured_on.items():
         for place in measured & set(places):
             replaced.setdefault(str(place), []).append(str(key))
-    kept = sum(series.key not in own.curves for series in base.series) + len(base.moe.series)
+    kept = sum(key not in own.curves for key in base.series) + len(base.moe.series)
     return replace(
         base,
         curves={**base.curves, **usual},

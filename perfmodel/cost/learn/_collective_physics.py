@@ -51,8 +51,6 @@ SPREAD: Final = 0.5
 network at different ranks (the same: 2.7 of 5 us in LL, 4 of 8.5 us in LL128, where one rank per node pays all)."""
 ASKS: Final = 4
 """Sharpness of the size from which messages ask before they are sent."""
-NEVER: Final = 1e30
-"""Bytes of no message."""
 FULL_POSTS: Final = 3.0
 """Posts to the network that a step of a ring takes in full bandwidth, where the other protocols take one (NCCL
 `src/graph/tuning.cc`, `netOverhead`)."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from perfmodel.cost.learn._collective_effects import Effect, constants, effects, expected
+from perfmodel.cost.learn._collective_effects import BETWEEN, Effect, constants, effects, expected
 from perfmodel.cost.learn._collective_physics import LinkConstants, collective_time
 from perfmodel.cost.learn._collective_rows import CollectiveRows
 from perfmodel.ingest.tables import groups_of
@@ -92,7 +92,7 @@ class _Placements:
 
 def fit_between(rows: CollectiveRows, known: Mapping[Effect, float]) -> dict[Effect, float]:
     """Effects fitted to rows over several nodes alone; those inside a node as `known`."""
-    inside = {effect: value for effect, value in known.items() if effect.of not in _BETWEEN}
+    inside = {effect: value for effect, value in known.items() if effect.of not in BETWEEN}
     return fit_physics(rows.take(rows.between), known, inside)
 
 
@@ -146,27 +146,11 @@ def fit_physics(
     return {**held, **{name: round(float(v), 4) for name, v in zip(names, vector[:first], strict=True)}}
 
 
-_BETWEEN: Final = (
-    "between",
-    "hop_between",
-    "peer_s",
-    "nodes",
-    "hop_ratio_between",
-    "neighbours",
-    "post",
-    "low_latency_between",
-    "hop_line_between",
-    "hop_pair",
-    "tree",
-)
-"""Effects that say nothing inside a node."""
-
-
 def _names(rows: CollectiveRows) -> list[Effect]:
     found: dict[Effect, None] = {}
     for kind, fabric, outside in set(zip(rows.kind, rows.fabric, rows.between, strict=True)):
         for name in effects(kind, fabric.inside.link, fabric.levels[-1].link):
-            if outside or name.of not in _BETWEEN:
+            if outside or name.of not in BETWEEN:
                 found[name] = None
     return sorted(found, key=str)
 

@@ -30,7 +30,7 @@ from perfmodel.cost.learn._collective_weights import (
     LinksKey,
     Placements,
 )
-from perfmodel.cost.learn._fabrics import Fabric, link_named
+from perfmodel.cost.learn._fabrics import Fabric
 from perfmodel.ingest.tables import groups_of
 from perfmodel.session import Store
 
@@ -68,6 +68,21 @@ class Groups:
     concurrent: np.ndarray
     """Groups that share each node's links."""
 
+    @classmethod
+    def on(
+        cls, fabric: Fabric, buffer_bytes: np.ndarray, ranks: np.ndarray, ranks_per_node: np.ndarray,
+        level: np.ndarray, concurrent: np.ndarray,
+    ) -> "Groups":  # fmt: skip
+        """Of one fabric: over at least its first network level where they leave a node."""
+        last = len(fabric.levels) - 1
+        level = np.clip(level.astype(np.int64), 0, last)
+        if fabric.flat:
+            ranks_per_node = np.ones(len(ranks))
+        else:
+            ranks_per_node = np.clip(ranks_per_node, 1, ranks)
+            level = np.where(ranks > ranks_per_node, np.maximum(level, min(1, last)), 0)
+        return cls(buffer_bytes, ranks, ranks_per_node, level, np.maximum(concurrent, 1.0))
+
 
 @dataclass(frozen=True)
 class Priced:
@@ -79,6 +94,16 @@ class Priced:
     provenance: np.ndarray
     least_s: np.ndarray
     """What the links' full rates allow: no time, nor any end of an interval, is shorter."""
+
+    @classmethod
+    def unknown(cls, n: int) -> "Priced":
+        """Room for `n` prices."""
+        return cls(np.full(n, np.nan), np.full(n, np.nan), np.full(n, "", dtype=object), np.zeros(n))
+
+    def put(self, at: np.ndarray, prices: "Priced") -> None:
+        """Set the prices at positions."""
+        for name, column in vars(self).items():
+            column[at] = getattr(prices, name)
 
 
 _Parts = list[tuple[float, dict[float, Curve]]]
@@ -123,8 +148,8 @@ class CollectivePrices:
             table = self._tables.once(place, lambda place=place: self._between_table(*place))
             self._fill(asked, table, groups, own, groups.ranks / groups.ranks_per_node, (log_s, half, provenance))
             rate[own] = fabric.share_between(int(level), per_node, concurrent)
-        reduces = np.array([x.reduces for x in fabric.levels])[groups.level]
-        limited = np.array([x.limited for x in fabric.levels])[groups.level]
+        reduces = np.array([x.of.reduces for x in fabric.levels])[groups.level]
+        limited = np.array([x.of.limited for x in fabric.levels])[groups.level]
         volume = least_volume(asked.kind, groups.ranks, groups.ranks_per_node, reduces)
         least_s = np.where(limited, volume * groups.buffer_bytes / rate, 0.0)
         return Priced(np.maximum(np.exp(log_s) * several, least_s), half, provenance, least_s)
@@ -171,9 +196,8 @@ class CollectivePrices:
         ranks = RANKS[:, None]
         time_s = collective_time(asked.kind, size_bytes, ranks, ranks, c, asked.algorithm)
         time_s = time_s * np.exp(_correction(parts, RANKS))
-        link = link_named(fabric.inside.link)
         log_s = _over_bytes(np.log(time_s), source)
-        alone = isinstance(source, SeriesKey) or bool(link and link.mesh)
+        alone = isinstance(source, SeriesKey) or fabric.inside.of.mesh
         return _Table(RANKS, log_s if alone else rising(log_s, axis=0), parts[0][1] if parts else {}, source)
 
     def _between_table(self, asked: Request, per_node: float, level: int, concurrent: float) -> _Table:
@@ -299,27 +323,18 @@ def _read(table: _Table, size: np.ndarray, count: np.ndarray) -> np.ndarray:
     return below * (1 - up) + above * up + np.log(2) * np.maximum(size - GRID[-1], 0)
 
 
-def table_groups(buffer_bytes: np.ndarray, ranks: np.ndarray, ranks_per_node: np.ndarray, fabric: Fabric) -> Groups:
-    """Collectives of a table's rows: alone on their fabric, over its outermost level where they leave a node."""
-    n = len(ranks)
-    level = np.full(n, len(fabric.levels) - 1) * (ranks > ranks_per_node)
-    return Groups(buffer_bytes, ranks, ranks_per_node, level.astype(np.int64), np.ones(n))
-
-
 def predict_rows(prices: CollectivePrices, rows: CollectiveRows) -> Priced:
-    """Prices of rows of tables, by their own series where it was measured."""
-    n = len(rows)
-    time_s, half_width, least_s, provenance = np.zeros(n), np.zeros(n), np.zeros(n), np.full(n, "", dtype=object)
-    code: dict[tuple[Any, ...], int] = {}
+    """Prices of rows of tables, each alone on its fabric, by its own series where that was measured."""
+    found = Priced.unknown(len(rows))
     columns = (rows.kind, rows.fabric, rows.series, rows.software, rows.dtype, rows.algorithm, rows.any_algorithm)
+    code: dict[tuple[Any, ...], int] = {}
     which = np.array([code.setdefault(key, len(code)) for key in zip(*columns, strict=True)], dtype=np.int64)
-    asked_for = list(code)
+    alike = list(code)
     for (number,), index in groups_of(which):
-        kind, fabric, series, software, dtype, algorithm, any_algorithm = asked_for[number]
+        kind, fabric, series, software, dtype, algorithm, any_algorithm = alike[number]
         key = rows.keys[series]
         asked = Request(str(kind), fabric, (EntryKey(key, software, dtype), key), str(algorithm), bool(any_algorithm))
-        groups = table_groups(rows.buffer_bytes[index], rows.ranks[index], rows.ranks_per_node[index], asked.fabric)
-        priced = prices.price(asked, groups)
-        time_s[index], half_width[index], provenance[index] = priced.time_s, priced.half_width, priced.provenance
-        least_s[index] = priced.least_s
-    return Priced(time_s, half_width, provenance, least_s)
+        outermost, alone = np.full(len(index), len(fabric.levels) - 1), np.ones(len(index))
+        sizes = rows.buffer_bytes[index], rows.ranks[index], rows.ranks_per_node[index]
+        found.put(index, prices.price(asked, Groups.on(fabric, *sizes, outermost, alone)))
+    return found

@@ -13,10 +13,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import pandas as pd
 
+from perfmodel.catalog import DEVICES_PER_NODE, NVL72_DEVICES
 from perfmodel.cost.learn._collective_physics import KINDS, least_volume
 from perfmodel.cost.learn._fabrics import (
-    DEVICES_PER_NODE,
-    NVL72_DEVICES,
     TRAY,
     Fabric,
     LinkClass,

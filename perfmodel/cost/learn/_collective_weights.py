@@ -11,7 +11,7 @@ import numpy as np
 
 from perfmodel.cost.learn._collective_effects import Effect
 from perfmodel.cost.learn._collective_rows import SeriesKey
-from perfmodel.cost.learn._fabrics import Fabric, die_of
+from perfmodel.cost.learn._fabrics import Fabric, names_of_parts
 from perfmodel.cost.learn._weights import WeightFiles, parse_weights, weight_files
 from perfmodel.errors import CalibrationError
 from perfmodel.ingest.tables import write_bytes
@@ -138,17 +138,6 @@ class Scope(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MeasuredSeries:
-    """A measured series and the rank counts that it was measured at."""
-
-    key: SeriesKey
-    ranks: tuple[int, ...]
-    """Inside one node."""
-    ranks_between: tuple[int, ...]
-    """Over several nodes."""
-
-
-@dataclass(frozen=True)
 class MoeWeights:
     """Mixture-of-experts exchanges."""
 
@@ -178,16 +167,9 @@ class CollectiveWeights:
     """JSON values: rows, what was replaced and set aside."""
 
     @property
-    def series(self) -> tuple[MeasuredSeries, ...]:
+    def series(self) -> tuple[SeriesKey, ...]:
         """The measured series."""
-        found = []
-        for key, places in self.curves.items():
-            if isinstance(key, SeriesKey):
-                inside, between = (
-                    tuple(sorted({int(n) for n, r in places if (n > r) == outside})) for outside in (False, True)
-                )
-                found.append(MeasuredSeries(key, inside, between))
-        return tuple(found)
+        return tuple(key for key in self.curves if isinstance(key, SeriesKey))
 
     @staticmethod
     def usual_keys(fabric: Fabric, kind: str, between: bool, level: int) -> tuple[FabricKey | LinksKey, ...]:
@@ -198,20 +180,22 @@ class CollectiveWeights:
 
     @classmethod
     def priced_by(cls, fabric: Fabric, kind: str, between: bool, level: int) -> tuple[FabricKey | LinksKey, ...]:
-        """`usual_keys` with that of the fabric's die behind its device's own."""
+        """`usual_keys` with those of like parts of the fabric's die behind its device's own."""
         own, *links = cls.usual_keys(fabric, kind, between, level)
-        return tuple(dict.fromkeys((own, own._replace(device=die_of(fabric.device)), *links)))
+        shared = (own._replace(device=name) for name in names_of_parts(fabric.device))
+        return tuple(dict.fromkeys((own, *shared, *links)))
 
     def by_die(self) -> "CollectiveWeights":
-        """With the usual curves of devices under the name of their die: its parts drive their links alike, so they
-        share the mean of what all of them were measured with on such links. What a site fits to its own device
-        (`_merged`) stands before that."""
+        """With the usual curves of devices under the names of their like parts (`names_of_parts`), which share the mean
+        of what all of them were measured with on such links. What a site fits to its own device (`_merged`) stands
+        before that."""
         alike: dict[FabricKey, dict[tuple[float, float], list[Curve]]] = {}
         for key, places in _sorted(self.curves).items():
             if isinstance(key, FabricKey):
-                of_die = alike.setdefault(key._replace(device=die_of(key.device)), {})
-                for place, curve in places.items():
-                    of_die.setdefault(place, []).append(curve)
+                for name in names_of_parts(key.device):
+                    of_parts = alike.setdefault(key._replace(device=name), {})
+                    for place, curve in places.items():
+                        of_parts.setdefault(place, []).append(curve)
         shared = {key: {at: mean_curve(curves) for at, curves in places.items()} for key, places in alike.items()}
         others = {key: places for key, places in self.curves.items() if not isinstance(key, FabricKey)}
         return replace(self, curves={**others, **shared})
@@ -308,7 +292,7 @@ def _weights(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Colle
         ),
         notes=meta["notes"],
     )
-    return found if "own" in found.notes else found.by_die()
+    return found if found.notes.get("own") else found.by_die()
 
 
 def _curve_key(kind: int, parts: list[Any]) -> CurveKey:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -18,12 +17,12 @@ from perfmodel.cost.learn._intervals import (
     summary,
 )
 from perfmodel.cost.learn._intervals import absolute_percent as absolute_percent
-from perfmodel.cost.learn._kinds import KindCode
 from perfmodel.cost.learn._parameters import Parameters
-from perfmodel.cost.learn._queries import Query
-from perfmodel.cost.learn._recipe import Recipe, Report, Stages
+from perfmodel.cost.learn._queries import Asked, Query
+from perfmodel.cost.learn._recipe import Recipe, Stages
 from perfmodel.cost.learn._regressor import Regressor
-from perfmodel.cost.learn._tables import Samples, physics_of, split
+from perfmodel.cost.learn._rows import KindCode
+from perfmodel.cost.learn._tables import Samples, split
 from perfmodel.cost.learn._train import train_members
 from perfmodel.ops import KernelKind
 
@@ -47,16 +46,13 @@ class Evaluation:
     """Trained without the kept-out shapes."""
 
 
-def evaluate(
-    samples: Samples, recipe: Recipe, code: KindCode, *, seed: int, stages: Stages,
-) -> Evaluation:  # fmt: skip
+def evaluate(samples: Samples, recipe: Recipe, code: KindCode, *, seed: int, stages: Stages) -> Evaluation:
     """Train with parts kept out; intervals and the figures of the model card."""
+    trials = _Trials(samples, recipe, code, seed, stages)
     fit_on, check_on, test = split(samples, recipe.holdout)
     if len(fit_on) < 10 or len(test) < 5:  # too few rows to keep any out
         fit_on, check_on, test = np.arange(len(samples)), np.zeros(0, np.int64), np.zeros(0, np.int64)
-    shapes = fit_part(
-        samples, fit_on, check_on, recipe, code, seed, stages.report("shapes out"), stages.checkpoint("shapes")
-    )
+    shapes = trials.fit("shapes out", "shapes", fit_on, check_on)
     error, log_time = log_errors(shapes, samples, test)
     pairs, group = groups_of_samples(samples)
     group = group[test]
@@ -65,38 +61,49 @@ def evaluate(
     record: dict[str, Any] = {"in_range": summary(samples, test, error)}
     inside = Intervals(groups, family, family, family, family)
     record["in_range"]["coverage_90"] = cross_coverage(error, log_time, group, samples.shape_key[test])
-    beyond, record["large_left_out"] = _large(samples, recipe, code, seed, stages)
-    near, far, record["device_left_out"] = _devices(samples, recipe, code, seed, stages)
+    beyond, record["large_left_out"] = _large(trials)
+    near, far, record["device_left_out"] = _devices(trials)
     intervals = replace(inside, near=near, far=far, beyond=beyond)
     return Evaluation(intervals, record, shapes.params)
 
 
-def fit_part(
-    samples: Samples, fit_on: np.ndarray, check_on: np.ndarray, recipe: Recipe, code: KindCode, seed: int,
-    report: Report | None, checkpoint: Path | None, steps: int | None = None,
-) -> Regressor:  # fmt: skip
-    """A regressor that has seen only `fit_on` (and was stopped by `check_on`)."""
-    seen = np.concatenate([fit_on, check_on]).astype(np.int64)
-    part = samples.take(seen)
-    kinds: list[dict[KernelKind, int]] = [{} for _ in samples.stacks]
-    for (stack, kind), count in Counter(zip(part.stack.tolist(), part.rows.kind.tolist(), strict=True)).items():
-        kinds[stack][part.rows.kinds[kind]] = count
-    stacks = tuple(replace(s, kinds=k) for s, k in zip(samples.stacks, kinds, strict=True))
-    base = fit_base(part, seed)
-    params = train_members(
-        part, base, code, recipe, fit_on=np.arange(len(fit_on)), check_on=np.arange(len(fit_on), len(seen)),
-        steps=steps, seed=seed, report=report, checkpoint=checkpoint,
-    )  # fmt: skip
-    return bare_regressor(recipe, code, stacks, base.groups, params)
+@dataclass(frozen=True, eq=False)
+class _Trials:
+    """What all trainings of one recipe have in common."""
 
+    samples: Samples
+    recipe: Recipe
+    code: KindCode
+    seed: int
+    stages: Stages
 
-def bare_regressor(recipe: Recipe, code: KindCode, stacks: tuple, groups: tuple, params: Parameters) -> Regressor:
-    """A regressor without intervals or record, for measuring errors."""
-    zero = Quantiles((), (0.0,), (0.0,))
-    none = Intervals({}, zero, zero, zero, zero)
-    return Regressor(
-        recipe.name, recipe.family, recipe.dtypes, params, stacks, groups, code, none, np.zeros(0, np.uint32), {}
-    )
+    def without(self, title: str, file: str, left_out: np.ndarray) -> Regressor:
+        """A regressor that has not seen the samples `left_out` (bool[n])."""
+        steps = self.recipe.left_out_steps
+        return self.fit(title, file, np.flatnonzero(~left_out), np.zeros(0, np.int64), steps)
+
+    def fit(
+        self, title: str, file: str, fit_on: np.ndarray, check_on: np.ndarray, steps: int | None = None
+    ) -> Regressor:
+        """A regressor that has seen only `fit_on`, and was stopped by `check_on`; without intervals or record."""
+        samples, recipe = self.samples, self.recipe
+        seen = np.concatenate([fit_on, check_on]).astype(np.int64)
+        part = samples.take(seen)
+        kinds: list[dict[KernelKind, int]] = [{} for _ in samples.stacks]
+        for (stack, kind), count in Counter(zip(part.stack.tolist(), part.rows.kind.tolist(), strict=True)).items():
+            kinds[stack][part.rows.kinds[kind]] = count
+        stacks = tuple(replace(s, kinds=k) for s, k in zip(samples.stacks, kinds, strict=True))
+        base = fit_base(part, self.seed)
+        params = train_members(
+            part, base, self.code, recipe, fit_on=np.arange(len(fit_on)), check_on=np.arange(len(fit_on), len(seen)),
+            steps=steps, seed=self.seed, report=self.stages.report(title), checkpoint=self.stages.checkpoint(file),
+        )  # fmt: skip
+        zero = Quantiles((), (0.0,), (0.0,))
+        none = Intervals({}, zero, zero, zero, zero)
+        return Regressor(
+            recipe.name, recipe.family, recipe.dtypes, params, stacks, base.groups, self.code, none,
+            np.zeros(0, np.uint32), {},
+        )  # fmt: skip
 
 
 def log_errors(regressor: Regressor, samples: Samples, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -105,7 +112,8 @@ def log_errors(regressor: Regressor, samples: Samples, index: np.ndarray) -> tup
     queries = tuple(Query(s.figures, s.source, s.software) for s in samples.stacks)
     for start in range(0, len(index), 50_000):
         part = index[start : start + 50_000]
-        predicted = regressor.predict(samples.rows.take(part), queries, samples.stack[part], host_launch=True)
+        asked = Asked(samples.rows.take(part), queries, samples.stack[part], host_launch=True)
+        predicted = regressor.predict(asked)
         error[start : start + 50_000] = np.log(samples.time_s[part]) - predicted.log_time
         log_time[start : start + 50_000] = predicted.log_time
     return error, log_time
@@ -127,10 +135,10 @@ def cross_coverage(error: np.ndarray, log_time: np.ndarray, group: np.ndarray, k
     return round(float(covered.mean()), 4)
 
 
-def _large(
-    samples: Samples, recipe: Recipe, code: KindCode, seed: int, stages: Stages
-) -> tuple[Quantiles, dict[str, Any]]:
-    size = physics_of(samples)[0].flops
+def _large(trials: _Trials) -> tuple[Quantiles, dict[str, Any]]:
+    """Errors on the largest kernels of every group, when they were left out."""
+    samples = trials.samples
+    size = samples.physics()[0].flops
     large = np.zeros(len(samples), bool)
     pairs, group = groups_of_samples(samples)
     for number in range(len(pairs)):
@@ -139,33 +147,25 @@ def _large(
             large |= mine & (size > np.quantile(size[mine], 1.0 - LARGE_SHARE))
     if large.sum() < 50:
         return _typical("beyond"), {"n": 0}
-    regressor = fit_part(
-        samples, np.flatnonzero(~large), np.zeros(0, np.int64), recipe, code, seed,
-        stages.report("large out"), stages.checkpoint("large"), recipe.left_out_steps,
-    )  # fmt: skip
-    index = np.flatnonzero(large)
-    error, log_time = log_errors(regressor, samples, index)
+    error, log_time = log_errors(trials.without("large out", "large", large), samples, np.flatnonzero(large))
     return bucketed(error, log_time), figures_of_errors(error)
 
 
-def _devices(
-    samples: Samples, recipe: Recipe, code: KindCode, seed: int, stages: Stages
-) -> tuple[Quantiles, Quantiles, dict[str, Any]]:
+def _devices(trials: _Trials) -> tuple[Quantiles, Quantiles, dict[str, Any]]:
+    """Errors on devices left out in turn: of those with near relatives, of others, and by device."""
+    samples = trials.samples
     names = np.array([s.figures.name for s in samples.stacks], object)[samples.stack]
     counts = {d: int((names == d).sum()) for d in set(names.tolist())}
     largest = sorted((d for d in counts if counts[d] >= FEWEST_OF_DEVICE), key=lambda d: (-counts[d], d))
-    chosen = recipe.devices_out or largest[:MOST_DEVICES]
+    chosen = trials.recipe.devices_out or largest[:MOST_DEVICES]
     errors: dict[str, list[np.ndarray]] = {"near": [], "far": []}
     record: dict[str, Any] = {}
     if len(counts) < 2:
         return _typical("near"), _typical("far"), record
     for device in chosen:
         left_out = names == device
-        regressor = fit_part(
-            samples, np.flatnonzero(~left_out), np.zeros(0, np.int64), recipe, code, seed,
-            stages.report(f"{device} out"), stages.checkpoint(f"without-{device}"), recipe.left_out_steps,
-        )  # fmt: skip
-        rng = np.random.default_rng(seed)
+        regressor = trials.without(f"{device} out", f"without-{device}", left_out)
+        rng = np.random.default_rng(trials.seed)
         index = np.flatnonzero(left_out)
         index = np.sort(rng.choice(index, min(len(index), 20_000), replace=False))
         error, _ = log_errors(regressor, samples, index)

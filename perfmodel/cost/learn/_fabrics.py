@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from perfmodel.catalog import DEVICES_PER_NODE, NVL72_DEVICES
 from perfmodel.catalog import device as catalog_device
 from perfmodel.errors import UnknownNameError
 from perfmodel.spec import Cluster
@@ -105,9 +106,8 @@ seven links of 76.8 GB/s, bridges of A100 and H100 PCIe, B60 with eight PCIe lan
 _ADAPTER: Final = ((r"b300", 100e9), (r"h[12]00|h20\b|h800|gh200|b200|mi3\d\d", 50e9), (r"a100|a800|mi2\d\d", 25e9))
 """One-way bytes/s of the network adapter of each device in the vendors' own systems (DGX A100: HDR, DGX H100, B200 and
 GB200 NVL72: NDR, B300: XDR; MI300X platforms: 400 Gbit/s)."""
-NVL72_DEVICES: Final = 72
-"""Devices that one NVLink domain joins, in trays of four."""
 TRAY: Final = 4
+"""Devices of a tray, of which an NVL72 rack has eighteen."""
 _RATE: Final = re.compile(r"@\s*(\d+\.?\d*(?:e[-+]?\d+)?)\s*gb/s")
 
 
@@ -203,8 +203,6 @@ def _in_node_of(devices: int, link: LinkClass, words: str) -> LinkClass:
 
 
 _PAIRED: Final = 4
-DEVICES_PER_NODE: Final = 8
-"""Where a table does not say."""
 _NODE_OF_FOUR: Final = re.compile(r"slingshot|gh200")
 
 
@@ -212,22 +210,18 @@ _NODE_OF_FOUR: Final = re.compile(r"slingshot|gh200")
 class Level:
     """One tier of the network."""
 
-    link: str
-    """Link class."""
+    of: LinkClass
     bandwidth: float
     """One-way bytes/s per device when all devices of the tier communicate."""
     adapter: float
     """One-way bytes/s that one rank alone can get."""
     latency_s: float
-    usual_latency_s: float
-    """What clusters of this link class usually state."""
-    reduces: bool = False
-    """Whether its switches may add up data on the way."""
-    limited: bool = True
-    """Whether it is a link at all, not memory."""
-    lines: bool = False
-    """Whether it carries LL128."""
     slows_at_scale: bool = True
+
+    @property
+    def link(self) -> str:
+        """Name of the link class."""
+        return self.of.name
 
 
 @dataclass(frozen=True)
@@ -287,12 +281,12 @@ class Fabric:
 
     def carries_lines(self, level: int) -> bool:
         """Whether groups that reach this level may use LL128: all their links carry it, from the devices' own on."""
-        return not self.flat and all(x.lines for x in self.levels[: level + 1])
+        return not self.flat and all(x.of.lines for x in self.levels[: level + 1])
 
     def latency_shift_s(self, level: int, between: bool) -> float:
         """Stated latency beyond the usual one, of the slowest level crossed."""
         crossed = self.levels[0 if self.flat else 1 : level + 1] if between else self.levels[:1]
-        return max(x.latency_s - x.usual_latency_s for x in crossed or self.levels[-1:])
+        return max(x.latency_s - x.of.latency_s for x in crossed or self.levels[-1:])
 
 
 def canonical_device(name: str) -> str:
@@ -301,13 +295,16 @@ def canonical_device(name: str) -> str:
 
 
 @lru_cache(maxsize=512)
-def die_of(device: str) -> str:
-    """The die of a device of the catalog, or its name where it is a part of none."""
+def names_of_parts(device: str) -> tuple[str, ...]:
+    """Names that parts drive their links alike under, nearest first: those of the device's die with memory as fast
+    (which collectives read and write), then all of its die; its own name where it is a part of none."""
     try:
         found = catalog_device(device)
     except UnknownNameError:
-        return device
-    return found.die or found.name
+        return (device,)
+    if not found.die:
+        return (found.name,)
+    return f"{found.die}@{found.memory_bandwidth_bytes_per_s / 1e9:g}GB/s", found.die
 
 
 @lru_cache(maxsize=512)
@@ -329,7 +326,7 @@ def _fabric(device: str, node_size: int, stated: Sequence[tuple[str, float, floa
         link = link_class(name, device, flat or index > 0)
         link = link if flat or index else _in_node_of(node_size, link, name.lower())
         adapter = bandwidth if _unknown(link) else link.bandwidth_bytes_per_s
-        levels.append(replace(_level(link, bandwidth, adapter, latency_s), slows_at_scale=slows_at_scale))
+        levels.append(Level(link, bandwidth, adapter, latency_s, slows_at_scale))
     return Fabric(canonical_device(device), 1 if flat else node_size, tuple(levels))
 
 
@@ -348,7 +345,7 @@ def _of_row(
     if nics > size:  # beyond a whole number per device adapters serve storage
         nics -= nics % size
     between = adapter * nics / size if nics > 0 else adapter
-    network = _level(outer, between, adapter, outer.latency_s)
+    network = Level(outer, between, adapter, outer.latency_s)
     if alone and ranks_per_node < 2:
         return Fabric(canonical_device(device), 1, (network,))
     inner = link_class(interconnect, device, False)
@@ -358,11 +355,7 @@ def _of_row(
     if inner.name.startswith("PCIe"):  # a device may have fewer lanes than its slot, or bridges beside it
         bandwidth = min(bandwidth, inner.bandwidth_bytes_per_s)
     adapter = bandwidth if _unknown(inner) else inner.bandwidth_bytes_per_s
-    return Fabric(known, size, (_level(inner, bandwidth, adapter, inner.latency_s), network))
-
-
-def _level(link: LinkClass, bandwidth: float, adapter: float, latency_s: float) -> Level:
-    return Level(link.name, bandwidth, adapter, latency_s, link.latency_s, link.reduces, link.limited, link.lines)
+    return Fabric(known, size, (Level(inner, bandwidth, adapter, inner.latency_s), network))
 
 
 def _usual_node(name: str, device: str) -> int:

@@ -20,11 +20,11 @@ from perfmodel.cost.learn._collective_weights import (
     collective_weights,
     save_collective_weights,
 )
-from perfmodel.cost.learn._kinds import KindCode
 from perfmodel.cost.learn._parameters import Parameters
 from perfmodel.cost.learn._recipe import Recipe, small_recipe
 from perfmodel.cost.learn._regressor import Regressor, cell_hash
-from perfmodel.cost.learn._tables import Samples, figures_lookup, gather, physics_of, table_hashes
+from perfmodel.cost.learn._rows import KindCode
+from perfmodel.cost.learn._tables import Samples, figures_lookup, gather, table_hashes
 from perfmodel.cost.learn._weights import read_header, save_regressor, weight_files
 from perfmodel.display import frame_html, shows_progress
 from perfmodel.errors import CalibrationError, TableError
@@ -71,8 +71,6 @@ def fit(
     Raises:
         TableError: for a malformed table, an unknown device, or no usable row.
     """
-    from perfmodel.ingest.tables import read_table
-
     out = Path(out)
     frames = [table if isinstance(table, pd.DataFrame) else read_table(table) for table in tables]
     rows = {name: sum(int((text(frame, "op_family") == name).sum()) for frame in frames) for name in FAMILIES}
@@ -157,7 +155,7 @@ def assemble(
     evaluation: "Evaluation", *, seed: int, hashes: dict[str, str],
 ) -> Regressor:  # fmt: skip
     """Put fitted parameters, intervals and the record of their making together."""
-    axes = physics_of(samples)[0].axes
+    axes = samples.physics()[0].axes
     positions = np.stack([np.broadcast_to(a, (len(samples),)) for a in axes], axis=1)
     cells = np.unique(cell_hash(samples.stacks, *groups_of_samples(samples), positions))
     sources = np.array([s.source for s in samples.stacks])[samples.stack]

@@ -11,17 +11,16 @@ from typing import Final, Literal
 
 import numpy as np
 
-from perfmodel.cost.learn._attention_dies import goes_by_forward
+from perfmodel.cost.learn._dies import goes_by_bandwidth, goes_by_forward
 from perfmodel.cost.learn._plan import FEW_ROWS, Plan, preference_for, timed_for
 from perfmodel.cost.learn._queries import Prediction, Query
 from perfmodel.cost.learn._rows import Rows
 from perfmodel.cost.learn._stack import Stack
-from perfmodel.cost.learn._streams import goes_by_bandwidth
 from perfmodel.ops import ATTENTION_MASKS, FAMILIES, GradientProducts, KernelKind
 
 Way = Literal["itself", "near measured", "sum", "share", "by forward", "by bandwidth"]
 """How a kind is answered: by its own plan, by it near measured shapes only, as the sum of its two products, as a
-share of the whole, by its forward (`learn._attention_dies`), or by the memory bandwidth (`learn._streams`)."""
+share of the whole, by its forward, or by the memory bandwidth (`learn._dies`)."""
 
 WHOLE: Final = "bwd"
 GRADIENTS: Final = ("dgrad", "wgrad")

@@ -12,8 +12,10 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
+from perfmodel.catalog import DEVICES_PER_NODE
 from perfmodel.cost.learn._collective_fit import fit_curves
 from perfmodel.cost.learn._collective_physics import larger, smaller
+from perfmodel.cost.learn._collective_price import Priced
 from perfmodel.cost.learn._collective_weights import (
     GRID,
     PER_OCTAVE,
@@ -23,7 +25,7 @@ from perfmodel.cost.learn._collective_weights import (
     Placements,
     Scope,
 )
-from perfmodel.cost.learn._fabrics import DEVICES_PER_NODE, link_class
+from perfmodel.cost.learn._fabrics import link_class
 from perfmodel.cost.learn._intervals import conformal_quantile
 from perfmodel.ingest.tables import groups_of, hashed, number, text
 
@@ -176,8 +178,8 @@ def _moe_fit_curves(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray]) -> 
     return result
 
 
-def predict_moe(weights: MoeWeights, rows: MoeRows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Time [s], half-width of the interval in log time and provenance of exchanges."""
+def predict_moe(weights: MoeWeights, rows: MoeRows) -> Priced:
+    """Prices of exchanges."""
     correction = np.zeros(len(rows))
     known = np.array([key in weights.series for key in rows.keys] or [False], bool)[rows.series]
     provenance = np.where(known, "learned", "extrapolated").astype(object)
@@ -196,7 +198,7 @@ def predict_moe(weights: MoeWeights, rows: MoeRows) -> tuple[np.ndarray, np.ndar
     half = np.array([
         weights.spread.get(Scope(source, not s), 0.5) for source, s in zip(provenance, small.tolist(), strict=True)
     ])  # fmt: skip
-    return moe_curves(rows, weights.series) * np.exp(correction), half, provenance
+    return Priced(moe_curves(rows, weights.series) * np.exp(correction), half, provenance, np.zeros(len(rows)))
 
 
 def moe_errors(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray], folds: int = 5) -> dict[str, np.ndarray]:
@@ -211,7 +213,7 @@ def moe_errors(rows: MoeRows, series: Mapping[ExchangeKey, np.ndarray], folds: i
             train, test = rows.take(fold != k), np.flatnonzero(fold == k)
             if len(train) and len(test):
                 without = MoeWeights(series, _moe_fit_curves(train, series))
-                error[test] = np.log(predict_moe(without, rows.take(test))[0] / rows.time_s[test])
+                error[test] = np.log(predict_moe(without, rows.take(test)).time_s / rows.time_s[test])
         result[what] = error
     device, error = np.array([key.device for key in rows.keys], object)[rows.series], np.full(len(rows), np.nan)
     for (name,), own in groups_of(device):

@@ -2,9 +2,10 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final, Literal, NamedTuple
 
-from perfmodel.cost.learn._kinds import kind_distance
+from perfmodel.cost.learn._rows import kind_distance
 from perfmodel.cost.learn._stack import Figures, Stack, product, similarity
 from perfmodel.ingest import OWN_ORDER
 from perfmodel.ops import ATTENTION_MASKS, KernelKind
@@ -57,6 +58,31 @@ class Plan:
     terms: tuple[Term, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """A kind of kernel on a device, perhaps of some source and software, and the stacks to answer it by."""
+
+    stacks: Sequence[Stack]
+    figures: Figures
+    kind: KernelKind
+    source: str | None = None
+    software: str | None = None
+
+    @cached_property
+    def order(self) -> tuple[tuple[int, bool, int, str], ...]:
+        """Sort key of every stack (`preference_for`)."""
+        return tuple(preference_for(stack, self.kind, self.source, self.software) for stack in self.stacks)
+
+    def likeness(self, stack: int) -> float:
+        """How far the device of a stack tells about the asked one."""
+        return similarity(self.figures, self.stacks[stack].figures, self.kind.dtype)
+
+    @property
+    def forward(self) -> "Wanted":
+        """The forward pass of the kind."""
+        return replace(self, kind=replace(self.kind, pass_="fwd"))
+
+
 def timed_for(plan: Plan, stacks: Sequence[Stack], figures: Figures, source: str | None) -> bool:
     """Whether a plan rests on what the source that is asked has timed, or a user on this device."""
     stack = stacks[plan.terms[0].stack]
@@ -92,9 +118,9 @@ def make_plan(
     from there (`Term.home`). What several of them were measured in is their mean, unless one's own source is named, or
     it was measured by the user.
     """
-    source, software = _known_names(stacks, source, software)
+    wanted = Wanted(stacks, figures, kind, *_known_names(stacks, source, software))
+    source, order = wanted.source, wanted.order
     own = [i for i, s in enumerate(stacks) if s.figures.same_die(figures)]
-    order = {i: preference_for(stacks[i], kind, source, software) for i in range(len(stacks))}
     exact = [i for i in own if stacks[i].figures.same_kernels(figures) and kind in stacks[i].kinds]
     exact = [i for i in exact if stacks[i].order == OWN_ORDER or stacks[i].source == source]
     if exact and direct:
@@ -102,23 +128,22 @@ def make_plan(
         return Plan("direct", (Term(1.0, best, kind, figures, home=stacks[best].figures),))
     home = home_of(stacks, figures)
     if home != figures:
-        plan = make_plan(stacks, home, kind, source, software, direct=direct)
+        plan = make_plan(stacks, home, kind, source, wanted.software, direct=direct)
         return plan and _moved(plan, stacks, home, figures)
     mine = [i for i in own if source is None or stacks[i].source == source]
     if source is None:  # what was timed under load says how kernels compare, not how fast they are
         mine = [i for i in own if not stacks[i].under_load] or own
     having = sorted((i for i in mine if kind in stacks[i].kinds), key=order.__getitem__)
     if having and direct:
-        return Plan("direct", _shared(stacks, having, order, figures, kind))
-    by_forward = _by_own_forward(stacks, figures, kind, source, software)
+        return Plan("direct", _shared(wanted, having))
+    by_forward = _by_own_forward(wanted)
     if by_forward is not None:
         return by_forward
-    ratio = ratio_plan(stacks, mine, figures, kind, order)
+    ratio = ratio_plan(wanted, mine)
     if ratio is not None:
-        return _sibling(stacks, figures, kind, source, order, ratio) or ratio
-    related = _related(stacks, figures, kind, source, order)
-    forward = _through_forward(stacks, figures, kind, source, software)
-    if related is None or forward is None or _nearest(forward, stacks, kind) <= _nearest(related, stacks, kind):
+        return _sibling(wanted, ratio) or ratio
+    related, forward = _related(wanted), _through_forward(wanted)
+    if related is None or forward is None or _nearest(forward, wanted) <= _nearest(related, wanted):
         return related
     return forward
 
@@ -130,14 +155,13 @@ def home_of(stacks: Sequence[Stack], figures: Figures) -> Figures:
     return max(own, key=lambda s: sum(s.kinds.values())).figures if own else figures.nominal
 
 
-def _shared(
-    stacks: Sequence[Stack], having: Sequence[int], order: dict[int, tuple], figures: Figures, kind: KernelKind
-) -> tuple[Term, ...]:
+def _shared(wanted: Wanted, having: Sequence[int]) -> tuple[Term, ...]:
     """The mean of the devices of a die that have a kind, each by its best stack if that is as good as the best."""
+    stacks, order = wanted.stacks, wanted.order
     best = {stacks[i].figures.name: i for i in reversed(having)}
     as_good = [i for i in best.values() if order[i][:2] == order[having[0]][:2]]
     alike = sorted(i for i in as_good if stacks[i].host_launch == stacks[having[0]].host_launch)
-    return tuple(Term(1 / len(alike), i, kind, figures, home=stacks[i].figures) for i in alike)
+    return tuple(Term(1 / len(alike), i, wanted.kind, wanted.figures, home=stacks[i].figures) for i in alike)
 
 
 def _moved(plan: Plan, stacks: Sequence[Stack], home: Figures, figures: Figures) -> Plan:
@@ -160,52 +184,47 @@ def on_behalf_of(plan: Plan, known: KernelKind, kind: KernelKind) -> Plan:
     return Plan(mode, tuple(t._replace(work=kind) if t.kind == known else t for t in plan.terms))
 
 
-def _by_own_forward(
-    stacks: Sequence[Stack], figures: Figures, kind: KernelKind, source: str | None, software: str | None
-) -> Plan | None:
+def _by_own_forward(wanted: Wanted) -> Plan | None:
     """Backward of attention: forward, however it is known, times the ratio between the passes where both are believed.
 
     Masked backward was timed on few shapes only; the ratio under the other mask says more, as both passes skip what
     is masked.
     """
+    kind, figures = wanted.kind, wanted.figures
     if kind.op not in ATTENTION_MASKS or kind.pass_ == "fwd" or figures.vendor in SERVED:
         return None
     other_mask = replace(kind, op=next(mask for mask in ATTENTION_MASKS if mask != kind.op))
-    ratio = _pass_ratio(stacks, figures, kind) or _pass_ratio(stacks, figures, other_mask)
-    forward = make_plan(stacks, figures, replace(kind, pass_="fwd"), source, software) if ratio else None
-    if forward is None:
+    ratio = _pass_ratio(wanted) or _pass_ratio(replace(wanted, kind=other_mask))
+    if not ratio:
         return None
-    return Plan("ratio" if forward.mode == "direct" else forward.mode, (*forward.terms, *ratio))
+    forward = make_plan(wanted.stacks, figures, wanted.forward.kind, wanted.source, wanted.software)
+    return forward and Plan("ratio" if forward.mode == "direct" else forward.mode, (*forward.terms, *ratio))
 
 
-def _through_forward(
-    stacks: Sequence[Stack], figures: Figures, kind: KernelKind, source: str | None, software: str | None
-) -> Plan | None:
+def _through_forward(wanted: Wanted) -> Plan | None:
     """Forward of related devices, times the ratio to it on the most similar device that has both passes."""
-    forward = replace(kind, pass_="fwd")
-    ratio = _pass_ratio(stacks, figures, kind)
-    if kind.pass_ == "fwd" or not ratio:
+    ratio = _pass_ratio(wanted)
+    if wanted.kind.pass_ == "fwd" or not ratio:
         return None
-    order = {i: preference_for(stacks[i], forward, source, software) for i in range(len(stacks))}
-    base = _related(stacks, figures, forward, source, order)
+    base = _related(wanted.forward)
     return base and Plan(base.mode, (*base.terms, *ratio))
 
 
-def _pass_ratio(stacks: Sequence[Stack], figures: Figures, kind: KernelKind) -> tuple[Term, ...]:
+def _pass_ratio(wanted: Wanted) -> tuple[Term, ...]:
     """Terms of the ratio of a pass to forward on the most similar device that is believed in both; else none."""
-    forward = replace(kind, pass_="fwd")
+    kind, forward, stacks = wanted.kind, wanted.forward.kind, wanted.stacks
     donors = [i for i, s in enumerate(stacks) if min(s.kinds.get(kind, 0), s.kinds.get(forward, 0)) >= FEW_ROWS]
     if not donors:
         return ()
-    donor = max(donors, key=lambda i: similarity(figures, stacks[i].figures, kind.dtype))
+    donor = max(donors, key=wanted.likeness)
     own = stacks[donor].figures
     return Term(1.0, donor, kind, own), Term(-1.0, donor, forward, own)
 
 
-def _nearest(plan: Plan, stacks: Sequence[Stack], kind: KernelKind) -> float:
+def _nearest(plan: Plan, wanted: Wanted) -> float:
     """Mean similarity of the devices that a plan moves to the asked one."""
-    moved = [t for t in plan.terms if not stacks[t.stack].figures.same_kernels(t.figures)]
-    return sum(t.coefficient * similarity(t.figures, stacks[t.stack].figures, kind.dtype) for t in moved)
+    moved = [t for t in plan.terms if not wanted.stacks[t.stack].figures.same_kernels(t.figures)]
+    return sum(t.coefficient * similarity(t.figures, wanted.stacks[t.stack].figures, wanted.kind.dtype) for t in moved)
 
 
 def _known_names(stacks: Sequence[Stack], source: str | None, software: str | None) -> tuple[str | None, str | None]:
@@ -227,60 +246,52 @@ def preference_for(
     return (named, stack.kinds.get(kind, 0) < FEW_ROWS, *stack.preference())
 
 
-def ratio_plan(
-    stacks: Sequence[Stack], own: Sequence[int], figures: Figures, kind: KernelKind, order: dict[int, tuple]
-) -> Plan | None:
+def ratio_plan(wanted: Wanted, own: Sequence[int]) -> Plan | None:
     """The nearest kind that a stack of `own` has, times the ratio to it on the most similar device that has both."""
+    stacks, kind = wanted.stacks, wanted.kind
     best: tuple[float, tuple, Plan] | None = None
     for mine in own:
         for reference, rows in stacks[mine].kinds.items():
             step = kind_distance(kind, reference) + (rows < FEW_ROWS)
             for donor, stack in enumerate(stacks):
                 if kind in stack.kinds and reference in stack.kinds and step < _TOO_UNLIKE:
-                    cost = step - similarity(figures, stack.figures, kind.dtype)
-                    if best is None or (cost, order[mine]) < best[:2]:
+                    cost = step - wanted.likeness(donor)
+                    if best is None or (cost, wanted.order[mine]) < best[:2]:
                         terms = (
-                            Term(1.0, mine, reference, figures),
+                            Term(1.0, mine, reference, wanted.figures),
                             Term(1.0, donor, kind, stack.figures),
                             Term(-1.0, donor, reference, stack.figures),
                         )
-                        best = (cost, order[mine], Plan("ratio", terms))
+                        best = (cost, wanted.order[mine], Plan("ratio", terms))
     return best[2] if best else None
 
 
-def _sibling(
-    stacks: Sequence[Stack],
-    figures: Figures,
-    kind: KernelKind,
-    source: str | None,
-    order: dict[int, tuple],
-    ratio: Plan,
-) -> Plan | None:
+def _sibling(wanted: Wanted, ratio: Plan) -> Plan | None:
     """The kind on devices of the same silicon, where they tell more of it than a ratio does."""
+    stacks, figures = wanted.stacks, wanted.figures
     reference, donor = ratio.terms[:2]
-    if reference.kind.op == kind.op:
+    if reference.kind.op == wanted.kind.op:
         return None
     alike = {i for i, s in enumerate(stacks) if s.figures.same_silicon(figures) and not s.figures.same_kernels(figures)}
-    siblings = _related(stacks, figures, kind, source, order, among=alike)
+    siblings = _related(wanted, among=alike)
     if siblings is None:
         return None
     mine, first = stacks[reference.stack].source, stacks[siblings.terms[0].stack].source
     return Plan("sibling", siblings.terms) if first == mine or stacks[donor.stack].source != mine else None
 
 
-def _related(
-    stacks: Sequence[Stack], figures: Figures, kind: KernelKind, source: str | None, order: dict[int, tuple],
-    among: Collection[int] | None = None,
-) -> Plan | None:  # fmt: skip
+def _related(wanted: Wanted, among: Collection[int] | None = None) -> Plan | None:
+    """The stacks that tell most of a kind: of every device that has it, or of those `among` some, the best."""
+    source, kind, order = wanted.source, wanted.kind, wanted.order
     scores: dict[str, tuple[float, int]] = {}
-    told_with_launch = any(s.host_launch for s in stacks if s.source == source)
-    for i, stack in enumerate(stacks):
+    told_with_launch = any(s.host_launch for s in wanted.stacks if s.source == source)
+    for i, stack in enumerate(wanted.stacks):
         if kind in stack.kinds and (among is None or i in among):
             trust = 1.0 if source is None else _TRUST[order[i][0]]
             if source is not None and stack.host_launch != told_with_launch:
                 trust *= _OTHER_CLOCK
             support = stack.kinds[kind] / (stack.kinds[kind] + FEW_ROWS)
-            score = trust * support * similarity(figures, stack.figures, kind.dtype)
+            score = trust * support * wanted.likeness(i)
             name = stack.figures.name
             if name not in scores or (-score, order[i]) < (-scores[name][0], order[scores[name][1]]):
                 scores[name] = (score, i)
@@ -288,6 +299,6 @@ def _related(
         return None
     top = sorted(scores.values(), key=lambda s: (-s[0], s[1]))[:MAX_DONORS]
     total = sum(score for score, _ in top)
-    terms = tuple(Term(score / total, i, kind, figures) for score, i in top)
-    nearest = sum(t.coefficient * similarity(figures, stacks[t.stack].figures, kind.dtype) for t in terms)
+    terms = tuple(Term(score / total, i, kind, wanted.figures) for score, i in top)
+    nearest = sum(t.coefficient * wanted.likeness(t.stack) for t in terms)
     return Plan("near" if nearest >= NEAR_SIMILARITY else "far", terms)

@@ -1,20 +1,20 @@
 """What a regressor is asked and what it answers; a measurement table's rows as such questions."""
 
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float64, Int64
 
-from perfmodel.cost.learn._kinds import machine_of, shape_with_flags
-from perfmodel.cost.learn._rows import Rows, rows_from_table
+from perfmodel.cost.learn._rows import Rows, physics_of, rows_from_table
 from perfmodel.cost.learn._stack import Figures
 from perfmodel.cost.learn._tables import figures_lookup
 from perfmodel.errors import PerfModelError
 from perfmodel.ingest import clean_kernels
 from perfmodel.ingest.tables import factorise, relabel, text
-from perfmodel.ops import FAMILIES, Machine, Physics
+from perfmodel.ops import KernelKind, Machine, Physics
 from perfmodel.units import DTYPE_BYTES
 
 PROVENANCE: Final = ("measured", "learned", "extrapolated", "analytical")
@@ -42,10 +42,69 @@ class Prediction(NamedTuple):
         """Room for `n` answers."""
         return cls(np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n, np.int64))
 
+    @classmethod
+    def around(cls, log_time: Float64[np.ndarray, "n"], half_width: float, provenance: str) -> "Prediction":
+        """Times with intervals of one half-width in log time."""
+        code = np.full(len(log_time), PROVENANCE.index(provenance))
+        return cls(log_time, log_time - half_width, log_time + half_width, code)
+
+    def put(self, at: np.ndarray, answers: "Prediction") -> None:
+        """Set the answers at positions."""
+        for column, values in zip(self, answers, strict=True):
+            column[at] = values
+
+    def move(self, at: np.ndarray, log_by: Float64[np.ndarray, "m"]) -> None:
+        """Make the times at positions longer, and the ends of their intervals with them."""
+        for log in (self.log_time, self.log_low, self.log_high):
+            log[at] += log_by
+
+    def at_least(self, at: np.ndarray, log_least: Float64[np.ndarray, "m"]) -> None:
+        """Bound the times at positions, and the ends of their intervals, from below."""
+        for log in (self.log_time, self.log_low, self.log_high):
+            log[at] = np.maximum(log[at], log_least)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Rows, and the query that each is asked of."""
+
+    rows: Rows
+    queries: tuple[Query, ...]
+    query: Int64[np.ndarray, "n"]
+    """Index into `queries` of every row."""
+    host_launch: bool = False
+    """Whether times are asked with the host's launch, as eager measurements contain it."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, index: np.ndarray) -> "Asked":
+        """The rows at `index`."""
+        return replace(self, rows=self.rows.take(index), query=self.query[index])
+
+    def instead(self, rows: Rows) -> "Asked":
+        """Other rows of the same queries, one for one."""
+        return replace(self, rows=rows)
+
+    def by_query(self) -> Iterator[tuple[Query, np.ndarray]]:
+        """Every query that is asked, with the positions of its rows."""
+        for q in np.unique(self.query).tolist():
+            yield self.queries[q], np.flatnonzero(self.query == q)
+
+    def of_query(self, fact: Callable[[Query], Any]) -> np.ndarray:
+        """A fact of every row's query [n]."""
+        return np.array([fact(query) for query in self.queries])[self.query]
+
+    def combinations(self) -> tuple[list[tuple[Query, KernelKind]], np.ndarray]:
+        """The distinct pairs of query and kind, and which of them each row has [n]."""
+        kinds = self.rows.kinds
+        pairs, pair_of = np.unique(self.query * len(kinds) + self.rows.kind, return_inverse=True)
+        return [(self.queries[p // len(kinds)], kinds[p % len(kinds)]) for p in pairs.tolist()], pair_of
+
 
 @dataclass(frozen=True)
 class TableQueries:
-    """Rows with the query that each belongs to."""
+    """Rows of a table with the query that each belongs to."""
 
     rows: Rows
     queries: tuple[Query, ...]
@@ -54,6 +113,13 @@ class TableQueries:
     """`skipped: why` per row, empty where the row can be asked (object dtype)."""
     host_launch: np.ndarray
     """Whether the row's time contains the host's launch, bool[n]."""
+
+    def parts(self) -> Iterator[tuple[np.ndarray, Asked]]:
+        """The rows that can be asked, with their positions: those timed without the host's launch, and those with."""
+        for host_launch in (False, True):
+            at = np.flatnonzero((self.reasons == "") & (self.host_launch == host_launch))
+            if len(at):
+                yield at, Asked(self.rows.take(at), self.queries, self.query[at], host_launch)
 
 
 def table_rows(table: pd.DataFrame, family: str) -> TableQueries:
@@ -91,5 +157,4 @@ def table_rows(table: pd.DataFrame, family: str) -> TableQueries:
 
 def kernel_physics(figures: Figures, rows: Rows) -> tuple[Physics, Machine]:
     """FLOPs, traffic and waves of rows on one device, and the device's figures per row."""
-    machine = machine_of([figures], np.zeros(len(rows), np.int64), rows.dtypes)
-    return FAMILIES[rows.family].physics(np, shape_with_flags(rows), machine), machine
+    return physics_of([figures], np.zeros(len(rows), np.int64), rows)

@@ -1,25 +1,30 @@
 """A fitted regressor of one op family: parameters, what it was fitted on, and predictions."""
 
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 
-from perfmodel.cost.learn._attention_dies import as_equal_heads, forward_rows, log_over_forward, without_copies
-from perfmodel.cost.learn._gradients import added, gradient_products, scaled, share_of, way, whole_backward
+from perfmodel.cost.learn._dies import (
+    as_equal_heads,
+    forward_rows,
+    log_least,
+    log_over_forward,
+    log_product_share,
+    norm_times,
+    without_copies,
+)
+from perfmodel.cost.learn._gradients import Way, added, gradient_products, scaled, share_of, way, whole_backward
 from perfmodel.cost.learn._intervals import Intervals
-from perfmodel.cost.learn._kinds import KindCode, machine_of, shape_with_flags, stand_in
 from perfmodel.cost.learn._moved_constants import term_constants
 from perfmodel.cost.learn._parameters import Elsewhere, Inputs, Parameters, log_time_and_positions
-from perfmodel.cost.learn._plan import Plan, home_of, make_plan, on_behalf_of, timed_for
-from perfmodel.cost.learn._quantised_rows import log_product_share
-from perfmodel.cost.learn._queries import Prediction, Query
-from perfmodel.cost.learn._rows import Rows, distinct
+from perfmodel.cost.learn._plan import Plan, Term, home_of, make_plan, on_behalf_of, timed_for
+from perfmodel.cost.learn._queries import Asked, Prediction, Query
+from perfmodel.cost.learn._rows import KindCode, Rows, distinct, machine_of, shape_with_flags, stand_in
 from perfmodel.cost.learn._stack import Figures, Stack, similarity
-from perfmodel.cost.learn._streams import log_least, norm_times
 from perfmodel.errors import CalibrationError
 from perfmodel.ops import FAMILIES, KernelKind, KindColumns
 from perfmodel.session import Store
@@ -62,94 +67,81 @@ class Regressor:
             2.0 if s.figures.same_kernels(figures) else similarity(figures, s.figures, dtype) for s in self.stacks
         )
 
-    def predict(
-        self, rows: Rows, queries: tuple[Query, ...], query: Int64[np.ndarray, "n"], *, host_launch: bool = False
-    ) -> Prediction:
-        """Times of `rows`, row `i` on `queries[query[i]]`.
+    def predict(self, asked: Asked) -> Prediction:
+        """Times of the rows, each of its own query.
 
         Both gradients of a product take as long as the two apart (`learn._gradients`).
-
-        Args:
-            host_launch: add the launch floor that eager measurements contain.
         """
-        asked, combo_of = _combinations(rows, query)
-        ways = [way(self.family, kind, queries[q], self.stacks, self.plan) for q, kind in asked]
-        way_of = np.array(ways, object)[combo_of]
-
-        def own(part: Rows, at: np.ndarray) -> Prediction:
-            return self._by_plans(part, queries, query[at], host_launch)
-
-        out = Prediction.empty(len(rows))
-        for how in sorted(set(ways)):
+        pairs, pair_of = asked.combinations()
+        ways: list[Way] = [way(self.family, kind, query, self.stacks, self.plan) for query, kind in pairs]
+        way_of = np.array(ways, object)[pair_of]
+        out = Prediction.empty(len(asked))
+        for how in dict.fromkeys(ways):
             at = np.flatnonzero(way_of == how)
-            part = rows.take(at)
-            if how == "itself":
-                answer = own(part, at)
-            elif how == "near measured":
-                answer = own(part, at)
-                far = np.flatnonzero(answer.provenance > 0)
-                if far.size:
-                    moved = self._by_plans(part.take(far), queries, query[at[far]], host_launch, direct=False)
-                    for total, value in zip(answer, moved, strict=True):
-                        total[far] = value
-            elif how == "by forward":
-                die = np.array([q.figures.die for q in queries], object)[query[at]]
-                answer = scaled(own(forward_rows(part), at), log_over_forward(part, die))
-            elif how == "by bandwidth":
-                answer = norm_times(part, queries, query[at])
-            elif how == "sum":
-                once, other = gradient_products(part)
-                answer = added(own(once, at), own(other, at))
-            else:
-                whole = whole_backward(part)
-                once, other = gradient_products(whole)
-                # shares as on the most measured part of the die: a share may grow where all times fall
-                home = tuple(q._replace(figures=home_of(self.stacks, q.figures)) for q in queries)
-                parts = (self._by_plans(of, home, query[at], host_launch) for of in (part, once, other))
-                answer = share_of(own(whole, at), *parts)
-            for total, value in zip(out, answer, strict=True):
-                total[at] = value
+            out.put(at, self._by_way(how, asked.take(at)))
         return out
 
-    def _by_plans(
-        self, rows: Rows, queries: tuple[Query, ...], query: Int64[np.ndarray, "n"], host_launch: bool, *,
-        direct: bool = True,
-    ) -> Prediction:  # fmt: skip
+    def _by_way(self, how: Way, asked: Asked) -> Prediction:
+        """Times of rows that are all answered in one way."""
+        match how:
+            case "itself":
+                return self._by_plans(asked)
+            case "near measured":
+                answer = self._by_plans(asked)
+                far = np.flatnonzero(answer.provenance > 0)
+                if far.size:
+                    answer.put(far, self._by_plans(asked.take(far), direct=False))
+                return answer
+            case "by forward":
+                forward = self._by_plans(asked.instead(forward_rows(asked.rows)))
+                return scaled(forward, log_over_forward(asked.rows, asked.of_query(_die)))
+            case "by bandwidth":
+                return norm_times(asked)
+            case "sum":
+                once, other = gradient_products(asked.rows)
+                return added(self._by_plans(asked.instead(once)), self._by_plans(asked.instead(other)))
+            case "share":
+                whole = whole_backward(asked.rows)
+                # shares as on the most measured part of the die: a share may grow where all times fall
+                home = self._at_home(asked)
+                parts = (self._by_plans(home.instead(of)) for of in (asked.rows, *gradient_products(whole)))
+                return share_of(self._by_plans(asked.instead(whole)), *parts)
+
+    def _at_home(self, asked: Asked) -> Asked:
+        """The same asked of the most measured part of every device's die."""
+        home = tuple(query._replace(figures=home_of(self.stacks, query.figures)) for query in asked.queries)
+        return replace(asked, queries=home)
+
+    def _by_plans(self, asked: Asked, *, direct: bool = True) -> Prediction:
         """Times of rows, each by the plan of its own kind.
 
         Products of 8 bits are those of the products alone, also where rows of the source hold more (`quantises`);
         for rows of that source as it timed them.
         """
-        combos, combo_of = _combinations(rows, query)
+        rows, (pairs, pair_of) = asked.rows, asked.combinations()
+
+        def where(holds: Callable[[Query, KernelKind, Plan], bool]) -> np.ndarray:
+            """Whether it holds of every row's query, kind and plan, bool[n]."""
+            return np.array([holds(q, kind, self.plan(q, kind, direct=direct)) for q, kind in pairs], bool)[pair_of]
+
         if self.family == "attention":
-            own = [self._timed_for(queries[q], kind, direct) for q, kind in combos]
-            copies = [self._fills_caches(queries[q], kind, direct) for q, kind in combos]
-            die = np.array([q.figures.die for q in queries], object)[query]
-            kept = np.array(own, bool)[combo_of]
-            rows = without_copies(rows, np.array(copies, bool)[combo_of] & ~kept)
-            rows, log_over = as_equal_heads(rows, die, kept)
-            out = self._as_timed(rows, queries, query, host_launch, direct)
+            kept = where(lambda q, kind, plan: timed_for(plan, self.stacks, q.figures, q.source))
+            copies = where(lambda q, kind, plan: self._fills_caches(plan))
+            rows, log_over = as_equal_heads(without_copies(rows, copies & ~kept), asked.of_query(_die), kept)
+            out = self._as_timed(asked.instead(rows), direct)
             return Prediction(*scaled(out, log_over)[:3], np.where(log_over == 0, out.provenance, 1))
-        out = self._as_timed(rows, queries, query, host_launch, direct)
+        out = self._as_timed(asked, direct)
         if self.family == "memory":
-            moved = [not self._of_die(self.plan(queries[q], kind, direct=direct)) for q, kind in combos]
-            at = np.flatnonzero(np.array(moved, bool)[combo_of] | (out.provenance > 0))
+            at = np.flatnonzero(where(lambda q, kind, plan: not self._of_die(plan)) | (out.provenance > 0))
             if len(at):
-                least = log_least(rows.take(at), queries, query[at])
-                for values in (out.log_time, out.log_low, out.log_high):
-                    values[at] = np.maximum(values[at], least)
-        if self.family != "gemm":
-            return out
-        more = [kind.dtype == "fp8" and self._quantises(queries[q], kind, direct) for q, kind in combos]
-        at = np.flatnonzero(np.array(more, bool)[combo_of])
-        if len(at):
-            # a share as on the most measured part of the die, so that no part is slower for more bandwidth
-            home = tuple(q._replace(figures=home_of(self.stacks, q.figures)) for q in queries)
-            part, of = rows.take(at), query[at]
-            there = self._as_timed(part, home, of, host_launch, direct)
-            share = log_product_share(part, there.log_time, [home[q].figures for q in of])
-            for values in (out.log_time, out.log_low, out.log_high):
-                values[at] += share
+                out.at_least(at, log_least(asked.take(at)))
+        if self.family == "gemm":
+            at = np.flatnonzero(where(lambda q, kind, plan: kind.dtype == "fp8" and self._quantises(q, plan)))
+            if len(at):
+                # a share as on the most measured part of the die, so that no part is slower for more bandwidth
+                home = self._at_home(asked.take(at))
+                there = self._as_timed(home, direct)
+                out.move(at, log_product_share(home, there.log_time))
         return out
 
     def _of_die(self, plan: Plan) -> bool:
@@ -159,31 +151,26 @@ class Regressor:
             for t in plan.terms
         )
 
-    def _timed_for(self, query: Query, kind: KernelKind, direct: bool) -> bool:
-        return timed_for(self.plan(query, kind, direct=direct), self.stacks, query.figures, query.source)
-
-    def _fills_caches(self, query: Query, kind: KernelKind, direct: bool) -> bool:
+    def _fills_caches(self, plan: Plan) -> bool:
         """Whether attention is answered by prompts of a server, timed while they fill its cache."""
-        term = self.plan(query, kind, direct=direct).terms[0]
+        term = plan.terms[0]
         return self.stacks[term.stack].fills_caches and term.kind.op == "causal"
 
-    def _quantises(self, query: Query, kind: KernelKind, direct: bool) -> bool:
+    def _quantises(self, query: Query, plan: Plan) -> bool:
         """Whether a product is answered by one that was timed with the quantising of its operand, and is not asked as
         its source timed it."""
-        stack = self.stacks[self.plan(query, kind, direct=direct).terms[0].stack]
+        stack = self.stacks[plan.terms[0].stack]
         return stack.quantises and query.source != stack.source
 
-    def _as_timed(
-        self, rows: Rows, queries: tuple[Query, ...], query: Int64[np.ndarray, "n"], host_launch: bool, direct: bool
-    ) -> Prediction:
+    def _as_timed(self, asked: Asked, direct: bool) -> Prediction:
         """`_by_plans` with what the sources' rows hold beside their kernel."""
-        n = len(rows)
+        n = len(asked)
         if not n:
             return Prediction.empty(0)
-        combos, combo_of = _combinations(rows, query)
-        plans = [self.plan(queries[q], kind, direct=direct) for q, kind in combos]
-        order = np.argsort(combo_of, kind="stable")
-        bounds = np.searchsorted(combo_of[order], np.arange(len(combos) + 1))
+        pairs, pair_of = asked.combinations()
+        plans = [self.plan(query, kind, direct=direct) for query, kind in pairs]
+        order = np.argsort(pair_of, kind="stable")
+        bounds = np.searchsorted(pair_of[order], np.arange(len(pairs) + 1))
         row, terms, term_of = [], [], []
         for c, plan in enumerate(plans):
             mine = order[bounds[c] : bounds[c + 1]]
@@ -192,12 +179,13 @@ class Regressor:
                 term_of.append(np.full(len(mine), len(terms)))
                 terms.append(term)
         rows_at, term_at = np.concatenate(row), np.concatenate(term_of)
-        log_term, positions = self._evaluate(rows, rows_at, terms, term_at, host_launch)
+        log_term, positions = self._evaluate(asked.rows.take(rows_at), terms, term_at, asked.host_launch)
         coefficient = np.array([t.coefficient for t in terms])[term_at]
         log_time = np.bincount(rows_at, coefficient * log_term, minlength=n)
         first = np.zeros(n, np.int64)
         first[rows_at[::-1]] = np.arange(len(rows_at))[::-1]
-        return self._with_bounds(log_time, plans, combo_of, terms, term_at[first], positions[first])
+        modes = np.array([plan.mode for plan in plans])[pair_of]
+        return self._with_bounds(log_time, modes, terms, term_at[first], positions[first])
 
     def plan(self, query: Query, kind: KernelKind, *, direct: bool = True) -> Plan:
         """How a kind is answered on a device (remembered); without `direct`, as if it was not measured there."""
@@ -211,14 +199,15 @@ class Regressor:
         return on_behalf_of(plan, known, kind)
 
     def _evaluate(
-        self, rows: Rows, rows_at: np.ndarray, terms: list, term_at: np.ndarray, host_launch: bool
+        self, rows: Rows, terms: list[Term], term_at: np.ndarray, host_launch: bool
     ) -> tuple[np.ndarray, np.ndarray]:
+        """Log seconds of every row by its term, and where its shape lies on the family's axes."""
         kinds = [t.kind for t in terms]
         here = [t._replace(figures=t.at) for t in terms]
         params, there = (term_constants(self.params, self.stacks, self.groups, of) for of in (here, terms))
         stack = np.array([t.stack for t in terms])
         measured = KindColumns.of(kinds, term_at)
-        taken = _as_measured(rows.take(rows_at), measured, [t.work or t.kind for t in terms], term_at)
+        taken = _as_measured(rows, measured, [t.work or t.kind for t in terms], term_at)
         machine, asked = (machine_of([t.figures for t in of], term_at, measured.dtype) for of in (here, terms))
         codes = np.stack([self.code.one_hot(k) for k in kinds])
         inputs = Inputs(shape_with_flags(taken), machine, codes[term_at], stack[term_at], term_at)
@@ -229,11 +218,10 @@ class Regressor:
         return np.asarray(log_time, np.float64), positions
 
     def _with_bounds(
-        self, log_time: np.ndarray, plans: list[Plan], combo_of: np.ndarray, terms: list, term: np.ndarray,
-        positions: np.ndarray,
-    ) -> Prediction:  # fmt: skip
+        self, log_time: np.ndarray, modes: np.ndarray, terms: list[Term], term: np.ndarray, positions: np.ndarray
+    ) -> Prediction:
+        """Intervals and provenance by the mode of every row's plan and its first term."""
         n = len(log_time)
-        modes = np.array([p.mode for p in plans])[combo_of]
         stack = np.array([t.stack for t in terms])[term]
         measured = list(dict.fromkeys((t.stack, t.kind) for t in terms))
         group = np.array([measured.index((t.stack, t.kind)) for t in terms])[term]
@@ -259,11 +247,8 @@ class Regressor:
         return Prediction(log_time, log_time + low, log_time + high, provenance)
 
 
-def _combinations(rows: Rows, query: np.ndarray) -> tuple[list[tuple[int, KernelKind]], np.ndarray]:
-    """The distinct pairs of query and kind, and which of them each row has [n]."""
-    many = len(rows.kinds)
-    combos, combo_of = np.unique(query * many + rows.kind, return_inverse=True)
-    return [(int(c // many), rows.kinds[c % many]) for c in combos], combo_of
+def _die(query: Query) -> str:
+    return query.figures.die
 
 
 def _as_measured(rows: Rows, measured: KindColumns, work: Sequence[KernelKind], index: np.ndarray) -> Rows:

@@ -5,12 +5,10 @@ from dataclasses import asdict, dataclass, replace
 from math import exp, log2
 from typing import Any, Final
 
-import numpy as np
-
 from perfmodel.catalog import device
 from perfmodel.errors import UnknownNameError
 from perfmodel.ingest import OWN_ORDER, fills_caches, held_under_load, quantises_operands
-from perfmodel.ops import KernelKind, Machine
+from perfmodel.ops import KernelKind
 from perfmodel.spec import Device
 
 PEAK_NAMES: Final = ("fp64", "fp32", "tf32", "bf16", "fp8", "int8")
@@ -73,13 +71,6 @@ class Figures:
     def peak(self, dtype: str) -> float:
         """FLOP/s of a dtype class; fp32's where the class is not known."""
         return self.peaks.get(dtype, self.peaks["fp32"])
-
-    def machine(self, dtypes: np.ndarray) -> Machine:
-        """Figures for rows of the given dtype classes [n]."""
-        peak = np.array([self.peak(d) for d in dtypes], np.float64)
-        return Machine(
-            peak, np.float64(self.bandwidth), np.float64(self.units), np.float64(self.l2), np.float64(self.clock)
-        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a weights file's metadata."""

@@ -10,13 +10,12 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64, Int64
 
-from perfmodel.cost.learn._kinds import machine_of, shape_with_flags
-from perfmodel.cost.learn._rows import Rows, kinds_of, rows_from_table
+from perfmodel.cost.learn._rows import Rows, kinds_of, physics_of, rows_from_table
 from perfmodel.cost.learn._stack import Figures, Stack
 from perfmodel.errors import TableError, UnknownNameError
 from perfmodel.ingest import clean_kernels
 from perfmodel.ingest.tables import hashed, number, relabel, text
-from perfmodel.ops import FAMILIES, KindColumns, Machine, Physics
+from perfmodel.ops import KindColumns, Machine, Physics
 
 _STACK: Final = ("device", "source", "software")
 _OF_STACK: Final = ("host_launch", "order")
@@ -47,6 +46,10 @@ class Samples:
     def dtypes(self) -> np.ndarray:
         """Dtype class of every row (object dtype)."""
         return self.rows.dtypes
+
+    def physics(self) -> tuple[Physics, Machine]:
+        """What every sample has to do, and the figures of its device."""
+        return physics_of([s.figures for s in self.stacks], self.stack, self.rows)
 
 
 def gather(
@@ -138,12 +141,6 @@ def figures_lookup() -> Callable[[str], Figures]:
         return known[name]
 
     return lookup
-
-
-def physics_of(samples: Samples) -> tuple[Physics, Machine]:
-    """What every sample has to do, and the figures of its device."""
-    machine = machine_of([s.figures for s in samples.stacks], samples.stack, samples.dtypes)
-    return FAMILIES[samples.rows.family].physics(np, shape_with_flags(samples.rows), machine), machine
 
 
 def table_hashes(tables: Iterable[Path | str | pd.DataFrame]) -> dict[str, str]:

@@ -13,10 +13,10 @@ from flax import nnx
 from jaxtyping import Float32, Float64
 
 from perfmodel.cost.learn._base import Base
-from perfmodel.cost.learn._kinds import KindCode, machine_of, one_hot, shape_with_flags
 from perfmodel.cost.learn._network import Residual, Run, load_run, member, save_run, stack_members, to_numpy
 from perfmodel.cost.learn._parameters import Inputs, Parameters, base_time, feature_matrix, join_floor, standardise
 from perfmodel.cost.learn._recipe import Recipe, Report
+from perfmodel.cost.learn._rows import KindCode, machine_of, one_hot, shape_with_flags
 from perfmodel.cost.learn._tables import Samples
 from perfmodel.ops import FAMILIES
 

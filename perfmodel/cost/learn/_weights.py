@@ -13,9 +13,9 @@ from typing import Any, Final
 import numpy as np
 
 from perfmodel.cost.learn._intervals import Intervals
-from perfmodel.cost.learn._kinds import KindCode
 from perfmodel.cost.learn._parameters import LAYERED, Parameters
 from perfmodel.cost.learn._regressor import Regressor
+from perfmodel.cost.learn._rows import KindCode
 from perfmodel.cost.learn._stack import Stack
 from perfmodel.errors import CalibrationError
 from perfmodel.ingest.tables import write_bytes

@@ -76,7 +76,7 @@ def composed(
         weights=tuple(weight for *_, weight in parts),
         lanes=tuple((step, variant[2]) for step, variant in lanes),
         mode=int(modes_of([layout.recompute])[0]),
-        loss=beside_loss(problem, layout),
+        loss=beside_loss(problem),
         ring_steps=layout.tp if layout.tp_overlap else 1,
         absent=tuple(name for name in ("overlappable", "beside_attention") if not getattr(events, name).any()),
         slices=slices,

@@ -10,12 +10,22 @@ import pytest
 
 from perfmodel.catalog import device
 from perfmodel.cost import KernelModel
-from perfmodel.cost.learn import Query, Recipe, figures_lookup, fit, gather, load_regressor, save_regressor, split
+from perfmodel.cost.learn import (
+    Asked,
+    Query,
+    Recipe,
+    figures_lookup,
+    fit,
+    gather,
+    load_regressor,
+    save_regressor,
+    split,
+)
 from perfmodel.cost.learn._base import fit_base
 from perfmodel.cost.learn._fit import fit_regressor
-from perfmodel.cost.learn._kinds import KindCode
 from perfmodel.cost.learn._network import member
 from perfmodel.cost.learn._recipe import Stages
+from perfmodel.cost.learn._rows import KindCode
 from perfmodel.cost.learn._train import _step, train, train_members
 from perfmodel.errors import CalibrationError, TableError
 from perfmodel.ops import Gemm
@@ -121,13 +131,13 @@ def test_members_are_averaged_saved_and_resumed(tmp_path: Path) -> None:
     samples = gather([gemm_table(60)], "gemm", (), figures_lookup())
     recipe = replace(TINY, members=2, steps=8, refit_steps=4, left_out_steps=4)
     regressor = fit_regressor(samples, recipe, seed=3)
-    rows, query, at = samples.rows, (Query(samples.stacks[0].figures),), np.zeros(len(samples), np.int64)
-    each = [replace(regressor, params=member(regressor.params, i)).predict(rows, query, at).log_time for i in (0, 1)]
+    asked = Asked(samples.rows, (Query(samples.stacks[0].figures),), np.zeros(len(samples), np.int64))
+    each = [replace(regressor, params=member(regressor.params, i)).predict(asked).log_time for i in (0, 1)]
     assert np.abs(each[0] - each[1]).max() > 1e-4
-    whole = regressor.predict(rows, query, at).log_time
+    whole = regressor.predict(asked).log_time
     np.testing.assert_allclose(whole, np.mean(each, axis=0), rtol=1e-6)
     again = load_regressor(save_regressor(regressor, tmp_path))
-    np.testing.assert_allclose(again.predict(rows, query, at).log_time, whole, rtol=1e-3)  # tables are kept as float16
+    np.testing.assert_allclose(again.predict(asked).log_time, whole, rtol=1e-3)  # tables are kept as float16
 
 
 def test_members_go_on_where_they_were_stopped(tmp_path: Path) -> None:

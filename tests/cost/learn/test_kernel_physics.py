@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from perfmodel.catalog import device
 from perfmodel.cost import KernelModel
 from perfmodel.cost.learn import Figures, kernel_physics, rows_from_ops
-from perfmodel.cost.learn._kinds import machine_of, shape_with_flags
 from perfmodel.cost.learn._parameters import join_floor, told_of_kernel
-from perfmodel.cost.learn._rows import rows_from_table
+from perfmodel.cost.learn._rows import machine_of, rows_from_table, shape_with_flags
 from perfmodel.ingest import clean_kernels
 from perfmodel.ops import (
     FAMILIES,

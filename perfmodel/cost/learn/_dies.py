@@ -1,0 +1,156 @@
+"""What dies are known to do beyond what the regressors of tables say of them: fused attention as training runs it, from
+kernels that were timed otherwise (servers' with their caches, forward for backward, 16 bits for 8); norms, by the share
+of the bandwidth that they reach, and the least time of kernels that do little more than move their tensors; and
+products of 8 bits that were timed together with the quantising of their first operand."""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+from jaxtyping import Float64
+
+from perfmodel.cost.learn._queries import Asked, Prediction, Query
+from perfmodel.cost.learn._rows import Rows, kinds_of, physics_of
+from perfmodel.ops import ATTENTION_MASKS, KernelKind
+
+_WIDE: Final = 128
+"""Elements per head beyond which backward keeps fewer tiles in registers."""
+_OVER_FORWARD: Final = {
+    ("GH100", "half"): (2.99, 3.85),
+    ("GH100", "fp8"): (4.27, 5.50),
+    ("GB100", "half"): (3.11, 3.70),
+    ("GB100", "fp8"): (3.31, 3.19),
+}
+"""Time of backward over that of forward, of heads of up to `_WIDE` elements and of wider ones: medians over the
+benchmarks of NVIDIA/cudnn-frontend (H200: 1.19.0, GB200: 1.21.1), sequences of 2k to 75k tokens, both masks, backward
+not deterministic where that was timed. GH100 has no wide heads in 8 bits: their ratio is taken to grow as in 16."""
+
+
+_EQUAL_HEAD: Final = 128
+"""Elements of a value from which longer queries and keys (192, latent attention) cost what their FLOPs do: kernels made
+for them hold 1,585 and 643 TFLOP/s on GB200 and H200 at 8k causal tokens, those of equal heads 1,574 and 644 (the same
+benchmarks). Serving tables have no such heads."""
+_QUERY_HEADS: Final = 8
+"""Heads of queries for one of keys, of which servers' kernels copy few into their caches, and were timed most."""
+_NARROW_FORWARD: Final = {"GH100": (0.67, 0.67), "GB100": (0.77, 0.68)}
+"""Time of a forward in 8 bits over that in 16, as `_OVER_FORWARD` by head; GH100 has no wide heads in 8 bits."""
+
+
+def without_copies(rows: Rows, copied: np.ndarray) -> Rows:
+    """Rows, of which those that are `copied` [n] are answered by kernels that fill a cache, as these take where there
+    is little to copy: a kernel that reads keys where they lie takes as long for few heads of them as for many."""
+    heads, kv_heads = (np.asarray(rows.shape[name], float) for name in ("heads", "kv_heads"))
+    few = np.minimum(kv_heads, np.maximum(1.0, np.floor(heads / _QUERY_HEADS)))
+    return rows.changed({"kv_heads": np.where(copied, few, kv_heads)})
+
+
+def as_equal_heads(rows: Rows, die: np.ndarray, kept: np.ndarray) -> tuple[Rows, Float64[np.ndarray, "n"]]:
+    """Rows of forward on the die of each row [n], in 16 bits and with heads of equal length where it is known how the
+    others compare, and the log of their time over that of these; rows that are `kept` stay as they are."""
+    forward = rows.by_kind(lambda kind: kind.op in ATTENTION_MASKS and kind.pass_ == "fwd")
+    known = forward & ~kept & np.isin(die, list(_NARROW_FORWARD))
+    head, value = (np.asarray(rows.shape[name], float) for name in ("head_dim", "head_dim_v"))
+    longer, narrow = known & (value == _EQUAL_HEAD) & (head > value), known & (rows.dtypes == "fp8")
+    shares = np.array([_NARROW_FORWARD.get(of, (1.0, 1.0)) for of in die])
+    log_over = np.where(longer, np.log((head + value) / (2 * _EQUAL_HEAD)), 0.0)
+    log_over += np.where(narrow, np.log(np.where(head > _WIDE, shares[:, 1], shares[:, 0])), 0.0)
+    bytes_ = np.where(narrow, 2.0, rows.shape["element_bytes"])
+    shape = rows.shape | {"head_dim": np.where(longer, value, head), "element_bytes": bytes_}
+    columns = rows.columns._replace(dtype=np.where(narrow, "half", rows.dtypes).astype(object))
+    return Rows(rows.family, shape, *kinds_of(columns)), log_over
+
+
+def goes_by_forward(kind: KernelKind, die: str) -> bool:
+    """Whether a kind is the backward of attention on a die where it was timed beside its forward."""
+    return kind.op in ATTENTION_MASKS and kind.pass_ == "bwd" and (die, kind.dtype) in _OVER_FORWARD
+
+
+def forward_rows(rows: Rows) -> Rows:
+    """The forward of rows of backward."""
+    return rows.changed({}, pass_="fwd")
+
+
+def log_over_forward(rows: Rows, die: np.ndarray) -> Float64[np.ndarray, "n"]:
+    """Log of the time of backward over that of forward, on the die of each row [n]."""
+    usual = np.array([_OVER_FORWARD[of, dtype] for of, dtype in zip(die, rows.dtypes, strict=True)])
+    return np.log(np.where(np.asarray(rows.shape["head_dim"]) > _WIDE, usual[:, 1], usual[:, 0]))
+
+
+class _Shares(NamedTuple):
+    """Shares of the memory bandwidth that a norm reaches beyond `_NORM_FIXED_S`."""
+
+    forward: float
+    backward: float
+
+
+_NORMS: Final = ("layer_norm", "rms_or_layer_norm")
+_NORM_FIXED_S: Final = 4e-6
+_FUSED: Final = {"GH100": _Shares(0.84, 0.74), "GB100": _Shares(0.87, 0.65)}
+_BY_SOFTWARE: Final = {
+    ("GH100", "pytorch"): _Shares(0.68, 0.33),
+    ("GB100", "pytorch"): _Shares(0.64, 0.27),
+    ("GH100", "torch_compile"): _Shares(0.90, 0.38),
+    ("GB100", "torch_compile"): _Shares(0.75, 0.30),
+}
+"""Medians over RMS norms of 40 MB of traffic and more, in 16 bits (NVIDIA/cudnn-frontend 1.19.0, benchmark/norms, on
+H200 and GB200). `_FUSED`: cuDNN's, for which those of Transformer Engine and Apex stand too."""
+_NORM_HALF_WIDTH: Final = 0.3
+"""Half-width of the 90 % interval, in log time: the shapes scatter by so much around their median."""
+STREAM_SHARE: Final = 0.92
+"""Share of the nominal bandwidth that long streams reach: 7,394 of 8,000 GB/s on B200 (arjunds/efficient-ai,
+GPU_power/microbench), and Liger-Kernel 0.8's SwiGLU on H100."""
+_COUNTED: Final = {"quantize_fp8_static": 3 / 4}
+"""Bytes that a kernel moves over those that its elements count: of two, one is written in 8 bits."""
+
+
+def goes_by_bandwidth(kind: KernelKind, die: str) -> bool:
+    """Whether a kind is a norm in 16 bits on a die where fused norms were timed."""
+    return kind.dtype == "half" and kind.op in _NORMS and kind.pass_ in ("fwd", "bwd") and die in _FUSED
+
+
+def norm_times(asked: Asked) -> Prediction:
+    """Times of norms, by the software of that name where it was timed."""
+    backward = asked.rows.by_kind(lambda kind: int(kind.pass_ == "bwd"))
+    reached = asked.of_query(lambda q: [share * q.figures.bandwidth for share in _shares(q)])
+    log_time = np.log(_NORM_FIXED_S + _bytes(asked) / np.take_along_axis(reached, backward[:, None], axis=1)[:, 0])
+    return Prediction.around(log_time, _NORM_HALF_WIDTH, "learned")
+
+
+def log_least(asked: Asked) -> Float64[np.ndarray, "n"]:
+    """Log of the time in which what the last-level cache cannot hold streams through memory; -inf where it holds
+    all."""
+    l2, bandwidth = asked.of_query(lambda q: [q.figures.l2, q.figures.bandwidth]).T
+    counted = asked.rows.by_kind(lambda kind: _COUNTED.get(kind.op, 1.0))
+    beyond = np.maximum(_bytes(asked) * counted - l2, 0.0)
+    with np.errstate(divide="ignore"):
+        return np.log(beyond / (STREAM_SHARE * bandwidth))
+
+
+def _shares(query: Query) -> _Shares:
+    """Of the software asked for; any on a die where none was timed."""
+    word, die = (query.software or "").partition(";")[0], query.figures.die
+    return _BY_SOFTWARE.get((die, word), _FUSED.get(die, _Shares(1.0, 1.0)))
+
+
+def _bytes(asked: Asked) -> Float64[np.ndarray, "n"]:
+    return physics_of([q.figures for q in asked.queries], asked.query, asked.rows)[0].bytes
+
+
+_QUANTISING_LAUNCHES_S: Final = 14e-6
+"""Time of the few small kernels that find an operand's scale, whatever its size."""
+_QUANTISING_BYTES: Final = 5.0
+"""Per element: 16 bits read for the maximum; then read again, and 8 bits written."""
+_QUANTISING_SHARE: Final = {"GH100": 0.61, "GB100": 0.55}
+"""Share of the memory bandwidth at which they move, by die; elsewhere all of it. Like `_QUANTISING_LAUNCHES_S` what the
+rows' times tend to as n goes to 0, over m k (aiconfigurator's products of 8 bits on H100, B300 and GB300; those of 16
+bits tend to nothing; on L40S and RTX PRO 6000 it is the whole bandwidth)."""
+_LEAST_PRODUCT_SHARE: Final = 0.25
+"""Share of a row's time that is left to its product at least."""
+
+
+def log_product_share(asked: Asked, log_time: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
+    """Log of the part of `log_time` that products [m, k] x [k, n] take without the quantising of [m, k]."""
+    shape = asked.rows.shape
+    elements = np.asarray(shape["m"] * shape["k"] * shape["batch"] * shape["groups"], float)
+    bytes_per_s = asked.of_query(lambda q: q.figures.bandwidth * _QUANTISING_SHARE.get(q.figures.die, 1.0))
+    quantising_s = _QUANTISING_LAUNCHES_S + _QUANTISING_BYTES * elements / bytes_per_s
+    return np.log(np.maximum(1.0 - quantising_s * np.exp(-log_time), _LEAST_PRODUCT_SHARE))
