@@ -31,6 +31,8 @@ def plausible_rows(
     - The micro-batch: those of `MICRO_BATCHES` that divide what a replica gets.
     - Model chunks per stage, in a 1F1B pipeline or one of no stated schedule: all that divide the layers of a
       stage, and powers of two (chunks may be uneven). What a framework cannot run is left out later.
+    - Over how many replicas weights are sharded, where notes say `FSDP+DP` and no number: a node and more, in powers of
+      two.
     - The element type: 16 bits, and the narrower type of the framework on the device, if it has one.
     - Sequence parallelism beside tensor parallelism, where the framework is not stated: with and without.
     - CUDA graphs of layers, where neither degrees nor any other setting of the launch are stated: with and without.
@@ -49,7 +51,7 @@ def plausible_rows(
     for name, choices in (
         ("cuda_graphs", partial(_with_graphs, layer_graphs)), ("degrees", _with_degrees), ("dp", _with_replicas),
         ("micro_batch", _with_micro_batch), ("vpp", _with_chunks), ("sequence_parallel", _with_sequence_parallel),
-        ("dtype", partial(_with_dtype, narrow)),
+        ("replicate", _with_shards), ("dtype", partial(_with_dtype, narrow)),
     ):  # fmt: skip
         if name == "micro_batch" and micro_batch is not None:
             continue
@@ -121,6 +123,14 @@ def _with_sequence_parallel(row: Row) -> Iterator[Row]:
     if count(row, "tp", 1) == 1 or number(row, "sequence_parallel") is not None or text(row, "framework"):
         return
     yield from ({**row, "sequence_parallel": chosen} for chosen in (0, 1))
+
+
+def _with_shards(row: Row) -> Iterator[Row]:
+    words = text(row, "sharding")
+    if words.lower() != "fsdp" or not re.search(r"fsdp\s*\+\s*dp\b", text(row, "notes").lower()):
+        return
+    dp, node = count(row, "dp", 1), count(row, "devices_per_node", 8)
+    yield from ({**row, "sharding": f"{words} over {n} devices"} for n in _powers(dp) if min(node, dp) <= n)
 
 
 def _with_dtype(narrow: str | None, row: Row) -> Iterator[Row]:

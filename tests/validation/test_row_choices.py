@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.validation._case_rows import read_cases
+from perfmodel.validation._case_rows import read_case, read_cases
 from perfmodel.validation._row_choices import MICRO_BATCHES, plausible_rows
 
 ROW = {
@@ -35,6 +35,15 @@ def test_degrees_that_nothing_tells():
     assert all(row["tp"] * row["pp"] * row["cp"] * row["dp"] == 32 for row in open_too)
     rows, _ = plausible_rows(ROW | {"tp": None, "dp": None, "global_batch": 4})
     assert {(row["tp"], row["pp"], row["dp"]) for row in rows} == {(4, 2, 4), (8, 2, 2)}  # replicas share the batch
+
+
+def test_over_how_many_replicas_weights_are_sharded():
+    row = ROW | {"tp": 1, "pp": 1, "dp": 32, "sharding": "FSDP", "notes": "GPT 5B (FSDP+DP, MBS=2)"}
+    rows, names = plausible_rows(row)
+    assert names == ("replicate",)
+    assert [case.layout.replicate for case in map(read_case, rows)] == [4, 2, 1]
+    for told in ({"notes": "FSDP"}, {"sharding": "FSDP over 16 devices, replicated beyond"}):
+        assert plausible_rows(row | told) == ([row | told], ())
 
 
 def test_graphs_of_layers_where_nothing_of_the_launch_is_told():

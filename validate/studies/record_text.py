@@ -47,7 +47,8 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any] | None, live: di
         "what Habana's fork of Megatron-DeepSpeed sets, and that Gaudi 2's products reach what a search found; "
         "that servers' attention also fills caches and training's does not, and how long FlashAttention-2 takes, by "
         "its authors' figures (on runs outside the record); that convolutions may beat the nominal rate; how a site's "
-        "known runs are weighed was chosen with all sources' errors in view; and "
+        "known runs are weighed was chosen with all sources' errors in view; that `FSDP+DP` leaves open over how many "
+        "ranks weights are sharded; and "
         "that of what a row leaves open those count that more likely than not fit. Errors are relative to the "
         "measured time; width: the interval's upper end over its lower, the median of the runs.",
         "## Step time of published runs",
