@@ -43,6 +43,8 @@ _JOB_DEFAULTS: Final = (
     "eager_kernels", "keep_gathered", "half_gradients", "all_reduce_gradients", "whole_gradients_in_pipelines",
     "repeated_keys", "masked_head", "weighted_experts", "expert_dispatcher",
 )  # fmt: skip
+_OF_EXPERTS: Final = ("weighted_experts", "expert_dispatcher")
+"""Of these, what means nothing for a model without experts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,13 +371,15 @@ class Framework(Stated):
         **said: Any,
     ) -> Job:
         """`Job.of` with this framework's defaults for what `said` leaves out; `assumed` names those that differ from
-        `Job`'s own."""
+        `Job`'s own and mean something for the model."""
         plain = Job.of(model, device, global_batch=global_batch, seq_len=seq_len, dtype=dtype, **said)
         usual = self.job_defaults(plain.dtype)
         if usual["fp8_recipe"] == "mxfp8" and not device.scales_blocks:
             usual["fp8_recipe"] = "current"
         filled = {name: value for name, value in usual.items() if name not in said}
-        assumed = self._assumed({n: value for n, value in filled.items() if value != getattr(plain, n)}, "job")
+        idle = () if isinstance(model, Transformer) and model.experts else _OF_EXPERTS
+        told = {n: value for n, value in filled.items() if n not in idle and value != getattr(plain, n)}
+        assumed = self._assumed(told, "job")
         return replace(plain, **filled, assumed=(*plain.assumed, assumed) if assumed else plain.assumed)
 
     def refused(self, layout: Layout) -> dict[str, str]:
