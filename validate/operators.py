@@ -50,7 +50,7 @@ def study(device: str, tables: dict[str, pd.DataFrame], bar: Progress) -> pd.Dat
         column = "layer_op" if "layer_op" in mine else "op"
         parts.append(
             operator_errors(
-                [mine], recipe, column=column, report=lambda now, _, __, task=task: bar.update(task, completed=now)
+                [mine], recipe, column=column, progress=lambda _, now, __, task=task: bar.update(task, completed=now)
             )
         )
     return pd.concat(parts, ignore_index=True)

@@ -1,6 +1,6 @@
 """Errors by operator on shapes that a regressor of one source and device never saw."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from perfmodel.cost.learn._intervals import figures_of_errors
-from perfmodel.cost.learn._recipe import Recipe, Report
+from perfmodel.cost.learn._recipe import Recipe, Stages
 from perfmodel.cost.learn._rows import KindCode
 from perfmodel.cost.learn._tables import Samples, figures_lookup, gather, may_be_fitted
 from perfmodel.ingest import clean_kernels
@@ -20,7 +20,7 @@ CHECK_SHARE: Final = 0.05
 
 def operator_errors(
     tables: Sequence[pd.DataFrame], recipe: Recipe, *, column: str = "op", share: float = 0.2, seed: int = 0,
-    report: Report | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> pd.DataFrame:  # fmt: skip
     """Train on a random share of the shapes and report the errors on the rest, operator by operator.
 
@@ -40,16 +40,14 @@ def operator_errors(
     Raises:
         TableError: for a malformed table or no usable row.
     """
-    from perfmodel.cost.learn._evaluate import fit_part, log_errors  # JAX on use only
+    from perfmodel.cost.learn._evaluate import Trials, log_errors  # JAX on use only
 
     figures_of = figures_lookup()
     samples = gather(tables, recipe.family, recipe.dtypes, figures_of)
     drawn = _drawn(samples, share, seed)
     kept_out = samples.shape_key[drawn == 2]
-    regressor = fit_part(
-        samples, np.flatnonzero(drawn == 0), np.flatnonzero(drawn == 1), recipe,
-        KindCode.of(samples.rows.kinds), seed, report, None,
-    )  # fmt: skip
+    trials = Trials(samples, recipe, KindCode.of(samples.rows.kinds), seed, Stages(recipe.name, progress=progress))
+    regressor = trials.fit("operators", "", np.flatnonzero(drawn == 0), np.flatnonzero(drawn == 1))
     rows = []
     stated = pd.concat(list(tables), ignore_index=True)
     every: Any = clean_kernels(stated)

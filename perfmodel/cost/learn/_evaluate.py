@@ -48,7 +48,7 @@ class Evaluation:
 
 def evaluate(samples: Samples, recipe: Recipe, code: KindCode, *, seed: int, stages: Stages) -> Evaluation:
     """Train with parts kept out; intervals and the figures of the model card."""
-    trials = _Trials(samples, recipe, code, seed, stages)
+    trials = Trials(samples, recipe, code, seed, stages)
     fit_on, check_on, test = split(samples, recipe.holdout)
     if len(fit_on) < 10 or len(test) < 5:  # too few rows to keep any out
         fit_on, check_on, test = np.arange(len(samples)), np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -68,7 +68,7 @@ def evaluate(samples: Samples, recipe: Recipe, code: KindCode, *, seed: int, sta
 
 
 @dataclass(frozen=True, eq=False)
-class _Trials:
+class Trials:
     """What all trainings of one recipe have in common."""
 
     samples: Samples
@@ -135,7 +135,7 @@ def cross_coverage(error: np.ndarray, log_time: np.ndarray, group: np.ndarray, k
     return round(float(covered.mean()), 4)
 
 
-def _large(trials: _Trials) -> tuple[Quantiles, dict[str, Any]]:
+def _large(trials: Trials) -> tuple[Quantiles, dict[str, Any]]:
     """Errors on the largest kernels of every group, when they were left out."""
     samples = trials.samples
     size = samples.physics()[0].flops
@@ -151,7 +151,7 @@ def _large(trials: _Trials) -> tuple[Quantiles, dict[str, Any]]:
     return bucketed(error, log_time), figures_of_errors(error)
 
 
-def _devices(trials: _Trials) -> tuple[Quantiles, Quantiles, dict[str, Any]]:
+def _devices(trials: Trials) -> tuple[Quantiles, Quantiles, dict[str, Any]]:
     """Errors on devices left out in turn: of those with near relatives, of others, and by device."""
     samples = trials.samples
     names = np.array([s.figures.name for s in samples.stacks], object)[samples.stack]
