@@ -13,8 +13,7 @@ from perfmodel.measure._hosts import EmulatedHosts, EmulatedNetwork, Host
 from perfmodel.measure._launch import Launch, find_launch
 from perfmodel.measure._meter import machine_meter, usable_cores, wait_until_quiet
 from perfmodel.measure._nccl_tests import NcclTests
-from perfmodel.measure._plan import Plan, read_plan
-from perfmodel.measure._plan_text import plan_text, write_plan
+from perfmodel.measure._plan import Plan, plan_text, read_plan, write_plan
 from perfmodel.measure._programs import MEASURED_FAMILIES, check_kernel
 from perfmodel.measure._rank import Place, RankSession
 from perfmodel.measure._recorded import recorded_s

@@ -21,8 +21,7 @@ from perfmodel.measure._card import collector_sha256, software
 from perfmodel.measure._launch import Launch
 from perfmodel.measure._meeting import Server, join, made_meeting
 from perfmodel.measure._meter import usable_cores
-from perfmodel.measure._rank import Place, RankSession
-from perfmodel.measure._rank_process import RankProcess, free_port
+from perfmodel.measure._rank import Place, RankProcess, RankSession, free_port
 from perfmodel.ops import Collective
 
 ORDER_TIMEOUT_S = 30.0

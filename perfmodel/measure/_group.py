@@ -14,8 +14,7 @@ from perfmodel.measure._agents import Agent
 from perfmodel.measure._harness import Sample
 from perfmodel.measure._hosts import Host
 from perfmodel.measure._meter import MachineMeter, Meter, Reading, usable_cores
-from perfmodel.measure._rank import CollectiveSession, Place, RankSession
-from perfmodel.measure._rank_process import RankProcess, free_port
+from perfmodel.measure._rank import CollectiveSession, Place, RankProcess, RankSession, free_port
 from perfmodel.ops import JAX_DTYPES, Collective
 from perfmodel.units import dtype_bytes
 

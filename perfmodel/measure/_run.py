@@ -20,13 +20,12 @@ from perfmodel.measure._group import RankGroup, check_collective
 from perfmodel.measure._harness import StoppingRule
 from perfmodel.measure._hosts import EmulatedHosts, Host
 from perfmodel.measure._kernels import call_overhead_s, kernel_row
-from perfmodel.measure._lock import locked
 from perfmodel.measure._meter import wait_until_quiet
 from perfmodel.measure._nccl_tests import ReadOutput, check_nccl_tests, nccl_tests_rows
 from perfmodel.measure._plan import Plan
 from perfmodel.measure._recorded import finished_rows
 from perfmodel.measure._rows import MEASURED, Point, Row, point_key
-from perfmodel.measure._sweep import Measure, PartialFile, sweep
+from perfmodel.measure._sweep import Measure, PartialFile, locked, sweep
 from perfmodel.ops import Collective
 
 if TYPE_CHECKING:

@@ -1,10 +1,13 @@
-"""Many measurements: kept on disk as they are made, resumable, disturbed rows measured again."""
+"""Many measurements: kept on disk as they are made, resumable, disturbed rows measured again, one run in a folder at a
+time."""
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from perfmodel.errors import CalibrationError
 from perfmodel.ingest.tables import write_text
@@ -132,3 +135,33 @@ def is_pending(records: Sequence[Record], attempt: int, limit: float) -> bool:
     """Whether a point has no undisturbed row and was measured at most `attempt` times by this sweep."""
     measured = sum(not record.earlier for record in records)
     return measured <= attempt and all(record.row["interference"] > limit for record in records)
+
+
+LOCK_NAME: Final = ".calibrate.lock"
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock; the system releases it however the process ends.
+
+    Raises:
+        CalibrationError: if another process holds it.
+    """
+    import fcntl
+
+    path = folder / LOCK_NAME
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise CalibrationError(f"{folder}: another calibration is writing there; wait for it or stop it") from None
+        if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
+            break
+        os.close(handle)  # its last holder removed the file in between
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(handle)

@@ -23,7 +23,7 @@ from perfmodel.measure._agents import Agent, Hello, members
 from perfmodel.measure._hosts import unavailable
 from perfmodel.measure._launch import forget_launcher
 from perfmodel.measure._meeting import KEY, NAME
-from perfmodel.measure._rank_process import free_port
+from perfmodel.measure._rank import free_port
 
 ROOT = Path(__file__).parents[2]
 PLAN = """

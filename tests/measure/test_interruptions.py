@@ -14,9 +14,8 @@ from fake_backend import PLAN, ROWS, FakeBackend, measured
 from perfmodel.errors import CalibrationError, PerfModelError
 from perfmodel.ingest.tables import read_table
 from perfmodel.measure import read_card, read_plan, run_plan
-from perfmodel.measure._lock import NAME, locked
 from perfmodel.measure._rows import row_key
-from perfmodel.measure._sweep import PartialFile
+from perfmodel.measure._sweep import LOCK_NAME, PartialFile, locked
 
 Edit = Callable[[str, str], None]
 
@@ -91,8 +90,8 @@ def test_a_plan_that_changed_adds_rows_and_drops_none(out: Path, fake: FakeBacke
 def test_two_runs_into_one_folder_do_not_meet(out: Path, fake: FakeBackend):
     with locked(out), pytest.raises(CalibrationError, match="another calibration"):
         run(out)
-    assert not (out / NAME).exists()
-    (out / NAME).write_text("left by a killed one")
+    assert not (out / LOCK_NAME).exists()
+    (out / LOCK_NAME).write_text("left by a killed one")
     assert len(run(out)) == ROWS + 4
 
 
