@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from hypothesis import HealthCheck, reject, settings
 from hypothesis import strategies as st
@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from perfmodel import catalog
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction import Prediction, StepProblem, check_layout, explain, step_problem, step_times_s
-from perfmodel.spec import Cluster, Framework, Job, Layout, Model
+from perfmodel.schedule import get_schedule, schedule_names
+from perfmodel.spec import Cluster, ContextParallel, Framework, Job, Layout, Model
 
 EXPLORES: Final = "PERFMODEL_EXPLORE" in os.environ
 ROUNDING: Final = 1e-4
@@ -107,6 +108,9 @@ def assert_between(shorter: Case, longer: Case, most: float = float("inf"), leas
         assert least * (1 - ROUNDING) <= ratio <= most * (1 + ROUNDING), (ratio, shorter, longer)
 
 
+SCHEDULES: Final = [name for name in schedule_names() if name != "forward"]
+FLUSHED: Final = [name for name in SCHEDULES if not (get_schedule(name).asynchronous or get_schedule(name).staggered)]
+
 _CLUSTERS = [name for name in catalog.clusters() if name != "localhost"]
 _FRAMEWORKS = [version for name in catalog.frameworks() for version in catalog.framework_versions(name)]
 _DEVICES = [
@@ -125,7 +129,7 @@ _LAYOUTS = [
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Of any model, cluster and framework that are possible together."""
+    """Of any model, cluster, framework, schedule and layout that are possible together."""
     cluster = catalog.cluster(draw(st.sampled_from(_CLUSTERS)))
     if draw(st.booleans()):
         cluster = replace(cluster, device=catalog.device(draw(st.sampled_from(_DEVICES))))
@@ -143,15 +147,18 @@ def cases(draw: st.DrawFn) -> Case:
     )
     changes = {
         "micro_batch": draw(st.sampled_from([1, 1, 2, 4])),
-        "zero": draw(st.sampled_from([0, 1, 3])),
+        "zero": draw(st.sampled_from([0, 1, 2, 3])),
         "recompute": draw(st.sampled_from(["none", "selective", "full"])),
         "sequence_parallel": draw(st.booleans()),
         "tp_overlap": draw(st.sampled_from([False, False, True])),
-        "schedule": draw(st.sampled_from(["1f1b", "1f1b", "gpipe", "zb-h1"])),
+        "schedule": draw(st.sampled_from(["1f1b", "gpipe", "zb-h1"]) | st.sampled_from(SCHEDULES)),
+        "cp_kind": draw(st.sampled_from(get_args(ContextParallel))),
+        "vpp": draw(st.sampled_from([1, 1, 2])),
     }
     offset = draw(st.integers(0, len(_LAYOUTS) - 1))
     for layout in _LAYOUTS[offset:] + _LAYOUTS[:offset]:
-        case = replace(start, layout=layout.replace(**changes))
-        if case.possible:
-            return case
+        for chunks in {changes["vpp"] if layout.pp > 1 else 1: None, 1: None}:  # few schedules have two
+            case = replace(start, layout=layout.replace(**changes | {"vpp": chunks}))
+            if case.possible:
+                return case
     return reject()

@@ -5,19 +5,17 @@ from itertools import pairwise, product
 from typing import get_args
 
 import pytest
-from drawn_cases import ROUNDING, Case, assert_between, cases, some
+from drawn_cases import FLUSHED, ROUNDING, SCHEDULES, Case, assert_between, cases, some
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel import catalog
 from perfmodel.planning.layouts import search
 from perfmodel.prediction import STEP_TERMS, step_times_s, without
-from perfmodel.schedule import get_schedule, schedule_names
+from perfmodel.schedule import get_schedule
 from perfmodel.session import Session
 from perfmodel.spec import Layout, StateOffload, Transformer
 
-SCHEDULES = [name for name in schedule_names() if name != "forward"]
-FLUSHED = [name for name in SCHEDULES if not (get_schedule(name).asynchronous or get_schedule(name).staggered)]
 FACTORS = st.sampled_from([1.1, 2.0, 8.0])
 
 
@@ -63,7 +61,7 @@ SAME_DIE = [
     ("H100-SXM5-80GB", "H200-SXM-141GB"), ("H100-SXM5-80GB", "GH200-96GB"), ("H200-SXM-141GB", "GH200-144GB"),
     ("A100-SXM4-40GB", "A100-SXM4-80GB"), ("B200-SXM-180GB", "GB200-NVL72"), ("B200-SXM-180GB", "B300-SXM"),
     ("GB200-NVL72", "GB300-NVL72"), ("H800-SXM5-80GB", "H100-SXM5-80GB"), ("H100-PCIE-80GB", "H100-SXM5-80GB"),
-    ("MI300X", "MI325X"), ("MI350X", "MI355X"),
+    ("MI300X", "MI325X"), ("MI350X", "MI355X"), ("V100-SXM2-16GB", "V100-SXM2-32GB"),
 ]  # fmt: skip
 
 
@@ -103,7 +101,9 @@ def test_eight_bits_take_between_half_and_all_of_the_time_of_sixteen(case: Case)
 @some(8)
 @given(cases())
 def test_twice_the_micro_batches_take_longer_and_at_most_twice_as_long(case: Case) -> None:
-    assert_between(case, replace(case, rounds=2 * case.rounds), most=2.0)
+    """But by nF1B, of whose mini-batches fewer are in flight the larger they are."""
+    if case.layout.schedule != "nf1b":
+        assert_between(case, replace(case, rounds=2 * case.rounds), most=2.0)
 
 
 @some(8)
@@ -139,7 +139,8 @@ def test_what_is_recomputed_takes_time_and_no_more_than_a_forward(case: Case) ->
     none, part, full = (case.laid(recompute=what) for what in ("none", "selective", "full"))
     assert_between(none, part)
     assert_between(part, full)
-    assert_between(none, full, most=1.7)
+    # unit-time orders leave longer bubbles where passes are not as they assume
+    assert_between(none, full, most=1.7 if case.layout.schedule in ("1f1b", "gpipe", "zb-h1") else 2.0)
 
 
 # --- layouts --------------------------------------------------------------------------------------
@@ -160,7 +161,9 @@ def test_every_stage_of_zero_is_no_faster_than_the_one_before(case: Case) -> Non
 def test_no_stage_of_zero_is_faster_than_the_first_under_any_schedule(case: Case, schedule: str) -> None:
     """Which flushes, at equal overlap, where all reduce alike."""
     alike = replace(case, framework=replace(case.framework, all_reduce_gradients=False))
-    same = alike.laid(schedule=schedule, pp=max(case.layout.pp, 2), overlap_grad_reduce=True, overlap_param_gather=True)
+    same = alike.laid(
+        schedule=schedule, pp=max(case.layout.pp, 2), vpp=1, overlap_grad_reduce=True, overlap_param_gather=True
+    )
     for fewer, more in ((1, 2), (2, 3)):
         assert_between(same.laid(zero=fewer), same.laid(zero=more))
 
@@ -176,10 +179,9 @@ def test_overlap_never_hurts(case: Case, zero: int) -> None:
 @some(8)
 @given(cases(), st.sampled_from(SCHEDULES), st.sampled_from([1, 3]))
 def test_overlap_never_hurts_under_any_schedule(case: Case, schedule: str, zero: int) -> None:
-    """But for a hundredth: gathers ahead of their use and reductions queue on one stream."""
-    alike = case.laid(schedule=schedule, pp=max(case.layout.pp, 2), zero=zero)
+    alike = case.laid(schedule=schedule, pp=max(case.layout.pp, 2), vpp=1, zero=zero)
     for name in ("overlap_grad_reduce", "overlap_param_gather", "tp_overlap"):
-        assert_between(alike.laid(**{name: True}), alike.laid(**{name: False}), least=0.99)
+        assert_between(alike.laid(**{name: True}), alike.laid(**{name: False}))
 
 
 @some(8)
@@ -222,9 +224,10 @@ def test_tensor_parallelism_over_nodes_costs_device_seconds(case: Case) -> None:
 @some(8)
 @given(cases())
 def test_replicas_cost_device_seconds(case: Case) -> None:
-    """The same batch on twice the devices."""
-    fewer = replace(case, rounds=2 * case.rounds)
-    assert_costs_device_seconds(fewer, case.laid(dp=2 * case.layout.dp))
+    """The same batch on twice the devices; without a flush it would be updates of other batches."""
+    if not get_schedule(case.layout.schedule).asynchronous:
+        fewer = replace(case, rounds=2 * case.rounds)
+        assert_costs_device_seconds(fewer, case.laid(dp=2 * case.layout.dp))
 
 
 @some(8)
