@@ -189,6 +189,8 @@ def _released(
 ) -> tuple[Float[Array, "*lanes"], Float[Array, "*lanes"]]:
     """When each of the two predecessors releases the op of this row."""
     a, b = read(slots, row[SOURCE_A]), read(slots, row[SOURCE_B])
-    if not tables.has_lags:
-        return a, b
-    return a + read(durations, first_class + row[LAG_A]), b + read(durations, first_class + row[LAG_B])
+    if tables.width > LAG_A:
+        a = a + read(durations, first_class + row[LAG_A])
+    if tables.width > LAG_B:
+        b = b + read(durations, first_class + row[LAG_B])
+    return a, b
