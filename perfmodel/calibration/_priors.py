@@ -111,7 +111,7 @@ def priors(models: Sequence[tuple[StepProblem, Sequence[Layout]]], base: Path | 
 def belief_of(models: Sequence[StepProblem]) -> Belief:
     """What is believed of the one site that some problems run at."""
     first = models[0]
-    return first.site.belief(first.framework, first.cluster.device)
+    return first.belief
 
 
 def _measured(base: Path | None, device: str, name: str, dtypes: set[str]) -> int:

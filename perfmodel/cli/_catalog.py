@@ -3,6 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.cli import _show
 from perfmodel.cli._emit import emit
 from perfmodel.cli._flags import add_json
 from perfmodel.cli._vocabulary import VOCABULARY, glossary, vocabulary
@@ -30,8 +31,6 @@ def add_command(commands: Any) -> None:
 
 
 def _execute(arguments: argparse.Namespace) -> int:
-    from perfmodel.cli import _show
-
     records = entries(arguments.kind, arguments.word)
     if not records:
         raise PerfModelError(f"catalog: none of the {arguments.kind} has {arguments.word!r} in its name")

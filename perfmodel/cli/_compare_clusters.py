@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.cli._emit import emit
 from perfmodel.cli._flags import add_job, job_flags, price_of, problem_on
 from perfmodel.cli._search import add_space, space_of
+from perfmodel.cli._show import new_console
+from perfmodel.cli._show_search import interval
 from perfmodel.cli._training_run import add_reliability, failures, reliability_of
 from perfmodel.display import progress
-from perfmodel.units import GIB
+from perfmodel.units import GIB, counted, duration, figure
 
 if TYPE_CHECKING:
     from perfmodel.planning.compare_clusters import ClusterComparison, ClusterPlan
@@ -66,9 +68,6 @@ def run(arguments: argparse.Namespace) -> "ClusterComparison":
 
 def show(result: "ClusterComparison", job: list[str]) -> None:
     """Two lines of figures and one of layout per cluster, then what they rest on."""
-    from perfmodel.cli._show import new_console
-    from perfmodel.units import counted
-
     console, best = new_console(), result.plans[0]
     tokens = best.run.tokens
     of = f", {counted(tokens)} tokens" if tokens else ""
@@ -108,9 +107,6 @@ def _rests_on(plan: "ClusterPlan") -> str:
 
 
 def _cells(plan: "ClusterPlan") -> tuple[str, ...]:
-    from perfmodel.cli._show_search import interval
-    from perfmodel.units import counted, duration, figure
-
     p, run = plan.prediction, plan.run
     energy = "-"
     if run.energy_per_million_tokens_j is not None:

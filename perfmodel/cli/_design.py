@@ -6,6 +6,7 @@ from typing import Any
 from perfmodel.cli._emit import reporting
 from perfmodel.cli._flags import add_job, add_layout, layout_of, price_of, problem_of, refuse_strict, require_measured
 from perfmodel.cli._search import add_space, space_of
+from perfmodel.cli._show import new_console, table
 from perfmodel.display import progress
 from perfmodel.errors import PerfModelError
 from perfmodel.units import GIB, duration, figure
@@ -109,8 +110,6 @@ def _overtake(report: dict[str, Any]) -> None:
 
 
 def _upgrade(report: dict[str, Any]) -> None:
-    from perfmodel.cli._show import new_console, table
-
     console = new_console()
     console.print(f"best layout {report['layout']}: {duration(report['step_time_s'])}")
     priced = any(row["price"] is not None for row in report["upgrades"])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import perfmodel
+from perfmodel.cli import _show
 from perfmodel.cli._emit import emit
 from perfmodel.cli._flags import add_json
 from perfmodel.errors import PerfModelError
@@ -52,8 +53,6 @@ def add_command(commands: Any) -> None:
 
 
 def _execute(arguments: argparse.Namespace) -> int:
-    from perfmodel.cli import _show
-
     report = examine(arguments.calibration, clear_cache=arguments.clear_cache)
     emit(arguments, report, lambda: _show.doctor(report))
     return 0

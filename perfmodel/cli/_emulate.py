@@ -20,6 +20,7 @@ from perfmodel.cli._flags import add_framework, add_json
 from perfmodel.cli._job_file import add_job_file
 from perfmodel.cli._launch import add_from, require
 from perfmodel.errors import PerfModelError
+from perfmodel.execution.emulation._orders import delayed_as
 
 if TYPE_CHECKING:
     from perfmodel.execution.emulation import Emulation, Prices
@@ -259,8 +260,6 @@ def _by_class(arguments: argparse.Namespace, emulation: "Emulation", cluster: "C
 
 def _never_called(delayed: Iterable[str], called: Iterable[str]) -> list[str]:
     """Kinds that were to take longer, of which there was none."""
-    from perfmodel.execution.emulation._orders import delayed_as
-
     return sorted({*delayed} - {delayed_as(kind) for kind in called})
 
 

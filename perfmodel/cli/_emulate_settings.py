@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.cli._flags import framework_of, layout_of
 from perfmodel.errors import PerfModelError
+from perfmodel.execution.emulation._orders import check_delay
 from perfmodel.units import parse_seconds, require_seed
 
 if TYPE_CHECKING:
@@ -60,7 +61,6 @@ def delays_and_network(arguments: argparse.Namespace) -> "tuple[dict[str, float]
     Raises:
         PerfModelError: what is set twice, or would change nothing.
     """
-    from perfmodel.execution.emulation._orders import check_delay
     from perfmodel.planning.what_if import NETWORK, Scenario
 
     scenario = Scenario.parse(arguments.set)
@@ -106,8 +106,6 @@ def conditions_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def sweep_of(text: str | None) -> tuple[str, tuple[float, ...]]:
     import numpy as np
-
-    from perfmodel.execution.emulation._orders import check_delay
 
     if not text:
         return "", ()

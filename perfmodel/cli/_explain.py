@@ -4,8 +4,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from perfmodel.cli import _show
 from perfmodel.cli._emit import reporting
 from perfmodel.cli._flags import add_job, add_layout, problem_of, require_measured
+from perfmodel.units import duration, figure
 
 
 def add_command(commands: Any) -> None:
@@ -49,9 +51,6 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def show(report: dict[str, Any]) -> None:
     """The report for people."""
-    from perfmodel.cli import _show
-    from perfmodel.units import duration, figure
-
     console = _show.new_console()
     console.print(
         f"step of {report['layout']}: {duration(report['predicted_step_s'])} predicted, "

@@ -6,6 +6,7 @@ from math import expm1, inf
 from pathlib import Path
 from typing import Any
 
+from perfmodel.cli import _show
 from perfmodel.cli._emit import emit
 from perfmodel.cli._explain import add_profile
 from perfmodel.cli._flags import add_json, add_problem, problem_of
@@ -64,7 +65,6 @@ def add_command(commands: Any) -> None:
 
 
 def _execute(arguments: argparse.Namespace) -> int:
-    from perfmodel.cli import _show
     from perfmodel.cost.learn import fit_calibration
 
     _check(arguments)
@@ -126,7 +126,6 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _sites(arguments: argparse.Namespace) -> int:
     """Fit, write and show the constants of an unknown site."""
-    from perfmodel.cli import _show
     from perfmodel.prediction import CLASSES
     from perfmodel.validation import fit_sites
 
@@ -167,7 +166,6 @@ def _to_runs(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:
 def _to_profile(arguments: argparse.Namespace) -> int:
     """Fit to a profile, save and show."""
     from perfmodel.calibration import amount, fit_profile
-    from perfmodel.cli import _show
 
     problem = problem_of(arguments)
     found = fit_profile(
@@ -191,8 +189,6 @@ def _to_profile(arguments: argparse.Namespace) -> int:
 
 def _show_runs(report: dict[str, Any], out: Path) -> None:
     """Parameters before and after, then contradictions."""
-    from perfmodel.cli import _show
-
     console = _show.new_console()
     for device, fitted in report["end_to_end"].items():
         moved = [p for p in fitted["parameters"] if p["informed"] or p["contradiction"]]

@@ -9,6 +9,8 @@ from perfmodel.cli._emit import emit
 from perfmodel.cli._flags import add_calibration, job_flags, problem_of
 from perfmodel.cli._launch import flags_of, lacking
 from perfmodel.cli._search import add_space, space_of
+from perfmodel.cli._show import new_console
+from perfmodel.cli._show_search import layout_last
 from perfmodel.display import progress
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Problem
@@ -125,9 +127,6 @@ def _next(arguments: argparse.Namespace, report: dict[str, Any]) -> dict[str, st
 
 
 def _show(report: dict[str, Any], result: "SearchResult") -> None:
-    from perfmodel.cli._show import new_console
-    from perfmodel.cli._show_search import layout_last
-
     console = new_console()
     best, rows = result.layouts[0], report["measurements"]
     now_s, first = report["regret_now_s"], report["layouts"][0]

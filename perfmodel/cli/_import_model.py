@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli._emit import reporting
 from perfmodel.cli._flags import add_calibration, add_json
+from perfmodel.cli._show import new_console, table
 from perfmodel.errors import PerfModelError
 from perfmodel.units import duration, figure, scaled
 
@@ -66,8 +67,6 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def show(report: dict[str, Any]) -> None:
     """The report for people."""
-    from perfmodel.cli._show import new_console, table
-
     console = new_console()
     flops, traffic, sent = (
         scaled(report["flops"], "FLOP"),

@@ -7,6 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
+from perfmodel.cli import _show
 from perfmodel.cli._emit import emit
 from perfmodel.cli._flags import add_json
 from perfmodel.cli._vocabulary import keys
@@ -60,7 +61,6 @@ def add_samples(commands: Any) -> None:
 
 
 def _init(arguments: argparse.Namespace) -> int:
-    from perfmodel.cli import _show
     from perfmodel.ingest.tables import write_text
 
     path: Path = arguments.file

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from perfmodel.cli import _plot_data
+from perfmodel.cli import _plot_data, _show
 from perfmodel.cli._emit import reporting
 from perfmodel.cli._flags import add_calibration, add_job, add_json, add_layout
 from perfmodel.cli._predict import note_layout, with_timeline
@@ -98,8 +98,6 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _show_written(report: dict[str, Any]) -> None:
-    from perfmodel.cli import _show
-
     _show.written(report["written"])
 
 

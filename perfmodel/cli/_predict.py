@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.cli import _show
 from perfmodel.cli._emit import emit, note
 from perfmodel.cli._flags import add_job, add_layout, layout_of, problem_of
 from perfmodel.cli._training_run import add_reliability, lines, run_of
@@ -95,8 +96,6 @@ def write_pictures(
 
 
 def _predict(arguments: argparse.Namespace) -> int:
-    from perfmodel.cli import _show
-
     result = predicted(arguments)
     run = run_of(arguments, problem_of(arguments, quiet=True), result)
     emit(
@@ -108,8 +107,6 @@ def _predict(arguments: argparse.Namespace) -> int:
 
 
 def _timeline(arguments: argparse.Namespace) -> int:
-    from perfmodel.cli import _show
-
     if not (arguments.out or arguments.png or arguments.html):
         raise PerfModelError(
             "timeline: nothing to write; give --out FILE (trace), --png FILE (Gantt chart) or --html FILE (interactive)"

@@ -10,6 +10,7 @@ from perfmodel.cli._emit import emit, reporting
 from perfmodel.cli._flags import add_calibration, add_json
 from perfmodel.cli._import_model import dimension
 from perfmodel.cli._job_file import PROGRAM_HELP
+from perfmodel.display import progress
 from perfmodel.errors import PerfModelError
 from perfmodel.units import GIB, duration, scaled
 
@@ -191,7 +192,6 @@ def search_program(arguments: argparse.Namespace) -> int:
         PerfModelError: as `source_program` and `search_programs`; several batches.
     """
     from perfmodel import catalog
-    from perfmodel.display import progress
     from perfmodel.ingest.tables import write_json
     from perfmodel.planning.program_search import MICRO_BATCHES, search_programs
 

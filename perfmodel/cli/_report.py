@@ -8,8 +8,10 @@ from perfmodel.cli._emit import emit
 from perfmodel.cli._explain import add_profile
 from perfmodel.cli._flags import add_job, job_flags, problem_of, problem_on
 from perfmodel.cli._search import add_search, options_of, space_of
+from perfmodel.cli._show import new_console, table, written
 from perfmodel.cli._training_run import reliability_of
 from perfmodel.errors import PerfModelError
+from perfmodel.units import duration
 
 TOP: Final = 100
 """Layouts on the page."""
@@ -112,22 +114,20 @@ def _calibration(arguments: argparse.Namespace) -> int:
 
 def _show_calibration(data: dict[str, Any], files: list[str]) -> None:
     """Errors by group, what to measure first, and where the page is."""
-    from perfmodel.cli import _show
-
     if data["groups"]:
         heads = ("group", "device", "rows", "mean error", "inside 90 %")
         lines = [
             (one["group"], one["device"], f"{one['n']:,}", f"{one['mean_ape']:.1%}", f"{one['coverage_90']:.0%}")
             for one in data["groups"]
         ]
-        _show.new_console().print(_show.table("Predicted against measured", heads, lines))
+        new_console().print(table("Predicted against measured", heads, lines))
     if data["next"]:
         first = data["next"][0]
         known = (
             f"{first['half_width']:.0%}" if first["half_width"] < 0.5 else f"a factor of {1 + first['half_width']:.2g}"
         )
         print(f"measure next: {first['what']} on {first['device']}, now known within {known}")
-    _show.written(files)
+    written(files)
 
 
 def _clusters(arguments: argparse.Namespace, devices: int) -> list[dict[str, Any]]:
@@ -150,9 +150,6 @@ def _clusters(arguments: argparse.Namespace, devices: int) -> list[dict[str, Any
 
 def _show(data: dict[str, Any], files: list[str]) -> None:
     """The layout to try, and where the page is."""
-    from perfmodel.cli._show import written
-    from perfmodel.units import duration
-
     best = data["rows"][0]
     interval = f"{duration(best['lo_s'])} to {duration(best['hi_s'])}"
     print(f"{'first to try' if data['kind'] == 'search' else 'layout'}: {best['layout']}")

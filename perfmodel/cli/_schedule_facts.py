@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import LayoutError, PerfModelError
 
 if TYPE_CHECKING:
     from perfmodel.schedule import ChunkTimes, PassTimes, Schedule, ScheduleFacts
@@ -70,7 +70,6 @@ def facts_and_drawings(
     arguments: argparse.Namespace,
 ) -> "tuple[list[tuple[Schedule, PassTimes, ScheduleFacts]], list[str]]":
     """The schedules asked for with equal stages, and why others cannot run (named ones have to)."""
-    from perfmodel.errors import LayoutError
     from perfmodel.schedule import chunk_facts, equal_parts, get_schedule, require_valid, schedule_facts
 
     exact = _chunk_times(arguments)

@@ -16,6 +16,7 @@ from perfmodel.cli._schedule_facts import (
     require_times_alone,
     uniform_times,
 )
+from perfmodel.cli._show import new_console, table
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Layout, Problem
 from perfmodel.units import GIB, duration, figure
@@ -102,8 +103,6 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def show(report: dict[str, Any]) -> None:
     """The report as tables."""
-    from perfmodel.cli._show import new_console, table
-
     console = new_console()
     if report["rows"]:
         names: list[str] = [name for name in report["rows"][0] if name not in _SAID_ONCE]

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.cli import _show_search
 from perfmodel.cli._emit import emit
 from perfmodel.cli._flags import add_job, job_flags, problem_of, whole_numbers
 from perfmodel.cli._launch import add_export, export_best, export_framework
@@ -122,8 +123,6 @@ def space_of(arguments: argparse.Namespace, problem: Problem) -> "SearchSpace":
 
 
 def _execute(arguments: argparse.Namespace) -> int:
-    from perfmodel.cli import _show_search
-
     if arguments.program:
         return search_program(arguments)
     if arguments.pareto:

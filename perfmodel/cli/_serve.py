@@ -7,9 +7,11 @@ from perfmodel.cli._emit import emit
 from perfmodel.cli._flags import add_calibration, add_json
 from perfmodel.cli._job_file import add_job_file
 from perfmodel.cli._launch import require
+from perfmodel.cli._show import new_console, table
+from perfmodel.cli._show_search import layout_last
 from perfmodel.errors import PerfModelError
 from perfmodel.spec import Framework
-from perfmodel.units import GIB, parse_seconds
+from perfmodel.units import GIB, duration, parse_seconds
 
 if TYPE_CHECKING:
     from perfmodel.planning.serving import Serving, ServingSweep
@@ -100,9 +102,6 @@ def _time(text: str) -> float:
 
 
 def _show(found: "Serving") -> None:
-    from perfmodel.cli._show import new_console, table
-    from perfmodel.units import duration
-
     console, requests, memory = new_console(), found.requests, found.memory
     types = f"{requests.weight_dtype or requests.dtype} weights, {requests.kv_dtype or '16-bit'} cache"
     console.print(
@@ -138,10 +137,6 @@ def _show(found: "Serving") -> None:
 
 
 def _show_sweep(swept: "ServingSweep") -> None:
-    from perfmodel.cli._show import new_console
-    from perfmodel.cli._show_search import layout_last
-    from perfmodel.units import duration
-
     console, best = new_console(), swept.best
     requests = best.requests
     console.print(

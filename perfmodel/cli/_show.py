@@ -5,18 +5,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
-from perfmodel.prediction import Prediction
 from perfmodel.units import GIB, duration
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from perfmodel.prediction import Prediction
     from perfmodel.validation import CaseResidual
 
 
-def prediction(result: Prediction, more: Sequence[str] = ()) -> None:
+def prediction(result: "Prediction", more: Sequence[str] = ()) -> None:
     """Summary, `more` lines, breakdown, memory and the head of the critical path."""
     console = new_console()
     fits = "fits" if result.fits else "DOES NOT FIT"
@@ -61,7 +60,7 @@ def prediction(result: Prediction, more: Sequence[str] = ()) -> None:
     console.print(f"where the times come from: {shares}")
 
 
-def _ranks(result: Prediction) -> list[tuple[str, ...]]:
+def _ranks(result: "Prediction") -> list[tuple[str, ...]]:
     """Kind of nodes, device and memory of every pipeline rank."""
     return [
         (
@@ -204,7 +203,7 @@ def _skipped(skipped: dict[str, int]) -> None:
         new_console().print(table("skipped", ("why", "rows"), [(k, f"{v:,}") for k, v in skipped.items()]))
 
 
-def breakdown(console: Console, result: Prediction, title: str = "where the step goes") -> None:
+def breakdown(console: "Console", result: "Prediction", title: str = "where the step goes") -> None:
     rows = [
         (name.replace("_", " "), duration(seconds), f"{seconds / result.step_time_s:.1%}")
         for name, seconds in result.breakdown_s.items()
@@ -213,7 +212,10 @@ def breakdown(console: Console, result: Prediction, title: str = "where the step
     console.print(table(title, ("mean over pipeline ranks", "time", "share"), rows))
 
 
-def new_console() -> Console:
+def new_console() -> "Console":
+    """Where results are printed."""
+    from rich.console import Console
+
     # wide enough for every table when the output goes to a file, unless somebody says otherwise
     console = Console(highlight=False)
     said = console.is_terminal or "COLUMNS" in os.environ
@@ -226,7 +228,11 @@ _WORDS = frozenset({
 """Heads of columns of words; those of figures are on the right."""
 
 
-def table(title: str, heads: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
+def table(title: str, heads: Iterable[str], rows: Iterable[Sequence[str]]) -> "Table":
+    """A table without lines, figures on the right."""
+    from rich.markup import escape
+    from rich.table import Table
+
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for i, head in enumerate(heads):
         table.add_column(head, justify="left" if i == 0 or head in _WORDS else "right", no_wrap=True)

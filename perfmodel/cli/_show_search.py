@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, Final
 
-from rich.console import Console
-
 from perfmodel.cli._show import breakdown, new_console, table, written
 from perfmodel.units import GIB, duration, figure, long_duration, scaled
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from perfmodel.planning.layouts import ParetoFront, SearchResult
     from perfmodel.prediction import Prediction
 
@@ -76,7 +76,7 @@ def pareto(front: "ParetoFront", files: Sequence[str]) -> None:
     written(files)
 
 
-def _heading(console: Console, result: "SearchResult") -> None:
+def _heading(console: "Console", result: "SearchResult") -> None:
     best = result.layouts[0]
     batches = ", ".join(str(b.layouts[0].global_batch) for b in result.batches if b.layouts)
     console.print(
@@ -96,7 +96,7 @@ def _heading(console: Console, result: "SearchResult") -> None:
         console.print(", ".join(goal))
 
 
-def _ranking(console: Console, result: "SearchResult") -> None:
+def _ranking(console: "Console", result: "SearchResult") -> None:
     ranks = result.robustness.ranks if result.robustness else list(range(1, len(result.layouts) + 1))
     columns: dict[str, Column] = {
         "#": lambda i, _: f"{ranks[i]}=" if ranks.count(ranks[i]) > 1 else str(ranks[i]),
@@ -142,7 +142,7 @@ def _asked_for(result: "SearchResult") -> dict[str, Column]:
     return more
 
 
-def _winner(console: Console, result: "SearchResult", job: Sequence[str], run: Sequence[str]) -> None:
+def _winner(console: "Console", result: "SearchResult", job: Sequence[str], run: Sequence[str]) -> None:
     best = result.first_to_try
     facts = [
         f"{best.memory_needed_bytes / GIB:.1f} of {best.memory_capacity_bytes / GIB:.1f} GiB "
@@ -157,7 +157,7 @@ def _winner(console: Console, result: "SearchResult", job: Sequence[str], run: S
     console.print(f"next: perfmodel predict {shlex.join(flags)}", soft_wrap=True, markup=False)
 
 
-def _account(console: Console, result: "SearchResult") -> None:
+def _account(console: "Console", result: "SearchResult") -> None:
     """How it was searched, and why other layouts are not ranked."""
     for one in result.improvements:
         if one.result.gain > 1e-3:
@@ -175,7 +175,7 @@ def _account(console: Console, result: "SearchResult") -> None:
         console.print(table("rejected", ("why", "layouts"), [(k, f"{v:,}") for k, v in result.rejected.items()]))
 
 
-def layout_last(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def layout_last(console: "Console", heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print figures on the right of their columns, then the layout, whole and without spaces, so that it can be copied:
     in a line of its own where the terminal is too narrow for both."""
     widths = [max(map(len, column)) for column in zip(heads, *(row[:-1] for row in rows), strict=True)]

@@ -4,6 +4,8 @@ import argparse
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from perfmodel.units import counted, figure, long_duration, scaled
+
 if TYPE_CHECKING:
     from perfmodel.planning.goodput import Goodput, Reliability, StageCheckpoint
     from perfmodel.planning.layouts import Tariff
@@ -76,8 +78,6 @@ def run_of(arguments: argparse.Namespace, problem: "Problem", prediction: "Predi
 
 def lines(run: "TrainingRun") -> list[str]:
     """Days with their interval and goodput, then money and energy."""
-    from perfmodel.units import counted, figure, long_duration
-
     if run.tokens is None or run.days is None or run.days_lo is None or run.days_hi is None:
         return []
     days = f"{long_duration(run.days * 86400)} for all tokens"
@@ -96,8 +96,6 @@ def lines(run: "TrainingRun") -> list[str]:
 
 def failures(goodput: "Goodput") -> str:
     """What interrupts a run, in one line."""
-    from perfmodel.units import figure, long_duration, scaled
-
     told = f"a failure every {long_duration(goodput.mtbf_s)}, {long_duration(goodput.restart_s)} to go on"
     if not goodput.checkpoint_bytes:
         return told

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from perfmodel.cli import _show
 from perfmodel.cli._emit import emit
 from perfmodel.cli._flags import add_calibration, add_framework, add_json
 from perfmodel.display import progress
@@ -39,7 +40,6 @@ def add_command(commands: Any) -> None:
 
 
 def _kernels(arguments: argparse.Namespace) -> int:
-    from perfmodel.cli import _show
     from perfmodel.validation import validate_kernels
 
     report = validate_kernels(arguments.files, arguments.calibration, arguments.out)
@@ -48,7 +48,6 @@ def _kernels(arguments: argparse.Namespace) -> int:
 
 
 def _cases(arguments: argparse.Namespace) -> int:
-    from perfmodel.cli import _show
     from perfmodel.validation import explain_cases, validate_cases
 
     if arguments.explain is not None:

@@ -7,7 +7,7 @@ from inspect import signature
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
-from perfmodel.spec import Job, Layout, documented, written
+from perfmodel.spec import SCHEDULE_ALIASES, Job, Layout, documented, written
 
 if TYPE_CHECKING:
     from perfmodel.ingest.tables import TableKind
@@ -114,7 +114,6 @@ def _default(value: Any) -> str:
 def _schedules() -> list[dict[str, Any]]:
     """Schedules by name, with what their papers call them."""
     from perfmodel.schedule import get_schedule, schedule_names
-    from perfmodel.spec import SCHEDULE_ALIASES
 
     found = []
     for name in schedule_names():

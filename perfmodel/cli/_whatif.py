@@ -6,6 +6,7 @@ from typing import Any
 
 from perfmodel.cli._emit import note, reporting
 from perfmodel.cli._flags import add_job, add_layout, layout_of, problem_of, require_measured
+from perfmodel.cli._show import new_console, table
 from perfmodel.errors import PerfModelError
 from perfmodel.units import duration, figure
 
@@ -57,8 +58,6 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def show(report: dict[str, Any]) -> None:
     """The report as text."""
-    from perfmodel.cli._show import new_console, table
-
     console = new_console()
     before, after = report["before"], report["after"]
     if report["settings"]:

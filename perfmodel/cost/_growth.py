@@ -58,7 +58,11 @@ def growing(log_s: Float64[np.ndarray, "n"], measured: Bool[np.ndarray, "n"]) ->
 
 def with_sizes(ops: Iterable[Op]) -> list[Op]:
     """The events, each once, and all kernels that theirs are compared with."""
-    return list(dict.fromkeys(one for op in ops for one in (op, *_sizes(op))))
+    found: dict[Op, None] = {}
+    for op in ops:
+        if op not in found:  # with an event come all that it is compared with
+            found |= dict.fromkeys((op, *_sizes(op)))
+    return list(found)
 
 
 def growth(
@@ -72,15 +76,15 @@ def growth(
     """
     place = {op: i for i, op in enumerate(ops)}
     log_s, out, known = np.log(np.maximum(time_s, 1e-300)), np.zeros(len(ops)), np.asarray(measured, bool)
-    grown: dict[tuple[KernelOp, ...], np.ndarray] = {}
+    done: set[int] = set()
     for i, op in enumerate(ops):
-        chain = _sizes(op)
-        if isinstance(op, Collective) or not chain:
+        if i in done or isinstance(op, Collective) or not (chain := _sizes(op)):
             continue
-        if chain not in grown:
-            places = [place[one] for one in chain]
-            grown[chain] = growing(log_s[places], known[places])
-        count, first, last = (getattr(one, op.samples) for one in (op, chain[0], chain[-1]))
-        at = min(count, last) // first
-        out[i] = grown[chain][at.bit_length() - 1] + np.log(max(count / last, 1.0)) - log_s[i]
+        places = [place[one] for one in chain]
+        grown = growing(log_s[places], known[places])
+        out[places] = grown - log_s[places]
+        done.update(places)
+        if i not in done:  # beyond the last
+            over = getattr(op, op.samples) / getattr(chain[-1], op.samples)
+            out[i] = grown[-1] + np.log(over) - log_s[i]
     return np.exp(out)

@@ -104,7 +104,7 @@ class Rules:
         if opcode in _CONSTANTS:
             return Node(opcode, "view", (), outputs)
         if opcode in _TRANSCENDENTAL or opcode in _ARITHMETIC or opcode in _MOVING:
-            return Node(opcode, "pointwise", inputs, outputs, _element_flops(opcode, array.n_elements))
+            return Node(opcode, "pointwise", inputs, outputs, float(array.n_elements) * (opcode in _ARITHMETIC))
         if opcode == "reduce" or (opcode == "reduce-window" and _disjoint_windows(i)):
             # reductions in stages, as CPUs are given, are one kernel
             role = "reduction" if opcode == "reduce" else "pointwise"
@@ -118,7 +118,9 @@ class Rules:
 
     def _product(self, i: Instruction, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Node:
         lhs, rhs = inputs[0].array, inputs[1].array
-        op = product(lhs, rhs, *_product_axes(i), dtype=_product_dtype(lhs, i))  # pyright: ignore[reportArgumentType]
+        contracted = (i.axes("lhs_contracting_dims"), i.axes("rhs_contracting_dims"))
+        batch = (i.axes("lhs_batch_dims"), i.axes("rhs_batch_dims"))
+        op = product(lhs, rhs, contracted, batch, _product_dtype(lhs, i))
         return Node("dot", "kernel", inputs, (self._as_narrow(inputs, outputs[0]),), op.flops, op)
 
     def _as_narrow(self, inputs: tuple[Value, ...], out: Value) -> Value:
@@ -139,7 +141,7 @@ class Rules:
         first = inputs[0].array
         updates = inputs[-1].array if opcode == "scatter" else first
         per_pair = self._reducer_flops(i) if opcode in ("scatter", "reduce-window") else 1.0
-        flops = _row_wise_flops(opcode, first, updates, out, _window_size(i), per_pair)
+        flops = _row_wise_flops(opcode, first, updates, out, prod(_window(i).get("size", (1,))), per_pair)
         if (found := _lookup(i, first, updates, out)) is not None:
             return Node(opcode, "kernel", inputs, outputs, flops, found, found.bytes)
         match opcode:
@@ -195,15 +197,6 @@ def _lookup(i: Instruction, table: Array, updates: Array, out: Array) -> Embeddi
     return Embedding(dtype=table.dtype, tokens=tokens, hidden=hidden, vocab=vocab, pass_="bwd")
 
 
-def _product_axes(instruction: Instruction) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
-    """Contracted and batch axes of a `dot`: ((left, right), (left, right))."""
-    axes = instruction.axes
-    return (
-        (axes("lhs_contracting_dims"), axes("rhs_contracting_dims")),
-        (axes("lhs_batch_dims"), axes("rhs_batch_dims")),
-    )
-
-
 def _library_product(instruction: Instruction, lhs: Array, out: Array) -> Gemm | None:
     """The product that a custom call to a vendor library computes; None if it is no such call."""
     target = instruction.attributes.get("custom_call_target", "").strip('"')
@@ -254,16 +247,6 @@ def _disjoint_windows(instruction: Instruction) -> bool:
     """Whether a `reduce-window` takes every element once: the first stage of a reduction, or a pooling."""
     window = _window(instruction)
     return window.get("stride", ()) == window.get("size")
-
-
-def _window_size(instruction: Instruction) -> int:
-    """Elements of a window."""
-    return prod(_window(instruction).get("size", (1,)))
-
-
-def _element_flops(opcode: str, n_elements: int) -> float:
-    """FLOPs of an element-wise opcode with so many output elements."""
-    return float(n_elements) if opcode in _ARITHMETIC else 0.0
 
 
 def _row_wise_flops(opcode: str, first: Array, updates: Array, out: Array, window: int, per_pair: float) -> float:

@@ -61,7 +61,7 @@ from perfmodel.prediction._sensitivity import (
     event_shares,
     step_derivatives,
 )
-from perfmodel.prediction._shard import shard_events
+from perfmodel.prediction._shard import shard_blocks, shard_events
 from perfmodel.prediction._site import COMPILED, EAGER, Site, attention_slowdown, generation
 from perfmodel.prediction._site_constants import (
     MEMORY_FILE,

@@ -1,23 +1,21 @@
 """Where a step's time goes: disjoint parts, none negative, that add up to the step under every schedule and option."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import partial
 from itertools import pairwise
 from math import prod
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from perfmodel.ops import MemoryBound
 from perfmodel.prediction._blocks import BlockTimes
-from perfmodel.prediction._compose import Bundle, weighted_programs
-from perfmodel.prediction._durations import OnKind, durations, parts
+from perfmodel.prediction._durations import OnKind
 from perfmodel.prediction._phases import PHASES, Phase
 from perfmodel.prediction._price import under_training_load
-from perfmodel.prediction._problem import StepProblem
-from perfmodel.prediction._programs import Prepared, prepared, rank_busy_s
+from perfmodel.prediction._problem import StepProblem, kept
+from perfmodel.prediction._programs import Prepared, WeightedDurations, prepared, rank_busy_s
 from perfmodel.prediction._step_costs import beside_loss, has_whole_step_costs, step_factors
 from perfmodel.program import Kind
 from perfmodel.spec import DIMENSIONS, Layout
@@ -84,23 +82,26 @@ class Account:
     clock at which it was timed by itself: what no step is shorter than."""
 
 
-def step_account(problem: StepProblem, bundle: Bundle, step_s: float) -> Account:
-    """Take the step of a bundle's first layout apart.
+def step_account(
+    problem: StepProblem, parts: Sequence[Sequence[OnKind]], programs: Sequence[WeightedDurations], step_s: float
+) -> Account:
+    """Take the step of one layout apart, from the parts of its programs and the durations that these have.
 
     Durations are taken away one kind after another; what the step shortens by is what the kind costs. Where steps are
     not flushed, programs of several steps are taken apart and weighted as their makespans are.
     """
+    bundle = parts[0][0].bundle
     layout, spec = bundle.layouts[0], bundle.spec
     on_kinds = problem.kinds or (problem,)
     slowest, like = map(max, zip(*(_whole_step_factors(one, layout) for one in on_kinds), strict=True))
     usual = 1 / (slowest * max(1.0, like))
-    programs = [_Program.of(problem, one, weight) for one, weight in weighted_programs(bundle)]
-    passes_s = np.sum([p.passes_s for p in programs], axis=0)
-    optimizer_s = np.sum([p.optimizer_s for p in programs], axis=0)
+    taken = [_Program.of(*each) for each in zip(parts, programs, strict=True)]
+    passes_s = np.sum([p.passes_s for p in taken], axis=0)
+    optimizer_s = np.sum([p.optimizer_s for p in taken], axis=0)
     busy_s = float((passes_s.sum(axis=1) + optimizer_s).mean())
     lengths_s = [step_s]
     for left in range(5):
-        shorter_s = _length_s(programs, left) if _changes(programs, left) else lengths_s[-1]
+        shorter_s = _length_s(taken, left) if _changes(taken, left) else lengths_s[-1]
         lengths_s.append(min(shorter_s, lengths_s[-1]))  # a difference of streams may not shorten
     overhead_s, slowed_s, dp_s, sends_s, copies_s = (a - b for a, b in pairwise(lengths_s))
 
@@ -126,7 +127,7 @@ def step_account(problem: StepProblem, bundle: Bundle, step_s: float) -> Account
         result["stragglers"] = lengths_s[1] * usual * (slowest - 1)
         result["beyond_all_parameters"] = lengths_s[1] * usual * slowest * (max(1.0, like) - 1)
     result["bubble"] = max(0.0, lengths_s[-1] - busy_s) * usual
-    alone_s = np.sum([p.alone_s for p in programs], axis=0)
+    alone_s = np.sum([p.alone_s for p in taken], axis=0)
     return Account(breakdown_s=result, kernels_s=min(step_s, float(alone_s.max()) * min(1.0, like)))
 
 
@@ -147,25 +148,24 @@ class _Program:
     """Kernels of both, timed alone and as fast as their intervals allow."""
 
     @classmethod
-    def of(cls, problem: StepProblem, bundle: Bundle, weight: float) -> "_Program":
-        program, whole_s = prepared(bundle.spec), durations(problem, bundle)[0]
+    def of(cls, parts: Sequence[OnKind], durations: WeightedDurations) -> "_Program":
+        program, whole_s, weight = durations
         kind = program.structure.class_kind
-        optimizer, passes = kind == Kind.OPTIMIZER, np.isin(kind, tuple(PHASES))
+        optimizer = kind == Kind.OPTIMIZER
         left = [whole_s.copy()]
         parts_s = alone_s = 0.0
-        found = parts(problem, bundle)
-        for part in found:
+        for part in parts:
             own, events = part.problem, part.events[0]
-            factor = prod(_whole_step_factors(own, bundle.layouts[0]))
-            parts_s = parts_s + _of_passes(part, partial(_phase_parts, own)) * factor
+            factor = prod(_whole_step_factors(own, part.bundle.layouts[0]))
+            parts_s = parts_s + _of_passes(part, _phase_parts) * factor
             left[0] -= part.only(optimizer * own.host.step_overhead_s)
             lowest_s = np.bincount(events.class_index, events.times.lo_s[events.op_index], minlength=len(kind))
-            kernels_s = _of_passes(part, partial(_alone_s, own)).sum(axis=1)
+            kernels_s = _of_passes(part, _alone_s).sum(axis=1)
             alone_s = alone_s + kernels_s + np.where(optimizer, lowest_s, 0.0)
-        slowed = any(beside_loss(part.problem) for part in found)
-        left.append(np.where(passes, np.sum(parts_s, axis=1), left[0]) if slowed else left[0])
+        slowed = any(beside_loss(part.problem) for part in parts)
+        left.append(np.where(_of_kinds(PHASES)[kind], np.sum(parts_s, axis=1), left[0]) if slowed else left[0])
         for kinds in (_DP_KINDS, _SEND_KINDS, _COPY_KINDS):
-            left.append(np.where(np.isin(kind, kinds), 0.0, left[-1]))
+            left.append(np.where(_of_kinds(kinds)[kind], 0.0, left[-1]))
         count = weight * program.rank_count
         updates_s = np.where(optimizer, left[0], 0.0)
         return cls(program, weight, tuple(left), whole_s, count @ parts_s, count @ updates_s, count @ alone_s)
@@ -183,6 +183,13 @@ def _changes(programs: list[_Program], left: int) -> bool:
     return any((p.durations_s[left] != (p.durations_s[left - 1] if left else p.whole_s)).any() for p in programs)
 
 
+def _of_kinds(kinds: Iterable[Kind]) -> Bool[np.ndarray, " Kind"]:
+    """Which kinds of classes are among some."""
+    found = np.zeros(len(Kind), bool)
+    found[list(kinds)] = True
+    return found
+
+
 def _whole_step_factors(problem: StepProblem, layout: Layout) -> tuple[float, float]:
     """`step_factors`, where anything makes the step longer as a whole."""
     return step_factors(problem, layout) if has_whole_step_costs(problem) else (1.0, 1.0)
@@ -190,13 +197,13 @@ def _whole_step_factors(problem: StepProblem, layout: Layout) -> tuple[float, fl
 
 def _of_passes(
     part: OnKind,
-    of_phases: Callable[[BlockTimes, bool], Float[np.ndarray, "blocks phases parts"]],
+    of_phases: Callable[[StepProblem, BlockTimes, bool], Float[np.ndarray, "blocks phases parts"]],
 ) -> Float[np.ndarray, "classes parts"]:
     """Seconds of every class of passes on one kind of nodes by part, from those of the phases of blocks (and whether
     passes are paired)."""
     found: list[tuple[np.ndarray, np.ndarray]] = []
-    for table, paired, classes in part.passes():
-        by_phase = of_phases(table, paired)
+    for table, paired, classes in part.passes:
+        by_phase = of_phases(part.problem, table, paired)
         by_phase = by_phase.reshape(-1, by_phase.shape[-1])
         found += [(where, counts.reshape(-1, len(by_phase)) @ by_phase) for where, counts in classes]
     out = np.zeros((prepared(part.bundle.spec).structure.n_classes, found[0][1].shape[1]))
@@ -205,6 +212,7 @@ def _of_passes(
     return part.only(out)
 
 
+@kept
 def _alone_s(problem: StepProblem, table: BlockTimes, _paired: bool) -> Float[np.ndarray, "blocks phases 1"]:
     """Seconds of the kernels of every phase of every block, timed alone and as fast as their intervals allow."""
     kernel = np.array([group == "" for group in table.groups], bool)
@@ -213,6 +221,7 @@ def _alone_s(problem: StepProblem, table: BlockTimes, _paired: bool) -> Float[np
     ]
 
 
+@kept
 def _phase_parts(problem: StepProblem, table: BlockTimes, paired: bool) -> Float[np.ndarray, "blocks phases parts"]:
     """Seconds of every phase of every block by part; of a pair's collectives only what outlasts the kernels.
 

@@ -6,6 +6,7 @@ Layouts that share a program and a division of the model are composed together, 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from math import prod
 from typing import Final, NamedTuple
@@ -95,14 +96,16 @@ class Bundle:
         """Recompute of each layout, for all of its blocks."""
         return np.array([one.mode for one in self.composed])[:, None]
 
-    def bytes(self, setting: Setting) -> BlockBytes:
+    @cached_property
+    def bytes(self) -> BlockBytes:
         """Parameters and bytes of the layouts' blocks."""
-        pipelined = self.layouts[0].pp > 1
+        setting, pipelined = self.program.setting, self.layouts[0].pp > 1
         return BlockBytes.of(self.tables, self.modes[:, 0], pipelined, setting.job, setting.framework)
 
-    def saved_bytes(self, setting: Setting) -> Float[np.ndarray, "lanes stages"]:
+    @property
+    def saved_bytes(self) -> Float[np.ndarray, "lanes stages"]:
         """Activation bytes that a micro-batch leaves behind in every stage."""
-        return self.bytes(setting).saved(self.counts.sum(axis=1), self.full.sum(axis=1))
+        return self.bytes.saved(self.counts.sum(axis=1), self.full.sum(axis=1))
 
 
 def bundles(problem: StepProblem, layouts: Sequence[Layout]) -> list[Bundle]:

@@ -4,8 +4,9 @@ On nodes of several kinds every class is of the kind that its stage lies on (`pa
 are those of that kind, and what two kinds exchange takes as long as at the slower end.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -52,20 +53,20 @@ class OnKind:
             return of_class
         return of_class * self.on.reshape(-1, *[1] * (of_class.ndim - 1))
 
-    def passes(
-        self,
-    ) -> Iterator[tuple[BlockTimes, bool, list[tuple[np.ndarray, Float[np.ndarray, "some blocks phases"]]]]]:
+    @cached_property
+    def passes(self) -> list[tuple[BlockTimes, bool, list[tuple[np.ndarray, Float[np.ndarray, "some blocks phases"]]]]]:
         """Passes of the first layout by variant: the times of their blocks, whether each runs beside another pass, and
         for each kind of pass its classes with how often they run through every phase of every block."""
-        layout, found = self.bundle.layouts[0], self.bundle.program.passes
-        for variant, of_kind in found.of_variant.items():
+        layout, passes, found = self.bundle.layouts[0], self.bundle.program.passes, []
+        for variant, of_kind in passes.of_variant.items():
             counts = [
-                (where, phase_counts(kind, layout.recompute, found.blocks[where], found.full[where]))
+                (where, phase_counts(kind, layout.recompute, passes.blocks[where], passes.full[where]))
                 for kind, where in of_kind.items()
                 if len(where)
             ]
             table = variant_times(self.problem, layout, variant, self.bundle.spec.scheduler.slices)
-            yield table, variant[2], counts
+            found.append((table, variant[2], counts))
+        return found
 
 
 def parts(problem: StepProblem, bundle: Bundle) -> list[OnKind]:
@@ -152,7 +153,12 @@ def _joined(some: EventTimes, others: EventTimes) -> EventTimes:
 
 def durations(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "lanes classes"]:
     """Seconds of every class of the bundle's program, a row per layout."""
-    first, *others = parts(problem, bundle)
+    return durations_on(parts(problem, bundle))
+
+
+def durations_on(kinds: Sequence[OnKind]) -> Float[np.ndarray, "lanes classes"]:
+    """`durations` of a bundle whose parts are known."""
+    first, *others = kinds
     out = _durations(first)
     for part in others:
         out = out + _durations(part)
@@ -191,7 +197,7 @@ def _add_host_copies(problem: StepProblem, bundle: Bundle, out: Float[np.ndarray
     """Copies of a stage's activations to and from host memory, at the link's nominal rate."""
     structure = prepared(bundle.spec).structure
     where = np.flatnonzero(np.isin(structure.class_kind, (Kind.OFFLOAD, Kind.RELOAD)))
-    of_stage = bundle.saved_bytes(problem.setting)
+    of_stage = bundle.saved_bytes
     moved = of_stage[:, structure.class_stage[where]] * structure.class_span[where]
     out[:, where] = moved / bundle.spec.scheduler.slices / host_bandwidth(problem.cluster.device)
 

@@ -1,7 +1,8 @@
 """Why the step takes as long as it does: events on the critical path, and what every pass is made of."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -11,13 +12,11 @@ from perfmodel.cost import EventTimes
 from perfmodel.ops import Collective, Op
 from perfmodel.prediction._adjustment import factors_of
 from perfmodel.prediction._blocks import BlockTimes
-from perfmodel.prediction._compose import Bundle
-from perfmodel.prediction._durations import OnKind, parts
+from perfmodel.prediction._durations import OnKind
 from perfmodel.prediction._phases import Phase, phase_counts
 from perfmodel.prediction._population import CLASSES, class_of
 from perfmodel.prediction._prediction import CriticalEvent, PassEvent, PassPart
 from perfmodel.prediction._price import variant_times
-from perfmodel.prediction._problem import StepProblem
 from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._step_costs import beside_loss, has_whole_step_costs, step_factors
 from perfmodel.program import Kind
@@ -29,8 +28,7 @@ class CriticalPath:
 
     def __init__(
         self,
-        problem: StepProblem,
-        bundle: Bundle,
+        kinds: Sequence[OnKind],
         durations: Float[np.ndarray, " classes"],
         gradient: Float[np.ndarray, " classes"],
     ) -> None:
@@ -39,14 +37,13 @@ class CriticalPath:
         self._kinds: list[str] = []
         self.provenance: tuple[str, ...] = ()
         self._found: list[tuple[Float[np.ndarray, " ops"], ...]] = []
-        found = parts(problem, bundle)
-        for part in found:
+        for part in kinds:
             self._add(part, durations, gradient)
         self.count, self.seconds, self.half_width = map(np.concatenate, zip(*self._found, strict=True))
-        copies = np.isin(prepared(bundle.spec).structure.class_kind, (Kind.OFFLOAD, Kind.RELOAD))
+        copies = np.isin(prepared(kinds[0].bundle.spec).structure.class_kind, (Kind.OFFLOAD, Kind.RELOAD))
         self.copies_s = float((gradient * durations)[copies].sum())
         self.step_costs_s = 0.0
-        if any(has_whole_step_costs(part.problem) for part in found):
+        if any(has_whole_step_costs(part.problem) for part in kinds):
             self.step_costs_s = float(gradient @ durations) - self.total_s
 
     def _add(
@@ -59,7 +56,7 @@ class CriticalPath:
         self.ops += between.ops
         self.provenance += between.times.provenance
         self._found.append((outside, outside * between.times.time_s, _half_widths(between.times)))
-        for table, paired, classes in part.passes():
+        for table, paired, classes in part.passes:
             weight = np.sum([np.tensordot(inside[where], counts, 1) for where, counts in classes], axis=0)
             shown = weight * table.shown(paired)
             self.gap_s += float((shown * table.gap_s).sum())
@@ -124,6 +121,7 @@ class CriticalPath:
             named.append(CriticalEvent(event=name, count=1.0, time_s=self.step_costs_s))
         return tuple(sorted(named, key=lambda e: -e.time_s))
 
+    @cached_property
     def provenance_shares(self) -> dict[str, float]:
         """Share of the critical path by origin of its times."""
         shares: dict[str, float] = dict.fromkeys(("measured", "learned", "analytical", "extrapolated"), 0.0)
@@ -139,6 +137,7 @@ class CriticalPath:
             family[op.family] += seconds * half
         return {name: value / self.total_s for name, value in family.items()}
 
+    @cached_property
     def class_shares(self) -> dict[str, float]:
         """Shares of the step by class of events (`CLASSES`)."""
         found: dict[str, float] = dict.fromkeys(CLASSES, 0.0)
@@ -152,7 +151,7 @@ class CriticalPath:
         """Shares of the step that rest on little."""
         total = self.total_s
         between = np.array([isinstance(op, Collective) and op.num_nodes > 1 for op in self.ops], bool)
-        known = self.provenance_shares()
+        known = self.provenance_shares
         return {
             "extrapolated": known["extrapolated"] + known["analytical"],
             "host": self.gap_s / total,
@@ -170,17 +169,15 @@ _ORDER: Final = (
 """In which a pass runs through the phases of a block."""
 
 
-def pass_parts(
-    problem: StepProblem, bundle: Bundle, durations_s: Float[np.ndarray, " classes"]
-) -> dict[int, tuple[PassPart, ...]]:
+def pass_parts(kinds: Sequence[OnKind], durations_s: Float[np.ndarray, " classes"]) -> dict[int, tuple[PassPart, ...]]:
     """Blocks of each class of pass, in the order in which they run; together they take as long as the class.
 
     Args:
-        bundle: of one layout.
+        kinds: parts of a program of one layout.
         durations_s: of its program's classes.
     """
     found: dict[int, tuple[PassPart, ...]] = {}
-    for part in parts(problem, bundle):
+    for part in kinds:
         found |= _of_kind(part, durations_s)
     return found
 

@@ -37,7 +37,7 @@ def bundle_memory(problem: StepProblem, bundle: Bundle) -> MemoryBatch:
     setting = problem.setting
     live = program_live(setting, bundle.spec)
     ranks = RankBlocks.of(bundle.counts.sum(axis=1), bundle.full.sum(axis=1), live)
-    return rank_memory(ranks, bundle.bytes(setting), Sharding.of(bundle.layouts), setting)
+    return rank_memory(ranks, bundle.bytes, Sharding.of(bundle.layouts), setting)
 
 
 def _on_ranks(of_kinds: Mapping[int, MemoryBatch], of_rank: Int[np.ndarray, " ranks"]) -> MemoryBatch:

@@ -200,7 +200,14 @@ class GridModel:
         layouts, blocks = self.shards(grid), self.blocks(grid)
         # all that `block_times` depends on where degrees and micro-batch are alike
         own, of_shard = distinct([(one, lay.tp_overlap) for one, lay in zip(blocks, layouts, strict=True)])
-        found = [variant_times(self.problem, layouts[place], variant, slices) for place in own]
+        checked = self.problem.framework.checks(grid.degrees.pp)
+        found = [
+            self._once(
+                ("times", blocks[place], layouts[place].tp_overlap, checked, variant, slices),
+                lambda p=place: variant_times(self.problem, layouts[p], variant, slices),
+            )
+            for place in own
+        ]
         return [found[n] for n in of_shard.tolist()]
 
 

@@ -1,9 +1,9 @@
 """Lower bounds on what weights, gradients and optimizer states add to a step, for many pipelines at once."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple, get_args
+from typing import Any, Final, NamedTuple, get_args
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from perfmodel.ops import Op
 from perfmodel.prediction._blocks import ShardBlocks
 from perfmodel.prediction._grid import StateChoice
-from perfmodel.prediction._placement import Group
+from perfmodel.prediction._placement import Group, Network
 from perfmodel.prediction._problem import Setting
 from perfmodel.prediction._zero import (
     Exchange,
@@ -30,7 +30,7 @@ from perfmodel.prediction._zero import (
     update,
 )
 from perfmodel.program import ProgramSpec
-from perfmodel.spec import Layout
+from perfmodel.spec import Cluster, Layout
 
 _EXCHANGES: Final[tuple[Exchange, ...]] = get_args(Exchange)
 _GATHER: Final[tuple[Exchange, ...]] = ("all_gather",)
@@ -78,7 +78,7 @@ class StateEvents:
         params = state_params(blocks, layout.pp > 1)
         trained = trained_params(blocks, layout.pp > 1, job)
         self._groups: list[Group] = [group for group, of_block in params.items() if of_block.any()]
-        self._index: dict[tuple[object, ...], int] = {}
+        self._index: dict[Hashable, dict[float, int]] = {}
         self._exchanges: dict[tuple[int, bool, Group], Int[np.ndarray, "kinds stages segments"]] = {}
         self._units: dict[tuple[int, bool], Float[np.ndarray, "stages segments"]] = {}
         self._updates: dict[tuple[int, Group], Int[np.ndarray, "sharded ranks"]] = {}
@@ -86,6 +86,12 @@ class StateEvents:
         self._host: list[HostSeconds] = []
         self._own: list[tuple[Float[np.ndarray, "stages segments"], Float[np.ndarray, "stages segments"]]] = []
         """Where the host updates: parameters that are a rank's own, and those of them that it updates."""
+        places = {
+            (group, replicas): _placed(StatePlace.of(group, layout, layout.replicate, replicas), cluster)
+            for replicas in {shape.spec.replicas for shape in shapes}
+            for group in self._groups
+        }
+        frozen = any((params[group] != trained[group]).any() for group in self._groups)
         for n, shape in enumerate(shapes):
             counts, spec = shape.by_segments, shape.spec
             if self._on_host:
@@ -95,47 +101,48 @@ class StateEvents:
             for by_layer in (False, True):
                 self._units[n, by_layer] = exchanged_units(3 if by_layer else 0, blocks.layers, counts)
             for group in self._groups:
-                place = StatePlace.of(group, layout, layout.replicate, spec.replicas)
-                on_network = [over.on_network(cluster) for over in (place.whole, place.shards, place.copies)]
+                place, on_network = places[group, spec.replicas]
+                make = {kind: partial(exchange, kind, place=place, job=job, cluster=cluster) for kind in _EXCHANGES}
                 for by_layer in (False, True):
-                    # weights that are kept sharded are gathered whether they are trained or not
+                    units, exchanged = self._units[n, by_layer], [(_EXCHANGES, trained[group])]
+                    if by_layer and frozen:  # weights that are kept sharded are gathered whether trained or not
+                        exchanged = [(_EXCHANGES[:-1], trained[group]), (_GATHER, params[group])]
                     self._exchanges[n, by_layer, group] = np.concatenate([
-                        self._numbers(
-                            counts @ (params if by_layer and kind == "all_gather" else trained)[group]
-                            / self._units[n, by_layer],
-                            [partial(exchange, kind, place=place, job=job, cluster=cluster)],
-                            (kind, *on_network),
-                        )
-                        for kind in _EXCHANGES
+                        self._numbers(counts @ of_block / units, {kind: make[kind] for kind in kinds}, on_network)
+                        for kinds, of_block in exchanged
                     ])  # fmt: skip
                 held = (counts.sum(axis=1) @ trained[group])[spec.stage_map].sum(axis=1)
-                self._updates[n, group] = self._numbers(
-                    held,
-                    [partial(update, shards=shards, job=job) for shards in (1, place.shards.size)],
-                    ("update", place.shards.size),
-                )
+                shards = place.shards.size
+                updates = {of: partial(update, shards=of, job=job) for of in (1, shards)}
+                self._updates[n, group] = self._numbers(held, updates, "update")[[0, -1]]
 
     def _numbers(
-        self, amounts: Float[np.ndarray, "*shape"], make: list, what: tuple[object, ...]
+        self,
+        amounts: Float[np.ndarray, "*shape"],
+        make: Mapping[Any, Callable[[float], Op | None]],
+        what: Hashable,
     ) -> Int[np.ndarray, "kinds *shape"]:
-        """Number of the event that each of `make` makes of each amount, -1 for none."""
+        """Number of the event that each of `make` makes of each amount, -1 for none; the same for all alike in `what`
+        and its key."""
         values, inverse = np.unique(amounts, return_inverse=True)
         table = np.full((len(make), len(values)), -1)
-        for at, value in enumerate(values.tolist()):
-            for k, one in enumerate(make if value > 0 else []):
-                if (what, k, value) not in self._index:
+        for k, (kind, one) in enumerate(make.items()):
+            known = self._index.setdefault((what, kind), {})
+            for at, value in enumerate(values.tolist()):
+                if value > 0 and value not in known:
                     op = one(value)
-                    self._index[what, k, value] = -1 if op is None else len(self.ops)
+                    known[value] = -1 if op is None else len(self.ops)
                     self.ops += [] if op is None else [op]
-                table[k, at] = self._index[what, k, value]
+                table[k, at] = known.get(value, -1)
         return table[:, inverse.reshape(-1)].reshape(len(make), *amounts.shape)
 
     def seconds(self, time_s: Float[np.ndarray, " ops"], states: Sequence[StateChoice]) -> StateSeconds:
         """The bounds, from the seconds of `ops`."""
         time_s = np.append(time_s, 0.0)  # -1 stands for no event
         rows = []
+        own = list(dict.fromkeys(state._replace(offload=False) for state in states))  # activations are of no account
+        wanted = {(s.zero == 3, kinds) for s in own for kinds in (_GATHER, reductions(s.zero, self._job))}
         for n, shape in enumerate(self.shapes):
-            wanted = {(state.zero == 3, kinds) for state in states for kinds in (_GATHER, self._reductions_of(state))}
             parts = {one: self._collective(n, *one, time_s) for one in wanted}
             updates = np.sum([time_s[self._updates[n, group]] for group in self._groups], axis=0)
             if self._on_host:
@@ -148,22 +155,24 @@ class StateEvents:
                 for (by_layer, kinds), of_kind in parts.items()
                 if kinds == _GATHER
             }
-            rows.append([self._of(shape.spec, state, parts, alone, gathered) for state in states])
-        return StateSeconds(*np.array(rows, float).transpose(2, 0, 1))
+            every = shards_gradients(np.arange(4), shape.spec.stages > 1, shape.spec.replicas, self._job).tolist()
+            rows.append([self._of(shape.spec, s, every[s.zero], parts, alone, gathered) for s in own])
+        of_state = [own.index(state._replace(offload=False)) for state in states]
+        return StateSeconds(*np.array(rows, float).transpose(2, 0, 1)[..., of_state])
 
     def _of(
         self,
         spec: ProgramSpec,
         state: StateChoice,
+        every: bool,
         parts: "dict[tuple[bool, tuple[Exchange, ...]], Collectives]",
         updates: Float[np.ndarray, " sharded"],
         gathered: dict[bool, float],
     ) -> tuple[float, ...]:
         zero, overlap, ahead = state.zero, state.overlap_grad_reduce, state.overlap_param_gather
-        every, trained = bool(shards_gradients(zero, spec.stages > 1, spec.replicas, self._job)), is_trained(self._job)
-        wanted = exchanges(zero, self._job)
-        reduce = parts[zero == 3, self._reductions_of(state)] if trained else NONE
-        gather = parts[zero == 3, _GATHER] if "all_gather" in wanted else NONE
+        trained = is_trained(self._job)
+        reduce = parts[zero == 3, reductions(zero, self._job)] if trained else NONE
+        gather = parts[zero == 3, _GATHER] if "all_gather" in exchanges(zero, self._job) else NONE
         passes = 1 if spec.is_forward_only else 2
         start = end = gather_each = reduce_each = stream = stream_each = 0.0
         if zero == 3 and not ahead:
@@ -193,9 +202,6 @@ class StateEvents:
             end = reduce.least
         return start, end + after, gather_each, reduce_each, stream + after, stream_each
 
-    def _reductions_of(self, state: StateChoice) -> tuple[Exchange, ...]:
-        return reductions(state.zero, self._job)
-
     def _collective(
         self, n: int, by_layer: bool, kinds: tuple[Exchange, ...], time_s: Float[np.ndarray, " ops"]
     ) -> "Collectives":
@@ -217,6 +223,12 @@ class StateEvents:
             most=float(of_rank.max()),
             of_rank=of_rank,
         )
+
+
+def _placed(place: StatePlace, cluster: Cluster) -> tuple[StatePlace, tuple[Network, ...]]:
+    """Ranks that hold the same parameters, and where on the network these, those with shards and those with copies
+    lie."""
+    return place, tuple(over.on_network(cluster) for over in (place.whole, place.shards, place.copies))
 
 
 class Collectives(NamedTuple):

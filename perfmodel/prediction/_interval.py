@@ -48,9 +48,9 @@ def _before_runs(
     problem: StepProblem, path: CriticalPath, degrees: Mapping[str, float]
 ) -> tuple[tuple[float, float], dict[str, float]]:
     """What the published record says of a site without runs."""
-    belief = problem.site.belief(problem.framework, problem.cluster.device)
+    belief = problem.belief
     sources = {f"events: {name}": belief.events * half / GAUSS_90 for name, half in path.family_half_widths().items()}
-    shares = path.class_shares()
+    shares = path.class_shares
     loads = np.array([shares[name] for name in CLASSES]) @ belief.root
     sources |= {f"site: {name}": float(load) for name, load in zip(CLASSES, loads, strict=True)}
     sources |= {f"site: {name}": float(sd) * degrees[name] for name, sd in zip(DEGREES, belief.degrees, strict=True)}
@@ -135,7 +135,7 @@ def joint_errors(problem: StepProblem, predictions: Sequence[Prediction]) -> Joi
         signal = runs.joint(found.by_parameter / found.step_s[:, None], where, shared[:, events])
         noise = np.repeat(runs.noise_variance[:, None], len(where), axis=1)
         return Joint(signal + noise[:, :, None] * np.eye(len(where)), runs.known.scales.weight, noise)
-    return joint_of(problem.site.belief(problem.framework, problem.cluster.device), names, shared, own, where)
+    return joint_of(problem.belief, names, shared, own, where)
 
 
 def joint_of(

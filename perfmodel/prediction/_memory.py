@@ -180,6 +180,12 @@ class Sharding:
         zero, dense, expert, reduced, ahead, on_host, joined, pipelined = np.array(rows).T[..., None]
         return cls(zero, dense, expert, reduced > 0, ahead, on_host, joined, pipelined > 0)
 
+    def spread(
+        self, dense: Float[Any, "*layouts ranks"], expert: Float[Any, "*layouts ranks"] | float = 0.0
+    ) -> tuple[Float[Any, "*layouts ranks"], Float[Any, "*layouts ranks"]]:
+        """So many parameters sharded, and whole."""
+        return dense / self.dense + expert / self.expert, dense + expert
+
 
 def communicators(layout: Layout) -> int:
     """Groups of several ranks that a rank communicates in: all ranks, data, model, tensor and pipeline parallel."""
@@ -192,31 +198,16 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
     xp, job, framework = ranks.held.__array_namespace__(), setting.job, setting.framework
     dense, expert = _dot(ranks.held, blocks.dense), _dot(ranks.held, blocks.expert)
 
-    def spread(
-        dense: Float[Any, "*layouts ranks"], expert: Float[Any, "*layouts ranks"] | float = 0.0
-    ) -> tuple[Float[Any, "*layouts ranks"], Float[Any, "*layouts ranks"]]:
-        """So many parameters sharded, and whole."""
-        return dense / sharding.dense + expert / sharding.expert, dense + expert
-
-    held = updated = spread(dense, expert)
+    held = updated = sharding.spread(dense, expert)
     if blocks.frozen.any():
-        updated = spread(dense - _dot(ranks.held, blocks.frozen), expert)
-
-    def state(
-        bytes_per_param: float,
-        sharded: Bool[Any, "*layouts 1"],
-        params: tuple[Float[Any, "*layouts ranks"], ...] = updated,
-    ) -> Float[Any, "*layouts ranks"]:
-        """Bytes of a state, sharded in some layouts."""
-        return bytes_per_param * xp.where(sharded, *params)
-
-    optimizer = state(optimizer_bytes_per_param(job), sharding.zero >= 1)
+        updated = sharding.spread(dense - _dot(ranks.held, blocks.frozen), expert)
+    optimizer = optimizer_bytes_per_param(job) * xp.where(sharding.zero >= 1, *updated)
     if more := other_optimizer_bytes_per_param(job):
         others = xp.where(blocks.layers, 0.0, blocks.dense - blocks.frozen)
-        optimizer = optimizer + state(more, sharding.zero >= 1, spread(_dot(ranks.held, others)))
+        optimizer = optimizer + more * xp.where(sharding.zero >= 1, *sharding.spread(_dot(ranks.held, others)))
     weight, trained = held_dtype_bytes(job, setting.cluster.device), is_trained(job)
     sharded = shards_gradients(sharding.zero, sharding.pipelined, ranks.replicas, job)
-    gradients = state(gradient_dtype_bytes(job), sharded) * trained
+    gradients = gradient_dtype_bytes(job) * xp.where(sharded, *updated) * trained
     # reduced gradients leave at once; what is not sharded is kept until the step ends
     gradients = xp.where((sharding.on_host > 0) & (sharded | ~sharding.reduced), 0.0, gradients)
     reduced = sharding.reduced & trained
@@ -230,7 +221,7 @@ def rank_memory(ranks: RankBlocks, blocks: BlockBytes, sharding: Sharding, setti
         buffers = buffers + xp.where(gathers, weight * gathered, 0.0)
     buffers = buffers + (_transient(ranks, blocks) + framework.context_bytes)  # many layouts: joined last
     parts = (
-        xp.where(sharding.on_host > 1, 0.0, state(weight, sharding.zero >= 3, held) * ranks.versions), gradients,
+        xp.where(sharding.on_host > 1, 0.0, weight * xp.where(sharding.zero >= 3, *held) * ranks.versions), gradients,
         xp.where(sharding.on_host > 0, 0.0, optimizer * trained),
         blocks.saved(ranks.alive, ranks.alive_full) * (job.mode == "train"), buffers,
     )  # fmt: skip

@@ -10,8 +10,9 @@ from perfmodel import catalog
 from perfmodel.errors import NoDataError
 from perfmodel.prediction._account import step_account
 from perfmodel.prediction._check import layout_of
-from perfmodel.prediction._compose import bundles, price_step
-from perfmodel.prediction._evaluate import per_step, step_programs
+from perfmodel.prediction._compose import bundles, price_step, weighted_programs
+from perfmodel.prediction._durations import durations_on, parts
+from perfmodel.prediction._evaluate import per_step
 from perfmodel.prediction._explain import CriticalPath, pass_parts
 from perfmodel.prediction._fits import (
     binding_rank,
@@ -27,10 +28,10 @@ from perfmodel.prediction._fits import (
 from perfmodel.prediction._interval import step_interval
 from perfmodel.prediction._prediction import Prediction
 from perfmodel.prediction._problem import StepProblem, step_problem_of
+from perfmodel.prediction._programs import prepared
 from perfmodel.prediction._site import Site
 from perfmodel.spec import Cluster, Device, Layout, Model, Problem
 from perfmodel.timeline import times
-from perfmodel.workload import step_flops
 
 
 def predict(
@@ -76,16 +77,17 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
     """The full prediction of one layout of a problem."""
     price_step(problem, layout)
     (bundle,) = bundles(problem, [layout])
-    programs = step_programs(problem, bundle)
-    prepared, durations, _ = programs[0]
+    kinds = [(parts(problem, one), weight) for one, weight in weighted_programs(bundle)]
+    programs = [(prepared(of[0].bundle.spec), durations_on(of)[0], weight) for of, weight in kinds]
+    (program, durations, _), (first, _) = programs[0], kinds[0]
     step_s, gradient, compute_count = per_step(programs)
-    account = step_account(problem, bundle, step_s)
-    path = CriticalPath(problem, bundle, durations, gradient)
+    account = step_account(problem, [of for of, _ in kinds], programs, step_s)
+    path = CriticalPath(first, durations, gradient)
     memory, layout = stage_memory(problem, bundle), bundle.layouts[0]
     devices, usable = rank_devices(problem, layout), usable_of_ranks(problem, layout)
     binding = binding_rank(memory, usable)
     capacity, needed = devices[binding].memory_bytes, memory[binding].peak
-    provenance = path.provenance_shares()
+    provenance = path.provenance_shares
     bubble = account.breakdown_s["bubble"] / step_s
     shares = path.shares()
     degrees = {"unstated": problem.site.unstated, "extrapolated": shares["extrapolated"], "bubble": bubble}
@@ -96,8 +98,7 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
             f"the measurements for {_names(devices)}; measure it (perfmodel calibrate) or drop --strict"
         )
     reasons = fit_reasons(memory, usable)
-    flops = step_flops(problem.model, problem.job).total
-    per_device = flops / step_s / layout.devices
+    per_device = problem.flops / step_s / layout.devices
     return Prediction(
         model=problem.model.name,
         framework=problem.framework.label,
@@ -114,7 +115,7 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
         tflops_per_device=per_device / 1e12,
         mfu=per_device / fmean(device.flops_per_s(problem.job.dtype) for device in devices),
         bubble_fraction=bubble,
-        busy_fraction=float(durations @ compute_count) / (prepared.structure.devices * step_s),
+        busy_fraction=float(durations @ compute_count) / (program.structure.devices * step_s),
         memory_per_stage=reported_stages(problem, layout, memory),
         memory_capacity_bytes=capacity,
         kinds=tuple(
@@ -133,11 +134,11 @@ def explain(problem: StepProblem, layout: Layout, *, timeline: bool = False, str
         reasons=reasons,
         error_sources=error_sources,
         unknown_shares=shares,
-        class_shares=path.class_shares(),
+        class_shares=path.class_shares,
         warnings=(*layout.remarks, *problem.job.assumed, *_warnings(provenance, devices)),
-        saved_bytes_per_stage=tuple(bundle.saved_bytes(problem.setting)[0].tolist()),
-        timeline=times(prepared.compiled, durations) if timeline else None,
-        pass_parts=pass_parts(problem, bundle, durations) if timeline else {},
+        saved_bytes_per_stage=tuple(bundle.saved_bytes[0].tolist()),
+        timeline=times(program.compiled, durations) if timeline else None,
+        pass_parts=pass_parts(first, durations) if timeline else {},
     )
 
 

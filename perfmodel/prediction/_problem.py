@@ -13,9 +13,11 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from perfmodel.cost import CollectiveModel, KernelModel, PricesCollectives, PricesKernels
 from perfmodel.cost.learn import WeightFiles, weight_files
 from perfmodel.prediction._adjustment import Adjustment, adjustments
+from perfmodel.prediction._population import Belief
 from perfmodel.prediction._site import EAGER, Site
 from perfmodel.session import Store, current_session
 from perfmodel.spec import Cluster, Framework, Job, Model, Problem
+from perfmodel.workload import step_flops
 
 _MOST_KEPT: Final = 100_000
 """Results of one record, of all stages together."""
@@ -83,6 +85,16 @@ class StepProblem:
         """Host costs as the runs have them."""
         framework = self.framework.running(self.job, self.model)
         return framework if self.adjustment is None else self.adjustment.framework(framework)
+
+    @cached_property
+    def belief(self) -> Belief:
+        """What is believed of the site's runs before any of them."""
+        return self.site.belief(self.framework, self.cluster.device)
+
+    @cached_property
+    def flops(self) -> float:
+        """Model FLOPs of a step (`step_flops`)."""
+        return step_flops(self.model, self.job).total
 
     @property
     def usable_bytes(self) -> float:

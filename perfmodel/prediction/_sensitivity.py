@@ -19,7 +19,7 @@ from jaxtyping import Float
 from perfmodel.ops import Op
 from perfmodel.prediction._adjustment import Adjustment
 from perfmodel.prediction._compose import bundles, weighted_programs
-from perfmodel.prediction._durations import durations
+from perfmodel.prediction._durations import durations, parts
 from perfmodel.prediction._evaluate import per_step, step_gradients, step_programs
 from perfmodel.prediction._explain import CriticalPath
 from perfmodel.prediction._problem import StepProblem
@@ -111,10 +111,10 @@ def event_shares(problem: StepProblem, layout: Layout) -> EventShares:
     """
     (bundle,) = bundles(problem, [layout])
     programs = step_programs(problem, bundle)
-    structure, durations, _ = programs[0]
+    (structure, durations, _), kinds = programs[0], parts(problem, bundle)
     step_s, gradient, _ = per_step(programs)
-    path = CriticalPath(problem, bundle, durations, gradient)
-    counted = CriticalPath(problem, bundle, durations, occurrences(structure.structure) / bundle.spec.steps)
+    path = CriticalPath(kinds, durations, gradient)
+    counted = CriticalPath(kinds, durations, occurrences(structure.structure) / bundle.spec.steps)
     index: dict[Op, int] = {}
     at = np.array([index.setdefault(op, len(index)) for op in path.ops])
     replicas = layout.devices / layout.pp

@@ -83,7 +83,9 @@ def _networks(setting: Setting, ranks: Ranks) -> tuple[Network, ...]:
 
 
 @kept
-def _blocks_of(setting: Setting, shard: Shard, slices: int) -> Sequence[tuple[BlockOps, int]]:
+def shard_blocks(setting: Setting, shard: Shard, slices: int) -> Sequence[tuple[BlockOps, int]]:
+    """Blocks of the model on a shard, on one of `slices` slices of the sequence (raises `LayoutError` if it does not
+    divide)."""
     job = sliced_job(setting.job, slices) if slices > 1 else setting.job
     return blocks(setting.model, job, shard)
 
@@ -91,7 +93,7 @@ def _blocks_of(setting: Setting, shard: Shard, slices: int) -> Sequence[tuple[Bl
 @kept
 def placed_events(setting: Setting, placed: PlacedShard, slices: int, index: int) -> ShardBlocks:
     """Counted events of a shard's blocks on one of `slices` slices of the sequence."""
-    of_shard = _blocks_of(setting, placed.shard, slices)
+    of_shard = shard_blocks(setting, placed.shard, slices)
     if slices > 1:
         of_shard = on_slice(of_shard, index)
     return count_events(of_shard, dict(zip(BLOCK_GROUPS, placed.networks, strict=True)), setting.job)

@@ -110,7 +110,7 @@ def _full_layers(
     if not recomputes or fits.all():
         return full, fits
     _, layers, _ = by_layer(bundle.tables[0].pairs)
-    blocks = bundle.bytes(problem.setting)
+    blocks = bundle.bytes
     freed = np.append(0.0, np.cumsum(layers @ (blocks.kept - blocks.least)[0]))
     start, end = np.arange(len(freed))[:, None], np.arange(len(freed))
     alive = program_live(problem.setting, bundle.spec).activations[:, 0]
@@ -128,7 +128,7 @@ def _memory(problem: StepProblem, bundle: Bundle, full: bool) -> OfStages:
     before, layers, after = by_layer(table.pairs)
     prefix = np.concatenate([np.zeros_like(layers[:1]), np.cumsum(layers, axis=0)])
     bounds = np.cumsum([np.append(0, segment_sizes(n, spec.segments)) for n in range(len(prefix))], axis=1)
-    live, blocks = program_live(problem.setting, spec), bundle.bytes(problem.setting)
+    live, blocks = program_live(problem.setting, spec), bundle.bytes
     out = np.full((spec.stages, len(prefix), len(prefix)), np.inf)
     start, end, memory = np.zeros(0, int), np.zeros(0, int), None
     for stage, possible in enumerate(_possible(bundle)):

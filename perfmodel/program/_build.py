@@ -38,11 +38,11 @@ def build(spec: ProgramSpec, schedule: Schedule | None = None) -> Structure:
     most = schedule.chunks * spec.segments if schedule.updates.any() else 0  # gathers of a step
     order = ProgramOrder(schedule.devices, spec.segments, lead_in=max(most, spec.gathers_ahead))
     passes = add_passes(builder, spec, schedule, variants, order)
-    add_transfers(builder, spec, passes, order)
+    arrivals = add_transfers(builder, spec, passes, order)
     add_offloads(builder, spec, passes, order)
     add_reductions(builder, spec, passes, order)
     optimizers = add_updates(builder, spec, passes, order)
-    add_layer_gathers(builder, spec, passes, order, optimizers)
+    add_layer_gathers(builder, spec, passes, order, optimizers, arrivals)
     add_step_gathers(builder, spec, passes, order)
     builder.sort()
     add_step_end(builder, spec, schedule)

@@ -1,5 +1,7 @@
 """What runs beside the passes: transfers between stages, weight gathering, gradient reductions, copies to the host."""
 
+from typing import NamedTuple
+
 import numpy as np
 from jaxtyping import Bool, Int
 
@@ -10,11 +12,25 @@ from perfmodel.program._structure_builder import WHOLE, Around, Ids, ProgramOrde
 from perfmodel.schedule import NEVER, Offloads, Phase, Schedule, offloads
 
 
-def add_transfers(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:
+class Arrival(NamedTuple):
+    """Transfers of one kind, by the instructions that wait for them."""
+
+    receiver: Ids
+    """Instructions."""
+    source: Ids
+    """Ops after which each receives."""
+    lag: Ids | int
+    """Code of the class of which each lasts as long beyond, 0 for nothing."""
+
+
+def add_transfers(
+    builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder
+) -> tuple[Arrival, ...]:
     """Activations to the next stage and gradients to the one before, where it is on another device.
 
     Their class belongs to the sending stage.
     """
+    arrivals = []
     s = passes.schedule
     upstream = s.dependencies.upstream
     receiver = np.flatnonzero(upstream != NEVER)
@@ -25,7 +41,7 @@ def add_transfers(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, 
         stage, device = s.instruction_stage[sender], s.device[sender]
         variant = passes.variants.of_transfer[sender]
         if spec.sends == "lag":
-            builder.connect(passes.end[sender], passes.start[to], builder.class_code(kind, stage, variant=variant))
+            arrivals.append(Arrival(to, passes.end[sender], builder.class_code(kind, stage, variant=variant)))
             continue
         after = passes.end[sender]
         last_part = passes.part[after]
@@ -39,18 +55,26 @@ def add_transfers(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, 
             key=order.key(s.slot[passes.instruction[after]], device, last_part, Around.SEND),
         )
         builder.connect(after, sends)
-        builder.connect(sends, passes.start[to])
+        arrivals.append(Arrival(to, sends, 0))
+    for one in arrivals:
+        builder.connect(one.source, passes.start[one.receiver], one.lag)
+    return tuple(arrivals)
 
 
 def add_layer_gathers(
-    builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder, optimizers: Ids
+    builder: StructureBuilder,
+    spec: ProgramSpec,
+    passes: Passes,
+    order: ProgramOrder,
+    optimizers: Ids,
+    arrivals: tuple[Arrival, ...],
 ) -> None:
     """ZeRO 3: each op that uses weights waits for their gathering.
 
     On each device gather k is issued when op k - 1 - ahead ends, just before op k - ahead, so that it
     queues on DATA_COMM before reductions that follow op k - ahead (as FSDP's backward prefetch does). In a stream of
     steps it does so within each, whose first gathers wait for the update before (`optimizers`, as `add_updates` has
-    them).
+    them). One that is not ahead is issued by the op itself, once its input is there.
     """
     if not spec.gathers_by_layer:
         return
@@ -86,6 +110,11 @@ def add_layer_gathers(
     builder.connect(gathers, uses)
     gated = np.flatnonzero(k > ahead)
     builder.connect(uses[gated - 1 - ahead], gathers[gated])
+    if not ahead:
+        of_op = np.full(len(passes.instruction), NEVER)
+        of_op[uses] = gathers
+        for one in arrivals:
+            builder.connect(one.source, of_op[passes.first[one.receiver]], one.lag)
     if len(optimizers):
         first = np.flatnonzero((k <= ahead) & (step > 0))
         done = np.cumsum(s.updates) - s.updates

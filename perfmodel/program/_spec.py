@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 import numpy as np
 from jaxtyping import Int
@@ -13,6 +13,11 @@ from perfmodel.schedule import Schedule, Scheduler, forward_part, get_schedule
 Sends = Literal["lag", "op", "blocking"]
 GradReduce = Literal["none", "end", "overlap", "eager_opt"]
 ParamGather = Literal["none", "step", "step_overlap", "layer", "layer_serial"]
+
+
+_CHOICES: Final = {
+    name: get_args(of) for name, of in (("sends", Sends), ("grad_reduce", GradReduce), ("param_gather", ParamGather))
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,11 +83,9 @@ class ProgramSpec:
                     f"program: {name} must be a whole number of at least 1, got {value!r}"
                     + remedy * (name == "prefetch")
                 )
-        choices = {"sends": Sends, "grad_reduce": GradReduce, "param_gather": ParamGather}
-        for name, literal in choices.items():
-            if getattr(self, name) not in get_args(literal):
-                known = ", ".join(get_args(literal))
-                raise LayoutError(f"program: {name} must be one of {known}; got {getattr(self, name)!r}")
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                raise LayoutError(f"program: {name} must be one of {', '.join(known)}; got {getattr(self, name)!r}")
         object.__setattr__(self, "scheduler", get_schedule(self.schedule))
         object.__setattr__(self, "chunks", self.scheduler.chunks_for(self.chunks))
         object.__setattr__(self, "digest", self.scheduler.digest)
@@ -109,12 +112,12 @@ class ProgramSpec:
         """Global stage of every chunk of every device."""
         return self.scheduler.stage_map(self.stages, self.chunks)
 
-    @property
+    @cached_property
     def n_stages(self) -> int:
         """Global stages that a micro-batch passes."""
         return int(self.stage_map.max()) + 1
 
-    @property
+    @cached_property
     def replicas(self) -> int:
         """Copies of every stage's weights over the pipeline's devices."""
         return self.stage_map.size // self.n_stages

@@ -92,14 +92,5 @@ def _in_order_of(
 ) -> Schedule:
     """The pool's instructions, those of each device in the order of their slots."""
     order = np.lexsort((slot, pool.device))
-    return replace(
-        pool,
-        phase=pool.phase[order],
-        chunk=pool.chunk[order],
-        micro_batch=pool.micro_batch[order],
-        span=pool.span[order],
-        paired=pool.paired[order],
-        updates=pool.updates[order],
-        slot=slot[order],
-        length=None if length is None else length[order],
-    )
+    lengths = None if length is None else length[order]
+    return replace(pool, **pool.picked(order), slot=slot[order], length=lengths)

@@ -141,18 +141,12 @@ def from_orders(
 def forward_part(schedule: Schedule) -> Schedule:
     """The schedule without its backward passes (inference)."""
     keep = schedule.phase == Phase.FORWARD
-    return _schedule(
-        schedule.name,
-        schedule.stage,
-        schedule.micro_batches,
-        np.append(0, np.cumsum(np.bincount(schedule.device[keep], minlength=schedule.devices))),
-        schedule.phase[keep],
-        schedule.chunk[keep],
-        schedule.micro_batch[keep],
-        span=schedule.span[keep],
-        slot=schedule.slot[keep],
-        slices=schedule.slices,
-    )
+    kept = np.bincount(schedule.device[keep], minlength=schedule.devices)
+    alone = {"paired": np.zeros(kept.sum(), bool), "updates": np.zeros(kept.sum(), bool)}
+    offsets = np.append(0, np.cumsum(kept))
+    return replace(
+        schedule, **schedule.picked(keep) | alone, offsets=offsets, slot=schedule.slot[keep], length=None
+    )  # fmt: skip
 
 
 def repeated(schedule: Schedule, steps: int) -> Schedule:
@@ -169,19 +163,15 @@ def repeated(schedule: Schedule, steps: int) -> Schedule:
     count = length[device]
     offsets = np.append(0, np.cumsum(count))
     index = np.arange(offsets[-1]) - np.repeat(offsets[:-1] - schedule.offsets[device], count)
-    updates = schedule.updates[index]
-    updates[offsets[1:][count > 0] - 1] = True
+    work = schedule.picked(index)
+    work["micro_batch"] = work["micro_batch"] + np.repeat(step, count) * schedule.micro_batches
+    work["updates"][offsets[1:][count > 0] - 1] = True
     many = _schedule(
         schedule.name,
         schedule.stage,
         schedule.micro_batches * steps,
         schedule.offsets * steps,
-        schedule.phase[index],
-        schedule.chunk[index],
-        schedule.micro_batch[index] + np.repeat(step, count) * schedule.micro_batches,
-        span=schedule.span[index],
-        paired=schedule.paired[index],
-        updates=updates,
+        **work,
         slices=schedule.slices,
     )
     return with_slots(many)

@@ -148,6 +148,11 @@ class Schedule:
         """Place of each instruction in its device's order."""
         return np.arange(self.n_instructions) - self.offsets[self.device]
 
+    def picked(self, index: np.ndarray) -> dict[str, np.ndarray]:
+        """What some of the instructions do, by field."""
+        fields = ("phase", "chunk", "micro_batch", "span", "paired", "updates")
+        return {name: getattr(self, name)[index] for name in fields}
+
     def running_total(self, change: np.ndarray) -> np.ndarray:
         """Sums of a column of the instructions along each device's order, up to and with each instruction."""
         total = np.cumsum(change)

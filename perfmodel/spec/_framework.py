@@ -19,7 +19,7 @@ from perfmodel.spec._layout import (
     Recompute,
 )
 from perfmodel.spec._model import Model, Transformer
-from perfmodel.spec._notation import PerStage, written
+from perfmodel.spec._notation import PerStage, written, written_values
 from perfmodel.units import untraced
 
 AttentionKernel = Literal["fastest", "flash-2-then-cudnn", "flash-2", "flash-1-triton", "flash-1"]
@@ -43,6 +43,8 @@ _JOB_DEFAULTS: Final = (
     "eager_kernels", "keep_gathered", "half_gradients", "all_reduce_gradients", "whole_gradients_in_pipelines",
     "repeated_keys", "masked_head", "weighted_experts", "expert_dispatcher",
 )  # fmt: skip
+_OF_EXPERTS: Final = ("weighted_experts", "expert_dispatcher")
+"""Of these, what means nothing for a model without experts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,12 +307,16 @@ class Framework(Stated):
         Raises:
             LayoutError, UnknownNameError: as `Layout.parse`.
         """
-        said = Layout.values(text)
+        return self._laid_out(Layout.values(text), model)
+
+    def _laid_out(self, said: dict[str, Any], model: Model | None) -> tuple[Layout, str]:
+        """The same of fields that are said."""
         filled = self.layout_defaults(said)
         if self.stages_by_cost and model is not None and "partition" not in said:
             filled["partition"] = partition_by_cost(model, said.get("pp", 1))
         if (filled | said).get("recompute") == "selective" and (whole := self._selective_layers(said, model)):
-            said["recompute"], filled["recompute_full_layers"] = "none", (whole,)
+            said = said | {"recompute": "none"}
+            filled["recompute_full_layers"] = (whole,)
             filled.pop("recompute", None)
         found = Layout(**filled, **said)
         usual = {f.name: f.default for f in fields(Layout)}
@@ -344,16 +350,15 @@ class Framework(Stated):
 
     def notation(self, layout: Layout, model: Model | None = None) -> str:
         """The notation from which `layout` reads this very layout: it says all that would be filled in otherwise."""
-        text = str(layout)
+        said = layout.said
         for _ in range(len(_LAYOUT_DEFAULTS)):  # what is filled in depends on what is said
-            filled = self.layout(text, model)[0]
-            said = {"partition", *Layout.values(text)}  # selective recompute is said, though some whole layers are read
-            unsaid = {f.name: value for f in fields(Layout) if f.name not in said
-                      and (value := getattr(layout, f.name)) not in (None, getattr(filled, f.name))}  # fmt: skip
+            filled = self._laid_out(said, model)[0]  # of selective recompute, which is said, whole layers are read
+            unsaid = {name: value for name, value in vars(layout).items()
+                      if name not in {"partition", *said} and value not in (None, getattr(filled, name))}  # fmt: skip
             if not unsaid:
                 break
-            text = ",".join([text, *(f"{name}={written(value)}" for name, value in unsaid.items())])
-        return text
+            said |= unsaid
+        return written_values(said)
 
     def job(
         self,
@@ -366,13 +371,15 @@ class Framework(Stated):
         **said: Any,
     ) -> Job:
         """`Job.of` with this framework's defaults for what `said` leaves out; `assumed` names those that differ from
-        `Job`'s own."""
+        `Job`'s own and mean something for the model."""
         plain = Job.of(model, device, global_batch=global_batch, seq_len=seq_len, dtype=dtype, **said)
         usual = self.job_defaults(plain.dtype)
         if usual["fp8_recipe"] == "mxfp8" and not device.scales_blocks:
             usual["fp8_recipe"] = "current"
         filled = {name: value for name, value in usual.items() if name not in said}
-        assumed = self._assumed({n: value for n, value in filled.items() if value != getattr(plain, n)}, "job")
+        idle = () if isinstance(model, Transformer) and model.experts else _OF_EXPERTS
+        told = {n: value for n, value in filled.items() if n not in idle and value != getattr(plain, n)}
+        assumed = self._assumed(told, "job")
         return replace(plain, **filled, assumed=(*plain.assumed, assumed) if assumed else plain.assumed)
 
     def refused(self, layout: Layout) -> dict[str, str]:

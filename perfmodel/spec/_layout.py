@@ -10,7 +10,7 @@ from perfmodel.errors import LayoutError, Reason, UnknownNameError
 from perfmodel.spec._device import Device
 from perfmodel.spec._dimensions import DEVICE_KEYS, DIMENSIONS, ORDER_KEYS
 from perfmodel.spec._model import Model
-from perfmodel.spec._notation import PerRank, PerStage, read_values, schedule_name, written
+from perfmodel.spec._notation import PerRank, PerStage, read_values, schedule_name, written, written_values
 from perfmodel.spec._optimizer import OPTIMIZERS
 from perfmodel.units import dtype_bytes, untraced, whole
 
@@ -213,9 +213,9 @@ class Layout:
         return self.dp * self.cp > 1 or self.edp > 1
 
     @property
-    def canonical(self) -> "Layout":
-        """The layout as what runs: layouts that run alike are equal in this form."""
-        forms = {
+    def forms(self) -> dict[str, Any]:
+        """Fields of which several values may run alike, each with the one that stands for these."""
+        return {
             "schedule": self.effective_schedule,
             "sequence_parallel": self.effective_sequence_parallel,
             "etp": None if self.etp == self.tp else self.etp,
@@ -225,7 +225,11 @@ class Layout:
             "cp_balanced": self.cp_balanced if self.cp > 1 else Layout.cp_balanced,
             "ep_overlap": self.ep_overlap and self.ep > 1,
         }
-        changed = {name: form for name, form in forms.items() if form != getattr(self, name)}
+
+    @property
+    def canonical(self) -> "Layout":
+        """The layout as what runs: layouts that run alike are equal in this form."""
+        changed = {name: form for name, form in self.forms.items() if form != getattr(self, name)}
         return self.replace(**changed) if changed else self
 
     @property
@@ -239,6 +243,13 @@ class Layout:
         if self.sequence_parallel and not self.effective_sequence_parallel:
             found.append("sequence_parallel=true has nothing to shard with tp=1")
         return tuple(found)
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """Degrees, and fields that are not as they are by default."""
+        usual = vars(_PLAIN)
+        return {name: value for name, value in vars(self).items()
+                if name in ("tp", "pp", "dp") or value != usual[name]}  # fmt: skip
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -278,12 +289,10 @@ class Layout:
 
     def __str__(self) -> str:
         """The non-default fields in the notation that `parse` reads."""
-        shown = [f"{k}={getattr(self, k)}" for k in ("tp", "pp", "dp")]
-        for f in fields(self)[3:]:
-            value = getattr(self, f.name)
-            if value != f.default:
-                shown.append(f"{f.name}={written(value)}")
-        return ",".join(shown)
+        return written_values(self.said)
+
+
+_PLAIN: Final = Layout()
 
 
 @dataclass(frozen=True, kw_only=True)

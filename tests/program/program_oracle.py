@@ -123,6 +123,8 @@ class Simulator:
                 while gathered <= min(k + ahead, len(using) - 1):
                     before = gathered - 1 - ahead
                     gate = [(name_of(using[before]), 0.0)] if before >= 0 else []
+                    if not ahead and segment == self._segments(i, device)[0]:
+                        gate.append((("upstream", i.phase == Phase.FORWARD, stage, i.micro_batch, device), 0.0))
                     comm.append(Task(gather_name(using[gathered]), gate))
                     gathered += 1
                 waits.append((gather_name(item), 0.0))

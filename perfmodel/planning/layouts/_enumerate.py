@@ -16,17 +16,19 @@ from perfmodel.prediction import (
     LayoutGrid,
     PipelineChoice,
     RecomputeChoice,
+    Setting,
     ShardChoice,
     StateChoice,
     check_machine,
     check_pipeline,
     layer_count,
     placement_on_network,
+    shard_blocks,
     stages_without_layer,
 )
 from perfmodel.schedule import get_schedule
 from perfmodel.spec import Cluster, Framework, Job, Layout, Model, Problem
-from perfmodel.workload import BlockOps, Shard, blocks
+from perfmodel.workload import BlockOps, Shard
 
 Choice = TypeVar("Choice", PipelineChoice, ShardChoice, RecomputeChoice, StateChoice)
 _DEGREES: Final = ("tp", "pp", "cp", "ep")
@@ -47,7 +49,8 @@ def enumerate_grids(space: SearchSpace, problem: Problem, rejected: Counter[Reje
     """
     model, cluster, job, devices = problem.model, problem.cluster, problem.job, problem.require_devices()
     check_machine(cluster, job, devices, f"a search over {devices} devices")
-    divided = cache(lambda shard: _divided(model, job, shard))
+    setting = Setting(model=model, cluster=cluster, job=job, framework=problem.framework)
+    divided = cache(lambda shard: _divided(setting, shard))
     orders = cache(lambda degrees: _orders(space, degrees, cluster))
     unschedulable = cache(lambda layout, layers, ends: _unschedulable(model, job, layout, layers, ends))
     runnable = _Runnable(problem.framework, space, rejected)
@@ -250,7 +253,7 @@ def _few_enough(
 class Divided:
     """What a search needs to know of a model's blocks on a shard."""
 
-    blocks: tuple[tuple[BlockOps, int], ...]
+    blocks: Sequence[tuple[BlockOps, int]]
     layers: int
     """Blocks that a pipeline may be cut between."""
     riders: int
@@ -259,10 +262,10 @@ class Divided:
     """Mode -> the first that is the same for these blocks (without attention there is nothing to select)."""
 
 
-def _divided(model: Model, job: Job, shard: Shard) -> Divided | Rejection:
+def _divided(setting: Setting, shard: Shard) -> Divided | Rejection:
     """The blocks of a shard, or why the model cannot be divided so."""
     try:
-        found = blocks(model, job, shard)
+        found = shard_blocks(setting, shard, 1)
     except LayoutError as error:
         if error.rejection is None:
             raise

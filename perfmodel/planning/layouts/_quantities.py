@@ -13,7 +13,6 @@ from perfmodel.planning.layouts._intervals import Interval
 from perfmodel.prediction import StepProblem
 from perfmodel.spec import DIMENSIONS
 from perfmodel.units import GIB
-from perfmodel.workload import step_flops
 
 DEGREES: Final = (*(d.key for d in DIMENSIONS), "vpp", "micro_batch", "zero", "devices")
 MEMORY: Final = ("memory_bytes", "memory_gib")
@@ -112,7 +111,7 @@ class Quantities:
                 return of(self.tokens_per_step) / (self.step_s * devices)
             case "mfu":
                 self.step_problem.cluster.require_one_kind()
-                flops = step_flops(self.step_problem.model, self.step_problem.job).total
+                flops = self.step_problem.flops
                 peak = self.step_problem.cluster.device.flops_per_s(self.step_problem.job.dtype)
                 return of(flops / peak) / (self.step_s * devices)
             case "cost":

@@ -114,7 +114,7 @@ def telling(problem: StepProblem, predictions: Sequence[Prediction]) -> Telling:
     """
     mean = np.log([p.step_time_s for p in predictions])
     joint = joint_errors(problem, predictions)
-    belief = problem.site.belief(problem.framework, problem.cluster.device)
+    belief = problem.belief
     own = np.sqrt(belief.doubt * joint.noise)
     signal = joint.covariance - joint.noise[:, :, None] * np.eye(len(mean))
     before_runs = problem.adjustment is None or problem.adjustment.runs is None
@@ -140,7 +140,7 @@ def _loads(
 ) -> Float[np.ndarray, "nodes layouts sources"]:
     """A root of what no noise is, the sources of error that layouts share first."""
     names, shared, _ = shared_errors(predictions)
-    within = problem.site.belief(problem.framework, problem.cluster.device).scales.within
+    within = problem.belief.scales.within
     of_site = np.array([name.removeprefix("site: ") in CLASSES for name in names], bool)
     scaled = shared * np.sqrt(np.where(of_site, 1.0, within[:, None]))[:, None]
     return np.concatenate([scaled, square_root(signal - scaled @ scaled.transpose(0, 2, 1))], axis=2)

@@ -156,7 +156,7 @@ def _stacked(
 
 
 def _saved_bytes(problem: StepProblem, bundle: Bundle) -> Float[np.ndarray, "2 blocks"]:
-    kept = bundle.bytes(problem.setting)
+    kept = bundle.bytes
     return np.stack([kept.kept[0], (kept.kept - kept.least)[0]])
 
 

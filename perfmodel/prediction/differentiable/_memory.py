@@ -51,10 +51,7 @@ class Memory:
         for problem, of_sizes in zip(problems, zip(*steps, strict=True), strict=True):
             setting = problem.setting
             of_types.append(
-                tuple(
-                    _Kept(setting, one.bytes(setting), Sharding.of(one.layouts), _live(setting, one))
-                    for one in of_sizes
-                )
+                tuple(_Kept(setting, one.bytes, Sharding.of(one.layouts), _live(setting, one)) for one in of_sizes)
             )
         return cls(cuts, np.array(sizes, float), tuple(of_types))
 
