@@ -63,33 +63,21 @@ class Residual(nnx.Module):
         return residual(jnp, family, self.arrays(frozen), z, positions, stack)
 
 
-def to_numpy(params: Parameters) -> Parameters:
-    """Parameters with NumPy arrays throughout (float32 weights, float64 base constants)."""
-    weights = {
-        "kernels": tuple(np.asarray(k, np.float32) for k in params.kernels),
-        "biases": tuple(np.asarray(b, np.float32) for b in params.biases),
-        "stack_embedding": np.asarray(params.stack_embedding, np.float32),
-        "tables": tuple(np.asarray(t, np.float32) for t in params.tables),
-    }
-    rest = {k: np.asarray(v) for k, v in params._asdict().items() if k not in weights}
-    return Parameters(**rest, **weights)
-
-
 def stack_members(members: Sequence[Parameters]) -> Parameters:
     """One set of parameters with the networks of several, which differ in nothing else."""
-    several = {
-        name: tuple(np.stack(layer) for layer in zip(*(getattr(m, name) for m in members), strict=True))
-        for name in LAYERED
-    }
-    return members[0]._replace(stack_embedding=np.stack([m.stack_embedding for m in members]), **several)
+    return members[0]._replace(**jax.tree.map(lambda *arrays: np.stack(arrays), *map(_network, members)))
 
 
 def member(params: Parameters, index: int) -> Parameters:
     """One network of several; of a single one, itself."""
     if params.stack_embedding.ndim == 2:
         return params
-    one: dict[str, Any] = {name: tuple(layer[index] for layer in getattr(params, name)) for name in LAYERED}
-    return params._replace(stack_embedding=params.stack_embedding[index], **one)
+    return params._replace(**jax.tree.map(lambda array: array[index], _network(params)))
+
+
+def _network(params: Parameters) -> dict[str, Any]:
+    """What members of an ensemble differ in."""
+    return {name: getattr(params, name) for name in (*LAYERED, "stack_embedding")}
 
 
 @dataclass(frozen=True)

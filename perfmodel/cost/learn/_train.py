@@ -13,7 +13,7 @@ from flax import nnx
 from jaxtyping import Float32, Float64
 
 from perfmodel.cost.learn._base import Base
-from perfmodel.cost.learn._network import Residual, Run, load_run, member, save_run, stack_members, to_numpy
+from perfmodel.cost.learn._network import Residual, Run, load_run, member, save_run, stack_members
 from perfmodel.cost.learn._parameters import Inputs, Parameters, base_time, feature_matrix, join_floor, standardise
 from perfmodel.cost.learn._recipe import Recipe, Report
 from perfmodel.cost.learn._rows import KindCode, machine_of, one_hot, shape_with_flags
@@ -139,7 +139,7 @@ def train(
                 save_run(checkpoint, run, (state, moments, best))
             if run.waited >= recipe.patience:
                 break
-    return to_numpy(nnx.merge(graph, best).arrays(frozen))
+    return jax.tree.map(np.asarray, nnx.merge(graph, best).arrays(frozen))
 
 
 def learning_rates(peak: float, steps: int) -> Float32[np.ndarray, " steps"]:
