@@ -146,8 +146,8 @@ class StateEvents:
             parts = {one: self._collective(n, *one, time_s) for one in wanted}
             updates = np.sum([time_s[self._updates[n, group]] for group in self._groups], axis=0)
             if self._on_host:
-                own = self._own[n][1].sum(axis=1)[shape.spec.stage_map].sum(axis=1)
-                updates = np.stack([own, own]) * self._host[n].update
+                of_rank = self._own[n][1].sum(axis=1)[shape.spec.stage_map].sum(axis=1)
+                updates = np.stack([of_rank, of_rank]) * self._host[n].update
             fullest = np.min if shape.spec.steps > 1 else np.max  # without a barrier of all devices any may be last
             alone = fullest(updates, axis=1)
             gathered = {
