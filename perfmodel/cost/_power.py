@@ -30,9 +30,11 @@ class DieEnergy:
 _GA100: Final = DieEnergy(1.26e-12, 257e12 / 108, 118e-12)
 """A100 at 400 W: products of 8192 hold 257 TFLOP/s on random operands and 295 on zeros (thonking.ai, strangely matrix
 multiplications, 2024). Energy per byte: power over bandwidth in the fp64 ladders of te42kyfo/gpu-benches."""
-_GH100: Final = DieEnergy(0.78e-12, 600e12 / 132, 122e-12)
-"""H200 NVL at 600 W: a layer's products, 19.2 TFLOP, take 32.0 ms 100 times in a row on random operands (Transformer
-Engine 2, docs/examples/gemm_profiling). Energy per byte: as for GA100, on H200."""
+_GH100: Final = DieEnergy(0.79e-12, 600e12 / 132, 122e-12)
+"""Geometric mean of two sources of products on random operands, brought to one rate by `_VOLTAGE`; their own in 16-bit
+FLOPs: 0.78 pJ at 600 TFLOP/s on H200 NVL at 600 W (a layer's products, 19.2 TFLOP, take 32.0 ms 100 times in a row,
+Transformer Engine 2, docs/examples/gemm_profiling); 0.85 pJ at 675 on H200 at 700 W (8 bits, 8192 and 16384 after
+10,000 others, Azure AI benchmarking guide, results of ND H200 v5). Energy per byte: as for GA100, on H200."""
 _GB100: Final = DieEnergy(0.572e-12, 1200e12 / 148, 103e-12)
 """Geometric mean of four sources of products on random operands, brought to one rate by `_VOLTAGE`; their own in 16-bit
 FLOPs: 0.54 pJ at 1,300 TFLOP/s and 0.65 pJ at 1,080 on B200 at 1,000 W (the median of six large products in steady 10 s

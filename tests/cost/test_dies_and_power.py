@@ -94,8 +94,8 @@ def test_what_is_not_known_to_be_limited_is_not() -> None:
     ("GB300", 500.0, "bf16", 8192, 617e12),
 ])  # fmt: skip
 def test_published_rates_under_load(name: str, power_w: float | None, dtype: str, size: int, measured: float) -> None:
-    """thonking.ai, 2024 (A100); Azure AI benchmarking guide, 10,000 products before, random operands (H200, to which
-    nothing was fitted, GB200, GB300); facebookexperimental/triton, pull request 2023 (500 W)."""
+    """thonking.ai, 2024 (A100); Azure AI benchmarking guide, 10,000 products before, random operands (H200, GB200,
+    GB300); facebookexperimental/triton, pull request 2023 (500 W)."""
     at, op = device(name), Gemm(m=size, n=size, k=size, dtype=dtype)
     at = at if power_w is None else replace(at, power_w=power_w)
     assert op.flops / sustained_seconds(at, op) == pytest.approx(measured, rel=0.04)
