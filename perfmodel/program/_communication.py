@@ -149,8 +149,9 @@ def add_step_gathers(builder: StructureBuilder, spec: ProgramSpec, passes: Passe
 def add_reductions(builder: StructureBuilder, spec: ProgramSpec, passes: Passes, order: ProgramOrder) -> None:
     """Reductions during the passes: beside them, or with the next pass waiting for each (`grad_reduce="end"`).
 
-    In a stream of steps both have the same ops in the same order, so that overlap only takes waits away. Where a stage
-    has replicas on several devices its reduction starts when all of them are ready.
+    In a stream of steps both have the same ops in the same order, so that overlap only takes waits away: without it,
+    and but for ZeRO 3, the reductions of all segments follow the whole pass. Where a stage has replicas on several
+    devices its reduction starts when all of them are ready.
     """
     s = passes.schedule
     during = spec.grad_reduce in ("overlap", "eager_opt") or spec.reduce_every_micro_batch or s.updates.any()
@@ -158,6 +159,7 @@ def add_reductions(builder: StructureBuilder, spec: ProgramSpec, passes: Passes,
         return
     after = np.flatnonzero(passes.op_column(reduced_after(spec, s)))
     instruction = passes.instruction[after]
+    follows = passes.end[instruction] if spec.grad_reduce == "end" and not spec.gathers_by_layer else after
     device, stage, slot = s.device[instruction], s.instruction_stage[instruction], s.slot[instruction]
     meeting = _meetings(stage, passes.segment[after], s.replicas) if not spec.reduce_every_micro_batch else None
     if meeting is not None:
@@ -169,13 +171,13 @@ def add_reductions(builder: StructureBuilder, spec: ProgramSpec, passes: Passes,
         stage,
         segment=passes.segment[after],
         micro_batch=s.micro_batch[instruction] if spec.reduce_every_micro_batch else -1,
-        key=order.key(slot, device, passes.part[after], Around.REDUCE),
+        key=order.key(slot, device, passes.part[follows], Around.REDUCE),
     )
-    builder.connect(after, reductions)
+    builder.connect(follows, reductions)
     if spec.grad_reduce == "end":
         goes_on = np.flatnonzero(np.append(np.diff(s.device[passes.instruction]) == 0, False))
-        waited_for = np.isin(after, goes_on)
-        builder.connect(reductions[waited_for], after[waited_for] + 1)
+        waited_for = np.isin(follows, goes_on)
+        builder.connect(reductions[waited_for], follows[waited_for] + 1)
     if meeting is not None:
         for shift in range(1, s.replicas):
             builder.connect(after[meeting].ravel(), reductions[np.roll(meeting, shift, axis=1)].ravel())
