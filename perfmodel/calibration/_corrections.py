@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import log, sqrt
-from typing import Final
+from math import hypot, log, sqrt
+from typing import Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -107,32 +107,44 @@ def _links(problem: StepProblem, sides: SideBySide) -> Iterator[Correction]:
     seen = list(_observed_links(problem, sides))
     if not seen:
         return
-    ops = [op for op, *_ in seen]
+    ops = [each.op for each in seen]
     seconds = priced_events(problem, ops).time_s
     empty = priced_events(problem, [replace(op, bytes=1.0) for op in ops]).time_s
     share = np.minimum(empty / seconds, 1.0)
-    measured_s, sds = (np.array([each[i] for each in seen]) for i in (1, 3))
+    measured_s, log_sd = (np.array([getattr(each, of) for each in seen]) for of in ("time_s", "log_sd"))
     names = sorted({name for op in ops for name in factors_of(op)})
     alpha, beta = (np.array([names.index(factors_of(op)[i]) for op in ops]) for i in (0, 1))
 
     def residuals(x: Float[np.ndarray, " parameters"]) -> Float[np.ndarray, " residuals"]:
         predicted_s = seconds * (share * np.exp(x[alpha]) + (1 - share) * np.exp(x[beta]))
-        return np.concatenate([np.log(predicted_s / measured_s) / sds, x / _LINK_PRIOR])
+        return np.concatenate([np.log(predicted_s / measured_s) / log_sd, x / _LINK_PRIOR])
 
     fitted = least_squares(residuals, np.full(len(names), float(np.median(np.log(measured_s / seconds)))))
     sd = np.sqrt(np.diag(np.linalg.inv(fitted.jac.T @ fitted.jac)))
     for i, name in enumerate(names):
         own = [n for n in range(len(ops)) if i in (alpha[n], beta[n])]
         yield Correction(
-            name=name, value=float(fitted.x[i]), sd=float(sd[i]), calls=sum(seen[n][2] for n in own),
-            seconds=sum(seen[n][1] * seen[n][2] for n in own),
+            name=name, value=float(fitted.x[i]), sd=float(sd[i]), calls=sum(seen[n].calls for n in own),
+            seconds=sum(seen[n].time_s * seen[n].calls for n in own),
         )  # fmt: skip
 
 
-def _observed_links(problem: StepProblem, sides: SideBySide) -> Iterator[tuple[Collective, float, float, float]]:
-    """Collectives, seconds of one, calls per device and step, and the standard error of the log of the seconds: where
-    systems hold up some calls for milliseconds, few calls say little of their mean. Those of unknown size are taken to
-    be the predicted ones of their kind (of any kind, where no name tells it), all longer by one factor."""
+class _Seen(NamedTuple):
+    """Collectives of one size."""
+
+    op: Collective
+    time_s: float
+    """Of one, without its wait."""
+    calls: float
+    """Per device and step."""
+    log_sd: float
+    """Standard error of the log of the time: where systems hold up some calls for milliseconds, few calls say little of
+    their mean."""
+
+
+def _observed_links(problem: StepProblem, sides: SideBySide) -> Iterator[_Seen]:
+    """Collectives by size. Those of unknown size are taken to be the predicted ones of their kind (of any kind, where
+    no name tells it), all longer by one factor."""
     predicted = {event_key(op): op for op in _predicted_collectives(sides)}
     per_node = problem.cluster.levels[0].size
     unsized: dict[str, float] = defaultdict(float)
@@ -146,20 +158,16 @@ def _observed_links(problem: StepProblem, sides: SideBySide) -> Iterator[tuple[C
             unsized[call.family] += taken_s
     per = sides.steps * max(len({call.device for call in sides.calls}), 1)
     for of_key in timed.values():
-        taken = np.array([s for _, s in of_key])
-        mean_s = float(taken.mean())
-        yield (
-            of_key[0][0],
-            mean_s,
-            len(of_key) / per,
-            float(np.hypot(_LINK_NOISE, taken.std() / mean_s / sqrt(len(taken)))),
-        )
+        taken_s = np.array([s for _, s in of_key])
+        mean_s, error_s = float(taken_s.mean()), float(taken_s.std()) / sqrt(len(taken_s))
+        yield _Seen(of_key[0][0], mean_s, len(taken_s) / per, hypot(_LINK_NOISE, error_s / mean_s))
     for kind, total_s in unsized.items():
         alike = [t for t in sides.events.values() if isinstance(t.op, Collective) and kind in ("", t.family)]
         factor = total_s / per / max(sum(t.predicted_s for t in alike), 1e-300)
         for total in alike:
             if isinstance(total.op, Collective) and total.predicted_calls > 0 and factor > 0:
-                yield total.op, total.predicted_s / total.predicted_calls * factor, total.predicted_calls, _LINK_NOISE
+                time_s = total.predicted_s / total.predicted_calls * factor
+                yield _Seen(total.op, time_s, total.predicted_calls, _LINK_NOISE)
 
 
 def _predicted_collectives(sides: SideBySide) -> list[Collective]:

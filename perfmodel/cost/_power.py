@@ -52,7 +52,7 @@ _WIDTH: Final = {"tf32": 2.0, "bf16": 1.0, "fp16": 1.0, "fp8": 0.525, "int8": 0.
 32.0 (Transformer Engine 2, docs/examples/gemm_profiling). Of others assumed to go with the bits of the operands, of
 which 4-bit floats share a scale of 8 bits among 16 (NVFP4)."""
 _STEPS: Final = 4
-"""To the last digits: the first guess is short by a third at most."""
+"""To the last digits: the first guess is short by less than a half, most where both take the same."""
 TENSOR_TYPES: Final = tuple(_WIDTH)
 """Element types of tensor units, whose products a power limit holds back."""
 
