@@ -18,6 +18,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.execution.emulation._environment import Environment, Prices
 from perfmodel.execution.emulation._operations import Network
 from perfmodel.execution.emulation._orders import VARIABLE, EmulationError, Orders
+from perfmodel.execution.emulation._record import record_of
 from perfmodel.execution.emulation._run import EmulatedRun, read_run
 from perfmodel.execution.emulation._wire import PEER, end, failure_of, peers
 from perfmodel.measure import Host
@@ -120,14 +121,14 @@ def emulate(emulation: Emulation, out: Path | None = None) -> EmulatedRun:
         processes: dict[int, subprocess.Popen[bytes]] = {}
         stack.callback(_end, processes)
         for number, rank in enumerate(emulation.real_ranks):
-            processes[rank] = _start(emulation, replace(orders, rank=rank), number, port)
-        _watch(emulation, processes, environment, folder, others)
+            processes[rank] = _start(emulation, replace(orders, rank=rank), number, port, _errors_of(work, rank))
+        _watch(emulation, processes, environment, work, folder, others)
         if others is not None:
             end(others)
         return read_run(folder)
 
 
-def _start(emulation: Emulation, orders: Orders, number: int, port: int) -> "subprocess.Popen[bytes]":
+def _start(emulation: Emulation, orders: Orders, number: int, port: int, errors: Path) -> "subprocess.Popen[bytes]":
     local = orders.rank % emulation.ranks_per_node
     host = emulation.hosts[number] if emulation.hosts else None
     master = emulation.hosts[0].address if emulation.hosts else "127.0.0.1"
@@ -152,12 +153,12 @@ def _start(emulation: Emulation, orders: Orders, number: int, port: int) -> "sub
             host.address,
             *command,
         )
-    with _on_core(core):
+    with _on_core(core), errors.open("wb") as kept:
         return subprocess.Popen(
             command,
             env={**os.environ, **{name: str(value) for name, value in names.items()}, "PYTHONPATH": path},
             stdout=sink,
-            stderr=None if not emulation.quiet else subprocess.DEVNULL,
+            stderr=kept if emulation.quiet else None,
             start_new_session=True,
         )
 
@@ -180,10 +181,15 @@ def _watch(
     emulation: Emulation,
     processes: "Mapping[int, subprocess.Popen[bytes]]",
     environment: Environment | None,
+    work: Path,
     folder: Path,
     others: "subprocess.Popen[str] | None",
 ) -> None:
-    """Until all ranks have ended well."""
+    """Until all ranks have ended well.
+
+    A signal that ends a process after its script (its record is written by then) ends nothing of the script's: threads
+    of the library that outlive the interpreter abort so, now and then.
+    """
     told: dict[int, tuple[str, float]] = {}
     clock_s, before_s = 0.0, time.monotonic()
     while True:
@@ -201,8 +207,11 @@ def _watch(
             raise EmulationError(f"emulated ranks: {failure_of(folder)}")
         for rank, code in codes.items():
             where = _told(folder, rank)
-            if code:
-                raise EmulationError(f"rank {rank}: the script ended with status {code}, after {where or 'no call'}")
+            if code and not _ended(code, folder, rank):
+                said = _last_line(_errors_of(work, rank))
+                raise EmulationError(
+                    f"rank {rank}: the script ended with status {code}, after {where or 'no call'}{said}"
+                )
             before, since_s = told.get(rank, (None, 0.0))
             if where != before:
                 told[rank] = where, clock_s
@@ -211,9 +220,23 @@ def _watch(
                     f"rank {rank}: silent for {clock_s - since_s:.0f} s after {where or 'its start'}; "
                     "raise --timeout if it is at work"
                 )
-        if all(code == 0 for code in codes.values()):
+        if all(code is not None for code in codes.values()):
             return
         time.sleep(_LOOK_S)
+
+
+def _ended(code: int, folder: Path, rank: int) -> bool:
+    return code < 0 and record_of(folder, rank).exists()
+
+
+def _errors_of(work: Path, rank: int) -> Path:
+    return work / f"rank{rank}.errors"
+
+
+def _last_line(errors: Path) -> str:
+    """What a rank that was to be quiet said last; empty where all was shown."""
+    lines = errors.read_text(errors="replace").split("\n")
+    return next((f": {line.strip()}" for line in reversed(lines) if line.strip()), "")
 
 
 def _told(folder: Path, rank: int) -> str:

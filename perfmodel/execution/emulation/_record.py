@@ -47,6 +47,11 @@ class Noted:
     wait_end_s: float = 0.0
 
 
+def record_of(folder: Path, rank: int) -> Path:
+    """File of what a rank noted; there once its script has ended."""
+    return folder / f"rank{rank}.json"
+
+
 class Record:
     """Notes of one process; written when it ends."""
 
@@ -134,7 +139,7 @@ class Record:
             "parameters": self._parameters,
             "code_bytes": max(0, _code_bytes() - self._code_at_start),
         }
-        path = Path(self.orders.out) / f"rank{self.orders.rank}.json"
+        path = record_of(Path(self.orders.out), self.orders.rank)
         partial = path.with_suffix(".partial")
         partial.write_text(json.dumps(data))
         partial.replace(path)

@@ -177,15 +177,22 @@ def test_real_ranks_apart_have_no_objects_for_each_other() -> None:
         pytest.param(
             "raises",
             (0,),
-            "rank 0: the script ended with status 1, after rank 0: barrier #0 of group 0",
+            "rank 0: the script ended with status 1, after rank 0: barrier #0 of group 0.*ValueError: no data",
             marks=pytest.mark.slow,
         ),
+        pytest.param("aborts", (0,), "rank 0: the script ended with status -6, after", marks=pytest.mark.slow),
         ("no group", (0,), "without joining a process group"),
     ],
 )
 def test_what_cannot_go_on_says_who_and_where(case: str, real: tuple[int, ...], message: str) -> None:
     with pytest.raises(EmulationError, match=message):
         emulate(emulation("wrong.py", case, world_size=4, real=real, quiet=True))
+
+
+@pytest.mark.slow
+def test_what_a_library_does_after_the_script_has_ended_is_no_failure_of_it() -> None:
+    run = emulate(emulation("wrong.py", "aborts after its end", world_size=4, quiet=True))
+    assert run.ranks
 
 
 @pytest.mark.slow

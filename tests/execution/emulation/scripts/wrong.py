@@ -1,9 +1,13 @@
 """What must not hang: `wrong.py CASE`."""
 
+import atexit
+import os
 import sys
 import time
 
 case = sys.argv[1]
+if case == "aborts after its end":
+    atexit.register(os.abort)  # handlers run in reverse: after what the rank notes has been written
 if case == "no group":
     sys.exit(0)
 
@@ -33,3 +37,6 @@ elif case == "calls":
 elif case == "raises":
     dist.barrier()
     raise ValueError("no data")
+elif case == "aborts":
+    dist.barrier()
+    os.abort()
