@@ -22,9 +22,10 @@ def population_card(fit: PopulationFit) -> str:
         "cents of the time. What it is for: the step time of a site of which no run is known, its interval, and where "
         "a user's own runs start from. What it is not: a statement about any single source; sources of one team are "
         "left out together.",
-        "## What events take beyond the physics\n\nThe median site, by framework and architecture; empty words stand "
-        "for all. The last column: half-width of the 90 % interval of one site's factor, averaged over the classes.\n\n"
-        + _table(("framework", "architecture", *CLASSES, "site"), (_factors(name, one) for name, one in of.items())),
+        "## What events take beyond the physics\n\nThe median site of all, of a framework on any architecture, and of "
+        "an architecture under any framework; of both, their logs add, less that of all. The last column: half-width "
+        "of the 90 % interval of one site's factor, averaged over the classes.\n\n"
+        + _table(("median site of", *CLASSES, "site"), (_factors(name, of[name]) for name in _not_both(of))),
         "## How far apart\n\n"
         "Standard deviations by level, of a factor that all classes share and of a class's own.\n\n"
         + _table(
@@ -68,12 +69,17 @@ def population_card(fit: PopulationFit) -> str:
     return "\n\n".join(sections) + "\n"
 
 
+def _not_both(names: Iterable[str]) -> list[str]:
+    """All, then those of a framework alone, then those of an architecture alone."""
+    alone = (name for name in names if name.startswith("|") or name.endswith("|"))
+    return sorted(alone, key=lambda name: (name != "|", name.startswith("|"), name))
+
+
 def _factors(name: str, one: dict[str, Any]) -> tuple[str, ...]:
-    framework, _, architecture = name.partition("|")
     size = len(CLASSES)
     at = [i * (i + 3) // 2 for i in range(size)]
     half = GAUSS_90 * float(np.sqrt(np.array(one["covariance"])[at]).mean())
-    return framework, architecture, *(_signed(log) for log in one["mean"]), f"±{_percent(half)}"
+    return name.strip("|") or "all", *(_signed(log) for log in one["mean"]), f"±{_percent(half)}"
 
 
 def _sources(fit: PopulationFit) -> Iterable[tuple[str, ...]]:
