@@ -1,6 +1,6 @@
 """Training frameworks: what the software does with a model, a job and a layout, and what it can run."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from math import exp, log, sqrt
@@ -43,8 +43,13 @@ _JOB_DEFAULTS: Final = (
     "eager_kernels", "keep_gathered", "half_gradients", "all_reduce_gradients", "whole_gradients_in_pipelines",
     "repeated_keys", "masked_head", "weighted_experts", "expert_dispatcher",
 )  # fmt: skip
-_OF_EXPERTS: Final = ("weighted_experts", "expert_dispatcher")
-"""Of these, what means nothing for a model without experts."""
+_OF_SOME_MODELS: Final[Mapping[str, Callable[[Transformer], bool]]] = {
+    "repeated_keys": lambda model: model.kv_heads < model.heads,
+    "masked_head": lambda model: model.pooler_and_mlm_head,
+    "weighted_experts": lambda model: model.experts is not None,
+    "expert_dispatcher": lambda model: model.experts is not None,
+}
+"""Of these, what means something for some transformers alone, and for which."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,7 +382,7 @@ class Framework(Stated):
         if usual["fp8_recipe"] == "mxfp8" and not device.scales_blocks:
             usual["fp8_recipe"] = "current"
         filled = {name: value for name, value in usual.items() if name not in said}
-        idle = () if isinstance(model, Transformer) and model.experts else _OF_EXPERTS
+        idle = {n for n, means in _OF_SOME_MODELS.items() if not (isinstance(model, Transformer) and means(model))}
         told = {n: value for n, value in filled.items() if n not in idle and value != getattr(plain, n)}
         assumed = self._assumed(told, "job")
         return replace(plain, **filled, assumed=(*plain.assumed, assumed) if assumed else plain.assumed)

@@ -120,6 +120,18 @@ def test_job_defaults_follow_the_element_type() -> None:
     assert catalog.framework("maxtext").job_defaults("fp32")["grad_dtype"] == "fp32"
 
 
+def test_what_means_nothing_for_a_model_is_not_said_of_it() -> None:
+    def said(framework: str, model: str) -> str:
+        job = catalog.framework(framework).job(catalog.model(model), catalog.device("a100-sxm4-80gb"), global_batch=8)
+        return " ".join(job.assumed)
+
+    assert "masked_head" in said("tensorflow", "bert-large")
+    assert "masked_head" not in said("tensorflow", "gpt3-175b")
+    assert "repeated_keys" in said("torchtitan@2024", "llama3-8b")
+    assert "repeated_keys" not in said("torchtitan@2024", "llama2-7b")  # a key for every query as it is
+    assert "weighted_experts" not in said("nemo@2025", "llama3-8b")
+
+
 def test_what_a_framework_cannot_run_is_named() -> None:
     core = catalog.framework("megatron-core@2025")
     assert core.cannot_run(Layout(tp=8, pp=4, dp=4, zero=1, vpp=2)) == ()
