@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,10 +10,12 @@ import numpy as np
 import pandas as pd
 
 from perfmodel.cost import CollectiveModel, EventTimes, KernelModel
+from perfmodel.ingest import clean_collectives
 from perfmodel.ingest.tables import read_table, table_kind, write_table
 from perfmodel.validation._report import ValidationReport, errors
 
 SKIPPED: Final = "skipped: "
+_DOUBTFUL: Final = "marked by its table: a defect (check), or a test that is counted already (in_place)"
 
 
 def validate_kernels(
@@ -20,7 +23,8 @@ def validate_kernels(
 ) -> ValidationReport:
     """Predict every row of measurement tables and compare with what was measured.
 
-    Kernels and collectives may be mixed. Rows that cannot be predicted are counted by reason.
+    Kernels and collectives may be mixed. Rows that cannot be predicted are counted by reason, and so are collectives
+    that their table marks as wrong (`check`) or that count a test once more (`in_place`): nothing is fitted to them.
 
     Args:
         calibration: directory made by `perfmodel fit`; the shipped one for `None` or `"default"`.
@@ -52,7 +56,11 @@ def validate_kernels(
 
 def predicted_times(table: pd.DataFrame, kind: str, calibration: Path | str | None) -> EventTimes:
     """Times of a checked table's rows; NaN and `skipped: reason` where they cannot be priced."""
-    return (KernelModel if kind == "compute" else CollectiveModel).load(calibration).table_times(table)
+    if kind == "compute":
+        return KernelModel.load(calibration).table_times(table)
+    times, doubtful = CollectiveModel.load(calibration).table_times(table), clean_collectives(table)["doubtful"]
+    told = zip(doubtful, times.provenance, strict=True)
+    return replace(times, provenance=tuple(SKIPPED + _DOUBTFUL if off else word for off, word in told))
 
 
 def _frame(file: Path, times: EventTimes) -> pd.DataFrame:

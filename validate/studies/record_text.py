@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
+from studies.not_blind import NOT_BLIND
+
 from perfmodel.validation import MOST_TERM_ROWS as MOST_ROWS
 
 FIGURES = ("n", "median_ape", "mean_ape", "p90_ape", "bias", "spearman", "coverage_90", "width_90")
@@ -20,37 +22,13 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any] | None, live: di
     sources = record["sources"]
     parts = [
         "# Predicted against measured",
-        "Made by `make validate`. What is fitted to published runs (`perfmodel fit --sites`: how much longer "
-        "products take on devices whose power nobody measured, how far apart ranks meet, spread of peak memory, and "
-        "what sites add by framework and device, with their spread) leaves out the source that it is held against "
-        "and those of its team; nothing else knows sources. Every run is predicted as `perfmodel predict "
-        "--framework` predicts what its row says; `generic` is the same without the framework. Not blind: facts of "
-        "frameworks (`perfmodel catalog frameworks`) were looked up with residuals in view; what nanotron keeps, "
-        "copies, reduces and launches was read off its source, and the host time per operator rests on operators "
-        "counted there; the latency of EFA per rank was read off collectives of the playbook's own cluster, and so "
-        "were rate and contention of Omni-Path, from all-reduces on BLOOM's; that what a row leaves open is taken "
-        "as it is fastest was chosen over the median with results in view. So were: that nanotron's pipelines check "
-        "every collective; facts of memory (frozen 8-bit weights, gradients of Megatron-DeepSpeed, communicators, "
-        "that BigScience read its first node's memory); that the chance to fit counts what the allocator loses; "
-        "what the recipes of Megatron-Bridge set, by release; the operators of latent attention; that hosts go on "
-        "while collectives wait, and how many multiprocessors collectives hold, inside a node as between nodes; that "
-        "no remainder beside the power limit is kept for Blackwell, and that its energy per FLOP is the mean of four "
-        "sources of kernels, SimuMax's among them, and falls with less than the square of the clock; that "
-        "the Llama 3 paper's FSDP is read as ZeRO 2; that NeMo and Megatron-Bridge hide tensor-parallel "
-        "collectives, that Pax shards weights and recomputes repeated layers alone, that InternEvo all-reduces "
-        "gradients and its attention is of before FlashAttention-2; the element type of gradients of Megatron-LM in "
-        "fp16, of torch's FSDP and of llm-foundry; that OneFlow's collectives share the kernels' stream with "
-        "tensor parallelism; that heads of BERT see masked tokens alone outside PyTorch; which of "
-        "TensorFlow's operators are not fused; the host's time per expert of grouped products; that rows whose recipe "
-        "says so attend in 8 bits; the element type in which Transformer Engine adds up partial attention, and that an "
-        "adapter's input is gathered in 16 bits; that CUDA graphs are open where a row says nothing of its launch; "
-        "what Habana's fork of Megatron-DeepSpeed sets, and that Gaudi 2's products reach what a search found; "
-        "that servers' attention also fills caches and training's does not, and how long FlashAttention-2 takes, by "
-        "its authors' figures (on runs outside the record); that convolutions may beat the nominal rate; how a site's "
-        "known runs are weighed was chosen with all sources' errors in view; that `FSDP+DP` leaves open over how many "
-        "ranks weights are sharded; and "
-        "that of what a row leaves open those count that more likely than not fit. Errors are relative to the "
-        "measured time; width: the interval's upper end over its lower, the median of the runs.",
+        "Made by `make validate`. Every run is predicted as `perfmodel predict --framework` predicts what its row "
+        "says; `generic` is the same without the framework. What is fitted to published runs (`perfmodel fit "
+        "--sites`: how much longer products take on devices whose power nobody measured, how far apart ranks meet, "
+        "spread of peak memory, and what sites add by framework and device, with their spread) leaves out the "
+        "source that it is held against and those of its team; nothing else knows sources. What was looked up with "
+        "results in view is listed at the end. Errors are relative to the measured time; width: the interval's "
+        "upper end over its lower, the median of the runs.",
         "## Step time of published runs",
         _steps(record),
         "## Means over sources",
@@ -90,6 +68,11 @@ def record_text(record: dict[str, Any], kernels: dict[str, Any] | None, live: di
         _table(("why", "rows"), ((reason, f"{count:,}") for reason, count in record["skipped"].items())),
         "## Live runs and papers' tables",
         _live(live),
+        "## Not blind",
+        "None of this is a constant fitted to these runs: facts of frameworks (`perfmodel catalog frameworks`), of "
+        "devices and of how rows are to be read. But they were looked up, or chosen, with these runs' errors in view, "
+        "so that the errors above flatter the model.",
+        "\n".join(f"- {subject}: {'; '.join(facts)}." for subject, facts in NOT_BLIND.items()),
     ]
     if kernels is not None:
         rows = [(f"{family}, {device}", f) for family, d in kernels["families"].items() for device, f in d.items()]

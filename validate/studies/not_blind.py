@@ -1,0 +1,61 @@
+"""What was looked up or chosen with the errors of published runs in view, by what it is a fact of."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+NOT_BLIND: Final[Mapping[str, Sequence[str]]] = {
+    "nanotron": (
+        "what it keeps, copies, reduces and launches, and the host time per operator, by operators counted in it",
+        "its pipelines check every collective",
+    ),
+    "NeMo, Megatron-Bridge, Transformer Engine": (
+        "they hide tensor-parallel collectives",
+        "what recipes set, by release, and that NeMo of 2023 shards optimizer states",
+        "rows whose recipe says so attend in 8 bits",
+        "the element type in which partial attention is added up, and that an adapter's input is gathered in 16 bits",
+        "host time per expert of grouped products",
+    ),
+    "Megatron-LM, Megatron-DeepSpeed, DeepSpeed": (
+        "element type of gradients in fp16",
+        "what Habana's fork sets",
+        "gradients that Megatron-DeepSpeed keeps",
+    ),
+    "other frameworks": (
+        "Pax shards weights and recomputes repeated layers alone",
+        "InternEvo all-reduces gradients, and its attention is of before FlashAttention-2",
+        "element type of gradients of torch's FSDP and of llm-foundry",
+        "OneFlow's collectives share the kernels' stream with tensor parallelism",
+        "heads of BERT see masked tokens alone outside PyTorch",
+        "which of TensorFlow's operators are not fused",
+    ),
+    "kernels": (
+        "operators of latent attention",
+        "servers' attention also fills caches and training's does not",
+        "FlashAttention-2 takes what its authors published (seen on runs outside the record)",
+        "convolutions may beat the nominal rate",
+        "Gaudi 2's products reach what a search found",
+    ),
+    "power": (
+        "no remainder beside the power limit is kept for Blackwell",
+        "its energy per FLOP is the mean of four sources of kernels, SimuMax's among them, and falls with less than "
+        "the square of the clock",
+    ),
+    "networks and hosts": (
+        "latency of EFA per rank, from collectives of the playbook's own cluster",
+        "rate and contention of Omni-Path, from all-reduces on BLOOM's",
+        "hosts go on while collectives wait",
+        "how many multiprocessors collectives hold, inside a node as between nodes",
+    ),
+    "memory": (
+        "frozen 8-bit weights, and communicators",
+        "BigScience read its first node's memory",
+        "the chance to fit counts what the allocator loses",
+    ),
+    "how rows are read": (
+        "what a row leaves open is taken as it is fastest, of what more likely than not fits",
+        "CUDA graphs are open where a row says nothing of its launch",
+        "the Llama 3 paper's FSDP is ZeRO 2",
+        "`FSDP+DP` leaves open over how many ranks weights are sharded",
+    ),
+    "sites": ("how known runs of a site are weighed was chosen with all sources' errors in view",),
+}
