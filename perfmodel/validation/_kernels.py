@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,21 +14,25 @@ from perfmodel.ingest.tables import read_table, table_kind, write_table
 from perfmodel.validation._report import ValidationReport, errors
 
 SKIPPED: Final = "skipped: "
-_DOUBTFUL: Final = "marked by its table: a defect (check), or a test that is counted already (in_place)"
 
 
 def validate_kernels(
-    files: Sequence[Path | str], calibration: Path | str | None = None, out: Path | str | None = None
+    files: Sequence[Path | str],
+    calibration: Path | str | None = None,
+    out: Path | str | None = None,
+    *,
+    marked: bool = True,
 ) -> ValidationReport:
     """Predict every row of measurement tables and compare with what was measured.
 
-    Kernels and collectives may be mixed. Rows that cannot be predicted are counted by reason, and so are collectives
-    that their table marks as wrong (`check`) or that count a test once more (`in_place`): nothing is fitted to them.
+    Kernels and collectives may be mixed. Rows that cannot be predicted are counted by reason.
 
     Args:
         calibration: directory made by `perfmodel fit`; the shipped one for `None` or `"default"`.
         out: file for one prediction per row (csv, csv.gz or parquet): `file`, `row` (0-based),
             `predicted_time_us`, `lo_us`, `hi_us`, `provenance`, `skipped_reason`.
+        marked: with the collectives that their table marks as wrong (`check`) or that count a test once more
+            (`in_place`); nothing is fitted to them.
 
     Returns:
         `families`: op family or collective -> device -> `n`, `median_ape`, `mean_ape`, `p90_ape`,
@@ -44,6 +47,8 @@ def validate_kernels(
     for file in files:
         table = read_table(file)
         kind = table_kind(table, file)
+        if kind == "collective" and not marked:
+            table = table[~clean_collectives(table)["doubtful"].to_numpy(bool)].reset_index(drop=True)
         times = predicted_times(table, kind, calibration)
         family = table["collective"] if kind == "collective" else table["op_family"]
         measured.append(pd.DataFrame({"family": family, "device": table["device"], "time_us": table["time_us"]}))
@@ -56,11 +61,7 @@ def validate_kernels(
 
 def predicted_times(table: pd.DataFrame, kind: str, calibration: Path | str | None) -> EventTimes:
     """Times of a checked table's rows; NaN and `skipped: reason` where they cannot be priced."""
-    if kind == "compute":
-        return KernelModel.load(calibration).table_times(table)
-    times, doubtful = CollectiveModel.load(calibration).table_times(table), clean_collectives(table)["doubtful"]
-    told = zip(doubtful, times.provenance, strict=True)
-    return replace(times, provenance=tuple(SKIPPED + _DOUBTFUL if off else word for off, word in told))
+    return (KernelModel if kind == "compute" else CollectiveModel).load(calibration).table_times(table)
 
 
 def _frame(file: Path, times: EventTimes) -> pd.DataFrame:

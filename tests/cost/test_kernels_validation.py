@@ -47,16 +47,15 @@ def test_rows_that_cannot_be_priced_are_counted(tmp_path: Path) -> None:
     assert predictions["skipped_reason"].notna().sum() == 8
 
 
-def test_collectives_that_their_table_marks_are_counted_apart(tmp_path: Path) -> None:
+def test_collectives_that_their_table_marks_count_or_not(tmp_path: Path) -> None:
     rows = pd.DataFrame({
         "source": "lab", "device": "H100", "collective": "all_reduce", "num_ranks": 8, "num_nodes": 1,
         "interconnect": "NVLink4", "bytes": 1 << 26, "time_us": 400.0, "check": ["", "degraded_fabric", ""],
         "in_place": [0, 0, 1],
     })  # fmt: skip
     rows.to_csv(tmp_path / "nccl.csv", index=False)
-    report = validate_kernels([tmp_path / "nccl.csv"])
-    assert report["families"]["all_reduce"]["all"]["n"] == 1
-    assert [*report["skipped"].values()] == [2]
+    n = [validate_kernels([tmp_path / "nccl.csv"], marked=marked)["all"]["n"] for marked in (True, False)]
+    assert n == [3, 1]
 
 
 @pytest.mark.parametrize("change", [{"time_us": [np.nan, 1.0]}, {"time_us": [-1.0, 1.0]}, {"time_us": ["fast", 1.0]}])
