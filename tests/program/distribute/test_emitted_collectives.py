@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from distribute_cases import program
 
-from perfmodel.errors import LayoutError
+from perfmodel.errors import LayoutError, PerfModelError
 from perfmodel.execution import execute, random_inputs
 from perfmodel.program.distribute import Degrees, data_parallel, distribute, expert_parallel, tensor_parallel
 from perfmodel.program.ir import OPS, Program, live_memory, parse_function, undistributed, work
@@ -45,6 +45,32 @@ def test_tensor_parallel_blocks_have_megatron_s_two_all_reduces_each_way() -> No
     assert forward == {"all_reduce": 1 + 2 * LAYERS + 3}
     # 2 per block and the head's
     assert backward == {"all_reduce": 2 * LAYERS + 1}
+
+
+@pytest.mark.parametrize(("blocks", "backward"), [("one_norm", 1), ("two_norms", 2)])
+def test_sub_layers_side_by_side_are_reduced_once(blocks: str, backward: int) -> None:
+    """Results of both once; their input's gradient once, or once for each norm between."""
+    size = replace(SIZE, parallel_blocks=blocks)
+    step = training_step(transformer_loss(size, 4))
+    plain, scattered = tensor_parallel(step, 2), tensor_parallel(step, 2, sequence_parallel=True)
+    assert collectives(plain, "forward") == {"all_reduce": 1 + LAYERS + 3}
+    assert collectives(plain, "backward") == {"all_reduce": backward * LAYERS + 1}
+    inference = tensor_parallel(transformer_inference(size, 4), 2, sequence_parallel=True)
+    assert collectives(inference) == {"reduce_scatter": 1 + LAYERS, "all_gather": backward * LAYERS + 1}
+    assert work(scattered.function).flops.sum() <= work(plain.function).flops.sum()
+
+
+def test_a_shared_norm_has_one_gain_and_shift() -> None:
+    for blocks in ("none", "one_norm", "two_norms"):
+        size = replace(SIZE, parallel_blocks=blocks)
+        held = sum(parameter_bytes(transformer_inference(size, 1), "parameter")) // 4
+        assert held == size.n_parameters
+        assert held == SIZE.n_parameters - (2 * 16 * LAYERS if blocks == "one_norm" else 0)
+
+
+def test_experts_are_not_put_beside_attention() -> None:
+    with pytest.raises(PerfModelError, match="dense layers"):
+        replace(SIZE, experts=4, parallel_blocks="one_norm")
 
 
 def test_sequence_parallelism_turns_all_reduces_into_pairs_of_the_same_volume() -> None:
