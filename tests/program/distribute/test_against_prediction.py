@@ -376,9 +376,7 @@ def test_as_many_micro_batches_are_in_flight(layout: Layout) -> None:
 @pytest.mark.parametrize("blocks", ["none", *PARALLEL])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize(("tp", "sequence_parallel"), [(1, False), (2, False), (2, True)])
-def test_a_micro_batch_leaves_the_same_behind(
-    tp: int, sequence_parallel: bool, recompute: str, blocks: Blocks
-) -> None:
+def test_a_micro_batch_leaves_the_same_behind(tp: int, sequence_parallel: bool, recompute: str, blocks: Blocks) -> None:
     """On a rank without embedding and head: what a forward pass makes and a backward pass uses."""
     layout = Layout(tp=tp, pp=4, sequence_parallel=sequence_parallel, recompute=recompute)  # pyright: ignore[reportArgumentType]
     _, bundle = composed(layout, model=with_blocks(blocks))
