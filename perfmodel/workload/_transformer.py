@@ -25,7 +25,7 @@ Blocks = tuple[tuple[BlockOps, int], ...]
 
 
 WEIGHTS_OF_A_LAYER = 6
-"""Tensors of a layer whose gradients are added up apart: four products and two norms (a shared one apart)."""
+"""Tensors of a layer whose gradients are added up apart: four products and two norms (or a shared one)."""
 
 
 def transformer_blocks(model: Transformer, job: Job, shard: Shard) -> Blocks:

@@ -15,10 +15,12 @@ from perfmodel.program.ir.models import (
     Adam,
     TransformerSize,
     mlp,
+    model_program,
     training_step,
     transformer_inference,
     transformer_loss,
 )
+from perfmodel.spec import Transformer
 
 LAYERS = 4
 SIZE = TransformerSize(layers=LAYERS, hidden=16, heads=4, vocab=16, seq_len=8)
@@ -66,6 +68,17 @@ def test_a_shared_norm_has_one_gain_and_shift() -> None:
         held = sum(parameter_bytes(transformer_inference(size, 1), "parameter")) // 4
         assert held == size.n_parameters
         assert held == SIZE.n_parameters - (2 * 16 * LAYERS if blocks == "one_norm" else 0)
+
+
+def test_a_model_of_the_catalog_keeps_how_its_sub_layers_follow_one_another() -> None:
+    gpt = Transformer(
+        name="gpt", layers=LAYERS, hidden=16, heads=4, kv_heads=4, head_dim=4, ffn_hidden=64, vocab=16, seq_len=8
+    )
+    for blocks, norms in (("none", 2), ("one_norm", 1), ("two_norms", 2)):
+        step = model_program(replace(gpt, parallel_blocks=blocks), 4, mode="inference")
+        assert sum(i.op == "layer_norm" for i in step.function.instructions) == norms * LAYERS + 1
+        reduced = collectives(tensor_parallel(step, 2))["all_reduce"]
+        assert reduced == 1 + (2 if blocks == "none" else 1) * LAYERS
 
 
 def test_experts_are_not_put_beside_attention() -> None:
